@@ -1,0 +1,24 @@
+//! A disk, real or imagined, and what it promises.
+//!
+//! ```text
+//!   ext, objects
+//!      │ trait Disk: read · submit(group, after) · wait
+//!   view (offset, partition) · faults · recorder      stack in any order
+//!      │
+//!   file or block device (O_DIRECT, io_uring | pread) · memory
+//! ```
+//!
+//! Law 1: a device changes only by groups; a group carries its blocks in and the
+//! ticket is all that comes out.
+//! Law 2: a refused read or group gives its blocks back.
+//! Law 3: `submit` orders, only `wait` flushes.
+//!
+//! This crate does not know what a file system is.
+
+mod disk;
+mod memory;
+mod pending;
+
+pub use disk::*;
+pub use memory::MemoryDisk;
+pub use pending::{Pending, Promise, pending};

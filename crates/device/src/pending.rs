@@ -1,0 +1,117 @@
+//! An answer that is there already or comes later.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+/// Waits for the value that a [`Promise`] will keep.
+#[derive(Debug)]
+#[must_use = "the answer of a disk is lost if nobody waits for it"]
+pub struct Pending<T>(State<T>);
+
+#[derive(Debug)]
+enum State<T> {
+    Ready(T),
+    Later(Arc<Slot<T>>),
+}
+
+#[derive(Debug)]
+struct Slot<T> {
+    value: Mutex<Kept<T>>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+enum Kept<T> {
+    NotYet,
+    Value(T),
+    Broken,
+}
+
+/// Gives its [`Pending`] a value, exactly once; dropped without one, it says so.
+#[derive(Debug)]
+pub struct Promise<T>(Arc<Slot<T>>);
+
+/// A promise and the end that waits for it.
+pub fn pending<T>() -> (Promise<T>, Pending<T>) {
+    let slot = Arc::new(Slot { value: Mutex::new(Kept::NotYet), changed: Condvar::new() });
+    (Promise(slot.clone()), Pending(State::Later(slot)))
+}
+
+impl<T> Pending<T> {
+    /// An answer that needs no waiting.
+    pub fn ready(value: T) -> Self {
+        Self(State::Ready(value))
+    }
+
+    /// Whether [`Pending::wait`] would return at once.
+    pub fn is_ready(&self) -> bool {
+        match &self.0 {
+            State::Ready(_) => true,
+            State::Later(slot) => {
+                !matches!(*slot.value.lock().unwrap_or_else(PoisonError::into_inner), Kept::NotYet)
+            }
+        }
+    }
+
+    /// Waits for the value; `None` if its maker died without giving one.
+    pub fn wait(self) -> Option<T> {
+        let slot = match self.0 {
+            State::Ready(value) => return Some(value),
+            State::Later(slot) => slot,
+        };
+        let mut kept = slot.value.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match std::mem::replace(&mut *kept, Kept::NotYet) {
+                Kept::Value(value) => return Some(value),
+                Kept::Broken => return None,
+                Kept::NotYet => {
+                    kept = slot.changed.wait(kept).unwrap_or_else(PoisonError::into_inner);
+                }
+            }
+        }
+    }
+}
+
+impl<T> Promise<T> {
+    /// Keeps the promise.
+    pub fn keep(self, value: T) {
+        self.put(Kept::Value(value));
+    }
+
+    fn put(&self, what: Kept<T>) {
+        let mut kept = self.0.value.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(*kept, Kept::NotYet) {
+            *kept = what;
+            self.0.changed.notify_all();
+        }
+    }
+}
+
+impl<T> Drop for Promise<T> {
+    fn drop(&mut self) {
+        // After `keep` the waiter may have taken the value already; a late `Broken`
+        // then lands in a slot that nobody looks at any more.
+        self.put(Kept::Broken);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kept_promise_arrives() {
+        let (promise, pending) = pending();
+        assert!(!pending.is_ready());
+        let giver = std::thread::spawn(move || promise.keep(7));
+        assert_eq!(pending.wait(), Some(7));
+        giver.join().unwrap();
+    }
+
+    #[test]
+    fn a_broken_promise_is_told() {
+        let (promise, pending) = pending::<u8>();
+        drop(promise);
+        assert!(pending.is_ready());
+        assert_eq!(pending.wait(), None);
+    }
+}

@@ -1,0 +1,5 @@
+//! The contracts, and the plain data their messages carry.
+
+mod types;
+
+pub use types::*;

@@ -1,0 +1,290 @@
+//! Plain data in messages: nothing here owns memory or points anywhere.
+
+use std::fmt;
+
+/// An object of a volume: for ext its inode number. Zero is never a node.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Node(pub u64);
+
+impl Node {
+    /// What a volume calls its root directory, whatever its own number is.
+    pub const ROOT: Node = Node(1);
+}
+
+/// What kind of object a node is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u32)]
+pub enum Kind {
+    /// A regular file.
+    File = 1,
+    /// A directory.
+    Directory = 2,
+    /// A character device.
+    CharDevice = 3,
+    /// A block device.
+    BlockDevice = 4,
+    /// A named pipe.
+    Fifo = 5,
+    /// A Unix socket.
+    Socket = 6,
+    /// A symbolic link.
+    Symlink = 7,
+}
+
+impl Kind {
+    /// The file type bits of `st_mode` for this kind.
+    pub const fn mode_bits(self) -> u32 {
+        match self {
+            Kind::Fifo => 0o010000,
+            Kind::CharDevice => 0o020000,
+            Kind::Directory => 0o040000,
+            Kind::BlockDevice => 0o060000,
+            Kind::File => 0o100000,
+            Kind::Symlink => 0o120000,
+            Kind::Socket => 0o140000,
+        }
+    }
+
+    /// The kind that the file type bits of `mode` name.
+    pub const fn from_mode(mode: u32) -> Option<Self> {
+        Some(match mode & 0o170000 {
+            0o010000 => Kind::Fifo,
+            0o020000 => Kind::CharDevice,
+            0o040000 => Kind::Directory,
+            0o060000 => Kind::BlockDevice,
+            0o100000 => Kind::File,
+            0o120000 => Kind::Symlink,
+            0o140000 => Kind::Socket,
+            _ => return None,
+        })
+    }
+}
+
+/// A point in time: seconds since 1970 and nanoseconds within the second.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Time {
+    /// Seconds since 1970-01-01 00:00 UTC; negative before it.
+    pub seconds: i64,
+    /// 0 to 999,999,999.
+    pub nanoseconds: u32,
+}
+
+/// What `stat` tells of a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Attributes {
+    /// The node these are of.
+    pub node: Node,
+    /// Changes when the node's number is used again for another object.
+    pub generation: u32,
+    /// Kind; agrees with the type bits of `mode`.
+    pub kind: Kind,
+    /// `st_mode`: type, setuid, setgid, sticky and permission bits.
+    pub mode: u32,
+    /// Hard links.
+    pub links: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number of a device node, major and minor.
+    pub device: (u32, u32),
+    /// Length in bytes.
+    pub size_bytes: u64,
+    /// Space used, in units of 512 bytes.
+    pub blocks_512: u64,
+    /// Preferred I/O size in bytes.
+    pub block_size_bytes: u32,
+    /// Inode flags as `lsattr` shows them (`FS_*_FL`).
+    pub flags: u32,
+    /// No extended attribute exists, so none needs to be asked for.
+    pub no_xattrs: bool,
+    /// Last access.
+    pub accessed: Time,
+    /// Last change of the contents.
+    pub modified: Time,
+    /// Last change of the inode.
+    pub changed: Time,
+    /// Creation, where the volume records it.
+    pub created: Option<Time>,
+}
+
+/// One name of a path: 1 to 255 bytes, none of them `/` or NUL.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Name {
+    len: u8,
+    bytes: [u8; 255],
+}
+
+impl Name {
+    /// Longest name, in bytes.
+    pub const MAX_BYTES: usize = 255;
+
+    /// Takes `name` if it is one.
+    ///
+    /// # Errors
+    /// [`Refusal::NameTooLong`] above 255 bytes, [`Refusal::Invalid`] when empty or
+    /// holding `/` or NUL.
+    pub fn new(name: &[u8]) -> Result<Self, Refusal> {
+        if name.len() > Self::MAX_BYTES {
+            return Err(Refusal::NameTooLong);
+        }
+        if name.is_empty() || name.iter().any(|b| matches!(b, 0 | b'/')) {
+            return Err(Refusal::Invalid);
+        }
+        let mut bytes = [0; 255];
+        bytes[..name.len()].copy_from_slice(name);
+        // At most 255, checked above.
+        Ok(Self { len: name.len() as u8, bytes })
+    }
+
+    /// The bytes of the name.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Name({})", self.as_bytes().escape_ascii())
+    }
+}
+
+/// Why a service refused. One place maps it to an errno: [`Refusal::errno`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
+#[repr(u32)]
+pub enum Refusal {
+    /// No such name or node.
+    #[error("no such file or directory")]
+    NotFound = 1,
+    /// A directory was needed.
+    #[error("not a directory")]
+    NotADirectory = 2,
+    /// Something other than a directory was needed.
+    #[error("is a directory")]
+    IsADirectory = 3,
+    /// The service does not do this.
+    #[error("operation not supported")]
+    NotSupported = 4,
+    /// The volume is mounted read-only.
+    #[error("read-only file system")]
+    ReadOnly = 5,
+    /// What the disk holds is damaged there.
+    #[error("structure needs cleaning")]
+    Corrupt = 6,
+    /// The device failed.
+    #[error("input/output error")]
+    Io = 7,
+    /// The request makes no sense.
+    #[error("invalid argument")]
+    Invalid = 8,
+    /// A name of more than 255 bytes.
+    #[error("file name too long")]
+    NameTooLong = 9,
+    /// No such extended attribute.
+    #[error("no data available")]
+    NoAttribute = 10,
+    /// The answer does not fit the buffer.
+    #[error("numerical result out of range")]
+    BufferTooSmall = 11,
+    /// Not allowed.
+    #[error("permission denied")]
+    Denied = 12,
+    /// The volume or mount point is in use.
+    #[error("device or resource busy")]
+    Busy = 13,
+    /// More symbolic links than may be followed.
+    #[error("too many levels of symbolic links")]
+    TooManyLinks = 14,
+    /// The service is gone.
+    #[error("transport endpoint is not connected")]
+    Gone = 15,
+    /// The name is there already.
+    #[error("file exists")]
+    Exists = 16,
+    /// A directory that still holds names.
+    #[error("directory not empty")]
+    NotEmpty = 17,
+    /// No space or no inode left.
+    #[error("no space left on device")]
+    NoSpace = 18,
+    /// Beyond the largest size the format can hold.
+    #[error("file too large")]
+    TooLarge = 19,
+    /// Beyond the largest link count the format can hold.
+    #[error("too many links")]
+    LinkLimit = 20,
+    /// A hard link or rename across volumes.
+    #[error("invalid cross-device link")]
+    CrossVolume = 21,
+    /// Too much is asked at once: a quota of the session is used up.
+    #[error("resource temporarily unavailable")]
+    Quota = 22,
+    /// It took longer than the deadline.
+    #[error("timer expired")]
+    Timeout = 23,
+}
+
+impl Refusal {
+    /// Every refusal, in the order of its number.
+    pub const ALL: [Refusal; 23] = [
+        Refusal::NotFound,
+        Refusal::NotADirectory,
+        Refusal::IsADirectory,
+        Refusal::NotSupported,
+        Refusal::ReadOnly,
+        Refusal::Corrupt,
+        Refusal::Io,
+        Refusal::Invalid,
+        Refusal::NameTooLong,
+        Refusal::NoAttribute,
+        Refusal::BufferTooSmall,
+        Refusal::Denied,
+        Refusal::Busy,
+        Refusal::TooManyLinks,
+        Refusal::Gone,
+        Refusal::Exists,
+        Refusal::NotEmpty,
+        Refusal::NoSpace,
+        Refusal::TooLarge,
+        Refusal::LinkLimit,
+        Refusal::CrossVolume,
+        Refusal::Quota,
+        Refusal::Timeout,
+    ];
+
+    /// The refusal with this number.
+    pub fn from_number(number: u32) -> Option<Self> {
+        Self::ALL.get(usize::try_from(number.checked_sub(1)?).ok()?).copied()
+    }
+
+    /// The errno a Linux program sees.
+    pub fn errno(self) -> rustix::io::Errno {
+        use rustix::io::Errno as E;
+        match self {
+            Refusal::NotFound => E::NOENT,
+            Refusal::NotADirectory => E::NOTDIR,
+            Refusal::IsADirectory => E::ISDIR,
+            Refusal::NotSupported => E::OPNOTSUPP,
+            Refusal::ReadOnly => E::ROFS,
+            // EUCLEAN, as the kernel's ext drivers answer.
+            Refusal::Corrupt => E::UCLEAN,
+            Refusal::Io => E::IO,
+            Refusal::Invalid => E::INVAL,
+            Refusal::NameTooLong => E::NAMETOOLONG,
+            Refusal::NoAttribute => E::NODATA,
+            Refusal::BufferTooSmall => E::RANGE,
+            Refusal::Denied => E::ACCESS,
+            Refusal::Busy => E::BUSY,
+            Refusal::TooManyLinks => E::LOOP,
+            Refusal::Gone => E::NOTCONN,
+            Refusal::Exists => E::EXIST,
+            Refusal::NotEmpty => E::NOTEMPTY,
+            Refusal::NoSpace => E::NOSPC,
+            Refusal::TooLarge => E::FBIG,
+            Refusal::LinkLimit => E::MLINK,
+            Refusal::CrossVolume => E::XDEV,
+            Refusal::Quota => E::AGAIN,
+            Refusal::Timeout => E::TIMEDOUT,
+        }
+    }
+}

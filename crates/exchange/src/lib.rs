@@ -1,0 +1,16 @@
+//! What two services may share, and nothing else.
+//!
+//! ```text
+//!   client ── typed end ──▶ channel (thread | process) ──▶ typed end ── server
+//!      │                                                        │
+//!      └──────────── blocks of the exchange heap ───────────────┘
+//! ```
+//!
+//! Law 1: a [`heap::Block`] has one owner, and it comes home.
+//! Law 2: nobody waits for ever.
+//! Law 3: believe nothing a peer can write.
+//!
+//! This crate does not know what a disk, a file system or a kernel protocol is.
+
+pub mod contract;
+pub mod heap;

@@ -1,0 +1,3 @@
+//! The `draconis` command.
+
+fn main() {}
