@@ -15,10 +15,25 @@
 //!
 //! This crate does not know what a file system is.
 
+#![deny(unsafe_code)]
+
+mod ahead;
 mod disk;
+mod fault;
+mod file;
 mod memory;
+mod partition;
 mod pending;
+mod record;
+mod uring;
+mod view;
+mod writer;
 
 pub use disk::*;
+pub use fault::{Fault, FaultDisk, Hits};
+pub use file::{Claim, FileDisk, FileOptions, claim};
 pub use memory::MemoryDisk;
+pub use partition::{Partition, PartitionError, partition, partitions};
 pub use pending::{Pending, Promise, pending};
+pub use record::{Event, RecordDisk};
+pub use view::View;

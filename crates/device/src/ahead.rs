@@ -1,0 +1,179 @@
+//! Reads that nobody waits for yet: queued, and served in disk order.
+//!
+//! The queue is an elevator: the next read is the first at or behind the last one's
+//! end, else the first of the disk. Foreground reads never enter it, they go to the
+//! device in their caller's thread.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use draconis_exchange::heap::Block;
+
+use crate::file::RawFile;
+use crate::uring::Ring;
+use crate::{Extent, Pending, Promise, ReadAnswer, pending};
+
+/// Serves reads ahead of their use.
+#[derive(Debug)]
+pub(crate) enum Ahead {
+    /// Up to a ring's depth in flight.
+    Uring(Ring),
+    /// One thread that reads.
+    Thread(Reader),
+}
+
+impl Ahead {
+    pub(crate) fn start(file: Arc<RawFile>, uring: bool) -> Self {
+        if uring {
+            match Ring::start(file.clone()) {
+                Ok(ring) => return Self::Uring(ring),
+                Err(error) => log::info!("no io_uring here ({error}): a thread reads ahead"),
+            }
+        }
+        Self::Thread(Reader::start(file))
+    }
+
+    pub(crate) fn uses_uring(&self) -> bool {
+        matches!(self, Self::Uring(_))
+    }
+
+    pub(crate) fn read(&self, at: Extent, into: Block) -> Pending<ReadAnswer> {
+        let (promise, answer) = pending();
+        let request = Request { at, into, promise };
+        match self {
+            Self::Uring(ring) => ring.read(request),
+            Self::Thread(reader) => reader.read(request),
+        }
+        answer
+    }
+}
+
+/// One read and where its answer goes.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) at: Extent,
+    pub(crate) into: Block,
+    pub(crate) promise: Promise<ReadAnswer>,
+}
+
+/// Requests in disk order.
+#[derive(Debug, Default)]
+pub(crate) struct Elevator {
+    waiting: BTreeMap<(u64, u64), Request>,
+    arrivals: u64,
+    head_bytes: u64,
+}
+
+impl Elevator {
+    pub(crate) fn push(&mut self, request: Request) {
+        // The arrival number keeps two requests for one place apart.
+        self.arrivals += 1;
+        self.waiting.insert((request.at.start_bytes, self.arrivals), request);
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<Request> {
+        let ahead = self.waiting.range((self.head_bytes, 0)..).next();
+        let key = *ahead.or_else(|| self.waiting.first_key_value())?.0;
+        let request = self.waiting.remove(&key)?;
+        self.head_bytes = request.at.end_bytes().unwrap_or(0);
+        Some(request)
+    }
+}
+
+/// One thread that reads what the elevator says.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    file: Arc<RawFile>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    elevator: Elevator,
+    closing: bool,
+}
+
+impl Reader {
+    fn start(file: Arc<RawFile>) -> Self {
+        let state = Mutex::new(State::default());
+        let shared = Arc::new(Shared { file, state, changed: Condvar::new() });
+        let mine = shared.clone();
+        let thread =
+            std::thread::Builder::new().name("disk-ahead".into()).spawn(move || mine.serve());
+        if let Err(error) = &thread {
+            log::warn!("no thread to read ahead with ({error}): every read is waited for");
+        }
+        Self { shared, thread: thread.ok() }
+    }
+
+    fn read(&self, request: Request) {
+        if self.thread.is_none() {
+            self.shared.answer(request);
+            return;
+        }
+        self.shared.lock().elevator.push(request);
+        self.shared.changed.notify_one();
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.shared.lock().closing = true;
+        self.shared.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn answer(&self, request: Request) {
+        request.promise.keep(self.file.read(request.at, request.into));
+    }
+
+    fn serve(&self) {
+        let mut state = self.lock();
+        // Closing breaks the promises that still wait: nobody can be there to hear them.
+        while !state.closing {
+            match state.elevator.pop() {
+                Some(request) => {
+                    drop(state);
+                    self.answer(request);
+                    state = self.lock();
+                }
+                None => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_elevator_goes_up_and_starts_again() {
+        let mut elevator = Elevator::default();
+        let mut push = |start| {
+            let (promise, _) = pending();
+            let at = Extent::new(start, 10);
+            elevator.push(Request { at, into: Block::private(0), promise });
+        };
+        [50, 10, 90, 10].into_iter().for_each(&mut push);
+        let order: Vec<u64> =
+            std::iter::from_fn(|| elevator.pop()).map(|r| r.at.start_bytes).collect();
+        assert_eq!(order, [10, 50, 90, 10]);
+    }
+}

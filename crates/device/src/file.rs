@@ -1,0 +1,479 @@
+//! A file or block device as a disk.
+//!
+//! ```text
+//!   Now ───────────── pread in the caller's thread (waking another CPU costs more)
+//!   Ahead ── queue in disk order ──┬── io_uring, up to DEPTH reads in flight
+//!                                  └── or one thread that preads
+//!   submit ── writer thread, in order of tickets ── wait: one flush for all waiters
+//! ```
+//!
+//! Law 1: direct I/O where the file takes it; a misaligned end goes through a bounce
+//! buffer, never through the page cache.
+//! Law 2: after one failed write or flush nothing more is written.
+//! Law 3: a read does not see a group before its ticket is done.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use draconis_exchange::heap::{Block, Private};
+use rustix::fs::{FileType, FlockOperation, OFlags, StatxFlags};
+use rustix::io::Errno;
+
+use crate::ahead::Ahead;
+use crate::writer::Writer;
+use crate::{
+    Atomic, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket, Urgency,
+};
+
+/// The sector that every file disk offers, in bytes; smaller than any it has.
+const SECTOR_BYTES: u32 = 512;
+/// Alignment tried for direct I/O where the kernel does not tell one, in bytes.
+const DIRECT_ALIGN_BYTES: u32 = 4096;
+/// Request size from which this machine's disks gain nothing much.
+const BEST_IO_BYTES: u32 = 512 << 10;
+
+/// How to open a file disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FileOptions {
+    /// Open for writing as well, alone: a second user is refused.
+    pub write: bool,
+    /// Bypass the page cache where the file allows it.
+    pub direct: bool,
+    /// Use io_uring for reads ahead where the system allows it. A sandboxed process
+    /// must not: its filter cannot see what goes through a ring.
+    pub uring: bool,
+}
+
+/// A file or block device as a disk.
+#[derive(Debug)]
+pub struct FileDisk {
+    file: Arc<RawFile>,
+    properties: Properties,
+    ahead: Ahead,
+    writer: Option<Writer>,
+}
+
+/// The descriptor and how it wants its requests.
+#[derive(Debug)]
+pub(crate) struct RawFile {
+    pub(crate) fd: OwnedFd,
+    /// Offsets, lengths and memory of a request must be multiples of this.
+    pub(crate) align_bytes: u32,
+}
+
+/// Who may use a disk beside us.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Claim {
+    /// Others may read too.
+    Shared,
+    /// Nobody else: what a mount and a writer take.
+    Alone,
+}
+
+/// Claims the file or device for as long as the open file lives.
+///
+/// # Errors
+/// `EWOULDBLOCK` if somebody else holds a claim that does not go with this one.
+pub fn claim(fd: impl std::os::fd::AsFd, how: Claim) -> rustix::io::Result<()> {
+    let operation = match how {
+        Claim::Shared => FlockOperation::NonBlockingLockShared,
+        Claim::Alone => FlockOperation::NonBlockingLockExclusive,
+    };
+    rustix::fs::flock(fd, operation)
+}
+
+impl FileDisk {
+    /// Opens `path` and claims it: alone for writing, shared for reading.
+    ///
+    /// # Errors
+    /// What the system says; [`std::io::ErrorKind::ResourceBusy`] when it is in use.
+    pub fn open(path: &Path, options: FileOptions) -> std::io::Result<Self> {
+        let file = File::options().read(true).write(options.write).open(path)?;
+        let how = if options.write { Claim::Alone } else { Claim::Shared };
+        claim(&file, how).map_err(|errno| match errno {
+            Errno::WOULDBLOCK => std::io::Error::new(
+                std::io::ErrorKind::ResourceBusy,
+                "in use by another mount or tool",
+            ),
+            other => other.into(),
+        })?;
+        Self::from_fd(file.into(), options)
+    }
+
+    /// Uses an open file or device. Claims nothing.
+    ///
+    /// # Errors
+    /// What the system says of the descriptor; [`std::io::ErrorKind::InvalidInput`] if it
+    /// is neither a file nor a block device.
+    pub fn from_fd(fd: OwnedFd, options: FileOptions) -> std::io::Result<Self> {
+        let len_bytes = len_bytes(&fd)?;
+        let align_bytes = if options.direct { go_direct(&fd) } else { 1 };
+        let file = Arc::new(RawFile { fd, align_bytes });
+        let ahead = Ahead::start(file.clone(), options.uring);
+        let writer = options.write.then(|| Writer::start(file.clone()));
+        let properties = Properties {
+            len_bytes: len_bytes - len_bytes % u64::from(SECTOR_BYTES),
+            sector_bytes: SECTOR_BYTES,
+            best_io_bytes: BEST_IO_BYTES,
+            rotational: false,
+            read_only: !options.write,
+            atomic: Atomic::None,
+        };
+        Ok(Self { file, properties, ahead, writer })
+    }
+
+    /// Whether requests bypass the page cache.
+    pub fn is_direct(&self) -> bool {
+        self.file.align_bytes > 1
+    }
+
+    /// Whether reads ahead go through io_uring.
+    pub fn uses_uring(&self) -> bool {
+        self.ahead.uses_uring()
+    }
+}
+
+impl Disk for FileDisk {
+    fn properties(&self) -> Properties {
+        self.properties
+    }
+
+    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
+        if let Err(error) = self.properties.check(at, into.len()) {
+            return Pending::ready(Err(Refused { goods: Some(into), error }));
+        }
+        match urgency {
+            Urgency::Now => Pending::ready(self.file.read(at, into)),
+            Urgency::Ahead => self.ahead.read(at, into),
+        }
+    }
+
+    fn submit(&self, group: Group, after: &[Ticket]) -> Result<Ticket, Refused<Group>> {
+        let refuse = |group, error| Err(Refused { goods: Some(group), error });
+        let Some(writer) = &self.writer else { return refuse(group, Error::ReadOnly) };
+        for write in &group.writes {
+            let extent = Extent::new(write.at_bytes, write.block.len() as u64);
+            if let Err(error) = self.properties.check(extent, write.block.len()) {
+                return refuse(group, error);
+            }
+        }
+        writer.submit(group, after)
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+        self.writer.as_ref().map_or(Err(Error::NoTicket(ticket)), |writer| writer.wait(ticket))
+    }
+}
+
+impl RawFile {
+    /// Reads in the calling thread.
+    pub(crate) fn read(&self, at: Extent, mut into: Block) -> ReadAnswer {
+        let done = match into.bytes_mut().filter(|_| self.aligned(at)) {
+            Some(bytes) => self.read_bytes(at, bytes),
+            None => self.read_bounced(at, &mut into),
+        };
+        match done {
+            Ok(()) => Ok(into),
+            Err(error) => Err(Refused { goods: Some(into), error }),
+        }
+    }
+
+    /// Whether a request for `at` can go to the file as it is.
+    pub(crate) fn aligned(&self, at: Extent) -> bool {
+        let align = u64::from(self.align_bytes);
+        at.start_bytes.is_multiple_of(align) && at.len_bytes.is_multiple_of(align)
+    }
+
+    fn read_bounced(&self, at: Extent, into: &mut Block) -> Result<(), Error> {
+        let (wide, skip) = self.widen(at);
+        let mut bounce = Private::new(wide.len_bytes as usize);
+        // The widened end may lie beyond the end of the file: what counts is that the
+        // bytes asked for came.
+        let got = self.read_up_to(wide, &mut bounce).map_err(|errno| io("read", at, errno))?;
+        let end = skip + at.len_bytes as usize;
+        if got < end {
+            return Err(Error::Short { extent: at, got_bytes: got.saturating_sub(skip) as u64 });
+        }
+        into.copy_in(0, &bounce[skip..end]);
+        Ok(())
+    }
+
+    /// The aligned run around `at`, and where `at` starts in it.
+    fn widen(&self, at: Extent) -> (Extent, usize) {
+        let align = u64::from(self.align_bytes);
+        let start = at.start_bytes - at.start_bytes % align;
+        let skip = at.start_bytes - start;
+        (Extent::new(start, (skip + at.len_bytes).next_multiple_of(align)), skip as usize)
+    }
+
+    fn read_bytes(&self, at: Extent, into: &mut [u8]) -> Result<(), Error> {
+        let got = self.read_up_to(at, into).map_err(|errno| io("read", at, errno))?;
+        if (got as u64) < at.len_bytes {
+            return Err(Error::Short { extent: at, got_bytes: got as u64 });
+        }
+        Ok(())
+    }
+
+    /// Reads until `into` is full or the file ends.
+    fn read_up_to(&self, at: Extent, into: &mut [u8]) -> rustix::io::Result<usize> {
+        let mut got = 0;
+        while got < into.len() {
+            let from = at.start_bytes + got as u64;
+            match rustix::io::pread(&self.fd, &mut into[got..], from) {
+                Ok(0) => break,
+                Ok(n) => got += n,
+                Err(Errno::INTR) => {}
+                // A direct read that stopped at the end of the file leaves us misaligned.
+                Err(Errno::INVAL) if got > 0 => break,
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(got)
+    }
+
+    /// Writes in the calling thread.
+    pub(crate) fn write(&self, at_bytes: u64, block: &Block) -> Result<(), Error> {
+        let extent = Extent::new(at_bytes, block.len() as u64);
+        let written = match block.bytes().filter(|_| self.aligned(extent)) {
+            Some(bytes) => self.write_all(at_bytes, bytes),
+            None => self.write_bounced(extent, block),
+        };
+        written.map_err(|errno| io("write", extent, errno))
+    }
+
+    /// Reads the aligned run around a misaligned write, changes it, writes it back.
+    fn write_bounced(&self, extent: Extent, block: &Block) -> rustix::io::Result<()> {
+        let (wide, skip) = self.widen(extent);
+        let mut bounce = Private::new(wide.len_bytes as usize);
+        if wide != extent {
+            let got = self.read_up_to(wide, &mut bounce)?;
+            if got < bounce.len() {
+                // The file ends inside the run: writing it whole would lengthen the file.
+                return self.write_buffered_tail(extent, block);
+            }
+        }
+        block.copy_out(0, &mut bounce[skip..skip + block.len()]);
+        self.write_all(wide.start_bytes, &bounce)
+    }
+
+    /// Writes the end of a file whose length direct I/O cannot express.
+    fn write_buffered_tail(&self, extent: Extent, block: &Block) -> rustix::io::Result<()> {
+        let mut bytes = vec![0; block.len()];
+        block.copy_out(0, &mut bytes);
+        let flags = rustix::fs::fcntl_getfl(&self.fd)?;
+        rustix::fs::fcntl_setfl(&self.fd, flags - OFlags::DIRECT)?;
+        let written = self.write_all(extent.start_bytes, &bytes);
+        rustix::fs::fcntl_setfl(&self.fd, flags)?;
+        written
+    }
+
+    fn write_all(&self, at_bytes: u64, bytes: &[u8]) -> rustix::io::Result<()> {
+        let mut put = 0;
+        while put < bytes.len() {
+            match rustix::io::pwrite(&self.fd, &bytes[put..], at_bytes + put as u64) {
+                Ok(0) => return Err(Errno::IO),
+                Ok(n) => put += n,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes everything written durable.
+    pub(crate) fn flush(&self) -> Result<(), Error> {
+        rustix::fs::fdatasync(&self.fd).map_err(|errno| io("flush", Extent::new(0, 0), errno))
+    }
+}
+
+pub(crate) fn io(what: &'static str, extent: Extent, errno: Errno) -> Error {
+    Error::Io { what, extent, errno }
+}
+
+fn len_bytes(fd: &OwnedFd) -> std::io::Result<u64> {
+    let stat = rustix::fs::fstat(fd)?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Ok(u64::try_from(stat.st_size).unwrap_or(0)),
+        // A seek tells a device's length without an ioctl a sandbox would have to allow.
+        FileType::BlockDevice => Ok(rustix::fs::seek(fd, rustix::fs::SeekFrom::End(0))?),
+        _ => Err(std::io::Error::new(
+            std::io::ErrorKind::InvalidInput,
+            "neither a file nor a block device",
+        )),
+    }
+}
+
+/// Switches direct I/O on if the file takes it; returns the alignment its requests need.
+fn go_direct(fd: &OwnedFd) -> u32 {
+    match try_direct(fd) {
+        Ok(align_bytes) => align_bytes,
+        Err(errno) => {
+            log::info!("no direct I/O here ({errno}): reads and writes go through the page cache");
+            1
+        }
+    }
+}
+
+fn try_direct(fd: &OwnedFd) -> rustix::io::Result<u32> {
+    let flags = rustix::fs::fcntl_getfl(fd)?;
+    rustix::fs::fcntl_setfl(fd, flags | OFlags::DIRECT)?;
+    let align_bytes = match told_alignment(fd) {
+        // The kernel says that this file does no direct I/O, whatever the flag says.
+        Some(0) => Err(Errno::OPNOTSUPP),
+        Some(told) if told.is_power_of_two() && told <= 1 << 16 => Ok(told),
+        _ => Ok(DIRECT_ALIGN_BYTES),
+    };
+    let mut probe = Private::new(DIRECT_ALIGN_BYTES as usize);
+    let tried = align_bytes.and_then(|align_bytes| {
+        rustix::io::pread(fd, &mut probe[..], 0)?;
+        Ok(align_bytes)
+    });
+    if tried.is_err() {
+        rustix::fs::fcntl_setfl(fd, flags)?;
+    }
+    tried
+}
+
+/// What `statx` tells of direct I/O: memory and offset alignment (Linux 6.1).
+fn told_alignment(fd: &OwnedFd) -> Option<u32> {
+    let flags = rustix::fs::AtFlags::EMPTY_PATH;
+    let told = rustix::fs::statx(fd, c"", flags, StatxFlags::DIOALIGN).ok()?;
+    (told.stx_mask & StatxFlags::DIOALIGN.bits() != 0)
+        .then(|| told.stx_dio_offset_align.max(told.stx_dio_mem_align.min(4096)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+    use crate::Write;
+
+    fn image(len: usize) -> tempfile::NamedTempFile {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        let bytes: Vec<u8> = (0..len).map(|i| (i / 512) as u8).collect();
+        file.write_all(&bytes).unwrap();
+        file
+    }
+
+    fn variants() -> Vec<FileOptions> {
+        let mut all = vec![];
+        for direct in [false, true] {
+            for uring in [false, true] {
+                all.push(FileOptions { write: true, direct, uring });
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn any_whole_sectors_can_be_read_in_every_mode() {
+        // 100,000 is no multiple of any alignment: the last sectors need the bounce.
+        let file = image(100_000);
+        for options in variants() {
+            let disk = FileDisk::open(file.path(), options).unwrap();
+            assert_eq!(disk.properties().len_bytes, 99_840);
+            for (start, len) in [(0, 512), (512, 4096), (4096, 65_536), (98_816, 1024), (0, 99_840)]
+            {
+                for urgency in [Urgency::Now, Urgency::Ahead] {
+                    let block = Block::private(len as usize);
+                    let answer = disk.read(Extent::new(start, len), block, urgency).wait();
+                    let got = answer.unwrap().unwrap().into_private();
+                    assert!(
+                        got.chunks(512).zip((start / 512)..).all(|(s, n)| s == [n as u8; 512]),
+                        "{options:?} {urgency:?} {start} {len}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn many_reads_ahead_all_arrive() {
+        let file = image(1 << 20);
+        for options in variants() {
+            let disk = FileDisk::open(file.path(), options).unwrap();
+            let pending: Vec<_> = (0..512u64)
+                .map(|i| {
+                    let at = Extent::new((i * 37 % 512) * 2048, 2048);
+                    (at, disk.read(at, Block::private(2048), Urgency::Ahead))
+                })
+                .collect();
+            for (at, pending) in pending {
+                let got = pending.wait().unwrap().unwrap().into_private();
+                assert_eq!(got[0], (at.start_bytes / 512) as u8);
+            }
+        }
+    }
+
+    #[test]
+    fn groups_are_written_in_order_and_survive_reopening() {
+        for options in variants() {
+            let file = image(100_000);
+            let disk = FileDisk::open(file.path(), options).unwrap();
+            let write = |at_bytes, byte| {
+                let mut block = Block::private(1024);
+                block.copy_in(0, &[byte; 1024]);
+                Write { at_bytes, block }
+            };
+            let first = Group { writes: vec![write(512, 0xaa), write(98_816, 0xbb)] };
+            let first = disk.submit(first, &[]).unwrap();
+            let second = disk.submit(Group { writes: vec![write(1024, 0xcc)] }, &[first]).unwrap();
+            disk.wait(second).unwrap();
+            disk.wait(first).unwrap();
+            drop(disk);
+            let bytes = std::fs::read(file.path()).unwrap();
+            assert_eq!(bytes.len(), 100_000);
+            assert_eq!((bytes[511], bytes[512], bytes[1024]), (0, 0xaa, 0xcc));
+            assert_eq!((bytes[2047], bytes[2048], bytes[98_816]), (0xcc, 4, 0xbb));
+            assert_eq!((bytes[99_839], bytes[99_840]), (0xbb, 195));
+        }
+    }
+
+    #[test]
+    fn a_refused_request_returns_its_block() {
+        let file = image(4096);
+        let options = FileOptions { write: false, direct: true, uring: false };
+        let disk = FileDisk::open(file.path(), options).unwrap();
+        let refused = disk.read_now(Extent::new(4096, 512), Block::private(512)).unwrap_err();
+        assert_eq!(refused.goods.unwrap().len(), 512);
+        assert!(matches!(refused.error, Error::OutOfRange { .. }));
+        let refused = disk.read_now(Extent::new(1, 512), Block::private(512)).unwrap_err();
+        assert!(matches!(refused.error, Error::Misaligned { .. }));
+        let refused = disk.submit(Group::default(), &[]).unwrap_err();
+        assert_eq!(refused.error, Error::ReadOnly);
+    }
+
+    #[test]
+    fn a_file_that_shrank_is_an_error_not_a_signal() {
+        let file = image(1 << 16);
+        for options in variants() {
+            let disk = FileDisk::open(file.path(), options).unwrap();
+            file.as_file().set_len(4096).unwrap();
+            let at = Extent::new(0, 1 << 16);
+            for urgency in [Urgency::Now, Urgency::Ahead] {
+                let answer = disk.read(at, Block::private(1 << 16), urgency).wait().unwrap();
+                assert!(matches!(answer.unwrap_err().error, Error::Short { .. }));
+            }
+            file.as_file().set_len(1 << 16).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_disk_in_use_is_refused() {
+        let file = image(4096);
+        let read = FileOptions { write: false, direct: false, uring: false };
+        let write = FileOptions { write: true, ..read };
+        let one = FileDisk::open(file.path(), read).unwrap();
+        let two = FileDisk::open(file.path(), read).unwrap();
+        let refused = FileDisk::open(file.path(), write).unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::ResourceBusy);
+        drop((one, two));
+        let alone = FileDisk::open(file.path(), write).unwrap();
+        assert!(FileDisk::open(file.path(), read).is_err());
+        drop(alone);
+        assert!(FileDisk::open(file.path(), read).is_ok());
+    }
+}

@@ -1,0 +1,327 @@
+//! Where a partition lies: MBR (with logical partitions) and GPT tables.
+//!
+//! A table is a disk's word like any other: everything is bounded, checked against the
+//! length of the disk, and a chain of logical partitions ends after [`LOGICAL_MAX`].
+//! MBR as every PC has it since 1983; GPT from the UEFI specification 2.10, chapter 5.
+
+use draconis_exchange::heap::{Block, Private};
+
+use crate::{Disk, Error, Extent};
+
+/// Entries of a GPT that are looked at; the specification's own minimum is 128.
+const GPT_ENTRIES_MAX: u32 = 1024;
+/// Logical partitions that are followed.
+const LOGICAL_MAX: u32 = 256;
+/// Types of MBR entries that hold a chain of logical partitions.
+const EXTENDED: [u8; 3] = [0x05, 0x0f, 0x85];
+/// The type of the MBR entry that says: look for a GPT.
+const PROTECTIVE: u8 = 0xee;
+
+/// Why a partition was not found.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PartitionError {
+    /// The disk could not be read.
+    #[error(transparent)]
+    Disk(#[from] Error),
+    /// Neither an MBR nor a GPT.
+    #[error("the disk has no partition table")]
+    NoTable,
+    /// A table, but no such partition.
+    #[error("there is no partition {wanted}; the table has: {found}")]
+    NoPartition {
+        /// The number asked for.
+        wanted: u32,
+        /// The numbers there are, as text.
+        found: String,
+    },
+    /// A table that contradicts itself or the disk.
+    #[error("the partition table is damaged: {0}")]
+    Damaged(&'static str),
+}
+
+/// Finds partition `number`, counted from 1 as Linux does (logical ones from 5).
+///
+/// # Errors
+/// See [`PartitionError`].
+pub fn partition(disk: &dyn Disk, number: u32) -> Result<Extent, PartitionError> {
+    let table = partitions(disk)?;
+    let found = table.iter().find(|entry| entry.number == number);
+    found.map(|entry| entry.extent).ok_or_else(|| {
+        let numbers: Vec<String> = table.iter().map(|entry| entry.number.to_string()).collect();
+        PartitionError::NoPartition { wanted: number, found: numbers.join(", ") }
+    })
+}
+
+/// One partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Partition {
+    /// Its number, from 1.
+    pub number: u32,
+    /// Where it lies.
+    pub extent: Extent,
+}
+
+/// All partitions of a disk, by number.
+///
+/// # Errors
+/// See [`PartitionError`].
+pub fn partitions(disk: &dyn Disk) -> Result<Vec<Partition>, PartitionError> {
+    let mbr = Mbr::read(disk, 0)?.ok_or(PartitionError::NoTable)?;
+    if mbr.entries.iter().any(|entry| entry.kind == PROTECTIVE) {
+        return gpt(disk);
+    }
+    let mut found = vec![];
+    for (entry, number) in mbr.entries.iter().zip(1..) {
+        if entry.sectors != 0 && !EXTENDED.contains(&entry.kind) && entry.kind != 0 {
+            found.push(Partition { number, extent: entry.extent(disk, 0)? });
+        }
+    }
+    for entry in &mbr.entries {
+        if EXTENDED.contains(&entry.kind) && entry.sectors != 0 {
+            logical(disk, u64::from(entry.start), &mut found)?;
+        }
+    }
+    Ok(found)
+}
+
+struct Mbr {
+    entries: [MbrEntry; 4],
+}
+
+#[derive(Clone, Copy)]
+struct MbrEntry {
+    kind: u8,
+    start: u32,
+    sectors: u32,
+}
+
+/// An MBR counts in sectors of 512 bytes on all disks but the rare native 4 KiB ones,
+/// which an image file cannot tell from others.
+const MBR_SECTOR_BYTES: u64 = 512;
+
+impl Mbr {
+    fn read(disk: &dyn Disk, sector: u64) -> Result<Option<Self>, PartitionError> {
+        let bytes = sectors(disk, sector * MBR_SECTOR_BYTES, MBR_SECTOR_BYTES)?;
+        if bytes.get(510..512) != Some(&[0x55, 0xaa]) {
+            return Ok(None);
+        }
+        let entry = |i: usize| {
+            let at = 446 + 16 * i;
+            MbrEntry {
+                kind: bytes[at + 4],
+                start: u32_at(&bytes, at + 8),
+                sectors: u32_at(&bytes, at + 12),
+            }
+        };
+        Ok(Some(Self { entries: [entry(0), entry(1), entry(2), entry(3)] }))
+    }
+}
+
+impl MbrEntry {
+    fn extent(self, disk: &dyn Disk, base: u64) -> Result<Extent, PartitionError> {
+        let start = base + u64::from(self.start);
+        within(disk, start * MBR_SECTOR_BYTES, u64::from(self.sectors) * MBR_SECTOR_BYTES)
+    }
+}
+
+/// Follows the chain of extended boot records from sector `first`.
+fn logical(disk: &dyn Disk, first: u64, found: &mut Vec<Partition>) -> Result<(), PartitionError> {
+    let mut at = first;
+    for number in 5..5 + LOGICAL_MAX {
+        let Some(record) = Mbr::read(disk, at)? else {
+            return Err(PartitionError::Damaged("a logical partition's record has no signature"));
+        };
+        let [own, next, ..] = record.entries;
+        if own.sectors != 0 {
+            found.push(Partition { number, extent: own.extent(disk, at)? });
+        }
+        if !EXTENDED.contains(&next.kind) || next.sectors == 0 {
+            return Ok(());
+        }
+        at = first + u64::from(next.start);
+    }
+    Err(PartitionError::Damaged("the chain of logical partitions does not end"))
+}
+
+fn gpt(disk: &dyn Disk) -> Result<Vec<Partition>, PartitionError> {
+    // The header is in sector 1, whose size only the disk itself knows: try both.
+    let header = [512, 4096].into_iter().find_map(|sector_bytes| {
+        let bytes = sectors(disk, sector_bytes, 512).ok()?;
+        (bytes.get(..8) == Some(b"EFI PART")).then_some((sector_bytes, bytes))
+    });
+    let (sector_bytes, header) = header.ok_or(PartitionError::NoTable)?;
+    let header_len = u32_at(&header, 12) as usize;
+    if !(92..=512).contains(&header_len) {
+        return Err(PartitionError::Damaged("GPT header of an impossible length"));
+    }
+    let mut summed = header[..header_len].to_vec();
+    summed[16..20].fill(0);
+    if crc32(&summed) != u32_at(&header, 16) {
+        return Err(PartitionError::Damaged("checksum of the GPT header"));
+    }
+    let (count, size) = (u32_at(&header, 80), u32_at(&header, 84));
+    if count > GPT_ENTRIES_MAX || !(128..=4096).contains(&size) || !size.is_power_of_two() {
+        return Err(PartitionError::Damaged("GPT with impossible entries"));
+    }
+    let len = u64::from(count) * u64::from(size);
+    let at = u64_at(&header, 72).checked_mul(sector_bytes);
+    let at = at.ok_or(PartitionError::Damaged("GPT entries beyond the disk"))?;
+    let entries = sectors(disk, at, len.next_multiple_of(512))?;
+    if crc32(&entries[..len as usize]) != u32_at(&header, 88) {
+        return Err(PartitionError::Damaged("checksum of the GPT entries"));
+    }
+    let mut found = vec![];
+    for (entry, number) in entries[..len as usize].chunks_exact(size as usize).zip(1..) {
+        if entry[..16] == [0; 16] {
+            continue;
+        }
+        let (first, last) = (u64_at(entry, 32), u64_at(entry, 40));
+        let count = last.checked_sub(first).and_then(|n| n.checked_add(1));
+        let bytes = |sectors: u64| sectors.checked_mul(sector_bytes);
+        let (Some(start), Some(len)) = (bytes(first), count.and_then(bytes)) else {
+            return Err(PartitionError::Damaged("GPT partition beyond the disk"));
+        };
+        found.push(Partition { number, extent: within(disk, start, len)? });
+    }
+    Ok(found)
+}
+
+fn within(disk: &dyn Disk, start_bytes: u64, len_bytes: u64) -> Result<Extent, PartitionError> {
+    let extent = Extent::new(start_bytes, len_bytes);
+    if extent.end_bytes().is_none_or(|end| end > disk.properties().len_bytes) {
+        return Err(PartitionError::Damaged("a partition reaches beyond the disk"));
+    }
+    Ok(extent)
+}
+
+fn sectors(disk: &dyn Disk, at_bytes: u64, len_bytes: u64) -> Result<Private, PartitionError> {
+    let block = Block::private(len_bytes as usize);
+    let read = disk.read_now(Extent::new(at_bytes, len_bytes), block);
+    Ok(read.map_err(|refused| refused.error)?.into_private())
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    bytes[at..at + 4].iter().rev().fold(0, |n, &b| n << 8 | u32::from(b))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    bytes[at..at + 8].iter().rev().fold(0, |n, &b| n << 8 | u64::from(b))
+}
+
+/// CRC-32 as in IEEE 802.3. A table is a few kilobytes once per mount: bit by bit will do.
+fn crc32(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(!0, |crc, &byte| {
+        (0..8).fold(crc ^ u32::from(byte), |crc, _| {
+            if crc & 1 == 1 { crc >> 1 ^ 0xedb8_8320 } else { crc >> 1 }
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MemoryDisk;
+
+    fn mbr_entry(bytes: &mut [u8], sector: usize, i: usize, kind: u8, start: u32, sectors: u32) {
+        let at = sector * 512;
+        bytes[at + 510..at + 512].copy_from_slice(&[0x55, 0xaa]);
+        let e = at + 446 + 16 * i;
+        bytes[e + 4] = kind;
+        bytes[e + 8..e + 12].copy_from_slice(&start.to_le_bytes());
+        bytes[e + 12..e + 16].copy_from_slice(&sectors.to_le_bytes());
+    }
+
+    fn with_logical() -> Vec<u8> {
+        let mut bytes = vec![0; 512 * 100];
+        mbr_entry(&mut bytes, 0, 0, 0x83, 2, 8);
+        mbr_entry(&mut bytes, 0, 2, 0x05, 20, 80);
+        mbr_entry(&mut bytes, 20, 0, 0x83, 1, 5);
+        mbr_entry(&mut bytes, 20, 1, 0x05, 10, 20);
+        mbr_entry(&mut bytes, 30, 0, 0x83, 2, 6);
+        bytes
+    }
+
+    fn find(bytes: &[u8]) -> Result<Vec<(u32, u64, u64)>, PartitionError> {
+        let found = partitions(&MemoryDisk::new(bytes.to_vec(), 512))?;
+        let row = |p: &Partition| (p.number, p.extent.start_bytes / 512, p.extent.len_bytes / 512);
+        Ok(found.iter().map(row).collect())
+    }
+
+    #[test]
+    fn primary_and_logical_partitions() {
+        let bytes = with_logical();
+        assert_eq!(find(&bytes).unwrap(), [(1, 2, 8), (5, 21, 5), (6, 32, 6)]);
+        let disk = MemoryDisk::new(bytes, 512);
+        assert_eq!(partition(&disk, 6).unwrap(), Extent::new(32 * 512, 6 * 512));
+        let missing = partition(&disk, 2).unwrap_err();
+        assert_eq!(missing.to_string(), "there is no partition 2; the table has: 1, 5, 6");
+    }
+
+    #[test]
+    fn a_chain_that_bites_its_tail_ends() {
+        let mut bytes = with_logical();
+        mbr_entry(&mut bytes, 30, 1, 0x05, 0, 20);
+        let damaged = find(&bytes).unwrap_err();
+        assert_eq!(
+            damaged,
+            PartitionError::Damaged("the chain of logical partitions does not end")
+        );
+    }
+
+    #[test]
+    fn a_partition_beyond_the_disk_is_damage() {
+        let mut bytes = with_logical();
+        mbr_entry(&mut bytes, 0, 0, 0x83, 90, 11);
+        assert!(matches!(find(&bytes), Err(PartitionError::Damaged(_))));
+        assert_eq!(find(&[0; 1024]), Err(PartitionError::NoTable));
+        assert!(matches!(find(&[]), Err(PartitionError::Disk(_))));
+    }
+
+    fn with_gpt(sector: usize) -> Vec<u8> {
+        let mut bytes = vec![0; sector * 128];
+        mbr_entry(&mut bytes, 0, 0, PROTECTIVE, 1, 127);
+        let entries = 2 * sector;
+        for (i, first, last) in [(0, 40u64, 47u64), (3, 50, 50)] {
+            let e = entries + 128 * i;
+            bytes[e] = 1;
+            bytes[e + 32..e + 40].copy_from_slice(&first.to_le_bytes());
+            bytes[e + 40..e + 48].copy_from_slice(&last.to_le_bytes());
+        }
+        let sum = crc32(&bytes[entries..entries + 128 * 4]);
+        let h = sector;
+        bytes[h..h + 8].copy_from_slice(b"EFI PART");
+        bytes[h + 12..h + 16].copy_from_slice(&92u32.to_le_bytes());
+        bytes[h + 72..h + 80].copy_from_slice(&2u64.to_le_bytes());
+        bytes[h + 80..h + 84].copy_from_slice(&4u32.to_le_bytes());
+        bytes[h + 84..h + 88].copy_from_slice(&128u32.to_le_bytes());
+        bytes[h + 88..h + 92].copy_from_slice(&sum.to_le_bytes());
+        let sum = crc32(&bytes[h..h + 92]);
+        bytes[h + 16..h + 20].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn gpt_on_both_sector_sizes() {
+        assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
+        assert_eq!(find(&with_gpt(512)).unwrap(), [(1, 40, 8), (4, 50, 1)]);
+        assert_eq!(find(&with_gpt(4096)).unwrap(), [(1, 320, 64), (4, 400, 8)]);
+    }
+
+    #[test]
+    fn no_flipped_byte_panics_and_a_gpt_notices() {
+        for bytes in [with_gpt(512), with_logical()] {
+            let is_gpt = bytes[446 + 4] == PROTECTIVE;
+            for at in 0..2 * 512 + 512 {
+                for flip in [0x01, 0x80, 0xff] {
+                    let mut bytes = bytes.clone();
+                    bytes[at] ^= flip;
+                    let found = find(&bytes);
+                    // The checksummed parts of the GPT: 92 bytes of header, 4 entries.
+                    if is_gpt && ((512..604).contains(&at) || at >= 1024) {
+                        assert!(found.is_err(), "byte {at}");
+                    }
+                }
+            }
+        }
+    }
+}

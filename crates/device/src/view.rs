@@ -1,0 +1,116 @@
+//! A part of a disk as a disk: a partition, or an image behind a header.
+
+use std::sync::Arc;
+
+use draconis_exchange::heap::Block;
+
+use crate::{
+    Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket, Urgency,
+};
+
+/// The bytes of `extent` of another disk, from zero.
+pub struct View {
+    disk: Arc<dyn Disk>,
+    extent: Extent,
+}
+
+impl View {
+    /// Shows `extent` of `disk`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] or [`Error::Misaligned`] if it is not whole sectors of it.
+    pub fn new(disk: Arc<dyn Disk>, extent: Extent) -> Result<Self, Error> {
+        let len = usize::try_from(extent.len_bytes).unwrap_or(usize::MAX);
+        disk.properties().check(extent, len)?;
+        Ok(Self { disk, extent })
+    }
+
+    /// Shows everything of `disk` from `start_bytes` on.
+    ///
+    /// # Errors
+    /// As [`View::new`].
+    pub fn from_offset(disk: Arc<dyn Disk>, start_bytes: u64) -> Result<Self, Error> {
+        let len_bytes = disk.properties().len_bytes;
+        match len_bytes.checked_sub(start_bytes) {
+            Some(rest) => Self::new(disk, Extent::new(start_bytes, rest)),
+            None => Err(Error::OutOfRange { extent: Extent::new(start_bytes, 0), len_bytes }),
+        }
+    }
+}
+
+impl Disk for View {
+    fn properties(&self) -> Properties {
+        Properties { len_bytes: self.extent.len_bytes, ..self.disk.properties() }
+    }
+
+    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
+        if let Err(error) = self.properties().check(at, into.len()) {
+            return Pending::ready(Err(Refused { goods: Some(into), error }));
+        }
+        // Within the view, so the sum is within the disk.
+        let there = Extent::new(self.extent.start_bytes + at.start_bytes, at.len_bytes);
+        self.disk.read(there, into, urgency)
+    }
+
+    fn submit(&self, mut group: Group, after: &[Ticket]) -> Result<Ticket, Refused<Group>> {
+        let properties = self.properties();
+        for write in &group.writes {
+            let extent = Extent::new(write.at_bytes, write.block.len() as u64);
+            if let Err(error) = properties.check(extent, write.block.len()) {
+                return Err(Refused { goods: Some(group), error });
+            }
+        }
+        for write in &mut group.writes {
+            write.at_bytes += self.extent.start_bytes;
+        }
+        self.disk.submit(group, after).map_err(|mut refused| {
+            for write in refused.goods.iter_mut().flat_map(|group| &mut group.writes) {
+                write.at_bytes -= self.extent.start_bytes;
+            }
+            refused
+        })
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+        self.disk.wait(ticket)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{MemoryDisk, Write};
+
+    fn disk() -> Arc<dyn Disk> {
+        Arc::new(MemoryDisk::new((0..8192).map(|i| (i / 512) as u8).collect(), 512))
+    }
+
+    #[test]
+    fn a_view_shows_its_part_and_no_more() {
+        let view = View::new(disk(), Extent::new(1024, 2048)).unwrap();
+        let got = view.read_now(Extent::new(512, 512), Block::private(512)).unwrap();
+        assert_eq!(got.bytes().unwrap()[0], 3);
+        for (start, len) in [(2048, 512), (u64::MAX - 511, 512), (1536, 1024)] {
+            let block = Block::private(len as usize);
+            let refused = view.read_now(Extent::new(start, len), block).unwrap_err();
+            assert!(matches!(refused.error, Error::OutOfRange { len_bytes: 2048, .. }));
+        }
+        assert!(View::new(disk(), Extent::new(8192, 512)).is_err());
+        assert!(View::from_offset(disk(), 8193).is_err());
+    }
+
+    #[test]
+    fn a_view_writes_inside_itself() {
+        let disk = disk();
+        let view = View::from_offset(disk.clone(), 4096).unwrap();
+        let group =
+            |at_bytes| Group { writes: vec![Write { at_bytes, block: Block::private(512) }] };
+        let ticket = view.submit(group(512), &[]).unwrap();
+        view.wait(ticket).unwrap();
+        let got = disk.read_now(Extent::new(4096, 1536), Block::private(1536)).unwrap();
+        let got = got.into_private();
+        assert_eq!((got[0], got[512], got[1024]), (8, 0, 10));
+        let refused = view.submit(group(4096), &[]).unwrap_err();
+        assert_eq!(refused.goods.unwrap().writes[0].at_bytes, 4096);
+    }
+}
