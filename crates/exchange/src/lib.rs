@@ -12,5 +12,6 @@
 //!
 //! This crate does not know what a disk, a file system or a kernel protocol is.
 
+pub mod channel;
 pub mod contract;
 pub mod heap;

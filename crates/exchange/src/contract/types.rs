@@ -45,6 +45,20 @@ impl Kind {
         }
     }
 
+    /// The kind with this number.
+    pub const fn from_number(number: u32) -> Option<Self> {
+        Some(match number {
+            1 => Kind::File,
+            2 => Kind::Directory,
+            3 => Kind::CharDevice,
+            4 => Kind::BlockDevice,
+            5 => Kind::Fifo,
+            6 => Kind::Socket,
+            7 => Kind::Symlink,
+            _ => return None,
+        })
+    }
+
     /// The kind that the file type bits of `mode` name.
     pub const fn from_mode(mode: u32) -> Option<Self> {
         Some(match mode & 0o170000 {
@@ -106,6 +120,51 @@ pub struct Attributes {
     pub changed: Time,
     /// Creation, where the volume records it.
     pub created: Option<Time>,
+}
+
+/// A time to set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SetTime {
+    /// The server's clock.
+    Now,
+    /// This time.
+    To(Time),
+}
+
+/// What to change of a node; `None` leaves it as it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct AttributeChange {
+    /// Permission bits; the type bits are ignored.
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Length in bytes: cuts or extends with a hole.
+    pub size_bytes: Option<u64>,
+    /// Last access.
+    pub accessed: Option<SetTime>,
+    /// Last change of the contents.
+    pub modified: Option<SetTime>,
+}
+
+/// What `statfs` tells of a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Space {
+    /// Size of the blocks counted here, in bytes.
+    pub block_bytes: u32,
+    /// All blocks.
+    pub blocks: u64,
+    /// Blocks nobody uses.
+    pub free_blocks: u64,
+    /// Free blocks that an ordinary user may take.
+    pub available_blocks: u64,
+    /// All inodes.
+    pub inodes: u64,
+    /// Inodes nobody uses.
+    pub free_inodes: u64,
+    /// Longest name, in bytes.
+    pub name_bytes_max: u32,
 }
 
 /// One name of a path: 1 to 255 bytes, none of them `/` or NUL.

@@ -1,0 +1,373 @@
+//! Channels: two ends of one contract, whose states are types.
+//!
+//! ```text
+//!   Client<C, Ready> ──send(Read)──▶ Client<C, Awaiting<Read>>
+//!         ▲                                   │ receive(deadline)
+//!         └──── Reply::{Ack, Nak}(.., end) ◀──┘
+//! ```
+//!
+//! Law 1: sending uses up the end and never blocks, allocates or fails.
+//! Law 2: every receive has a deadline; an end whose peer is lost says so in every state.
+//! Law 3: dropping an end closes it; the peer sees [`Lost::Closed`] after what was queued.
+
+mod spin;
+pub mod thread;
+
+use std::{
+    fmt,
+    marker::PhantomData,
+    time::{Duration, Instant},
+};
+
+use crate::contract::{
+    Awaiting, Call, Contract, Open, Refusal, Request, State, Violation,
+    fsm::{Fsm, Sender, kind},
+    wire::{Field, Packer, Unpacker, Wire},
+};
+
+pub use thread::pair;
+
+/// Why there is no answer. The end that says it is used up; what was on its way comes
+/// home when the peer lets go of it or is confirmed dead.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Lost {
+    /// The peer closed its end or died.
+    #[error("the peer closed the channel")]
+    Closed,
+    /// The deadline passed.
+    #[error("the peer did not answer in time")]
+    Timeout,
+    /// The peer broke the contract.
+    #[error("the peer broke the contract: {0}")]
+    Violation(#[from] Violation),
+    /// A private block was sent and the exchange heap had no room for its bytes.
+    #[error("the exchange heap has no room")]
+    NoRoom,
+}
+
+impl From<Lost> for Refusal {
+    fn from(lost: Lost) -> Self {
+        match lost {
+            Lost::Closed => Refusal::Gone,
+            Lost::Timeout => Refusal::Timeout,
+            Lost::Violation(_) => Refusal::Io,
+            Lost::NoRoom => Refusal::Quota,
+        }
+    }
+}
+
+/// What may arrive next.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn {
+    /// The contract's table.
+    pub table: &'static Fsm,
+    /// The state the channel is in.
+    pub state: u8,
+    /// Who is to speak.
+    pub peer: Sender,
+}
+
+impl Turn {
+    /// Where message `tag` leads.
+    ///
+    /// # Errors
+    /// [`Violation::Tag`] or [`Violation::State`].
+    pub fn admit(&self, tag: u32) -> Result<u8, Violation> {
+        let message = self.table.messages.get(tag as usize).ok_or(Violation::Tag(tag))?;
+        // A table has at most 256 messages.
+        self.table.next(self.state, tag as u8, self.peer).ok_or(Violation::State {
+            message: message.name,
+            state: self.table.states[usize::from(self.state)],
+        })
+    }
+}
+
+/// A transport: moves messages of one channel.
+pub trait Link<Tx, Rx>: Send {
+    /// Sends `message`. Trouble shows in the next receive.
+    fn send(&mut self, message: Tx);
+
+    /// The next message, which `turn` admits.
+    ///
+    /// # Errors
+    /// Why there is none.
+    fn receive(&mut self, turn: &Turn, deadline: Instant) -> Result<Rx, Lost>;
+
+    /// Waits until a message or trouble is there, which `receive` then tells.
+    ///
+    /// # Errors
+    /// [`Lost::Timeout`].
+    fn wait(&mut self, deadline: Instant) -> Result<(), Lost>;
+
+    /// Gives the lane away, if this link is one end of a lane that no peer has yet.
+    fn give(self: Box<Self>) -> Option<u32> {
+        None
+    }
+}
+
+/// An end of a lane that arrived in a message. The thread transport moves ends instead.
+#[derive(Debug)]
+pub enum LaneEnd {}
+
+/// An end without its types: a link and the state it is in.
+pub struct Core<Tx, Rx> {
+    link: Box<dyn Link<Tx, Rx>>,
+    turn: Turn,
+}
+
+impl<Tx: Wire, Rx: Wire> Core<Tx, Rx> {
+    /// An end of `link` in the contract's first state, hearing from `peer`.
+    pub fn new(link: Box<dyn Link<Tx, Rx>>, table: &'static Fsm, peer: Sender) -> Self {
+        Self { link, turn: Turn { table, state: table.start, peer } }
+    }
+
+    fn send(&mut self, message: Tx) {
+        let me = match self.turn.peer {
+            Sender::Client => Sender::Server,
+            Sender::Server => Sender::Client,
+        };
+        // The typed ends and the generated `answer` only send what the state has.
+        self.turn.state = self
+            .turn
+            .table
+            .next(self.turn.state, message.tag(), me)
+            .expect("a message was sent that the contract does not allow here");
+        self.link.send(message);
+    }
+
+    fn receive(&mut self, deadline: Instant) -> Result<Rx, Lost> {
+        if self.turn.table.is_final(self.turn.state) {
+            return Err(Lost::Closed);
+        }
+        let message = self.link.receive(&self.turn, deadline)?;
+        self.turn.state = self.turn.admit(u32::from(message.tag()))?;
+        Ok(message)
+    }
+}
+
+impl<Tx, Rx> fmt::Debug for Core<Tx, Rx> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.turn.table.states[usize::from(self.turn.state)];
+        write!(f, "{} in {state}", self.turn.table.name)
+    }
+}
+
+type ClientCore<C> = Core<<C as Contract>::ToServer, <C as Contract>::ToClient>;
+type ServerCore<C> = Core<<C as Contract>::ToClient, <C as Contract>::ToServer>;
+
+/// The end that asks, in state `S`.
+#[must_use = "dropping an end closes the channel"]
+pub struct Client<C: Contract, S = <C as Contract>::Start> {
+    core: ClientCore<C>,
+    state: PhantomData<fn() -> S>,
+}
+
+/// The end that answers, in state `S`.
+#[must_use = "dropping an end closes the channel"]
+pub struct Server<C: Contract, S = <C as Contract>::Start> {
+    core: ServerCore<C>,
+    state: PhantomData<fn() -> S>,
+}
+
+impl<C: Contract, S> From<ClientCore<C>> for Client<C, S> {
+    fn from(core: ClientCore<C>) -> Self {
+        Self { core, state: PhantomData }
+    }
+}
+
+impl<C: Contract, S> From<ServerCore<C>> for Server<C, S> {
+    fn from(core: ServerCore<C>) -> Self {
+        Self { core, state: PhantomData }
+    }
+}
+
+impl<C: Contract, S> fmt::Debug for Client<C, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Client({:?})", self.core)
+    }
+}
+
+impl<C: Contract, S> fmt::Debug for Server<C, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Server({:?})", self.core)
+    }
+}
+
+/// A reply, and the end in the state it leads to.
+#[derive(Debug)]
+pub enum Reply<M: Call> {
+    /// It was done.
+    Ack(M::Ack, Client<M::Contract, M::AckTo>),
+    /// It was not; the goods are in it.
+    Nak(M::Nak, Client<M::Contract, M::NakTo>),
+}
+
+impl<C: Contract, S: State<Contract = C>> Client<C, S> {
+    /// Sends a request that this state has. Never blocks, allocates or fails: trouble
+    /// shows in the receive that follows.
+    pub fn send<M: Request<Contract = C, From = S>>(mut self, message: M) -> Client<C, M::Next> {
+        self.core.send(message.into());
+        self.core.into()
+    }
+
+    /// Sends a request whose replies both lead back to this state, and waits for one.
+    ///
+    /// # Errors
+    /// Why there is no reply; the channel is closed then.
+    pub fn call<M>(
+        self,
+        message: M,
+        deadline: Instant,
+    ) -> Result<(Result<M::Ack, M::Nak>, Self), Lost>
+    where
+        M: Call<Contract = C, From = S, AckTo = S, NakTo = S>,
+    {
+        Ok(match self.send(message).receive(deadline)? {
+            Reply::Ack(ack, end) => (Ok(ack), end),
+            Reply::Nak(nak, end) => (Err(nak), end),
+        })
+    }
+}
+
+impl<C: Contract, M: Call<Contract = C>> Client<C, Awaiting<M>> {
+    /// Waits for the reply.
+    ///
+    /// # Errors
+    /// Why there is none; the channel is closed then.
+    pub fn receive(mut self, deadline: Instant) -> Result<Reply<M>, Lost> {
+        let message = self.core.receive(deadline)?;
+        // The table admits nothing but this request's replies in this state.
+        Ok(match M::reply(message).expect("the table admitted another request's reply") {
+            Ok(ack) => Reply::Ack(ack, self.core.into()),
+            Err(nak) => Reply::Nak(nak, self.core.into()),
+        })
+    }
+
+    /// Waits until [`Client::receive`] would not wait, and keeps the end if the deadline
+    /// passes.
+    ///
+    /// # Errors
+    /// [`Lost::Timeout`].
+    pub fn wait(&mut self, deadline: Instant) -> Result<(), Lost> {
+        self.core.link.wait(deadline)
+    }
+}
+
+impl<C: Contract, S: Open<Contract = C>> Server<C, S> {
+    /// Waits for what the client says next.
+    ///
+    /// # Errors
+    /// Why it says nothing; the channel is closed then.
+    pub fn receive(mut self, deadline: Instant) -> Result<S::Received, Lost> {
+        let message = self.core.receive(deadline)?;
+        Ok(S::received(message, self.core))
+    }
+
+    /// Waits until [`Server::receive`] would not wait, and keeps the end if the deadline
+    /// passes.
+    ///
+    /// # Errors
+    /// [`Lost::Timeout`].
+    pub fn wait(&mut self, deadline: Instant) -> Result<(), Lost> {
+        self.core.link.wait(deadline)
+    }
+}
+
+impl<C: Contract, M: Call<Contract = C>> Server<C, Awaiting<M>> {
+    /// Sends the Ack.
+    pub fn ack(mut self, message: M::Ack) -> Server<C, M::AckTo> {
+        self.core.send(message.into());
+        self.core.into()
+    }
+
+    /// Sends the Nak.
+    pub fn nak(mut self, message: M::Nak) -> Server<C, M::NakTo> {
+        self.core.send(message.into());
+        self.core.into()
+    }
+}
+
+impl<C: Contract> Server<C> {
+    /// Answers every message with what `answer` makes of it, until the client closes or
+    /// the contract ends. Each module's `serve` calls this with its server trait.
+    ///
+    /// # Errors
+    /// Why the client was lost: silent for `patience`, or in breach of the contract. A
+    /// client that closed is no error.
+    pub fn serve(
+        mut self,
+        patience: Duration,
+        mut answer: impl FnMut(C::ToServer) -> Option<C::ToClient>,
+    ) -> Result<(), Lost> {
+        loop {
+            let message = match self.core.receive(Instant::now() + patience) {
+                Ok(message) => message,
+                Err(Lost::Closed) => return Ok(()),
+                Err(lost) => return Err(lost),
+            };
+            if let Some(reply) = answer(message) {
+                self.core.send(reply);
+            }
+        }
+    }
+}
+
+/// A client that calls again and again in one state, with one patience for all calls.
+///
+/// Once a call is lost the channel is closed and every further call answers
+/// [`Lost::Closed`].
+#[derive(Debug)]
+pub struct Caller<C: Contract, S = <C as Contract>::Start> {
+    end: Option<Client<C, S>>,
+    patience: Duration,
+}
+
+impl<C: Contract, S: State<Contract = C>> Caller<C, S> {
+    /// Calls over `end`, waiting `patience` for each reply.
+    pub fn new(end: Client<C, S>, patience: Duration) -> Self {
+        Self { end: Some(end), patience }
+    }
+
+    /// Sends `message` and waits for its reply.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn call<M>(&mut self, message: M) -> Result<Result<M::Ack, M::Nak>, Lost>
+    where
+        M: Call<Contract = C, From = S, AckTo = S, NakTo = S>,
+    {
+        let end = self.end.take().ok_or(Lost::Closed)?;
+        let (reply, end) = end.call(message, Instant::now() + self.patience)?;
+        self.end = Some(end);
+        Ok(reply)
+    }
+
+    /// The end, unless a call was lost.
+    pub fn into_end(self) -> Option<Client<C, S>> {
+        self.end
+    }
+}
+
+/// An end in a message: only a server's, and only before its first message, so that
+/// nobody else can be using it.
+impl<C: Contract> Field for Server<C> {
+    // By name: a contract may carry ends of itself. The fingerprint travels with the end.
+    const KIND: u64 = kind("Server", &[kind(C::NAME, &[])]);
+    const BYTES_MAX: usize = 12;
+    const ENDS: bool = true;
+
+    fn pack(self, into: &mut Packer<'_>) {
+        let lane = self.core.link.give();
+        let name = into.goods().end(lane);
+        name.pack(into);
+        C::FINGERPRINT.pack(into);
+    }
+
+    fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
+        let lane = u32::unpack(from)?;
+        if u64::unpack(from)? != C::FINGERPRINT {
+            return Err(Violation::Fingerprint);
+        }
+        match from.goods().end(lane)? {}
+    }
+}

@@ -1,0 +1,235 @@
+//! The directory contract: names, nodes, attributes, and binding to what they name.
+//!
+//! Operations name nodes, not paths, except `Bind`: it walks a path within the volume,
+//! and answers *reparse* where the path goes on elsewhere - at a symbolic link or a
+//! foreign mount. The client then decides where to bind next, with its own rights.
+//!
+//! Directory entries travel packed in a block: see [`Entries`] and [`Records`].
+
+mod entries;
+
+pub use entries::{Entries, Entry, Records};
+
+use super::{
+    AttributeChange, Attributes, Kind, Name, Node, Refusal,
+    file::File,
+    fsm::kind,
+    wire::{Field, Packer, Unpacker, Violation},
+};
+use crate::{channel::Server, heap::Block};
+
+/// The end of a new channel that a `Bind` gives away: the server's, made by the client.
+#[derive(Debug)]
+pub enum End {
+    /// For a file, or anything else that has bytes.
+    File(Server<File>),
+    /// For a directory.
+    Directory(Server<Directory>),
+}
+
+/// Why a `Bind` did not bind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NotBound {
+    /// It was refused.
+    Refused(Refusal),
+    /// The path goes on elsewhere. `path` now holds a new path of `len` bytes: bind to
+    /// its first `prefix_len` bytes and go on with the rest; or, where that is 0, bind
+    /// to the whole.
+    Reparse {
+        /// Length of the new path in bytes.
+        len: u32,
+        /// How much of it names the place to bind at.
+        prefix_len: u32,
+        /// Whether a symbolic link was found: these are counted, mounts are not.
+        link_found: bool,
+    },
+}
+
+impl From<Refusal> for NotBound {
+    fn from(why: Refusal) -> Self {
+        NotBound::Refused(why)
+    }
+}
+
+/// `Rename` flag: fail with [`Refusal::Exists`] rather than replace.
+pub const RENAME_NO_REPLACE: u32 = 1;
+/// `Rename` flag: exchange the two names.
+pub const RENAME_EXCHANGE: u32 = 2;
+
+crate::contract! {
+    /// Names, and what they name.
+    pub contract Directory served by DirectoryServer, starting in Ready {
+        /// Anything may be asked.
+        state Ready {
+            /// Binds `end` to what the first `len` bytes of `path` name, walked from
+            /// `from`; a leading `/` starts at the root of the volume, an empty path is
+            /// `from` itself.
+            call bind: Bind { from: Node, path: Block, len: u32, end: End }
+                -> AckBind { path: Block, attributes: Attributes } => Ready
+                 | NakBind { path: Block, end: End } why NotBound => Ready, or NotSupported;
+
+            /// The attributes of what `name` names in `parent`. `.` and `..` are names.
+            call lookup: Lookup { parent: Node, name: Name }
+                -> AckLookup { attributes: Attributes } => Ready
+                 | NakLookup {} why Refusal => Ready;
+
+            /// The attributes of a node.
+            call get_attributes: GetAttributes { node: Node }
+                -> AckGetAttributes { attributes: Attributes } => Ready
+                 | NakGetAttributes {} why Refusal => Ready;
+
+            /// Packs entries of a directory into `buffer`, from the one after `cookie`
+            /// (0: from the first). `AckEnumerate::len` bytes were written; none at the
+            /// end. [`Refusal::BufferTooSmall`] if not even one entry fits.
+            call enumerate: Enumerate {
+                node: Node, cookie: u64, buffer: Block, with_attributes: bool
+            }
+                -> AckEnumerate { buffer: Block, len: u32 } => Ready
+                 | NakEnumerate { buffer: Block } why Refusal => Ready;
+
+            /// Writes a symbolic link's target into `buffer`.
+            call read_link: ReadLink { node: Node, buffer: Block }
+                -> AckReadLink { buffer: Block, len: u32 } => Ready
+                 | NakReadLink { buffer: Block } why Refusal => Ready, or NotSupported;
+
+            /// Writes the value of an extended attribute into `buffer`. An empty buffer
+            /// asks for the length only.
+            call get_xattr: GetXattr { node: Node, name: Name, buffer: Block }
+                -> AckGetXattr { buffer: Block, len: u32 } => Ready
+                 | NakGetXattr { buffer: Block } why Refusal => Ready, or NotSupported;
+
+            /// Writes the names of a node's extended attributes into `buffer`, each with
+            /// a NUL behind it. An empty buffer asks for the length only.
+            call list_xattr: ListXattr { node: Node, buffer: Block }
+                -> AckListXattr { buffer: Block, len: u32 } => Ready
+                 | NakListXattr { buffer: Block } why Refusal => Ready, or NotSupported;
+
+            /// Makes a file, device, fifo or socket: `mode` says which.
+            call create: Create {
+                parent: Node, name: Name, mode: u32, uid: u32, gid: u32, device: (u32, u32)
+            }
+                -> AckCreate { attributes: Attributes } => Ready
+                 | NakCreate {} why Refusal => Ready, or NotSupported;
+
+            /// Makes a directory.
+            call make_directory: MakeDirectory {
+                parent: Node, name: Name, mode: u32, uid: u32, gid: u32
+            }
+                -> AckMakeDirectory { attributes: Attributes } => Ready
+                 | NakMakeDirectory {} why Refusal => Ready, or NotSupported;
+
+            /// Makes a symbolic link to the first `len` bytes of `target`.
+            call symlink: Symlink {
+                parent: Node, name: Name, target: Block, len: u32, uid: u32, gid: u32
+            }
+                -> AckSymlink { target: Block, attributes: Attributes } => Ready
+                 | NakSymlink { target: Block } why Refusal => Ready, or NotSupported;
+
+            /// Gives `node` another name.
+            call link: Link { node: Node, parent: Node, name: Name }
+                -> AckLink { attributes: Attributes } => Ready
+                 | NakLink {} why Refusal => Ready, or NotSupported;
+
+            /// Takes a name away from something that is not a directory.
+            call unlink: Unlink { parent: Node, name: Name }
+                -> AckUnlink {} => Ready
+                 | NakUnlink {} why Refusal => Ready, or NotSupported;
+
+            /// Removes an empty directory.
+            call remove_directory: RemoveDirectory { parent: Node, name: Name }
+                -> AckRemoveDirectory {} => Ready
+                 | NakRemoveDirectory {} why Refusal => Ready, or NotSupported;
+
+            /// Moves a name. `flags` as `RENAME_*`.
+            call rename: Rename {
+                from: Node, name: Name, to: Node, new_name: Name, flags: u32
+            }
+                -> AckRename {} => Ready
+                 | NakRename {} why Refusal => Ready, or NotSupported;
+
+            /// Changes some attributes of a node.
+            call set_attributes: SetAttributes { node: Node, change: AttributeChange }
+                -> AckSetAttributes { attributes: Attributes } => Ready
+                 | NakSetAttributes {} why Refusal => Ready, or NotSupported;
+
+            /// Sets an extended attribute to the first `len` bytes of `value`; `flags` as
+            /// `XATTR_CREATE` and `XATTR_REPLACE`.
+            call set_xattr: SetXattr {
+                node: Node, name: Name, value: Block, len: u32, flags: u32
+            }
+                -> AckSetXattr { value: Block } => Ready
+                 | NakSetXattr { value: Block } why Refusal => Ready, or NotSupported;
+
+            /// Removes an extended attribute.
+            call remove_xattr: RemoveXattr { node: Node, name: Name }
+                -> AckRemoveXattr {} => Ready
+                 | NakRemoveXattr {} why Refusal => Ready, or NotSupported;
+
+            tell close: Close {} => Done;
+        }
+        /// Nothing more is said.
+        state Done {}
+    }
+}
+
+impl Field for End {
+    const KIND: u64 = kind("End", &[Server::<File>::KIND, Server::<Directory>::KIND]);
+    const BYTES_MAX: usize = 1 + Server::<File>::BYTES_MAX;
+    const ENDS: bool = true;
+    fn pack(self, into: &mut Packer<'_>) {
+        match self {
+            End::File(end) => {
+                into.put(&[0]);
+                end.pack(into);
+            }
+            End::Directory(end) => {
+                into.put(&[1]);
+                end.pack(into);
+            }
+        }
+    }
+    fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
+        match from.take()? {
+            [0] => Field::unpack(from).map(End::File),
+            [1] => Field::unpack(from).map(End::Directory),
+            _ => Err(Violation::Value("End")),
+        }
+    }
+}
+
+impl Field for NotBound {
+    const KIND: u64 = kind("NotBound", &[Refusal::KIND]);
+    const BYTES_MAX: usize = 10;
+    fn pack(self, into: &mut Packer<'_>) {
+        match self {
+            NotBound::Refused(why) => {
+                into.put(&[0]);
+                why.pack(into);
+            }
+            NotBound::Reparse { len, prefix_len, link_found } => {
+                into.put(&[1]);
+                len.pack(into);
+                prefix_len.pack(into);
+                link_found.pack(into);
+            }
+        }
+    }
+    fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
+        match from.take()? {
+            [0] => Field::unpack(from).map(NotBound::Refused),
+            [1] => Ok(NotBound::Reparse {
+                len: Field::unpack(from)?,
+                prefix_len: Field::unpack(from)?,
+                link_found: Field::unpack(from)?,
+            }),
+            _ => Err(Violation::Value("NotBound")),
+        }
+    }
+}
+
+impl Entry {
+    /// The entry that a lookup's answer makes.
+    pub fn new(cookie: u64, name: Name, kind: Kind, node: Node) -> Self {
+        Self { cookie, node, kind: Some(kind), name, attributes: None }
+    }
+}

@@ -1,0 +1,250 @@
+//! Directory entries packed into a block.
+//!
+//! ```text
+//!   | len u16 | cookie u64 | node u64 | kind u8 | name len u8, bytes | 0 |
+//!   | len u16 | cookie u64 | node u64 | kind u8 | name len u8, bytes | 1, attributes | ..
+//! ```
+//!
+//! The decoder reads a private copy and believes nothing: it ends with a [`Violation`]
+//! at the first record that is not what the encoder writes.
+
+use crate::{
+    contract::{
+        Attributes, Kind, Name, Node,
+        wire::{BlockName, Field, GoodsIn, GoodsOut, LINE_BYTES, Packer, Unpacker, Violation},
+    },
+    heap::Block,
+};
+
+/// One directory entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Give this to `Enumerate` to go on behind the entry.
+    pub cookie: u64,
+    /// What the name names.
+    pub node: Node,
+    /// Its kind, where the directory records it.
+    pub kind: Option<Kind>,
+    /// The name.
+    pub name: Name,
+    /// Its attributes, if they were asked for.
+    pub attributes: Option<Attributes>,
+}
+
+impl Field for Entry {
+    const KIND: u64 = crate::contract::fsm::kind("Entry", &[Attributes::KIND]);
+    const BYTES_MAX: usize =
+        16 + <Option<Kind>>::BYTES_MAX + Name::BYTES_MAX + <Option<Attributes>>::BYTES_MAX;
+    fn pack(self, into: &mut Packer<'_>) {
+        self.cookie.pack(into);
+        self.node.pack(into);
+        into.put(&[self.kind.map_or(0, |kind| kind as u8)]);
+        self.name.pack(into);
+        self.attributes.pack(into);
+    }
+    fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
+        Ok(Self {
+            cookie: Field::unpack(from)?,
+            node: Field::unpack(from)?,
+            kind: match u8::unpack(from)? {
+                0 => None,
+                n => Some(Kind::from_number(n.into()).ok_or(Violation::Value("Kind"))?),
+            },
+            name: Field::unpack(from)?,
+            attributes: Field::unpack(from)?,
+        })
+    }
+}
+
+/// Writes entries into the block of an `Enumerate`.
+#[derive(Debug)]
+pub struct Entries<'a> {
+    block: &'a mut Block,
+    used: usize,
+}
+
+impl<'a> Entries<'a> {
+    /// Starts at the beginning of `block`.
+    pub fn new(block: &'a mut Block) -> Self {
+        Self { block, used: 0 }
+    }
+
+    /// Appends `entry`; `false` if it does not fit any more, and nothing was written.
+    pub fn push(&mut self, entry: &Entry) -> bool {
+        let mut line = [0; LINE_BYTES];
+        let mut goods = NoGoods;
+        let mut packer = Packer::new(&mut line, &mut goods);
+        packer.put(&[0, 0]);
+        entry.clone().pack(&mut packer);
+        let len = packer.used();
+        if len > self.block.len() - self.used {
+            return false;
+        }
+        // An entry takes a few hundred bytes at most.
+        line[..2].copy_from_slice(&(len as u16).to_le_bytes());
+        self.used += self.block.copy_in(self.used, &line[..len]);
+        true
+    }
+
+    /// Bytes written so far: `AckEnumerate::len`.
+    pub fn len(&self) -> u32 {
+        // A block that travels is shorter than 4 GiB.
+        self.used as u32
+    }
+
+    /// Whether nothing was written.
+    pub fn is_empty(&self) -> bool {
+        self.used == 0
+    }
+}
+
+/// Reads the entries that an `AckEnumerate` brought.
+#[derive(Debug)]
+pub struct Records {
+    bytes: Vec<u8>,
+    at: usize,
+}
+
+impl Records {
+    /// Copies the first `len` bytes of `block`.
+    ///
+    /// # Errors
+    /// [`Violation::Length`] when the block is shorter.
+    pub fn new(block: &Block, len: u32) -> Result<Self, Violation> {
+        let wanted = len as usize;
+        if wanted > block.len() {
+            return Err(Violation::Length(len));
+        }
+        let mut bytes = vec![0; wanted];
+        block.copy_out(0, &mut bytes);
+        Ok(Self { bytes, at: 0 })
+    }
+
+    fn read(&mut self) -> Result<Entry, Violation> {
+        let rest = &self.bytes[self.at..];
+        let mut goods = NoGoods;
+        let len = usize::from(Unpacker::new(rest, &mut goods).take().map(u16::from_le_bytes)?);
+        let record = rest.get(2..len).ok_or(Violation::Length(len as u32))?;
+        let mut unpacker = Unpacker::new(record, &mut goods);
+        let entry = Entry::unpack(&mut unpacker)?;
+        unpacker.finish()?;
+        self.at += len;
+        Ok(entry)
+    }
+}
+
+impl Iterator for Records {
+    type Item = Result<Entry, Violation>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.at == self.bytes.len() {
+            return None;
+        }
+        let entry = self.read();
+        if entry.is_err() {
+            self.at = self.bytes.len();
+        }
+        Some(entry)
+    }
+}
+
+/// Entries hold neither blocks nor ends.
+struct NoGoods;
+
+impl GoodsOut for NoGoods {
+    fn block(&mut self, _: Block) -> BlockName {
+        unreachable!("an entry holds no block")
+    }
+    fn end(&mut self, _: Option<u32>) -> u32 {
+        unreachable!("an entry holds no end")
+    }
+}
+
+impl GoodsIn for NoGoods {
+    fn block(&mut self, _: BlockName) -> Result<Block, Violation> {
+        Err(Violation::Value("Entry"))
+    }
+    fn end(&mut self, lane: u32) -> Result<crate::channel::LaneEnd, Violation> {
+        Err(Violation::Lane(lane))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::contract::Time;
+
+    fn entry(n: u64, with_attributes: bool) -> Entry {
+        let attributes = Attributes {
+            node: Node(n),
+            generation: 7,
+            kind: Kind::File,
+            mode: 0o100644,
+            links: 1,
+            uid: 1000,
+            gid: 100,
+            device: (0, 0),
+            size_bytes: n << 40,
+            blocks_512: 8,
+            block_size_bytes: 4096,
+            flags: 0,
+            no_xattrs: true,
+            accessed: Time { seconds: -1, nanoseconds: 999_999_999 },
+            modified: Time::default(),
+            changed: Time::default(),
+            created: None,
+        };
+        Entry {
+            cookie: n,
+            node: Node(n),
+            kind: n.is_multiple_of(2).then_some(Kind::File),
+            name: Name::new(format!("name {n}").as_bytes()).unwrap(),
+            attributes: with_attributes.then_some(attributes),
+        }
+    }
+
+    #[test]
+    fn what_is_pushed_is_read() {
+        for with_attributes in [false, true] {
+            let mut block = Block::private(1000);
+            let mut entries = Entries::new(&mut block);
+            let pushed: Vec<_> = (1..100)
+                .map(|n| entry(n, with_attributes))
+                .take_while(|entry| entries.push(entry))
+                .collect();
+            assert!(pushed.len() > 3 && pushed.len() < 99);
+            let len = entries.len();
+            let read: Result<Vec<_>, _> = Records::new(&block, len).unwrap().collect();
+            assert_eq!(read.unwrap(), pushed);
+        }
+    }
+
+    #[test]
+    fn random_bytes_are_refused_or_read_but_never_trusted() {
+        let mut seed = 0x9e37_79b9_7f4a_7c15u64;
+        let mut random = || {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            seed
+        };
+        let mut block = Block::private(600);
+        let mut entries = Entries::new(&mut block);
+        while entries.push(&entry(4, random() & 1 == 0)) {}
+        let len = entries.len();
+        let mut good = vec![0; len as usize];
+        block.copy_out(0, &mut good);
+        for _ in 0..20_000 {
+            let mut bytes = good.clone();
+            for _ in 0..1 + random() % 4 {
+                let at = random() as usize % bytes.len();
+                bytes[at] = random() as u8;
+            }
+            bytes.truncate(1 + random() as usize % bytes.len());
+            block.copy_in(0, &bytes);
+            let records = Records::new(&block, bytes.len() as u32).unwrap();
+            assert!(records.count() <= bytes.len() / 20 + 1);
+        }
+        assert_eq!(Records::new(&block, 601).unwrap_err(), Violation::Length(601));
+    }
+}

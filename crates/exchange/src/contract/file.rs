@@ -1,0 +1,64 @@
+//! The file contract: one node's bytes. The node is chosen when the end is bound.
+//!
+//! Offsets are absolute, so a replayed read or write does no harm, and the buffer comes
+//! back in every reply.
+
+use super::{Attributes, Refusal};
+use crate::heap::Block;
+
+crate::contract! {
+    /// The bytes of one node.
+    pub contract File served by FileServer, starting in Ready {
+        /// Anything may be asked.
+        state Ready {
+            /// Reads `len` bytes of the file at `offset` into `buffer` at `buffer_offset`.
+            ///
+            /// `AckRead::len` is less than asked only at the end of the file. A request
+            /// that reaches beyond the buffer is refused with [`Refusal::Invalid`].
+            call read: Read { buffer: Block, buffer_offset: u32, offset: u64, len: u32 }
+                -> AckRead { buffer: Block, len: u32 } => Ready
+                 | NakRead { buffer: Block } why Refusal => Ready;
+
+            /// Writes `len` bytes of `buffer` at `buffer_offset` to the file at `offset`.
+            ///
+            /// `AckWrite::len` bytes were taken; durable after `Sync`.
+            call write: Write { buffer: Block, buffer_offset: u32, offset: u64, len: u32 }
+                -> AckWrite { buffer: Block, len: u32 } => Ready
+                 | NakWrite { buffer: Block } why Refusal => Ready, or NotSupported;
+
+            /// What `stat` tells of the file.
+            call get_attributes: GetAttributes {}
+                -> AckGetAttributes { attributes: Attributes } => Ready
+                 | NakGetAttributes {} why Refusal => Ready;
+
+            /// Makes what was written durable; with `data_only`, whatever is needed to
+            /// read it back and no more.
+            call sync: Sync { data_only: bool }
+                -> AckSync {} => Ready
+                 | NakSync {} why Refusal => Ready, or NotSupported;
+
+            tell close: Close {} => Done;
+        }
+        /// Nothing more is said.
+        state Done {}
+    }
+}
+
+impl Read {
+    /// Whether the request stays within its buffer and within 64 bits of file.
+    pub fn fits(&self) -> bool {
+        fits(&self.buffer, self.buffer_offset, self.offset, self.len)
+    }
+}
+
+impl Write {
+    /// Whether the request stays within its buffer and within 64 bits of file.
+    pub fn fits(&self) -> bool {
+        fits(&self.buffer, self.buffer_offset, self.offset, self.len)
+    }
+}
+
+fn fits(buffer: &Block, buffer_offset: u32, offset: u64, len: u32) -> bool {
+    u64::from(buffer_offset) + u64::from(len) <= buffer.len() as u64
+        && offset.checked_add(u64::from(len)).is_some()
+}

@@ -1,0 +1,380 @@
+//! A contract as a table: what may be sent, when, by whom.
+//!
+//! ```text
+//!          Read ▶                 ◀ AckRead | NakRead
+//!   Ready ────────▶ awaiting Read ─────────────────────▶ Ready
+//! ```
+//!
+//! Law 1: every cycle holds a step of each side, so a queue has a constant bound.
+//! Law 2: a request's blocks are in each of its replies, its ends in its refusal.
+//! Law 3: the table decides what a peer may send; types only bind the honest side.
+//!
+//! Everything here is `const`: a contract that breaks law 1 or 2 does not compile.
+
+/// Who sends a message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sender {
+    /// The end that asks.
+    Client,
+    /// The end that answers.
+    Server,
+}
+
+/// One field of a message.
+#[derive(Clone, Copy, Debug)]
+pub struct FieldInfo {
+    /// Its name in the text.
+    pub name: &'static str,
+    /// A hash of its type.
+    pub kind: u64,
+    /// Whether it holds blocks.
+    pub blocks: bool,
+    /// Whether it holds ends of channels.
+    pub ends: bool,
+    /// The most bytes it takes in a line.
+    pub bytes_max: usize,
+}
+
+/// One message.
+#[derive(Clone, Copy, Debug)]
+pub struct MessageInfo {
+    /// Its name in the text.
+    pub name: &'static str,
+    /// Who may send it.
+    pub sender: Sender,
+    /// Its fields, in order.
+    pub fields: &'static [FieldInfo],
+}
+
+/// `tag` leads from state `from` to state `to`.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    /// Where it may be sent: an index of [`Fsm::states`].
+    pub from: u8,
+    /// What: an index of [`Fsm::messages`].
+    pub tag: u8,
+    /// Where it leads: an index of [`Fsm::states`].
+    pub to: u8,
+}
+
+/// A request with its two replies, as indices of [`Fsm::messages`].
+#[derive(Clone, Copy, Debug)]
+pub struct Family {
+    /// The request.
+    pub request: u8,
+    /// The answer when it was done.
+    pub ack: u8,
+    /// The answer when it was not.
+    pub nak: u8,
+}
+
+/// A contract's table.
+#[derive(Clone, Copy, Debug)]
+pub struct Fsm {
+    /// The contract's name.
+    pub name: &'static str,
+    /// The states of the text, then one "awaiting" state per request.
+    pub states: &'static [&'static str],
+    /// Every message.
+    pub messages: &'static [MessageInfo],
+    /// Every step.
+    pub steps: &'static [Step],
+    /// Every request that is answered.
+    pub families: &'static [Family],
+    /// Where a channel begins.
+    pub start: u8,
+}
+
+impl Fsm {
+    /// Where `tag` leads from `state`, if `sender` may send it there.
+    pub const fn next(&self, state: u8, tag: u8, sender: Sender) -> Option<u8> {
+        // The macro lists one step per message, in the messages' order: no search.
+        let at = tag as usize;
+        if at < self.steps.len() && self.steps[at].tag == tag && self.steps[at].from == state {
+            let step = &self.steps[at];
+            let right = self.sender_of(step) as u8 == sender as u8;
+            return if right { Some(step.to) } else { None };
+        }
+        let mut i = 0;
+        while i < self.steps.len() {
+            let step = &self.steps[i];
+            if step.from == state && step.tag == tag {
+                let right = self.sender_of(step) as u8 == sender as u8;
+                return if right { Some(step.to) } else { None };
+            }
+            i += 1;
+        }
+        None
+    }
+
+    /// Whether nothing more can be sent in `state`.
+    pub const fn is_final(&self, state: u8) -> bool {
+        let mut i = 0;
+        while i < self.steps.len() {
+            if self.steps[i].from == state {
+                return false;
+            }
+            i += 1;
+        }
+        true
+    }
+
+    const fn sender_of(&self, step: &Step) -> Sender {
+        self.messages[step.tag as usize].sender
+    }
+
+    /// How many messages can wait in one direction: the longest run of steps by one side.
+    ///
+    /// # Panics
+    /// When one side can send for ever without hearing from the other. Evaluated at
+    /// compile time, so such a contract does not compile.
+    pub const fn queue_bound(&self) -> usize {
+        let client = self.longest_run(Sender::Client);
+        let server = self.longest_run(Sender::Server);
+        if client > server { client } else { server }
+    }
+
+    /// Longest path over the steps of one sender: relaxed once per state, after which
+    /// anything that can still grow lies on a cycle of that sender's steps alone.
+    const fn longest_run(&self, sender: Sender) -> usize {
+        assert!(self.states.len() <= STATES_MAX, "a contract has too many states");
+        let mut run = [0usize; STATES_MAX];
+        let mut round = 0;
+        while round <= self.states.len() {
+            let mut grown = false;
+            let mut i = 0;
+            while i < self.steps.len() {
+                let step = &self.steps[i];
+                let (from, to) = (step.from as usize, step.to as usize);
+                if self.sender_of(step) as u8 == sender as u8 && run[to] < run[from] + 1 {
+                    run[to] = run[from] + 1;
+                    grown = true;
+                }
+                i += 1;
+            }
+            if !grown {
+                return max(&run);
+            }
+            round += 1;
+        }
+        panic!("a cycle of this contract lacks a send or a receive: its queue has no bound")
+    }
+
+    /// Checks law 2, and that every message fits a line of `line_bytes`.
+    ///
+    /// # Panics
+    /// When it does not; at compile time, as [`Fsm::queue_bound`].
+    pub const fn check(&self, line_bytes: usize) {
+        let mut i = 0;
+        while i < self.families.len() {
+            let family = &self.families[i];
+            let request = self.messages[family.request as usize].fields;
+            let ack = self.messages[family.ack as usize].fields;
+            let nak = self.messages[family.nak as usize].fields;
+            let mut f = 0;
+            while f < request.len() {
+                let field = &request[f];
+                if field.blocks {
+                    assert!(
+                        holds(ack, field),
+                        "a block of a request is lost: its Ack must return it"
+                    );
+                }
+                if field.blocks || field.ends {
+                    assert!(
+                        holds(nak, field),
+                        "a request's goods are lost: its Nak must return them"
+                    );
+                }
+                f += 1;
+            }
+            i += 1;
+        }
+        let mut m = 0;
+        while m < self.messages.len() {
+            assert!(bytes_max(self.messages[m].fields) <= line_bytes, "a message exceeds a line");
+            m += 1;
+        }
+    }
+
+    /// A hash of all names, types and steps: two ends that differ in it must not talk.
+    pub const fn fingerprint(&self) -> u64 {
+        let mut hash = hash_str(HASH_START, self.name);
+        let mut i = 0;
+        while i < self.states.len() {
+            hash = hash_str(hash, self.states[i]);
+            i += 1;
+        }
+        i = 0;
+        while i < self.messages.len() {
+            let message = &self.messages[i];
+            hash = hash_u64(hash_str(hash, message.name), message.sender as u64);
+            let mut f = 0;
+            while f < message.fields.len() {
+                hash = hash_u64(hash_str(hash, message.fields[f].name), message.fields[f].kind);
+                f += 1;
+            }
+            i += 1;
+        }
+        i = 0;
+        while i < self.steps.len() {
+            let step = &self.steps[i];
+            hash =
+                hash_u64(hash, (step.from as u64) << 16 | (step.tag as u64) << 8 | step.to as u64);
+            i += 1;
+        }
+        hash
+    }
+}
+
+const STATES_MAX: usize = 256;
+
+const fn max(of: &[usize]) -> usize {
+    let (mut most, mut i) = (0, 0);
+    while i < of.len() {
+        if of[i] > most {
+            most = of[i];
+        }
+        i += 1;
+    }
+    most
+}
+
+const fn holds(fields: &[FieldInfo], wanted: &FieldInfo) -> bool {
+    let mut i = 0;
+    while i < fields.len() {
+        if fields[i].kind == wanted.kind && same(fields[i].name, wanted.name) {
+            return true;
+        }
+        i += 1;
+    }
+    false
+}
+
+const fn same(a: &str, b: &str) -> bool {
+    let (a, b) = (a.as_bytes(), b.as_bytes());
+    if a.len() != b.len() {
+        return false;
+    }
+    let mut i = 0;
+    while i < a.len() {
+        if a[i] != b[i] {
+            return false;
+        }
+        i += 1;
+    }
+    true
+}
+
+const fn bytes_max(fields: &[FieldInfo]) -> usize {
+    let (mut sum, mut i) = (0, 0);
+    while i < fields.len() {
+        sum += fields[i].bytes_max;
+        i += 1;
+    }
+    sum
+}
+
+/// FNV-1a, 64 bits: a check against mistakes, not against malice.
+const HASH_START: u64 = 0xcbf2_9ce4_8422_2325;
+
+const fn hash_byte(hash: u64, byte: u8) -> u64 {
+    (hash ^ byte as u64).wrapping_mul(0x0000_0100_0000_01b3)
+}
+
+const fn hash_str(mut hash: u64, s: &str) -> u64 {
+    let bytes = s.as_bytes();
+    let mut i = 0;
+    while i < bytes.len() {
+        hash = hash_byte(hash, bytes[i]);
+        i += 1;
+    }
+    // A byte no name holds keeps ("ab", "c") and ("a", "bc") apart.
+    hash_byte(hash, 0)
+}
+
+const fn hash_u64(mut hash: u64, n: u64) -> u64 {
+    let bytes = n.to_le_bytes();
+    let mut i = 0;
+    while i < 8 {
+        hash = hash_byte(hash, bytes[i]);
+        i += 1;
+    }
+    hash
+}
+
+/// The hash of a field's type: its name, and the hashes of what it is made of.
+pub const fn kind(name: &str, parts: &[u64]) -> u64 {
+    let mut hash = hash_str(HASH_START, name);
+    let mut i = 0;
+    while i < parts.len() {
+        hash = hash_u64(hash, parts[i]);
+        i += 1;
+    }
+    hash
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ASK: MessageInfo = MessageInfo { name: "Ask", sender: Sender::Client, fields: &[] };
+    const TELL: MessageInfo = MessageInfo { name: "Tell", sender: Sender::Server, fields: &[] };
+
+    fn fsm(steps: &'static [Step]) -> Fsm {
+        Fsm {
+            name: "Test",
+            states: &["A", "B", "C"],
+            messages: &[ASK, TELL],
+            steps,
+            families: &[],
+            start: 0,
+        }
+    }
+
+    #[test]
+    fn the_queue_is_as_long_as_the_longest_run_of_one_side() {
+        let ping_pong = fsm(&[Step { from: 0, tag: 0, to: 1 }, Step { from: 1, tag: 1, to: 0 }]);
+        assert_eq!(ping_pong.queue_bound(), 1);
+        let two_asks = fsm(&[
+            Step { from: 0, tag: 0, to: 1 },
+            Step { from: 1, tag: 0, to: 2 },
+            Step { from: 2, tag: 1, to: 0 },
+        ]);
+        assert_eq!(two_asks.queue_bound(), 2);
+    }
+
+    #[test]
+    #[should_panic(expected = "no bound")]
+    fn a_cycle_of_one_side_has_no_bound() {
+        fsm(&[Step { from: 0, tag: 0, to: 1 }, Step { from: 1, tag: 0, to: 0 }]).queue_bound();
+    }
+
+    #[test]
+    fn every_state_and_message_and_sender_has_its_answer() {
+        let table = fsm(&[Step { from: 0, tag: 0, to: 1 }, Step { from: 1, tag: 1, to: 2 }]);
+        for state in 0..4 {
+            for tag in 0..4 {
+                for sender in [Sender::Client, Sender::Server] {
+                    let expected = match (state, tag, sender) {
+                        (0, 0, Sender::Client) => Some(1),
+                        (1, 1, Sender::Server) => Some(2),
+                        _ => None,
+                    };
+                    assert_eq!(table.next(state, tag, sender), expected);
+                }
+            }
+        }
+        assert!(table.is_final(2) && !table.is_final(0) && !table.is_final(1));
+    }
+
+    #[test]
+    fn the_fingerprint_tells_names_and_steps_apart() {
+        let a = fsm(&[Step { from: 0, tag: 0, to: 1 }]);
+        let b = fsm(&[Step { from: 0, tag: 0, to: 2 }]);
+        let c = Fsm { name: "Other", ..a };
+        assert_ne!(a.fingerprint(), b.fingerprint());
+        assert_ne!(a.fingerprint(), c.fingerprint());
+        assert_eq!(a.fingerprint(), fsm(&[Step { from: 0, tag: 0, to: 1 }]).fingerprint());
+    }
+}

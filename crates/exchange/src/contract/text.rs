@@ -1,0 +1,584 @@
+//! What a contract's text becomes: the traits that [`contract!`](crate::contract!) fills in.
+
+use std::{fmt::Debug, marker::PhantomData};
+
+use super::{
+    Refusal,
+    fsm::{FieldInfo, Fsm},
+    wire::{Field, Wire},
+};
+use crate::channel::{Core, Server};
+
+// Sending allocates nothing, so messages stand unboxed in the enums: large variants are
+// meant.
+
+/// A contract: a type nobody can make a value of, naming the text.
+pub trait Contract: Sized + 'static {
+    /// Where a channel begins.
+    type Start: State<Contract = Self>;
+    /// What the client may send.
+    type ToServer: Wire + Debug + Send + 'static;
+    /// What the server may send.
+    type ToClient: Wire + Debug + Send + 'static;
+    /// Its name in the text.
+    const NAME: &'static str;
+    /// The text as a table.
+    const FSM: Fsm;
+    /// How many messages can wait in one direction.
+    const QUEUE: usize = Self::FSM.queue_bound();
+    /// Compared when two ends meet.
+    const FINGERPRINT: u64 = Self::FSM.fingerprint();
+    /// The table, where it can be pointed to.
+    const TABLE: &'static Fsm = &Self::FSM;
+}
+
+/// A state of a contract.
+pub trait State: 'static {
+    /// The contract it is of.
+    type Contract: Contract;
+    /// Its index in the contract's table.
+    const ID: u8;
+}
+
+/// A state named in the text: the client speaks.
+pub trait Open: State {
+    /// What can arrive at a server here, each with the end in the state it leads to.
+    type Received;
+    /// Sorts an arrived message.
+    fn received(
+        message: <Self::Contract as Contract>::ToServer,
+        end: ServerCore<Self::Contract>,
+    ) -> Self::Received;
+}
+
+/// The untyped half of a [`Server`].
+pub type ServerCore<C> = Core<<C as Contract>::ToClient, <C as Contract>::ToServer>;
+
+/// The state after request `M`: the server owes one of its two replies.
+#[derive(Debug)]
+pub enum Awaiting<M> {
+    #[doc(hidden)]
+    _Never(std::convert::Infallible, PhantomData<fn() -> M>),
+}
+
+impl<M: Call> State for Awaiting<M> {
+    type Contract = M::Contract;
+    const ID: u8 = M::AWAITING;
+}
+
+/// A message that a client may send in one state.
+pub trait Request: Into<<Self::Contract as Contract>::ToServer> {
+    /// The contract it is of.
+    type Contract: Contract;
+    /// Where it may be sent.
+    type From: State<Contract = Self::Contract>;
+    /// Where it leads.
+    type Next: State<Contract = Self::Contract>;
+}
+
+/// A request that is answered.
+pub trait Call: Request<Next = Awaiting<Self>> + Debug + 'static {
+    /// The answer when it was done.
+    type Ack: Into<<Self::Contract as Contract>::ToClient> + Debug;
+    /// The answer when it was not.
+    type Nak: Into<<Self::Contract as Contract>::ToClient> + Debug;
+    /// Where the Ack leads.
+    type AckTo: State<Contract = Self::Contract>;
+    /// Where the Nak leads.
+    type NakTo: State<Contract = Self::Contract>;
+    /// Index of the awaiting state.
+    const AWAITING: u8;
+    /// The Nak that gives everything back.
+    fn refuse(self, why: Refusal) -> Self::Nak;
+    /// Sorts an arrived reply; `None` if it answers something else.
+    fn reply(
+        message: <Self::Contract as Contract>::ToClient,
+    ) -> Option<Result<Self::Ack, Self::Nak>>;
+}
+
+/// Hands an arrived request to a server that owes `M`'s replies.
+pub type Owed<M> = Server<<M as Request>::Contract, Awaiting<M>>;
+
+/// Describes a field of type `T`.
+pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
+    FieldInfo { name, kind: T::KIND, blocks: T::BLOCKS, ends: T::ENDS, bytes_max: T::BYTES_MAX }
+}
+
+/// Turns a contract's text into types.
+///
+/// A text names the states in which the client speaks. In each it lists *calls* - a
+/// request with its two replies, and where each leads - and then *tells*, which nothing
+/// answers. After a call the channel is in the state "awaiting" that request, and only
+/// its two replies can be sent. A Nak lists the goods of the request that it returns; its
+/// reason, `why`, comes from [`Refusal`].
+///
+/// ```
+/// use draconis_exchange::{channel, contract, heap::Block, contract::Refusal};
+/// use std::time::{Duration, Instant};
+///
+/// contract! {
+///     /// Turns bytes round.
+///     pub contract Mirror served by MirrorServer, starting in Ready {
+///         /// Anything may be asked.
+///         state Ready {
+///             /// Reverses the bytes of `buffer`.
+///             call flip: Flip { buffer: Block }
+///                 -> AckFlip { buffer: Block } => Ready
+///                  | NakFlip { buffer: Block } why Refusal => Ready, or NotSupported;
+///             tell close: Close {} => Done;
+///         }
+///         /// Nothing more is said.
+///         state Done {}
+///     }
+/// }
+///
+/// struct Hand;
+/// impl MirrorServer for Hand {
+///     fn flip(&self, mut m: Flip) -> Result<AckFlip, NakFlip> {
+///         let Some(bytes) = m.buffer.bytes_mut() else {
+///             return Err(NakFlip { buffer: m.buffer, why: Refusal::Invalid });
+///         };
+///         bytes.reverse();
+///         Ok(AckFlip { buffer: m.buffer })
+///     }
+/// }
+///
+/// fn main() -> Result<(), channel::Lost> {
+///     let soon = Instant::now() + Duration::from_secs(1);
+///     let (client, server) = channel::pair::<Mirror>();
+///     let hand = std::thread::spawn(move || serve(server, &Hand, Duration::from_secs(1)));
+///     let mut buffer = Block::private(2);
+///     buffer.copy_in(0, b"ab");
+///     let client = match client.send(Flip { buffer }).receive(soon)? {
+///         channel::Reply::Ack(ack, client) => {
+///             assert_eq!(ack.buffer.bytes(), Some(&b"ba"[..]));
+///             client
+///         }
+///         channel::Reply::Nak(nak, _) => panic!("{}", nak.why),
+///     };
+///     client.send(Close {});
+///     hand.join().unwrap()
+/// }
+/// ```
+///
+/// What it yields, for the text above, in the module where it stands:
+///
+/// - `Mirror`, which implements [`Contract`]: the table with the run-time validator, the
+///   queue bound and the fingerprint;
+/// - the states `Ready` and `Done`, and a struct per message;
+/// - `ToServer` and `ToClient`, the messages of each direction;
+/// - `MirrorServer`, the trait of its servers: one method per call. `or NotSupported` gives
+///   a method a body that refuses with that reason and returns the goods;
+/// - `received::Ready`, what [`Server::receive`](crate::channel::Server::receive) answers
+///   in that state;
+/// - `answer`, which hands one message to a server, and `serve`, the loop around it.
+///
+/// # Misuse does not compile
+///
+/// A step that the state does not have:
+/// ```compile_fail,E0271
+/// use draconis_exchange::{channel, contract::file};
+/// let (client, _server) = channel::pair::<file::File>();
+/// let client = client.send(file::Close {});
+/// client.send(file::GetAttributes {}); // closed: nothing may be sent
+/// ```
+///
+/// An end, or a block, after it was given away:
+/// ```compile_fail,E0382
+/// use draconis_exchange::{channel, contract::file};
+/// let (client, _server) = channel::pair::<file::File>();
+/// client.send(file::Close {});
+/// client.send(file::GetAttributes {});
+/// ```
+/// ```compile_fail,E0382
+/// use draconis_exchange::{channel, contract::file, heap::Block};
+/// let (client, _server) = channel::pair::<file::File>();
+/// let buffer = Block::private(4096);
+/// client.send(file::Read { buffer, buffer_offset: 0, offset: 0, len: 4096 });
+/// buffer.len();
+/// ```
+///
+/// A cycle without a receive, whose queue would have no bound:
+/// ```compile_fail,E0080
+/// # fn main() {}
+/// draconis_exchange::contract! {
+///     /// Never listens.
+///     pub contract Chatter served by ChatterServer, starting in Ready {
+///         /// Always.
+///         state Ready {
+///             tell poke: Poke {} => Ready;
+///         }
+///     }
+/// }
+/// ```
+///
+/// A buffer that does not come back, in the Ack or in the Nak:
+/// ```compile_fail,E0080
+/// # fn main() {}
+/// use draconis_exchange::{contract::Refusal, heap::Block};
+/// draconis_exchange::contract! {
+///     /// Keeps what it gets.
+///     pub contract Sink served by SinkServer, starting in Ready {
+///         /// Always.
+///         state Ready {
+///             /// Swallows.
+///             call eat: Eat { buffer: Block }
+///                 -> AckEat {} => Ready
+///                  | NakEat { buffer: Block } why Refusal => Ready;
+///         }
+///     }
+/// }
+/// ```
+/// ```compile_fail,E0080
+/// # fn main() {}
+/// use draconis_exchange::{contract::Refusal, heap::Block};
+/// draconis_exchange::contract! {
+///     /// Keeps what it refuses.
+///     pub contract Sink served by SinkServer, starting in Ready {
+///         /// Always.
+///         state Ready {
+///             /// Swallows.
+///             call eat: Eat { buffer: Block }
+///                 -> AckEat { buffer: Block } => Ready
+///                  | NakEat {} why Refusal => Ready;
+///         }
+///     }
+/// }
+/// ```
+#[macro_export]
+macro_rules! contract {
+    (
+        $(#[$cmeta:meta])*
+        pub contract $C:ident served by $Trait:ident, starting in $Start:ident {$(
+            $(#[$smeta:meta])*
+            state $S:ident {
+                $(
+                    $(#[$rmeta:meta])*
+                    call $method:ident: $R:ident { $($(#[$fmeta:meta])* $f:ident: $ft:ty),* $(,)? }
+                        -> $A:ident { $($(#[$ameta:meta])* $a:ident: $at:ty),* $(,)? } => $ATo:ident
+                         | $N:ident { $($n:ident: $nt:ty),* $(,)? } why $why:ty => $NTo:ident
+                         $(, or $default:ident)?;
+                )*
+                $(
+                    tell $tmethod:ident: $T:ident { $($tf:ident: $tft:ty),* $(,)? } => $TTo:ident;
+                )*
+            }
+        )*}
+    ) => {
+        $(#[$cmeta])*
+        #[derive(Debug)]
+        pub enum $C {}
+
+        $(
+            $(#[$smeta])*
+            #[derive(Debug)]
+            pub enum $S {}
+        )*
+
+        $($(
+            $(#[$rmeta])*
+            #[derive(Debug)]
+            #[allow(missing_docs)]
+            pub struct $R { $($(#[$fmeta])* pub $f: $ft),* }
+
+            #[doc = concat!("[`", stringify!($R), "`] was done.")]
+            #[derive(Debug)]
+            #[allow(missing_docs)]
+            pub struct $A { $($(#[$ameta])* pub $a: $at),* }
+
+            #[doc = concat!("[`", stringify!($R), "`] was refused; its goods come back.")]
+            #[derive(Debug)]
+            pub struct $N {
+                $(#[doc = "As it was sent."] pub $n: $nt,)*
+                /// Why.
+                pub why: $why,
+            }
+        )*
+        $(
+            #[doc = concat!("`", stringify!($tmethod), "`: nothing answers it.")]
+            #[derive(Debug)]
+            #[allow(missing_docs)]
+            pub struct $T { $(pub $tf: $tft),* }
+        )*)*
+
+        #[doc = concat!("What the client of a [`", stringify!($C), "`] sends.")]
+        #[derive(Debug)]
+        #[allow(missing_docs, clippy::large_enum_variant)]
+        pub enum ToServer { $($($R($R),)* $($T($T),)*)* }
+
+        #[doc = concat!("What the server of a [`", stringify!($C), "`] sends.")]
+        #[derive(Debug)]
+        #[allow(missing_docs, clippy::large_enum_variant)]
+        pub enum ToClient { $($($A($A), $N($N),)*)* }
+
+        /// What can arrive at a server, by state, each with the end in the state it leads to.
+        pub mod received {
+            #[allow(unused_imports)]
+            use super::*;
+            $(
+                #[doc = concat!("What can arrive in state `", stringify!($S), "`.")]
+                #[derive(Debug)]
+                #[allow(missing_docs, clippy::large_enum_variant)]
+                pub enum $S {
+                    $($R(super::$R, $crate::contract::Owed<super::$R>),)*
+                    $($T(super::$T, $crate::channel::Server<super::$C, super::$TTo>),)*
+                }
+            )*
+        }
+
+        #[doc = concat!("A server of the [`", stringify!($C), "`] contract.")]
+        ///
+        /// A method that has a body refuses with the reason the contract names.
+        pub trait $Trait {
+            $($(
+                $crate::contract!(@method { $(#[$rmeta])* } $method $R $A $N $($default)?);
+            )*
+            $(
+                #[doc = concat!("[`", stringify!($T), "`] arrived.")]
+                fn $tmethod(&self, message: $T) {
+                    let _ = message;
+                }
+            )*)*
+        }
+
+        /// Hands one message to `server`; what nothing answers gives `None`.
+        pub fn answer<S: $Trait + ?Sized>(server: &S, message: ToServer) -> Option<ToClient> {
+            match message {
+                $($(ToServer::$R(m) => Some(match server.$method(m) {
+                    Ok(ack) => ToClient::$A(ack),
+                    Err(nak) => ToClient::$N(nak),
+                }),)*
+                $(ToServer::$T(m) => {
+                    server.$tmethod(m);
+                    None
+                })*)*
+            }
+        }
+
+        /// Answers one client until it closes, is silent for `patience`, or breaks the
+        /// contract.
+        ///
+        /// # Errors
+        /// Why the client was lost; a client that closed is no error.
+        pub fn serve<S: $Trait + ?Sized>(
+            end: $crate::channel::Server<$C>,
+            server: &S,
+            patience: ::std::time::Duration,
+        ) -> Result<(), $crate::channel::Lost> {
+            end.serve(patience, |message| answer(server, message))
+        }
+
+        const _: () = {
+            use $crate::contract::{fsm, text, wire};
+
+            #[repr(u8)]
+            enum StateId { $($S,)* $($($R,)*)* }
+            #[repr(u8)]
+            enum Tag { $($($R, $A, $N,)* $($T,)*)* }
+
+            impl text::Contract for $C {
+                type Start = $Start;
+                type ToServer = ToServer;
+                type ToClient = ToClient;
+                const NAME: &'static str = stringify!($C);
+                const FSM: fsm::Fsm = fsm::Fsm {
+                    name: stringify!($C),
+                    states: &[$(stringify!($S),)* $($(concat!("awaiting ", stringify!($R)),)*)*],
+                    messages: &[$(
+                        $(
+                            fsm::MessageInfo {
+                                name: stringify!($R),
+                                sender: fsm::Sender::Client,
+                                fields: &[$(text::field::<$ft>(stringify!($f))),*],
+                            },
+                            fsm::MessageInfo {
+                                name: stringify!($A),
+                                sender: fsm::Sender::Server,
+                                fields: &[$(text::field::<$at>(stringify!($a))),*],
+                            },
+                            fsm::MessageInfo {
+                                name: stringify!($N),
+                                sender: fsm::Sender::Server,
+                                fields: &[
+                                    $(text::field::<$nt>(stringify!($n)),)*
+                                    text::field::<$why>("why"),
+                                ],
+                            },
+                        )*
+                        $(fsm::MessageInfo {
+                            name: stringify!($T),
+                            sender: fsm::Sender::Client,
+                            fields: &[$(text::field::<$tft>(stringify!($tf))),*],
+                        },)*
+                    )*],
+                    steps: &[$(
+                        $(
+                            fsm::Step { from: StateId::$S as u8, tag: Tag::$R as u8, to: StateId::$R as u8 },
+                            fsm::Step { from: StateId::$R as u8, tag: Tag::$A as u8, to: StateId::$ATo as u8 },
+                            fsm::Step { from: StateId::$R as u8, tag: Tag::$N as u8, to: StateId::$NTo as u8 },
+                        )*
+                        $(fsm::Step { from: StateId::$S as u8, tag: Tag::$T as u8, to: StateId::$TTo as u8 },)*
+                    )*],
+                    families: &[$($(fsm::Family {
+                        request: Tag::$R as u8,
+                        ack: Tag::$A as u8,
+                        nak: Tag::$N as u8,
+                    },)*)*],
+                    start: StateId::$Start as u8,
+                };
+            }
+
+            // Evaluated even if nobody makes a channel.
+            const _: usize = <$C as text::Contract>::QUEUE;
+            const _: () = <$C as text::Contract>::FSM.check(wire::LINE_BYTES);
+
+            $(
+                impl text::State for $S {
+                    type Contract = $C;
+                    const ID: u8 = StateId::$S as u8;
+                }
+
+                impl text::Open for $S {
+                    type Received = received::$S;
+                    #[allow(unused_variables)]
+                    fn received(message: ToServer, end: text::ServerCore<$C>) -> received::$S {
+                        match message {
+                            $(ToServer::$R(m) => received::$S::$R(m, end.into()),)*
+                            $(ToServer::$T(m) => received::$S::$T(m, end.into()),)*
+                            #[allow(unreachable_patterns)]
+                            _ => unreachable!("the table admitted a message of another state"),
+                        }
+                    }
+                }
+
+                $(
+                    impl From<$R> for ToServer {
+                        fn from(m: $R) -> Self {
+                            ToServer::$R(m)
+                        }
+                    }
+                    impl From<$A> for ToClient {
+                        fn from(m: $A) -> Self {
+                            ToClient::$A(m)
+                        }
+                    }
+                    impl From<$N> for ToClient {
+                        fn from(m: $N) -> Self {
+                            ToClient::$N(m)
+                        }
+                    }
+                    impl text::Request for $R {
+                        type Contract = $C;
+                        type From = $S;
+                        type Next = text::Awaiting<$R>;
+                    }
+                    impl text::Call for $R {
+                        type Ack = $A;
+                        type Nak = $N;
+                        type AckTo = $ATo;
+                        type NakTo = $NTo;
+                        const AWAITING: u8 = StateId::$R as u8;
+                        fn refuse(self, why: $crate::contract::Refusal) -> $N {
+                            $N { $($n: self.$n,)* why: why.into() }
+                        }
+                        fn reply(message: ToClient) -> Option<Result<$A, $N>> {
+                            match message {
+                                ToClient::$A(ack) => Some(Ok(ack)),
+                                ToClient::$N(nak) => Some(Err(nak)),
+                                #[allow(unreachable_patterns)]
+                                _ => None,
+                            }
+                        }
+                    }
+                )*
+                $(
+                    impl From<$T> for ToServer {
+                        fn from(m: $T) -> Self {
+                            ToServer::$T(m)
+                        }
+                    }
+                    impl text::Request for $T {
+                        type Contract = $C;
+                        type From = $S;
+                        type Next = $TTo;
+                    }
+                )*
+            )*
+
+            #[allow(unused_variables)]
+            impl wire::Wire for ToServer {
+                fn tag(&self) -> u8 {
+                    match self {
+                        $($(ToServer::$R(_) => Tag::$R as u8,)* $(ToServer::$T(_) => Tag::$T as u8,)*)*
+                    }
+                }
+                fn pack(self, into: &mut wire::Packer<'_>) {
+                    match self {
+                        $($(ToServer::$R(m) => { $(wire::Field::pack(m.$f, into);)* })*
+                        $(ToServer::$T(m) => { $(wire::Field::pack(m.$tf, into);)* })*)*
+                    }
+                }
+                fn unpack(tag: u8, from: &mut wire::Unpacker<'_>) -> Result<Self, wire::Violation> {
+                    $($(if tag == Tag::$R as u8 {
+                        return Ok(ToServer::$R($R { $($f: wire::Field::unpack(from)?),* }));
+                    })*
+                    $(if tag == Tag::$T as u8 {
+                        return Ok(ToServer::$T($T { $($tf: wire::Field::unpack(from)?),* }));
+                    })*)*
+                    Err(wire::Violation::Tag(u32::from(tag)))
+                }
+            }
+
+            #[allow(unused_variables)]
+            impl wire::Wire for ToClient {
+                fn tag(&self) -> u8 {
+                    match *self {
+                        $($(ToClient::$A(_) => Tag::$A as u8, ToClient::$N(_) => Tag::$N as u8,)*)*
+                    }
+                }
+                fn pack(self, into: &mut wire::Packer<'_>) {
+                    match self {
+                        $($(
+                            ToClient::$A(m) => { $(wire::Field::pack(m.$a, into);)* }
+                            ToClient::$N(m) => {
+                                $(wire::Field::pack(m.$n, into);)*
+                                wire::Field::pack(m.why, into);
+                            }
+                        )*)*
+                    }
+                }
+                fn unpack(tag: u8, from: &mut wire::Unpacker<'_>) -> Result<Self, wire::Violation> {
+                    $($(
+                        if tag == Tag::$A as u8 {
+                            return Ok(ToClient::$A($A { $($a: wire::Field::unpack(from)?),* }));
+                        }
+                        if tag == Tag::$N as u8 {
+                            return Ok(ToClient::$N($N {
+                                $($n: wire::Field::unpack(from)?,)*
+                                why: wire::Field::unpack(from)?,
+                            }));
+                        }
+                    )*)*
+                    Err(wire::Violation::Tag(u32::from(tag)))
+                }
+            }
+        };
+    };
+
+    (@method { $($meta:tt)* } $method:ident $R:ident $A:ident $N:ident) => {
+        $($meta)*
+        ///
+        /// # Errors
+        /// The refusal, with the goods of the request.
+        fn $method(&self, message: $R) -> Result<$A, $N>;
+    };
+    (@method { $($meta:tt)* } $method:ident $R:ident $A:ident $N:ident $default:ident) => {
+        $($meta)*
+        ///
+        /// # Errors
+        /// The refusal, with the goods of the request.
+        fn $method(&self, message: $R) -> Result<$A, $N> {
+            Err($crate::contract::Call::refuse(message, $crate::contract::Refusal::$default))
+        }
+    };
+}

@@ -1,0 +1,254 @@
+//! A whole tree of files behind the contracts: what a way in from Linux is generic over.
+
+use std::{thread, time::Duration};
+
+use super::{
+    Attributes, Kind, Name, Node, Refusal, Space,
+    directory::{self, AckBind, Bind, Directory, DirectoryServer, End, Lookup, NakBind, NotBound},
+    file::{self, FileServer},
+};
+use crate::{
+    channel::{Caller, Lost, Server, pair},
+    contract::file::File,
+    heap::Block,
+};
+
+/// A tree whose operations can be called directly, without a channel between.
+pub trait Tree: DirectoryServer {
+    /// A server of one file: as cheap as the node's number.
+    type File<'a>: FileServer
+    where
+        Self: 'a;
+
+    /// The server of `node`'s bytes. That it exists shows in the first request.
+    fn file(&self, node: Node) -> Self::File<'_>;
+
+    /// What `statfs` tells.
+    fn space(&self) -> Space;
+}
+
+/// Where a walk ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Walked {
+    /// At the node the path names.
+    At(Attributes),
+    /// At a symbolic link on the way.
+    Link {
+        /// The link.
+        link: Node,
+        /// Where in the path its name begins.
+        name_at: usize,
+        /// Where in the path the rest begins, after the name and its slashes.
+        rest_at: usize,
+    },
+}
+
+/// Walks `path` from `from` one name at a time, and stops at a symbolic link on the way;
+/// with `follow_last`, at one that the whole path names, too.
+///
+/// # Errors
+/// What the tree says of a name that cannot be looked up.
+pub fn walk<T: DirectoryServer + ?Sized>(
+    tree: &T,
+    from: Node,
+    path: &[u8],
+    follow_last: bool,
+) -> Result<Walked, Refusal> {
+    let start = if path.first() == Some(&b'/') { Node::ROOT } else { from };
+    let mut here = match tree.get_attributes(directory::GetAttributes { node: start }) {
+        Ok(ack) => ack.attributes,
+        Err(nak) => return Err(nak.why),
+    };
+    let mut at = 0;
+    while let Some((name_at, rest_at)) = next_name(path, at) {
+        if here.kind != Kind::Directory {
+            return Err(Refusal::NotADirectory);
+        }
+        let end = path[name_at..rest_at].iter().position(|&b| b == b'/');
+        let name = Name::new(&path[name_at..end.map_or(rest_at, |end| name_at + end)])?;
+        here = match tree.lookup(Lookup { parent: here.node, name }) {
+            Ok(ack) => ack.attributes,
+            Err(nak) => return Err(nak.why),
+        };
+        let last = rest_at == path.len() && !path.ends_with(b"/");
+        if here.kind == Kind::Symlink && (follow_last || !last) {
+            return Ok(Walked::Link { link: here.node, name_at, rest_at });
+        }
+        at = rest_at;
+    }
+    if path.ends_with(b"/") && here.kind != Kind::Directory {
+        return Err(Refusal::NotADirectory);
+    }
+    Ok(Walked::At(here))
+}
+
+/// The next name at or after `at`: where it begins, and where the name after it may.
+fn next_name(path: &[u8], at: usize) -> Option<(usize, usize)> {
+    let name_at = at + path[at..].iter().position(|&b| b != b'/')?;
+    let name_end =
+        path[name_at..].iter().position(|&b| b == b'/').map_or(path.len(), |n| name_at + n);
+    let rest_at =
+        path[name_end..].iter().position(|&b| b != b'/').map_or(path.len(), |n| name_end + n);
+    Some((name_at, rest_at))
+}
+
+/// Serves the directory contract of `tree` over `end`, and every end bound through it, each
+/// in a thread of its own; returns once all of them are closed.
+///
+/// # Errors
+/// Why the client of `end` was lost, as [`directory::serve`].
+pub fn serve<T: Tree + Sync + ?Sized>(
+    end: Server<Directory>,
+    tree: &T,
+    patience: Duration,
+) -> Result<(), Lost> {
+    thread::scope(|scope| serve_in(scope, end, tree, patience))
+}
+
+fn serve_in<'scope, 'env, T: Tree + Sync + ?Sized>(
+    scope: &'scope thread::Scope<'scope, 'env>,
+    end: Server<Directory>,
+    tree: &'env T,
+    patience: Duration,
+) -> Result<(), Lost> {
+    end.serve(patience, |message| match message {
+        directory::ToServer::Bind(bind) => Some(match resolve(tree, bind) {
+            Ok((ack, end, node)) => {
+                start(scope, end, tree, node, patience);
+                ack.into()
+            }
+            Err(nak) => nak.into(),
+        }),
+        other => directory::answer(tree, other),
+    })
+}
+
+/// Starts a thread that serves a bound end. A client that is lost there is its own
+/// thread's matter.
+fn start<'scope, 'env, T: Tree + Sync + ?Sized>(
+    scope: &'scope thread::Scope<'scope, 'env>,
+    end: End,
+    tree: &'env T,
+    node: Node,
+    patience: Duration,
+) {
+    scope.spawn(move || match end {
+        End::File(end) => file::serve(end, &tree.file(node), patience),
+        End::Directory(end) => serve_in(scope, end, tree, patience),
+    });
+}
+
+fn resolve<T: DirectoryServer + ?Sized>(
+    tree: &T,
+    mut bind: Bind,
+) -> Result<(AckBind, End, Node), NakBind> {
+    let refuse = |bind: Bind, why: NotBound| NakBind { path: bind.path, end: bind.end, why };
+    let mut path = vec![0; bind.len as usize];
+    if path.len() > PATH_MAX_BYTES || bind.path.copy_out(0, &mut path) < path.len() {
+        return Err(refuse(bind, Refusal::Invalid.into()));
+    }
+    let attributes = match walk(tree, bind.from, &path, true) {
+        Ok(Walked::At(attributes)) => attributes,
+        Ok(Walked::Link { link, name_at, rest_at }) => {
+            let why = reparse(tree, link, &path, name_at, rest_at, &mut bind.path);
+            return Err(refuse(bind, why));
+        }
+        Err(why) => return Err(refuse(bind, why.into())),
+    };
+    match (&bind.end, attributes.kind) {
+        (End::Directory(_), Kind::Directory) => {}
+        (End::Directory(_), _) => return Err(refuse(bind, Refusal::NotADirectory.into())),
+        (End::File(_), Kind::Directory) => return Err(refuse(bind, Refusal::IsADirectory.into())),
+        (End::File(_), _) => {}
+    }
+    Ok((AckBind { path: bind.path, attributes }, bind.end, attributes.node))
+}
+
+/// Longest path, in bytes, as Linux has it.
+pub const PATH_MAX_BYTES: usize = 4096;
+
+/// Writes the path with the link's target in the link's place.
+fn reparse<T: DirectoryServer + ?Sized>(
+    tree: &T,
+    link: Node,
+    path: &[u8],
+    name_at: usize,
+    rest_at: usize,
+    into: &mut Block,
+) -> NotBound {
+    let buffer = Block::private(PATH_MAX_BYTES);
+    let (buffer, len) = match tree.read_link(directory::ReadLink { node: link, buffer }) {
+        Ok(ack) => (ack.buffer, ack.len as usize),
+        Err(nak) => return nak.why.into(),
+    };
+    let mut target = vec![0; len.min(PATH_MAX_BYTES)];
+    buffer.copy_out(0, &mut target);
+    let mut new = if target.starts_with(b"/") { Vec::new() } else { path[..name_at].to_vec() };
+    new.extend_from_slice(&target);
+    let prefix_len = new.len() as u32;
+    if rest_at < path.len() || path.ends_with(b"/") {
+        new.push(b'/');
+        new.extend_from_slice(&path[rest_at..]);
+    }
+    if new.len() > PATH_MAX_BYTES || into.copy_in(0, &new) < new.len() {
+        return Refusal::NameTooLong.into();
+    }
+    NotBound::Reparse { len: new.len() as u32, prefix_len, link_found: true }
+}
+
+/// How many symbolic links a bind follows.
+pub const LINKS_MAX: u32 = 40;
+
+/// Binds `end` to `path`, and follows reparses that stay within the directory's volume.
+///
+/// `path` is a block of at least [`PATH_MAX_BYTES`] that lends the room; it comes back.
+///
+/// # Errors
+/// The refusal: of the server, [`Refusal::TooManyLinks`] after [`LINKS_MAX`] links, or
+/// that the server was lost. The path block is lost with the server only.
+pub fn bind(
+    directory: &mut Caller<Directory>,
+    from: Node,
+    path: &[u8],
+    mut room: Block,
+    mut end: End,
+) -> Result<(Attributes, Block), (Refusal, Option<Block>)> {
+    if path.len() > PATH_MAX_BYTES || room.copy_in(0, path) < path.len() {
+        return Err((Refusal::NameTooLong, Some(room)));
+    }
+    let mut len = path.len() as u32;
+    for _ in 0..=LINKS_MAX {
+        let message = Bind { from, path: room, len, end };
+        let nak = match directory.call(message) {
+            Ok(Ok(ack)) => return Ok((ack.attributes, ack.path)),
+            Ok(Err(nak)) => nak,
+            Err(lost) => return Err((lost.into(), None)),
+        };
+        (room, end) = (nak.path, nak.end);
+        match nak.why {
+            NotBound::Refused(why) => return Err((why, Some(room))),
+            NotBound::Reparse { len: new, .. } if new as usize <= room.len() => len = new,
+            NotBound::Reparse { .. } => return Err((Refusal::Invalid, Some(room))),
+        }
+    }
+    Err((Refusal::TooManyLinks, Some(room)))
+}
+
+/// Makes a file channel, gives its server end away to what `path` names, and keeps the
+/// client's end.
+///
+/// # Errors
+/// As [`bind`].
+pub fn open(
+    directory: &mut Caller<Directory>,
+    from: Node,
+    path: &[u8],
+    patience: Duration,
+) -> Result<(Caller<File>, Attributes), Refusal> {
+    let (client, server) = pair::<File>();
+    let room = Block::private(PATH_MAX_BYTES);
+    match bind(directory, from, path, room, End::File(server)) {
+        Ok((attributes, _)) => Ok((Caller::new(client, patience), attributes)),
+        Err((why, _)) => Err(why),
+    }
+}

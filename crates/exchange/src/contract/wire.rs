@@ -1,0 +1,457 @@
+//! How fields of messages become bytes of a line and fields again.
+//!
+//! ```text
+//!   fields ── pack ──▶ private bytes ──▶ line in shared memory
+//!   fields ◀─ unpack ─ private copy  ◀── line in shared memory
+//! ```
+//!
+//! Law: unpacking sees a private copy and believes none of it; what it cannot accept it
+//! names in a [`Violation`].
+
+use super::{
+    AttributeChange, Attributes, Kind, Name, Node, Refusal, SetTime, Space, Time, fsm::kind,
+};
+use crate::heap::Block;
+
+/// The most bytes a packed message may take.
+pub const LINE_BYTES: usize = 1984;
+
+/// How a peer broke the contract.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Violation {
+    /// No message has this tag.
+    #[error("tag {0} names no message")]
+    Tag(u32),
+    /// The message may not be sent now.
+    #[error("{message} may not be sent in state {state}")]
+    State {
+        /// What came.
+        message: &'static str,
+        /// When.
+        state: &'static str,
+    },
+    /// The message is longer or shorter than its fields.
+    #[error("a message of {0} bytes has the wrong length")]
+    Length(u32),
+    /// A field holds what its type does not allow.
+    #[error("a field of type {0} holds an impossible value")]
+    Value(&'static str),
+    /// No slot of the arena has this number.
+    #[error("slot {0} does not exist")]
+    Slot(u32),
+    /// The peer names a slot that it does not own.
+    #[error("slot {0} is not the sender's to give")]
+    Owner(u32),
+    /// The slot was given with another generation.
+    #[error("slot {0} has another generation")]
+    Generation(u32),
+    /// A block is longer than its slot, or another length than was lent.
+    #[error("a block of slot {0} has a length it cannot have")]
+    BlockLength(u32),
+    /// No lane has this number, or it is taken.
+    #[error("lane {0} cannot be bound")]
+    Lane(u32),
+    /// The two ends were built from different contracts.
+    #[error("the peer speaks another contract")]
+    Fingerprint,
+    /// A line was written before its predecessor was read, or out of turn.
+    #[error("a line was written out of turn")]
+    Turn,
+    /// The shared memory is not sealed or has another size.
+    #[error("the shared memory is not what was agreed: {0}")]
+    Memory(&'static str),
+    /// The session was opened with the wrong descriptors.
+    #[error("the session's descriptors are not what was agreed: {0}")]
+    Descriptors(&'static str),
+}
+
+/// Takes the blocks and ends of a message that leaves.
+pub trait GoodsOut {
+    /// Gives a block away; returns its name on the wire.
+    fn block(&mut self, block: Block) -> BlockName;
+    /// Gives an end away that sits on `lane` of this session; returns its name.
+    fn end(&mut self, lane: Option<u32>) -> u32;
+}
+
+/// Finds the blocks and ends that an arriving message names.
+pub trait GoodsIn {
+    /// Claims the block that the peer gives.
+    ///
+    /// # Errors
+    /// What is wrong with the name.
+    fn block(&mut self, name: BlockName) -> Result<Block, Violation>;
+    /// Claims the lane whose end the peer gives; it is joined to an end by the caller.
+    ///
+    /// # Errors
+    /// [`Violation::Lane`].
+    fn end(&mut self, lane: u32) -> Result<crate::channel::LaneEnd, Violation>;
+}
+
+/// A block's name on the wire.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BlockName {
+    /// Index of the slot.
+    pub slot: u32,
+    /// How often the slot was handed out.
+    pub generation: u32,
+    /// Length of the block in bytes.
+    pub len: u32,
+}
+
+/// Writes fields into a line's private image.
+pub struct Packer<'a> {
+    bytes: &'a mut [u8; LINE_BYTES],
+    used: usize,
+    goods: &'a mut dyn GoodsOut,
+}
+
+impl<'a> Packer<'a> {
+    /// Starts an empty line in `bytes`.
+    pub fn new(bytes: &'a mut [u8; LINE_BYTES], goods: &'a mut dyn GoodsOut) -> Self {
+        Self { bytes, used: 0, goods }
+    }
+
+    /// How many bytes are used.
+    pub fn used(&self) -> usize {
+        self.used
+    }
+
+    /// Appends `bytes`. That they fit is checked when the contract is compiled.
+    pub fn put(&mut self, bytes: &[u8]) {
+        self.bytes[self.used..self.used + bytes.len()].copy_from_slice(bytes);
+        self.used += bytes.len();
+    }
+
+    /// The taker of goods.
+    pub fn goods(&mut self) -> &mut dyn GoodsOut {
+        self.goods
+    }
+}
+
+/// Reads fields from the private copy of a line.
+pub struct Unpacker<'a> {
+    bytes: &'a [u8],
+    goods: &'a mut dyn GoodsIn,
+}
+
+impl<'a> Unpacker<'a> {
+    /// Reads `bytes` from their start.
+    pub fn new(bytes: &'a [u8], goods: &'a mut dyn GoodsIn) -> Self {
+        Self { bytes, goods }
+    }
+
+    /// The next `N` bytes.
+    ///
+    /// # Errors
+    /// [`Violation::Length`] when there are fewer.
+    pub fn take<const N: usize>(&mut self) -> Result<[u8; N], Violation> {
+        let (first, rest) =
+            self.bytes.split_first_chunk().ok_or(Violation::Length(self.bytes.len() as u32))?;
+        self.bytes = rest;
+        Ok(*first)
+    }
+
+    /// The next `len` bytes.
+    ///
+    /// # Errors
+    /// [`Violation::Length`] when there are fewer.
+    pub fn take_slice(&mut self, len: usize) -> Result<&'a [u8], Violation> {
+        let (first, rest) =
+            self.bytes.split_at_checked(len).ok_or(Violation::Length(self.bytes.len() as u32))?;
+        self.bytes = rest;
+        Ok(first)
+    }
+
+    /// The finder of goods.
+    pub fn goods(&mut self) -> &mut dyn GoodsIn {
+        self.goods
+    }
+
+    /// Checks that nothing is left over.
+    ///
+    /// # Errors
+    /// [`Violation::Length`].
+    pub fn finish(self) -> Result<(), Violation> {
+        if self.bytes.is_empty() { Ok(()) } else { Err(Violation::Length(self.bytes.len() as u32)) }
+    }
+}
+
+/// What a field of a message can be.
+pub trait Field: Sized {
+    /// Tells types apart in a fingerprint.
+    const KIND: u64;
+    /// The most bytes it takes in a line.
+    const BYTES_MAX: usize;
+    /// Whether it holds blocks: every reply must return them.
+    const BLOCKS: bool = false;
+    /// Whether it holds ends of channels: a refusal must return them.
+    const ENDS: bool = false;
+    /// Appends itself.
+    fn pack(self, into: &mut Packer<'_>);
+    /// Reads itself.
+    ///
+    /// # Errors
+    /// What is wrong with the bytes.
+    fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation>;
+}
+
+/// The messages of one direction of a contract.
+pub trait Wire: Sized {
+    /// Index of the message in the contract's table.
+    fn tag(&self) -> u8;
+    /// Appends the fields.
+    fn pack(self, into: &mut Packer<'_>);
+    /// Reads the fields of message `tag`.
+    ///
+    /// # Errors
+    /// What is wrong with the tag or the bytes.
+    fn unpack(tag: u8, from: &mut Unpacker<'_>) -> Result<Self, Violation>;
+}
+
+macro_rules! numbers {
+    ($($t:ident)*) => {$(
+        impl Field for $t {
+            const KIND: u64 = kind(stringify!($t), &[]);
+            const BYTES_MAX: usize = size_of::<$t>();
+            fn pack(self, into: &mut Packer<'_>) {
+                into.put(&self.to_le_bytes());
+            }
+            fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
+                from.take().map(<$t>::from_le_bytes)
+            }
+        }
+    )*};
+}
+
+numbers!(u8 u16 u32 u64 i64);
+
+impl Field for bool {
+    const KIND: u64 = kind("bool", &[]);
+    const BYTES_MAX: usize = 1;
+    fn pack(self, into: &mut Packer<'_>) {
+        into.put(&[u8::from(self)]);
+    }
+    fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
+        match from.take()? {
+            [0] => Ok(false),
+            [1] => Ok(true),
+            _ => Err(Violation::Value("bool")),
+        }
+    }
+}
+
+impl<T: Field> Field for Option<T> {
+    const KIND: u64 = kind("Option", &[T::KIND]);
+    const BYTES_MAX: usize = 1 + T::BYTES_MAX;
+    const BLOCKS: bool = T::BLOCKS;
+    const ENDS: bool = T::ENDS;
+    fn pack(self, into: &mut Packer<'_>) {
+        into.put(&[u8::from(self.is_some())]);
+        if let Some(value) = self {
+            value.pack(into);
+        }
+    }
+    fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
+        bool::unpack(from)?.then(|| T::unpack(from)).transpose()
+    }
+}
+
+impl<A: Field, B: Field> Field for (A, B) {
+    const KIND: u64 = kind("pair", &[A::KIND, B::KIND]);
+    const BYTES_MAX: usize = A::BYTES_MAX + B::BYTES_MAX;
+    const BLOCKS: bool = A::BLOCKS || B::BLOCKS;
+    const ENDS: bool = A::ENDS || B::ENDS;
+    fn pack(self, into: &mut Packer<'_>) {
+        self.0.pack(into);
+        self.1.pack(into);
+    }
+    fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
+        Ok((A::unpack(from)?, B::unpack(from)?))
+    }
+}
+
+/// At most `MAX` values.
+#[derive(Debug)]
+pub struct List<T, const MAX: usize>(Vec<T>);
+
+impl<T, const MAX: usize> List<T, MAX> {
+    /// No values.
+    pub const fn new() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Appends a value.
+    ///
+    /// # Errors
+    /// The value comes back when the list is full.
+    pub fn push(&mut self, value: T) -> Result<(), T> {
+        if self.0.len() == MAX {
+            return Err(value);
+        }
+        self.0.push(value);
+        Ok(())
+    }
+
+    /// The values.
+    pub fn into_vec(self) -> Vec<T> {
+        self.0
+    }
+}
+
+impl<T, const MAX: usize> Default for List<T, MAX> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T, const MAX: usize> TryFrom<Vec<T>> for List<T, MAX> {
+    type Error = Vec<T>;
+    fn try_from(values: Vec<T>) -> Result<Self, Vec<T>> {
+        if values.len() <= MAX { Ok(Self(values)) } else { Err(values) }
+    }
+}
+
+impl<T, const MAX: usize> std::ops::Deref for List<T, MAX> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        &self.0
+    }
+}
+
+impl<T: Field, const MAX: usize> Field for List<T, MAX> {
+    const KIND: u64 = kind("List", &[T::KIND, MAX as u64]);
+    const BYTES_MAX: usize = 4 + MAX * T::BYTES_MAX;
+    const BLOCKS: bool = T::BLOCKS;
+    const ENDS: bool = T::ENDS;
+    fn pack(self, into: &mut Packer<'_>) {
+        (self.0.len() as u32).pack(into);
+        for value in self.0 {
+            value.pack(into);
+        }
+    }
+    fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
+        let len = u32::unpack(from)? as usize;
+        if len > MAX {
+            return Err(Violation::Value("List"));
+        }
+        (0..len).map(|_| T::unpack(from)).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+impl Field for Block {
+    const KIND: u64 = kind("Block", &[]);
+    const BYTES_MAX: usize = 12;
+    const BLOCKS: bool = true;
+    fn pack(self, into: &mut Packer<'_>) {
+        let BlockName { slot, generation, len } = into.goods().block(self);
+        for word in [slot, generation, len] {
+            word.pack(into);
+        }
+    }
+    fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
+        let name = BlockName {
+            slot: u32::unpack(from)?,
+            generation: u32::unpack(from)?,
+            len: u32::unpack(from)?,
+        };
+        from.goods().block(name)
+    }
+}
+
+/// Makes a struct of fields a field.
+macro_rules! records {
+    ($($t:ident { $($f:tt: $ft:ty),* })*) => {$(
+        impl Field for $t {
+            const KIND: u64 = kind(stringify!($t), &[$(<$ft as Field>::KIND),*]);
+            const BYTES_MAX: usize = 0 $(+ <$ft as Field>::BYTES_MAX)*;
+            fn pack(self, into: &mut Packer<'_>) {
+                $(self.$f.pack(into);)*
+            }
+            fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
+                Ok(Self { $($f: Field::unpack(from)?),* })
+            }
+        }
+    )*};
+}
+
+records! {
+    Node { 0: u64 }
+    Space {
+        block_bytes: u32, blocks: u64, free_blocks: u64, available_blocks: u64,
+        inodes: u64, free_inodes: u64, name_bytes_max: u32
+    }
+    Attributes {
+        node: Node, generation: u32, kind: Kind, mode: u32, links: u32, uid: u32, gid: u32,
+        device: (u32, u32), size_bytes: u64, blocks_512: u64, block_size_bytes: u32, flags: u32,
+        no_xattrs: bool, accessed: Time, modified: Time, changed: Time, created: Option<Time>
+    }
+    AttributeChange {
+        mode: Option<u32>, uid: Option<u32>, gid: Option<u32>, size_bytes: Option<u64>,
+        accessed: Option<SetTime>, modified: Option<SetTime>
+    }
+}
+
+impl Field for Time {
+    const KIND: u64 = kind("Time", &[]);
+    const BYTES_MAX: usize = 12;
+    fn pack(self, into: &mut Packer<'_>) {
+        self.seconds.pack(into);
+        self.nanoseconds.pack(into);
+    }
+    fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
+        let time = Time { seconds: i64::unpack(from)?, nanoseconds: u32::unpack(from)? };
+        if time.nanoseconds < 1_000_000_000 { Ok(time) } else { Err(Violation::Value("Time")) }
+    }
+}
+
+impl Field for SetTime {
+    const KIND: u64 = kind("SetTime", &[]);
+    const BYTES_MAX: usize = 1 + Time::BYTES_MAX;
+    fn pack(self, into: &mut Packer<'_>) {
+        match self {
+            SetTime::Now => None,
+            SetTime::To(time) => Some(time),
+        }
+        .pack(into);
+    }
+    fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
+        Ok(Option::unpack(from)?.map_or(SetTime::Now, SetTime::To))
+    }
+}
+
+impl Field for Kind {
+    const KIND: u64 = kind("Kind", &[]);
+    const BYTES_MAX: usize = 4;
+    fn pack(self, into: &mut Packer<'_>) {
+        (self as u32).pack(into);
+    }
+    fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
+        Kind::from_number(u32::unpack(from)?).ok_or(Violation::Value("Kind"))
+    }
+}
+
+impl Field for Refusal {
+    const KIND: u64 = kind("Refusal", &[Refusal::ALL.len() as u64]);
+    const BYTES_MAX: usize = 4;
+    fn pack(self, into: &mut Packer<'_>) {
+        (self as u32).pack(into);
+    }
+    fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
+        Refusal::from_number(u32::unpack(from)?).ok_or(Violation::Value("Refusal"))
+    }
+}
+
+impl Field for Name {
+    const KIND: u64 = kind("Name", &[]);
+    const BYTES_MAX: usize = 1 + Name::MAX_BYTES;
+    fn pack(self, into: &mut Packer<'_>) {
+        let bytes = self.as_bytes();
+        // A name has at most 255 bytes.
+        into.put(&[bytes.len() as u8]);
+        into.put(bytes);
+    }
+    fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
+        let len = usize::from(u8::unpack(from)?);
+        Name::new(from.take_slice(len)?).map_err(|_| Violation::Value("Name"))
+    }
+}
