@@ -1,1 +1,6 @@
-//! front.
+//! Ways in from Linux. Today: FUSE.
+//!
+//! This crate knows the contracts of `exchange` and the kernel's protocols. It cannot
+//! name a disk block, a cache or a file system format.
+
+pub mod fuse;

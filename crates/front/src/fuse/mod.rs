@@ -1,0 +1,16 @@
+//! FUSE: the kernel's requests answered by whoever serves the directory contract.
+//!
+//! ```text
+//!   mount ──▶ /dev/fuse descriptor ──▶ (another process) ──▶ Server::serve
+//! ```
+//!
+//! Law 1: mounting and serving are apart, so the process that serves needs no path and
+//! no privilege, and the descriptor can outlive it.
+//! Law 2: the volume changes only through us, so the kernel may keep names, attributes
+//! and pages for as long as it likes.
+
+mod mount;
+mod serve;
+
+pub use mount::{MountError, MountOptions, mount, read_ahead_file, unmount};
+pub use serve::{Activity, Server};

@@ -1,0 +1,231 @@
+//! Attaching a FUSE descriptor to a directory, as root or through `fusermount3`.
+
+use std::ffi::CString;
+use std::io::{IoSliceMut, Read};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+
+/// What `/proc/mounts` shows as the type, behind `fuse.`.
+const SUBTYPE: &str = "draconis";
+
+/// How to mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountOptions {
+    /// What `/proc/mounts` shows as the source.
+    pub source: String,
+    /// Refuse writing in the kernel already.
+    pub read_only: bool,
+    /// Let users other than the mounting one in.
+    pub allow_other: bool,
+    /// Let the kernel check permissions by owner and mode.
+    pub default_permissions: bool,
+    /// Honour device nodes (root only).
+    pub dev: bool,
+    /// Honour setuid bits (root only).
+    pub suid: bool,
+    /// Refuse to execute.
+    pub no_exec: bool,
+}
+
+/// Why a directory was not mounted or unmounted.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    /// `/dev/fuse` is missing.
+    #[error("/dev/fuse: {0}: load the fuse module, or use the commands that need no mount")]
+    NoFuse(rustix::io::Errno),
+    /// The kernel refused.
+    #[error("{0}: {1}")]
+    Kernel(PathBuf, rustix::io::Errno),
+    /// `fusermount3` could not be run.
+    #[error("cannot run fusermount3 ({0}): install fuse3, or mount as root")]
+    NoHelper(std::io::Error),
+    /// `fusermount3` refused.
+    #[error("{0}")]
+    Helper(String),
+}
+
+/// Mounts a new FUSE connection on `dir` and returns its descriptor, not yet initialised.
+///
+/// # Errors
+/// See [`MountError`].
+pub fn mount(dir: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
+    if rustix::process::geteuid().is_root() {
+        mount_as_root(dir, options)
+    } else {
+        mount_by_helper(dir, options)
+    }
+}
+
+/// Unmounts `dir`. With `force` it disappears at once even if it is in use.
+///
+/// # Errors
+/// See [`MountError`]; `EBUSY` while files are open and `force` is not given.
+pub fn unmount(dir: &Path, force: bool) -> Result<(), MountError> {
+    if rustix::process::geteuid().is_root() {
+        let flags = if force { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+        let unmounted = rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW);
+        return unmounted.map_err(|errno| MountError::Kernel(dir.into(), errno));
+    }
+    let mut command = Command::new("fusermount3");
+    command.arg("-u").args(force.then_some("-z")).arg("--").arg(dir);
+    let output = command.stdin(Stdio::null()).output().map_err(MountError::NoHelper)?;
+    if output.status.success() { Ok(()) } else { Err(helper_said(&output.stderr)) }
+}
+
+fn mount_as_root(dir: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let fuse =
+        rustix::fs::open("/dev/fuse", flags, Mode::empty()).map_err(MountError::NoFuse)?;
+    let failed = |errno| MountError::Kernel(dir.into(), errno);
+    let mode = rustix::fs::stat(dir).map_err(failed)?.st_mode & 0o170000;
+    let mut data = format!("fd={},rootmode={mode:o},user_id=0,group_id=0", fuse.as_raw_fd());
+    // Root's mounts are for everyone, as those of any file system are.
+    data.push_str(",allow_other");
+    if options.default_permissions {
+        data.push_str(",default_permissions");
+    }
+    let mut mount_flags = MountFlags::empty();
+    for (wanted, flag) in [
+        (options.read_only, MountFlags::RDONLY),
+        (!options.dev, MountFlags::NODEV),
+        (!options.suid, MountFlags::NOSUID),
+        (options.no_exec, MountFlags::NOEXEC),
+    ] {
+        if wanted {
+            mount_flags |= flag;
+        }
+    }
+    let kind = format!("fuse.{SUBTYPE}");
+    let data = CString::new(data).unwrap_or_default();
+    rustix::mount::mount(options.source.as_str(), dir, kind, mount_flags, data.as_c_str())
+        .map_err(failed)?;
+    Ok(fuse)
+}
+
+/// `fusermount3` mounts for ordinary users and passes the descriptor back over the socket
+/// that `_FUSE_COMMFD` names; it is given the socket as its standard input.
+fn mount_by_helper(dir: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
+    let (ours, theirs) = UnixStream::pair().map_err(MountError::NoHelper)?;
+    let mut child = Command::new("fusermount3")
+        .arg("-o")
+        .arg(helper_options(options))
+        .arg("--")
+        .arg(dir)
+        .env("_FUSE_COMMFD", "0")
+        .stdin(Stdio::from(OwnedFd::from(theirs)))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(MountError::NoHelper)?;
+    let received = receive_descriptor(&ours);
+    let mut said = vec![];
+    if let Some(mut stderr) = child.stderr.take() {
+        // What it says only makes our error better.
+        let _ = stderr.read_to_end(&mut said);
+    }
+    let status = child.wait().map_err(MountError::NoHelper)?;
+    match received {
+        Some(fuse) if status.success() => Ok(fuse),
+        _ => Err(helper_said(&said)),
+    }
+}
+
+fn helper_said(stderr: &[u8]) -> MountError {
+    let text = String::from_utf8_lossy(stderr).trim().to_string();
+    MountError::Helper(if text.is_empty() { "fusermount3 failed without a word".into() } else { text })
+}
+
+fn helper_options(options: &MountOptions) -> std::ffi::OsString {
+    let mut list = vec![format!("subtype={SUBTYPE}")];
+    let source: String = options
+        .source
+        .chars()
+        .flat_map(|c| matches!(c, ',' | '\\').then_some('\\').into_iter().chain([c]))
+        .collect();
+    list.push(format!("fsname={source}"));
+    list.push(if options.read_only { "ro" } else { "rw" }.into());
+    for (wanted, name) in [
+        (options.allow_other, "allow_other"),
+        (options.default_permissions, "default_permissions"),
+        (options.no_exec, "noexec"),
+    ] {
+        if wanted {
+            list.push(name.into());
+        }
+    }
+    std::ffi::OsStr::from_bytes(list.join(",").as_bytes()).to_os_string()
+}
+
+fn receive_descriptor(socket: &UnixStream) -> Option<OwnedFd> {
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let mut iov = [IoSliceMut::new(&mut byte)];
+    rustix::net::recvmsg(socket, &mut iov, &mut ancillary, RecvFlags::CMSG_CLOEXEC).ok()?;
+    ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    })
+}
+
+/// The kernel's read-ahead setting of the FUSE mount on `dir`, a file in sysfs with a
+/// number of KiB, found without asking the mount itself anything.
+pub fn read_ahead_file(dir: &Path) -> Option<PathBuf> {
+    let table = std::fs::read("/proc/self/mountinfo").ok()?;
+    let wanted = escape(dir.as_os_str().as_bytes());
+    let device = table.split(|&b| b == b'\n').filter_map(|line| {
+        // Fields: id, parent, major:minor, root, mount point ... (proc(5))
+        let mut fields = line.split(|&b| b == b' ').skip(2);
+        let device = fields.next()?;
+        (fields.nth(1)? == wanted).then_some(device)
+    });
+    let device = String::from_utf8(device.last()?.to_vec()).ok()?;
+    Some(PathBuf::from(format!("/sys/class/bdi/{device}/read_ahead_kb")))
+}
+
+/// The kernel writes space, tab, newline and backslash in octal there.
+fn escape(path: &[u8]) -> Vec<u8> {
+    let mut escaped = vec![];
+    for &byte in path {
+        if matches!(byte, b' ' | b'\t' | b'\n' | b'\\') {
+            escaped.extend(format!("\\{byte:03o}").into_bytes());
+        } else {
+            escaped.push(byte);
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_with_commas_stays_one_option() {
+        let options = MountOptions {
+            source: "/a,b\\c".into(),
+            read_only: true,
+            allow_other: true,
+            default_permissions: false,
+            dev: false,
+            suid: false,
+            no_exec: false,
+        };
+        assert_eq!(
+            helper_options(&options),
+            "subtype=draconis,fsname=/a\\,b\\\\c,ro,allow_other"
+        );
+    }
+
+    #[test]
+    fn mount_points_are_escaped_as_the_kernel_does() {
+        assert_eq!(escape(b"/a b\\c\td"), b"/a\\040b\\134c\\011d");
+    }
+}
