@@ -1,3 +1,26 @@
 //! The `draconis` command.
+#![forbid(unsafe_code)]
 
-fn main() {}
+mod cli;
+mod commands;
+mod front;
+mod logging;
+mod target;
+mod text;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    let arguments = commands::mount::as_mount_helper(std::env::args_os());
+    let cli = cli::Cli::parse_from(arguments);
+    logging::start(cli.verbose);
+    match commands::run(cli.command) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("draconis: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -105,23 +105,9 @@ impl FileDisk {
     /// Uses an open file or device. Claims nothing.
     ///
     /// # Errors
-    /// What the system says of the descriptor; [`std::io::ErrorKind::InvalidInput`] if it
-    /// is neither a file nor a block device.
+    /// As [`OpenedFile::new`].
     pub fn from_fd(fd: OwnedFd, options: FileOptions) -> std::io::Result<Self> {
-        let len_bytes = len_bytes(&fd)?;
-        let align_bytes = if options.direct { go_direct(&fd) } else { 1 };
-        let file = Arc::new(RawFile { fd, align_bytes });
-        let ahead = Ahead::start(file.clone(), options.uring);
-        let writer = options.write.then(|| Writer::start(file.clone()));
-        let properties = Properties {
-            len_bytes: len_bytes - len_bytes % u64::from(SECTOR_BYTES),
-            sector_bytes: SECTOR_BYTES,
-            best_io_bytes: BEST_IO_BYTES,
-            rotational: false,
-            read_only: !options.write,
-            atomic: Atomic::None,
-        };
-        Ok(Self { file, properties, ahead, writer })
+        Ok(OpenedFile::new(fd, options)?.start())
     }
 
     /// Whether requests bypass the page cache.
@@ -132,6 +118,46 @@ impl FileDisk {
     /// Whether reads ahead go through io_uring.
     pub fn uses_uring(&self) -> bool {
         self.ahead.uses_uring()
+    }
+}
+
+/// A file disk that asks nothing more of the system but reads, writes and a thread.
+///
+/// A process that is to be confined asks everything else first, while it may.
+#[derive(Debug)]
+pub struct OpenedFile {
+    file: RawFile,
+    len_bytes: u64,
+    options: FileOptions,
+}
+
+impl OpenedFile {
+    /// Asks what there is to ask of an open file or device. Claims nothing.
+    ///
+    /// # Errors
+    /// What the system says of the descriptor; [`std::io::ErrorKind::InvalidInput`] if it
+    /// is neither a file nor a block device.
+    pub fn new(fd: OwnedFd, options: FileOptions) -> std::io::Result<Self> {
+        let len_bytes = len_bytes(&fd)?;
+        let align_bytes = if options.direct { go_direct(&fd) } else { 1 };
+        Ok(Self { file: RawFile { fd, align_bytes }, len_bytes, options })
+    }
+
+    /// Starts the disk's threads.
+    pub fn start(self) -> FileDisk {
+        let Self { file, len_bytes, options } = self;
+        let file = Arc::new(file);
+        let properties = Properties {
+            len_bytes: len_bytes - len_bytes % u64::from(SECTOR_BYTES),
+            sector_bytes: SECTOR_BYTES,
+            best_io_bytes: BEST_IO_BYTES,
+            rotational: false,
+            read_only: !options.write,
+            atomic: Atomic::None,
+        };
+        let ahead = Ahead::start(file.clone(), options.uring);
+        let writer = options.write.then(|| Writer::start(file.clone()));
+        FileDisk { file, properties, ahead, writer }
     }
 }
 

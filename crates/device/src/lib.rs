@@ -31,7 +31,7 @@ mod writer;
 
 pub use disk::*;
 pub use fault::{Fault, FaultDisk, Hits};
-pub use file::{Claim, FileDisk, FileOptions, claim};
+pub use file::{Claim, FileDisk, FileOptions, OpenedFile, claim};
 pub use memory::MemoryDisk;
 pub use partition::{Partition, PartitionError, partition, partitions};
 pub use pending::{Pending, Promise, pending};

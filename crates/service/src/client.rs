@@ -1,0 +1,167 @@
+//! Finding a manager, starting one where none runs, and asking it.
+
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::protocol::{self, Reply, Request};
+
+/// How long a manager may take to come up.
+const START_WAIT: Duration = Duration::from_secs(10);
+
+/// Where a user's manager has its socket and its log.
+#[derive(Clone, Debug)]
+pub struct Directory(PathBuf);
+
+impl Directory {
+    /// The directory of the calling user: `$DRACONIS_RUNTIME_DIR`, else `/run/draconis`
+    /// for root, else `$XDG_RUNTIME_DIR/draconis`, else `/tmp/draconis-UID`.
+    ///
+    /// # Errors
+    /// When it cannot be made, or belongs to somebody else.
+    pub fn open() -> std::io::Result<Self> {
+        let uid = rustix::process::geteuid();
+        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        let path = match (set("DRACONIS_RUNTIME_DIR"), set("XDG_RUNTIME_DIR")) {
+            (Some(own), _) => PathBuf::from(own),
+            _ if uid.is_root() => PathBuf::from("/run/draconis"),
+            (_, Some(run)) => Path::new(&run).join("draconis"),
+            _ => PathBuf::from(format!("/tmp/draconis-{}", uid.as_raw())),
+        };
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
+        // Whoever owns the directory answers our requests.
+        let found = std::fs::symlink_metadata(&path)?;
+        if !found.is_dir() || found.uid() != uid.as_raw() || found.mode() & 0o022 != 0 {
+            let text = format!("{}: must be a directory that only you can write", path.display());
+            return Err(std::io::Error::new(std::io::ErrorKind::PermissionDenied, text));
+        }
+        Ok(Self(path))
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.0.join("manager.sock")
+    }
+
+    /// Where a manager in the background writes what happens.
+    pub fn log_file(&self) -> PathBuf {
+        self.0.join("manager.log")
+    }
+
+    /// Connects to the manager, if one runs.
+    pub fn connect(&self) -> Option<UnixStream> {
+        UnixStream::connect(self.socket()).ok()
+    }
+
+    /// Becomes the manager's address; `None` if another one answers there.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn bind(&self) -> std::io::Result<Option<UnixListener>> {
+        // Two that start at once: the lock decides, and the socket of a dead one goes.
+        let guard = std::fs::File::create(self.0.join("manager.lock"))?;
+        guard.lock()?;
+        if self.connect().is_some() {
+            return Ok(None);
+        }
+        let socket = self.socket();
+        match std::fs::remove_file(&socket) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        UnixListener::bind(socket).map(Some)
+    }
+
+    /// Connects to the manager, starting one in the background where none runs.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub fn connect_or_start(&self) -> std::io::Result<UnixStream> {
+        if let Some(manager) = self.connect() {
+            return Ok(manager);
+        }
+        let log = std::fs::File::options().create(true).append(true).open(self.log_file())?;
+        Command::new("/proc/self/exe")
+            .args(["serve", "--until-idle"])
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .process_group_of_its_own()
+            .spawn()?;
+        let until = Instant::now() + START_WAIT;
+        while Instant::now() < until {
+            if let Some(manager) = self.connect() {
+                return Ok(manager);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let text = format!("no manager came up; see {}", self.log_file().display());
+        Err(std::io::Error::new(std::io::ErrorKind::TimedOut, text))
+    }
+
+    /// Every mount point of this process's view of the system, from the kernel's table.
+    pub fn mount_points() -> Vec<PathBuf> {
+        let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+        let field = |line: &[u8]| line.split(|&b| b == b' ').nth(4).map(unescape);
+        table.split(|&b| b == b'\n').filter_map(field).collect()
+    }
+}
+
+trait OwnGroup {
+    fn process_group_of_its_own(&mut self) -> &mut Self;
+}
+
+impl OwnGroup for Command {
+    /// Ctrl-C in a terminal is for the command there, not for what it started.
+    fn process_group_of_its_own(&mut self) -> &mut Self {
+        std::os::unix::process::CommandExt::process_group(self, 0)
+    }
+}
+
+/// The kernel writes space, tab, newline and backslash in octal there (proc(5)).
+fn unescape(field: &[u8]) -> PathBuf {
+    let mut bytes = vec![];
+    let mut rest = field;
+    while let Some((&byte, after)) = rest.split_first() {
+        let octal = |digits: &[u8]| {
+            digits.iter().try_fold(0u8, |n, d| {
+                n.checked_mul(8)?.checked_add(d.checked_sub(b'0').filter(|d| *d < 8)?)
+            })
+        };
+        match after.get(..3).filter(|_| byte == b'\\').and_then(octal) {
+            Some(escaped) => {
+                bytes.push(escaped);
+                rest = &after[3..];
+            }
+            None => {
+                bytes.push(byte);
+                rest = after;
+            }
+        }
+    }
+    std::ffi::OsString::from_vec(bytes).into()
+}
+
+/// Asks a manager.
+///
+/// # Errors
+/// What the socket says, when the manager dies for instance.
+pub fn ask(manager: &UnixStream, request: &Request) -> std::io::Result<Reply> {
+    protocol::send(manager, request)?;
+    protocol::receive(manager)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mount_points_are_unescaped() {
+        assert_eq!(unescape(b"/a\\040b\\134c"), PathBuf::from("/a b\\c"));
+        assert_eq!(unescape(b"/odd\\9\\"), PathBuf::from("/odd\\9\\"));
+        assert!(Directory::mount_points().contains(&PathBuf::from("/")));
+    }
+}

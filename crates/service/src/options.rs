@@ -1,0 +1,192 @@
+//! What `-o` may hold.
+
+use serde::{Deserialize, Serialize};
+
+/// How a volume is mounted: everything `-o` can say, with its defaults.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountOptions {
+    /// Mount read-only.
+    pub read_only: bool,
+    /// Let other users in.
+    pub allow_other: bool,
+    /// Let the kernel check permissions by the owners and modes on the volume.
+    pub default_permissions: bool,
+    /// Inodes that are kept parsed.
+    pub inode_cache: usize,
+    /// Files whose block lists are kept.
+    pub block_map_cache: usize,
+    /// File data that is kept, in bytes.
+    pub data_cache_bytes: u64,
+    /// Show `.` and `..` in native directory listings, too.
+    pub dots: bool,
+    /// First byte of the volume in the file or device.
+    pub offset_bytes: Option<u64>,
+    /// Number of the partition that is the volume.
+    pub partition: Option<u32>,
+    /// Honour device nodes (root only).
+    pub dev: bool,
+    /// Honour setuid bits (root only).
+    pub suid: bool,
+    /// Refuse to execute.
+    pub no_exec: bool,
+    /// Seconds after which a worker that does not answer is killed.
+    pub deadline_s: u64,
+}
+
+impl Default for MountOptions {
+    fn default() -> Self {
+        Self {
+            read_only: false,
+            allow_other: false,
+            default_permissions: true,
+            inode_cache: 16_384,
+            block_map_cache: 4096,
+            data_cache_bytes: 64 << 20,
+            dots: false,
+            offset_bytes: None,
+            partition: None,
+            dev: false,
+            suid: false,
+            no_exec: false,
+            deadline_s: 30,
+        }
+    }
+}
+
+/// An option that is not one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum OptionError {
+    /// Nobody knows it.
+    #[error("unknown mount option '{0}'; see draconis-mount(1)")]
+    Unknown(String),
+    /// It needs a value, or another one.
+    #[error("mount option '{name}' needs {what}, not '{value}'")]
+    Value {
+        /// The option.
+        name: &'static str,
+        /// What it needs.
+        what: &'static str,
+        /// What it got.
+        value: String,
+    },
+    /// Two that exclude each other.
+    #[error("mount options 'offset' and 'partition' exclude each other")]
+    OffsetAndPartition,
+}
+
+/// Options of mount(8) that change nothing here: the volume is not written, or the kernel
+/// does it anyway.
+const WITHOUT_EFFECT: &[&str] = &[
+    "defaults", "auto", "noauto", "user", "nouser", "users", "owner", "group", "nofail", "_netdev",
+    "async", "sync", "dirsync", "atime", "noatime", "relatime", "norelatime", "strictatime",
+    "lazytime", "nolazytime", "diratime", "nodiratime", "silent", "loud", "exec",
+];
+
+impl MountOptions {
+    /// Adds what a comma-separated list says; later ones win.
+    ///
+    /// # Errors
+    /// See [`OptionError`].
+    pub fn add(&mut self, list: &str) -> Result<(), OptionError> {
+        for option in list.split(',').map(str::trim).filter(|option| !option.is_empty()) {
+            self.add_one(option)?;
+        }
+        if self.offset_bytes.is_some() && self.partition.is_some() {
+            return Err(OptionError::OffsetAndPartition);
+        }
+        Ok(())
+    }
+
+    fn add_one(&mut self, option: &str) -> Result<(), OptionError> {
+        let (name, value) = option.split_once('=').unwrap_or((option, ""));
+        match name {
+            "ro" => self.read_only = true,
+            "rw" => self.read_only = false,
+            "allow_other" => self.allow_other = true,
+            "default_permissions" => self.default_permissions = true,
+            "fakeroot" => self.default_permissions = false,
+            "dots" => self.dots = true,
+            "nodots" => self.dots = false,
+            "dev" => self.dev = true,
+            "nodev" => self.dev = false,
+            "suid" => self.suid = true,
+            "nosuid" => self.suid = false,
+            "noexec" => self.no_exec = true,
+            "inode_cache" => self.inode_cache = number("inode_cache", value)?,
+            "block_map_cache" => self.block_map_cache = number("block_map_cache", value)?,
+            "data_cache" => self.data_cache_bytes = size("data_cache", value)?,
+            "offset" => self.offset_bytes = Some(size("offset", value)?),
+            "partition" => self.partition = Some(number("partition", value)?),
+            "deadline" => self.deadline_s = number("deadline", value)?,
+            // What mount(8) and systemd hand to every helper.
+            _ if name.starts_with("x-") || WITHOUT_EFFECT.contains(&name) => {}
+            _ => return Err(OptionError::Unknown(option.to_string())),
+        }
+        Ok(())
+    }
+}
+
+fn number<T: std::str::FromStr>(name: &'static str, value: &str) -> Result<T, OptionError> {
+    let what = "a whole number";
+    value.parse().map_err(|_| OptionError::Value { name, what, value: value.to_string() })
+}
+
+/// A number of bytes, with K, M, G or T for powers of 1024.
+fn size(name: &'static str, value: &str) -> Result<u64, OptionError> {
+    parse_size(value).ok_or_else(|| {
+        let what = "a size such as 4096, 64K, 128M or 1G";
+        OptionError::Value { name, what, value: value.to_string() }
+    })
+}
+
+/// A number of bytes as people write it: `4096`, `64K`, `128M`, `1G`, `2T`.
+pub fn parse_size(text: &str) -> Option<u64> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let shift = match text[digits.len()..].to_ascii_uppercase().as_str() {
+        "" | "B" => 0,
+        "K" | "KB" | "KIB" => 10,
+        "M" | "MB" | "MIB" => 20,
+        "G" | "GB" | "GIB" => 30,
+        "T" | "TB" | "TIB" => 40,
+        _ => return None,
+    };
+    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(list: &str) -> Result<MountOptions, OptionError> {
+        let mut options = MountOptions::default();
+        options.add(list).map(|()| options)
+    }
+
+    #[test]
+    fn options_are_read_and_later_ones_win() {
+        let options = parse("rw,ro,allow_other,data_cache=128M,inode_cache=7,noatime,x-systemd.a=b");
+        let options = options.unwrap();
+        assert!(options.read_only && options.allow_other);
+        assert_eq!((options.data_cache_bytes, options.inode_cache), (128 << 20, 7));
+        assert_eq!(parse("").unwrap(), MountOptions::default());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let said = |list| parse(list).unwrap_err().to_string();
+        assert_eq!(said("ro,extra"), "unknown mount option 'extra'; see draconis-mount(1)");
+        assert!(said("data_cache=lots").contains("'data_cache' needs a size"));
+        assert!(said("partition=-1").contains("whole number"));
+        assert!(said("offset=1M,partition=2").contains("exclude"));
+    }
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in [("512", 512), ("64k", 65536), ("1MiB", 1 << 20), ("2T", 2 << 40)] {
+            assert_eq!(parse_size(text), Some(bytes));
+        }
+        for text in ["", "K", "1.5G", "9999999T", "-1", "1X"] {
+            assert_eq!(parse_size(text), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! One worker process, as its manager sees it.
+//!
+//! ```text
+//!   manager                                   worker
+//!     │── spawn, control socket as its fd 0 ──▶│
+//!     │── volume, session socket ─────────────▶│ confines itself
+//!     │══ session: volume contract ═══════════▶│ Mount: opens the volume
+//!     │── the connection to the kernel ───────▶│ serves it
+//! ```
+
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use draconis_exchange::channel::{Client, Lost, Reply};
+use draconis_exchange::contract::Refusal;
+use draconis_exchange::contract::volume::{self, Volume, state};
+use draconis_exchange::heap::Block;
+use draconis_exchange::process::{Session, SessionOptions};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+use rustix::process::{Pid, PidfdFlags, Signal};
+
+use crate::options::MountOptions;
+use crate::protocol::WorkerStatus;
+use crate::sandbox::Confinement;
+
+/// How long a worker may take to open a volume.
+const MOUNT_WAIT: Duration = Duration::from_secs(60);
+/// Room for the text of a message, in bytes.
+const TEXT_BYTES: usize = 64 << 10;
+
+/// A running worker.
+pub struct Worker {
+    child: Option<Child>,
+    pid: u32,
+    pidfd: OwnedFd,
+    control: UnixStream,
+    session: Session,
+    volume: Option<Client<Volume, state::Running>>,
+    text: Option<Block>,
+    /// What keeps it in.
+    pub confinement: Confinement,
+    /// Whether the volume cannot be written.
+    pub read_only: bool,
+    /// What the user should know.
+    pub notes: Vec<String>,
+}
+
+/// Why there is no worker.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The process could not be started.
+    #[error("cannot start a worker: {0}")]
+    Spawn(#[from] std::io::Error),
+    /// It refused the volume.
+    #[error("{0}")]
+    Refused(String),
+    /// It was lost before it answered.
+    #[error("the worker was lost while it opened the volume: {0}")]
+    Lost(String),
+}
+
+/// How a worker ended.
+#[derive(Debug, Clone, Copy)]
+pub struct Exit {
+    pid: u32,
+    status: Option<ExitStatus>,
+}
+
+impl Exit {
+    /// What is wrong with it, if something is.
+    pub fn complaint(&self) -> Option<String> {
+        let pid = self.pid;
+        match self.status {
+            Some(status) if status.success() => None,
+            Some(status) => Some(match (status.signal(), status.code()) {
+                // What seccomp sends to a process that asks for more than it may.
+                (Some(libc::SIGSYS), _) => {
+                    format!("worker {pid} was killed: it made a system call that it may not")
+                }
+                (Some(signal), _) => format!("worker {pid} was killed by signal {signal}"),
+                (_, code) => format!("worker {pid} ended with status {}", code.unwrap_or(-1)),
+            }),
+            None => Some(format!("worker {pid} ended, nobody knows how")),
+        }
+    }
+}
+
+impl Worker {
+    /// Starts a process, has it confine itself and open the volume behind `image`.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn start(image: OwnedFd, options: &MountOptions) -> Result<Self, StartError> {
+        let (control, theirs) = UnixStream::pair()?;
+        let (session_socket, session_theirs) = UnixStream::pair()?;
+        let child = Command::new("/proc/self/exe")
+            .arg("worker")
+            .env_clear()
+            .current_dir("/")
+            .process_group(0)
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::null())
+            .spawn()?;
+        let pid = child.id();
+        // A child that nobody has waited for keeps its number.
+        let raw = Pid::from_raw(pid as i32).ok_or(std::io::ErrorKind::NotFound)?;
+        let pidfd = rustix::process::pidfd_open(raw, PidfdFlags::empty())
+            .map_err(std::io::Error::from)?;
+        send_descriptors(&control, &[image.as_fd(), session_theirs.as_fd()])?;
+        drop((image, session_theirs));
+        let lost = |error: &dyn std::fmt::Display| StartError::Lost(error.to_string());
+        let peer = pidfd.try_clone()?;
+        let session = Session::create(session_socket, peer, SessionOptions::default());
+        let mut worker = Self {
+            child: Some(child),
+            pid,
+            pidfd,
+            control,
+            session: session.map_err(|error| lost(&error))?,
+            volume: None,
+            text: None,
+            confinement: Confinement::default(),
+            read_only: true,
+            notes: vec![],
+        };
+        match worker.mount(options) {
+            Ok(()) => Ok(worker),
+            Err(error) => {
+                worker.kill();
+                worker.reap();
+                Err(error)
+            }
+        }
+    }
+
+    fn mount(&mut self, options: &MountOptions) -> Result<(), StartError> {
+        let lost = |error: &dyn std::fmt::Display| StartError::Lost(error.to_string());
+        let until = Instant::now() + MOUNT_WAIT;
+        let client = self.session.client::<Volume>(until).map_err(|error| lost(&error))?;
+        let mut text = self.session.block(TEXT_BYTES).map_err(|error| lost(&error))?;
+        let options = serde_json::to_vec(options).map_err(std::io::Error::from)?;
+        text.copy_in(0, &options);
+        let len = options.len() as u32;
+        let sent = client.send(volume::Mount { options: text, len });
+        match sent.receive(until).map_err(|error| lost(&error))? {
+            Reply::Ack(ack, client) => {
+                self.text = Some(ack.options);
+                self.volume = Some(client);
+                self.read_only = ack.read_only;
+            }
+            Reply::Nak(nak, _) => return Err(refused(nak.why, &nak.options, nak.len)),
+        }
+        let told = self.status(until).map_err(|error| lost(&error))?;
+        self.notes.clone_from(&told.notes);
+        self.confinement = told.sandbox;
+        Ok(())
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Asks it how it is.
+    ///
+    /// # Errors
+    /// [`Fault`]; after one it cannot be asked again.
+    pub fn status(&mut self, deadline: Instant) -> Result<WorkerStatus, Fault> {
+        let volume = self.volume.take().ok_or(Fault(Lost::Closed))?;
+        let text = self.text.take().ok_or(Fault(Lost::Closed))?;
+        let (buffer, len) = match volume.send(volume::Status { buffer: text }).receive(deadline) {
+            Ok(Reply::Ack(ack, volume)) => {
+                self.volume = Some(volume);
+                (ack.buffer, ack.len)
+            }
+            Ok(Reply::Nak(nak, volume)) => {
+                self.volume = Some(volume);
+                (nak.buffer, 0)
+            }
+            Err(lost) => return Err(Fault(lost)),
+        };
+        let told = serde_json::from_slice(&text_of(&buffer, len)).unwrap_or_default();
+        self.text = Some(buffer);
+        Ok(told)
+    }
+
+    /// Gives it the connection to the kernel: it starts to serve.
+    ///
+    /// # Errors
+    /// What the socket says, when the worker has died for instance.
+    pub fn give(&self, fuse: &OwnedFd) -> std::io::Result<()> {
+        send_descriptors(&self.control, &[fuse.as_fd()])
+    }
+
+    /// Kills it.
+    pub fn kill(&self) {
+        // It may have ended by itself, which is as good.
+        let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
+    }
+
+    fn reap(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.wait();
+        }
+    }
+
+    /// Calls `then` once it has ended, whatever the reason.
+    pub fn when_it_ends(&mut self, then: impl FnOnce(Exit) + Send + 'static) {
+        let pid = self.pid;
+        let Some(mut child) = self.child.take() else { return };
+        std::thread::spawn(move || then(Exit { pid, status: child.wait().ok() }));
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.kill();
+        self.reap();
+    }
+}
+
+fn refused(why: Refusal, text: &Block, len: u32) -> StartError {
+    let said = String::from_utf8_lossy(&text_of(text, len)).into_owned();
+    StartError::Refused(if said.is_empty() { why.to_string() } else { said })
+}
+
+fn text_of(block: &Block, len: u32) -> Vec<u8> {
+    let mut bytes = vec![0; (len as usize).min(block.len())];
+    block.copy_out(0, &mut bytes);
+    bytes
+}
+
+/// Why a worker did not answer.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Fault(Lost);
+
+impl Fault {
+    /// Whether it might still be there, but does not answer.
+    pub fn is_timeout(&self) -> bool {
+        !matches!(self.0, Lost::Closed)
+    }
+}
+
+/// Sends descriptors, and one byte to carry them.
+fn send_descriptors(socket: &UnixStream, fds: &[BorrowedFd<'_>]) -> std::io::Result<()> {
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    ancillary.push(SendAncillaryMessage::ScmRights(fds));
+    let iov = [IoSlice::new(b"f")];
+    rustix::net::sendmsg(socket, &iov, &mut ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Receives exactly `N` descriptors; `None` when the other end is gone or sends anything else.
+pub(crate) fn receive_descriptors<const N: usize>(socket: &UnixStream) -> Option<[OwnedFd; N]> {
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let mut iov = [IoSliceMut::new(&mut byte)];
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let got = loop {
+        match rustix::net::recvmsg(socket, &mut iov, &mut ancillary, flags) {
+            Err(rustix::io::Errno::INTR) => {}
+            got => break got.ok()?,
+        }
+    };
+    let mut fds = vec![];
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = message {
+            fds.extend(received);
+        }
+    }
+    (got.bytes == 1).then_some(())?;
+    fds.try_into().ok()
+}

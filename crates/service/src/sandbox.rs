@@ -1,0 +1,341 @@
+//! Giving power away: what a process that parses a volume can still do.
+//!
+//! ```text
+//!   close other descriptors ─ drop groups, user, capabilities ─ limits
+//!        ─ no_new_privs ─ landlock (paths, ports, signals) ─ seccomp (kill)
+//! ```
+//!
+//! Law 1: a profile is applied before the first byte of a volume is looked at, while the
+//! process has one thread; threads started later inherit everything.
+//! Law 2: seccomp kills on any system call that is not listed; nothing that is listed can
+//! open, connect, execute, or map memory executable.
+//! Law 3: what the kernel could not enforce is told ([`Confinement`]), never assumed.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, BitFlags, PathBeneath, PathFd, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, RulesetStatus, Scope,
+};
+use rustix::process::{Resource, Rlimit};
+use rustix::thread::{CapabilitySet, CapabilitySets};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen as Len, SeccompCmpOp as Op, SeccompCondition,
+    SeccompFilter, SeccompRule,
+};
+use serde::{Deserialize, Serialize};
+
+/// The Landlock version whose rights are all taken away; an older kernel takes what it knows.
+const LANDLOCK: ABI = ABI::V6;
+/// `nobody`, on every Linux.
+const NOBODY: u32 = 65534;
+
+/// What a process is still for.
+#[derive(Debug)]
+pub enum Profile<'a> {
+    /// A worker: reads, writes and waits on the descriptors it has. As root it becomes
+    /// nobody.
+    Worker,
+    /// A tool that reads a volume and writes to its standard output.
+    Reader,
+    /// A tool that reads a volume and creates files beneath one directory.
+    Extractor {
+        /// The directory.
+        beneath: BorrowedFd<'a>,
+    },
+}
+
+/// What was really enforced.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Confinement {
+    /// `full`, `partial` (an older kernel) or `none`.
+    pub landlock: String,
+    /// Whether unlisted system calls kill.
+    pub seccomp: bool,
+    /// Whether no capability is left.
+    pub no_capabilities: bool,
+    /// Most private memory the process may have, in bytes.
+    pub memory_limit_bytes: Option<u64>,
+}
+
+/// Why a process could not be confined.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot confine the process that reads the volume: {step}: {why}")]
+pub struct ConfineError {
+    step: &'static str,
+    why: String,
+}
+
+fn failed<E: std::fmt::Display>(step: &'static str) -> impl Fn(E) -> ConfineError {
+    move |why| ConfineError { step, why: why.to_string() }
+}
+
+/// Gives all power away but what `profile` needs. `memory_limit_bytes` bounds private memory.
+///
+/// # Errors
+/// When a step that every supported kernel has fails; the caller must then stop.
+pub fn confine(
+    profile: &Profile<'_>,
+    memory_limit_bytes: Option<u64>,
+) -> Result<Confinement, ConfineError> {
+    one_malloc_arena();
+    set_limits(memory_limit_bytes)?;
+    if matches!(profile, Profile::Worker) {
+        become_nobody()?;
+    }
+    let keep = match profile {
+        // `get` as root gives files their owners, modes and attributes back.
+        Profile::Extractor { .. } => {
+            CapabilitySet::CHOWN
+                | CapabilitySet::FOWNER
+                | CapabilitySet::FSETID
+                | CapabilitySet::MKNOD
+                | CapabilitySet::SETFCAP
+                | CapabilitySet::SYS_ADMIN
+                | CapabilitySet::DAC_OVERRIDE
+        }
+        _ => CapabilitySet::empty(),
+    };
+    drop_capabilities(keep)?;
+    rustix::thread::set_no_new_privs(true).map_err(failed("no_new_privs"))?;
+    let landlock = restrict_paths(profile)?;
+    let program = filter(profile).map_err(failed("seccomp"))?;
+    let no_clone3 = clone3_is_unknown().map_err(failed("seccomp"))?;
+    seccompiler::apply_filter_all_threads(&no_clone3).map_err(failed("seccomp"))?;
+    seccompiler::apply_filter_all_threads(&program).map_err(failed("seccomp"))?;
+    Ok(Confinement {
+        landlock,
+        seccomp: true,
+        no_capabilities: keep.is_empty(),
+        memory_limit_bytes,
+    })
+}
+
+/// Closes every descriptor but the three standard ones and `keep`.
+pub fn close_others(keep: &[BorrowedFd<'_>]) {
+    use std::os::fd::AsRawFd;
+    let mut keep: Vec<RawFd> = keep.iter().map(|fd| fd.as_raw_fd()).collect();
+    keep.sort_unstable();
+    let mut from = 3;
+    for fd in keep.into_iter().chain([RawFd::MAX]) {
+        if fd > from {
+            // SAFETY: closes descriptors that nothing in this process owns: the caller has
+            // just started and names all that it has. No memory is involved.
+            unsafe { libc::syscall(libc::SYS_close_range, from, fd - 1, 0) };
+        }
+        from = fd.saturating_add(1);
+    }
+}
+
+/// glibc's other arenas open a file in `/proc` when they shrink, which would be fatal.
+fn one_malloc_arena() {
+    // SAFETY: `mallopt` takes two integers and touches the allocator's own settings.
+    unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
+}
+
+fn set_limits(memory_limit_bytes: Option<u64>) -> Result<(), ConfineError> {
+    let set = |resource, value| {
+        let limit = Rlimit { current: Some(value), maximum: Some(value) };
+        rustix::process::setrlimit(resource, limit).map_err(failed("limits"))
+    };
+    set(Resource::Core, 0)?;
+    match memory_limit_bytes {
+        Some(bytes) => set(Resource::Data, bytes),
+        None => Ok(()),
+    }
+}
+
+/// Root with no capability still owns root's files and processes; nobody owns nothing.
+fn become_nobody() -> Result<(), ConfineError> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    let step = "give up root";
+    rustix::thread::set_thread_groups(&[]).map_err(failed(step))?;
+    let gid = rustix::process::Gid::from_raw(NOBODY);
+    rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(failed(step))?;
+    let uid = rustix::process::Uid::from_raw(NOBODY);
+    rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(failed(step))
+}
+
+fn drop_capabilities(keep: CapabilitySet) -> Result<(), ConfineError> {
+    let have = rustix::thread::capabilities(None).map_err(failed("capabilities"))?;
+    let keep = have.permitted & keep;
+    let sets = CapabilitySets { effective: keep, permitted: keep, inheritable: CapabilitySet::empty() };
+    rustix::thread::set_capabilities(None, sets).map_err(failed("capabilities"))
+}
+
+fn restrict_paths(profile: &Profile<'_>) -> Result<String, ConfineError> {
+    let step = "landlock";
+    let all: BitFlags<AccessFs> = AccessFs::from_all(LANDLOCK);
+    let ruleset = Ruleset::default()
+        .handle_access(all)
+        .and_then(|rules| rules.handle_access(AccessNet::from_all(LANDLOCK)))
+        .and_then(|rules| rules.scope(Scope::from_all(LANDLOCK)))
+        .and_then(|rules| rules.create())
+        .map_err(failed(step))?;
+    let ruleset = match profile {
+        Profile::Extractor { beneath } => {
+            let beneath = beneath.try_clone_to_owned().map_err(failed(step))?;
+            let access = all & !BitFlags::from(AccessFs::Execute);
+            ruleset.add_rule(PathBeneath::new(AsPath(beneath), access)).map_err(failed(step))?
+        }
+        _ => ruleset,
+    };
+    let status = ruleset.restrict_self().map_err(failed(step))?;
+    Ok(match status.ruleset {
+        RulesetStatus::FullyEnforced => "full",
+        RulesetStatus::PartiallyEnforced => "partial",
+        RulesetStatus::NotEnforced => "none",
+    }
+    .to_string())
+}
+
+/// A descriptor where landlock wants one to a path.
+struct AsPath(OwnedFd);
+
+impl std::os::fd::AsFd for AsPath {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Opens `path` as landlock and [`Profile::Extractor`] want it.
+///
+/// # Errors
+/// What the system says.
+pub fn open_beneath(path: &std::path::Path) -> std::io::Result<OwnedFd> {
+    let fd = PathFd::new(path).map_err(std::io::Error::other)?;
+    std::os::fd::AsFd::as_fd(&fd).try_clone_to_owned()
+}
+
+type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+
+/// What every confined process may call without looking at the arguments: use what it
+/// has, wait, and end.
+const PLAIN: &[i64] = &[
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_pread64,
+    libc::SYS_preadv,
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_pwrite64,
+    libc::SYS_pwritev,
+    libc::SYS_fdatasync,
+    libc::SYS_lseek,
+    libc::SYS_fstat,
+    libc::SYS_close,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_recvfrom,
+    libc::SYS_sendto,
+    libc::SYS_ppoll,
+    libc::SYS_futex,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_madvise,
+    libc::SYS_brk,
+    libc::SYS_set_robust_list,
+    libc::SYS_rseq,
+    libc::SYS_sched_yield,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sigaltstack,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_restart_syscall,
+    libc::SYS_gettid,
+    libc::SYS_getpid,
+    libc::SYS_getrandom,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_nanosleep,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+];
+
+/// What a tool that creates files beneath a directory calls besides. Landlock says where.
+const EXTRACT: &[i64] = &[
+    libc::SYS_openat,
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
+    libc::SYS_mkdirat,
+    libc::SYS_mknodat,
+    libc::SYS_symlinkat,
+    libc::SYS_linkat,
+    libc::SYS_unlinkat,
+    libc::SYS_readlinkat,
+    libc::SYS_getdents64,
+    libc::SYS_ftruncate,
+    libc::SYS_fallocate,
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    libc::SYS_fchown,
+    libc::SYS_fchownat,
+    libc::SYS_utimensat,
+    libc::SYS_fsetxattr,
+    libc::SYS_setxattr,
+    libc::SYS_lsetxattr,
+    libc::SYS_umask,
+    libc::SYS_fsync,
+];
+
+fn filter(profile: &Profile<'_>) -> Result<BpfProgram, seccompiler::Error> {
+    let mut rules: Rules = PLAIN.iter().map(|&call| (call, vec![])).collect();
+    #[cfg(target_arch = "x86_64")]
+    rules.insert(libc::SYS_poll, vec![]);
+    let no_exec = zero(2, libc::PROT_EXEC as u64)?;
+    rules.insert(libc::SYS_mmap, vec![SeccompRule::new(vec![no_exec.clone()])?]);
+    rules.insert(libc::SYS_mprotect, vec![SeccompRule::new(vec![no_exec])?]);
+    let thread = (libc::CLONE_VM | libc::CLONE_THREAD) as u64;
+    let thread = SeccompCondition::new(0, Len::Qword, Op::MaskedEq(thread), thread)?;
+    rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![thread])?]);
+    // Names of threads and of memory, which only make a stack trace easier to read.
+    let names = [libc::PR_SET_NAME, libc::PR_SET_VMA];
+    let names: Result<Vec<_>, seccompiler::Error> =
+        names.iter().map(|&name| one_of(0, name as u64)).collect();
+    rules.insert(libc::SYS_prctl, names?);
+    let fcntl = [libc::F_GETFD, libc::F_GETFL, libc::F_SETFL, libc::F_DUPFD_CLOEXEC];
+    let fcntl: Result<Vec<_>, seccompiler::Error> =
+        fcntl.iter().map(|&command| one_of(1, command as u64)).collect();
+    rules.insert(libc::SYS_fcntl, fcntl?);
+    rules.insert(libc::SYS_ioctl, terminal_ioctls()?);
+    rules.insert(libc::SYS_clone3, vec![]);
+    if matches!(profile, Profile::Extractor { .. }) {
+        rules.extend(EXTRACT.iter().map(|&call| (call, vec![])));
+    }
+    Ok(compile(rules, SeccompAction::KillProcess, SeccompAction::Allow)?)
+}
+
+/// Whether an output is a terminal, and how wide: what a progress bar asks.
+fn terminal_ioctls() -> Result<Vec<SeccompRule>, seccompiler::Error> {
+    [libc::TCGETS, libc::TIOCGWINSZ].iter().map(|&command| one_of(1, command)).collect()
+}
+
+fn one_of(argument: u8, value: u64) -> Result<SeccompRule, seccompiler::Error> {
+    let condition = SeccompCondition::new(argument, Len::Dword, Op::Eq, value)?;
+    Ok(SeccompRule::new(vec![condition])?)
+}
+
+fn zero(argument: u8, mask: u64) -> Result<SeccompCondition, seccompiler::Error> {
+    Ok(SeccompCondition::new(argument, Len::Dword, Op::MaskedEq(mask), 0)?)
+}
+
+/// `clone3` hides its flags in memory where no filter can look; told that the kernel does
+/// not have it, the C library uses `clone`.
+fn clone3_is_unknown() -> Result<BpfProgram, seccompiler::Error> {
+    let rules = Rules::from([(libc::SYS_clone3, vec![])]);
+    Ok(compile(rules, SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32))?)
+}
+
+fn compile(
+    rules: Rules,
+    otherwise: SeccompAction,
+    on_match: SeccompAction,
+) -> Result<BpfProgram, seccompiler::BackendError> {
+    let arch = std::env::consts::ARCH.try_into()?;
+    SeccompFilter::new(rules, otherwise, on_match, arch)?.try_into()
+}

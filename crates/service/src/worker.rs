@@ -1,0 +1,153 @@
+//! The worker: the one process that looks at a volume, and can do nothing else.
+//!
+//! Law 1: confined before the first byte of the volume is read, while there is one thread.
+//! Law 2: the process ends when the manager does, when the mount does, and on any panic.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use draconis_device::{FileOptions, OpenedFile};
+use draconis_exchange::contract::volume::{
+    self, AckMount, AckStatus, AckUnmount, Mount, NakMount, NakStatus, NakUnmount, Status, Unmount,
+    Volume, VolumeServer,
+};
+use draconis_exchange::contract::{Refusal, tree::Tree};
+use draconis_exchange::heap::Block;
+use draconis_exchange::process::Session;
+
+use crate::options::MountOptions;
+use crate::process::receive_descriptors;
+use crate::protocol::WorkerStatus;
+use crate::sandbox::{Confinement, Profile, close_others, confine};
+use crate::volume::{OpenError, VolumeTree, open};
+
+/// How long the worker waits for a manager that says nothing. A manager asks every second.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// How a worker talks to the kernel. FUSE is the only way today.
+pub trait Serve: Send + Sync + 'static {
+    /// Answers what comes over `connection` until the mount ends.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    fn serve(&self, connection: OwnedFd, tree: &VolumeTree) -> std::io::Result<()>;
+    /// Requests answered so far.
+    fn requests(&self) -> u64;
+    /// For how long the request in hand has been worked on.
+    fn busy(&self) -> Duration;
+}
+
+/// Is a worker until its mount ends. `memory_limit_bytes` bounds its private memory.
+///
+/// # Errors
+/// A sentence, when something other than a manager started the process, or it cannot be
+/// confined.
+pub fn run(serve: impl Serve, memory_limit_bytes: Option<u64>) -> Result<(), String> {
+    let control = std::io::stdin().as_fd().try_clone_to_owned();
+    let control = UnixStream::from(control.map_err(|error| error.to_string())?);
+    let [image, session] = receive_descriptors(&control)
+        .ok_or("a worker is started by the manager; see draconis-mount(1)")?;
+    let manager = control.try_clone().map_err(|error| error.to_string())?;
+    close_others(&[control.as_fd(), manager.as_fd(), image.as_fd(), session.as_fd()]);
+    std::panic::set_hook(Box::new(|panic| {
+        eprintln!("draconis: worker {}: {panic}", std::process::id());
+        std::process::exit(70);
+    }));
+    // io_uring stays outside: the filter cannot see what goes through a ring.
+    let options = FileOptions { write: false, direct: true, uring: false };
+    let image = OpenedFile::new(image, options).map_err(|error| error.to_string())?;
+    let session = Session::accept(session.into()).map_err(|error| error.to_string())?;
+    let confinement =
+        confine(&Profile::Worker, memory_limit_bytes).map_err(|error| error.to_string())?;
+    let worker = Arc::new(Control {
+        image: Mutex::new(Some(image)),
+        tree: OnceLock::new(),
+        confinement,
+        serve,
+    });
+    let waiting = worker.clone();
+    std::thread::Builder::new()
+        .name("fuse".into())
+        .spawn(move || waiting.wait_for_connection(&control))
+        .map_err(|error| error.to_string())?;
+    let end = session.server::<Volume>(PATIENCE).map_err(|error| error.to_string())?;
+    // However the conversation ends, there is nobody to serve for any more.
+    volume::serve(end, &*worker, PATIENCE).map_err(|error| format!("the manager is gone: {error}"))
+}
+
+struct Control<S> {
+    image: Mutex<Option<OpenedFile>>,
+    tree: OnceLock<VolumeTree>,
+    confinement: Confinement,
+    serve: S,
+}
+
+impl<S: Serve> Control<S> {
+    /// The manager sends the connection once the volume is open and the directory attached.
+    fn wait_for_connection(&self, control: &UnixStream) {
+        let Some([connection]) = receive_descriptors(control) else { std::process::exit(1) };
+        let Some(tree) = self.tree.get() else { std::process::exit(1) };
+        let code = match self.serve.serve(connection, tree) {
+            Ok(()) => 0,
+            Err(error) => {
+                eprintln!("draconis: worker {}: {error}", std::process::id());
+                1
+            }
+        };
+        std::process::exit(code)
+    }
+
+    fn open(&self, options: &[u8]) -> Result<VolumeTree, OpenError> {
+        let options: MountOptions =
+            serde_json::from_slice(options).map_err(|error| OpenError::Options(error.to_string()))?;
+        let image = self.image.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let image = image.ok_or_else(|| OpenError::Options("mounted already".into()))?;
+        open(Arc::new(image.start()), &options)
+    }
+
+    fn status(&self) -> WorkerStatus {
+        let mut status = self.tree.get().map(VolumeTree::status).unwrap_or_default();
+        status.requests = self.serve.requests();
+        status.busy_ms = u64::try_from(self.serve.busy().as_millis()).unwrap_or(u64::MAX);
+        status.sandbox = self.confinement.clone();
+        status
+    }
+}
+
+impl<S: Serve> VolumeServer for Control<S> {
+    fn mount(&self, m: Mount) -> Result<AckMount, NakMount> {
+        let mut text = vec![0; (m.len as usize).min(m.options.len())];
+        m.options.copy_out(0, &mut text);
+        let refuse = |mut options: Block, why: Refusal, said: String| {
+            let len = options.copy_in(0, said.as_bytes()) as u32;
+            Err(NakMount { options, len, why })
+        };
+        match self.open(&text) {
+            Ok(tree) => {
+                let (space, read_only) = (tree.space(), tree.read_only());
+                if self.tree.set(tree).is_err() {
+                    return refuse(m.options, Refusal::Busy, "mounted already".into());
+                }
+                Ok(AckMount { options: m.options, space, read_only })
+            }
+            Err(error) => refuse(m.options, error.refusal(), error.to_string()),
+        }
+    }
+
+    fn status(&self, mut m: Status) -> Result<AckStatus, NakStatus> {
+        match serde_json::to_vec(&Control::status(self)) {
+            Ok(text) if text.len() <= m.buffer.len() => {
+                m.buffer.copy_in(0, &text);
+                Ok(AckStatus { buffer: m.buffer, len: text.len() as u32 })
+            }
+            _ => Err(NakStatus { buffer: m.buffer, why: Refusal::BufferTooSmall }),
+        }
+    }
+
+    fn unmount(&self, _: Unmount) -> Result<AckUnmount, NakUnmount> {
+        // Nothing is written yet, so nothing has to be brought home first.
+        Ok(AckUnmount {})
+    }
+}

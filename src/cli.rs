@@ -1,0 +1,265 @@
+//! The command line: names, flags and help texts, and nothing that acts.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::target::Target;
+
+/// Ext volumes you do not trust, mounted by a process that can do nothing else.
+#[derive(Debug, Parser)]
+#[command(name = "draconis", version, max_term_width = 100, propagate_version = true)]
+#[command(after_help = "IMAGE is a file or a block device; IMAGE:/path is something in it.\n\
+    Exit status: 0 done, 1 something failed, 2 the command line makes no sense.")]
+pub struct Cli {
+    /// Say more: once what is done, twice everything.
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Mount a volume on a directory, served by a sandboxed process of its own.
+    ///
+    /// A manager is started in the background where none runs. Without root this needs
+    /// fusermount3 (package fuse3) and write access to the directory.
+    #[command(after_long_help = MOUNT_OPTIONS)]
+    Mount(Mount),
+    /// Unmount a directory.
+    #[command(alias = "unmount")]
+    Umount(Umount),
+    /// Show what is mounted: worker, sandbox, caches, requests, memory.
+    Status(Status),
+    /// Run the manager in the foreground.
+    Serve(Serve),
+    /// Show what kind of volume an image holds.
+    Info(Info),
+    /// List a directory of a volume.
+    Ls(Ls),
+    /// Write files of a volume to standard output.
+    Cat(Cat),
+    /// Show everything about files of a volume.
+    Stat(Stat),
+    /// List a directory of a volume as a tree.
+    Tree(Tree),
+    /// Copy a file or, with -r, a tree out of a volume.
+    Get(Get),
+    /// Write a tree of a volume to standard output as a tar archive.
+    Tar(Tar),
+    /// Write a completion script for a shell to standard output.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual pages into a directory.
+    Manpages {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// Be a worker: started by the manager, never by hand.
+    #[command(hide = true)]
+    Worker {
+        /// Most private memory it may have, in bytes.
+        #[arg(long)]
+        memory: Option<u64>,
+    },
+}
+
+const MOUNT_OPTIONS: &str = "\
+Options for -o, separated by commas:
+  ro, rw               read-only, or as the volume allows (writing is not supported yet)
+  allow_other          let other users in (user_allow_other in /etc/fuse.conf)
+  fakeroot             no permission checks: whoever may enter may read everything
+  inode_cache=N        inodes kept in memory (16384)
+  block_map_cache=N    files whose block lists are kept (4096)
+  data_cache=SIZE      file data kept, such as 64M
+  dots                 show . and .. in native listings too
+  offset=N             the volume starts at this byte of IMAGE
+  partition=N          the volume is this partition of IMAGE
+  deadline=SECONDS     kill a worker that does not answer for so long (30)
+  dev, suid, noexec    as mount(8) has them; devices and setuid are ignored by default";
+
+/// Where in an image the volume is.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct Place {
+    /// The volume starts at this byte of IMAGE (K, M, G allowed).
+    #[arg(long, value_name = "BYTES", value_parser = size, conflicts_with = "partition")]
+    pub offset: Option<u64>,
+    /// The volume is this partition of IMAGE, counted from 1.
+    #[arg(long, value_name = "N")]
+    pub partition: Option<u32>,
+}
+
+/// Parses a size for clap.
+fn size(text: &str) -> Result<u64, String> {
+    draconis_service::options::parse_size(text)
+        .ok_or_else(|| "not a size such as 4096, 64K or 1G".to_string())
+}
+
+/// `draconis mount`
+#[derive(Debug, Args)]
+pub struct Mount {
+    /// Stay in the foreground until it is unmounted; Ctrl-C unmounts.
+    #[arg(short, long)]
+    pub foreground: bool,
+    /// Mount options, separated by commas; may be repeated.
+    #[arg(short, value_name = "OPTIONS")]
+    pub options: Vec<String>,
+    /// The file or block device.
+    pub image: PathBuf,
+    /// The directory.
+    pub dir: PathBuf,
+}
+
+/// `draconis umount`
+#[derive(Debug, Args)]
+pub struct Umount {
+    /// Even if it is in use: it disappears at once.
+    #[arg(short, long, visible_alias = "lazy")]
+    pub force: bool,
+    /// The directory.
+    pub dir: PathBuf,
+}
+
+/// `draconis status`
+#[derive(Debug, Args)]
+pub struct Status {
+    /// Write JSON: an object with a list `mounts`.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `draconis serve`
+#[derive(Debug, Args)]
+pub struct Serve {
+    /// End some seconds after the last mount has.
+    #[arg(long)]
+    pub until_idle: bool,
+}
+
+/// `draconis info`
+#[derive(Debug, Args)]
+pub struct Info {
+    /// Where the volume is.
+    #[command(flatten)]
+    pub place: Place,
+    /// Write JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// The file or block device.
+    pub image: PathBuf,
+}
+
+/// `draconis ls`
+#[derive(Debug, Args)]
+pub struct Ls {
+    /// Where the volume is.
+    #[command(flatten)]
+    pub place: Place,
+    /// Show mode, links, owner, group, size and time of each name.
+    #[arg(short)]
+    pub long: bool,
+    /// Show names that begin with a dot, too.
+    #[arg(short)]
+    pub all: bool,
+    /// List directories below, too.
+    #[arg(short = 'R')]
+    pub recursive: bool,
+    /// What to list; the root directory if only IMAGE is given.
+    #[arg(value_name = "IMAGE[:/path]")]
+    pub target: Target,
+}
+
+/// `draconis cat`
+#[derive(Debug, Args)]
+pub struct Cat {
+    /// Where the volume is.
+    #[command(flatten)]
+    pub place: Place,
+    /// The files.
+    #[arg(value_name = "IMAGE:/path", required = true)]
+    pub targets: Vec<Target>,
+}
+
+/// `draconis stat`
+#[derive(Debug, Args)]
+pub struct Stat {
+    /// Where the volume is.
+    #[command(flatten)]
+    pub place: Place,
+    /// Write JSON, a list.
+    #[arg(long)]
+    pub json: bool,
+    /// Follow a symbolic link at the end of the path.
+    #[arg(short = 'L', long)]
+    pub dereference: bool,
+    /// The files.
+    #[arg(value_name = "IMAGE:/path", required = true)]
+    pub targets: Vec<Target>,
+}
+
+/// `draconis tree`
+#[derive(Debug, Args)]
+pub struct Tree {
+    /// Where the volume is.
+    #[command(flatten)]
+    pub place: Place,
+    /// Show names that begin with a dot, too.
+    #[arg(short)]
+    pub all: bool,
+    /// Go down this many levels only.
+    #[arg(short = 'L', long, value_name = "N")]
+    pub level: Option<usize>,
+    /// What to list.
+    #[arg(value_name = "IMAGE[:/path]")]
+    pub target: Target,
+}
+
+/// `draconis get`
+#[derive(Debug, Args)]
+pub struct Get {
+    /// Where the volume is.
+    #[command(flatten)]
+    pub place: Place,
+    /// Copy a whole tree.
+    #[arg(short, long)]
+    pub recursive: bool,
+    /// When to show progress.
+    #[arg(long, value_enum, default_value_t = When::Auto)]
+    pub progress: When,
+    /// What to copy.
+    #[arg(value_name = "IMAGE:/path")]
+    pub target: Target,
+    /// Where to: a directory to put it in, or the name it gets.
+    pub dest: PathBuf,
+}
+
+/// `draconis tar`
+#[derive(Debug, Args)]
+pub struct Tar {
+    /// Where the volume is.
+    #[command(flatten)]
+    pub place: Place,
+    /// When to show progress.
+    #[arg(long, value_enum, default_value_t = When::Auto)]
+    pub progress: When,
+    /// What to archive; the whole volume if only IMAGE is given.
+    #[arg(value_name = "IMAGE[:/path]")]
+    pub target: Target,
+}
+
+/// When to show progress.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum When {
+    /// On a terminal, if it takes longer than two seconds.
+    Auto,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}

@@ -1,0 +1,52 @@
+//! FUSE, as the manager needs it: attach, tune, detach.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use draconis_front::fuse;
+use draconis_service::manager::Front;
+use draconis_service::options::MountOptions;
+
+/// Read-ahead of the kernel on our mounts, in KiB. FUSE starts at 128, where every read of
+/// a cold file waits for a round trip.
+const READ_AHEAD_KIB: u32 = 1024;
+
+/// Mounts through the kernel's FUSE.
+pub struct Fuse;
+
+impl Front for Fuse {
+    fn attach(
+        &self,
+        mount_point: &Path,
+        volume: &Path,
+        options: &MountOptions,
+    ) -> Result<OwnedFd, String> {
+        let options = fuse::MountOptions {
+            source: volume.to_string_lossy().into_owned(),
+            read_only: options.read_only,
+            allow_other: options.allow_other,
+            default_permissions: options.default_permissions,
+            dev: options.dev,
+            suid: options.suid,
+            no_exec: options.no_exec,
+        };
+        fuse::mount(mount_point, &options).map_err(|error| error.to_string())
+    }
+
+    fn tune(&self, mount_point: &Path) -> Option<String> {
+        let file = fuse::read_ahead_file(mount_point)?;
+        let current: u32 = std::fs::read_to_string(&file).ok()?.trim().parse().ok()?;
+        if current >= READ_AHEAD_KIB || std::fs::write(&file, READ_AHEAD_KIB.to_string()).is_ok() {
+            return None;
+        }
+        Some(format!(
+            "cold reads are slower than they could be: as root, write {READ_AHEAD_KIB} to {}",
+            file.display()
+        ))
+    }
+
+    fn detach(&self, mount_point: &Path, force: bool) -> Result<(), String> {
+        fuse::unmount(mount_point, force)
+            .map_err(|error| format!("{}: {error}", mount_point.display()))
+    }
+}

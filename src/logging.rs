@@ -1,0 +1,33 @@
+//! Messages to the standard error, a line each.
+
+use log::{LevelFilter, Log, Metadata, Record};
+
+struct Lines;
+
+/// Starts writing messages: errors and warnings, with `verbose` more.
+pub fn start(verbose: u8) {
+    let level = match verbose {
+        0 => LevelFilter::Warn,
+        1 => LevelFilter::Info,
+        2 => LevelFilter::Debug,
+        _ => LevelFilter::Trace,
+    };
+    if log::set_logger(&Lines).is_ok() {
+        log::set_max_level(level);
+    }
+}
+
+impl Log for Lines {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        // Libraries below may talk when we are asked to say everything.
+        metadata.target().starts_with("draconis") || log::max_level() == LevelFilter::Trace
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if self.enabled(record.metadata()) {
+            eprintln!("draconis: {}: {}", record.level().as_str().to_lowercase(), record.args());
+        }
+    }
+
+    fn flush(&self) {}
+}
