@@ -1,0 +1,196 @@
+//! One cache, three uses: inodes, block maps, data.
+//!
+//! A hash table whose replacement resists scans, sharded, with a weight for every value;
+//! constant time for everything. Two who miss the same value load it once.
+
+use std::hash::{BuildHasherDefault, Hash, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use quick_cache::sync::{Cache as Table, DefaultLifecycle};
+use quick_cache::{OptionsBuilder, Weighter};
+
+use crate::Result;
+
+/// How a cache does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CacheStatistics {
+    /// Questions that the cache answered.
+    pub hits: u64,
+    /// Questions that it did not.
+    pub misses: u64,
+    /// Values in it.
+    pub entries: u64,
+    /// What they weigh together.
+    pub used: u64,
+    /// What they may weigh, in the unit that the cache is configured in.
+    pub capacity: u64,
+}
+
+/// What a value takes of its cache's capacity.
+pub(crate) trait Weigh {
+    fn weight(&self) -> u64;
+}
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(crate) struct Cache<K, V: Weigh> {
+    table: Table<K, V, ByWeight, BuildHasherDefault<Mixer>, DefaultLifecycle<K, V>>,
+    hits: AtomicU64,
+    misses: AtomicU64,
+    capacity: u64,
+}
+
+#[derive(Clone, Debug)]
+struct ByWeight;
+
+impl<K, V: Weigh> Weighter<K, V> for ByWeight {
+    fn weight(&self, _: &K, value: &V) -> u64 {
+        value.weight()
+    }
+}
+
+impl<K: Hash + Eq + Copy, V: Weigh + Clone> Cache<K, V> {
+    /// A cache for values that weigh `capacity` together and `typical` each. Shards are
+    /// for threads that do not wait for each other; each keeps room for 32 `largest`.
+    pub(crate) fn new(capacity: u64, typical: u64, largest: u64) -> Self {
+        let items = capacity.checked_div(typical).unwrap_or(0).clamp(1, 1 << 20);
+        let shards = capacity.checked_div(largest.saturating_mul(32)).unwrap_or(0).clamp(1, 8);
+        let shards = 1usize << shards.ilog2();
+        let options = OptionsBuilder::new()
+            .weight_capacity(capacity)
+            .estimated_items_capacity(crate::units::index(items))
+            .shards(shards)
+            .build();
+        let table = match options {
+            Ok(options) => Table::with_options(
+                options,
+                ByWeight,
+                BuildHasherDefault::default(),
+                DefaultLifecycle::default(),
+            ),
+            // Both numbers are given above; the builder asks for nothing else.
+            Err(_) => Table::with(
+                crate::units::index(items),
+                capacity,
+                ByWeight,
+                BuildHasherDefault::default(),
+                DefaultLifecycle::default(),
+            ),
+        };
+        Self { table, hits: AtomicU64::new(0), misses: AtomicU64::new(0), capacity }
+    }
+
+    /// The value of `key`, loaded if it is not there. Others who ask for it meanwhile
+    /// wait for this load; if it fails, each of them tries for himself.
+    pub(crate) fn get_or_load(&self, key: K, load: impl FnOnce() -> Result<V>) -> Result<V> {
+        if let Some(value) = self.table.get(&key) {
+            self.hits.fetch_add(1, Ordering::Relaxed);
+            return Ok(value);
+        }
+        self.misses.fetch_add(1, Ordering::Relaxed);
+        self.table.get_or_insert_with(&key, load)
+    }
+
+    /// Whether `key` is there; says nothing to the statistics.
+    pub(crate) fn holds(&self, key: K) -> bool {
+        self.table.contains_key(&key)
+    }
+
+    /// Puts a value in that nobody asked for yet.
+    pub(crate) fn offer(&self, key: K, value: V) {
+        self.table.insert(key, value);
+    }
+
+    pub(crate) fn statistics(&self) -> CacheStatistics {
+        CacheStatistics {
+            hits: self.hits.load(Ordering::Relaxed),
+            misses: self.misses.load(Ordering::Relaxed),
+            entries: self.table.len() as u64,
+            used: self.table.weight(),
+            capacity: self.capacity,
+        }
+    }
+}
+
+/// Keys are a few numbers: mixing them is all the hashing they need, and a run with the
+/// same questions evicts the same values.
+#[derive(Default)]
+pub(crate) struct Mixer(u64);
+
+impl Mixer {
+    fn mix(&mut self, word: u64) {
+        let mut x = self.0.rotate_left(5) ^ word;
+        x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        self.0 = x ^ (x >> 31);
+    }
+}
+
+impl Hasher for Mixer {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.mix(u64::from(*byte));
+        }
+    }
+
+    fn write_u32(&mut self, word: u32) {
+        self.mix(u64::from(word));
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        self.mix(word);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Error;
+
+    impl Weigh for u64 {
+        fn weight(&self) -> u64 {
+            *self
+        }
+    }
+
+    #[test]
+    fn never_heavier_than_its_capacity() {
+        let cache = Cache::<u32, u64>::new(1000, 10, 100);
+        for key in 0..10_000 {
+            cache.get_or_load(key, || Ok(u64::from(key % 50))).unwrap();
+            assert!(cache.statistics().used <= 1000);
+        }
+        let statistics = cache.statistics();
+        assert_eq!((statistics.hits, statistics.misses), (0, 10_000));
+        assert!(statistics.used > 800, "{statistics:?}");
+    }
+
+    #[test]
+    fn a_failed_load_leaves_no_trace() {
+        let cache = Cache::<u32, u64>::new(1000, 10, 100);
+        assert_eq!(cache.get_or_load(1, || Err(Error::NotFound)), Err(Error::NotFound));
+        assert_eq!(cache.get_or_load(1, || Ok(5)), Ok(5));
+        assert_eq!(cache.get_or_load(1, || Err(Error::NotFound)), Ok(5));
+    }
+
+    #[test]
+    fn two_who_miss_load_once() {
+        let cache = Cache::<u32, u64>::new(1000, 10, 100);
+        let loads = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    cache.get_or_load(1, || {
+                        std::thread::sleep(std::time::Duration::from_millis(20));
+                        Ok(loads.fetch_add(1, Ordering::Relaxed))
+                    })
+                });
+            }
+        });
+        assert_eq!(loads.into_inner(), 1);
+    }
+}

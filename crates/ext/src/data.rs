@@ -1,0 +1,87 @@
+//! Bytes handed out: read-only, counted, never copied.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use draconis_exchange::heap::{ALIGN_BYTES, Private};
+
+use crate::cache::Weigh;
+
+/// A piece of a file or of the device in memory. Whoever holds it keeps it alive, also
+/// when the cache has let it go.
+#[derive(Clone)]
+pub struct Data {
+    chunk: Arc<Chunk>,
+    range: Range<usize>,
+}
+
+/// What the data cache holds: memory as the device filled it, and the part that counts.
+pub(crate) struct Chunk {
+    memory: Private,
+    range: Range<usize>,
+    /// The first reader of this chunk wants more of the file to be on its way.
+    pub(crate) marked: AtomicBool,
+}
+
+/// What an entry takes beside its memory, about.
+const ENTRY_BYTES: usize = 192;
+
+impl Chunk {
+    /// The bytes of `memory` in `range`.
+    pub(crate) fn new(memory: Private, range: Range<usize>) -> Arc<Self> {
+        let end = range.end.min(memory.len());
+        let range = range.start.min(end)..end;
+        Arc::new(Self { memory, range, marked: AtomicBool::new(false) })
+    }
+}
+
+impl Weigh for Arc<Chunk> {
+    fn weight(&self) -> u64 {
+        let memory = self.memory.len().next_multiple_of(ALIGN_BYTES);
+        memory.saturating_add(ENTRY_BYTES) as u64
+    }
+}
+
+impl Data {
+    /// `len` bytes of `chunk` from `at`, or as many of them as there are.
+    pub(crate) fn of(chunk: Arc<Chunk>, at: usize, len: usize) -> Self {
+        let Range { start, end } = chunk.range;
+        let from = start.saturating_add(at).min(end);
+        let to = from.saturating_add(len).min(end);
+        Self { chunk, range: from..to }
+    }
+
+    /// A part of it; what lies outside is left out. Copies nothing.
+    #[must_use]
+    pub fn slice(&self, part: Range<usize>) -> Self {
+        let Range { start, end } = self.range;
+        let from = start.saturating_add(part.start).min(end);
+        let to = start.saturating_add(part.end).clamp(from, end);
+        Self { chunk: self.chunk.clone(), range: from..to }
+    }
+
+    /// No bytes.
+    pub(crate) fn none() -> Self {
+        Self { chunk: Chunk::new(Private::new(0), 0..0), range: 0..0 }
+    }
+}
+
+impl std::ops::Deref for Data {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        self.chunk.memory.get(self.range.clone()).unwrap_or_default()
+    }
+}
+
+impl AsRef<[u8]> for Data {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl std::fmt::Debug for Data {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Data({} bytes)", self.len())
+    }
+}

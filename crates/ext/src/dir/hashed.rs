@@ -1,0 +1,104 @@
+//! Names found through a hash tree: one block on each level, then one block of names.
+
+use super::linear::find_in_block;
+use crate::data::Data;
+use crate::format::htree::{Index, Root};
+use crate::format::inode::Inode;
+use crate::volume::Volume;
+use crate::{Error, FileBlock, InodeNumber, Result};
+
+/// Blocks of names that one hash may fill before the tree counts as damaged.
+const MOST_BLOCKS: usize = 4096;
+
+/// One level of the way down.
+struct Step {
+    block: Data,
+    root: bool,
+    nth: usize,
+}
+
+impl Step {
+    fn index<'a>(&'a self, volume: &Volume) -> Result<Index<'a>> {
+        if self.root {
+            let super_ = &volume.super_;
+            Ok(Root::check(&self.block, super_.hash_unsigned, super_.hash_seed)?.1)
+        } else {
+            Index::of_node(&self.block)
+        }
+    }
+
+    fn below(&self, volume: &Volume) -> Result<FileBlock> {
+        self.index(volume)?.block(self.nth).ok_or(Error::corrupt("hash tree index"))
+    }
+}
+
+/// The inode that `name` names.
+pub(super) fn find(volume: &Volume, dir: &Inode, name: &[u8]) -> Result<InodeNumber> {
+    let super_ = &volume.super_;
+    let first = tree_block(volume, dir, FileBlock(0))?;
+    let (root, index) = Root::check(&first, super_.hash_unsigned, super_.hash_seed)?;
+    let hash = root.hash.of(name);
+    let nth = index.find(hash);
+    let levels = usize::from(root.levels);
+    let mut way = vec![Step { block: first, root: true, nth }];
+    descend(volume, dir, &mut way, levels, hash)?;
+    for _ in 0..MOST_BLOCKS {
+        let leaf = way.last().map(|step| step.below(volume)).ok_or(Error::NotFound)??;
+        if leaf.0 >= volume.directory_blocks(dir) {
+            return Err(Error::corrupt("hash tree index").of_inode(dir.number));
+        }
+        if let Some(inode) = find_in_block(volume, dir, leaf, name)? {
+            return Ok(inode);
+        }
+        if !go_on(volume, dir, &mut way, levels, hash)? {
+            return Err(Error::NotFound);
+        }
+    }
+    Err(Error::corrupt("hash tree").of_inode(dir.number))
+}
+
+fn tree_block(volume: &Volume, dir: &Inode, nth: FileBlock) -> Result<Data> {
+    let hole = Error::corrupt("hash tree index").of_inode(dir.number);
+    volume.directory_block(dir, nth)?.ok_or(hole)
+}
+
+/// Walks down from the last step until there are `levels` of nodes below the root.
+fn descend(
+    volume: &Volume,
+    dir: &Inode,
+    way: &mut Vec<Step>,
+    levels: usize,
+    hash: u32,
+) -> Result<()> {
+    while way.len() <= levels {
+        let Some(below) = way.last().map(|step| step.below(volume)) else { return Ok(()) };
+        let block = tree_block(volume, dir, below?)?;
+        let nth = Index::of_node(&block)?.find(hash);
+        way.push(Step { block, root: false, nth });
+    }
+    Ok(())
+}
+
+/// Moves on to the next block of names, if names with `hash` may go on there.
+fn go_on(
+    volume: &Volume,
+    dir: &Inode,
+    way: &mut Vec<Step>,
+    levels: usize,
+    hash: u32,
+) -> Result<bool> {
+    while let Some(step) = way.last_mut() {
+        let index = step.index(volume)?;
+        if let Some(next) = index.continues(step.nth, hash) {
+            step.nth = next;
+            // Below a later branch the names with this hash come first.
+            descend(volume, dir, way, levels, 0)?;
+            return Ok(true);
+        }
+        if !index.is_last(step.nth) {
+            return Ok(false);
+        }
+        way.pop();
+    }
+    Ok(false)
+}

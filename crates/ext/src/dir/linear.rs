@@ -1,0 +1,104 @@
+//! Directories read straight through.
+
+use std::sync::atomic::Ordering;
+
+use super::{Cookie, Damage, Entry, is_dots};
+use crate::format::dirent::Dirents;
+use crate::format::inode::Inode;
+use crate::volume::Volume;
+use crate::{Error, FileBlock, InodeNumber, Result};
+
+/// Looks through all blocks, from the one that had the last name on: programs ask for
+/// names in the order in which they were listed.
+pub(super) fn find(volume: &Volume, dir: &Inode, name: &[u8]) -> Result<InodeNumber> {
+    let blocks = volume.directory_blocks(dir);
+    let hint = dir.found_at.load(Ordering::Relaxed).min(blocks);
+    // `.` and `..` are in the first block if they are anywhere.
+    let start = if matches!(name, b"." | b"..") { 0 } else { hint };
+    let mut damage = None;
+    for nth in (start..blocks).chain(0..start) {
+        match find_in_block(volume, dir, FileBlock(nth), name) {
+            Ok(Some(inode)) => {
+                dir.found_at.store(nth, Ordering::Relaxed);
+                return Ok(inode);
+            }
+            Ok(None) => {}
+            Err(Error::Corrupt { what, inode, block }) => {
+                damage.get_or_insert(Error::Corrupt { what, inode, block });
+            }
+            Err(other) => {
+                damage = Some(other);
+            }
+        }
+    }
+    Err(damage.unwrap_or(Error::NotFound))
+}
+
+/// Looks for `name` in one block. Damage counts only if the name is not found.
+pub(super) fn find_in_block(
+    volume: &Volume,
+    dir: &Inode,
+    nth: FileBlock,
+    name: &[u8],
+) -> Result<Option<InodeNumber>> {
+    let Some(block) = volume.directory_block(dir, nth)? else { return Ok(None) };
+    let mut damage = None;
+    for entry in Dirents::of(&block, &volume.super_) {
+        match entry {
+            Ok(entry) if entry.name == name => return Ok(Some(entry.inode)),
+            Ok(_) => {}
+            Err(error) => damage = Some(error),
+        }
+    }
+    match damage {
+        Some(error) => Err(volume.place_damage(dir, nth, error)),
+        None => Ok(None),
+    }
+}
+
+/// See [`Volume::entries`]. A cookie is the byte where an entry starts; one that points
+/// between two entries continues with the second.
+pub(super) fn enumerate(
+    volume: &Volume,
+    dir: &Inode,
+    from: Cookie,
+    dots: bool,
+    mut visit: impl FnMut(std::result::Result<Entry<'_>, Damage>) -> bool,
+) -> Result<()> {
+    let (first, skip) = volume.place_of(from);
+    let mut skip = skip;
+    for nth in (first.0..volume.directory_blocks(dir)).map(FileBlock) {
+        let skip = std::mem::take(&mut skip);
+        let next_block = volume.cookie(nth.after(1), 0);
+        let block = match volume.directory_block(dir, nth) {
+            Ok(Some(block)) => block,
+            Ok(None) => continue,
+            Err(error) => {
+                if !visit(Err(Damage { error, next: next_block })) {
+                    return Ok(());
+                }
+                continue;
+            }
+        };
+        let mut entries = Dirents::of(&block, &volume.super_);
+        while let Some(entry) = entries.next() {
+            let next = volume.cookie(nth, entries.position());
+            let wanted = match entry {
+                Ok(entry) if entry.at < skip || (is_dots(&entry) && !dots) => true,
+                Ok(entry) => {
+                    let (name, inode, kind) = (entry.name, entry.inode, entry.kind);
+                    visit(Ok(Entry { name, inode, kind, next }))
+                }
+                Err(_) if entries.position() <= skip => true,
+                Err(error) => {
+                    let error = volume.place_damage(dir, nth, error);
+                    visit(Err(Damage { error, next }))
+                }
+            };
+            if !wanted {
+                return Ok(());
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,152 @@
+//! Directories: names in blocks, read straight through or found through a hash tree.
+//!
+//! Law: a block that cannot be read or understood hides its own names and no others.
+
+mod hashed;
+mod linear;
+
+use draconis_exchange::contract::Kind;
+
+use crate::data::Data;
+use crate::format::dirent::Dirent;
+use crate::format::features::Compatible;
+use crate::format::inode::{Inode, flags};
+use crate::map::Place;
+use crate::units::index;
+use crate::volume::Volume;
+use crate::{Error, FileBlock, InodeNumber, Result};
+
+/// A place in a directory: everything before it was enumerated. Stays valid while the
+/// directory does not change, whatever was enumerated in between.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Cookie(pub u64);
+
+/// A name in a directory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Entry<'a> {
+    /// The name: 1 to 255 bytes, any but `/` and NUL.
+    pub name: &'a [u8],
+    /// What it names.
+    pub inode: InodeNumber,
+    /// The kind of the inode, where the directory knows.
+    pub kind: Option<Kind>,
+    /// The place after this entry.
+    pub next: Cookie,
+}
+
+/// A part of a directory that cannot be read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Damage {
+    /// What is wrong, and where.
+    pub error: Error,
+    /// The place after it.
+    pub next: Cookie,
+}
+
+const LONGEST_NAME: usize = 255;
+
+impl Volume {
+    /// The inode that `name` names in the directory `dir`; `.` and `..` are names, too.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::NotADirectory`], [`Error::NameTooLong`];
+    /// [`Error::Corrupt`] if the name was not found and part of the directory is damaged,
+    /// or if it names an inode that no name may name; [`Error::Io`].
+    pub fn lookup(&self, dir: InodeNumber, name: &[u8]) -> Result<InodeNumber> {
+        let inode = self.directory(dir)?;
+        if name.len() > LONGEST_NAME {
+            return Err(Error::NameTooLong);
+        }
+        let dots = matches!(name, b"." | b"..");
+        let found = if self.has_tree(&inode) && !dots {
+            match hashed::find(self, &inode, name) {
+                // The names are still there to be read one by one.
+                Err(Error::Corrupt { .. }) => linear::find(self, &inode, name)?,
+                other => other?,
+            }
+        } else {
+            linear::find(self, &inode, name)?
+        };
+        if !self.super_.names(found) {
+            let what = "directory entry: inode number";
+            return Err(Error::Corrupt { what, inode: Some(dir), block: None });
+        }
+        Ok(found)
+    }
+
+    /// Enumerates the directory `dir` from `from` on, for as long as `visit` says `true`.
+    /// `.` and `..` come only if `dots`. Damage comes in its place, and what follows it
+    /// still comes.
+    ///
+    /// # Errors
+    /// [`Error::NotADirectory`], [`Error::NotFound`] and what reading the inode may
+    /// answer. What goes wrong inside the directory is told to `visit`.
+    pub fn entries(
+        &self,
+        dir: InodeNumber,
+        from: Cookie,
+        dots: bool,
+        visit: impl FnMut(std::result::Result<Entry<'_>, Damage>) -> bool,
+    ) -> Result<()> {
+        let inode = self.directory(dir)?;
+        linear::enumerate(self, &inode, from, dots, visit)
+    }
+
+    fn directory(&self, number: InodeNumber) -> Result<std::sync::Arc<Inode>> {
+        let inode = self.inode(number)?;
+        if inode.kind != Kind::Directory {
+            return Err(Error::NotADirectory);
+        }
+        inode.readable()?;
+        Ok(inode)
+    }
+
+    fn has_tree(&self, dir: &Inode) -> bool {
+        self.super_.compatible.contains(Compatible::DIR_INDEX) && dir.flags & flags::INDEX != 0
+    }
+
+    /// Whole blocks of a directory; what is left of the last one holds no names.
+    fn directory_blocks(&self, dir: &Inode) -> u32 {
+        let blocks = dir.size_bytes.checked_div(u64::from(self.super_.block_bytes));
+        crate::units::narrow(blocks.unwrap_or(0))
+    }
+
+    /// One block of a directory; `None` in a hole.
+    fn directory_block(&self, dir: &Inode, nth: FileBlock) -> Result<Option<Data>> {
+        let run = self.runs_of(dir, nth, nth.after(1))?.first().copied();
+        let block = match run.map(|run| run.place) {
+            Some(Place::At(block)) => block,
+            Some(Place::Hole) | None => return Ok(None),
+            Some(Place::Damaged(block)) => {
+                let what = "block map: pointer";
+                return Err(Error::Corrupt { what, inode: Some(dir.number), block: Some(block) });
+            }
+        };
+        self.store.block(block).map(Some).map_err(|error| error.of_inode(dir.number))
+    }
+
+    /// Says of damage in a directory block where it is.
+    fn place_damage(&self, dir: &Inode, nth: FileBlock, error: Error) -> Error {
+        let run = self.runs_of(dir, nth, nth.after(1)).ok().and_then(|runs| runs.first().copied());
+        match run.map(|run| run.place) {
+            Some(Place::At(block)) => error.in_block(block).of_inode(dir.number),
+            _ => error.of_inode(dir.number),
+        }
+    }
+
+    fn cookie(&self, block: FileBlock, at: usize) -> Cookie {
+        let start = u64::from(block.0).saturating_mul(u64::from(self.super_.block_bytes));
+        Cookie(start.saturating_add(at as u64))
+    }
+
+    /// The block and place of a cookie.
+    fn place_of(&self, cookie: Cookie) -> (FileBlock, usize) {
+        let bytes = u64::from(self.super_.block_bytes);
+        let at = index(cookie.0.checked_rem(bytes).unwrap_or(0));
+        (self.file_block(cookie.0), at)
+    }
+}
+
+fn is_dots(entry: &Dirent<'_>) -> bool {
+    matches!(entry.name, b"." | b"..")
+}

@@ -1,0 +1,286 @@
+//! Contents of files: chunks through the data cache, ahead of those who read straight on.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use draconis_exchange::contract::Kind;
+
+use crate::data::{Chunk, Data};
+use crate::format::inode::Inode;
+use crate::map::{self, Place, Run, SEGMENT_BLOCKS, SegmentKey};
+use crate::store::{CHUNK_BYTES, Key, Part, Plan};
+use crate::units::{index, narrow};
+use crate::volume::Volume;
+use crate::{Error, FileBlock, FsBlock, InodeNumber, Result};
+
+/// What [`Volume::seek`] looks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Seek {
+    /// The next byte that is stored.
+    Data,
+    /// The next byte that is not; the end of a file counts as a hole.
+    Hole,
+}
+
+/// Segments that one [`Volume::seek`] looks at; whatever comes after them counts as data.
+const SEEK_SEGMENTS: u32 = 1 << 14;
+
+impl Volume {
+    /// Up to `len` bytes of a file from `offset`, without copying them: at least one
+    /// byte before the end of the file, none from there on. Reads stop at multiples of
+    /// 128 KiB, and at damage that they do not start in.
+    ///
+    /// # Errors
+    /// [`Error::IsADirectory`] and [`Error::WrongKind`] for what is no file;
+    /// [`Error::Corrupt`] naming the block if its place is unknown; [`Error::Io`].
+    pub fn read(&self, number: InodeNumber, offset: u64, len: usize) -> Result<Data> {
+        self.read_of(&*self.inode(number)?, offset, len)
+    }
+
+    /// [`Volume::read`] from an inode at hand.
+    ///
+    /// # Errors
+    /// As [`Volume::read`].
+    pub fn read_of(&self, inode: &Inode, offset: u64, len: usize) -> Result<Data> {
+        match inode.kind {
+            Kind::File => self.contents(inode, offset, len),
+            Kind::Directory => Err(Error::IsADirectory),
+            _ => Err(Error::WrongKind),
+        }
+    }
+
+    /// Fills `into` from `offset` and returns how many bytes there were: fewer than asked
+    /// only at the end of the file, or before damage.
+    ///
+    /// # Errors
+    /// As [`Volume::read`], if not even the first byte can be read.
+    pub fn read_into(&self, number: InodeNumber, offset: u64, into: &mut [u8]) -> Result<usize> {
+        self.read_into_of(&*self.inode(number)?, offset, into)
+    }
+
+    /// [`Volume::read_into`] from an inode at hand.
+    ///
+    /// # Errors
+    /// As [`Volume::read_into`].
+    pub fn read_into_of(&self, inode: &Inode, offset: u64, into: &mut [u8]) -> Result<usize> {
+        let mut done = 0usize;
+        while let Some(rest) = into.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            let at = offset.saturating_add(done as u64);
+            let data = match self.read_of(inode, at, rest.len()) {
+                Ok(data) => data,
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            };
+            let (Some(to), false) = (rest.get_mut(..data.len()), data.is_empty()) else { break };
+            to.copy_from_slice(&data);
+            done = done.saturating_add(data.len());
+        }
+        Ok(done)
+    }
+
+    /// Contents of whatever has blocks.
+    pub(crate) fn contents(&self, inode: &Inode, offset: u64, len: usize) -> Result<Data> {
+        let left = inode.size_bytes.saturating_sub(offset);
+        if left == 0 || len == 0 {
+            inode.readable()?;
+            return Ok(Data::none());
+        }
+        let key = Key { inode: inode.number.0, index: offset / CHUNK_BYTES };
+        let at = index(offset % CHUNK_BYTES);
+        match self.chunk(inode, key) {
+            Ok(chunk) => Ok(Data::of(chunk, at, len)),
+            // One bad block must not take its chunk with it.
+            Err(Error::Corrupt { .. } | Error::Io(_)) => self.lone_block(inode, offset, len),
+            Err(other) => Err(other),
+        }
+    }
+
+    fn chunk(&self, inode: &Inode, key: Key) -> Result<Arc<Chunk>> {
+        let plan = || self.plan(inode, key.index);
+        let chunk = self.store.chunk(key, plan, || self.run_ahead(inode, key.index, false))?;
+        if chunk.marked.load(Ordering::Relaxed) && chunk.marked.swap(false, Ordering::Relaxed) {
+            self.run_ahead(inode, key.index, true);
+        }
+        Ok(chunk)
+    }
+
+    /// Starts what the stream will want next.
+    fn run_ahead(&self, inode: &Inode, chunk: u64, there: bool) {
+        let chunks = inode.size_bytes.div_ceil(CHUNK_BYTES);
+        if chunks <= 1 {
+            return;
+        }
+        let Some(ahead) = self.streams.at(inode.number.0, chunk, there) else { return };
+        for nth in ahead.from..ahead.end.min(chunks) {
+            let key = Key { inode: inode.number.0, index: nth };
+            let marked = nth == ahead.mark;
+            if !self.store.read_ahead(key, || self.plan(inode, nth), marked) {
+                return;
+            }
+        }
+    }
+
+    /// How chunk `nth` is read.
+    fn plan(&self, inode: &Inode, nth: u64) -> Result<Plan> {
+        let start = nth.saturating_mul(CHUNK_BYTES);
+        let len = inode.size_bytes.saturating_sub(start).min(CHUNK_BYTES);
+        self.plan_of(inode, start, index(len))
+    }
+
+    /// How `len` bytes from `start`, where a block starts, are read.
+    fn plan_of(&self, inode: &Inode, start: u64, len: usize) -> Result<Plan> {
+        let from = self.file_block(start);
+        let end = self.file_block_end(start.saturating_add(len as u64));
+        let block_bytes = u64::from(self.super_.block_bytes);
+        let mut parts = Vec::new();
+        for run in self.runs_of(inode, from, end)? {
+            match run.place {
+                Place::Hole => {}
+                Place::At(block) => {
+                    let skipped = u64::from(run.from.0.saturating_sub(from.0));
+                    let to = index(skipped.saturating_mul(block_bytes));
+                    let bytes = index(u64::from(run.blocks).saturating_mul(block_bytes));
+                    let len = bytes.min(len.saturating_sub(to));
+                    parts.push(Part { start_bytes: block.0.saturating_mul(block_bytes), len, to });
+                }
+                Place::Damaged(block) => {
+                    return Err(Error::Corrupt {
+                        what: "block map: pointer",
+                        inode: Some(inode.number),
+                        block: Some(block),
+                    });
+                }
+            }
+        }
+        Ok(Plan { len, parts })
+    }
+
+    /// What a chunk that cannot be read still has at `offset`: the rest of one block.
+    fn lone_block(&self, inode: &Inode, offset: u64, len: usize) -> Result<Data> {
+        let block_bytes = u64::from(self.super_.block_bytes);
+        let skew = offset.checked_rem(block_bytes).unwrap_or(0);
+        let start = offset.saturating_sub(skew);
+        let there = inode.size_bytes.saturating_sub(start).min(block_bytes);
+        let plan = self.plan_of(inode, start, index(there))?;
+        let block = self.store.load(&plan).map_err(|error| error.of_inode(inode.number))?;
+        Ok(Data::of(block, index(skew), len))
+    }
+
+    pub(crate) fn file_block(&self, bytes: u64) -> FileBlock {
+        FileBlock(narrow(bytes.checked_div(u64::from(self.super_.block_bytes)).unwrap_or(0)))
+    }
+
+    /// The first block after `bytes` bytes.
+    fn file_block_end(&self, bytes: u64) -> FileBlock {
+        FileBlock(narrow(bytes.div_ceil(u64::from(self.super_.block_bytes))))
+    }
+
+    /// Where the blocks from `from` up to `end` are.
+    pub(crate) fn runs_of(
+        &self,
+        inode: &Inode,
+        from: FileBlock,
+        end: FileBlock,
+    ) -> Result<Vec<Run>> {
+        if map::is_direct(end) {
+            let runs = map::scan(&self.store, &self.super_, inode, from, end)?;
+            return Ok(runs.between(from, end).collect());
+        }
+        let mut all = Vec::new();
+        let mut at = from;
+        while at < end {
+            let segment = at.0 / SEGMENT_BLOCKS;
+            let (runs, segment_end) = self.segment(inode, segment)?;
+            all.extend(runs.between(at, end));
+            at = segment_end;
+        }
+        Ok(all)
+    }
+
+    /// One segment of a file's map, and where the next one starts.
+    fn segment(&self, inode: &Inode, segment: u32) -> Result<(Arc<map::Runs>, FileBlock)> {
+        let from = FileBlock(segment.saturating_mul(SEGMENT_BLOCKS));
+        let full = from.after(SEGMENT_BLOCKS);
+        let end = full.min(self.file_block_end(inode.size_bytes));
+        let key = SegmentKey { inode: inode.number.0, segment };
+        let runs = self.maps.get_or_load(key, || {
+            map::scan(&self.store, &self.super_, inode, from, end).map(Arc::new)
+        })?;
+        Ok((runs, full))
+    }
+
+    /// Where the blocks of a file are, from the block that holds byte `offset` on: the
+    /// runs of at most one part of the map, so call again from where the last run ends.
+    /// Empty at the end of the file.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if it is not mapped by blocks, [`Error::Io`]. Damage is not an
+    /// error here but a [`Place`].
+    pub fn map(&self, number: InodeNumber, offset: u64) -> Result<Vec<Run>> {
+        let inode = self.inode(number)?;
+        self.map_of(&inode, offset)
+    }
+
+    /// [`Volume::map`] of an inode at hand.
+    ///
+    /// # Errors
+    /// As [`Volume::map`].
+    pub fn map_of(&self, inode: &Inode, offset: u64) -> Result<Vec<Run>> {
+        let at = self.file_block(offset);
+        let end = self.file_block_end(inode.size_bytes);
+        if at >= end || inode.fast_target(&self.super_).is_some() {
+            return Ok(Vec::new());
+        }
+        let (runs, segment_end) = self.segment(inode, at.0 / SEGMENT_BLOCKS)?;
+        let mut found: Vec<Run> = runs.between(at, end.min(segment_end)).collect();
+        if runs.is_hole() {
+            let hole = map::hole_end(&self.store, &self.super_, inode, segment_end.min(end))?;
+            if let (Some(run), Some(hole)) = (found.last_mut(), hole) {
+                let whole = hole.min(end).0.saturating_sub(run.from.0);
+                run.blocks = run.blocks.max(whole);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Where the next data or hole begins, from `offset` on; `None` if there is none
+    /// before the end of the file. Data may be said to be where nobody looked: that is
+    /// what `SEEK_DATA` allows.
+    ///
+    /// # Errors
+    /// As [`Volume::map`].
+    pub fn seek(&self, number: InodeNumber, offset: u64, what: Seek) -> Result<Option<u64>> {
+        let inode = self.inode(number)?;
+        if offset >= inode.size_bytes {
+            return Ok(None);
+        }
+        let block_bytes = u64::from(self.super_.block_bytes);
+        let mut at = offset;
+        for _ in 0..SEEK_SEGMENTS {
+            let runs = self.map_of(&inode, at)?;
+            let Some(last) = runs.last() else { break };
+            let is_hole = |run: &&Run| (run.place == Place::Hole) == (what == Seek::Hole);
+            if let Some(run) = runs.iter().find(is_hole) {
+                let start = u64::from(run.from.0).saturating_mul(block_bytes).max(offset);
+                return Ok(Some(start).filter(|start| *start < inode.size_bytes));
+            }
+            at = u64::from(last.end().0).saturating_mul(block_bytes);
+            if at >= inode.size_bytes {
+                return Ok((what == Seek::Hole).then_some(inode.size_bytes));
+            }
+        }
+        Ok(match what {
+            Seek::Data => Some(at),
+            Seek::Hole => Some(inode.size_bytes),
+        })
+    }
+
+    /// The first block of a file on the device: files read in this order are read in the
+    /// device's. `None` without blocks, or if the map cannot be read.
+    pub fn first_block(&self, inode: &Inode) -> Option<FsBlock> {
+        inode.fast_target(&self.super_).is_none().then_some(())?;
+        matches!(inode.kind, Kind::File | Kind::Directory | Kind::Symlink).then_some(())?;
+        let first = inode.pointers.iter().find(|pointer| **pointer != 0)?;
+        Some(FsBlock(u64::from(*first)))
+    }
+}

@@ -1,0 +1,189 @@
+//! Directory entries: a chain through each block of a directory.
+//!
+//! ```text
+//!   | inode | rec_len | name_len | file_type | name .. pad | next entry ..  to the end
+//! ```
+//!
+//! Law: the chain ends exactly at the end of the block; an entry that breaks it damages
+//! the rest of this block and no other.
+
+use draconis_exchange::contract::Kind;
+
+use super::features::Incompatible;
+use super::superblock::Superblock;
+use super::{le16, le32};
+use crate::{Error, InodeNumber, Result};
+
+/// Bytes before the name.
+pub const HEAD_BYTES: usize = 8;
+
+/// An entry in use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Dirent<'a> {
+    /// Where it starts in its block.
+    pub at: usize,
+    /// Where the next one starts.
+    pub next: usize,
+    /// What it names.
+    pub inode: InodeNumber,
+    /// The kind of the inode, where the entry knows.
+    pub kind: Option<Kind>,
+    /// The name: 1 to 255 bytes, any but `/` and NUL.
+    pub name: &'a [u8],
+}
+
+/// What stands at one place of the chain.
+enum Link<'a> {
+    Used(Dirent<'a>),
+    Unused,
+    /// An entry that cannot be, in a chain that goes on.
+    Damaged(&'static str),
+}
+
+/// The entries of one directory block.
+#[derive(Debug)]
+pub struct Dirents<'a> {
+    block: &'a [u8],
+    at: usize,
+    filetype: bool,
+    inodes: u32,
+}
+
+impl<'a> Dirents<'a> {
+    /// The chain of `block`.
+    pub fn of(block: &'a [u8], super_: &Superblock) -> Self {
+        let filetype = super_.incompatible.contains(Incompatible::FILETYPE);
+        Self { block, at: 0, filetype, inodes: super_.inodes }
+    }
+
+    /// Where the next entry starts; the length of the block at its end.
+    pub fn position(&self) -> usize {
+        self.at
+    }
+
+    /// Reads the entry at the current place and moves on; `None` breaks the chain.
+    fn link(&mut self) -> Option<Link<'a>> {
+        let entry = self.block.get(self.at..)?;
+        let len = record_len(le16(entry, 4)?, self.block.len());
+        let whole = entry.get(..len)?;
+        let name_len = usize::from(*whole.get(6)?);
+        if len < HEAD_BYTES || !len.is_multiple_of(4) {
+            return None;
+        }
+        let at = self.at;
+        self.at = at.checked_add(len)?;
+        let inode = le32(whole, 0)?;
+        if inode == 0 {
+            return Some(Link::Unused);
+        }
+        let Some(name) = whole.get(HEAD_BYTES..).and_then(|rest| rest.get(..name_len)) else {
+            return Some(Link::Damaged("directory entry: name length"));
+        };
+        if name.is_empty() || name.iter().any(|byte| matches!(byte, 0 | b'/')) {
+            return Some(Link::Damaged("directory entry: name"));
+        }
+        if inode > self.inodes {
+            return Some(Link::Damaged("directory entry: inode number"));
+        }
+        let kind = if self.filetype { kind(*whole.get(7)?) } else { None };
+        Some(Link::Used(Dirent { at, next: self.at, inode: InodeNumber(inode), kind, name }))
+    }
+}
+
+impl<'a> Iterator for Dirents<'a> {
+    type Item = Result<Dirent<'a>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while self.at < self.block.len() {
+            match self.link() {
+                Some(Link::Used(entry)) => return Some(Ok(entry)),
+                Some(Link::Unused) => {}
+                Some(Link::Damaged(what)) => return Some(Err(Error::corrupt(what))),
+                None => {
+                    self.at = self.block.len();
+                    return Some(Err(Error::corrupt("directory entry: record length")));
+                }
+            }
+        }
+        None
+    }
+}
+
+/// The length of a record. 16 bits cannot say 65,536: blocks of that size borrow the two
+/// lowest bits, which are zero in every other length.
+fn record_len(raw: u16, block_bytes: usize) -> usize {
+    if block_bytes < 65536 {
+        return usize::from(raw);
+    }
+    match raw {
+        0 | 0xFFFF => 65536,
+        _ => usize::from(raw & 0xFFFC) | usize::from(raw & 3) << 16,
+    }
+}
+
+fn kind(file_type: u8) -> Option<Kind> {
+    Some(match file_type {
+        1 => Kind::File,
+        2 => Kind::Directory,
+        3 => Kind::CharDevice,
+        4 => Kind::BlockDevice,
+        5 => Kind::Fifo,
+        6 => Kind::Socket,
+        7 => Kind::Symlink,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(inode: u32, len: u16, name: &[u8]) -> Vec<u8> {
+        let mut bytes = inode.to_le_bytes().to_vec();
+        bytes.extend(len.to_le_bytes());
+        bytes.push(name.len() as u8);
+        bytes.push(1);
+        bytes.extend(name);
+        bytes.resize(usize::from(len), 0);
+        bytes
+    }
+
+    fn walk(block: &[u8]) -> Vec<std::result::Result<&[u8], &'static str>> {
+        let entries = Dirents { block, at: 0, filetype: true, inodes: 100 };
+        entries
+            .map(|entry| match entry {
+                Ok(entry) => Ok(entry.name),
+                Err(Error::Corrupt { what, .. }) => Err(what),
+                Err(other) => panic!("{other}"),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn damage_spares_what_comes_before_and_what_the_chain_still_reaches() {
+        let mut block = entry(11, 12, b"a");
+        block.extend(entry(12, 16, b"x/y"));
+        block.extend(entry(0, 12, b"gone"));
+        block.extend(entry(101, 12, b"far"));
+        block.extend(entry(13, 12, b"b"));
+        block.extend(entry(14, 10, b"c"));
+        assert_eq!(
+            walk(&block),
+            [
+                Ok(&b"a"[..]),
+                Err("directory entry: name"),
+                Err("directory entry: inode number"),
+                Ok(&b"b"[..]),
+                Err("directory entry: record length"),
+            ]
+        );
+    }
+
+    #[test]
+    fn records_as_long_as_the_largest_block_are_understood() {
+        assert_eq!(record_len(0xFFFF, 65536), 65536);
+        assert_eq!(record_len(0, 65536), 65536);
+        assert_eq!(record_len(0xFFF4, 65536), 0xFFF4);
+        assert_eq!(record_len(0, 4096), 0);
+    }
+}

@@ -1,0 +1,170 @@
+//! Hashes of names in hash trees.
+//!
+//! Three functions in two tastes: characters count as signed or as unsigned, as the
+//! machine that made the volume took them. Half MD4 is three rounds of eight steps of
+//! RFC 1320's functions; TEA is the cipher of Wheeler and Needham, sixteen cycles, used
+//! as a compression function.
+
+/// The starting values of half MD4 and TEA.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Seed([u32; 4]);
+
+/// The starting values of RFC 1320.
+const MD4: [u32; 4] = [0x6745_2301, 0xEFCD_AB89, 0x98BA_DCFE, 0x1032_5476];
+
+/// A hash that means the end of a directory to those who use hashes as positions.
+const END: u32 = 0xFFFF_FFFE;
+
+impl Seed {
+    /// The volume's own seed, unless it is all zero.
+    pub fn new(words: [u32; 4]) -> Self {
+        Self(if words == [0; 4] { MD4 } else { words })
+    }
+}
+
+/// Which function, and which taste of characters.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Hash {
+    function: Function,
+    unsigned: bool,
+    seed: Seed,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Function {
+    Legacy,
+    HalfMd4,
+    Tea,
+}
+
+impl Hash {
+    /// The hash that a tree of `version` uses; versions 3 to 5 are 0 to 2 with unsigned
+    /// characters, which `unsigned` asks of 0 to 2, too. `None` if nobody knows it.
+    pub fn of_version(version: u8, unsigned: bool, seed: Seed) -> Option<Self> {
+        let function = match version {
+            0 | 3 => Function::Legacy,
+            1 | 4 => Function::HalfMd4,
+            2 | 5 => Function::Tea,
+            _ => return None,
+        };
+        Some(Self { function, unsigned: unsigned || version > 2, seed })
+    }
+
+    /// The hash of `name`; its lowest bit is always zero.
+    pub fn of(&self, name: &[u8]) -> u32 {
+        let hash = match self.function {
+            Function::Legacy => self.legacy(name),
+            Function::HalfMd4 => self.half_md4(name),
+            Function::Tea => self.tea(name),
+        };
+        match hash & !1 {
+            END => END.wrapping_sub(2),
+            hash => hash,
+        }
+    }
+
+    fn character(&self, byte: u8) -> u32 {
+        if self.unsigned { u32::from(byte) } else { i32::from(byte.cast_signed()).cast_unsigned() }
+    }
+
+    fn legacy(&self, name: &[u8]) -> u32 {
+        let (mut now, mut before) = (0x12A3_FE2D_u32, 0x37AB_E8F9_u32);
+        for byte in name {
+            let scaled = self.character(*byte).wrapping_mul(7_152_373);
+            let mut next = before.wrapping_add(now ^ scaled);
+            if next >> 31 != 0 {
+                next = next.wrapping_sub(0x7FFF_FFFF);
+            }
+            (before, now) = (now, next);
+        }
+        now << 1
+    }
+
+    fn half_md4(&self, name: &[u8]) -> u32 {
+        let mut state = self.seed.0;
+        for left in remainders(name, 32) {
+            compress_half_md4(&mut state, &self.words::<8>(left));
+        }
+        let [_, hash, ..] = state;
+        hash
+    }
+
+    fn tea(&self, name: &[u8]) -> u32 {
+        let mut state = self.seed.0;
+        for left in remainders(name, 16) {
+            compress_tea(&mut state, &self.words::<4>(left));
+        }
+        let [hash, ..] = state;
+        hash
+    }
+
+    /// The start of `left` as `N` big-endian words, filled up with its length in every
+    /// byte. A signed character below zero borrows from the bytes above it.
+    fn words<const N: usize>(&self, left: &[u8]) -> [u32; N] {
+        let [len, ..] = left.len().to_le_bytes();
+        // Names have at most 255 bytes.
+        let fill = u32::from_le_bytes([len; 4]);
+        let mut words = [fill; N];
+        for (word, bytes) in words.iter_mut().zip(left.chunks(4)) {
+            for byte in bytes {
+                *word = (*word << 8).wrapping_add(self.character(*byte));
+            }
+        }
+        words
+    }
+}
+
+/// What is left of `name` at the start of each of its chunks.
+fn remainders(name: &[u8], chunk: usize) -> impl Iterator<Item = &[u8]> {
+    (0..name.len()).step_by(chunk).filter_map(|at| name.get(at..))
+}
+
+/// Eight steps of one round of RFC 1320: `order` picks the words, `shifts` turn.
+fn md4_round(
+    state: &mut [u32; 4],
+    words: &[u32; 8],
+    mix: fn(u32, u32, u32) -> u32,
+    constant: u32,
+    order: [u8; 8],
+    shifts: [u32; 4],
+) {
+    for (pick, shift) in order.into_iter().zip(shifts.into_iter().cycle()) {
+        let [a, b, c, d] = *state;
+        let word = words.get(usize::from(pick)).copied().unwrap_or(0);
+        let sum = a.wrapping_add(mix(b, c, d)).wrapping_add(word).wrapping_add(constant);
+        *state = [d, sum.rotate_left(shift), b, c];
+    }
+}
+
+fn compress_half_md4(state: &mut [u32; 4], words: &[u32; 8]) {
+    let before = *state;
+    let choose = |x: u32, y: u32, z: u32| (x & y) | (!x & z);
+    let majority = |x: u32, y: u32, z: u32| (x & y) | (x & z) | (y & z);
+    let parity = |x: u32, y: u32, z: u32| x ^ y ^ z;
+    md4_round(state, words, choose, 0, [0, 1, 2, 3, 4, 5, 6, 7], [3, 7, 11, 19]);
+    md4_round(state, words, majority, 0x5A82_7999, [1, 3, 5, 7, 0, 2, 4, 6], [3, 5, 9, 13]);
+    md4_round(state, words, parity, 0x6ED9_EBA1, [3, 7, 2, 6, 1, 5, 0, 4], [3, 9, 11, 15]);
+    add(state, before);
+}
+
+fn compress_tea(state: &mut [u32; 4], key: &[u32; 4]) {
+    const DELTA: u32 = 0x9E37_79B9;
+    let [k0, k1, k2, k3] = *key;
+    let [mut y, mut z, ..] = *state;
+    let half = |x: u32, sum: u32, ka: u32, kb: u32| {
+        (x << 4).wrapping_add(ka) ^ x.wrapping_add(sum) ^ (x >> 5).wrapping_add(kb)
+    };
+    let mut sum = 0u32;
+    for _ in 0..16 {
+        sum = sum.wrapping_add(DELTA);
+        y = y.wrapping_add(half(z, sum, k0, k1));
+        z = z.wrapping_add(half(y, sum, k2, k3));
+    }
+    add(state, [y, z, 0, 0]);
+}
+
+fn add(state: &mut [u32; 4], what: [u32; 4]) {
+    for (word, other) in state.iter_mut().zip(what) {
+        *word = word.wrapping_add(other);
+    }
+}

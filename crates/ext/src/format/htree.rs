@@ -1,0 +1,154 @@
+//! Hash trees: index blocks inside a directory that lead from a hash to a block of names.
+//!
+//! ```text
+//!   root  | . | .. | dx_root_info | limit,count,block | hash,block | ..
+//!   node  | one unused entry      | limit,count,block | hash,block | ..
+//! ```
+//! To those who read a directory straight through, both look like blocks without names
+//! (the root holds `.` and `..`).
+
+use super::hash::{Hash, Seed};
+use super::{le16, le32};
+use crate::{Error, FileBlock, Result};
+
+const ROOT_INFO_AT: usize = 24;
+const NODE_ENTRIES_AT: usize = 8;
+const ENTRY_BYTES: usize = 8;
+const BLOCK_MASK: u32 = 0x0FFF_FFFF;
+
+/// What the root of a tree says of all of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Root {
+    /// How names are hashed.
+    pub hash: Hash,
+    /// How many levels of nodes are below the root: 0 to 2.
+    pub levels: u8,
+}
+
+impl Root {
+    /// Reads the root in the first block of a directory.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if it makes no sense; the directory can still be read straight
+    /// through.
+    pub fn check(block: &[u8], unsigned: bool, seed: Seed) -> Result<(Self, Index<'_>)> {
+        let corrupt = Error::corrupt("hash tree root");
+        let info = block.get(ROOT_INFO_AT..).ok_or(corrupt.clone())?;
+        let &[0, 0, 0, 0, version, len, levels, _, ..] = info else { return Err(corrupt) };
+        let hash = Hash::of_version(version, unsigned, seed).ok_or(corrupt.clone())?;
+        if levels > 2 || len != 8 {
+            return Err(corrupt);
+        }
+        let entries = info.get(usize::from(len)..).unwrap_or_default();
+        Ok((Self { hash, levels }, Index::check(entries)?))
+    }
+}
+
+/// The entries of a root or node: at least one, in order of their hashes.
+#[derive(Clone, Copy, Debug)]
+pub struct Index<'a> {
+    entries: &'a [u8],
+}
+
+impl<'a> Index<'a> {
+    /// Reads the entries of a node.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if its count makes no sense.
+    pub fn of_node(block: &'a [u8]) -> Result<Self> {
+        Self::check(block.get(NODE_ENTRIES_AT..).unwrap_or_default())
+    }
+
+    fn check(entries: &'a [u8]) -> Result<Self> {
+        let corrupt = Error::corrupt("hash tree index");
+        let (Some(limit), Some(count)) = (le16(entries, 0), le16(entries, 2)) else {
+            return Err(corrupt);
+        };
+        let bytes = usize::from(count).saturating_mul(ENTRY_BYTES);
+        if count == 0 || count > limit {
+            return Err(corrupt);
+        }
+        entries.get(..bytes).map(|entries| Self { entries }).ok_or(corrupt)
+    }
+
+    fn len(self) -> usize {
+        self.entries.len() / ENTRY_BYTES
+    }
+
+    /// The lowest hash below entry `nth`; its lowest bit says that names with this very
+    /// hash may be below the entry before, too.
+    fn hash(self, nth: usize) -> Option<u32> {
+        le32(self.entries, nth.checked_mul(ENTRY_BYTES)?)
+    }
+
+    /// The block that entry `nth` leads to.
+    pub fn block(self, nth: usize) -> Option<FileBlock> {
+        let at = nth.checked_mul(ENTRY_BYTES)?.checked_add(4)?;
+        Some(FileBlock(le32(self.entries, at)? & BLOCK_MASK))
+    }
+
+    /// The last entry whose hash is not above `hash`; the first entry stands for all
+    /// that are lower.
+    pub fn find(self, hash: u32) -> usize {
+        let (mut low, mut high) = (0, self.len().saturating_sub(1));
+        while low < high {
+            let middle = low.midpoint(high).saturating_add(usize::from((high ^ low) & 1 != 0));
+            let middle = middle.clamp(low.saturating_add(1), high);
+            if self.hash(middle).is_some_and(|found| found <= hash) {
+                low = middle;
+            } else {
+                high = middle.saturating_sub(1);
+            }
+        }
+        low
+    }
+
+    /// The entry after `nth`, if names with `hash` go on there.
+    pub fn continues(self, nth: usize, hash: u32) -> Option<usize> {
+        let next = nth.checked_add(1)?;
+        (self.hash(next)? == hash | 1).then_some(next)
+    }
+
+    /// Whether `nth` is the last entry.
+    pub fn is_last(self, nth: usize) -> bool {
+        nth.saturating_add(1) >= self.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn index(hashes: &[u32]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for (nth, hash) in hashes.iter().enumerate() {
+            bytes.extend(hash.to_le_bytes());
+            bytes.extend((nth as u32 + 1).to_le_bytes());
+        }
+        bytes[0..2].copy_from_slice(&64u16.to_le_bytes());
+        bytes[2..4].copy_from_slice(&(hashes.len() as u16).to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn the_last_entry_not_above_the_hash_is_found() {
+        for count in 1..20u32 {
+            let hashes: Vec<u32> = (0..count).map(|nth| nth * 10).collect();
+            let bytes = index(&hashes);
+            let index = Index::check(&bytes).unwrap();
+            for hash in 0..count * 10 + 5 {
+                assert_eq!(index.find(hash), (hash / 10).min(count - 1) as usize);
+            }
+        }
+    }
+
+    #[test]
+    fn collisions_go_on_in_the_next_block() {
+        let bytes = index(&[0, 10, 21, 30]);
+        let index = Index::check(&bytes).unwrap();
+        assert_eq!(index.find(20), 1);
+        assert_eq!(index.continues(1, 20), Some(2));
+        assert_eq!(index.continues(2, 30), None);
+        assert_eq!(index.block(2), Some(FileBlock(3)));
+    }
+}

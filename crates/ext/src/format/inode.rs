@@ -1,0 +1,318 @@
+//! The inode: who owns a file, how long it is, and where its blocks are.
+//!
+//! ```text
+//!   | 128 bytes of ext2 | i_extra_isize bytes more | attributes inside the inode |
+//! ```
+
+use std::sync::atomic::AtomicU32;
+
+use draconis_exchange::contract::{Attributes, Kind, Time};
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::features::{Incompatible, ReadOnlyCompatible};
+use super::superblock::Superblock;
+use super::{le16, le32};
+use crate::{Error, FsBlock, InodeNumber, Result};
+
+/// Block pointers of an inode: twelve direct ones, then one of each level.
+pub const POINTERS: usize = 15;
+/// How many of them are direct.
+pub const DIRECT: u32 = 12;
+
+/// Inode flags that decide how it is read.
+pub mod flags {
+    /// A directory has a hash tree.
+    pub const INDEX: u32 = 0x1000;
+    /// `i_blocks` counts file system blocks.
+    pub const HUGE_FILE: u32 = 0x4_0000;
+    /// Mapped by extents.
+    pub const EXTENTS: u32 = 0x8_0000;
+    /// Contents inside the inode.
+    pub const INLINE_DATA: u32 = 0x1000_0000;
+    /// Encrypted.
+    pub const ENCRYPT: u32 = 0x800;
+    /// Compressed.
+    pub const COMPRESSED: u32 = 0x4;
+    /// What user programs may see.
+    pub const VISIBLE: u32 = 0x705B_DFFF;
+}
+
+const OLD_BYTES: usize = 128;
+const XATTR_MAGIC: u32 = 0xEA02_0000;
+
+/// The 128 bytes that every inode has.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct RawInode {
+    pub i_mode: U16,
+    pub i_uid: U16,
+    pub i_size_lo: U32,
+    pub i_atime: U32,
+    pub i_ctime: U32,
+    pub i_mtime: U32,
+    pub i_dtime: U32,
+    pub i_gid: U16,
+    pub i_links_count: U16,
+    pub i_blocks_lo: U32,
+    pub i_flags: U32,
+    pub i_version: U32,
+    pub i_block: [U32; POINTERS],
+    pub i_generation: U32,
+    pub i_file_acl_lo: U32,
+    pub i_size_high: U32,
+    pub i_obso_faddr: U32,
+    pub i_blocks_high: U16,
+    pub i_file_acl_high: U16,
+    pub i_uid_high: U16,
+    pub i_gid_high: U16,
+    pub i_checksum_lo: U16,
+    pub i_reserved: U16,
+}
+
+const _: () = assert!(size_of::<RawInode>() == OLD_BYTES);
+
+/// An inode that is in use and whose kind is known.
+#[derive(Debug)]
+pub struct Inode {
+    /// Its number.
+    pub number: InodeNumber,
+    /// What it is.
+    pub kind: Kind,
+    /// Length in bytes.
+    pub size_bytes: u64,
+    /// `i_flags`, all of them.
+    pub flags: u32,
+    /// The block of extended attributes, if there is one.
+    pub attribute_block: Option<FsBlock>,
+    /// The block pointers; for a fast symbolic link its target, for a device its number.
+    pub(crate) pointers: [u32; POINTERS],
+    /// Where extended attributes start inside the inode, if there are any.
+    pub(crate) attributes_at: Option<u16>,
+    /// Where in a directory the last name was found: the next one is probably near.
+    pub(crate) found_at: AtomicU32,
+    stat: Stat,
+}
+
+#[derive(Debug)]
+struct Stat {
+    mode: u16,
+    links: u16,
+    uid: u32,
+    gid: u32,
+    generation: u32,
+    blocks_512: u64,
+    accessed: Time,
+    modified: Time,
+    changed: Time,
+    created: Option<Time>,
+}
+
+impl Inode {
+    /// Reads the inode in `bytes`, which are all the bytes of its slot.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] for an inode that is not in use, [`Error::Corrupt`] for one
+    /// that makes no sense, [`Error::Unsupported`] for one this library cannot read.
+    pub fn check(bytes: &[u8], number: InodeNumber, super_: &Superblock) -> Result<Self> {
+        let corrupt = |what| Error::Corrupt { what, inode: Some(number), block: None };
+        let (raw, _) = RawInode::ref_from_prefix(bytes).map_err(|_| corrupt("inode"))?;
+        if raw.i_links_count.get() == 0 {
+            return Err(Error::NotFound);
+        }
+        let mode = raw.i_mode.get();
+        let kind = Kind::from_mode(u32::from(mode)).ok_or(corrupt("inode: kind"))?;
+        let extra = Extra::of(bytes).ok_or(corrupt("inode: extra size"))?;
+        let attribute_block = match raw.i_file_acl_lo.get() {
+            0 => None,
+            block => Some(FsBlock(u64::from(block))),
+        };
+        Ok(Self {
+            number,
+            kind,
+            size_bytes: size(raw, kind, super_).ok_or(corrupt("inode: size"))?,
+            flags: raw.i_flags.get(),
+            attribute_block,
+            pointers: raw.i_block.map(U32::get),
+            attributes_at: extra.attributes_at,
+            found_at: AtomicU32::new(0),
+            stat: Stat {
+                mode,
+                links: raw.i_links_count.get(),
+                uid: join16(raw.i_uid.get(), raw.i_uid_high.get()),
+                gid: join16(raw.i_gid.get(), raw.i_gid_high.get()),
+                generation: raw.i_generation.get(),
+                blocks_512: sectors(raw, super_),
+                accessed: time(raw.i_atime.get(), extra.accessed),
+                modified: time(raw.i_mtime.get(), extra.modified),
+                changed: time(raw.i_ctime.get(), extra.changed),
+                created: extra.created.map(|(low, high)| time(low, high)),
+            },
+        })
+    }
+
+    /// The generation that tells two files apart that had the same number.
+    pub fn generation(&self) -> u32 {
+        self.stat.generation
+    }
+
+    /// Whether extended attributes may be there.
+    pub fn has_attributes(&self) -> bool {
+        self.attribute_block.is_some() || self.attributes_at.is_some()
+    }
+
+    /// The target of a symbolic link that is stored in the inode itself.
+    pub fn fast_target(&self, super_: &Superblock) -> Option<Vec<u8>> {
+        // A fast link has no data block; the only block it may own is its attributes'.
+        let len = usize::try_from(self.size_bytes).ok()?;
+        let fast = self.kind == Kind::Symlink && len < size_of_val(&self.pointers);
+        let attributes = self.attribute_block.map_or(0, |_| u64::from(super_.block_bytes >> 9));
+        if !fast || self.stat.blocks_512 > attributes {
+            return None;
+        }
+        let bytes = self.pointers.map(u32::to_le_bytes);
+        bytes.as_flattened().get(..len).map(<[u8]>::to_vec)
+    }
+
+    /// What `stat` shows.
+    pub fn attributes(&self, super_: &Superblock) -> Attributes {
+        let stat = &self.stat;
+        Attributes {
+            node: self.number.node(),
+            generation: stat.generation,
+            kind: self.kind,
+            mode: u32::from(stat.mode),
+            links: u32::from(stat.links),
+            uid: stat.uid,
+            gid: stat.gid,
+            device: self.device(),
+            size_bytes: self.size_bytes,
+            blocks_512: stat.blocks_512,
+            block_size_bytes: super_.block_bytes,
+            flags: self.flags & flags::VISIBLE,
+            no_xattrs: !self.has_attributes(),
+            accessed: stat.accessed,
+            modified: stat.modified,
+            changed: stat.changed,
+            created: stat.created,
+        }
+    }
+
+    /// Major and minor number of a device: 8 bits each in the first pointer, or 12 and
+    /// 20 bits in the second.
+    fn device(&self) -> (u32, u32) {
+        if !matches!(self.kind, Kind::CharDevice | Kind::BlockDevice) {
+            return (0, 0);
+        }
+        let [old, new, ..] = self.pointers;
+        if old != 0 {
+            return ((old >> 8) & 0xFF, old & 0xFF);
+        }
+        ((new >> 8) & 0xFFF, (new & 0xFF) | ((new >> 12) & 0xF_FF00))
+    }
+
+    /// Refuses contents that this library cannot read.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] naming how the contents are stored.
+    pub fn readable(&self) -> Result<()> {
+        let unread = [
+            (flags::EXTENTS, "needs: extent"),
+            (flags::INLINE_DATA, "needs: inline_data"),
+            (flags::ENCRYPT, "needs: encrypt"),
+            (flags::COMPRESSED, "needs: compression"),
+        ];
+        match unread.into_iter().find(|(flag, _)| self.flags & flag != 0) {
+            Some((_, feature)) => Err(Error::Unsupported { feature: feature.to_owned() }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What an inode of more than 128 bytes says beyond them.
+#[derive(Default)]
+struct Extra {
+    changed: u32,
+    modified: u32,
+    accessed: u32,
+    created: Option<(u32, u32)>,
+    attributes_at: Option<u16>,
+}
+
+impl Extra {
+    /// `None` if the inode claims more bytes than its slot has.
+    fn of(bytes: &[u8]) -> Option<Self> {
+        let Some(extra_bytes) = le16(bytes, OLD_BYTES) else { return Some(Self::default()) };
+        let end = OLD_BYTES.checked_add(usize::from(extra_bytes))?;
+        if end > bytes.len() || !extra_bytes.is_multiple_of(4) {
+            return None;
+        }
+        let known = bytes.get(..end)?;
+        let field = |at| le32(known, at).unwrap_or(0);
+        // Slots written by old kernels have no extra fields and no attributes either.
+        let magic = extra_bytes >= 4 && le32(bytes, end) == Some(XATTR_MAGIC);
+        let first = end.checked_add(4)?;
+        let some = le32(bytes, first).is_some_and(|entry| entry != 0);
+        let created = le32(known, 0x90);
+        Some(Self {
+            changed: field(0x84),
+            modified: field(0x88),
+            accessed: field(0x8C),
+            created: created.map(|low| (low, field(0x94))),
+            attributes_at: (magic && some).then(|| u16::try_from(first).ok()).flatten(),
+        })
+    }
+}
+
+fn join16(low: u16, high: u16) -> u32 {
+    u32::from(low) | u32::from(high) << 16
+}
+
+/// Seconds are signed; the two lowest bits of the extra field carry them past 2038, the
+/// other thirty are nanoseconds.
+fn time(low: u32, extra: u32) -> Time {
+    let epoch = i64::from(extra & 3) << 32;
+    Time {
+        seconds: i64::from(low.cast_signed()).saturating_add(epoch),
+        nanoseconds: (extra >> 2).min(999_999_999),
+    }
+}
+
+/// Size in bytes; the high half counts for files, and for directories with `large_dir`.
+fn size(raw: &RawInode, kind: Kind, super_: &Superblock) -> Option<u64> {
+    let high = match kind {
+        Kind::File => raw.i_size_high.get(),
+        Kind::Directory if super_.incompatible.contains(Incompatible::LARGEDIR) => {
+            raw.i_size_high.get()
+        }
+        _ => 0,
+    };
+    let size = u64::from(raw.i_size_lo.get()) | u64::from(high) << 32;
+    // No file can be longer than its block numbers reach; nor does off_t.
+    let reach = u64::from(super_.block_bytes).checked_shl(32)?;
+    (size <= reach.min(i64::MAX.unsigned_abs())).then_some(size)
+}
+
+fn sectors(raw: &RawInode, super_: &Superblock) -> u64 {
+    if !super_.read_only_compatible.contains(ReadOnlyCompatible::HUGE_FILE) {
+        return u64::from(raw.i_blocks_lo.get());
+    }
+    let count = u64::from(raw.i_blocks_lo.get()) | u64::from(raw.i_blocks_high.get()) << 32;
+    if raw.i_flags.get() & flags::HUGE_FILE == 0 {
+        return count;
+    }
+    count.saturating_mul(u64::from(super_.block_bytes >> 9))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_reach_from_1901_to_2446() {
+        assert_eq!(time(0x8000_0000, 0).seconds, -(1 << 31));
+        assert_eq!(time(0x7FFF_FFFF, 3).seconds, (1 << 31) - 1 + (3 << 32));
+        assert_eq!(time(5, 7 << 2 | 1), Time { seconds: 5 + (1 << 32), nanoseconds: 7 });
+    }
+}

@@ -1,0 +1,417 @@
+//! The superblock: | boot 1024 | superblock 1024 | ...
+//!
+//! What the rest of the crate computes with is checked here once: a [`Superblock`] has a
+//! block size of 1 to 64 KiB, groups that are not empty, inodes that fit their blocks.
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+
+use super::features::{Compatible, Incompatible, ReadOnlyCompatible};
+use super::hash::Seed;
+use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
+
+/// Where the superblock starts, in bytes.
+pub const OFFSET_BYTES: u64 = 1024;
+/// How long it is, in bytes.
+pub const LEN_BYTES: usize = 1024;
+
+const MAGIC: u16 = 0xEF53;
+const FLAG_UNSIGNED_HASH: u32 = 2;
+const STATE_CLEAN: u16 = 1;
+const STATE_ERRORS: u16 = 2;
+
+/// The bytes of a superblock, with the names of the format manual.
+#[derive(FromBytes, KnownLayout, Immutable, Unaligned, Clone)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct RawSuperblock {
+    pub s_inodes_count: U32,
+    pub s_blocks_count_lo: U32,
+    pub s_r_blocks_count_lo: U32,
+    pub s_free_blocks_count_lo: U32,
+    pub s_free_inodes_count: U32,
+    pub s_first_data_block: U32,
+    pub s_log_block_size: U32,
+    pub s_log_cluster_size: U32,
+    pub s_blocks_per_group: U32,
+    pub s_clusters_per_group: U32,
+    pub s_inodes_per_group: U32,
+    pub s_mtime: U32,
+    pub s_wtime: U32,
+    pub s_mnt_count: U16,
+    pub s_max_mnt_count: U16,
+    pub s_magic: U16,
+    pub s_state: U16,
+    pub s_errors: U16,
+    pub s_minor_rev_level: U16,
+    pub s_lastcheck: U32,
+    pub s_checkinterval: U32,
+    pub s_creator_os: U32,
+    pub s_rev_level: U32,
+    pub s_def_resuid: U16,
+    pub s_def_resgid: U16,
+    pub s_first_ino: U32,
+    pub s_inode_size: U16,
+    pub s_block_group_nr: U16,
+    pub s_feature_compat: U32,
+    pub s_feature_incompat: U32,
+    pub s_feature_ro_compat: U32,
+    pub s_uuid: [u8; 16],
+    pub s_volume_name: [u8; 16],
+    pub s_last_mounted: [u8; 64],
+    pub s_algorithm_usage_bitmap: U32,
+    pub s_prealloc_blocks: u8,
+    pub s_prealloc_dir_blocks: u8,
+    pub s_reserved_gdt_blocks: U16,
+    pub s_journal_uuid: [u8; 16],
+    pub s_journal_inum: U32,
+    pub s_journal_dev: U32,
+    pub s_last_orphan: U32,
+    pub s_hash_seed: [U32; 4],
+    pub s_def_hash_version: u8,
+    pub s_jnl_backup_type: u8,
+    pub s_desc_size: U16,
+    pub s_default_mount_opts: U32,
+    pub s_first_meta_bg: U32,
+    pub s_mkfs_time: U32,
+    pub s_jnl_blocks: [U32; 17],
+    pub s_blocks_count_hi: U32,
+    pub s_r_blocks_count_hi: U32,
+    pub s_free_blocks_count_hi: U32,
+    pub s_min_extra_isize: U16,
+    pub s_want_extra_isize: U16,
+    pub s_flags: U32,
+    pub s_raid_stride: U16,
+    pub s_mmp_interval: U16,
+    pub s_mmp_block: U64,
+    pub s_raid_stripe_width: U32,
+    pub s_log_groups_per_flex: u8,
+    pub s_checksum_type: u8,
+    pub s_reserved_pad: U16,
+    pub s_kbytes_written: U64,
+    pub s_snapshot: [U32; 5],
+    pub s_error_count: U32,
+    pub s_error_details: [u8; 104],
+    pub s_mount_opts: [u8; 64],
+    pub s_usr_quota_inum: U32,
+    pub s_grp_quota_inum: U32,
+    pub s_overhead_blocks: U32,
+    pub s_backup_bgs: [U32; 2],
+    pub s_rest: [u8; 424],
+    pub s_checksum: U32,
+}
+
+const _: () = assert!(size_of::<RawSuperblock>() == LEN_BYTES);
+
+/// A superblock that can be computed with.
+#[derive(Clone, Debug)]
+pub struct Superblock {
+    /// Block size in bytes: a power of two from 1,024 to 65,536.
+    pub block_bytes: u32,
+    /// Blocks of the volume.
+    pub blocks: u64,
+    /// Blocks kept for the superuser.
+    pub reserved_blocks: u64,
+    /// Free blocks, at most `blocks`.
+    pub free_blocks: u64,
+    /// Inodes of the volume; every one lies in a group.
+    pub inodes: u32,
+    /// Free inodes, at most `inodes`.
+    pub free_inodes: u32,
+    /// The block group 0 starts at.
+    pub first_data_block: u32,
+    /// Blocks of a full group: 1 to 8 times the block size.
+    pub blocks_per_group: u32,
+    /// Inodes of a group: 1 to 8 times the block size.
+    pub inodes_per_group: u32,
+    /// Number of groups, at least 1.
+    pub groups: u32,
+    /// Bytes of an inode: a power of two from 128 to the block size.
+    pub inode_bytes: u32,
+    /// Bytes of a group descriptor: a power of two from 32 to 1,024.
+    pub descriptor_bytes: u32,
+    /// The first inode that is not reserved.
+    pub first_inode: InodeNumber,
+    /// Revision, 0 or 1, and its minor number.
+    pub revision: (u32, u16),
+    /// Compatible features.
+    pub compatible: Compatible,
+    /// Incompatible features.
+    pub incompatible: Incompatible,
+    /// Read-only compatible features.
+    pub read_only_compatible: ReadOnlyCompatible,
+    /// Whether the volume was unmounted properly.
+    pub clean: bool,
+    /// Whether somebody found damage and left it.
+    pub errors: bool,
+    /// Identity.
+    pub uuid: [u8; 16],
+    /// Label, as on disk without the padding.
+    pub label: Vec<u8>,
+    /// Where it was mounted last.
+    pub last_mounted: Vec<u8>,
+    /// Seed of directory hashes.
+    pub hash_seed: Seed,
+    /// Hash version that new hash trees get.
+    pub default_hash_version: u8,
+    /// Whether directory hashes take characters as unsigned.
+    pub hash_unsigned: bool,
+    /// Seconds since 1970 of: making, last mount, last write, last check.
+    pub dates: Dates,
+    /// How often it was mounted since the last check.
+    pub mounts: u16,
+    /// The inode of the journal, if there is one inside.
+    pub journal: Option<InodeNumber>,
+    /// The operating system that made it, as a number.
+    pub creator_os: u32,
+    /// First meta block group.
+    pub first_meta_group: u32,
+    /// Descriptor blocks kept for growth.
+    pub reserved_descriptor_blocks: u16,
+    /// The groups of the two backups of `sparse_super2`.
+    pub backup_groups: [u32; 2],
+    /// Blocks that can never be a file's, as the volume's maker counted them; 0 if not.
+    pub overhead_blocks: u32,
+}
+
+/// Dates of a volume, in seconds since 1970; 0 where it never happened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Dates {
+    /// When it was made.
+    pub made: u32,
+    /// When it was mounted last.
+    pub mounted: u32,
+    /// When it was written last.
+    pub written: u32,
+    /// When it was checked last.
+    pub checked: u32,
+}
+
+impl RawSuperblock {
+    /// Finds the superblock in its 1,024 bytes.
+    ///
+    /// # Errors
+    /// [`Error::NotExt`] without the magic number.
+    pub fn view(bytes: &[u8]) -> Result<&Self> {
+        let (raw, _) = Self::ref_from_prefix(bytes).map_err(|_| Error::NotExt)?;
+        if raw.s_magic.get() != MAGIC {
+            return Err(Error::NotExt);
+        }
+        Ok(raw)
+    }
+
+    /// Checks what the rest of the crate computes with.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] naming all features that are missing here, or
+    /// [`Error::Corrupt`] naming the first field that makes no sense.
+    pub fn check(&self) -> Result<Superblock> {
+        let revision = self.s_rev_level.get();
+        if revision > 1 {
+            return Err(Error::Unsupported { feature: format!("needs: revision {revision}") });
+        }
+        let dynamic = revision == 1;
+        let features = |field: &U32| if dynamic { field.get() } else { 0 };
+        let compatible = Compatible::from_bits_retain(features(&self.s_feature_compat));
+        let incompatible = Incompatible::from_bits_retain(features(&self.s_feature_incompat));
+        let read_only_compatible =
+            ReadOnlyCompatible::from_bits_retain(features(&self.s_feature_ro_compat));
+        refuse_what_is_missing(incompatible)?;
+
+        let block_bytes = 1024u32
+            .checked_shl(self.s_log_block_size.get())
+            .filter(|bytes| (1024..=65536).contains(bytes) && bytes.is_power_of_two())
+            .ok_or(Error::corrupt("superblock: block size"))?;
+        let bitmap_bits = block_bytes.saturating_mul(8);
+        let in_group = |count: u32, what| {
+            (1..=bitmap_bits).contains(&count).then_some(count).ok_or(Error::corrupt(what))
+        };
+        let blocks_per_group = if read_only_compatible.contains(ReadOnlyCompatible::BIGALLOC) {
+            Some(self.s_blocks_per_group.get())
+                .filter(|count| *count > 0)
+                .ok_or(Error::corrupt("superblock: blocks per group"))?
+        } else {
+            in_group(self.s_blocks_per_group.get(), "superblock: blocks per group")?
+        };
+        let inodes_per_group =
+            in_group(self.s_inodes_per_group.get(), "superblock: inodes per group")?;
+
+        let first_data_block = self.s_first_data_block.get();
+        let blocks = u64::from(self.s_blocks_count_lo.get());
+        let in_groups = blocks
+            .checked_sub(u64::from(first_data_block))
+            .filter(|count| *count > 0)
+            .ok_or(Error::corrupt("superblock: blocks count"))?;
+        let groups = u32::try_from(in_groups.div_ceil(u64::from(blocks_per_group)))
+            .map_err(|_| Error::corrupt("superblock: blocks count"))?;
+        let room = u64::from(groups).saturating_mul(u64::from(inodes_per_group));
+        let inodes = self.s_inodes_count.get();
+        if inodes == 0 || u64::from(inodes) > room {
+            return Err(Error::corrupt("superblock: inodes count"));
+        }
+
+        let inode_bytes = if dynamic { u32::from(self.s_inode_size.get()) } else { 128 };
+        if !(128..=block_bytes).contains(&inode_bytes) || !inode_bytes.is_power_of_two() {
+            return Err(Error::corrupt("superblock: inode size"));
+        }
+        let first_inode = if dynamic { self.s_first_ino.get() } else { 11 };
+        if first_inode < 11 {
+            return Err(Error::corrupt("superblock: first inode"));
+        }
+        let state = self.s_state.get();
+        let journal = self.s_journal_inum.get();
+        Ok(Superblock {
+            block_bytes,
+            blocks,
+            reserved_blocks: u64::from(self.s_r_blocks_count_lo.get()).min(blocks),
+            free_blocks: u64::from(self.s_free_blocks_count_lo.get()).min(blocks),
+            inodes,
+            free_inodes: self.s_free_inodes_count.get().min(inodes),
+            first_data_block,
+            blocks_per_group,
+            inodes_per_group,
+            groups,
+            inode_bytes,
+            descriptor_bytes: 32,
+            first_inode: InodeNumber(first_inode),
+            revision: (revision, self.s_minor_rev_level.get()),
+            compatible,
+            incompatible,
+            read_only_compatible,
+            clean: state & STATE_CLEAN != 0,
+            errors: state & STATE_ERRORS != 0,
+            uuid: self.s_uuid,
+            label: text(&self.s_volume_name),
+            last_mounted: text(&self.s_last_mounted),
+            hash_seed: Seed::new(self.s_hash_seed.map(U32::get)),
+            default_hash_version: self.s_def_hash_version,
+            hash_unsigned: self.s_flags.get() & FLAG_UNSIGNED_HASH != 0,
+            dates: Dates {
+                made: self.s_mkfs_time.get(),
+                mounted: self.s_mtime.get(),
+                written: self.s_wtime.get(),
+                checked: self.s_lastcheck.get(),
+            },
+            mounts: self.s_mnt_count.get(),
+            journal: (compatible.contains(Compatible::HAS_JOURNAL) && journal != 0)
+                .then_some(InodeNumber(journal)),
+            creator_os: self.s_creator_os.get(),
+            first_meta_group: self.s_first_meta_bg.get(),
+            reserved_descriptor_blocks: self.s_reserved_gdt_blocks.get(),
+            backup_groups: self.s_backup_bgs.map(U32::get),
+            overhead_blocks: self.s_overhead_blocks.get(),
+        })
+    }
+}
+
+fn refuse_what_is_missing(incompatible: Incompatible) -> Result<()> {
+    let missing = incompatible.difference(Incompatible::READABLE).difference(Incompatible::RECOVER);
+    if !missing.is_empty() {
+        return Err(Error::Unsupported {
+            feature: format!("needs: {}", missing.names().join(", ")),
+        });
+    }
+    if incompatible.contains(Incompatible::RECOVER) {
+        let feature = "needs_recovery: the journal holds changes that are not in place yet";
+        return Err(Error::Unsupported { feature: feature.to_owned() });
+    }
+    Ok(())
+}
+
+/// The bytes before the first NUL.
+fn text(field: &[u8]) -> Vec<u8> {
+    field.iter().copied().take_while(|byte| *byte != 0).collect()
+}
+
+impl Superblock {
+    /// The size the superblock claims for the volume, in bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.blocks.saturating_mul(u64::from(self.block_bytes))
+    }
+
+    /// The first block of a group.
+    pub fn group_start(&self, group: GroupNumber) -> FsBlock {
+        let blocks = u64::from(group.0).saturating_mul(u64::from(self.blocks_per_group));
+        FsBlock(blocks.saturating_add(u64::from(self.first_data_block)))
+    }
+
+    /// Whether `block` can belong to a file.
+    pub fn holds(&self, block: FsBlock) -> bool {
+        block.0 > u64::from(self.first_data_block) && block.0 < self.blocks
+    }
+
+    /// Whether a directory entry may name `inode`.
+    pub fn names(&self, inode: InodeNumber) -> bool {
+        inode == InodeNumber::ROOT || (self.first_inode..=InodeNumber(self.inodes)).contains(&inode)
+    }
+
+    /// Blocks that an inode table takes in each group.
+    pub fn inode_table_blocks(&self) -> u32 {
+        let bytes = u64::from(self.inodes_per_group).saturating_mul(u64::from(self.inode_bytes));
+        crate::units::narrow(bytes.div_ceil(u64::from(self.block_bytes)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sane() -> Vec<u8> {
+        let mut bytes = vec![0; LEN_BYTES];
+        let mut put =
+            |at: usize, value: u32| bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        put(0x00, 128); // inodes
+        put(0x04, 1024); // blocks
+        put(0x14, 1); // first data block
+        put(0x20, 8192); // blocks per group
+        put(0x28, 128); // inodes per group
+        put(0x38, u32::from(MAGIC));
+        bytes
+    }
+
+    fn with(at: usize, value: u32) -> Result<Superblock> {
+        let mut bytes = sane();
+        bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        RawSuperblock::view(&bytes)?.check()
+    }
+
+    #[test]
+    fn revision_zero_has_its_fixed_sizes() {
+        let sane = RawSuperblock::view(&sane()).unwrap().check().unwrap();
+        assert_eq!((sane.inode_bytes, sane.first_inode), (128, InodeNumber(11)));
+        assert_eq!((sane.block_bytes, sane.groups), (1024, 1));
+    }
+
+    #[test]
+    fn every_number_that_is_computed_with_is_checked() {
+        for (at, value) in [
+            (0x00, 0),
+            (0x00, 129),
+            (0x04, 1),
+            (0x14, 1024),
+            (0x18, 7),
+            (0x18, u32::MAX),
+            (0x20, 0),
+            (0x20, 8193),
+            (0x28, 0),
+            (0x28, 8193),
+        ] {
+            assert!(matches!(with(at, value), Err(Error::Corrupt { .. })), "{at:#x} = {value}");
+        }
+        assert_eq!(with(0x38, 0).unwrap_err(), Error::NotExt);
+    }
+
+    #[test]
+    fn what_is_missing_is_named_in_one_list() {
+        let mut bytes = sane();
+        bytes[0x4C] = 1;
+        bytes[0x58] = 128;
+        bytes[0x54] = 11;
+        bytes[0x60..0x64].copy_from_slice(&0x2C2u32.to_le_bytes());
+        let error = RawSuperblock::view(&bytes).unwrap().check().unwrap_err();
+        assert_eq!(error.to_string(), "needs: extent, 64bit");
+        bytes[0x60..0x64].copy_from_slice(&6u32.to_le_bytes());
+        let error = RawSuperblock::view(&bytes).unwrap().check().unwrap_err();
+        assert!(error.to_string().starts_with("needs_recovery"), "{error}");
+    }
+}

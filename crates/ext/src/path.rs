@@ -1,0 +1,111 @@
+//! Paths: names, `..` and symbolic links, with a bound on the latter.
+
+use draconis_exchange::contract::Kind;
+
+use crate::format::inode::Inode;
+use crate::volume::Volume;
+use crate::{Error, InodeNumber, Result};
+
+/// What becomes of a symbolic link at the end of a path.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Follow {
+    /// It is followed.
+    Yes,
+    /// It is what the path names.
+    No,
+}
+
+/// Links followed on one path, as Linux allows.
+const MOST_LINKS: usize = 40;
+/// Longest target, and longest path with targets put in.
+const LONGEST_PATH: usize = 4096;
+
+impl Volume {
+    /// The inode that `path` names from the directory `start`. An absolute path, and an
+    /// absolute target of a link, begin at the volume's root; nothing leads out of it.
+    ///
+    /// # Errors
+    /// As [`Volume::lookup`] and [`Volume::read_link`], and [`Error::TooManyLinks`].
+    pub fn resolve(&self, start: InodeNumber, path: &[u8], follow: Follow) -> Result<InodeNumber> {
+        if path.len() > LONGEST_PATH {
+            return Err(Error::NameTooLong);
+        }
+        let mut at = if path.first() == Some(&b'/') { self.root() } else { start };
+        // Names to come, the next one last.
+        let mut names = components(path);
+        let mut links = 0usize;
+        let slash_at_end = path.last() == Some(&b'/');
+        while let Some(name) = names.pop() {
+            let next = self.lookup(at, &name)?;
+            let last = names.is_empty();
+            if last && follow == Follow::No && !slash_at_end {
+                return Ok(next);
+            }
+            let inode = self.inode(next)?;
+            if inode.kind != Kind::Symlink {
+                at = next;
+                continue;
+            }
+            links = links.saturating_add(1);
+            if links > MOST_LINKS {
+                return Err(Error::TooManyLinks);
+            }
+            let target = self.read_link_of(&inode)?;
+            if target.len() >= LONGEST_PATH {
+                return Err(Error::NameTooLong);
+            }
+            if target.first() == Some(&b'/') {
+                at = self.root();
+            }
+            names.extend(components(&target));
+        }
+        if slash_at_end && self.inode(at)?.kind != Kind::Directory {
+            return Err(Error::NotADirectory);
+        }
+        Ok(at)
+    }
+
+    /// The target of a symbolic link.
+    ///
+    /// # Errors
+    /// [`Error::WrongKind`] for anything else; [`Error::Corrupt`] if it is empty or longer
+    /// than a block; [`Error::Io`].
+    pub fn read_link(&self, number: InodeNumber) -> Result<Vec<u8>> {
+        self.read_link_of(&*self.inode(number)?)
+    }
+
+    /// [`Volume::read_link`] of an inode at hand.
+    ///
+    /// # Errors
+    /// As [`Volume::read_link`].
+    pub fn read_link_of(&self, inode: &Inode) -> Result<Vec<u8>> {
+        if inode.kind != Kind::Symlink {
+            return Err(Error::WrongKind);
+        }
+        let corrupt = |what| Error::Corrupt { what, inode: Some(inode.number), block: None };
+        let mut target = match inode.fast_target(&self.super_) {
+            Some(target) => target,
+            None => {
+                let len = usize::try_from(inode.size_bytes).unwrap_or(usize::MAX);
+                if inode.size_bytes > u64::from(self.super_.block_bytes) {
+                    return Err(corrupt("symbolic link: length"));
+                }
+                self.contents(inode, 0, len)?.to_vec()
+            }
+        };
+        // A target is a string: it ends where a program would see it end.
+        if let Some(end) = target.iter().position(|byte| *byte == 0) {
+            target.truncate(end);
+        }
+        if target.is_empty() {
+            return Err(corrupt("symbolic link: empty"));
+        }
+        Ok(target)
+    }
+}
+
+/// The names of a path, last first; empty ones and `.` say nothing.
+fn components(path: &[u8]) -> Vec<Vec<u8>> {
+    let names = path.rsplit(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b"."));
+    names.map(<[u8]>::to_vec).collect()
+}

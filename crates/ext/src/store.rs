@@ -1,0 +1,324 @@
+//! The device as this crate reads it: everything through the data cache.
+//!
+//! ```text
+//!   metadata: device in pieces of 64 KiB     file contents: the file in chunks of 128 KiB
+//!                  │                                    │ runs of blocks, merged
+//!                  └────────── data cache ◀─────────────┤
+//!                                                    flights: reads ahead, not awaited yet
+//! ```
+//! Law 1: a chunk that one run of blocks fills is read in place and never copied.
+//! Law 2: what flies is bounded; who needs a chunk in flight waits for it.
+//! Law 3: a failed read costs what failed: its neighbours are read without it.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use draconis_device::{Disk, Extent, Pending, ReadAnswer, Urgency};
+use draconis_exchange::heap::{Block, Private};
+
+use crate::cache::{Cache, CacheStatistics};
+use crate::data::{Chunk, Data};
+use crate::units::index;
+use crate::{Error, FsBlock, Result};
+
+/// Metadata is read in aligned pieces of this many bytes: at least the largest block.
+pub(crate) const PIECE_BYTES: u64 = 64 << 10;
+/// Files are cached in aligned chunks of this many bytes.
+pub(crate) const CHUNK_BYTES: u64 = 128 << 10;
+
+/// Names a value of the data cache: piece `index` of the device if `inode` is 0, else
+/// chunk `index` of that file.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Key {
+    pub(crate) inode: u32,
+    pub(crate) index: u64,
+}
+
+/// Where the bytes of a chunk come from.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    /// Length of the chunk in bytes.
+    pub(crate) len: usize,
+    /// Device bytes, and where they go in the chunk; what no part fills is zero.
+    pub(crate) parts: Vec<Part>,
+}
+
+/// One run of a plan.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    /// The first byte on the device.
+    pub(crate) start_bytes: u64,
+    /// How many.
+    pub(crate) len: usize,
+    /// The first byte in the chunk.
+    pub(crate) to: usize,
+}
+
+/// A chunk on its way.
+struct Flight {
+    len: usize,
+    reads: Vec<Read>,
+    marked: bool,
+}
+
+struct Read {
+    pending: Pending<ReadAnswer>,
+    /// The wanted bytes of what is read: devices read whole sectors.
+    wanted: Range<usize>,
+    to: usize,
+}
+
+/// See the head of the file.
+pub(crate) struct Store {
+    disk: Arc<dyn Disk>,
+    disk_bytes: u64,
+    sector_bytes: u64,
+    block_bytes: u32,
+    cache: Cache<Key, Arc<Chunk>>,
+    flights: Mutex<Flights>,
+    reads: AtomicU64,
+    read_bytes: AtomicU64,
+}
+
+#[derive(Default)]
+struct Flights {
+    by_key: HashMap<Key, Flight>,
+    bytes: usize,
+    limit: usize,
+}
+
+/// What a volume asked of its device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct DeviceStatistics {
+    /// Reads.
+    pub reads: u64,
+    /// Bytes read.
+    pub bytes: u64,
+}
+
+impl Store {
+    pub(crate) fn new(disk: Arc<dyn Disk>, block_bytes: u32, cache_bytes: u64) -> Self {
+        let properties = disk.properties();
+        let limit = (cache_bytes / 4).clamp(CHUNK_BYTES, 16 << 20);
+        Self {
+            disk,
+            disk_bytes: properties.len_bytes,
+            sector_bytes: u64::from(properties.sector_bytes.max(1)),
+            block_bytes,
+            cache: Cache::new(cache_bytes, 16 << 10, CHUNK_BYTES),
+            flights: Mutex::new(Flights { limit: index(limit), ..Flights::default() }),
+            reads: AtomicU64::new(0),
+            read_bytes: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn cache_statistics(&self) -> CacheStatistics {
+        self.cache.statistics()
+    }
+
+    pub(crate) fn device_statistics(&self) -> DeviceStatistics {
+        DeviceStatistics {
+            reads: self.reads.load(Ordering::Relaxed),
+            bytes: self.read_bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// A block of metadata.
+    pub(crate) fn block(&self, block: FsBlock) -> Result<Data> {
+        let len = u64::from(self.block_bytes);
+        let missing = Error::Corrupt {
+            what: "block beyond the end of the disk",
+            inode: None,
+            block: Some(block),
+        };
+        let Some(start) = block.0.checked_mul(len) else { return Err(missing) };
+        match start.checked_add(len) {
+            Some(end) if end <= self.disk_bytes => {}
+            _ => return Err(missing),
+        }
+        // Pieces are aligned and no smaller than a block, so no block straddles two.
+        let key = Key { inode: 0, index: start / PIECE_BYTES };
+        let (at, len) = (index(start % PIECE_BYTES), index(len));
+        match self.cache.get_or_load(key, || self.load(&self.piece(key.index))) {
+            Ok(piece) => Ok(Data::of(piece, at, len)),
+            Err(Error::Io(_)) => {
+                let part = Part { start_bytes: start, len, to: 0 };
+                let alone = self.load(&Plan { len, parts: vec![part] })?;
+                Ok(Data::of(alone, 0, len))
+            }
+            Err(other) => Err(other),
+        }
+    }
+
+    fn piece(&self, nth: u64) -> Plan {
+        let start_bytes = nth.saturating_mul(PIECE_BYTES);
+        let len = index(self.disk_bytes.saturating_sub(start_bytes).min(PIECE_BYTES));
+        Plan { len, parts: vec![Part { start_bytes, len, to: 0 }] }
+    }
+
+    /// The chunk of `key`, read by `plan` if it is neither cached nor on its way;
+    /// `started` runs between the start of that read and the wait for it.
+    pub(crate) fn chunk(
+        &self,
+        key: Key,
+        plan: impl FnOnce() -> Result<Plan>,
+        started: impl FnOnce(),
+    ) -> Result<Arc<Chunk>> {
+        self.cache.get_or_load(key, || {
+            if let Some(flight) = self.claim(key) {
+                started();
+                if let Ok(chunk) = flight.land() {
+                    return Ok(chunk);
+                }
+                return self.load(&plan()?);
+            }
+            let flight = self.take_off(&plan()?, Urgency::Now)?;
+            started();
+            flight.land()
+        })
+    }
+
+    /// Starts to read a chunk that somebody will want soon. Says whether there is room
+    /// for more.
+    pub(crate) fn read_ahead(
+        &self,
+        key: Key,
+        plan: impl FnOnce() -> Result<Plan>,
+        marked: bool,
+    ) -> bool {
+        if self.cache.holds(key) {
+            return true;
+        }
+        {
+            let mut flights = self.lock_flights();
+            if flights.by_key.contains_key(&key) {
+                return true;
+            }
+            if flights.bytes >= flights.limit / 2 {
+                self.settle(&mut flights);
+            }
+            if flights.bytes >= flights.limit {
+                return false;
+            }
+        }
+        // Whoever asks in earnest will get the error.
+        let Ok(plan) = plan() else { return false };
+        let Ok(mut flight) = self.take_off(&plan, Urgency::Ahead) else { return false };
+        flight.marked = marked;
+        let mut flights = self.lock_flights();
+        flights.bytes = flights.bytes.saturating_add(flight.len);
+        if let Some(twin) = flights.by_key.insert(key, flight) {
+            flights.bytes = flights.bytes.saturating_sub(twin.len);
+        }
+        true
+    }
+
+    /// Takes a chunk out of the air.
+    fn claim(&self, key: Key) -> Option<Flight> {
+        let mut flights = self.lock_flights();
+        let flight = flights.by_key.remove(&key)?;
+        flights.bytes = flights.bytes.saturating_sub(flight.len);
+        Some(flight)
+    }
+
+    /// Moves what has arrived unasked into the cache.
+    fn settle(&self, flights: &mut Flights) {
+        let arrived: Vec<Key> =
+            flights.by_key.iter().filter(|(_, it)| it.arrived()).map(|(key, _)| *key).collect();
+        for key in arrived {
+            if let Some(flight) = flights.by_key.remove(&key) {
+                flights.bytes = flights.bytes.saturating_sub(flight.len);
+                if let Ok(chunk) = flight.land() {
+                    self.cache.offer(key, chunk);
+                }
+            }
+        }
+    }
+
+    fn lock_flights(&self) -> std::sync::MutexGuard<'_, Flights> {
+        self.flights.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads a chunk and waits for it.
+    pub(crate) fn load(&self, plan: &Plan) -> Result<Arc<Chunk>> {
+        self.take_off(plan, Urgency::Now)?.land()
+    }
+
+    fn take_off(&self, plan: &Plan, urgency: Urgency) -> Result<Flight> {
+        let mut reads = Vec::with_capacity(plan.parts.len());
+        for part in &plan.parts {
+            reads.push(self.start(part, urgency)?);
+        }
+        Ok(Flight { len: plan.len, reads, marked: false })
+    }
+
+    fn start(&self, part: &Part, urgency: Urgency) -> Result<Read> {
+        let sector = self.sector_bytes;
+        let skew = part.start_bytes.checked_rem(sector).unwrap_or(0);
+        let start = part.start_bytes.saturating_sub(skew);
+        let wanted = index(skew)..index(skew).saturating_add(part.len);
+        let len = (wanted.end as u64).checked_next_multiple_of(sector).unwrap_or(u64::MAX);
+        if start.checked_add(len).is_none_or(|end| end > self.disk_bytes) {
+            let block = part.start_bytes.checked_div(u64::from(self.block_bytes)).map(FsBlock);
+            return Err(Error::Corrupt {
+                what: "block beyond the end of the disk",
+                inode: None,
+                block,
+            });
+        }
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.read_bytes.fetch_add(len, Ordering::Relaxed);
+        let pending = self.disk.read(Extent::new(start, len), Block::private(index(len)), urgency);
+        Ok(Read { pending, wanted, to: part.to })
+    }
+}
+
+impl Flight {
+    fn arrived(&self) -> bool {
+        self.reads.iter().all(|read| read.pending.is_ready())
+    }
+
+    /// Waits for all of it.
+    fn land(mut self) -> Result<Arc<Chunk>> {
+        let whole = matches!(
+            self.reads.as_slice(),
+            [Read { to: 0, wanted, .. }] if wanted.len() == self.len
+        );
+        let chunk = match self.reads.pop() {
+            Some(read) if whole => {
+                let range = read.wanted.clone();
+                Chunk::new(read.wait()?.into_private(), range)
+            }
+            last => {
+                let mut memory = Private::new(self.len);
+                for read in self.reads.into_iter().chain(last) {
+                    let (to, wanted) = (read.to, read.wanted.clone());
+                    let block = read.wait()?;
+                    let into = memory.get_mut(to..to.saturating_add(wanted.len()));
+                    block.copy_out(wanted.start, into.unwrap_or_default());
+                }
+                Chunk::new(memory, 0..self.len)
+            }
+        };
+        chunk.marked.store(self.marked, Ordering::Relaxed);
+        Ok(chunk)
+    }
+}
+
+impl Read {
+    fn wait(self) -> Result<Block> {
+        match self.pending.wait() {
+            Some(Ok(block)) => Ok(block),
+            Some(Err(refused)) => Err(Error::Io(refused.error)),
+            None => Err(Error::Io(draconis_device::Error::Gone)),
+        }
+    }
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Store").field("disk_bytes", &self.disk_bytes).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,95 @@
+//! Units that must not be mixed up: adding a file block to a device block does not compile.
+
+use draconis_exchange::contract::Node;
+
+/// A block of the file system, counted from the start of the volume.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct FsBlock(pub u64);
+
+/// A block of a file, counted from the start of the file.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct FileBlock(pub u32);
+
+/// The number of an inode; the first is 1.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct InodeNumber(pub u32);
+
+/// The number of a block group; the first is 0.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct GroupNumber(pub u32);
+
+impl FsBlock {
+    /// The block `count` further on; stays at the end of the number space.
+    #[must_use]
+    pub const fn after(self, count: u64) -> Self {
+        Self(self.0.saturating_add(count))
+    }
+}
+
+impl FileBlock {
+    /// The block `count` further on; stays at the end of the number space.
+    #[must_use]
+    pub const fn after(self, count: u32) -> Self {
+        Self(self.0.saturating_add(count))
+    }
+}
+
+impl InodeNumber {
+    /// The root directory.
+    pub const ROOT: Self = Self(2);
+
+    /// What contracts call this inode: its number, except that the root is [`Node::ROOT`].
+    pub const fn node(self) -> Node {
+        match self {
+            Self::ROOT => Node::ROOT,
+            Self(number) => Node(number as u64),
+        }
+    }
+
+    /// The inode that contracts call `node`, if it can be one. Inode 1, the list of bad
+    /// blocks, has no node.
+    pub fn from_node(node: Node) -> Option<Self> {
+        match node {
+            Node::ROOT => Some(Self::ROOT),
+            Node(0) => None,
+            Node(number) => u32::try_from(number).ok().map(Self),
+        }
+    }
+}
+
+impl std::fmt::Display for FsBlock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::fmt::Display for InodeNumber {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A byte count as an index; what no address space can hold becomes the largest index,
+/// which no slice has.
+pub(crate) fn index(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+/// `count` as 32 bits; more becomes the largest.
+pub(crate) fn narrow(count: u64) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_root_is_node_one_and_the_bad_block_list_is_no_node() {
+        assert_eq!(InodeNumber::ROOT.node(), Node::ROOT);
+        assert_eq!(InodeNumber::from_node(Node::ROOT), Some(InodeNumber::ROOT));
+        assert_eq!(InodeNumber::from_node(Node(11)), Some(InodeNumber(11)));
+        assert_eq!(InodeNumber::from_node(Node(0)), None);
+        assert_eq!(InodeNumber::from_node(Node(1 << 32)), None);
+    }
+}

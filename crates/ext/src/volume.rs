@@ -1,0 +1,331 @@
+//! A volume that is open for reading.
+
+use std::sync::Arc;
+
+use draconis_device::{Disk, Extent};
+use draconis_exchange::contract::Attributes;
+use draconis_exchange::heap::Block;
+
+use crate::cache::{Cache, CacheStatistics, Weigh};
+use crate::data::Data;
+use crate::format::features::ReadOnlyCompatible;
+use crate::format::group::{Group, RawGroup};
+use crate::format::inode::Inode;
+use crate::format::superblock::{self, Dates, RawSuperblock, Superblock};
+use crate::map::{Runs, SegmentKey};
+use crate::store::{DeviceStatistics, Store};
+use crate::stream::Streams;
+use crate::units::index;
+use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
+
+/// How a volume is opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// Inodes kept in memory; about 300 bytes each.
+    pub inode_cache: u64,
+    /// Entries of the block-map cache: each has room for 64 runs of blocks, 1.5 KiB.
+    pub block_map_cache: u64,
+    /// Bytes of the data cache; metadata and file contents share it.
+    pub data_cache_bytes: u64,
+    /// Whether native listings show `.` and `..`.
+    pub dots: bool,
+    /// The most that is read ahead of a stream, in bytes; 0 reads nothing ahead.
+    pub read_ahead_bytes: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            inode_cache: 32_768,
+            block_map_cache: 4_096,
+            data_cache_bytes: 64 << 20,
+            dots: false,
+            read_ahead_bytes: 2 << 20,
+        }
+    }
+}
+
+/// An ext volume that is open for reading. Everything is `&self`: share it.
+#[derive(Debug)]
+pub struct Volume {
+    pub(crate) super_: Superblock,
+    pub(crate) store: Store,
+    pub(crate) streams: Streams,
+    pub(crate) maps: Cache<SegmentKey, Arc<Runs>>,
+    inodes: Cache<u32, Arc<Inode>>,
+    options: Options,
+    disk_bytes: u64,
+}
+
+impl Weigh for Arc<Inode> {
+    fn weight(&self) -> u64 {
+        1
+    }
+}
+
+/// What `statfs` shows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Space {
+    /// Block size in bytes.
+    pub block_bytes: u32,
+    /// Blocks that files can have, used ones included.
+    pub blocks: u64,
+    /// Free blocks.
+    pub free_blocks: u64,
+    /// Free blocks that users other than the superuser may take.
+    pub available_blocks: u64,
+    /// Inodes.
+    pub inodes: u64,
+    /// Free inodes.
+    pub free_inodes: u64,
+    /// Longest name in bytes.
+    pub name_bytes: u32,
+    /// What tells this volume from others, as `f_fsid` shows it.
+    pub id: u64,
+}
+
+/// What there is to know of a volume.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Info {
+    /// `ext2` or `ext3`.
+    pub kind: &'static str,
+    /// Label, without padding.
+    pub label: Vec<u8>,
+    /// Identity.
+    pub uuid: [u8; 16],
+    /// Where it was mounted last.
+    pub last_mounted: Vec<u8>,
+    /// Revision and minor revision.
+    pub revision: (u32, u16),
+    /// Names of all features, as `mke2fs -O` spells them.
+    pub features: Vec<String>,
+    /// Why it can only be read, if it says so.
+    pub read_only_reason: Option<String>,
+    /// Unmounted properly.
+    pub clean: bool,
+    /// Somebody found damage and left it.
+    pub errors: bool,
+    /// The disk is shorter than the volume: what lies beyond cannot be read.
+    pub truncated: bool,
+    /// Length of the volume in bytes.
+    pub len_bytes: u64,
+    /// Blocks, groups and inodes, used and free.
+    pub space: Space,
+    /// Blocks kept for the superuser.
+    pub reserved_blocks: u64,
+    /// Groups.
+    pub groups: u32,
+    /// Blocks of a group.
+    pub blocks_per_group: u32,
+    /// Inodes of a group.
+    pub inodes_per_group: u32,
+    /// Bytes of an inode.
+    pub inode_bytes: u32,
+    /// Dates.
+    pub dates: Dates,
+    /// Mounts since the last check.
+    pub mounts: u16,
+}
+
+/// How the caches and the device do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Statistics {
+    /// Inode cache, in inodes.
+    pub inodes: CacheStatistics,
+    /// Block-map cache, in entries of 64 runs.
+    pub block_maps: CacheStatistics,
+    /// Data cache, in bytes.
+    pub data: CacheStatistics,
+    /// What the device was asked.
+    pub device: DeviceStatistics,
+}
+
+impl Volume {
+    /// Opens the volume on `disk`.
+    ///
+    /// # Errors
+    /// [`Error::NotExt`]; [`Error::Unsupported`] naming everything it needs;
+    /// [`Error::Corrupt`] if its superblock makes no sense; [`Error::Io`].
+    pub fn open(disk: Arc<dyn Disk>, options: Options) -> Result<Self> {
+        let super_ = read_superblock(&*disk)?;
+        let disk_bytes = disk.properties().len_bytes;
+        if super_.len_bytes() > disk_bytes {
+            let (volume, disk) = (super_.len_bytes(), disk_bytes);
+            log::warn!("the volume claims {volume} bytes, its disk has {disk}");
+        }
+        Ok(Self {
+            store: Store::new(disk, super_.block_bytes, options.data_cache_bytes),
+            streams: Streams::new(options.read_ahead_bytes),
+            maps: Cache::new(options.block_map_cache, 1, 65),
+            inodes: Cache::new(options.inode_cache, 1, 1),
+            super_,
+            options,
+            disk_bytes,
+        })
+    }
+
+    /// How it was opened.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// The superblock, checked.
+    pub fn superblock(&self) -> &Superblock {
+        &self.super_
+    }
+
+    /// The root directory.
+    pub fn root(&self) -> InodeNumber {
+        InodeNumber::ROOT
+    }
+
+    /// The inode of that number.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if there is none or it is not in use; [`Error::Corrupt`];
+    /// [`Error::Io`].
+    pub fn inode(&self, number: InodeNumber) -> Result<Arc<Inode>> {
+        self.inodes.get_or_load(number.0, || self.load_inode(number))
+    }
+
+    /// What `stat` shows of an inode.
+    ///
+    /// # Errors
+    /// As [`Volume::inode`].
+    pub fn attributes(&self, number: InodeNumber) -> Result<Attributes> {
+        Ok(self.attributes_of(&*self.inode(number)?))
+    }
+
+    /// What `stat` shows of an inode at hand.
+    pub fn attributes_of(&self, inode: &Inode) -> Attributes {
+        inode.attributes(&self.super_)
+    }
+
+    fn load_inode(&self, number: InodeNumber) -> Result<Arc<Inode>> {
+        let slot = self.inode_slot(number)?;
+        Inode::check(&slot, number, &self.super_).map(Arc::new)
+    }
+
+    /// All the bytes of an inode.
+    pub(crate) fn inode_slot(&self, number: InodeNumber) -> Result<Data> {
+        let (block, at) = self.inode_place(number)?;
+        let block = self.store.block(block).map_err(|error| error.of_inode(number))?;
+        let len = index(u64::from(self.super_.inode_bytes));
+        Ok(block.slice(at..at.saturating_add(len)))
+    }
+
+    /// The block an inode is in, and where in that block.
+    fn inode_place(&self, number: InodeNumber) -> Result<(FsBlock, usize)> {
+        let nth = number.0.checked_sub(1).filter(|nth| *nth < self.super_.inodes);
+        let nth = nth.ok_or(Error::NotFound)?;
+        let per_group = self.super_.inodes_per_group;
+        let group = GroupNumber(nth.checked_div(per_group).unwrap_or(0));
+        let in_group = u64::from(nth.checked_rem(per_group).unwrap_or(0));
+        let table = self.group(group).map_err(|error| error.of_inode(number))?.inode_table;
+        let at = in_group.saturating_mul(u64::from(self.super_.inode_bytes));
+        let block_bytes = u64::from(self.super_.block_bytes);
+        let block = table.after(at.checked_div(block_bytes).unwrap_or(0));
+        Ok((block, index(at.checked_rem(block_bytes).unwrap_or(0))))
+    }
+
+    fn group(&self, group: GroupNumber) -> Result<Group> {
+        let (block, slot) = self.super_.descriptor_place(group);
+        let bytes = self.store.block(block)?;
+        let group = RawGroup::view(&bytes, slot, &self.super_)?.check(&self.super_);
+        group.map_err(|error| error.in_block(block))
+    }
+
+    /// What `statfs` shows.
+    pub fn space(&self) -> Space {
+        let super_ = &self.super_;
+        let free_blocks = super_.free_blocks;
+        Space {
+            block_bytes: super_.block_bytes,
+            blocks: super_.blocks.saturating_sub(self.overhead()),
+            free_blocks,
+            available_blocks: free_blocks.saturating_sub(super_.reserved_blocks),
+            inodes: u64::from(super_.inodes),
+            free_inodes: u64::from(super_.free_inodes),
+            name_bytes: 255,
+            id: fsid(&super_.uuid),
+        }
+    }
+
+    /// Blocks that can never be a file's, the journal among them.
+    fn overhead(&self) -> u64 {
+        let claimed = u64::from(self.super_.overhead_blocks);
+        if claimed != 0 && claimed < self.super_.blocks {
+            return claimed;
+        }
+        let journal = self.super_.journal.and_then(|number| self.inode(number).ok());
+        let bytes = journal.map_or(0, |journal| journal.size_bytes);
+        let blocks = bytes.div_ceil(u64::from(self.super_.block_bytes));
+        self.super_.overhead().saturating_add(blocks)
+    }
+
+    /// Why the volume must not be written, if it says so by its features.
+    pub fn read_only_reason(&self) -> Option<String> {
+        let unknown = self.super_.read_only_compatible.difference(ReadOnlyCompatible::WRITABLE);
+        (!unknown.is_empty()).then(|| format!("writing needs: {}", unknown.names().join(", ")))
+    }
+
+    /// What there is to know of the volume.
+    pub fn info(&self) -> Info {
+        let super_ = &self.super_;
+        let mut features = super_.compatible.names();
+        features.extend(super_.incompatible.names());
+        features.extend(super_.read_only_compatible.names());
+        Info {
+            kind: if super_.journal.is_some() { "ext3" } else { "ext2" },
+            label: super_.label.clone(),
+            uuid: super_.uuid,
+            last_mounted: super_.last_mounted.clone(),
+            revision: super_.revision,
+            features,
+            read_only_reason: self.read_only_reason(),
+            clean: super_.clean,
+            errors: super_.errors,
+            truncated: super_.len_bytes() > self.disk_bytes,
+            len_bytes: super_.len_bytes(),
+            space: self.space(),
+            reserved_blocks: super_.reserved_blocks,
+            groups: super_.groups,
+            blocks_per_group: super_.blocks_per_group,
+            inodes_per_group: super_.inodes_per_group,
+            inode_bytes: super_.inode_bytes,
+            dates: super_.dates,
+            mounts: super_.mounts,
+        }
+    }
+
+    /// How the caches and the device do.
+    pub fn statistics(&self) -> Statistics {
+        Statistics {
+            inodes: self.inodes.statistics(),
+            block_maps: self.maps.statistics(),
+            data: self.store.cache_statistics(),
+            device: self.store.device_statistics(),
+        }
+    }
+}
+
+/// The two halves of the identity, folded as Linux folds them.
+fn fsid(uuid: &[u8; 16]) -> u64 {
+    let halves = uuid.as_chunks::<8>().0.iter().map(|half| u64::from_le_bytes(*half));
+    halves.fold(0, |id, half| id ^ half)
+}
+
+fn read_superblock(disk: &dyn Disk) -> Result<Superblock> {
+    let properties = disk.properties();
+    let sector = u64::from(properties.sector_bytes.max(1));
+    let end = superblock::OFFSET_BYTES.saturating_add(superblock::LEN_BYTES as u64);
+    let len = end.checked_next_multiple_of(sector).unwrap_or(u64::MAX);
+    if len > properties.len_bytes {
+        return Err(Error::NotExt);
+    }
+    let read = disk.read_now(Extent::new(0, len), Block::private(index(len)));
+    let block = read.map_err(|refused| Error::Io(refused.error))?;
+    let mut bytes = [0; superblock::LEN_BYTES];
+    block.copy_out(index(superblock::OFFSET_BYTES), &mut bytes);
+    RawSuperblock::view(&bytes)?.check()
+}

@@ -1,0 +1,79 @@
+//! Extended attributes of an inode: those inside it, then those in its block.
+
+use crate::data::Data;
+use crate::format::acl;
+use crate::format::inode::Inode;
+use crate::format::xattr::{Attribute, Attributes};
+use crate::units::index;
+use crate::volume::Volume;
+use crate::{Error, InodeNumber, Result};
+
+impl Volume {
+    /// The names of all extended attributes, with their prefixes.
+    ///
+    /// # Errors
+    /// As [`Volume::inode`]; [`Error::Corrupt`] if a list is damaged.
+    pub fn xattr_names(&self, number: InodeNumber) -> Result<Vec<Vec<u8>>> {
+        let mut names = Vec::new();
+        self.each_attribute(number, |attribute| {
+            names.push(attribute.name());
+            None::<Result<()>>
+        })?;
+        Ok(names)
+    }
+
+    /// The value of an extended attribute, as Linux's `getxattr` answers it.
+    ///
+    /// # Errors
+    /// [`Error::NoAttribute`], and as [`Volume::xattr_names`].
+    pub fn xattr(&self, number: InodeNumber, name: &[u8]) -> Result<Vec<u8>> {
+        let found =
+            self.each_attribute(number, |attribute| attribute.is(name).then(|| value(attribute)))?;
+        match found {
+            Some(value) => value.map_err(|error| error.of_inode(number)),
+            None => Err(Error::NoAttribute),
+        }
+    }
+
+    /// Shows the attributes of an inode to `visit` until it has what it wants.
+    fn each_attribute<T>(
+        &self,
+        number: InodeNumber,
+        mut visit: impl FnMut(&Attribute<'_>) -> Option<T>,
+    ) -> Result<Option<T>> {
+        let inode = self.inode(number)?;
+        if let Some(body) = self.attribute_body(&inode)? {
+            for attribute in Attributes::of_body(&body) {
+                let attribute = attribute.map_err(|error| error.of_inode(number))?;
+                if let Some(found) = visit(&attribute) {
+                    return Ok(Some(found));
+                }
+            }
+        }
+        let Some(at) = inode.attribute_block else { return Ok(None) };
+        let place = |error: Error| error.in_block(at).of_inode(number);
+        if !self.super_.holds(at) {
+            return Err(place(Error::corrupt("extended attribute block: number")));
+        }
+        let block = self.store.block(at).map_err(place)?;
+        for attribute in Attributes::of_block(&block).map_err(place)? {
+            if let Some(found) = visit(&attribute.map_err(place)?) {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The part of an inode's slot that holds its attributes.
+    fn attribute_body(&self, inode: &Inode) -> Result<Option<Data>> {
+        let Some(at) = inode.attributes_at else { return Ok(None) };
+        let slot = self.inode_slot(inode.number)?;
+        let len = slot.len();
+        Ok(Some(slot.slice(index(u64::from(at))..len)))
+    }
+}
+
+fn value(attribute: &Attribute<'_>) -> Result<Vec<u8>> {
+    let disk = attribute.value()?;
+    if attribute.is_acl() { acl::to_linux(disk) } else { Ok(disk.to_vec()) }
+}
