@@ -20,7 +20,7 @@ use std::{
 };
 
 use crate::contract::{
-    Awaiting, Call, Contract, Open, Refusal, Request, State, Violation,
+    Answer, Awaiting, Call, Contract, Open, Refusal, Request, State, Violation,
     fsm::{Fsm, Sender, kind},
     wire::{Field, Packer, Unpacker, Wire},
 };
@@ -214,11 +214,7 @@ impl<C: Contract, S: State<Contract = C>> Client<C, S> {
     ///
     /// # Errors
     /// Why there is no reply; the channel is closed then.
-    pub fn call<M>(
-        self,
-        message: M,
-        deadline: Instant,
-    ) -> Result<(Result<M::Ack, M::Nak>, Self), Lost>
+    pub fn call<M>(self, message: M, deadline: Instant) -> Result<(Answer<M>, Self), Lost>
     where
         M: Call<Contract = C, From = S, AckTo = S, NakTo = S>,
     {
@@ -332,7 +328,7 @@ impl<C: Contract, S: State<Contract = C>> Caller<C, S> {
     ///
     /// # Errors
     /// Why there is none.
-    pub fn call<M>(&mut self, message: M) -> Result<Result<M::Ack, M::Nak>, Lost>
+    pub fn call<M>(&mut self, message: M) -> Result<Answer<M>, Lost>
     where
         M: Call<Contract = C, From = S, AckTo = S, NakTo = S>,
     {

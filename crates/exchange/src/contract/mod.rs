@@ -1,7 +1,7 @@
 //! The contracts, and the plain data their messages carry.
 //!
 //! A contract is written once, with [`contract!`](crate::contract!), in its own module:
-//! [`disk`], [`file`], [`directory`], [`volume`]. Read the text first; everything else in
+//! [`disk`], [`mod@file`], [`directory`], [`volume`]. Read the text first; everything else in
 //! those modules follows from it.
 
 pub mod directory;
@@ -14,6 +14,6 @@ mod types;
 pub mod volume;
 pub mod wire;
 
-pub use text::{Awaiting, Call, Contract, Open, Owed, Request, State};
+pub use text::{Answer, Awaiting, Call, Contract, Open, Owed, Request, State};
 pub use types::*;
 pub use wire::{List, Violation};

@@ -96,6 +96,9 @@ pub trait Call: Request<Next = Awaiting<Self>> + Debug + 'static {
     ) -> Option<Result<Self::Ack, Self::Nak>>;
 }
 
+/// What a server makes of request `M`.
+pub type Answer<M> = Result<<M as Call>::Ack, <M as Call>::Nak>;
+
 /// Hands an arrived request to a server that owes `M`'s replies.
 pub type Owed<M> = Server<<M as Request>::Contract, Awaiting<M>>;
 
