@@ -4,9 +4,12 @@
 mod cli;
 mod commands;
 mod front;
+mod image;
 mod logging;
+mod progress;
 mod target;
 mod text;
+mod walk;
 
 use std::process::ExitCode;
 

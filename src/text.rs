@@ -1,4 +1,10 @@
-//! Numbers and times as people read them.
+//! Numbers, names, modes and times as people read them.
+
+use std::io::{self, IsTerminal, Write};
+
+use draconis_exchange::contract::{Kind, Time};
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
 
 /// A size in the largest unit that keeps it above one, as `ls -h` has it.
 pub fn bytes(n: u64) -> String {
@@ -10,4 +16,159 @@ pub fn bytes(n: u64) -> String {
         unit += 1;
     }
     if unit == 0 { format!("{n} B") } else { format!("{size:.1} {}", UNITS[unit]) }
+}
+
+/// `drwxr-xr-x`, as `ls -l` writes a mode.
+pub fn mode(mode: u32) -> String {
+    let kind = match Kind::from_mode(mode) {
+        Some(Kind::Directory) => 'd',
+        Some(Kind::CharDevice) => 'c',
+        Some(Kind::BlockDevice) => 'b',
+        Some(Kind::Fifo) => 'p',
+        Some(Kind::Socket) => 's',
+        Some(Kind::Symlink) => 'l',
+        Some(Kind::File) => '-',
+        None => '?',
+    };
+    let mut text = String::from(kind);
+    for (shift, special, set, unset) in
+        [(6, 0o4000, 's', 'S'), (3, 0o2000, 's', 'S'), (0, 0o1000, 't', 'T')]
+    {
+        let bit = |mask, letter| if mode >> shift & mask != 0 { letter } else { '-' };
+        text.push(bit(4, 'r'));
+        text.push(bit(2, 'w'));
+        text.push(match (mode & special != 0, mode >> shift & 1 != 0) {
+            (false, true) => 'x',
+            (false, false) => '-',
+            (true, true) => set,
+            (true, false) => unset,
+        });
+    }
+    text
+}
+
+/// What `stat` calls a kind.
+pub fn kind(kind: Kind) -> &'static str {
+    match kind {
+        Kind::File => "regular file",
+        Kind::Directory => "directory",
+        Kind::CharDevice => "character special file",
+        Kind::BlockDevice => "block special file",
+        Kind::Fifo => "fifo",
+        Kind::Socket => "socket",
+        Kind::Symlink => "symbolic link",
+    }
+}
+
+/// Writes times in the zone of this machine, which must be found before files are closed off.
+pub struct Clock(TimeZone);
+
+impl Clock {
+    /// Finds the zone.
+    pub fn new() -> Self {
+        Self(TimeZone::system())
+    }
+
+    /// `2026-11-20 23:36`
+    pub fn minute(&self, time: Time) -> String {
+        self.format(time, "%Y-%m-%d %H:%M")
+    }
+
+    /// `2026-11-20 23:36:01.123456789 +0100`
+    pub fn exact(&self, time: Time) -> String {
+        self.format(time, "%Y-%m-%d %H:%M:%S.%9f %z")
+    }
+
+    fn format(&self, time: Time, format: &str) -> String {
+        match Timestamp::new(time.seconds, time.nanoseconds as i32) {
+            Ok(stamp) => stamp.to_zoned(self.0.clone()).strftime(format).to_string(),
+            // Beyond what calendars are made for: the number itself.
+            Err(_) => format!("@{}", time.seconds),
+        }
+    }
+}
+
+/// Standard output, which shows names as they are, or harmlessly on a terminal: a name on a
+/// volume may hold anything but a slash and a NUL.
+pub struct Output {
+    out: io::BufWriter<io::StdoutLock<'static>>,
+    terminal: bool,
+}
+
+impl Output {
+    /// Takes the standard output.
+    pub fn new() -> Self {
+        let out = io::stdout();
+        let terminal = out.is_terminal();
+        Self { out: io::BufWriter::new(out.lock()), terminal }
+    }
+
+    /// Writes a name.
+    pub fn name(&mut self, name: &[u8]) -> io::Result<()> {
+        if self.terminal {
+            self.out.write_all(printable(name).as_bytes())
+        } else {
+            self.out.write_all(name)
+        }
+    }
+}
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.out.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+/// A name without what would move a cursor or ring a bell.
+pub fn printable(name: &[u8]) -> String {
+    let mut text = String::new();
+    for chunk in name.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            if c.is_control() { text.extend(c.escape_default()) } else { text.push(c) }
+        }
+        for byte in chunk.invalid() {
+            text += &format!("\\x{byte:02x}");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_as_ls_writes_them() {
+        for (bits, text) in [
+            (0o040755, "drwxr-xr-x"),
+            (0o100644, "-rw-r--r--"),
+            (0o104755, "-rwsr-xr-x"),
+            (0o102644, "-rw-r-Sr--"),
+            (0o041777, "drwxrwxrwt"),
+            (0o120777, "lrwxrwxrwx"),
+        ] {
+            assert_eq!(mode(bits), text);
+        }
+    }
+
+    #[test]
+    fn sizes_and_names() {
+        assert_eq!((bytes(1023), bytes(1536)), ("1023 B".into(), "1.5 KiB".into()));
+        assert_eq!(printable(b"a\x1b[2J\xff\xc3\xa9"), "a\\u{1b}[2J\\xffé");
+    }
+
+    #[test]
+    fn times_outside_the_calendar_are_numbers() {
+        let clock = Clock(TimeZone::UTC);
+        assert_eq!(clock.minute(Time { seconds: 0, nanoseconds: 0 }), "1970-01-01 00:00");
+        assert_eq!(
+            clock.exact(Time { seconds: -1, nanoseconds: 5 }),
+            "1969-12-31 23:59:59.000000005 +0000"
+        );
+        assert_eq!(clock.minute(Time { seconds: i64::MAX, nanoseconds: 0 }), format!("@{}", i64::MAX));
+    }
 }

@@ -1,4 +1,20 @@
 //! The manager, and the sandboxed worker that it starts for each mount.
+//!
+//! ```text
+//!   client ── protocol ──▶ manager ── process (volume contract) ──▶ worker ── volume ──▶ ext
+//!                             └── front (FUSE)                        └── sandbox
+//! ```
+//!
+//! This crate knows ext and the contracts. It does not know FUSE: whoever puts the program
+//! together passes a [`manager::Front`] and a [`worker::Serve`].
 #![deny(unsafe_code)]
 
+pub mod client;
+pub mod image;
+pub mod manager;
+pub mod options;
+pub mod process;
+pub mod protocol;
 pub mod sandbox;
+pub mod volume;
+pub mod worker;

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use draconis_exchange::channel::{Client, Lost, Reply};
 use draconis_exchange::contract::Refusal;
-use draconis_exchange::contract::volume::{self, Volume, state};
+use draconis_exchange::contract::volume::{self, Volume};
 use draconis_exchange::heap::Block;
 use draconis_exchange::process::{Session, SessionOptions};
 use rustix::net::{
@@ -42,7 +42,7 @@ pub struct Worker {
     pidfd: OwnedFd,
     control: UnixStream,
     session: Session,
-    volume: Option<Client<Volume, state::Running>>,
+    volume: Option<Client<Volume, volume::Running>>,
     text: Option<Block>,
     /// What keeps it in.
     pub confinement: Confinement,
@@ -110,7 +110,7 @@ impl Worker {
             .spawn()?;
         let pid = child.id();
         // A child that nobody has waited for keeps its number.
-        let raw = Pid::from_raw(pid as i32).ok_or(std::io::ErrorKind::NotFound)?;
+        let raw = Pid::from_raw(pid as i32).ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotFound))?;
         let pidfd = rustix::process::pidfd_open(raw, PidfdFlags::empty())
             .map_err(std::io::Error::from)?;
         send_descriptors(&control, &[image.as_fd(), session_theirs.as_fd()])?;

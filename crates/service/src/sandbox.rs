@@ -260,6 +260,7 @@ const PLAIN: &[i64] = &[
 /// What a tool that creates files beneath a directory calls besides. Landlock says where.
 const EXTRACT: &[i64] = &[
     libc::SYS_openat,
+    libc::SYS_openat2,
     libc::SYS_newfstatat,
     libc::SYS_statx,
     libc::SYS_mkdirat,

@@ -180,13 +180,13 @@ fn receive_descriptor(socket: &UnixStream) -> Option<OwnedFd> {
 pub fn read_ahead_file(dir: &Path) -> Option<PathBuf> {
     let table = std::fs::read("/proc/self/mountinfo").ok()?;
     let wanted = escape(dir.as_os_str().as_bytes());
-    let device = table.split(|&b| b == b'\n').filter_map(|line| {
+    let mut devices = table.split(|&b| b == b'\n').filter_map(|line| {
         // Fields: id, parent, major:minor, root, mount point ... (proc(5))
         let mut fields = line.split(|&b| b == b' ').skip(2);
         let device = fields.next()?;
         (fields.nth(1)? == wanted).then_some(device)
     });
-    let device = String::from_utf8(device.last()?.to_vec()).ok()?;
+    let device = String::from_utf8(devices.next_back()?.to_vec()).ok()?;
     Some(PathBuf::from(format!("/sys/class/bdi/{device}/read_ahead_kb")))
 }
 

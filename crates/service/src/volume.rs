@@ -1,0 +1,332 @@
+//! A volume of the `ext` library, fitted to the contracts.
+//!
+//! The library does not know that contracts exist, and contracts do not know ext: this
+//! file is where they meet. It is also the one place where an option becomes a cache size
+//! and a partition becomes a disk.
+
+use std::sync::Arc;
+
+use draconis_device::{Disk, PartitionError, View, partition};
+use draconis_exchange::contract::directory::{
+    self, AckEnumerate, AckGetXattr, AckListXattr, AckLookup, AckReadLink, DirectoryServer,
+    Entries, Enumerate, GetXattr, ListXattr, Lookup, NakEnumerate, NakGetXattr, NakListXattr,
+    NakLookup, NakReadLink, ReadLink,
+};
+use draconis_exchange::contract::file::{self, AckRead, FileServer, NakRead, Read};
+use draconis_exchange::contract::tree::Tree;
+use draconis_exchange::contract::{Attributes, Call, Name, Node, Refusal, Space};
+use draconis_exchange::heap::Block;
+use draconis_ext::{Cookie, InodeNumber, Options, Volume};
+
+use crate::options::MountOptions;
+use crate::protocol::{CacheStatus, WorkerStatus};
+
+/// Most that a contract reads in one go when the buffer is not private memory, in bytes.
+const PIECE_BYTES: usize = 128 << 10;
+
+/// Why a volume was not opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The options make no sense.
+    #[error("{0}")]
+    Options(String),
+    /// The partition was not found.
+    #[error(transparent)]
+    Partition(#[from] PartitionError),
+    /// The offset lies outside.
+    #[error(transparent)]
+    Offset(#[from] draconis_device::Error),
+    /// The file system refused.
+    #[error(transparent)]
+    Ext(#[from] draconis_ext::Error),
+}
+
+impl OpenError {
+    /// What a contract says of it.
+    pub fn refusal(&self) -> Refusal {
+        match self {
+            Self::Options(_) | Self::Partition(_) | Self::Offset(_) => Refusal::Invalid,
+            Self::Ext(error) => error.refusal(),
+        }
+    }
+}
+
+/// Opens the volume on `disk` that `options` name.
+///
+/// # Errors
+/// See [`OpenError`].
+pub fn open(disk: Arc<dyn Disk>, options: &MountOptions) -> Result<VolumeTree, OpenError> {
+    let disk: Arc<dyn Disk> = match (options.partition, options.offset_bytes) {
+        (Some(number), _) => {
+            let extent = partition(&*disk, number)?;
+            Arc::new(View::new(disk, extent)?)
+        }
+        (None, Some(start)) => Arc::new(View::from_offset(disk, start)?),
+        (None, None) => disk,
+    };
+    let caches = Options {
+        inode_cache: options.inode_cache as u64,
+        block_map_cache: options.block_map_cache as u64,
+        data_cache_bytes: options.data_cache_bytes,
+        dots: options.dots,
+        ..Options::default()
+    };
+    Ok(VolumeTree { volume: Volume::open(disk, caches)? })
+}
+
+/// An open volume behind the contracts. Nodes are inode numbers; [`Node::ROOT`] is another
+/// name for the root directory's.
+pub struct VolumeTree {
+    volume: Volume,
+}
+
+fn inode(node: Node) -> Result<InodeNumber, Refusal> {
+    InodeNumber::from_node(node).ok_or(Refusal::NotFound)
+}
+
+fn refusal(error: draconis_ext::Error) -> Refusal {
+    let why = error.refusal();
+    if matches!(why, Refusal::Corrupt | Refusal::Io) {
+        log::warn!("{error}");
+    }
+    why
+}
+
+impl VolumeTree {
+    /// The library's own view, for what contracts do not say.
+    pub fn volume(&self) -> &Volume {
+        &self.volume
+    }
+
+    /// Whether nothing can be written.
+    pub fn read_only(&self) -> bool {
+        // Writing is not supported yet, whatever the volume would allow.
+        true
+    }
+
+    /// Its figures, as `draconis status` shows them.
+    pub fn status(&self) -> WorkerStatus {
+        let all = self.volume.statistics();
+        let cache = |name: &str, cache: draconis_ext::CacheStatistics| CacheStatus {
+            name: name.to_string(),
+            used: cache.used,
+            capacity: cache.capacity,
+            hits: cache.hits,
+            misses: cache.misses,
+            hit_rate: cache.hits as f64 / ((cache.hits + cache.misses) as f64).max(1.0),
+        };
+        WorkerStatus {
+            device_reads: all.device.reads,
+            device_read_bytes: all.device.bytes,
+            caches: vec![
+                cache("inode", all.inodes),
+                cache("block_map", all.block_maps),
+                cache("data", all.data),
+            ],
+            notes: self.notes(),
+            ..WorkerStatus::default()
+        }
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let info = self.volume.info();
+        let mut notes = vec![];
+        if let Some(reason) = info.read_only_reason {
+            notes.push(format!("read-only: {reason}"));
+        }
+        if !info.clean {
+            notes.push("the volume was not unmounted cleanly; e2fsck may find damage".into());
+        }
+        if info.errors {
+            notes.push("the volume is marked as damaged; run e2fsck on it".into());
+        }
+        if info.truncated {
+            notes.push("the image is shorter than its volume: some files cannot be read".into());
+        }
+        notes
+    }
+
+    fn attributes(&self, node: InodeNumber) -> Result<Attributes, Refusal> {
+        let attributes = self.volume.attributes(node).map_err(refusal)?;
+        // The number that Linux programs expect, for the root directory too.
+        Ok(Attributes { node: Node(node.0.into()), ..attributes })
+    }
+
+    fn fill(&self, m: &mut Enumerate) -> Result<u32, Refusal> {
+        let dir = inode(m.node)?;
+        let (cookie, with_attributes) = (Cookie(m.cookie), m.with_attributes);
+        let dots = self.volume.options().dots;
+        let mut entries = Entries::new(&mut m.buffer);
+        let mut why = None;
+        self.volume
+            .entries(dir, cookie, dots, |found| {
+                let found = match found {
+                    Ok(found) => found,
+                    Err(damage) => {
+                        why = Some(refusal(damage.error));
+                        return false;
+                    }
+                };
+                // A name that is none cannot be asked for either: damage, but not of the rest.
+                let Ok(name) = Name::new(found.name) else { return true };
+                let entry = directory::Entry {
+                    cookie: found.next.0,
+                    node: Node(found.inode.0.into()),
+                    kind: found.kind,
+                    name,
+                    attributes: with_attributes
+                        .then(|| self.attributes(found.inode).ok())
+                        .flatten(),
+                };
+                let fits = entries.push(&entry);
+                if !fits && entries.is_empty() {
+                    why = Some(Refusal::BufferTooSmall);
+                }
+                fits
+            })
+            .map_err(refusal)?;
+        match why {
+            // What came before the damage is delivered first; the next question meets it.
+            Some(why) if entries.is_empty() => Err(why),
+            _ => Ok(entries.len()),
+        }
+    }
+}
+
+/// Copies an answer of any length into a buffer; an empty buffer asks for the length.
+fn answer(bytes: &[u8], buffer: &mut Block) -> Result<u32, Refusal> {
+    if !buffer.is_empty() && buffer.copy_in(0, bytes) < bytes.len() {
+        return Err(Refusal::BufferTooSmall);
+    }
+    Ok(bytes.len() as u32)
+}
+
+impl DirectoryServer for VolumeTree {
+    fn lookup(&self, m: Lookup) -> Result<AckLookup, NakLookup> {
+        let found = inode(m.parent)
+            .and_then(|dir| self.volume.lookup(dir, m.name.as_bytes()).map_err(refusal))
+            .and_then(|found| self.attributes(found));
+        match found {
+            Ok(attributes) => Ok(AckLookup { attributes }),
+            Err(why) => Err(m.refuse(why)),
+        }
+    }
+
+    fn get_attributes(
+        &self,
+        m: directory::GetAttributes,
+    ) -> Result<directory::AckGetAttributes, directory::NakGetAttributes> {
+        match inode(m.node).and_then(|node| self.attributes(node)) {
+            Ok(attributes) => Ok(directory::AckGetAttributes { attributes }),
+            Err(why) => Err(m.refuse(why)),
+        }
+    }
+
+    fn enumerate(&self, mut m: Enumerate) -> Result<AckEnumerate, NakEnumerate> {
+        match self.fill(&mut m) {
+            Ok(len) => Ok(AckEnumerate { buffer: m.buffer, len }),
+            Err(why) => Err(m.refuse(why)),
+        }
+    }
+
+    fn read_link(&self, mut m: ReadLink) -> Result<AckReadLink, NakReadLink> {
+        let target = inode(m.node).and_then(|node| self.volume.read_link(node).map_err(refusal));
+        match target.and_then(|target| answer(&target, &mut m.buffer)) {
+            Ok(len) => Ok(AckReadLink { buffer: m.buffer, len }),
+            Err(why) => Err(m.refuse(why)),
+        }
+    }
+
+    fn get_xattr(&self, mut m: GetXattr) -> Result<AckGetXattr, NakGetXattr> {
+        let value = inode(m.node)
+            .and_then(|node| self.volume.xattr(node, m.name.as_bytes()).map_err(refusal));
+        match value.and_then(|value| answer(&value, &mut m.buffer)) {
+            Ok(len) => Ok(AckGetXattr { buffer: m.buffer, len }),
+            Err(why) => Err(m.refuse(why)),
+        }
+    }
+
+    fn list_xattr(&self, mut m: ListXattr) -> Result<AckListXattr, NakListXattr> {
+        let names = inode(m.node).and_then(|node| self.volume.xattr_names(node).map_err(refusal));
+        let list = names.map(|names| names.iter().flat_map(|n| [&n[..], b"\0"].concat()).collect());
+        match list.and_then(|list: Vec<u8>| answer(&list, &mut m.buffer)) {
+            Ok(len) => Ok(AckListXattr { buffer: m.buffer, len }),
+            Err(why) => Err(m.refuse(why)),
+        }
+    }
+}
+
+impl Tree for VolumeTree {
+    type File<'a> = VolumeFile<'a>;
+
+    fn file(&self, node: Node) -> VolumeFile<'_> {
+        VolumeFile { tree: self, node }
+    }
+
+    fn space(&self) -> Space {
+        let space = self.volume.space();
+        Space {
+            block_bytes: space.block_bytes,
+            blocks: space.blocks,
+            free_blocks: space.free_blocks,
+            available_blocks: space.available_blocks,
+            inodes: space.inodes,
+            free_inodes: space.free_inodes,
+            name_bytes_max: space.name_bytes,
+        }
+    }
+}
+
+/// One file of a volume.
+#[derive(Clone, Copy)]
+pub struct VolumeFile<'a> {
+    tree: &'a VolumeTree,
+    node: Node,
+}
+
+impl VolumeFile<'_> {
+    fn read_into(&self, m: &mut Read) -> Result<usize, Refusal> {
+        if !m.fits() {
+            return Err(Refusal::Invalid);
+        }
+        let node = inode(self.node)?;
+        let (from, len) = (m.buffer_offset as usize, m.len as usize);
+        let volume = &self.tree.volume;
+        if let Some(into) = m.buffer.bytes_mut().and_then(|bytes| bytes.get_mut(from..from + len)) {
+            return volume.read_into(node, m.offset, into).map_err(refusal);
+        }
+        // Shared memory cannot be lent to the library: by way of a private piece.
+        let mut piece = vec![0; len.min(PIECE_BYTES)];
+        let mut done = 0;
+        while done < len {
+            let want = (len - done).min(piece.len());
+            let got = volume.read_into(node, m.offset + done as u64, &mut piece[..want]);
+            let got = got.map_err(refusal)?;
+            m.buffer.copy_in(from + done, &piece[..got]);
+            done += got;
+            if got < want {
+                break;
+            }
+        }
+        Ok(done)
+    }
+}
+
+impl FileServer for VolumeFile<'_> {
+    fn read(&self, mut m: Read) -> Result<AckRead, NakRead> {
+        match self.read_into(&mut m) {
+            Ok(len) => Ok(AckRead { buffer: m.buffer, len: len as u32 }),
+            Err(why) => Err(m.refuse(why)),
+        }
+    }
+
+    fn get_attributes(
+        &self,
+        m: file::GetAttributes,
+    ) -> Result<file::AckGetAttributes, file::NakGetAttributes> {
+        match inode(self.node).and_then(|node| self.tree.attributes(node)) {
+            Ok(attributes) => Ok(file::AckGetAttributes { attributes }),
+            Err(why) => Err(m.refuse(why)),
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! `draconis info`
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use draconis_exchange::contract::Time;
+use serde::Serialize;
+
+use crate::cli;
+use crate::image;
+use crate::text::{Clock, Output, bytes, printable};
+
+/// What there is to know of a volume, as JSON has it.
+#[derive(Serialize)]
+struct Facts {
+    kind: &'static str,
+    label: String,
+    uuid: String,
+    revision: String,
+    features: Vec<String>,
+    state: String,
+    size_bytes: u64,
+    block_size_bytes: u32,
+    blocks: u64,
+    free_blocks: u64,
+    reserved_blocks: u64,
+    inodes: u64,
+    free_inodes: u64,
+    inode_size_bytes: u32,
+    groups: u32,
+    blocks_per_group: u32,
+    inodes_per_group: u32,
+    mounts_since_check: u16,
+    last_mounted_on: String,
+    made: u32,
+    mounted: u32,
+    written: u32,
+    checked: u32,
+    read_only_because: Option<String>,
+}
+
+pub fn run(arguments: &cli::Info) -> anyhow::Result<ExitCode> {
+    let clock = Clock::new();
+    let tree = image::open(&arguments.image, arguments.place, None)?;
+    let facts = facts(tree.volume());
+    let mut out = Output::new();
+    if arguments.json {
+        writeln!(out, "{}", serde_json::to_string_pretty(&facts)?)?;
+    } else {
+        write(&facts, &clock, &mut out)?;
+    }
+    out.flush()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn facts(volume: &draconis_ext::Volume) -> Facts {
+    let info = volume.info();
+    let mut state = vec![if info.clean { "clean" } else { "not clean" }];
+    if info.errors {
+        state.push("damaged");
+    }
+    if info.truncated {
+        state.push("image too short");
+    }
+    Facts {
+        kind: info.kind,
+        label: printable(&info.label),
+        uuid: uuid(info.uuid),
+        revision: format!("{}.{}", info.revision.0, info.revision.1),
+        features: info.features,
+        state: state.join(", "),
+        size_bytes: info.len_bytes,
+        block_size_bytes: info.space.block_bytes,
+        blocks: volume.superblock().blocks,
+        free_blocks: info.space.free_blocks,
+        reserved_blocks: info.reserved_blocks,
+        inodes: info.space.inodes,
+        free_inodes: info.space.free_inodes,
+        inode_size_bytes: info.inode_bytes,
+        groups: info.groups,
+        blocks_per_group: info.blocks_per_group,
+        inodes_per_group: info.inodes_per_group,
+        mounts_since_check: info.mounts,
+        last_mounted_on: printable(&info.last_mounted),
+        made: info.dates.made,
+        mounted: info.dates.mounted,
+        written: info.dates.written,
+        checked: info.dates.checked,
+        read_only_because: info.read_only_reason,
+    }
+}
+
+fn write(facts: &Facts, clock: &Clock, out: &mut Output) -> std::io::Result<()> {
+    let date = |seconds: u32| match seconds {
+        0 => "never".to_string(),
+        _ => clock.minute(Time { seconds: seconds.into(), nanoseconds: 0 }),
+    };
+    let or_none = |text: &str| if text.is_empty() { "-".to_string() } else { text.to_string() };
+    let rows = [
+        ("file system", format!("{}, revision {}", facts.kind, facts.revision)),
+        ("label", or_none(&facts.label)),
+        ("uuid", facts.uuid.clone()),
+        ("features", or_none(&facts.features.join(" "))),
+        ("state", facts.state.clone()),
+        ("size", bytes(facts.size_bytes)),
+        (
+            "blocks",
+            format!(
+                "{} of {} bytes, {} free, {} reserved",
+                facts.blocks, facts.block_size_bytes, facts.free_blocks, facts.reserved_blocks
+            ),
+        ),
+        (
+            "inodes",
+            format!(
+                "{} of {} bytes, {} free",
+                facts.inodes, facts.inode_size_bytes, facts.free_inodes
+            ),
+        ),
+        (
+            "groups",
+            format!(
+                "{}, each {} blocks and {} inodes",
+                facts.groups, facts.blocks_per_group, facts.inodes_per_group
+            ),
+        ),
+        ("made", date(facts.made)),
+        ("written", date(facts.written)),
+        ("mounted", format!("{} on {}", date(facts.mounted), or_none(&facts.last_mounted_on))),
+        ("checked", format!("{}, {} mounts ago", date(facts.checked), facts.mounts_since_check)),
+    ];
+    for (name, value) in rows {
+        writeln!(out, "{name:<12} {value}")?;
+    }
+    if let Some(reason) = &facts.read_only_because {
+        writeln!(out, "{:<12} {reason}", "read-only")?;
+    }
+    Ok(())
+}
+
+fn uuid(bytes: [u8; 16]) -> String {
+    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+}

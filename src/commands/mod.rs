@@ -1,0 +1,45 @@
+//! What each command does, one file each.
+
+mod cat;
+mod get;
+mod info;
+mod ls;
+pub mod mount;
+mod serve;
+mod stat;
+mod status;
+mod tar;
+mod texts;
+mod tree;
+mod umount;
+mod worker;
+
+use std::process::ExitCode;
+
+use crate::cli::Command;
+
+/// A path and a name below it.
+pub fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
+    let slash: &[u8] = if dir.ends_with(b"/") || dir.is_empty() { b"" } else { b"/" };
+    [dir, slash, name].concat()
+}
+
+/// Runs a command; its exit code, or an error to be written.
+pub fn run(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Mount(arguments) => mount::run(&arguments),
+        Command::Umount(arguments) => umount::run(&arguments),
+        Command::Status(arguments) => status::run(&arguments),
+        Command::Serve(arguments) => serve::run(&arguments),
+        Command::Info(arguments) => info::run(&arguments),
+        Command::Ls(arguments) => ls::run(&arguments),
+        Command::Cat(arguments) => cat::run(&arguments),
+        Command::Stat(arguments) => stat::run(&arguments),
+        Command::Tree(arguments) => tree::run(&arguments),
+        Command::Get(arguments) => get::run(&arguments),
+        Command::Tar(arguments) => tar::run(&arguments),
+        Command::Completions { shell } => texts::completions(shell),
+        Command::Manpages { dir } => texts::manpages(&dir),
+        Command::Worker { memory } => worker::run(memory),
+    }
+}

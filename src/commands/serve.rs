@@ -1,0 +1,56 @@
+//! `draconis serve`: the manager in the foreground.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::bail;
+use draconis_service::client::Directory;
+use draconis_service::manager::Manager;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::cli::Serve;
+use crate::front::Fuse;
+
+/// How long a manager that was started for a mount stays without one.
+const IDLE: Duration = Duration::from_secs(5);
+
+pub fn run(arguments: &Serve) -> anyhow::Result<ExitCode> {
+    let directory = Directory::open()?;
+    let Some(listener) = directory.bind()? else {
+        // Two mounts at once start two managers; one is enough.
+        if arguments.until_idle {
+            return Ok(ExitCode::SUCCESS);
+        }
+        bail!("a manager runs already; see draconis status");
+    };
+    let manager = Manager::new(Box::new(Fuse));
+    manager.listen(listener);
+    let ending = manager.clone();
+    on_signal(move || ending.unmount_all())?;
+    if arguments.until_idle {
+        manager.wait_idle(IDLE);
+        return Ok(ExitCode::SUCCESS);
+    }
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Calls `then` on the first Ctrl-C or request to end, and ends the process after it; the
+/// second one ends it at once.
+pub fn on_signal(then: impl FnOnce() + Send + 'static) -> anyhow::Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    std::thread::spawn(move || {
+        let mut signals = signals.forever();
+        let Some(first) = signals.next() else { return };
+        std::thread::spawn(move || {
+            then();
+            std::process::exit(128 + first);
+        });
+        if let Some(second) = signals.next() {
+            std::process::exit(128 + second);
+        }
+    });
+    Ok(())
+}

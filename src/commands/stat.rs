@@ -1,0 +1,172 @@
+//! `draconis stat`
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::bail;
+use draconis_exchange::contract::{Attributes, Kind, Time};
+use draconis_ext::{Follow, Place, Volume};
+use serde::Serialize;
+
+use crate::cli::Stat;
+use crate::image::{self, find};
+use crate::target::Target;
+use crate::text::{self, Clock, Output, printable};
+
+pub fn run(arguments: &Stat) -> anyhow::Result<ExitCode> {
+    let clock = Clock::new();
+    let first = &arguments.targets[0];
+    if let Some(other) = arguments.targets.iter().find(|other| other.image != first.image) {
+        bail!("{other}: only one image at a time");
+    }
+    let tree = image::open(&first.image, arguments.place, None)?;
+    let follow = if arguments.dereference { Follow::Yes } else { Follow::No };
+    let mut out = Output::new();
+    let mut code = ExitCode::SUCCESS;
+    let mut found = vec![];
+    for target in &arguments.targets {
+        match Facts::of(tree.volume(), target, follow) {
+            Ok(facts) if arguments.json => found.push(facts),
+            Ok(facts) => facts.write(&clock, &mut out)?,
+            Err(error) => {
+                eprintln!("draconis: {error:#}");
+                code = ExitCode::FAILURE;
+            }
+        }
+    }
+    if arguments.json {
+        writeln!(out, "{}", serde_json::to_string_pretty(&found)?)?;
+    }
+    out.flush()?;
+    Ok(code)
+}
+
+/// What there is to know of a file.
+#[derive(Serialize)]
+struct Facts {
+    path: String,
+    inode: u64,
+    generation: u32,
+    kind: &'static str,
+    mode: String,
+    links: u32,
+    uid: u32,
+    gid: u32,
+    size: u64,
+    blocks_512: u64,
+    io_block: u32,
+    flags: u32,
+    device: Option<(u32, u32)>,
+    link_target: Option<String>,
+    accessed: (i64, u32),
+    modified: (i64, u32),
+    changed: (i64, u32),
+    created: Option<(i64, u32)>,
+    /// Runs of contiguous blocks that hold the contents.
+    runs: Option<u64>,
+    xattrs: Vec<String>,
+    #[serde(skip)]
+    attributes: Attributes,
+}
+
+impl Facts {
+    fn of(volume: &Volume, target: &Target, follow: Follow) -> anyhow::Result<Self> {
+        let number = find(volume, target, follow)?;
+        let named = |error| anyhow::anyhow!("{target}: {error}");
+        let attributes = volume.attributes(number).map_err(named)?;
+        let pair = |time: Time| (time.seconds, time.nanoseconds);
+        let device = matches!(attributes.kind, Kind::CharDevice | Kind::BlockDevice);
+        let link = attributes.kind == Kind::Symlink;
+        let target_of_link = link.then(|| volume.read_link(number)).transpose().map_err(named)?;
+        let xattrs = volume.xattr_names(number).map_err(named)?;
+        Ok(Self {
+            path: printable(&target.path),
+            inode: number.0.into(),
+            generation: attributes.generation,
+            kind: text::kind(attributes.kind),
+            mode: format!("{:04o}", attributes.mode & 0o7777),
+            links: attributes.links,
+            uid: attributes.uid,
+            gid: attributes.gid,
+            size: attributes.size_bytes,
+            blocks_512: attributes.blocks_512,
+            io_block: attributes.block_size_bytes,
+            flags: attributes.flags,
+            device: device.then_some(attributes.device),
+            link_target: target_of_link.map(|target| printable(&target)),
+            accessed: pair(attributes.accessed),
+            modified: pair(attributes.modified),
+            changed: pair(attributes.changed),
+            created: attributes.created.map(pair),
+            runs: matches!(attributes.kind, Kind::File | Kind::Directory)
+                .then(|| count_runs(volume, number))
+                .transpose()
+                .map_err(named)?,
+            xattrs: xattrs.iter().map(|name| printable(name)).collect(),
+            attributes,
+        })
+    }
+
+    /// As coreutils' `stat` writes it, and what ext has besides.
+    fn write(&self, clock: &Clock, out: &mut Output) -> std::io::Result<()> {
+        let attributes = &self.attributes;
+        write!(out, "  File: {}", self.path)?;
+        match &self.link_target {
+            Some(target) => writeln!(out, " -> {target}")?,
+            None => writeln!(out)?,
+        }
+        writeln!(
+            out,
+            "  Size: {:<15} Blocks: {:<10} IO Block: {:<6} {}",
+            self.size, self.blocks_512, self.io_block, self.kind
+        )?;
+        write!(out, " Inode: {:<15} Links: {:<5}", self.inode, self.links)?;
+        match self.device {
+            Some((major, minor)) => writeln!(out, " Device type: {major},{minor}")?,
+            None => writeln!(out)?,
+        }
+        writeln!(
+            out,
+            "Access: ({}/{})  Uid: {:>5}   Gid: {:>5}",
+            self.mode,
+            text::mode(attributes.mode),
+            self.uid,
+            self.gid
+        )?;
+        writeln!(out, "Access: {}", clock.exact(attributes.accessed))?;
+        writeln!(out, "Modify: {}", clock.exact(attributes.modified))?;
+        writeln!(out, "Change: {}", clock.exact(attributes.changed))?;
+        match attributes.created {
+            Some(created) => writeln!(out, " Birth: {}", clock.exact(created))?,
+            None => writeln!(out, " Birth: -")?,
+        }
+        write!(out, " Flags: {:#x}   Generation: {}", self.flags, self.generation)?;
+        match self.runs {
+            Some(runs) => writeln!(out, "   Runs: {runs}")?,
+            None => writeln!(out)?,
+        }
+        for name in &self.xattrs {
+            writeln!(out, " Xattr: {name}")?;
+        }
+        Ok(())
+    }
+}
+
+fn count_runs(volume: &Volume, number: draconis_ext::InodeNumber) -> draconis_ext::Result<u64> {
+    let inode = volume.inode(number)?;
+    let block_bytes = u64::from(volume.space().block_bytes);
+    let (mut offset, mut runs) = (0, 0);
+    let mut end = None;
+    loop {
+        let map = volume.map_of(&inode, offset)?;
+        let Some(last) = map.last() else { return Ok(runs) };
+        for run in &map {
+            if let Place::At(at) = run.place {
+                // Two pieces that continue each other are one run.
+                runs += u64::from(end != Some(at.0));
+                end = Some(at.0 + u64::from(run.blocks));
+            }
+        }
+        offset = (u64::from(last.from.0) + u64::from(last.blocks)) * block_bytes;
+    }
+}

@@ -1,0 +1,72 @@
+//! `draconis status`
+
+use std::process::ExitCode;
+
+use anyhow::bail;
+use draconis_service::client::{Directory, ask};
+use draconis_service::protocol::{CacheStatus, MountStatus, Reply, Request, Status};
+
+use crate::cli;
+use crate::text::bytes;
+
+pub fn run(arguments: &cli::Status) -> anyhow::Result<ExitCode> {
+    let status = match Directory::open()?.connect() {
+        Some(manager) => match ask(&manager, &Request::Status)? {
+            Reply::Status(status) => status,
+            Reply::Failed { why } => bail!("{why}"),
+            _ => bail!("the manager answered something else; is it another version?"),
+        },
+        // No manager, no mounts: that is an answer, too.
+        None => Status::default(),
+    };
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&status)?);
+    } else if status.mounts.is_empty() {
+        println!("nothing is mounted");
+    } else {
+        for mount in &status.mounts {
+            print!("{}", shown(mount));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn shown(mount: &MountStatus) -> String {
+    let sandbox = &mount.sandbox;
+    let mut text = format!(
+        "{} on {}\n  worker    {} ({}{}), {} resident\n  sandbox   landlock {}, seccomp {}, {}\n",
+        mount.volume.display(),
+        mount.mount_point.display(),
+        mount.worker_pid,
+        mount.state,
+        if mount.read_only { ", read-only" } else { "" },
+        bytes(mount.memory_bytes),
+        sandbox.landlock,
+        if sandbox.seccomp { "kills" } else { "off" },
+        if sandbox.no_capabilities { "no capabilities" } else { "some capabilities" },
+    );
+    if let Some(worker) = &mount.worker {
+        text += &format!(
+            "  requests  {} from the kernel, {} of the device ({})\n",
+            worker.requests,
+            worker.device_reads,
+            bytes(worker.device_read_bytes)
+        );
+        for cache in &worker.caches {
+            text += &shown_cache(cache);
+        }
+    }
+    text
+}
+
+fn shown_cache(cache: &CacheStatus) -> String {
+    let amount = |n| if cache.name == "data" { bytes(n) } else { n.to_string() };
+    format!(
+        "  cache     {:<9} {} of {} used, {:.1} % of {} found\n",
+        cache.name,
+        amount(cache.used),
+        amount(cache.capacity),
+        cache.hit_rate * 100.0,
+        cache.hits + cache.misses
+    )
+}

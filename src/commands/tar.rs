@@ -1,0 +1,370 @@
+//! `draconis tar`: a tree of a volume as a POSIX (pax) archive.
+//!
+//! What ustar cannot say goes into pax records, as GNU tar and bsdtar read them: long
+//! names, nanoseconds, large numbers, `SCHILY.xattr.*` and `GNU.sparse.*` version 1.0.
+
+use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
+use std::sync::mpsc::Receiver;
+
+use anyhow::bail;
+use draconis_exchange::contract::Kind;
+use draconis_ext::{Follow, Volume};
+use tar::{EntryType, Header};
+
+use crate::cli::Tar;
+use crate::commands::cat::is_broken_pipe;
+use crate::image::{self, find};
+use crate::progress::Progress;
+use crate::text::printable;
+use crate::walk::{Item, Piece, Walk, queue, read_ahead, segments};
+
+/// Size of a tar block, in bytes.
+const BLOCK_BYTES: usize = 512;
+/// Largest number that ustar's size field holds.
+const USTAR_SIZE_MAX: u64 = 0o77_777_777_777;
+/// Largest number that ustar's owner fields hold.
+const USTAR_ID_MAX: u32 = 0o7_777_777;
+/// Longest name that ustar holds without splitting.
+const USTAR_NAME_BYTES: usize = 100;
+
+pub fn run(arguments: &Tar) -> anyhow::Result<ExitCode> {
+    if io::stdout().is_terminal() {
+        bail!("the archive would be written to your terminal; redirect it: draconis tar ... > out.tar");
+    }
+    let tree = image::open(&arguments.target.image, arguments.place, None)?;
+    let volume = tree.volume();
+    let top = find(volume, &arguments.target, Follow::Yes)?;
+    let walk = Walk::new(volume, top, &arguments.target.to_string())?;
+    let plan = walk.plan();
+    let progress = Progress::new(arguments.progress, walk.bytes);
+    let written = std::thread::scope(|scope| {
+        let (send, pieces) = queue();
+        let (walk, plan) = (&walk, &plan);
+        scope.spawn(move || read_ahead(volume, walk, plan, &send));
+        let out = io::BufWriter::with_capacity(1 << 20, io::stdout().lock());
+        let prefix = prefix(arguments.target.file_name());
+        let mut archive = Archive { volume, walk, prefix, out, pieces, progress, failed: false };
+        archive.write(plan).map(|()| archive.failed)
+    });
+    match written {
+        Ok(failed) if failed || walk.damaged => Ok(ExitCode::FAILURE),
+        Ok(_) => Ok(ExitCode::SUCCESS),
+        Err(error) if is_broken_pipe(&error) => Ok(ExitCode::FAILURE),
+        Err(error) => Err(error),
+    }
+}
+
+/// What stands before every path: the name of the top, or `.` for a whole volume.
+fn prefix(name: &[u8]) -> Vec<u8> {
+    if name.is_empty() { b".".to_vec() } else { name.to_vec() }
+}
+
+struct Archive<'a, W> {
+    volume: &'a Volume,
+    walk: &'a Walk,
+    prefix: Vec<u8>,
+    out: W,
+    pieces: Receiver<Piece>,
+    progress: Progress,
+    failed: bool,
+}
+
+impl<W: Write> Archive<'_, W> {
+    fn write(&mut self, plan: &[usize]) -> anyhow::Result<()> {
+        for &at in plan {
+            let item = &self.walk.items[at];
+            if item.attributes.kind == Kind::Socket {
+                eprintln!("draconis: {}: a socket cannot be archived", printable(&item.path));
+                continue;
+            }
+            self.item(item)?;
+        }
+        // Two blocks of zeros end an archive.
+        self.out.write_all(&[0; 2 * BLOCK_BYTES])?;
+        self.out.flush()?;
+        Ok(())
+    }
+
+    fn complain(&mut self, item: &Item, what: &dyn std::fmt::Display) {
+        self.failed = true;
+        eprintln!("draconis: {}: {what}", printable(&item.path));
+    }
+
+    fn path(&self, item: &Item) -> Vec<u8> {
+        let mut path = self.prefix.clone();
+        if !item.path.is_empty() {
+            path.push(b'/');
+            path.extend_from_slice(&item.path);
+        }
+        if item.attributes.kind == Kind::Directory {
+            path.push(b'/');
+        }
+        path
+    }
+
+    fn item(&mut self, item: &Item) -> anyhow::Result<()> {
+        let attributes = &item.attributes;
+        let path = self.path(item);
+        let mut header = Header::new_ustar();
+        let mut pax = Pax::default();
+        header.set_mode(attributes.mode & 0o7777);
+        header.set_uid(pax.number("uid", attributes.uid.into(), USTAR_ID_MAX.into()));
+        header.set_gid(pax.number("gid", attributes.gid.into(), USTAR_ID_MAX.into()));
+        let modified = attributes.modified;
+        header.set_mtime(u64::try_from(modified.seconds).unwrap_or(0).min(USTAR_SIZE_MAX));
+        if modified.nanoseconds != 0 || header.mtime().ok() != u64::try_from(modified.seconds).ok() {
+            pax.record("mtime", pax_time(modified.seconds, modified.nanoseconds).as_bytes());
+        }
+        if let Err(error) = self.xattrs(item, &mut pax) {
+            self.complain(item, &error);
+        }
+        if let Some(first) = item.link_to {
+            header.set_entry_type(EntryType::Link);
+            let target = self.path(&self.walk.items[first]);
+            set_link(&mut header, &mut pax, &target);
+            return self.header(header, &mut pax, &path, 0);
+        }
+        match attributes.kind {
+            Kind::File => return self.file(item, header, pax, &path),
+            Kind::Directory => header.set_entry_type(EntryType::Directory),
+            Kind::Symlink => {
+                header.set_entry_type(EntryType::Symlink);
+                match self.volume.read_link_of(item.inode()) {
+                    Ok(target) => set_link(&mut header, &mut pax, &target),
+                    Err(error) => {
+                        self.complain(item, &error);
+                        return Ok(());
+                    }
+                }
+            }
+            Kind::Fifo => header.set_entry_type(EntryType::Fifo),
+            kind => {
+                let character = kind == Kind::CharDevice;
+                header.set_entry_type(if character { EntryType::Char } else { EntryType::Block });
+                header.set_device_major(attributes.device.0)?;
+                header.set_device_minor(attributes.device.1)?;
+            }
+        }
+        self.header(header, &mut pax, &path, 0)
+    }
+
+    fn xattrs(&self, item: &Item, pax: &mut Pax) -> draconis_ext::Result<()> {
+        if item.attributes.no_xattrs {
+            return Ok(());
+        }
+        let number = item.inode().number;
+        for name in self.volume.xattr_names(number)? {
+            let value = self.volume.xattr(number, &name)?;
+            pax.record_bytes(&[b"SCHILY.xattr.", &name[..]].concat(), &value);
+        }
+        Ok(())
+    }
+
+    fn file(&mut self, item: &Item, mut header: Header, mut pax: Pax, path: &[u8]) -> anyhow::Result<()> {
+        header.set_entry_type(EntryType::Regular);
+        let size = item.attributes.size_bytes;
+        let segments = match segments(self.volume, item.inode()) {
+            Ok(segments) => segments,
+            Err(error) => {
+                self.complain(item, &error);
+                self.skip_pieces();
+                return Ok(());
+            }
+        };
+        let whole = size == 0 || segments == [(0, size)];
+        let map = if whole { vec![] } else { sparse_map(&segments, size) };
+        let stored: u64 = segments.iter().map(|(start, end)| end - start).sum();
+        let mut name = path.to_vec();
+        if !whole {
+            pax.record("GNU.sparse.major", b"1");
+            pax.record("GNU.sparse.minor", b"0");
+            pax.record("GNU.sparse.name", path);
+            pax.record("GNU.sparse.realsize", size.to_string().as_bytes());
+            // What a tar that knows no sparse files extracts, beside the true name.
+            name = [b"GNUSparseFile.0/", path].concat();
+        }
+        self.header(header, &mut pax, &name, stored + map.len() as u64)?;
+        self.out.write_all(&map)?;
+        let mut put = 0;
+        while let Ok(piece) = self.pieces.recv() {
+            // Segments come in order and without a gap inside them.
+            let data = match piece {
+                Piece::Data(_, data) => data,
+                Piece::End(read) => {
+                    if let Err(error) = read {
+                        self.complain(item, &error);
+                    }
+                    break;
+                }
+            };
+            self.out.write_all(&data)?;
+            put += data.len() as u64;
+            self.progress.add(data.len() as u64);
+        }
+        // What could not be read is zeros: the archive stays one.
+        self.zeros(stored.saturating_sub(put))?;
+        self.pad(stored)
+    }
+
+    fn skip_pieces(&mut self) {
+        while let Ok(Piece::Data(..)) = self.pieces.recv() {}
+    }
+
+    fn zeros(&mut self, mut len: u64) -> io::Result<()> {
+        let zeros = [0; 8192];
+        while len > 0 {
+            let n = len.min(zeros.len() as u64);
+            self.out.write_all(&zeros[..n as usize])?;
+            len -= n;
+        }
+        Ok(())
+    }
+
+    fn pad(&mut self, len: u64) -> anyhow::Result<()> {
+        let over = len as usize % BLOCK_BYTES;
+        if over > 0 {
+            self.out.write_all(&[0; BLOCK_BYTES][over..])?;
+        }
+        Ok(())
+    }
+
+    /// Writes a header, before it the pax records that it needs.
+    fn header(&mut self, mut header: Header, pax: &mut Pax, path: &[u8], size: u64) -> anyhow::Result<()> {
+        header.set_size(pax.number("size", size, USTAR_SIZE_MAX));
+        if path.len() > USTAR_NAME_BYTES {
+            pax.record("path", path);
+        }
+        if let Some(ustar) = header.as_ustar_mut() {
+            set_field(&mut ustar.name, path);
+        }
+        header.set_cksum();
+        let records = std::mem::take(&mut pax.0);
+        if !records.is_empty() {
+            let mut extended = Header::new_ustar();
+            extended.set_entry_type(EntryType::XHeader);
+            extended.set_size(records.len() as u64);
+            extended.set_mode(0o644);
+            if let Some(ustar) = extended.as_ustar_mut() {
+                set_field(&mut ustar.name, b"PaxHeaders/entry");
+            }
+            extended.set_cksum();
+            self.out.write_all(extended.as_bytes())?;
+            self.out.write_all(&records)?;
+            self.pad(records.len() as u64)?;
+        }
+        self.out.write_all(header.as_bytes())?;
+        Ok(())
+    }
+}
+
+fn set_link(header: &mut Header, pax: &mut Pax, target: &[u8]) {
+    if target.len() > USTAR_NAME_BYTES {
+        pax.record("linkpath", target);
+    }
+    if let Some(ustar) = header.as_ustar_mut() {
+        set_field(&mut ustar.linkname, target);
+    }
+}
+
+/// As much of `text` as the field holds; the rest stands in a pax record.
+fn set_field(field: &mut [u8; USTAR_NAME_BYTES], text: &[u8]) {
+    let len = text.len().min(field.len());
+    field.fill(0);
+    field[..len].copy_from_slice(&text[..len]);
+}
+
+/// The map of a sparse file, version 1.0: numbers in decimal, a line each, in whole blocks.
+fn sparse_map(segments: &[(u64, u64)], size: u64) -> Vec<u8> {
+    let mut map = String::new();
+    let ends_in_hole = segments.last().is_none_or(|&(_, end)| end < size);
+    map += &format!("{}\n", segments.len() + usize::from(ends_in_hole));
+    for (start, end) in segments {
+        map += &format!("{start}\n{}\n", end - start);
+    }
+    if ends_in_hole {
+        map += &format!("{size}\n0\n");
+    }
+    let mut map = map.into_bytes();
+    map.resize(map.len().next_multiple_of(BLOCK_BYTES), 0);
+    map
+}
+
+/// Seconds with a fraction. Before 1970 the fraction counts backwards, as any decimal does.
+fn pax_time(seconds: i64, nanoseconds: u32) -> String {
+    match (seconds, nanoseconds) {
+        (_, 0) => seconds.to_string(),
+        (0.., _) => format!("{seconds}.{nanoseconds:09}"),
+        _ => format!("-{}.{:09}", (seconds + 1).unsigned_abs(), 1_000_000_000 - nanoseconds),
+    }
+}
+
+/// The records of a pax header.
+#[derive(Default)]
+struct Pax(Vec<u8>);
+
+impl Pax {
+    fn record(&mut self, key: &str, value: &[u8]) {
+        self.record_bytes(key.as_bytes(), value);
+    }
+
+    /// `LEN KEY=VALUE\n`, where LEN counts itself.
+    fn record_bytes(&mut self, key: &[u8], value: &[u8]) {
+        let rest = key.len() + value.len() + 3;
+        let mut len = rest + 1;
+        while rest + len.to_string().len() != len {
+            len = rest + len.to_string().len();
+        }
+        self.0.extend_from_slice(format!("{len} ").as_bytes());
+        self.0.extend_from_slice(key);
+        self.0.push(b'=');
+        self.0.extend_from_slice(value);
+        self.0.push(b'\n');
+    }
+
+    /// What the plain field says of a number: itself, or 0 where a record has to.
+    fn number(&mut self, key: &str, value: u64, max: u64) -> u64 {
+        if value <= max {
+            return value;
+        }
+        self.record(key, value.to_string().as_bytes());
+        0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_counts_its_own_length() {
+        let mut pax = Pax::default();
+        pax.record("path", b"x");
+        // 3 + 88 + 5 = 96 bytes without the number, 98 with two digits.
+        pax.record("k", &[b'v'; 91]);
+        pax.record("k", &[b'v'; 94]);
+        let text = String::from_utf8(pax.0).unwrap();
+        for line in text.lines() {
+            let (len, _) = line.split_once(' ').unwrap();
+            assert_eq!(len.parse::<usize>().unwrap(), line.len() + 1);
+        }
+        assert!(text.starts_with("10 path=x\n"));
+    }
+
+    #[test]
+    fn times_before_the_epoch() {
+        assert_eq!(pax_time(1, 5), "1.000000005");
+        assert_eq!(pax_time(-1, 0), "-1");
+        // Half a second before 1970 is second -1 and 0.5 s more.
+        assert_eq!(pax_time(-1, 500_000_000), "-0.500000000");
+        assert_eq!(pax_time(-2, 750_000_000), "-1.250000000");
+    }
+
+    #[test]
+    fn a_sparse_map_ends_where_the_file_does() {
+        let map = sparse_map(&[(0, 10), (100, 120)], 200);
+        assert_eq!(map.len(), 512);
+        assert!(map.starts_with(b"3\n0\n10\n100\n20\n200\n0\n\0"));
+        assert!(sparse_map(&[], 5).starts_with(b"1\n5\n0\n"));
+    }
+}

@@ -1,0 +1,91 @@
+//! `draconis tree`
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use draconis_exchange::contract::Kind;
+use draconis_ext::{Follow, InodeNumber, Volume};
+
+use crate::cli;
+use crate::image::{self, Listed, find};
+use crate::text::{Output, printable};
+
+pub fn run(arguments: &cli::Tree) -> anyhow::Result<ExitCode> {
+    let tree = image::open(&arguments.target.image, arguments.place, None)?;
+    let volume = tree.volume();
+    let start = find(volume, &arguments.target, Follow::Yes)?;
+    let mut out = Output::new();
+    out.name(&arguments.target.path)?;
+    writeln!(out)?;
+    let (mut dirs, mut files, mut failed) = (0u64, 0u64, false);
+    let mut seen = std::collections::HashSet::from([start]);
+    // One level of the stack per directory that is still being listed.
+    let mut stack = vec![level(volume, arguments, start, &mut failed)];
+    while let Some(rest) = stack.last_mut() {
+        let Some(entry) = rest.next() else {
+            stack.pop();
+            continue;
+        };
+        let last = rest.as_slice().is_empty();
+        let (above, here) = stack.split_at(stack.len() - 1);
+        for level in above {
+            write!(out, "{}", if level.as_slice().is_empty() { "    " } else { "│   " })?;
+        }
+        debug_assert_eq!(here.len(), 1);
+        write!(out, "{}", if last { "└── " } else { "├── " })?;
+        out.name(&entry.name)?;
+        let kind = entry.kind.or_else(|| volume.inode(entry.inode).ok().map(|inode| inode.kind));
+        match kind {
+            Some(Kind::Symlink) => match volume.read_link(entry.inode) {
+                Ok(target) => {
+                    write!(out, " -> ")?;
+                    out.name(&target)?;
+                }
+                Err(error) => {
+                    failed = true;
+                    write!(out, " [{error}]")?;
+                }
+            },
+            None => {
+                failed = true;
+                write!(out, " [cannot be read]")?;
+            }
+            _ => {}
+        }
+        writeln!(out)?;
+        if kind != Some(Kind::Directory) {
+            files += 1;
+            continue;
+        }
+        dirs += 1;
+        let deeper = arguments.level.is_none_or(|level| stack.len() < level);
+        if deeper && seen.insert(entry.inode) {
+            let below = level(volume, arguments, entry.inode, &mut failed);
+            stack.push(below);
+        }
+    }
+    writeln!(out, "\n{dirs} directories, {files} files")?;
+    out.flush()?;
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn level(
+    volume: &Volume,
+    arguments: &cli::Tree,
+    dir: InodeNumber,
+    failed: &mut bool,
+) -> std::vec::IntoIter<Listed> {
+    let label = format!("directory {} of {}", dir.0, printable(&arguments.target.path));
+    match image::names(volume, dir, &label) {
+        Ok(listing) => {
+            *failed |= listing.damaged;
+            let shown = |entry: &Listed| arguments.all || !entry.name.starts_with(b".");
+            listing.names.into_iter().filter(shown).collect::<Vec<_>>().into_iter()
+        }
+        Err(error) => {
+            *failed = true;
+            eprintln!("draconis: {error:#}");
+            vec![].into_iter()
+        }
+    }
+}

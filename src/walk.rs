@@ -1,0 +1,282 @@
+//! A whole tree of a volume, listed first and then read in the order of the disk.
+//!
+//! ```text
+//!   walk: names and inodes ──▶ items ──▶ plan: each directory, then what it holds
+//!   reader thread: a window of the plan, read in disk order
+//!        ══ bounded queue, in plan order ══▶ whoever writes them
+//! ```
+//!
+//! The plan keeps a directory's files behind it and together, because `tar` gives a
+//! directory its time as soon as an archive leaves it.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+use draconis_exchange::contract::{Attributes, Kind};
+use draconis_ext::{Data, FileBlock, Inode, InodeNumber, Place, Volume};
+
+use crate::commands::join;
+use crate::image::{self, Listing};
+use crate::text::printable;
+
+/// Pieces that may wait between the reader and the writer.
+const QUEUE: usize = 256;
+/// Most bytes of one piece.
+const PIECE_BYTES: usize = 128 << 10;
+/// Contents that are read in disk order before they are sent in plan order, in bytes.
+const WINDOW_BYTES: u64 = 32 << 20;
+/// Files of one window.
+const WINDOW_FILES: usize = 4096;
+/// A file larger than this is read when its turn comes: it makes its own order.
+const LARGE_BYTES: u64 = 1 << 20;
+
+/// Something in the tree.
+pub struct Item {
+    /// Path from the top of the tree; empty for the top itself.
+    pub path: Vec<u8>,
+    /// Its attributes.
+    pub attributes: Attributes,
+    /// The item that has the same inode and came first: this one is a hard link to it.
+    pub link_to: Option<usize>,
+    inode: Arc<Inode>,
+    /// Where its contents begin on the disk.
+    first_block: u64,
+}
+
+impl Item {
+    /// The inode.
+    pub fn inode(&self) -> &Inode {
+        &self.inode
+    }
+}
+
+/// A listed tree.
+pub struct Walk {
+    /// Everything in it; a directory comes before what it holds.
+    pub items: Vec<Item>,
+    /// Contents of all files together, in bytes that are there.
+    pub bytes: u64,
+    /// Whether something could not be read and is missing.
+    pub damaged: bool,
+    /// Each directory that was listed, in order, and the items it holds.
+    dirs: Vec<(usize, Range<usize>)>,
+}
+
+impl Walk {
+    /// Lists what is at and below `top`.
+    pub fn new(volume: &Volume, top: InodeNumber, label: &str) -> anyhow::Result<Self> {
+        let mut walk = Self { items: vec![], bytes: 0, damaged: false, dirs: vec![] };
+        let mut links = HashMap::new();
+        walk.add(volume, vec![], top, &mut links)
+            .map_err(|error| anyhow::anyhow!("{label}: {error}"))?;
+        let mut seen = HashSet::new();
+        let mut stack = vec![0];
+        while let Some(at) = stack.pop() {
+            let (dir, path) = (walk.items[at].inode.number, walk.items[at].path.clone());
+            if walk.items[at].attributes.kind != Kind::Directory {
+                continue;
+            }
+            let mut listing = Listing::default();
+            // A damaged volume may hold a directory twice, or below itself.
+            if seen.insert(dir) {
+                match image::names(volume, dir, &printable(&path)) {
+                    Ok(found) => listing = found,
+                    Err(error) => walk.complain(&format!("{error:#}")),
+                }
+            }
+            walk.damaged |= listing.damaged;
+            // Inodes are read in the order of their tables.
+            listing.names.sort_by_key(|entry| entry.inode);
+            let first = walk.items.len();
+            for entry in listing.names {
+                let below = join(&path, &entry.name);
+                if let Err(error) = walk.add(volume, below, entry.inode, &mut links) {
+                    walk.complain(&format!("{}: {error}", printable(&entry.name)));
+                }
+            }
+            walk.dirs.push((at, first..walk.items.len()));
+            let dirs = (first..walk.items.len())
+                .filter(|&at| walk.items[at].attributes.kind == Kind::Directory);
+            stack.extend(dirs.rev());
+        }
+        Ok(walk)
+    }
+
+    fn complain(&mut self, what: &str) {
+        self.damaged = true;
+        eprintln!("draconis: {what}");
+    }
+
+    fn add(
+        &mut self,
+        volume: &Volume,
+        path: Vec<u8>,
+        number: InodeNumber,
+        links: &mut HashMap<InodeNumber, usize>,
+    ) -> draconis_ext::Result<()> {
+        let inode = volume.inode(number)?;
+        let attributes = volume.attributes_of(&inode);
+        let shared = attributes.links > 1 && attributes.kind != Kind::Directory;
+        let at = self.items.len();
+        let link_to = shared.then(|| *links.entry(number).or_insert(at)).filter(|&first| first != at);
+        if attributes.kind == Kind::File && link_to.is_none() {
+            self.bytes += attributes.size_bytes.min(attributes.blocks_512.saturating_mul(512));
+        }
+        let first_block = volume.first_block(&inode).map_or(0, |block| block.0);
+        self.items.push(Item { path, attributes, link_to, inode, first_block });
+        Ok(())
+    }
+
+    /// The order in which to write the tree: each directory, then what it holds as that
+    /// lies on the disk. A hard link comes after the item it links to.
+    pub fn plan(&self) -> Vec<usize> {
+        let mut plan = Vec::with_capacity(self.items.len());
+        if self.dirs.is_empty() {
+            plan.extend(0..self.items.len());
+        }
+        for (dir, below) in &self.dirs {
+            plan.push(*dir);
+            let from = plan.len();
+            let is_dir = |at: &usize| self.items[*at].attributes.kind == Kind::Directory;
+            plan.extend(below.clone().filter(|at| !is_dir(at)));
+            plan[from..].sort_by_key(|&at| self.items[at].first_block);
+        }
+        plan
+    }
+
+    /// Whether the contents of an item are to be read.
+    fn has_contents(&self, at: usize) -> bool {
+        self.items[at].attributes.kind == Kind::File && self.items[at].link_to.is_none()
+    }
+}
+
+/// A piece of a file's contents.
+pub enum Piece {
+    /// Bytes at an offset.
+    Data(u64, Data),
+    /// All of the file has been sent, or why not.
+    End(Result<(), String>),
+}
+
+/// Reads the contents of the planned files and sends them in the order of the plan; ends
+/// early when nobody listens any more.
+pub fn read_ahead(volume: &Volume, walk: &Walk, plan: &[usize], pieces: &SyncSender<Piece>) {
+    let files: Vec<usize> = plan.iter().copied().filter(|&at| walk.has_contents(at)).collect();
+    let mut rest = &files[..];
+    while !rest.is_empty() {
+        let (window, after) = rest.split_at(window_len(walk, rest));
+        rest = after;
+        let mut small = read_small(volume, walk, window);
+        for &at in window {
+            let sent = match small.remove(&at) {
+                Some(kept) => kept.into_iter().all(|piece| pieces.send(piece).is_ok()),
+                None => send_large(volume, walk.items[at].inode(), pieces),
+            };
+            if !sent {
+                return;
+            }
+        }
+    }
+}
+
+/// How many of the files fit one window; at least one.
+fn window_len(walk: &Walk, files: &[usize]) -> usize {
+    let mut bytes = 0;
+    let fits = |&&at: &&usize| {
+        let size = walk.items[at].attributes.size_bytes;
+        bytes += if size > LARGE_BYTES { 0 } else { size };
+        bytes <= WINDOW_BYTES
+    };
+    files.iter().take(WINDOW_FILES).take_while(fits).count().max(1)
+}
+
+/// Reads the small files of a window in the order of the disk.
+fn read_small(volume: &Volume, walk: &Walk, window: &[usize]) -> HashMap<usize, Vec<Piece>> {
+    let is_small = |at: &usize| walk.items[*at].attributes.size_bytes <= LARGE_BYTES;
+    let mut order: Vec<usize> = window.iter().copied().filter(is_small).collect();
+    order.sort_by_key(|&at| walk.items[at].first_block);
+    let mut kept = HashMap::with_capacity(order.len());
+    for at in order {
+        let mut pieces = vec![];
+        let read = contents(volume, walk.items[at].inode(), |offset, data| {
+            pieces.push(Piece::Data(offset, data));
+            true
+        });
+        pieces.push(Piece::End(read.map_err(|error| error.to_string())));
+        kept.insert(at, pieces);
+    }
+    kept
+}
+
+fn send_large(volume: &Volume, inode: &Inode, pieces: &SyncSender<Piece>) -> bool {
+    let mut listening = true;
+    let read = contents(volume, inode, |offset, data| {
+        listening = pieces.send(Piece::Data(offset, data)).is_ok();
+        listening
+    });
+    listening && pieces.send(Piece::End(read.map_err(|error| error.to_string()))).is_ok()
+}
+
+/// The queue between [`read_ahead`] and a writer.
+pub fn queue() -> (SyncSender<Piece>, Receiver<Piece>) {
+    sync_channel(QUEUE)
+}
+
+/// Reads all that is not a hole; stops when `visit` returns false.
+fn contents(
+    volume: &Volume,
+    inode: &Inode,
+    mut visit: impl FnMut(u64, Data) -> bool,
+) -> draconis_ext::Result<()> {
+    for (start, end) in segments(volume, inode)? {
+        let mut offset = start;
+        while offset < end {
+            let want = usize::try_from(end - offset).unwrap_or(PIECE_BYTES).min(PIECE_BYTES);
+            let data = volume.read_of(inode, offset, want)?;
+            if data.is_empty() {
+                break;
+            }
+            let len = data.len() as u64;
+            if !visit(offset, data) {
+                return Ok(());
+            }
+            offset += len;
+        }
+    }
+    Ok(())
+}
+
+/// Where a file has contents, as byte ranges: everything, if it has no hole.
+pub fn segments(volume: &Volume, inode: &Inode) -> draconis_ext::Result<Vec<(u64, u64)>> {
+    let size = inode.size_bytes;
+    let attributes = volume.attributes_of(inode);
+    if size == 0 {
+        return Ok(vec![]);
+    }
+    // More space than size: no hole, unless indirect blocks hide one, which costs zeros only.
+    if attributes.blocks_512.saturating_mul(512) >= size {
+        return Ok(vec![(0, size)]);
+    }
+    let block_bytes = u64::from(volume.space().block_bytes);
+    let bytes = |block: FileBlock, more: u32| (u64::from(block.0) + u64::from(more)) * block_bytes;
+    let mut segments: Vec<(u64, u64)> = vec![];
+    let mut offset = 0;
+    while offset < size {
+        let runs = volume.map_of(inode, offset)?;
+        let Some(last) = runs.last() else { break };
+        for run in &runs {
+            if matches!(run.place, Place::Hole) {
+                continue;
+            }
+            let (start, end) = (bytes(run.from, 0).max(offset), bytes(run.from, run.blocks).min(size));
+            match segments.last_mut() {
+                Some(before) if before.1 == start => before.1 = end,
+                _ => segments.push((start, end)),
+            }
+        }
+        offset = bytes(last.from, last.blocks);
+    }
+    Ok(segments)
+}
