@@ -15,6 +15,7 @@ use draconis_ext::{Options, Volume};
 use tempfile::TempDir;
 
 pub mod compare;
+pub mod exercise;
 pub mod tree;
 
 /// The least a disk can be: a file and `pread`.
