@@ -1,11 +1,11 @@
 //! Walks an image, reads everything in it, and says what that cost.
 //!
-//! `walk IMAGE [PASSES]`: the first pass is cold as far as this process is concerned; drop
-//! the page cache to make it cold altogether.
+//! `walk IMAGE [PASSES] [direct]`: the first pass is cold as far as this process is
+//! concerned; `direct` goes past the page cache, so that it is cold altogether.
 
 use std::fs::File;
 use std::hash::{DefaultHasher, Hasher};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -118,7 +118,12 @@ fn main() {
     let mut arguments = std::env::args().skip(1);
     let path = arguments.next().expect("usage: walk IMAGE [PASSES]");
     let passes: u32 = arguments.next().map_or(2, |passes| passes.parse().expect("a number"));
-    let file = File::open(&path).expect("the image opens");
+    let mut how = File::options();
+    how.read(true);
+    if arguments.next().as_deref() == Some("direct") {
+        how.custom_flags(rustix::fs::OFlags::DIRECT.bits().cast_signed());
+    }
+    let file = how.open(&path).expect("the image opens");
     let len = file.metadata().expect("the image has a length").len();
     let volume = match Volume::open(Arc::new(Pread(file, len)), Options::default()) {
         Ok(volume) => volume,

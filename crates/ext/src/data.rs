@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use draconis_exchange::heap::{ALIGN_BYTES, Private};
 
@@ -21,7 +21,7 @@ pub(crate) struct Chunk {
     memory: Private,
     range: Range<usize>,
     /// The first reader of this chunk wants more of the file to be on its way.
-    pub(crate) marked: AtomicBool,
+    marked: AtomicBool,
 }
 
 /// What an entry takes beside its memory, about.
@@ -33,6 +33,18 @@ impl Chunk {
         let end = range.end.min(memory.len());
         let range = range.start.min(end)..end;
         Arc::new(Self { memory, range, marked: AtomicBool::new(false) })
+    }
+}
+
+impl Chunk {
+    /// Marks a chunk that is not in anybody's hands yet.
+    pub(crate) fn mark(&self, marked: bool) {
+        self.marked.store(marked, Ordering::Relaxed);
+    }
+
+    /// Whether it was marked; says so once.
+    pub(crate) fn marked(&self) -> bool {
+        self.marked.load(Ordering::Relaxed) && self.marked.swap(false, Ordering::Relaxed)
     }
 }
 
