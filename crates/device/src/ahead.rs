@@ -122,6 +122,8 @@ struct Shared {
 struct State {
     elevator: Elevator,
     closing: bool,
+    /// The thread sleeps and nobody has woken it yet.
+    idle: bool,
 }
 
 impl Reader {
@@ -142,8 +144,13 @@ impl Reader {
             self.shared.answer(request);
             return;
         }
-        self.shared.lock().elevator.push(request);
-        self.shared.changed.notify_one();
+        let mut state = self.shared.lock();
+        state.elevator.push(request);
+        // Waking costs a system call: one for all that is asked at a time.
+        if std::mem::take(&mut state.idle) {
+            drop(state);
+            self.shared.changed.notify_one();
+        }
     }
 }
 
@@ -192,7 +199,11 @@ impl Shared {
                     self.answer_run(run);
                     state = self.lock();
                 }
-                true => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                true => {
+                    state.idle = true;
+                    state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    state.idle = false;
+                }
             }
         }
     }

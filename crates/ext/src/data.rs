@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use draconis_exchange::heap::{ALIGN_BYTES, Private};
 
 use crate::cache::Weigh;
+use crate::pool::Pooled;
 
 /// A piece of a file or of the device in memory. Whoever holds it keeps it alive, also
 /// when the cache has let it go.
@@ -18,7 +19,7 @@ pub struct Data {
 
 /// What the data cache holds: memory as the device filled it, and the part that counts.
 pub(crate) struct Chunk {
-    memory: Private,
+    memory: Pooled,
     range: Range<usize>,
     /// The first reader of this chunk wants more of the file to be on its way.
     marked: AtomicBool,
@@ -29,7 +30,7 @@ const ENTRY_BYTES: usize = 192;
 
 impl Chunk {
     /// The bytes of `memory` in `range`.
-    pub(crate) fn new(memory: Private, range: Range<usize>) -> Arc<Self> {
+    pub(crate) fn new(memory: Pooled, range: Range<usize>) -> Arc<Self> {
         let end = range.end.min(memory.len());
         let range = range.start.min(end)..end;
         Arc::new(Self { memory, range, marked: AtomicBool::new(false) })
@@ -75,7 +76,7 @@ impl Data {
 
     /// No bytes.
     pub(crate) fn none() -> Self {
-        Self { chunk: Chunk::new(Private::new(0), 0..0), range: 0..0 }
+        Self { chunk: Chunk::new(Pooled::homeless(Private::new(0)), 0..0), range: 0..0 }
     }
 }
 

@@ -21,6 +21,7 @@ use draconis_exchange::heap::{Block, Private};
 
 use crate::cache::{Cache, CacheStatistics};
 use crate::data::{Chunk, Data};
+use crate::pool::{Pool, Pooled};
 use crate::stream::{Ahead, Stretches};
 use crate::units::index;
 use crate::{Error, FsBlock, Result};
@@ -84,6 +85,7 @@ pub(crate) struct Store {
     cache: Cache<Key, Arc<Chunk>>,
     flights: Mutex<Flights>,
     stretches: Stretches,
+    pool: Arc<Pool>,
     reads: AtomicU64,
     read_bytes: AtomicU64,
 }
@@ -122,6 +124,7 @@ impl Store {
             flights: Mutex::new(Flights { limit: index(limit), ..Flights::default() }),
             // What is ahead must not push out what was read just now.
             stretches: Stretches::new(ahead_bytes.min(limit / 4), PIECE_BYTES),
+            pool: Pool::new(),
             reads: AtomicU64::new(0),
             read_bytes: AtomicU64::new(0),
         }
@@ -217,7 +220,7 @@ impl Store {
     ) -> Result<Arc<Chunk>> {
         if let Some(flight) = self.claim(key) {
             started();
-            if let Ok(chunk) = flight.land() {
+            if let Ok(chunk) = flight.land(&self.pool) {
                 return Ok(chunk);
             }
             return self.load(&plan()?);
@@ -231,7 +234,7 @@ impl Store {
         }
         let flight = self.take_off(&plan, Urgency::Now)?;
         started();
-        flight.land()
+        flight.land(&self.pool)
     }
 
     /// Whether a small file lies where others were read just now.
@@ -269,7 +272,7 @@ impl Store {
                 rest = tail;
             }
         }
-        Ok(Chunk::new(memory, 0..plan.len))
+        Ok(Chunk::new(Pooled::homeless(memory), 0..plan.len))
     }
 
     /// Starts to read a chunk that somebody will want soon. Says whether there is room
@@ -322,7 +325,7 @@ impl Store {
         for key in arrived {
             if let Some(flight) = flights.by_key.remove(&key) {
                 flights.bytes = flights.bytes.saturating_sub(flight.len);
-                if let Ok(chunk) = flight.land() {
+                if let Ok(chunk) = flight.land(&self.pool) {
                     self.cache.offer(key, chunk);
                 }
             }
@@ -335,7 +338,7 @@ impl Store {
 
     /// Reads a chunk and waits for it.
     pub(crate) fn load(&self, plan: &Plan) -> Result<Arc<Chunk>> {
-        self.take_off(plan, Urgency::Now)?.land()
+        self.take_off(plan, Urgency::Now)?.land(&self.pool)
     }
 
     fn take_off(&self, plan: &Plan, urgency: Urgency) -> Result<Flight> {
@@ -362,7 +365,7 @@ impl Store {
         }
         self.reads.fetch_add(1, Ordering::Relaxed);
         self.read_bytes.fetch_add(len, Ordering::Relaxed);
-        let pending = self.disk.read(Extent::new(start, len), Block::private(index(len)), urgency);
+        let pending = self.disk.read(Extent::new(start, len), self.pool.take(index(len)), urgency);
         Ok(Read { pending, wanted, to: part.to })
     }
 }
@@ -373,7 +376,7 @@ impl Flight {
     }
 
     /// Waits for all of it.
-    fn land(mut self) -> Result<Arc<Chunk>> {
+    fn land(mut self, pool: &Arc<Pool>) -> Result<Arc<Chunk>> {
         let whole = matches!(
             self.reads.as_slice(),
             [Read { to: 0, wanted, .. }] if wanted.len() == self.len
@@ -381,7 +384,7 @@ impl Flight {
         let chunk = match self.reads.pop() {
             Some(read) if whole => {
                 let range = read.wanted.clone();
-                Chunk::new(read.wait()?.into_private(), range)
+                Chunk::new(Pooled::new(read.wait()?.into_private(), pool), range)
             }
             last => {
                 let mut memory = Private::new(self.len);
@@ -391,7 +394,7 @@ impl Flight {
                     let into = memory.get_mut(to..to.saturating_add(wanted.len()));
                     block.copy_out(wanted.start, into.unwrap_or_default());
                 }
-                Chunk::new(memory, 0..self.len)
+                Chunk::new(Pooled::homeless(memory), 0..self.len)
             }
         };
         chunk.mark(self.marked);
