@@ -2,7 +2,8 @@
 //!
 //! The queue is an elevator: the next read is the first at or behind the last one's
 //! end, else the first of the disk. Foreground reads never enter it, they go to the
-//! device in their caller's thread.
+//! device in their caller's thread. The thread takes neighbours together: one large
+//! request, scattered into their blocks, wakes its waiter once.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -57,6 +58,11 @@ pub(crate) struct Request {
     pub(crate) promise: Promise<ReadAnswer>,
 }
 
+/// The most that neighbours are read together, in bytes.
+const RUN_BYTES: u64 = 1 << 20;
+/// The most neighbours.
+const RUN_REQUESTS: usize = 64;
+
 /// Requests in disk order.
 #[derive(Debug, Default)]
 pub(crate) struct Elevator {
@@ -79,6 +85,23 @@ impl Elevator {
         self.head_bytes = request.at.end_bytes().unwrap_or(0);
         Some(request)
     }
+
+    /// The next request with those that follow it without a gap.
+    fn pop_run(&mut self) -> Vec<Request> {
+        let mut run: Vec<Request> = self.pop().into_iter().collect();
+        let mut bytes = run.first().map_or(0, |first| first.at.len_bytes);
+        while let Some(entry) = self.waiting.range((self.head_bytes, 0)..).next() {
+            let (key, at) = (*entry.0, entry.1.at);
+            let fits = bytes + at.len_bytes <= RUN_BYTES && run.len() < RUN_REQUESTS;
+            if run.is_empty() || at.start_bytes != self.head_bytes || !fits {
+                break;
+            }
+            bytes += at.len_bytes;
+            run.extend(self.waiting.remove(&key));
+            self.head_bytes = at.end_bytes().unwrap_or(0);
+        }
+        run
+    }
 }
 
 /// One thread that reads what the elevator says.
@@ -99,6 +122,8 @@ struct Shared {
 struct State {
     elevator: Elevator,
     closing: bool,
+    /// The thread sleeps and nobody has woken it yet.
+    idle: bool,
 }
 
 impl Reader {
@@ -119,8 +144,13 @@ impl Reader {
             self.shared.answer(request);
             return;
         }
-        self.shared.lock().elevator.push(request);
-        self.shared.changed.notify_one();
+        let mut state = self.shared.lock();
+        state.elevator.push(request);
+        // Waking costs a system call: one for all that is asked at a time.
+        if std::mem::take(&mut state.idle) {
+            drop(state);
+            self.shared.changed.notify_one();
+        }
     }
 }
 
@@ -143,17 +173,37 @@ impl Shared {
         request.promise.keep(self.file.read(request.at, request.into));
     }
 
+    /// One request for all where that is possible; each for itself where it is not, or
+    /// if it failed: then some may still succeed.
+    fn answer_run(&self, mut run: Vec<Request>) {
+        let start_bytes = run.first().map_or(0, |first| first.at.start_bytes);
+        let together = run.len() > 1
+            && self.file.read_scattered(start_bytes, run.iter_mut().map(|it| &mut it.into));
+        for request in run {
+            if together {
+                request.promise.keep(Ok(request.into));
+            } else {
+                self.answer(request);
+            }
+        }
+    }
+
     fn serve(&self) {
         let mut state = self.lock();
         // Closing breaks the promises that still wait: nobody can be there to hear them.
         while !state.closing {
-            match state.elevator.pop() {
-                Some(request) => {
+            let run = state.elevator.pop_run();
+            match run.is_empty() {
+                false => {
                     drop(state);
-                    self.answer(request);
+                    self.answer_run(run);
                     state = self.lock();
                 }
-                None => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                true => {
+                    state.idle = true;
+                    state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    state.idle = false;
+                }
             }
         }
     }
@@ -175,5 +225,33 @@ mod tests {
         let order: Vec<u64> =
             std::iter::from_fn(|| elevator.pop()).map(|r| r.at.start_bytes).collect();
         assert_eq!(order, [10, 50, 90, 10]);
+    }
+
+    #[test]
+    fn neighbours_are_taken_together() {
+        let mut elevator = Elevator::default();
+        for start in [30, 10, 20, 50, 60, 60] {
+            let (promise, _) = pending();
+            let at = Extent::new(start, 10);
+            elevator.push(Request { at, into: Block::private(0), promise });
+        }
+        let runs: Vec<usize> =
+            std::iter::from_fn(|| Some(elevator.pop_run().len()).filter(|len| *len > 0)).collect();
+        assert_eq!(runs, [3, 2, 1]);
+    }
+
+    #[test]
+    fn what_is_read_together_lands_in_its_own_blocks() {
+        let mut file = tempfile::tempfile().unwrap();
+        let bytes: Vec<u8> = (0..100_000u32).map(|at| (at / 512) as u8).collect();
+        std::io::Write::write_all(&mut file, &bytes).unwrap();
+        let file = RawFile { fd: file.into(), align_bytes: 1 };
+        let read = |start, lens: [usize; 3]| {
+            let mut blocks = lens.map(Block::private);
+            file.read_scattered(start, blocks.iter_mut())
+                .then(|| blocks.map(|block| block.bytes().unwrap().to_vec()).concat())
+        };
+        assert_eq!(read(512, [512, 4096, 1024]).as_deref(), bytes.get(512..512 + 5632));
+        assert_eq!(read(99_000, [512, 512, 512]), None);
     }
 }

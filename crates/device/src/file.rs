@@ -206,6 +206,28 @@ impl RawFile {
         }
     }
 
+    /// Fills `blocks`, one after the other on the file, with one request; says whether
+    /// that went well.
+    pub(crate) fn read_scattered<'a>(
+        &self,
+        start_bytes: u64,
+        blocks: impl Iterator<Item = &'a mut Block>,
+    ) -> bool {
+        let mut len_bytes = 0;
+        let mut parts = Vec::new();
+        for bytes in blocks.map(Block::bytes_mut) {
+            // Shared memory cannot be lent to the kernel like this.
+            let Some(bytes) = bytes else { return false };
+            if !self.aligned(Extent::new(start_bytes + len_bytes, bytes.len() as u64)) {
+                return false;
+            }
+            len_bytes += bytes.len() as u64;
+            parts.push(std::io::IoSliceMut::new(bytes));
+        }
+        let got = rustix::io::preadv(&self.fd, &mut parts, start_bytes);
+        got.is_ok_and(|got| got as u64 == len_bytes)
+    }
+
     /// Whether a request for `at` can go to the file as it is.
     pub(crate) fn aligned(&self, at: Extent) -> bool {
         let align = u64::from(self.align_bytes);

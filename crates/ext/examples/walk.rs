@@ -1,55 +1,17 @@
 //! Walks an image, reads everything in it, and says what that cost.
 //!
-//! `walk IMAGE [PASSES]`: the first pass is cold as far as this process is concerned; drop
-//! the page cache to make it cold altogether.
+//! `walk IMAGE [PASSES] [direct] [uring] [inodes]`: the first pass is cold as far as this
+//! process is concerned; `direct` goes past the page cache, so that it is cold altogether;
+//! `inodes` reads the files of a directory in the order of their numbers.
 
-use std::fs::File;
 use std::hash::{DefaultHasher, Hasher};
-use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use draconis_device::{
-    Atomic, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket, Urgency,
-};
+use draconis_device::{FileDisk, FileOptions};
 use draconis_exchange::contract::Kind;
-use draconis_exchange::heap::Block;
 use draconis_ext::{Cookie, InodeNumber, Options, Volume};
-
-/// The least a disk can be: a file and `pread`.
-struct Pread(File, u64);
-
-impl Disk for Pread {
-    fn properties(&self) -> Properties {
-        Properties {
-            len_bytes: self.1 - self.1 % 512,
-            sector_bytes: 512,
-            best_io_bytes: 128 << 10,
-            rotational: false,
-            read_only: true,
-            atomic: Atomic::None,
-        }
-    }
-
-    fn read(&self, at: Extent, mut into: Block, _: Urgency) -> Pending<ReadAnswer> {
-        let bytes = into.bytes_mut().expect("blocks of this process are private");
-        let answer = self.0.read_exact_at(bytes, at.start_bytes);
-        Pending::ready(match answer {
-            Ok(()) => Ok(into),
-            Err(_) => {
-                Err(Refused { goods: Some(into), error: Error::Short { extent: at, got_bytes: 0 } })
-            }
-        })
-    }
-
-    fn submit(&self, group: Group, _: &[Ticket]) -> Result<Ticket, Refused<Group>> {
-        Err(Refused { goods: Some(group), error: Error::ReadOnly })
-    }
-
-    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
-        Err(Error::NoTicket(ticket))
-    }
-}
 
 #[derive(Default)]
 struct Seen {
@@ -118,9 +80,11 @@ fn main() {
     let mut arguments = std::env::args().skip(1);
     let path = arguments.next().expect("usage: walk IMAGE [PASSES]");
     let passes: u32 = arguments.next().map_or(2, |passes| passes.parse().expect("a number"));
-    let file = File::open(&path).expect("the image opens");
-    let len = file.metadata().expect("the image has a length").len();
-    let volume = match Volume::open(Arc::new(Pread(file, len)), Options::default()) {
+    let flags: Vec<String> = arguments.collect();
+    let has = |flag: &str| flags.iter().any(|it| it == flag);
+    let options = FileOptions { write: false, direct: has("direct"), uring: has("uring") };
+    let disk = FileDisk::open(Path::new(&path), options).expect("the image opens");
+    let volume = match Volume::open(Arc::new(disk), Options::default()) {
         Ok(volume) => volume,
         Err(error) => {
             eprintln!("{path}: {error}");

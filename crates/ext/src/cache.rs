@@ -60,6 +60,7 @@ impl<K: Hash + Eq + Copy, V: Weigh + Clone> Cache<K, V> {
             .weight_capacity(capacity)
             .estimated_items_capacity(crate::units::index(items))
             .shards(shards)
+            .hot_allocation(HOT)
             .build();
         let table = match options {
             Ok(options) => Table::with_options(
@@ -111,6 +112,10 @@ impl<K: Hash + Eq + Copy, V: Weigh + Clone> Cache<K, V> {
         }
     }
 }
+
+/// The part of a cache that is for what was asked for again. The rest keeps what is new,
+/// such as what was read ahead, long enough to be asked for.
+const HOT: f64 = 0.3;
 
 /// Keys are a few numbers: mixing them is all the hashing they need, and a run with the
 /// same questions evicts the same values.

@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use draconis_exchange::heap::{ALIGN_BYTES, Private};
 
 use crate::cache::Weigh;
+use crate::pool::Pooled;
 
 /// A piece of a file or of the device in memory. Whoever holds it keeps it alive, also
 /// when the cache has let it go.
@@ -18,10 +19,10 @@ pub struct Data {
 
 /// What the data cache holds: memory as the device filled it, and the part that counts.
 pub(crate) struct Chunk {
-    memory: Private,
+    memory: Pooled,
     range: Range<usize>,
     /// The first reader of this chunk wants more of the file to be on its way.
-    pub(crate) marked: AtomicBool,
+    marked: AtomicBool,
 }
 
 /// What an entry takes beside its memory, about.
@@ -29,10 +30,22 @@ const ENTRY_BYTES: usize = 192;
 
 impl Chunk {
     /// The bytes of `memory` in `range`.
-    pub(crate) fn new(memory: Private, range: Range<usize>) -> Arc<Self> {
+    pub(crate) fn new(memory: Pooled, range: Range<usize>) -> Arc<Self> {
         let end = range.end.min(memory.len());
         let range = range.start.min(end)..end;
         Arc::new(Self { memory, range, marked: AtomicBool::new(false) })
+    }
+}
+
+impl Chunk {
+    /// Marks a chunk that is not in anybody's hands yet.
+    pub(crate) fn mark(&self, marked: bool) {
+        self.marked.store(marked, Ordering::Relaxed);
+    }
+
+    /// Whether it was marked; says so once.
+    pub(crate) fn marked(&self) -> bool {
+        self.marked.load(Ordering::Relaxed) && self.marked.swap(false, Ordering::Relaxed)
     }
 }
 
@@ -63,7 +76,7 @@ impl Data {
 
     /// No bytes.
     pub(crate) fn none() -> Self {
-        Self { chunk: Chunk::new(Private::new(0), 0..0), range: 0..0 }
+        Self { chunk: Chunk::new(Pooled::homeless(Private::new(0)), 0..0), range: 0..0 }
     }
 }
 

@@ -1,7 +1,6 @@
 //! Contents of files: chunks through the data cache, ahead of those who read straight on.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use draconis_exchange::contract::Kind;
 
@@ -98,7 +97,7 @@ impl Volume {
     fn chunk(&self, inode: &Inode, key: Key) -> Result<Arc<Chunk>> {
         let plan = || self.plan(inode, key.index);
         let chunk = self.store.chunk(key, plan, || self.run_ahead(inode, key.index, false))?;
-        if chunk.marked.load(Ordering::Relaxed) && chunk.marked.swap(false, Ordering::Relaxed) {
+        if chunk.marked() {
             self.run_ahead(inode, key.index, true);
         }
         Ok(chunk)

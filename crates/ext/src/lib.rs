@@ -43,6 +43,7 @@ mod file;
 pub mod format;
 mod map;
 mod path;
+mod pool;
 mod store;
 mod stream;
 mod units;

@@ -6,7 +6,8 @@
 //!                  └────────── data cache ◀─────────────┤
 //!                                                    flights: reads ahead, not awaited yet
 //! ```
-//! Law 1: a chunk that one run of blocks fills is read in place and never copied.
+//! Law 1: a chunk that one run of blocks fills is read in place and never copied; only
+//! small files that lie together are, because reading them together saves far more.
 //! Law 2: what flies is bounded; who needs a chunk in flight waits for it.
 //! Law 3: a failed read costs what failed: its neighbours are read without it.
 
@@ -20,6 +21,8 @@ use draconis_exchange::heap::{Block, Private};
 
 use crate::cache::{Cache, CacheStatistics};
 use crate::data::{Chunk, Data};
+use crate::pool::{Pool, Pooled};
+use crate::stream::{Ahead, Stretches};
 use crate::units::index;
 use crate::{Error, FsBlock, Result};
 
@@ -27,6 +30,9 @@ use crate::{Error, FsBlock, Result};
 pub(crate) const PIECE_BYTES: u64 = 64 << 10;
 /// Files are cached in aligned chunks of this many bytes.
 pub(crate) const CHUNK_BYTES: u64 = 128 << 10;
+
+/// Files up to this size are read with their neighbours where those are wanted, too.
+const SMALL_BYTES: usize = 64 << 10;
 
 /// Names a value of the data cache: piece `index` of the device if `inode` is 0, else
 /// chunk `index` of that file.
@@ -78,6 +84,8 @@ pub(crate) struct Store {
     block_bytes: u32,
     cache: Cache<Key, Arc<Chunk>>,
     flights: Mutex<Flights>,
+    stretches: Stretches,
+    pool: Arc<Pool>,
     reads: AtomicU64,
     read_bytes: AtomicU64,
 }
@@ -99,7 +107,12 @@ pub struct DeviceStatistics {
 }
 
 impl Store {
-    pub(crate) fn new(disk: Arc<dyn Disk>, block_bytes: u32, cache_bytes: u64) -> Self {
+    pub(crate) fn new(
+        disk: Arc<dyn Disk>,
+        block_bytes: u32,
+        cache_bytes: u64,
+        ahead_bytes: u64,
+    ) -> Self {
         let properties = disk.properties();
         let limit = (cache_bytes / 4).clamp(CHUNK_BYTES, 16 << 20);
         Self {
@@ -109,6 +122,9 @@ impl Store {
             block_bytes,
             cache: Cache::new(cache_bytes, 16 << 10, CHUNK_BYTES),
             flights: Mutex::new(Flights { limit: index(limit), ..Flights::default() }),
+            // What is ahead must not push out what was read just now.
+            stretches: Stretches::new(ahead_bytes.min(limit / 4), PIECE_BYTES),
+            pool: Pool::new(),
             reads: AtomicU64::new(0),
             read_bytes: AtomicU64::new(0),
         }
@@ -139,9 +155,8 @@ impl Store {
             _ => return Err(missing),
         }
         // Pieces are aligned and no smaller than a block, so no block straddles two.
-        let key = Key { inode: 0, index: start / PIECE_BYTES };
         let (at, len) = (index(start % PIECE_BYTES), index(len));
-        match self.cache.get_or_load(key, || self.load(&self.piece(key.index))) {
+        match self.piece(start / PIECE_BYTES) {
             Ok(piece) => Ok(Data::of(piece, at, len)),
             Err(Error::Io(_)) => {
                 let part = Part { start_bytes: start, len, to: 0 };
@@ -152,7 +167,35 @@ impl Store {
         }
     }
 
-    fn piece(&self, nth: u64) -> Plan {
+    /// A piece of the device, with what comes after it on its way if it is part of a
+    /// stretch.
+    fn piece(&self, nth: u64) -> Result<Arc<Chunk>> {
+        let key = Key { inode: 0, index: nth };
+        let started = || {
+            if let Some(ahead) = self.stretches.at(nth) {
+                self.pieces_ahead(ahead);
+            }
+        };
+        let piece = self
+            .cache
+            .get_or_load(key, || self.fetch(key, || Ok(self.plan_of_piece(nth)), started))?;
+        if piece.marked() {
+            started();
+        }
+        Ok(piece)
+    }
+
+    fn pieces_ahead(&self, ahead: Ahead) {
+        let end = ahead.end.min(self.disk_bytes.div_ceil(PIECE_BYTES));
+        for nth in ahead.from..end {
+            let key = Key { inode: 0, index: nth };
+            if !self.read_ahead(key, || Ok(self.plan_of_piece(nth)), nth == ahead.mark) {
+                return;
+            }
+        }
+    }
+
+    fn plan_of_piece(&self, nth: u64) -> Plan {
         let start_bytes = nth.saturating_mul(PIECE_BYTES);
         let len = index(self.disk_bytes.saturating_sub(start_bytes).min(PIECE_BYTES));
         Plan { len, parts: vec![Part { start_bytes, len, to: 0 }] }
@@ -166,18 +209,70 @@ impl Store {
         plan: impl FnOnce() -> Result<Plan>,
         started: impl FnOnce(),
     ) -> Result<Arc<Chunk>> {
-        self.cache.get_or_load(key, || {
-            if let Some(flight) = self.claim(key) {
-                started();
-                if let Ok(chunk) = flight.land() {
-                    return Ok(chunk);
-                }
-                return self.load(&plan()?);
-            }
-            let flight = self.take_off(&plan()?, Urgency::Now)?;
+        self.cache.get_or_load(key, || self.fetch(key, plan, started))
+    }
+
+    fn fetch(
+        &self,
+        key: Key,
+        plan: impl FnOnce() -> Result<Plan>,
+        started: impl FnOnce(),
+    ) -> Result<Arc<Chunk>> {
+        if let Some(flight) = self.claim(key) {
             started();
-            flight.land()
-        })
+            if let Ok(chunk) = flight.land(&self.pool) {
+                return Ok(chunk);
+            }
+            return self.load(&plan()?);
+        }
+        let plan = plan()?;
+        if key.inode != 0
+            && self.in_company(&plan)
+            && let Ok(chunk) = self.assemble(&plan)
+        {
+            return Ok(chunk);
+        }
+        let flight = self.take_off(&plan, Urgency::Now)?;
+        started();
+        flight.land(&self.pool)
+    }
+
+    /// Whether a small file lies where others were read just now.
+    fn in_company(&self, plan: &Plan) -> bool {
+        let Some(first) = plan.parts.first().filter(|_| plan.len <= SMALL_BYTES) else {
+            return false;
+        };
+        let nth = first.start_bytes / PIECE_BYTES;
+        match self.stretches.at(nth) {
+            Some(ahead) => {
+                self.pieces_ahead(ahead);
+                true
+            }
+            None => self.cache.holds(Key { inode: 0, index: nth }),
+        }
+    }
+
+    /// Puts a small file together from pieces of the device.
+    fn assemble(&self, plan: &Plan) -> Result<Arc<Chunk>> {
+        let mut memory = Private::new(plan.len);
+        for part in &plan.parts {
+            let into = memory.get_mut(part.to..part.to.saturating_add(part.len));
+            let mut rest = into.unwrap_or_default();
+            let mut from = part.start_bytes;
+            // Each turn takes at least a byte; a small file is in two or three pieces.
+            while !rest.is_empty() {
+                let piece = self.piece(from / PIECE_BYTES)?;
+                let bytes = Data::of(piece, index(from % PIECE_BYTES), rest.len());
+                let (head, tail) = rest.split_at_mut_checked(bytes.len()).unwrap_or_default();
+                if head.is_empty() {
+                    return Err(Error::corrupt("block beyond the end of the disk"));
+                }
+                head.copy_from_slice(&bytes);
+                from = from.saturating_add(bytes.len() as u64);
+                rest = tail;
+            }
+        }
+        Ok(Chunk::new(Pooled::homeless(memory), 0..plan.len))
     }
 
     /// Starts to read a chunk that somebody will want soon. Says whether there is room
@@ -230,7 +325,7 @@ impl Store {
         for key in arrived {
             if let Some(flight) = flights.by_key.remove(&key) {
                 flights.bytes = flights.bytes.saturating_sub(flight.len);
-                if let Ok(chunk) = flight.land() {
+                if let Ok(chunk) = flight.land(&self.pool) {
                     self.cache.offer(key, chunk);
                 }
             }
@@ -243,7 +338,7 @@ impl Store {
 
     /// Reads a chunk and waits for it.
     pub(crate) fn load(&self, plan: &Plan) -> Result<Arc<Chunk>> {
-        self.take_off(plan, Urgency::Now)?.land()
+        self.take_off(plan, Urgency::Now)?.land(&self.pool)
     }
 
     fn take_off(&self, plan: &Plan, urgency: Urgency) -> Result<Flight> {
@@ -270,7 +365,7 @@ impl Store {
         }
         self.reads.fetch_add(1, Ordering::Relaxed);
         self.read_bytes.fetch_add(len, Ordering::Relaxed);
-        let pending = self.disk.read(Extent::new(start, len), Block::private(index(len)), urgency);
+        let pending = self.disk.read(Extent::new(start, len), self.pool.take(index(len)), urgency);
         Ok(Read { pending, wanted, to: part.to })
     }
 }
@@ -281,7 +376,7 @@ impl Flight {
     }
 
     /// Waits for all of it.
-    fn land(mut self) -> Result<Arc<Chunk>> {
+    fn land(mut self, pool: &Arc<Pool>) -> Result<Arc<Chunk>> {
         let whole = matches!(
             self.reads.as_slice(),
             [Read { to: 0, wanted, .. }] if wanted.len() == self.len
@@ -289,7 +384,7 @@ impl Flight {
         let chunk = match self.reads.pop() {
             Some(read) if whole => {
                 let range = read.wanted.clone();
-                Chunk::new(read.wait()?.into_private(), range)
+                Chunk::new(Pooled::new(read.wait()?.into_private(), pool), range)
             }
             last => {
                 let mut memory = Private::new(self.len);
@@ -299,10 +394,10 @@ impl Flight {
                     let into = memory.get_mut(to..to.saturating_add(wanted.len()));
                     block.copy_out(wanted.start, into.unwrap_or_default());
                 }
-                Chunk::new(memory, 0..self.len)
+                Chunk::new(Pooled::homeless(memory), 0..self.len)
             }
         };
-        chunk.marked.store(self.marked, Ordering::Relaxed);
+        chunk.mark(self.marked);
         Ok(chunk)
     }
 }

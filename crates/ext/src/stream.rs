@@ -1,11 +1,13 @@
-//! Who reads a file from front to back, and how far ahead of them to read.
+//! Who reads on, and how far ahead of them to read.
 //!
 //! ```text
 //!   read by the stream | on its way ........ | not yet
-//!                             ▲ mark: the next window starts when this chunk is read
+//!                             ▲ mark: the next window starts when this one is read
 //! ```
-//! Windows grow from 256 KiB to the limit. The table is small and of fixed size; streams
-//! that share a place forget each other, which costs read-ahead and nothing else.
+//! Two kinds: a file read from front to back, in chunks; and a stretch of the device read
+//! in small bits (a directory's files, an inode table), in pieces. Windows double up to
+//! a limit. Both tables are small and of fixed size; streams that share a place forget
+//! each other, which costs read-ahead and nothing else.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -75,6 +77,82 @@ impl Stream {
     }
 }
 
+/// Streams over the device that are known at a time.
+const STRETCHES: usize = 16;
+/// Leaps within a stretch: names, tables and bitmaps lie between the files of a group.
+const NEAR_PIECES: u64 = 4;
+
+/// Stretches of the device where small bits are read.
+#[derive(Debug)]
+pub(crate) struct Stretches {
+    all: Mutex<Table>,
+    limit_pieces: u64,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    stretches: [Stretch; STRETCHES],
+    oldest: usize,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Stretch {
+    /// One past the last piece read.
+    next: u64,
+    /// One past the last piece asked for.
+    asked: u64,
+    window: u64,
+}
+
+impl Stretches {
+    pub(crate) fn new(limit_bytes: u64, piece_bytes: u64) -> Self {
+        let limit_pieces = limit_bytes.checked_div(piece_bytes).unwrap_or(0);
+        Self { all: Mutex::default(), limit_pieces }
+    }
+
+    /// Somebody reads a bit of `piece`. `None` if nobody read near it of late; else
+    /// what to read ahead, perhaps nothing.
+    pub(crate) fn at(&self, piece: u64) -> Option<Ahead> {
+        let mut table = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = table.stretches.iter_mut().find(|it| it.is_near(piece));
+        if let Some(stretch) = known {
+            return Some(stretch.advance(piece, self.limit_pieces));
+        }
+        let next = piece.saturating_add(1);
+        let oldest = table.oldest;
+        table.oldest = oldest.wrapping_add(1) % STRETCHES;
+        if let Some(place) = table.stretches.get_mut(oldest) {
+            *place = Stretch { next, asked: next, window: 0 };
+        }
+        None
+    }
+}
+
+impl Stretch {
+    fn is_near(&self, piece: u64) -> bool {
+        let end = self.next.max(self.asked).saturating_add(NEAR_PIECES);
+        self.next > 0 && piece.saturating_add(1) >= self.next && piece < end
+    }
+
+    fn advance(&mut self, piece: u64, limit: u64) -> Ahead {
+        let nothing = Ahead { from: 0, end: 0, mark: 0 };
+        if piece < self.next {
+            return nothing;
+        }
+        self.next = piece.saturating_add(1);
+        // Half a window ahead is far enough: do not dribble.
+        let ahead = self.asked.saturating_sub(self.next);
+        if ahead > self.window / 2 {
+            return nothing;
+        }
+        self.window = self.window.saturating_mul(2).clamp(1, 32).min(limit);
+        let from = self.asked.max(self.next);
+        let end = self.next.saturating_add(self.window);
+        self.asked = end.max(from);
+        Ahead { from, end, mark: from.midpoint(end) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -95,6 +173,30 @@ mod tests {
             assert_eq!(streams.at(12, chunk, false), None);
         }
         assert!(streams.at(12, 4, false).is_some());
+    }
+
+    #[test]
+    fn stretches_are_known_by_being_near() {
+        let stretches = Stretches::new(8 << 16, 1 << 16);
+        assert_eq!(stretches.at(100), None);
+        assert_eq!(stretches.at(5000), None);
+        let ahead = stretches.at(101).unwrap();
+        assert_eq!((ahead.from, ahead.end), (102, 103));
+        // Going back a bit asks for nothing new; leaping far is another stretch.
+        let back = stretches.at(101).unwrap();
+        assert_eq!((back.from, back.end), (0, 0));
+        assert_eq!(stretches.at(200), None);
+        let mut asked = 103;
+        for piece in 102..140 {
+            let ahead = stretches.at(piece).unwrap();
+            if ahead.from < ahead.end {
+                assert_eq!(ahead.from, asked);
+                asked = ahead.end;
+            }
+            assert!(asked <= piece + 1 + 8);
+        }
+        assert!(asked > 140);
+        assert!(stretches.at(5001).is_some());
     }
 
     #[test]

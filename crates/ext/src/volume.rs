@@ -154,7 +154,12 @@ impl Volume {
             log::warn!("the volume claims {volume} bytes, its disk has {disk}");
         }
         Ok(Self {
-            store: Store::new(disk, super_.block_bytes, options.data_cache_bytes),
+            store: Store::new(
+                disk,
+                super_.block_bytes,
+                options.data_cache_bytes,
+                options.read_ahead_bytes,
+            ),
             streams: Streams::new(options.read_ahead_bytes),
             maps: Cache::new(options.block_map_cache, 1, 65),
             inodes: Cache::new(options.inode_cache, 1, 1),

@@ -1,0 +1,167 @@
+//! A volume beside a tree that the host shows: byte for byte, attribute for attribute.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+
+use draconis_exchange::contract::Kind;
+use draconis_ext::{Cookie, Follow, InodeNumber, Volume};
+
+/// What the host's tree is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Beside {
+    /// The same volume, mounted: everything is the same.
+    Mount,
+    /// The tree it was made from: what `mke2fs -d` takes over is the same.
+    Source,
+}
+
+/// Compares everything below `dir`; returns how many names there were.
+pub fn tree(volume: &Volume, dir: InodeNumber, host: &Path, beside: Beside) -> u64 {
+    let ours = names(volume, dir);
+    let mut theirs: BTreeMap<Vec<u8>, _> = BTreeMap::new();
+    for entry in fs::read_dir(host).unwrap() {
+        let entry = entry.unwrap();
+        theirs.insert(entry.file_name().as_bytes().to_vec(), entry.path());
+    }
+    let at_root = dir == InodeNumber::ROOT && beside == Beside::Source;
+    let names: Vec<_> = ours.keys().filter(|name| !at_root || *name != b"lost+found").collect();
+    assert_eq!(names, theirs.keys().collect::<Vec<_>>(), "{}", host.display());
+    let mut count = 0;
+    for (name, path) in &theirs {
+        let number = ours[name];
+        assert_eq!(volume.lookup(dir, name).unwrap(), number, "{}", path.display());
+        node(volume, number, path, beside);
+        count += 1;
+        if fs::symlink_metadata(path).unwrap().is_dir() {
+            count += tree(volume, number, path, beside);
+        }
+    }
+    count
+}
+
+/// All names of a directory, taken a few at a time.
+pub fn names(volume: &Volume, dir: InodeNumber) -> BTreeMap<Vec<u8>, InodeNumber> {
+    let mut all = BTreeMap::new();
+    let mut from = Cookie::default();
+    loop {
+        let mut taken = 0;
+        volume
+            .entries(dir, from, false, |entry| {
+                if taken == 7 {
+                    return false;
+                }
+                let entry = entry.unwrap();
+                assert!(all.insert(entry.name.to_vec(), entry.inode).is_none());
+                from = entry.next;
+                taken += 1;
+                true
+            })
+            .unwrap();
+        if taken == 0 {
+            return all;
+        }
+    }
+}
+
+fn node(volume: &Volume, number: InodeNumber, path: &Path, beside: Beside) {
+    let ours = volume.attributes(number).unwrap();
+    let theirs = fs::symlink_metadata(path).unwrap();
+    let shown = path.display();
+    assert_eq!(ours.mode, theirs.mode(), "{shown}");
+    assert_eq!((ours.uid, ours.gid), (theirs.uid(), theirs.gid()), "{shown}");
+    if !theirs.is_dir() || beside == Beside::Mount {
+        assert_eq!(ours.size_bytes, theirs.size(), "{shown}");
+        assert_eq!(u64::from(ours.links), theirs.nlink(), "{shown}");
+    }
+    let device = (rustix::fs::major(theirs.rdev()), rustix::fs::minor(theirs.rdev()));
+    assert_eq!(ours.device, device, "{shown}");
+    if beside == Beside::Mount {
+        assert_eq!(u64::from(number.0), theirs.ino(), "{shown}");
+        assert_eq!(ours.blocks_512, theirs.blocks(), "{shown}");
+        let times = [ours.accessed, ours.modified, ours.changed];
+        let times = times.map(|time| (time.seconds, i64::from(time.nanoseconds)));
+        let expected = [
+            (theirs.atime(), theirs.atime_nsec()),
+            (theirs.mtime(), theirs.mtime_nsec()),
+            (theirs.ctime(), theirs.ctime_nsec()),
+        ];
+        assert_eq!(times, expected, "{shown}");
+        if let (Some(ours), Ok(theirs)) = (ours.created, theirs.created()) {
+            let theirs = theirs.duration_since(std::time::UNIX_EPOCH).unwrap();
+            assert_eq!(ours.seconds.unsigned_abs(), theirs.as_secs(), "{shown}");
+            assert_eq!(ours.nanoseconds, theirs.subsec_nanos(), "{shown}");
+        }
+    }
+    if volume.info().features.iter().any(|feature| feature == "ext_attr") {
+        attributes(volume, number, path);
+    }
+    match ours.kind {
+        Kind::File => contents(volume, number, path),
+        Kind::Symlink => {
+            let target = fs::read_link(path).unwrap();
+            let expected = target.as_os_str().as_bytes();
+            assert_eq!(volume.read_link(number).unwrap(), expected, "{shown}");
+        }
+        _ => {}
+    }
+}
+
+fn attributes(volume: &Volume, number: InodeNumber, path: &Path) {
+    let mut theirs = vec![0; 65536];
+    let Ok(len) = rustix::fs::llistxattr(path, &mut theirs[..]) else { return };
+    theirs.truncate(len);
+    let mut theirs: Vec<Vec<u8>> =
+        theirs.split(|byte| *byte == 0).filter(|it| !it.is_empty()).map(<[u8]>::to_vec).collect();
+    let mut ours = volume.xattr_names(number).unwrap();
+    theirs.sort();
+    ours.sort();
+    if !rustix::process::geteuid().is_root() {
+        ours.retain(|name| !name.starts_with(b"trusted."));
+    }
+    assert_eq!(ours, theirs, "{}", path.display());
+    for name in theirs {
+        let mut value = vec![0; 65536];
+        let text = std::str::from_utf8(&name).unwrap();
+        let len = rustix::fs::lgetxattr(path, text, &mut value[..]).unwrap();
+        value.truncate(len);
+        assert_eq!(volume.xattr(number, &name).unwrap(), value, "{} {text}", path.display());
+    }
+    assert!(volume.xattr(number, b"user.not there").is_err());
+}
+
+/// Contents in pieces of odd sizes; where we say there is a hole, the host reads zeros.
+fn contents(volume: &Volume, number: InodeNumber, path: &Path) {
+    let file = File::open(path).unwrap();
+    let size = file.metadata().unwrap().size();
+    let mut at = 0;
+    while at < size {
+        let step = 1_000_003.min(size - at) as usize;
+        let mut theirs = vec![0; step];
+        file.read_exact_at(&mut theirs, at).unwrap();
+        let mut ours = vec![1; step];
+        assert_eq!(volume.read_into(number, at, &mut ours).unwrap(), step);
+        assert!(ours == theirs, "{} differs in {step} bytes at {at}", path.display());
+        at += step as u64;
+    }
+    assert_eq!(volume.read_into(number, size, &mut [0; 10]).unwrap(), 0);
+    let inode = volume.inode(number).unwrap();
+    let mut at = 0;
+    while at < size {
+        let data = volume.read_of(&inode, at, usize::MAX).unwrap();
+        assert!(!data.is_empty());
+        at += data.len() as u64;
+    }
+    assert_eq!(at, size);
+}
+
+/// Paths that the kernel resolves in its mount we resolve to the same inode.
+pub fn paths(volume: &Volume, host: &Path, paths: &[&str]) {
+    for path in paths {
+        let theirs = fs::metadata(host.join(path)).unwrap().ino();
+        let ours = volume.resolve(volume.root(), path.as_bytes(), Follow::Yes).unwrap();
+        assert_eq!(u64::from(ours.0), theirs, "{path}");
+    }
+}

@@ -1,0 +1,194 @@
+//! Images made by others, and what others see in them.
+#![allow(dead_code, reason = "every test binary takes what it needs")]
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use draconis_device::{
+    Atomic, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket, Urgency,
+};
+use draconis_exchange::heap::Block;
+use draconis_ext::{Options, Volume};
+use tempfile::TempDir;
+
+pub mod compare;
+pub mod exercise;
+pub mod tree;
+
+/// The least a disk can be: a file and `pread`.
+pub struct Pread {
+    file: File,
+    len_bytes: u64,
+    sector_bytes: u32,
+}
+
+impl Pread {
+    pub fn open(path: &Path, sector_bytes: u32) -> Self {
+        let file = File::open(path).unwrap();
+        let len = file.metadata().unwrap().len();
+        Self { file, len_bytes: len - len % u64::from(sector_bytes), sector_bytes }
+    }
+}
+
+impl Disk for Pread {
+    fn properties(&self) -> Properties {
+        Properties {
+            len_bytes: self.len_bytes,
+            sector_bytes: self.sector_bytes,
+            best_io_bytes: 128 << 10,
+            rotational: false,
+            read_only: true,
+            atomic: Atomic::None,
+        }
+    }
+
+    fn read(&self, at: Extent, mut into: Block, _: Urgency) -> Pending<ReadAnswer> {
+        let answer = self.properties().check(at, into.len()).and_then(|()| {
+            let read = self.file.read_exact_at(into.bytes_mut().unwrap(), at.start_bytes);
+            read.map_err(|_| Error::Short { extent: at, got_bytes: 0 })
+        });
+        Pending::ready(match answer {
+            Ok(()) => Ok(into),
+            Err(error) => Err(Refused { goods: Some(into), error }),
+        })
+    }
+
+    fn submit(&self, group: Group, _: &[Ticket]) -> Result<Ticket, Refused<Group>> {
+        Err(Refused { goods: Some(group), error: Error::ReadOnly })
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+        Err(Error::NoTicket(ticket))
+    }
+}
+
+/// Runs a tool; `None`, said aloud, where it is not installed.
+pub fn run(tool: &str, arguments: &[&str]) -> Option<String> {
+    let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
+    let output = match Command::new(tool).args(arguments).env("PATH", path).output() {
+        Ok(output) => output,
+        Err(error) => {
+            eprintln!("skipped: {tool}: {error}");
+            return None;
+        }
+    };
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if !output.status.success() {
+        let why = String::from_utf8_lossy(&output.stderr).into_owned();
+        // e2fsck says 1 when it has changed something.
+        assert_eq!((tool, output.status.code()), ("e2fsck", Some(1)), "{arguments:?}: {text}{why}");
+    }
+    Some(text)
+}
+
+/// An image in a file that goes away with it.
+pub struct Image {
+    pub dir: TempDir,
+    pub path: PathBuf,
+}
+
+impl Image {
+    /// Makes an image with `mke2fs`, filled from `tree`.
+    pub fn make(tree: Option<&Path>, size: &str, arguments: &[&str]) -> Option<Self> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        let mut all = vec!["-q", "-F"];
+        all.extend(arguments);
+        if let Some(tree) = tree {
+            all.extend(["-d", tree.to_str().unwrap()]);
+        }
+        all.extend([path.to_str().unwrap(), size]);
+        run("mke2fs", &all)?;
+        Some(Self { dir, path })
+    }
+
+    /// An image of these bytes.
+    pub fn of(bytes: &[u8]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        std::fs::write(&path, bytes).unwrap();
+        Self { dir, path }
+    }
+
+    pub fn path(&self) -> &str {
+        self.path.to_str().unwrap()
+    }
+
+    pub fn debugfs(&self, request: &str) -> Option<String> {
+        run("debugfs", &["-R", request, self.path()])
+    }
+
+    pub fn debugfs_write(&self, request: &str) -> Option<String> {
+        run("debugfs", &["-w", "-R", request, self.path()])
+    }
+
+    pub fn open(&self) -> Volume {
+        self.try_open().unwrap()
+    }
+
+    pub fn try_open(&self) -> draconis_ext::Result<Volume> {
+        Volume::open(Arc::new(Pread::open(&self.path, 512)), Options::default())
+    }
+
+    /// The image as the kernel shows it; `None`, said aloud, where we may not mount.
+    pub fn mount(&self) -> Option<Mount> {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: mounting needs root");
+            return None;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let output =
+            Command::new("mount").args(["-o", "ro,loop", self.path()]).arg(dir.path()).output();
+        match output {
+            Ok(output) if output.status.success() => Some(Mount { dir }),
+            Ok(output) => {
+                eprintln!("skipped: mount: {}", String::from_utf8_lossy(&output.stderr).trim());
+                None
+            }
+            Err(error) => {
+                eprintln!("skipped: mount: {error}");
+                None
+            }
+        }
+    }
+}
+
+/// A kernel mount that ends with it.
+pub struct Mount {
+    dir: TempDir,
+}
+
+impl Mount {
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.dir.path()).status();
+    }
+}
+
+/// Numbers from a seed (xorshift64*).
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit.max(1)
+    }
+}

@@ -1,0 +1,210 @@
+//! Cut, corrupted and random images: no panic, no hang, bounded memory, a clear error.
+
+mod common;
+
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use common::exercise::{self, Outcome};
+use common::{Image, Random, tree};
+use draconis_ext::Error;
+
+/// Nobody waits this long for half a megabyte.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Small images of several makes, made once.
+fn bases() -> &'static [Vec<u8>] {
+    static BASES: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
+    BASES.get_or_init(|| {
+        let source = tempfile::tempdir().unwrap();
+        small_tree(source.path());
+        let makes: [&[&str]; 5] = [
+            &["-b", "1024", "-I", "256"],
+            &["-b", "1024", "-I", "128", "-g", "256", "-O", "meta_bg,^resize_inode"],
+            &["-b", "2048", "-I", "512", "-O", "sparse_super2,huge_file,large_file"],
+            &["-b", "4096", "-I", "256", "-O", "^dir_index,^filetype"],
+            &["-b", "1024", "-r", "0", "-O", "none"],
+        ];
+        makes
+            .iter()
+            .filter_map(|arguments| {
+                let image = Image::make(Some(source.path()), "768k", arguments)?;
+                common::run("e2fsck", &["-fyD", image.path()])?;
+                Some(std::fs::read(&image.path).unwrap())
+            })
+            .collect()
+    })
+}
+
+fn small_tree(root: &Path) {
+    for len in [0, 10, 1500, 14_000, 90_000] {
+        std::fs::write(root.join(format!("f{len}")), tree::pattern(len as u64, len)).unwrap();
+    }
+    let sparse = std::fs::File::create(root.join("sparse")).unwrap();
+    for at in [0, 300 << 10, 70 << 20] {
+        sparse.write_all_at(b"data", at).unwrap();
+    }
+    std::os::unix::fs::symlink("short", root.join("fast")).unwrap();
+    std::os::unix::fs::symlink("x/".repeat(200), root.join("slow")).unwrap();
+    let attributed = root.join("attributed");
+    std::fs::write(&attributed, b"x").unwrap();
+    for (name, len) in [("user.a", 4), ("user.b", 300)] {
+        let value = tree::pattern(1, len);
+        let flags = rustix::fs::XattrFlags::empty();
+        let _ = rustix::fs::setxattr(&attributed, name, &value, flags);
+    }
+    let many = root.join("many");
+    std::fs::create_dir_all(many.join("below/it")).unwrap();
+    for nth in 0..120 {
+        let name = many.join(format!("a somewhat longer name {nth}"));
+        std::fs::hard_link(&attributed, name).unwrap();
+    }
+}
+
+/// Byte ranges in which every field counts.
+fn structures(image: &[u8]) -> Vec<std::ops::Range<usize>> {
+    let le16 = |at: usize| u16::from_le_bytes(image[at..at + 2].try_into().unwrap());
+    let le32 = |at: usize| u32::from_le_bytes(image[at..at + 4].try_into().unwrap()) as usize;
+    let block = 1024 << le32(1024 + 0x18);
+    let descriptors = block * (le32(1024 + 0x14) + 1);
+    let inode = if le32(1024 + 0x4C) == 0 { 128 } else { usize::from(le16(1024 + 0x58)) };
+    let table = le32(descriptors + 8) * block;
+    let mut found = Vec::new();
+    for _ in 0..8 {
+        found.extend([1024..1024 + 0x180, 1024..1024 + 0x70, descriptors..descriptors + 64]);
+    }
+    for nth in [1, 7, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21] {
+        let at = table + nth * inode;
+        found.push(at..at + inode);
+        // What it points to: data, directory or indirect blocks, attributes.
+        for pointer in (40..100).step_by(4).chain([104]) {
+            let start = le32(at + pointer) * block;
+            if start > 0 && start + block <= image.len() {
+                found.push(start..start + block);
+                found.push(start..start + 64);
+            }
+        }
+    }
+    found
+}
+
+/// Plants a value of the kind that breaks parsers.
+fn spoil(image: &mut [u8], range: std::ops::Range<usize>, random: &mut Random) {
+    let width = [1, 2, 4, 4][random.below(4) as usize];
+    let at = range.start + random.below((range.len() / width) as u64) as usize * width;
+    let old =
+        image[at..at + width].iter().rev().fold(0u64, |all, byte| all << 8 | u64::from(*byte));
+    let new = match random.below(10) {
+        0 => 0,
+        1 => u64::MAX,
+        2 => 1 << 31,
+        3 => (1 << 31) - 1,
+        4 => old.wrapping_add(1),
+        5 => old.wrapping_sub(1),
+        6 => old ^ (1 << random.below(8 * width as u64)),
+        7 => random.below(800),
+        8 => 1 << random.below(33),
+        _ => random.next(),
+    };
+    image[at..at + width].copy_from_slice(&new.to_le_bytes()[..width]);
+}
+
+/// Runs one image and names it if anything is wrong with how it went.
+fn run(what: &str, seed: u64, image: Vec<u8>) -> Result<Outcome, Error> {
+    let start = Instant::now();
+    let outcome = std::panic::catch_unwind(|| exercise::all(image));
+    assert!(start.elapsed() < PATIENCE, "{what}, seed {seed}: took {:?}", start.elapsed());
+    let outcome = outcome.unwrap_or_else(|_| panic!("{what}, seed {seed}: panicked"));
+    if let Err(error) = &outcome {
+        assert!(!error.to_string().is_empty());
+    }
+    outcome
+}
+
+/// The memory of this process was never larger than this, whatever the images claimed.
+fn assert_memory_stayed_small() {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM")).unwrap();
+    let kib: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+    assert!(kib < 192 << 10, "{kib} KiB");
+}
+
+#[test]
+fn sound_images_are_read_without_an_error() {
+    for base in bases() {
+        let outcome = run("sound", 0, base.clone()).unwrap();
+        // Inodes that are not in use, and the four numbers that are none.
+        assert!(outcome.names > 120 && outcome.errors <= 8 && !outcome.cut_short, "{outcome:?}");
+    }
+}
+
+#[test]
+fn spoilt_structures() {
+    let (mut opened, mut damaged) = (0, 0);
+    let sound: Vec<Outcome> =
+        bases().iter().map(|base| run("sound", 0, base.clone()).unwrap()).collect();
+    for seed in 0..4000 {
+        let Some(base) = bases().get(seed as usize % bases().len().max(1)) else { return };
+        let structures = structures(base);
+        let mut random = Random::new(seed);
+        let mut image = base.clone();
+        for _ in 0..=random.below(16) {
+            let nth = random.below(structures.len() as u64) as usize;
+            spoil(&mut image, structures[nth].clone(), &mut random);
+        }
+        if let Ok(outcome) = run("spoilt", seed, image) {
+            opened += 1;
+            damaged += u64::from(outcome != sound[seed as usize % sound.len()]);
+        }
+    }
+    // The test would prove little if most images were refused, or few were hurt.
+    assert!((2000..3900).contains(&opened) && damaged > 1500, "{opened} opened, {damaged} hurt");
+    assert_memory_stayed_small();
+}
+
+#[test]
+fn flipped_bytes_anywhere() {
+    for seed in 0..500 {
+        let Some(base) = bases().get(seed as usize % bases().len().max(1)) else { return };
+        let mut random = Random::new(seed ^ 0xF11B);
+        let mut image = base.clone();
+        for _ in 0..(1 << random.below(12)) {
+            let at = random.below(image.len() as u64) as usize;
+            image[at] ^= random.next() as u8;
+        }
+        let _ = run("flipped", seed, image);
+    }
+    assert_memory_stayed_small();
+}
+
+#[test]
+fn cut_images() {
+    for seed in 0..300 {
+        let Some(base) = bases().get(seed as usize % bases().len().max(1)) else { return };
+        let mut random = Random::new(seed ^ 0xC07);
+        let len = random.below(base.len() as u64) as usize;
+        let _ = run("cut", seed, base[..len].to_vec());
+    }
+}
+
+#[test]
+fn noise() {
+    for seed in 0..400 {
+        let mut random = Random::new(seed ^ 0xA01);
+        let mut image = tree::pattern(seed, 64 << 10);
+        if seed % 2 == 0 {
+            // A superblock that opens, and noise for everything else.
+            let Some(base) = bases().get(seed as usize % bases().len().max(1)) else { return };
+            image.resize(base.len(), random.next() as u8);
+            image[1024..2048].copy_from_slice(&base[1024..2048]);
+            if seed % 4 == 0 {
+                image[2048..8192].copy_from_slice(&base[2048..8192]);
+            }
+            let _ = run("noise", seed, image);
+        } else {
+            assert_eq!(run("noise", seed, image).unwrap_err(), Error::NotExt);
+        }
+    }
+}
