@@ -19,9 +19,15 @@ pub(super) struct Spin {
     misses: u32,
 }
 
+impl Default for Spin {
+    fn default() -> Self {
+        Self { looks: LOOKS_MAX, misses: 0 }
+    }
+}
+
 impl Spin {
     pub(super) fn new() -> Self {
-        Self { looks: LOOKS_MAX, misses: 0 }
+        Self::default()
     }
 
     /// Looks until `there` is true; whether it became so within the budget.
