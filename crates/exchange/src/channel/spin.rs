@@ -8,9 +8,9 @@
 /// Most looks: some ten microseconds.
 const LOOKS_MAX: u32 = 1024;
 /// Fewest looks.
-const LOOKS_MIN: u32 = 8;
+const LOOKS_MIN: u32 = 2;
 /// Every so many misses the full budget is tried.
-const RETRY_MISSES: u32 = 64;
+const RETRY_MISSES: u32 = 512;
 
 /// The budget of one receiver.
 #[derive(Debug)]
