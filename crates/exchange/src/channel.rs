@@ -10,6 +10,8 @@
 //! Law 2: every receive has a deadline; an end whose peer is lost says so in every state.
 //! Law 3: dropping an end closes it; the peer sees [`Lost::Closed`] after what was queued.
 
+mod lane;
+pub mod process;
 mod spin;
 pub mod thread;
 
@@ -22,9 +24,10 @@ use std::{
 use crate::contract::{
     Answer, Awaiting, Call, Contract, Open, Refusal, Request, State, Violation,
     fsm::{Fsm, Sender, kind},
-    wire::{Field, Packer, Unpacker, Wire},
+    wire::{Field, LaneName, Packer, Unpacker, Wire},
 };
 
+pub use lane::LaneEnd;
 pub use thread::pair;
 
 /// Why there is no answer. The end that says it is used up; what was on its way comes
@@ -100,14 +103,10 @@ pub trait Link<Tx, Rx>: Send {
     fn wait(&mut self, deadline: Instant) -> Result<(), Lost>;
 
     /// Gives the lane away, if this link is one end of a lane that no peer has yet.
-    fn give(self: Box<Self>) -> Option<u32> {
+    fn give(self: Box<Self>) -> Option<LaneName> {
         None
     }
 }
-
-/// An end of a lane that arrived in a message. The thread transport moves ends instead.
-#[derive(Debug)]
-pub enum LaneEnd {}
 
 /// An end without its types: a link and the state it is in.
 pub struct Core<Tx, Rx> {
@@ -364,6 +363,6 @@ impl<C: Contract> Field for Server<C> {
         if u64::unpack(from)? != C::FINGERPRINT {
             return Err(Violation::Fingerprint);
         }
-        match from.goods().end(lane)? {}
+        Ok(from.goods().end(lane)?.server())
     }
 }

@@ -1,6 +1,13 @@
 //! Blocks: buffers with one owner.
+//!
+//! A block is private memory, or a slot of an [`arena`](arena::Arena) that two processes
+//! share: the exchange heap.
+
+pub mod arena;
 
 use std::fmt;
+
+use arena::Lent;
 
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
@@ -51,19 +58,26 @@ impl fmt::Debug for Private {
 /// too. Arena bytes may change under their reader, so there is no way to borrow them:
 /// copy with [`Block::copy_out`], or turn the block into [`Private`] memory first.
 #[derive(Debug)]
-pub struct Block {
-    memory: Private,
+pub struct Block(Memory);
+
+#[derive(Debug)]
+enum Memory {
+    Private(Private),
+    Lent(Lent),
 }
 
 impl Block {
     /// A block of `len` zero bytes in private memory.
     pub fn private(len: usize) -> Self {
-        Self { memory: Private::new(len) }
+        Self(Memory::Private(Private::new(len)))
     }
 
     /// Length in bytes.
     pub fn len(&self) -> usize {
-        self.memory.len()
+        match &self.0 {
+            Memory::Private(memory) => memory.len(),
+            Memory::Lent(slot) => slot.len(),
+        }
     }
 
     /// Whether the block holds no byte.
@@ -73,39 +87,76 @@ impl Block {
 
     /// Copies from the block at `at_bytes` into `into`; returns how many bytes there were.
     pub fn copy_out(&self, at_bytes: usize, into: &mut [u8]) -> usize {
-        let from = self.memory.get(at_bytes..).unwrap_or_default();
-        let n = from.len().min(into.len());
-        into[..n].copy_from_slice(&from[..n]);
+        let n = self.len().saturating_sub(at_bytes).min(into.len());
+        match &self.0 {
+            Memory::Private(memory) if n > 0 => {
+                into[..n].copy_from_slice(&memory[at_bytes..at_bytes + n]);
+            }
+            Memory::Lent(slot) if n > 0 => slot.copy_out(at_bytes, &mut into[..n]),
+            _ => {}
+        }
         n
     }
 
     /// Copies `from` into the block at `at_bytes`; returns how many bytes fitted.
     pub fn copy_in(&mut self, at_bytes: usize, from: &[u8]) -> usize {
-        let into = self.memory.get_mut(at_bytes..).unwrap_or_default();
-        let n = from.len().min(into.len());
-        into[..n].copy_from_slice(&from[..n]);
+        let n = self.len().saturating_sub(at_bytes).min(from.len());
+        match &mut self.0 {
+            Memory::Private(memory) if n > 0 => {
+                memory[at_bytes..at_bytes + n].copy_from_slice(&from[..n]);
+            }
+            Memory::Lent(slot) if n > 0 => slot.copy_in(at_bytes, &from[..n]),
+            _ => {}
+        }
         n
     }
 
     /// The bytes, if this block is private memory.
     pub fn bytes(&self) -> Option<&[u8]> {
-        Some(&self.memory)
+        match &self.0 {
+            Memory::Private(memory) => Some(memory),
+            Memory::Lent(_) => None,
+        }
     }
 
     /// The bytes, if this block is private memory.
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
-        Some(&mut self.memory)
+        match &mut self.0 {
+            Memory::Private(memory) => Some(memory),
+            Memory::Lent(_) => None,
+        }
     }
 
     /// Private memory with the block's contents: no copy if it was private,
     /// else one copy, and the block goes home.
     pub fn into_private(self) -> Private {
-        self.memory
+        match self.0 {
+            Memory::Private(memory) => memory,
+            Memory::Lent(slot) => {
+                let mut memory = Private::new(slot.len());
+                slot.copy_out(0, &mut memory);
+                memory
+            }
+        }
+    }
+
+    /// The slot behind the block, or the block itself.
+    pub(crate) fn into_lent(self) -> Result<Lent, Self> {
+        match self.0 {
+            Memory::Lent(slot) => Ok(slot),
+            Memory::Private(_) => Err(self),
+        }
     }
 }
 
 impl From<Private> for Block {
     fn from(memory: Private) -> Self {
-        Self { memory }
+        Self(Memory::Private(memory))
+    }
+}
+
+impl From<Lent> for Block {
+    fn from(slot: Lent) -> Self {
+        Self(Memory::Lent(slot))
     }
 }

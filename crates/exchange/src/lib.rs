@@ -15,3 +15,4 @@
 pub mod channel;
 pub mod contract;
 pub mod heap;
+pub mod shm;

@@ -8,9 +8,9 @@
 /// Most looks: some ten microseconds.
 const LOOKS_MAX: u32 = 1024;
 /// Fewest looks.
-const LOOKS_MIN: u32 = 8;
+const LOOKS_MIN: u32 = 2;
 /// Every so many misses the full budget is tried.
-const RETRY_MISSES: u32 = 64;
+const RETRY_MISSES: u32 = 512;
 
 /// The budget of one receiver.
 #[derive(Debug)]
@@ -19,9 +19,15 @@ pub(super) struct Spin {
     misses: u32,
 }
 
+impl Default for Spin {
+    fn default() -> Self {
+        Self { looks: LOOKS_MAX, misses: 0 }
+    }
+}
+
 impl Spin {
     pub(super) fn new() -> Self {
-        Self { looks: LOOKS_MAX, misses: 0 }
+        Self::default()
     }
 
     /// Looks until `there` is true; whether it became so within the budget.

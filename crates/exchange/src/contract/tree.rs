@@ -8,7 +8,7 @@ use super::{
     file::{self, FileServer},
 };
 use crate::{
-    channel::{Caller, Lost, Server, pair},
+    channel::{Caller, Client, Lost, Server},
     contract::file::File,
     heap::Block,
 };
@@ -234,8 +234,10 @@ pub fn bind(
     Err((Refusal::TooManyLinks, Some(room)))
 }
 
-/// Makes a file channel, gives its server end away to what `path` names, and keeps the
-/// client's end.
+/// Binds the server's end of a new channel to what `path` names, and keeps the client's.
+/// The channel is of the transport that `directory` uses:
+/// [`channel::pair`](crate::channel::pair) between threads,
+/// [`Session::pair`](crate::channel::process::Session::pair) between processes.
 ///
 /// # Errors
 /// As [`bind`].
@@ -243,9 +245,9 @@ pub fn open(
     directory: &mut Caller<Directory>,
     from: Node,
     path: &[u8],
+    (client, server): (Client<File>, Server<File>),
     patience: Duration,
 ) -> Result<(Caller<File>, Attributes), Refusal> {
-    let (client, server) = pair::<File>();
     let room = Block::private(PATH_MAX_BYTES);
     match bind(directory, from, path, room, End::File(server)) {
         Ok((attributes, _)) => Ok((Caller::new(client, patience), attributes)),

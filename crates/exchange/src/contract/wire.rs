@@ -57,6 +57,9 @@ pub enum Violation {
     /// A line was written before its predecessor was read, or out of turn.
     #[error("a line was written out of turn")]
     Turn,
+    /// The peer rang again and again without saying anything.
+    #[error("the peer rings without a message")]
+    Flood,
     /// The shared memory is not sealed or has another size.
     #[error("the shared memory is not what was agreed: {0}")]
     Memory(&'static str),
@@ -69,8 +72,8 @@ pub enum Violation {
 pub trait GoodsOut {
     /// Gives a block away; returns its name on the wire.
     fn block(&mut self, block: Block) -> BlockName;
-    /// Gives an end away that sits on `lane` of this session; returns its name.
-    fn end(&mut self, lane: Option<u32>) -> u32;
+    /// Gives an end away that sits on a lane; returns its name.
+    fn end(&mut self, lane: Option<LaneName>) -> u32;
 }
 
 /// Finds the blocks and ends that an arriving message names.
@@ -96,6 +99,15 @@ pub struct BlockName {
     pub generation: u32,
     /// Length of the block in bytes.
     pub len: u32,
+}
+
+/// A lane of one session, with how often it was used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LaneName {
+    /// Tells sessions of this process apart.
+    pub session: usize,
+    /// Index of the lane, and its epoch in the upper half.
+    pub lane: u32,
 }
 
 /// Writes fields into a line's private image.

@@ -11,7 +11,9 @@
 use crate::{
     contract::{
         Attributes, Kind, Name, Node,
-        wire::{BlockName, Field, GoodsIn, GoodsOut, LINE_BYTES, Packer, Unpacker, Violation},
+        wire::{
+            BlockName, Field, GoodsIn, GoodsOut, LINE_BYTES, LaneName, Packer, Unpacker, Violation,
+        },
     },
     heap::Block,
 };
@@ -155,7 +157,7 @@ impl GoodsOut for NoGoods {
     fn block(&mut self, _: Block) -> BlockName {
         unreachable!("an entry holds no block")
     }
-    fn end(&mut self, _: Option<u32>) -> u32 {
+    fn end(&mut self, _: Option<LaneName>) -> u32 {
         unreachable!("an entry holds no end")
     }
 }

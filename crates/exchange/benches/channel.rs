@@ -1,0 +1,256 @@
+//! What a channel costs, beside a Unix socket and a pipe.
+//!
+//! Prints the median and the least of the batches of each row, in nanoseconds for one round
+//! trip, the mode it was taken in, and its ratio to the first row of its table.
+//!
+//! Modes: `2 cpus` - both sides look before they sleep, each on a CPU of its own;
+//! `1 cpu` - both on one CPU, where looking is useless and each hand-over is a switch.
+
+use std::{
+    fs::File as Stream,
+    io::{Read, Write},
+    os::fd::{AsFd, OwnedFd},
+    process::{Child, Command},
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
+
+use draconis_exchange::{
+    channel::{
+        self, Caller,
+        process::{self, Plan, Session},
+    },
+    contract::{
+        Call, Refusal,
+        file::{self, File, FileServer},
+    },
+    heap::{Block, arena::Class},
+};
+use rustix::{
+    net::{AddressFamily, SocketFlags, SocketType, socketpair},
+    pipe::pipe,
+    process::{Pid, PidfdFlags, pidfd_open},
+    thread::{CpuSet, sched_setaffinity},
+};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+const CHILD: &str = "DRACONIS_BENCH_CHILD";
+const REPLY_BYTES: usize = 4096;
+
+/// Fills `len` bytes of each buffer; 0 leaves it alone, so that only the hand-over counts.
+struct Filler;
+
+const FILL: [u8; REPLY_BYTES] = [7; REPLY_BYTES];
+
+impl FileServer for Filler {
+    fn read(&self, mut m: file::Read) -> Result<file::AckRead, file::NakRead> {
+        let len = m.buffer.copy_in(0, &FILL[..m.len as usize]) as u32;
+        Ok(file::AckRead { buffer: m.buffer, len })
+    }
+    fn get_attributes(
+        &self,
+        m: file::GetAttributes,
+    ) -> Result<file::AckGetAttributes, file::NakGetAttributes> {
+        Err(m.refuse(Refusal::NotSupported))
+    }
+}
+
+fn pin(cpu: usize) {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    if let Err(errno) = sched_setaffinity(None, &set) {
+        eprintln!("not pinned to CPU {cpu}: {errno}");
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Mode {
+    name: &'static str,
+    peer_cpu: usize,
+    batches: usize,
+    round_trips: u32,
+}
+
+const TWO_CPUS: Mode = Mode { name: "2 cpus", peer_cpu: 1, batches: 101, round_trips: 2000 };
+const ONE_CPU: Mode = Mode { name: "1 cpu", peer_cpu: 0, batches: 51, round_trips: 400 };
+
+struct Row {
+    what: String,
+    mode: &'static str,
+    median_ns: f64,
+    least_ns: f64,
+}
+
+fn measure(what: impl Into<String>, mode: Mode, mut round_trip: impl FnMut()) -> Row {
+    (0..mode.round_trips).for_each(|_| round_trip());
+    let mut batches: Vec<f64> = (0..mode.batches)
+        .map(|_| {
+            let start = Instant::now();
+            (0..mode.round_trips).for_each(|_| round_trip());
+            start.elapsed().as_nanos() as f64 / f64::from(mode.round_trips)
+        })
+        .collect();
+    batches.sort_by(f64::total_cmp);
+    let (median_ns, least_ns) = (batches[batches.len() / 2], batches[0]);
+    Row { what: what.into(), mode: mode.name, median_ns, least_ns }
+}
+
+fn print(title: &str, rows: &[Row]) {
+    println!("\n{title}\n{:42} {:8} {:>10} {:>10} {:>7}", "", "mode", "median", "least", "ratio");
+    for row in rows {
+        let ratio = row.median_ns / rows[0].median_ns;
+        let Row { what, mode, median_ns, least_ns } = row;
+        println!("{what:42} {mode:8} {median_ns:7.0} ns {least_ns:7.0} ns {ratio:7.2}");
+    }
+}
+
+/// One typed read over `caller`; the buffer goes round with it.
+fn read(caller: &mut Caller<File>, buffer: &mut Option<Block>, len: u32) {
+    let block = buffer.take().expect("the last reply returned it");
+    let message = file::Read { buffer: block, buffer_offset: 0, offset: 0, len };
+    match caller.call(message) {
+        Ok(Ok(ack)) => *buffer = Some(ack.buffer),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn over_threads(mode: Mode, what: &str, sizes: &[(usize, u32)]) -> Vec<Row> {
+    let (client, server) = channel::pair::<File>();
+    let peer = std::thread::spawn(move || {
+        pin(mode.peer_cpu);
+        file::serve(server, &Filler, PATIENCE)
+    });
+    let mut caller = Caller::new(client, PATIENCE);
+    let rows = sizes
+        .iter()
+        .map(|&(size, len)| {
+            let mut buffer = Some(Block::private(size));
+            measure(label(what, size, len), mode, || read(&mut caller, &mut buffer, len))
+        })
+        .collect();
+    drop(caller);
+    let _ = peer.join();
+    rows
+}
+
+fn label(what: &str, size: usize, len: u32) -> String {
+    let done = if len == 0 { "handed over" } else { "filled" };
+    format!("{what}, {size} B {done}")
+}
+
+fn plan() -> Plan {
+    let class = |slot_bytes| Class { slot_bytes, slots: 4 };
+    Plan {
+        fixed_lanes: 1,
+        host_lanes: 0,
+        guest_lanes: 0,
+        host: vec![class(4096), class(65536), class(1 << 20)],
+        guest: vec![],
+    }
+}
+
+fn child(cpu: usize) -> (Arc<Session>, Child) {
+    let (offer, socket) = process::offer(&plan()).expect("a session");
+    let child = Command::new(std::env::current_exe().expect("our own path"))
+        .env(CHILD, cpu.to_string())
+        .stdin(socket)
+        .spawn()
+        .expect("a child");
+    let peer = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).expect("its pidfd");
+    (offer.start(peer), child)
+}
+
+fn serve_as_child(cpu: usize) {
+    pin(cpu);
+    let socket = std::io::stdin().as_fd().try_clone_to_owned().expect("the socket");
+    let session = process::accept(&socket, Instant::now() + PATIENCE).expect("a session");
+    let server = session.server::<File>(0).expect("lane 0");
+    let _ = file::serve(server, &Filler, PATIENCE);
+}
+
+fn over_processes(mode: Mode, what: &str, sizes: &[(usize, u32)]) -> Vec<Row> {
+    let (session, mut child) = child(mode.peer_cpu);
+    let mut caller = Caller::new(session.client::<File>(0).expect("lane 0"), PATIENCE);
+    let rows = sizes
+        .iter()
+        .map(|&(size, len)| {
+            let mut buffer = session.block(size);
+            measure(label(what, size, len), mode, || read(&mut caller, &mut buffer, len))
+        })
+        .collect();
+    drop(caller);
+    let _ = child.wait();
+    rows
+}
+
+/// A request of 32 bytes and a reply of 4 KiB, through the kernel.
+fn over_streams(mode: Mode, what: &str, ours: [OwnedFd; 2], theirs: [OwnedFd; 2]) -> Row {
+    let streams = |fds: [OwnedFd; 2]| fds.map(Stream::from);
+    let [mut from, mut to] = streams(theirs);
+    let peer = std::thread::spawn(move || {
+        pin(mode.peer_cpu);
+        let mut request = [0; 32];
+        while from.read_exact(&mut request).is_ok() && to.write_all(&FILL).is_ok() {}
+    });
+    let [mut from, mut to] = streams(ours);
+    let mut reply = [0; REPLY_BYTES];
+    let few = Mode { round_trips: mode.round_trips / 10, batches: 31, ..mode };
+    let row = measure(format!("{what}, {REPLY_BYTES} B copied"), few, || {
+        to.write_all(&[1; 32]).expect("the peer reads");
+        from.read_exact(&mut reply).expect("the peer answers");
+    });
+    drop((from, to));
+    let _ = peer.join();
+    row
+}
+
+fn over_unix(mode: Mode) -> Row {
+    let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+    let (a, b) = pair.expect("a socket pair");
+    let both = |fd: OwnedFd| [fd.try_clone().expect("a descriptor"), fd];
+    over_streams(mode, "Unix socket", both(a), both(b))
+}
+
+fn over_pipes(mode: Mode) -> Row {
+    let (there, back) = (pipe().expect("a pipe"), pipe().expect("a pipe"));
+    over_streams(mode, "pipes", [back.0, there.1], [there.0, back.1])
+}
+
+fn machine(cpus: usize) -> String {
+    let field = |path: &str, key: &str| {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        let line = text.lines().find(|line| line.starts_with(key)).unwrap_or_default();
+        line.rsplit(": ").next().unwrap_or_default().to_string()
+    };
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let cpu = field("/proc/cpuinfo", "model name");
+    format!("{cpu}, {cpus} CPUs, Linux {}", kernel.trim())
+}
+
+fn main() {
+    if let Ok(cpu) = std::env::var(CHILD) {
+        return serve_as_child(cpu.parse().unwrap_or(0));
+    }
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    pin(0);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    println!("{}\n{} s since 1970; one round trip each", machine(cpus), now.as_secs());
+    let once = [(REPLY_BYTES, 0), (REPLY_BYTES, REPLY_BYTES as u32)];
+    let two_cpus = cpus > 1;
+    for mode in [TWO_CPUS, ONE_CPU] {
+        if mode.peer_cpu == 1 && !two_cpus {
+            println!("\none CPU only: no spinning");
+            continue;
+        }
+        let mut rows = over_threads(mode, "typed read, threads", &once);
+        rows.extend(over_processes(mode, "typed read, processes", &once));
+        rows.push(over_unix(mode));
+        rows.push(over_pipes(mode));
+        print("A read of 4 KiB", &rows);
+    }
+    if two_cpus {
+        let sizes = [4096, 4, 64, 1024, 16384, 65536, 262_144, 1 << 20].map(|size| (size, 0));
+        print("By size, threads", &over_threads(TWO_CPUS, "threads", &sizes));
+        print("By size, processes", &over_processes(TWO_CPUS, "processes", &sizes));
+    }
+}

@@ -1,0 +1,546 @@
+//! A session: everything two processes share, set up once.
+//!
+//! ```text
+//!   host                         socket                          guest
+//!   offer ── hello: plan + memory, bells, the host's pidfd ────▶ accept
+//!     └─ start(guest's pidfd)
+//!
+//!   memory: | lines, two a lane | "let go" words | slots of the host | slots of the guest |
+//! ```
+//!
+//! Law 1: all descriptors pass and all memory is mapped before the first message; after
+//! that a session needs `ppoll`, `read` and `write`, and no more.
+//! Law 2: the guest maps nothing that is not sealed, sized and laid out as the hello says.
+//! Law 3: a peer that breaks the contract once is not listened to again on any lane.
+//! Law 4: its slots come home when its pidfd says that it is dead, not before.
+
+use std::{
+    io::{IoSlice, IoSliceMut},
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering::*},
+    },
+    time::Instant,
+};
+
+use rustix::{
+    event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
+    fs::OFlags,
+    io::{self, Errno},
+    net::{
+        self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+        SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    },
+    process::{PidfdFlags, getpid, pidfd_open},
+};
+
+use super::{
+    Client, Core, Lost, Server,
+    lane::{LINE_STRIDE, LaneEnd, LaneLink, Orphan, Place},
+};
+use crate::{
+    contract::{Contract, Refusal, Violation, fsm::Sender},
+    heap::{
+        Block,
+        arena::{Arena, Audit, Class, layout_bytes},
+    },
+    shm::Shared,
+};
+
+/// Most lanes of a session: two bells each, and one message passes at most 253 descriptors.
+pub const LANES_MAX: u32 = 64;
+/// Most classes of slots of each side.
+pub const CLASSES_MAX: usize = 8;
+/// Most bytes of shared memory a guest maps.
+pub const MEMORY_MAX_BYTES: usize = 1 << 32;
+
+/// What a session is made of. Its slots are the quota of each side.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Plan {
+    /// Lanes `0..fixed_lanes`: both sides know what contract is spoken on which.
+    pub fixed_lanes: u32,
+    /// Lanes for the channels that the host makes.
+    pub host_lanes: u32,
+    /// Lanes for the channels that the guest makes.
+    pub guest_lanes: u32,
+    /// Slots that the host hands out.
+    pub host: Vec<Class>,
+    /// Slots that the guest hands out.
+    pub guest: Vec<Class>,
+}
+
+impl Default for Plan {
+    /// One fixed lane, a few to make, and blocks of 4 KiB to 1 MiB: 4.5 MiB a side.
+    fn default() -> Self {
+        let classes: Vec<_> = [(4 << 10, 128), (64 << 10, 32), (1 << 20, 2)]
+            .map(|(slot_bytes, slots)| Class { slot_bytes, slots })
+            .into();
+        Self {
+            fixed_lanes: 1,
+            host_lanes: 8,
+            guest_lanes: 8,
+            host: classes.clone(),
+            guest: classes,
+        }
+    }
+}
+
+/// Where things lie in the shared memory.
+struct Layout {
+    let_go_at: usize,
+    slots_at: usize,
+    len: usize,
+}
+
+impl Plan {
+    fn lanes(&self) -> u64 {
+        u64::from(self.fixed_lanes) + u64::from(self.host_lanes) + u64::from(self.guest_lanes)
+    }
+
+    fn layout(&self) -> Option<Layout> {
+        let classes_fit = self.host.len().max(self.guest.len()) <= CLASSES_MAX;
+        if !classes_fit || self.lanes() > u64::from(LANES_MAX) {
+            return None;
+        }
+        let (words, slots) = layout_bytes(&[&self.host, &self.guest])?;
+        let let_go_at = (self.lanes() as usize * 2 * LINE_STRIDE).next_multiple_of(4096);
+        let slots_at = let_go_at.checked_add(words)?;
+        let len = slots_at.checked_add(slots)?;
+        (len > 0 && len <= MEMORY_MAX_BYTES).then_some(Layout { let_go_at, slots_at, len })
+    }
+
+    /// The hello's bytes: fixed length, so that nothing needs parsing.
+    fn to_bytes(&self) -> [u8; HELLO_BYTES] {
+        let counts = [self.fixed_lanes, self.host_lanes, self.guest_lanes];
+        let class = |classes: &[Class], i: usize| {
+            classes.get(i).map_or([0, 0], |class| [class.slot_bytes, class.slots])
+        };
+        let classes = (0..CLASSES_MAX)
+            .flat_map(|i| class(&self.host, i).into_iter().chain(class(&self.guest, i)));
+        let mut bytes = [0; HELLO_BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        for (into, word) in
+            bytes[8..].as_chunks_mut().0.iter_mut().zip(counts.into_iter().chain(classes))
+        {
+            *into = word.to_le_bytes();
+        }
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let words = bytes.strip_prefix(&MAGIC)?.as_chunks().0;
+        let words: Vec<_> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
+        if bytes.len() != HELLO_BYTES {
+            return None;
+        }
+        let classes = |from: usize| {
+            let pairs = words[3..].as_chunks::<4>().0.iter();
+            let class = |c: &[u32; 4]| Class { slot_bytes: c[from], slots: c[from + 1] };
+            pairs.map(class).filter(|class| class.slots > 0).collect()
+        };
+        Some(Self {
+            fixed_lanes: words[0],
+            host_lanes: words[1],
+            guest_lanes: words[2],
+            host: classes(0),
+            guest: classes(2),
+        })
+    }
+}
+
+const MAGIC: [u8; 8] = *b"Drakon\x00\x01";
+const HELLO_BYTES: usize = 8 + 4 * (3 + 4 * CLASSES_MAX);
+/// Memory and pidfd come before the bells.
+const FDS_BEFORE_BELLS: usize = 2;
+const FDS_MAX: usize = FDS_BEFORE_BELLS + 2 * LANES_MAX as usize;
+
+/// A session that waits for its guest.
+#[derive(Debug)]
+pub struct Offer {
+    plan: Plan,
+    shared: Shared,
+    bells: Vec<OwnedFd>,
+}
+
+/// Makes a session's memory and bells. The socket is the guest's: let it be inherited, and
+/// have the guest [`accept`] it. The hello is already in it.
+///
+/// # Errors
+/// [`Errno::INVAL`] for a plan that exceeds its limits, or what the system says.
+pub fn offer(plan: &Plan) -> io::Result<(Offer, OwnedFd)> {
+    let shared = Shared::new(plan.layout().ok_or(Errno::INVAL)?.len)?;
+    let bell = |_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+    let bells = (0..plan.lanes() * 2).map(bell).collect::<io::Result<Vec<_>>>()?;
+    let flags = SocketFlags::CLOEXEC;
+    let (ours, theirs) = net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    let me = pidfd_open(getpid(), PidfdFlags::empty())?;
+    let fds: Vec<_> =
+        [shared.as_fd(), me.as_fd()].into_iter().chain(bells.iter().map(OwnedFd::as_fd)).collect();
+    send_hello(&ours, &plan.to_bytes(), &fds)?;
+    Ok((Offer { plan: plan.clone(), shared, bells }, theirs))
+}
+
+fn send_hello(socket: &OwnedFd, hello: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(Errno::INVAL);
+    }
+    net::sendmsg(socket, &[IoSlice::new(hello)], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+impl Offer {
+    /// Starts the session with the guest that `peer` is a pidfd of.
+    pub fn start(self, peer: OwnedFd) -> Arc<Session> {
+        Arc::new(Session::new(self.plan, self.shared, self.bells, peer, true))
+    }
+}
+
+/// Takes up the session that was offered over `socket`.
+///
+/// # Errors
+/// [`Lost::Timeout`], [`Lost::Closed`], or the violation in the hello.
+pub fn accept(socket: &OwnedFd, deadline: Instant) -> Result<Arc<Session>, Lost> {
+    let (hello, fds) = receive_hello(socket, deadline)?;
+    let plan = Plan::from_bytes(&hello).ok_or(Violation::Memory("the hello is malformed"))?;
+    let layout = plan.layout().ok_or(Violation::Memory("the plan exceeds its limits"))?;
+    let wanted = FDS_BEFORE_BELLS + plan.lanes() as usize * 2;
+    if fds.len() != wanted {
+        return Err(Violation::Descriptors("another number than the plan needs").into());
+    }
+    let mut fds = fds.into_iter();
+    // Counted above.
+    let (Some(memory), Some(peer)) = (fds.next(), fds.next()) else { return Err(Lost::Closed) };
+    let bells: Vec<_> = fds.collect();
+    for bell in &bells {
+        let flags = rustix::fs::fcntl_getfl(bell);
+        if !flags.is_ok_and(|flags| flags.contains(OFlags::NONBLOCK)) {
+            return Err(Violation::Descriptors("a bell that can block").into());
+        }
+    }
+    let shared = Shared::adopt(memory, layout.len)?;
+    Ok(Arc::new(Session::new(plan, shared, bells, peer, false)))
+}
+
+fn receive_hello(
+    socket: &OwnedFd,
+    deadline: Instant,
+) -> Result<([u8; HELLO_BYTES], Vec<OwnedFd>), Lost> {
+    wait_for(&mut [PollFd::new(socket, PollFlags::IN)], deadline)?;
+    let mut hello = [0; HELLO_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let got = net::recvmsg(socket, &mut [IoSliceMut::new(&mut hello)], &mut control, flags)
+        .map_err(|_| Lost::Closed)?;
+    // Collected first: what is refused must be closed, too.
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    if got.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC) {
+        return Err(Violation::Descriptors("more than fit a message").into());
+    }
+    match got.bytes {
+        0 => Err(Lost::Closed),
+        HELLO_BYTES => Ok((hello, fds)),
+        n => Err(Violation::Length(n as u32).into()),
+    }
+}
+
+/// Polls until one of `fds` is ready.
+fn wait_for(fds: &mut [PollFd<'_>], deadline: Instant) -> Result<(), Lost> {
+    let left = deadline.checked_duration_since(Instant::now()).ok_or(Lost::Timeout)?;
+    // A wait too long for a timespec has no end worth the name.
+    let timeout = left.try_into().ok();
+    match poll(fds, timeout.as_ref()) {
+        Ok(0) => Err(Lost::Timeout),
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(_) => Err(Lost::Closed),
+    }
+}
+
+/// Which ends of a lane this side holds.
+#[derive(Clone, Copy, Default, Debug)]
+struct Ends {
+    epoch: u16,
+    client: bool,
+    server: bool,
+    /// The server's end went over to the peer.
+    given: bool,
+}
+
+/// One side of what two processes share.
+pub struct Session {
+    plan: Plan,
+    shared: Arc<Shared>,
+    heap: Arc<Arena>,
+    bells: Vec<OwnedFd>,
+    peer: OwnedFd,
+    host: bool,
+    dead: AtomicBool,
+    blame: OnceLock<Violation>,
+    /// Clients that have sent and not yet received.
+    awaiting: AtomicUsize,
+    lanes: Mutex<Vec<Ends>>,
+    orphans: Mutex<Vec<Orphan>>,
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Session({} lanes, {:?})", self.bells.len() / 2, self.heap.audit())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Session {
+    fn new(plan: Plan, shared: Shared, bells: Vec<OwnedFd>, peer: OwnedFd, host: bool) -> Self {
+        let shared = Arc::new(shared);
+        // A plan without a layout was refused before it came here.
+        let layout = plan.layout().expect("the plan was checked");
+        let Layout { let_go_at, slots_at, .. } = layout;
+        let heap = Arena::new(shared.clone(), let_go_at, slots_at, &plan.host, &plan.guest, host);
+        let lanes = vec![Ends::default(); plan.lanes() as usize];
+        Self {
+            plan,
+            shared,
+            heap: Arc::new(heap),
+            bells,
+            peer,
+            host,
+            dead: AtomicBool::new(false),
+            blame: OnceLock::new(),
+            awaiting: AtomicUsize::new(0),
+            lanes: Mutex::new(lanes),
+            orphans: Mutex::default(),
+        }
+    }
+
+    /// The client's end of fixed lane `lane`, once.
+    pub fn client<C: Contract>(self: &Arc<Self>, lane: u32) -> Option<Client<C>> {
+        let place = self.fixed(lane, Sender::Client)?;
+        let link = LaneLink::new::<C>(self, place);
+        Some(Core::new(Box::new(link), C::TABLE, Sender::Server).into())
+    }
+
+    /// The server's end of fixed lane `lane`, once.
+    pub fn server<C: Contract>(self: &Arc<Self>, lane: u32) -> Option<Server<C>> {
+        let place = self.fixed(lane, Sender::Server)?;
+        Some(LaneEnd::new(self, place).server())
+    }
+
+    fn fixed(&self, lane: u32, side: Sender) -> Option<Place> {
+        let mut lanes = lock(&self.lanes);
+        if lane >= self.plan.fixed_lanes || lanes[lane as usize].epoch != 0 {
+            return None;
+        }
+        let ends = &mut lanes[lane as usize];
+        ends.epoch = 1;
+        match side {
+            Sender::Client => ends.client = true,
+            Sender::Server => ends.server = true,
+        }
+        Some(Place { lane, epoch: 1, side })
+    }
+
+    /// A new channel, whose server's end can be sent over this session.
+    ///
+    /// # Errors
+    /// [`Refusal::Quota`] when all lanes of this side are in use.
+    pub fn pair<C: Contract>(self: &Arc<Self>) -> Result<(Client<C>, Server<C>), Refusal> {
+        self.settle();
+        let place = self.free_lane().ok_or(Refusal::Quota)?;
+        let link = LaneLink::new::<C>(self, place);
+        let client = Core::new(Box::new(link), C::TABLE, Sender::Server).into();
+        Ok((client, LaneEnd::new(self, Place { side: Sender::Server, ..place }).server()))
+    }
+
+    fn free_lane(&self) -> Option<Place> {
+        let mut lanes = lock(&self.lanes);
+        let lane = self.our_lanes().find(|&lane| {
+            let ends = lanes[lane as usize];
+            let idle = !ends.client && !ends.server && ends.epoch < u16::MAX;
+            idle && (!ends.given || self.closed_by_server(lane, ends.epoch))
+        })?;
+        let ends = &mut lanes[lane as usize];
+        *ends = Ends { epoch: ends.epoch + 1, client: true, server: true, given: false };
+        Some(Place { lane, epoch: ends.epoch, side: Sender::Client })
+    }
+
+    fn closed_by_server(&self, lane: u32, epoch: u16) -> bool {
+        let orphaned = lock(&self.orphans).iter().any(|orphan| orphan.is_on(lane));
+        !orphaned && Place { lane, epoch, side: Sender::Client }.peer_closed(self)
+    }
+
+    fn our_lanes(&self) -> std::ops::Range<u32> {
+        let Plan { fixed_lanes, host_lanes, guest_lanes, .. } = self.plan;
+        let middle = fixed_lanes + host_lanes;
+        if self.host { fixed_lanes..middle } else { middle..middle + guest_lanes }
+    }
+
+    /// Whether this side makes the channels of `lane`.
+    pub(super) fn made(&self, lane: u32) -> bool {
+        self.our_lanes().contains(&lane)
+    }
+
+    /// A block of `len` bytes that crosses this session without a copy. Its contents are
+    /// whatever its last owner left. `None` when all slots that would hold it are in use.
+    pub fn block(&self, len: usize) -> Option<Block> {
+        self.heap.block(len)
+    }
+
+    /// Where every byte of this side's slots is.
+    pub fn audit(self: &Arc<Self>) -> Audit {
+        self.settle();
+        self.heap.audit()
+    }
+
+    /// Whether the peer's death is confirmed.
+    pub fn is_dead(&self) -> bool {
+        self.dead.load(Acquire)
+    }
+
+    /// How the peer broke the contract, if it did.
+    pub fn blame(&self) -> Option<Violation> {
+        self.blame.get().copied()
+    }
+
+    /// Waits until the peer is dead: after it was killed for a breach, say. Everything
+    /// that was on its way is home then, once the ends of this session were dropped.
+    ///
+    /// # Errors
+    /// [`Lost::Timeout`].
+    pub fn wait_for_death(self: &Arc<Self>, deadline: Instant) -> Result<(), Lost> {
+        while !self.is_dead() {
+            let mut fds = [PollFd::new(&self.peer, PollFlags::IN)];
+            wait_for(&mut fds, deadline)?;
+            self.note_death(fds[0].revents());
+        }
+        self.settle();
+        Ok(())
+    }
+
+    fn note_death(&self, events: PollFlags) {
+        if events.contains(PollFlags::IN) {
+            self.dead.store(true, Release);
+        }
+    }
+
+    pub(super) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    pub(super) fn heap(&self) -> &Arc<Arena> {
+        &self.heap
+    }
+
+    /// Records the first breach; returns it.
+    pub(super) fn accuse(&self, violation: Violation) -> Violation {
+        *self.blame.get_or_init(|| violation)
+    }
+
+    pub(super) fn ring(&self, bell: usize) {
+        // A bell that is full is ringing already.
+        let _ = io::write(&self.bells[bell], &1u64.to_ne_bytes());
+    }
+
+    /// Sleeps until `bell` rings or the peer dies.
+    pub(super) fn wait(&self, bell: usize, deadline: Instant) -> Result<(), Lost> {
+        let mut fds =
+            [PollFd::new(&self.bells[bell], PollFlags::IN), PollFd::new(&self.peer, PollFlags::IN)];
+        wait_for(&mut fds, deadline)?;
+        let [rung, died] = [fds[0].revents(), fds[1].revents()];
+        self.note_death(died);
+        if rung.contains(PollFlags::IN) {
+            // Somebody may have drained it meanwhile; it does not block.
+            let _ = io::read(&self.bells[bell], &mut [0; 8]);
+        }
+        Ok(())
+    }
+
+    pub(super) fn count_awaiting(&self, was: bool, is: bool) {
+        match (was, is) {
+            (false, true) => self.awaiting.fetch_add(1, AcqRel),
+            (true, false) => self.awaiting.fetch_sub(1, AcqRel),
+            _ => return,
+        };
+    }
+
+    /// The server's end of the named lane went over.
+    pub(super) fn end_given(&self, name: u32) {
+        let mut lanes = lock(&self.lanes);
+        if let Some(ends) = lanes.get_mut((name & 0xffff) as usize) {
+            ends.server = false;
+            ends.given = true;
+        }
+    }
+
+    /// The server's end of the named lane came over.
+    pub(super) fn end_arrived(&self, name: u32) -> Result<Place, Violation> {
+        let (lane, epoch) = (name & 0xffff, (name >> 16) as u16);
+        let mut lanes = lock(&self.lanes);
+        let fixed = lane < self.plan.fixed_lanes;
+        let ends = lanes.get_mut(lane as usize).filter(|_| !fixed).ok_or(Violation::Lane(lane))?;
+        let good = if self.made(lane) {
+            ends.given && ends.epoch == epoch
+        } else {
+            !ends.server && epoch >= ends.epoch && epoch > 0
+        };
+        if !good {
+            return Err(Violation::Lane(lane));
+        }
+        ends.epoch = epoch;
+        ends.server = true;
+        ends.given = false;
+        Ok(Place { lane, epoch, side: Sender::Server })
+    }
+
+    /// The server's end of the named lane never went over.
+    pub(super) fn end_taken_back(&self, name: u32) -> Result<Place, Violation> {
+        let (lane, epoch) = (name & 0xffff, (name >> 16) as u16);
+        let mut lanes = lock(&self.lanes);
+        match lanes.get_mut(lane as usize) {
+            Some(ends) if ends.given && ends.epoch == epoch => {
+                ends.server = true;
+                ends.given = false;
+                Ok(Place { lane, epoch, side: Sender::Server })
+            }
+            _ => Err(Violation::Lane(lane)),
+        }
+    }
+
+    pub(super) fn end_dropped(&self, place: Place) {
+        let ends = &mut lock(&self.lanes)[place.lane as usize];
+        match place.side {
+            Sender::Client => ends.client = false,
+            Sender::Server => ends.server = false,
+        }
+    }
+
+    pub(super) fn adopt(&self, orphan: Orphan) {
+        lock(&self.orphans).push(orphan);
+    }
+
+    /// Brings home what can come home: late replies, and all of a dead peer's slots once
+    /// nobody has a message of it left to read.
+    pub(super) fn settle(self: &Arc<Self>) {
+        // Taken out first: settling drops ends, which settle in their turn.
+        let mut orphans = std::mem::take(&mut *lock(&self.orphans));
+        orphans.retain_mut(|orphan| !orphan.settle(self));
+        let mut kept = lock(&self.orphans);
+        kept.append(&mut orphans);
+        let quiet = kept.is_empty() && self.awaiting.load(Acquire) == 0;
+        drop(kept);
+        if self.is_dead() && quiet {
+            self.heap.reclaim();
+        }
+    }
+}

@@ -1,0 +1,515 @@
+//! The exchange heap of one session: slots that two processes map, and who owns each.
+//!
+//! ```text
+//!            alloc             give               claim
+//!     Free ────────▶ Held ───────────▶ Away ──────────────▶ Held       at the slot's home
+//!      ▲              │ drop            │ peer let go, or is dead
+//!      └──────────────┴─────────────────┘
+//!
+//!     Away ── claim ──▶ Held ── give, or drop and say so ──▶ Away      at the other side
+//! ```
+//!
+//! Every slot has a home: the side that hands it out. Each side keeps its own table, in
+//! private memory; shared memory holds bytes, and hints that cost only those who lie.
+//!
+//! Law 1: a slot is in one place: Free, Held by one [`Block`], or Away with its peer.
+//! Law 2: a slot goes by index and generation; the generation grows with every hand-over
+//! from home, so an old name is never good again. A slot whose generations are used up
+//! retires.
+//! Law 3: an Away slot is used again only when the peer gave it back or said it let go,
+//! or when its death is confirmed.
+
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicU64, Ordering::*},
+};
+
+use super::Block;
+use crate::{
+    contract::{Violation, wire::BlockName},
+    shm::Shared,
+};
+
+/// Last generation of a slot.
+const GENERATION_MAX: u32 = (1 << 31) - 1;
+
+/// Slots of one size.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Class {
+    /// Size of a slot in bytes: a multiple of 4096.
+    pub slot_bytes: u32,
+    /// How many.
+    pub slots: u32,
+}
+
+/// Where a slot is, in this side's eyes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Place {
+    Free,
+    Held,
+    Away,
+    Retired,
+}
+
+/// One entry of the table, packed into 64 bits: place 2, generation 31, length 31.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Entry {
+    place: Place,
+    generation: u32,
+    len: u32,
+}
+
+impl Entry {
+    const fn to_bits(self) -> u64 {
+        (self.place as u64) << 62 | (self.generation as u64) << 31 | self.len as u64
+    }
+
+    const fn from_bits(bits: u64) -> Self {
+        let place = match bits >> 62 {
+            0 => Place::Free,
+            1 => Place::Held,
+            2 => Place::Away,
+            _ => Place::Retired,
+        };
+        let mask = (1 << 31) - 1;
+        Self { place, generation: (bits >> 31 & mask) as u32, len: (bits & mask) as u32 }
+    }
+}
+
+#[derive(Debug)]
+struct Slot {
+    at: usize,
+    bytes: u32,
+    /// Whether this side hands it out.
+    home: bool,
+    entry: AtomicU64,
+}
+
+impl Slot {
+    fn load(&self) -> Entry {
+        Entry::from_bits(self.entry.load(Acquire))
+    }
+
+    fn store(&self, entry: Entry) {
+        self.entry.store(entry.to_bits(), Release);
+    }
+
+    fn swap(&self, from: Entry, to: Entry) -> bool {
+        self.entry.compare_exchange(from.to_bits(), to.to_bits(), AcqRel, Acquire).is_ok()
+    }
+}
+
+/// Slots of one size that are free, at their home.
+#[derive(Debug)]
+struct FreeList {
+    slot_bytes: u32,
+    free: Mutex<Vec<u32>>,
+}
+
+impl FreeList {
+    fn with<T>(&self, f: impl FnOnce(&mut Vec<u32>) -> T) -> T {
+        f(&mut self.free.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// One side's view of the slots that two processes share.
+#[derive(Debug)]
+pub struct Arena {
+    shared: Arc<Shared>,
+    /// One word per slot, where the side that is not its home says that it let go.
+    let_go_at: usize,
+    slots: Box<[Slot]>,
+    free: Box<[FreeList]>,
+}
+
+/// Where the bytes of one side's slots are. They add up to what the arena has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Audit {
+    /// Nobody uses them.
+    pub free_bytes: u64,
+    /// In blocks that this side holds.
+    pub held_bytes: u64,
+    /// With the peer.
+    pub away_bytes: u64,
+    /// In slots that are used up.
+    pub retired_bytes: u64,
+    /// The peer's slots that this side holds; not part of the sum.
+    pub borrowed_bytes: u64,
+}
+
+impl Audit {
+    /// All bytes at home.
+    pub fn total_bytes(&self) -> u64 {
+        self.free_bytes + self.held_bytes + self.away_bytes + self.retired_bytes
+    }
+}
+
+/// Bytes that the "let go" words and the slots of `classes` take in shared memory.
+pub(crate) fn layout_bytes(classes: &[&[Class]]) -> Option<(usize, usize)> {
+    let mut slots = 0u64;
+    let mut bytes = 0u64;
+    for class in classes.iter().copied().flatten() {
+        if class.slot_bytes == 0 || class.slot_bytes % 4096 != 0 || class.slot_bytes >= 1 << 30 {
+            return None;
+        }
+        slots = slots.checked_add(class.slots.into())?;
+        bytes = bytes.checked_add(u64::from(class.slot_bytes) * u64::from(class.slots))?;
+    }
+    let words = usize::try_from(slots * 4).ok()?.next_multiple_of(4096);
+    Some((words, usize::try_from(bytes).ok()?))
+}
+
+impl Arena {
+    /// The view of the side whose slots are `ours`, over memory that holds the "let go"
+    /// words at `let_go_at` and the slots at `slots_at`, the host's classes first.
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        let_go_at: usize,
+        slots_at: usize,
+        host: &[Class],
+        guest: &[Class],
+        we_are_host: bool,
+    ) -> Self {
+        let mut slots = Vec::new();
+        let mut lists: Vec<(u32, Vec<u32>)> = Vec::new();
+        let mut at = slots_at;
+        for (classes, home) in [(host, we_are_host), (guest, !we_are_host)] {
+            for class in classes {
+                let place = if home { Place::Free } else { Place::Away };
+                let entry = Entry { place, generation: 0, len: 0 };
+                let first = slots.len() as u32;
+                for _ in 0..class.slots {
+                    let entry = AtomicU64::new(entry.to_bits());
+                    slots.push(Slot { at, bytes: class.slot_bytes, home, entry });
+                    at += class.slot_bytes as usize;
+                }
+                if home {
+                    lists.push((class.slot_bytes, (first..slots.len() as u32).rev().collect()));
+                }
+            }
+        }
+        lists.sort_by_key(|(slot_bytes, _)| *slot_bytes);
+        let free = lists
+            .into_iter()
+            .map(|(slot_bytes, free)| FreeList { slot_bytes, free: Mutex::new(free) })
+            .collect();
+        Self { shared, let_go_at, slots: slots.into(), free }
+    }
+
+    /// A block of `len` bytes, from the smallest slot that holds it; its contents are
+    /// whatever its last owner left. `None` when all that would hold it are in use.
+    pub fn block(self: &Arc<Self>, len: usize) -> Option<Block> {
+        self.lend(len).map(Block::from)
+    }
+
+    fn lend(self: &Arc<Self>, len: usize) -> Option<Lent> {
+        let index = self.pop(len).or_else(|| {
+            self.collect();
+            self.pop(len)
+        })?;
+        let slot = &self.slots[index as usize];
+        let generation = slot.load().generation;
+        // A slot is smaller than 2^30 bytes, and `len` fits it.
+        slot.store(Entry { place: Place::Held, generation, len: len as u32 });
+        Some(Lent::new(self, index, len as u32))
+    }
+
+    fn pop(&self, len: usize) -> Option<u32> {
+        self.free
+            .iter()
+            .filter(|list| list.slot_bytes as usize >= len)
+            .find_map(|list| list.with(Vec::pop))
+    }
+
+    fn push(&self, index: u32) {
+        let bytes = self.slots[index as usize].bytes;
+        if let Some(list) = self.free.iter().find(|list| list.slot_bytes == bytes) {
+            list.with(|free| free.push(index));
+        }
+    }
+
+    fn let_go_word(&self, index: u32) -> &std::sync::atomic::AtomicU32 {
+        self.shared.word(self.let_go_at + index as usize * 4)
+    }
+
+    /// Gives a block to the peer; returns its name. Private memory, and slots of other
+    /// arenas, are copied into a slot of this one first; `None` if there is no room.
+    pub(crate) fn give(self: &Arc<Self>, block: Block) -> Option<BlockName> {
+        match block.into_lent() {
+            Ok(lent) if lent.can_go_over(self) => Some(self.hand_over(lent)),
+            Ok(lent) => self.copied(&lent.into()).map(|lent| self.hand_over(lent)),
+            Err(private) => self.copied(&private).map(|lent| self.hand_over(lent)),
+        }
+    }
+
+    fn copied(self: &Arc<Self>, block: &Block) -> Option<Lent> {
+        let mut lent = self.lend(block.len())?;
+        let mut piece = [0; 4096];
+        for at in (0..block.len()).step_by(piece.len()) {
+            let n = block.copy_out(at, &mut piece);
+            lent.copy_in(at, &piece[..n]);
+        }
+        Some(lent)
+    }
+
+    fn hand_over(&self, mut lent: Lent) -> BlockName {
+        lent.arena = None;
+        let slot = &self.slots[lent.index as usize];
+        let mut entry = slot.load();
+        debug_assert_eq!(entry.place, Place::Held);
+        if slot.home {
+            entry.generation += 1;
+        }
+        let len = lent.len;
+        slot.store(Entry { place: Place::Away, len, ..entry });
+        BlockName { slot: lent.index, generation: entry.generation, len }
+    }
+
+    /// Takes a slot that the peer gives.
+    pub(crate) fn claim(self: &Arc<Self>, name: BlockName) -> Result<Lent, Violation> {
+        let index = name.slot;
+        let slot = self.slots.get(index as usize).ok_or(Violation::Slot(index))?;
+        let entry = slot.load();
+        if entry.place != Place::Away {
+            return Err(Violation::Owner(index));
+        }
+        let fresh = if slot.home {
+            name.generation == entry.generation
+        } else {
+            name.generation > entry.generation && name.generation <= GENERATION_MAX
+        };
+        if !fresh {
+            return Err(Violation::Generation(index));
+        }
+        if name.len > slot.bytes || (slot.home && name.len != entry.len) {
+            return Err(Violation::BlockLength(index));
+        }
+        let held = Entry { place: Place::Held, generation: name.generation, len: name.len };
+        // Two lanes may be offered the same slot at once; one of them is a lie.
+        if !slot.swap(entry, held) {
+            return Err(Violation::Owner(index));
+        }
+        Ok(Lent::new(self, index, name.len))
+    }
+
+    /// Takes back what [`Arena::give`] gave in a message that was never sent.
+    pub(crate) fn take_back(self: &Arc<Self>, name: BlockName) -> Option<Lent> {
+        let slot = self.slots.get(name.slot as usize)?;
+        let given = Entry { place: Place::Away, generation: name.generation, len: name.len };
+        let held = Entry { place: Place::Held, ..given };
+        slot.swap(given, held).then(|| Lent::new(self, name.slot, name.len))
+    }
+
+    fn let_go(&self, index: u32) {
+        let slot = &self.slots[index as usize];
+        let entry = slot.load();
+        if slot.home {
+            self.free(index, entry);
+        } else {
+            slot.store(Entry { place: Place::Away, ..entry });
+            self.let_go_word(index).store(entry.generation, Release);
+        }
+    }
+
+    fn free(&self, index: u32, from: Entry) {
+        let retire = from.generation >= GENERATION_MAX - 1;
+        let place = if retire { Place::Retired } else { Place::Free };
+        let to = Entry { place, generation: from.generation, len: 0 };
+        if self.slots[index as usize].swap(from, to) && !retire {
+            self.push(index);
+        }
+    }
+
+    /// Frees the slots that the peer says it let go.
+    fn collect(&self) {
+        self.free_away(|index, entry| self.let_go_word(index).load(Acquire) == entry.generation);
+    }
+
+    /// Frees all slots that are with the peer. Only after its death is confirmed.
+    pub(crate) fn reclaim(&self) {
+        self.free_away(|_, _| true);
+    }
+
+    fn free_away(&self, which: impl Fn(u32, Entry) -> bool) {
+        for (index, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.home) {
+            // There are at most 2^32 slots: names count them so.
+            let (index, entry) = (index as u32, slot.load());
+            if entry.place == Place::Away && which(index, entry) {
+                self.free(index, entry);
+            }
+        }
+    }
+
+    /// Where every byte is.
+    pub fn audit(&self) -> Audit {
+        self.collect();
+        let mut audit = Audit::default();
+        for slot in &self.slots {
+            let bytes = u64::from(slot.bytes);
+            match (slot.load().place, slot.home) {
+                (Place::Free, _) => audit.free_bytes += bytes,
+                (Place::Retired, _) => audit.retired_bytes += bytes,
+                (Place::Held, true) => audit.held_bytes += bytes,
+                (Place::Away, true) => audit.away_bytes += bytes,
+                (Place::Held, false) => audit.borrowed_bytes += bytes,
+                (Place::Away, false) => {}
+            }
+        }
+        audit
+    }
+}
+
+/// A slot that a block of this side holds. Dropped, it goes home.
+#[derive(Debug)]
+pub(crate) struct Lent {
+    /// `None` only once the slot was given away.
+    arena: Option<Arc<Arena>>,
+    index: u32,
+    at: usize,
+    len: u32,
+}
+
+impl Lent {
+    fn new(arena: &Arc<Arena>, index: u32, len: u32) -> Self {
+        Self { arena: Some(arena.clone()), index, at: arena.slots[index as usize].at, len }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    fn can_go_over(&self, arena: &Arc<Arena>) -> bool {
+        self.arena.as_ref().is_some_and(|mine| Arc::ptr_eq(mine, arena))
+            && arena.slots[self.index as usize].load().generation < GENERATION_MAX
+    }
+
+    /// Copies `into.len()` bytes at `at`; the block has checked that they are there.
+    pub(super) fn copy_out(&self, at: usize, into: &mut [u8]) {
+        if let Some(arena) = &self.arena {
+            arena.shared.copy_out(self.at + at, into);
+        }
+    }
+
+    /// Copies `from` to `at`; the block has checked that there is room.
+    pub(super) fn copy_in(&mut self, at: usize, from: &[u8]) {
+        if let Some(arena) = &self.arena {
+            arena.shared.copy_in(self.at + at, from);
+        }
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if let Some(arena) = self.arena.take() {
+            arena.let_go(self.index);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLASSES: [Class; 2] =
+        [Class { slot_bytes: 4096, slots: 3 }, Class { slot_bytes: 8192, slots: 1 }];
+
+    fn sides() -> (Arc<Arena>, Arc<Arena>) {
+        let (words, bytes) = layout_bytes(&[&CLASSES, &[]]).unwrap();
+        let shared = Arc::new(Shared::new(words + bytes).unwrap());
+        let side = |host| Arc::new(Arena::new(shared.clone(), 0, words, &CLASSES, &[], host));
+        (side(true), side(false))
+    }
+
+    const TOTAL: u64 = 3 * 4096 + 8192;
+
+    #[track_caller]
+    fn expect(arena: &Arena, free: u64, held: u64, away: u64) {
+        let audit = arena.audit();
+        assert_eq!((audit.free_bytes, audit.held_bytes, audit.away_bytes), (free, held, away));
+        assert_eq!(audit.total_bytes(), TOTAL);
+    }
+
+    #[test]
+    fn a_block_goes_over_and_comes_back() {
+        let (home, peer) = sides();
+        let mut block = home.block(10).unwrap();
+        block.copy_in(0, b"there");
+        let name = home.give(block).unwrap();
+        expect(&home, TOTAL - 4096, 0, 4096);
+        let mut there = Block::from(peer.claim(name).unwrap());
+        assert_eq!(peer.audit().borrowed_bytes, 4096);
+        let mut bytes = [0; 5];
+        there.copy_out(0, &mut bytes);
+        assert_eq!(&bytes, b"there");
+        there.copy_in(0, b"again");
+        let back = Block::from(home.claim(peer.give(there).unwrap()).unwrap());
+        assert_eq!(&back.into_private()[..5], b"again");
+        expect(&home, TOTAL, 0, 0);
+    }
+
+    #[test]
+    fn a_block_that_the_peer_drops_comes_home() {
+        let (home, peer) = sides();
+        let name = home.give(home.block(8000).unwrap()).unwrap();
+        assert!(home.block(8000).is_none(), "the only large slot is away");
+        drop(peer.claim(name).unwrap());
+        assert!(home.block(8000).is_some());
+        expect(&home, TOTAL, 0, 0);
+    }
+
+    #[test]
+    fn a_dead_peers_blocks_come_home_only_by_reclaim() {
+        let (home, peer) = sides();
+        let name = home.give(home.block(1).unwrap()).unwrap();
+        std::mem::forget(peer.claim(name));
+        expect(&home, TOTAL - 4096, 0, 4096);
+        home.reclaim();
+        expect(&home, TOTAL, 0, 0);
+        assert_eq!(home.claim(name).unwrap_err(), Violation::Owner(0));
+    }
+
+    #[test]
+    fn names_that_are_not_the_peers_to_give_are_refused() {
+        let (home, peer) = sides();
+        let name = home.give(home.block(100).unwrap()).unwrap();
+        let cases = [
+            (BlockName { slot: 99, ..name }, Violation::Slot(99)),
+            (BlockName { slot: 1, ..name }, Violation::Owner(1)),
+            (BlockName { generation: 0, ..name }, Violation::Generation(0)),
+            (BlockName { generation: 2, ..name }, Violation::Generation(0)),
+            (BlockName { len: 101, ..name }, Violation::BlockLength(0)),
+        ];
+        for (lie, violation) in cases {
+            assert_eq!(home.claim(lie).unwrap_err(), violation);
+        }
+        let there = peer.claim(name).unwrap();
+        assert_eq!(peer.claim(name).unwrap_err(), Violation::Owner(0), "given twice");
+        drop(there);
+        assert_eq!(peer.claim(name).unwrap_err(), Violation::Generation(0), "replayed");
+        let long = BlockName { generation: 7, len: 4097, slot: 0 };
+        assert_eq!(peer.claim(long).unwrap_err(), Violation::BlockLength(0));
+    }
+
+    #[test]
+    fn a_slot_whose_generations_are_used_up_retires() {
+        let (home, _) = sides();
+        let worn = Entry { place: Place::Free, generation: GENERATION_MAX - 1, len: 0 };
+        home.slots[0].store(worn);
+        assert_eq!(Entry::from_bits(worn.to_bits()), worn);
+        drop(home.block(1).unwrap());
+        let audit = home.audit();
+        assert_eq!((audit.retired_bytes, audit.total_bytes()), (4096, TOTAL));
+    }
+
+    #[test]
+    fn private_memory_is_copied_into_a_slot_or_refused() {
+        let (home, peer) = sides();
+        let mut private = Block::private(5000);
+        private.copy_in(4990, b"the end");
+        let name = home.give(private).unwrap();
+        let mut bytes = [0; 7];
+        Block::from(peer.claim(name).unwrap()).copy_out(4990, &mut bytes);
+        assert_eq!(&bytes, b"the end");
+        assert!(home.give(Block::private(8193)).is_none());
+    }
+}

@@ -1,0 +1,215 @@
+//! Memory that another process can write while we look at it.
+//!
+//! ```text
+//!   memfd, sealed against shrinking and growing ── mapped read-write by both sides
+//! ```
+//!
+//! Law 1: no reference to shared bytes ever exists: bytes are copied, words are atomics.
+//! Law 2: a descriptor that came from a peer is mapped only if its seals forbid that the
+//! memory is cut away under us, and its size is the one agreed.
+//!
+//! Copies are made by machine instructions the compiler does not look into, so a peer
+//! that writes meanwhile changes which bytes arrive and nothing else.
+
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    ptr::NonNull,
+    sync::atomic::{AtomicU32, AtomicU64},
+};
+
+use rustix::{
+    fs::{self, MemfdFlags, SealFlags},
+    io,
+    mm::{self, MapFlags, ProtFlags},
+};
+
+use crate::contract::Violation;
+
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// A mapping of a sealed memfd.
+#[derive(Debug)]
+pub struct Shared {
+    start: NonNull<u8>,
+    len: usize,
+    memory: OwnedFd,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread; every access goes through
+// atomics or through copies that tolerate concurrent writers.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    /// `len` zero bytes that can be given to another process.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn new(len: usize) -> io::Result<Self> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::NOEXEC_SEAL;
+        let memory = fs::memfd_create("draconis-exchange", flags)?;
+        fs::ftruncate(&memory, len as u64)?;
+        fs::fcntl_add_seals(&memory, SEALS)?;
+        Self::map(memory, len)
+    }
+
+    /// Maps what a peer sent, if it can be trusted to stay.
+    ///
+    /// # Errors
+    /// [`Violation::Memory`]: not sealed, another size than `len`, or not to be mapped.
+    pub fn adopt(memory: OwnedFd, len: usize) -> Result<Self, Violation> {
+        let seals =
+            fs::fcntl_get_seals(&memory).map_err(|_| Violation::Memory("it is no memfd"))?;
+        if !seals.contains(SEALS) {
+            return Err(Violation::Memory("it is not sealed"));
+        }
+        let stat = fs::fstat(&memory).map_err(|_| Violation::Memory("it has no size"))?;
+        if u64::try_from(stat.st_size) != Ok(len as u64) {
+            return Err(Violation::Memory("it has another size"));
+        }
+        Self::map(memory, len).map_err(|_| Violation::Memory("it cannot be mapped"))
+    }
+
+    fn map(memory: OwnedFd, len: usize) -> io::Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice aliases nothing.
+        let start = unsafe {
+            let protection = ProtFlags::READ | ProtFlags::WRITE;
+            mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, &memory, 0)?
+        };
+        let start = NonNull::new(start.cast()).ok_or(io::Errno::NOMEM)?;
+        Ok(Self { start, len, memory })
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether nothing is shared.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The 32-bit word at `at`.
+    ///
+    /// # Panics
+    /// When `at` is not a multiple of 4 within the memory: our own layout is wrong.
+    pub fn word(&self, at: usize) -> &AtomicU32 {
+        assert!(at.is_multiple_of(4) && at < self.len && self.len - at >= 4);
+        // SAFETY: in bounds and aligned, checked above (the mapping starts on a page);
+        // an atomic may be written by anyone at any time.
+        unsafe { self.start.add(at).cast().as_ref() }
+    }
+
+    /// The 64-bit word at `at`.
+    ///
+    /// # Panics
+    /// When `at` is not a multiple of 8 within the memory: our own layout is wrong.
+    pub fn long(&self, at: usize) -> &AtomicU64 {
+        assert!(at.is_multiple_of(8) && at < self.len && self.len - at >= 8);
+        // SAFETY: as in `word`.
+        unsafe { self.start.add(at).cast().as_ref() }
+    }
+
+    /// Copies `into.len()` bytes at `at` out of the shared memory.
+    ///
+    /// # Panics
+    /// When they do not lie in it: the caller has checked against its own tables.
+    pub fn copy_out(&self, at: usize, into: &mut [u8]) {
+        assert!(at <= self.len && into.len() <= self.len - at);
+        // SAFETY: both ranges are in bounds and distinct: `into` is private memory.
+        unsafe { copy(self.start.add(at).as_ptr(), into.as_mut_ptr(), into.len()) }
+    }
+
+    /// Copies `from` into the shared memory at `at`.
+    ///
+    /// # Panics
+    /// As [`Shared::copy_out`].
+    pub fn copy_in(&self, at: usize, from: &[u8]) {
+        assert!(at <= self.len && from.len() <= self.len - at);
+        // SAFETY: both ranges are in bounds and distinct: `from` is private memory.
+        unsafe { copy(from.as_ptr(), self.start.add(at).as_ptr(), from.len()) }
+    }
+}
+
+impl AsFd for Shared {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: `map` made exactly this mapping, and no reference into it outlives self.
+        let unmapped = unsafe { mm::munmap(self.start.as_ptr().cast(), self.len) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+/// Copies where the other side may write at the same time.
+///
+/// # Safety
+/// `len` bytes must be readable at `from` and writable at `to`, and not overlap.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's promise. To the compiler the instruction is a foreign write to
+    // `to`; what it read may have been torn, and no value is derived from it here. The
+    // direction flag is clear, as the ABI demands.
+    unsafe {
+        std::arch::asm!(
+            "rep movsb",
+            inout("rcx") len => _,
+            inout("rsi") from => _,
+            inout("rdi") to => _,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+/// Copies where the other side may write at the same time.
+///
+/// # Safety
+/// `len` bytes must be readable at `from` and writable at `to`, and not overlap.
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    for i in 0..len {
+        // SAFETY: the caller's promise; volatile keeps the compiler from reading twice.
+        unsafe { to.add(i).write_volatile(from.add(i).read_volatile()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memfd(len: u64, seals: SealFlags) -> OwnedFd {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let memory = fs::memfd_create("test", flags).unwrap();
+        fs::ftruncate(&memory, len).unwrap();
+        fs::fcntl_add_seals(&memory, seals).unwrap();
+        memory
+    }
+
+    #[test]
+    fn both_mappings_see_the_same_bytes() {
+        let ours = Shared::new(8192).unwrap();
+        let theirs = Shared::adopt(ours.as_fd().try_clone_to_owned().unwrap(), 8192).unwrap();
+        ours.copy_in(4090, b"across a page");
+        let mut bytes = [0; 13];
+        theirs.copy_out(4090, &mut bytes);
+        assert_eq!(&bytes, b"across a page");
+    }
+
+    #[test]
+    fn memory_that_could_change_its_size_is_refused() {
+        let adopt = |memory| Shared::adopt(memory, 4096).unwrap_err();
+        for seals in [SealFlags::empty(), SealFlags::SHRINK, SEALS - SealFlags::SEAL] {
+            assert_eq!(adopt(memfd(4096, seals)), Violation::Memory("it is not sealed"));
+        }
+        assert_eq!(adopt(memfd(2048, SEALS)), Violation::Memory("it has another size"));
+        assert_eq!(adopt(memfd(8192, SEALS)), Violation::Memory("it has another size"));
+        let pipe = rustix::pipe::pipe().unwrap().0;
+        assert_eq!(adopt(pipe), Violation::Memory("it is no memfd"));
+    }
+}

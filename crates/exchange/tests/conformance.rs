@@ -1,0 +1,335 @@
+//! One suite, every transport.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{
+    PATIENCE, name, soon,
+    transport::{Lanes, Processes, Role, Threads, Transport, play_if_child},
+};
+use draconis_exchange::{
+    channel::{Caller, Lost},
+    contract::{
+        List, Node, Refusal,
+        directory::{self, Directory, Records},
+        disk::{self, Disk},
+        file::{self, File},
+        tree,
+        volume::{self, Volume},
+    },
+};
+
+#[test]
+fn child_entry() {
+    play_if_child();
+}
+
+/// Runs every test over every transport.
+macro_rules! conform {
+    ($($module:ident: $transport:ident),*; $tests:tt) => {
+        $(conform!(@ $module $transport $tests);)*
+    };
+    (@ $module:ident $transport:ident { $($test:ident),* $(,)? }) => {
+        mod $module {
+            $(
+                #[test]
+                fn $test() {
+                    super::$test::<super::$transport>();
+                }
+            )*
+        }
+    };
+}
+
+conform! {
+    threads: Threads, lanes: Lanes, processes: Processes;
+    {
+        a_bound_file_is_read,
+        links_are_reparsed_by_the_client_up_to_a_bound,
+        a_bound_directory_answers_and_lists,
+        a_refused_end_comes_back,
+        bulk_comes_back,
+        a_reply_that_was_sent_is_heard_before_the_closing,
+        a_request_that_nobody_reads_comes_home,
+        a_silent_server_is_given_up_and_its_late_reply_comes_home,
+        a_thousand_binds_use_the_same_lanes,
+        states_lead_where_the_reply_says,
+        a_peer_that_dies_is_told_in_every_state,
+    }
+}
+
+fn with_tree<T: Transport>(test: impl FnOnce(&T, &mut Caller<Directory>)) {
+    let (transport, client) = T::start::<Directory>(Role::Tree);
+    let mut caller = Caller::new(client, PATIENCE);
+    test(&transport, &mut caller);
+    drop(caller);
+    transport.finish();
+}
+
+fn a_bound_file_is_read<T: Transport>() {
+    with_tree::<T>(|transport, directory| {
+        let ends = transport.pair();
+        let (mut hello, attributes) =
+            tree::open(directory, Node::ROOT, b"hello", ends, PATIENCE).unwrap();
+        assert_eq!(attributes.size_bytes, 12);
+        let buffer = transport.block(4096);
+        let ack = hello
+            .call(file::Read { buffer, buffer_offset: 100, offset: 7, len: 1000 })
+            .unwrap()
+            .unwrap();
+        assert_eq!(ack.len, 5);
+        let mut bytes = [0; 5];
+        ack.buffer.copy_out(100, &mut bytes);
+        assert_eq!(&bytes, b"tree!");
+        let nak = hello
+            .call(file::Write { buffer: ack.buffer, buffer_offset: 0, offset: 0, len: 1 })
+            .unwrap()
+            .unwrap_err();
+        assert_eq!((nak.why, nak.buffer.len()), (Refusal::NotSupported, 4096));
+        let buffer = nak.buffer;
+        let beyond = file::Read { buffer, buffer_offset: 4000, offset: 0, len: 100 };
+        assert_eq!(hello.call(beyond).unwrap().unwrap_err().why, Refusal::Invalid);
+    });
+}
+
+fn links_are_reparsed_by_the_client_up_to_a_bound<T: Transport>() {
+    with_tree::<T>(|transport, directory| {
+        let mut open = |path: &[u8]| {
+            tree::open(directory, Node::ROOT, path, transport.pair(), PATIENCE)
+                .map(|(_, attributes)| attributes.node)
+        };
+        assert_eq!(open(b"/dir/../link"), Ok(Node(2)));
+        assert_eq!(open(b"dir/loop"), Ok(Node(2)));
+        assert_eq!(open(b"self"), Err(Refusal::TooManyLinks));
+        assert_eq!(open(b"self/hello"), Err(Refusal::TooManyLinks));
+        assert_eq!(open(b"hello/"), Err(Refusal::NotADirectory));
+        assert_eq!(open(b"hello/x"), Err(Refusal::NotADirectory));
+        assert_eq!(open(b"dir"), Err(Refusal::IsADirectory));
+        assert_eq!(open(b"nothing"), Err(Refusal::NotFound));
+    });
+}
+
+fn a_bound_directory_answers_and_lists<T: Transport>() {
+    with_tree::<T>(|transport, root| {
+        let (client, server) = transport.pair::<Directory>();
+        let room = transport.block(tree::PATH_MAX_BYTES);
+        let end = directory::End::Directory(server);
+        let (attributes, _) = tree::bind(root, Node::ROOT, b"dir", room, end).unwrap();
+        let (reply, client) = client
+            .call(directory::Lookup { parent: attributes.node, name: name("loop") }, soon())
+            .unwrap();
+        assert_eq!(reply.unwrap().attributes.node, Node(5));
+        let message = directory::Enumerate {
+            node: Node::ROOT,
+            cookie: 0,
+            buffer: transport.block(4096),
+            with_attributes: true,
+        };
+        let (reply, _) = client.call(message, soon()).unwrap();
+        let ack = reply.unwrap();
+        let names: Vec<_> = Records::new(&ack.buffer, ack.len)
+            .unwrap()
+            .map(|entry| String::from_utf8(entry.unwrap().name.as_bytes().to_vec()).unwrap())
+            .collect();
+        assert_eq!(names, ["hello", "dir", "link", "self"]);
+    });
+}
+
+fn a_refused_end_comes_back<T: Transport>() {
+    with_tree::<T>(|transport, directory| {
+        let (client, server) = transport.pair::<File>();
+        let bind = |path: &[u8], end| {
+            let mut room = transport.block(4096);
+            room.copy_in(0, path);
+            directory::Bind { from: Node::ROOT, path: room, len: path.len() as u32, end }
+        };
+        let end = directory::End::File(server);
+        let nak = directory.call(bind(b"nothing", end)).unwrap().unwrap_err();
+        // The same end, once more, to something that is there.
+        directory.call(bind(b"hello", nak.end)).unwrap().unwrap();
+        let (reply, _) = client.call(file::GetAttributes {}, soon()).unwrap();
+        assert_eq!(reply.unwrap().attributes.node, Node(2));
+    });
+}
+
+fn bulk_comes_back<T: Transport>() {
+    let (transport, client) = T::start::<Disk>(Role::CloseAfter(9));
+    let blocks: Vec<_> = (0..64).map(|i| (i * 4096, transport.block(4096))).collect();
+    let mut after = List::new();
+    after.push(7).unwrap();
+    let submit = disk::Submit { blocks: List::try_from(blocks).unwrap(), after, more: false };
+    let (reply, client) = client.call(submit, soon()).unwrap();
+    let nak = reply.unwrap_err();
+    assert_eq!((nak.why, nak.blocks.len()), (Refusal::ReadOnly, 64));
+    assert!(
+        nak.blocks
+            .iter()
+            .enumerate()
+            .all(|(i, (at, block))| { *at == i as u64 * 4096 && block.len() == 4096 })
+    );
+    drop((nak, client));
+    transport.finish();
+}
+
+fn read<T: Transport>(transport: &T) -> file::Read {
+    file::Read { buffer: transport.block(4096), buffer_offset: 0, offset: 0, len: 4096 }
+}
+
+fn a_reply_that_was_sent_is_heard_before_the_closing<T: Transport>() {
+    for after in [1, 3] {
+        let (transport, client) = T::start::<File>(Role::CloseAfter(after));
+        let mut caller = Caller::new(client, PATIENCE);
+        for _ in 0..after {
+            assert_eq!(caller.call(read(&transport)).unwrap().unwrap_err().why, Refusal::Io);
+        }
+        assert_eq!(caller.call(read(&transport)).unwrap_err(), Lost::Closed);
+        assert_eq!(caller.call(read(&transport)).unwrap_err(), Lost::Closed);
+        transport.finish();
+    }
+}
+
+fn a_request_that_nobody_reads_comes_home<T: Transport>() {
+    let (transport, directory) = T::start::<Directory>(Role::CloseAfter(0));
+    let (client, server) = transport.pair::<File>();
+    // The end travels in a request that the server drops unread, and closes then.
+    let waiting = client.send(read(&transport));
+    let path = transport.block(4096);
+    let end = directory::End::File(server);
+    let bind = directory::Bind { from: Node::ROOT, path, len: 0, end };
+    assert_eq!(directory.call(bind, soon()).unwrap_err(), Lost::Closed);
+    assert_eq!(waiting.receive(soon()).unwrap_err(), Lost::Closed);
+    transport.finish();
+}
+
+fn a_silent_server_is_given_up_and_its_late_reply_comes_home<T: Transport>() {
+    let (transport, client) = T::start::<File>(Role::Silent(Duration::from_millis(150)));
+    // A child process takes its time to start: it must have begun to be silent.
+    let mut waiting = client.send(read(&transport));
+    let before = Instant::now();
+    assert_eq!(waiting.wait(before + Duration::from_millis(20)), Err(Lost::Timeout));
+    assert!(before.elapsed() < Duration::from_millis(140), "told long after the deadline");
+    assert_eq!(waiting.receive(Instant::now()).unwrap_err(), Lost::Timeout);
+    std::thread::sleep(Duration::from_millis(400));
+    transport.finish();
+}
+
+fn a_thousand_binds_use_the_same_lanes<T: Transport>() {
+    with_tree::<T>(|transport, directory| {
+        for _ in 0..1000 {
+            let ends = loop_until(|| {
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| transport.pair())).ok()
+            });
+            let (mut hello, _) =
+                tree::open(directory, Node::ROOT, b"hello", ends, PATIENCE).unwrap();
+            let ack = hello.call(read(transport)).unwrap().unwrap();
+            assert_eq!(ack.len, 12);
+        }
+    });
+}
+
+/// The peer closes its ends a little after we close ours.
+fn loop_until<T>(mut f: impl FnMut() -> Option<T>) -> T {
+    let deadline = soon();
+    loop {
+        match f() {
+            Some(value) => return value,
+            None if Instant::now() > deadline => panic!("never"),
+            None => std::thread::yield_now(),
+        }
+    }
+}
+
+fn states_lead_where_the_reply_says<T: Transport>() {
+    use draconis_exchange::channel::Reply;
+    let (transport, client) = T::start::<Volume>(Role::CloseAfter(9));
+    let mount = volume::Mount { options: transport.block(100), len: 0 };
+    let running = match client.send(mount).receive(soon()).unwrap() {
+        Reply::Ack(ack, running) => {
+            assert!(ack.read_only);
+            running
+        }
+        Reply::Nak(nak, _) => panic!("{}", nak.why),
+    };
+    let running = match running.send(volume::Unmount { force: false }).receive(soon()).unwrap() {
+        Reply::Nak(nak, running) => {
+            assert_eq!(nak.why, Refusal::Busy);
+            running
+        }
+        Reply::Ack(..) => panic!("busy volumes stay"),
+    };
+    let status = volume::Status { buffer: transport.block(64) };
+    let (reply, _) = running.call(status, soon()).unwrap();
+    assert_eq!(reply.unwrap_err().buffer.len(), 64);
+    transport.finish();
+}
+
+/// Sends each message to a peer that dies of it, in the state that the first calls lead to.
+macro_rules! dies {
+    ($T:ty, $C:ty, $transport:ident, $answered:expr, |$client:ident| $first:expr; $($message:expr),* $(,)?) => {$(
+        let ($transport, $client) = <$T>::start::<$C>(Role::DieAt($answered));
+        let $client = $first;
+        let told = $client.send($message).receive(soon()).map(drop);
+        assert_eq!(told, Err(Lost::Closed), "{}", stringify!($message));
+        $transport.finish();
+    )*};
+}
+
+fn a_peer_that_dies_is_told_in_every_state<T: Transport>() {
+    use draconis_exchange::contract::AttributeChange;
+    let (node, parent, name) = (Node(9), Node::ROOT, name("x"));
+    dies! { T, File, t, 1, |client| client.call(read(&t), soon()).unwrap().1;
+        read(&t),
+        file::Write { buffer: t.block(4096), buffer_offset: 0, offset: 0, len: 1 },
+        file::GetAttributes {},
+        file::Sync { data_only: true },
+    }
+    dies! { T, Disk, t, 0, |client| client;
+        disk::Properties {},
+        disk::Read { at_bytes: 0, buffer: t.block(65536), urgent: true },
+        disk::Submit {
+            blocks: List::try_from(vec![(0, t.block(4096)), (4096, t.block(9))]).unwrap(),
+            after: List::new(),
+            more: true,
+        },
+        disk::Wait { ticket: 1 },
+    }
+    dies! { T, Volume, t, 0, |client| client;
+        volume::Mount { options: t.block(10), len: 0 },
+        volume::Format { options: t.block(10), len: 0 },
+    }
+    dies! { T, Volume, t, 1, |client| {
+            let mount = volume::Mount { options: t.block(10), len: 0 };
+            match client.send(mount).receive(soon()).unwrap() {
+                draconis_exchange::channel::Reply::Ack(_, running) => running,
+                draconis_exchange::channel::Reply::Nak(nak, _) => panic!("{}", nak.why),
+            }
+        };
+        volume::Status { buffer: t.block(10) },
+        volume::Unmount { force: true },
+    }
+    dies! { T, Directory, t, 0, |client| client;
+        directory::Bind {
+            from: node, path: t.block(10), len: 0, end: directory::End::File(t.pair().1),
+        },
+        directory::Bind {
+            from: node, path: t.block(10), len: 0, end: directory::End::Directory(t.pair().1),
+        },
+        directory::Lookup { parent, name },
+        directory::GetAttributes { node },
+        directory::Enumerate { node, cookie: 0, buffer: t.block(10), with_attributes: false },
+        directory::ReadLink { node, buffer: t.block(10) },
+        directory::GetXattr { node, name, buffer: t.block(0) },
+        directory::ListXattr { node, buffer: t.block(10) },
+        directory::Create { parent, name, mode: 0, uid: 0, gid: 0, device: (0, 0) },
+        directory::MakeDirectory { parent, name, mode: 0, uid: 0, gid: 0 },
+        directory::Symlink { parent, name, target: t.block(10), len: 0, uid: 0, gid: 0 },
+        directory::Link { node, parent, name },
+        directory::Unlink { parent, name },
+        directory::RemoveDirectory { parent, name },
+        directory::Rename { from: parent, name, to: parent, new_name: name, flags: 0 },
+        directory::SetAttributes { node, change: AttributeChange::default() },
+        directory::SetXattr { node, name, value: t.block(10), len: 0, flags: 0 },
+        directory::RemoveXattr { node, name },
+    }
+}
