@@ -13,7 +13,11 @@ use crate::cli::Place;
 use crate::target::Target;
 
 /// Opens the volume in `image` and confines this process to reading it.
-pub fn open(image: &Path, place: Place, beneath: Option<BorrowedFd<'_>>) -> anyhow::Result<VolumeTree> {
+pub fn open(
+    image: &Path,
+    place: Place,
+    beneath: Option<BorrowedFd<'_>>,
+) -> anyhow::Result<VolumeTree> {
     let options = MountOptions {
         offset_bytes: place.offset,
         partition: place.partition,

@@ -27,8 +27,8 @@ impl Target {
 
     /// The last name of the path; empty for the root directory.
     pub fn file_name(&self) -> &[u8] {
-        let names = self.path.split(|&b| b == b'/').filter(|name| !name.is_empty());
-        names.last().unwrap_or_default()
+        let mut names = self.path.split(|&b| b == b'/').filter(|name| !name.is_empty());
+        names.next_back().unwrap_or_default()
     }
 }
 

@@ -169,6 +169,9 @@ mod tests {
             clock.exact(Time { seconds: -1, nanoseconds: 5 }),
             "1969-12-31 23:59:59.000000005 +0000"
         );
-        assert_eq!(clock.minute(Time { seconds: i64::MAX, nanoseconds: 0 }), format!("@{}", i64::MAX));
+        assert_eq!(
+            clock.minute(Time { seconds: i64::MAX, nanoseconds: 0 }),
+            format!("@{}", i64::MAX)
+        );
     }
 }

@@ -120,7 +120,8 @@ impl Walk {
         let attributes = volume.attributes_of(&inode);
         let shared = attributes.links > 1 && attributes.kind != Kind::Directory;
         let at = self.items.len();
-        let link_to = shared.then(|| *links.entry(number).or_insert(at)).filter(|&first| first != at);
+        let link_to =
+            shared.then(|| *links.entry(number).or_insert(at)).filter(|&first| first != at);
         if attributes.kind == Kind::File && link_to.is_none() {
             self.bytes += attributes.size_bytes.min(attributes.blocks_512.saturating_mul(512));
         }
@@ -270,7 +271,8 @@ pub fn segments(volume: &Volume, inode: &Inode) -> draconis_ext::Result<Vec<(u64
             if matches!(run.place, Place::Hole) {
                 continue;
             }
-            let (start, end) = (bytes(run.from, 0).max(offset), bytes(run.from, run.blocks).min(size));
+            let (start, end) =
+                (bytes(run.from, 0).max(offset), bytes(run.from, run.blocks).min(size));
             match segments.last_mut() {
                 Some(before) if before.1 == start => before.1 = end,
                 _ => segments.push((start, end)),

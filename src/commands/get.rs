@@ -17,7 +17,9 @@ use anyhow::{Context, bail};
 use draconis_exchange::contract::{Attributes, Kind, Time};
 use draconis_ext::{Follow, Volume};
 use draconis_service::sandbox::open_beneath;
-use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::fs::{
+    AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags,
+};
 use rustix::io::Errno;
 
 use crate::cli::Get;
@@ -153,7 +155,8 @@ impl Copy<'_> {
             return Ok(open.clone());
         }
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let resolve =
+            ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         let name = if path.is_empty() { b"." } else { path };
         let open = Rc::new(rustix::fs::openat2(&self.root, name, flags, Mode::empty(), resolve)?);
         if self.dirs.len() >= OPEN_DIRS {
@@ -211,7 +214,8 @@ impl Copy<'_> {
     }
 
     fn file(&mut self, item: &Item, there: &There) -> Result<(), Errno> {
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags =
+            OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let private = Mode::from_raw_mode(0o600);
         let mut made = None;
         replacing(there, || {

@@ -30,7 +30,9 @@ const USTAR_NAME_BYTES: usize = 100;
 
 pub fn run(arguments: &Tar) -> anyhow::Result<ExitCode> {
     if io::stdout().is_terminal() {
-        bail!("the archive would be written to your terminal; redirect it: draconis tar ... > out.tar");
+        bail!(
+            "the archive would be written to your terminal; redirect it: draconis tar ... > out.tar"
+        );
     }
     let tree = image::open(&arguments.target.image, arguments.place, None)?;
     let volume = tree.volume();
@@ -113,7 +115,8 @@ impl<W: Write> Archive<'_, W> {
         header.set_gid(pax.number("gid", attributes.gid.into(), USTAR_ID_MAX.into()));
         let modified = attributes.modified;
         header.set_mtime(u64::try_from(modified.seconds).unwrap_or(0).min(USTAR_SIZE_MAX));
-        if modified.nanoseconds != 0 || header.mtime().ok() != u64::try_from(modified.seconds).ok() {
+        if modified.nanoseconds != 0 || header.mtime().ok() != u64::try_from(modified.seconds).ok()
+        {
             pax.record("mtime", pax_time(modified.seconds, modified.nanoseconds).as_bytes());
         }
         if let Err(error) = self.xattrs(item, &mut pax) {
@@ -161,7 +164,13 @@ impl<W: Write> Archive<'_, W> {
         Ok(())
     }
 
-    fn file(&mut self, item: &Item, mut header: Header, mut pax: Pax, path: &[u8]) -> anyhow::Result<()> {
+    fn file(
+        &mut self,
+        item: &Item,
+        mut header: Header,
+        mut pax: Pax,
+        path: &[u8],
+    ) -> anyhow::Result<()> {
         header.set_entry_type(EntryType::Regular);
         let size = item.attributes.size_bytes;
         let segments = match segments(self.volume, item.inode()) {
@@ -230,7 +239,13 @@ impl<W: Write> Archive<'_, W> {
     }
 
     /// Writes a header, before it the pax records that it needs.
-    fn header(&mut self, mut header: Header, pax: &mut Pax, path: &[u8], size: u64) -> anyhow::Result<()> {
+    fn header(
+        &mut self,
+        mut header: Header,
+        pax: &mut Pax,
+        path: &[u8],
+        size: u64,
+    ) -> anyhow::Result<()> {
         header.set_size(pax.number("size", size, USTAR_SIZE_MAX));
         if path.len() > USTAR_NAME_BYTES {
             pax.record("path", path);

@@ -325,11 +325,8 @@ impl Manager {
                     mount_point.display()
                 ));
             };
-            mounts = self
-                .ended
-                .wait_timeout(mounts, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            mounts =
+                self.ended.wait_timeout(mounts, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         Ok(())
     }
@@ -369,10 +366,8 @@ impl Manager {
         loop {
             if mounts.is_empty() {
                 let before = self.next.load(Ordering::Relaxed);
-                let (held, waited) = self
-                    .ended
-                    .wait_timeout(mounts, idle)
-                    .unwrap_or_else(PoisonError::into_inner);
+                let (held, waited) =
+                    self.ended.wait_timeout(mounts, idle).unwrap_or_else(PoisonError::into_inner);
                 mounts = held;
                 let untouched = self.next.load(Ordering::Relaxed) == before;
                 if waited.timed_out() && mounts.is_empty() && untouched {

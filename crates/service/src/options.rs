@@ -53,6 +53,11 @@ impl Default for MountOptions {
     }
 }
 
+/// What an inode takes in its cache, in bytes.
+const INODE_BYTES: u64 = 512;
+/// What an entry of the block-map cache takes, in bytes.
+const BLOCK_MAP_BYTES: u64 = 2048;
+
 /// An option that is not one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OptionError {
@@ -77,12 +82,44 @@ pub enum OptionError {
 /// Options of mount(8) that change nothing here: the volume is not written, or the kernel
 /// does it anyway.
 const WITHOUT_EFFECT: &[&str] = &[
-    "defaults", "auto", "noauto", "user", "nouser", "users", "owner", "group", "nofail", "_netdev",
-    "async", "sync", "dirsync", "atime", "noatime", "relatime", "norelatime", "strictatime",
-    "lazytime", "nolazytime", "diratime", "nodiratime", "silent", "loud", "exec",
+    "defaults",
+    "auto",
+    "noauto",
+    "user",
+    "nouser",
+    "users",
+    "owner",
+    "group",
+    "nofail",
+    "_netdev",
+    "async",
+    "sync",
+    "dirsync",
+    "atime",
+    "noatime",
+    "relatime",
+    "norelatime",
+    "strictatime",
+    "lazytime",
+    "nolazytime",
+    "diratime",
+    "nodiratime",
+    "silent",
+    "loud",
+    "exec",
 ];
 
 impl MountOptions {
+    /// Most private memory a worker with these options may have, in bytes: its caches, as
+    /// large as they are when full, and 64 MiB for everything else.
+    pub fn memory_limit_bytes(&self) -> u64 {
+        let each = |entries: usize, bytes: u64| (entries as u64).saturating_mul(bytes);
+        (64_u64 << 20)
+            .saturating_add(self.data_cache_bytes)
+            .saturating_add(each(self.inode_cache, INODE_BYTES))
+            .saturating_add(each(self.block_map_cache, BLOCK_MAP_BYTES))
+    }
+
     /// Adds what a comma-separated list says; later ones win.
     ///
     /// # Errors
@@ -164,7 +201,8 @@ mod tests {
 
     #[test]
     fn options_are_read_and_later_ones_win() {
-        let options = parse("rw,ro,allow_other,data_cache=128M,inode_cache=7,noatime,x-systemd.a=b");
+        let options =
+            parse("rw,ro,allow_other,data_cache=128M,inode_cache=7,noatime,x-systemd.a=b");
         let options = options.unwrap();
         assert!(options.read_only && options.allow_other);
         assert_eq!((options.data_cache_bytes, options.inode_cache), (128 << 20, 7));

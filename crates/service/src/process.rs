@@ -13,13 +13,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use draconis_exchange::channel::process::{Plan, Session, offer};
 use draconis_exchange::channel::{Client, Lost, Reply};
 use draconis_exchange::contract::Refusal;
 use draconis_exchange::contract::volume::{self, Volume};
 use draconis_exchange::heap::Block;
-use draconis_exchange::process::{Session, SessionOptions};
+use draconis_exchange::heap::arena::Class;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
@@ -33,7 +35,13 @@ use crate::sandbox::Confinement;
 /// How long a worker may take to open a volume.
 const MOUNT_WAIT: Duration = Duration::from_secs(60);
 /// Room for the text of a message, in bytes.
-const TEXT_BYTES: usize = 64 << 10;
+const TEXT_BYTES: u32 = 64 << 10;
+
+/// One lane for the volume contract, and the blocks that carry its texts.
+fn plan() -> Plan {
+    let texts = Class { slot_bytes: TEXT_BYTES, slots: 2 };
+    Plan { fixed_lanes: 1, host_lanes: 0, guest_lanes: 0, host: vec![texts], guest: vec![] }
+}
 
 /// A running worker.
 pub struct Worker {
@@ -41,7 +49,7 @@ pub struct Worker {
     pid: u32,
     pidfd: OwnedFd,
     control: UnixStream,
-    session: Session,
+    session: Arc<Session>,
     volume: Option<Client<Volume, volume::Running>>,
     text: Option<Block>,
     /// What keeps it in.
@@ -99,9 +107,11 @@ impl Worker {
     /// See [`StartError`].
     pub fn start(image: OwnedFd, options: &MountOptions) -> Result<Self, StartError> {
         let (control, theirs) = UnixStream::pair()?;
-        let (session_socket, session_theirs) = UnixStream::pair()?;
+        let (session, session_theirs) = offer(&plan()).map_err(std::io::Error::from)?;
         let child = Command::new("/proc/self/exe")
             .arg("worker")
+            .arg("--memory")
+            .arg(options.memory_limit_bytes().to_string())
             .env_clear()
             .current_dir("/")
             .process_group(0)
@@ -110,20 +120,19 @@ impl Worker {
             .spawn()?;
         let pid = child.id();
         // A child that nobody has waited for keeps its number.
-        let raw = Pid::from_raw(pid as i32).ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotFound))?;
-        let pidfd = rustix::process::pidfd_open(raw, PidfdFlags::empty())
-            .map_err(std::io::Error::from)?;
+        let raw = Pid::from_raw(pid as i32)
+            .ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotFound))?;
+        let pidfd =
+            rustix::process::pidfd_open(raw, PidfdFlags::empty()).map_err(std::io::Error::from)?;
         send_descriptors(&control, &[image.as_fd(), session_theirs.as_fd()])?;
         drop((image, session_theirs));
-        let lost = |error: &dyn std::fmt::Display| StartError::Lost(error.to_string());
-        let peer = pidfd.try_clone()?;
-        let session = Session::create(session_socket, peer, SessionOptions::default());
+        let session = session.start(pidfd.try_clone()?);
         let mut worker = Self {
             child: Some(child),
             pid,
             pidfd,
             control,
-            session: session.map_err(|error| lost(&error))?,
+            session,
             volume: None,
             text: None,
             confinement: Confinement::default(),
@@ -143,8 +152,9 @@ impl Worker {
     fn mount(&mut self, options: &MountOptions) -> Result<(), StartError> {
         let lost = |error: &dyn std::fmt::Display| StartError::Lost(error.to_string());
         let until = Instant::now() + MOUNT_WAIT;
-        let client = self.session.client::<Volume>(until).map_err(|error| lost(&error))?;
-        let mut text = self.session.block(TEXT_BYTES).map_err(|error| lost(&error))?;
+        let nothing_left = || lost(&"its session is used up");
+        let client = self.session.client::<Volume>(0).ok_or_else(nothing_left)?;
+        let mut text = self.session.block(TEXT_BYTES as usize).ok_or_else(nothing_left)?;
         let options = serde_json::to_vec(options).map_err(std::io::Error::from)?;
         text.copy_in(0, &options);
         let len = options.len() as u32;

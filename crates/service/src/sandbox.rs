@@ -163,7 +163,8 @@ fn become_nobody() -> Result<(), ConfineError> {
 fn drop_capabilities(keep: CapabilitySet) -> Result<(), ConfineError> {
     let have = rustix::thread::capabilities(None).map_err(failed("capabilities"))?;
     let keep = have.permitted & keep;
-    let sets = CapabilitySets { effective: keep, permitted: keep, inheritable: CapabilitySet::empty() };
+    let sets =
+        CapabilitySets { effective: keep, permitted: keep, inheritable: CapabilitySet::empty() };
     rustix::thread::set_capabilities(None, sets).map_err(failed("capabilities"))
 }
 

@@ -6,16 +6,16 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use draconis_device::{FileOptions, OpenedFile};
+use draconis_exchange::channel::process::accept;
 use draconis_exchange::contract::volume::{
     self, AckMount, AckStatus, AckUnmount, Mount, NakMount, NakStatus, NakUnmount, Status, Unmount,
     Volume, VolumeServer,
 };
 use draconis_exchange::contract::{Refusal, tree::Tree};
 use draconis_exchange::heap::Block;
-use draconis_exchange::process::Session;
 
 use crate::options::MountOptions;
 use crate::process::receive_descriptors;
@@ -25,6 +25,8 @@ use crate::volume::{OpenError, VolumeTree, open};
 
 /// How long the worker waits for a manager that says nothing. A manager asks every second.
 const PATIENCE: Duration = Duration::from_secs(600);
+/// How long the manager may take to set up the session.
+const START_WAIT: Duration = Duration::from_secs(10);
 
 /// How a worker talks to the kernel. FUSE is the only way today.
 pub trait Serve: Send + Sync + 'static {
@@ -58,7 +60,8 @@ pub fn run(serve: impl Serve, memory_limit_bytes: Option<u64>) -> Result<(), Str
     // io_uring stays outside: the filter cannot see what goes through a ring.
     let options = FileOptions { write: false, direct: true, uring: false };
     let image = OpenedFile::new(image, options).map_err(|error| error.to_string())?;
-    let session = Session::accept(session.into()).map_err(|error| error.to_string())?;
+    let until = Instant::now() + START_WAIT;
+    let session = accept(&session, until).map_err(|error| error.to_string())?;
     let confinement =
         confine(&Profile::Worker, memory_limit_bytes).map_err(|error| error.to_string())?;
     let worker = Arc::new(Control {
@@ -72,7 +75,7 @@ pub fn run(serve: impl Serve, memory_limit_bytes: Option<u64>) -> Result<(), Str
         .name("fuse".into())
         .spawn(move || waiting.wait_for_connection(&control))
         .map_err(|error| error.to_string())?;
-    let end = session.server::<Volume>(PATIENCE).map_err(|error| error.to_string())?;
+    let end = session.server::<Volume>(0).ok_or("the session has no lane for a volume")?;
     // However the conversation ends, there is nobody to serve for any more.
     volume::serve(end, &*worker, PATIENCE).map_err(|error| format!("the manager is gone: {error}"))
 }
@@ -100,8 +103,8 @@ impl<S: Serve> Control<S> {
     }
 
     fn open(&self, options: &[u8]) -> Result<VolumeTree, OpenError> {
-        let options: MountOptions =
-            serde_json::from_slice(options).map_err(|error| OpenError::Options(error.to_string()))?;
+        let options: MountOptions = serde_json::from_slice(options)
+            .map_err(|error| OpenError::Options(error.to_string()))?;
         let image = self.image.lock().unwrap_or_else(PoisonError::into_inner).take();
         let image = image.ok_or_else(|| OpenError::Options("mounted already".into()))?;
         open(Arc::new(image.start()), &options)

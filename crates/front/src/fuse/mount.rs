@@ -81,8 +81,7 @@ pub fn unmount(dir: &Path, force: bool) -> Result<(), MountError> {
 
 fn mount_as_root(dir: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    let fuse =
-        rustix::fs::open("/dev/fuse", flags, Mode::empty()).map_err(MountError::NoFuse)?;
+    let fuse = rustix::fs::open("/dev/fuse", flags, Mode::empty()).map_err(MountError::NoFuse)?;
     let failed = |errno| MountError::Kernel(dir.into(), errno);
     let mode = rustix::fs::stat(dir).map_err(failed)?.st_mode & 0o170000;
     let mut data = format!("fd={},rootmode={mode:o},user_id=0,group_id=0", fuse.as_raw_fd());
@@ -139,7 +138,11 @@ fn mount_by_helper(dir: &Path, options: &MountOptions) -> Result<OwnedFd, MountE
 
 fn helper_said(stderr: &[u8]) -> MountError {
     let text = String::from_utf8_lossy(stderr).trim().to_string();
-    MountError::Helper(if text.is_empty() { "fusermount3 failed without a word".into() } else { text })
+    MountError::Helper(if text.is_empty() {
+        "fusermount3 failed without a word".into()
+    } else {
+        text
+    })
 }
 
 fn helper_options(options: &MountOptions) -> std::ffi::OsString {
@@ -218,10 +221,7 @@ mod tests {
             suid: false,
             no_exec: false,
         };
-        assert_eq!(
-            helper_options(&options),
-            "subtype=draconis,fsname=/a\\,b\\\\c,ro,allow_other"
-        );
+        assert_eq!(helper_options(&options), "subtype=draconis,fsname=/a\\,b\\\\c,ro,allow_other");
     }
 
     #[test]

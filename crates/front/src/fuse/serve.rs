@@ -182,7 +182,8 @@ impl<T: Tree + Sync> Handler<'_, T> {
             let lookup = Lookup { parent: Node(inode), name: Name::new(dot).map_err(errno)? };
             let found = self.tree.lookup(lookup).map_err(|nak| errno(nak.why))?;
             let ino = found.attributes.node.0;
-            let entry = DirEntry { ino, offset: at + 1, type_: libc_type(Kind::Directory), name: dot };
+            let entry =
+                DirEntry { ino, offset: at + 1, type_: libc_type(Kind::Directory), name: dot };
             if add(entry)? == 0 {
                 return Ok(None);
             }
@@ -203,8 +204,12 @@ impl<T: Tree + Sync> Handler<'_, T> {
         };
         loop {
             let buffer = self.buffer((size as usize).max(4096));
-            let asked =
-                self.tree.enumerate(Enumerate { node: Node(inode), cookie, buffer, with_attributes });
+            let asked = self.tree.enumerate(Enumerate {
+                node: Node(inode),
+                cookie,
+                buffer,
+                with_attributes,
+            });
             let ack = asked.map_err(|nak| {
                 self.give_back(nak.buffer);
                 errno(nak.why)
@@ -410,7 +415,13 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
         Ok(answer)
     }
 
-    fn getxattr(&self, _: &Context, inode: u64, key: &CStr, size: u32) -> io::Result<GetxattrReply> {
+    fn getxattr(
+        &self,
+        _: &Context,
+        inode: u64,
+        key: &CStr,
+        size: u32,
+    ) -> io::Result<GetxattrReply> {
         let buffer = Block::private((size as usize).min(XATTR_BYTES));
         let request = GetXattr { node: Node(inode), name: name(key)?, buffer };
         let ack = self.tree.get_xattr(request).map_err(|nak| errno(nak.why))?;
