@@ -5,6 +5,7 @@
 
 pub mod arena;
 
+use std::alloc::{self, Layout};
 use std::fmt;
 
 use arena::Lent;
@@ -27,9 +28,14 @@ pub struct Private {
 impl Private {
     /// `len` zero bytes.
     pub fn new(len: usize) -> Self {
-        let pages = Page::new_vec_zeroed(len.div_ceil(ALIGN_BYTES));
-        // An allocation this size failing is what `vec![0; len]` would abort on too.
-        Self { pages: pages.unwrap_or_default(), len }
+        let count = len.div_ceil(ALIGN_BYTES);
+        match Page::new_vec_zeroed(count) {
+            Ok(pages) => Self { pages, len },
+            // As `vec![0; len]` ends when there is no memory.
+            Err(_) => alloc::handle_alloc_error(
+                Layout::array::<Page>(count).unwrap_or(Layout::new::<Page>()),
+            ),
+        }
     }
 }
 

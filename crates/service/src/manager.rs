@@ -35,6 +35,8 @@ use crate::protocol::{self, MountStatus, Reply, Request, Status, WorkerStatus};
 const ASK_EVERY: Duration = Duration::from_secs(1);
 /// How long `status` waits for fresh numbers.
 const STATUS_WAIT: Duration = Duration::from_millis(300);
+/// How long the kernel may take to send the first request.
+const SERVE_WAIT: Duration = Duration::from_secs(10);
 /// How long an unmounted worker may take to end by itself.
 const END_WAIT: Duration = Duration::from_secs(10);
 
@@ -159,7 +161,7 @@ impl Manager {
         mount_point: PathBuf,
         options: MountOptions,
     ) -> Result<Vec<String>, String> {
-        let (image, identity) = open_volume(&volume)?;
+        let identity = identity(&volume)?;
         check_mount_point(&mount_point)?;
         // The place in the table is taken first: two requests for one volume cannot both pass.
         let id = self.next.fetch_add(1, Ordering::Relaxed);
@@ -171,7 +173,7 @@ impl Manager {
             state: Mutex::new(MountState { worker_pid: 0, asks: None, status: None, ended: None }),
         });
         self.enter(id, &mount)?;
-        let started = self.start(id, &mount, image);
+        let started = open_volume(&mount.volume).and_then(|image| self.start(id, &mount, image));
         if started.is_err() {
             self.leave(id);
         }
@@ -215,6 +217,11 @@ impl Manager {
             worker.kill();
             self.clean(mount);
             return Err(format!("the worker died before it could serve: {error}"));
+        }
+        if let Err(why) = wait_until_served(&mut worker) {
+            worker.kill();
+            self.clean(mount);
+            return Err(why);
         }
         let mut notes = worker.notes.clone();
         notes.extend(self.front.tune(&mount.mount_point));
@@ -390,6 +397,20 @@ impl Manager {
     }
 }
 
+/// Waits for the first request, by which the kernel sets the mount up: before it the
+/// kernel's own settings would overwrite what [`Front::tune`] sets.
+fn wait_until_served(worker: &mut Worker) -> Result<(), String> {
+    let until = Instant::now() + SERVE_WAIT;
+    loop {
+        match worker.status(until) {
+            Ok(told) if told.requests > 0 => return Ok(()),
+            Ok(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(1)),
+            Ok(_) => return Err("the kernel did not begin to use the mount".into()),
+            Err(fault) => return Err(format!("the worker was lost before it served: {fault}")),
+        }
+    }
+}
+
 fn first_status(mount: &Mount, worker: &Worker) -> MountStatus {
     MountStatus {
         volume: mount.volume.clone(),
@@ -403,29 +424,34 @@ fn first_status(mount: &Mount, worker: &Worker) -> MountStatus {
     }
 }
 
+fn said(path: &Path, errno: Errno) -> String {
+    format!("{}: {}", path.display(), std::io::Error::from(errno))
+}
+
+/// Device and inode number of a volume, or the device's own number.
+fn identity(volume: &Path) -> Result<(u64, u64), String> {
+    let stat = rustix::fs::stat(volume).map_err(|errno| said(volume, errno))?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::BlockDevice => Ok((stat.st_rdev, u64::MAX)),
+        FileType::RegularFile => Ok((stat.st_dev, stat.st_ino)),
+        _ => Err(format!("{} is neither a file nor a block device", volume.display())),
+    }
+}
+
 /// Opens and claims a volume for as long as the descriptor lives.
-fn open_volume(volume: &Path) -> Result<(OwnedFd, (u64, u64)), String> {
-    let name = volume.display();
-    let failed = |errno: Errno| format!("{name}: {}", std::io::Error::from(errno));
-    let kind = rustix::fs::stat(volume).map_err(failed)?.st_mode;
+fn open_volume(volume: &Path) -> Result<OwnedFd, String> {
     let mut flags = OFlags::RDONLY | OFlags::CLOEXEC;
     // O_EXCL on a device: refused while the kernel has it mounted.
-    match FileType::from_raw_mode(kind) {
-        FileType::BlockDevice => flags |= OFlags::EXCL,
-        FileType::RegularFile => {}
-        _ => return Err(format!("{name} is neither a file nor a block device")),
+    if identity(volume)?.1 == u64::MAX {
+        flags |= OFlags::EXCL;
     }
-    let fd = rustix::fs::open(volume, flags, rustix::fs::Mode::empty()).map_err(failed)?;
+    let fd = rustix::fs::open(volume, flags, rustix::fs::Mode::empty())
+        .map_err(|errno| said(volume, errno))?;
     claim(&fd, Claim::Alone).map_err(|errno| match errno {
-        Errno::WOULDBLOCK => format!("{name} is in use by another mount or tool"),
-        other => failed(other),
+        Errno::WOULDBLOCK => format!("{} is in use by another mount or tool", volume.display()),
+        other => said(volume, other),
     })?;
-    let stat = rustix::fs::fstat(&fd).map_err(failed)?;
-    let identity = match FileType::from_raw_mode(stat.st_mode) {
-        FileType::BlockDevice => (stat.st_rdev, u64::MAX),
-        _ => (stat.st_dev, stat.st_ino),
-    };
-    Ok((fd, identity))
+    Ok(fd)
 }
 
 fn check_mount_point(mount_point: &Path) -> Result<(), String> {
@@ -434,8 +460,7 @@ fn check_mount_point(mount_point: &Path) -> Result<(), String> {
     if is_mount_point(mount_point) {
         return Err(format!("{name} is already a mount point"));
     }
-    let stat = rustix::fs::stat(mount_point)
-        .map_err(|errno| format!("{name}: {}", std::io::Error::from(errno)))?;
+    let stat = rustix::fs::stat(mount_point).map_err(|errno| said(mount_point, errno))?;
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::Directory => Ok(()),
         _ => Err(format!("{name} is not a directory")),

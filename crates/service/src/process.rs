@@ -111,7 +111,7 @@ impl Worker {
         let child = Command::new("/proc/self/exe")
             .arg("worker")
             .arg("--memory")
-            .arg(options.memory_limit_bytes().to_string())
+            .arg((options.memory_limit_bytes() * 8).to_string())
             .env_clear()
             .current_dir("/")
             .process_group(0)
