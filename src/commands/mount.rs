@@ -70,7 +70,7 @@ fn foreground(
     let notes = manager.mount(volume, mount_point.clone(), options).map_err(anyhow::Error::msg)?;
     told_notes(&notes);
     let why = manager.wait(&mount_point);
-    // Others may have mounted through this manager meanwhile.
+    // Others may have mounted through this manager meanwhile, or wait for an answer.
     manager.wait_idle(Duration::ZERO);
     ended(why)
 }
@@ -129,15 +129,19 @@ fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
 /// The directory without links, found without asking the directory itself: a mount whose
 /// worker hangs must be possible to name.
 pub fn mount_point(dir: &Path) -> anyhow::Result<PathBuf> {
+    without_links(dir).with_context(|| dir.display().to_string())
+}
+
+fn without_links(dir: &Path) -> std::io::Result<PathBuf> {
     let dir = std::path::absolute(dir)?;
     let last = dir.components().next_back();
     match (dir.parent(), last) {
         (Some(parent), Some(Component::Normal(name))) => {
-            let within = absolute(parent)?.join(name);
+            let within = parent.canonicalize()?.join(name);
             let link = std::fs::read_link(&within).is_ok();
-            if link { absolute(&within) } else { Ok(within) }
+            if link { within.canonicalize() } else { Ok(within) }
         }
-        _ => absolute(&dir),
+        _ => dir.canonicalize(),
     }
 }
 

@@ -67,9 +67,11 @@ pub trait Front: Send + Sync + 'static {
 pub struct Manager {
     front: Box<dyn Front>,
     mounts: Mutex<BTreeMap<u64, Arc<Mount>>>,
-    /// Told whenever a mount ends.
+    /// Told whenever a mount ends or a client has its answer.
     ended: Condvar,
     next: AtomicU64,
+    /// Clients that wait for an answer.
+    clients: AtomicU64,
 }
 
 struct Mount {
@@ -106,6 +108,7 @@ impl Manager {
             mounts: Mutex::default(),
             ended: Condvar::new(),
             next: AtomicU64::new(0),
+            clients: AtomicU64::new(0),
         })
     }
 
@@ -114,8 +117,16 @@ impl Manager {
         let manager = self.clone();
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
+                manager.clients.fetch_add(1, Ordering::Relaxed);
                 let manager = manager.clone();
-                std::thread::spawn(move || manager.serve(&client));
+                std::thread::spawn(move || {
+                    manager.serve(&client);
+                    // Under the lock, or whoever waits for it could miss it.
+                    let mounts = lock(&manager.mounts);
+                    manager.clients.fetch_sub(1, Ordering::Relaxed);
+                    manager.ended.notify_all();
+                    drop(mounts);
+                });
             }
         });
     }
@@ -367,21 +378,21 @@ impl Manager {
         lock(&mount.state).ended.clone().flatten()
     }
 
-    /// Waits until nothing has been mounted for `idle`.
+    /// Waits until nothing has been mounted, and nobody has asked anything, for `idle`.
     pub fn wait_idle(&self, idle: Duration) {
         let mut mounts = lock(&self.mounts);
         loop {
-            if mounts.is_empty() {
-                let before = self.next.load(Ordering::Relaxed);
-                let (held, waited) =
-                    self.ended.wait_timeout(mounts, idle).unwrap_or_else(PoisonError::into_inner);
-                mounts = held;
-                let untouched = self.next.load(Ordering::Relaxed) == before;
-                if waited.timed_out() && mounts.is_empty() && untouched {
-                    return;
-                }
-            } else {
+            let busy = !mounts.is_empty() || self.clients.load(Ordering::Relaxed) > 0;
+            if busy {
                 mounts = self.ended.wait(mounts).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let (held, waited) =
+                self.ended.wait_timeout(mounts, idle).unwrap_or_else(PoisonError::into_inner);
+            mounts = held;
+            if waited.timed_out() && mounts.is_empty() && self.clients.load(Ordering::Relaxed) == 0
+            {
+                return;
             }
         }
     }

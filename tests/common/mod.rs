@@ -1,0 +1,372 @@
+//! What the tests of the program share: images, mounts, and ways to compare trees.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// The program under test, with a manager of its own.
+pub struct Draconis {
+    pub dir: tempfile::TempDir,
+}
+
+impl Draconis {
+    pub fn new() -> Self {
+        Self { dir: tempfile::tempdir().unwrap() }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn make_dir(&self, name: &str) -> PathBuf {
+        let path = self.path(name);
+        std::fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_draconis"));
+        command.env("DRACONIS_RUNTIME_DIR", self.make_dir("run")).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs it; what it writes and says.
+    pub fn run<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Output {
+        self.command().args(arguments).output().unwrap()
+    }
+
+    /// Runs it and expects that it works.
+    pub fn ok<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> String {
+        let output = self.run(arguments);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{}: {said}", output.status);
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Runs it and expects that it fails with status 1; what it says.
+    pub fn fails<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> String {
+        let output = self.run(arguments);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        said
+    }
+
+    pub fn status(&self) -> serde_json::Value {
+        serde_json::from_str(&self.ok(["status", "--json"])).unwrap()
+    }
+
+    /// Mounts `image` on the directory `name`.
+    pub fn mount(&self, image: &Path, name: &str, options: &str) -> PathBuf {
+        let at = self.make_dir(name);
+        let output = self.run([
+            "mount".as_ref(),
+            "-o".as_ref(),
+            options.as_ref(),
+            image.as_os_str(),
+            at.as_os_str(),
+        ]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        at
+    }
+}
+
+impl Drop for Draconis {
+    fn drop(&mut self) {
+        // Whatever a failed test left mounted; the manager ends by itself then.
+        for at in mounts_below(self.dir.path()) {
+            let _ = Command::new("umount").arg("-l").arg(&at).stderr(Stdio::null()).status();
+            let _ = Command::new("fusermount3").arg("-uz").arg(&at).stderr(Stdio::null()).status();
+        }
+    }
+}
+
+pub fn mounts_below(dir: &Path) -> Vec<PathBuf> {
+    let table = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let at = |line: &str| PathBuf::from(line.split(' ').nth(1).unwrap_or_default());
+    table.lines().map(at).filter(|at| at.starts_with(dir)).collect()
+}
+
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Whether FUSE can be used here; says what is skipped where not.
+pub fn fuse(test: &str) -> bool {
+    let there = std::fs::File::options().read(true).write(true).open("/dev/fuse").is_ok();
+    let can = there && (is_root() || have("fusermount3"));
+    if !can {
+        eprintln!("skipped: {test} needs /dev/fuse, and root or fusermount3");
+    }
+    can
+}
+
+pub fn have(program: &str) -> bool {
+    let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
+    found.is_ok_and(|output| output.status.success())
+}
+
+/// Makes a volume with `mke2fs` from the files in `from`.
+pub fn mke2fs(image: &Path, from: Option<&Path>, arguments: &[&str], size: &str) {
+    let mut command = Command::new("mke2fs");
+    command.args(["-q", "-F"]).args(arguments);
+    if let Some(from) = from {
+        command.arg("-d").arg(from);
+    }
+    let output = command.arg(image).arg(size).output().expect("mke2fs of e2fsprogs is needed");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// The kernel's own view of an image, where a test may have it.
+pub struct Kernel {
+    pub at: PathBuf,
+}
+
+impl Kernel {
+    /// Has the kernel copy a tree into an empty volume.
+    pub fn fill(image: &Path, at: PathBuf, tree: &Path) {
+        let run = |command: &mut Command| assert!(command.status().unwrap().success());
+        run(Command::new("mount").args(["-o", "loop"]).arg(image).arg(&at));
+        let kernel = Self { at };
+        run(Command::new("cp").args(["-a", "--sparse=always"]).arg(tree.join(".")).arg(&kernel.at));
+    }
+
+    /// Mounts `image` read-only through a loop device; says what is skipped where that fails.
+    pub fn mount(image: &Path, at: PathBuf, test: &str) -> Option<Self> {
+        std::fs::create_dir_all(&at).unwrap();
+        if is_root() {
+            let mounted =
+                Command::new("mount").args(["-o", "loop,ro"]).arg(image).arg(&at).output();
+            match mounted {
+                Ok(output) if output.status.success() => return Some(Self { at }),
+                Ok(output) => eprintln!("{}", String::from_utf8_lossy(&output.stderr)),
+                Err(error) => eprintln!("{error}"),
+            }
+        }
+        eprintln!("skipped: {test}: comparing with the kernel needs root and a loop device");
+        None
+    }
+}
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.at).status();
+    }
+}
+
+/// Everything that can be seen of a file.
+#[derive(PartialEq, Eq, Debug, Clone)]
+pub struct Seen {
+    pub inode: u64,
+    pub mode: u32,
+    pub links: u64,
+    pub owner: (u32, u32),
+    pub size: u64,
+    pub blocks: u64,
+    pub device: u64,
+    pub times: [(i64, i64); 3],
+    pub target: Option<PathBuf>,
+    pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// Sum of the contents of a file.
+    pub sum: u64,
+}
+
+/// Which parts of [`Seen`] a comparison leaves out.
+#[derive(Clone, Copy, Default)]
+pub struct Without {
+    /// Inode numbers, link counts of directories, block counts, change and access times:
+    /// what a copy cannot have.
+    pub what_a_copy_loses: bool,
+    /// Fractions of seconds.
+    pub fractions: bool,
+}
+
+/// Looks at everything below `top`, by path.
+pub fn look(top: &Path, without: Without) -> BTreeMap<PathBuf, Seen> {
+    let mut seen = BTreeMap::new();
+    let mut stack = vec![top.to_path_buf()];
+    while let Some(path) = stack.pop() {
+        let found = std::fs::symlink_metadata(&path).unwrap_or_else(|e| panic!("{path:?}: {e}"));
+        let below = path.strip_prefix(top).unwrap().to_path_buf();
+        let mut one = see(&path, &found);
+        if without.what_a_copy_loses {
+            one.inode = 0;
+            one.blocks = 0;
+            one.times[0] = (0, 0);
+            one.times[2] = (0, 0);
+            if found.is_dir() {
+                (one.links, one.size) = (0, 0);
+            }
+        }
+        if without.fractions {
+            one.times = one.times.map(|(seconds, _)| (seconds, 0));
+        }
+        seen.insert(below, one);
+        if found.is_dir() {
+            for entry in std::fs::read_dir(&path).unwrap_or_else(|e| panic!("{path:?}: {e}")) {
+                stack.push(entry.unwrap().path());
+            }
+        }
+    }
+    seen
+}
+
+fn see(path: &Path, found: &std::fs::Metadata) -> Seen {
+    let kind = found.file_type();
+    let is_device = kind.is_block_device() || kind.is_char_device();
+    Seen {
+        inode: found.ino(),
+        mode: found.mode(),
+        links: found.nlink(),
+        owner: (found.uid(), found.gid()),
+        size: found.size(),
+        blocks: found.blocks(),
+        device: if is_device { found.rdev() } else { 0 },
+        times: [
+            (found.atime(), found.atime_nsec()),
+            (found.mtime(), found.mtime_nsec()),
+            (found.ctime(), found.ctime_nsec()),
+        ],
+        target: kind.is_symlink().then(|| std::fs::read_link(path).unwrap()),
+        xattrs: xattrs(path),
+        sum: if kind.is_file() { sum(path) } else { 0 },
+    }
+}
+
+fn xattrs(path: &Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    let mut list = vec![0; 65536];
+    let len = match rustix::fs::llistxattr(path, &mut list[..]) {
+        Ok(len) => len,
+        Err(rustix::io::Errno::OPNOTSUPP) => 0,
+        Err(errno) => panic!("{path:?}: {errno}"),
+    };
+    let names = list[..len].split(|&b| b == 0).filter(|name| !name.is_empty());
+    names
+        .map(|name| {
+            let mut value = vec![0; 65536];
+            let len = rustix::fs::lgetxattr(path, name, &mut value[..])
+                .unwrap_or_else(|e| panic!("{path:?} {}: {e}", name.escape_ascii()));
+            value.truncate(len);
+            (name.to_vec(), value)
+        })
+        .collect()
+}
+
+/// A sum over the contents that sees any change of bytes or order.
+pub fn sum(path: &Path) -> u64 {
+    use std::io::Read;
+    let mut file = std::fs::File::open(path).unwrap_or_else(|e| panic!("{path:?}: {e}"));
+    let mut buffer = vec![0; 1 << 20];
+    let zeros = vec![0; 1 << 20];
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    loop {
+        let len = file.read(&mut buffer).unwrap_or_else(|e| panic!("{path:?}: {e}"));
+        if len == 0 {
+            return hash;
+        }
+        // Five gibibytes of holes are compared faster than they are summed.
+        if buffer[..len] == zeros[..len] {
+            hash = hash.wrapping_add(len as u64).wrapping_mul(0x0100_0000_01b3).rotate_left(23);
+            continue;
+        }
+        let mut words = buffer[..len].chunks_exact(8);
+        for word in &mut words {
+            let word = u64::from_le_bytes(word.try_into().unwrap());
+            hash = (hash ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(23);
+        }
+        for &byte in words.remainder() {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3).rotate_left(23);
+        }
+    }
+}
+
+/// Asserts that two looks are the same, and names the first few differences.
+pub fn same(ours: &BTreeMap<PathBuf, Seen>, theirs: &BTreeMap<PathBuf, Seen>) {
+    let mut different = vec![];
+    for path in ours.keys().chain(theirs.keys()) {
+        if ours.get(path) != theirs.get(path) && different.len() < 5 {
+            different.push(format!("{path:?}\n  {:?}\n  {:?}", ours.get(path), theirs.get(path)));
+        }
+    }
+    assert!(different.is_empty(), "{}", different.join("\n"));
+    assert_eq!(ours.len(), theirs.len());
+}
+
+/// Waits until `done`, at most ten seconds.
+pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(10);
+    while !done() {
+        assert!(Instant::now() < until, "{what} did not come true");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A tree with one of everything that is hard to keep.
+pub fn odd_tree(top: &Path) {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let write = |name: &[u8], bytes: &[u8]| {
+        let path = top.join(OsStr::from_bytes(name));
+        std::fs::write(&path, bytes).unwrap();
+        path
+    };
+    std::fs::create_dir_all(top.join("deep/er/still")).unwrap();
+    write(b"empty", b"");
+    write(b"one", b"1");
+    write(b"deep/er/still/file", &[7; 5000]);
+    write(&[b'n'; 255], b"the longest name");
+    write(b"odd \x01\x1b[31m\xff\xfe\\ \"name\"\n", b"odd bytes");
+    let big: Vec<u8> =
+        (0..3_000_000u32).flat_map(|i| (i / 7).to_le_bytes()).take(2_500_000).collect();
+    write(b"big", &big);
+    let suid = write(b"suid", b"#!/bin/sh\n");
+    std::fs::set_permissions(&suid, PermissionsExt::from_mode(0o4755)).unwrap();
+    std::fs::set_permissions(top.join("deep"), PermissionsExt::from_mode(0o1777)).unwrap();
+    symlink("one", top.join("fast link")).unwrap();
+    symlink("x".repeat(200), top.join("slow link")).unwrap();
+    symlink("/nowhere", top.join("broken link")).unwrap();
+    std::fs::hard_link(top.join("one"), top.join("hard link")).unwrap();
+    std::fs::hard_link(top.join("one"), top.join("deep/another")).unwrap();
+    // Holes: at the start, in the middle, at the end; behind the triple indirect block.
+    let sparse = std::fs::File::create(top.join("sparse")).unwrap();
+    use std::os::unix::fs::FileExt;
+    sparse.write_all_at(b"middle", 5_000_000).unwrap();
+    sparse.write_all_at(b"near the end", (5 << 30) - 100_000).unwrap();
+    sparse.set_len(5 << 30).unwrap();
+    std::fs::File::create(top.join("all hole")).unwrap().set_len(1 << 20).unwrap();
+    for (path, name, value) in [
+        ("one", "user.short", &b"value"[..]),
+        ("one", "user.with/slash", b"slash"),
+        ("big", "user.binary", &[0, 1, 2, 255]),
+        ("deep", "user.dir", b"on a directory"),
+    ] {
+        rustix::fs::setxattr(top.join(path), name, value, rustix::fs::XattrFlags::empty()).unwrap();
+    }
+    let long = vec![b'v'; 900];
+    rustix::fs::setxattr(top.join("suid"), "user.long", &long, rustix::fs::XattrFlags::empty())
+        .unwrap();
+    for i in 0..300 {
+        write(format!("deep/er/file {i:03}").as_bytes(), format!("{i}").as_bytes());
+    }
+    if is_root() {
+        let mode = rustix::fs::Mode::from_raw_mode(0o640);
+        for (name, kind) in [
+            ("char", rustix::fs::FileType::CharacterDevice),
+            ("block", rustix::fs::FileType::BlockDevice),
+            ("fifo", rustix::fs::FileType::Fifo),
+        ] {
+            let device = if name == "fifo" { 0 } else { rustix::fs::makedev(259, 70_000) };
+            rustix::fs::mknodat(rustix::fs::CWD, top.join(name), kind, mode, device).unwrap();
+        }
+        std::os::unix::fs::chown(top.join("big"), Some(70_000), Some(123_456)).unwrap();
+        std::os::unix::fs::lchown(top.join("slow link"), Some(5), Some(6)).unwrap();
+    }
+    let before_1970 = std::time::UNIX_EPOCH - Duration::from_millis(1500);
+    let after_2038 = std::time::UNIX_EPOCH + Duration::new(4_000_000_000, 123_456_789);
+    for (name, time) in [("empty", before_1970), ("deep/er/still", after_2038)] {
+        std::fs::File::open(top.join(name)).unwrap().set_modified(time).unwrap();
+    }
+}

@@ -1,0 +1,334 @@
+//! Mounts: what programs see through them, and what happens when workers die.
+
+mod common;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{
+    Draconis, Kernel, Without, eventually, fuse, is_root, look, mke2fs, mounts_below, odd_tree,
+    same,
+};
+
+/// A small volume with something to read.
+fn small(draconis: &Draconis, name: &str) -> std::path::PathBuf {
+    let tree = draconis.make_dir("small");
+    std::fs::write(tree.join("hello"), "hello\n").unwrap();
+    std::fs::write(tree.join("large"), vec![7; 3 << 20]).unwrap();
+    let image = draconis.path(name);
+    mke2fs(&image, Some(&tree), &["-t", "ext2"], "8M");
+    image
+}
+
+fn pid(draconis: &Draconis) -> i32 {
+    draconis.status()["mounts"][0]["worker_pid"].as_i64().unwrap() as i32
+}
+
+fn signal(pid: i32, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, signal).unwrap();
+}
+
+#[test]
+fn programs_see_what_the_kernel_shows() {
+    if !fuse("comparing a mount with the kernel") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let tree = draconis.make_dir("tree");
+    odd_tree(&tree);
+    for (block, inode) in [("1024", "128"), ("2048", "256"), ("4096", "256")] {
+        let image = draconis.path("odd.img");
+        mke2fs(&image, Some(&tree), &["-t", "ext2", "-b", block, "-I", inode], "64M");
+        let kernel = Kernel::mount(&image, draconis.path("kernel"), "comparing a mount");
+        let ours = draconis.mount(&image, "ours", "ro");
+        let seen = look(&ours, Without::default());
+        assert!(seen.len() > 300);
+        if let Some(kernel) = kernel {
+            same(&seen, &look(&kernel.at, Without::default()));
+            let statfs = |at: &Path| {
+                let s = rustix::fs::statfs(at).unwrap();
+                (s.f_bsize, s.f_blocks, s.f_bfree, s.f_bavail, s.f_files, s.f_ffree, s.f_namelen)
+            };
+            assert_eq!(statfs(&ours), statfs(&kernel.at));
+        }
+        draconis.ok(["umount", ours.to_str().unwrap()]);
+    }
+}
+
+#[test]
+fn a_real_tree_is_the_same_through_the_mount() {
+    if !fuse("comparing a real tree") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = draconis.path("include.img");
+    mke2fs(&image, Some(Path::new("/usr/include")), &["-t", "ext2", "-b", "1024"], "256M");
+    let Some(kernel) = Kernel::mount(&image, draconis.path("kernel"), "a real tree") else {
+        return;
+    };
+    // Caches too small to hold anything for long: eviction must not show.
+    let options = "ro,inode_cache=64,block_map_cache=16,data_cache=1M";
+    let ours = draconis.mount(&image, "ours", options);
+    same(&look(&ours, Without::default()), &look(&kernel.at, Without::default()));
+}
+
+#[test]
+fn status_tells_everything() {
+    if !fuse("status") {
+        return;
+    }
+    let draconis = Draconis::new();
+    assert_eq!(draconis.status()["mounts"].as_array().unwrap().len(), 0);
+    let image = small(&draconis, "a.img");
+    let at = draconis.mount(&image, "at", "ro,data_cache=4M,inode_cache=99");
+    assert_eq!(std::fs::read_to_string(at.join("hello")).unwrap(), "hello\n");
+    let status = draconis.status();
+    let mount = &status["mounts"][0];
+    assert_eq!(mount["volume"], image.to_str().unwrap());
+    assert_eq!(mount["mount_point"], at.to_str().unwrap());
+    assert_eq!((&mount["state"], &mount["read_only"]), (&"serving".into(), &true.into()));
+    assert!(mount["memory_bytes"].as_u64().unwrap() > 1 << 20);
+    let sandbox = &mount["sandbox"];
+    assert_eq!((&sandbox["seccomp"], &sandbox["no_capabilities"]), (&true.into(), &true.into()));
+    assert_ne!(sandbox["landlock"], "none");
+    let worker = &mount["worker"];
+    assert!(worker["requests"].as_u64().unwrap() >= 2);
+    let caches = worker["caches"].as_array().unwrap();
+    let names: Vec<&str> = caches.iter().map(|cache| cache["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["inode", "block_map", "data"]);
+    assert_eq!((&caches[0]["capacity"], &caches[2]["capacity"]), (&99.into(), &(4 << 20).into()));
+    assert!(draconis.ok(["status"]).contains("seccomp kills"));
+}
+
+/// Reads what the kernel says of a process.
+fn proc_status(pid: i32, field: &str) -> String {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = text.lines().find(|line| line.starts_with(field)).unwrap_or_default();
+    line[field.len()..].trim_start_matches(':').trim().to_string()
+}
+
+#[test]
+fn the_worker_has_nothing_but_what_it_needs() {
+    if !fuse("the sandbox") {
+        return;
+    }
+    let draconis = Draconis::new();
+    draconis.mount(&small(&draconis, "a.img"), "at", "ro");
+    let pid = pid(&draconis);
+    assert_eq!(proc_status(pid, "Seccomp"), "2");
+    assert_eq!(proc_status(pid, "NoNewPrivs"), "1");
+    assert_eq!(proc_status(pid, "CapEff"), "0000000000000000");
+    assert_eq!(proc_status(pid, "CapPrm"), "0000000000000000");
+    assert!(!proc_status(pid, "Uid").starts_with("0\t"), "still root");
+    // Its descriptors: standard ones, two to the manager, the image, the connection, and the
+    // session's memory, pidfd and bells. No directory, no other file.
+    if is_root() {
+        let mut regular = 0;
+        for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap() {
+            let link = std::fs::read_link(entry.unwrap().path()).unwrap();
+            let link = link.to_string_lossy().into_owned();
+            let known = ["/dev/null", "/dev/fuse", "socket:", "anon_inode:", "/memfd:", "pipe:"];
+            if known.iter().any(|known| link.starts_with(known)) {
+                continue;
+            }
+            assert!(link.ends_with("a.img") || link.ends_with("manager.log"), "{link}");
+            regular += usize::from(link.ends_with("a.img"));
+        }
+        assert_eq!(regular, 1);
+    }
+    let environment = std::fs::read(format!("/proc/{pid}/environ"));
+    assert!(environment.is_ok_and(|bytes| bytes.is_empty()) || !is_root());
+}
+
+#[test]
+fn a_killed_worker_is_an_error_within_a_second_and_the_mount_point_is_cleaned() {
+    if !fuse("killing a worker") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = small(&draconis, "a.img");
+    let at = draconis.mount(&image, "at", "ro");
+    let open = std::fs::File::open(at.join("large")).unwrap();
+    // A reader that waits: the worker is stopped, then killed.
+    let worker = pid(&draconis);
+    signal(worker, rustix::process::Signal::STOP);
+    let reader = std::thread::spawn(move || {
+        let mut byte = [0; 1];
+        std::os::unix::fs::FileExt::read_at(&open, &mut byte, 2 << 20)
+            .map_err(|e| (e, Instant::now()))
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    let killed = Instant::now();
+    signal(worker, rustix::process::Signal::KILL);
+    let (_, told) = reader.join().unwrap().unwrap_err();
+    assert!(told.duration_since(killed) < Duration::from_secs(1));
+    eventually("the mount point is free", || mounts_below(&at).is_empty());
+    eventually("status forgets it", || draconis.status()["mounts"].as_array().unwrap().is_empty());
+    let log = std::fs::read_to_string(draconis.path("run/manager.log")).unwrap();
+    assert!(log.contains("was killed by signal 9"), "{log}");
+    // Both can be used again.
+    draconis.mount(&image, "at", "ro");
+    assert_eq!(std::fs::read_to_string(at.join("hello")).unwrap(), "hello\n");
+}
+
+#[test]
+fn a_hung_worker_is_killed_by_the_deadline() {
+    if !fuse("a hung worker") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let at = draconis.mount(&small(&draconis, "a.img"), "at", "ro,deadline=1");
+    signal(pid(&draconis), rustix::process::Signal::STOP);
+    let asked = Instant::now();
+    assert!(std::fs::read(at.join("large")).is_err());
+    assert!(asked.elapsed() < Duration::from_secs(5));
+    eventually("the mount point is free", || mounts_below(&at).is_empty());
+    let log = std::fs::read_to_string(draconis.path("run/manager.log")).unwrap();
+    assert!(log.contains("did not answer for 1 s"), "{log}");
+}
+
+#[test]
+fn a_killed_manager_takes_its_workers_along() {
+    if !fuse("killing the manager") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let at = draconis.mount(&small(&draconis, "a.img"), "at", "ro");
+    let status = draconis.status();
+    let manager = status["manager_pid"].as_i64().unwrap() as i32;
+    let worker = pid(&draconis);
+    signal(manager, rustix::process::Signal::KILL);
+    eventually("the worker is gone", || !Path::new(&format!("/proc/{worker}")).exists());
+    // The connection is gone with both of them: whoever asks gets an error.
+    assert!(std::fs::read(at.join("hello")).is_err());
+}
+
+#[test]
+fn nothing_is_used_twice() {
+    if !fuse("double use") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let (one, two) = (small(&draconis, "a.img"), small(&draconis, "b.img"));
+    let at = draconis.mount(&one, "at", "ro");
+    let elsewhere = draconis.make_dir("elsewhere");
+    let mount = |draconis: &Draconis, image: &Path, at: &Path| {
+        draconis.fails(["mount", "-o", "ro", image.to_str().unwrap(), at.to_str().unwrap()])
+    };
+    let said = mount(&draconis, &one, &elsewhere);
+    assert!(said.contains("is already mounted on"), "{said}");
+    // By another name, too.
+    let link = draconis.path("link.img");
+    std::fs::hard_link(&one, &link).unwrap();
+    assert!(mount(&draconis, &link, &elsewhere).contains("is already mounted on"));
+    let said = mount(&draconis, &two, &at);
+    assert!(said.contains("is already a mount point"), "{said}");
+    // Another manager cannot either, nor can a tool.
+    let other = Draconis::new();
+    assert!(mount(&other, &one, &elsewhere).contains("is in use by another"));
+    assert!(other.fails(["ls", one.to_str().unwrap()]).contains("is mounted"));
+    draconis.ok(["umount", at.to_str().unwrap()]);
+    other.ok(["ls", one.to_str().unwrap()]);
+}
+
+#[test]
+fn mounts_end_by_every_way_of_unmounting() {
+    if !fuse("unmounting") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = small(&draconis, "a.img");
+    for way in [&["umount"][..], &["fusermount3", "-u"]] {
+        let at = draconis.mount(&image, "at", "ro");
+        let worker = pid(&draconis);
+        if !is_root() && way[0] == "umount" {
+            draconis.ok(["umount", at.to_str().unwrap()]);
+        } else {
+            assert!(Command::new(way[0]).args(&way[1..]).arg(&at).status().unwrap().success());
+        }
+        eventually("the worker ends", || !Path::new(&format!("/proc/{worker}")).exists());
+        eventually("status is empty", || {
+            draconis.status()["mounts"].as_array().unwrap().is_empty()
+        });
+    }
+    let at = draconis.mount(&image, "at", "ro");
+    let held = std::fs::File::open(at.join("hello")).unwrap();
+    let said = draconis.fails(["umount", at.to_str().unwrap()]);
+    assert!(said.contains("busy"), "{said}");
+    drop(held);
+    draconis.ok(["umount", at.to_str().unwrap()]);
+    assert!(mounts_below(&at).is_empty());
+}
+
+#[test]
+fn a_foreground_mount_ends_with_its_mount_and_with_ctrl_c() {
+    if !fuse("a foreground mount") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = small(&draconis, "a.img");
+    let at = draconis.make_dir("at");
+    for by_signal in [false, true] {
+        let mut child = draconis
+            .command()
+            .args(["mount", "-f", "-o", "ro"])
+            .args([&image, &at])
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        eventually("it is mounted", || at.join("hello").exists());
+        assert_eq!(draconis.status()["mounts"].as_array().unwrap().len(), 1);
+        if by_signal {
+            signal(child.id() as i32, rustix::process::Signal::INT);
+            assert_eq!(child.wait().unwrap().code(), Some(130));
+        } else {
+            draconis.ok(["umount", at.to_str().unwrap()]);
+            assert!(child.wait().unwrap().success());
+        }
+        assert!(mounts_below(&at).is_empty());
+    }
+}
+
+#[test]
+fn mount_options_are_honoured() {
+    if !fuse("mount options") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = small(&draconis, "a.img");
+    let at = draconis.make_dir("at");
+    let (image, at) = (image.to_str().unwrap(), at.to_str().unwrap());
+    let said = draconis.fails(["mount", "-o", "ro,frobnicate", image, at]);
+    assert!(said.contains("unknown mount option 'frobnicate'"), "{said}");
+    let said = draconis.fails(["mount", "-o", "ro", "/no/such", at]);
+    assert!(said.contains("/no/such"), "{said}");
+    let said = draconis.fails(["mount", "-o", "ro", image, "/no/such"]);
+    assert!(said.contains("/no/such"), "{said}");
+    let said = draconis.fails(["mount", "-o", "ro,offset=64M", image, at]);
+    assert!(said.contains("reaches beyond"), "{said}");
+    // A volume that is refused leaves nothing behind.
+    assert!(mounts_below(Path::new(at)).is_empty());
+    assert!(draconis.status()["mounts"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn a_program_runs_from_a_mount_and_cannot_write_there() {
+    if !fuse("running from a mount") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let tree = draconis.make_dir("programs");
+    std::fs::copy("/bin/echo", tree.join("echo")).unwrap();
+    let image = draconis.path("programs.img");
+    mke2fs(&image, Some(&tree), &["-t", "ext2", "-b", "1024"], "8M");
+    let at = draconis.mount(&image, "at", "ro");
+    // A program is mapped, not read: this is what mmap through FUSE is for.
+    let output = Command::new(at.join("echo")).arg("mapped").output().unwrap();
+    assert_eq!(output.stdout, b"mapped\n");
+    let error = std::fs::write(at.join("new"), "x").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(30), "EROFS, not {error}");
+    let error = std::fs::remove_file(at.join("echo")).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(30), "EROFS, not {error}");
+}

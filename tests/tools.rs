@@ -1,0 +1,292 @@
+//! The commands that read an image without mounting it.
+
+mod common;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use common::{Draconis, Kernel, Without, is_root, look, mke2fs, odd_tree, same};
+
+/// What a copy cannot keep, and fractions of seconds where `mke2fs` made the volume.
+fn copy() -> Without {
+    Without { what_a_copy_loses: true, fractions: !is_root() }
+}
+
+fn target(image: &Path, path: &str) -> String {
+    format!("{}:{path}", image.display())
+}
+
+/// A volume of the odd tree in each block size, and the tree itself. The kernel fills it
+/// where it may, since `mke2fs -d` rounds times to seconds.
+fn odd_images(draconis: &Draconis) -> Vec<std::path::PathBuf> {
+    let tree = draconis.make_dir("tree");
+    odd_tree(&tree);
+    ["1024", "2048", "4096"]
+        .map(|block| {
+            let image = draconis.path(&format!("odd{block}.img"));
+            let how = ["-t", "ext2", "-b", block, "-I", "256"];
+            if is_root() {
+                mke2fs(&image, None, &how, "64M");
+                Kernel::fill(&image, draconis.make_dir("fill"), &tree);
+            } else {
+                mke2fs(&image, Some(&tree), &how, "64M");
+            }
+            image
+        })
+        .into()
+}
+
+#[test]
+fn get_copies_a_tree_as_it_is() {
+    let draconis = Draconis::new();
+    for image in odd_images(&draconis) {
+        let copied = draconis.path("copy");
+        draconis.ok(["get", "-r", &target(&image, "/"), copied.to_str().unwrap()]);
+        std::fs::remove_dir(copied.join("lost+found")).unwrap();
+        let (mut ours, mut theirs) = (look(&copied, copy()), look(&draconis.path("tree"), copy()));
+        // The top got the root directory's mode and time; mke2fs gives that its own.
+        (ours.remove(Path::new("")), theirs.remove(Path::new("")));
+        same(&ours, &theirs);
+        // Holes stayed holes: five gibibytes fit a few blocks.
+        let sparse = std::os::unix::fs::MetadataExt::blocks(
+            &std::fs::metadata(copied.join("sparse")).unwrap(),
+        );
+        assert!(sparse < 1000, "{sparse} blocks of 512 bytes");
+        std::fs::remove_dir_all(copied).unwrap();
+    }
+}
+
+#[test]
+fn tar_archives_a_tree_as_it_is() {
+    let draconis = Draconis::new();
+    for image in odd_images(&draconis) {
+        let copied = draconis.make_dir("copy");
+        let mut archive = draconis
+            .command()
+            .args(["tar", image.to_str().unwrap()])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut tar = Command::new("tar");
+        tar.args(["-x", "--xattrs", "--xattrs-include=*", "--same-owner", "-p", "-C"]);
+        let output = tar.arg(&copied).stdin(archive.stdout.take().unwrap()).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(archive.wait().unwrap().success());
+        std::fs::remove_dir(copied.join("lost+found")).unwrap();
+        let (mut ours, mut theirs) = (look(&copied, copy()), look(&draconis.path("tree"), copy()));
+        (ours.remove(Path::new("")), theirs.remove(Path::new("")));
+        same(&ours, &theirs);
+        std::fs::remove_dir_all(copied).unwrap();
+    }
+}
+
+#[test]
+fn one_file_and_one_directory_can_be_asked_for() {
+    let draconis = Draconis::new();
+    let image = &odd_images(&draconis)[0];
+    let tree = draconis.path("tree");
+    let cat = draconis.run(["cat", &target(image, "/big"), &target(image, "/fast link")]);
+    let expected = [std::fs::read(tree.join("big")).unwrap(), b"1".to_vec()].concat();
+    assert!(cat.status.success() && cat.stdout == expected);
+
+    let into = draconis.make_dir("into");
+    draconis.ok(["get", &target(image, "/fast link"), into.to_str().unwrap()]);
+    assert_eq!(std::fs::read(into.join("fast link")).unwrap(), b"1");
+    let named = into.join("named");
+    draconis.ok(["get", &target(image, "/big"), named.to_str().unwrap()]);
+    assert!(std::fs::read(named).unwrap() == std::fs::read(tree.join("big")).unwrap());
+    draconis.ok(["get", "-r", &target(image, "/deep/er"), into.to_str().unwrap()]);
+    assert_eq!(std::fs::read(into.join("er/file 123")).unwrap(), b"123");
+
+    let said = draconis.fails(["get", &target(image, "/deep"), into.to_str().unwrap()]);
+    assert!(said.contains("-r"), "{said}");
+    let said = draconis.fails(["cat", &target(image, "/deep")]);
+    assert!(said.contains("is a directory"), "{said}");
+    let said = draconis.fails(["cat", &target(image, "/deep/none")]);
+    assert!(said.contains("/deep/none: no such file or directory"), "{said}");
+}
+
+#[test]
+fn listings_show_what_is_there() {
+    let draconis = Draconis::new();
+    let image = &odd_images(&draconis)[2];
+    let names = draconis.ok(["ls", &target(image, "/deep/er")]);
+    assert_eq!(names.lines().count(), 301);
+    assert!(names.starts_with("file 000\nfile 001\n") && names.ends_with("still\n"));
+    let long = draconis.ok(["ls", "-l", image.to_str().unwrap()]);
+    let line = |name: &str| long.lines().find(|line| line.ends_with(name)).unwrap().to_string();
+    assert!(line(" suid").starts_with("-rwsr-xr-x   1 "), "{long}");
+    assert!(line(" fast link -> one").starts_with("lrwxrwxrwx   1 "), "{long}");
+    assert!(line(" hard link").starts_with("-rw-r--r--   3 "), "{long}");
+    let all = draconis.ok(["ls", "-R", image.to_str().unwrap()]);
+    assert!(all.contains("\n/deep/er/still:\nfile\n"), "{all}");
+    let tree = draconis.ok(["tree", &target(image, "/deep")]);
+    assert!(tree.contains("└── er\n    ├── file 000\n"), "{tree}");
+    assert!(tree.ends_with("2 directories, 302 files\n"), "{tree}");
+
+    let stat = draconis.ok(["stat", &target(image, "/sparse")]);
+    assert!(stat.contains("Size: 5368709120"), "{stat}");
+    let stat: serde_json::Value =
+        serde_json::from_str(&draconis.ok(["stat", "--json", &target(image, "/one")])).unwrap();
+    assert_eq!((&stat[0]["links"], &stat[0]["size"]), (&3.into(), &1.into()));
+    let mut xattrs: Vec<_> = stat[0]["xattrs"].as_array().unwrap().iter().collect();
+    xattrs.sort_by_key(|name| name.to_string());
+    assert_eq!(xattrs, ["user.short", "user.with/slash"]);
+}
+
+#[test]
+fn info_agrees_with_dumpe2fs() {
+    let draconis = Draconis::new();
+    let image = draconis.path("labelled.img");
+    mke2fs(&image, None, &["-t", "ext2", "-b", "1024", "-L", "a label", "-m", "3"], "9M");
+    let info: serde_json::Value =
+        serde_json::from_str(&draconis.ok(["info", "--json", image.to_str().unwrap()])).unwrap();
+    let output = Command::new("dumpe2fs").arg("-h").arg(&image).output().unwrap();
+    let theirs = String::from_utf8_lossy(&output.stdout).into_owned();
+    let field = |name: &str| {
+        let line = theirs.lines().find(|line| line.starts_with(name)).unwrap();
+        line[name.len()..].trim().to_string()
+    };
+    for (ours, name) in [
+        ("label", "Filesystem volume name:"),
+        ("uuid", "Filesystem UUID:"),
+        ("blocks", "Block count:"),
+        ("free_blocks", "Free blocks:"),
+        ("reserved_blocks", "Reserved block count:"),
+        ("inodes", "Inode count:"),
+        ("free_inodes", "Free inodes:"),
+        ("block_size_bytes", "Block size:"),
+        ("inode_size_bytes", "Inode size:"),
+        ("blocks_per_group", "Blocks per group:"),
+        ("inodes_per_group", "Inodes per group:"),
+        ("state", "Filesystem state:"),
+    ] {
+        let value = &info[ours];
+        let value = value.as_str().map_or_else(|| value.to_string(), str::to_string);
+        assert_eq!(value, field(name), "{name}");
+    }
+    let mut features: Vec<&str> =
+        info["features"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
+    let theirs = field("Filesystem features:");
+    let mut theirs: Vec<&str> = theirs.split(' ').filter(|name| !name.is_empty()).collect();
+    (features.sort(), theirs.sort());
+    assert_eq!(features, theirs);
+    assert!(draconis.ok(["info", image.to_str().unwrap()]).contains("label        a label\n"));
+}
+
+#[test]
+fn partitions_and_offsets_are_found() {
+    let draconis = Draconis::new();
+    let inner = draconis.path("inner.img");
+    let tree = draconis.make_dir("small");
+    std::fs::write(tree.join("hello"), "from inside\n").unwrap();
+    mke2fs(&inner, Some(&tree), &["-t", "ext2"], "1M");
+    let volume = std::fs::read(&inner).unwrap();
+    let mut disk = vec![0; 3 << 20];
+    disk[1 << 20..2 << 20].copy_from_slice(&volume);
+    // One primary partition of type 0x83 from sector 2048, 2048 sectors long.
+    let entry = [0, 0, 0, 0, 0x83, 0, 0, 0, 0, 8, 0, 0, 0, 8, 0, 0];
+    disk[446..462].copy_from_slice(&entry);
+    disk[510..512].copy_from_slice(&[0x55, 0xaa]);
+    let image = draconis.path("disk.img");
+    std::fs::write(&image, disk).unwrap();
+    for place in [["--partition", "1"], ["--offset", "1M"]] {
+        let text = draconis.ok([&["cat"], &place[..], &[&target(&image, "/hello")]].concat());
+        assert_eq!(text, "from inside\n");
+    }
+    let said = draconis.fails(["ls", "--partition", "2", image.to_str().unwrap()]);
+    assert!(said.contains("no partition 2; the table has: 1"), "{said}");
+    let said = draconis.fails(["ls", image.to_str().unwrap()]);
+    assert!(said.contains("not an ext volume"), "{said}");
+    let said = draconis.fails(["ls", "--offset", "4M", image.to_str().unwrap()]);
+    assert!(said.contains("reaches beyond"), "{said}");
+}
+
+#[test]
+fn what_cannot_be_read_is_refused_by_name() {
+    let draconis = Draconis::new();
+    let image = draconis.path("ext4.img");
+    mke2fs(&image, None, &["-t", "ext4"], "16M");
+    let said = draconis.fails(["ls", image.to_str().unwrap()]);
+    assert!(
+        said.contains("needs: ") && said.contains("extent") && said.contains("64bit"),
+        "{said}"
+    );
+    let said = draconis.fails(["ls", "/no/such/image"]);
+    assert!(said.contains("/no/such/image: No such file"), "{said}");
+    let said = draconis.fails(["ls", "/dev/null"]);
+    assert!(said.contains("neither a file nor a block device"), "{said}");
+}
+
+/// A volume whose directory entries were changed to lead out of the destination.
+#[test]
+fn a_hostile_volume_cannot_write_outside_the_destination() {
+    let draconis = Draconis::new();
+    let tree = draconis.make_dir("bad");
+    let outside = draconis.make_dir("outside");
+    std::os::unix::fs::symlink(&outside, tree.join("dir")).unwrap();
+    std::fs::create_dir(tree.join("dix")).unwrap();
+    std::fs::write(tree.join("dix/file"), "escaped").unwrap();
+    std::fs::write(tree.join("xx"), "up").unwrap();
+    let image = draconis.path("bad.img");
+    mke2fs(&image, Some(&tree), &["-t", "ext2", "-b", "1024", "-O", "^dir_index"], "1M");
+    // `dix` becomes a second `dir`, and `xx` becomes `..`, in the root directory's block.
+    let mut bytes = std::fs::read(&image).unwrap();
+    let mut changed = 0;
+    for at in 0..bytes.len() - 8 {
+        if &bytes[at..at + 5] == b"\x03\x02dix" {
+            bytes[at + 2..at + 5].copy_from_slice(b"dir");
+            changed += 1;
+        } else if &bytes[at..at + 4] == b"\x02\x01xx" {
+            bytes[at + 2..at + 4].copy_from_slice(b"..");
+            changed += 1;
+        }
+    }
+    assert_eq!(changed, 2);
+    std::fs::write(&image, bytes).unwrap();
+    let into = draconis.make_dir("into");
+    let output = draconis.run(["get", "-r", &target(&image, "/"), into.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 0, "{said}");
+    assert!(!draconis.path("file").exists() && into.is_dir());
+}
+
+#[test]
+fn a_tool_that_meets_a_mounted_volume_says_so() {
+    let draconis = Draconis::new();
+    let image = draconis.path("held.img");
+    mke2fs(&image, None, &["-t", "ext2"], "1M");
+    let held = std::fs::File::open(&image).unwrap();
+    held.lock().unwrap();
+    let said = draconis.fails(["ls", image.to_str().unwrap()]);
+    assert!(said.contains("is mounted or being changed"), "{said}");
+    held.unlock().unwrap();
+    draconis.ok(["ls", image.to_str().unwrap()]);
+}
+
+#[test]
+fn the_texts_are_complete() {
+    let draconis = Draconis::new();
+    let pages = draconis.make_dir("man");
+    draconis.ok(["manpages", pages.to_str().unwrap()]);
+    for page in ["draconis.1", "draconis-mount.1", "draconis-get.1"] {
+        assert!(std::fs::read_to_string(pages.join(page)).unwrap().contains("SYNOPSIS"));
+    }
+    assert!(draconis.ok(["completions", "bash"]).contains("umount"));
+    let usage = draconis.run(["mount"]);
+    assert_eq!(usage.status.code(), Some(2));
+}
+
+/// The kernel, debugfs and we must see the same tree; the kernel's view is the judge here.
+#[test]
+fn get_agrees_with_the_kernel_on_a_real_tree() {
+    let draconis = Draconis::new();
+    let image = draconis.path("include.img");
+    mke2fs(&image, Some(Path::new("/usr/include")), &["-t", "ext2"], "256M");
+    let Some(kernel) = Kernel::mount(&image, draconis.path("kernel"), "get of a real tree") else {
+        return;
+    };
+    let copied = draconis.path("copy");
+    draconis.ok(["get", "-r", &target(&image, "/"), copied.to_str().unwrap()]);
+    same(&look(&copied, copy()), &look(&kernel.at, copy()));
+}
