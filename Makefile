@@ -1,0 +1,51 @@
+# Draconis. `make demo` shows it, `make test` tests it, `make install` installs it.
+
+CARGO ?= cargo
+PREFIX ?= /usr/local
+DESTDIR ?=
+
+.PHONY: all demo test lint bench install fuzz packages clean
+
+all:
+	$(CARGO) build --release --locked
+
+# Builds, makes a volume, mounts it in its sandbox, works in it, has it judged.
+demo:
+	@tools/packages demo
+	$(CARGO) build --release --locked
+	@tools/demo target/release/draconis
+
+# Installs the packages that the tests need if it may, else names them; runs everything.
+test:
+	@tools/packages test
+	$(MAKE) lint
+	$(CARGO) test --workspace --locked
+
+lint:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+
+# The kernel's driver, fuse2fs and Draconis side by side. Needs root.
+bench:
+	@tools/packages bench
+	$(CARGO) build --release --locked
+	tools/bench target/release/draconis
+
+# Reads mutated images until stopped: make fuzz SECONDS=3600
+fuzz:
+	DRACONIS_FUZZ_SECONDS=$(or $(SECONDS),600) $(CARGO) test --release --locked -p draconis-ext --test hostile -- --nocapture
+
+install: all
+	install -D -m 755 target/release/draconis $(DESTDIR)$(PREFIX)/bin/draconis
+	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/sbin
+	ln -sf ../bin/draconis $(DESTDIR)$(PREFIX)/sbin/mount.fuse.draconis
+	target/release/draconis manpages $(DESTDIR)$(PREFIX)/share/man/man1
+	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions
+	target/release/draconis completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/draconis
+	install -d $(DESTDIR)$(PREFIX)/share/zsh/site-functions $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
+	target/release/draconis completions zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_draconis
+	target/release/draconis completions fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/draconis.fish
+
+clean:
+	$(CARGO) clean

@@ -1,0 +1,123 @@
+//! The arrows between the crates, and what they promise of unsafe code and licences.
+//!
+//! Cargo says who uses whom; the table says who may (ARCHITECTURE.md, "Crates and arrows").
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+/// Each crate and the crates of ours that it may use.
+const MAY_USE: &[(&str, &[&str])] = &[
+    ("exchange", &[]),
+    ("device", &["exchange"]),
+    ("ext", &["device", "exchange"]),
+    ("service", &["device", "exchange", "ext"]),
+    ("front", &["exchange"]),
+    ("", &["device", "exchange", "ext", "front", "service"]),
+];
+
+/// Licences that a dependency may have.
+const LICENCES: &[&str] = &[
+    "MIT",
+    "Apache-2.0",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "ISC",
+    "Unicode-3.0",
+    "Unlicense",
+    "Zlib",
+    "BSL-1.0",
+    "LLVM-exception",
+    "CC0-1.0",
+    "0BSD",
+    "MIT-0",
+];
+
+fn metadata() -> serde_json::Value {
+    // What other platforms would need was never fetched.
+    let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version=1", "--locked", "--offline"])
+        .args(["--filter-platform", &platform])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// `draconis-ext` is `ext`, and `draconis` itself is the empty name.
+fn ours(name: &str) -> Option<&str> {
+    if name == "draconis" { Some("") } else { name.strip_prefix("draconis-") }
+}
+
+#[test]
+fn no_crate_uses_another_against_the_arrows() {
+    let metadata = metadata();
+    let mut wrong = vec![];
+    for package in metadata["packages"].as_array().unwrap() {
+        let Some(name) = ours(package["name"].as_str().unwrap()) else { continue };
+        let Some((_, may)) = MAY_USE.iter().find(|(crate_name, _)| *crate_name == name) else {
+            wrong.push(format!("{name} is not in the table of arrows"));
+            continue;
+        };
+        for dependency in package["dependencies"].as_array().unwrap() {
+            let used = dependency["name"].as_str().unwrap();
+            // What a crate's own tests use binds nobody.
+            if !dependency["kind"].is_null() {
+                continue;
+            }
+            if let Some(used) = ours(used)
+                && !may.contains(&used)
+            {
+                wrong.push(format!("{name} must not use {used}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_dependency_has_a_permissive_licence() {
+    let metadata = metadata();
+    for package in metadata["packages"].as_array().unwrap() {
+        let name = &package["name"];
+        let licence =
+            package["license"].as_str().unwrap_or_else(|| panic!("{name} has no licence"));
+        // An expression: alternatives of which one, or parts of which all, must be allowed.
+        let allowed = licence.split(" OR ").flat_map(|part| part.split('/')).any(|alternative| {
+            let names = alternative.split([' ', '(', ')']).filter(|word| !word.is_empty());
+            let names: BTreeSet<&str> =
+                names.filter(|word| !["AND", "WITH"].contains(word)).collect();
+            names.iter().all(|name| LICENCES.contains(name))
+        });
+        assert!(allowed, "{name}: {licence}");
+    }
+}
+
+#[test]
+fn unsafe_code_stays_at_its_addresses() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut stack = vec![root.join("src"), root.join("crates"), root.join("tests")];
+    let mut found = BTreeSet::new();
+    while let Some(path) = stack.pop() {
+        if path.is_dir() {
+            stack.extend(std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = std::fs::read_to_string(&path).unwrap();
+            let uses = ["unsafe {", "unsafe fn", "unsafe impl", "unsafe extern"];
+            let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+            let within = path.strip_prefix(root).unwrap();
+            if !within.ends_with("tests/arrows.rs")
+                && code.into_iter().any(|line| uses.iter().any(|word| line.contains(word)))
+            {
+                found.insert(within.to_string_lossy().into_owned());
+            }
+        }
+    }
+    let addresses =
+        ["crates/exchange/", "crates/device/src/uring.rs", "crates/service/src/sandbox.rs"];
+    for file in &found {
+        assert!(addresses.iter().any(|at| file.starts_with(at)), "unsafe code in {file}");
+    }
+    assert!(found.contains("crates/device/src/uring.rs"), "the search finds what is there");
+}
