@@ -13,6 +13,7 @@
 mod lane;
 pub mod process;
 mod spin;
+mod sync;
 pub mod thread;
 
 use std::{
