@@ -68,7 +68,7 @@ impl<T> Mailbox<T> {
         // Pairs with the fence in `sleep`: either we see that it sleeps, or it sees what
         // we wrote.
         fence(SeqCst);
-        if self.bell.word.load(Relaxed) == ASLEEP && self.bell.word.swap(AWAKE, Relaxed) == ASLEEP {
+        if self.bell.word.load(Acquire) == ASLEEP && self.bell.word.swap(AWAKE, AcqRel) == ASLEEP {
             self.bell.wake();
         }
     }
@@ -80,13 +80,14 @@ impl<T> Mailbox<T> {
     /// Sleeps until slot `at` is full, the sender has gone, or the deadline has passed.
     fn sleep(&self, at: usize, deadline: Instant) -> Result<(), Lost> {
         let result = self.sleep_until_ready(at, deadline);
-        self.bell.word.store(AWAKE, Relaxed);
+        self.bell.word.swap(AWAKE, AcqRel);
         result
     }
 
     fn sleep_until_ready(&self, at: usize, deadline: Instant) -> Result<(), Lost> {
         loop {
-            self.bell.word.store(ASLEEP, Relaxed);
+            // Swapped, not stored: what a bell holds is the last word of either side.
+            self.bell.word.swap(ASLEEP, AcqRel);
             fence(SeqCst);
             if self.ready(at) {
                 return Ok(());
@@ -174,13 +175,21 @@ mod loom_model {
         Turn { table, state: 0, peer: Sender::Client }
     }
 
+    /// Three switches at places of loom's choice, beside those that waiting forces: all of
+    /// them take minutes.
+    fn model(test: impl Fn() + Sync + Send + 'static) {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(test);
+    }
+
     fn never() -> Instant {
         Instant::now() + Duration::from_secs(1 << 20)
     }
 
     #[test]
     fn a_round_trip_loses_no_wake_up() {
-        loom::model(|| {
+        model(|| {
             let (mut client, mut server) = links();
             let hand = loom::thread::spawn(move || {
                 let n = server.receive(&turn(), never()).unwrap();
@@ -196,7 +205,7 @@ mod loom_model {
 
     #[test]
     fn closing_is_heard_after_what_was_said_and_wakes_a_sleeper() {
-        loom::model(|| {
+        model(|| {
             let (mut client, mut server) = links();
             let hand = loom::thread::spawn(move || {
                 assert_eq!(server.receive(&turn(), never()), Ok(7));
@@ -210,7 +219,7 @@ mod loom_model {
 
     #[test]
     fn a_message_nobody_takes_is_dropped_once() {
-        loom::model(|| {
+        model(|| {
             let (there, back) = (Arc::new(Mailbox::new(1)), Arc::new(Mailbox::new(1)));
             let mut client: ThreadLink<_, u32> = ThreadLink::new(there.clone(), back.clone());
             let server: ThreadLink<u32, _> = ThreadLink::new(back, there);
