@@ -81,18 +81,28 @@ struct Row {
     least_ns: f64,
 }
 
-fn measure(what: impl Into<String>, mode: Mode, mut round_trip: impl FnMut()) -> Row {
-    (0..mode.round_trips).for_each(|_| round_trip());
-    let mut batches: Vec<f64> = (0..mode.batches)
-        .map(|_| {
-            let start = Instant::now();
-            (0..mode.round_trips).for_each(|_| round_trip());
-            start.elapsed().as_nanos() as f64 / f64::from(mode.round_trips)
-        })
-        .collect();
-    batches.sort_by(f64::total_cmp);
-    let (median_ns, least_ns) = (batches[batches.len() / 2], batches[0]);
-    Row { what: what.into(), mode: mode.name, median_ns, least_ns }
+/// Measures several things in turn, batch by batch, so that what else the machine does
+/// falls on all of them alike.
+fn measure(labels: Vec<String>, mode: Mode, mut round_trip: impl FnMut(usize)) -> Vec<Row> {
+    let mut batch = |i| {
+        let start = Instant::now();
+        (0..mode.round_trips).for_each(|_| round_trip(i));
+        start.elapsed().as_nanos() as f64 / f64::from(mode.round_trips)
+    };
+    let mut taken = vec![Vec::with_capacity(mode.batches); labels.len()];
+    (0..labels.len()).for_each(|i| _ = batch(i));
+    for _ in 0..mode.batches {
+        taken.iter_mut().enumerate().for_each(|(i, taken)| taken.push(batch(i)));
+    }
+    labels.into_iter().zip(taken).map(|(what, taken)| Row::new(what, mode, taken)).collect()
+}
+
+impl Row {
+    fn new(what: String, mode: Mode, mut batches: Vec<f64>) -> Self {
+        batches.sort_by(f64::total_cmp);
+        let (median_ns, least_ns) = (batches[batches.len() / 2], batches[0]);
+        Self { what, mode: mode.name, median_ns, least_ns }
+    }
 }
 
 fn print(title: &str, rows: &[Row]) {
@@ -121,25 +131,22 @@ fn over_threads(mode: Mode, what: &str, sizes: &[(usize, u32)]) -> Vec<Row> {
         file::serve(server, &Filler, PATIENCE)
     });
     let mut caller = Caller::new(client, PATIENCE);
-    let rows = sizes
-        .iter()
-        .map(|&(size, len)| {
-            let mut buffer = Some(Block::private(size));
-            measure(label(what, size, len), mode, || read(&mut caller, &mut buffer, len))
-        })
-        .collect();
+    let mut buffers: Vec<_> = sizes.iter().map(|&(size, _)| Some(Block::private(size))).collect();
+    let rows = measure(labels(what, sizes), mode, |i| {
+        read(&mut caller, &mut buffers[i], sizes[i].1);
+    });
     drop(caller);
     let _ = peer.join();
     rows
 }
 
-fn label(what: &str, size: usize, len: u32) -> String {
-    let done = if len == 0 { "handed over" } else { "filled" };
-    format!("{what}, {size} B {done}")
+fn labels(what: &str, sizes: &[(usize, u32)]) -> Vec<String> {
+    let done = |len| if len == 0 { "handed over" } else { "filled" };
+    sizes.iter().map(|&(size, len)| format!("{what}, {size} B {}", done(len))).collect()
 }
 
 fn plan() -> Plan {
-    let class = |slot_bytes| Class { slot_bytes, slots: 4 };
+    let class = |slot_bytes| Class { slot_bytes, slots: 8 };
     Plan {
         fixed_lanes: 1,
         host_lanes: 0,
@@ -171,13 +178,10 @@ fn serve_as_child(cpu: usize) {
 fn over_processes(mode: Mode, what: &str, sizes: &[(usize, u32)]) -> Vec<Row> {
     let (session, mut child) = child(mode.peer_cpu);
     let mut caller = Caller::new(session.client::<File>(0).expect("lane 0"), PATIENCE);
-    let rows = sizes
-        .iter()
-        .map(|&(size, len)| {
-            let mut buffer = session.block(size);
-            measure(label(what, size, len), mode, || read(&mut caller, &mut buffer, len))
-        })
-        .collect();
+    let mut buffers: Vec<_> = sizes.iter().map(|&(size, _)| session.block(size)).collect();
+    let rows = measure(labels(what, sizes), mode, |i| {
+        read(&mut caller, &mut buffers[i], sizes[i].1);
+    });
     drop(caller);
     let _ = child.wait();
     rows
@@ -195,13 +199,14 @@ fn over_streams(mode: Mode, what: &str, ours: [OwnedFd; 2], theirs: [OwnedFd; 2]
     let [mut from, mut to] = streams(ours);
     let mut reply = [0; REPLY_BYTES];
     let few = Mode { round_trips: mode.round_trips / 10, batches: 31, ..mode };
-    let row = measure(format!("{what}, {REPLY_BYTES} B copied"), few, || {
+    let label = format!("{what}, {REPLY_BYTES} B copied");
+    let mut rows = measure(vec![label], few, |_| {
         to.write_all(&[1; 32]).expect("the peer reads");
         from.read_exact(&mut reply).expect("the peer answers");
     });
     drop((from, to));
     let _ = peer.join();
-    row
+    rows.remove(0)
 }
 
 fn over_unix(mode: Mode) -> Row {

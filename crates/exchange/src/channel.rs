@@ -13,6 +13,8 @@
 mod lane;
 pub mod process;
 mod spin;
+mod sync;
+#[allow(unsafe_code)]
 pub mod thread;
 
 use std::{
@@ -295,7 +297,7 @@ impl<C: Contract> Server<C> {
         mut answer: impl FnMut(C::ToServer) -> Option<C::ToClient>,
     ) -> Result<(), Lost> {
         loop {
-            let message = match self.core.receive(Instant::now() + patience) {
+            let message = match self.core.receive(after(patience)) {
                 Ok(message) => message,
                 Err(Lost::Closed) => return Ok(()),
                 Err(lost) => return Err(lost),
@@ -306,6 +308,15 @@ impl<C: Contract> Server<C> {
         }
     }
 }
+
+/// The deadline after `patience`, which may be as long as [`Duration::MAX`].
+fn after(patience: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(patience).unwrap_or(now + CENTURY)
+}
+
+/// For ever, as far as a deadline can say it.
+const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// A client that calls again and again in one state, with one patience for all calls.
 ///
@@ -332,7 +343,7 @@ impl<C: Contract, S: State<Contract = C>> Caller<C, S> {
         M: Call<Contract = C, From = S, AckTo = S, NakTo = S>,
     {
         let end = self.end.take().ok_or(Lost::Closed)?;
-        let (reply, end) = end.call(message, Instant::now() + self.patience)?;
+        let (reply, end) = end.call(message, after(self.patience))?;
         self.end = Some(end);
         Ok(reply)
     }

@@ -10,9 +10,13 @@
 //! Law 2: nobody waits for ever.
 //! Law 3: believe nothing a peer can write.
 //!
-//! This crate does not know what a disk, a file system or a kernel protocol is.
+//! Unsafe code lives in [`shm`] and [`channel::thread`] and nowhere else. This crate does
+//! not know what a disk, a file system or a kernel protocol is.
+
+#![deny(unsafe_code)]
 
 pub mod channel;
 pub mod contract;
 pub mod heap;
+#[allow(unsafe_code)]
 pub mod shm;

@@ -52,6 +52,7 @@ conform! {
         bulk_comes_back,
         a_reply_that_was_sent_is_heard_before_the_closing,
         a_request_that_nobody_reads_comes_home,
+        a_request_to_a_closed_server_comes_home,
         a_silent_server_is_given_up_and_its_late_reply_comes_home,
         a_thousand_binds_use_the_same_lanes,
         states_lead_where_the_reply_says,
@@ -193,6 +194,20 @@ fn a_request_that_nobody_reads_comes_home<T: Transport>() {
     let (transport, directory) = T::start::<Directory>(Role::CloseAfter(0));
     let (client, server) = transport.pair::<File>();
     // The end travels in a request that the server drops unread, and closes then.
+    let waiting = client.send(read(&transport));
+    let path = transport.block(4096);
+    let end = directory::End::File(server);
+    let bind = directory::Bind { from: Node::ROOT, path, len: 0, end };
+    assert_eq!(directory.call(bind, soon()).unwrap_err(), Lost::Closed);
+    assert_eq!(waiting.receive(soon()).unwrap_err(), Lost::Closed);
+    transport.finish();
+}
+
+fn a_request_to_a_closed_server_comes_home<T: Transport>() {
+    let (transport, directory) = T::start::<Directory>(Role::Close);
+    // Time to close; if it takes longer, the request is one that nobody reads.
+    std::thread::sleep(Duration::from_millis(100));
+    let (client, server) = transport.pair::<File>();
     let waiting = client.send(read(&transport));
     let path = transport.block(4096);
     let end = directory::End::File(server);

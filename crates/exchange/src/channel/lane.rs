@@ -29,10 +29,10 @@ use crate::{
 
 /// Bytes from one line to the next; an odd number of pairs of cache lines.
 pub(super) const LINE_STRIDE: usize = 17 * 128;
-const PAYLOAD_AT: usize = 8;
+pub(super) const PAYLOAD_AT: usize = 8;
 const ASLEEP_AT: usize = 2048;
 const CLOSED_AT: usize = 2112;
-const FINGERPRINT_AT: usize = 2120;
+pub(super) const FINGERPRINT_AT: usize = 2120;
 const _: () = assert!(PAYLOAD_AT + LINE_BYTES <= ASLEEP_AT && FINGERPRINT_AT + 8 <= LINE_STRIDE);
 
 /// More rings than this without a message, in one receive, are an attack.
@@ -40,15 +40,15 @@ const RINGS_MAX: u32 = 100_000;
 
 /// The first word of a line: everything that must change at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Head {
-    seq: u16,
-    epoch: u16,
-    tag: u16,
-    len: u16,
+pub(super) struct Head {
+    pub(super) seq: u16,
+    pub(super) epoch: u16,
+    pub(super) tag: u16,
+    pub(super) len: u16,
 }
 
 impl Head {
-    fn to_bits(self) -> u64 {
+    pub(super) fn to_bits(self) -> u64 {
         let Self { seq, epoch, tag, len } = self;
         u64::from(seq) << 48 | u64::from(epoch) << 32 | u64::from(tag) << 16 | u64::from(len)
     }
@@ -117,7 +117,8 @@ impl Reader {
 
     /// The head of a message that was not taken yet.
     fn look(&self, session: &Session) -> Result<Option<Head>, Violation> {
-        let head = Head::from_bits(session.shared().long(self.line_at).load(Acquire));
+        // Sequentially consistent: a sleeper looks after it has said that it sleeps.
+        let head = Head::from_bits(session.shared().long(self.line_at).load(SeqCst));
         if head.epoch != self.place.epoch || head.seq == self.got {
             return Ok(None);
         }

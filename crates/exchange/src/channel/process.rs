@@ -544,3 +544,6 @@ impl Session {
         }
     }
 }
+
+#[cfg(test)]
+mod hostile;

@@ -9,18 +9,13 @@
 //! the receiver; `full` hands it over. The contract bounds the queue, so there is room.
 //! Law 2: a receiver that sleeps has rung the bell to 1 first, and looked again.
 
-use std::{
-    cell::UnsafeCell,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering::*},
-    },
-    time::Instant,
+use std::{sync::atomic::Ordering::*, time::Instant};
+
+use super::{
+    Client, Core, Link, Lost, Server, Turn,
+    spin::Spin,
+    sync::{Arc, AtomicU32, Cell, Futex, fence},
 };
-
-use rustix::thread::futex;
-
-use super::{Client, Core, Link, Lost, Server, Turn, spin::Spin};
 use crate::contract::{Contract, fsm::Sender};
 
 /// The two ends of a new channel between threads.
@@ -39,19 +34,16 @@ pub fn pair<C: Contract>() -> (Client<C>, Server<C>) {
 #[repr(align(128))]
 struct Slot<T> {
     full: AtomicU32,
-    message: UnsafeCell<Option<T>>,
+    message: Cell<Option<T>>,
 }
-
-#[repr(align(128))]
-struct Bell(AtomicU32);
 
 const AWAKE: u32 = 0;
 const ASLEEP: u32 = 1;
 
 struct Mailbox<T> {
     slots: Box<[Slot<T>]>,
-    /// Futex of the receiver.
-    bell: Bell,
+    /// What the receiver sleeps on.
+    bell: Futex,
     /// Set once, when the sender has gone.
     closed: AtomicU32,
 }
@@ -63,40 +55,45 @@ unsafe impl<T: Send> Sync for Mailbox<T> {}
 
 impl<T> Mailbox<T> {
     fn new(len: usize) -> Self {
-        let slot = || Slot { full: AtomicU32::new(0), message: UnsafeCell::new(None) };
+        let slot = || Slot { full: AtomicU32::new(0), message: Cell::new(None) };
         Self {
             slots: (0..len).map(|_| slot()).collect(),
-            bell: Bell(AtomicU32::new(AWAKE)),
+            bell: Futex::new(AWAKE),
             closed: AtomicU32::new(0),
         }
     }
 
+    /// Wakes the receiver, if it sleeps; call it after what it is to see.
     fn ring(&self) {
-        if self.bell.0.load(SeqCst) == ASLEEP && self.bell.0.swap(AWAKE, SeqCst) == ASLEEP {
-            // Nothing to do about a failure; the sleeper's deadline bounds it.
-            let _ = futex::wake(&self.bell.0, futex::Flags::PRIVATE, 1);
+        // Pairs with the fence in `sleep`: either we see that it sleeps, or it sees what
+        // we wrote.
+        fence(SeqCst);
+        if self.bell.word.load(Acquire) == ASLEEP && self.bell.word.swap(AWAKE, AcqRel) == ASLEEP {
+            self.bell.wake();
         }
     }
 
     fn ready(&self, at: usize) -> bool {
-        self.slots[at].full.load(SeqCst) == 1 || self.closed.load(SeqCst) == 1
+        self.slots[at].full.load(Acquire) == 1 || self.closed.load(Acquire) == 1
     }
 
     /// Sleeps until slot `at` is full, the sender has gone, or the deadline has passed.
     fn sleep(&self, at: usize, deadline: Instant) -> Result<(), Lost> {
+        let result = self.sleep_until_ready(at, deadline);
+        self.bell.word.swap(AWAKE, AcqRel);
+        result
+    }
+
+    fn sleep_until_ready(&self, at: usize, deadline: Instant) -> Result<(), Lost> {
         loop {
-            self.bell.0.store(ASLEEP, SeqCst);
+            // Swapped, not stored: what a bell holds is the last word of either side.
+            self.bell.word.swap(ASLEEP, AcqRel);
+            fence(SeqCst);
             if self.ready(at) {
-                self.bell.0.store(AWAKE, SeqCst);
                 return Ok(());
             }
-            let Some(left) = deadline.checked_duration_since(Instant::now()) else {
-                self.bell.0.store(AWAKE, SeqCst);
-                return Err(Lost::Timeout);
-            };
-            let timeout = left.try_into().ok();
-            // Woken, interrupted, too late or timed out: the loop looks.
-            let _ = futex::wait(&self.bell.0, futex::Flags::PRIVATE, ASLEEP, timeout.as_ref());
+            let left = deadline.checked_duration_since(Instant::now()).ok_or(Lost::Timeout)?;
+            self.bell.wait(ASLEEP, left);
         }
     }
 }
@@ -120,7 +117,7 @@ impl<Tx, Rx> ThreadLink<Tx, Rx> {
             return None;
         }
         // SAFETY: `full` is 1, so the sender leaves the message to us, its only receiver.
-        let message = unsafe { (*slot.message.get()).take() };
+        let message = slot.message.with_mut(|message| unsafe { (*message).take() });
         slot.full.store(0, Release);
         self.receive_at = (self.receive_at + 1) % self.from.slots.len();
         message
@@ -132,8 +129,8 @@ impl<Tx: Send, Rx: Send> Link<Tx, Rx> for ThreadLink<Tx, Rx> {
         let slot = &self.to.slots[self.send_at];
         assert_eq!(slot.full.load(Acquire), 0, "the contract's queue bound does not hold");
         // SAFETY: `full` is 0, so the receiver leaves the message to us, its only sender.
-        unsafe { *slot.message.get() = Some(message) };
-        slot.full.store(1, SeqCst);
+        slot.message.with_mut(|place| unsafe { *place = Some(message) });
+        slot.full.store(1, Release);
         self.send_at = (self.send_at + 1) % self.to.slots.len();
         self.to.ring();
     }
@@ -154,9 +151,85 @@ impl<Tx: Send, Rx: Send> Link<Tx, Rx> for ThreadLink<Tx, Rx> {
 
 impl<Tx, Rx> Drop for ThreadLink<Tx, Rx> {
     fn drop(&mut self) {
-        self.to.closed.store(1, SeqCst);
+        self.to.closed.store(1, Release);
         self.to.ring();
         // What arrived and was not looked at goes home now, not when the peer closes too.
         while self.take().is_some() {}
+    }
+}
+
+/// Every interleaving of a hand-over: `RUSTFLAGS="--cfg loom" cargo test --release --lib loom`.
+#[cfg(all(test, loom))]
+mod loom_model {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn links() -> (ThreadLink<u32, u32>, ThreadLink<u32, u32>) {
+        let (there, back) = (Arc::new(Mailbox::new(1)), Arc::new(Mailbox::new(1)));
+        (ThreadLink::new(there.clone(), back.clone()), ThreadLink::new(back, there))
+    }
+
+    fn turn() -> Turn {
+        let table = <crate::contract::file::File as Contract>::TABLE;
+        Turn { table, state: 0, peer: Sender::Client }
+    }
+
+    /// Three switches at places of loom's choice, beside those that waiting forces: all of
+    /// them take minutes.
+    fn model(test: impl Fn() + Sync + Send + 'static) {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(test);
+    }
+
+    fn never() -> Instant {
+        Instant::now() + Duration::from_secs(1 << 20)
+    }
+
+    #[test]
+    fn a_round_trip_loses_no_wake_up() {
+        model(|| {
+            let (mut client, mut server) = links();
+            let hand = loom::thread::spawn(move || {
+                let n = server.receive(&turn(), never()).unwrap();
+                server.send(n + 1);
+            });
+            client.send(1);
+            assert_eq!(client.receive(&turn(), never()), Ok(2));
+            // What comes after the reply is the closing.
+            assert_eq!(client.receive(&turn(), never()), Err(Lost::Closed));
+            hand.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn closing_is_heard_after_what_was_said_and_wakes_a_sleeper() {
+        model(|| {
+            let (mut client, mut server) = links();
+            let hand = loom::thread::spawn(move || {
+                assert_eq!(server.receive(&turn(), never()), Ok(7));
+                assert_eq!(server.receive(&turn(), never()), Err(Lost::Closed));
+            });
+            client.send(7);
+            drop(client);
+            hand.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_message_nobody_takes_is_dropped_once() {
+        model(|| {
+            let (there, back) = (Arc::new(Mailbox::new(1)), Arc::new(Mailbox::new(1)));
+            let mut client: ThreadLink<_, u32> = ThreadLink::new(there.clone(), back.clone());
+            let server: ThreadLink<u32, _> = ThreadLink::new(back, there);
+            let goods = loom::sync::Arc::new(());
+            let sent = goods.clone();
+            let hand = loom::thread::spawn(move || drop(server));
+            client.send(sent);
+            hand.join().unwrap();
+            drop(client);
+            assert_eq!(loom::sync::Arc::strong_count(&goods), 1);
+        });
     }
 }

@@ -1,6 +1,10 @@
 //! A whole tree of files behind the contracts: what a way in from Linux is generic over.
 
-use std::{thread, time::Duration};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    thread,
+    time::Duration,
+};
 
 use super::{
     Attributes, Kind, Name, Node, Refusal, Space,
@@ -123,8 +127,8 @@ fn serve_in<'scope, 'env, T: Tree + Sync + ?Sized>(
     })
 }
 
-/// Starts a thread that serves a bound end. A client that is lost there is its own
-/// thread's matter.
+/// Starts a thread that serves a bound end. A client that is lost there, or a request that
+/// the tree panics at, closes that end and no other.
 fn start<'scope, 'env, T: Tree + Sync + ?Sized>(
     scope: &'scope thread::Scope<'scope, 'env>,
     end: End,
@@ -132,10 +136,12 @@ fn start<'scope, 'env, T: Tree + Sync + ?Sized>(
     node: Node,
     patience: Duration,
 ) {
-    scope.spawn(move || match end {
+    let serve = move || match end {
         End::File(end) => file::serve(end, &tree.file(node), patience),
         End::Directory(end) => serve_in(scope, end, tree, patience),
-    });
+    };
+    // The tree is shared with other threads as it is: that is its locks' matter already.
+    scope.spawn(move || catch_unwind(AssertUnwindSafe(serve)));
 }
 
 fn resolve<T: DirectoryServer + ?Sized>(
@@ -143,10 +149,12 @@ fn resolve<T: DirectoryServer + ?Sized>(
     mut bind: Bind,
 ) -> Result<(AckBind, End, Node), NakBind> {
     let refuse = |bind: Bind, why: NotBound| NakBind { path: bind.path, end: bind.end, why };
-    let mut path = vec![0; bind.len as usize];
-    if path.len() > PATH_MAX_BYTES || bind.path.copy_out(0, &mut path) < path.len() {
+    let len = bind.len as usize;
+    if len > PATH_MAX_BYTES || len > bind.path.len() {
         return Err(refuse(bind, Refusal::Invalid.into()));
     }
+    let mut path = vec![0; len];
+    bind.path.copy_out(0, &mut path);
     let attributes = match walk(tree, bind.from, &path, true) {
         Ok(Walked::At(attributes)) => attributes,
         Ok(Walked::Link { link, name_at, rest_at }) => {

@@ -467,3 +467,94 @@ impl Field for Name {
         Name::new(from.take_slice(len)?).map_err(|_| Violation::Value("Name"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Debug;
+
+    use super::*;
+
+    /// Lends nothing: what is tested here carries no goods.
+    struct Nothing;
+
+    impl GoodsOut for Nothing {
+        fn block(&mut self, _: Block) -> BlockName {
+            unreachable!()
+        }
+        fn end(&mut self, _: Option<LaneName>) -> u32 {
+            unreachable!()
+        }
+    }
+
+    impl GoodsIn for Nothing {
+        fn block(&mut self, name: BlockName) -> Result<Block, Violation> {
+            Err(Violation::Slot(name.slot))
+        }
+        fn end(&mut self, lane: u32) -> Result<crate::channel::LaneEnd, Violation> {
+            Err(Violation::Lane(lane))
+        }
+    }
+
+    fn packed<T: Field>(value: T) -> Vec<u8> {
+        let (mut line, mut goods) = ([0; LINE_BYTES], Nothing);
+        let mut packer = Packer::new(&mut line, &mut goods);
+        value.pack(&mut packer);
+        let used = packer.used();
+        assert!(used <= T::BYTES_MAX, "{used} bytes exceed {}", T::BYTES_MAX);
+        line[..used].to_vec()
+    }
+
+    fn unpacked<T: Field>(bytes: &[u8]) -> Result<T, Violation> {
+        let mut goods = Nothing;
+        let mut unpacker = Unpacker::new(bytes, &mut goods);
+        let value = T::unpack(&mut unpacker)?;
+        unpacker.finish().map(|()| value)
+    }
+
+    #[track_caller]
+    fn goes_round<T: Field + PartialEq + Debug + Copy>(value: T) {
+        let bytes = packed(value);
+        assert_eq!(unpacked::<T>(&bytes), Ok(value));
+        assert!(unpacked::<T>(&bytes[..bytes.len() - 1]).is_err(), "cut short");
+        assert!(unpacked::<T>(&[&bytes[..], &[0]].concat()).is_err(), "too long");
+    }
+
+    #[test]
+    fn fields_go_round() {
+        goes_round(u64::MAX);
+        goes_round(i64::MIN);
+        goes_round(true);
+        goes_round(Some((7u8, 9u16)));
+        goes_round(None::<u32>);
+        goes_round(Node(u64::MAX));
+        goes_round(Name::new(&[b'x'; 255]).unwrap());
+        goes_round(Time { seconds: -1, nanoseconds: 999_999_999 });
+        goes_round(Space { block_bytes: 1, free_inodes: u64::MAX, ..Space::default() });
+        goes_round(AttributeChange {
+            mode: Some(0o7777),
+            size_bytes: Some(u64::MAX),
+            accessed: Some(SetTime::Now),
+            modified: Some(SetTime::To(Time { seconds: 1, nanoseconds: 2 })),
+            ..AttributeChange::default()
+        });
+        Refusal::ALL.into_iter().for_each(goes_round);
+        (1..=7).filter_map(Kind::from_number).for_each(goes_round);
+    }
+
+    #[test]
+    fn impossible_values_are_named() {
+        assert_eq!(unpacked::<bool>(&[2]), Err(Violation::Value("bool")));
+        assert_eq!(unpacked::<Option<u8>>(&[7, 0]), Err(Violation::Value("bool")));
+        assert_eq!(unpacked::<Kind>(&[8, 0, 0, 0]), Err(Violation::Value("Kind")));
+        assert_eq!(unpacked::<Refusal>(&[0; 4]), Err(Violation::Value("Refusal")));
+        let late = [&[0; 8][..], &1_000_000_000u32.to_le_bytes()].concat();
+        assert_eq!(unpacked::<Time>(&late), Err(Violation::Value("Time")));
+        for name in [&b"\0"[..], b"\x01/", b"\x03a\0b"] {
+            assert_eq!(unpacked::<Name>(name), Err(Violation::Value("Name")));
+        }
+        let five = unpacked::<List<u8, 4>>(&[5, 0, 0, 0, 1, 2, 3, 4, 5]);
+        assert_eq!(five.unwrap_err(), Violation::Value("List"));
+        let endless = unpacked::<List<u8, 4>>(&[255; 4]);
+        assert_eq!(endless.unwrap_err(), Violation::Value("List"));
+    }
+}

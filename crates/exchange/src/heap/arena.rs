@@ -360,7 +360,6 @@ impl Arena {
 }
 
 /// A slot that a block of this side holds. Dropped, it goes home.
-#[derive(Debug)]
 pub(crate) struct Lent {
     /// `None` only once the slot was given away.
     arena: Option<Arc<Arena>>,
@@ -395,6 +394,12 @@ impl Lent {
         if let Some(arena) = &self.arena {
             arena.shared.copy_in(self.at + at, from);
         }
+    }
+}
+
+impl std::fmt::Debug for Lent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "slot {}, {} bytes", self.index, self.len)
     }
 }
 

@@ -34,7 +34,9 @@ pub enum Role {
     Tree,
     /// Answers `n` messages and dies at the next: by a panic, or by SIGKILL.
     DieAt(u32),
-    /// Answers `n` messages and closes.
+    /// Closes without looking.
+    Close,
+    /// Takes `n + 1` messages, answers `n` and closes.
     CloseAfter(u32),
     /// Takes one message and says nothing for a while.
     Silent(Duration),
@@ -143,6 +145,7 @@ fn play<C: Served>(role: Role, end: Server<C>, die: fn() -> !) {
                 C::answer(message)
             });
         }
+        Role::Close => drop(end),
         Role::CloseAfter(n) => {
             let mut answered = 0;
             // Unwinding out of `serve` drops the end, as closing does.
@@ -258,6 +261,7 @@ impl Transport for Processes {
         let (kind, n) = match role {
             Role::Tree => ("tree", 0),
             Role::DieAt(n) => ("die", n),
+            Role::Close => ("shut", 0),
             Role::CloseAfter(n) => ("close", n),
             Role::Silent(how_long) => ("silent", how_long.as_millis() as u32),
         };
@@ -315,6 +319,7 @@ pub fn play_if_child() {
     let role = match words[1] {
         "tree" => Role::Tree,
         "die" => Role::DieAt(n),
+        "shut" => Role::Close,
         "close" => Role::CloseAfter(n),
         _ => Role::Silent(Duration::from_millis(n.into())),
     };

@@ -1,0 +1,93 @@
+//! A serving process is killed at any moment: the client is told, and every byte comes home.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{
+    PATIENCE, soon,
+    transport::{expect_all_home, play_if_child, spawn},
+};
+use draconis_exchange::{
+    channel::{Caller, Lost},
+    contract::{
+        Node,
+        directory::Directory,
+        file::{self, File},
+        tree,
+    },
+};
+
+#[test]
+fn child_entry() {
+    play_if_child();
+}
+
+/// Role words of a child that serves the tree; see `play_if_child`.
+const SERVE: &str = "Directory tree 0";
+
+#[test]
+fn a_peer_that_dies_while_nothing_is_asked_is_told_at_the_next_call() {
+    let (session, mut child) = spawn(SERVE);
+    let mut directory = Caller::new(session.client::<Directory>(0).unwrap(), PATIENCE);
+    let ends = session.pair::<File>().unwrap();
+    let (mut hello, _) = tree::open(&mut directory, Node::ROOT, b"hello", ends, PATIENCE).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let buffer = session.block(4096).unwrap();
+    let before = Instant::now();
+    let read = file::Read { buffer, buffer_offset: 0, offset: 0, len: 4096 };
+    assert_eq!(hello.call(read).unwrap_err(), Lost::Closed);
+    assert!(before.elapsed() < Duration::from_secs(1), "told after {:?}", before.elapsed());
+    assert!(session.is_dead());
+    expect_all_home(&session);
+}
+
+#[test]
+fn a_hung_peer_is_given_up_killed_and_its_slots_come_home_after_its_death() {
+    let (session, mut child) = spawn("File silent 60000");
+    let client = session.client::<File>(0).unwrap();
+    let buffer = session.block(4096).unwrap();
+    let read = file::Read { buffer, buffer_offset: 0, offset: 0, len: 4096 };
+    let lost = client.call(read, Instant::now() + Duration::from_millis(300)).unwrap_err();
+    assert_eq!(lost, Lost::Timeout);
+    assert_eq!(session.audit().away_bytes, 4096, "the peer may still write there");
+    child.kill().unwrap();
+    session.wait_for_death(soon()).unwrap();
+    expect_all_home(&session);
+    child.wait().unwrap();
+}
+
+#[test]
+fn a_peer_killed_at_any_moment_takes_nothing_along() {
+    let mut seed = 0x2545_f491_4f6c_dd1du64;
+    for _ in 0..25 {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let kill_after = Duration::from_micros(seed >> 50);
+        let (session, mut child) = spawn(SERVE);
+        let mut directory = Caller::new(session.client::<Directory>(0).unwrap(), PATIENCE);
+        let ends = session.pair::<File>().unwrap();
+        let (mut hello, _) =
+            tree::open(&mut directory, Node::ROOT, b"hello", ends, PATIENCE).unwrap();
+        let killer = std::thread::spawn(move || {
+            std::thread::sleep(kill_after);
+            child.kill().unwrap();
+            child.wait().unwrap();
+            Instant::now()
+        });
+        let told = loop {
+            let buffer = session.block(4096).unwrap();
+            let read = file::Read { buffer, buffer_offset: 0, offset: 0, len: 4096 };
+            match hello.call(read) {
+                Ok(reply) => assert_eq!(reply.unwrap().len, 12),
+                Err(lost) => break lost,
+            }
+        };
+        let late = Instant::now().saturating_duration_since(killer.join().unwrap());
+        assert_eq!(told, Lost::Closed);
+        assert!(late < Duration::from_secs(1), "told {late:?} after the death");
+        drop((hello, directory));
+        session.wait_for_death(soon()).unwrap();
+        expect_all_home(&session);
+    }
+}
