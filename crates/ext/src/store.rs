@@ -32,7 +32,7 @@ pub(crate) const PIECE_BYTES: u64 = 64 << 10;
 pub(crate) const CHUNK_BYTES: u64 = 128 << 10;
 
 /// Files up to this size are read with their neighbours where those are wanted, too.
-const SMALL_BYTES: usize = 64 << 10;
+const SMALL_BYTES: usize = 128 << 10;
 
 /// Names a value of the data cache: piece `index` of the device if `inode` is 0, else
 /// chunk `index` of that file.
