@@ -203,11 +203,11 @@ fn small_files_are_read_with_their_neighbours() {
 fn a_bad_sector_costs_its_block_and_no_more() {
     let Some((volume, disk)) = volume(Options::default()) else { return };
     let number = volume.lookup(volume.root(), b"large").unwrap();
-    let runs = volume.map(number, 0).unwrap();
-    let Place::At(first) = runs[0].place else { panic!("{runs:?}") };
     // Far enough from the directory that was read already.
     let bad = 405u64;
-    let at = (first.0 + bad) * 4096;
+    let runs = volume.map(number, bad * 4096).unwrap();
+    let Place::At(first) = runs[0].place else { panic!("{runs:?}") };
+    let at = first.0 * 4096;
     disk.spoil(at + 512..at + 1024);
     let expected = tree::pattern(1, LARGE);
     for block in 350..500u64 {
