@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use draconis_exchange::heap::{Block, Private};
 
-use crate::store::{CHUNK_BYTES, PIECE_BYTES};
 use crate::units::index;
 
 /// Bytes of each size that are kept at most.
@@ -27,13 +26,14 @@ struct Shelf {
 }
 
 impl Pool {
-    pub(crate) fn new() -> Arc<Self> {
+    /// A pool for memory of these lengths.
+    pub(crate) fn new(lens: [u64; 2]) -> Arc<Self> {
         let shelf = |bytes: u64| Shelf {
             len: index(bytes),
             most: index(KEPT_BYTES.checked_div(bytes).unwrap_or(0)),
             free: Mutex::default(),
         };
-        Arc::new(Self { shelves: [shelf(PIECE_BYTES), shelf(CHUNK_BYTES)] })
+        Arc::new(Self { shelves: lens.map(shelf) })
     }
 
     fn shelf(&self, len: usize) -> Option<&Shelf> {
@@ -96,8 +96,8 @@ mod tests {
 
     #[test]
     fn whole_chunks_come_back_and_are_bounded() {
-        let pool = Pool::new();
-        let len = index(CHUNK_BYTES);
+        let len = 128 << 10;
+        let pool = Pool::new([4096, len as u64]);
         let held: Vec<_> = (0..100)
             .map(|_| Pooled::new(pool.take(len).into_private(), &pool))
             .chain([Pooled::new(pool.take(7).into_private(), &pool)])

@@ -80,7 +80,7 @@ impl Stream {
 /// Streams over the device that are known at a time.
 const STRETCHES: usize = 16;
 /// Leaps within a stretch: names, tables and bitmaps lie between the files of a group.
-const NEAR_PIECES: u64 = 2;
+const NEAR_PIECES: u64 = 4;
 
 /// The widest window: what lies further ahead is often another directory's.
 const WIDEST_PIECES: u64 = 16;
@@ -188,7 +188,7 @@ mod tests {
         // Going back a bit asks for nothing new; leaping far is another stretch.
         let back = stretches.at(101).unwrap();
         assert_eq!((back.from, back.end), (0, 0));
-        assert_eq!(stretches.at(106), None);
+        assert_eq!(stretches.at(150), None);
         let mut asked = 103;
         for piece in 102..140 {
             let ahead = stretches.at(piece).unwrap();
