@@ -6,8 +6,9 @@
 //!                  └────────── data cache ◀─────────────┤
 //!                                                    flights: reads ahead, not awaited yet
 //! ```
-//! Law 1: a chunk that one run of blocks fills is read in place and never copied; only
-//! small files that lie together are, because reading them together saves far more.
+//! Law 1: a full chunk that one run of blocks fills is read in place and never copied.
+//! What is smaller is copied once, to memory of its own length; small files that lie
+//! together are read together.
 //! Law 2: what flies is bounded; who needs a chunk in flight waits for it.
 //! Law 3: a failed read costs what failed: its neighbours are read without it.
 
@@ -17,11 +18,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use draconis_device::{Disk, Extent, Pending, ReadAnswer, Urgency};
-use draconis_exchange::heap::{Block, Private};
+use draconis_exchange::heap::Block;
 
 use crate::cache::{Cache, CacheStatistics};
 use crate::data::{Chunk, Data};
-use crate::pool::{Pool, Pooled};
+use crate::pool::{Memory, Pool};
 use crate::stream::{Ahead, Stretches};
 use crate::units::index;
 use crate::{Error, FsBlock, Result};
@@ -266,7 +267,7 @@ impl Store {
 
     /// Puts a small file together from pieces of the device.
     fn assemble(&self, plan: &Plan) -> Result<Arc<Chunk>> {
-        let mut memory = Private::new(plan.len);
+        let mut memory = Memory::zeros(plan.len);
         for part in &plan.parts {
             let into = memory.get_mut(part.to..part.to.saturating_add(part.len));
             let mut rest = into.unwrap_or_default();
@@ -284,7 +285,7 @@ impl Store {
                 rest = tail;
             }
         }
-        Ok(Chunk::new(Pooled::homeless(memory), 0..plan.len))
+        Ok(Chunk::whole(memory))
     }
 
     /// Starts to read a chunk that somebody will want soon. Says whether there is room
@@ -396,17 +397,19 @@ impl Flight {
         let chunk = match self.reads.pop() {
             Some(read) if whole => {
                 let range = read.wanted.clone();
-                Chunk::new(Pooled::new(read.wait()?.into_private(), pool), range)
+                let memory = read.wait()?.into_private();
+                let (memory, range) = Memory::filled(memory, range, pool);
+                Chunk::new(memory, range)
             }
             last => {
-                let mut memory = Private::new(self.len);
+                let mut memory = Memory::zeros(self.len);
                 for read in self.reads.into_iter().chain(last) {
                     let (to, wanted) = (read.to, read.wanted.clone());
                     let block = read.wait()?;
                     let into = memory.get_mut(to..to.saturating_add(wanted.len()));
                     block.copy_out(wanted.start, into.unwrap_or_default());
                 }
-                Chunk::new(Pooled::homeless(memory), 0..self.len)
+                Chunk::whole(memory)
             }
         };
         chunk.mark(self.marked);
