@@ -4,10 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use draconis_exchange::heap::{ALIGN_BYTES, Private};
-
 use crate::cache::Weigh;
-use crate::pool::Pooled;
+use crate::pool::Memory;
 
 /// A piece of a file or of the device in memory. Whoever holds it keeps it alive, also
 /// when the cache has let it go.
@@ -19,7 +17,7 @@ pub struct Data {
 
 /// What the data cache holds: memory as the device filled it, and the part that counts.
 pub(crate) struct Chunk {
-    memory: Pooled,
+    memory: Memory,
     range: Range<usize>,
     /// The first reader of this chunk wants more of the file to be on its way.
     marked: AtomicBool,
@@ -30,7 +28,7 @@ const ENTRY_BYTES: usize = 192;
 
 impl Chunk {
     /// The bytes of `memory` in `range`.
-    pub(crate) fn new(memory: Pooled, range: Range<usize>) -> Arc<Self> {
+    pub(crate) fn new(memory: Memory, range: Range<usize>) -> Arc<Self> {
         let end = range.end.min(memory.len());
         let range = range.start.min(end)..end;
         Arc::new(Self { memory, range, marked: AtomicBool::new(false) })
@@ -38,6 +36,12 @@ impl Chunk {
 }
 
 impl Chunk {
+    /// All the bytes of `memory`.
+    pub(crate) fn whole(memory: Memory) -> Arc<Self> {
+        let range = 0..memory.len();
+        Self::new(memory, range)
+    }
+
     /// Marks a chunk that is not in anybody's hands yet.
     pub(crate) fn mark(&self, marked: bool) {
         self.marked.store(marked, Ordering::Relaxed);
@@ -51,8 +55,7 @@ impl Chunk {
 
 impl Weigh for Arc<Chunk> {
     fn weight(&self) -> u64 {
-        let memory = self.memory.len().next_multiple_of(ALIGN_BYTES);
-        memory.saturating_add(ENTRY_BYTES) as u64
+        self.memory.footprint().saturating_add(ENTRY_BYTES) as u64
     }
 }
 
@@ -76,7 +79,7 @@ impl Data {
 
     /// No bytes.
     pub(crate) fn none() -> Self {
-        Self { chunk: Chunk::new(Pooled::homeless(Private::new(0)), 0..0), range: 0..0 }
+        Self { chunk: Chunk::whole(Memory::zeros(0)), range: 0..0 }
     }
 }
 

@@ -43,9 +43,6 @@ pub enum Error {
     /// Something other than a directory was needed.
     #[error("is a directory")]
     IsADirectory,
-    /// Only a symbolic link can be read as one, and only a file as a file.
-    #[error("wrong kind of inode for this")]
-    WrongKind,
     /// A name of more than 255 bytes.
     #[error("file name too long")]
     NameTooLong,
@@ -89,7 +86,7 @@ impl Error {
     /// What a contract answers for this; the refusal knows the errno.
     pub const fn refusal(&self) -> Refusal {
         match self {
-            Self::Misuse(_) | Self::NotExt | Self::WrongKind => Refusal::Invalid,
+            Self::Misuse(_) | Self::NotExt => Refusal::Invalid,
             Self::Unsupported { .. } => Refusal::NotSupported,
             Self::Corrupt { .. } => Refusal::Corrupt,
             Self::Io(draconis_device::Error::Gone) => Refusal::Gone,

@@ -30,7 +30,7 @@ impl Volume {
     /// 128 KiB, and at damage that they do not start in.
     ///
     /// # Errors
-    /// [`Error::IsADirectory`] and [`Error::WrongKind`] for what is no file;
+    /// [`Error::IsADirectory`] and [`Error::Misuse`] for what is no file;
     /// [`Error::Corrupt`] naming the block if its place is unknown; [`Error::Io`].
     pub fn read(&self, number: InodeNumber, offset: u64, len: usize) -> Result<Data> {
         self.read_of(&*self.inode(number)?, offset, len)
@@ -44,7 +44,7 @@ impl Volume {
         match inode.kind {
             Kind::File => self.contents(inode, offset, len),
             Kind::Directory => Err(Error::IsADirectory),
-            _ => Err(Error::WrongKind),
+            _ => Err(Error::Misuse("only files have contents")),
         }
     }
 

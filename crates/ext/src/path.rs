@@ -68,7 +68,7 @@ impl Volume {
     /// The target of a symbolic link.
     ///
     /// # Errors
-    /// [`Error::WrongKind`] for anything else; [`Error::Corrupt`] if it is empty or longer
+    /// [`Error::Misuse`] for anything else; [`Error::Corrupt`] if it is empty or longer
     /// than a block; [`Error::Io`].
     pub fn read_link(&self, number: InodeNumber) -> Result<Vec<u8>> {
         self.read_link_of(&*self.inode(number)?)
@@ -80,7 +80,7 @@ impl Volume {
     /// As [`Volume::read_link`].
     pub fn read_link_of(&self, inode: &Inode) -> Result<Vec<u8>> {
         if inode.kind != Kind::Symlink {
-            return Err(Error::WrongKind);
+            return Err(Error::Misuse("only symbolic links have a target"));
         }
         let corrupt = |what| Error::Corrupt { what, inode: Some(inode.number), block: None };
         let mut target = match inode.fast_target(&self.super_) {

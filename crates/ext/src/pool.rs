@@ -3,11 +3,11 @@
 //! Only two sizes come back, those of whole pieces and whole chunks, and only a few of
 //! each are kept. Used memory holds old bytes: it is for reads that fill all of it.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use draconis_exchange::heap::{Block, Private};
+use draconis_exchange::heap::{ALIGN_BYTES, Block, Private};
 
-use crate::store::{CHUNK_BYTES, PIECE_BYTES};
 use crate::units::index;
 
 /// Bytes of each size that are kept at most.
@@ -27,13 +27,14 @@ struct Shelf {
 }
 
 impl Pool {
-    pub(crate) fn new() -> Arc<Self> {
+    /// A pool for memory of these lengths.
+    pub(crate) fn new(lens: [u64; 2]) -> Arc<Self> {
         let shelf = |bytes: u64| Shelf {
             len: index(bytes),
             most: index(KEPT_BYTES.checked_div(bytes).unwrap_or(0)),
             free: Mutex::default(),
         };
-        Arc::new(Self { shelves: [shelf(PIECE_BYTES), shelf(CHUNK_BYTES)] })
+        Arc::new(Self { shelves: lens.map(shelf) })
     }
 
     fn shelf(&self, len: usize) -> Option<&Shelf> {
@@ -57,35 +58,78 @@ impl Pool {
     }
 }
 
-/// Memory that goes back to its pool.
+/// Memory of a chunk.
 #[derive(Debug)]
-pub(crate) struct Pooled {
-    memory: Private,
-    home: Weak<Pool>,
+pub(crate) enum Memory {
+    /// As the device filled it: whole pages, which go back to their pool.
+    Pages(Private, Weak<Pool>),
+    /// Exactly as long as what it holds.
+    Exact(Box<[u8]>),
 }
 
-impl Pooled {
-    pub(crate) fn new(memory: Private, home: &Arc<Pool>) -> Self {
-        Self { memory, home: Arc::downgrade(home) }
+/// From this length on memory stays as the device filled it, in bytes. Less is copied to
+/// an allocation of its own length: aligned ones of many sizes leave gaps between them
+/// that measured half of what they hold.
+const PAGES_FROM_BYTES: usize = 128 << 10;
+
+impl Memory {
+    /// What the device filled; `range` is all that is wanted of it, and where it is now.
+    pub(crate) fn filled(
+        memory: Private,
+        range: Range<usize>,
+        home: &Arc<Pool>,
+    ) -> (Self, Range<usize>) {
+        if range.len() >= PAGES_FROM_BYTES {
+            return (Self::Pages(memory, Arc::downgrade(home)), range);
+        }
+        let exact: Box<[u8]> = memory.get(range).unwrap_or_default().into();
+        home.give(memory);
+        let whole = 0..exact.len();
+        (Self::Exact(exact), whole)
     }
 
-    /// Memory that goes back to the system.
-    pub(crate) fn homeless(memory: Private) -> Self {
-        Self { memory, home: Weak::new() }
+    /// `len` zeros.
+    pub(crate) fn zeros(len: usize) -> Self {
+        if len >= PAGES_FROM_BYTES {
+            return Self::Pages(Private::new(len), Weak::new());
+        }
+        Self::Exact(vec![0; len].into_boxed_slice())
+    }
+
+    /// Bytes that it takes.
+    pub(crate) fn footprint(&self) -> usize {
+        match self {
+            Self::Pages(memory, _) => memory.len().next_multiple_of(ALIGN_BYTES),
+            Self::Exact(memory) => memory.len(),
+        }
     }
 }
 
-impl std::ops::Deref for Pooled {
+impl std::ops::Deref for Memory {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        &self.memory
+        match self {
+            Self::Pages(memory, _) => memory,
+            Self::Exact(memory) => memory,
+        }
     }
 }
 
-impl Drop for Pooled {
+impl std::ops::DerefMut for Memory {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Pages(memory, _) => memory,
+            Self::Exact(memory) => memory,
+        }
+    }
+}
+
+impl Drop for Memory {
     fn drop(&mut self) {
-        if let Some(home) = self.home.upgrade() {
-            home.give(std::mem::replace(&mut self.memory, Private::new(0)));
+        if let Self::Pages(memory, home) = self
+            && let Some(home) = home.upgrade()
+        {
+            home.give(std::mem::replace(memory, Private::new(0)));
         }
     }
 }
@@ -96,16 +140,25 @@ mod tests {
 
     #[test]
     fn whole_chunks_come_back_and_are_bounded() {
-        let pool = Pool::new();
-        let len = index(CHUNK_BYTES);
+        let len = 128 << 10;
+        let pool = Pool::new([4096, len as u64]);
         let held: Vec<_> = (0..100)
-            .map(|_| Pooled::new(pool.take(len).into_private(), &pool))
-            .chain([Pooled::new(pool.take(7).into_private(), &pool)])
+            .map(|_| Memory::filled(pool.take(len).into_private(), 0..len, &pool))
+            .chain([Memory::filled(pool.take(7).into_private(), 0..7, &pool)])
             .collect();
         drop(held);
         let kept = pool.shelves[1].free.lock().unwrap().len();
         assert_eq!(kept, 32);
         assert_eq!(pool.take(len).len(), len);
         assert_eq!(pool.shelves[1].free.lock().unwrap().len(), 31);
+    }
+
+    #[test]
+    fn little_takes_little() {
+        let pool = Pool::new([4096, 8192]);
+        let mut block = pool.take(4096);
+        block.copy_in(10, b"little");
+        let (memory, range) = Memory::filled(block.into_private(), 10..16, &pool);
+        assert_eq!((&memory[range], memory.footprint()), (&b"little"[..], 6));
     }
 }

@@ -1,13 +1,14 @@
 //! The device as this crate reads it: everything through the data cache.
 //!
 //! ```text
-//!   metadata: device in pieces of 64 KiB     file contents: the file in chunks of 128 KiB
+//!   metadata: device in pieces of 32 KiB     file contents: the file in chunks of 128 KiB
 //!                  │                                    │ runs of blocks, merged
 //!                  └────────── data cache ◀─────────────┤
 //!                                                    flights: reads ahead, not awaited yet
 //! ```
-//! Law 1: a chunk that one run of blocks fills is read in place and never copied; only
-//! small files that lie together are, because reading them together saves far more.
+//! Law 1: a full chunk that one run of blocks fills is read in place and never copied.
+//! What is smaller is copied once, to memory of its own length; small files that lie
+//! together are read together.
 //! Law 2: what flies is bounded; who needs a chunk in flight waits for it.
 //! Law 3: a failed read costs what failed: its neighbours are read without it.
 
@@ -17,22 +18,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use draconis_device::{Disk, Extent, Pending, ReadAnswer, Urgency};
-use draconis_exchange::heap::{Block, Private};
+use draconis_exchange::heap::Block;
 
 use crate::cache::{Cache, CacheStatistics};
 use crate::data::{Chunk, Data};
-use crate::pool::{Pool, Pooled};
+use crate::pool::{Memory, Pool};
 use crate::stream::{Ahead, Stretches};
 use crate::units::index;
 use crate::{Error, FsBlock, Result};
 
-/// Metadata is read in aligned pieces of this many bytes: at least the largest block.
-pub(crate) const PIECE_BYTES: u64 = 64 << 10;
+/// Metadata is read in aligned pieces of this many bytes, or of a block if that is more:
+/// large enough for an inode table or a stretch of small files to take few reads, small
+/// enough for the cache to hold the blocks of many directories.
+const PIECE_BYTES: u64 = 32 << 10;
 /// Files are cached in aligned chunks of this many bytes.
 pub(crate) const CHUNK_BYTES: u64 = 128 << 10;
 
 /// Files up to this size are read with their neighbours where those are wanted, too.
-const SMALL_BYTES: usize = 64 << 10;
+const SMALL_BYTES: usize = 128 << 10;
 
 /// Names a value of the data cache: piece `index` of the device if `inode` is 0, else
 /// chunk `index` of that file.
@@ -82,6 +85,7 @@ pub(crate) struct Store {
     disk_bytes: u64,
     sector_bytes: u64,
     block_bytes: u32,
+    piece_bytes: u64,
     cache: Cache<Key, Arc<Chunk>>,
     flights: Mutex<Flights>,
     stretches: Stretches,
@@ -114,6 +118,7 @@ impl Store {
         ahead_bytes: u64,
     ) -> Self {
         let properties = disk.properties();
+        let piece_bytes = PIECE_BYTES.max(u64::from(block_bytes));
         let limit = (cache_bytes / 4).clamp(CHUNK_BYTES, 16 << 20);
         Self {
             disk,
@@ -123,8 +128,9 @@ impl Store {
             cache: Cache::new(cache_bytes, 16 << 10, CHUNK_BYTES),
             flights: Mutex::new(Flights { limit: index(limit), ..Flights::default() }),
             // What is ahead must not push out what was read just now.
-            stretches: Stretches::new(ahead_bytes.min(limit / 4), PIECE_BYTES),
-            pool: Pool::new(),
+            stretches: Stretches::new(ahead_bytes.min(limit / 4), piece_bytes),
+            pool: Pool::new([piece_bytes, CHUNK_BYTES]),
+            piece_bytes,
             reads: AtomicU64::new(0),
             read_bytes: AtomicU64::new(0),
         }
@@ -154,9 +160,8 @@ impl Store {
             Some(end) if end <= self.disk_bytes => {}
             _ => return Err(missing),
         }
-        // Pieces are aligned and no smaller than a block, so no block straddles two.
-        let (at, len) = (index(start % PIECE_BYTES), index(len));
-        match self.piece(start / PIECE_BYTES) {
+        let ((nth, at), len) = (self.piece_place(start), index(len));
+        match self.piece(nth) {
             Ok(piece) => Ok(Data::of(piece, at, len)),
             Err(Error::Io(_)) => {
                 let part = Part { start_bytes: start, len, to: 0 };
@@ -186,7 +191,8 @@ impl Store {
     }
 
     fn pieces_ahead(&self, ahead: Ahead) {
-        let end = ahead.end.min(self.disk_bytes.div_ceil(PIECE_BYTES));
+        let (last, _) = self.piece_place(self.disk_bytes.saturating_sub(1));
+        let end = ahead.end.min(last.saturating_add(1));
         for nth in ahead.from..end {
             let key = Key { inode: 0, index: nth };
             if !self.read_ahead(key, || Ok(self.plan_of_piece(nth)), nth == ahead.mark) {
@@ -195,9 +201,16 @@ impl Store {
         }
     }
 
+    /// The piece that byte `at` of the device is in, and where therein.
+    fn piece_place(&self, at: u64) -> (u64, usize) {
+        // Both are powers of two, so no block straddles two pieces.
+        let nth = at.checked_div(self.piece_bytes).unwrap_or(0);
+        (nth, index(at.checked_rem(self.piece_bytes).unwrap_or(0)))
+    }
+
     fn plan_of_piece(&self, nth: u64) -> Plan {
-        let start_bytes = nth.saturating_mul(PIECE_BYTES);
-        let len = index(self.disk_bytes.saturating_sub(start_bytes).min(PIECE_BYTES));
+        let start_bytes = nth.saturating_mul(self.piece_bytes);
+        let len = index(self.disk_bytes.saturating_sub(start_bytes).min(self.piece_bytes));
         Plan { len, parts: vec![Part { start_bytes, len, to: 0 }] }
     }
 
@@ -242,7 +255,7 @@ impl Store {
         let Some(first) = plan.parts.first().filter(|_| plan.len <= SMALL_BYTES) else {
             return false;
         };
-        let nth = first.start_bytes / PIECE_BYTES;
+        let (nth, _) = self.piece_place(first.start_bytes);
         match self.stretches.at(nth) {
             Some(ahead) => {
                 self.pieces_ahead(ahead);
@@ -254,15 +267,15 @@ impl Store {
 
     /// Puts a small file together from pieces of the device.
     fn assemble(&self, plan: &Plan) -> Result<Arc<Chunk>> {
-        let mut memory = Private::new(plan.len);
+        let mut memory = Memory::zeros(plan.len);
         for part in &plan.parts {
             let into = memory.get_mut(part.to..part.to.saturating_add(part.len));
             let mut rest = into.unwrap_or_default();
             let mut from = part.start_bytes;
             // Each turn takes at least a byte; a small file is in two or three pieces.
             while !rest.is_empty() {
-                let piece = self.piece(from / PIECE_BYTES)?;
-                let bytes = Data::of(piece, index(from % PIECE_BYTES), rest.len());
+                let (nth, at) = self.piece_place(from);
+                let bytes = Data::of(self.piece(nth)?, at, rest.len());
                 let (head, tail) = rest.split_at_mut_checked(bytes.len()).unwrap_or_default();
                 if head.is_empty() {
                     return Err(Error::corrupt("block beyond the end of the disk"));
@@ -272,7 +285,7 @@ impl Store {
                 rest = tail;
             }
         }
-        Ok(Chunk::new(Pooled::homeless(memory), 0..plan.len))
+        Ok(Chunk::whole(memory))
     }
 
     /// Starts to read a chunk that somebody will want soon. Says whether there is room
@@ -384,17 +397,19 @@ impl Flight {
         let chunk = match self.reads.pop() {
             Some(read) if whole => {
                 let range = read.wanted.clone();
-                Chunk::new(Pooled::new(read.wait()?.into_private(), pool), range)
+                let memory = read.wait()?.into_private();
+                let (memory, range) = Memory::filled(memory, range, pool);
+                Chunk::new(memory, range)
             }
             last => {
-                let mut memory = Private::new(self.len);
+                let mut memory = Memory::zeros(self.len);
                 for read in self.reads.into_iter().chain(last) {
                     let (to, wanted) = (read.to, read.wanted.clone());
                     let block = read.wait()?;
                     let into = memory.get_mut(to..to.saturating_add(wanted.len()));
                     block.copy_out(wanted.start, into.unwrap_or_default());
                 }
-                Chunk::new(Pooled::homeless(memory), 0..self.len)
+                Chunk::whole(memory)
             }
         };
         chunk.mark(self.marked);

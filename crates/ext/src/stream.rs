@@ -14,6 +14,8 @@ use std::sync::{Mutex, PoisonError};
 use crate::store::CHUNK_BYTES;
 
 const PLACES: usize = 64;
+/// How far behind its stream a read may come and still be of it.
+const LATE_CHUNKS: u64 = 8;
 
 /// The streams of a volume.
 #[derive(Debug)]
@@ -58,6 +60,11 @@ impl Streams {
 impl Stream {
     fn advance(&mut self, inode: u32, chunk: u64, there: bool, limit: u64) -> Option<Ahead> {
         let known = self.inode == inode;
+        // Several readers share a stream, and requests overtake each other.
+        let late = known && chunk < self.next && chunk.saturating_add(LATE_CHUNKS) >= self.next;
+        if late && chunk != 0 {
+            return None;
+        }
         let within = known && chunk >= self.next && chunk <= self.asked;
         if !(within || there || chunk == 0) {
             *self = Self { inode, next: chunk.saturating_add(1), ..Self::default() };
@@ -81,6 +88,9 @@ impl Stream {
 const STRETCHES: usize = 16;
 /// Leaps within a stretch: names, tables and bitmaps lie between the files of a group.
 const NEAR_PIECES: u64 = 4;
+
+/// The widest window: what lies further ahead is often another directory's.
+const WIDEST_PIECES: u64 = 16;
 
 /// Stretches of the device where small bits are read.
 #[derive(Debug)]
@@ -145,7 +155,7 @@ impl Stretch {
         if ahead > self.window / 2 {
             return nothing;
         }
-        self.window = self.window.saturating_mul(2).clamp(1, 32).min(limit);
+        self.window = self.window.saturating_mul(2).clamp(1, WIDEST_PIECES).min(limit);
         let from = self.asked.max(self.next);
         let end = self.next.saturating_add(self.window);
         self.asked = end.max(from);
@@ -167,12 +177,22 @@ mod tests {
     }
 
     #[test]
+    fn requests_that_overtake_each_other_are_one_stream() {
+        let streams = Streams::new(8 * CHUNK_BYTES);
+        streams.at(12, 0, false);
+        assert!(streams.at(12, 3, false).is_some());
+        assert_eq!(streams.at(12, 2, false), None);
+        let ahead = streams.at(12, 5, false).unwrap();
+        assert!(ahead.end - ahead.from >= 4, "{ahead:?}");
+    }
+
+    #[test]
     fn leaps_are_no_stream() {
         let streams = Streams::new(8 * CHUNK_BYTES);
-        for chunk in [900, 17, 4000, 3] {
+        for chunk in [900, 17, 4000, 30] {
             assert_eq!(streams.at(12, chunk, false), None);
         }
-        assert!(streams.at(12, 4, false).is_some());
+        assert!(streams.at(12, 31, false).is_some());
     }
 
     #[test]
@@ -185,7 +205,7 @@ mod tests {
         // Going back a bit asks for nothing new; leaping far is another stretch.
         let back = stretches.at(101).unwrap();
         assert_eq!((back.from, back.end), (0, 0));
-        assert_eq!(stretches.at(200), None);
+        assert_eq!(stretches.at(150), None);
         let mut asked = 103;
         for piece in 102..140 {
             let ahead = stretches.at(piece).unwrap();

@@ -36,7 +36,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            inode_cache: 32_768,
+            inode_cache: 65_536,
             block_map_cache: 4_096,
             data_cache_bytes: 64 << 20,
             dots: false,
@@ -53,8 +53,8 @@ pub struct Volume {
     pub(crate) streams: Streams,
     pub(crate) maps: Cache<SegmentKey, Arc<Runs>>,
     inodes: Cache<u32, Arc<Inode>>,
+    pub(crate) disk_bytes: u64,
     options: Options,
-    disk_bytes: u64,
 }
 
 impl Weigh for Arc<Inode> {

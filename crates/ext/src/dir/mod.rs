@@ -9,10 +9,10 @@ use draconis_exchange::contract::Kind;
 
 use crate::data::Data;
 use crate::format::dirent::Dirent;
-use crate::format::features::Compatible;
+use crate::format::features::{Compatible, Incompatible};
 use crate::format::inode::{Inode, flags};
 use crate::map::Place;
-use crate::units::index;
+use crate::units::{index, narrow};
 use crate::volume::Volume;
 use crate::{Error, FileBlock, InodeNumber, Result};
 
@@ -44,6 +44,10 @@ pub struct Damage {
 }
 
 const LONGEST_NAME: usize = 255;
+/// The longest directory of the format, in bytes.
+const MOST_BYTES: u64 = 2 << 30;
+/// The longest directory that is read with `large_dir`, in bytes.
+const MOST_BYTES_LARGE: u64 = 16 << 30;
 
 impl Volume {
     /// The inode that `name` names in the directory `dir`; `.` and `..` are names, too.
@@ -105,10 +109,14 @@ impl Volume {
         self.super_.compatible.contains(Compatible::DIR_INDEX) && dir.flags & flags::INDEX != 0
     }
 
-    /// Whole blocks of a directory; what is left of the last one holds no names.
+    /// Whole blocks of a directory; what is left of the last one holds no names. A
+    /// directory has no holes to speak of, so it is never longer than its disk: without
+    /// that bound a few pointers could say the same block millions of times.
     fn directory_blocks(&self, dir: &Inode) -> u32 {
-        let blocks = dir.size_bytes.checked_div(u64::from(self.super_.block_bytes));
-        crate::units::narrow(blocks.unwrap_or(0))
+        let large = self.super_.incompatible.contains(Incompatible::LARGEDIR);
+        let most = if large { MOST_BYTES_LARGE } else { MOST_BYTES };
+        let bytes = dir.size_bytes.min(most).min(self.disk_bytes);
+        narrow(bytes.checked_div(u64::from(self.super_.block_bytes)).unwrap_or(0))
     }
 
     /// One block of a directory; `None` in a hole.

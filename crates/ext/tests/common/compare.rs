@@ -7,7 +7,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use draconis_exchange::contract::Kind;
-use draconis_ext::{Cookie, Follow, InodeNumber, Volume};
+use draconis_ext::{Cookie, Follow, InodeNumber, Seek, Volume};
+use rustix::fs::SeekFrom;
 
 /// What the host's tree is.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -99,7 +100,12 @@ fn node(volume: &Volume, number: InodeNumber, path: &Path, beside: Beside) {
         attributes(volume, number, path);
     }
     match ours.kind {
-        Kind::File => contents(volume, number, path),
+        Kind::File => {
+            contents(volume, number, path);
+            if beside == Beside::Mount {
+                holes(volume, number, path);
+            }
+        }
         Kind::Symlink => {
             let target = fs::read_link(path).unwrap();
             let expected = target.as_os_str().as_bytes();
@@ -163,5 +169,20 @@ pub fn paths(volume: &Volume, host: &Path, paths: &[&str]) {
         let theirs = fs::metadata(host.join(path)).unwrap().ino();
         let ours = volume.resolve(volume.root(), path.as_bytes(), Follow::Yes).unwrap();
         assert_eq!(u64::from(ours.0), theirs, "{path}");
+    }
+}
+
+/// Data and holes alternate where the kernel says they do.
+fn holes(volume: &Volume, number: InodeNumber, path: &Path) {
+    let file = File::open(path).unwrap();
+    let size = file.metadata().unwrap().size();
+    let mut at = 0;
+    while at < size {
+        let data = rustix::fs::seek(&file, SeekFrom::Data(at)).ok();
+        assert_eq!(volume.seek(number, at, Seek::Data).unwrap(), data, "{}", path.display());
+        let Some(data) = data else { return };
+        let hole = rustix::fs::seek(&file, SeekFrom::Hole(data)).ok();
+        assert_eq!(volume.seek(number, data, Seek::Hole).unwrap(), hole, "{}", path.display());
+        at = hole.unwrap();
     }
 }

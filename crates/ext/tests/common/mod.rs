@@ -135,13 +135,22 @@ impl Image {
 
     /// The image as the kernel shows it; `None`, said aloud, where we may not mount.
     pub fn mount(&self) -> Option<Mount> {
+        self.mount_with("ro,loop")
+    }
+
+    /// The image for the kernel to write.
+    pub fn mount_writable(&self) -> Option<Mount> {
+        self.mount_with("loop")
+    }
+
+    fn mount_with(&self, options: &str) -> Option<Mount> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("skipped: mounting needs root");
             return None;
         }
         let dir = tempfile::tempdir().unwrap();
         let output =
-            Command::new("mount").args(["-o", "ro,loop", self.path()]).arg(dir.path()).output();
+            Command::new("mount").args(["-o", options, self.path()]).arg(dir.path()).output();
         match output {
             Ok(output) if output.status.success() => Some(Mount { dir }),
             Ok(output) => {

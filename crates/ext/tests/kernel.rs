@@ -1,0 +1,76 @@
+//! Volumes that the kernel wrote: its own hash trees, gaps, attributes and times.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+
+use common::compare::{self, Beside};
+use common::{Image, Random, tree};
+use draconis_ext::InodeNumber;
+
+/// What years of use leave behind, in a second.
+fn use_it(root: &Path) {
+    tree::build(root);
+    let dir = root.join("busy");
+    fs::create_dir(&dir).unwrap();
+    let mut random = Random::new(5);
+    for nth in 0..12_000u64 {
+        let name = format!("{:x}-{}", random.next(), "n".repeat(random.below(60) as usize));
+        fs::write(dir.join(name), if nth % 100 == 0 { "contents" } else { "" }).unwrap();
+    }
+    for (nth, entry) in fs::read_dir(&dir).unwrap().enumerate() {
+        let path = entry.unwrap().path();
+        match nth % 5 {
+            0 => fs::remove_file(path).unwrap(),
+            1 => fs::rename(&path, path.with_extension("renamed")).unwrap(),
+            _ => {}
+        }
+    }
+    fs::hard_link(root.join("large"), dir.join("large too")).unwrap();
+    fs::remove_dir_all(root.join("many")).unwrap();
+    fs::write(root.join("f65536"), tree::pattern(9, 300_000)).unwrap();
+    let file = fs::OpenOptions::new().write(true).open(root.join("large")).unwrap();
+    file.set_len(700_000).unwrap();
+    file.set_len(900_000).unwrap();
+}
+
+fn check(arguments: &[&str]) {
+    let Some(image) = Image::make(None, "64M", arguments) else { return };
+    let Some(mount) = image.mount_writable() else { return };
+    use_it(mount.path());
+    drop(mount);
+    let volume = image.open();
+    assert!(volume.info().clean);
+    let Some(mount) = image.mount() else { return };
+    let names = compare::tree(&volume, InodeNumber::ROOT, mount.path(), Beside::Mount);
+    assert!(names > 9000, "{names}");
+}
+
+#[test]
+fn ext2_as_the_kernel_writes_it() {
+    check(&["-t", "ext2", "-b", "1024", "-N", "16000", "-O", "dir_index"]);
+}
+
+#[test]
+fn ext3_as_the_kernel_writes_it() {
+    check(&["-t", "ext3", "-b", "4096", "-I", "256", "-N", "16000"]);
+}
+
+#[test]
+fn no_file_types_and_small_inodes_as_the_kernel_writes_them() {
+    check(&["-t", "ext2", "-b", "2048", "-I", "128", "-N", "16000", "-O", "^filetype,^dir_index"]);
+}
+
+/// `DRACONIS_IMAGE=path cargo test -p draconis-ext --release --test kernel -- --ignored`
+#[test]
+#[ignore = "compares the image that DRACONIS_IMAGE names"]
+fn any_image_beside_the_kernel() {
+    let Ok(path) = std::env::var("DRACONIS_IMAGE") else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let image = Image { path: path.into(), dir };
+    let volume = image.open();
+    let mount = image.mount().expect("the kernel mounts the image");
+    let names = compare::tree(&volume, InodeNumber::ROOT, mount.path(), Beside::Mount);
+    println!("{names} names are the same");
+}

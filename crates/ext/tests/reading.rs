@@ -1,0 +1,272 @@
+//! Streams, reads ahead, several readers at once, and disks that fail in places.
+
+mod common;
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+
+use common::{Image, tree};
+use draconis_device::{
+    Disk, Error as DiskError, Extent, Group, MemoryDisk, Pending, Promise, Properties, ReadAnswer,
+    Refused, Ticket, Urgency, pending,
+};
+use draconis_exchange::heap::Block;
+use draconis_ext::{Error, Options, Place, Volume};
+
+/// A disk that serves reads ahead later, from another thread, and counts.
+struct Later {
+    memory: Arc<MemoryDisk>,
+    queue: Mutex<mpsc::Sender<(Extent, Block, Promise<ReadAnswer>)>>,
+    counts: Arc<Counts>,
+    bad: Mutex<Vec<Range<u64>>>,
+    /// Reads ahead are dropped without an answer.
+    forgetful: AtomicBool,
+}
+
+#[derive(Default)]
+struct Counts {
+    bytes: AtomicU64,
+    ahead: AtomicU64,
+    flying: AtomicU64,
+    most_flying: AtomicU64,
+}
+
+impl Later {
+    fn new(image: Vec<u8>) -> Arc<Self> {
+        let memory = Arc::new(MemoryDisk::new(image, 512));
+        let counts = Arc::new(Counts::default());
+        let (queue, requests) = mpsc::channel::<(Extent, Block, Promise<ReadAnswer>)>();
+        let (disk, mine) = (memory.clone(), counts.clone());
+        std::thread::spawn(move || {
+            for (at, block, promise) in requests {
+                std::thread::sleep(Duration::from_micros(100));
+                mine.flying.fetch_sub(at.len_bytes, Ordering::Relaxed);
+                promise.keep(disk.read_now(at, block));
+            }
+        });
+        Arc::new(Self {
+            memory,
+            queue: Mutex::new(queue),
+            counts,
+            bad: Mutex::default(),
+            forgetful: AtomicBool::new(false),
+        })
+    }
+
+    fn spoil(&self, bytes: Range<u64>) {
+        self.bad.lock().unwrap().push(bytes);
+    }
+
+    fn is_bad(&self, at: Extent) -> bool {
+        let end = at.end_bytes().unwrap();
+        self.bad.lock().unwrap().iter().any(|bad| bad.start < end && at.start_bytes < bad.end)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.counts.bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl Disk for Later {
+    fn properties(&self) -> Properties {
+        self.memory.properties()
+    }
+
+    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
+        self.counts.bytes.fetch_add(at.len_bytes, Ordering::Relaxed);
+        if self.is_bad(at) {
+            let error = DiskError::Short { extent: at, got_bytes: 0 };
+            return Pending::ready(Err(Refused { goods: Some(into), error }));
+        }
+        if urgency == Urgency::Now {
+            return self.memory.read(at, into, urgency);
+        }
+        self.counts.ahead.fetch_add(1, Ordering::Relaxed);
+        let (promise, answer) = pending();
+        if self.forgetful.load(Ordering::Relaxed) {
+            return answer;
+        }
+        let flying = self.counts.flying.fetch_add(at.len_bytes, Ordering::Relaxed);
+        self.counts.most_flying.fetch_max(flying + at.len_bytes, Ordering::Relaxed);
+        self.queue.lock().unwrap().send((at, into, promise)).unwrap();
+        answer
+    }
+
+    fn submit(&self, group: Group, _: &[Ticket]) -> Result<Ticket, Refused<Group>> {
+        Err(Refused { goods: Some(group), error: DiskError::ReadOnly })
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<(), DiskError> {
+        Err(DiskError::NoTicket(ticket))
+    }
+}
+
+const LARGE: usize = 12 << 20;
+const SMALL_FILES: u64 = 300;
+
+/// A volume with one large file, some small ones, and the disk under it.
+fn volume(options: Options) -> Option<(Volume, Arc<Later>)> {
+    let source = tempfile::tempdir().unwrap();
+    std::fs::write(source.path().join("large"), tree::pattern(1, LARGE)).unwrap();
+    std::fs::create_dir(source.path().join("small")).unwrap();
+    for nth in 0..SMALL_FILES {
+        let bytes = tree::pattern(nth, 500 + nth as usize * 37);
+        std::fs::write(source.path().join(format!("small/{nth}")), bytes).unwrap();
+    }
+    let image = Image::make(Some(source.path()), "24M", &["-b", "4096"])?;
+    let disk = Later::new(std::fs::read(&image.path).unwrap());
+    let volume = Volume::open(disk.clone(), options).unwrap();
+    Some((volume, disk))
+}
+
+fn read_large(volume: &Volume, step: usize) {
+    let number = volume.lookup(volume.root(), b"large").unwrap();
+    let expected = tree::pattern(1, LARGE);
+    let mut buffer = vec![0; step];
+    let mut at = 0;
+    while at < LARGE {
+        let got = volume.read_into(number, at as u64, &mut buffer).unwrap();
+        assert!(buffer[..got] == expected[at..at + got], "at {at}");
+        at += got;
+    }
+    assert_eq!(at, LARGE);
+}
+
+#[test]
+fn a_stream_is_read_once_and_ahead() {
+    for step in [4096, 16 << 10, 1_000_003] {
+        let Some((volume, disk)) = volume(Options::default()) else { return };
+        read_large(&volume, step);
+        assert!(disk.bytes() < LARGE as u64 * 11 / 10, "{} bytes", disk.bytes());
+        assert!(disk.counts.ahead.load(Ordering::Relaxed) > 80);
+        let most = disk.counts.most_flying.load(Ordering::Relaxed);
+        assert!(most <= 4 << 20, "{most} bytes in flight");
+    }
+}
+
+#[test]
+fn a_small_cache_bounds_what_flies() {
+    let options = Options { data_cache_bytes: 1 << 20, ..Options::default() };
+    let Some((volume, disk)) = volume(options) else { return };
+    read_large(&volume, 64 << 10);
+    let most = disk.counts.most_flying.load(Ordering::Relaxed);
+    assert!(most <= 512 << 10, "{most} bytes in flight");
+    let data = volume.statistics().data;
+    assert!(data.used <= data.capacity);
+}
+
+#[test]
+fn readers_of_one_file_share_its_reads() {
+    let Some((volume, disk)) = volume(Options::default()) else { return };
+    std::thread::scope(|scope| {
+        for step in [8192, 10_000, 65_536, 131_072] {
+            let volume = &volume;
+            scope.spawn(move || read_large(volume, step));
+        }
+    });
+    assert!(disk.bytes() < LARGE as u64 * 13 / 10, "{} bytes", disk.bytes());
+}
+
+#[test]
+fn promises_that_are_broken_are_read_again() {
+    let Some((volume, disk)) = volume(Options::default()) else { return };
+    disk.forgetful.store(true, Ordering::Relaxed);
+    read_large(&volume, 16 << 10);
+}
+
+#[test]
+fn small_files_are_read_with_their_neighbours() {
+    let Some((volume, _)) = volume(Options::default()) else { return };
+    let dir = volume.lookup(volume.root(), b"small").unwrap();
+    let before = volume.statistics().device.reads;
+    let mut numbers = Vec::new();
+    volume
+        .entries(dir, draconis_ext::Cookie::default(), false, |entry| {
+            let entry = entry.unwrap();
+            let nth: u64 = std::str::from_utf8(entry.name).unwrap().parse().unwrap();
+            numbers.push((nth, entry.inode));
+            true
+        })
+        .unwrap();
+    assert_eq!(numbers.len() as u64, SMALL_FILES);
+    for (nth, number) in numbers {
+        let data = volume.read(number, 0, usize::MAX).unwrap();
+        assert!(*data == tree::pattern(nth, 500 + nth as usize * 37));
+    }
+    let reads = volume.statistics().device.reads - before;
+    assert!(reads < SMALL_FILES / 3, "{reads} reads for {SMALL_FILES} files");
+}
+
+#[test]
+fn a_bad_sector_costs_its_block_and_no_more() {
+    let Some((volume, disk)) = volume(Options::default()) else { return };
+    let number = volume.lookup(volume.root(), b"large").unwrap();
+    // Far enough from the directory that was read already.
+    let bad = 405u64;
+    let runs = volume.map(number, bad * 4096).unwrap();
+    let Place::At(first) = runs[0].place else { panic!("{runs:?}") };
+    let at = first.0 * 4096;
+    disk.spoil(at + 512..at + 1024);
+    let expected = tree::pattern(1, LARGE);
+    for block in 350..500u64 {
+        let answer = volume.read(number, block * 4096, 4096);
+        if block == bad {
+            assert!(matches!(answer, Err(Error::Io(_))), "{answer:?}");
+        } else {
+            let start = block as usize * 4096;
+            assert!(*answer.unwrap() == expected[start..start + 4096], "block {block}");
+        }
+    }
+    // A long read ends before the damage.
+    let mut buffer = vec![0; 10 * 4096];
+    assert_eq!(volume.read_into(number, 400 * 4096, &mut buffer).unwrap(), 5 * 4096);
+}
+
+#[test]
+fn a_bad_sector_in_an_inode_table_costs_the_inodes_in_its_block() {
+    let Some((volume, disk)) = volume(Options::default()) else { return };
+    // Whatever has been read to find the file is cached: start anew on the bad disk.
+    let dir = volume.lookup(volume.root(), b"small").unwrap();
+    let victim = volume.lookup(dir, b"200").unwrap();
+    let (table, bytes) = inode_table(&disk);
+    let at = table + u64::from(victim.0 - 1) * bytes;
+    disk.spoil(at..at + bytes);
+    let volume = Volume::open(disk, Options::default()).unwrap();
+    assert!(matches!(volume.inode(victim), Err(Error::Io(_))));
+    let mut readable = 0;
+    for nth in 0..SMALL_FILES {
+        let number = volume.lookup(dir, nth.to_string().as_bytes()).unwrap();
+        readable += u64::from(volume.read(number, 0, 10).is_ok());
+    }
+    assert!((SMALL_FILES - 16..SMALL_FILES).contains(&readable), "{readable}");
+}
+
+/// Where the inode table of group 0 starts, and how long an inode is.
+fn inode_table(disk: &Later) -> (u64, u64) {
+    let block = disk.read_now(Extent::new(0, 8192), Block::private(8192)).unwrap();
+    let le32 = |at: usize| {
+        let mut field = [0; 4];
+        block.copy_out(at, &mut field);
+        u64::from(u32::from_le_bytes(field))
+    };
+    (le32(4096 + 8) * 4096, le32(1024 + 0x58) & 0xFFFF)
+}
+
+#[test]
+fn slices_outlive_the_cache() {
+    let options = Options { data_cache_bytes: 1 << 20, ..Options::default() };
+    let Some((volume, _)) = volume(options) else { return };
+    let number = volume.lookup(volume.root(), b"large").unwrap();
+    let held: Vec<_> = (0..LARGE as u64 / 131_072)
+        .map(|nth| volume.read(number, nth * 131_072, 1000).unwrap())
+        .collect();
+    read_large(&volume, 1 << 20);
+    drop(volume);
+    let expected = tree::pattern(1, LARGE);
+    for (nth, data) in held.iter().enumerate() {
+        assert!(data[..] == expected[nth * 131_072..nth * 131_072 + 1000]);
+        assert!(data.slice(10..20)[..] == expected[nth * 131_072 + 10..nth * 131_072 + 20]);
+    }
+}
