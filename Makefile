@@ -29,8 +29,8 @@ lint:
 # The kernel's driver, fuse2fs and Draconis side by side. Needs root.
 bench:
 	@tools/packages bench
-	$(CARGO) build --release --locked
-	tools/bench target/release/draconis
+	$(CARGO) build --release --locked --workspace
+	target/release/draconis-lab mount
 
 # Reads mutated images until stopped: make fuzz SECONDS=3600
 fuzz:

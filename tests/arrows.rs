@@ -12,6 +12,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("ext", &["device", "exchange"]),
     ("service", &["device", "exchange", "ext"]),
     ("front", &["exchange"]),
+    ("lab", &["device", "exchange", "ext", "front", "service"]),
     ("", &["device", "exchange", "ext", "front", "service"]),
 ];
 

@@ -1,0 +1,60 @@
+//! The lab: Draconis and its peers, measured side by side in one run.
+//!
+//! Nothing uses this crate. It drives the programs that people use: the kernel's loop
+//! mount, `fuse2fs`, `draconis mount`, `find`, `tar`.
+#![forbid(unsafe_code)]
+
+mod machine;
+mod mount;
+mod subject;
+mod table;
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+/// Draconis measured beside its peers.
+#[derive(Debug, Parser)]
+#[command(name = "draconis-lab", version)]
+struct Cli {
+    #[command(subcommand)]
+    experiment: Experiment,
+}
+
+#[derive(Debug, Subcommand)]
+enum Experiment {
+    /// Reading through mounts: the kernel's loop mount, fuse2fs and Draconis. Needs root.
+    Mount(MountArguments),
+}
+
+/// What `mount` measures, and with what.
+#[derive(Debug, clap::Args)]
+struct MountArguments {
+    /// The draconis program.
+    #[arg(long, default_value = "target/release/draconis")]
+    draconis: PathBuf,
+    /// The tree that the volume is filled with.
+    #[arg(long, default_value = "/usr/share")]
+    tree: PathBuf,
+    /// Length of the file that is read in sequence, in MiB (the paper's: 350).
+    #[arg(long, default_value_t = 350)]
+    file_mib: u64,
+    /// How often each is measured, in turns.
+    #[arg(long, default_value_t = 5)]
+    repeat: usize,
+    /// Where the images go; needs the room for the tree, twice.
+    #[arg(long, default_value = "/var/tmp")]
+    dir: PathBuf,
+    /// Only the experiments whose name holds this.
+    #[arg(long)]
+    only: Option<String>,
+    /// Write JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse().experiment {
+        Experiment::Mount(arguments) => mount::run(&arguments),
+    }
+}

@@ -1,0 +1,104 @@
+//! What reads a volume for us: the kernel, fuse2fs, Draconis.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+
+/// Who serves a mount.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Server {
+    /// The kernel's own driver over a loop device.
+    Kernel,
+    /// e2fsprogs' FUSE server.
+    Fuse2fs,
+    /// Ours.
+    Draconis,
+}
+
+impl Server {
+    /// All of them.
+    pub const ALL: [Server; 3] = [Server::Kernel, Server::Fuse2fs, Server::Draconis];
+
+    /// Its name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Server::Kernel => "kernel",
+            Server::Fuse2fs => "fuse2fs",
+            Server::Draconis => "draconis",
+        }
+    }
+}
+
+/// A volume mounted read-only, until dropped.
+pub struct Mounted {
+    at: PathBuf,
+    server: Server,
+    draconis: PathBuf,
+}
+
+impl Mounted {
+    /// Mounts `image` on `at`.
+    pub fn new(server: Server, image: &Path, at: &Path, draconis: &Path) -> anyhow::Result<Self> {
+        let mut command = match server {
+            Server::Kernel => Command::new("mount"),
+            Server::Fuse2fs => Command::new("fuse2fs"),
+            Server::Draconis => Command::new(draconis),
+        };
+        match server {
+            Server::Kernel => command.args(["-o", "loop,ro"]),
+            Server::Fuse2fs => command.args(["-o", "ro"]),
+            Server::Draconis => command.args(["mount", "-o", "ro"]),
+        };
+        let output = command.arg(image).arg(at).output().context(server.name())?;
+        if !output.status.success() {
+            bail!("{}: {}", server.name(), String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(Self { at: at.into(), server, draconis: draconis.into() })
+    }
+
+    /// Where it is.
+    pub fn at(&self) -> &Path {
+        &self.at
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let mut command = match self.server {
+            Server::Draconis => Command::new(&self.draconis),
+            _ => Command::new("umount"),
+        };
+        if self.server == Server::Draconis {
+            command.arg("umount");
+        }
+        let ended = command.arg(&self.at).stderr(Stdio::null()).status();
+        if !ended.is_ok_and(|status| status.success()) {
+            eprintln!("{} is still mounted", self.at.display());
+        }
+        // fuse2fs lets go of the image a moment after the mount has gone.
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Empties the kernel's caches: a cold run reads the device.
+pub fn drop_caches() -> anyhow::Result<()> {
+    rustix::fs::sync();
+    std::fs::write("/proc/sys/vm/drop_caches", "3").context("cold caches need root")
+}
+
+/// How long a command runs whose output somebody reads and nobody keeps.
+pub fn time_output(command: &mut Command) -> anyhow::Result<Duration> {
+    let started = Instant::now();
+    let mut child = command.stdout(Stdio::piped()).stdin(Stdio::null()).spawn()?;
+    if let Some(mut output) = child.stdout.take() {
+        let mut buffer = vec![0; 1 << 20];
+        while std::io::Read::read(&mut output, &mut buffer)? > 0 {}
+    }
+    let status = child.wait()?;
+    if !status.success() {
+        bail!("{command:?}: {status}");
+    }
+    Ok(started.elapsed())
+}
