@@ -91,3 +91,37 @@ fn a_peer_killed_at_any_moment_takes_nothing_along() {
         expect_all_home(&session);
     }
 }
+
+#[test]
+fn clients_on_several_lanes_are_all_told_and_nothing_is_lost_between_them() {
+    for round in 0..10 {
+        let (session, mut child) = spawn(SERVE);
+        let mut directory = Caller::new(session.client::<Directory>(0).unwrap(), PATIENCE);
+        let mut open = || {
+            let ends = session.pair::<File>().unwrap();
+            tree::open(&mut directory, Node::ROOT, b"hello", ends, PATIENCE).unwrap().0
+        };
+        let callers: Vec<_> = (0..4).map(|_| open()).collect();
+        std::thread::scope(|scope| {
+            for mut hello in callers {
+                let session = &session;
+                scope.spawn(move || {
+                    for calls in 0.. {
+                        let buffer = session.block(4096).unwrap();
+                        let read = file::Read { buffer, buffer_offset: 0, offset: 0, len: 4096 };
+                        match hello.call(read) {
+                            Ok(reply) => assert_eq!(reply.unwrap().len, 12),
+                            Err(lost) => return assert_eq!(lost, Lost::Closed, "call {calls}"),
+                        }
+                    }
+                });
+            }
+            std::thread::sleep(Duration::from_millis(round * 3));
+            child.kill().unwrap();
+        });
+        child.wait().unwrap();
+        drop(directory);
+        session.wait_for_death(soon()).unwrap();
+        expect_all_home(&session);
+    }
+}

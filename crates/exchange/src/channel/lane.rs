@@ -178,8 +178,8 @@ struct Sent {
 }
 
 impl Orphan {
-    pub(super) fn is_on(&self, lane: u32) -> bool {
-        self.reader.place.lane == lane
+    pub(super) fn lane(&self) -> u32 {
+        self.reader.place.lane
     }
 
     /// Looks for the reply; whether there is nothing more to wait for.
@@ -411,6 +411,11 @@ impl Drop for LaneLink {
         {
             (self.homing.drain)(&self.reader, &session, head);
         }
+        // Its maker uses a lane again once the server says that it closed: by then our
+        // own table must say so, too.
+        if self.place().side == Sender::Server {
+            session.end_dropped(self.place());
+        }
         let bits = closed_bits(self.place().epoch, self.reader.got);
         session.shared().long(self.out_at + CLOSED_AT).store(bits, SeqCst);
         self.wake();
@@ -418,7 +423,10 @@ impl Drop for LaneLink {
             self.leave_orphan();
         }
         self.set_awaiting(None);
-        session.end_dropped(self.place());
+        // And not before a late reply has somebody to look for it.
+        if self.place().side == Sender::Client {
+            session.end_dropped(self.place());
+        }
         session.settle();
     }
 }

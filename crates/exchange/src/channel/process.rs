@@ -273,6 +273,8 @@ struct Ends {
     server: bool,
     /// The server's end went over to the peer.
     given: bool,
+    /// A late reply may still come.
+    orphaned: bool,
 }
 
 /// One side of what two processes share.
@@ -367,17 +369,13 @@ impl Session {
         let mut lanes = lock(&self.lanes);
         let lane = self.our_lanes().find(|&lane| {
             let ends = lanes[lane as usize];
-            let idle = !ends.client && !ends.server && ends.epoch < u16::MAX;
-            idle && (!ends.given || self.closed_by_server(lane, ends.epoch))
+            let idle = !ends.client && !ends.server && !ends.orphaned;
+            let place = Place { lane, epoch: ends.epoch, side: Sender::Client };
+            idle && ends.epoch < u16::MAX && (!ends.given || place.peer_closed(self))
         })?;
         let ends = &mut lanes[lane as usize];
-        *ends = Ends { epoch: ends.epoch + 1, client: true, server: true, given: false };
+        *ends = Ends { epoch: ends.epoch + 1, client: true, server: true, ..Ends::default() };
         Some(Place { lane, epoch: ends.epoch, side: Sender::Client })
-    }
-
-    fn closed_by_server(&self, lane: u32, epoch: u16) -> bool {
-        let orphaned = lock(&self.orphans).iter().any(|orphan| orphan.is_on(lane));
-        !orphaned && Place { lane, epoch, side: Sender::Client }.peer_closed(self)
     }
 
     fn our_lanes(&self) -> std::ops::Range<u32> {
@@ -526,6 +524,7 @@ impl Session {
     }
 
     pub(super) fn adopt(&self, orphan: Orphan) {
+        lock(&self.lanes)[orphan.lane() as usize].orphaned = true;
         lock(&self.orphans).push(orphan);
     }
 
@@ -534,7 +533,13 @@ impl Session {
     pub(super) fn settle(self: &Arc<Self>) {
         // Taken out first: settling drops ends, which settle in their turn.
         let mut orphans = std::mem::take(&mut *lock(&self.orphans));
-        orphans.retain_mut(|orphan| !orphan.settle(self));
+        orphans.retain_mut(|orphan| {
+            let settled = orphan.settle(self);
+            if settled {
+                lock(&self.lanes)[orphan.lane() as usize].orphaned = false;
+            }
+            !settled
+        });
         let mut kept = lock(&self.orphans);
         kept.append(&mut orphans);
         let quiet = kept.is_empty() && self.awaiting.load(Acquire) == 0;
