@@ -34,8 +34,9 @@ const PIECE_BYTES: u64 = 32 << 10;
 /// Files are cached in aligned chunks of this many bytes.
 pub(crate) const CHUNK_BYTES: u64 = 128 << 10;
 
-/// Files up to this size are read with their neighbours where those are wanted, too.
-const SMALL_BYTES: usize = 128 << 10;
+/// Runs that a small file may have to be read with its neighbours: scattered files have
+/// none.
+const FEW_RUNS: usize = 4;
 
 /// Names a value of the data cache: piece `index` of the device if `inode` is 0, else
 /// chunk `index` of that file.
@@ -239,7 +240,10 @@ impl Store {
             return self.load(&plan()?);
         }
         let plan = plan()?;
+        // Small files, and the starts of large ones: whoever reads on in those is read
+        // ahead for in another way.
         if key.inode != 0
+            && key.index == 0
             && self.in_company(&plan)
             && let Ok(chunk) = self.assemble(&plan)
         {
@@ -252,9 +256,10 @@ impl Store {
 
     /// Whether a small file lies where others were read just now.
     fn in_company(&self, plan: &Plan) -> bool {
-        let Some(first) = plan.parts.first().filter(|_| plan.len <= SMALL_BYTES) else {
+        let [first, ..] = plan.parts.as_slice() else { return false };
+        if plan.parts.len() > FEW_RUNS {
             return false;
-        };
+        }
         let (nth, _) = self.piece_place(first.start_bytes);
         match self.stretches.at(nth) {
             Some(ahead) => {
@@ -272,7 +277,7 @@ impl Store {
             let into = memory.get_mut(part.to..part.to.saturating_add(part.len));
             let mut rest = into.unwrap_or_default();
             let mut from = part.start_bytes;
-            // Each turn takes at least a byte; a small file is in two or three pieces.
+            // Each turn takes at least a byte, and all that its piece has.
             while !rest.is_empty() {
                 let (nth, at) = self.piece_place(from);
                 let bytes = Data::of(self.piece(nth)?, at, rest.len());

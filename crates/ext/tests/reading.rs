@@ -270,3 +270,25 @@ fn slices_outlive_the_cache() {
         assert!(data.slice(10..20)[..] == expected[nth * 131_072 + 10..nth * 131_072 + 20]);
     }
 }
+
+#[test]
+fn dots_are_shown_to_those_who_ask() {
+    let Some((volume, _)) = volume(Options::default()) else { return };
+    let dir = volume.lookup(volume.root(), b"small").unwrap();
+    let list = |dots| {
+        let mut names = Vec::new();
+        let from = draconis_ext::Cookie::default();
+        volume
+            .entries(dir, from, dots, |entry| {
+                let entry = entry.unwrap();
+                names.push((entry.name.to_vec(), entry.inode));
+                true
+            })
+            .unwrap();
+        names
+    };
+    let (hidden, shown) = (list(false), list(true));
+    assert_eq!(hidden.len() as u64, SMALL_FILES);
+    assert_eq!(shown[..2], [(b".".to_vec(), dir), (b"..".to_vec(), volume.root())]);
+    assert_eq!(shown[2..], hidden);
+}
