@@ -178,7 +178,15 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg(self.dir.path()).status();
+        // Another test's child may hold our files between its fork and its exec.
+        for _ in 0..50 {
+            let done = Command::new("umount").arg("-q").arg(self.dir.path()).status();
+            if done.is_ok_and(|status| status.success()) {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        let _ = Command::new("umount").arg("-l").arg(self.dir.path()).status();
     }
 }
 
