@@ -20,8 +20,8 @@ use crate::{Extent, Pending, Promise, ReadAnswer, pending};
 pub(crate) enum Ahead {
     /// Up to a ring's depth in flight.
     Uring(Ring),
-    /// One thread that reads.
-    Thread(Reader),
+    /// A few threads that read.
+    Threads(Readers),
 }
 
 impl Ahead {
@@ -32,7 +32,7 @@ impl Ahead {
                 Err(error) => log::info!("no io_uring here ({error}): a thread reads ahead"),
             }
         }
-        Self::Thread(Reader::start(file))
+        Self::Threads(Readers::start(file))
     }
 
     pub(crate) fn uses_uring(&self) -> bool {
@@ -44,7 +44,7 @@ impl Ahead {
         let request = Request { at, into, promise };
         match self {
             Self::Uring(ring) => ring.read(request),
-            Self::Thread(reader) => reader.read(request),
+            Self::Threads(readers) => readers.read(request),
         }
         answer
     }
@@ -59,7 +59,7 @@ pub(crate) struct Request {
 }
 
 /// The most that neighbours are read together, in bytes.
-const RUN_BYTES: u64 = 1 << 20;
+const RUN_BYTES: u64 = 512 << 10;
 /// The most neighbours.
 const RUN_REQUESTS: usize = 64;
 
@@ -67,6 +67,7 @@ const RUN_REQUESTS: usize = 64;
 #[derive(Debug, Default)]
 pub(crate) struct Elevator {
     waiting: BTreeMap<(u64, u64), Request>,
+    waiting_bytes: u64,
     arrivals: u64,
     head_bytes: u64,
 }
@@ -75,13 +76,19 @@ impl Elevator {
     pub(crate) fn push(&mut self, request: Request) {
         // The arrival number keeps two requests for one place apart.
         self.arrivals += 1;
+        self.waiting_bytes += request.at.len_bytes;
         self.waiting.insert((request.at.start_bytes, self.arrivals), request);
     }
 
     pub(crate) fn pop(&mut self) -> Option<Request> {
         let ahead = self.waiting.range((self.head_bytes, 0)..).next();
         let key = *ahead.or_else(|| self.waiting.first_key_value())?.0;
-        let request = self.waiting.remove(&key)?;
+        self.take(&key)
+    }
+
+    fn take(&mut self, key: &(u64, u64)) -> Option<Request> {
+        let request = self.waiting.remove(key)?;
+        self.waiting_bytes -= request.at.len_bytes;
         self.head_bytes = request.at.end_bytes().unwrap_or(0);
         Some(request)
     }
@@ -97,18 +104,20 @@ impl Elevator {
                 break;
             }
             bytes += at.len_bytes;
-            run.extend(self.waiting.remove(&key));
-            self.head_bytes = at.end_bytes().unwrap_or(0);
+            run.extend(self.take(&key));
         }
         run
     }
 }
 
-/// One thread that reads what the elevator says.
+/// Threads that read: as many requests as these are in flight at once.
+const READERS: usize = 4;
+
+/// A few threads that read what the elevator says.
 #[derive(Debug)]
-pub(crate) struct Reader {
+pub(crate) struct Readers {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
@@ -122,43 +131,57 @@ struct Shared {
 struct State {
     elevator: Elevator,
     closing: bool,
-    /// The thread sleeps and nobody has woken it yet.
-    idle: bool,
+    /// Threads that sleep.
+    sleeping: u64,
+    /// Those of them that were told to wake.
+    waking: u64,
 }
 
-impl Reader {
+impl State {
+    /// Whether another thread would find something to do.
+    fn wants_more(&self, threads: u64) -> bool {
+        let awake = threads - self.sleeping + self.waking;
+        self.sleeping > self.waking && awake < self.elevator.waiting_bytes.div_ceil(RUN_BYTES)
+    }
+}
+
+impl Readers {
     fn start(file: Arc<RawFile>) -> Self {
         let state = Mutex::new(State::default());
         let shared = Arc::new(Shared { file, state, changed: Condvar::new() });
-        let mine = shared.clone();
-        let thread =
-            std::thread::Builder::new().name("disk-ahead".into()).spawn(move || mine.serve());
-        if let Err(error) = &thread {
-            log::warn!("no thread to read ahead with ({error}): every read is waited for");
+        let start = |_| {
+            let mine = shared.clone();
+            let thread = std::thread::Builder::new().name("disk-ahead".into());
+            thread.spawn(move || mine.serve()).ok()
+        };
+        let threads: Vec<_> = (0..READERS).filter_map(start).collect();
+        if threads.is_empty() {
+            log::warn!("no thread to read ahead with: every read is waited for");
         }
-        Self { shared, thread: thread.ok() }
+        Self { shared, threads }
     }
 
     fn read(&self, request: Request) {
-        if self.thread.is_none() {
+        if self.threads.is_empty() {
             self.shared.answer(request);
             return;
         }
         let mut state = self.shared.lock();
         state.elevator.push(request);
-        // Waking costs a system call: one for all that is asked at a time.
-        if std::mem::take(&mut state.idle) {
+        // Waking costs a system call: one thread for all that it can take in one go.
+        if state.wants_more(self.threads.len() as u64) {
+            state.waking += 1;
             drop(state);
             self.shared.changed.notify_one();
         }
     }
 }
 
-impl Drop for Reader {
+impl Drop for Readers {
     fn drop(&mut self) {
         self.shared.lock().closing = true;
         self.shared.changed.notify_all();
-        if let Some(thread) = self.thread.take() {
+        for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
     }
@@ -200,9 +223,12 @@ impl Shared {
                     state = self.lock();
                 }
                 true => {
-                    state.idle = true;
+                    state.sleeping += 1;
                     state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-                    state.idle = false;
+                    state.sleeping -= 1;
+                    // A thread may wake without having been told: then another one sleeps
+                    // on, and is told again by the next request.
+                    state.waking = state.waking.saturating_sub(1);
                 }
             }
         }

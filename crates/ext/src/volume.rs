@@ -40,7 +40,7 @@ impl Default for Options {
             block_map_cache: 4_096,
             data_cache_bytes: 64 << 20,
             dots: false,
-            read_ahead_bytes: 2 << 20,
+            read_ahead_bytes: 4 << 20,
         }
     }
 }

@@ -129,10 +129,19 @@ pub fn close_others(keep: &[BorrowedFd<'_>]) {
     }
 }
 
-/// glibc's other arenas open a file in `/proc` when they shrink, which would be fatal.
+/// Freed memory that the allocator keeps, in bytes: giving it back and faulting it in again
+/// costs more than a fast device's reads.
+const KEPT_BYTES: libc::c_int = 16 << 20;
+
+/// One arena, since glibc's others open a file in `/proc` when they shrink, which would be
+/// fatal; and that one does not give back what a cache will want again at once.
 fn one_malloc_arena() {
     // SAFETY: `mallopt` takes two integers and touches the allocator's own settings.
-    unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, KEPT_BYTES);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT_BYTES);
+    }
 }
 
 fn set_limits(memory_limit_bytes: Option<u64>) -> Result<(), ConfineError> {
