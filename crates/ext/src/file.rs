@@ -151,7 +151,17 @@ impl Volume {
                 }
             }
         }
-        Ok(Plan { len, parts })
+        Ok(Plan { len, parts, sociable: inode.kind == Kind::File })
+    }
+
+    /// Starts to read the first blocks of a directory that somebody will list soon: whoever
+    /// was told of it by a listing with attributes, most likely. A hint: it never fails.
+    pub fn will_list(&self, number: InodeNumber) {
+        let Ok(inode) = self.inode(number) else { return };
+        if inode.kind == Kind::Directory {
+            let key = Key { inode: number.0, index: 0 };
+            self.store.read_ahead(key, || self.plan(&inode, 0), false);
+        }
     }
 
     /// What a chunk that cannot be read still has at `offset`: the rest of one block.

@@ -53,6 +53,8 @@ pub(crate) struct Plan {
     pub(crate) len: usize,
     /// Device bytes, and where they go in the chunk; what no part fills is zero.
     pub(crate) parts: Vec<Part>,
+    /// Whether what lies beside it will be wanted with it, as with the files of a directory.
+    pub(crate) sociable: bool,
 }
 
 /// One run of a plan.
@@ -166,7 +168,7 @@ impl Store {
             Ok(piece) => Ok(Data::of(piece, at, len)),
             Err(Error::Io(_)) => {
                 let part = Part { start_bytes: start, len, to: 0 };
-                let alone = self.load(&Plan { len, parts: vec![part] })?;
+                let alone = self.load(&Plan { len, parts: vec![part], sociable: false })?;
                 Ok(Data::of(alone, 0, len))
             }
             Err(other) => Err(other),
@@ -212,7 +214,7 @@ impl Store {
     fn plan_of_piece(&self, nth: u64) -> Plan {
         let start_bytes = nth.saturating_mul(self.piece_bytes);
         let len = index(self.disk_bytes.saturating_sub(start_bytes).min(self.piece_bytes));
-        Plan { len, parts: vec![Part { start_bytes, len, to: 0 }] }
+        Plan { len, parts: vec![Part { start_bytes, len, to: 0 }], sociable: false }
     }
 
     /// The chunk of `key`, read by `plan` if it is neither cached nor on its way;
@@ -242,7 +244,7 @@ impl Store {
         let plan = plan()?;
         // Small files, and the starts of large ones: whoever reads on in those is read
         // ahead for in another way.
-        if key.inode != 0
+        if plan.sociable
             && key.index == 0
             && self.in_company(&plan)
             && let Ok(chunk) = self.assemble(&plan)

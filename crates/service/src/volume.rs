@@ -14,7 +14,7 @@ use draconis_exchange::contract::directory::{
 };
 use draconis_exchange::contract::file::{self, AckRead, FileServer, NakRead, Read};
 use draconis_exchange::contract::tree::Tree;
-use draconis_exchange::contract::{Attributes, Call, Name, Node, Refusal, Space};
+use draconis_exchange::contract::{Attributes, Call, Kind, Name, Node, Refusal, Space};
 use draconis_exchange::heap::Block;
 use draconis_ext::{Cookie, InodeNumber, Options, Volume};
 
@@ -179,6 +179,9 @@ impl VolumeTree {
                         .flatten(),
                 };
                 let fits = entries.push(&entry);
+                if fits && with_attributes && found.kind == Some(Kind::Directory) {
+                    self.volume.will_list(found.inode);
+                }
                 if !fits && entries.is_empty() {
                     why = Some(Refusal::BufferTooSmall);
                 }

@@ -122,15 +122,17 @@ impl Volume {
     /// One block of a directory; `None` in a hole.
     fn directory_block(&self, dir: &Inode, nth: FileBlock) -> Result<Option<Data>> {
         let run = self.runs_of(dir, nth, nth.after(1))?.first().copied();
-        let block = match run.map(|run| run.place) {
-            Some(Place::At(block)) => block,
+        match run.map(|run| run.place) {
+            Some(Place::At(_)) => {}
             Some(Place::Hole) | None => return Ok(None),
             Some(Place::Damaged(block)) => {
                 let what = "block map: pointer";
                 return Err(Error::Corrupt { what, inode: Some(dir.number), block: Some(block) });
             }
-        };
-        self.store.block(block).map(Some).map_err(|error| error.of_inode(dir.number))
+        }
+        let len = u64::from(self.super_.block_bytes);
+        let block = self.contents(dir, u64::from(nth.0).saturating_mul(len), index(len));
+        block.map(Some).map_err(|error| error.of_inode(dir.number))
     }
 
     /// Says of damage in a directory block where it is.

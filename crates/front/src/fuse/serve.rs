@@ -23,6 +23,7 @@ use fuse_backend_rs::api::filesystem::{
 };
 use fuse_backend_rs::api::server;
 use fuse_backend_rs::transport::{FuseBuf, FuseDevWriter, Reader, Writer};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
 /// Largest read or write of one request, in bytes: what the kernel allows without tuning.
@@ -98,15 +99,23 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
         let mut request = vec![0; REQUEST_BYTES + HEADER_BYTES];
         let mut reply = vec![0; REQUEST_BYTES + HEADER_BYTES];
         let raw = fuse.as_fd().as_raw_fd();
+        let flags = rustix::fs::fcntl_getfl(&fuse)?;
+        rustix::fs::fcntl_setfl(&fuse, flags | rustix::fs::OFlags::NONBLOCK)?;
+        let mut patience = Patience::default();
         loop {
             let len = match rustix::io::read(&fuse, &mut request[..]) {
                 Ok(len) => len,
+                Err(Errno::AGAIN) => {
+                    patience.wait(&fuse)?;
+                    continue;
+                }
                 // Interrupted, or the request was withdrawn before we saw it.
-                Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => continue,
+                Err(Errno::INTR | Errno::NOENT) => continue,
                 // Unmounted, or aborted.
                 Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(()),
                 Err(errno) => return Err(errno.into()),
             };
+            patience.paid();
             activity.begin();
             let handled = Reader::from_fuse_buffer(FuseBuf::new(&mut request[..len]))
                 .and_then(|reader| Ok((reader, FuseDevWriter::new(raw, &mut reply)?)))
@@ -121,6 +130,52 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
                 // A reply to a withdrawn request, most often.
                 log::debug!("a reply was not taken: {error}");
             }
+        }
+    }
+}
+
+/// Looks for the next request for a while before it sleeps: on a machine with idle CPUs
+/// waking up takes longer than most requests do. How long depends on what looking brought.
+struct Patience {
+    /// How long to look, at most.
+    budget: Duration,
+    /// Since when we look.
+    since: Option<Instant>,
+}
+
+/// The longest that is looked: a little more than a program takes between two requests
+/// when it has to be woken itself.
+const LOOK_MAX: Duration = Duration::from_micros(100);
+/// The shortest, so that a busy time is noticed again.
+const LOOK_MIN: Duration = Duration::from_micros(2);
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { budget: LOOK_MAX, since: None }
+    }
+}
+
+impl Patience {
+    /// A request came.
+    fn paid(&mut self) {
+        if self.since.take().is_some() {
+            self.budget = (self.budget * 2).min(LOOK_MAX);
+        }
+    }
+
+    /// Returns when there may be a request.
+    fn wait(&mut self, fuse: impl AsFd) -> io::Result<()> {
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if since.elapsed() < self.budget {
+            // Whoever else wants this CPU goes first.
+            rustix::thread::sched_yield();
+            return Ok(());
+        }
+        self.since = None;
+        self.budget = (self.budget / 2).max(LOOK_MIN);
+        match poll(&mut [PollFd::new(&fuse, PollFlags::IN)], None) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
         }
     }
 }
@@ -295,7 +350,6 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
             | FsOptions::MAX_PAGES
             | FsOptions::PARALLEL_DIROPS
             | FsOptions::DO_READDIRPLUS
-            | FsOptions::READDIRPLUS_AUTO
             | FsOptions::ZERO_MESSAGE_OPEN
             | FsOptions::ZERO_MESSAGE_OPENDIR
             | FsOptions::CACHE_SYMLINKS
