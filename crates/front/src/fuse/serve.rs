@@ -15,7 +15,7 @@ use draconis_exchange::contract::directory::{
 };
 use draconis_exchange::contract::file::{FileServer, Read};
 use draconis_exchange::contract::tree::Tree;
-use draconis_exchange::contract::{Attributes, Kind, Name, Node, Refusal, Time};
+use draconis_exchange::contract::{AttributeName, Attributes, Kind, Name, Node, Refusal, Time};
 use draconis_exchange::heap::Block;
 use fuse_backend_rs::abi::fuse_abi::{FsOptions, OpenOptions, stat64, statvfs64};
 use fuse_backend_rs::api::filesystem::{
@@ -423,7 +423,8 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
         size: u32,
     ) -> io::Result<GetxattrReply> {
         let buffer = Block::private((size as usize).min(XATTR_BYTES));
-        let request = GetXattr { node: Node(inode), name: name(key)?, buffer };
+        let name = AttributeName::new(key.to_bytes()).map_err(errno)?;
+        let request = GetXattr { node: Node(inode), name, buffer };
         let ack = self.tree.get_xattr(request).map_err(|nak| errno(nak.why))?;
         if size == 0 {
             return Ok(GetxattrReply::Count(ack.len));
