@@ -298,6 +298,7 @@ fn a_peer_that_dies_is_told_in_every_state<T: Transport>() {
         read(&t),
         file::Write { buffer: t.block(4096), buffer_offset: 0, offset: 0, len: 1 },
         file::GetAttributes {},
+        file::Seek { offset: 0, hole: true },
         file::Sync { data_only: true },
     }
     dies! { T, Disk, t, 0, |client| client;
