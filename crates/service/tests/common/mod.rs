@@ -16,6 +16,9 @@ pub fn child(role: &str, path: &Path) -> Command {
     command
         .args(["child_entry", "--exact", "--nocapture", "--test-threads=1"])
         .env_clear()
+        // The harness gives the test a thread, which would have an arena of its own before
+        // it is confined; a worker confines itself while it has one thread.
+        .env("MALLOC_ARENA_MAX", "1")
         .env(ROLE, role)
         .env(PATH, path)
         .stdin(Stdio::null())
