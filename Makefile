@@ -4,7 +4,7 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 DESTDIR ?=
 
-.PHONY: all demo test lint bench install fuzz packages clean
+.PHONY: all demo test lint loom bench bench-channel install fuzz packages clean
 
 all:
 	$(CARGO) build --release --locked
@@ -26,11 +26,19 @@ lint:
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 
+# Every order in which two threads can hand a message over.
+loom:
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom $(CARGO) test --release --locked -p draconis-exchange --lib loom
+
 # The kernel's driver, fuse2fs and Draconis side by side. Needs root.
 bench:
 	@tools/packages bench
 	$(CARGO) build --release --locked --workspace
 	target/release/draconis-lab mount
+
+# What a call over a channel costs, beside a Unix socket and a pipe.
+bench-channel:
+	$(CARGO) bench --locked -p draconis-exchange --bench channel
 
 # Reads mutated images until stopped: make fuzz SECONDS=3600
 fuzz:

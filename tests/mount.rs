@@ -57,6 +57,56 @@ fn programs_see_what_the_kernel_shows() {
     }
 }
 
+/// Where data and holes begin in a file, in turns.
+fn segments(path: &Path) -> Vec<(bool, u64)> {
+    use rustix::fs::{SeekFrom, seek};
+    let file = std::fs::File::open(path).unwrap();
+    let end = file.metadata().unwrap().len();
+    let beyond = [SeekFrom::Data(end), SeekFrom::Hole(end), SeekFrom::Data(end + 4096)];
+    for whence in beyond {
+        assert_eq!(seek(&file, whence), Err(rustix::io::Errno::NXIO), "{whence:?}");
+    }
+    let (mut found, mut at, mut data) = (vec![], 0, true);
+    loop {
+        match seek(&file, if data { SeekFrom::Data(at) } else { SeekFrom::Hole(at) }) {
+            Ok(next) => at = next,
+            Err(rustix::io::Errno::NXIO) => return found,
+            Err(errno) => panic!("{path:?} at {at}: {errno}"),
+        }
+        found.push((data, at));
+        data = !data;
+    }
+}
+
+#[test]
+fn holes_are_where_the_kernel_shows_them() {
+    if !fuse("seeking holes") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let tree = draconis.make_dir("tree");
+    odd_tree(&tree);
+    for block in ["1024", "4096"] {
+        let image = draconis.path("odd.img");
+        mke2fs(&image, Some(&tree), &["-t", "ext2", "-b", block], "64M");
+        let kernel = Kernel::mount(&image, draconis.path("kernel"), "comparing holes");
+        let ours = draconis.mount(&image, "ours", "ro");
+        for name in ["sparse", "all hole", "big", "empty", "one"] {
+            let found = segments(&ours.join(name));
+            let pieces = match name {
+                "sparse" => 4,
+                "all hole" | "empty" => 0,
+                _ => 2,
+            };
+            assert_eq!(found.len(), pieces, "{name} {found:?}");
+            if let Some(kernel) = &kernel {
+                assert_eq!(found, segments(&kernel.at.join(name)), "{name}, {block}");
+            }
+        }
+        draconis.ok(["umount", ours.to_str().unwrap()]);
+    }
+}
+
 #[test]
 fn a_real_tree_is_the_same_through_the_mount() {
     if !fuse("comparing a real tree") {

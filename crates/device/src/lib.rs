@@ -5,7 +5,7 @@
 //!      │ trait Disk: read · submit(group, after) · wait
 //!   view (offset, partition) · faults · recorder      stack in any order
 //!      │
-//!   file or block device (O_DIRECT, io_uring | pread) · memory
+//!   file or block device (O_DIRECT, io_uring | pread) · memory · remote (disk contract)
 //! ```
 //!
 //! Law 1: a device changes only by groups; a group carries its blocks in and the
@@ -25,6 +25,7 @@ mod memory;
 mod partition;
 mod pending;
 mod record;
+mod remote;
 mod uring;
 mod view;
 mod writer;
@@ -36,4 +37,5 @@ pub use memory::MemoryDisk;
 pub use partition::{Partition, PartitionError, partition, partitions};
 pub use pending::{Pending, Promise, pending};
 pub use record::{Event, RecordDisk};
+pub use remote::{Blocks, GROUP_BYTES_MAX, GROUP_WRITES_MAX, RemoteDisk, serve};
 pub use view::View;

@@ -53,12 +53,16 @@ impl Disk for MemoryDisk {
         Pending::ready(Ok(into))
     }
 
-    fn submit(&self, group: Group, _: &[Ticket]) -> Result<Ticket, Refused<Group>> {
+    fn submit(&self, group: Group, after: &[Ticket]) -> Result<Ticket, Refused<Group>> {
         for write in &group.writes {
             let extent = Extent::new(write.at_bytes, write.block.len() as u64);
             if let Err(error) = self.properties.check(extent, write.block.len()) {
                 return Err(Refused { goods: Some(group), error });
             }
+        }
+        let given = self.tickets.load(Ordering::Relaxed);
+        if let Some(&unknown) = after.iter().find(|ticket| ticket.0 > given) {
+            return Err(Refused { goods: Some(group), error: Error::NoTicket(unknown) });
         }
         let mut bytes = self.bytes.write().unwrap_or_else(PoisonError::into_inner);
         for write in &group.writes {

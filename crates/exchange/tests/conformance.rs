@@ -291,12 +291,14 @@ macro_rules! dies {
 }
 
 fn a_peer_that_dies_is_told_in_every_state<T: Transport>() {
-    use draconis_exchange::contract::AttributeChange;
+    use draconis_exchange::contract::{AttributeChange, AttributeName};
     let (node, parent, name) = (Node(9), Node::ROOT, name("x"));
+    let attribute = AttributeName::new(b"user.x/y").unwrap();
     dies! { T, File, t, 1, |client| client.call(read(&t), soon()).unwrap().1;
         read(&t),
         file::Write { buffer: t.block(4096), buffer_offset: 0, offset: 0, len: 1 },
         file::GetAttributes {},
+        file::Seek { offset: 0, hole: true },
         file::Sync { data_only: true },
     }
     dies! { T, Disk, t, 0, |client| client;
@@ -334,7 +336,7 @@ fn a_peer_that_dies_is_told_in_every_state<T: Transport>() {
         directory::GetAttributes { node },
         directory::Enumerate { node, cookie: 0, buffer: t.block(10), with_attributes: false },
         directory::ReadLink { node, buffer: t.block(10) },
-        directory::GetXattr { node, name, buffer: t.block(0) },
+        directory::GetXattr { node, name: attribute, buffer: t.block(0) },
         directory::ListXattr { node, buffer: t.block(10) },
         directory::Create { parent, name, mode: 0, uid: 0, gid: 0, device: (0, 0) },
         directory::MakeDirectory { parent, name, mode: 0, uid: 0, gid: 0 },
@@ -344,7 +346,7 @@ fn a_peer_that_dies_is_told_in_every_state<T: Transport>() {
         directory::RemoveDirectory { parent, name },
         directory::Rename { from: parent, name, to: parent, new_name: name, flags: 0 },
         directory::SetAttributes { node, change: AttributeChange::default() },
-        directory::SetXattr { node, name, value: t.block(10), len: 0, flags: 0 },
-        directory::RemoveXattr { node, name },
+        directory::SetXattr { node, name: attribute, value: t.block(10), len: 0, flags: 0 },
+        directory::RemoveXattr { node, name: attribute },
     }
 }

@@ -3,6 +3,7 @@
 //! ```text
 //!   client ── protocol ──▶ manager ── process (volume contract) ──▶ worker ── volume ──▶ ext
 //!                             └── front (FUSE)                        └── sandbox
+//!   library ── local (a thread instead of a process) ──────────────▶ volume ──▶ ext
 //! ```
 //!
 //! This crate knows ext and the contracts. It does not know FUSE: whoever puts the program
@@ -11,6 +12,7 @@
 
 pub mod client;
 pub mod image;
+pub mod local;
 pub mod manager;
 pub mod options;
 pub mod process;

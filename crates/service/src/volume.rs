@@ -12,7 +12,9 @@ use draconis_exchange::contract::directory::{
     Entries, Enumerate, GetXattr, ListXattr, Lookup, NakEnumerate, NakGetXattr, NakListXattr,
     NakLookup, NakReadLink, ReadLink,
 };
-use draconis_exchange::contract::file::{self, AckRead, FileServer, NakRead, Read};
+use draconis_exchange::contract::file::{
+    self, AckRead, AckSeek, FileServer, NakRead, NakSeek, Read, Seek,
+};
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{Attributes, Call, Kind, Name, Node, Refusal, Space};
 use draconis_exchange::heap::Block;
@@ -329,6 +331,16 @@ impl FileServer for VolumeFile<'_> {
     ) -> Result<file::AckGetAttributes, file::NakGetAttributes> {
         match inode(self.node).and_then(|node| self.tree.attributes(node)) {
             Ok(attributes) => Ok(file::AckGetAttributes { attributes }),
+            Err(why) => Err(m.refuse(why)),
+        }
+    }
+
+    fn seek(&self, m: Seek) -> Result<AckSeek, NakSeek> {
+        let what = if m.hole { draconis_ext::Seek::Hole } else { draconis_ext::Seek::Data };
+        let found = inode(self.node)
+            .and_then(|node| self.tree.volume.seek(node, m.offset, what).map_err(refusal));
+        match found {
+            Ok(offset) => Ok(AckSeek { offset }),
             Err(why) => Err(m.refuse(why)),
         }
     }

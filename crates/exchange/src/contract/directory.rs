@@ -11,7 +11,7 @@ mod entries;
 pub use entries::{Entries, Entry, Records};
 
 use super::{
-    AttributeChange, Attributes, Kind, Name, Node, Refusal,
+    AttributeChange, AttributeName, Attributes, Kind, Name, Node, Refusal,
     file::File,
     fsm::kind,
     wire::{Field, Packer, Unpacker, Violation},
@@ -94,7 +94,7 @@ crate::contract! {
 
             /// Writes the value of an extended attribute into `buffer`. An empty buffer
             /// asks for the length only.
-            call get_xattr: GetXattr { node: Node, name: Name, buffer: Block }
+            call get_xattr: GetXattr { node: Node, name: AttributeName, buffer: Block }
                 -> AckGetXattr { buffer: Block, len: u32 } => Ready
                  | NakGetXattr { buffer: Block } why Refusal => Ready, or NotSupported;
 
@@ -155,13 +155,13 @@ crate::contract! {
             /// Sets an extended attribute to the first `len` bytes of `value`; `flags` as
             /// `XATTR_CREATE` and `XATTR_REPLACE`.
             call set_xattr: SetXattr {
-                node: Node, name: Name, value: Block, len: u32, flags: u32
+                node: Node, name: AttributeName, value: Block, len: u32, flags: u32
             }
                 -> AckSetXattr { value: Block } => Ready
                  | NakSetXattr { value: Block } why Refusal => Ready, or NotSupported;
 
             /// Removes an extended attribute.
-            call remove_xattr: RemoveXattr { node: Node, name: Name }
+            call remove_xattr: RemoveXattr { node: Node, name: AttributeName }
                 -> AckRemoveXattr {} => Ready
                  | NakRemoveXattr {} why Refusal => Ready, or NotSupported;
 

@@ -31,6 +31,13 @@ crate::contract! {
                 -> AckGetAttributes { attributes: Attributes } => Ready
                  | NakGetAttributes {} why Refusal => Ready;
 
+            /// Where the next data begins, or with `hole` the next hole, at or after
+            /// `offset`; the end of the file counts as a hole. `None` where there is
+            /// none: `offset` is not before the end, or no data follows it.
+            call seek: Seek { offset: u64, hole: bool }
+                -> AckSeek { offset: Option<u64> } => Ready
+                 | NakSeek {} why Refusal => Ready, or NotSupported;
+
             /// Makes what was written durable; with `data_only`, whatever is needed to
             /// read it back and no more.
             call sync: Sync { data_only: bool }

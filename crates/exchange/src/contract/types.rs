@@ -169,14 +169,16 @@ pub struct Space {
 
 /// One name of a path: 1 to 255 bytes, none of them `/` or NUL.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Name {
-    len: u8,
-    bytes: [u8; 255],
-}
+pub struct Name(Short);
+
+/// The name of an extended attribute: 1 to 255 bytes, none of them NUL. Unlike a name of a
+/// path it may hold `/`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct AttributeName(Short);
 
 impl Name {
     /// Longest name, in bytes.
-    pub const MAX_BYTES: usize = 255;
+    pub const MAX_BYTES: usize = Short::MAX_BYTES;
 
     /// Takes `name` if it is one.
     ///
@@ -184,27 +186,69 @@ impl Name {
     /// [`Refusal::NameTooLong`] above 255 bytes, [`Refusal::Invalid`] when empty or
     /// holding `/` or NUL.
     pub fn new(name: &[u8]) -> Result<Self, Refusal> {
-        if name.len() > Self::MAX_BYTES {
-            return Err(Refusal::NameTooLong);
-        }
-        if name.is_empty() || name.iter().any(|b| matches!(b, 0 | b'/')) {
-            return Err(Refusal::Invalid);
-        }
-        let mut bytes = [0; 255];
-        bytes[..name.len()].copy_from_slice(name);
-        // At most 255, checked above.
-        Ok(Self { len: name.len() as u8, bytes })
+        Short::without(name, b"/\0").map(Self)
     }
 
     /// The bytes of the name.
     pub fn as_bytes(&self) -> &[u8] {
-        &self.bytes[..usize::from(self.len)]
+        self.0.as_bytes()
+    }
+}
+
+impl AttributeName {
+    /// Longest name, in bytes.
+    pub const MAX_BYTES: usize = Short::MAX_BYTES;
+
+    /// Takes `name` if it is one.
+    ///
+    /// # Errors
+    /// [`Refusal::NameTooLong`] above 255 bytes, [`Refusal::Invalid`] when empty or
+    /// holding NUL.
+    pub fn new(name: &[u8]) -> Result<Self, Refusal> {
+        Short::without(name, b"\0").map(Self)
+    }
+
+    /// The bytes of the name.
+    pub fn as_bytes(&self) -> &[u8] {
+        self.0.as_bytes()
     }
 }
 
 impl fmt::Debug for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Name({})", self.as_bytes().escape_ascii())
+    }
+}
+
+impl fmt::Debug for AttributeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AttributeName({})", self.as_bytes().escape_ascii())
+    }
+}
+
+/// 1 to 255 bytes in place.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Short {
+    len: u8,
+    bytes: [u8; Short::MAX_BYTES],
+}
+
+impl Short {
+    const MAX_BYTES: usize = 255;
+
+    fn without(name: &[u8], forbidden: &[u8]) -> Result<Self, Refusal> {
+        // Above 255 is too long.
+        let len = u8::try_from(name.len()).map_err(|_| Refusal::NameTooLong)?;
+        if name.is_empty() || name.iter().any(|b| forbidden.contains(b)) {
+            return Err(Refusal::Invalid);
+        }
+        let mut bytes = [0; Self::MAX_BYTES];
+        bytes[..name.len()].copy_from_slice(name);
+        Ok(Self { len, bytes })
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
     }
 }
 

@@ -9,7 +9,8 @@
 //! names in a [`Violation`].
 
 use super::{
-    AttributeChange, Attributes, Kind, Name, Node, Refusal, SetTime, Space, Time, fsm::kind,
+    AttributeChange, AttributeName, Attributes, Kind, Name, Node, Refusal, SetTime, Space, Time,
+    fsm::kind,
 };
 use crate::heap::Block;
 
@@ -453,20 +454,27 @@ impl Field for Refusal {
     }
 }
 
-impl Field for Name {
-    const KIND: u64 = kind("Name", &[]);
-    const BYTES_MAX: usize = 1 + Name::MAX_BYTES;
-    fn pack(self, into: &mut Packer<'_>) {
-        let bytes = self.as_bytes();
-        // A name has at most 255 bytes.
-        into.put(&[bytes.len() as u8]);
-        into.put(bytes);
-    }
-    fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
-        let len = usize::from(u8::unpack(from)?);
-        Name::new(from.take_slice(len)?).map_err(|_| Violation::Value("Name"))
-    }
+/// Makes a short name a field: its length and its bytes.
+macro_rules! names {
+    ($($t:ident)*) => {$(
+        impl Field for $t {
+            const KIND: u64 = kind(stringify!($t), &[]);
+            const BYTES_MAX: usize = 1 + $t::MAX_BYTES;
+            fn pack(self, into: &mut Packer<'_>) {
+                let bytes = self.as_bytes();
+                // A name has at most 255 bytes.
+                into.put(&[bytes.len() as u8]);
+                into.put(bytes);
+            }
+            fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
+                let len = usize::from(u8::unpack(from)?);
+                $t::new(from.take_slice(len)?).map_err(|_| Violation::Value(stringify!($t)))
+            }
+        }
+    )*};
 }
+
+names!(Name AttributeName);
 
 #[cfg(test)]
 mod tests {
@@ -528,6 +536,7 @@ mod tests {
         goes_round(None::<u32>);
         goes_round(Node(u64::MAX));
         goes_round(Name::new(&[b'x'; 255]).unwrap());
+        goes_round(AttributeName::new(b"user.with/slash").unwrap());
         goes_round(Time { seconds: -1, nanoseconds: 999_999_999 });
         goes_round(Space { block_bytes: 1, free_inodes: u64::MAX, ..Space::default() });
         goes_round(AttributeChange {
@@ -551,6 +560,11 @@ mod tests {
         assert_eq!(unpacked::<Time>(&late), Err(Violation::Value("Time")));
         for name in [&b"\0"[..], b"\x01/", b"\x03a\0b"] {
             assert_eq!(unpacked::<Name>(name), Err(Violation::Value("Name")));
+        }
+        let (empty, nul) = (&b"\0"[..], b"\x03a\0b");
+        for name in [empty, nul] {
+            let value = Violation::Value("AttributeName");
+            assert_eq!(unpacked::<AttributeName>(name), Err(value));
         }
         let five = unpacked::<List<u8, 4>>(&[5, 0, 0, 0, 1, 2, 3, 4, 5]);
         assert_eq!(five.unwrap_err(), Violation::Value("List"));

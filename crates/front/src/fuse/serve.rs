@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use draconis_exchange::contract::directory::{
     Enumerate, GetAttributes, GetXattr, ListXattr, Lookup, ReadLink, Records,
 };
-use draconis_exchange::contract::file::{FileServer, Read};
+use draconis_exchange::contract::file::{FileServer, Read, Seek};
 use draconis_exchange::contract::tree::Tree;
-use draconis_exchange::contract::{Attributes, Kind, Name, Node, Refusal, Time};
+use draconis_exchange::contract::{AttributeName, Attributes, Kind, Name, Node, Refusal, Time};
 use draconis_exchange::heap::Block;
 use fuse_backend_rs::abi::fuse_abi::{FsOptions, OpenOptions, stat64, statvfs64};
 use fuse_backend_rs::api::filesystem::{
@@ -36,6 +36,10 @@ const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 const LINK_BYTES: usize = 4096;
 /// Longest value or list of extended attributes that Linux asks for, in bytes.
 const XATTR_BYTES: usize = 64 << 10;
+
+/// What `lseek` is asked for, as Linux numbers it.
+const SEEK_DATA: u32 = 3;
+const SEEK_HOLE: u32 = 4;
 
 /// What a server is doing, for whoever watches it.
 #[derive(Debug)]
@@ -427,6 +431,21 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
         sent
     }
 
+    fn lseek(&self, _: &Context, inode: u64, _: u64, offset: u64, whence: u32) -> io::Result<u64> {
+        // The kernel asks for nothing else: the rest it knows itself.
+        let hole = match whence {
+            SEEK_DATA => false,
+            SEEK_HOLE => true,
+            _ => return Err(Errno::INVAL.into()),
+        };
+        match self.tree.file(Node(inode)).seek(Seek { offset, hole }) {
+            Ok(ack) => ack.offset.ok_or_else(|| Errno::NXIO.into()),
+            // Told so, the kernel does not ask again: all is data then.
+            Err(nak) if nak.why == Refusal::NotSupported => Err(not_there()),
+            Err(nak) => Err(errno(nak.why)),
+        }
+    }
+
     fn readdir(
         &self,
         _: &Context,
@@ -477,7 +496,8 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
         size: u32,
     ) -> io::Result<GetxattrReply> {
         let buffer = Block::private((size as usize).min(XATTR_BYTES));
-        let request = GetXattr { node: Node(inode), name: name(key)?, buffer };
+        let name = AttributeName::new(key.to_bytes()).map_err(errno)?;
+        let request = GetXattr { node: Node(inode), name, buffer };
         let ack = self.tree.get_xattr(request).map_err(|nak| errno(nak.why))?;
         if size == 0 {
             return Ok(GetxattrReply::Count(ack.len));

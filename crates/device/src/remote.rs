@@ -1,0 +1,47 @@
+//! A disk on the other side of a channel: the disk contract in both directions.
+//!
+//! ```text
+//!   RemoteDisk ── lanes ──▶ one thread a lane ──▶ Disk
+//!     submit: part, part, last part ──▶ collected until whole ──▶ one group
+//! ```
+//!
+//! Law 1: the disk sees a group once all of it is there; a client that closes or dies
+//! between two parts has written nothing. So a disk that promises nothing is atomic
+//! against its client's death when it is served.
+//! Law 2: what arrives in shared memory is copied before anything is decided; the blocks
+//! go back with the answer, whatever it is.
+//! Law 3: what one client can make the service hold is bounded, in number and in bytes.
+
+mod client;
+mod lanes;
+mod service;
+
+pub use client::{Blocks, RemoteDisk};
+pub use service::{GROUP_BYTES_MAX, GROUP_WRITES_MAX, serve};
+
+use draconis_exchange::contract::Refusal;
+
+use crate::{Error, Extent};
+
+/// What the contract says of an error.
+fn refusal(error: &Error) -> Refusal {
+    match error {
+        Error::Io { .. } | Error::Short { .. } => Refusal::Io,
+        Error::OutOfRange { .. } | Error::Misaligned { .. } => Refusal::Invalid,
+        // Of a disk that said that it could be written, this means that it stopped.
+        Error::ReadOnly | Error::Stopped => Refusal::ReadOnly,
+        Error::Gone => Refusal::Gone,
+        Error::NoTicket(_) => Refusal::NotFound,
+    }
+}
+
+/// What a refusal of a request says that was good when it was sent.
+fn error(why: Refusal, what: &'static str, extent: Extent) -> Error {
+    use rustix::io::Errno;
+    match why {
+        Refusal::ReadOnly => Error::Stopped,
+        Refusal::Gone | Refusal::Timeout => Error::Gone,
+        Refusal::Io => Error::Io { what, extent, errno: Errno::IO },
+        other => Error::Io { what, extent, errno: other.errno() },
+    }
+}

@@ -1,0 +1,109 @@
+//! The lanes of a remote disk: lent to one request at a time, urgent requests first.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use draconis_exchange::channel::{Caller, Client};
+use draconis_exchange::contract::disk::Disk;
+
+use crate::Error;
+
+/// The lanes, and who waits for one.
+pub(super) struct Lanes {
+    state: Mutex<State>,
+    changed: Condvar,
+    patience: Duration,
+}
+
+struct State {
+    idle: Vec<Client<Disk>>,
+    /// Lanes that are idle or lent; a lost lane is neither.
+    open: usize,
+    /// Urgent requests that wait for a lane.
+    urgent: usize,
+}
+
+/// How soon a request needs its lane.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Need {
+    /// Before everybody else.
+    Now,
+    /// Once nobody is more urgent, and leaving one lane to whoever will be.
+    Later,
+}
+
+/// A lane lent to one request.
+pub(super) struct Lane<'a> {
+    lanes: &'a Lanes,
+    caller: Option<Caller<Disk>>,
+}
+
+impl Lanes {
+    pub(super) fn new(ends: Vec<Client<Disk>>, patience: Duration) -> Self {
+        let state = State { open: ends.len(), idle: ends, urgent: 0 };
+        Self { state: Mutex::new(state), changed: Condvar::new(), patience }
+    }
+
+    /// Waits for a lane; [`Error::Gone`] once all are lost.
+    pub(super) fn lend(&self, need: Need) -> Result<Lane<'_>, Error> {
+        let mut state = self.lock();
+        let urgent = usize::from(need == Need::Now);
+        state.urgent += urgent;
+        let end = loop {
+            if state.open == 0 {
+                break Err(Error::Gone);
+            }
+            let left_to_others = match need {
+                Need::Now => 0,
+                Need::Later => state.urgent + usize::from(state.open > 1),
+            };
+            if state.idle.len() > left_to_others {
+                break state.idle.pop().ok_or(Error::Gone);
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        };
+        state.urgent -= urgent;
+        drop(state);
+        // Fewer urgent requests wait: somebody else may have one now.
+        self.changed.notify_all();
+        Ok(Lane { lanes: self, caller: Some(Caller::new(end?, self.patience)) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lane<'_> {
+    /// Closes the lane: what was said on it is not gone on with.
+    pub(super) fn close(mut self) {
+        self.caller = None;
+    }
+}
+
+impl std::ops::Deref for Lane<'_> {
+    type Target = Caller<Disk>;
+    fn deref(&self) -> &Caller<Disk> {
+        // Taken by `close` and `drop` only.
+        self.caller.as_ref().expect("a lane that was given back")
+    }
+}
+
+impl std::ops::DerefMut for Lane<'_> {
+    fn deref_mut(&mut self) -> &mut Caller<Disk> {
+        self.caller.as_mut().expect("a lane that was given back")
+    }
+}
+
+impl Drop for Lane<'_> {
+    fn drop(&mut self) {
+        let end = self.caller.take().and_then(Caller::into_end);
+        let mut state = self.lanes.lock();
+        match end {
+            Some(end) => state.idle.push(end),
+            None => state.open -= 1,
+        }
+        drop(state);
+        self.lanes.changed.notify_all();
+    }
+}

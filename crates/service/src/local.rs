@@ -1,0 +1,105 @@
+//! The worker as a thread: a volume opened in this process, behind the same channels.
+//!
+//! ```text
+//!   Caller<Directory> ── channel (blocks are moved) ──▶ thread ── volume ──▶ ext
+//! ```
+//!
+//! What keeps it apart is safe Rust, not the kernel: the parser has no memory but what it
+//! was given, and a panic of it closes the end that it was serving. Use it for volumes one
+//! trusts, or in a process that has confined itself; a [`worker`](crate::worker) is for
+//! the others. The contracts are the same, and so is what is written over them.
+//!
+//! ```no_run
+//! use draconis_exchange::{channel, contract::{Node, file, tree}, heap::Block};
+//! use draconis_service::{local::Local, options::MountOptions};
+//! use std::time::Duration;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let patience = Duration::from_secs(10);
+//! let volume = Local::open("disk.img".as_ref(), &MountOptions::default(), patience)?;
+//! let mut directory = volume.directory()?;
+//! let (mut hosts, attributes) =
+//!     tree::open(&mut directory, Node::ROOT, b"etc/hosts", channel::pair(), patience)?;
+//! let len = attributes.size_bytes.min(4096) as u32;
+//! let buffer = Block::private(4096);
+//! match hosts.call(file::Read { buffer, buffer_offset: 0, offset: 0, len })? {
+//!     Ok(ack) => println!("{} bytes", ack.len),
+//!     Err(nak) => eprintln!("{}", nak.why),
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use draconis_device::{FileDisk, FileOptions};
+use draconis_exchange::channel::{self, Caller};
+use draconis_exchange::contract::directory::Directory;
+use draconis_exchange::contract::tree;
+
+use crate::options::MountOptions;
+use crate::volume::{OpenError, VolumeTree, open};
+
+/// Why a volume was not opened in this process.
+#[derive(Debug, thiserror::Error)]
+pub enum LocalError {
+    /// The file or device could not be opened, or is in use.
+    #[error(transparent)]
+    Image(#[from] std::io::Error),
+    /// What it holds could not.
+    #[error(transparent)]
+    Volume(#[from] OpenError),
+}
+
+/// A volume open in this process. It closes when this and all ends of it are dropped.
+#[derive(Clone)]
+pub struct Local {
+    tree: Arc<VolumeTree>,
+    patience: Duration,
+}
+
+impl Local {
+    /// Opens the volume in `image` for reading. A client that is silent for `patience` is
+    /// given up, and so is a call that takes as long.
+    ///
+    /// # Errors
+    /// See [`LocalError`].
+    pub fn open(
+        image: &Path,
+        options: &MountOptions,
+        patience: Duration,
+    ) -> Result<Self, LocalError> {
+        // As a worker opens it, so that the two forms differ in one thing.
+        let how = FileOptions { write: false, direct: true, uring: false };
+        let disk = FileDisk::open(image, how)?;
+        Ok(Self::new(open(Arc::new(disk), options)?, patience))
+    }
+
+    /// Serves a volume that is open already.
+    pub fn new(tree: VolumeTree, patience: Duration) -> Self {
+        Self { tree: Arc::new(tree), patience }
+    }
+
+    /// A new channel to the volume's root directory, with a thread that serves it and one
+    /// for every end bound through it.
+    ///
+    /// # Errors
+    /// What the system says when it has no thread left.
+    pub fn directory(&self) -> std::io::Result<Caller<Directory>> {
+        let (client, server) = channel::pair();
+        let Self { tree, patience } = self.clone();
+        std::thread::Builder::new().name("volume".into()).spawn(move || {
+            if let Err(lost) = tree::serve(server, &*tree, patience) {
+                log::info!("a client of the volume was lost: {lost}");
+            }
+        })?;
+        Ok(Caller::new(client, self.patience))
+    }
+
+    /// The volume itself, for what contracts do not say.
+    pub fn tree(&self) -> &VolumeTree {
+        &self.tree
+    }
+}

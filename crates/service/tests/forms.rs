@@ -1,0 +1,346 @@
+//! One suite, both forms of a worker: a thread of this process, and a process that has
+//! given its power away. What is asked goes through the same typed channels.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use draconis_device::{FileOptions, OpenedFile};
+use draconis_exchange::channel::process::{Plan, accept, offer};
+use draconis_exchange::channel::{self, Caller, Client, Lost, Server};
+use draconis_exchange::contract::directory::{
+    self, Directory, Enumerate, GetXattr, Lookup, ReadLink, Records, Unlink,
+};
+use draconis_exchange::contract::file::{self, File, Seek};
+use draconis_exchange::contract::{AttributeName, Attributes, Kind, Name, Node, Refusal, tree};
+use draconis_exchange::heap::Block;
+use draconis_service::local::Local;
+use draconis_service::options::MountOptions;
+use draconis_service::sandbox::{Profile, confine};
+use draconis_service::volume;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A way to a volume, and the goods that travel it without a copy.
+struct Form {
+    directory: Caller<Directory>,
+    pair: Box<dyn Fn() -> (Client<File>, Server<File>)>,
+    block: Box<dyn Fn(usize) -> Block>,
+    child: Option<Child>,
+}
+
+impl Drop for Form {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn thread(image: &Path) -> Form {
+    let local = Local::open(image, &MountOptions::default(), PATIENCE).unwrap();
+    Form {
+        directory: local.directory().unwrap(),
+        pair: Box::new(channel::pair),
+        block: Box::new(Block::private),
+        child: None,
+    }
+}
+
+fn process(image: &Path) -> Form {
+    let (offer, socket) = offer(&Plan::default()).unwrap();
+    let child = common::child("worker", image).stdin(socket).spawn().unwrap();
+    let pid = Pid::from_child(&child);
+    let session = offer.start(pidfd_open(pid, PidfdFlags::empty()).unwrap());
+    let (lanes, heap) = (session.clone(), session.clone());
+    Form {
+        directory: Caller::new(session.client(0).unwrap(), PATIENCE),
+        pair: Box::new(move || lanes.pair().unwrap()),
+        block: Box::new(move |len| heap.block(len).unwrap()),
+        child: Some(child),
+    }
+}
+
+#[test]
+fn child_entry() {
+    if common::role().is_none() {
+        return;
+    }
+    let socket = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
+    let image = std::fs::File::open(common::path()).unwrap();
+    let options = FileOptions { write: false, direct: true, uring: false };
+    let image = OpenedFile::new(image.into(), options).unwrap();
+    let session = accept(&socket, Instant::now() + PATIENCE).unwrap();
+    let confinement = confine(&Profile::Worker, None).unwrap();
+    assert!(confinement.seccomp && confinement.no_capabilities);
+    let tree = volume::open(Arc::new(image.start()), &MountOptions::default()).unwrap();
+    let served = tree::serve(session.server(0).unwrap(), &tree, PATIENCE);
+    std::process::exit(i32::from(served.is_err()));
+}
+
+macro_rules! both_forms {
+    ($($test:ident),* $(,)?) => { both_forms!(@ thread $($test)*); both_forms!(@ process $($test)*); };
+    (@ $form:ident $($test:ident)*) => {
+        mod $form {
+            $(
+                #[test]
+                fn $test() {
+                    super::$test(super::$form);
+                }
+            )*
+        }
+    };
+}
+
+both_forms! {
+    everything_is_found_and_read,
+    links_attributes_and_holes_are_told,
+    what_cannot_be_done_is_refused_with_its_reason,
+    files_are_read_beside_each_other,
+    a_client_that_closes_ends_it,
+}
+
+type Make = fn(&Path) -> Form;
+
+/// A tree, and a volume that holds it.
+struct Volume {
+    dir: tempfile::TempDir,
+}
+
+impl Volume {
+    fn new() -> Self {
+        let volume = Self { dir: tempfile::tempdir().unwrap() };
+        let top = volume.top();
+        std::fs::create_dir_all(top.join("deep/er")).unwrap();
+        std::fs::write(top.join("hello"), "Hello, volume!").unwrap();
+        std::fs::write(top.join("empty"), "").unwrap();
+        let long: Vec<u8> = (0..200_000u32).flat_map(u32::to_le_bytes).collect();
+        std::fs::write(top.join("deep/long"), long).unwrap();
+        for i in 0..200 {
+            std::fs::write(top.join(format!("deep/er/file {i:03}")), format!("{i}")).unwrap();
+        }
+        std::os::unix::fs::symlink("deep/../hello", top.join("link")).unwrap();
+        std::os::unix::fs::symlink("self", top.join("self")).unwrap();
+        let sparse = std::fs::File::create(top.join("sparse")).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&sparse, b"data", 1 << 20).unwrap();
+        let flags = rustix::fs::XattrFlags::empty();
+        rustix::fs::setxattr(top.join("hello"), "user.with/slash", b"value", flags).unwrap();
+        let made = Command::new("mke2fs")
+            .args(["-q", "-F", "-t", "ext2", "-b", "1024", "-d"])
+            .args([&top, &volume.image()])
+            .arg("8M")
+            .output();
+        assert!(made.expect("mke2fs of e2fsprogs is needed").status.success());
+        volume
+    }
+
+    fn top(&self) -> PathBuf {
+        self.dir.path().join("tree")
+    }
+
+    fn image(&self) -> PathBuf {
+        self.dir.path().join("image")
+    }
+}
+
+fn name(name: &str) -> Name {
+    Name::new(name.as_bytes()).unwrap()
+}
+
+impl Form {
+    fn lookup(&mut self, parent: Node, of: &str) -> Result<Attributes, Refusal> {
+        let asked = self.directory.call(Lookup { parent, name: name(of) }).unwrap();
+        asked.map(|ack| ack.attributes).map_err(|nak| nak.why)
+    }
+
+    /// Name and attributes of all entries of a directory.
+    fn list(&mut self, node: Node) -> Vec<(String, Attributes)> {
+        let (mut found, mut cookie, mut buffer) = (vec![], 0, (self.block)(1024));
+        loop {
+            let message = Enumerate { node, cookie, buffer, with_attributes: true };
+            let ack = self.directory.call(message).unwrap().unwrap();
+            if ack.len == 0 {
+                return found;
+            }
+            for entry in Records::new(&ack.buffer, ack.len).unwrap() {
+                let entry = entry.unwrap();
+                cookie = entry.cookie;
+                let name = String::from_utf8(entry.name.as_bytes().to_vec()).unwrap();
+                found.push((name, entry.attributes.unwrap()));
+            }
+            buffer = ack.buffer;
+        }
+    }
+
+    fn open(&mut self, path: &str) -> Result<(Caller<File>, Attributes), Refusal> {
+        let ends = (self.pair)();
+        tree::open(&mut self.directory, Node::ROOT, path.as_bytes(), ends, PATIENCE)
+    }
+
+    fn read(&mut self, path: &str) -> Result<Vec<u8>, Refusal> {
+        let (mut file, attributes) = self.open(path)?;
+        let bytes = read_all(&mut file, (self.block)(4096));
+        assert_eq!(bytes.len() as u64, attributes.size_bytes);
+        Ok(bytes)
+    }
+}
+
+fn read_all(file: &mut Caller<File>, mut buffer: Block) -> Vec<u8> {
+    let mut bytes = vec![];
+    loop {
+        let offset = bytes.len() as u64;
+        // Not at the buffer's start, to see that its offset is honoured.
+        let read = file::Read { buffer, buffer_offset: 96, offset, len: 4000 };
+        let ack = file.call(read).unwrap().unwrap();
+        let mut piece = vec![0; ack.len as usize];
+        ack.buffer.copy_out(96, &mut piece);
+        bytes.extend(piece);
+        if ack.len < 4000 {
+            return bytes;
+        }
+        buffer = ack.buffer;
+    }
+}
+
+/// Every path below `top`, with what stands behind it.
+fn on_host(top: &Path) -> BTreeMap<String, (u32, Vec<u8>)> {
+    use std::os::unix::ffi::OsStringExt;
+    use std::os::unix::fs::MetadataExt;
+    let (mut found, mut stack) = (BTreeMap::new(), vec![top.to_path_buf()]);
+    while let Some(dir) = stack.pop() {
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            let below = path.strip_prefix(top).unwrap().to_str().unwrap().to_string();
+            let metadata = std::fs::symlink_metadata(&path).unwrap();
+            let bytes = if metadata.is_symlink() {
+                std::fs::read_link(&path).unwrap().into_os_string().into_vec()
+            } else if metadata.is_dir() {
+                stack.push(path);
+                vec![]
+            } else {
+                std::fs::read(&path).unwrap()
+            };
+            found.insert(below, (metadata.mode(), bytes));
+        }
+    }
+    found
+}
+
+fn everything_is_found_and_read(make: Make) {
+    let volume = Volume::new();
+    let mut form = make(&volume.image());
+    let (mut found, mut stack) = (BTreeMap::new(), vec![(String::new(), Node::ROOT)]);
+    while let Some((dir, node)) = stack.pop() {
+        for (name, attributes) in form.list(node) {
+            let path = if dir.is_empty() { name } else { format!("{dir}/{name}") };
+            if path == "lost+found" {
+                continue;
+            }
+            let bytes = match attributes.kind {
+                Kind::Directory => {
+                    stack.push((path.clone(), attributes.node));
+                    vec![]
+                }
+                Kind::Symlink => {
+                    let buffer = (form.block)(4096);
+                    let asked = form.directory.call(ReadLink { node: attributes.node, buffer });
+                    let ack = asked.unwrap().unwrap();
+                    let mut target = vec![0; ack.len as usize];
+                    ack.buffer.copy_out(0, &mut target);
+                    target
+                }
+                _ => form.read(&path).unwrap(),
+            };
+            found.insert(path, (attributes.mode, bytes));
+        }
+    }
+    let expected = on_host(&volume.top());
+    assert!(expected.len() > 200);
+    assert!(found.keys().eq(expected.keys()), "{:?}", found.keys());
+    for (path, theirs) in &expected {
+        assert!(found[path] == *theirs, "{path}");
+    }
+}
+
+fn links_attributes_and_holes_are_told(make: Make) {
+    let volume = Volume::new();
+    let mut form = make(&volume.image());
+    assert_eq!(form.read("link").unwrap(), b"Hello, volume!");
+    assert_eq!(form.read("self").unwrap_err(), Refusal::TooManyLinks);
+    let node = form.lookup(Node::ROOT, "hello").unwrap().node;
+    let slash = AttributeName::new(b"user.with/slash").unwrap();
+    let asked = GetXattr { node, name: slash, buffer: (form.block)(64) };
+    let ack = form.directory.call(asked).unwrap().unwrap();
+    let mut value = [0; 5];
+    ack.buffer.copy_out(0, &mut value);
+    assert_eq!((ack.len, &value), (5, b"value"));
+    let (mut sparse, _) = form.open("sparse").unwrap();
+    let mut seek = |offset, hole| sparse.call(Seek { offset, hole }).unwrap().unwrap().offset;
+    let end = (1 << 20) + 4;
+    assert_eq!((seek(0, true), seek(0, false)), (Some(0), Some(1 << 20)));
+    assert_eq!((seek(1 << 20, true), seek(end, true), seek(end, false)), (Some(end), None, None));
+}
+
+fn what_cannot_be_done_is_refused_with_its_reason(make: Make) {
+    let volume = Volume::new();
+    let mut form = make(&volume.image());
+    assert_eq!(form.lookup(Node::ROOT, "nothing").unwrap_err(), Refusal::NotFound);
+    assert_eq!(form.lookup(Node(u64::MAX), "x").unwrap_err(), Refusal::NotFound);
+    assert_eq!(form.open("deep").unwrap_err(), Refusal::IsADirectory);
+    assert_eq!(form.open("hello/x").unwrap_err(), Refusal::NotADirectory);
+    let unlink = Unlink { parent: Node::ROOT, name: name("hello") };
+    assert_eq!(form.directory.call(unlink).unwrap().unwrap_err().why, Refusal::NotSupported);
+    let (mut hello, _) = form.open("hello").unwrap();
+    let buffer = (form.block)(4096);
+    let beyond = file::Read { buffer, buffer_offset: 4000, offset: 0, len: 97 };
+    let nak = hello.call(beyond).unwrap().unwrap_err();
+    assert_eq!((nak.why, nak.buffer.len()), (Refusal::Invalid, 4096));
+    let write = file::Write { buffer: nak.buffer, buffer_offset: 0, offset: 0, len: 1 };
+    let nak = hello.call(write).unwrap().unwrap_err();
+    assert_eq!((nak.why, nak.buffer.len()), (Refusal::NotSupported, 4096));
+    // Nothing of this was held against us.
+    assert_eq!(form.read("hello").unwrap(), b"Hello, volume!");
+}
+
+fn files_are_read_beside_each_other(make: Make) {
+    let volume = Volume::new();
+    let mut form = make(&volume.image());
+    let paths = ["hello", "deep/long", "sparse", "deep/er/file 007"];
+    let files: Vec<_> =
+        paths.iter().map(|path| (form.open(path).unwrap().0, (form.block)(4096))).collect();
+    std::thread::scope(|scope| {
+        for ((mut file, buffer), path) in files.into_iter().zip(paths) {
+            let expected = std::fs::read(volume.top().join(path)).unwrap();
+            scope.spawn(move || assert!(read_all(&mut file, buffer) == expected, "{path}"));
+        }
+    });
+}
+
+fn a_client_that_closes_ends_it(make: Make) {
+    let volume = Volume::new();
+    let mut form = make(&volume.image());
+    let (mut hello, _) = form.open("hello").unwrap();
+    let (other, _) = channel::pair();
+    let Some(root) =
+        std::mem::replace(&mut form.directory, Caller::new(other, PATIENCE)).into_end()
+    else {
+        panic!("the channel is lost");
+    };
+    drop(root.send(directory::Close {}));
+    // What was bound through it lives on, and with it the volume.
+    let asked = hello.call(file::GetAttributes {}).unwrap().unwrap();
+    assert_eq!(asked.attributes.size_bytes, 14);
+    drop(hello);
+    if let Some(mut child) = form.child.take() {
+        assert!(child.wait().unwrap().success());
+    }
+    let again = form.directory.call(directory::GetAttributes { node: Node::ROOT });
+    assert_eq!(again.unwrap_err(), Lost::Closed);
+}

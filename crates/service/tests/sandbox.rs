@@ -1,0 +1,258 @@
+//! What confined processes can do, and what ends them. Each attempt is a process of its own.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+
+use draconis_service::sandbox::{Profile, confine, open_beneath};
+use rustix::fs::{AtFlags, CWD, symlinkat, unlinkat};
+
+/// A system call that no safe function makes as it is wanted here.
+fn raw(number: i64, arguments: [i64; 6]) -> std::io::Result<i64> {
+    let [a, b, c, d, e, f] = arguments;
+    // SAFETY: no argument is the address of memory: those that would be are null. A call
+    // that is not refused ends or duplicates this process, or fails.
+    let got = unsafe { libc::syscall(number, a, b, c, d, e, f) };
+    if got < 0 { Err(std::io::Error::last_os_error()) } else { Ok(got) }
+}
+
+fn plain(number: i64) {
+    let _ = raw(number, [0; 6]);
+}
+
+const PAGE: i64 = 4096;
+const READ_EXEC: i64 = (libc::PROT_READ | libc::PROT_EXEC) as i64;
+const ANONYMOUS: i64 = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as i64;
+
+/// What an attacker in a worker would do next. `Command`s and files are what the standard
+/// library makes of them; the rest is raw.
+const HOSTILE: &[(&str, fn())] = &[
+    ("open a file", || drop(std::fs::File::open("/etc/passwd"))),
+    ("open its memory", || drop(std::fs::File::options().write(true).open("/proc/self/mem"))),
+    #[cfg(target_arch = "x86_64")]
+    ("open(2)", || plain(libc::SYS_open)),
+    ("openat2", || plain(libc::SYS_openat2)),
+    ("stat a path", || drop(std::fs::metadata("/etc"))),
+    ("list a directory", || drop(std::fs::read_dir("/"))),
+    ("unlink", || drop(std::fs::remove_file("/nowhere/at/all"))),
+    ("rename", || drop(std::fs::rename("/nowhere/a", "/nowhere/b"))),
+    ("make a directory", || drop(std::fs::create_dir("/nowhere/at/all"))),
+    ("change directory", || drop(std::env::set_current_dir("/"))),
+    ("socket", || drop(std::net::UdpSocket::bind("127.0.0.1:0"))),
+    ("unix socket", || drop(std::os::unix::net::UnixStream::connect("/nowhere"))),
+    ("socketpair", || drop(std::os::unix::net::UnixStream::pair())),
+    ("connect", || plain(libc::SYS_connect)),
+    ("execve", || drop(Command::new("/bin/true").exec())),
+    ("execveat", || plain(libc::SYS_execveat)),
+    ("start a program", || drop(Command::new("/bin/true").status())),
+    #[cfg(target_arch = "x86_64")]
+    ("fork", || plain(libc::SYS_fork)),
+    #[cfg(target_arch = "x86_64")]
+    ("vfork", || plain(libc::SYS_vfork)),
+    ("clone without a thread", || {
+        drop(raw(libc::SYS_clone, [libc::SIGCHLD.into(), 0, 0, 0, 0, 0]))
+    }),
+    ("clone with memory, without a thread", || {
+        let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+        drop(raw(libc::SYS_clone, [flags.into(), 0, 0, 0, 0, 0]));
+    }),
+    ("io_uring_setup", || plain(libc::SYS_io_uring_setup)),
+    ("io_uring_enter", || plain(libc::SYS_io_uring_enter)),
+    ("map executable memory", || {
+        drop(raw(libc::SYS_mmap, [0, PAGE, READ_EXEC, ANONYMOUS, -1, 0]));
+    }),
+    ("make memory executable", || drop(raw(libc::SYS_mprotect, [0, PAGE, READ_EXEC, 0, 0, 0]))),
+    ("make memory executable by key", || plain(libc::SYS_pkey_mprotect)),
+    ("memfd", || plain(libc::SYS_memfd_create)),
+    ("ptrace", || plain(libc::SYS_ptrace)),
+    ("read another's memory", || plain(libc::SYS_process_vm_readv)),
+    ("write another's memory", || plain(libc::SYS_process_vm_writev)),
+    ("take another's descriptor", || plain(libc::SYS_pidfd_getfd)),
+    ("kill another process", || {
+        // Signal 0, in case it gets through.
+        let _ = rustix::process::test_kill_process(rustix::process::Pid::INIT);
+    }),
+    ("tgkill", || plain(libc::SYS_tgkill)),
+    ("mount", || plain(libc::SYS_mount)),
+    ("unshare", || plain(libc::SYS_unshare)),
+    ("setns", || plain(libc::SYS_setns)),
+    ("chroot", || plain(libc::SYS_chroot)),
+    ("bpf", || plain(libc::SYS_bpf)),
+    ("perf_event_open", || plain(libc::SYS_perf_event_open)),
+    ("userfaultfd", || plain(libc::SYS_userfaultfd)),
+    ("keyctl", || plain(libc::SYS_keyctl)),
+    ("become somebody", || plain(libc::SYS_setuid)),
+    ("raise a limit", || plain(libc::SYS_prlimit64)),
+    ("loosen the filter", || plain(libc::SYS_seccomp)),
+    ("be traceable", || {
+        drop(raw(libc::SYS_prctl, [libc::PR_SET_DUMPABLE.into(), 1, 0, 0, 0, 0]));
+    }),
+    ("type on a terminal", || drop(raw(libc::SYS_ioctl, [0, libc::TIOCSTI as i64, 0, 0, 0, 0]))),
+    ("own a descriptor's signals", || {
+        drop(raw(libc::SYS_fcntl, [0, libc::F_SETOWN.into(), 1, 0, 0, 0]));
+    }),
+    #[cfg(target_arch = "x86_64")]
+    ("a call of the x32 set", || plain(libc::SYS_read | 0x4000_0000)),
+];
+
+/// What the worker's work consists of.
+const HARMLESS: &[(&str, fn())] = &[
+    ("nothing", || {}),
+    ("read and write", || {
+        let mut line = String::new();
+        std::io::stdin().read_to_string(&mut line).unwrap();
+        assert_eq!(line, "input");
+        println!("output");
+    }),
+    ("threads", || {
+        let threads =
+            (0..8).map(|i| std::thread::Builder::new().name(format!("t{i}")).spawn(move || i));
+        let sum: u32 = threads.map(|thread| thread.unwrap().join().unwrap()).sum();
+        assert_eq!(sum, 28);
+    }),
+    ("much memory", || {
+        for _ in 0..4 {
+            let many: Vec<_> = (0..64).map(|i| vec![i as u8; 1 << 20]).collect();
+            assert_eq!(many[63][1 << 19], 63);
+        }
+        let thread = std::thread::spawn(|| vec![1u8; 64 << 20].len());
+        assert_eq!(thread.join().unwrap(), 64 << 20);
+    }),
+    ("a panic", || {
+        let caught = std::panic::catch_unwind(|| panic!("a panic that is meant"));
+        assert!(caught.is_err());
+        assert!(std::thread::spawn(|| panic!("another that is meant")).join().is_err());
+    }),
+    ("time and chance", || {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        let _ = std::collections::hash_map::RandomState::new();
+        let _ = std::time::SystemTime::now();
+    }),
+    ("clone3 is unknown", || {
+        let error = raw(libc::SYS_clone3, [0; 6]).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOSYS));
+    }),
+];
+
+#[test]
+fn child_entry() {
+    let Some(role) = common::role() else { return };
+    let (profile, attempt) = role.split_once(' ').unwrap();
+    match profile {
+        "worker" => {
+            let confinement = confine(&Profile::Worker, None).unwrap();
+            assert!(confinement.seccomp && confinement.no_capabilities);
+        }
+        "reader" => drop(confine(&Profile::Reader, None).unwrap()),
+        "bounded" => drop(confine(&Profile::Worker, Some(64 << 20)).unwrap()),
+        "unconfined" => {}
+        _ => return extract(attempt),
+    }
+    let all = HOSTILE.iter().chain(HARMLESS);
+    let (_, attempt) = all.into_iter().find(|(name, _)| *name == attempt).unwrap();
+    attempt();
+    std::process::exit(0);
+}
+
+/// How a child ended, and what it said.
+fn run(role: &str, path: &Path) -> (ExitStatus, String) {
+    let mut child =
+        common::child(role, path).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // A child that does not read may be gone already.
+    let _ = child.stdin.take().unwrap().write_all(b"input");
+    let output = child.wait_with_output().unwrap();
+    (output.status, String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn whatever_is_hostile_ends_the_process() {
+    for profile in ["worker", "reader"] {
+        for (name, _) in HOSTILE {
+            let (status, said) = run(&format!("{profile} {name}"), Path::new(""));
+            assert_eq!(status.signal(), Some(libc::SIGSYS), "{profile}: {name}: {status} {said}");
+        }
+    }
+}
+
+#[test]
+fn what_is_hostile_would_work_or_fail_without_the_sandbox() {
+    for name in ["open a file", "socket", "start a program", "io_uring_setup", "unlink"] {
+        let (status, said) = run(&format!("unconfined {name}"), Path::new(""));
+        assert!(status.success(), "{name}: {status} {said}");
+    }
+}
+
+#[test]
+fn the_workers_work_goes_on() {
+    for profile in ["worker", "reader"] {
+        for (name, _) in HARMLESS {
+            let (status, said) = run(&format!("{profile} {name}"), Path::new(""));
+            assert!(status.success(), "{profile}: {name}: {status} {said}");
+        }
+    }
+}
+
+#[test]
+fn memory_beyond_the_limit_is_not_given() {
+    let (status, said) = run("bounded nothing", Path::new(""));
+    assert!(status.success(), "{status} {said}");
+    let (status, said) = run("bounded much memory", Path::new(""));
+    assert!(!status.success() && said.contains("memory allocation of"), "{status} {said}");
+}
+
+#[test]
+fn an_extractor_reaches_its_directory_and_nothing_beside_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let inside = dir.path().join("inside");
+    std::fs::create_dir(&inside).unwrap();
+    std::fs::write(dir.path().join("outside"), "secret").unwrap();
+    let (status, said) = run("extractor paths", &inside);
+    if status.code() == Some(NO_LANDLOCK) {
+        eprintln!("skipped: the extractor's paths: this kernel has no landlock");
+        return;
+    }
+    assert!(status.success(), "{status} {said}");
+    assert_eq!(std::fs::read(inside.join("made")).unwrap(), b"made");
+    assert_eq!(std::fs::read(dir.path().join("outside")).unwrap(), b"secret");
+    for attempt in ["socket", "execve", "io_uring_setup", "ptrace", "map executable memory"] {
+        let (status, said) = run(&format!("extractor {attempt}"), &inside);
+        assert_eq!(status.signal(), Some(libc::SIGSYS), "{attempt}: {status} {said}");
+    }
+}
+
+/// Exit status of a child that could not be tested.
+const NO_LANDLOCK: i32 = 77;
+
+fn extract(attempt: &str) {
+    let inside = common::path();
+    let outside = inside.with_file_name("outside");
+    let beneath = open_beneath(&inside).unwrap();
+    let profile = Profile::Extractor { beneath: std::os::fd::AsFd::as_fd(&beneath) };
+    let confinement = confine(&profile, None).unwrap();
+    if let Some((_, hostile)) = HOSTILE.iter().find(|(name, _)| *name == attempt) {
+        hostile();
+        return;
+    }
+    if confinement.landlock == "none" {
+        std::process::exit(NO_LANDLOCK);
+    }
+    std::fs::write(inside.join("made"), "made").unwrap();
+    assert_eq!(std::fs::read(inside.join("made")).unwrap(), b"made");
+    let denied = |result: std::io::Result<()>| {
+        assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EACCES));
+    };
+    denied(std::fs::read(&outside).map(drop));
+    denied(std::fs::write(&outside, "changed"));
+    denied(std::fs::read("/etc/passwd").map(drop));
+    denied(std::fs::read(inside.join("../outside")).map(drop));
+    // The profile has the calls that take a directory, and not their elder brothers.
+    denied(unlinkat(CWD, &outside, AtFlags::empty()).map_err(Into::into));
+    denied(std::fs::write(outside.with_file_name("new"), ""));
+    // A link that leads out is followed to nowhere.
+    symlinkat(&outside, CWD, inside.join("way out")).unwrap();
+    denied(std::fs::read(inside.join("way out")).map(drop));
+    std::process::exit(0);
+}
