@@ -335,11 +335,10 @@ fn a_foreground_mount_ends_with_its_mount_and_with_ctrl_c() {
         assert_eq!(draconis.status()["mounts"].as_array().unwrap().len(), 1);
         if by_signal {
             signal(child.id() as i32, rustix::process::Signal::INT);
-            assert_eq!(child.wait().unwrap().code(), Some(130));
         } else {
             draconis.ok(["umount", at.to_str().unwrap()]);
-            assert!(child.wait().unwrap().success());
         }
+        assert!(child.wait().unwrap().success());
         assert!(mounts_below(&at).is_empty());
     }
 }

@@ -27,7 +27,10 @@ pub fn run(arguments: &Serve) -> anyhow::Result<ExitCode> {
     let manager = Manager::new(Box::new(Fuse));
     manager.listen(listener);
     let ending = manager.clone();
-    on_signal(move || ending.unmount_all())?;
+    on_signal(move || {
+        ending.unmount_all();
+        std::process::exit(0);
+    })?;
     if arguments.until_idle {
         manager.wait_idle(IDLE);
         return Ok(ExitCode::SUCCESS);
@@ -37,17 +40,16 @@ pub fn run(arguments: &Serve) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Calls `then` on the first Ctrl-C or request to end, and ends the process after it; the
-/// second one ends it at once.
+/// Calls `then` on the first Ctrl-C or request to end; the second one ends the process at
+/// once.
 pub fn on_signal(then: impl FnOnce() + Send + 'static) -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     std::thread::spawn(move || {
         let mut signals = signals.forever();
-        let Some(first) = signals.next() else { return };
-        std::thread::spawn(move || {
-            then();
-            std::process::exit(128 + first);
-        });
+        if signals.next().is_none() {
+            return;
+        }
+        std::thread::spawn(then);
         if let Some(second) = signals.next() {
             std::process::exit(128 + second);
         }
