@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -66,13 +67,13 @@ fn foreground(
     let manager = Manager::new(Box::new(Fuse));
     manager.listen(listener);
     let ending = manager.clone();
-    super::serve::on_signal(move || ending.unmount_all())?;
+    let code = super::serve::on_signal(move || ending.unmount_all())?;
     let notes = manager.mount(volume, mount_point.clone(), options).map_err(anyhow::Error::msg)?;
     told_notes(&notes);
     let why = manager.wait(&mount_point);
     // Others may have mounted through this manager meanwhile, or wait for an answer.
     manager.wait_idle(Duration::ZERO);
-    ended(why)
+    ended(why, &code)
 }
 
 /// Mounts through a manager that runs elsewhere, and waits for the end.
@@ -87,21 +88,21 @@ fn follow(
     let manager = directory.connect_or_start()?;
     told(ask(&manager, &Request::Mount { volume, mount_point, options })?)?;
     let other = directory.clone();
-    super::serve::on_signal(move || {
+    let code = super::serve::on_signal(move || {
         if let Some(manager) = other.connect() {
             // The wait below tells how it went.
             let _ = ask(&manager, &unmount);
         }
     })?;
     match ask(&directory.connect_or_start()?, &wait)? {
-        Reply::Ended { why } => ended(why),
+        Reply::Ended { why } => ended(why, &code),
         other => told(other),
     }
 }
 
-fn ended(why: Option<String>) -> anyhow::Result<ExitCode> {
+fn ended(why: Option<String>, code: &AtomicU8) -> anyhow::Result<ExitCode> {
     match why {
-        None => Ok(ExitCode::SUCCESS),
+        None => Ok(ExitCode::from(code.load(Ordering::Acquire))),
         Some(why) => bail!("{why}"),
     }
 }

@@ -1,6 +1,8 @@
 //! `draconis serve`: the manager in the foreground.
 
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use anyhow::bail;
@@ -38,12 +40,17 @@ pub fn run(arguments: &Serve) -> anyhow::Result<ExitCode> {
 }
 
 /// Calls `then` on the first Ctrl-C or request to end, and ends the process after it; the
-/// second one ends it at once.
-pub fn on_signal(then: impl FnOnce() + Send + 'static) -> anyhow::Result<()> {
+/// second one ends it at once. Until then the exit code is [`ExitCode::SUCCESS`]'s, 0: for
+/// those who see the end that `then` brings about before the process ends by it.
+pub fn on_signal(then: impl FnOnce() + Send + 'static) -> anyhow::Result<Arc<AtomicU8>> {
+    let code = Arc::new(AtomicU8::new(0));
+    let told = code.clone();
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     std::thread::spawn(move || {
         let mut signals = signals.forever();
         let Some(first) = signals.next() else { return };
+        // Signals have small numbers.
+        told.store(128 + first as u8, Ordering::Release);
         std::thread::spawn(move || {
             then();
             std::process::exit(128 + first);
@@ -52,5 +59,5 @@ pub fn on_signal(then: impl FnOnce() + Send + 'static) -> anyhow::Result<()> {
             std::process::exit(128 + second);
         }
     });
-    Ok(())
+    Ok(code)
 }
