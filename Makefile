@@ -21,6 +21,11 @@ test:
 	$(MAKE) lint
 	$(CARGO) test --workspace --locked
 
+# The comparison of real trees with all of /usr, in every block size, optimised. Needs root.
+long:
+	@tools/packages test
+	DRACONIS_TEST_TREE=$(or $(TREE),/usr) $(CARGO) test --release --locked --test real -- --nocapture
+
 lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings

@@ -279,17 +279,3 @@ fn the_texts_are_complete() {
     let usage = draconis.run(["mount"]);
     assert_eq!(usage.status.code(), Some(2));
 }
-
-/// The kernel, debugfs and we must see the same tree; the kernel's view is the judge here.
-#[test]
-fn get_agrees_with_the_kernel_on_a_real_tree() {
-    let draconis = Draconis::new();
-    let image = draconis.path("include.img");
-    mke2fs(&image, Some(Path::new("/usr/include")), &["-t", "ext2"], "256M");
-    let Some(kernel) = Kernel::mount(&image, draconis.path("kernel"), "get of a real tree") else {
-        return;
-    };
-    let copied = draconis.path("copy");
-    draconis.ok(["get", "-r", &target(&image, "/"), copied.to_str().unwrap()]);
-    same(&look(&copied, copy()), &look(&kernel.at, copy()));
-}

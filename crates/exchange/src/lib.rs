@@ -17,6 +17,7 @@
 
 pub mod channel;
 pub mod contract;
+pub mod descriptors;
 pub mod heap;
 #[allow(unsafe_code)]
 pub mod shm;

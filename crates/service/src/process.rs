@@ -8,7 +8,6 @@
 //!     │── the connection to the kernel ───────▶│ serves it
 //! ```
 
-use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -20,12 +19,10 @@ use draconis_exchange::channel::process::{Plan, Session, offer};
 use draconis_exchange::channel::{Client, Lost, Reply};
 use draconis_exchange::contract::Refusal;
 use draconis_exchange::contract::volume::{self, Volume};
+use draconis_exchange::descriptors;
 use draconis_exchange::heap::Block;
 use draconis_exchange::heap::arena::Class;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
-};
+use rustix::net::RecvFlags;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::options::MountOptions;
@@ -264,33 +261,11 @@ impl Fault {
 
 /// Sends descriptors, and one byte to carry them.
 fn send_descriptors(socket: &UnixStream, fds: &[BorrowedFd<'_>]) -> std::io::Result<()> {
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    ancillary.push(SendAncillaryMessage::ScmRights(fds));
-    let iov = [IoSlice::new(b"f")];
-    rustix::net::sendmsg(socket, &iov, &mut ancillary, SendFlags::NOSIGNAL)?;
-    Ok(())
+    Ok(descriptors::send(socket, b"f", fds)?)
 }
 
 /// Receives exactly `N` descriptors; `None` when the other end is gone or sends anything else.
 pub(crate) fn receive_descriptors<const N: usize>(socket: &UnixStream) -> Option<[OwnedFd; N]> {
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let mut byte = [0];
-    let mut iov = [IoSliceMut::new(&mut byte)];
-    let flags = RecvFlags::CMSG_CLOEXEC;
-    let got = loop {
-        match rustix::net::recvmsg(socket, &mut iov, &mut ancillary, flags) {
-            Err(rustix::io::Errno::INTR) => {}
-            got => break got.ok()?,
-        }
-    };
-    let mut fds = vec![];
-    for message in ancillary.drain() {
-        if let RecvAncillaryMessage::ScmRights(received) = message {
-            fds.extend(received);
-        }
-    }
-    (got.bytes == 1).then_some(())?;
-    fds.try_into().ok()
+    let got = descriptors::receive(socket, &mut [0], RecvFlags::empty()).ok()?;
+    (got.len == 1).then_some(got.fds)?.try_into().ok()
 }

@@ -296,17 +296,15 @@ impl VolumeFile<'_> {
         }
         let node = inode(self.node)?;
         let (from, len) = (m.buffer_offset as usize, m.len as usize);
-        let volume = &self.tree.volume;
         if let Some(into) = m.buffer.bytes_mut().and_then(|bytes| bytes.get_mut(from..from + len)) {
-            return volume.read_into(node, m.offset, into).map_err(refusal);
+            return self.fill(node, m.offset, into);
         }
         // Shared memory cannot be lent to the library: by way of a private piece.
         let mut piece = vec![0; len.min(PIECE_BYTES)];
         let mut done = 0;
         while done < len {
             let want = (len - done).min(piece.len());
-            let got = volume.read_into(node, m.offset + done as u64, &mut piece[..want]);
-            let got = got.map_err(refusal)?;
+            let got = self.fill(node, m.offset + done as u64, &mut piece[..want])?;
             m.buffer.copy_in(from + done, &piece[..got]);
             done += got;
             if got < want {
@@ -314,6 +312,22 @@ impl VolumeFile<'_> {
             }
         }
         Ok(done)
+    }
+
+    /// Fills `into`, or as much of it as the file has. The library stops before damage too,
+    /// but a short answer means the end of the file here: the kernel would cut it there.
+    fn fill(&self, node: InodeNumber, offset: u64, into: &mut [u8]) -> Result<usize, Refusal> {
+        let volume = &self.tree.volume;
+        let got = volume.read_into(node, offset, into).map_err(refusal)?;
+        match into.get_mut(got..got + 1) {
+            // There is more, or there is nothing, or this says why not.
+            Some(next) => match volume.read_into(node, offset + got as u64, next) {
+                Ok(0) => Ok(got),
+                Ok(_) => Err(Refusal::Io),
+                Err(error) => Err(refusal(error)),
+            },
+            None => Ok(got),
+        }
     }
 }
 

@@ -15,9 +15,7 @@
 //! Law 4: its slots come home when its pidfd says that it is dead, not before.
 
 use std::{
-    io::{IoSlice, IoSliceMut},
-    mem::MaybeUninit,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, OwnedFd},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering::*},
@@ -29,10 +27,7 @@ use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
     fs::OFlags,
     io::{self, Errno},
-    net::{
-        self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-        SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
-    },
+    net::{self, AddressFamily, RecvFlags, SocketFlags, SocketType},
     process::{PidfdFlags, getpid, pidfd_open},
 };
 
@@ -42,6 +37,7 @@ use super::{
 };
 use crate::{
     contract::{Contract, Refusal, Violation, fsm::Sender},
+    descriptors,
     heap::{
         Block,
         arena::{Arena, Audit, Class, layout_bytes},
@@ -154,7 +150,7 @@ const MAGIC: [u8; 8] = *b"Drakon\x00\x01";
 const HELLO_BYTES: usize = 8 + 4 * (3 + 4 * CLASSES_MAX);
 /// Memory and pidfd come before the bells.
 const FDS_BEFORE_BELLS: usize = 2;
-const FDS_MAX: usize = FDS_BEFORE_BELLS + 2 * LANES_MAX as usize;
+const _: () = assert!(FDS_BEFORE_BELLS + 2 * LANES_MAX as usize <= descriptors::FDS_MAX);
 
 /// A session that waits for its guest.
 #[derive(Debug)]
@@ -178,18 +174,8 @@ pub fn offer(plan: &Plan) -> io::Result<(Offer, OwnedFd)> {
     let me = pidfd_open(getpid(), PidfdFlags::empty())?;
     let fds: Vec<_> =
         [shared.as_fd(), me.as_fd()].into_iter().chain(bells.iter().map(OwnedFd::as_fd)).collect();
-    send_hello(&ours, &plan.to_bytes(), &fds)?;
+    descriptors::send(&ours, &plan.to_bytes(), &fds)?;
     Ok((Offer { plan: plan.clone(), shared, bells }, theirs))
-}
-
-fn send_hello(socket: &OwnedFd, hello: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !control.push(SendAncillaryMessage::ScmRights(fds)) {
-        return Err(Errno::INVAL);
-    }
-    net::sendmsg(socket, &[IoSlice::new(hello)], &mut control, SendFlags::NOSIGNAL)?;
-    Ok(())
 }
 
 impl Offer {
@@ -231,24 +217,14 @@ fn receive_hello(
 ) -> Result<([u8; HELLO_BYTES], Vec<OwnedFd>), Lost> {
     wait_for(&mut [PollFd::new(socket, PollFlags::IN)], deadline)?;
     let mut hello = [0; HELLO_BYTES];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-    let got = net::recvmsg(socket, &mut [IoSliceMut::new(&mut hello)], &mut control, flags)
-        .map_err(|_| Lost::Closed)?;
-    // Collected first: what is refused must be closed, too.
-    let mut fds = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            fds.extend(rights);
-        }
-    }
-    if got.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC) {
+    let got =
+        descriptors::receive(socket, &mut hello, RecvFlags::DONTWAIT).map_err(|_| Lost::Closed)?;
+    if !got.whole {
         return Err(Violation::Descriptors("more than fit a message").into());
     }
-    match got.bytes {
+    match got.len {
         0 => Err(Lost::Closed),
-        HELLO_BYTES => Ok((hello, fds)),
+        HELLO_BYTES => Ok((hello, got.fds)),
         n => Err(Violation::Length(n as u32).into()),
     }
 }

@@ -1,16 +1,17 @@
 //! Attaching a FUSE descriptor to a directory, as root or through `fusermount3`.
 
 use std::ffi::CString;
-use std::io::{IoSliceMut, Read};
+use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use draconis_exchange::descriptors;
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use rustix::net::RecvFlags;
 
 /// What `/proc/mounts` shows as the type, behind `fuse.`.
 const SUBTYPE: &str = "draconis";
@@ -167,15 +168,8 @@ fn helper_options(options: &MountOptions) -> std::ffi::OsString {
 }
 
 fn receive_descriptor(socket: &UnixStream) -> Option<OwnedFd> {
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let mut byte = [0];
-    let mut iov = [IoSliceMut::new(&mut byte)];
-    rustix::net::recvmsg(socket, &mut iov, &mut ancillary, RecvFlags::CMSG_CLOEXEC).ok()?;
-    ancillary.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-        _ => None,
-    })
+    let got = descriptors::receive(socket, &mut [0], RecvFlags::empty()).ok()?;
+    got.fds.into_iter().next()
 }
 
 /// The kernel's read-ahead setting of the FUSE mount on `dir`, a file in sysfs with a

@@ -1,6 +1,7 @@
 //! Peers that do not keep to the rules: they write what they like where they can.
 
 use std::{
+    os::fd::BorrowedFd,
     sync::atomic::{AtomicBool, Ordering::*},
     thread,
     time::Duration,
@@ -354,7 +355,7 @@ fn accept_of(hello: &[u8], fds: &[BorrowedFd<'_>]) -> Lost {
     let flags = SocketFlags::CLOEXEC;
     let (ours, theirs) =
         net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-    send_hello(&ours, hello, fds).unwrap();
+    crate::descriptors::send(&ours, hello, fds).unwrap();
     drop(ours);
     accept(&theirs, soon()).unwrap_err()
 }

@@ -1,0 +1,91 @@
+//! Descriptors on their way through a Unix socket, and the bytes that carry them.
+
+use std::{
+    io::{IoSlice, IoSliceMut},
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::{
+    io::{Errno, Result},
+    net::{
+        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+        SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    },
+};
+
+/// Most descriptors of one message, as Linux has it.
+pub const FDS_MAX: usize = 253;
+
+/// What one message brought.
+#[derive(Debug)]
+pub struct Received {
+    /// How many bytes; none when the peer has closed.
+    pub len: usize,
+    /// The descriptors; they close on exec.
+    pub fds: Vec<OwnedFd>,
+    /// Whether nothing of the message was cut off.
+    pub whole: bool,
+}
+
+/// Sends `bytes`, at least one, and with them `fds`.
+///
+/// # Errors
+/// What the socket says; [`Errno::INVAL`] for more than [`FDS_MAX`] descriptors.
+pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(Errno::INVAL);
+    }
+    sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Receives one message into `bytes`, waiting for it unless `flags` say otherwise.
+///
+/// # Errors
+/// What the socket says.
+pub fn receive(socket: impl AsFd, bytes: &mut [u8], flags: RecvFlags) -> Result<Received> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = flags | RecvFlags::CMSG_CLOEXEC;
+    let got = loop {
+        match recvmsg(&socket, &mut [IoSliceMut::new(bytes)], &mut control, flags) {
+            Err(Errno::INTR) => {}
+            got => break got?,
+        }
+    };
+    // All are taken out: what is refused must be closed, too.
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    let whole = !got.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC);
+    Ok(Received { len: got.bytes, fds, whole })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixDatagram;
+
+    #[test]
+    fn descriptors_arrive_with_their_bytes() {
+        let (one, other) = UnixDatagram::pair().unwrap();
+        let fds = [one.as_fd(); FDS_MAX];
+        send(&one, b"ab", &fds).unwrap();
+        send(&one, b"abc", &[]).unwrap();
+        let mut bytes = [0; 2];
+        let got = receive(&other, &mut bytes, RecvFlags::empty()).unwrap();
+        assert_eq!((got.len, got.fds.len(), got.whole, &bytes), (2, FDS_MAX, true, b"ab"));
+        let cut = receive(&other, &mut bytes, RecvFlags::empty()).unwrap();
+        assert_eq!((cut.len, cut.fds.len(), cut.whole), (2, 0, false));
+        let none = receive(&other, &mut bytes, RecvFlags::DONTWAIT).unwrap_err();
+        assert_eq!(none, Errno::AGAIN);
+        let too_many = [one.as_fd(); FDS_MAX + 1];
+        assert_eq!(send(&one, b"a", &too_many), Err(Errno::INVAL));
+    }
+}

@@ -1,0 +1,164 @@
+//! Real trees, large directories and damage, seen through every way there is.
+//!
+//! `DRACONIS_TEST_TREE=/usr make long` takes a larger tree, in every block size.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use common::{Draconis, Kernel, Without, fuse, is_root, look, mke2fs, same};
+
+/// What a copy cannot keep.
+const COPY: Without = Without { what_a_copy_loses: true, fractions: false };
+
+/// The tree, its block sizes, and how large a volume it needs.
+fn tree() -> (PathBuf, Vec<&'static str>, String) {
+    match std::env::var_os("DRACONIS_TEST_TREE") {
+        Some(tree) => {
+            let output = Command::new("du").args(["-sm", "--apparent-size"]).arg(&tree).output();
+            let text = String::from_utf8(output.unwrap().stdout).unwrap();
+            let mib: u64 = text.split_whitespace().next().unwrap().parse().unwrap();
+            (tree.into(), vec!["1024", "2048", "4096"], format!("{}M", mib * 2 + 512))
+        }
+        None => ("/usr/include".into(), vec!["1024"], "512M".into()),
+    }
+}
+
+#[test]
+fn a_real_tree_is_the_same_everywhere() {
+    let (tree, blocks, size) = tree();
+    for block in blocks {
+        let draconis = Draconis::new();
+        let image = draconis.path("real.img");
+        // Enough inodes for any tree: one for each 8 KiB.
+        mke2fs(&image, Some(&tree), &["-t", "ext2", "-b", block, "-i", "8192"], &size);
+        let at = draconis.path("kernel");
+        let Some(kernel) = Kernel::mount(&image, at, "comparing a real tree") else { return };
+        let exact = look(&kernel.at, Without::default());
+        let copied = look(&kernel.at, COPY);
+        eprintln!("{} names in blocks of {block} bytes", exact.len());
+        through_a_mount(&draconis, &image, &exact);
+        let copy = draconis.path("copy");
+        let target = format!("{}:/", image.display());
+        draconis.ok(["get", "-r", &target, copy.to_str().unwrap()]);
+        same(&look(&copy, COPY), &copied);
+        std::fs::remove_dir_all(&copy).unwrap();
+        let copy = through_tar(&draconis, &image);
+        same(&look(&copy, COPY), &copied);
+    }
+}
+
+/// Twice: with the usual caches, and with some that hold next to nothing.
+fn through_a_mount(
+    draconis: &Draconis,
+    image: &Path,
+    kernel: &std::collections::BTreeMap<PathBuf, common::Seen>,
+) {
+    if !fuse("a real tree through a mount") {
+        return;
+    }
+    for options in ["ro", "ro,inode_cache=64,block_map_cache=16,data_cache=1M"] {
+        let ours = draconis.mount(image, "ours", options);
+        same(&look(&ours, Without::default()), kernel);
+        let mount = &draconis.status()["mounts"][0];
+        let caches = mount["worker"]["caches"].as_array().unwrap();
+        let data = caches.iter().find(|cache| cache["name"] == "data").unwrap();
+        let capacity = data["capacity"].as_u64().unwrap();
+        let resident = mount["memory_bytes"].as_u64().unwrap();
+        // The other two caches are small beside it: 16 MiB with the usual options.
+        let most = capacity + (64 << 20) + (16 << 20);
+        assert!(resident <= most, "{resident} bytes resident with {options}");
+        draconis.ok(["umount", ours.to_str().unwrap()]);
+    }
+}
+
+fn through_tar(draconis: &Draconis, image: &Path) -> PathBuf {
+    let copy = draconis.make_dir("copy");
+    let mut archive = draconis.command();
+    let archive = archive.args(["tar", image.to_str().unwrap()]).stdout(Stdio::piped());
+    let mut archive = archive.spawn().unwrap();
+    let mut tar = Command::new("tar");
+    tar.args(["-x", "--xattrs", "--xattrs-include=*", "--same-owner", "-p", "-C"]);
+    let output = tar.arg(&copy).stdin(archive.stdout.take().unwrap()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(archive.wait().unwrap().success());
+    copy
+}
+
+#[test]
+fn sixty_thousand_names_in_one_directory() {
+    if !fuse("a large directory") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let many = draconis.make_dir("tree/many");
+    // mke2fs takes minutes for what the kernel does in seconds, and makes no index.
+    let count = if is_root() { 60_000 } else { 5_000 };
+    for i in 0..count {
+        std::fs::write(many.join(format!("name number {i}")), "").unwrap();
+    }
+    let image = draconis.path("many.img");
+    let how = ["-t", "ext2", "-N", "70000"];
+    if is_root() {
+        mke2fs(&image, None, &how, "64M");
+        Kernel::fill(&image, draconis.make_dir("fill"), &draconis.path("tree"));
+    } else {
+        mke2fs(&image, Some(&draconis.path("tree")), &how, "64M");
+        let indexed = Command::new("e2fsck").args(["-fyD"]).arg(&image).output().unwrap();
+        assert!(indexed.status.code().is_some_and(|code| code <= 1));
+    }
+    let kernel = Kernel::mount(&image, draconis.path("kernel"), "a large directory");
+    let ours = draconis.mount(&image, "ours", "ro");
+    let seen = look(&ours, Without::default());
+    assert!(seen.len() > count);
+    if let Some(kernel) = kernel {
+        same(&seen, &look(&kernel.at, Without::default()));
+    }
+    draconis.ok(["umount", ours.to_str().unwrap()]);
+    // Looked up cold, without a listing before.
+    let ours = draconis.mount(&image, "ours", "ro");
+    for i in [0, count - 1, count / 3] {
+        assert!(ours.join(format!("many/name number {i}")).exists());
+    }
+    assert!(!ours.join(format!("many/name number {count}")).exists());
+    let stat = draconis.status();
+    let reads = stat["mounts"][0]["worker"]["device_reads"].as_u64().unwrap();
+    assert!(reads < 40, "{reads} reads for four names: the index was not used");
+}
+
+#[test]
+fn damage_costs_the_file_it_is_in() {
+    if !fuse("damage through a mount") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let tree = draconis.make_dir("tree");
+    for name in ["good", "bad inode", "bad map", "other"] {
+        std::fs::write(tree.join(name), vec![b'x'; 300_000]).unwrap();
+    }
+    let image = draconis.path("damaged.img");
+    mke2fs(&image, Some(&tree), &["-t", "ext2", "-b", "1024"], "4M");
+    for request in [
+        "set_inode_field \"bad inode\" mode 0170644",
+        "set_inode_field \"bad map\" block[IND] 999999",
+    ] {
+        let output =
+            Command::new("debugfs").args(["-w", "-R", request]).arg(&image).output().unwrap();
+        assert!(output.status.success());
+    }
+    let at = draconis.mount(&image, "at", "ro");
+    for name in ["good", "other"] {
+        assert_eq!(std::fs::read(at.join(name)).unwrap(), vec![b'x'; 300_000]);
+    }
+    // EUCLEAN, as the kernel says it.
+    let said = |result: std::io::Result<()>| result.unwrap_err().raw_os_error();
+    assert_eq!(said(std::fs::metadata(at.join("bad inode")).map(drop)), Some(117));
+    assert_eq!(said(std::fs::read(at.join("bad map")).map(drop)), Some(117));
+    // The part before the damage can be read, and the worker is as well as before.
+    let start = std::fs::File::open(at.join("bad map")).unwrap();
+    let mut bytes = [0; 12 * 1024];
+    std::os::unix::fs::FileExt::read_exact_at(&start, &mut bytes, 0).unwrap();
+    assert_eq!(bytes, [b'x'; 12 * 1024]);
+    assert_eq!(draconis.status()["mounts"][0]["state"], "serving");
+}
