@@ -4,7 +4,7 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 DESTDIR ?=
 
-.PHONY: all demo test lint loom bench bench-channel install fuzz packages clean
+.PHONY: all demo test long lint loom bench bench-channel install fuzz fuzz-images clean
 
 all:
 	$(CARGO) build --release --locked
@@ -45,9 +45,13 @@ bench:
 bench-channel:
 	$(CARGO) bench --locked -p draconis-exchange --bench channel
 
-# Reads mutated images until stopped: make fuzz SECONDS=3600
+# Reads many more spoilt images than the tests do, from seeds: make fuzz-images ROUNDS=50
+fuzz-images:
+	DRACONIS_ROUNDS=$(or $(ROUNDS),50) $(CARGO) test --release --locked -p draconis-ext --test hostile -- --nocapture
+
+# Coverage-guided, until stopped: make fuzz TARGET=partition. Needs nightly and cargo-fuzz.
 fuzz:
-	DRACONIS_FUZZ_SECONDS=$(or $(SECONDS),600) $(CARGO) test --release --locked -p draconis-ext --test hostile -- --nocapture
+	$(CARGO) +nightly fuzz run $(or $(TARGET),volume) -- -rss_limit_mb=512 -timeout=10
 
 install: all
 	install -D -m 755 target/release/draconis $(DESTDIR)$(PREFIX)/bin/draconis

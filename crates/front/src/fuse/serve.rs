@@ -505,19 +505,57 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
         Ok(GetxattrReply::Value(taken(&ack.buffer, ack.len)))
     }
 
-    fn listxattr(&self, _: &Context, inode: u64, size: u32) -> io::Result<ListxattrReply> {
-        let buffer = Block::private((size as usize).min(XATTR_BYTES));
-        let request = ListXattr { node: Node(inode), buffer };
+    fn listxattr(&self, context: &Context, inode: u64, size: u32) -> io::Result<ListxattrReply> {
+        let request = ListXattr { node: Node(inode), buffer: Block::private(XATTR_BYTES) };
         let ack = self.tree.list_xattr(request).map_err(|nak| errno(nak.why))?;
-        if size == 0 {
-            return Ok(ListxattrReply::Count(ack.len));
+        let mut names = taken(&ack.buffer, ack.len);
+        if context.uid != 0 {
+            names = without_trusted(&names);
         }
-        Ok(ListxattrReply::Names(taken(&ack.buffer, ack.len)))
+        match size as usize {
+            0 => Ok(ListxattrReply::Count(names.len() as u32)),
+            room if room < names.len() => Err(errno(Refusal::BufferTooSmall)),
+            _ => Ok(ListxattrReply::Names(names)),
+        }
     }
+}
+
+/// The list without the names that only root may see (xattr(7)).
+fn without_trusted(names: &[u8]) -> Vec<u8> {
+    let each = names.split_inclusive(|&b| b == 0);
+    each.filter(|name| !name.starts_with(b"trusted.")).flatten().copied().collect()
 }
 
 fn taken(buffer: &Block, len: u32) -> Vec<u8> {
     let mut bytes = vec![0; (len as usize).min(buffer.len())];
     buffer.copy_out(0, &mut bytes);
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_root_sees_trusted_attributes() {
+        let names = b"user.a\0trusted.b\0security.c\0trusted\0";
+        assert_eq!(without_trusted(names), b"user.a\0security.c\0trusted\0");
+        assert_eq!(without_trusted(b""), b"");
+    }
+
+    #[test]
+    fn looking_pays_or_is_given_up() {
+        let mut patience = Patience::default();
+        let nothing = std::fs::File::open("/dev/zero").unwrap();
+        for _ in 0..20 {
+            patience.since = Some(Instant::now() - LOOK_MAX);
+            patience.wait(&nothing).unwrap();
+        }
+        assert_eq!((patience.budget, patience.since), (LOOK_MIN, None));
+        for _ in 0..20 {
+            patience.since = Some(Instant::now());
+            patience.paid();
+        }
+        assert_eq!((patience.budget, patience.since), (LOOK_MAX, None));
+    }
 }
