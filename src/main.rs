@@ -21,9 +21,16 @@ fn main() -> ExitCode {
     logging::start(cli.verbose);
     match commands::run(cli.command) {
         Ok(code) => code,
+        // As a program that the signal ended: whoever reads has seen enough.
+        Err(error) if is_broken_pipe(&error) => ExitCode::from(128 + 13),
         Err(error) => {
             eprintln!("draconis: {error:#}");
             ExitCode::FAILURE
         }
     }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let mut errors = error.chain().filter_map(|error| error.downcast_ref::<std::io::Error>());
+    errors.any(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }

@@ -24,20 +24,14 @@ pub fn run(arguments: &Cat) -> anyhow::Result<ExitCode> {
     let mut code = ExitCode::SUCCESS;
     for target in &arguments.targets {
         if let Err(error) = write_file(tree.volume(), target) {
-            if is_broken_pipe(&error) {
-                return Ok(ExitCode::SUCCESS);
+            if error.downcast_ref::<std::io::Error>().is_some() {
+                return Err(error);
             }
             eprintln!("draconis: {error:#}");
             code = ExitCode::FAILURE;
         }
     }
     Ok(code)
-}
-
-/// Whoever read our output has seen enough.
-pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let error = error.downcast_ref::<std::io::Error>();
-    error.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
 fn write_file(volume: &Volume, target: &Target) -> anyhow::Result<()> {

@@ -62,8 +62,11 @@ impl List<'_> {
                 if entry.name.starts_with(b".") && !self.arguments.all {
                     continue;
                 }
-                if let Err(error) = self.entry(&entry.name, entry.inode) {
-                    self.complain(&error);
+                match self.entry(&entry.name, entry.inode) {
+                    // The output cannot be written: there is no use in going on.
+                    Err(error) if error.is::<std::io::Error>() => return Err(error),
+                    Err(error) => self.complain(&error),
+                    Ok(()) => {}
                 }
                 let is_dir = self.arguments.recursive
                     && self.volume.inode(entry.inode).is_ok_and(|i| i.kind == Kind::Directory);

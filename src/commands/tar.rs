@@ -13,7 +13,6 @@ use draconis_ext::{Follow, Volume};
 use tar::{EntryType, Header};
 
 use crate::cli::Tar;
-use crate::commands::cat::is_broken_pipe;
 use crate::image::{self, find};
 use crate::progress::Progress;
 use crate::text::printable;
@@ -52,7 +51,6 @@ pub fn run(arguments: &Tar) -> anyhow::Result<ExitCode> {
     match written {
         Ok(failed) if failed || walk.damaged => Ok(ExitCode::FAILURE),
         Ok(_) => Ok(ExitCode::SUCCESS),
-        Err(error) if is_broken_pipe(&error) => Ok(ExitCode::FAILURE),
         Err(error) => Err(error),
     }
 }
