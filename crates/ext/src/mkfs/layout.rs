@@ -144,7 +144,7 @@ impl Layout {
             Inodes::Default => 0,
         };
         if u64::from(inodes) * u64::from(options.inode_bytes) / u64::from(block_bytes) >= blocks {
-            return Err(if blocks < 64 { too_small } else { too_many_inodes(inodes) });
+            return Err(if blocks < 64 { too_small } else { Error::TooManyInodes(inodes) });
         }
         let asked = blocks * u64::from(options.reserved_ppm) / 1_000_000;
         let mut reserved = asked;
@@ -170,7 +170,7 @@ impl Layout {
             if !division.share_inodes(inodes) {
                 // Smaller groups are more groups, and more inodes fit.
                 if division.per_group < 256 {
-                    return Err(too_many_inodes(inodes));
+                    return Err(Error::TooManyInodes(inodes));
                 }
                 division.per_group -= 8;
                 division.blocks = blocks;
@@ -189,14 +189,14 @@ impl Layout {
             break;
         }
         if division.overhead(0) > u64::from(division.per_group) {
-            return Err(too_many_inodes(inodes));
+            return Err(Error::TooManyInodes(inodes));
         }
         let all = division.inodes_per_group.checked_mul(division.groups);
         match all {
             Some(inodes) if inodes > RESERVED_INODES => {}
             Some(_) if matches!(options.inodes, Inodes::Default) => return Err(too_small),
             Some(_) => return Err(Error::Misuse("at least 16 inodes are needed (-N)".into())),
-            None => return Err(too_many_inodes(inodes)),
+            None => return Err(Error::TooManyInodes(inodes)),
         }
         Self::of(options, &division, reserved)
     }
@@ -304,12 +304,6 @@ impl Layout {
     pub(super) fn block_len(&self) -> usize {
         index(self.super_.block_bytes.into())
     }
-}
-
-fn too_many_inodes(inodes: u32) -> Error {
-    Error::Misuse(format!(
-        "{inodes} inodes leave no room for files: give fewer (-N) or more bytes per inode (-i)"
-    ))
 }
 
 /// Checks the options; block size and inodes with the defaults filled in.

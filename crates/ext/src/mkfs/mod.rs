@@ -51,6 +51,11 @@ pub enum Error {
         /// Bytes of a block.
         block_bytes: u32,
     },
+    /// The inodes would take the room of the files.
+    #[error(
+        "{0} inodes leave no room for files: give fewer (-N), more bytes per inode (-i), or a larger SIZE"
+    )]
+    TooManyInodes(u32),
     /// An option makes no sense, or not with another.
     #[error("{0}")]
     Misuse(String),

@@ -15,7 +15,7 @@ use draconis_exchange::contract::Kind;
 
 use super::layout::Layout;
 use super::tree::{Node, NodeId, Tree, What};
-use super::{Error, Options, Result};
+use super::{Error, Inodes, Options, Result};
 use crate::GroupNumber;
 use crate::dir::build::{self as directory, Name, Style};
 use crate::format::features::{Compatible, Incompatible};
@@ -31,6 +31,9 @@ pub(super) const LOST_FOUND: u32 = 11;
 const MOST_LINKS: u32 = 65_000;
 /// Inodes that may share one block of attributes.
 const MOST_SHARERS: u32 = 1024;
+
+/// A size that every block size and every number of inodes goes with.
+const ANY_SIZE_BYTES: u64 = 64 << 30;
 
 /// Blocks that follow each other: the first, and how many.
 pub(super) type Blocks = (u32, u32);
@@ -144,41 +147,39 @@ pub fn fitting<'a>(options: &Options, tree: &'a mut Tree, free_bytes: u64) -> Re
 fn fitting_layout(options: &Options, tree: &Tree, free_bytes: u64) -> Result<Layout> {
     let block_bytes = u64::from(options.block_bytes.unwrap_or(1024));
     let mut options = options.clone();
+    // What a tree needs depends on the sizes of blocks and inodes and on nothing else.
+    let any = Options { inodes: Inodes::Default, ..options.clone() };
+    let needs = measure(&Layout::new(&any, ANY_SIZE_BYTES)?, tree)?;
+    let inodes = wanted_inodes(&needs) + LOST_FOUND;
+    let tables = u64::from(inodes) * u64::from(options.inode_bytes) / block_bytes;
     // Sizes that mappings of pages like.
     let step = (4096 / block_bytes).max(1);
-    let mut blocks = 64u64.next_multiple_of(step);
-    let mut needs = None;
+    let mut blocks = (needs.blocks + tables).max(64).next_multiple_of(step);
     loop {
         let layout = match Layout::new(&options, blocks.saturating_mul(block_bytes)) {
             Ok(layout) => layout,
-            Err(Error::TooSmall { .. }) if blocks < 1 << 20 => {
-                blocks += step;
+            Err(Error::TooSmall { .. } | Error::TooManyInodes(_)) => {
+                blocks += blocks.div_ceil(64).next_multiple_of(step);
                 continue;
             }
             Err(error) => return Err(error),
         };
-        let needs = match &needs {
-            Some(needs) => needs,
-            None => needs.insert(measure(&layout, tree)?),
-        };
         let super_ = &layout.super_;
-        let inodes = wanted_inodes(needs) + LOST_FOUND;
         if super_.inodes < inodes {
             match options.inodes {
-                super::Inodes::Count(_) => return Err(no_inodes(&layout, needs)),
-                super::Inodes::PerBytes(_) => blocks += blocks.div_ceil(64).next_multiple_of(step),
-                super::Inodes::Default => {
-                    // More than this size would get: as many as the tree has.
-                    options.inodes = super::Inodes::Count(inodes.saturating_add(8));
-                }
+                Inodes::Count(count) if count < inodes => return Err(no_inodes(&layout, &needs)),
+                // Rounded down: ask for a few more.
+                Inodes::Count(count) => options.inodes = Inodes::Count(count.saturating_add(8)),
+                Inodes::PerBytes(_) => blocks += blocks.div_ceil(64).next_multiple_of(step),
+                // More than this size would get: as many as the tree has.
+                Inodes::Default => options.inodes = Inodes::Count(inodes),
             }
             continue;
         }
-        let free = super_.free_blocks;
         let spare = free_bytes.div_ceil(block_bytes);
         let reserved = if free_bytes > 0 { super_.reserved_blocks } else { 0 };
         let wanted = needs.blocks.saturating_add(spare).saturating_add(reserved);
-        let Some(missing) = wanted.checked_sub(free).filter(|missing| *missing > 0) else {
+        let Some(missing) = wanted.checked_sub(super_.free_blocks).filter(|it| *it > 0) else {
             return Ok(layout);
         };
         blocks = blocks.saturating_add(missing.next_multiple_of(step));
