@@ -166,3 +166,49 @@ fn leaves(names: &[Name<'_>], hash: Hash, style: Style) -> (Vec<u8>, Vec<Entry>)
     bytes.extend(block.finish());
     (bytes, entries)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::hash::Seed;
+    use crate::format::htree::{Index, Root};
+
+    fn names(count: u32, len: usize) -> Vec<Vec<u8>> {
+        (0..count).map(|nth| format!("{nth:0len$}").into_bytes()).collect()
+    }
+
+    fn build_of(names: &[Vec<u8>]) -> Built {
+        let names: Vec<Name<'_>> =
+            names.iter().map(|name| Name { name, inode: 12, kind: Kind::File }).collect();
+        let hash = Hash::of_version(1, false, Seed::new([1; 4])).unwrap();
+        let style = Style { block_bytes: 1024, filetype: true, index: Some((hash, 1)) };
+        build(2, 2, &names, style)
+    }
+
+    #[test]
+    fn one_block_holds_what_fits_exactly() {
+        // `.` and `..` take 24 bytes, each of these 20.
+        let full = names(50, 12);
+        let built = build_of(&full);
+        assert!(!built.indexed && built.bytes.len() == 1024);
+        let built = build_of(&names(51, 12));
+        assert!(built.indexed && built.bytes.len() >= 3 * 1024);
+        assert_eq!(build_of(&[]).bytes.len(), 1024);
+    }
+
+    #[test]
+    fn levels_grow_with_the_names_and_give_out_at_last() {
+        let levels = |built: &Built| {
+            let (root, _) = Root::check(&built.bytes[..1024], false, Seed::new([1; 4])).unwrap();
+            root.levels
+        };
+        // Three names to a leaf: a root has room for 124 of them.
+        assert_eq!(levels(&build_of(&names(3 * 124, 255))), 0);
+        let built = build_of(&names(3 * 125, 255));
+        assert_eq!(levels(&built), 1);
+        Index::of_node(&built.bytes[1024..2048]).unwrap();
+        assert_eq!(levels(&build_of(&names(3 * 124 * 127, 255))), 1);
+        let built = build_of(&names(3 * 124 * 127 + 1, 255));
+        assert!(!built.indexed, "no third level");
+    }
+}

@@ -69,7 +69,7 @@ mod tests {
         let linux = to_linux(&disk).unwrap();
         assert_eq!(linux.len(), 4 + 3 * 8);
         assert_eq!(to_disk(&linux).unwrap(), disk);
-        assert!(to_disk(&linux[..20]).is_err());
+        assert!(to_disk(&linux[..19]).is_err());
         assert_eq!(linux[4..12], [1, 0, 6, 0, 255, 255, 255, 255]);
         assert_eq!(linux[12..20], [2, 0, 4, 0, 0xE8, 3, 0, 0]);
         assert!(to_linux(&disk[..15]).is_err());

@@ -57,6 +57,11 @@ pub(super) fn default_block_bytes(size_bytes: u64) -> u32 {
     defaults(size_bytes).0
 }
 
+/// Bytes per inode that mke2fs gives to a volume of this size.
+pub(super) fn default_ratio(size_bytes: u64) -> u32 {
+    defaults(size_bytes).1
+}
+
 /// What the search for a good division of the blocks works on.
 struct Division {
     block_bytes: u32,

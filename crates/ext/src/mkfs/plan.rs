@@ -151,6 +151,13 @@ fn fitting_layout(options: &Options, tree: &Tree, free_bytes: u64) -> Result<Lay
     let any = Options { inodes: Inodes::Default, ..options.clone() };
     let needs = measure(&Layout::new(&any, ANY_SIZE_BYTES)?, tree)?;
     let inodes = wanted_inodes(&needs) + LOST_FOUND;
+    let ratio = super::layout::default_ratio(needs.blocks.saturating_mul(block_bytes));
+    // Free room wants inodes, too, where nobody said how many.
+    let spare = match options.inodes {
+        Inodes::Default => narrow(free_bytes / u64::from(ratio)),
+        _ => 0,
+    };
+    let inodes = inodes.saturating_add(spare);
     let tables = u64::from(inodes) * u64::from(options.inode_bytes) / block_bytes;
     // Sizes that mappings of pages like.
     let step = (4096 / block_bytes).max(1);

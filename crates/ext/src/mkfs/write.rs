@@ -59,8 +59,8 @@ pub fn write(plan: &Plan<'_>, contents: &dyn Contents, target: &Target<'_>) -> R
     let free_blocks = write_groups(plan, &mapped, &writer)?;
     writer.sync()?;
     let primary = superblock_of(plan, 0, free_blocks);
-    writer.bytes(superblock::OFFSET_BYTES, primary.as_bytes())?;
-    writer.sync()
+    let ticket = writer.bytes(superblock::OFFSET_BYTES, primary.as_bytes())?;
+    Ok(target.disk.wait(ticket)?)
 }
 
 /// The disk, in blocks of the volume.
