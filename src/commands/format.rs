@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context, bail};
 use draconis_device::{Claim, FileDisk, FileOptions, claim};
 use draconis_exchange::contract::Time;
-use draconis_ext::mkfs::{self, Contents, Inodes, Layout, Node, Options, Plan, Target, Tree, What};
+use draconis_ext::mkfs::{self, Contents, Inodes, Node, Options, Plan, Target, Tree, What};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
@@ -253,7 +253,7 @@ fn plan<'a>(
         bail!("{shown} has only {}", text::bytes(there));
     }
     Ok(match given {
-        Some(given) => Plan::new(Layout::new(options, given)?, tree)?,
+        Some(given) => mkfs::sized(options, tree, given)?,
         None => mkfs::fitting(options, tree, arguments.free.unwrap_or(0))?,
     })
 }

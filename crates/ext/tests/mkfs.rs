@@ -541,6 +541,12 @@ fn what_does_not_fit_is_said_before_anything_is_written() {
     assert!(matches!(error, Error::NoInodes { needed: 100, free: 53 }), "{error}");
     assert!(mkfs::fitting(&parse("-N 64"), &mut made.tree, 0).is_err());
     mkfs::fitting(&parse("-N 112"), &mut made.tree, 0).unwrap();
+    // Nobody said how many: there are enough, even of more than a volume of this size gets.
+    for nth in 100..2000 {
+        made.full(NodeId::ROOT, &format!("{nth}"), 0);
+    }
+    assert!(Plan::new(Layout::new(&options(), 4 << 20).unwrap(), &mut made.tree).is_err());
+    mkfs::sized(&options(), &mut made.tree, 4 << 20).unwrap();
 
     for (what, said) in [
         (What::Symlink(vec![b'x'; 1024]), "longer than a block"),

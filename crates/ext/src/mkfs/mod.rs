@@ -28,7 +28,7 @@ mod write;
 
 pub use layout::Layout;
 pub use options::{FeatureError, Inodes, Options};
-pub use plan::{Plan, fitting};
+pub use plan::{Plan, fitting, sized};
 pub use tree::{Contents, Node, NodeId, Tree, What};
 pub use write::{Target, write};
 

@@ -134,17 +134,37 @@ pub fn fitting<'a>(options: &Options, tree: &'a mut Tree, free_bytes: u64) -> Re
     if options.block_bytes.is_none() {
         // By the size it will have, as if that had been given.
         options.block_bytes = Some(1024);
-        let small = fitting_layout(&options, tree, free_bytes)?;
+        let (small, needs) = fitting_layout(&options, tree, free_bytes)?;
         let block_bytes = super::layout::default_block_bytes(small.len_bytes());
         if block_bytes == 1024 {
-            return place(small, tree);
+            return place(small, tree, needs);
         }
         options.block_bytes = Some(block_bytes);
     }
-    place(fitting_layout(&options, tree, free_bytes)?, tree)
+    let (layout, needs) = fitting_layout(&options, tree, free_bytes)?;
+    place(layout, tree, needs)
 }
 
-fn fitting_layout(options: &Options, tree: &Tree, free_bytes: u64) -> Result<Layout> {
+/// Lays out a volume of `size_bytes` for the tree. Where nobody said how many inodes there are,
+/// there are as many as the tree needs.
+///
+/// # Errors
+/// As [`Layout::new`] and [`Plan::new`].
+pub fn sized<'a>(options: &Options, tree: &'a mut Tree, size_bytes: u64) -> Result<Plan<'a>> {
+    with_lost_found(tree, options)?;
+    let mut layout = Layout::new(options, size_bytes)?;
+    let needs = measure(&layout, tree)?;
+    let inodes = wanted_inodes(&needs).saturating_add(LOST_FOUND);
+    if options.inodes == Inodes::Default && layout.super_.inodes < inodes {
+        // Each group rounds its share down to a multiple of eight.
+        let rounding = layout.super_.groups.saturating_mul(8);
+        let inodes = Inodes::Count(inodes.saturating_add(rounding));
+        layout = Layout::new(&Options { inodes, ..options.clone() }, size_bytes)?;
+    }
+    place(layout, tree, needs)
+}
+
+fn fitting_layout(options: &Options, tree: &Tree, free_bytes: u64) -> Result<(Layout, Needs)> {
     let block_bytes = u64::from(options.block_bytes.unwrap_or(1024));
     let mut options = options.clone();
     // What a tree needs depends on the sizes of blocks and inodes and on nothing else.
@@ -187,7 +207,7 @@ fn fitting_layout(options: &Options, tree: &Tree, free_bytes: u64) -> Result<Lay
         let reserved = if free_bytes > 0 { super_.reserved_blocks } else { 0 };
         let wanted = needs.blocks.saturating_add(spare).saturating_add(reserved);
         let Some(missing) = wanted.checked_sub(super_.free_blocks).filter(|it| *it > 0) else {
-            return Ok(layout);
+            return Ok((layout, needs));
         };
         blocks = blocks.saturating_add(missing.next_multiple_of(step));
     }
@@ -213,7 +233,8 @@ impl<'a> Plan<'a> {
     /// [`Error::Tree`] for what ext2 cannot hold.
     pub fn new(layout: Layout, tree: &'a mut Tree) -> Result<Self> {
         with_lost_found(tree, &layout.options)?;
-        place(layout, tree)
+        let needs = measure(&layout, tree)?;
+        place(layout, tree, needs)
     }
 }
 
@@ -445,8 +466,7 @@ fn unfit(tree: &Tree, id: NodeId, what: &str) -> Error {
     Error::Tree { path: tree.path(id), what: what.to_owned() }
 }
 
-fn place(layout: Layout, tree: &Tree) -> Result<Plan<'_>> {
-    let needs = measure(&layout, tree)?;
+fn place(layout: Layout, tree: &Tree, needs: Needs) -> Result<Plan<'_>> {
     let free = layout.super_.free_blocks;
     let block_bytes = layout.super_.block_bytes;
     if wanted_inodes(&needs) > layout.super_.inodes.saturating_sub(LOST_FOUND) {

@@ -53,8 +53,13 @@ pub struct Target<'a> {
 /// # Errors
 /// [`Error::Io`] and [`Error::Source`].
 pub fn write(plan: &Plan<'_>, contents: &dyn Contents, target: &Target<'_>) -> Result<()> {
+    let (len_bytes, disk_bytes) = (plan.layout.len_bytes(), target.disk.properties().len_bytes);
+    if len_bytes > disk_bytes {
+        let text = format!("the disk has {disk_bytes} bytes, the volume needs {len_bytes}");
+        return Err(Error::Misuse(text));
+    }
     let writer = Writer { target, block_bytes: plan.layout.super_.block_bytes };
-    writer.wipe(plan.layout.len_bytes())?;
+    writer.wipe(len_bytes)?;
     let mapped = write_contents(plan, contents, &writer)?;
     let free_blocks = write_groups(plan, &mapped, &writer)?;
     writer.sync()?;
