@@ -277,7 +277,7 @@ pub struct Format {
     #[arg(short = 't', value_name = "TYPE", default_value = "ext2")]
     pub kind: String,
     /// Bytes of a block: 1024, 2048, 4096 .. 65536; by the size of the volume if left out.
-    #[arg(short, value_name = "SIZE", value_parser = size)]
+    #[arg(short = 'b', value_name = "SIZE", value_parser = size)]
     pub block: Option<u64>,
     /// One inode for so many bytes.
     #[arg(short = 'i', value_name = "BYTES_PER_INODE", value_parser = size, conflicts_with = "inodes")]
@@ -298,7 +298,7 @@ pub struct Format {
     #[arg(short = 'O', value_name = "FEATURE,^FEATURE", allow_hyphen_values = true)]
     pub features: Vec<String>,
     /// Blocks kept for the superuser, in percent.
-    #[arg(short, value_name = "PERCENT", default_value = "5")]
+    #[arg(short = 'm', value_name = "PERCENT", default_value = "5")]
     pub reserved: String,
     /// More options, separated by commas; see below.
     #[arg(short = 'E', value_name = "OPTIONS")]

@@ -31,8 +31,8 @@ use crate::units::{index, narrow};
 const REQUEST_BYTES: u64 = 1 << 20;
 /// Bytes that may be on their way before somebody waits for them.
 const UNDER_WAY_BYTES: u64 = 64 << 20;
-/// Threads that read contents.
-const MOST_THREADS: usize = 4;
+/// Threads that read contents. More than there are CPUs: they wait for the source's disk.
+const THREADS: usize = 4;
 /// What is wiped at the start and at the end of a disk that may hold something else.
 const WIPE_BYTES: u64 = 128 << 10;
 /// The inode that keeps the descriptors' reserve.
@@ -157,7 +157,6 @@ fn write_contents(
     let producer = Mutex::new(Producer::new(plan));
     let window = Mutex::new((0, None::<Ticket>));
     let failed = AtomicBool::new(false);
-    let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
     let work = || -> Result<()> {
         while !failed.load(Ordering::Relaxed) {
             let request = producer.lock().unwrap_or_else(PoisonError::into_inner).next();
@@ -173,8 +172,7 @@ fn write_contents(
     };
     let guarded = || work().inspect_err(|_| failed.store(true, Ordering::Relaxed));
     let done = std::thread::scope(|scope| {
-        let helpers: Vec<_> =
-            (1..threads.min(MOST_THREADS)).map(|_| scope.spawn(guarded)).collect();
+        let helpers: Vec<_> = (1..THREADS).map(|_| scope.spawn(guarded)).collect();
         let mut done = guarded();
         for helper in helpers {
             let joined =
