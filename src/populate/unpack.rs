@@ -92,6 +92,6 @@ fn nameless(beside: &Path) -> anyhow::Result<File> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     let private = Mode::from_raw_mode(0o600);
     let made = rustix::fs::open(&dir, flags, private)
-        .or_else(|_| rustix::fs::open(&std::env::temp_dir(), flags, private));
+        .or_else(|_| rustix::fs::open(std::env::temp_dir(), flags, private));
     Ok(made.with_context(|| format!("{}: no room to unpack it", dir.display()))?.into())
 }
