@@ -45,7 +45,8 @@ fn get_copies_a_tree_as_it_is() {
         std::fs::remove_dir(copied.join("lost+found")).unwrap();
         let (mut ours, mut theirs) = (look(&copied, copy()), look(&draconis.path("tree"), copy()));
         // The top got the root directory's mode and time; mke2fs gives that its own.
-        (ours.remove(Path::new("")), theirs.remove(Path::new("")));
+        ours.remove(Path::new(""));
+        theirs.remove(Path::new(""));
         same(&ours, &theirs);
         // Holes stayed holes: five gibibytes fit a few blocks.
         let sparse = std::os::unix::fs::MetadataExt::blocks(
@@ -74,7 +75,8 @@ fn tar_archives_a_tree_as_it_is() {
         assert!(archive.wait().unwrap().success());
         std::fs::remove_dir(copied.join("lost+found")).unwrap();
         let (mut ours, mut theirs) = (look(&copied, copy()), look(&draconis.path("tree"), copy()));
-        (ours.remove(Path::new("")), theirs.remove(Path::new("")));
+        ours.remove(Path::new(""));
+        theirs.remove(Path::new(""));
         same(&ours, &theirs);
         std::fs::remove_dir_all(copied).unwrap();
     }
@@ -169,7 +171,8 @@ fn info_agrees_with_dumpe2fs() {
         info["features"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
     let theirs = field("Filesystem features:");
     let mut theirs: Vec<&str> = theirs.split(' ').filter(|name| !name.is_empty()).collect();
-    (features.sort(), theirs.sort());
+    features.sort();
+    theirs.sort();
     assert_eq!(features, theirs);
     assert!(draconis.ok(["info", image.to_str().unwrap()]).contains("label        a label\n"));
 }
