@@ -114,7 +114,8 @@ impl Division {
         narrow(grown).min(self.block_bytes / 4)
     }
 
-    /// Divides `inodes` among the groups: whole blocks of them, and a multiple of eight.
+    /// Divides `inodes` among the groups: whole blocks of them, a multiple of eight, and eight
+    /// at least.
     /// `false` if a group would need more than its bitmap can tell.
     fn share_inodes(&mut self, inodes: u32) -> bool {
         let share = inodes.div_ceil(self.groups.max(1));
@@ -123,7 +124,7 @@ impl Division {
         }
         let per_block = self.block_bytes / self.inode_bytes;
         let share = share.min(65536 - per_block);
-        self.inodes_per_group = share.next_multiple_of(per_block) & !7;
+        self.inodes_per_group = (share.next_multiple_of(per_block) & !7).max(8);
         true
     }
 }
@@ -144,13 +145,20 @@ impl Layout {
         let inodes = match inodes {
             Inodes::Count(count) => count,
             Inodes::PerBytes(bytes) => {
-                narrow(blocks * u64::from(block_bytes) / u64::from(bytes.max(1)))
+                let len = blocks * u64::from(block_bytes);
+                match len / u64::from(bytes.max(1)) {
+                    // Too large a step for so small a volume: mke2fs falls back to this one.
+                    0 => narrow(len / 4096),
+                    count => narrow(count),
+                }
             }
             Inodes::Default => 0,
         };
         if u64::from(inodes) * u64::from(options.inode_bytes) / u64::from(block_bytes) >= blocks {
             return Err(if blocks < 64 { too_small } else { Error::TooManyInodes(inodes) });
         }
+        // Room for the reserved ones, lost+found and a file.
+        let inodes = inodes.max(RESERVED_INODES + 2);
         let asked = blocks * u64::from(options.reserved_ppm) / 1_000_000;
         let mut reserved = asked;
         let mut division = Division {

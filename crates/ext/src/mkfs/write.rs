@@ -30,7 +30,7 @@ use crate::units::{index, narrow};
 /// Bytes of one request for contents.
 const REQUEST_BYTES: u64 = 1 << 20;
 /// Bytes that may be on their way before somebody waits for them.
-const UNDER_WAY_BYTES: u64 = 64 << 20;
+const UNDER_WAY_BYTES: u64 = 32 << 20;
 /// Threads that read contents. More than there are CPUs: they wait for the source's disk.
 const THREADS: usize = 4;
 /// What is wiped at the start and at the end of a disk that may hold something else.
@@ -559,11 +559,10 @@ fn count(plan: &Plan<'_>, group: u32, used: &mut &[plan::Blocks], mine: &[usize]
     let mut inodes = Bitmap::new(layout.block_len());
     let mut free_inodes = per_group;
     let mut directories = 0u16;
-    if group == 0 {
-        // The root is one of these ten.
-        inodes.set(0, 10);
-        free_inodes -= 10;
-    }
+    // The root is one of these ten. A group may have only eight.
+    let reserved = 10u64.saturating_sub(first - 1).min(per_group);
+    inodes.set(0, reserved);
+    free_inodes -= reserved;
     for placed in mine.iter().filter_map(|nth| plan.placed.get(*nth)) {
         let nth = u64::from(placed.inode) - first;
         if placed.inode != crate::InodeNumber::ROOT.0 {
@@ -603,17 +602,16 @@ fn inode_table(plan: &Plan<'_>, group: u32, mine: &[usize], mapped: &[Mapped]) -
         bytes.resize(index(u64::from(number - first)) * inode_bytes, 0);
         bytes.extend(slot);
     };
-    let mut root = true;
+    if group == 0 {
+        put(1, bad_blocks(plan));
+    }
     for nth in mine {
         let Some(placed) = plan.placed.get(*nth) else { continue };
-        if group == 0 && std::mem::take(&mut root) {
-            put(1, bad_blocks(plan));
-        }
-        if placed.inode == plan::LOST_FOUND && plan.reserve_map != 0 {
-            put(RESIZE_INODE, resize_inode(plan));
-        }
         let mapped = mapped.get(*nth).copied().unwrap_or_default();
         put(placed.inode, inode(plan, placed, mapped));
+        if placed.inode == crate::InodeNumber::ROOT.0 && plan.reserve_map != 0 {
+            put(RESIZE_INODE, resize_inode(plan));
+        }
     }
     bytes.resize(bytes.len().next_multiple_of(plan.layout.block_len()), 0);
     bytes
