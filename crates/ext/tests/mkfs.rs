@@ -691,3 +691,23 @@ fn no_options_and_no_size_make_a_panic() {
         assert!(super_.inodes >= 11 && super_.overhead() + super_.free_blocks == super_.blocks);
     }
 }
+
+#[test]
+fn a_disk_full_of_something_else_becomes_the_same_volume() {
+    let mut images = vec![];
+    for old in [0, 0xA5] {
+        let (mut tree, made) = split(made(9, 1024));
+        let layout = Layout::new(&options(), 60 << 20).unwrap();
+        let plan = Plan::new(layout, &mut tree).unwrap();
+        let disk = MemoryDisk::new(vec![old; 60 << 20], 512);
+        mkfs::write(&plan, &made, &Target { disk: &disk, zeroed: old == 0, progress: &|_| {} })
+            .unwrap();
+        let image = Image::of(&disk.into_bytes());
+        check(&image);
+        same_as_made(&image, &tree, &made);
+        images.push(image);
+    }
+    // All that a volume uses is the same; the rest was never its own.
+    let dump = |image: &Image| run("dumpe2fs", &[image.path()]).unwrap();
+    assert_eq!(dump(&images[0]), dump(&images[1]));
+}
