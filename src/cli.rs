@@ -51,6 +51,11 @@ pub enum Command {
     Get(Get),
     /// Write a tree of a volume to standard output as a tar archive.
     Tar(Tar),
+    /// Make an ext2 volume, empty or filled from a directory or a tar archive.
+    ///
+    /// The options are those of mke2fs, and so is the layout.
+    #[command(after_long_help = FORMAT_OPTIONS, visible_alias = "mkfs")]
+    Format(Box<Format>),
     /// Write a completion script for a shell to standard output.
     Completions {
         /// The shell.
@@ -83,6 +88,18 @@ Options for -o, separated by commas:
   partition=N          the volume is this partition of IMAGE
   deadline=SECONDS     kill a worker that does not answer for so long (30)
   dev, suid, noexec    as mount(8) has them; devices and setuid are ignored by default";
+
+const FORMAT_OPTIONS: &str = "\
+Options for -E, separated by commas:
+  root_owner=UID:GID   owner of the root directory (the user who runs this, or the tree's own)
+  hash_seed=UUID       what hashes of file names start from (random)
+  hash_alg=NAME        how indexed directories hash names: legacy, half_md4, tea (half_md4)
+
+Features for -O: ext_attr, resize_inode, dir_index, filetype, sparse_super, large_file (all
+of them are the default), dir_nlink, extra_isize; ^FEATURE takes one away, none takes all.
+
+--seed N with SOURCE_DATE_EPOCH in the environment makes the image reproducible bit for bit:
+the same source gives the same bytes. Times later than SOURCE_DATE_EPOCH become that time.";
 
 /// Where in an image the volume is.
 #[derive(Debug, Clone, Copy, Args)]
@@ -251,6 +268,62 @@ pub struct Tar {
     /// What to archive; the whole volume if only IMAGE is given.
     #[arg(value_name = "IMAGE[:/path]")]
     pub target: Target,
+}
+
+/// `draconis format`
+#[derive(Debug, Args)]
+pub struct Format {
+    /// The kind of volume: ext2 is the only one yet.
+    #[arg(short = 't', value_name = "TYPE", default_value = "ext2")]
+    pub kind: String,
+    /// Bytes of a block: 1024, 2048, 4096 .. 65536; by the size of the volume if left out.
+    #[arg(short = 'b', value_name = "SIZE", value_parser = size)]
+    pub block: Option<u64>,
+    /// One inode for so many bytes.
+    #[arg(short = 'i', value_name = "BYTES_PER_INODE", value_parser = size, conflicts_with = "inodes")]
+    pub bytes_per_inode: Option<u64>,
+    /// So many inodes.
+    #[arg(short = 'N', value_name = "INODES")]
+    pub inodes: Option<u32>,
+    /// Bytes of an inode.
+    #[arg(short = 'I', value_name = "INODE_SIZE", value_parser = size, default_value = "256")]
+    pub inode_size: u64,
+    /// Label, at most 16 bytes.
+    #[arg(short = 'L', value_name = "LABEL", default_value = "")]
+    pub label: String,
+    /// Identity: a UUID, random, time or clear.
+    #[arg(short = 'U', value_name = "UUID", default_value = "random")]
+    pub uuid: String,
+    /// Features to give or, with ^, to take away, separated by commas.
+    #[arg(short = 'O', value_name = "FEATURE,^FEATURE", allow_hyphen_values = true)]
+    pub features: Vec<String>,
+    /// Blocks kept for the superuser, in percent.
+    #[arg(short = 'm', value_name = "PERCENT", default_value = "5")]
+    pub reserved: String,
+    /// More options, separated by commas; see below.
+    #[arg(short = 'E', value_name = "OPTIONS")]
+    pub extended: Vec<String>,
+    /// Fill the volume from a directory, or from a tar archive, plain or compressed with
+    /// gzip, zstd or xz; - is an archive on standard input.
+    #[arg(long, value_name = "DIR|TAR|-")]
+    pub from: Option<PathBuf>,
+    /// Room to leave free where SIZE is left out.
+    #[arg(long, value_name = "SIZE", value_parser = size, requires = "from", conflicts_with = "size")]
+    pub free: Option<u64>,
+    /// Take identity and hash seed from this number instead of at random.
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Overwrite what IMAGE holds.
+    #[arg(long)]
+    pub force: bool,
+    /// When to show progress.
+    #[arg(long, value_enum, default_value_t = When::Auto)]
+    pub progress: When,
+    /// The file or block device; a file that is not there is created.
+    pub image: PathBuf,
+    /// Size of the volume: in blocks with -b, else in KiB, or with K, M, G, T; if left out,
+    /// that of IMAGE, or what the tree needs.
+    pub size: Option<String>,
 }
 
 /// When to show progress.

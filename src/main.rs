@@ -6,6 +6,7 @@ mod commands;
 mod front;
 mod image;
 mod logging;
+mod populate;
 mod progress;
 mod target;
 mod text;

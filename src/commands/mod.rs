@@ -1,6 +1,7 @@
 //! What each command does, one file each.
 
 mod cat;
+mod format;
 mod get;
 mod info;
 mod ls;
@@ -38,6 +39,7 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Tree(arguments) => tree::run(&arguments),
         Command::Get(arguments) => get::run(&arguments),
         Command::Tar(arguments) => tar::run(&arguments),
+        Command::Format(arguments) => format::run(&arguments),
         Command::Completions { shell } => texts::completions(shell),
         Command::Manpages { dir } => texts::manpages(&dir),
         Command::Worker { memory } => worker::run(memory),

@@ -42,6 +42,7 @@ mod error;
 mod file;
 pub mod format;
 mod map;
+pub mod mkfs;
 mod path;
 mod pool;
 mod store;

@@ -8,6 +8,7 @@ mod machine;
 mod mount;
 mod subject;
 mod table;
+mod tools;
 
 use std::path::PathBuf;
 
@@ -25,6 +26,25 @@ struct Cli {
 enum Experiment {
     /// Reading through mounts: the kernel's loop mount, fuse2fs and Draconis. Needs root.
     Mount(MountArguments),
+    /// Making volumes: mke2fs -d and draconis format --from.
+    Tools(ToolsArguments),
+}
+
+/// What `tools` measures, and with what.
+#[derive(Debug, clap::Args)]
+struct ToolsArguments {
+    /// The draconis program.
+    #[arg(long, default_value = "target/release/draconis")]
+    draconis: PathBuf,
+    /// The tree that volumes are filled with.
+    #[arg(long, default_value = "/usr/share")]
+    tree: PathBuf,
+    /// How often each is measured, in turns.
+    #[arg(long, default_value_t = 5)]
+    repeat: usize,
+    /// Where the images go; needs the room for the tree.
+    #[arg(long, default_value = "/var/tmp")]
+    dir: PathBuf,
 }
 
 /// What `mount` measures, and with what.
@@ -56,5 +76,6 @@ struct MountArguments {
 fn main() -> anyhow::Result<()> {
     match Cli::parse().experiment {
         Experiment::Mount(arguments) => mount::run(&arguments),
+        Experiment::Tools(arguments) => tools::run(&arguments),
     }
 }

@@ -260,7 +260,7 @@ fn mke2fs(image: &Path, from: &Path, bytes: u64) -> anyhow::Result<()> {
 }
 
 /// How many names and bytes a tree holds.
-fn weigh(tree: &Path) -> anyhow::Result<(u64, u64)> {
+pub fn weigh(tree: &Path) -> anyhow::Result<(u64, u64)> {
     let (mut files, mut bytes) = (0, 0);
     let mut stack = vec![tree.to_path_buf()];
     while let Some(dir) = stack.pop() {

@@ -2,6 +2,7 @@
 //!
 //! Law: a block that cannot be read or understood hides its own names and no others.
 
+pub(crate) mod build;
 mod hashed;
 mod linear;
 

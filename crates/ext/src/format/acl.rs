@@ -37,6 +37,28 @@ pub fn to_linux(disk: &[u8]) -> Result<Vec<u8>> {
     Ok(linux)
 }
 
+/// The list in Linux's form as it is kept on disk.
+///
+/// # Errors
+/// [`Error::Misuse`] if it is no list of version 2.
+pub fn to_disk(linux: &[u8]) -> Result<Vec<u8>> {
+    let misuse = Error::Misuse("not an access control list");
+    if le32(linux, 0) != Some(2) || linux.len() % 8 != 4 {
+        return Err(misuse);
+    }
+    let mut disk = 1u32.to_le_bytes().to_vec();
+    for entry in linux.get(4..).unwrap_or_default().chunks_exact(8) {
+        let tag = le16(entry, 0).ok_or(misuse.clone())?;
+        let len = match tag {
+            USER | GROUP => 8,
+            0x01 | 0x04 | 0x10 | 0x20 => 4,
+            _ => return Err(misuse),
+        };
+        disk.extend(entry.get(..len).unwrap_or_default());
+    }
+    Ok(disk)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -46,6 +68,8 @@ mod tests {
         let disk = [1, 0, 0, 0, 1, 0, 6, 0, 2, 0, 4, 0, 0xE8, 3, 0, 0, 0x20, 0, 4, 0];
         let linux = to_linux(&disk).unwrap();
         assert_eq!(linux.len(), 4 + 3 * 8);
+        assert_eq!(to_disk(&linux).unwrap(), disk);
+        assert!(to_disk(&linux[..19]).is_err());
         assert_eq!(linux[4..12], [1, 0, 6, 0, 255, 255, 255, 255]);
         assert_eq!(linux[12..20], [2, 0, 4, 0, 0xE8, 3, 0, 0]);
         assert!(to_linux(&disk[..15]).is_err());

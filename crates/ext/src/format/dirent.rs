@@ -134,6 +134,94 @@ fn kind(file_type: u8) -> Option<Kind> {
     })
 }
 
+/// Bytes that an entry with a name of this length takes at least.
+pub const fn record_bytes(name_bytes: usize) -> usize {
+    HEAD_BYTES.saturating_add(name_bytes).next_multiple_of(4)
+}
+
+/// The number that stands for a kind in an entry.
+pub const fn kind_number(kind: Kind) -> u8 {
+    match kind {
+        Kind::File => 1,
+        Kind::Directory => 2,
+        Kind::CharDevice => 3,
+        Kind::BlockDevice => 4,
+        Kind::Fifo => 5,
+        Kind::Socket => 6,
+        Kind::Symlink => 7,
+    }
+}
+
+/// Fills directory blocks, one after the other.
+#[derive(Debug)]
+pub struct BlockWriter {
+    bytes: Vec<u8>,
+    block_bytes: usize,
+    filetype: bool,
+    /// Where the last entry starts, whose record will reach to the end.
+    last: usize,
+}
+
+impl BlockWriter {
+    /// Blocks of that size, with kinds or without.
+    pub fn new(block_bytes: u32, filetype: bool) -> Self {
+        let block_bytes = crate::units::index(block_bytes.into());
+        Self { bytes: Vec::with_capacity(block_bytes), block_bytes, filetype, last: 0 }
+    }
+
+    /// Whether the block holds no entry.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Bytes that its entries take.
+    pub fn used_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Adds an entry; `false` if it does not fit and belongs in the next block.
+    pub fn push(&mut self, inode: u32, kind: Kind, name: &[u8]) -> bool {
+        let len = record_bytes(name.len());
+        let Ok(name_len) = u8::try_from(name.len()) else { return false };
+        if self.bytes.len().saturating_add(len) > self.block_bytes {
+            return false;
+        }
+        self.last = self.bytes.len();
+        self.bytes.extend(inode.to_le_bytes());
+        // A name is at most 255 bytes long, and so a record is 264 at most.
+        self.bytes.extend(raw_record_len(len, self.block_bytes).to_le_bytes());
+        self.bytes.push(name_len);
+        self.bytes.push(if self.filetype { kind_number(kind) } else { 0 });
+        self.bytes.extend(name);
+        self.bytes.resize(self.last.saturating_add(len), 0);
+        true
+    }
+
+    /// The block, whose last record reaches to its end; an empty one holds one unused record.
+    /// The next block begins.
+    pub fn finish(&mut self) -> Vec<u8> {
+        let mut bytes = std::mem::replace(&mut self.bytes, Vec::with_capacity(self.block_bytes));
+        let len = raw_record_len(self.block_bytes.saturating_sub(self.last), self.block_bytes);
+        bytes.resize(self.block_bytes, 0);
+        if let Some(field) =
+            bytes.get_mut(self.last.saturating_add(4)..).and_then(|it| it.get_mut(..2))
+        {
+            field.copy_from_slice(&len.to_le_bytes());
+        }
+        self.last = 0;
+        bytes
+    }
+}
+
+/// A record length as its 16 bits say it; see [`record_len`].
+pub(super) fn raw_record_len(len: usize, block_bytes: usize) -> u16 {
+    match u16::try_from(len) {
+        Ok(raw) => raw,
+        Err(_) if len == block_bytes => u16::MAX,
+        Err(_) => 0,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

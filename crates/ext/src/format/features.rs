@@ -22,6 +22,12 @@ macro_rules! feature_set {
         impl $set {
             const NAMES: &[($set, &str)] = &[$(($set::$flag, $name)),*];
 
+            /// The member of that name, as `mke2fs -O` spells it.
+            pub fn named(name: &str) -> Option<Self> {
+                let found = Self::NAMES.iter().find(|(_, known)| *known == name);
+                found.map(|(flag, _)| *flag)
+            }
+
             /// The names of the members, as `mke2fs -O` spells them; a bit without a
             /// name is spelt by its set and number.
             pub fn names(self) -> Vec<String> {

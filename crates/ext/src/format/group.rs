@@ -6,7 +6,7 @@
 //! ```
 
 use zerocopy::little_endian::{U16, U32};
-use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use super::superblock::Superblock;
@@ -14,7 +14,7 @@ use crate::units::index;
 use crate::{Error, FsBlock, GroupNumber, Result};
 
 /// The bytes of a group descriptor.
-#[derive(FromBytes, KnownLayout, Immutable, Unaligned, Clone)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone)]
 #[repr(C)]
 #[allow(missing_docs)]
 pub struct RawGroup {
@@ -111,7 +111,7 @@ impl Superblock {
         if !self.read_only_compatible.contains(ReadOnlyCompatible::SPARSE_SUPER) {
             return true;
         }
-        [3, 5, 7].into_iter().any(|base| is_power_of(group.0, base)) || group.0 == 1
+        is_sparse_backup(group.0)
     }
 
     /// The groups that start with a copy of the superblock, if not all do.
@@ -165,6 +165,11 @@ impl Superblock {
             .saturating_add(full)
             .saturating_add(rest)
     }
+}
+
+/// Whether `group` keeps a copy of the superblock on a volume with `sparse_super`.
+pub fn is_sparse_backup(group: u32) -> bool {
+    group <= 1 || [3, 5, 7].into_iter().any(|base| is_power_of(group, base))
 }
 
 fn is_power_of(number: u32, base: u32) -> bool {

@@ -7,8 +7,10 @@
 //! To those who read a directory straight through, both look like blocks without names
 //! (the root holds `.` and `..`).
 
+use draconis_exchange::contract::Kind;
+
 use super::hash::{Hash, Seed};
-use super::{le16, le32};
+use super::{dirent, le16, le32};
 use crate::{Error, FileBlock, Result};
 
 const ROOT_INFO_AT: usize = 24;
@@ -113,6 +115,75 @@ impl<'a> Index<'a> {
     pub fn is_last(self, nth: usize) -> bool {
         nth.saturating_add(1) >= self.len()
     }
+}
+
+/// One entry of an index that is to be written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Entry {
+    /// The lowest hash below it; its lowest bit says that the hash begins in the entry before.
+    pub hash: u32,
+    /// The block of the directory that it leads to.
+    pub block: u32,
+}
+
+/// Entries that a root has room for.
+pub fn root_room(block_bytes: u32) -> usize {
+    crate::units::index(block_bytes.into()).saturating_sub(ROOT_INFO_AT + 8) / ENTRY_BYTES
+}
+
+/// Entries that a node has room for.
+pub fn node_room(block_bytes: u32) -> usize {
+    crate::units::index(block_bytes.into()).saturating_sub(NODE_ENTRIES_AT) / ENTRY_BYTES
+}
+
+/// The first block of an indexed directory; `None` if the entries do not fit or are none.
+pub fn root(
+    own: u32,
+    parent: u32,
+    version: u8,
+    levels: u8,
+    entries: &[Entry],
+    block_bytes: u32,
+    filetype: bool,
+) -> Option<Vec<u8>> {
+    let len = crate::units::index(block_bytes.into());
+    let kind = if filetype { dirent::kind_number(Kind::Directory) } else { 0 };
+    let mut block = own.to_le_bytes().to_vec();
+    block.extend([12, 0, 1, kind, b'.', 0, 0, 0]);
+    block.extend(parent.to_le_bytes());
+    block.extend(dirent::raw_record_len(len.checked_sub(12)?, len).to_le_bytes());
+    block.extend([2, kind, b'.', b'.', 0, 0]);
+    block.extend([0, 0, 0, 0, version, 8, levels, 0]);
+    put_entries(&mut block, entries, root_room(block_bytes))?;
+    block.resize(len, 0);
+    Some(block)
+}
+
+/// A block of index entries below a root; `None` if they do not fit or are none.
+pub fn node(entries: &[Entry], block_bytes: u32) -> Option<Vec<u8>> {
+    let len = crate::units::index(block_bytes.into());
+    let mut block = vec![0; 4];
+    block.extend(dirent::raw_record_len(len, len).to_le_bytes());
+    block.extend([0; 2]);
+    put_entries(&mut block, entries, node_room(block_bytes))?;
+    block.resize(len, 0);
+    Some(block)
+}
+
+/// The first entry's hash is never looked at: limit and count stand in its place.
+fn put_entries(block: &mut Vec<u8>, entries: &[Entry], room: usize) -> Option<()> {
+    let (first, rest) = entries.split_first()?;
+    if entries.len() > room {
+        return None;
+    }
+    block.extend(u16::try_from(room).ok()?.to_le_bytes());
+    block.extend(u16::try_from(entries.len()).ok()?.to_le_bytes());
+    block.extend(first.block.to_le_bytes());
+    for entry in rest {
+        block.extend(entry.hash.to_le_bytes());
+        block.extend(entry.block.to_le_bytes());
+    }
+    Some(())
 }
 
 #[cfg(test)]

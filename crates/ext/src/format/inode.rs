@@ -265,6 +265,138 @@ impl Extra {
     }
 }
 
+/// An inode as it is to be written.
+#[derive(Clone, Debug, Default)]
+pub struct NewInode<'a> {
+    /// Kind and permissions.
+    pub mode: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Length in bytes.
+    pub size_bytes: u64,
+    /// Names that lead here.
+    pub links: u16,
+    /// Sectors of 512 bytes that it owns, indirect and attribute blocks included.
+    pub sectors: u32,
+    /// `i_flags`.
+    pub flags: u32,
+    /// Block pointers, target or device number.
+    pub pointers: [u32; POINTERS],
+    /// Last read.
+    pub accessed: Time,
+    /// Contents changed last.
+    pub modified: Time,
+    /// Inode changed last.
+    pub changed: Time,
+    /// Made; lost where the inode has no room for it.
+    pub created: Time,
+    /// The block of extended attributes; 0 if there is none.
+    pub attribute_block: u32,
+    /// The list of attributes inside the inode, without its magic number.
+    pub attributes: &'a [u8],
+}
+
+/// Bytes behind the first 128 that this library fills, where an inode has them.
+pub const EXTRA_BYTES: u16 = 32;
+
+impl NewInode<'_> {
+    /// The bytes of its slot of `inode_bytes`.
+    pub fn encode(&self, inode_bytes: u32) -> Vec<u8> {
+        let has_extra = inode_bytes >= 256;
+        let fit = |time: Time| if has_extra { time } else { without_epoch(time) };
+        let [accessed, modified, changed] =
+            [self.accessed, self.modified, self.changed].map(|time| split_time(fit(time)));
+        let raw = RawInode {
+            i_mode: self.mode.into(),
+            i_uid: low16(self.uid).into(),
+            i_size_lo: low32(self.size_bytes).into(),
+            i_atime: accessed.0.into(),
+            i_ctime: changed.0.into(),
+            i_mtime: modified.0.into(),
+            i_dtime: 0.into(),
+            i_gid: low16(self.gid).into(),
+            i_links_count: self.links.into(),
+            i_blocks_lo: self.sectors.into(),
+            i_flags: self.flags.into(),
+            i_version: 0.into(),
+            i_block: self.pointers.map(U32::from),
+            i_generation: 0.into(),
+            i_file_acl_lo: self.attribute_block.into(),
+            i_size_high: low32(self.size_bytes >> 32).into(),
+            i_obso_faddr: 0.into(),
+            i_blocks_high: 0.into(),
+            i_file_acl_high: 0.into(),
+            i_uid_high: low16(self.uid >> 16).into(),
+            i_gid_high: low16(self.gid >> 16).into(),
+            i_checksum_lo: 0.into(),
+            i_reserved: 0.into(),
+        };
+        let mut bytes = raw.as_bytes().to_vec();
+        if has_extra {
+            let created = split_time(self.created);
+            bytes.extend(EXTRA_BYTES.to_le_bytes());
+            bytes.extend([0; 2]);
+            for field in [changed.1, modified.1, accessed.1, created.0, created.1, 0, 0] {
+                bytes.extend(field.to_le_bytes());
+            }
+            if !self.attributes.is_empty() {
+                bytes.extend(XATTR_MAGIC.to_le_bytes());
+                bytes.extend(self.attributes);
+            }
+        }
+        bytes.resize(crate::units::index(inode_bytes.into()), 0);
+        bytes
+    }
+}
+
+/// The two forms in which a device number is kept: small ones in the first pointer.
+pub fn device_pointers((major, minor): (u32, u32)) -> [u32; POINTERS] {
+    let mut pointers = [0; POINTERS];
+    let [old, new, ..] = &mut pointers;
+    if major < 256 && minor < 256 {
+        *old = major << 8 | minor;
+    } else {
+        *new = (minor & 0xFF) | (major & 0xFFF) << 8 | (minor & 0xF_FF00) << 12;
+    }
+    pointers
+}
+
+/// A symbolic link's target as pointers, if it is short enough to live in the inode.
+pub fn target_pointers(target: &[u8]) -> Option<[u32; POINTERS]> {
+    let mut bytes = [0; POINTERS * 4];
+    // One byte less than there is room: readers expect a NUL.
+    let (last, room) = bytes.split_last_mut()?;
+    *last = 0;
+    room.get_mut(..target.len())?.copy_from_slice(target);
+    let mut words = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
+    Some(std::array::from_fn(|_| words.next().unwrap_or(0)))
+}
+
+/// A time as its seconds field and its extra field.
+fn split_time(time: Time) -> (u32, u32) {
+    let low = low32(time.seconds.cast_unsigned());
+    let epoch = time.seconds.saturating_sub(i64::from(low.cast_signed())) >> 32;
+    (low, low32(epoch.cast_unsigned()) & 3 | time.nanoseconds << 2)
+}
+
+/// The nearest time that 32 bits can say.
+fn without_epoch(time: Time) -> Time {
+    let seconds = time.seconds.clamp(i64::from(i32::MIN), i64::from(i32::MAX));
+    Time { seconds, nanoseconds: 0 }
+}
+
+fn low16(value: u32) -> u16 {
+    let [a, b, ..] = value.to_le_bytes();
+    u16::from_le_bytes([a, b])
+}
+
+fn low32(value: u64) -> u32 {
+    let [a, b, c, d, ..] = value.to_le_bytes();
+    u32::from_le_bytes([a, b, c, d])
+}
+
 fn join16(low: u16, high: u16) -> u32 {
     u32::from(low) | u32::from(high) << 16
 }
@@ -308,6 +440,19 @@ fn sectors(raw: &RawInode, super_: &Superblock) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_split_for_the_disk_comes_back() {
+        for seconds in [-(1i64 << 31), -1, 0, 1 << 31, (1 << 32) + 7, (1 << 31) - 1 + (3 << 32)] {
+            let kept = Time { seconds, nanoseconds: 999_999_999 };
+            let (low, extra) = split_time(kept);
+            assert_eq!(time(low, extra), kept);
+        }
+        assert_eq!(target_pointers(&[b'x'; 60]), None);
+        assert_eq!(target_pointers(b"abcd").unwrap()[..2], [0x6463_6261, 0]);
+        assert_eq!(device_pointers((5, 1))[..2], [0x501, 0]);
+        assert_eq!(device_pointers((259, 70_000))[..2], [0, 0x1111_0370 & !0xFFF00 | 259 << 8]);
+    }
 
     #[test]
     fn times_reach_from_1901_to_2446() {

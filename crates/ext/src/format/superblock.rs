@@ -4,7 +4,7 @@
 //! block size of 1 to 64 KiB, groups that are not empty, inodes that fit their blocks.
 
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use super::hash::Seed;
@@ -15,13 +15,17 @@ pub const OFFSET_BYTES: u64 = 1024;
 /// How long it is, in bytes.
 pub const LEN_BYTES: usize = 1024;
 
-const MAGIC: u16 = 0xEF53;
+/// What `s_magic` holds.
+pub const MAGIC: u16 = 0xEF53;
+/// Of `s_flags`: names are hashed as signed characters.
+pub const FLAG_SIGNED_HASH: u32 = 1;
 const FLAG_UNSIGNED_HASH: u32 = 2;
-const STATE_CLEAN: u16 = 1;
+/// Of `s_state`: unmounted properly.
+pub const STATE_CLEAN: u16 = 1;
 const STATE_ERRORS: u16 = 2;
 
 /// The bytes of a superblock, with the names of the format manual.
-#[derive(FromBytes, KnownLayout, Immutable, Unaligned, Clone)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Debug)]
 #[repr(C)]
 #[allow(missing_docs)]
 pub struct RawSuperblock {

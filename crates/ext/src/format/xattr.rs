@@ -130,6 +130,130 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
+/// An attribute that is to be written: its name's number and rest, and the bytes on disk.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct NewAttribute {
+    // In this order the kernel keeps the entries of a block.
+    number: u8,
+    suffix_bytes: usize,
+    suffix: Vec<u8>,
+    value: Vec<u8>,
+}
+
+impl NewAttribute {
+    /// The attribute `name` with `value` as Linux's `setxattr` takes it; `None` if the format
+    /// has no place for such a name.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] if an access control list is none.
+    pub fn new(name: &[u8], value: &[u8]) -> Result<Option<Self>> {
+        let found = (0..=8u8).find_map(|number| {
+            let prefix = prefix(number)?;
+            let suffix = name.strip_prefix(prefix)?;
+            (prefix.ends_with(b".") != suffix.is_empty()).then_some((number, suffix))
+        });
+        let Some((number, suffix)) = found.filter(|(_, suffix)| suffix.len() <= 255) else {
+            return Ok(None);
+        };
+        let value = match number {
+            2 | 3 => super::acl::to_disk(value)?,
+            _ => value.to_vec(),
+        };
+        Ok(Some(Self { number, suffix_bytes: suffix.len(), suffix: suffix.to_vec(), value }))
+    }
+
+    /// Whether the other has the same name.
+    pub fn same_name(&self, other: &Self) -> bool {
+        (self.number, &self.suffix) == (other.number, &other.suffix)
+    }
+
+    fn entry_bytes(&self) -> usize {
+        ENTRY_BYTES.saturating_add(self.suffix_bytes).next_multiple_of(4)
+    }
+
+    /// Bytes that it takes in a list.
+    pub fn room_bytes(&self) -> usize {
+        self.entry_bytes().saturating_add(self.value.len().next_multiple_of(4))
+    }
+
+    /// The sum over name and value that entries of a block carry.
+    fn hash(&self) -> u32 {
+        let name = self.suffix.iter().fold(0u32, |sum, byte| sum.rotate_left(5) ^ u32::from(*byte));
+        self.value.chunks(4).fold(name, |sum, chunk| {
+            let mut word = [0; 4];
+            for (to, from) in word.iter_mut().zip(chunk) {
+                *to = *from;
+            }
+            sum.rotate_left(16) ^ u32::from_le_bytes(word)
+        })
+    }
+}
+
+/// Bytes for entries and values in a block of `block_bytes`; the list ends with four zeros.
+pub fn block_room(block_bytes: u32) -> usize {
+    crate::units::index(block_bytes.into()).saturating_sub(BLOCK_HEAD_BYTES).saturating_sub(4)
+}
+
+/// Bytes for entries and values behind the fields of an inode.
+pub fn body_room(inode_bytes: u32) -> usize {
+    let fields = 128usize.saturating_add(usize::from(super::inode::EXTRA_BYTES));
+    crate::units::index(inode_bytes.into()).saturating_sub(fields).saturating_sub(8)
+}
+
+/// A block with these attributes, which `owners` inodes share; they must fit.
+pub fn encode_block(attributes: &[NewAttribute], block_bytes: u32, owners: u32) -> Vec<u8> {
+    let len = crate::units::index(block_bytes.into());
+    let hashes: Vec<u32> = attributes.iter().map(NewAttribute::hash).collect();
+    let all = match hashes.contains(&0) {
+        true => 0,
+        false => hashes.iter().fold(0u32, |sum, hash| sum.rotate_left(16) ^ hash),
+    };
+    let mut block: Vec<u8> =
+        [MAGIC, owners, 1, all, 0, 0, 0, 0].into_iter().flat_map(u32::to_le_bytes).collect();
+    block.extend(encode(
+        attributes,
+        &hashes,
+        len.saturating_sub(BLOCK_HEAD_BYTES),
+        BLOCK_HEAD_BYTES,
+    ));
+    block
+}
+
+/// The list behind the fields of an inode; the attributes must fit.
+pub fn encode_body(attributes: &[NewAttribute], inode_bytes: u32) -> Vec<u8> {
+    let none = vec![0; attributes.len()];
+    encode(attributes, &none, body_room(inode_bytes).saturating_add(4), 0)
+}
+
+/// Entries from the front, values from the end of `len` bytes; `base` is where they start
+/// in what values are counted from.
+fn encode(attributes: &[NewAttribute], hashes: &[u32], len: usize, base: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(len);
+    let mut end = len;
+    let mut values: Vec<(usize, &[u8])> = Vec::new();
+    for (attribute, hash) in attributes.iter().zip(hashes) {
+        let NewAttribute { number, suffix_bytes, suffix, value } = attribute;
+        end = end.saturating_sub(value.len().next_multiple_of(4));
+        let at = if value.is_empty() { 0 } else { base.saturating_add(end) };
+        values.push((end, value));
+        let start = bytes.len();
+        bytes.extend([u8::try_from(*suffix_bytes).unwrap_or(0), *number]);
+        bytes.extend(u16::try_from(at).unwrap_or(0).to_le_bytes());
+        bytes.extend(0u32.to_le_bytes());
+        bytes.extend(u32::try_from(value.len()).unwrap_or(0).to_le_bytes());
+        bytes.extend(hash.to_le_bytes());
+        bytes.extend(suffix);
+        bytes.resize(start.saturating_add(attribute.entry_bytes()), 0);
+    }
+    bytes.resize(len, 0);
+    for (at, value) in values {
+        if let Some(room) = bytes.get_mut(at..).and_then(|rest| rest.get_mut(..value.len())) {
+            room.copy_from_slice(value);
+        }
+    }
+    bytes
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -148,5 +272,28 @@ mod tests {
         assert!(first.is(b"user.abc") && !first.is(b"user.ab"));
         assert_eq!(first.value().unwrap(), b"value");
         assert!(found[1].is_err());
+    }
+
+    #[test]
+    fn what_is_encoded_is_read_back() {
+        let new = |name: &[u8], value: &[u8]| NewAttribute::new(name, value).unwrap().unwrap();
+        let mut all =
+            vec![new(b"user.b", b"12345"), new(b"user.empty", b""), new(b"security.x", b"v")];
+        all.sort();
+        let block = encode_block(&all, 1024, 3);
+        let body = encode_body(&all, 256);
+        assert_eq!((block.len(), body.len()), (1024, 256 - 128 - 32 - 4));
+        for list in [Attributes::of_block(&block).unwrap(), Attributes::of_body(&body)] {
+            let found: Vec<_> = list
+                .map(|it| it.unwrap())
+                .map(|it| (it.name(), it.value().unwrap().to_vec()))
+                .collect();
+            assert_eq!(found.len(), 3);
+            assert!(found.contains(&(b"user.b".to_vec(), b"12345".to_vec())));
+            assert!(found.contains(&(b"user.empty".to_vec(), vec![])));
+        }
+        assert_eq!(NewAttribute::new(b"btrfs.x", b"").unwrap(), None);
+        assert_eq!(NewAttribute::new(b"user.", b"").unwrap(), None);
+        assert!(NewAttribute::new(b"system.posix_acl_access", b"").is_err());
     }
 }

@@ -9,6 +9,7 @@
 //! cache allows, whatever it claims.
 //! Law 2: a pointer that leads nowhere damages the blocks it stands for and no others.
 
+pub(crate) mod build;
 mod indirect;
 
 use std::sync::Arc;

@@ -1,0 +1,214 @@
+//! Block maps of ext2, built: indirect blocks before the data they lead to.
+//!
+//! ```text
+//!   order   d d d .. (12) | I1 d d d .. | I2 I1 d d .. I1 d d .. | I3 I2 I1 d ..
+//! ```
+//! Whoever gives out block numbers in rising order gets files that are read without a step
+//! back.
+
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "computes with numbers of the builder's own, all far below their limits"
+)]
+
+use crate::format::inode::{DIRECT, POINTERS};
+use crate::units::{index, narrow};
+
+/// One part of a built map, in the order in which blocks were taken.
+#[derive(Debug)]
+pub(crate) enum Part {
+    /// An indirect block, and the pointers in it.
+    Indirect { at: u32, pointers: Vec<u8> },
+    /// Blocks of data, from file block `from` on.
+    Data { at: u32, from: u32, blocks: u32 },
+}
+
+/// A map that is ready to be written.
+#[derive(Debug, Default)]
+pub(crate) struct Built {
+    /// What goes into the inode.
+    pub(crate) pointers: [u32; POINTERS],
+    /// Everything else, in the order in which blocks were taken.
+    pub(crate) parts: Vec<Part>,
+}
+
+/// An indirect block that is being filled: which one of its level, and its place in the parts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Open {
+    slot: usize,
+    nth: u64,
+    part: usize,
+}
+
+/// Where a file block is in the trees: the pointer of the inode, the levels below it, and
+/// its place in that tree.
+fn place(at: u32, fan_out: u64) -> Option<(usize, u32, u64)> {
+    let Some(mut offset) = u64::from(at).checked_sub(u64::from(DIRECT)) else {
+        return Some((index(at.into()), 0, 0));
+    };
+    for levels in 1..=3u32 {
+        let reach = fan_out.saturating_pow(levels);
+        if offset < reach {
+            return Some((index(u64::from(DIRECT + levels - 1)), levels, offset));
+        }
+        offset -= reach;
+    }
+    None
+}
+
+/// File blocks that a map can reach.
+pub(crate) fn reach_blocks(block_bytes: u32) -> u64 {
+    let fan_out = u64::from(block_bytes / 4);
+    let trees = (1..=3).map(|levels| fan_out.saturating_pow(levels));
+    trees.fold(u64::from(DIRECT), u64::saturating_add)
+}
+
+/// Indirect blocks that a file with data in `runs` (first block, count; rising) needs.
+pub(crate) fn indirect_blocks(runs: &[(u32, u32)], block_bytes: u32) -> u64 {
+    let fan_out = u64::from(block_bytes / 4);
+    let mut count = 0;
+    let mut start = u64::from(DIRECT);
+    for levels in 1..=3u32 {
+        let end = start.saturating_add(fan_out.saturating_pow(levels));
+        for depth in 1..=levels {
+            let span = fan_out.saturating_pow(depth);
+            let mut last = None;
+            for &(from, blocks) in runs {
+                let low = u64::from(from).max(start);
+                let high = (u64::from(from) + u64::from(blocks)).min(end);
+                if low >= high {
+                    continue;
+                }
+                let (first, final_) = ((low - start) / span, (high - 1 - start) / span);
+                count += final_ - first + u64::from(last != Some(first));
+                last = Some(final_);
+            }
+        }
+        start = end;
+    }
+    count
+}
+
+/// Builds the map of a file with data in `runs` (first block, count; rising), taking every
+/// block from `next`; `None` if that gave out or a block lies beyond what maps reach.
+pub(crate) fn build(
+    runs: &[(u32, u32)],
+    block_bytes: u32,
+    next: &mut impl FnMut() -> Option<u32>,
+) -> Option<Built> {
+    let mut map = Building { built: Built::default(), block_bytes, open: [None; 3] };
+    for &(from, blocks) in runs {
+        for at in from..from.checked_add(blocks)? {
+            map.put(at, next)?;
+        }
+    }
+    Some(map.built)
+}
+
+struct Building {
+    built: Built,
+    block_bytes: u32,
+    /// The indirect block that is open on each depth; the first is the deepest.
+    open: [Option<Open>; 3],
+}
+
+impl Building {
+    fn put(&mut self, at: u32, next: &mut impl FnMut() -> Option<u32>) -> Option<()> {
+        let fan_out = u64::from(self.block_bytes / 4);
+        let (slot, levels, offset) = place(at, fan_out)?;
+        let mut above = None;
+        for depth in (1..=levels).rev() {
+            let nth = offset / fan_out.saturating_pow(depth);
+            let kept = self.open.get_mut(index(u64::from(depth - 1)))?;
+            if let Some(open) = kept.filter(|open| (open.slot, open.nth) == (slot, nth)) {
+                above = Some(open.part);
+                continue;
+            }
+            let block = next()?;
+            let part = self.built.parts.len();
+            *kept = Some(Open { slot, nth, part });
+            let pointers = vec![0; index(self.block_bytes.into())];
+            self.built.parts.push(Part::Indirect { at: block, pointers });
+            self.point(slot, above, nth % fan_out, block)?;
+            above = Some(part);
+        }
+        let block = next()?;
+        self.point(slot, above, offset % fan_out, block)?;
+        match self.built.parts.last_mut() {
+            Some(Part::Data { at: start, from, blocks })
+                if *start + *blocks == block && *from + *blocks == at =>
+            {
+                *blocks += 1;
+            }
+            _ => self.built.parts.push(Part::Data { at: block, from: at, blocks: 1 }),
+        }
+        Some(())
+    }
+
+    /// Writes a pointer into the inode or into the indirect block above.
+    fn point(&mut self, slot: usize, above: Option<usize>, nth: u64, to: u32) -> Option<()> {
+        let Some(part) = above else {
+            *self.built.pointers.get_mut(slot)? = to;
+            return Some(());
+        };
+        let Part::Indirect { pointers, .. } = self.built.parts.get_mut(part)? else { return None };
+        let at = index(nth).checked_mul(4)?;
+        pointers.get_mut(at..)?.get_mut(..4)?.copy_from_slice(&to.to_le_bytes());
+        Some(())
+    }
+}
+
+/// Bytes `start..end` of a file, as blocks.
+pub(crate) fn to_blocks(start: u64, end: u64, block_bytes: u32) -> (u32, u32) {
+    let first = start / u64::from(block_bytes);
+    let last = end.div_ceil(u64::from(block_bytes));
+    (narrow(first), narrow(last.saturating_sub(first)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_indirect_blocks_are_counted_as_are_built() {
+        let edge = 12 + 256 + 65536;
+        for runs in [
+            vec![],
+            vec![(0, 12)],
+            vec![(0, 13)],
+            vec![(0, 268)],
+            vec![(0, 269)],
+            vec![(11, 1), (12, 1), (267, 2), (600, 1), (601, 700)],
+            vec![(edge - 1, 2), (edge + 300, 1), (edge + 70_000, 400)],
+            vec![(0, 5000)],
+        ] {
+            let mut taken = 99;
+            let built = build(&runs, 1024, &mut || {
+                taken += 1;
+                Some(taken)
+            })
+            .unwrap();
+            let indirect =
+                built.parts.iter().filter(|part| matches!(part, Part::Indirect { .. })).count();
+            assert_eq!(indirect_blocks(&runs, 1024), indirect as u64, "{runs:?}");
+            let data: u32 = runs.iter().map(|run| run.1).sum();
+            assert_eq!(taken - 99, data + indirect as u32);
+        }
+    }
+
+    #[test]
+    fn data_follows_its_indirect_block() {
+        let mut taken = 99;
+        let built = build(&[(11, 3)], 1024, &mut || {
+            taken += 1;
+            Some(taken)
+        })
+        .unwrap();
+        assert_eq!((built.pointers[11], built.pointers[12]), (100, 101));
+        let Part::Indirect { at: 101, pointers } = &built.parts[1] else { panic!("{built:?}") };
+        assert_eq!(pointers[..8], [102, 0, 0, 0, 103, 0, 0, 0]);
+        assert!(matches!(built.parts[2], Part::Data { at: 102, from: 12, blocks: 2 }));
+        assert!(build(&[(u32::MAX - 1, 1)], 1024, &mut || Some(1)).is_none());
+        assert_eq!(reach_blocks(1024), 12 + 256 + 65536 + (1 << 24));
+    }
+}

@@ -1,0 +1,139 @@
+//! What a volume is to be like, in mke2fs's words.
+
+use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
+
+/// How many inodes there are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Inodes {
+    /// As mke2fs chooses for a volume of this size.
+    Default,
+    /// One for so many bytes: 1,024 to 67,108,864.
+    PerBytes(u32),
+    /// So many, or the next number that fills the tables.
+    Count(u32),
+}
+
+/// What a volume is to be like.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Options {
+    /// Bytes of a block, a power of two from 1,024 to 65,536; by size if left open.
+    pub block_bytes: Option<u32>,
+    /// Inodes.
+    pub inodes: Inodes,
+    /// Bytes of an inode: a power of two from 128 to the block size.
+    pub inode_bytes: u32,
+    /// Compatible features.
+    pub compatible: Compatible,
+    /// Incompatible features.
+    pub incompatible: Incompatible,
+    /// Read-only-compatible features.
+    pub read_only_compatible: ReadOnlyCompatible,
+    /// Blocks kept for the superuser, in millionths: at most 500,000.
+    pub reserved_ppm: u32,
+    /// At most 16 bytes.
+    pub label: Vec<u8>,
+    /// Identity.
+    pub uuid: [u8; 16],
+    /// What hashes of names start from.
+    pub hash_seed: [u8; 16],
+    /// How indexed directories hash names: 0 legacy, 1 half MD4, 2 TEA.
+    pub hash_version: u8,
+    /// When the volume is made, in seconds since 1970.
+    pub time: u32,
+    /// Owner and group of the root directory, where no tree says so.
+    pub root_owner: (u32, u32),
+}
+
+/// A feature that a new volume cannot have.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum FeatureError {
+    /// No feature has this name.
+    #[error("-O {0}: no such feature")]
+    Unknown(String),
+    /// It is not one of ext2, or not made here.
+    #[error("-O {0}: not a feature that format gives to an ext2 volume")]
+    Unsupported(String),
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            block_bytes: None,
+            inodes: Inodes::Default,
+            inode_bytes: 256,
+            compatible: Compatible::EXT_ATTR | Compatible::RESIZE_INODE | Compatible::DIR_INDEX,
+            incompatible: Incompatible::FILETYPE,
+            read_only_compatible: ReadOnlyCompatible::SPARSE_SUPER | ReadOnlyCompatible::LARGE_FILE,
+            reserved_ppm: 50_000,
+            label: vec![],
+            uuid: [0; 16],
+            hash_seed: [0; 16],
+            hash_version: 1,
+            time: 0,
+            root_owner: (0, 0),
+        }
+    }
+}
+
+impl Options {
+    const COMPATIBLE: Compatible =
+        Compatible::EXT_ATTR.union(Compatible::RESIZE_INODE).union(Compatible::DIR_INDEX);
+    const INCOMPATIBLE: Incompatible = Incompatible::FILETYPE;
+    const READ_ONLY_COMPATIBLE: ReadOnlyCompatible = ReadOnlyCompatible::SPARSE_SUPER
+        .union(ReadOnlyCompatible::LARGE_FILE)
+        .union(ReadOnlyCompatible::DIR_NLINK)
+        .union(ReadOnlyCompatible::EXTRA_ISIZE);
+
+    /// Changes the features as `-O` says: names separated by commas, `^` takes one away,
+    /// `none` takes all.
+    ///
+    /// # Errors
+    /// [`FeatureError`] naming the first that cannot be.
+    pub fn features(&mut self, text: &str) -> Result<(), FeatureError> {
+        for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
+            if word == "none" {
+                self.compatible = Compatible::empty();
+                self.incompatible = Incompatible::empty();
+                self.read_only_compatible = ReadOnlyCompatible::empty();
+                continue;
+            }
+            let (name, on) = word.strip_prefix('^').map_or((word, true), |name| (name, false));
+            let unsupported = |can: bool| match can || !on {
+                true => Ok(()),
+                false => Err(FeatureError::Unsupported(name.to_owned())),
+            };
+            if let Some(flag) = Compatible::named(name) {
+                unsupported(Self::COMPATIBLE.contains(flag))?;
+                self.compatible.set(flag, on);
+            } else if let Some(flag) = Incompatible::named(name) {
+                unsupported(Self::INCOMPATIBLE.contains(flag))?;
+                self.incompatible.set(flag, on);
+            } else if let Some(flag) = ReadOnlyCompatible::named(name) {
+                unsupported(Self::READ_ONLY_COMPATIBLE.contains(flag))?;
+                self.read_only_compatible.set(flag, on);
+            } else {
+                return Err(FeatureError::Unknown(name.to_owned()));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn features_are_spelt_as_mke2fs_spells_them() {
+        let mut options = Options::default();
+        options.features("^resize_inode, dir_nlink").unwrap();
+        assert!(!options.compatible.contains(Compatible::RESIZE_INODE));
+        assert!(options.read_only_compatible.contains(ReadOnlyCompatible::DIR_NLINK));
+        options.features("^has_journal,^extent").unwrap();
+        let error = options.features("extent").unwrap_err();
+        assert!(error.to_string().contains("extent"), "{error}");
+        assert_eq!(options.features("sparse"), Err(FeatureError::Unknown("sparse".into())));
+        options.features("none").unwrap();
+        assert_eq!(options.compatible.bits() | options.incompatible.bits(), 0);
+    }
+}

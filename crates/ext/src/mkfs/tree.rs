@@ -1,0 +1,274 @@
+//! A tree of files that is to become a volume.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use draconis_exchange::contract::{Kind, Time};
+
+use super::{Error, Result};
+use crate::format::xattr::NewAttribute;
+
+/// The number of a node in its tree.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct NodeId(pub(super) u32);
+
+impl NodeId {
+    /// The root directory of every tree.
+    pub const ROOT: Self = Self(0);
+}
+
+/// What a node is.
+#[derive(Clone, Debug)]
+pub enum What {
+    /// A directory.
+    Directory,
+    /// A file.
+    File {
+        /// Length in bytes.
+        size_bytes: u64,
+        /// Where it has data: start and end in bytes, rising; holes elsewhere.
+        data: Vec<(u64, u64)>,
+        /// What [`Contents::read`] is asked for.
+        source: u64,
+    },
+    /// A symbolic link and its target.
+    Symlink(Vec<u8>),
+    /// A character device: major and minor number.
+    CharDevice(u32, u32),
+    /// A block device: major and minor number.
+    BlockDevice(u32, u32),
+    /// A pipe with a name.
+    Fifo,
+    /// A socket.
+    Socket,
+}
+
+/// A file of any kind, under any number of names.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// What it is.
+    pub what: What,
+    /// Permissions, setuid, setgid and sticky bits.
+    pub mode: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Last read.
+    pub accessed: Time,
+    /// Contents changed last.
+    pub modified: Time,
+    /// Inode changed last.
+    pub changed: Time,
+    /// Made.
+    pub created: Time,
+    /// Extended attributes by [`Node::attribute`], in the order of the format.
+    pub(super) attributes: Vec<NewAttribute>,
+}
+
+/// The contents of the files of a tree.
+pub trait Contents: Sync {
+    /// Fills `into` with what file `source` has at `at_bytes`; all of it was said to be there.
+    ///
+    /// # Errors
+    /// What the source says; it becomes [`Error::Source`] with the path of the file.
+    fn read(&self, source: u64, at_bytes: u64, into: &mut [u8]) -> std::io::Result<()>;
+}
+
+impl What {
+    /// The kind.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Directory => Kind::Directory,
+            Self::File { .. } => Kind::File,
+            Self::Symlink(_) => Kind::Symlink,
+            Self::CharDevice(..) => Kind::CharDevice,
+            Self::BlockDevice(..) => Kind::BlockDevice,
+            Self::Fifo => Kind::Fifo,
+            Self::Socket => Kind::Socket,
+        }
+    }
+}
+
+impl Node {
+    /// A node of the superuser, from 1970.
+    pub fn new(what: What, mode: u16) -> Self {
+        let never = Time::default();
+        Self {
+            what,
+            mode: mode & 0o7777,
+            uid: 0,
+            gid: 0,
+            accessed: never,
+            modified: never,
+            changed: never,
+            created: never,
+            attributes: vec![],
+        }
+    }
+
+    /// The same with all its times set.
+    #[must_use]
+    pub fn at(mut self, time: Time) -> Self {
+        (self.accessed, self.modified, self.changed, self.created) = (time, time, time, time);
+        self
+    }
+
+    /// Gives it an extended attribute, named and valued as with Linux's `setxattr`; `false` if
+    /// ext2 has no place for such a name.
+    pub fn attribute(&mut self, name: &[u8], value: &[u8]) -> bool {
+        let Ok(Some(new)) = NewAttribute::new(name, value) else { return false };
+        self.attributes.retain(|old| !old.same_name(&new));
+        self.attributes.push(new);
+        self.attributes.sort();
+        true
+    }
+
+    /// `i_mode`.
+    pub(super) fn raw_mode(&self) -> u16 {
+        let kind = match self.what.kind() {
+            Kind::Fifo => 0o010000,
+            Kind::CharDevice => 0o020000,
+            Kind::Directory => 0o040000,
+            Kind::BlockDevice => 0o060000,
+            Kind::File => 0o100000,
+            Kind::Symlink => 0o120000,
+            Kind::Socket => 0o140000,
+        };
+        kind | self.mode & 0o7777
+    }
+}
+
+/// A tree of files.
+#[derive(Clone, Debug)]
+pub struct Tree {
+    nodes: Vec<Node>,
+    /// The names in each directory.
+    names: BTreeMap<NodeId, BTreeMap<Vec<u8>, NodeId>>,
+    /// One directory that a node is in, and its name there: enough for messages.
+    homes: Vec<NodeId>,
+}
+
+impl Tree {
+    /// A tree of nothing but its root.
+    pub fn new(root: Node) -> Self {
+        Self {
+            nodes: vec![root],
+            names: BTreeMap::from([(NodeId::ROOT, BTreeMap::new())]),
+            homes: vec![NodeId::ROOT],
+        }
+    }
+
+    /// A node.
+    pub fn node(&self, id: NodeId) -> &Node {
+        // An id is given out only by `add` of this tree; one of another may lie beyond it.
+        self.nodes.get(index(id)).or(self.nodes.first()).unwrap_or(&NOBODY)
+    }
+
+    /// A node, to be changed.
+    pub fn node_mut(&mut self, id: NodeId) -> Option<&mut Node> {
+        self.nodes.get_mut(index(id))
+    }
+
+    /// Nodes that were added, reachable or not.
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Never: there is a root.
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    /// The names in a directory, in the order of their bytes.
+    pub fn names(&self, dir: NodeId) -> impl Iterator<Item = (&[u8], NodeId)> {
+        self.names.get(&dir).into_iter().flatten().map(|(name, id)| (&name[..], *id))
+    }
+
+    /// What `name` names in `dir`.
+    pub fn lookup(&self, dir: NodeId, name: &[u8]) -> Option<NodeId> {
+        self.names.get(&dir)?.get(name).copied()
+    }
+
+    /// Adds a node under a name; what had the name is replaced.
+    ///
+    /// # Errors
+    /// [`Error::Tree`] for a name that cannot be, or if `dir` is no directory.
+    pub fn add(&mut self, dir: NodeId, name: &[u8], node: Node) -> Result<NodeId> {
+        let id = NodeId(crate::units::narrow(self.nodes.len() as u64));
+        let is_dir = matches!(node.what, What::Directory);
+        self.nodes.push(node);
+        self.homes.push(dir);
+        self.link(dir, name, id)?;
+        if is_dir {
+            self.names.insert(id, BTreeMap::new());
+        }
+        Ok(id)
+    }
+
+    /// Gives a node another name; what had the name is replaced.
+    ///
+    /// # Errors
+    /// As [`Tree::add`].
+    pub fn link(&mut self, dir: NodeId, name: &[u8], to: NodeId) -> Result<()> {
+        let wrong = match name {
+            b"" | b"." | b".." => Some("not a name"),
+            name if name.len() > 255 => Some("a name has at most 255 bytes"),
+            name if name.iter().any(|byte| matches!(byte, 0 | b'/')) => Some("not a name"),
+            _ => None,
+        };
+        let path = |tree: &Self| {
+            let shown = String::from_utf8_lossy(name).into_owned();
+            format!("{}/{shown}", tree.path(dir).trim_end_matches('/'))
+        };
+        if let Some(what) = wrong {
+            return Err(Error::Tree { path: path(self), what: what.to_owned() });
+        }
+        let not_dir = path(self);
+        let Some(names) = self.names.get_mut(&dir) else {
+            return Err(Error::Tree { path: not_dir, what: "its parent is no directory".into() });
+        };
+        match names.entry(name.to_vec()) {
+            Entry::Vacant(free) => {
+                free.insert(to);
+            }
+            Entry::Occupied(mut taken) => {
+                taken.insert(to);
+            }
+        }
+        Ok(())
+    }
+
+    /// A path that leads to a node.
+    pub fn path(&self, id: NodeId) -> String {
+        let mut parts = vec![];
+        let mut at = id;
+        // A home is older than what lives in it, so this ends at the root.
+        while at != NodeId::ROOT {
+            let Some(home) = self.homes.get(index(at)).copied().filter(|home| *home < at) else {
+                break;
+            };
+            let name = self.names(home).find(|(_, found)| *found == at);
+            parts.push(name.map_or("?".into(), |it| String::from_utf8_lossy(it.0).into_owned()));
+            at = home;
+        }
+        parts.reverse();
+        format!("/{}", parts.join("/"))
+    }
+}
+
+static NOBODY: Node = Node {
+    what: What::Directory,
+    mode: 0o755,
+    uid: 0,
+    gid: 0,
+    accessed: Time { seconds: 0, nanoseconds: 0 },
+    modified: Time { seconds: 0, nanoseconds: 0 },
+    changed: Time { seconds: 0, nanoseconds: 0 },
+    created: Time { seconds: 0, nanoseconds: 0 },
+    attributes: vec![],
+};
+
+fn index(id: NodeId) -> usize {
+    crate::units::index(id.0.into())
+}

@@ -1,0 +1,250 @@
+//! A directory of this machine as a tree.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::{File, Metadata};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use draconis_exchange::contract::Time;
+use draconis_ext::mkfs::{Contents, Node, NodeId, Tree, What};
+use rustix::fs::{OFlags, SeekFrom};
+use rustix::io::Errno;
+
+use super::{LeftOut, Source, Stamp};
+
+/// Files by their number, below the top.
+struct Files {
+    top: PathBuf,
+    /// The directory of each file, as an index into `dirs`, and its name there.
+    files: Vec<(u32, Box<[u8]>)>,
+    dirs: Vec<PathBuf>,
+}
+
+impl Files {
+    fn path(&self, source: u64) -> Option<PathBuf> {
+        let (dir, name) = self.files.get(usize::try_from(source).ok()?)?;
+        let dir = self.dirs.get(*dir as usize)?;
+        Some(self.top.join(dir).join(OsStr::from_bytes(name)))
+    }
+}
+
+impl Contents for Files {
+    fn read(&self, source: u64, at_bytes: u64, into: &mut [u8]) -> std::io::Result<()> {
+        let path = self.path(source).ok_or(std::io::ErrorKind::NotFound)?;
+        let read = open(&path)?.read_exact_at(into, at_bytes);
+        read.map_err(|error| match error.kind() {
+            std::io::ErrorKind::UnexpectedEof => {
+                std::io::Error::other("became shorter while it was read; run again")
+            }
+            _ => error,
+        })
+    }
+}
+
+/// Opens a file without leaving a trace on it, where that is allowed.
+fn open(path: &Path) -> std::io::Result<File> {
+    let flags = |more: OFlags| (OFlags::NOFOLLOW | OFlags::NONBLOCK | more).bits() as i32;
+    let quiet = File::options().read(true).custom_flags(flags(OFlags::NOATIME)).open(path);
+    match quiet {
+        Err(error) if error.raw_os_error() == Some(Errno::PERM.raw_os_error()) => {
+            File::options().read(true).custom_flags(flags(OFlags::empty())).open(path)
+        }
+        opened => opened,
+    }
+}
+
+struct Scan {
+    tree: Tree,
+    files: Files,
+    stamp: Stamp,
+    /// Nodes with several names, by device and inode.
+    seen: HashMap<(u64, u64), NodeId>,
+    /// The image that is being made, which cannot hold itself.
+    image: Option<(u64, u64)>,
+    left_out: LeftOut,
+}
+
+/// Scans everything below `top`.
+pub fn scan(top: &Path, image: &Path, mut root: Node, stamp: Stamp) -> anyhow::Result<Source> {
+    let shown = || top.display().to_string();
+    let found = std::fs::metadata(top).with_context(shown)?;
+    let mut left_out = LeftOut::default();
+    describe(&mut root, &found, stamp);
+    attributes(&mut root, top, &mut left_out).with_context(shown)?;
+    let mut scan = Scan {
+        tree: Tree::new(root),
+        files: Files { top: top.to_path_buf(), files: vec![], dirs: vec![] },
+        stamp,
+        seen: HashMap::new(),
+        image: std::fs::metadata(image).ok().map(|found| (found.dev(), found.ino())),
+        left_out,
+    };
+    let mut stack = vec![(PathBuf::new(), NodeId::ROOT)];
+    while let Some((dir, id)) = stack.pop() {
+        scan.directory(dir, id, &mut stack)?;
+    }
+    Ok(Source { tree: scan.tree, contents: Box::new(scan.files) })
+}
+
+impl Scan {
+    fn directory(
+        &mut self,
+        dir: PathBuf,
+        id: NodeId,
+        stack: &mut Vec<(PathBuf, NodeId)>,
+    ) -> anyhow::Result<()> {
+        let path = self.files.top.join(&dir);
+        let nth = u32::try_from(self.files.dirs.len()).context("too many directories")?;
+        let entries = std::fs::read_dir(&path).with_context(|| path.display().to_string())?;
+        let mut names = vec![];
+        for entry in entries {
+            names.push(entry.with_context(|| path.display().to_string())?.file_name());
+        }
+        // In an order that does not depend on the file system they come from.
+        names.sort_unstable();
+        for name in names {
+            let path = path.join(&name);
+            let below = self.entry(&path, name.as_bytes(), id, nth);
+            if let Some(child) = below.with_context(|| path.display().to_string())? {
+                stack.push((dir.join(&name), child));
+            }
+        }
+        self.files.dirs.push(dir);
+        Ok(())
+    }
+
+    /// Adds one name; its node if that is a directory.
+    fn entry(
+        &mut self,
+        path: &Path,
+        name: &[u8],
+        dir: NodeId,
+        dir_nth: u32,
+    ) -> anyhow::Result<Option<NodeId>> {
+        let found = std::fs::symlink_metadata(path)?;
+        let identity = (found.dev(), found.ino());
+        if Some(identity) == self.image {
+            self.left_out.tell("the image itself is", &path.display());
+            return Ok(None);
+        }
+        let several = found.nlink() > 1 && !found.is_dir();
+        if several && let Some(first) = self.seen.get(&identity) {
+            self.tree.link(dir, name, *first)?;
+            return Ok(None);
+        }
+        let kind = found.file_type();
+        let device = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));
+        let what = if kind.is_dir() {
+            What::Directory
+        } else if kind.is_file() {
+            let source = self.files.files.len() as u64;
+            self.files.files.push((dir_nth, name.into()));
+            What::File { size_bytes: found.size(), data: data(path, &found)?, source }
+        } else if kind.is_symlink() {
+            What::Symlink(std::fs::read_link(path)?.as_os_str().as_bytes().to_vec())
+        } else if kind.is_char_device() {
+            What::CharDevice(device.0, device.1)
+        } else if kind.is_block_device() {
+            What::BlockDevice(device.0, device.1)
+        } else if kind.is_fifo() {
+            What::Fifo
+        } else {
+            What::Socket
+        };
+        let mut node = Node::new(what, 0);
+        describe(&mut node, &found, self.stamp);
+        attributes(&mut node, path, &mut self.left_out)?;
+        let id = self.tree.add(dir, name, node)?;
+        if several {
+            self.seen.insert(identity, id);
+        }
+        Ok(kind.is_dir().then_some(id))
+    }
+}
+
+fn describe(node: &mut Node, found: &Metadata, stamp: Stamp) {
+    let time = |seconds, nanoseconds| Time {
+        seconds,
+        nanoseconds: u32::try_from(nanoseconds).unwrap_or(0),
+    };
+    node.mode = (found.mode() & 0o7777) as u16;
+    (node.uid, node.gid) = (found.uid(), found.gid());
+    stamp.set(
+        node,
+        time(found.mtime(), found.mtime_nsec()),
+        Some(time(found.atime(), found.atime_nsec())),
+        Some(time(found.ctime(), found.ctime_nsec())),
+    );
+}
+
+/// Where a file has data. Files without holes are not opened for that.
+fn data(path: &Path, found: &Metadata) -> std::io::Result<Vec<(u64, u64)>> {
+    let size = found.size();
+    if size == 0 {
+        return Ok(vec![]);
+    }
+    if found.blocks().saturating_mul(512) >= size {
+        return Ok(vec![(0, size)]);
+    }
+    let file = open(path)?;
+    let mut data = vec![];
+    let mut at = 0;
+    while at < size {
+        let start = match rustix::fs::seek(&file, SeekFrom::Data(at)) {
+            Ok(start) => start,
+            Err(Errno::NXIO) => break,
+            // A file system that knows no holes.
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(vec![(0, size)]),
+            Err(errno) => return Err(errno.into()),
+        };
+        let end = rustix::fs::seek(&file, SeekFrom::Hole(start))?.min(size);
+        if end <= start {
+            break;
+        }
+        data.push((start, end));
+        at = end;
+    }
+    Ok(data)
+}
+
+fn attributes(node: &mut Node, path: &Path, left_out: &mut LeftOut) -> std::io::Result<()> {
+    let mut list = [0; 4096];
+    let len = match rustix::fs::llistxattr(path, &mut list[..]) {
+        Ok(0) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(()),
+        Ok(len) => len,
+        Err(Errno::RANGE) => return long_attributes(node, path, left_out),
+        Err(errno) => return Err(errno.into()),
+    };
+    each_attribute(node, path, list.get(..len).unwrap_or_default(), left_out)
+}
+
+fn long_attributes(node: &mut Node, path: &Path, left_out: &mut LeftOut) -> std::io::Result<()> {
+    let mut list = vec![0; 65536];
+    let len = rustix::fs::llistxattr(path, &mut list[..])?;
+    each_attribute(node, path, list.get(..len).unwrap_or_default(), left_out)
+}
+
+fn each_attribute(
+    node: &mut Node,
+    path: &Path,
+    list: &[u8],
+    left_out: &mut LeftOut,
+) -> std::io::Result<()> {
+    let mut value = vec![0; 65536];
+    for name in list.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+        let len = match rustix::fs::lgetxattr(path, name, &mut value[..]) {
+            Ok(len) => len,
+            // Gone since, or not for us.
+            Err(Errno::NODATA | Errno::PERM | Errno::ACCESS) => continue,
+            Err(errno) => return Err(errno.into()),
+        };
+        if !node.attribute(name, value.get(..len).unwrap_or_default()) {
+            let name = String::from_utf8_lossy(name);
+            left_out.tell(&format!("the attribute {name} is"), &path.display());
+        }
+    }
+    Ok(())
+}

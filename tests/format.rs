@@ -1,0 +1,389 @@
+//! `draconis format`: volumes made from directories and archives, judged by others.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use common::{Draconis, Kernel, Seen, Without, have, is_root, look, mke2fs, odd_tree, same};
+
+/// Access times change by looking, inode numbers and blocks are the volume's own.
+fn contents() -> Without {
+    Without { what_a_copy_loses: true, fractions: false }
+}
+
+/// The odd tree with a sparse file that is quicker to compare than one of five gibibytes.
+fn small_odd_tree(top: &Path) {
+    odd_tree(top);
+    let sparse = std::fs::File::options().write(true).open(top.join("sparse")).unwrap();
+    sparse.set_len(70 << 20).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&sparse, b"near the end", 69 << 20).unwrap();
+}
+
+fn check(image: &Path) {
+    let output = Command::new("e2fsck").arg("-fn").arg(image).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// The tree in a volume as the kernel shows it; without root, as `draconis get` restores it.
+fn tree_in(draconis: &Draconis, image: &Path) -> BTreeMap<PathBuf, Seen> {
+    let mut seen = match Kernel::mount(image, draconis.make_dir("kernel"), "format") {
+        Some(kernel) => look(&kernel.at, contents()),
+        None => {
+            let into = tempfile::tempdir().unwrap();
+            draconis.ok([
+                OsStr::new("get"),
+                OsStr::new("-r"),
+                OsStr::new(&format!("{}:/", image.display())),
+                into.path().as_os_str(),
+            ]);
+            look(into.path(), contents())
+        }
+    };
+    assert!(seen.remove(Path::new("lost+found")).is_some());
+    // The root is everybody's own.
+    seen.remove(Path::new(""));
+    seen
+}
+
+fn tree_at(top: &Path) -> BTreeMap<PathBuf, Seen> {
+    let mut seen = look(top, contents());
+    seen.remove(Path::new(""));
+    seen
+}
+
+fn archive(top: &Path, arguments: &[&str], into: &Path) {
+    let mut tar = Command::new("tar");
+    // Only pax archives have room for attributes.
+    if !arguments.contains(&"--format=gnu") {
+        tar.args(["--format=pax", "--xattrs", "--xattrs-include=*"]);
+    }
+    tar.arg("-C").arg(top).args(arguments);
+    let output = tar.arg("-cf").arg(into).arg(".").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn a_directory_becomes_a_volume() {
+    let draconis = Draconis::new();
+    let tree = draconis.make_dir("tree");
+    small_odd_tree(&tree);
+    let expected = tree_at(&tree);
+    let image = draconis.path("image");
+    for arguments in [&[][..], &["-b", "1024"], &["-b", "2048", "-O", "^dir_index"]] {
+        let mut command = vec!["format", "--from", tree.to_str().unwrap()];
+        command.extend(arguments);
+        command.push(image.to_str().unwrap());
+        draconis.ok(&command);
+        check(&image);
+        same(&tree_in(&draconis, &image), &expected);
+        std::fs::remove_file(&image).unwrap();
+    }
+    let size = ["format", "--from", tree.to_str().unwrap(), image.to_str().unwrap(), "100M"];
+    draconis.ok(size);
+    check(&image);
+    assert_eq!(image.metadata().unwrap().len(), 100 << 20);
+    let holes = std::os::unix::fs::MetadataExt::blocks(&image.metadata().unwrap());
+    assert!(holes < (20 << 20) / 512, "{holes} sectors");
+    same(&tree_in(&draconis, &image), &expected);
+}
+
+#[test]
+fn an_archive_of_any_kind_becomes_the_same_volume() {
+    let draconis = Draconis::new();
+    let tree = draconis.make_dir("tree");
+    small_odd_tree(&tree);
+    let expected = tree_at(&tree);
+    let tar = draconis.path("archive");
+    let image = draconis.path("image");
+    for arguments in [
+        &["--sparse", "--sparse-version=1.0"][..],
+        &["--sparse", "--sparse-version=0.1"],
+        &["--sparse", "--sparse-version=0.0"],
+        &["--sparse", "-z"],
+    ] {
+        archive(&tree, arguments, &tar);
+        draconis.ok([OsStr::new("format"), OsStr::new("--from"), tar.as_ref(), image.as_ref()]);
+        check(&image);
+        same(&tree_in(&draconis, &image), &expected);
+        std::fs::remove_file(&image).unwrap();
+    }
+    // GNU tar's own format: no attributes, no fractions of seconds.
+    let plain = draconis.make_dir("plain");
+    for nth in 0..30 {
+        let name = format!("{nth} {}", "long name ".repeat(nth));
+        let dir = plain.join(&name[..name.len().min(200)]);
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(dir.join("file"), name).unwrap();
+        std::os::unix::fs::symlink("t".repeat(nth * 20 + 1), dir.join("link")).unwrap();
+    }
+    let sparse = std::fs::File::create(plain.join("sparse")).unwrap();
+    for nth in 0..50 {
+        std::os::unix::fs::FileExt::write_all_at(&sparse, &[7; 5000], nth << 20).unwrap();
+    }
+    sparse.set_len(60 << 20).unwrap();
+    let without = Without { what_a_copy_loses: true, fractions: true };
+    archive(&plain, &["--format=gnu", "--sparse"], &tar);
+    draconis.ok([OsStr::new("format"), OsStr::new("--from"), tar.as_ref(), image.as_ref()]);
+    check(&image);
+    let (mut found, mut expected) = (tree_in(&draconis, &image), look(&plain, without));
+    expected.remove(Path::new(""));
+    for seen in found.values_mut() {
+        seen.times = seen.times.map(|(seconds, _)| (seconds, 0));
+    }
+    same(&found, &expected);
+}
+
+/// A program that packs standard input.
+fn pack(tool: &str, bytes: &[u8]) -> Option<Vec<u8>> {
+    if !have(tool) {
+        eprintln!("skipped: {tool} is not installed");
+        return None;
+    }
+    let mut child = Command::new(tool)
+        .args(["-c", "-q"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let bytes = bytes.to_vec();
+    let writer = std::thread::spawn(move || stdin.write_all(&bytes));
+    let output = child.wait_with_output().unwrap();
+    writer.join().unwrap().unwrap();
+    Some(output.stdout)
+}
+
+fn format_from_stdin(draconis: &Draconis, bytes: &[u8], image: &Path) -> Output {
+    let mut command = draconis.command();
+    command.env("SOURCE_DATE_EPOCH", "1700000000");
+    command.args(["format", "--seed", "7", "--force", "--from", "-"]).arg(image);
+    command.stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    // A refusal may close the pipe early.
+    let _ = stdin.write_all(bytes);
+    drop(stdin);
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn standard_input_may_be_packed() {
+    let draconis = Draconis::new();
+    let tree = draconis.make_dir("tree");
+    std::fs::create_dir(tree.join("dir")).unwrap();
+    std::fs::write(tree.join("dir/file"), vec![5; 300_000]).unwrap();
+    let tar = draconis.path("archive");
+    archive(&tree, &[], &tar);
+    let bytes = std::fs::read(&tar).unwrap();
+    let mut images = vec![];
+    for tool in ["cat", "gzip", "zstd", "xz"] {
+        let packed = if tool == "cat" { Some(bytes.clone()) } else { pack(tool, &bytes) };
+        let Some(packed) = packed else { continue };
+        let image = draconis.path(tool);
+        let output = format_from_stdin(&draconis, &packed, &image);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        check(&image);
+        images.push(std::fs::read(&image).unwrap());
+        if tool != "cat" {
+            let output = format_from_stdin(&draconis, &packed[..packed.len() / 2], &image);
+            assert_eq!(output.status.code(), Some(1), "half of {tool}");
+        }
+    }
+    assert!(images.windows(2).all(|pair| pair[0] == pair[1]));
+    let output = format_from_stdin(&draconis, &[b'x'; 5000], &draconis.path("none"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("not a tar archive"), "{said}");
+    assert!(!draconis.path("none").exists());
+}
+
+#[test]
+fn a_damaged_archive_is_refused_without_a_panic() {
+    let draconis = Draconis::new();
+    let tree = draconis.make_dir("tree");
+    small_odd_tree(&tree);
+    let tar = draconis.path("archive");
+    archive(&tree, &["--sparse", "--exclude=big"], &tar);
+    let bytes = std::fs::read(&tar).unwrap();
+    let image = draconis.path("image");
+    let mut state = 1u64;
+    for nth in 0..40 {
+        let mut damaged = bytes.clone();
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(nth);
+        let at = (state >> 16) as usize % damaged.len();
+        match nth % 3 {
+            0 => damaged.truncate(at),
+            1 => damaged[at] ^= 0x41,
+            _ => damaged[at & !511..][..256].fill(b'9'),
+        }
+        let output = format_from_stdin(&draconis, &damaged, &image);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(matches!(output.status.code(), Some(0 | 1)), "{said}");
+        assert!(!said.contains("panicked"), "{said}");
+        if output.status.success() {
+            check(&image);
+        }
+    }
+}
+
+#[test]
+fn the_same_source_gives_the_same_bytes() {
+    let draconis = Draconis::new();
+    let tree = draconis.make_dir("tree");
+    small_odd_tree(&tree);
+    let format = |seed: &str, image: &Path| {
+        let mut command = draconis.command();
+        command.env("SOURCE_DATE_EPOCH", "1700000000");
+        command.args(["format", "--seed", seed, "--from"]).arg(&tree).arg(image);
+        assert!(command.status().unwrap().success());
+        std::fs::read(image).unwrap()
+    };
+    let first = format("7", &draconis.path("a"));
+    // Looking at files and copying them changes times that the volume must not show.
+    std::fs::read(tree.join("big")).unwrap();
+    std::fs::set_permissions(
+        tree.join("one"),
+        std::fs::metadata(tree.join("one")).unwrap().permissions(),
+    )
+    .unwrap();
+    assert!(first == format("7", &draconis.path("b")));
+    assert!(first != format("8", &draconis.path("c")));
+}
+
+#[test]
+fn what_is_there_is_not_overwritten_unless_forced() {
+    let draconis = Draconis::new();
+    let image = draconis.path("image");
+    let name = image.to_str().unwrap();
+    let said = draconis.fails(["format", name]);
+    assert!(said.contains("SIZE"), "{said}");
+    assert!(!image.exists());
+    draconis.ok(["format", "-L", "first", name, "1M"]);
+    let before = std::fs::read(&image).unwrap();
+    let said = draconis.fails(["format", name]);
+    assert!(said.contains("an ext file system") && said.contains("--force"), "{said}");
+    // What does not fit changes nothing either, forced or not.
+    let big = draconis.path("big");
+    std::fs::write(&big, vec![1; 3 << 20]).unwrap();
+    let tree = draconis.make_dir("tree");
+    std::fs::rename(&big, tree.join("big")).unwrap();
+    let said = draconis.fails(["format", "--force", "--from", tree.to_str().unwrap(), name, "1M"]);
+    assert!(said.contains("no room") && said.contains("SIZE"), "{said}");
+    assert!(std::fs::read(&image).unwrap() == before);
+    draconis.ok(["format", "--force", "-L", "second", name]);
+    check(&image);
+    assert!(draconis.ok(["info", name]).contains("second"));
+    for (arguments, said) in [
+        (&["-t", "ext4", name, "1M"][..], "ext4"),
+        (&["-O", "extent", name, "1M"], "extent"),
+        (&["-O", "nonsense", name, "1M"], "nonsense"),
+        (&["-E", "stride=4", name, "1M"], "stride"),
+        (&["-U", "nobody", name, "1M"], "nobody"),
+        (&["-m", "x", name, "1M"], "-m x"),
+        (&["-b", "1000", name, "1M"], "1000"),
+        (&[name, "1Q"], "1Q"),
+        (&[name, "10K"], "too small"),
+        (&["--from", "/no/such", name], "/no/such"),
+    ] {
+        let mut all = vec!["format", "--force"];
+        all.extend(arguments);
+        let found = draconis.fails(&all);
+        assert!(found.contains(said), "{found}");
+    }
+    check(&image);
+    // Read-only images of others are known, too.
+    let mut foreign = vec![0; 1 << 20];
+    foreign[..4].copy_from_slice(b"XFSB");
+    std::fs::write(&image, foreign).unwrap();
+    assert!(draconis.fails(["format", name]).contains("XFS"));
+}
+
+#[test]
+fn a_volume_in_use_is_refused_even_if_forced() {
+    let draconis = Draconis::new();
+    let image = draconis.path("image");
+    let name = image.to_str().unwrap();
+    draconis.ok(["format", name, "8M"]);
+    let held = std::fs::File::open(&image).unwrap();
+    rustix::fs::flock(&held, rustix::fs::FlockOperation::LockShared).unwrap();
+    let said = draconis.fails(["format", "--force", name]);
+    assert!(said.contains("in use"), "{said}");
+    drop(held);
+    if let Some(_kernel) = Kernel::mount(&image, draconis.make_dir("kernel"), "in use") {
+        let said = draconis.fails(["format", "--force", name]);
+        assert!(said.contains("in use by /dev/loop"), "{said}");
+    }
+    draconis.ok(["format", "--force", name]);
+}
+
+#[test]
+fn the_layout_is_that_of_mke2fs() {
+    let draconis = Draconis::new();
+    let (ours, theirs) = (draconis.path("ours"), draconis.path("theirs"));
+    let uuid = "c1b9d5a2-f162-11cf-9ece-0020afc76f16";
+    let extended = format!("root_owner=5:6,hash_seed={uuid}");
+    for (arguments, size) in [
+        (&["-L", "label", "-m", "1"][..], "64M"),
+        (&["-b", "4096"], "20000"),
+        (&["-i", "8192", "-I", "128", "-O", "^resize_inode"], "30000"),
+        (&["-N", "5000"], "2G"),
+    ] {
+        let common = ["-t", "ext2", "-U", uuid, "-E", &extended];
+        let mut all = vec!["format"];
+        all.extend(common.iter().chain(arguments));
+        all.extend([ours.to_str().unwrap(), size]);
+        draconis.ok(&all);
+        let both: Vec<&str> = common.iter().chain(arguments).copied().collect();
+        mke2fs(&theirs, None, &both, size);
+        let dump = |image: &Path| {
+            let output = Command::new("dumpe2fs").arg(image).output().unwrap();
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            let dated = ["created:", "write time:", "checked:"];
+            let lines = text.lines().filter(|line| !dated.iter().any(|word| line.contains(word)));
+            lines.collect::<Vec<_>>().join("\n")
+        };
+        assert_eq!(dump(&ours), dump(&theirs));
+        check(&ours);
+        std::fs::remove_file(&ours).unwrap();
+        std::fs::remove_file(&theirs).unwrap();
+    }
+}
+
+#[test]
+fn owners_of_archives_need_no_root() {
+    if !is_root() || !have("setpriv") {
+        eprintln!("skipped: becoming nobody needs root and setpriv");
+        return;
+    }
+    let draconis = Draconis::new();
+    let tree = draconis.make_dir("tree");
+    small_odd_tree(&tree);
+    let tar = draconis.path("archive");
+    archive(&tree, &["--sparse"], &tar);
+    let expected = tree_at(&tree);
+    let nobody = draconis.make_dir("nobody");
+    for path in [&nobody, &tar] {
+        std::os::unix::fs::chown(path, Some(65534), Some(65534)).unwrap();
+    }
+    std::fs::set_permissions(
+        draconis.dir.path(),
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )
+    .unwrap();
+    let program = nobody.join("draconis");
+    std::fs::copy(env!("CARGO_BIN_EXE_draconis"), &program).unwrap();
+    let image = nobody.join("image");
+    let output = Command::new("setpriv")
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+        .arg(&program)
+        .args(["format", "--from"])
+        .args([&tar, &image])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    check(&image);
+    same(&tree_in(&draconis, &image), &expected);
+}
