@@ -16,6 +16,7 @@ use tempfile::TempDir;
 
 pub mod compare;
 pub mod exercise;
+pub mod spoil;
 pub mod tree;
 
 /// The least a disk can be: a file and `pread`.
