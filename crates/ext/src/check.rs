@@ -33,7 +33,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use draconis_device::{Disk, Extent};
 use draconis_exchange::heap::Block;
 
-use crate::format::features::{Compatible, ReadOnlyCompatible};
+use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::superblock::{self, RawSuperblock, Superblock};
 use crate::store::Store;
 use crate::units::index;
@@ -137,7 +137,7 @@ pub fn check(disk: &Arc<dyn Disk>, options: Options, progress: Progress<'_>) -> 
     let raw = read_superblock(&**disk)?;
     let log = Log::new(options.most);
     let super_ = match raw.check() {
-        Ok(super_) => super_,
+        Ok(super_) => with_features(&raw, super_)?,
         Err(Error::Corrupt { what, .. }) => {
             log.add(Complaint::new(What::Superblock).name(what.as_bytes()));
             return Ok(report(log, Report::default()));
@@ -207,6 +207,22 @@ fn read_superblock(disk: &dyn Disk) -> Result<RawSuperblock> {
     let bytes = read.map_err(|refused| Error::Io(refused.error))?.into_private();
     let at = index(superblock::OFFSET_BYTES);
     RawSuperblock::view(bytes.get(at..).unwrap_or_default()).cloned()
+}
+
+/// The features count in revision 0, too, as they do for the kernel and `e2fsck`.
+fn with_features(raw: &RawSuperblock, super_: Superblock) -> Result<Superblock> {
+    let incompatible = Incompatible::from_bits_retain(raw.s_feature_incompat.get());
+    let missing = incompatible.difference(Incompatible::READABLE);
+    if !missing.is_empty() {
+        let feature = format!("needs: {}", missing.names().join(", "));
+        return Err(Error::Unsupported { feature });
+    }
+    Ok(Superblock {
+        compatible: Compatible::from_bits_retain(raw.s_feature_compat.get()),
+        incompatible,
+        read_only_compatible: ReadOnlyCompatible::from_bits_retain(raw.s_feature_ro_compat.get()),
+        ..super_
+    })
 }
 
 fn refuse_what_is_unchecked(raw: &RawSuperblock, super_: &Superblock) -> Result<()> {

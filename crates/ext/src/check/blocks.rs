@@ -128,7 +128,9 @@ impl Visit for Claim<'_, '_> {
 
     fn indirect(&mut self, block: u64) -> bool {
         self.indirect = self.indirect.saturating_add(1);
-        let mine = self.claim(block);
+        // A block that is read twice could be read a million times.
+        let own = self.check.metadata.has(self.check.nth(block));
+        let mine = self.claim(block) && !own;
         self.skipped |= !mine;
         mine
     }

@@ -56,6 +56,7 @@ whats! {
     Damage FeatureClash "feature-clash" "features that exclude each other";
     Damage JournalWithoutFeature "journal-without-feature" "a journal inode is named, the feature is not there";
     Damage JournalInode "journal-inode" "the journal's inode or its first block makes no sense";
+    Remark FeaturesInRevision0 "features-in-revision-0" "features are set, revision 0 has none";
     Remark ReserveWithoutFeature "reserve-without-feature" "descriptor blocks are reserved, the resize_inode feature is not there";
     Damage GroupBlockBitmap "group-block-bitmap" "the block bitmap lies where it cannot";
     Damage GroupInodeBitmap "group-inode-bitmap" "the inode bitmap lies where it cannot";

@@ -174,7 +174,10 @@ fn inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
                 complain(What::UsedWithDeletionTime);
             }
         }
-        Role::Resize => super::layout::resize_inode(check, raw)?,
+        Role::Resize => {
+            check.notes.put(number, kind, links);
+            return resize(check, number, raw);
+        }
         Role::Journal => journal(check, number, raw)?,
         Role::Reserved => {
             let fits = mode == 0 || number == 5 && kind != Some(Kind::Directory) || number == 7;
@@ -183,6 +186,10 @@ fn inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
             }
             if number == 7 && raw.i_block.iter().any(|it| it.get() != 0) {
                 complain(What::ResizeInodeWithoutFeature);
+                let [.., double, _] = raw.i_block;
+                Claim::new(check, number, true).claim(double.get().into());
+                check.notes.put(number, kind, links);
+                return Ok(());
             }
         }
         Role::Ordinary if links == 0 => {
@@ -265,6 +272,21 @@ fn extra(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
     Ok(())
 }
 
+/// The resize inode. Its blocks are the volume's own, but for one.
+fn resize(check: &Check<'_>, number: u32, raw: &RawInode) -> Result<()> {
+    let Some(reserve) = super::layout::reserve(check, raw)? else {
+        check.log.add(Complaint::new(What::ResizeInode).inode(number));
+        return Ok(());
+    };
+    let mut claim = Claim::new(check, number, false);
+    claim.claim(reserve.list);
+    claim.count = reserve.count;
+    claim.last = (reserve.count > 1).then_some(reserve.last);
+    lengths(check, number, raw, kind(raw), &claim)?;
+    block_count(check, number, raw, kind(raw), &claim);
+    Ok(())
+}
+
 /// The blocks of an inode, and what follows from them.
 fn contents(
     check: &Check<'_>,
@@ -273,8 +295,7 @@ fn contents(
     kind: Option<Kind>,
     role: Role,
 ) -> Result<()> {
-    let of_the_volume = role == Role::Resize || role == Role::Reserved && number == 7;
-    let mut claim = Claim::new(check, number, of_the_volume);
+    let mut claim = Claim::new(check, number, false);
     let attributes = u64::from(raw.i_file_acl_lo.get());
     if attributes != 0 && matches!(role, Role::Ordinary | Role::Root) {
         attributes::block(check, number, attributes, &mut claim)?;

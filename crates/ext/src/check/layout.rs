@@ -38,7 +38,7 @@ pub(super) fn superblock(raw: &RawSuperblock, super_: &Superblock, disk_bytes: u
     };
     let features = [&raw.s_feature_compat, &raw.s_feature_incompat, &raw.s_feature_ro_compat];
     if super_.revision.0 == 0 && features.iter().any(|set| set.get() != 0) {
-        wrong("features in revision 0", 0, None);
+        log.add(Complaint::new(What::FeaturesInRevision0));
     }
     let first = u64::from(super_.block_bytes == 1024);
     if u64::from(super_.first_data_block) != first {
@@ -101,7 +101,7 @@ fn clashes(raw: &RawSuperblock, super_: &Superblock, log: &Log) {
         if journal != 8 {
             log.add(Complaint::new(What::JournalInode).found(journal).expected(8u64));
         }
-    } else if journal != 0 {
+    } else if journal != 0 || raw.s_journal_uuid != [0; 16] {
         log.add(Complaint::new(What::JournalWithoutFeature).inode(journal));
     }
 }
@@ -125,11 +125,14 @@ fn descriptor(check: &Check<'_>, group: u32) -> Result<GroupPlaces> {
     let bytes = check.store.block(block)?;
     let raw = RawGroup::view(&bytes, slot, super_)?;
     let flags = raw.bg_flags.get();
-    let unused = match raw.bg_itable_unused_lo.get() {
+    let said = raw.bg_itable_unused_lo.get();
+    let unused = match u32::from(said) {
         _ if flags & INODES_UNINITIALISED != 0 => super_.inodes_per_group,
-        unused => u32::from(unused).min(super_.inodes_per_group),
+        // Nobody heeds a number that makes no sense.
+        unused if unused > super_.inodes_per_group => 0,
+        unused => unused,
     };
-    if unused != 0 || flags & BLOCKS_UNINITIALISED != 0 {
+    if said != 0 || unused != 0 || flags & BLOCKS_UNINITIALISED != 0 {
         check.log.add(Complaint::new(What::GroupUninitialised).group(group));
     }
     Ok(GroupPlaces {
@@ -233,51 +236,59 @@ pub(super) fn masked(word: u64, count: u64) -> u64 {
     if count >= 64 { word } else { word & (1u64 << count).wrapping_sub(1) }
 }
 
-/// Checks that the resize inode leads to every reserved descriptor block, and through it
-/// to the copies: the block for `n` descriptor blocks is entry `n` of the double indirect
-/// block, and is itself the list of its copies.
-pub(super) fn resize_inode(check: &Check<'_>, raw: &RawInode) -> Result<()> {
-    if !is_resize_inode(check, raw)? {
-        check.log.add(Complaint::new(What::ResizeInode).inode(7));
-    }
-    Ok(())
+/// What a resize inode leads to.
+pub(super) struct Reserve {
+    /// The double indirect block, the one that is not among the group's own.
+    pub(super) list: u64,
+    /// Blocks, that one included.
+    pub(super) count: u64,
+    /// The last block of the file.
+    pub(super) last: u64,
 }
 
-fn is_resize_inode(check: &Check<'_>, raw: &RawInode) -> Result<bool> {
+/// Checks that the resize inode leads to every reserved descriptor block, through it to
+/// the copies, and nowhere else: the block for `n` descriptor blocks is entry `n` of the
+/// double indirect block, and is itself the list of its copies.
+pub(super) fn reserve(check: &Check<'_>, raw: &RawInode) -> Result<Option<Reserve>> {
     let super_ = &check.super_;
     let pointers = raw.i_block.map(|it| it.get());
     let [.., double, _] = pointers;
+    let list = u64::from(double);
     let others = (0..).zip(pointers).any(|(nth, pointer)| nth != 13 && pointer != 0);
-    if super_.reserved_descriptor_blocks == 0 {
-        return Ok(true);
-    }
     let regular = raw.i_mode.get() & 0o170_000 == 0o100_000 && raw.i_links_count.get() != 0;
-    if others || !regular || !check.holds(double.into()) {
-        return Ok(false);
+    if others || !regular || !check.holds(list) || check.metadata.has(check.nth(list)) {
+        return Ok(None);
     }
-    let list = check.block(double.into())?;
-    let fan_out = super_.block_bytes / 4;
     let copies: Vec<u64> = (1..super_.groups)
         .filter(|group| super_.has_superblock(GroupNumber(*group)))
         .map(|group| u64::from(group).saturating_mul(super_.blocks_per_group.into()))
         .collect();
+    let fan_out = super_.block_bytes / 4;
+    let mut right = vec![0; index(fan_out.into())];
+    let mut reserve = Reserve { list, count: 1, last: 0 };
     let first = u64::from(super_.first_data_block).saturating_add(1);
     for nth in 0..u32::from(super_.reserved_descriptor_blocks) {
         let nth = super_.descriptor_blocks().saturating_add(nth);
         let home = first.saturating_add(nth.into());
         let slot = nth.checked_rem(fan_out).unwrap_or(0);
-        if word(&list, slot) != home {
-            return Ok(false);
+        if let Some(word) = right.get_mut(index(slot.into())) {
+            *word = home;
         }
-        let block = check.block(home)?;
-        let right = (0u32..).zip(&copies);
-        if !right.into_iter().all(|(slot, copy)| word(&block, slot) == home.saturating_add(*copy)) {
-            return Ok(false);
+        let copies = copies.iter().map(|copy| home.saturating_add(*copy));
+        if !words(&check.block(home)?).eq(copies.chain(std::iter::repeat(0)).take(right.len())) {
+            return Ok(None);
         }
+        let before = u64::from(slot).saturating_add(1).saturating_mul(fan_out.into());
+        reserve.last = reserve.last.max(before.saturating_add(12));
     }
-    Ok(true)
+    let sound = words(&check.block(list)?).eq(right.iter().copied());
+    let reserved = u64::from(super_.reserved_descriptor_blocks);
+    let each = (copies.len() as u64).saturating_add(1);
+    reserve.count = reserve.count.saturating_add(reserved.saturating_mul(each));
+    reserve.last = reserve.last.saturating_add(copies.len() as u64).saturating_sub(1);
+    Ok(sound.then_some(reserve))
 }
 
-fn word(block: &[u8], nth: u32) -> u64 {
-    le32(block, index(u64::from(nth).saturating_mul(4))).unwrap_or(0).into()
+fn words(block: &[u8]) -> impl Iterator<Item = u64> {
+    block.chunks_exact(4).map(|word| le32(word, 0).unwrap_or(0).into())
 }
