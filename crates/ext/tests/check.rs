@@ -104,17 +104,20 @@ fn bases() -> &'static [Vec<u8>] {
     BASES.get_or_init(|| {
         let source = tempfile::tempdir().unwrap();
         small_tree(source.path());
-        let makes: [&[&str]; 5] = [
+        let makes: [&[&str]; 7] = [
             &["-b", "1024", "-I", "256"],
             &["-b", "1024", "-I", "128", "-g", "256", "-O", "meta_bg,^resize_inode"],
             &["-b", "2048", "-I", "512", "-O", "sparse_super2,huge_file,large_file"],
             &["-b", "4096", "-I", "256", "-O", "^dir_index,^filetype"],
             &["-b", "1024", "-r", "0", "-O", "none"],
+            &["-t", "ext3", "-b", "1024", "-J", "size=1"],
+            &["-b", "1024", "-g", "512", "-O", "resize_inode"],
         ];
         makes
             .iter()
             .filter_map(|arguments| {
-                let image = Image::make(Some(source.path()), "768k", arguments)?;
+                let size = if arguments.contains(&"ext3") { "2400k" } else { "768k" };
+                let image = Image::make(Some(source.path()), size, arguments)?;
                 common::run("e2fsck", &["-fyD", image.path()])?;
                 Some(std::fs::read(&image.path).unwrap())
             })
@@ -122,10 +125,20 @@ fn bases() -> &'static [Vec<u8>] {
     })
 }
 
+/// The bitmaps of group 0, and what matters of them.
+fn bitmaps(image: &[u8]) -> Vec<std::ops::Range<usize>> {
+    let le32 = |at: usize| u32::from_le_bytes(image[at..at + 4].try_into().unwrap()) as usize;
+    let block = 1024 << le32(1024 + 0x18);
+    let descriptors = block * (le32(1024 + 0x14) + 1);
+    let places = [le32(descriptors) * block, le32(descriptors + 4) * block];
+    places.into_iter().flat_map(|at| [at..at + block, at..at + 32, at..at + 96]).collect()
+}
+
 /// An image with a few fields wrong.
 fn spoilt(seed: u64) -> Option<Vec<u8>> {
     let base = bases().get(seed as usize % bases().len().max(1))?;
-    let structures = structures(base);
+    let mut structures = structures(base);
+    structures.extend(bitmaps(base));
     let mut random = Random::new(seed ^ 0xFC5C);
     let mut image = base.clone();
     for _ in 0..=random.below(3) {

@@ -111,7 +111,8 @@ fn entry(bytes: &[u8], head: &[u8], home: Home) -> Option<(usize, Option<(usize,
     let hash = le32(head, 12)?;
     let name = head.get(ENTRY_BYTES..)?.get(..name_len)?;
     let len = ENTRY_BYTES.checked_add(name_len)?.checked_next_multiple_of(4)?;
-    if elsewhere != 0 || home == Home::Block && number == 0 || head.len() < len {
+    let outside = value_at.checked_add(value_len)? > bytes.len();
+    if elsewhere != 0 || head.len() < len || home == Home::Block && (number == 0 || outside) {
         return None;
     }
     let padded = value_len.checked_next_multiple_of(4)?;
