@@ -2,12 +2,12 @@
 
 use std::sync::PoisonError;
 
+use super::Check;
 use super::blocks::Claim;
 use super::complaint::{Complaint, What};
-use super::Check;
+use crate::Result;
 use crate::format::{le16, le32};
 use crate::units::index;
-use crate::Result;
 
 /// What a list of attributes starts with.
 pub(super) const MAGIC: u32 = 0xEA02_0000;
@@ -40,8 +40,7 @@ pub(super) fn block(
         return Ok(());
     }
     let first = {
-        let mut blocks =
-            check.attribute_blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut blocks = check.attribute_blocks.lock().unwrap_or_else(PoisonError::into_inner);
         let count = blocks.entry(block).or_insert(0);
         *count = count.saturating_add(1);
         *count == 1

@@ -41,9 +41,8 @@ impl Bits {
 
     /// The 64 members from `nth` on, as bits; zeros beyond the limit.
     pub(super) fn from(&self, nth: u64) -> u64 {
-        let load = |at: u64| {
-            self.words.get(index(at)).map_or(0, |word| word.load(Ordering::Relaxed))
-        };
+        let load =
+            |at: u64| self.words.get(index(at)).map_or(0, |word| word.load(Ordering::Relaxed));
         let (at, shift) = (nth / 64, nth % 64);
         match shift {
             0 => load(at),

@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
+use super::Check;
 use super::bits::Bits;
 use super::complaint::{Complaint, What};
 use super::inodes::{self, Role};
-use super::Check;
+use crate::Result;
 use crate::format::inode::{DIRECT, POINTERS};
 use crate::format::le32;
-use crate::Result;
 
 /// Pointers out of the volume that are told of one file.
 const MOST_OUTSIDE: u64 = 12;
@@ -191,7 +191,8 @@ pub(super) fn name_twice(check: &Check<'_>) -> Result<()> {
     for group in 0..check.super_.groups {
         inodes::each(check, group, &|number, slot| {
             let Some(raw) = inodes::mapped(check, number, slot) else { return Ok(()) };
-            let visit = &mut Name { check, inode: number, walked: &walked, first_claims: &first_claims };
+            let visit =
+                &mut Name { check, inode: number, walked: &walked, first_claims: &first_claims };
             let attributes = u64::from(raw.i_file_acl_lo.get());
             if attributes != 0 && Role::of(check, number) == Role::Ordinary {
                 visit.look(attributes);

@@ -1,8 +1,8 @@
 //! Pass 3: every directory is reached from the root, and knows the way back.
 
+use super::Check;
 use super::complaint::{Complaint, What};
 use super::entries::Parents;
-use super::Check;
 
 const ROOT: u32 = 2;
 

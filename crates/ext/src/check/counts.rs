@@ -91,8 +91,7 @@ fn of_inodes(check: &Check<'_>, group: u32, place: &GroupPlaces, inodes: &Bits, 
     let per_group = check.super_.inodes_per_group;
     let first = u32::try_from(start.saturating_add(1)).unwrap_or(u32::MAX);
     let all = first..first.saturating_add(per_group);
-    let directories =
-        all.filter(|inode| check.notes.get(*inode).is_directory()).count() as u64;
+    let directories = all.filter(|inode| check.notes.get(*inode).is_directory()).count() as u64;
     if directories != u64::from(place.directories) {
         let complaint = Complaint::new(What::GroupDirectories).group(group);
         check.log.add(complaint.found(place.directories).expected(directories));
@@ -182,7 +181,9 @@ fn compare(check: &Check<'_>, side: &Side<'_>) -> Result<u64> {
 
 /// Counts the bits of `word` and keeps the first one there ever was.
 fn note((first, count): &mut (u64, u64), at: u64, word: u64) {
-    if *count == 0 && let Some(bit) = ones(word).next() {
+    if *count == 0
+        && let Some(bit) = ones(word).next()
+    {
         *first = at.saturating_add(bit);
     }
     *count = count.saturating_add(word.count_ones().into());

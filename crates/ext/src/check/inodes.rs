@@ -26,6 +26,9 @@ const LARGE: u64 = 0x7FFF_FFFF;
 /// What the first block of a journal starts with, in big-endian order.
 const JOURNAL_MAGIC: [u8; 4] = [0xC0, 0x3B, 0x39, 0x98];
 
+/// The incompatible features that a journal may have.
+const JOURNAL_FEATURES: u32 = 0x3F;
+
 /// What an inode is there for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Role {
@@ -276,6 +279,11 @@ fn extra(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
 fn resize(check: &Check<'_>, number: u32, raw: &RawInode) -> Result<()> {
     let Some(reserve) = super::layout::reserve(check, raw)? else {
         check.log.add(Complaint::new(What::ResizeInode).inode(number));
+        // The one block that is its own stays its own.
+        let [.., list, _] = raw.i_block;
+        if check.holds(list.get().into()) {
+            Claim::new(check, number, true).claim(list.get().into());
+        }
         return Ok(());
     };
     let mut claim = Claim::new(check, number, false);
@@ -422,6 +430,10 @@ fn journal(check: &Check<'_>, number: u32, raw: &RawInode) -> Result<()> {
             && word(12) == Some(check.super_.block_bytes.to_be_bytes())
             && u64::from(blocks) <= have
             && word(28) == Some([0; 4])
+            && (word(4) == Some([0, 0, 0, 3]) || {
+                let incompatible = word(40).map_or(0, u32::from_be_bytes);
+                incompatible & !JOURNAL_FEATURES == 0 && word(44) == Some([0; 4])
+            })
     };
     if !sound {
         check.log.add(Complaint::new(What::JournalInode).inode(number));

@@ -2,9 +2,9 @@
 //!
 //! What comes later counts on this pass: where it finds damage, the check ends.
 
+use super::Check;
 use super::bits::Bits;
 use super::complaint::{Complaint, Log, What};
-use super::Check;
 use crate::format::features::{Compatible, Incompatible};
 use crate::format::group::RawGroup;
 use crate::format::inode::RawInode;
@@ -75,6 +75,9 @@ pub(super) fn superblock(raw: &RawSuperblock, super_: &Superblock, disk_bytes: u
     let reserve = u32::from(super_.reserved_descriptor_blocks);
     if reserve > super_.block_bytes / 4 {
         wrong("reserved descriptor blocks", reserve.into(), None);
+    }
+    if raw.s_desc_size.get() > 1024 {
+        wrong("descriptor size", raw.s_desc_size.get().into(), None);
     }
     if raw.s_log_groups_per_flex > 31 {
         wrong("groups per flex group", raw.s_log_groups_per_flex.into(), None);

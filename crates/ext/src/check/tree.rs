@@ -1,12 +1,12 @@
 //! Hash trees: every block of names reached once, with hashes in its range.
 
+use super::Check;
 use super::complaint::{Complaint, What};
 use super::entries::Range;
-use super::Check;
+use crate::Result;
 use crate::format::features::Incompatible;
 use crate::format::hash::Hash;
 use crate::format::{le16, le32};
-use crate::Result;
 
 const INFO_AT: usize = 24;
 const ROOT_AT: usize = 32;
@@ -27,6 +27,8 @@ struct Walk<'a, 'b> {
     /// Blocks of the directory, with the hashes found in them.
     blocks: &'a [(u64, u64, Range)],
     seen: Vec<bool>,
+    /// Part of the tree was not walked.
+    broken: bool,
 }
 
 /// Checks the tree of `dir`, whose first block is `root`.
@@ -46,9 +48,13 @@ pub(super) fn check(
             return Ok(());
         }
     };
-    let mut walk = Walk { check, dir, levels, blocks, seen: vec![false; blocks.len()] };
+    let seen = vec![false; blocks.len()];
+    let mut walk = Walk { check, dir, levels, blocks, seen, broken: false };
     walk.see(0);
     walk.index(root, ROOT_AT, 0, (0, u32::MAX))?;
+    if walk.broken {
+        return Ok(());
+    }
     for ((at, block, _), seen) in blocks.iter().zip(&walk.seen) {
         if !seen {
             let complaint = Complaint::new(What::TreeBlock).inode(dir).block(*block);
@@ -77,6 +83,7 @@ impl Walk<'_, '_> {
         let limit = usize::from(le16(entries, 0).unwrap_or(0));
         let count = usize::from(le16(entries, 2).unwrap_or(0));
         if limit != entries.len() / ENTRY_BYTES || count == 0 || count > limit {
+            self.broken = true;
             self.complain(What::TreeNode, u64::from(level));
             return Ok(());
         }
@@ -105,6 +112,7 @@ impl Walk<'_, '_> {
             let bytes = self.check.block(block)?;
             let unused = le32(&bytes, 0) == Some(0);
             if !unused {
+                self.broken = true;
                 self.complain(What::TreeNode, at);
                 return Ok(());
             }
