@@ -9,7 +9,8 @@
 //!   5 bitmaps and counters      as passes 0 to 2 found them?  counts
 //! ```
 //! Law 1: passes 1 and 2 share their work among threads and share nothing but sets of
-//! bits, a word for each inode, and the list of complaints.
+//! bits, a word for each inode, and the list of complaints. The verdict does not depend on
+//! who came first; of files that share an indirect block, the first to come tells more.
 //! Law 2: an indirect block is walked once, whoever points to it; so is a directory block.
 //! Time and memory follow the size of the disk, whatever it holds.
 //! Law 3: the verdict is that of `e2fsck -fn`, found out by watching it.

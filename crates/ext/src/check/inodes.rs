@@ -382,17 +382,11 @@ fn lengths(
                 complain(What::LargeFileFeature);
             }
         }
-        Some(Kind::Symlink) => {
-            if !is_symlink(check, raw, claim)? {
-                complain(What::Symlink);
-            }
+        Some(Kind::Symlink) if !is_symlink(check, raw, claim)? => complain(What::Symlink),
+        Some(Kind::CharDevice | Kind::BlockDevice | Kind::Fifo | Kind::Socket) if size != 0 => {
+            complain(What::SpecialSize);
         }
-        Some(Kind::CharDevice | Kind::BlockDevice | Kind::Fifo | Kind::Socket) => {
-            if size != 0 {
-                complain(What::SpecialSize);
-            }
-        }
-        None => {}
+        _ => {}
     }
     Ok(())
 }
