@@ -152,10 +152,13 @@ fn inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
     if died != 0 && died < check.super_.inodes {
         complain(What::InOrphanList);
     }
+    if raw.i_flags.get() & never(role, number, mode) != 0 {
+        complain(What::Flags);
+    }
     match role {
         Role::BadBlocks => {
             check.notes.put(number, None, links);
-            if mode != 0 || links != 0 {
+            if mode != 0 || links != 0 || raw.i_file_acl_lo.get() != 0 {
                 complain(What::ReservedInode);
             }
             let mut claim = Claim::new(check, number, true);
@@ -219,6 +222,19 @@ fn inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
         extra(check, number, slot)?;
     }
     contents(check, number, raw, kind, role)
+}
+
+/// Flags that a reserved inode never has; those of others are looked at with their kind.
+fn never(role: Role, number: u32, mode: u16) -> u32 {
+    let mapped = flags::EXTENTS | flags::INLINE_DATA;
+    match role {
+        Role::Ordinary | Role::Root => 0,
+        Role::BadBlocks => mapped | CASEFOLD,
+        Role::Idle if number == 8 => flags::EXTENTS | CASEFOLD,
+        Role::Idle => CASEFOLD,
+        Role::Reserved if mode == 0 => flags::INDEX | CASEFOLD,
+        Role::Resize | Role::Journal | Role::Reserved => flags::INDEX | mapped | CASEFOLD,
+    }
 }
 
 /// Fields that say more than this volume's features allow.
@@ -287,6 +303,10 @@ fn resize(check: &Check<'_>, number: u32, raw: &RawInode) -> Result<()> {
         return Ok(());
     };
     let mut claim = Claim::new(check, number, false);
+    let attributes = u64::from(raw.i_file_acl_lo.get());
+    if attributes != 0 && check.holds(attributes) {
+        attributes::block(check, number, attributes, &mut claim)?;
+    }
     claim.claim(reserve.list);
     claim.count = reserve.count;
     claim.last = (reserve.count > 1).then_some(reserve.last);
@@ -305,7 +325,9 @@ fn contents(
 ) -> Result<()> {
     let mut claim = Claim::new(check, number, false);
     let attributes = u64::from(raw.i_file_acl_lo.get());
-    if attributes != 0 && matches!(role, Role::Ordinary | Role::Root) {
+    // Where a reserved inode points to nothing, nobody minds.
+    let heeded = matches!(role, Role::Ordinary | Role::Root) || check.holds(attributes);
+    if attributes != 0 && heeded {
         attributes::block(check, number, attributes, &mut claim)?;
     }
     if has_map(check, raw) {

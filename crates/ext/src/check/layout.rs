@@ -101,7 +101,8 @@ fn clashes(raw: &RawSuperblock, super_: &Superblock, log: &Log) {
     }
     let journal = raw.s_journal_inum.get();
     if super_.compatible.contains(Compatible::HAS_JOURNAL) {
-        if journal != 8 {
+        // The identity is that of a journal on another disk.
+        if journal != 8 || raw.s_journal_uuid != [0; 16] {
             log.add(Complaint::new(What::JournalInode).found(journal).expected(8u64));
         }
     } else if journal != 0 || raw.s_journal_uuid != [0; 16] {
