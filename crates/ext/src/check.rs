@@ -32,7 +32,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use draconis_device::{Disk, Extent};
-use draconis_exchange::heap::Block;
+use draconis_exchange::heap::{Block, Private};
 
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::superblock::{self, RawSuperblock, Superblock};
@@ -125,6 +125,8 @@ struct Check<'a> {
     /// What is known of each inode.
     notes: Notes,
     directories: Mutex<Vec<u32>>,
+    /// Memory of requests that are done; a few for each thread.
+    buffers: Mutex<Vec<Private>>,
     /// How often each block of attributes is referred to.
     attribute_blocks: Mutex<HashMap<u64, u32>>,
 }
@@ -170,6 +172,7 @@ pub fn check(disk: &Arc<dyn Disk>, options: Options, progress: Progress<'_>) -> 
         twice: Bits::new(in_groups),
         notes: Notes::new(super_.inodes),
         directories: Mutex::default(),
+        buffers: Mutex::default(),
         attribute_blocks: Mutex::default(),
         raw,
         super_,

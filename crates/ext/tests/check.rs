@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -150,13 +151,19 @@ fn spoilt(seed: u64) -> Option<Vec<u8>> {
     Some(image)
 }
 
-/// Where we differ from `e2fsck` and mean to:
-/// - it reads copies where the first superblock or the first descriptors are damaged, and
-///   may be content with those; what everybody else reads is damaged nevertheless;
-/// - it passes over features that we do not know how to check.
-fn excepted(report: &Result<Report>, theirs: bool, said: &str) -> bool {
-    let copies = report.is_ok() && said.contains("trying backup blocks");
-    theirs && (copies || matches!(report, Err(Error::Unsupported { .. })))
+/// Where we differ from `e2fsck` 1.47 and mean to, by name. Of 10,000 images:
+/// - *copies* (about 25): it reads copies where the first superblock or the first
+///   descriptors are damaged, and may be content with those; what everybody else reads is
+///   damaged nevertheless;
+/// - *feature* (about 3): it passes over features that we do not know how to check;
+/// - *writes* (about 3): it wants to write in spite of `-n`, and fails.
+fn exception(report: &Result<Report>, theirs: bool, said: &str) -> Option<&'static str> {
+    match report {
+        Err(Error::Unsupported { .. }) if theirs => Some("feature"),
+        Ok(_) if theirs && said.contains("trying backup blocks") => Some("copies"),
+        Ok(_) if !theirs && said.contains("Error writing block") => Some("writes"),
+        _ => None,
+    }
 }
 
 /// Whatever the bytes: an answer, soon, in bounded memory.
@@ -203,6 +210,7 @@ fn the_verdict_is_that_of_e2fsck() {
     let next = Mutex::new(first..first + rounds);
     let odd = Mutex::new(Vec::new());
     let tally = Mutex::new((0u64, 0u64));
+    let exceptions = Mutex::new(BTreeMap::<&str, u64>::new());
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
@@ -217,7 +225,12 @@ fn the_verdict_is_that_of_e2fsck() {
                     tally.0 += u64::from(theirs);
                     tally.1 += u64::from(!theirs);
                     drop(tally);
-                    if clean != theirs && !excepted(&report, theirs, &said) {
+                    if clean == theirs {
+                        continue;
+                    }
+                    if let Some(name) = exception(&report, theirs, &said) {
+                        *exceptions.lock().unwrap().entry(name).or_insert(0) += 1;
+                    } else {
                         let ours = lines(&report);
                         let said: String =
                             said.lines().take(20).map(|it| format!("  {it}\n")).collect();
@@ -233,6 +246,9 @@ fn the_verdict_is_that_of_e2fsck() {
     let odd = odd.into_inner().unwrap();
     let (clean, damaged) = tally.into_inner().unwrap();
     assert!(odd.is_empty(), "{} of {rounds} ({clean} clean):\n{}", odd.len(), odd.join("\n"));
+    let exceptions = exceptions.into_inner().unwrap();
+    eprintln!("{rounds} images, {clean} clean, exceptions: {exceptions:?}");
+    assert!(exceptions.values().sum::<u64>() <= rounds / 40, "{exceptions:?}");
     // The test would prove little if e2fsck found all of them sound, or none.
     assert!(bases().is_empty() || clean > rounds / 50 && damaged > rounds / 4, "{clean} {damaged}");
 }

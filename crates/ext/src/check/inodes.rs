@@ -80,7 +80,7 @@ pub(super) fn each(
     let order = |at: u64| {
         let count = len.saturating_sub(at).min(REQUEST_BYTES);
         let extent = Extent::new(start.saturating_add(at), count);
-        check.disk.read(extent, Block::private(index(count)), Urgency::Ahead)
+        check.disk.read(extent, buffer(check, index(count)), Urgency::Ahead)
     };
     let mut number = group.saturating_mul(super_.inodes_per_group);
     let last = number.saturating_add(super_.inodes_per_group);
@@ -101,8 +101,16 @@ pub(super) fn each(
             }
         }
         check.advance(bytes.len() as u64);
+        check.buffers.lock().unwrap_or_else(PoisonError::into_inner).push(bytes);
     }
     Ok(())
+}
+
+/// Memory for a request: fresh pages cost more than the inodes in them.
+fn buffer(check: &Check<'_>, len: usize) -> Block {
+    let mut buffers = check.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+    let same = buffers.iter().position(|it| it.len() == len);
+    same.map_or_else(|| Block::private(len), |nth| Block::from(buffers.swap_remove(nth)))
 }
 
 /// The inode in `slot`, if its blocks count.
