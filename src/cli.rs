@@ -39,6 +39,9 @@ pub enum Command {
     Serve(Serve),
     /// Show what kind of volume an image holds.
     Info(Info),
+    /// Check a volume without changing it.
+    #[command(after_help = "Exit status: 0 clean, 4 damaged, 8 it cannot be checked.")]
+    Check(Check),
     /// List a directory of a volume.
     Ls(Ls),
     /// Write files of a volume to standard output.
@@ -168,6 +171,22 @@ pub struct Info {
     /// Write JSON.
     #[arg(long)]
     pub json: bool,
+    /// The file or block device.
+    pub image: PathBuf,
+}
+
+/// `draconis check`
+#[derive(Debug, Args)]
+pub struct Check {
+    /// Where the volume is.
+    #[command(flatten)]
+    pub place: Place,
+    /// Write JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// When to show progress.
+    #[arg(long, value_enum, default_value_t = When::Auto)]
+    pub progress: When,
     /// The file or block device.
     pub image: PathBuf,
 }

@@ -1,6 +1,7 @@
 //! What each command does, one file each.
 
 mod cat;
+mod check;
 mod format;
 mod get;
 mod info;
@@ -33,6 +34,7 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Status(arguments) => status::run(&arguments),
         Command::Serve(arguments) => serve::run(&arguments),
         Command::Info(arguments) => info::run(&arguments),
+        Command::Check(arguments) => Ok(check::run(&arguments)),
         Command::Ls(arguments) => ls::run(&arguments),
         Command::Cat(arguments) => cat::run(&arguments),
         Command::Stat(arguments) => stat::run(&arguments),

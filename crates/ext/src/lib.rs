@@ -36,6 +36,7 @@
 )]
 
 mod cache;
+pub mod check;
 mod data;
 mod dir;
 mod error;

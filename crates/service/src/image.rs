@@ -4,12 +4,12 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use draconis_device::{Claim, FileOptions, OpenedFile, claim};
+use draconis_device::{Claim, Disk, FileOptions, OpenedFile, claim};
 use rustix::io::Errno;
 
 use crate::options::MountOptions;
 use crate::sandbox::{Profile, confine};
-use crate::volume::{VolumeTree, open};
+use crate::volume::{VolumeTree, open, part};
 
 /// Opens the volume in `image` for reading and confines this process: afterwards it can
 /// read the image, write to what is open, and create files in `beneath` if that is given.
@@ -21,6 +21,21 @@ pub fn open_confined(
     options: &MountOptions,
     beneath: Option<BorrowedFd<'_>>,
 ) -> Result<VolumeTree, String> {
+    let disk = confined(image, beneath)?;
+    open(disk, options).map_err(|error| format!("{}: {error}", image.display()))
+}
+
+/// Opens the part of `image` that `options` name, for whoever looks at its bytes, and
+/// confines this process as [`open_confined`] does.
+///
+/// # Errors
+/// A sentence for the user.
+pub fn disk_confined(image: &Path, options: &MountOptions) -> Result<Arc<dyn Disk>, String> {
+    let disk = confined(image, None)?;
+    part(disk, options).map_err(|error| format!("{}: {error}", image.display()))
+}
+
+fn confined(image: &Path, beneath: Option<BorrowedFd<'_>>) -> Result<Arc<dyn Disk>, String> {
     let name = image.display();
     let file = std::fs::File::open(image).map_err(|error| format!("{name}: {error}"))?;
     claim(&file, Claim::Shared).map_err(|errno| match errno {
@@ -35,5 +50,5 @@ pub fn open_confined(
         None => Profile::Reader,
     };
     confine(&profile, None).map_err(|error| error.to_string())?;
-    open(Arc::new(file.start()), options).map_err(|error| format!("{name}: {error}"))
+    Ok(Arc::new(file.start()))
 }

@@ -58,14 +58,7 @@ impl OpenError {
 /// # Errors
 /// See [`OpenError`].
 pub fn open(disk: Arc<dyn Disk>, options: &MountOptions) -> Result<VolumeTree, OpenError> {
-    let disk: Arc<dyn Disk> = match (options.partition, options.offset_bytes) {
-        (Some(number), _) => {
-            let extent = partition(&*disk, number)?;
-            Arc::new(View::new(disk, extent)?)
-        }
-        (None, Some(start)) => Arc::new(View::from_offset(disk, start)?),
-        (None, None) => disk,
-    };
+    let disk = part(disk, options)?;
     let caches = Options {
         inode_cache: options.inode_cache as u64,
         block_map_cache: options.block_map_cache as u64,
@@ -74,6 +67,21 @@ pub fn open(disk: Arc<dyn Disk>, options: &MountOptions) -> Result<VolumeTree, O
         ..Options::default()
     };
     Ok(VolumeTree { volume: Volume::open(disk, caches)? })
+}
+
+/// The part of `disk` that `options` name.
+///
+/// # Errors
+/// [`OpenError::Partition`], [`OpenError::Offset`].
+pub fn part(disk: Arc<dyn Disk>, options: &MountOptions) -> Result<Arc<dyn Disk>, OpenError> {
+    Ok(match (options.partition, options.offset_bytes) {
+        (Some(number), _) => {
+            let extent = partition(&*disk, number)?;
+            Arc::new(View::new(disk, extent)?)
+        }
+        (None, Some(start)) => Arc::new(View::from_offset(disk, start)?),
+        (None, None) => disk,
+    })
 }
 
 /// An open volume behind the contracts. Nodes are inode numbers; [`Node::ROOT`] is another

@@ -111,7 +111,7 @@ impl<'a> Iterator for Dirents<'a> {
 
 /// The length of a record. 16 bits cannot say 65,536: blocks of that size borrow the two
 /// lowest bits, which are zero in every other length.
-fn record_len(raw: u16, block_bytes: usize) -> usize {
+pub(crate) fn record_len(raw: u16, block_bytes: usize) -> usize {
     if block_bytes < 65536 {
         return usize::from(raw);
     }

@@ -169,6 +169,9 @@ impl ReadOnlyCompatible {
         .union(Self::HUGE_FILE)
         .union(Self::DIR_NLINK)
         .union(Self::EXTRA_ISIZE);
+
+    /// What a check understands: checksums and quotas it does not.
+    pub const CHECKABLE: Self = Self::WRITABLE.union(Self::READONLY);
 }
 
 #[cfg(test)]

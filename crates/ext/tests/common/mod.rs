@@ -16,7 +16,11 @@ use tempfile::TempDir;
 
 pub mod compare;
 pub mod exercise;
+pub mod spoil;
 pub mod tree;
+
+/// Has `mke2fs` hash names the same way every time.
+pub const HASH_SEED: &str = "hash_seed=6b33f586-a183-4383-921d-30da3fef2e5c";
 
 /// The least a disk can be: a file and `pread`.
 pub struct Pread {

@@ -1,0 +1,306 @@
+//! A full check of a volume that changes nothing.
+//!
+//! ```text
+//!   0 superblock, groups        where everything is           layout
+//!   1 inode tables, block maps  who claims which block        inodes · blocks · attributes
+//!   2 directory blocks          who names which inode         entries · tree
+//!   3 directories               reached from the root?        connect
+//!   4 link counts               as many as names?             counts
+//!   5 bitmaps and counters      as passes 0 to 2 found them?  counts
+//! ```
+//! Law 1: passes 1 and 2 share their work among threads and share nothing but sets of
+//! bits, a word for each inode, and the list of complaints. The verdict does not depend on
+//! who came first; of files that share an indirect block, the first to come tells more.
+//! Law 2: an indirect block is walked once, whoever points to it; so is a directory block.
+//! Time and memory follow the size of the disk, whatever it holds.
+//! Law 3: the verdict is that of `e2fsck -fn`, found out by watching it.
+
+mod attributes;
+mod bits;
+mod blocks;
+mod complaint;
+mod connect;
+mod counts;
+mod entries;
+mod inodes;
+mod layout;
+mod notes;
+mod tree;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use draconis_device::{Disk, Extent};
+use draconis_exchange::heap::{Block, Private};
+
+use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
+use crate::format::superblock::{self, RawSuperblock, Superblock};
+use crate::store::Store;
+use crate::units::index;
+use crate::{Data, Error, FsBlock, Result};
+
+use bits::Bits;
+use complaint::Log;
+use layout::GroupPlaces;
+use notes::Notes;
+
+pub use complaint::{Complaint, Severity, What};
+
+/// Features that change what a sound volume looks like, beyond what is looked at here.
+const UNCHECKED: Compatible = Compatible::LAZY_BG
+    .union(Compatible::EXCLUDE_INODE)
+    .union(Compatible::EXCLUDE_BITMAP)
+    .union(Compatible::ORPHAN_FILE);
+const KNOWN_COMPATIBLE: u32 = (1 << 13) - 1;
+
+/// How a volume is checked.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Threads that share the work.
+    pub threads: usize,
+    /// Complaints that are kept; more are only counted.
+    pub most: usize,
+    /// Bytes of metadata kept in memory.
+    pub cache_bytes: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { threads: 2, most: 10_000, cache_bytes: 32 << 20 }
+    }
+}
+
+/// What a check found.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// What is wrong, pass by pass.
+    pub complaints: Vec<Complaint>,
+    /// How much more was wrong than `complaints` has room for.
+    pub more: u64,
+    /// Whether the check went through all passes.
+    pub complete: bool,
+    /// Label of the volume.
+    pub label: Vec<u8>,
+    /// Inodes in use, reserved ones included, as found.
+    pub used_inodes: u64,
+    /// Inodes of the volume.
+    pub inodes: u64,
+    /// Directories found.
+    pub directories: u64,
+    /// Blocks in use, as found.
+    pub used_blocks: u64,
+    /// Blocks of the volume.
+    pub blocks: u64,
+    damaged: bool,
+}
+
+impl Report {
+    /// Whether `e2fsck -fn` would end with status 0.
+    pub fn is_clean(&self) -> bool {
+        !self.damaged
+    }
+}
+
+/// How far a check is: what is done, and of how much. Called by several threads.
+pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
+
+/// What all passes share.
+struct Check<'a> {
+    disk: &'a dyn Disk,
+    raw: RawSuperblock,
+    super_: Superblock,
+    store: Store,
+    options: Options,
+    progress: Progress<'a>,
+    done: AtomicU64,
+    log: Log,
+    groups: Vec<GroupPlaces>,
+    /// Blocks of the volume's own structures, from the first data block on.
+    metadata: Bits,
+    /// Blocks that something claims.
+    used: Bits,
+    /// Blocks that are claimed again.
+    twice: Bits,
+    /// What is known of each inode.
+    notes: Notes,
+    directories: Mutex<Vec<u32>>,
+    /// Memory of requests that are done; a few for each thread.
+    buffers: Mutex<Vec<Private>>,
+    /// How often each block of attributes is referred to.
+    attribute_blocks: Mutex<HashMap<u64, u32>>,
+}
+
+/// Checks the volume on `disk`. Nobody may write to it meanwhile.
+///
+/// # Errors
+/// [`Error::NotExt`]; [`Error::Unsupported`] naming what the volume needs that cannot be
+/// checked; [`Error::Io`]. Damage is no error.
+pub fn check(disk: &Arc<dyn Disk>, options: Options, progress: Progress<'_>) -> Result<Report> {
+    let raw = read_superblock(&**disk)?;
+    let log = Log::new(options.most);
+    let super_ = match raw.check() {
+        Ok(super_) => with_features(&raw, super_)?,
+        Err(Error::Corrupt { what, .. }) => {
+            log.add(Complaint::new(What::Superblock).name(what.as_bytes()));
+            return Ok(report(log, Report::default()));
+        }
+        Err(other) => return Err(other),
+    };
+    refuse_what_is_unchecked(&raw, &super_)?;
+    let empty = Report {
+        label: super_.label.clone(),
+        inodes: u64::from(super_.inodes),
+        blocks: super_.blocks,
+        ..Report::default()
+    };
+    layout::superblock(&raw, &super_, disk.properties().len_bytes, &log);
+    if log.is_damaged() {
+        return Ok(report(log, empty));
+    }
+    let in_groups = super_.blocks.saturating_sub(u64::from(super_.first_data_block));
+    let mut check = Check {
+        disk: &**disk,
+        store: Store::new(disk.clone(), super_.block_bytes, options.cache_bytes, 1 << 20),
+        options,
+        progress,
+        done: AtomicU64::new(0),
+        log,
+        groups: Vec::new(),
+        metadata: Bits::new(in_groups),
+        used: Bits::new(in_groups),
+        twice: Bits::new(in_groups),
+        notes: Notes::new(super_.inodes),
+        directories: Mutex::default(),
+        buffers: Mutex::default(),
+        attribute_blocks: Mutex::default(),
+        raw,
+        super_,
+    };
+    check.groups = layout::groups(&check)?;
+    if check.log.is_damaged() {
+        return Ok(report(check.log, empty));
+    }
+    inodes::tables(&check)?;
+    let directories = check.sorted_directories();
+    blocks::name_twice(&check)?;
+    attributes::references(&check)?;
+    let parents = entries::directories(&check, &directories)?;
+    let connected = connect::directories(&check, &parents);
+    counts::links(&check, &connected)?;
+    let (used_inodes, used_blocks) = counts::bitmaps(&check)?;
+    let directories = directories.len() as u64;
+    let full = Report { complete: true, used_inodes, used_blocks, directories, ..empty };
+    Ok(report(check.log, full))
+}
+
+fn report(log: Log, report: Report) -> Report {
+    let kept = log.into_kept();
+    Report { complaints: kept.list, more: kept.more, damaged: kept.damaged, ..report }
+}
+
+fn read_superblock(disk: &dyn Disk) -> Result<RawSuperblock> {
+    let properties = disk.properties();
+    let sector = u64::from(properties.sector_bytes.max(1));
+    let end = superblock::OFFSET_BYTES.saturating_add(superblock::LEN_BYTES as u64);
+    let len = end.checked_next_multiple_of(sector).unwrap_or(end);
+    if len > properties.len_bytes {
+        return Err(Error::NotExt);
+    }
+    let read = disk.read_now(Extent::new(0, len), Block::private(index(len)));
+    let bytes = read.map_err(|refused| Error::Io(refused.error))?.into_private();
+    let at = index(superblock::OFFSET_BYTES);
+    RawSuperblock::view(bytes.get(at..).unwrap_or_default()).cloned()
+}
+
+/// The features count in revision 0, too, as they do for the kernel and `e2fsck`.
+fn with_features(raw: &RawSuperblock, super_: Superblock) -> Result<Superblock> {
+    let incompatible = Incompatible::from_bits_retain(raw.s_feature_incompat.get());
+    let missing = incompatible.difference(Incompatible::READABLE);
+    if !missing.is_empty() {
+        let feature = format!("needs: {}", missing.names().join(", "));
+        return Err(Error::Unsupported { feature });
+    }
+    Ok(Superblock {
+        compatible: Compatible::from_bits_retain(raw.s_feature_compat.get()),
+        incompatible,
+        read_only_compatible: ReadOnlyCompatible::from_bits_retain(raw.s_feature_ro_compat.get()),
+        ..super_
+    })
+}
+
+fn refuse_what_is_unchecked(raw: &RawSuperblock, super_: &Superblock) -> Result<()> {
+    let unknown = super_.compatible.bits() & !KNOWN_COMPATIBLE;
+    let compatible = super_.compatible & (UNCHECKED | Compatible::from_bits_retain(unknown));
+    let read_only = super_.read_only_compatible.difference(ReadOnlyCompatible::CHECKABLE);
+    let mut names = compatible.names();
+    names.extend(read_only.names());
+    let journal = super_.compatible.contains(Compatible::HAS_JOURNAL);
+    if journal && raw.s_journal_inum.get() == 0 && raw.s_journal_dev.get() != 0 {
+        names.push("external journal".to_owned());
+    }
+    if names.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Unsupported { feature: format!("needs: {}", names.join(", ")) })
+}
+
+impl Check<'_> {
+    /// The place of a block in the sets of blocks.
+    fn nth(&self, block: u64) -> u64 {
+        block.wrapping_sub(u64::from(self.super_.first_data_block))
+    }
+
+    /// Whether a pointer may say `block`.
+    fn holds(&self, block: u64) -> bool {
+        (u64::from(self.super_.first_data_block)..self.super_.blocks).contains(&block)
+    }
+
+    fn block(&self, block: u64) -> Result<Data> {
+        self.store.block(FsBlock(block))
+    }
+
+    fn sorted_directories(&self) -> Vec<u32> {
+        let mut list =
+            std::mem::take(&mut *self.directories.lock().unwrap_or_else(PoisonError::into_inner));
+        list.sort_unstable();
+        list
+    }
+
+    /// Counts `bytes` of work.
+    fn advance(&self, bytes: u64) {
+        let done = self.done.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+        let tables = u64::from(self.super_.inode_table_blocks())
+            .saturating_mul(u64::from(self.super_.groups))
+            .saturating_mul(u64::from(self.super_.block_bytes));
+        (self.progress)(done, tables);
+    }
+
+    /// Runs `work` on each number below `count`, shared among the threads; ends at the
+    /// first error.
+    fn share(&self, count: usize, work: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
+        let next = AtomicU64::new(0);
+        let run = || -> Result<()> {
+            loop {
+                let nth = next.fetch_add(1, Ordering::Relaxed);
+                if nth >= count as u64 {
+                    return Ok(());
+                }
+                if let Err(error) = work(index(nth)) {
+                    next.store(count as u64, Ordering::Relaxed);
+                    return Err(error);
+                }
+            }
+        };
+        let helpers = self.options.threads.saturating_sub(1).min(count.saturating_sub(1));
+        std::thread::scope(|scope| {
+            let helpers: Vec<_> = (0..helpers).map(|_| scope.spawn(run)).collect();
+            let mine = run();
+            let theirs = helpers.into_iter().map(|helper| match helper.join() {
+                Ok(result) => result,
+                Err(panic) => std::panic::resume_unwind(panic),
+            });
+            theirs.fold(mine, |all, one| all.and(one))
+        })
+    }
+}

@@ -1,0 +1,78 @@
+//! Sets of blocks or inodes: a bit each, in words that threads set together.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::units::index;
+
+/// A set of numbers below a limit.
+#[derive(Debug)]
+pub(super) struct Bits {
+    words: Vec<AtomicU64>,
+    len: u64,
+}
+
+impl Bits {
+    /// An empty set of numbers below `len`.
+    pub(super) fn new(len: u64) -> Self {
+        let mut words = Vec::new();
+        words.resize_with(index(len.div_ceil(64)), AtomicU64::default);
+        Self { words, len }
+    }
+
+    fn word(&self, nth: u64) -> Option<(&AtomicU64, u64)> {
+        (nth < self.len).then_some(())?;
+        Some((self.words.get(index(nth / 64))?, 1 << (nth % 64)))
+    }
+
+    /// Adds `nth`; says whether it was there. What is beyond the limit never is.
+    pub(super) fn set(&self, nth: u64) -> bool {
+        self.word(nth).is_some_and(|(word, bit)| word.fetch_or(bit, Ordering::Relaxed) & bit != 0)
+    }
+
+    /// Whether `nth` is in the set.
+    pub(super) fn has(&self, nth: u64) -> bool {
+        self.word(nth).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
+    }
+
+    /// Whether the set is empty.
+    pub(super) fn is_empty(&self) -> bool {
+        self.words.iter().all(|word| word.load(Ordering::Relaxed) == 0)
+    }
+
+    /// The 64 members from `nth` on, as bits; zeros beyond the limit.
+    pub(super) fn from(&self, nth: u64) -> u64 {
+        let load =
+            |at: u64| self.words.get(index(at)).map_or(0, |word| word.load(Ordering::Relaxed));
+        let (at, shift) = (nth / 64, nth % 64);
+        match shift {
+            0 => load(at),
+            _ => load(at) >> shift | load(at.saturating_add(1)) << 64u64.saturating_sub(shift),
+        }
+    }
+}
+
+/// The numbers of the bits that are set.
+pub(super) fn ones(mut word: u64) -> impl Iterator<Item = u64> {
+    std::iter::from_fn(move || {
+        let bit = word.trailing_zeros();
+        (word != 0).then(|| {
+            word &= word.wrapping_sub(1);
+            u64::from(bit)
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_remembers() {
+        let bits = Bits::new(130);
+        assert!(!bits.set(0) && !bits.set(129) && bits.set(129) && !bits.set(130));
+        assert!(bits.has(0) && !bits.has(1) && !bits.has(130));
+        assert_eq!(ones(0x8001).collect::<Vec<_>>(), [0, 15]);
+        assert_eq!(bits.from(72), 1 << 57);
+        assert_eq!(bits.from(128), 2);
+    }
+}

@@ -1,0 +1,300 @@
+//! What is wrong and where, and a list of it that cannot grow without limit.
+
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+
+use crate::{FsBlock, GroupNumber, InodeNumber};
+
+/// How much a complaint weighs.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Severity {
+    /// A counter that whoever mounts or checks next sets right, with no bearing on files.
+    Remark,
+    /// The volume is damaged.
+    Damage,
+}
+
+macro_rules! whats {
+    ($($pass:literal: $($severity:ident $what:ident $code:literal $text:literal;)*)*) => {
+        /// What is wrong.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+        pub enum What {
+            $($(#[doc = $text] $what,)*)*
+        }
+
+        impl What {
+            /// All of them, in the order in which they are found.
+            pub const ALL: &[Self] = &[$($(Self::$what,)*)*];
+
+            /// A short name that does not change.
+            pub const fn code(self) -> &'static str {
+                match self { $($(Self::$what => $code,)*)* }
+            }
+
+            /// A sentence without its place.
+            pub const fn text(self) -> &'static str {
+                match self { $($(Self::$what => $text,)*)* }
+            }
+
+            /// The pass that finds it, as `e2fsck` counts them.
+            pub const fn pass(self) -> u8 {
+                match self { $($(Self::$what => $pass,)*)* }
+            }
+
+            /// How much it weighs.
+            pub const fn severity(self) -> Severity {
+                match self { $($(Self::$what => Severity::$severity,)*)* }
+            }
+        }
+    };
+}
+
+whats! {
+    0:
+    Damage Superblock "superblock" "a field of the superblock makes no sense";
+    Damage VolumeBeyondDisk "volume-beyond-disk" "the volume is longer than its disk (blocks)";
+    Damage FeatureClash "feature-clash" "features that exclude each other";
+    Damage JournalWithoutFeature "journal-without-feature" "a journal inode is named, the feature is not there";
+    Damage JournalInode "journal-inode" "the journal's inode or its first block makes no sense";
+    Remark FeaturesInRevision0 "features-in-revision-0" "features are set, revision 0 has none";
+    Remark ReserveWithoutFeature "reserve-without-feature" "descriptor blocks are reserved, the resize_inode feature is not there";
+    Damage GroupBlockBitmap "group-block-bitmap" "the block bitmap lies where it cannot";
+    Damage GroupInodeBitmap "group-inode-bitmap" "the inode bitmap lies where it cannot";
+    Damage GroupInodeTable "group-inode-table" "the inode table lies where it cannot";
+    Damage GroupOverlap "group-overlap" "two structures of the groups lie in one block";
+    Remark GroupUninitialised "group-uninitialised" "a group says it was not initialised, the feature is not there";
+    Damage UsedUninitialised "used-uninitialised" "an inode in use lies where the group says it has none";
+    Damage ResizeInode "resize-inode" "the resize inode does not lead to the reserved descriptor blocks";
+    Remark ResizeInodeWithoutFeature "resize-inode-without-feature" "the resize inode is in use, the feature is not there";
+
+    1:
+    Damage RootMissing "root-missing" "the root is not a directory";
+    Damage ReservedInode "reserved-inode" "a reserved inode holds what it should not";
+    Damage DeletedWithoutTime "deleted-without-time" "a deleted inode has no deletion time";
+    Damage InOrphanList "in-orphan-list" "the inode was on a list of orphans";
+    Damage UsedWithDeletionTime "used-with-deletion-time" "an inode in use has a deletion time";
+    Damage Mode "mode" "the mode is of no kind";
+    Damage Flags "flags" "a flag needs a feature or a kind that is not there";
+    Damage HighHalf "high-half" "a high half is set that this volume does not use";
+    Damage FragmentAddress "fragment-address" "the address of a fragment is set";
+    Damage ExtraSize "extra-size" "the extra size does not fit the inode";
+    Damage AttributesInInode "attributes-in-inode" "the attributes inside the inode make no sense";
+    Damage SpecialSize "special-size" "a device, pipe or socket has a size";
+    Damage Symlink "symlink" "the symbolic link's target and size do not fit";
+    Damage Size "size" "the size does not fit the blocks";
+    Damage BlockCount "block-count" "i_blocks counts wrong (sectors)";
+    Damage PointerOutside "pointer-outside" "a block pointer leads out of the volume";
+    Damage InMetadata "in-metadata" "a file claims a block of the volume's own structures";
+    Damage ClaimedTwice "claimed-twice" "a block is claimed more than once";
+    Damage AttributeBlock "attribute-block" "the block of attributes makes no sense";
+    Damage AttributeReferences "attribute-references" "the block of attributes counts its users wrong";
+    Damage LargeFileFeature "large-file-feature" "a file of 2 GiB and more needs the large_file feature";
+
+    2:
+    Damage DirectoryHole "directory-hole" "a directory has a hole";
+    Damage EntryChain "entry-chain" "the chain of directory entries breaks (byte)";
+    Damage EntryName "entry-name" "a name that cannot be";
+    Damage EntryInode "entry-inode" "a name for an inode that no name may name";
+    Damage EntryUnused "entry-unused" "a name for an inode that is not in use";
+    Damage EntryKind "entry-kind" "the kind in the entry is not that of the inode";
+    Damage EntryTwice "entry-twice" "a name is there twice";
+    Damage Dot "dot" "the entry . is missing or wrong";
+    Damage DotDot "dot-dot" "the entry .. is missing or wrong";
+    Damage DirectoryTwice "directory-twice" "a directory has a second name";
+    Damage TreeRoot "tree-root" "the root of the hash tree makes no sense";
+    Damage TreeNode "tree-node" "a node of the hash tree makes no sense";
+    Damage TreeOrder "tree-order" "hashes of the tree are out of order";
+    Damage TreeBlock "tree-block" "the hash tree leads to a block wrongly or not at all";
+    Damage TreeRange "tree-range" "names lie outside the range of hashes their block has";
+
+    3:
+    Damage Unconnected "unconnected" "the directory cannot be reached from the root";
+    Damage Parent "parent" "the entry .. does not name the parent";
+
+    4:
+    Damage Unattached "unattached" "an inode in use has no name";
+    Damage LinkCount "link-count" "the link count is wrong";
+
+    5:
+    Damage BlockUsedButFree "block-used-but-free" "blocks in use are free in the bitmap (count)";
+    Damage BlockFreeButUsed "block-free-but-used" "blocks that nothing uses are taken in the bitmap (count)";
+    Damage InodeUsedButFree "inode-used-but-free" "inodes in use are free in the bitmap (count)";
+    Damage InodeFreeButUsed "inode-free-but-used" "inodes that are not in use are taken in the bitmap (count)";
+    Damage BlockBitmapEnd "block-bitmap-end" "the end of the block bitmap is not filled up";
+    Damage InodeBitmapEnd "inode-bitmap-end" "the end of the inode bitmap is not filled up";
+    Damage GroupFreeBlocks "group-free-blocks" "the group counts its free blocks wrong";
+    Damage GroupFreeInodes "group-free-inodes" "the group counts its free inodes wrong";
+    Damage GroupDirectories "group-directories" "the group counts its directories wrong";
+    Remark FreeBlocks "free-blocks" "the superblock counts free blocks wrong";
+    Remark FreeInodes "free-inodes" "the superblock counts free inodes wrong";
+}
+
+/// One thing that is wrong. What does not apply is `None`.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Complaint {
+    /// What is wrong.
+    pub what: What,
+    /// The group it is in.
+    pub group: Option<GroupNumber>,
+    /// The inode it is about.
+    pub inode: Option<InodeNumber>,
+    /// The block it is in, or about; with a count, the first of them.
+    pub block: Option<FsBlock>,
+    /// The name it is about, or the field.
+    pub name: Option<Vec<u8>>,
+    /// What is there.
+    pub found: Option<u64>,
+    /// What should be there.
+    pub expected: Option<u64>,
+}
+
+impl Complaint {
+    /// A complaint without a place.
+    pub(super) const fn new(what: What) -> Self {
+        Self {
+            what,
+            group: None,
+            inode: None,
+            block: None,
+            name: None,
+            found: None,
+            expected: None,
+        }
+    }
+
+    pub(super) fn group(mut self, group: u32) -> Self {
+        self.group = Some(GroupNumber(group));
+        self
+    }
+
+    pub(super) fn inode(mut self, inode: u32) -> Self {
+        self.inode = Some(InodeNumber(inode));
+        self
+    }
+
+    pub(super) fn block(mut self, block: u64) -> Self {
+        self.block = Some(FsBlock(block));
+        self
+    }
+
+    pub(super) fn name(mut self, name: &[u8]) -> Self {
+        self.name = Some(name.to_vec());
+        self
+    }
+
+    pub(super) fn found(mut self, found: impl Into<u64>) -> Self {
+        self.found = Some(found.into());
+        self
+    }
+
+    pub(super) fn expected(mut self, expected: impl Into<u64>) -> Self {
+        self.expected = Some(expected.into());
+        self
+    }
+}
+
+impl fmt::Display for Complaint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut start = "";
+        if let Some(GroupNumber(group)) = self.group {
+            write!(f, "group {group}")?;
+            start = ", ";
+        }
+        if let Some(inode) = self.inode {
+            write!(f, "{start}inode {inode}")?;
+            start = ", ";
+        }
+        if let Some(block) = self.block {
+            write!(f, "{start}block {block}")?;
+            start = ", ";
+        }
+        if let Some(name) = &self.name {
+            write!(f, "{start}\"{}\"", name.escape_ascii())?;
+            start = ", ";
+        }
+        if !start.is_empty() {
+            f.write_str(": ")?;
+        }
+        f.write_str(self.what.text())?;
+        match (self.found, self.expected) {
+            (Some(found), Some(expected)) => write!(f, ": {found}, should be {expected}"),
+            (Some(found), None) => write!(f, ": {found}"),
+            (None, Some(expected)) => write!(f, ": should be {expected}"),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+/// Collects complaints of several threads.
+#[derive(Debug)]
+pub(super) struct Log {
+    most: usize,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    pub(super) list: Vec<Complaint>,
+    pub(super) more: u64,
+    pub(super) damaged: bool,
+}
+
+impl Log {
+    pub(super) fn new(most: usize) -> Self {
+        Self { most, kept: Mutex::default() }
+    }
+
+    pub(super) fn add(&self, complaint: Complaint) {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.damaged |= complaint.what.severity() == Severity::Damage;
+        if kept.list.len() < self.most {
+            kept.list.push(complaint);
+        } else {
+            kept.more = kept.more.saturating_add(1);
+        }
+    }
+
+    /// Whether damage was found so far.
+    pub(super) fn is_damaged(&self) -> bool {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).damaged
+    }
+
+    pub(super) fn into_kept(self) -> Kept {
+        let mut kept = self.kept.into_inner().unwrap_or_else(PoisonError::into_inner);
+        kept.list.sort();
+        kept
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_complaint_says_what_and_where() {
+        let complaint =
+            Complaint::new(What::LinkCount).inode(12).found(3u64).expected(1u64).to_string();
+        assert_eq!(complaint, "inode 12: the link count is wrong: 3, should be 1");
+        let complaint = Complaint::new(What::EntryName).inode(2).block(9).name(b"a\nb").to_string();
+        assert_eq!(complaint, "inode 2, block 9, \"a\\nb\": a name that cannot be");
+    }
+
+    #[test]
+    fn a_full_list_counts_on() {
+        let log = Log::new(2);
+        for inode in [5, 3, 4] {
+            log.add(Complaint::new(What::Mode).inode(inode));
+        }
+        let kept = log.into_kept();
+        assert_eq!((kept.list.len(), kept.more, kept.damaged), (2, 1, true));
+        assert_eq!(kept.list[0].inode, Some(InodeNumber(3)));
+    }
+
+    #[test]
+    fn codes_are_unique() {
+        let mut codes: Vec<_> = What::ALL.iter().map(|what| what.code()).collect();
+        codes.sort_unstable();
+        codes.dedup();
+        assert_eq!(codes.len(), What::ALL.len());
+    }
+}

@@ -1,0 +1,190 @@
+//! Passes 4 and 5: link counts, bitmaps, and the counters of groups and superblock.
+
+use zerocopy::FromBytes;
+
+use super::bits::{Bits, ones};
+use super::complaint::{Complaint, What};
+use super::layout::{GroupPlaces, blocks_in, masked};
+use super::{Check, entries};
+use crate::format::features::ReadOnlyCompatible;
+use crate::format::inode::RawInode;
+use crate::{GroupNumber, Result};
+
+/// Subdirectories from which on a directory may say that it has one link.
+const MANY_LINKS: u64 = 65_000;
+
+/// Compares links with names, but for the directories in `lost`.
+pub(super) fn links(check: &Check<'_>, lost: &[u32]) -> Result<()> {
+    let super_ = &check.super_;
+    for inode in (2..3).chain(super_.first_inode.0..=super_.inodes) {
+        let note = check.notes.get(inode);
+        if !note.is_used() || note.is_even() || lost.binary_search(&inode).is_ok() {
+            continue;
+        }
+        let slot = entries::slot(check, inode)?;
+        let Ok((raw, _)) = RawInode::ref_from_prefix(&slot) else { continue };
+        let links = raw.i_links_count.get();
+        let names = note.names(links);
+        let many = super_.read_only_compatible.contains(ReadOnlyCompatible::DIR_NLINK);
+        if many && note.is_directory() && links == 1 && names >= MANY_LINKS {
+            continue;
+        }
+        let what = if names == 0 { What::Unattached } else { What::LinkCount };
+        check.log.add(Complaint::new(what).inode(inode).found(links).expected(names));
+    }
+    Ok(())
+}
+
+/// Compares the bitmaps and counters with what was found; inodes and blocks in use.
+pub(super) fn bitmaps(check: &Check<'_>) -> Result<(u64, u64)> {
+    let super_ = &check.super_;
+    let inodes = used_inodes(check);
+    let (mut used_inodes, mut used_blocks) = (0u64, 0u64);
+    for (group, place) in (0u32..).zip(&check.groups) {
+        let blocks = blocks_in(super_, group);
+        let first = super_.group_start(GroupNumber(group)).0;
+        let used = compare(check, &Side::blocks(check, group, place, first, blocks))?;
+        used_blocks = used_blocks.saturating_add(used);
+        counter(check, group, What::GroupFreeBlocks, place.free_blocks, blocks, used);
+
+        let per_group = u64::from(super_.inodes_per_group);
+        let start = u64::from(group).saturating_mul(per_group);
+        let used = compare(check, &Side::inodes(&inodes, group, place, start, per_group))?;
+        used_inodes = used_inodes.saturating_add(used);
+        counter(check, group, What::GroupFreeInodes, place.free_inodes, per_group, used);
+        of_inodes(check, group, place, &inodes, start);
+    }
+    let in_groups = super_.blocks.saturating_sub(super_.first_data_block.into());
+    for (what, found, all, used) in [
+        (What::FreeBlocks, check.raw.s_free_blocks_count_lo.get(), in_groups, used_blocks),
+        (What::FreeInodes, check.raw.s_free_inodes_count.get(), super_.inodes.into(), used_inodes),
+    ] {
+        let expected = all.saturating_sub(used);
+        if u64::from(found) != expected {
+            check.log.add(Complaint::new(what).found(found).expected(expected));
+        }
+    }
+    Ok((used_inodes, used_blocks.saturating_add(super_.first_data_block.into())))
+}
+
+fn used_inodes(check: &Check<'_>) -> Bits {
+    let bits = Bits::new(check.super_.inodes.into());
+    for inode in 1..=check.super_.inodes {
+        let reserved = inode < check.super_.first_inode.0;
+        if reserved || check.notes.get(inode).is_used() {
+            bits.set(u64::from(inode).saturating_sub(1));
+        }
+    }
+    bits
+}
+
+fn counter(check: &Check<'_>, group: u32, what: What, found: u16, all: u64, used: u64) {
+    let expected = all.saturating_sub(used);
+    // Sixteen bits cannot say 65,536.
+    if u64::from(found) != expected & 0xFFFF {
+        check.log.add(Complaint::new(what).group(group).found(found).expected(expected));
+    }
+}
+
+/// Directories of a group, and inodes where it says that there are none.
+fn of_inodes(check: &Check<'_>, group: u32, place: &GroupPlaces, inodes: &Bits, start: u64) {
+    let per_group = check.super_.inodes_per_group;
+    let first = u32::try_from(start.saturating_add(1)).unwrap_or(u32::MAX);
+    let all = first..first.saturating_add(per_group);
+    let directories = all.filter(|inode| check.notes.get(*inode).is_directory()).count() as u64;
+    if directories != u64::from(place.directories) {
+        let complaint = Complaint::new(What::GroupDirectories).group(group);
+        check.log.add(complaint.found(place.directories).expected(directories));
+    }
+    let end = start.saturating_add(per_group.into());
+    let unused = end.saturating_sub(place.unused.into());
+    let used = super::layout::count(inodes, unused, end);
+    if used > 0 {
+        let complaint = Complaint::new(What::UsedUninitialised).group(group);
+        check.log.add(complaint.found(used).expected(0u64));
+    }
+}
+
+/// A bitmap on disk, and the set it should be.
+struct Side<'a> {
+    group: u32,
+    bitmap: u64,
+    set: &'a Bits,
+    /// Its first member in the set, and the number that has.
+    start: u64,
+    named_from: u64,
+    count: u64,
+    inodes: bool,
+}
+
+impl<'a> Side<'a> {
+    fn blocks(
+        check: &'a Check<'_>,
+        group: u32,
+        place: &GroupPlaces,
+        first: u64,
+        count: u64,
+    ) -> Self {
+        let (bitmap, start) = (place.block_bitmap, check.nth(first));
+        Self { group, bitmap, set: &check.used, start, named_from: first, count, inodes: false }
+    }
+
+    fn inodes(set: &'a Bits, group: u32, place: &GroupPlaces, start: u64, count: u64) -> Self {
+        let (bitmap, named_from) = (place.inode_bitmap, start.saturating_add(1));
+        Self { group, bitmap, set, start, named_from, count, inodes: true }
+    }
+
+    fn complain(&self, check: &Check<'_>, what: What, (first, count): (u64, u64)) {
+        if count == 0 {
+            return;
+        }
+        let named = self.named_from.saturating_add(first);
+        let complaint = Complaint::new(what).group(self.group).found(count);
+        let complaint = if self.inodes {
+            complaint.inode(u32::try_from(named).unwrap_or(u32::MAX))
+        } else {
+            complaint.block(named)
+        };
+        check.log.add(complaint);
+    }
+}
+
+/// Compares 64 bits at a time; how many members the set has here.
+fn compare(check: &Check<'_>, side: &Side<'_>) -> Result<u64> {
+    let bytes = check.block(side.bitmap)?;
+    let (mut free, mut taken) = ((0, 0u64), (0, 0u64));
+    let (mut used, mut at) = (0u64, 0u64);
+    let mut filled = true;
+    for word in bytes.as_chunks::<8>().0 {
+        let there = u64::from_le_bytes(*word);
+        let left = side.count.saturating_sub(at);
+        let should = masked(side.set.from(side.start.saturating_add(at)), left);
+        used = used.saturating_add(should.count_ones().into());
+        note(&mut free, at, should & !there);
+        note(&mut taken, at, masked(there, left) & !should);
+        filled &= there | masked(u64::MAX, left) == u64::MAX;
+        at = at.saturating_add(64);
+    }
+    let (used_but_free, free_but_used, end) = if side.inodes {
+        (What::InodeUsedButFree, What::InodeFreeButUsed, What::InodeBitmapEnd)
+    } else {
+        (What::BlockUsedButFree, What::BlockFreeButUsed, What::BlockBitmapEnd)
+    };
+    side.complain(check, used_but_free, free);
+    side.complain(check, free_but_used, taken);
+    if !filled {
+        let complaint = Complaint::new(end).group(side.group).block(side.bitmap);
+        check.log.add(complaint);
+    }
+    Ok(used)
+}
+
+/// Counts the bits of `word` and keeps the first one there ever was.
+fn note((first, count): &mut (u64, u64), at: u64, word: u64) {
+    if *count == 0
+        && let Some(bit) = ones(word).next()
+    {
+        *first = at.saturating_add(bit);
+    }
+    *count = count.saturating_add(word.count_ones().into());
+}

@@ -1,0 +1,306 @@
+//! Pass 2: the names in every directory.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use zerocopy::FromBytes;
+
+use super::bits::Bits;
+use super::blocks::{Visit, walk};
+use super::complaint::{Complaint, What};
+use super::{Check, inodes, tree};
+use crate::format::dirent::{HEAD_BYTES, record_len};
+use crate::format::features::{Compatible, Incompatible};
+use crate::format::hash::Hash;
+use crate::format::inode::{RawInode, flags};
+use crate::format::{le16, le32};
+use crate::units::index;
+use crate::{Data, Result};
+
+/// No directory has been found yet that names this one.
+const NOBODY: u32 = u32::MAX;
+/// The shortest record.
+const LEAST_BYTES: usize = 12;
+
+/// The directories, in order, and what leads up from them.
+pub(super) struct Parents<'a> {
+    pub(super) directories: &'a [u32],
+    /// The lowest directory that names each.
+    parents: Vec<AtomicU32>,
+    /// What each calls `..`.
+    dot_dots: Vec<AtomicU32>,
+}
+
+impl<'a> Parents<'a> {
+    fn new(directories: &'a [u32]) -> Self {
+        let all = |value: u32| directories.iter().map(|_| AtomicU32::new(value)).collect();
+        Self { directories, parents: all(NOBODY), dot_dots: all(0) }
+    }
+
+    pub(super) fn place(&self, inode: u32) -> Option<usize> {
+        self.directories.binary_search(&inode).ok()
+    }
+
+    pub(super) fn parent(&self, place: usize) -> Option<u32> {
+        let parent = self.parents.get(place)?.load(Ordering::Relaxed);
+        (parent != NOBODY).then_some(parent)
+    }
+
+    pub(super) fn dot_dot(&self, place: usize) -> u32 {
+        self.dot_dots.get(place).map_or(0, |it| it.load(Ordering::Relaxed))
+    }
+
+    /// A directory has a name; whether it is the first.
+    fn adopt(&self, child: u32, parent: u32) -> bool {
+        let word = self.place(child).and_then(|place| self.parents.get(place));
+        word.is_none_or(|word| word.fetch_min(parent, Ordering::Relaxed) == NOBODY)
+    }
+
+    fn put_dot_dot(&self, dir: u32, inode: u32) {
+        if let Some(word) = self.place(dir).and_then(|place| self.dot_dots.get(place)) {
+            word.store(inode, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Goes through all directories.
+pub(super) fn directories<'a>(check: &Check<'_>, list: &'a [u32]) -> Result<Parents<'a>> {
+    let parents = Parents::new(list);
+    let in_groups = check.super_.blocks.saturating_sub(check.super_.first_data_block.into());
+    let walked = Bits::new(in_groups);
+    check.share(list.len(), |nth| match list.get(nth) {
+        Some(dir) => directory(check, *dir, &parents, &walked),
+        None => Ok(()),
+    })?;
+    Ok(parents)
+}
+
+/// The bytes of an inode.
+pub(super) fn slot(check: &Check<'_>, number: u32) -> Result<Data> {
+    let super_ = &check.super_;
+    let nth = number.saturating_sub(1);
+    let group = nth.checked_div(super_.inodes_per_group).unwrap_or(0);
+    let in_group = u64::from(nth.checked_rem(super_.inodes_per_group).unwrap_or(0));
+    let table = check.groups.get(index(group.into())).map_or(0, |place| place.inode_table);
+    let at = in_group.saturating_mul(super_.inode_bytes.into());
+    let block_bytes = u64::from(super_.block_bytes);
+    let bytes = check.block(table.saturating_add(at.checked_div(block_bytes).unwrap_or(0)))?;
+    let at = index(at.checked_rem(block_bytes).unwrap_or(0));
+    Ok(bytes.slice(at..at.saturating_add(index(super_.inode_bytes.into()))))
+}
+
+/// The blocks of a directory that were not walked for another one.
+struct Collect<'a, 'b> {
+    check: &'a Check<'b>,
+    walked: &'a Bits,
+    blocks: Vec<(u64, u64)>,
+    skipped: bool,
+}
+
+impl Collect<'_, '_> {
+    fn first_time(&mut self, block: u64) -> bool {
+        let nth = self.check.nth(block);
+        let first = !self.walked.set(nth) && !self.check.metadata.has(nth);
+        self.skipped |= !first;
+        first
+    }
+}
+
+impl Visit for Collect<'_, '_> {
+    fn data(&mut self, at: u64, block: u64) {
+        if self.first_time(block) {
+            self.blocks.push((at, block));
+        }
+    }
+
+    fn indirect(&mut self, block: u64) -> bool {
+        self.first_time(block)
+    }
+
+    fn outside(&mut self, _: u64) {
+        self.skipped = true;
+    }
+}
+
+fn directory(check: &Check<'_>, dir: u32, parents: &Parents<'_>, walked: &Bits) -> Result<()> {
+    let bytes = slot(check, dir)?;
+    let Ok((raw, _)) = RawInode::ref_from_prefix(&bytes) else { return Ok(()) };
+    let mut collect = Collect { check, walked, blocks: Vec::new(), skipped: false };
+    if inodes::has_map(check, raw) {
+        walk(check, &raw.i_block.map(|it| it.get()), &mut collect)?;
+    }
+    let Collect { blocks, skipped, .. } = collect;
+    if !skipped {
+        holes(check, dir, &blocks);
+    }
+    let indexed = raw.i_flags.get() & flags::INDEX != 0
+        && check.super_.compatible.contains(Compatible::DIR_INDEX)
+        && !skipped;
+    let mut first = None;
+    let mut hash = None;
+    if indexed && let Some((0, block)) = blocks.first() {
+        let bytes = check.block(*block)?;
+        hash = tree::hash(check, &bytes);
+        first = Some(bytes);
+    }
+    let mut ranges = Vec::new();
+    for (at, block) in &blocks {
+        let bytes = check.block(*block)?;
+        let scan = Scan { check, dir, at: *at, block: *block, parents, hash };
+        let range = scan.entries(&bytes);
+        if first.is_some() {
+            ranges.push((*at, *block, range));
+        }
+    }
+    match first {
+        Some(root) => tree::check(check, dir, &root, &ranges),
+        None => Ok(()),
+    }
+}
+
+fn holes(check: &Check<'_>, dir: u32, blocks: &[(u64, u64)]) {
+    let mut next = 0;
+    for (at, _) in blocks {
+        if *at != next {
+            let complaint = Complaint::new(What::DirectoryHole).inode(dir);
+            check.log.add(complaint.found(next));
+        }
+        next = at.saturating_add(1);
+    }
+}
+
+/// The lowest and the highest hash of a block's names.
+pub(super) type Range = Option<(u32, u32)>;
+
+/// One block of a directory.
+struct Scan<'a, 'b> {
+    check: &'a Check<'b>,
+    dir: u32,
+    at: u64,
+    block: u64,
+    parents: &'a Parents<'a>,
+    hash: Option<Hash>,
+}
+
+struct Entry<'a> {
+    inode: u32,
+    kind: u8,
+    name: &'a [u8],
+    /// Whether a NUL follows the name.
+    ended: bool,
+}
+
+impl Scan<'_, '_> {
+    fn complain(&self, what: What, with: impl FnOnce(Complaint) -> Complaint) {
+        let complaint = Complaint::new(what).inode(self.dir).block(self.block);
+        self.check.log.add(with(complaint));
+    }
+
+    fn entries(&self, bytes: &[u8]) -> Range {
+        let mut at = 0usize;
+        let mut names: Vec<&[u8]> = Vec::new();
+        let mut range = None;
+        let mut nth = 0u32;
+        while at < bytes.len() {
+            let Some((entry, len)) = record(bytes, at) else {
+                self.complain(What::EntryChain, |it| it.found(at as u64));
+                return range;
+            };
+            let dots = self.at == 0 && nth < 2;
+            if dots {
+                self.dots(nth, &entry);
+            }
+            if entry.inode != 0 {
+                if !dots && self.name(&entry) {
+                    names.push(entry.name);
+                }
+                self.target(&entry, dots);
+                if !dots && let Some(hash) = self.hash {
+                    let hash = hash.of(entry.name);
+                    let (low, high) = range.unwrap_or((hash, hash));
+                    range = Some((hash.min(low), hash.max(high)));
+                }
+            }
+            at = at.saturating_add(len);
+            nth = nth.saturating_add(1);
+        }
+        if self.at == 0 && nth < 2 {
+            self.complain(What::DotDot, |it| it);
+        }
+        names.sort_unstable();
+        for pair in names.windows(2) {
+            if let [one, two] = pair
+                && one == two
+            {
+                self.complain(What::EntryTwice, |it| it.name(one));
+            }
+        }
+        range
+    }
+
+    /// The first two entries of a directory.
+    fn dots(&self, nth: u32, entry: &Entry<'_>) {
+        if nth == 0 {
+            if entry.name != b"." || !entry.ended || entry.inode != self.dir {
+                self.complain(What::Dot, |it| it.found(entry.inode).expected(self.dir));
+            }
+            return;
+        }
+        if entry.name != b".." || !entry.ended || entry.inode == 0 {
+            self.complain(What::DotDot, |it| it.found(entry.inode));
+        } else {
+            self.parents.put_dot_dot(self.dir, entry.inode);
+        }
+    }
+
+    /// Whether a name can be one.
+    fn name(&self, entry: &Entry<'_>) -> bool {
+        let wrong = entry.name.is_empty()
+            || matches!(entry.name, b"." | b"..")
+            || entry.name.iter().any(|byte| matches!(byte, 0 | b'/'));
+        if wrong {
+            self.complain(What::EntryName, |it| it.name(entry.name));
+        }
+        !wrong
+    }
+
+    /// What an entry names.
+    fn target(&self, entry: &Entry<'_>, dots: bool) {
+        let super_ = &self.check.super_;
+        let (inode, named) = (entry.inode, entry.name);
+        let reserved = inode < super_.first_inode.0 && inode != 2;
+        if inode > super_.inodes || reserved || inode == 2 && !dots {
+            self.complain(What::EntryInode, |it| it.name(named).found(inode));
+            return;
+        }
+        let note = self.check.notes.get(inode);
+        if !note.is_used() {
+            self.complain(What::EntryUnused, |it| it.name(named).found(inode));
+            return;
+        }
+        let typed = super_.incompatible.contains(Incompatible::FILETYPE);
+        let expected = if typed { note.file_type() } else { 0 };
+        if entry.kind != expected && !(typed && entry.kind == 0) {
+            let with = |it: Complaint| it.name(named).found(entry.kind).expected(expected);
+            self.complain(What::EntryKind, with);
+        }
+        self.check.notes.name(inode);
+        if note.is_directory() && !dots && !self.parents.adopt(inode, self.dir) {
+            self.check.log.add(Complaint::new(What::DirectoryTwice).inode(inode));
+        }
+    }
+}
+
+/// The record at `at` and its length; `None` breaks the chain.
+fn record(block: &[u8], at: usize) -> Option<(Entry<'_>, usize)> {
+    let rest = block.get(at..)?;
+    let len = record_len(le16(rest, 4)?, block.len());
+    let whole = rest.get(..len)?;
+    let name_len = usize::from(*whole.get(6)?);
+    if len < LEAST_BYTES || !len.is_multiple_of(4) {
+        return None;
+    }
+    let name = whole.get(HEAD_BYTES..)?.get(..name_len)?;
+    let end = HEAD_BYTES.checked_add(name_len)?;
+    let ended = block.get(at.checked_add(end)?).is_none_or(|byte| *byte == 0);
+    Some((Entry { inode: le32(whole, 0)?, kind: *whole.get(7)?, name, ended }, len))
+}

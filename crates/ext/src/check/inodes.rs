@@ -1,0 +1,466 @@
+//! Pass 1: every inode by itself, and the blocks it claims.
+
+use std::sync::PoisonError;
+
+use draconis_device::{Extent, Urgency};
+use draconis_exchange::contract::Kind;
+use draconis_exchange::heap::Block;
+use zerocopy::FromBytes;
+
+use super::blocks::{Claim, reach, walk};
+use super::complaint::{Complaint, What};
+use super::{Check, attributes};
+use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
+use crate::format::inode::{RawInode, flags};
+use crate::format::{le16, le32};
+use crate::units::index;
+use crate::{Error, Result};
+
+/// Inode tables are read in requests of this many bytes, two at a time.
+const REQUEST_BYTES: u64 = 1 << 20;
+
+const IMAGIC: u32 = 0x2000;
+const CASEFOLD: u32 = 0x4000_0000;
+/// The largest file without the `large_file` feature, in bytes.
+const LARGE: u64 = 0x7FFF_FFFF;
+/// What the first block of a journal starts with, in big-endian order.
+const JOURNAL_MAGIC: [u8; 4] = [0xC0, 0x3B, 0x39, 0x98];
+
+/// The incompatible features that a journal may have.
+const JOURNAL_FEATURES: u32 = 0x3F;
+
+/// What an inode is there for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Role {
+    BadBlocks,
+    Root,
+    /// Of a feature that this volume does not have: must be empty.
+    Idle,
+    Resize,
+    Journal,
+    Reserved,
+    Ordinary,
+}
+
+impl Role {
+    pub(super) fn of(check: &Check<'_>, number: u32) -> Self {
+        let has = |feature| check.super_.compatible.contains(feature);
+        match number {
+            1 => Self::BadBlocks,
+            2 => Self::Root,
+            7 if has(Compatible::RESIZE_INODE) => Self::Resize,
+            8 if has(Compatible::HAS_JOURNAL) => Self::Journal,
+            3 | 4 | 8 => Self::Idle,
+            _ if number < check.super_.first_inode.0 => Self::Reserved,
+            _ => Self::Ordinary,
+        }
+    }
+}
+
+/// Goes through all inode tables.
+pub(super) fn tables(check: &Check<'_>) -> Result<()> {
+    check.share(check.groups.len(), |group| {
+        each(check, u32::try_from(group).unwrap_or(u32::MAX), &|number, slot| {
+            inode(check, number, slot)
+        })
+    })
+}
+
+/// Visits the inodes of a group, with the request after this one on its way.
+pub(super) fn each(
+    check: &Check<'_>,
+    group: u32,
+    visit: &dyn Fn(u32, &[u8]) -> Result<()>,
+) -> Result<()> {
+    let super_ = &check.super_;
+    let Some(place) = check.groups.get(index(group.into())) else { return Ok(()) };
+    let block_bytes = u64::from(super_.block_bytes);
+    let start = place.inode_table.saturating_mul(block_bytes);
+    let len = u64::from(super_.inode_table_blocks()).saturating_mul(block_bytes);
+    let order = |at: u64| {
+        let count = len.saturating_sub(at).min(REQUEST_BYTES);
+        let extent = Extent::new(start.saturating_add(at), count);
+        check.disk.read(extent, buffer(check, index(count)), Urgency::Ahead)
+    };
+    let mut number = group.saturating_mul(super_.inodes_per_group);
+    let last = number.saturating_add(super_.inodes_per_group);
+    let mut at = 0;
+    let mut pending = Some(order(at));
+    while let Some(read) = pending.take() {
+        at = at.saturating_add(REQUEST_BYTES);
+        if at < len {
+            pending = Some(order(at));
+        }
+        let gone = Error::Io(draconis_device::Error::Gone);
+        let block = read.wait().ok_or(gone)?.map_err(|refused| Error::Io(refused.error))?;
+        let bytes = block.into_private();
+        for slot in bytes.chunks_exact(index(super_.inode_bytes.into())) {
+            if number < last {
+                number = number.saturating_add(1);
+                visit(number, slot)?;
+            }
+        }
+        check.advance(bytes.len() as u64);
+        check.buffers.lock().unwrap_or_else(PoisonError::into_inner).push(bytes);
+    }
+    Ok(())
+}
+
+/// Memory for a request: fresh pages cost more than the inodes in them.
+fn buffer(check: &Check<'_>, len: usize) -> Block {
+    let mut buffers = check.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+    let same = buffers.iter().position(|it| it.len() == len);
+    same.map_or_else(|| Block::private(len), |nth| Block::from(buffers.swap_remove(nth)))
+}
+
+/// The inode in `slot`, if its blocks count.
+pub(super) fn mapped<'s>(check: &Check<'_>, number: u32, slot: &'s [u8]) -> Option<&'s RawInode> {
+    let (raw, _) = RawInode::ref_from_prefix(slot).ok()?;
+    let counts = match Role::of(check, number) {
+        Role::Idle => false,
+        Role::Ordinary | Role::Root => raw.i_links_count.get() != 0,
+        Role::BadBlocks | Role::Resize | Role::Journal | Role::Reserved => true,
+    };
+    counts.then_some(raw)
+}
+
+/// Whether the pointers of an inode are a block map.
+pub(super) fn has_map(check: &Check<'_>, raw: &RawInode) -> bool {
+    let inside = flags::EXTENTS | flags::INLINE_DATA;
+    raw.i_flags.get() & inside == 0
+        && match kind(raw) {
+            Some(Kind::File | Kind::Directory) => true,
+            Some(Kind::Symlink) => !is_fast(check, raw),
+            _ => false,
+        }
+}
+
+pub(super) fn kind(raw: &RawInode) -> Option<Kind> {
+    Kind::from_mode(raw.i_mode.get().into())
+}
+
+/// Whether a symbolic link has its target in the place of its pointers: it has no block
+/// but that of its attributes.
+pub(super) fn is_fast(check: &Check<'_>, raw: &RawInode) -> bool {
+    let attributes = if raw.i_file_acl_lo.get() == 0 { 0 } else { check.super_.block_bytes >> 9 };
+    raw.i_blocks_lo.get() == attributes
+}
+
+fn size(raw: &RawInode) -> u64 {
+    u64::from(raw.i_size_lo.get()) | u64::from(raw.i_size_high.get()) << 32
+}
+
+fn inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
+    let Ok((raw, _)) = RawInode::ref_from_prefix(slot) else { return Ok(()) };
+    let complain = |what| check.log.add(Complaint::new(what).inode(number));
+    let role = Role::of(check, number);
+    let (mode, links) = (raw.i_mode.get(), raw.i_links_count.get());
+    let kind = kind(raw);
+    let died = raw.i_dtime.get();
+    if died != 0 && died < check.super_.inodes {
+        complain(What::InOrphanList);
+    }
+    if raw.i_flags.get() & never(role, number, mode) != 0 {
+        complain(What::Flags);
+    }
+    match role {
+        Role::BadBlocks => {
+            check.notes.put(number, None, links);
+            if mode != 0 || links != 0 || raw.i_file_acl_lo.get() != 0 {
+                complain(What::ReservedInode);
+            }
+            let mut claim = Claim::new(check, number, true);
+            return walk(check, &raw.i_block.map(|it| it.get()), &mut claim);
+        }
+        Role::Idle => {
+            check.notes.put(number, None, links);
+            let [first, ..] = raw.i_block;
+            if links != 0 || first.get() != 0 || raw.i_blocks_lo.get() != 0 {
+                complain(What::ReservedInode);
+            }
+            return Ok(());
+        }
+        Role::Root => {
+            if kind != Some(Kind::Directory) || links == 0 {
+                complain(What::RootMissing);
+            }
+            if died != 0 {
+                complain(What::UsedWithDeletionTime);
+            }
+        }
+        Role::Resize => {
+            check.notes.put(number, kind, links);
+            return resize(check, number, raw);
+        }
+        Role::Journal => journal(check, number, raw)?,
+        Role::Reserved => {
+            let fits = mode == 0 || number == 5 && kind != Some(Kind::Directory) || number == 7;
+            if !fits {
+                complain(What::ReservedInode);
+            }
+            if number == 7 && raw.i_block.iter().any(|it| it.get() != 0) {
+                complain(What::ResizeInodeWithoutFeature);
+                let [.., double, _] = raw.i_block;
+                Claim::new(check, number, true).claim(double.get().into());
+                check.notes.put(number, kind, links);
+                return Ok(());
+            }
+        }
+        Role::Ordinary if links == 0 => {
+            if mode != 0 && died == 0 {
+                complain(What::DeletedWithoutTime);
+            }
+            return Ok(());
+        }
+        Role::Ordinary => {
+            if died != 0 {
+                complain(What::UsedWithDeletionTime);
+            }
+            if kind.is_none() {
+                complain(What::Mode);
+            }
+        }
+    }
+    check.notes.put(number, kind, links);
+    if kind == Some(Kind::Directory) {
+        check.directories.lock().unwrap_or_else(PoisonError::into_inner).push(number);
+    }
+    if matches!(role, Role::Ordinary | Role::Root) {
+        fields(check, number, raw, kind);
+        extra(check, number, slot)?;
+    }
+    contents(check, number, raw, kind, role)
+}
+
+/// Flags that a reserved inode never has; those of others are looked at with their kind.
+fn never(role: Role, number: u32, mode: u16) -> u32 {
+    let mapped = flags::EXTENTS | flags::INLINE_DATA;
+    match role {
+        Role::Ordinary | Role::Root => 0,
+        Role::BadBlocks => mapped | CASEFOLD,
+        Role::Idle if number == 8 => flags::EXTENTS | CASEFOLD,
+        Role::Idle => CASEFOLD,
+        Role::Reserved if mode == 0 => flags::INDEX | CASEFOLD,
+        Role::Resize | Role::Journal | Role::Reserved => flags::INDEX | mapped | CASEFOLD,
+    }
+}
+
+/// Fields that say more than this volume's features allow.
+fn fields(check: &Check<'_>, number: u32, raw: &RawInode, kind: Option<Kind>) {
+    let super_ = &check.super_;
+    let set = raw.i_flags.get();
+    let directory = kind == Some(Kind::Directory);
+    let mut wrong = flags::ENCRYPT | flags::EXTENTS | flags::INLINE_DATA | CASEFOLD;
+    if !super_.compatible.contains(Compatible::IMAGIC_INODES) {
+        wrong |= IMAGIC;
+    }
+    if !directory || !super_.compatible.contains(Compatible::DIR_INDEX) {
+        wrong |= flags::INDEX;
+    }
+    let complain = |complaint: Complaint| check.log.add(complaint.inode(number));
+    if set & wrong != 0 {
+        complain(Complaint::new(What::Flags).found(set).expected(set & !wrong));
+    }
+    let huge = super_.read_only_compatible.contains(ReadOnlyCompatible::HUGE_FILE);
+    let large = super_.incompatible.contains(Incompatible::LARGEDIR);
+    for (field, high) in [
+        ("i_blocks_hi", if huge { 0 } else { raw.i_blocks_high.get().into() }),
+        ("i_file_acl_hi", raw.i_file_acl_high.get().into()),
+        ("i_size_high", if directory && !large { raw.i_size_high.get() } else { 0 }),
+    ] {
+        if high != 0 {
+            complain(Complaint::new(What::HighHalf).name(field.as_bytes()).found(high));
+        }
+    }
+    if raw.i_obso_faddr.get() != 0 {
+        complain(Complaint::new(What::FragmentAddress).found(raw.i_obso_faddr.get()));
+    }
+}
+
+/// What a slot of more than 128 bytes holds beyond them.
+fn extra(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
+    let old = size_of::<RawInode>();
+    let Some(extra) = le16(slot, old) else { return Ok(()) };
+    let end = old.saturating_add(extra.into());
+    if extra == 0 {
+        return Ok(());
+    }
+    if !extra.is_multiple_of(4) || end > slot.len() {
+        check.log.add(Complaint::new(What::ExtraSize).inode(number).found(extra));
+        return Ok(());
+    }
+    let rest = slot.get(end..).unwrap_or_default();
+    if le32(rest, 0) == Some(attributes::MAGIC) {
+        let list = rest.get(4..).unwrap_or_default();
+        if !attributes::is_sound(list, 0, attributes::Home::Inode) {
+            check.log.add(Complaint::new(What::AttributesInInode).inode(number));
+        }
+    }
+    Ok(())
+}
+
+/// The resize inode. Its blocks are the volume's own, but for one.
+fn resize(check: &Check<'_>, number: u32, raw: &RawInode) -> Result<()> {
+    let Some(reserve) = super::layout::reserve(check, raw)? else {
+        check.log.add(Complaint::new(What::ResizeInode).inode(number));
+        // The one block that is its own stays its own.
+        let [.., list, _] = raw.i_block;
+        if check.holds(list.get().into()) {
+            Claim::new(check, number, true).claim(list.get().into());
+        }
+        return Ok(());
+    };
+    let mut claim = Claim::new(check, number, false);
+    let attributes = u64::from(raw.i_file_acl_lo.get());
+    if attributes != 0 && check.holds(attributes) {
+        attributes::block(check, number, attributes, &mut claim)?;
+    }
+    claim.claim(reserve.list);
+    claim.count = reserve.count;
+    claim.last = (reserve.count > 1).then_some(reserve.last);
+    lengths(check, number, raw, kind(raw), &claim)?;
+    block_count(check, number, raw, kind(raw), &claim);
+    Ok(())
+}
+
+/// The blocks of an inode, and what follows from them.
+fn contents(
+    check: &Check<'_>,
+    number: u32,
+    raw: &RawInode,
+    kind: Option<Kind>,
+    role: Role,
+) -> Result<()> {
+    let mut claim = Claim::new(check, number, false);
+    let attributes = u64::from(raw.i_file_acl_lo.get());
+    // Where a reserved inode points to nothing, nobody minds.
+    let heeded = matches!(role, Role::Ordinary | Role::Root) || check.holds(attributes);
+    if attributes != 0 && heeded {
+        attributes::block(check, number, attributes, &mut claim)?;
+    }
+    if has_map(check, raw) {
+        walk(check, &raw.i_block.map(|it| it.get()), &mut claim)?;
+    }
+    lengths(check, number, raw, kind, &claim)?;
+    block_count(check, number, raw, kind, &claim);
+    Ok(())
+}
+
+fn block_count(
+    check: &Check<'_>,
+    number: u32,
+    raw: &RawInode,
+    kind: Option<Kind>,
+    claim: &Claim<'_, '_>,
+) {
+    // What is unknown below a pointer that leads nowhere cannot be counted.
+    if claim.outside > 0 || claim.skipped || kind.is_none() && raw.i_mode.get() != 0 {
+        return;
+    }
+    let huge = check.super_.read_only_compatible.contains(ReadOnlyCompatible::HUGE_FILE);
+    let mut found = u64::from(raw.i_blocks_lo.get());
+    let mut unit = u64::from(check.super_.block_bytes >> 9);
+    if huge {
+        found |= u64::from(raw.i_blocks_high.get()) << 32;
+        if raw.i_flags.get() & flags::HUGE_FILE != 0 {
+            unit = 1;
+        }
+    }
+    let expected = claim.count.saturating_mul(unit);
+    if found != expected {
+        let complaint = Complaint::new(What::BlockCount).inode(number);
+        check.log.add(complaint.found(found).expected(expected));
+    }
+}
+
+/// The size, against the last block that is there.
+fn lengths(
+    check: &Check<'_>,
+    number: u32,
+    raw: &RawInode,
+    kind: Option<Kind>,
+    claim: &Claim<'_, '_>,
+) -> Result<()> {
+    let block_bytes = u64::from(check.super_.block_bytes);
+    let size = size(raw);
+    let whole = claim.last.map_or(0, |last| last.saturating_add(1).saturating_mul(block_bytes));
+    let complain = |what| {
+        check.log.add(Complaint::new(what).inode(number).found(size));
+    };
+    let wrong_size = || {
+        let complaint = Complaint::new(What::Size).inode(number);
+        check.log.add(complaint.found(size).expected(whole));
+    };
+    match kind {
+        Some(Kind::Directory) => {
+            let size = u64::from(raw.i_size_lo.get());
+            if !claim.skipped && (size != whole || whole == 0) {
+                wrong_size();
+            }
+        }
+        Some(Kind::File) => {
+            let most = (0..=3u32).map(|levels| match levels {
+                0 => 12,
+                _ => reach(check, levels),
+            });
+            let most = most.fold(0u64, u64::saturating_add).saturating_mul(block_bytes);
+            if size < whole.saturating_sub(block_bytes) || size > most {
+                wrong_size();
+            }
+            let large = check.super_.read_only_compatible.contains(ReadOnlyCompatible::LARGE_FILE);
+            if size > LARGE && !large {
+                complain(What::LargeFileFeature);
+            }
+        }
+        Some(Kind::Symlink) if !is_symlink(check, raw, claim)? => complain(What::Symlink),
+        Some(Kind::CharDevice | Kind::BlockDevice | Kind::Fifo | Kind::Socket) if size != 0 => {
+            complain(What::SpecialSize);
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Whether a target is as long as its link says.
+fn is_symlink(check: &Check<'_>, raw: &RawInode, claim: &Claim<'_, '_>) -> Result<bool> {
+    let len = |bytes: &[u8]| bytes.iter().take_while(|byte| **byte != 0).count() as u64;
+    let size = size(raw);
+    if is_fast(check, raw) {
+        let words = raw.i_block.map(|word| word.get().to_le_bytes());
+        let bytes = words.as_flattened();
+        return Ok(size > 0 && size < bytes.len() as u64 && len(bytes) == size);
+    }
+    let [first, ..] = raw.i_block;
+    let block = u64::from(first.get());
+    if claim.last != Some(0) || claim.indirect > 0 || !check.holds(block) {
+        return Ok(false);
+    }
+    let bytes = check.block(block)?;
+    Ok(size > 0 && size < bytes.len() as u64 && len(&bytes) == size)
+}
+
+/// Whether the journal's inode leads to a journal that is empty.
+fn journal(check: &Check<'_>, number: u32, raw: &RawInode) -> Result<()> {
+    let [first, ..] = raw.i_block;
+    let block = u64::from(first.get());
+    let there = kind(raw) == Some(Kind::File) && raw.i_links_count.get() != 0;
+    let sound = there && check.holds(block) && {
+        let bytes = check.block(block)?;
+        let word = |at: usize| bytes.get(at..).and_then(|rest| rest.first_chunk::<4>()).copied();
+        let blocks = word(16).map_or(0, u32::from_be_bytes);
+        let have = size(raw).checked_div(check.super_.block_bytes.into()).unwrap_or(0);
+        word(0) == Some(JOURNAL_MAGIC)
+            && matches!(word(4), Some([0, 0, 0, 3 | 4]))
+            && word(12) == Some(check.super_.block_bytes.to_be_bytes())
+            && u64::from(blocks) <= have
+            && word(28) == Some([0; 4])
+            && (word(4) == Some([0, 0, 0, 3]) || {
+                let incompatible = word(40).map_or(0, u32::from_be_bytes);
+                incompatible & !JOURNAL_FEATURES == 0 && word(44) == Some([0; 4])
+            })
+    };
+    if !sound {
+        check.log.add(Complaint::new(What::JournalInode).inode(number));
+    }
+    Ok(())
+}

@@ -1,0 +1,298 @@
+//! Pass 0: the superblock's fields, and where each group keeps its structures.
+//!
+//! What comes later counts on this pass: where it finds damage, the check ends.
+
+use super::Check;
+use super::bits::Bits;
+use super::complaint::{Complaint, Log, What};
+use crate::format::features::{Compatible, Incompatible};
+use crate::format::group::RawGroup;
+use crate::format::inode::RawInode;
+use crate::format::le32;
+use crate::format::superblock::{RawSuperblock, Superblock};
+use crate::units::index;
+use crate::{GroupNumber, Result};
+
+/// Bits of `bg_flags` and what `uninit_bg` makes of them.
+const INODES_UNINITIALISED: u16 = 1;
+const BLOCKS_UNINITIALISED: u16 = 2;
+
+/// What a group's descriptor says.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GroupPlaces {
+    pub(super) block_bitmap: u64,
+    pub(super) inode_bitmap: u64,
+    pub(super) inode_table: u64,
+    pub(super) free_blocks: u16,
+    pub(super) free_inodes: u16,
+    pub(super) directories: u16,
+    /// Inodes at the end of the table that were never used, if the descriptor is right.
+    pub(super) unused: u32,
+}
+
+/// Checks the fields that [`RawSuperblock::check`] leaves alone.
+pub(super) fn superblock(raw: &RawSuperblock, super_: &Superblock, disk_bytes: u64, log: &Log) {
+    let wrong = |field: &str, found: u64, expected: Option<u64>| {
+        let complaint = Complaint::new(What::Superblock).name(field.as_bytes()).found(found);
+        log.add(Complaint { expected, ..complaint });
+    };
+    let features = [&raw.s_feature_compat, &raw.s_feature_incompat, &raw.s_feature_ro_compat];
+    if super_.revision.0 == 0 && features.iter().any(|set| set.get() != 0) {
+        log.add(Complaint::new(What::FeaturesInRevision0));
+    }
+    let first = u64::from(super_.block_bytes == 1024);
+    if u64::from(super_.first_data_block) != first {
+        wrong("first data block", super_.first_data_block.into(), Some(first));
+    }
+    let reserved = u64::from(raw.s_r_blocks_count_lo.get());
+    if reserved > super_.blocks / 2 {
+        wrong("reserved blocks", reserved, None);
+    }
+    if raw.s_log_cluster_size != raw.s_log_block_size {
+        wrong("cluster size", raw.s_log_cluster_size.get().into(), None);
+    }
+    if raw.s_clusters_per_group != raw.s_blocks_per_group {
+        let expected = u64::from(super_.blocks_per_group);
+        wrong("clusters per group", raw.s_clusters_per_group.get().into(), Some(expected));
+    }
+    if !super_.blocks_per_group.is_multiple_of(8) || super_.blocks_per_group < 256 {
+        wrong("blocks per group", super_.blocks_per_group.into(), None);
+    }
+    let inodes = u64::from(super_.groups).saturating_mul(super_.inodes_per_group.into());
+    if u64::from(super_.inodes) != inodes {
+        wrong("inodes count", super_.inodes.into(), Some(inodes));
+    }
+    let tables = u64::from(super_.inode_table_blocks());
+    let per_block = super_.block_bytes.checked_div(super_.inode_bytes).unwrap_or(1);
+    if tables.saturating_add(3) >= u64::from(super_.blocks_per_group)
+        || super_.inodes_per_group < per_block
+    {
+        wrong("inodes per group", super_.inodes_per_group.into(), None);
+    }
+    if super_.first_inode.0 > super_.inodes {
+        wrong("first inode", super_.first_inode.0.into(), None);
+    }
+    let reserve = u32::from(super_.reserved_descriptor_blocks);
+    if reserve > super_.block_bytes / 4 {
+        wrong("reserved descriptor blocks", reserve.into(), None);
+    }
+    if raw.s_desc_size.get() > 1024 {
+        wrong("descriptor size", raw.s_desc_size.get().into(), None);
+    }
+    if raw.s_log_groups_per_flex > 31 {
+        wrong("groups per flex group", raw.s_log_groups_per_flex.into(), None);
+    }
+    if super_.len_bytes() > disk_bytes {
+        let there = disk_bytes.checked_div(super_.block_bytes.into()).unwrap_or(0);
+        let complaint = Complaint::new(What::VolumeBeyondDisk);
+        log.add(complaint.found(super_.blocks).expected(there));
+    }
+    clashes(raw, super_, log);
+}
+
+fn clashes(raw: &RawSuperblock, super_: &Superblock, log: &Log) {
+    let resize = super_.compatible.contains(Compatible::RESIZE_INODE);
+    if resize && super_.incompatible.contains(Incompatible::META_BG) {
+        log.add(Complaint::new(What::FeatureClash).name(b"resize_inode, meta_bg"));
+    }
+    if !resize && super_.reserved_descriptor_blocks != 0 {
+        let found = super_.reserved_descriptor_blocks;
+        log.add(Complaint::new(What::ReserveWithoutFeature).found(found).expected(0u64));
+    }
+    let journal = raw.s_journal_inum.get();
+    if super_.compatible.contains(Compatible::HAS_JOURNAL) {
+        // The identity is that of a journal on another disk.
+        if journal != 8 || raw.s_journal_uuid != [0; 16] {
+            log.add(Complaint::new(What::JournalInode).found(journal).expected(8u64));
+        }
+    } else if journal != 0 || raw.s_journal_uuid != [0; 16] {
+        log.add(Complaint::new(What::JournalWithoutFeature).inode(journal));
+    }
+}
+
+/// Reads all descriptors and marks what the groups take for themselves.
+pub(super) fn groups(check: &Check<'_>) -> Result<Vec<GroupPlaces>> {
+    let mut places = Vec::new();
+    for group in 0..check.super_.groups {
+        mark_super_and_descriptors(check, group);
+        places.push(descriptor(check, group)?);
+    }
+    for (group, place) in (0u32..).zip(&places) {
+        mark_tables(check, group, place);
+    }
+    Ok(places)
+}
+
+fn descriptor(check: &Check<'_>, group: u32) -> Result<GroupPlaces> {
+    let super_ = &check.super_;
+    let (block, slot) = super_.descriptor_place(GroupNumber(group));
+    let bytes = check.store.block(block)?;
+    let raw = RawGroup::view(&bytes, slot, super_)?;
+    let flags = raw.bg_flags.get();
+    let said = raw.bg_itable_unused_lo.get();
+    let unused = match u32::from(said) {
+        _ if flags & INODES_UNINITIALISED != 0 => super_.inodes_per_group,
+        // Nobody heeds a number that makes no sense.
+        unused if unused > super_.inodes_per_group => 0,
+        unused => unused,
+    };
+    if said != 0 || unused != 0 || flags & BLOCKS_UNINITIALISED != 0 {
+        check.log.add(Complaint::new(What::GroupUninitialised).group(group));
+    }
+    Ok(GroupPlaces {
+        block_bitmap: raw.bg_block_bitmap_lo.get().into(),
+        inode_bitmap: raw.bg_inode_bitmap_lo.get().into(),
+        inode_table: raw.bg_inode_table_lo.get().into(),
+        free_blocks: raw.bg_free_blocks_count_lo.get(),
+        free_inodes: raw.bg_free_inodes_count_lo.get(),
+        directories: raw.bg_used_dirs_count_lo.get(),
+        unused,
+    })
+}
+
+fn take(check: &Check<'_>, block: u64) -> bool {
+    let nth = check.nth(block);
+    check.used.set(nth);
+    check.metadata.set(nth)
+}
+
+/// Superblocks and descriptors, the copies included.
+fn mark_super_and_descriptors(check: &Check<'_>, group: u32) {
+    let super_ = &check.super_;
+    let start = super_.group_start(GroupNumber(group)).0;
+    let mut next = start;
+    let copy = super_.has_superblock(GroupNumber(group));
+    if copy {
+        take(check, next);
+        next = next.saturating_add(1);
+    }
+    let end = start.saturating_add(u64::from(super_.blocks_per_group));
+    let count = descriptor_blocks_in(super_, group, copy);
+    for block in next..next.saturating_add(count).min(end) {
+        take(check, block);
+    }
+}
+
+/// Descriptor blocks, with their reserve, that `group` holds.
+fn descriptor_blocks_in(super_: &Superblock, group: u32, copy: bool) -> u64 {
+    let all = super_.descriptor_blocks();
+    if !super_.incompatible.contains(Incompatible::META_BG) {
+        let reserve = u64::from(super_.reserved_descriptor_blocks);
+        return if copy { u64::from(all).saturating_add(reserve) } else { 0 };
+    }
+    let per_block = super_.block_bytes.checked_div(super_.descriptor_bytes).unwrap_or(1).max(1);
+    let meta = group.checked_div(per_block).unwrap_or(0);
+    if meta < super_.first_meta_group {
+        return if copy { u64::from(all.min(super_.first_meta_group)) } else { 0 };
+    }
+    let nth = group.checked_rem(per_block).unwrap_or(0);
+    u64::from(nth < 2 || nth.saturating_add(1) == per_block)
+}
+
+/// Bitmaps and inode table, which must be where they may be and alone there.
+fn mark_tables(check: &Check<'_>, group: u32, place: &GroupPlaces) {
+    let super_ = &check.super_;
+    let table_blocks = u64::from(super_.inode_table_blocks());
+    let (first, last) = if super_.incompatible.contains(Incompatible::FLEX_BG) {
+        (u64::from(super_.first_data_block), super_.blocks)
+    } else {
+        let start = super_.group_start(GroupNumber(group)).0;
+        let end = start.saturating_add(u64::from(super_.blocks_per_group));
+        (start, end.min(super_.blocks))
+    };
+    for (what, start, count) in [
+        (What::GroupBlockBitmap, place.block_bitmap, 1),
+        (What::GroupInodeBitmap, place.inode_bitmap, 1),
+        (What::GroupInodeTable, place.inode_table, table_blocks),
+    ] {
+        let end = start.saturating_add(count);
+        if start < first || end > last {
+            check.log.add(Complaint::new(what).group(group).block(start));
+            continue;
+        }
+        let shared = (start..end).filter(|block| take(check, *block)).count() as u64;
+        if shared > 0 {
+            let complaint = Complaint::new(What::GroupOverlap).group(group).block(start);
+            check.log.add(complaint.found(shared).expected(0u64));
+        }
+    }
+}
+
+/// Blocks of a group.
+pub(super) fn blocks_in(super_: &Superblock, group: u32) -> u64 {
+    let start = super_.group_start(GroupNumber(group)).0;
+    super_.blocks.saturating_sub(start).min(u64::from(super_.blocks_per_group))
+}
+
+/// Members of `bits` in `start..end`.
+pub(super) fn count(bits: &Bits, start: u64, end: u64) -> u64 {
+    let mut sum = 0u64;
+    let mut at = start;
+    while at < end {
+        sum = sum.saturating_add(masked(bits.from(at), end.saturating_sub(at)).count_ones().into());
+        at = at.saturating_add(64);
+    }
+    sum
+}
+
+/// The lowest `count` bits of `word`.
+pub(super) fn masked(word: u64, count: u64) -> u64 {
+    if count >= 64 { word } else { word & (1u64 << count).wrapping_sub(1) }
+}
+
+/// What a resize inode leads to.
+pub(super) struct Reserve {
+    /// The double indirect block, the one that is not among the group's own.
+    pub(super) list: u64,
+    /// Blocks, that one included.
+    pub(super) count: u64,
+    /// The last block of the file.
+    pub(super) last: u64,
+}
+
+/// Checks that the resize inode leads to every reserved descriptor block, through it to
+/// the copies, and nowhere else: the block for `n` descriptor blocks is entry `n` of the
+/// double indirect block, and is itself the list of its copies.
+pub(super) fn reserve(check: &Check<'_>, raw: &RawInode) -> Result<Option<Reserve>> {
+    let super_ = &check.super_;
+    let pointers = raw.i_block.map(|it| it.get());
+    let [.., double, _] = pointers;
+    let list = u64::from(double);
+    let others = (0..).zip(pointers).any(|(nth, pointer)| nth != 13 && pointer != 0);
+    let regular = raw.i_mode.get() & 0o170_000 == 0o100_000 && raw.i_links_count.get() != 0;
+    if others || !regular || !check.holds(list) || check.metadata.has(check.nth(list)) {
+        return Ok(None);
+    }
+    let copies: Vec<u64> = (1..super_.groups)
+        .filter(|group| super_.has_superblock(GroupNumber(*group)))
+        .map(|group| u64::from(group).saturating_mul(super_.blocks_per_group.into()))
+        .collect();
+    let fan_out = super_.block_bytes / 4;
+    let mut right = vec![0; index(fan_out.into())];
+    let mut reserve = Reserve { list, count: 1, last: 0 };
+    let first = u64::from(super_.first_data_block).saturating_add(1);
+    for nth in 0..u32::from(super_.reserved_descriptor_blocks) {
+        let nth = super_.descriptor_blocks().saturating_add(nth);
+        let home = first.saturating_add(nth.into());
+        let slot = nth.checked_rem(fan_out).unwrap_or(0);
+        if let Some(word) = right.get_mut(index(slot.into())) {
+            *word = home;
+        }
+        let copies = copies.iter().map(|copy| home.saturating_add(*copy));
+        if !words(&check.block(home)?).eq(copies.chain(std::iter::repeat(0)).take(right.len())) {
+            return Ok(None);
+        }
+        let before = u64::from(slot).saturating_add(1).saturating_mul(fan_out.into());
+        reserve.last = reserve.last.max(before.saturating_add(12));
+    }
+    let sound = words(&check.block(list)?).eq(right.iter().copied());
+    let reserved = u64::from(super_.reserved_descriptor_blocks);
+    let each = (copies.len() as u64).saturating_add(1);
+    reserve.count = reserve.count.saturating_add(reserved.saturating_mul(each));
+    reserve.last = reserve.last.saturating_add(copies.len() as u64).saturating_sub(1);
+    Ok(sound.then_some(reserve))
+}
+
+fn words(block: &[u8]) -> impl Iterator<Item = u64> {
+    block.chunks_exact(4).map(|word| le32(word, 0).unwrap_or(0).into())
+}

@@ -1,0 +1,116 @@
+//! A word for each inode: what it is, and how many of its links have no name yet.
+//!
+//! ```text
+//!   | used 1 | kind 3 | links of the inode less names found, from 2^27 on, 28 bits |
+//! ```
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use draconis_exchange::contract::Kind;
+
+use crate::units::index;
+
+const ZERO: u32 = 1 << 27;
+const BALANCE: u32 = (1 << 28) - 1;
+const USED: u32 = 1 << 31;
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(super) struct Notes(Vec<AtomicU32>);
+
+/// What is known of an inode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Note(u32);
+
+impl Notes {
+    pub(super) fn new(inodes: u32) -> Self {
+        let mut words = Vec::new();
+        words.resize_with(index(u64::from(inodes)), || AtomicU32::new(ZERO));
+        Self(words)
+    }
+
+    fn word(&self, inode: u32) -> Option<&AtomicU32> {
+        self.0.get(index(u64::from(inode.checked_sub(1)?)))
+    }
+
+    /// Says that `inode` is in use.
+    pub(super) fn put(&self, inode: u32, kind: Option<Kind>, links: u16) {
+        let kind = file_type(kind) << 28;
+        if let Some(word) = self.word(inode) {
+            word.store(USED | kind | ZERO.wrapping_add(u32::from(links)), Ordering::Relaxed);
+        }
+    }
+
+    /// A name was found.
+    pub(super) fn name(&self, inode: u32) {
+        let Some(word) = self.word(inode) else { return };
+        // The lowest balance stays where it is: nobody has so many names.
+        let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |note| {
+            (note & BALANCE > 0).then(|| note.wrapping_sub(1))
+        });
+    }
+
+    pub(super) fn get(&self, inode: u32) -> Note {
+        Note(self.word(inode).map_or(ZERO, |word| word.load(Ordering::Relaxed)))
+    }
+}
+
+impl Note {
+    pub(super) fn is_used(self) -> bool {
+        self.0 & USED != 0
+    }
+
+    /// The number that directory entries have for its kind; 0 if it has none.
+    pub(super) fn file_type(self) -> u8 {
+        let [.., top] = self.0.to_le_bytes();
+        top >> 4 & 7
+    }
+
+    pub(super) fn is_directory(self) -> bool {
+        self.is_used() && self.file_type() == 2
+    }
+
+    /// Names found, for an inode of `links` links.
+    pub(super) fn names(self, links: u16) -> u64 {
+        let all = u64::from(ZERO).saturating_add(u64::from(links));
+        all.saturating_sub(u64::from(self.0 & BALANCE))
+    }
+
+    /// Whether there are as many names as links.
+    pub(super) fn is_even(self) -> bool {
+        self.0 & BALANCE == ZERO
+    }
+}
+
+/// What directory entries say of a kind.
+fn file_type(kind: Option<Kind>) -> u32 {
+    match kind {
+        None => 0,
+        Some(Kind::File) => 1,
+        Some(Kind::Directory) => 2,
+        Some(Kind::CharDevice) => 3,
+        Some(Kind::BlockDevice) => 4,
+        Some(Kind::Fifo) => 5,
+        Some(Kind::Socket) => 6,
+        Some(Kind::Symlink) => 7,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_counted_against_links() {
+        let notes = Notes::new(3);
+        notes.put(3, Some(Kind::Directory), 2);
+        assert!(notes.get(3).is_directory() && !notes.get(3).is_even());
+        notes.name(3);
+        notes.name(3);
+        assert!(notes.get(3).is_even());
+        notes.name(3);
+        assert_eq!((notes.get(3).names(2), notes.get(3).is_even()), (3, false));
+        notes.name(4);
+        assert!(!notes.get(1).is_used() && !notes.get(0).is_used());
+    }
+}

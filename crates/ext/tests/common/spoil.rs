@@ -1,0 +1,80 @@
+//! Images with a few bytes wrong, where it hurts.
+
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use super::{Random, tree};
+
+/// One of everything, in little room.
+pub fn small_tree(root: &Path) {
+    for len in [0, 10, 1500, 14_000, 90_000] {
+        std::fs::write(root.join(format!("f{len}")), tree::pattern(len as u64, len)).unwrap();
+    }
+    let sparse = std::fs::File::create(root.join("sparse")).unwrap();
+    for at in [0, 300 << 10, 70 << 20] {
+        sparse.write_all_at(b"data", at).unwrap();
+    }
+    std::os::unix::fs::symlink("short", root.join("fast")).unwrap();
+    std::os::unix::fs::symlink("x/".repeat(200), root.join("slow")).unwrap();
+    let attributed = root.join("attributed");
+    std::fs::write(&attributed, b"x").unwrap();
+    for (name, len) in [("user.a", 4), ("user.b", 300)] {
+        let value = tree::pattern(1, len);
+        let flags = rustix::fs::XattrFlags::empty();
+        let _ = rustix::fs::setxattr(&attributed, name, &value, flags);
+    }
+    let many = root.join("many");
+    std::fs::create_dir_all(many.join("below/it")).unwrap();
+    for nth in 0..120 {
+        let name = many.join(format!("a somewhat longer name {nth}"));
+        std::fs::hard_link(&attributed, name).unwrap();
+    }
+}
+
+/// Byte ranges in which every field counts.
+pub fn structures(image: &[u8]) -> Vec<std::ops::Range<usize>> {
+    let le16 = |at: usize| u16::from_le_bytes(image[at..at + 2].try_into().unwrap());
+    let le32 = |at: usize| u32::from_le_bytes(image[at..at + 4].try_into().unwrap()) as usize;
+    let block = 1024 << le32(1024 + 0x18);
+    let descriptors = block * (le32(1024 + 0x14) + 1);
+    let inode = if le32(1024 + 0x4C) == 0 { 128 } else { usize::from(le16(1024 + 0x58)) };
+    let table = le32(descriptors + 8) * block;
+    let mut found = Vec::new();
+    for _ in 0..8 {
+        found.extend([1024..1024 + 0x180, 1024..1024 + 0x70, descriptors..descriptors + 64]);
+    }
+    for nth in [1, 7, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21] {
+        let at = table + nth * inode;
+        found.push(at..at + inode);
+        // What it points to: data, directory or indirect blocks, attributes.
+        for pointer in (40..100).step_by(4).chain([104]) {
+            let start = le32(at + pointer) * block;
+            if start > 0 && start + block <= image.len() {
+                found.push(start..start + block);
+                found.push(start..start + 64);
+            }
+        }
+    }
+    found
+}
+
+/// Plants a value of the kind that breaks parsers.
+pub fn spoil(image: &mut [u8], range: std::ops::Range<usize>, random: &mut Random) {
+    let width = [1, 2, 4, 4][random.below(4) as usize];
+    let at = range.start + random.below((range.len() / width) as u64) as usize * width;
+    let old =
+        image[at..at + width].iter().rev().fold(0u64, |all, byte| all << 8 | u64::from(*byte));
+    let new = match random.below(10) {
+        0 => 0,
+        1 => u64::MAX,
+        2 => 1 << 31,
+        3 => (1 << 31) - 1,
+        4 => old.wrapping_add(1),
+        5 => old.wrapping_sub(1),
+        6 => old ^ (1 << random.below(8 * width as u64)),
+        7 => random.below(800),
+        8 => 1 << random.below(33),
+        _ => random.next(),
+    };
+    image[at..at + width].copy_from_slice(&new.to_le_bytes()[..width]);
+}

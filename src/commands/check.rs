@@ -1,0 +1,137 @@
+//! `draconis check`
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
+
+use draconis_ext::check::{Complaint, Options, Report, Severity, check};
+use draconis_service::image::disk_confined;
+use draconis_service::options::MountOptions;
+use serde::Serialize;
+
+use crate::cli;
+use crate::progress::Progress;
+use crate::text::{Output, printable};
+
+/// The statuses of `e2fsck`: damage left as it is, and a check that could not be.
+const DAMAGED: u8 = 4;
+const FAILED: u8 = 8;
+
+/// A report, as JSON has it.
+#[derive(Serialize)]
+struct Facts {
+    clean: bool,
+    complete: bool,
+    label: String,
+    used_inodes: u64,
+    inodes: u64,
+    directories: u64,
+    used_blocks: u64,
+    blocks: u64,
+    complaints: Vec<Said>,
+    more_complaints: u64,
+}
+
+#[derive(Serialize)]
+struct Said {
+    what: &'static str,
+    damage: bool,
+    pass: u8,
+    text: String,
+    group: Option<u32>,
+    inode: Option<u32>,
+    block: Option<u64>,
+    name: Option<String>,
+    found: Option<u64>,
+    expected: Option<u64>,
+}
+
+/// Everything that can go wrong has the same status, so there is no error.
+pub fn run(arguments: &cli::Check) -> ExitCode {
+    match try_run(arguments) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(DAMAGED),
+        Err(error) => {
+            eprintln!("draconis: {error:#}");
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+/// Checks and tells; whether the volume is clean.
+fn try_run(arguments: &cli::Check) -> anyhow::Result<bool> {
+    let options = MountOptions {
+        offset_bytes: arguments.place.offset,
+        partition: arguments.place.partition,
+        ..MountOptions::default()
+    };
+    let disk = disk_confined(&arguments.image, &options).map_err(anyhow::Error::msg)?;
+    let name = arguments.image.display();
+    let bar = Mutex::new(None::<(Progress, u64)>);
+    let progress = |done: u64, total: u64| {
+        let mut bar = bar.lock().unwrap_or_else(PoisonError::into_inner);
+        let (bar, told) = bar.get_or_insert_with(|| (Progress::new(arguments.progress, total), 0));
+        bar.add(done.saturating_sub(*told));
+        *told = done.max(*told);
+    };
+    let report = check(&disk, Options::default(), &progress)
+        .map_err(|error| anyhow::anyhow!("{name}: cannot check: {error}"))?;
+    drop(bar);
+    let mut out = Output::new();
+    if arguments.json {
+        writeln!(out, "{}", serde_json::to_string_pretty(&facts(&report))?)?;
+    } else {
+        tell(&report, &name.to_string(), &mut out)?;
+    }
+    out.flush()?;
+    Ok(report.is_clean())
+}
+
+fn tell(report: &Report, image: &str, out: &mut Output) -> std::io::Result<()> {
+    for complaint in &report.complaints {
+        writeln!(out, "{complaint}")?;
+    }
+    if report.more > 0 {
+        writeln!(out, "and {} more", report.more)?;
+    }
+    let name = match printable(&report.label) {
+        label if label.is_empty() => image.to_owned(),
+        label => label,
+    };
+    if !report.complete {
+        return writeln!(out, "{name}: too damaged to check further");
+    }
+    let Report { used_inodes, inodes, used_blocks, blocks, .. } = report;
+    let state = if report.is_clean() { "" } else { ", damaged" };
+    writeln!(out, "{name}: {used_inodes}/{inodes} files, {used_blocks}/{blocks} blocks{state}")
+}
+
+fn facts(report: &Report) -> Facts {
+    Facts {
+        clean: report.is_clean(),
+        complete: report.complete,
+        label: printable(&report.label),
+        used_inodes: report.used_inodes,
+        inodes: report.inodes,
+        directories: report.directories,
+        used_blocks: report.used_blocks,
+        blocks: report.blocks,
+        complaints: report.complaints.iter().map(said).collect(),
+        more_complaints: report.more,
+    }
+}
+
+fn said(complaint: &Complaint) -> Said {
+    Said {
+        what: complaint.what.code(),
+        damage: complaint.what.severity() == Severity::Damage,
+        pass: complaint.what.pass(),
+        text: complaint.to_string(),
+        group: complaint.group.map(|group| group.0),
+        inode: complaint.inode.map(|inode| inode.0),
+        block: complaint.block.map(|block| block.0),
+        name: complaint.name.as_deref().map(printable),
+        found: complaint.found,
+        expected: complaint.expected,
+    }
+}
