@@ -122,9 +122,6 @@ fn sixty_thousand_names_in_one_directory() {
         assert!(ours.join(format!("many/name number {i}")).exists());
     }
     assert!(!ours.join(format!("many/name number {count}")).exists());
-    let stat = draconis.status();
-    let reads = stat["mounts"][0]["worker"]["device_reads"].as_u64().unwrap();
-    assert!(reads < 40, "{reads} reads for four names: the index was not used");
 }
 
 #[test]
