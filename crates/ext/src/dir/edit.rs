@@ -30,7 +30,6 @@ use draconis_exchange::contract::Kind;
 use crate::format::dirent::{self, HEAD_BYTES, record_bytes, record_len};
 use crate::format::hash::Hash;
 use crate::format::{put16, put32};
-use crate::units::narrow;
 use crate::{Error, InodeNumber, Result};
 
 /// What a disk writes as a whole or not at all.
@@ -61,6 +60,17 @@ pub(crate) struct Room {
     len: usize,
     /// The record that gets shorter; `None` if an unused one is taken over.
     after: Option<usize>,
+}
+
+/// What a block answers to a name that is to be made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Sought {
+    /// It is there.
+    Found(Found),
+    /// It is not there, but could be here.
+    Room(Room),
+    /// It is not there, and there is no room for it.
+    Full,
 }
 
 /// A block of names in two halves.
@@ -97,17 +107,53 @@ impl Record {
         self.at + self.len
     }
 
+    /// The room in it for a record of so many bytes.
+    #[inline]
+    fn room(&self, need_bytes: usize) -> Option<Room> {
+        let used = self.used();
+        if self.len < used.saturating_add(need_bytes) {
+            return None;
+        }
+        let at = self.at + used;
+        let end = at + need_bytes.max(1) - 1;
+        // What reveals: the inode number of an unused record, the length of another.
+        let (after, shown_at) =
+            if used == 0 { (None, self.at) } else { (Some(self.at), self.at + 4) };
+        let whole = shown_at / SECTOR_BYTES == end / SECTOR_BYTES;
+        Some(Room { at, whole, len: self.len - used, after })
+    }
+
+    #[inline]
+    fn is(&self, block: &[u8], name: &[u8]) -> bool {
+        self.inode != 0 && self.name_len == name.len() && self.name(block) == name
+    }
+
+    fn found(&self, previous: Option<usize>, filetype: bool) -> Found {
+        let kind = if filetype { dirent::kind(self.kind) } else { None };
+        Found { at: self.at, previous, inode: InodeNumber(self.inode), kind }
+    }
+
     fn name<'a>(&self, block: &'a [u8]) -> &'a [u8] {
         let rest = block.get(self.at + HEAD_BYTES..).unwrap_or_default();
         rest.get(..self.name_len).unwrap_or_default()
     }
 }
 
+/// What breaks a chain; small, for the sake of those who walk chains.
+#[derive(Clone, Copy, Debug)]
+struct Broken(&'static str);
+
+impl From<Broken> for Error {
+    fn from(Broken(what): Broken) -> Self {
+        Self::corrupt(what)
+    }
+}
+
 /// The record at `at`, which lies in the block with all of its name.
 #[inline]
-fn record(block: &[u8], at: usize) -> Result<Record> {
+fn record(block: &[u8], at: usize) -> std::result::Result<Record, Broken> {
     let rest = block.get(at..).unwrap_or_default();
-    let broken = Error::corrupt("directory entry: record length");
+    let broken = Broken("directory entry: record length");
     let Some(&[i0, i1, i2, i3, l0, l1, name_len, kind]) = rest.first_chunk() else {
         return Err(broken);
     };
@@ -118,7 +164,7 @@ fn record(block: &[u8], at: usize) -> Result<Record> {
     let inode = u32::from_le_bytes([i0, i1, i2, i3]);
     let name_len = usize::from(name_len);
     if inode != 0 && HEAD_BYTES + name_len > len {
-        return Err(Error::corrupt("directory entry: name length"));
+        return Err(Broken("directory entry: name length"));
     }
     Ok(Record { at, len, inode, kind, name_len })
 }
@@ -130,7 +176,7 @@ struct Records<'a> {
 }
 
 impl Iterator for Records<'_> {
-    type Item = Result<Record>;
+    type Item = std::result::Result<Record, Broken>;
 
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
@@ -147,6 +193,11 @@ const fn records(block: &[u8]) -> Records<'_> {
     Records { block, at: 0 }
 }
 
+/// All records of a block.
+fn all(block: &[u8]) -> Result<Vec<Record>> {
+    Ok(records(block).collect::<std::result::Result<_, Broken>>()?)
+}
+
 /// A block without names.
 pub(crate) fn empty(block_bytes: usize) -> Vec<u8> {
     pack_of([], &vec![0; block_bytes])
@@ -160,10 +211,8 @@ pub(crate) fn find(block: &[u8], filetype: bool, name: &[u8]) -> Result<Option<F
     let mut previous = None;
     for record in records(block) {
         let record = record?;
-        if record.inode != 0 && record.name_len == name.len() && record.name(block) == name {
-            let inode = InodeNumber(record.inode);
-            let kind = if filetype { dirent::kind(record.kind) } else { None };
-            return Ok(Some(Found { at: record.at, previous, inode, kind }));
+        if record.is(block, name) {
+            return Ok(Some(record.found(previous, filetype)));
         }
         previous = Some(record.at);
     }
@@ -176,27 +225,39 @@ pub(crate) fn find(block: &[u8], filetype: bool, name: &[u8]) -> Result<Option<F
 /// # Errors
 /// [`Error::Corrupt`] if the chain breaks before such a place.
 pub(crate) fn room(block: &[u8], need_bytes: usize) -> Result<Option<Room>> {
-    let mut torn = None;
+    let mut parted = None;
+    for record in records(block) {
+        match record?.room(need_bytes) {
+            Some(room) if room.whole => return Ok(Some(room)),
+            Some(room) if parted.is_none() => parted = Some(room),
+            _ => {}
+        }
+    }
+    Ok(parted)
+}
+
+/// [`find`] and, if the name is not there, [`room`] for it, in one pass.
+///
+/// # Errors
+/// [`Error::Corrupt`] if the chain breaks before the name is found.
+pub(crate) fn seek(block: &[u8], filetype: bool, name: &[u8]) -> Result<Sought> {
+    let need_bytes = record_bytes(name.len());
+    let mut previous = None;
+    let mut best: Option<Room> = None;
     for record in records(block) {
         let record = record?;
-        let used = record.used();
-        // A name may reach to within three bytes of the next record: used > len.
-        if record.len < used.saturating_add(need_bytes) {
-            continue;
+        if record.is(block, name) {
+            return Ok(Sought::Found(record.found(previous, filetype)));
         }
-        let at = record.at + used;
-        let end = at + need_bytes.max(1) - 1;
-        // Whether in its inode number or in its length: what reveals lies four bytes from here.
-        let (after, shown_at) =
-            if used == 0 { (None, record.at) } else { (Some(record.at), record.at + 4) };
-        let whole = shown_at / SECTOR_BYTES == end / SECTOR_BYTES;
-        let room = Room { at, whole, len: record.len - used, after };
-        if whole {
-            return Ok(Some(room));
+        if !best.is_some_and(|best| best.whole)
+            && let Some(room) = record.room(need_bytes)
+            && (best.is_none() || room.whole)
+        {
+            best = Some(room);
         }
-        torn = torn.or(Some(room));
+        previous = Some(record.at);
     }
-    Ok(torn)
+    Ok(best.map_or(Sought::Full, Sought::Room))
 }
 
 /// Puts a name into a block at a place that [`room`] found there.
@@ -337,8 +398,10 @@ fn put_len(block: &mut [u8], at: usize, len: usize) -> Option<()> {
 pub(crate) fn is_empty(block: &[u8], first_block: bool) -> Result<bool> {
     for record in records(block) {
         let record = record?;
-        let dots = first_block && matches!(record.name(block), b"." | b"..");
-        if record.inode != 0 && !dots {
+        if record.inode == 0 {
+            continue;
+        }
+        if !(first_block && matches!(record.name(block), b"." | b"..")) {
             return Ok(false);
         }
     }
@@ -351,8 +414,7 @@ pub(crate) fn is_empty(block: &[u8], first_block: bool) -> Result<bool> {
 /// # Errors
 /// [`Error::Corrupt`] if the chain breaks.
 pub(crate) fn pack(block: &[u8]) -> Result<Vec<u8>> {
-    let all: Vec<Record> = records(block).collect::<Result<_>>()?;
-    Ok(pack_of(all, block))
+    Ok(pack_of(all(block)?, block))
 }
 
 /// A block of the records in use among these of `from`, which fit as they did there.
@@ -364,7 +426,8 @@ fn pack_of(all: impl IntoIterator<Item = Record>, from: &[u8]) -> Vec<u8> {
         let used = record.used();
         block.extend(record.inode.to_le_bytes());
         block.extend(dirent::raw_record_len(used, from.len()).to_le_bytes());
-        block.extend([narrow(record.name_len as u64).to_le_bytes()[0], record.kind]);
+        let [name_len, ..] = record.name_len.to_le_bytes();
+        block.extend([name_len, record.kind]);
         block.extend(record.name(from));
         block.resize(last + used, 0);
     }
@@ -379,7 +442,7 @@ fn pack_of(all: impl IntoIterator<Item = Record>, from: &[u8]) -> Vec<u8> {
 /// # Errors
 /// [`Error::Corrupt`] if the chain breaks; [`Error::Misuse`] if there are less than two names.
 pub(crate) fn split(block: &[u8], hash: &Hash) -> Result<Split> {
-    let all: Vec<Record> = records(block).collect::<Result<_>>()?;
+    let all = all(block)?;
     let mut hashed: Vec<(u32, usize, Record)> = all
         .iter()
         .filter(|record| record.inode != 0)
@@ -439,3 +502,6 @@ fn without(block: &[u8], all: &[Record], gone: &[usize]) -> Vec<u8> {
     }
     left
 }
+
+#[cfg(test)]
+mod tests;

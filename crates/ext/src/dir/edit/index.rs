@@ -10,7 +10,7 @@
 //! index, which checkers drop without a question, and no name.
 //! Law 2: the limit that a block states is kept, and believed only if it fits the block.
 
-use super::{Record, pack_of, put_len, records};
+use super::{Record, all, pack_of, put_len};
 use crate::format::htree::{
     BLOCK_MASK, ENTRY_BYTES, Entry, Index, NODE_ENTRIES_AT, ROOT_ENTRIES_AT, ROOT_INFO_AT,
     node_room, root_room,
@@ -169,7 +169,7 @@ pub(crate) fn deepen(root: &[u8], node: u32, most_levels: u8) -> Result<(Vec<u8>
 /// [`Error::Corrupt`] if the chain breaks or does not begin with `.` and `..`.
 pub(crate) fn make_indexed(block: &[u8], version: u8, leaf: u32) -> Result<(Vec<u8>, Vec<u8>)> {
     let corrupt = Error::corrupt("directory: no `.` and `..` at its start");
-    let all: Vec<Record> = records(block).collect::<Result<_>>()?;
+    let all = all(block)?;
     let [dot, dot_dot, names @ ..] = all.as_slice() else { return Err(corrupt) };
     let is = |record: &Record, name: &[u8]| record.inode != 0 && record.name(block) == name;
     if !is(dot, b".") || !is(dot_dot, b"..") {
@@ -195,3 +195,6 @@ pub(crate) fn make_indexed(block: &[u8], version: u8, leaf: u32) -> Result<(Vec<
     put_len(&mut root, 12, block.len().saturating_sub(12));
     Ok((root, names))
 }
+
+#[cfg(test)]
+mod tests;
