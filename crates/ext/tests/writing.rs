@@ -97,7 +97,7 @@ impl Model {
         }
         let n = self.random.below(60);
         let mut name = format!("name {n}").into_bytes();
-        if n % 7 == 0 {
+        if n.is_multiple_of(7) {
             name.resize(200 + n as usize % 50, b'x');
         }
         name
