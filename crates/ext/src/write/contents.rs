@@ -152,6 +152,15 @@ impl Edit<'_> {
             return Err(Error::TooLarge);
         }
         let bytes = bytes.get(..index(most)).unwrap_or(bytes);
+        if inode.flags & flags::APPEND != 0 && offset < inode.size_bytes {
+            // A cache above writes whole pages: what it repeats is no change.
+            let len = index(inode.size_bytes - offset).min(bytes.len());
+            let mut old = vec![0; len];
+            self.volume.read_now(&inode, offset, &mut old)?;
+            if bytes.get(..len) != Some(&old[..]) {
+                return Err(Error::NotPermitted);
+            }
+        }
         let end = offset + bytes.len() as u64;
         let block_bytes = self.block_bytes();
         let (first, last) = (narrow(offset / block_bytes), narrow(end.div_ceil(block_bytes)));
