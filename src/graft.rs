@@ -40,7 +40,7 @@ pub struct Graft<'a> {
 impl Graft<'_> {
     /// Bytes of all files.
     pub fn bytes(&self) -> u64 {
-        self.each().map(|node| data_bytes(node)).sum()
+        self.each().map(data_bytes).sum()
     }
 
     /// Refuses what cannot fit before anything is changed. Directories and maps come on top;

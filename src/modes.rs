@@ -188,6 +188,53 @@ mod tests {
             let found = change.apply(old, is_dir, 0o022);
             assert_eq!(found, new, "{text} of {old:o} is {new:o}, not {found:o}");
         }
+    }
+
+    /// Random changes, judged by the program itself.
+    #[test]
+    fn chmod_itself_agrees() {
+        use std::os::unix::fs::PermissionsExt;
+        let top = std::env::temp_dir().join(format!("draconis-modes-{}", std::process::id()));
+        let (file, dir) = (top.join("file"), top.join("dir"));
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(&file, b"").unwrap();
+        let mut state = 7u64;
+        let mut below = |limit: usize| {
+            state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+            (state >> 33) as usize % limit
+        };
+        let mut clause = || {
+            let mut text = String::new();
+            let who = ["", "u", "g", "o", "a", "ug", "go", "uo"];
+            text += who[below(who.len())];
+            for _ in 0..1 + below(2) {
+                text += ["+", "-", "="][below(3)];
+                let what =
+                    ["r", "w", "x", "X", "s", "t", "rw", "rwx", "u", "g", "o", "", "st", "rX"];
+                text += what[below(what.len())];
+            }
+            (text, below(0o10000) as u32)
+        };
+        for _ in 0..300 {
+            let ((one, old), (two, _)) = (clause(), clause());
+            let text = format!("{one},{two}");
+            for (path, is_dir) in [(&file, false), (&dir, true)] {
+                // Not every system lets a user set every bit.
+                let mode = std::fs::Permissions::from_mode(old & !0o2000 | 0o600);
+                std::fs::set_permissions(path, mode).unwrap();
+                let old = std::fs::metadata(path).unwrap().permissions().mode() & ALL;
+                let script = format!("umask 027; chmod -- '{text}' {}", path.display());
+                let _ = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+                let new = std::fs::metadata(path).unwrap().permissions().mode() & ALL;
+                let ours = text.parse::<ModeChange>().unwrap().apply(old, is_dir, 0o027);
+                assert_eq!(ours, new, "{text} of {old:o}, directory {is_dir}: {ours:o}, {new:o}");
+            }
+        }
+        std::fs::remove_dir_all(&top).unwrap();
+    }
+
+    #[test]
+    fn what_is_no_mode_is_refused() {
         for wrong in ["", "8", "10000", "u", "u+q", "z+x", "u+x,", "u+ug", "rw"] {
             assert!(wrong.parse::<ModeChange>().is_err(), "{wrong}");
         }
