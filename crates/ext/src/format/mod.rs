@@ -18,6 +18,7 @@ pub mod group;
 pub mod hash;
 pub mod htree;
 pub mod inode;
+pub mod slot;
 pub mod superblock;
 pub mod xattr;
 
