@@ -492,9 +492,13 @@ pub struct Chmod {
     pub targets: Vec<Target>,
 }
 
-/// `draconis chown`
+/// `draconis chown`, where `-h` is not help.
 #[derive(Debug, Args)]
+#[command(disable_help_flag = true)]
 pub struct Chown {
+    /// Print help.
+    #[arg(long, action = clap::ArgAction::Help)]
+    pub help: Option<bool>,
     /// Where the volume is.
     #[command(flatten)]
     pub place: Place,
@@ -629,4 +633,27 @@ pub enum When {
     Always,
     /// Never.
     Never,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn flags_do_not_contradict() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn modes_and_lengths_may_begin_with_a_hyphen() {
+        let parse = |line: &str| Cli::try_parse_from(line.split(' ')).map(|cli| cli.command);
+        let Ok(Command::Chmod(chmod)) = parse("draconis chmod -R -x a.img:/b") else { panic!() };
+        assert!(chmod.recursive && chmod.mode == "-x".parse().unwrap());
+        assert!(matches!(parse("draconis truncate -s -5K a.img:/b"), Ok(Command::Truncate(_))));
+        assert!(matches!(parse("draconis chown -h 5 a.img:/b"), Ok(Command::Chown(_))));
+        assert!(parse("draconis mv a.img:/b").is_err());
+        assert!(parse("draconis put a.img:/b").is_err());
+    }
 }

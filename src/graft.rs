@@ -10,7 +10,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{anyhow, ensure};
 use draconis_exchange::contract::{AttributeChange, Kind, SetTime};
 use draconis_ext::mkfs::{Node, NodeId, What};
 use draconis_ext::{Error, Inode, InodeNumber, NewNode, Volume, XattrSet};
@@ -80,7 +80,7 @@ impl Graft<'_> {
             at += 1;
             for (name, id) in self.source.tree.names(dir) {
                 let made = run.entry(number, name, id);
-                let made = made.with_context(|| self.path(dir, name))?;
+                let made = made.map_err(|error| self.tell(dir, name, error))?;
                 if matches!(self.source.tree.node(id).what, What::Directory) {
                     dirs.push((id, made));
                 }
@@ -89,10 +89,18 @@ impl Graft<'_> {
         for (id, number) in dirs.into_iter().rev() {
             if !self.source.implied.contains(&id) {
                 let done = run.finish(number, self.source.tree.node(id));
-                done.with_context(|| self.path(id, b""))?;
+                done.map_err(|error| self.tell(id, b"", error))?;
             }
         }
         Ok(())
+    }
+
+    fn tell(&self, dir: NodeId, name: &[u8], error: anyhow::Error) -> anyhow::Error {
+        let path = self.path(dir, name);
+        match error.downcast::<Error>() {
+            Ok(error) => tell(&path, error),
+            Err(error) => error.context(path),
+        }
     }
 
     fn path(&self, dir: NodeId, name: &[u8]) -> String {
