@@ -71,6 +71,7 @@ fn copy(
     let follow = if recursive { Follow::No } else { Follow::Yes };
     let mut tops: Vec<(Vec<u8>, InodeNumber)> = vec![];
     let mut into = None;
+    let mut named = false;
     for source in sources {
         let top = find(from, source, follow)?;
         let is_dir = from.inode(top)?.kind == Kind::Directory;
@@ -85,12 +86,13 @@ fn copy(
         let inside = same && is_dir && change::is_below(to, home.dir, top)?;
         ensure!(!inside, "{source}: a directory cannot be copied into itself");
         into = Some(home.dir);
+        named |= home.name != source.file_name();
         tops.push((home.name, top));
     }
     let into = into.context("nothing to copy")?;
     let (source, inodes) = scan(from, &tops, keep)?;
     let kept = if same { inodes } else { HashSet::new() };
-    let label = dest.to_string();
+    let label = if named { dest.parent() } else { dest.to_string() };
     let graft = Graft { volume: to, source: &source, into, label, owner: None, kept };
     graft.check_space()?;
     graft.run(&mut Progress::new(arguments.progress, graft.bytes()))?;

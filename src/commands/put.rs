@@ -50,7 +50,7 @@ pub fn put(arguments: &Put) -> anyhow::Result<ExitCode> {
             volume,
             &source,
             into,
-            label(target, name.is_some()),
+            if name.is_some() { target.parent() } else { target.to_string() },
             arguments.owner,
             arguments.progress,
         )
@@ -80,15 +80,6 @@ pub fn untar(arguments: &Untar) -> anyhow::Result<ExitCode> {
 fn stamp() -> anyhow::Result<Stamp> {
     let reproducible = std::env::var_os("SOURCE_DATE_EPOCH").is_some();
     Ok(Stamp { now: change::now()?, reproducible })
-}
-
-/// The path of the directory that is grafted to.
-fn label(target: &Target, named: bool) -> String {
-    let text = target.to_string();
-    match text.trim_end_matches('/').rfind('/') {
-        Some(cut) if named => text[..=cut].to_string(),
-        _ => text,
-    }
 }
 
 fn graft(
