@@ -15,7 +15,6 @@ use crate::graft::Graft;
 use crate::image;
 use crate::populate::{self, Gather, Source, Stamp};
 use crate::progress::Progress;
-use crate::target::Target;
 
 /// Files are read while the volume is written, so this process is not confined.
 pub fn put(arguments: &Put) -> anyhow::Result<ExitCode> {
