@@ -84,7 +84,13 @@ fn a_bound_file_is_read<T: Transport>() {
         ack.buffer.copy_out(100, &mut bytes);
         assert_eq!(&bytes, b"tree!");
         let nak = hello
-            .call(file::Write { buffer: ack.buffer, buffer_offset: 0, offset: 0, len: 1, clear_privileges: false })
+            .call(file::Write {
+                buffer: ack.buffer,
+                buffer_offset: 0,
+                offset: 0,
+                len: 1,
+                clear_privileges: false,
+            })
             .unwrap()
             .unwrap_err();
         assert_eq!((nak.why, nak.buffer.len()), (Refusal::NotSupported, 4096));

@@ -302,7 +302,13 @@ fn what_cannot_be_done_is_refused_with_its_reason(make: Make) {
     let beyond = file::Read { buffer, buffer_offset: 4000, offset: 0, len: 97 };
     let nak = hello.call(beyond).unwrap().unwrap_err();
     assert_eq!((nak.why, nak.buffer.len()), (Refusal::Invalid, 4096));
-    let write = file::Write { buffer: nak.buffer, buffer_offset: 0, offset: 0, len: 1, clear_privileges: false };
+    let write = file::Write {
+        buffer: nak.buffer,
+        buffer_offset: 0,
+        offset: 0,
+        len: 1,
+        clear_privileges: false,
+    };
     let nak = hello.call(write).unwrap().unwrap_err();
     assert_eq!((nak.why, nak.buffer.len()), (Refusal::NotSupported, 4096));
     // Nothing of this was held against us.

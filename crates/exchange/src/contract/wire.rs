@@ -9,9 +9,8 @@
 //! names in a [`Violation`].
 
 use super::{
-    AttributeChange, AttributeName, Attributes, Kind, Name, Node, Refusal, Reservation, SetTime, Space,
-    Time,
-    fsm::kind,
+    AttributeChange, AttributeName, Attributes, Kind, Name, Node, Refusal, Reservation, SetTime,
+    Space, Time, fsm::kind,
 };
 use crate::heap::Block;
 
