@@ -17,7 +17,7 @@ struct Fuse(Activity);
 
 impl Serve for Fuse {
     fn serve(&self, connection: OwnedFd, tree: &VolumeTree) -> std::io::Result<()> {
-        Server::new(tree).serve(connection, &self.0)
+        Server::new(tree, tree.permissions()).serve(connection, &self.0)
     }
 
     fn requests(&self) -> u64 {

@@ -17,9 +17,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::Scope;
 use std::time::{Duration, Instant};
 
-use draconis_exchange::contract::directory::{
-    DirectoryServer, GetAttributes, SetFlags, SyncVolume,
-};
+use draconis_exchange::contract::directory::{GetAttributes, SetFlags, SyncVolume};
 use draconis_exchange::contract::file::{FileServer, Write};
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{Attributes, Node, Refusal};
