@@ -3,6 +3,7 @@
 //! Law: a block that cannot be read or understood hides its own names and no others.
 
 pub(crate) mod build;
+pub(crate) mod edit;
 mod hashed;
 mod linear;
 

@@ -22,6 +22,20 @@ pub const DIRECT: u32 = 12;
 
 /// Inode flags that decide how it is read.
 pub mod flags {
+    /// Every change is durable before it is acknowledged.
+    pub const SYNC: u32 = 0x8;
+    /// Nothing may change.
+    pub const IMMUTABLE: u32 = 0x10;
+    /// Contents may only grow.
+    pub const APPEND: u32 = 0x20;
+    /// Reading leaves no trace.
+    pub const NO_ATIME: u32 = 0x80;
+    /// A directory whose subdirectories have nothing to do with each other.
+    pub const TOP_DIR: u32 = 0x2_0000;
+    /// What a program may set, as far as ext2 honours it.
+    pub const SETTABLE: u32 = 0x0003_80FF & !COMPRESSED;
+    /// What a new inode takes over from its directory.
+    pub const INHERITED: u32 = 0x0001_C0CB;
     /// A directory has a hash tree.
     pub const INDEX: u32 = 0x1000;
     /// `i_blocks` counts file system blocks.
@@ -375,24 +389,24 @@ pub fn target_pointers(target: &[u8]) -> Option<[u32; POINTERS]> {
 }
 
 /// A time as its seconds field and its extra field.
-fn split_time(time: Time) -> (u32, u32) {
+pub(super) fn split_time(time: Time) -> (u32, u32) {
     let low = low32(time.seconds.cast_unsigned());
     let epoch = time.seconds.saturating_sub(i64::from(low.cast_signed())) >> 32;
     (low, low32(epoch.cast_unsigned()) & 3 | time.nanoseconds << 2)
 }
 
 /// The nearest time that 32 bits can say.
-fn without_epoch(time: Time) -> Time {
+pub(super) fn without_epoch(time: Time) -> Time {
     let seconds = time.seconds.clamp(i64::from(i32::MIN), i64::from(i32::MAX));
     Time { seconds, nanoseconds: 0 }
 }
 
-fn low16(value: u32) -> u16 {
+pub(super) fn low16(value: u32) -> u16 {
     let [a, b, ..] = value.to_le_bytes();
     u16::from_le_bytes([a, b])
 }
 
-fn low32(value: u64) -> u32 {
+pub(super) fn low32(value: u64) -> u32 {
     let [a, b, c, d, ..] = value.to_le_bytes();
     u32::from_le_bytes([a, b, c, d])
 }

@@ -14,6 +14,8 @@
 //! Law 3: what a chain leaves behind, whole or cut off between two of its stages, is what
 //! [`commit`] says.
 
+pub(crate) mod overlay;
+
 use std::sync::Arc;
 
 use draconis_device::Disk;
