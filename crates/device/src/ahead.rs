@@ -271,7 +271,7 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         let bytes: Vec<u8> = (0..100_000u32).map(|at| (at / 512) as u8).collect();
         std::io::Write::write_all(&mut file, &bytes).unwrap();
-        let file = RawFile { fd: file.into(), align_bytes: 1 };
+        let file = RawFile { fd: file.into(), align_bytes: 1, flushes: Default::default() };
         let read = |start, lens: [usize; 3]| {
             let mut blocks = lens.map(Block::private);
             file.read_scattered(start, blocks.iter_mut())

@@ -84,9 +84,47 @@ pub struct Group {
     pub writes: Vec<Write>,
 }
 
-/// The name of a submitted group.
+/// The name of a submitted group. Tickets of a disk ascend in the order in which groups
+/// were taken.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Ticket(pub u64);
+
+/// The most that a disk takes as one chain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ChainBounds {
+    /// Groups.
+    pub groups: usize,
+    /// Writes of all groups together.
+    pub writes: usize,
+    /// Bytes of all writes together.
+    pub bytes: u64,
+}
+
+impl ChainBounds {
+    /// No bound but memory.
+    pub const NONE: Self = Self { groups: usize::MAX, writes: usize::MAX, bytes: u64::MAX };
+
+    /// What `chain` would need.
+    pub fn of(chain: &[Group]) -> Self {
+        let writes = || chain.iter().flat_map(|group| &group.writes);
+        Self {
+            groups: chain.len(),
+            writes: writes().count(),
+            bytes: writes().map(|write| write.block.len() as u64).sum(),
+        }
+    }
+
+    /// Whether something that needs this much is within `bounds`.
+    pub const fn is_within(self, bounds: Self) -> bool {
+        self.groups <= bounds.groups && self.writes <= bounds.writes && self.bytes <= bounds.bytes
+    }
+}
+
+impl std::fmt::Display for ChainBounds {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} groups, {} writes and {} bytes", self.groups, self.writes, self.bytes)
+    }
+}
 
 /// What went wrong on a device.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -134,6 +172,12 @@ pub enum Error {
     /// The disk service is gone.
     #[error("the disk service is gone")]
     Gone,
+    /// The chain is larger than the disk takes at once.
+    #[error("the disk takes at most {bounds} at once")]
+    TooMuch {
+        /// What it takes.
+        bounds: ChainBounds,
+    },
     /// No such ticket was given out.
     #[error("ticket {0:?} was never given out")]
     NoTicket(Ticket),
@@ -154,25 +198,79 @@ pub struct Refused<T> {
 pub type ReadAnswer = Result<Block, Refused<Block>>;
 
 /// A disk: a file, a device, an object, a fake.
+///
+/// ```text
+///   submit_chain ──▶ taken ──▶ settled: every read sees it ──▶ durable
+///                                       settle waits so far     wait, so far
+/// ```
+///
+/// Law 1: groups are taken, settled and made durable in the order of their tickets; each
+/// of the three holds for a ticket only once it holds for all before it.
+/// Law 2: a group is written only once what it follows - the tickets in `after`, the
+/// group before it in its chain - is durable. The disk flushes for that, once for
+/// everything written by then, and not at all for what is durable already. A group that
+/// follows nothing is written without a flush.
+/// Law 3: the first write or flush that fails ends all writing. What follows a group
+/// that failed is never written.
 pub trait Disk: Send + Sync {
     /// Sizes and promises. They do not change while the disk is open.
     fn properties(&self) -> Properties;
 
+    /// The most that one chain may hold.
+    fn chain_bounds(&self) -> ChainBounds {
+        ChainBounds::NONE
+    }
+
     /// Fills `into` from `at`. The block's length must be `at.len_bytes`.
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer>;
 
-    /// Orders a group after those in `after`. Returns at once; nothing is durable yet.
+    /// Takes a chain: the first group follows those in `after`, each other one the group
+    /// before it. Returns at once, with a ticket for each group in order; nothing is
+    /// durable yet.
+    ///
+    /// A chain is handed over whole: if its sender dies, all of it is written or nothing.
+    /// A disk that stops in the middle has written a part, as after a power cut: whole
+    /// groups, and of the first that is missing anything.
     ///
     /// # Errors
-    /// The group comes back with the reason: out of range, misaligned, read-only, or
-    /// stopped by an earlier failure.
-    fn submit(&self, group: Group, after: &[Ticket]) -> Result<Ticket, Refused<Group>>;
+    /// All groups come back with the reason, and nothing is written: out of range,
+    /// misaligned, too much at once, a ticket in `after` that never was given, read-only,
+    /// or stopped by an earlier failure.
+    fn submit_chain(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>>;
 
-    /// Returns once the group is durable, with everything it follows.
+    /// Returns once every read sees the group, through another descriptor of the same
+    /// file as well. It is not durable for that, and nothing is flushed for it.
+    ///
+    /// # Errors
+    /// As [`Disk::wait`].
+    fn settle(&self, ticket: Ticket) -> Result<(), Error>;
+
+    /// Returns once the group is durable, with all tickets before it. Does not wait for
+    /// later groups, and flushes only if nobody did since the group was written.
     ///
     /// # Errors
     /// What the device said of the first write or flush that failed.
     fn wait(&self, ticket: Ticket) -> Result<(), Error>;
+
+    /// Takes one group that follows those in `after`: a chain of one.
+    ///
+    /// # Errors
+    /// As [`Disk::submit_chain`].
+    fn submit(&self, group: Group, after: &[Ticket]) -> Result<Ticket, Refused<Group>> {
+        match self.submit_chain(vec![group], after) {
+            // A disk that gives no ticket for a group does not keep its promises.
+            Ok(tickets) => {
+                tickets.last().copied().ok_or(Refused { goods: None, error: Error::Gone })
+            }
+            Err(Refused { goods, error }) => {
+                Err(Refused { goods: goods.and_then(|mut chain| chain.pop()), error })
+            }
+        }
+    }
 
     /// Reads in the calling thread's time: [`Disk::read`] with [`Urgency::Now`], waited for.
     ///
@@ -200,5 +298,16 @@ impl Properties {
             return Err(Error::Misaligned { extent: at, sector_bytes: self.sector_bytes });
         }
         Ok(())
+    }
+
+    /// Checks that every write of `chain` lies on this disk in whole sectors.
+    ///
+    /// # Errors
+    /// As [`Properties::check`], of the first write that does not.
+    pub fn check_chain(&self, chain: &[Group]) -> Result<(), Error> {
+        chain.iter().flat_map(|group| &group.writes).try_for_each(|write| {
+            let extent = Extent::new(write.at_bytes, write.block.len() as u64);
+            self.check(extent, write.block.len())
+        })
     }
 }

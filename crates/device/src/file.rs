@@ -4,18 +4,20 @@
 //!   Now ───────────── pread in the caller's thread (waking another CPU costs more)
 //!   Ahead ── queue in disk order ──┬── io_uring, up to DEPTH reads in flight
 //!                                  └── or one thread that preads
-//!   submit ── writer thread, in order of tickets ── wait: one flush for all waiters
+//!   submit ── writer thread, in order of tickets ── one flush for all who need it
 //! ```
 //!
 //! Law 1: direct I/O where the file takes it; a misaligned end goes through a bounce
 //! buffer, never through the page cache.
 //! Law 2: after one failed write or flush nothing more is written.
-//! Law 3: a read does not see a group before its ticket is done.
+//! Law 3: a read need not see a group before its ticket is settled.
 
 use std::fs::File;
+use std::io::IoSlice;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use draconis_exchange::heap::{Block, Private};
 use rustix::fs::{FileType, FlockOperation, OFlags, StatxFlags};
@@ -25,6 +27,7 @@ use crate::ahead::Ahead;
 use crate::writer::Writer;
 use crate::{
     Atomic, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket, Urgency,
+    Write,
 };
 
 /// The sector that every file disk offers, in bytes; smaller than any it has.
@@ -61,6 +64,7 @@ pub(crate) struct RawFile {
     pub(crate) fd: OwnedFd,
     /// Offsets, lengths and memory of a request must be multiples of this.
     pub(crate) align_bytes: u32,
+    pub(crate) flushes: AtomicU64,
 }
 
 /// Who may use a disk beside us.
@@ -115,6 +119,16 @@ impl FileDisk {
         self.file.align_bytes > 1
     }
 
+    /// How often the device was flushed.
+    pub fn flushes(&self) -> u64 {
+        self.file.flushes.load(Ordering::Relaxed)
+    }
+
+    /// Who knows `ticket`: without a writer there is none.
+    fn writer_of(&self, ticket: Ticket) -> Result<&Writer, Error> {
+        self.writer.as_ref().ok_or(Error::NoTicket(ticket))
+    }
+
     /// Whether reads ahead go through io_uring.
     pub fn uses_uring(&self) -> bool {
         self.ahead.uses_uring()
@@ -140,7 +154,11 @@ impl OpenedFile {
     pub fn new(fd: OwnedFd, options: FileOptions) -> std::io::Result<Self> {
         let len_bytes = len_bytes(&fd)?;
         let align_bytes = if options.direct { go_direct(&fd) } else { 1 };
-        Ok(Self { file: RawFile { fd, align_bytes }, len_bytes, options })
+        Ok(Self {
+            file: RawFile { fd, align_bytes, flushes: AtomicU64::new(0) },
+            len_bytes,
+            options,
+        })
     }
 
     /// Starts the disk's threads.
@@ -176,20 +194,26 @@ impl Disk for FileDisk {
         }
     }
 
-    fn submit(&self, group: Group, after: &[Ticket]) -> Result<Ticket, Refused<Group>> {
-        let refuse = |group, error| Err(Refused { goods: Some(group), error });
-        let Some(writer) = &self.writer else { return refuse(group, Error::ReadOnly) };
-        for write in &group.writes {
-            let extent = Extent::new(write.at_bytes, write.block.len() as u64);
-            if let Err(error) = self.properties.check(extent, write.block.len()) {
-                return refuse(group, error);
-            }
+    fn submit_chain(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        let Some(writer) = &self.writer else {
+            return Err(Refused { goods: Some(chain), error: Error::ReadOnly });
+        };
+        match self.properties.check_chain(&chain) {
+            Ok(()) => writer.submit(chain, after),
+            Err(error) => Err(Refused { goods: Some(chain), error }),
         }
-        writer.submit(group, after)
+    }
+
+    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+        self.writer_of(ticket)?.settle(ticket)
     }
 
     fn wait(&self, ticket: Ticket) -> Result<(), Error> {
-        self.writer.as_ref().map_or(Err(Error::NoTicket(ticket)), |writer| writer.wait(ticket))
+        self.writer_of(ticket)?.wait(ticket)
     }
 }
 
@@ -281,38 +305,71 @@ impl RawFile {
         Ok(got)
     }
 
-    /// Writes in the calling thread.
-    pub(crate) fn write(&self, at_bytes: u64, block: &Block) -> Result<(), Error> {
-        let extent = Extent::new(at_bytes, block.len() as u64);
-        let written = match block.bytes().filter(|_| self.aligned(extent)) {
-            Some(bytes) => self.write_all(at_bytes, bytes),
-            None => self.write_bounced(extent, block),
+    /// Writes a run in the calling thread: each write begins where the one before it ends.
+    /// One request if all of them can go to the file as they are; else they are put
+    /// together first.
+    pub(crate) fn write_run(&self, run: &[&Write]) -> Result<(), Error> {
+        let Some(first) = run.first() else { return Ok(()) };
+        let len_bytes = run.iter().map(|write| write.block.len() as u64).sum();
+        let extent = Extent::new(first.at_bytes, len_bytes);
+        let parts: Option<Vec<_>> = run
+            .iter()
+            .map(|write| {
+                let part = Extent::new(write.at_bytes, write.block.len() as u64);
+                write.block.bytes().filter(|_| self.aligned(part)).map(IoSlice::new)
+            })
+            .collect();
+        let written = match parts {
+            Some(parts) => self.write_gathered(extent, &parts),
+            None => self.write_bounced(extent, run),
         };
         written.map_err(|errno| io("write", extent, errno))
     }
 
-    /// Reads the aligned run around a misaligned write, changes it, writes it back.
-    fn write_bounced(&self, extent: Extent, block: &Block) -> rustix::io::Result<()> {
+    fn write_gathered(&self, extent: Extent, parts: &[IoSlice<'_>]) -> rustix::io::Result<()> {
+        if let [one] = parts {
+            return self.write_all(extent.start_bytes, one);
+        }
+        let put = loop {
+            match rustix::io::pwritev(&self.fd, parts, extent.start_bytes) {
+                Err(Errno::INTR) => {}
+                put => break put?,
+            }
+        };
+        if put as u64 == extent.len_bytes {
+            return Ok(());
+        }
+        // Written in part: each for itself tells what is the matter.
+        let mut at_bytes = extent.start_bytes;
+        parts.iter().try_for_each(|part| {
+            let from = at_bytes;
+            at_bytes += part.len() as u64;
+            self.write_all(from, part)
+        })
+    }
+
+    /// Reads the aligned run around a misaligned one, changes it, writes it back.
+    fn write_bounced(&self, extent: Extent, run: &[&Write]) -> rustix::io::Result<()> {
         let (wide, skip) = self.widen(extent);
         let mut bounce = Private::new(wide.len_bytes as usize);
+        let end = skip + extent.len_bytes as usize;
         if wide != extent {
             let got = self.read_up_to(wide, &mut bounce)?;
             if got < bounce.len() {
                 // The file ends inside the run: writing it whole would lengthen the file.
-                return self.write_buffered_tail(extent, block);
+                put_together(run, &mut bounce[skip..end]);
+                return self.write_buffered(extent.start_bytes, &bounce[skip..end]);
             }
         }
-        block.copy_out(0, &mut bounce[skip..skip + block.len()]);
+        put_together(run, &mut bounce[skip..end]);
         self.write_all(wide.start_bytes, &bounce)
     }
 
     /// Writes the end of a file whose length direct I/O cannot express.
-    fn write_buffered_tail(&self, extent: Extent, block: &Block) -> rustix::io::Result<()> {
-        let mut bytes = vec![0; block.len()];
-        block.copy_out(0, &mut bytes);
+    fn write_buffered(&self, at_bytes: u64, bytes: &[u8]) -> rustix::io::Result<()> {
         let flags = rustix::fs::fcntl_getfl(&self.fd)?;
         rustix::fs::fcntl_setfl(&self.fd, flags - OFlags::DIRECT)?;
-        let written = self.write_all(extent.start_bytes, &bytes);
+        let written = self.write_all(at_bytes, bytes);
         rustix::fs::fcntl_setfl(&self.fd, flags)?;
         written
     }
@@ -332,12 +389,21 @@ impl RawFile {
 
     /// Makes everything written durable.
     pub(crate) fn flush(&self) -> Result<(), Error> {
+        self.flushes.fetch_add(1, Ordering::Relaxed);
         rustix::fs::fdatasync(&self.fd).map_err(|errno| io("flush", Extent::new(0, 0), errno))
     }
 }
 
 pub(crate) fn io(what: &'static str, extent: Extent, errno: Errno) -> Error {
     Error::Io { what, extent, errno }
+}
+
+/// Copies the blocks of `run` into `bytes`, one behind the other.
+fn put_together(run: &[&Write], bytes: &mut [u8]) {
+    let mut at = 0;
+    for write in run {
+        at += write.block.copy_out(0, &mut bytes[at..]);
+    }
 }
 
 fn len_bytes(fd: &OwnedFd) -> std::io::Result<u64> {
@@ -397,7 +463,6 @@ mod tests {
     use std::io::Write as _;
 
     use super::*;
-    use crate::Write;
 
     fn image(len: usize) -> tempfile::NamedTempFile {
         let mut file = tempfile::NamedTempFile::new().unwrap();
@@ -477,6 +542,137 @@ mod tests {
             assert_eq!((bytes[511], bytes[512], bytes[1024]), (0, 0xaa, 0xcc));
             assert_eq!((bytes[2047], bytes[2048], bytes[98_816]), (0xcc, 4, 0xbb));
             assert_eq!((bytes[99_839], bytes[99_840]), (0xbb, 195));
+        }
+    }
+
+    fn group(writes: &[(u64, usize, u8)]) -> Group {
+        let write = |&(at_bytes, len, byte): &(u64, usize, u8)| {
+            let mut block = Block::private(len);
+            block.copy_in(0, &vec![byte; len]);
+            Write { at_bytes, block }
+        };
+        Group { writes: writes.iter().map(write).collect() }
+    }
+
+    #[test]
+    fn order_costs_a_flush_where_it_is_asked_for_and_only_there() {
+        let file = image(100_000);
+        for options in variants() {
+            let disk = FileDisk::open(file.path(), options).unwrap();
+            let small = || group(&[(0, 512, 1)]);
+            let mut flushes = 0;
+            let mut costs = |expected, what: &dyn Fn() -> Ticket| {
+                let ticket = what();
+                let after = disk.flushes();
+                assert_eq!(after - flushes, expected, "{options:?}");
+                flushes = after;
+                ticket
+            };
+            let settled = |ticket| {
+                disk.settle(ticket).unwrap();
+                ticket
+            };
+            let first = costs(0, &|| settled(disk.submit(small(), &[]).unwrap()));
+            let second = costs(0, &|| settled(disk.submit(small(), &[]).unwrap()));
+            // The flush for the older one covers the newer one.
+            let third = costs(1, &|| settled(disk.submit(small(), &[first]).unwrap()));
+            costs(0, &|| settled(disk.submit(small(), &[second, first]).unwrap()));
+            costs(1, &|| settled(disk.submit(small(), &[third]).unwrap()));
+            // Three links, two flushes; the last link is durable by a third one only.
+            let chain = || vec![small(), small(), small()];
+            let last = costs(2, &|| {
+                let tickets = disk.submit_chain(chain(), &[third]).unwrap();
+                settled(tickets[2]);
+                // Durable by the chain's own flush.
+                disk.wait(tickets[0]).unwrap();
+                disk.wait(tickets[1]).unwrap();
+                tickets[2]
+            });
+            let wait = |ticket| {
+                disk.wait(ticket).unwrap();
+                ticket
+            };
+            costs(1, &|| wait(last));
+            costs(0, &|| wait(last));
+            costs(0, &|| settled(disk.submit(small(), &[last]).unwrap()));
+        }
+    }
+
+    #[test]
+    fn concurrent_waiters_share_flushes() {
+        let file = image(100_000);
+        let disk = FileDisk::open(file.path(), variants()[0]).unwrap();
+        let ticket = disk.submit(group(&[(0, 512, 1)]), &[]).unwrap();
+        disk.settle(ticket).unwrap();
+        let barrier = std::sync::Barrier::new(8);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    barrier.wait();
+                    disk.wait(ticket).unwrap();
+                });
+            }
+        });
+        assert_eq!(disk.flushes(), 1);
+    }
+
+    #[test]
+    fn nothing_follows_what_failed() {
+        use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+        for options in variants() {
+            let fd = memfd_create("disk", MemfdFlags::ALLOW_SEALING).unwrap();
+            let file = File::from(fd.try_clone().unwrap());
+            file.set_len(1 << 16).unwrap();
+            let disk = FileDisk::from_fd(fd, options).unwrap();
+            // From here on writes beyond the first two pages fail.
+            file.set_len(8192).unwrap();
+            fcntl_add_seals(&file, SealFlags::GROW).unwrap();
+            let first = disk.submit(group(&[(0, 4096, 1)]), &[]).unwrap();
+            disk.wait(first).unwrap();
+            let at = [4096, 8192, 0, 4096].into_iter();
+            let chain = at.zip(2..).map(|(at, byte)| group(&[(at, 4096, byte)])).collect();
+            let tickets = disk.submit_chain(chain, &[first]).unwrap();
+            for &ticket in tickets[1..].iter().rev() {
+                assert!(matches!(disk.wait(ticket), Err(Error::Io { what: "write", .. })));
+                assert!(matches!(disk.settle(ticket), Err(Error::Io { what: "write", .. })));
+            }
+            // What was durable stays so: the chain's own flush covered its first group.
+            assert_eq!((disk.wait(first), disk.wait(tickets[0])), (Ok(()), Ok(())));
+            let refused = disk.submit(group(&[(0, 512, 9)]), &[]).unwrap_err();
+            assert_eq!(refused.error, Error::Stopped);
+            assert_eq!(disk.wait(Ticket(6)), Err(Error::NoTicket(Ticket(6))));
+            drop(disk);
+            let mut bytes = vec![0; 8192];
+            rustix::io::pread(&file, &mut bytes[..], 0).unwrap();
+            assert_eq!((bytes[0], bytes[4096]), (1, 2));
+        }
+    }
+
+    #[test]
+    fn neighbours_go_as_one_and_land_where_they_belong() {
+        for options in variants() {
+            let file = image(1 << 20);
+            let disk = FileDisk::open(file.path(), options).unwrap();
+            // Backwards, with a gap, with sizes that direct I/O does not take, more than
+            // one request carries; and overlapping ones, whose order counts.
+            let scattered: Vec<_> =
+                (0..1500u64).rev().filter(|n| n % 700 != 3).map(|n| (n * 512, 512, 0xa0)).collect();
+            let blocks: Vec<_> =
+                (0..32).map(|n| ((800 << 10) + (n << 12), 4096, n as u8)).collect();
+            let overlapping = [(1000 << 10, 8192, 1), (1004 << 10, 8192, 2), (1002 << 10, 4096, 3)];
+            let chain = vec![group(&scattered), group(&blocks), group(&overlapping)];
+            let tickets = disk.submit_chain(chain, &[]).unwrap();
+            disk.wait(tickets[2]).unwrap();
+            let bytes = std::fs::read(file.path()).unwrap();
+            for n in 0..1500 {
+                let expected = if n % 700 == 3 { n as u8 } else { 0xa0 };
+                assert!(bytes[n * 512..][..512].iter().all(|b| *b == expected), "{options:?} {n}");
+            }
+            for n in 0..32 {
+                assert_eq!(bytes[(800 << 10) + (n << 12)], n as u8);
+            }
+            let kib: Vec<_> = (1000..1012).map(|kib| bytes[kib << 10]).collect();
+            assert_eq!(kib, [1, 1, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2]);
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   ext, objects
-//!      │ trait Disk: read · submit(group, after) · wait
+//!      │ trait Disk: read · submit(groups, after) · settle · wait
 //!   view (offset, partition) · faults · recorder      stack in any order
 //!      │
 //!   file or block device (O_DIRECT, io_uring | pread) · memory · remote (disk contract)
@@ -11,7 +11,8 @@
 //! Law 1: a device changes only by groups; a group carries its blocks in and the
 //! ticket is all that comes out.
 //! Law 2: a refused read or group gives its blocks back.
-//! Law 3: `submit` orders, only `wait` flushes.
+//! Law 3: order holds against power cuts too: a group is written once what it follows is
+//! durable. The disk flushes for that and for `wait`, and for nothing else.
 //!
 //! This crate does not know what a file system is.
 
@@ -37,5 +38,5 @@ pub use memory::MemoryDisk;
 pub use partition::{Partition, PartitionError, partition, partitions};
 pub use pending::{Pending, Promise, pending};
 pub use record::{Event, RecordDisk};
-pub use remote::{Blocks, GROUP_BYTES_MAX, GROUP_WRITES_MAX, RemoteDisk, serve};
+pub use remote::{Blocks, CHAIN_BOUNDS, RemoteDisk, serve};
 pub use view::View;

@@ -53,23 +53,31 @@ impl Disk for MemoryDisk {
         Pending::ready(Ok(into))
     }
 
-    fn submit(&self, group: Group, after: &[Ticket]) -> Result<Ticket, Refused<Group>> {
-        for write in &group.writes {
-            let extent = Extent::new(write.at_bytes, write.block.len() as u64);
-            if let Err(error) = self.properties.check(extent, write.block.len()) {
-                return Err(Refused { goods: Some(group), error });
-            }
+    fn submit_chain(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        if let Err(error) = self.properties.check_chain(&chain) {
+            return Err(Refused { goods: Some(chain), error });
         }
+        // Tickets are given under the lock, so they ascend as the groups are written.
+        let mut bytes = self.bytes.write().unwrap_or_else(PoisonError::into_inner);
         let given = self.tickets.load(Ordering::Relaxed);
         if let Some(&unknown) = after.iter().find(|ticket| ticket.0 > given) {
-            return Err(Refused { goods: Some(group), error: Error::NoTicket(unknown) });
+            return Err(Refused { goods: Some(chain), error: Error::NoTicket(unknown) });
         }
-        let mut bytes = self.bytes.write().unwrap_or_else(PoisonError::into_inner);
-        for write in &group.writes {
+        for write in chain.iter().flat_map(|group| &group.writes) {
             let start = write.at_bytes as usize;
             write.block.copy_out(0, &mut bytes[start..start + write.block.len()]);
         }
-        Ok(Ticket(self.tickets.fetch_add(1, Ordering::Relaxed) + 1))
+        let last = given + chain.len() as u64;
+        self.tickets.store(last, Ordering::Relaxed);
+        Ok((given + 1..=last).map(Ticket).collect())
+    }
+
+    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+        self.wait(ticket)
     }
 
     fn wait(&self, ticket: Ticket) -> Result<(), Error> {

@@ -1,11 +1,12 @@
 //! A disk that remembers what was asked of it.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use draconis_exchange::heap::Block;
 
 use crate::{
-    Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket, Urgency,
+    ChainBounds, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket,
+    Urgency, Write,
 };
 
 /// One request, in the order in which they were made.
@@ -13,17 +14,22 @@ use crate::{
 pub enum Event {
     /// A read.
     Read(Extent, Urgency),
-    /// A group that was taken: where each write goes and what it holds.
+    /// A group that was taken: where each write goes and what it holds. The groups of one
+    /// chain stand one behind the other.
     Group {
         /// The name it was given.
         ticket: Ticket,
-        /// What it follows.
+        /// The name of the first group of its chain.
+        chain: Ticket,
+        /// What it follows: those it was put after, or the group before it in its chain.
         after: Vec<Ticket>,
         /// First byte and contents of each write.
         writes: Vec<(u64, Vec<u8>)>,
     },
     /// A ticket was waited for, and the answer was that it is durable.
     Durable(Ticket),
+    /// What [`RecordDisk::mark`] was told.
+    Mark(u64),
 }
 
 /// A disk that passes everything on and keeps a list.
@@ -40,12 +46,36 @@ impl<D: Disk> RecordDisk<D> {
 
     /// The list so far; it starts again empty.
     pub fn take(&self) -> Vec<Event> {
-        std::mem::take(&mut self.events.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut self.lock())
+    }
+
+    /// Puts a mark of the caller's into the list: what was acknowledged to whom by now.
+    pub fn mark(&self, mark: u64) {
+        self.note(Event::Mark(mark));
+    }
+
+    /// The disk below.
+    pub fn into_inner(self) -> D {
+        self.disk
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Event>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn note(&self, event: Event) {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+        self.lock().push(event);
     }
+}
+
+/// Where each write of a group goes and what it holds.
+fn copies(group: &Group) -> Vec<(u64, Vec<u8>)> {
+    let copy = |write: &Write| {
+        let mut bytes = vec![0; write.block.len()];
+        write.block.copy_out(0, &mut bytes);
+        (write.at_bytes, bytes)
+    };
+    group.writes.iter().map(copy).collect()
 }
 
 impl<D: Disk> Disk for RecordDisk<D> {
@@ -53,21 +83,35 @@ impl<D: Disk> Disk for RecordDisk<D> {
         self.disk.properties()
     }
 
+    fn chain_bounds(&self) -> ChainBounds {
+        self.disk.chain_bounds()
+    }
+
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
         self.note(Event::Read(at, urgency));
         self.disk.read(at, into, urgency)
     }
 
-    fn submit(&self, group: Group, after: &[Ticket]) -> Result<Ticket, Refused<Group>> {
-        let copy = |block: &Block| {
-            let mut bytes = vec![0; block.len()];
-            block.copy_out(0, &mut bytes);
-            bytes
-        };
-        let writes = group.writes.iter().map(|w| (w.at_bytes, copy(&w.block))).collect();
-        let ticket = self.disk.submit(group, after)?;
-        self.note(Event::Group { ticket, after: after.to_vec(), writes });
-        Ok(ticket)
+    fn submit_chain(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        let copies: Vec<_> = chain.iter().map(copies).collect();
+        // Held over both, so that the list has the groups in the order of their tickets.
+        let mut events = self.lock();
+        let tickets = self.disk.submit_chain(chain, after)?;
+        let mut after = after.to_vec();
+        for (&ticket, writes) in tickets.iter().zip(copies) {
+            let follows = std::mem::replace(&mut after, vec![ticket]);
+            let chain = tickets.first().copied().unwrap_or(ticket);
+            events.push(Event::Group { ticket, chain, after: follows, writes });
+        }
+        Ok(tickets)
+    }
+
+    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+        self.disk.settle(ticket)
     }
 
     fn wait(&self, ticket: Ticket) -> Result<(), Error> {
@@ -80,7 +124,7 @@ impl<D: Disk> Disk for RecordDisk<D> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{MemoryDisk, Write};
+    use crate::MemoryDisk;
 
     #[test]
     fn the_list_holds_what_happened() {
@@ -98,5 +142,23 @@ mod tests {
         assert_eq!((writes[0].0, writes[0].1[0]), (1024, b'x'));
         assert_eq!(events[1..], [Event::Durable(ticket), Event::Read(at, Urgency::Ahead)]);
         assert!(disk.take().is_empty());
+    }
+
+    #[test]
+    fn a_chain_stands_group_behind_group() {
+        let disk = RecordDisk::new(MemoryDisk::new(vec![0; 4096], 512));
+        let first = disk.submit(Group::default(), &[]).unwrap();
+        disk.mark(7);
+        let chain = vec![Group::default(), Group::default()];
+        assert_eq!(disk.submit_chain(chain, &[first]).unwrap(), [Ticket(2), Ticket(3)]);
+        disk.submit(Group::default(), &[Ticket(9)]).unwrap_err();
+        let group = |ticket, chain, after: &[u64]| Event::Group {
+            ticket: Ticket(ticket),
+            chain: Ticket(chain),
+            after: after.iter().copied().map(Ticket).collect(),
+            writes: vec![],
+        };
+        let expected = [group(1, 1, &[]), Event::Mark(7), group(2, 2, &[1]), group(3, 2, &[2])];
+        assert_eq!(disk.take(), expected);
     }
 }

@@ -2,22 +2,25 @@
 //!
 //! ```text
 //!   RemoteDisk ── lanes ──▶ one thread a lane ──▶ Disk
-//!     submit: part, part, last part ──▶ collected until whole ──▶ one group
+//!     submit: part, part, last part ──▶ collected until whole ──▶ one chain
 //! ```
 //!
-//! Law 1: the disk sees a group once all of it is there; a client that closes or dies
+//! Law 1: the disk sees a chain once all of it is there; a client that closes or dies
 //! between two parts has written nothing. So a disk that promises nothing is atomic
 //! against its client's death when it is served.
 //! Law 2: what arrives in shared memory is copied before anything is decided; the blocks
 //! go back with the answer, whatever it is.
 //! Law 3: what one client can make the service hold is bounded, in number and in bytes.
+//!
+//! A byte that is written is copied twice: into a block that crosses, and out of it. From
+//! there it goes to a device that takes direct I/O without another copy.
 
 mod client;
 mod lanes;
 mod service;
 
 pub use client::{Blocks, RemoteDisk};
-pub use service::{GROUP_BYTES_MAX, GROUP_WRITES_MAX, serve};
+pub use service::{CHAIN_BOUNDS, serve};
 
 use draconis_exchange::contract::Refusal;
 
@@ -31,6 +34,7 @@ fn refusal(error: &Error) -> Refusal {
         // Of a disk that said that it could be written, this means that it stopped.
         Error::ReadOnly | Error::Stopped => Refusal::ReadOnly,
         Error::Gone => Refusal::Gone,
+        Error::TooMuch { .. } => Refusal::Quota,
         Error::NoTicket(_) => Refusal::NotFound,
     }
 }

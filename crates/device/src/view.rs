@@ -5,7 +5,8 @@ use std::sync::Arc;
 use draconis_exchange::heap::Block;
 
 use crate::{
-    Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket, Urgency,
+    ChainBounds, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket,
+    Urgency,
 };
 
 /// The bytes of `extent` of another disk, from zero.
@@ -52,23 +53,32 @@ impl Disk for View {
         self.disk.read(there, into, urgency)
     }
 
-    fn submit(&self, mut group: Group, after: &[Ticket]) -> Result<Ticket, Refused<Group>> {
-        let properties = self.properties();
-        for write in &group.writes {
-            let extent = Extent::new(write.at_bytes, write.block.len() as u64);
-            if let Err(error) = properties.check(extent, write.block.len()) {
-                return Err(Refused { goods: Some(group), error });
-            }
+    fn chain_bounds(&self) -> ChainBounds {
+        self.disk.chain_bounds()
+    }
+
+    fn submit_chain(
+        &self,
+        mut chain: Vec<Group>,
+        after: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        if let Err(error) = self.properties().check_chain(&chain) {
+            return Err(Refused { goods: Some(chain), error });
         }
-        for write in &mut group.writes {
+        for write in chain.iter_mut().flat_map(|group| &mut group.writes) {
             write.at_bytes += self.extent.start_bytes;
         }
-        self.disk.submit(group, after).map_err(|mut refused| {
-            for write in refused.goods.iter_mut().flat_map(|group| &mut group.writes) {
+        self.disk.submit_chain(chain, after).map_err(|mut refused| {
+            let groups = refused.goods.iter_mut().flatten();
+            for write in groups.flat_map(|group| &mut group.writes) {
                 write.at_bytes -= self.extent.start_bytes;
             }
             refused
         })
+    }
+
+    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+        self.disk.settle(ticket)
     }
 
     fn wait(&self, ticket: Ticket) -> Result<(), Error> {

@@ -1,14 +1,30 @@
-//! The writing half of a file disk: groups in order, one flush for all who wait.
+//! The writing half of a file disk: groups in order, one flush for all who need it.
+//!
+//! ```text
+//!   given ≥ written ≥ durable        three counts of one line of tickets
+//!     a group that follows ticket t:  flush first, unless t ≤ durable
+//!     wait(t):                        flush, unless t ≤ durable or somebody does already
+//!     settle(t):                      t ≤ written
+//! ```
+//!
+//! Law 1: a flush covers what was written when it starts, whoever asked for it.
+//! Law 2: after the first failure nothing is written; what waits goes home.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use crate::file::RawFile;
-use crate::{Error, Group, Refused, Ticket};
+use crate::{ChainBounds, Error, Group, Refused, Ticket, Write};
 
 /// Groups that may wait to be written; a submitter beyond this waits its turn.
-const QUEUE_MAX: usize = 256;
+const QUEUE_GROUPS_MAX: usize = 256;
+/// Their bytes; one chain may be larger.
+const QUEUE_BYTES_MAX: u64 = 64 << 20;
+/// The most that goes to the file as one request, in bytes.
+const RUN_BYTES: u64 = 1 << 20;
+/// The most blocks in one request (`IOV_MAX`).
+const RUN_WRITES: usize = 1024;
 
 /// Writes groups in a thread of its own.
 #[derive(Debug)]
@@ -26,7 +42,8 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    queue: VecDeque<Group>,
+    queue: VecDeque<Queued>,
+    queued_bytes: u64,
     /// Tickets given out, written, durable: each counts from 1, none overtakes the one before.
     given: u64,
     written: u64,
@@ -34,6 +51,15 @@ struct State {
     flushing: bool,
     failed: Option<Error>,
     closing: bool,
+}
+
+/// A group on its way.
+#[derive(Debug)]
+struct Queued {
+    group: Group,
+    bytes: u64,
+    /// The newest ticket that it follows: nothing of it is written before that is durable.
+    follows: u64,
 }
 
 impl Writer {
@@ -51,42 +77,49 @@ impl Writer {
         Self { shared, thread: thread.ok() }
     }
 
-    /// Tickets are given in order and written in order, so `after` holds by itself.
-    pub(crate) fn submit(&self, group: Group, after: &[Ticket]) -> Result<Ticket, Refused<Group>> {
-        let refuse = |group, error| Err(Refused { goods: Some(group), error });
+    pub(crate) fn submit(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        let refuse = |chain, error| Err(Refused { goods: Some(chain), error });
+        let bytes = ChainBounds::of(&chain).bytes;
         let mut state = self.shared.lock();
-        if let Some(&unknown) = after.iter().find(|ticket| ticket.0 > state.given) {
-            return refuse(group, Error::NoTicket(unknown));
+        let newest = after.iter().copied().max().unwrap_or(Ticket(0));
+        if newest.0 > state.given {
+            return refuse(chain, Error::NoTicket(newest));
         }
-        while state.queue.len() >= QUEUE_MAX && state.failed.is_none() {
+        while state.is_full(bytes) && state.failed.is_none() {
             state = self.shared.sleep(state);
         }
         if state.failed.is_some() {
-            return refuse(group, Error::Stopped);
+            return refuse(chain, Error::Stopped);
         }
-        state.given += 1;
-        state.queue.push_back(group);
+        let tickets = state.take(chain, newest.0);
         self.shared.changed.notify_all();
-        Ok(Ticket(state.given))
+        Ok(tickets)
+    }
+
+    pub(crate) fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+        let mut state = self.shared.lock();
+        loop {
+            if state.reached(ticket, state.written)? {
+                return Ok(());
+            }
+            state = self.shared.sleep(state);
+        }
     }
 
     pub(crate) fn wait(&self, ticket: Ticket) -> Result<(), Error> {
         let mut state = self.shared.lock();
-        if ticket.0 > state.given {
-            return Err(Error::NoTicket(ticket));
-        }
         loop {
-            if state.durable >= ticket.0 {
+            if state.reached(ticket, state.durable)? {
                 return Ok(());
             }
-            if let Some(error) = &state.failed {
-                return Err(error.clone());
-            }
-            if state.written >= ticket.0 && !state.flushing {
-                state = self.shared.flush(state);
-            } else {
-                state = self.shared.sleep(state);
-            }
+            state = match state.written >= ticket.0 {
+                true => self.shared.flush(state),
+                false => self.shared.sleep(state),
+            };
         }
     }
 }
@@ -110,8 +143,12 @@ impl Shared {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One flush covers everything written when it starts, whoever asked.
+    /// Flushes, or waits for whoever does that now: the caller looks again whether that
+    /// was enough.
     fn flush<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        if state.flushing {
+            return self.sleep(state);
+        }
         let covered = state.written;
         state.flushing = true;
         drop(state);
@@ -129,18 +166,24 @@ impl Shared {
     fn write_all(&self) {
         let mut state = self.lock();
         loop {
-            let Some(group) = state.queue.pop_front() else {
+            let Some(next) = state.queue.front() else {
                 if state.closing {
                     return;
                 }
                 state = self.sleep(state);
                 continue;
             };
+            // Everything before it is written, so one flush is enough.
+            if next.follows > state.durable {
+                state = self.flush(state);
+                continue;
+            }
+            let Some(Queued { group, bytes, .. }) = state.queue.pop_front() else { continue };
             drop(state);
-            let written =
-                group.writes.iter().try_for_each(|w| self.file.write(w.at_bytes, &w.block));
+            let written = self.write(&group);
             drop(group);
             state = self.lock();
+            state.queued_bytes = state.queued_bytes.saturating_sub(bytes);
             match written {
                 Ok(()) => state.written += 1,
                 Err(error) => state.stop(error),
@@ -148,13 +191,82 @@ impl Shared {
             self.changed.notify_all();
         }
     }
+
+    fn write(&self, group: &Group) -> Result<(), Error> {
+        let writes = in_disk_order(&group.writes);
+        let mut rest = &writes[..];
+        while !rest.is_empty() {
+            let (run, behind) = rest.split_at(run_len(rest));
+            self.file.write_run(run)?;
+            rest = behind;
+        }
+        Ok(())
+    }
 }
 
 impl State {
+    fn is_full(&self, more_bytes: u64) -> bool {
+        let full = self.queue.len() >= QUEUE_GROUPS_MAX
+            || self.queued_bytes.saturating_add(more_bytes) > QUEUE_BYTES_MAX;
+        full && self.queued_bytes + self.queue.len() as u64 > 0
+    }
+
+    /// Puts a chain into the queue. Tickets are written in order, so that it comes after
+    /// all before it is not what `follows` is for: that they are durable is.
+    fn take(&mut self, chain: Vec<Group>, mut follows: u64) -> Vec<Ticket> {
+        let mut tickets = Vec::with_capacity(chain.len());
+        for group in chain {
+            let bytes = group.writes.iter().map(|write| write.block.len() as u64).sum();
+            self.given += 1;
+            self.queued_bytes += bytes;
+            self.queue.push_back(Queued { group, bytes, follows });
+            tickets.push(Ticket(self.given));
+            follows = self.given;
+        }
+        tickets
+    }
+
+    /// Whether `count` says what is to be known of `ticket`; what is durable stays so
+    /// whatever fails later.
+    fn reached(&self, ticket: Ticket, count: u64) -> Result<bool, Error> {
+        match &self.failed {
+            _ if ticket.0 > self.given => Err(Error::NoTicket(ticket)),
+            _ if ticket.0 <= self.durable => Ok(true),
+            Some(error) => Err(error.clone()),
+            None => Ok(ticket.0 <= count),
+        }
+    }
+
     /// The first failure ends all writing; what waits is dropped and its blocks go home.
     fn stop(&mut self, error: Error) {
         log::error!("{error}: nothing more is written to this disk");
         self.failed.get_or_insert(error);
         self.queue.clear();
+        self.queued_bytes = 0;
     }
+}
+
+/// The writes in the order of their addresses; as they are if any two overlap.
+fn in_disk_order(writes: &[Write]) -> Vec<&Write> {
+    let mut sorted: Vec<_> = writes.iter().collect();
+    sorted.sort_by_key(|write| write.at_bytes);
+    match sorted.windows(2).all(|pair| end(pair[0]) <= pair[1].at_bytes) {
+        true => sorted,
+        false => writes.iter().collect(),
+    }
+}
+
+/// How many of `writes` lie one behind the other and go as one request.
+fn run_len(writes: &[&Write]) -> usize {
+    let mut bytes = writes.first().map_or(0, |first| first.block.len() as u64);
+    let joins = |pair: &&[&Write]| {
+        bytes += pair[1].block.len() as u64;
+        end(pair[0]) == pair[1].at_bytes && bytes <= RUN_BYTES
+    };
+    writes.windows(2).take_while(joins).take(RUN_WRITES - 1).count() + 1
+}
+
+/// One past the last byte; the disk was asked whether there is one.
+fn end(write: &Write) -> u64 {
+    write.at_bytes + write.block.len() as u64
 }

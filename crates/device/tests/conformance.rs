@@ -130,6 +130,10 @@ conform! {
         a_group_of_any_shape_is_applied,
         what_was_waited_for_is_there,
         many_reads_and_groups_at_once_all_get_their_own_answer,
+        a_chain_is_taken_whole_and_in_order,
+        a_chain_that_is_refused_comes_back_whole_and_changes_nothing,
+        what_is_settled_is_seen_by_every_read,
+        waiting_in_many_threads_ends_for_all,
         a_disk_for_reading_refuses_groups,
     }
 }
@@ -292,6 +296,95 @@ fn many_reads_and_groups_at_once_all_get_their_own_answer(make: Make) {
     });
 }
 
+fn a_chain_is_taken_whole_and_in_order(make: Make) {
+    let subject = writable(make);
+    let disk = &*subject.disk;
+    let before = disk.submit(group(&[(0, 1024, 1)]), &[]).unwrap();
+    let chain = vec![
+        group(&[(512, 1024, 2), (4096, 512, 2)]),
+        Group::default(),
+        group(&[(1024, 512, 3)]),
+        // Larger than a message, with more groups behind it than end in one.
+        group(&[(8192, 100 * 512, 4)]),
+    ];
+    let small = (0..40).map(|i| group(&[((200 + i) * 512, 512, i as u8)]));
+    let chain: Vec<_> = chain.into_iter().chain(small).collect();
+    let tickets = disk.submit_chain(chain, &[before]).unwrap();
+    assert_eq!(tickets.len(), 44);
+    assert!(tickets[0] > before && tickets.is_sorted() && tickets[42] < tickets[43]);
+    for ticket in [tickets[0], tickets[3], tickets[43], tickets[1]] {
+        disk.wait(ticket).unwrap();
+    }
+    let bytes = read(disk, 0, LEN);
+    let sectors: Vec<_> = bytes.chunks(512).map(|sector| sector[0]).collect();
+    assert_eq!(sectors[..9], [1, 2, 3, 3, 4, 5, 6, 7, 2]);
+    assert!(sectors[16..116].iter().all(|byte| *byte == 4));
+    assert!(sectors[200..240].iter().copied().eq(0..40));
+    assert_eq!(disk.submit_chain(vec![], &[]).unwrap(), []);
+}
+
+fn a_chain_that_is_refused_comes_back_whole_and_changes_nothing(make: Make) {
+    let subject = writable(make);
+    let good = || group(&[(0, 512, 0xaa), (1024, 1024, 0xaa)]);
+    let bad = group(&[(LEN as u64 - 512, 1024, 1)]);
+    let refused = subject.disk.submit_chain(vec![good(), bad, good()], &[]).unwrap_err();
+    assert!(matches!(refused.error, Error::OutOfRange { .. }), "{}", refused.error);
+    let lens = |chain: Vec<Group>| -> Vec<Vec<usize>> {
+        let group = |group: &Group| group.writes.iter().map(|w| w.block.len()).collect();
+        chain.iter().map(group).collect()
+    };
+    assert_eq!(lens(refused.goods.unwrap()), [vec![512, 1024], vec![1024], vec![512, 1024]]);
+    let refused = subject.disk.submit_chain(vec![good(), good()], &[Ticket(9)]).unwrap_err();
+    assert_eq!(refused.error, Error::NoTicket(Ticket(9)));
+    let goods = refused.goods.unwrap();
+    assert_eq!(goods[1].writes[1].block.bytes().unwrap()[1023], 0xaa);
+    assert_eq!(lens(goods), vec![vec![512, 1024]; 2]);
+    assert!(read(&*subject.disk, 0, LEN) == contents());
+    // Nothing was given a name.
+    let first = subject.disk.submit(good(), &[]).unwrap();
+    subject.disk.wait(first).unwrap();
+    assert_eq!(subject.disk.wait(Ticket(first.0 + 1)), Err(Error::NoTicket(Ticket(first.0 + 1))));
+}
+
+fn what_is_settled_is_seen_by_every_read(make: Make) {
+    let subject = writable(make);
+    let disk = &*subject.disk;
+    for round in 0..50u8 {
+        let at = u64::from(round) * 1024;
+        let chain = vec![group(&[(at, 512, round)]), group(&[(at + 512, 512, round)])];
+        let tickets = disk.submit_chain(chain, &[]).unwrap();
+        disk.settle(tickets[1]).unwrap();
+        for urgency in [Urgency::Now, Urgency::Ahead] {
+            let extent = Extent::new(at, 1024);
+            let block = disk.read(extent, filled(1024, 0xdd), urgency).wait().unwrap().unwrap();
+            assert_eq!(*block.into_private(), [round; 1024]);
+        }
+        disk.settle(tickets[0]).unwrap();
+    }
+    assert_eq!(disk.settle(Ticket(999)), Err(Error::NoTicket(Ticket(999))));
+}
+
+fn waiting_in_many_threads_ends_for_all(make: Make) {
+    let subject = writable(make);
+    let disk = &*subject.disk;
+    // More waiters than lanes, and as many that submit meanwhile.
+    std::thread::scope(|scope| {
+        for user in 0..12u64 {
+            scope.spawn(move || {
+                for round in 0..10u8 {
+                    let at = user * 20 * 512;
+                    let chain: Vec<_> =
+                        (0..3).map(|i| group(&[(at + i * 512, 512, round)])).collect();
+                    let tickets = disk.submit_chain(chain, &[]).unwrap();
+                    disk.wait(tickets[2 - usize::from(round) % 3]).unwrap();
+                    disk.settle(tickets[2]).unwrap();
+                    assert_eq!(read(disk, at, 1536), [round; 1536]);
+                }
+            });
+        }
+    });
+}
+
 fn a_disk_for_reading_refuses_groups(make: Make) {
     let Some(subject) = make(false) else { return };
     let disk = &*subject.disk;
@@ -309,6 +402,25 @@ fn what_is_served_is_atomic_against_the_clients_death() {
     let (plain, served) = (file_plain(true).unwrap(), remote_thread(true).unwrap());
     assert_eq!(plain.disk.properties().atomic, Atomic::None);
     assert_eq!(served.disk.properties().atomic, Atomic::AgainstDeath);
+}
+
+#[test]
+fn more_than_a_remote_disk_takes_at_once_is_refused_before_it_is_sent() {
+    let Subject { disk, _beside } = remote_thread(true).unwrap();
+    let bounds = disk.chain_bounds();
+    assert!(bounds.writes >= 1 << 16 && bounds.bytes >= 64 << 20, "{bounds}");
+    let groups = |count| (0..count).map(|_| Group::default()).collect();
+    let refused = disk.submit_chain(groups(bounds.groups + 1), &[]).unwrap_err();
+    assert_eq!(refused.error, Error::TooMuch { bounds });
+    assert_eq!(refused.goods.unwrap().len(), bounds.groups + 1);
+    let tickets = disk.submit_chain(groups(bounds.groups), &[]).unwrap();
+    disk.wait(tickets[bounds.groups - 1]).unwrap();
+    let mut many = Group::default();
+    for _ in 0..bounds.writes {
+        many.writes.push(Write { at_bytes: 0, block: Block::private(512) });
+    }
+    let ticket = disk.submit(many, &[]).unwrap();
+    disk.wait(ticket).unwrap();
 }
 
 #[test]
@@ -391,10 +503,11 @@ fn a_client_killed_between_two_parts_has_written_nothing() {
 /// Sends one part of a group; the server has it once this returns.
 fn send_part(client: Client<disk::Disk>, more: bool) -> Client<disk::Disk> {
     let blocks = vec![(0, filled(512, 0xaa)), (4096, filled(512, 0xbb))].try_into().unwrap();
-    let part = Submit { blocks, after: List::new(), more };
+    let ends = if more { List::new() } else { List::try_from(vec![2]).unwrap() };
+    let part = Submit { blocks, ends, after: List::new(), more };
     let (reply, client) = client.call(part, Instant::now() + PATIENCE).unwrap();
     let reply: Result<_, Refusal> = reply.map_err(|nak| nak.why);
-    assert_eq!(reply.unwrap().ticket.is_none(), more);
+    assert_eq!(reply.unwrap().first.is_none(), more);
     client
 }
 

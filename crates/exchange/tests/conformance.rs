@@ -165,7 +165,8 @@ fn bulk_comes_back<T: Transport>() {
     let blocks: Vec<_> = (0..64).map(|i| (i * 4096, transport.block(4096))).collect();
     let mut after = List::new();
     after.push(7).unwrap();
-    let submit = disk::Submit { blocks: List::try_from(blocks).unwrap(), after, more: false };
+    let (blocks, ends) = (List::try_from(blocks).unwrap(), List::try_from(vec![64]).unwrap());
+    let submit = disk::Submit { blocks, ends, after, more: false };
     let (reply, client) = client.call(submit, soon()).unwrap();
     let nak = reply.unwrap_err();
     assert_eq!((nak.why, nak.blocks.len()), (Refusal::ReadOnly, 64));
@@ -315,9 +316,11 @@ fn a_peer_that_dies_is_told_in_every_state<T: Transport>() {
         disk::Read { at_bytes: 0, buffer: t.block(65536), urgent: true },
         disk::Submit {
             blocks: List::try_from(vec![(0, t.block(4096)), (4096, t.block(9))]).unwrap(),
+            ends: List::new(),
             after: List::new(),
             more: true,
         },
+        disk::Settle { ticket: 1 },
         disk::Wait { ticket: 1 },
     }
     dies! { T, Volume, t, 0, |client| client;

@@ -94,8 +94,16 @@ impl Disk for Later {
         answer
     }
 
-    fn submit(&self, group: Group, _: &[Ticket]) -> Result<Ticket, Refused<Group>> {
-        Err(Refused { goods: Some(group), error: DiskError::ReadOnly })
+    fn submit_chain(
+        &self,
+        chain: Vec<Group>,
+        _: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        Err(Refused { goods: Some(chain), error: DiskError::ReadOnly })
+    }
+
+    fn settle(&self, ticket: Ticket) -> Result<(), DiskError> {
+        Err(DiskError::NoTicket(ticket))
     }
 
     fn wait(&self, ticket: Ticket) -> Result<(), DiskError> {

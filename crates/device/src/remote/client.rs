@@ -4,8 +4,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use draconis_exchange::channel::Client;
-use draconis_exchange::contract::disk::{self, AFTER_MAX, Read, Submit, WRITES_MAX, Wait};
+use draconis_exchange::channel::{Client, Lost};
+use draconis_exchange::contract::disk::{
+    self, AFTER_MAX, ENDS_MAX, Read, Settle, Submit, WRITES_MAX, Wait,
+};
 use draconis_exchange::contract::{List, Refusal};
 use draconis_exchange::heap::Block;
 
@@ -13,8 +15,8 @@ use super::error;
 use super::lanes::{Lane, Lanes, Need};
 use crate::ahead::{Elevator, Request};
 use crate::{
-    Atomic, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket, Urgency,
-    pending,
+    Atomic, ChainBounds, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused,
+    Ticket, Urgency, Write, pending,
 };
 
 /// Gives blocks that cross to the server, of a length in bytes, while there are any:
@@ -29,7 +31,8 @@ const ROOM_LOOKS: u32 = 10_000;
 /// A disk on the other side of the disk contract.
 ///
 /// Every lane carries one request at a time, so the number of lanes is the depth. Urgent
-/// reads and groups go first; reads ahead and waits leave one lane to them.
+/// reads and chains go first; reads ahead and waits leave one lane to them, and waits take
+/// no more than half of the lanes.
 pub struct RemoteDisk {
     shared: Arc<Shared>,
     readers: Vec<JoinHandle<()>>,
@@ -37,6 +40,7 @@ pub struct RemoteDisk {
 
 struct Shared {
     properties: Properties,
+    bounds: ChainBounds,
     lanes: Lanes,
     blocks: Option<Blocks>,
     ahead: Mutex<Ahead>,
@@ -67,8 +71,13 @@ impl RemoteDisk {
         let asked = lanes.lend(Need::Now)?.call(disk::Properties {});
         let told = asked.map_err(|_| Error::Gone)?.map_err(|_| Error::Gone)?;
         let properties = properties(&told).ok_or(Error::Gone)?;
+        let bounds = ChainBounds {
+            groups: told.chain_groups_max as usize,
+            writes: told.chain_writes_max as usize,
+            bytes: told.chain_bytes_max,
+        };
         let (ahead, changed) = (Mutex::default(), Condvar::new());
-        let shared = Arc::new(Shared { properties, lanes, blocks, ahead, changed });
+        let shared = Arc::new(Shared { properties, bounds, lanes, blocks, ahead, changed });
         let reader = |_| {
             let shared = shared.clone();
             let name = std::thread::Builder::new().name("disk-ahead".into());
@@ -116,25 +125,48 @@ impl Disk for RemoteDisk {
         answer
     }
 
-    fn submit(&self, mut group: Group, after: &[Ticket]) -> Result<Ticket, Refused<Group>> {
-        match self.shared.submit(&mut group, after) {
-            Ok(ticket) => Ok(ticket),
-            Err(Failed::Refused(error)) => Err(Refused { goods: Some(group), error }),
+    fn chain_bounds(&self) -> ChainBounds {
+        self.shared.bounds
+    }
+
+    fn submit_chain(
+        &self,
+        mut chain: Vec<Group>,
+        after: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        if chain.is_empty() {
+            return Ok(vec![]);
+        }
+        match self.shared.submit(&mut chain, after) {
+            Ok(first) => Ok((first..).take(chain.len()).map(Ticket).collect()),
+            Err(Failed::Refused(error)) => Err(Refused { goods: Some(chain), error }),
             Err(Failed::Lost) => {
-                let goods = self.shared.blocks.is_some().then_some(group);
+                let goods = self.shared.blocks.is_some().then_some(chain);
                 Err(Refused { goods, error: Error::Gone })
             }
         }
     }
 
+    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+        let mut lane = self.shared.lanes.lend(Need::Long)?;
+        let answer = lane.call(Settle { ticket: ticket.0 });
+        answered(answer.map(|reply| reply.map(drop).map_err(|nak| nak.why)), ticket)
+    }
+
     fn wait(&self, ticket: Ticket) -> Result<(), Error> {
-        let mut lane = self.shared.lanes.lend(Need::Later)?;
-        match lane.call(Wait { ticket: ticket.0 }) {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(nak)) if nak.why == Refusal::NotFound => Err(Error::NoTicket(ticket)),
-            Ok(Err(nak)) => Err(error(nak.why, "flush", Extent::new(0, 0))),
-            Err(_) => Err(Error::Gone),
-        }
+        let mut lane = self.shared.lanes.lend(Need::Long)?;
+        let answer = lane.call(Wait { ticket: ticket.0 });
+        answered(answer.map(|reply| reply.map(drop).map_err(|nak| nak.why)), ticket)
+    }
+}
+
+/// What the answer to a question about `ticket` says.
+fn answered(answer: Result<Result<(), Refusal>, Lost>, ticket: Ticket) -> Result<(), Error> {
+    match answer {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(Refusal::NotFound)) => Err(Error::NoTicket(ticket)),
+        Ok(Err(why)) => Err(error(why, "flush", Extent::new(0, 0))),
+        Err(_) => Err(Error::Gone),
     }
 }
 
@@ -148,7 +180,7 @@ impl Drop for RemoteDisk {
     }
 }
 
-/// Why a group was not taken.
+/// Why a chain was not taken.
 enum Failed {
     /// It is whole again.
     Refused(Error),
@@ -175,7 +207,7 @@ impl Shared {
             match ahead.elevator.pop() {
                 Some(Request { at, into, promise }) => {
                     drop(ahead);
-                    promise.keep(self.read(at, into, Need::Later));
+                    promise.keep(self.read(at, into, Need::Ahead));
                     ahead = self.lock();
                 }
                 None => {
@@ -208,48 +240,45 @@ impl Shared {
         }
     }
 
-    /// Sends a group part by part over one lane.
-    fn submit(&self, group: &mut Group, tickets: &[Ticket]) -> Result<Ticket, Failed> {
+    /// Sends a chain part by part over one lane; returns the ticket of its first group.
+    fn submit(&self, chain: &mut [Group], tickets: &[Ticket]) -> Result<u64, Failed> {
         if self.properties.read_only {
             return Err(Error::ReadOnly.into());
         }
-        for write in &group.writes {
-            let extent = Extent::new(write.at_bytes, write.block.len() as u64);
-            self.properties.check(extent, write.block.len())?;
+        self.properties.check_chain(chain)?;
+        if !ChainBounds::of(chain).is_within(self.bounds) {
+            return Err(Error::TooMuch { bounds: self.bounds }.into());
         }
         let mut lane = self.lanes.lend(Need::Now)?;
         let mut follows = tickets.iter().map(|ticket| ticket.0);
-        let sector = self.properties.sector_bytes as usize;
         let mut place = Place::default();
         loop {
-            let from = place.write;
-            let blocks = match &self.blocks {
-                None => place.move_part(group),
-                Some(blocks) => match place.copy_part(group, blocks, sector) {
+            let part =
+                match place.next_part(chain, |write, skip, part| self.carry(write, skip, part)) {
                     Ok(part) => part,
                     Err(error) => {
-                        // What the server has of the group must not wait for more.
+                        // What the server has of the chain must not wait for more.
                         lane.close();
                         return Err(error.into());
                     }
-                },
-            };
+                };
             let after: Vec<_> = follows.by_ref().take(AFTER_MAX).collect();
-            let more = place.write < group.writes.len() || follows.len() > 0;
-            let sent = Submit { blocks: list(blocks), after: list(after), more };
+            let more = place.group < chain.len() || follows.len() > 0;
+            let Part { blocks, ends, homes } = part;
+            let sent = Submit { blocks: list(blocks), ends: list(ends), after: list(after), more };
             let answered = lane.call(sent).map_err(|_| Failed::Lost)?;
-            let (blocks, ticket) = match answered {
-                Ok(ack) => (ack.blocks, Ok(ack.ticket)),
+            let (blocks, first) = match answered {
+                Ok(ack) => (ack.blocks, Ok(ack.first)),
                 Err(nak) => (nak.blocks, Err(nak.why)),
             };
             if self.blocks.is_none() {
-                for (write, (_, block)) in group.writes[from..].iter_mut().zip(blocks.into_vec()) {
-                    write.block = block;
+                for ((group, write), (_, block)) in homes.into_iter().zip(blocks.into_vec()) {
+                    chain[group].writes[write].block = block;
                 }
             }
-            match ticket {
+            match first {
                 Ok(None) if more => {}
-                Ok(Some(ticket)) if !more => return Ok(Ticket(ticket)),
+                Ok(Some(first)) if !more => return Ok(first),
                 // The newest is the one that can be unknown.
                 Err(Refusal::NotFound) => {
                     let newest = tickets.iter().max().copied().unwrap_or(Ticket(0));
@@ -267,57 +296,79 @@ impl Shared {
             }
         }
     }
+
+    /// What crosses of `write` from `skip` on, in a part that holds `part` already: the
+    /// block itself, or a copy of as much as there is room for; none once the part is full,
+    /// and something at least while it is empty.
+    fn carry(&self, write: &mut Write, skip: usize, part: &Part) -> Result<Option<Block>, Error> {
+        let Some(blocks) = &self.blocks else {
+            return Ok(Some(std::mem::replace(&mut write.block, Block::private(0))));
+        };
+        let bytes: usize = part.blocks.iter().map(|(_, block)| block.len()).sum();
+        let want = (write.block.len() - skip).min(PART_BYTES.saturating_sub(bytes));
+        let sector = self.properties.sector_bytes as usize;
+        let block = match part.blocks.is_empty() {
+            _ if want == 0 => None,
+            false => blocks(want),
+            true => {
+                let at = Extent::new(write.at_bytes + skip as u64, want as u64);
+                Some(room(blocks, sector, want).ok_or_else(|| no_room("write", at))?)
+            }
+        };
+        Ok(block.map(|mut block| {
+            let len = block.len();
+            copy(&write.block, skip, &mut block, 0, len);
+            block
+        }))
+    }
 }
 
-/// How much of a group was sent.
+/// How much of a chain was sent.
 #[derive(Default)]
 struct Place {
+    group: usize,
     write: usize,
     /// Bytes of that write.
     skip: usize,
 }
 
-impl Place {
-    /// Takes the next blocks out of the group; they return with the answer.
-    fn move_part(&mut self, group: &mut Group) -> Vec<(u64, Block)> {
-        let rest = group.writes[self.write..].iter_mut().take(WRITES_MAX);
-        let part: Vec<_> = rest
-            .map(|write| (write.at_bytes, std::mem::replace(&mut write.block, Block::private(0))))
-            .collect();
-        self.write += part.len();
-        part
-    }
+/// What one message carries of a chain.
+#[derive(Default)]
+struct Part {
+    blocks: Vec<(u64, Block)>,
+    ends: Vec<u32>,
+    /// Group and write of each block.
+    homes: Vec<(usize, usize)>,
+}
 
-    /// Copies as much of what comes next as there is room for, and something at least.
-    fn copy_part(
+impl Place {
+    /// Fills a part with what comes next, as far as `carry` and the message take it.
+    fn next_part(
         &mut self,
-        group: &Group,
-        blocks: &Blocks,
-        sector: usize,
-    ) -> Result<Vec<(u64, Block)>, Error> {
-        let mut part = Vec::new();
-        let mut bytes = 0;
-        while let Some(write) = group.writes.get(self.write)
-            && part.len() < WRITES_MAX
-            && bytes < PART_BYTES
-        {
-            let want = (write.block.len() - self.skip).min(PART_BYTES - bytes);
-            let at_bytes = write.at_bytes + self.skip as u64;
-            let block = match blocks(want) {
-                Some(block) => Some(block),
-                None if part.is_empty() => Some(
-                    room(blocks, sector, want)
-                        .ok_or_else(|| no_room("write", Extent::new(at_bytes, want as u64)))?,
-                ),
-                None => None,
+        chain: &mut [Group],
+        carry: impl Fn(&mut Write, usize, &Part) -> Result<Option<Block>, Error>,
+    ) -> Result<Part, Error> {
+        let mut part = Part::default();
+        while let Some(group) = chain.get_mut(self.group) {
+            let Some(write) = group.writes.get_mut(self.write) else {
+                if part.ends.len() == ENDS_MAX {
+                    break;
+                }
+                part.ends.push(part.blocks.len() as u32);
+                *self = Self { group: self.group + 1, ..Self::default() };
+                continue;
             };
-            let Some(mut block) = block else { break };
-            let len = block.len();
-            copy(&write.block, self.skip, &mut block, 0, len);
-            part.push((at_bytes, block));
-            bytes += len;
-            self.skip += len;
-            if self.skip == write.block.len() {
+            let (at_bytes, len) = (write.at_bytes + self.skip as u64, write.block.len());
+            if len > 0 {
+                if part.blocks.len() == WRITES_MAX {
+                    break;
+                }
+                let Some(block) = carry(write, self.skip, &part)? else { break };
+                self.skip += block.len();
+                part.blocks.push((at_bytes, block));
+                part.homes.push((self.group, self.write));
+            }
+            if self.skip >= len {
                 (self.write, self.skip) = (self.write + 1, 0);
             }
         }

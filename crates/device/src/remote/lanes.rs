@@ -1,4 +1,12 @@
 //! The lanes of a remote disk: lent to one request at a time, urgent requests first.
+//!
+//! ```text
+//!   Now    reads that somebody waits for, chains     any lane
+//!   Ahead  reads that nobody waits for yet           one lane is left to others
+//!   Long   settle and wait                           half of the lanes at most
+//! ```
+//!
+//! So however many threads wait for their flush, reads go on and so do chains.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -21,6 +29,8 @@ struct State {
     open: usize,
     /// Urgent requests that wait for a lane.
     urgent: usize,
+    /// Lanes lent to long requests.
+    long: usize,
 }
 
 /// How soon a request needs its lane.
@@ -29,18 +39,33 @@ pub(super) enum Need {
     /// Before everybody else.
     Now,
     /// Once nobody is more urgent, and leaving one lane to whoever will be.
-    Later,
+    Ahead,
+    /// As `Ahead`, and it may take as long as a flush.
+    Long,
 }
 
 /// A lane lent to one request.
 pub(super) struct Lane<'a> {
     lanes: &'a Lanes,
     caller: Option<Caller<Disk>>,
+    need: Need,
+}
+
+impl State {
+    /// Whether a request may have a lane now.
+    fn is_due(&self, need: Need) -> bool {
+        let left_to_others = match need {
+            Need::Now => 0,
+            Need::Ahead | Need::Long => self.urgent + usize::from(self.open > 1),
+        };
+        let long_max = (self.open / 2).max(1);
+        self.idle.len() > left_to_others && (need != Need::Long || self.long < long_max)
+    }
 }
 
 impl Lanes {
     pub(super) fn new(ends: Vec<Client<Disk>>, patience: Duration) -> Self {
-        let state = State { open: ends.len(), idle: ends, urgent: 0 };
+        let state = State { open: ends.len(), idle: ends, urgent: 0, long: 0 };
         Self { state: Mutex::new(state), changed: Condvar::new(), patience }
     }
 
@@ -53,20 +78,17 @@ impl Lanes {
             if state.open == 0 {
                 break Err(Error::Gone);
             }
-            let left_to_others = match need {
-                Need::Now => 0,
-                Need::Later => state.urgent + usize::from(state.open > 1),
-            };
-            if state.idle.len() > left_to_others {
+            if state.is_due(need) {
                 break state.idle.pop().ok_or(Error::Gone);
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         };
         state.urgent -= urgent;
+        state.long += usize::from(need == Need::Long && end.is_ok());
         drop(state);
         // Fewer urgent requests wait: somebody else may have one now.
         self.changed.notify_all();
-        Ok(Lane { lanes: self, caller: Some(Caller::new(end?, self.patience)) })
+        Ok(Lane { lanes: self, caller: Some(Caller::new(end?, self.patience)), need })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -99,6 +121,7 @@ impl Drop for Lane<'_> {
     fn drop(&mut self) {
         let end = self.caller.take().and_then(Caller::into_end);
         let mut state = self.lanes.lock();
+        state.long -= usize::from(self.need == Need::Long);
         match end {
             Some(end) => state.idle.push(end),
             None => state.open -= 1,

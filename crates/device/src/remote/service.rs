@@ -8,25 +8,27 @@ use std::time::Duration;
 
 use draconis_exchange::channel::{Lost, Server};
 use draconis_exchange::contract::disk::{
-    self, AckProperties, AckRead, AckSubmit, AckWait, DiskServer, NakProperties, NakRead,
-    NakSubmit, NakWait, Read, Submit, Wait,
+    self, AckProperties, AckRead, AckSettle, AckSubmit, AckWait, DiskServer, NakProperties,
+    NakRead, NakSettle, NakSubmit, NakWait, Read, Settle, Submit, Wait,
 };
 use draconis_exchange::contract::{Call, Refusal};
 use draconis_exchange::heap::{ALIGN_BYTES, Block, Private};
 
 use super::refusal;
-use crate::{Atomic, Disk, Extent, Group, Ticket, Urgency, Write};
+use crate::{Atomic, ChainBounds, Disk, Extent, Group, Ticket, Urgency, Write};
 
-/// Most writes of one group.
-pub const GROUP_WRITES_MAX: usize = 1 << 14;
-/// Most bytes of one group, in whole pages of memory.
-pub const GROUP_BYTES_MAX: usize = 64 << 20;
-/// Most tickets that one group is put after.
-const GROUP_AFTER_MAX: usize = 1 << 10;
+/// The most that a client may send as one chain.
+pub const CHAIN_BOUNDS: ChainBounds =
+    ChainBounds { groups: 1 << 10, writes: 1 << 16, bytes: 64 << 20 };
+/// Memory that the parts of one chain may take: each write in whole pages.
+const HELD_BYTES_MAX: u64 = CHAIN_BOUNDS.bytes + (CHAIN_BOUNDS.writes * ALIGN_BYTES) as u64;
+/// Most tickets that one chain is put after.
+const CHAIN_AFTER_MAX: usize = 1 << 10;
 /// Groups of one client that may be given to the disk and not yet known to be durable.
+/// Beyond it the service waits for some before it takes another.
 const LIVE_GROUPS_MAX: usize = 1 << 12;
-/// Their bytes. Beyond either the service waits for the oldest before it takes another.
-const LIVE_BYTES_MAX: usize = 4 * GROUP_BYTES_MAX;
+/// Memory of those that are not settled.
+const LIVE_BYTES_MAX: u64 = 256 << 20;
 
 /// Serves `disk` to one client over all of `ends`, a thread for each; returns once all are
 /// closed. Each lane collects parts of its own; tickets are known on all of them.
@@ -39,7 +41,7 @@ pub fn serve(
     ends: Vec<Server<disk::Disk>>,
     patience: Duration,
 ) -> Result<(), Lost> {
-    let service = Service { disk, tickets: Mutex::default() };
+    let service = Service::new(disk);
     thread::scope(|scope| {
         let service = &service;
         let serve = |end| {
@@ -57,6 +59,9 @@ pub fn serve(
 /// A disk and what one client has given to it.
 struct Service<'a> {
     disk: &'a dyn Disk,
+    /// Held while a chain is given to the disk, so that the client's tickets ascend as the
+    /// disk's do.
+    giving: Mutex<()>,
     tickets: Mutex<Tickets>,
 }
 
@@ -64,9 +69,12 @@ struct Service<'a> {
 struct Tickets {
     /// The client's tickets count from 1.
     given: u64,
-    /// Those not yet known to be durable: the disk's own ticket, and bytes of the group.
-    live: BTreeMap<u64, (Ticket, usize)>,
-    live_bytes: usize,
+    /// All up to here are settled.
+    settled: u64,
+    /// Those not yet known to be durable: the disk's own ticket, and memory of the group.
+    live: BTreeMap<u64, (Ticket, u64)>,
+    /// Memory of those that are not settled.
+    unsettled_bytes: u64,
 }
 
 /// One end of the contract.
@@ -75,17 +83,29 @@ struct Lane<'a> {
     parts: RefCell<Parts>,
 }
 
-/// What has come of a group so far.
+/// What has come of a chain so far.
 #[derive(Default)]
 struct Parts {
-    writes: Vec<Write>,
+    /// Groups that have ended, and their memory.
+    chain: Vec<(Group, u64)>,
+    /// The group that goes on.
+    group: Group,
+    group_bytes: u64,
     after: Vec<u64>,
-    bytes: usize,
+    /// What all of it needs.
+    needs: Needs,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Needs {
+    bytes: u64,
+    held_bytes: u64,
 }
 
 impl DiskServer for Lane<'_> {
     fn properties(&self, _: disk::Properties) -> Result<AckProperties, NakProperties> {
         let ours = self.service.disk.properties();
+        let bounds = self.service.bounds();
         Ok(AckProperties {
             len_bytes: ours.len_bytes,
             sector_bytes: ours.sector_bytes,
@@ -96,6 +116,9 @@ impl DiskServer for Lane<'_> {
                 Atomic::None | Atomic::AgainstDeath => 1,
                 Atomic::AgainstPowerCut => 2,
             },
+            chain_groups_max: bounds.groups as u32,
+            chain_writes_max: bounds.writes as u32,
+            chain_bytes_max: bounds.bytes,
         })
     }
 
@@ -114,9 +137,9 @@ impl DiskServer for Lane<'_> {
     }
 
     fn submit(&self, m: Submit) -> Result<AckSubmit, NakSubmit> {
-        // Taken out: a part that is refused leaves nothing of its group.
+        // Taken out: a part that is refused leaves nothing of its chain.
         let mut parts = self.parts.take();
-        let done = parts.add(self.service.disk, &m).and_then(|()| {
+        let done = parts.add(self.service, &m).and_then(|()| {
             if m.more {
                 self.parts.replace(parts);
                 return Ok(None);
@@ -124,7 +147,14 @@ impl DiskServer for Lane<'_> {
             self.service.apply(parts).map(Some)
         });
         match done {
-            Ok(ticket) => Ok(AckSubmit { blocks: m.blocks, ticket }),
+            Ok(first) => Ok(AckSubmit { blocks: m.blocks, first }),
+            Err(why) => Err(m.refuse(why)),
+        }
+    }
+
+    fn settle(&self, m: Settle) -> Result<AckSettle, NakSettle> {
+        match self.service.settle(m.ticket) {
+            Ok(()) => Ok(AckSettle {}),
             Err(why) => Err(m.refuse(why)),
         }
     }
@@ -138,58 +168,154 @@ impl DiskServer for Lane<'_> {
 }
 
 impl Parts {
-    /// Copies what `m` brings, if it may be written and the group stays within bounds.
-    fn add(&mut self, disk: &dyn Disk, m: &Submit) -> Result<(), Refusal> {
-        let properties = disk.properties();
-        if properties.read_only {
+    /// Copies what `m` brings, if it may be written and the chain stays within bounds.
+    fn add(&mut self, service: &Service<'_>, m: &Submit) -> Result<(), Refusal> {
+        if service.disk.properties().read_only {
             return Err(Refusal::ReadOnly);
         }
-        let room = self.writes.len() + m.blocks.len() <= GROUP_WRITES_MAX
-            && self.after.len() + m.after.len() <= GROUP_AFTER_MAX;
-        if !room {
+        if self.after.len() + m.after.len() > CHAIN_AFTER_MAX {
             return Err(Refusal::Quota);
         }
-        for (at_bytes, block) in m.blocks.iter() {
-            let extent = Extent::new(*at_bytes, block.len() as u64);
-            properties.check(extent, block.len()).map_err(|error| refusal(&error))?;
-            self.bytes += block.len().next_multiple_of(ALIGN_BYTES);
-            if self.bytes > GROUP_BYTES_MAX {
-                return Err(Refusal::Quota);
-            }
-            let mut copy = Private::new(block.len());
-            block.copy_out(0, &mut copy);
-            self.writes.push(Write { at_bytes: *at_bytes, block: copy.into() });
-        }
         self.after.extend_from_slice(&m.after);
+        let mut from = 0;
+        for &end in m.ends.iter() {
+            let writes = m.blocks.get(from..end as usize).ok_or(Refusal::Invalid)?;
+            self.add_writes(service, writes)?;
+            self.end_group(service)?;
+            from = end as usize;
+        }
+        self.add_writes(service, &m.blocks[from..])?;
+        let is_whole = self.group.writes.is_empty() && !self.chain.is_empty();
+        (m.more || is_whole).then_some(()).ok_or(Refusal::Invalid)
+    }
+
+    fn end_group(&mut self, service: &Service<'_>) -> Result<(), Refusal> {
+        if self.chain.len() == service.bounds().groups {
+            return Err(Refusal::Quota);
+        }
+        let group = std::mem::take(&mut self.group);
+        self.chain.push((group, std::mem::take(&mut self.group_bytes)));
         Ok(())
+    }
+
+    /// Adds writes to the group that goes on. Those that lie one behind the other become
+    /// one: the device gets it in one piece, and it takes the memory of one.
+    fn add_writes(
+        &mut self,
+        service: &Service<'_>,
+        mut writes: &[(u64, Block)],
+    ) -> Result<(), Refusal> {
+        while !writes.is_empty() {
+            let (run, behind) = writes.split_at(run_len(writes));
+            let extent = extent_of(run)?;
+            let len = usize::try_from(extent.len_bytes).map_err(|_| Refusal::Invalid)?;
+            let properties = service.disk.properties();
+            properties.check(extent, len).map_err(|error| refusal(&error))?;
+            self.count(service, len)?;
+            let mut copy = Private::new(len);
+            let mut at = 0;
+            for (_, block) in run {
+                at += block.copy_out(0, &mut copy[at..]);
+            }
+            self.group.writes.push(Write { at_bytes: extent.start_bytes, block: copy.into() });
+            writes = behind;
+        }
+        Ok(())
+    }
+
+    /// Counts one more write, which need not be one of the client's: it sends a large one
+    /// in pieces, and neighbours were joined. So the memory they take bounds their number.
+    fn count(&mut self, service: &Service<'_>, len: usize) -> Result<(), Refusal> {
+        let held = len.next_multiple_of(ALIGN_BYTES) as u64;
+        self.needs.bytes += len as u64;
+        self.needs.held_bytes += held;
+        self.group_bytes += held;
+        let fits =
+            self.needs.bytes <= service.bounds().bytes && self.needs.held_bytes <= HELD_BYTES_MAX;
+        fits.then_some(()).ok_or(Refusal::Quota)
     }
 }
 
-impl Service<'_> {
+/// How many of `writes` lie one behind the other, in whole sectors or not.
+fn run_len(writes: &[(u64, Block)]) -> usize {
+    let joins =
+        |pair: &&[(u64, Block)]| pair[0].0.checked_add(pair[0].1.len() as u64) == Some(pair[1].0);
+    writes.windows(2).take_while(joins).count() + 1
+}
+
+/// What a run covers.
+fn extent_of(run: &[(u64, Block)]) -> Result<Extent, Refusal> {
+    let (start, _) = run.first().ok_or(Refusal::Invalid)?;
+    Ok(Extent::new(*start, run.iter().map(|(_, block)| block.len() as u64).sum()))
+}
+
+impl<'a> Service<'a> {
+    fn new(disk: &'a dyn Disk) -> Self {
+        Self { disk, giving: Mutex::default(), tickets: Mutex::default() }
+    }
+
+    /// What a client may send at once: what the disk takes, within the service's bounds.
+    fn bounds(&self) -> ChainBounds {
+        let disk = self.disk.chain_bounds();
+        ChainBounds {
+            groups: disk.groups.min(CHAIN_BOUNDS.groups),
+            writes: disk.writes.min(CHAIN_BOUNDS.writes),
+            bytes: disk.bytes.min(CHAIN_BOUNDS.bytes),
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Tickets> {
         self.tickets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives the disk a whole group.
+    /// Gives the disk a whole chain; returns the name of its first group.
     fn apply(&self, parts: Parts) -> Result<u64, Refusal> {
+        self.make_room(parts.chain.len(), parts.needs.held_bytes)?;
+        let _giving = self.giving.lock().unwrap_or_else(PoisonError::into_inner);
         let after = self.lock().find_all(&parts.after)?;
+        let (chain, bytes): (Vec<_>, Vec<_>) = parts.chain.into_iter().unzip();
+        let submitted = self.disk.submit_chain(chain, &after);
+        let tickets = submitted.map_err(|refused| refusal(&refused.error))?;
+        let mut ours = self.lock();
+        let first = ours.given + 1;
+        tickets.into_iter().zip(bytes).for_each(|(ticket, bytes)| ours.give(ticket, bytes));
+        Ok(first)
+    }
+
+    /// Waits until the client may have this much more on its way.
+    fn make_room(&self, groups: usize, bytes: u64) -> Result<(), Refusal> {
         loop {
             // Not in the loop's head: the lock would be held while it waits.
-            let oldest = self.lock().oldest_in_the_way(parts.bytes);
-            let Some(oldest) = oldest else { break };
-            self.wait(oldest)?;
+            let in_the_way = self.lock().in_the_way(groups, bytes);
+            match in_the_way {
+                Some((ticket, Until::Settled)) => self.settle(ticket)?,
+                Some((ticket, Until::Durable)) => self.wait(ticket)?,
+                None => return Ok(()),
+            }
         }
-        let submitted = self.disk.submit(Group { writes: parts.writes }, &after);
-        let ticket = submitted.map_err(|refused| refusal(&refused.error))?;
-        Ok(self.lock().give(ticket, parts.bytes))
+    }
+
+    fn settle(&self, ticket: u64) -> Result<(), Refusal> {
+        let Some(ours) = self.lock().find(ticket)? else { return Ok(()) };
+        self.disk.settle(ours).map_err(|error| refusal(&error))?;
+        self.lock().settled_to(ticket);
+        Ok(())
     }
 
     fn wait(&self, ticket: u64) -> Result<(), Refusal> {
         let Some(ours) = self.lock().find(ticket)? else { return Ok(()) };
         self.disk.wait(ours).map_err(|error| refusal(&error))?;
-        self.lock().forget(ticket);
+        let mut tickets = self.lock();
+        tickets.settled_to(ticket);
+        tickets.forget_to(ticket);
         Ok(())
     }
+}
+
+/// How far a group must be for there to be room for others.
+enum Until {
+    Settled,
+    Durable,
 }
 
 impl Tickets {
@@ -205,40 +331,68 @@ impl Tickets {
         tickets.iter().filter_map(|ticket| self.find(*ticket).transpose()).collect()
     }
 
-    fn oldest_in_the_way(&self, bytes: usize) -> Option<u64> {
-        let full = self.live.len() >= LIVE_GROUPS_MAX || self.live_bytes + bytes > LIVE_BYTES_MAX;
-        self.live.first_key_value().filter(|_| full).map(|(ticket, _)| *ticket)
+    /// What must be waited for before there is room for so much more.
+    fn in_the_way(&self, groups: usize, bytes: u64) -> Option<(u64, Until)> {
+        if self.unsettled_bytes > 0 && self.unsettled_bytes + bytes > LIVE_BYTES_MAX {
+            return Some((self.settled + 1, Until::Settled));
+        }
+        // Half of them at once: a flush is not to be paid for each group.
+        let half = self.live.keys().nth(self.live.len() / 2);
+        half.filter(|_| self.live.len() + groups > LIVE_GROUPS_MAX)
+            .map(|ticket| (*ticket, Until::Durable))
     }
 
-    fn give(&mut self, ours: Ticket, bytes: usize) -> u64 {
+    fn give(&mut self, ours: Ticket, bytes: u64) {
         self.given += 1;
         self.live.insert(self.given, (ours, bytes));
-        self.live_bytes += bytes;
-        self.given
+        self.unsettled_bytes += bytes;
     }
 
-    fn forget(&mut self, ticket: u64) {
-        // Another lane may have waited for it, too.
-        if let Some((_, bytes)) = self.live.remove(&ticket) {
-            self.live_bytes -= bytes;
+    /// All up to `ticket` hold no memory any more.
+    fn settled_to(&mut self, ticket: u64) {
+        // Another lane may have seen more.
+        if ticket > self.settled {
+            let done: u64 =
+                self.live.range(self.settled + 1..=ticket).map(|(_, (_, bytes))| bytes).sum();
+            self.unsettled_bytes -= done;
+            self.settled = ticket;
         }
+    }
+
+    /// All up to `ticket` are durable.
+    fn forget_to(&mut self, ticket: u64) {
+        self.live = self.live.split_off(&(ticket + 1));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::MemoryDisk;
+    use crate::{Event, MemoryDisk, RecordDisk};
 
     fn lane_of<'a>(service: &'a Service<'a>) -> Lane<'a> {
         Lane { service, parts: RefCell::default() }
     }
 
+    /// One write, and the end of its group unless more is to come.
     fn part(at: u64, byte: u8, after: &[u64], more: bool) -> Submit {
-        let mut block = Block::private(512);
-        block.copy_in(0, &[byte; 512]);
-        let (blocks, after) = (vec![(at, block)], after.to_vec());
-        Submit { blocks: blocks.try_into().unwrap(), after: after.try_into().unwrap(), more }
+        let ends: &[u32] = if more { &[] } else { &[1] };
+        writes(&[(at, byte)], ends, after, more)
+    }
+
+    fn writes(writes: &[(u64, u8)], ends: &[u32], after: &[u64], more: bool) -> Submit {
+        let write = |&(at, byte): &(u64, u8)| {
+            let mut block = Block::private(512);
+            block.copy_in(0, &[byte; 512]);
+            (at, block)
+        };
+        let blocks: Vec<_> = writes.iter().map(write).collect();
+        Submit {
+            blocks: blocks.try_into().unwrap(),
+            ends: ends.to_vec().try_into().unwrap(),
+            after: after.to_vec().try_into().unwrap(),
+            more,
+        }
     }
 
     fn byte(disk: &MemoryDisk, at: u64) -> u8 {
@@ -249,14 +403,14 @@ mod tests {
     #[test]
     fn a_group_is_applied_once_it_is_whole() {
         let disk = MemoryDisk::new(vec![0; 8192], 512);
-        let service = Service { disk: &disk, tickets: Mutex::default() };
+        let service = Service::new(&disk);
         let lane = lane_of(&service);
         let ack = lane.submit(part(0, 1, &[], true)).unwrap();
-        assert_eq!((ack.ticket, ack.blocks.len(), byte(&disk, 0)), (None, 1, 0));
+        assert_eq!((ack.first, ack.blocks.len(), byte(&disk, 0)), (None, 1, 0));
         // Another lane's group is another group.
-        assert_eq!(lane_of(&service).submit(part(512, 2, &[], false)).unwrap().ticket, Some(1));
+        assert_eq!(lane_of(&service).submit(part(512, 2, &[], false)).unwrap().first, Some(1));
         assert_eq!((byte(&disk, 0), byte(&disk, 512)), (0, 2));
-        assert_eq!(lane.submit(part(1024, 3, &[1], false)).unwrap().ticket, Some(2));
+        assert_eq!(lane.submit(part(1024, 3, &[1], false)).unwrap().first, Some(2));
         assert_eq!((byte(&disk, 0), byte(&disk, 1024)), (1, 3));
         assert!(lane.wait(Wait { ticket: 1 }).is_ok() && lane.wait(Wait { ticket: 1 }).is_ok());
         for unknown in [0, 3, u64::MAX] {
@@ -267,7 +421,7 @@ mod tests {
     #[test]
     fn a_refused_part_ends_its_group_and_comes_back() {
         let disk = MemoryDisk::new(vec![0; 8192], 512);
-        let service = Service { disk: &disk, tickets: Mutex::default() };
+        let service = Service::new(&disk);
         let lane = lane_of(&service);
         for (bad, why) in [
             (part(8192, 9, &[], false), Refusal::Invalid),
@@ -285,28 +439,83 @@ mod tests {
     }
 
     #[test]
+    fn a_chain_is_applied_once_its_last_group_ended() {
+        let disk = RecordDisk::new(MemoryDisk::new(vec![0; 8192], 512));
+        let service = Service::new(&disk);
+        let lane = lane_of(&service);
+        let groups = || {
+            let events = disk.take().into_iter();
+            let group = |event| match event {
+                Event::Group { after, writes, .. } => {
+                    (after, writes.iter().map(|(at, bytes)| (*at, bytes.len())).collect())
+                }
+                other => panic!("{other:?}"),
+            };
+            events.map(group).collect::<Vec<(Vec<Ticket>, Vec<(u64, usize)>)>>()
+        };
+        // Three groups over two parts, the middle one split and the last one empty.
+        let first = writes(&[(0, 1), (512, 1), (2048, 2)], &[2], &[], true);
+        assert_eq!(lane.submit(first).unwrap().first, None);
+        assert!(groups().is_empty());
+        let second = writes(&[(2560, 2), (0, 2)], &[2, 2], &[], false);
+        assert_eq!(lane.submit(second).unwrap().first, Some(1));
+        assert_eq!(
+            groups(),
+            [
+                (vec![], vec![(0, 1024)]),
+                (vec![Ticket(1)], vec![(2048, 512), (2560, 512), (0, 512)]),
+                (vec![Ticket(2)], vec![]),
+            ]
+        );
+        // Ends that go back, lie beyond the part, or are missing at the end.
+        for (ends, more) in [(&[1, 0][..], true), (&[2], true), (&[], false), (&[0], false)] {
+            let nak = lane.submit(writes(&[(0, 9)], ends, &[], more)).unwrap_err();
+            assert_eq!(nak.why, Refusal::Invalid, "{ends:?}");
+        }
+        assert_eq!(lane.submit(writes(&[], &[], &[], false)).unwrap_err().why, Refusal::Invalid);
+        assert!(groups().is_empty());
+        assert_eq!(lane.submit(part(0, 3, &[3], false)).unwrap().first, Some(4));
+        assert!(lane.settle(Settle { ticket: 4 }).is_ok());
+        assert_eq!(lane.settle(Settle { ticket: 5 }).unwrap_err().why, Refusal::NotFound);
+    }
+
+    #[test]
     fn what_a_client_can_make_the_service_hold_is_bounded() {
         let disk = MemoryDisk::new(vec![0; 1 << 20], 512);
-        let service = Service { disk: &disk, tickets: Mutex::default() };
+        let service = Service::new(&disk);
         let lane = lane_of(&service);
-        let large = |more| Submit {
+        let large = || Submit {
             blocks: vec![(0, Block::private(1 << 20))].try_into().unwrap(),
+            ends: Default::default(),
             after: Default::default(),
-            more,
+            more: true,
         };
         for _ in 0..64 {
-            lane.submit(large(true)).unwrap();
+            lane.submit(large()).unwrap();
         }
-        assert_eq!(lane.submit(large(true)).unwrap_err().why, Refusal::Quota);
+        assert_eq!(lane.submit(large()).unwrap_err().why, Refusal::Quota);
         // Small writes take a page each.
-        for _ in 0..GROUP_WRITES_MAX {
-            lane.submit(part(0, 0, &[], true)).unwrap();
+        let mut small = 0u64;
+        let refused = loop {
+            match lane.submit(writes(&[(0, 0); 64], &[], &[], true)) {
+                Ok(_) => small += 64,
+                Err(nak) => break nak.why,
+            }
+        };
+        assert_eq!((refused, small), (Refusal::Quota, HELD_BYTES_MAX / 4096));
+        let ends = |more| writes(&[], &[0; 16], &[], more);
+        for _ in 0..CHAIN_BOUNDS.groups / 16 {
+            lane.submit(ends(true)).unwrap();
         }
-        assert_eq!(lane.submit(part(0, 0, &[], true)).unwrap_err().why, Refusal::Quota);
+        assert_eq!(lane.submit(ends(false)).unwrap_err().why, Refusal::Quota);
         for _ in 0..LIVE_GROUPS_MAX + 100 {
             lane.submit(part(0, 0, &[], false)).unwrap();
         }
-        assert_eq!(service.lock().live.len(), LIVE_GROUPS_MAX);
+        assert!(service.lock().live.len() <= LIVE_GROUPS_MAX);
         assert!(lane.wait(Wait { ticket: 1 }).is_ok(), "forgotten because it is durable");
+        let last = LIVE_GROUPS_MAX as u64 + 100;
+        assert!(lane.wait(Wait { ticket: last }).is_ok());
+        let tickets = service.lock();
+        assert_eq!((tickets.live.len(), tickets.unsettled_bytes), (0, 0));
     }
 }

@@ -1,4 +1,5 @@
-//! The disk contract: reads, and groups of writes that become visible together.
+//! The disk contract: reads, and chains of groups of writes. A group becomes visible
+//! whole, and a chain is taken whole.
 //!
 //! A server of this contract serves one end: the parts of a group and the tickets are
 //! its client's alone.
@@ -8,7 +9,9 @@ use crate::heap::Block;
 
 /// Most writes in one `Submit`; a larger group travels in several parts.
 pub const WRITES_MAX: usize = 64;
-/// Most groups that one group is put after.
+/// Most groups that end in one `Submit`.
+pub const ENDS_MAX: usize = 16;
+/// Most tickets in one `Submit`; a chain that follows more names them in several parts.
 pub const AFTER_MAX: usize = 16;
 
 crate::contract! {
@@ -31,6 +34,12 @@ crate::contract! {
                     read_only: bool,
                     /// What groups survive: 0 nothing, 1 the client's death, 2 a power cut.
                     atomic: u32,
+                    /// Most groups of one chain.
+                    chain_groups_max: u32,
+                    /// Most writes of all groups of one chain.
+                    chain_writes_max: u32,
+                    /// Most bytes of all writes of one chain.
+                    chain_bytes_max: u64,
                 } => Ready
                  | NakProperties {} why Refusal => Ready;
 
@@ -40,23 +49,35 @@ crate::contract! {
                 -> AckRead { buffer: Block } => Ready
                  | NakRead { buffer: Block } why Refusal => Ready;
 
-            /// Orders a group of writes - first byte and block - after the groups named
-            /// in `after`. Returns before anything is durable; the server has taken a
-            /// private copy, so the blocks come back at once.
+            /// Brings a part of a chain of groups: its first group follows those named in
+            /// `after`, each other one the group before it. What a group follows is durable
+            /// before any of it is written. Returns before anything else is; the server has
+            /// taken a private copy, so the blocks come back at once.
             ///
-            /// While `more` is set, further parts of the same group follow, and nothing
-            /// of it is applied: a client that dies between two parts has sent nothing.
-            /// `AckSubmit::ticket` names the group once it is whole. `after` of all parts
-            /// counts. A refused part ends the group: no part of it is applied.
+            /// `blocks` are writes: first byte and what to write there. Each of `ends` ends
+            /// a group: it counts the writes of this part that come before the end. What
+            /// comes behind the last end begins the next group.
+            ///
+            /// While `more` is set, further parts of the same chain follow, and nothing of
+            /// it is applied: a client that dies between two parts has sent nothing. The
+            /// last part ends the last group. `AckSubmit::first` names the first group once
+            /// the chain is whole; the others count on from it. `after` of all parts counts.
+            /// A refused part ends the chain: no part of it is applied.
             call submit: Submit {
                 blocks: List<(u64, Block), WRITES_MAX>,
+                ends: List<u32, ENDS_MAX>,
                 after: List<u64, AFTER_MAX>,
                 more: bool,
             }
-                -> AckSubmit { blocks: List<(u64, Block), WRITES_MAX>, ticket: Option<u64> } => Ready
+                -> AckSubmit { blocks: List<(u64, Block), WRITES_MAX>, first: Option<u64> } => Ready
                  | NakSubmit { blocks: List<(u64, Block), WRITES_MAX> } why Refusal => Ready, or ReadOnly;
 
-            /// Returns once the group `ticket` is durable, with everything it follows.
+            /// Returns once every read sees the group `ticket`; it is not durable for that.
+            call settle: Settle { ticket: u64 }
+                -> AckSettle {} => Ready
+                 | NakSettle {} why Refusal => Ready, or ReadOnly;
+
+            /// Returns once the group `ticket` is durable, with all before it.
             call wait: Wait { ticket: u64 }
                 -> AckWait {} => Ready
                  | NakWait {} why Refusal => Ready, or ReadOnly;

@@ -60,8 +60,16 @@ impl Disk for Pread {
         })
     }
 
-    fn submit(&self, group: Group, _: &[Ticket]) -> Result<Ticket, Refused<Group>> {
-        Err(Refused { goods: Some(group), error: Error::ReadOnly })
+    fn submit_chain(
+        &self,
+        chain: Vec<Group>,
+        _: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        Err(Refused { goods: Some(chain), error: Error::ReadOnly })
+    }
+
+    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+        Err(Error::NoTicket(ticket))
     }
 
     fn wait(&self, ticket: Ticket) -> Result<(), Error> {
