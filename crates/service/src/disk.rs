@@ -14,8 +14,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use draconis_device::{
-    Disk, Error, Extent, FileDisk, FileOptions, Group, OpenedFile, Pending, Properties, ReadAnswer,
-    Refused, RemoteDisk, Ticket, Urgency, serve,
+    ChainBounds, Disk, Error, Extent, FileDisk, FileOptions, Group, OpenedFile, Pending,
+    Properties, ReadAnswer, Refused, RemoteDisk, Ticket, Urgency, serve,
 };
 use draconis_exchange::channel::process::{Plan, Session};
 use draconis_exchange::contract::disk;
@@ -23,7 +23,7 @@ use draconis_exchange::heap::Block;
 use draconis_exchange::heap::arena::Class;
 
 /// Lanes of the disk contract: one for what is handed over, the others for those who wait.
-pub(crate) const LANES: u32 = 4;
+pub(crate) const LANES: u32 = 6;
 /// How long either side waits for the other, which is alive: as long as a disk may take.
 /// A death is noticed at once.
 const PATIENCE: Duration = Duration::MAX;
@@ -95,8 +95,20 @@ impl Disk for SplitDisk {
         self.reads.read(at, into, urgency)
     }
 
-    fn submit(&self, group: Group, after: &[Ticket]) -> Result<Ticket, Refused<Group>> {
-        self.writes.submit(group, after)
+    fn chain_bounds(&self) -> ChainBounds {
+        self.writes.chain_bounds()
+    }
+
+    fn submit_chain(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        self.writes.submit_chain(chain, after)
+    }
+
+    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+        self.writes.settle(ticket)
     }
 
     fn wait(&self, ticket: Ticket) -> Result<(), Error> {

@@ -103,9 +103,7 @@ pub(crate) fn insert(block: &mut [u8], level: Level, nth: usize, entry: Entry) -
     if !above || !below || entry.block & !BLOCK_MASK != 0 {
         return Err(corrupt);
     }
-    let bytes = |count: usize| {
-        level.entries_at().saturating_add(count.saturating_mul(ENTRY_BYTES))
-    };
+    let bytes = |count: usize| level.entries_at().saturating_add(count.saturating_mul(ENTRY_BYTES));
     let (at, end) = (bytes(place), bytes(len));
     let grown = block.get_mut(at..end.saturating_add(ENTRY_BYTES)).ok_or(corrupt.clone())?;
     grown.copy_within(..end.saturating_sub(at), ENTRY_BYTES);

@@ -160,7 +160,8 @@ impl Model {
         assert_eq!(above.keys().map(|name| hash.of(name)).min(), Some(lowest & !1));
         let shared = below.keys().any(|name| hash.of(name) == lowest & !1);
         assert_eq!(lowest & 1 == 1, shared);
-        let bytes = |names: &Names| -> usize { names.keys().map(|it| record_bytes(it.len())).sum() };
+        let bytes =
+            |names: &Names| -> usize { names.keys().map(|it| record_bytes(it.len())).sum() };
         let longest = self.names.keys().map(|it| record_bytes(it.len())).max().unwrap();
         assert!(bytes(&below).abs_diff(bytes(&above)) <= longest);
         let mut both = below.clone();
@@ -197,7 +198,8 @@ fn a_block_keeps_exactly_its_names_whatever_happens_and_tears() {
             let mut splits = 0;
             for round in 0..rounds {
                 // Long names now and then; the largest blocks would never fill otherwise.
-                let longest = if model.chance.below(8) == 0 || block_bytes > 4096 { 255 } else { 24 };
+                let longest =
+                    if model.chance.below(8) == 0 || block_bytes > 4096 { 255 } else { 24 };
                 let growing = round % 400 < 300;
                 match model.chance.below(10) {
                     0..=6 if growing => {
@@ -330,7 +332,8 @@ fn no_bytes_make_it_panic() {
             }
         }
         for _ in 0..1 + chance.below(6) {
-            let at = if chance.below(2) == 0 { chance.below(64) } else { chance.below(model.len()) };
+            let at =
+                if chance.below(2) == 0 { chance.below(64) } else { chance.below(model.len()) };
             model[at] = chance.below(256) as u8;
         }
         let block = &model[..if round % 7 == 0 { chance.below(1024) } else { model.len() }];
