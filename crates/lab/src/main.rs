@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod machine;
+mod memory;
 mod mount;
 mod subject;
 mod table;

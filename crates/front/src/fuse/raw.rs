@@ -30,6 +30,16 @@ const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 const GET_FLAGS: [u32; 2] = [0x8008_6601, 0x8004_6601];
 const SET_FLAGS: [u32; 2] = [0x4008_6602, 0x4004_6602];
 const GET_VERSION: [u32; 2] = [0x8008_7601, 0x8004_7601];
+/// The same flags under other numbers (`struct fsxattr`). Whoever sets flags in the first
+/// way is asked for them in this one by the kernel.
+const GET_EXTENDED: u32 = 0x801c_581f;
+const SET_EXTENDED: u32 = 0x401c_5820;
+/// Length of a `struct fsxattr`, in bytes.
+const EXTENDED_BYTES: usize = 28;
+/// Pairs of `FS_*_FL` and `FS_XFLAG_*`: immutable, append-only, synchronous, no access
+/// times, no dump.
+const SAME_FLAGS: [(u32, u32); 5] =
+    [(0x10, 0x08), (0x20, 0x10), (0x08, 0x20), (0x80, 0x40), (0x40, 0x80)];
 
 /// What the header says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +56,8 @@ pub(super) enum Message {
     Write { offset: u64, len: u32, clear_privileges: bool },
     GetFlags { room: usize },
     SetFlags { flags: u32 },
+    GetExtended,
+    SetExtended { xflags: u32 },
     GetVersion { room: usize },
     SyncVolume,
 }
@@ -106,7 +118,11 @@ pub(super) fn decode(header: Header, request: &[u8]) -> Option<Message> {
             } else if SET_FLAGS.contains(&command) {
                 Some(Message::SetFlags { flags: u32_at(body, 32)? })
             } else {
-                None
+                match command {
+                    GET_EXTENDED if room >= EXTENDED_BYTES => Some(Message::GetExtended),
+                    SET_EXTENDED => Some(Message::SetExtended { xflags: u32_at(body, 32)? }),
+                    _ => None,
+                }
             }
         }
         SYNCFS => Some(Message::SyncVolume),
@@ -142,6 +158,26 @@ pub(super) fn written(len: u32) -> [u8; 8] {
     let mut answer = [0; 8];
     answer[..4].copy_from_slice(&len.to_ne_bytes());
     answer
+}
+
+/// The answer to an ioctl that asks for flags in their other form.
+pub(super) fn extended_answer(flags: u32) -> [u8; 16 + EXTENDED_BYTES] {
+    let mut answer = [0; 16 + EXTENDED_BYTES];
+    let xflags = SAME_FLAGS.iter().filter(|(flag, _)| flags & flag != 0);
+    let xflags = xflags.fold(0, |all, (_, xflag)| all | xflag);
+    answer[16..20].copy_from_slice(&xflags.to_ne_bytes());
+    answer
+}
+
+/// `flags` with those that have another form as that says; `None` if it says something
+/// that flags cannot.
+pub(super) fn with_extended(flags: u32, xflags: u32) -> Option<u32> {
+    let known = SAME_FLAGS.iter().fold(0, |all, (_, xflag)| all | xflag);
+    (xflags & !known == 0).then(|| {
+        SAME_FLAGS.iter().fold(flags, |flags, (flag, xflag)| {
+            if xflags & xflag != 0 { flags | flag } else { flags & !flag }
+        })
+    })
 }
 
 /// The answer to an ioctl that returns `value` in up to `room` bytes, and its length.
@@ -218,6 +254,13 @@ mod tests {
         let (answer, len) = ioctl_answer(0x10, 4);
         assert_eq!((answer[16], len), (0x10, 20));
         assert_eq!(decoded(&request(IOCTL, &[0; 32])), None);
+    }
+
+    #[test]
+    fn flags_have_two_forms() {
+        assert_eq!(extended_answer(0x10 | 0x1000)[16], 0x08);
+        assert_eq!(with_extended(0x1000 | 0x20, 0x40), Some(0x1000 | 0x80));
+        assert_eq!(with_extended(0, 0x200), None);
     }
 
     #[test]

@@ -139,15 +139,29 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
                 let answer = version.map(|version| raw::ioctl_answer(version, room));
                 reply(answer.as_ref().map(|(bytes, len)| &bytes[..*len]).map_err(|why| *why));
             }
-            Message::SetFlags { flags } => {
-                let set = self.tree.set_flags(SetFlags { node: header.node, flags });
-                reply(set.map(|_| &[0; 16][..]).map_err(|nak| nak.why));
+            Message::SetFlags { flags } => reply(self.set_flags(header.node, flags)),
+            Message::GetExtended => {
+                let found = self.attributes(header.node);
+                let answer = found.map(|found| raw::extended_answer(found.flags));
+                reply(answer.as_ref().map(|bytes| &bytes[..]).map_err(|why| *why));
+            }
+            Message::SetExtended { xflags } => {
+                reply(self.attributes(header.node).and_then(|had| {
+                    let flags =
+                        raw::with_extended(had.flags, xflags).ok_or(Refusal::NotSupported)?;
+                    self.set_flags(header.node, flags)
+                }))
             }
             Message::SyncVolume => {
                 let synced = self.tree.sync_volume(SyncVolume {});
                 reply(synced.map(|_| &[][..]).map_err(|nak| nak.why));
             }
         }
+    }
+
+    fn set_flags(&self, node: Node, flags: u32) -> Result<&'static [u8], Refusal> {
+        let set = self.tree.set_flags(SetFlags { node, flags });
+        set.map(|_| &[0; 16][..]).map_err(|nak| nak.why)
     }
 
     fn attributes(&self, node: Node) -> Result<Attributes, Refusal> {
