@@ -19,6 +19,7 @@
 #![deny(unsafe_code)]
 
 mod ahead;
+mod crash;
 mod disk;
 mod fault;
 mod file;
@@ -31,6 +32,7 @@ mod uring;
 mod view;
 mod writer;
 
+pub use crash::{Crash, CrashDisk, CrashOptions, Crashes, Cut};
 pub use disk::*;
 pub use fault::{Fault, FaultDisk, Hits};
 pub use file::{Claim, FileDisk, FileOptions, OpenedFile, claim};

@@ -11,6 +11,7 @@
 //! This module is pure: it does not know what a disk or a cache is.
 
 pub mod acl;
+pub mod bitmap;
 pub mod dirent;
 pub mod features;
 pub mod group;

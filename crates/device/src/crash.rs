@@ -1,0 +1,671 @@
+//! What a power cut can leave of a recorded run.
+//!
+//! ```text
+//!   tickets   1  2  3 │ 4  5  6  7 │ 8 ..
+//!             durable   window       not written before the window is durable
+//!
+//!   a state = everything durable + any sectors of the window's writes
+//! ```
+//!
+//! Between two flushes a disk may have put any part of what it was given on its medium,
+//! in any order, and torn every write between two sectors. An *epoch* is the time from one
+//! flush to the next: what was durable when it began, and the groups that may be written
+//! before it ends. It ends where somebody was told that a later ticket is durable, or
+//! where a group follows one that is not: the disk flushes, and with that one all before it.
+//!
+//! Of every epoch there are
+//! - all prefixes of its writes: a disk that keeps the order;
+//! - each of those with the next write torn;
+//! - subsets, torn or not: a disk that keeps no order. All of them where there are few, a
+//!   seeded choice where there are many. A write that went over an older one of the same
+//!   window and is left out is the same as the two in the other order.
+//!
+//! Law 1: a state is judged by what was acknowledged at the last moment at which it can
+//! have come about: everything that was marked before a later ticket was called durable.
+//! Law 2: the same log and seed give the same states in the same order.
+//! Law 3: states share the image; each has a list of its own sectors only.
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use draconis_exchange::heap::Block;
+
+use crate::{
+    Atomic, Disk, Error, Event, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket,
+    Urgency,
+};
+
+/// What is written whole or not at all, in bytes.
+const SECTOR_BYTES: u64 = 512;
+const SECTOR: usize = SECTOR_BYTES as usize;
+
+/// How many states there are to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CrashOptions {
+    /// Chooses subsets and tears.
+    pub seed: u64,
+    /// Subsets of each epoch.
+    pub subsets: u32,
+    /// Epochs with at most so many sectors have all their subsets instead.
+    pub exhaustive_sectors: u32,
+}
+
+impl Default for CrashOptions {
+    fn default() -> Self {
+        Self { seed: 1, subsets: 16, exhaustive_sectors: 4 }
+    }
+}
+
+/// How a state came about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Cut {
+    /// The first so many writes of the epoch are there.
+    Prefix(usize),
+    /// The first so many, and some sectors of the next.
+    Torn(usize),
+    /// Some sectors of any.
+    Subset,
+}
+
+/// One state that a power cut can leave.
+#[derive(Debug)]
+pub struct Crash {
+    /// The state, as a disk that can be read and written; what is written stays here.
+    pub disk: CrashDisk,
+    /// All tickets up to here are in it whole.
+    pub durable: Ticket,
+    /// No group behind this one is in it.
+    pub written: Ticket,
+    /// How it came about.
+    pub cut: Cut,
+    marks: Arc<[u64]>,
+    acknowledged: usize,
+}
+
+impl Crash {
+    /// The marks that were made before the power was cut, in order.
+    pub fn marks(&self) -> &[u64] {
+        &self.marks[..self.acknowledged]
+    }
+}
+
+/// All states that a power cut can leave, one after the other.
+#[derive(Debug)]
+pub struct Crashes {
+    log: Log,
+    options: CrashOptions,
+    epoch: Option<Epoch>,
+    /// The image with everything durable at the epoch's begin.
+    image: Arc<Vec<u8>>,
+    states: u64,
+}
+
+/// What was recorded, sorted.
+#[derive(Debug)]
+struct Log {
+    groups: Vec<Recorded>,
+    /// Where in the record a ticket was said to be durable.
+    durable: Vec<(usize, u64)>,
+    /// Where in the record a mark was made.
+    marks: Vec<(usize, u64)>,
+    mark_values: Arc<[u64]>,
+}
+
+#[derive(Debug)]
+struct Recorded {
+    place: usize,
+    ticket: u64,
+    /// The newest ticket it follows.
+    follows: u64,
+    writes: Vec<(u64, Arc<[u8]>)>,
+}
+
+/// From one flush to the next.
+#[derive(Debug)]
+struct Epoch {
+    durable: u64,
+    written: u64,
+    /// What is durable when the next one begins; none if there is no next one.
+    next: Option<u64>,
+    acknowledged: usize,
+    /// First byte and contents of each write.
+    writes: Vec<(u64, Arc<[u8]>)>,
+    plans: VecDeque<Plan>,
+    /// States of this epoch that were there, by what is in them.
+    seen: HashSet<u64>,
+}
+
+/// How to make a state.
+#[derive(Clone, Copy, Debug)]
+enum Plan {
+    Prefix(usize),
+    Torn(usize),
+    Random,
+    /// The sectors whose bits are set.
+    Exact(u64),
+}
+
+/// Sectors that differ from the image.
+type Sectors = BTreeMap<u64, Sector>;
+
+/// A sector of a recorded write: the write, and where in it.
+#[derive(Clone, Debug)]
+struct Sector(Arc<[u8]>, usize);
+
+impl Crashes {
+    /// The states of a run that began with `image` and did what `events` say. What was
+    /// given to the disk before the first of them is in the image, and durable.
+    pub fn new(image: Vec<u8>, events: Vec<Event>, options: CrashOptions) -> Self {
+        let log = Log::of(events);
+        let before = log.groups.first().map_or(0, |group| group.ticket.saturating_sub(1));
+        let first = log.epoch(before, &options);
+        Self { log, options, epoch: Some(first), image: Arc::new(image), states: 0 }
+    }
+
+    /// Goes to the next epoch: what is durable then becomes the image.
+    fn advance(&mut self) {
+        let Some(Epoch { durable, next, .. }) = self.epoch else { return };
+        self.epoch = next.map(|next| {
+            let image = Arc::make_mut(&mut self.image);
+            for group in self.log.between(durable, next) {
+                for (at, bytes) in &group.writes {
+                    let at = *at as usize;
+                    image[at..at + bytes.len()].copy_from_slice(bytes);
+                }
+            }
+            self.log.epoch(next, &self.options)
+        });
+    }
+}
+
+impl Iterator for Crashes {
+    type Item = Crash;
+
+    fn next(&mut self) -> Option<Crash> {
+        loop {
+            let epoch = self.epoch.as_mut()?;
+            let Some(plan) = epoch.plans.pop_front() else {
+                self.advance();
+                continue;
+            };
+            self.states += 1;
+            let mut dice =
+                Dice(self.options.seed ^ self.states.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+            let sectors = epoch.sectors(plan, &mut dice);
+            if !epoch.seen.insert(fingerprint(&sectors)) {
+                continue;
+            }
+            return Some(Crash {
+                disk: CrashDisk::new(self.image.clone(), sectors),
+                durable: Ticket(epoch.durable),
+                written: Ticket(epoch.written),
+                cut: match plan {
+                    Plan::Prefix(n) => Cut::Prefix(n),
+                    Plan::Torn(n) => Cut::Torn(n),
+                    Plan::Random | Plan::Exact(_) => Cut::Subset,
+                },
+                marks: self.log.mark_values.clone(),
+                acknowledged: epoch.acknowledged,
+            });
+        }
+    }
+}
+
+impl Log {
+    fn of(events: Vec<Event>) -> Self {
+        let (mut groups, mut durable, mut marks) = (vec![], vec![], vec![]);
+        for (place, event) in events.into_iter().enumerate() {
+            match event {
+                Event::Group { ticket: Ticket(ticket), after, writes, .. } => {
+                    let follows = after.iter().map(|ticket| ticket.0).max().unwrap_or(0);
+                    let writes = writes.into_iter().map(|(at, bytes)| (at, bytes.into())).collect();
+                    groups.push(Recorded { place, ticket, follows, writes });
+                }
+                Event::Durable(Ticket(ticket)) => durable.push((place, ticket)),
+                Event::Mark(mark) => marks.push((place, mark)),
+                Event::Read(..) => {}
+            }
+        }
+        let mark_values = marks.iter().map(|(_, mark)| *mark).collect();
+        Self { groups, durable, marks, mark_values }
+    }
+
+    /// The groups with tickets above `from` up to `to`.
+    fn between(&self, from: u64, to: u64) -> &[Recorded] {
+        let after = |ticket| self.groups.partition_point(|group| group.ticket <= ticket);
+        &self.groups[after(from)..after(to)]
+    }
+
+    /// The epoch that begins when `durable` is.
+    fn epoch(&self, durable: u64, options: &CrashOptions) -> Epoch {
+        let told = self.durable.iter().find(|(_, ticket)| *ticket > durable);
+        let end = told.map_or(usize::MAX, |(place, _)| *place);
+        let may_be_written = |group: &&Recorded| group.place < end && group.follows <= durable;
+        let all = self.between(durable, u64::MAX);
+        let window = &all[..all.iter().take_while(may_be_written).count()];
+        let written = window.last().map_or(durable, |group| group.ticket);
+        // Either somebody was told, or the next group needs a flush; the first of both.
+        let stalled = all.get(window.len()).filter(|group| group.follows > durable);
+        let told = told.map(|(_, ticket)| *ticket);
+        let next = [told, stalled.map(|_| written)].into_iter().flatten().min();
+        let mut epoch = Epoch {
+            durable,
+            written,
+            next: next.filter(|next| *next > durable),
+            acknowledged: self.marks.partition_point(|(place, _)| *place < end),
+            writes: window.iter().flat_map(|group| group.writes.clone()).collect(),
+            plans: VecDeque::new(),
+            seen: HashSet::new(),
+        };
+        // A prefix that holds all that is durable in the next epoch belongs to that one,
+        // where more was acknowledged.
+        let held = next.map_or(usize::MAX, |next| {
+            self.between(durable, next).iter().map(|group| group.writes.len()).sum()
+        });
+        epoch.plan(held, options);
+        epoch
+    }
+}
+
+impl Epoch {
+    fn plan(&mut self, prefixes: usize, options: &CrashOptions) {
+        let sectors: u32 = self.writes.iter().map(|(_, bytes)| count(bytes) as u32).sum();
+        if sectors <= options.exhaustive_sectors.min(20) {
+            // From none to all.
+            self.plans.extend((0..1 << sectors).map(Plan::Exact));
+            return;
+        }
+        for nth in 0..prefixes.min(self.writes.len() + 1) {
+            self.plans.push_back(Plan::Prefix(nth));
+            if self.writes.get(nth).is_some_and(|(_, bytes)| count(bytes) > 1) {
+                self.plans.push_back(Plan::Torn(nth));
+            }
+        }
+        self.plans.extend((0..options.subsets).map(|_| Plan::Random));
+    }
+
+    /// The sectors of a state that differ from what is durable.
+    fn sectors(&self, plan: Plan, dice: &mut Dice) -> Sectors {
+        let mut sectors = Sectors::new();
+        match plan {
+            Plan::Prefix(n) => {
+                self.writes[..n].iter().for_each(|it| put(&mut sectors, it, |_| true))
+            }
+            Plan::Torn(n) => {
+                self.writes[..n].iter().for_each(|it| put(&mut sectors, it, |_| true));
+                put(&mut sectors, &self.writes[n], |_| dice.chance(128));
+            }
+            Plan::Random => {
+                // Nearly nothing, half, or nearly everything is there; few writes are torn.
+                let (kept, torn) = (dice.pick(&[16, 128, 240]), dice.pick(&[0, 32, 255]));
+                for write in &self.writes {
+                    let (all, some) = (dice.chance(kept), dice.chance(torn));
+                    put(&mut sectors, write, |_| if some { dice.chance(128) } else { all });
+                }
+            }
+            Plan::Exact(bits) => {
+                let mut bit = 0;
+                for write in &self.writes {
+                    put(&mut sectors, write, |_| {
+                        bit += 1;
+                        bits >> (bit - 1) & 1 == 1
+                    });
+                }
+            }
+        }
+        sectors
+    }
+}
+
+/// Sectors of a write.
+fn count(bytes: &[u8]) -> usize {
+    bytes.len().div_ceil(SECTOR)
+}
+
+/// Puts those sectors of a write that `take` wants, over what is there.
+fn put(sectors: &mut Sectors, write: &(u64, Arc<[u8]>), mut take: impl FnMut(usize) -> bool) {
+    let (at, bytes) = write;
+    for nth in (0..count(bytes)).filter(|nth| take(*nth)) {
+        sectors.insert(at / SECTOR_BYTES + nth as u64, Sector(bytes.clone(), nth * SECTOR));
+    }
+}
+
+fn fingerprint(sectors: &Sectors) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for (at, Sector(bytes, from)) in sectors {
+        // The contents need no look: the same place in the same write is the same.
+        (at, bytes.as_ptr() as usize, from).hash(&mut hasher);
+    }
+    hasher.finish()
+}
+
+/// SplitMix64: enough to choose with, and the same everywhere.
+#[derive(Debug)]
+struct Dice(u64);
+
+impl Dice {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ z >> 31
+    }
+
+    /// True so many times in 256.
+    fn chance(&mut self, of_256: u64) -> bool {
+        self.next() % 256 < of_256
+    }
+
+    fn pick(&mut self, of: &[u64]) -> u64 {
+        of[(self.next() % of.len() as u64) as usize]
+    }
+}
+
+/// A state that a power cut left, as a disk. Writes change this state alone, and are
+/// durable at once.
+#[derive(Debug)]
+pub struct CrashDisk {
+    image: Arc<Vec<u8>>,
+    own: RwLock<Own>,
+}
+
+#[derive(Debug)]
+struct Own {
+    sectors: Sectors,
+    tickets: u64,
+}
+
+impl CrashDisk {
+    fn new(image: Arc<Vec<u8>>, sectors: Sectors) -> Self {
+        Self { image, own: RwLock::new(Own { sectors, tickets: 0 }) }
+    }
+
+    /// All bytes of the disk, for judges that want a file.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = self.image.to_vec();
+        self.lay_over(0, &mut bytes);
+        bytes
+    }
+
+    /// Lays the state's own sectors over `bytes`, which begin at `from` on the disk.
+    fn lay_over(&self, from: u64, bytes: &mut [u8]) {
+        let end = from + bytes.len() as u64;
+        let own = self.own.read().unwrap_or_else(PoisonError::into_inner);
+        let range = from / SECTOR_BYTES..end.div_ceil(SECTOR_BYTES);
+        for (nth, Sector(write, at)) in own.sectors.range(range) {
+            let sector = &write[*at..(*at + SECTOR).min(write.len())];
+            let into = (nth * SECTOR_BYTES - from) as usize;
+            let len = sector.len().min(bytes.len() - into);
+            bytes[into..into + len].copy_from_slice(&sector[..len]);
+        }
+    }
+}
+
+impl Disk for CrashDisk {
+    fn properties(&self) -> Properties {
+        let len = self.image.len() as u64;
+        Properties {
+            len_bytes: len - len % SECTOR_BYTES,
+            sector_bytes: SECTOR_BYTES as u32,
+            best_io_bytes: 128 << 10,
+            rotational: false,
+            read_only: false,
+            atomic: Atomic::AgainstDeath,
+        }
+    }
+
+    fn read(&self, at: Extent, mut into: Block, _: Urgency) -> Pending<ReadAnswer> {
+        if let Err(error) = self.properties().check(at, into.len()) {
+            return Pending::ready(Err(Refused { goods: Some(into), error }));
+        }
+        let from = at.start_bytes as usize;
+        into.copy_in(0, &self.image[from..from + at.len_bytes as usize]);
+        match into.bytes_mut() {
+            Some(bytes) => self.lay_over(at.start_bytes, bytes),
+            None => {
+                let mut bytes = self.image[from..from + at.len_bytes as usize].to_vec();
+                self.lay_over(at.start_bytes, &mut bytes);
+                into.copy_in(0, &bytes);
+            }
+        }
+        Pending::ready(Ok(into))
+    }
+
+    fn submit_chain(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        if let Err(error) = self.properties().check_chain(&chain) {
+            return Err(Refused { goods: Some(chain), error });
+        }
+        let mut own = self.own.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&unknown) = after.iter().find(|ticket| ticket.0 > own.tickets) {
+            return Err(Refused { goods: Some(chain), error: Error::NoTicket(unknown) });
+        }
+        let first = own.tickets + 1;
+        own.tickets += chain.len() as u64;
+        for write in chain.iter().flat_map(|group| &group.writes) {
+            let mut bytes = vec![0; write.block.len()];
+            write.block.copy_out(0, &mut bytes);
+            put(&mut own.sectors, &(write.at_bytes, bytes.into()), |_| true);
+        }
+        Ok((first..=own.tickets).map(Ticket).collect())
+    }
+
+    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+        self.wait(ticket)
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+        let own = self.own.read().unwrap_or_else(PoisonError::into_inner);
+        (ticket.0 <= own.tickets).then_some(()).ok_or(Error::NoTicket(ticket))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(ticket: u64, after: &[u64], writes: &[(u64, usize, u8)]) -> Event {
+        Event::Group {
+            ticket: Ticket(ticket),
+            chain: Ticket(ticket),
+            after: after.iter().copied().map(Ticket).collect(),
+            writes: writes
+                .iter()
+                .map(|(sector, count, byte)| (sector * 512, vec![*byte; count * 512]))
+                .collect(),
+        }
+    }
+
+    /// The first byte of each of the first four sectors, with what is known of the state.
+    fn states(events: Vec<Event>, options: CrashOptions) -> Vec<(u64, Vec<u64>, [u8; 4])> {
+        let crashes = Crashes::new(vec![0; 4096], events, options);
+        crashes
+            .map(|crash| {
+                let bytes = crash.disk.to_bytes();
+                let sectors = std::array::from_fn(|nth| bytes[nth * 512]);
+                (crash.durable.0, crash.marks().to_vec(), sectors)
+            })
+            .collect()
+    }
+
+    const ALL: CrashOptions = CrashOptions { seed: 1, subsets: 0, exhaustive_sectors: 20 };
+    const PREFIXES: CrashOptions = CrashOptions { seed: 1, subsets: 0, exhaustive_sectors: 0 };
+
+    #[test]
+    fn without_a_flush_anything_may_be_there() {
+        let events = vec![group(1, &[], &[(0, 1, 1)]), group(2, &[], &[(1, 2, 2)])];
+        let got: Vec<_> = states(events, ALL).into_iter().map(|(_, _, sectors)| sectors).collect();
+        let mut sorted = got.clone();
+        sorted.sort_unstable();
+        let expected: Vec<[u8; 4]> =
+            (0..8).map(|bits| [bits >> 2 & 1, (bits >> 1 & 1) * 2, (bits & 1) * 2, 0]).collect();
+        assert_eq!(sorted, expected);
+    }
+
+    #[test]
+    fn what_is_written_twice_may_be_old_or_new() {
+        let events = vec![group(1, &[], &[(0, 1, 1)]), group(2, &[], &[(0, 1, 2)])];
+        let got: Vec<u8> = states(events, ALL).iter().map(|(_, _, sectors)| sectors[0]).collect();
+        assert_eq!(got, [0, 1, 2]);
+    }
+
+    #[test]
+    fn what_follows_is_there_only_with_what_it_follows() {
+        let chain = vec![
+            group(1, &[], &[(0, 1, 1), (1, 1, 1)]),
+            group(2, &[1], &[(2, 1, 2)]),
+            group(3, &[2], &[(3, 1, 3)]),
+        ];
+        let got: Vec<_> = states(chain, ALL).into_iter().map(|(at, _, it)| (at, it)).collect();
+        let expected = [
+            (0, [0, 0, 0, 0]),
+            (0, [1, 0, 0, 0]),
+            (0, [0, 1, 0, 0]),
+            (0, [1, 1, 0, 0]),
+            (1, [1, 1, 0, 0]),
+            (1, [1, 1, 2, 0]),
+            (2, [1, 1, 2, 0]),
+            (2, [1, 1, 2, 3]),
+        ];
+        assert_eq!(got, expected);
+    }
+
+    #[test]
+    fn a_flush_for_one_group_covers_all_before_it() {
+        let events = vec![
+            group(1, &[], &[(0, 1, 1)]),
+            group(2, &[], &[(1, 1, 2)]),
+            group(3, &[1], &[(2, 1, 3)]),
+        ];
+        let got = states(events, ALL);
+        assert!(got.iter().all(|(_, _, s)| s[2] == 0 || (s[0], s[1]) == (1, 2)), "{got:?}");
+        assert_eq!(got.last().unwrap(), &(2, vec![], [1, 2, 3, 0]));
+    }
+
+    #[test]
+    fn a_state_is_judged_by_what_was_said_last() {
+        let events = vec![
+            Event::Mark(1),
+            group(1, &[], &[(0, 1, 1)]),
+            group(2, &[], &[(1, 1, 2)]),
+            Event::Mark(2),
+            Event::Durable(Ticket(1)),
+            Event::Mark(3),
+            group(3, &[], &[(2, 1, 3)]),
+            Event::Durable(Ticket(3)),
+            Event::Mark(4),
+        ];
+        let got = states(events, ALL);
+        // Before the answer all is open, even the second group; of the third nobody had
+        // heard. Then the first is there, and with the last answer everything is.
+        let at = |durable: u64| -> Vec<_> {
+            got.iter().filter(|(at, ..)| *at == durable).map(|(_, m, s)| (m.clone(), *s)).collect()
+        };
+        assert_eq!(at(0).len(), 4);
+        assert!(at(0).iter().all(|(marks, s)| *marks == [1, 2] && s[2] == 0));
+        assert_eq!(at(1).len(), 4);
+        assert!(at(1).iter().all(|(marks, s)| *marks == [1, 2, 3] && s[0] == 1));
+        assert_eq!(at(3), [(vec![1, 2, 3, 4], [1, 2, 3, 0])]);
+    }
+
+    #[test]
+    fn a_record_may_begin_in_the_middle() {
+        let events = vec![group(8, &[7], &[(0, 1, 1)]), group(9, &[8], &[(1, 1, 2)])];
+        let got: Vec<_> =
+            states(events, ALL).into_iter().map(|(at, _, s)| (at, s[0], s[1])).collect();
+        assert_eq!(got, [(7, 0, 0), (7, 1, 0), (8, 1, 0), (8, 1, 2)]);
+    }
+
+    #[test]
+    fn prefixes_come_in_order_and_the_next_write_torn() {
+        let events = vec![group(1, &[], &[(0, 1, 1), (1, 2, 2)]), group(2, &[1], &[(3, 1, 3)])];
+        let crashes = Crashes::new(vec![0; 4096], events, PREFIXES);
+        let cuts: Vec<_> = crashes.map(|crash| (crash.durable.0, crash.cut)).collect();
+        let expected = [
+            (0, Cut::Prefix(0)),
+            (0, Cut::Prefix(1)),
+            (0, Cut::Torn(1)),
+            (1, Cut::Prefix(0)),
+            (1, Cut::Prefix(1)),
+        ];
+        // A tear that takes all or nothing is a prefix, and is not there twice.
+        assert!(cuts.iter().all(|cut| expected.contains(cut)), "{cuts:?}");
+        assert!(
+            expected.iter().filter(|cut| !cuts.contains(cut)).all(|(_, cut)| *cut == Cut::Torn(1))
+        );
+    }
+
+    #[test]
+    fn the_seed_chooses() {
+        let events = || -> Vec<_> {
+            (1..40).map(|nth| group(nth, &[], &[(nth % 4, 2, nth as u8)])).collect()
+        };
+        let run =
+            |seed| states(events(), CrashOptions { seed, subsets: 50, exhaustive_sectors: 0 });
+        assert_eq!(run(7), run(7));
+        assert_ne!(run(7), run(8));
+        assert!(run(7).len() > 80);
+    }
+
+    /// Two cells and a counter that says how many rounds both cells have seen: a protocol
+    /// writes the cells, then the counter.
+    fn rounds(ordered: bool) -> Vec<Event> {
+        (0..5u64)
+            .flat_map(|round| {
+                let byte = round as u8 + 1;
+                let cells = group(2 * round + 1, &[], &[(0, 1, byte), (1, 1, byte)]);
+                let after: &[u64] = if ordered { &[2 * round + 1] } else { &[] };
+                let counter = group(2 * round + 2, after, &[(2, 1, byte)]);
+                [cells, counter, Event::Durable(Ticket(2 * round + 2)), Event::Mark(round + 1)]
+            })
+            .collect()
+    }
+
+    fn violations(events: Vec<Event>) -> usize {
+        let states = states(events, ALL);
+        assert!(states.len() > 20);
+        let is_wrong = |(_, marks, [a, b, counter, _]): &&(u64, Vec<u64>, [u8; 4])| {
+            *counter > *a.min(b) || u64::from(*counter) < marks.last().copied().unwrap_or(0)
+        };
+        states.iter().filter(is_wrong).count()
+    }
+
+    #[test]
+    fn a_judge_finds_the_protocol_that_forgot_the_order() {
+        assert_eq!(violations(rounds(true)), 0);
+        assert!(violations(rounds(false)) > 0);
+        // One that says too early that a round is done.
+        let mut hasty = rounds(true);
+        hasty.iter_mut().for_each(|event| {
+            if let Event::Mark(round) = event {
+                *round += 1;
+            }
+        });
+        assert!(violations(hasty) > 0);
+    }
+
+    #[test]
+    fn a_state_can_be_read_and_written_without_touching_others() {
+        use crate::Write;
+        let events = vec![group(1, &[], &[(0, 2, 1)]), group(2, &[1], &[(1, 1, 2)])];
+        let crashes: Vec<_> = Crashes::new(vec![0; 4096], events, ALL).collect();
+        let last = crashes.last().unwrap();
+        let read = |disk: &CrashDisk, at: u64, len: u64| {
+            let block = Block::private(len as usize);
+            disk.read_now(Extent::new(at, len), block).unwrap().into_private().to_vec()
+        };
+        assert_eq!(read(&last.disk, 0, 1536), [vec![1; 512], vec![2; 512], vec![0; 512]].concat());
+        let write = Write { at_bytes: 512, block: Block::private(1024) };
+        let ticket = last.disk.submit(Group { writes: vec![write] }, &[]).unwrap();
+        last.disk.wait(ticket).unwrap();
+        assert_eq!(read(&last.disk, 512, 512), [0; 512]);
+        let before = &crashes[crashes.len() - 2];
+        assert_eq!(read(&before.disk, 512, 512), [1; 512]);
+        assert_eq!(last.disk.to_bytes().len(), 4096);
+    }
+}
