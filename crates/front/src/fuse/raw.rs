@@ -23,6 +23,8 @@ const IOCTL: u32 = 39;
 const LSEEK: u32 = 46;
 const SYNCFS: u32 = 50;
 
+/// Of a write: it comes from the kernel's cache, whose writer has gone on long ago.
+const WRITE_CACHE: u32 = 1 << 0;
 /// Of a write: the writer may not keep setuid and setgid.
 const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 
@@ -53,13 +55,23 @@ pub(super) struct Header {
 /// A message that is answered here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    Write { offset: u64, len: u32, clear_privileges: bool },
+    Write(Write),
     GetFlags { room: usize },
     SetFlags { flags: u32 },
     GetExtended,
     SetExtended { xflags: u32 },
     GetVersion { room: usize },
     SyncVolume,
+}
+
+/// A write, whose bytes lie at [`WRITE_DATA_AT`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Write {
+    pub offset: u64,
+    pub len: u32,
+    /// Nobody is there to be told that less was written.
+    pub from_cache: bool,
+    pub clear_privileges: bool,
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
@@ -103,11 +115,13 @@ pub(super) fn decode(header: Header, request: &[u8]) -> Option<Message> {
             let len = u32_at(body, 16)?;
             let there = request.len().checked_sub(WRITE_DATA_AT)?;
             // The library refuses what is cut short.
-            (len as usize <= there).then_some(Message::Write {
+            let flags = u32_at(body, 20)?;
+            (len as usize <= there).then_some(Message::Write(Write {
                 offset: u64_at(body, 8)?,
                 len,
-                clear_privileges: u32_at(body, 20)? & WRITE_KILL_SUIDGID != 0,
-            })
+                from_cache: flags & WRITE_CACHE != 0,
+                clear_privileges: flags & WRITE_KILL_SUIDGID != 0,
+            }))
         }
         IOCTL => {
             let (command, room) = (u32_at(body, 12)?, u32_at(body, 28)? as usize);
@@ -229,8 +243,8 @@ mod tests {
         let bytes = write(5, WRITE_KILL_SUIDGID | 1, 5);
         let header = Header { opcode: WRITE, unique: 77, node: Node(12) };
         assert_eq!(Header::of(&bytes), Some(header));
-        let message = Message::Write { offset: 4096, len: 5, clear_privileges: true };
-        assert_eq!(decoded(&bytes), Some(message));
+        let write = Write { offset: 4096, len: 5, from_cache: true, clear_privileges: true };
+        assert_eq!(decoded(&bytes), Some(Message::Write(write)));
         assert_eq!(bytes.len() - WRITE_DATA_AT, 5);
     }
 

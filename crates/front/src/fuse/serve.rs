@@ -125,8 +125,8 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
             tell(&fuse, Reply::new(header.unique, errno, answer).as_bytes());
         };
         match message {
-            Message::Write { offset, len, clear_privileges } => {
-                let written = request.write(self.tree, header.node, offset, len, clear_privileges);
+            Message::Write(write) => {
+                let written = request.write(self.tree, header.node, write);
                 reply(written.map(raw::written).as_ref().map(<[u8; 8]>::as_slice).map_err(|e| *e));
             }
             Message::GetFlags { room } => {
@@ -195,19 +195,36 @@ impl Request {
         Ok(())
     }
 
-    fn write<T: Tree>(
+    /// Writes the bytes of the request, all of them if they come from the kernel's cache:
+    /// there they would be taken for written, so what is left over must give the error.
+    fn write<T: Tree>(&mut self, tree: &T, node: Node, write: raw::Write) -> Result<u32, Refusal> {
+        let mut done = self.write_some(tree, node, write, 0)?;
+        while write.from_cache && done < write.len {
+            done += match self.write_some(tree, node, write, done)? {
+                0 => return Err(Refusal::NoSpace),
+                more => more,
+            };
+        }
+        Ok(done)
+    }
+
+    fn write_some<T: Tree>(
         &mut self,
         tree: &T,
         node: Node,
-        offset: u64,
-        len: u32,
-        clear_privileges: bool,
+        write: raw::Write,
+        done: u32,
     ) -> Result<u32, Refusal> {
         let buffer = std::mem::replace(&mut self.block, Block::private(0));
-        let buffer_offset = raw::WRITE_DATA_AT as u32;
-        let write = Write { buffer, buffer_offset, offset, len, clear_privileges };
-        let (block, written) = match tree.file(node).write(write) {
-            Ok(ack) => (ack.buffer, Ok(ack.len)),
+        let request = Write {
+            buffer,
+            buffer_offset: raw::WRITE_DATA_AT as u32 + done,
+            offset: write.offset.saturating_add(done.into()),
+            len: write.len - done,
+            clear_privileges: write.clear_privileges,
+        };
+        let (block, written) = match tree.file(node).write(request) {
+            Ok(ack) => (ack.buffer, Ok(ack.len.min(write.len - done))),
             Err(nak) => (nak.buffer, Err(nak.why)),
         };
         self.block = block;
