@@ -115,3 +115,68 @@ impl Disk for SplitDisk {
         self.writes.wait(ticket)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::time::Instant;
+
+    use draconis_device::Write;
+    use draconis_exchange::channel::process::{accept, offer};
+    use rustix::process::{PidfdFlags, getpid, pidfd_open};
+
+    use super::*;
+
+    fn group(writes: &[(u64, usize, u8)]) -> Group {
+        let write = |&(at_bytes, len, byte): &(u64, usize, u8)| {
+            let mut block = Block::private(len);
+            block.copy_in(0, &vec![byte; len]);
+            Write { at_bytes, block }
+        };
+        Group { writes: writes.iter().map(write).collect() }
+    }
+
+    #[test]
+    fn what_one_end_writes_the_other_reads() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(8 << 20).unwrap();
+        let writable = File::options().read(true).write(true).open(file.path()).unwrap();
+        let mut all = Plan {
+            fixed_lanes: 1,
+            host_lanes: 0,
+            guest_lanes: 0,
+            host: vec![Class { slot_bytes: 4096, slots: 1 }],
+            guest: vec![],
+        };
+        plan(&mut all);
+        let (offer, socket) = offer(&all).unwrap();
+        // Both ends of the session live here: each is the other's peer.
+        let host = offer.start(pidfd_open(getpid(), PidfdFlags::empty()).unwrap());
+        let service = serve_disk(writable.into(), &host, 1).unwrap();
+        let guest = accept(&socket, Instant::now() + Duration::from_secs(10)).unwrap();
+        let how = FileOptions { write: false, direct: true, uring: false };
+        let reads = FileDisk::open(file.path(), how).unwrap();
+        let disk = split_disk(reads, &guest, 1).unwrap();
+        assert!(!disk.properties().read_only && disk.properties().len_bytes == 8 << 20);
+        let chain = vec![
+            group(&[(0, 4096, 1), (8192, 512, 2)]),
+            group(&[(1 << 20, 3 << 20, 3), (512, 512, 4)]),
+        ];
+        let tickets = disk.submit_chain(chain, &[]).unwrap();
+        disk.settle(tickets[0]).unwrap();
+        disk.wait(tickets[1]).unwrap();
+        let byte = |at: u64| {
+            let extent = Extent::new(at & !511, 512);
+            let block = disk.read_now(extent, Block::private(512)).unwrap();
+            block.bytes().unwrap()[(at & 511) as usize]
+        };
+        assert_eq!(
+            [0, 512, 1024, 8192, 8704, 1 << 20, (4 << 20) - 1, 4 << 20].map(byte),
+            [1, 4, 1, 2, 0, 3, 3, 0]
+        );
+        let beyond = disk.submit(group(&[(8 << 20, 512, 9)]), &[]).unwrap_err();
+        assert!(matches!(beyond.error, Error::OutOfRange { .. }), "{}", beyond.error);
+        drop(disk);
+        service.join().unwrap();
+    }
+}
