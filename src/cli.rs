@@ -92,6 +92,8 @@ Options for -o, separated by commas:
   relatime, noatime, strictatime, lazytime
                        when reading changes the time of access (relatime)
   sync, dirsync        changes, or those of directories, are durable when they are answered
+  writeback            the kernel keeps what is written for a while: better for many small
+                       writes, worse for many small files (nowriteback)
   commit=SECONDS       hand changes to the disk after so long (5)
   dirty=SIZE           or when there are so many (64M)
   deadline=SECONDS     kill a worker that does not answer for so long (30)

@@ -46,7 +46,7 @@ pub fn run(arguments: &ChangeArguments) -> anyhow::Result<()> {
 }
 
 /// Serves an empty tree that forgets contents until it is unmounted.
-pub fn serve_memory(at: &Path) -> anyhow::Result<()> {
+pub fn serve_memory(at: &Path, write_back: bool) -> anyhow::Result<()> {
     let options = fuse::MountOptions {
         source: "memory".into(),
         read_only: false,
@@ -61,7 +61,8 @@ pub fn serve_memory(at: &Path) -> anyhow::Result<()> {
     };
     let connection = fuse::mount(at, &options)?;
     let tree = Memory::new(false);
-    Ok(fuse::Server::new(&tree, true).serve(connection, &Activity::default())?)
+    let behaviour = fuse::Behaviour { permissions: true, write_back };
+    Ok(fuse::Server::new(&tree, behaviour).serve(connection, &Activity::default())?)
 }
 
 impl Lab<'_> {

@@ -34,6 +34,9 @@ enum Experiment {
     /// Serve an empty tree in memory, which forgets contents, until it is unmounted.
     #[command(hide = true)]
     Memory {
+        /// Let the kernel keep what is written for a while.
+        #[arg(long)]
+        write_back: bool,
         /// The directory.
         at: PathBuf,
     },
@@ -120,7 +123,7 @@ fn main() -> anyhow::Result<()> {
     match Cli::parse().experiment {
         Experiment::Mount(arguments) => mount::run(&arguments),
         Experiment::Change(arguments) => change::run(&arguments),
-        Experiment::Memory { at } => change::serve_memory(&at),
+        Experiment::Memory { write_back, at } => change::serve_memory(&at, write_back),
         Experiment::Tools(arguments) => tools::run(&arguments),
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use draconis_front::fuse::{self, Activity, Server};
+use draconis_front::fuse::{self, Activity, Behaviour, Server};
 use rustix::fs::{CWD, FallocateFlags, OFlags, RenameFlags, XattrFlags};
 use rustix::io::Errno;
 
@@ -21,7 +21,7 @@ struct Mounted {
     server: Option<JoinHandle<()>>,
 }
 
-fn mounted() -> Option<Mounted> {
+fn mounted(write_back: bool) -> Option<Mounted> {
     if !rustix::process::geteuid().is_root() || File::open("/dev/fuse").is_err() {
         eprintln!("skipped: mounting needs root and /dev/fuse");
         return None;
@@ -42,8 +42,9 @@ fn mounted() -> Option<Mounted> {
     let connection = fuse::mount(dir.path(), &options).unwrap();
     let tree = Arc::new(Memory::new(true));
     let served = tree.clone();
+    let behaviour = Behaviour { permissions: true, write_back };
     let server = std::thread::spawn(move || {
-        Server::new(&*served, true).serve(connection, &Activity::default()).unwrap();
+        Server::new(&*served, behaviour).serve(connection, &Activity::default()).unwrap();
     });
     Some(Mounted { dir, tree, server: Some(server) })
 }
@@ -65,9 +66,7 @@ impl Drop for Mounted {
     }
 }
 
-#[test]
-fn names_come_and_go() {
-    let Some(m) = mounted() else { return };
+fn names_come_and_go(m: &Mounted) {
     std::fs::write(m.at("a"), "bytes").unwrap();
     assert!(!m.at("b").exists(), "now the kernel knows that there is none");
     std::fs::hard_link(m.at("a"), m.at("b")).unwrap();
@@ -93,9 +92,7 @@ fn names_come_and_go() {
     assert_eq!(std::fs::read_dir(m.dir.path()).unwrap().count(), 0);
 }
 
-#[test]
-fn what_lost_its_name_lives_until_its_last_user_has_gone() {
-    let Some(m) = mounted() else { return };
+fn what_lost_its_name_lives_until_its_last_user_has_gone(m: &Mounted) {
     let mut files: Vec<File> = (0..20)
         .map(|i| {
             let mut file = File::options()
@@ -133,9 +130,7 @@ fn what_lost_its_name_lives_until_its_last_user_has_gone() {
     }
 }
 
-#[test]
-fn bytes_are_what_was_written_however_it_was() {
-    let Some(m) = mounted() else { return };
+fn bytes_are_what_was_written_however_it_was(m: &Mounted) {
     let path = m.at("file");
     let pattern: Vec<u8> =
         (0..3_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
@@ -168,9 +163,7 @@ fn bytes_are_what_was_written_however_it_was() {
     assert_eq!((copied, std::fs::read(m.at("copy")).unwrap()), (all.len() as u64, all));
 }
 
-#[test]
-fn data_is_found_that_the_kernel_has_not_written_back() {
-    let Some(m) = mounted() else { return };
+fn data_is_found_that_the_kernel_has_not_written_back(m: &Mounted) {
     let file = File::create_new(m.at("file")).unwrap();
     file.write_all_at(b"data", 100_000).unwrap();
     // Nothing was written back: without fetching it the server knows an empty file.
@@ -180,9 +173,7 @@ fn data_is_found_that_the_kernel_has_not_written_back() {
     assert_eq!(seek(rustix::fs::SeekFrom::Data(200_000)), Err(Errno::NXIO));
 }
 
-#[test]
-fn attributes_are_set_and_privileges_lost() {
-    let Some(m) = mounted() else { return };
+fn attributes_are_set_and_privileges_lost(m: &Mounted) {
     let path = m.at("file");
     let mut file = File::options().write(true).create_new(true).mode(0o666).open(&path).unwrap();
     let look = || std::fs::metadata(&path).unwrap();
@@ -216,9 +207,7 @@ fn attributes_are_set_and_privileges_lost() {
     assert_eq!(std::fs::metadata(&fifo).unwrap().rdev(), rustix::fs::makedev(300, 70_000));
 }
 
-#[test]
-fn extended_attributes_and_flags() {
-    let Some(m) = mounted() else { return };
+fn extended_attributes_and_flags(m: &Mounted) {
     let path = m.at("file");
     let file = File::create_new(&path).unwrap();
     let set = |name: &str, value: &[u8], how| rustix::fs::setxattr(&path, name, value, how);
@@ -238,9 +227,7 @@ fn extended_attributes_and_flags() {
     assert_eq!(rustix::fs::ioctl_getflags(&dir), Ok(IFlags::empty()));
 }
 
-#[test]
-fn space_is_reserved_and_given_back() {
-    let Some(m) = mounted() else { return };
+fn space_is_reserved_and_given_back(m: &Mounted) {
     let file = File::options().read(true).write(true).create_new(true).open(m.at("f")).unwrap();
     file.write_all_at(&[7; 8192], 0).unwrap();
     let ask = |mode, offset, len| rustix::fs::fallocate(&file, mode, offset, len);
@@ -255,12 +242,9 @@ fn space_is_reserved_and_given_back() {
     assert_eq!(ask(FallocateFlags::COLLAPSE_RANGE, 0, 4096), Err(Errno::OPNOTSUPP));
 }
 
-#[test]
-fn many_wait_while_others_work() {
-    let Some(m) = mounted() else { return };
+fn many_wait_while_others_work(m: &Mounted) {
     std::thread::scope(|scope| {
         for i in 0..12 {
-            let m = &m;
             scope.spawn(move || {
                 let mut file = File::create_new(m.at(&format!("{i}"))).unwrap();
                 for round in 0..50 {
@@ -276,4 +260,37 @@ fn many_wait_while_others_work() {
     for i in 0..12 {
         assert_eq!(std::fs::metadata(m.at(&format!("{i}"))).unwrap().len(), 25_600);
     }
+}
+
+/// Each by itself, with and without a cache of what is written.
+macro_rules! both {
+    ($($name:ident)*) => {
+        mod write_through {
+            $(#[test]
+            fn $name() {
+                if let Some(m) = super::mounted(false) {
+                    super::$name(&m);
+                }
+            })*
+        }
+        mod write_back {
+            $(#[test]
+            fn $name() {
+                if let Some(m) = super::mounted(true) {
+                    super::$name(&m);
+                }
+            })*
+        }
+    };
+}
+
+both! {
+    names_come_and_go
+    what_lost_its_name_lives_until_its_last_user_has_gone
+    bytes_are_what_was_written_however_it_was
+    data_is_found_that_the_kernel_has_not_written_back
+    attributes_are_set_and_privileges_lost
+    extended_attributes_and_flags
+    space_is_reserved_and_given_back
+    many_wait_while_others_work
 }

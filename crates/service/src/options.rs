@@ -41,6 +41,8 @@ pub struct MountOptions {
     pub commit_s: u64,
     /// Changes that may wait in memory for that, in bytes.
     pub dirty_bytes: u64,
+    /// The kernel may keep what is written for a while before it says so.
+    pub write_back: bool,
 }
 
 /// When reading a file changes its time of access, by the names of mount(8).
@@ -90,6 +92,7 @@ impl Default for MountOptions {
             dir_sync: false,
             commit_s: 5,
             dirty_bytes: 64 << 20,
+            write_back: false,
         }
     }
 }
@@ -204,6 +207,8 @@ impl MountOptions {
             "sync" => self.sync = true,
             "async" => (self.sync, self.dir_sync) = (false, false),
             "dirsync" => self.dir_sync = true,
+            "writeback" => self.write_back = true,
+            "nowriteback" => self.write_back = false,
             "commit" => self.commit_s = number("commit", value)?,
             "dirty" => self.dirty_bytes = size("dirty", value)?,
             "deadline" => self.deadline_s = number("deadline", value)?,

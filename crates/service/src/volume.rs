@@ -150,6 +150,8 @@ pub struct VolumeTree {
     durable: Durable,
     /// Whether the kernel checks permissions.
     permissions: bool,
+    /// Whether it may keep what is written for a while.
+    write_back: bool,
 }
 
 /// What is durable before it is answered.
@@ -182,13 +184,18 @@ impl VolumeTree {
             (false, true) => Durable::Names,
             (false, false) => Durable::OnRequest,
         };
-        let permissions = options.default_permissions;
-        Self { volume, writing, not_written: None, durable, permissions }
+        let (permissions, write_back) = (options.default_permissions, options.write_back);
+        Self { volume, writing, not_written: None, durable, permissions, write_back }
     }
 
     /// Whether the kernel is to check permissions.
     pub fn permissions(&self) -> bool {
         self.permissions
+    }
+
+    /// Whether the kernel may keep what is written for a while.
+    pub fn write_back(&self) -> bool {
+        self.write_back
     }
 
     /// Brings everything home and marks the volume as unmounted. Later changes are refused.

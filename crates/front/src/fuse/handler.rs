@@ -27,6 +27,8 @@ use fuse_backend_rs::api::filesystem::{
 };
 use rustix::io::Errno;
 
+use super::serve::Behaviour;
+
 /// Nothing changes but through us: what the kernel knows stays true.
 const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 /// Longest target of a symbolic link, in bytes.
@@ -46,8 +48,7 @@ const ZERO_RANGE: u32 = 16;
 /// Fits the directory and file contracts to the requests.
 pub(super) struct Handler<'a, T> {
     pub(super) tree: &'a T,
-    /// Whether the kernel checks permissions: then it must know ACLs, too.
-    permissions: bool,
+    behaviour: Behaviour,
     /// Blocks that reads have used: zeroing a new one costs more than the read.
     buffers: Mutex<Vec<Block>>,
 }
@@ -72,8 +73,8 @@ fn errno_or_never(why: Refusal) -> io::Error {
 }
 
 impl<'a, T: Tree + Sync> Handler<'a, T> {
-    pub(super) fn new(tree: &'a T, permissions: bool) -> Self {
-        Self { tree, permissions, buffers: Mutex::default() }
+    pub(super) fn new(tree: &'a T, behaviour: Behaviour) -> Self {
+        Self { tree, behaviour, buffers: Mutex::default() }
     }
 
     /// The answer that gives a node out: the kernel knows it from now on.
@@ -243,12 +244,14 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
             | FsOptions::EXPLICIT_INVAL_DATA
             | FsOptions::HAS_RESEND
             | FsOptions::HAS_IOCTL_DIR;
-        if self.permissions {
+        if self.behaviour.permissions {
             wanted |= FsOptions::POSIX_ACL;
         }
         if self.tree.is_writable() {
-            wanted |=
-                FsOptions::WRITEBACK_CACHE | FsOptions::HANDLE_KILLPRIV_V2 | FsOptions::DONT_MASK;
+            wanted |= FsOptions::HANDLE_KILLPRIV_V2 | FsOptions::DONT_MASK;
+            if self.behaviour.write_back {
+                wanted |= FsOptions::WRITEBACK_CACHE;
+            }
         }
         Ok(capable & wanted)
     }

@@ -15,4 +15,4 @@ mod raw;
 mod serve;
 
 pub use mount::{AccessTimes, MountError, MountOptions, mount, read_ahead_file, unmount};
-pub use serve::{Activity, Server};
+pub use serve::{Activity, Behaviour, Server};

@@ -81,6 +81,17 @@ impl Activity {
     }
 }
 
+/// What the kernel is to do by itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Behaviour {
+    /// Check permissions, by owner, mode and ACL, as the mount was told to.
+    pub permissions: bool,
+    /// Keep what is written for a while. Many small writes become a few; every file that
+    /// was written, renamed or unlinked costs a message more, since the kernel keeps its
+    /// times, too; and that there is no space is told late.
+    pub write_back: bool,
+}
+
 /// Serves a tree to the kernel.
 pub struct Server<'a, T: Tree + Sync> {
     tree: &'a T,
@@ -88,10 +99,9 @@ pub struct Server<'a, T: Tree + Sync> {
 }
 
 impl<'a, T: Tree + Sync> Server<'a, T> {
-    /// A server of `tree`. With `permissions` the kernel checks them, by owner, mode and
-    /// ACL, as the mount was told to.
-    pub fn new(tree: &'a T, permissions: bool) -> Self {
-        Self { tree, server: server::Server::new(Handler::new(tree, permissions)) }
+    /// A server of `tree`.
+    pub fn new(tree: &'a T, behaviour: Behaviour) -> Self {
+        Self { tree, server: server::Server::new(Handler::new(tree, behaviour)) }
     }
 
     /// Answers requests until the mount ends.
