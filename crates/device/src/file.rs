@@ -351,7 +351,7 @@ impl RawFile {
     /// Reads the aligned run around a misaligned one, changes it, writes it back.
     fn write_bounced(&self, extent: Extent, run: &[&Write]) -> rustix::io::Result<()> {
         let (wide, skip) = self.widen(extent);
-        let mut bounce = Private::new(wide.len_bytes as usize);
+        let mut bounce = Private::unset(wide.len_bytes as usize);
         let end = skip + extent.len_bytes as usize;
         if wide != extent {
             let got = self.read_up_to(wide, &mut bounce)?;
