@@ -102,6 +102,11 @@ impl<K: Hash + Eq + Copy, V: Weigh + Clone> Cache<K, V> {
         self.table.insert(key, value);
     }
 
+    /// Forgets a value, if it is there.
+    pub(crate) fn forget(&self, key: K) {
+        self.table.remove(&key);
+    }
+
     pub(crate) fn statistics(&self) -> CacheStatistics {
         CacheStatistics {
             hits: self.hits.load(Ordering::Relaxed),

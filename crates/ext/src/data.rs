@@ -42,6 +42,13 @@ impl Chunk {
         Self::new(memory, range)
     }
 
+    /// Bytes of a chunk that nobody else holds; `None` if somebody does.
+    pub(crate) fn lend(this: &mut Arc<Self>, part: Range<usize>) -> Option<&mut [u8]> {
+        let chunk = Arc::get_mut(this)?;
+        let start = chunk.range.start;
+        chunk.memory.get_mut(start.checked_add(part.start)?..start.checked_add(part.end)?)
+    }
+
     /// Marks a chunk that is not in anybody's hands yet.
     pub(crate) fn mark(&self, marked: bool) {
         self.marked.store(marked, Ordering::Relaxed);
@@ -75,6 +82,23 @@ impl Data {
         let from = start.saturating_add(part.start).min(end);
         let to = start.saturating_add(part.end).clamp(from, end);
         Self { chunk: self.chunk.clone(), range: from..to }
+    }
+
+    /// Bytes of their own.
+    pub(crate) fn owned(bytes: Box<[u8]>) -> Self {
+        let range = 0..bytes.len();
+        Self { chunk: Chunk::new(Memory::Exact(bytes), range.clone()), range }
+    }
+
+    /// The bytes to be changed: copied first if anybody else holds them.
+    pub(crate) fn make_mut(&mut self) -> &mut [u8] {
+        if Arc::get_mut(&mut self.chunk).is_none() {
+            *self = Self::owned(self.to_vec().into_boxed_slice());
+        }
+        let range = self.range.clone();
+        // Nobody else holds it now.
+        let chunk = Arc::get_mut(&mut self.chunk);
+        chunk.and_then(|chunk| chunk.memory.get_mut(range)).unwrap_or_default()
     }
 
     /// No bytes.

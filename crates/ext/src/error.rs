@@ -52,6 +52,27 @@ pub enum Error {
     /// More symbolic links on a path than are followed.
     #[error("too many levels of symbolic links")]
     TooManyLinks,
+    /// The name is there already.
+    #[error("file exists")]
+    Exists,
+    /// A directory that still holds names.
+    #[error("directory not empty")]
+    NotEmpty,
+    /// No block or no inode is left.
+    #[error("no space left on device")]
+    NoSpace,
+    /// Beyond the largest file that the format can hold.
+    #[error("file too large")]
+    TooLarge,
+    /// Beyond the most names that an inode can have.
+    #[error("too many links")]
+    LinkLimit,
+    /// The volume was opened for reading, was closed, or stopped after a failure.
+    #[error("read-only file system")]
+    ReadOnly,
+    /// The inode is immutable or only to be appended to.
+    #[error("operation not permitted")]
+    NotPermitted,
 }
 
 /// What a volume answers.
@@ -97,6 +118,13 @@ impl Error {
             Self::NameTooLong => Refusal::NameTooLong,
             Self::NoAttribute => Refusal::NoAttribute,
             Self::TooManyLinks => Refusal::TooManyLinks,
+            Self::Exists => Refusal::Exists,
+            Self::NotEmpty => Refusal::NotEmpty,
+            Self::NoSpace => Refusal::NoSpace,
+            Self::TooLarge => Refusal::TooLarge,
+            Self::LinkLimit => Refusal::LinkLimit,
+            Self::ReadOnly => Refusal::ReadOnly,
+            Self::NotPermitted => Refusal::Denied,
         }
     }
 }

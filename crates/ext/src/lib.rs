@@ -50,6 +50,7 @@ mod store;
 mod stream;
 mod units;
 mod volume;
+mod write;
 mod xattr;
 
 pub use cache::CacheStatistics;
@@ -63,3 +64,4 @@ pub use path::Follow;
 pub use store::DeviceStatistics;
 pub use units::{FileBlock, FsBlock, GroupNumber, InodeNumber};
 pub use volume::{Info, Options, Space, Statistics, Volume};
+pub use write::{AccessTimes, NewNode, Renaming, Reserve, Writing, XattrSet};

@@ -25,6 +25,7 @@ use crate::data::{Chunk, Data};
 use crate::pool::{Memory, Pool};
 use crate::stream::{Ahead, Stretches};
 use crate::units::index;
+use crate::write::overlay::Overlay;
 use crate::{Error, FsBlock, Result};
 
 /// Metadata is read in aligned pieces of this many bytes, or of a block if that is more:
@@ -95,6 +96,8 @@ pub(crate) struct Store {
     pool: Arc<Pool>,
     reads: AtomicU64,
     read_bytes: AtomicU64,
+    /// What is newer than the device; nothing on a volume that is only read.
+    pub(crate) overlay: Overlay,
 }
 
 #[derive(Default)]
@@ -136,6 +139,7 @@ impl Store {
             piece_bytes,
             reads: AtomicU64::new(0),
             read_bytes: AtomicU64::new(0),
+            overlay: Overlay::default(),
         }
     }
 
@@ -152,6 +156,9 @@ impl Store {
 
     /// A block of metadata.
     pub(crate) fn block(&self, block: FsBlock) -> Result<Data> {
+        if let Some(newer) = self.overlay.get(block) {
+            return Ok(newer);
+        }
         let len = u64::from(self.block_bytes);
         let missing = Error::Corrupt {
             what: "block beyond the end of the disk",
@@ -249,11 +256,60 @@ impl Store {
             && self.in_company(&plan)
             && let Ok(chunk) = self.assemble(&plan)
         {
-            return Ok(chunk);
+            return Ok(self.renew(&plan, chunk));
         }
         let flight = self.take_off(&plan, Urgency::Now)?;
         started();
-        flight.land(&self.pool)
+        Ok(self.renew(&plan, flight.land(&self.pool)?))
+    }
+
+    /// Puts into a chunk what is newer than the device. Nobody else holds it yet.
+    fn renew(&self, plan: &Plan, mut chunk: Arc<Chunk>) -> Arc<Chunk> {
+        if self.overlay.is_empty() {
+            return chunk;
+        }
+        let blocks = self.overlay.read();
+        for (block, to, len) in self.blocks_of(plan) {
+            let Some(newer) = blocks.get(block) else { continue };
+            let range = to..to.saturating_add(len);
+            if let (Some(into), Some(from)) = (Chunk::lend(&mut chunk, range), newer.get(..len)) {
+                into.copy_from_slice(from);
+            }
+        }
+        chunk
+    }
+
+    /// The blocks of a plan: which, where in the chunk, and how much of each.
+    fn blocks_of(&self, plan: &Plan) -> impl Iterator<Item = (FsBlock, usize, usize)> {
+        let block_bytes = u64::from(self.block_bytes);
+        plan.parts.iter().flat_map(move |part| {
+            let (first, len, to) = (part.start_bytes.checked_div(block_bytes), part.len, part.to);
+            (0..len).step_by(index(block_bytes)).zip(0u64..).filter_map(move |(at, nth)| {
+                let block = FsBlock(first?).after(nth);
+                Some((block, to.saturating_add(at), len.saturating_sub(at).min(index(block_bytes))))
+            })
+        })
+    }
+
+    /// Whether the device is behind in any block of the plan.
+    fn is_newer(&self, plan: &Plan) -> bool {
+        if self.overlay.is_empty() {
+            return false;
+        }
+        let blocks = self.overlay.read();
+        self.blocks_of(plan).any(|(block, ..)| blocks.get(block).is_some())
+    }
+
+    /// Forgets a chunk, also one on its way.
+    pub(crate) fn forget(&self, key: Key) {
+        self.cache.forget(key);
+        self.claim(key);
+    }
+
+    /// Forgets what the data cache holds of a block of the device.
+    pub(crate) fn forget_block(&self, block: FsBlock) {
+        let start = block.0.saturating_mul(u64::from(self.block_bytes));
+        self.forget(Key { inode: 0, index: self.piece_place(start).0 });
     }
 
     /// Whether a small file lies where others were read just now.
@@ -320,6 +376,9 @@ impl Store {
         }
         // Whoever asks in earnest will get the error.
         let Ok(plan) = plan() else { return false };
+        if self.is_newer(&plan) && key.inode != 0 {
+            return true;
+        }
         let Ok(mut flight) = self.take_off(&plan, Urgency::Ahead) else { return false };
         flight.marked = marked;
         let mut flights = self.lock_flights();
@@ -358,7 +417,8 @@ impl Store {
 
     /// Reads a chunk and waits for it.
     pub(crate) fn load(&self, plan: &Plan) -> Result<Arc<Chunk>> {
-        self.take_off(plan, Urgency::Now)?.land(&self.pool)
+        let chunk = self.take_off(plan, Urgency::Now)?.land(&self.pool)?;
+        Ok(self.renew(plan, chunk))
     }
 
     fn take_off(&self, plan: &Plan, urgency: Urgency) -> Result<Flight> {

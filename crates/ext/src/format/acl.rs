@@ -4,12 +4,23 @@
 //!   disk, version 1   | 1 | tag perm | tag perm id | ..   id only of named users and groups
 //!   Linux, version 2  | 2 | tag perm id | ..              id -1 where there is none
 //! ```
+//! A list and the mode of its inode say some things both; POSIX.1e, draft 17, sections 23.1.3
+//! and 23.1.4, keeps them in step:
+//! ```text
+//!   mode     owner        group                            other
+//!   list     USER_OBJ     MASK, or GROUP_OBJ without one   OTHER
+//! ```
 
 use super::{le16, le32};
 use crate::{Error, Result};
 
+const USER_OBJ: u16 = 0x01;
 const USER: u16 = 0x02;
+const GROUP_OBJ: u16 = 0x04;
 const GROUP: u16 = 0x08;
+const MASK: u16 = 0x10;
+const OTHER: u16 = 0x20;
+const NO_ID: u32 = u32::MAX;
 
 /// The list on disk in the form that Linux's `getxattr` answers.
 ///
@@ -26,7 +37,7 @@ pub fn to_linux(disk: &[u8]) -> Result<Vec<u8>> {
         let (Some(tag), Some(perm)) = (le16(rest, 0), le16(rest, 2)) else { return Err(corrupt) };
         let (id, len) = match tag {
             USER | GROUP => (le32(rest, 4).ok_or(corrupt.clone())?, 8),
-            0x01 | 0x04 | 0x10 | 0x20 => (u32::MAX, 4),
+            USER_OBJ | GROUP_OBJ | MASK | OTHER => (NO_ID, 4),
             _ => return Err(corrupt),
         };
         linux.extend(tag.to_le_bytes());
@@ -51,7 +62,7 @@ pub fn to_disk(linux: &[u8]) -> Result<Vec<u8>> {
         let tag = le16(entry, 0).ok_or(misuse.clone())?;
         let len = match tag {
             USER | GROUP => 8,
-            0x01 | 0x04 | 0x10 | 0x20 => 4,
+            USER_OBJ | GROUP_OBJ | MASK | OTHER => 4,
             _ => return Err(misuse),
         };
         disk.extend(entry.get(..len).unwrap_or_default());
@@ -59,9 +70,202 @@ pub fn to_disk(linux: &[u8]) -> Result<Vec<u8>> {
     Ok(disk)
 }
 
+/// One line of a list.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Line {
+    tag: u16,
+    /// Read 4, write 2, execute 1.
+    perm: u16,
+    id: u32,
+}
+
+/// A list that is sound: owner, named users, owning group, named groups, mask, others, in
+/// this order; a mask is there if anything is named.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Acl {
+    lines: Vec<Line>,
+}
+
+impl Acl {
+    /// Reads a list in Linux's form; `None` if it has no lines, which asks for its removal.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] if it is not sound, as Linux refuses it.
+    pub fn of_linux(linux: &[u8]) -> Result<Option<Self>> {
+        let misuse = Error::Misuse("not an access control list");
+        if le32(linux, 0) != Some(2) || linux.len() % 8 != 4 {
+            return Err(misuse);
+        }
+        let mut lines = Vec::new();
+        for line in linux.get(4..).unwrap_or_default().chunks_exact(8) {
+            let (Some(tag), Some(perm), Some(id)) = (le16(line, 0), le16(line, 2), le32(line, 4))
+            else {
+                return Err(misuse);
+            };
+            let id = if matches!(tag, USER | GROUP) { id } else { NO_ID };
+            lines.push(Line { tag, perm, id });
+        }
+        match lines.is_empty() {
+            true => Ok(None),
+            false if is_sound(&lines) => Ok(Some(Self { lines })),
+            false => Err(misuse),
+        }
+    }
+
+    /// The list in Linux's form.
+    pub fn to_linux(&self) -> Vec<u8> {
+        let mut linux = 2u32.to_le_bytes().to_vec();
+        for Line { tag, perm, id } in &self.lines {
+            linux.extend(tag.to_le_bytes());
+            linux.extend(perm.to_le_bytes());
+            linux.extend(id.to_le_bytes());
+        }
+        linux
+    }
+
+    /// The nine permission bits that an inode with this access list has.
+    pub fn access_mode(&self) -> u16 {
+        let perm = |tag| self.perm(tag).unwrap_or(0);
+        perm(USER_OBJ) << 6 | self.perm(MASK).unwrap_or(perm(GROUP_OBJ)) << 3 | perm(OTHER)
+    }
+
+    /// Whether the mode says all that the list says, so that it need not be kept.
+    pub fn is_mode_only(&self) -> bool {
+        self.lines.iter().all(|line| matches!(line.tag, USER_OBJ | GROUP_OBJ | OTHER))
+    }
+
+    /// The access list after a change of the mode.
+    #[must_use]
+    pub fn chmod(&self, mode: u16) -> Self {
+        let mut list = self.clone();
+        let class = list.group_class();
+        for line in &mut list.lines {
+            line.perm = match line.tag {
+                USER_OBJ => mode >> 6 & 7,
+                OTHER => mode & 7,
+                tag if tag == class => mode >> 3 & 7,
+                _ => line.perm,
+            };
+        }
+        list
+    }
+
+    /// What a new inode inherits from this default list when it is made with `mode`, to which
+    /// no umask was applied: its access list, unless its mode says the same, and its mode. A
+    /// directory gets the default list, too; a symbolic link gets neither.
+    pub fn inherit(&self, mode: u16) -> (Option<Self>, u16) {
+        let mut list = self.clone();
+        let class = list.group_class();
+        let mut kept = mode & !0o777;
+        for line in &mut list.lines {
+            let shift = match line.tag {
+                USER_OBJ => 6,
+                OTHER => 0,
+                tag if tag == class => 3,
+                _ => continue,
+            };
+            line.perm &= mode >> shift & 7;
+            kept |= line.perm << shift;
+        }
+        let access = (!list.is_mode_only()).then_some(list);
+        (access, kept)
+    }
+
+    /// The line that the group bits of the mode stand for.
+    fn group_class(&self) -> u16 {
+        if self.perm(MASK).is_some() { MASK } else { GROUP_OBJ }
+    }
+
+    fn perm(&self, tag: u16) -> Option<u16> {
+        self.lines.iter().find(|line| line.tag == tag).map(|line| line.perm)
+    }
+}
+
+fn is_sound(lines: &[Line]) -> bool {
+    let count = |tag| lines.iter().filter(|line| line.tag == tag).count();
+    let masks = count(MASK);
+    let named = count(USER) > 0 || count(GROUP) > 0;
+    let each = lines.iter().all(|line| {
+        let known = matches!(line.tag, USER_OBJ | USER | GROUP_OBJ | GROUP | MASK | OTHER);
+        let has_id = line.id != NO_ID;
+        known && line.perm <= 7 && has_id == matches!(line.tag, USER | GROUP)
+    });
+    // The numbers of the tags are in the order of the lines.
+    each && lines.is_sorted_by_key(|line| line.tag)
+        && [USER_OBJ, GROUP_OBJ, OTHER].into_iter().all(|tag| count(tag) == 1)
+        && (masks == 1 || masks == 0 && !named)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn linux(lines: &[(u16, u16, u32)]) -> Vec<u8> {
+        let lines = lines.iter().map(|(tag, perm, id)| Line { tag: *tag, perm: *perm, id: *id });
+        Acl { lines: lines.collect() }.to_linux()
+    }
+
+    fn list(lines: &[(u16, u16, u32)]) -> Acl {
+        Acl::of_linux(&linux(lines)).unwrap().unwrap()
+    }
+
+    const OWNERS: [(u16, u16, u32); 3] = [(1, 7, NO_ID), (4, 5, NO_ID), (0x20, 4, NO_ID)];
+    const NAMED: [(u16, u16, u32); 5] =
+        [(1, 7, NO_ID), (2, 6, 1000), (4, 5, NO_ID), (0x10, 7, NO_ID), (0x20, 4, NO_ID)];
+
+    #[test]
+    fn only_sound_lists_are_taken() {
+        let good = |lines: &[(u16, u16, u32)]| Acl::of_linux(&linux(lines)).is_ok();
+        assert!(good(&OWNERS) && good(&NAMED));
+        assert_eq!(Acl::of_linux(&[2, 0, 0, 0]).unwrap(), None);
+        assert!(Acl::of_linux(&[1, 0, 0, 0]).is_err() && Acl::of_linux(&[]).is_err());
+        assert!(Acl::of_linux(&linux(&NAMED)[..19]).is_err());
+        let [user, named, group, mask, other] = NAMED;
+        // Each may be left out only if nothing needs it.
+        assert!(!good(&[named, group, mask, other]) && !good(&[user, named, mask, other]));
+        assert!(!good(&[user, named, group, mask]) && !good(&[user, named, group, other]));
+        assert!(good(&[user, group, mask, other]));
+        // Once, and in order.
+        assert!(!good(&[user, user, group, other]) && !good(&[user, other, group]));
+        assert!(!good(&[user, named, group, mask, mask, other]));
+        assert!(!good(&[user, group, named, mask, other]));
+        assert!(good(&[user, (2, 6, 5), (2, 6, 3), group, (8, 1, 3), mask, other]));
+        // Known tags, permissions and ids.
+        assert!(!good(&[user, group, other, (0x40, 1, NO_ID)]));
+        assert!(!good(&[(1, 8, NO_ID), group, other]));
+        assert!(!good(&[user, (2, 6, NO_ID), group, mask, other]));
+    }
+
+    #[test]
+    fn list_and_mode_stay_in_step() {
+        assert_eq!((list(&OWNERS).access_mode(), list(&OWNERS).is_mode_only()), (0o754, true));
+        assert_eq!((list(&NAMED).access_mode(), list(&NAMED).is_mode_only()), (0o774, false));
+        for mode in 0..0o1000 {
+            for lines in [&OWNERS[..], &NAMED[..]] {
+                let changed = list(lines).chmod(0o4000 | mode);
+                assert_eq!(changed.access_mode(), mode);
+                assert_eq!(Acl::of_linux(&changed.to_linux()).unwrap().unwrap(), changed);
+            }
+        }
+        // With a mask, the owning group's own line stays.
+        assert_eq!(list(&NAMED).chmod(0o700).perm(GROUP_OBJ), Some(5));
+        assert_eq!(list(&OWNERS).chmod(0o700).perm(GROUP_OBJ), Some(0));
+    }
+
+    #[test]
+    fn a_new_inode_gets_what_both_mode_and_default_list_allow() {
+        assert_eq!(list(&OWNERS).inherit(0o2666), (None, 0o2644));
+        let (access, mode) = list(&NAMED).inherit(0o640);
+        assert_eq!(mode, 0o640);
+        let access = access.unwrap();
+        assert_eq!(access.access_mode(), 0o640);
+        assert_eq!((access.perm(USER), access.perm(GROUP_OBJ)), (Some(6), Some(5)));
+        for mode in 0..0o1000 {
+            let (access, kept) = list(&NAMED).inherit(mode);
+            assert_eq!(kept, mode & 0o774);
+            assert_eq!(access.unwrap().access_mode(), kept);
+        }
+    }
 
     #[test]
     fn ids_are_added_where_the_disk_leaves_them_out() {

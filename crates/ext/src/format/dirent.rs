@@ -53,7 +53,12 @@ impl<'a> Dirents<'a> {
     /// The chain of `block`.
     pub fn of(block: &'a [u8], super_: &Superblock) -> Self {
         let filetype = super_.incompatible.contains(Incompatible::FILETYPE);
-        Self { block, at: 0, filetype, inodes: super_.inodes }
+        Self::new(block, filetype, super_.inodes)
+    }
+
+    /// The chain of `block` on a volume of so many inodes, with kinds or without.
+    pub(crate) const fn new(block: &'a [u8], filetype: bool, inodes: u32) -> Self {
+        Self { block, at: 0, filetype, inodes }
     }
 
     /// Where the next entry starts; the length of the block at its end.
@@ -121,7 +126,8 @@ pub(crate) fn record_len(raw: u16, block_bytes: usize) -> usize {
     }
 }
 
-fn kind(file_type: u8) -> Option<Kind> {
+/// The kind that a number in an entry stands for.
+pub(crate) const fn kind(file_type: u8) -> Option<Kind> {
     Some(match file_type {
         1 => Kind::File,
         2 => Kind::Directory,
@@ -214,7 +220,7 @@ impl BlockWriter {
 }
 
 /// A record length as its 16 bits say it; see [`record_len`].
-pub(super) fn raw_record_len(len: usize, block_bytes: usize) -> u16 {
+pub(crate) fn raw_record_len(len: usize, block_bytes: usize) -> u16 {
     match u16::try_from(len) {
         Ok(raw) => raw,
         Err(_) if len == block_bytes => u16::MAX,
@@ -237,7 +243,7 @@ mod tests {
     }
 
     fn walk(block: &[u8]) -> Vec<std::result::Result<&[u8], &'static str>> {
-        let entries = Dirents { block, at: 0, filetype: true, inodes: 100 };
+        let entries = Dirents::new(block, true, 100);
         entries
             .map(|entry| match entry {
                 Ok(entry) => Ok(entry.name),

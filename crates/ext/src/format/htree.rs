@@ -13,10 +13,12 @@ use super::hash::{Hash, Seed};
 use super::{dirent, le16, le32};
 use crate::{Error, FileBlock, Result};
 
-const ROOT_INFO_AT: usize = 24;
-const NODE_ENTRIES_AT: usize = 8;
-const ENTRY_BYTES: usize = 8;
-const BLOCK_MASK: u32 = 0x0FFF_FFFF;
+pub(crate) const ROOT_INFO_AT: usize = 24;
+pub(crate) const NODE_ENTRIES_AT: usize = 8;
+/// Where limit, count and the first block stand in a root.
+pub(crate) const ROOT_ENTRIES_AT: usize = ROOT_INFO_AT + 8;
+pub(crate) const ENTRY_BYTES: usize = 8;
+pub(crate) const BLOCK_MASK: u32 = 0x0FFF_FFFF;
 
 /// What the root of a tree says of all of it.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +44,7 @@ impl Root {
             return Err(corrupt);
         }
         let entries = info.get(usize::from(len)..).unwrap_or_default();
-        Ok((Self { hash, levels }, Index::check(entries)?))
+        Ok((Self { hash, levels }, Index::of_entries(entries)?))
     }
 }
 
@@ -58,10 +60,11 @@ impl<'a> Index<'a> {
     /// # Errors
     /// [`Error::Corrupt`] if its count makes no sense.
     pub fn of_node(block: &'a [u8]) -> Result<Self> {
-        Self::check(block.get(NODE_ENTRIES_AT..).unwrap_or_default())
+        Self::of_entries(block.get(NODE_ENTRIES_AT..).unwrap_or_default())
     }
 
-    fn check(entries: &'a [u8]) -> Result<Self> {
+    /// Reads entries from where limit and count stand.
+    pub(crate) fn of_entries(entries: &'a [u8]) -> Result<Self> {
         let corrupt = Error::corrupt("hash tree index");
         let (Some(limit), Some(count)) = (le16(entries, 0), le16(entries, 2)) else {
             return Err(corrupt);
@@ -73,13 +76,14 @@ impl<'a> Index<'a> {
         entries.get(..bytes).map(|entries| Self { entries }).ok_or(corrupt)
     }
 
-    fn len(self) -> usize {
+    /// How many entries there are.
+    pub(crate) fn len(self) -> usize {
         self.entries.len() / ENTRY_BYTES
     }
 
     /// The lowest hash below entry `nth`; its lowest bit says that names with this very
     /// hash may be below the entry before, too.
-    fn hash(self, nth: usize) -> Option<u32> {
+    pub(crate) fn hash(self, nth: usize) -> Option<u32> {
         le32(self.entries, nth.checked_mul(ENTRY_BYTES)?)
     }
 
@@ -128,7 +132,7 @@ pub struct Entry {
 
 /// Entries that a root has room for.
 pub fn root_room(block_bytes: u32) -> usize {
-    crate::units::index(block_bytes.into()).saturating_sub(ROOT_INFO_AT + 8) / ENTRY_BYTES
+    crate::units::index(block_bytes.into()).saturating_sub(ROOT_ENTRIES_AT) / ENTRY_BYTES
 }
 
 /// Entries that a node has room for.
@@ -206,7 +210,7 @@ mod tests {
         for count in 1..20u32 {
             let hashes: Vec<u32> = (0..count).map(|nth| nth * 10).collect();
             let bytes = index(&hashes);
-            let index = Index::check(&bytes).unwrap();
+            let index = Index::of_entries(&bytes).unwrap();
             for hash in 0..count * 10 + 5 {
                 assert_eq!(index.find(hash), (hash / 10).min(count - 1) as usize);
             }
@@ -216,7 +220,7 @@ mod tests {
     #[test]
     fn collisions_go_on_in_the_next_block() {
         let bytes = index(&[0, 10, 21, 30]);
-        let index = Index::check(&bytes).unwrap();
+        let index = Index::of_entries(&bytes).unwrap();
         assert_eq!(index.find(20), 1);
         assert_eq!(index.continues(1, 20), Some(2));
         assert_eq!(index.continues(2, 30), None);

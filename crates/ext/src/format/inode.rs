@@ -22,6 +22,24 @@ pub const DIRECT: u32 = 12;
 
 /// Inode flags that decide how it is read.
 pub mod flags {
+    /// Every change is durable before it is acknowledged.
+    pub const SYNC: u32 = 0x8;
+    /// Nothing may change.
+    pub const IMMUTABLE: u32 = 0x10;
+    /// Contents may only grow.
+    pub const APPEND: u32 = 0x20;
+    /// Not for backups.
+    pub const NO_DUMP: u32 = 0x40;
+    /// Reading leaves no trace.
+    pub const NO_ATIME: u32 = 0x80;
+    /// Names are durable before they are acknowledged.
+    pub const DIR_SYNC: u32 = 0x1_0000;
+    /// A directory whose subdirectories have nothing to do with each other.
+    pub const TOP_DIR: u32 = 0x2_0000;
+    /// What a program may set, as far as ext2 honours it.
+    pub const SETTABLE: u32 = 0x0003_80FF & !COMPRESSED;
+    /// What a new inode takes over from its directory.
+    pub const INHERITED: u32 = 0x0001_C0CB;
     /// A directory has a hash tree.
     pub const INDEX: u32 = 0x1000;
     /// `i_blocks` counts file system blocks.
@@ -121,6 +139,16 @@ impl Inode {
         if raw.i_links_count.get() == 0 {
             return Err(Error::NotFound);
         }
+        Self::of_slot(bytes, number, super_)
+    }
+
+    /// [`Inode::check`] for those who know that the inode is in use though nothing names it.
+    ///
+    /// # Errors
+    /// As [`Inode::check`], but for [`Error::NotFound`].
+    pub(crate) fn of_slot(bytes: &[u8], number: InodeNumber, super_: &Superblock) -> Result<Self> {
+        let corrupt = |what| Error::Corrupt { what, inode: Some(number), block: None };
+        let (raw, _) = RawInode::ref_from_prefix(bytes).map_err(|_| corrupt("inode"))?;
         let mode = raw.i_mode.get();
         let kind = Kind::from_mode(u32::from(mode)).ok_or(corrupt("inode: kind"))?;
         let extra = Extra::of(bytes).ok_or(corrupt("inode: extra size"))?;
@@ -150,6 +178,21 @@ impl Inode {
                 created: extra.created.map(|(low, high)| time(low, high)),
             },
         })
+    }
+
+    /// Owner and group.
+    pub fn owner(&self) -> (u32, u32) {
+        (self.stat.uid, self.stat.gid)
+    }
+
+    /// Kind and permissions.
+    pub fn mode(&self) -> u32 {
+        self.stat.mode.into()
+    }
+
+    /// Names that lead here.
+    pub fn links(&self) -> u16 {
+        self.stat.links
     }
 
     /// The generation that tells two files apart that had the same number.
@@ -375,24 +418,24 @@ pub fn target_pointers(target: &[u8]) -> Option<[u32; POINTERS]> {
 }
 
 /// A time as its seconds field and its extra field.
-fn split_time(time: Time) -> (u32, u32) {
+pub(super) fn split_time(time: Time) -> (u32, u32) {
     let low = low32(time.seconds.cast_unsigned());
     let epoch = time.seconds.saturating_sub(i64::from(low.cast_signed())) >> 32;
     (low, low32(epoch.cast_unsigned()) & 3 | time.nanoseconds << 2)
 }
 
 /// The nearest time that 32 bits can say.
-fn without_epoch(time: Time) -> Time {
+pub(super) fn without_epoch(time: Time) -> Time {
     let seconds = time.seconds.clamp(i64::from(i32::MIN), i64::from(i32::MAX));
     Time { seconds, nanoseconds: 0 }
 }
 
-fn low16(value: u32) -> u16 {
+pub(super) fn low16(value: u32) -> u16 {
     let [a, b, ..] = value.to_le_bytes();
     u16::from_le_bytes([a, b])
 }
 
-fn low32(value: u64) -> u32 {
+pub(super) fn low32(value: u64) -> u32 {
     let [a, b, c, d, ..] = value.to_le_bytes();
     u32::from_le_bytes([a, b, c, d])
 }

@@ -11,12 +11,14 @@
 //! This module is pure: it does not know what a disk or a cache is.
 
 pub mod acl;
+pub mod bitmap;
 pub mod dirent;
 pub mod features;
 pub mod group;
 pub mod hash;
 pub mod htree;
 pub mod inode;
+pub mod slot;
 pub mod superblock;
 pub mod xattr;
 
@@ -30,4 +32,16 @@ pub(crate) fn le16(bytes: &[u8], at: usize) -> Option<u16> {
 pub(crate) fn le32(bytes: &[u8], at: usize) -> Option<u32> {
     let field = bytes.get(at..at.checked_add(4)?)?;
     Some(u32::from_le_bytes(field.try_into().ok()?))
+}
+
+/// Puts little-endian 16 bits at `at`, if there is room.
+pub(crate) fn put16(bytes: &mut [u8], at: usize, value: u16) -> Option<()> {
+    bytes.get_mut(at..at.checked_add(2)?)?.copy_from_slice(&value.to_le_bytes());
+    Some(())
+}
+
+/// Puts little-endian 32 bits at `at`, if there is room.
+pub(crate) fn put32(bytes: &mut [u8], at: usize, value: u32) -> Option<()> {
+    bytes.get_mut(at..at.checked_add(4)?)?.copy_from_slice(&value.to_le_bytes());
+    Some(())
 }

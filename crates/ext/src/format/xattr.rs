@@ -6,6 +6,8 @@
 //! In a block of its own (head of 32 bytes, values counted from the start of the block)
 //! or behind the fields of an inode (head of 4 bytes, values counted from the first entry).
 
+pub(crate) mod edit;
+
 use super::{le16, le32};
 use crate::{Error, Result};
 
@@ -130,6 +132,18 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
+/// The number that stands for the prefix of a name, and the rest; `None` if the format has no
+/// place for such a name.
+fn split_name(name: &[u8]) -> Option<(u8, &[u8])> {
+    let mut numbers = 0..=8u8;
+    let found = numbers.find_map(|number| {
+        let prefix = prefix(number)?;
+        let suffix = name.strip_prefix(prefix)?;
+        (prefix.ends_with(b".") != suffix.is_empty()).then_some((number, suffix))
+    });
+    found.filter(|(_, suffix)| suffix.len() <= 255)
+}
+
 /// An attribute that is to be written: its name's number and rest, and the bytes on disk.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct NewAttribute {
@@ -147,14 +161,7 @@ impl NewAttribute {
     /// # Errors
     /// [`Error::Misuse`] if an access control list is none.
     pub fn new(name: &[u8], value: &[u8]) -> Result<Option<Self>> {
-        let found = (0..=8u8).find_map(|number| {
-            let prefix = prefix(number)?;
-            let suffix = name.strip_prefix(prefix)?;
-            (prefix.ends_with(b".") != suffix.is_empty()).then_some((number, suffix))
-        });
-        let Some((number, suffix)) = found.filter(|(_, suffix)| suffix.len() <= 255) else {
-            return Ok(None);
-        };
+        let Some((number, suffix)) = split_name(name) else { return Ok(None) };
         let value = match number {
             2 | 3 => super::acl::to_disk(value)?,
             _ => value.to_vec(),

@@ -11,13 +11,13 @@ use crate::units::{index, narrow};
 use crate::{Error, FileBlock, FsBlock, Result};
 
 /// Where the pointer to a file block is found.
-struct Path {
+pub(crate) struct Path {
     /// The pointer of the inode that leads there.
-    slot: usize,
+    pub(crate) slot: usize,
     /// Levels of indirect blocks below it: 0 to 3.
-    levels: u32,
+    pub(crate) levels: u32,
     /// The block's place in the tree.
-    offset: u64,
+    pub(crate) offset: u64,
 }
 
 /// What a walk down found.
@@ -29,11 +29,11 @@ enum Found {
 }
 
 /// The pointers that a block holds: a power of two.
-fn fan_out(super_: &Superblock) -> u64 {
+pub(crate) fn fan_out(super_: &Superblock) -> u64 {
     u64::from(super_.block_bytes / 4)
 }
 
-fn path(at: FileBlock, fan_out: u64) -> Option<Path> {
+pub(crate) fn path(at: FileBlock, fan_out: u64) -> Option<Path> {
     let at = u64::from(at.0);
     let direct = u64::from(DIRECT);
     let Some(mut offset) = at.checked_sub(direct) else {
@@ -96,7 +96,7 @@ fn node(store: &Store, block: FsBlock) -> Result<Option<crate::Data>> {
     }
 }
 
-fn pointer_at(block: &[u8], nth: u64) -> u32 {
+pub(crate) fn pointer_at(block: &[u8], nth: u64) -> u32 {
     index(nth).checked_mul(4).and_then(|at| le32(block, at)).unwrap_or(0)
 }
 

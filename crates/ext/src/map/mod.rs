@@ -10,7 +10,7 @@
 //! Law 2: a pointer that leads nowhere damages the blocks it stands for and no others.
 
 pub(crate) mod build;
-mod indirect;
+pub(crate) mod indirect;
 
 use std::sync::Arc;
 

@@ -1,0 +1,507 @@
+//! Directory blocks, edited where they lie.
+//!
+//! ```text
+//!   | name | slack | name | name | slack ........ | unused ...... |
+//!             │                     │                └ room: becomes a name once it has an inode
+//!             └──────────┬──────────┘
+//!                      room: the record before gets shorter and reveals what was put there
+//! ```
+//! A power cut may tear a block into sectors, some old and some new; hence
+//!
+//! Law 1: a name that stays is never moved, and no byte of it changes.
+//! Law 2: removing a name changes one field of at most four bytes, which lies in one sector:
+//! the record length before it, or its own inode number if it is the first in the block.
+//! Law 3: a new name is put where nothing is read ([`hide`]), and shown by one such field
+//! ([`reveal`]). If both lie in one sector ([`Room::whole`]), no tear can part them; if not,
+//! the hidden bytes must be durable first.
+//! Law 4: whatever the bytes, nothing here panics, and a chain that is broken is not edited.
+//!
+//! These functions know neither disks nor locks.
+
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "computes with places inside a block, which `record` has checked"
+)]
+
+pub(crate) mod index;
+
+use draconis_exchange::contract::Kind;
+
+use crate::format::dirent::{self, HEAD_BYTES, record_bytes, record_len};
+use crate::format::hash::Hash;
+use crate::format::{put16, put32};
+use crate::{Error, InodeNumber, Result};
+
+/// What a disk writes as a whole or not at all.
+const SECTOR_BYTES: usize = 512;
+const LONGEST_NAME: usize = 255;
+
+/// A name that was found in a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Found {
+    /// The byte where its record starts.
+    pub(crate) at: usize,
+    /// Where the record before it starts; `None` if it is the first.
+    pub(crate) previous: Option<usize>,
+    /// What it names.
+    pub(crate) inode: InodeNumber,
+    /// The kind of the inode, where the entry knows.
+    pub(crate) kind: Option<Kind>,
+}
+
+/// A place for a new name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Room {
+    /// The byte where its record will start.
+    pub(crate) at: usize,
+    /// Whether the new name and the field that reveals it lie in one sector.
+    pub(crate) whole: bool,
+    /// The bytes of its record.
+    len: usize,
+    /// The record that gets shorter; `None` if an unused one is taken over.
+    after: Option<usize>,
+}
+
+/// What a block answers to a name that is to be made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Sought {
+    /// It is there.
+    Found(Found),
+    /// It is not there, but could be here.
+    Room(Room),
+    /// It is not there, and there is no room for it.
+    Full,
+}
+
+/// A block of names in two halves.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Split {
+    /// The lower half, as the old block without the names of the other half: it may be
+    /// written over the old block, and torn. See [`pack`] for one without holes.
+    pub(crate) low: Vec<u8>,
+    /// The upper half, packed.
+    pub(crate) high: Vec<u8>,
+    /// The lowest hash of the upper half; its lowest bit says that the lower half has names
+    /// with this very hash, too.
+    pub(crate) hash: u32,
+}
+
+/// One record of a chain.
+#[derive(Clone, Copy)]
+struct Record {
+    at: usize,
+    len: usize,
+    /// 0 in an unused record.
+    inode: u32,
+    kind: u8,
+    name_len: usize,
+}
+
+impl Record {
+    /// Bytes that its name needs; the rest is slack.
+    fn used(&self) -> usize {
+        if self.inode == 0 { 0 } else { record_bytes(self.name_len) }
+    }
+
+    fn next(&self) -> usize {
+        self.at + self.len
+    }
+
+    /// The room in it for a record of so many bytes.
+    #[inline]
+    fn room(&self, need_bytes: usize) -> Option<Room> {
+        let used = self.used();
+        if self.len < used.saturating_add(need_bytes) {
+            return None;
+        }
+        let at = self.at + used;
+        let end = at + need_bytes.max(1) - 1;
+        // What reveals: the inode number of an unused record, the length of another.
+        let (after, shown_at) =
+            if used == 0 { (None, self.at) } else { (Some(self.at), self.at + 4) };
+        let whole = shown_at / SECTOR_BYTES == end / SECTOR_BYTES;
+        Some(Room { at, whole, len: self.len - used, after })
+    }
+
+    #[inline]
+    fn is(&self, block: &[u8], name: &[u8]) -> bool {
+        self.inode != 0 && self.name_len == name.len() && self.name(block) == name
+    }
+
+    fn found(&self, previous: Option<usize>, filetype: bool) -> Found {
+        let kind = if filetype { dirent::kind(self.kind) } else { None };
+        Found { at: self.at, previous, inode: InodeNumber(self.inode), kind }
+    }
+
+    fn name<'a>(&self, block: &'a [u8]) -> &'a [u8] {
+        let rest = block.get(self.at + HEAD_BYTES..).unwrap_or_default();
+        rest.get(..self.name_len).unwrap_or_default()
+    }
+}
+
+/// What breaks a chain; small, for the sake of those who walk chains.
+#[derive(Clone, Copy, Debug)]
+struct Broken(&'static str);
+
+impl From<Broken> for Error {
+    fn from(Broken(what): Broken) -> Self {
+        Self::corrupt(what)
+    }
+}
+
+/// The record at `at`, which lies in the block with all of its name.
+#[inline]
+fn record(block: &[u8], at: usize) -> std::result::Result<Record, Broken> {
+    let rest = block.get(at..).unwrap_or_default();
+    let broken = Broken("directory entry: record length");
+    let Some(&[i0, i1, i2, i3, l0, l1, name_len, kind]) = rest.first_chunk() else {
+        return Err(broken);
+    };
+    let len = record_len(u16::from_le_bytes([l0, l1]), block.len());
+    if len < HEAD_BYTES || !len.is_multiple_of(4) || len > rest.len() {
+        return Err(broken);
+    }
+    let inode = u32::from_le_bytes([i0, i1, i2, i3]);
+    let name_len = usize::from(name_len);
+    if inode != 0 && HEAD_BYTES + name_len > len {
+        return Err(Broken("directory entry: name length"));
+    }
+    Ok(Record { at, len, inode, kind, name_len })
+}
+
+/// The chain of a block, up to where it breaks.
+struct Records<'a> {
+    block: &'a [u8],
+    at: usize,
+}
+
+impl Iterator for Records<'_> {
+    type Item = std::result::Result<Record, Broken>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.at >= self.block.len() {
+            return None;
+        }
+        let found = record(self.block, self.at);
+        self.at = found.as_ref().map_or(usize::MAX, Record::next);
+        Some(found)
+    }
+}
+
+const fn records(block: &[u8]) -> Records<'_> {
+    Records { block, at: 0 }
+}
+
+/// All records of a block.
+fn all(block: &[u8]) -> Result<Vec<Record>> {
+    Ok(records(block).collect::<std::result::Result<_, Broken>>()?)
+}
+
+/// A block without names.
+pub(crate) fn empty(block_bytes: usize) -> Vec<u8> {
+    pack_of([], &vec![0; block_bytes])
+}
+
+/// Looks for `name` in a block; with `filetype`, entries know the kind of their inode.
+///
+/// # Errors
+/// [`Error::Corrupt`] if the chain breaks before the name is found.
+pub(crate) fn find(block: &[u8], filetype: bool, name: &[u8]) -> Result<Option<Found>> {
+    let mut previous = None;
+    for record in records(block) {
+        let record = record?;
+        if record.is(block, name) {
+            return Ok(Some(record.found(previous, filetype)));
+        }
+        previous = Some(record.at);
+    }
+    Ok(None)
+}
+
+/// A place for a record of `need_bytes` (see [`record_bytes`]): the first that no tear can
+/// part, or else the first.
+///
+/// # Errors
+/// [`Error::Corrupt`] if the chain breaks before such a place.
+pub(crate) fn room(block: &[u8], need_bytes: usize) -> Result<Option<Room>> {
+    let mut parted = None;
+    for record in records(block) {
+        match record?.room(need_bytes) {
+            Some(room) if room.whole => return Ok(Some(room)),
+            Some(room) if parted.is_none() => parted = Some(room),
+            _ => {}
+        }
+    }
+    Ok(parted)
+}
+
+/// [`find`] and, if the name is not there, [`room`] for it, in one pass.
+///
+/// # Errors
+/// [`Error::Corrupt`] if the chain breaks before the name is found.
+pub(crate) fn seek(block: &[u8], filetype: bool, name: &[u8]) -> Result<Sought> {
+    let need_bytes = record_bytes(name.len());
+    let mut previous = None;
+    let mut best: Option<Room> = None;
+    for record in records(block) {
+        let record = record?;
+        if record.is(block, name) {
+            return Ok(Sought::Found(record.found(previous, filetype)));
+        }
+        if !best.is_some_and(|best| best.whole)
+            && let Some(room) = record.room(need_bytes)
+            && (best.is_none() || room.whole)
+        {
+            best = Some(room);
+        }
+        previous = Some(record.at);
+    }
+    Ok(best.map_or(Sought::Full, Sought::Room))
+}
+
+/// Puts a name into a block at a place that [`room`] found there.
+///
+/// # Errors
+/// [`Error::NameTooLong`]; [`Error::Misuse`] if this cannot be a name, or there is no such
+/// room. The block is as before.
+pub(crate) fn insert(
+    block: &mut [u8],
+    room: &Room,
+    inode: InodeNumber,
+    kind: Kind,
+    name: &[u8],
+    filetype: bool,
+) -> Result<()> {
+    hide(block, room, inode, kind, name, filetype)?;
+    reveal(block, room, inode)
+}
+
+/// The first half of [`insert`]: puts the name where no reader looks.
+///
+/// # Errors
+/// As [`insert`].
+pub(crate) fn hide(
+    block: &mut [u8],
+    room: &Room,
+    inode: InodeNumber,
+    kind: Kind,
+    name: &[u8],
+    filetype: bool,
+) -> Result<()> {
+    if name.len() > LONGEST_NAME {
+        return Err(Error::NameTooLong);
+    }
+    if name.is_empty() || name.iter().any(|byte| matches!(byte, 0 | b'/')) || inode.0 == 0 {
+        return Err(Error::Misuse("directory entry: name"));
+    }
+    holds(block, room)?;
+    let no_room = Error::Misuse("directory entry: no room");
+    let used = record_bytes(name.len());
+    if used > room.len {
+        return Err(no_room);
+    }
+    let raw_len = dirent::raw_record_len(room.len, block.len());
+    let rest = block.get_mut(room.at..).unwrap_or_default();
+    let Some((head, rest)) = rest.split_at_mut_checked(HEAD_BYTES) else { return Err(no_room) };
+    let Some((into, pad)) = rest.split_at_mut_checked(name.len()) else { return Err(no_room) };
+    let shown = if room.after.is_some() { inode.0 } else { 0 };
+    let kind = if filetype { dirent::kind_number(kind) } else { 0 };
+    let [i0, i1, i2, i3] = shown.to_le_bytes();
+    let [l0, l1] = raw_len.to_le_bytes();
+    let [name_len, ..] = name.len().to_le_bytes();
+    head.copy_from_slice(&[i0, i1, i2, i3, l0, l1, name_len, kind]);
+    into.copy_from_slice(name);
+    pad.iter_mut().take(used - HEAD_BYTES - name.len()).for_each(|byte| *byte = 0);
+    Ok(())
+}
+
+/// The second half of [`insert`]: one field of at most four bytes shows the name.
+///
+/// # Errors
+/// [`Error::Misuse`] if there is no such room. The block is as before.
+pub(crate) fn reveal(block: &mut [u8], room: &Room, inode: InodeNumber) -> Result<()> {
+    holds(block, room)?;
+    let done = match room.after {
+        Some(after) => put_len(block, after, room.at - after),
+        None => put32(block, room.at, inode.0),
+    };
+    done.ok_or(Error::Misuse("directory entry: no room"))
+}
+
+/// Whether the room is still there.
+fn holds(block: &[u8], room: &Room) -> Result<()> {
+    let there = record(block, room.after.unwrap_or(room.at)).is_ok_and(|record| {
+        let free = if room.after.is_some() { record.inode != 0 } else { record.inode == 0 };
+        free && record.at + record.used() == room.at && record.next() == room.at + room.len
+    });
+    there.then_some(()).ok_or(Error::Misuse("directory entry: no room"))
+}
+
+/// Removes a name that [`find`] found in this block.
+///
+/// # Errors
+/// [`Error::Misuse`] if it is not there.
+pub(crate) fn remove(block: &mut [u8], found: &Found) -> Result<()> {
+    let gone = Error::Misuse("directory entry: not there");
+    let record = named(block, found.at)?;
+    let done = match found.previous {
+        None if found.at == 0 => put32(block, 0, 0),
+        None => None,
+        Some(previous) => {
+            let before = self::record(block, previous)?;
+            if before.next() != found.at {
+                return Err(gone);
+            }
+            put_len(block, previous, before.len + record.len)
+        }
+    };
+    done.ok_or(gone)
+}
+
+/// Lets the name at `at` name another inode.
+///
+/// # Errors
+/// [`Error::Misuse`] if there is no name.
+pub(crate) fn set_inode(
+    block: &mut [u8],
+    at: usize,
+    inode: InodeNumber,
+    kind: Kind,
+    filetype: bool,
+) -> Result<()> {
+    named(block, at)?;
+    put32(block, at, inode.0).ok_or(Error::Misuse("directory entry: not there"))?;
+    if filetype && let Some(byte) = block.get_mut(at + 7) {
+        *byte = dirent::kind_number(kind);
+    }
+    Ok(())
+}
+
+/// The record in use at `at`.
+fn named(block: &[u8], at: usize) -> Result<Record> {
+    record(block, at)
+        .ok()
+        .filter(|record| record.inode != 0)
+        .ok_or(Error::Misuse("directory entry: not there"))
+}
+
+fn put_len(block: &mut [u8], at: usize, len: usize) -> Option<()> {
+    let raw = dirent::raw_record_len(len, block.len());
+    put16(block, at.checked_add(4)?, raw)
+}
+
+/// Whether a block holds no names; in the first block of a directory `.` and `..` are none.
+///
+/// # Errors
+/// [`Error::Corrupt`] if the chain breaks: there may be names that cannot be seen.
+pub(crate) fn is_empty(block: &[u8], first_block: bool) -> Result<bool> {
+    for record in records(block) {
+        let record = record?;
+        if record.inode == 0 {
+            continue;
+        }
+        if !(first_block && matches!(record.name(block), b"." | b"..")) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// The same names without slack between them. It moves them: it must not be written over
+/// the old block where a tear can happen.
+///
+/// # Errors
+/// [`Error::Corrupt`] if the chain breaks.
+pub(crate) fn pack(block: &[u8]) -> Result<Vec<u8>> {
+    Ok(pack_of(all(block)?, block))
+}
+
+/// A block of the records in use among these of `from`, which fit as they did there.
+fn pack_of(all: impl IntoIterator<Item = Record>, from: &[u8]) -> Vec<u8> {
+    let mut block = Vec::with_capacity(from.len());
+    let mut last = 0;
+    for record in all.into_iter().filter(|record| record.inode != 0) {
+        last = block.len();
+        let used = record.used();
+        block.extend(record.inode.to_le_bytes());
+        block.extend(dirent::raw_record_len(used, from.len()).to_le_bytes());
+        let [name_len, ..] = record.name_len.to_le_bytes();
+        block.extend([name_len, record.kind]);
+        block.extend(record.name(from));
+        block.resize(last + used, 0);
+    }
+    block.resize(from.len(), 0);
+    put_len(&mut block, last, from.len() - last);
+    block
+}
+
+/// Splits a block of names by their hashes into halves of about equal bytes. Names with one
+/// hash stay together unless there are no others.
+///
+/// # Errors
+/// [`Error::Corrupt`] if the chain breaks; [`Error::Misuse`] if there are less than two names.
+pub(crate) fn split(block: &[u8], hash: &Hash) -> Result<Split> {
+    let all = all(block)?;
+    let mut hashed: Vec<(u32, usize, Record)> = all
+        .iter()
+        .filter(|record| record.inode != 0)
+        .map(|record| (hash.of(record.name(block)), record.at, *record))
+        .collect();
+    hashed.sort_unstable_by_key(|(hash, at, _)| (*hash, *at));
+    let cut = cut(&hashed).ok_or(Error::Misuse("directory block: too few names to split"))?;
+    let (stay, go) = hashed.split_at(cut);
+    let (Some((last, ..)), Some((first, ..))) = (stay.last(), go.first()) else {
+        return Err(Error::Misuse("directory block: too few names to split"));
+    };
+    let hash = first | u32::from(first == last);
+    let mut gone: Vec<usize> = go.iter().map(|(_, at, _)| *at).collect();
+    gone.sort_unstable();
+    let low = without(block, &all, &gone);
+    let high = pack_of(go.iter().map(|(.., record)| *record), block);
+    Ok(Split { low, high, hash })
+}
+
+/// How many of these names, in the order of their hashes, make the lower half: the place
+/// nearest to the middle where the hash changes, or the middle if it never does.
+fn cut(hashed: &[(u32, usize, Record)]) -> Option<usize> {
+    let total: usize = hashed.iter().map(|(.., record)| record.used()).sum();
+    let mut below = 0;
+    // The distance from the middle, and after how many names; changes of the hash go first.
+    let mut best: Option<(bool, usize, usize)> = None;
+    for (nth, pair) in hashed.windows(2).enumerate() {
+        let [(hash, _, record), (next, ..)] = pair else { continue };
+        below += record.used();
+        let place = (hash == next, total.abs_diff(below * 2), nth + 1);
+        best = Some(best.map_or(place, |best| best.min(place)));
+    }
+    best.map(|(.., cut)| cut)
+}
+
+/// The block without the records at `gone`, none of the others being moved.
+fn without(block: &[u8], all: &[Record], gone: &[usize]) -> Vec<u8> {
+    let mut left = block.to_vec();
+    // The record that reaches over those which go.
+    let mut before: Option<Record> = None;
+    for record in all {
+        if gone.binary_search(&record.at).is_err() {
+            before = Some(*record);
+            continue;
+        }
+        match &mut before {
+            Some(before) => {
+                before.len += record.len;
+                put_len(&mut left, before.at, before.len);
+            }
+            // Only the first record has none before it.
+            None => {
+                put32(&mut left, record.at, 0);
+                before = Some(*record);
+            }
+        }
+    }
+    left
+}
+
+#[cfg(test)]
+mod tests;

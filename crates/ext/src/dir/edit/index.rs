@@ -1,0 +1,198 @@
+//! Index blocks of hash trees, edited where they lie.
+//!
+//! ```text
+//!   deepen        root | a b c ..          ──▶  root | n         node n | a b c ..
+//!   split_node    node | a b c d           ──▶  node | a b       node   | c d
+//!   make_indexed  block | . .. name name   ──▶  root | . .. | 1  leaf 1 | name name
+//! ```
+//! Law 1: each of these changes an old block in its first sector only: a power cut leaves the
+//! old block or the new one. [`insert`] moves entries; what a tear leaves of them costs the
+//! index, which checkers drop without a question, and no name.
+//! Law 2: the limit that a block states is kept, and believed only if it fits the block.
+
+use super::{Record, all, pack_of, put_len};
+use crate::format::htree::{
+    BLOCK_MASK, ENTRY_BYTES, Entry, Index, NODE_ENTRIES_AT, ROOT_ENTRIES_AT, ROOT_INFO_AT,
+    node_room, root_room,
+};
+use crate::format::{htree, le16, put16, put32};
+use crate::units::narrow;
+use crate::{Error, Result};
+
+/// Levels of nodes below the root that the format allows.
+pub(crate) const fn most_levels(large_dir: bool) -> u8 {
+    if large_dir { 2 } else { 1 }
+}
+
+/// Which index block it is: they keep their entries at different places.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Level {
+    Root,
+    Node,
+}
+
+impl Level {
+    const fn entries_at(self) -> usize {
+        match self {
+            Self::Root => ROOT_ENTRIES_AT,
+            Self::Node => NODE_ENTRIES_AT,
+        }
+    }
+
+    fn room(self, block_bytes: u32) -> usize {
+        match self {
+            Self::Root => root_room(block_bytes),
+            Self::Node => node_room(block_bytes),
+        }
+    }
+}
+
+/// An index block in two halves.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct NodeSplit {
+    /// The lower half; it may be written over the old block.
+    pub(crate) low: Vec<u8>,
+    /// The upper half.
+    pub(crate) high: Vec<u8>,
+    /// The hash with which the level above leads to the upper half.
+    pub(crate) hash: u32,
+    /// How many entries stayed in the lower half.
+    pub(crate) kept: usize,
+}
+
+/// The entries of an index block and how many it may have.
+fn look(block: &[u8], level: Level) -> Result<(Index<'_>, usize)> {
+    let corrupt = Error::corrupt("hash tree index");
+    let entries = block.get(level.entries_at()..).ok_or(corrupt.clone())?;
+    let limit = le16(entries, 0).map(usize::from).ok_or(corrupt.clone())?;
+    if limit > level.room(narrow(block.len() as u64)) {
+        return Err(corrupt);
+    }
+    Ok((Index::of_entries(entries)?, limit))
+}
+
+fn entries(index: Index<'_>) -> Vec<Entry> {
+    let entry = |nth| Some(Entry { hash: index.hash(nth)?, block: index.block(nth)?.0 });
+    (0..index.len()).filter_map(entry).collect()
+}
+
+/// Whether one more entry fits.
+///
+/// # Errors
+/// [`Error::Corrupt`] if limit or count make no sense.
+pub(crate) fn has_room(block: &[u8], level: Level) -> Result<bool> {
+    let (index, limit) = look(block, level)?;
+    Ok(index.len() < limit)
+}
+
+/// Puts `entry` behind the entry `nth`; `false` if the block is full.
+///
+/// # Errors
+/// [`Error::Corrupt`] if limit, count, or the order of the hashes make no sense.
+pub(crate) fn insert(block: &mut [u8], level: Level, nth: usize, entry: Entry) -> Result<bool> {
+    let corrupt = Error::corrupt("hash tree index");
+    let (index, limit) = look(block, level)?;
+    let len = index.len();
+    if len >= limit {
+        return Ok(false);
+    }
+    let place = nth.saturating_add(1);
+    // The hash of the first entry is not kept: it stands for all that are lower.
+    let above = nth == 0 || index.hash(nth).is_some_and(|hash| hash <= entry.hash);
+    let below = place == len || index.hash(place).is_some_and(|hash| entry.hash <= hash);
+    if !above || !below || entry.block & !BLOCK_MASK != 0 {
+        return Err(corrupt);
+    }
+    let bytes = |count: usize| level.entries_at().saturating_add(count.saturating_mul(ENTRY_BYTES));
+    let (at, end) = (bytes(place), bytes(len));
+    let grown = block.get_mut(at..end.saturating_add(ENTRY_BYTES)).ok_or(corrupt.clone())?;
+    grown.copy_within(..end.saturating_sub(at), ENTRY_BYTES);
+    put32(grown, 0, entry.hash);
+    put32(grown, 4, entry.block);
+    set_count(block, level, len.saturating_add(1)).ok_or(corrupt)?;
+    Ok(true)
+}
+
+fn set_count(block: &mut [u8], level: Level, count: usize) -> Option<()> {
+    put16(block, level.entries_at().checked_add(2)?, u16::try_from(count).ok()?)
+}
+
+/// Splits a node in the middle.
+///
+/// # Errors
+/// [`Error::Corrupt`] if limit or count make no sense; [`Error::Misuse`] if there are less
+/// than two entries.
+pub(crate) fn split_node(block: &[u8]) -> Result<NodeSplit> {
+    let (index, _) = look(block, Level::Node)?;
+    let all = entries(index);
+    let kept = all.len() / 2;
+    let go = all.get(kept..).unwrap_or_default();
+    let few = Error::Misuse("hash tree index: too few entries to split");
+    let (true, Some(first)) = (kept > 0, go.first()) else { return Err(few) };
+    let high = htree::node(go, narrow(block.len() as u64)).ok_or(few.clone())?;
+    let mut low = block.to_vec();
+    set_count(&mut low, Level::Node, kept).ok_or(few)?;
+    Ok(NodeSplit { low, high, hash: first.hash, kept })
+}
+
+/// Moves the entries of a root into a new node, the block `node` of the directory: the tree
+/// gets one more level. Answers the root and the node.
+///
+/// # Errors
+/// [`Error::NoSpace`] if the tree has `most_levels`; [`Error::Corrupt`] if the root makes no
+/// sense.
+pub(crate) fn deepen(root: &[u8], node: u32, most_levels: u8) -> Result<(Vec<u8>, Vec<u8>)> {
+    let corrupt = Error::corrupt("hash tree root");
+    let (index, _) = look(root, Level::Root)?;
+    let levels_at = ROOT_INFO_AT.saturating_add(6);
+    let levels = *root.get(levels_at).ok_or(corrupt.clone())?;
+    if levels >= most_levels {
+        return Err(Error::NoSpace);
+    }
+    let below = htree::node(&entries(index), narrow(root.len() as u64)).ok_or(corrupt.clone())?;
+    let mut root = root.to_vec();
+    if let Some(byte) = root.get_mut(levels_at) {
+        *byte = levels.saturating_add(1);
+    }
+    set_count(&mut root, Level::Root, 1).ok_or(corrupt.clone())?;
+    put32(&mut root, ROOT_ENTRIES_AT.saturating_add(4), node & BLOCK_MASK).ok_or(corrupt)?;
+    Ok((root, below))
+}
+
+/// Makes a hash tree of a directory of one block: a root in its place, and a leaf, the block
+/// `leaf` of the directory, with all names but `.` and `..`. The rest of the old block stays
+/// where it is, hidden. `version` is the number of the hash function.
+///
+/// # Errors
+/// [`Error::Corrupt`] if the chain breaks or does not begin with `.` and `..`.
+pub(crate) fn make_indexed(block: &[u8], version: u8, leaf: u32) -> Result<(Vec<u8>, Vec<u8>)> {
+    let corrupt = Error::corrupt("directory: no `.` and `..` at its start");
+    let all = all(block)?;
+    let [dot, dot_dot, names @ ..] = all.as_slice() else { return Err(corrupt) };
+    let is = |record: &Record, name: &[u8]| record.inode != 0 && record.name(block) == name;
+    if !is(dot, b".") || !is(dot_dot, b"..") {
+        return Err(corrupt);
+    }
+    let names = pack_of(names.iter().copied(), block);
+    let block_bytes = narrow(block.len() as u64);
+    let entry = Entry { hash: 0, block: leaf };
+    let head = htree::root(dot.inode, dot_dot.inode, version, 0, &[entry], block_bytes, false)
+        .ok_or(corrupt.clone())?;
+    let mut root = block.to_vec();
+    let end = ROOT_ENTRIES_AT.saturating_add(ENTRY_BYTES);
+    let (Some(into), Some(head)) = (root.get_mut(..end), head.get(..end)) else {
+        return Err(corrupt);
+    };
+    into.copy_from_slice(head);
+    for (record, at) in [(dot, 0usize), (dot_dot, 12)] {
+        if let Some(kind) = root.get_mut(at.saturating_add(7)) {
+            *kind = record.kind;
+        }
+    }
+    // 12 bytes for `.`, everything else below `..`.
+    put_len(&mut root, 12, block.len().saturating_sub(12));
+    Ok((root, names))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,266 @@
+//! A directory grown name by name as a writer would, and read back through its index.
+
+use std::collections::BTreeMap;
+
+use draconis_exchange::contract::Kind;
+
+use super::super::tests::{Chance, hash, tears};
+use super::super::{find, insert as insert_name, room, split};
+use super::*;
+use crate::InodeNumber;
+use crate::format::dirent::{BlockWriter, Dirents, record_bytes};
+use crate::format::hash::Seed;
+use crate::format::htree::Root;
+
+/// A directory in memory.
+struct Directory {
+    blocks: Vec<Vec<u8>>,
+    most_levels: u8,
+}
+
+impl Directory {
+    fn new(block_bytes: u32, most_levels: u8) -> Self {
+        let mut writer = BlockWriter::new(block_bytes, true);
+        assert!(writer.push(20, Kind::Directory, b".") && writer.push(2, Kind::Directory, b".."));
+        let (root, leaf) = make_indexed(&writer.finish(), 1, 1).unwrap();
+        Self { blocks: vec![root, leaf], most_levels }
+    }
+
+    fn root(&self) -> (Root, Index<'_>) {
+        Root::check(&self.blocks[0], false, Seed::new([7; 4])).unwrap()
+    }
+
+    fn index(&self, nth: usize, block: usize) -> Index<'_> {
+        if nth == 0 { self.root().1 } else { Index::of_node(&self.blocks[block]).unwrap() }
+    }
+
+    /// The index blocks on the way to a hash, each with its place there; then the leaf.
+    fn way(&self, hash: u32) -> (Vec<(usize, usize)>, usize) {
+        let mut block = 0;
+        let mut way = Vec::new();
+        for nth in 0..=usize::from(self.root().0.levels) {
+            let index = self.index(nth, block);
+            let place = index.find(hash);
+            way.push((block, place));
+            block = index.block(place).unwrap().0 as usize;
+        }
+        (way, block)
+    }
+
+    fn insert(&mut self, name: &[u8]) -> Result<()> {
+        loop {
+            let (way, leaf) = self.way(hash().of(name));
+            if let Some(room) = room(&self.blocks[leaf], record_bytes(name.len()))? {
+                let block = &mut self.blocks[leaf];
+                return insert_name(block, &room, InodeNumber(12), Kind::File, name, true);
+            }
+            if self.make_room(&way)? {
+                continue;
+            }
+            let halves = split(&self.blocks[leaf], &hash())?;
+            let block = self.blocks.len() as u32;
+            self.blocks[leaf] = halves.low;
+            self.blocks.push(halves.high);
+            let (last, place) = *way.last().unwrap();
+            let level = if way.len() == 1 { Level::Root } else { Level::Node };
+            let entry = Entry { hash: halves.hash, block };
+            assert!(insert(&mut self.blocks[last], level, place, entry)?);
+        }
+    }
+
+    /// Splits the highest full index block below which all are full, if there is one; the way
+    /// is another then.
+    fn make_room(&mut self, way: &[(usize, usize)]) -> Result<bool> {
+        let level = |nth: usize| if nth == 0 { Level::Root } else { Level::Node };
+        let mut start = way.len();
+        while start > 0 && !has_room(&self.blocks[way[start - 1].0], level(start - 1))? {
+            start -= 1;
+        }
+        if start == way.len() {
+            return Ok(false);
+        }
+        if start == 0 {
+            let block = self.blocks.len();
+            let (root, node) = deepen(&self.blocks[0], block as u32, self.most_levels)?;
+            for torn in tears(&self.blocks[0], &root) {
+                assert!(torn == self.blocks[0] || torn == root);
+            }
+            self.blocks[0] = root;
+            self.blocks.push(node);
+        } else {
+            let (above, place) = way[start - 1];
+            let (node, _) = way[start];
+            let halves = split_node(&self.blocks[node])?;
+            let block = self.blocks.len() as u32;
+            for torn in tears(&self.blocks[node], &halves.low) {
+                assert!(torn == self.blocks[node] || torn == halves.low);
+            }
+            self.blocks[node] = halves.low;
+            self.blocks.push(halves.high);
+            let entry = Entry { hash: halves.hash, block };
+            assert!(insert(&mut self.blocks[above], level(start - 1), place, entry)?);
+        }
+        Ok(true)
+    }
+
+    fn has(&self, name: &[u8]) -> bool {
+        let (_, leaf) = self.way(hash().of(name));
+        find(&self.blocks[leaf], true, name).unwrap().is_some()
+    }
+
+    /// All names, as one reads them straight through.
+    fn all(&self) -> BTreeMap<Vec<u8>, u32> {
+        let mut all = BTreeMap::new();
+        for block in &self.blocks {
+            for entry in Dirents::new(block, true, 100) {
+                let entry = entry.unwrap();
+                assert_eq!(all.insert(entry.name.to_vec(), entry.inode.0), None);
+            }
+        }
+        all
+    }
+}
+
+fn grow(block_bytes: u32, most_levels: u8, names: usize, len: usize) -> (Directory, usize) {
+    let mut dir = Directory::new(block_bytes, most_levels);
+    for nth in 0..names {
+        let name = format!("{nth:0len$}").into_bytes();
+        match dir.insert(&name) {
+            Ok(()) => {}
+            Err(Error::NoSpace) => return (dir, nth),
+            Err(other) => panic!("{other}"),
+        }
+    }
+    (dir, names)
+}
+
+#[test]
+fn trees_grow_to_every_depth_and_lose_nothing() {
+    // Names, their length, and the levels that they need.
+    for (block_bytes, most, count, len, levels) in
+        [(1024, 1, 150, 255, 0), (1024, 1, 12_000, 255, 1), (4096, 1, 40_000, 60, 1)]
+    {
+        let (dir, grown) = grow(block_bytes, most, count, len);
+        assert_eq!((grown, dir.root().0.levels), (count, levels));
+        assert_eq!(dir.all().len(), count + 2);
+        for nth in (0..count).step_by(7) {
+            assert!(dir.has(format!("{nth:0len$}").as_bytes()));
+        }
+        assert!(!dir.has(b"absent"));
+    }
+}
+
+#[test]
+fn a_full_tree_says_so_and_large_directories_go_one_level_deeper() {
+    let (full, names) = grow(1024, 1, 60_000, 255);
+    assert_eq!(full.root().0.levels, 1);
+    assert!((12_000..50_000).contains(&names), "{names}");
+    assert_eq!(full.all().len(), names + 2);
+    let (deep, grown) = grow(1024, 2, names + 2000, 255);
+    assert_eq!((grown, deep.root().0.levels), (names + 2000, 2));
+    assert_eq!(deep.all().len(), grown + 2);
+    assert!((0..grown).step_by(11).all(|nth| deep.has(format!("{nth:0255}").as_bytes())));
+    assert_eq!([most_levels(false), most_levels(true)], [1, 2]);
+}
+
+#[test]
+fn a_block_becomes_a_root_in_its_first_sector() {
+    let mut writer = BlockWriter::new(4096, true);
+    assert!(writer.push(20, Kind::Directory, b".") && writer.push(2, Kind::Directory, b".."));
+    let mut names = 2;
+    while writer.push(30, Kind::Fifo, format!("name {names}").as_bytes()) {
+        names += 1;
+    }
+    let old = writer.finish();
+    let (root, leaf) = make_indexed(&old, 1, 5).unwrap();
+    let mixtures = tears(&old, &root);
+    assert_eq!(mixtures.len(), 2, "one sector differs");
+    let (head, index) = Root::check(&root, false, Seed::new([7; 4])).unwrap();
+    assert_eq!((head.levels, head.hash), (0, hash()));
+    assert_eq!(index.block(0).unwrap().0, 5);
+    let read = |block: &[u8]| -> Vec<(Vec<u8>, u32, Option<Kind>)> {
+        Dirents::new(block, true, 100)
+            .map(|entry| entry.unwrap())
+            .map(|entry| (entry.name.to_vec(), entry.inode.0, entry.kind))
+            .collect()
+    };
+    assert_eq!([read(&root), read(&leaf)].concat(), read(&old));
+    // Without kinds there are none afterwards.
+    let mut writer = BlockWriter::new(1024, false);
+    assert!(writer.push(20, Kind::Directory, b".") && writer.push(2, Kind::Directory, b".."));
+    let (root, _) = make_indexed(&writer.finish(), 1, 1).unwrap();
+    assert_eq!((root[7], root[19]), (0, 0));
+    assert!(make_indexed(&super::super::empty(1024), 1, 1).is_err());
+    let (largest, _) = make_indexed(&dots(65536), 1, 1).unwrap();
+    assert_eq!(read(&largest).len(), 2);
+}
+
+fn dots(block_bytes: u32) -> Vec<u8> {
+    let mut writer = BlockWriter::new(block_bytes, true);
+    assert!(writer.push(20, Kind::Directory, b".") && writer.push(2, Kind::Directory, b".."));
+    writer.finish()
+}
+
+#[test]
+fn entries_are_kept_in_order_up_to_the_limit() {
+    let mut chance = Chance(5);
+    for block_bytes in [1024, 2048, 4096, 65536] {
+        let first = Entry { hash: 0, block: 1 };
+        let mut block = htree::node(&[first], block_bytes).unwrap();
+        let mut model = BTreeMap::new();
+        for nth in 1.. {
+            let hash = 2 + 2 * chance.below(1 << 30) as u32;
+            if model.contains_key(&hash) {
+                continue;
+            }
+            let place = Index::of_node(&block).unwrap().find(hash);
+            let entry = Entry { hash, block: nth };
+            if !insert(&mut block, Level::Node, place, entry).unwrap() {
+                break;
+            }
+            model.insert(hash, nth);
+        }
+        assert_eq!(model.len() + 1, node_room(block_bytes));
+        let index = Index::of_node(&block).unwrap();
+        for (hash, block) in &model {
+            assert_eq!(index.block(index.find(*hash)).unwrap().0, *block);
+        }
+        let halves = split_node(&block).unwrap();
+        let (low, high) =
+            (Index::of_node(&halves.low).unwrap(), Index::of_node(&halves.high).unwrap());
+        assert_eq!((low.len(), low.len() + high.len()), (halves.kept, model.len() + 1));
+        for (hash, block) in &model {
+            let half = if *hash < halves.hash { low } else { high };
+            assert_eq!(half.block(half.find(*hash)).unwrap().0, *block);
+        }
+    }
+}
+
+#[test]
+fn an_index_that_makes_no_sense_is_not_edited() {
+    let entry = |hash| Entry { hash, block: 9 };
+    let node = htree::node(&[entry(0), entry(10), entry(20)], 1024).unwrap();
+    let mut block = node.clone();
+    assert!(insert(&mut block, Level::Node, 0, entry(12)).is_err(), "above the next");
+    assert!(insert(&mut block, Level::Node, 2, entry(12)).is_err(), "below the last");
+    assert!(insert(&mut block, Level::Node, 3, entry(30)).is_err(), "no such entry");
+    assert!(insert(&mut block, Level::Node, usize::MAX, entry(30)).is_err());
+    assert_eq!(block, node);
+    block[8..10].copy_from_slice(&500u16.to_le_bytes());
+    assert!(insert(&mut block, Level::Node, 2, entry(30)).is_err(), "a limit beyond the block");
+    assert!(split_node(&htree::node(&[entry(0)], 1024).unwrap()).is_err());
+    let mut chance = Chance(8);
+    for _ in 0..20_000 {
+        let mut block = if chance.below(2) == 0 { node.clone() } else { dots(1024) };
+        for _ in 0..1 + chance.below(5) {
+            block[chance.below(48)] = chance.below(256) as u8;
+        }
+        block.truncate(if chance.below(5) == 0 { chance.below(60) } else { 1024 });
+        for level in [Level::Root, Level::Node] {
+            let mut block = block.clone();
+            let _ = has_room(&block, level);
+            let _ = insert(&mut block, level, chance.below(4), entry(chance.below(30) as u32));
+        }
+        let _ = (split_node(&block), deepen(&block, 7, 2), make_indexed(&block, 1, 1));
+    }
+}

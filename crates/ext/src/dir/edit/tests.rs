@@ -1,0 +1,385 @@
+//! Random changes against a model; every block is read back by the reader, and torn.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::format::dirent::{BlockWriter, Dirents};
+use crate::format::hash::Seed;
+
+const INODES: u32 = 1 << 30;
+
+/// A generator that is the same everywhere (Vigna's splitmix64).
+pub(super) struct Chance(pub(super) u64);
+
+impl Chance {
+    pub(super) fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut word = self.0;
+        word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((word ^ (word >> 31)) % limit as u64) as usize
+    }
+
+    fn name(&mut self, longest: usize) -> Vec<u8> {
+        let len = 1 + self.below(longest);
+        (0..len).map(|_| [b'a', b'b', b'z', 0x80, 0xFF, b'.'][self.below(6)]).collect()
+    }
+
+    fn kind(&mut self) -> Kind {
+        [Kind::File, Kind::Directory, Kind::Symlink, Kind::Fifo][self.below(4)]
+    }
+}
+
+type Names = BTreeMap<Vec<u8>, (u32, Option<Kind>)>;
+
+/// The names as the reader sees them; none twice.
+fn names(block: &[u8], filetype: bool) -> Names {
+    let mut names = Names::new();
+    for entry in Dirents::new(block, filetype, INODES) {
+        let entry = entry.unwrap();
+        let old = names.insert(entry.name.to_vec(), (entry.inode.0, entry.kind));
+        assert_eq!(old, None, "a name is there twice");
+    }
+    names
+}
+
+/// Every mixture of the sectors of two blocks.
+pub(super) fn tears(old: &[u8], new: &[u8]) -> Vec<Vec<u8>> {
+    let sectors = 0..old.len() / SECTOR_BYTES;
+    let of = |nth: usize| nth * SECTOR_BYTES..(nth + 1) * SECTOR_BYTES;
+    let differ: Vec<usize> = sectors.filter(|nth| old[of(*nth)] != new[of(*nth)]).collect();
+    assert!(differ.len() <= 12, "too many mixtures");
+    (0..1 << differ.len())
+        .map(|mixture: u32| {
+            let mut torn = old.to_vec();
+            for (bit, nth) in differ.iter().enumerate() {
+                if mixture >> bit & 1 == 1 {
+                    torn[of(*nth)].copy_from_slice(&new[of(*nth)]);
+                }
+            }
+            torn
+        })
+        .collect()
+}
+
+/// One block, changed at random.
+struct Model {
+    block: Vec<u8>,
+    names: Names,
+    filetype: bool,
+    chance: Chance,
+    whole: usize,
+    parted: usize,
+}
+
+impl Model {
+    fn new(block_bytes: usize, filetype: bool, seed: u64) -> Self {
+        let block = empty(block_bytes);
+        let names = Names::new();
+        Self { block, names, filetype, chance: Chance(seed), whole: 0, parted: 0 }
+    }
+
+    fn shown(&self, kind: Kind) -> Option<Kind> {
+        self.filetype.then_some(kind)
+    }
+
+    fn insert(&mut self, longest: usize) -> bool {
+        let name = self.chance.name(longest);
+        let found = find(&self.block, self.filetype, &name).unwrap();
+        assert_eq!(found.is_some(), self.names.contains_key(&name));
+        let need = record_bytes(name.len());
+        let room = room(&self.block, need).unwrap();
+        let sought = match (found, room) {
+            (Some(found), _) => Sought::Found(found),
+            (None, room) => room.map_or(Sought::Full, Sought::Room),
+        };
+        assert_eq!(seek(&self.block, self.filetype, &name).unwrap(), sought);
+        let Some(room) = room else { return false };
+        if found.is_some() {
+            return true;
+        }
+        let (inode, kind) = (InodeNumber(1 + self.chance.below(1000) as u32), self.chance.kind());
+        let old = self.block.clone();
+        let mut hidden = old.clone();
+        hide(&mut hidden, &room, inode, kind, &name, self.filetype).unwrap();
+        insert(&mut self.block, &room, inode, kind, &name, self.filetype).unwrap();
+        let mut shown = hidden.clone();
+        reveal(&mut shown, &room, inode).unwrap();
+        assert_eq!(shown, self.block);
+        let mut after = self.names.clone();
+        after.insert(name, (inode.0, self.shown(kind)));
+        for torn in tears(&old, &hidden) {
+            assert_eq!(names(&torn, self.filetype), self.names);
+        }
+        let from = if room.whole { &old } else { &hidden };
+        for torn in tears(from, &self.block) {
+            let seen = names(&torn, self.filetype);
+            assert!(seen == self.names || seen == after);
+        }
+        *if room.whole { &mut self.whole } else { &mut self.parted } += 1;
+        self.names = after;
+        true
+    }
+
+    fn some_name(&mut self) -> Option<Vec<u8>> {
+        let nth = self.chance.below(self.names.len().max(1));
+        self.names.keys().nth(nth).cloned()
+    }
+
+    fn remove(&mut self) {
+        let Some(name) = self.some_name() else { return };
+        let found = find(&self.block, self.filetype, &name).unwrap().unwrap();
+        let old = self.block.clone();
+        remove(&mut self.block, &found).unwrap();
+        let changed = old.iter().zip(&self.block).filter(|(old, new)| old != new).count();
+        assert!((1..=4).contains(&changed));
+        let before = self.names.clone();
+        self.names.remove(&name);
+        for torn in tears(&old, &self.block) {
+            let seen = names(&torn, self.filetype);
+            assert!(seen == before || seen == self.names);
+        }
+        assert_eq!(remove(&mut self.block, &found), gone(&self.block, &found));
+    }
+
+    fn replace(&mut self) {
+        let Some(name) = self.some_name() else { return };
+        let found = find(&self.block, self.filetype, &name).unwrap().unwrap();
+        assert_eq!((found.inode.0, found.kind), self.names[&name]);
+        let (inode, kind) = (InodeNumber(5000), self.chance.kind());
+        set_inode(&mut self.block, found.at, inode, kind, self.filetype).unwrap();
+        self.names.insert(name, (inode.0, self.shown(kind)));
+    }
+
+    fn split(&mut self) {
+        let hash = hash();
+        let Split { low, high, hash: lowest } = split(&self.block, &hash).unwrap();
+        let (below, above) = (names(&low, self.filetype), names(&high, self.filetype));
+        assert!(!below.is_empty() && !above.is_empty());
+        assert!(below.keys().all(|name| hash.of(name) <= lowest & !1));
+        assert_eq!(above.keys().map(|name| hash.of(name)).min(), Some(lowest & !1));
+        let shared = below.keys().any(|name| hash.of(name) == lowest & !1);
+        assert_eq!(lowest & 1 == 1, shared);
+        let bytes =
+            |names: &Names| -> usize { names.keys().map(|it| record_bytes(it.len())).sum() };
+        let longest = self.names.keys().map(|it| record_bytes(it.len())).max().unwrap();
+        assert!(bytes(&below).abs_diff(bytes(&above)) <= longest);
+        let mut both = below.clone();
+        both.extend(above);
+        assert_eq!(both, self.names);
+        // A tear leaves each name that stays, and shows none that never was.
+        for torn in tears(&self.block, &low) {
+            let seen = names(&torn, self.filetype);
+            assert!(below.iter().all(|(name, what)| seen.get(name) == Some(what)));
+            assert!(seen.iter().all(|(name, what)| self.names.get(name) == Some(what)));
+        }
+        assert_eq!(names(&pack(&low).unwrap(), self.filetype), below);
+        let packed_end = self.block.len() - bytes(&below);
+        let room = room(&pack(&low).unwrap(), packed_end).unwrap();
+        assert!(room.is_some(), "a packed block has all of its room in one piece");
+        (self.block, self.names) = (low, below);
+    }
+}
+
+/// Removing again what was removed is refused, unless the bytes still look as before.
+fn gone(block: &[u8], found: &Found) -> Result<()> {
+    remove(&mut block.to_vec(), found)
+}
+
+pub(super) fn hash() -> Hash {
+    Hash::of_version(1, false, Seed::new([7; 4])).unwrap()
+}
+
+#[test]
+fn a_block_keeps_exactly_its_names_whatever_happens_and_tears() {
+    for (block_bytes, rounds) in [(1024, 3000), (2048, 2000), (4096, 1200), (65536, 1200)] {
+        for filetype in [true, false] {
+            let mut model = Model::new(block_bytes, filetype, block_bytes as u64);
+            let mut splits = 0;
+            for round in 0..rounds {
+                // Long names now and then; the largest blocks would never fill otherwise.
+                let longest =
+                    if model.chance.below(8) == 0 || block_bytes > 4096 { 255 } else { 24 };
+                let growing = round % 400 < 300;
+                match model.chance.below(10) {
+                    0..=6 if growing => {
+                        if !model.insert(longest) && model.names.len() > 1 && block_bytes <= 4096 {
+                            model.split();
+                            splits += 1;
+                        }
+                    }
+                    7 => model.replace(),
+                    _ => model.remove(),
+                }
+                if round % 16 == 0 {
+                    assert_eq!(names(&model.block, filetype), model.names);
+                    assert_eq!(is_empty(&model.block, false).unwrap(), model.names.is_empty());
+                }
+            }
+            while !model.names.is_empty() {
+                model.remove();
+            }
+            assert!(is_empty(&model.block, false).unwrap());
+            assert!(splits > 3 || block_bytes > 4096);
+            let (whole, parted) = (model.whole, model.parted);
+            assert!(whole > parted && parted > 0, "{whole} {parted}");
+        }
+    }
+}
+
+#[test]
+fn the_largest_blocks_split_too() {
+    let mut model = Model::new(65536, true, 9);
+    let mut nth = 0u32;
+    loop {
+        let name = format!("{nth:0100}").into_bytes();
+        let Some(room) = room(&model.block, record_bytes(name.len())).unwrap() else { break };
+        let inode = InodeNumber(nth + 1);
+        insert(&mut model.block, &room, inode, Kind::File, &name, true).unwrap();
+        nth += 1;
+    }
+    let all = names(&model.block, true);
+    assert_eq!(all.len(), 65536 / record_bytes(100));
+    let Split { low, high, .. } = split(&model.block, &hash()).unwrap();
+    let (mut below, above) = (names(&low, true), names(&high, true));
+    assert!(below.len().abs_diff(above.len()) <= 1);
+    below.extend(above);
+    assert_eq!(below, all);
+}
+
+#[test]
+fn names_with_one_hash_are_parted_only_if_there_are_no_others() {
+    // To legacy hashes of these, nothing but chance adds: search for a pair that collides.
+    let hash = Hash::of_version(0, false, Seed::new([0; 4])).unwrap();
+    let mut seen = BTreeMap::new();
+    let mut chance = Chance(3);
+    let (one, two) = loop {
+        let name: Vec<u8> = (0..6).map(|_| b'a' + chance.below(26) as u8).collect();
+        match seen.insert(hash.of(&name), name.clone()) {
+            Some(other) if other != name => break (other, name),
+            _ => {}
+        }
+    };
+    let block_of = |names: &[&[u8]]| {
+        let mut writer = BlockWriter::new(1024, true);
+        names.iter().for_each(|name| assert!(writer.push(12, Kind::File, name)));
+        writer.finish()
+    };
+    let halves = split(&block_of(&[&one, &two]), &hash).unwrap();
+    assert_eq!(halves.hash, hash.of(&one) | 1);
+    let halves = split(&block_of(&[&one, b"other", &two]), &hash).unwrap();
+    assert_eq!(halves.hash & 1, 0);
+    let together = [&halves.low, &halves.high]
+        .map(|half| names(half, true))
+        .iter()
+        .any(|half| half.contains_key(&one) && half.contains_key(&two));
+    assert!(together);
+    assert!(split(&block_of(&[b"alone"]), &hash).is_err());
+    assert!(split(&empty(1024), &hash).is_err());
+}
+
+#[test]
+fn dots_are_no_names_in_the_first_block_only() {
+    let mut writer = BlockWriter::new(1024, true);
+    assert!(writer.push(2, Kind::Directory, b".") && writer.push(2, Kind::Directory, b".."));
+    let mut block = writer.finish();
+    assert!(is_empty(&block, true).unwrap());
+    assert!(!is_empty(&block, false).unwrap());
+    let dot_dot = find(&block, true, b"..").unwrap().unwrap();
+    assert_eq!((dot_dot.at, dot_dot.previous), (12, Some(0)));
+    set_inode(&mut block, 12, InodeNumber(77), Kind::Directory, true).unwrap();
+    assert_eq!(find(&block, true, b"..").unwrap().unwrap().inode, InodeNumber(77));
+    let room = room(&block, 12).unwrap().unwrap();
+    assert!(room.whole && room.at == 24);
+    insert(&mut block, &room, InodeNumber(12), Kind::File, b"x", true).unwrap();
+    assert!(!is_empty(&block, true).unwrap());
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_changes_nothing() {
+    let mut block = empty(1024);
+    let before = block.clone();
+    let room = room(&block, 16).unwrap().unwrap();
+    let inode = InodeNumber(12);
+    for name in [&b""[..], b"a/b", b"a\0"] {
+        let refused = insert(&mut block, &room, inode, Kind::File, name, true);
+        assert!(matches!(refused, Err(Error::Misuse(_))));
+    }
+    let refused = insert(&mut block, &room, inode, Kind::File, &[b'x'; 256], true);
+    assert_eq!(refused, Err(Error::NameTooLong));
+    let refused = insert(&mut block, &room, InodeNumber(0), Kind::File, b"x", true);
+    assert!(matches!(refused, Err(Error::Misuse(_))));
+    let nowhere = Found { at: 0, previous: None, inode, kind: None };
+    assert!(matches!(remove(&mut block, &nowhere), Err(Error::Misuse(_))));
+    assert!(set_inode(&mut block, 0, inode, Kind::File, true).is_err());
+    assert!(set_inode(&mut block, usize::MAX, inode, Kind::File, true).is_err());
+    assert_eq!(block, before);
+    insert(&mut block, &room, inode, Kind::File, b"x", true).unwrap();
+    let taken = insert(&mut block, &room, inode, Kind::File, b"y", true);
+    assert!(matches!(taken, Err(Error::Misuse(_))), "the room is used up");
+}
+
+#[test]
+fn no_bytes_make_it_panic() {
+    let mut chance = Chance(11);
+    let mut refused = 0;
+    for round in 0..20_000 {
+        let mut model = empty([1024, 65536][usize::from(round % 50 == 0)]);
+        for _ in 0..chance.below(4) {
+            if let Some(room) = room(&model, 40).unwrap() {
+                let name = chance.name(32);
+                insert(&mut model, &room, InodeNumber(12), Kind::File, &name, true).unwrap();
+            }
+        }
+        for _ in 0..1 + chance.below(6) {
+            let at =
+                if chance.below(2) == 0 { chance.below(64) } else { chance.below(model.len()) };
+            model[at] = chance.below(256) as u8;
+        }
+        let block = &model[..if round % 7 == 0 { chance.below(1024) } else { model.len() }];
+        refused += usize::from(is_empty(block, true).is_err());
+        let found = find(block, true, b"a").ok().flatten();
+        let room = room(block, 12 + chance.below(300)).ok().flatten();
+        let _ = (pack(block), split(block, &hash()), index::make_indexed(block, 1, 1));
+        let mut block = block.to_vec();
+        if let Some(found) = found {
+            remove(&mut block, &found).unwrap();
+        }
+        if let Some(room) = room {
+            let _ = insert(&mut block, &room, InodeNumber(3), Kind::Fifo, b"a", true);
+        }
+    }
+    assert!(refused > 1000);
+}
+
+/// `cargo test --release -- --ignored --nocapture a_full_block`: what looking for room costs.
+#[test]
+#[ignore = "measures"]
+fn a_full_block_is_searched_quickly() {
+    for len in [4, 8, 12, 24] {
+        let mut block = empty(4096);
+        let mut nth = 0u32;
+        while let Some(room) = room(&block, record_bytes(len)).unwrap() {
+            let name = format!("{nth:0len$}").into_bytes();
+            insert(&mut block, &room, InodeNumber(12), Kind::File, &name, true).unwrap();
+            nth += 1;
+        }
+        let start = std::time::Instant::now();
+        for _ in 0..100_000 {
+            std::hint::black_box(room(std::hint::black_box(&block), record_bytes(len))).unwrap();
+        }
+        let room = start.elapsed() / 100_000;
+        let name = vec![b'x'; len];
+        let start = std::time::Instant::now();
+        for _ in 0..100_000 {
+            std::hint::black_box(find(std::hint::black_box(&block), true, &name)).unwrap();
+        }
+        let find = start.elapsed() / 100_000;
+        let start = std::time::Instant::now();
+        for _ in 0..100_000 {
+            std::hint::black_box(seek(std::hint::black_box(&block), true, &name)).unwrap();
+        }
+        let seek = start.elapsed() / 100_000;
+        println!("{nth} names of {len}: room {room:?}, find {find:?}, both {seek:?}");
+    }
+}

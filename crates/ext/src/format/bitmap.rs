@@ -1,0 +1,333 @@
+//! Bitmaps of blocks and inodes: a bit each, 1 for what is in use, the lowest bit of the
+//! first byte first. Read in words of 64 bits.
+//!
+//! Law: bits beyond the valid ones are never looked at, counted or changed.
+
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "computes with numbers of bits of one block, at most 2^19, clipped by `Bitmap::new`"
+)]
+
+use crate::units::{index, narrow};
+use crate::{Error, Result};
+
+const WORD: u32 = 64;
+
+/// Bits that lie side by side.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BitRun {
+    /// The first of them.
+    pub start: u32,
+    /// How many.
+    pub len: u32,
+}
+
+/// The bits of one bitmap block.
+#[derive(Clone, Copy, Debug)]
+pub struct Bitmap<'a> {
+    bytes: &'a [u8],
+    bits: u32,
+}
+
+impl<'a> Bitmap<'a> {
+    /// The first `bits` bits of a block; no more than it has.
+    pub fn new(bytes: &'a [u8], bits: u32) -> Self {
+        Self { bytes, bits: bits.min(narrow((bytes.len() as u64).saturating_mul(8))) }
+    }
+
+    /// How many bits are valid.
+    pub const fn len(&self) -> u32 {
+        self.bits
+    }
+
+    /// Whether no bit is valid.
+    pub const fn is_empty(&self) -> bool {
+        self.bits == 0
+    }
+
+    /// Whether the bit is set; `None` beyond the valid ones.
+    pub fn get(&self, nth: u32) -> Option<bool> {
+        (nth < self.bits).then(|| self.word(nth / WORD) >> (nth % WORD) & 1 == 1)
+    }
+
+    /// The word `nth`; zeros beyond the bytes.
+    #[inline]
+    fn word(&self, nth: u32) -> u64 {
+        let at = index(u64::from(nth) * 8);
+        let rest = self.bytes.get(at..).unwrap_or_default();
+        match rest.first_chunk() {
+            Some(bytes) => u64::from_le_bytes(*bytes),
+            None => {
+                let mut bytes = [0; 8];
+                bytes.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
+                u64::from_le_bytes(bytes)
+            }
+        }
+    }
+
+    /// The first bit from `from` on, and before `end`, that is set in its word combined with
+    /// `flip`.
+    #[inline]
+    fn next(&self, from: u32, end: u32, flip: u64) -> Option<u32> {
+        let end = end.min(self.bits);
+        if from >= end {
+            return None;
+        }
+        let mut nth = from / WORD;
+        let mut word = (self.word(nth) ^ flip) & u64::MAX << (from % WORD);
+        while word == 0 {
+            nth += 1;
+            if nth * WORD >= end {
+                return None;
+            }
+            word = self.word(nth) ^ flip;
+        }
+        let found = nth * WORD + word.trailing_zeros();
+        (found < end).then_some(found)
+    }
+
+    /// The first zero from `from` on.
+    pub fn next_zero(&self, from: u32) -> Option<u32> {
+        self.next(from, self.bits, u64::MAX)
+    }
+
+    /// The first one from `from` on.
+    pub fn next_one(&self, from: u32) -> Option<u32> {
+        self.next(from, self.bits, 0)
+    }
+
+    /// How many zeros lie side by side from `from` on; counting stops at `most`.
+    pub fn zeros_at(&self, from: u32, most: u32) -> u32 {
+        let end = from.saturating_add(most).min(self.bits);
+        self.next(from, end, 0).unwrap_or(end).saturating_sub(from)
+    }
+
+    /// How many ones lie side by side from `from` on; counting stops at `most`.
+    pub fn ones_at(&self, from: u32, most: u32) -> u32 {
+        let end = from.saturating_add(most).min(self.bits);
+        self.next(from, end, u64::MAX).unwrap_or(end).saturating_sub(from)
+    }
+
+    /// The first run of `want` zeros from `from` on; if there is none, the longest of them.
+    /// It is never longer than `want`.
+    pub fn next_zero_run(&self, from: u32, want: u32) -> Option<BitRun> {
+        let mut best: Option<BitRun> = None;
+        let mut at = from;
+        while let Some(start) = self.next_zero(at) {
+            let len = self.zeros_at(start, want.max(1));
+            if best.is_none_or(|best| len > best.len) {
+                best = Some(BitRun { start, len });
+            }
+            if len >= want {
+                break;
+            }
+            at = start + len;
+        }
+        best
+    }
+
+    /// How many zeros there are.
+    pub fn count_zeros(&self) -> u32 {
+        self.bits - self.count_ones_in(BitRun { start: 0, len: self.bits })
+    }
+
+    fn count_ones_in(&self, run: BitRun) -> u32 {
+        masks(run).map(|(nth, mask)| (self.word(nth) & mask).count_ones()).sum()
+    }
+
+    /// Whether the run is valid and all of its bits are `value`.
+    pub fn is_all(&self, run: BitRun, value: bool) -> bool {
+        let valid = run.start.checked_add(run.len).is_some_and(|end| end <= self.bits);
+        let flip = if value { u64::MAX } else { 0 };
+        valid && masks(run).all(|(nth, mask)| (self.word(nth) ^ flip) & mask == 0)
+    }
+}
+
+/// The words of a run, and which of their bits belong to it.
+fn masks(run: BitRun) -> impl Iterator<Item = (u32, u64)> {
+    let end = run.start.saturating_add(run.len);
+    let words = run.start / WORD..end.div_ceil(WORD);
+    words.filter(move |_| run.len != 0).map(move |nth| {
+        let first = nth * WORD;
+        let low = u64::MAX << run.start.saturating_sub(first);
+        let high = match end - first {
+            left @ 0..WORD => !(u64::MAX << left),
+            _ => u64::MAX,
+        };
+        (nth, low & high)
+    })
+}
+
+/// Makes all bits of a run `value`, whatever they were; bits that a block does not have are
+/// left out.
+pub fn fill(bytes: &mut [u8], run: BitRun, value: bool) {
+    for (nth, mask) in masks(run) {
+        let rest = bytes.get_mut(index(u64::from(nth) * 8)..).unwrap_or_default();
+        for (byte, mask) in rest.iter_mut().zip(mask.to_le_bytes()) {
+            *byte = if value { *byte | mask } else { *byte & !mask };
+        }
+    }
+}
+
+/// Sets a run of the first `bits` bits of a block, all of which are clear.
+///
+/// # Errors
+/// [`Error::Corrupt`] if one of them is set already, or none of the valid ones; the block is
+/// as before.
+pub fn set_range(bytes: &mut [u8], bits: u32, run: BitRun) -> Result<()> {
+    change(bytes, bits, run, true)
+}
+
+/// Clears a run of the first `bits` bits of a block, all of which are set.
+///
+/// # Errors
+/// [`Error::Corrupt`] if one of them is clear already, or none of the valid ones; the block
+/// is as before.
+pub fn clear_range(bytes: &mut [u8], bits: u32, run: BitRun) -> Result<()> {
+    change(bytes, bits, run, false)
+}
+
+fn change(bytes: &mut [u8], bits: u32, run: BitRun, value: bool) -> Result<()> {
+    if !Bitmap::new(bytes, bits).is_all(run, !value) {
+        return Err(Error::corrupt(if value {
+            "bitmap: already in use"
+        } else {
+            "bitmap: already free"
+        }));
+    }
+    // Every bit of the mask changes.
+    for (nth, mask) in masks(run) {
+        let rest = bytes.get_mut(index(u64::from(nth) * 8)..).unwrap_or_default();
+        rest.iter_mut().zip(mask.to_le_bytes()).for_each(|(byte, mask)| *byte ^= mask);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Chance(u64);
+
+    impl Chance {
+        fn below(&mut self, limit: u32) -> u32 {
+            self.0 = self.0.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+            ((self.0 >> 33) % u64::from(limit)) as u32
+        }
+    }
+
+    fn naive(bits: &[bool], from: u32, want: u32) -> Option<BitRun> {
+        let mut best: Option<BitRun> = None;
+        let mut run = BitRun { start: from, len: 0 };
+        for (nth, bit) in bits.iter().enumerate().skip(from as usize) {
+            if *bit {
+                run = BitRun { start: nth as u32 + 1, len: 0 };
+                continue;
+            }
+            run.len += 1;
+            if best.is_none_or(|best| run.len > best.len) {
+                best = Some(run);
+            }
+            if run.len >= want {
+                break;
+            }
+        }
+        best
+    }
+
+    /// A bitmap of runs of random lengths, and the same bit by bit.
+    fn random(chance: &mut Chance, bytes: u32, longest: u32) -> (Vec<u8>, Vec<bool>, u32) {
+        let mut block = vec![0u8; bytes as usize];
+        let bits = chance.below(bytes * 8 + 1);
+        let mut naive = Vec::new();
+        let mut value = chance.below(2) == 1;
+        while naive.len() < block.len() * 8 {
+            let len = 1 + chance.below(longest) as usize;
+            naive.resize((naive.len() + len).min(block.len() * 8), value);
+            value = !value;
+        }
+        for (nth, value) in naive.iter().enumerate() {
+            block[nth / 8] |= u8::from(*value) << (nth % 8);
+        }
+        naive.truncate(bits as usize);
+        (block, naive, bits)
+    }
+
+    #[test]
+    fn words_find_what_single_bits_find() {
+        let mut chance = Chance(1);
+        for round in 0..2000 {
+            let bytes = [1, 7, 8, 20, 128, 1024][chance.below(6) as usize];
+            let (block, naive_bits, bits) = random(&mut chance, bytes, [3, 40, 300][round % 3]);
+            let map = Bitmap::new(&block, bits);
+            let zeros = naive_bits.iter().filter(|bit| !**bit).count();
+            assert_eq!((map.len(), map.count_zeros()), (bits, zeros as u32));
+            for _ in 0..8 {
+                let from = chance.below(bits + 70);
+                let after = naive_bits.get(from as usize..).unwrap_or_default();
+                let first = |value| after.iter().position(|it| *it == value);
+                assert_eq!(map.next_zero(from), first(false).map(|at| at as u32 + from));
+                assert_eq!(map.next_one(from), first(true).map(|at| at as u32 + from));
+                let most = chance.below(200);
+                let zeros = after.iter().take_while(|it| !**it).count() as u32;
+                assert_eq!(map.zeros_at(from, most), zeros.min(most));
+                let want = 1 + chance.below(400);
+                assert_eq!(map.next_zero_run(from, want), naive(&naive_bits, from, want));
+                assert_eq!(map.get(from), naive_bits.get(from as usize).copied());
+            }
+        }
+    }
+
+    #[test]
+    fn ranges_change_exactly_their_bits_or_nothing() {
+        let mut chance = Chance(2);
+        let mut done = 0;
+        for _ in 0..20_000 {
+            let (mut block, mut bits, valid) = random(&mut chance, 24, 60);
+            let run = BitRun { start: chance.below(200), len: chance.below(90) };
+            let value = chance.below(2) == 1;
+            let range = run.start as usize..(run.start + run.len) as usize;
+            let sound = bits.get(range.clone()).is_some_and(|it| it.iter().all(|it| *it != value));
+            let before = block.clone();
+            let change = if value { set_range } else { clear_range };
+            assert_eq!(change(&mut block, valid, run).is_ok(), sound);
+            if !sound {
+                assert_eq!(block, before);
+                continue;
+            }
+            done += 1;
+            bits[range].fill(value);
+            let map = Bitmap::new(&block, valid);
+            assert!((0..valid).all(|nth| map.get(nth) == Some(bits[nth as usize])));
+            // What is not valid stays.
+            let map = (Bitmap::new(&block, 192), Bitmap::new(&before, 192));
+            assert!((valid..192).all(|nth| map.0.get(nth) == map.1.get(nth)));
+        }
+        assert!(done > 1000);
+        let end = BitRun { start: u32::MAX, len: 2 };
+        assert!(set_range(&mut [0; 8], 64, end).is_err());
+    }
+
+    /// `cargo test --release -- --ignored --nocapture a_block_of_bits`.
+    #[test]
+    #[ignore = "measures"]
+    fn a_block_of_bits_is_searched_quickly() {
+        let mut full = vec![0xFF; 4096];
+        let time = |what: &str, work: &dyn Fn() -> Option<u32>| {
+            let start = std::time::Instant::now();
+            for _ in 0..100_000 {
+                std::hint::black_box(work());
+            }
+            println!("{what}: {:?}", start.elapsed() / 100_000);
+        };
+        full[4095] = 0x7F;
+        let map = Bitmap::new(std::hint::black_box(&full), 32768);
+        time("last zero of 32,768", &|| map.next_zero(0));
+        time("count", &|| Some(map.count_zeros()));
+        let (block, ..) = random(&mut Chance(4), 4096, 16);
+        let map = Bitmap::new(std::hint::black_box(&block), 32768);
+        time("a run that is not there, among short ones", &|| {
+            map.next_zero_run(0, 64).map(|it| it.len)
+        });
+    }
+}

@@ -1,0 +1,277 @@
+//! The bytes of an inode, to be changed field by field: what nobody asked to change stays.
+
+use draconis_exchange::contract::Time;
+use zerocopy::FromBytes;
+use zerocopy::little_endian::U32;
+
+use super::inode::{EXTRA_BYTES, POINTERS, RawInode, low16, low32, split_time, without_epoch};
+use super::{le16, le32};
+use crate::{Error, Result};
+
+const OLD_BYTES: usize = 128;
+const XATTR_MAGIC: u32 = 0xEA02_0000;
+
+/// Which time of an inode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stamp {
+    /// Last read.
+    Accessed,
+    /// Contents changed last.
+    Modified,
+    /// Inode changed last.
+    Changed,
+    /// Made.
+    Created,
+}
+
+/// All the bytes of one inode.
+#[derive(Debug)]
+pub struct Slot<'a>(&'a mut [u8]);
+
+impl<'a> Slot<'a> {
+    /// The inode in these bytes.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if they are too few.
+    pub fn of(bytes: &'a mut [u8]) -> Result<Self> {
+        if bytes.len() < OLD_BYTES {
+            return Err(Error::corrupt("inode"));
+        }
+        Ok(Self(bytes))
+    }
+
+    fn with<T>(&mut self, change: impl FnOnce(&mut RawInode) -> T) -> Option<T> {
+        RawInode::mut_from_prefix(self.0).ok().map(|(raw, _)| change(raw))
+    }
+
+    fn get<T>(&self, read: impl FnOnce(&RawInode) -> T) -> Option<T> {
+        RawInode::ref_from_prefix(self.0).ok().map(|(raw, _)| read(raw))
+    }
+
+    /// Makes every byte zero, as nobody's inode.
+    pub fn clear(&mut self) {
+        self.0.fill(0);
+    }
+
+    /// Gives a new inode its extra fields, where there is room.
+    pub fn extend(&mut self) {
+        let extra = if self.0.len() >= 256 { EXTRA_BYTES } else { 0 };
+        self.put(OLD_BYTES, &extra.to_le_bytes());
+    }
+
+    /// Kind and permissions.
+    pub fn mode(&self) -> u16 {
+        self.get(|raw| raw.i_mode.get()).unwrap_or(0)
+    }
+
+    /// Sets kind and permissions.
+    pub fn set_mode(&mut self, mode: u16) {
+        self.with(|raw| raw.i_mode = mode.into());
+    }
+
+    /// Owner and group.
+    pub fn owner(&self) -> (u32, u32) {
+        let ids = self.get(|raw| {
+            let join = |low: u16, high: u16| u32::from(low) | u32::from(high) << 16;
+            (
+                join(raw.i_uid.get(), raw.i_uid_high.get()),
+                join(raw.i_gid.get(), raw.i_gid_high.get()),
+            )
+        });
+        ids.unwrap_or_default()
+    }
+
+    /// Sets owner and group.
+    pub fn set_owner(&mut self, uid: u32, gid: u32) {
+        self.with(|raw| {
+            raw.i_uid = low16(uid).into();
+            raw.i_uid_high = low16(uid >> 16).into();
+            raw.i_gid = low16(gid).into();
+            raw.i_gid_high = low16(gid >> 16).into();
+        });
+    }
+
+    /// Names that lead here.
+    pub fn links(&self) -> u16 {
+        self.get(|raw| raw.i_links_count.get()).unwrap_or(0)
+    }
+
+    /// Sets the number of names.
+    pub fn set_links(&mut self, links: u16) {
+        self.with(|raw| raw.i_links_count = links.into());
+    }
+
+    /// Sets the length in bytes.
+    pub fn set_size(&mut self, bytes: u64) {
+        self.with(|raw| {
+            raw.i_size_lo = low32(bytes).into();
+            raw.i_size_high = low32(bytes >> 32).into();
+        });
+    }
+
+    /// Sectors of 512 bytes, as far as 32 bits count them.
+    pub fn sectors(&self) -> u32 {
+        self.get(|raw| raw.i_blocks_lo.get()).unwrap_or(0)
+    }
+
+    /// Sets the number of sectors.
+    pub fn set_sectors(&mut self, sectors: u32) {
+        self.with(|raw| raw.i_blocks_lo = sectors.into());
+    }
+
+    /// `i_flags`.
+    pub fn flags(&self) -> u32 {
+        self.get(|raw| raw.i_flags.get()).unwrap_or(0)
+    }
+
+    /// Sets `i_flags`.
+    pub fn set_flags(&mut self, flags: u32) {
+        self.with(|raw| raw.i_flags = flags.into());
+    }
+
+    /// Block pointer `nth`.
+    pub fn pointer(&self, nth: usize) -> u32 {
+        self.get(|raw| raw.i_block.get(nth).map_or(0, |it| it.get())).unwrap_or(0)
+    }
+
+    /// Sets block pointer `nth`.
+    pub fn set_pointer(&mut self, nth: usize, block: u32) {
+        self.with(|raw| {
+            if let Some(pointer) = raw.i_block.get_mut(nth) {
+                *pointer = block.into();
+            }
+        });
+    }
+
+    /// Sets all block pointers.
+    pub fn set_pointers(&mut self, pointers: [u32; POINTERS]) {
+        self.with(|raw| raw.i_block = pointers.map(U32::from));
+    }
+
+    /// The block of extended attributes; 0 if there is none.
+    pub fn attribute_block(&self) -> u32 {
+        self.get(|raw| raw.i_file_acl_lo.get()).unwrap_or(0)
+    }
+
+    /// Sets the block of extended attributes.
+    pub fn set_attribute_block(&mut self, block: u32) {
+        self.with(|raw| raw.i_file_acl_lo = block.into());
+    }
+
+    /// Sets what tells this inode from its number's earlier ones.
+    pub fn set_generation(&mut self, generation: u32) {
+        self.with(|raw| raw.i_generation = generation.into());
+    }
+
+    /// When it was deleted, in seconds since 1970; for an orphan the next one's number.
+    pub fn deleted(&self) -> u32 {
+        self.get(|raw| raw.i_dtime.get()).unwrap_or(0)
+    }
+
+    /// Sets [`Slot::deleted`].
+    pub fn set_deleted(&mut self, seconds: u32) {
+        self.with(|raw| raw.i_dtime = seconds.into());
+    }
+
+    /// Sets one of the times, as exactly as the inode has room for.
+    pub fn set_time(&mut self, which: Stamp, to: Time) {
+        let extra_at = match which {
+            Stamp::Changed => 0x84,
+            Stamp::Modified => 0x88,
+            Stamp::Accessed => 0x8C,
+            Stamp::Created => 0x94,
+        };
+        let known = self.extra_end();
+        let fits = extra_at + 4 <= known;
+        let (low, extra) = split_time(if fits { to } else { without_epoch(to) });
+        match which {
+            Stamp::Changed => drop(self.with(|raw| raw.i_ctime = low.into())),
+            Stamp::Modified => drop(self.with(|raw| raw.i_mtime = low.into())),
+            Stamp::Accessed => drop(self.with(|raw| raw.i_atime = low.into())),
+            Stamp::Created if fits => self.put(0x90, &low.to_le_bytes()),
+            Stamp::Created => {}
+        }
+        if fits {
+            self.put(extra_at, &extra.to_le_bytes());
+        }
+    }
+
+    /// Where the fields end.
+    fn extra_end(&self) -> usize {
+        let extra = le16(self.0, OLD_BYTES).map_or(0, usize::from);
+        OLD_BYTES.saturating_add(extra).min(self.0.len())
+    }
+
+    /// The list of attributes inside the inode; empty if there is none.
+    pub fn attributes(&self) -> &[u8] {
+        let end = self.extra_end();
+        if end <= OLD_BYTES || le32(self.0, end) != Some(XATTR_MAGIC) {
+            return &[];
+        }
+        self.0.get(end.saturating_add(4)..).unwrap_or_default()
+    }
+
+    /// Bytes for a list of attributes inside the inode, its end mark included.
+    pub fn attribute_room(&self) -> usize {
+        let end = self.extra_end();
+        if end <= OLD_BYTES { 0 } else { self.0.len().saturating_sub(end).saturating_sub(4) }
+    }
+
+    /// Sets the list of attributes inside the inode, which must fit; an empty one leaves none.
+    pub fn set_attributes(&mut self, list: &[u8]) {
+        let end = self.extra_end();
+        if end <= OLD_BYTES {
+            return;
+        }
+        if let Some(rest) = self.0.get_mut(end..) {
+            rest.fill(0);
+        }
+        if !list.is_empty() {
+            self.put(end, &XATTR_MAGIC.to_le_bytes());
+            self.put(end.saturating_add(4), list);
+        }
+    }
+
+    fn put(&mut self, at: usize, bytes: &[u8]) {
+        let end = at.saturating_add(bytes.len());
+        if let Some(into) = self.0.get_mut(at..end) {
+            into.copy_from_slice(bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_as_exact_as_there_is_room() {
+        let time = Time { seconds: (1 << 33) + 5, nanoseconds: 123 };
+        let mut large = vec![0; 256];
+        let mut slot = Slot::of(&mut large).unwrap();
+        slot.extend();
+        slot.set_time(Stamp::Modified, time);
+        slot.set_time(Stamp::Created, time);
+        assert_eq!(le32(&large, 0x88), Some(123 << 2 | 2));
+        assert_eq!(le32(&large, 0x94), Some(123 << 2 | 2));
+        let mut small = vec![0; 128];
+        let mut slot = Slot::of(&mut small).unwrap();
+        slot.extend();
+        slot.set_time(Stamp::Modified, time);
+        assert_eq!(le32(&small, 16), Some(i32::MAX as u32));
+    }
+
+    #[test]
+    fn attributes_live_behind_the_fields() {
+        let mut bytes = vec![0; 256];
+        let mut slot = Slot::of(&mut bytes).unwrap();
+        assert_eq!((slot.attribute_room(), slot.attributes().len()), (0, 0));
+        slot.extend();
+        assert_eq!(slot.attribute_room(), 256 - 160 - 4);
+        slot.set_attributes(&[7; 8]);
+        assert_eq!(&slot.attributes()[..9], [7, 7, 7, 7, 7, 7, 7, 7, 0]);
+        slot.set_attributes(&[]);
+        assert!(slot.attributes().is_empty());
+        assert_eq!(bytes[160..], [0; 96]);
+    }
+}

@@ -1,0 +1,296 @@
+//! Lists of attributes, changed: read whole, changed in memory, and placed again.
+//!
+//! ```text
+//!   inode | list ─┐                              ┌─▶ inode | list
+//!                 ├─▶ read ─▶ set, remove ─▶ place
+//!   block | list ─┘                              └─▶ block | list
+//! ```
+//! Law: what the format allows and nobody knows is kept, byte for byte.
+
+use super::{
+    BLOCK_HEAD_BYTES, ENTRY_BYTES, MAGIC, NewAttribute, block_room, encode, encode_block,
+    split_name,
+};
+use crate::format::{le16, le32};
+use crate::write::XattrSet;
+use crate::{Error, Result};
+
+/// Lists as they are to be written.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Placed {
+    /// The list behind the fields of the inode, as long as the room there; zeros if it is
+    /// empty.
+    pub(crate) body: Vec<u8>,
+    /// Whether the inode holds any attribute.
+    pub(crate) in_body: bool,
+    /// The block of attributes, owned by one inode, if any attribute needs it.
+    pub(crate) block: Option<Vec<u8>>,
+}
+
+/// The attributes in the list that starts with `body` inside an inode.
+///
+/// # Errors
+/// [`Error::Corrupt`] if the list is damaged: it must not be written again.
+pub(crate) fn read_body(body: &[u8]) -> Result<Vec<NewAttribute>> {
+    read(body, body)
+}
+
+/// The attributes in a block.
+///
+/// # Errors
+/// [`Error::Corrupt`] without the magic number, or if the list is damaged.
+pub(crate) fn read_block(block: &[u8]) -> Result<Vec<NewAttribute>> {
+    match (le32(block, 0), le32(block, 8), block.get(BLOCK_HEAD_BYTES..)) {
+        (Some(MAGIC), Some(1), Some(entries)) => read(entries, block),
+        _ => Err(Error::corrupt("extended attribute block")),
+    }
+}
+
+fn read(entries: &[u8], values: &[u8]) -> Result<Vec<NewAttribute>> {
+    let mut list = Vec::new();
+    let mut rest = entries;
+    // A list may also end with the space it is in. Each turn goes on by an entry.
+    while le32(rest, 0).is_some_and(|first| first != 0) {
+        let attribute =
+            entry(rest, values).ok_or(Error::corrupt("extended attribute: entry or value"))?;
+        rest = rest.get(attribute.entry_bytes()..).unwrap_or_default();
+        list.push(attribute);
+    }
+    Ok(list)
+}
+
+fn entry(head: &[u8], values: &[u8]) -> Option<NewAttribute> {
+    let (suffix_bytes, number) = (usize::from(*head.first()?), *head.get(1)?);
+    let suffix = head.get(ENTRY_BYTES..)?.get(..suffix_bytes)?.to_vec();
+    let value = match (le32(head, 4)?, usize::try_from(le32(head, 8)?).ok()?) {
+        (0, 0) => &[],
+        (0, len) => values.get(usize::from(le16(head, 2)?)..)?.get(..len)?,
+        // Values in inodes of their own are another format.
+        _ => return None,
+    };
+    Some(NewAttribute { number, suffix_bytes, suffix, value: value.to_vec() })
+}
+
+/// Adds or replaces an attribute.
+///
+/// # Errors
+/// [`Error::Exists`] or [`Error::NoAttribute`] as `how` says; the list is as before.
+pub(crate) fn set(list: &mut Vec<NewAttribute>, new: NewAttribute, how: XattrSet) -> Result<()> {
+    match (list.iter_mut().find(|old| old.same_name(&new)), how) {
+        (Some(_), XattrSet::Create) => Err(Error::Exists),
+        (None, XattrSet::Replace) => Err(Error::NoAttribute),
+        (Some(old), _) => {
+            *old = new;
+            Ok(())
+        }
+        (None, _) => {
+            list.push(new);
+            Ok(())
+        }
+    }
+}
+
+/// Removes an attribute by its full name.
+///
+/// # Errors
+/// [`Error::NoAttribute`].
+pub(crate) fn remove(list: &mut Vec<NewAttribute>, name: &[u8]) -> Result<()> {
+    let (number, suffix) = split_name(name).ok_or(Error::NoAttribute)?;
+    let before = list.len();
+    list.retain(|old| (old.number, old.suffix.as_slice()) != (number, suffix));
+    if list.len() == before { Err(Error::NoAttribute) } else { Ok(()) }
+}
+
+/// Places attributes: in their order inside the inode, whose list has `body_bytes`, and those
+/// that do not fit in a block. Should they not fit so, the largest go inside first.
+///
+/// # Errors
+/// [`Error::NoSpace`] if inode and block cannot hold them.
+pub(crate) fn place(
+    attributes: &[NewAttribute],
+    body_bytes: usize,
+    block_bytes: u32,
+) -> Result<Placed> {
+    let in_order: Vec<&NewAttribute> = attributes.iter().collect();
+    let mut by_size = in_order.clone();
+    by_size.sort_by_key(|it| std::cmp::Reverse(it.room_bytes()));
+    let (body, mut block) = share(&in_order, body_bytes, block_bytes)
+        .or_else(|| share(&by_size, body_bytes, block_bytes))
+        .ok_or(Error::NoSpace)?;
+    let in_body = !body.is_empty();
+    let none = vec![0; body.len()];
+    // In this order the kernel keeps the entries of a block.
+    block.sort();
+    Ok(Placed {
+        body: encode(&body, &none, body_bytes, 0),
+        in_body,
+        block: (!block.is_empty()).then(|| encode_block(&block, block_bytes, 1)),
+    })
+}
+
+/// Those for the inode and those for the block; `None` if the block cannot hold the latter.
+fn share(
+    attributes: &[&NewAttribute],
+    body_bytes: usize,
+    block_bytes: u32,
+) -> Option<(Vec<NewAttribute>, Vec<NewAttribute>)> {
+    // A list ends with four zeros.
+    let mut in_body = body_bytes.saturating_sub(4);
+    let mut in_block = block_room(block_bytes);
+    let (mut body, mut block) = (Vec::new(), Vec::new());
+    for attribute in attributes {
+        let need = attribute.room_bytes();
+        if let Some(left) = in_body.checked_sub(need) {
+            in_body = left;
+            body.push((*attribute).clone());
+        } else {
+            in_block = in_block.checked_sub(need)?;
+            block.push((*attribute).clone());
+        }
+    }
+    Some((body, block))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::super::{Attributes, encode_body};
+    use super::*;
+
+    type Model = BTreeMap<Vec<u8>, Vec<u8>>;
+
+    fn new(name: &[u8], value: &[u8]) -> NewAttribute {
+        NewAttribute::new(name, value).unwrap().unwrap()
+    }
+
+    fn shown(placed: &Placed) -> Model {
+        let mut all: Vec<_> = Attributes::of_body(&placed.body).map(|it| it.unwrap()).collect();
+        if let Some(block) = &placed.block {
+            all.extend(Attributes::of_block(block).unwrap().map(|it| it.unwrap()));
+        }
+        let shown: Model = all.iter().map(|it| (it.name(), it.value().unwrap().to_vec())).collect();
+        assert_eq!(shown.len(), all.len(), "none is there twice");
+        shown
+    }
+
+    fn reread(placed: &Placed) -> Vec<NewAttribute> {
+        let mut list = read_body(&placed.body).unwrap();
+        list.extend(placed.block.as_deref().map(|it| read_block(it).unwrap()).unwrap_or_default());
+        list
+    }
+
+    fn below(state: &mut u64, limit: usize) -> usize {
+        *state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+        ((*state >> 33) % limit as u64) as usize
+    }
+
+    #[test]
+    fn random_changes_keep_to_the_model_until_there_is_no_space() {
+        for (body_bytes, block_bytes) in [(0, 1024), (92, 1024), (92, 4096), (860, 65536)] {
+            let mut chance = 5u64 + body_bytes as u64;
+            let (mut model, mut list) = (Model::new(), Vec::new());
+            let (mut full, mut inside, mut outside) = (0, 0, 0);
+            for _ in 0..2000 {
+                let nth = below(&mut chance, 12);
+                let name = [&b"user."[..], b"trusted.", b"security."][nth % 3].to_vec();
+                let name = [name, vec![b'x'; 1 + nth]].concat();
+                let (before, model_before) = (list.clone(), model.clone());
+                if below(&mut chance, 4) == 0 {
+                    let expected = model.remove(&name).map(drop).ok_or(Error::NoAttribute);
+                    assert_eq!(remove(&mut list, &name), expected);
+                } else {
+                    let largest = if below(&mut chance, 3) == 0 { block_bytes / 3 } else { 40 };
+                    let value = vec![nth as u8; below(&mut chance, largest as usize)];
+                    let how = [XattrSet::Any, XattrSet::Create, XattrSet::Replace];
+                    let how = how[below(&mut chance, 3)];
+                    let there = model.contains_key(&name);
+                    let expected = match how {
+                        XattrSet::Create if there => Err(Error::Exists),
+                        XattrSet::Replace if !there => Err(Error::NoAttribute),
+                        _ => Ok(()),
+                    };
+                    assert_eq!(set(&mut list, new(&name, &value), how), expected);
+                    if expected.is_ok() {
+                        model.insert(name, value);
+                    }
+                }
+                match place(&list, body_bytes, block_bytes) {
+                    Ok(placed) => {
+                        assert_eq!(shown(&placed), model);
+                        assert_eq!(placed.body.len(), body_bytes);
+                        assert_eq!(placed.in_body, placed.body.iter().any(|byte| *byte != 0));
+                        inside += u32::from(placed.in_body);
+                        outside += u32::from(placed.block.is_some());
+                        list = reread(&placed);
+                    }
+                    Err(error) => {
+                        assert_eq!(error, Error::NoSpace);
+                        let need: usize = list.iter().map(NewAttribute::room_bytes).sum();
+                        assert!(need > block_room(block_bytes));
+                        full += 1;
+                        (list, model) = (before, model_before);
+                    }
+                }
+            }
+            assert!(outside > 100 && (inside > 100 || body_bytes == 0));
+            assert!(full > 10 || block_bytes > 4096);
+        }
+    }
+
+    #[test]
+    fn the_inode_fills_first_and_what_fits_only_otherwise_is_moved() {
+        let small = new(b"user.s", &[1; 8]);
+        let placed = place(std::slice::from_ref(&small), 92, 1024).unwrap();
+        assert!(placed.in_body && placed.block.is_none());
+        assert_eq!(placed.body, encode_body(std::slice::from_ref(&small), 256));
+        // 40 bytes inside leave no room for 80 more, and the block has room for all but 40.
+        let (big, huge) = (new(b"user.b", &[2; 56]), new(b"user.h", &[3; 920]));
+        assert_eq!(block_room(1024) - huge.room_bytes(), 48);
+        let placed = place(&[small.clone(), big.clone(), huge.clone()], 92, 1024).unwrap();
+        assert_eq!(read_body(&placed.body).unwrap(), [big]);
+        assert_eq!(read_block(&placed.block.unwrap()).unwrap(), [huge, small]);
+        let none = place(&[], 92, 1024).unwrap();
+        assert_eq!((none.in_body, none.block, none.body), (false, None, vec![0; 92]));
+    }
+
+    #[test]
+    fn what_nobody_knows_is_kept() {
+        let strange = NewAttribute {
+            number: 9,
+            suffix_bytes: 3,
+            suffix: b"odd".to_vec(),
+            value: b"value".to_vec(),
+        };
+        let block = encode_block(std::slice::from_ref(&strange), 1024, 3);
+        let mut list = read_block(&block).unwrap();
+        set(&mut list, new(b"user.a", b"1"), XattrSet::Any).unwrap();
+        let placed = place(&list, 0, 1024).unwrap();
+        assert_eq!(read_block(&placed.block.unwrap()).unwrap(), [new(b"user.a", b"1"), strange]);
+        assert_eq!(remove(&mut list, b"btrfs.x"), Err(Error::NoAttribute));
+        assert_eq!(remove(&mut list, b"system.posix_acl_access"), Err(Error::NoAttribute));
+    }
+
+    #[test]
+    fn damage_is_refused_and_no_bytes_panic() {
+        let body = encode_body(&[new(b"user.a", b"12345"), new(b"user.b", b"6")], 256);
+        for at in [4, 9] {
+            let mut damaged = body.clone();
+            damaged[at] = 0xFF;
+            assert!(read_body(&damaged).is_err());
+        }
+        assert!(read_block(&body).is_err());
+        let mut chance = 1;
+        for _ in 0..20_000 {
+            let mut block =
+                encode_block(&[new(b"user.a", b"12345"), new(b"user.b", b"6")], 1024, 1);
+            for _ in 0..1 + below(&mut chance, 5) {
+                block[below(&mut chance, 80)] = below(&mut chance, 256) as u8;
+            }
+            block.truncate(1024 - below(&mut chance, 2) * below(&mut chance, 1024));
+            if let Ok(list) = read_block(&block) {
+                let _ = place(&list, 92, 1024);
+            }
+        }
+    }
+}

@@ -1,0 +1,397 @@
+//! Contents of files: written, cut, reserved.
+//!
+//! Law 1: a block that a file gets is written whole before anything leads to it: what the
+//! file does not fill is zero.
+//! Law 2: behind the end of a file its last block is zero.
+
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "computes with offsets below the largest file, which is checked first"
+)]
+
+use draconis_exchange::contract::Kind;
+
+use super::map::{Got, Taking};
+use super::{Edit, Reserve};
+use crate::data::Data;
+use crate::format::features::ReadOnlyCompatible;
+use crate::format::inode::{Inode, flags};
+use crate::format::slot::Stamp;
+use crate::map::build::reach_blocks;
+use crate::units::{index, narrow};
+use crate::volume::Volume;
+use crate::{Error, FsBlock, InodeNumber, Result};
+
+/// Files above this length need the feature `large_file`.
+const LARGE_BYTES: u64 = 1 << 31;
+/// Bytes that one change takes at most: between two of them others get their turn.
+const WRITE_BYTES: usize = 1 << 20;
+/// Blocks that one change reserves at most.
+const RESERVE_BLOCKS: u32 = 1 << 10;
+
+impl Volume {
+    /// The longest file that the format can hold, in bytes.
+    pub fn most_file_bytes(&self) -> u64 {
+        let bytes = u64::from(self.super_.block_bytes);
+        // Sectors are counted in 32 bits, those of indirect blocks among them.
+        let sectors = u64::from(u32::MAX) * 512;
+        let blocks = sectors / bytes;
+        let maps = blocks / (bytes / 4) + blocks / (bytes / 4) / (bytes / 4) + 2;
+        (reach_blocks(self.super_.block_bytes).min(blocks - maps)) * bytes
+    }
+
+    pub(super) fn write_some(
+        &self,
+        number: InodeNumber,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<usize> {
+        let mut done = 0;
+        while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
+            // Up to where a large piece ends: they are written in one go.
+            let at = offset.saturating_add(done as u64);
+            let skew = index(at % WRITE_BYTES as u64);
+            let part = rest.get(..WRITE_BYTES - skew).unwrap_or(rest);
+            let taken = match self.edit_with_room(|edit| edit.write(number, at, part)) {
+                Ok(taken) => taken,
+                Err(Error::NoSpace) if done > 0 => return Ok(done),
+                Err(error) => return Err(error),
+            };
+            done += taken;
+            if taken < part.len() {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    pub(super) fn reserve_all(
+        &self,
+        number: InodeNumber,
+        offset: u64,
+        len: u64,
+        how: Reserve,
+    ) -> Result<()> {
+        if len == 0 {
+            return Err(Error::Misuse("no bytes to reserve"));
+        }
+        let end = offset.checked_add(len).filter(|end| *end <= self.most_file_bytes());
+        let end = end.ok_or(Error::TooLarge)?;
+        match how {
+            Reserve::PunchHole => return self.edit(|edit| edit.punch(number, offset, end)),
+            Reserve::ZeroRange { .. } => self.edit(|edit| edit.punch(number, offset, end))?,
+            Reserve::KeepSize => {
+                // A map of blocks has no way to say that blocks behind the end are meant.
+                let size = self.edit(|edit| Ok(edit.file(number)?.size_bytes))?;
+                if end > size.next_multiple_of(self.super_.block_bytes.into()) {
+                    let feature = "blocks behind the end of a file need: extent".to_owned();
+                    return Err(Error::Unsupported { feature });
+                }
+            }
+            Reserve::Extend => {}
+        }
+        let keep = matches!(how, Reserve::KeepSize | Reserve::ZeroRange { keep_size: true });
+        let bytes = u64::from(self.super_.block_bytes);
+        let mut at = narrow(offset / bytes);
+        let last = narrow(end.div_ceil(bytes));
+        while at < last {
+            let step = last.min(at + RESERVE_BLOCKS);
+            let got = self.edit_with_room(|edit| edit.reserve(number, at, step))?;
+            if got < step {
+                return Err(Error::NoSpace);
+            }
+            at = step;
+        }
+        self.edit(|edit| {
+            let inode = edit.file(number)?;
+            if !keep && end > inode.size_bytes {
+                edit.set_size(&inode, end)?;
+            }
+            edit.stamp(number, &[Stamp::Modified, Stamp::Changed])
+        })
+    }
+}
+
+impl Edit<'_> {
+    fn block_bytes(&self) -> u64 {
+        u64::from(self.volume.super_.block_bytes)
+    }
+
+    /// A file whose contents may change.
+    pub(super) fn file(&self, number: InodeNumber) -> Result<std::sync::Arc<Inode>> {
+        let inode = self.node(number)?;
+        match inode.kind {
+            Kind::File => {}
+            Kind::Directory => return Err(Error::IsADirectory),
+            _ => return Err(Error::Misuse("only files have contents")),
+        }
+        inode.readable()?;
+        if inode.flags & flags::IMMUTABLE != 0 {
+            return Err(Error::NotPermitted);
+        }
+        Ok(inode)
+    }
+
+    fn taking(&self, inode: &Inode, grows: bool) -> Taking {
+        let (uid, _) = inode.owner();
+        Taking { grows, privileged: self.is_privileged(uid) }
+    }
+
+    /// Writes bytes that do not cross a large piece; says how many were taken.
+    fn write(&mut self, number: InodeNumber, offset: u64, bytes: &[u8]) -> Result<usize> {
+        let inode = self.file(number)?;
+        let most = self.volume.most_file_bytes().saturating_sub(offset);
+        if most == 0 {
+            return Err(Error::TooLarge);
+        }
+        let bytes = bytes.get(..index(most)).unwrap_or(bytes);
+        let end = offset + bytes.len() as u64;
+        let block_bytes = self.block_bytes();
+        let (first, last) = (narrow(offset / block_bytes), narrow(end.div_ceil(block_bytes)));
+        let taking = self.taking(&inode, end > inode.size_bytes);
+        if offset > inode.size_bytes && !inode.size_bytes.is_multiple_of(block_bytes) {
+            // Others may have left something behind the end.
+            let stop = inode.size_bytes.next_multiple_of(block_bytes).min(offset);
+            self.zero_part(number, inode.size_bytes, stop)?;
+        }
+        let touched = self.w.touched;
+        let all = match self.give_blocks(number, first, last, taking) {
+            // Nothing but perhaps an empty indirect block was made.
+            Err(Error::NoSpace) => {
+                self.w.touched = touched;
+                return Err(Error::NoSpace);
+            }
+            all => all?,
+        };
+        let mut taken = offset;
+        for got in &all {
+            if u64::from(got.from) * block_bytes > taken {
+                break;
+            }
+            taken = self.fill(got, offset, bytes)?;
+        }
+        let size = inode.size_bytes;
+        if taken > size {
+            self.set_size(&inode, taken)?;
+        }
+        self.forget_contents(number, offset.min(size), taken);
+        self.stamp(number, &[Stamp::Modified, Stamp::Changed])?;
+        self.keep_bounds()?;
+        Ok(index(taken - offset))
+    }
+
+    /// Puts the part of `bytes` that belongs there into a run of blocks; says where it ends.
+    fn fill(&mut self, got: &Got, offset: u64, bytes: &[u8]) -> Result<u64> {
+        let block_bytes = self.block_bytes();
+        let start = u64::from(got.from) * block_bytes;
+        let len = u64::from(got.blocks) * block_bytes;
+        let from = offset.max(start);
+        let end = (offset + bytes.len() as u64).min(start + len);
+        let part = bytes.get(index(from - offset)..index(end - offset)).unwrap_or_default();
+        let exact = part.len() as u64 == len;
+        let memory: Box<[u8]> = if exact {
+            part.into()
+        } else {
+            let mut memory = vec![0; index(len)];
+            if !got.fresh {
+                self.keep_edges(got, (from - start, end - start), &mut memory)?;
+            }
+            let at = index(from - start);
+            if let Some(into) = memory.get_mut(at..at + part.len()) {
+                into.copy_from_slice(part);
+            }
+            memory.into_boxed_slice()
+        };
+        self.put_contents(got.at, &Data::owned(memory));
+        Ok(end)
+    }
+
+    /// Fills the first and the last block with what they hold, where they are not
+    /// overwritten as a whole.
+    fn keep_edges(&self, got: &Got, (from, end): (u64, u64), memory: &mut [u8]) -> Result<()> {
+        let block_bytes = self.block_bytes();
+        let mut edges = vec![];
+        if !from.is_multiple_of(block_bytes) {
+            edges.push(from / block_bytes);
+        }
+        if !end.is_multiple_of(block_bytes) {
+            edges.push(end / block_bytes);
+        }
+        for nth in edges {
+            let old = self.block(got.at.after(nth))?;
+            let at = index(nth * block_bytes);
+            if let Some(into) = memory.get_mut(at..at + old.len()) {
+                into.copy_from_slice(&old);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn put_contents(&mut self, at: FsBlock, bytes: &Data) {
+        self.w.touched = true;
+        self.w.batch.dirty = true;
+        let len = index(self.block_bytes());
+        let mut blocks = self.volume.store.overlay.change();
+        for (nth, start) in (0u64..).zip((0..bytes.len()).step_by(len)) {
+            let block = at.after(nth);
+            blocks.metadata.remove(&block.0);
+            blocks.put_content(block, bytes.slice(start..start + len));
+        }
+    }
+
+    /// Zeros blocks that a file got but did not fill.
+    fn zero_fresh(&mut self, all: &[Got]) {
+        let len = index(self.block_bytes());
+        let zeros = Data::owned(vec![0; len].into_boxed_slice());
+        for got in all.iter().filter(|got| got.fresh) {
+            let mut blocks = self.volume.store.overlay.change();
+            for nth in 0..got.blocks {
+                let block = got.at.after(nth.into());
+                blocks.metadata.remove(&block.0);
+                blocks.put_content(block, zeros.clone());
+            }
+        }
+        self.w.batch.dirty = true;
+    }
+
+    /// Zeros the bytes of one block from `from` up to `end`, if the file has that block.
+    fn zero_part(&mut self, number: InodeNumber, from: u64, end: u64) -> Result<()> {
+        let block_bytes = self.block_bytes();
+        let nth = narrow(from / block_bytes);
+        let (start, stop) = (index(from % block_bytes), index(end - u64::from(nth) * block_bytes));
+        let Some(block) = self.mapped(number, nth)? else { return Ok(()) };
+        let old = self.block(block)?;
+        let Some(part) = old.get(start..stop) else { return Ok(()) };
+        if part.iter().all(|byte| *byte == 0) {
+            return Ok(());
+        }
+        let mut new: Box<[u8]> = old[..].into();
+        if let Some(part) = new.get_mut(start..stop) {
+            part.fill(0);
+        }
+        self.put_contents(block, &Data::owned(new));
+        Ok(())
+    }
+
+    /// Sets the length, and nothing else of the contents.
+    fn set_size(&mut self, inode: &Inode, bytes: u64) -> Result<()> {
+        let before = inode.size_bytes;
+        let (low, high) = (before.min(bytes), before.max(bytes));
+        let block_bytes = self.block_bytes();
+        // The last chunk and segment of the shorter file end where that did.
+        self.forget_contents(inode.number, low.saturating_sub(1), high);
+        let last = narrow(low.saturating_sub(1) / block_bytes);
+        self.forget_map(inode.number, last, narrow(high.div_ceil(block_bytes)));
+        self.change_slot(inode.number, |it| it.set_size(bytes))?;
+        if bytes >= LARGE_BYTES && before < LARGE_BYTES {
+            self.need_feature(ReadOnlyCompatible::LARGE_FILE)?;
+        }
+        Ok(())
+    }
+
+    /// Cuts a file, or lets it grow by a hole.
+    pub(super) fn resize(&mut self, inode: &Inode, bytes: u64) -> Result<()> {
+        if bytes > self.volume.most_file_bytes() {
+            return Err(Error::TooLarge);
+        }
+        let number = inode.number;
+        let block_bytes = self.block_bytes();
+        let before = inode.size_bytes;
+        if bytes <= before {
+            self.w.groups.drop_window(number.0);
+            self.take_away(number, narrow(bytes.div_ceil(block_bytes)), u32::MAX)?;
+            if !bytes.is_multiple_of(block_bytes) {
+                let end = bytes.next_multiple_of(block_bytes);
+                self.zero_part(number, bytes, end)?;
+            }
+        } else if !before.is_multiple_of(block_bytes) {
+            // Others may have left something behind the end.
+            let end = before.next_multiple_of(block_bytes).min(bytes);
+            self.zero_part(number, before, end)?;
+        }
+        if bytes != before {
+            self.set_size(inode, bytes)?;
+        }
+        self.stamp(number, &[Stamp::Modified, Stamp::Changed])
+    }
+
+    /// Makes a hole; what it covers only in part becomes zero.
+    fn punch(&mut self, number: InodeNumber, from: u64, end: u64) -> Result<()> {
+        let inode = self.file(number)?;
+        if inode.flags & flags::APPEND != 0 {
+            return Err(Error::NotPermitted);
+        }
+        let block_bytes = self.block_bytes();
+        let (first, last) = (from.div_ceil(block_bytes), end / block_bytes);
+        if first <= last {
+            if !from.is_multiple_of(block_bytes) {
+                self.zero_part(number, from, first * block_bytes)?;
+            }
+            if !end.is_multiple_of(block_bytes) {
+                self.zero_part(number, last * block_bytes, end)?;
+            }
+            self.take_away(number, narrow(first), narrow(last))?;
+        } else {
+            self.zero_part(number, from, end)?;
+        }
+        self.forget_contents(number, from, end.min(inode.size_bytes).max(from));
+        self.stamp(number, &[Stamp::Modified, Stamp::Changed])
+    }
+
+    /// Gives blocks that read as zeros; says up to which file block it got.
+    fn reserve(&mut self, number: InodeNumber, from: u32, end: u32) -> Result<u32> {
+        let inode = self.file(number)?;
+        let taking = self.taking(&inode, false);
+        let touched = self.w.touched;
+        let all = match self.give_blocks(number, from, end, taking) {
+            Err(Error::NoSpace) => {
+                self.w.touched = touched;
+                return Err(Error::NoSpace);
+            }
+            all => all?,
+        };
+        self.zero_fresh(&all);
+        self.keep_bounds()?;
+        let bytes = self.block_bytes();
+        self.forget_contents(number, u64::from(from) * bytes, u64::from(end) * bytes);
+        Ok(all.last().map_or(from, |got| got.from + got.blocks))
+    }
+
+    /// Frees all that an inode has and the inode itself.
+    pub(super) fn bury(&mut self, number: InodeNumber) -> Result<()> {
+        let (kind, fast, size) = {
+            let mode = self.read_slot(number, |it| it.mode())?;
+            let kind = Kind::from_mode(mode.into()).ok_or(Error::corrupt("inode: kind"))?;
+            let inode = self.volume.peek(number)?;
+            (kind, inode.fast_target(&self.volume.super_).is_some(), inode.size_bytes)
+        };
+        let mapped = matches!(kind, Kind::File | Kind::Directory | Kind::Symlink) && !fast;
+        if mapped {
+            self.take_away(number, 0, u32::MAX)?;
+            self.forget_contents(number, 0, size);
+        }
+        self.drop_attribute_block(number)?;
+        let old = self.is_old(number);
+        let now = u32::try_from(self.now.seconds.max(1)).unwrap_or(u32::MAX);
+        self.volume.store.overlay.change().orphans.remove(&number.0);
+        self.change_slot(number, |it| {
+            let mode = it.mode();
+            it.clear();
+            // What undeletes wants to know.
+            if old {
+                it.set_mode(mode);
+                it.set_deleted(now);
+            }
+        })?;
+        self.free_inode(number, kind)?;
+        self.w.hints.remove(&number.0);
+        if old {
+            let height = self.w.batch.heights.get(&number.0).copied().unwrap_or(0);
+            self.w.batch.dying.insert(number.0, height);
+            self.w.batch.dirs.remove(&number.0);
+        } else {
+            self.w.batch.born_dirs.remove(&number.0);
+        }
+        Ok(())
+    }
+}

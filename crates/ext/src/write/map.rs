@@ -1,0 +1,419 @@
+//! Block maps, changed: blocks given to a file and taken away.
+//!
+//! Law 1: an indirect block is taken just before the first block that it leads to, so a file
+//! written in one go lies on the device in the order in which it is read.
+//! Law 2: whatever the pointers say, a walk ends: a block that is freed twice is damage.
+
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "computes with file blocks below 2^32 and places inside a block"
+)]
+
+use super::Edit;
+use super::groups::Wish;
+use super::overlay::Role;
+use crate::format::inode::DIRECT;
+use crate::format::{le32, put32};
+use crate::map::indirect::{Path, fan_out, path};
+use crate::map::{SEGMENT_BLOCKS, SegmentKey};
+use crate::units::{index, narrow};
+use crate::{Error, FileBlock, FsBlock, InodeNumber, Result};
+
+/// Where a pointer stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Home {
+    /// In the inode.
+    Inode(usize),
+    /// In an indirect block.
+    Block(FsBlock, u64),
+}
+
+/// Blocks of a file that lie together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Got {
+    pub(super) from: u32,
+    pub(super) blocks: u32,
+    pub(super) at: FsBlock,
+    /// They were taken just now: nothing of the file is in them.
+    pub(super) fresh: bool,
+}
+
+/// How blocks are taken.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Taking {
+    pub(super) grows: bool,
+    pub(super) privileged: bool,
+}
+
+/// Frees blocks in runs as long as they come.
+#[derive(Default)]
+struct Freeing {
+    run: Option<(u64, u32)>,
+    blocks: u64,
+}
+
+impl Edit<'_> {
+    fn pointer(&self, inode: InodeNumber, home: Home) -> Result<u32> {
+        match home {
+            Home::Inode(slot) => self.read_slot(inode, |it| it.pointer(slot)),
+            Home::Block(block, nth) => {
+                let bytes = self.block(block)?;
+                Ok(le32(&bytes, index(nth) * 4).unwrap_or(0))
+            }
+        }
+    }
+
+    /// Lets a pointer lead elsewhere.
+    pub(super) fn set_pointer(&mut self, inode: InodeNumber, home: Home, to: u32) -> Result<()> {
+        match home {
+            Home::Inode(slot) => self.change_slot(inode, |it| it.set_pointer(slot, to)),
+            Home::Block(block, nth) => {
+                self.change(block, Role::Map(inode.0), |bytes| {
+                    put32(bytes, index(nth) * 4, to);
+                })
+            }
+        }
+    }
+
+    /// The pointers on the way to a file block, from the inode's down to the block's own;
+    /// the way ends early where nothing follows.
+    pub(super) fn way(&self, inode: InodeNumber, at: u32) -> Result<Vec<(Home, u32)>> {
+        let fan_out = fan_out(&self.volume.super_);
+        let Some(Path { slot, levels, mut offset }) = path(FileBlock(at), fan_out) else {
+            return Err(Error::TooLarge);
+        };
+        let mut way = Vec::with_capacity(4);
+        let mut home = Home::Inode(slot);
+        let mut below = fan_out.saturating_pow(levels);
+        loop {
+            let pointer = self.pointer(inode, home)?;
+            way.push((home, pointer));
+            if pointer == 0 || below <= 1 {
+                return Ok(way);
+            }
+            let block = self.sane(pointer, inode)?;
+            below /= fan_out;
+            home = Home::Block(block, offset / below);
+            offset %= below;
+        }
+    }
+
+    fn sane(&self, pointer: u32, inode: InodeNumber) -> Result<FsBlock> {
+        let block = FsBlock(pointer.into());
+        if self.volume.super_.holds(block) {
+            return Ok(block);
+        }
+        Err(Error::corrupt("block map: pointer").in_block(block).of_inode(inode))
+    }
+
+    /// The device block of a file block, if it has one.
+    pub(super) fn mapped(&self, inode: InodeNumber, at: u32) -> Result<Option<FsBlock>> {
+        let fan_out = fan_out(&self.volume.super_);
+        let levels = path(FileBlock(at), fan_out).ok_or(Error::TooLarge)?.levels;
+        let way = self.way(inode, at)?;
+        match way.last() {
+            Some((_, pointer)) if *pointer != 0 && way.len() == index(levels.into()) + 1 => {
+                self.sane(*pointer, inode).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Where the pointers from file block `at` on stand, and how many stand together; the
+    /// indirect blocks above are made if they are not there.
+    fn leaf(
+        &mut self,
+        inode: InodeNumber,
+        at: u32,
+        goal: &mut u64,
+        taking: Taking,
+    ) -> Result<(Home, u64)> {
+        let fan_out = fan_out(&self.volume.super_);
+        let Some(Path { slot, levels, mut offset }) = path(FileBlock(at), fan_out) else {
+            return Err(Error::TooLarge);
+        };
+        let mut home = Home::Inode(slot);
+        if levels == 0 {
+            return Ok((home, u64::from(DIRECT) - slot as u64));
+        }
+        let mut below = fan_out.saturating_pow(levels);
+        loop {
+            let pointer = self.pointer(inode, home)?;
+            let block = if pointer == 0 {
+                let wish = Wish {
+                    goal: *goal,
+                    want: 1,
+                    grows: taking.grows.then_some(inode.0),
+                    privileged: taking.privileged,
+                };
+                let (start, _) = self.take_blocks(wish)?;
+                *goal = start + 1;
+                self.fresh(FsBlock(start), Role::Map(inode.0));
+                self.set_pointer(inode, home, narrow(start))?;
+                self.count_sectors(inode, 1)?;
+                FsBlock(start)
+            } else {
+                self.sane(pointer, inode)?
+            };
+            below /= fan_out;
+            let nth = offset / below;
+            offset %= below;
+            home = Home::Block(block, nth);
+            if below == 1 {
+                return Ok((home, fan_out - nth));
+            }
+        }
+    }
+
+    /// The blocks of a file from `from` up to `end`, taken where there are none. They end
+    /// early if space does.
+    pub(super) fn give_blocks(
+        &mut self,
+        inode: InodeNumber,
+        from: u32,
+        end: u32,
+        taking: Taking,
+    ) -> Result<Vec<Got>> {
+        let mut all: Vec<Got> = Vec::new();
+        let mut goal = self.goal(inode, from)?;
+        let mut at = from;
+        while at < end {
+            let leaf = match self.leaf(inode, at, &mut goal, taking) {
+                Err(Error::NoSpace) if !all.is_empty() => break,
+                leaf => leaf?,
+            };
+            let (home, room) = leaf;
+            let count = narrow(room).min(end - at);
+            match self.give_of_leaf(inode, home, (at, count), &mut goal, taking, &mut all) {
+                Err(Error::NoSpace) if !all.is_empty() => break,
+                done => done?,
+            }
+            at += count;
+        }
+        let taken: u32 = all.iter().filter(|got| got.fresh).map(|got| got.blocks).sum();
+        if taken > 0 {
+            self.count_sectors(inode, taken.into())?;
+            self.forget_map(inode, from, end);
+        }
+        Ok(all)
+    }
+
+    /// [`Edit::give_blocks`] within one leaf: `count` pointers from `home` on.
+    fn give_of_leaf(
+        &mut self,
+        inode: InodeNumber,
+        home: Home,
+        (at, count): (u32, u32),
+        goal: &mut u64,
+        taking: Taking,
+        all: &mut Vec<Got>,
+    ) -> Result<()> {
+        let pointers = self.pointers(inode, home, count)?;
+        let mut nth = 0;
+        while nth < count {
+            let pointer = pointers.get(index(nth.into())).copied().unwrap_or(0);
+            let rest = pointers.get(index(nth.into())..).unwrap_or_default();
+            if pointer != 0 {
+                self.sane(pointer, inode)?;
+                let follow = rest.iter().zip(pointer..).take_while(|(a, b)| **a == *b).count();
+                let blocks = narrow(follow as u64);
+                let last = FsBlock(u64::from(pointer) + u64::from(blocks) - 1);
+                if !self.volume.super_.holds(last) {
+                    return Err(Error::corrupt("block map: pointer").in_block(last).of_inode(inode));
+                }
+                all.push(Got { from: at + nth, blocks, at: FsBlock(pointer.into()), fresh: false });
+                *goal = u64::from(pointer) + u64::from(blocks);
+                nth += blocks;
+                continue;
+            }
+            let want = narrow(rest.iter().take_while(|pointer| **pointer == 0).count() as u64);
+            let (start, blocks) = self.take_blocks(Wish {
+                goal: *goal,
+                want,
+                grows: taking.grows.then_some(inode.0),
+                privileged: taking.privileged,
+            })?;
+            self.put_pointers(inode, home, nth, narrow(start), blocks)?;
+            *goal = start + u64::from(blocks);
+            let got = Got { from: at + nth, blocks, at: FsBlock(start), fresh: true };
+            all.push(got);
+            nth += blocks;
+        }
+        Ok(())
+    }
+
+    fn pointers(&self, inode: InodeNumber, home: Home, count: u32) -> Result<Vec<u32>> {
+        match home {
+            Home::Inode(slot) => self.read_slot(inode, |it| {
+                (slot..slot + index(count.into())).map(|nth| it.pointer(nth)).collect()
+            }),
+            Home::Block(block, nth) => {
+                let bytes = self.block(block)?;
+                let places = index(nth)..index(nth) + index(count.into());
+                Ok(places.map(|nth| le32(&bytes, nth * 4).unwrap_or(0)).collect())
+            }
+        }
+    }
+
+    fn put_pointers(
+        &mut self,
+        inode: InodeNumber,
+        home: Home,
+        skip: u32,
+        first: u32,
+        count: u32,
+    ) -> Result<()> {
+        match home {
+            Home::Inode(slot) => self.change_slot(inode, |it| {
+                for nth in 0..count {
+                    it.set_pointer(slot + index((skip + nth).into()), first + nth);
+                }
+            }),
+            Home::Block(block, at) => self.change(block, Role::Map(inode.0), |bytes| {
+                for nth in 0..count {
+                    put32(bytes, index(at + u64::from(skip + nth)) * 4, first + nth);
+                }
+            }),
+        }
+    }
+
+    /// The best place for file block `at`: behind the one before it, or else in the inode's
+    /// group.
+    fn goal(&self, inode: InodeNumber, at: u32) -> Result<u64> {
+        if let Some(before) = at.checked_sub(1)
+            && let Some(block) = self.mapped(inode, before)?
+        {
+            return Ok(block.0 + 1);
+        }
+        let first = self.read_slot(inode, |it| it.pointer(0))?;
+        if first != 0 && at > 0 {
+            return Ok(u64::from(first) + u64::from(at));
+        }
+        let (group, _) = self.w.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
+        Ok(self.volume.super_.group_start(crate::GroupNumber(group)).0)
+    }
+
+    /// Takes away the blocks of a file from `from` up to `end`, and the indirect blocks that
+    /// lead nowhere then.
+    pub(super) fn take_away(&mut self, inode: InodeNumber, from: u32, end: u32) -> Result<()> {
+        let fan_out = fan_out(&self.volume.super_);
+        let mut freeing = Freeing::default();
+        for slot in from..end.min(DIRECT) {
+            let slot = index(slot.into());
+            let pointer = self.read_slot(inode, |it| it.pointer(slot))?;
+            if pointer != 0 {
+                self.change_slot(inode, |it| it.set_pointer(slot, 0))?;
+                self.free(&mut freeing, pointer)?;
+            }
+        }
+        let mut start = u64::from(DIRECT);
+        for levels in 1..=3u32 {
+            let reach = fan_out.saturating_pow(levels);
+            let low = u64::from(from).max(start) - start;
+            let high = u64::from(end).min(start + reach).saturating_sub(start);
+            start += reach;
+            if low >= high {
+                continue;
+            }
+            let slot = index(u64::from(DIRECT + levels - 1));
+            let pointer = self.read_slot(inode, |it| it.pointer(slot))?;
+            if pointer == 0 {
+                continue;
+            }
+            let block = self.sane(pointer, inode)?;
+            if self.clear_tree(inode, block, levels, (low, high), &mut freeing)? {
+                self.change_slot(inode, |it| it.set_pointer(slot, 0))?;
+                self.free(&mut freeing, pointer)?;
+            }
+        }
+        let freed = freeing.blocks;
+        self.finish(freeing)?;
+        if freed > 0 {
+            let sectors = narrow(freed).saturating_mul(self.volume.super_.block_bytes / 512);
+            self.change_slot(inode, |it| it.set_sectors(it.sectors().saturating_sub(sectors)))?;
+            self.forget_map(inode, from, end);
+        }
+        Ok(())
+    }
+
+    /// Clears the pointers from `low` up to `high` below an indirect block; says whether
+    /// none is left.
+    fn clear_tree(
+        &mut self,
+        inode: InodeNumber,
+        block: FsBlock,
+        levels: u32,
+        (low, high): (u64, u64),
+        freeing: &mut Freeing,
+    ) -> Result<bool> {
+        let fan_out = fan_out(&self.volume.super_);
+        let below = fan_out.saturating_pow(levels - 1);
+        let bytes = self.block(block).map_err(|error| error.of_inode(inode))?;
+        let whole = low == 0 && high >= below * fan_out;
+        let mut cleared = Vec::new();
+        for nth in low / below..high.div_ceil(below).min(fan_out) {
+            let pointer = le32(&bytes, index(nth) * 4).unwrap_or(0);
+            if pointer == 0 {
+                continue;
+            }
+            let start = nth * below;
+            let empty = levels == 1 || {
+                let child = self.sane(pointer, inode)?;
+                let part = (low.saturating_sub(start), (high - start).min(below));
+                self.clear_tree(inode, child, levels - 1, part, freeing)?
+            };
+            if empty {
+                self.free(freeing, pointer)?;
+                cleared.push(nth);
+            }
+        }
+        if whole {
+            return Ok(true);
+        }
+        if cleared.is_empty() {
+            return Ok(false);
+        }
+        self.change(block, Role::Map(inode.0), |bytes| {
+            for nth in cleared {
+                put32(bytes, index(nth) * 4, 0);
+            }
+            bytes.iter().all(|byte| *byte == 0)
+        })
+    }
+
+    fn free(&mut self, freeing: &mut Freeing, pointer: u32) -> Result<()> {
+        let block = u64::from(pointer);
+        freeing.blocks += 1;
+        match &mut freeing.run {
+            Some((start, count)) if *start + u64::from(*count) == block => *count += 1,
+            run => {
+                if let Some((start, count)) = run.replace((block, 1)) {
+                    self.free_blocks(start, count)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, freeing: Freeing) -> Result<()> {
+        match freeing.run {
+            Some((start, count)) => self.free_blocks(start, count),
+            None => Ok(()),
+        }
+    }
+
+    /// Counts blocks that an inode got.
+    pub(super) fn count_sectors(&mut self, inode: InodeNumber, blocks: u64) -> Result<()> {
+        let sectors = narrow(blocks * u64::from(self.volume.super_.block_bytes / 512));
+        self.change_slot(inode, |it| it.set_sectors(it.sectors().saturating_add(sectors)))
+    }
+
+    /// Forgets what the block-map cache says of these blocks.
+    pub(super) fn forget_map(&self, inode: InodeNumber, from: u32, end: u32) {
+        let size = self.volume.node(inode).map_or(0, |it| it.size_bytes);
+        let last = narrow(size / u64::from(self.volume.super_.block_bytes)).min(end);
+        for segment in from / SEGMENT_BLOCKS..=last.max(from) / SEGMENT_BLOCKS {
+            self.volume.maps.forget(SegmentKey { inode: inode.0, segment });
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! Changing a volume.
+//!
+//! ```text
+//!   create · link · unlink · rename · write · reserve · attributes       &self, one at a time
+//!        │ Edit: every block it changes is a buffer of the overlay
+//!   names · contents · inodes · maps · allocation                        memory only
+//!        │
+//!   commit: the buffers that changed, in stages; one chain of groups     the disk
+//! ```
+//! Law 1: a change is whole in memory before anybody sees it, and readers wait for no
+//! device because of it.
+//! Law 2: a change that cannot be made changes nothing; one that fails half-way, because
+//! the volume is damaged or its device fails, ends all writing.
+//! Law 3: what a chain leaves behind, whole or cut off between two of its stages, is what
+//! [`commit`] says.
+
+mod attributes;
+mod commit;
+mod contents;
+mod edit;
+mod groups;
+mod map;
+mod mount;
+mod names;
+mod nodes;
+pub(crate) mod overlay;
+
+pub(crate) use edit::{Edit, Writer};
+
+use std::sync::Arc;
+
+use draconis_device::Disk;
+use draconis_exchange::contract::{AttributeChange, Attributes, Kind, Time};
+
+use crate::volume::{Options, Volume};
+use crate::{InodeNumber, Result};
+
+/// How a volume is written.
+#[derive(Clone)]
+pub struct Writing {
+    /// What time it is.
+    pub clock: Arc<dyn Fn() -> Time + Send + Sync>,
+    /// Bytes that may be changed in memory before they are handed to the disk.
+    pub dirty_bytes: u64,
+    /// When reading is written down.
+    pub atime: AccessTimes,
+}
+
+/// When reading a file changes its time of access; the names are those of mount options.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum AccessTimes {
+    /// If it is not later than the last change, or a day old.
+    #[default]
+    Relative,
+    /// Never.
+    Never,
+    /// Always.
+    Strict,
+    /// In memory; on disk when something else of the inode is written.
+    Lazy,
+}
+
+/// What is to be made.
+#[derive(Clone, Copy, Debug)]
+pub struct NewNode<'a> {
+    /// What it is.
+    pub kind: Kind,
+    /// Permission bits; setuid, setgid and sticky among them.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group; the directory's instead if that is setgid.
+    pub gid: u32,
+    /// Major and minor number of a device.
+    pub device: (u32, u32),
+    /// Target of a symbolic link.
+    pub target: &'a [u8],
+}
+
+/// What becomes of what has the new name already.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Renaming {
+    /// It is replaced.
+    Replace,
+    /// The renaming is refused.
+    NoReplace,
+    /// It gets the old name.
+    Exchange,
+}
+
+/// What `fallocate` does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reserve {
+    /// Gives blocks that read as zeros; the file grows if need be.
+    Extend,
+    /// Gives blocks and leaves the length as it is.
+    KeepSize,
+    /// Takes blocks away.
+    PunchHole,
+    /// Makes a range read as zeros.
+    ZeroRange {
+        /// The length stays as it is.
+        keep_size: bool,
+    },
+}
+
+/// Whether an extended attribute must be new, or must not.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum XattrSet {
+    /// Either.
+    Any,
+    /// It must be new.
+    Create,
+    /// It must be there.
+    Replace,
+}
+
+impl Volume {
+    /// Opens the volume on `disk` for reading and writing: marks it as mounted and frees
+    /// what was unlinked but still open when it was used last.
+    ///
+    /// # Errors
+    /// As [`Volume::open`]; [`Error::Unsupported`] naming what writing needs;
+    /// [`Error::ReadOnly`] if the disk is.
+    pub fn open_for_writing(
+        disk: Arc<dyn Disk>,
+        options: Options,
+        writing: Writing,
+    ) -> Result<Self> {
+        Self::mount(disk, options, writing)
+    }
+
+    /// Commits, marks the volume as unmounted properly, and waits. Every later change is
+    /// refused.
+    ///
+    /// # Errors
+    /// What made the disk fail.
+    pub fn close(&self) -> Result<()> {
+        self.close_now()
+    }
+
+    /// Whether changes are possible: not if it was opened for reading, closed, or stopped.
+    pub fn is_writable(&self) -> bool {
+        self.reading().is_some_and(|writer| writer.stopped.is_none())
+    }
+
+    /// What stopped all writing, if something did.
+    pub fn failure(&self) -> Option<String> {
+        self.reading().and_then(|writer| writer.failure())
+    }
+
+    /// Hands what changed to the disk, as one chain; does not wait for it.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`] once writing stopped; what made the disk refuse.
+    pub fn commit(&self) -> Result<()> {
+        self.commit_now()
+    }
+
+    /// Commits, and waits until all of it is durable.
+    ///
+    /// # Errors
+    /// As [`Volume::commit`].
+    pub fn sync(&self) -> Result<()> {
+        self.sync_now()
+    }
+
+    /// Makes one inode durable, and its contents; with `data_only` whatever is needed to
+    /// read them back.
+    ///
+    /// # Errors
+    /// As [`Volume::commit`].
+    pub fn sync_inode(&self, inode: InodeNumber, data_only: bool) -> Result<()> {
+        let _ = (inode, data_only);
+        self.sync_now()
+    }
+
+    /// Makes a file, directory, symbolic link, device, fifo or socket.
+    ///
+    /// # Errors
+    /// [`Error::Exists`], [`Error::NotADirectory`], [`Error::NameTooLong`],
+    /// [`Error::NoSpace`], [`Error::LinkLimit`] for one directory too many,
+    /// [`Error::ReadOnly`], and what damage and devices answer.
+    pub fn create(&self, dir: InodeNumber, name: &[u8], new: &NewNode<'_>) -> Result<InodeNumber> {
+        self.edit_with_room(|edit| edit.create(dir, name, new))
+    }
+
+    /// Gives `inode` another name.
+    ///
+    /// # Errors
+    /// As [`Volume::create`]; [`Error::LinkLimit`]; [`Error::NotPermitted`] for a directory.
+    pub fn link(&self, inode: InodeNumber, dir: InodeNumber, name: &[u8]) -> Result<()> {
+        self.edit_with_room(|edit| edit.link(inode, dir, name))
+    }
+
+    /// Takes a name away from something that is not a directory.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::IsADirectory`], [`Error::ReadOnly`].
+    pub fn unlink(&self, dir: InodeNumber, name: &[u8]) -> Result<()> {
+        self.edit(|edit| edit.unlink(dir, name))
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::NotADirectory`], [`Error::NotEmpty`], [`Error::ReadOnly`].
+    pub fn remove_directory(&self, dir: InodeNumber, name: &[u8]) -> Result<()> {
+        self.edit(|edit| edit.remove_directory(dir, name))
+    }
+
+    /// Moves a name.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Exists`], [`Error::NotEmpty`], [`Error::IsADirectory`],
+    /// [`Error::NotADirectory`], [`Error::Misuse`] for a directory into itself,
+    /// [`Error::NoSpace`], [`Error::LinkLimit`], [`Error::ReadOnly`].
+    pub fn rename(
+        &self,
+        from_dir: InodeNumber,
+        from: &[u8],
+        to_dir: InodeNumber,
+        to: &[u8],
+        how: Renaming,
+    ) -> Result<()> {
+        self.edit_with_room(|edit| edit.rename(from_dir, from, to_dir, to, how))
+    }
+
+    /// Writes `bytes` at `offset` and says how many were taken: fewer only if space ran
+    /// out behind them.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`], [`Error::TooLarge`], [`Error::IsADirectory`],
+    /// [`Error::ReadOnly`].
+    pub fn write(&self, inode: InodeNumber, offset: u64, bytes: &[u8]) -> Result<usize> {
+        self.write_some(inode, offset, bytes)
+    }
+
+    /// `fallocate`.
+    ///
+    /// # Errors
+    /// As [`Volume::write`].
+    pub fn reserve(&self, inode: InodeNumber, offset: u64, len: u64, how: Reserve) -> Result<()> {
+        self.reserve_all(inode, offset, len, how)
+    }
+
+    /// Changes mode, owner, times and length.
+    ///
+    /// # Errors
+    /// As [`Volume::write`]; [`Error::NotPermitted`] for an immutable inode.
+    pub fn set_attributes(
+        &self,
+        inode: InodeNumber,
+        change: &AttributeChange,
+    ) -> Result<Attributes> {
+        self.edit_with_room(|edit| {
+            edit.set_attributes(inode, change)?;
+            Ok(edit.volume.attributes_of(&*edit.node(inode)?))
+        })
+    }
+
+    /// Sets an extended attribute to `value`, as Linux's `setxattr` takes it.
+    ///
+    /// # Errors
+    /// [`Error::Exists`], [`Error::NoAttribute`], [`Error::NoSpace`],
+    /// [`Error::Unsupported`] for a name without a place in the format.
+    pub fn set_xattr(
+        &self,
+        inode: InodeNumber,
+        name: &[u8],
+        value: &[u8],
+        how: XattrSet,
+    ) -> Result<()> {
+        self.edit_with_room(|edit| edit.set_xattr(inode, name, value, how))
+    }
+
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// [`Error::NoAttribute`], [`Error::ReadOnly`].
+    pub fn remove_xattr(&self, inode: InodeNumber, name: &[u8]) -> Result<()> {
+        self.edit(|edit| edit.remove_xattr(inode, name))
+    }
+
+    /// Sets the flags that `chattr` sets.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a flag that ext2 does not honour, [`Error::ReadOnly`].
+    pub fn set_flags(&self, inode: InodeNumber, flags: u32) -> Result<()> {
+        self.edit(|edit| edit.set_flags(inode, flags))
+    }
+
+    /// Writes down that a file was read just now, as [`Writing::atime`] says. Never fails:
+    /// reading does not depend on it.
+    pub fn touch_access(&self, inode: InodeNumber) {
+        // Whoever reads goes on whatever came of it.
+        let _ = self.edit(|edit| edit.touch_access(inode));
+    }
+
+    /// Counts one more user of an inode: without names it lives on for as long as it has
+    /// users.
+    pub fn hold(&self, inode: InodeNumber) {
+        if let Some(gate) = &self.gate {
+            let mut writer = gate.write();
+            let users = writer.users.entry(inode.0).or_default();
+            *users = users.saturating_add(1);
+        }
+    }
+
+    /// Counts `users` fewer; deletes an inode without names when the last one goes.
+    pub fn release(&self, inode: InodeNumber, users: u64) {
+        // What cannot be deleted now is deleted at the next mount.
+        let _ = self.edit(|edit| edit.release(inode, users));
+    }
+}
