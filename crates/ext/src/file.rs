@@ -33,7 +33,8 @@ impl Volume {
     /// [`Error::IsADirectory`] and [`Error::Misuse`] for what is no file;
     /// [`Error::Corrupt`] naming the block if its place is unknown; [`Error::Io`].
     pub fn read(&self, number: InodeNumber, offset: u64, len: usize) -> Result<Data> {
-        self.read_of(&*self.inode(number)?, offset, len)
+        let _reading = self.reading();
+        self.read_of(&*self.node(number)?, offset, len)
     }
 
     /// [`Volume::read`] from an inode at hand.
@@ -41,6 +42,9 @@ impl Volume {
     /// # Errors
     /// As [`Volume::read`].
     pub fn read_of(&self, inode: &Inode, offset: u64, len: usize) -> Result<Data> {
+        let _reading = self.reading();
+        let now = self.as_is_now(inode)?;
+        let inode = now.as_deref().unwrap_or(inode);
         match inode.kind {
             Kind::File => self.contents(inode, offset, len),
             Kind::Directory => Err(Error::IsADirectory),
@@ -54,7 +58,8 @@ impl Volume {
     /// # Errors
     /// As [`Volume::read`], if not even the first byte can be read.
     pub fn read_into(&self, number: InodeNumber, offset: u64, into: &mut [u8]) -> Result<usize> {
-        self.read_into_of(&*self.inode(number)?, offset, into)
+        let _reading = self.reading();
+        self.read_into_of(&*self.node(number)?, offset, into)
     }
 
     /// [`Volume::read_into`] from an inode at hand.
@@ -62,6 +67,7 @@ impl Volume {
     /// # Errors
     /// As [`Volume::read_into`].
     pub fn read_into_of(&self, inode: &Inode, offset: u64, into: &mut [u8]) -> Result<usize> {
+        let _reading = self.reading();
         let mut done = 0usize;
         while let Some(rest) = into.get_mut(done..).filter(|rest| !rest.is_empty()) {
             let at = offset.saturating_add(done as u64);
@@ -75,6 +81,12 @@ impl Volume {
             done = done.saturating_add(data.len());
         }
         Ok(done)
+    }
+
+    /// An inode that somebody has at hand may be older than its last change; `None` if
+    /// nothing changes.
+    fn as_is_now(&self, inode: &Inode) -> Result<Option<Arc<Inode>>> {
+        self.gate.as_ref().map(|_| self.node(inode.number)).transpose()
     }
 
     /// Contents of whatever has blocks.
@@ -157,8 +169,9 @@ impl Volume {
     /// Starts to read the first blocks of a directory that somebody will list soon: whoever
     /// was told of it by a listing with attributes, most likely. A hint: it never fails.
     pub fn will_list(&self, number: InodeNumber) {
-        let Ok(inode) = self.inode(number) else { return };
-        if inode.kind == Kind::Directory {
+        let _reading = self.reading();
+        let Ok(inode) = self.node(number) else { return };
+        if inode.kind == Kind::Directory && self.gate.is_none() {
             let key = Key { inode: number.0, index: 0 };
             self.store.read_ahead(key, || self.plan(&inode, 0), false);
         }
@@ -226,7 +239,8 @@ impl Volume {
     /// [`Error::Unsupported`] if it is not mapped by blocks, [`Error::Io`]. Damage is not an
     /// error here but a [`Place`].
     pub fn map(&self, number: InodeNumber, offset: u64) -> Result<Vec<Run>> {
-        let inode = self.inode(number)?;
+        let _reading = self.reading();
+        let inode = self.node(number)?;
         self.map_of(&inode, offset)
     }
 
@@ -235,6 +249,9 @@ impl Volume {
     /// # Errors
     /// As [`Volume::map`].
     pub fn map_of(&self, inode: &Inode, offset: u64) -> Result<Vec<Run>> {
+        let _reading = self.reading();
+        let now = self.as_is_now(inode)?;
+        let inode = now.as_deref().unwrap_or(inode);
         let at = self.file_block(offset);
         let end = self.file_block_end(inode.size_bytes);
         if at >= end || inode.fast_target(&self.super_).is_some() {
@@ -259,7 +276,8 @@ impl Volume {
     /// # Errors
     /// As [`Volume::map`].
     pub fn seek(&self, number: InodeNumber, offset: u64, what: Seek) -> Result<Option<u64>> {
-        let inode = self.inode(number)?;
+        let _reading = self.reading();
+        let inode = self.node(number)?;
         if offset >= inode.size_bytes {
             return Ok(None);
         }

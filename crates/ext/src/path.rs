@@ -71,7 +71,8 @@ impl Volume {
     /// [`Error::Misuse`] for anything else; [`Error::Corrupt`] if it is empty or longer
     /// than a block; [`Error::Io`].
     pub fn read_link(&self, number: InodeNumber) -> Result<Vec<u8>> {
-        self.read_link_of(&*self.inode(number)?)
+        let _reading = self.reading();
+        self.read_link_of(&*self.node(number)?)
     }
 
     /// [`Volume::read_link`] of an inode at hand.

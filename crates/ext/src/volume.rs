@@ -5,6 +5,7 @@ use std::sync::Arc;
 use draconis_device::{Disk, Extent};
 use draconis_exchange::contract::Attributes;
 use draconis_exchange::heap::Block;
+use parking_lot::{RwLock, RwLockReadGuard};
 
 use crate::cache::{Cache, CacheStatistics, Weigh};
 use crate::data::Data;
@@ -16,6 +17,7 @@ use crate::map::{Runs, SegmentKey};
 use crate::store::{DeviceStatistics, Store};
 use crate::stream::Streams;
 use crate::units::index;
+use crate::write::Writer;
 use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
 
 /// How a volume is opened.
@@ -52,7 +54,9 @@ pub struct Volume {
     pub(crate) store: Store,
     pub(crate) streams: Streams,
     pub(crate) maps: Cache<SegmentKey, Arc<Runs>>,
-    inodes: Cache<u32, Arc<Inode>>,
+    pub(crate) inodes: Cache<u32, Arc<Inode>>,
+    /// Whoever changes the volume holds it alone; nobody on a volume that is only read.
+    pub(crate) gate: Option<RwLock<Writer>>,
     pub(crate) disk_bytes: u64,
     options: Options,
 }
@@ -163,6 +167,7 @@ impl Volume {
             streams: Streams::new(options.read_ahead_bytes),
             maps: Cache::new(options.block_map_cache, 1, 65),
             inodes: Cache::new(options.inode_cache, 1, 1),
+            gate: None,
             super_,
             options,
             disk_bytes,
@@ -190,6 +195,18 @@ impl Volume {
     /// [`Error::NotFound`] if there is none or it is not in use; [`Error::Corrupt`];
     /// [`Error::Io`].
     pub fn inode(&self, number: InodeNumber) -> Result<Arc<Inode>> {
+        let _reading = self.reading();
+        self.node(number)
+    }
+
+    /// Shuts changes out. Whoever holds it may take it again: callers do, from within
+    /// [`Volume::entries`].
+    pub(crate) fn reading(&self) -> Option<RwLockReadGuard<'_, Writer>> {
+        self.gate.as_ref().map(RwLock::read_recursive)
+    }
+
+    /// [`Volume::inode`] for those who hold the gate.
+    pub(crate) fn node(&self, number: InodeNumber) -> Result<Arc<Inode>> {
         self.inodes.get_or_load(number.0, || self.load_inode(number))
     }
 
@@ -208,7 +225,17 @@ impl Volume {
 
     fn load_inode(&self, number: InodeNumber) -> Result<Arc<Inode>> {
         let slot = self.inode_slot(number)?;
-        Inode::check(&slot, number, &self.super_).map(Arc::new)
+        match Inode::check(&slot, number, &self.super_) {
+            Err(Error::NotFound) if self.store.overlay.has_orphan(number.0) => {
+                Inode::of_slot(&slot, number, &self.super_).map(Arc::new)
+            }
+            checked => checked.map(Arc::new),
+        }
+    }
+
+    /// An inode, whether a name leads to it or not.
+    pub(crate) fn peek(&self, number: InodeNumber) -> Result<Inode> {
+        Inode::of_slot(&self.inode_slot(number)?, number, &self.super_)
     }
 
     /// All the bytes of an inode.
@@ -243,14 +270,18 @@ impl Volume {
     /// What `statfs` shows.
     pub fn space(&self) -> Space {
         let super_ = &self.super_;
-        let free_blocks = super_.free_blocks;
+        let writer = self.reading();
+        let (free_blocks, free_inodes) = writer.as_ref().map_or(
+            (super_.free_blocks, u64::from(super_.free_inodes)),
+            |writer| writer.free(),
+        );
         Space {
             block_bytes: super_.block_bytes,
             blocks: super_.blocks.saturating_sub(self.overhead()),
             free_blocks,
             available_blocks: free_blocks.saturating_sub(super_.reserved_blocks),
             inodes: u64::from(super_.inodes),
-            free_inodes: u64::from(super_.free_inodes),
+            free_inodes,
             name_bytes: 255,
             id: fsid(&super_.uuid),
         }

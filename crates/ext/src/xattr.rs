@@ -14,8 +14,9 @@ impl Volume {
     /// # Errors
     /// As [`Volume::inode`]; [`Error::Corrupt`] if a list is damaged.
     pub fn xattr_names(&self, number: InodeNumber) -> Result<Vec<Vec<u8>>> {
+        let _reading = self.reading();
         let mut names = Vec::new();
-        self.each_attribute(number, |attribute| {
+        self.each_attribute(&*self.node(number)?, |attribute| {
             names.push(attribute.name());
             None::<Result<()>>
         })?;
@@ -27,10 +28,16 @@ impl Volume {
     /// # Errors
     /// [`Error::NoAttribute`], and as [`Volume::xattr_names`].
     pub fn xattr(&self, number: InodeNumber, name: &[u8]) -> Result<Vec<u8>> {
+        let _reading = self.reading();
+        self.xattr_of(&*self.node(number)?, name)
+    }
+
+    /// [`Volume::xattr`] for those who hold the gate.
+    pub(crate) fn xattr_of(&self, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
         let found =
-            self.each_attribute(number, |attribute| attribute.is(name).then(|| value(attribute)))?;
+            self.each_attribute(inode, |attribute| attribute.is(name).then(|| value(attribute)))?;
         match found {
-            Some(value) => value.map_err(|error| error.of_inode(number)),
+            Some(value) => value.map_err(|error| error.of_inode(inode.number)),
             None => Err(Error::NoAttribute),
         }
     }
@@ -38,11 +45,11 @@ impl Volume {
     /// Shows the attributes of an inode to `visit` until it has what it wants.
     fn each_attribute<T>(
         &self,
-        number: InodeNumber,
+        inode: &Inode,
         mut visit: impl FnMut(&Attribute<'_>) -> Option<T>,
     ) -> Result<Option<T>> {
-        let inode = self.inode(number)?;
-        if let Some(body) = self.attribute_body(&inode)? {
+        let number = inode.number;
+        if let Some(body) = self.attribute_body(inode)? {
             for attribute in Attributes::of_body(&body) {
                 let attribute = attribute.map_err(|error| error.of_inode(number))?;
                 if let Some(found) = visit(&attribute) {

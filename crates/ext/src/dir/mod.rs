@@ -59,6 +59,7 @@ impl Volume {
     /// [`Error::Corrupt`] if the name was not found and part of the directory is damaged,
     /// or if it names an inode that no name may name; [`Error::Io`].
     pub fn lookup(&self, dir: InodeNumber, name: &[u8]) -> Result<InodeNumber> {
+        let _reading = self.reading();
         let inode = self.directory(dir)?;
         if name.len() > LONGEST_NAME {
             return Err(Error::NameTooLong);
@@ -94,12 +95,13 @@ impl Volume {
         dots: bool,
         visit: impl FnMut(std::result::Result<Entry<'_>, Damage>) -> bool,
     ) -> Result<()> {
+        let _reading = self.reading();
         let inode = self.directory(dir)?;
         linear::enumerate(self, &inode, from, dots, visit)
     }
 
-    fn directory(&self, number: InodeNumber) -> Result<std::sync::Arc<Inode>> {
-        let inode = self.inode(number)?;
+    pub(crate) fn directory(&self, number: InodeNumber) -> Result<std::sync::Arc<Inode>> {
+        let inode = self.node(number)?;
         if inode.kind != Kind::Directory {
             return Err(Error::NotADirectory);
         }
@@ -107,14 +109,14 @@ impl Volume {
         Ok(inode)
     }
 
-    fn has_tree(&self, dir: &Inode) -> bool {
+    pub(crate) fn has_tree(&self, dir: &Inode) -> bool {
         self.super_.compatible.contains(Compatible::DIR_INDEX) && dir.flags & flags::INDEX != 0
     }
 
     /// Whole blocks of a directory; what is left of the last one holds no names. A
     /// directory has no holes to speak of, so it is never longer than its disk: without
     /// that bound a few pointers could say the same block millions of times.
-    fn directory_blocks(&self, dir: &Inode) -> u32 {
+    pub(crate) fn directory_blocks(&self, dir: &Inode) -> u32 {
         let large = self.super_.incompatible.contains(Incompatible::LARGEDIR);
         let most = if large { MOST_BYTES_LARGE } else { MOST_BYTES };
         let bytes = dir.size_bytes.min(most).min(self.disk_bytes);
@@ -131,6 +133,12 @@ impl Volume {
                 let what = "block map: pointer";
                 return Err(Error::Corrupt { what, inode: Some(dir.number), block: Some(block) });
             }
+        }
+        // What changes block by block is cached block by block.
+        if self.gate.is_some()
+            && let Some(Place::At(block)) = run.map(|run| run.place)
+        {
+            return self.store.block(block).map(Some).map_err(|error| error.of_inode(dir.number));
         }
         let len = u64::from(self.super_.block_bytes);
         let block = self.contents(dir, u64::from(nth.0).saturating_mul(len), index(len));

@@ -102,6 +102,12 @@ impl<'a> Bitmap<'a> {
         self.next(from, end, 0).unwrap_or(end).saturating_sub(from)
     }
 
+    /// How many ones lie side by side from `from` on; counting stops at `most`.
+    pub fn ones_at(&self, from: u32, most: u32) -> u32 {
+        let end = from.saturating_add(most).min(self.bits);
+        self.next(from, end, u64::MAX).unwrap_or(end).saturating_sub(from)
+    }
+
     /// The first run of `want` zeros from `from` on; if there is none, the longest of them.
     /// It is never longer than `want`.
     pub fn next_zero_run(&self, from: u32, want: u32) -> Option<BitRun> {
@@ -150,6 +156,17 @@ fn masks(run: BitRun) -> impl Iterator<Item = (u32, u64)> {
         };
         (nth, low & high)
     })
+}
+
+/// Makes all bits of a run `value`, whatever they were; bits that a block does not have are
+/// left out.
+pub fn fill(bytes: &mut [u8], run: BitRun, value: bool) {
+    for (nth, mask) in masks(run) {
+        let rest = bytes.get_mut(index(u64::from(nth) * 8)..).unwrap_or_default();
+        for (byte, mask) in rest.iter_mut().zip(mask.to_le_bytes()) {
+            *byte = if value { *byte | mask } else { *byte & !mask };
+        }
+    }
 }
 
 /// Sets a run of the first `bits` bits of a block, all of which are clear.

@@ -28,8 +28,12 @@ pub mod flags {
     pub const IMMUTABLE: u32 = 0x10;
     /// Contents may only grow.
     pub const APPEND: u32 = 0x20;
+    /// Not for backups.
+    pub const NO_DUMP: u32 = 0x40;
     /// Reading leaves no trace.
     pub const NO_ATIME: u32 = 0x80;
+    /// Names are durable before they are acknowledged.
+    pub const DIR_SYNC: u32 = 0x1_0000;
     /// A directory whose subdirectories have nothing to do with each other.
     pub const TOP_DIR: u32 = 0x2_0000;
     /// What a program may set, as far as ext2 honours it.
@@ -135,6 +139,16 @@ impl Inode {
         if raw.i_links_count.get() == 0 {
             return Err(Error::NotFound);
         }
+        Self::of_slot(bytes, number, super_)
+    }
+
+    /// [`Inode::check`] for those who know that the inode is in use though nothing names it.
+    ///
+    /// # Errors
+    /// As [`Inode::check`], but for [`Error::NotFound`].
+    pub(crate) fn of_slot(bytes: &[u8], number: InodeNumber, super_: &Superblock) -> Result<Self> {
+        let corrupt = |what| Error::Corrupt { what, inode: Some(number), block: None };
+        let (raw, _) = RawInode::ref_from_prefix(bytes).map_err(|_| corrupt("inode"))?;
         let mode = raw.i_mode.get();
         let kind = Kind::from_mode(u32::from(mode)).ok_or(corrupt("inode: kind"))?;
         let extra = Extra::of(bytes).ok_or(corrupt("inode: extra size"))?;
@@ -164,6 +178,21 @@ impl Inode {
                 created: extra.created.map(|(low, high)| time(low, high)),
             },
         })
+    }
+
+    /// Owner and group.
+    pub fn owner(&self) -> (u32, u32) {
+        (self.stat.uid, self.stat.gid)
+    }
+
+    /// Kind and permissions.
+    pub fn mode(&self) -> u32 {
+        self.stat.mode.into()
+    }
+
+    /// Names that lead here.
+    pub fn links(&self) -> u16 {
+        self.stat.links
     }
 
     /// The generation that tells two files apart that had the same number.

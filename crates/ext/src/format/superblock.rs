@@ -116,6 +116,10 @@ pub struct Superblock {
     pub blocks: u64,
     /// Blocks kept for the superuser.
     pub reserved_blocks: u64,
+    /// Who may take those, beside group 0.
+    pub reserved_uid: u32,
+    /// The first of a list of inodes that were open when their last name went; 0 if none.
+    pub last_orphan: u32,
     /// Free blocks, at most `blocks`.
     pub free_blocks: u64,
     /// Inodes of the volume; every one lies in a group.
@@ -268,6 +272,8 @@ impl RawSuperblock {
             block_bytes,
             blocks,
             reserved_blocks: u64::from(self.s_r_blocks_count_lo.get()).min(blocks),
+            reserved_uid: self.s_def_resuid.get().into(),
+            last_orphan: self.s_last_orphan.get(),
             free_blocks: u64::from(self.s_free_blocks_count_lo.get()).min(blocks),
             inodes,
             free_inodes: self.s_free_inodes_count.get().min(inodes),
@@ -331,6 +337,11 @@ impl Superblock {
     /// The size the superblock claims for the volume, in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.blocks.saturating_mul(u64::from(self.block_bytes))
+    }
+
+    /// The hash version of a new hash tree, as its root says it: without the sign.
+    pub fn default_hash(&self) -> u8 {
+        if self.default_hash_version <= 2 { self.default_hash_version } else { 1 }
     }
 
     /// The first block of a group.

@@ -27,7 +27,7 @@ const LARGE_BYTES: u64 = 1 << 31;
 /// Bytes that one change takes at most: between two of them others get their turn.
 const WRITE_BYTES: usize = 1 << 20;
 /// Blocks that one change reserves at most.
-const RESERVE_BLOCKS: u32 = 16 << 10;
+const RESERVE_BLOCKS: u32 = 1 << 10;
 
 impl Volume {
     /// The longest file that the format can hold, in bytes.
@@ -80,7 +80,15 @@ impl Volume {
         match how {
             Reserve::PunchHole => return self.edit(|edit| edit.punch(number, offset, end)),
             Reserve::ZeroRange { .. } => self.edit(|edit| edit.punch(number, offset, end))?,
-            Reserve::Extend | Reserve::KeepSize => {}
+            Reserve::KeepSize => {
+                // A map of blocks has no way to say that blocks behind the end are meant.
+                let size = self.edit(|edit| Ok(edit.file(number)?.size_bytes))?;
+                if end > size.next_multiple_of(self.super_.block_bytes.into()) {
+                    let feature = "blocks behind the end of a file need: extent".to_owned();
+                    return Err(Error::Unsupported { feature });
+                }
+            }
+            Reserve::Extend => {}
         }
         let keep = matches!(how, Reserve::KeepSize | Reserve::ZeroRange { keep_size: true });
         let bytes = u64::from(self.super_.block_bytes);
@@ -141,6 +149,11 @@ impl Edit<'_> {
         let block_bytes = self.block_bytes();
         let (first, last) = (narrow(offset / block_bytes), narrow(end.div_ceil(block_bytes)));
         let taking = self.taking(&inode, end > inode.size_bytes);
+        if offset > inode.size_bytes && !inode.size_bytes.is_multiple_of(block_bytes) {
+            // Others may have left something behind the end.
+            let stop = inode.size_bytes.next_multiple_of(block_bytes).min(offset);
+            self.zero_part(number, inode.size_bytes, stop)?;
+        }
         let touched = self.w.touched;
         let all = match self.give_blocks(number, first, last, taking) {
             // Nothing but perhaps an empty indirect block was made.
@@ -162,8 +175,8 @@ impl Edit<'_> {
             self.set_size(&inode, taken)?;
         }
         self.forget_contents(number, offset.min(size), taken);
-        self.lose_privileges(&inode)?;
         self.stamp(number, &[Stamp::Modified, Stamp::Changed])?;
+        self.keep_bounds()?;
         Ok(index(taken - offset))
     }
 
@@ -214,7 +227,7 @@ impl Edit<'_> {
         Ok(())
     }
 
-    fn put_contents(&mut self, at: FsBlock, bytes: &Data) {
+    pub(super) fn put_contents(&mut self, at: FsBlock, bytes: &Data) {
         self.w.touched = true;
         self.w.batch.dirty = true;
         let len = index(self.block_bytes());
@@ -338,16 +351,10 @@ impl Edit<'_> {
             all => all?,
         };
         self.zero_fresh(&all);
+        self.keep_bounds()?;
         let bytes = self.block_bytes();
         self.forget_contents(number, u64::from(from) * bytes, u64::from(end) * bytes);
         Ok(all.last().map_or(from, |got| got.from + got.blocks))
-    }
-
-    /// A file that is written by others than the superuser is nobody's deputy any more; the
-    /// kernel asks for that by a change of attributes where it knows who writes.
-    fn lose_privileges(&mut self, inode: &Inode) -> Result<()> {
-        let _ = inode;
-        Ok(())
     }
 
     /// Frees all that an inode has and the inode itself.
@@ -366,14 +373,12 @@ impl Edit<'_> {
         self.drop_attribute_block(number)?;
         let old = self.is_old(number);
         let now = u32::try_from(self.now.seconds.max(1)).unwrap_or(u32::MAX);
-        let orphan = self.w.orphans.remove(&number.0);
-        self.w.batch.orphans_changed |= orphan;
+        self.volume.store.overlay.change().orphans.remove(&number.0);
         self.change_slot(number, |it| {
             let mode = it.mode();
             it.clear();
-            // What undeletes and what checks wants to know; a former orphan must not be
-            // taken for one.
-            if old && !orphan {
+            // What undeletes wants to know.
+            if old {
                 it.set_mode(mode);
                 it.set_deleted(now);
             }

@@ -5,11 +5,11 @@
     reason = "computes with places of inodes inside their checked tables"
 )]
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use draconis_device::{Disk, Ticket};
-use draconis_exchange::contract::{Kind, Time};
+use draconis_exchange::contract::Time;
 
 use super::groups::Groups;
 use super::overlay::{Buffer, Role, State};
@@ -55,8 +55,12 @@ pub(crate) struct Batch {
     /// Blocks that the disk knows as used, and inodes.
     pub(super) freed: Vec<(u64, u32)>,
     pub(super) freed_inodes: Vec<u32>,
-    /// The list of orphans changed.
-    pub(super) orphans_changed: bool,
+    /// Blocks of metadata that changed; some of them twice, some gone since.
+    pub(super) blocks: Vec<u64>,
+    /// Inodes that changed.
+    pub(super) inodes: HashSet<u32>,
+    /// Inodes that live on disk and got names beside those they have.
+    pub(super) linked: HashSet<u32>,
 }
 
 /// What was done to the names of a directory.
@@ -72,8 +76,7 @@ pub(super) struct Names {
 #[derive(Debug)]
 pub(super) struct Flight {
     pub(super) last: Ticket,
-    pub(super) metadata: Vec<u64>,
-    pub(super) contents: Vec<(u64, Data)>,
+    pub(super) contents: Vec<u64>,
     pub(super) bytes: u64,
 }
 
@@ -98,13 +101,14 @@ pub(crate) struct Writer {
     pub(super) frozen: VecDeque<Frozen>,
     /// Everything up to here is durable.
     pub(super) durable: Option<Ticket>,
+    /// Readers of the disk see everything up to here.
+    pub(super) landed: Option<Ticket>,
     /// What whoever syncs waits for.
     pub(super) needed: Option<Ticket>,
     /// The last ticket at all.
     pub(super) last: Option<Ticket>,
     /// Users of inodes; what has no name lives for as long as it has some.
     pub(super) users: HashMap<u32, u64>,
-    pub(super) orphans: BTreeSet<u32>,
     pub(super) stopped: Option<Stop>,
     /// The volume was unmounted properly before.
     pub(super) was_clean: bool,
@@ -138,15 +142,27 @@ impl Writer {
             flying_bytes: 0,
             frozen: VecDeque::new(),
             durable: None,
+            landed: None,
             needed: None,
             last: None,
             users: HashMap::new(),
-            orphans: BTreeSet::new(),
             stopped: None,
             was_clean: clean,
             turn: 0,
             hints: HashMap::new(),
             touched: false,
+        }
+    }
+
+    /// Free blocks and inodes.
+    pub(crate) fn free(&self) -> (u64, u64) {
+        (self.groups.free_blocks, self.groups.free_inodes)
+    }
+
+    pub(super) fn failure(&self) -> Option<String> {
+        match &self.stopped {
+            Some(Stop::Failed(why)) => Some(why.clone()),
+            Some(Stop::Closed) | None => None,
         }
     }
 
@@ -203,11 +219,15 @@ impl Edit<'_> {
         let overlay = &self.volume.store.overlay;
         let mut blocks = overlay.change();
         if let Some(buffer) = blocks.metadata.get_mut(&block.0) {
+            if !buffer.is_dirty() {
+                self.w.batch.blocks.push(block.0);
+            }
             return Ok(change(buffer.change()));
         }
         drop(blocks);
         let now = self.volume.store.block(block)?;
-        let mut buffer = Buffer { now, state: State::Clean, role };
+        self.w.batch.blocks.push(block.0);
+        let mut buffer = Buffer { now, state: State::Clean, role, ticket: 0 };
         let done = change(buffer.change());
         let mut blocks = overlay.change();
         blocks.drop_block(block);
@@ -228,7 +248,8 @@ impl Edit<'_> {
         let mut blocks = self.volume.store.overlay.change();
         blocks.drop_block(block);
         let now = Data::owned(bytes.into_boxed_slice());
-        blocks.metadata.insert(block.0, Buffer { now, state: State::Fresh, role });
+        blocks.metadata.insert(block.0, Buffer { now, state: State::Fresh, role, ticket: 0 });
+        self.w.batch.blocks.push(block.0);
     }
 
     /// An inode in use.
@@ -240,7 +261,8 @@ impl Edit<'_> {
         self.volume.directory(inode)
     }
 
-    fn place(&self, inode: InodeNumber) -> Result<(FsBlock, usize)> {
+    /// The block that an inode is in, and where in that block.
+    pub(super) fn place(&self, inode: InodeNumber) -> Result<(FsBlock, usize)> {
         let super_ = &self.volume.super_;
         if inode.0 > super_.inodes {
             return Err(Error::NotFound);
@@ -277,6 +299,7 @@ impl Edit<'_> {
             Slot::of(bytes.get_mut(at..end).unwrap_or_default()).map(|mut slot| change(&mut slot))
         });
         self.volume.inodes.forget(inode.0);
+        self.w.batch.inodes.insert(inode.0);
         done?
     }
 
@@ -312,7 +335,15 @@ impl Edit<'_> {
         uid == self.volume.super_.reserved_uid
     }
 
-    pub(super) fn is_directory(kind: Kind) -> bool {
-        kind == Kind::Directory
+    /// Whether an inode has no names but still users.
+    pub(super) fn is_orphan(&self, inode: InodeNumber) -> bool {
+        self.volume.store.overlay.has_orphan(inode.0)
+    }
+
+    /// An inode without names lives on for its users: on disk it is dead from now on, and
+    /// marked as used.
+    pub(super) fn make_orphan(&mut self, inode: InodeNumber) -> Result<()> {
+        self.volume.store.overlay.change().orphans.insert(inode.0);
+        self.change_slot(inode, |it| it.set_deleted(0))
     }
 }

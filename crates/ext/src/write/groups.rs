@@ -23,7 +23,7 @@ use draconis_exchange::contract::Kind;
 
 use super::Edit;
 use super::overlay::{Role, State};
-use crate::format::bitmap;
+use crate::format::bitmap::{self, BitRun, Bitmap};
 use crate::format::group::RawGroup;
 use crate::format::inode::flags;
 use crate::format::superblock::Superblock;
@@ -71,6 +71,18 @@ struct Window {
     len: u32,
 }
 
+fn bits(bytes: &[u8]) -> Bitmap<'_> {
+    Bitmap::new(bytes, u32::MAX)
+}
+
+fn mark(bytes: &mut [u8], start: u32, len: u32, used: bool) {
+    bitmap::fill(bytes, BitRun { start, len }, used);
+}
+
+fn is_all(bytes: &[u8], start: u32, len: u32, used: bool) -> bool {
+    bits(bytes).is_all(BitRun { start, len }, used)
+}
+
 /// All groups.
 #[derive(Debug)]
 pub(super) struct Groups {
@@ -80,6 +92,8 @@ pub(super) struct Groups {
     pub(super) free_blocks: u64,
     pub(super) free_inodes: u64,
     directories: u64,
+    /// Free blocks that must not be given out yet.
+    frozen_blocks: u64,
     windows: HashMap<u32, Window>,
     /// Counts may be wrong: the volume was not unmounted properly.
     forgiving: bool,
@@ -118,6 +132,7 @@ impl Groups {
             free_blocks,
             free_inodes,
             directories,
+            frozen_blocks: 0,
             windows: HashMap::new(),
             forgiving: !super_.clean,
             per_group: (super_.blocks_per_group, super_.inodes_per_group),
@@ -165,16 +180,23 @@ impl Groups {
 
     /// What was freed may be given out again.
     pub(super) fn thaw(&mut self, blocks: &[(u64, u32)], inodes: &[u32]) {
+        let count: u64 = blocks.iter().map(|(_, count)| u64::from(*count)).sum();
+        self.frozen_blocks = self.frozen_blocks.saturating_sub(count);
+        self.unmark(blocks, inodes);
+    }
+
+    /// Lets these be found again.
+    fn unmark(&mut self, blocks: &[(u64, u32)], inodes: &[u32]) {
         for &(start, count) in blocks {
             let Some((group, at)) = self.group_of(start) else { continue };
             if let Ok(Group { search: Some(search), .. }) = self.get_mut(group) {
-                bitmap::clear(&mut search.blocks, at, count);
+                mark(&mut search.blocks, at, count, false);
             }
         }
         for &inode in inodes {
             let Some((group, at)) = self.place_of_inode(InodeNumber(inode)) else { continue };
             if let Ok(Group { search: Some(search), .. }) = self.get_mut(group) {
-                bitmap::clear(&mut search.inodes, at, 1);
+                mark(&mut search.inodes, at, 1, false);
             }
         }
     }
@@ -183,7 +205,7 @@ impl Groups {
     pub(super) fn drop_window(&mut self, inode: u32) {
         if let Some(window) = self.windows.remove(&inode) {
             let count = narrow(window.end - window.next);
-            self.thaw(&[(window.next, count)], &[]);
+            self.unmark(&[(window.next, count)], &[]);
         }
     }
 
@@ -214,16 +236,16 @@ impl Groups {
         let corrupt = |what, at| Err(Error::corrupt(what).in_block(at));
         for (start, end) in own {
             let (at, count) = (narrow(start), narrow(end - start));
-            if bitmap::zeros(&blocks, at, count) != 0 {
+            if !is_all(&blocks, at, count, true) {
                 return corrupt("block bitmap: the volume's own block is free", group.block_bitmap);
             }
         }
         if number == 0 {
-            bitmap::set(&mut inodes, 0, first_inode.saturating_sub(1).min(group.inodes));
+            mark(&mut inodes, 0, first_inode.saturating_sub(1).min(group.inodes), true);
         }
         let free = [
-            bitmap::zeros(&blocks, 0, group.blocks),
-            bitmap::zeros(&inodes, 0, group.inodes),
+            Bitmap::new(&blocks, group.blocks).count_zeros(),
+            Bitmap::new(&inodes, group.inodes).count_zeros(),
         ];
         let claimed = [group.free_blocks, group.free_inodes];
         if free != claimed {
@@ -236,8 +258,8 @@ impl Groups {
         // Nothing beyond the end is ever found.
         let past = |len: usize, count: u32| narrow((len as u64) * 8).saturating_sub(count);
         let (all_blocks, all_inodes) = (past(blocks.len(), group.blocks), past(inodes.len(), group.inodes));
-        bitmap::set(&mut blocks, group.blocks, all_blocks);
-        bitmap::set(&mut inodes, group.inodes, all_inodes);
+        mark(&mut blocks, group.blocks, all_blocks, true);
+        mark(&mut inodes, group.inodes, all_inodes, true);
         group.search = Some(Search { blocks, inodes });
         if free != claimed {
             let sum = |a: u64, new: u32, old: u32| (a + u64::from(new)).saturating_sub(u64::from(old));
@@ -343,6 +365,11 @@ impl Edit<'_> {
         self.w.groups.free_blocks.saturating_sub(reserved)
     }
 
+    /// Those of them that may be taken now.
+    pub(super) fn available_now(&self, privileged: bool) -> u64 {
+        self.available(privileged).saturating_sub(self.w.groups.frozen_blocks)
+    }
+
     /// Takes up to `want` blocks that follow each other; [`Error::NoSpace`] if there is
     /// none.
     pub(super) fn take_blocks(&mut self, wish: Wish) -> Result<(u64, u32)> {
@@ -402,9 +429,9 @@ impl Edit<'_> {
             groups.drop_windows();
         }
         let Ok(Group { search: Some(search), .. }) = groups.get_mut(group) else { return };
-        let kept = bitmap::zero_run(&search.blocks, at, len);
+        let kept = bits(&search.blocks).zeros_at(at, len);
         if kept > 0 {
-            bitmap::set(&mut search.blocks, at, kept);
+            mark(&mut search.blocks, at, kept, true);
             groups.windows.insert(inode, Window { next, end: next + u64::from(kept), len });
         }
     }
@@ -429,17 +456,17 @@ impl Edit<'_> {
             let from = if step == 0 { at } else { 0 };
             // Right behind what came before is the best place, however short.
             if step == 0 {
-                let run = bitmap::zero_run(&search.blocks, from, wish.want);
+                let run = bits(&search.blocks).zeros_at(from, wish.want);
                 if run > 0 {
                     return Ok(Some((first + u64::from(from), run)));
                 }
             }
-            let mut found = bitmap::find_run(&search.blocks, from, wish.want);
-            if from > 0 && found.is_none_or(|(_, run)| run < wish.want) {
-                let wrapped = bitmap::find_run(&search.blocks, 0, wish.want);
-                found = found.max_by(wrapped);
+            let mut found = bits(&search.blocks).next_zero_run(from, wish.want);
+            if from > 0 && found.is_none_or(|found| found.len < wish.want) {
+                let wrapped = bits(&search.blocks).next_zero_run(0, wish.want);
+                found = [found, wrapped].into_iter().flatten().max_by_key(|run| run.len);
             }
-            let Some((at, run)) = found else { continue };
+            let Some(BitRun { start: at, len: run }) = found else { continue };
             let found = (first + u64::from(at), run);
             if run >= wish.want {
                 return Ok(Some(found));
@@ -465,12 +492,12 @@ impl Edit<'_> {
         group.free_blocks = group.free_blocks.saturating_sub(count);
         group.changed = true;
         if let Some(search) = &mut group.search {
-            bitmap::set(&mut search.blocks, at, count);
+            mark(&mut search.blocks, at, count, true);
         }
         self.w.groups.free_blocks = self.w.groups.free_blocks.saturating_sub(u64::from(count));
         let new = self.change(bitmap_at, Role::Bitmap, |bits| {
-            let new = bitmap::zeros(bits, at, count) == count;
-            bitmap::set(bits, at, count);
+            let new = is_all(bits, at, count, false);
+            mark(bits, at, count, true);
             new
         })?;
         if !new {
@@ -501,8 +528,8 @@ impl Edit<'_> {
             group.changed = true;
             self.w.groups.free_blocks += u64::from(now);
             let used = self.change(bitmap_at, Role::Bitmap, |bits| {
-                let used = bitmap::zeros(bits, at, now) == 0;
-                bitmap::clear(bits, at, now);
+                let used = is_all(bits, at, now, true);
+                mark(bits, at, now, false);
                 used
             })?;
             if !used {
@@ -529,22 +556,46 @@ impl Edit<'_> {
             // One by one: this is rare but in short-lived files, which are small.
             let mut nth = 0;
             while nth < count {
-                let fresh = bitmap::zero_run(base, at + nth, count - nth);
+                let fresh = bits(base).zeros_at(at + nth, count - nth);
                 if fresh > 0 {
                     new.push((start + u64::from(nth), fresh));
                 }
                 nth += fresh;
-                let known = bitmap::one_run(base, at + nth, count - nth);
+                let known = bits(base).ones_at(at + nth, count - nth);
                 if known > 0 {
                     self.w.batch.freed.push((start + u64::from(nth), known));
+                    self.w.groups.frozen_blocks += u64::from(known);
                 }
                 nth += known;
             }
         } else {
             self.w.batch.freed.push((start, count));
+            self.w.groups.frozen_blocks += u64::from(count);
         }
         drop(changing);
-        self.w.groups.thaw(&new, &[]);
+        self.w.groups.unmark(&new, &[]);
+    }
+
+    /// Counts what is free in every group; the inodes that are marked as used.
+    pub(super) fn used_inodes(&mut self) -> Result<Vec<InodeNumber>> {
+        let super_ = &self.volume.super_;
+        let mut used = Vec::new();
+        for number in 0..super_.groups {
+            self.w.groups.prepare(number, &self.volume.store, super_)?;
+            let Some(Group { inodes, search: Some(search), .. }) = self.w.groups.get(number) else {
+                continue;
+            };
+            let bits = Bitmap::new(&search.inodes, *inodes);
+            let mut at = 0;
+            while let Some(found) = bits.next_one(at) {
+                let inode = InodeNumber(number * super_.inodes_per_group + found + 1);
+                if inode >= super_.first_inode {
+                    used.push(inode);
+                }
+                at = found + 1;
+            }
+        }
+        Ok(used)
     }
 
     /// Takes an inode near `dir`.
@@ -581,15 +632,15 @@ impl Edit<'_> {
         let per_group = self.volume.super_.inodes_per_group;
         let group = self.w.groups.get_mut(number)?;
         let Some(search) = &mut group.search else { return Ok(None) };
-        let Some((at, _)) = bitmap::find_run(&search.inodes, 0, 1) else { return Ok(None) };
-        bitmap::set(&mut search.inodes, at, 1);
+        let Some(at) = bits(&search.inodes).next_zero(0) else { return Ok(None) };
+        mark(&mut search.inodes, at, 1, true);
         let bitmap_at = group.inode_bitmap;
         group.free_inodes = group.free_inodes.saturating_sub(1);
         group.directories += u32::from(kind == Kind::Directory);
         group.changed = true;
         self.w.groups.directories += u64::from(kind == Kind::Directory);
         self.w.groups.free_inodes = self.w.groups.free_inodes.saturating_sub(1);
-        self.change(bitmap_at, Role::Bitmap, |bits| bitmap::set(bits, at, 1))?;
+        self.change(bitmap_at, Role::Bitmap, |bits| mark(bits, at, 1, true))?;
         Ok(Some(InodeNumber(number * per_group + at + 1)))
     }
 
@@ -607,15 +658,15 @@ impl Edit<'_> {
         self.w.groups.directories = self.w.groups.directories.saturating_sub(fewer);
         self.w.groups.drop_window(inode.0);
         let used = self.change(bitmap_at, Role::Bitmap, |bits| {
-            let used = bitmap::zeros(bits, at, 1) == 0;
-            bitmap::clear(bits, at, 1);
+            let used = is_all(bits, at, 1, true);
+            mark(bits, at, 1, false);
             used
         })?;
         if !used {
             return Err(Error::corrupt("inode bitmap: a used inode is free").of_inode(inode));
         }
         if self.w.batch.born.remove(&inode.0) {
-            self.w.groups.thaw(&[], &[inode.0]);
+            self.w.groups.unmark(&[], &[inode.0]);
         } else {
             self.w.batch.freed_inodes.push(inode.0);
         }

@@ -14,7 +14,18 @@
 //! Law 3: what a chain leaves behind, whole or cut off between two of its stages, is what
 //! [`commit`] says.
 
+mod attributes;
+mod commit;
+mod contents;
+mod edit;
+mod groups;
+mod map;
+mod mount;
+mod names;
+mod nodes;
 pub(crate) mod overlay;
+
+pub(crate) use edit::{Edit, Writer};
 
 use std::sync::Arc;
 
@@ -22,7 +33,7 @@ use draconis_device::Disk;
 use draconis_exchange::contract::{AttributeChange, Attributes, Kind, Time};
 
 use crate::volume::{Options, Volume};
-use crate::{Error, InodeNumber, Result};
+use crate::{InodeNumber, Result};
 
 /// How a volume is written.
 #[derive(Clone)]
@@ -116,8 +127,7 @@ impl Volume {
         options: Options,
         writing: Writing,
     ) -> Result<Self> {
-        let _ = (disk, options, writing);
-        Err(Error::ReadOnly)
+        Self::mount(disk, options, writing)
     }
 
     /// Commits, marks the volume as unmounted properly, and waits. Every later change is
@@ -126,17 +136,17 @@ impl Volume {
     /// # Errors
     /// What made the disk fail.
     pub fn close(&self) -> Result<()> {
-        Ok(())
+        self.close_now()
     }
 
     /// Whether changes are possible: not if it was opened for reading, closed, or stopped.
     pub fn is_writable(&self) -> bool {
-        false
+        self.reading().is_some_and(|writer| writer.stopped.is_none())
     }
 
     /// What stopped all writing, if something did.
     pub fn failure(&self) -> Option<String> {
-        None
+        self.reading().and_then(|writer| writer.failure())
     }
 
     /// Hands what changed to the disk, as one chain; does not wait for it.
@@ -144,7 +154,7 @@ impl Volume {
     /// # Errors
     /// [`Error::ReadOnly`] once writing stopped; what made the disk refuse.
     pub fn commit(&self) -> Result<()> {
-        Err(Error::ReadOnly)
+        self.commit_now()
     }
 
     /// Commits, and waits until all of it is durable.
@@ -152,7 +162,7 @@ impl Volume {
     /// # Errors
     /// As [`Volume::commit`].
     pub fn sync(&self) -> Result<()> {
-        Err(Error::ReadOnly)
+        self.sync_now()
     }
 
     /// Makes one inode durable, and its contents; with `data_only` whatever is needed to
@@ -162,7 +172,7 @@ impl Volume {
     /// As [`Volume::commit`].
     pub fn sync_inode(&self, inode: InodeNumber, data_only: bool) -> Result<()> {
         let _ = (inode, data_only);
-        Err(Error::ReadOnly)
+        self.sync_now()
     }
 
     /// Makes a file, directory, symbolic link, device, fifo or socket.
@@ -172,8 +182,7 @@ impl Volume {
     /// [`Error::NoSpace`], [`Error::LinkLimit`] for one directory too many,
     /// [`Error::ReadOnly`], and what damage and devices answer.
     pub fn create(&self, dir: InodeNumber, name: &[u8], new: &NewNode<'_>) -> Result<InodeNumber> {
-        let _ = (dir, name, new);
-        Err(Error::ReadOnly)
+        self.edit_with_room(|edit| edit.create(dir, name, new))
     }
 
     /// Gives `inode` another name.
@@ -181,8 +190,7 @@ impl Volume {
     /// # Errors
     /// As [`Volume::create`]; [`Error::LinkLimit`]; [`Error::NotPermitted`] for a directory.
     pub fn link(&self, inode: InodeNumber, dir: InodeNumber, name: &[u8]) -> Result<()> {
-        let _ = (inode, dir, name);
-        Err(Error::ReadOnly)
+        self.edit_with_room(|edit| edit.link(inode, dir, name))
     }
 
     /// Takes a name away from something that is not a directory.
@@ -190,8 +198,7 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`], [`Error::IsADirectory`], [`Error::ReadOnly`].
     pub fn unlink(&self, dir: InodeNumber, name: &[u8]) -> Result<()> {
-        let _ = (dir, name);
-        Err(Error::ReadOnly)
+        self.edit(|edit| edit.unlink(dir, name))
     }
 
     /// Removes an empty directory.
@@ -199,8 +206,7 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`], [`Error::NotADirectory`], [`Error::NotEmpty`], [`Error::ReadOnly`].
     pub fn remove_directory(&self, dir: InodeNumber, name: &[u8]) -> Result<()> {
-        let _ = (dir, name);
-        Err(Error::ReadOnly)
+        self.edit(|edit| edit.remove_directory(dir, name))
     }
 
     /// Moves a name.
@@ -217,8 +223,7 @@ impl Volume {
         to: &[u8],
         how: Renaming,
     ) -> Result<()> {
-        let _ = (from_dir, from, to_dir, to, how);
-        Err(Error::ReadOnly)
+        self.edit_with_room(|edit| edit.rename(from_dir, from, to_dir, to, how))
     }
 
     /// Writes `bytes` at `offset` and says how many were taken: fewer only if space ran
@@ -228,8 +233,7 @@ impl Volume {
     /// [`Error::NoSpace`], [`Error::TooLarge`], [`Error::IsADirectory`],
     /// [`Error::ReadOnly`].
     pub fn write(&self, inode: InodeNumber, offset: u64, bytes: &[u8]) -> Result<usize> {
-        let _ = (inode, offset, bytes);
-        Err(Error::ReadOnly)
+        self.write_some(inode, offset, bytes)
     }
 
     /// `fallocate`.
@@ -237,8 +241,7 @@ impl Volume {
     /// # Errors
     /// As [`Volume::write`].
     pub fn reserve(&self, inode: InodeNumber, offset: u64, len: u64, how: Reserve) -> Result<()> {
-        let _ = (inode, offset, len, how);
-        Err(Error::ReadOnly)
+        self.reserve_all(inode, offset, len, how)
     }
 
     /// Changes mode, owner, times and length.
@@ -250,8 +253,10 @@ impl Volume {
         inode: InodeNumber,
         change: &AttributeChange,
     ) -> Result<Attributes> {
-        let _ = (inode, change);
-        Err(Error::ReadOnly)
+        self.edit_with_room(|edit| {
+            edit.set_attributes(inode, change)?;
+            Ok(edit.volume.attributes_of(&*edit.node(inode)?))
+        })
     }
 
     /// Sets an extended attribute to `value`, as Linux's `setxattr` takes it.
@@ -266,8 +271,7 @@ impl Volume {
         value: &[u8],
         how: XattrSet,
     ) -> Result<()> {
-        let _ = (inode, name, value, how);
-        Err(Error::ReadOnly)
+        self.edit_with_room(|edit| edit.set_xattr(inode, name, value, how))
     }
 
     /// Removes an extended attribute.
@@ -275,8 +279,7 @@ impl Volume {
     /// # Errors
     /// [`Error::NoAttribute`], [`Error::ReadOnly`].
     pub fn remove_xattr(&self, inode: InodeNumber, name: &[u8]) -> Result<()> {
-        let _ = (inode, name);
-        Err(Error::ReadOnly)
+        self.edit(|edit| edit.remove_xattr(inode, name))
     }
 
     /// Sets the flags that `chattr` sets.
@@ -284,24 +287,29 @@ impl Volume {
     /// # Errors
     /// [`Error::Unsupported`] for a flag that ext2 does not honour, [`Error::ReadOnly`].
     pub fn set_flags(&self, inode: InodeNumber, flags: u32) -> Result<()> {
-        let _ = (inode, flags);
-        Err(Error::ReadOnly)
+        self.edit(|edit| edit.set_flags(inode, flags))
     }
 
     /// Writes down that a file was read just now, as [`Writing::atime`] says. Never fails:
     /// reading does not depend on it.
     pub fn touch_access(&self, inode: InodeNumber) {
-        let _ = inode;
+        // Whoever reads goes on whatever came of it.
+        let _ = self.edit(|edit| edit.touch_access(inode));
     }
 
     /// Counts one more user of an inode: without names it lives on for as long as it has
     /// users.
     pub fn hold(&self, inode: InodeNumber) {
-        let _ = inode;
+        if let Some(gate) = &self.gate {
+            let mut writer = gate.write();
+            let users = writer.users.entry(inode.0).or_default();
+            *users = users.saturating_add(1);
+        }
     }
 
     /// Counts `users` fewer; deletes an inode without names when the last one goes.
     pub fn release(&self, inode: InodeNumber, users: u64) {
-        let _ = (inode, users);
+        // What cannot be deleted now is deleted at the next mount.
+        let _ = self.edit(|edit| edit.release(inode, users));
     }
 }

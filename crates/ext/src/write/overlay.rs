@@ -8,7 +8,7 @@
 //! Law: what is in here is what the volume is; whatever the data cache holds of the same
 //! block is older and is forgotten when a block leaves.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::BuildHasherDefault;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -52,6 +52,8 @@ pub(crate) struct Buffer {
     pub(crate) now: Data,
     pub(crate) state: State,
     pub(crate) role: Role,
+    /// The chain that carried it last.
+    pub(crate) ticket: u64,
 }
 
 impl Buffer {
@@ -75,6 +77,8 @@ pub(crate) struct Content {
     pub(crate) now: Data,
     /// Not submitted yet.
     pub(crate) dirty: bool,
+    /// The group that carried it.
+    pub(crate) ticket: u64,
 }
 
 type Map<V> = HashMap<u64, V, BuildHasherDefault<Mixer>>;
@@ -86,6 +90,8 @@ pub(crate) struct Blocks {
     pub(crate) contents: Map<Content>,
     /// Dirty blocks of contents.
     pub(crate) dirty_contents: usize,
+    /// Inodes without names that still have users.
+    pub(crate) orphans: HashSet<u32>,
 }
 
 impl Blocks {
@@ -98,7 +104,7 @@ impl Blocks {
 
     /// Puts contents in, in place of whatever was there.
     pub(crate) fn put_content(&mut self, block: FsBlock, now: Data) {
-        let before = self.contents.insert(block.0, Content { now, dirty: true });
+        let before = self.contents.insert(block.0, Content { now, dirty: true, ticket: 0 });
         if before.is_none_or(|before| !before.dirty) {
             self.dirty_contents = self.dirty_contents.saturating_add(1);
         }
@@ -143,6 +149,11 @@ impl Overlay {
             return None;
         }
         self.blocks.read().get(block)
+    }
+
+    /// Whether an inode without names still has users.
+    pub(crate) fn has_orphan(&self, inode: u32) -> bool {
+        self.blocks.read().orphans.contains(&inode)
     }
 
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, Blocks> {

@@ -1,0 +1,312 @@
+//! Mode, owner, times, flags, and extended attributes.
+//!
+//! Law: a block of extended attributes is never changed where it lies: the new one is written
+//! first, and the inode leads to it then.
+
+use draconis_exchange::contract::{AttributeChange, Kind, SetTime};
+
+use super::groups::Wish;
+use super::overlay::Role;
+use super::{AccessTimes, Edit, XattrSet};
+use crate::format::acl::Acl;
+use crate::format::features::Compatible;
+use crate::format::inode::{Inode, flags};
+use crate::format::slot::Stamp;
+use crate::format::xattr::{NewAttribute, edit};
+use crate::format::{le32, put32};
+use crate::units::narrow;
+use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
+
+const ACCESS: &[u8] = b"system.posix_acl_access";
+const DEFAULT: &[u8] = b"system.posix_acl_default";
+/// Seconds after which reading is written down in any case, with `relatime`.
+const DAY_SECONDS: i64 = 24 * 60 * 60;
+
+/// What a new inode gets from its directory.
+pub(super) struct Inherited {
+    pub(super) mode: u32,
+    pub(super) attributes: Vec<NewAttribute>,
+}
+
+impl Edit<'_> {
+    pub(super) fn set_attributes(
+        &mut self,
+        number: InodeNumber,
+        change: &AttributeChange,
+    ) -> Result<()> {
+        let inode = self.node(number)?;
+        if inode.flags & flags::IMMUTABLE != 0 {
+            return Err(Error::NotPermitted);
+        }
+        let owns = change.mode.is_some() || change.uid.is_some() || change.gid.is_some();
+        let sets = [change.accessed, change.modified];
+        let exact = sets.into_iter().flatten().any(|time| time != SetTime::Now);
+        let shrinks = change.size_bytes.is_some_and(|size| size < inode.size_bytes);
+        if inode.flags & flags::APPEND != 0 && (owns || exact || shrinks) {
+            return Err(Error::NotPermitted);
+        }
+        if let Some(size) = change.size_bytes {
+            let file = self.file(number)?;
+            self.resize(&file, size)?;
+        }
+        if change.uid.is_some() || change.gid.is_some() {
+            let (uid, gid) = inode.owner();
+            let (uid, gid) = (change.uid.unwrap_or(uid), change.gid.unwrap_or(gid));
+            self.change_slot(number, |it| it.set_owner(uid, gid))?;
+        }
+        if let Some(mode) = change.mode {
+            let bits = u16::try_from(mode & 0o7777).unwrap_or(0);
+            self.change_slot(number, |it| it.set_mode(it.mode() & 0o170_000 | bits))?;
+            self.chmod_list(&inode, mode)?;
+        }
+        let now = self.now;
+        self.change_slot(number, |it| {
+            for (stamp, time) in
+                [(Stamp::Accessed, change.accessed), (Stamp::Modified, change.modified)]
+            {
+                match time {
+                    Some(SetTime::Now) => it.set_time(stamp, now),
+                    Some(SetTime::To(time)) => it.set_time(stamp, time),
+                    None => {}
+                }
+            }
+            it.set_time(Stamp::Changed, now);
+        })
+    }
+
+    /// The access list follows the mode.
+    fn chmod_list(&mut self, inode: &Inode, mode: u32) -> Result<()> {
+        if inode.kind == Kind::Symlink || !inode.has_attributes() {
+            return Ok(());
+        }
+        let Some(list) = self.list(inode, ACCESS)? else { return Ok(()) };
+        let bits = u16::try_from(mode & 0o777).unwrap_or(0);
+        self.put_attribute(inode, ACCESS, &list.chmod(bits).to_linux(), XattrSet::Any)
+    }
+
+    fn list(&self, inode: &Inode, name: &[u8]) -> Result<Option<Acl>> {
+        match self.volume.xattr_of(inode, name) {
+            Ok(bytes) => Acl::of_linux(&bytes),
+            Err(Error::NoAttribute) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Mode and access lists of what is made in `parent`.
+    pub(super) fn inherit(&self, parent: &Inode, kind: Kind, mode: u32) -> Result<Inherited> {
+        let plain = Inherited { mode, attributes: Vec::new() };
+        if kind == Kind::Symlink || !parent.has_attributes() {
+            return Ok(plain);
+        }
+        let Some(default) = self.list(parent, DEFAULT)? else { return Ok(plain) };
+        let bits = u16::try_from(mode & 0o7777).unwrap_or(0);
+        let (access, mode) = default.inherit(bits);
+        let mut attributes = Vec::new();
+        let mut add = |name: &[u8], list: &Acl| -> Result<()> {
+            attributes.extend(NewAttribute::new(name, &list.to_linux())?);
+            Ok(())
+        };
+        if let Some(access) = access {
+            add(ACCESS, &access)?;
+        }
+        if kind == Kind::Directory {
+            add(DEFAULT, &default)?;
+        }
+        Ok(Inherited { mode: mode.into(), attributes })
+    }
+
+    pub(super) fn set_xattr(
+        &mut self,
+        number: InodeNumber,
+        name: &[u8],
+        value: &[u8],
+        how: XattrSet,
+    ) -> Result<()> {
+        let inode = self.node(number)?;
+        if inode.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {
+            return Err(Error::NotPermitted);
+        }
+        let is_list = name == ACCESS || name == DEFAULT;
+        if !is_list {
+            self.put_attribute(&inode, name, value, how)?;
+            return self.stamp(number, &[Stamp::Changed]);
+        }
+        if inode.kind == Kind::Symlink {
+            return Err(Error::Unsupported { feature: "access lists of symbolic links".into() });
+        }
+        if name == DEFAULT && inode.kind != Kind::Directory {
+            return Err(Error::Misuse("only directories have default access lists"));
+        }
+        let Some(list) = Acl::of_linux(value)? else {
+            return match self.remove_xattr(number, name) {
+                Err(Error::NoAttribute) => Ok(()),
+                done => done,
+            };
+        };
+        if name == ACCESS && list.is_mode_only() {
+            match self.drop_attribute(&inode, name) {
+                Ok(()) | Err(Error::NoAttribute) => {}
+                Err(error) => return Err(error),
+            }
+        } else {
+            self.put_attribute(&inode, name, &list.to_linux(), how)?;
+        }
+        if name == ACCESS {
+            let bits = list.access_mode();
+            self.change_slot(number, |it| it.set_mode(it.mode() & !0o777 | bits))?;
+        }
+        self.stamp(number, &[Stamp::Changed])
+    }
+
+    pub(super) fn remove_xattr(&mut self, number: InodeNumber, name: &[u8]) -> Result<()> {
+        let inode = self.node(number)?;
+        if inode.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {
+            return Err(Error::NotPermitted);
+        }
+        self.drop_attribute(&inode, name)?;
+        self.stamp(number, &[Stamp::Changed])
+    }
+
+    fn put_attribute(
+        &mut self,
+        inode: &Inode,
+        name: &[u8],
+        value: &[u8],
+        how: XattrSet,
+    ) -> Result<()> {
+        let new = NewAttribute::new(name, value)?.ok_or_else(|| Error::Unsupported {
+            feature: format!("extended attribute {}", name.escape_ascii()),
+        })?;
+        let mut all = self.attributes_of(inode)?;
+        edit::set(&mut all, new, how)?;
+        self.store_attributes(inode.number, &all)
+    }
+
+    fn drop_attribute(&mut self, inode: &Inode, name: &[u8]) -> Result<()> {
+        let mut all = self.attributes_of(inode)?;
+        edit::remove(&mut all, name)?;
+        self.store_attributes(inode.number, &all)
+    }
+
+    /// All attributes: those inside the inode, then those of its block.
+    fn attributes_of(&self, inode: &Inode) -> Result<Vec<NewAttribute>> {
+        let of_inode = |error: Error| error.of_inode(inode.number);
+        let mut all = self
+            .read_slot(inode.number, |it| edit::read_body(it.attributes()))?
+            .map_err(of_inode)?;
+        if let Some(at) = inode.attribute_block {
+            if !self.volume.super_.holds(at) {
+                return Err(of_inode(Error::corrupt("extended attribute block: number")));
+            }
+            let block = self.block(at).map_err(of_inode)?;
+            all.extend(edit::read_block(&block).map_err(|error| of_inode(error.in_block(at)))?);
+        }
+        Ok(all)
+    }
+
+    /// Stores all attributes of an inode.
+    pub(super) fn store_attributes(
+        &mut self,
+        number: InodeNumber,
+        all: &[NewAttribute],
+    ) -> Result<()> {
+        let block_bytes = self.volume.super_.block_bytes;
+        let room = self.read_slot(number, |it| it.attribute_room())?;
+        let old = self.read_slot(number, |it| it.attribute_block())?;
+        let placed = edit::place(all, room, block_bytes)?;
+        let same = match (&placed.block, old) {
+            (Some(new), 1..) => self.block(FsBlock(old.into()))?[..] == new[..],
+            (None, 0) => true,
+            _ => false,
+        };
+        if !same && placed.block.is_some() {
+            let (uid, _) = self.read_slot(number, |it| it.owner())?;
+            self.need_blocks(1, self.is_privileged(uid))?;
+        }
+        self.change_slot(number, |it| {
+            it.set_attributes(if placed.in_body { &placed.body } else { &[] });
+        })?;
+        if same {
+            return Ok(());
+        }
+        self.drop_attribute_block(number)?;
+        if let Some(block) = placed.block {
+            let (uid, _) = self.read_slot(number, |it| it.owner())?;
+            let (group, _) = self.w.groups.place_of_inode(number).ok_or(Error::NotFound)?;
+            let goal = self.volume.super_.group_start(GroupNumber(group)).0;
+            let privileged = self.is_privileged(uid);
+            let (at, _) = self.take_blocks(Wish { goal, want: 1, grows: None, privileged })?;
+            self.put_fresh(FsBlock(at), Role::Attributes, block);
+            self.change_slot(number, |it| it.set_attribute_block(narrow(at)))?;
+            self.count_sectors(number, 1)?;
+        }
+        if !all.is_empty() && !self.volume.super_.compatible.contains(Compatible::EXT_ATTR) {
+            self.need_compatible(Compatible::EXT_ATTR)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the block of attributes up, or this inode's share of it.
+    pub(super) fn drop_attribute_block(&mut self, number: InodeNumber) -> Result<()> {
+        let old = self.read_slot(number, |it| it.attribute_block())?;
+        if old == 0 {
+            return Ok(());
+        }
+        let at = FsBlock(old.into());
+        let wrong = Error::corrupt("extended attribute block: number").in_block(at);
+        if !self.volume.super_.holds(at) {
+            return Err(wrong.of_inode(number));
+        }
+        let owners = le32(&self.block(at)?, 4).unwrap_or(1);
+        let sectors = self.volume.super_.block_bytes / 512;
+        self.change_slot(number, |it| {
+            it.set_attribute_block(0);
+            it.set_sectors(it.sectors().saturating_sub(sectors));
+        })?;
+        if owners > 1 {
+            return self.change(at, Role::Attributes, |bytes| {
+                put32(bytes, 4, owners.saturating_sub(1));
+            });
+        }
+        self.free_blocks(at.0, 1)
+    }
+
+    pub(super) fn set_flags(&mut self, number: InodeNumber, wanted: u32) -> Result<()> {
+        let inode = self.node(number)?;
+        let changed = (inode.flags ^ wanted) & flags::VISIBLE;
+        if changed & !flags::SETTABLE != 0 {
+            return Err(Error::Unsupported { feature: "this inode flag".into() });
+        }
+        self.change_slot(number, |it| {
+            it.set_flags(it.flags() & !flags::SETTABLE | wanted & flags::SETTABLE);
+        })?;
+        self.stamp(number, &[Stamp::Changed])
+    }
+
+    /// Writes down that an inode was read.
+    pub(super) fn touch_access(&mut self, number: InodeNumber) -> Result<()> {
+        let inode = self.node(number)?;
+        if inode.flags & (flags::NO_ATIME | flags::IMMUTABLE) != 0 {
+            return Ok(());
+        }
+        let shown = self.volume.attributes_of(&inode);
+        let due = match self.w.atime {
+            AccessTimes::Never => false,
+            AccessTimes::Strict | AccessTimes::Lazy => true,
+            AccessTimes::Relative => {
+                let old = shown.accessed.seconds.saturating_add(DAY_SECONDS) <= self.now.seconds;
+                shown.accessed <= shown.modified || shown.accessed <= shown.changed || old
+            }
+        };
+        if !due {
+            return Ok(());
+        }
+        // A read alone is no reason to write, with `lazytime`.
+        let dirty = self.w.batch.dirty;
+        self.stamp(number, &[Stamp::Accessed])?;
+        if self.w.atime == AccessTimes::Lazy {
+            self.w.batch.dirty = dirty;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,425 @@
+//! Names in directories: found, put in, taken out.
+//!
+//! ```text
+//!   seek ── Found ─▶ take_out, point_elsewhere
+//!        └─ Place ─▶ put_in: into free room · behind the end · by splitting a leaf of the tree
+//! ```
+//! Law 1: `seek` finds out everything without changing anything; what a name needs is known,
+//! and there, before the first block changes.
+//! Law 2: a tree that makes no sense is left alone: its directory goes on as a plain list.
+
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "computes with blocks of a directory, which are fewer than 2^32"
+)]
+
+use draconis_exchange::contract::Kind;
+
+use super::Edit;
+use super::map::Taking;
+use super::overlay::Role;
+use crate::dir::edit::index::{self, Level};
+use crate::dir::edit::{self, Found, Room, Sought};
+use crate::format::features::{Compatible, Incompatible};
+use crate::format::hash::Hash;
+use crate::format::htree::{Entry, Index, Root};
+use crate::format::inode::{Inode, flags};
+use crate::format::slot::Stamp;
+use crate::{Error, FileBlock, FsBlock, InodeNumber, Result, units};
+
+/// Blocks that one more name can take at most: a leaf, two nodes, and indirect blocks.
+pub(super) const NAME_BLOCKS: u64 = 8;
+/// Blocks of names that one hash may fill.
+const MOST_BLOCKS: usize = 4096;
+/// Names put in before a tree has had all the splits that it can need.
+const MOST_SPLITS: usize = 6;
+
+/// Where a name is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Spot {
+    pub(super) block: FsBlock,
+    pub(super) found: Found,
+}
+
+/// Where a name can be put.
+#[derive(Clone, Debug)]
+pub(super) enum Place {
+    /// Into this block.
+    Room(FsBlock, Room),
+    /// Into a new block behind the others.
+    Behind,
+    /// Into a leaf of the tree that must be split first.
+    Leaf(Descent),
+}
+
+/// The way down a hash tree.
+#[derive(Clone, Debug)]
+pub(super) struct Descent {
+    hash: Hash,
+    levels: u8,
+    of_name: u32,
+    /// From the root down: where each index block is, and which entry leads on.
+    steps: Vec<Step>,
+    leaf: (u32, FsBlock),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    block: FsBlock,
+    nth: usize,
+    level: Level,
+}
+
+/// The answer of [`Edit::seek`].
+pub(super) type Sighted = std::result::Result<Spot, Place>;
+
+impl Place {
+    /// Blocks that it may take.
+    pub(super) const fn needs(&self) -> u64 {
+        match self {
+            Self::Room(..) => 0,
+            Self::Behind | Self::Leaf(_) => NAME_BLOCKS,
+        }
+    }
+}
+
+impl Edit<'_> {
+    fn has_kinds(&self) -> bool {
+        self.volume.super_.incompatible.contains(Incompatible::FILETYPE)
+    }
+
+    fn large_dir(&self) -> bool {
+        self.volume.super_.incompatible.contains(Incompatible::LARGEDIR)
+    }
+
+    /// A block of a directory; `None` in a hole.
+    fn names_in(&self, dir: &Inode, nth: u32) -> Result<Option<(FsBlock, crate::Data)>> {
+        let of_dir = |error: Error| error.of_inode(dir.number);
+        let Some(block) = self.mapped(dir.number, nth).map_err(of_dir)? else { return Ok(None) };
+        Ok(Some((block, self.block(block).map_err(of_dir)?)))
+    }
+
+    /// Looks for a name, and if it is not there, for a place for it.
+    pub(super) fn seek(&self, dir: &Inode, name: &[u8]) -> Result<Sighted> {
+        if name.len() > 255 {
+            return Err(Error::NameTooLong);
+        }
+        if name.is_empty() || name.contains(&b'/') || name.contains(&0) {
+            return Err(Error::Misuse("not a name"));
+        }
+        if self.volume.has_tree(dir) && !matches!(name, b"." | b"..") {
+            match self.seek_in_tree(dir, name) {
+                Err(Error::Corrupt { .. }) => {}
+                done => return done,
+            }
+        }
+        self.seek_in_list(dir, name)
+    }
+
+    fn seek_in_list(&self, dir: &Inode, name: &[u8]) -> Result<Sighted> {
+        let count = self.volume.directory_blocks(dir);
+        let hint = self.w.hints.get(&dir.number.0).copied().unwrap_or(0).min(count);
+        let mut place = None;
+        for nth in (hint..count).chain(0..hint) {
+            let Some((block, bytes)) = self.names_in(dir, nth)? else { continue };
+            let sought = edit::seek(&bytes, self.has_kinds(), name);
+            match sought.map_err(|error| error.in_block(block).of_inode(dir.number))? {
+                Sought::Found(found) => return Ok(Ok(Spot { block, found })),
+                // In the root of a tree there is room that belongs to the index.
+                Sought::Room(room) if !(nth == 0 && self.volume.has_tree(dir)) => {
+                    place.get_or_insert(Place::Room(block, room));
+                }
+                Sought::Room(_) | Sought::Full => {}
+            }
+        }
+        Ok(Err(place.unwrap_or(Place::Behind)))
+    }
+
+    fn tree_block(&self, dir: &Inode, nth: FileBlock) -> Result<(FsBlock, crate::Data)> {
+        let wrong = Error::corrupt("hash tree index").of_inode(dir.number);
+        if nth.0 == 0 || nth.0 >= self.volume.directory_blocks(dir) {
+            return Err(wrong);
+        }
+        self.names_in(dir, nth.0)?.ok_or(wrong)
+    }
+
+    fn seek_in_tree(&self, dir: &Inode, name: &[u8]) -> Result<Sighted> {
+        let super_ = &self.volume.super_;
+        let wrong = Error::corrupt("hash tree index").of_inode(dir.number);
+        let (root_at, root_bytes) = self.names_in(dir, 0)?.ok_or(wrong.clone())?;
+        let (root, top) = Root::check(&root_bytes, super_.hash_unsigned, super_.hash_seed)?;
+        let of_name = root.hash.of(name);
+        let mut descent = Descent {
+            hash: root.hash,
+            levels: root.levels,
+            of_name,
+            steps: vec![Step { block: root_at, nth: top.find(of_name), level: Level::Root }],
+            leaf: (0, FsBlock(0)),
+        };
+        let mut place = None;
+        for turn in 0..MOST_BLOCKS {
+            let hash = if turn == 0 { of_name } else { 0 };
+            let bytes = self.down(dir, &mut descent, hash)?;
+            let block = descent.leaf.1;
+            let sought = edit::seek(&bytes, self.has_kinds(), name);
+            match sought.map_err(|error| error.in_block(block).of_inode(dir.number))? {
+                Sought::Found(found) => return Ok(Ok(Spot { block, found })),
+                Sought::Room(room) => drop(place.get_or_insert(Place::Room(block, room))),
+                Sought::Full if turn == 0 => {
+                    if !self.can_split(&descent)? {
+                        return Err(Error::NoSpace);
+                    }
+                    place = Some(Place::Leaf(descent.clone()));
+                }
+                Sought::Full => {}
+            }
+            if !self.on(&mut descent)? {
+                return place.map(Err).ok_or(wrong);
+            }
+        }
+        Err(wrong)
+    }
+
+    /// Walks down from the last step to a leaf.
+    fn down(&self, dir: &Inode, descent: &mut Descent, hash: u32) -> Result<crate::Data> {
+        let wrong = Error::corrupt("hash tree index").of_inode(dir.number);
+        loop {
+            let step = *descent.steps.last().ok_or(wrong.clone())?;
+            let bytes = self.block(step.block)?;
+            let next = self.index(step.level, &bytes)?.block(step.nth).ok_or(wrong.clone())?;
+            let (block, bytes) = self.tree_block(dir, next)?;
+            if descent.steps.len() > usize::from(descent.levels) {
+                descent.leaf = (next.0, block);
+                return Ok(bytes);
+            }
+            let nth = Index::of_node(&bytes)?.find(hash);
+            descent.steps.push(Step { block, nth, level: Level::Node });
+        }
+    }
+
+    fn index<'a>(&self, level: Level, bytes: &'a [u8]) -> Result<Index<'a>> {
+        let super_ = &self.volume.super_;
+        match level {
+            Level::Root => {
+                Root::check(bytes, super_.hash_unsigned, super_.hash_seed).map(|(_, index)| index)
+            }
+            Level::Node => Index::of_node(bytes),
+        }
+    }
+
+    /// Moves on to the next leaf, if names with this hash may go on there.
+    fn on(&self, descent: &mut Descent) -> Result<bool> {
+        while let Some(step) = descent.steps.last_mut() {
+            let bytes = self.volume.store.block(step.block)?;
+            let index = match step.level {
+                Level::Root => {
+                    let super_ = &self.volume.super_;
+                    Root::check(&bytes, super_.hash_unsigned, super_.hash_seed)?.1
+                }
+                Level::Node => Index::of_node(&bytes)?,
+            };
+            if let Some(next) = index.continues(step.nth, descent.of_name) {
+                step.nth = next;
+                return Ok(true);
+            }
+            if !index.is_last(step.nth) {
+                return Ok(false);
+            }
+            descent.steps.pop();
+        }
+        Ok(false)
+    }
+
+    /// Whether the tree can take one more leaf.
+    fn can_split(&self, descent: &Descent) -> Result<bool> {
+        if descent.levels < index::most_levels(self.large_dir()) {
+            return Ok(true);
+        }
+        for step in &descent.steps {
+            if index::has_room(&self.block(step.block)?, step.level)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Puts a name in where [`Edit::seek`] said; there must be [`Place::needs`] blocks.
+    pub(super) fn put_in(
+        &mut self,
+        dir: InodeNumber,
+        place: Place,
+        name: &[u8],
+        inode: InodeNumber,
+        kind: Kind,
+    ) -> Result<()> {
+        self.note_names(dir, true);
+        let mut place = place;
+        for _ in 0..MOST_SPLITS {
+            match place {
+                Place::Room(block, room) => {
+                    let kinds = self.has_kinds();
+                    return self.change(block, Role::Directory(dir.0), |bytes| {
+                        edit::insert(bytes, &room, inode, kind, name, kinds)
+                    })?;
+                }
+                Place::Behind => self.lengthen(dir)?,
+                Place::Leaf(descent) => self.split(dir, &descent)?,
+            }
+            let node = self.directory(dir)?;
+            place = match self.seek(&node, name)? {
+                Err(place) => place,
+                Ok(_) => return Err(Error::corrupt("directory: a name twice").of_inode(dir)),
+            };
+        }
+        Err(Error::corrupt("hash tree").of_inode(dir))
+    }
+
+    /// Makes room in a directory that is a list: makes a tree of it, or puts an empty block
+    /// behind the others.
+    fn lengthen(&mut self, dir: InodeNumber) -> Result<()> {
+        let node = self.directory(dir)?;
+        let count = self.volume.directory_blocks(&node);
+        let indexed = self.volume.super_.compatible.contains(Compatible::DIR_INDEX);
+        let len = units::index(self.volume.super_.block_bytes.into());
+        if indexed && count == 1 && !self.volume.has_tree(&node)
+            && let Some((first, bytes)) = self.names_in(&node, 0)?
+            && let Ok((root, leaf)) =
+                index::make_indexed(&bytes, self.volume.super_.default_hash(), 1)
+        {
+            let (_, block) = self.append_block(dir)?;
+            self.put_fresh(block, Role::Directory(dir.0), leaf);
+            self.change(first, Role::Directory(dir.0), |bytes| bytes.copy_from_slice(&root))?;
+            return self.change_slot(dir, |it| it.set_flags(it.flags() | flags::INDEX));
+        }
+        // What was a tree and made no sense is none any more.
+        if node.flags & flags::INDEX != 0 {
+            self.change_slot(dir, |it| it.set_flags(it.flags() & !flags::INDEX))?;
+        }
+        let (nth, block) = self.append_block(dir)?;
+        self.put_fresh(block, Role::Directory(dir.0), edit::empty(len));
+        self.w.hints.insert(dir.0, nth);
+        Ok(())
+    }
+
+    /// One more block behind the others of a directory.
+    fn append_block(&mut self, dir: InodeNumber) -> Result<(u32, FsBlock)> {
+        let node = self.directory(dir)?;
+        let nth = self.volume.directory_blocks(&node);
+        let (uid, _) = node.owner();
+        let taking = Taking { grows: true, privileged: self.is_privileged(uid) };
+        let all = self.give_blocks(dir, nth, nth + 1, taking)?;
+        let got = all.first().filter(|got| got.fresh).ok_or(Error::corrupt("directory: size"))?;
+        let bytes = u64::from(nth + 1) * u64::from(self.volume.super_.block_bytes);
+        self.change_slot(dir, |it| it.set_size(bytes))?;
+        self.forget_map(dir, nth, nth + 1);
+        Ok((nth, got.at))
+    }
+
+    /// Splits the leaf at the end of a way, or what must be split before it can be.
+    fn split(&mut self, dir: InodeNumber, descent: &Descent) -> Result<()> {
+        let role = Role::Directory(dir.0);
+        let mut full = None;
+        // The lowest index block with room, and the full one below it.
+        for (depth, step) in descent.steps.iter().enumerate().rev() {
+            if index::has_room(&self.block(step.block)?, step.level)? {
+                let Some(lower) = full else { return self.split_leaf(dir, descent, *step) };
+                let lower: Step = lower;
+                let split = index::split_node(&self.block(lower.block)?)?;
+                let (nth, block) = self.append_block(dir)?;
+                self.put_fresh(block, role, split.high);
+                self.change(lower.block, role, |bytes| bytes.copy_from_slice(&split.low))?;
+                let entry = Entry { hash: split.hash, block: nth };
+                let put = self.change(step.block, role, |bytes| {
+                    index::insert(bytes, step.level, step.nth, entry)
+                })??;
+                return put.then_some(()).ok_or(Error::corrupt("hash tree index"));
+            }
+            full = Some(*step);
+            if depth == 0 {
+                let most = index::most_levels(self.large_dir());
+                let nth = self.volume.directory_blocks(&*self.directory(dir)?);
+                let (root, node) = index::deepen(&self.block(step.block)?, nth, most)?;
+                let (_, block) = self.append_block(dir)?;
+                self.put_fresh(block, role, node);
+                return self.change(step.block, role, |bytes| bytes.copy_from_slice(&root));
+            }
+        }
+        Err(Error::corrupt("hash tree").of_inode(dir))
+    }
+
+    fn split_leaf(&mut self, dir: InodeNumber, descent: &Descent, above: Step) -> Result<()> {
+        let role = Role::Directory(dir.0);
+        let old = self.block(descent.leaf.1)?;
+        let halves = edit::split(&old, &descent.hash)?;
+        let (nth, block) = self.append_block(dir)?;
+        self.put_fresh(block, role, halves.high);
+        self.change(descent.leaf.1, role, |bytes| bytes.copy_from_slice(&halves.low))?;
+        let entry = Entry { hash: halves.hash, block: nth };
+        let put = self.change(above.block, role, |bytes| {
+            index::insert(bytes, above.level, above.nth, entry)
+        })??;
+        put.then_some(()).ok_or(Error::corrupt("hash tree index").of_inode(dir))
+    }
+
+    /// Takes a name out.
+    pub(super) fn take_out(&mut self, dir: InodeNumber, spot: Spot) -> Result<()> {
+        self.note_names(dir, false);
+        self.change(spot.block, Role::Directory(dir.0), |bytes| {
+            edit::remove(bytes, &spot.found)
+        })?
+    }
+
+    /// Lets a name lead to another inode.
+    pub(super) fn point_elsewhere(
+        &mut self,
+        dir: InodeNumber,
+        spot: Spot,
+        inode: InodeNumber,
+        kind: Kind,
+    ) -> Result<()> {
+        self.note_names(dir, true);
+        let kinds = self.has_kinds();
+        self.change(spot.block, Role::Directory(dir.0), |bytes| {
+            edit::set_inode(bytes, spot.found.at, inode, kind, kinds)
+        })?
+    }
+
+    /// Whether a directory holds no names.
+    pub(super) fn is_empty(&self, dir: &Inode) -> Result<bool> {
+        for nth in 0..self.volume.directory_blocks(dir) {
+            let Some((block, bytes)) = self.names_in(dir, nth)? else { continue };
+            let empty = edit::is_empty(&bytes, nth == 0);
+            if !empty.map_err(|error| error.in_block(block).of_inode(dir.number))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// What `..` of a directory names, and where it says so.
+    pub(super) fn parent(&self, dir: InodeNumber) -> Result<Spot> {
+        let node = self.directory(dir)?;
+        let missing = Error::corrupt("directory: no `..`").of_inode(dir);
+        let (block, bytes) = self.names_in(&node, 0)?.ok_or(missing.clone())?;
+        let found = edit::find(&bytes, self.has_kinds(), b"..")?.ok_or(missing)?;
+        Ok(Spot { block, found })
+    }
+
+    /// The first block of a new directory.
+    pub(super) fn first_names(&self, own: InodeNumber, parent: InodeNumber) -> Vec<u8> {
+        let block_bytes = self.volume.super_.block_bytes;
+        let mut block = crate::format::dirent::BlockWriter::new(block_bytes, self.has_kinds());
+        block.push(own.0, Kind::Directory, b".");
+        block.push(parent.0, Kind::Directory, b"..");
+        block.finish()
+    }
+
+    /// Refuses what needs more blocks than are left.
+    pub(super) fn need_blocks(&self, count: u64, privileged: bool) -> Result<()> {
+        if self.available_now(privileged) < count { Err(Error::NoSpace) } else { Ok(()) }
+    }
+
+    pub(super) fn stamp_directory(&mut self, dir: InodeNumber) -> Result<()> {
+        self.stamp(dir, &[Stamp::Modified, Stamp::Changed])
+    }
+}

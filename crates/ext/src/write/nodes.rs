@@ -1,0 +1,538 @@
+//! Inodes and their names: made, linked, unlinked, moved.
+//!
+//! What a change means for the stages of the next chain is noted here; see [`super::commit`].
+//! Where one chain could not be ordered, the batch before is ended first (`apart`).
+
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "counts links below 65,536 and stages below the number of inodes"
+)]
+
+use draconis_exchange::contract::Kind;
+
+use super::map::Taking;
+use super::names::Spot;
+use super::overlay::Role;
+use super::{Edit, NewNode, Renaming};
+use crate::data::Data;
+use crate::format::features::ReadOnlyCompatible;
+use crate::format::inode::{Inode, device_pointers, flags, target_pointers};
+use crate::format::slot::Stamp;
+use crate::units::index;
+use crate::{Error, InodeNumber, Result};
+
+/// Names that an inode may have.
+const MOST_LINKS: u16 = 32_000;
+/// Directories on the way to the root before they count as a circle.
+const MOST_DEPTH: u32 = 1 << 16;
+
+const fn is_dots(name: &[u8]) -> bool {
+    matches!(name, b"." | b"..")
+}
+
+impl Edit<'_> {
+    /// A directory whose names may change.
+    fn changeable(&self, dir: InodeNumber, take: bool) -> Result<std::sync::Arc<Inode>> {
+        let node = self.directory(dir)?;
+        let forbidden = if take { flags::IMMUTABLE | flags::APPEND } else { flags::IMMUTABLE };
+        if node.flags & forbidden != 0 {
+            return Err(Error::NotPermitted);
+        }
+        if self.is_orphan(dir) {
+            return Err(Error::NotFound);
+        }
+        Ok(node)
+    }
+
+    fn one_more_directory(&self, dir: &Inode) -> Result<()> {
+        let links = dir.links();
+        let uncounted = self.volume.super_.read_only_compatible.contains(ReadOnlyCompatible::DIR_NLINK);
+        if links >= MOST_LINKS && !uncounted { Err(Error::LinkLimit) } else { Ok(()) }
+    }
+
+    /// Counts a subdirectory more or less; 1 means "many" with `dir_nlink`.
+    fn count_subdirectory(&mut self, dir: InodeNumber, more: bool) -> Result<()> {
+        let uncounted = self.volume.super_.read_only_compatible.contains(ReadOnlyCompatible::DIR_NLINK);
+        self.change_slot(dir, |it| {
+            let links = it.links();
+            let next = match (links, more) {
+                (1, _) if uncounted => 1,
+                (64_999.., true) if uncounted => 1,
+                (_, true) => links.saturating_add(1),
+                (_, false) => links.saturating_sub(1).max(2),
+            };
+            it.set_links(next);
+        })
+    }
+
+    pub(super) fn create(
+        &mut self,
+        dir: InodeNumber,
+        name: &[u8],
+        new: &NewNode<'_>,
+    ) -> Result<InodeNumber> {
+        let parent = self.changeable(dir, false)?;
+        if is_dots(name) {
+            return Err(Error::Exists);
+        }
+        let place = match self.seek(&parent, name)? {
+            Ok(_) => return Err(Error::Exists),
+            Err(place) => place,
+        };
+        let is_dir = new.kind == Kind::Directory;
+        if is_dir {
+            self.one_more_directory(&parent)?;
+        }
+        let block_bytes = self.volume.super_.block_bytes;
+        let target = match new.kind {
+            Kind::Symlink if new.target.is_empty() => return Err(Error::NotFound),
+            Kind::Symlink if new.target.len() >= index(block_bytes.into()) => {
+                return Err(Error::NameTooLong);
+            }
+            Kind::Symlink => Some(target_pointers(new.target)),
+            _ => None,
+        };
+        let (_, parent_gid) = parent.owner();
+        let parent_mode = parent.mode();
+        let mut mode = new.mode & 0o7777;
+        let gid = if parent_mode & 0o2000 != 0 { parent_gid } else { new.gid };
+        if is_dir {
+            mode |= parent_mode & 0o2000;
+        }
+        let inherited = self.inherit(&parent, new.kind, mode)?;
+        mode = inherited.mode;
+        let privileged = self.is_privileged(new.uid);
+        let slow = matches!(target, Some(None));
+        let own = u64::from(is_dir || slow) + u64::from(!inherited.attributes.is_empty());
+        let needs = place.needs() + own;
+        if needs > 0 {
+            self.need_blocks(needs, privileged)?;
+        }
+
+        let number = self.take_inode(dir, new.kind)?;
+        let used = self.read_slot(number, |it| it.links() != 0)?;
+        if used {
+            return Err(Error::corrupt("inode bitmap: a used inode is free").of_inode(number));
+        }
+        self.w.batch.born.insert(number.0);
+        self.w.generation = self.w.generation.wrapping_mul(0x9E37_79B1).wrapping_add(number.0 | 1);
+        let (now, generation) = (self.now, self.w.generation);
+        let inherited_flags = match new.kind {
+            Kind::Directory => parent.flags & flags::INHERITED,
+            Kind::File => parent.flags & flags::INHERITED & !flags::DIR_SYNC,
+            _ => parent.flags & flags::INHERITED & (flags::NO_ATIME | flags::NO_DUMP),
+        };
+        let full_mode = u16::try_from(new.kind.mode_bits() | mode).unwrap_or(0);
+        self.change_slot(number, |it| {
+            it.clear();
+            it.extend();
+            it.set_mode(full_mode);
+            it.set_owner(new.uid, gid);
+            it.set_links(if is_dir { 2 } else { 1 });
+            it.set_flags(inherited_flags);
+            it.set_generation(generation);
+            for stamp in [Stamp::Accessed, Stamp::Modified, Stamp::Changed, Stamp::Created] {
+                it.set_time(stamp, now);
+            }
+            match (new.kind, target) {
+                (Kind::CharDevice | Kind::BlockDevice, _) => {
+                    it.set_pointers(device_pointers(new.device));
+                }
+                (_, Some(Some(fast))) => {
+                    it.set_pointers(fast);
+                    it.set_size(new.target.len() as u64);
+                }
+                _ => {}
+            }
+        })?;
+        if is_dir {
+            self.w.batch.born_dirs.insert(number.0, dir.0);
+            let all = self.give_blocks(number, 0, 1, Taking { grows: false, privileged })?;
+            let first = all.first().ok_or(Error::NoSpace)?.at;
+            let names = self.first_names(number, dir);
+            self.put_fresh(first, Role::Directory(number.0), names);
+            self.change_slot(number, |it| it.set_size(block_bytes.into()))?;
+            self.count_subdirectory(dir, true)?;
+        } else if slow {
+            let all = self.give_blocks(number, 0, 1, Taking { grows: false, privileged })?;
+            let first = all.first().ok_or(Error::NoSpace)?.at;
+            let mut bytes = new.target.to_vec();
+            bytes.resize(index(block_bytes.into()), 0);
+            self.put_contents(first, &Data::owned(bytes.into_boxed_slice()));
+            self.change_slot(number, |it| it.set_size(new.target.len() as u64))?;
+        }
+        if !inherited.attributes.is_empty() {
+            self.store_attributes(number, &inherited.attributes)?;
+        }
+        self.put_in(dir, place, name, number, new.kind)?;
+        self.stamp_directory(dir)?;
+        Ok(number)
+    }
+
+    pub(super) fn link(&mut self, inode: InodeNumber, dir: InodeNumber, name: &[u8]) -> Result<()> {
+        let node = self.node(inode)?;
+        let parent = self.changeable(dir, false)?;
+        if node.kind == Kind::Directory || node.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {
+            return Err(Error::NotPermitted);
+        }
+        if node.links() >= MOST_LINKS {
+            return Err(Error::LinkLimit);
+        }
+        if self.is_orphan(inode) {
+            return Err(Error::NotFound);
+        }
+        if is_dots(name) {
+            return Err(Error::Exists);
+        }
+        let Err(place) = self.seek(&parent, name)? else { return Err(Error::Exists) };
+        if place.needs() > 0 {
+            self.need_blocks(place.needs(), self.is_privileged(parent.owner().0))?;
+        }
+        self.put_in(dir, place, name, inode, node.kind)?;
+        self.change_slot(inode, |it| it.set_links(it.links().saturating_add(1)))?;
+        self.stamp(inode, &[Stamp::Changed])?;
+        if self.is_old(inode) {
+            self.w.batch.linked.insert(inode.0);
+        }
+        self.stamp_directory(dir)
+    }
+
+    pub(super) fn unlink(&mut self, dir: InodeNumber, name: &[u8]) -> Result<()> {
+        let parent = self.changeable(dir, true)?;
+        if is_dots(name) {
+            return Err(Error::IsADirectory);
+        }
+        let Ok(spot) = self.seek(&parent, name)? else { return Err(Error::NotFound) };
+        let inode = spot.found.inode;
+        match self.node(inode) {
+            Ok(node) if node.kind == Kind::Directory => return Err(Error::IsADirectory),
+            Ok(node) if node.flags & (flags::IMMUTABLE | flags::APPEND) != 0 => {
+                return Err(Error::NotPermitted);
+            }
+            Ok(_) => {}
+            // A name that leads nowhere is what a power cut may leave.
+            Err(Error::NotFound) => {
+                self.take_out(dir, spot)?;
+                return self.stamp_directory(dir);
+            }
+            Err(other) => return Err(other),
+        }
+        if self.w.batch.linked.contains(&inode.0) {
+            self.apart()?;
+        }
+        self.take_out(dir, spot)?;
+        self.stamp_directory(dir)?;
+        self.lose_name(dir, inode)
+    }
+
+    /// Counts one name less, and buries an inode that has none and no users.
+    fn lose_name(&mut self, dir: InodeNumber, inode: InodeNumber) -> Result<()> {
+        let left = self.change_slot(inode, |it| {
+            it.set_links(it.links().saturating_sub(1));
+            it.links()
+        })?;
+        self.stamp(inode, &[Stamp::Changed])?;
+        if left > 0 {
+            if self.is_old(inode) {
+                self.w.batch.left.insert(dir.0);
+            }
+            return Ok(());
+        }
+        self.die(dir, inode)
+    }
+
+    fn die(&mut self, dir: InodeNumber, inode: InodeNumber) -> Result<()> {
+        if self.is_old(inode) {
+            let height = self.w.batch.heights.get(&inode.0).copied().unwrap_or(0);
+            let above = self.w.batch.heights.entry(dir.0).or_default();
+            *above = (*above).max(height + 1);
+            self.w.batch.dying.insert(inode.0, height);
+        }
+        if self.w.users.get(&inode.0).copied().unwrap_or(0) > 0 {
+            self.make_orphan(inode)
+        } else {
+            self.bury(inode)
+        }
+    }
+
+    pub(super) fn remove_directory(&mut self, dir: InodeNumber, name: &[u8]) -> Result<()> {
+        let parent = self.changeable(dir, true)?;
+        match name {
+            b"." => return Err(Error::Misuse("`.` cannot be removed")),
+            b".." => return Err(Error::NotEmpty),
+            _ => {}
+        }
+        let Ok(spot) = self.seek(&parent, name)? else { return Err(Error::NotFound) };
+        let inode = spot.found.inode;
+        let node = self.node(inode)?;
+        if node.kind != Kind::Directory {
+            return Err(Error::NotADirectory);
+        }
+        if node.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {
+            return Err(Error::NotPermitted);
+        }
+        if inode == dir || inode == InodeNumber::ROOT {
+            return Err(Error::corrupt("directory: names itself").of_inode(dir));
+        }
+        if !self.is_empty(&node)? {
+            return Err(Error::NotEmpty);
+        }
+        if self.w.batch.left.contains(&inode.0) {
+            self.apart()?;
+        }
+        self.take_out(dir, spot)?;
+        self.lose_directory(dir, inode)?;
+        self.stamp_directory(dir)
+    }
+
+    /// An empty directory has lost its name.
+    fn lose_directory(&mut self, dir: InodeNumber, inode: InodeNumber) -> Result<()> {
+        self.count_subdirectory(dir, false)?;
+        self.change_slot(inode, |it| it.set_links(0))?;
+        self.die(dir, inode)
+    }
+
+    pub(super) fn rename(
+        &mut self,
+        from_dir: InodeNumber,
+        from: &[u8],
+        to_dir: InodeNumber,
+        to: &[u8],
+        how: Renaming,
+    ) -> Result<()> {
+        let source = self.changeable(from_dir, true)?;
+        let target = self.changeable(to_dir, false)?;
+        if is_dots(from) || is_dots(to) {
+            return Err(Error::Misuse("`.` and `..` cannot be renamed"));
+        }
+        let Ok(spot) = self.seek(&source, from)? else { return Err(Error::NotFound) };
+        let moved = spot.found.inode;
+        let node = self.node(moved)?;
+        if node.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {
+            return Err(Error::NotPermitted);
+        }
+        let is_dir = node.kind == Kind::Directory;
+        if is_dir && from_dir != to_dir {
+            self.not_below(to_dir, moved)?;
+        }
+        let there = self.seek(&target, to)?;
+        match (there, how) {
+            (Ok(_), Renaming::NoReplace) => Err(Error::Exists),
+            (Err(_), Renaming::Exchange) => Err(Error::NotFound),
+            (Ok(other), _) if other.found.inode == moved => Ok(()),
+            (Ok(_), Renaming::Exchange) => self.exchange(from_dir, from, to_dir, to),
+            (Ok(other), Renaming::Replace) => {
+                let victim = self.node(other.found.inode)?;
+                self.can_replace(&node, &victim, to_dir)?;
+                self.replace(from_dir, from, to_dir, to, (moved, &node), &victim)
+            }
+            (Err(place), _) => {
+                if is_dir && from_dir != to_dir {
+                    self.one_more_directory(&target)?;
+                }
+                let needs = place.needs();
+                if needs > 0 {
+                    self.need_blocks(needs, self.is_privileged(target.owner().0))?;
+                }
+                self.order_move(from_dir, to_dir, moved)?;
+                self.put_in(to_dir, place, to, moved, node.kind)?;
+                self.finish_move(from_dir, from, to_dir, (moved, is_dir))
+            }
+        }
+    }
+
+    /// Ends the batch if this move could not be ordered within it: the new name of what lives
+    /// on disk must be there before the old one goes.
+    fn order_move(
+        &mut self,
+        from_dir: InodeNumber,
+        to_dir: InodeNumber,
+        moved: InodeNumber,
+    ) -> Result<()> {
+        if from_dir == to_dir || !self.is_old(moved) {
+            return Ok(());
+        }
+        let batch = &self.w.batch;
+        let circle = batch.receivers.contains(&from_dir.0) || batch.givers.contains(&to_dir.0);
+        if circle || batch.born.contains(&to_dir.0) || batch.linked.contains(&moved.0) {
+            self.apart()?;
+        }
+        let batch = &mut self.w.batch;
+        batch.receivers.insert(to_dir.0);
+        batch.givers.insert(from_dir.0);
+        batch.left.insert(from_dir.0);
+        Ok(())
+    }
+
+    /// The new name is there: takes the old one out, and tells the moved inode.
+    fn finish_move(
+        &mut self,
+        from_dir: InodeNumber,
+        from: &[u8],
+        to_dir: InodeNumber,
+        (moved, is_dir): (InodeNumber, bool),
+    ) -> Result<()> {
+        // The new name may have moved the old one.
+        let source = self.directory(from_dir)?;
+        let Ok(spot) = self.seek(&source, from)? else {
+            return Err(Error::corrupt("directory: a name is gone").of_inode(from_dir));
+        };
+        self.take_out(from_dir, spot)?;
+        if is_dir && from_dir != to_dir {
+            self.set_parent(moved, to_dir)?;
+            self.count_subdirectory(from_dir, false)?;
+            self.count_subdirectory(to_dir, true)?;
+        }
+        self.stamp(moved, &[Stamp::Changed])?;
+        self.stamp_directory(from_dir)?;
+        if from_dir != to_dir {
+            self.stamp_directory(to_dir)?;
+        }
+        Ok(())
+    }
+
+    fn set_parent(&mut self, dir: InodeNumber, parent: InodeNumber) -> Result<()> {
+        let spot = self.parent(dir)?;
+        if let Some(known) = self.w.batch.born_dirs.get_mut(&dir.0) {
+            *known = parent.0;
+        }
+        self.point_elsewhere(dir, spot, parent, Kind::Directory)
+    }
+
+    fn can_replace(&self, node: &Inode, victim: &Inode, to_dir: InodeNumber) -> Result<()> {
+        if victim.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {
+            return Err(Error::NotPermitted);
+        }
+        match (node.kind == Kind::Directory, victim.kind == Kind::Directory) {
+            (true, false) => Err(Error::NotADirectory),
+            (false, true) => Err(Error::IsADirectory),
+            (true, true) if victim.number == to_dir || victim.number == InodeNumber::ROOT => {
+                Err(Error::corrupt("directory: names itself").of_inode(to_dir))
+            }
+            (true, true) if !self.is_empty(victim)? => Err(Error::NotEmpty),
+            _ => Ok(()),
+        }
+    }
+
+    /// Renames over a name that is there. On disk the name never leads nowhere: the two names
+    /// are exchanged first, and the old one goes with the next chain. Only where they are in
+    /// two directories, what is replaced dies before its name leads elsewhere.
+    fn replace(
+        &mut self,
+        from_dir: InodeNumber,
+        from: &[u8],
+        to_dir: InodeNumber,
+        to: &[u8],
+        (moved, node): (InodeNumber, &Inode),
+        victim: &Inode,
+    ) -> Result<()> {
+        let is_dir = node.kind == Kind::Directory;
+        let durable_victim = self.is_old(victim.number);
+        let batch = &self.w.batch;
+        if durable_victim
+            && (!self.is_old(moved)
+                || batch.linked.contains(&victim.number.0)
+                || batch.left.contains(&victim.number.0))
+        {
+            self.apart()?;
+        }
+        self.order_move(from_dir, to_dir, moved)?;
+        let lost = Error::corrupt("directory: a name is gone");
+        let Ok(there) = self.seek(&*self.directory(to_dir)?, to)? else { return Err(lost) };
+        if durable_victim && from_dir == to_dir {
+            let Ok(here) = self.seek(&*self.directory(from_dir)?, from)? else { return Err(lost) };
+            self.point_elsewhere(to_dir, there, moved, node.kind)?;
+            self.point_elsewhere(from_dir, here, victim.number, victim.kind)?;
+            self.apart()?;
+            let Ok(here) = self.seek(&*self.directory(from_dir)?, from)? else { return Err(lost) };
+            self.take_out(from_dir, here)?;
+            self.stamp(moved, &[Stamp::Changed])?;
+            self.stamp_directory(from_dir)?;
+        } else {
+            self.point_elsewhere(to_dir, there, moved, node.kind)?;
+            self.finish_move(from_dir, from, to_dir, (moved, is_dir))?;
+        }
+        if victim.kind == Kind::Directory {
+            self.lose_directory(to_dir, victim.number)
+        } else {
+            self.lose_name(to_dir, victim.number)
+        }
+    }
+
+    fn exchange(
+        &mut self,
+        from_dir: InodeNumber,
+        from: &[u8],
+        to_dir: InodeNumber,
+        to: &[u8],
+    ) -> Result<()> {
+        self.changeable(to_dir, true)?;
+        let lost = Error::corrupt("directory: a name is gone");
+        let spots = |edit: &Self| -> Result<(Spot, Spot)> {
+            let Ok(here) = edit.seek(&*edit.directory(from_dir)?, from)? else {
+                return Err(lost.clone());
+            };
+            let Ok(there) = edit.seek(&*edit.directory(to_dir)?, to)? else {
+                return Err(lost.clone());
+            };
+            Ok((here, there))
+        };
+        let (here, there) = spots(self)?;
+        let (one, two) = (self.node(here.found.inode)?, self.node(there.found.inode)?);
+        if two.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {
+            return Err(Error::NotPermitted);
+        }
+        let across = from_dir != to_dir;
+        if two.kind == Kind::Directory && across {
+            self.not_below(from_dir, two.number)?;
+        }
+        // Both live on disk under their old names before they are exchanged there.
+        if across || !self.is_old(one.number) || !self.is_old(two.number) {
+            self.apart()?;
+        }
+        let (here, there) = spots(self)?;
+        self.point_elsewhere(from_dir, here, two.number, two.kind)?;
+        self.point_elsewhere(to_dir, there, one.number, one.kind)?;
+        for (node, old, new) in [(&one, from_dir, to_dir), (&two, to_dir, from_dir)] {
+            if across && node.kind == Kind::Directory {
+                self.set_parent(node.number, new)?;
+                self.count_subdirectory(old, false)?;
+                self.count_subdirectory(new, true)?;
+            }
+            self.stamp(node.number, &[Stamp::Changed])?;
+            self.stamp_directory(old)?;
+        }
+        if across { self.apart() } else { Ok(()) }
+    }
+
+    /// Refuses to move a directory to where only itself leads.
+    fn not_below(&self, at: InodeNumber, moved: InodeNumber) -> Result<()> {
+        let mut at = at;
+        for _ in 0..MOST_DEPTH {
+            if at == moved {
+                return Err(Error::Misuse("a directory cannot be moved into itself"));
+            }
+            if at == InodeNumber::ROOT {
+                return Ok(());
+            }
+            at = self.parent(at)?.found.inode;
+        }
+        Err(Error::corrupt("directory: a circle").of_inode(at))
+    }
+
+    /// Counts users; see [`crate::Volume::release`].
+    pub(super) fn release(&mut self, inode: InodeNumber, users: u64) -> Result<()> {
+        let Some(count) = self.w.users.get_mut(&inode.0) else { return Ok(()) };
+        *count = count.saturating_sub(users);
+        if *count > 0 {
+            return Ok(());
+        }
+        self.w.users.remove(&inode.0);
+        self.w.groups.drop_window(inode.0);
+        if self.is_orphan(inode) {
+            return self.bury(inode);
+        }
+        Ok(())
+    }
+}
+

@@ -1,0 +1,431 @@
+//! Changes of a volume beside a model in memory, judged by `e2fsck`.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use common::{Image, Random, run};
+use draconis_device::{Disk, MemoryDisk};
+use draconis_exchange::contract::{AttributeChange, Kind, Time};
+use draconis_ext::{
+    AccessTimes, Cookie, Error, InodeNumber, NewNode, Options, Renaming, Reserve, Volume, Writing,
+    XattrSet,
+};
+
+fn writing() -> Writing {
+    let seconds = AtomicI64::new(1_700_000_000);
+    let clock = move || Time {
+        seconds: seconds.fetch_add(1, Ordering::Relaxed),
+        nanoseconds: 123_456_789,
+    };
+    Writing { clock: Arc::new(clock), dirty_bytes: 8 << 20, atime: AccessTimes::Never }
+}
+
+fn open(disk: &Arc<MemoryDisk>) -> Volume {
+    Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap()
+}
+
+/// What `e2fsck -fn` says of the disk: nothing, or the test fails.
+fn judge(disk: Arc<MemoryDisk>, what: &str) -> Vec<u8> {
+    let bytes = Arc::try_unwrap(disk).unwrap().into_bytes();
+    let image = Image::of(&bytes);
+    let out = run("e2fsck", &["-fn", image.path()]);
+    if out.is_none() {
+        std::fs::copy(image.path(), "/tmp/judged.img").unwrap();
+    }
+    assert!(out.is_some(), "{what}: e2fsck complains");
+    bytes
+}
+
+#[derive(Clone, Debug, Default)]
+struct Node {
+    kind: u8,
+    mode: u32,
+    bytes: Vec<u8>,
+    names: BTreeMap<Vec<u8>, usize>,
+    xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    number: u32,
+    links: u32,
+}
+
+struct Model {
+    nodes: Vec<Node>,
+    random: Random,
+}
+
+const DIR: u8 = 2;
+const FILE: u8 = 1;
+const LINK: u8 = 7;
+
+impl Model {
+    fn new(seed: u64) -> Self {
+        let root = Node { kind: DIR, number: 2, ..Node::default() };
+        Self { nodes: vec![root], random: Random::new(seed) }
+    }
+
+    /// A directory that is there.
+    fn dir(&mut self) -> usize {
+        let all: Vec<usize> = self.reachable().into_iter().filter(|n| self.nodes[*n].kind == DIR).collect();
+        all[self.random.below(all.len() as u64) as usize]
+    }
+
+    fn file(&mut self) -> Option<usize> {
+        let all: Vec<usize> = self.reachable().into_iter().filter(|n| self.nodes[*n].kind == FILE).collect();
+        (!all.is_empty()).then(|| all[self.random.below(all.len() as u64) as usize])
+    }
+
+    fn reachable(&self) -> Vec<usize> {
+        let mut all = vec![0];
+        let mut at = 0;
+        while at < all.len() {
+            for child in self.nodes[all[at]].names.values() {
+                if !all.contains(child) {
+                    all.push(*child);
+                }
+            }
+            at += 1;
+        }
+        all
+    }
+
+    fn name(&mut self, dir: usize) -> Vec<u8> {
+        let there: Vec<&Vec<u8>> = self.nodes[dir].names.keys().collect();
+        if !there.is_empty() && self.random.below(3) > 0 {
+            return there[self.random.below(there.len() as u64) as usize].clone();
+        }
+        let n = self.random.below(60);
+        let mut name = format!("name {n}").into_bytes();
+        if n % 7 == 0 {
+            name.resize(200 + n as usize % 50, b'x');
+        }
+        name
+    }
+
+    fn below(&self, dir: usize, at: usize) -> bool {
+        dir == at
+            || self.nodes[dir].names.values().any(|c| self.nodes[*c].kind == DIR && self.below(*c, at))
+    }
+}
+
+fn number(node: &Node) -> InodeNumber {
+    InodeNumber(node.number)
+}
+
+fn same(volume: &Volume, model: &Model, at: usize, seen: &mut BTreeMap<u32, usize>) {
+    let node = &model.nodes[at];
+    let attributes = volume.attributes(number(node)).unwrap();
+    if let Some(other) = seen.insert(node.number, at) {
+        assert_eq!(other, at);
+        return;
+    }
+    if at != 0 {
+        assert_eq!(attributes.mode & 0o7777, node.mode, "mode of {}", node.number);
+    }
+    match node.kind {
+        DIR => {
+            let mut found = BTreeMap::new();
+            volume
+                .entries(number(node), Cookie::default(), false, |entry| {
+                    let entry = entry.unwrap();
+                    assert!(found.insert(entry.name.to_vec(), entry.inode.0).is_none());
+                    true
+                })
+                .unwrap();
+            found.remove(&b"lost+found"[..]);
+            let wanted: BTreeMap<Vec<u8>, u32> =
+                node.names.iter().map(|(name, child)| (name.clone(), model.nodes[*child].number)).collect();
+            assert_eq!(found, wanted);
+            for (name, child) in &node.names {
+                assert_eq!(volume.lookup(number(node), name).unwrap().0, model.nodes[*child].number);
+                same(volume, model, *child, seen);
+            }
+        }
+        LINK => assert_eq!(volume.read_link(number(node)).unwrap(), node.bytes),
+        _ => {
+            assert_eq!(attributes.size_bytes, node.bytes.len() as u64);
+            let mut bytes = vec![7; node.bytes.len() + 1];
+            let got = volume.read_into(number(node), 0, &mut bytes).unwrap();
+            bytes.truncate(got);
+            assert!(bytes == node.bytes, "contents of inode {} ({} bytes)", node.number, node.bytes.len());
+            assert_eq!(attributes.links, node.links);
+        }
+    }
+    let mut names = volume.xattr_names(number(node)).unwrap();
+    names.sort();
+    assert_eq!(names, node.xattrs.keys().cloned().collect::<Vec<_>>());
+    for (name, value) in &node.xattrs {
+        assert_eq!(&volume.xattr(number(node), name).unwrap(), value);
+    }
+}
+
+/// One random operation on both; what it was.
+#[allow(clippy::too_many_lines)]
+fn step(volume: &Volume, model: &mut Model) -> String {
+    let what = model.random.below(100);
+    let dir = model.dir();
+    let name = model.name(dir);
+    let dir_number = number(&model.nodes[dir]);
+    let there = model.nodes[dir].names.get(&name).copied();
+    let shown = format!("{what} in {} {}", dir_number.0, name.escape_ascii());
+    match what {
+        0..30 => {
+            let kind = match model.random.below(10) {
+                0..5 => Kind::File,
+                5..8 => Kind::Directory,
+                _ => Kind::Symlink,
+            };
+            let len = if model.random.below(2) == 0 { 20 } else { 300 };
+            let target = vec![b't'; len];
+            let mode = 0o600 + model.random.below(0o200) as u32;
+            let new = NewNode { kind, mode, uid: 0, gid: 0, device: (0, 0), target: &target };
+            match volume.create(dir_number, &name, &new) {
+                Ok(made) => {
+                    assert!(there.is_none(), "{shown}");
+                    let id = model.nodes.len();
+                    let links = if kind == Kind::Directory { 2 } else { 1 };
+                    let bytes = if kind == Kind::Symlink { target.clone() } else { vec![] };
+                    let kind = match kind { Kind::File => FILE, Kind::Directory => DIR, _ => LINK };
+                    model.nodes.push(Node { kind, mode, number: made.0, links, bytes, ..Node::default() });
+                    model.nodes[dir].names.insert(name, id);
+                }
+                Err(Error::NoSpace) => {}
+                Err(Error::Exists) => assert!(there.is_some(), "{shown}"),
+                Err(error) => panic!("{shown}: {error}"),
+            }
+        }
+        30..45 => {
+            let unlinked = volume.unlink(dir_number, &name);
+            match there {
+                None => assert_eq!(unlinked, Err(Error::NotFound), "{shown}"),
+                Some(id) if model.nodes[id].kind == DIR => {
+                    assert_eq!(unlinked, Err(Error::IsADirectory), "{shown}");
+                    let removed = volume.remove_directory(dir_number, &name);
+                    if model.nodes[id].names.is_empty() {
+                        removed.unwrap();
+                        model.nodes[dir].names.remove(&name);
+                    } else {
+                        assert_eq!(removed, Err(Error::NotEmpty));
+                    }
+                }
+                Some(id) => {
+                    unlinked.unwrap();
+                    model.nodes[id].links -= 1;
+                    model.nodes[dir].names.remove(&name);
+                }
+            }
+        }
+        45..60 => {
+            let to_dir = model.dir();
+            let to = model.name(to_dir);
+            let to_number = number(&model.nodes[to_dir]);
+            let how = match model.random.below(4) {
+                0 => Renaming::NoReplace,
+                1 => Renaming::Exchange,
+                _ => Renaming::Replace,
+            };
+            let shown = format!("{shown} to {} {} {how:?}", to_number.0, to.escape_ascii());
+            let done = volume.rename(dir_number, &name, to_number, &to, how);
+            if done == Err(Error::NoSpace) {
+                return shown;
+            }
+            let target = model.nodes[to_dir].names.get(&to).copied();
+            let Some(id) = there else {
+                assert_eq!(done, Err(Error::NotFound), "{shown}");
+                return shown;
+            };
+            let is_dir = |id: usize| model.nodes[id].kind == DIR;
+            if is_dir(id) && model.below(id, to_dir) {
+                assert!(matches!(done, Err(Error::Misuse(_))), "{shown}: {done:?}");
+                return shown;
+            }
+            match (target, how) {
+                (Some(_), Renaming::NoReplace) => assert_eq!(done, Err(Error::Exists), "{shown}"),
+                (None, Renaming::Exchange) => assert_eq!(done, Err(Error::NotFound), "{shown}"),
+                (Some(other), _) if other == id => assert_eq!(done, Ok(()), "{shown}"),
+                (Some(other), Renaming::Exchange) => {
+                    if is_dir(other) && model.below(other, dir) {
+                        assert!(matches!(done, Err(Error::Misuse(_))), "{shown}");
+                    } else {
+                        assert_eq!(done, Ok(()), "{shown}");
+                        model.nodes[dir].names.insert(name, other);
+                        model.nodes[to_dir].names.insert(to, id);
+                    }
+                }
+                (Some(other), _) => match (is_dir(id), is_dir(other)) {
+                    (true, false) => assert_eq!(done, Err(Error::NotADirectory), "{shown}"),
+                    (false, true) => assert_eq!(done, Err(Error::IsADirectory), "{shown}"),
+                    (true, true) if !model.nodes[other].names.is_empty() => {
+                        assert_eq!(done, Err(Error::NotEmpty), "{shown}");
+                    }
+                    _ => {
+                        assert_eq!(done, Ok(()), "{shown}");
+                        model.nodes[other].links -= 1;
+                        model.nodes[dir].names.remove(&name);
+                        model.nodes[to_dir].names.insert(to, id);
+                    }
+                },
+                (None, _) => {
+                    assert_eq!(done, Ok(()), "{shown}");
+                    model.nodes[dir].names.remove(&name);
+                    model.nodes[to_dir].names.insert(to, id);
+                }
+            }
+            return shown;
+        }
+        60..80 => {
+            let Some(id) = model.file() else { return shown };
+            let file = number(&model.nodes[id]);
+            let offset = match model.random.below(4) {
+                0 => model.random.below(3_000_000),
+                1 => model.nodes[id].bytes.len() as u64,
+                _ => model.random.below(20_000),
+            } as usize;
+            let len = (if model.random.below(4) == 0 { model.random.below(100_000) } else { model.random.below(3_000) }) as usize;
+            let mut bytes = vec![0; len];
+            for byte in &mut bytes {
+                *byte = model.random.below(255) as u8 + 1;
+            }
+            let taken = match volume.write(file, offset as u64, &bytes) {
+                Ok(taken) => taken,
+                Err(Error::NoSpace) => 0,
+                Err(error) => panic!("{shown}: {error}"),
+            };
+            if taken > 0 {
+                let contents = &mut model.nodes[id].bytes;
+                if contents.len() < offset + taken {
+                    contents.resize(offset + taken, 0);
+                }
+                contents[offset..offset + taken].copy_from_slice(&bytes[..taken]);
+            }
+            return format!("write {} at {offset} {len}: {taken}", file.0);
+        }
+        80..88 => {
+            let Some(id) = model.file() else { return shown };
+            let file = number(&model.nodes[id]);
+            let size = match model.random.below(3) {
+                0 => 0,
+                1 => model.random.below(model.nodes[id].bytes.len() as u64 + 1),
+                _ => model.random.below(2_000_000),
+            };
+            let change = AttributeChange { size_bytes: Some(size), ..AttributeChange::default() };
+            volume.set_attributes(file, &change).unwrap();
+            model.nodes[id].bytes.resize(size as usize, 0);
+            return format!("truncate {} to {size}", file.0);
+        }
+        88..92 => {
+            let Some(id) = model.file() else { return shown };
+            let file = number(&model.nodes[id]);
+            let (offset, len) = (model.random.below(100_000), model.random.below(60_000) + 1);
+            let how = match model.random.below(4) {
+                0 => Reserve::Extend,
+                1 => Reserve::KeepSize,
+                2 => Reserve::PunchHole,
+                _ => Reserve::ZeroRange { keep_size: false },
+            };
+            let done = volume.reserve(file, offset, len, how);
+            let contents = &mut model.nodes[id].bytes;
+            let end = (offset + len) as usize;
+            if matches!(done, Err(Error::Unsupported { .. })) {
+                assert!(how == Reserve::KeepSize && end > contents.len(), "{shown}");
+                return shown;
+            }
+            if done == Err(Error::NoSpace) {
+                if matches!(how, Reserve::ZeroRange { .. }) {
+                    let end = end.min(contents.len());
+                    contents.get_mut(offset as usize..end).unwrap_or_default().fill(0);
+                }
+                return shown;
+            }
+            done.unwrap();
+            if matches!(how, Reserve::Extend | Reserve::ZeroRange { .. }) && contents.len() < end {
+                contents.resize(end, 0);
+            }
+            if matches!(how, Reserve::PunchHole | Reserve::ZeroRange { .. }) {
+                let end = end.min(contents.len());
+                contents.get_mut(offset as usize..end).unwrap_or_default().fill(0);
+            }
+            return format!("{how:?} {} {offset} {len}", file.0);
+        }
+        92..96 => {
+            let Some(id) = model.file() else { return shown };
+            let file = number(&model.nodes[id]);
+            let name = format!("user.{}", model.random.below(5)).into_bytes();
+            if model.random.below(3) == 0 {
+                let removed = volume.remove_xattr(file, &name);
+                match model.nodes[id].xattrs.remove(&name) {
+                    Some(_) => removed.unwrap(),
+                    None => assert_eq!(removed, Err(Error::NoAttribute)),
+                }
+            } else {
+                let value = vec![b'v'; model.random.below(300) as usize];
+                match volume.set_xattr(file, &name, &value, XattrSet::Any) {
+                    Ok(()) => drop(model.nodes[id].xattrs.insert(name, value)),
+                    Err(error) => assert_eq!(error, Error::NoSpace),
+                }
+            }
+        }
+        96..98 => {
+            let Some(id) = there.filter(|id| model.nodes[*id].kind != DIR) else { return shown };
+            let to_dir = model.dir();
+            let to = model.name(to_dir);
+            let linked = volume.link(number(&model.nodes[id]), number(&model.nodes[to_dir]), &to);
+            match linked {
+                Ok(()) => {
+                    assert!(!model.nodes[to_dir].names.contains_key(&to));
+                    model.nodes[to_dir].names.insert(to, id);
+                    model.nodes[id].links += 1;
+                }
+                Err(Error::Exists) => assert!(model.nodes[to_dir].names.contains_key(&to)),
+                Err(error) => assert_eq!(error, Error::NoSpace),
+            }
+        }
+        98 => volume.commit().unwrap(),
+        _ => volume.sync().unwrap(),
+    }
+    shown
+}
+
+fn storm(arguments: &[&str], size: &str, seed: u64, steps: u32) {
+    let Some(image) = Image::make(None, size, arguments) else { return };
+    let mut disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
+    let mut model = Model::new(seed);
+    for round in 0..4 {
+        let volume = open(&disk);
+        let mut log = Vec::new();
+        for _ in 0..steps {
+            log.push(step(&volume, &mut model));
+            if let Some(failure) = volume.failure() {
+                panic!("{failure}; the last steps: {:#?}", &log[log.len().saturating_sub(5)..]);
+            }
+        }
+        same(&volume, &model, 0, &mut BTreeMap::new());
+        volume.close().unwrap();
+        drop(volume);
+        let bytes = judge(disk, &format!("{arguments:?} seed {seed} round {round}"));
+        disk = Arc::new(MemoryDisk::new(bytes, 512));
+        let plain = Volume::open(disk.clone() as Arc<dyn Disk>, Options::default()).unwrap();
+        same(&plain, &model, 0, &mut BTreeMap::new());
+    }
+}
+
+#[test]
+fn storms_on_all_block_sizes() {
+    for (seed, block) in [(1, "1024"), (2, "2048"), (3, "4096")] {
+        storm(&["-b", block], "64M", seed, 1500);
+    }
+}
+
+#[test]
+fn storms_on_tiny_volumes_that_run_full() {
+    for seed in 10..18 {
+        storm(&["-b", "1024", "-N", "64", "-m", "0"], "1M", seed, 1500);
+    }
+}
+
+#[test]
+fn storms_without_features() {
+    storm(&["-b", "1024", "-O", "none"], "16M", 20, 1500);
+    storm(&["-b", "1024", "-I", "128", "-O", "^dir_index,^filetype"], "16M", 21, 1500);
+}
