@@ -25,6 +25,7 @@ struct Volume {
     draconis: Draconis,
     image: PathBuf,
     at: PathBuf,
+    keeps_access_times: bool,
 }
 
 impl Volume {
@@ -33,7 +34,8 @@ impl Volume {
         let image = draconis.path("volume.img");
         mke2fs(&image, None, &["-t", "ext2", "-b", block], size);
         let at = draconis.mount(&image, "at", options);
-        let volume = Self { draconis, image, at };
+        let keeps_access_times = !options.contains("noatime");
+        let volume = Self { draconis, image, at, keeps_access_times };
         let status = volume.draconis.status();
         assert_eq!(status["mounts"][0]["read_only"], false, "{status}");
         volume
@@ -49,6 +51,10 @@ impl Volume {
 
     /// Unmounts; the volume is whole, and the kernel sees what we saw.
     fn judge(&self) {
+        if self.keeps_access_times {
+            // The first look may change them.
+            look(&self.at, Without::default());
+        }
         let seen = look(&self.at, Without::default());
         self.unmount();
         check(&self.image);
@@ -105,6 +111,10 @@ fn a_tree_is_copied_with_everything_it_has() {
         let volume = Volume::new(block, "96M", "rw,noatime");
         let tree = volume.draconis.make_dir("tree");
         odd_tree(&tree);
+        if block == "4096" {
+            // Read once, through every level of its map, is enough of its five gigabytes.
+            std::fs::remove_file(tree.join("sparse")).unwrap();
+        }
         run(Command::new("cp").args(["-a", "--sparse=always"]).arg(&tree).arg(&volume.at));
         let copy = Without { what_a_copy_loses: true, ..Without::default() };
         same(&look(&tree, copy), &look(&volume.at("tree"), copy));
@@ -123,7 +133,7 @@ fn an_archive_is_unpacked_and_removed_again() {
         (s.f_bfree, s.f_ffree)
     };
     let before = space();
-    shell("tar -C /usr -cf - include | tar -xf -", &volume.at);
+    shell("tar -C /usr --format=posix -cf - include | tar -xf -", &volume.at);
     let copy = Without { what_a_copy_loses: true, ..Without::default() };
     same(&look(Path::new("/usr/include"), copy), &look(&volume.at("include"), copy));
     shell("mv include other; cp -r other twice; rm -r other twice", &volume.at);
@@ -264,7 +274,10 @@ fn bytes_and_space_are_right_however_they_came() {
         direct.read_exact_at(&mut found, 0).unwrap();
         assert!(found == model, "{block}, read past the cache");
         assert!(std::fs::read(&path).unwrap() == model, "{block}");
-        rustix::fs::fallocate(&cached, FallocateFlags::KEEP_SIZE, 4 << 20, 1 << 20).unwrap();
+        // Blocks behind the end are damage to e2fsck: ext2 cannot say that they are wanted.
+        let behind = rustix::fs::fallocate(&cached, FallocateFlags::KEEP_SIZE, 4 << 20, 1 << 20);
+        assert_eq!(behind, Err(Errno::OPNOTSUPP));
+        rustix::fs::fallocate(&cached, FallocateFlags::KEEP_SIZE, 0, 1 << 20).unwrap();
         assert_eq!(cached.metadata().unwrap().len(), 3 << 20);
         rustix::fs::fallocate(&cached, FallocateFlags::empty(), 3 << 20, 100_000).unwrap();
         assert_eq!(cached.metadata().unwrap().len(), (3 << 20) + 100_000);

@@ -16,10 +16,8 @@ use draconis_ext::{
 
 fn writing() -> Writing {
     let seconds = AtomicI64::new(1_700_000_000);
-    let clock = move || Time {
-        seconds: seconds.fetch_add(1, Ordering::Relaxed),
-        nanoseconds: 123_456_789,
-    };
+    let clock =
+        move || Time { seconds: seconds.fetch_add(1, Ordering::Relaxed), nanoseconds: 123_456_789 };
     Writing { clock: Arc::new(clock), dirty_bytes: 8 << 20, atime: AccessTimes::Never }
 }
 
@@ -67,12 +65,14 @@ impl Model {
 
     /// A directory that is there.
     fn dir(&mut self) -> usize {
-        let all: Vec<usize> = self.reachable().into_iter().filter(|n| self.nodes[*n].kind == DIR).collect();
+        let all: Vec<usize> =
+            self.reachable().into_iter().filter(|n| self.nodes[*n].kind == DIR).collect();
         all[self.random.below(all.len() as u64) as usize]
     }
 
     fn file(&mut self) -> Option<usize> {
-        let all: Vec<usize> = self.reachable().into_iter().filter(|n| self.nodes[*n].kind == FILE).collect();
+        let all: Vec<usize> =
+            self.reachable().into_iter().filter(|n| self.nodes[*n].kind == FILE).collect();
         (!all.is_empty()).then(|| all[self.random.below(all.len() as u64) as usize])
     }
 
@@ -105,7 +105,10 @@ impl Model {
 
     fn below(&self, dir: usize, at: usize) -> bool {
         dir == at
-            || self.nodes[dir].names.values().any(|c| self.nodes[*c].kind == DIR && self.below(*c, at))
+            || self.nodes[dir]
+                .names
+                .values()
+                .any(|c| self.nodes[*c].kind == DIR && self.below(*c, at))
     }
 }
 
@@ -134,11 +137,17 @@ fn same(volume: &Volume, model: &Model, at: usize, seen: &mut BTreeMap<u32, usiz
                 })
                 .unwrap();
             found.remove(&b"lost+found"[..]);
-            let wanted: BTreeMap<Vec<u8>, u32> =
-                node.names.iter().map(|(name, child)| (name.clone(), model.nodes[*child].number)).collect();
+            let wanted: BTreeMap<Vec<u8>, u32> = node
+                .names
+                .iter()
+                .map(|(name, child)| (name.clone(), model.nodes[*child].number))
+                .collect();
             assert_eq!(found, wanted);
             for (name, child) in &node.names {
-                assert_eq!(volume.lookup(number(node), name).unwrap().0, model.nodes[*child].number);
+                assert_eq!(
+                    volume.lookup(number(node), name).unwrap().0,
+                    model.nodes[*child].number
+                );
                 same(volume, model, *child, seen);
             }
         }
@@ -148,7 +157,12 @@ fn same(volume: &Volume, model: &Model, at: usize, seen: &mut BTreeMap<u32, usiz
             let mut bytes = vec![7; node.bytes.len() + 1];
             let got = volume.read_into(number(node), 0, &mut bytes).unwrap();
             bytes.truncate(got);
-            assert!(bytes == node.bytes, "contents of inode {} ({} bytes)", node.number, node.bytes.len());
+            assert!(
+                bytes == node.bytes,
+                "contents of inode {} ({} bytes)",
+                node.number,
+                node.bytes.len()
+            );
             assert_eq!(attributes.links, node.links);
         }
     }
@@ -186,8 +200,19 @@ fn step(volume: &Volume, model: &mut Model) -> String {
                     let id = model.nodes.len();
                     let links = if kind == Kind::Directory { 2 } else { 1 };
                     let bytes = if kind == Kind::Symlink { target.clone() } else { vec![] };
-                    let kind = match kind { Kind::File => FILE, Kind::Directory => DIR, _ => LINK };
-                    model.nodes.push(Node { kind, mode, number: made.0, links, bytes, ..Node::default() });
+                    let kind = match kind {
+                        Kind::File => FILE,
+                        Kind::Directory => DIR,
+                        _ => LINK,
+                    };
+                    model.nodes.push(Node {
+                        kind,
+                        mode,
+                        number: made.0,
+                        links,
+                        bytes,
+                        ..Node::default()
+                    });
                     model.nodes[dir].names.insert(name, id);
                 }
                 Err(Error::NoSpace) => {}
@@ -282,7 +307,11 @@ fn step(volume: &Volume, model: &mut Model) -> String {
                 1 => model.nodes[id].bytes.len() as u64,
                 _ => model.random.below(20_000),
             } as usize;
-            let len = (if model.random.below(4) == 0 { model.random.below(100_000) } else { model.random.below(3_000) }) as usize;
+            let len = (if model.random.below(4) == 0 {
+                model.random.below(100_000)
+            } else {
+                model.random.below(3_000)
+            }) as usize;
             let mut bytes = vec![0; len];
             for byte in &mut bytes {
                 *byte = model.random.below(255) as u8 + 1;

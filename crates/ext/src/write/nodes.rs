@@ -46,13 +46,15 @@ impl Edit<'_> {
 
     fn one_more_directory(&self, dir: &Inode) -> Result<()> {
         let links = dir.links();
-        let uncounted = self.volume.super_.read_only_compatible.contains(ReadOnlyCompatible::DIR_NLINK);
+        let uncounted =
+            self.volume.super_.read_only_compatible.contains(ReadOnlyCompatible::DIR_NLINK);
         if links >= MOST_LINKS && !uncounted { Err(Error::LinkLimit) } else { Ok(()) }
     }
 
     /// Counts a subdirectory more or less; 1 means "many" with `dir_nlink`.
     fn count_subdirectory(&mut self, dir: InodeNumber, more: bool) -> Result<()> {
-        let uncounted = self.volume.super_.read_only_compatible.contains(ReadOnlyCompatible::DIR_NLINK);
+        let uncounted =
+            self.volume.super_.read_only_compatible.contains(ReadOnlyCompatible::DIR_NLINK);
         self.change_slot(dir, |it| {
             let links = it.links();
             let next = match (links, more) {
@@ -535,4 +537,3 @@ impl Edit<'_> {
         Ok(())
     }
 }
-
