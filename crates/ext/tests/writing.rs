@@ -97,7 +97,7 @@ impl Model {
         }
         let n = self.random.below(60);
         let mut name = format!("name {n}").into_bytes();
-        if n % 7 == 0 {
+        if n.is_multiple_of(7) {
             name.resize(200 + n as usize % 50, b'x');
         }
         name
@@ -425,6 +425,10 @@ fn storm(arguments: &[&str], size: &str, seed: u64, steps: u32) {
         let mut log = Vec::new();
         for _ in 0..steps {
             log.push(step(&volume, &mut model));
+            if std::env::var_os("DRACONIS_CAREFUL").is_some() {
+                eprintln!("{seed} {round} {}", log.last().unwrap());
+                same(&volume, &model, 0, &mut BTreeMap::new());
+            }
             if let Some(failure) = volume.failure() {
                 panic!("{failure}; the last steps: {:#?}", &log[log.len().saturating_sub(5)..]);
             }
@@ -457,4 +461,50 @@ fn storms_on_tiny_volumes_that_run_full() {
 fn storms_without_features() {
     storm(&["-b", "1024", "-O", "none"], "16M", 20, 1500);
     storm(&["-b", "1024", "-I", "128", "-O", "^dir_index,^filetype"], "16M", 21, 1500);
+}
+
+/// Many more of them: `DRACONIS_STORMS=200 cargo test --release -p draconis-ext --test writing -- long`.
+#[test]
+fn long_storms() {
+    let seeds = std::env::var("DRACONIS_STORMS").ok().and_then(|it| it.parse().ok()).unwrap_or(0);
+    let first = std::env::var("DRACONIS_FIRST").ok().and_then(|it| it.parse().ok()).unwrap_or(100);
+    for seed in first..first + seeds {
+        eprintln!("seed {seed}");
+        let block = ["1024", "2048", "4096"][seed as usize % 3];
+        match seed % 4 {
+            0 => storm(&["-b", block], "32M", seed, 3000),
+            1 => storm(&["-b", "1024", "-N", "80", "-m", "0"], "1M", seed, 2000),
+            2 => storm(&["-b", block, "-I", "128", "-N", "300"], "4M", seed, 2000),
+            _ => storm(&["-b", block, "-g", "1024", "-N", "4000"], "16M", seed, 3000),
+        }
+    }
+}
+
+#[test]
+fn a_directory_of_many_names() {
+    let Some(image) = Image::make(None, "64M", &["-b", "1024", "-N", "70000"]) else { return };
+    let disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
+    let volume = open(&disk);
+    let new =
+        NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+    let dir = NewNode { kind: Kind::Directory, ..new };
+    let many = volume.create(volume.root(), b"many", &dir).unwrap();
+    let count = 60_000;
+    for nth in 0..count {
+        let name = format!("{nth} is a name of some length");
+        volume.create(many, name.as_bytes(), &new).unwrap();
+        if nth % 20_000 == 0 {
+            volume.commit().unwrap();
+        }
+    }
+    for nth in (0..count).filter(|nth| nth % 3 != 0) {
+        volume.unlink(many, format!("{nth} is a name of some length").as_bytes()).unwrap();
+    }
+    for nth in (0..count).step_by(1000) {
+        let found = volume.lookup(many, format!("{nth} is a name of some length").as_bytes());
+        assert_eq!(found.is_ok(), nth % 3 == 0);
+    }
+    volume.close().unwrap();
+    drop(volume);
+    judge(disk, "many names");
 }

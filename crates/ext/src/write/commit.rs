@@ -558,11 +558,9 @@ impl Edit<'_> {
         while at < count {
             let way = self.way(dir, at)?;
             let Some((home, pointer)) = way.last().copied() else { break };
-            if way.len() > 1 || at < DIRECT {
-                if own.contains(&pointer.into()) && self.is_names(pointer) {
-                    let new = self.shift(pointer, Role::Directory(dir.0))?;
-                    self.set_pointer(dir, home, new)?;
-                }
+            if own.contains(&pointer.into()) && self.is_names(pointer) {
+                let new = self.shift(pointer, Role::Directory(dir.0))?;
+                self.set_pointer(dir, home, new)?;
             }
             at += 1;
         }

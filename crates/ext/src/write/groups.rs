@@ -380,7 +380,7 @@ impl Edit<'_> {
         if wish.want == 0 {
             return Err(Error::NoSpace);
         }
-        if let Some(found) = self.from_window(wish) {
+        if let Some(found) = self.take_from_window(wish) {
             return self.take_found(found);
         }
         if let Some(grows) = wish.grows {
@@ -405,7 +405,7 @@ impl Edit<'_> {
         Ok((start, count))
     }
 
-    fn from_window(&mut self, wish: Wish) -> Option<(u64, u32)> {
+    fn take_from_window(&mut self, wish: Wish) -> Option<(u64, u32)> {
         let window = self.w.groups.windows.get_mut(&wish.grows?)?;
         if window.next != wish.goal {
             return None;
