@@ -355,6 +355,32 @@ fn what_lost_its_name_is_used_until_it_is_closed() {
 }
 
 #[test]
+fn what_lost_its_name_just_before_unmounting_is_freed() {
+    if !fuse("unmounting with unlinked files") {
+        return;
+    }
+    let volume = Volume::new("1024", "16M", "rw");
+    let free = || rustix::fs::statvfs(&volume.at).unwrap().f_bfree;
+    let before = free();
+    for _ in 0..5 {
+        let files: Vec<File> = (0..50)
+            .map(|i| {
+                let file = File::create_new(volume.at(&format!("{i}"))).unwrap();
+                file.write_all_at(&[7; 20_000], 0).unwrap();
+                std::fs::remove_file(volume.at(&format!("{i}"))).unwrap();
+                file
+            })
+            .collect();
+        drop(files);
+        // The kernel may not have told that it has forgotten them.
+        volume.unmount();
+        check(&volume.image);
+        volume.draconis.mount(&volume.image, "at", "rw");
+        assert_eq!(free(), before);
+    }
+}
+
+#[test]
 fn owners_modes_lists_and_flags() {
     if !fuse("attributes on a mount") || !is_root() {
         return;
