@@ -127,7 +127,12 @@ fn an_archive_is_unpacked_and_removed_again() {
     if !fuse("unpacking into a mount") {
         return;
     }
-    let volume = Volume::new("1024", "256M", "rw,noatime");
+    for options in ["rw,noatime", "rw,noatime,writeback"] {
+        unpack_and_remove(&Volume::new("1024", "256M", options));
+    }
+}
+
+fn unpack_and_remove(volume: &Volume) {
     let space = || {
         let s = rustix::fs::statvfs(&volume.at).unwrap();
         (s.f_bfree, s.f_ffree)
@@ -512,8 +517,9 @@ fn a_killed_worker_leaves_a_whole_volume() {
     }
     let mut random = Random(0x2545_f491_4f6c_dd1d);
     let mut kept = 0;
-    for _ in 0..8 {
-        let volume = Volume::new("1024", "128M", "rw,commit=1,dirty=1M");
+    for round in 0..8 {
+        let cache = if round % 2 == 0 { "nowriteback" } else { "writeback" };
+        let volume = Volume::new("1024", "128M", &format!("rw,commit=1,dirty=1M,{cache}"));
         let mut busy = Command::new("sh")
             .args(["-c", "tar -C /usr -cf - include | tar -xf -; rm -r include/linux; sync"])
             .current_dir(&volume.at)
