@@ -1,10 +1,16 @@
 //! The command line: names, flags and help texts, and nothing that acts.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use draconis_exchange::contract::Time;
 
+use crate::change::Owner;
+use crate::commands::{NewOwner, NewSize};
+use crate::modes::ModeChange;
 use crate::target::Target;
+use crate::text;
 
 /// Ext volumes you do not trust, mounted by a process that can do nothing else.
 #[derive(Debug, Parser)]
@@ -59,6 +65,32 @@ pub enum Command {
     /// The options are those of mke2fs, and so is the layout.
     #[command(after_long_help = FORMAT_OPTIONS, visible_alias = "mkfs")]
     Format(Box<Format>),
+    /// Copy files or, with -r, trees of this machine into a volume.
+    ///
+    /// Owners, modes, times, hard links, holes and extended attributes are kept.
+    Put(Put),
+    /// Unpack a tar archive into a directory of a volume, as it is.
+    Untar(Untar),
+    /// Copy files or, with -r, trees inside a volume or from one volume into another.
+    Cp(Cp),
+    /// Make directories in a volume.
+    Mkdir(Mkdir),
+    /// Remove files or, with -r, trees of a volume.
+    Rm(Rm),
+    /// Rename or move files of a volume.
+    Mv(Mv),
+    /// Give a file of a volume another name, or make a symbolic link.
+    Ln(Ln),
+    /// Change the modes of files of a volume.
+    Chmod(Chmod),
+    /// Change the owners of files of a volume.
+    Chown(Chown),
+    /// Set the times of files of a volume; make those that are missing.
+    Touch(Touch),
+    /// Set the lengths of files of a volume; make those that are missing.
+    Truncate(Truncate),
+    /// Give a volume a label.
+    SetLabel(SetLabel),
     /// Write a completion script for a shell to standard output.
     Completions {
         /// The shell.
@@ -299,6 +331,253 @@ pub struct Tar {
     pub target: Target,
 }
 
+/// `draconis put`
+#[derive(Debug, Args)]
+pub struct Put {
+    /// Where the volume is.
+    #[command(flatten)]
+    pub place: Place,
+    /// Copy whole trees; symbolic links as they are.
+    #[arg(short, long, visible_short_alias = 'R')]
+    pub recursive: bool,
+    /// Take the last argument as the name, never as the directory to put it in.
+    #[arg(short = 'T', long)]
+    pub no_target_directory: bool,
+    /// The owner of everything that is put, instead of each file's own.
+    #[arg(long, value_name = "UID:GID")]
+    pub owner: Option<Owner>,
+    /// When to show progress.
+    #[arg(long, value_enum, default_value_t = When::Auto)]
+    pub progress: When,
+    /// What to copy.
+    #[arg(value_name = "SRC", required = true)]
+    pub sources: Vec<PathBuf>,
+    /// Where to: a directory to put it in, or the name it gets.
+    #[arg(value_name = "IMAGE:/path")]
+    pub target: Target,
+}
+
+/// `draconis untar`
+#[derive(Debug, Args)]
+pub struct Untar {
+    /// Where the volume is.
+    #[command(flatten)]
+    pub place: Place,
+    /// The archive, plain or compressed with gzip, zstd or xz; standard input if left out.
+    #[arg(short, long, value_name = "TAR")]
+    pub file: Option<PathBuf>,
+    /// The owner of everything that is unpacked, instead of each file's own.
+    #[arg(long, value_name = "UID:GID")]
+    pub owner: Option<Owner>,
+    /// When to show progress.
+    #[arg(long, value_enum, default_value_t = When::Auto)]
+    pub progress: When,
+    /// The directory to unpack it in; the root directory if only IMAGE is given.
+    #[arg(value_name = "IMAGE[:/path]")]
+    pub target: Target,
+}
+
+/// `draconis cp`
+#[derive(Debug, Args)]
+pub struct Cp {
+    /// Where the volumes are.
+    #[command(flatten)]
+    pub place: Place,
+    /// Copy whole trees; symbolic links as they are.
+    #[arg(short, long, visible_short_alias = 'R')]
+    pub recursive: bool,
+    /// Keep owners, times and extended attributes.
+    #[arg(short, long)]
+    pub preserve: bool,
+    /// The same as -rp.
+    #[arg(short, long)]
+    pub archive: bool,
+    /// Take the last argument as the name, never as the directory to copy into.
+    #[arg(short = 'T', long)]
+    pub no_target_directory: bool,
+    /// When to show progress.
+    #[arg(long, value_enum, default_value_t = When::Auto)]
+    pub progress: When,
+    /// What to copy, and where to: a directory to copy into, or the name it gets.
+    #[arg(value_name = "IMAGE:/path", num_args = 2.., required = true)]
+    pub targets: Vec<Target>,
+}
+
+/// `draconis mkdir`
+#[derive(Debug, Args)]
+pub struct Mkdir {
+    /// Where the volume is.
+    #[command(flatten)]
+    pub place: Place,
+    /// Make what is missing of the path, too; a directory that is there is no error.
+    #[arg(short, long)]
+    pub parents: bool,
+    /// The mode, as with chmod.
+    #[arg(short, long)]
+    pub mode: Option<ModeChange>,
+    /// The owner, instead of the user who runs this.
+    #[arg(long, value_name = "UID:GID")]
+    pub owner: Option<Owner>,
+    /// The directories.
+    #[arg(value_name = "IMAGE:/path", required = true)]
+    pub targets: Vec<Target>,
+}
+
+/// `draconis rm`
+#[derive(Debug, Args)]
+pub struct Rm {
+    /// Where the volume is.
+    #[command(flatten)]
+    pub place: Place,
+    /// Remove directories and all they hold.
+    #[arg(short, long, visible_short_alias = 'R')]
+    pub recursive: bool,
+    /// What is not there is no error.
+    #[arg(short, long)]
+    pub force: bool,
+    /// What to remove.
+    #[arg(value_name = "IMAGE:/path", required = true)]
+    pub targets: Vec<Target>,
+}
+
+/// `draconis mv`
+#[derive(Debug, Args)]
+pub struct Mv {
+    /// Where the volume is.
+    #[command(flatten)]
+    pub place: Place,
+    /// Leave what is there.
+    #[arg(short, long)]
+    pub no_clobber: bool,
+    /// Exchange the two.
+    #[arg(long, conflicts_with = "no_clobber")]
+    pub exchange: bool,
+    /// Take the last argument as the name, never as the directory to move into.
+    #[arg(short = 'T', long)]
+    pub no_target_directory: bool,
+    /// What to move, and where to: a directory to move into, or the name it gets.
+    #[arg(value_name = "IMAGE:/path", num_args = 2.., required = true)]
+    pub targets: Vec<Target>,
+}
+
+/// `draconis ln`
+#[derive(Debug, Args)]
+pub struct Ln {
+    /// Where the volume is.
+    #[command(flatten)]
+    pub place: Place,
+    /// Make a symbolic link: TARGET is written into it as it is.
+    #[arg(short, long)]
+    pub symbolic: bool,
+    /// Replace what is there.
+    #[arg(short, long)]
+    pub force: bool,
+    /// Take LINK as the name, never as the directory to put it in.
+    #[arg(short = 'T', long)]
+    pub no_target_directory: bool,
+    /// The owner of a symbolic link, instead of the user who runs this.
+    #[arg(long, value_name = "UID:GID")]
+    pub owner: Option<Owner>,
+    /// IMAGE:/path of a file; with -s any path.
+    pub target: OsString,
+    /// The new name.
+    #[arg(value_name = "IMAGE:/path")]
+    pub link: Target,
+}
+
+/// `draconis chmod`
+#[derive(Debug, Args)]
+pub struct Chmod {
+    /// Where the volume is.
+    #[command(flatten)]
+    pub place: Place,
+    /// Change all that is in directories, too.
+    #[arg(short = 'R', long)]
+    pub recursive: bool,
+    /// The mode: octal, or such as u+x,go-w.
+    #[arg(allow_hyphen_values = true)]
+    pub mode: ModeChange,
+    /// The files.
+    #[arg(value_name = "IMAGE:/path", required = true)]
+    pub targets: Vec<Target>,
+}
+
+/// `draconis chown`, where `-h` is not help.
+#[derive(Debug, Args)]
+#[command(disable_help_flag = true)]
+pub struct Chown {
+    /// Print help.
+    #[arg(long, action = clap::ArgAction::Help)]
+    pub help: Option<bool>,
+    /// Where the volume is.
+    #[command(flatten)]
+    pub place: Place,
+    /// Change all that is in directories, too; of symbolic links in them, the links.
+    #[arg(short = 'R', long)]
+    pub recursive: bool,
+    /// Change a symbolic link itself.
+    #[arg(short = 'h', long)]
+    pub no_dereference: bool,
+    /// UID, UID:GID or :GID.
+    pub owner: NewOwner,
+    /// The files.
+    #[arg(value_name = "IMAGE:/path", required = true)]
+    pub targets: Vec<Target>,
+}
+
+/// `draconis touch`
+#[derive(Debug, Args)]
+pub struct Touch {
+    /// Where the volume is.
+    #[command(flatten)]
+    pub place: Place,
+    /// The time of access only.
+    #[arg(short)]
+    pub access: bool,
+    /// The time of modification only.
+    #[arg(short)]
+    pub modification: bool,
+    /// Make nothing.
+    #[arg(short = 'c', long)]
+    pub no_create: bool,
+    /// This time instead of now: 2026-11-20, 2026-11-20 23:36:01, or @SECONDS.
+    #[arg(short, long, value_name = "TIME", value_parser = text::time)]
+    pub date: Option<Time>,
+    /// The files.
+    #[arg(value_name = "IMAGE:/path", required = true)]
+    pub targets: Vec<Target>,
+}
+
+/// `draconis truncate`
+#[derive(Debug, Args)]
+pub struct Truncate {
+    /// Where the volume is.
+    #[command(flatten)]
+    pub place: Place,
+    /// The length, or by how much it grows or shrinks: 64K, +1M, -100.
+    #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub size: NewSize,
+    /// Make nothing.
+    #[arg(short = 'c', long)]
+    pub no_create: bool,
+    /// The files.
+    #[arg(value_name = "IMAGE:/path", required = true)]
+    pub targets: Vec<Target>,
+}
+
+/// `draconis set-label`
+#[derive(Debug, Args)]
+pub struct SetLabel {
+    /// Where the volume is.
+    #[command(flatten)]
+    pub place: Place,
+    /// The file or block device.
+    pub image: PathBuf,
+    /// The label, at most 16 bytes; nothing takes it away.
+    #[arg(default_value = "")]
+    pub label: OsString,
+}
+
 /// `draconis format`
 #[derive(Debug, Args)]
 pub struct Format {
@@ -364,4 +643,27 @@ pub enum When {
     Always,
     /// Never.
     Never,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn flags_do_not_contradict() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn modes_and_lengths_may_begin_with_a_hyphen() {
+        let parse = |line: &str| Cli::try_parse_from(line.split(' ')).map(|cli| cli.command);
+        let Ok(Command::Chmod(chmod)) = parse("draconis chmod -R -x a.img:/b") else { panic!() };
+        assert!(chmod.recursive && chmod.mode == "-x".parse().unwrap());
+        assert!(matches!(parse("draconis truncate -s -5K a.img:/b"), Ok(Command::Truncate(_))));
+        assert!(matches!(parse("draconis chown -h 5 a.img:/b"), Ok(Command::Chown(_))));
+        assert!(parse("draconis mv a.img:/b").is_err());
+        assert!(parse("draconis put a.img:/b").is_err());
+    }
 }

@@ -1,11 +1,14 @@
 //! The `draconis` command.
 #![forbid(unsafe_code)]
 
+mod change;
 mod cli;
 mod commands;
 mod front;
+mod graft;
 mod image;
 mod logging;
+mod modes;
 mod populate;
 mod progress;
 mod target;

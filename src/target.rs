@@ -25,6 +25,13 @@ impl Target {
         Self { image: OsString::from_vec(image.to_vec()).into(), path: path.to_vec() }
     }
 
+    /// The directory of the last name, as it is written.
+    pub fn parent(&self) -> String {
+        let text = self.to_string();
+        let text = text.trim_end_matches('/');
+        text.rfind('/').map_or(text, |cut| &text[..=cut]).to_string()
+    }
+
     /// The last name of the path; empty for the root directory.
     pub fn file_name(&self) -> &[u8] {
         let mut names = self.path.split(|&b| b == b'/').filter(|name| !name.is_empty());
@@ -62,5 +69,10 @@ mod tests {
             assert_eq!(target.path, path.as_bytes());
             assert_eq!(target.file_name(), name.as_bytes());
         }
+        let parent = |text: &str| Target::from(OsString::from(text)).parent();
+        assert_eq!(
+            (parent("a.img:/x/y/"), parent("a.img:/x")),
+            ("a.img:/x/".into(), "a.img:/".into())
+        );
     }
 }

@@ -3,8 +3,8 @@
 use std::io::{self, IsTerminal, Write};
 
 use draconis_exchange::contract::{Kind, Time};
-use jiff::Timestamp;
 use jiff::tz::TimeZone;
+use jiff::{Timestamp, civil};
 
 /// A size in the largest unit that keeps it above one, as `ls -h` has it.
 pub fn bytes(n: u64) -> String {
@@ -88,6 +88,33 @@ impl Clock {
     }
 }
 
+/// A time as people write it: `2026-11-20`, `2026-11-20 23:36:01.5`, with a zone or in that of
+/// this machine, or `@SECONDS`.
+pub fn time(text: &str) -> Result<Time, String> {
+    let wrong = |_| format!("{text}: not a time such as 2026-11-20 23:36 or @1795304161");
+    if let Some(seconds) = text.strip_prefix('@') {
+        let (whole, fraction) = seconds.split_once('.').unwrap_or((seconds, ""));
+        let seconds: i64 = whole.parse().map_err(|_| wrong(()))?;
+        let digits: String = fraction.chars().chain("000000000".chars()).take(9).collect();
+        let nanoseconds: u32 = digits.parse().map_err(|_| wrong(()))?;
+        // A fraction counts away from zero, nanoseconds always forwards.
+        return Ok(match (whole.starts_with('-'), nanoseconds) {
+            (true, 1..) => Time { seconds: seconds - 1, nanoseconds: 1_000_000_000 - nanoseconds },
+            _ => Time { seconds, nanoseconds },
+        });
+    }
+    let stamp = text.parse::<Timestamp>().or_else(|_| {
+        let local: civil::DateTime = text.parse()?;
+        Ok(local.to_zoned(TimeZone::system())?.timestamp())
+    });
+    let stamp = stamp.map_err(|_: jiff::Error| wrong(()))?;
+    let nanoseconds = stamp.as_nanosecond();
+    Ok(Time {
+        seconds: i64::try_from(nanoseconds.div_euclid(1_000_000_000)).map_err(|_| wrong(()))?,
+        nanoseconds: u32::try_from(nanoseconds.rem_euclid(1_000_000_000)).map_err(|_| wrong(()))?,
+    })
+}
+
 /// Standard output, which shows names as they are, or harmlessly on a terminal: a name on a
 /// volume may hold anything but a slash and a NUL.
 pub struct Output {
@@ -159,6 +186,19 @@ mod tests {
     fn sizes_and_names() {
         assert_eq!((bytes(1023), bytes(1536)), ("1023 B".into(), "1.5 KiB".into()));
         assert_eq!(printable(b"a\x1b[2J\xff\xc3\xa9"), "a\\u{1b}[2J\\xffé");
+    }
+
+    #[test]
+    fn times_are_read_as_they_are_written() {
+        let at = |seconds, nanoseconds| Ok(Time { seconds, nanoseconds });
+        assert_eq!(time("@12"), at(12, 0));
+        assert_eq!(time("@-1.25"), at(-2, 750_000_000));
+        assert_eq!(time("1970-01-02T00:00:00.5Z"), at(86_400, 500_000_000));
+        assert_eq!(time("1969-12-31T23:59:59.5Z"), at(-1, 500_000_000));
+        assert!(time("2026-11-20").is_ok() && time("2026-11-20 23:36").is_ok());
+        for wrong in ["", "@", "@x", "soon", "2026-13-01", "@9223372036854775808"] {
+            assert!(time(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

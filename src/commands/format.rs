@@ -6,19 +6,18 @@
 
 use std::fs::File;
 use std::io::ErrorKind;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, bail};
-use draconis_device::{Claim, FileDisk, FileOptions, claim};
+use draconis_device::{FileDisk, FileOptions};
 use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{self, Contents, Inodes, Node, Options, Plan, Target, Tree, What};
-use rustix::fs::OFlags;
-use rustix::io::Errno;
 
 use crate::cli::Format;
+use crate::image;
 use crate::populate::{self, Source, Stamp};
 use crate::progress::Progress;
 use crate::text;
@@ -30,7 +29,7 @@ pub fn run(arguments: &Format) -> anyhow::Result<ExitCode> {
     let image = &arguments.image;
     let shown = image.display();
     let (options, root_owner) = options(arguments)?;
-    let opened = open(image)?;
+    let opened = image::alone(image)?;
     if let Some(file) = &opened
         && !arguments.force
         && let Some(what) = holds(file)?
@@ -42,7 +41,7 @@ pub fn run(arguments: &Format) -> anyhow::Result<ExitCode> {
     (root.uid, root.gid) = options.root_owner;
     let mut source = match &arguments.from {
         Some(from) => populate::scan(from, image, root, stamp)?,
-        None => Source { tree: Tree::new(root), contents: Box::new(Nothing) },
+        None => Source::new(Tree::new(root), Nothing),
     };
     if let Some((uid, gid)) = root_owner
         && let Some(root) = source.tree.node_mut(draconis_ext::mkfs::NodeId::ROOT)
@@ -84,7 +83,7 @@ fn options(arguments: &Format) -> anyhow::Result<(Options, Option<(u32, u32)>)> 
         reserved_ppm: percent(&arguments.reserved)
             .with_context(|| format!("-m {}: not a percentage", arguments.reserved))?,
         label: arguments.label.clone().into_bytes(),
-        time: now()?,
+        time: u32::try_from(crate::change::now()?.seconds).context("the clock")?,
         ..Options::default()
     };
     if let Some(count) = arguments.inodes {
@@ -138,17 +137,6 @@ fn percent(text: &str) -> Option<u32> {
     let (whole, rest) = text.split_once('.').unwrap_or((text, ""));
     let digits: String = rest.chars().chain("0000".chars()).take(4).collect();
     whole.parse::<u32>().ok()?.checked_mul(10_000)?.checked_add(digits.parse().ok()?)
-}
-
-/// Now, or what SOURCE_DATE_EPOCH says.
-fn now() -> anyhow::Result<u32> {
-    match std::env::var("SOURCE_DATE_EPOCH") {
-        Ok(text) => text.parse().with_context(|| format!("SOURCE_DATE_EPOCH={text}")),
-        Err(_) => {
-            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
-            u32::try_from(now.as_secs()).context("the clock")
-        }
-    }
 }
 
 fn stamp(options: &Options) -> anyhow::Result<Stamp> {
@@ -258,52 +246,6 @@ fn plan<'a>(
     })
 }
 
-/// Opens the image for writing, alone; `None` if it is not there.
-fn open(image: &Path) -> anyhow::Result<Option<File>> {
-    let shown = image.display();
-    let kind = match std::fs::metadata(image) {
-        Ok(found) => found.file_type(),
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error).with_context(|| shown.to_string()),
-    };
-    if !kind.is_file() && !kind.is_block_device() {
-        bail!("{shown} is neither a file nor a block device");
-    }
-    // A device that the kernel has mounted refuses to be opened alone.
-    let alone = if kind.is_block_device() { OFlags::EXCL.bits() as i32 } else { 0 };
-    let file = File::options().read(true).write(true).custom_flags(alone).open(image);
-    let busy = || format!("{shown} is in use; unmount it first");
-    let file = match file {
-        Err(error) if error.kind() == ErrorKind::ResourceBusy => bail!(busy()),
-        opened => opened.with_context(|| shown.to_string())?,
-    };
-    claim_alone(&file, &busy)?;
-    if let Some(device) = loop_device(image) {
-        bail!("{shown} is in use by {device}; detach it first");
-    }
-    Ok(Some(file))
-}
-
-fn claim_alone(file: &File, busy: &dyn Fn() -> String) -> anyhow::Result<()> {
-    match claim(file, Claim::Alone) {
-        Err(Errno::WOULDBLOCK) => bail!(busy()),
-        claimed => Ok(claimed?),
-    }
-}
-
-/// The loop device that the kernel has on a file.
-fn loop_device(image: &Path) -> Option<String> {
-    let image = std::fs::metadata(image).ok()?;
-    let backs = |device: &std::path::Path| -> Option<bool> {
-        let path = std::fs::read_to_string(device.join("loop/backing_file")).ok()?;
-        let found = std::fs::metadata(path.trim_end_matches('\n')).ok()?;
-        Some((found.dev(), found.ino()) == (image.dev(), image.ino()))
-    };
-    let devices = std::fs::read_dir("/sys/block").ok()?.flatten();
-    let mut using = devices.filter(|device| backs(&device.path()) == Some(true));
-    using.next().map(|device| format!("/dev/{}", device.file_name().display()))
-}
-
 fn len_bytes(file: &File) -> anyhow::Result<u64> {
     Ok(rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?)
 }
@@ -363,7 +305,7 @@ fn write(
 fn create(image: &Path) -> anyhow::Result<File> {
     let file = File::options().read(true).write(true).create_new(true).open(image);
     let file = file.with_context(|| image.display().to_string())?;
-    claim_alone(&file, &|| format!("{} is in use", image.display()))?;
+    image::claim_alone(&file, image)?;
     Ok(file)
 }
 

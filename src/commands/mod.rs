@@ -2,21 +2,33 @@
 
 mod cat;
 mod check;
+mod chmod;
+mod cp;
 mod format;
 mod get;
 mod info;
+mod ln;
 mod ls;
+mod mkdir;
 pub mod mount;
+mod mv;
+mod put;
+mod rm;
 mod serve;
+mod set_label;
 mod stat;
 mod status;
 mod tar;
 mod texts;
+mod touch;
 mod tree;
 mod umount;
 mod worker;
 
 use std::process::ExitCode;
+
+pub use chmod::NewOwner;
+pub use touch::NewSize;
 
 use crate::cli::Command;
 
@@ -42,6 +54,18 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Get(arguments) => get::run(&arguments),
         Command::Tar(arguments) => tar::run(&arguments),
         Command::Format(arguments) => format::run(&arguments),
+        Command::Put(arguments) => put::put(&arguments),
+        Command::Untar(arguments) => put::untar(&arguments),
+        Command::Cp(arguments) => cp::run(&arguments),
+        Command::Mkdir(arguments) => mkdir::run(&arguments),
+        Command::Rm(arguments) => rm::run(&arguments),
+        Command::Mv(arguments) => mv::run(&arguments),
+        Command::Ln(arguments) => ln::run(&arguments),
+        Command::Chmod(arguments) => chmod::chmod(&arguments),
+        Command::Chown(arguments) => chmod::chown(&arguments),
+        Command::Touch(arguments) => touch::touch(&arguments),
+        Command::Truncate(arguments) => touch::truncate(&arguments),
+        Command::SetLabel(arguments) => set_label::run(&arguments),
         Command::Completions { shell } => texts::completions(shell),
         Command::Manpages { dir } => texts::manpages(&dir),
         Command::Worker { memory } => worker::run(memory),

@@ -1,13 +1,13 @@
 //! A directory of this machine as a tree.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{Contents, Node, NodeId, Tree, What};
 use rustix::fs::{OFlags, SeekFrom};
@@ -18,7 +18,8 @@ use super::{LeftOut, Source, Stamp};
 /// Files by their number, below the top.
 struct Files {
     top: PathBuf,
-    /// The directory of each file, as an index into `dirs`, and its name there.
+    /// The directory of each file, as an index into `dirs`, and its name there; no name if
+    /// the directory is the file itself.
     files: Vec<(u32, Box<[u8]>)>,
     dirs: Vec<PathBuf>,
 }
@@ -27,7 +28,8 @@ impl Files {
     fn path(&self, source: u64) -> Option<PathBuf> {
         let (dir, name) = self.files.get(usize::try_from(source).ok()?)?;
         let dir = self.dirs.get(*dir as usize)?;
-        Some(self.top.join(dir).join(OsStr::from_bytes(name)))
+        let dir = self.top.join(dir);
+        Some(if name.is_empty() { dir } else { dir.join(OsStr::from_bytes(name)) })
     }
 }
 
@@ -68,28 +70,113 @@ struct Scan {
 }
 
 /// Scans everything below `top`.
-pub fn scan(top: &Path, image: &Path, mut root: Node, stamp: Stamp) -> anyhow::Result<Source> {
+pub fn scan(
+    top: &Path,
+    image: &Path,
+    mut root: Node,
+    stamp: Stamp,
+) -> anyhow::Result<Source<'static>> {
     let shown = || top.display().to_string();
     let found = std::fs::metadata(top).with_context(shown)?;
     let mut left_out = LeftOut::default();
     describe(&mut root, &found, stamp);
     attributes(&mut root, top, &mut left_out).with_context(shown)?;
-    let mut scan = Scan {
-        tree: Tree::new(root),
-        files: Files { top: top.to_path_buf(), files: vec![], dirs: vec![] },
-        stamp,
-        seen: HashMap::new(),
-        image: std::fs::metadata(image).ok().map(|found| (found.dev(), found.ino())),
-        left_out,
-    };
-    let mut stack = vec![(PathBuf::new(), NodeId::ROOT)];
-    while let Some((dir, id)) = stack.pop() {
-        scan.directory(dir, id, &mut stack)?;
+    let mut scan = Scan::new(top, image, root, stamp);
+    scan.left_out = left_out;
+    scan.below(vec![(PathBuf::new(), NodeId::ROOT)])?;
+    Ok(Source::new(scan.tree, scan.files))
+}
+
+/// What is put into a volume, and how.
+#[derive(Clone, Copy)]
+pub struct Gather<'a> {
+    /// Each of these.
+    pub sources: &'a [PathBuf],
+    /// The name that the only source gets, if not its own.
+    pub name: Option<&'a [u8]>,
+    /// Directories with all they hold; links as they are.
+    pub recursive: bool,
+    /// The image that they are put into.
+    pub image: &'a Path,
+}
+
+/// Scans files and directories into one that nobody described.
+pub fn gather(what: Gather<'_>, stamp: Stamp) -> anyhow::Result<Source<'static>> {
+    let root = Node::new(What::Directory, 0o755).at(stamp.now);
+    let mut scan = Scan::new(Path::new(""), what.image, root, stamp);
+    let mut stack = vec![];
+    for source in what.sources {
+        let shown = || source.display().to_string();
+        let found = match what.recursive {
+            true => std::fs::symlink_metadata(source),
+            false => std::fs::metadata(source),
+        };
+        let found = found.with_context(shown)?;
+        ensure!(
+            what.recursive || !found.is_dir(),
+            "{} is a directory; -r copies it with all it holds",
+            source.display()
+        );
+        // As with `cp`: what has no name of its own is put where its files belong.
+        let own = if source.as_os_str().as_bytes().ends_with(b"/.") {
+            None
+        } else {
+            source.file_name().map(OsStrExt::as_bytes)
+        };
+        // Contents are read through no link; one that is followed is followed here.
+        let real = match std::fs::symlink_metadata(source).with_context(shown)?.is_symlink() {
+            true if !what.recursive => std::fs::canonicalize(source).with_context(shown)?,
+            _ => source.clone(),
+        };
+        let Some(name) = what.name.or(own) else {
+            stack.push((real, NodeId::ROOT));
+            continue;
+        };
+        ensure!(
+            scan.tree.lookup(NodeId::ROOT, name).is_none(),
+            "{}: another source has that name",
+            source.display()
+        );
+        let nth = u32::try_from(scan.files.dirs.len()).context("too many sources")?;
+        scan.files.dirs.push(real.clone());
+        let at = Place { path: &real, dir_nth: nth, name_there: b"" };
+        let entry = scan.entry(at, &found, name, NodeId::ROOT).with_context(shown)?;
+        stack.extend(entry.map(|id| (real, id)));
     }
-    Ok(Source { tree: scan.tree, contents: Box::new(scan.files) })
+    scan.below(stack)?;
+    let implied = HashSet::from([NodeId::ROOT]);
+    Ok(Source { implied, ..Source::new(scan.tree, scan.files) })
+}
+
+/// Where something is on this machine.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    path: &'a Path,
+    /// As [`Files`] remembers it.
+    dir_nth: u32,
+    name_there: &'a [u8],
 }
 
 impl Scan {
+    fn new(top: &Path, image: &Path, root: Node, stamp: Stamp) -> Self {
+        Self {
+            tree: Tree::new(root),
+            files: Files { top: top.to_path_buf(), files: vec![], dirs: vec![] },
+            stamp,
+            seen: HashMap::new(),
+            image: std::fs::metadata(image).ok().map(|found| (found.dev(), found.ino())),
+            left_out: LeftOut::default(),
+        }
+    }
+
+    /// Scans directories and what is below them.
+    fn below(&mut self, mut stack: Vec<(PathBuf, NodeId)>) -> anyhow::Result<()> {
+        while let Some((dir, id)) = stack.pop() {
+            self.directory(dir, id, &mut stack)?;
+        }
+        Ok(())
+    }
+
     fn directory(
         &mut self,
         dir: PathBuf,
@@ -107,8 +194,11 @@ impl Scan {
         names.sort_unstable();
         for name in names {
             let path = path.join(&name);
-            let below = self.entry(&path, name.as_bytes(), id, nth);
-            if let Some(child) = below.with_context(|| path.display().to_string())? {
+            let shown = || path.display().to_string();
+            let found = std::fs::symlink_metadata(&path).with_context(shown)?;
+            let at = Place { path: &path, dir_nth: nth, name_there: name.as_bytes() };
+            let below = self.entry(at, &found, name.as_bytes(), id);
+            if let Some(child) = below.with_context(shown)? {
                 stack.push((dir.join(&name), child));
             }
         }
@@ -119,12 +209,12 @@ impl Scan {
     /// Adds one name; its node if that is a directory.
     fn entry(
         &mut self,
-        path: &Path,
+        at: Place<'_>,
+        found: &Metadata,
         name: &[u8],
         dir: NodeId,
-        dir_nth: u32,
     ) -> anyhow::Result<Option<NodeId>> {
-        let found = std::fs::symlink_metadata(path)?;
+        let path = at.path;
         let identity = (found.dev(), found.ino());
         if Some(identity) == self.image {
             self.left_out.tell("the image itself is", &path.display());
@@ -141,8 +231,8 @@ impl Scan {
             What::Directory
         } else if kind.is_file() {
             let source = self.files.files.len() as u64;
-            self.files.files.push((dir_nth, name.into()));
-            What::File { size_bytes: found.size(), data: data(path, &found)?, source }
+            self.files.files.push((at.dir_nth, at.name_there.into()));
+            What::File { size_bytes: found.size(), data: data(path, found)?, source }
         } else if kind.is_symlink() {
             What::Symlink(std::fs::read_link(path)?.as_os_str().as_bytes().to_vec())
         } else if kind.is_char_device() {
@@ -155,7 +245,7 @@ impl Scan {
             What::Socket
         };
         let mut node = Node::new(what, 0);
-        describe(&mut node, &found, self.stamp);
+        describe(&mut node, found, self.stamp);
         attributes(&mut node, path, &mut self.left_out)?;
         let id = self.tree.add(dir, name, node)?;
         if several {

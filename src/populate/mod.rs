@@ -10,17 +10,28 @@
 mod directory;
 mod tar;
 mod unpack;
+pub mod volume;
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use anyhow::Context;
 use draconis_exchange::contract::Time;
-use draconis_ext::mkfs::{Contents, Node, Tree};
+use draconis_ext::mkfs::{Contents, Node, NodeId, Tree};
 
 /// A tree and where the contents of its files are.
-pub struct Source {
+pub struct Source<'a> {
     pub tree: Tree,
-    pub contents: Box<dyn Contents>,
+    pub contents: Box<dyn Contents + 'a>,
+    /// Directories that nobody described: they are only on the way to others.
+    pub implied: HashSet<NodeId>,
+}
+
+impl<'a> Source<'a> {
+    /// A tree whose directories are all described.
+    pub fn new(tree: Tree, contents: impl Contents + 'a) -> Self {
+        Self { tree, contents: Box::new(contents), implied: HashSet::new() }
+    }
 }
 
 /// What scans are told beforehand.
@@ -49,7 +60,12 @@ impl Stamp {
 
 /// Scans `from`; `beside` is where a compressed archive may be unpacked, and what is left out
 /// if the directory holds it.
-pub fn scan(from: &Path, beside: &Path, root: Node, stamp: Stamp) -> anyhow::Result<Source> {
+pub fn scan(
+    from: &Path,
+    beside: &Path,
+    root: Node,
+    stamp: Stamp,
+) -> anyhow::Result<Source<'static>> {
     let name = from.display().to_string();
     let file = if from == Path::new("-") {
         unpack::plain(Box::new(std::io::stdin().lock()), beside).context("standard input")?
@@ -65,6 +81,8 @@ pub fn scan(from: &Path, beside: &Path, root: Node, stamp: Stamp) -> anyhow::Res
     };
     tar::scan(file, root, stamp).with_context(|| name)
 }
+
+pub use directory::{Gather, gather};
 
 /// What a scan leaves out, told once for each kind of it.
 #[derive(Default)]

@@ -5,7 +5,7 @@
 //! ```
 //! Law: nothing an archive says leads out of the tree or past the end of the archive.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
@@ -197,15 +197,22 @@ struct Scan {
     tree: Tree,
     stamp: Stamp,
     pieces: Vec<Vec<Piece>>,
+    /// Directories that have no entry of their own so far.
+    implied: HashSet<NodeId>,
     left_out: LeftOut,
 }
 
 /// Scans an archive.
-pub fn scan(file: File, root: Node, stamp: Stamp) -> anyhow::Result<Source> {
+pub fn scan(file: File, root: Node, stamp: Stamp) -> anyhow::Result<Source<'static>> {
     let len = file.metadata()?.len();
     let mut reader = Reader { file, len, at: 0, window: vec![], window_at: 0 };
-    let mut scan =
-        Scan { tree: Tree::new(root), stamp, pieces: vec![], left_out: LeftOut::default() };
+    let mut scan = Scan {
+        tree: Tree::new(root),
+        stamp,
+        pieces: vec![],
+        implied: HashSet::from([NodeId::ROOT]),
+        left_out: LeftOut::default(),
+    };
     let mut global = Extension::default();
     let mut extension = Extension::default();
     let mut entries = 0u64;
@@ -244,7 +251,7 @@ pub fn scan(file: File, root: Node, stamp: Stamp) -> anyhow::Result<Source> {
     }
     ensure!(entries > 0 || len == 0 || len >= BLOCK, "not a tar archive");
     let contents = Archive { file: reader.file, pieces: scan.pieces };
-    Ok(Source { tree: scan.tree, contents: Box::new(contents) })
+    Ok(Source { implied: scan.implied, ..Source::new(scan.tree, contents) })
 }
 
 fn name_of(header: &[u8; 512], extension: &Extension) -> Vec<u8> {
@@ -423,7 +430,9 @@ impl Scan {
                     let mut node = Node::new(What::Directory, 0o755);
                     let now = self.stamp.now;
                     self.stamp.set(&mut node, now, None, None);
-                    self.tree.add(dir, part, node)?
+                    let made = self.tree.add(dir, part, node)?;
+                    self.implied.insert(made);
+                    made
                 }
             };
         }
@@ -445,6 +454,7 @@ impl Scan {
             if let Some(old) = self.tree.node_mut(there) {
                 *old = node;
             }
+            self.implied.remove(&there);
             return Ok(());
         }
         let last = last.context("the root directory is something else")?;

@@ -44,7 +44,10 @@ impl Volume {
     pub fn read_of(&self, inode: &Inode, offset: u64, len: usize) -> Result<Data> {
         let _reading = self.reading();
         let now = self.as_is_now(inode)?;
-        let inode = now.as_deref().unwrap_or(inode);
+        self.piece_of(now.as_deref().unwrap_or(inode), offset, len)
+    }
+
+    fn piece_of(&self, inode: &Inode, offset: u64, len: usize) -> Result<Data> {
         match inode.kind {
             Kind::File => self.contents(inode, offset, len),
             Kind::Directory => Err(Error::IsADirectory),
@@ -68,10 +71,16 @@ impl Volume {
     /// As [`Volume::read_into`].
     pub fn read_into_of(&self, inode: &Inode, offset: u64, into: &mut [u8]) -> Result<usize> {
         let _reading = self.reading();
+        let now = self.as_is_now(inode)?;
+        self.read_now(now.as_deref().unwrap_or(inode), offset, into)
+    }
+
+    /// [`Volume::read_into_of`] for those who hold the gate.
+    pub(crate) fn read_now(&self, inode: &Inode, offset: u64, into: &mut [u8]) -> Result<usize> {
         let mut done = 0usize;
         while let Some(rest) = into.get_mut(done..).filter(|rest| !rest.is_empty()) {
             let at = offset.saturating_add(done as u64);
-            let data = match self.read_of(inode, at, rest.len()) {
+            let data = match self.piece_of(inode, at, rest.len()) {
                 Ok(data) => data,
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(error),

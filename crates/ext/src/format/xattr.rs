@@ -169,6 +169,22 @@ impl NewAttribute {
         Ok(Some(Self { number, suffix_bytes: suffix.len(), suffix: suffix.to_vec(), value }))
     }
 
+    /// The full name; `None` for one that Linux hides.
+    pub fn name(&self) -> Option<Vec<u8>> {
+        Some([prefix(self.number)?, &self.suffix].concat())
+    }
+
+    /// The value as Linux's `getxattr` answers it.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if an access control list is none.
+    pub fn linux_value(&self) -> Result<Vec<u8>> {
+        match self.number {
+            2 | 3 => super::acl::to_linux(&self.value),
+            _ => Ok(self.value.clone()),
+        }
+    }
+
     /// Whether the other has the same name.
     pub fn same_name(&self, other: &Self) -> bool {
         (self.number, &self.suffix) == (other.number, &other.suffix)

@@ -124,6 +124,11 @@ impl Node {
         true
     }
 
+    /// Its extended attributes, named and valued as with Linux's `setxattr`.
+    pub fn attributes(&self) -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {
+        self.attributes.iter().filter_map(|it| Some((it.name()?, it.linux_value().ok()?)))
+    }
+
     /// `i_mode`.
     pub(super) fn raw_mode(&self) -> u16 {
         let kind = match self.what.kind() {

@@ -152,10 +152,20 @@ impl Edit<'_> {
             return Err(Error::TooLarge);
         }
         let bytes = bytes.get(..index(most)).unwrap_or(bytes);
+        if inode.flags & flags::APPEND != 0 && offset < inode.size_bytes {
+            // A cache above writes whole pages: what it repeats is no change.
+            let len = index(inode.size_bytes - offset).min(bytes.len());
+            let mut old = vec![0; len];
+            self.volume.read_now(&inode, offset, &mut old)?;
+            if bytes.get(..len) != Some(&old[..]) {
+                return Err(Error::NotPermitted);
+            }
+        }
         let end = offset + bytes.len() as u64;
         let block_bytes = self.block_bytes();
         let (first, last) = (narrow(offset / block_bytes), narrow(end.div_ceil(block_bytes)));
-        let taking = self.taking(&inode, end > inode.size_bytes);
+        // Most files are written once: only what comes back for more gets a window.
+        let taking = self.taking(&inode, end > inode.size_bytes && first > 0);
         if offset > inode.size_bytes && !inode.size_bytes.is_multiple_of(block_bytes) {
             // Others may have left something behind the end.
             let stop = inode.size_bytes.next_multiple_of(block_bytes).min(offset);

@@ -1,0 +1,320 @@
+//! What changes promise beyond their result: what a sync costs, who lives how long, what is
+//! refused, and what a volume in bad shape makes of it.
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use common::{Image, run};
+use draconis_device::{Disk, FileDisk, FileOptions, MemoryDisk};
+use draconis_exchange::contract::{AttributeChange, Kind, SetTime, Time};
+use draconis_ext::{
+    AccessTimes, Error, InodeNumber, NewNode, Options, Renaming, Reserve, Volume, Writing, XattrSet,
+};
+
+fn writing() -> Writing {
+    let clock = || Time { seconds: 1_700_000_000, nanoseconds: 5 };
+    Writing { clock: Arc::new(clock), dirty_bytes: 8 << 20, atime: AccessTimes::Relative }
+}
+
+const FILE: NewNode<'_> =
+    NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+const DIRECTORY: NewNode<'_> = NewNode { kind: Kind::Directory, mode: 0o755, ..FILE };
+
+fn memory(size: &str, arguments: &[&str]) -> Option<Arc<MemoryDisk>> {
+    let image = Image::make(None, size, arguments)?;
+    Some(Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512)))
+}
+
+fn open(disk: &Arc<MemoryDisk>) -> Volume {
+    Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap()
+}
+
+/// Nothing is left of what was there, and `e2fsck` finds nothing.
+fn judge(disk: Arc<MemoryDisk>) -> Image {
+    let image = Image::of(&Arc::try_unwrap(disk).unwrap().into_bytes());
+    run("e2fsck", &["-fn", image.path()]);
+    image
+}
+
+fn file_disk(path: &Path) -> Arc<FileDisk> {
+    let options = FileOptions { write: true, direct: false, uring: false };
+    Arc::new(FileDisk::open(path, options).unwrap())
+}
+
+#[test]
+fn syncs_cost_one_flush_or_two() {
+    let Some(image) = Image::make(None, "16M", &["-b", "4096"]) else { return };
+    let disk = file_disk(&image.path);
+    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    let cost = |what: &dyn Fn()| {
+        let before = disk.flushes();
+        what();
+        disk.flushes() - before
+    };
+    let file = volume.create(volume.root(), b"file", &FILE).unwrap();
+    volume.sync().unwrap();
+    let write = |offset: u64, len: usize| {
+        assert_eq!(volume.write(file, offset, &vec![b'x'; len]), Ok(len));
+        volume.sync_inode(file, true).unwrap();
+    };
+    assert_eq!(cost(&|| write(0, 100)), 2, "a first block");
+    assert_eq!(cost(&|| write(100, 100)), 1, "an append inside its block");
+    assert_eq!(cost(&|| write(50, 100)), 1, "an overwrite");
+    assert_eq!(cost(&|| write(200, 8000)), 2, "an append with a new block");
+    assert_eq!(cost(&|| volume.sync_inode(file, true).unwrap()), 0, "nothing changed");
+    let create = || {
+        let new = volume.create(volume.root(), b"new", &FILE).unwrap();
+        volume.write(new, 0, b"contents").unwrap();
+        volume.sync_inode(new, false).unwrap();
+    };
+    assert_eq!(cost(&create), 2, "a new file");
+    // Whoever comes while a flush is under way shares the next one.
+    std::thread::scope(|scope| {
+        let all = cost(&|| {
+            for nth in 0..8u64 {
+                let volume = &volume;
+                scope.spawn(move || {
+                    volume.write(file, nth * 10, b"shared").unwrap();
+                    volume.sync_inode(file, true).unwrap();
+                });
+            }
+        });
+        assert!(all <= 8);
+    });
+    volume.close().unwrap();
+    drop(volume);
+    drop(disk);
+    run("e2fsck", &["-fn", image.path()]);
+}
+
+#[test]
+fn what_is_open_outlives_its_names() {
+    let Some(disk) = memory("8M", &["-b", "1024"]) else { return };
+    let volume = open(&disk);
+    let free = volume.space();
+    let file = volume.create(volume.root(), b"file", &FILE).unwrap();
+    let dir = volume.create(volume.root(), b"dir", &DIRECTORY).unwrap();
+    volume.hold(file);
+    volume.hold(file);
+    volume.hold(dir);
+    volume.write(file, 0, &[b'x'; 5000]).unwrap();
+    volume.sync().unwrap();
+    volume.unlink(volume.root(), b"file").unwrap();
+    volume.remove_directory(volume.root(), b"dir").unwrap();
+    volume.sync().unwrap();
+    assert_eq!(volume.attributes(file).unwrap().links, 0);
+    assert_eq!(volume.attributes(dir).unwrap().links, 0);
+    volume.write(file, 5000, &[b'y'; 5000]).unwrap();
+    let mut bytes = [0; 10_001];
+    assert_eq!(volume.read_into(file, 0, &mut bytes), Ok(10_000));
+    assert_eq!(&bytes[4999..5001], b"xy");
+    assert_eq!(volume.create(dir, b"in it", &FILE), Err(Error::NotFound));
+    assert_eq!(volume.link(file, volume.root(), b"again"), Err(Error::NotFound));
+    volume.release(file, 1);
+    volume.attributes(file).unwrap();
+    volume.release(file, 1);
+    volume.release(dir, 1);
+    assert_eq!(volume.attributes(file), Err(Error::NotFound));
+    assert_eq!(volume.space(), free);
+    // One that is still in use when the volume is closed.
+    let last = volume.create(volume.root(), b"last", &FILE).unwrap();
+    volume.hold(last);
+    volume.write(last, 0, &[b'x'; 5000]).unwrap();
+    volume.unlink(volume.root(), b"last").unwrap();
+    volume.close().unwrap();
+    assert_eq!(volume.space(), free);
+    assert_eq!(volume.create(volume.root(), b"late", &FILE), Err(Error::ReadOnly));
+    drop(volume);
+    judge(disk);
+}
+
+#[test]
+fn what_was_open_when_all_ended_is_freed_at_the_next_mount() {
+    let Some(disk) = memory("8M", &["-b", "1024"]) else { return };
+    let volume = open(&disk);
+    let free = volume.space();
+    let file = volume.create(volume.root(), b"file", &FILE).unwrap();
+    volume.hold(file);
+    volume.write(file, 0, &[b'x'; 50_000]).unwrap();
+    volume.sync().unwrap();
+    volume.unlink(volume.root(), b"file").unwrap();
+    volume.sync().unwrap();
+    drop(volume);
+    let volume = open(&disk);
+    assert_eq!(volume.space(), free);
+    volume.close().unwrap();
+    drop(volume);
+    judge(disk);
+}
+
+#[test]
+fn orphans_of_other_drivers_are_freed() {
+    let Some(disk) = memory("8M", &["-b", "1024"]) else { return };
+    let volume = open(&disk);
+    let free = volume.space();
+    let file = volume.create(volume.root(), b"file", &FILE).unwrap();
+    volume.write(file, 0, &[b'x'; 50_000]).unwrap();
+    volume.close().unwrap();
+    drop(volume);
+    let image = Image::of(&Arc::try_unwrap(disk).unwrap().into_bytes());
+    let inode = format!("<{}>", file.0);
+    for command in [
+        "unlink file".to_owned(),
+        format!("sif {inode} links_count 0"),
+        format!("ssv last_orphan {}", file.0),
+    ] {
+        if image.debugfs_write(&command).is_none() {
+            return;
+        }
+    }
+    let disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
+    let volume = open(&disk);
+    assert_eq!(volume.space(), free);
+    volume.close().unwrap();
+    drop(volume);
+    judge(disk);
+}
+
+#[test]
+fn limits_change_nothing() {
+    let Some(disk) = memory("8M", &["-b", "1024"]) else { return };
+    let volume = open(&disk);
+    let root = volume.root();
+    let file = volume.create(root, b"file", &FILE).unwrap();
+    let dir = volume.create(root, b"dir", &DIRECTORY).unwrap();
+    assert_eq!(volume.create(root, &[b'x'; 256], &FILE), Err(Error::NameTooLong));
+    assert_eq!(volume.create(file, b"x", &FILE), Err(Error::NotADirectory));
+    assert!(matches!(volume.create(root, b"a/b", &FILE), Err(Error::Misuse(_))));
+    assert_eq!(volume.create(root, b"..", &FILE), Err(Error::Exists));
+    assert_eq!(volume.link(dir, root, b"x"), Err(Error::NotPermitted));
+    assert_eq!(volume.write(dir, 0, b"x"), Err(Error::IsADirectory));
+    let most = volume.most_file_bytes();
+    assert_eq!(volume.write(file, most, b"x"), Err(Error::TooLarge));
+    assert_eq!(volume.write(file, most - 1, b"xy"), Ok(1));
+    let change = AttributeChange { size_bytes: Some(most + 1), ..AttributeChange::default() };
+    assert_eq!(volume.set_attributes(file, &change), Err(Error::TooLarge));
+    assert_eq!(volume.reserve(file, most, 1, Reserve::Extend), Err(Error::TooLarge));
+    let names = 31_998;
+    let before = volume.attributes(dir).unwrap();
+    for nth in 0..3 {
+        volume.link(file, root, format!("link {nth}").as_bytes()).unwrap();
+    }
+    assert_eq!(volume.attributes(file).unwrap().links, 4);
+    for nth in 0..names {
+        if volume.create(dir, format!("{nth}").as_bytes(), &DIRECTORY) == Err(Error::NoSpace) {
+            break;
+        }
+    }
+    assert!(volume.attributes(dir).unwrap().links > before.links);
+    volume.close().unwrap();
+    drop(volume);
+    judge(disk);
+}
+
+#[test]
+fn flags_are_honoured() {
+    let Some(disk) = memory("8M", &["-b", "1024"]) else { return };
+    let volume = open(&disk);
+    let root = volume.root();
+    let file = volume.create(root, b"file", &FILE).unwrap();
+    volume.write(file, 0, b"contents").unwrap();
+    const IMMUTABLE: u32 = 0x10;
+    const APPEND: u32 = 0x20;
+    volume.set_flags(file, IMMUTABLE).unwrap();
+    assert_eq!(volume.attributes(file).unwrap().flags & IMMUTABLE, IMMUTABLE);
+    assert_eq!(volume.write(file, 0, b"x"), Err(Error::NotPermitted));
+    assert_eq!(volume.unlink(root, b"file"), Err(Error::NotPermitted));
+    let to = (root, &b"other"[..]);
+    let moved = volume.rename(root, b"file", to.0, to.1, Renaming::Replace);
+    assert_eq!(moved, Err(Error::NotPermitted));
+    let mode = AttributeChange { mode: Some(0o600), ..AttributeChange::default() };
+    assert_eq!(volume.set_attributes(file, &mode), Err(Error::NotPermitted));
+    let set = volume.set_xattr(file, b"user.x", b"", XattrSet::Any);
+    assert_eq!(set, Err(Error::NotPermitted));
+    volume.set_flags(file, APPEND).unwrap();
+    assert_eq!(volume.write(file, 8, b" and more"), Ok(9));
+    assert_eq!(volume.write(file, 3, b"x"), Err(Error::NotPermitted));
+    let cut = AttributeChange { size_bytes: Some(3), ..AttributeChange::default() };
+    assert_eq!(volume.set_attributes(file, &cut), Err(Error::NotPermitted));
+    volume.set_flags(file, 0).unwrap();
+    assert!(matches!(volume.set_flags(file, 0x8_0000), Err(Error::Unsupported { .. })));
+    volume.unlink(root, b"file").unwrap();
+    volume.close().unwrap();
+    drop(volume);
+    judge(disk);
+}
+
+#[test]
+fn groups_and_times_follow_the_rules() {
+    let Some(disk) = memory("8M", &["-b", "1024", "-I", "256"]) else { return };
+    let volume = open(&disk);
+    let shared = NewNode { mode: 0o2775, gid: 7, ..DIRECTORY };
+    let dir = volume.create(volume.root(), b"shared", &shared).unwrap();
+    let file = volume.create(dir, b"file", &FILE).unwrap();
+    let below = volume.create(dir, b"below", &DIRECTORY).unwrap();
+    assert_eq!(volume.attributes(file).unwrap().gid, 7);
+    let shown = volume.attributes(below).unwrap();
+    assert_eq!((shown.gid, shown.mode), (7, 0o42755));
+    let time = Time { seconds: 5_000_000_000, nanoseconds: 999_999_999 };
+    let change = AttributeChange {
+        accessed: Some(SetTime::To(time)),
+        modified: Some(SetTime::To(time)),
+        ..AttributeChange::default()
+    };
+    let shown = volume.set_attributes(file, &change).unwrap();
+    assert_eq!((shown.accessed, shown.modified), (time, time));
+    volume.close().unwrap();
+    drop(volume);
+    let image = judge(disk);
+    let disk: Arc<dyn Disk> =
+        Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
+    let volume = Volume::open(disk, Options::default()).unwrap();
+    assert_eq!(volume.attributes(file).unwrap().modified, time);
+}
+
+#[test]
+fn a_volume_that_runs_full_gives_freed_space_out_again() {
+    let Some(disk) = memory("2M", &["-b", "1024", "-m", "0"]) else { return };
+    let volume = open(&disk);
+    let file = volume.create(volume.root(), b"file", &FILE).unwrap();
+    for round in 0..5 {
+        let mut at = 0;
+        let bytes = vec![round; 64 << 10];
+        while let Ok(taken) = volume.write(file, at, &bytes) {
+            at += taken as u64;
+        }
+        assert_eq!(volume.space().free_blocks, 0, "round {round}");
+        assert!(at > 1 << 20);
+        assert_eq!(volume.create(volume.root(), b"one more", &DIRECTORY), Err(Error::NoSpace));
+        let empty = AttributeChange { size_bytes: Some(0), ..AttributeChange::default() };
+        volume.set_attributes(file, &empty).unwrap();
+    }
+    volume.close().unwrap();
+    drop(volume);
+    judge(disk);
+}
+
+#[test]
+fn some_blocks_are_kept_for_the_superuser() {
+    let Some(disk) = memory("2M", &["-b", "1024", "-m", "10"]) else { return };
+    let volume = open(&disk);
+    let theirs = volume.create(volume.root(), b"theirs", &NewNode { uid: 1000, ..FILE }).unwrap();
+    let ours = volume.create(volume.root(), b"ours", &FILE).unwrap();
+    let fill = |file: InodeNumber| {
+        let mut at = 0;
+        while let Ok(taken) = volume.write(file, at, &[b'x'; 4096]) {
+            at += taken as u64;
+        }
+    };
+    fill(theirs);
+    let space = volume.space();
+    assert_eq!(space.available_blocks, 0);
+    assert!(space.free_blocks > 100);
+    fill(ours);
+    assert_eq!(volume.space().free_blocks, 0);
+    volume.close().unwrap();
+    drop(volume);
+    judge(disk);
+}

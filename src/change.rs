@@ -1,0 +1,295 @@
+//! A volume that a tool changes without mounting it: opened, changed, closed.
+//!
+//! ```text
+//!   image ──alone──▶ confined ──▶ open for writing ──▶ operations ──▶ close: durable, clean
+//! ```
+//! Law 1: nobody else uses the image meanwhile.
+//! Law 2: interrupted anywhere, the image is consistent; what was done last may be missing.
+//! Law 3: an error names what it is about, and the next step where there is one.
+
+use std::collections::HashSet;
+use std::fmt::Display;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow, bail, ensure};
+use draconis_device::OpenedFile;
+use draconis_exchange::contract::{Kind, Time};
+use draconis_ext::{AccessTimes, Error, Follow, Inode, InodeNumber, Options, Volume, Writing};
+use draconis_service::volume::part;
+
+use crate::cli::Place;
+use crate::image;
+use crate::target::Target;
+use crate::text::printable;
+
+/// Bytes that are changed in memory before they go to the image.
+const DIRTY_BYTES: u64 = 64 << 20;
+
+/// Who makes something new, as a program on a mounted volume would.
+#[derive(Clone, Copy, Debug)]
+pub struct Maker {
+    pub uid: u32,
+    pub gid: u32,
+    /// Permission bits that are not given.
+    pub umask: u32,
+}
+
+impl Maker {
+    /// The user who runs this, or the owner that was asked for. Must be asked before the
+    /// process is confined.
+    pub fn new(owner: Option<Owner>) -> Self {
+        let umask = rustix::process::umask(rustix::fs::Mode::empty());
+        rustix::process::umask(umask);
+        let uid = rustix::process::geteuid().as_raw();
+        let gid = rustix::process::getegid().as_raw();
+        let Owner { uid, gid } = owner.unwrap_or(Owner { uid, gid });
+        Self { uid, gid, umask: umask.as_raw_mode() }
+    }
+}
+
+/// `UID:GID`
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Owner {
+    pub uid: u32,
+    pub gid: u32,
+}
+
+impl std::str::FromStr for Owner {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let both = text.split_once(':');
+        let parsed = both
+            .and_then(|(uid, gid)| Some(Self { uid: uid.parse().ok()?, gid: gid.parse().ok()? }));
+        parsed.ok_or("UID:GID in numbers is needed")
+    }
+}
+
+/// Now, or what SOURCE_DATE_EPOCH says.
+pub fn now() -> anyhow::Result<Time> {
+    match std::env::var("SOURCE_DATE_EPOCH") {
+        Ok(text) => {
+            let seconds = text.parse().with_context(|| format!("SOURCE_DATE_EPOCH={text}"))?;
+            Ok(Time { seconds, nanoseconds: 0 })
+        }
+        Err(_) => Ok(clock()),
+    }
+}
+
+fn clock() -> Time {
+    match std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH) {
+        Ok(now) => Time {
+            seconds: i64::try_from(now.as_secs()).unwrap_or(i64::MAX),
+            nanoseconds: now.subsec_nanos(),
+        },
+        Err(_) => Time::default(),
+    }
+}
+
+/// Opens the volume in `image`, confines this process, does `work`, and closes the volume,
+/// whatever came of it.
+pub fn change<T>(
+    image: &Path,
+    place: Place,
+    work: impl FnOnce(&Volume) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let opened = image::writable(image)?;
+    image::confine()?;
+    change_opened(opened, image, place, work)
+}
+
+/// [`change`] of an image that is open already, in a process as it is.
+pub fn change_opened<T>(
+    opened: OpenedFile,
+    image: &Path,
+    place: Place,
+    work: impl FnOnce(&Volume) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let shown = image.display();
+    let disk = part(Arc::new(opened.start()), &place.options());
+    let disk = disk.map_err(|error| anyhow!("{shown}: {error}"))?;
+    let time = std::env::var_os("SOURCE_DATE_EPOCH").map(|_| now()).transpose()?;
+    let writing = Writing {
+        clock: Arc::new(move || time.unwrap_or_else(clock)),
+        dirty_bytes: DIRTY_BYTES,
+        atime: AccessTimes::Never,
+    };
+    let volume = Volume::open_for_writing(disk, Options::default(), writing)
+        .map_err(|error| tell(&shown, error))?;
+    let done = work(&volume);
+    let closed = volume.close();
+    let failure = volume.failure();
+    match (done, closed, failure) {
+        (Ok(done), Ok(()), None) => Ok(done),
+        (Err(error), Ok(()), None) => Err(error),
+        (_, closed, failure) => {
+            let why = failure.or(closed.err().map(|error| error.to_string()));
+            let why = why.unwrap_or_default();
+            bail!("{shown}: {why}; what was changed last is not there. draconis check {shown}")
+        }
+    }
+}
+
+/// Says what an error is about, and what to do next.
+pub fn tell(what: &dyn Display, error: Error) -> anyhow::Error {
+    let step = match &error {
+        Error::NoSpace => "remove something, or take a larger volume",
+        Error::Corrupt { .. } => "draconis check shows all damage, and e2fsck repairs it",
+        Error::NotPermitted => "it is immutable or append-only: chattr -ia on the mounted volume",
+        Error::NotEmpty => "rm -r removes a directory with all it holds",
+        Error::LinkLimit => "ext2 has room for no more names of it",
+        _ => return anyhow!("{what}: {error}"),
+    };
+    anyhow!("{what}: {error}; {step}")
+}
+
+/// The image that all targets name.
+pub fn one_image(targets: &[Target]) -> anyhow::Result<&Path> {
+    let first = targets.first().context("nothing is named")?;
+    match targets.iter().find(|other| other.image != first.image) {
+        Some(other) => bail!("{other}: only one image at a time"),
+        None => Ok(&first.image),
+    }
+}
+
+/// Does `work` with each target in one session; tells what fails and goes on with the next.
+pub fn each(
+    place: Place,
+    targets: &[Target],
+    mut work: impl FnMut(&Volume, &Target) -> anyhow::Result<()>,
+) -> anyhow::Result<ExitCode> {
+    change(one_image(targets)?, place, |volume| {
+        let mut code = ExitCode::SUCCESS;
+        for target in targets {
+            if let Err(error) = work(volume, target) {
+                eprintln!("draconis: {error:#}");
+                code = ExitCode::FAILURE;
+                if !volume.is_writable() {
+                    break;
+                }
+            }
+        }
+        Ok(code)
+    })
+}
+
+/// A name in a directory, there or not.
+#[derive(Clone, Debug)]
+pub struct Home {
+    pub dir: InodeNumber,
+    pub name: Vec<u8>,
+}
+
+impl Home {
+    /// Where the last name of a target is or would be.
+    pub fn of(volume: &Volume, target: &Target) -> anyhow::Result<Self> {
+        let path = trimmed(&target.path);
+        let cut = path.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
+        let (above, name) = path.split_at(cut);
+        match name {
+            b"" => bail!("{target} is the root directory"),
+            b"." | b".." => bail!("{target}: a name is needed at its end"),
+            _ => {}
+        }
+        let dir = volume.resolve(volume.root(), above, Follow::Yes);
+        let dir = dir
+            .map_err(|error| anyhow!("{}:{}: {error}", target.image.display(), printable(above)))?;
+        Ok(Self { dir, name: name.to_vec() })
+    }
+
+    /// What has the name.
+    pub fn lookup(&self, volume: &Volume) -> draconis_ext::Result<Option<Arc<Inode>>> {
+        match volume.lookup(self.dir, &self.name) {
+            Ok(number) => volume.inode(number).map(Some),
+            Err(Error::NotFound) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Where to put something: into a directory that is there, under its own name, or as the
+/// last name of the target.
+pub fn destination(
+    volume: &Volume,
+    target: &Target,
+    into: bool,
+    own: &[u8],
+) -> anyhow::Result<Home> {
+    match volume.resolve(volume.root(), &target.path, Follow::Yes) {
+        Ok(there) if into && volume.inode(there)?.kind == Kind::Directory => {
+            Ok(Home { dir: there, name: own.to_vec() })
+        }
+        Ok(_) | Err(Error::NotFound) => {
+            let home = Home::of(volume, target)?;
+            ensure!(
+                !target.path.ends_with(b"/") || home.lookup(volume)?.is_none(),
+                "{target}: not a directory"
+            );
+            Ok(home)
+        }
+        Err(error) => Err(tell(target, error)),
+    }
+}
+
+/// Whether `dir` is `top` or below it.
+pub fn is_below(volume: &Volume, dir: InodeNumber, top: InodeNumber) -> anyhow::Result<bool> {
+    let mut at = dir;
+    let mut seen = HashSet::new();
+    while at != top {
+        if at == volume.root() || !seen.insert(at) {
+            return Ok(false);
+        }
+        at = volume.lookup(at, b"..")?;
+    }
+    Ok(true)
+}
+
+/// Everything at and below `top`, a directory before what it holds.
+pub fn below(volume: &Volume, top: InodeNumber, label: &str) -> anyhow::Result<Vec<Arc<Inode>>> {
+    let mut all = vec![volume.inode(top)?];
+    let mut seen = HashSet::from([top]);
+    let mut at = 0;
+    while let Some(inode) = all.get(at).cloned() {
+        at += 1;
+        if inode.kind != Kind::Directory {
+            continue;
+        }
+        for entry in image::names(volume, inode.number, label)?.names {
+            if seen.insert(entry.inode) {
+                all.push(volume.inode(entry.inode).with_context(|| printable(&entry.name))?);
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// A path without the slashes at its end.
+fn trimmed(path: &[u8]) -> &[u8] {
+    let len = path.iter().rposition(|byte| *byte != b'/').map_or(0, |at| at + 1);
+    &path[..len]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owners_are_numbers() {
+        assert_eq!("0:65534".parse(), Ok(Owner { uid: 0, gid: 65534 }));
+        for wrong in ["", "0", ":", "root:root", "1:", "-1:0", "1:4294967296"] {
+            assert!(wrong.parse::<Owner>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn errors_tell_the_next_step() {
+        let told = tell(&"a.img:/x", Error::NoSpace).to_string();
+        assert_eq!(
+            told,
+            "a.img:/x: no space left on device; remove something, or take a larger volume"
+        );
+        assert_eq!(tell(&"x", Error::NotFound).to_string(), "x: no such file or directory");
+    }
+}

@@ -1,0 +1,100 @@
+//! `draconis cp`: copies inside a volume, and from one volume into another.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow, bail, ensure};
+use draconis_exchange::contract::Kind;
+use draconis_ext::{Follow, InodeNumber, Options, Volume};
+use draconis_service::volume::part;
+
+use crate::change::{self, Maker};
+use crate::cli::Cp;
+use crate::graft::Graft;
+use crate::image::{self, find};
+use crate::populate::volume::{Keep, scan};
+use crate::progress::Progress;
+use crate::target::Target;
+
+pub fn run(arguments: &Cp) -> anyhow::Result<ExitCode> {
+    let (dest, sources) = arguments.targets.split_last().context("nothing to copy")?;
+    let from = change::one_image(sources)?;
+    let keep = if arguments.preserve || arguments.archive {
+        Keep::All
+    } else {
+        Keep::Contents { maker: Maker::new(None), now: change::now()? }
+    };
+    let same = is_same_file(from, &dest.image)?;
+    // Both are opened before the process gives up opening files.
+    let other = if same { None } else { Some(image::readable(from)?) };
+    let opened = image::writable(&dest.image)?;
+    image::confine()?;
+    let other = match other {
+        Some(other) => {
+            let shown = from.display();
+            let disk = part(Arc::new(other.start()), &arguments.place.options());
+            let disk = disk.map_err(|error| anyhow!("{shown}: {error}"))?;
+            let volume = Volume::open(disk, Options::default());
+            Some(volume.map_err(|error| change::tell(&shown, error))?)
+        }
+        None => None,
+    };
+    change::change_opened(opened, &dest.image, arguments.place, |volume| {
+        let from = other.as_ref().unwrap_or(volume);
+        copy(arguments, sources, dest, from, volume, same, keep)
+    })
+}
+
+fn is_same_file(one: &Path, other: &Path) -> anyhow::Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+    let identity = |path: &Path| -> anyhow::Result<(u64, u64, u64)> {
+        let found = std::fs::metadata(path).with_context(|| path.display().to_string())?;
+        let device = found.rdev();
+        // Two nodes of one device are the same, too.
+        Ok(if device != 0 { (device, 0, 0) } else { (0, found.dev(), found.ino()) })
+    };
+    Ok(identity(one)? == identity(other)?)
+}
+
+fn copy(
+    arguments: &Cp,
+    sources: &[Target],
+    dest: &Target,
+    from: &Volume,
+    to: &Volume,
+    same: bool,
+    keep: Keep,
+) -> anyhow::Result<ExitCode> {
+    let recursive = arguments.recursive || arguments.archive;
+    let follow = if recursive { Follow::No } else { Follow::Yes };
+    let mut tops: Vec<(Vec<u8>, InodeNumber)> = vec![];
+    let mut into = None;
+    let mut named = false;
+    for source in sources {
+        let top = find(from, source, follow)?;
+        let is_dir = from.inode(top)?.kind == Kind::Directory;
+        ensure!(!is_dir || recursive, "{source} is a directory; -r copies it with all it holds");
+        let home =
+            change::destination(to, dest, !arguments.no_target_directory, source.file_name())?;
+        let several = sources.len() > 1 && home.name != source.file_name();
+        ensure!(!several, "{dest}: no such directory");
+        if home.name.is_empty() {
+            bail!("{source}: the root directory has no name; name the copy");
+        }
+        let inside = same && is_dir && change::is_below(to, home.dir, top)?;
+        ensure!(!inside, "{source}: a directory cannot be copied into itself");
+        into = Some(home.dir);
+        named |= home.name != source.file_name();
+        tops.push((home.name, top));
+    }
+    let into = into.context("nothing to copy")?;
+    let (source, inodes) = scan(from, &tops, keep)?;
+    let kept = if same { inodes } else { HashSet::new() };
+    let label = if named { dest.parent() } else { dest.to_string() };
+    let graft = Graft { volume: to, source: &source, into, label, owner: None, kept };
+    graft.check_space()?;
+    graft.run(&mut Progress::new(arguments.progress, graft.bytes()))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,36 @@
+//! `draconis mv`
+
+use std::process::ExitCode;
+
+use anyhow::{Context, bail, ensure};
+use draconis_ext::{Error, Renaming};
+
+use crate::change::{self, Home};
+use crate::cli::Mv;
+
+pub fn run(arguments: &Mv) -> anyhow::Result<ExitCode> {
+    let (dest, sources) = arguments.targets.split_last().context("nothing to move")?;
+    if let Some(other) = sources.iter().find(|source| source.image != dest.image) {
+        bail!("{other}: moving between images is copying, draconis cp -a, and then draconis rm -r");
+    }
+    let how = match (arguments.no_clobber, arguments.exchange) {
+        (true, _) => Renaming::NoReplace,
+        (_, true) => Renaming::Exchange,
+        _ => Renaming::Replace,
+    };
+    let into = !arguments.no_target_directory && how != Renaming::Exchange;
+    change::each(arguments.place, sources, |volume, source| {
+        let from = Home::of(volume, source)?;
+        let to = change::destination(volume, dest, into, &from.name)?;
+        let several = sources.len() > 1 && to.name != from.name;
+        ensure!(!several, "{dest}: no such directory");
+        match volume.rename(from.dir, &from.name, to.dir, &to.name, how) {
+            // As with `mv -n`: what is there stays, and that is no failure.
+            Err(Error::Exists) if arguments.no_clobber => Ok(()),
+            Err(Error::Misuse(_)) => {
+                bail!("{source}: a directory cannot be moved into itself")
+            }
+            done => done.map_err(|error| change::tell(source, error)),
+        }
+    })
+}

@@ -1,0 +1,78 @@
+//! `draconis rm`
+
+use std::process::ExitCode;
+
+use anyhow::ensure;
+use draconis_exchange::contract::Kind;
+use draconis_ext::{Error, Follow, InodeNumber, Volume};
+
+use crate::change::{self, Home};
+use crate::cli::Rm;
+use crate::image;
+use crate::target::Target;
+
+pub fn run(arguments: &Rm) -> anyhow::Result<ExitCode> {
+    change::each(arguments.place, &arguments.targets, |volume, target| {
+        match volume.resolve(volume.root(), &target.path, Follow::No) {
+            Err(Error::NotFound | Error::NotADirectory) if arguments.force => return Ok(()),
+            Err(error) => return Err(change::tell(target, error)),
+            Ok(_) => {}
+        }
+        let home = Home::of(volume, target)?;
+        let Some(inode) = home.lookup(volume)? else { return Ok(()) };
+        if inode.kind != Kind::Directory {
+            return volume.unlink(home.dir, &home.name).map_err(|e| change::tell(target, e));
+        }
+        ensure!(arguments.recursive, "{target} is a directory; -r removes it with all it holds");
+        remove_below(volume, target, inode.number)?;
+        volume.remove_directory(home.dir, &home.name).map_err(|e| change::tell(target, e))
+    })
+}
+
+/// Removes all that a directory holds. Only the directories on the way down are remembered,
+/// each with the directories in it that are still to go.
+fn remove_below(volume: &Volume, target: &Target, top: InodeNumber) -> anyhow::Result<()> {
+    let label = target.to_string();
+    let mut way = vec![(top, directories(volume, top, &label)?)];
+    while let Some((dir, below)) = way.last_mut() {
+        let dir = *dir;
+        let Some((name, number)) = below.last().cloned() else {
+            way.pop();
+            if let Some((above, below)) = way.last_mut()
+                && let Some((name, _)) = below.pop()
+            {
+                volume.remove_directory(*above, &name).map_err(|e| change::tell(&label, e))?;
+            }
+            continue;
+        };
+        ensure!(
+            !way.iter().any(|(above, _)| *above == number) && number != dir,
+            "{label}: {} leads back up; draconis check shows the damage",
+            crate::text::printable(&name)
+        );
+        let below = directories(volume, number, &label)?;
+        way.push((number, below));
+    }
+    Ok(())
+}
+
+/// Removes what is no directory; the directories that are left.
+fn directories(
+    volume: &Volume,
+    dir: InodeNumber,
+    label: &str,
+) -> anyhow::Result<Vec<(Vec<u8>, InodeNumber)>> {
+    let mut left = vec![];
+    for entry in image::names(volume, dir, label)?.names {
+        let kind = match entry.kind {
+            Some(kind) => kind,
+            None => volume.inode(entry.inode)?.kind,
+        };
+        if kind == Kind::Directory {
+            left.push((entry.name, entry.inode));
+        } else {
+            volume.unlink(dir, &entry.name).map_err(|error| change::tell(&label, error))?;
+        }
+    }
+    Ok(left)
+}

@@ -1,0 +1,245 @@
+//! A tree of files put into a volume, below a directory that is there.
+//!
+//! ```text
+//!   names, a directory before what it holds:  create · link · write · attributes
+//!   directories, the deepest first:           mode and times, which filling them changes
+//! ```
+//! Law 1: a directory stays and is added to; anything else that has a name gives way.
+//! Law 2: a directory that nobody described and that is there keeps its attributes.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use anyhow::{anyhow, ensure};
+use draconis_exchange::contract::{AttributeChange, Kind, SetTime};
+use draconis_ext::mkfs::{Node, NodeId, What};
+use draconis_ext::{Error, Inode, InodeNumber, NewNode, Volume, XattrSet};
+
+use crate::change::{Owner, tell};
+use crate::populate::Source;
+use crate::progress::Progress;
+use crate::text::{self, printable};
+
+/// Bytes that are read and written at once.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// What is put where.
+pub struct Graft<'a> {
+    pub volume: &'a Volume,
+    pub source: &'a Source<'a>,
+    /// The directory that becomes the root of the tree.
+    pub into: InodeNumber,
+    /// Its path, for messages.
+    pub label: String,
+    /// The owner of everything, instead of each one's own.
+    pub owner: Option<Owner>,
+    /// Inodes of the volume that are still to be read, and so are not to be replaced.
+    pub kept: HashSet<InodeNumber>,
+}
+
+impl Graft<'_> {
+    /// Bytes of all files.
+    pub fn bytes(&self) -> u64 {
+        self.each().map(data_bytes).sum()
+    }
+
+    /// Refuses what cannot fit before anything is changed. Directories and maps come on top;
+    /// what is replaced may make room: this is no promise.
+    pub fn check_space(&self) -> anyhow::Result<()> {
+        let space = self.volume.space();
+        let block = u64::from(space.block_bytes).max(1);
+        let blocks: u64 = self.each().map(|node| data_bytes(node).div_ceil(block)).sum();
+        ensure!(
+            blocks <= space.free_blocks,
+            "{}: {} are needed and {} are free; remove something, or take a larger volume",
+            self.label,
+            text::bytes(blocks.saturating_mul(block)),
+            text::bytes(space.free_blocks.saturating_mul(block))
+        );
+        Ok(())
+    }
+
+    /// All nodes, once for each name.
+    fn each(&self) -> impl Iterator<Item = &Node> {
+        let tree = &self.source.tree;
+        let mut stack = vec![NodeId::ROOT];
+        let mut seen = HashSet::new();
+        std::iter::from_fn(move || {
+            let id = stack.pop()?;
+            stack.extend(tree.names(id).map(|(_, id)| id).filter(|id| seen.insert(*id)));
+            Some(tree.node(id))
+        })
+    }
+
+    /// Puts all of it.
+    pub fn run(&self, progress: &mut Progress) -> anyhow::Result<()> {
+        let mut run = Run { graft: self, links: HashMap::new(), buffer: vec![], progress };
+        let mut dirs = vec![(NodeId::ROOT, self.into)];
+        let mut at = 0;
+        while let Some((dir, number)) = dirs.get(at).copied() {
+            at += 1;
+            for (name, id) in self.source.tree.names(dir) {
+                let made = run.entry(number, name, id);
+                let made = made.map_err(|error| self.tell(dir, name, error))?;
+                if matches!(self.source.tree.node(id).what, What::Directory) {
+                    dirs.push((id, made));
+                }
+            }
+        }
+        for (id, number) in dirs.into_iter().rev() {
+            if !self.source.implied.contains(&id) {
+                let done = run.finish(number, self.source.tree.node(id));
+                done.map_err(|error| self.tell(id, b"", error))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn tell(&self, dir: NodeId, name: &[u8], error: anyhow::Error) -> anyhow::Error {
+        let path = self.path(dir, name);
+        match error.downcast::<Error>() {
+            Ok(error) => tell(&path, error),
+            Err(error) => error.context(path),
+        }
+    }
+
+    fn path(&self, dir: NodeId, name: &[u8]) -> String {
+        let above = self.source.tree.path(dir);
+        let path = format!("{}/{}", above.trim_end_matches('/'), printable(name));
+        format!("{}{}", self.label.trim_end_matches('/'), path.trim_end_matches('/'))
+    }
+}
+
+fn data_bytes(node: &Node) -> u64 {
+    match &node.what {
+        What::File { data, .. } => data.iter().map(|(start, end)| end - start).sum(),
+        _ => 0,
+    }
+}
+
+struct Run<'a> {
+    graft: &'a Graft<'a>,
+    links: HashMap<NodeId, InodeNumber>,
+    buffer: Vec<u8>,
+    progress: &'a mut Progress,
+}
+
+impl Run<'_> {
+    /// Gives `name` in `dir` to a node; its inode.
+    fn entry(&mut self, dir: InodeNumber, name: &[u8], id: NodeId) -> anyhow::Result<InodeNumber> {
+        let volume = self.graft.volume;
+        let node = self.graft.source.tree.node(id);
+        let is_dir = matches!(node.what, What::Directory);
+        let there = match volume.lookup(dir, name) {
+            Ok(number) => Some(volume.inode(number)?),
+            Err(Error::NotFound) => None,
+            Err(error) => return Err(error.into()),
+        };
+        let linked = self.links.get(&id).copied();
+        match &there {
+            Some(inode) if is_dir && inode.kind == Kind::Directory => return Ok(inode.number),
+            Some(inode) if linked == Some(inode.number) => return Ok(inode.number),
+            Some(inode) => self.make_way(dir, name, inode, is_dir)?,
+            None => {}
+        }
+        if let Some(linked) = linked {
+            volume.link(linked, dir, name)?;
+            return Ok(linked);
+        }
+        let made = volume.create(dir, name, &self.new_node(node))?;
+        if let What::File { data, source, .. } = &node.what {
+            self.contents(made, *source, data)?;
+        }
+        if !is_dir {
+            self.links.insert(id, made);
+            self.finish(made, node)?;
+        }
+        Ok(made)
+    }
+
+    fn make_way(
+        &self,
+        dir: InodeNumber,
+        name: &[u8],
+        there: &Arc<Inode>,
+        is_dir: bool,
+    ) -> anyhow::Result<()> {
+        ensure!(!is_dir, "is there and no directory; remove it first");
+        ensure!(there.kind != Kind::Directory, "is a directory; rm -r removes it");
+        ensure!(!self.graft.kept.contains(&there.number), "is the same file");
+        Ok(self.graft.volume.unlink(dir, name)?)
+    }
+
+    fn new_node<'n>(&self, node: &'n Node) -> NewNode<'n> {
+        let Owner { uid, gid } = self.graft.owner.unwrap_or(Owner { uid: node.uid, gid: node.gid });
+        let (device, target) = match &node.what {
+            What::CharDevice(major, minor) | What::BlockDevice(major, minor) => {
+                ((*major, *minor), &[][..])
+            }
+            What::Symlink(target) => ((0, 0), &target[..]),
+            _ => ((0, 0), &[][..]),
+        };
+        NewNode { kind: node.what.kind(), mode: node.mode.into(), uid, gid, device, target }
+    }
+
+    /// Writes what a file has; holes stay holes.
+    fn contents(
+        &mut self,
+        number: InodeNumber,
+        source: u64,
+        data: &[(u64, u64)],
+    ) -> anyhow::Result<()> {
+        for (start, end) in data {
+            let mut at = *start;
+            while at < *end {
+                let len = (end - at).min(PIECE_BYTES);
+                self.buffer.resize(len as usize, 0);
+                self.graft.source.contents.read(source, at, &mut self.buffer)?;
+                write_all(self.graft.volume, number, at, &self.buffer)?;
+                self.progress.add(len);
+                at += len;
+            }
+        }
+        Ok(())
+    }
+
+    /// Attributes, in the order in which they do not undo each other.
+    fn finish(&self, number: InodeNumber, node: &Node) -> anyhow::Result<()> {
+        let volume = self.graft.volume;
+        for (name, value) in node.attributes() {
+            volume
+                .set_xattr(number, &name, &value, XattrSet::Any)
+                .map_err(|error| tell(&format!("the attribute {}", printable(&name)), error))?;
+        }
+        let new = self.new_node(node);
+        let size_bytes = match &node.what {
+            // A hole at the end; nothing else is longer than what was written.
+            What::File { size_bytes, data, .. } => {
+                let written = data.last().map_or(0, |(_, end)| *end);
+                (written != *size_bytes).then_some(*size_bytes)
+            }
+            _ => None,
+        };
+        let change = AttributeChange {
+            mode: (new.kind != Kind::Symlink).then_some(new.mode),
+            uid: Some(new.uid),
+            gid: Some(new.gid),
+            size_bytes,
+            accessed: Some(SetTime::To(node.accessed)),
+            modified: Some(SetTime::To(node.modified)),
+        };
+        volume.set_attributes(number, &change)?;
+        Ok(())
+    }
+}
+
+fn write_all(volume: &Volume, number: InodeNumber, at: u64, bytes: &[u8]) -> anyhow::Result<()> {
+    let mut put = 0;
+    while put < bytes.len() {
+        match volume.write(number, at + put as u64, &bytes[put..])? {
+            0 => return Err(anyhow!(Error::NoSpace)),
+            taken => put += taken,
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,242 @@
+//! Modes as `chmod` takes them: octal, or clauses of who, what to do, and permissions.
+//!
+//! ```text
+//!   u+rwX,g=u,o-t      who: u g o a     do: + - =     permissions: r w x X s t, or u g o
+//! ```
+
+const ALL: u32 = 0o7777;
+const SET_IDS: u32 = 0o6000;
+
+/// A change of a mode.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ModeChange {
+    /// To these bits; directories keep setuid and setgid unless five digits are given.
+    To {
+        /// The bits.
+        bits: u32,
+        /// Whether it says everything.
+        whole: bool,
+    },
+    /// One step after the other.
+    Steps(Vec<Step>),
+}
+
+/// One step of a change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Step {
+    /// The bits that it is about; none if nobody was named.
+    who: u32,
+    what: Do,
+    permissions: Permissions,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Do {
+    Add,
+    Remove,
+    Set,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Permissions {
+    /// Bits for everybody; `search` adds execution where somebody has it, and to directories.
+    Bits { bits: u32, search: bool },
+    /// Those of the owner, the group or others: by how far they are shifted.
+    Copy { shift: u32 },
+}
+
+impl std::str::FromStr for ModeChange {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let wrong = || format!("{text}: not a mode such as 644, u+x or go=r");
+        if text.bytes().all(|byte| byte.is_ascii_digit()) {
+            let bits = u32::from_str_radix(text, 8).ok().filter(|bits| *bits <= ALL);
+            return Ok(Self::To { bits: bits.ok_or_else(wrong)?, whole: text.len() > 4 });
+        }
+        let mut steps = vec![];
+        for clause in text.split(',') {
+            clause_steps(clause.as_bytes(), &mut steps).ok_or_else(wrong)?;
+        }
+        Ok(Self::Steps(steps))
+    }
+}
+
+/// The steps of one clause.
+fn clause_steps(clause: &[u8], steps: &mut Vec<Step>) -> Option<()> {
+    let start = clause.iter().position(|byte| matches!(byte, b'+' | b'-' | b'='))?;
+    let (who, mut rest) = clause.split_at(start);
+    let who = who.iter().try_fold(0, |bits, who| Some(bits | who_bits(*who)?))?;
+    while let Some((what, after)) = rest.split_first() {
+        let what = match what {
+            b'+' => Do::Add,
+            b'-' => Do::Remove,
+            _ => Do::Set,
+        };
+        let end = after.iter().position(|byte| matches!(byte, b'+' | b'-' | b'='));
+        let (letters, next) = after.split_at(end.unwrap_or(after.len()));
+        steps.push(Step { who, what, permissions: permissions(letters)? });
+        rest = next;
+    }
+    Some(())
+}
+
+fn who_bits(who: u8) -> Option<u32> {
+    Some(match who {
+        b'u' => 0o4700,
+        b'g' => 0o2070,
+        b'o' => 0o1007,
+        b'a' => ALL,
+        _ => return None,
+    })
+}
+
+fn permissions(letters: &[u8]) -> Option<Permissions> {
+    if let [letter @ (b'u' | b'g' | b'o')] = letters {
+        let shift = match letter {
+            b'u' => 6,
+            b'g' => 3,
+            _ => 0,
+        };
+        return Some(Permissions::Copy { shift });
+    }
+    let (mut bits, mut search) = (0, false);
+    for letter in letters {
+        match letter {
+            b'r' => bits |= 0o444,
+            b'w' => bits |= 0o222,
+            b'x' => bits |= 0o111,
+            b'X' => search = true,
+            b's' => bits |= SET_IDS,
+            b't' => bits |= 0o1000,
+            _ => return None,
+        }
+    }
+    Some(Permissions::Bits { bits, search })
+}
+
+impl ModeChange {
+    /// The mode after the change; `umask` counts where a step names nobody.
+    pub fn apply(&self, old: u32, is_dir: bool, umask: u32) -> u32 {
+        let old = old & ALL;
+        match self {
+            Self::To { bits, whole } if is_dir && !whole => bits | old & SET_IDS,
+            Self::To { bits, .. } => *bits,
+            Self::Steps(steps) => {
+                steps.iter().fold(old, |mode, step| step.apply(mode, is_dir, umask))
+            }
+        }
+    }
+}
+
+impl Step {
+    fn apply(&self, old: u32, is_dir: bool, umask: u32) -> u32 {
+        let (bits, named) = match self.permissions {
+            Permissions::Copy { shift } => ((old >> shift & 7) * 0o111, 0),
+            Permissions::Bits { bits, search } => {
+                let execute = search && (is_dir || old & 0o111 != 0);
+                (bits | if execute { 0o111 } else { 0 }, bits & SET_IDS)
+            }
+        };
+        let about = if self.who == 0 { ALL & !umask } else { self.who };
+        let bits = bits & about;
+        match self.what {
+            Do::Add => old | bits,
+            Do::Remove => old & !bits,
+            Do::Set => {
+                // Directories lose these only if they are spoken of.
+                let kept = if is_dir { SET_IDS & !named } else { 0 };
+                let cleared = if self.who == 0 { ALL } else { self.who };
+                old & (!cleared | kept) | bits
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What GNU `chmod` makes of these.
+    #[test]
+    fn modes_change_as_with_chmod() {
+        for (text, old, is_dir, new) in [
+            ("644", 0o4755, false, 0o644),
+            ("0", 0o755, false, 0),
+            ("755", 0o42700, true, 0o2755),
+            ("00755", 0o42700, true, 0o755),
+            ("4755", 0o644, false, 0o4755),
+            ("u+x", 0o644, false, 0o744),
+            ("+x", 0o644, false, 0o755),
+            ("+w", 0o444, false, 0o644),
+            ("a+w", 0o444, false, 0o666),
+            ("go-rwx", 0o777, false, 0o700),
+            ("g=u,o=", 0o751, false, 0o770),
+            ("u=rw,go=r", 0o777, false, 0o644),
+            ("a+X", 0o644, false, 0o644),
+            ("a+X", 0o744, false, 0o755),
+            ("a+X", 0o644, true, 0o755),
+            ("u+s,g+s,+t", 0o755, false, 0o7755),
+            ("o+s", 0o755, false, 0o755),
+            ("u=rwx", 0o4644, false, 0o744),
+            ("u=rwx", 0o4644, true, 0o4744),
+            ("u-s", 0o4755, true, 0o755),
+            ("u+r-w=x", 0o600, false, 0o100),
+            ("ug=o", 0o124, false, 0o444),
+        ] {
+            let change: ModeChange = text.parse().unwrap();
+            let found = change.apply(old, is_dir, 0o022);
+            assert_eq!(found, new, "{text} of {old:o} is {new:o}, not {found:o}");
+        }
+    }
+
+    /// Random changes, judged by the program itself.
+    #[test]
+    fn chmod_itself_agrees() {
+        use std::os::unix::fs::PermissionsExt;
+        let top = std::env::temp_dir().join(format!("draconis-modes-{}", std::process::id()));
+        let (file, dir) = (top.join("file"), top.join("dir"));
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(&file, b"").unwrap();
+        let mut state = 7u64;
+        let mut below = |limit: usize| {
+            state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+            (state >> 33) as usize % limit
+        };
+        let mut clause = || {
+            let mut text = String::new();
+            let who = ["", "u", "g", "o", "a", "ug", "go", "uo"];
+            text += who[below(who.len())];
+            for _ in 0..1 + below(2) {
+                text += ["+", "-", "="][below(3)];
+                let what =
+                    ["r", "w", "x", "X", "s", "t", "rw", "rwx", "u", "g", "o", "", "st", "rX"];
+                text += what[below(what.len())];
+            }
+            (text, below(0o10000) as u32)
+        };
+        for _ in 0..300 {
+            let ((one, old), (two, _)) = (clause(), clause());
+            let text = format!("{one},{two}");
+            for (path, is_dir) in [(&file, false), (&dir, true)] {
+                // Not every system lets a user set every bit.
+                let mode = std::fs::Permissions::from_mode(old & !0o2000 | 0o600);
+                std::fs::set_permissions(path, mode).unwrap();
+                let old = std::fs::metadata(path).unwrap().permissions().mode() & ALL;
+                let script = format!("umask 027; chmod -- '{text}' {}", path.display());
+                let _ = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+                let new = std::fs::metadata(path).unwrap().permissions().mode() & ALL;
+                let ours = text.parse::<ModeChange>().unwrap().apply(old, is_dir, 0o027);
+                assert_eq!(ours, new, "{text} of {old:o}, directory {is_dir}: {ours:o}, {new:o}");
+            }
+        }
+        std::fs::remove_dir_all(&top).unwrap();
+    }
+
+    #[test]
+    fn what_is_no_mode_is_refused() {
+        for wrong in ["", "8", "10000", "u", "u+q", "z+x", "u+x,", "u+ug", "rw"] {
+            assert!(wrong.parse::<ModeChange>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! Files of a volume as a tree, for another volume or another directory of the same.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use draconis_exchange::contract::{Kind, Time};
+use draconis_ext::mkfs::{Contents, Node, NodeId, Tree, What};
+use draconis_ext::{Inode, InodeNumber, Volume};
+
+use super::{HashSet, LeftOut, Source};
+use crate::change::Maker;
+use crate::image;
+use crate::text::printable;
+use crate::walk::segments;
+
+/// What copies have of their originals.
+#[derive(Clone, Copy)]
+pub enum Keep {
+    /// Contents and permissions.
+    Contents {
+        /// Whose they become, and since when they are.
+        maker: Maker,
+        now: Time,
+    },
+    /// Owners, times and extended attributes, too.
+    All,
+}
+
+struct Files<'a> {
+    volume: &'a Volume,
+    files: Vec<Arc<Inode>>,
+}
+
+impl Contents for Files<'_> {
+    fn read(&self, source: u64, at_bytes: u64, into: &mut [u8]) -> std::io::Result<()> {
+        let inode = usize::try_from(source).ok().and_then(|nth| self.files.get(nth));
+        let inode = inode.ok_or(std::io::ErrorKind::NotFound)?;
+        let mut filled = 0;
+        while filled < into.len() {
+            let rest = &mut into[filled..];
+            let data = self.volume.read_of(inode, at_bytes + filled as u64, rest.len());
+            let data = data.map_err(std::io::Error::other)?;
+            if data.is_empty() {
+                return Err(std::io::ErrorKind::UnexpectedEof.into());
+            }
+            rest[..data.len()].copy_from_slice(&data);
+            filled += data.len();
+        }
+        Ok(())
+    }
+}
+
+struct Scan<'a> {
+    tree: Tree,
+    files: Files<'a>,
+    keep: Keep,
+    seen: HashMap<InodeNumber, NodeId>,
+    left_out: LeftOut,
+}
+
+/// Scans `tops` of a volume, each under the name it gets; answers the inodes as well.
+pub fn scan<'a>(
+    volume: &'a Volume,
+    tops: &[(Vec<u8>, InodeNumber)],
+    keep: Keep,
+) -> anyhow::Result<(Source<'a>, HashSet<InodeNumber>)> {
+    let mut scan = Scan {
+        tree: Tree::new(Node::new(What::Directory, 0o755)),
+        files: Files { volume, files: vec![] },
+        keep,
+        seen: HashMap::new(),
+        left_out: LeftOut::default(),
+    };
+    let mut stack = vec![];
+    for (name, top) in tops {
+        if scan.tree.lookup(NodeId::ROOT, name).is_some() {
+            bail!("{}: another source has that name", printable(name));
+        }
+        stack.extend(scan.entry(NodeId::ROOT, name, *top)?);
+    }
+    while let Some((id, number)) = stack.pop() {
+        let listing = image::names(volume, number, &scan.tree.path(id))?;
+        if listing.damaged {
+            bail!("{}: it cannot be copied whole", scan.tree.path(id));
+        }
+        for entry in listing.names {
+            let below = scan.entry(id, &entry.name, entry.inode);
+            stack.extend(below.with_context(|| printable(&entry.name))?);
+        }
+    }
+    let seen = scan.seen.keys().copied().collect();
+    let implied = HashSet::from([NodeId::ROOT]);
+    Ok((Source { implied, ..Source::new(scan.tree, scan.files) }, seen))
+}
+
+impl Scan<'_> {
+    /// Adds one name; its node if that is a directory.
+    fn entry(
+        &mut self,
+        dir: NodeId,
+        name: &[u8],
+        number: InodeNumber,
+    ) -> anyhow::Result<Option<(NodeId, InodeNumber)>> {
+        let volume = self.files.volume;
+        let inode = volume.inode(number)?;
+        if let Some(first) = self.seen.get(&number) {
+            if inode.kind == Kind::Directory {
+                bail!("a directory with two names; draconis check shows the damage");
+            }
+            self.tree.link(dir, name, *first)?;
+            return Ok(None);
+        }
+        let attributes = volume.attributes_of(&inode);
+        let (major, minor) = attributes.device;
+        let what = match inode.kind {
+            Kind::Directory => What::Directory,
+            Kind::Symlink => What::Symlink(volume.read_link_of(&inode)?),
+            Kind::CharDevice => What::CharDevice(major, minor),
+            Kind::BlockDevice => What::BlockDevice(major, minor),
+            Kind::Fifo => What::Fifo,
+            Kind::Socket => What::Socket,
+            Kind::File => {
+                let source = self.files.files.len() as u64;
+                self.files.files.push(inode.clone());
+                let data = segments(volume, &inode)?;
+                What::File { size_bytes: inode.size_bytes, data, source }
+            }
+        };
+        let mut node = Node::new(what, (attributes.mode & 0o7777) as u16);
+        match self.keep {
+            Keep::Contents { maker, now } => {
+                (node.uid, node.gid) = (maker.uid, maker.gid);
+                // Rights of the old owner's that the new one need not have.
+                node.mode &= (0o1777 & !maker.umask) as u16;
+                node = node.at(now);
+            }
+            Keep::All => {
+                (node.uid, node.gid) = (attributes.uid, attributes.gid);
+                node.accessed = attributes.accessed;
+                node.modified = attributes.modified;
+                self.attributes(&mut node, &inode, name)?;
+            }
+        }
+        let id = self.tree.add(dir, name, node)?;
+        self.seen.insert(number, id);
+        Ok((inode.kind == Kind::Directory).then_some((id, number)))
+    }
+
+    fn attributes(&mut self, node: &mut Node, inode: &Inode, name: &[u8]) -> anyhow::Result<()> {
+        let volume = self.files.volume;
+        for attribute in volume.xattr_names(inode.number)? {
+            let value = volume.xattr(inode.number, &attribute)?;
+            if !node.attribute(&attribute, &value) {
+                let what = format!("the attribute {} is", printable(&attribute));
+                self.left_out.tell(&what, &printable(name));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,522 @@
+//! The commands that change an image without mounting it; `e2fsck` judges after each.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use common::{Draconis, Kernel, Seen, Without, is_root, look, odd_tree, same};
+use serde_json::Value;
+
+/// An empty volume, made by the program itself, and the commands that change it.
+struct Image {
+    draconis: Draconis,
+    path: PathBuf,
+}
+
+impl Image {
+    fn new(arguments: &[&str], size: &str) -> Self {
+        let draconis = Draconis::new();
+        let path = draconis.path("image");
+        let image = Self { draconis, path };
+        image.format(&image.path, arguments, size);
+        image
+    }
+
+    fn format(&self, path: &Path, arguments: &[&str], size: &str) {
+        let mut command = vec!["format"];
+        command.extend(arguments);
+        command.extend([path.to_str().unwrap(), size]);
+        self.draconis.ok(command);
+    }
+
+    fn at(&self, path: &str) -> String {
+        format!("{}:{path}", self.path.display())
+    }
+
+    /// The arguments of a command; those that begin with `:/` are paths in the image.
+    fn arguments(&self, line: &[&str]) -> Vec<String> {
+        let one = |text: &&str| match text.strip_prefix(":/") {
+            Some(path) => self.at(&format!("/{path}")),
+            None => (*text).to_string(),
+        };
+        line.iter().map(one).collect()
+    }
+
+    fn ok(&self, line: &[&str]) {
+        self.draconis.ok(self.arguments(line));
+        check(&self.path);
+    }
+
+    /// A command that is refused, and leaves every byte as it is but those of a mount.
+    fn refuses(&self, line: &[&str], why: &str) {
+        let before = self.tree();
+        let said = self.draconis.fails(self.arguments(line));
+        assert!(said.contains(why), "{said}");
+        check(&self.path);
+        assert_eq!(self.tree(), before);
+    }
+
+    fn stat(&self, path: &str) -> Value {
+        let said = self.draconis.ok(["stat", "--json", &self.at(path)]);
+        serde_json::from_str::<Value>(&said).unwrap()[0].clone()
+    }
+
+    fn text(&self, path: &str) -> String {
+        self.draconis.ok(["cat", &self.at(path)])
+    }
+
+    fn names(&self, path: &str) -> Vec<String> {
+        let said = self.draconis.ok(["ls", "-a", &self.at(path)]);
+        said.lines().map(str::to_string).filter(|name| !matches!(&name[..], "." | "..")).collect()
+    }
+
+    /// All names, and what `ls -l` says of them.
+    fn tree(&self) -> String {
+        self.draconis.ok(["ls", "-alR", self.path.to_str().unwrap()])
+    }
+
+    /// What `debugfs` says.
+    fn debugfs(&self, request: &str) -> String {
+        let output =
+            Command::new("debugfs").args(["-R", request]).arg(&self.path).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// A file of this machine.
+    fn file(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.draconis.path(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    /// The tree below a directory as the kernel shows it; without root, as `get` restores it.
+    fn seen(&self, below: &str) -> BTreeMap<PathBuf, Seen> {
+        let at = self.draconis.make_dir("kernel");
+        let mut seen = match Kernel::mount(&self.path, at, "change") {
+            Some(kernel) => look(&kernel.at.join(below), contents()),
+            None => {
+                let into = tempfile::tempdir().unwrap();
+                let from = self.at(&format!("/{below}"));
+                self.draconis.ok(["get", "-r", &from, into.path().to_str().unwrap()]);
+                look(&into.path().join(below), contents())
+            }
+        };
+        seen.remove(Path::new("lost+found"));
+        seen.remove(Path::new(""));
+        seen
+    }
+}
+
+/// Access times change by looking, inode numbers and blocks are the volume's own.
+fn contents() -> Without {
+    Without { what_a_copy_loses: true, fractions: !is_root() }
+}
+
+fn check(image: &Path) {
+    let output = Command::new("e2fsck").arg("-fn").arg(image).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// The odd tree with a sparse file that is quicker to compare than one of five gibibytes.
+fn small_odd_tree(top: &Path) {
+    odd_tree(top);
+    let sparse = std::fs::File::options().write(true).open(top.join("sparse")).unwrap();
+    sparse.set_len(70 << 20).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&sparse, b"near the end", 69 << 20).unwrap();
+}
+
+fn tree_at(top: &Path) -> BTreeMap<PathBuf, Seen> {
+    let mut seen = look(top, contents());
+    seen.remove(Path::new(""));
+    seen
+}
+
+const SHAPES: [&[&str]; 4] = [
+    &["-b", "1024"],
+    &["-b", "2048", "-O", "^dir_index"],
+    &["-b", "4096"],
+    &["-b", "1024", "-I", "128"],
+];
+
+#[test]
+fn a_tree_is_put_as_it_is_and_again_over_itself() {
+    for shape in &SHAPES[..3] {
+        let image = Image::new(shape, "64M");
+        let tree = image.draconis.make_dir("tree");
+        small_odd_tree(&tree);
+        let source = tree.to_str().unwrap();
+        image.ok(&["put", "-r", source, ":/"]);
+        same(&image.seen("tree"), &tree_at(&tree));
+        // Holes stayed holes: a file of 70 MiB is in a volume of 64.
+        image.ok(&["put", "-r", source, ":/copy"]);
+        same(&image.seen("copy"), &tree_at(&tree));
+        image.ok(&["put", "-rT", source, ":/copy"]);
+        image.ok(&["put", "-r", &format!("{source}/."), ":/copy"]);
+        same(&image.seen("copy"), &tree_at(&tree));
+    }
+}
+
+#[test]
+fn single_files_go_where_cp_would_put_them() {
+    let image = Image::new(&[], "8M");
+    let one = image.file("one", b"first");
+    let two = image.file("two", b"second");
+    let (one, two) = (one.to_str().unwrap(), two.to_str().unwrap());
+    image.ok(&["put", one, ":/"]);
+    image.ok(&["put", one, ":/named"]);
+    image.ok(&["mkdir", ":/dir"]);
+    image.ok(&["put", one, two, ":/dir/"]);
+    image.ok(&["put", two, ":/named"]);
+    image.ok(&["put", "--owner", "7:8", two, ":/owned"]);
+    assert_eq!(image.names("/dir"), ["one", "two"]);
+    assert_eq!((image.text("/one"), image.text("/named")), ("first".into(), "second".into()));
+    let owned = image.stat("/owned");
+    assert_eq!((&owned["uid"], &owned["gid"]), (&7.into(), &8.into()));
+    // A link on the command line is followed, unless trees are copied.
+    std::os::unix::fs::symlink("two", image.draconis.path("link")).unwrap();
+    let link = image.draconis.path("link");
+    image.ok(&["put", link.to_str().unwrap(), ":/followed"]);
+    image.ok(&["put", "-r", link.to_str().unwrap(), ":/kept"]);
+    assert_eq!(image.text("/followed"), "second");
+    assert_eq!(image.stat("/kept")["link_target"], "two");
+
+    image.refuses(&["put", one, two, ":/none"], "no such directory");
+    image.refuses(&["put", one, ":/none/"], "no such directory");
+    image.refuses(&["put", one, ":/none/deep"], "no such file or directory");
+    image.refuses(&["put", one, one, ":/dir"], "another source has that name");
+    let dir = image.draconis.make_dir("host");
+    image.refuses(&["put", dir.to_str().unwrap(), ":/"], "-r copies it");
+    image.refuses(&["put", "-r", dir.to_str().unwrap(), ":/one"], "no directory");
+    image.refuses(&["put", "/nowhere/at/all", ":/x"], "No such file");
+    let huge = image.file("huge", &vec![1; 9 << 20]);
+    image.refuses(&["put", huge.to_str().unwrap(), ":/"], "larger volume");
+}
+
+#[test]
+fn archives_are_unpacked_as_they_are() {
+    for shape in &SHAPES[..3] {
+        let image = Image::new(shape, "64M");
+        let tree = image.draconis.make_dir("tree");
+        small_odd_tree(&tree);
+        let archive = image.draconis.path("archive");
+        let mut tar = Command::new("tar");
+        tar.args(["--format=pax", "--xattrs", "--xattrs-include=*", "--sparse", "-z", "-C"]);
+        assert!(tar.arg(&tree).arg("-cf").arg(&archive).arg(".").status().unwrap().success());
+        image.ok(&["mkdir", "-p", ":/a/b"]);
+        image.ok(&["untar", "-f", archive.to_str().unwrap(), ":/a/b"]);
+        same(&image.seen("a/b"), &tree_at(&tree));
+        // From standard input, over what is there.
+        let output = image
+            .draconis
+            .command()
+            .args(["untar", &image.at("/a/b")])
+            .stdin(std::fs::File::open(&archive).unwrap())
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        check(&image.path);
+        same(&image.seen("a/b"), &tree_at(&tree));
+    }
+}
+
+#[test]
+fn directories_that_an_archive_only_passes_keep_what_they_are() {
+    let image = Image::new(&[], "8M");
+    let tree = image.draconis.make_dir("tree/private/new");
+    std::fs::write(tree.join("file"), b"x").unwrap();
+    let archive = image.draconis.path("archive");
+    let mut tar = Command::new("tar");
+    tar.arg("-C").arg(image.draconis.path("tree")).arg("-cf").arg(&archive);
+    assert!(tar.arg("private/new/file").status().unwrap().success());
+    image.ok(&["mkdir", "-m", "700", "--owner", "5:6", ":/private"]);
+    image.ok(&["untar", "-f", archive.to_str().unwrap(), ":/"]);
+    let private = image.stat("/private");
+    assert_eq!((&private["uid"], &private["gid"]), (&5.into(), &6.into()));
+    assert!(private["mode"].as_str().unwrap().ends_with("700"), "{private}");
+    assert_eq!(image.text("/private/new/file"), "x");
+    image.refuses(&["untar", "-f", archive.to_str().unwrap(), ":/none"], "mkdir -p");
+    let wrong = image.file("wrong", &[7; 2000]);
+    image.refuses(&["untar", "-f", wrong.to_str().unwrap(), ":/"], "not a tar archive");
+}
+
+#[test]
+fn names_are_made_moved_linked_and_removed() {
+    for shape in SHAPES {
+        let image = Image::new(shape, "8M");
+        image.ok(&["mkdir", "-p", ":/a/b/c", ":/a/b/d"]);
+        image.ok(&["mkdir", "-p", ":/a/b/c"]);
+        image.ok(&["touch", ":/a/file", ":/a/other"]);
+        image.ok(&["mv", ":/a/file", ":/a/b/c"]);
+        image.ok(&["mv", ":/a/b/c", ":/moved"]);
+        assert_eq!(
+            (image.names("/moved"), image.names("/a/b")),
+            (vec!["file".to_string()], vec!["d".to_string()])
+        );
+        // `..` of a directory that was moved, and the links of its parents.
+        assert!(
+            image.debugfs("ls /moved").contains("2  (12) .."),
+            "{}",
+            image.debugfs("ls /moved")
+        );
+        assert_eq!(
+            (&image.stat("/a/b")["links"], &image.stat("/")["links"]),
+            (&3.into(), &5.into())
+        );
+        image.ok(&["mv", "-n", ":/moved/file", ":/a/other"]);
+        assert_eq!(image.names("/moved"), ["file"]);
+        image.ok(&["mv", ":/moved/file", ":/a/other"]);
+        assert_eq!(
+            (image.names("/moved").len(), image.names("/a")),
+            (0, vec!["b".into(), "other".into()])
+        );
+        image.ok(&["mv", "--exchange", ":/moved", ":/a/other"]);
+        assert_eq!(image.stat("/moved")["kind"], "regular file");
+        image.ok(&["mv", "--exchange", ":/moved", ":/a/other"]);
+
+        image.ok(&["ln", ":/a/other", ":/hard"]);
+        assert_eq!(image.stat("/hard")["inode"], image.stat("/a/other")["inode"]);
+        assert_eq!(image.stat("/hard")["links"], 2);
+        image.ok(&["ln", "-s", "a/other", ":/fast"]);
+        let long = format!("../{}", "x".repeat(100));
+        image.ok(&["ln", "-s", &long, ":/slow"]);
+        image.ok(&["ln", "-sf", "a/b", ":/fast"]);
+        image.ok(&["ln", "-f", ":/a/other", ":/hard"]);
+        assert_eq!(image.stat("/slow")["link_target"], long);
+        assert_eq!(image.stat("/fast")["link_target"], "a/b");
+
+        image.refuses(&["mkdir", ":/a"], "file exists");
+        image.refuses(&["mkdir", ":/none/x"], "no such file or directory");
+        image.refuses(&["mkdir", "-p", ":/hard/x"], "no directory");
+        image.refuses(&["mkdir", &format!(":/{}", "n".repeat(256))], "too long");
+        image.refuses(&["mv", ":/a", ":/a/b"], "into itself");
+        image.refuses(&["mv", ":/none", ":/a"], "no such file");
+        image.refuses(&["mv", ":/a", ":/moved", ":/nowhere"], "no such directory");
+        image.refuses(&["mv", ":/a", "other.img:/x"], "draconis cp -a");
+        image.refuses(&["ln", ":/a", ":/dir link"], "");
+        image.refuses(&["ln", "-s", "x", ":/hard"], "file exists");
+        image.refuses(&["rm", ":/a"], "-r removes it");
+        image.refuses(&["rm", ":/none"], "no such file");
+        image.refuses(&["rm", "-r", ":/"], "root directory");
+        image.refuses(&["rm", "-r", ":/a/."], "a name is needed");
+
+        image.ok(&["rm", "-f", ":/none", ":/hard/below"]);
+        image.ok(&["rm", ":/hard"]);
+        assert_eq!(image.stat("/a/other")["links"], 1);
+        image.ok(&["rm", "-r", ":/a", ":/moved", ":/fast", ":/slow"]);
+        assert_eq!(image.names("/"), ["lost+found"]);
+        assert_eq!(image.stat("/")["links"], 3);
+    }
+}
+
+#[test]
+fn everything_that_is_removed_is_free_again() {
+    let image = Image::new(&["-b", "1024"], "64M");
+    let free = || {
+        let said = Command::new("dumpe2fs").arg("-h").arg(&image.path).output().unwrap();
+        let said = String::from_utf8_lossy(&said.stdout).into_owned();
+        let lines = said.lines().filter(|line| line.starts_with("Free "));
+        lines.map(str::to_string).collect::<Vec<_>>()
+    };
+    let before = free();
+    let tree = image.draconis.make_dir("tree");
+    small_odd_tree(&tree);
+    for nth in 0..2000 {
+        std::fs::write(tree.join(format!("a name of some length, {nth:04}")), b"x").unwrap();
+    }
+    image.ok(&["put", "-r", tree.to_str().unwrap(), ":/"]);
+    assert_ne!(free(), before);
+    same(&image.seen("tree"), &tree_at(&tree));
+    image.ok(&["rm", "-r", ":/tree"]);
+    assert_eq!(free(), before);
+}
+
+#[test]
+fn attributes_change_as_asked() {
+    for shape in SHAPES {
+        let image = Image::new(shape, "8M");
+        image.ok(&["mkdir", "-p", ":/d/e"]);
+        image.ok(&["touch", ":/d/e/f"]);
+        image.ok(&["ln", "-s", "e", ":/d/link"]);
+        image.ok(&["chmod", "640", ":/d/e/f"]);
+        image.ok(&["chmod", "-R", "g+rwX,o-rx", ":/d"]);
+        let mode = |path: &str| image.stat(path)["mode"].as_str().unwrap().to_string();
+        assert!(mode("/d/e/f").ends_with("660") && mode("/d/e").ends_with("770"));
+        assert!(mode("/d/link").ends_with("777"));
+        image.ok(&["chmod", "-x", ":/d/e"]);
+        image.ok(&["chmod", "u=rwxs", ":/d/e/f"]);
+        assert!(mode("/d/e/f").ends_with("4760"), "{}", mode("/d/e/f"));
+        // Who gets a new owner loses what the old one granted.
+        image.ok(&["chown", "70000:123456", ":/d/e/f"]);
+        assert!(mode("/d/e/f").ends_with("0760") || mode("/d/e/f").ends_with("100760"));
+        image.ok(&["chown", "-R", ":9", ":/d"]);
+        image.ok(&["chown", "-h", "3", ":/d/link"]);
+        let owner = |path: &str| {
+            let stat = image.stat(path);
+            (stat["uid"].as_u64().unwrap(), stat["gid"].as_u64().unwrap())
+        };
+        assert_eq!((owner("/d/e/f"), owner("/d/link").0), ((70_000, 9), 3));
+        assert_eq!(owner("/d/link").1, 9);
+        image.ok(&["touch", "-d", "@1000000000.5", ":/d/e/f"]);
+        image.ok(&["touch", "-m", "-d", "@1100000000", ":/d/e/f"]);
+        let stat = image.stat("/d/e/f");
+        let fraction = if shape.contains(&"128") { 0 } else { 500_000_000 };
+        assert_eq!(stat["accessed"], serde_json::json!([1_000_000_000, fraction]));
+        assert_eq!(stat["modified"], serde_json::json!([1_100_000_000, 0]));
+        image.ok(&["touch", "-c", ":/not made"]);
+        image.ok(&["truncate", "-c", "-s", "5", ":/not made"]);
+        assert_eq!(image.names("/"), ["d", "lost+found"]);
+
+        let one = image.file("one", &[b'x'; 5000]);
+        image.ok(&["put", one.to_str().unwrap(), ":/one"]);
+        image.ok(&["truncate", "-s", "-3000", ":/one"]);
+        image.ok(&["truncate", "-s", "+2K", ":/one"]);
+        let expected = [vec![b'x'; 2000], vec![0; 2048]].concat();
+        assert_eq!(image.text("/one").into_bytes(), expected, "what was cut off reads as zeros");
+        image.ok(&["truncate", "-s", "1G", ":/hole"]);
+        assert_eq!(
+            (&image.stat("/hole")["size"], &image.stat("/hole")["blocks_512"]),
+            (&(1u64 << 30).into(), &0.into())
+        );
+        image.refuses(&["truncate", "-s", "9999T", ":/one"], "too large");
+        image.refuses(&["truncate", "-s", "5", ":/d"], "only files");
+        image.refuses(&["chmod", "644", ":/none"], "no such file");
+    }
+}
+
+#[test]
+fn copies_inside_and_between_volumes() {
+    for shape in &SHAPES[..3] {
+        let image = Image::new(shape, "64M");
+        let tree = image.draconis.make_dir("tree");
+        small_odd_tree(&tree);
+        image.ok(&["put", "-r", tree.to_str().unwrap(), ":/"]);
+        image.ok(&["cp", "-a", ":/tree", ":/copy"]);
+        same(&image.seen("copy"), &tree_at(&tree));
+        image.ok(&["mkdir", ":/dir"]);
+        image.ok(&["cp", ":/tree/one", ":/tree/big", ":/dir"]);
+        assert_eq!(image.text("/dir/one"), "1");
+        image.refuses(&["cp", ":/tree", ":/x"], "-r copies it");
+        image.refuses(&["cp", "-r", ":/tree", ":/tree/deep"], "into itself");
+        image.refuses(&["cp", ":/dir/one", ":/dir"], "same file");
+        image.refuses(&["cp", ":/dir/one", ":/dir/big", ":/nowhere"], "no such directory");
+
+        let other = image.draconis.path("other");
+        image.format(&other, &["-b", "4096"], "64M");
+        let to = format!("{}:/", other.display());
+        image.ok(&["cp", "-a", ":/tree", &to]);
+        check(&other);
+        let other = Image { path: other, ..image };
+        same(&other.seen("tree"), &tree_at(&tree));
+    }
+}
+
+#[test]
+fn labels_are_set_and_nothing_else() {
+    let image = Image::new(&["-L", "old"], "8M");
+    let label = || {
+        let output = Command::new("e2label").arg(&image.path).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().trim_end().to_string()
+    };
+    let before = std::fs::read(&image.path).unwrap();
+    let path = image.path.to_str().unwrap();
+    image.ok(&["set-label", path, "sixteen bytes .."]);
+    assert_eq!(label(), "sixteen bytes ..");
+    let after = std::fs::read(&image.path).unwrap();
+    let changed = |at: usize| before[at] != after[at];
+    // `s_wtime` and `s_volume_name`
+    let others = (0..before.len()).filter(|at| !(1072..1076).contains(at));
+    assert!(others.filter(|at| !(1144..1160).contains(at)).all(|at| !changed(at)));
+    image.ok(&["set-label", path]);
+    assert_eq!(label(), "");
+    let said = image.draconis.fails(["set-label", path, "seventeen bytes .."]);
+    assert!(said.contains("16 bytes"), "{said}");
+    let none = image.file("none", &[0; 4096]);
+    let said = image.draconis.fails(["set-label", none.to_str().unwrap(), "x"]);
+    assert!(said.contains("not an ext volume"), "{said}");
+    // A volume inside a larger image.
+    let inside = image.draconis.path("inside");
+    std::fs::write(&inside, [vec![0; 1 << 20], after].concat()).unwrap();
+    image.draconis.ok(["set-label", "--offset", "1M", inside.to_str().unwrap(), "inside"]);
+    let bytes = std::fs::read(&inside).unwrap();
+    assert_eq!(&bytes[(1 << 20) + 1144..][..7], b"inside\0");
+    // With checksums the superblock would be wrong.
+    let theirs = image.draconis.path("theirs");
+    common::mke2fs(&theirs, None, &["-t", "ext4", "-O", "metadata_csum"], "8M");
+    let said = image.draconis.fails(["set-label", theirs.to_str().unwrap(), "x"]);
+    assert!(said.contains("metadata_csum"), "{said}");
+}
+
+#[test]
+fn what_is_in_use_or_no_volume_is_left_alone() {
+    let image = Image::new(&[], "8M");
+    let file = std::fs::File::open(&image.path).unwrap();
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockShared).unwrap();
+    for line in
+        [&["mkdir", ":/x"][..], &["rm", ":/x"], &["set-label", image.path.to_str().unwrap()]]
+    {
+        let said = image.draconis.fails(image.arguments(line));
+        assert!(said.contains("in use; unmount it first"), "{said}");
+    }
+    drop(file);
+    let said = image.draconis.fails(["mkdir", "/nowhere/image:/x"]);
+    assert!(said.contains("draconis format"), "{said}");
+    let none = image.file("none", &[0; 100_000]);
+    let said = image.draconis.fails(["mkdir", &format!("{}:/x", none.display())]);
+    assert!(said.contains("not an ext volume"), "{said}");
+    let wrong = image.draconis.run(["chmod", "u+q", &image.at("/")]);
+    assert_eq!(wrong.status.code(), Some(2), "the command line makes no sense");
+}
+
+#[test]
+fn a_full_volume_says_so_and_stays_whole() {
+    let image = Image::new(&["-b", "1024", "-N", "64"], "2M");
+    let dir = image.draconis.make_dir("many");
+    for nth in 0..100 {
+        std::fs::write(dir.join(format!("{nth}")), b"").unwrap();
+    }
+    let said = image.draconis.fails(image.arguments(&["put", "-r", dir.to_str().unwrap(), ":/"]));
+    assert!(said.contains("no space left") && said.contains("larger volume"), "{said}");
+    check(&image.path);
+    image.ok(&["rm", "-r", ":/many"]);
+    assert_eq!(image.names("/"), ["lost+found"]);
+}
+
+#[test]
+fn a_command_that_is_killed_leaves_a_whole_volume() {
+    let image = Image::new(&["-b", "1024"], "256M");
+    let tree = image.draconis.make_dir("tree");
+    for nth in 0..2000 {
+        std::fs::write(tree.join(format!("{nth}")), vec![7; nth]).unwrap();
+    }
+    // More than is kept in memory, so that the volume is written all along.
+    for nth in 0..30 {
+        std::fs::write(tree.join(format!("large {nth}")), vec![nth; 3 << 20]).unwrap();
+    }
+    let put = || {
+        let mut put = image.draconis.command();
+        put.args(["put", "-r", tree.to_str().unwrap(), &image.at("/x")]).stderr(Stdio::null());
+        put.spawn().unwrap()
+    };
+    let start = Instant::now();
+    assert!(put().wait().unwrap().success());
+    let whole = start.elapsed();
+    image.ok(&["rm", "-r", ":/x"]);
+    let mut cut_off = 0;
+    for nth in 1..=12 {
+        let mut put = put();
+        std::thread::sleep(whole * nth / 12);
+        put.kill().unwrap();
+        put.wait().unwrap();
+        let mended = Command::new("e2fsck").arg("-fp").arg(&image.path).output().unwrap();
+        let status = mended.status.code().unwrap();
+        assert!(status <= 1, "{status}: {}", String::from_utf8_lossy(&mended.stdout));
+        check(&image.path);
+        let there = image.names("/").contains(&"x".to_string());
+        cut_off += u32::from(there && image.names("/x").len() < 2030);
+        image.ok(&["rm", "-rf", ":/x"]);
+    }
+    eprintln!("{cut_off} of 12 were cut off in the middle");
+}
