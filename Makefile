@@ -40,6 +40,7 @@ bench:
 	@tools/packages bench
 	$(CARGO) build --release --locked --workspace
 	target/release/draconis-lab mount
+	target/release/draconis-lab change
 
 # What a call over a channel costs, beside a Unix socket and a pipe.
 bench-channel:

@@ -112,7 +112,7 @@ pub enum Command {
 
 const MOUNT_OPTIONS: &str = "\
 Options for -o, separated by commas:
-  ro, rw               read-only, or as the volume allows (writing is not supported yet)
+  ro, rw               read-only, or as the volume allows (rw)
   allow_other          let other users in (user_allow_other in /etc/fuse.conf)
   fakeroot             no permission checks: whoever may enter may read everything
   inode_cache=N        inodes kept in memory (16384)
@@ -121,6 +121,13 @@ Options for -o, separated by commas:
   dots                 show . and .. in native listings too
   offset=N             the volume starts at this byte of IMAGE
   partition=N          the volume is this partition of IMAGE
+  relatime, noatime, strictatime, lazytime
+                       when reading changes the time of access (relatime)
+  sync, dirsync        changes, or those of directories, are durable when they are answered
+  writeback            the kernel keeps what is written for a while: better for many small
+                       writes, worse for many small files (nowriteback)
+  commit=SECONDS       hand changes to the disk after so long (5)
+  dirty=SIZE           or when there are so many (64M)
   deadline=SECONDS     kill a worker that does not answer for so long (30)
   dev, suid, noexec    as mount(8) has them; devices and setuid are ignored by default";
 
@@ -162,6 +169,9 @@ pub struct Mount {
     /// Mount options, separated by commas; may be repeated.
     #[arg(short, value_name = "OPTIONS")]
     pub options: Vec<String>,
+    /// Make IMAGE, an empty volume of this size, first.
+    #[arg(long, value_name = "SIZE")]
+    pub create: Option<String>,
     /// The file or block device.
     pub image: PathBuf,
     /// The directory.

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use draconis_front::fuse;
 use draconis_service::manager::Front;
-use draconis_service::options::MountOptions;
+use draconis_service::options::{AccessTimes, MountOptions};
 
 /// Read-ahead of the kernel on our mounts, in KiB. FUSE starts at 128, where every read of
 /// a cold file waits for a round trip.
@@ -29,6 +29,14 @@ impl Front for Fuse {
             dev: options.dev,
             suid: options.suid,
             no_exec: options.no_exec,
+            access_times: match options.access_times {
+                AccessTimes::Relative => fuse::AccessTimes::Relative,
+                AccessTimes::Never => fuse::AccessTimes::Never,
+                AccessTimes::Strict => fuse::AccessTimes::Strict,
+                AccessTimes::Lazy => fuse::AccessTimes::Lazy,
+            },
+            sync: options.sync,
+            dir_sync: options.dir_sync,
         };
         fuse::mount(mount_point, &options).map_err(|error| error.to_string())
     }

@@ -227,6 +227,7 @@ impl Run<'_> {
             size_bytes,
             accessed: Some(SetTime::To(node.accessed)),
             modified: Some(SetTime::To(node.modified)),
+            ..AttributeChange::default()
         };
         volume.set_attributes(number, &change)?;
         Ok(())

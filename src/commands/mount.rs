@@ -1,17 +1,18 @@
 //! `draconis mount`, and what mount(8) calls for the type `fuse.draconis`.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use clap::Parser;
 use draconis_service::client::{Directory, ask};
 use draconis_service::manager::Manager;
 use draconis_service::options::MountOptions;
 use draconis_service::protocol::{Reply, Request};
 
-use crate::cli::Mount;
+use crate::cli::{Cli, Command, Mount};
 use crate::front::Fuse;
 
 /// The name under which mount(8) calls this program.
@@ -43,14 +44,27 @@ pub fn run(arguments: &Mount) -> anyhow::Result<ExitCode> {
     for list in &arguments.options {
         options.add(list)?;
     }
-    let volume = absolute(&arguments.image)?;
     let mount_point = mount_point(&arguments.dir)?;
+    if let Some(size) = &arguments.create {
+        create(&arguments.image, size)?;
+    }
+    let volume = absolute(&arguments.image)?;
     let directory = Directory::open().context("cannot keep a manager's socket")?;
     if arguments.foreground {
         return foreground(&directory, volume, mount_point, options);
     }
     let manager = directory.connect_or_start()?;
     told(ask(&manager, &Request::Mount { volume, mount_point, options })?)
+}
+
+/// Makes an empty volume that belongs to whoever asks, as `draconis format` would.
+fn create(image: &Path, size: &str) -> anyhow::Result<()> {
+    let format = ["draconis", "format", "-E", "root_owner", "--"].map(OsStr::new);
+    let arguments = format.into_iter().chain([image.as_os_str(), OsStr::new(size)]);
+    match Cli::try_parse_from(arguments)?.command {
+        Command::Format(format) => super::format::run(&format).map(drop),
+        _ => Ok(()),
+    }
 }
 
 /// Asks the running manager, or is one until this mount has ended.

@@ -23,9 +23,14 @@ pub fn run(arguments: &cli::Status) -> anyhow::Result<ExitCode> {
         println!("{}", serde_json::to_string_pretty(&status)?);
     } else if status.mounts.is_empty() {
         println!("nothing is mounted");
-    } else {
+    }
+    if !arguments.json {
         for mount in &status.mounts {
             print!("{}", shown(mount));
+        }
+        for lost in &status.lost {
+            let (volume, at) = (lost.volume.display(), lost.mount_point.display());
+            println!("{volume} was on {at}\n  lost      {}", lost.why);
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -45,6 +50,9 @@ fn shown(mount: &MountStatus) -> String {
         if sandbox.seccomp { "kills" } else { "off" },
         if sandbox.no_capabilities { "no capabilities" } else { "some capabilities" },
     );
+    if let Some(why) = mount.worker.as_ref().and_then(|worker| worker.failure.as_ref()) {
+        text += &format!("  stopped   nothing is written any more: {why}\n");
+    }
     if let Some(worker) = &mount.worker {
         text += &format!(
             "  requests  {} from the kernel, {} of the device ({})\n",

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use draconis_front::fuse::{Activity, Server};
+use draconis_front::fuse::{Activity, Behaviour, Server};
 use draconis_service::volume::VolumeTree;
 use draconis_service::worker::{self, Serve};
 
@@ -17,7 +17,9 @@ struct Fuse(Activity);
 
 impl Serve for Fuse {
     fn serve(&self, connection: OwnedFd, tree: &VolumeTree) -> std::io::Result<()> {
-        Server::new(tree).serve(connection, &self.0)
+        let behaviour =
+            Behaviour { permissions: tree.permissions(), write_back: tree.write_back() };
+        Server::new(tree, behaviour).serve(connection, &self.0)
     }
 
     fn requests(&self) -> u64 {

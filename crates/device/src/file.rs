@@ -4,7 +4,8 @@
 //!   Now ───────────── pread in the caller's thread (waking another CPU costs more)
 //!   Ahead ── queue in disk order ──┬── io_uring, up to DEPTH reads in flight
 //!                                  └── or one thread that preads
-//!   submit ── writer thread, in order of tickets ── one flush for all who need it
+//!   submit ── writer thread, group after group ─┬─ io_uring, up to DEPTH writes in flight
+//!          └── one flush for all who need it      └─ or pwritev
 //! ```
 //!
 //! Law 1: direct I/O where the file takes it; a misaligned end goes through a bounce
@@ -24,6 +25,7 @@ use rustix::fs::{FileType, FlockOperation, OFlags, StatxFlags};
 use rustix::io::Errno;
 
 use crate::ahead::Ahead;
+use crate::uring::Gathered;
 use crate::writer::Writer;
 use crate::{
     Atomic, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket, Urgency,
@@ -44,8 +46,8 @@ pub struct FileOptions {
     pub write: bool,
     /// Bypass the page cache where the file allows it.
     pub direct: bool,
-    /// Use io_uring for reads ahead where the system allows it. A sandboxed process
-    /// must not: its filter cannot see what goes through a ring.
+    /// Use io_uring for reads ahead and writes where the system allows it. A sandboxed
+    /// process must not: its filter cannot see what goes through a ring.
     pub uring: bool,
 }
 
@@ -174,7 +176,7 @@ impl OpenedFile {
             atomic: Atomic::None,
         };
         let ahead = Ahead::start(file.clone(), options.uring);
-        let writer = options.write.then(|| Writer::start(file.clone()));
+        let writer = options.write.then(|| Writer::start(file.clone(), options.uring));
         FileDisk { file, properties, ahead, writer }
     }
 }
@@ -309,21 +311,21 @@ impl RawFile {
     /// One request if all of them can go to the file as they are; else they are put
     /// together first.
     pub(crate) fn write_run(&self, run: &[&Write]) -> Result<(), Error> {
-        let Some(first) = run.first() else { return Ok(()) };
-        let len_bytes = run.iter().map(|write| write.block.len() as u64).sum();
-        let extent = Extent::new(first.at_bytes, len_bytes);
-        let parts: Option<Vec<_>> = run
-            .iter()
-            .map(|write| {
-                let part = Extent::new(write.at_bytes, write.block.len() as u64);
-                write.block.bytes().filter(|_| self.aligned(part)).map(IoSlice::new)
-            })
-            .collect();
-        let written = match parts {
-            Some(parts) => self.write_gathered(extent, &parts),
+        let extent = extent_of(run);
+        let written = match self.gather(run) {
+            Some(gathered) => self.write_gathered(extent, &gathered.parts),
             None => self.write_bounced(extent, run),
         };
         written.map_err(|errno| io("write", extent, errno))
+    }
+
+    /// A run as one request, if all of it can go to the file as it is.
+    pub(crate) fn gather<'a>(&self, run: &[&'a Write]) -> Option<Gathered<'a>> {
+        let part = |write: &&'a Write| {
+            let at = Extent::new(write.at_bytes, write.block.len() as u64);
+            write.block.bytes().filter(|_| self.aligned(at)).map(IoSlice::new)
+        };
+        Some(Gathered { at: extent_of(run), parts: run.iter().map(part).collect::<Option<_>>()? })
     }
 
     fn write_gathered(&self, extent: Extent, parts: &[IoSlice<'_>]) -> rustix::io::Result<()> {
@@ -351,7 +353,7 @@ impl RawFile {
     /// Reads the aligned run around a misaligned one, changes it, writes it back.
     fn write_bounced(&self, extent: Extent, run: &[&Write]) -> rustix::io::Result<()> {
         let (wide, skip) = self.widen(extent);
-        let mut bounce = Private::new(wide.len_bytes as usize);
+        let mut bounce = Private::unset(wide.len_bytes as usize);
         let end = skip + extent.len_bytes as usize;
         if wide != extent {
             let got = self.read_up_to(wide, &mut bounce)?;
@@ -396,6 +398,12 @@ impl RawFile {
 
 pub(crate) fn io(what: &'static str, extent: Extent, errno: Errno) -> Error {
     Error::Io { what, extent, errno }
+}
+
+/// What a run covers.
+fn extent_of(run: &[&Write]) -> Extent {
+    let start_bytes = run.first().map_or(0, |first| first.at_bytes);
+    Extent::new(start_bytes, run.iter().map(|write| write.block.len() as u64).sum())
 }
 
 /// Copies the blocks of `run` into `bytes`, one behind the other.

@@ -1,15 +1,20 @@
-//! Reads ahead through io_uring: this file is the crate's only unsafe code.
+//! Reads ahead and writes of a group through io_uring: this file is the crate's only
+//! unsafe code.
 //!
 //! ```text
 //!   caller ── push ──▶ ring, while fewer than DEPTH are in flight; else elevator
 //!   reaper thread: wait for a completion ─▶ keep its promise ─▶ next of the elevator
+//!
+//!   writer thread: push while fewer than DEPTH are in flight ─▶ wait ─▶ until all are done
 //! ```
 //!
-//! Law: the kernel writes only into memory of [`InFlight`] entries, and an entry leaves
+//! Law 1: the kernel writes only into memory of [`InFlight`] entries, and an entry leaves
 //! the table only after its completion was seen. The ring is closed after the last one.
+//! Law 2: what the kernel reads is borrowed until the last completion was seen.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
+use std::io::IoSlice;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -22,7 +27,7 @@ use crate::ahead::{Elevator, Request};
 use crate::file::RawFile;
 use crate::{Extent, Promise, ReadAnswer};
 
-/// Reads in flight at once: the depth at which cloud and NVMe disks are close to their best.
+/// Requests in flight at once: the depth at which cloud and NVMe disks are close to their best.
 const DEPTH: usize = 16;
 /// Marks the completion that ends the reaper.
 const STOP: u64 = u64::MAX;
@@ -190,6 +195,73 @@ impl Shared {
                 log::warn!("io_uring refused a read: {errno}");
             }
         }
+    }
+}
+
+/// One write: where, and its parts one behind the other.
+#[derive(Debug)]
+pub(crate) struct Gathered<'a> {
+    pub(crate) at: Extent,
+    pub(crate) parts: Vec<IoSlice<'a>>,
+}
+
+/// A ring that writes for the thread that owns it.
+pub(crate) struct WriteRing(IoUring);
+
+impl WriteRing {
+    /// Sets a ring up.
+    ///
+    /// # Errors
+    /// As [`Ring::start`].
+    pub(crate) fn start() -> std::io::Result<Self> {
+        Ok(Self(IoUring::new(DEPTH as u32)?))
+    }
+
+    /// Writes all of `writes`, several at once and in no order; says of each whether it was
+    /// written whole.
+    pub(crate) fn write(&mut self, file: &RawFile, writes: &[Gathered<'_>]) -> Vec<bool> {
+        let mut done = vec![false; writes.len()];
+        let (mut next, mut flying) = (0, 0);
+        while next < writes.len() || flying > 0 {
+            while flying < DEPTH && next < writes.len() {
+                let Gathered { at, parts } = &writes[next];
+                let fd = types::Fd(file.fd.as_raw_fd());
+                // `IoSlice` is laid out as `iovec`; there are at most `IOV_MAX`.
+                let entry = opcode::Writev::new(fd, parts.as_ptr().cast(), parts.len() as u32)
+                    .offset(at.start_bytes)
+                    .build()
+                    .user_data(next as u64);
+                // SAFETY: `writes` and the bytes its parts borrow outlive this call, which
+                // ends only once nothing is in flight.
+                if unsafe { self.0.submission().push(&entry) }.is_err() {
+                    break;
+                }
+                (next, flying) = (next + 1, flying + 1);
+            }
+            if let Err(error) = self.0.submit_and_wait(1)
+                && !matches!(
+                    Errno::from_io_error(&error),
+                    Some(Errno::INTR | Errno::AGAIN | Errno::BUSY)
+                )
+            {
+                // What is in flight cannot be left alone: its memory would go away.
+                log::error!("io_uring stopped working: {error}");
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+            for completion in self.0.completion() {
+                flying -= 1;
+                let nth = completion.user_data() as usize;
+                let put = u64::try_from(completion.result()).ok();
+                done[nth] = put == Some(writes[nth].at.len_bytes);
+            }
+        }
+        done
+    }
+}
+
+impl std::fmt::Debug for WriteRing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WriteRing").finish_non_exhaustive()
     }
 }
 

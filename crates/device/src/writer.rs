@@ -15,6 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use crate::file::RawFile;
+use crate::uring::WriteRing;
 use crate::{ChainBounds, Error, Group, Refused, Ticket, Write};
 
 /// Groups that may wait to be written; a submitter beyond this waits its turn.
@@ -63,12 +64,16 @@ struct Queued {
 }
 
 impl Writer {
-    pub(crate) fn start(file: Arc<RawFile>) -> Self {
+    pub(crate) fn start(file: Arc<RawFile>, uring: bool) -> Self {
         let state = Mutex::new(State::default());
         let shared = Arc::new(Shared { file, state, changed: Condvar::new() });
         let mine = shared.clone();
-        let thread =
-            std::thread::Builder::new().name("disk-write".into()).spawn(move || mine.write_all());
+        let ring = uring.then(WriteRing::start).and_then(|ring| {
+            ring.inspect_err(|error| log::info!("no io_uring here ({error}): one write at a time"))
+                .ok()
+        });
+        let name = std::thread::Builder::new().name("disk-write".into());
+        let thread = name.spawn(move || mine.write_all(ring));
         // Without a thread every submit is refused as stopped.
         if let Err(error) = &thread {
             log::error!("no thread to write with: {error}");
@@ -163,7 +168,7 @@ impl Shared {
         state
     }
 
-    fn write_all(&self) {
+    fn write_all(&self, mut ring: Option<WriteRing>) {
         let mut state = self.lock();
         loop {
             let Some(next) = state.queue.front() else {
@@ -180,7 +185,7 @@ impl Shared {
             }
             let Some(Queued { group, bytes, .. }) = state.queue.pop_front() else { continue };
             drop(state);
-            let written = self.write(&group);
+            let written = self.write(&group, ring.as_mut());
             drop(group);
             state = self.lock();
             state.queued_bytes = state.queued_bytes.saturating_sub(bytes);
@@ -192,15 +197,25 @@ impl Shared {
         }
     }
 
-    fn write(&self, group: &Group) -> Result<(), Error> {
-        let writes = in_disk_order(&group.writes);
-        let mut rest = &writes[..];
-        while !rest.is_empty() {
-            let (run, behind) = rest.split_at(run_len(rest));
-            self.file.write_run(run)?;
-            rest = behind;
-        }
-        Ok(())
+    fn write(&self, group: &Group, ring: Option<&mut WriteRing>) -> Result<(), Error> {
+        let (writes, overlap) = in_disk_order(&group.writes);
+        let runs = runs(&writes);
+        let at_once = match ring {
+            Some(ring) if !overlap && runs.len() > 1 => self.write_at_once(&runs, ring),
+            _ => None,
+        };
+        let mut done = at_once.unwrap_or_default().into_iter();
+        // What failed or was written in part is written again here, to tell what is the
+        // matter.
+        let rest = runs.iter().filter(|_| done.next() != Some(true));
+        rest.into_iter().try_for_each(|run| self.file.write_run(run))
+    }
+
+    /// Writes several runs at once, if all of them can go to the file as they are: one that
+    /// reads what is around it must not meet its neighbours.
+    fn write_at_once(&self, runs: &[&[&Write]], ring: &mut WriteRing) -> Option<Vec<bool>> {
+        let gathered: Option<Vec<_>> = runs.iter().map(|run| self.file.gather(run)).collect();
+        Some(ring.write(&self.file, &gathered?))
     }
 }
 
@@ -246,17 +261,29 @@ impl State {
     }
 }
 
-/// The writes in the order of their addresses; as they are if any two overlap.
-fn in_disk_order(writes: &[Write]) -> Vec<&Write> {
+/// The writes in the order of their addresses; if any two overlap, as they are.
+fn in_disk_order(writes: &[Write]) -> (Vec<&Write>, bool) {
     let mut sorted: Vec<_> = writes.iter().collect();
     sorted.sort_by_key(|write| write.at_bytes);
     match sorted.windows(2).all(|pair| end(pair[0]) <= pair[1].at_bytes) {
-        true => sorted,
-        false => writes.iter().collect(),
+        true => (sorted, false),
+        false => (writes.iter().collect(), true),
     }
 }
 
-/// How many of `writes` lie one behind the other and go as one request.
+/// Writes that lie one behind the other and go as one request.
+fn runs<'a, 'b>(writes: &'b [&'a Write]) -> Vec<&'b [&'a Write]> {
+    let mut runs = vec![];
+    let mut rest = writes;
+    while !rest.is_empty() {
+        let (run, behind) = rest.split_at(run_len(rest));
+        runs.push(run);
+        rest = behind;
+    }
+    runs
+}
+
+/// How many of `writes` lie one behind the other, as far as one request goes.
 fn run_len(writes: &[&Write]) -> usize {
     let mut bytes = writes.first().map_or(0, |first| first.block.len() as u64);
     let joins = |pair: &&[&Write]| {

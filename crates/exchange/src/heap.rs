@@ -4,6 +4,7 @@
 //! share: the exchange heap.
 
 pub mod arena;
+mod spare;
 
 use std::alloc::{self, Layout};
 use std::fmt;
@@ -19,7 +20,7 @@ pub const ALIGN_BYTES: usize = 4096;
 #[repr(C, align(4096))]
 struct Page([u8; ALIGN_BYTES]);
 
-/// Memory nobody else can reach: page-aligned, zeroed when made.
+/// Memory nobody else can reach: page-aligned.
 pub struct Private {
     pages: Vec<Page>,
     len: usize,
@@ -28,6 +29,24 @@ pub struct Private {
 impl Private {
     /// `len` zero bytes.
     pub fn new(len: usize) -> Self {
+        match spare::take(len.div_ceil(ALIGN_BYTES)) {
+            Some(mut pages) => {
+                pages.as_mut_slice().as_mut_bytes().fill(0);
+                Self { pages, len }
+            }
+            None => Self::zeroed(len),
+        }
+    }
+
+    /// `len` bytes that hold whatever was there before: for who overwrites all of them.
+    pub fn unset(len: usize) -> Self {
+        match spare::take(len.div_ceil(ALIGN_BYTES)) {
+            Some(pages) => Self { pages, len },
+            None => Self::zeroed(len),
+        }
+    }
+
+    fn zeroed(len: usize) -> Self {
         let count = len.div_ceil(ALIGN_BYTES);
         match Page::new_vec_zeroed(count) {
             Ok(pages) => Self { pages, len },
@@ -36,6 +55,12 @@ impl Private {
                 Layout::array::<Page>(count).unwrap_or(Layout::new::<Page>()),
             ),
         }
+    }
+}
+
+impl Drop for Private {
+    fn drop(&mut self) {
+        spare::put(std::mem::take(&mut self.pages));
     }
 }
 
@@ -139,7 +164,7 @@ impl Block {
         match self.0 {
             Memory::Private(memory) => memory,
             Memory::Lent(slot) => {
-                let mut memory = Private::new(slot.len());
+                let mut memory = Private::unset(slot.len());
                 slot.copy_out(0, &mut memory);
                 memory
             }

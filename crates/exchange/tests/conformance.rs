@@ -84,7 +84,13 @@ fn a_bound_file_is_read<T: Transport>() {
         ack.buffer.copy_out(100, &mut bytes);
         assert_eq!(&bytes, b"tree!");
         let nak = hello
-            .call(file::Write { buffer: ack.buffer, buffer_offset: 0, offset: 0, len: 1 })
+            .call(file::Write {
+                buffer: ack.buffer,
+                buffer_offset: 0,
+                offset: 0,
+                len: 1,
+                clear_privileges: false,
+            })
             .unwrap()
             .unwrap_err();
         assert_eq!((nak.why, nak.buffer.len()), (Refusal::NotSupported, 4096));
@@ -292,12 +298,15 @@ macro_rules! dies {
 }
 
 fn a_peer_that_dies_is_told_in_every_state<T: Transport>() {
-    use draconis_exchange::contract::{AttributeChange, AttributeName};
+    use draconis_exchange::contract::{AttributeChange, AttributeName, Reservation};
     let (node, parent, name) = (Node(9), Node::ROOT, name("x"));
     let attribute = AttributeName::new(b"user.x/y").unwrap();
     dies! { T, File, t, 1, |client| client.call(read(&t), soon()).unwrap().1;
         read(&t),
-        file::Write { buffer: t.block(4096), buffer_offset: 0, offset: 0, len: 1 },
+        file::Write {
+            buffer: t.block(4096), buffer_offset: 0, offset: 0, len: 1, clear_privileges: true,
+        },
+        file::Reserve { offset: 0, len: 1, how: Reservation::PunchHole },
         file::GetAttributes {},
         file::Seek { offset: 0, hole: true },
         file::Sync { data_only: true },
@@ -341,8 +350,8 @@ fn a_peer_that_dies_is_told_in_every_state<T: Transport>() {
         directory::ReadLink { node, buffer: t.block(10) },
         directory::GetXattr { node, name: attribute, buffer: t.block(0) },
         directory::ListXattr { node, buffer: t.block(10) },
-        directory::Create { parent, name, mode: 0, uid: 0, gid: 0, device: (0, 0) },
-        directory::MakeDirectory { parent, name, mode: 0, uid: 0, gid: 0 },
+        directory::Create { parent, name, mode: 0, umask: 0, uid: 0, gid: 0, device: (0, 0) },
+        directory::MakeDirectory { parent, name, mode: 0, umask: 0, uid: 0, gid: 0 },
         directory::Symlink { parent, name, target: t.block(10), len: 0, uid: 0, gid: 0 },
         directory::Link { node, parent, name },
         directory::Unlink { parent, name },
@@ -351,5 +360,7 @@ fn a_peer_that_dies_is_told_in_every_state<T: Transport>() {
         directory::SetAttributes { node, change: AttributeChange::default() },
         directory::SetXattr { node, name: attribute, value: t.block(10), len: 0, flags: 0 },
         directory::RemoveXattr { node, name: attribute },
+        directory::SetFlags { node, flags: 0x10 },
+        directory::SyncVolume {},
     }
 }

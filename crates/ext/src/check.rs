@@ -25,9 +25,11 @@ mod entries;
 mod inodes;
 mod layout;
 mod notes;
+mod orphans;
+mod preen;
 mod tree;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -124,6 +126,8 @@ struct Check<'a> {
     twice: Bits,
     /// What is known of each inode.
     notes: Notes,
+    /// Inodes on the list that the superblock begins.
+    orphans: HashSet<u32>,
     directories: Mutex<Vec<u32>>,
     /// Memory of requests that are done; a few for each thread.
     buffers: Mutex<Vec<Private>>,
@@ -171,6 +175,7 @@ pub fn check(disk: &Arc<dyn Disk>, options: Options, progress: Progress<'_>) -> 
         used: Bits::new(in_groups),
         twice: Bits::new(in_groups),
         notes: Notes::new(super_.inodes),
+        orphans: HashSet::new(),
         directories: Mutex::default(),
         buffers: Mutex::default(),
         attribute_blocks: Mutex::default(),
@@ -181,6 +186,7 @@ pub fn check(disk: &Arc<dyn Disk>, options: Options, progress: Progress<'_>) -> 
     if check.log.is_damaged() {
         return Ok(report(check.log, empty));
     }
+    check.orphans = orphans::listed(&check)?;
     inodes::tables(&check)?;
     let directories = check.sorted_directories();
     blocks::name_twice(&check)?;

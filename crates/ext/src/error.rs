@@ -124,7 +124,7 @@ impl Error {
             Self::TooLarge => Refusal::TooLarge,
             Self::LinkLimit => Refusal::LinkLimit,
             Self::ReadOnly => Refusal::ReadOnly,
-            Self::NotPermitted => Refusal::Denied,
+            Self::NotPermitted => Refusal::NotPermitted,
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Each complaint, planted: exactly that one is found, and `e2fsck -fn` agrees on the verdict.
+//! Each complaint, planted: exactly that one is found, `e2fsck -fn` agrees on the verdict,
+//! and `e2fsck -fp` asks no question where we say that it does not.
 
 mod common;
 
@@ -9,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use common::{Image, Pread};
 use draconis_device::{Disk, MemoryDisk};
-use draconis_ext::check::{Options, Report, Severity, What, check};
+use draconis_ext::check::{Complaint, Options, Report, Severity, What, check};
 use draconis_ext::{Follow, InodeNumber, Options as Open, Volume};
 
 const SUPER: usize = 1024;
@@ -133,7 +134,9 @@ fn judge(name: &str, bytes: &[u8], expected: &[What]) {
     PLANTED.lock().unwrap().extend(expected);
     let image = Image::of(bytes);
     let tools = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
-    let output = Command::new("e2fsck").args(["-fn", image.path()]).env("PATH", tools).output();
+    let e2fsck =
+        |how| Command::new("e2fsck").args([how, image.path()]).env("PATH", &tools).output();
+    let output = e2fsck("-fn");
     let clean = expected.iter().all(|what| what.severity() == Severity::Remark);
     assert_eq!(report.is_clean(), found.iter().all(|it| it.severity() == Severity::Remark));
     if let Ok(output) = output
@@ -142,8 +145,25 @@ fn judge(name: &str, bytes: &[u8], expected: &[What]) {
         let said = String::from_utf8_lossy(&output.stdout);
         wrong.push(format!("{name}: {text:#?}, but e2fsck says:\n{said}"));
     }
+    let mended = report.complaints.iter().all(Complaint::is_mended_without_question);
+    if let Ok(output) = e2fsck("-fp") {
+        let asked = !matches!(output.status.code(), Some(0 | 1));
+        if asked == mended && (asked || !CAREFUL.contains(&name)) {
+            let said = String::from_utf8_lossy(&output.stdout);
+            wrong.push(format!("{name}: mended {mended}, but e2fsck -fp says:\n{said}"));
+        }
+        if !asked {
+            let again = e2fsck("-fn").unwrap();
+            assert_eq!(again.status.code(), Some(0), "{name}");
+        }
+    }
     WRONG.lock().unwrap().extend(wrong);
 }
+
+/// Mended without a question, which a complaint of that kind does not always mean; or at
+/// the price of what it is about.
+const CAREFUL: &[&str] =
+    &["quota inode", "inode 6", "index of a file", "attribute hash", "limit", "count", "order"];
 
 macro_rules! plant {
     ($sound:ident: $($name:literal: [$($edit:expr),* $(,)?] => $($what:ident)*;)*) => {
@@ -216,6 +236,24 @@ fn inodes(s: &Sound) {
     plant! { s:
         "deleted without time": [le16(s.slot(250), 0o100_644)] => DeletedWithoutTime;
         "orphan": [le32(s.slot(250) + 20, 5)] => InOrphanList;
+        "orphans": [
+            le32(SUPER + 0xE8, s.number("/small")),
+            le16(small + 26, 0), le32(small + 20, s.number("/large")),
+            le16(s.inode("/large") + 26, 0),
+            le32(s.entry("/", "small"), 0), le32(s.entry("/", "large"), 0),
+        ] => OnOrphanList DeletedWithoutTime BlockFreeButUsed InodeFreeButUsed
+            GroupFreeBlocks GroupFreeInodes FreeBlocks FreeInodes;
+        "orphans that go round": [
+            le32(SUPER + 0xE8, s.number("/small")),
+            le32(small + 20, s.number("/large")),
+            le32(s.inode("/large") + 20, s.number("/small")),
+        ] => OnOrphanList UsedWithDeletionTime;
+        "dead, and its name there": [le16(s.inode("/fast") + 26, 0)]
+            => DeletedWithoutTime EntryUnused InodeFreeButUsed GroupFreeInodes FreeInodes;
+        "dead with a time, and its name there": [
+            le16(s.inode("/slow") + 26, 0), le32(s.inode("/slow") + 20, 1_500_000_000),
+        ] => EntryUnused InodeFreeButUsed GroupFreeInodes FreeInodes BlockFreeButUsed
+            GroupFreeBlocks FreeBlocks;
         "deletion time": [le32(small + 20, 1_500_000_000)] => UsedWithDeletionTime;
         "mode": [le16(s.inode("/socket"), 0o30_644)] => Mode EntryKind;
         "extents": [le32(s.inode("/socket") + 32, 0x8_0000)] => Flags;
@@ -314,6 +352,11 @@ fn connections_and_links(s: &Sound) {
             le16(s.slot(root) + 26, 5), le16(s.slot(inner) + 26, 3),
         ] => Parent;
         "unattached": [le32(s.entry("/", "small"), 0)] => Unattached;
+        "unattached, empty": [le32(s.block("/many", 1), 0)] => UnattachedEmpty;
+        "unattached, no file": [le32(s.entry("/", "socket"), 0)] => Unattached;
+        "a second name": [
+            le32(s.block("/many", 1), s.number("/small")),
+        ] => UnattachedEmpty LinkCount;
         "links": [le16(s.inode("/small") + 26, 2)] => LinkCount;
     }
 }

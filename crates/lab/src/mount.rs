@@ -237,7 +237,7 @@ fn read_file(path: &Path) -> anyhow::Result<Duration> {
 }
 
 /// Fills a file with bytes that no layer can guess, the same in every run.
-fn fill(path: &Path, bytes: u64) -> anyhow::Result<()> {
+pub fn fill(path: &Path, bytes: u64) -> anyhow::Result<()> {
     let mut file = std::io::BufWriter::with_capacity(1 << 20, File::create(path)?);
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     for _ in 0..bytes / 8 {

@@ -1,7 +1,8 @@
 //! What reads a volume for us: the kernel, fuse2fs, Draconis.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -15,11 +16,17 @@ pub enum Server {
     Fuse2fs,
     /// Ours.
     Draconis,
+    /// A tree in memory behind our front: what a FUSE server can reach at most. It has no
+    /// volume.
+    Memory,
 }
 
 impl Server {
-    /// All of them.
+    /// All that read a volume.
     pub const ALL: [Server; 3] = [Server::Kernel, Server::Fuse2fs, Server::Draconis];
+    /// All that change something.
+    pub const CHANGING: [Server; 4] =
+        [Server::Kernel, Server::Fuse2fs, Server::Memory, Server::Draconis];
 
     /// Its name in tables.
     pub fn name(self) -> &'static str {
@@ -27,35 +34,78 @@ impl Server {
             Server::Kernel => "kernel",
             Server::Fuse2fs => "fuse2fs",
             Server::Draconis => "draconis",
+            Server::Memory => "no-op",
         }
     }
 }
 
-/// A volume mounted read-only, until dropped.
+/// A mounted volume, until dropped.
 pub struct Mounted {
     at: PathBuf,
     server: Server,
     draconis: PathBuf,
+    /// The process that serves a tree in memory.
+    memory: Option<Child>,
 }
 
 impl Mounted {
-    /// Mounts `image` on `at`.
+    /// Mounts `image` on `at`, read-only.
     pub fn new(server: Server, image: &Path, at: &Path, draconis: &Path) -> anyhow::Result<Self> {
+        Self::mount(server, "ro", image, at, draconis)
+    }
+
+    /// Mounts `image` on `at` to change it.
+    pub fn changing(
+        server: Server,
+        image: &Path,
+        at: &Path,
+        draconis: &Path,
+    ) -> anyhow::Result<Self> {
+        if server == Server::Memory {
+            return Self::in_memory(at, draconis);
+        }
+        Self::mount(server, "rw", image, at, draconis)
+    }
+
+    fn mount(
+        server: Server,
+        how: &str,
+        image: &Path,
+        at: &Path,
+        draconis: &Path,
+    ) -> anyhow::Result<Self> {
         let mut command = match server {
             Server::Kernel => Command::new("mount"),
             Server::Fuse2fs => Command::new("fuse2fs"),
             Server::Draconis => Command::new(draconis),
+            Server::Memory => bail!("a tree in memory holds no volume"),
         };
-        match server {
-            Server::Kernel => command.args(["-o", "loop,ro"]),
-            Server::Fuse2fs => command.args(["-o", "ro"]),
-            Server::Draconis => command.args(["mount", "-o", "ro"]),
-        };
+        if server == Server::Draconis {
+            command.arg("mount");
+        }
+        let loops = if server == Server::Kernel { "loop," } else { "" };
+        command.args(["-o", &format!("{loops}{how}")]);
         let output = command.arg(image).arg(at).output().context(server.name())?;
         if !output.status.success() {
             bail!("{}: {}", server.name(), String::from_utf8_lossy(&output.stderr));
         }
-        Ok(Self { at: at.into(), server, draconis: draconis.into() })
+        Ok(Self { at: at.into(), server, draconis: draconis.into(), memory: None })
+    }
+
+    fn in_memory(at: &Path, draconis: &Path) -> anyhow::Result<Self> {
+        let child = Command::new("/proc/self/exe").arg("memory").arg(at).spawn()?;
+        let server = Server::Memory;
+        let mounted =
+            Self { at: at.into(), server, draconis: draconis.into(), memory: Some(child) };
+        let outside = std::fs::metadata(at.join(".."))?.dev();
+        let until = Instant::now() + Duration::from_secs(10);
+        while std::fs::metadata(at)?.dev() == outside {
+            if Instant::now() > until {
+                bail!("the tree in memory was not mounted");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(mounted)
     }
 
     /// Where it is.
@@ -76,6 +126,9 @@ impl Drop for Mounted {
         let ended = command.arg(&self.at).stderr(Stdio::null()).status();
         if !ended.is_ok_and(|status| status.success()) {
             eprintln!("{} is still mounted", self.at.display());
+        }
+        if let Some(child) = &mut self.memory {
+            let _ = child.wait();
         }
         // fuse2fs lets go of the image a moment after the mount has gone.
         std::thread::sleep(Duration::from_millis(100));

@@ -11,6 +11,7 @@
 #![deny(unsafe_code)]
 
 pub mod client;
+mod disk;
 pub mod image;
 pub mod local;
 pub mod manager;

@@ -40,7 +40,7 @@ use draconis_exchange::contract::directory::Directory;
 use draconis_exchange::contract::tree;
 
 use crate::options::MountOptions;
-use crate::volume::{OpenError, VolumeTree, open};
+use crate::volume::{OpenError, VolumeTree, open, open_for_writing};
 
 /// Why a volume was not opened in this process.
 #[derive(Debug, thiserror::Error)]
@@ -75,6 +75,22 @@ impl Local {
         let how = FileOptions { write: false, direct: true, uring: false };
         let disk = FileDisk::open(image, how)?;
         Ok(Self::new(open(Arc::new(disk), options)?, patience))
+    }
+
+    /// Opens the volume in `image` for reading and writing, as [`Local::open`] does for
+    /// reading. Changes are handed to the disk when they are many, when somebody waits for
+    /// them and when [`VolumeTree::close`] is called, which should be.
+    ///
+    /// # Errors
+    /// See [`LocalError`].
+    pub fn open_for_writing(
+        image: &Path,
+        options: &MountOptions,
+        patience: Duration,
+    ) -> Result<Self, LocalError> {
+        let how = FileOptions { write: true, direct: true, uring: false };
+        let disk = FileDisk::open(image, how)?;
+        Ok(Self::new(open_for_writing(Arc::new(disk), options)?, patience))
     }
 
     /// Serves a volume that is open already.

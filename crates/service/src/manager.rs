@@ -14,7 +14,7 @@
 //! waits gets an error instead of waiting.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,7 +29,7 @@ use rustix::io::Errno;
 use crate::client::Directory;
 use crate::options::MountOptions;
 use crate::process::{Exit, StartError, Worker};
-use crate::protocol::{self, MountStatus, Reply, Request, Status, WorkerStatus};
+use crate::protocol::{self, LostMount, MountStatus, Reply, Request, Status, WorkerStatus};
 
 /// How often a worker is asked how it is.
 const ASK_EVERY: Duration = Duration::from_secs(1);
@@ -39,6 +39,13 @@ const STATUS_WAIT: Duration = Duration::from_millis(300);
 const SERVE_WAIT: Duration = Duration::from_secs(10);
 /// How long an unmounted worker may take to end by itself.
 const END_WAIT: Duration = Duration::from_secs(10);
+/// How long, when it has changes to bring home first. That it hangs is noticed otherwise.
+const CLOSE_WAIT: Duration = Duration::from_secs(600);
+/// How long the kernel may take to write back what programs have changed, when the manager
+/// is asked to end while files are open.
+const SYNC_WAIT: Duration = Duration::from_secs(30);
+/// How many mounts that were lost are remembered.
+const LOST_MAX: usize = 16;
 
 /// How a manager makes a volume appear to Linux programs. FUSE is the only way today.
 pub trait Front: Send + Sync + 'static {
@@ -67,6 +74,7 @@ pub trait Front: Send + Sync + 'static {
 pub struct Manager {
     front: Box<dyn Front>,
     mounts: Mutex<BTreeMap<u64, Arc<Mount>>>,
+    lost: Mutex<Vec<LostMount>>,
     /// Told whenever a mount ends or a client has its answer.
     ended: Condvar,
     next: AtomicU64,
@@ -93,6 +101,7 @@ struct MountState {
 
 enum Ask {
     Refresh(Sender<()>),
+    Close(Sender<()>),
     Died(Exit),
 }
 
@@ -106,6 +115,7 @@ impl Manager {
         Arc::new(Self {
             front,
             mounts: Mutex::default(),
+            lost: Mutex::default(),
             ended: Condvar::new(),
             next: AtomicU64::new(0),
             clients: AtomicU64::new(0),
@@ -184,7 +194,8 @@ impl Manager {
             state: Mutex::new(MountState { worker_pid: 0, asks: None, status: None, ended: None }),
         });
         self.enter(id, &mount)?;
-        let started = open_volume(&mount.volume).and_then(|image| self.start(id, &mount, image));
+        let opened = open_volume(&mount.volume, mount.options.read_only);
+        let started = opened.and_then(|opened| self.start(id, &mount, opened));
         if started.is_err() {
             self.leave(id);
         }
@@ -203,6 +214,7 @@ impl Manager {
                 return Err(format!("{at} is already used for {volume}"));
             }
         }
+        lock(&self.lost).retain(|lost| lost.mount_point != mount.mount_point);
         mounts.insert(id, mount.clone());
         Ok(())
     }
@@ -216,13 +228,17 @@ impl Manager {
         self: &Arc<Self>,
         id: u64,
         mount: &Arc<Mount>,
-        image: OwnedFd,
+        opened: Opened,
     ) -> Result<Vec<String>, String> {
-        let mut worker = Worker::start(image, &mount.options).map_err(|error| match error {
+        let read_only = opened.disk.is_none();
+        let options = MountOptions { read_only, ..mount.options.clone() };
+        let started = Worker::start(opened.image, opened.disk, &options);
+        let mut worker = started.map_err(|error| match error {
             StartError::Refused(why) => format!("{}: {why}", mount.volume.display()),
             other => other.to_string(),
         })?;
-        let attached = self.front.attach(&mount.mount_point, &mount.volume, &mount.options);
+        let options = MountOptions { read_only: worker.read_only, ..options };
+        let attached = self.front.attach(&mount.mount_point, &mount.volume, &options);
         let fuse = attached.inspect_err(|_| worker.kill())?;
         if let Err(error) = worker.give(&fuse) {
             worker.kill();
@@ -234,7 +250,8 @@ impl Manager {
             self.clean(mount);
             return Err(why);
         }
-        let mut notes = worker.notes.clone();
+        let mut notes: Vec<String> = opened.note.into_iter().collect();
+        notes.extend(worker.notes.iter().cloned());
         notes.extend(self.front.tune(&mount.mount_point));
         let (asks, asked) = channel();
         let exits = asks.clone();
@@ -261,6 +278,7 @@ impl Manager {
             drop(fuse);
             if let Some(why) = &why {
                 log::error!("{}: {why}", mount.mount_point.display());
+                manager.remember(&mount, why);
             }
             lock(&mount.state).ended = Some(why);
             manager.leave(id);
@@ -268,20 +286,38 @@ impl Manager {
         Ok(notes)
     }
 
+    fn remember(&self, mount: &Mount, why: &str) {
+        let mut lost = lock(&self.lost);
+        let Mount { volume, mount_point, .. } = mount;
+        let (volume, mount_point) = (volume.clone(), mount_point.clone());
+        lost.push(LostMount { volume, mount_point, why: why.to_string() });
+        let too_many = lost.len().saturating_sub(LOST_MAX);
+        lost.drain(..too_many);
+    }
+
     /// Asks the worker how it is until it ends; returns what went wrong, if something did.
     fn watch(&self, mount: &Mount, mut worker: Worker, asked: &Receiver<Ask>) -> Option<String> {
         let deadline = Duration::from_secs(mount.options.deadline_s.max(1));
         let mut hung = None;
+        let mut closed = false;
         loop {
             let waiting = match asked.recv_timeout(ASK_EVERY) {
                 Ok(Ask::Died(exit)) => {
                     self.clean(mount);
-                    return hung.or_else(|| exit.complaint());
+                    return hung.or_else(|| exit.complaint(&worker.last_words()));
+                }
+                Ok(Ask::Close(waiting)) => {
+                    closed = true;
+                    if let Err(fault) = worker.close(Instant::now() + CLOSE_WAIT) {
+                        log::error!("{}: {fault}", mount.mount_point.display());
+                    }
+                    drop(waiting);
+                    None
                 }
                 Ok(Ask::Refresh(waiting)) => Some(waiting),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
             };
-            if hung.is_some() {
+            if hung.is_some() || closed {
                 continue;
             }
             match worker.status(Instant::now() + deadline) {
@@ -311,6 +347,7 @@ impl Manager {
         let pid = held.worker_pid;
         if let Some(status) = &mut held.status {
             status.state = state.to_string();
+            status.read_only |= told.as_ref().is_some_and(|told| told.failure.is_some());
             status.worker = told;
             status.memory_bytes = resident_bytes(pid);
         }
@@ -334,13 +371,23 @@ impl Manager {
             format!("{}: no volume of ours is mounted there", mount_point.display())
         })?;
         self.front.detach(&mount.mount_point, force)?;
-        let until = Instant::now() + END_WAIT;
+        let patient = !force && lock(&mount.state).status.as_ref().is_some_and(|s| !s.read_only);
+        self.wait_for_end(&mount, if patient { CLOSE_WAIT } else { END_WAIT })?;
+        match lock(&mount.state).ended.clone().flatten() {
+            // Who forces it does so because of the worker.
+            Some(why) if !force => Err(format!("{}: {why}", mount_point.display())),
+            _ => Ok(()),
+        }
+    }
+
+    fn wait_for_end(&self, mount: &Arc<Mount>, wait: Duration) -> Result<(), String> {
+        let until = Instant::now() + wait;
         let mut mounts = lock(&self.mounts);
-        while mounts.values().any(|other| Arc::ptr_eq(other, &mount)) {
+        while mounts.values().any(|other| Arc::ptr_eq(other, mount)) {
             let Some(left) = until.checked_duration_since(Instant::now()) else {
                 return Err(format!(
                     "{} is unmounted, but its worker still runs: files are open there",
-                    mount_point.display()
+                    mount.mount_point.display()
                 ));
             };
             mounts =
@@ -365,7 +412,8 @@ impl Manager {
             }
         }
         let mounts = mounts.iter().filter_map(|mount| lock(&mount.state).status.clone()).collect();
-        Status { manager_pid: Some(std::process::id()), mounts }
+        let lost = lock(&self.lost).clone();
+        Status { manager_pid: Some(std::process::id()), mounts, lost }
     }
 
     /// Waits until nothing is mounted on `mount_point`; says why it ended, if not on request.
@@ -397,14 +445,50 @@ impl Manager {
         }
     }
 
-    /// Unmounts everything, in use or not.
+    /// Unmounts everything, in use or not. What programs have changed is brought home;
+    /// what they change after that is refused.
     pub fn unmount_all(&self) {
         let mounts: Vec<Arc<Mount>> = lock(&self.mounts).values().cloned().collect();
         for mount in mounts {
-            if let Err(why) = self.unmount(&mount.mount_point, true) {
+            if let Err(why) = self.end(&mount) {
                 log::error!("{why}");
             }
         }
+    }
+
+    fn end(&self, mount: &Arc<Mount>) -> Result<(), String> {
+        let Err(in_use) = self.unmount(&mount.mount_point, false) else { return Ok(()) };
+        if lock(&mount.state).ended.is_some() {
+            return Err(in_use);
+        }
+        write_back(&mount.mount_point);
+        self.front.detach(&mount.mount_point, true)?;
+        let asks = lock(&mount.state).asks.clone();
+        let (done, wait) = channel();
+        if asks.is_some_and(|asks| asks.send(Ask::Close(done)).is_ok()) {
+            // The end is dropped when it is done: that is the answer.
+            let _ = wait.recv_timeout(CLOSE_WAIT);
+        }
+        Ok(())
+    }
+}
+
+/// Has the kernel write back what it keeps of a mount. A worker that hangs may hang this,
+/// too, and is then left behind.
+fn write_back(mount_point: &Path) {
+    let path = mount_point.to_path_buf();
+    let (done, wait) = channel();
+    std::thread::spawn(move || {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = rustix::fs::open(&path, flags, rustix::fs::Mode::empty());
+        let synced = opened.and_then(rustix::fs::syncfs);
+        // Whoever waited has gone on if nobody hears this.
+        let _ = done.send(synced);
+    });
+    match wait.recv_timeout(SYNC_WAIT) {
+        Ok(Ok(())) => {}
+        Ok(Err(errno)) => log::error!("{}", said(mount_point, errno)),
+        Err(_) => log::error!("{}: it does not answer", mount_point.display()),
     }
 }
 
@@ -449,20 +533,55 @@ fn identity(volume: &Path) -> Result<(u64, u64), String> {
     }
 }
 
-/// Opens and claims a volume for as long as the descriptor lives.
-fn open_volume(volume: &Path) -> Result<OwnedFd, String> {
-    let mut flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    // O_EXCL on a device: refused while the kernel has it mounted.
-    if identity(volume)?.1 == u64::MAX {
-        flags |= OFlags::EXCL;
+/// A volume that was opened and claimed.
+struct Opened {
+    /// For the worker: read-only.
+    image: OwnedFd,
+    /// For the disk service, if the volume may be written. It holds the claim then.
+    disk: Option<OwnedFd>,
+    /// Why it may not be, if that was wanted.
+    note: Option<String>,
+}
+
+/// Opens and claims a volume for as long as the descriptors live.
+fn open_volume(volume: &Path, read_only: bool) -> Result<Opened, String> {
+    let is_device = identity(volume)?.1 == u64::MAX;
+    let open = |flags: OFlags| {
+        // O_EXCL on a device: refused while the kernel has it mounted.
+        let exclusive = if is_device { OFlags::EXCL } else { OFlags::empty() };
+        rustix::fs::open(volume, flags | exclusive | OFlags::CLOEXEC, rustix::fs::Mode::empty())
+    };
+    let mut note = None;
+    if !read_only {
+        match open(OFlags::RDWR) {
+            Ok(disk) => {
+                claim_alone(volume, &disk)?;
+                let image = for_reading(&disk).map_err(|errno| said(volume, errno))?;
+                return Ok(Opened { image, disk: Some(disk), note });
+            }
+            Err(errno @ (Errno::ACCESS | Errno::PERM | Errno::ROFS)) => {
+                note = Some(format!("read-only: {}", said(volume, errno)));
+            }
+            Err(errno) => return Err(said(volume, errno)),
+        }
     }
-    let fd = rustix::fs::open(volume, flags, rustix::fs::Mode::empty())
-        .map_err(|errno| said(volume, errno))?;
-    claim(&fd, Claim::Alone).map_err(|errno| match errno {
+    let image = open(OFlags::RDONLY).map_err(|errno| said(volume, errno))?;
+    claim_alone(volume, &image)?;
+    Ok(Opened { image, disk: None, note })
+}
+
+fn claim_alone(volume: &Path, fd: &OwnedFd) -> Result<(), String> {
+    claim(fd, Claim::Alone).map_err(|errno| match errno {
         Errno::WOULDBLOCK => format!("{} is in use by another mount or tool", volume.display()),
         other => said(volume, other),
-    })?;
-    Ok(fd)
+    })
+}
+
+/// A second descriptor of the same file that cannot write, whatever its name leads to by
+/// now.
+fn for_reading(fd: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+    let same = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    rustix::fs::open(same, OFlags::RDONLY | OFlags::CLOEXEC, rustix::fs::Mode::empty())
 }
 
 fn check_mount_point(mount_point: &Path) -> Result<(), String> {

@@ -31,6 +31,44 @@ pub struct MountOptions {
     pub no_exec: bool,
     /// Seconds after which a worker that does not answer is killed.
     pub deadline_s: u64,
+    /// When reading a file changes its time of access.
+    pub access_times: AccessTimes,
+    /// Every change is durable before it is answered.
+    pub sync: bool,
+    /// So is every change of a directory.
+    pub dir_sync: bool,
+    /// Seconds after which changes are handed to the disk.
+    pub commit_s: u64,
+    /// Changes that may wait in memory for that, in bytes.
+    pub dirty_bytes: u64,
+    /// The kernel may keep what is written for a while before it says so.
+    pub write_back: bool,
+}
+
+/// When reading a file changes its time of access, by the names of mount(8).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AccessTimes {
+    /// `relatime`: if it is not later than the last change, or a day old.
+    #[default]
+    Relative,
+    /// `noatime`: never.
+    Never,
+    /// `strictatime`: always.
+    Strict,
+    /// `lazytime`: in memory, and on disk with whatever else of the inode is written.
+    Lazy,
+}
+
+impl From<AccessTimes> for draconis_ext::AccessTimes {
+    fn from(times: AccessTimes) -> Self {
+        match times {
+            AccessTimes::Relative => Self::Relative,
+            AccessTimes::Never => Self::Never,
+            AccessTimes::Strict => Self::Strict,
+            AccessTimes::Lazy => Self::Lazy,
+        }
+    }
 }
 
 impl Default for MountOptions {
@@ -49,6 +87,12 @@ impl Default for MountOptions {
             suid: false,
             no_exec: false,
             deadline_s: 30,
+            access_times: AccessTimes::Relative,
+            sync: false,
+            dir_sync: false,
+            commit_s: 5,
+            dirty_bytes: 64 << 20,
+            write_back: false,
         }
     }
 }
@@ -57,6 +101,10 @@ impl Default for MountOptions {
 const INODE_BYTES: u64 = 512;
 /// What an entry of the block-map cache takes, in bytes.
 const BLOCK_MAP_BYTES: u64 = 2048;
+
+/// What writing takes beside the changes themselves: what is on its way to the disk, and
+/// a request and its reply for each thread that answers the kernel.
+const WRITING_BYTES: u64 = 64 << 20;
 
 /// An option that is not one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -79,8 +127,7 @@ pub enum OptionError {
     OffsetAndPartition,
 }
 
-/// Options of mount(8) that change nothing here: the volume is not written, or the kernel
-/// does it anyway.
+/// Options of mount(8) that change nothing here: they are the default, or for others.
 const WITHOUT_EFFECT: &[&str] = &[
     "defaults",
     "auto",
@@ -92,15 +139,8 @@ const WITHOUT_EFFECT: &[&str] = &[
     "group",
     "nofail",
     "_netdev",
-    "async",
-    "sync",
-    "dirsync",
     "atime",
-    "noatime",
-    "relatime",
     "norelatime",
-    "strictatime",
-    "lazytime",
     "nolazytime",
     "diratime",
     "nodiratime",
@@ -114,8 +154,14 @@ impl MountOptions {
     /// large as they are when full, and 64 MiB for everything else.
     pub fn memory_limit_bytes(&self) -> u64 {
         let each = |entries: usize, bytes: u64| (entries as u64).saturating_mul(bytes);
+        let writing = match self.read_only {
+            true => 0,
+            // What changes, and what changed before and is not written yet.
+            false => self.dirty_bytes.saturating_mul(2).saturating_add(WRITING_BYTES),
+        };
         (64_u64 << 20)
             .saturating_add(self.data_cache_bytes)
+            .saturating_add(writing)
             .saturating_add(each(self.inode_cache, INODE_BYTES))
             .saturating_add(each(self.block_map_cache, BLOCK_MAP_BYTES))
     }
@@ -154,6 +200,17 @@ impl MountOptions {
             "data_cache" => self.data_cache_bytes = size("data_cache", value)?,
             "offset" => self.offset_bytes = Some(size("offset", value)?),
             "partition" => self.partition = Some(number("partition", value)?),
+            "relatime" | "norelatime" | "nolazytime" => self.access_times = AccessTimes::Relative,
+            "noatime" => self.access_times = AccessTimes::Never,
+            "strictatime" => self.access_times = AccessTimes::Strict,
+            "lazytime" => self.access_times = AccessTimes::Lazy,
+            "sync" => self.sync = true,
+            "async" => (self.sync, self.dir_sync) = (false, false),
+            "dirsync" => self.dir_sync = true,
+            "writeback" => self.write_back = true,
+            "nowriteback" => self.write_back = false,
+            "commit" => self.commit_s = number("commit", value)?,
+            "dirty" => self.dirty_bytes = size("dirty", value)?,
             "deadline" => self.deadline_s = number("deadline", value)?,
             // What mount(8) and systemd hand to every helper.
             _ if name.starts_with("x-") || WITHOUT_EFFECT.contains(&name) => {}
@@ -206,6 +263,10 @@ mod tests {
         let options = options.unwrap();
         assert!(options.read_only && options.allow_other);
         assert_eq!((options.data_cache_bytes, options.inode_cache), (128 << 20, 7));
+        assert_eq!(options.access_times, AccessTimes::Never);
+        let options = parse("sync,dirsync,async,strictatime,commit=1,dirty=1M").unwrap();
+        assert_eq!((options.sync, options.dir_sync, options.commit_s), (false, false, 1));
+        assert_eq!((options.access_times, options.dirty_bytes), (AccessTimes::Strict, 1 << 20));
         assert_eq!(parse("").unwrap(), MountOptions::default());
     }
 

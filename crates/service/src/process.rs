@@ -5,14 +5,17 @@
 //!     │── spawn, control socket as its fd 0 ──▶│
 //!     │── volume, session socket ─────────────▶│ confines itself
 //!     │══ session: volume contract ═══════════▶│ Mount: opens the volume
+//!     │◀═ session: disk contract, if writable ═│ groups of writes
 //!     │── the connection to the kernel ───────▶│ serves it
 //! ```
 
+use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use draconis_exchange::channel::process::{Plan, Session, offer};
@@ -25,6 +28,7 @@ use draconis_exchange::heap::arena::Class;
 use rustix::net::RecvFlags;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
+use crate::disk;
 use crate::options::MountOptions;
 use crate::protocol::WorkerStatus;
 use crate::sandbox::Confinement;
@@ -34,10 +38,27 @@ const MOUNT_WAIT: Duration = Duration::from_secs(60);
 /// Room for the text of a message, in bytes.
 const TEXT_BYTES: u32 = 64 << 10;
 
+/// How a worker ends that could not bring everything home (`EX_IOERR` of sysexits(3)); what
+/// happened it says over its control socket.
+pub(crate) const LOST_WRITES: i32 = 74;
+/// Longest text it may say there, in bytes.
+const LAST_WORDS_BYTES: u64 = 4096;
+
+/// The lane of the volume contract. Behind it are those of the disk contract, if the volume
+/// may be written.
+pub(crate) const VOLUME_LANE: u32 = 0;
+/// The first lane of the disk contract.
+pub(crate) const DISK_LANE: u32 = 1;
+
 /// One lane for the volume contract, and the blocks that carry its texts.
-fn plan() -> Plan {
+fn plan(writable: bool) -> Plan {
     let texts = Class { slot_bytes: TEXT_BYTES, slots: 2 };
-    Plan { fixed_lanes: 1, host_lanes: 0, guest_lanes: 0, host: vec![texts], guest: vec![] }
+    let mut plan =
+        Plan { fixed_lanes: 1, host_lanes: 0, guest_lanes: 0, host: vec![texts], guest: vec![] };
+    if writable {
+        disk::plan(&mut plan);
+    }
+    plan
 }
 
 /// A running worker.
@@ -49,6 +70,8 @@ pub struct Worker {
     session: Arc<Session>,
     volume: Option<Client<Volume, volume::Running>>,
     text: Option<Block>,
+    /// The service that writes for it. It ends with the worker.
+    disk: Option<JoinHandle<()>>,
     /// What keeps it in.
     pub confinement: Confinement,
     /// Whether the volume cannot be written.
@@ -79,11 +102,14 @@ pub struct Exit {
 }
 
 impl Exit {
-    /// What is wrong with it, if something is.
-    pub fn complaint(&self) -> Option<String> {
+    /// What is wrong with it, if something is; `last_words` are the worker's own.
+    pub fn complaint(&self, last_words: &str) -> Option<String> {
         let pid = self.pid;
         match self.status {
             Some(status) if status.success() => None,
+            Some(status) if status.code() == Some(LOST_WRITES) => {
+                Some(format!("what was changed last could not be written: {last_words}"))
+            }
             Some(status) => Some(match (status.signal(), status.code()) {
                 // What seccomp sends to a process that asks for more than it may.
                 (Some(libc::SIGSYS), _) => {
@@ -98,13 +124,19 @@ impl Exit {
 }
 
 impl Worker {
-    /// Starts a process, has it confine itself and open the volume behind `image`.
+    /// Starts a process, has it confine itself and open the volume behind `image`. What it
+    /// writes is written to `disk`, by a thread of this process; without one it only reads.
     ///
     /// # Errors
     /// See [`StartError`].
-    pub fn start(image: OwnedFd, options: &MountOptions) -> Result<Self, StartError> {
+    pub fn start(
+        image: OwnedFd,
+        disk: Option<OwnedFd>,
+        options: &MountOptions,
+    ) -> Result<Self, StartError> {
         let (control, theirs) = UnixStream::pair()?;
-        let (session, session_theirs) = offer(&plan()).map_err(std::io::Error::from)?;
+        let (session, session_theirs) =
+            offer(&plan(disk.is_some())).map_err(std::io::Error::from)?;
         let child = Command::new("/proc/self/exe")
             .arg("worker")
             .arg("--memory")
@@ -127,6 +159,7 @@ impl Worker {
         send_descriptors(&control, &[image.as_fd(), session_theirs.as_fd()])?;
         drop((image, session_theirs));
         let session = session.start(pidfd.try_clone()?);
+        let disk = disk.map(|fd| disk::serve_disk(fd, &session, DISK_LANE)).transpose();
         let mut worker = Self {
             child: Some(child),
             pid,
@@ -135,10 +168,13 @@ impl Worker {
             session,
             volume: None,
             text: None,
+            disk: None,
             confinement: Confinement::default(),
             read_only: true,
             notes: vec![],
         };
+        // An error here ends the worker, too.
+        worker.disk = disk?;
         match worker.mount(options) {
             Ok(()) => Ok(worker),
             Err(error) => {
@@ -153,7 +189,7 @@ impl Worker {
         let lost = |error: &dyn std::fmt::Display| StartError::Lost(error.to_string());
         let until = Instant::now() + MOUNT_WAIT;
         let nothing_left = || lost(&"its session is used up");
-        let client = self.session.client::<Volume>(0).ok_or_else(nothing_left)?;
+        let client = self.session.client::<Volume>(VOLUME_LANE).ok_or_else(nothing_left)?;
         let mut text = self.session.block(TEXT_BYTES as usize).ok_or_else(nothing_left)?;
         let options = serde_json::to_vec(options).map_err(std::io::Error::from)?;
         text.copy_in(0, &options);
@@ -201,6 +237,31 @@ impl Worker {
         Ok(told)
     }
 
+    /// Has it bring everything home and mark the volume as unmounted; after that nothing
+    /// can be changed, nor can the worker be asked anything.
+    ///
+    /// # Errors
+    /// [`Fault`], or that it could not.
+    pub fn close(&mut self, deadline: Instant) -> Result<(), Fault> {
+        let volume = self.volume.take().ok_or(Fault(Lost::Closed))?;
+        let sent = volume.send(volume::Unmount { force: true });
+        match sent.receive(deadline).map_err(Fault)? {
+            Reply::Ack(..) => Ok(()),
+            Reply::Nak(_, volume) => {
+                self.volume = Some(volume);
+                Ok(())
+            }
+        }
+    }
+
+    /// What it said before it ended. It is a sentence of somebody who is not trusted.
+    pub fn last_words(&self) -> String {
+        let mut said = vec![];
+        // It is gone, so there is an end; and what cannot be read was not said.
+        let _ = (&self.control).take(LAST_WORDS_BYTES).read_to_end(&mut said);
+        String::from_utf8_lossy(&said).chars().filter(|c| !c.is_control()).collect()
+    }
+
     /// Gives it the connection to the kernel: it starts to serve.
     ///
     /// # Errors
@@ -233,6 +294,10 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.kill();
         self.reap();
+        if let Some(disk) = self.disk.take() {
+            // What was taken whole is written before the volume is anybody else's.
+            let _ = disk.join();
+        }
     }
 }
 

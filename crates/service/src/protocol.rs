@@ -74,6 +74,20 @@ pub struct Status {
     pub manager_pid: Option<u32>,
     /// What is mounted, in order of mounting.
     pub mounts: Vec<MountStatus>,
+    /// Mounts that ended without having been asked to, the latest last.
+    #[serde(default)]
+    pub lost: Vec<LostMount>,
+}
+
+/// A mount that ended without having been asked to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LostMount {
+    /// The file or device.
+    pub volume: PathBuf,
+    /// The directory.
+    pub mount_point: PathBuf,
+    /// What happened.
+    pub why: String,
 }
 
 /// One mount.
@@ -114,6 +128,9 @@ pub struct WorkerStatus {
     pub sandbox: Confinement,
     /// What the user should know about the volume.
     pub notes: Vec<String>,
+    /// What stopped writing, if something did: the volume has been read-only since.
+    #[serde(default)]
+    pub failure: Option<String>,
 }
 
 /// One cache.

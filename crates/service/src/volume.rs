@@ -4,7 +4,10 @@
 //! file is where they meet. It is also the one place where an option becomes a cache size
 //! and a partition becomes a disk.
 
+mod change;
+
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use draconis_device::{Disk, PartitionError, View, partition};
 use draconis_exchange::contract::directory::{
@@ -13,12 +16,13 @@ use draconis_exchange::contract::directory::{
     NakLookup, NakReadLink, ReadLink,
 };
 use draconis_exchange::contract::file::{
-    self, AckRead, AckSeek, FileServer, NakRead, NakSeek, Read, Seek,
+    self, AckRead, AckReserve, AckSeek, AckSync, AckWrite, FileServer, NakRead, NakReserve,
+    NakSeek, NakSync, NakWrite, Read, Reserve, Seek, Sync as SyncFile, Write,
 };
 use draconis_exchange::contract::tree::Tree;
-use draconis_exchange::contract::{Attributes, Call, Kind, Name, Node, Refusal, Space};
+use draconis_exchange::contract::{Attributes, Call, Kind, Name, Node, Refusal, Space, Time};
 use draconis_exchange::heap::Block;
-use draconis_ext::{Cookie, InodeNumber, Options, Volume};
+use draconis_ext::{Cookie, InodeNumber, Options, Volume, Writing};
 
 use crate::options::MountOptions;
 use crate::protocol::{CacheStatus, WorkerStatus};
@@ -38,6 +42,9 @@ pub enum OpenError {
     /// The offset lies outside.
     #[error(transparent)]
     Offset(#[from] draconis_device::Error),
+    /// The disk service did not answer.
+    #[error("the volume cannot be written: {0}")]
+    Disk(#[source] draconis_device::Error),
     /// The file system refused.
     #[error(transparent)]
     Ext(#[from] draconis_ext::Error),
@@ -48,25 +55,71 @@ impl OpenError {
     pub fn refusal(&self) -> Refusal {
         match self {
             Self::Options(_) | Self::Partition(_) | Self::Offset(_) => Refusal::Invalid,
+            Self::Disk(_) => Refusal::Gone,
             Self::Ext(error) => error.refusal(),
         }
     }
 }
 
-/// Opens the volume on `disk` that `options` name.
+/// Opens the volume on `disk` that `options` name, for reading.
 ///
 /// # Errors
 /// See [`OpenError`].
 pub fn open(disk: Arc<dyn Disk>, options: &MountOptions) -> Result<VolumeTree, OpenError> {
     let disk = part(disk, options)?;
-    let caches = Options {
+    Ok(VolumeTree::new(Volume::open(disk, caches(options))?, false, options))
+}
+
+/// Opens the volume on `disk` that `options` name, for writing; where it must not be
+/// written, for reading, and its notes say why.
+///
+/// # Errors
+/// See [`OpenError`].
+pub fn open_for_writing(
+    disk: Arc<dyn Disk>,
+    options: &MountOptions,
+) -> Result<VolumeTree, OpenError> {
+    use draconis_ext::Error::{ReadOnly, Unsupported};
+    let disk = part(disk, options)?;
+    let writing = Writing {
+        clock: Arc::new(now),
+        dirty_bytes: options.dirty_bytes,
+        atime: options.access_times.into(),
+    };
+    match Volume::open_for_writing(disk.clone(), caches(options), writing) {
+        Ok(volume) => Ok(VolumeTree::new(volume, true, options)),
+        // What must not be written can often be read; if not, that says why.
+        Err(why @ (ReadOnly | Unsupported { .. })) => {
+            let mut tree = VolumeTree::new(Volume::open(disk, caches(options))?, false, options);
+            if tree.volume.read_only_reason().is_none() {
+                tree.not_written = Some(why.to_string());
+            }
+            Ok(tree)
+        }
+        Err(other) => Err(other.into()),
+    }
+}
+
+fn caches(options: &MountOptions) -> Options {
+    Options {
         inode_cache: options.inode_cache as u64,
         block_map_cache: options.block_map_cache as u64,
         data_cache_bytes: options.data_cache_bytes,
         dots: options.dots,
         ..Options::default()
-    };
-    Ok(VolumeTree { volume: Volume::open(disk, caches)? })
+    }
+}
+
+/// The system's clock. It may stand before 1970, as any clock may.
+fn now() -> Time {
+    let of = |time: std::time::Duration| (time.as_secs() as i64, time.subsec_nanos());
+    match SystemTime::now().duration_since(SystemTime::UNIX_EPOCH) {
+        Ok(after) => {
+            let (seconds, nanoseconds) = of(after);
+            Time { seconds, nanoseconds }
+        }
+        Err(before) => Time { seconds: -of(before.duration()).0 - 1, nanoseconds: 0 },
+    }
 }
 
 /// The part of `disk` that `options` name.
@@ -88,6 +141,28 @@ pub fn part(disk: Arc<dyn Disk>, options: &MountOptions) -> Result<Arc<dyn Disk>
 /// name for the root directory's.
 pub struct VolumeTree {
     volume: Volume,
+    /// Whether it was opened for writing. That it can be written may end; that its nodes
+    /// are held may not.
+    writing: bool,
+    /// Why it was not, though it was wanted.
+    not_written: Option<String>,
+    /// What the options say of each change.
+    durable: Durable,
+    /// Whether the kernel checks permissions.
+    permissions: bool,
+    /// Whether it may keep what is written for a while.
+    write_back: bool,
+}
+
+/// What is durable before it is answered.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Durable {
+    /// What somebody waits for.
+    OnRequest,
+    /// Every change of a directory.
+    Names,
+    /// Every change.
+    All,
 }
 
 fn inode(node: Node) -> Result<InodeNumber, Refusal> {
@@ -103,6 +178,42 @@ fn refusal(error: draconis_ext::Error) -> Refusal {
 }
 
 impl VolumeTree {
+    fn new(volume: Volume, writing: bool, options: &MountOptions) -> Self {
+        let durable = match (options.sync, options.dir_sync) {
+            (true, _) => Durable::All,
+            (false, true) => Durable::Names,
+            (false, false) => Durable::OnRequest,
+        };
+        let (permissions, write_back) = (options.default_permissions, options.write_back);
+        Self { volume, writing, not_written: None, durable, permissions, write_back }
+    }
+
+    /// Whether the kernel is to check permissions.
+    pub fn permissions(&self) -> bool {
+        self.permissions
+    }
+
+    /// Whether the kernel may keep what is written for a while.
+    pub fn write_back(&self) -> bool {
+        self.write_back
+    }
+
+    /// Brings everything home and marks the volume as unmounted. Later changes are refused.
+    ///
+    /// # Errors
+    /// What stopped writing, now or before, for the user.
+    pub fn close(&self) -> Result<(), String> {
+        if !self.writing {
+            return Ok(());
+        }
+        let closed = self.volume.close();
+        match (self.volume.failure(), closed) {
+            (Some(why), _) => Err(why),
+            (None, Err(error)) => Err(error.to_string()),
+            (None, Ok(())) => Ok(()),
+        }
+    }
+
     /// The library's own view, for what contracts do not say.
     pub fn volume(&self) -> &Volume {
         &self.volume
@@ -110,8 +221,7 @@ impl VolumeTree {
 
     /// Whether nothing can be written.
     pub fn read_only(&self) -> bool {
-        // Writing is not supported yet, whatever the volume would allow.
-        true
+        !self.volume.is_writable()
     }
 
     /// Its figures, as `draconis status` shows them.
@@ -134,6 +244,7 @@ impl VolumeTree {
                 cache("data", all.data),
             ],
             notes: self.notes(),
+            failure: self.volume.failure(),
             ..WorkerStatus::default()
         }
     }
@@ -142,6 +253,8 @@ impl VolumeTree {
         let info = self.volume.info();
         let mut notes = vec![];
         if let Some(reason) = info.read_only_reason {
+            notes.push(format!("read-only: {reason}"));
+        } else if let Some(reason) = &self.not_written {
             notes.push(format!("read-only: {reason}"));
         }
         if !info.clean {
@@ -237,7 +350,10 @@ impl DirectoryServer for VolumeTree {
 
     fn enumerate(&self, mut m: Enumerate) -> Result<AckEnumerate, NakEnumerate> {
         match self.fill(&mut m) {
-            Ok(len) => Ok(AckEnumerate { buffer: m.buffer, len }),
+            Ok(len) => {
+                self.was_read(m.node);
+                Ok(AckEnumerate { buffer: m.buffer, len })
+            }
             Err(why) => Err(m.refuse(why)),
         }
     }
@@ -245,7 +361,10 @@ impl DirectoryServer for VolumeTree {
     fn read_link(&self, mut m: ReadLink) -> Result<AckReadLink, NakReadLink> {
         let target = inode(m.node).and_then(|node| self.volume.read_link(node).map_err(refusal));
         match target.and_then(|target| answer(&target, &mut m.buffer)) {
-            Ok(len) => Ok(AckReadLink { buffer: m.buffer, len }),
+            Ok(len) => {
+                self.was_read(m.node);
+                Ok(AckReadLink { buffer: m.buffer, len })
+            }
             Err(why) => Err(m.refuse(why)),
         }
     }
@@ -264,6 +383,114 @@ impl DirectoryServer for VolumeTree {
         let list = names.map(|names| names.iter().flat_map(|n| [&n[..], b"\0"].concat()).collect());
         match list.and_then(|list: Vec<u8>| answer(&list, &mut m.buffer)) {
             Ok(len) => Ok(AckListXattr { buffer: m.buffer, len }),
+            Err(why) => Err(m.refuse(why)),
+        }
+    }
+
+    fn create(&self, m: directory::Create) -> Result<directory::AckCreate, directory::NakCreate> {
+        match self.make_node(&m) {
+            Ok(attributes) => Ok(directory::AckCreate { attributes }),
+            Err(why) => Err(m.refuse(why)),
+        }
+    }
+
+    fn make_directory(
+        &self,
+        m: directory::MakeDirectory,
+    ) -> Result<directory::AckMakeDirectory, directory::NakMakeDirectory> {
+        match self.make_dir(&m) {
+            Ok(attributes) => Ok(directory::AckMakeDirectory { attributes }),
+            Err(why) => Err(m.refuse(why)),
+        }
+    }
+
+    fn symlink(
+        &self,
+        m: directory::Symlink,
+    ) -> Result<directory::AckSymlink, directory::NakSymlink> {
+        match self.make_symlink(&m) {
+            Ok(attributes) => Ok(directory::AckSymlink { target: m.target, attributes }),
+            Err(why) => Err(m.refuse(why)),
+        }
+    }
+
+    fn link(&self, m: directory::Link) -> Result<directory::AckLink, directory::NakLink> {
+        match self.add_name(&m) {
+            Ok(attributes) => Ok(directory::AckLink { attributes }),
+            Err(why) => Err(m.refuse(why)),
+        }
+    }
+
+    fn unlink(&self, m: directory::Unlink) -> Result<directory::AckUnlink, directory::NakUnlink> {
+        match self.drop_name(&m) {
+            Ok(()) => Ok(directory::AckUnlink {}),
+            Err(why) => Err(m.refuse(why)),
+        }
+    }
+
+    fn remove_directory(
+        &self,
+        m: directory::RemoveDirectory,
+    ) -> Result<directory::AckRemoveDirectory, directory::NakRemoveDirectory> {
+        match self.drop_directory(&m) {
+            Ok(()) => Ok(directory::AckRemoveDirectory {}),
+            Err(why) => Err(m.refuse(why)),
+        }
+    }
+
+    fn rename(&self, m: directory::Rename) -> Result<directory::AckRename, directory::NakRename> {
+        match self.move_name(&m) {
+            Ok(()) => Ok(directory::AckRename {}),
+            Err(why) => Err(m.refuse(why)),
+        }
+    }
+
+    fn set_attributes(
+        &self,
+        m: directory::SetAttributes,
+    ) -> Result<directory::AckSetAttributes, directory::NakSetAttributes> {
+        match self.change_attributes(&m) {
+            Ok(attributes) => Ok(directory::AckSetAttributes { attributes }),
+            Err(why) => Err(m.refuse(why)),
+        }
+    }
+
+    fn set_flags(
+        &self,
+        m: directory::SetFlags,
+    ) -> Result<directory::AckSetFlags, directory::NakSetFlags> {
+        match self.change_flags(&m) {
+            Ok(attributes) => Ok(directory::AckSetFlags { attributes }),
+            Err(why) => Err(m.refuse(why)),
+        }
+    }
+
+    fn set_xattr(
+        &self,
+        m: directory::SetXattr,
+    ) -> Result<directory::AckSetXattr, directory::NakSetXattr> {
+        match self.change_xattr(&m) {
+            Ok(()) => Ok(directory::AckSetXattr { value: m.value }),
+            Err(why) => Err(m.refuse(why)),
+        }
+    }
+
+    fn remove_xattr(
+        &self,
+        m: directory::RemoveXattr,
+    ) -> Result<directory::AckRemoveXattr, directory::NakRemoveXattr> {
+        match self.drop_xattr(&m) {
+            Ok(()) => Ok(directory::AckRemoveXattr {}),
+            Err(why) => Err(m.refuse(why)),
+        }
+    }
+
+    fn sync_volume(
+        &self,
+        m: directory::SyncVolume,
+    ) -> Result<directory::AckSyncVolume, directory::NakSyncVolume> {
+        match self.make_durable() {
+            Ok(()) => Ok(directory::AckSyncVolume {}),
             Err(why) => Err(m.refuse(why)),
         }
     }
@@ -286,6 +513,26 @@ impl Tree for VolumeTree {
             inodes: space.inodes,
             free_inodes: space.free_inodes,
             name_bytes_max: space.name_bytes,
+        }
+    }
+
+    fn is_writable(&self) -> bool {
+        self.writing
+    }
+
+    fn hold(&self, node: Node) {
+        if self.writing
+            && let Ok(inode) = inode(node)
+        {
+            self.volume.hold(inode);
+        }
+    }
+
+    fn release(&self, node: Node, users: u64) {
+        if self.writing
+            && let Ok(inode) = inode(node)
+        {
+            self.volume.release(inode, users);
         }
     }
 }
@@ -342,7 +589,10 @@ impl VolumeFile<'_> {
 impl FileServer for VolumeFile<'_> {
     fn read(&self, mut m: Read) -> Result<AckRead, NakRead> {
         match self.read_into(&mut m) {
-            Ok(len) => Ok(AckRead { buffer: m.buffer, len: len as u32 }),
+            Ok(len) => {
+                self.tree.was_read(self.node);
+                Ok(AckRead { buffer: m.buffer, len: len as u32 })
+            }
             Err(why) => Err(m.refuse(why)),
         }
     }
@@ -363,6 +613,27 @@ impl FileServer for VolumeFile<'_> {
             .and_then(|node| self.tree.volume.seek(node, m.offset, what).map_err(refusal));
         match found {
             Ok(offset) => Ok(AckSeek { offset }),
+            Err(why) => Err(m.refuse(why)),
+        }
+    }
+
+    fn write(&self, m: Write) -> Result<AckWrite, NakWrite> {
+        match self.write_from(&m) {
+            Ok(len) => Ok(AckWrite { buffer: m.buffer, len }),
+            Err(why) => Err(m.refuse(why)),
+        }
+    }
+
+    fn reserve(&self, m: Reserve) -> Result<AckReserve, NakReserve> {
+        match self.change_space(&m) {
+            Ok(()) => Ok(AckReserve {}),
+            Err(why) => Err(m.refuse(why)),
+        }
+    }
+
+    fn sync(&self, m: SyncFile) -> Result<AckSync, NakSync> {
+        match self.make_durable(m.data_only) {
+            Ok(()) => Ok(AckSync {}),
             Err(why) => Err(m.refuse(why)),
         }
     }

@@ -3,25 +3,27 @@
 //! Law 1: confined before the first byte of the volume is read, while there is one thread.
 //! Law 2: the process ends when the manager does, when the mount does, and on any panic.
 
+use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use draconis_device::{FileOptions, OpenedFile};
-use draconis_exchange::channel::process::accept;
+use draconis_exchange::channel::process::{Session, accept};
 use draconis_exchange::contract::volume::{
     self, AckMount, AckStatus, AckUnmount, Mount, NakMount, NakStatus, NakUnmount, Status, Unmount,
     Volume, VolumeServer,
 };
-use draconis_exchange::contract::{Refusal, tree::Tree};
+use draconis_exchange::contract::{Call, Refusal, tree::Tree};
 use draconis_exchange::heap::Block;
 
+use crate::disk::split_disk;
 use crate::options::MountOptions;
-use crate::process::receive_descriptors;
+use crate::process::{DISK_LANE, LOST_WRITES, VOLUME_LANE, receive_descriptors};
 use crate::protocol::WorkerStatus;
 use crate::sandbox::{Confinement, Profile, close_others, confine};
-use crate::volume::{OpenError, VolumeTree, open};
+use crate::volume::{OpenError, VolumeTree, open, open_for_writing};
 
 /// How long the worker waits for a manager that says nothing: one that was stopped by
 /// Ctrl-Z goes on some day, and one that died is noticed at once.
@@ -67,7 +69,8 @@ pub fn run(serve: impl Serve, memory_limit_bytes: Option<u64>) -> Result<(), Str
         confine(&Profile::Worker, memory_limit_bytes).map_err(|error| error.to_string())?;
     let worker = Arc::new(Control {
         image: Mutex::new(Some(image)),
-        tree: OnceLock::new(),
+        session: session.clone(),
+        tree: Arc::default(),
         confinement,
         serve,
     });
@@ -76,30 +79,37 @@ pub fn run(serve: impl Serve, memory_limit_bytes: Option<u64>) -> Result<(), Str
         .name("fuse".into())
         .spawn(move || waiting.wait_for_connection(&control))
         .map_err(|error| error.to_string())?;
-    let end = session.server::<Volume>(0).ok_or("the session has no lane for a volume")?;
+    let end =
+        session.server::<Volume>(VOLUME_LANE).ok_or("the session has no lane for a volume")?;
     // However the conversation ends, there is nobody to serve for any more.
     volume::serve(end, &*worker, PATIENCE).map_err(|error| format!("the manager is gone: {error}"))
 }
 
 struct Control<S> {
     image: Mutex<Option<OpenedFile>>,
-    tree: OnceLock<VolumeTree>,
+    session: Arc<Session>,
+    tree: Arc<OnceLock<VolumeTree>>,
     confinement: Confinement,
     serve: S,
 }
 
 impl<S: Serve> Control<S> {
     /// The manager sends the connection once the volume is open and the directory attached.
-    fn wait_for_connection(&self, control: &UnixStream) {
+    fn wait_for_connection(&self, mut control: &UnixStream) {
         let Some([connection]) = receive_descriptors(control) else { std::process::exit(1) };
         let Some(tree) = self.tree.get() else { std::process::exit(1) };
-        let code = match self.serve.serve(connection, tree) {
+        let mut code = match self.serve.serve(connection, tree) {
             Ok(()) => 0,
             Err(error) => {
                 eprintln!("draconis: worker {}: {error}", std::process::id());
                 1
             }
         };
+        if let Err(why) = tree.close() {
+            // The manager reads it once we are gone; one that is gone itself does not.
+            let _ = control.write_all(why.as_bytes());
+            code = LOST_WRITES;
+        }
         std::process::exit(code)
     }
 
@@ -107,8 +117,35 @@ impl<S: Serve> Control<S> {
         let options: MountOptions = serde_json::from_slice(options)
             .map_err(|error| OpenError::Options(error.to_string()))?;
         let image = self.image.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let image = image.ok_or_else(|| OpenError::Options("mounted already".into()))?;
-        open(Arc::new(image.start()), &options)
+        let image = image.ok_or_else(|| OpenError::Options("mounted already".into()))?.start();
+        if options.read_only {
+            return open(Arc::new(image), &options);
+        }
+        let writer = split_disk(image, &self.session, DISK_LANE).map_err(OpenError::Disk)?;
+        let tree = open_for_writing(Arc::new(writer), &options)?;
+        if !tree.read_only() {
+            self.commit_every(Duration::from_secs(options.commit_s.max(1)));
+        }
+        Ok(tree)
+    }
+
+    /// Hands what has changed to the disk now and then.
+    fn commit_every(&self, period: Duration) {
+        let tree = self.tree.clone();
+        let commit = move || {
+            loop {
+                std::thread::sleep(period);
+                let Some(tree) = tree.get() else { continue };
+                if let Err(error) = tree.volume().commit() {
+                    log::error!("changes could not be written: {error}");
+                    return;
+                }
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("commit".into()).spawn(commit) {
+            // They are written when somebody waits for them, or they become many.
+            log::warn!("no thread to commit with: {error}");
+        }
     }
 
     fn status(&self) -> WorkerStatus {
@@ -150,8 +187,11 @@ impl<S: Serve> VolumeServer for Control<S> {
         }
     }
 
-    fn unmount(&self, _: Unmount) -> Result<AckUnmount, NakUnmount> {
-        // Nothing is written yet, so nothing has to be brought home first.
-        Ok(AckUnmount {})
+    fn unmount(&self, m: Unmount) -> Result<AckUnmount, NakUnmount> {
+        match self.tree.get().map_or(Ok(()), VolumeTree::close) {
+            Ok(()) => Ok(AckUnmount {}),
+            // What stopped writing is in the status.
+            Err(_) => Err(m.refuse(Refusal::Io)),
+        }
     }
 }

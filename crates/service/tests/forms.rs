@@ -296,15 +296,21 @@ fn what_cannot_be_done_is_refused_with_its_reason(make: Make) {
     assert_eq!(form.open("deep").unwrap_err(), Refusal::IsADirectory);
     assert_eq!(form.open("hello/x").unwrap_err(), Refusal::NotADirectory);
     let unlink = Unlink { parent: Node::ROOT, name: name("hello") };
-    assert_eq!(form.directory.call(unlink).unwrap().unwrap_err().why, Refusal::NotSupported);
+    assert_eq!(form.directory.call(unlink).unwrap().unwrap_err().why, Refusal::ReadOnly);
     let (mut hello, _) = form.open("hello").unwrap();
     let buffer = (form.block)(4096);
     let beyond = file::Read { buffer, buffer_offset: 4000, offset: 0, len: 97 };
     let nak = hello.call(beyond).unwrap().unwrap_err();
     assert_eq!((nak.why, nak.buffer.len()), (Refusal::Invalid, 4096));
-    let write = file::Write { buffer: nak.buffer, buffer_offset: 0, offset: 0, len: 1 };
+    let write = file::Write {
+        buffer: nak.buffer,
+        buffer_offset: 0,
+        offset: 0,
+        len: 1,
+        clear_privileges: false,
+    };
     let nak = hello.call(write).unwrap().unwrap_err();
-    assert_eq!((nak.why, nak.buffer.len()), (Refusal::NotSupported, 4096));
+    assert_eq!((nak.why, nak.buffer.len()), (Refusal::ReadOnly, 4096));
     // Nothing of this was held against us.
     assert_eq!(form.read("hello").unwrap(), b"Hello, volume!");
 }
@@ -343,4 +349,59 @@ fn a_client_that_closes_ends_it(make: Make) {
     }
     let again = form.directory.call(directory::GetAttributes { node: Node::ROOT });
     assert_eq!(again.unwrap_err(), Lost::Closed);
+}
+
+#[test]
+fn a_volume_is_changed_through_channels() {
+    let volume = Volume::new();
+    let image = volume.image();
+    let local = Local::open_for_writing(&image, &MountOptions::default(), PATIENCE).unwrap();
+    let mut directory = local.directory().unwrap();
+    let create = directory::Create {
+        parent: Node::ROOT,
+        name: name("new"),
+        mode: 0o100_666,
+        umask: 0o027,
+        uid: 7,
+        gid: 8,
+        device: (0, 0),
+    };
+    let made = directory.call(create).unwrap().unwrap().attributes;
+    assert_eq!((made.mode, made.uid, made.gid, made.links), (0o100_640, 7, 8, 1));
+    let pair = channel::pair();
+    let (mut file, _) = tree::open(&mut directory, Node::ROOT, b"new", pair, PATIENCE).unwrap();
+    let mut buffer = Block::private(200_000);
+    buffer.copy_in(5, &[7; 190_000]);
+    let clear_privileges = false;
+    let write = file::Write { buffer, buffer_offset: 5, offset: 3, len: 190_000, clear_privileges };
+    assert_eq!(file.call(write).unwrap().unwrap().len, 190_000);
+    let rename = directory::Rename {
+        from: Node::ROOT,
+        name: name("new"),
+        to: Node::ROOT,
+        new_name: name("hello"),
+        flags: directory::RENAME_NO_REPLACE,
+    };
+    assert_eq!(directory.call(rename).unwrap().unwrap_err().why, Refusal::Exists);
+    // Without a name it is there as long as an end of it is.
+    let unlink = Unlink { parent: Node::ROOT, name: name("new") };
+    directory.call(unlink).unwrap().unwrap();
+    let read =
+        file::Read { buffer: Block::private(4096), buffer_offset: 0, offset: 189_999, len: 4096 };
+    let ack = file.call(read).unwrap().unwrap();
+    assert_eq!((ack.len, ack.buffer.bytes().unwrap()[3]), (4, 7));
+    file.call(file::Sync { data_only: false }).unwrap().unwrap();
+    drop(file);
+    let gone = || local.tree().volume().attributes(draconis_ext::InodeNumber(made.node.0 as u32));
+    let until = Instant::now() + PATIENCE;
+    while gone().is_ok_and(|found| found.links == 0 && found.size_bytes > 0) {
+        assert!(Instant::now() < until, "it lives on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    local.tree().close().unwrap();
+    let late = directory::Unlink { parent: Node::ROOT, name: name("hello") };
+    assert_eq!(directory.call(late).unwrap().unwrap_err().why, Refusal::ReadOnly);
+    drop((directory, local));
+    let output = Command::new("e2fsck").arg("-fn").arg(&image).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }

@@ -253,15 +253,18 @@ impl Shared {
         let mut follows = tickets.iter().map(|ticket| ticket.0);
         let mut place = Place::default();
         loop {
-            let part =
-                match place.next_part(chain, |write, skip, part| self.carry(write, skip, part)) {
-                    Ok(part) => part,
-                    Err(error) => {
-                        // What the server has of the chain must not wait for more.
-                        lane.close();
-                        return Err(error.into());
-                    }
-                };
+            let part = match &self.blocks {
+                None => Ok(place.move_part(chain)),
+                Some(blocks) => place.copy_part(chain, blocks, self.properties.sector_bytes),
+            };
+            let part = match part {
+                Ok(part) => part,
+                Err(error) => {
+                    // What the server has of the chain must not wait for more.
+                    lane.close();
+                    return Err(error.into());
+                }
+            };
             let after: Vec<_> = follows.by_ref().take(AFTER_MAX).collect();
             let more = place.group < chain.len() || follows.len() > 0;
             let Part { blocks, ends, homes } = part;
@@ -296,31 +299,6 @@ impl Shared {
             }
         }
     }
-
-    /// What crosses of `write` from `skip` on, in a part that holds `part` already: the
-    /// block itself, or a copy of as much as there is room for; none once the part is full,
-    /// and something at least while it is empty.
-    fn carry(&self, write: &mut Write, skip: usize, part: &Part) -> Result<Option<Block>, Error> {
-        let Some(blocks) = &self.blocks else {
-            return Ok(Some(std::mem::replace(&mut write.block, Block::private(0))));
-        };
-        let bytes: usize = part.blocks.iter().map(|(_, block)| block.len()).sum();
-        let want = (write.block.len() - skip).min(PART_BYTES.saturating_sub(bytes));
-        let sector = self.properties.sector_bytes as usize;
-        let block = match part.blocks.is_empty() {
-            _ if want == 0 => None,
-            false => blocks(want),
-            true => {
-                let at = Extent::new(write.at_bytes + skip as u64, want as u64);
-                Some(room(blocks, sector, want).ok_or_else(|| no_room("write", at))?)
-            }
-        };
-        Ok(block.map(|mut block| {
-            let len = block.len();
-            copy(&write.block, skip, &mut block, 0, len);
-            block
-        }))
-    }
 }
 
 /// How much of a chain was sent.
@@ -337,43 +315,106 @@ struct Place {
 struct Part {
     blocks: Vec<(u64, Block)>,
     ends: Vec<u32>,
-    /// Group and write of each block.
+    /// Group and write of each block, if it was moved.
     homes: Vec<(usize, usize)>,
 }
 
 impl Place {
-    /// Fills a part with what comes next, as far as `carry` and the message take it.
-    fn next_part(
+    /// The next write of which something is to be sent; passes ends of groups, which go
+    /// into `part` as long as it takes them.
+    fn next_write(&mut self, chain: &[Group], part: &mut Part) -> bool {
+        while let Some(group) = chain.get(self.group) {
+            match group.writes.get(self.write) {
+                Some(write) if write.block.is_empty() => self.write += 1,
+                Some(_) => return part.blocks.len() < WRITES_MAX,
+                None if part.ends.len() == ENDS_MAX => return false,
+                None => {
+                    part.ends.push(part.blocks.len() as u32);
+                    *self = Self { group: self.group + 1, ..Self::default() };
+                }
+            }
+        }
+        false
+    }
+
+    /// Takes the next blocks out of the chain; they return with the answer.
+    fn move_part(&mut self, chain: &mut [Group]) -> Part {
+        let mut part = Part::default();
+        while self.next_write(chain, &mut part) {
+            let write = &mut chain[self.group].writes[self.write];
+            let block = std::mem::replace(&mut write.block, Block::private(0));
+            part.blocks.push((write.at_bytes, block));
+            part.homes.push((self.group, self.write));
+            self.write += 1;
+        }
+        part
+    }
+
+    /// Copies as much of what comes next as there is room for, and something at least.
+    /// Writes that lie one behind the other cross in one block.
+    fn copy_part(
         &mut self,
-        chain: &mut [Group],
-        carry: impl Fn(&mut Write, usize, &Part) -> Result<Option<Block>, Error>,
+        chain: &[Group],
+        blocks: &Blocks,
+        sector_bytes: u32,
     ) -> Result<Part, Error> {
         let mut part = Part::default();
-        while let Some(group) = chain.get_mut(self.group) {
-            let Some(write) = group.writes.get_mut(self.write) else {
-                if part.ends.len() == ENDS_MAX {
-                    break;
+        let mut bytes = 0;
+        while bytes < PART_BYTES && self.next_write(chain, &mut part) {
+            let writes = &chain[self.group].writes[self.write..];
+            let at_bytes = writes[0].at_bytes + self.skip as u64;
+            let want = run_bytes(writes, self.skip, PART_BYTES - bytes);
+            let block = match part.blocks.is_empty() {
+                false => blocks(want),
+                true => {
+                    let at = Extent::new(at_bytes, want as u64);
+                    let room = room(blocks, sector_bytes as usize, want);
+                    Some(room.ok_or_else(|| no_room("write", at))?)
                 }
-                part.ends.push(part.blocks.len() as u32);
-                *self = Self { group: self.group + 1, ..Self::default() };
-                continue;
             };
-            let (at_bytes, len) = (write.at_bytes + self.skip as u64, write.block.len());
-            if len > 0 {
-                if part.blocks.len() == WRITES_MAX {
-                    break;
-                }
-                let Some(block) = carry(write, self.skip, &part)? else { break };
-                self.skip += block.len();
-                part.blocks.push((at_bytes, block));
-                part.homes.push((self.group, self.write));
-            }
-            if self.skip >= len {
-                (self.write, self.skip) = (self.write + 1, 0);
-            }
+            let Some(mut block) = block else { break };
+            self.copy_run(writes, &mut block);
+            bytes += block.len();
+            part.blocks.push((at_bytes, block));
         }
         Ok(part)
     }
+
+    /// Fills `block` with what comes next, from one write after the other.
+    fn copy_run(&mut self, writes: &[Write], block: &mut Block) {
+        let mut at = 0;
+        for write in writes {
+            let len = (write.block.len() - self.skip).min(block.len() - at);
+            copy(&write.block, self.skip, block, at, len);
+            at += len;
+            self.skip += len;
+            if self.skip < write.block.len() {
+                return;
+            }
+            (self.write, self.skip) = (self.write + 1, 0);
+            if at == block.len() {
+                return;
+            }
+        }
+    }
+}
+
+/// How much of `writes`, of the first from `skip` on, lies in one piece; `most` of it.
+fn run_bytes(writes: &[Write], skip: usize, most: usize) -> usize {
+    let mut end = writes.first().map_or(0, |first| first.at_bytes);
+    let joined = writes.iter().take_while(|write| {
+        let joins = write.at_bytes == end;
+        end += write.block.len() as u64;
+        joins
+    });
+    let mut bytes = 0;
+    for write in joined {
+        bytes += write.block.len();
+        if bytes - skip >= most {
+            return most;
+        }
+    }
+    bytes - skip
 }
 
 /// A list of what was taken in portions no longer than it.

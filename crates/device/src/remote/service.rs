@@ -212,7 +212,8 @@ impl Parts {
             let properties = service.disk.properties();
             properties.check(extent, len).map_err(|error| refusal(&error))?;
             self.count(service, len)?;
-            let mut copy = Private::new(len);
+            // All of it is overwritten.
+            let mut copy = Private::unset(len);
             let mut at = 0;
             for (_, block) in run {
                 at += block.copy_out(0, &mut copy[at..]);

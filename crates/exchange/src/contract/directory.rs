@@ -104,16 +104,19 @@ crate::contract! {
                 -> AckListXattr { buffer: Block, len: u32 } => Ready
                  | NakListXattr { buffer: Block } why Refusal => Ready, or NotSupported;
 
-            /// Makes a file, device, fifo or socket: `mode` says which.
+            /// Makes a file, device, fifo or socket: `mode` says which. The bits of `umask`
+            /// are taken away from it, unless the parent has a default ACL, which then says
+            /// what is allowed; so it is with `MakeDirectory`.
             call create: Create {
-                parent: Node, name: Name, mode: u32, uid: u32, gid: u32, device: (u32, u32)
+                parent: Node, name: Name, mode: u32, umask: u32, uid: u32, gid: u32,
+                device: (u32, u32)
             }
                 -> AckCreate { attributes: Attributes } => Ready
                  | NakCreate {} why Refusal => Ready, or NotSupported;
 
             /// Makes a directory.
             call make_directory: MakeDirectory {
-                parent: Node, name: Name, mode: u32, uid: u32, gid: u32
+                parent: Node, name: Name, mode: u32, umask: u32, uid: u32, gid: u32
             }
                 -> AckMakeDirectory { attributes: Attributes } => Ready
                  | NakMakeDirectory {} why Refusal => Ready, or NotSupported;
@@ -152,6 +155,11 @@ crate::contract! {
                 -> AckSetAttributes { attributes: Attributes } => Ready
                  | NakSetAttributes {} why Refusal => Ready, or NotSupported;
 
+            /// Sets the inode flags that users may change, as `chattr` does (`FS_*_FL`).
+            call set_flags: SetFlags { node: Node, flags: u32 }
+                -> AckSetFlags { attributes: Attributes } => Ready
+                 | NakSetFlags {} why Refusal => Ready, or NotSupported;
+
             /// Sets an extended attribute to the first `len` bytes of `value`; `flags` as
             /// `XATTR_CREATE` and `XATTR_REPLACE`.
             call set_xattr: SetXattr {
@@ -164,6 +172,11 @@ crate::contract! {
             call remove_xattr: RemoveXattr { node: Node, name: AttributeName }
                 -> AckRemoveXattr {} => Ready
                  | NakRemoveXattr {} why Refusal => Ready, or NotSupported;
+
+            /// Makes everything durable that was changed in the volume before.
+            call sync_volume: SyncVolume {}
+                -> AckSyncVolume {} => Ready
+                 | NakSyncVolume {} why Refusal => Ready, or NotSupported;
 
             tell close: Close {} => Done;
         }

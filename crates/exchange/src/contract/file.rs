@@ -3,7 +3,7 @@
 //! Offsets are absolute, so a replayed read or write does no harm, and the buffer comes
 //! back in every reply.
 
-use super::{Attributes, Refusal};
+use super::{Attributes, Refusal, Reservation};
 use crate::heap::Block;
 
 crate::contract! {
@@ -21,8 +21,12 @@ crate::contract! {
 
             /// Writes `len` bytes of `buffer` at `buffer_offset` to the file at `offset`.
             ///
-            /// `AckWrite::len` bytes were taken; durable after `Sync`.
-            call write: Write { buffer: Block, buffer_offset: u32, offset: u64, len: u32 }
+            /// `AckWrite::len` bytes were taken; durable after `Sync`. With
+            /// `clear_privileges` the writer may not keep setuid and setgid: see
+            /// [`AttributeChange`](super::AttributeChange).
+            call write: Write {
+                buffer: Block, buffer_offset: u32, offset: u64, len: u32, clear_privileges: bool
+            }
                 -> AckWrite { buffer: Block, len: u32 } => Ready
                  | NakWrite { buffer: Block } why Refusal => Ready, or NotSupported;
 
@@ -37,6 +41,11 @@ crate::contract! {
             call seek: Seek { offset: u64, hole: bool }
                 -> AckSeek { offset: Option<u64> } => Ready
                  | NakSeek {} why Refusal => Ready, or NotSupported;
+
+            /// Gives blocks to the `len` bytes from `offset`, or takes them away.
+            call reserve: Reserve { offset: u64, len: u64, how: Reservation }
+                -> AckReserve {} => Ready
+                 | NakReserve {} why Refusal => Ready, or NotSupported;
 
             /// Makes what was written durable; with `data_only`, whatever is needed to
             /// read it back and no more.

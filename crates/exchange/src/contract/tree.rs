@@ -29,6 +29,22 @@ pub trait Tree: DirectoryServer {
 
     /// What `statfs` tells.
     fn space(&self) -> Space;
+
+    /// Whether anything can be changed.
+    fn is_writable(&self) -> bool {
+        false
+    }
+
+    /// One more user of `node`, who may ask for it by number: it lives on without a name
+    /// until everybody has gone. A tree that never changes has nothing to do.
+    fn hold(&self, node: Node) {
+        let _ = node;
+    }
+
+    /// So many of those who held `node` have gone.
+    fn release(&self, node: Node, users: u64) {
+        let _ = (node, users);
+    }
 }
 
 /// Where a walk ended.
@@ -136,12 +152,28 @@ fn start<'scope, 'env, T: Tree + Sync + ?Sized>(
     node: Node,
     patience: Duration,
 ) {
-    let serve = move || match end {
-        End::File(end) => file::serve(end, &tree.file(node), patience),
-        End::Directory(end) => serve_in(scope, end, tree, patience),
+    tree.hold(node);
+    let serve = move || {
+        let _held = Held { tree, node };
+        match end {
+            End::File(end) => file::serve(end, &tree.file(node), patience),
+            End::Directory(end) => serve_in(scope, end, tree, patience),
+        }
     };
     // The tree is shared with other threads as it is: that is its locks' matter already.
     scope.spawn(move || catch_unwind(AssertUnwindSafe(serve)));
+}
+
+/// A bound end is a user of its node, however it is closed.
+struct Held<'a, T: Tree + ?Sized> {
+    tree: &'a T,
+    node: Node,
+}
+
+impl<T: Tree + ?Sized> Drop for Held<'_, T> {
+    fn drop(&mut self) {
+        self.tree.release(self.node, 1);
+    }
 }
 
 fn resolve<T: DirectoryServer + ?Sized>(

@@ -31,6 +31,16 @@ pub enum Kind {
     Symlink = 7,
 }
 
+/// The bits of `mode` that are left when somebody writes to a file, or gives it away, who
+/// may not keep its privileges: no setuid, and no setgid where the group may execute.
+/// Without that setgid is a mark of mandatory locks.
+pub const fn without_privileges(mode: u32) -> u32 {
+    const SETUID: u32 = 0o4000;
+    const SETGID: u32 = 0o2000;
+    const GROUP_EXECUTES: u32 = 0o0010;
+    if mode & GROUP_EXECUTES != 0 { mode & !(SETUID | SETGID) } else { mode & !SETUID }
+}
+
 impl Kind {
     /// The file type bits of `st_mode` for this kind.
     pub const fn mode_bits(self) -> u32 {
@@ -146,6 +156,29 @@ pub struct AttributeChange {
     pub accessed: Option<SetTime>,
     /// Last change of the contents.
     pub modified: Option<SetTime>,
+    /// Last change of the inode. The server's clock if left out; a front that keeps times
+    /// itself for a while hands in its own.
+    pub changed: Option<SetTime>,
+    /// Take setuid away, and setgid where the group may execute: the change is made by
+    /// somebody who may not keep them.
+    pub clear_privileges: bool,
+}
+
+/// How `Reserve` changes the space of a file, as fallocate(2) has it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reservation {
+    /// Blocks for the range, which read as zero where there were none; the file grows if
+    /// the range ends beyond it.
+    Extend,
+    /// The same, and the length stays.
+    KeepSize,
+    /// The range reads as zero and takes no space; the length stays.
+    PunchHole,
+    /// The range reads as zero and has blocks.
+    ZeroRange {
+        /// The length stays.
+        keep_size: bool,
+    },
 }
 
 /// What `statfs` tells of a volume.
@@ -325,11 +358,14 @@ pub enum Refusal {
     /// It took longer than the deadline.
     #[error("timer expired")]
     Timeout = 23,
+    /// Not allowed to anybody: the inode is immutable or takes appended data only.
+    #[error("operation not permitted")]
+    NotPermitted = 24,
 }
 
 impl Refusal {
     /// Every refusal, in the order of its number.
-    pub const ALL: [Refusal; 23] = [
+    pub const ALL: [Refusal; 24] = [
         Refusal::NotFound,
         Refusal::NotADirectory,
         Refusal::IsADirectory,
@@ -353,6 +389,7 @@ impl Refusal {
         Refusal::CrossVolume,
         Refusal::Quota,
         Refusal::Timeout,
+        Refusal::NotPermitted,
     ];
 
     /// The refusal with this number.
@@ -388,6 +425,27 @@ impl Refusal {
             Refusal::CrossVolume => E::XDEV,
             Refusal::Quota => E::AGAIN,
             Refusal::Timeout => E::TIMEDOUT,
+            Refusal::NotPermitted => E::PERM,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn privileges_are_those_of_somebody_else() {
+        for (mode, left) in [(0o106755, 0o100755), (0o102644, 0o102644), (0o104600, 0o100600)] {
+            assert_eq!(without_privileges(mode), left, "{mode:o}");
+        }
+    }
+
+    #[test]
+    fn refusals_are_numbered() {
+        for (at, refusal) in Refusal::ALL.into_iter().enumerate() {
+            assert_eq!(refusal as usize, at + 1);
+            assert_eq!(Refusal::from_number(refusal as u32), Some(refusal));
         }
     }
 }

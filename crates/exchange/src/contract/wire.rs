@@ -9,8 +9,8 @@
 //! names in a [`Violation`].
 
 use super::{
-    AttributeChange, AttributeName, Attributes, Kind, Name, Node, Refusal, SetTime, Space, Time,
-    fsm::kind,
+    AttributeChange, AttributeName, Attributes, Kind, Name, Node, Refusal, Reservation, SetTime,
+    Space, Time, fsm::kind,
 };
 use crate::heap::Block;
 
@@ -400,7 +400,8 @@ records! {
     }
     AttributeChange {
         mode: Option<u32>, uid: Option<u32>, gid: Option<u32>, size_bytes: Option<u64>,
-        accessed: Option<SetTime>, modified: Option<SetTime>
+        accessed: Option<SetTime>, modified: Option<SetTime>, changed: Option<SetTime>,
+        clear_privileges: bool
     }
 }
 
@@ -429,6 +430,30 @@ impl Field for SetTime {
     }
     fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
         Ok(Option::unpack(from)?.map_or(SetTime::Now, SetTime::To))
+    }
+}
+
+impl Field for Reservation {
+    const KIND: u64 = kind("Reservation", &[]);
+    const BYTES_MAX: usize = 1;
+    fn pack(self, into: &mut Packer<'_>) {
+        into.put(&[match self {
+            Reservation::Extend => 0,
+            Reservation::KeepSize => 1,
+            Reservation::PunchHole => 2,
+            Reservation::ZeroRange { keep_size: false } => 3,
+            Reservation::ZeroRange { keep_size: true } => 4,
+        }]);
+    }
+    fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
+        Ok(match from.take()? {
+            [0] => Reservation::Extend,
+            [1] => Reservation::KeepSize,
+            [2] => Reservation::PunchHole,
+            [3] => Reservation::ZeroRange { keep_size: false },
+            [4] => Reservation::ZeroRange { keep_size: true },
+            _ => return Err(Violation::Value("Reservation")),
+        })
     }
 }
 
@@ -544,8 +569,17 @@ mod tests {
             size_bytes: Some(u64::MAX),
             accessed: Some(SetTime::Now),
             modified: Some(SetTime::To(Time { seconds: 1, nanoseconds: 2 })),
+            changed: Some(SetTime::To(Time { seconds: -3, nanoseconds: 4 })),
+            clear_privileges: true,
             ..AttributeChange::default()
         });
+        for keep_size in [false, true] {
+            goes_round(Reservation::ZeroRange { keep_size });
+        }
+        for how in [Reservation::Extend, Reservation::KeepSize, Reservation::PunchHole] {
+            goes_round(how);
+        }
+        assert!(unpacked::<Reservation>(&[5]).is_err());
         Refusal::ALL.into_iter().for_each(goes_round);
         (1..=7).filter_map(Kind::from_number).for_each(goes_round);
     }

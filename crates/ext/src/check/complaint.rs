@@ -72,6 +72,7 @@ whats! {
     Damage ReservedInode "reserved-inode" "a reserved inode holds what it should not";
     Damage DeletedWithoutTime "deleted-without-time" "a deleted inode has no deletion time";
     Damage InOrphanList "in-orphan-list" "the inode was on a list of orphans";
+    Damage OnOrphanList "on-orphan-list" "the inode is on the list of orphans";
     Damage UsedWithDeletionTime "used-with-deletion-time" "an inode in use has a deletion time";
     Damage Mode "mode" "the mode is of no kind";
     Damage Flags "flags" "a flag needs a feature or a kind that is not there";
@@ -113,6 +114,7 @@ whats! {
 
     4:
     Damage Unattached "unattached" "an inode in use has no name";
+    Damage UnattachedEmpty "unattached-empty" "a file without blocks has no name";
     Damage LinkCount "link-count" "the link count is wrong";
 
     5:

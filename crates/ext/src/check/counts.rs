@@ -1,11 +1,12 @@
 //! Passes 4 and 5: link counts, bitmaps, and the counters of groups and superblock.
 
+use draconis_exchange::contract::Kind;
 use zerocopy::FromBytes;
 
 use super::bits::{Bits, ones};
 use super::complaint::{Complaint, What};
 use super::layout::{GroupPlaces, blocks_in, masked};
-use super::{Check, entries};
+use super::{Check, entries, inodes};
 use crate::format::features::ReadOnlyCompatible;
 use crate::format::inode::RawInode;
 use crate::{GroupNumber, Result};
@@ -29,7 +30,12 @@ pub(super) fn links(check: &Check<'_>, lost: &[u32]) -> Result<()> {
         if many && note.is_directory() && links == 1 && names >= MANY_LINKS {
             continue;
         }
-        let what = if names == 0 { What::Unattached } else { What::LinkCount };
+        let is_empty = raw.i_blocks_lo.get() == 0 && inodes::kind(raw) == Some(Kind::File);
+        let what = match names {
+            0 if is_empty => What::UnattachedEmpty,
+            0 => What::Unattached,
+            _ => What::LinkCount,
+        };
         check.log.add(Complaint::new(what).inode(inode).found(links).expected(names));
     }
     Ok(())

@@ -158,7 +158,8 @@ fn inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
     let kind = kind(raw);
     let died = raw.i_dtime.get();
     if died != 0 && died < check.super_.inodes {
-        complain(What::InOrphanList);
+        let listed = check.orphans.contains(&number);
+        complain(if listed { What::OnOrphanList } else { What::InOrphanList });
     }
     if raw.i_flags.get() & never(role, number, mode) != 0 {
         complain(What::Flags);

@@ -9,8 +9,10 @@
 //! Law 2: the volume changes only through us, so the kernel may keep names, attributes
 //! and pages for as long as it likes.
 
+mod handler;
 mod mount;
+mod raw;
 mod serve;
 
-pub use mount::{MountError, MountOptions, mount, read_ahead_file, unmount};
-pub use serve::{Activity, Server};
+pub use mount::{AccessTimes, MountError, MountOptions, mount, read_ahead_file, unmount};
+pub use serve::{Activity, Behaviour, Server};

@@ -33,6 +33,27 @@ pub struct MountOptions {
     pub suid: bool,
     /// Refuse to execute.
     pub no_exec: bool,
+    /// What reading does to times of access. It is the server that keeps them; the kernel
+    /// shows this in `/proc/mounts`.
+    pub access_times: AccessTimes,
+    /// Have the kernel wait for the disk after each write.
+    pub sync: bool,
+    /// And after each change of a directory.
+    pub dir_sync: bool,
+}
+
+/// When reading a file changes its time of access.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AccessTimes {
+    /// If it is not later than the last change, or a day old.
+    #[default]
+    Relative,
+    /// Never.
+    Never,
+    /// Always.
+    Strict,
+    /// In memory, at first.
+    Lazy,
 }
 
 /// Why a directory was not mounted or unmounted.
@@ -97,6 +118,11 @@ fn mount_as_root(dir: &Path, options: &MountOptions) -> Result<OwnedFd, MountErr
         (!options.dev, MountFlags::NODEV),
         (!options.suid, MountFlags::NOSUID),
         (options.no_exec, MountFlags::NOEXEC),
+        (options.access_times == AccessTimes::Never, MountFlags::NOATIME),
+        (options.access_times == AccessTimes::Strict, MountFlags::STRICTATIME),
+        (options.access_times == AccessTimes::Lazy, MountFlags::LAZYTIME),
+        (options.sync, MountFlags::SYNCHRONOUS),
+        (options.dir_sync, MountFlags::DIRSYNC),
     ] {
         if wanted {
             mount_flags |= flag;
@@ -159,6 +185,9 @@ fn helper_options(options: &MountOptions) -> std::ffi::OsString {
         (options.allow_other, "allow_other"),
         (options.default_permissions, "default_permissions"),
         (options.no_exec, "noexec"),
+        // What the helper does not know the server does all the same.
+        (options.access_times == AccessTimes::Never, "noatime"),
+        (options.sync, "sync"),
     ] {
         if wanted {
             list.push(name.into());
@@ -214,8 +243,14 @@ mod tests {
             dev: false,
             suid: false,
             no_exec: false,
+            access_times: AccessTimes::Never,
+            sync: false,
+            dir_sync: true,
         };
-        assert_eq!(helper_options(&options), "subtype=draconis,fsname=/a\\,b\\\\c,ro,allow_other");
+        assert_eq!(
+            helper_options(&options),
+            "subtype=draconis,fsname=/a\\,b\\\\c,ro,allow_other,noatime"
+        );
     }
 
     #[test]

@@ -1,45 +1,41 @@
-//! The kernel's requests, one after another, answered from a [`Tree`].
+//! The kernel's requests, read by one thread at a time and answered where they were read.
 //!
-//! One thread reads: on a small machine a second one costs more in wake-ups than it
-//! brings. Nothing here remembers anything about a file: a node's number is its handle.
+//! ```text
+//!   thread ─ turn ─ read ─ answer ─ read ─ answer ─ read fsync ─┐ gives the turn away,
+//!   thread ················································ turn ┴ read ─ answer ...
+//! ```
+//!
+//! On a small machine a second reader costs more in wake-ups than it brings, so there is
+//! one, as long as nobody waits. Whoever reads a request that waits for the disk gives the
+//! turn to another thread and answers when the disk has: requests behind it go on, and
+//! several that wait share a flush.
 
-use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::Scope;
 use std::time::{Duration, Instant};
 
-use draconis_exchange::contract::directory::{
-    Enumerate, GetAttributes, GetXattr, ListXattr, Lookup, ReadLink, Records,
-};
-use draconis_exchange::contract::file::{FileServer, Read, Seek};
+use draconis_exchange::contract::directory::{GetAttributes, SetFlags, SyncVolume};
+use draconis_exchange::contract::file::{FileServer, Write};
 use draconis_exchange::contract::tree::Tree;
-use draconis_exchange::contract::{AttributeName, Attributes, Kind, Name, Node, Refusal, Time};
+use draconis_exchange::contract::{Attributes, Node, Refusal};
 use draconis_exchange::heap::Block;
-use fuse_backend_rs::abi::fuse_abi::{FsOptions, OpenOptions, stat64, statvfs64};
-use fuse_backend_rs::api::filesystem::{
-    Context, DirEntry, Entry, FileSystem, GetxattrReply, ListxattrReply, ZeroCopyWriter,
-};
 use fuse_backend_rs::api::server;
 use fuse_backend_rs::transport::{FuseBuf, FuseDevWriter, Reader, Writer};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
+use super::handler::Handler;
+use super::raw::{self, Header, Message, Reply};
+
 /// Largest read or write of one request, in bytes: what the kernel allows without tuning.
 const REQUEST_BYTES: usize = 1 << 20;
 /// Room for the headers around it.
-const HEADER_BYTES: usize = 4096;
-/// Nothing changes but through us: what the kernel knows stays true.
-const FOR_EVER: Duration = Duration::from_secs(1 << 30);
-/// Longest target of a symbolic link, in bytes.
-const LINK_BYTES: usize = 4096;
-/// Longest value or list of extended attributes that Linux asks for, in bytes.
-const XATTR_BYTES: usize = 64 << 10;
-
-/// What `lseek` is asked for, as Linux numbers it.
-const SEEK_DATA: u32 = 3;
-const SEEK_HOLE: u32 = 4;
+const ROOM_BYTES: usize = 4096;
+/// Most threads: all but one may wait for the disk.
+const THREADS_MAX: usize = 8;
 
 /// What a server is doing, for whoever watches it.
 #[derive(Debug)]
@@ -62,7 +58,8 @@ impl Activity {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// For how long the request in hand has been worked on; zero when idle.
+    /// For how long the request in hand has been worked on; zero when idle. Requests that
+    /// wait for the disk do not count: how long that takes is not the server's fault.
     pub fn busy(&self) -> Duration {
         match self.busy_since.load(Ordering::Relaxed) {
             0 => Duration::ZERO,
@@ -75,21 +72,36 @@ impl Activity {
         self.busy_since.store(now + 1, Ordering::Relaxed);
     }
 
-    fn end(&self) {
+    fn idle(&self) {
         self.busy_since.store(0, Ordering::Relaxed);
+    }
+
+    fn answered(&self) {
         self.requests.fetch_add(1, Ordering::Relaxed);
     }
 }
 
+/// What the kernel is to do by itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Behaviour {
+    /// Check permissions, by owner, mode and ACL, as the mount was told to.
+    pub permissions: bool,
+    /// Keep what is written for a while. Many small writes become a few; every file that
+    /// was written, renamed or unlinked costs a message more, since the kernel keeps its
+    /// times, too; and that there is no space is told late.
+    pub write_back: bool,
+}
+
 /// Serves a tree to the kernel.
 pub struct Server<'a, T: Tree + Sync> {
+    tree: &'a T,
     server: server::Server<Handler<'a, T>>,
 }
 
 impl<'a, T: Tree + Sync> Server<'a, T> {
     /// A server of `tree`.
-    pub fn new(tree: &'a T) -> Self {
-        Self { server: server::Server::new(Handler { tree, buffers: Mutex::default() }) }
+    pub fn new(tree: &'a T, behaviour: Behaviour) -> Self {
+        Self { tree, server: server::Server::new(Handler::new(tree, behaviour)) }
     }
 
     /// Answers requests until the mount ends.
@@ -99,41 +111,252 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
     ///
     /// # Errors
     /// What the kernel says when a request cannot be read.
-    pub fn serve(&self, fuse: impl AsFd, activity: &Activity) -> io::Result<()> {
-        let mut request = vec![0; REQUEST_BYTES + HEADER_BYTES];
-        let mut reply = vec![0; REQUEST_BYTES + HEADER_BYTES];
-        let raw = fuse.as_fd().as_raw_fd();
+    pub fn serve(&self, fuse: impl AsFd + Sync, activity: &Activity) -> io::Result<()> {
         let flags = rustix::fs::fcntl_getfl(&fuse)?;
         rustix::fs::fcntl_setfl(&fuse, flags | rustix::fs::OFlags::NONBLOCK)?;
-        let mut patience = Patience::default();
-        loop {
-            let len = match rustix::io::read(&fuse, &mut request[..]) {
-                Ok(len) => len,
-                Err(Errno::AGAIN) => {
-                    patience.wait(&fuse)?;
-                    continue;
-                }
-                // Interrupted, or the request was withdrawn before we saw it.
-                Err(Errno::INTR | Errno::NOENT) => continue,
-                // Unmounted, or aborted.
-                Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(()),
-                Err(errno) => return Err(errno.into()),
+        let turns = Turns {
+            server: self,
+            fuse: &fuse,
+            activity,
+            turn: Mutex::default(),
+            threads: AtomicUsize::new(1),
+            ready: AtomicUsize::new(0),
+        };
+        std::thread::scope(|scope| turns.take_turns(scope))
+    }
+
+    /// Answers what is answered here; says whether it did.
+    fn answer(&self, fuse: impl AsFd, header: Header, message: Message, request: &mut Request) {
+        let reply = |answer: Result<&[u8], Refusal>| {
+            let (errno, answer) = match answer {
+                Ok(answer) => (0, answer),
+                Err(why) => (why.errno().raw_os_error(), &[][..]),
             };
-            patience.paid();
-            activity.begin();
-            let handled = Reader::from_fuse_buffer(FuseBuf::new(&mut request[..len]))
-                .and_then(|reader| Ok((reader, FuseDevWriter::new(raw, &mut reply)?)))
-                .map_err(|error| error.to_string())
-                .and_then(|(reader, writer)| {
-                    let writer = Writer::<'_, ()>::FuseDev(writer);
-                    let handled = self.server.handle_message(reader, writer, None, None);
-                    handled.map_err(|error| error.to_string())
-                });
-            activity.end();
-            if let Err(error) = handled {
-                // A reply to a withdrawn request, most often.
-                log::debug!("a reply was not taken: {error}");
+            tell(&fuse, Reply::new(header.unique, errno, answer).as_bytes());
+        };
+        match message {
+            Message::Write(write) => {
+                let written = request.write(self.tree, header.node, write);
+                reply(written.map(raw::written).as_ref().map(<[u8; 8]>::as_slice).map_err(|e| *e));
             }
+            Message::GetFlags { room } => {
+                let flags = self.attributes(header.node).map(|found| found.flags);
+                let answer = flags.map(|flags| raw::ioctl_answer(flags, room));
+                reply(answer.as_ref().map(|(bytes, len)| &bytes[..*len]).map_err(|why| *why));
+            }
+            Message::GetVersion { room } => {
+                let version = self.attributes(header.node).map(|found| found.generation);
+                let answer = version.map(|version| raw::ioctl_answer(version, room));
+                reply(answer.as_ref().map(|(bytes, len)| &bytes[..*len]).map_err(|why| *why));
+            }
+            Message::SetFlags { flags } => reply(self.set_flags(header.node, flags)),
+            Message::GetExtended => {
+                let found = self.attributes(header.node);
+                let answer = found.map(|found| raw::extended_answer(found.flags));
+                reply(answer.as_ref().map(|bytes| &bytes[..]).map_err(|why| *why));
+            }
+            Message::SetExtended { xflags } => {
+                reply(self.attributes(header.node).and_then(|had| {
+                    let flags =
+                        raw::with_extended(had.flags, xflags).ok_or(Refusal::NotSupported)?;
+                    self.set_flags(header.node, flags)
+                }))
+            }
+            Message::SyncVolume => {
+                let synced = self.tree.sync_volume(SyncVolume {});
+                reply(synced.map(|_| &[][..]).map_err(|nak| nak.why));
+            }
+        }
+    }
+
+    fn set_flags(&self, node: Node, flags: u32) -> Result<&'static [u8], Refusal> {
+        let set = self.tree.set_flags(SetFlags { node, flags });
+        set.map(|_| &[0; 16][..]).map_err(|nak| nak.why)
+    }
+
+    fn attributes(&self, node: Node) -> Result<Attributes, Refusal> {
+        let asked = self.tree.get_attributes(GetAttributes { node });
+        asked.map(|ack| ack.attributes).map_err(|nak| nak.why)
+    }
+}
+
+/// The room for a request and its reply: each thread has its own.
+struct Request {
+    /// The request. A write's data goes to the tree in this very block.
+    block: Block,
+    len: usize,
+    reply: Vec<u8>,
+}
+
+impl Request {
+    fn new() -> Self {
+        // Zero pages until they are used.
+        let reply = vec![0; REQUEST_BYTES + ROOM_BYTES];
+        Self { block: Block::private(REQUEST_BYTES + ROOM_BYTES), len: 0, reply }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.block.bytes().and_then(|bytes| bytes.get(..self.len)).unwrap_or_default()
+    }
+
+    fn read(&mut self, fuse: impl AsFd) -> Result<(), Errno> {
+        let into = self.block.bytes_mut().unwrap_or_default();
+        self.len = rustix::io::read(fuse, into)?;
+        Ok(())
+    }
+
+    /// Writes the bytes of the request, all of them if they come from the kernel's cache:
+    /// there they would be taken for written, so what is left over must give the error.
+    fn write<T: Tree>(&mut self, tree: &T, node: Node, write: raw::Write) -> Result<u32, Refusal> {
+        let mut done = self.write_some(tree, node, write, 0)?;
+        while write.from_cache && done < write.len {
+            done += match self.write_some(tree, node, write, done)? {
+                0 => return Err(Refusal::NoSpace),
+                more => more,
+            };
+        }
+        Ok(done)
+    }
+
+    fn write_some<T: Tree>(
+        &mut self,
+        tree: &T,
+        node: Node,
+        write: raw::Write,
+        done: u32,
+    ) -> Result<u32, Refusal> {
+        let buffer = std::mem::replace(&mut self.block, Block::private(0));
+        let request = Write {
+            buffer,
+            buffer_offset: raw::WRITE_DATA_AT as u32 + done,
+            offset: write.offset.saturating_add(done.into()),
+            len: write.len - done,
+            clear_privileges: write.clear_privileges,
+        };
+        let (block, written) = match tree.file(node).write(request) {
+            Ok(ack) => (ack.buffer, Ok(ack.len.min(write.len - done))),
+            Err(nak) => (nak.buffer, Err(nak.why)),
+        };
+        self.block = block;
+        written
+    }
+}
+
+/// Writes a reply or a notification of ours.
+fn tell(fuse: impl AsFd, bytes: &[u8]) {
+    if let Err(error) = rustix::io::write(fuse, bytes) {
+        // The request was withdrawn, most often.
+        log::debug!("a reply was not taken: {error}");
+    }
+}
+
+/// The threads of one mount: one has the turn to read.
+struct Turns<'s, 'a, T: Tree + Sync, F> {
+    server: &'s Server<'a, T>,
+    fuse: &'s F,
+    activity: &'s Activity,
+    turn: Mutex<Patience>,
+    threads: AtomicUsize,
+    /// Threads that stand ready to take the turn.
+    ready: AtomicUsize,
+}
+
+impl<T: Tree + Sync, F: AsFd + Sync> Turns<'_, '_, T, F> {
+    /// What each thread does until the mount ends.
+    fn take_turns<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> io::Result<()> {
+        let mut request = Request::new();
+        loop {
+            let mut patience = self.turn();
+            loop {
+                match request.read(self.fuse) {
+                    Ok(()) => {}
+                    Err(Errno::AGAIN) => {
+                        patience.wait(self.fuse)?;
+                        continue;
+                    }
+                    // Interrupted, or the request was withdrawn before we saw it.
+                    Err(Errno::INTR | Errno::NOENT) => continue,
+                    // Unmounted, or aborted: the others will see the same.
+                    Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(()),
+                    Err(errno) => return Err(errno.into()),
+                }
+                patience.paid();
+                let Some(header) = Header::of(request.bytes()) else { continue };
+                let away = header.waits() || header.seeks() && self.server.tree.is_writable();
+                if away && self.somebody_else_can_read(scope) {
+                    drop(patience);
+                    if header.seeks() {
+                        self.fetch_pages(header, &request);
+                    }
+                    self.handle(header, &mut request);
+                    break;
+                }
+                self.activity.begin();
+                self.handle(header, &mut request);
+                self.activity.idle();
+            }
+        }
+    }
+
+    fn turn(&self) -> MutexGuard<'_, Patience> {
+        self.ready.fetch_add(1, Ordering::Relaxed);
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.ready.fetch_sub(1, Ordering::Relaxed);
+        turn
+    }
+
+    /// Whether there is a thread to give the turn to; starts one if need be. Asked by the
+    /// thread whose turn it is.
+    fn somebody_else_can_read<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> bool {
+        if self.ready.load(Ordering::Relaxed) > 0 {
+            return true;
+        }
+        if self.threads.load(Ordering::Relaxed) == THREADS_MAX {
+            return false;
+        }
+        let builder = std::thread::Builder::new().name("fuse-too".into());
+        let started = builder.spawn_scoped(scope, move || {
+            if let Err(error) = self.take_turns(scope) {
+                log::error!("a request could not be read: {error}");
+            }
+        });
+        if started.is_ok() {
+            self.threads.fetch_add(1, Ordering::Relaxed);
+        }
+        started.is_ok()
+    }
+
+    /// The kernel asks where data is without having told us of what it has not written
+    /// back yet: it is made to, by another thread's answers, before the question is answered.
+    fn fetch_pages(&self, header: Header, request: &Request) {
+        if let Some(offset) = raw::seek_offset(request.bytes()) {
+            tell(self.fuse, &raw::fetch_pages(header.node, offset));
+        }
+    }
+
+    fn handle(&self, header: Header, request: &mut Request) {
+        match raw::decode(header, request.bytes()) {
+            Some(message) => self.server.answer(self.fuse, header, message, request),
+            None => self.leave_to_library(request),
+        }
+        self.activity.answered();
+    }
+
+    fn leave_to_library(&self, request: &mut Request) {
+        let Request { block, len, reply } = request;
+        let Some(bytes) = block.bytes_mut().and_then(|bytes| bytes.get_mut(..*len)) else { return };
+        let raw = self.fuse.as_fd().as_raw_fd();
+        let handled = Reader::from_fuse_buffer(FuseBuf::new(bytes))
+            .and_then(|reader| Ok((reader, FuseDevWriter::new(raw, reply)?)))
+            .map_err(|error| error.to_string())
+            .and_then(|(reader, writer)| {
+                let writer = Writer::<'_, ()>::FuseDev(writer);
+                let handled = self.server.server.handle_message(reader, writer, None, None);
+                handled.map_err(|error| error.to_string())
+            });
+        if let Err(error) = handled {
+            // A reply to a withdrawn request, most often.
+            log::debug!("a reply was not taken: {error}");
         }
     }
 }
@@ -184,364 +407,9 @@ impl Patience {
     }
 }
 
-/// Fits the directory and file contracts to the requests.
-struct Handler<'a, T> {
-    tree: &'a T,
-    /// Blocks that reads have used: zeroing a new one costs more than the read.
-    buffers: Mutex<Vec<Block>>,
-}
-
-fn errno(why: Refusal) -> io::Error {
-    why.errno().into()
-}
-
-/// The errno the kernel expects of a file system that does not do something.
-fn not_there() -> io::Error {
-    Errno::NOSYS.into()
-}
-
-fn name(name: &CStr) -> io::Result<Name> {
-    Name::new(name.to_bytes()).map_err(errno)
-}
-
-impl<T: Tree + Sync> Handler<'_, T> {
-    fn attributes(&self, inode: u64) -> io::Result<Attributes> {
-        let asked = self.tree.get_attributes(GetAttributes { node: Node(inode) });
-        Ok(asked.map_err(|nak| errno(nak.why))?.attributes)
-    }
-
-    fn buffer(&self, len: usize) -> Block {
-        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
-        let fitting = buffers.iter().rposition(|block| block.len() >= len);
-        match fitting {
-            Some(at) => buffers.swap_remove(at),
-            None => Block::private(len.next_power_of_two()),
-        }
-    }
-
-    fn give_back(&self, block: Block) {
-        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
-        if buffers.len() < 4 {
-            buffers.push(block);
-        }
-    }
-
-    /// `.` and `..`, which volumes do not show: the cookies 0 and 1 are theirs, and those
-    /// of the volume come behind.
-    fn dots(
-        &self,
-        inode: u64,
-        offset: u64,
-        add: &mut dyn FnMut(DirEntry<'_>) -> io::Result<usize>,
-    ) -> io::Result<Option<u64>> {
-        for (at, dot) in [(0, &b"."[..]), (1, b"..")] {
-            if offset > at {
-                continue;
-            }
-            let lookup = Lookup { parent: Node(inode), name: Name::new(dot).map_err(errno)? };
-            let found = self.tree.lookup(lookup).map_err(|nak| errno(nak.why))?;
-            let ino = found.attributes.node.0;
-            let entry =
-                DirEntry { ino, offset: at + 1, type_: libc_type(Kind::Directory), name: dot };
-            if add(entry)? == 0 {
-                return Ok(None);
-            }
-        }
-        Ok(Some(offset.saturating_sub(2)))
-    }
-
-    fn enumerate(
-        &self,
-        inode: u64,
-        size: u32,
-        offset: u64,
-        with_attributes: bool,
-        add: &mut dyn FnMut(DirEntry<'_>, Option<Attributes>) -> io::Result<usize>,
-    ) -> io::Result<()> {
-        let Some(mut cookie) = self.dots(inode, offset, &mut |entry| add(entry, None))? else {
-            return Ok(());
-        };
-        loop {
-            let buffer = self.buffer((size as usize).max(4096));
-            let asked = self.tree.enumerate(Enumerate {
-                node: Node(inode),
-                cookie,
-                buffer,
-                with_attributes,
-            });
-            let ack = asked.map_err(|nak| {
-                self.give_back(nak.buffer);
-                errno(nak.why)
-            })?;
-            let records = Records::new(&ack.buffer, ack.len);
-            self.give_back(ack.buffer);
-            let records = records.map_err(|_| errno(Refusal::Corrupt))?;
-            let before = cookie;
-            for record in records {
-                let record = record.map_err(|_| errno(Refusal::Corrupt))?;
-                cookie = record.cookie;
-                let name = record.name.as_bytes();
-                if matches!(name, b"." | b"..") {
-                    continue;
-                }
-                let entry = DirEntry {
-                    ino: record.node.0,
-                    offset: record.cookie + 2,
-                    type_: record.kind.map_or(0, libc_type),
-                    name,
-                };
-                if add(entry, record.attributes)? == 0 {
-                    return Ok(());
-                }
-            }
-            if cookie == before {
-                return Ok(());
-            }
-        }
-    }
-}
-
-/// `DT_*` of a kind.
-fn libc_type(kind: Kind) -> u32 {
-    kind.mode_bits() >> 12
-}
-
-fn stat(attributes: &Attributes) -> stat64 {
-    let mut stat = Entry::default().attr;
-    let (major, minor) = attributes.device;
-    stat.st_ino = attributes.node.0;
-    stat.st_mode = attributes.mode;
-    stat.st_nlink = attributes.links.into();
-    stat.st_uid = attributes.uid;
-    stat.st_gid = attributes.gid;
-    stat.st_rdev = rustix::fs::makedev(major, minor);
-    stat.st_size = attributes.size_bytes as i64;
-    stat.st_blksize = attributes.block_size_bytes.into();
-    stat.st_blocks = attributes.blocks_512 as i64;
-    let time = |time: Time| (time.seconds, i64::from(time.nanoseconds));
-    (stat.st_atime, stat.st_atime_nsec) = time(attributes.accessed);
-    (stat.st_mtime, stat.st_mtime_nsec) = time(attributes.modified);
-    (stat.st_ctime, stat.st_ctime_nsec) = time(attributes.changed);
-    stat
-}
-
-fn entry(attributes: &Attributes) -> Entry {
-    Entry {
-        inode: attributes.node.0,
-        generation: attributes.generation.into(),
-        attr: stat(attributes),
-        attr_flags: 0,
-        attr_timeout: FOR_EVER,
-        entry_timeout: FOR_EVER,
-    }
-}
-
-/// Gives the library's own zeroed answer to `statfs`, which has no other constructor.
-struct Nothing;
-
-impl FileSystem for Nothing {
-    type Inode = u64;
-    type Handle = u64;
-}
-
-impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
-    type Inode = u64;
-    type Handle = u64;
-
-    fn init(&self, capable: FsOptions) -> io::Result<FsOptions> {
-        let wanted = FsOptions::ASYNC_READ
-            | FsOptions::BIG_WRITES
-            | FsOptions::MAX_PAGES
-            | FsOptions::PARALLEL_DIROPS
-            | FsOptions::DO_READDIRPLUS
-            | FsOptions::ZERO_MESSAGE_OPEN
-            | FsOptions::ZERO_MESSAGE_OPENDIR
-            | FsOptions::CACHE_SYMLINKS
-            | FsOptions::ASYNC_DIO
-            | FsOptions::EXPLICIT_INVAL_DATA
-            | FsOptions::HAS_RESEND;
-        Ok(capable & wanted)
-    }
-
-    fn lookup(&self, _: &Context, parent: u64, child: &CStr) -> io::Result<Entry> {
-        match self.tree.lookup(Lookup { parent: Node(parent), name: name(child)? }) {
-            Ok(ack) => Ok(entry(&ack.attributes)),
-            // An answer without a node lets the kernel remember that there is none.
-            Err(nak) if nak.why == Refusal::NotFound => {
-                Ok(Entry { entry_timeout: FOR_EVER, ..Entry::default() })
-            }
-            Err(nak) => Err(errno(nak.why)),
-        }
-    }
-
-    fn getattr(&self, _: &Context, inode: u64, _: Option<u64>) -> io::Result<(stat64, Duration)> {
-        Ok((stat(&self.attributes(inode)?), FOR_EVER))
-    }
-
-    fn readlink(&self, _: &Context, inode: u64) -> io::Result<Vec<u8>> {
-        let buffer = self.buffer(LINK_BYTES);
-        let ack = self
-            .tree
-            .read_link(ReadLink { node: Node(inode), buffer })
-            .map_err(|nak| errno(nak.why))?;
-        let mut target = vec![0; (ack.len as usize).min(ack.buffer.len())];
-        ack.buffer.copy_out(0, &mut target);
-        self.give_back(ack.buffer);
-        Ok(target)
-    }
-
-    fn open(
-        &self,
-        _: &Context,
-        _: u64,
-        _: u32,
-        _: u32,
-    ) -> io::Result<(Option<u64>, OpenOptions, Option<u32>)> {
-        // The kernel asks once, then knows that opening needs no message.
-        Err(not_there())
-    }
-
-    fn opendir(&self, _: &Context, _: u64, _: u32) -> io::Result<(Option<u64>, OpenOptions)> {
-        Err(not_there())
-    }
-
-    fn read(
-        &self,
-        _: &Context,
-        inode: u64,
-        _: u64,
-        into: &mut dyn ZeroCopyWriter,
-        size: u32,
-        offset: u64,
-        _: Option<u64>,
-        _: u32,
-    ) -> io::Result<usize> {
-        let buffer = self.buffer(size as usize);
-        let request = Read { buffer, buffer_offset: 0, offset, len: size };
-        let ack = self.tree.file(Node(inode)).read(request).map_err(|nak| {
-            self.give_back(nak.buffer);
-            errno(nak.why)
-        })?;
-        let len = ack.len as usize;
-        let sent = match ack.buffer.bytes().and_then(|bytes| bytes.get(..len)) {
-            Some(bytes) => into.write_all(bytes).map(|()| len),
-            None => Err(errno(Refusal::Io)),
-        };
-        self.give_back(ack.buffer);
-        sent
-    }
-
-    fn lseek(&self, _: &Context, inode: u64, _: u64, offset: u64, whence: u32) -> io::Result<u64> {
-        // The kernel asks for nothing else: the rest it knows itself.
-        let hole = match whence {
-            SEEK_DATA => false,
-            SEEK_HOLE => true,
-            _ => return Err(Errno::INVAL.into()),
-        };
-        match self.tree.file(Node(inode)).seek(Seek { offset, hole }) {
-            Ok(ack) => ack.offset.ok_or_else(|| Errno::NXIO.into()),
-            // Told so, the kernel does not ask again: all is data then.
-            Err(nak) if nak.why == Refusal::NotSupported => Err(not_there()),
-            Err(nak) => Err(errno(nak.why)),
-        }
-    }
-
-    fn readdir(
-        &self,
-        _: &Context,
-        inode: u64,
-        _: u64,
-        size: u32,
-        offset: u64,
-        add: &mut dyn FnMut(DirEntry<'_>) -> io::Result<usize>,
-    ) -> io::Result<()> {
-        self.enumerate(inode, size, offset, false, &mut |entry, _| add(entry))
-    }
-
-    fn readdirplus(
-        &self,
-        _: &Context,
-        inode: u64,
-        _: u64,
-        size: u32,
-        offset: u64,
-        add: &mut dyn FnMut(DirEntry<'_>, Entry) -> io::Result<usize>,
-    ) -> io::Result<()> {
-        self.enumerate(inode, size, offset, true, &mut |dirent, attributes| {
-            // Without a node the kernel takes the name alone and asks for the rest later.
-            add(dirent, attributes.as_ref().map(entry).unwrap_or_default())
-        })
-    }
-
-    fn statfs(&self, context: &Context, inode: u64) -> io::Result<statvfs64> {
-        let space = self.tree.space();
-        let mut answer = Nothing.statfs(context, inode)?;
-        answer.f_bsize = space.block_bytes.into();
-        answer.f_frsize = space.block_bytes.into();
-        answer.f_blocks = space.blocks;
-        answer.f_bfree = space.free_blocks;
-        answer.f_bavail = space.available_blocks;
-        answer.f_files = space.inodes;
-        answer.f_ffree = space.free_inodes;
-        answer.f_favail = space.free_inodes;
-        answer.f_namemax = space.name_bytes_max.into();
-        Ok(answer)
-    }
-
-    fn getxattr(
-        &self,
-        _: &Context,
-        inode: u64,
-        key: &CStr,
-        size: u32,
-    ) -> io::Result<GetxattrReply> {
-        let buffer = Block::private((size as usize).min(XATTR_BYTES));
-        let name = AttributeName::new(key.to_bytes()).map_err(errno)?;
-        let request = GetXattr { node: Node(inode), name, buffer };
-        let ack = self.tree.get_xattr(request).map_err(|nak| errno(nak.why))?;
-        if size == 0 {
-            return Ok(GetxattrReply::Count(ack.len));
-        }
-        Ok(GetxattrReply::Value(taken(&ack.buffer, ack.len)))
-    }
-
-    fn listxattr(&self, context: &Context, inode: u64, size: u32) -> io::Result<ListxattrReply> {
-        let request = ListXattr { node: Node(inode), buffer: Block::private(XATTR_BYTES) };
-        let ack = self.tree.list_xattr(request).map_err(|nak| errno(nak.why))?;
-        let mut names = taken(&ack.buffer, ack.len);
-        if context.uid != 0 {
-            names = without_trusted(&names);
-        }
-        match size as usize {
-            0 => Ok(ListxattrReply::Count(names.len() as u32)),
-            room if room < names.len() => Err(errno(Refusal::BufferTooSmall)),
-            _ => Ok(ListxattrReply::Names(names)),
-        }
-    }
-}
-
-/// The list without the names that only root may see (xattr(7)).
-fn without_trusted(names: &[u8]) -> Vec<u8> {
-    let each = names.split_inclusive(|&b| b == 0);
-    each.filter(|name| !name.starts_with(b"trusted.")).flatten().copied().collect()
-}
-
-fn taken(buffer: &Block, len: u32) -> Vec<u8> {
-    let mut bytes = vec![0; (len as usize).min(buffer.len())];
-    buffer.copy_out(0, &mut bytes);
-    bytes
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_root_sees_trusted_attributes() {
-        let names = b"user.a\0trusted.b\0security.c\0trusted\0";
-        assert_eq!(without_trusted(names), b"user.a\0security.c\0trusted\0");
-        assert_eq!(without_trusted(b""), b"");
-    }
 
     #[test]
     fn looking_pays_or_is_given_up() {

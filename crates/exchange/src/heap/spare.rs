@@ -1,0 +1,86 @@
+//! Memory of large blocks, kept for the next block of that size.
+//!
+//! The allocator gives large memory back to the system at once, and the system hands it
+//! out zeroed, page fault by page fault: for blocks that are only copied through, that
+//! costs more than the copy.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::{ALIGN_BYTES, Page};
+
+/// Sizes that are kept, in pages: 64 KiB to 1 MiB.
+const KEPT_PAGES: std::ops::RangeInclusive<usize> = 16..=256;
+/// The most that is kept, in pages: 32 MiB.
+const PAGES_MAX: usize = (32 << 20) / ALIGN_BYTES;
+
+struct Spare {
+    /// The one that was put here last is last.
+    memory: VecDeque<Vec<Page>>,
+    pages: usize,
+}
+
+static SPARE: Mutex<Spare> = Mutex::new(Spare { memory: VecDeque::new(), pages: 0 });
+
+fn lock() -> MutexGuard<'static, Spare> {
+    SPARE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Memory of exactly `pages` pages, with what was in it.
+pub(super) fn take(pages: usize) -> Option<Vec<Page>> {
+    if !KEPT_PAGES.contains(&pages) {
+        return None;
+    }
+    let mut spare = lock();
+    let nth = spare.memory.iter().rposition(|memory| memory.len() == pages)?;
+    spare.pages -= pages;
+    spare.memory.remove(nth)
+}
+
+/// Keeps `memory`, if it is of a size that is kept; the oldest goes if there is too much.
+pub(super) fn put(memory: Vec<Page>) {
+    if !KEPT_PAGES.contains(&memory.len()) {
+        return;
+    }
+    let mut old = vec![];
+    let mut spare = lock();
+    spare.pages += memory.len();
+    spare.memory.push_back(memory);
+    while spare.pages > PAGES_MAX {
+        let Some(oldest) = spare.memory.pop_front() else { break };
+        spare.pages -= oldest.len();
+        // Freed once the lock is.
+        old.push(oldest);
+    }
+    drop(spare);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Private;
+    use super::*;
+
+    // Other tests use the same spare memory at the same time, so a size of its own each.
+
+    #[test]
+    fn memory_is_used_again_and_new_memory_is_zero() {
+        let len = 77 * ALIGN_BYTES - 5;
+        let mut first = Private::new(len);
+        first.fill(9);
+        let at = first.as_ptr();
+        drop(first);
+        let again = Private::unset(len);
+        assert_eq!((again.as_ptr(), again.len()), (at, len));
+        drop(again);
+        assert!(Private::new(len).iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let many: Vec<_> = (0..200).map(|_| Private::new(81 * ALIGN_BYTES)).collect();
+        drop(many);
+        let spare = lock();
+        assert!(spare.pages <= PAGES_MAX);
+        assert_eq!(spare.pages, spare.memory.iter().map(Vec::len).sum::<usize>());
+    }
+}

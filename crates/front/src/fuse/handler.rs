@@ -1,0 +1,683 @@
+//! The requests that the library decodes, answered from a [`Tree`].
+//!
+//! Nothing here remembers anything about a file: a node's number is its handle.
+//!
+//! Law: every reply that names a node is one `hold` of it, and every forget the kernel
+//! sends is so many releases. The root is not counted, nor are `.` and `..`.
+
+use std::ffi::CStr;
+use std::io;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use draconis_exchange::contract::directory::{
+    Create, Enumerate, GetAttributes, GetXattr, Link, ListXattr, Lookup, MakeDirectory, ReadLink,
+    Records, RemoveDirectory, RemoveXattr, Rename, SetAttributes, SetXattr, Symlink, Unlink,
+};
+use draconis_exchange::contract::file::{FileServer, Read, Reserve, Seek, Sync as SyncFile};
+use draconis_exchange::contract::tree::Tree;
+use draconis_exchange::contract::{
+    AttributeChange, AttributeName, Attributes, Kind, Name, Node, Refusal, Reservation, SetTime,
+    Time,
+};
+use draconis_exchange::heap::Block;
+use fuse_backend_rs::abi::fuse_abi::{FsOptions, OpenOptions, SetattrValid, stat64, statvfs64};
+use fuse_backend_rs::api::filesystem::{
+    Context, DirEntry, Entry, FileSystem, GetxattrReply, ListxattrReply, ZeroCopyWriter,
+};
+use rustix::io::Errno;
+
+use super::serve::Behaviour;
+
+/// Nothing changes but through us: what the kernel knows stays true.
+const FOR_EVER: Duration = Duration::from_secs(1 << 30);
+/// Longest target of a symbolic link, in bytes.
+const LINK_BYTES: usize = 4096;
+/// Longest value or list of extended attributes that Linux asks for, in bytes.
+const XATTR_BYTES: usize = 64 << 10;
+
+/// What `lseek` is asked for, as Linux numbers it.
+const SEEK_DATA: u32 = 3;
+const SEEK_HOLE: u32 = 4;
+
+/// What `fallocate` is asked for, as Linux numbers it.
+const KEEP_SIZE: u32 = 1;
+const PUNCH_HOLE: u32 = 2;
+const ZERO_RANGE: u32 = 16;
+
+/// Fits the directory and file contracts to the requests.
+pub(super) struct Handler<'a, T> {
+    pub(super) tree: &'a T,
+    behaviour: Behaviour,
+    /// Blocks that reads have used: zeroing a new one costs more than the read.
+    buffers: Mutex<Vec<Block>>,
+}
+
+pub(super) fn errno(why: Refusal) -> io::Error {
+    why.errno().into()
+}
+
+/// The errno the kernel expects of a file system that does not do something.
+fn not_there() -> io::Error {
+    Errno::NOSYS.into()
+}
+
+fn name(name: &CStr) -> io::Result<Name> {
+    Name::new(name.to_bytes()).map_err(errno)
+}
+
+/// What a service that does not do something says, as the kernel expects it of a whole
+/// file system: it does not ask again.
+fn errno_or_never(why: Refusal) -> io::Error {
+    if why == Refusal::NotSupported { not_there() } else { errno(why) }
+}
+
+impl<'a, T: Tree + Sync> Handler<'a, T> {
+    pub(super) fn new(tree: &'a T, behaviour: Behaviour) -> Self {
+        Self { tree, behaviour, buffers: Mutex::default() }
+    }
+
+    /// The answer that gives a node out: the kernel knows it from now on.
+    fn entry(&self, attributes: &Attributes) -> Entry {
+        self.tree.hold(attributes.node);
+        entry(attributes)
+    }
+
+    fn attributes(&self, inode: u64) -> io::Result<Attributes> {
+        let asked = self.tree.get_attributes(GetAttributes { node: Node(inode) });
+        Ok(asked.map_err(|nak| errno(nak.why))?.attributes)
+    }
+
+    fn buffer(&self, len: usize) -> Block {
+        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        let fitting = buffers.iter().rposition(|block| block.len() >= len);
+        match fitting {
+            Some(at) => buffers.swap_remove(at),
+            None => Block::private(len.next_power_of_two()),
+        }
+    }
+
+    fn give_back(&self, block: Block) {
+        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        if buffers.len() < 4 {
+            buffers.push(block);
+        }
+    }
+
+    /// `.` and `..`, which volumes do not show: the cookies 0 and 1 are theirs, and those
+    /// of the volume come behind.
+    fn dots(
+        &self,
+        inode: u64,
+        offset: u64,
+        add: &mut dyn FnMut(DirEntry<'_>) -> io::Result<usize>,
+    ) -> io::Result<Option<u64>> {
+        for (at, dot) in [(0, &b"."[..]), (1, b"..")] {
+            if offset > at {
+                continue;
+            }
+            let lookup = Lookup { parent: Node(inode), name: Name::new(dot).map_err(errno)? };
+            let found = self.tree.lookup(lookup).map_err(|nak| errno(nak.why))?;
+            let ino = found.attributes.node.0;
+            let entry =
+                DirEntry { ino, offset: at + 1, type_: libc_type(Kind::Directory), name: dot };
+            if add(entry)? == 0 {
+                return Ok(None);
+            }
+        }
+        Ok(Some(offset.saturating_sub(2)))
+    }
+
+    fn enumerate(
+        &self,
+        inode: u64,
+        size: u32,
+        offset: u64,
+        with_attributes: bool,
+        add: &mut dyn FnMut(DirEntry<'_>, Option<Attributes>) -> io::Result<usize>,
+    ) -> io::Result<()> {
+        let Some(mut cookie) = self.dots(inode, offset, &mut |entry| add(entry, None))? else {
+            return Ok(());
+        };
+        loop {
+            let buffer = self.buffer((size as usize).max(4096));
+            let asked = self.tree.enumerate(Enumerate {
+                node: Node(inode),
+                cookie,
+                buffer,
+                with_attributes,
+            });
+            let ack = asked.map_err(|nak| {
+                self.give_back(nak.buffer);
+                errno(nak.why)
+            })?;
+            let records = Records::new(&ack.buffer, ack.len);
+            self.give_back(ack.buffer);
+            let records = records.map_err(|_| errno(Refusal::Corrupt))?;
+            let before = cookie;
+            for record in records {
+                let record = record.map_err(|_| errno(Refusal::Corrupt))?;
+                cookie = record.cookie;
+                let name = record.name.as_bytes();
+                if matches!(name, b"." | b"..") {
+                    continue;
+                }
+                let entry = DirEntry {
+                    ino: record.node.0,
+                    offset: record.cookie + 2,
+                    type_: record.kind.map_or(0, libc_type),
+                    name,
+                };
+                if add(entry, record.attributes)? == 0 {
+                    return Ok(());
+                }
+                if with_attributes && let Some(attributes) = record.attributes {
+                    self.tree.hold(attributes.node);
+                }
+            }
+            if cookie == before {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// `DT_*` of a kind.
+fn libc_type(kind: Kind) -> u32 {
+    kind.mode_bits() >> 12
+}
+
+fn stat(attributes: &Attributes) -> stat64 {
+    let mut stat = Entry::default().attr;
+    let (major, minor) = attributes.device;
+    stat.st_ino = attributes.node.0;
+    stat.st_mode = attributes.mode;
+    stat.st_nlink = attributes.links.into();
+    stat.st_uid = attributes.uid;
+    stat.st_gid = attributes.gid;
+    stat.st_rdev = rustix::fs::makedev(major, minor);
+    stat.st_size = attributes.size_bytes as i64;
+    stat.st_blksize = attributes.block_size_bytes.into();
+    stat.st_blocks = attributes.blocks_512 as i64;
+    let time = |time: Time| (time.seconds, i64::from(time.nanoseconds));
+    (stat.st_atime, stat.st_atime_nsec) = time(attributes.accessed);
+    (stat.st_mtime, stat.st_mtime_nsec) = time(attributes.modified);
+    (stat.st_ctime, stat.st_ctime_nsec) = time(attributes.changed);
+    stat
+}
+
+fn entry(attributes: &Attributes) -> Entry {
+    Entry {
+        inode: attributes.node.0,
+        generation: attributes.generation.into(),
+        attr: stat(attributes),
+        attr_flags: 0,
+        attr_timeout: FOR_EVER,
+        entry_timeout: FOR_EVER,
+    }
+}
+
+/// Gives the library's own zeroed answer to `statfs`, which has no other constructor.
+struct Nothing;
+
+impl FileSystem for Nothing {
+    type Inode = u64;
+    type Handle = u64;
+}
+
+impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
+    type Inode = u64;
+    type Handle = u64;
+
+    fn init(&self, capable: FsOptions) -> io::Result<FsOptions> {
+        // Not ATOMIC_O_TRUNC: the kernel would leave the truncation to an `open` that it
+        // does not send.
+        let mut wanted = FsOptions::ASYNC_READ
+            | FsOptions::BIG_WRITES
+            | FsOptions::MAX_PAGES
+            | FsOptions::PARALLEL_DIROPS
+            | FsOptions::DO_READDIRPLUS
+            | FsOptions::ZERO_MESSAGE_OPEN
+            | FsOptions::ZERO_MESSAGE_OPENDIR
+            | FsOptions::CACHE_SYMLINKS
+            | FsOptions::ASYNC_DIO
+            | FsOptions::EXPLICIT_INVAL_DATA
+            | FsOptions::HAS_RESEND
+            | FsOptions::HAS_IOCTL_DIR;
+        if self.behaviour.permissions {
+            wanted |= FsOptions::POSIX_ACL;
+        }
+        if self.tree.is_writable() {
+            wanted |= FsOptions::HANDLE_KILLPRIV_V2 | FsOptions::DONT_MASK;
+            if self.behaviour.write_back {
+                wanted |= FsOptions::WRITEBACK_CACHE;
+            }
+        }
+        Ok(capable & wanted)
+    }
+
+    fn lookup(&self, _: &Context, parent: u64, child: &CStr) -> io::Result<Entry> {
+        match self.tree.lookup(Lookup { parent: Node(parent), name: name(child)? }) {
+            Ok(ack) => Ok(self.entry(&ack.attributes)),
+            // An answer without a node lets the kernel remember that there is none.
+            Err(nak) if nak.why == Refusal::NotFound => {
+                Ok(Entry { entry_timeout: FOR_EVER, ..Entry::default() })
+            }
+            Err(nak) => Err(errno(nak.why)),
+        }
+    }
+
+    fn getattr(&self, _: &Context, inode: u64, _: Option<u64>) -> io::Result<(stat64, Duration)> {
+        Ok((stat(&self.attributes(inode)?), FOR_EVER))
+    }
+
+    fn forget(&self, _: &Context, inode: u64, count: u64) {
+        self.tree.release(Node(inode), count);
+    }
+
+    fn setattr(
+        &self,
+        _: &Context,
+        inode: u64,
+        attr: stat64,
+        _: Option<u64>,
+        valid: SetattrValid,
+    ) -> io::Result<(stat64, Duration)> {
+        let request = SetAttributes { node: Node(inode), change: change(&attr, valid) };
+        let ack = self.tree.set_attributes(request).map_err(|nak| errno(nak.why))?;
+        Ok((stat(&ack.attributes), FOR_EVER))
+    }
+
+    fn mknod(
+        &self,
+        context: &Context,
+        parent: u64,
+        child: &CStr,
+        mode: u32,
+        rdev: u32,
+        umask: u32,
+    ) -> io::Result<Entry> {
+        let ack = self.tree.create(Create {
+            parent: Node(parent),
+            name: name(child)?,
+            mode,
+            umask,
+            uid: context.uid,
+            gid: context.gid,
+            device: device(rdev),
+        });
+        Ok(self.entry(&ack.map_err(|nak| errno(nak.why))?.attributes))
+    }
+
+    fn mkdir(
+        &self,
+        context: &Context,
+        parent: u64,
+        child: &CStr,
+        mode: u32,
+        umask: u32,
+    ) -> io::Result<Entry> {
+        let ack = self.tree.make_directory(MakeDirectory {
+            parent: Node(parent),
+            name: name(child)?,
+            mode,
+            umask,
+            uid: context.uid,
+            gid: context.gid,
+        });
+        Ok(self.entry(&ack.map_err(|nak| errno(nak.why))?.attributes))
+    }
+
+    fn symlink(
+        &self,
+        context: &Context,
+        target: &CStr,
+        parent: u64,
+        child: &CStr,
+    ) -> io::Result<Entry> {
+        let target = target.to_bytes();
+        let mut block = self.buffer(LINK_BYTES);
+        if block.copy_in(0, target) < target.len() {
+            return Err(errno(Refusal::NameTooLong));
+        }
+        let made = self.tree.symlink(Symlink {
+            parent: Node(parent),
+            name: name(child)?,
+            target: block,
+            len: target.len() as u32,
+            uid: context.uid,
+            gid: context.gid,
+        });
+        let (block, made) = match made {
+            Ok(ack) => (ack.target, Ok(ack.attributes)),
+            Err(nak) => (nak.target, Err(errno(nak.why))),
+        };
+        self.give_back(block);
+        made.map(|attributes| self.entry(&attributes))
+    }
+
+    fn link(&self, _: &Context, inode: u64, parent: u64, child: &CStr) -> io::Result<Entry> {
+        let request = Link { node: Node(inode), parent: Node(parent), name: name(child)? };
+        let ack = self.tree.link(request).map_err(|nak| errno(nak.why))?;
+        Ok(self.entry(&ack.attributes))
+    }
+
+    fn unlink(&self, _: &Context, parent: u64, child: &CStr) -> io::Result<()> {
+        let request = Unlink { parent: Node(parent), name: name(child)? };
+        self.tree.unlink(request).map(drop).map_err(|nak| errno(nak.why))
+    }
+
+    fn rmdir(&self, _: &Context, parent: u64, child: &CStr) -> io::Result<()> {
+        let request = RemoveDirectory { parent: Node(parent), name: name(child)? };
+        self.tree.remove_directory(request).map(drop).map_err(|nak| errno(nak.why))
+    }
+
+    fn rename(
+        &self,
+        _: &Context,
+        from: u64,
+        old: &CStr,
+        to: u64,
+        new: &CStr,
+        flags: u32,
+    ) -> io::Result<()> {
+        let request = Rename {
+            from: Node(from),
+            name: name(old)?,
+            to: Node(to),
+            new_name: name(new)?,
+            flags,
+        };
+        self.tree.rename(request).map(drop).map_err(|nak| errno(nak.why))
+    }
+
+    fn fallocate(
+        &self,
+        _: &Context,
+        inode: u64,
+        _: u64,
+        mode: u32,
+        offset: u64,
+        len: u64,
+    ) -> io::Result<()> {
+        let how = reservation(mode).ok_or_else(|| errno(Refusal::NotSupported))?;
+        let reserved = self.tree.file(Node(inode)).reserve(Reserve { offset, len, how });
+        reserved.map(drop).map_err(|nak| errno(nak.why))
+    }
+
+    fn fsync(&self, _: &Context, inode: u64, data_only: bool, _: u64) -> io::Result<()> {
+        let synced = self.tree.file(Node(inode)).sync(SyncFile { data_only });
+        synced.map(drop).map_err(|nak| errno_or_never(nak.why))
+    }
+
+    fn fsyncdir(&self, context: &Context, inode: u64, data_only: bool, _: u64) -> io::Result<()> {
+        self.fsync(context, inode, data_only, 0)
+    }
+
+    fn setxattr(
+        &self,
+        _: &Context,
+        inode: u64,
+        key: &CStr,
+        value: &[u8],
+        flags: u32,
+    ) -> io::Result<()> {
+        let name = AttributeName::new(key.to_bytes()).map_err(errno)?;
+        let mut block = self.buffer(value.len());
+        block.copy_in(0, value);
+        let len = value.len() as u32;
+        let request = SetXattr { node: Node(inode), name, value: block, len, flags };
+        let (block, set) = match self.tree.set_xattr(request) {
+            Ok(ack) => (ack.value, Ok(())),
+            Err(nak) => (nak.value, Err(errno(nak.why))),
+        };
+        self.give_back(block);
+        set
+    }
+
+    fn removexattr(&self, _: &Context, inode: u64, key: &CStr) -> io::Result<()> {
+        let name = AttributeName::new(key.to_bytes()).map_err(errno)?;
+        let removed = self.tree.remove_xattr(RemoveXattr { node: Node(inode), name });
+        removed.map(drop).map_err(|nak| errno(nak.why))
+    }
+
+    fn readlink(&self, _: &Context, inode: u64) -> io::Result<Vec<u8>> {
+        let buffer = self.buffer(LINK_BYTES);
+        let ack = self
+            .tree
+            .read_link(ReadLink { node: Node(inode), buffer })
+            .map_err(|nak| errno(nak.why))?;
+        let mut target = vec![0; (ack.len as usize).min(ack.buffer.len())];
+        ack.buffer.copy_out(0, &mut target);
+        self.give_back(ack.buffer);
+        Ok(target)
+    }
+
+    fn open(
+        &self,
+        _: &Context,
+        _: u64,
+        _: u32,
+        _: u32,
+    ) -> io::Result<(Option<u64>, OpenOptions, Option<u32>)> {
+        // The kernel asks once, then knows that opening needs no message.
+        Err(not_there())
+    }
+
+    fn opendir(&self, _: &Context, _: u64, _: u32) -> io::Result<(Option<u64>, OpenOptions)> {
+        Err(not_there())
+    }
+
+    fn read(
+        &self,
+        _: &Context,
+        inode: u64,
+        _: u64,
+        into: &mut dyn ZeroCopyWriter,
+        size: u32,
+        offset: u64,
+        _: Option<u64>,
+        _: u32,
+    ) -> io::Result<usize> {
+        let buffer = self.buffer(size as usize);
+        let request = Read { buffer, buffer_offset: 0, offset, len: size };
+        let ack = self.tree.file(Node(inode)).read(request).map_err(|nak| {
+            self.give_back(nak.buffer);
+            errno(nak.why)
+        })?;
+        let len = ack.len as usize;
+        let sent = match ack.buffer.bytes().and_then(|bytes| bytes.get(..len)) {
+            Some(bytes) => into.write_all(bytes).map(|()| len),
+            None => Err(errno(Refusal::Io)),
+        };
+        self.give_back(ack.buffer);
+        sent
+    }
+
+    fn lseek(&self, _: &Context, inode: u64, _: u64, offset: u64, whence: u32) -> io::Result<u64> {
+        // The kernel asks for nothing else: the rest it knows itself.
+        let hole = match whence {
+            SEEK_DATA => false,
+            SEEK_HOLE => true,
+            _ => return Err(Errno::INVAL.into()),
+        };
+        match self.tree.file(Node(inode)).seek(Seek { offset, hole }) {
+            Ok(ack) => ack.offset.ok_or_else(|| Errno::NXIO.into()),
+            // Told so, the kernel does not ask again: all is data then.
+            Err(nak) => Err(errno_or_never(nak.why)),
+        }
+    }
+
+    fn readdir(
+        &self,
+        _: &Context,
+        inode: u64,
+        _: u64,
+        size: u32,
+        offset: u64,
+        add: &mut dyn FnMut(DirEntry<'_>) -> io::Result<usize>,
+    ) -> io::Result<()> {
+        self.enumerate(inode, size, offset, false, &mut |entry, _| add(entry))
+    }
+
+    fn readdirplus(
+        &self,
+        _: &Context,
+        inode: u64,
+        _: u64,
+        size: u32,
+        offset: u64,
+        add: &mut dyn FnMut(DirEntry<'_>, Entry) -> io::Result<usize>,
+    ) -> io::Result<()> {
+        self.enumerate(inode, size, offset, true, &mut |dirent, attributes| {
+            // Without a node the kernel takes the name alone and asks for the rest later.
+            add(dirent, attributes.as_ref().map(entry).unwrap_or_default())
+        })
+    }
+
+    fn statfs(&self, context: &Context, inode: u64) -> io::Result<statvfs64> {
+        let space = self.tree.space();
+        let mut answer = Nothing.statfs(context, inode)?;
+        answer.f_bsize = space.block_bytes.into();
+        answer.f_frsize = space.block_bytes.into();
+        answer.f_blocks = space.blocks;
+        answer.f_bfree = space.free_blocks;
+        answer.f_bavail = space.available_blocks;
+        answer.f_files = space.inodes;
+        answer.f_ffree = space.free_inodes;
+        answer.f_favail = space.free_inodes;
+        answer.f_namemax = space.name_bytes_max.into();
+        Ok(answer)
+    }
+
+    fn getxattr(
+        &self,
+        _: &Context,
+        inode: u64,
+        key: &CStr,
+        size: u32,
+    ) -> io::Result<GetxattrReply> {
+        let buffer = Block::private((size as usize).min(XATTR_BYTES));
+        let name = AttributeName::new(key.to_bytes()).map_err(errno)?;
+        let request = GetXattr { node: Node(inode), name, buffer };
+        let ack = self.tree.get_xattr(request).map_err(|nak| errno(nak.why))?;
+        if size == 0 {
+            return Ok(GetxattrReply::Count(ack.len));
+        }
+        Ok(GetxattrReply::Value(taken(&ack.buffer, ack.len)))
+    }
+
+    fn listxattr(&self, context: &Context, inode: u64, size: u32) -> io::Result<ListxattrReply> {
+        let request = ListXattr { node: Node(inode), buffer: Block::private(XATTR_BYTES) };
+        let ack = self.tree.list_xattr(request).map_err(|nak| errno(nak.why))?;
+        let mut names = taken(&ack.buffer, ack.len);
+        if context.uid != 0 {
+            names = without_trusted(&names);
+        }
+        match size as usize {
+            0 => Ok(ListxattrReply::Count(names.len() as u32)),
+            room if room < names.len() => Err(errno(Refusal::BufferTooSmall)),
+            _ => Ok(ListxattrReply::Names(names)),
+        }
+    }
+}
+
+/// What the kernel wants changed. A new owner takes privileges away from the file, whoever
+/// gives it; otherwise the kernel says whether the caller may keep them.
+fn change(attr: &stat64, valid: SetattrValid) -> AttributeChange {
+    let time = |to: SetattrValid, now: SetattrValid, seconds, nanoseconds: i64| {
+        if valid.intersects(now) {
+            return Some(SetTime::Now);
+        }
+        let nanoseconds = u32::try_from(nanoseconds).unwrap_or(0).min(999_999_999);
+        valid.intersects(to).then_some(SetTime::To(Time { seconds, nanoseconds }))
+    };
+    let (none, owner) = (SetattrValid::empty(), SetattrValid::UID | SetattrValid::GID);
+    let (accessed, modified) = (SetattrValid::ATIME_NOW, SetattrValid::MTIME_NOW);
+    AttributeChange {
+        mode: valid.contains(SetattrValid::MODE).then_some(attr.st_mode),
+        uid: valid.contains(SetattrValid::UID).then_some(attr.st_uid),
+        gid: valid.contains(SetattrValid::GID).then_some(attr.st_gid),
+        size_bytes: valid.contains(SetattrValid::SIZE).then_some(attr.st_size as u64),
+        accessed: time(SetattrValid::ATIME, accessed, attr.st_atime, attr.st_atime_nsec),
+        modified: time(SetattrValid::MTIME, modified, attr.st_mtime, attr.st_mtime_nsec),
+        changed: time(SetattrValid::CTIME, none, attr.st_ctime, attr.st_ctime_nsec),
+        clear_privileges: valid.intersects(owner | SetattrValid::KILL_SUIDGID),
+    }
+}
+
+/// Major and minor number, as the kernel packs them for user space.
+fn device(rdev: u32) -> (u32, u32) {
+    ((rdev >> 8) & 0xfff, (rdev & 0xff) | ((rdev >> 12) & 0xf_ff00))
+}
+
+/// What a mode of `fallocate` asks, if it is one that an ext2 volume can do.
+fn reservation(mode: u32) -> Option<Reservation> {
+    let keep_size = mode & KEEP_SIZE != 0;
+    match mode & !KEEP_SIZE {
+        0 if keep_size => Some(Reservation::KeepSize),
+        0 => Some(Reservation::Extend),
+        PUNCH_HOLE if keep_size => Some(Reservation::PunchHole),
+        ZERO_RANGE => Some(Reservation::ZeroRange { keep_size }),
+        _ => None,
+    }
+}
+
+/// The list without the names that only root may see (xattr(7)).
+fn without_trusted(names: &[u8]) -> Vec<u8> {
+    let each = names.split_inclusive(|&b| b == 0);
+    each.filter(|name| !name.starts_with(b"trusted.")).flatten().copied().collect()
+}
+
+fn taken(buffer: &Block, len: u32) -> Vec<u8> {
+    let mut bytes = vec![0; (len as usize).min(buffer.len())];
+    buffer.copy_out(0, &mut bytes);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_root_sees_trusted_attributes() {
+        let names = b"user.a\0trusted.b\0security.c\0trusted\0";
+        assert_eq!(without_trusted(names), b"user.a\0security.c\0trusted\0");
+        assert_eq!(without_trusted(b""), b"");
+    }
+
+    #[test]
+    fn device_numbers_are_unpacked_as_the_kernel_packs_them() {
+        assert_eq!(device(0x0103), (1, 3));
+        let (major, minor) = (0xfff, 0xf_ffff);
+        let packed = (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12);
+        assert_eq!(device(packed), (major, minor));
+    }
+
+    #[test]
+    fn the_kernel_says_what_changes() {
+        let mut attr = Entry::default().attr;
+        (attr.st_mode, attr.st_uid, attr.st_mtime, attr.st_mtime_nsec) = (0o100600, 7, -5, 9);
+        let asked = change(&attr, SetattrValid::MODE | SetattrValid::MTIME);
+        let modified = Some(SetTime::To(Time { seconds: -5, nanoseconds: 9 }));
+        let mode = Some(0o100600);
+        assert_eq!(asked, AttributeChange { mode, modified, ..AttributeChange::default() });
+        let asked =
+            change(&attr, SetattrValid::UID | SetattrValid::ATIME_NOW | SetattrValid::ATIME);
+        let (uid, accessed) = (Some(7), Some(SetTime::Now));
+        let expected =
+            AttributeChange { uid, accessed, clear_privileges: true, ..AttributeChange::default() };
+        assert_eq!(asked, expected);
+    }
+
+    #[test]
+    fn reservations_are_those_of_fallocate() {
+        assert_eq!(reservation(0), Some(Reservation::Extend));
+        assert_eq!(reservation(PUNCH_HOLE | KEEP_SIZE), Some(Reservation::PunchHole));
+        assert_eq!(reservation(ZERO_RANGE), Some(Reservation::ZeroRange { keep_size: false }));
+        // A hole that moves the end, collapsing, inserting.
+        for mode in [PUNCH_HOLE, 8, 32, PUNCH_HOLE | ZERO_RANGE] {
+            assert_eq!(reservation(mode), None);
+        }
+    }
+}

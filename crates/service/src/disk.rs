@@ -1,0 +1,182 @@
+//! A worker's disk: it reads for itself and has others write.
+//!
+//! ```text
+//!   worker: ext ─┬─ read ──────────────▶ its own descriptor, read-only
+//!                └─ submit, wait ══════▶ disk service in the manager, the only one to write
+//! ```
+//!
+//! Law: what the worker says to the service is whole or not said; so its death cannot fall
+//! between two writes of a group.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use draconis_device::{
+    ChainBounds, Disk, Error, Extent, FileDisk, FileOptions, Group, OpenedFile, Pending,
+    Properties, ReadAnswer, Refused, RemoteDisk, Ticket, Urgency, serve,
+};
+use draconis_exchange::channel::process::{Plan, Session};
+use draconis_exchange::contract::disk;
+use draconis_exchange::heap::Block;
+use draconis_exchange::heap::arena::Class;
+
+/// Lanes of the disk contract: one for what is handed over, the others for those who wait.
+pub(crate) const LANES: u32 = 6;
+/// How long either side waits for the other, which is alive: as long as a disk may take.
+/// A death is noticed at once.
+const PATIENCE: Duration = Duration::MAX;
+
+/// Adds what a worker that writes needs to the plan of its session, behind its other lanes.
+pub(crate) fn plan(plan: &mut Plan) {
+    plan.fixed_lanes += LANES;
+    plan.guest = vec![
+        Class { slot_bytes: 4 << 10, slots: 128 },
+        Class { slot_bytes: 64 << 10, slots: 16 },
+        Class { slot_bytes: 256 << 10, slots: 8 },
+    ];
+}
+
+/// Serves the file behind `fd`, open for writing, to the worker of `session` from lane
+/// `first` on, until the worker closes or dies.
+///
+/// # Errors
+/// What the system says of the descriptor, or when it has no thread left.
+pub(crate) fn serve_disk(
+    fd: OwnedFd,
+    session: &Arc<Session>,
+    first: u32,
+) -> std::io::Result<JoinHandle<()>> {
+    let how = FileOptions { write: true, direct: true, uring: false };
+    let file = OpenedFile::new(fd, how)?.start();
+    let lanes = first..first + LANES;
+    let ends: Vec<_> = lanes.filter_map(|lane| session.server::<disk::Disk>(lane)).collect();
+    std::thread::Builder::new().name("disk".into()).spawn(move || {
+        if let Err(lost) = serve(&file, ends, PATIENCE) {
+            log::debug!("a worker's disk was closed: {lost}");
+        }
+        // Dropping the file writes what was taken whole, and gives the claim up.
+    })
+}
+
+/// The disk as the worker of `session` sees it.
+///
+/// # Errors
+/// When the service does not answer, or there is none.
+pub(crate) fn split_disk(
+    reads: FileDisk,
+    session: &Arc<Session>,
+    first: u32,
+) -> Result<SplitDisk, Error> {
+    let lanes = first..first + LANES;
+    let ends: Vec<_> = lanes.filter_map(|lane| session.client::<disk::Disk>(lane)).collect();
+    if ends.is_empty() {
+        return Err(Error::Gone);
+    }
+    let blocks = session.clone();
+    let writes = RemoteDisk::new(ends, Some(Box::new(move |len| blocks.block(len))), PATIENCE)?;
+    Ok(SplitDisk { reads, writes })
+}
+
+/// Reads from one disk and writes to another that is the same device.
+pub(crate) struct SplitDisk {
+    reads: FileDisk,
+    writes: RemoteDisk,
+}
+
+impl Disk for SplitDisk {
+    fn properties(&self) -> Properties {
+        let Properties { read_only, atomic, .. } = self.writes.properties();
+        Properties { read_only, atomic, ..self.reads.properties() }
+    }
+
+    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
+        self.reads.read(at, into, urgency)
+    }
+
+    fn chain_bounds(&self) -> ChainBounds {
+        self.writes.chain_bounds()
+    }
+
+    fn submit_chain(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        self.writes.submit_chain(chain, after)
+    }
+
+    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+        self.writes.settle(ticket)
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+        self.writes.wait(ticket)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::time::Instant;
+
+    use draconis_device::Write;
+    use draconis_exchange::channel::process::{accept, offer};
+    use rustix::process::{PidfdFlags, getpid, pidfd_open};
+
+    use super::*;
+
+    fn group(writes: &[(u64, usize, u8)]) -> Group {
+        let write = |&(at_bytes, len, byte): &(u64, usize, u8)| {
+            let mut block = Block::private(len);
+            block.copy_in(0, &vec![byte; len]);
+            Write { at_bytes, block }
+        };
+        Group { writes: writes.iter().map(write).collect() }
+    }
+
+    #[test]
+    fn what_one_end_writes_the_other_reads() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(8 << 20).unwrap();
+        let writable = File::options().read(true).write(true).open(file.path()).unwrap();
+        let mut all = Plan {
+            fixed_lanes: 1,
+            host_lanes: 0,
+            guest_lanes: 0,
+            host: vec![Class { slot_bytes: 4096, slots: 1 }],
+            guest: vec![],
+        };
+        plan(&mut all);
+        let (offer, socket) = offer(&all).unwrap();
+        // Both ends of the session live here: each is the other's peer.
+        let host = offer.start(pidfd_open(getpid(), PidfdFlags::empty()).unwrap());
+        let service = serve_disk(writable.into(), &host, 1).unwrap();
+        let guest = accept(&socket, Instant::now() + Duration::from_secs(10)).unwrap();
+        let how = FileOptions { write: false, direct: true, uring: false };
+        let reads = FileDisk::open(file.path(), how).unwrap();
+        let disk = split_disk(reads, &guest, 1).unwrap();
+        assert!(!disk.properties().read_only && disk.properties().len_bytes == 8 << 20);
+        let chain = vec![
+            group(&[(0, 4096, 1), (8192, 512, 2)]),
+            group(&[(1 << 20, 3 << 20, 3), (512, 512, 4)]),
+        ];
+        let tickets = disk.submit_chain(chain, &[]).unwrap();
+        disk.settle(tickets[0]).unwrap();
+        disk.wait(tickets[1]).unwrap();
+        let byte = |at: u64| {
+            let extent = Extent::new(at & !511, 512);
+            let block = disk.read_now(extent, Block::private(512)).unwrap();
+            block.bytes().unwrap()[(at & 511) as usize]
+        };
+        assert_eq!(
+            [0, 512, 1024, 8192, 8704, 1 << 20, (4 << 20) - 1, 4 << 20].map(byte),
+            [1, 4, 1, 2, 0, 3, 3, 0]
+        );
+        let beyond = disk.submit(group(&[(8 << 20, 512, 9)]), &[]).unwrap_err();
+        assert!(matches!(beyond.error, Error::OutOfRange { .. }), "{}", beyond.error);
+        drop(disk);
+        service.join().unwrap();
+    }
+}

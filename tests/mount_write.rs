@@ -1,0 +1,656 @@
+//! Mounts that are changed: the usual programs, and what is left when something dies.
+//!
+//! After every test `e2fsck -fn` has nothing to say, and the kernel's own driver shows what
+//! the mount showed.
+
+mod common;
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use common::{
+    Draconis, Kernel, Without, eventually, fuse, have, is_root, look, mke2fs, mounts_below,
+    odd_tree, same,
+};
+use rustix::fs::{CWD, FallocateFlags, OFlags, RenameFlags};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
+
+/// A fresh volume, mounted to be changed.
+struct Volume {
+    draconis: Draconis,
+    image: PathBuf,
+    at: PathBuf,
+    keeps_access_times: bool,
+}
+
+impl Volume {
+    fn new(block: &str, size: &str, options: &str) -> Self {
+        let draconis = Draconis::new();
+        let image = draconis.path("volume.img");
+        mke2fs(&image, None, &["-t", "ext2", "-b", block], size);
+        let at = draconis.mount(&image, "at", options);
+        let keeps_access_times = !options.contains("noatime");
+        let volume = Self { draconis, image, at, keeps_access_times };
+        let status = volume.draconis.status();
+        assert_eq!(status["mounts"][0]["read_only"], false, "{status}");
+        volume
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.at.join(name)
+    }
+
+    fn unmount(&self) {
+        self.draconis.ok(["umount", self.at.to_str().unwrap()]);
+    }
+
+    /// Unmounts; the volume is whole, and the kernel sees what we saw.
+    fn judge(&self) {
+        if self.keeps_access_times {
+            // The first look may change them.
+            look(&self.at, Without::default());
+        }
+        let seen = look(&self.at, Without::default());
+        self.unmount();
+        check(&self.image);
+        let at = self.draconis.path("kernel");
+        if let Some(kernel) = Kernel::mount(&self.image, at, "comparing a changed volume") {
+            same(&seen, &look(&kernel.at, Without::default()));
+        }
+    }
+
+    fn worker(&self) -> Pid {
+        let pid = self.draconis.status()["mounts"][0]["worker_pid"].as_i64().unwrap();
+        Pid::from_raw(pid as i32).unwrap()
+    }
+}
+
+/// Has `e2fsck` look at everything; it must have nothing to say.
+fn check(image: &Path) {
+    let output = Command::new("e2fsck").args(["-fn"]).arg(image).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}");
+    // A remark is no damage, but we leave none either.
+    let remarks = said.lines().filter(|line| line.ends_with("? no") || line.contains("WARNING"));
+    assert_eq!(remarks.count(), 0, "{said}");
+}
+
+fn run(command: &mut Command) {
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {said}");
+}
+
+fn shell(script: &str, at: &Path) {
+    run(Command::new("sh").args(["-euc", script]).current_dir(at));
+}
+
+/// Numbers that look random, the same in every run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+}
+
+#[test]
+fn a_tree_is_copied_with_everything_it_has() {
+    if !fuse("copying a tree into a mount") {
+        return;
+    }
+    for block in ["1024", "4096"] {
+        let volume = Volume::new(block, "96M", "rw,noatime");
+        let tree = volume.draconis.make_dir("tree");
+        odd_tree(&tree);
+        if block == "4096" {
+            // Read once, through every level of its map, is enough of its five gigabytes.
+            std::fs::remove_file(tree.join("sparse")).unwrap();
+        }
+        run(Command::new("cp").args(["-a", "--sparse=always"]).arg(&tree).arg(&volume.at));
+        let copy = Without { what_a_copy_loses: true, ..Without::default() };
+        same(&look(&tree, copy), &look(&volume.at("tree"), copy));
+        volume.judge();
+    }
+}
+
+#[test]
+fn an_archive_is_unpacked_and_removed_again() {
+    if !fuse("unpacking into a mount") {
+        return;
+    }
+    for options in ["rw,noatime", "rw,noatime,writeback"] {
+        unpack_and_remove(&Volume::new("1024", "256M", options));
+    }
+}
+
+fn unpack_and_remove(volume: &Volume) {
+    let space = || {
+        let s = rustix::fs::statvfs(&volume.at).unwrap();
+        (s.f_bfree, s.f_ffree)
+    };
+    let before = space();
+    shell("tar -C /usr --format=posix -cf - include | tar -xf -", &volume.at);
+    let copy = Without { what_a_copy_loses: true, ..Without::default() };
+    same(&look(Path::new("/usr/include"), copy), &look(&volume.at("include"), copy));
+    shell("mv include other; cp -r other twice; rm -r other twice", &volume.at);
+    // What was removed is free once the kernel has forgotten it.
+    eventually("all space is free again", || space() == before);
+    volume.judge();
+}
+
+#[test]
+fn programs_that_are_used_every_day() {
+    if !fuse("programs on a mount") {
+        return;
+    }
+    let volume = Volume::new("4096", "256M", "rw");
+    if have("git") {
+        shell(
+            "mkdir repo; cd repo; git init -q .; cp -r /usr/include/linux .; git add -A
+             git -c user.name=a -c user.email=a@b commit -qm one; git rm -rq linux/can
+             git -c user.name=a -c user.email=a@b commit -qm two; git gc -q; git fsck --full
+             test -z \"$(git status --short)\"; git checkout -q HEAD~1; test -d linux/can",
+            &volume.at,
+        );
+    }
+    if have("sqlite3") {
+        shell(
+            "for mode in delete wal; do
+               { echo \"pragma journal_mode=$mode; create table t$mode(a integer, b text);\"
+                 for i in $(seq 200); do echo \"insert into t$mode values($i, hex(randomblob(500)));\"; done
+                 echo \"update t$mode set b='x' where a % 3 = 0; vacuum; pragma integrity_check;\"
+               } | sqlite3 base > out; tail -1 out | grep -q '^ok$'
+               test \"$(sqlite3 base \"select count(*) from t$mode where b='x'\")\" = 66
+             done",
+            &volume.at,
+        );
+    }
+    if have("cc") {
+        shell(
+            "echo 'int main(void){return 7;}' > a.c; cc -O2 -o a a.c; r=0; ./a || r=$?; test $r = 7",
+            &volume.at,
+        );
+    }
+    if have("rsync") {
+        shell(
+            "rsync -aHX /usr/include/ r/; test -z \"$(rsync -aHXnci /usr/include/ r/)\"",
+            &volume.at,
+        );
+    }
+    volume.judge();
+}
+
+#[test]
+fn names_are_exchanged_linked_and_replaced() {
+    if !fuse("renaming on a mount") {
+        return;
+    }
+    let volume = Volume::new("1024", "16M", "rw,noatime");
+    let at = |name: &str| volume.at(name);
+    let rename =
+        |from: &str, to: &str, how| rustix::fs::renameat_with(CWD, at(from), CWD, at(to), how);
+    std::fs::create_dir_all(at("a/b")).unwrap();
+    std::fs::write(at("one"), "1").unwrap();
+    std::fs::write(at("two"), "2").unwrap();
+    assert_eq!(rename("one", "two", RenameFlags::NOREPLACE), Err(Errno::EXIST));
+    rename("one", "two", RenameFlags::EXCHANGE).unwrap();
+    assert_eq!(std::fs::read(at("one")).unwrap(), b"2");
+    rename("a/b", "one", RenameFlags::EXCHANGE).unwrap();
+    assert!(at("one").is_dir() && at("a/b").is_file());
+    assert_eq!(std::fs::metadata(at("a")).unwrap().nlink(), 2);
+    assert_eq!(rename("a", "one", RenameFlags::WHITEOUT), Err(Errno::INVAL));
+    std::fs::hard_link(at("two"), at("a/three")).unwrap();
+    std::fs::rename(at("two"), at("a/three")).unwrap();
+    assert_eq!(std::fs::metadata(at("a/three")).unwrap().nlink(), 2, "the same file: no change");
+    std::fs::rename(at("two"), at("a/b")).unwrap();
+    assert_eq!(std::fs::read(at("a/b")).unwrap(), b"1");
+    let into_itself = std::fs::rename(at("a"), at("a/c")).unwrap_err();
+    assert_eq!(into_itself.raw_os_error(), Some(Errno::INVAL.raw_os_error()));
+    let long = "n".repeat(255);
+    std::fs::write(at(&long), "").unwrap();
+    let too_long = std::fs::write(at(&format!("{long}n")), "").unwrap_err();
+    assert_eq!(too_long.raw_os_error(), Some(Errno::NAMETOOLONG.raw_os_error()));
+    for i in 0..500 {
+        std::fs::write(at(&format!("a/entry {i}")), format!("{i}")).unwrap();
+    }
+    for i in (0..500).step_by(3) {
+        std::fs::rename(at(&format!("a/entry {i}")), at(&format!("one/{i}"))).unwrap();
+    }
+    volume.judge();
+}
+
+#[test]
+fn bytes_and_space_are_right_however_they_came() {
+    if !fuse("writing to a mount") {
+        return;
+    }
+    for block in ["1024", "4096"] {
+        let volume = Volume::new(block, "64M", "rw,noatime");
+        let path = volume.at("file");
+        let mut model = vec![0; 3 << 20];
+        let open = |flags: OFlags| {
+            let mut options = File::options();
+            options.read(true).write(true).create(true).truncate(false);
+            options.custom_flags(flags.bits() as i32).open(&path).unwrap()
+        };
+        let (cached, direct) = (open(OFlags::empty()), open(OFlags::DIRECT));
+        cached.set_len(model.len() as u64).unwrap();
+        let mut random = Random(0x1234_5678_9abc_def1);
+        for round in 1..120 {
+            let unit = if round % 4 == 0 { 4096 } else { 1 };
+            let len = 1 + random.below(40_000 / unit) as usize;
+            let (len, unit) = (len * unit as usize, unit as usize);
+            let from = random.below(((model.len() - len) / unit) as u64) as usize * unit;
+            let range = from..from + len;
+            match round % 4 {
+                0 => {
+                    model[range.clone()].fill(round);
+                    direct.write_all_at(&model[range], from as u64).unwrap();
+                }
+                1 => {
+                    let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                    rustix::fs::fallocate(&cached, how, from as u64, len as u64).unwrap();
+                    model[range].fill(0);
+                }
+                2 if round % 3 == 0 => {
+                    let how = FallocateFlags::ZERO_RANGE;
+                    rustix::fs::fallocate(&cached, how, from as u64, len as u64).unwrap();
+                    model[range].fill(0);
+                }
+                _ => {
+                    model[range.clone()].fill(round);
+                    cached.write_all_at(&model[range], from as u64).unwrap();
+                }
+            }
+            if round % 10 == 0 {
+                cached.sync_data().unwrap();
+            }
+        }
+        let mut found = vec![0; model.len()];
+        direct.read_exact_at(&mut found, 0).unwrap();
+        assert!(found == model, "{block}, read past the cache");
+        assert!(std::fs::read(&path).unwrap() == model, "{block}");
+        // Blocks behind the end are damage to e2fsck: ext2 cannot say that they are wanted.
+        let behind = rustix::fs::fallocate(&cached, FallocateFlags::KEEP_SIZE, 4 << 20, 1 << 20);
+        assert_eq!(behind, Err(Errno::OPNOTSUPP));
+        rustix::fs::fallocate(&cached, FallocateFlags::KEEP_SIZE, 0, 1 << 20).unwrap();
+        assert_eq!(cached.metadata().unwrap().len(), 3 << 20);
+        rustix::fs::fallocate(&cached, FallocateFlags::empty(), 3 << 20, 100_000).unwrap();
+        assert_eq!(cached.metadata().unwrap().len(), (3 << 20) + 100_000);
+        let mut append = File::options().append(true).open(&path).unwrap();
+        append.write_all(b"tail").unwrap();
+        append.sync_all().unwrap();
+        cached.set_len(1_000_001).unwrap();
+        cached.set_len(2 << 20).unwrap();
+        model.truncate(1_000_001);
+        model.resize(2 << 20, 0);
+        assert!(std::fs::read(&path).unwrap() == model, "{block}, cut");
+        drop((append, cached, direct));
+        volume.judge();
+    }
+}
+
+#[test]
+fn mappings_are_shared_and_written() {
+    if !fuse("mapping files of a mount") || !have("python3") {
+        return;
+    }
+    let volume = Volume::new("1024", "16M", "rw,noatime");
+    let script = "import mmap, os
+fd = os.open('f', os.O_CREAT | os.O_RDWR)
+os.ftruncate(fd, 1000000)
+m = mmap.mmap(fd, 1000000)
+for i in range(0, 1000000, 5003):
+    m[i:i+3] = b'abc'
+m.flush()
+assert os.pread(fd, 3, 5003 * 7) == b'abc'
+os.pwrite(fd, b'XYZ', 5003)
+assert m[5003:5006] == b'XYZ'
+";
+    run(Command::new("python3").args(["-c", script]).current_dir(&volume.at));
+    assert_eq!(&std::fs::read(volume.at("f")).unwrap()[5003 * 3..][..3], b"abc");
+    volume.judge();
+}
+
+#[test]
+fn what_lost_its_name_is_used_until_it_is_closed() {
+    if !fuse("unlinked files of a mount") {
+        return;
+    }
+    let volume = Volume::new("1024", "16M", "rw,noatime");
+    let free = || rustix::fs::statvfs(&volume.at).unwrap().f_bfree;
+    std::fs::write(volume.at("before"), "x").unwrap();
+    let before = free();
+    let mut file =
+        File::options().read(true).write(true).create_new(true).open(volume.at("file")).unwrap();
+    file.write_all(&[7; 2_000_000]).unwrap();
+    file.sync_all().unwrap();
+    std::fs::remove_file(volume.at("file")).unwrap();
+    file.write_all(&[8; 1_000_000]).unwrap();
+    file.sync_all().unwrap();
+    assert!(free() < before);
+    let mut found = vec![];
+    File::open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file)))
+        .unwrap()
+        .read_to_end(&mut found)
+        .unwrap();
+    assert_eq!((found.len(), found[0], found[2_999_999]), (3_000_000, 7, 8));
+    drop(file);
+    eventually("its space is free", || free() == before);
+    // One that is open when the worker dies is freed by the next mount.
+    let open = File::create_new(volume.at("orphan")).unwrap();
+    open.write_all_at(&[9; 500_000], 0).unwrap();
+    std::fs::remove_file(volume.at("orphan")).unwrap();
+    open.sync_all().unwrap();
+    kill_process(volume.worker(), Signal::KILL).unwrap();
+    eventually("the mount point is free", || mounts_below(&volume.at).is_empty());
+    drop(open);
+    volume.draconis.mount(&volume.image, "at", "rw,noatime");
+    assert_eq!(free(), before);
+    volume.judge();
+}
+
+#[test]
+fn what_lost_its_name_just_before_unmounting_is_freed() {
+    if !fuse("unmounting with unlinked files") {
+        return;
+    }
+    let volume = Volume::new("1024", "16M", "rw");
+    let free = || rustix::fs::statvfs(&volume.at).unwrap().f_bfree;
+    let before = free();
+    for _ in 0..5 {
+        let files: Vec<File> = (0..50)
+            .map(|i| {
+                let file = File::create_new(volume.at(&format!("{i}"))).unwrap();
+                file.write_all_at(&[7; 20_000], 0).unwrap();
+                std::fs::remove_file(volume.at(&format!("{i}"))).unwrap();
+                file
+            })
+            .collect();
+        drop(files);
+        // The kernel may not have told that it has forgotten them.
+        volume.unmount();
+        check(&volume.image);
+        volume.draconis.mount(&volume.image, "at", "rw");
+        assert_eq!(free(), before);
+    }
+}
+
+#[test]
+fn owners_modes_lists_and_flags() {
+    if !fuse("attributes on a mount") || !is_root() {
+        return;
+    }
+    let volume = Volume::new("1024", "16M", "rw,noatime");
+    let mode = |name: &str| std::fs::metadata(volume.at(name)).unwrap().mode() & 0o7777;
+    shell(
+        "mkdir team; chgrp 1234 team; chmod 2775 team; touch team/file; mkdir team/dir
+         umask 027; touch masked; chmod 1777 .",
+        &volume.at,
+    );
+    let found = std::fs::metadata(volume.at("team/dir")).unwrap();
+    assert_eq!((found.gid(), found.mode() & 0o2000, mode("masked")), (1234, 0o2000, 0o640));
+    if have("setfacl") {
+        shell(
+            "mkdir lists; setfacl -m d:u:77:rwx,d:g::r-x,d:o::--- lists
+             umask 077; touch lists/file; mkdir lists/dir
+             getfacl -cpn lists/file | grep -q '^user:77:rwx'
+             getfacl -cpn lists/dir | grep -q '^default:user:77:rwx'
+             setfacl -m u:88:r team/file; chmod g-w team/file
+             getfacl -cpn team/file | grep -q '^mask::r--'
+             setfacl -b team/file",
+            &volume.at,
+        );
+        // The default list counts, not the umask.
+        assert_eq!(mode("lists/file"), 0o660);
+    }
+    if have("chattr") {
+        shell("touch fixed log; chattr +i fixed; chattr +a log; echo x >> log", &volume.at);
+        let refused = |error: std::io::Error| error.raw_os_error();
+        let eperm = Some(Errno::PERM.raw_os_error());
+        assert_eq!(refused(std::fs::write(volume.at("fixed"), "x").unwrap_err()), eperm);
+        assert_eq!(refused(std::fs::remove_file(volume.at("fixed")).unwrap_err()), eperm);
+        assert_eq!(refused(std::fs::remove_file(volume.at("log")).unwrap_err()), eperm);
+        shell(
+            "lsattr fixed | grep -q i; lsattr log | grep -q a; chattr -i fixed; rm fixed",
+            &volume.at,
+        );
+    }
+    if have("setpriv") {
+        let nobody = |script: &str| {
+            let mut command = Command::new("setpriv");
+            command.args([
+                "--reuid=65534",
+                "--regid=65534",
+                "--clear-groups",
+                "sh",
+                "-euc",
+                script,
+            ]);
+            command.current_dir(&volume.at).stderr(Stdio::null()).status().unwrap().success()
+        };
+        std::fs::set_permissions(volume.draconis.dir.path(), PermissionsExt::from_mode(0o755))
+            .unwrap();
+        std::fs::write(volume.at("secret"), "x").unwrap();
+        std::fs::set_permissions(volume.at("secret"), PermissionsExt::from_mode(0o600)).unwrap();
+        assert!(!nobody("cat secret") && !nobody("rm -f secret") && !nobody("touch team/x"));
+        std::fs::write(volume.at("suid"), "x").unwrap();
+        std::fs::set_permissions(volume.at("suid"), PermissionsExt::from_mode(0o6777)).unwrap();
+        assert!(nobody("echo x >> suid"));
+        assert_eq!(mode("suid"), 0o777);
+    }
+    volume.judge();
+}
+
+#[test]
+fn a_full_volume_says_so_and_goes_on() {
+    if !fuse("a full volume") {
+        return;
+    }
+    let volume = Volume::new("1024", "4M", "rw,noatime");
+    let mut file = File::create_new(volume.at("file")).unwrap();
+    let piece = [7; 65536];
+    // The kernel takes more than there is room for, and says so when it writes it back.
+    let full = (0..200).find_map(|_| file.write_all(&piece).and_then(|()| file.sync_all()).err());
+    assert_eq!(full.unwrap().raw_os_error(), Some(Errno::NOSPC.raw_os_error()));
+    drop(file);
+    let status = volume.draconis.status();
+    assert_eq!(status["mounts"][0]["worker"]["failure"], serde_json::Value::Null);
+    std::fs::remove_file(volume.at("file")).unwrap();
+    eventually("there is room again", || std::fs::write(volume.at("small"), "fits").is_ok());
+    for i in 0.. {
+        if let Err(error) = File::create_new(volume.at(&format!("{i}"))) {
+            assert_eq!(error.raw_os_error(), Some(Errno::NOSPC.raw_os_error()));
+            assert!(i > 500, "inodes end at {i}");
+            break;
+        }
+    }
+    volume.judge();
+}
+
+#[test]
+fn a_device_that_fails_makes_the_volume_read_only() {
+    if !fuse("a device that fails") || !is_root() {
+        return;
+    }
+    let draconis = Draconis::new();
+    let small = draconis.make_dir("small");
+    run(Command::new("mount").args(["-t", "tmpfs", "-o", "size=6m", "tmpfs"]).arg(&small));
+    let image = small.join("sparse.img");
+    mke2fs(&image, None, &["-t", "ext2", "-b", "4096"], "64M");
+    let at = draconis.mount(&image, "at", "rw");
+    std::fs::write(at.join("early"), "kept").unwrap();
+    File::open(at.join("early")).unwrap().sync_all().unwrap();
+    let mut file = File::create_new(at.join("file")).unwrap();
+    let failed =
+        (0..64).find_map(|_| file.write_all(&[7; 1 << 20]).and_then(|()| file.sync_all()).err());
+    let failed = failed.expect("sixty-four MiB in six").raw_os_error();
+    let expected = [Errno::IO, Errno::ROFS, Errno::NOSPC].map(|e| Some(e.raw_os_error()));
+    assert!(expected.contains(&failed), "{failed:?}");
+    let refused = std::fs::write(at.join("late"), "x").unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(Errno::ROFS.raw_os_error()));
+    assert_eq!(std::fs::read(at.join("early")).unwrap(), b"kept");
+    let status = draconis.status();
+    assert!(status["mounts"][0]["worker"]["failure"].is_string(), "{status}");
+    assert_eq!(status["mounts"][0]["read_only"], true);
+    assert!(draconis.ok(["status"]).contains("nothing is written any more"));
+    drop(file);
+    let said = draconis.fails(["umount", at.to_str().unwrap()]);
+    assert!(said.contains("could not be written"), "{said}");
+    assert!(mounts_below(&at).is_empty());
+    run(Command::new("umount").arg(&small));
+}
+
+#[test]
+fn a_killed_worker_leaves_a_whole_volume() {
+    if !fuse("killing a worker that writes") {
+        return;
+    }
+    let mut random = Random(0x2545_f491_4f6c_dd1d);
+    let mut kept = 0;
+    for round in 0..8 {
+        let cache = if round % 2 == 0 { "nowriteback" } else { "writeback" };
+        let volume = Volume::new("1024", "128M", &format!("rw,commit=1,dirty=1M,{cache}"));
+        let mut busy = Command::new("sh")
+            .args(["-c", "tar -C /usr -cf - include | tar -xf -; rm -r include/linux; sync"])
+            .current_dir(&volume.at)
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(20 + random.below(1500)));
+        kill_process(volume.worker(), Signal::KILL).unwrap();
+        busy.wait().unwrap();
+        eventually("the mount point is free", || mounts_below(&volume.at).is_empty());
+        eventually("the loss is told", || {
+            let status = volume.draconis.status();
+            status["mounts"].as_array().unwrap().is_empty()
+                && status["lost"][0]["why"].as_str().is_some_and(|why| why.contains("signal 9"))
+        });
+        check(&volume.image);
+        // What is there is right, and the volume goes on.
+        volume.draconis.mount(&volume.image, "at", "rw,noatime");
+        kept += std::fs::read_dir(volume.at("include")).map_or(0, Iterator::count);
+        std::fs::write(volume.at("after"), "x").unwrap();
+        volume.judge();
+    }
+    assert!(kept > 0, "no kill found anything committed");
+}
+
+#[test]
+fn a_manager_that_ends_brings_changes_home() {
+    if !fuse("ending the manager") {
+        return;
+    }
+    let volume = Volume::new("4096", "64M", "rw,commit=1000");
+    std::fs::write(volume.at("closed"), vec![7; 5_000_000]).unwrap();
+    let mut open = File::create_new(volume.at("open")).unwrap();
+    open.write_all(b"not closed").unwrap();
+    let manager = volume.draconis.status()["manager_pid"].as_i64().unwrap() as i32;
+    kill_process(Pid::from_raw(manager).unwrap(), Signal::TERM).unwrap();
+    eventually("the manager ends", || !Path::new(&format!("/proc/{manager}")).exists());
+    eventually("the mount point is free", || mounts_below(&volume.at).is_empty());
+    drop(open);
+    check(&volume.image);
+    let cat =
+        |name: &str| volume.draconis.ok(["cat", &format!("{}:/{name}", volume.image.display())]);
+    assert_eq!((cat("closed").len(), cat("open")), (5_000_000, "not closed".into()));
+}
+
+#[test]
+fn what_was_synced_survives_the_worker() {
+    if !fuse("fsync and a killed worker") {
+        return;
+    }
+    let volume = Volume::new("1024", "32M", "rw,commit=1000");
+    std::fs::create_dir(volume.at("dir")).unwrap();
+    let mut file = File::create_new(volume.at("dir/file")).unwrap();
+    file.write_all(&[7; 300_000]).unwrap();
+    file.sync_all().unwrap();
+    // Appended within its last block, and overwritten: durable, too.
+    file.write_all(b"tail").unwrap();
+    file.write_all_at(b"head", 0).unwrap();
+    file.sync_data().unwrap();
+    File::open(volume.at("dir")).unwrap().sync_all().unwrap();
+    kill_process(volume.worker(), Signal::KILL).unwrap();
+    eventually("the mount point is free", || mounts_below(&volume.at).is_empty());
+    drop(file);
+    check(&volume.image);
+    volume.draconis.mount(&volume.image, "at", "rw");
+    let found = std::fs::read(volume.at("dir/file")).unwrap();
+    assert_eq!(
+        (found.len(), &found[..4], &found[300_000..]),
+        (300_004, &b"head"[..], &b"tail"[..])
+    );
+    volume.judge();
+}
+
+#[test]
+fn a_volume_that_must_not_be_written_is_mounted_read_only_and_says_why() {
+    if !fuse("volumes that must not be written") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = draconis.path("a.img");
+    mke2fs(&image, None, &["-t", "ext2", "-O", "uninit_bg"], "8M");
+    let at = draconis.make_dir("at");
+    let output = draconis.run(["mount".as_ref(), image.as_os_str(), at.as_os_str()]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("read-only: "), "{said}");
+    let refused = std::fs::write(at.join("x"), "x").unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(Errno::ROFS.raw_os_error()));
+    assert_eq!(draconis.status()["mounts"][0]["read_only"], true);
+}
+
+#[test]
+fn options_of_mounts_that_write() {
+    if !fuse("options of mounts that write") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let (image, at) = (draconis.path("new.img"), draconis.make_dir("at"));
+    let mount = |options: &str| {
+        let options = ["mount", "-o", options].map(std::ffi::OsStr::new);
+        draconis.ok(options.into_iter().chain([image.as_os_str(), at.as_os_str()]));
+    };
+    draconis.ok(["mount", "--create", "16M", image.to_str().unwrap(), at.to_str().unwrap()]);
+    std::fs::write(at.join("file"), "x").unwrap();
+    draconis.ok(["umount", at.to_str().unwrap()]);
+    let again = ["mount", "--create", "16M", image.to_str().unwrap(), at.to_str().unwrap()];
+    let said = draconis.fails(again);
+    assert!(said.contains("--force"), "{said}");
+    // Synchronous: all of it is there although nobody had time to commit.
+    mount("sync,dirsync,commit=1000");
+    std::fs::create_dir(at.join("dir")).unwrap();
+    std::fs::write(at.join("dir/file"), "durable").unwrap();
+    let pid = draconis.status()["mounts"][0]["worker_pid"].as_i64().unwrap() as i32;
+    kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+    eventually("the mount point is free", || mounts_below(&at).is_empty());
+    check(&image);
+    mount("strictatime");
+    assert_eq!(std::fs::read(at.join("dir/file")).unwrap(), b"durable");
+    let accessed = |name: &str| std::fs::metadata(at.join(name)).unwrap().accessed().unwrap();
+    let old = std::time::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+    let set = |name: &str| {
+        let times = std::fs::FileTimes::new().set_accessed(old);
+        File::options().write(true).open(at.join(name)).unwrap().set_times(times).unwrap();
+    };
+    set("file");
+    std::fs::read(at.join("file")).unwrap();
+    assert!(accessed("file") > old);
+    draconis.ok(["umount", at.to_str().unwrap()]);
+    mount("noatime");
+    set("file");
+    std::fs::read(at.join("file")).unwrap();
+    assert_eq!(accessed("file"), old);
+    draconis.ok(["umount", at.to_str().unwrap()]);
+    check(&image);
+}
