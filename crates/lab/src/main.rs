@@ -4,6 +4,7 @@
 //! mount, `fuse2fs`, `draconis mount`, `find`, `tar`.
 #![forbid(unsafe_code)]
 
+mod crash;
 mod machine;
 mod mount;
 mod subject;
@@ -28,6 +29,8 @@ enum Experiment {
     Mount(MountArguments),
     /// Making volumes: mke2fs -d and draconis format --from.
     Tools(ToolsArguments),
+    /// Power cuts: every state that workloads can leave, judged.
+    Crash(crash::CrashArguments),
 }
 
 /// What `tools` measures, and with what.
@@ -77,5 +80,6 @@ fn main() -> anyhow::Result<()> {
     match Cli::parse().experiment {
         Experiment::Mount(arguments) => mount::run(&arguments),
         Experiment::Tools(arguments) => tools::run(&arguments),
+        Experiment::Crash(arguments) => crash::run(&arguments),
     }
 }
