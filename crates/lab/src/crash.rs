@@ -6,7 +6,7 @@
 //!   states that a power cut can leave ──▶ our check: nothing that e2fsck -p asks about
 //!                                    ├──▶ open, and what was acknowledged is there
 //!                                    └──▶ every so often: e2fsck -fp, and once more on
-//!                                         what it made of the volume
+//!                                         what it made of the volume; mount and unmount
 //! ```
 //!
 //! Law 1: free blocks of the first image hold something old, so that a file that shows
@@ -48,6 +48,10 @@ pub struct CrashArguments {
     /// Every so many states, e2fsck judges too; 0 for never.
     #[arg(long, default_value_t = 200)]
     e2fsck_every: u64,
+    /// Make a file on those states, without e2fsck before: stricter than what an unclean
+    /// volume promises.
+    #[arg(long)]
+    go_on: bool,
     /// Only the workloads whose name holds this.
     #[arg(long)]
     only: Option<String>,
@@ -69,6 +73,14 @@ const SHAPES: [Shape; 3] = [
     Shape { block_bytes: 2048, len_bytes: 6 << 20 },
 ];
 
+/// Some that run full, too.
+const TINY: [Shape; 4] = [
+    Shape { block_bytes: 1024, len_bytes: 400 << 10 },
+    SHAPES[0],
+    SHAPES[1],
+    Shape { block_bytes: 2048, len_bytes: 700 << 10 },
+];
+
 /// How a run went.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
@@ -88,7 +100,8 @@ pub fn run(arguments: &CrashArguments) -> anyhow::Result<()> {
             if !arguments.only.as_ref().is_none_or(|only| workload.name().contains(only)) {
                 continue;
             }
-            let shape = SHAPES[(seed % SHAPES.len() as u64) as usize];
+            let shapes = if workload.may_fill() { &TINY[..] } else { &SHAPES[..] };
+            let shape = shapes[(seed % shapes.len() as u64) as usize];
             let before = Instant::now();
             let tally = cut(&*workload, shape, seed, arguments)?;
             print_line(workload.name(), &format!("seed {seed}"), tally, before.elapsed());
@@ -161,7 +174,7 @@ fn judge_all(
     arguments: &CrashArguments,
 ) -> anyhow::Result<Tally> {
     let crashes = Mutex::new(crashes.zip(1..));
-    let judge = Judge::new(workload)?;
+    let judge = Judge::new(workload, arguments.go_on)?;
     let total = Mutex::new(Tally::default());
     let one = || -> anyhow::Result<()> {
         let lock = || total.lock().unwrap_or_else(PoisonError::into_inner);
@@ -277,6 +290,7 @@ mod tests {
             steps: 40,
             subsets: 8,
             e2fsck_every: 100,
+            go_on: false,
             only: None,
             keep: None,
         }

@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use draconis_device::{Crash, Disk, MemoryDisk};
-use draconis_ext::Volume;
+use draconis_exchange::contract::Kind;
 use draconis_ext::check::{self, Complaint};
+use draconis_ext::{InodeNumber, NewNode, Volume};
 
-use super::small;
 use super::workloads::Workload;
+use super::{small, writing};
 
 /// Judges the states of one workload.
 pub(super) struct Judge<'a> {
@@ -19,6 +20,8 @@ pub(super) struct Judge<'a> {
     /// Where states are put for `e2fsck`.
     dir: tempfile::TempDir,
     e2fsck: Option<PathBuf>,
+    /// Whether states are written to without `e2fsck` before.
+    go_on: bool,
 }
 
 /// A promise that a state breaks.
@@ -34,6 +37,8 @@ pub(super) enum Violation {
     Lost(String),
     /// Something acknowledged is gone or wrong after `e2fsck -p`.
     LostByMending(String),
+    /// Going on writing, without `e2fsck` before, went wrong.
+    NoGoingOn(String),
 }
 
 impl fmt::Display for Violation {
@@ -49,16 +54,17 @@ impl fmt::Display for Violation {
             Self::Unreadable(why) => write!(f, "cannot be read: {why}"),
             Self::Lost(what) => f.write_str(what),
             Self::LostByMending(what) => write!(f, "after e2fsck -p: {what}"),
+            Self::NoGoingOn(why) => write!(f, "written to as it was left: {why}"),
         }
     }
 }
 
 impl<'a> Judge<'a> {
-    pub(super) fn new(workload: &'a dyn Workload) -> anyhow::Result<Self> {
+    pub(super) fn new(workload: &'a dyn Workload, go_on: bool) -> anyhow::Result<Self> {
         let dir = tempfile::tempdir()?;
         let places = ["/usr/sbin/e2fsck", "/sbin/e2fsck", "/usr/bin/e2fsck"].map(PathBuf::from);
         let e2fsck = places.into_iter().find(|path| path.exists());
-        Ok(Self { workload, dir, e2fsck })
+        Ok(Self { workload, dir, e2fsck, go_on })
     }
 
     /// All promises that a state breaks; with `sampled`, `e2fsck` is asked too.
@@ -78,6 +84,8 @@ impl<'a> Judge<'a> {
         violations.extend(self.look(disk, crash.marks()).map(Violation::Lost));
         if sampled {
             violations.extend(self.ask(crash)?);
+            // Last, for it changes the state.
+            violations.extend(self.mount(crash).err().map(Violation::NoGoingOn));
         }
         Ok(violations)
     }
@@ -88,6 +96,27 @@ impl<'a> Judge<'a> {
             Ok(volume) => self.workload.verify(&volume, marks).err(),
             Err(error) => Some(format!("no mount: {error}")),
         }
+    }
+
+    /// Mounts the state as it is, makes a file if that is asked for, unmounts, and looks
+    /// whether all is well.
+    fn mount(&self, crash: &Crash) -> Result<(), String> {
+        let said = |error: draconis_ext::Error| error.to_string();
+        let disk: Arc<dyn Disk> = crash.disk.clone();
+        let volume = Volume::open_for_writing(disk.clone(), small(), writing()).map_err(said)?;
+        let done = if self.go_on { leave_a_file(&volume) } else { Ok(()) };
+        volume.close().map_err(said)?;
+        // A volume may be full.
+        if let Err(error) = done
+            && !matches!(error, draconis_ext::Error::NoSpace)
+        {
+            return Err(error.to_string());
+        }
+        let questions = questions(&disk).map_err(said)?;
+        if !questions.is_empty() {
+            return Err(Violation::Question(questions).to_string());
+        }
+        self.look(disk, crash.marks()).map_or(Ok(()), Err)
     }
 
     /// What `e2fsck -fp` says, and whether everything is there after it.
@@ -105,4 +134,20 @@ impl<'a> Judge<'a> {
         let mended = MemoryDisk::new(std::fs::read(&path)?, 512);
         Ok(self.look(Arc::new(mended), crash.marks()).map(Violation::LostByMending))
     }
+}
+
+/// What `e2fsck -p` would ask about.
+fn questions(disk: &Arc<dyn Disk>) -> draconis_ext::Result<Vec<Complaint>> {
+    let options = check::Options { threads: 1, cache_bytes: 1 << 20, ..Default::default() };
+    let report = check::check(disk, options, &|_, _| {})?;
+    let is_question = |it: &Complaint| !it.is_mended_without_question();
+    Ok(report.complaints.into_iter().filter(is_question).collect())
+}
+
+fn leave_a_file(volume: &Volume) -> draconis_ext::Result<()> {
+    let new =
+        NewNode { kind: Kind::File, mode: 0o600, uid: 0, gid: 0, device: (0, 0), target: b"" };
+    let file = volume.create(InodeNumber::ROOT, b"after the power cut", &new)?;
+    volume.write(file, 0, &[0; 5000])?;
+    volume.sync()
 }

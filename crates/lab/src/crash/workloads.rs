@@ -20,6 +20,11 @@ pub(super) type Record = RecordDisk<MemoryDisk>;
 pub(super) trait Workload: Sync {
     fn name(&self) -> &'static str;
 
+    /// Whether the volume may run full under it.
+    fn may_fill(&self) -> bool {
+        false
+    }
+
     /// Changes the volume; marks in `record` what was acknowledged.
     fn run(&self, volume: &Volume, record: &Record, dice: &mut Random) -> anyhow::Result<()>;
 

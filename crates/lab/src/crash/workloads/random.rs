@@ -31,6 +31,10 @@ impl Workload for Anything {
         "anything"
     }
 
+    fn may_fill(&self) -> bool {
+        true
+    }
+
     fn run(&self, volume: &Volume, _: &Record, dice: &mut Random) -> anyhow::Result<()> {
         let mut names: Names = vec![];
         for step in 0..self.steps * 2 {
