@@ -271,10 +271,9 @@ impl Volume {
     pub fn space(&self) -> Space {
         let super_ = &self.super_;
         let writer = self.reading();
-        let (free_blocks, free_inodes) = writer.as_ref().map_or(
-            (super_.free_blocks, u64::from(super_.free_inodes)),
-            |writer| writer.free(),
-        );
+        let (free_blocks, free_inodes) = writer
+            .as_ref()
+            .map_or((super_.free_blocks, u64::from(super_.free_inodes)), |writer| writer.free());
         Space {
             block_bytes: super_.block_bytes,
             blocks: super_.blocks.saturating_sub(self.overhead()),

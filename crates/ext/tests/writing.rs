@@ -16,10 +16,8 @@ use draconis_ext::{
 
 fn writing() -> Writing {
     let seconds = AtomicI64::new(1_700_000_000);
-    let clock = move || Time {
-        seconds: seconds.fetch_add(1, Ordering::Relaxed),
-        nanoseconds: 123_456_789,
-    };
+    let clock =
+        move || Time { seconds: seconds.fetch_add(1, Ordering::Relaxed), nanoseconds: 123_456_789 };
     Writing { clock: Arc::new(clock), dirty_bytes: 8 << 20, atime: AccessTimes::Never }
 }
 
@@ -67,12 +65,14 @@ impl Model {
 
     /// A directory that is there.
     fn dir(&mut self) -> usize {
-        let all: Vec<usize> = self.reachable().into_iter().filter(|n| self.nodes[*n].kind == DIR).collect();
+        let all: Vec<usize> =
+            self.reachable().into_iter().filter(|n| self.nodes[*n].kind == DIR).collect();
         all[self.random.below(all.len() as u64) as usize]
     }
 
     fn file(&mut self) -> Option<usize> {
-        let all: Vec<usize> = self.reachable().into_iter().filter(|n| self.nodes[*n].kind == FILE).collect();
+        let all: Vec<usize> =
+            self.reachable().into_iter().filter(|n| self.nodes[*n].kind == FILE).collect();
         (!all.is_empty()).then(|| all[self.random.below(all.len() as u64) as usize])
     }
 
@@ -97,7 +97,7 @@ impl Model {
         }
         let n = self.random.below(60);
         let mut name = format!("name {n}").into_bytes();
-        if n % 7 == 0 {
+        if n.is_multiple_of(7) {
             name.resize(200 + n as usize % 50, b'x');
         }
         name
@@ -105,7 +105,10 @@ impl Model {
 
     fn below(&self, dir: usize, at: usize) -> bool {
         dir == at
-            || self.nodes[dir].names.values().any(|c| self.nodes[*c].kind == DIR && self.below(*c, at))
+            || self.nodes[dir]
+                .names
+                .values()
+                .any(|c| self.nodes[*c].kind == DIR && self.below(*c, at))
     }
 }
 
@@ -134,11 +137,17 @@ fn same(volume: &Volume, model: &Model, at: usize, seen: &mut BTreeMap<u32, usiz
                 })
                 .unwrap();
             found.remove(&b"lost+found"[..]);
-            let wanted: BTreeMap<Vec<u8>, u32> =
-                node.names.iter().map(|(name, child)| (name.clone(), model.nodes[*child].number)).collect();
+            let wanted: BTreeMap<Vec<u8>, u32> = node
+                .names
+                .iter()
+                .map(|(name, child)| (name.clone(), model.nodes[*child].number))
+                .collect();
             assert_eq!(found, wanted);
             for (name, child) in &node.names {
-                assert_eq!(volume.lookup(number(node), name).unwrap().0, model.nodes[*child].number);
+                assert_eq!(
+                    volume.lookup(number(node), name).unwrap().0,
+                    model.nodes[*child].number
+                );
                 same(volume, model, *child, seen);
             }
         }
@@ -148,7 +157,12 @@ fn same(volume: &Volume, model: &Model, at: usize, seen: &mut BTreeMap<u32, usiz
             let mut bytes = vec![7; node.bytes.len() + 1];
             let got = volume.read_into(number(node), 0, &mut bytes).unwrap();
             bytes.truncate(got);
-            assert!(bytes == node.bytes, "contents of inode {} ({} bytes)", node.number, node.bytes.len());
+            assert!(
+                bytes == node.bytes,
+                "contents of inode {} ({} bytes)",
+                node.number,
+                node.bytes.len()
+            );
             assert_eq!(attributes.links, node.links);
         }
     }
@@ -186,8 +200,19 @@ fn step(volume: &Volume, model: &mut Model) -> String {
                     let id = model.nodes.len();
                     let links = if kind == Kind::Directory { 2 } else { 1 };
                     let bytes = if kind == Kind::Symlink { target.clone() } else { vec![] };
-                    let kind = match kind { Kind::File => FILE, Kind::Directory => DIR, _ => LINK };
-                    model.nodes.push(Node { kind, mode, number: made.0, links, bytes, ..Node::default() });
+                    let kind = match kind {
+                        Kind::File => FILE,
+                        Kind::Directory => DIR,
+                        _ => LINK,
+                    };
+                    model.nodes.push(Node {
+                        kind,
+                        mode,
+                        number: made.0,
+                        links,
+                        bytes,
+                        ..Node::default()
+                    });
                     model.nodes[dir].names.insert(name, id);
                 }
                 Err(Error::NoSpace) => {}
@@ -282,7 +307,11 @@ fn step(volume: &Volume, model: &mut Model) -> String {
                 1 => model.nodes[id].bytes.len() as u64,
                 _ => model.random.below(20_000),
             } as usize;
-            let len = (if model.random.below(4) == 0 { model.random.below(100_000) } else { model.random.below(3_000) }) as usize;
+            let len = (if model.random.below(4) == 0 {
+                model.random.below(100_000)
+            } else {
+                model.random.below(3_000)
+            }) as usize;
             let mut bytes = vec![0; len];
             for byte in &mut bytes {
                 *byte = model.random.below(255) as u8 + 1;
@@ -396,6 +425,10 @@ fn storm(arguments: &[&str], size: &str, seed: u64, steps: u32) {
         let mut log = Vec::new();
         for _ in 0..steps {
             log.push(step(&volume, &mut model));
+            if std::env::var_os("DRACONIS_CAREFUL").is_some() {
+                eprintln!("{seed} {round} {}", log.last().unwrap());
+                same(&volume, &model, 0, &mut BTreeMap::new());
+            }
             if let Some(failure) = volume.failure() {
                 panic!("{failure}; the last steps: {:#?}", &log[log.len().saturating_sub(5)..]);
             }
@@ -428,4 +461,50 @@ fn storms_on_tiny_volumes_that_run_full() {
 fn storms_without_features() {
     storm(&["-b", "1024", "-O", "none"], "16M", 20, 1500);
     storm(&["-b", "1024", "-I", "128", "-O", "^dir_index,^filetype"], "16M", 21, 1500);
+}
+
+/// Many more of them: `DRACONIS_STORMS=200 cargo test --release -p draconis-ext --test writing -- long`.
+#[test]
+fn long_storms() {
+    let seeds = std::env::var("DRACONIS_STORMS").ok().and_then(|it| it.parse().ok()).unwrap_or(0);
+    let first = std::env::var("DRACONIS_FIRST").ok().and_then(|it| it.parse().ok()).unwrap_or(100);
+    for seed in first..first + seeds {
+        eprintln!("seed {seed}");
+        let block = ["1024", "2048", "4096"][seed as usize % 3];
+        match seed % 4 {
+            0 => storm(&["-b", block], "32M", seed, 3000),
+            1 => storm(&["-b", "1024", "-N", "80", "-m", "0"], "1M", seed, 2000),
+            2 => storm(&["-b", block, "-I", "128", "-N", "300"], "4M", seed, 2000),
+            _ => storm(&["-b", block, "-g", "1024", "-N", "4000"], "16M", seed, 3000),
+        }
+    }
+}
+
+#[test]
+fn a_directory_of_many_names() {
+    let Some(image) = Image::make(None, "64M", &["-b", "1024", "-N", "70000"]) else { return };
+    let disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
+    let volume = open(&disk);
+    let new =
+        NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+    let dir = NewNode { kind: Kind::Directory, ..new };
+    let many = volume.create(volume.root(), b"many", &dir).unwrap();
+    let count = 60_000;
+    for nth in 0..count {
+        let name = format!("{nth} is a name of some length");
+        volume.create(many, name.as_bytes(), &new).unwrap();
+        if nth % 20_000 == 0 {
+            volume.commit().unwrap();
+        }
+    }
+    for nth in (0..count).filter(|nth| nth % 3 != 0) {
+        volume.unlink(many, format!("{nth} is a name of some length").as_bytes()).unwrap();
+    }
+    for nth in (0..count).step_by(1000) {
+        let found = volume.lookup(many, format!("{nth} is a name of some length").as_bytes());
+        assert_eq!(found.is_ok(), nth % 3 == 0);
+    }
+    volume.close().unwrap();
+    drop(volume);
+    judge(disk, "many names");
 }

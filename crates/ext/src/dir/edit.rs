@@ -224,6 +224,7 @@ pub(crate) fn find(block: &[u8], filetype: bool, name: &[u8]) -> Result<Option<F
 ///
 /// # Errors
 /// [`Error::Corrupt`] if the chain breaks before such a place.
+#[cfg(test)]
 pub(crate) fn room(block: &[u8], need_bytes: usize) -> Result<Option<Room>> {
     let mut parted = None;
     for record in records(block) {
@@ -413,6 +414,7 @@ pub(crate) fn is_empty(block: &[u8], first_block: bool) -> Result<bool> {
 ///
 /// # Errors
 /// [`Error::Corrupt`] if the chain breaks.
+#[cfg(test)]
 pub(crate) fn pack(block: &[u8]) -> Result<Vec<u8>> {
     Ok(pack_of(all(block)?, block))
 }

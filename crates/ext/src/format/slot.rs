@@ -175,14 +175,14 @@ impl<'a> Slot<'a> {
 
     /// Sets one of the times, as exactly as the inode has room for.
     pub fn set_time(&mut self, which: Stamp, to: Time) {
-        let extra_at = match which {
+        let extra_at: usize = match which {
             Stamp::Changed => 0x84,
             Stamp::Modified => 0x88,
             Stamp::Accessed => 0x8C,
             Stamp::Created => 0x94,
         };
         let known = self.extra_end();
-        let fits = extra_at + 4 <= known;
+        let fits = extra_at.saturating_add(4) <= known;
         let (low, extra) = split_time(if fits { to } else { without_epoch(to) });
         match which {
             Stamp::Changed => drop(self.with(|raw| raw.i_ctime = low.into())),

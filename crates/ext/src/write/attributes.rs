@@ -219,9 +219,21 @@ impl Edit<'_> {
             (None, 0) => true,
             _ => false,
         };
-        if !same && placed.block.is_some() {
+        if !same && let Some(block) = &placed.block {
             let (uid, _) = self.read_slot(number, |it| it.owner())?;
-            self.need_blocks(1, self.is_privileged(uid))?;
+            match self.need_blocks(1, self.is_privileged(uid)) {
+                Ok(()) => {}
+                // On a full volume, what gets less may stay where it is.
+                Err(_) if self.gets_less(old, block)? => {
+                    self.change_slot(number, |it| {
+                        it.set_attributes(if placed.in_body { &placed.body } else { &[] });
+                    })?;
+                    return self.change(FsBlock(old.into()), Role::Attributes, |bytes| {
+                        bytes.copy_from_slice(block);
+                    });
+                }
+                Err(error) => return Err(error),
+            }
         }
         self.change_slot(number, |it| {
             it.set_attributes(if placed.in_body { &placed.body } else { &[] });
@@ -244,6 +256,16 @@ impl Edit<'_> {
             self.need_compatible(Compatible::EXT_ATTR)?;
         }
         Ok(())
+    }
+
+    /// Whether `new` holds fewer attributes than the block `old`, which is nobody else's.
+    fn gets_less(&self, old: u32, new: &[u8]) -> Result<bool> {
+        if old == 0 {
+            return Ok(false);
+        }
+        let bytes = self.block(FsBlock(old.into()))?;
+        let before = edit::read_block(&bytes)?.len();
+        Ok(le32(&bytes, 4) == Some(1) && edit::read_block(new)?.len() < before)
     }
 
     /// Gives the block of attributes up, or this inode's share of it.

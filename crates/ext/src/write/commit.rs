@@ -44,10 +44,10 @@ use super::groups::Wish;
 use super::map::Home;
 use super::overlay::{Buffer, Role, State};
 use crate::data::Data;
-use crate::format::{le32, put16, put32};
 use crate::format::features::{Compatible, ReadOnlyCompatible};
 use crate::format::inode::DIRECT;
 use crate::format::superblock::{OFFSET_BYTES, STATE_CLEAN};
+use crate::format::{le32, put16, put32};
 use crate::map::indirect::fan_out;
 use crate::units::{index, narrow};
 use crate::volume::Volume;
@@ -558,11 +558,9 @@ impl Edit<'_> {
         while at < count {
             let way = self.way(dir, at)?;
             let Some((home, pointer)) = way.last().copied() else { break };
-            if way.len() > 1 || at < DIRECT {
-                if own.contains(&pointer.into()) && self.is_names(pointer) {
-                    let new = self.shift(pointer, Role::Directory(dir.0))?;
-                    self.set_pointer(dir, home, new)?;
-                }
+            if own.contains(&pointer.into()) && self.is_names(pointer) {
+                let new = self.shift(pointer, Role::Directory(dir.0))?;
+                self.set_pointer(dir, home, new)?;
             }
             at += 1;
         }

@@ -96,11 +96,18 @@ impl Volume {
         let last = narrow(end.div_ceil(bytes));
         while at < last {
             let step = last.min(at + RESERVE_BLOCKS);
-            let got = self.edit_with_room(|edit| edit.reserve(number, at, step))?;
-            if got < step {
-                return Err(Error::NoSpace);
+            match self.edit_with_room(|edit| edit.reserve(number, at, step)) {
+                Ok(got) if got == step => at = step,
+                Ok(_) | Err(Error::NoSpace) => {
+                    // Behind the end of a file there are no blocks.
+                    self.edit(|edit| {
+                        let size = edit.file(number)?.size_bytes;
+                        edit.take_away(number, narrow(size.div_ceil(bytes)), u32::MAX)
+                    })?;
+                    return Err(Error::NoSpace);
+                }
+                Err(error) => return Err(error),
             }
-            at = step;
         }
         self.edit(|edit| {
             let inode = edit.file(number)?;

@@ -257,12 +257,14 @@ impl Groups {
         }
         // Nothing beyond the end is ever found.
         let past = |len: usize, count: u32| narrow((len as u64) * 8).saturating_sub(count);
-        let (all_blocks, all_inodes) = (past(blocks.len(), group.blocks), past(inodes.len(), group.inodes));
+        let (all_blocks, all_inodes) =
+            (past(blocks.len(), group.blocks), past(inodes.len(), group.inodes));
         mark(&mut blocks, group.blocks, all_blocks, true);
         mark(&mut inodes, group.inodes, all_inodes, true);
         group.search = Some(Search { blocks, inodes });
         if free != claimed {
-            let sum = |a: u64, new: u32, old: u32| (a + u64::from(new)).saturating_sub(u64::from(old));
+            let sum =
+                |a: u64, new: u32, old: u32| (a + u64::from(new)).saturating_sub(u64::from(old));
             self.free_blocks = sum(self.free_blocks, free[0], claimed[0]);
             self.free_inodes = sum(self.free_inodes, free[1], claimed[1]);
         }
@@ -378,7 +380,7 @@ impl Edit<'_> {
         if wish.want == 0 {
             return Err(Error::NoSpace);
         }
-        if let Some(found) = self.from_window(wish) {
+        if let Some(found) = self.take_from_window(wish) {
             return self.take_found(found);
         }
         if let Some(grows) = wish.grows {
@@ -403,7 +405,7 @@ impl Edit<'_> {
         Ok((start, count))
     }
 
-    fn from_window(&mut self, wish: Wish) -> Option<(u64, u32)> {
+    fn take_from_window(&mut self, wish: Wish) -> Option<(u64, u32)> {
         let window = self.w.groups.windows.get_mut(&wish.grows?)?;
         if window.next != wish.goal {
             return None;
@@ -422,7 +424,8 @@ impl Edit<'_> {
     fn open_window(&mut self, inode: u32, (start, count): (u64, u32)) {
         let groups = &mut self.w.groups;
         let before = groups.windows.get(&inode).map_or(0, |window| window.len);
-        let len = (before * 2).clamp(WINDOW_BLOCKS.0, WINDOW_BLOCKS.1).max(count.min(WINDOW_BLOCKS.1));
+        let len =
+            (before * 2).clamp(WINDOW_BLOCKS.0, WINDOW_BLOCKS.1).max(count.min(WINDOW_BLOCKS.1));
         let next = start + u64::from(count);
         let Some((group, at)) = groups.group_of(next) else { return };
         if groups.windows.len() >= MOST_WINDOWS {
@@ -533,7 +536,9 @@ impl Edit<'_> {
                 used
             })?;
             if !used {
-                return Err(Error::corrupt("block bitmap: a used block is free").in_block(FsBlock(start)));
+                return Err(
+                    Error::corrupt("block bitmap: a used block is free").in_block(FsBlock(start))
+                );
             }
             self.freeze(bitmap_at, start, at, now);
             start += u64::from(now);
@@ -611,7 +616,9 @@ impl Edit<'_> {
         let order = hops.chain(0..groups).map(|hop| (first + hop) % groups);
         for number in order {
             let Some(group) = self.w.groups.get(number) else { continue };
-            if group.free_inodes == 0 || (kind == Kind::File && group.free_blocks == 0 && number != first) {
+            if group.free_inodes == 0
+                || (kind == Kind::File && group.free_blocks == 0 && number != first)
+            {
                 continue;
             }
             self.w.groups.prepare(number, &self.volume.store, &self.volume.super_)?;
@@ -681,8 +688,8 @@ impl Edit<'_> {
         let all = &self.w.groups;
         let mean_inodes = narrow(all.free_inodes / count);
         let mean_blocks = narrow(all.free_blocks / count);
-        let top = parent == InodeNumber::ROOT
-            || self.volume.node(parent)?.flags & flags::TOP_DIR != 0;
+        let top =
+            parent == InodeNumber::ROOT || self.volume.node(parent)?.flags & flags::TOP_DIR != 0;
         let order = |start: u32| (0..groups).map(move |step| (start + step) % groups);
         let room = |group: &Group, inodes: u32, blocks: u32| {
             group.free_inodes > 0 && group.free_inodes >= inodes && group.free_blocks >= blocks

@@ -67,11 +67,9 @@ impl Edit<'_> {
     pub(super) fn set_pointer(&mut self, inode: InodeNumber, home: Home, to: u32) -> Result<()> {
         match home {
             Home::Inode(slot) => self.change_slot(inode, |it| it.set_pointer(slot, to)),
-            Home::Block(block, nth) => {
-                self.change(block, Role::Map(inode.0), |bytes| {
-                    put32(bytes, index(nth) * 4, to);
-                })
-            }
+            Home::Block(block, nth) => self.change(block, Role::Map(inode.0), |bytes| {
+                put32(bytes, index(nth) * 4, to);
+            }),
         }
     }
 
@@ -219,7 +217,9 @@ impl Edit<'_> {
                 let blocks = narrow(follow as u64);
                 let last = FsBlock(u64::from(pointer) + u64::from(blocks) - 1);
                 if !self.volume.super_.holds(last) {
-                    return Err(Error::corrupt("block map: pointer").in_block(last).of_inode(inode));
+                    return Err(Error::corrupt("block map: pointer")
+                        .in_block(last)
+                        .of_inode(inode));
                 }
                 all.push(Got { from: at + nth, blocks, at: FsBlock(pointer.into()), fresh: false });
                 *goal = u64::from(pointer) + u64::from(blocks);

@@ -1,18 +1,15 @@
 //! A volume taken into use for writing.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "counts mounts and inodes of a group"
-)]
+#![allow(clippy::arithmetic_side_effects, reason = "counts mounts and inodes of a group")]
 
 use std::sync::Arc;
 
 use draconis_device::Disk;
 use parking_lot::RwLock;
 
+use super::Writing;
 use super::edit::{Edit, Writer};
 use super::groups::Groups;
-use super::Writing;
 use crate::format::superblock::STATE_CLEAN;
 use crate::format::{le16, put16, put32};
 use crate::volume::{Options, Volume};

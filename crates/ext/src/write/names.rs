@@ -281,7 +281,9 @@ impl Edit<'_> {
         let count = self.volume.directory_blocks(&node);
         let indexed = self.volume.super_.compatible.contains(Compatible::DIR_INDEX);
         let len = units::index(self.volume.super_.block_bytes.into());
-        if indexed && count == 1 && !self.volume.has_tree(&node)
+        if indexed
+            && count == 1
+            && !self.volume.has_tree(&node)
             && let Some((first, bytes)) = self.names_in(&node, 0)?
             && let Ok((root, leaf)) =
                 index::make_indexed(&bytes, self.volume.super_.default_hash(), 1)
@@ -364,9 +366,7 @@ impl Edit<'_> {
     /// Takes a name out.
     pub(super) fn take_out(&mut self, dir: InodeNumber, spot: Spot) -> Result<()> {
         self.note_names(dir, false);
-        self.change(spot.block, Role::Directory(dir.0), |bytes| {
-            edit::remove(bytes, &spot.found)
-        })?
+        self.change(spot.block, Role::Directory(dir.0), |bytes| edit::remove(bytes, &spot.found))?
     }
 
     /// Lets a name lead to another inode.

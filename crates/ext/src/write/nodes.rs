@@ -46,13 +46,15 @@ impl Edit<'_> {
 
     fn one_more_directory(&self, dir: &Inode) -> Result<()> {
         let links = dir.links();
-        let uncounted = self.volume.super_.read_only_compatible.contains(ReadOnlyCompatible::DIR_NLINK);
+        let uncounted =
+            self.volume.super_.read_only_compatible.contains(ReadOnlyCompatible::DIR_NLINK);
         if links >= MOST_LINKS && !uncounted { Err(Error::LinkLimit) } else { Ok(()) }
     }
 
     /// Counts a subdirectory more or less; 1 means "many" with `dir_nlink`.
     fn count_subdirectory(&mut self, dir: InodeNumber, more: bool) -> Result<()> {
-        let uncounted = self.volume.super_.read_only_compatible.contains(ReadOnlyCompatible::DIR_NLINK);
+        let uncounted =
+            self.volume.super_.read_only_compatible.contains(ReadOnlyCompatible::DIR_NLINK);
         self.change_slot(dir, |it| {
             let links = it.links();
             let next = match (links, more) {
@@ -217,12 +219,22 @@ impl Edit<'_> {
             }
             Err(other) => return Err(other),
         }
-        if self.w.batch.linked.contains(&inode.0) {
+        let spot = if self.w.batch.linked.contains(&inode.0) {
             self.apart()?;
-        }
+            self.spot(dir, name)?
+        } else {
+            spot
+        };
         self.take_out(dir, spot)?;
         self.stamp_directory(dir)?;
         self.lose_name(dir, inode)
+    }
+
+    /// Where a name is that was there before the batch was ended: blocks move then.
+    fn spot(&self, dir: InodeNumber, name: &[u8]) -> Result<Spot> {
+        let node = self.directory(dir)?;
+        let lost = Error::corrupt("directory: a name is gone").of_inode(dir);
+        self.seek(&node, name)?.map_err(|_| lost)
     }
 
     /// Counts one name less, and buries an inode that has none and no users.
@@ -277,9 +289,12 @@ impl Edit<'_> {
         if !self.is_empty(&node)? {
             return Err(Error::NotEmpty);
         }
-        if self.w.batch.left.contains(&inode.0) {
+        let spot = if self.w.batch.left.contains(&inode.0) {
             self.apart()?;
-        }
+            self.spot(dir, name)?
+        } else {
+            spot
+        };
         self.take_out(dir, spot)?;
         self.lose_directory(dir, inode)?;
         self.stamp_directory(dir)
@@ -335,6 +350,9 @@ impl Edit<'_> {
                     self.need_blocks(needs, self.is_privileged(target.owner().0))?;
                 }
                 self.order_move(from_dir, to_dir, moved)?;
+                let Err(place) = self.seek(&*self.directory(to_dir)?, to)? else {
+                    return Err(Error::Exists);
+                };
                 self.put_in(to_dir, place, to, moved, node.kind)?;
                 self.finish_move(from_dir, from, to_dir, (moved, is_dir))
             }
@@ -373,10 +391,7 @@ impl Edit<'_> {
         (moved, is_dir): (InodeNumber, bool),
     ) -> Result<()> {
         // The new name may have moved the old one.
-        let source = self.directory(from_dir)?;
-        let Ok(spot) = self.seek(&source, from)? else {
-            return Err(Error::corrupt("directory: a name is gone").of_inode(from_dir));
-        };
+        let spot = self.spot(from_dir, from)?;
         self.take_out(from_dir, spot)?;
         if is_dir && from_dir != to_dir {
             self.set_parent(moved, to_dir)?;
@@ -437,14 +452,13 @@ impl Edit<'_> {
             self.apart()?;
         }
         self.order_move(from_dir, to_dir, moved)?;
-        let lost = Error::corrupt("directory: a name is gone");
-        let Ok(there) = self.seek(&*self.directory(to_dir)?, to)? else { return Err(lost) };
+        let there = self.spot(to_dir, to)?;
         if durable_victim && from_dir == to_dir {
-            let Ok(here) = self.seek(&*self.directory(from_dir)?, from)? else { return Err(lost) };
+            let here = self.spot(from_dir, from)?;
             self.point_elsewhere(to_dir, there, moved, node.kind)?;
             self.point_elsewhere(from_dir, here, victim.number, victim.kind)?;
             self.apart()?;
-            let Ok(here) = self.seek(&*self.directory(from_dir)?, from)? else { return Err(lost) };
+            let here = self.spot(from_dir, from)?;
             self.take_out(from_dir, here)?;
             self.stamp(moved, &[Stamp::Changed])?;
             self.stamp_directory(from_dir)?;
@@ -467,16 +481,8 @@ impl Edit<'_> {
         to: &[u8],
     ) -> Result<()> {
         self.changeable(to_dir, true)?;
-        let lost = Error::corrupt("directory: a name is gone");
-        let spots = |edit: &Self| -> Result<(Spot, Spot)> {
-            let Ok(here) = edit.seek(&*edit.directory(from_dir)?, from)? else {
-                return Err(lost.clone());
-            };
-            let Ok(there) = edit.seek(&*edit.directory(to_dir)?, to)? else {
-                return Err(lost.clone());
-            };
-            Ok((here, there))
-        };
+        let spots =
+            |edit: &Self| Ok::<_, Error>((edit.spot(from_dir, from)?, edit.spot(to_dir, to)?));
         let (here, there) = spots(self)?;
         let (one, two) = (self.node(here.found.inode)?, self.node(there.found.inode)?);
         if two.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {
@@ -535,4 +541,3 @@ impl Edit<'_> {
         Ok(())
     }
 }
-
