@@ -46,8 +46,8 @@ pub(super) struct Spot {
 pub(super) enum Place {
     /// Into this block.
     Room(FsBlock, Room),
-    /// Into this block of a directory whose tree makes no sense: it must be a list first.
-    Listed(FsBlock, Room),
+    /// Into a block of a directory whose tree makes no sense: it must be a list first.
+    Listed,
     /// Into a new block behind the others.
     Behind,
     /// Into a leaf of the tree that must be split first.
@@ -79,7 +79,7 @@ impl Place {
     /// Blocks that it may take.
     pub(super) const fn needs(&self) -> u64 {
         match self {
-            Self::Room(..) | Self::Listed(..) => 0,
+            Self::Room(..) | Self::Listed => 0,
             Self::Behind | Self::Leaf(_) => NAME_BLOCKS,
         }
     }
@@ -132,9 +132,7 @@ impl Edit<'_> {
                 Sought::Room(room) if !tree => {
                     place.get_or_insert(Place::Room(block, room));
                 }
-                Sought::Room(room) if nth > 0 => {
-                    place.get_or_insert(Place::Listed(block, room));
-                }
+                Sought::Room(_) if nth > 0 => drop(place.get_or_insert(Place::Listed)),
                 Sought::Room(_) | Sought::Full => {}
             }
         }
@@ -268,7 +266,7 @@ impl Edit<'_> {
                         edit::insert(bytes, &room, inode, kind, name, kinds)
                     })?;
                 }
-                Place::Listed(..) => self.forget_tree(dir)?,
+                Place::Listed => self.forget_tree(dir)?,
                 Place::Behind => self.lengthen(dir)?,
                 Place::Leaf(descent) => self.split(dir, &descent)?,
             }
