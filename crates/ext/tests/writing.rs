@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use common::compare::{self, Beside};
 use common::{Image, Random, run};
 use draconis_device::{Disk, MemoryDisk};
 use draconis_exchange::contract::{AttributeChange, Kind, Time};
@@ -416,6 +417,39 @@ fn step(volume: &Volume, model: &mut Model) -> String {
     shown
 }
 
+/// The kernel sees what we see, and can go on.
+fn beside_the_kernel(bytes: &[u8]) {
+    let image = Image::of(bytes);
+    {
+        let Some(mount) = image.mount() else { return };
+        compare::tree(&image.open(), InodeNumber::ROOT, mount.path(), Beside::Mount);
+    }
+    let Some(mount) = image.mount_writable() else { return };
+    let dir = mount.path().join("by the kernel");
+    std::fs::create_dir(&dir).unwrap();
+    for nth in 0..200 {
+        std::fs::write(dir.join(format!("file {nth}")), vec![nth as u8; nth * 10]).unwrap();
+    }
+    drop(mount);
+    let disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
+    let volume = open(&disk);
+    let dir = volume.lookup(volume.root(), b"by the kernel").unwrap();
+    for nth in 0..200 {
+        let name = format!("file {nth}");
+        if nth % 2 == 0 {
+            volume.unlink(dir, name.as_bytes()).unwrap();
+        } else {
+            let to = format!("moved {nth}");
+            let how = Renaming::NoReplace;
+            volume.rename(dir, name.as_bytes(), volume.root(), to.as_bytes(), how).unwrap();
+        }
+    }
+    volume.remove_directory(volume.root(), b"by the kernel").unwrap();
+    volume.close().unwrap();
+    drop(volume);
+    judge(disk, "after the kernel");
+}
+
 fn storm(arguments: &[&str], size: &str, seed: u64, steps: u32) {
     let Some(image) = Image::make(None, size, arguments) else { return };
     let mut disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
@@ -437,6 +471,9 @@ fn storm(arguments: &[&str], size: &str, seed: u64, steps: u32) {
         volume.close().unwrap();
         drop(volume);
         let bytes = judge(disk, &format!("{arguments:?} seed {seed} round {round}"));
+        if round == 3 && bytes.len() > 4 << 20 {
+            beside_the_kernel(&bytes);
+        }
         disk = Arc::new(MemoryDisk::new(bytes, 512));
         let plain = Volume::open(disk.clone() as Arc<dyn Disk>, Options::default()).unwrap();
         same(&plain, &model, 0, &mut BTreeMap::new());

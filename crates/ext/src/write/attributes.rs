@@ -70,7 +70,10 @@ impl Edit<'_> {
                     None => {}
                 }
             }
-            it.set_time(Stamp::Changed, now);
+            match change.changed {
+                Some(SetTime::To(time)) => it.set_time(Stamp::Changed, time),
+                Some(SetTime::Now) | None => it.set_time(Stamp::Changed, now),
+            }
         })
     }
 
