@@ -4,7 +4,7 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 DESTDIR ?=
 
-.PHONY: all demo test long lint loom bench bench-channel install fuzz fuzz-images clean
+.PHONY: all demo test long lint loom crash bench bench-channel install fuzz fuzz-images clean
 
 all:
 	$(CARGO) build --release --locked
@@ -41,6 +41,11 @@ bench:
 	$(CARGO) build --release --locked --workspace
 	target/release/draconis-lab mount
 	target/release/draconis-lab change
+
+# Power cuts at every point of real workloads: make crash STATES=100000
+crash:
+	$(CARGO) build --release --locked -p draconis-lab
+	target/release/draconis-lab crash --states $(or $(STATES),100000)
 
 # What a call over a channel costs, beside a Unix socket and a pipe.
 bench-channel:

@@ -72,7 +72,7 @@ pub enum Cut {
 #[derive(Debug)]
 pub struct Crash {
     /// The state, as a disk that can be read and written; what is written stays here.
-    pub disk: CrashDisk,
+    pub disk: Arc<CrashDisk>,
     /// All tickets up to here are in it whole.
     pub durable: Ticket,
     /// No group behind this one is in it.
@@ -197,7 +197,7 @@ impl Iterator for Crashes {
                 continue;
             }
             return Some(Crash {
-                disk: CrashDisk::new(self.image.clone(), sectors),
+                disk: Arc::new(CrashDisk::new(self.image.clone(), sectors)),
                 durable: Ticket(epoch.durable),
                 written: Ticket(epoch.written),
                 cut: match plan {

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use draconis_device::{
-    Atomic, Disk, Error, Extent, FaultDisk, FileDisk, FileOptions, Group, MemoryDisk, RecordDisk,
-    RemoteDisk, Ticket, Urgency, View, Write, serve,
+    Atomic, Disk, Error, Extent, FaultDisk, FileDisk, FileOptions, Group, MemoryDisk, Pending,
+    Properties, ReadAnswer, RecordDisk, Refused, RemoteDisk, Ticket, Urgency, View, Write, serve,
 };
 use draconis_exchange::channel::process::{self, Plan, Session};
 use draconis_exchange::channel::{self, Client, Server};
@@ -465,6 +465,61 @@ fn errors_of_the_disk_come_through() {
         assert_eq!(read(&remote, 1024, 512)[0], 2);
         drop(remote);
         assert_eq!(served.join().unwrap(), Ok(()));
+    });
+}
+
+/// A disk whose flushes take until somebody opens the gate.
+struct Gated(MemoryDisk, std::sync::Mutex<bool>, std::sync::Condvar);
+
+impl Disk for Gated {
+    fn properties(&self) -> Properties {
+        self.0.properties()
+    }
+    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
+        self.0.read(at, into, urgency)
+    }
+    fn submit_chain(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        self.0.submit_chain(chain, after)
+    }
+    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+        self.0.settle(ticket)
+    }
+    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+        let open = self.2.wait_while(self.1.lock().unwrap(), |open| !*open).unwrap();
+        drop(open);
+        self.0.wait(ticket)
+    }
+}
+
+#[test]
+fn whoever_waits_for_a_flush_is_in_nobodys_way() {
+    let disk = Gated(MemoryDisk::new(contents(), 512), false.into(), Default::default());
+    let (clients, servers) = (0..LANES).map(|_| channel::pair::<disk::Disk>()).unzip();
+    std::thread::scope(|outer| {
+        outer.spawn(|| serve(&disk, servers, PATIENCE));
+        let remote = RemoteDisk::new(clients, None, PATIENCE).unwrap();
+        let first = remote.submit(group(&[(0, 512, 1)]), &[]).unwrap();
+        std::thread::scope(|scope| {
+            let waiters: Vec<_> =
+                (0..2 * LANES).map(|_| scope.spawn(|| remote.wait(first))).collect();
+            for round in 0..20 {
+                remote.submit(group(&[(512, 512, round)]), &[first]).unwrap();
+                assert_eq!(read(&remote, 512, 512)[0], round);
+                let at = Extent::new(512, 512);
+                let ahead = remote.read(at, Block::private(512), Urgency::Ahead).wait().unwrap();
+                assert_eq!(ahead.unwrap().into_private()[0], round);
+            }
+            assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
+            *disk.1.lock().unwrap() = true;
+            disk.2.notify_all();
+            for waiter in waiters {
+                assert_eq!(waiter.join().unwrap(), Ok(()));
+            }
+        });
     });
 }
 

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod change;
+mod crash;
 mod machine;
 mod memory;
 mod mount;
@@ -42,6 +43,8 @@ enum Experiment {
     },
     /// Making volumes: mke2fs -d and draconis format --from.
     Tools(ToolsArguments),
+    /// Power cuts: every state that workloads can leave, judged.
+    Crash(crash::CrashArguments),
 }
 
 /// What `change` measures, and with what.
@@ -125,5 +128,6 @@ fn main() -> anyhow::Result<()> {
         Experiment::Change(arguments) => change::run(&arguments),
         Experiment::Memory { write_back, at } => change::serve_memory(&at, write_back),
         Experiment::Tools(arguments) => tools::run(&arguments),
+        Experiment::Crash(arguments) => crash::run(&arguments),
     }
 }

@@ -193,7 +193,6 @@ impl Edit<'_> {
         }
         self.forget_contents(number, offset.min(size), taken);
         self.stamp(number, &[Stamp::Modified, Stamp::Changed])?;
-        self.keep_bounds()?;
         Ok(index(taken - offset))
     }
 
@@ -368,7 +367,6 @@ impl Edit<'_> {
             all => all?,
         };
         self.zero_fresh(&all);
-        self.keep_bounds()?;
         let bytes = self.block_bytes();
         self.forget_contents(number, u64::from(from) * bytes, u64::from(end) * bytes);
         Ok(all.last().map_or(from, |got| got.from + got.blocks))

@@ -191,7 +191,11 @@ impl Volume {
         }
         writer.touched = false;
         let now = (writer.clock)();
-        let done = change(&mut Edit { volume: self, w: &mut writer, now });
+        let mut edit = Edit { volume: self, w: &mut writer, now };
+        let done = change(&mut edit);
+        if done.is_ok() {
+            edit.keep_bounds()?;
+        }
         if let Err(error) = &done
             && writer.touched
         {

@@ -97,18 +97,15 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// On a volume that was not unmounted properly: counts what is free, and frees inodes
-    /// that are marked as used but that no name leads to.
+    /// On a volume that was not unmounted properly: counts what is free, and frees what was
+    /// unlinked but still open. Other inodes that are marked as used and dead stay so until
+    /// `e2fsck` comes: names may lead to them, and must not lead to somebody else one day.
     fn recount(&mut self) -> Result<()> {
         let used = self.used_inodes()?;
         for inode in used {
-            let (links, mode) = self.read_slot(inode, |it| (it.links(), it.mode()))?;
-            if links != 0 {
-                continue;
-            }
-            if mode & 0o170_000 == 0 || self.read_slot(inode, |it| it.deleted())? != 0 {
-                self.free_inode(inode, draconis_exchange::contract::Kind::File)?;
-            } else {
+            let orphan =
+                self.read_slot(inode, |it| it.links() == 0 && it.mode() != 0 && it.deleted() == 0)?;
+            if orphan {
                 self.bury(inode)?;
             }
         }

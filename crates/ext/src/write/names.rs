@@ -46,6 +46,8 @@ pub(super) struct Spot {
 pub(super) enum Place {
     /// Into this block.
     Room(FsBlock, Room),
+    /// Into a block of a directory whose tree makes no sense: it must be a list first.
+    Listed,
     /// Into a new block behind the others.
     Behind,
     /// Into a leaf of the tree that must be split first.
@@ -77,7 +79,7 @@ impl Place {
     /// Blocks that it may take.
     pub(super) const fn needs(&self) -> u64 {
         match self {
-            Self::Room(..) => 0,
+            Self::Room(..) | Self::Listed => 0,
             Self::Behind | Self::Leaf(_) => NAME_BLOCKS,
         }
     }
@@ -118,6 +120,7 @@ impl Edit<'_> {
 
     fn seek_in_list(&self, dir: &Inode, name: &[u8]) -> Result<Sighted> {
         let count = self.volume.directory_blocks(dir);
+        let tree = self.volume.has_tree(dir);
         let hint = self.w.hints.get(&dir.number.0).copied().unwrap_or(0).min(count);
         let mut place = None;
         for nth in (hint..count).chain(0..hint) {
@@ -126,9 +129,10 @@ impl Edit<'_> {
             match sought.map_err(|error| error.in_block(block).of_inode(dir.number))? {
                 Sought::Found(found) => return Ok(Ok(Spot { block, found })),
                 // In the root of a tree there is room that belongs to the index.
-                Sought::Room(room) if !(nth == 0 && self.volume.has_tree(dir)) => {
+                Sought::Room(room) if !tree => {
                     place.get_or_insert(Place::Room(block, room));
                 }
+                Sought::Room(_) if nth > 0 => drop(place.get_or_insert(Place::Listed)),
                 Sought::Room(_) | Sought::Full => {}
             }
         }
@@ -262,6 +266,7 @@ impl Edit<'_> {
                         edit::insert(bytes, &room, inode, kind, name, kinds)
                     })?;
                 }
+                Place::Listed => self.forget_tree(dir)?,
                 Place::Behind => self.lengthen(dir)?,
                 Place::Leaf(descent) => self.split(dir, &descent)?,
             }
@@ -295,12 +300,16 @@ impl Edit<'_> {
         }
         // What was a tree and made no sense is none any more.
         if node.flags & flags::INDEX != 0 {
-            self.change_slot(dir, |it| it.set_flags(it.flags() & !flags::INDEX))?;
+            self.forget_tree(dir)?;
         }
         let (nth, block) = self.append_block(dir)?;
         self.put_fresh(block, Role::Directory(dir.0), edit::empty(len));
         self.w.hints.insert(dir.0, nth);
         Ok(())
+    }
+
+    fn forget_tree(&mut self, dir: InodeNumber) -> Result<()> {
+        self.change_slot(dir, |it| it.set_flags(it.flags() & !flags::INDEX))
     }
 
     /// One more block behind the others of a directory.

@@ -1,0 +1,331 @@
+//! Power cuts: what real workloads leave of a volume, state by state, and its judges.
+//!
+//! ```text
+//!   workload ── Volume ── recorder ── memory        marks: what was acknowledged
+//!                            │ log
+//!   states that a power cut can leave ──▶ our check: nothing that e2fsck -p asks about
+//!                                    ├──▶ open, and what was acknowledged is there
+//!                                    └──▶ every so often: e2fsck -fp, and once more on
+//!                                         what it made of the volume; mount and unmount
+//! ```
+//!
+//! Law 1: free blocks of the first image hold something old, so that a file that shows
+//! what is not its own is found out.
+//! Law 2: a seed makes a run; a state is named by workload, seed and number.
+
+mod judge;
+mod workloads;
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use draconis_device::{Crash, CrashOptions, Crashes, Event, MemoryDisk, RecordDisk};
+use draconis_exchange::contract::Time;
+use draconis_ext::mkfs::{self, Contents, Node, Target, Tree, What};
+use draconis_ext::{AccessTimes, Options, Volume, Writing};
+
+use judge::{Judge, Violation};
+use workloads::{Random, Workload};
+
+/// What is cut, and how often.
+#[derive(Debug, clap::Args)]
+pub struct CrashArguments {
+    /// States to try in all.
+    #[arg(long, default_value_t = 100_000)]
+    states: u64,
+    /// The first seed; every run of a workload takes the next one.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Steps of each run.
+    #[arg(long, default_value_t = 150)]
+    steps: u64,
+    /// Subsets of every epoch, beside its prefixes.
+    #[arg(long, default_value_t = 16)]
+    subsets: u32,
+    /// Every so many states, e2fsck judges too; 0 for never.
+    #[arg(long, default_value_t = 200)]
+    e2fsck_every: u64,
+    /// Make a file on those states, without e2fsck before: stricter than what an unclean
+    /// volume promises.
+    #[arg(long)]
+    go_on: bool,
+    /// Only the workloads whose name holds this.
+    #[arg(long)]
+    only: Option<String>,
+    /// Keep the image of the first state of each run that breaks a promise here.
+    #[arg(long)]
+    keep: Option<PathBuf>,
+}
+
+/// What a volume is like that is cut.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    block_bytes: u32,
+    len_bytes: u64,
+}
+
+const SHAPES: [Shape; 3] = [
+    Shape { block_bytes: 1024, len_bytes: 4 << 20 },
+    Shape { block_bytes: 4096, len_bytes: 8 << 20 },
+    Shape { block_bytes: 2048, len_bytes: 6 << 20 },
+];
+
+/// Some that run full, too.
+const TINY: [Shape; 4] = [
+    Shape { block_bytes: 1024, len_bytes: 400 << 10 },
+    SHAPES[0],
+    SHAPES[1],
+    Shape { block_bytes: 2048, len_bytes: 700 << 10 },
+];
+
+/// How a run went.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    states: u64,
+    violations: u64,
+    by_e2fsck: u64,
+}
+
+/// Cuts power until enough states were tried; an error if any broke a promise.
+pub fn run(arguments: &CrashArguments) -> anyhow::Result<()> {
+    let began = Instant::now();
+    let mut all = Tally::default();
+    let mut seed = arguments.seed;
+    while all.states < arguments.states {
+        for make in workloads::ALL {
+            let workload = make(seed, arguments.steps);
+            if !arguments.only.as_ref().is_none_or(|only| workload.name().contains(only)) {
+                continue;
+            }
+            let shapes = if workload.may_fill() { &TINY[..] } else { &SHAPES[..] };
+            let shape = shapes[(seed % shapes.len() as u64) as usize];
+            let before = Instant::now();
+            let tally = cut(&*workload, shape, seed, arguments)?;
+            print_line(workload.name(), &format!("seed {seed}"), tally, before.elapsed());
+            all.states += tally.states;
+            all.violations += tally.violations;
+            all.by_e2fsck += tally.by_e2fsck;
+        }
+        if all.states == 0 {
+            bail!("no workload of that name, or none that writes");
+        }
+        seed += 1;
+    }
+    print_line("all", &format!("{} runs", seed - arguments.seed), all, began.elapsed());
+    if all.violations > 0 {
+        bail!("{} states broke a promise", all.violations);
+    }
+    Ok(())
+}
+
+fn print_line(name: &str, of: &str, tally: Tally, time: Duration) {
+    let Tally { states, violations, by_e2fsck } = tally;
+    let rate = states as f64 / time.as_secs_f64().max(1e-9);
+    println!(
+        "{name:10} {of:8} {states:>8} states {rate:>7.0}/s, {by_e2fsck:>5} by e2fsck, \
+         {violations:>4} violations"
+    );
+}
+
+/// Runs a workload once and judges every state that a power cut can leave of it.
+fn cut(
+    workload: &dyn Workload,
+    shape: Shape,
+    seed: u64,
+    arguments: &CrashArguments,
+) -> anyhow::Result<Tally> {
+    let Run { image, events, failed } = record(workload, shape, seed)?;
+    let mut tally =
+        judge_all(workload, seed, Crashes::new(image, events, arguments.options(seed)), arguments)?;
+    if let Some(error) = failed {
+        println!("{} seed {seed} stopped: {error:#}", workload.name());
+        tally.violations += 1;
+    }
+    Ok(tally)
+}
+
+/// What a workload did.
+struct Run {
+    /// The volume before.
+    image: Vec<u8>,
+    events: Vec<Event>,
+    /// Why it ended early.
+    failed: Option<anyhow::Error>,
+}
+
+/// Runs a workload on a fresh volume.
+fn record(workload: &dyn Workload, shape: Shape, seed: u64) -> anyhow::Result<Run> {
+    let image = image(shape, seed)?;
+    let disk = Arc::new(RecordDisk::new(MemoryDisk::new(image.clone(), 512)));
+    let volume = Volume::open_for_writing(disk.clone(), small(), writing())?;
+    let ran = workload.run(&volume, &disk, &mut Random::new(seed));
+    let closed = volume.close().map_err(anyhow::Error::from);
+    Ok(Run { image, events: disk.take(), failed: ran.and(closed).err() })
+}
+
+/// Judges states in all threads there are.
+fn judge_all(
+    workload: &dyn Workload,
+    seed: u64,
+    crashes: Crashes,
+    arguments: &CrashArguments,
+) -> anyhow::Result<Tally> {
+    let crashes = Mutex::new(crashes.zip(1..));
+    let judge = Judge::new(workload, arguments.go_on)?;
+    let total = Mutex::new(Tally::default());
+    let one = || -> anyhow::Result<()> {
+        let lock = || total.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let next = crashes.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some((crash, number)) = next else { return Ok(()) };
+            let sampled = arguments.e2fsck_every > 0 && number % arguments.e2fsck_every == 0;
+            let broken = judge.judge(&crash, sampled)?;
+            let mut total = lock();
+            total.states += 1;
+            total.by_e2fsck += u64::from(sampled);
+            total.violations += u64::from(!broken.is_empty());
+            let is_first = total.violations == 1;
+            drop(total);
+            if is_first {
+                broken
+                    .iter()
+                    .try_for_each(|it| tell(workload, seed, number, &crash, it, arguments))?;
+            }
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    std::thread::scope(|scope| {
+        let judges: Vec<_> = (0..threads).map(|_| scope.spawn(one)).collect();
+        judges.into_iter().try_for_each(|judge| match judge.join() {
+            Ok(done) => done,
+            Err(panic) => std::panic::resume_unwind(panic),
+        })
+    })?;
+    Ok(total.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+impl CrashArguments {
+    fn options(&self, seed: u64) -> CrashOptions {
+        CrashOptions { seed, subsets: self.subsets, ..CrashOptions::default() }
+    }
+}
+
+/// Says what is wrong with the first bad state of a run, and keeps it where asked.
+fn tell(
+    workload: &dyn Workload,
+    seed: u64,
+    number: u64,
+    crash: &Crash,
+    violation: &Violation,
+    arguments: &CrashArguments,
+) -> anyhow::Result<()> {
+    let name = workload.name();
+    let Crash { durable, written, cut, .. } = crash;
+    println!(
+        "{name} seed {seed} state {number} ({cut:?}, durable {}, written {}): {violation}",
+        durable.0, written.0
+    );
+    if let Some(dir) = &arguments.keep {
+        let path = dir.join(format!("{name}-{seed}-{number}.img"));
+        std::fs::write(&path, crash.disk.to_bytes()).with_context(|| path.display().to_string())?;
+    }
+    Ok(())
+}
+
+/// A fresh volume whose free blocks hold something old.
+fn image(shape: Shape, seed: u64) -> anyhow::Result<Vec<u8>> {
+    struct Nothing;
+    impl Contents for Nothing {
+        fn read(&self, _: u64, _: u64, _: &mut [u8]) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let options = mkfs::Options {
+        block_bytes: Some(shape.block_bytes),
+        uuid: [7; 16],
+        hash_seed: seed.to_le_bytes().repeat(2).try_into().unwrap_or_default(),
+        time: 1_600_000_000,
+        ..mkfs::Options::default()
+    };
+    let len = usize::try_from(shape.len_bytes)?;
+    let disk = MemoryDisk::new(vec![0xEE; len], 512);
+    let mut tree = Tree::new(Node::new(What::Directory, 0o755));
+    let plan = mkfs::sized(&options, &mut tree, shape.len_bytes)?;
+    mkfs::write(&plan, &Nothing, &Target { disk: &disk, zeroed: false, progress: &|_| {} })?;
+    drop(plan);
+    Ok(disk.into_bytes())
+}
+
+/// Caches that are made and dropped quickly.
+fn small() -> Options {
+    Options {
+        inode_cache: 256,
+        block_map_cache: 64,
+        data_cache_bytes: 1 << 20,
+        read_ahead_bytes: 0,
+        ..Options::default()
+    }
+}
+
+fn writing() -> Writing {
+    let seconds = AtomicU64::new(1_700_000_000);
+    let clock = move || Time {
+        seconds: seconds.fetch_add(1, Ordering::Relaxed).try_into().unwrap_or(i64::MAX),
+        nanoseconds: 1,
+    };
+    Writing { clock: Arc::new(clock), dirty_bytes: 1 << 20, atime: AccessTimes::Never }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn few() -> CrashArguments {
+        CrashArguments {
+            states: 1,
+            seed: 3,
+            steps: 40,
+            subsets: 8,
+            e2fsck_every: 100,
+            go_on: false,
+            only: None,
+            keep: None,
+        }
+    }
+
+    /// The short form: some hundred states of every workload.
+    #[test]
+    fn no_state_breaks_a_promise() {
+        run(&few()).unwrap();
+    }
+
+    /// Every judge finds what a writer does wrong that it is there for.
+    #[test]
+    fn a_writer_without_order_or_flush_is_found_out() {
+        let judged = |make: &workloads::Make, spoil: fn(&mut Vec<Event>)| {
+            let workload = make(1, 40);
+            let Run { image, mut events, .. } = record(&*workload, SHAPES[0], 1).unwrap();
+            spoil(&mut events);
+            let crashes = Crashes::new(image, events, few().options(1));
+            judge_all(&*workload, 1, crashes, &few()).unwrap().violations
+        };
+        let unordered = |events: &mut Vec<Event>| {
+            for event in events {
+                if let Event::Group { after, .. } = event {
+                    after.clear();
+                }
+            }
+        };
+        // What is acknowledged before it is durable.
+        let hasty = |events: &mut Vec<Event>| events.retain(|it| !matches!(it, Event::Durable(_)));
+        for make in workloads::ALL {
+            assert!(judged(make, unordered) > 0, "{} without order", make(1, 1).name());
+        }
+        for make in &workloads::ALL[..4] {
+            assert!(judged(make, hasty) > 0, "{} without waiting", make(1, 1).name());
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Anything, in any order. What was acknowledged is not followed here - only that every
+//! file shows what is its own.
+
+use draconis_exchange::contract::{AttributeChange, Kind};
+use draconis_ext::{InodeNumber, Renaming, Reserve, Volume, XattrSet};
+
+use super::{Random, Record, Workload, cell, cells, contents, create, walk, write};
+
+pub(super) struct Anything {
+    steps: u64,
+}
+
+impl Anything {
+    pub(super) fn new(steps: u64) -> Self {
+        Self { steps }
+    }
+}
+
+/// Names that are there: directory, name, what it is.
+type Names = Vec<(InodeNumber, String, Node)>;
+
+#[derive(Clone, Copy)]
+struct Node {
+    inode: InodeNumber,
+    owner: u32,
+    is_directory: bool,
+}
+
+impl Workload for Anything {
+    fn name(&self) -> &'static str {
+        "anything"
+    }
+
+    fn may_fill(&self) -> bool {
+        true
+    }
+
+    fn run(&self, volume: &Volume, _: &Record, dice: &mut Random) -> anyhow::Result<()> {
+        let mut names: Names = vec![];
+        for step in 0..self.steps * 2 {
+            // Space may run out, a directory may be full of names: that changes nothing.
+            if let Err(error) = change(volume, step, dice, &mut names)
+                && error.downcast_ref::<draconis_ext::Error>().is_none()
+            {
+                return Err(error);
+            }
+            match dice.below(12) {
+                0 => volume.sync()?,
+                1 | 2 => volume.commit()?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn verify(&self, volume: &Volume, _: &[u64]) -> Result<(), String> {
+        for (path, inode, kind) in walk(volume)? {
+            if kind != Kind::File {
+                continue;
+            }
+            let bytes = contents(volume, inode)?;
+            let mut owner = None;
+            for (bytes, nth) in bytes.chunks_exact(16).zip(0..) {
+                let found = cell(bytes, nth).map_err(|error| format!("{path}: {error}"))?;
+                let Some((found, _)) = found else { continue };
+                if *owner.get_or_insert(found) != found {
+                    return Err(format!("{path} shows cells of {owner:?} and of {found}"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn change(volume: &Volume, step: u64, dice: &mut Random, names: &mut Names) -> anyhow::Result<()> {
+    let mut dirs: Vec<InodeNumber> = vec![InodeNumber::ROOT];
+    dirs.extend(names.iter().filter(|it| it.2.is_directory).map(|it| it.2.inode));
+    let dir = dirs[dice.below(dirs.len() as u64) as usize];
+    let new = format!("{step} {}", "n".repeat(dice.below(60) as usize));
+    let what = dice.below(16);
+    let nth = dice.below(names.len().max(1) as u64) as usize;
+    if names.is_empty() || what < 4 {
+        let is_directory = what == 0;
+        let kind = if is_directory { Kind::Directory } else { Kind::File };
+        let inode = create(volume, dir, &new, kind)?;
+        names.push((dir, new, Node { inode, owner: step as u32 + 1, is_directory }));
+        return Ok(());
+    }
+    let (parent, name, node) = names[nth].clone();
+    match what {
+        4..8 if !node.is_directory => {
+            let at = dice.below(60_000) / 16 * 16;
+            let len = 16 + dice.below(9_000) / 16 * 16;
+            write(volume, node.inode, at, &cells(node.owner, step as u32, at, len))?;
+        }
+        8 | 9 if node.is_directory => {
+            volume.remove_directory(parent, name.as_bytes())?;
+            names.swap_remove(nth);
+        }
+        8 | 9 => {
+            volume.unlink(parent, name.as_bytes())?;
+            names.swap_remove(nth);
+        }
+        10 | 11 => {
+            // A directory stays with its parent: that move cannot be made in one sector.
+            let to = if node.is_directory { parent } else { dir };
+            volume.rename(parent, name.as_bytes(), to, new.as_bytes(), Renaming::Replace)?;
+            names[nth] = (to, new, node);
+        }
+        12 if !node.is_directory => {
+            let size_bytes = Some(dice.below(70_000) / 16 * 16);
+            let change = AttributeChange { size_bytes, ..AttributeChange::default() };
+            volume.set_attributes(node.inode, &change)?;
+        }
+        13 if !node.is_directory => {
+            volume.link(node.inode, dir, new.as_bytes())?;
+            names.push((dir, new, node));
+        }
+        14 => {
+            let value = vec![b'v'; dice.below(400) as usize];
+            volume.set_xattr(node.inode, b"user.note", &value, XattrSet::Any)?;
+        }
+        15 if !node.is_directory => {
+            let (at, len) = (dice.below(60_000) / 16 * 16, 16 + dice.below(8_000) / 16 * 16);
+            let how = match dice.below(3) {
+                0 => Reserve::Extend,
+                1 => Reserve::PunchHole,
+                _ => Reserve::ZeroRange { keep_size: false },
+            };
+            volume.reserve(node.inode, at, len, how)?;
+        }
+        _ => {}
+    }
+    Ok(())
+}

@@ -1,0 +1,94 @@
+//! Files that are renamed without end, within directories and between them.
+
+use std::sync::{Mutex, PoisonError};
+
+use draconis_exchange::contract::Kind;
+use draconis_ext::{InodeNumber, Renaming, Volume};
+
+use super::{Random, Record, Workload, cells, contents, create, find, versions, write};
+
+const FILES: u64 = 24;
+const DIRECTORIES: u64 = 3;
+const LEN: u64 = 3000;
+/// Renames between two syncs.
+const BATCH: u64 = 8;
+
+pub(super) struct Renames {
+    steps: u64,
+    /// Each rename: the file, and its path from then on.
+    history: Mutex<Vec<(u64, String)>>,
+}
+
+impl Renames {
+    pub(super) fn new(steps: u64) -> Self {
+        Self { steps, history: Mutex::default() }
+    }
+}
+
+impl Workload for Renames {
+    fn name(&self) -> &'static str {
+        "renames"
+    }
+
+    fn run(&self, volume: &Volume, record: &Record, dice: &mut Random) -> anyhow::Result<()> {
+        let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut dirs = vec![];
+        for nth in 0..DIRECTORIES {
+            dirs.push(create(volume, InodeNumber::ROOT, &format!("d{nth}"), Kind::Directory)?);
+        }
+        let mut places: Vec<(usize, String)> = vec![];
+        for nth in 0..FILES {
+            let (dir, name) = ((nth % DIRECTORIES) as usize, format!("first {nth}"));
+            let file = create(volume, dirs[dir], &name, Kind::File)?;
+            write(volume, file, 0, &cells(nth as u32 + 1, 1, 0, LEN))?;
+            history.push((nth, format!("d{dir}/{name}")));
+            places.push((dir, name));
+        }
+        volume.sync()?;
+        record.mark(history.len() as u64);
+        for step in 0..self.steps {
+            let nth = dice.below(FILES);
+            let (from, old) = places[nth as usize].clone();
+            let to = dice.below(DIRECTORIES) as usize;
+            // Names of all lengths, so that some fit where the old one was.
+            let new = format!("{step}{}", "x".repeat(dice.below(40) as usize));
+            history.push((nth, format!("d{to}/{new}")));
+            let how = if step % 2 == 0 { Renaming::NoReplace } else { Renaming::Replace };
+            volume.rename(dirs[from], old.as_bytes(), dirs[to], new.as_bytes(), how)?;
+            places[nth as usize] = (to, new);
+            match step % BATCH {
+                7 => {
+                    volume.sync()?;
+                    record.mark(history.len() as u64);
+                }
+                3 => volume.commit()?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn verify(&self, volume: &Volume, marks: &[u64]) -> Result<(), String> {
+        let history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(&synced) = marks.last() else { return Ok(()) };
+        let (before, after) = history.split_at(synced as usize);
+        for nth in 0..FILES {
+            let last = before.iter().rfind(|(file, _)| *file == nth);
+            let later = after.iter().filter(|(file, _)| *file == nth);
+            let mut seen = false;
+            for (_, path) in last.into_iter().chain(later) {
+                let Some(file) = find(volume, path) else { continue };
+                let bytes = contents(volume, file)?;
+                let whole = versions(&bytes, nth as u32 + 1)?.iter().all(Option::is_some);
+                if bytes.len() as u64 != LEN || !whole {
+                    return Err(format!("{path} has {} bytes; whole: {whole}", bytes.len()));
+                }
+                seen = true;
+            }
+            if !seen {
+                return Err(format!("file {nth} has no name that it had since the last sync"));
+            }
+        }
+        Ok(())
+    }
+}
