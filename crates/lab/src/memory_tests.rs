@@ -59,7 +59,12 @@ impl Drop for Mounted {
     fn drop(&mut self) {
         // A failed test may hold files: it must not wait for them.
         let force = std::thread::panicking();
-        fuse::unmount(self.dir.path(), force).unwrap();
+        // Another test's child may hold our files between its fork and its exec.
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while let Err(error) = fuse::unmount(self.dir.path(), force) {
+            assert!(std::time::Instant::now() < until, "{error}");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
         if let Some(server) = self.server.take().filter(|_| !force) {
             server.join().unwrap();
         }
