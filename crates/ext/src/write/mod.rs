@@ -32,6 +32,8 @@ use std::sync::Arc;
 use draconis_device::Disk;
 use draconis_exchange::contract::{AttributeChange, Attributes, Kind, Time};
 
+#[cfg(doc)]
+use crate::Error;
 use crate::volume::{Options, Volume};
 use crate::{InodeNumber, Result};
 
