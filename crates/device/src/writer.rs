@@ -7,6 +7,9 @@
 //!     settle(t):                      t ≤ written
 //! ```
 //!
+//! One at a time writes: the thread that is there for it, or whoever waits and would only
+//! sleep otherwise, since waking a thread costs more than a small write.
+//!
 //! Law 1: a flush covers what was written when it starts, whoever asked for it.
 //! Law 2: after the first failure nothing is written; what waits goes home.
 
@@ -27,7 +30,10 @@ const RUN_BYTES: u64 = 1 << 20;
 /// The most blocks in one request (`IOV_MAX`).
 const RUN_WRITES: usize = 1024;
 
-/// Writes groups in a thread of its own.
+/// Runs of a group from which on a ring is faster than one write after the other.
+const AT_ONCE_RUNS: usize = 8;
+
+/// Writes groups in a thread of its own, and in those that wait.
 #[derive(Debug)]
 pub(crate) struct Writer {
     shared: Arc<Shared>,
@@ -39,6 +45,8 @@ struct Shared {
     file: Arc<RawFile>,
     state: Mutex<State>,
     changed: Condvar,
+    /// For whoever writes.
+    ring: Mutex<Option<WriteRing>>,
 }
 
 #[derive(Debug, Default)]
@@ -49,6 +57,7 @@ struct State {
     given: u64,
     written: u64,
     durable: u64,
+    writing: bool,
     flushing: bool,
     failed: Option<Error>,
     closing: bool,
@@ -65,15 +74,19 @@ struct Queued {
 
 impl Writer {
     pub(crate) fn start(file: Arc<RawFile>, uring: bool) -> Self {
-        let state = Mutex::new(State::default());
-        let shared = Arc::new(Shared { file, state, changed: Condvar::new() });
-        let mine = shared.clone();
         let ring = uring.then(WriteRing::start).and_then(|ring| {
             ring.inspect_err(|error| log::info!("no io_uring here ({error}): one write at a time"))
                 .ok()
         });
+        let shared = Arc::new(Shared {
+            file,
+            state: Mutex::new(State::default()),
+            changed: Condvar::new(),
+            ring: Mutex::new(ring),
+        });
+        let mine = shared.clone();
         let name = std::thread::Builder::new().name("disk-write".into());
-        let thread = name.spawn(move || mine.write_all(ring));
+        let thread = name.spawn(move || mine.write_all());
         // Without a thread every submit is refused as stopped.
         if let Err(error) = &thread {
             log::error!("no thread to write with: {error}");
@@ -111,7 +124,7 @@ impl Writer {
             if state.reached(ticket, state.written)? {
                 return Ok(());
             }
-            state = self.shared.sleep(state);
+            state = self.shared.help(state);
         }
     }
 
@@ -123,7 +136,7 @@ impl Writer {
             }
             state = match state.written >= ticket.0 {
                 true => self.shared.flush(state),
-                false => self.shared.sleep(state),
+                false => self.shared.help(state),
             };
         }
     }
@@ -148,6 +161,16 @@ impl Shared {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Writes what is next instead of sleeping: waking the thread that writes costs more
+    /// than a small write.
+    fn help<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        if state.writing || state.queue.is_empty() {
+            self.sleep(state)
+        } else {
+            self.advance(state)
+        }
+    }
+
     /// Flushes, or waits for whoever does that now: the caller looks again whether that
     /// was enough.
     fn flush<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
@@ -168,40 +191,48 @@ impl Shared {
         state
     }
 
-    fn write_all(&self, mut ring: Option<WriteRing>) {
+    fn write_all(&self) {
         let mut state = self.lock();
         loop {
-            let Some(next) = state.queue.front() else {
-                if state.closing {
-                    return;
-                }
-                state = self.sleep(state);
-                continue;
+            state = match (state.queue.is_empty(), state.writing) {
+                (true, _) if state.closing => return,
+                (false, false) => self.advance(state),
+                _ => self.sleep(state),
             };
-            // Everything before it is written, so one flush is enough.
-            if next.follows > state.durable {
-                state = self.flush(state);
-                continue;
-            }
-            let Some(Queued { group, bytes, .. }) = state.queue.pop_front() else { continue };
-            drop(state);
-            let written = self.write(&group, ring.as_mut());
-            drop(group);
-            state = self.lock();
-            state.queued_bytes = state.queued_bytes.saturating_sub(bytes);
-            match written {
-                Ok(()) => state.written += 1,
-                Err(error) => state.stop(error),
-            }
-            self.changed.notify_all();
         }
     }
 
-    fn write(&self, group: &Group, ring: Option<&mut WriteRing>) -> Result<(), Error> {
+    /// Writes the first group that waits, or flushes what it follows. Nobody else writes
+    /// meanwhile.
+    fn advance<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let durable = state.durable;
+        let Some(Queued { group, bytes, .. }) =
+            state.queue.pop_front_if(|next: &mut Queued| next.follows <= durable)
+        else {
+            // Everything before it is written, so one flush is enough.
+            return self.flush(state);
+        };
+        state.writing = true;
+        drop(state);
+        let written = self.write(&group);
+        drop(group);
+        let mut state = self.lock();
+        state.writing = false;
+        state.queued_bytes = state.queued_bytes.saturating_sub(bytes);
+        match written {
+            Ok(()) => state.written += 1,
+            Err(error) => state.stop(error),
+        }
+        self.changed.notify_all();
+        state
+    }
+
+    fn write(&self, group: &Group) -> Result<(), Error> {
         let (writes, overlap) = in_disk_order(&group.writes);
         let runs = runs(&writes);
-        let at_once = match ring {
-            Some(ring) if !overlap && runs.len() > 1 => self.write_at_once(&runs, ring),
+        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let at_once = match ring.as_mut() {
+            Some(ring) if !overlap && runs.len() >= AT_ONCE_RUNS => self.write_at_once(&runs, ring),
             _ => None,
         };
         let mut done = at_once.unwrap_or_default().into_iter();
