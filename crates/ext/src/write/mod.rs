@@ -173,8 +173,7 @@ impl Volume {
     /// # Errors
     /// As [`Volume::commit`].
     pub fn sync_inode(&self, inode: InodeNumber, data_only: bool) -> Result<()> {
-        let _ = (inode, data_only);
-        self.sync_now()
+        self.sync_inode_now(inode, data_only)
     }
 
     /// Makes a file, directory, symbolic link, device, fifo or socket.
