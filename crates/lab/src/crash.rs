@@ -48,10 +48,6 @@ pub struct CrashArguments {
     /// Every so many states, e2fsck judges too; 0 for never.
     #[arg(long, default_value_t = 200)]
     e2fsck_every: u64,
-    /// Make a file on those states, without e2fsck before: stricter than what an unclean
-    /// volume promises.
-    #[arg(long)]
-    go_on: bool,
     /// Only the workloads whose name holds this.
     #[arg(long)]
     only: Option<String>,
@@ -174,7 +170,7 @@ fn judge_all(
     arguments: &CrashArguments,
 ) -> anyhow::Result<Tally> {
     let crashes = Mutex::new(crashes.zip(1..));
-    let judge = Judge::new(workload, arguments.go_on)?;
+    let judge = Judge::new(workload)?;
     let total = Mutex::new(Tally::default());
     let one = || -> anyhow::Result<()> {
         let lock = || total.lock().unwrap_or_else(PoisonError::into_inner);
@@ -290,7 +286,6 @@ mod tests {
             steps: 40,
             subsets: 8,
             e2fsck_every: 100,
-            go_on: false,
             only: None,
             keep: None,
         }

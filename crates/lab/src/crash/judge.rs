@@ -20,8 +20,6 @@ pub(super) struct Judge<'a> {
     /// Where states are put for `e2fsck`.
     dir: tempfile::TempDir,
     e2fsck: Option<PathBuf>,
-    /// Whether states are written to without `e2fsck` before.
-    go_on: bool,
 }
 
 /// A promise that a state breaks.
@@ -60,11 +58,11 @@ impl fmt::Display for Violation {
 }
 
 impl<'a> Judge<'a> {
-    pub(super) fn new(workload: &'a dyn Workload, go_on: bool) -> anyhow::Result<Self> {
+    pub(super) fn new(workload: &'a dyn Workload) -> anyhow::Result<Self> {
         let dir = tempfile::tempdir()?;
         let places = ["/usr/sbin/e2fsck", "/sbin/e2fsck", "/usr/bin/e2fsck"].map(PathBuf::from);
         let e2fsck = places.into_iter().find(|path| path.exists());
-        Ok(Self { workload, dir, e2fsck, go_on })
+        Ok(Self { workload, dir, e2fsck })
     }
 
     /// All promises that a state breaks; with `sampled`, `e2fsck` is asked too.
@@ -104,7 +102,7 @@ impl<'a> Judge<'a> {
         let said = |error: draconis_ext::Error| error.to_string();
         let disk: Arc<dyn Disk> = crash.disk.clone();
         let volume = Volume::open_for_writing(disk.clone(), small(), writing()).map_err(said)?;
-        let done = if self.go_on { leave_a_file(&volume) } else { Ok(()) };
+        let done = leave_a_file(&volume);
         volume.close().map_err(said)?;
         // A volume may be full.
         if let Err(error) = done
