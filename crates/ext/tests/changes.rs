@@ -268,8 +268,7 @@ fn groups_and_times_follow_the_rules() {
     volume.close().unwrap();
     drop(volume);
     let image = judge(disk);
-    let disk: Arc<dyn Disk> =
-        Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
+    let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
     let volume = Volume::open(disk, Options::default()).unwrap();
     assert_eq!(volume.attributes(file).unwrap().modified, time);
 }
