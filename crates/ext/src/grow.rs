@@ -15,6 +15,8 @@
 
 mod write;
 
+pub use write::Target;
+
 use draconis_device::{Disk, Extent};
 use draconis_exchange::heap::Block;
 use zerocopy::IntoBytes;
