@@ -32,7 +32,7 @@ use super::{Error, Growth, Owner, Result, reserve, tables};
 use crate::format::bitmap::{BitRun, fill};
 use crate::format::group::RawGroup;
 use crate::format::put32;
-use crate::format::slot::Slot;
+use crate::format::slot::{Slot, Stamp};
 use crate::format::superblock::{OFFSET_BYTES, RawSuperblock, STATE_CLEAN, Superblock};
 use crate::units::{index, narrow};
 use crate::{FsBlock, GroupNumber};
@@ -191,7 +191,9 @@ impl Growth {
             let empty = vec![0; index(self.new.block_bytes.into())];
             top_empty.push(writer.write(owner.top, &empty));
             tables.extend(self.reserved_blocks().map(|(at, bytes)| writer.write(at, &bytes)));
-            freed.extend(self.renewed(owner).map(|(at, bytes)| writer.write(at, &bytes)));
+            freed.extend(
+                self.renewed(owner, writer.target.now).map(|(at, bytes)| writer.write(at, &bytes)),
+            );
         }
         begin.push(sector(&unclean, 0));
         let table = self.new.descriptor_place(GroupNumber(0)).0;
@@ -224,7 +226,11 @@ impl Growth {
     }
 
     /// The top of the map of the reserve, and the block with its owner.
-    fn renewed(&self, owner: &Owner) -> impl Iterator<Item = (FsBlock, Vec<u8>)> + use<> {
+    fn renewed(
+        &self,
+        owner: &Owner,
+        now: Time,
+    ) -> impl Iterator<Item = (FsBlock, Vec<u8>)> + use<> {
         let new = &self.new;
         let mut top = vec![0; index(new.block_bytes.into())];
         for (place, block) in reserve(new) {
@@ -237,6 +243,8 @@ impl Growth {
         let mut bytes = owner.bytes.clone();
         if let Some(Ok(mut slot)) = bytes.get_mut(owner.at..).map(Slot::of) {
             slot.set_sectors(narrow(sectors));
+            slot.set_time(Stamp::Accessed, now);
+            slot.set_time(Stamp::Modified, now);
         }
         [(owner.top, top), (owner.block, bytes)].into_iter()
     }
