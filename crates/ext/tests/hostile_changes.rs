@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::spoil::{assert_memory_stayed_small, bases, rounds, spoil, structures};
-use common::storm::{Outcome, Storm};
+use common::storm::{Outcome, Storm, writing};
 use common::{Random, exercise, tree};
 use draconis_device::MemoryDisk;
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::{AttributeChange, Kind};
 use draconis_ext::grow::{Growth, Target};
-use draconis_ext::{Cookie, Error, InodeNumber, Volume};
+use draconis_ext::{Cookie, Error, InodeNumber, NewNode, Volume};
 
 /// Nobody waits this long for half a megabyte.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -73,7 +73,7 @@ fn sound_images_do_not_stop_and_stay_sound() {
 #[test]
 fn spoilt_structures() {
     let (mut opened, mut stopped) = (0, 0);
-    let rounds = rounds(1200);
+    let rounds = rounds(1000);
     for seed in 0..rounds {
         let Some(base) = base(seed) else { return };
         let structures = structures(base);
@@ -241,4 +241,46 @@ fn spoilt_volumes_grow_or_are_refused() {
     }
     assert!(grown > 50, "{grown}");
     assert_memory_stayed_small();
+}
+
+#[test]
+fn a_hole_as_long_as_a_file_can_be_costs_nothing() {
+    let Some(image) = common::Image::make(None, "16M", &["-b", "65536"]) else { return };
+    let disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
+    let volume = Volume::open_for_writing(disk.clone(), exercise::options(), writing()).unwrap();
+    let new =
+        NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+    let start = Instant::now();
+    for nth in 0..20 {
+        let name = format!("hole {nth}").into_bytes();
+        let file = volume.create(volume.root(), &name, &new).unwrap();
+        let resize = |size| {
+            let change = AttributeChange { size_bytes: Some(size), ..Default::default() };
+            volume.set_attributes(file, &change).unwrap();
+        };
+        let most = volume.most_file_bytes();
+        resize(most);
+        resize(100);
+        resize(most);
+        volume.write(file, most - 10, b"0123456789abc").unwrap();
+        assert_eq!(volume.write(file, most, b"x"), Err(Error::TooLarge));
+        volume.unlink(volume.root(), &name).unwrap();
+    }
+    volume.close().unwrap();
+    assert!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
+
+    // An inode may claim more than that; it is buried all the same.
+    assert!(image.debugfs_write("mknod long p").is_some());
+    for (field, value) in [("mode", "0100644"), ("size", "281470681743364")] {
+        image.debugfs_write(&format!("set_inode_field long {field} {value}"));
+    }
+    let disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
+    let start = Instant::now();
+    let volume = Volume::open_for_writing(disk, exercise::options(), writing()).unwrap();
+    let file = volume.lookup(volume.root(), b"long").unwrap();
+    assert_eq!(volume.inode(file).unwrap().size_bytes, (0xFFFF << 32) + 4);
+    volume.write(file, 4, b"thing").unwrap();
+    volume.unlink(volume.root(), b"long").unwrap();
+    volume.close().unwrap();
+    assert!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
 }
