@@ -166,14 +166,14 @@ impl Edit<'_> {
         let (first, last) = (narrow(offset / block_bytes), narrow(end.div_ceil(block_bytes)));
         // Most files are written once: only what comes back for more gets a window.
         let taking = self.taking(&inode, end > inode.size_bytes && first > 0);
+        let touched = self.w.touched;
         if offset > inode.size_bytes && !inode.size_bytes.is_multiple_of(block_bytes) {
             // Others may have left something behind the end.
             let stop = inode.size_bytes.next_multiple_of(block_bytes).min(offset);
             self.zero_part(number, inode.size_bytes, stop)?;
         }
-        let touched = self.w.touched;
         let all = match self.give_blocks(number, first, last, taking) {
-            // Nothing but perhaps an empty indirect block was made.
+            // Nothing but perhaps an empty indirect block was made, and zeros behind the end.
             Err(Error::NoSpace) => {
                 self.w.touched = touched;
                 return Err(Error::NoSpace);
