@@ -284,3 +284,29 @@ fn a_hole_as_long_as_a_file_can_be_costs_nothing() {
     volume.close().unwrap();
     assert!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
 }
+
+#[test]
+fn a_directory_whose_map_leads_in_circles_is_changed_all_the_same() {
+    let Some(image) = common::Image::make(None, "16M", &["-b", "65536"]) else { return };
+    // The last block of the volume leads to itself from everywhere.
+    let last = 255u32;
+    assert!(image.debugfs_write("mkdir dir").is_some());
+    image.debugfs_write("set_inode_field dir block[TIND] 255");
+    let mut bytes = std::fs::read(&image.path).unwrap();
+    bytes[last as usize * 65536..].copy_from_slice(&last.to_le_bytes().repeat(16384));
+    let disk = Arc::new(MemoryDisk::new(bytes, 512));
+    let start = Instant::now();
+    let volume = Volume::open_for_writing(disk, exercise::options(), writing()).unwrap();
+    let dir = volume.lookup(volume.root(), b"dir").unwrap();
+    for nth in 0..60 {
+        let new =
+            NewNode { kind: Kind::Fifo, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+        volume.create(dir, format!("a name of some length {nth}").as_bytes(), &new).unwrap();
+    }
+    volume.sync().unwrap();
+    volume.link(volume.lookup(dir, b"a name of some length 3").unwrap(), dir, b"more").unwrap();
+    volume.unlink(dir, b"a name of some length 50").unwrap();
+    volume.sync().unwrap();
+    assert!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
+    assert_memory_stayed_small();
+}
