@@ -91,6 +91,10 @@ pub enum Command {
     Truncate(Truncate),
     /// Give a volume a label.
     SetLabel(SetLabel),
+    /// Make a volume larger, as far as its reserve of group descriptors goes.
+    ///
+    /// Files stay where they are. An image that is a file is lengthened, with a hole.
+    Grow(Grow),
     /// Write a completion script for a shell to standard output.
     Completions {
         /// The shell.
@@ -576,6 +580,21 @@ pub struct SetLabel {
     /// The label, at most 16 bytes; nothing takes it away.
     #[arg(default_value = "")]
     pub label: OsString,
+}
+
+/// `draconis grow`
+#[derive(Debug, Args)]
+pub struct Grow {
+    /// Where the volume is.
+    #[command(flatten)]
+    pub place: Place,
+    /// When to show progress.
+    #[arg(long, value_enum, default_value_t = When::Auto)]
+    pub progress: When,
+    /// The file or block device.
+    pub image: PathBuf,
+    /// Size of the volume: in KiB, or with K, M, G, T; if left out, all of IMAGE.
+    pub size: Option<String>,
 }
 
 /// `draconis format`

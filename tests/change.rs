@@ -450,13 +450,56 @@ fn labels_are_set_and_nothing_else() {
 }
 
 #[test]
+fn volumes_grow_with_their_files() {
+    let image = Image::new(&["-b", "1024"], "8M");
+    let path = image.path.to_str().unwrap();
+    let file = image.file("file", &[7; 3_000_000]);
+    image.ok(&["put", file.to_str().unwrap(), ":/file"]);
+    let before = image.tree();
+    let len = |path: &Path| std::fs::metadata(path).unwrap().len();
+    image.ok(&["grow", "--progress", "always", path, "20000"]);
+    assert_eq!(len(&image.path), 20_000 << 10);
+    // All of the file, once it is there; then there is nothing to do.
+    std::fs::File::options().write(true).open(path).unwrap().set_len(64 << 20).unwrap();
+    image.ok(&["grow", path]);
+    image.ok(&["grow", path, "64M"]);
+    let told = image.draconis.ok(["info", path]);
+    assert!(told.contains("64.0 MiB"), "{told}");
+    assert_eq!(image.tree(), before);
+    let large = image.file("large", &[8; 40_000_000]);
+    image.ok(&["put", large.to_str().unwrap(), ":/large"]);
+
+    let refused = |size: &str, why: &str| {
+        let before = len(&image.path);
+        let said = image.draconis.fails(["grow", path, size]);
+        assert!(said.contains(why) && len(&image.path) == before, "{said}");
+        check(&image.path);
+    };
+    refused("32M", "not shrunk");
+    refused("1T", "can grow to");
+    refused("x", "not a size");
+    // A volume inside a larger image grows with that, too.
+    let inside = image.draconis.path("inside");
+    let bytes = std::fs::read(&image.path).unwrap();
+    std::fs::write(&inside, [vec![0; 1 << 20], bytes].concat()).unwrap();
+    image.draconis.ok(["grow", "--offset", "1M", inside.to_str().unwrap(), "80M"]);
+    assert_eq!(len(&inside), 81 << 20);
+    let cut = image.draconis.path("cut");
+    std::fs::write(&cut, &std::fs::read(&inside).unwrap()[1 << 20..]).unwrap();
+    check(&cut);
+}
+
+#[test]
 fn what_is_in_use_or_no_volume_is_left_alone() {
     let image = Image::new(&[], "8M");
     let file = std::fs::File::open(&image.path).unwrap();
     rustix::fs::flock(&file, rustix::fs::FlockOperation::LockShared).unwrap();
-    for line in
-        [&["mkdir", ":/x"][..], &["rm", ":/x"], &["set-label", image.path.to_str().unwrap()]]
-    {
+    for line in [
+        &["mkdir", ":/x"][..],
+        &["rm", ":/x"],
+        &["set-label", image.path.to_str().unwrap()],
+        &["grow", image.path.to_str().unwrap(), "16M"],
+    ] {
         let said = image.draconis.fails(image.arguments(line));
         assert!(said.contains("in use; unmount it first"), "{said}");
     }

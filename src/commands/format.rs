@@ -206,7 +206,7 @@ fn uuid(text: &str) -> Option<[u8; 16]> {
 }
 
 /// A size as mke2fs has it: without a letter in KiB, or in blocks where their size was given.
-fn size(text: &str, block: Option<u64>) -> Option<u64> {
+pub fn size(text: &str, block: Option<u64>) -> Option<u64> {
     if text.bytes().all(|byte| byte.is_ascii_digit()) {
         return text.parse::<u64>().ok()?.checked_mul(block.unwrap_or(1024));
     }
@@ -246,7 +246,7 @@ fn plan<'a>(
     })
 }
 
-fn len_bytes(file: &File) -> anyhow::Result<u64> {
+pub fn len_bytes(file: &File) -> anyhow::Result<u64> {
     Ok(rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?)
 }
 

@@ -6,6 +6,7 @@ mod chmod;
 mod cp;
 mod format;
 mod get;
+mod grow;
 mod info;
 mod ln;
 mod ls;
@@ -66,6 +67,7 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Touch(arguments) => touch::touch(&arguments),
         Command::Truncate(arguments) => touch::truncate(&arguments),
         Command::SetLabel(arguments) => set_label::run(&arguments),
+        Command::Grow(arguments) => grow::run(&arguments),
         Command::Completions { shell } => texts::completions(shell),
         Command::Manpages { dir } => texts::manpages(&dir),
         Command::Worker { memory } => worker::run(memory),

@@ -107,6 +107,25 @@ impl<K: Hash + Eq + Copy, V: Weigh + Clone> Cache<K, V> {
         self.table.remove(&key);
     }
 
+    /// Forgets all values whose keys are `among` them; looks at every value there is.
+    pub(crate) fn forget_all(&self, among: impl Fn(&K) -> bool) {
+        self.table.retain(|key, _| !among(key));
+    }
+
+    /// Forgets what lies between two keys of a row: one after the other, or, where they are
+    /// more than a cache is likely to hold, all that are `among` them at once.
+    pub(crate) fn forget_row(
+        &self,
+        row: std::ops::Range<u64>,
+        key: impl Fn(u64) -> K,
+        among: impl Fn(&K) -> bool,
+    ) {
+        match row.end.saturating_sub(row.start) {
+            0..MANY => row.for_each(|nth| self.forget(key(nth))),
+            _ => self.forget_all(among),
+        }
+    }
+
     pub(crate) fn statistics(&self) -> CacheStatistics {
         CacheStatistics {
             hits: self.hits.load(Ordering::Relaxed),
@@ -117,6 +136,9 @@ impl<K: Hash + Eq + Copy, V: Weigh + Clone> Cache<K, V> {
         }
     }
 }
+
+/// So many keys are not looked up one by one to be forgotten: files may be one large hole.
+const MANY: u64 = 2048;
 
 /// The part of a cache that is for what was asked for again. The rest keeps what is new,
 /// such as what was read ahead, long enough to be asked for.
@@ -177,6 +199,17 @@ mod tests {
         let statistics = cache.statistics();
         assert_eq!((statistics.hits, statistics.misses), (0, 10_000));
         assert!(statistics.used > 800, "{statistics:?}");
+    }
+
+    #[test]
+    fn rows_are_forgotten_whatever_their_length() {
+        for len in [1, 20, 1 << 60] {
+            let cache = Cache::<u64, u64>::new(1000, 10, 10);
+            (0..30).for_each(|key| cache.offer(key, 1));
+            let row = 5..5 + len;
+            cache.forget_row(row.clone(), |nth| nth, |key| row.contains(key));
+            assert!((0..30).all(|key| cache.holds(key) != row.contains(&key)), "{len}");
+        }
     }
 
     #[test]

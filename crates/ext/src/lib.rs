@@ -42,6 +42,7 @@ mod dir;
 mod error;
 mod file;
 pub mod format;
+pub mod grow;
 mod label;
 mod map;
 pub mod mkfs;

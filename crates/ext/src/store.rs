@@ -306,6 +306,19 @@ impl Store {
         self.claim(key);
     }
 
+    /// Forgets these chunks of a file, also those on their way.
+    pub(crate) fn forget_chunks(&self, inode: u32, chunks: std::ops::Range<u64>) {
+        let among = |key: &Key| key.inode == inode && chunks.contains(&key.index);
+        self.cache.forget_row(chunks.clone(), |index| Key { inode, index }, among);
+        let mut flights = self.lock_flights();
+        let Flights { by_key, bytes, .. } = &mut *flights;
+        by_key.retain(|key, flight| {
+            let gone = among(key);
+            *bytes = bytes.saturating_sub(if gone { flight.len } else { 0 });
+            !gone
+        });
+    }
+
     /// Forgets what the data cache holds of a block of the device.
     pub(crate) fn forget_block(&self, block: FsBlock) {
         let start = block.0.saturating_mul(u64::from(self.block_bytes));

@@ -2,46 +2,15 @@
 
 mod common;
 
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use common::exercise::{self, Outcome};
-use common::spoil::{small_tree, spoil, structures};
-use common::{Image, Random, tree};
+use common::spoil::{assert_memory_stayed_small, bases, rounds, spoil, structures};
+use common::{Random, tree};
 use draconis_ext::Error;
 
 /// Nobody waits this long for half a megabyte.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// How many images: `DRACONIS_ROUNDS` times as many as usual.
-fn rounds(usual: u64) -> u64 {
-    let times = std::env::var("DRACONIS_ROUNDS").ok().and_then(|times| times.parse().ok());
-    usual * times.unwrap_or(1)
-}
-
-/// Small images of several makes, made once.
-fn bases() -> &'static [Vec<u8>] {
-    static BASES: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
-    BASES.get_or_init(|| {
-        let source = tempfile::tempdir().unwrap();
-        small_tree(source.path());
-        let makes: [&[&str]; 5] = [
-            &["-b", "1024", "-I", "256"],
-            &["-b", "1024", "-I", "128", "-g", "256", "-O", "meta_bg,^resize_inode"],
-            &["-b", "2048", "-I", "512", "-O", "sparse_super2,huge_file,large_file"],
-            &["-b", "4096", "-I", "256", "-O", "^dir_index,^filetype"],
-            &["-b", "1024", "-r", "0", "-O", "none"],
-        ];
-        makes
-            .iter()
-            .filter_map(|arguments| {
-                let image = Image::make(Some(source.path()), "768k", arguments)?;
-                common::run("e2fsck", &["-fyD", image.path()])?;
-                Some(std::fs::read(&image.path).unwrap())
-            })
-            .collect()
-    })
-}
 
 /// Runs one image and names it if anything is wrong with how it went.
 fn run(what: &str, seed: u64, image: Vec<u8>) -> Result<Outcome, Error> {
@@ -53,14 +22,6 @@ fn run(what: &str, seed: u64, image: Vec<u8>) -> Result<Outcome, Error> {
         assert!(!error.to_string().is_empty());
     }
     outcome
-}
-
-/// The memory of this process was never larger than this, whatever the images claimed.
-fn assert_memory_stayed_small() {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmHWM")).unwrap();
-    let kib: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
-    assert!(kib < 192 << 10, "{kib} KiB");
 }
 
 #[test]

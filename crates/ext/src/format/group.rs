@@ -71,7 +71,8 @@ impl RawGroup {
 }
 
 impl Superblock {
-    fn descriptors_per_block(&self) -> u32 {
+    /// Descriptors that a block holds.
+    pub fn descriptors_per_block(&self) -> u32 {
         // Both are powers of two, and a descriptor is never larger than a block.
         self.block_bytes.checked_div(self.descriptor_bytes).unwrap_or(1).max(1)
     }
@@ -112,6 +113,22 @@ impl Superblock {
             return true;
         }
         is_sparse_backup(group.0)
+    }
+
+    /// One past the last block of `group`.
+    pub fn group_end(&self, group: GroupNumber) -> FsBlock {
+        let next = self.group_start(group).after(self.blocks_per_group.into());
+        FsBlock(next.0.min(self.blocks))
+    }
+
+    /// Blocks that superblock, descriptors and their reserve take at the start of `group`,
+    /// on a volume without `meta_bg`.
+    pub fn copy_blocks(&self, group: GroupNumber) -> u64 {
+        if !self.has_superblock(group) {
+            return 0;
+        }
+        let table = u64::from(self.descriptor_blocks());
+        table.saturating_add(self.reserved_descriptor_blocks.into()).saturating_add(1)
     }
 
     /// The groups that start with a copy of the superblock, if not all do.

@@ -21,7 +21,7 @@ use crate::{FsBlock, GroupNumber};
 /// Bytes of a group descriptor.
 const DESCRIPTOR_BYTES: u32 = 32;
 /// Blocks for files that the last group must have to be worth having.
-const LEAST_IN_GROUP: u64 = 50;
+pub(crate) const LEAST_IN_GROUP: u64 = 50;
 /// A group may not have more blocks than its descriptor's 16 bits can count free.
 const MOST_IN_GROUP: u32 = 65528;
 /// The reserve lets a volume grow this many times.
@@ -282,16 +282,12 @@ impl Layout {
 
     /// One past the last block of a group.
     pub(super) fn group_end(&self, group: u32) -> u64 {
-        self.super_.group_start(GroupNumber(group + 1)).0.min(self.super_.blocks)
+        self.super_.group_end(GroupNumber(group)).0
     }
 
     /// Blocks that copies of superblock and descriptors take at the start of a group.
     pub(super) fn copies(&self, group: u32) -> u64 {
-        if !self.super_.has_superblock(GroupNumber(group)) {
-            return 0;
-        }
-        1 + u64::from(self.super_.descriptor_blocks())
-            + u64::from(self.super_.reserved_descriptor_blocks)
+        self.super_.copy_blocks(GroupNumber(group))
     }
 
     /// The block of a group that holds its block bitmap; the inode bitmap and the inode table follow.

@@ -26,6 +26,7 @@ mod plan;
 mod tree;
 mod write;
 
+pub(crate) use layout::LEAST_IN_GROUP;
 pub use layout::Layout;
 pub use options::{FeatureError, Inodes, Options};
 pub use plan::{Plan, fitting, sized};

@@ -603,13 +603,16 @@ impl Edit<'_> {
             }
             at += 1;
         }
-        // Indirect blocks, the lower ones first.
+        // Indirect blocks, the lower ones first. No more than so many lead to names: the rest
+        // of a damaged map may go in circles.
+        let fan_out = narrow(fan_out(&self.volume.super_));
+        let most = index(u64::from(count / fan_out + count / fan_out / fan_out) + 6);
         let mut maps = Vec::new();
         for slot in index(u64::from(DIRECT))..crate::format::inode::POINTERS {
             let levels = narrow(slot as u64) - DIRECT + 1;
             let pointer = self.read_slot(dir, |it| it.pointer(slot))?;
             if pointer != 0 {
-                self.maps_below(Home::Inode(slot), pointer, levels, &mut maps)?;
+                self.maps_below(Home::Inode(slot), pointer, levels, most, &mut maps)?;
             }
         }
         // A block comes behind the one that leads to it.
@@ -638,16 +641,19 @@ impl Edit<'_> {
         })
     }
 
-    /// The indirect blocks from this one down, with where their pointers stand.
+    /// The indirect blocks from this one down, at most so many, with where their pointers stand.
     fn maps_below(
         &self,
         home: Home,
         block: u32,
         levels: u32,
+        most: usize,
         all: &mut Vec<(Home, u32)>,
     ) -> Result<()> {
-        all.push((home, block));
-        if levels <= 1 {
+        if all.len() < most {
+            all.push((home, block));
+        }
+        if levels <= 1 || all.len() >= most {
             return Ok(());
         }
         let bytes = self.block(FsBlock(block.into()))?;
@@ -655,7 +661,7 @@ impl Edit<'_> {
             let pointer = le32(&bytes, index(nth) * 4).unwrap_or(0);
             if pointer != 0 {
                 let home = Home::Block(FsBlock(block.into()), nth);
-                self.maps_below(home, pointer, levels - 1, all)?;
+                self.maps_below(home, pointer, levels - 1, most, all)?;
             }
         }
         Ok(())

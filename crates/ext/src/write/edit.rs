@@ -17,7 +17,7 @@ use super::{AccessTimes, Writing};
 use crate::data::Data;
 use crate::format::inode::Inode;
 use crate::format::slot::{Slot, Stamp};
-use crate::store::{CHUNK_BYTES, Key};
+use crate::store::CHUNK_BYTES;
 use crate::units::index;
 use crate::volume::Volume;
 use crate::{Error, FsBlock, InodeNumber, Result};
@@ -315,9 +315,8 @@ impl Edit<'_> {
 
     /// Forgets cached contents of a file from byte `from` up to `end`.
     pub(super) fn forget_contents(&self, inode: InodeNumber, from: u64, end: u64) {
-        for chunk in from / CHUNK_BYTES..end.div_ceil(CHUNK_BYTES) {
-            self.volume.store.forget(Key { inode: inode.0, index: chunk });
-        }
+        let chunks = from / CHUNK_BYTES..end.div_ceil(CHUNK_BYTES);
+        self.volume.store.forget_chunks(inode.0, chunks);
     }
 
     /// Whether the disk knows this inode as living.

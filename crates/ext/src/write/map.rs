@@ -412,8 +412,11 @@ impl Edit<'_> {
     pub(super) fn forget_map(&self, inode: InodeNumber, from: u32, end: u32) {
         let size = self.volume.node(inode).map_or(0, |it| it.size_bytes);
         let last = narrow(size / u64::from(self.volume.super_.block_bytes)).min(end);
-        for segment in from / SEGMENT_BLOCKS..=last.max(from) / SEGMENT_BLOCKS {
-            self.volume.maps.forget(SegmentKey { inode: inode.0, segment });
-        }
+        let (first, last) = (from / SEGMENT_BLOCKS, last.max(from) / SEGMENT_BLOCKS);
+        self.volume.maps.forget_row(
+            first.into()..u64::from(last) + 1,
+            |segment| SegmentKey { inode: inode.0, segment: narrow(segment) },
+            |key| key.inode == inode.0 && (first..=last).contains(&key.segment),
+        );
     }
 }

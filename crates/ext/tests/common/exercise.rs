@@ -37,7 +37,11 @@ pub fn options() -> Options {
 /// Why it cannot be opened.
 pub fn all(image: Vec<u8>) -> Result<Outcome, Error> {
     let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(image, 512));
-    let volume = Volume::open(disk, options())?;
+    Ok(look(&Volume::open(disk, options())?))
+}
+
+/// Reads all there is on an open volume, up to a bound.
+pub fn look(volume: &Volume) -> Outcome {
     let mut outcome = Outcome::default();
     let (info, space) = (volume.info(), volume.space());
     assert!(space.free_blocks <= info.len_bytes / u64::from(space.block_bytes));
@@ -45,9 +49,9 @@ pub fn all(image: Vec<u8>) -> Result<Outcome, Error> {
     let mut known = HashSet::from([volume.root()]);
     let mut directories = vec![volume.root()];
     while let Some(dir) = directories.pop() {
-        for number in list(&volume, dir, &mut outcome) {
+        for number in list(volume, dir, &mut outcome) {
             if known.insert(number)
-                && matches!(node(&volume, number, &mut outcome, &mut reads), Some(Kind::Directory))
+                && matches!(node(volume, number, &mut outcome, &mut reads), Some(Kind::Directory))
             {
                 directories.push(number);
             }
@@ -59,13 +63,13 @@ pub fn all(image: Vec<u8>) -> Result<Outcome, Error> {
     }
     // Inodes that no name leads to.
     for number in [0, 1, 2, 7, 8, 11, 12, u32::MAX].map(InodeNumber) {
-        node(&volume, number, &mut outcome, &mut reads);
+        node(volume, number, &mut outcome, &mut reads);
     }
     let statistics = volume.statistics();
     for cache in [statistics.inodes, statistics.block_maps, statistics.data] {
         assert!(cache.used <= cache.capacity, "{statistics:?}");
     }
-    Ok(outcome)
+    outcome
 }
 
 /// Names a directory; each must be found again by name.

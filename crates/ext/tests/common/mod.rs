@@ -17,6 +17,7 @@ use tempfile::TempDir;
 pub mod compare;
 pub mod exercise;
 pub mod spoil;
+pub mod storm;
 pub mod tree;
 
 /// Has `mke2fs` hash names the same way every time.

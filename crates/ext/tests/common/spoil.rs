@@ -2,8 +2,47 @@
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::OnceLock;
 
-use super::{Random, tree};
+use super::{Image, Random, tree};
+
+/// How many images: `DRACONIS_ROUNDS` times as many as usual.
+pub fn rounds(usual: u64) -> u64 {
+    let times = std::env::var("DRACONIS_ROUNDS").ok().and_then(|times| times.parse().ok());
+    usual * times.unwrap_or(1)
+}
+
+/// Small images of several makes, made once.
+pub fn bases() -> &'static [Vec<u8>] {
+    static BASES: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
+    BASES.get_or_init(|| {
+        let source = tempfile::tempdir().unwrap();
+        small_tree(source.path());
+        let makes: [&[&str]; 5] = [
+            &["-b", "1024", "-I", "256"],
+            &["-b", "1024", "-I", "128", "-g", "256", "-O", "meta_bg,^resize_inode"],
+            &["-b", "2048", "-I", "512", "-O", "sparse_super2,huge_file,large_file"],
+            &["-b", "4096", "-I", "256", "-O", "^dir_index,^filetype"],
+            &["-b", "1024", "-r", "0", "-O", "none"],
+        ];
+        makes
+            .iter()
+            .filter_map(|arguments| {
+                let image = Image::make(Some(source.path()), "768k", arguments)?;
+                super::run("e2fsck", &["-fyD", image.path()])?;
+                Some(std::fs::read(&image.path).unwrap())
+            })
+            .collect()
+    })
+}
+
+/// The memory of this process was never larger than this, whatever the images claimed.
+pub fn assert_memory_stayed_small() {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM")).unwrap();
+    let kib: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+    assert!(kib < 192 << 10, "{kib} KiB");
+}
 
 /// One of everything, in little room.
 pub fn small_tree(root: &Path) {

@@ -1,0 +1,293 @@
+//! Changes a volume in every way there is, believing nothing: what a fuzzer runs on any bytes.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use draconis_device::Disk;
+use draconis_exchange::contract::{AttributeChange, Kind, SetTime, Time};
+use draconis_ext::{
+    AccessTimes, Cookie, Error, InodeNumber, NewNode, Options, Renaming, Reserve, Volume, Writing,
+    XattrSet,
+};
+
+/// What is chosen: a number below the one that is given.
+pub type Choose<'a> = &'a mut dyn FnMut(u64) -> u64;
+
+/// Names that are looked for before the storm.
+const MOST_NAMES: usize = 150;
+
+/// What came of it.
+#[derive(Default, Debug)]
+pub struct Outcome {
+    pub done: u64,
+    pub errors: u64,
+    /// Inodes that something was done to.
+    pub touched: HashSet<InodeNumber>,
+    /// The volume stopped.
+    pub stopped: bool,
+}
+
+pub fn writing() -> Writing {
+    let seconds = AtomicI64::new(1_700_000_000);
+    let clock = move || Time { seconds: seconds.fetch_add(1, Ordering::Relaxed), nanoseconds: 7 };
+    Writing { clock: Arc::new(clock), dirty_bytes: 256 << 10, atime: AccessTimes::Strict }
+}
+
+/// A volume, and names of it.
+pub struct Storm {
+    pub volume: Volume,
+    names: Vec<(InodeNumber, Vec<u8>, InodeNumber)>,
+    dirs: Vec<InodeNumber>,
+    held: Vec<InodeNumber>,
+    pub outcome: Outcome,
+}
+
+impl Storm {
+    /// Takes the volume into use.
+    ///
+    /// # Errors
+    /// Why that cannot be.
+    pub fn new(disk: Arc<dyn Disk>, options: Options) -> Result<Self, Error> {
+        let volume = Volume::open_for_writing(disk, options, writing())?;
+        let mut storm = Self {
+            dirs: vec![volume.root()],
+            volume,
+            names: vec![],
+            held: vec![],
+            outcome: Outcome::default(),
+        };
+        storm.look();
+        Ok(storm)
+    }
+
+    fn look(&mut self) {
+        let mut at = 0;
+        while let Some(dir) = self.dirs.get(at).copied() {
+            at += 1;
+            let mut found = vec![];
+            let _ = self.volume.entries(dir, Cookie::default(), true, |entry| {
+                if let Ok(entry) = entry {
+                    found.push((dir, entry.name.to_vec(), entry.inode));
+                }
+                found.len() < MOST_NAMES
+            });
+            for (dir, name, inode) in found {
+                if self.names.len() >= MOST_NAMES {
+                    return;
+                }
+                let is_dir = self.volume.inode(inode).is_ok_and(|it| it.kind == Kind::Directory);
+                if is_dir && !self.dirs.contains(&inode) {
+                    self.dirs.push(inode);
+                }
+                self.names.push((dir, name, inode));
+            }
+        }
+    }
+
+    fn dir(&self, choose: Choose<'_>) -> InodeNumber {
+        self.dirs[choose(self.dirs.len() as u64) as usize]
+    }
+
+    fn name(&self, choose: Choose<'_>) -> (InodeNumber, Vec<u8>, InodeNumber) {
+        match self.names.len() {
+            0 => (self.volume.root(), b"none".to_vec(), InodeNumber(choose(40) as u32)),
+            len => self.names[choose(len as u64) as usize].clone(),
+        }
+    }
+
+    /// One change.
+    pub fn step(&mut self, choose: Choose<'_>) {
+        let done = match choose(16) {
+            0 | 1 => self.create(choose),
+            2 => {
+                let (dir, name, inode) = self.name(choose);
+                self.touch([dir, inode]);
+                self.volume.unlink(dir, &name)
+            }
+            3 => {
+                let (dir, name, inode) = self.name(choose);
+                self.touch([dir, inode]);
+                self.volume.remove_directory(dir, &name)
+            }
+            4 | 5 => self.rename(choose),
+            6 | 7 => {
+                let (_, _, inode) = self.name(choose);
+                self.touch([inode]);
+                let bytes = vec![choose(256) as u8; choose(20_000) as usize];
+                self.volume.write(inode, offset(choose), &bytes).map(drop)
+            }
+            8 => {
+                let (_, _, inode) = self.name(choose);
+                self.touch([inode]);
+                let keep_size = choose(2) == 0;
+                let how = match choose(4) {
+                    0 => Reserve::Extend,
+                    1 => Reserve::KeepSize,
+                    2 => Reserve::PunchHole,
+                    _ => Reserve::ZeroRange { keep_size },
+                };
+                self.volume.reserve(inode, offset(choose), offset(choose), how)
+            }
+            9 => self.attributes(choose),
+            10 | 11 => self.xattr(choose),
+            12 => {
+                let (_, _, inode) = self.name(choose);
+                let (dir, name) = (self.dir(choose), new_name(choose));
+                self.touch([inode, dir]);
+                self.volume.link(inode, dir, &name)
+            }
+            13 => {
+                let (_, _, inode) = self.name(choose);
+                self.touch([inode]);
+                if choose(2) == 0 {
+                    self.volume.hold(inode);
+                    self.held.push(inode);
+                } else if let Some(inode) = self.held.pop() {
+                    self.touch([inode]);
+                    self.volume.release(inode, 1);
+                }
+                self.volume.touch_access(inode);
+                Ok(())
+            }
+            14 => {
+                let (_, _, inode) = self.name(choose);
+                self.touch([inode]);
+                let mut buffer = [0; 5000];
+                let _ = self.volume.read_into(inode, offset(choose), &mut buffer);
+                self.volume.set_flags(inode, 1 << choose(32))
+            }
+            _ => match choose(3) {
+                0 => self.volume.commit(),
+                1 => self.volume.sync(),
+                _ => self.volume.sync_inode(self.volume.root(), true),
+            },
+        };
+        match done {
+            Ok(()) => self.outcome.done += 1,
+            Err(_) => self.outcome.errors += 1,
+        }
+    }
+
+    fn touch(&mut self, inodes: impl IntoIterator<Item = InodeNumber>) {
+        self.outcome.touched.extend(inodes);
+    }
+
+    fn create(&mut self, choose: Choose<'_>) -> Result<(), Error> {
+        let (dir, name) = (self.dir(choose), new_name(choose));
+        self.touch([dir]);
+        let kind = match choose(8) {
+            0..4 => Kind::File,
+            4 | 5 => Kind::Directory,
+            6 => Kind::Symlink,
+            _ => Kind::CharDevice,
+        };
+        let target = vec![b't'; 1 + choose(200) as usize];
+        let new = NewNode {
+            kind,
+            mode: 0o644,
+            uid: choose(2) as u32,
+            gid: 0,
+            device: (1, 3),
+            target: if kind == Kind::Symlink { &target } else { b"" },
+        };
+        let made = self.volume.create(dir, &name, &new)?;
+        self.touch([made]);
+        self.names.push((dir, name, made));
+        if kind == Kind::Directory {
+            self.dirs.push(made);
+        }
+        Ok(())
+    }
+
+    fn rename(&mut self, choose: Choose<'_>) -> Result<(), Error> {
+        let (from_dir, from, inode) = self.name(choose);
+        let (to_dir, to) = match choose(2) {
+            0 => (self.dir(choose), new_name(choose)),
+            _ => {
+                let (dir, name, other) = self.name(choose);
+                self.touch([other]);
+                (dir, name)
+            }
+        };
+        self.touch([from_dir, to_dir, inode]);
+        if let Ok(there) = self.volume.lookup(to_dir, &to) {
+            self.touch([there]);
+        }
+        let how = match choose(4) {
+            0 => Renaming::NoReplace,
+            1 => Renaming::Exchange,
+            _ => Renaming::Replace,
+        };
+        self.volume.rename(from_dir, &from, to_dir, &to, how)?;
+        self.names.push((to_dir, to, inode));
+        Ok(())
+    }
+
+    fn attributes(&mut self, choose: Choose<'_>) -> Result<(), Error> {
+        let (_, _, inode) = self.name(choose);
+        self.touch([inode]);
+        let mut change = AttributeChange::default();
+        match choose(4) {
+            0 => change.mode = Some(choose(0o10000) as u32),
+            1 => (change.uid, change.modified) = (Some(choose(70_000) as u32), Some(SetTime::Now)),
+            _ => change.size_bytes = Some(offset(choose)),
+        }
+        self.volume.set_attributes(inode, &change).map(drop)
+    }
+
+    fn xattr(&mut self, choose: Choose<'_>) -> Result<(), Error> {
+        let (_, _, inode) = self.name(choose);
+        self.touch([inode]);
+        let name = match choose(5) {
+            0 => b"user.a".to_vec(),
+            1 => b"user.b".to_vec(),
+            2 => b"system.posix_acl_access".to_vec(),
+            3 => b"trusted.x".to_vec(),
+            _ => [&b"user."[..], &new_name(choose)].concat(),
+        };
+        let value = vec![1; choose(1200) as usize];
+        match choose(4) {
+            0 => self.volume.remove_xattr(inode, &name),
+            1 => self.volume.set_xattr(inode, &name, &value, XattrSet::Create),
+            _ => self.volume.set_xattr(inode, &name, &value, XattrSet::Any),
+        }
+    }
+
+    /// Closes the volume; a failed one is read-only, and says so to everybody.
+    pub fn end(&mut self) {
+        let stopped = !self.volume.is_writable();
+        assert_eq!(stopped, self.volume.failure().is_some());
+        self.outcome.stopped = stopped;
+        if stopped {
+            let root = self.volume.root();
+            let refused = self.volume.unlink(root, b"any name");
+            assert_eq!(refused, Err(Error::ReadOnly));
+        }
+        let closed = self.volume.close();
+        assert!(!stopped || closed.is_err(), "a volume that failed is not closed cleanly");
+        assert!(!self.volume.is_writable());
+    }
+}
+
+fn new_name(choose: Choose<'_>) -> Vec<u8> {
+    let len = match choose(8) {
+        0 => 250,
+        1 => 60,
+        _ => 4,
+    };
+    format!("{:0len$}", choose(40)).into_bytes()
+}
+
+/// Anywhere that could matter: near the start, behind maps of every depth, at the very end.
+fn offset(choose: Choose<'_>) -> u64 {
+    match choose(10) {
+        0 => choose(1 << 27),
+        1 => (1 << 32) - 10 + choose(20),
+        2 => choose(1 << 40),
+        3 => u64::MAX - choose(1 << 20),
+        4 => 0,
+        5 => choose(400_000),
+        _ => choose(40_000),
+    }
+}

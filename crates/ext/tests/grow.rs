@@ -1,0 +1,250 @@
+//! Volumes that grow: beside `resize2fs`, cut off at any moment, and refused.
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use common::compare::{self, Beside};
+use common::{Image, Random, run, tree};
+use draconis_device::{CrashOptions, Crashes, Disk, Event, MemoryDisk, RecordDisk};
+use draconis_exchange::contract::Time;
+use draconis_ext::grow::{Error, Growth, Target};
+use draconis_ext::{InodeNumber, Options, Volume};
+
+const NOW: Time = Time { seconds: 1_700_000_000, nanoseconds: 0 };
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+fn plan(image: &[u8], size: u64) -> Result<Growth, Error> {
+    Growth::plan(&MemoryDisk::new(image.to_vec(), 512), size)
+}
+
+/// Grows an image; what is behind its end held something else before.
+fn grow(image: &[u8], size: u64) -> Vec<u8> {
+    let growth = plan(image, size).unwrap();
+    let mut bytes = image.to_vec();
+    bytes.resize(size.max(image.len() as u64) as usize, 0xA5);
+    let disk = MemoryDisk::new(bytes, 512);
+    let target = Target { disk: &disk, zeroed_from_bytes: u64::MAX, now: NOW, progress: &|_| () };
+    growth.write(&target).unwrap();
+    disk.into_bytes()
+}
+
+fn sound(bytes: &[u8], what: &str) {
+    let image = Image::of(bytes);
+    assert!(run("e2fsck", &["-fn", image.path()]).is_some(), "{what}");
+}
+
+/// What `dumpe2fs` says, without what depends on the clock or is not counted by `resize2fs`.
+fn dumped(path: &str) -> Option<Vec<String>> {
+    let text = run("dumpe2fs", &[path])?;
+    let other = ["Overhead", "Lifetime writes", "Last write time"];
+    let lines = text.lines().filter(|line| !other.iter().any(|other| line.starts_with(other)));
+    Some(lines.map(str::to_owned).collect())
+}
+
+/// Blocks in which two images differ; superblocks, what is free and the reserve's inode, which
+/// has times, excepted.
+fn differing(ours: &[u8], theirs: &[u8], block: usize) -> Vec<usize> {
+    let image = Image::of(theirs);
+    let free = run("dumpe2fs", &[image.path()]).unwrap();
+    let mut is_free = vec![false; theirs.len() / block + 1];
+    for line in free.lines().filter_map(|line| line.strip_prefix("  Free blocks: ")) {
+        for range in line.split(", ").filter(|range| !range.is_empty()) {
+            let (from, to) = range.split_once('-').unwrap_or((range, range));
+            let (from, to): (usize, usize) = (from.parse().unwrap(), to.parse().unwrap());
+            is_free[from..=to].fill(true);
+        }
+    }
+    let table = free.lines().find_map(|line| line.trim().strip_prefix("Inode table at "));
+    let table = table.unwrap().split('-').next().unwrap().parse::<usize>().unwrap();
+    let inode_bytes = usize::from(u16::from_le_bytes([theirs[1112], theirs[1113]]));
+    let resize = table + 6 * inode_bytes.max(128) / block;
+    is_free[resize] = true;
+    let is_super = |bytes: &[u8]| {
+        [0, 1024].iter().any(|at| bytes.get(at + 56..at + 58) == Some(&[0x53, 0xEF]))
+    };
+    let pairs = ours.chunks(block).zip(theirs.chunks(block)).enumerate();
+    let differ = pairs.filter(|(nth, (a, b))| a != b && !is_free[*nth] && !is_super(a));
+    differ.map(|(nth, _)| nth).collect()
+}
+
+/// What `debugfs` says of the inode that owns the reserve, times excepted.
+fn reserve_of(image: &Image) -> Vec<String> {
+    let text = image.debugfs("stat <7>").unwrap_or_default();
+    text.lines().filter(|line| !line.contains("time: ")).map(str::to_owned).collect()
+}
+
+fn beside_resize2fs(arguments: &[&str], first: &str, steps: &[u64]) {
+    let source = tempfile::tempdir().unwrap();
+    common::spoil::small_tree(source.path());
+    let Some(image) = Image::make(Some(source.path()), first, arguments) else { return };
+    let mut bytes = std::fs::read(&image.path).unwrap();
+    for size in steps {
+        let what = format!("{arguments:?}, {first}, {size}");
+        let theirs = Image::of(&bytes);
+        let file = std::fs::File::options().write(true).open(&theirs.path).unwrap();
+        file.set_len(*size).unwrap();
+        let kib = format!("{}K", size / KIB);
+        if run("resize2fs", &[theirs.path(), &kib]).is_none() {
+            return;
+        }
+        bytes = grow(&bytes, *size);
+        sound(&bytes, &what);
+        let ours = Image::of(&bytes);
+        assert_eq!(dumped(ours.path()), dumped(theirs.path()), "{what}");
+        assert_eq!(reserve_of(&ours), reserve_of(&theirs), "{what}");
+        let block = 1024 << bytes[1024 + 0x18];
+        let len = plan(&bytes, *size).unwrap().len_bytes() as usize;
+        let other = std::fs::read(&theirs.path).unwrap();
+        let differ = differing(&bytes[..len], &other[..len], block);
+        assert!(differ.is_empty(), "{what}: blocks {differ:?}");
+        let volume = ours.open();
+        compare::tree(&volume, InodeNumber::ROOT, source.path(), Beside::Source);
+    }
+}
+
+#[test]
+fn the_same_comes_out_as_with_resize2fs() {
+    // Groups of 256 blocks: a block of descriptors for every 8 MiB.
+    let small = &["-b", "1024", "-g", "256", "-N", "512", "-I", "128", "-E", "resize=65536"][..];
+    beside_resize2fs(small, "2M", &[2049 * KIB, 3 * MIB, 9 * MIB, 12 * MIB, 31 * MIB]);
+    beside_resize2fs(small, "2000K", &[2030 * KIB, 2100 * KIB, 2120 * KIB, 2400 * KIB]);
+    beside_resize2fs(&["-b", "1024", "-I", "256"], "5M", &[20 * MIB, 64 * MIB]);
+    beside_resize2fs(&["-b", "2048", "-I", "256", "-m", "1"], "8M", &[21 * MIB, 80 * MIB]);
+    beside_resize2fs(&["-b", "4096", "-I", "256"], "8M", &[100 * MIB, 300 * MIB]);
+    // Without a reserve, as far as the last block of descriptors goes.
+    let plain = &["-b", "1024", "-g", "256", "-N", "512", "-O", "^resize_inode"];
+    beside_resize2fs(plain, "2M", &[5 * MIB, 8 * MIB]);
+    beside_resize2fs(&["-b", "1024", "-g", "512", "-O", "none", "-r", "0"], "2M", &[8 * MIB]);
+}
+
+#[test]
+fn sizes_of_all_kinds_are_sound() {
+    let arguments = ["-b", "1024", "-g", "256", "-N", "256", "-I", "128", "-E", "resize=65536"];
+    let Some(image) = Image::make(None, "1M", &arguments) else { return };
+    let bytes = std::fs::read(&image.path).unwrap();
+    let mut random = Random::new(3);
+    for _ in 0..25 {
+        let size = MIB + random.below(20 * MIB);
+        let grown = grow(&bytes, size);
+        sound(&grown, &format!("{size}"));
+    }
+}
+
+#[test]
+fn a_power_cut_leaves_what_a_preening_mends() {
+    let source = tempfile::tempdir().unwrap();
+    common::spoil::small_tree(source.path());
+    let small = ["-b", "1024", "-g", "256", "-N", "512", "-I", "128", "-E", "resize=65536"];
+    let mut states = 0;
+    // Within the last group; groups without a copy; a copy more; descriptors from the reserve.
+    for (from, to) in [("2000K", 2040 * KIB), ("2M", 2600 * KIB), ("2M", 3 * MIB), ("7M", 10 * MIB)]
+    {
+        let Some(image) = Image::make(Some(source.path()), from, &small) else { return };
+        let mut bytes = std::fs::read(&image.path).unwrap();
+        let growth = plan(&bytes, to).unwrap();
+        bytes.resize(to as usize, 0);
+        let disk = RecordDisk::new(MemoryDisk::new(bytes.clone(), 512));
+        let target =
+            Target { disk: &disk, zeroed_from_bytes: u64::MAX, now: NOW, progress: &|_| () };
+        growth.write(&target).unwrap();
+        let events: Vec<Event> = disk.take();
+        let options = CrashOptions { seed: 7, subsets: 3, exhaustive_sectors: 2 };
+        for (nth, crash) in Crashes::new(bytes, events, options).enumerate() {
+            // Most of them are of the time when nobody sees the new groups.
+            if nth % 8 != 0 && matches!(crash.cut, draconis_device::Cut::Prefix(_)) {
+                continue;
+            }
+            states += 1;
+            mended(
+                &crash.disk.to_bytes(),
+                source.path(),
+                &format!("{from}: {:?} {nth}", crash.cut),
+            );
+        }
+    }
+    assert!(states > 30, "{states}");
+}
+
+/// Mounts for reading, and is mended without a question; files are what they were.
+fn mended(bytes: &[u8], source: &Path, what: &str) {
+    let image = Image::of(bytes);
+    compare::tree(&image.open(), InodeNumber::ROOT, source, Beside::Source);
+    let status = std::process::Command::new("e2fsck").args(["-p", image.path()]).output().unwrap();
+    let said = String::from_utf8_lossy(&status.stdout).into_owned();
+    assert!(matches!(status.status.code(), Some(0 | 1)), "{what}: {said}");
+    assert!(run("e2fsck", &["-fn", image.path()]).is_some(), "{what}");
+    compare::tree(&image.open(), InodeNumber::ROOT, source, Beside::Source);
+}
+
+#[test]
+fn the_kernel_sees_all_files_and_fills_the_new_room() {
+    let source = tempfile::tempdir().unwrap();
+    common::spoil::small_tree(source.path());
+    for block in ["1024", "2048", "4096"] {
+        let Some(image) = Image::make(Some(source.path()), "8M", &["-b", block]) else { return };
+        let bytes = std::fs::read(&image.path).unwrap();
+        std::fs::write(&image.path, grow(&grow(&bytes, 20 * MIB), 64 * MIB)).unwrap();
+        let Some(mount) = image.mount() else { return };
+        compare::tree(&image.open(), InodeNumber::ROOT, mount.path(), Beside::Mount);
+        drop(mount);
+        let Some(mount) = image.mount_writable() else { return };
+        std::fs::write(mount.path().join("big"), tree::pattern(1, 48 << 20)).unwrap();
+        for nth in 0..500 {
+            std::fs::create_dir(mount.path().join(format!("d{nth}"))).unwrap();
+        }
+        drop(mount);
+        sound(&std::fs::read(&image.path).unwrap(), block);
+        let disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
+        let volume = Volume::open(disk as Arc<dyn Disk>, Options::default()).unwrap();
+        let big = volume.lookup(volume.root(), b"big").unwrap();
+        let mut read = vec![0; 48 << 20];
+        assert_eq!(volume.read_into(big, 0, &mut read).unwrap(), read.len());
+        assert!(read == tree::pattern(1, 48 << 20));
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_by_name() {
+    let small = ["-b", "1024", "-g", "256", "-N", "512", "-I", "128", "-E", "resize=65536"];
+    let Some(image) = Image::make(None, "2M", &small) else { return };
+    let bytes = std::fs::read(&image.path).unwrap();
+    let shrunk = plan(&bytes, MIB).unwrap_err();
+    assert_eq!(shrunk, Error::Shrink { blocks: 2048, block_bytes: 1024 });
+    // The largest size that is named works, and one group more does not.
+    let Err(Error::TooLarge { largest_bytes, .. }) = plan(&bytes, 1 << 40) else { panic!() };
+    sound(&grow(&bytes, largest_bytes), "largest");
+    assert_eq!(plan(&bytes, largest_bytes + 10 * KIB).unwrap().len_bytes(), largest_bytes);
+    assert!(matches!(plan(&bytes, largest_bytes + 256 * KIB), Err(Error::TooLarge { .. })));
+    assert!(matches!(plan(&bytes, u64::MAX), Err(Error::TooLarge { .. })));
+    // A disk that does not reach so far.
+    let growth = plan(&bytes, 4 * MIB).unwrap();
+    let disk = MemoryDisk::new(bytes.clone(), 512);
+    let target = Target { disk: &disk, zeroed_from_bytes: 0, now: NOW, progress: &|_| () };
+    assert!(matches!(growth.write(&target), Err(Error::ShortDisk { .. })));
+    assert!(disk.into_bytes() == bytes);
+    let cut = &bytes[..bytes.len() - 4096];
+    assert!(matches!(plan(cut, 4 * MIB), Err(Error::ShortDisk { .. })));
+
+    for (at, value) in [(0x3A, 0u16), (0x3A, 3), (0xE8, 12)] {
+        let mut unclean = bytes.clone();
+        unclean[1024 + at..1024 + at + 2].copy_from_slice(&value.to_le_bytes());
+        assert_eq!(plan(&unclean, 4 * MIB).unwrap_err(), Error::NotClean, "{at:#x}");
+    }
+    for features in ["meta_bg,^resize_inode", "sparse_super2", "metadata_csum"] {
+        let Some(image) = Image::make(None, "2M", &["-b", "1024", "-O", features]) else { return };
+        let error = plan(&std::fs::read(&image.path).unwrap(), 4 * MIB).unwrap_err();
+        assert!(matches!(error, Error::Unsupported(_)), "{features}: {error}");
+        assert!(error.to_string().contains(features.split(',').next().unwrap()), "{error}");
+    }
+    // A reserve that is not where it should be.
+    let top = Image::of(&bytes).debugfs("stat <7>").unwrap();
+    let top = top.split("(DIND):").nth(1).unwrap().split(',').next().unwrap().parse::<usize>();
+    let mut damaged = bytes.clone();
+    damaged[top.unwrap() * 1024 + 8] ^= 1;
+    let error = plan(&damaged, 4 * MIB).unwrap_err();
+    assert!(error.to_string().contains("reserve of descriptors, inode 7"), "{error}");
+    assert!(plan(&[0; 65536], MIB).is_err());
+}

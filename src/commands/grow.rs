@@ -1,0 +1,109 @@
+//! `draconis grow`
+//!
+//! ```text
+//!   image ──alone──▶ plan ──▶ file lengthened ──▶ confined ──▶ written
+//! ```
+//! Law: what is refused is refused before the image has changed, its length included.
+
+use std::fs::File;
+use std::os::unix::fs::FileTypeExt;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, anyhow, bail};
+use draconis_device::{Disk, FileOptions, OpenedFile};
+use draconis_ext::grow::{Error, Growth, Target};
+use draconis_service::volume::part;
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
+
+use super::format;
+use crate::cli::Grow;
+use crate::progress::Progress;
+use crate::{change, image, text};
+
+pub fn run(arguments: &Grow) -> anyhow::Result<ExitCode> {
+    let shown = arguments.image.display();
+    let now = change::now()?;
+    let missing = || format!("{shown}: no such file; draconis format makes a volume");
+    let file = image::alone(&arguments.image)?.with_context(missing)?;
+    let given = arguments.size.as_ref().map(|text| {
+        format::size(text, None)
+            .with_context(|| format!("{text}: not a size such as 4096, 64K or 1G"))
+    });
+    let given = given.transpose()?;
+    let disk = disk(arguments, &file, false)?;
+    let size = given.unwrap_or(disk.properties().len_bytes);
+    let growth = Growth::plan(&*disk, size).map_err(|error| tell(arguments, &error))?;
+    drop(disk);
+    if growth.len_bytes() == growth.old_len_bytes() {
+        log::info!("{shown}: has {} already", text::bytes(growth.len_bytes()));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let zeroed_from_bytes = lengthen(arguments, &file, &growth)?;
+    let disk = self::disk(arguments, &file, true)?;
+    image::confine()?;
+    let total = growth.bytes_to_write(zeroed_from_bytes);
+    let progress = Mutex::new(Progress::new(arguments.progress, total));
+    let count = |bytes| progress.lock().unwrap_or_else(PoisonError::into_inner).add(bytes);
+    let target = Target { disk: &*disk, zeroed_from_bytes, now, progress: &count };
+    growth.write(&target).map_err(|error| tell(arguments, &error))?;
+    drop(progress);
+    let (old, new) = (growth.old_len_bytes(), growth.superblock());
+    log::info!(
+        "{shown}: from {} to {}, {} blocks of {} bytes, {} inodes",
+        text::bytes(old),
+        text::bytes(growth.len_bytes()),
+        new.blocks,
+        new.block_bytes,
+        new.inodes
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The part of the image that the volume is in.
+fn disk(arguments: &Grow, file: &File, write: bool) -> anyhow::Result<Arc<dyn Disk>> {
+    let shown = arguments.image.display();
+    let options = FileOptions { write, direct: false, uring: false };
+    let opened = OpenedFile::new(file.try_clone()?.into(), options);
+    let disk = opened.with_context(|| shown.to_string())?.start();
+    part(Arc::new(disk), &arguments.place.options()).map_err(|error| anyhow!("{shown}: {error}"))
+}
+
+/// Makes the file long enough; says from where on the volume reads as zeros.
+fn lengthen(arguments: &Grow, file: &File, growth: &Growth) -> anyhow::Result<u64> {
+    let shown = arguments.image.display();
+    let there = format::len_bytes(file)?;
+    let start = arguments.place.offset.unwrap_or(0);
+    let end = start.saturating_add(growth.len_bytes());
+    if arguments.place.partition.is_some() {
+        // It has the length that the table gives it, which writing compares.
+        return Ok(u64::MAX);
+    }
+    if file.metadata()?.file_type().is_block_device() {
+        if end > there {
+            bail!("{shown} has only {}", text::bytes(there));
+        }
+        return Ok(u64::MAX);
+    }
+    let old_end = start.saturating_add(growth.old_len_bytes());
+    let zeroed = match rustix::fs::seek(file, SeekFrom::Data(old_end)) {
+        Err(Errno::NXIO) => old_end,
+        _ => there,
+    };
+    if end > there {
+        file.set_len(end).with_context(|| format!("{shown}: {}", text::bytes(end)))?;
+    }
+    Ok(zeroed.saturating_sub(start))
+}
+
+fn tell(arguments: &Grow, error: &Error) -> anyhow::Error {
+    let shown = arguments.image.display();
+    let step = match error {
+        Error::ShortDisk { .. } => "give the partition or the device more room first",
+        Error::Volume(draconis_ext::Error::Corrupt { .. }) => "run e2fsck -f first",
+        Error::Volume(draconis_ext::Error::Io(_)) => "run e2fsck -p before it is used again",
+        _ => return anyhow!("{shown}: {error}"),
+    };
+    anyhow!("{shown}: {error}; {step}")
+}
