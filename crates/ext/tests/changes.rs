@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use common::{Image, run};
-use draconis_device::{Disk, FileDisk, FileOptions, MemoryDisk};
+use draconis_device::{Disk, Event, FileDisk, FileOptions, MemoryDisk, RecordDisk};
 use draconis_exchange::contract::{AttributeChange, Kind, SetTime, Time};
 use draconis_ext::{
     AccessTimes, Error, InodeNumber, NewNode, Options, Renaming, Reserve, Volume, Writing, XattrSet,
@@ -316,4 +316,46 @@ fn some_blocks_are_kept_for_the_superuser() {
     volume.close().unwrap();
     drop(volume);
     judge(disk);
+}
+
+#[test]
+fn deep_trees_come_and_go_in_chains_of_bounded_length() {
+    let Some(disk) = memory("8M", &["-b", "1024"]) else { return };
+    let disk = Arc::into_inner(disk).unwrap();
+    let record = Arc::new(RecordDisk::new(disk));
+    let volume = Volume::open_for_writing(record.clone(), Options::default(), writing()).unwrap();
+    let mut way = vec![volume.root()];
+    for _ in 0..200 {
+        let dir = volume.create(*way.last().unwrap(), b"down", &DIRECTORY).unwrap();
+        volume.create(dir, b"file", &FILE).unwrap();
+        way.push(dir);
+    }
+    // Moved into each other while they are new.
+    for nth in 0..80 {
+        let name = format!("n{nth}");
+        volume.create(volume.root(), name.as_bytes(), &DIRECTORY).unwrap();
+    }
+    for nth in (1..80).rev() {
+        let (from, to) = (format!("n{nth}"), format!("n{}", nth - 1));
+        let to = volume.lookup(volume.root(), to.as_bytes()).unwrap();
+        volume.rename(volume.root(), from.as_bytes(), to, b"in", Renaming::Replace).unwrap();
+    }
+    volume.sync().unwrap();
+    while let Some(dir) = way.pop() {
+        if let Some(above) = way.last() {
+            volume.unlink(dir, b"file").unwrap();
+            volume.remove_directory(*above, b"down").unwrap();
+        }
+    }
+    volume.close().unwrap();
+    drop(volume);
+    let events = record.take();
+    let mut lengths = std::collections::HashMap::new();
+    for event in events {
+        if let Event::Group { chain, .. } = event {
+            *lengths.entry(chain).or_insert(0) += 1;
+        }
+    }
+    assert!(lengths.values().all(|length| *length < 80), "{lengths:?}");
+    judge(Arc::new(Arc::into_inner(record).unwrap().into_inner()));
 }

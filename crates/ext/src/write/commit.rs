@@ -35,7 +35,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use draconis_device::{Group, Ticket, Write};
+use draconis_device::{ChainBounds, Group, Ticket, Write};
 use draconis_exchange::heap::Block;
 
 use super::Edit;
@@ -60,7 +60,7 @@ const WRITE_BYTES: usize = 1 << 20;
 /// Blocks of metadata that stay in the overlay after they were written, in bytes.
 const KEPT_BYTES: usize = 32 << 20;
 /// Changed metadata that ends a batch, in bytes.
-const BATCH_BYTES: usize = 16 << 20;
+const BATCH_BYTES: usize = 8 << 20;
 
 /// What a stage writes: blocks, in order.
 type Stage = BTreeMap<u64, Data>;
@@ -161,6 +161,8 @@ impl Volume {
                 edit.bury(InodeNumber(inode))?;
             }
             edit.submit()?;
+            // Clean it is once all of that is durable, the freeing included.
+            edit.w.needed = edit.w.last;
             let clean = edit.w.was_clean;
             let now = u32::try_from(edit.now.seconds).unwrap_or(0);
             edit.change_super(|it| {
@@ -363,8 +365,7 @@ impl Edit<'_> {
         }
         let after: Vec<Ticket> =
             self.w.needed.filter(|ticket| self.w.durable < Some(*ticket)).into_iter().collect();
-        let submitted = self.w.disk.submit_chain(chain, &after);
-        let tickets = submitted.map_err(|refused| Error::Io(refused.error))?;
+        let tickets = self.hand_over_chain(chain, after)?;
         let last = tickets.last().copied().ok_or(Error::Misuse("a chain without a ticket"))?;
         self.w.needed = tickets.get(needed).copied().or(Some(last));
         self.w.last = Some(last);
@@ -391,6 +392,25 @@ impl Edit<'_> {
         self.w.flying.push_back(Flight { last, contents, bytes });
         self.w.flying_bytes += bytes;
         self.shrink()
+    }
+
+    /// Submits a chain whole. One that is too long for the disk, which takes inodes of a few
+    /// megabytes in many stages, goes group by group: to those who die meanwhile it is what it
+    /// is to a power cut.
+    fn hand_over_chain(&self, chain: Vec<Group>, after: Vec<Ticket>) -> Result<Vec<Ticket>> {
+        let disk = &self.w.disk;
+        let io = |error| Error::Io(error);
+        if ChainBounds::of(&chain).is_within(disk.chain_bounds()) {
+            return disk.submit_chain(chain, &after).map_err(|refused| io(refused.error));
+        }
+        let mut tickets = Vec::with_capacity(chain.len());
+        let mut after = after;
+        for group in chain {
+            let ticket = disk.submit(group, &after).map_err(|refused| io(refused.error))?;
+            tickets.push(ticket);
+            after = vec![ticket];
+        }
+        Ok(tickets)
     }
 
     /// Waits until readers of the disk see what was submitted up to `ticket`, or all of it,

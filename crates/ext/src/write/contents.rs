@@ -26,8 +26,8 @@ use crate::{Error, FsBlock, InodeNumber, Result};
 const LARGE_BYTES: u64 = 1 << 31;
 /// Bytes that one change takes at most: between two of them others get their turn.
 const WRITE_BYTES: usize = 1 << 20;
-/// Blocks that one change reserves at most.
-const RESERVE_BLOCKS: u32 = 1 << 10;
+/// Bytes that one change reserves at most.
+const RESERVE_BYTES: u64 = 4 << 20;
 
 impl Volume {
     /// The longest file that the format can hold, in bytes.
@@ -96,7 +96,7 @@ impl Volume {
         let mut at = narrow(offset / bytes);
         let last = narrow(end.div_ceil(bytes));
         while at < last {
-            let step = last.min(at + RESERVE_BLOCKS);
+            let step = last.min(at + narrow(RESERVE_BYTES / bytes));
             match self.edit_with_room(|edit| edit.reserve(number, at, step)) {
                 Ok(got) if got == step => at = step,
                 Ok(_) | Err(Error::NoSpace) => {

@@ -40,6 +40,8 @@ pub(crate) struct Batch {
     pub(super) born: HashSet<u32>,
     /// The directories among them, and where their names are.
     pub(super) born_dirs: HashMap<u32, u32>,
+    /// How deep they were made inside each other.
+    pub(super) depths: HashMap<u32, u32>,
     /// Inodes that live on disk and do not any more: the stage in which they may die.
     pub(super) dying: HashMap<u32, u32>,
     /// The earliest stage in which a directory may die: after what was in it.

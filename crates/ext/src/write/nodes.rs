@@ -23,6 +23,8 @@ use crate::{Error, InodeNumber, Result};
 
 /// Names that an inode may have.
 const MOST_LINKS: u16 = 32_000;
+/// Stages that directories which are born or die inside each other may add to one chain.
+const MOST_STAGES: u32 = 32;
 /// Directories on the way to the root before they count as a circle.
 const MOST_DEPTH: u32 = 1 << 16;
 
@@ -110,6 +112,15 @@ impl Edit<'_> {
         if needs > 0 {
             self.need_blocks(needs, privileged)?;
         }
+        let place = if is_dir && self.depth_of(dir) >= MOST_STAGES {
+            self.apart()?;
+            let Err(place) = self.seek(&*self.directory(dir)?, name)? else {
+                return Err(Error::Exists);
+            };
+            place
+        } else {
+            place
+        };
 
         let number = self.take_inode(dir, new.kind)?;
         let used = self.read_slot(number, |it| it.links() != 0)?;
@@ -148,7 +159,9 @@ impl Edit<'_> {
             }
         })?;
         if is_dir {
+            let depth = self.depth_of(dir);
             self.w.batch.born_dirs.insert(number.0, dir.0);
+            self.w.batch.depths.insert(number.0, depth + 1);
             let all = self.give_blocks(number, 0, 1, Taking { grows: false, privileged })?;
             let first = all.first().ok_or(Error::NoSpace)?.at;
             let names = self.first_names(number, dir);
@@ -169,6 +182,11 @@ impl Edit<'_> {
         self.put_in(dir, place, name, number, new.kind)?;
         self.stamp_directory(dir)?;
         Ok(number)
+    }
+
+    /// How many directories of this batch `dir` is inside of, itself among them.
+    fn depth_of(&self, dir: InodeNumber) -> u32 {
+        self.w.batch.depths.get(&dir.0).copied().unwrap_or(0)
     }
 
     pub(super) fn link(&mut self, inode: InodeNumber, dir: InodeNumber, name: &[u8]) -> Result<()> {
@@ -289,7 +307,8 @@ impl Edit<'_> {
         if !self.is_empty(&node)? {
             return Err(Error::NotEmpty);
         }
-        let spot = if self.w.batch.left.contains(&inode.0) {
+        let height = self.w.batch.heights.get(&inode.0).copied().unwrap_or(0);
+        let spot = if self.w.batch.left.contains(&inode.0) || height >= MOST_STAGES {
             self.apart()?;
             self.spot(dir, name)?
         } else {
@@ -367,8 +386,13 @@ impl Edit<'_> {
         to_dir: InodeNumber,
         moved: InodeNumber,
     ) -> Result<()> {
-        if from_dir == to_dir || !self.is_old(moved) {
+        if from_dir == to_dir {
             return Ok(());
+        }
+        if !self.is_old(moved) {
+            // Directories that are born inside each other make stages.
+            let deepens = self.depth_of(moved) > 0 && self.depth_of(to_dir) > 0;
+            return if deepens { self.apart() } else { Ok(()) };
         }
         let batch = &self.w.batch;
         let circle = batch.receivers.contains(&from_dir.0) || batch.givers.contains(&to_dir.0);
