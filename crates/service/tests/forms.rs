@@ -8,6 +8,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::Arc;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use draconis_device::{FileOptions, OpenedFile};
@@ -62,7 +63,18 @@ fn process(image: &Path) -> Form {
     let (lanes, heap) = (session.clone(), session.clone());
     Form {
         directory: Caller::new(session.client(0).unwrap(), PATIENCE),
-        pair: Box::new(move || lanes.pair().unwrap()),
+        // A lane is free again once its server has noticed that it was closed.
+        pair: Box::new(move || {
+            let until = Instant::now() + PATIENCE;
+            loop {
+                match lanes.pair() {
+                    Err(Refusal::Quota) if Instant::now() < until => {
+                        sleep(Duration::from_millis(1))
+                    }
+                    pair => return pair.unwrap(),
+                }
+            }
+        }),
         block: Box::new(move |len| heap.block(len).unwrap()),
         child: Some(child),
     }
