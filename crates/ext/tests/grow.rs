@@ -154,7 +154,7 @@ fn a_power_cut_leaves_what_a_preening_mends() {
         let options = CrashOptions { seed: 7, subsets: 3, exhaustive_sectors: 2 };
         for (nth, crash) in Crashes::new(bytes, events, options).enumerate() {
             // Most of them are of the time when nobody sees the new groups.
-            if nth % 8 != 0 && matches!(crash.cut, draconis_device::Cut::Prefix(_)) {
+            if nth % 16 != 0 && matches!(crash.cut, draconis_device::Cut::Prefix(_)) {
                 continue;
             }
             states += 1;
@@ -165,7 +165,7 @@ fn a_power_cut_leaves_what_a_preening_mends() {
             );
         }
     }
-    assert!(states > 30, "{states}");
+    assert!(states > 20, "{states}");
 }
 
 /// Mounts for reading, and is mended without a question; files are what they were.

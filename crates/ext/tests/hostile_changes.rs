@@ -73,7 +73,7 @@ fn sound_images_do_not_stop_and_stay_sound() {
 #[test]
 fn spoilt_structures() {
     let (mut opened, mut stopped) = (0, 0);
-    let rounds = rounds(1000);
+    let rounds = rounds(600);
     for seed in 0..rounds {
         let Some(base) = base(seed) else { return };
         let structures = structures(base);

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   stage 0      contents; new blocks of maps, names and attributes; bitmaps with what is taken;
-//!                inodes that die, files first
+//!                features that the volume did not have; inodes that die, files first
 //!   then         directories that died, those inside before those around them
 //!   then         directories: those that got names from others, then those that lost them
 //!   then         inodes that are born, outer directories first; pointers of old files
@@ -784,7 +784,13 @@ impl Edit<'_> {
             match (&buffer.state, buffer.role) {
                 (State::Clean, _) => {}
                 (State::Fresh, _) => drop(stages.entry(0).or_default().insert(block, now)),
-                (State::Changed(_), Role::Counts | Role::Attributes) => {
+                (State::Changed(base), Role::Counts) => {
+                    if let Some(features) = self.features_only(block, base, &now) {
+                        stages.entry(0).or_default().insert(block, features);
+                    }
+                    last.insert(block, now);
+                }
+                (State::Changed(_), Role::Attributes) => {
                     last.insert(block, now);
                 }
                 (State::Changed(base), Role::Bitmap) => {
@@ -828,6 +834,18 @@ impl Edit<'_> {
             }
         }
         Ok((all, needed))
+    }
+
+    /// The superblock with new features and nothing else: what needs them comes behind.
+    fn features_only(&self, block: u64, base: &Data, now: &Data) -> Option<Data> {
+        let block_bytes = u64::from(self.volume.super_.block_bytes);
+        let start = index(OFFSET_BYTES % block_bytes);
+        let fields = start + 0x5C..start + 0x68;
+        let new = now.get(fields.clone()).filter(|_| block == OFFSET_BYTES / block_bytes)?;
+        let mut bytes = base.to_vec();
+        let old = bytes.get_mut(fields).filter(|old| *old != new)?;
+        old.copy_from_slice(new);
+        Some(Data::owned(bytes.into_boxed_slice()))
     }
 
     /// The changed inodes by the blocks of their tables: place, and stage.

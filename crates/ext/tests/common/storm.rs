@@ -41,6 +41,8 @@ pub struct Storm {
     dirs: Vec<InodeNumber>,
     held: Vec<InodeNumber>,
     pub outcome: Outcome,
+    /// Directories stay where they are, files in their directories, and nothing is exchanged.
+    pub calm: bool,
 }
 
 impl Storm {
@@ -56,6 +58,7 @@ impl Storm {
             names: vec![],
             held: vec![],
             outcome: Outcome::default(),
+            calm: false,
         };
         storm.look();
         Ok(storm)
@@ -214,8 +217,13 @@ impl Storm {
         if let Ok(there) = self.volume.lookup(to_dir, &to) {
             self.touch([there]);
         }
+        let is_dir = |inode| self.volume.inode(inode).is_ok_and(|it| it.kind == Kind::Directory);
+        if self.calm && (is_dir(inode) || from_dir != to_dir) {
+            return Ok(());
+        }
         let how = match choose(4) {
             0 => Renaming::NoReplace,
+            1 if self.calm => Renaming::Replace,
             1 => Renaming::Exchange,
             _ => Renaming::Replace,
         };

@@ -1,0 +1,41 @@
+//! Storms of changes, cut off anywhere: `e2fsck -p` mends what is left without a question.
+
+mod common;
+
+use std::process::Command;
+use std::sync::Arc;
+
+use common::spoil::{bases, rounds};
+use common::storm::Storm;
+use common::{Image, Random};
+use draconis_device::{CrashOptions, Crashes, MemoryDisk, RecordDisk};
+use draconis_ext::Options;
+
+const STEPS: u64 = 14;
+/// One state of so many is shown to `e2fsck`.
+const SAMPLE: u64 = 4;
+
+#[test]
+fn storms_that_are_cut_off_are_mended() {
+    for seed in 0..rounds(40) {
+        let Some(base) = bases().get(seed as usize % bases().len().max(1)) else { return };
+        let mut random = Random::new(seed ^ 0xC07C07);
+        let disk = Arc::new(RecordDisk::new(MemoryDisk::new(base.clone(), 512)));
+        let mut storm = Storm::new(disk.clone(), Options::default()).unwrap();
+        storm.calm = true;
+        for _ in 0..STEPS {
+            storm.step(&mut |limit| random.below(limit));
+        }
+        storm.end();
+        let options = CrashOptions { seed, subsets: 4, exhaustive_sectors: 0 };
+        for crash in Crashes::new(base.clone(), disk.take(), options) {
+            if random.below(SAMPLE) == 0 {
+                let image = Image::of(&crash.disk.to_bytes());
+                let checked = Command::new("e2fsck").args(["-fp", image.path()]).output().unwrap();
+                let said = String::from_utf8_lossy(&checked.stdout);
+                let mended = matches!(checked.status.code(), Some(0 | 1));
+                assert!(mended, "seed {seed}, {:?}: {said}", crash.cut);
+            }
+        }
+    }
+}
