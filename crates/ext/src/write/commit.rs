@@ -35,7 +35,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use draconis_device::{Group, Ticket, Write};
+use draconis_device::{ChainBounds, Group, Ticket, Write};
 use draconis_exchange::heap::Block;
 
 use super::Edit;
@@ -361,10 +361,7 @@ impl Edit<'_> {
             bytes += len;
             chain.push(group);
         }
-        let after: Vec<Ticket> =
-            self.w.needed.filter(|ticket| self.w.durable < Some(*ticket)).into_iter().collect();
-        let submitted = self.w.disk.submit_chain(chain, &after);
-        let tickets = submitted.map_err(|refused| Error::Io(refused.error))?;
+        let tickets = self.submit_chain(chain)?;
         let last = tickets.last().copied().ok_or(Error::Misuse("a chain without a ticket"))?;
         self.w.needed = tickets.get(needed).copied().or(Some(last));
         self.w.last = Some(last);
@@ -391,6 +388,31 @@ impl Edit<'_> {
         self.w.flying.push_back(Flight { last, contents, bytes });
         self.w.flying_bytes += bytes;
         self.shrink()
+    }
+
+    /// Submits a chain in as many pieces as the disk asks for, each after the one before it:
+    /// directories that were made deep inside each other are a stage each.
+    fn submit_chain(&self, chain: Vec<Group>) -> Result<Vec<Ticket>> {
+        let bounds = self.w.disk.chain_bounds();
+        let mut after = self.w.needed.filter(|ticket| self.w.durable < Some(*ticket));
+        let mut tickets = Vec::with_capacity(chain.len());
+        let mut chain = chain.into_iter().peekable();
+        while chain.peek().is_some() {
+            let mut piece = Vec::new();
+            let mut needs = ChainBounds { groups: 0, writes: 0, bytes: 0 };
+            while let Some(group) = chain.next_if(|group| {
+                let more = needs.and(ChainBounds::of(std::slice::from_ref(group)));
+                let fits = needs.groups == 0 || more.is_within(bounds);
+                needs = if fits { more } else { needs };
+                fits
+            }) {
+                piece.push(group);
+            }
+            let submitted = self.w.disk.submit_chain(piece, after.as_slice());
+            tickets.extend(submitted.map_err(|refused| Error::Io(refused.error))?);
+            after = tickets.last().copied();
+        }
+        Ok(tickets)
     }
 
     /// Waits until readers of the disk see what was submitted up to `ticket`, or all of it,
