@@ -1,6 +1,8 @@
 //! What the tests of the program share: images, mounts, and ways to compare trees.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod volume;
+
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

@@ -114,6 +114,15 @@ impl ChainBounds {
         }
     }
 
+    /// What this and `other` need together.
+    pub const fn and(self, other: Self) -> Self {
+        Self {
+            groups: self.groups.saturating_add(other.groups),
+            writes: self.writes.saturating_add(other.writes),
+            bytes: self.bytes.saturating_add(other.bytes),
+        }
+    }
+
     /// Whether something that needs this much is within `bounds`.
     pub const fn is_within(self, bounds: Self) -> bool {
         self.groups <= bounds.groups && self.writes <= bounds.writes && self.bytes <= bounds.bytes

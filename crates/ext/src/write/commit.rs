@@ -363,9 +363,7 @@ impl Edit<'_> {
             bytes += len;
             chain.push(group);
         }
-        let after: Vec<Ticket> =
-            self.w.needed.filter(|ticket| self.w.durable < Some(*ticket)).into_iter().collect();
-        let tickets = self.hand_over_chain(chain, after)?;
+        let tickets = self.submit_chain(chain)?;
         let last = tickets.last().copied().ok_or(Error::Misuse("a chain without a ticket"))?;
         self.w.needed = tickets.get(needed).copied().or(Some(last));
         self.w.last = Some(last);
@@ -394,21 +392,28 @@ impl Edit<'_> {
         self.shrink()
     }
 
-    /// Submits a chain whole. One that is too long for the disk, which takes inodes of a few
-    /// megabytes in many stages, goes group by group: to those who die meanwhile it is what it
-    /// is to a power cut.
-    fn hand_over_chain(&self, chain: Vec<Group>, after: Vec<Ticket>) -> Result<Vec<Ticket>> {
-        let disk = &self.w.disk;
-        let io = |error| Error::Io(error);
-        if ChainBounds::of(&chain).is_within(disk.chain_bounds()) {
-            return disk.submit_chain(chain, &after).map_err(|refused| io(refused.error));
-        }
+    /// Submits a chain whole, or one that is too long for the disk (inodes of many megabytes,
+    /// each block of their tables in many stages) piece by piece. What death may leave between
+    /// two pieces is what a power cut may leave anywhere.
+    fn submit_chain(&self, chain: Vec<Group>) -> Result<Vec<Ticket>> {
+        let bounds = self.w.disk.chain_bounds();
+        let mut after = self.w.needed.filter(|ticket| self.w.durable < Some(*ticket));
         let mut tickets = Vec::with_capacity(chain.len());
-        let mut after = after;
-        for group in chain {
-            let ticket = disk.submit(group, &after).map_err(|refused| io(refused.error))?;
-            tickets.push(ticket);
-            after = vec![ticket];
+        let mut chain = chain.into_iter().peekable();
+        while chain.peek().is_some() {
+            let mut piece = Vec::new();
+            let mut needs = ChainBounds { groups: 0, writes: 0, bytes: 0 };
+            while let Some(group) = chain.next_if(|group| {
+                let more = needs.and(ChainBounds::of(std::slice::from_ref(group)));
+                let fits = needs.groups == 0 || more.is_within(bounds);
+                needs = if fits { more } else { needs };
+                fits
+            }) {
+                piece.push(group);
+            }
+            let submitted = self.w.disk.submit_chain(piece, after.as_slice());
+            tickets.extend(submitted.map_err(|refused| Error::Io(refused.error))?);
+            after = tickets.last().copied();
         }
         Ok(tickets)
     }

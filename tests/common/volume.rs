@@ -1,0 +1,101 @@
+//! A volume that is mounted to be changed, and those who judge it afterwards.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{Draconis, Kernel, Without, eventually, look, mke2fs, mounts_below, same};
+
+/// A fresh volume, mounted to be changed.
+pub struct Volume {
+    pub draconis: Draconis,
+    pub image: PathBuf,
+    pub at: PathBuf,
+    keeps_access_times: bool,
+}
+
+impl Volume {
+    pub fn new(block: &str, size: &str, options: &str) -> Self {
+        let draconis = Draconis::new();
+        let image = draconis.path("volume.img");
+        mke2fs(&image, None, &["-t", "ext2", "-b", block], size);
+        let at = draconis.mount(&image, "at", options);
+        let keeps_access_times = !options.contains("noatime");
+        let volume = Self { draconis, image, at, keeps_access_times };
+        let status = volume.draconis.status();
+        assert_eq!(status["mounts"][0]["read_only"], false, "{status}");
+        volume
+    }
+
+    pub fn at(&self, name: &str) -> PathBuf {
+        self.at.join(name)
+    }
+
+    pub fn unmount(&self) {
+        self.draconis.ok(["umount", self.at.to_str().unwrap()]);
+    }
+
+    /// Unmounts; the volume is whole, and the kernel sees what we saw.
+    pub fn judge(&self) {
+        if self.keeps_access_times {
+            // The first look may change them.
+            look(&self.at, Without::default());
+        }
+        let seen = look(&self.at, Without::default());
+        self.unmount();
+        check(&self.image);
+        let at = self.draconis.path("kernel");
+        if let Some(kernel) = Kernel::mount(&self.image, at, "comparing a changed volume") {
+            same(&seen, &look(&kernel.at, Without::default()));
+        }
+    }
+
+    /// Kills the worker and waits until the manager has put its things away.
+    pub fn kill_worker(&self) {
+        kill_process(self.worker(), Signal::KILL).unwrap();
+        eventually("the loss is noticed", || {
+            let status = self.draconis.status();
+            status["mounts"].as_array().unwrap().is_empty()
+                && status["lost"][0]["why"].as_str().is_some_and(|why| why.contains("signal 9"))
+        });
+        assert!(mounts_below(&self.at).is_empty());
+    }
+
+    pub fn worker(&self) -> Pid {
+        let pid = self.draconis.status()["mounts"][0]["worker_pid"].as_i64().unwrap();
+        Pid::from_raw(pid as i32).unwrap()
+    }
+}
+
+/// Has `e2fsck` look at everything; it must have nothing to say.
+pub fn check(image: &Path) {
+    let output = Command::new("e2fsck").args(["-fn"]).arg(image).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}");
+    // A remark is no damage, but we leave none either.
+    let remarks = said.lines().filter(|line| line.ends_with("? no") || line.contains("WARNING"));
+    assert_eq!(remarks.count(), 0, "{said}");
+}
+
+pub fn run(command: &mut Command) {
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {said}");
+}
+
+pub fn shell(script: &str, at: &Path) {
+    run(Command::new("sh").args(["-euc", script]).current_dir(at));
+}
+
+/// Numbers that look random, the same in every run.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+}

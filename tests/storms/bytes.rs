@@ -1,0 +1,396 @@
+//! One file, changed in every way there is, beside its bytes in memory.
+//!
+//! ```text
+//!  0 ------ hole ------ base ==== window ==== base + size ---- base + WINDOW
+//! ```
+//!
+//! The window lies where the map of the file changes its depth, and only it is touched; the
+//! file never ends before it.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use rustix::fs::{Advice, FallocateFlags, OFlags, SeekFrom};
+use rustix::io::Errno;
+
+use crate::common::volume::{Random, Volume, check};
+use crate::common::{fuse, have};
+use crate::{long, random, seeds, settle_times};
+
+const WINDOW: usize = 400 << 10;
+const OPERATIONS: usize = 700;
+
+/// Maps parts of a file and touches them, in a process of its own: a mapping is no safe thing.
+struct Mapper {
+    process: Child,
+    ask: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+const MAPPER: &str = "import mmap, os, sys
+fd = os.open(sys.argv[1], os.O_RDWR)
+for line in sys.stdin:
+    how, at, n, byte = line.split()
+    at, n, byte = int(at), int(n), int(byte)
+    page = at & ~4095
+    m = mmap.mmap(fd, at - page + n, offset=page)
+    if how == 'read':
+        sys.stdout.buffer.write(m[at - page:])
+    else:
+        m[at - page:] = bytes([byte]) * n
+        if how == 'sync':
+            m.flush()
+        sys.stdout.buffer.write(b'done\\n')
+    m.close()
+    sys.stdout.flush()
+";
+
+impl Mapper {
+    fn of(file: &Path) -> Option<Self> {
+        if !have("python3") {
+            eprintln!("skipped: mappings of files need python3");
+            return None;
+        }
+        let mut process = Command::new("python3")
+            .args(["-c", MAPPER])
+            .arg(file)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (ask, answers) = (process.stdin.take().unwrap(), process.stdout.take().unwrap());
+        Some(Self { process, ask, answers: BufReader::new(answers) })
+    }
+
+    fn read(&mut self, at: u64, len: usize) -> Vec<u8> {
+        let mut found = vec![0; len];
+        writeln!(self.ask, "read {at} {len} 0").unwrap();
+        self.answers.read_exact(&mut found).unwrap();
+        found
+    }
+
+    fn fill(&mut self, at: u64, len: usize, byte: u8, sync: bool) {
+        let how = if sync { "sync" } else { "fill" };
+        writeln!(self.ask, "{how} {at} {len} {byte}").unwrap();
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer).unwrap();
+        assert_eq!(answer, "done\n");
+    }
+
+    fn end(mut self) {
+        drop(self.ask);
+        assert!(self.process.wait().unwrap().success());
+    }
+}
+
+/// The ways to the file that are open.
+struct Open {
+    cached: File,
+    direct: File,
+    mapper: Option<Mapper>,
+}
+
+impl Open {
+    fn of(path: &Path) -> Self {
+        let open = |flags: OFlags| {
+            let mut options = File::options();
+            options.read(true).write(true).create(true).truncate(false);
+            options.custom_flags(flags.bits() as i32).open(path).unwrap()
+        };
+        let (cached, direct) = (open(OFlags::empty()), open(OFlags::DIRECT));
+        Self { cached, direct, mapper: Mapper::of(path) }
+    }
+}
+
+struct Storm {
+    volume: Volume,
+    options: &'static str,
+    open: Option<Open>,
+    base: u64,
+    model: Vec<u8>,
+    random: Random,
+    /// What was done, for who has to understand a failure.
+    done: Vec<String>,
+}
+
+impl Storm {
+    fn new(block: u64, options: &'static str, seed: u64) -> Self {
+        let mut random = random(seed);
+        let volume = Volume::new(&block.to_string(), "32M", options);
+        let pointers = block / 4;
+        let depths = [0, 12, 12 + pointers, 12 + pointers + pointers * pointers];
+        // Behind four gigabytes of hole, looking at the file takes seconds.
+        let reachable = if block < 4096 || long() { 4 } else { 3 };
+        let depth = depths[random.below(reachable) as usize];
+        let base = (depth * block).saturating_sub(150_000);
+        let open = Open::of(&volume.at("file"));
+        open.cached.set_len(base).unwrap();
+        Self { volume, options, open: Some(open), base, model: vec![], random, done: vec![] }
+    }
+
+    fn open(&mut self) -> &mut Open {
+        self.open.as_mut().expect("it is open between operations")
+    }
+
+    fn say(&mut self, what: &str, at: usize, len: usize) {
+        self.done.push(format!("{what} {at:#x}+{len:#x} of {:#x}", self.model.len()));
+    }
+
+    /// A range of the window; now and then it has edges of sectors or pages.
+    fn range(&mut self, longest: usize) -> (usize, usize) {
+        let edge = [1, 1, 512, 4096][self.random.below(4) as usize];
+        let at = self.random.below(WINDOW as u64) as usize / edge * edge;
+        let longest = longest.min(WINDOW - at);
+        let len = (1 + self.random.below(longest as u64) as usize).div_ceil(edge) * edge;
+        (at, len.min(WINDOW - at))
+    }
+
+    /// A range of what is there; none where there is too little.
+    fn range_inside(&mut self, longest: usize) -> Option<(usize, usize)> {
+        let (at, len) = self.range(longest);
+        let len = len.min(self.model.len().saturating_sub(at));
+        (len > 0).then_some((at, len))
+    }
+
+    fn grow(&mut self, end: usize) {
+        let end = end.max(self.model.len());
+        self.model.resize(end, 0);
+    }
+
+    fn compare(&self, found: &[u8], at: usize, what: &str) {
+        let expected = &self.model[at..at + found.len()];
+        let Some(bad) = found.iter().zip(expected).position(|(a, b)| a != b) else { return };
+        let last = self.done.len().saturating_sub(40);
+        panic!(
+            "{what} {at:#x}+{:#x}: byte {:#x} is {} and should be {}; before:\n{}",
+            found.len(),
+            at + bad,
+            found[bad],
+            expected[bad],
+            self.done[last..].join("\n")
+        );
+    }
+
+    fn write(&mut self, direct: bool) {
+        let (at, len) = self.range(60_000);
+        self.say(if direct { "direct write" } else { "write" }, at, len);
+        self.grow(at + len);
+        let first = self.random.below(256) as usize;
+        let bytes: Vec<u8> = (0..len).map(|i| ((first + i / 7) & 0xff) as u8).collect();
+        self.model[at..at + len].copy_from_slice(&bytes);
+        let offset = self.base + at as u64;
+        let open = self.open();
+        let file = if direct { &open.direct } else { &open.cached };
+        file.write_all_at(&bytes, offset).unwrap();
+    }
+
+    fn read(&mut self, direct: bool) {
+        let Some((at, len)) = self.range_inside(100_000) else { return };
+        self.say(if direct { "direct read" } else { "read" }, at, len);
+        let (offset, mut found) = (self.base + at as u64, vec![0; len]);
+        let open = self.open();
+        let file = if direct { &open.direct } else { &open.cached };
+        file.read_exact_at(&mut found, offset).unwrap();
+        self.compare(&found, at, if direct { "direct read" } else { "read" });
+    }
+
+    fn truncate(&mut self) {
+        // Shorter is as frequent as longer.
+        let len = self.random.below(WINDOW as u64) as usize;
+        self.say("truncate", 0, len);
+        let end = self.base + len as u64;
+        self.open().cached.set_len(end).unwrap();
+        self.model.resize(len, 0);
+    }
+
+    fn map(&mut self) {
+        let Some((at, len)) = self.range_inside(50_000) else { return };
+        let (offset, how) = (self.base + at as u64, self.random.below(3));
+        let byte = self.random.below(256) as u8;
+        self.say(["map", "map, fill", "map, fill, sync"][how as usize], at, len);
+        let Some(mapper) = &mut self.open().mapper else { return };
+        if how == 0 {
+            let found = mapper.read(offset, len);
+            return self.compare(&found, at, "mapped");
+        }
+        mapper.fill(offset, len, byte, how == 2);
+        self.model[at..at + len].fill(byte);
+    }
+
+    fn allocate(&mut self) {
+        let (at, len) = self.range(60_000);
+        let keep = self.random.below(2) == 0;
+        let (how, what) = match self.random.below(3) {
+            0 => (FallocateFlags::empty(), "allocate"),
+            1 => (FallocateFlags::PUNCH_HOLE, "punch"),
+            _ => (FallocateFlags::ZERO_RANGE, "zero"),
+        };
+        let keep = keep || how == FallocateFlags::PUNCH_HOLE;
+        let how = if keep { how | FallocateFlags::KEEP_SIZE } else { how };
+        self.say(&format!("{what}, keep {keep}"), at, len);
+        let offset = self.base + at as u64;
+        let answer = rustix::fs::fallocate(&self.open().cached, how, offset, len as u64);
+        let inside = at + len <= self.model.len();
+        // Blocks behind the end cannot be kept: they are refused, and nothing may have changed.
+        if answer == Err(Errno::OPNOTSUPP) && keep && !inside {
+            return;
+        }
+        answer.unwrap_or_else(|e| panic!("{what}: {e}; {:?}", self.done.last()));
+        if !keep {
+            self.grow(at + len);
+        }
+        let end = (at + len).min(self.model.len());
+        if what != "allocate" && at < end {
+            self.model[at..end].fill(0);
+        }
+    }
+
+    fn copy(&mut self) {
+        let Some((from, len)) = self.range_inside(60_000) else { return };
+        let to = self.random.below((WINDOW - len) as u64) as usize;
+        if to < from + len && from < to + len {
+            return;
+        }
+        self.say(&format!("copy to {to:#x}"), from, len);
+        let (mut source, mut target) = (self.base + from as u64, self.base + to as u64);
+        let cached = &self.open().cached;
+        let mut left = len;
+        while left > 0 {
+            let (one, other) = (Some(&mut source), Some(&mut target));
+            let copied = rustix::fs::copy_file_range(cached, one, cached, other, left).unwrap();
+            assert!(copied > 0);
+            left -= copied;
+        }
+        self.grow(to + len);
+        self.model.copy_within(from..from + len, to);
+    }
+
+    /// What is called a hole must be zeros, and what is called data must have an end.
+    fn seek(&mut self) {
+        self.say("seek", 0, 0);
+        let (base, end) = (self.base, self.base + self.model.len() as u64);
+        let cached = &self.open().cached;
+        // The kernel asks for holes without writing back what it holds.
+        cached.sync_data().unwrap();
+        let mut at = base;
+        let mut holes = vec![];
+        while at < end {
+            let data = match rustix::fs::seek(cached, SeekFrom::Data(at)) {
+                Ok(data) => data,
+                Err(errno) => {
+                    assert_eq!(errno, Errno::NXIO);
+                    end
+                }
+            };
+            assert!((at..=end).contains(&data), "data at {data} after {at}");
+            holes.push((at - base) as usize..(data - base) as usize);
+            if data < end {
+                at = rustix::fs::seek(cached, SeekFrom::Hole(data)).unwrap();
+                assert!((data + 1..=end).contains(&at), "a hole at {at} after data at {data}");
+            } else {
+                at = end;
+            }
+        }
+        for hole in holes {
+            let bad = self.model[hole.clone()].iter().position(|&byte| byte != 0);
+            assert_eq!(bad, None, "data in {hole:x?}, said to be a hole; {:#?}", self.done);
+        }
+    }
+
+    /// Forgets what the kernel holds of the file, so that it has to be read again.
+    fn forget(&mut self) {
+        self.say("forget", 0, 0);
+        let open = self.open();
+        open.cached.sync_all().unwrap();
+        rustix::fs::fadvise(&open.cached, 0, None, Advice::DontNeed).unwrap();
+    }
+
+    fn close(&mut self) {
+        if let Some(mapper) = self.open.take().and_then(|open| open.mapper) {
+            mapper.end();
+        }
+    }
+
+    fn reopen(&mut self) {
+        self.say("reopen", 0, 0);
+        self.close();
+        self.open = Some(Open::of(&self.volume.at("file")));
+    }
+
+    fn remount(&mut self) {
+        self.say("remount", 0, 0);
+        self.close();
+        self.volume.unmount();
+        check(&self.volume.image);
+        self.volume.draconis.mount(&self.volume.image, "at", self.options);
+        self.open = Some(Open::of(&self.volume.at("file")));
+    }
+
+    fn step(&mut self) {
+        match self.random.below(200) {
+            0..40 => self.write(false),
+            40..70 => self.read(false),
+            70..85 => self.truncate(),
+            85..110 => self.map(),
+            110..135 => self.allocate(),
+            135..145 => self.copy(),
+            145..160 => self.write(true),
+            160..175 => self.read(true),
+            175..182 => self.open().cached.sync_all().unwrap(),
+            182..187 => self.open().cached.sync_data().unwrap(),
+            187..191 => self.seek(),
+            191..195 => self.forget(),
+            195..199 => self.reopen(),
+            _ => self.remount(),
+        }
+        let len = self.open().cached.metadata().unwrap().len();
+        let expected = self.base + self.model.len() as u64;
+        assert_eq!(len, expected, "the size after {:?}", self.done.last());
+    }
+
+    fn run(mut self) {
+        for operation in 0..OPERATIONS {
+            self.step();
+            if operation % 50 == 49 {
+                let (base, mut found) = (self.base, vec![0; self.model.len()]);
+                self.open().cached.read_exact_at(&mut found, base).unwrap();
+                self.compare(&found, 0, "all");
+            }
+        }
+        settle_times(&self.volume.at);
+        self.close();
+        self.volume.judge();
+    }
+}
+
+fn storms(block: u64, options: &'static str) {
+    if !fuse("storms of bytes") {
+        return;
+    }
+    for seed in seeds() {
+        Storm::new(block, options, seed).run();
+    }
+}
+
+#[test]
+fn bytes_in_blocks_of_1_kib() {
+    storms(1024, "rw,noatime,nowriteback");
+}
+
+#[test]
+fn bytes_in_blocks_of_1_kib_written_back() {
+    storms(1024, "rw,noatime,writeback");
+}
+
+#[test]
+fn bytes_in_blocks_of_4_kib() {
+    storms(4096, "rw,noatime,nowriteback");
+}
+
+#[test]
+fn bytes_in_blocks_of_4_kib_written_back() {
+    storms(4096, "rw,noatime,writeback");
+}

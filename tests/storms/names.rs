@@ -1,0 +1,293 @@
+//! Threads that change one tree at once, each in a directory of its own and in a shared one.
+//!
+//! Nobody knows what the tree must be in the end: `e2fsck` says whether it is whole, and the
+//! kernel's driver whether it is what was seen.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::fs::{CWD, RenameFlags, XattrFlags};
+use rustix::io::Errno;
+
+use crate::common::volume::{Random, Volume, check};
+use crate::common::{eventually, fuse, mounts_below};
+use crate::{random, seeds, settle_times};
+
+const THREADS: u64 = 4;
+
+/// What a storm may do, and how long it lasts.
+#[derive(Clone, Copy)]
+struct Weather {
+    /// Names go away, too.
+    removes: bool,
+    /// Files are held open over what happens to their names.
+    holds: bool,
+    operations: usize,
+}
+
+/// What answers a call on names that others change: nothing is wrong.
+const USUAL: [Errno; 9] = [
+    Errno::NOENT,
+    Errno::EXIST,
+    Errno::NOTEMPTY,
+    Errno::NOTDIR,
+    Errno::ISDIR,
+    Errno::INVAL,
+    Errno::LOOP,
+    Errno::NODATA,
+    Errno::PERM,
+];
+
+/// One thread's part of the storm.
+struct Thread<'a> {
+    top: &'a Path,
+    own: String,
+    weather: Weather,
+    random: Random,
+    held: VecDeque<File>,
+}
+
+impl Thread<'_> {
+    /// Some path, there or not, up to three directories deep.
+    fn path(&mut self) -> PathBuf {
+        let first = if self.random.below(2) == 0 { "shared" } else { &self.own };
+        let mut path = self.top.join(first);
+        for _ in 0..self.random.below(3) {
+            path.push(format!("d{}", self.random.below(3)));
+        }
+        match self.random.below(10) {
+            0..3 => path.push(format!("d{}", self.random.below(3))),
+            3 => path.push(format!("{:x<150}", self.random.below(20))),
+            _ => path.push(format!("f{}", self.random.below(25))),
+        }
+        path
+    }
+
+    fn open(&mut self) -> io::Result<File> {
+        let path = self.path();
+        File::options().read(true).write(true).create(true).truncate(false).open(path)
+    }
+
+    fn write(&mut self) -> io::Result<()> {
+        let file = self.open()?;
+        let len = 1 + self.random.below(20_000) as usize;
+        let at = self.random.below(100) * 700;
+        file.write_all_at(&vec![self.random.below(256) as u8; len], at)?;
+        match self.random.below(8) {
+            0 => file.sync_all()?,
+            1 => file.sync_data()?,
+            2 => file.set_len(self.random.below(60_000))?,
+            _ => {}
+        }
+        if self.weather.holds && self.random.below(3) == 0 {
+            self.held.push_back(file);
+            if self.held.len() > 6 {
+                self.held.pop_front();
+            }
+        }
+        Ok(())
+    }
+
+    /// Uses a file whose name may be gone: what it says comes back.
+    fn use_held(&mut self) -> io::Result<()> {
+        let at = self.random.below(30_000);
+        let (byte, cut) = (self.random.below(256) as u8, self.random.below(4) == 0);
+        let Some(file) = self.held.front() else { return Ok(()) };
+        file.write_all_at(&[byte; 3000], at)?;
+        // Who shares the file may have cut it meanwhile.
+        let mut found = [0; 3000];
+        file.read_at(&mut found, at)?;
+        if cut { file.set_len(at / 2) } else { Ok(()) }
+    }
+
+    fn rename(&mut self) -> io::Result<()> {
+        let (from, to) = (self.path(), self.path());
+        let how = match self.random.below(3) {
+            0 if self.weather.removes => RenameFlags::empty(),
+            1 => RenameFlags::EXCHANGE,
+            _ => RenameFlags::NOREPLACE,
+        };
+        Ok(rustix::fs::renameat_with(CWD, from, CWD, to, how)?)
+    }
+
+    fn list(&mut self) -> io::Result<()> {
+        let path = self.path();
+        for entry in std::fs::read_dir(path.parent().expect("a path in a directory"))? {
+            entry?.file_type()?;
+        }
+        Ok(())
+    }
+
+    fn attributes(&mut self) -> io::Result<()> {
+        let path = self.path();
+        let name = format!("user.{}", self.random.below(4));
+        match self.random.below(5) {
+            0 | 1 => {
+                let mode = self.random.below(0o1000) as u32 | 0o700;
+                std::fs::set_permissions(path, PermissionsExt::from_mode(mode))
+            }
+            2 => Ok(rustix::fs::lremovexattr(path, name)?),
+            _ => {
+                let value = vec![b'v'; self.random.below(180) as usize];
+                Ok(rustix::fs::lsetxattr(path, name, &value, XattrFlags::empty())?)
+            }
+        }
+    }
+
+    fn step(&mut self) -> io::Result<()> {
+        match self.random.below(100) {
+            0..25 => self.write(),
+            25..37 => std::fs::create_dir(self.path()),
+            37..43 => {
+                let (to, path) = (self.path(), self.path());
+                let long = self.random.below(2) == 0;
+                let target = if long { "x".repeat(70) } else { to.display().to_string() };
+                std::os::unix::fs::symlink(target, path)
+            }
+            43..50 => {
+                let (from, to) = (self.path(), self.path());
+                std::fs::hard_link(from, to)
+            }
+            50..65 => self.rename(),
+            65..75 if self.weather.removes => std::fs::remove_file(self.path()),
+            75..80 if self.weather.removes => std::fs::remove_dir(self.path()),
+            80..84 => self.list(),
+            84..91 => self.attributes(),
+            91..95 => File::open(self.path())?.sync_all(),
+            _ => self.use_held(),
+        }
+    }
+
+    /// Goes on until all is done, or until `dead`: then any answer is fine, and the last.
+    fn run(&mut self, dead: &AtomicBool) {
+        for _ in 0..self.weather.operations {
+            let Err(error) = self.step() else { continue };
+            if dead.load(Ordering::SeqCst) {
+                return;
+            }
+            let errno = Errno::from_io_error(&error);
+            let usual = errno.is_some_and(|errno| USUAL.contains(&errno));
+            assert!(usual, "{error}");
+        }
+    }
+}
+
+/// Lets a storm loose on a volume; beside it, `meanwhile`.
+fn rage(volume: &Volume, seed: u64, weather: Weather, meanwhile: impl FnOnce(&AtomicBool)) {
+    let dead = AtomicBool::new(false);
+    let _ = std::fs::create_dir(volume.at("shared"));
+    std::thread::scope(|scope| {
+        for n in 0..THREADS {
+            let dead = &dead;
+            let own = format!("own{n}");
+            let _ = std::fs::create_dir(volume.at(&own));
+            scope.spawn(move || {
+                let random = random(seed * THREADS + n);
+                let (top, held) = (volume.at.as_path(), VecDeque::new());
+                Thread { top, own, weather, random, held }.run(dead);
+            });
+        }
+        meanwhile(&dead);
+    });
+}
+
+fn quiet(block: &str, options: &str) {
+    if !fuse("storms of names") {
+        return;
+    }
+    for seed in seeds() {
+        let volume = Volume::new(block, "128M", options);
+        let weather = Weather { removes: true, holds: true, operations: 1500 };
+        rage(&volume, seed, weather, |_| ());
+        settle_times(&volume.at);
+        volume.judge();
+        // What was left is read again by a fresh worker, and changed.
+        volume.draconis.mount(&volume.image, "at", options);
+        rage(&volume, seed + 1000, Weather { operations: 300, ..weather }, |_| ());
+        settle_times(&volume.at);
+        volume.judge();
+    }
+}
+
+#[test]
+fn threads_change_one_tree() {
+    quiet("1024", "rw,noatime,nowriteback");
+}
+
+#[test]
+fn threads_change_one_tree_written_back() {
+    quiet("4096", "rw,noatime,writeback");
+}
+
+/// What `e2fsck` has to say beyond files that have no name any more and were not yet freed.
+fn damage(image: &Path) -> Vec<String> {
+    let output = Command::new("e2fsck").arg("-fn").arg(image).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let freed = |line: &str| {
+        let only_too_many = line.contains("bitmap differences: ") && !line.contains('+');
+        only_too_many
+            || line.starts_with("Deleted inode ") && line.contains(" has zero dtime.")
+            || line.starts_with("Free blocks count wrong")
+            || line.starts_with("Free inodes count wrong")
+            || line.starts_with("Directories count wrong")
+    };
+    let complaints = said.lines().filter(|line| line.contains("? no") || line.contains("rror"));
+    complaints
+        .flat_map(|line| line.split("? no"))
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !freed(line))
+        .map(String::from)
+        .collect()
+}
+
+fn killed(block: &str, options: &str, removes: bool) {
+    if !fuse("storms and sudden deaths") {
+        return;
+    }
+    for seed in seeds() {
+        let mut random = random(seed + 5000);
+        let volume = Volume::new(block, "128M", options);
+        for round in 0..4 {
+            let weather = Weather { removes, holds: false, operations: usize::MAX };
+            let wait = Duration::from_millis(20 + random.below(600));
+            rage(&volume, seed * 8 + round, weather, |dead| {
+                std::thread::sleep(wait);
+                dead.store(true, Ordering::SeqCst);
+                volume.kill_worker();
+            });
+            eventually("the mount point is free", || mounts_below(&volume.at).is_empty());
+            if removes {
+                let damage = damage(&volume.image);
+                assert!(damage.is_empty(), "{wait:?}: {damage:#?}");
+                let copy = volume.draconis.path("copy.img");
+                std::fs::copy(&volume.image, &copy).unwrap();
+                let output = Command::new("e2fsck").arg("-fp").arg(&copy).output().unwrap();
+                let said = String::from_utf8_lossy(&output.stdout);
+                assert!(output.status.code().is_some_and(|code| code < 2), "{said}");
+            } else {
+                check(&volume.image);
+            }
+            volume.draconis.mount(&volume.image, "at", options);
+        }
+        settle_times(&volume.at);
+        volume.judge();
+    }
+}
+
+#[test]
+fn a_death_in_a_storm_that_removes_nothing() {
+    killed("1024", "rw,noatime,commit=1,dirty=1M,nowriteback", false);
+    killed("4096", "rw,noatime,commit=1,dirty=1M,writeback", false);
+}
+
+#[test]
+fn a_death_in_a_storm_leaves_a_whole_volume() {
+    killed("1024", "rw,noatime,commit=1,dirty=1M,nowriteback", true);
+    killed("4096", "rw,noatime,commit=1,dirty=1M,writeback", true);
+}
