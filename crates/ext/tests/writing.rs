@@ -348,17 +348,19 @@ fn step(volume: &Volume, model: &mut Model) -> String {
             let Some(id) = model.file() else { return shown };
             let file = number(&model.nodes[id]);
             let (offset, len) = (model.random.below(100_000), model.random.below(60_000) + 1);
-            let how = match model.random.below(4) {
+            let how = match model.random.below(5) {
                 0 => Reserve::Extend,
                 1 => Reserve::KeepSize,
                 2 => Reserve::PunchHole,
+                3 => Reserve::ZeroRange { keep_size: true },
                 _ => Reserve::ZeroRange { keep_size: false },
             };
+            let keep = matches!(how, Reserve::KeepSize | Reserve::ZeroRange { keep_size: true });
             let done = volume.reserve(file, offset, len, how);
             let contents = &mut model.nodes[id].bytes;
             let end = (offset + len) as usize;
             if matches!(done, Err(Error::Unsupported { .. })) {
-                assert!(how == Reserve::KeepSize && end > contents.len(), "{shown}");
+                assert!(keep && end > contents.len(), "{shown}");
                 return shown;
             }
             if done == Err(Error::NoSpace) {
@@ -369,7 +371,7 @@ fn step(volume: &Volume, model: &mut Model) -> String {
                 return shown;
             }
             done.unwrap();
-            if matches!(how, Reserve::Extend | Reserve::ZeroRange { .. }) && contents.len() < end {
+            if !keep && how != Reserve::PunchHole && contents.len() < end {
                 contents.resize(end, 0);
             }
             if matches!(how, Reserve::PunchHole | Reserve::ZeroRange { .. }) {

@@ -77,20 +77,21 @@ impl Volume {
         }
         let end = offset.checked_add(len).filter(|end| *end <= self.most_file_bytes());
         let end = end.ok_or(Error::TooLarge)?;
-        match how {
-            Reserve::PunchHole => return self.edit(|edit| edit.punch(number, offset, end)),
-            Reserve::ZeroRange { .. } => self.edit(|edit| edit.punch(number, offset, end))?,
-            Reserve::KeepSize => {
-                // A map of blocks has no way to say that blocks behind the end are meant.
-                let size = self.edit(|edit| Ok(edit.file(number)?.size_bytes))?;
-                if end > size.next_multiple_of(self.super_.block_bytes.into()) {
-                    let feature = "blocks behind the end of a file need: extent".to_owned();
-                    return Err(Error::Unsupported { feature });
-                }
-            }
-            Reserve::Extend => {}
+        if how == Reserve::PunchHole {
+            return self.edit(|edit| edit.punch(number, offset, end));
         }
         let keep = matches!(how, Reserve::KeepSize | Reserve::ZeroRange { keep_size: true });
+        if keep {
+            // A map of blocks has no way to say that blocks behind the end are meant.
+            let size = self.edit(|edit| Ok(edit.file(number)?.size_bytes))?;
+            if end > size.next_multiple_of(self.super_.block_bytes.into()) {
+                let feature = "blocks behind the end of a file need: extent".to_owned();
+                return Err(Error::Unsupported { feature });
+            }
+        }
+        if matches!(how, Reserve::ZeroRange { .. }) {
+            self.edit(|edit| edit.punch(number, offset, end))?;
+        }
         let bytes = u64::from(self.super_.block_bytes);
         let mut at = narrow(offset / bytes);
         let last = narrow(end.div_ceil(bytes));
