@@ -33,7 +33,13 @@ impl Volume {
     }
 
     pub fn unmount(&self) {
-        self.draconis.ok(["umount", self.at.to_str().unwrap()]);
+        // Another test's child may hold our files between its fork and its exec.
+        eventually("it is not busy", || {
+            let output = self.draconis.run(["umount".as_ref(), self.at.as_os_str()]);
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success() || said.contains("busy"), "{said}");
+            output.status.success()
+        });
     }
 
     /// Unmounts; the volume is whole, and the kernel sees what we saw.

@@ -136,7 +136,9 @@ impl Storm {
     }
 
     fn say(&mut self, what: &str, at: usize, len: usize) {
-        self.done.push(format!("{what} {at:#x}+{len:#x} of {:#x}", self.model.len()));
+        let line = format!("{what} {at:#x}+{len:#x} of {:#x}", self.model.len());
+        eprintln!("{line}");
+        self.done.push(line);
     }
 
     /// A range of the window; now and then it has edges of sectors or pages.
@@ -235,7 +237,9 @@ impl Storm {
         let answer = rustix::fs::fallocate(&self.open().cached, how, offset, len as u64);
         let inside = at + len <= self.model.len();
         // Blocks behind the end cannot be kept: they are refused, and nothing may have changed.
-        if answer == Err(Errno::OPNOTSUPP) && keep && !inside {
+        // A kernel that writes back may hold an end of which the volume does not know.
+        let unknown = self.options.ends_with(",writeback") && what == "allocate";
+        if answer == Err(Errno::OPNOTSUPP) && keep && (!inside || unknown) {
             return;
         }
         answer.unwrap_or_else(|e| panic!("{what}: {e}; {:?}", self.done.last()));

@@ -352,8 +352,8 @@ fn step(volume: &Volume, model: &mut Model) -> String {
                 0 => Reserve::Extend,
                 1 => Reserve::KeepSize,
                 2 => Reserve::PunchHole,
-                3 => Reserve::ZeroRange { keep_size: false },
-                _ => Reserve::ZeroRange { keep_size: true },
+                3 => Reserve::ZeroRange { keep_size: true },
+                _ => Reserve::ZeroRange { keep_size: false },
             };
             let keep = matches!(how, Reserve::KeepSize | Reserve::ZeroRange { keep_size: true });
             let done = volume.reserve(file, offset, len, how);

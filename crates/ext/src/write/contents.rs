@@ -93,16 +93,34 @@ impl Volume {
             self.edit(|edit| edit.punch(number, offset, end))?;
         }
         let bytes = u64::from(self.super_.block_bytes);
+        let before = self.edit(|edit| Ok(edit.file(number)?.size_bytes))?;
+        let mut grown = before;
         let mut at = narrow(offset / bytes);
         let last = narrow(end.div_ceil(bytes));
         while at < last {
             let step = last.min(at + narrow(RESERVE_BYTES / bytes));
-            match self.edit_with_room(|edit| edit.reserve(number, at, step)) {
+            // The length comes along: a commit between two steps leaves nothing behind it.
+            let reserved = self.edit_with_room(|edit| {
+                let got = edit.reserve(number, at, step)?;
+                let inode = edit.file(number)?;
+                let reached = end.min(u64::from(got) * bytes);
+                if !keep && reached > inode.size_bytes {
+                    edit.set_size(&inode, reached)?;
+                    grown = reached;
+                }
+                Ok(got)
+            });
+            match reserved {
                 Ok(got) if got == step => at = step,
                 Ok(_) | Err(Error::NoSpace) => {
                     // Behind the end of a file there are no blocks.
                     self.edit(|edit| {
-                        let size = edit.file(number)?.size_bytes;
+                        let inode = edit.file(number)?;
+                        let mut size = inode.size_bytes;
+                        if size == grown && size > before {
+                            edit.set_size(&inode, before)?;
+                            size = before;
+                        }
                         edit.take_away(number, narrow(size.div_ceil(bytes)), u32::MAX)
                     })?;
                     return Err(Error::NoSpace);
