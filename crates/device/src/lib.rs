@@ -38,7 +38,7 @@ pub use fault::{Fault, FaultDisk, Hits};
 pub use file::{Claim, FileDisk, FileOptions, OpenedFile, claim};
 pub use memory::MemoryDisk;
 pub use partition::{Partition, PartitionError, partition, partitions};
-pub use pending::{Pending, Promise, pending};
+pub use pending::{Answer, Pending, Promise, pending};
 pub use record::{Event, RecordDisk};
 pub use remote::{Blocks, CHAIN_BOUNDS, RemoteDisk, serve};
 pub use view::View;
