@@ -28,6 +28,7 @@ mod partition;
 mod pending;
 mod record;
 mod remote;
+pub mod sim;
 mod uring;
 mod view;
 mod writer;
