@@ -21,14 +21,18 @@
 //!
 //! This module does not read a clock of this world, and knows no faults: those stack.
 
+mod acceptance;
 mod clock;
 mod dice;
 mod disk;
+mod hdd;
 mod image;
 mod ssd;
 mod timing;
 
+pub use acceptance::{Row, acceptance};
 pub use clock::Clock;
 pub use disk::{SimDisk, Statistics};
+pub use hdd::{Hdd, HddParameters};
 pub use ssd::{Ssd, SsdParameters};
 pub use timing::{Done, Kind, Model, Request, Timing, Work};

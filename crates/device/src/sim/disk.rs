@@ -18,7 +18,9 @@ use draconis_exchange::heap::Block;
 
 use super::dice::Dice;
 use super::image::Image;
-use super::{Clock, Done, Kind, Model, Request, Ssd, SsdParameters, Timing, Work};
+use super::{
+    Clock, Done, Hdd, HddParameters, Kind, Model, Request, Ssd, SsdParameters, Timing, Work,
+};
 use crate::{
     Answer, Atomic, ChainBounds, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer,
     Refused, Ticket, Urgency,
@@ -149,6 +151,12 @@ impl SimDisk {
     /// A disk full of zeroes that takes the time `timing` says, by `clock`.
     pub fn new(timing: impl Timing + 'static, clock: &Clock) -> Arc<Self> {
         Self::of(Core::new(Box::new(timing), clock.clone()))
+    }
+
+    /// A 7200 rpm desktop disk with its write cache on, and its clock.
+    pub fn hdd(len_bytes: u64, seed: u64) -> (Arc<Self>, Clock) {
+        let parameters = HddParameters { seed, ..HddParameters::desktop_7200(len_bytes) };
+        Self::with_clock(Hdd::new(parameters))
     }
 
     /// A fresh flash disk like the Intel P3700, and its clock.

@@ -53,8 +53,10 @@ pub struct SsdParameters {
     pub suspend_ns: u64,
     /// Bytes a second on each channel.
     pub channel_bytes_per_s: u64,
-    /// Bytes a second between host and disk.
-    pub link_bytes_per_s: u64,
+    /// Bytes a second from the disk to the host.
+    pub read_bytes_per_s: u64,
+    /// Bytes a second that the disk takes from the host.
+    pub write_bytes_per_s: u64,
     /// The controller's time for each command: its limit of commands a second, in ns.
     pub command_ns: u64,
     /// What else a read takes, in ns.
@@ -82,6 +84,7 @@ pub struct Ssd {
     ftl: Ftl,
     controller: Server,
     link: Server,
+    intake: Server,
     dies: Vec<Server>,
     channels: Vec<Server>,
     buffer: Buffer,
@@ -120,18 +123,19 @@ impl SsdParameters {
             page_bytes: 4096,
             spare_percent: 30,
             channels: 8,
-            dies_per_channel: 8,
+            dies_per_channel: 6,
             unit_bytes: 16 << 10,
             units_per_block: 256,
-            read_ns: 56_000,
+            read_ns: 60_000,
             program_ns: 300_000,
             erase_ns: 3_800_000,
             suspend_ns: 5_000,
             channel_bytes_per_s: 333_000_000,
-            link_bytes_per_s: 3_200_000_000,
+            read_bytes_per_s: 2_800_000_000,
+            write_bytes_per_s: 1_900_000_000,
             command_ns: 2_200,
-            read_fixed_ns: 5_400,
-            write_fixed_ns: 16_500,
+            read_fixed_ns: 1_900,
+            write_fixed_ns: 15_600,
             flush_ns: 2_000,
             buffer_bytes: (len_bytes / 32).clamp(2 << 20, 32 << 20),
             volatile_cache: false,
@@ -160,6 +164,7 @@ impl Ssd {
             ftl: Ftl::new(Shape::of(&parameters)),
             controller: Server::default(),
             link: Server::default(),
+            intake: Server::default(),
             dies: vec![Server::default(); dies as usize],
             channels: vec![Server::default(); parameters.channels as usize],
             buffer: Buffer::default(),
@@ -216,10 +221,12 @@ impl Ssd {
         ns(bytes, self.parameters.channel_bytes_per_s)
     }
 
-    /// When the link is through with a request's bytes that are there at `from_ns`.
+    /// When the host has the bytes of a read, the last of which are there at `from_ns`:
+    /// those before them went over the link meanwhile.
     fn carry(&mut self, now_ns: u64, from_ns: u64, bytes: u64) -> u64 {
-        let takes = ns(bytes, self.parameters.link_bytes_per_s);
-        self.link.usual(now_ns, takes).max(from_ns + takes)
+        let takes_ns = |bytes| ns(bytes, self.parameters.read_bytes_per_s);
+        let last_ns = takes_ns(bytes.min(self.parameters.page_bytes.into()));
+        self.link.usual(now_ns, takes_ns(bytes)).max(from_ns + last_ns)
     }
 
     fn read(&mut self, start_ns: u64, at: Extent) -> u64 {
@@ -270,7 +277,8 @@ impl Ssd {
                 room_ns = room_ns.max(left_ns);
             }
         }
-        self.carry(start_ns, start_ns, at.len_bytes).max(room_ns) + self.parameters.write_fixed_ns
+        let takes_ns = ns(at.len_bytes, self.parameters.write_bytes_per_s);
+        self.intake.usual(start_ns, takes_ns).max(room_ns) + self.parameters.write_fixed_ns
     }
 
     /// Pages that the buffer holds, and how many of them may wait.
@@ -413,7 +421,7 @@ impl Timing for Ssd {
             self.ftl.drop_open_unit();
         }
         self.buffer.leave(u64::MAX);
-        let servers = [&mut self.controller, &mut self.link].into_iter();
+        let servers = [&mut self.controller, &mut self.link, &mut self.intake].into_iter();
         for server in servers.chain(&mut self.dies).chain(&mut self.channels) {
             (server.urgent_ns, server.usual_ns) = (now_ns, now_ns);
         }
