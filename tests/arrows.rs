@@ -10,10 +10,11 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("exchange", &[]),
     ("device", &["exchange"]),
     ("ext", &["device", "exchange"]),
-    ("service", &["device", "exchange", "ext"]),
+    ("objects", &["device", "exchange"]),
+    ("service", &["device", "exchange", "ext", "objects"]),
     ("front", &["exchange"]),
-    ("lab", &["device", "exchange", "ext", "front", "service"]),
-    ("", &["device", "exchange", "ext", "front", "service"]),
+    ("lab", &["device", "exchange", "ext", "front", "objects", "service"]),
+    ("", &["device", "exchange", "ext", "front", "objects", "service"]),
 ];
 
 /// Licences that a dependency may have.

@@ -1,0 +1,336 @@
+//! Segments become free: what is alive in one is written elsewhere.
+//!
+//! Law 1: a moved payload is a change like any other: in the log, with the same key. It was
+//! verified first; what is rotten stays where it is.
+//! Law 2: the cleaner works as much as is written, so that nobody waits for a whole segment;
+//! only a store that has nothing left to write into cleans at once.
+
+use crate::core::{Core, live_parts};
+use crate::entry::{Data, Entry, Key};
+use crate::frame::{Header, Item, Items};
+use crate::layout::Kind;
+use crate::segment::State;
+use crate::tree::{Node, Ptr};
+use crate::{Error, Result};
+use draconis_exchange::heap::Private;
+
+/// What is read of a segment at once, at least.
+const READ_BYTES: usize = 1 << 20;
+
+/// Something in a frame that may be alive.
+#[derive(Debug)]
+enum Candidate {
+    Payload(Key, Data),
+    Node { at: u64, len: u32 },
+    Chunk { at: u64 },
+}
+
+impl Candidate {
+    fn len(&self) -> u64 {
+        match self {
+            Self::Payload(_, data) => u64::from(data.stored) + 64,
+            Self::Node { len, .. } => u64::from(*len) + 64,
+            Self::Chunk { .. } => 64,
+        }
+    }
+}
+
+/// The segment that is being cleaned.
+pub(crate) struct Cleaning {
+    pub segment: u32,
+    /// The next frame.
+    pos: u32,
+    used: u32,
+    stamp: u64,
+    /// Bytes of the segment from `bytes_at`.
+    bytes: Option<Private>,
+    bytes_at: u32,
+    /// What is left of the frame, last first.
+    candidates: Vec<Candidate>,
+}
+
+impl Core {
+    /// Free segments that only the cleaner and checkpoints may use.
+    pub fn floor(&self) -> usize {
+        self.streams.len() + 4
+    }
+
+    /// The cleaner begins when fewer segments are free.
+    fn low(&self) -> usize {
+        self.floor() * 2 + 2
+    }
+
+    /// Bytes that groups can fill.
+    pub fn capacity_bytes(&self) -> u64 {
+        let segments = self.superblock.geometry.segments as usize;
+        let kept = self.streams.len() * 2 + self.floor() + 4;
+        // Frames have headers, and segments ends that nothing fits into.
+        segments.saturating_sub(kept) as u64 * u64::from(self.superblock.geometry.segment_bytes) / 16
+            * 15
+    }
+
+    /// Bytes that something leads to.
+    pub fn live_bytes(&self) -> u64 {
+        self.segments.live.max(0) as u64
+    }
+
+    /// Sees that a group of `needed_bytes` fits. `frees` may use what is kept for that.
+    pub fn make_room(&mut self, needed_bytes: u64, frees: bool) -> Result<()> {
+        let segment_bytes = u64::from(self.superblock.geometry.segment_bytes);
+        let needed = (needed_bytes + needed_bytes / 8).div_ceil(segment_bytes) as usize
+            + self.streams.len().min(2);
+        let floor = if frees { self.floor() } else { self.floor() + 3 };
+        if self.segments.free() >= needed + floor
+            && (frees || self.live_bytes() + needed_bytes <= self.capacity_bytes())
+        {
+            return Ok(());
+        }
+        self.make_room_now(needed_bytes, needed + floor, frees).map_err(|error| match error {
+            full @ Error::NoSpace { .. } => full,
+            error => self.stop(error),
+        })
+    }
+
+    fn make_room_now(&mut self, needed_bytes: u64, needed: usize, frees: bool) -> Result<()> {
+        let full = |core: &Self| Error::NoSpace {
+            needed_bytes,
+            free_bytes: core.capacity_bytes().saturating_sub(core.live_bytes()),
+        };
+        if !frees && self.live_bytes() + needed_bytes > self.capacity_bytes() {
+            // What was overwritten may not be counted yet.
+            self.checkpoint_now()?;
+            if self.live_bytes() + needed_bytes > self.capacity_bytes() {
+                return Err(full(self));
+            }
+        }
+        // Each round frees, or moves things together; so many are enough for anything.
+        for _ in 0..4 * self.superblock.geometry.segments + 8 {
+            self.complete_checkpoint(false)?;
+            if self.segments.free() >= needed {
+                return Ok(());
+            }
+            if self.checkpoint.is_some() {
+                self.complete_checkpoint(true)?;
+            } else if self.segments.has_empty() {
+                self.checkpoint_now()?;
+            } else if self.segments.free() > self.streams.len() && self.choose()? {
+                while self.cleaning.is_some() {
+                    self.clean_step()?;
+                }
+                self.commit()?;
+            } else if self.cleaned_since.is_empty() && self.cleaned_before.is_empty() {
+                return Err(full(self));
+            } else {
+                self.checkpoint_now()?;
+            }
+        }
+        Err(full(self))
+    }
+
+    /// Cleans what `bytes` pay for.
+    pub fn clean_some(&mut self, bytes: u64) -> Result<()> {
+        let free = self.segments.free();
+        let coming = self.coming() + self.cleaned_since.len() + self.cleaned_before.len();
+        if free + coming >= self.low() && self.cleaning.is_none() {
+            self.cleaning_debt = 0;
+            // What was cleaned is free after a checkpoint.
+            let is_idle = self.counting.is_none() && self.checkpoint.is_none();
+            if free < self.low() * 3 / 4 && is_idle && !self.cleaned_since.is_empty() {
+                self.begin_checkpoint()?;
+            }
+            return Ok(());
+        }
+        if free <= self.floor() {
+            // Only what is emptied helps, and that is for `make_room`.
+            return Ok(());
+        }
+        if self.cleaning.is_none() && !self.choose()? {
+            // What was emptied is free after a checkpoint.
+            if self.segments.has_empty() && self.counting.is_none() && self.checkpoint.is_none() {
+                self.begin_checkpoint()?;
+            }
+            return Ok(());
+        }
+        let Some(cleaning) = &self.cleaning else { return Ok(()) };
+        let segment = &self.segments.all[cleaning.segment as usize];
+        let len = u64::from(self.superblock.geometry.segment_bytes);
+        let dead = len.saturating_sub(segment.live.max(0) as u64).max(len / 32);
+        // One byte is freed for each that is written, and a quarter more; the fewer
+        // segments are left the more.
+        let haste = if free * 4 < self.low() * 3 { 3 } else { 1 };
+        self.cleaning_debt += bytes * len / dead * 5 / 4 * haste;
+        while self.cleaning_debt > 0 && self.cleaning.is_some() {
+            let done = self.clean_step()?;
+            self.cleaning_debt = self.cleaning_debt.saturating_sub(done);
+        }
+        Ok(())
+    }
+
+    /// Chooses the segment that is worth most; says whether one is worth anything.
+    fn choose(&mut self) -> Result<bool> {
+        let len = u64::from(self.superblock.geometry.segment_bytes);
+        let worth = |(number, segment): (u32, &crate::segment::Segment)| {
+            let is_candidate = segment.state == State::Closed
+                && !segment.is_bad
+                && segment.live > 0
+                && !self.cleaned_since.contains(&number)
+                && !self.cleaned_before.contains(&number);
+            let used = segment.live.max(0) as u64;
+            let age = self.clock.saturating_sub(segment.stamp).max(1);
+            (is_candidate && used < len - len / 64)
+                .then(|| (self.layout.worth(used, len, age), number))
+        };
+        let best = (0..)
+            .zip(&self.segments.all)
+            .filter_map(worth)
+            .max_by(|(a, _), (b, _)| a.total_cmp(b));
+        let Some((_, number)) = best else { return Ok(false) };
+        let segment = self.segments.all[number as usize];
+        if segment.last_seq > self.durable
+            && let Some(ticket) = self.last_disk
+        {
+            self.io.disk.settle(ticket)?;
+        }
+        self.cleaning = Some(Cleaning {
+            segment: number,
+            pos: 0,
+            used: segment.used,
+            stamp: segment.stamp,
+            bytes: None,
+            bytes_at: 0,
+            candidates: vec![],
+        });
+        Ok(true)
+    }
+
+    /// Looks at the next thing in the segment; how many bytes of it that were.
+    fn clean_step(&mut self) -> Result<u64> {
+        let Some(mut cleaning) = self.cleaning.take() else { return Ok(0) };
+        let start = self.superblock.geometry.start_of(cleaning.segment);
+        if let Some(candidate) = cleaning.candidates.pop() {
+            let moved = self.move_candidate(&cleaning, start, &candidate);
+            return match moved {
+                Ok(()) => {
+                    self.cleaning = Some(cleaning);
+                    Ok(candidate.len())
+                }
+                Err(Error::Corrupt { what, at_bytes }) => {
+                    self.leave(cleaning.segment, what, at_bytes);
+                    Ok(candidate.len())
+                }
+                Err(error) => Err(error),
+            };
+        }
+        if cleaning.pos >= cleaning.used {
+            self.cleaned_since.insert(cleaning.segment);
+            self.counters.cleaned += 1;
+            return Ok(64);
+        }
+        match self.next_frame(&mut cleaning, start) {
+            Ok(()) => self.cleaning = Some(cleaning),
+            Err(Error::Corrupt { what, at_bytes }) => self.leave(cleaning.segment, what, at_bytes),
+            Err(error) => return Err(error),
+        }
+        Ok(64)
+    }
+
+    fn leave(&mut self, segment: u32, what: &str, at: u64) {
+        log::warn!("segment {segment} is left as it is: {what} at byte {at}");
+        self.segments.all[segment as usize].is_bad = true;
+    }
+
+    fn next_frame(&mut self, cleaning: &mut Cleaning, start: u64) -> Result<()> {
+        let page = self.superblock.geometry.page_bytes as usize;
+        let at = start + u64::from(cleaning.pos);
+        let room = (cleaning.used - cleaning.pos) as usize;
+        let gone = Error::Corrupt { what: "a frame", at_bytes: at };
+        let mut wanted = READ_BYTES.min(room);
+        // At most twice: once for the header, once for a frame that is longer.
+        for _ in 0..2 {
+            let held = cleaning.bytes.as_ref().map_or(0, |bytes| {
+                (cleaning.bytes_at as usize + bytes.len()).saturating_sub(cleaning.pos as usize)
+            });
+            if held < page.min(room) || held < wanted.min(room) && wanted != READ_BYTES.min(room) {
+                let len = wanted.max(READ_BYTES.min(room)).next_multiple_of(page);
+                cleaning.bytes = Some(self.io.direct(at, len)?);
+                cleaning.bytes_at = cleaning.pos;
+            }
+            let Some(bytes) = &cleaning.bytes else { return Err(gone) };
+            let bytes = &bytes[(cleaning.pos - cleaning.bytes_at) as usize..];
+            let header = Header::peek(bytes, at, self.tag, room as u64).ok_or(gone.clone())?;
+            if header.len as usize > bytes.len() {
+                wanted = header.len as usize;
+                continue;
+            }
+            let table = &bytes[header.table_at as usize..][..header.table_len as usize];
+            if !header.is_whole(bytes, table, self.io.summer) {
+                return Err(gone);
+            }
+            for item in Items::new(table, &header) {
+                cleaning.candidates.extend(match item? {
+                    Item::Pair(_, key, Entry::Data(data)) => {
+                        Some(Candidate::Payload(Key::from_slice(key), data))
+                    }
+                    Item::Pair(..) => None,
+                    Item::Node { at, len } => Some(Candidate::Node { at, len }),
+                    Item::Chunk { at, .. } => Some(Candidate::Chunk { at }),
+                });
+            }
+            cleaning.candidates.reverse();
+            cleaning.pos += header.len;
+            return Ok(());
+        }
+        Err(gone)
+    }
+
+    fn move_candidate(&mut self, cleaning: &Cleaning, start: u64, candidate: &Candidate) -> Result<()> {
+        let slice = |at: u64, len: u32| -> Result<&[u8]> {
+            let gone = Error::Corrupt { what: "an item outside of its frame", at_bytes: at };
+            let base = start + u64::from(cleaning.bytes_at);
+            let from = at.checked_sub(base).ok_or(gone.clone())? as usize;
+            let bytes = cleaning.bytes.as_deref().ok_or(gone.clone())?;
+            bytes.get(from..from + len as usize).ok_or(gone)
+        };
+        match candidate {
+            Candidate::Payload(key, stored) => {
+                let parts = live_parts(&self.index(), &*self.io, key, stored, &mut None)?;
+                for (key, part) in parts {
+                    let bytes = slice(part.at, part.stored)?;
+                    self.io.verify(&part, bytes)?;
+                    let alive = &bytes[part.skip as usize..][..part.len as usize];
+                    let kind = Kind::Moved { age: self.clock.saturating_sub(cleaning.stamp) };
+                    self.counters.moved_bytes += u64::from(part.len);
+                    self.payload(key, alive, kind, Some(cleaning.stamp))?;
+                }
+            }
+            Candidate::Node { at, len } => {
+                let bytes = slice(*at, *len)?;
+                let node = Node::decode(bytes, *at)?;
+                let (key, level) = (Key::from_slice(node.first_key()), node.level());
+                let mut tree = std::mem::take(&mut self.tree);
+                let moved = tree.move_node(self, &key, level, *at);
+                self.tree = tree;
+                if moved? {
+                    self.refresh();
+                }
+            }
+            Candidate::Chunk { at } => self.move_chunk(*at)?,
+        }
+        Ok(())
+    }
+
+    fn move_chunk(&mut self, at: u64) -> Result<()> {
+        let all = || self.runs.iter().flat_map(|run| &run.chunks);
+        let Some(old) = all().find(|ptr| ptr.at == at).copied() else { return Ok(()) };
+        let bytes = self.io.read_ptr(old)?;
+        let new: Ptr = self.store(&bytes, false)?;
+        self.segments.kill(old.at, old.len, false);
+        for ptr in self.runs.iter_mut().flat_map(|run| &mut run.chunks) {
+            if *ptr == old {
+                *ptr = new;
+            }
+        }
+        Ok(())
+    }
+}
+

@@ -1,0 +1,140 @@
+//! Numbers and bytes on the disk, and the sum that guards them.
+
+use twox_hash::XxHash3_64;
+
+use crate::{Error, Result};
+
+/// Guards what is pointed to: depends on the bytes, on where they are and on whose they
+/// are, so bytes that landed elsewhere, or were there before, do not pass.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Summer(pub u64);
+
+impl Summer {
+    /// The sum of `bytes` at byte `at` of the disk.
+    pub fn sum(self, at: u64, bytes: &[u8]) -> u64 {
+        XxHash3_64::oneshot(bytes) ^ mix(at ^ self.0)
+    }
+}
+
+/// Spreads a number over all bits (the finaliser of SplitMix64).
+pub(crate) fn mix(mut x: u64) -> u64 {
+    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// Appends a number in 7-bit groups, least significant first.
+pub(crate) fn put_varint(into: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        into.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    into.push(value as u8);
+}
+
+/// Reads what the `put_..` functions wrote; never behind the end, never panics.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reader<'a> {
+    bytes: &'a [u8],
+    pos: usize,
+    /// Where on the disk the bytes are, for complaints.
+    at: u64,
+}
+
+impl<'a> Reader<'a> {
+    pub fn new(bytes: &'a [u8], at: u64) -> Self {
+        Self { bytes, pos: 0, at }
+    }
+
+    pub fn pos(&self) -> usize {
+        self.pos
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.pos == self.bytes.len()
+    }
+
+    /// The complaint about the place where the reader stands.
+    pub fn corrupt(&self, what: &'static str) -> Error {
+        Error::Corrupt { what, at_bytes: self.at + self.pos as u64 }
+    }
+
+    pub fn bytes(&mut self, len: usize) -> Result<&'a [u8]> {
+        let rest = &self.bytes[self.pos..];
+        let bytes = rest.get(..len).ok_or_else(|| self.corrupt("a structure that ends early"))?;
+        self.pos += len;
+        Ok(bytes)
+    }
+
+    pub fn u8(&mut self) -> Result<u8> {
+        Ok(self.bytes(1)?[0])
+    }
+
+    pub fn u32(&mut self) -> Result<u32> {
+        let bytes = self.bytes(4)?;
+        Ok(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+    }
+
+    pub fn u64(&mut self) -> Result<u64> {
+        let mut word = [0; 8];
+        word.copy_from_slice(self.bytes(8)?);
+        Ok(u64::from_le_bytes(word))
+    }
+
+    pub fn varint(&mut self) -> Result<u64> {
+        let mut value = 0u64;
+        for shift in (0..64).step_by(7) {
+            let byte = self.u8()?;
+            let bits = u64::from(byte & 0x7f);
+            if shift == 63 && bits > 1 {
+                break;
+            }
+            value |= bits << shift;
+            if byte & 0x80 == 0 {
+                return Ok(value);
+            }
+        }
+        Err(self.corrupt("a number without an end"))
+    }
+
+    /// A number that must fit.
+    pub fn varint_u32(&mut self) -> Result<u32> {
+        u32::try_from(self.varint()?).map_err(|_| self.corrupt("a number that is too large"))
+    }
+
+    /// Bytes that begin with how many they are.
+    pub fn sized(&mut self) -> Result<&'a [u8]> {
+        let len = self.varint_u32()?;
+        self.bytes(len as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_come_back() {
+        let values = [0, 1, 127, 128, 300, u64::from(u32::MAX), u64::MAX];
+        let mut bytes = vec![];
+        for value in values {
+            put_varint(&mut bytes, value);
+        }
+        let mut reader = Reader::new(&bytes, 0);
+        for value in values {
+            assert_eq!(reader.varint(), Ok(value));
+        }
+        assert!(reader.is_done());
+        assert!(reader.varint().is_err());
+        assert!(Reader::new(&[0xff; 12], 0).varint().is_err());
+    }
+
+    #[test]
+    fn a_sum_knows_its_place() {
+        let (ours, theirs) = (Summer(1), Summer(2));
+        assert_eq!(ours.sum(4096, b"abc"), ours.sum(4096, b"abc"));
+        assert_ne!(ours.sum(4096, b"abc"), ours.sum(8192, b"abc"));
+        assert_ne!(ours.sum(4096, b"abc"), theirs.sum(4096, b"abc"));
+    }
+}

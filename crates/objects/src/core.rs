@@ -1,0 +1,774 @@
+//! The state of an open store, and how a group becomes part of it.
+//!
+//! ```text
+//!   group ─▶ reserve ─▶ payloads and entries into frames ─▶ active layer
+//!                            │ somebody waits, or much came together
+//!                            ▼
+//!                          commit: all its frames to the disk at once
+//! ```
+//!
+//! Law 1: a group is refused before anything of it was done, or not at all.
+//! Law 2: all items of a group are in one commit. A commit counts only if all its frames
+//! are there.
+//! Law 3: every change pays a little of what is due: counting, merging, cleaning.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+
+use draconis_device::{Group as DiskGroup, Ticket as DiskTicket, Write};
+use draconis_exchange::heap::{Block, Private};
+
+use crate::checkpoint::{Counting, Run, Written};
+use crate::clean::Cleaning;
+use crate::entry::{
+    Data, Entry, KEY_MAX, Key, Named, ObjectRecord, PAYLOAD_MAX, PIECE, extent_key, named, object_key,
+    value_key,
+};
+use crate::frame::{Done, Frame, HEADER, Header};
+use crate::group::Op;
+use crate::io::Io;
+use crate::layer::{Active, Layer, Sorted};
+use crate::layout::{Kind, Layout};
+use crate::merge::Merging;
+use crate::segment::Segments;
+use crate::superblock::Superblock;
+use crate::tree::{Node, Nodes, NodesMut, Ptr, Tree};
+use crate::view::{Index, Token, View};
+use crate::{Error, Group, Hint, ObjectId, Result, Ticket};
+
+/// A commit is handed over when it has so many bytes.
+const COMMIT_BYTES: usize = 1 << 20;
+/// Bytes of log after which the disk is asked to flush, whoever waits: so much may have
+/// holes after a power cut, and is verified then.
+const BARRIER_BYTES: u64 = 32 << 20;
+/// Commits shorter than this are a trickle.
+const TRICKLE_BYTES: usize = 32 << 10;
+
+/// A place that is being filled.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    pub segment: u32,
+    /// Where the next frame begins, in the segment.
+    pub pos: u32,
+    /// Where the stream goes on.
+    pub next: u32,
+    pub frame: Option<Frame>,
+}
+
+/// The commit that takes groups.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    pub seq: u64,
+    /// Items so far.
+    order: u64,
+    /// Frames that were numbered so far.
+    parts: u32,
+    done: Vec<Done>,
+    bytes: usize,
+    /// The commit's first frames, given to the disk already.
+    early: Option<DiskTicket>,
+    early_bytes: u64,
+}
+
+/// The state of a store. Everything here is under one lock.
+pub(crate) struct Core {
+    pub io: Arc<Io>,
+    pub layout: Box<dyn Layout>,
+    pub superblock: Superblock,
+    pub tag: u32,
+
+    pub active: Active,
+    /// Sealed by snapshots since the last checkpoint began, oldest first.
+    pub log_layers: Vec<Arc<Layer>>,
+    pub counting: Option<Counting>,
+    /// Oldest first.
+    pub runs: Vec<Run>,
+    pub merging: Option<Merging>,
+    pub tree: Tree,
+    pub view: Arc<View>,
+
+    pub segments: Segments,
+    pub streams: Vec<Stream>,
+    pub cleaning: Option<Cleaning>,
+    /// Bytes of work that the cleaner owes.
+    pub cleaning_debt: u64,
+    /// Segments that were cleaned since the last checkpoint: what is left in them waits for it.
+    pub cleaned_since: HashSet<u32>,
+    /// Those that were cleaned before the checkpoint on its way began.
+    pub cleaned_before: HashSet<u32>,
+    pub token: Arc<Token>,
+    /// Segments that wait until those who hold the token let it go; oldest first.
+    pub epochs: VecDeque<(Arc<Token>, Vec<u32>)>,
+
+    pub batch: Batch,
+    /// Commits that may not be durable yet, oldest first.
+    pub commits: VecDeque<(u64, DiskTicket)>,
+    pub durable: u64,
+    /// Commits up to here are durable before anything else is written.
+    pub barrier: u64,
+    pub unflushed_bytes: u64,
+    pub last_disk: Option<DiskTicket>,
+    /// A moving average of a commit's bytes.
+    pub usual_bytes: usize,
+
+    /// Bytes of log since the last checkpoint began.
+    pub log_bytes: u64,
+    pub checkpoint: Option<Written>,
+    /// Where the newest checkpoint lies.
+    pub checkpoint_ptrs: Vec<Ptr>,
+
+    /// Bytes that were written so far.
+    pub clock: u64,
+    pub next_id: u64,
+    /// Values that are objects.
+    pub links: u64,
+    pub counters: Counters,
+    /// Set once writing is over, for good.
+    pub stopped: Option<Error>,
+}
+
+/// What a store did since it was opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counters {
+    /// Groups taken.
+    pub groups: u64,
+    /// Payload that groups brought, in bytes.
+    pub payload_bytes: u64,
+    /// Payload that the cleaner moved, in bytes.
+    pub moved_bytes: u64,
+    /// Nodes, runs and checkpoints, in bytes.
+    pub index_bytes: u64,
+    /// Everything given to the disk, in bytes.
+    pub written_bytes: u64,
+    /// Commits given to the disk.
+    pub commits: u64,
+    /// Checkpoints written.
+    pub checkpoints: u64,
+    /// Segments cleaned.
+    pub cleaned: u64,
+}
+
+impl Batch {
+    /// An empty commit.
+    pub fn numbered(seq: u64) -> Self {
+        Self { seq, ..Self::default() }
+    }
+}
+
+impl Core {
+    pub fn index(&self) -> Index<'_> {
+        Index { top: Some(&self.active), layers: &self.view.layers, tree: &self.tree }
+    }
+
+    /// Makes the view anew: layers or tree are others now.
+    pub fn refresh(&mut self) {
+        let mut layers: Vec<Arc<Layer>> = self.log_layers.iter().rev().cloned().collect();
+        layers.extend(self.counting.iter().map(|counting| counting.layer.clone()));
+        layers.extend(self.counted_layers());
+        let view = View { layers, tree: self.tree.clone(), token: self.token.clone() };
+        self.view = Arc::new(view);
+    }
+
+    /// Runs, and what is being merged, newest first.
+    pub fn counted_layers(&self) -> Vec<Arc<Layer>> {
+        let merged = self.merging.as_ref().map_or(0, |merging| merging.runs);
+        let mut layers: Vec<Arc<Layer>> =
+            self.runs[merged..].iter().rev().map(|run| run.layer.clone()).collect();
+        layers.extend(self.merging.iter().map(|merging| merging.layer.clone()));
+        layers
+    }
+
+    /// Ends the active layer, so that a view has everything.
+    pub fn seal_layer(&mut self) {
+        if self.active.map.is_empty() {
+            return;
+        }
+        self.log_layers.push(Arc::new(self.active.seal()));
+        // Few layers: each lookup asks all of them. Sizes double from new to old.
+        while let [.., older, newer] = self.log_layers.as_slice()
+            && (newer.pairs.len() * 2 >= older.pairs.len())
+        {
+            let folded = self.fold_log(&newer.clone(), &older.clone());
+            self.log_layers.truncate(self.log_layers.len() - 2);
+            self.log_layers.push(Arc::new(folded));
+        }
+        self.refresh();
+    }
+
+    /// `newer` over `older`, both of the log.
+    pub fn fold_log(&mut self, newer: &Layer, older: &Layer) -> Layer {
+        let segments = &mut self.segments;
+        Layer::fold(newer, older, &mut |dead| segments.kill(dead.at + u64::from(dead.skip), dead.len, true))
+    }
+
+    /// Gives a key its entry in the active layer.
+    pub fn set(&mut self, key: Key, entry: Entry) {
+        let segments = &mut self.segments;
+        self.active.set(key, entry, &mut |dead| {
+            segments.kill(dead.at + u64::from(dead.skip), dead.len, true);
+        });
+    }
+
+    /// Whether the open commit would write nothing.
+    pub fn is_batch_empty(&self) -> bool {
+        self.batch.bytes == 0
+    }
+
+    /// Whether the store was opened for reading.
+    pub fn is_read_only(&self) -> bool {
+        matches!(self.stopped, Some(Error::Misuse(_)))
+    }
+
+    /// Keys in layers.
+    pub fn pending_keys(&self) -> u64 {
+        let layers: usize = self.view.layers.iter().map(|layer| layer.pairs.len()).sum();
+        (self.active.map.len() + layers) as u64
+    }
+
+    fn check_running(&self) -> Result<()> {
+        match &self.stopped {
+            None => Ok(()),
+            Some(Error::Device(error)) => Err(Error::Stopped(error.clone())),
+            Some(error) => Err(error.clone()),
+        }
+    }
+
+    /// Keeps an error that ends all writing.
+    pub fn stop(&mut self, error: Error) -> Error {
+        if self.stopped.is_none() {
+            log::error!("the store takes no more changes: {error}");
+            self.stopped = Some(error.clone());
+        }
+        error
+    }
+
+    /// Takes a group.
+    pub fn submit(&mut self, group: &Group, after: &[Ticket]) -> Result<Ticket> {
+        self.check_running()?;
+        if after.iter().any(|ticket| ticket.0 > self.batch.seq) {
+            return Err(Error::Misuse("a ticket that was never given out"));
+        }
+        let plan = self.plan(group)?;
+        self.make_room(plan.needed_bytes, plan.frees)?;
+        // From here on whatever fails ends the store: half a group may be in the commit.
+        match self.apply(group, plan) {
+            Ok(()) => {}
+            Err(error) => return Err(self.stop(error)),
+        }
+        // A group that changes nothing is as durable as what was before it.
+        let ticket = Ticket(self.batch.seq - u64::from(self.is_batch_empty()));
+        self.counters.groups += 1;
+        self.counters.payload_bytes += group.bytes.len() as u64;
+        let worked = match self.batch.bytes >= COMMIT_BYTES {
+            true => self.commit(),
+            false => Ok(()),
+        }
+        .and_then(|()| self.work(group.bytes.len() as u64 + 64));
+        match worked {
+            Ok(()) => Ok(ticket),
+            Err(error) => Err(self.stop(error)),
+        }
+    }
+
+    /// Looks at what a group would do, and whether it can.
+    fn plan(&self, group: &Group) -> Result<Plan> {
+        let mut plan = Plan::default();
+        let index = self.index();
+        let per_piece = 8;
+        for op in &group.ops {
+            plan.needed_bytes += 96;
+            match *op {
+                Op::Create { id, hint } => {
+                    plan.objects.insert(id, Some(ObjectRecord { len: 0, hint, is_value: false }));
+                }
+                Op::Write { id, at, len, .. } => {
+                    let record = plan.existing(&index, &*self.io, id)?;
+                    let end = at
+                        .checked_add(len as u64)
+                        .filter(|&end| end < u64::MAX)
+                        .ok_or(Error::Misuse("an object that would be too long"))?;
+                    record.len = record.len.max(end);
+                    plan.add(len, per_piece, self.payload_max());
+                }
+                Op::Append { id, len, .. } => {
+                    let record = plan.existing(&index, &*self.io, id)?;
+                    record.len = record
+                        .len
+                        .checked_add(len as u64)
+                        .filter(|&end| end < u64::MAX)
+                        .ok_or(Error::Misuse("an object that would be too long"))?;
+                    plan.add(len, per_piece, self.payload_max());
+                }
+                Op::Truncate { id, len } => {
+                    let record = plan.existing(&index, &*self.io, id)?;
+                    if len == u64::MAX {
+                        return Err(Error::Misuse("an object that would be too long"));
+                    }
+                    record.len = len;
+                    plan.frees = true;
+                }
+                Op::Delete { id } => {
+                    plan.existing(&index, &*self.io, id)?;
+                    plan.objects.insert(id, None);
+                    plan.frees = true;
+                }
+                Op::Put { key_len, value_len, .. } => {
+                    self.check_key(key_len)?;
+                    plan.needed_bytes += key_len as u64 * 2;
+                    plan.add(value_len, per_piece, self.payload_max());
+                }
+                Op::Remove { key_len, .. } => {
+                    self.check_key(key_len)?;
+                    plan.needed_bytes += key_len as u64 * 2;
+                    plan.frees = true;
+                }
+            }
+        }
+        // Something that only frees may use what is kept for that.
+        plan.frees &= group.bytes.len() <= 4096 + KEY_MAX
+            && group.ops.iter().all(|op| {
+                matches!(op, Op::Truncate { .. } | Op::Delete { .. } | Op::Remove { .. })
+            });
+        plan.objects.clear();
+        Ok(plan)
+    }
+
+    fn check_key(&self, len: usize) -> Result<()> {
+        if len > KEY_MAX || len > self.superblock.geometry.segment_bytes as usize / 32 {
+            return Err(Error::Misuse("a key that is too long"));
+        }
+        Ok(())
+    }
+
+    /// The longest payload of one entry.
+    pub fn payload_max(&self) -> usize {
+        let quarter = self.superblock.geometry.segment_bytes as usize / 4;
+        PAYLOAD_MAX.min(quarter - quarter % PIECE as usize).max(PIECE as usize / 4)
+    }
+
+    fn apply(&mut self, group: &Group, _: Plan) -> Result<()> {
+        for op in &group.ops {
+            match *op {
+                Op::Create { id, hint } => {
+                    self.set_object(id, ObjectRecord { len: 0, hint, is_value: false })?;
+                }
+                Op::Write { id, at, from, len } => {
+                    let record = self.record(id)?;
+                    self.write(id, record, at, &group.bytes[from..from + len])?;
+                }
+                Op::Append { id, from, len } => {
+                    let record = self.record(id)?;
+                    self.write(id, record, record.len, &group.bytes[from..from + len])?;
+                }
+                Op::Truncate { id, len } => {
+                    let record = self.record(id)?;
+                    if len < record.len {
+                        self.pair(extent_key(id, len), Entry::Hole(u64::MAX - len))?;
+                    }
+                    self.set_object(id, ObjectRecord { len, ..record })?;
+                }
+                Op::Delete { id } => self.delete(id)?,
+                Op::Put { key, key_len, value, value_len } => {
+                    let key = &group.bytes[key..key + key_len];
+                    self.put(key, &group.bytes[value..value + value_len])?;
+                }
+                Op::Remove { key, key_len } => {
+                    let key = value_key(&group.bytes[key..key + key_len]);
+                    self.unlink(&key)?;
+                    self.pair(key, Entry::Gone)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn record(&self, id: ObjectId) -> Result<ObjectRecord> {
+        self.index().object(&*self.io, id)?.ok_or(Error::NoObject(id))
+    }
+
+    fn set_object(&mut self, id: ObjectId, record: ObjectRecord) -> Result<()> {
+        self.pair(object_key(id), Entry::Object(record))
+    }
+
+    fn write(&mut self, id: ObjectId, record: ObjectRecord, at: u64, bytes: &[u8]) -> Result<()> {
+        let mut offset = at;
+        // Payloads begin on multiples of their longest, so that what is written again in the
+        // same way replaces whole ones.
+        let step = self.payload_max() as u64;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let len = (step - offset % step).min(rest.len() as u64) as usize;
+            let (payload, others) = rest.split_at(len);
+            let key = extent_key(id, offset);
+            let replaced_after = self.age_of(&key);
+            self.payload(key, payload, self.written(record.hint, replaced_after), None)?;
+            offset += len as u64;
+            rest = others;
+        }
+        let len = record.len.max(at + bytes.len() as u64);
+        if len != record.len {
+            self.set_object(id, ObjectRecord { len, ..record })?;
+        }
+        Ok(())
+    }
+
+    fn delete(&mut self, id: ObjectId) -> Result<()> {
+        let record = self.record(id)?;
+        if record.len > 0 {
+            self.pair(extent_key(id, 0), Entry::Hole(u64::MAX))?;
+        }
+        self.pair(object_key(id), Entry::Gone)
+    }
+
+    fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        let key = value_key(key);
+        self.unlink(&key)?;
+        if value.len() <= self.payload_max() {
+            let replaced_after = self.age_of(&key);
+            return self.payload(key, value, self.written(Hint::Unknown, replaced_after), None);
+        }
+        let id = ObjectId(self.next_id);
+        self.next_id += 1;
+        let record = ObjectRecord { len: 0, hint: Hint::Unknown, is_value: true };
+        self.write(id, record, 0, value)?;
+        self.links += 1;
+        self.pair(key, Entry::Link(id, value.len() as u64))
+    }
+
+    /// Deletes the object that holds the key's value, if one does.
+    fn unlink(&mut self, key: &Key) -> Result<()> {
+        if self.links == 0 {
+            return Ok(());
+        }
+        if let Some(Entry::Link(id, _)) = self.index().get(&*self.io, key)? {
+            self.links -= 1;
+            self.delete(id)?;
+        }
+        Ok(())
+    }
+
+    /// How long ago what is under the key was written, as far as memory knows.
+    fn age_of(&self, key: &Key) -> Option<u64> {
+        let entry = match self.active.get(key) {
+            Some(entry) => Some(entry),
+            None => self.view.layers.iter().find_map(|layer| layer.get(key)),
+        };
+        match entry {
+            Some(Entry::Data(data)) => {
+                Some(self.clock.saturating_sub(self.segments.stamp_of(data.at)))
+            }
+            _ => None,
+        }
+    }
+
+    fn written(&self, hint: Hint, replaced_after: Option<u64>) -> Kind {
+        Kind::Written { hint, replaced_after, is_trickle: self.usual_bytes < TRICKLE_BYTES }
+    }
+
+    /// Puts a payload and its entry into the commit; `stamp` is when it was written first.
+    pub fn payload(&mut self, key: Key, payload: &[u8], kind: Kind, stamp: Option<u64>) -> Result<()> {
+        let page = self.superblock.geometry.page_bytes as usize;
+        let stream = self.layout.stream_of(kind);
+        let order = self.next_order();
+        let summer = self.io.summer;
+        let pieces = payload.len().div_ceil(PIECE as usize);
+        let need = payload.len() + key.len() + pieces * 8 + 64;
+        let frame = self.frame_for(stream, need, payload.len() >= page)?;
+        let at = frame.put(payload, page);
+        let sums = (at..)
+            .step_by(PIECE as usize)
+            .zip(payload.chunks(PIECE as usize))
+            .map(|(at, piece)| summer.sum(at, piece))
+            .collect();
+        let len = payload.len() as u32;
+        let entry = Entry::Data(Data { at, stored: len, skip: 0, len, sums });
+        frame.pair(order, &key, &entry);
+        self.batch.bytes += need;
+        self.clock += u64::from(len);
+        self.segments.add(at, len, stamp.unwrap_or(self.clock), true);
+        self.set(key, entry);
+        self.early()
+    }
+
+    /// Puts an entry without a payload into the commit.
+    pub fn pair(&mut self, key: Key, entry: Entry) -> Result<()> {
+        let order = self.next_order();
+        let need = key.len() + 64;
+        self.frame_for(0, need, false)?.pair(order, &key, &entry);
+        self.batch.bytes += need;
+        self.set(key, entry);
+        Ok(())
+    }
+
+    fn next_order(&mut self) -> u64 {
+        self.batch.order += 1;
+        self.batch.order
+    }
+
+    /// Stores something that is not of the log.
+    pub fn store(&mut self, bytes: &[u8], is_node: bool) -> Result<Ptr> {
+        let page = self.superblock.geometry.page_bytes as usize;
+        let stream = self.layout.stream_of(Kind::Node);
+        let frame = self.frame_for(stream, bytes.len() + 64, bytes.len() >= page)?;
+        let at = frame.put(bytes, page);
+        let len = bytes.len() as u32;
+        frame.note(is_node, at, len);
+        self.batch.bytes += bytes.len() + 16;
+        self.clock += u64::from(len);
+        self.segments.add(at, len, self.clock, false);
+        self.counters.index_bytes += u64::from(len);
+        self.early()?;
+        Ok(Ptr { at, len, sum: self.io.summer.sum(at, bytes) })
+    }
+
+    /// The frame of a stream, with room for `need` bytes and, if payloads are aligned in
+    /// it, for a page more.
+    fn frame_for(&mut self, stream: usize, need: usize, is_aligned: bool) -> Result<&mut Frame> {
+        let page = self.superblock.geometry.page_bytes as usize;
+        let need = need + if is_aligned { page } else { 0 };
+        let has_room = self.streams[stream].frame.as_ref().is_some_and(|frame| frame.room() >= need);
+        if !has_room {
+            self.finish_frame(stream);
+            let usual = (self.usual_bytes * 2).clamp(64 << 10, self.layout.frame_bytes());
+            let wanted = usual.max((need + HEADER).next_multiple_of(page));
+            let segment_bytes = self.superblock.geometry.segment_bytes as usize;
+            if segment_bytes - (self.streams[stream].pos as usize) < need + HEADER {
+                self.next_segment(stream)?;
+            }
+            let place = &mut self.streams[stream];
+            let capacity = wanted.min(segment_bytes - place.pos as usize);
+            if capacity < need + HEADER {
+                return Err(Error::Misuse("a payload that no segment holds"));
+            }
+            let at = self.superblock.geometry.start_of(place.segment) + u64::from(place.pos);
+            place.frame = Some(Frame::new(at, capacity));
+        }
+        // It was there, or was made just now.
+        self.streams[stream].frame.as_mut().ok_or(Error::Misuse("no frame"))
+    }
+
+    fn next_segment(&mut self, stream: usize) -> Result<()> {
+        let place = &self.streams[stream];
+        let (old, new) = (place.segment, place.next);
+        let Some(next) = self.segments.take(new) else {
+            return Err(Error::NoSpace { needed_bytes: 0, free_bytes: 0 });
+        };
+        self.segments.close(old);
+        self.segments.all[old as usize].last_seq = self.batch.seq;
+        let place = &mut self.streams[stream];
+        (place.segment, place.pos, place.next) = (new, 0, next);
+        Ok(())
+    }
+
+    fn finish_frame(&mut self, stream: usize) {
+        let page = self.superblock.geometry.page_bytes as usize;
+        let place = &mut self.streams[stream];
+        let Some(frame) = place.frame.take() else { return };
+        if frame.is_empty() {
+            return;
+        }
+        let done = frame.finish(page, place.next);
+        place.pos += done.len as u32;
+        let segment = &mut self.segments.all[place.segment as usize];
+        segment.used = place.pos;
+        segment.last_seq = self.batch.seq;
+        self.batch.done.push(done);
+    }
+
+    /// Bytes that are in a frame which the disk does not have yet.
+    pub fn in_frames(&self, at: u64, len: usize) -> Option<&[u8]> {
+        let open = self.streams.iter().filter_map(|stream| stream.frame.as_ref());
+        if let Some(bytes) = open.filter_map(|frame| frame.get(at, len)).next() {
+            return Some(bytes);
+        }
+        self.batch.done.iter().find_map(|done| {
+            let from = usize::try_from(at.checked_sub(done.at)?).ok()?;
+            done.bytes().get(from..from.checked_add(len)?)
+        })
+    }
+
+    /// Gives the first frames of a long commit to the disk.
+    fn early(&mut self) -> Result<()> {
+        let waiting: usize = self.batch.done.iter().map(|done| done.len).sum();
+        if waiting < 4 * COMMIT_BYTES {
+            return Ok(());
+        }
+        // One frame stays: the last one says that it is the last.
+        let kept = self.batch.done.pop();
+        let frames = std::mem::take(&mut self.batch.done);
+        self.batch.early_bytes += waiting as u64;
+        let ticket = self.hand_over(frames, false, &[])?;
+        self.batch.early = Some(ticket);
+        self.batch.done.extend(kept);
+        Ok(())
+    }
+
+    /// Gives the commit to the disk; returns at once.
+    pub fn commit(&mut self) -> Result<()> {
+        for stream in 0..self.streams.len() {
+            self.finish_frame(stream);
+        }
+        if self.batch.done.is_empty() {
+            return Ok(());
+        }
+        let frames = std::mem::take(&mut self.batch.done);
+        let len: usize = frames.iter().map(|done| done.len).sum::<usize>() + self.batch.early_bytes as usize;
+        // A long commit's first frames are durable before its last: it need not be
+        // verified when the store is opened.
+        let mut after: Vec<DiskTicket> = vec![];
+        if self.batch.early_bytes > BARRIER_BYTES {
+            after.extend(self.batch.early);
+        }
+        if self.unflushed_bytes > BARRIER_BYTES {
+            after.extend(self.last_disk);
+            self.unflushed_bytes = 0;
+            self.barrier = self.batch.seq - 1;
+        }
+        let ticket = self.hand_over(frames, true, &after)?;
+        self.unflushed_bytes += len as u64;
+        self.log_bytes += len as u64;
+        self.usual_bytes = (self.usual_bytes * 7 + self.batch.bytes) / 8;
+        self.counters.commits += 1;
+        self.commits.push_back((self.batch.seq, ticket));
+        self.batch = Batch::numbered(self.batch.seq + 1);
+        self.io.all_handed_over();
+        Ok(())
+    }
+
+    fn hand_over(&mut self, frames: Vec<Done>, is_end: bool, after: &[DiskTicket]) -> Result<DiskTicket> {
+        let count = frames.len();
+        let mut writes = Vec::with_capacity(count);
+        let mut places = Vec::with_capacity(count);
+        for (index, mut frame) in frames.into_iter().enumerate() {
+            let header = Header {
+                incarnation: self.superblock.incarnation,
+                at: 0,
+                seq: self.batch.seq,
+                durable: self.durable.max(self.barrier),
+                len: 0,
+                table_at: 0,
+                table_len: 0,
+                part: self.batch.parts,
+                is_last: is_end && index + 1 == count,
+                next_segment: frame.next_segment,
+            };
+            self.batch.parts += 1;
+            frame.stamp(header, self.tag, self.io.summer);
+            let mut memory = Private::unset(frame.len);
+            memory.copy_from_slice(frame.bytes());
+            self.counters.written_bytes += frame.len as u64;
+            writes.push(Write { at_bytes: frame.at, block: Block::from(memory) });
+            places.push((frame.at, frame.len));
+            self.io.remember(Arc::new(frame));
+        }
+        let ticket = self
+            .io
+            .disk
+            .submit(DiskGroup { writes }, after)
+            .map_err(|refused| Error::Device(refused.error))?;
+        self.last_disk = Some(ticket);
+        self.io.handed_over(ticket, &places)?;
+        Ok(ticket)
+    }
+
+    /// Commits up to `seq` are durable.
+    pub fn is_durable(&mut self, seq: u64) {
+        self.durable = self.durable.max(seq);
+        while let Some(&(first, ticket)) = self.commits.front()
+            && first <= seq
+        {
+            self.io.settled(ticket);
+            self.commits.pop_front();
+        }
+    }
+
+    /// Pays for what is due, in proportion to `bytes` that were written.
+    fn work(&mut self, bytes: u64) -> Result<()> {
+        self.complete_old_checkpoint()?;
+        self.count_some(bytes)?;
+        self.merge_some(bytes)?;
+        self.clean_some(bytes)?;
+        if self.log_bytes + self.batch.bytes as u64 >= self.layout.log_bytes() {
+            self.begin_checkpoint()?;
+        }
+        Ok(())
+    }
+}
+
+/// What a group needs.
+#[derive(Debug, Default)]
+struct Plan {
+    objects: HashMap<ObjectId, Option<ObjectRecord>>,
+    needed_bytes: u64,
+    frees: bool,
+}
+
+impl Plan {
+    fn existing(&mut self, index: &Index<'_>, nodes: &dyn Nodes, id: ObjectId) -> Result<&mut ObjectRecord> {
+        let entry = match self.objects.entry(id) {
+            std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
+            std::collections::hash_map::Entry::Vacant(entry) => entry.insert(index.object(nodes, id)?),
+        };
+        entry.as_mut().ok_or(Error::NoObject(id))
+    }
+
+    fn add(&mut self, len: usize, per_piece: usize, payload_max: usize) {
+        let pieces = len.div_ceil(PIECE as usize) + 1;
+        let payloads = len.div_ceil(payload_max) + 1;
+        self.needed_bytes += (len + pieces * per_piece + payloads * 96) as u64;
+    }
+}
+
+impl Nodes for Core {
+    fn load(&self, ptr: Ptr) -> Result<Arc<Node>> {
+        self.io.load(ptr)
+    }
+}
+
+impl NodesMut for Core {
+    fn write(&mut self, bytes: Vec<u8>) -> Result<Ptr> {
+        let ptr = self.store(&bytes, true)?;
+        self.io.offer_node(ptr, Arc::new(Node::decode(&bytes, ptr.at)?));
+        Ok(ptr)
+    }
+
+    fn kill(&mut self, ptr: Ptr) {
+        self.segments.kill(ptr.at, ptr.len, false);
+    }
+
+    fn node_bytes(&self) -> usize {
+        self.layout.node_bytes()
+    }
+}
+
+/// The parts of a payload that are looked for: what the index has of a stored item.
+pub(crate) fn live_parts(
+    index: &Index<'_>,
+    nodes: &dyn Nodes,
+    key: &[u8],
+    stored: &Data,
+    hint: &mut Option<crate::tree::Found>,
+) -> Result<Vec<(Key, Data)>> {
+    let within = |data: &Data| data.at >= stored.at && data.end() <= stored.end();
+    let mut parts = vec![];
+    match named(key) {
+        Some(Named::Extent(id, at)) => {
+            let end = at + u64::from(stored.len);
+            let _ = index.resolve(nodes, id, (at, end), hint, &mut |offset, data| {
+                if within(&data) {
+                    parts.push((extent_key(id, offset), data));
+                }
+                std::ops::ControlFlow::Continue(())
+            })?;
+        }
+        Some(Named::Value(_)) => {
+            if let Some(Entry::Data(data)) = index.get(nodes, key)?
+                && within(&data)
+            {
+                parts.push((Key::from_slice(key), data));
+            }
+        }
+        _ => {}
+    }
+    Ok(parts)
+}

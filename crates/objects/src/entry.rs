@@ -1,0 +1,325 @@
+//! Keys and what they lead to: the same in layers, in the tree and in frames.
+//!
+//! ```text
+//!   1 object              -> its length and hint
+//!   2 object offset       -> bytes of the object: an interval [offset, offset + len)
+//!   3 key of the kv       -> a value, or the object that holds it
+//! ```
+//!
+//! Law 1: intervals of one object do not overlap within one layer or the tree.
+//! Law 2: a payload has a sum for each piece of 4 KiB. Whoever needs a part of a piece
+//! reads all of it, so what is left of a payload keeps the whole pieces it touches.
+
+use smallvec::SmallVec;
+
+use crate::codec::{Reader, put_varint};
+use crate::{Hint, ObjectId, Result};
+
+/// Sorts as bytes do.
+pub(crate) type Key = SmallVec<[u8; 24]>;
+
+/// Bytes with one sum.
+pub(crate) const PIECE: u32 = 4096;
+
+/// The longest payload of one entry.
+pub(crate) const PAYLOAD_MAX: usize = 128 << 10;
+
+/// The longest key of the kv, in bytes.
+pub(crate) const KEY_MAX: usize = 64 << 10;
+
+const OBJECT: u8 = 1;
+const EXTENT: u8 = 2;
+const VALUE: u8 = 3;
+
+pub(crate) fn object_key(id: ObjectId) -> Key {
+    let mut key = Key::new();
+    key.push(OBJECT);
+    key.extend_from_slice(&id.0.to_be_bytes());
+    key
+}
+
+pub(crate) fn extent_key(id: ObjectId, at: u64) -> Key {
+    let mut key = Key::new();
+    key.push(EXTENT);
+    key.extend_from_slice(&id.0.to_be_bytes());
+    key.extend_from_slice(&at.to_be_bytes());
+    key
+}
+
+pub(crate) fn value_key(of: &[u8]) -> Key {
+    let mut key = Key::with_capacity(of.len() + 1);
+    key.push(VALUE);
+    key.extend_from_slice(of);
+    key
+}
+
+/// What a key means.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Named<'a> {
+    Object(ObjectId),
+    Extent(ObjectId, u64),
+    Value(&'a [u8]),
+}
+
+/// Reads a key; `None` if nobody made it.
+pub(crate) fn named(key: &[u8]) -> Option<Named<'_>> {
+    let (&kind, rest) = key.split_first()?;
+    let word = |at: usize| Some(u64::from_be_bytes(rest.get(at..at + 8)?.try_into().ok()?));
+    match kind {
+        OBJECT if rest.len() == 8 => Some(Named::Object(ObjectId(word(0)?))),
+        EXTENT if rest.len() == 16 => Some(Named::Extent(ObjectId(word(0)?), word(8)?)),
+        VALUE if rest.len() <= KEY_MAX => Some(Named::Value(rest)),
+        _ => None,
+    }
+}
+
+/// Bytes somewhere on the disk, or a part of them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Data {
+    /// First stored byte, on the disk.
+    pub at: u64,
+    /// Stored bytes; all pieces but the last are full.
+    pub stored: u32,
+    /// Stored bytes before the first that counts; less than a piece.
+    pub skip: u32,
+    /// Bytes that count.
+    pub len: u32,
+    /// The sum of each piece.
+    pub sums: SmallVec<[u64; 1]>,
+}
+
+impl Data {
+    /// The part from `from`, `len` bytes, with the pieces it touches.
+    pub fn part(&self, from: u32, len: u32) -> Self {
+        debug_assert!(len > 0 && from + len <= self.len);
+        let skip = self.skip + from;
+        let first = skip / PIECE;
+        let pieces = (skip % PIECE + len).div_ceil(PIECE);
+        let stored = (self.stored - first * PIECE).min(pieces * PIECE);
+        let sums = &self.sums[first as usize..(first + pieces) as usize];
+        Self {
+            at: self.at + u64::from(first * PIECE),
+            stored,
+            skip: skip % PIECE,
+            len,
+            sums: sums.into(),
+        }
+    }
+
+    /// One behind the last stored byte.
+    pub fn end(&self) -> u64 {
+        self.at + u64::from(self.stored)
+    }
+}
+
+/// What a key leads to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Entry {
+    /// Bytes of an object from the key's offset on, or the value of a key.
+    Data(Data),
+    /// Nothing of the object from the key's offset on, for so many bytes (to the end of
+    /// numbers: `u64::MAX - offset`): hides what older layers have there.
+    Hole(u64),
+    /// Hides what older layers have under the key.
+    Gone,
+    /// An object.
+    Object(ObjectRecord),
+    /// The value is what this object holds.
+    Link(ObjectId, u64),
+}
+
+/// What is known of an object.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ObjectRecord {
+    /// Length in bytes.
+    pub len: u64,
+    /// What its maker said.
+    pub hint: Hint,
+    /// Holds a value of the kv: not listed.
+    pub is_value: bool,
+}
+
+impl Entry {
+    /// Bytes that the entry covers from its key's offset on.
+    pub fn covers(&self) -> u64 {
+        match self {
+            Self::Data(data) => u64::from(data.len),
+            Self::Hole(len) => *len,
+            _ => 0,
+        }
+    }
+
+    /// The part from `from`, `len` bytes, of an interval.
+    pub fn part(&self, from: u64, len: u64) -> Self {
+        match self {
+            Self::Data(data) => Self::Data(data.part(from as u32, len as u32)),
+            Self::Hole(_) => Self::Hole(len),
+            other => other.clone(),
+        }
+    }
+
+    pub fn encode(&self, into: &mut Vec<u8>) {
+        match self {
+            Self::Data(data) => {
+                // A whole payload is by far the most frequent: without its skip and length.
+                let is_whole = data.skip == 0 && data.len == data.stored;
+                into.push(if is_whole { 0 } else { 1 });
+                put_varint(into, data.at);
+                put_varint(into, u64::from(data.stored));
+                if !is_whole {
+                    put_varint(into, u64::from(data.skip));
+                    put_varint(into, u64::from(data.len));
+                }
+                for sum in &data.sums {
+                    into.extend_from_slice(&sum.to_le_bytes());
+                }
+            }
+            Self::Hole(len) => {
+                into.push(2);
+                put_varint(into, *len);
+            }
+            Self::Gone => into.push(3),
+            Self::Object(record) => {
+                into.push(4);
+                put_varint(into, record.len);
+                let hint = match record.hint {
+                    Hint::Unknown => 0,
+                    Hint::Hot => 1,
+                    Hint::Cold => 2,
+                };
+                into.push(hint | u8::from(record.is_value) << 7);
+            }
+            Self::Link(id, len) => {
+                into.push(5);
+                put_varint(into, id.0);
+                put_varint(into, *len);
+            }
+        }
+    }
+
+    pub fn decode(reader: &mut Reader<'_>) -> Result<Self> {
+        Ok(match reader.u8()? {
+            kind @ (0 | 1) => {
+                let at = reader.varint()?;
+                let stored = reader.varint_u32()?;
+                let (skip, len) = match kind {
+                    0 => (0, stored),
+                    _ => (reader.varint_u32()?, reader.varint_u32()?),
+                };
+                let is_sane = stored as usize <= PAYLOAD_MAX
+                    && skip < PIECE
+                    && skip.checked_add(len).is_some_and(|end| end <= stored)
+                    && at.checked_add(u64::from(stored)).is_some();
+                if !is_sane {
+                    return Err(reader.corrupt("a payload that cannot be"));
+                }
+                let mut sums = SmallVec::new();
+                for _ in 0..stored.div_ceil(PIECE) {
+                    sums.push(reader.u64()?);
+                }
+                Self::Data(Data { at, stored, skip, len, sums })
+            }
+            2 => Self::Hole(reader.varint()?),
+            3 => Self::Gone,
+            4 => {
+                let len = reader.varint()?;
+                let flags = reader.u8()?;
+                let hint = match flags & 0x7f {
+                    0 => Hint::Unknown,
+                    1 => Hint::Hot,
+                    2 => Hint::Cold,
+                    _ => return Err(reader.corrupt("a hint that is not known")),
+                };
+                Self::Object(ObjectRecord { len, hint, is_value: flags & 0x80 != 0 })
+            }
+            5 => Self::Link(ObjectId(reader.varint()?), reader.varint()?),
+            _ => return Err(reader.corrupt("an entry of a kind that is not known")),
+        })
+    }
+}
+
+pub(crate) fn put_key(into: &mut Vec<u8>, key: &[u8]) {
+    put_varint(into, key.len() as u64);
+    into.extend_from_slice(key);
+}
+
+/// Reads a key and its entry, which must fit each other.
+pub(crate) fn read_pair<'a>(reader: &mut Reader<'a>) -> Result<(&'a [u8], Entry)> {
+    let key = reader.sized()?;
+    let entry = Entry::decode(reader)?;
+    let fits = match named(key) {
+        Some(Named::Object(_)) => matches!(entry, Entry::Object(_) | Entry::Gone),
+        Some(Named::Extent(_, at)) => match &entry {
+            Entry::Data(data) => at.checked_add(u64::from(data.len)).is_some(),
+            Entry::Hole(len) => at.checked_add(*len).is_some(),
+            _ => false,
+        },
+        Some(Named::Value(_)) => matches!(entry, Entry::Data(_) | Entry::Link(..) | Entry::Gone),
+        None => false,
+    };
+    if fits { Ok((key, entry)) } else { Err(reader.corrupt("an entry under the wrong key")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn data(stored: u32) -> Data {
+        let sums = (0..stored.div_ceil(PIECE)).map(u64::from).collect();
+        Data { at: 1 << 20, stored, skip: 0, len: stored, sums }
+    }
+
+    #[test]
+    fn a_part_keeps_the_pieces_it_touches() {
+        let part = data(10_000).part(5000, 4000);
+        assert_eq!((part.at, part.stored, part.skip, part.len), ((1 << 20) + 4096, 5904, 904, 4000));
+        assert_eq!(part.sums.as_slice(), [1, 2]);
+        let small = part.part(0, 100);
+        assert_eq!((small.at, small.stored, small.skip, small.len), (part.at, 4096, 904, 100));
+        assert_eq!(small.sums.as_slice(), [1]);
+    }
+
+    #[test]
+    fn entries_come_back() {
+        let id = ObjectId(77);
+        let record = ObjectRecord { len: 1 << 40, hint: Hint::Hot, is_value: true };
+        let all = [
+            (extent_key(id, 5), Entry::Data(data(9000))),
+            (extent_key(id, 5), Entry::Data(data(9000).part(4100, 200))),
+            (extent_key(id, 9), Entry::Hole(u64::MAX - 9)),
+            (object_key(id), Entry::Object(record)),
+            (object_key(id), Entry::Gone),
+            (value_key(b"name"), Entry::Link(id, 12)),
+            (value_key(b""), Entry::Data(data(1))),
+        ];
+        let mut bytes = vec![];
+        for (key, entry) in &all {
+            put_key(&mut bytes, key);
+            entry.encode(&mut bytes);
+        }
+        let mut reader = Reader::new(&bytes, 0);
+        for (key, entry) in &all {
+            assert_eq!(read_pair(&mut reader), Ok((key.as_slice(), entry.clone())));
+        }
+        assert!(reader.is_done());
+    }
+
+    #[test]
+    fn an_entry_under_the_wrong_key_is_refused() {
+        let mut bytes = vec![];
+        put_key(&mut bytes, &object_key(ObjectId(1)));
+        Entry::Hole(4).encode(&mut bytes);
+        assert!(read_pair(&mut Reader::new(&bytes, 0)).is_err());
+    }
+
+    #[test]
+    fn keys_sort_as_what_they_name() {
+        let id = ObjectId(256);
+        assert!(object_key(ObjectId(255)) < object_key(id));
+        assert!(extent_key(id, 255) < extent_key(id, 256));
+        assert!(object_key(ObjectId(u64::MAX)) < extent_key(ObjectId(0), 0));
+        assert_eq!(named(&extent_key(id, 9)), Some(Named::Extent(id, 9)));
+        assert_eq!(named(&value_key(b"k")), Some(Named::Value(b"k")));
+        assert_eq!(named(&[]), None);
+    }
+}

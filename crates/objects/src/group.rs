@@ -1,0 +1,125 @@
+//! Changes that become visible together: pure memory.
+
+use std::fmt;
+
+/// The name of an object. Never given out twice by one store.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct ObjectId(pub u64);
+
+impl fmt::Display for ObjectId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The name of an object that is yet to be created; creating uses it up.
+#[derive(Debug, PartialEq, Eq)]
+pub struct NewObject(pub(crate) ObjectId);
+
+impl NewObject {
+    /// What the object will be called.
+    pub fn id(&self) -> ObjectId {
+        self.0
+    }
+}
+
+/// What the one who creates an object knows of its future. A hint moves bytes, it never
+/// changes what is read.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Hint {
+    /// Nothing is known: the store watches how long things live.
+    #[default]
+    Unknown,
+    /// Overwritten or deleted soon.
+    Hot,
+    /// Kept for long.
+    Cold,
+}
+
+/// One change. Payloads lie in the group's buffer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Op {
+    Create { id: ObjectId, hint: Hint },
+    Write { id: ObjectId, at: u64, from: usize, len: usize },
+    Append { id: ObjectId, from: usize, len: usize },
+    Truncate { id: ObjectId, len: u64 },
+    Delete { id: ObjectId },
+    Put { key: usize, key_len: usize, value: usize, value_len: usize },
+    Remove { key: usize, key_len: usize },
+}
+
+/// Changes that become visible together, in the order in which they were added.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Group {
+    pub(crate) ops: Vec<Op>,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Group {
+    /// Nothing yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Whether nothing would change.
+    pub fn is_empty(&self) -> bool {
+        self.ops.is_empty()
+    }
+
+    /// Bytes of payload.
+    pub fn len_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Creates an empty object.
+    pub fn create(&mut self, new: NewObject, hint: Hint) -> ObjectId {
+        self.ops.push(Op::Create { id: new.0, hint });
+        new.0
+    }
+
+    /// Writes `bytes` at byte `at` of an object, which grows where they end behind it;
+    /// what lies between reads as zeros.
+    pub fn write(&mut self, id: ObjectId, at: u64, bytes: &[u8]) {
+        let from = self.keep(bytes);
+        self.ops.push(Op::Write { id, at, from, len: bytes.len() });
+    }
+
+    /// Writes `bytes` behind the end that the object has by then.
+    pub fn append(&mut self, id: ObjectId, bytes: &[u8]) {
+        let from = self.keep(bytes);
+        self.ops.push(Op::Append { id, from, len: bytes.len() });
+    }
+
+    /// Gives an object a length; what is new reads as zeros.
+    pub fn truncate(&mut self, id: ObjectId, len: u64) {
+        self.ops.push(Op::Truncate { id, len });
+    }
+
+    /// Deletes an object.
+    pub fn delete(&mut self, id: ObjectId) {
+        self.ops.push(Op::Delete { id });
+    }
+
+    /// Gives `key` a value.
+    pub(crate) fn put(&mut self, key: &[u8], value: &[u8]) {
+        let (key_at, value_at) = (self.keep(key), self.keep(value));
+        self.ops.push(Op::Put {
+            key: key_at,
+            key_len: key.len(),
+            value: value_at,
+            value_len: value.len(),
+        });
+    }
+
+    /// Takes a key away.
+    pub(crate) fn remove(&mut self, key: &[u8]) {
+        let at = self.keep(key);
+        self.ops.push(Op::Remove { key: at, key_len: key.len() });
+    }
+
+    fn keep(&mut self, bytes: &[u8]) -> usize {
+        let from = self.bytes.len();
+        self.bytes.extend_from_slice(bytes);
+        from
+    }
+}

@@ -1,0 +1,350 @@
+//! Bytes from the disk, verified and remembered.
+//!
+//! Law 1: nothing that was pointed to leaves here without its sum having been right.
+//! Law 2: what was given to the disk and may not be readable there yet is read from
+//! memory (`recent`), which holds it until the disk says that reads see it.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::hash::BuildHasherDefault;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use draconis_device::{Disk, Extent, Ticket as DiskTicket};
+use draconis_exchange::heap::Private;
+use parking_lot::{Mutex, RwLock};
+use quick_cache::sync::{Cache, DefaultLifecycle};
+use quick_cache::{OptionsBuilder, Weighter};
+
+use crate::codec::Summer;
+use crate::entry::{Data, PIECE};
+use crate::frame::Done;
+use crate::superblock::Geometry;
+use crate::tree::{Node, Nodes, Ptr};
+use crate::{Error, Result};
+
+/// Reads longer than this are not remembered.
+const REMEMBERED_MAX: u64 = 64 << 10;
+
+#[derive(Clone, Debug)]
+struct ByWeight;
+
+impl Weighter<u64, Arc<Node>> for ByWeight {
+    fn weight(&self, _: &u64, node: &Arc<Node>) -> u64 {
+        node.weight()
+    }
+}
+
+impl Weighter<u64, Arc<[u8]>> for ByWeight {
+    fn weight(&self, _: &u64, page: &Arc<[u8]>) -> u64 {
+        page.len() as u64 + 64
+    }
+}
+
+/// Addresses are spread by one multiplication and a shift.
+#[derive(Default)]
+pub(crate) struct Mixer(u64);
+
+impl std::hash::Hasher for Mixer {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 = crate::codec::mix(self.0 ^ value);
+    }
+}
+
+type Table<V> =
+    Cache<u64, V, ByWeight, BuildHasherDefault<Mixer>, DefaultLifecycle<u64, V>>;
+
+fn table<V: Clone>(capacity: u64, typical: u64) -> Table<V>
+where
+    ByWeight: Weighter<u64, V>,
+{
+    let items = (capacity / typical).clamp(16, 1 << 24) as usize;
+    match OptionsBuilder::new()
+        .weight_capacity(capacity)
+        .estimated_items_capacity(items)
+        .shards(if capacity < 1 << 20 { 1 } else { 8 })
+        .build()
+    {
+        Ok(options) => Cache::with_options(
+            options,
+            ByWeight,
+            BuildHasherDefault::default(),
+            DefaultLifecycle::default(),
+        ),
+        // Both numbers are given above; the builder asks for nothing else.
+        Err(_) => Cache::with(
+            items,
+            capacity,
+            ByWeight,
+            BuildHasherDefault::default(),
+            DefaultLifecycle::default(),
+        ),
+    }
+}
+
+/// What the caches did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CacheInfo {
+    /// Questions that memory answered.
+    pub hits: u64,
+    /// Questions that the disk had to answer.
+    pub misses: u64,
+    /// Memory in use, in bytes.
+    pub used_bytes: u64,
+}
+
+/// The disk, with what is remembered of it.
+pub(crate) struct Io {
+    pub disk: Arc<dyn Disk>,
+    pub geometry: Geometry,
+    pub summer: Summer,
+    pages: Table<Arc<[u8]>>,
+    nodes: Table<Arc<Node>>,
+    recent: RwLock<BTreeMap<u64, Arc<Done>>>,
+    /// Nodes in frames that were not given to the disk yet.
+    fresh: RwLock<HashMap<u64, Arc<Node>>>,
+    queue: Mutex<Queue>,
+    hits: AtomicU64,
+    misses: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    written: VecDeque<(DiskTicket, u64, usize)>,
+    bytes: usize,
+}
+
+/// What may wait to be written, in bytes, before whoever writes more waits too.
+const RECENT_MAX: usize = 16 << 20;
+
+impl Io {
+    pub fn new(disk: Arc<dyn Disk>, geometry: Geometry, summer: Summer, cache_bytes: u64) -> Self {
+        let half = cache_bytes / 2;
+        Self {
+            disk,
+            geometry,
+            summer,
+            pages: table(half.max(64 << 10), u64::from(geometry.page_bytes.max(1024))),
+            nodes: table(half.max(64 << 10), 4096),
+            recent: RwLock::default(),
+            fresh: RwLock::default(),
+            queue: Mutex::default(),
+            hits: AtomicU64::new(0),
+            misses: AtomicU64::new(0),
+        }
+    }
+
+    pub fn info(&self) -> CacheInfo {
+        CacheInfo {
+            hits: self.hits.load(Ordering::Relaxed),
+            misses: self.misses.load(Ordering::Relaxed),
+            used_bytes: self.pages.weight() + self.nodes.weight(),
+        }
+    }
+
+    /// Keeps a frame for readers while the disk writes it.
+    pub fn remember(&self, frame: Arc<Done>) {
+        self.recent.write().insert(frame.at, frame);
+    }
+
+    /// Frames at `at..` were given to the disk as `ticket`. Waits if very much was.
+    pub fn handed_over(&self, ticket: DiskTicket, frames: &[(u64, usize)]) -> Result<()> {
+        let mut queue = self.queue.lock();
+        for &(at, len) in frames {
+            queue.bytes += len;
+            queue.written.push_back((ticket, at, len));
+        }
+        while queue.bytes > RECENT_MAX
+            && let Some(&(ticket, at, len)) = queue.written.front()
+        {
+            self.disk.settle(ticket)?;
+            self.recent.write().remove(&at);
+            queue.written.pop_front();
+            queue.bytes -= len;
+        }
+        Ok(())
+    }
+
+    /// Everything up to `ticket` can be read from the disk.
+    pub fn settled(&self, ticket: DiskTicket) {
+        let mut queue = self.queue.lock();
+        while let Some(&(first, at, len)) = queue.written.front()
+            && first <= ticket
+        {
+            self.recent.write().remove(&at);
+            queue.written.pop_front();
+            queue.bytes -= len;
+        }
+    }
+
+    /// Nothing of these bytes is to be remembered: they will be others.
+    pub fn forget(&self, start: u64, len: u64) {
+        let page = self.page();
+        for index in start / page..(start + len).div_ceil(page) {
+            self.pages.remove(&index);
+        }
+    }
+
+    fn page(&self) -> u64 {
+        u64::from(self.geometry.page_bytes)
+    }
+
+    /// Reads whole pages from the disk.
+    pub fn direct(&self, at: u64, len: usize) -> Result<Private> {
+        match self.disk.read_now(Extent::new(at, len as u64), Private::unset(len).into()) {
+            Ok(block) => Ok(block.into_private()),
+            Err(refused) => Err(refused.error.into()),
+        }
+    }
+
+    fn recent(&self, at: u64, len: usize) -> Option<Arc<Done>> {
+        let recent = self.recent.read();
+        let (&start, frame) = recent.range(..=at).next_back()?;
+        (at + len as u64 <= start + frame.len as u64).then(|| frame.clone())
+    }
+
+    fn cached_page(&self, index: u64) -> Result<Arc<[u8]>> {
+        if let Some(page) = self.pages.get(&index) {
+            self.hits.fetch_add(1, Ordering::Relaxed);
+            return Ok(page);
+        }
+        self.misses.fetch_add(1, Ordering::Relaxed);
+        let page_bytes = self.page();
+        let start = index * page_bytes;
+        let sector = u64::from(self.disk.properties().sector_bytes);
+        let end = self.geometry.disk_bytes - self.geometry.disk_bytes % sector;
+        let len = page_bytes.min(end.saturating_sub(start)) as usize;
+        let bytes = self.direct(start, len)?;
+        let page: Arc<[u8]> = Arc::from(&bytes[..]);
+        Ok(page)
+    }
+
+    /// Hands bytes of the disk to `take`, in one piece; unverified.
+    fn with<T>(&self, at: u64, len: usize, take: impl FnOnce(&[u8]) -> Result<T>) -> Result<T> {
+        if !self.geometry.holds(at, len as u64) {
+            return Err(Error::Corrupt { what: "an address outside of all segments", at_bytes: at });
+        }
+        if let Some(frame) = self.recent(at, len) {
+            let from = (at - frame.at) as usize;
+            return take(&frame.bytes()[from..from + len]);
+        }
+        let page = self.page();
+        let (first, last) = (at / page, (at + len.max(1) as u64 - 1) / page);
+        if first == last {
+            let bytes = self.cached_page(first)?;
+            let from = (at - first * page) as usize;
+            let part = bytes
+                .get(from..from + len)
+                .ok_or(Error::Corrupt { what: "an address behind the end", at_bytes: at })?;
+            let taken = take(part)?;
+            // Remembered only once its sum was right: what is rotten is read anew.
+            if !self.pages.contains_key(&first) {
+                self.pages.insert(first, bytes);
+            }
+            return Ok(taken);
+        }
+        let start = first * page;
+        let sector = u64::from(self.disk.properties().sector_bytes);
+        let limit = self.geometry.disk_bytes - self.geometry.disk_bytes % sector;
+        let end = ((last + 1) * page).min(limit);
+        let all_there = len as u64 <= REMEMBERED_MAX
+            && (first..=last).all(|index| self.pages.contains_key(&index));
+        if all_there {
+            let mut bytes = Vec::with_capacity((end - start) as usize);
+            for index in first..=last {
+                bytes.extend_from_slice(&self.cached_page(index)?);
+            }
+            let from = (at - start) as usize;
+            return take(&bytes[from..from + len]);
+        }
+        self.misses.fetch_add(1, Ordering::Relaxed);
+        let bytes = self.direct(start, (end - start) as usize)?;
+        let from = (at - start) as usize;
+        let taken = take(&bytes[from..from + len])?;
+        if len as u64 <= REMEMBERED_MAX {
+            for (index, page_bytes) in (first..).zip(bytes.chunks(page as usize)) {
+                self.pages.insert(index, Arc::from(page_bytes));
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Verifies the pieces of a payload.
+    pub fn verify(&self, data: &Data, stored: &[u8]) -> Result<()> {
+        let mut at = data.at;
+        for (piece, &sum) in stored.chunks(PIECE as usize).zip(&data.sums) {
+            if self.summer.sum(at, piece) != sum {
+                return Err(Error::Corrupt { what: "a payload's sum", at_bytes: at });
+            }
+            at += u64::from(PIECE);
+        }
+        Ok(())
+    }
+
+    /// Copies what counts of a payload.
+    pub fn read_data(&self, data: &Data, into: &mut [u8]) -> Result<()> {
+        self.with(data.at, data.stored as usize, |stored| {
+            self.verify(data, stored)?;
+            into.copy_from_slice(&stored[data.skip as usize..][..data.len as usize]);
+            Ok(())
+        })
+    }
+
+    /// What counts of a payload.
+    pub fn value(&self, data: &Data) -> Result<Vec<u8>> {
+        self.with(data.at, data.stored as usize, |stored| {
+            self.verify(data, stored)?;
+            Ok(stored[data.skip as usize..][..data.len as usize].to_vec())
+        })
+    }
+
+    /// Bytes that a pointer leads to.
+    pub fn read_ptr(&self, ptr: Ptr) -> Result<Vec<u8>> {
+        self.with(ptr.at, ptr.len as usize, |bytes| {
+            if self.summer.sum(ptr.at, bytes) != ptr.sum {
+                return Err(Error::Corrupt { what: "a node's sum", at_bytes: ptr.at });
+            }
+            Ok(bytes.to_vec())
+        })
+    }
+
+    /// Keeps a node that was just made. Nodes are known by their sums, which hold the place:
+    /// an address that is used again cannot be mistaken.
+    pub fn offer_node(&self, ptr: Ptr, node: Arc<Node>) {
+        self.fresh.write().insert(ptr.sum, node.clone());
+        self.nodes.insert(ptr.sum, node);
+    }
+
+    /// Every frame can be read from `recent` now, or from the disk.
+    pub fn all_handed_over(&self) {
+        let mut fresh = self.fresh.write();
+        if !fresh.is_empty() {
+            fresh.clear();
+        }
+    }
+}
+
+impl Nodes for Io {
+    fn load(&self, ptr: Ptr) -> Result<Arc<Node>> {
+        if let Some(node) = self.nodes.get(&ptr.sum) {
+            self.hits.fetch_add(1, Ordering::Relaxed);
+            return Ok(node);
+        }
+        if let Some(node) = self.fresh.read().get(&ptr.sum) {
+            return Ok(node.clone());
+        }
+        let bytes = self.read_ptr(ptr)?;
+        let node = Arc::new(Node::decode(&bytes, ptr.at)?);
+        self.nodes.insert(ptr.sum, node.clone());
+        Ok(node)
+    }
+}

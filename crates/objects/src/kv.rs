@@ -1,0 +1,263 @@
+//! A key-value store: keys in order, values of any length.
+//!
+//! ```text
+//!   key ─▶ value, in the log       longer than 128 KiB: an object of its own
+//! ```
+//!
+//! It is the store's own index under other keys, so it has all that the store promises. There
+//! is no compaction: what is overwritten makes segments empty, and the cleaner works as much
+//! as is written.
+
+use std::ops::{Bound, RangeBounds};
+use std::sync::Arc;
+
+use crate::entry::{Entry, Key, Named, named, value_key};
+use crate::store::Snapshot;
+use crate::tree::Found;
+use crate::{Error, Group, Refused, Result, Store, Ticket};
+
+/// The key-value store of a [`Store`].
+#[derive(Clone, Debug)]
+pub struct Kv {
+    store: Arc<Store>,
+}
+
+/// Changes of keys that become visible together.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    group: Group,
+}
+
+impl Batch {
+    /// Nothing yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Gives `key` a value.
+    pub fn put(&mut self, key: &[u8], value: &[u8]) {
+        self.group.put(key, value);
+    }
+
+    /// Takes `key` away, if it is there.
+    pub fn delete(&mut self, key: &[u8]) {
+        self.group.remove(key);
+    }
+
+    /// Whether nothing would change.
+    pub fn is_empty(&self) -> bool {
+        self.group.is_empty()
+    }
+
+    /// Keys and values, in bytes.
+    pub fn len_bytes(&self) -> usize {
+        self.group.len_bytes()
+    }
+}
+
+impl Kv {
+    /// The keys of `store`.
+    pub fn new(store: Arc<Store>) -> Self {
+        Self { store }
+    }
+
+    /// The store that the keys are in.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// Gives `key` a value; durable after [`Kv::wait`].
+    ///
+    /// # Errors
+    /// As [`Store::submit`]; a key is at most 64 KiB long, and a 32nd of a segment.
+    pub fn put(&self, key: &[u8], value: &[u8]) -> Result<Ticket> {
+        let mut group = Group::new();
+        group.put(key, value);
+        self.store.submit_ref(&group, &[])
+    }
+
+    /// Takes `key` away, if it is there; durable after [`Kv::wait`].
+    ///
+    /// # Errors
+    /// As [`Store::submit`].
+    pub fn delete(&self, key: &[u8]) -> Result<Ticket> {
+        let mut group = Group::new();
+        group.remove(key);
+        self.store.submit_ref(&group, &[])
+    }
+
+    /// Makes all changes of a batch, or none.
+    ///
+    /// # Errors
+    /// The batch comes back.
+    pub fn write(&self, batch: Batch) -> std::result::Result<Ticket, Box<(Batch, Error)>> {
+        self.store
+            .submit(batch.group, &[])
+            .map_err(|Refused { group, error }| Box::new((Batch { group }, error)))
+    }
+
+    /// Returns once a change is durable.
+    ///
+    /// # Errors
+    /// As [`Store::wait`].
+    pub fn wait(&self, ticket: Ticket) -> Result<()> {
+        self.store.wait(ticket)
+    }
+
+    /// The value of `key`.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] rather than a value that was not put there.
+    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        loop {
+            let (entry, _view) = self.store.find(&value_key(key))?;
+            return match entry {
+                Some(Entry::Data(data)) => self.store.value_of(&data).map(Some),
+                Some(Entry::Link(id, len)) => {
+                    let len = usize::try_from(len)
+                        .map_err(|_| Error::Misuse("a value longer than memory"))?;
+                    let mut value = vec![0; len];
+                    match self.store.read(id, 0, &mut value) {
+                        Ok(read) if read == len => Ok(Some(value)),
+                        // Replaced just now: look again.
+                        Ok(_) | Err(Error::NoObject(_)) => continue,
+                        Err(error) => Err(error),
+                    }
+                }
+                _ => Ok(None),
+            };
+        }
+    }
+
+    /// All keys as they are now; see [`KvSnapshot::get`] and [`KvSnapshot::scan`].
+    pub fn snapshot(&self) -> KvSnapshot {
+        KvSnapshot { snapshot: self.store.snapshot() }
+    }
+
+    /// Keys and values of a range as they are now, in order; from both ends.
+    pub fn scan<R: RangeBounds<[u8]> + ?Sized>(&self, range: &R) -> Scan {
+        self.snapshot().scan(range)
+    }
+}
+
+/// The keys as they were at one moment.
+#[derive(Clone, Debug)]
+pub struct KvSnapshot {
+    snapshot: Snapshot,
+}
+
+impl KvSnapshot {
+    /// The value that `key` had.
+    ///
+    /// # Errors
+    /// As [`Kv::get`].
+    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        let entry = self.snapshot.view().index().get(self.snapshot.io(), &value_key(key))?;
+        entry.map(|entry| self.value(&entry)).transpose()
+    }
+
+    fn value(&self, entry: &Entry) -> Result<Vec<u8>> {
+        match entry {
+            Entry::Data(data) => {
+                let mut value = vec![0; data.len as usize];
+                self.snapshot.read_data(data, &mut value)?;
+                Ok(value)
+            }
+            Entry::Link(id, len) => {
+                let len = usize::try_from(*len)
+                    .map_err(|_| Error::Misuse("a value longer than memory"))?;
+                let mut value = vec![0; len];
+                self.snapshot.read(*id, 0, &mut value)?;
+                Ok(value)
+            }
+            _ => Err(Error::Misuse("a key that leads to no value")),
+        }
+    }
+
+    /// Keys and values of a range, in order; from both ends.
+    pub fn scan<R: RangeBounds<[u8]> + ?Sized>(&self, range: &R) -> Scan {
+        let behind = |key: &[u8]| {
+            let mut key = value_key(key);
+            key.push(0);
+            key
+        };
+        let from = match range.start_bound() {
+            Bound::Included(key) => value_key(key),
+            Bound::Excluded(key) => behind(key),
+            Bound::Unbounded => value_key(&[]),
+        };
+        let to = match range.end_bound() {
+            Bound::Included(key) => behind(key),
+            Bound::Excluded(key) => value_key(key),
+            Bound::Unbounded => {
+                let mut end = value_key(&[]);
+                end[0] += 1;
+                end
+            }
+        };
+        Scan { snapshot: self.clone(), from, to, front: None, back: None, is_over: false }
+    }
+}
+
+/// Keys and values of a range of a snapshot.
+#[derive(Debug)]
+pub struct Scan {
+    snapshot: KvSnapshot,
+    from: Key,
+    to: Key,
+    front: Option<Found>,
+    back: Option<Found>,
+    is_over: bool,
+}
+
+impl Scan {
+    fn give(&mut self, found: Result<Option<(Key, Entry)>>, is_front: bool) -> Option<Pair> {
+        let (key, entry) = match found {
+            Ok(Some(pair)) => pair,
+            Ok(None) => {
+                self.is_over = true;
+                return None;
+            }
+            Err(error) => {
+                self.is_over = true;
+                return Some(Err(error));
+            }
+        };
+        if is_front {
+            self.from = key.clone();
+            self.from.push(0);
+        } else {
+            self.to = key.clone();
+        }
+        let Some(Named::Value(name)) = named(&key) else { return None };
+        Some(self.snapshot.value(&entry).map(|value| (name.to_vec(), value)))
+    }
+}
+
+type Pair = Result<(Vec<u8>, Vec<u8>)>;
+
+impl Iterator for Scan {
+    type Item = Pair;
+
+    fn next(&mut self) -> Option<Pair> {
+        if self.is_over || self.from >= self.to {
+            return None;
+        }
+        let snapshot = &self.snapshot.snapshot;
+        let index = snapshot.view().index();
+        let found = index.next(snapshot.io(), &self.from, Some(&self.to), &mut self.front);
+        self.give(found, true)
+    }
+}
+
+impl DoubleEndedIterator for Scan {
+    fn next_back(&mut self) -> Option<Pair> {
+        if self.is_over || self.from >= self.to {
+            return None;
+        }
+        let snapshot = &self.snapshot.snapshot;
+        let index = snapshot.view().index();
+        let found = index.previous(snapshot.io(), &self.from, &self.to, &mut self.back);
+        self.give(found, false)
+    }
+}

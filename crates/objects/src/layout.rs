@@ -1,0 +1,69 @@
+//! What a kind of hardware wants: placement, cadence, depth. Everything else is shared.
+//!
+//! ```text
+//!   log   0 what is written   1 what is cleaned
+//!   cow   0 what is written in bits   1 hot   2 cold   3 what is cleaned   4 nodes
+//! ```
+
+mod cow;
+mod log;
+
+use crate::{Hint, LayoutKind};
+
+/// What is known of a payload when its place is chosen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    /// Written by somebody.
+    Written {
+        hint: Hint,
+        /// Bytes that were written since what it replaces was; none if it replaces
+        /// nothing that is in memory.
+        replaced_after: Option<u64>,
+        /// Commits are small: somebody waits for each.
+        is_trickle: bool,
+    },
+    /// Moved by the cleaner: so many bytes were written since it was.
+    Moved { age: u64 },
+    /// A node, or a part of a run or checkpoint.
+    Node,
+}
+
+/// A layout's choices.
+pub(crate) trait Layout: Send + Sync {
+    /// How many segments are filled at a time.
+    fn streams(&self) -> usize;
+    /// Which of them gets a payload.
+    fn stream_of(&self, kind: Kind) -> usize;
+    /// The longest frame, in bytes: what is worth one request.
+    fn frame_bytes(&self) -> usize;
+    /// About how long a node is, in bytes.
+    fn node_bytes(&self) -> usize;
+    /// Bytes of log after which a checkpoint is due.
+    fn log_bytes(&self) -> u64;
+    /// The worth of cleaning a segment: `used` of its bytes are alive, of `len`; what is
+    /// in it was written `age` bytes ago, on average.
+    fn worth(&self, used: u64, len: u64, age: u64) -> f64 {
+        // Cost-benefit (Rosenblum and Ousterhout, section 3.5): what is gained, and for how
+        // long, over what is read and written again.
+        let u = used as f64 / len as f64;
+        (1.0 - u) * age as f64 / (1.0 + u)
+    }
+}
+
+/// The layout for a store of `capacity` bytes.
+pub(crate) fn layout(
+    kind: LayoutKind,
+    page_bytes: u32,
+    segment_bytes: u32,
+    capacity: u64,
+) -> Box<dyn Layout> {
+    match kind {
+        LayoutKind::Log => Box::new(log::Log { segment_bytes, capacity }),
+        LayoutKind::Cow => Box::new(cow::Cow { page_bytes, segment_bytes, capacity }),
+    }
+}
+
+/// A 256th of the store, within what recovery may read.
+fn log_bytes(segment_bytes: u32, capacity: u64) -> u64 {
+    (capacity / 256).clamp(u64::from(segment_bytes) / 2, 24 << 20)
+}

@@ -1,0 +1,48 @@
+//! For flash: what dies together lies together, so that segments become empty by themselves.
+
+use super::{Kind, Layout};
+use crate::Hint;
+
+pub(super) struct Cow {
+    pub page_bytes: u32,
+    pub segment_bytes: u32,
+    pub capacity: u64,
+}
+
+const TRICKLE: usize = 0;
+const HOT: usize = 1;
+const COLD: usize = 2;
+const MOVED: usize = 3;
+const NODES: usize = 4;
+
+impl Layout for Cow {
+    fn streams(&self) -> usize {
+        5
+    }
+
+    fn stream_of(&self, kind: Kind) -> usize {
+        match kind {
+            Kind::Node => NODES,
+            Kind::Moved { .. } => MOVED,
+            // One request for a commit that somebody waits for.
+            Kind::Written { is_trickle: true, .. } => TRICKLE,
+            Kind::Written { hint: Hint::Hot, .. } => HOT,
+            Kind::Written { hint: Hint::Cold, .. } => COLD,
+            // What was replaced soon will be replaced soon again (SepBIT).
+            Kind::Written { replaced_after: Some(bytes), .. } if bytes < self.capacity / 4 => HOT,
+            Kind::Written { .. } => COLD,
+        }
+    }
+
+    fn frame_bytes(&self) -> usize {
+        (1 << 20).min(self.segment_bytes as usize)
+    }
+
+    fn node_bytes(&self) -> usize {
+        (self.page_bytes.max(4096) as usize).min(self.segment_bytes as usize / 8)
+    }
+
+    fn log_bytes(&self) -> u64 {
+        super::log_bytes(self.segment_bytes, self.capacity)
+    }
+}

@@ -1,0 +1,34 @@
+//! For disks on which distance costs time: everything goes to one place, in long requests.
+
+use super::{Kind, Layout};
+
+pub(super) struct Log {
+    pub segment_bytes: u32,
+    pub capacity: u64,
+}
+
+impl Layout for Log {
+    fn streams(&self) -> usize {
+        2
+    }
+
+    fn stream_of(&self, kind: Kind) -> usize {
+        // What survived until its segment was cleaned is older than what is written: apart
+        // from it, it stays together. The cleaner writes long frames, so the way between
+        // the two is paid rarely.
+        usize::from(matches!(kind, Kind::Moved { .. }))
+    }
+
+    fn frame_bytes(&self) -> usize {
+        (4 << 20).min(self.segment_bytes as usize)
+    }
+
+    fn node_bytes(&self) -> usize {
+        // A seek costs as much as reading 1 MB; but each changed node is written whole.
+        (16 << 10).min(self.segment_bytes as usize / 8)
+    }
+
+    fn log_bytes(&self) -> u64 {
+        super::log_bytes(self.segment_bytes, self.capacity)
+    }
+}

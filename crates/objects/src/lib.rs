@@ -1,0 +1,60 @@
+//! Atomic, ordered, durable objects, laid out for the disk they are on.
+//!
+//! ```text
+//!   Group: create · write · append · truncate · delete      pure memory
+//!      │ submit(group, after) -> Ticket                     atomic, ordered, returns at once
+//!   ┌──▼──────────────┐
+//!   │ layers          │  what changed lately, sorted, in memory
+//!   │ tree            │  everything else: immutable nodes, the sum of a child in its parent
+//!   └──┬──────────────┘
+//!      │ frames: payloads and their entries together
+//!   streams of segments       log: one, for disks that seek │ cow: by lifetime, for flash
+//!      │ trait Disk
+//! ```
+//!
+//! What a store promises, whatever the disk loses in a power cut:
+//!
+//! - **A, atomic**: of each group everything is there or nothing, at any size.
+//! - **B, ordered**: if a group is there, so is all it follows: the tickets in `after`,
+//!   and what was submitted before it.
+//! - **C, durable**: once `wait` returned, the group is there.
+//! - **D, read your submits**: what was submitted is read, durable or not.
+//! - **E, no leak, no resurrection**: space of what is not there is free; a deleted
+//!   object never comes back, and its number is not given out again.
+//! - **F, room to give up**: delete and truncate to less never fail for lack of space.
+//!
+//! Law 1: nothing on the disk is changed in place but the superblocks, two at a time.
+//! Law 2: the sum of whatever is pointed to is kept where the pointer is.
+//! Law 3: a segment is used again only once a durable checkpoint does without it, and
+//! nobody reads what was there.
+//! Law 4: after a failed write the store takes no more groups, and says why.
+//!
+//! This crate does not know what a file system is, reads no clock and starts no thread.
+
+#![forbid(unsafe_code)]
+
+mod checkpoint;
+mod clean;
+mod codec;
+mod core;
+mod entry;
+mod error;
+mod frame;
+mod group;
+mod io;
+pub mod kv;
+mod layer;
+mod layout;
+mod merge;
+mod recover;
+mod segment;
+mod store;
+mod superblock;
+mod tree;
+mod view;
+
+pub use crate::core::Counters;
+pub use error::{Error, Refused, Result};
+pub use group::{Group, Hint, NewObject, ObjectId};
+pub use io::CacheInfo;
+pub use store::{CreateOptions, Info, LayoutKind, OpenOptions, Profile, Snapshot, Store, Ticket};

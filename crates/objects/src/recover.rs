@@ -1,0 +1,383 @@
+//! Opening a store, after whatever happened to it.
+//!
+//! ```text
+//!   superblock ─▶ checkpoint ─▶ runs, image ─▶ the log behind it, commit by commit
+//! ```
+//!
+//! What is read: the checkpoint, and at most the log since it; nothing of the tree.
+//!
+//! Law 1: commits count as long as none is missing. What is behind a hole was never
+//! acknowledged, unless a frame says that it was durable: then the disk lost it, and that is
+//! an error, not a shorter store.
+//! Law 2: what may have holes is verified, payloads too.
+//! Law 3: before anything is changed the store has a new incarnation: what is left of lost
+//! commits can never be taken for new ones.
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::sync::Arc;
+
+use draconis_device::Disk;
+
+use crate::checkpoint::{Blob, Place, Run, read_chunk};
+use crate::core::{Batch, Core, Counters, Stream};
+use crate::entry::{Entry, Key, Named, named};
+use crate::frame::{HEADER, Header, Item, Items, missing};
+use crate::io::Io;
+use crate::layer::{Active, Layer};
+use crate::layout::layout;
+use crate::segment::Segments;
+use crate::store::{CreateOptions, OpenOptions};
+use crate::superblock::{Geometry, Superblock};
+use crate::tree::{Child, Ptr, Tree};
+use crate::view::{Token, View};
+use crate::{Error, Result};
+
+/// What is read of a stream at once.
+const READ_BYTES: usize = 1 << 20;
+/// How far behind a hole frames are looked for that say it should not be there.
+const LOOK_BYTES: u32 = 1 << 20;
+
+/// A frame of the log.
+struct Found {
+    header: Header,
+    stream: usize,
+    segment: u32,
+    table: Vec<u8>,
+}
+
+/// An empty core over a disk; everything in it is to be filled in.
+fn empty_core(disk: Arc<dyn Disk>, superblock: Superblock, cache_bytes: u64) -> Core {
+    let geometry = superblock.geometry;
+    let profile = superblock.profile;
+    let summer = superblock.summer();
+    let capacity = u64::from(geometry.segments) * u64::from(geometry.segment_bytes);
+    let token = Arc::new(Token);
+    Core {
+        io: Arc::new(Io::new(disk, geometry, summer, cache_bytes)),
+        layout: layout(profile.layout, profile.page_bytes, profile.segment_bytes, capacity),
+        tag: crate::codec::mix(summer.0) as u32,
+        superblock,
+        active: Active::default(),
+        log_layers: vec![],
+        counting: None,
+        runs: vec![],
+        merging: None,
+        tree: Tree::default(),
+        view: Arc::new(View { token: token.clone(), ..View::default() }),
+        segments: Segments::new(geometry),
+        streams: vec![],
+        cleaning: None,
+        cleaning_debt: 0,
+        cleaned_since: HashSet::new(),
+        cleaned_before: HashSet::new(),
+        token,
+        epochs: VecDeque::new(),
+        batch: Batch::numbered(1),
+        commits: VecDeque::new(),
+        durable: 0,
+        barrier: 0,
+        unflushed_bytes: 0,
+        last_disk: None,
+        usual_bytes: 0,
+        log_bytes: 0,
+        checkpoint: None,
+        checkpoint_ptrs: vec![],
+        clock: 0,
+        next_id: 1,
+        links: 0,
+        counters: Counters::default(),
+        stopped: None,
+    }
+}
+
+/// Makes an empty store.
+pub(crate) fn create(disk: Arc<dyn Disk>, options: &CreateOptions) -> Result<()> {
+    let properties = disk.properties();
+    let profile = options.profile;
+    if profile.page_bytes < properties.sector_bytes {
+        return Err(Error::Misuse("a page is at least one sector of the disk"));
+    }
+    let geometry = Geometry::of(&profile, properties.len_bytes)?;
+    let superblock = Superblock {
+        id: options.id,
+        generation: 0,
+        incarnation: 1,
+        profile,
+        geometry,
+        checkpoint: Ptr { at: 0, len: 0, sum: 0 },
+    };
+    // What was there must not be found if this ends before its time.
+    let wiped = (0..2).flat_map(|pair| superblock.writes(pair)).map(|mut write| {
+        write.block = draconis_exchange::heap::Block::private(write.block.len());
+        write
+    });
+    let group = draconis_device::Group { writes: wiped.collect() };
+    let ticket = disk.submit(group, &[]).map_err(|refused| Error::Device(refused.error))?;
+    disk.wait(ticket)?;
+    let mut core = empty_core(disk, superblock, 1 << 20);
+    for _ in 0..core.layout.streams() {
+        let places = core.segments.take(0).zip(core.segments.take(0));
+        let (segment, next) = places.ok_or(Error::Misuse("the disk is too small for a store"))?;
+        core.streams.push(Stream { segment, pos: 0, next, frame: None });
+    }
+    core.write_image()?;
+    core.complete_checkpoint(true)
+}
+
+/// Opens a store; writes nothing if that is asked for.
+pub(crate) fn open(disk: Arc<dyn Disk>, options: &OpenOptions) -> Result<Core> {
+    let (superblock, agree) = Superblock::find(&*disk)?;
+    if agree < 2 {
+        log::warn!("only {agree} of four superblocks is the newest");
+    }
+    let mut core = empty_core(disk, superblock, options.cache_bytes);
+    let checkpoint = core.superblock.checkpoint;
+    let blob = Blob::decode(&core.io.read_ptr(checkpoint)?, checkpoint.at)?;
+    load(&mut core, &blob)?;
+    replay(&mut core, &blob)?;
+    core.refresh();
+    if options.read_only {
+        core.stopped = Some(Error::Misuse("the store is open for reading only"));
+        return Ok(core);
+    }
+    core.superblock.incarnation += 1;
+    core.write_image()?;
+    core.complete_checkpoint(true)?;
+    Ok(core)
+}
+
+fn read_layer(core: &Core, chunks: &[Ptr]) -> Result<Layer> {
+    let mut layer = Layer::default();
+    for chunk in chunks {
+        read_chunk(&core.io.read_ptr(*chunk)?, chunk.at, &mut layer)?;
+    }
+    Ok(layer)
+}
+
+fn load(core: &mut Core, blob: &Blob) -> Result<()> {
+    let checkpoint = core.superblock.checkpoint;
+    let mut table = vec![];
+    for chunk in &blob.table {
+        table.extend(core.io.read_ptr(*chunk)?);
+    }
+    core.segments = Segments::decode(core.superblock.geometry, &table, checkpoint.at)?;
+    // The table was written before itself.
+    core.checkpoint_ptrs = [blob.table.clone(), vec![checkpoint], blob.image.clone()].concat();
+    for ptr in [blob.table.clone(), vec![checkpoint]].concat() {
+        core.segments.add(ptr.at, ptr.len, blob.clock, false);
+    }
+    for chunks in &blob.runs {
+        let layer = Arc::new(read_layer(core, chunks)?);
+        core.runs.push(Run { layer, chunks: chunks.clone() });
+    }
+    let image = read_layer(core, &blob.image)?;
+    core.active = Active { map: image.pairs.into_iter().collect(), bytes: image.bytes };
+    core.tree = Tree { root: blob.root.map(Child::Disk) };
+    (core.clock, core.next_id, core.links) = (blob.clock, blob.next_id.max(1), blob.links);
+    if blob.places.len() != core.layout.streams() {
+        return Err(Error::Corrupt { what: "the number of streams", at_bytes: checkpoint.at });
+    }
+    let geometry = core.superblock.geometry;
+    for &(segment, pos, next) in &blob.places {
+        if segment >= geometry.segments || next >= geometry.segments || pos > geometry.segment_bytes {
+            return Err(Error::Corrupt { what: "where a stream stood", at_bytes: checkpoint.at });
+        }
+        core.segments.reopen(segment);
+        core.segments.reopen(next);
+        core.streams.push(Stream { segment, pos, next, frame: None });
+    }
+    core.batch.seq = blob.seq + 1;
+    Ok(())
+}
+
+/// Reads the frames of one stream from where the checkpoint left it.
+fn scan(core: &Core, stream: usize, place: Place, out: &mut Vec<Found>) -> Result<u64> {
+    let geometry = core.superblock.geometry;
+    let (mut segment, mut pos, mut next) = place;
+    let mut seq = core.batch.seq;
+    let mut durable = 0;
+    // A stream cannot go through more segments than there are.
+    for _ in 0..=geometry.segments {
+        let start = geometry.start_of(segment);
+        let mut window: Option<(u32, draconis_exchange::heap::Private)> = None;
+        let before = out.len();
+        while pos < geometry.segment_bytes {
+            let Some((header, table)) = frame_at(core, start, pos, READ_BYTES, &mut window)? else { break };
+            if header.seq < seq || header.next_segment >= geometry.segments {
+                break;
+            }
+            seq = header.seq;
+            durable = durable.max(header.durable);
+            next = header.next_segment;
+            pos += header.len;
+            out.push(Found { header, stream, segment, table });
+        }
+        // Something behind the hole may know that it should not be one.
+        let end = pos.saturating_add(LOOK_BYTES).min(geometry.segment_bytes);
+        let mut look = pos.saturating_add(geometry.page_bytes);
+        while look < end {
+            if let Some((header, _)) = frame_at(core, start, look, READ_BYTES, &mut window)?
+                && header.seq >= seq
+            {
+                durable = durable.max(header.durable);
+            }
+            look += geometry.page_bytes;
+        }
+        if out.len() == before && pos == 0 {
+            break;
+        }
+        (segment, pos) = (next, 0);
+    }
+    Ok(durable)
+}
+
+/// The frame at a place, if a whole one of this incarnation is there.
+fn frame_at(
+    core: &Core,
+    start: u64,
+    pos: u32,
+    read_bytes: usize,
+    window: &mut Option<(u32, draconis_exchange::heap::Private)>,
+) -> Result<Option<(Header, Vec<u8>)>> {
+    let geometry = core.superblock.geometry;
+    let at = start + u64::from(pos);
+    let room = (geometry.segment_bytes - pos) as usize;
+    let mut wanted = (geometry.page_bytes as usize).max(HEADER);
+    for _ in 0..2 {
+        let is_held = window.as_ref().is_some_and(|(from, bytes)| {
+            *from <= pos && *from as usize + bytes.len() >= pos as usize + wanted.min(room)
+        });
+        if !is_held {
+            let len = wanted.max(read_bytes).min(room).next_multiple_of(geometry.page_bytes as usize);
+            *window = Some((pos, core.io.direct(at, len)?));
+        }
+        let Some((from, bytes)) = window.as_ref() else { return Ok(None) };
+        let bytes = &bytes[(pos - from) as usize..];
+        let Some(header) = Header::peek(bytes, at, core.tag, room as u64) else { return Ok(None) };
+        let is_ours = header.incarnation == core.superblock.incarnation
+            && (header.len).is_multiple_of(geometry.page_bytes);
+        if !is_ours {
+            return Ok(None);
+        }
+        let end = (header.table_at + header.table_len) as usize;
+        if end > bytes.len() {
+            wanted = end;
+            continue;
+        }
+        let table = &bytes[header.table_at as usize..end];
+        return Ok(header.is_whole(bytes, table, core.io.summer).then(|| (header, table.to_vec())));
+    }
+    Ok(None)
+}
+
+/// Whether every payload of a frame is what it was.
+fn has_payloads(core: &Core, found: &Found) -> Result<bool> {
+    let page = core.superblock.geometry.page_bytes as usize;
+    let bytes = core.io.direct(found.header.at, (found.header.len as usize).next_multiple_of(page))?;
+    for item in Items::new(&found.table, &found.header) {
+        let Ok(item) = item else { return Ok(false) };
+        if let Item::Pair(_, _, Entry::Data(data)) = item {
+            let within = data
+                .at
+                .checked_sub(found.header.at)
+                .and_then(|from| bytes.get(from as usize..from as usize + data.stored as usize));
+            let Some(stored) = within else { return Ok(false) };
+            if core.io.verify(&data, stored).is_err() {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
+}
+
+fn replay(core: &mut Core, blob: &Blob) -> Result<()> {
+    let mut found: Vec<Found> = vec![];
+    let mut durable = blob.own_seq;
+    for (stream, place) in blob.places.iter().enumerate() {
+        durable = durable.max(scan(core, stream, *place, &mut found)?);
+    }
+    let mut commits: BTreeMap<u64, Vec<Found>> = BTreeMap::new();
+    for frame in found {
+        if frame.header.seq > blob.seq {
+            commits.entry(frame.header.seq).or_default().push(frame);
+        }
+    }
+    let mut seq = blob.seq;
+    while let Some(mut frames) = commits.remove(&(seq + 1)) {
+        frames.sort_by_key(|frame| frame.header.part);
+        let is_numbered =
+            frames.iter().zip(0..).all(|(frame, part)| frame.header.part == part);
+        let is_ended = frames.last().is_some_and(|frame| frame.header.is_last);
+        if !is_numbered || !is_ended {
+            break;
+        }
+        if seq + 1 > durable {
+            let mut is_whole = true;
+            for frame in &frames {
+                is_whole &= has_payloads(core, frame)?;
+            }
+            if !is_whole {
+                break;
+            }
+        }
+        accept(core, frames)?;
+        seq += 1;
+    }
+    if seq < durable {
+        let at = commits.values().flatten().map(|frame| frame.header.at).next();
+        return Err(missing(at.unwrap_or(core.superblock.checkpoint.at)));
+    }
+    core.batch.seq = seq + 1;
+    core.durable = seq;
+    core.barrier = seq;
+    // What nothing leads to, and no stream stands in, is free.
+    let standing: HashSet<u32> =
+        core.streams.iter().flat_map(|stream| [stream.segment, stream.next]).collect();
+    for number in 0..core.superblock.geometry.segments {
+        let segment = core.segments.all[number as usize];
+        if segment.live == 0 && !standing.contains(&number) && segment.state != crate::segment::State::Free {
+            core.segments.release(number);
+        } else if standing.contains(&number) {
+            core.segments.reopen(number);
+        }
+    }
+    Ok(())
+}
+
+fn accept(core: &mut Core, frames: Vec<Found>) -> Result<()> {
+    let mut pairs: Vec<(u64, Key, Entry)> = vec![];
+    for frame in &frames {
+        for item in Items::new(&frame.table, &frame.header) {
+            if let Item::Pair(order, key, entry) = item? {
+                pairs.push((order, Key::from_slice(key), entry));
+            }
+        }
+        let stream = &mut core.streams[frame.stream];
+        if stream.segment != frame.segment {
+            core.segments.close(stream.segment);
+            core.segments.reopen(frame.segment);
+            stream.segment = frame.segment;
+        }
+        stream.pos = (frame.header.at - core.superblock.geometry.start_of(frame.segment)) as u32
+            + frame.header.len;
+        stream.next = frame.header.next_segment;
+        core.segments.reopen(stream.next);
+        let segment = &mut core.segments.all[frame.segment as usize];
+        segment.used = segment.used.max(stream.pos);
+        segment.last_seq = frame.header.seq;
+    }
+    pairs.sort_by_key(|(order, ..)| *order);
+    for (_, key, entry) in pairs {
+        if let Entry::Data(data) = &entry {
+            core.clock += u64::from(data.stored);
+            core.segments.add(data.at, data.stored, core.clock, true);
+        }
+        match (named(&key), &entry) {
+            (Some(Named::Object(id)), Entry::Object(_)) => core.next_id = core.next_id.max(id.0 + 1),
+            (_, Entry::Link(..)) => core.links += 1,
+            _ => {}
+        }
+        core.set(key, entry);
+    }
+    Ok(())
+}

@@ -1,0 +1,483 @@
+//! The store: what people call.
+
+use std::fmt;
+use std::sync::Arc;
+
+use draconis_device::Disk;
+use parking_lot::{Condvar, Mutex, RwLock};
+
+use crate::core::{Core, Counters};
+use crate::entry::{Data, Entry, Named, named, object_key};
+use crate::io::{CacheInfo, Io};
+use crate::view::View;
+use crate::{Error, Group, NewObject, ObjectId, Refused, Result};
+
+/// The name of a submitted group. Tickets ascend with the groups, but groups that become
+/// durable together may share one. A store that is opened again gives out new ones.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Ticket(pub u64);
+
+/// Which component decides where bytes go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LayoutKind {
+    /// For disks on which distance costs time: one log.
+    Log,
+    /// For flash: several, by how long things live.
+    Cow,
+}
+
+impl fmt::Display for LayoutKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Log => "log",
+            Self::Cow => "cow",
+        })
+    }
+}
+
+/// What is known of a disk, and what follows from it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Profile {
+    /// Which layout.
+    pub layout: LayoutKind,
+    /// No write is smaller, or begins elsewhere than on a multiple; a power of two.
+    pub page_bytes: u32,
+    /// Length of a segment; a multiple of the page.
+    pub segment_bytes: u32,
+    /// Requests that are worth having in flight together.
+    pub queue_depth: u32,
+}
+
+/// How to make a store.
+#[derive(Clone, Debug)]
+pub struct CreateOptions {
+    /// Layout and its sizes.
+    pub profile: Profile,
+    /// Tells stores from each other; chance is an argument.
+    pub id: u128,
+}
+
+/// How to open a store.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// Memory for what was read, in bytes. Changes since the last checkpoint, a few MB,
+    /// come on top.
+    pub cache_bytes: u64,
+    /// Write nothing; groups are refused.
+    pub read_only: bool,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self { cache_bytes: 64 << 20, read_only: false }
+    }
+}
+
+/// Sizes and counts of a store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Info {
+    /// The name it was made with.
+    pub id: u128,
+    /// Layout and its sizes.
+    pub profile: Profile,
+    /// Length of the disk, in bytes.
+    pub disk_bytes: u64,
+    /// Bytes that objects, values and their index can fill.
+    pub capacity_bytes: u64,
+    /// Bytes that they fill. What was overwritten since the last checkpoint counts still.
+    pub used_bytes: u64,
+    /// Segments.
+    pub segments: u32,
+    /// Segments with nothing in them.
+    pub free_segments: u32,
+    /// How often the store was opened for writing.
+    pub incarnation: u64,
+    /// Changes that are not in the tree yet: keys in memory.
+    pub pending_keys: u64,
+    /// What was done since the store was opened.
+    pub counters: Counters,
+    /// What memory answered.
+    pub cache: CacheInfo,
+}
+
+/// A store. Everything takes `&self`, from any number of threads.
+pub struct Store {
+    core: RwLock<Core>,
+    io: Arc<Io>,
+    flusher: Mutex<Flusher>,
+    flushed: Condvar,
+}
+
+/// Who waits for the disk.
+#[derive(Debug, Default)]
+struct Flusher {
+    is_busy: bool,
+}
+
+/// A store as it was at one moment. It keeps what it shows from being freed.
+#[derive(Clone)]
+pub struct Snapshot {
+    view: Arc<View>,
+    io: Arc<Io>,
+    store: std::sync::Weak<Store>,
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Snapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Snapshot").finish_non_exhaustive()
+    }
+}
+
+impl Store {
+    /// Makes an empty store on `disk`, over whatever is there.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] where the profile does not fit the disk; what the disk says.
+    pub fn create(disk: Arc<dyn Disk>, options: &CreateOptions) -> Result<()> {
+        crate::recover::create(disk, options)
+    }
+
+    /// Opens the store on `disk`, after whatever happened to it.
+    ///
+    /// # Errors
+    /// [`Error::NotAStore`], or [`Error::Corrupt`] where the disk lost or changed what it
+    /// had; never for what a power cut left.
+    pub fn open(disk: Arc<dyn Disk>, options: &OpenOptions) -> Result<Arc<Self>> {
+        let core = crate::recover::open(disk, options)?;
+        let io = core.io.clone();
+        Ok(Arc::new(Self {
+            core: RwLock::new(core),
+            io,
+            flusher: Mutex::default(),
+            flushed: Condvar::new(),
+        }))
+    }
+
+    /// A name for an object to create; see [`Group::create`].
+    pub fn new_object(&self) -> NewObject {
+        let mut core = self.core.write();
+        let id = ObjectId(core.next_id);
+        core.next_id += 1;
+        NewObject(id)
+    }
+
+    /// Takes a group. It follows all tickets in `after`, and in fact everything that was
+    /// submitted before. Returns at once, unless very much waits to be written; the group
+    /// is durable once [`Store::wait`] returned.
+    ///
+    /// # Errors
+    /// The group comes back, and nothing of it was done: no room, no such object, or the
+    /// store is stopped by an earlier failure.
+    pub fn submit(&self, group: Group, after: &[Ticket]) -> std::result::Result<Ticket, Refused> {
+        match self.submit_ref(&group, after) {
+            Ok(ticket) => Ok(ticket),
+            Err(error) => Err(Refused { group, error }),
+        }
+    }
+
+    pub(crate) fn submit_ref(&self, group: &Group, after: &[Ticket]) -> Result<Ticket> {
+        self.core.write().submit(group, after)
+    }
+
+    /// Returns once the group is durable, with everything before it. Those who wait
+    /// together share one flush.
+    ///
+    /// # Errors
+    /// What the disk said of the first write or flush that failed.
+    pub fn wait(&self, ticket: Ticket) -> Result<()> {
+        loop {
+            {
+                let core = self.core.read();
+                if core.durable >= ticket.0 {
+                    return Ok(());
+                }
+                if ticket.0 > core.batch.seq - u64::from(core.is_batch_empty()) {
+                    return Err(Error::Misuse("a ticket that was never given out"));
+                }
+                if let Some(error) = &core.stopped {
+                    return Err(stopped(error));
+                }
+            }
+            let mut flusher = self.flusher.lock();
+            if flusher.is_busy {
+                self.flushed.wait(&mut flusher);
+                continue;
+            }
+            if self.core.read().durable >= ticket.0 {
+                return Ok(());
+            }
+            flusher.is_busy = true;
+            drop(flusher);
+            let flushed = self.flush_for(ticket);
+            self.flusher.lock().is_busy = false;
+            self.flushed.notify_all();
+            flushed?;
+        }
+    }
+
+    /// Hands over the open commit if the ticket is in it, and waits without the lock.
+    fn flush_for(&self, ticket: Ticket) -> Result<()> {
+        let (seq, disk_ticket) = {
+            let mut core = self.core.write();
+            if core.batch.seq == ticket.0
+                && let Err(error) = core.commit()
+            {
+                return Err(core.stop(error));
+            }
+            match core.commits.back() {
+                Some(&last) => last,
+                None => return Ok(()),
+            }
+        };
+        let waited = self.io.disk.wait(disk_ticket);
+        let mut core = self.core.write();
+        match waited {
+            Ok(()) => core.is_durable(seq),
+            Err(error) => return Err(core.stop(error.into())),
+        }
+        Ok(())
+    }
+
+    /// Makes everything durable that was submitted.
+    ///
+    /// # Errors
+    /// As [`Store::wait`].
+    pub fn sync(&self) -> Result<()> {
+        let ticket = {
+            let core = self.core.read();
+            if core.stopped.is_some() && core.is_read_only() {
+                return Ok(());
+            }
+            Ticket(core.batch.seq)
+        };
+        self.wait_all(ticket)
+    }
+
+    fn wait_all(&self, ticket: Ticket) -> Result<()> {
+        // An empty commit has no frames and never becomes durable by itself.
+        let is_empty = self.core.read().is_batch_empty();
+        match (is_empty, ticket.0) {
+            (true, seq) => self.wait(Ticket(seq - 1)),
+            (false, _) => self.wait(ticket),
+        }
+    }
+
+    /// Writes a checkpoint: opening the store afterwards has nothing to replay.
+    ///
+    /// # Errors
+    /// As [`Store::wait`].
+    pub fn checkpoint(&self) -> Result<()> {
+        let mut core = self.core.write();
+        if let Some(error) = &core.stopped {
+            return if core.is_read_only() { Ok(()) } else { Err(stopped(error)) };
+        }
+        core.checkpoint_now().map_err(|error| core.stop(error))
+    }
+
+    /// Reads from byte `at` of an object; returns how many bytes there were. Holes read as
+    /// zeros.
+    ///
+    /// # Errors
+    /// [`Error::NoObject`]; [`Error::Corrupt`] rather than a byte that was not written.
+    pub fn read(&self, id: ObjectId, at: u64, into: &mut [u8]) -> Result<usize> {
+        let mut parts: Vec<(u64, Data)> = vec![];
+        let len;
+        // The view is held until all is read: it keeps segments from being used again.
+        let _view;
+        {
+            let core = self.core.read();
+            let index = core.index();
+            let record = index.object(&*self.io, id)?.ok_or(Error::NoObject(id))?;
+            len = record.len.saturating_sub(at).min(into.len() as u64);
+            let _ = index.resolve(&*self.io, id, (at, at + len), &mut None, &mut |offset, data| {
+                parts.push((offset, data));
+                std::ops::ControlFlow::Continue(())
+            })?;
+            _view = core.view.clone();
+        }
+        fill(at, &mut into[..len as usize], parts, |data, into| self.read_data(data, into))
+    }
+
+    /// Copies a payload that the index led to.
+    pub(crate) fn read_data(&self, data: &Data, into: &mut [u8]) -> Result<()> {
+        {
+            let core = self.core.read();
+            if let Some(stored) = core.in_frames(data.at, data.stored as usize) {
+                into.copy_from_slice(&stored[data.skip as usize..][..data.len as usize]);
+                return Ok(());
+            }
+        }
+        self.io.read_data(data, into)
+    }
+
+    pub(crate) fn value_of(&self, data: &Data) -> Result<Vec<u8>> {
+        {
+            let core = self.core.read();
+            if let Some(stored) = core.in_frames(data.at, data.stored as usize) {
+                return Ok(stored[data.skip as usize..][..data.len as usize].to_vec());
+            }
+        }
+        self.io.value(data)
+    }
+
+    /// What a key of the kv leads to, and a view that keeps it there.
+    pub(crate) fn find(&self, key: &[u8]) -> Result<(Option<Entry>, Arc<View>)> {
+        let core = self.core.read();
+        if let Some(entry) = crate::layer::Sorted::get(&core.active, key) {
+            return Ok((Some(entry.clone()), core.view.clone()));
+        }
+        let view = core.view.clone();
+        drop(core);
+        let entry = view.index().get(&*self.io, key)?;
+        Ok((entry, view))
+    }
+
+    /// Length of an object in bytes.
+    ///
+    /// # Errors
+    /// [`Error::NoObject`], or what reading the index gave.
+    pub fn len(&self, id: ObjectId) -> Result<u64> {
+        let core = self.core.read();
+        Ok(core.index().object(&*self.io, id)?.ok_or(Error::NoObject(id))?.len)
+    }
+
+    /// All objects in order of their names, with their lengths.
+    ///
+    /// # Errors
+    /// What reading the index gave.
+    pub fn list(self: &Arc<Self>) -> Result<Vec<(ObjectId, u64)>> {
+        self.snapshot().list()
+    }
+
+    /// The store as it is now. Changes go on; what the snapshot shows does not.
+    pub fn snapshot(self: &Arc<Self>) -> Snapshot {
+        let mut core = self.core.write();
+        core.seal_layer();
+        Snapshot { view: core.view.clone(), io: self.io.clone(), store: Arc::downgrade(self) }
+    }
+
+    /// Sizes and counts.
+    pub fn info(&self) -> Info {
+        let core = self.core.read();
+        let superblock = &core.superblock;
+        Info {
+            id: superblock.id,
+            profile: superblock.profile,
+            disk_bytes: superblock.geometry.disk_bytes,
+            capacity_bytes: core.capacity_bytes(),
+            used_bytes: core.live_bytes(),
+            segments: superblock.geometry.segments,
+            free_segments: core.segments.free() as u32,
+            incarnation: superblock.incarnation,
+            pending_keys: core.pending_keys(),
+            counters: core.counters,
+            cache: self.io.info(),
+        }
+    }
+}
+
+impl Drop for Store {
+    /// What was submitted and not waited for may be lost, as in a crash; this makes that
+    /// less likely, and says nothing if it fails.
+    fn drop(&mut self) {
+        let core = self.core.get_mut();
+        if core.stopped.is_none() {
+            let _ = core.commit();
+        }
+    }
+}
+
+fn stopped(error: &Error) -> Error {
+    match error {
+        Error::Device(error) => Error::Stopped(error.clone()),
+        error => error.clone(),
+    }
+}
+
+/// Fills `into` with payloads and zeros between them.
+fn fill(
+    at: u64,
+    into: &mut [u8],
+    parts: Vec<(u64, Data)>,
+    read: impl Fn(&Data, &mut [u8]) -> Result<()>,
+) -> Result<usize> {
+    let mut done = 0;
+    for (offset, data) in parts {
+        let from = (offset - at) as usize;
+        into[done..from].fill(0);
+        done = from + data.len as usize;
+        read(&data, &mut into[from..done])?;
+    }
+    into[done..].fill(0);
+    Ok(into.len())
+}
+
+impl Snapshot {
+    /// As [`Store::read`].
+    ///
+    /// # Errors
+    /// As [`Store::read`].
+    pub fn read(&self, id: ObjectId, at: u64, into: &mut [u8]) -> Result<usize> {
+        let index = self.view.index();
+        let record = index.object(&*self.io, id)?.ok_or(Error::NoObject(id))?;
+        let len = record.len.saturating_sub(at).min(into.len() as u64);
+        let mut parts = vec![];
+        let _ = index.resolve(&*self.io, id, (at, at + len), &mut None, &mut |offset, data| {
+            parts.push((offset, data));
+            std::ops::ControlFlow::Continue(())
+        })?;
+        fill(at, &mut into[..len as usize], parts, |data, into| self.read_data(data, into))
+    }
+
+    /// Copies a payload that the index led to.
+    pub(crate) fn read_data(&self, data: &Data, into: &mut [u8]) -> Result<()> {
+        match self.store.upgrade() {
+            Some(store) => store.read_data(data, into),
+            None => self.io.read_data(data, into),
+        }
+    }
+
+    /// As [`Store::len`].
+    ///
+    /// # Errors
+    /// As [`Store::len`].
+    pub fn len(&self, id: ObjectId) -> Result<u64> {
+        Ok(self.view.index().object(&*self.io, id)?.ok_or(Error::NoObject(id))?.len)
+    }
+
+    /// As [`Store::list`].
+    ///
+    /// # Errors
+    /// As [`Store::list`].
+    pub fn list(&self) -> Result<Vec<(ObjectId, u64)>> {
+        let mut out = vec![];
+        let mut hint = None;
+        let mut from = object_key(ObjectId(0));
+        let index = self.view.index();
+        while let Some((key, entry)) = index.next(&*self.io, &from, None, &mut hint)? {
+            let Some(Named::Object(id)) = named(&key) else { break };
+            if let Entry::Object(record) = entry
+                && !record.is_value
+            {
+                out.push((id, record.len));
+            }
+            let Some(next) = id.0.checked_add(1) else { break };
+            from = object_key(ObjectId(next));
+        }
+        Ok(out)
+    }
+
+    pub(crate) fn view(&self) -> &View {
+        &self.view
+    }
+
+    pub(crate) fn io(&self) -> &Io {
+        &self.io
+    }
+}

@@ -1,0 +1,311 @@
+//! What a store is, and where its checkpoint lies: four copies.
+//!
+//! ```text
+//!   | 0 | 1 | segment 0 | segment 1 | .. | segment n-1 | 2 | 3 |
+//! ```
+//!
+//! Law 1: copies 0 and 1 are written together, 2 and 3 together once those are durable. So
+//! two copies of one generation are whole at any moment.
+//! Law 2: a copy lies within one sector of 512 bytes: it is whole or old.
+//! Law 3: the newest copy is believed; everything it leads to was durable before it was
+//! written.
+
+use draconis_device::{Disk, Extent, Urgency};
+use draconis_exchange::heap::Block;
+
+use crate::codec::{Reader, Summer};
+use crate::tree::Ptr;
+use crate::{Error, LayoutKind, Profile, Result};
+
+/// "DracoObj", as little-endian bytes.
+const MAGIC: u64 = u64::from_le_bytes(*b"DracoObj");
+const VERSION: u32 = 1;
+/// Encoded length with its sum.
+const LEN: usize = 128;
+/// Copies are at least so far apart, in bytes.
+const COPY_BYTES_MIN: u32 = 4096;
+/// The smallest segment, in pages.
+pub(crate) const SEGMENT_PAGES_MIN: u32 = 4;
+
+/// Where things are on a disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Geometry {
+    pub disk_bytes: u64,
+    pub page_bytes: u32,
+    pub segment_bytes: u32,
+    pub segments: u32,
+    /// First byte of segment 0.
+    pub first_byte: u64,
+}
+
+impl Geometry {
+    /// The geometry that `profile` gives on a disk; says what does not fit.
+    pub fn of(profile: &Profile, disk_bytes: u64) -> Result<Self> {
+        let page = profile.page_bytes;
+        let segment = profile.segment_bytes;
+        if !page.is_power_of_two() || !(512..=1 << 20).contains(&page) {
+            return Err(Error::Misuse("a page is a power of two from 512 bytes to 1 MiB"));
+        }
+        if !segment.is_multiple_of(page)
+            || segment / page < SEGMENT_PAGES_MIN
+            || segment > 1 << 30
+        {
+            return Err(Error::Misuse("a segment is at least four pages, whole ones, and at most 1 GiB"));
+        }
+        let copies = u64::from(page.max(COPY_BYTES_MIN)) * 2;
+        // Segments begin where discards like it, but small stores have no room for that.
+        let align = u64::from(segment.min(1 << 20)).next_power_of_two().min(disk_bytes / 64);
+        let first_byte = match align {
+            0 => copies,
+            _ => copies.next_multiple_of(align.next_multiple_of(u64::from(page))),
+        };
+        let usable = (disk_bytes - disk_bytes % u64::from(page))
+            .checked_sub(first_byte + copies)
+            .ok_or(Error::Misuse("the disk is too small for a store"))?;
+        let segments = usable / u64::from(segment);
+        if segments < 24 {
+            return Err(Error::Misuse("the disk is too small: a store needs 24 segments"));
+        }
+        let segments = u32::try_from(segments)
+            .map_err(|_| Error::Misuse("too many segments: choose larger ones"))?;
+        Ok(Self { disk_bytes, page_bytes: page, segment_bytes: segment, segments, first_byte })
+    }
+
+    pub fn start_of(&self, segment: u32) -> u64 {
+        self.first_byte + u64::from(segment) * u64::from(self.segment_bytes)
+    }
+
+    /// The segment that holds a byte.
+    pub fn segment_of(&self, at: u64) -> Option<u32> {
+        let index = at.checked_sub(self.first_byte)? / u64::from(self.segment_bytes);
+        (index < u64::from(self.segments)).then_some(index as u32)
+    }
+
+    /// Whether `[at, at + len)` lies in one segment.
+    pub fn holds(&self, at: u64, len: u64) -> bool {
+        let Some(end) = at.checked_add(len.max(1)) else { return false };
+        self.segment_of(at).is_some() && self.segment_of(at) == self.segment_of(end - 1)
+    }
+
+    fn copies(&self) -> [u64; 4] {
+        let stride = u64::from(self.page_bytes.max(COPY_BYTES_MIN));
+        let end = self.disk_bytes - self.disk_bytes % u64::from(self.page_bytes);
+        [0, stride, end - 2 * stride, end - stride]
+    }
+}
+
+/// What the newest copy says.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Superblock {
+    pub id: u128,
+    pub generation: u64,
+    /// Counts how often the store was opened for writing.
+    pub incarnation: u64,
+    pub profile: Profile,
+    pub geometry: Geometry,
+    pub checkpoint: Ptr,
+}
+
+impl Superblock {
+    /// Guards everything in the store but the superblocks.
+    pub fn summer(&self) -> Summer {
+        Summer(crate::codec::mix(self.id as u64) ^ crate::codec::mix((self.id >> 64) as u64 ^ 1))
+    }
+
+    fn encode(&self, at: u64) -> Vec<u8> {
+        let mut out = Vec::with_capacity(LEN);
+        out.extend_from_slice(&MAGIC.to_le_bytes());
+        out.extend_from_slice(&VERSION.to_le_bytes());
+        let layout: u32 = match self.profile.layout {
+            LayoutKind::Log => 1,
+            LayoutKind::Cow => 2,
+        };
+        out.extend_from_slice(&layout.to_le_bytes());
+        out.extend_from_slice(&self.id.to_le_bytes());
+        out.extend_from_slice(&self.generation.to_le_bytes());
+        out.extend_from_slice(&self.incarnation.to_le_bytes());
+        out.extend_from_slice(&self.geometry.disk_bytes.to_le_bytes());
+        out.extend_from_slice(&self.profile.page_bytes.to_le_bytes());
+        out.extend_from_slice(&self.profile.segment_bytes.to_le_bytes());
+        out.extend_from_slice(&self.profile.queue_depth.to_le_bytes());
+        out.extend_from_slice(&self.checkpoint.len.to_le_bytes());
+        out.extend_from_slice(&self.checkpoint.at.to_le_bytes());
+        out.extend_from_slice(&self.checkpoint.sum.to_le_bytes());
+        out.resize(LEN - 8, 0);
+        let sum = Summer(MAGIC).sum(at, &out);
+        out.extend_from_slice(&sum.to_le_bytes());
+        out
+    }
+
+    fn decode(bytes: &[u8], at: u64, disk_bytes: u64) -> Result<Self> {
+        let not = |why: &str| Error::NotAStore(why.to_owned());
+        let bytes = bytes.get(..LEN).ok_or_else(|| not("the disk is too small"))?;
+        let mut reader = Reader::new(bytes, at);
+        if reader.u64()? != MAGIC {
+            return Err(not("no superblock"));
+        }
+        let mut sum = [0; 8];
+        sum.copy_from_slice(&bytes[LEN - 8..]);
+        if Summer(MAGIC).sum(at, &bytes[..LEN - 8]) != u64::from_le_bytes(sum) {
+            return Err(Error::Corrupt { what: "a superblock's sum", at_bytes: at });
+        }
+        let version = reader.u32()?;
+        if version != VERSION {
+            return Err(Error::NotAStore(format!(
+                "version {version} is not known here (this program knows {VERSION})"
+            )));
+        }
+        let layout = match reader.u32()? {
+            1 => LayoutKind::Log,
+            2 => LayoutKind::Cow,
+            _ => return Err(Error::NotAStore("its layout is not known here".to_owned())),
+        };
+        let id = u128::from(reader.u64()?) | u128::from(reader.u64()?) << 64;
+        let (generation, incarnation) = (reader.u64()?, reader.u64()?);
+        let made_for = reader.u64()?;
+        let profile = Profile {
+            layout,
+            page_bytes: reader.u32()?,
+            segment_bytes: reader.u32()?,
+            queue_depth: reader.u32()?,
+        };
+        let len = reader.u32()?;
+        let checkpoint = Ptr { at: reader.u64()?, len, sum: reader.u64()? };
+        if made_for > disk_bytes {
+            return Err(Error::NotAStore(format!(
+                "the store was made for {made_for} bytes, the disk has {disk_bytes}"
+            )));
+        }
+        let geometry = Geometry::of(&profile, made_for)
+            .map_err(|_| Error::Corrupt { what: "a superblock's sizes", at_bytes: at })?;
+        Ok(Self { id, generation, incarnation, profile, geometry, checkpoint })
+    }
+
+    /// The writes of one pair of copies.
+    pub fn writes(&self, pair: usize) -> Vec<draconis_device::Write> {
+        let page = self.geometry.page_bytes as usize;
+        self.geometry.copies()[pair * 2..pair * 2 + 2]
+            .iter()
+            .map(|&at_bytes| {
+                let mut block = Block::private(page);
+                block.copy_in(0, &self.encode(at_bytes));
+                draconis_device::Write { at_bytes, block }
+            })
+            .collect()
+    }
+
+    /// The newest copy on a disk, and how many copies agree with it.
+    ///
+    /// # Errors
+    /// [`Error::NotAStore`] where no copy is, [`Error::Corrupt`] where none is whole, what
+    /// the disk says where it cannot be read.
+    pub fn find(disk: &dyn Disk) -> Result<(Self, usize)> {
+        let properties = disk.properties();
+        let mut found: Vec<Self> = vec![];
+        let mut why = Error::NotAStore("no superblock".to_owned());
+        let take = |at: u64, found: &mut Vec<Self>, why: &mut Error| match read_copy(disk, at) {
+            Ok(copy) if copy.geometry.copies().contains(&at) => found.push(copy),
+            Ok(_) => {}
+            Err(Error::NotAStore(text)) if text == "no superblock" => {}
+            Err(error) => *why = error,
+        };
+        take(0, &mut found, &mut why);
+        // The first copy says where the others are. Without it each page size is tried.
+        let places = match found.first() {
+            Some(copy) => copy.geometry.copies()[1..].to_vec(),
+            None => (12..=20)
+                .flat_map(|shift| {
+                    let stride = 1u64 << shift;
+                    let end = properties.len_bytes - properties.len_bytes % 512;
+                    let end = end - end % stride.min(4096);
+                    [Some(stride), end.checked_sub(2 * stride), end.checked_sub(stride)]
+                })
+                .flatten()
+                .collect(),
+        };
+        places.into_iter().for_each(|at| take(at, &mut found, &mut why));
+        let Some(newest) = found.iter().max_by_key(|copy| copy.generation).cloned() else {
+            return Err(why);
+        };
+        let agree = found.iter().filter(|copy| **copy == newest).count();
+        Ok((newest, agree))
+    }
+}
+
+fn read_copy(disk: &dyn Disk, at: u64) -> Result<Superblock> {
+    let properties = disk.properties();
+    let len = u64::from(properties.sector_bytes.max(512));
+    if at.checked_add(len).is_none_or(|end| end > properties.len_bytes) {
+        return Err(Error::NotAStore("no superblock".to_owned()));
+    }
+    let block = disk
+        .read(Extent::new(at, len), Block::private(len as usize), Urgency::Now)
+        .wait()
+        .unwrap_or(Err(draconis_device::Refused {
+            goods: None,
+            error: draconis_device::Error::Gone,
+        }))
+        .map_err(|refused| Error::Device(refused.error))?;
+    Superblock::decode(&block.into_private(), at, properties.len_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use draconis_device::{Group, MemoryDisk};
+
+    fn superblock(disk_bytes: u64) -> Superblock {
+        let profile = Profile {
+            layout: LayoutKind::Cow,
+            page_bytes: 4096,
+            segment_bytes: 16 << 10,
+            queue_depth: 8,
+        };
+        Superblock {
+            id: 0x1234_5678_9abc_def0_1122_3344_5566_7788,
+            generation: 5,
+            incarnation: 2,
+            profile,
+            geometry: Geometry::of(&profile, disk_bytes).unwrap(),
+            checkpoint: Ptr { at: 9 << 10, len: 77, sum: 0xfeed },
+        }
+    }
+
+    #[test]
+    fn the_newest_copy_is_found_and_agreement_counted() {
+        let disk = MemoryDisk::new(vec![0; 1 << 20], 512);
+        let mut superblock = superblock(1 << 20);
+        for pair in 0..2 {
+            disk.submit(Group { writes: superblock.writes(pair) }, &[]).unwrap();
+        }
+        assert_eq!(Superblock::find(&disk).unwrap(), (superblock.clone(), 4));
+        superblock.generation = 6;
+        disk.submit(Group { writes: superblock.writes(0) }, &[]).unwrap();
+        assert_eq!(Superblock::find(&disk).unwrap(), (superblock.clone(), 2));
+        // Both copies at the start are lost: the old ones at the end still serve.
+        let mut zeros = superblock.writes(0);
+        zeros.iter_mut().for_each(|write| write.block = Block::private(4096));
+        disk.submit(Group { writes: zeros }, &[]).unwrap();
+        assert_eq!(Superblock::find(&disk).unwrap().0.generation, 5);
+    }
+
+    #[test]
+    fn a_disk_without_a_store_says_so() {
+        let disk = MemoryDisk::new(vec![0; 1 << 20], 512);
+        assert!(matches!(Superblock::find(&disk), Err(Error::NotAStore(_))));
+    }
+
+    #[test]
+    fn every_byte_is_in_one_segment_at_most() {
+        let geometry = superblock(1 << 20).geometry;
+        assert!(geometry.segments >= 24);
+        for segment in 0..geometry.segments {
+            let start = geometry.start_of(segment);
+            assert_eq!(geometry.segment_of(start), Some(segment));
+            assert!(geometry.holds(start, 16 << 10));
+            assert!(!geometry.holds(start + 1, 16 << 10));
+        }
+        assert_eq!(geometry.segment_of(geometry.start_of(geometry.segments)), None);
+        assert!(geometry.start_of(geometry.segments) <= (1 << 20) - 8192);
+    }
+}

@@ -1,0 +1,204 @@
+//! The store as of one moment: layers over the tree, newest first.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use crate::entry::{Data, Entry, Key, Named, extent_key, named, object_key};
+use crate::layer::{Layer, Sorted, intervals};
+use crate::tree::{Found, Nodes, Tree};
+use crate::{ObjectId, Result};
+
+/// Held by whoever may still read what a checkpoint did away with.
+#[derive(Debug, Default)]
+pub(crate) struct Token;
+
+/// Layers and tree that change no more.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct View {
+    /// Newest first.
+    pub layers: Vec<Arc<Layer>>,
+    pub tree: Tree,
+    /// Only held.
+    #[expect(dead_code)]
+    pub token: Arc<Token>,
+}
+
+/// What is looked through, newest first: maybe the active layer, and a view.
+#[derive(Clone, Copy)]
+pub(crate) struct Index<'a> {
+    pub top: Option<&'a dyn Sorted>,
+    pub layers: &'a [Arc<Layer>],
+    pub tree: &'a Tree,
+}
+
+impl View {
+    pub fn index(&self) -> Index<'_> {
+        Index { top: None, layers: &self.layers, tree: &self.tree }
+    }
+}
+
+/// Hears of each payload of an interval, with the object's offset; may end the walk.
+pub(crate) type Take<'t> = dyn FnMut(u64, Data) -> ControlFlow<()> + 't;
+
+impl Index<'_> {
+    fn split(&self) -> Option<(&dyn Sorted, Index<'_>)> {
+        if let Some(top) = self.top {
+            return Some((top, Index { top: None, ..*self }));
+        }
+        let (first, rest) = self.layers.split_first()?;
+        Some((&**first, Index { top: None, layers: rest, tree: self.tree }))
+    }
+
+    /// What a key leads to: what hides something is `None`. Not for intervals.
+    pub fn get(&self, nodes: &dyn Nodes, key: &[u8]) -> Result<Option<Entry>> {
+        let found = match self.top.and_then(|top| top.get(key)) {
+            Some(entry) => Some(entry),
+            None => self.layers.iter().find_map(|layer| layer.get(key)),
+        };
+        match found {
+            Some(Entry::Gone) => Ok(None),
+            Some(entry) => Ok(Some(entry.clone())),
+            None => self.tree.get(nodes, key),
+        }
+    }
+
+    /// The payloads of `[from, to)` of an object, in order.
+    pub fn resolve(
+        &self,
+        nodes: &dyn Nodes,
+        id: ObjectId,
+        (from, to): (u64, u64),
+        hint: &mut Option<Found>,
+        take: &mut Take<'_>,
+    ) -> Result<ControlFlow<()>> {
+        if from >= to {
+            return Ok(ControlFlow::Continue(()));
+        }
+        let Some((top, below)) = self.split() else {
+            return resolve_tree(self.tree, nodes, id, (from, to), hint, take);
+        };
+        let mut found: Vec<(u64, &Entry)> = vec![];
+        intervals(top, id, from, to, &mut |at, entry| found.push((at, entry)));
+        let mut done = from;
+        for (at, entry) in found {
+            let (start, end) = (at.max(from), (at + entry.covers()).min(to));
+            if start > done
+                && below.resolve(nodes, id, (done, start), hint, take)?.is_break()
+            {
+                return Ok(ControlFlow::Break(()));
+            }
+            if let Entry::Data(data) = entry
+                && take(start, data.part((start - at) as u32, (end - start) as u32)).is_break()
+            {
+                return Ok(ControlFlow::Break(()));
+            }
+            done = end;
+        }
+        below.resolve(nodes, id, (done, to), hint, take)
+    }
+
+    /// The first pair at `from` or behind it that nothing hides, before `to`. Not for
+    /// intervals.
+    pub fn next(
+        &self,
+        nodes: &dyn Nodes,
+        from: &[u8],
+        to: Option<&[u8]>,
+        hint: &mut Option<Found>,
+    ) -> Result<Option<(Key, Entry)>> {
+        let mut from = Key::from_slice(from);
+        loop {
+            let mut best = self.tree.at_or_after(nodes, &from, hint)?;
+            // From old to new: of one key, the newest counts.
+            for layer in self.layers.iter().rev().map(|layer| &**layer as &dyn Sorted).chain(self.top) {
+                if let Some((key, entry)) = layer.at_or_after(&from)
+                    && best.as_ref().is_none_or(|(have, _)| key <= have)
+                {
+                    best = Some((key.clone(), entry.clone()));
+                }
+            }
+            match best {
+                Some((key, _)) if to.is_some_and(|to| key.as_slice() >= to) => return Ok(None),
+                Some((key, Entry::Gone)) => {
+                    from = key;
+                    from.push(0);
+                }
+                other => return Ok(other),
+            }
+        }
+    }
+
+    /// The last pair before `to` that nothing hides, at `from` or behind it. Not for
+    /// intervals.
+    pub fn previous(
+        &self,
+        nodes: &dyn Nodes,
+        from: &[u8],
+        to: &[u8],
+        hint: &mut Option<Found>,
+    ) -> Result<Option<(Key, Entry)>> {
+        let mut to = Key::from_slice(to);
+        loop {
+            let mut best = self.tree.before(nodes, &to, hint)?;
+            for layer in self.layers.iter().rev().map(|layer| &**layer as &dyn Sorted).chain(self.top) {
+                if let Some((key, entry)) = layer.before(&to)
+                    && best.as_ref().is_none_or(|(have, _)| key >= have)
+                {
+                    best = Some((key.clone(), entry.clone()));
+                }
+            }
+            match best {
+                Some((key, _)) if key.as_slice() < from => return Ok(None),
+                Some((key, Entry::Gone)) => to = key,
+                other => return Ok(other),
+            }
+        }
+    }
+
+    /// An object's record.
+    pub fn object(&self, nodes: &dyn Nodes, id: ObjectId) -> Result<Option<crate::entry::ObjectRecord>> {
+        match self.get(nodes, &object_key(id))? {
+            Some(Entry::Object(record)) => Ok(Some(record)),
+            _ => Ok(None),
+        }
+    }
+}
+
+fn resolve_tree(
+    tree: &Tree,
+    nodes: &dyn Nodes,
+    id: ObjectId,
+    (from, to): (u64, u64),
+    hint: &mut Option<Found>,
+    take: &mut Take<'_>,
+) -> Result<ControlFlow<()>> {
+    let mut give = |at: u64, entry: &Entry| {
+        let Entry::Data(data) = entry else { return ControlFlow::Continue(()) };
+        let (start, end) = (at.max(from), (at + u64::from(data.len)).min(to));
+        if start >= end {
+            return ControlFlow::Continue(());
+        }
+        take(start, data.part((start - at) as u32, (end - start) as u32))
+    };
+    let mut key = extent_key(id, from);
+    if let Some((key, entry)) = tree.before(nodes, &key, hint)?
+        && let Some(Named::Extent(of, at)) = named(&key)
+        && of == id
+        && give(at, &entry).is_break()
+    {
+        return Ok(ControlFlow::Break(()));
+    }
+    while let Some((found, entry)) = tree.at_or_after(nodes, &key, hint)? {
+        match named(&found) {
+            Some(Named::Extent(of, at)) if of == id && at < to => {
+                if give(at, &entry).is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
+                let Some(behind) = at.checked_add(entry.covers().max(1)) else { break };
+                key = extent_key(id, behind);
+            }
+            _ => break,
+        }
+    }
+    Ok(ControlFlow::Continue(()))
+}

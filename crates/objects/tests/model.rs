@@ -1,0 +1,199 @@
+//! Random changes against plain memory, with everything that may come between: waiting,
+//! snapshots, checkpoints, closing and opening again.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use draconis_device::{Disk, MemoryDisk};
+use draconis_objects::kv::Kv;
+use draconis_objects::{
+    CreateOptions, Error, Group, Hint, LayoutKind, ObjectId, OpenOptions, Profile, Store,
+};
+
+fn random(state: &mut u64, below: u64) -> u64 {
+    *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+    (*state >> 33) % below
+}
+
+fn profile(layout: LayoutKind, segment_bytes: u32) -> CreateOptions {
+    let profile = Profile { layout, page_bytes: 4096, segment_bytes, queue_depth: 8 };
+    CreateOptions { profile, id: 77 }
+}
+
+fn options() -> OpenOptions {
+    OpenOptions { cache_bytes: 1 << 20, read_only: false }
+}
+
+type Objects = BTreeMap<ObjectId, Vec<u8>>;
+type Keys = BTreeMap<Vec<u8>, Vec<u8>>;
+
+fn compare(store: &Arc<Store>, objects: &Objects, keys: &Keys) {
+    let list = store.list().unwrap();
+    let expected: Vec<_> = objects.iter().map(|(id, bytes)| (*id, bytes.len() as u64)).collect();
+    assert_eq!(list, expected);
+    for (id, bytes) in objects {
+        let mut have = vec![1; bytes.len() + 10];
+        let len = store.read(*id, 0, &mut have).unwrap();
+        assert_eq!(len, bytes.len());
+        assert!(have[..len] == bytes[..], "object {id}");
+    }
+    let kv = Kv::new(store.clone());
+    let all: Vec<_> = kv.scan::<std::ops::RangeFull>(&..).map(Result::unwrap).collect();
+    assert_eq!(all.len(), keys.len());
+    assert!(all.iter().map(|(k, v)| (k, v)).eq(keys.iter()));
+    let back: Vec<_> = kv.scan::<std::ops::RangeFull>(&..).rev().map(Result::unwrap).collect();
+    assert!(back.iter().map(|(k, v)| (k, v)).eq(keys.iter().rev()));
+}
+
+fn run(layout: LayoutKind, seed: u64, disk_bytes: usize, segment_bytes: u32, rounds: u64) {
+    let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(vec![0; disk_bytes], 512));
+    Store::create(disk.clone(), &profile(layout, segment_bytes)).unwrap();
+    let mut store = Store::open(disk.clone(), &options()).unwrap();
+    let (mut objects, mut keys) = (Objects::new(), Keys::new());
+    let mut state = seed;
+    let (mut full, mut taken) = (0, 0);
+    let mut kept: Option<(draconis_objects::Snapshot, Objects)> = None;
+    for round in 0..rounds {
+        let next = &mut state;
+        let mut group = Group::new();
+        let mut batch = draconis_objects::kv::Batch::new();
+        let (mut new_objects, mut new_keys) = (objects.clone(), keys.clone());
+        let is_kv = random(next, 3) == 0;
+        for _ in 0..1 + random(next, 4) {
+            let pick = |next: &mut u64, of: &Objects| {
+                let n = random(next, of.len() as u64) as usize;
+                *of.keys().nth(n).unwrap()
+            };
+            let len = match random(next, 6) {
+                0 => random(next, 30_000),
+                1 => 4096 * (1 + random(next, 4)),
+                _ => 1 + random(next, 700),
+            };
+            let bytes: Vec<u8> = (0..len).map(|i| (i as u8) ^ (round as u8).wrapping_mul(31)).collect();
+            if is_kv {
+                let key = format!("{:04}", random(next, 300)).into_bytes();
+                if random(next, 4) == 0 {
+                    batch.delete(&key);
+                    new_keys.remove(&key);
+                } else {
+                    batch.put(&key, &bytes);
+                    new_keys.insert(key, bytes);
+                }
+                continue;
+            }
+            match random(next, 10) {
+                0 | 1 if new_objects.len() < 20 => {
+                    let id = group.create(store.new_object(), Hint::Unknown);
+                    new_objects.insert(id, vec![]);
+                }
+                _ if new_objects.is_empty() => {}
+                2 => {
+                    let id = pick(next, &new_objects);
+                    group.delete(id);
+                    new_objects.remove(&id);
+                }
+                3 => {
+                    let id = pick(next, &new_objects);
+                    let bytes = new_objects.get_mut(&id).unwrap();
+                    let len = random(next, bytes.len() as u64 * 5 / 4 + 10);
+                    group.truncate(id, len);
+                    bytes.resize(len as usize, 0);
+                }
+                4..=6 => {
+                    let id = pick(next, &new_objects);
+                    group.append(id, &bytes);
+                    new_objects.get_mut(&id).unwrap().extend(&bytes);
+                }
+                _ => {
+                    let id = pick(next, &new_objects);
+                    let have = new_objects.get_mut(&id).unwrap();
+                    let at = random(next, have.len() as u64 + 500) as usize;
+                    group.write(id, at as u64, &bytes);
+                    have.resize(have.len().max(at + bytes.len()), 0);
+                    have[at..at + bytes.len()].copy_from_slice(&bytes);
+                }
+            }
+        }
+        let submitted = match is_kv {
+            true => Kv::new(store.clone()).write(batch).map_err(|refused| refused.1),
+            false => store.submit(group, &[]).map_err(|refused| refused.error),
+        };
+        match submitted {
+            Ok(ticket) => {
+                (objects, keys) = (new_objects, new_keys);
+                taken += 1;
+                if random(&mut state, 3) == 0 {
+                    store.wait(ticket).unwrap();
+                }
+            }
+            Err(Error::NoSpace { .. }) => {
+                full += 1;
+                // Giving up always works.
+                if let Some(&id) = objects.keys().next() {
+                    let mut group = Group::new();
+                    group.delete(id);
+                    store.submit(group, &[]).unwrap();
+                    objects.remove(&id);
+                }
+                if let Some(key) = keys.keys().next().cloned() {
+                    Kv::new(store.clone()).delete(&key).unwrap();
+                    keys.remove(&key);
+                }
+                kept = None;
+            }
+            Err(error) => panic!("round {round}: {error}"),
+        }
+        match random(&mut state, 60) {
+            0 => {
+                if let Some((snapshot, was)) = kept.take() {
+                    for (id, bytes) in &was {
+                        let mut have = vec![0; bytes.len()];
+                        assert_eq!(snapshot.read(*id, 0, &mut have).unwrap(), bytes.len());
+                        assert!(have == *bytes, "snapshot of object {id}");
+                    }
+                    assert_eq!(snapshot.list().unwrap().len(), was.len());
+                } else {
+                    kept = Some((store.snapshot(), objects.clone()));
+                }
+            }
+            1 => store.checkpoint().unwrap(),
+            2 => {
+                // Everything, or a crash behind a wait: in memory both are the same.
+                store.sync().unwrap();
+                kept = None;
+                drop(store);
+                store = Store::open(disk.clone(), &options()).unwrap();
+            }
+            3 => compare(&store, &objects, &keys),
+            _ => {}
+        }
+    }
+    compare(&store, &objects, &keys);
+    store.sync().unwrap();
+    let info = store.info();
+    drop((kept, store));
+    let store = Store::open(disk, &options()).unwrap();
+    compare(&store, &objects, &keys);
+    assert!(taken > rounds / 3, "{taken} groups taken, {full} times full");
+    assert!(info.counters.checkpoints > 0 && info.counters.cleaned > 0, "{info:?}");
+}
+
+#[test]
+fn log_small_segments() {
+    for seed in 0..6 {
+        run(LayoutKind::Log, seed, 3 << 20, 32 << 10, 1500);
+    }
+}
+
+#[test]
+fn cow_small_segments() {
+    for seed in 0..6 {
+        run(LayoutKind::Cow, seed, 3 << 20, 32 << 10, 1500);
+    }
+}
+
+#[test]
+fn larger_segments() {
+    run(LayoutKind::Cow, 50, 32 << 20, 256 << 10, 3000);
+    run(LayoutKind::Log, 51, 32 << 20, 256 << 10, 3000);
+}
