@@ -231,7 +231,8 @@ impl Core {
     /// Counts so many pairs; says whether all are counted.
     fn count(&mut self, pairs: usize) -> Result<bool> {
         let Some(counting) = &self.counting else { return Ok(true) };
-        let (layer, mut next, mut resume) = (counting.layer.clone(), counting.next, counting.resume);
+        let (layer, mut next, mut resume) =
+            (counting.layer.clone(), counting.next, counting.resume);
         let older = self.counted_layers();
         let index = Index { top: None, layers: &older, tree: &self.tree };
         let io = self.io.clone();
@@ -244,15 +245,16 @@ impl Core {
             if let Some(Named::Extent(id, at)) = named(key) {
                 let (from, to) = (at + resume, at + entry.covers());
                 let mut stopped_at = None;
-                let walked = index.resolve(&*io, id, (from, to), &mut hint, &mut |offset, dead| {
-                    segments.kill(dead.at + u64::from(dead.skip), dead.len, false);
-                    if left == 0 {
-                        stopped_at = Some(offset + u64::from(dead.len));
-                        return ControlFlow::Break(());
-                    }
-                    left -= 1;
-                    ControlFlow::Continue(())
-                })?;
+                let walked =
+                    index.resolve(&*io, id, (from, to), &mut hint, &mut |offset, dead| {
+                        segments.kill(dead.at + u64::from(dead.skip), dead.len, false);
+                        if left == 0 {
+                            stopped_at = Some(offset + u64::from(dead.len));
+                            return ControlFlow::Break(());
+                        }
+                        left -= 1;
+                        ControlFlow::Continue(())
+                    })?;
                 if let (ControlFlow::Break(()), Some(offset)) = (walked, stopped_at) {
                     resume = offset - at;
                     continue;
@@ -417,7 +419,9 @@ fn point(
     if !matches!(named(key), Some(Named::Value(_))) {
         return Ok(None);
     }
-    if let Some(entry) = index.layers.iter().find_map(|layer| crate::layer::Sorted::get(&**layer, key)) {
+    if let Some(entry) =
+        index.layers.iter().find_map(|layer| crate::layer::Sorted::get(&**layer, key))
+    {
         return Ok(Some(entry.clone()));
     }
     match index.tree.at_or_after(io, key, hint)? {

@@ -65,7 +65,8 @@ impl Core {
         let segments = self.superblock.geometry.segments as usize;
         let kept = self.streams.len() * 2 + self.floor() + 4;
         // Frames have headers, and segments ends that nothing fits into.
-        segments.saturating_sub(kept) as u64 * u64::from(self.superblock.geometry.segment_bytes) / 16
+        segments.saturating_sub(kept) as u64 * u64::from(self.superblock.geometry.segment_bytes)
+            / 16
             * 15
     }
 
@@ -85,10 +86,17 @@ impl Core {
         {
             return Ok(());
         }
-        self.make_room_now(needed_bytes, needed + floor, frees).map_err(|error| match error {
-            full @ Error::NoSpace { .. } => full,
-            error => self.stop(error),
-        })
+        match self.make_room_now(needed_bytes, needed + floor, frees) {
+            // A snapshot may keep what was given up. Enough is left for the next checkpoint.
+            Err(Error::NoSpace { .. })
+                if frees && self.segments.free() > self.streams.len() + 1 =>
+            {
+                Ok(())
+            }
+            Err(full @ Error::NoSpace { .. }) => Err(full),
+            Err(error) => Err(self.stop(error)),
+            Ok(()) => Ok(()),
+        }
     }
 
     fn make_room_now(&mut self, needed_bytes: u64, needed: usize, frees: bool) -> Result<()> {
@@ -180,10 +188,8 @@ impl Core {
             (is_candidate && used < len - len / 64)
                 .then(|| (self.layout.worth(used, len, age), number))
         };
-        let best = (0..)
-            .zip(&self.segments.all)
-            .filter_map(worth)
-            .max_by(|(a, _), (b, _)| a.total_cmp(b));
+        let best =
+            (0..).zip(&self.segments.all).filter_map(worth).max_by(|(a, _), (b, _)| a.total_cmp(b));
         let Some((_, number)) = best else { return Ok(false) };
         let segment = self.segments.all[number as usize];
         if segment.last_seq > self.durable
@@ -283,7 +289,12 @@ impl Core {
         Err(gone)
     }
 
-    fn move_candidate(&mut self, cleaning: &Cleaning, start: u64, candidate: &Candidate) -> Result<()> {
+    fn move_candidate(
+        &mut self,
+        cleaning: &Cleaning,
+        start: u64,
+        candidate: &Candidate,
+    ) -> Result<()> {
         let slice = |at: u64, len: u32| -> Result<&[u8]> {
             let gone = Error::Corrupt { what: "an item outside of its frame", at_bytes: at };
             let base = start + u64::from(cleaning.bytes_at);
@@ -333,4 +344,3 @@ impl Core {
         Ok(())
     }
 }
-

@@ -21,8 +21,8 @@ use draconis_exchange::heap::{Block, Private};
 use crate::checkpoint::{Counting, Run, Written};
 use crate::clean::Cleaning;
 use crate::entry::{
-    Data, Entry, KEY_MAX, Key, Named, ObjectRecord, PAYLOAD_MAX, PIECE, extent_key, named, object_key,
-    value_key,
+    Data, Entry, KEY_MAX, Key, Named, ObjectRecord, PAYLOAD_MAX, PIECE, extent_key, named,
+    object_key, value_key,
 };
 use crate::frame::{Done, Frame, HEADER, Header};
 use crate::group::Op;
@@ -198,7 +198,9 @@ impl Core {
     /// `newer` over `older`, both of the log.
     pub fn fold_log(&mut self, newer: &Layer, older: &Layer) -> Layer {
         let segments = &mut self.segments;
-        Layer::fold(newer, older, &mut |dead| segments.kill(dead.at + u64::from(dead.skip), dead.len, true))
+        Layer::fold(newer, older, &mut |dead| {
+            segments.kill(dead.at + u64::from(dead.skip), dead.len, true)
+        })
     }
 
     /// Gives a key its entry in the active layer.
@@ -466,7 +468,13 @@ impl Core {
     }
 
     /// Puts a payload and its entry into the commit; `stamp` is when it was written first.
-    pub fn payload(&mut self, key: Key, payload: &[u8], kind: Kind, stamp: Option<u64>) -> Result<()> {
+    pub fn payload(
+        &mut self,
+        key: Key,
+        payload: &[u8],
+        kind: Kind,
+        stamp: Option<u64>,
+    ) -> Result<()> {
         let page = self.superblock.geometry.page_bytes as usize;
         let stream = self.layout.stream_of(kind);
         let order = self.next_order();
@@ -526,10 +534,11 @@ impl Core {
     fn frame_for(&mut self, stream: usize, need: usize, is_aligned: bool) -> Result<&mut Frame> {
         let page = self.superblock.geometry.page_bytes as usize;
         let need = need + if is_aligned { page } else { 0 };
-        let has_room = self.streams[stream].frame.as_ref().is_some_and(|frame| frame.room() >= need);
+        let has_room =
+            self.streams[stream].frame.as_ref().is_some_and(|frame| frame.room() >= need);
         if !has_room {
             self.finish_frame(stream);
-            let usual = (self.usual_bytes * 2).clamp(64 << 10, self.layout.frame_bytes());
+            let usual = (self.usual_bytes * 2).max(64 << 10).min(self.layout.frame_bytes());
             let wanted = usual.max((need + HEADER).next_multiple_of(page));
             let segment_bytes = self.superblock.geometry.segment_bytes as usize;
             if segment_bytes - (self.streams[stream].pos as usize) < need + HEADER {
@@ -612,7 +621,8 @@ impl Core {
             return Ok(());
         }
         let frames = std::mem::take(&mut self.batch.done);
-        let len: usize = frames.iter().map(|done| done.len).sum::<usize>() + self.batch.early_bytes as usize;
+        let len: usize =
+            frames.iter().map(|done| done.len).sum::<usize>() + self.batch.early_bytes as usize;
         // A long commit's first frames are durable before its last: it need not be
         // verified when the store is opened.
         let mut after: Vec<DiskTicket> = vec![];
@@ -635,7 +645,12 @@ impl Core {
         Ok(())
     }
 
-    fn hand_over(&mut self, frames: Vec<Done>, is_end: bool, after: &[DiskTicket]) -> Result<DiskTicket> {
+    fn hand_over(
+        &mut self,
+        frames: Vec<Done>,
+        is_end: bool,
+        after: &[DiskTicket],
+    ) -> Result<DiskTicket> {
         let count = frames.len();
         let mut writes = Vec::with_capacity(count);
         let mut places = Vec::with_capacity(count);
@@ -658,16 +673,16 @@ impl Core {
             memory.copy_from_slice(frame.bytes());
             self.counters.written_bytes += frame.len as u64;
             writes.push(Write { at_bytes: frame.at, block: Block::from(memory) });
-            places.push((frame.at, frame.len));
-            self.io.remember(Arc::new(frame));
+            places.push(Arc::new(frame));
         }
+        self.io.remember(&places);
         let ticket = self
             .io
             .disk
             .submit(DiskGroup { writes }, after)
             .map_err(|refused| Error::Device(refused.error))?;
         self.last_disk = Some(ticket);
-        self.io.handed_over(ticket, &places)?;
+        self.io.handed_over(ticket, places)?;
         Ok(ticket)
     }
 
@@ -704,10 +719,17 @@ struct Plan {
 }
 
 impl Plan {
-    fn existing(&mut self, index: &Index<'_>, nodes: &dyn Nodes, id: ObjectId) -> Result<&mut ObjectRecord> {
+    fn existing(
+        &mut self,
+        index: &Index<'_>,
+        nodes: &dyn Nodes,
+        id: ObjectId,
+    ) -> Result<&mut ObjectRecord> {
         let entry = match self.objects.entry(id) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
-            std::collections::hash_map::Entry::Vacant(entry) => entry.insert(index.object(nodes, id)?),
+            std::collections::hash_map::Entry::Vacant(entry) => {
+                entry.insert(index.object(nodes, id)?)
+            }
         };
         entry.as_mut().ok_or(Error::NoObject(id))
     }

@@ -272,7 +272,10 @@ mod tests {
     #[test]
     fn a_part_keeps_the_pieces_it_touches() {
         let part = data(10_000).part(5000, 4000);
-        assert_eq!((part.at, part.stored, part.skip, part.len), ((1 << 20) + 4096, 5904, 904, 4000));
+        assert_eq!(
+            (part.at, part.stored, part.skip, part.len),
+            ((1 << 20) + 4096, 5904, 904, 4000)
+        );
         assert_eq!(part.sums.as_slice(), [1, 2]);
         let small = part.part(0, 100);
         assert_eq!((small.at, small.stored, small.skip, small.len), (part.at, 4096, 904, 100));

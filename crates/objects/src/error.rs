@@ -14,7 +14,9 @@ pub enum Error {
     #[error("there is no object {0}")]
     NoObject(ObjectId),
     /// The store has no room for the group. Nothing of it was done.
-    #[error("the store is full: {needed_bytes} bytes are needed, {free_bytes} are free; delete objects or make the store larger")]
+    #[error(
+        "the store is full: {needed_bytes} bytes are needed, {free_bytes} are free; delete objects or make the store larger"
+    )]
     NoSpace {
         /// What the group needs, with its entries.
         needed_bytes: u64,

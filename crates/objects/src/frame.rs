@@ -323,27 +323,26 @@ mod tests {
         done.stamp(header(8), 11, summer);
         let bytes = done.bytes().to_vec();
         let back = Header::peek(&bytes, 1 << 20, 11, 1 << 20).unwrap();
-        let table = |bytes: &[u8]| {
-            bytes[back.table_at as usize..][..back.table_len as usize].to_vec()
-        };
+        let table =
+            |bytes: &[u8]| bytes[back.table_at as usize..][..back.table_len as usize].to_vec();
         assert!(back.is_whole(&bytes, &table(&bytes), summer));
-        let items: Vec<_> = Items::new(&table(&bytes), &back)
-            .map(|item| format!("{:?}", item.unwrap()))
-            .collect();
+        let items: Vec<_> =
+            Items::new(&table(&bytes), &back).map(|item| format!("{:?}", item.unwrap())).collect();
         assert_eq!(items.len(), 3);
         assert!(items[2].contains(&format!("at: {large}")), "{items:?}");
         assert_eq!(Header::peek(&bytes, 1 << 21, 11, 1 << 20), None);
         assert_eq!(Header::peek(&bytes, 1 << 20, 12, 1 << 20), None);
-        let covered = (0..HEADER).chain(back.table_at as usize..(back.table_at + back.table_len) as usize);
+        let covered =
+            (0..HEADER).chain(back.table_at as usize..(back.table_at + back.table_len) as usize);
         for byte in covered {
             let mut bytes = bytes.clone();
             bytes[byte] ^= 4;
-            let is_whole = Header::peek(&bytes, 1 << 20, 11, 1 << 20)
-                .is_some_and(|header| {
-                    let end = (header.table_at + header.table_len) as usize;
-                    bytes.get(header.table_at as usize..end)
-                        .is_some_and(|table| header.is_whole(&bytes, table, summer))
-                });
+            let is_whole = Header::peek(&bytes, 1 << 20, 11, 1 << 20).is_some_and(|header| {
+                let end = (header.table_at + header.table_len) as usize;
+                bytes
+                    .get(header.table_at as usize..end)
+                    .is_some_and(|table| header.is_whole(&bytes, table, summer))
+            });
             assert!(!is_whole, "byte {byte}");
         }
     }

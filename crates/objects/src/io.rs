@@ -60,8 +60,7 @@ impl std::hash::Hasher for Mixer {
     }
 }
 
-type Table<V> =
-    Cache<u64, V, ByWeight, BuildHasherDefault<Mixer>, DefaultLifecycle<u64, V>>;
+type Table<V> = Cache<u64, V, ByWeight, BuildHasherDefault<Mixer>, DefaultLifecycle<u64, V>>;
 
 fn table<V: Clone>(capacity: u64, typical: u64) -> Table<V>
 where
@@ -117,9 +116,9 @@ pub(crate) struct Io {
     misses: AtomicU64,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Queue {
-    written: VecDeque<(DiskTicket, u64, usize)>,
+    written: VecDeque<(DiskTicket, Arc<Done>)>,
     bytes: usize,
 }
 
@@ -151,25 +150,22 @@ impl Io {
         }
     }
 
-    /// Keeps a frame for readers while the disk writes it.
-    pub fn remember(&self, frame: Arc<Done>) {
-        self.recent.write().insert(frame.at, frame);
+    /// Keeps frames for readers while the disk writes them.
+    pub fn remember(&self, frames: &[Arc<Done>]) {
+        let mut recent = self.recent.write();
+        recent.extend(frames.iter().map(|frame| (frame.at, frame.clone())));
     }
 
-    /// Frames at `at..` were given to the disk as `ticket`. Waits if very much was.
-    pub fn handed_over(&self, ticket: DiskTicket, frames: &[(u64, usize)]) -> Result<()> {
+    /// Frames were given to the disk as `ticket`. Waits if very much was.
+    pub fn handed_over(&self, ticket: DiskTicket, frames: Vec<Arc<Done>>) -> Result<()> {
         let mut queue = self.queue.lock();
-        for &(at, len) in frames {
-            queue.bytes += len;
-            queue.written.push_back((ticket, at, len));
-        }
+        queue.bytes += frames.iter().map(|frame| frame.len).sum::<usize>();
+        queue.written.extend(frames.into_iter().map(|frame| (ticket, frame)));
         while queue.bytes > RECENT_MAX
-            && let Some(&(ticket, at, len)) = queue.written.front()
+            && let Some((ticket, _)) = queue.written.front()
         {
-            self.disk.settle(ticket)?;
-            self.recent.write().remove(&at);
-            queue.written.pop_front();
-            queue.bytes -= len;
+            self.disk.settle(*ticket)?;
+            self.drop_first(&mut queue);
         }
         Ok(())
     }
@@ -177,12 +173,18 @@ impl Io {
     /// Everything up to `ticket` can be read from the disk.
     pub fn settled(&self, ticket: DiskTicket) {
         let mut queue = self.queue.lock();
-        while let Some(&(first, at, len)) = queue.written.front()
-            && first <= ticket
-        {
-            self.recent.write().remove(&at);
-            queue.written.pop_front();
-            queue.bytes -= len;
+        while queue.written.front().is_some_and(|(first, _)| *first <= ticket) {
+            self.drop_first(&mut queue);
+        }
+    }
+
+    fn drop_first(&self, queue: &mut Queue) {
+        let Some((_, frame)) = queue.written.pop_front() else { return };
+        queue.bytes -= frame.len;
+        let mut recent = self.recent.write();
+        // Its place may be another frame's by now.
+        if recent.get(&frame.at).is_some_and(|other| Arc::ptr_eq(other, &frame)) {
+            recent.remove(&frame.at);
         }
     }
 
@@ -192,6 +194,9 @@ impl Io {
         for index in start / page..(start + len).div_ceil(page) {
             self.pages.remove(&index);
         }
+        let mut recent = self.recent.write();
+        let old: Vec<u64> = recent.range(start..start + len).map(|(at, _)| *at).collect();
+        old.iter().for_each(|at| drop(recent.remove(at)));
     }
 
     fn page(&self) -> u64 {
@@ -231,7 +236,10 @@ impl Io {
     /// Hands bytes of the disk to `take`, in one piece; unverified.
     fn with<T>(&self, at: u64, len: usize, take: impl FnOnce(&[u8]) -> Result<T>) -> Result<T> {
         if !self.geometry.holds(at, len as u64) {
-            return Err(Error::Corrupt { what: "an address outside of all segments", at_bytes: at });
+            return Err(Error::Corrupt {
+                what: "an address outside of all segments",
+                at_bytes: at,
+            });
         }
         if let Some(frame) = self.recent(at, len) {
             let from = (at - frame.at) as usize;

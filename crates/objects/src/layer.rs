@@ -11,8 +11,8 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-use crate::entry::{Data, Entry, Key, Named, extent_key, named};
 use crate::ObjectId;
+use crate::entry::{Data, Entry, Key, Named, extent_key, named};
 
 /// The layer that takes changes.
 #[derive(Clone, Debug, Default)]
@@ -269,8 +269,7 @@ mod tests {
         newer.set(extent_key(id, 4000), data(2 << 20, 100), &mut |_| {});
         newer.set(extent_key(id, 8000), Entry::Hole(u64::MAX - 8000), &mut |_| {});
         let mut dead = 0;
-        let folded =
-            Layer::fold(&newer.seal(), &older.seal(), &mut |data| dead += data.len);
+        let folded = Layer::fold(&newer.seal(), &older.seal(), &mut |data| dead += data.len);
         assert_eq!(dead, 1100);
         let have = bytes(&folded, 9000);
         assert_eq!(have[3999], Some((1 << 20) + 3999));

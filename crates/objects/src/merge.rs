@@ -139,7 +139,9 @@ fn edits(
             continue;
         };
         let (a, b) = (start + resume, start + entry.covers());
-        if rest.as_ref().is_some_and(|rest| rest.id != id || rest.at >= b) {
+        // One that ends before this interval is done with; another may reach in.
+        let ends = |rest: &Rest| rest.at + u64::from(rest.data.len) <= a;
+        if rest.as_ref().is_some_and(|rest| rest.id != id || ends(rest)) {
             flush(&mut out, &mut rest);
         }
         if handled.0 != id {

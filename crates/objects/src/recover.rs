@@ -179,7 +179,8 @@ fn load(core: &mut Core, blob: &Blob) -> Result<()> {
     }
     let geometry = core.superblock.geometry;
     for &(segment, pos, next) in &blob.places {
-        if segment >= geometry.segments || next >= geometry.segments || pos > geometry.segment_bytes {
+        if segment >= geometry.segments || next >= geometry.segments || pos > geometry.segment_bytes
+        {
             return Err(Error::Corrupt { what: "where a stream stood", at_bytes: checkpoint.at });
         }
         core.segments.reopen(segment);
@@ -202,7 +203,9 @@ fn scan(core: &Core, stream: usize, place: Place, out: &mut Vec<Found>) -> Resul
         let mut window: Option<(u32, draconis_exchange::heap::Private)> = None;
         let before = out.len();
         while pos < geometry.segment_bytes {
-            let Some((header, table)) = frame_at(core, start, pos, READ_BYTES, &mut window)? else { break };
+            let Some((header, table)) = frame_at(core, start, pos, READ_BYTES, &mut window)? else {
+                break;
+            };
             if header.seq < seq || header.next_segment >= geometry.segments {
                 break;
             }
@@ -248,7 +251,8 @@ fn frame_at(
             *from <= pos && *from as usize + bytes.len() >= pos as usize + wanted.min(room)
         });
         if !is_held {
-            let len = wanted.max(read_bytes).min(room).next_multiple_of(geometry.page_bytes as usize);
+            let len =
+                wanted.max(read_bytes).min(room).next_multiple_of(geometry.page_bytes as usize);
             *window = Some((pos, core.io.direct(at, len)?));
         }
         let Some((from, bytes)) = window.as_ref() else { return Ok(None) };
@@ -273,7 +277,8 @@ fn frame_at(
 /// Whether every payload of a frame is what it was.
 fn has_payloads(core: &Core, found: &Found) -> Result<bool> {
     let page = core.superblock.geometry.page_bytes as usize;
-    let bytes = core.io.direct(found.header.at, (found.header.len as usize).next_multiple_of(page))?;
+    let bytes =
+        core.io.direct(found.header.at, (found.header.len as usize).next_multiple_of(page))?;
     for item in Items::new(&found.table, &found.header) {
         let Ok(item) = item else { return Ok(false) };
         if let Item::Pair(_, _, Entry::Data(data)) = item {
@@ -305,8 +310,7 @@ fn replay(core: &mut Core, blob: &Blob) -> Result<()> {
     let mut seq = blob.seq;
     while let Some(mut frames) = commits.remove(&(seq + 1)) {
         frames.sort_by_key(|frame| frame.header.part);
-        let is_numbered =
-            frames.iter().zip(0..).all(|(frame, part)| frame.header.part == part);
+        let is_numbered = frames.iter().zip(0..).all(|(frame, part)| frame.header.part == part);
         let is_ended = frames.last().is_some_and(|frame| frame.header.is_last);
         if !is_numbered || !is_ended {
             break;
@@ -335,7 +339,10 @@ fn replay(core: &mut Core, blob: &Blob) -> Result<()> {
         core.streams.iter().flat_map(|stream| [stream.segment, stream.next]).collect();
     for number in 0..core.superblock.geometry.segments {
         let segment = core.segments.all[number as usize];
-        if segment.live == 0 && !standing.contains(&number) && segment.state != crate::segment::State::Free {
+        if segment.live == 0
+            && !standing.contains(&number)
+            && segment.state != crate::segment::State::Free
+        {
             core.segments.release(number);
         } else if standing.contains(&number) {
             core.segments.reopen(number);
@@ -373,7 +380,9 @@ fn accept(core: &mut Core, frames: Vec<Found>) -> Result<()> {
             core.segments.add(data.at, data.stored, core.clock, true);
         }
         match (named(&key), &entry) {
-            (Some(Named::Object(id)), Entry::Object(_)) => core.next_id = core.next_id.max(id.0 + 1),
+            (Some(Named::Object(id)), Entry::Object(_)) => {
+                core.next_id = core.next_id.max(id.0 + 1)
+            }
             (_, Entry::Link(..)) => core.links += 1,
             _ => {}
         }

@@ -120,7 +120,8 @@ impl Segments {
                 segment.since += i64::from(len);
             }
             let (old, new) = (segment.stamped, u64::from(len));
-            let sum = u128::from(segment.stamp) * u128::from(old) + u128::from(stamp) * u128::from(new);
+            let sum =
+                u128::from(segment.stamp) * u128::from(old) + u128::from(stamp) * u128::from(new);
             segment.stamped = old + new;
             segment.stamp = (sum / u128::from(segment.stamped.max(1))) as u64;
         }

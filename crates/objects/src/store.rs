@@ -295,10 +295,11 @@ impl Store {
             let index = core.index();
             let record = index.object(&*self.io, id)?.ok_or(Error::NoObject(id))?;
             len = record.len.saturating_sub(at).min(into.len() as u64);
-            let _ = index.resolve(&*self.io, id, (at, at + len), &mut None, &mut |offset, data| {
-                parts.push((offset, data));
-                std::ops::ControlFlow::Continue(())
-            })?;
+            let _ =
+                index.resolve(&*self.io, id, (at, at + len), &mut None, &mut |offset, data| {
+                    parts.push((offset, data));
+                    std::ops::ControlFlow::Continue(())
+                })?;
             _view = core.view.clone();
         }
         fill(at, &mut into[..len as usize], parts, |data, into| self.read_data(data, into))

@@ -46,11 +46,11 @@ impl Geometry {
         if !page.is_power_of_two() || !(512..=1 << 20).contains(&page) {
             return Err(Error::Misuse("a page is a power of two from 512 bytes to 1 MiB"));
         }
-        if !segment.is_multiple_of(page)
-            || segment / page < SEGMENT_PAGES_MIN
-            || segment > 1 << 30
+        if !segment.is_multiple_of(page) || segment / page < SEGMENT_PAGES_MIN || segment > 1 << 30
         {
-            return Err(Error::Misuse("a segment is at least four pages, whole ones, and at most 1 GiB"));
+            return Err(Error::Misuse(
+                "a segment is at least four pages, whole ones, and at most 1 GiB",
+            ));
         }
         let copies = u64::from(page.max(COPY_BYTES_MIN)) * 2;
         // Segments begin where discards like it, but small stores have no room for that.

@@ -611,7 +611,8 @@ fn write_child(nodes: &mut dyn NodesMut, child: &Child) -> Result<Ptr> {
         Child::Disk(ptr) => return Ok(*ptr),
         Child::Changed(inner) => inner,
     };
-    let mut written = Inner { level: inner.level, children: Vec::with_capacity(inner.children.len()) };
+    let mut written =
+        Inner { level: inner.level, children: Vec::with_capacity(inner.children.len()) };
     for (key, child) in &inner.children {
         written.children.push((key.clone(), Child::Disk(write_child(nodes, child)?)));
     }
@@ -656,9 +657,9 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+    use crate::ObjectId;
     use crate::codec::mix;
     use crate::entry::value_key;
-    use crate::ObjectId;
 
     /// Nodes in a map, by a number that is never used again.
     #[derive(Default)]
@@ -783,8 +784,7 @@ mod tests {
         for _ in 0..20_000 {
             random = mix(random);
             let len = random as usize % 60;
-            let bytes: Vec<u8> =
-                (0..len).map(|i| (mix(random ^ i as u64) % 7) as u8).collect();
+            let bytes: Vec<u8> = (0..len).map(|i| (mix(random ^ i as u64) % 7) as u8).collect();
             if let Ok(Node::Leaf(leaf)) = Node::decode(&bytes, 0) {
                 assert!(leaf.pair(leaf.len() - 1).is_ok());
             }

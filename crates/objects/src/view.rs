@@ -82,9 +82,7 @@ impl Index<'_> {
         let mut done = from;
         for (at, entry) in found {
             let (start, end) = (at.max(from), (at + entry.covers()).min(to));
-            if start > done
-                && below.resolve(nodes, id, (done, start), hint, take)?.is_break()
-            {
+            if start > done && below.resolve(nodes, id, (done, start), hint, take)?.is_break() {
                 return Ok(ControlFlow::Break(()));
             }
             if let Entry::Data(data) = entry
@@ -110,7 +108,9 @@ impl Index<'_> {
         loop {
             let mut best = self.tree.at_or_after(nodes, &from, hint)?;
             // From old to new: of one key, the newest counts.
-            for layer in self.layers.iter().rev().map(|layer| &**layer as &dyn Sorted).chain(self.top) {
+            for layer in
+                self.layers.iter().rev().map(|layer| &**layer as &dyn Sorted).chain(self.top)
+            {
                 if let Some((key, entry)) = layer.at_or_after(&from)
                     && best.as_ref().is_none_or(|(have, _)| key <= have)
                 {
@@ -140,7 +140,9 @@ impl Index<'_> {
         let mut to = Key::from_slice(to);
         loop {
             let mut best = self.tree.before(nodes, &to, hint)?;
-            for layer in self.layers.iter().rev().map(|layer| &**layer as &dyn Sorted).chain(self.top) {
+            for layer in
+                self.layers.iter().rev().map(|layer| &**layer as &dyn Sorted).chain(self.top)
+            {
                 if let Some((key, entry)) = layer.before(&to)
                     && best.as_ref().is_none_or(|(have, _)| key >= have)
                 {
@@ -156,7 +158,11 @@ impl Index<'_> {
     }
 
     /// An object's record.
-    pub fn object(&self, nodes: &dyn Nodes, id: ObjectId) -> Result<Option<crate::entry::ObjectRecord>> {
+    pub fn object(
+        &self,
+        nodes: &dyn Nodes,
+        id: ObjectId,
+    ) -> Result<Option<crate::entry::ObjectRecord>> {
         match self.get(nodes, &object_key(id))? {
             Some(Entry::Object(record)) => Ok(Some(record)),
             _ => Ok(None),
