@@ -19,6 +19,7 @@
 #![deny(unsafe_code)]
 
 mod ahead;
+pub mod conform;
 mod crash;
 mod disk;
 mod fault;

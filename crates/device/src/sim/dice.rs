@@ -15,6 +15,6 @@ impl Dice {
 
     /// A number below `end`; 0 if there is none.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
-        (u128::from(self.next()) * u128::from(end) >> 64) as u64
+        ((u128::from(self.next()) * u128::from(end)) >> 64) as u64
     }
 }
