@@ -21,9 +21,9 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet, VecDeque};
 
 use self::ftl::{Ftl, Op, Shape};
-use super::dice::Dice;
 use super::{Done, Kind, Model, Request, Timing, Work};
 use crate::Extent;
+use crate::dice::Dice;
 
 /// What a flash disk is made of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
