@@ -37,6 +37,7 @@ mod checkpoint;
 mod clean;
 mod codec;
 mod core;
+mod disk;
 mod entry;
 mod error;
 mod frame;
@@ -54,6 +55,7 @@ mod tree;
 mod view;
 
 pub use crate::core::Counters;
+pub use disk::ObjectDisk;
 pub use error::{Error, Refused, Result};
 pub use group::{Group, Hint, NewObject, ObjectId};
 pub use io::CacheInfo;
