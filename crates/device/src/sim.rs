@@ -23,7 +23,6 @@
 
 mod acceptance;
 mod clock;
-mod dice;
 mod disk;
 mod hdd;
 mod image;

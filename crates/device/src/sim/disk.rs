@@ -16,11 +16,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use draconis_exchange::heap::Block;
 
-use super::dice::Dice;
 use super::image::Image;
 use super::{
     Clock, Done, Hdd, HddParameters, Kind, Model, Request, Ssd, SsdParameters, Timing, Work,
 };
+use crate::dice::Dice;
 use crate::{
     Answer, Atomic, ChainBounds, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer,
     Refused, Ticket, Urgency,
@@ -163,6 +163,12 @@ impl SimDisk {
     pub fn ssd(len_bytes: u64, seed: u64) -> (Arc<Self>, Clock) {
         let parameters = SsdParameters { seed, ..SsdParameters::p3700(len_bytes) };
         Self::with_clock(Ssd::new(parameters))
+    }
+
+    /// A flash disk that is full and worn in, and its clock: [`Ssd::preconditioned`].
+    pub fn worn_ssd(len_bytes: u64, seed: u64) -> (Arc<Self>, Clock) {
+        let parameters = SsdParameters { seed, ..SsdParameters::p3700(len_bytes) };
+        Self::with_clock(Ssd::preconditioned(parameters))
     }
 
     fn with_clock(timing: impl Timing + 'static) -> (Arc<Self>, Clock) {
