@@ -33,6 +33,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod check;
 mod checkpoint;
 mod clean;
 mod codec;
