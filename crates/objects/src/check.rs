@@ -659,7 +659,8 @@ impl<'c> Check<'c> {
         if !self.report.is_complete {
             return;
         }
-        if owners.links.len() as u64 != self.core.links {
+        // Replaying counts links and not what took them away, so there may be fewer.
+        if owners.links.len() as u64 > self.core.links {
             let (counted, is) = (self.core.links, owners.links.len());
             let text = format!("{counted} long values are counted, {is} are there");
             self.add(What::Count, text, None, None);
@@ -1166,7 +1167,7 @@ mod tests {
             core.segments.add(at, 11, 0, false);
         });
         assert_eq!(whats(&report), [What::Count]);
-        let report = plant(|core| core.links += 1);
+        let report = plant(|core| core.links -= 1);
         assert_eq!(whats(&report), [What::Count]);
     }
 
@@ -1179,7 +1180,6 @@ mod tests {
         assert_eq!(whats(&report), [What::NoValue]);
         assert_eq!(report.damage[0].of, Some(Of::Key(b"lost".to_vec())));
         let report = plant(|core| {
-            core.links -= 1;
             core.pair(value_key(b"long"), Entry::Gone).unwrap();
         });
         assert_eq!(whats(&report), [What::NoKey]);
