@@ -1,0 +1,331 @@
+//! Carries out a script, and judges what power cuts leave of it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use draconis_device::{CrashOptions, Crashes, Disk, Event, Extent, MemoryDisk, RecordDisk};
+use draconis_exchange::heap::Block;
+
+use super::{Contents, Dice, Effort, History, Judge, Op, Script, Settings, Shape, Step, Violation};
+use crate::{Error, Group, Hint, ObjectId, OpenOptions, Snapshot, Store, Ticket};
+
+/// What a script did.
+#[derive(Debug)]
+pub struct Recorded {
+    /// The disk before its steps.
+    pub image: Vec<u8>,
+    /// What its steps asked of the disk, with marks: how many groups were waited for.
+    pub events: Vec<Event>,
+    /// What its groups show.
+    pub history: History,
+    /// The disk after its steps.
+    pub last_image: Vec<u8>,
+    /// Groups that were waited for.
+    pub waited: usize,
+}
+
+/// How judging went.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Tally {
+    /// States of runs.
+    pub states: u64,
+    /// States of recoveries.
+    pub second: u64,
+}
+
+/// Little memory: stores that are opened and dropped quickly.
+pub(super) const SMALL: OpenOptions = OpenOptions { cache_bytes: 128 << 10, read_only: false };
+
+/// All bytes of a disk.
+pub(super) fn bytes_of(disk: &dyn Disk) -> Vec<u8> {
+    let len = disk.properties().len_bytes;
+    match disk.read_now(Extent::new(0, len), Block::private(len as usize)) {
+        Ok(block) => block.into_private().to_vec(),
+        Err(_) => vec![],
+    }
+}
+
+struct Actor {
+    disk: Arc<RecordDisk<MemoryDisk>>,
+    /// None for the moment in which it is opened again.
+    store: Option<Arc<Store>>,
+    slots: BTreeMap<u8, ObjectId>,
+    now: Contents,
+    history: History,
+    /// Of each group, with how many groups there are with it.
+    tickets: Vec<(Ticket, usize)>,
+    waited: usize,
+    dice: Dice,
+    kept: Option<(Snapshot, Contents)>,
+}
+
+/// Does all steps of a script.
+///
+/// # Errors
+/// What the store did wrong without a power cut.
+pub fn record(shape: Shape, script: &Script, settings: Settings) -> Result<Recorded, Violation> {
+    super::set(Settings {
+        commit_bytes: script.commit_bytes,
+        barrier_bytes: script.barrier_bytes,
+        ..settings
+    });
+    // What was there before is not zeros.
+    let memory = MemoryDisk::new(vec![0xEE; shape.disk_bytes], 512);
+    let disk = Arc::new(RecordDisk::new(memory));
+    let failed = |error: Error| Violation(format!("making a store: {error}"));
+    Store::create(disk.clone(), &shape.options()).map_err(failed)?;
+    let store = Store::open(disk.clone(), &SMALL).map_err(failed)?;
+    let mut actor = Actor {
+        disk,
+        store: Some(store),
+        slots: BTreeMap::new(),
+        now: Contents::default(),
+        history: History::new(Contents::default()),
+        tickets: vec![],
+        waited: 0,
+        dice: Dice::new(script.seed ^ 0x0B5),
+        kept: None,
+    };
+    actor.all(&script.before)?;
+    actor.store().sync().map_err(|error| Violation(format!("sync: {error}")))?;
+    let image = bytes_of(&*actor.disk);
+    actor.disk.take();
+    actor.history = History::new(actor.now.clone());
+    actor.tickets.clear();
+    actor.waited = 0;
+    actor.all(&script.steps)?;
+    let Actor { disk, store, history, waited, .. } = actor;
+    drop(store);
+    Ok(Recorded { image, last_image: bytes_of(&*disk), events: disk.take(), history, waited })
+}
+
+impl Actor {
+    fn store(&self) -> &Arc<Store> {
+        self.store.as_ref().expect("it was opened, or the run is over")
+    }
+
+    fn all(&mut self, steps: &[Step]) -> Result<(), Violation> {
+        for (nth, step) in steps.iter().enumerate() {
+            self.step(step).map_err(|Violation(why)| Violation(format!("step {nth}, {step:?}: {why}")))?;
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, step: &Step) -> Result<(), Violation> {
+        let said = |error: Error| Violation(error.to_string());
+        match step {
+            Step::Group(ops) => self.group(ops)?,
+            Step::Wait => self.wait(0)?,
+            Step::WaitOlder(back) => self.wait(*back)?,
+            Step::Checkpoint => {
+                self.store().checkpoint().map_err(said)?;
+                self.was_waited_for(self.history.groups());
+            }
+            Step::Snapshot => match self.kept.take() {
+                None => self.kept = Some((self.store().snapshot(), self.now.clone())),
+                Some((snapshot, was)) => compare(&snapshot, &was)?,
+            },
+            Step::Reopen => self.reopen()?,
+        }
+        Ok(())
+    }
+
+    fn was_waited_for(&mut self, groups: usize) {
+        self.waited = self.waited.max(groups);
+        self.disk.mark(self.waited as u64);
+    }
+
+    fn wait(&mut self, back: usize) -> Result<(), Violation> {
+        let Some(nth) = self.tickets.len().checked_sub(back + 1) else { return Ok(()) };
+        let (ticket, groups) = self.tickets[nth];
+        self.store().wait(ticket).map_err(|error| Violation(format!("wait: {error}")))?;
+        self.was_waited_for(groups);
+        Ok(())
+    }
+
+    fn reopen(&mut self) -> Result<(), Violation> {
+        self.kept = None;
+        self.tickets.clear();
+        // The old one is dropped before the new one is opened.
+        self.store = None;
+        let opened = Store::open(self.disk.clone(), &SMALL);
+        self.store = Some(opened.map_err(|error| Violation(format!("open: {error}")))?);
+        self.was_waited_for(self.history.groups());
+        self.look()
+    }
+
+    /// Whether the store shows what it should.
+    fn look(&self) -> Result<(), Violation> {
+        let seen = Contents::read(self.store()).map_err(|error| Violation(format!("read: {error}")))?;
+        if seen.objects == self.now.objects && seen.keys == self.now.keys {
+            return Ok(());
+        }
+        Err(Violation(seen.differs(&self.now)))
+    }
+
+    fn group(&mut self, ops: &[Op]) -> Result<(), Violation> {
+        let (mut slots, mut next, mut group) = (self.slots.clone(), self.now.clone(), Group::new());
+        let mut only_frees = true;
+        for op in ops {
+            only_frees &= matches!(op, Op::Truncate(..) | Op::Delete(_) | Op::Remove(_));
+            self.op(op, &mut group, &mut slots, &mut next);
+            if let Op::Truncate(..) = op {
+                only_frees = false;
+            }
+        }
+        let after: Vec<Ticket> =
+            self.tickets.iter().rev().take(3).filter(|_| self.history.groups() % 2 == 0).map(|it| it.0).collect();
+        let bytes = group.len_bytes() as u64;
+        match self.store().submit(group, &after) {
+            Ok(ticket) => {
+                (self.slots, self.now) = (slots, next);
+                self.history.push(self.now.clone());
+                self.tickets.push((ticket, self.history.groups()));
+                Ok(())
+            }
+            Err(refused) => match refused.error {
+                error @ Error::NoSpace { .. } if !only_frees => {
+                    let info = self.store().info();
+                    let wanted = self.now.len_bytes() + bytes;
+                    if wanted < info.capacity_bytes / 4 {
+                        return Err(Violation(format!("{wanted} bytes are wanted, and {error}; {info:?}")));
+                    }
+                    self.make_room()
+                }
+                error => Err(Violation(format!("submit: {error}"))),
+            },
+        }
+    }
+
+    /// Gives something up, which always works.
+    fn make_room(&mut self) -> Result<(), Violation> {
+        self.kept = None;
+        let ops: Vec<Op> = match self.slots.keys().nth(self.dice.below(4) as usize) {
+            Some(&slot) => vec![Op::Delete(slot)],
+            None => (0..200).map(Op::Remove).collect(),
+        };
+        self.group(&ops)
+    }
+
+    fn op(&mut self, op: &Op, group: &mut Group, slots: &mut BTreeMap<u8, ObjectId>, next: &mut Contents) {
+        let change = |next: &mut Contents, id: ObjectId, change: &dyn Fn(&mut Vec<u8>)| {
+            let mut bytes = next.objects.get(&id).map_or_else(Vec::new, |bytes| bytes.to_vec());
+            change(&mut bytes);
+            next.objects.insert(id, bytes.into());
+        };
+        match *op {
+            Op::Create(slot) if !slots.contains_key(&slot) => {
+                let hint = [Hint::Unknown, Hint::Hot, Hint::Cold][self.dice.below(3) as usize];
+                let id = group.create(self.store().new_object(), hint);
+                slots.insert(slot, id);
+                next.objects.insert(id, vec![].into());
+                next.last_id = next.last_id.max(id.0);
+            }
+            Op::Write(slot, at, len) => {
+                let Some(&id) = slots.get(&slot) else { return };
+                let payload = self.payload(len);
+                group.write(id, at, &payload);
+                change(next, id, &|bytes| {
+                    let end = at as usize + payload.len();
+                    bytes.resize(bytes.len().max(end), 0);
+                    bytes[at as usize..end].copy_from_slice(&payload);
+                });
+            }
+            Op::Append(slot, len) => {
+                let Some(&id) = slots.get(&slot) else { return };
+                let payload = self.payload(len);
+                group.append(id, &payload);
+                change(next, id, &|bytes| bytes.extend_from_slice(&payload));
+            }
+            Op::Truncate(slot, len) => {
+                let Some(&id) = slots.get(&slot) else { return };
+                group.truncate(id, len);
+                change(next, id, &|bytes| bytes.resize(len as usize, 0));
+            }
+            Op::Delete(slot) => {
+                let Some(id) = slots.remove(&slot) else { return };
+                group.delete(id);
+                next.objects.remove(&id);
+            }
+            Op::Put(key, len) => {
+                let payload = self.payload(len);
+                group.put(&key_of(key), &payload);
+                next.keys.insert(key_of(key).into(), payload.into());
+            }
+            Op::Remove(key) => {
+                group.remove(&key_of(key));
+                next.keys.remove(&key_of(key)[..]);
+            }
+            Op::Create(_) => {}
+        }
+    }
+
+    /// Bytes that are nowhere else.
+    fn payload(&mut self, len: u32) -> Vec<u8> {
+        let words = (0..len.div_ceil(8)).flat_map(|_| self.dice.next().to_le_bytes());
+        words.take(len as usize).collect()
+    }
+}
+
+pub(super) fn key_of(key: u16) -> Vec<u8> {
+    format!("key {key:04}").into_bytes()
+}
+
+fn compare(snapshot: &Snapshot, was: &Contents) -> Result<(), Violation> {
+    let said = |error: Error| Violation(format!("snapshot: {error}"));
+    let list = snapshot.list().map_err(said)?;
+    if !list.iter().map(|(id, len)| (id, *len)).eq(was.objects.iter().map(|(id, b)| (id, b.len() as u64))) {
+        return Err(Violation(format!("a snapshot lists {list:?}")));
+    }
+    for (id, bytes) in &was.objects {
+        let mut have = vec![0; bytes.len()];
+        snapshot.read(*id, 0, &mut have).map_err(said)?;
+        if have[..] != bytes[..] {
+            return Err(Violation(format!("object {id} of a snapshot has other bytes")));
+        }
+    }
+    Ok(())
+}
+
+/// Runs a script and judges states that power cuts leave of it; with what it did, the
+/// number of the state that broke a promise, if one did.
+///
+/// # Errors
+/// The first promise that is broken.
+pub fn cut(
+    shape: Shape,
+    script: &Script,
+    options: CrashOptions,
+    effort: Effort,
+    settings: Settings,
+) -> Result<Tally, Violation> {
+    let recorded = match std::panic::catch_unwind(|| record(shape, script, settings)) {
+        Ok(recorded) => recorded?,
+        Err(panic) => return Err(Violation::of_panic("running", &*panic)),
+    };
+    let Recorded { image, events, history, .. } = recorded;
+    let told = super::judge::tell(&events);
+    let mut judge = Judge::new(&history, options.seed);
+    let mut tally = Tally::default();
+    for crash in Crashes::new(image, events, options) {
+        tally.states += 1;
+        tally.second += judge.judge(&crash, tally.states, effort).map_err(|Violation(why)| {
+            let draconis_device::Crash { durable, written, cut, .. } = &crash;
+            Violation(format!(
+                "state {} ({cut:?}, durable {}, written {}): {why}\n{}",
+                tally.states, durable.0, written.0, around(&told, durable.0, written.0)
+            ))
+        })?;
+    }
+    Ok(tally)
+}
+
+/// The lines of what was asked of a disk that a state is about.
+fn around(told: &str, durable: u64, written: u64) -> String {
+    let ticket = |line: &str| line.split_whitespace().next().and_then(|it| it.parse::<u64>().ok());
+    let lines: Vec<&str> = told.lines().collect();
+    let place = |of: u64| lines.iter().position(|line| ticket(line) == Some(of));
+    let from = place(durable).unwrap_or(0).saturating_sub(8);
+    let to = place(written).map_or(lines.len(), |at| (at + 4).min(lines.len()));
+    lines[from.min(to)..to].join("\n")
+}

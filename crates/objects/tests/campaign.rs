@@ -1,0 +1,52 @@
+//! Power cuts, judged: the short form. The long one is `draconis-lab store-crash`.
+
+use draconis_device::CrashOptions;
+use draconis_objects::torture::{self, Effort, Settings, Shape, Tally};
+
+/// The seed, or its number, in `NAME` of the environment.
+fn number(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(otherwise)
+}
+
+fn options(seed: u64) -> CrashOptions {
+    CrashOptions { seed, subsets: 12, exhaustive_sectors: 6 }
+}
+
+#[test]
+fn long_runs() {
+    let first = number("SEED", 1);
+    let began = std::time::Instant::now();
+    let mut all = Tally::default();
+    for seed in first..first + number("RUNS", 12) {
+        let shape = Shape::ALL[(seed % 4) as usize];
+        let script = torture::random(seed, shape, 120);
+        match torture::cut(shape, &script, options(seed), Effort::SOME, Settings::USUAL) {
+            Ok(tally) => {
+                all.states += tally.states;
+                all.second += tally.second;
+            }
+            Err(violation) => panic!("SEED={seed} RUNS=1: {shape:?}: {violation}"),
+        }
+    }
+    println!("{all:?} in {:?}", began.elapsed());
+}
+
+#[test]
+fn sequences() {
+    let began = std::time::Instant::now();
+    let groups = number("GROUPS", 2) as usize;
+    let mut all = Tally::default();
+    for shape in Shape::ALL {
+        for (nth, script) in torture::exhaustive(groups, shape).enumerate() {
+            let options = CrashOptions { seed: nth as u64, subsets: 8, exhaustive_sectors: 6 };
+            match torture::cut(shape, &script, options, Effort::SOME, Settings::USUAL) {
+                Ok(tally) => {
+                    all.states += tally.states;
+                    all.second += tally.second;
+                }
+                Err(violation) => panic!("{shape:?}, sequence {nth}, {script:?}: {violation}"),
+            }
+        }
+    }
+    println!("{all:?} in {:?}", began.elapsed());
+}
