@@ -21,10 +21,7 @@ fn long_runs() {
         let shape = Shape::ALL[(seed % 4) as usize];
         let script = torture::random(seed, shape, 120);
         match torture::cut(shape, &script, options(seed), Effort::SOME, Settings::USUAL) {
-            Ok(tally) => {
-                all.states += tally.states;
-                all.second += tally.second;
-            }
+            Ok(tally) => all += tally,
             Err(violation) => panic!("SEED={seed} RUNS=1: {shape:?}: {violation}"),
         }
     }
@@ -34,16 +31,13 @@ fn long_runs() {
 #[test]
 fn sequences() {
     let began = std::time::Instant::now();
-    let groups = number("GROUPS", 2) as usize;
+    let groups = number("LETTERS", 2) as usize;
     let mut all = Tally::default();
     for shape in Shape::ALL {
         for (nth, script) in torture::exhaustive(groups, shape).enumerate() {
             let options = CrashOptions { seed: nth as u64, subsets: 8, exhaustive_sectors: 6 };
             match torture::cut(shape, &script, options, Effort::SOME, Settings::USUAL) {
-                Ok(tally) => {
-                    all.states += tally.states;
-                    all.second += tally.second;
-                }
+                Ok(tally) => all += tally,
                 Err(violation) => panic!("{shape:?}, sequence {nth}, {script:?}: {violation}"),
             }
         }

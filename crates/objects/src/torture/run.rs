@@ -22,6 +22,10 @@ pub struct Recorded {
     pub last_image: Vec<u8>,
     /// Groups that were waited for.
     pub waited: usize,
+    /// How often the store was full.
+    pub full: u64,
+    /// Checkpoints that its steps wrote, and segments that they cleaned.
+    pub worked: (u64, u64),
 }
 
 /// How judging went.
@@ -31,6 +35,22 @@ pub struct Tally {
     pub states: u64,
     /// States of recoveries.
     pub second: u64,
+    /// How often stores were full.
+    pub full: u64,
+    /// Checkpoints that were written while it was recorded.
+    pub checkpoints: u64,
+    /// Segments that were cleaned while it was recorded.
+    pub cleaned: u64,
+}
+
+impl std::ops::AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.states += other.states;
+        self.second += other.second;
+        self.full += other.full;
+        self.checkpoints += other.checkpoints;
+        self.cleaned += other.cleaned;
+    }
 }
 
 /// Little memory: stores that are opened and dropped quickly.
@@ -57,6 +77,8 @@ struct Actor {
     waited: usize,
     dice: Dice,
     kept: Option<(Snapshot, Contents)>,
+    full: u64,
+    worked: (u64, u64),
 }
 
 /// Does all steps of a script.
@@ -85,6 +107,8 @@ pub fn record(shape: Shape, script: &Script, settings: Settings) -> Result<Recor
         waited: 0,
         dice: Dice::new(script.seed ^ 0x0B5),
         kept: None,
+        full: 0,
+        worked: (0, 0),
     };
     actor.all(&script.before)?;
     actor.store().sync().map_err(|error| Violation(format!("sync: {error}")))?;
@@ -93,10 +117,15 @@ pub fn record(shape: Shape, script: &Script, settings: Settings) -> Result<Recor
     actor.history = History::new(actor.now.clone());
     actor.tickets.clear();
     actor.waited = 0;
+    let counters = actor.store().info().counters;
+    (actor.full, actor.worked) = (0, (0, 0));
     actor.all(&script.steps)?;
-    let Actor { disk, store, history, waited, .. } = actor;
+    actor.count();
+    let Actor { disk, store, history, waited, full, worked, .. } = actor;
+    let worked =
+        (worked.0 - counters.checkpoints.min(worked.0), worked.1 - counters.cleaned.min(worked.1));
     drop(store);
-    Ok(Recorded { image, last_image: bytes_of(&*disk), events: disk.take(), history, waited })
+    Ok(Recorded { image, last_image: bytes_of(&*disk), events: disk.take(), history, waited, full, worked })
 }
 
 impl Actor {
@@ -147,11 +176,18 @@ impl Actor {
         self.kept = None;
         self.tickets.clear();
         // The old one is dropped before the new one is opened.
+        self.count();
         self.store = None;
         let opened = Store::open(self.disk.clone(), &SMALL);
         self.store = Some(opened.map_err(|error| Violation(format!("open: {error}")))?);
         self.was_waited_for(self.history.groups());
         self.look()
+    }
+
+    fn count(&mut self) {
+        let counters = self.store().info().counters;
+        self.worked.0 += counters.checkpoints;
+        self.worked.1 += counters.cleaned;
     }
 
     /// Whether the store shows what it should.
@@ -190,6 +226,7 @@ impl Actor {
                     if wanted < info.capacity_bytes / 4 {
                         return Err(Violation(format!("{wanted} bytes are wanted, and {error}; {info:?}")));
                     }
+                    self.full += 1;
                     self.make_room()
                 }
                 error => Err(Violation(format!("submit: {error}"))),
@@ -303,10 +340,10 @@ pub fn cut(
         Ok(recorded) => recorded?,
         Err(panic) => return Err(Violation::of_panic("running", &*panic)),
     };
-    let Recorded { image, events, history, .. } = recorded;
+    let Recorded { image, events, history, full, worked, .. } = recorded;
     let told = super::judge::tell(&events);
     let mut judge = Judge::new(&history, options.seed);
-    let mut tally = Tally::default();
+    let mut tally = Tally { full, checkpoints: worked.0, cleaned: worked.1, ..Tally::default() };
     for crash in Crashes::new(image, events, options) {
         tally.states += 1;
         tally.second += judge.judge(&crash, tally.states, effort).map_err(|Violation(why)| {

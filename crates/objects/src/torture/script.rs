@@ -143,7 +143,9 @@ pub fn random(seed: u64, shape: Shape, steps: usize) -> Script {
     let wait_in = [1, 3, 10, 60][dice.below(4) as usize];
     let (rare, large_in) = (20 + dice.below(100), 2 + dice.below(20));
     let keys = 4 + dice.below(200);
-    let before = (0..dice.below(steps as u64)).map(|_| step(dice, shape, wait_in, rare, large_in, keys)).collect();
+    // Long before it is cut, it may have run full and been cleaned.
+    let old = [0, 100, 1500][dice.below(3) as usize];
+    let before = (0..old).map(|_| step(dice, shape, wait_in, rare, large_in, keys)).collect();
     let steps = (0..steps).map(|_| step(dice, shape, wait_in, rare, large_in, keys)).collect();
     Script {
         before,
