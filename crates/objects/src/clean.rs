@@ -250,13 +250,13 @@ impl Core {
         let at = start + u64::from(cleaning.pos);
         let room = (cleaning.used - cleaning.pos) as usize;
         let gone = Error::Corrupt { what: "a frame", at_bytes: at };
-        let mut wanted = READ_BYTES.min(room);
+        let mut wanted = page.min(room);
         // At most twice: once for the header, once for a frame that is longer.
         for _ in 0..2 {
             let held = cleaning.bytes.as_ref().map_or(0, |bytes| {
                 (cleaning.bytes_at as usize + bytes.len()).saturating_sub(cleaning.pos as usize)
             });
-            if held < page.min(room) || held < wanted.min(room) && wanted != READ_BYTES.min(room) {
+            if held < wanted {
                 let len = wanted.max(READ_BYTES.min(room)).next_multiple_of(page);
                 cleaning.bytes = Some(self.io.direct(at, len)?);
                 cleaning.bytes_at = cleaning.pos;

@@ -447,9 +447,12 @@ impl Core {
 
     /// How long ago what is under the key was written, as far as memory knows.
     fn age_of(&self, key: &Key) -> Option<u64> {
-        let entry = match self.active.get(key) {
+        let entry = match self.active.map.get(key) {
             Some(entry) => Some(entry),
-            None => self.view.layers.iter().find_map(|layer| layer.get(key)),
+            None => {
+                let hash = crate::layer::hash(key);
+                self.view.layers.iter().find_map(|layer| layer.get(key, hash))
+            }
         };
         match entry {
             Some(Entry::Data(data)) => {
@@ -535,7 +538,7 @@ impl Core {
         if !has_room {
             self.finish_frame(stream);
             let usual = (self.usual_bytes * 2).max(64 << 10).min(self.layout.frame_bytes());
-            let wanted = usual.max((need + HEADER).next_multiple_of(page));
+            let wanted = usual.max(need + HEADER).next_multiple_of(page);
             let segment_bytes = self.superblock.geometry.segment_bytes as usize;
             if segment_bytes - (self.streams[stream].pos as usize) < need + HEADER {
                 self.next_segment(stream)?;

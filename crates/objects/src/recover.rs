@@ -10,8 +10,9 @@
 //! acknowledged, unless a frame says that it was durable: then the disk lost it, and that is
 //! an error, not a shorter store.
 //! Law 2: what may have holes is verified, payloads too.
-//! Law 3: before anything is changed the store has a new incarnation: what is left of lost
-//! commits can never be taken for new ones.
+//! Law 3: before anything else is written a new incarnation is durable, which no one who
+//! tried to open the store before had: what is left of lost commits, and of lost attempts to
+//! open, can never be taken for new ones.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -24,7 +25,7 @@ use crate::entry::{Entry, Key, Named, named};
 use crate::frame::{HEADER, Header, Item, Items, missing};
 use crate::hooks::{Omission, is_left_out};
 use crate::io::Io;
-use crate::layer::{Active, Layer};
+use crate::layer::{Active, Layer, weight};
 use crate::layout::layout;
 use crate::segment::Segments;
 use crate::store::{CreateOptions, OpenOptions};
@@ -103,6 +104,7 @@ pub(crate) fn create(disk: Arc<dyn Disk>, options: &CreateOptions) -> Result<()>
         id: options.id,
         generation: 0,
         incarnation: 1,
+        log_incarnation: 1,
         profile,
         geometry,
         checkpoint: Ptr { at: 0, len: 0, sum: 0 },
@@ -141,18 +143,23 @@ pub(crate) fn open(disk: Arc<dyn Disk>, options: &OpenOptions) -> Result<Core> {
         core.stopped = Some(Error::Misuse("the store is open for reading only"));
         return Ok(core);
     }
-    core.superblock.incarnation += u64::from(!is_left_out(Omission::Incarnation));
+    if !is_left_out(Omission::Incarnation) {
+        core.superblock.incarnation += 1;
+        core.write_superblock(true)?;
+    }
+    core.superblock.log_incarnation = core.superblock.incarnation;
     core.write_image()?;
     core.complete_checkpoint(true)?;
     Ok(core)
 }
 
 fn read_layer(core: &Core, chunks: &[Ptr]) -> Result<Layer> {
-    let mut layer = Layer::default();
+    let mut pairs = vec![];
     for chunk in chunks {
-        read_chunk(&core.io.read_ptr(*chunk)?, chunk.at, &mut layer)?;
+        read_chunk(&core.io.read_ptr(*chunk)?, chunk.at, &mut pairs)?;
     }
-    Ok(layer)
+    let bytes = pairs.iter().map(|(key, entry)| weight(key, entry)).sum();
+    Ok(Layer::new(pairs, bytes))
 }
 
 fn load(core: &mut Core, blob: &Blob) -> Result<()> {
@@ -259,7 +266,7 @@ fn frame_at(
         let Some((from, bytes)) = window.as_ref() else { return Ok(None) };
         let bytes = &bytes[(pos - from) as usize..];
         let Some(header) = Header::peek(bytes, at, core.tag, room as u64) else { return Ok(None) };
-        let is_ours = header.incarnation == core.superblock.incarnation
+        let is_ours = header.incarnation == core.superblock.log_incarnation
             && (header.len).is_multiple_of(geometry.page_bytes);
         if !is_ours {
             return Ok(None);

@@ -333,7 +333,7 @@ impl Store {
     /// What a key of the kv leads to, and a view that keeps it there.
     pub(crate) fn find(&self, key: &[u8]) -> Result<(Option<Entry>, Arc<View>)> {
         let core = self.core.read();
-        if let Some(entry) = crate::layer::Sorted::get(&core.active, key) {
+        if let Some(entry) = core.active.map.get(key) {
             return Ok((Some(entry.clone()), core.view.clone()));
         }
         let view = core.view.clone();

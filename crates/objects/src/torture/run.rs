@@ -223,13 +223,18 @@ impl Actor {
                 error @ Error::NoSpace { .. } if !only_frees => {
                     let info = self.store().info();
                     let wanted = self.now.len_bytes() + bytes;
-                    if wanted < info.capacity_bytes / 4 {
+                    // A snapshot keeps what was deleted since.
+                    if wanted < info.capacity_bytes / 4 && self.kept.is_none() {
                         return Err(Violation(format!("{wanted} bytes are wanted, and {error}; {info:?}")));
                     }
                     self.full += 1;
                     self.make_room()
                 }
-                error => Err(Violation(format!("submit: {error}"))),
+                error => Err(Violation(format!(
+                    "submit, {} snapshot: {error}; {:?}",
+                    if self.kept.is_some() { "with a" } else { "without a" },
+                    self.store().info()
+                ))),
             },
         }
     }
