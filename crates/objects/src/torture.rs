@@ -21,7 +21,7 @@ mod run;
 mod script;
 
 pub use crate::hooks::{Omission, Settings, set};
-pub use damage::{Damage, damage};
+pub use damage::{Damage, Harm, damage, fail};
 pub use history::{Contents, History};
 pub use judge::{Effort, Judge, Violation};
 pub use run::{Recorded, Tally, cut, record};

@@ -1,7 +1,7 @@
 //! Power cuts, judged: the short form. The long one is `draconis-lab store-crash`.
 
 use draconis_device::CrashOptions;
-use draconis_objects::torture::{self, Effort, Settings, Shape, Tally};
+use draconis_objects::torture::{self, Effort, Harm, Settings, Shape, Tally};
 
 /// The seed, or its number, in `NAME` of the environment.
 fn number(name: &str, otherwise: u64) -> u64 {
@@ -43,4 +43,35 @@ fn sequences() {
         }
     }
     println!("{all:?} in {:?}", began.elapsed());
+}
+
+#[test]
+fn damaged_disks() {
+    let first = number("SEED", 1);
+    let mut all = Harm::default();
+    for seed in first..first + number("RUNS", 12) {
+        let shape = Shape::ALL[(seed % 4) as usize];
+        let script = torture::random(seed, shape, 100);
+        match torture::damage(shape, &script, 60, Settings::USUAL) {
+            Ok(harm) => all += harm,
+            Err(violation) => panic!("SEED={seed} RUNS=1: {shape:?}: {violation}"),
+        }
+    }
+    println!("{all:?}");
+    assert!(all.refused > 0 && all.unreadable > 0);
+}
+
+#[test]
+fn failing_disks() {
+    let first = number("SEED", 1);
+    let mut all = Harm::default();
+    for seed in first..first + number("RUNS", 300) {
+        let shape = Shape::ALL[(seed % 4) as usize];
+        let script = torture::random(seed / 8, shape, 100);
+        match torture::fail(shape, &script, seed, Settings::USUAL) {
+            Ok(harm) => all += harm,
+            Err(violation) => panic!("SEED={seed} RUNS=1: {shape:?}: {violation}"),
+        }
+    }
+    println!("{all:?}");
 }

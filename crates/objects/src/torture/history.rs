@@ -138,6 +138,23 @@ impl History {
         &self.prefixes[groups]
     }
 
+    /// Every object and key that ever was, each with the longest that it was.
+    pub fn all(&self) -> Contents {
+        let mut all = Contents::default();
+        for contents in &self.prefixes {
+            for (id, bytes) in &contents.objects {
+                let longest = all.objects.entry(*id).or_insert_with(|| bytes.clone());
+                if longest.len() < bytes.len() {
+                    longest.clone_from(bytes);
+                }
+            }
+            for (key, value) in &contents.keys {
+                all.keys.entry(key.clone()).or_insert_with(|| value.clone());
+            }
+        }
+        all
+    }
+
     /// What is seen now.
     pub fn last(&self) -> &Contents {
         self.after(self.groups())

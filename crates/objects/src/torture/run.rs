@@ -6,6 +6,7 @@ use std::sync::Arc;
 use draconis_device::{CrashOptions, Crashes, Disk, Event, Extent, MemoryDisk, RecordDisk};
 use draconis_exchange::heap::Block;
 
+use super::damage::Partly;
 use super::{Contents, Dice, Effort, History, Judge, Op, Script, Settings, Shape, Step, Violation};
 use crate::{Error, Group, Hint, ObjectId, OpenOptions, Snapshot, Store, Ticket};
 
@@ -65,8 +66,9 @@ pub(super) fn bytes_of(disk: &dyn Disk) -> Vec<u8> {
     }
 }
 
-struct Actor {
-    disk: Arc<RecordDisk<MemoryDisk>>,
+/// Who carries out a script.
+pub(super) struct Actor<D: Disk + 'static> {
+    disk: Arc<RecordDisk<D>>,
     /// None for the moment in which it is opened again.
     store: Option<Arc<Store>>,
     slots: BTreeMap<u8, ObjectId>,
@@ -74,9 +76,10 @@ struct Actor {
     history: History,
     /// Of each group, with how many groups there are with it.
     tickets: Vec<(Ticket, usize)>,
-    waited: usize,
+    pub waited: usize,
     dice: Dice,
     kept: Option<(Snapshot, Contents)>,
+    is_failing: bool,
     full: u64,
     worked: (u64, u64),
 }
@@ -86,68 +89,138 @@ struct Actor {
 /// # Errors
 /// What the store did wrong without a power cut.
 pub fn record(shape: Shape, script: &Script, settings: Settings) -> Result<Recorded, Violation> {
-    super::set(Settings {
-        commit_bytes: script.commit_bytes,
-        barrier_bytes: script.barrier_bytes,
-        ..settings
-    });
     // What was there before is not zeros.
     let memory = MemoryDisk::new(vec![0xEE; shape.disk_bytes], 512);
     let disk = Arc::new(RecordDisk::new(memory));
-    let failed = |error: Error| Violation(format!("making a store: {error}"));
-    Store::create(disk.clone(), &shape.options()).map_err(failed)?;
-    let store = Store::open(disk.clone(), &SMALL).map_err(failed)?;
-    let mut actor = Actor {
-        disk,
-        store: Some(store),
-        slots: BTreeMap::new(),
-        now: Contents::default(),
-        history: History::new(Contents::default()),
-        tickets: vec![],
-        waited: 0,
-        dice: Dice::new(script.seed ^ 0x0B5),
-        kept: None,
-        full: 0,
-        worked: (0, 0),
-    };
-    actor.all(&script.before)?;
-    actor.store().sync().map_err(|error| Violation(format!("sync: {error}")))?;
+    let mut actor = Actor::begin(shape, script, settings, disk)?;
     let image = bytes_of(&*actor.disk);
     actor.disk.take();
-    actor.history = History::new(actor.now.clone());
-    actor.tickets.clear();
-    actor.waited = 0;
     let counters = actor.store().info().counters;
-    (actor.full, actor.worked) = (0, (0, 0));
     actor.all(&script.steps)?;
     actor.count();
     let Actor { disk, store, history, waited, full, worked, .. } = actor;
-    let worked =
-        (worked.0 - counters.checkpoints.min(worked.0), worked.1 - counters.cleaned.min(worked.1));
     drop(store);
-    Ok(Recorded { image, last_image: bytes_of(&*disk), events: disk.take(), history, waited, full, worked })
+    Ok(Recorded {
+        image,
+        last_image: bytes_of(&*disk),
+        events: disk.take(),
+        history,
+        waited,
+        full,
+        worked: (
+            worked.0.saturating_sub(counters.checkpoints),
+            worked.1.saturating_sub(counters.cleaned),
+        ),
+    })
 }
 
-impl Actor {
+/// Why a script ended early.
+pub(super) enum Stop {
+    /// A promise was broken.
+    Broken(Violation),
+    /// The store says that something failed.
+    Failed(&'static str, Error),
+}
+
+impl From<Stop> for Violation {
+    fn from(stop: Stop) -> Self {
+        match stop {
+            Stop::Broken(violation) => violation,
+            Stop::Failed(doing, error) => Self(format!("{doing}: {error}")),
+        }
+    }
+}
+
+fn failed(doing: &'static str) -> impl Fn(Error) -> Stop {
+    move |error| Stop::Failed(doing, error)
+}
+
+impl<D: Disk + 'static> Actor<D> {
     fn store(&self) -> &Arc<Store> {
         self.store.as_ref().expect("it was opened, or the run is over")
     }
 
-    fn all(&mut self, steps: &[Step]) -> Result<(), Violation> {
+    /// A store with everything that is done before, durable.
+    pub fn begin(
+        shape: Shape,
+        script: &Script,
+        settings: Settings,
+        disk: Arc<RecordDisk<D>>,
+    ) -> Result<Self, Violation> {
+        let Script { commit_bytes, barrier_bytes, .. } = *script;
+        super::set(Settings { commit_bytes, barrier_bytes, ..settings });
+        Store::create(disk.clone(), &shape.options()).map_err(failed("making a store"))?;
+        let store = Store::open(disk.clone(), &SMALL).map_err(failed("opening a store"))?;
+        let mut actor = Self {
+            disk,
+            store: Some(store),
+            slots: BTreeMap::new(),
+            now: Contents::default(),
+            history: History::new(Contents::default()),
+            tickets: vec![],
+            waited: 0,
+            dice: Dice::new(script.seed ^ 0x0B5),
+            kept: None,
+            is_failing: false,
+            full: 0,
+            worked: (0, 0),
+        };
+        actor.all(&script.before)?;
+        actor.store().sync().map_err(failed("sync"))?;
+        actor.history = History::new(actor.now.clone());
+        actor.tickets.clear();
+        (actor.waited, actor.full, actor.worked) = (0, 0, (0, 0));
+        Ok(actor)
+    }
+
+    pub fn all(&mut self, steps: &[Step]) -> Result<(), Violation> {
         for (nth, step) in steps.iter().enumerate() {
-            self.step(step).map_err(|Violation(why)| Violation(format!("step {nth}, {step:?}: {why}")))?;
+            self.step(step)
+                .map_err(|stop| Violation(format!("step {nth}, {step:?}: {}", Violation::from(stop))))?;
         }
         Ok(())
     }
 
-    fn step(&mut self, step: &Step) -> Result<(), Violation> {
-        let said = |error: Error| Violation(error.to_string());
+    /// Goes on until the store says that it cannot.
+    pub fn until_failure(&mut self, steps: &[Step]) -> Result<(), Violation> {
+        // What is rotten stays where it is: the store may be full early.
+        self.is_failing = true;
+        let mut last = String::new();
+        for (nth, step) in steps.iter().enumerate() {
+            match self.step(step) {
+                Ok(()) => {}
+                Err(Stop::Failed(doing, error @ (Error::Device(_) | Error::Stopped(_) | Error::Corrupt { .. } | Error::NotAStore(_)))) => {
+                    last = format!("step {nth} more, {step:?}: {doing}: {error}");
+                    break;
+                }
+                Err(stop) => {
+                    let Violation(why) = stop.into();
+                    return Err(Violation(format!("step {nth} more, {step:?}: {why}")));
+                }
+            }
+        }
+        self.kept = None;
+        let Some(store) = &self.store else { return Ok(()) };
+        // What can still be read is right.
+        let shown = Partly::read(store, &self.history)?;
+        let groups = self.history.groups().saturating_sub(1);
+        shown.find(&self.history, groups).map(drop).map_err(|Violation(why)| {
+            Violation(format!("{last}; then {why}; {}", shown.differs(self.history.last())))
+        })
+    }
+
+    /// What its groups show; the store is closed.
+    pub fn end(self) -> History {
+        self.history
+    }
+
+    fn step(&mut self, step: &Step) -> Result<(), Stop> {
         match step {
             Step::Group(ops) => self.group(ops)?,
             Step::Wait => self.wait(0)?,
             Step::WaitOlder(back) => self.wait(*back)?,
             Step::Checkpoint => {
-                self.store().checkpoint().map_err(said)?;
+                self.store().checkpoint().map_err(failed("checkpoint"))?;
                 self.was_waited_for(self.history.groups());
             }
             Step::Snapshot => match self.kept.take() {
@@ -164,22 +237,22 @@ impl Actor {
         self.disk.mark(self.waited as u64);
     }
 
-    fn wait(&mut self, back: usize) -> Result<(), Violation> {
+    fn wait(&mut self, back: usize) -> Result<(), Stop> {
         let Some(nth) = self.tickets.len().checked_sub(back + 1) else { return Ok(()) };
         let (ticket, groups) = self.tickets[nth];
-        self.store().wait(ticket).map_err(|error| Violation(format!("wait: {error}")))?;
+        self.store().wait(ticket).map_err(failed("wait"))?;
         self.was_waited_for(groups);
         Ok(())
     }
 
-    fn reopen(&mut self) -> Result<(), Violation> {
+    fn reopen(&mut self) -> Result<(), Stop> {
         self.kept = None;
         self.tickets.clear();
         // The old one is dropped before the new one is opened.
         self.count();
         self.store = None;
         let opened = Store::open(self.disk.clone(), &SMALL);
-        self.store = Some(opened.map_err(|error| Violation(format!("open: {error}")))?);
+        self.store = Some(opened.map_err(failed("open"))?);
         self.was_waited_for(self.history.groups());
         self.look()
     }
@@ -191,15 +264,15 @@ impl Actor {
     }
 
     /// Whether the store shows what it should.
-    fn look(&self) -> Result<(), Violation> {
-        let seen = Contents::read(self.store()).map_err(|error| Violation(format!("read: {error}")))?;
+    fn look(&self) -> Result<(), Stop> {
+        let seen = Contents::read(self.store()).map_err(failed("read"))?;
         if seen.objects == self.now.objects && seen.keys == self.now.keys {
             return Ok(());
         }
-        Err(Violation(seen.differs(&self.now)))
+        Err(Stop::Broken(Violation(seen.differs(&self.now))))
     }
 
-    fn group(&mut self, ops: &[Op]) -> Result<(), Violation> {
+    fn group(&mut self, ops: &[Op]) -> Result<(), Stop> {
         let (mut slots, mut next, mut group) = (self.slots.clone(), self.now.clone(), Group::new());
         let mut only_frees = true;
         for op in ops {
@@ -219,28 +292,35 @@ impl Actor {
                 self.tickets.push((ticket, self.history.groups()));
                 Ok(())
             }
-            Err(refused) => match refused.error {
-                error @ Error::NoSpace { .. } if !only_frees => {
-                    let info = self.store().info();
-                    let wanted = self.now.len_bytes() + bytes;
-                    // A snapshot keeps what was deleted since.
-                    if wanted < info.capacity_bytes / 4 && self.kept.is_none() {
-                        return Err(Violation(format!("{wanted} bytes are wanted, and {error}; {info:?}")));
+            Err(refused) => {
+                let info = self.store().info();
+                let broken = |error: Error| {
+                    let held = if self.kept.is_some() { "with a snapshot" } else { "without a snapshot" };
+                    Stop::Broken(Violation(format!("submit, {held}: {error}; {info:?}")))
+                };
+                match refused.error {
+                    error @ Error::NoSpace { .. } => {
+                        // A snapshot keeps what was deleted since.
+                        let is_early = self.now.len_bytes() + bytes < info.capacity_bytes / 4;
+                        if !self.is_failing && (only_frees || is_early && self.kept.is_none()) {
+                            return Err(broken(error));
+                        }
+                        self.full += 1;
+                        self.make_room()
                     }
-                    self.full += 1;
-                    self.make_room()
+                    error @ (Error::Misuse(_) | Error::NoObject(_)) => Err(broken(error)),
+                    error => {
+                        // Nobody was told that it was taken; it may be there all the same.
+                        self.history.push(next);
+                        Err(Stop::Failed("submit", error))
+                    }
                 }
-                error => Err(Violation(format!(
-                    "submit, {} snapshot: {error}; {:?}",
-                    if self.kept.is_some() { "with a" } else { "without a" },
-                    self.store().info()
-                ))),
-            },
+            }
         }
     }
 
     /// Gives something up, which always works.
-    fn make_room(&mut self) -> Result<(), Violation> {
+    fn make_room(&mut self) -> Result<(), Stop> {
         self.kept = None;
         let ops: Vec<Op> = match self.slots.keys().nth(self.dice.below(4) as usize) {
             Some(&slot) => vec![Op::Delete(slot)],
@@ -313,17 +393,17 @@ pub(super) fn key_of(key: u16) -> Vec<u8> {
     format!("key {key:04}").into_bytes()
 }
 
-fn compare(snapshot: &Snapshot, was: &Contents) -> Result<(), Violation> {
-    let said = |error: Error| Violation(format!("snapshot: {error}"));
-    let list = snapshot.list().map_err(said)?;
+fn compare(snapshot: &Snapshot, was: &Contents) -> Result<(), Stop> {
+    let said = failed("snapshot");
+    let list = snapshot.list().map_err(&said)?;
     if !list.iter().map(|(id, len)| (id, *len)).eq(was.objects.iter().map(|(id, b)| (id, b.len() as u64))) {
-        return Err(Violation(format!("a snapshot lists {list:?}")));
+        return Err(Stop::Broken(Violation(format!("a snapshot lists {list:?}"))));
     }
     for (id, bytes) in &was.objects {
         let mut have = vec![0; bytes.len()];
-        snapshot.read(*id, 0, &mut have).map_err(said)?;
+        snapshot.read(*id, 0, &mut have).map_err(&said)?;
         if have[..] != bytes[..] {
-            return Err(Violation(format!("object {id} of a snapshot has other bytes")));
+            return Err(Stop::Broken(Violation(format!("object {id} of a snapshot has other bytes"))));
         }
     }
     Ok(())
