@@ -16,6 +16,7 @@
 
 mod damage;
 mod history;
+mod hostile;
 mod judge;
 mod run;
 mod script;
@@ -23,9 +24,10 @@ mod script;
 pub use crate::hooks::{Omission, Settings, set};
 pub use damage::{Damage, Harm, damage, fail};
 pub use history::{Contents, History};
+pub use hostile::{base, exercise, spoil};
 pub use judge::{Effort, Judge, Violation};
 pub use run::{Recorded, Tally, cut, record};
-pub use script::{Op, Script, Shape, Step, exhaustive, random};
+pub use script::{Op, Script, Shape, Step, random, sequence, sequences};
 
 /// Chance that a seed replays (SplitMix64).
 #[derive(Clone, Debug)]

@@ -72,12 +72,20 @@ pub fn damage(
     for round in 0..rounds {
         let kind = Damage::ALL[(round % 3) as usize];
         let what = || format!("damage {round}, {kind:?}");
-        let (image, is_certain, place) = spoil(&recorded, kind, &mut dice);
-        let least = if is_certain { known(&recorded.events) } else { 0 };
+        let (image, is_certain, place) = spoil(shape, &recorded, kind, &mut dice);
+        let is_spare = is_certain && place.iter().all(|at| shape.is_superblock(at.start_bytes));
+        let least = match (is_certain, is_spare) {
+            (_, true) => recorded.history.groups(),
+            (true, _) => known(&recorded.events),
+            (false, _) => 0,
+        };
         let looked = std::panic::catch_unwind(|| look(image, &recorded.history, least));
         let seen = looked
             .unwrap_or_else(|panic| Err(Violation::of_panic("reading", &*panic)))
             .map_err(|Violation(why)| Violation(format!("{} at {place:?}: {why}", what())))?;
+        if is_spare && seen.refused + seen.unreadable > 0 {
+            return Err(Violation(format!("{} at {place:?}: one superblock is not done without", what())));
+        }
         harm += seen;
     }
     Ok(harm)
@@ -96,7 +104,12 @@ fn known(events: &[Event]) -> usize {
 
 /// The disk after the run, damaged; whether it can be told from a power cut for certain; and
 /// where.
-fn spoil(recorded: &Recorded, kind: Damage, dice: &mut Dice) -> (Vec<u8>, bool, Vec<Extent>) {
+fn spoil(
+    shape: Shape,
+    recorded: &Recorded,
+    kind: Damage,
+    dice: &mut Dice,
+) -> (Vec<u8>, bool, Vec<Extent>) {
     let writes: Vec<Write<'_>> = recorded
         .events
         .iter()
@@ -111,16 +124,26 @@ fn spoil(recorded: &Recorded, kind: Damage, dice: &mut Dice) -> (Vec<u8>, bool, 
     let mut put = |(at, bytes): Write<'_>| {
         image[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
     };
-    let Some(chosen) = (!writes.is_empty()).then(|| dice.below(writes.len() as u64) as usize) else {
+    if writes.is_empty() {
         return (image, false, vec![]);
-    };
+    }
+    let mut chosen = dice.below(writes.len() as u64) as usize;
+    // Superblocks are small: without help they would be hit rarely.
+    if dice.once_in(6)
+        && let Some(nth) = writes.iter().rposition(|(at, _)| shape.is_superblock(*at))
+    {
+        chosen = nth - dice.below(4).min(nth as u64) as usize;
+    }
     let (at, bytes) = writes[chosen];
     let extent = Extent::new(at, bytes.len() as u64);
     let all_but = |nth: &usize| *nth != chosen;
     match kind {
         Damage::Rot => {
             writes.iter().for_each(|write| put(*write));
-            let sector = at as usize + 512 * dice.below(bytes.len() as u64 / 512) as usize;
+            let mut sector = at as usize + 512 * dice.below(bytes.len() as u64 / 512) as usize;
+            if shape.is_superblock(at) {
+                sector = at as usize;
+            }
             for _ in 0..1 + dice.below(4) {
                 image[sector + dice.below(512) as usize] ^= 1 << dice.below(8);
             }

@@ -30,6 +30,12 @@ impl Shape {
         Self { layout, page_bytes, segment_bytes, disk_bytes: segment_bytes as usize * 48 }
     }
 
+    /// Whether the superblocks are there, of which each can be done without.
+    pub fn is_superblock(&self, at: u64) -> bool {
+        let copies = 2 * u64::from(self.page_bytes.max(4096));
+        at < copies || at >= self.disk_bytes as u64 - copies
+    }
+
     /// How to make such a store.
     pub fn options(&self) -> CreateOptions {
         let Self { layout, page_bytes, segment_bytes, .. } = *self;
@@ -110,33 +116,36 @@ fn letter(nth: usize, page: u32) -> Step {
     }])
 }
 
-/// All sequences of `groups` steps of an alphabet of ten, with every choice of which are
-/// waited for, on a store that has one object and one key; each in one commit and in
-/// several. What was waited for goes to `before`, so each state comes up once.
-pub fn exhaustive(groups: usize, shape: Shape) -> impl Iterator<Item = Script> {
-    let sequences = ALPHABET.pow(groups as u32) << groups.saturating_sub(1);
-    (0..sequences * 2).map(move |number| {
-        let is_split = number % 2 == 1;
-        let (mut waits, mut rest) = (number / 2 % (1 << (groups - 1)), number / 2 >> (groups - 1));
-        let mut before =
-            vec![Step::Group(vec![Op::Create(0), Op::Append(0, 700), Op::Put(0, 100), Op::Put(1, 30)])];
-        let mut steps = vec![];
-        for _ in 0..groups {
-            steps.push(letter(rest % ALPHABET, shape.page_bytes));
-            rest /= ALPHABET;
-            if waits & 1 == 1 {
-                before.append(&mut steps);
-                before.push(Step::Wait);
-            }
-            waits >>= 1;
-        }
-        steps.push(Step::Wait);
-        let commit_bytes = if is_split { 1 } else { 1 << 20 };
-        Script { before, steps, commit_bytes, barrier_bytes: 32 << 20, seed: number as u64 }
-    })
+/// How many sequences there are of so many steps.
+pub const fn sequences(groups: usize) -> usize {
+    ALPHABET.pow(groups as u32) << groups
 }
 
-/// A long run with everything in it. `fill` is how full it may make the store, of 100.
+/// A sequence of `groups` steps of an alphabet of ten, on a store that has one object and
+/// two keys. The numbers below [`sequences`] are all there are: with every choice of which
+/// steps are waited for, each in one commit and in several. What was waited for goes to
+/// `before`, so each state comes up once.
+pub fn sequence(groups: usize, number: usize, shape: Shape) -> Script {
+    let is_split = number % 2 == 1;
+    let mut waits = number / 2 % (1 << (groups - 1));
+    let mut rest = number / 2 >> (groups - 1);
+    let first = vec![Op::Create(0), Op::Append(0, 700), Op::Put(0, 100), Op::Put(1, 30)];
+    let (mut before, mut steps) = (vec![Step::Group(first)], vec![]);
+    for _ in 0..groups {
+        steps.push(letter(rest % ALPHABET, shape.page_bytes));
+        rest /= ALPHABET;
+        if waits & 1 == 1 {
+            before.append(&mut steps);
+            before.push(Step::Wait);
+        }
+        waits >>= 1;
+    }
+    steps.push(Step::Wait);
+    let commit_bytes = if is_split { 1 } else { 1 << 20 };
+    Script { before, steps, commit_bytes, barrier_bytes: 32 << 20, seed: number as u64 }
+}
+
+/// A long run with everything in it.
 pub fn random(seed: u64, shape: Shape, steps: usize) -> Script {
     let mut dice = Dice::new(seed);
     let dice = &mut dice;
