@@ -49,7 +49,8 @@ pub(crate) struct Counting {
 
 /// A counted layer, in memory and on the disk.
 pub(crate) struct Run {
-    pub layer: Arc<Layer>,
+    /// None if an older run, or what is being merged, has its pairs too.
+    pub layer: Option<Arc<Layer>>,
     pub chunks: Vec<Ptr>,
 }
 
@@ -277,7 +278,7 @@ impl Core {
         let Some(counting) = self.counting.take() else { return Ok(()) };
         if !counting.layer.pairs.is_empty() {
             let chunks = self.store_pairs(&counting.layer)?;
-            self.runs.push(Run { layer: counting.layer, chunks });
+            self.runs.push(Run { layer: Some(counting.layer), chunks });
         }
         self.write_checkpoint(counting.seq, counting.places, vec![])?;
         self.plan_merge()?;

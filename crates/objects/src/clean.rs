@@ -80,19 +80,19 @@ impl Core {
         let segment_bytes = u64::from(self.superblock.geometry.segment_bytes);
         let needed = (needed_bytes + needed_bytes / 8).div_ceil(segment_bytes) as usize
             + self.streams.len().min(2);
-        let floor = if frees { self.floor() } else { self.floor() + 3 };
-        if self.segments.free() >= needed + floor
+        // What gives up needs a page of log, and a checkpoint after it.
+        let needed = match frees {
+            true => (needed_bytes / segment_bytes) as usize + self.streams.len() + 2,
+            false => needed + self.floor() + 3,
+        };
+        if self.segments.free() >= needed
             && (frees || self.live_bytes() + needed_bytes <= self.capacity_bytes())
         {
             return Ok(());
         }
-        match self.make_room_now(needed_bytes, needed + floor, frees) {
-            // A snapshot may keep what was given up. Enough is left for the next checkpoint.
-            Err(Error::NoSpace { .. })
-                if frees && self.segments.free() > self.streams.len() + 1 =>
-            {
-                Ok(())
-            }
+        match self.make_room_now(needed_bytes, needed, frees) {
+            // A snapshot may keep what was given up: as long as a segment is left it goes on.
+            Err(Error::NoSpace { .. }) if frees && self.segments.free() > 1 => Ok(()),
             Err(full @ Error::NoSpace { .. }) => Err(full),
             Err(error) => Err(self.stop(error)),
             Ok(()) => Ok(()),
@@ -111,25 +111,32 @@ impl Core {
                 return Err(full(self));
             }
         }
-        // Each round frees, or moves things together; so many are enough for anything.
-        for _ in 0..4 * self.superblock.geometry.segments + 8 {
+        // Cleaning moves what is alive together; a checkpoint then frees what it came from.
+        // Both need a little room themselves: it ends when they gain nothing any more.
+        let (mut best, mut in_vain) = (self.segments.free(), 0);
+        while in_vain < 3 {
             self.complete_checkpoint(false)?;
             if self.segments.free() >= needed {
                 return Ok(());
             }
             if self.checkpoint.is_some() {
                 self.complete_checkpoint(true)?;
-            } else if self.segments.has_empty() {
+                continue;
+            }
+            let is_clean = !self.segments.has_empty()
+                && (self.segments.free() <= self.streams.len() || !self.choose()?);
+            if is_clean && self.cleaned_since.is_empty() && self.cleaned_before.is_empty() {
+                break;
+            }
+            if is_clean || self.segments.has_empty() {
                 self.checkpoint_now()?;
-            } else if self.segments.free() > self.streams.len() && self.choose()? {
-                while self.cleaning.is_some() {
-                    self.clean_step()?;
+                in_vain += 1;
+                if self.segments.free() > best {
+                    (best, in_vain) = (self.segments.free(), 0);
                 }
-                self.commit()?;
-            } else if self.cleaned_since.is_empty() && self.cleaned_before.is_empty() {
-                return Err(full(self));
-            } else {
-                self.checkpoint_now()?;
+            }
+            while self.cleaning.is_some() {
+                self.clean_step()?;
             }
         }
         Err(full(self))

@@ -169,7 +169,7 @@ impl Core {
     pub fn counted_layers(&self) -> Vec<Arc<Layer>> {
         let merged = self.merging.as_ref().map_or(0, |merging| merging.runs);
         let mut layers: Vec<Arc<Layer>> =
-            self.runs[merged..].iter().rev().map(|run| run.layer.clone()).collect();
+            self.runs[merged..].iter().rev().filter_map(|run| run.layer.clone()).collect();
         layers.extend(self.merging.iter().map(|merging| merging.layer.clone()));
         layers
     }

@@ -175,7 +175,7 @@ fn load(core: &mut Core, blob: &Blob) -> Result<()> {
         core.segments.add(ptr.at, ptr.len, blob.clock, false);
     }
     for chunks in &blob.runs {
-        let layer = Arc::new(read_layer(core, chunks)?);
+        let layer = Some(Arc::new(read_layer(core, chunks)?));
         core.runs.push(Run { layer, chunks: chunks.clone() });
     }
     let image = read_layer(core, &blob.image)?;
