@@ -9,6 +9,7 @@ mod crash;
 mod machine;
 mod memory;
 mod mount;
+mod store_crash;
 mod subject;
 mod table;
 mod tools;
@@ -45,6 +46,8 @@ enum Experiment {
     Tools(ToolsArguments),
     /// Power cuts: every state that workloads can leave, judged.
     Crash(crash::CrashArguments),
+    /// Power cuts of object stores: every state that changes can leave, judged.
+    StoreCrash(store_crash::StoreCrashArguments),
 }
 
 /// What `change` measures, and with what.
@@ -129,5 +132,6 @@ fn main() -> anyhow::Result<()> {
         Experiment::Memory { write_back, at } => change::serve_memory(&at, write_back),
         Experiment::Tools(arguments) => tools::run(&arguments),
         Experiment::Crash(arguments) => crash::run(&arguments),
+        Experiment::StoreCrash(arguments) => store_crash::run(&arguments),
     }
 }
