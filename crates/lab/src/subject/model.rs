@@ -1,0 +1,364 @@
+//! A modelled device, with a modelled host before it: time is device time.
+//!
+//! ```text
+//!   read, write ── page cache (pages, dirty sectors) ── read ahead, write back ── Timing
+//!                  a call costs CALL_NS and a byte a tenth of a nanosecond
+//!   sync: dirty sectors in order, one sector of metadata if the file grew, a flush
+//! ```
+//!
+//! Law 1: nothing here looks at a real clock or at chance: a run is its seed.
+//! Law 2: a file that grew costs a sector elsewhere at the next sync, as it costs a file
+//! system its inode.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context, bail};
+
+use super::raw::Areas;
+use super::timing::{Hdd, Kind as Ask, Request, Ssd, Timing};
+use super::{Cold, Files, Handle, How, Kind, Subject};
+use crate::clock::{Clock, Virtual};
+use crate::units;
+
+/// What entering and leaving a call costs the host.
+const CALL_NS: u64 = 300;
+/// Bytes that the host copies in a nanosecond.
+const COPY_BYTES_PER_NS: u64 = 10;
+/// A page of the host's cache, in bytes.
+const PAGE_BYTES: u64 = 4096;
+/// What is read at once where somebody reads on.
+const READ_AHEAD_BYTES: u64 = 128 << 10;
+/// A sector, in bytes: what is dirty is known by the sector.
+const SECTOR_BYTES: u64 = 512;
+/// Dirty bytes beyond which a write waits for write-back.
+const DIRTY_BYTES: u64 = 64 << 20;
+/// Where metadata goes.
+const METADATA_AT_BYTES: u64 = 0;
+
+/// A modelled device behind a modelled host.
+pub struct Model {
+    spec: String,
+    disk: Disk,
+    host: Arc<Mutex<Host>>,
+    clock: Arc<Virtual>,
+    areas: Arc<Areas>,
+}
+
+/// Which device.
+#[derive(Clone, Copy, Debug)]
+enum Disk {
+    Hdd,
+    Ssd { page_bytes: u64, units: usize },
+}
+
+impl Disk {
+    /// Parses `hdd`, `ssd`, `ssd,page=8K,units=16`.
+    fn parse(spec: &str) -> anyhow::Result<Self> {
+        let mut parts = spec.split(',');
+        let mut disk = match parts.next() {
+            Some("hdd") => Self::Hdd,
+            Some("ssd") => Self::Ssd { page_bytes: 4096, units: 16 },
+            _ => bail!("model:{spec}: model:hdd or model:ssd"),
+        };
+        for part in parts {
+            let (key, value) = part.split_once('=').unwrap_or((part, ""));
+            let value = units::parse_size(value).with_context(|| format!("model: {part}"))?;
+            match (&mut disk, key) {
+                (Self::Ssd { page_bytes, .. }, "page") => *page_bytes = value,
+                (Self::Ssd { units, .. }, "units") => *units = value as usize,
+                _ => bail!("model: {part}: page= or units= of an ssd"),
+            }
+        }
+        Ok(disk)
+    }
+
+    fn timing(self) -> Box<dyn Timing> {
+        match self {
+            Self::Hdd => Box::new(Hdd::new()),
+            Self::Ssd { page_bytes, units } => Box::new(Ssd::new(page_bytes, units)),
+        }
+    }
+}
+
+impl Model {
+    /// From what follows `model:`.
+    ///
+    /// # Errors
+    /// If that makes no sense.
+    pub fn new(spec: &str) -> anyhow::Result<Self> {
+        let disk = Disk::parse(spec)?;
+        let clock = Arc::<Virtual>::default();
+        let areas = Arc::<Areas>::default();
+        areas.take("metadata", 1 << 20, u64::MAX)?;
+        let host = Host {
+            timing: disk.timing(),
+            clock: clock.clone(),
+            pages: BTreeSet::new(),
+            dirty: BTreeMap::new(),
+            grown: false,
+            next_read: 0,
+            read_bytes: 0,
+        };
+        let host = Arc::new(Mutex::new(host));
+        Ok(Self { spec: spec.to_string(), disk, host, clock, areas })
+    }
+}
+
+impl Subject for Model {
+    fn name(&self) -> String {
+        format!("model:{}", self.spec)
+    }
+
+    fn describe(&self) -> String {
+        match self.disk {
+            Disk::Hdd => "a modelled disk of 7200 turns a minute; device time".into(),
+            Disk::Ssd { page_bytes, units } => {
+                let page = units::bytes(page_bytes as f64);
+                format!("a modelled flash disk, {units} units, pages of {page}; device time")
+            }
+        }
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Model
+    }
+
+    fn clock(&self) -> Arc<dyn Clock> {
+        self.clock.clone()
+    }
+
+    fn files(&self) -> anyhow::Result<Arc<dyn Files>> {
+        Ok(Arc::new(ModelFiles { host: self.host.clone(), areas: self.areas.clone() }))
+    }
+
+    fn timing(&self) -> Option<Box<dyn Timing>> {
+        Some(self.disk.timing())
+    }
+
+    fn cold(&mut self) -> anyhow::Result<Cold> {
+        let mut host = lock(&self.host);
+        host.write_back();
+        host.pages.clear();
+        Ok(Cold::Yes)
+    }
+
+    fn device_read_bytes(&self) -> Option<u64> {
+        Some(lock(&self.host).read_bytes)
+    }
+}
+
+fn lock(host: &Mutex<Host>) -> MutexGuard<'_, Host> {
+    host.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The host: a page cache before a device. It keeps no contents: nothing looks at them.
+struct Host {
+    timing: Box<dyn Timing>,
+    clock: Arc<Virtual>,
+    /// Pages that are cached, by number.
+    pages: BTreeSet<u64>,
+    /// Runs of dirty sectors: first and one past the last.
+    dirty: BTreeMap<u64, u64>,
+    /// Whether a file grew since the last sync.
+    grown: bool,
+    /// Where reading on would be.
+    next_read: u64,
+    read_bytes: u64,
+}
+
+impl Host {
+    fn ask(&mut self, kind: Ask, at_bytes: u64, len_bytes: u64) {
+        if kind == Ask::Read {
+            self.read_bytes += len_bytes;
+        }
+        let done = self.timing.done_ns(self.clock.now_ns(), Request { kind, at_bytes, len_bytes });
+        self.clock.advance_to(done);
+    }
+
+    fn call(&self, bytes: u64) {
+        self.clock.advance(CALL_NS + bytes / COPY_BYTES_PER_NS);
+    }
+
+    /// Reads through the cache: what is missing is read in runs, and further on if this
+    /// follows the last read.
+    fn read(&mut self, at: u64, len: u64) {
+        self.call(len);
+        let reads_on = at == self.next_read;
+        self.next_read = at + len;
+        let (mut page, end) = (at / PAGE_BYTES, (at + len).div_ceil(PAGE_BYTES));
+        while page < end {
+            if self.pages.contains(&page) {
+                page += 1;
+                continue;
+            }
+            let first = page;
+            while page < end && !self.pages.contains(&page) {
+                page += 1;
+            }
+            let ahead = if reads_on { READ_AHEAD_BYTES / PAGE_BYTES } else { 0 };
+            let last = page.max(first + ahead);
+            self.ask(Ask::Read, first * PAGE_BYTES, (last - first) * PAGE_BYTES);
+            self.pages.extend(first..last);
+        }
+    }
+
+    fn write(&mut self, at: u64, len: u64) {
+        self.call(len);
+        let first = at / SECTOR_BYTES;
+        let end = (at + len).div_ceil(SECTOR_BYTES);
+        self.mark(first, end);
+        self.pages.extend(at / PAGE_BYTES..(at + len).div_ceil(PAGE_BYTES));
+        if self.dirty.iter().map(|(from, to)| to - from).sum::<u64>() * SECTOR_BYTES > DIRTY_BYTES {
+            self.write_back();
+        }
+    }
+
+    /// Joins a run of sectors to those that are dirty.
+    fn mark(&mut self, mut first: u64, mut end: u64) {
+        while let Some((&from, &to)) = self.dirty.range(..=end).next_back()
+            && to >= first
+        {
+            self.dirty.remove(&from);
+            (first, end) = (first.min(from), end.max(to));
+        }
+        self.dirty.insert(first, end);
+    }
+
+    fn write_back(&mut self) {
+        for (first, end) in std::mem::take(&mut self.dirty) {
+            self.ask(Ask::Write, first * SECTOR_BYTES, (end - first) * SECTOR_BYTES);
+        }
+    }
+
+    fn sync(&mut self) {
+        self.call(0);
+        self.write_back();
+        if std::mem::take(&mut self.grown) {
+            self.ask(Ask::Write, METADATA_AT_BYTES, SECTOR_BYTES);
+        }
+        self.ask(Ask::Flush, 0, 0);
+    }
+}
+
+struct ModelFiles {
+    host: Arc<Mutex<Host>>,
+    areas: Arc<Areas>,
+}
+
+struct ModelHandle {
+    host: Arc<Mutex<Host>>,
+    start: u64,
+    how: How,
+    len: Arc<Mutex<u64>>,
+}
+
+impl ModelFiles {
+    fn handle(&self, start: u64, how: How, len: u64) -> Arc<dyn Handle> {
+        let (host, len) = (self.host.clone(), Arc::new(Mutex::new(len)));
+        Arc::new(ModelHandle { host, start, how, len })
+    }
+}
+
+impl Files for ModelFiles {
+    fn create(&self, name: &str, bytes: u64, how: How) -> anyhow::Result<Arc<dyn Handle>> {
+        let start = self.areas.take(name, bytes, lock(&self.host).timing.len_bytes())?;
+        Ok(self.handle(start, how, 0))
+    }
+
+    fn open(&self, name: &str, how: How) -> anyhow::Result<Arc<dyn Handle>> {
+        // Its length is of no use but to know whether it grows: what is there does not.
+        Ok(self.handle(self.areas.get(name)?, how, u64::MAX))
+    }
+
+    fn remove(&self, name: &str) -> anyhow::Result<()> {
+        self.areas.give_back(name);
+        Ok(())
+    }
+}
+
+impl Handle for ModelHandle {
+    fn read(&self, at: u64, into: &mut [u8]) -> anyhow::Result<usize> {
+        let mut host = lock(&self.host);
+        match self.how {
+            How::Cached => host.read(self.start + at, into.len() as u64),
+            How::Direct => {
+                host.call(0);
+                host.ask(Ask::Read, self.start + at, into.len() as u64);
+            }
+        }
+        Ok(into.len())
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) -> anyhow::Result<()> {
+        let mut host = lock(&self.host);
+        let mut len = self.len.lock().unwrap_or_else(PoisonError::into_inner);
+        let end = at + bytes.len() as u64;
+        if end > *len {
+            *len = end;
+            host.grown = true;
+        }
+        match self.how {
+            How::Cached => host.write(self.start + at, bytes.len() as u64),
+            How::Direct => {
+                host.call(0);
+                host.ask(Ask::Write, self.start + at, bytes.len() as u64);
+            }
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> anyhow::Result<()> {
+        lock(&self.host).sync();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host() -> Host {
+        let clock = Arc::<Virtual>::default();
+        Host {
+            timing: Box::new(Ssd::new(4096, 1)),
+            clock,
+            pages: BTreeSet::new(),
+            dirty: BTreeMap::new(),
+            grown: false,
+            next_read: 0,
+            read_bytes: 0,
+        }
+    }
+
+    #[test]
+    fn dirty_sectors_join() {
+        let mut host = host();
+        for (first, end) in [(0, 1), (4, 5), (1, 2), (2, 4)] {
+            host.mark(first, end);
+        }
+        assert_eq!(host.dirty, BTreeMap::from([(0, 5)]));
+        host.mark(7, 9);
+        assert_eq!(host.dirty.len(), 2);
+    }
+
+    #[test]
+    fn reading_on_reads_ahead_and_reading_again_reads_nothing() {
+        let mut host = host();
+        host.read(0, 4096);
+        assert_eq!(host.read_bytes, READ_AHEAD_BYTES);
+        host.read(4096, 4096);
+        assert_eq!(host.read_bytes, READ_AHEAD_BYTES);
+        host.read(10 << 20, 4096);
+        assert_eq!(host.read_bytes, READ_AHEAD_BYTES + 4096);
+    }
+
+    #[test]
+    fn spellings_of_models() {
+        assert!(matches!(Disk::parse("hdd"), Ok(Disk::Hdd)));
+        let disk = Disk::parse("ssd,page=8K,units=4").unwrap();
+        assert!(matches!(disk, Disk::Ssd { page_bytes: 8192, units: 4 }));
+        assert!(Disk::parse("ssd,page").is_err());
+        assert!(Disk::parse("tape").is_err());
+    }
+}
