@@ -120,7 +120,9 @@ impl Drop for Mounted {
             let _ = child.wait();
         }
         // fuse2fs lets go of the image a moment after the mount has gone.
-        std::thread::sleep(Duration::from_millis(100));
+        if self.server == Server::Fuse2fs {
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 }
 
