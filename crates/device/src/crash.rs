@@ -20,6 +20,9 @@
 //!   seeded choice where there are many. A write that went over an older one of the same
 //!   window and is left out is the same as the two in the other order.
 //!
+//! What was discarded is zero from some epoch on that has what the discard follows, or is
+//! never: the seed says which.
+//!
 //! Law 1: a state is judged by what was acknowledged at the last moment at which it can
 //! have come about: everything that was marked before a later ticket was called durable.
 //! Law 2: the same log and seed give the same states in the same order.
@@ -105,6 +108,8 @@ pub struct Crashes {
 #[derive(Debug)]
 struct Log {
     groups: Vec<Recorded>,
+    /// Those that no epoch has had yet.
+    discards: Vec<Discarded>,
     /// Where in the record a ticket was said to be durable.
     durable: Vec<(usize, u64)>,
     /// Where in the record a mark was made.
@@ -121,6 +126,14 @@ struct Recorded {
     writes: Vec<(u64, Arc<[u8]>)>,
 }
 
+#[derive(Debug)]
+struct Discarded {
+    place: usize,
+    /// The newest ticket it follows.
+    follows: u64,
+    extents: Vec<Extent>,
+}
+
 /// From one flush to the next.
 #[derive(Debug)]
 struct Epoch {
@@ -129,6 +142,8 @@ struct Epoch {
     /// What is durable when the next one begins; none if there is no next one.
     next: Option<u64>,
     acknowledged: usize,
+    /// Where in the record it ends.
+    end: usize,
     /// First byte and contents of each write.
     writes: Vec<(u64, Arc<[u8]>)>,
     plans: VecDeque<Plan>,
@@ -160,7 +175,29 @@ impl Crashes {
         let log = Log::of(events);
         let before = log.groups.first().map_or(0, |group| group.ticket.saturating_sub(1));
         let first = log.epoch(before, &options);
-        Self { log, options, epoch: Some(first), image: Arc::new(image), states: 0 }
+        let mut crashes =
+            Self { log, options, epoch: Some(first), image: Arc::new(image), states: 0 };
+        crashes.discard();
+        crashes
+    }
+
+    /// Carries out what may be discarded in this epoch, or never.
+    fn discard(&mut self) {
+        let Some(Epoch { durable, end, .. }) = self.epoch else { return };
+        let may = |it: &mut Discarded| it.place < end && it.follows <= durable;
+        let due: Vec<_> = self.log.discards.extract_if(.., may).collect();
+        for Discarded { place, extents, .. } in due {
+            let mut dice = Dice(self.options.seed ^ (place as u64) << 32);
+            // What was written there since took the discard's place.
+            let newer = self.log.between(0, durable).iter().filter(|group| group.place > place);
+            let is_old = |at: &&Extent| !newer.clone().any(|group| group.touches(**at));
+            for extent in extents.iter().filter(is_old).filter(|_| dice.chance(192)) {
+                if let Some(Extent { start_bytes, len_bytes }) = extent.whole_units(SECTOR_BYTES) {
+                    let start = start_bytes as usize;
+                    Arc::make_mut(&mut self.image)[start..start + len_bytes as usize].fill(0);
+                }
+            }
+        }
     }
 
     /// Goes to the next epoch: what is durable then becomes the image.
@@ -176,6 +213,7 @@ impl Crashes {
             }
             self.log.epoch(next, &self.options)
         });
+        self.discard();
     }
 }
 
@@ -214,7 +252,7 @@ impl Iterator for Crashes {
 
 impl Log {
     fn of(events: Vec<Event>) -> Self {
-        let (mut groups, mut durable, mut marks) = (vec![], vec![], vec![]);
+        let (mut groups, mut discards, mut durable, mut marks) = (vec![], vec![], vec![], vec![]);
         for (place, event) in events.into_iter().enumerate() {
             match event {
                 Event::Group { ticket: Ticket(ticket), after, writes, .. } => {
@@ -222,13 +260,17 @@ impl Log {
                     let writes = writes.into_iter().map(|(at, bytes)| (at, bytes.into())).collect();
                     groups.push(Recorded { place, ticket, follows, writes });
                 }
+                Event::Discard { extents, after } => {
+                    let follows = after.iter().map(|ticket| ticket.0).max().unwrap_or(0);
+                    discards.push(Discarded { place, follows, extents });
+                }
                 Event::Durable(Ticket(ticket)) => durable.push((place, ticket)),
                 Event::Mark(mark) => marks.push((place, mark)),
                 Event::Read(..) => {}
             }
         }
         let mark_values = marks.iter().map(|(_, mark)| *mark).collect();
-        Self { groups, durable, marks, mark_values }
+        Self { groups, discards, durable, marks, mark_values }
     }
 
     /// The groups with tickets above `from` up to `to`.
@@ -254,6 +296,7 @@ impl Log {
             written,
             next: next.filter(|next| *next > durable),
             acknowledged: self.marks.partition_point(|(place, _)| *place < end),
+            end,
             writes: window.iter().flat_map(|group| group.writes.clone()).collect(),
             plans: VecDeque::new(),
             seen: HashSet::new(),
@@ -265,6 +308,13 @@ impl Log {
         });
         epoch.plan(held, options);
         epoch
+    }
+}
+
+impl Recorded {
+    fn touches(&self, extent: Extent) -> bool {
+        let place = |(at, bytes): &(u64, Arc<[u8]>)| Extent::new(*at, bytes.len() as u64);
+        self.writes.iter().any(|write| place(write).touches(extent))
     }
 }
 
@@ -413,6 +463,7 @@ impl Disk for CrashDisk {
             rotational: false,
             read_only: false,
             atomic: Atomic::AgainstDeath,
+            discards: false,
         }
     }
 
@@ -598,6 +649,40 @@ mod tests {
         assert!(
             expected.iter().filter(|cut| !cuts.contains(cut)).all(|(_, cut)| *cut == Cut::Torn(1))
         );
+    }
+
+    #[test]
+    fn what_is_discarded_goes_once_what_it_follows_is_durable() {
+        // A move: copied to the second sector, and the first is given up after that.
+        let run = |seed, after: &[u64], again: bool| {
+            let discard = Event::Discard {
+                extents: vec![Extent::new(0, 512)],
+                after: after.iter().copied().map(Ticket).collect(),
+            };
+            let mut events = vec![
+                group(1, &[], &[(0, 1, 1)]),
+                Event::Durable(Ticket(1)),
+                group(2, &[], &[(1, 1, 1)]),
+                discard,
+                group(3, &[2], &[(2, 1, 3)]),
+            ];
+            if again {
+                events.insert(4, group(3, &[], &[(0, 1, 9)]));
+                events[5] = group(4, &[3], &[(2, 1, 3)]);
+            }
+            states(events, CrashOptions { seed, ..ALL })
+        };
+        let lost = |after: &[u64]| {
+            let all = (0..8).flat_map(|seed| run(seed, after, false));
+            all.filter(|(at, _, s)| *at > 0 && s[0] == 0 && s[1] == 0).count()
+        };
+        assert_eq!(lost(&[2]), 0);
+        assert!(lost(&[]) > 0);
+        let gone = |seed: &u64| run(*seed, &[2], false).last().unwrap().2[0] == 0;
+        let gone = (0..16).filter(gone).count();
+        assert!((1..16).contains(&gone), "now and then: {gone}");
+        // What is written there later stays.
+        assert!((0..16).all(|seed| run(seed, &[2], true).last().unwrap().2[0] == 9));
     }
 
     #[test]

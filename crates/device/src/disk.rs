@@ -1,5 +1,7 @@
 //! The trait every disk has, and the words it uses.
 
+use std::sync::Arc;
+
 use draconis_exchange::heap::Block;
 
 use crate::Pending;
@@ -22,6 +24,22 @@ impl Extent {
     /// One past the last byte, if that can be said in 64 bits.
     pub const fn end_bytes(self) -> Option<u64> {
         self.start_bytes.checked_add(self.len_bytes)
+    }
+
+    /// Whether any byte is in both.
+    pub const fn touches(self, other: Self) -> bool {
+        self.start_bytes < other.start_bytes.saturating_add(other.len_bytes)
+            && other.start_bytes < self.start_bytes.saturating_add(self.len_bytes)
+    }
+
+    /// The largest run inside this one that starts and ends on multiples of `unit_bytes`;
+    /// none if that is empty.
+    pub const fn whole_units(self, unit_bytes: u64) -> Option<Self> {
+        let end = self.start_bytes.saturating_add(self.len_bytes) / unit_bytes * unit_bytes;
+        match self.start_bytes.checked_next_multiple_of(unit_bytes) {
+            Some(start) if start < end => Some(Self::new(start, end - start)),
+            _ => None,
+        }
     }
 }
 
@@ -57,6 +75,8 @@ pub struct Properties {
     pub read_only: bool,
     /// What groups survive.
     pub atomic: Atomic,
+    /// Whether [`Disk::discard`] does anything.
+    pub discards: bool,
 }
 
 /// How soon somebody needs a read.
@@ -265,6 +285,22 @@ pub trait Disk: Send + Sync {
     /// What the device said of the first write or flush that failed.
     fn wait(&self, ticket: Ticket) -> Result<(), Error>;
 
+    /// Says that nobody needs what is in `extents` any more, once the tickets in `after`
+    /// are durable. A hint: until it is written again, a read there returns the old bytes
+    /// or zeroes, now one and then the other, and the same goes for what a power cut leaves.
+    ///
+    /// Returns at once and flushes nothing; what is done about it is done when `after` is
+    /// durable for another reason. Groups submitted later are not touched by it. Reads that
+    /// were asked for before may be.
+    ///
+    /// # Errors
+    /// Out of range, or a ticket in `after` that never was given. Sectors that are there
+    /// only in part are left alone; that the device cannot discard is no error.
+    fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
+        let _ = (extents, after);
+        Ok(())
+    }
+
     /// Takes one group that follows those in `after`: a chain of one.
     ///
     /// # Errors
@@ -292,6 +328,41 @@ pub trait Disk: Send + Sync {
     }
 }
 
+/// A disk that several hold is a disk.
+impl<D: Disk + ?Sized> Disk for Arc<D> {
+    fn properties(&self) -> Properties {
+        (**self).properties()
+    }
+
+    fn chain_bounds(&self) -> ChainBounds {
+        (**self).chain_bounds()
+    }
+
+    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
+        (**self).read(at, into, urgency)
+    }
+
+    fn submit_chain(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        (**self).submit_chain(chain, after)
+    }
+
+    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+        (**self).settle(ticket)
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+        (**self).wait(ticket)
+    }
+
+    fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
+        (**self).discard(extents, after)
+    }
+}
+
 impl Properties {
     /// Checks that `at` lies on this disk in whole sectors.
     ///
@@ -307,6 +378,18 @@ impl Properties {
             return Err(Error::Misaligned { extent: at, sector_bytes: self.sector_bytes });
         }
         Ok(())
+    }
+
+    /// Checks that all of `extents` lie on this disk, whole sectors or not.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`], of the first that does not.
+    pub fn check_extents(&self, extents: &[Extent]) -> Result<(), Error> {
+        let beyond = |at: &&Extent| at.end_bytes().is_none_or(|end| end > self.len_bytes);
+        match extents.iter().find(beyond) {
+            Some(&extent) => Err(Error::OutOfRange { extent, len_bytes: self.len_bytes }),
+            None => Ok(()),
+        }
     }
 
     /// Checks that every write of `chain` lies on this disk in whole sectors.

@@ -291,6 +291,15 @@ impl<D: Disk> Disk for FaultDisk<D> {
         }
         self.disk.wait(ticket)
     }
+
+    fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
+        // What broke writes nothing, and forgets nothing either.
+        match &self.writing().broken {
+            Some(broken) if broken.is_dark => Err(Error::Gone),
+            Some(_) => Ok(()),
+            None => self.disk.discard(extents, after),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use draconis_exchange::heap::{Block, Private};
-use rustix::fs::{FileType, FlockOperation, OFlags, StatxFlags};
+use rustix::fs::{FallocateFlags, FileType, FlockOperation, OFlags, StatxFlags};
 use rustix::io::Errno;
 
 use crate::ahead::Ahead;
@@ -38,6 +38,10 @@ const SECTOR_BYTES: u32 = 512;
 const DIRECT_ALIGN_BYTES: u32 = 4096;
 /// Request size from which this machine's disks gain nothing much.
 const BEST_IO_BYTES: u32 = 512 << 10;
+
+/// Room is given back in multiples of this: parts of a block of the file system below would
+/// be zeroed instead.
+pub(crate) const DISCARD_UNIT_BYTES: u64 = 4096;
 
 /// How to open a file disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -96,6 +100,19 @@ impl FileDisk {
     /// # Errors
     /// What the system says; [`std::io::ErrorKind::ResourceBusy`] when it is in use.
     pub fn open(path: &Path, options: FileOptions) -> std::io::Result<Self> {
+        Ok(Self::claimed(path, options)?.start())
+    }
+
+    /// As [`FileDisk::open`], for a user that owns all there is on the disk and says what
+    /// it needs no more: [`OpenedFile::discarding`].
+    ///
+    /// # Errors
+    /// As [`FileDisk::open`].
+    pub fn open_discarding(path: &Path, options: FileOptions) -> std::io::Result<Self> {
+        Ok(Self::claimed(path, options)?.discarding().start())
+    }
+
+    fn claimed(path: &Path, options: FileOptions) -> std::io::Result<OpenedFile> {
         let file = File::options().read(true).write(options.write).open(path)?;
         let how = if options.write { Claim::Alone } else { Claim::Shared };
         claim(&file, how).map_err(|errno| match errno {
@@ -105,7 +122,7 @@ impl FileDisk {
             ),
             other => other.into(),
         })?;
-        Self::from_fd(file.into(), options)
+        OpenedFile::new(file.into(), options)
     }
 
     /// Uses an open file or device. Claims nothing.
@@ -145,6 +162,7 @@ pub struct OpenedFile {
     file: RawFile,
     len_bytes: u64,
     options: FileOptions,
+    discards: bool,
 }
 
 impl OpenedFile {
@@ -160,12 +178,20 @@ impl OpenedFile {
             file: RawFile { fd, align_bytes, flushes: AtomicU64::new(0) },
             len_bytes,
             options,
+            discards: false,
         })
+    }
+
+    /// Lets [`Disk::discard`] reach the file or device, where it can do that; else nothing
+    /// is discarded. Off otherwise: an image of somebody's stays as dense as it came.
+    pub fn discarding(mut self) -> Self {
+        self.discards = self.options.write && can_discard(&self.file.fd, self.len_bytes);
+        self
     }
 
     /// Starts the disk's threads.
     pub fn start(self) -> FileDisk {
-        let Self { file, len_bytes, options } = self;
+        let Self { file, len_bytes, options, discards } = self;
         let file = Arc::new(file);
         let properties = Properties {
             len_bytes: len_bytes - len_bytes % u64::from(SECTOR_BYTES),
@@ -174,6 +200,7 @@ impl OpenedFile {
             rotational: false,
             read_only: !options.write,
             atomic: Atomic::None,
+            discards,
         };
         let ahead = Ahead::start(file.clone(), options.uring);
         let writer = options.write.then(|| Writer::start(file.clone(), options.uring));
@@ -216,6 +243,14 @@ impl Disk for FileDisk {
 
     fn wait(&self, ticket: Ticket) -> Result<(), Error> {
         self.writer_of(ticket)?.wait(ticket)
+    }
+
+    fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
+        self.properties.check_extents(extents)?;
+        match &self.writer {
+            Some(writer) => writer.discard(extents, after, self.properties.discards),
+            None => after.first().map_or(Ok(()), |&ticket| Err(Error::NoTicket(ticket))),
+        }
     }
 }
 
@@ -389,6 +424,11 @@ impl RawFile {
         Ok(())
     }
 
+    /// Gives the room of `extent` back to the file system or device.
+    pub(crate) fn discard(&self, extent: Extent) -> rustix::io::Result<()> {
+        rustix::fs::fallocate(&self.fd, PUNCH, extent.start_bytes, extent.len_bytes)
+    }
+
     /// Makes everything written durable.
     pub(crate) fn flush(&self) -> Result<(), Error> {
         self.flushes.fetch_add(1, Ordering::Relaxed);
@@ -425,6 +465,28 @@ fn len_bytes(fd: &OwnedFd) -> std::io::Result<u64> {
             "neither a file nor a block device",
         )),
     }
+}
+
+/// How room is given back. A block device takes this as a discard that reads as zeroes.
+const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
+
+/// Whether a file or device can give room back. A file is asked with a hole behind its end.
+fn can_discard(fd: &OwnedFd, len_bytes: u64) -> bool {
+    let Ok(stat) = rustix::fs::fstat(fd) else { return false };
+    if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
+        let device = stat.st_rdev;
+        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+        return ["discard_max_bytes", "write_zeroes_max_bytes"].iter().all(|limit| {
+            // A partition has its queue in the directory of the whole device.
+            let said = ["queue", "../queue"].iter().find_map(|queue| {
+                let path = format!("/sys/dev/block/{major}:{minor}/{queue}/{limit}");
+                std::fs::read_to_string(path).ok()
+            });
+            said.is_some_and(|bytes| bytes.trim().parse().is_ok_and(|bytes: u64| bytes > 0))
+        });
+    }
+    let behind = len_bytes.next_multiple_of(DISCARD_UNIT_BYTES);
+    rustix::fs::fallocate(fd, PUNCH, behind, DISCARD_UNIT_BYTES).is_ok()
 }
 
 /// Switches direct I/O on if the file takes it; returns the alignment its requests need.
@@ -727,5 +789,48 @@ mod tests {
         assert!(FileDisk::open(file.path(), read).is_err());
         drop(alone);
         assert!(FileDisk::open(file.path(), read).is_ok());
+    }
+
+    #[test]
+    fn what_is_discarded_becomes_room_once_what_it_follows_is_durable() {
+        use std::os::unix::fs::MetadataExt;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().write_all(&vec![7; 1 << 20]).unwrap();
+        file.as_file().sync_all().unwrap();
+        let options = FileOptions { write: true, direct: false, uring: false };
+        let ordinary = FileDisk::open(file.path(), options).unwrap();
+        assert!(!ordinary.properties().discards);
+        ordinary.discard(&[Extent::new(0, 1 << 20)], &[]).unwrap();
+        drop(ordinary);
+        let disk = FileDisk::open_discarding(file.path(), options).unwrap();
+        if !disk.properties().discards {
+            return;
+        }
+        let write = |at_bytes| {
+            let mut block = Block::private(4096);
+            block.copy_in(0, &[9; 4096]);
+            let group = Group { writes: vec![Write { at_bytes, block }] };
+            disk.submit(group, &[]).unwrap()
+        };
+        let first = write(0);
+        let beyond = disk.discard(&[Extent::new(1 << 20, 1)], &[]).unwrap_err();
+        assert!(matches!(beyond, Error::OutOfRange { .. }));
+        assert_eq!(disk.discard(&[], &[Ticket(7)]), Err(Error::NoTicket(Ticket(7))));
+        disk.discard(&[Extent::new(65536, 65536), Extent::new(100, 9000)], &[first]).unwrap();
+        disk.discard(&[Extent::new(512 << 10, 65536)], &[first]).unwrap();
+        // Nothing is flushed for a hint.
+        disk.settle(first).unwrap();
+        assert_eq!(disk.flushes(), 0);
+        let kept = write(520 << 10);
+        disk.wait(kept).unwrap();
+        drop(disk);
+        let bytes = std::fs::read(file.path()).unwrap();
+        let byte = |at: usize| bytes[at];
+        assert_eq!((bytes.len(), byte(0), byte(4095), byte(520 << 10)), (1 << 20, 9, 9, 9));
+        assert_eq!((byte(4096), byte(8191), byte(8192)), (0, 0, 7));
+        assert_eq!((byte(65535), byte(65536), byte(131_071), byte(131_072)), (7, 0, 0, 7));
+        // Written to since: it was not carried out.
+        assert_eq!((byte(512 << 10), byte((576 << 10) - 1)), (7, 7));
+        assert!(file.as_file().metadata().unwrap().blocks() < 2048);
     }
 }

@@ -29,6 +29,7 @@ impl MemoryDisk {
             rotational: false,
             read_only: false,
             atomic: Atomic::AgainstDeath,
+            discards: true,
         };
         Self { bytes: RwLock::new(bytes), properties, tickets: AtomicU64::new(0) }
     }
@@ -83,6 +84,22 @@ impl Disk for MemoryDisk {
     fn wait(&self, ticket: Ticket) -> Result<(), Error> {
         if ticket.0 > self.tickets.load(Ordering::Relaxed) {
             return Err(Error::NoTicket(ticket));
+        }
+        Ok(())
+    }
+
+    fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
+        self.properties.check_extents(extents)?;
+        let mut bytes = self.bytes.write().unwrap_or_else(PoisonError::into_inner);
+        let given = self.tickets.load(Ordering::Relaxed);
+        if let Some(&unknown) = after.iter().find(|ticket| ticket.0 > given) {
+            return Err(Error::NoTicket(unknown));
+        }
+        // Zeroed at once: who still reads there is found out early.
+        let sector = u64::from(self.properties.sector_bytes);
+        for whole in extents.iter().filter_map(|extent| extent.whole_units(sector)) {
+            let start = whole.start_bytes as usize;
+            bytes[start..start + whole.len_bytes as usize].fill(0);
         }
         Ok(())
     }

@@ -11,6 +11,17 @@ pub struct Pending<T>(State<T>);
 enum State<T> {
     Ready(T),
     Later(Arc<Slot<T>>),
+    Run(Box<dyn Answer<T>>),
+}
+
+/// An answer that comes about because somebody waits for it: of a simulated disk, whose
+/// time stands still otherwise.
+pub trait Answer<T>: Send + Sync + std::fmt::Debug {
+    /// Whether [`Answer::wait`] would return at once.
+    fn is_ready(&self) -> bool;
+
+    /// Does what is needed, and returns the value; `None` if there will be none.
+    fn wait(self: Box<Self>) -> Option<T>;
 }
 
 #[derive(Debug)]
@@ -42,6 +53,11 @@ impl<T> Pending<T> {
         Self(State::Ready(value))
     }
 
+    /// An answer that is made when it is waited for.
+    pub fn run(answer: impl Answer<T> + 'static) -> Self {
+        Self(State::Run(Box::new(answer)))
+    }
+
     /// Whether [`Pending::wait`] would return at once.
     pub fn is_ready(&self) -> bool {
         match &self.0 {
@@ -49,6 +65,7 @@ impl<T> Pending<T> {
             State::Later(slot) => {
                 !matches!(*slot.value.lock().unwrap_or_else(PoisonError::into_inner), Kept::NotYet)
             }
+            State::Run(answer) => answer.is_ready(),
         }
     }
 
@@ -56,6 +73,7 @@ impl<T> Pending<T> {
     pub fn wait(self) -> Option<T> {
         let slot = match self.0 {
             State::Ready(value) => return Some(value),
+            State::Run(answer) => return answer.wait(),
             State::Later(slot) => slot,
         };
         let mut kept = slot.value.lock().unwrap_or_else(PoisonError::into_inner);
@@ -113,5 +131,27 @@ mod tests {
         drop(promise);
         assert!(pending.is_ready());
         assert_eq!(pending.wait(), None);
+    }
+
+    #[test]
+    fn an_answer_is_made_by_who_waits_for_it() {
+        #[derive(Debug)]
+        struct Made(Arc<Mutex<u32>>);
+        impl Answer<u32> for Made {
+            fn is_ready(&self) -> bool {
+                *self.0.lock().unwrap() > 0
+            }
+            fn wait(self: Box<Self>) -> Option<u32> {
+                let mut made = self.0.lock().unwrap();
+                *made += 1;
+                Some(*made)
+            }
+        }
+        let made = Arc::new(Mutex::new(0));
+        let (one, other) = (Pending::run(Made(made.clone())), Pending::run(Made(made)));
+        assert!(!one.is_ready());
+        assert_eq!(one.wait(), Some(1));
+        assert!(other.is_ready());
+        assert_eq!(other.wait(), Some(2));
     }
 }

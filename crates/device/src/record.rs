@@ -26,6 +26,13 @@ pub enum Event {
         /// First byte and contents of each write.
         writes: Vec<(u64, Vec<u8>)>,
     },
+    /// Extents that nobody needs any more once what it follows is durable.
+    Discard {
+        /// Where.
+        extents: Vec<Extent>,
+        /// What it follows.
+        after: Vec<Ticket>,
+    },
     /// A ticket was waited for, and the answer was that it is durable.
     Durable(Ticket),
     /// What [`RecordDisk::mark`] was told.
@@ -117,6 +124,14 @@ impl<D: Disk> Disk for RecordDisk<D> {
     fn wait(&self, ticket: Ticket) -> Result<(), Error> {
         self.disk.wait(ticket)?;
         self.note(Event::Durable(ticket));
+        Ok(())
+    }
+
+    fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
+        // Held over both: it stands before the groups that it leaves alone.
+        let mut events = self.lock();
+        self.disk.discard(extents, after)?;
+        events.push(Event::Discard { extents: extents.to_vec(), after: after.to_vec() });
         Ok(())
     }
 }

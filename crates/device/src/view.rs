@@ -84,6 +84,13 @@ impl Disk for View {
     fn wait(&self, ticket: Ticket) -> Result<(), Error> {
         self.disk.wait(ticket)
     }
+
+    fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
+        self.properties().check_extents(extents)?;
+        let there =
+            |at: &Extent| Extent::new(self.extent.start_bytes + at.start_bytes, at.len_bytes);
+        self.disk.discard(&extents.iter().map(there).collect::<Vec<_>>(), after)
+    }
 }
 
 #[cfg(test)]

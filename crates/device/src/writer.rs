@@ -10,6 +10,9 @@
 //! One at a time writes: the thread that is there for it, or whoever waits and would only
 //! sleep otherwise, since waking a thread costs more than a small write.
 //!
+//! Discards wait beside the line until what they follow is durable; the writing thread
+//! carries them out when it comes by. A group that goes where one waits takes its place.
+//!
 //! Law 1: a flush covers what was written when it starts, whoever asked for it.
 //! Law 2: after the first failure nothing is written; what waits goes home.
 
@@ -17,9 +20,9 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use crate::file::RawFile;
+use crate::file::{DISCARD_UNIT_BYTES, RawFile};
 use crate::uring::WriteRing;
-use crate::{ChainBounds, Error, Group, Refused, Ticket, Write};
+use crate::{ChainBounds, Error, Extent, Group, Refused, Ticket, Write};
 
 /// Groups that may wait to be written; a submitter beyond this waits its turn.
 const QUEUE_GROUPS_MAX: usize = 256;
@@ -30,6 +33,8 @@ const RUN_BYTES: u64 = 1 << 20;
 /// The most blocks in one request (`IOV_MAX`).
 const RUN_WRITES: usize = 1024;
 
+/// Discards that may wait.
+const DISCARDS_MAX: usize = 4096;
 /// Runs of a group from which on a ring is faster than one write after the other.
 const AT_ONCE_RUNS: usize = 8;
 
@@ -59,6 +64,9 @@ struct State {
     durable: u64,
     writing: bool,
     flushing: bool,
+    discards: VecDeque<Discard>,
+    /// What is being discarded now: a group that goes there waits.
+    discarding: Option<Extent>,
     failed: Option<Error>,
     closing: bool,
 }
@@ -69,6 +77,13 @@ struct Queued {
     group: Group,
     bytes: u64,
     /// The newest ticket that it follows: nothing of it is written before that is durable.
+    follows: u64,
+}
+
+/// Room that nobody needs once `follows` is durable.
+#[derive(Clone, Copy, Debug)]
+struct Discard {
+    extent: Extent,
     follows: u64,
 }
 
@@ -107,7 +122,7 @@ impl Writer {
         if newest.0 > state.given {
             return refuse(chain, Error::NoTicket(newest));
         }
-        while state.is_full(bytes) && state.failed.is_none() {
+        while (state.is_full(bytes) || state.is_discarding(&chain)) && state.failed.is_none() {
             state = self.shared.sleep(state);
         }
         if state.failed.is_some() {
@@ -116,6 +131,30 @@ impl Writer {
         let tickets = state.take(chain, newest.0);
         self.shared.changed.notify_all();
         Ok(tickets)
+    }
+
+    /// Remembers what is to be discarded, if the file can do that.
+    pub(crate) fn discard(
+        &self,
+        extents: &[Extent],
+        after: &[Ticket],
+        can: bool,
+    ) -> Result<(), Error> {
+        let mut state = self.shared.lock();
+        let newest = after.iter().copied().max().unwrap_or(Ticket(0));
+        if newest.0 > state.given {
+            return Err(Error::NoTicket(newest));
+        }
+        if can && state.failed.is_none() {
+            let whole = extents.iter().filter_map(|extent| extent.whole_units(DISCARD_UNIT_BYTES));
+            let follows = newest.0;
+            state.discards.extend(whole.map(|extent| Discard { extent, follows }));
+            // It is a hint: what was said first is forgotten first.
+            let surplus = state.discards.len().saturating_sub(DISCARDS_MAX);
+            state.discards.drain(..surplus);
+            self.shared.changed.notify_all();
+        }
+        Ok(())
     }
 
     pub(crate) fn settle(&self, ticket: Ticket) -> Result<(), Error> {
@@ -194,12 +233,31 @@ impl Shared {
     fn write_all(&self) {
         let mut state = self.lock();
         loop {
-            state = match (state.queue.is_empty(), state.writing) {
-                (true, _) if state.closing => return,
-                (false, false) => self.advance(state),
+            let discard = state.next_discard();
+            state = match (state.queue.is_empty(), state.writing, discard) {
+                (_, _, Some(extent)) => self.discard(state, extent),
+                (true, _, None) if state.closing => return,
+                (false, false, None) => self.advance(state),
                 _ => self.sleep(state),
             };
         }
+    }
+
+    /// Discards while others may write elsewhere.
+    fn discard<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        extent: Extent,
+    ) -> MutexGuard<'a, State> {
+        state.discarding = Some(extent);
+        drop(state);
+        if let Err(errno) = self.file.discard(extent) {
+            log::info!("{extent} could not be discarded: {errno}");
+        }
+        let mut state = self.lock();
+        state.discarding = None;
+        self.changed.notify_all();
+        state
     }
 
     /// Writes the first group that waits, or flushes what it follows. Nobody else writes
@@ -260,6 +318,9 @@ impl State {
     /// Puts a chain into the queue. Tickets are written in order, so that it comes after
     /// all before it is not what `follows` is for: that they are durable is.
     fn take(&mut self, chain: Vec<Group>, mut follows: u64) -> Vec<Ticket> {
+        if !self.discards.is_empty() {
+            self.discards.retain(|discard| !goes_to(&chain, discard.extent));
+        }
         let mut tickets = Vec::with_capacity(chain.len());
         for group in chain {
             let bytes = group.writes.iter().map(|write| write.block.len() as u64).sum();
@@ -270,6 +331,16 @@ impl State {
             follows = self.given;
         }
         tickets
+    }
+
+    fn is_discarding(&self, chain: &[Group]) -> bool {
+        self.discarding.is_some_and(|extent| goes_to(chain, extent))
+    }
+
+    /// The first discard whose time has come.
+    fn next_discard(&mut self) -> Option<Extent> {
+        let due = self.discards.iter().position(|discard| discard.follows <= self.durable)?;
+        self.discards.remove(due).map(|discard| discard.extent)
     }
 
     /// Whether `count` says what is to be known of `ticket`; what is durable stays so
@@ -289,6 +360,7 @@ impl State {
         self.failed.get_or_insert(error);
         self.queue.clear();
         self.queued_bytes = 0;
+        self.discards.clear();
     }
 }
 
@@ -322,6 +394,14 @@ fn run_len(writes: &[&Write]) -> usize {
         end(pair[0]) == pair[1].at_bytes && bytes <= RUN_BYTES
     };
     writes.windows(2).take_while(joins).take(RUN_WRITES - 1).count() + 1
+}
+
+/// Whether any write of `chain` touches `extent`.
+fn goes_to(chain: &[Group], extent: Extent) -> bool {
+    let writes = chain.iter().flat_map(|group| &group.writes);
+    writes
+        .map(|write| Extent::new(write.at_bytes, write.block.len() as u64))
+        .any(|write| write.touches(extent))
 }
 
 /// One past the last byte; the disk was asked whether there is one.

@@ -104,6 +104,8 @@ fn properties(told: &disk::AckProperties) -> Option<Properties> {
             2 => Atomic::AgainstPowerCut,
             _ => Atomic::None,
         },
+        // The contract has no word for it.
+        discards: false,
     })
 }
 

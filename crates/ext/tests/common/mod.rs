@@ -47,6 +47,7 @@ impl Disk for Pread {
             rotational: false,
             read_only: true,
             atomic: Atomic::None,
+            discards: false,
         }
     }
 

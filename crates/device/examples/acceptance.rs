@@ -1,0 +1,9 @@
+//! Prints what the simulated disks do beside what was published of real ones.
+
+fn main() {
+    println!("{:<52} {:>12} {:>12}", "in virtual time", "published", "model");
+    for row in draconis_device::sim::acceptance() {
+        let far = if row.is_within(0.1) { "" } else { "   more than 10 % off" };
+        println!("{row}{far}");
+    }
+}

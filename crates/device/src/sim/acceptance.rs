@@ -1,0 +1,309 @@
+//! Whether the models take as long as the devices they are models of.
+//!
+//! Published figures: random reads of a 7200 rpm disk follow from its manual (8.5 ms seek,
+//! 4.17 ms half a turn), appends from its 120 turns a second, transfer rates are those of
+//! Barracuda XT and ST1000DM010. Reads of the Intel P3700 800 GB were measured by AnandTech
+//! (11209, 8104); its writes are Intel's. What is marked with no figure is there to be seen.
+
+use std::sync::Arc;
+
+use draconis_exchange::heap::Block;
+
+use super::dice::Dice;
+use super::{Hdd, HddParameters, SimDisk, Ssd, SsdParameters};
+use crate::{Disk, Extent, Group, Pending, Ticket, Urgency, Write};
+
+/// A figure of a model beside the published one.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Row {
+    /// Which device, doing what.
+    pub name: &'static str,
+    /// From where to where the published figure goes; none if there is none.
+    pub published: Option<(f64, f64)>,
+    /// What the model does, in virtual time.
+    pub measured: f64,
+    /// Of both.
+    pub unit: &'static str,
+}
+
+impl Row {
+    /// Whether the measured figure is within `part` of the published one; true without one.
+    pub fn is_within(&self, part: f64) -> bool {
+        self.published.is_none_or(|(low, high)| {
+            (low * (1.0 - part)..=high * (1.0 + part)).contains(&self.measured)
+        })
+    }
+}
+
+impl std::fmt::Display for Row {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let published = match self.published {
+            None => "-".into(),
+            Some((low, high)) if low == high => format!("{low}"),
+            Some((low, f64::INFINITY)) => format!("over {low}"),
+            Some((low, high)) => format!("{low} to {high}"),
+        };
+        let Self { name, measured, unit, .. } = self;
+        write!(f, "{name:<52} {published:>12} {measured:>12.1} {unit}")
+    }
+}
+
+/// Length of the flash disks that are measured: steady states come soon.
+const SSD_BYTES: u64 = 256 << 20;
+const SEED: u64 = 1;
+
+/// Measures both models, in virtual time; takes a second or two of real time.
+pub fn acceptance() -> Vec<Row> {
+    let mut rows = hdd();
+    rows.extend(ssd());
+    rows
+}
+
+fn row(name: &'static str, published: &[f64], measured: f64, unit: &'static str) -> Row {
+    let published = published.first().copied().zip(published.last().copied());
+    Row { name, published, measured, unit }
+}
+
+fn hdd() -> Vec<Row> {
+    let fresh = |volatile_cache| {
+        let parameters = HddParameters::desktop_7200(1_000_000_000_000);
+        Load::new(Hdd::new(HddParameters { volatile_cache, seed: SEED, ..parameters }))
+    };
+    let outer = Extent::new(0, 64 << 20);
+    let inner = Extent::new(999 * 1_000_000_000 / 4096 * 4096, 64 << 20);
+    vec![
+        row("disk: random 4 KiB reads, depth 1", &[80.0], fresh(true).reads(4096, 1, 2000).0, "/s"),
+        row("disk: random 4 KiB reads, depth 32", &[], fresh(true).reads(4096, 32, 4000).0, "/s"),
+        row("disk: 4 KiB appends, flushed", &[120.0], fresh(true).appends(4096, 500).0, "/s"),
+        row("disk: 4 KiB appends, no cache", &[120.0], fresh(false).appends(4096, 500).0, "/s"),
+        row(
+            "disk: outer reads in order",
+            &[138.0, 210.0],
+            fresh(true).in_order(outer, false),
+            "MB/s",
+        ),
+        row(
+            "disk: outer writes in order",
+            &[138.0, 210.0],
+            fresh(true).in_order(outer, true),
+            "MB/s",
+        ),
+        row("disk: inner reads in order", &[], fresh(true).in_order(inner, false), "MB/s"),
+        row(
+            "disk: 20,000 random 4 KiB writes and a flush",
+            &[],
+            fresh(true).writes(4096, 32, 20_000).0,
+            "/s",
+        ),
+    ]
+}
+
+fn ssd() -> Vec<Row> {
+    let parameters = SsdParameters { seed: SEED, ..SsdParameters::p3700(SSD_BYTES) };
+    // Everything below begins with a copy of one worn disk.
+    let worn = Ssd::preconditioned(parameters);
+    let fresh = || Load::new(worn.clone());
+    let (one, one_us) = fresh().reads(4096, 1, 4000);
+    let (many, many_us) = fresh().reads(4096, 16, 40_000);
+    let new = || Load::new(Ssd::new(parameters));
+    let half = Extent::new(0, SSD_BYTES / 2);
+    let (steady, amplification) = fresh().steady_writes(4096);
+    vec![
+        row("P3700: 4 KiB reads, depth 1", &[12_800.0], one, "/s"),
+        row("P3700: 4 KiB reads, depth 1, each", &[77.9], one_us, "us"),
+        row("P3700: 4 KiB reads, depth 16", &[167_200.0], many, "/s"),
+        row("P3700: 4 KiB reads, depth 16, each", &[93.9], many_us, "us"),
+        row(
+            "P3700: 4 KiB reads, depth 256",
+            &[450_000.0, 460_000.0],
+            fresh().reads(4096, 256, 100_000).0,
+            "/s",
+        ),
+        row("P3700: 4 KiB writes, depth 1, each", &[20.0], fresh().appends(4096, 2000).1, "us"),
+        row("P3700: 4 KiB random writes, steady", &[175_000.0], steady, "/s"),
+        row("P3700: write amplification in that", &[], amplification, ""),
+        row(
+            "P3700: smallest random write at full rate",
+            &[4096.0],
+            f64::from(knee(&worn)),
+            "bytes",
+        ),
+        row("P3700: 512 B appends, flushed, each", &[], fresh().appends(512, 2000).1, "us"),
+        row(
+            "P3700: reads in order, 128 KiB, depth 1",
+            &[1000.0, f64::INFINITY],
+            new().filled(half).in_order(half, false),
+            "MB/s",
+        ),
+        row(
+            "P3700: reads in order, 128 KiB, depth 32",
+            &[2200.0, 2800.0],
+            new().filled(half).reads(128 << 10, 32, 8000).0 * 0.131_072,
+            "MB/s",
+        ),
+        row("P3700: writes in order, 1 MiB, depth 4, new", &[], new().in_order(half, true), "MB/s"),
+    ]
+}
+
+/// The smallest random write that moves nearly as many bytes as larger ones, in bytes.
+fn knee(worn: &Ssd) -> u32 {
+    let rate = |bytes: u32| {
+        let load = Load::new(worn.clone());
+        load.steady_writes(u64::from(bytes)).0 * f64::from(bytes)
+    };
+    let sizes = [512, 1024, 2048, 4096, 8192, 16384];
+    let rates = sizes.map(rate);
+    let best = rates.iter().copied().fold(0.0, f64::max);
+    sizes.into_iter().zip(rates).find(|(_, rate)| *rate > 0.8 * best).map_or(0, |(size, _)| size)
+}
+
+/// A disk and what is asked of it.
+struct Load {
+    disk: Arc<SimDisk>,
+    dice: Dice,
+    /// When it began, and how much of the disk it uses.
+    begin_s: f64,
+    len_bytes: u64,
+}
+
+impl Load {
+    fn new(timing: impl super::Timing + 'static) -> Self {
+        let len_bytes = timing.model().len_bytes;
+        let disk = SimDisk::new(timing, &super::Clock::new());
+        Self { disk, dice: Dice(SEED), begin_s: 0.0, len_bytes }
+    }
+
+    fn now_s(&self) -> f64 {
+        self.disk.clock().now_ns() as f64 / 1e9 - self.begin_s
+    }
+
+    fn anywhere(&mut self, bytes: u64) -> Extent {
+        let places = self.len_bytes / bytes;
+        Extent::new(self.dice.below(places) * bytes, bytes)
+    }
+
+    /// Random reads, so many at once: how many a second, and how long each in µs.
+    fn reads(mut self, bytes: u64, depth: usize, count: usize) -> (f64, f64) {
+        let mut flying: Vec<(f64, Pending<_>)> = vec![];
+        let (mut done, mut waited_s) = (0, 0.0);
+        while done < count {
+            while flying.len() < depth {
+                let at = self.anywhere(bytes);
+                let block = Block::private(bytes as usize);
+                flying.push((self.now_s(), self.disk.read(at, block, Urgency::Ahead)));
+            }
+            self.disk.step();
+            let now_s = self.now_s();
+            flying.retain(|(since_s, answer)| {
+                let ready = answer.is_ready();
+                if ready {
+                    done += 1;
+                    waited_s += now_s - since_s;
+                }
+                !ready
+            });
+        }
+        (done as f64 / self.now_s(), waited_s / done as f64 * 1e6)
+    }
+
+    fn submit(&self, at: Extent) -> Ticket {
+        let block = Block::private(at.len_bytes as usize);
+        let group = Group { writes: vec![Write { at_bytes: at.start_bytes, block }] };
+        self.disk.submit(group, &[]).expect("a disk that takes every write")
+    }
+
+    /// Random writes without waiting for their flush, so many at once.
+    fn writes(mut self, bytes: u64, depth: usize, count: usize) -> (f64, f64) {
+        let mut flying = std::collections::VecDeque::new();
+        for _ in 0..count {
+            let at = self.anywhere(bytes);
+            flying.push_back(self.submit(at));
+            if flying.len() >= depth
+                && let Some(oldest) = flying.pop_front()
+            {
+                let _ = self.disk.settle(oldest);
+            }
+        }
+        flying.back().map(|last| self.disk.wait(*last));
+        let took_s = self.now_s();
+        (count as f64 / took_s, took_s / count as f64 * 1e6)
+    }
+
+    /// Random writes for long enough: how many a second, and what flash wrote for each byte.
+    fn steady_writes(mut self, bytes: u64) -> (f64, f64) {
+        let count = (self.len_bytes / 4 / bytes.max(4096)) as usize;
+        let mut flying = std::collections::VecDeque::new();
+        let mut begin = (0.0, self.disk.statistics());
+        for nth in 0..2 * count {
+            if nth == count {
+                begin = (self.now_s(), self.disk.statistics());
+            }
+            let at = self.anywhere(bytes);
+            flying.push_back(self.submit(at));
+            if flying.len() >= 128
+                && let Some(oldest) = flying.pop_front()
+            {
+                let _ = self.disk.settle(oldest);
+            }
+        }
+        let (took_s, after) = (self.now_s() - begin.0, self.disk.statistics());
+        let programmed = after.work.programmed_bytes - begin.1.work.programmed_bytes;
+        (count as f64 / took_s, programmed as f64 / (count as u64 * bytes) as f64)
+    }
+
+    /// One write behind the other, each waited for: how many a second, and each in µs.
+    fn appends(self, bytes: u64, count: u64) -> (f64, f64) {
+        // The first one has to find its place.
+        let mut begin_s = 0.0;
+        for nth in 0..=count {
+            let ticket = self.submit(Extent::new((1 << 20) + nth * bytes, bytes));
+            let _ = self.disk.wait(ticket);
+            if nth == 0 {
+                begin_s = self.now_s();
+            }
+        }
+        let took_s = self.now_s() - begin_s;
+        (count as f64 / took_s, took_s / count as f64 * 1e6)
+    }
+
+    /// The disk once `within` was written from its begin to its end, and rested.
+    fn filled(self, within: Extent) -> Self {
+        for at in (within.start_bytes..within.start_bytes + within.len_bytes).step_by(1 << 20) {
+            self.submit(Extent::new(at, 1 << 20));
+        }
+        self.disk.idle();
+        Self { begin_s: self.begin_s + self.now_s(), len_bytes: within.len_bytes, ..self }
+    }
+
+    /// All of `within` from its begin to its end, in MB/s.
+    fn in_order(self, within: Extent, writes: bool) -> f64 {
+        let step = if writes { 1 << 20 } else { 128 << 10 };
+        let places = (within.start_bytes..within.start_bytes + within.len_bytes).step_by(step);
+        let mut tickets = vec![];
+        for start in places {
+            let at = Extent::new(start, step as u64);
+            if !writes {
+                let _ = self.disk.read_now(at, Block::private(step));
+                continue;
+            }
+            tickets.push(self.submit(at));
+            if let Some(before) = tickets.len().checked_sub(4) {
+                let _ = self.disk.settle(tickets[before]);
+            }
+        }
+        tickets.last().map(|last| self.disk.wait(*last));
+        within.len_bytes as f64 / self.now_s() / 1e6
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_models_are_as_fast_as_what_they_model() {
+        let rows = acceptance();
+        let table: Vec<_> = rows.iter().map(Row::to_string).collect();
+        assert!(rows.iter().all(|row| row.is_within(0.1)), "\n{}", table.join("\n"));
+    }
+}

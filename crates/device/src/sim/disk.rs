@@ -1,0 +1,665 @@
+//! A disk that holds its bytes in memory and takes the time of a model.
+//!
+//! ```text
+//!   submit ─▶ queue ──(what it follows is durable)──▶ flying ─▶ written ─▶ durable
+//!              │ groups, in order                      │ all requests done   │ flushed
+//!   read ──────┴──▶ urgent │ usual ─▶ device, up to its depth
+//! ```
+//!
+//! Law 1: groups go to the device in the order of their tickets, many at once unless one
+//! follows another that is not durable yet.
+//! Law 2: the device never runs ahead of the clock but while somebody waits, and then the
+//! clock comes after.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use draconis_exchange::heap::Block;
+
+use super::dice::Dice;
+use super::image::Image;
+use super::{
+    Clock, Done, Hdd, HddParameters, Kind, Model, Request, Ssd, SsdParameters, Timing, Work,
+};
+use crate::{
+    Answer, Atomic, ChainBounds, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer,
+    Refused, Ticket, Urgency,
+};
+
+/// What is written whole or not at all, in bytes.
+const SECTOR_BYTES: u64 = 512;
+/// Groups that may wait to be written; a submitter beyond this lets time pass.
+const QUEUE_GROUPS_MAX: usize = 1024;
+/// Their bytes; one chain may be larger.
+const QUEUE_BYTES_MAX: u64 = 64 << 20;
+/// The most that goes to the device as one write, in bytes.
+const RUN_BYTES: u64 = 1 << 20;
+/// What a power cut can undo, in bytes; older writes are safe, as if the device had got to
+/// them by then.
+const UNDO_BYTES_MAX: u64 = 256 << 20;
+
+/// A simulated disk. See [`crate::sim`].
+#[derive(Debug)]
+pub struct SimDisk {
+    core: Arc<Mutex<Core>>,
+    clock: Clock,
+    model: Model,
+}
+
+/// What was asked of a simulated disk and what it did.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Statistics {
+    /// Reads that are done.
+    pub reads: u64,
+    /// Bytes of them.
+    pub read_bytes: u64,
+    /// Writes that are done: neighbours in a group are one.
+    pub writes: u64,
+    /// Bytes of them.
+    pub written_bytes: u64,
+    /// Flushes that are done.
+    pub flushes: u64,
+    /// Discards that are done.
+    pub discards: u64,
+    /// What the device did for them.
+    pub work: Work,
+    /// A hash of what was done and when: two runs with one seed have the same.
+    pub trace: u64,
+}
+
+impl Statistics {
+    /// Requests that are done.
+    pub const fn requests(&self) -> u64 {
+        self.reads + self.writes + self.flushes + self.discards
+    }
+}
+
+#[derive(Debug)]
+struct Core {
+    clock: Clock,
+    timing: Box<dyn Timing>,
+    model: Model,
+    image: Image,
+    undo: Undo,
+    /// The time up to which the device was run.
+    device_ns: u64,
+    next_id: u64,
+    urgent: VecDeque<Request>,
+    usual: VecDeque<Request>,
+    in_device: usize,
+    asked: HashMap<u64, Asked>,
+    queue: VecDeque<Queued>,
+    flying: VecDeque<Flying>,
+    unwritten_bytes: u64,
+    discards: VecDeque<(u64, Extent)>,
+    /// Tickets given out, given to the device, written, durable: none overtakes the one before.
+    given: u64,
+    started: u64,
+    written: u64,
+    durable: u64,
+    flushing: bool,
+    statistics: Statistics,
+    done: Vec<Done>,
+}
+
+/// What a request is for.
+#[derive(Debug)]
+struct Asked {
+    request: Request,
+    purpose: Purpose,
+}
+
+#[derive(Debug)]
+enum Purpose {
+    Read,
+    Write { ticket: u64 },
+    Flush { covers: u64 },
+    Discard,
+}
+
+/// A group that waits for what it follows.
+#[derive(Debug)]
+struct Queued {
+    follows: u64,
+    bytes: u64,
+    runs: Vec<Extent>,
+}
+
+/// A group that the device has.
+#[derive(Debug)]
+struct Flying {
+    ticket: u64,
+    bytes: u64,
+    left: usize,
+}
+
+/// What was there before the writes that are not durable.
+#[derive(Clone, Debug, Default)]
+struct Undo {
+    writes: VecDeque<Undone>,
+    bytes: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Undone {
+    ticket: u64,
+    at_bytes: u64,
+    bytes: Vec<u8>,
+}
+
+impl SimDisk {
+    /// A disk full of zeroes that takes the time `timing` says, by `clock`.
+    pub fn new(timing: impl Timing + 'static, clock: &Clock) -> Arc<Self> {
+        Self::of(Core::new(Box::new(timing), clock.clone()))
+    }
+
+    /// A 7200 rpm desktop disk with its write cache on, and its clock.
+    pub fn hdd(len_bytes: u64, seed: u64) -> (Arc<Self>, Clock) {
+        let parameters = HddParameters { seed, ..HddParameters::desktop_7200(len_bytes) };
+        Self::with_clock(Hdd::new(parameters))
+    }
+
+    /// A fresh flash disk like the Intel P3700, and its clock.
+    pub fn ssd(len_bytes: u64, seed: u64) -> (Arc<Self>, Clock) {
+        let parameters = SsdParameters { seed, ..SsdParameters::p3700(len_bytes) };
+        Self::with_clock(Ssd::new(parameters))
+    }
+
+    fn with_clock(timing: impl Timing + 'static) -> (Arc<Self>, Clock) {
+        let clock = Clock::new();
+        (Self::new(timing, &clock), clock)
+    }
+
+    fn of(core: Core) -> Arc<Self> {
+        let (clock, model) = (core.clock.clone(), core.model);
+        Arc::new(Self { core: Arc::new(Mutex::new(core)), clock, model })
+    }
+
+    /// The clock it goes by.
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// What was done so far.
+    pub fn statistics(&self) -> Statistics {
+        let mut core = self.lock();
+        core.catch_up();
+        Statistics { work: core.timing.work(), ..core.statistics }
+    }
+
+    /// Runs the device to the next thing that happens in it, and the clock with it; says
+    /// whether there was any. For drivers that keep several requests going and ask each
+    /// [`Pending::is_ready`].
+    pub fn step(&self) -> bool {
+        let mut core = self.lock();
+        core.catch_up();
+        let stepped = core.step();
+        self.clock.advance_to(core.device_ns);
+        stepped
+    }
+
+    /// Runs the device until nothing is left to do in it, caches included, and the clock
+    /// with it.
+    pub fn idle(&self) {
+        while self.step() {}
+    }
+
+    /// The disk as a power cut at this moment leaves it: of what is not durable each sector
+    /// is there or not as `seed` says, and what follows something that is not durable is
+    /// not. This one goes on as if nothing had happened; the other has a clock of its own
+    /// that goes on from now, and shares memory until one of them is written to.
+    pub fn crash(&self, seed: u64) -> Arc<Self> {
+        let mut core = self.lock();
+        core.catch_up();
+        let mut undo = core.undo.clone();
+        let mut image = core.image.clone();
+        undo.cut(&mut image, core.started, &mut Dice(seed));
+        core.copy(image)
+    }
+
+    /// Another disk that holds the same, all of it durable; otherwise as
+    /// [`SimDisk::crash`].
+    pub fn fork(&self) -> Arc<Self> {
+        let mut core = self.lock();
+        core.catch_up();
+        let image = core.image.clone();
+        core.copy(image)
+    }
+
+    /// Memory that the bytes take, in bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        self.lock().image.pages() as u64 * 4096
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Core> {
+        lock(&self.core)
+    }
+
+    /// Lets time pass until `reached` has an answer.
+    fn run(&self, reached: impl Fn(&mut Core) -> Result<bool, Error>) -> Result<(), Error> {
+        let mut core = self.lock();
+        core.catch_up();
+        while !reached(&mut core)? {
+            // Something not done is in the queue or the device: one of them moves.
+            let stepped = core.step();
+            debug_assert!(stepped, "a device that forgot a request");
+            self.clock.advance_to(core.device_ns);
+            if !stepped {
+                return Err(Error::Gone);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn lock(core: &Mutex<Core>) -> MutexGuard<'_, Core> {
+    core.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Disk for SimDisk {
+    fn properties(&self) -> Properties {
+        Properties {
+            len_bytes: self.model.len_bytes,
+            sector_bytes: SECTOR_BYTES as u32,
+            best_io_bytes: self.model.best_io_bytes,
+            rotational: self.model.rotational,
+            read_only: false,
+            atomic: Atomic::None,
+            discards: self.model.discards,
+        }
+    }
+
+    fn read(&self, at: Extent, mut into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
+        if let Err(error) = self.properties().check(at, into.len()) {
+            return Pending::ready(Err(Refused { goods: Some(into), error }));
+        }
+        let mut core = self.lock();
+        core.catch_up();
+        match into.bytes_mut() {
+            Some(bytes) => core.image.read(at.start_bytes, bytes),
+            None => {
+                let mut bytes = vec![0; into.len()];
+                core.image.read(at.start_bytes, &mut bytes);
+                into.copy_in(0, &bytes);
+            }
+        }
+        let id = core.ask(Kind::Read, at, Purpose::Read, urgency);
+        core.pump();
+        drop(core);
+        Pending::run(ReadLater { core: self.core.clone(), id, block: into })
+    }
+
+    fn submit_chain(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        let refuse = |chain, error| Err(Refused { goods: Some(chain), error });
+        if let Err(error) = self.properties().check_chain(&chain) {
+            return refuse(chain, error);
+        }
+        let newest = after.iter().copied().max().unwrap_or(Ticket(0));
+        if newest.0 > self.lock().given {
+            return refuse(chain, Error::NoTicket(newest));
+        }
+        let bytes = ChainBounds::of(&chain).bytes;
+        // An empty queue is never too full, and a group in it is written sooner or later.
+        let _ = self.run(|core| Ok(!core.is_full(bytes)));
+        let mut core = self.lock();
+        let tickets = core.submit(chain, newest.0);
+        core.pump();
+        Ok(tickets)
+    }
+
+    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+        self.run(|core| core.reached(ticket, core.written))
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+        self.run(|core| {
+            let durable = core.reached(ticket, core.durable)?;
+            if !durable && core.written >= ticket.0 {
+                core.flush();
+            }
+            Ok(durable)
+        })
+    }
+
+    fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
+        self.properties().check_extents(extents)?;
+        let newest = after.iter().copied().max().unwrap_or(Ticket(0));
+        let mut core = self.lock();
+        core.catch_up();
+        if newest.0 > core.given {
+            return Err(Error::NoTicket(newest));
+        }
+        if self.model.discards {
+            let whole = extents.iter().filter_map(|extent| extent.whole_units(SECTOR_BYTES));
+            core.discards.extend(whole.map(|extent| (newest.0, extent)));
+            core.pump();
+        }
+        Ok(())
+    }
+}
+
+/// A read that the device is not done with.
+#[derive(Debug)]
+struct ReadLater {
+    core: Arc<Mutex<Core>>,
+    id: u64,
+    block: Block,
+}
+
+impl Answer<ReadAnswer> for ReadLater {
+    fn is_ready(&self) -> bool {
+        let mut core = lock(&self.core);
+        core.catch_up();
+        !core.asked.contains_key(&self.id)
+    }
+
+    fn wait(self: Box<Self>) -> Option<ReadAnswer> {
+        let mut core = lock(&self.core);
+        core.catch_up();
+        while core.asked.contains_key(&self.id) && core.step() {
+            core.clock.advance_to(core.device_ns);
+        }
+        Some(Ok(self.block))
+    }
+}
+
+impl Core {
+    fn new(timing: Box<dyn Timing>, clock: Clock) -> Self {
+        let model = timing.model();
+        Self {
+            device_ns: clock.now_ns(),
+            clock,
+            timing,
+            model,
+            image: Image::new(model.len_bytes),
+            undo: Undo::default(),
+            next_id: 0,
+            urgent: VecDeque::new(),
+            usual: VecDeque::new(),
+            in_device: 0,
+            asked: HashMap::new(),
+            queue: VecDeque::new(),
+            flying: VecDeque::new(),
+            unwritten_bytes: 0,
+            discards: VecDeque::new(),
+            given: 0,
+            started: 0,
+            written: 0,
+            durable: 0,
+            flushing: false,
+            statistics: Statistics::default(),
+            done: vec![],
+        }
+    }
+
+    /// Lets happen what happened in the device while the clock went on elsewhere.
+    fn catch_up(&mut self) {
+        let now = self.clock.now_ns();
+        while self.timing.next_ns().is_some_and(|next| next <= now) {
+            self.step();
+        }
+        self.device_ns = self.device_ns.max(now);
+    }
+
+    /// Lets the next thing happen, if there is any.
+    fn step(&mut self) -> bool {
+        let Some(next) = self.timing.next_ns() else { return false };
+        self.device_ns = self.device_ns.max(next);
+        let mut done = std::mem::take(&mut self.done);
+        self.timing.advance(next, &mut done);
+        for one in done.drain(..) {
+            self.finish(one);
+        }
+        self.done = done;
+        self.pump();
+        true
+    }
+
+    fn ask(&mut self, kind: Kind, at: Extent, purpose: Purpose, urgency: Urgency) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        let request = Request { id, kind, at };
+        self.asked.insert(id, Asked { request, purpose });
+        match (urgency, kind) {
+            // It covers what is done already, so it need not wait for what is not.
+            (_, Kind::Flush) => self.urgent.push_front(request),
+            (Urgency::Now, _) => self.urgent.push_back(request),
+            (Urgency::Ahead, _) => self.usual.push_back(request),
+        }
+        id
+    }
+
+    /// Gives the device what it may have.
+    fn pump(&mut self) {
+        self.discard();
+        while let Some(next) = self.queue.front() {
+            if next.follows > self.durable {
+                // Everything before it is written, so one flush is enough.
+                if self.written == self.started && self.written > self.durable {
+                    self.flush();
+                }
+                break;
+            }
+            self.start();
+        }
+        while self.in_device < self.model.depth {
+            let next = self.urgent.pop_front().or_else(|| self.usual.pop_front());
+            let Some(request) = next else { break };
+            self.in_device += 1;
+            self.timing.take(self.device_ns, request);
+        }
+    }
+
+    /// Starts to write the first group of the queue.
+    fn start(&mut self) {
+        let Some(Queued { bytes, runs, .. }) = self.queue.pop_front() else { return };
+        self.started += 1;
+        let ticket = self.started;
+        self.flying.push_back(Flying { ticket, bytes, left: runs.len() });
+        for at in runs {
+            self.ask(Kind::Write, at, Purpose::Write { ticket }, Urgency::Ahead);
+        }
+        self.land();
+    }
+
+    /// Asks the device for a flush, unless there is one on its way.
+    fn flush(&mut self) {
+        if !self.flushing {
+            self.flushing = true;
+            let covers = self.written;
+            self.ask(Kind::Flush, Extent::new(0, 0), Purpose::Flush { covers }, Urgency::Now);
+            self.pump();
+        }
+    }
+
+    fn discard(&mut self) {
+        if self.discards.is_empty() {
+            return;
+        }
+        let durable = self.durable;
+        let all = std::mem::take(&mut self.discards).into_iter();
+        let (now, later): (VecDeque<_>, _) = all.partition(|(follows, _)| *follows <= durable);
+        self.discards = later;
+        for (_, extent) in now {
+            self.image.clear(extent);
+            self.ask(Kind::Discard, extent, Purpose::Discard, Urgency::Ahead);
+        }
+    }
+
+    fn finish(&mut self, done: Done) {
+        let Some(Asked { request, purpose }) = self.asked.remove(&done.id) else { return };
+        self.in_device -= 1;
+        let statistics = &mut self.statistics;
+        for word in [done.id, request.kind as u64, done.at_ns] {
+            statistics.trace = (statistics.trace ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            statistics.trace ^= statistics.trace >> 29;
+        }
+        let bytes = request.at.len_bytes;
+        match purpose {
+            Purpose::Read => {
+                statistics.reads += 1;
+                statistics.read_bytes += bytes;
+            }
+            Purpose::Write { ticket } => {
+                statistics.writes += 1;
+                statistics.written_bytes += bytes;
+                let first = self.flying.front().map_or(ticket, |group| group.ticket);
+                if let Some(group) = self.flying.get_mut((ticket - first) as usize) {
+                    group.left -= 1;
+                }
+                self.land();
+            }
+            Purpose::Flush { covers } => {
+                statistics.flushes += 1;
+                self.flushing = false;
+                self.set_durable(covers);
+            }
+            Purpose::Discard => statistics.discards += 1,
+        }
+    }
+
+    /// Counts the groups as written whose last request is done, none before its turn.
+    fn land(&mut self) {
+        while let Some(group) = self.flying.pop_front_if(|group| group.left == 0) {
+            self.written = group.ticket;
+            self.unwritten_bytes -= group.bytes;
+        }
+        if !self.model.volatile_cache {
+            self.set_durable(self.written);
+        }
+    }
+
+    fn set_durable(&mut self, ticket: u64) {
+        self.durable = self.durable.max(ticket);
+        self.undo.forget(self.durable);
+    }
+
+    fn is_full(&self, more_bytes: u64) -> bool {
+        let groups = self.queue.len() + self.flying.len();
+        let full = groups >= QUEUE_GROUPS_MAX
+            || self.unwritten_bytes.saturating_add(more_bytes) > QUEUE_BYTES_MAX;
+        full && groups > 0
+    }
+
+    fn submit(&mut self, chain: Vec<Group>, mut follows: u64) -> Vec<Ticket> {
+        let mut tickets = Vec::with_capacity(chain.len());
+        for group in chain {
+            self.given += 1;
+            for write in &group.writes {
+                self.store(write.at_bytes, &write.block);
+            }
+            let runs = runs(&group);
+            let bytes = runs.iter().map(|run| run.len_bytes).sum();
+            self.unwritten_bytes += bytes;
+            self.queue.push_back(Queued { follows, bytes, runs });
+            tickets.push(Ticket(self.given));
+            follows = self.given;
+        }
+        tickets
+    }
+
+    /// Puts a block where every read sees it, and what was there aside.
+    fn store(&mut self, at_bytes: u64, block: &Block) {
+        let extent = Extent::new(at_bytes, block.len() as u64);
+        self.discards.retain(|(_, discard)| !discard.touches(extent));
+        let mut old = vec![0; block.len()];
+        self.image.read(at_bytes, &mut old);
+        self.undo.push(Undone { ticket: self.given, at_bytes, bytes: old });
+        match block.bytes() {
+            Some(bytes) => self.image.write(at_bytes, bytes),
+            None => {
+                let mut bytes = vec![0; block.len()];
+                block.copy_out(0, &mut bytes);
+                self.image.write(at_bytes, &bytes);
+            }
+        }
+    }
+
+    /// Whether `count` says what is to be known of `ticket`.
+    fn reached(&self, ticket: Ticket, count: u64) -> Result<bool, Error> {
+        if ticket.0 > self.given {
+            return Err(Error::NoTicket(ticket));
+        }
+        Ok(ticket.0 <= count)
+    }
+
+    /// A disk in the same condition that holds `image` and has nothing to do.
+    fn copy(&self, image: Image) -> Arc<SimDisk> {
+        let clock = Clock::new();
+        clock.advance_to(self.device_ns);
+        let mut timing = self.timing.fork();
+        timing.power_cut(self.device_ns);
+        let mut core = Self::new(timing, clock);
+        core.image = image;
+        SimDisk::of(core)
+    }
+}
+
+impl Undo {
+    fn push(&mut self, write: Undone) {
+        self.bytes += write.bytes.len() as u64;
+        self.writes.push_back(write);
+        while self.bytes > UNDO_BYTES_MAX {
+            self.pop();
+        }
+    }
+
+    fn pop(&mut self) {
+        if let Some(write) = self.writes.pop_front() {
+            self.bytes -= write.bytes.len() as u64;
+        }
+    }
+
+    /// Nothing up to `durable` can be undone any more.
+    fn forget(&mut self, durable: u64) {
+        while self.writes.front().is_some_and(|write| write.ticket <= durable) {
+            self.pop();
+        }
+    }
+
+    /// Undoes all writes, and does some sectors of those that were started again.
+    fn cut(&mut self, image: &mut Image, started: u64, dice: &mut Dice) {
+        for write in self.writes.iter_mut().rev() {
+            let mut new = vec![0; write.bytes.len()];
+            image.read(write.at_bytes, &mut new);
+            image.write(write.at_bytes, &write.bytes);
+            write.bytes = new;
+        }
+        for write in self.writes.drain(..).filter(|write| write.ticket <= started) {
+            // Whole writes as often as torn ones.
+            let (torn, all) = (dice.below(2) == 0, dice.below(2) == 0);
+            for (nth, sector) in write.bytes.chunks(SECTOR_BYTES as usize).enumerate() {
+                if if torn { dice.below(2) == 0 } else { all } {
+                    image.write(write.at_bytes + nth as u64 * SECTOR_BYTES, sector);
+                }
+            }
+        }
+        self.bytes = 0;
+    }
+}
+
+/// What a group writes: neighbours as one, in disk order unless any overlap.
+fn runs(group: &Group) -> Vec<Extent> {
+    let extent = |write: &crate::Write| Extent::new(write.at_bytes, write.block.len() as u64);
+    let all: Vec<_> = group.writes.iter().map(extent).filter(|it| it.len_bytes > 0).collect();
+    let mut sorted = all.clone();
+    sorted.sort_unstable();
+    let overlap = sorted.windows(2).any(|pair| pair[0].touches(pair[1]));
+    let mut runs: Vec<Extent> = vec![];
+    for next in if overlap { all } else { sorted } {
+        match runs.last_mut() {
+            Some(run)
+                if run.end_bytes() == Some(next.start_bytes)
+                    && run.len_bytes + next.len_bytes <= RUN_BYTES =>
+            {
+                run.len_bytes += next.len_bytes;
+            }
+            _ => runs.push(next),
+        }
+    }
+    runs
+}

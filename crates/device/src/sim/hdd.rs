@@ -1,0 +1,471 @@
+//! A hard disk: how long it takes.
+//!
+//! ```text
+//!   read ──▶ in the cache? ──▶ done
+//!            │ no                        next = least time to get there
+//!            ▼                     ┌──────────────▼─────────────┐
+//!          queue ─────────────────▶│ seek ─ turn ─ transfer     │─▶ done, reads on
+//!   write ─▶ cache ─▶ done         │ one thing after the other  │
+//!              └─ runs, by flush ─▶└────────────────────────────┘
+//! ```
+//!
+//! When nothing waits, the head reads on behind the last read; what comes by is in the cache.
+//! Reads go before the writes that the cache holds, unless it is nearly full or somebody
+//! waits for a flush: then whatever is nearest in time is next. What was written before a
+//! flush is written before anything behind it.
+//!
+//! Law 1: the platters turn whatever happens: where a byte is follows from the time alone.
+//! Law 2: a flush is done when all is on the platters that was in the cache when it came.
+
+mod cache;
+mod geometry;
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use self::cache::{Dirty, ReadCache};
+use self::geometry::{Geometry, Place};
+use super::dice::Dice;
+use super::{Done, Kind, Model, Request, Timing, Work};
+use crate::Extent;
+
+/// What a hard disk is made of.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct HddParameters {
+    /// Length in bytes; rounded down to 4096.
+    pub len_bytes: u64,
+    /// Turns a minute.
+    pub turns_per_minute: u32,
+    /// Surfaces with a head each.
+    pub heads: u32,
+    /// Bytes of the outermost track.
+    pub outer_track_bytes: u64,
+    /// Bytes of the innermost track.
+    pub inner_track_bytes: u64,
+    /// From one head to the next, in ns.
+    pub head_switch_ns: u64,
+    /// From one cylinder to the next, in ns.
+    pub track_to_track_ns: u64,
+    /// The part of the full stroke from which on a seek is a long one.
+    pub long_seek: f64,
+    /// A short seek over `d` of the stroke takes `.0 + .1 * sqrt(d)` ns.
+    pub short_seek_ns: (f64, f64),
+    /// A long seek takes `.0 + .1 * d` ns.
+    pub long_seek_ns: (f64, f64),
+    /// What a write waits longer than a read before the head is steady, in ns.
+    pub write_settle_ns: u64,
+    /// What each command takes beside, in ns.
+    pub command_ns: u64,
+    /// Bytes a second between host and disk.
+    pub link_bytes_per_s: u64,
+    /// How far the head reads on, in bytes.
+    pub read_ahead_bytes: u64,
+    /// What the write cache holds, in bytes.
+    pub cache_bytes: u64,
+    /// Whether writes are done when they are in the cache.
+    pub volatile_cache: bool,
+    /// Chooses where the platters are at first.
+    pub seed: u64,
+}
+
+/// Requests in the disk at once: what NCQ takes.
+const DEPTH: usize = 32;
+/// The most of the cache that is written at once, in bytes.
+const DESTAGE_BYTES: u64 = 1 << 20;
+/// Runs of the cache that are looked at on each side of the head.
+const NEAR_RUNS: usize = 32;
+/// A request that has waited so long is next, in ns.
+const PATIENCE_NS: u64 = 1_000_000_000;
+
+/// A hard disk with one arm.
+#[derive(Clone, Debug)]
+pub struct Hdd {
+    parameters: HddParameters,
+    geometry: Geometry,
+    /// Where the head is: on the track of this byte, which is behind the last one used.
+    head: Place,
+    head_byte: u64,
+    busy: Option<Busy>,
+    /// Since when the head reads on.
+    reads_on: Option<ReadsOn>,
+    queue: Vec<Waiting>,
+    /// Writes for which the cache has no room.
+    outside: VecDeque<Request>,
+    /// By the flush that will cover them, the next one first; the last is open.
+    dirty: VecDeque<Generation>,
+    known: ReadCache,
+    link_ns: u64,
+    done: BinaryHeap<Reverse<Done>>,
+    work: Work,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    request: Request,
+    since_ns: u64,
+}
+
+/// What the mechanics do now.
+#[derive(Clone, Copy, Debug)]
+struct Busy {
+    until_ns: u64,
+    at: Extent,
+    /// Whom it is for; none if it empties the cache.
+    request: Option<Request>,
+}
+
+/// The head has `from` under it at `since_ns`, and goes on to `to`.
+#[derive(Clone, Copy, Debug)]
+struct ReadsOn {
+    from: u64,
+    to: u64,
+    since_ns: u64,
+}
+
+/// What one flush covers.
+#[derive(Clone, Default, Debug)]
+struct Generation {
+    dirty: Dirty,
+    flushes: Vec<u64>,
+}
+
+/// What could be done next.
+#[derive(Clone, Copy, Debug)]
+enum Choice {
+    Queued(usize),
+    Run(u64),
+}
+
+impl HddParameters {
+    /// A 7200 rpm desktop disk of the years around 2012, of any length from 64 MiB. Its
+    /// tracks are as long in a short one, which has fewer of them; a seek takes by the part
+    /// of the stroke that it goes.
+    pub fn desktop_7200(len_bytes: u64) -> Self {
+        Self {
+            len_bytes,
+            turns_per_minute: 7200,
+            heads: match len_bytes >> 30 {
+                0..16 => 1,
+                16..2048 => 2,
+                _ => 4,
+            },
+            outer_track_bytes: 3200 * 512,
+            inner_track_bytes: 1600 * 512,
+            head_switch_ns: 800_000,
+            track_to_track_ns: 1_000_000,
+            // 8.5 ms in the mean over all pairs of cylinders, 20 ms from end to end.
+            long_seek: 0.3,
+            short_seek_ns: (0.9e6, 12.5e6),
+            long_seek_ns: (2.49e6, 17.51e6),
+            write_settle_ns: 1_000_000,
+            command_ns: 60_000,
+            link_bytes_per_s: 500_000_000,
+            read_ahead_bytes: 2 << 20,
+            cache_bytes: 32 << 20,
+            volatile_cache: true,
+            seed: 1,
+        }
+    }
+}
+
+impl Hdd {
+    /// A disk at rest.
+    ///
+    /// # Panics
+    /// If the parameters make no disk: no head, no turns, tracks below a sector.
+    pub fn new(parameters: HddParameters) -> Self {
+        assert!(parameters.heads > 0 && parameters.turns_per_minute > 0, "a disk turns");
+        let (outer, inner) = (parameters.outer_track_bytes, parameters.inner_track_bytes);
+        assert!(outer >= inner && inner >= 4096, "a track holds something");
+        let len_bytes = parameters.len_bytes - parameters.len_bytes % 4096;
+        let parameters = HddParameters { len_bytes, ..parameters };
+        let geometry = Geometry::new(&parameters, Dice(parameters.seed).next());
+        Self {
+            parameters,
+            head: geometry.place(0),
+            geometry,
+            head_byte: 0,
+            busy: None,
+            reads_on: None,
+            queue: vec![],
+            outside: VecDeque::new(),
+            dirty: VecDeque::from([Generation::default()]),
+            known: ReadCache::default(),
+            link_ns: 0,
+            done: BinaryHeap::new(),
+            work: Work::default(),
+        }
+    }
+
+    /// A 7200 rpm desktop disk.
+    pub fn desktop_7200(len_bytes: u64) -> Self {
+        Self::new(HddParameters::desktop_7200(len_bytes))
+    }
+
+    /// What it is made of.
+    pub fn parameters(&self) -> &HddParameters {
+        &self.parameters
+    }
+
+    fn is_done(&mut self, id: u64, at_ns: u64) {
+        self.done.push(Reverse(Done { at_ns, id }));
+    }
+
+    /// A request that memory answers is done once its bytes went over the link.
+    fn is_done_by_link(&mut self, now_ns: u64, Request { id, at, .. }: Request) {
+        let takes_ns = at.len_bytes * 1_000_000_000 / self.parameters.link_bytes_per_s;
+        self.link_ns = self.link_ns.max(now_ns) + takes_ns;
+        self.is_done(id, self.link_ns + self.parameters.command_ns);
+    }
+
+    fn dirty_bytes(&self) -> u64 {
+        self.dirty.iter().map(|generation| generation.dirty.bytes()).sum()
+    }
+
+    fn take_write(&mut self, now_ns: u64, request: Request) {
+        let full = self.dirty_bytes() + request.at.len_bytes > self.parameters.cache_bytes;
+        // One that is larger than the cache goes through it alone.
+        if full && self.dirty_bytes() > 0 {
+            self.outside.push_back(request);
+            return;
+        }
+        if let Some(open) = self.dirty.back_mut() {
+            open.dirty.add(request.at);
+        }
+        self.is_done_by_link(now_ns, request);
+    }
+
+    fn take_flush(&mut self, now_ns: u64, id: u64) {
+        let empties = self.busy.is_some_and(|busy| busy.request.is_none());
+        if self.dirty_bytes() == 0 && !empties {
+            self.is_done(id, now_ns + self.parameters.command_ns);
+            return;
+        }
+        if let Some(open) = self.dirty.back_mut() {
+            open.flushes.push(id);
+        }
+        self.dirty.push_back(Generation::default());
+    }
+
+    /// Flushes whose generation is out are done.
+    fn land_flushes(&mut self, now_ns: u64) {
+        while self.dirty.len() > 1 && self.dirty[0].dirty.is_empty() {
+            let flushes = self.dirty.pop_front().map(|out| out.flushes).unwrap_or_default();
+            for id in flushes {
+                self.is_done(id, now_ns + self.parameters.command_ns);
+            }
+        }
+    }
+
+    /// What came by while the head read on is known.
+    fn look_back(&mut self, now_ns: u64) {
+        if let Some(ReadsOn { from, to, since_ns }) = self.reads_on {
+            let passed = self.geometry.passed_bytes(from, to, since_ns, now_ns.max(since_ns));
+            self.known.add(from, passed);
+        }
+    }
+
+    /// Answers what is in memory.
+    fn answer_known(&mut self, now_ns: u64) {
+        self.look_back(now_ns);
+        let mut nth = 0;
+        while nth < self.queue.len() {
+            let Waiting { request, .. } = self.queue[nth];
+            let end = request.at.start_bytes + request.at.len_bytes;
+            let is_dirty = || self.dirty.iter().any(|it| it.dirty.holds(request.at));
+            let is_known = self.known.known_until(request.at.start_bytes) >= end;
+            if request.kind == Kind::Read && (is_known || is_dirty()) {
+                self.queue.remove(nth);
+                self.is_done_by_link(now_ns, request);
+            } else {
+                nth += 1;
+            }
+        }
+    }
+
+    /// Where the mechanics would have to begin for a request.
+    fn starts_at(&self, request: &Request) -> u64 {
+        match request.kind {
+            Kind::Read => self.known.known_until(request.at.start_bytes),
+            _ => request.at.start_bytes,
+        }
+    }
+
+    /// When the head would have `byte` under it; without a seek if it reads on and comes by.
+    fn reached_ns(&self, byte: u64, now_ns: u64, writes: bool) -> u64 {
+        if let Some(ReadsOn { from, to, since_ns }) = self.reads_on
+            && !writes
+            && (from..=to).contains(&byte)
+        {
+            let comes_by_ns = self.geometry.passed_ns(from, byte, since_ns);
+            if comes_by_ns >= now_ns || byte == self.passed(now_ns) && byte < to {
+                return comes_by_ns.max(now_ns);
+            }
+        }
+        self.geometry.reached_ns(&self.head_now(now_ns), byte, now_ns, writes)
+    }
+
+    /// How far the head got that reads on.
+    fn passed(&self, now_ns: u64) -> u64 {
+        self.reads_on.map_or(self.head_byte, |on| {
+            self.geometry.passed_bytes(on.from, on.to, on.since_ns, now_ns.max(on.since_ns))
+        })
+    }
+
+    fn head_now(&self, now_ns: u64) -> Place {
+        match self.reads_on {
+            Some(_) => self.geometry.place(self.passed(now_ns).min(self.last_byte())),
+            None => self.head,
+        }
+    }
+
+    fn last_byte(&self) -> u64 {
+        self.parameters.len_bytes.saturating_sub(1)
+    }
+
+    /// Starts what is next, if the mechanics are free.
+    fn start(&mut self, now_ns: u64) {
+        if self.busy.is_some() {
+            return;
+        }
+        self.answer_known(now_ns);
+        let Some(choice) = self.choose(now_ns) else { return };
+        let (at, request) = match choice {
+            Choice::Queued(nth) => {
+                let request = self.queue.remove(nth).request;
+                let from = self.starts_at(&request);
+                let end = request.at.start_bytes + request.at.len_bytes;
+                (Extent::new(from, end - from), Some(request))
+            }
+            Choice::Run(start) => {
+                let taken = self.dirty[0].dirty.take(start, DESTAGE_BYTES);
+                (taken.unwrap_or(Extent::new(start, 0)), None)
+            }
+        };
+        let writes = request.is_none_or(|request| request.kind == Kind::Write);
+        let reached_ns = self.reached_ns(at.start_bytes, now_ns, writes);
+        let before = self.head_now(now_ns);
+        if before.cylinder != self.geometry.place(at.start_bytes).cylinder {
+            self.work.seeks += 1;
+        }
+        let end = at.start_bytes + at.len_bytes;
+        let until_ns = self.geometry.passed_ns(at.start_bytes, end, reached_ns);
+        self.work.busy_ns += until_ns - now_ns;
+        if writes {
+            self.work.programmed_bytes += at.len_bytes;
+        }
+        self.reads_on = None;
+        self.busy = Some(Busy { until_ns, at, request });
+    }
+
+    /// What the head gets to first of all that may be next.
+    fn choose(&self, now_ns: u64) -> Option<Choice> {
+        let oldest = (0..self.queue.len()).min_by_key(|nth| self.queue[*nth].since_ns);
+        if let Some(nth) = oldest
+            && self.queue[nth].since_ns + PATIENCE_NS < now_ns
+        {
+            return Some(Choice::Queued(nth));
+        }
+        let queued = self.queue.iter().enumerate().map(|(nth, Waiting { request, .. })| {
+            let writes = request.kind == Kind::Write;
+            let reached_ns = self.reached_ns(self.starts_at(request), now_ns, writes);
+            (reached_ns, Choice::Queued(nth))
+        });
+        let crowded = self.dirty_bytes() >= self.parameters.cache_bytes / 4 * 3;
+        let runs = (self.queue.is_empty() || self.dirty.len() > 1 || crowded)
+            .then(|| self.dirty[0].dirty.near(self.head_byte, NEAR_RUNS))
+            .into_iter()
+            .flatten()
+            .map(|start| (self.reached_ns(start, now_ns, true), Choice::Run(start)));
+        queued.chain(runs).min_by_key(|(reached_ns, _)| *reached_ns).map(|(_, choice)| choice)
+    }
+
+    /// The mechanics are done with something.
+    fn finish(&mut self, Busy { until_ns, at, request }: Busy) {
+        self.busy = None;
+        let end = at.start_bytes + at.len_bytes;
+        self.head_byte = end;
+        self.head = self.geometry.place((end.max(1) - 1).min(self.last_byte()));
+        match request {
+            Some(request) => {
+                self.is_done(request.id, until_ns + self.parameters.command_ns);
+                if request.kind == Kind::Read {
+                    self.known.add(at.start_bytes, end);
+                    let to =
+                        (end + self.parameters.read_ahead_bytes).min(self.parameters.len_bytes);
+                    self.reads_on = Some(ReadsOn { from: end, to, since_ns: until_ns });
+                }
+            }
+            None => {
+                self.land_flushes(until_ns);
+                // There is room again.
+                for request in std::mem::take(&mut self.outside) {
+                    self.take_write(until_ns, request);
+                }
+            }
+        }
+    }
+}
+
+impl Timing for Hdd {
+    fn model(&self) -> Model {
+        Model {
+            len_bytes: self.parameters.len_bytes,
+            rotational: true,
+            volatile_cache: self.parameters.volatile_cache,
+            depth: DEPTH,
+            best_io_bytes: 1 << 20,
+            discards: false,
+        }
+    }
+
+    fn take(&mut self, now_ns: u64, request: Request) {
+        match request.kind {
+            Kind::Write if self.parameters.volatile_cache => self.take_write(now_ns, request),
+            Kind::Read | Kind::Write => self.queue.push(Waiting { request, since_ns: now_ns }),
+            Kind::Flush => self.take_flush(now_ns, request.id),
+            Kind::Discard => self.is_done(request.id, now_ns + self.parameters.command_ns),
+        }
+        self.start(now_ns);
+    }
+
+    fn next_ns(&self) -> Option<u64> {
+        let done = self.done.peek().map(|Reverse(done)| done.at_ns);
+        let busy = self.busy.map(|busy| busy.until_ns);
+        [done, busy].into_iter().flatten().min()
+    }
+
+    fn advance(&mut self, to_ns: u64, done: &mut Vec<Done>) {
+        loop {
+            while let Some(busy) = self.busy.filter(|busy| busy.until_ns <= to_ns) {
+                self.finish(busy);
+                self.start(busy.until_ns);
+            }
+            match self.done.peek() {
+                Some(Reverse(next)) if next.at_ns <= to_ns => done.push(*next),
+                _ => return,
+            }
+            self.done.pop();
+        }
+    }
+
+    fn power_cut(&mut self, now_ns: u64) {
+        self.look_back(now_ns);
+        self.busy = None;
+        self.reads_on = None;
+        self.queue.clear();
+        self.outside.clear();
+        self.dirty = VecDeque::from([Generation::default()]);
+        self.known = ReadCache::default();
+        self.done.clear();
+        (self.head, self.head_byte, self.link_ns) = (self.geometry.place(0), 0, now_ns);
+    }
+
+    fn work(&self) -> Work {
+        self.work
+    }
+
+    fn fork(&self) -> Box<dyn Timing> {
+        Box::new(self.clone())
+    }
+}

@@ -1,0 +1,127 @@
+//! What a hard disk's memory holds: what was read, and what is still to be written.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::Extent;
+
+/// Runs that were read and are remembered.
+const SEGMENTS: usize = 16;
+/// The most that is remembered of each, in bytes.
+const SEGMENT_BYTES: u64 = 2 << 20;
+
+/// What was read lately.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct ReadCache {
+    /// From where to where, the newest last.
+    segments: VecDeque<(u64, u64)>,
+}
+
+impl ReadCache {
+    pub(crate) fn add(&mut self, from: u64, to: u64) {
+        // What it goes on from grows.
+        let grows = self.segments.iter().rposition(|it| it.0 <= from && from <= it.1);
+        let segment = match grows.and_then(|at| self.segments.remove(at)) {
+            Some((first, end)) => (first, end.max(to)),
+            None => (from, to),
+        };
+        let first = segment.0.max(segment.1.saturating_sub(SEGMENT_BYTES));
+        self.segments.push_back((first, segment.1));
+        if self.segments.len() > SEGMENTS {
+            self.segments.pop_front();
+        }
+    }
+
+    /// Up to where everything from `byte` is here.
+    pub(crate) fn known_until(&self, byte: u64) -> u64 {
+        let holds = |it: &&(u64, u64)| it.0 <= byte && byte < it.1;
+        self.segments.iter().rev().find(holds).map_or(byte, |it| it.1)
+    }
+}
+
+/// What was written between two flushes and is not on the platters.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Dirty {
+    runs: BTreeMap<u64, u64>,
+    bytes: u64,
+}
+
+impl Dirty {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(crate) fn add(&mut self, at: Extent) {
+        let (mut start, mut end) = (at.start_bytes, at.start_bytes + at.len_bytes);
+        // The runs it touches become one with it.
+        while let Some((&first, &last)) = self.runs.range(..=end).next_back()
+            && last >= start
+        {
+            self.runs.remove(&first);
+            self.bytes -= last - first;
+            (start, end) = (start.min(first), end.max(last));
+        }
+        self.runs.insert(start, end);
+        self.bytes += end - start;
+    }
+
+    /// Takes the first `most` bytes of the run that starts at `start`.
+    pub(crate) fn take(&mut self, start: u64, most: u64) -> Option<Extent> {
+        let end = self.runs.remove(&start)?;
+        let len_bytes = (end - start).min(most);
+        if start + len_bytes < end {
+            self.runs.insert(start + len_bytes, end);
+        }
+        self.bytes -= len_bytes;
+        Some(Extent::new(start, len_bytes))
+    }
+
+    /// Where runs begin, `most` on each side of `byte`.
+    pub(crate) fn near(&self, byte: u64, most: usize) -> impl Iterator<Item = u64> {
+        let behind = self.runs.range(byte..).take(most);
+        let before = self.runs.range(..byte).rev().take(most);
+        behind.chain(before).map(|(start, _)| *start)
+    }
+
+    /// Whether all of `at` is here.
+    pub(crate) fn holds(&self, at: Extent) -> bool {
+        let run = self.runs.range(..=at.start_bytes).next_back();
+        run.is_some_and(|(_, end)| *end >= at.start_bytes + at.len_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_grow_together() {
+        let mut dirty = Dirty::default();
+        for (start, len) in [(10, 5), (30, 5), (15, 5), (22, 4), (0, 2)] {
+            dirty.add(Extent::new(start, len));
+        }
+        assert_eq!(dirty.runs, BTreeMap::from([(0, 2), (10, 20), (22, 26), (30, 35)]));
+        dirty.add(Extent::new(12, 19));
+        assert_eq!(dirty.runs, BTreeMap::from([(0, 2), (10, 35)]));
+        assert_eq!(dirty.bytes(), 27);
+        assert!(dirty.holds(Extent::new(12, 23)) && !dirty.holds(Extent::new(1, 2)));
+        assert_eq!(dirty.near(5, 1).collect::<Vec<_>>(), [10, 0]);
+        assert_eq!(dirty.take(10, 20), Some(Extent::new(10, 20)));
+        assert_eq!(dirty.take(30, 20), Some(Extent::new(30, 5)));
+        assert_eq!((dirty.take(30, 20), dirty.bytes()), (None, 2));
+    }
+
+    #[test]
+    fn what_was_read_is_known_until_it_is_forgotten() {
+        let mut cache = ReadCache::default();
+        cache.add(100, 200);
+        cache.add(200, 300);
+        assert_eq!((cache.known_until(150), cache.known_until(300)), (300, 300));
+        assert_eq!(cache.known_until(99), 99);
+        (40..56).for_each(|i| cache.add(i * 1000, i * 1000 + 10));
+        assert_eq!((cache.known_until(150), cache.known_until(55_005)), (150, 55_010));
+    }
+}

@@ -1,0 +1,227 @@
+//! Where the bytes of a hard disk lie, and how long the head takes to get there.
+//!
+//! ```text
+//!   zone (outer .. inner) ─ cylinder ─ track (one for each head) ─ byte
+//!   angle of a byte = skews of the tracks before it + its part of a turn
+//! ```
+//!
+//! Angles are times: how long the platter turns until they are under the head, in ns from
+//! the moment at which angle 0 was.
+
+use super::HddParameters;
+
+/// Zones of equal width.
+const ZONES: u64 = 16;
+/// A byte that passed under the head so short a time ago is not missed: times are rounded.
+const GRACE_NS: u64 = 1_000;
+
+/// The layout of a disk.
+#[derive(Clone, Debug)]
+pub(crate) struct Geometry {
+    parameters: HddParameters,
+    zones: Vec<Zone>,
+    cylinders: u64,
+    turn_ns: u64,
+    /// What a switch to the next head or cylinder turns the track's start by, in ns.
+    head_skew_ns: u64,
+    cylinder_skew_ns: u64,
+    phase_ns: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Zone {
+    first_byte: u64,
+    first_cylinder: u64,
+    track_bytes: u64,
+}
+
+/// Where a byte is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Place {
+    pub(crate) cylinder: u64,
+    pub(crate) head: u64,
+    /// When it is under the head, in ns of a turn.
+    angle_ns: u64,
+    track_bytes: u64,
+    /// From it to the end of its track.
+    rest_bytes: u64,
+}
+
+impl Geometry {
+    pub(crate) fn new(parameters: &HddParameters, phase: u64) -> Self {
+        let turn_ns = 60_000_000_000 / u64::from(parameters.turns_per_minute);
+        let heads = u64::from(parameters.heads);
+        let (outer, inner) = (parameters.outer_track_bytes, parameters.inner_track_bytes);
+        let mean_bytes = (outer + inner) / 2 * heads;
+        // One more in each zone than the mean says, so that nothing is left over.
+        let per_zone = parameters.len_bytes / mean_bytes / ZONES + 1;
+        let mut zones = vec![];
+        let mut first_byte = 0;
+        for nth in 0..ZONES {
+            let track_bytes = outer - (outer - inner) * nth / (ZONES - 1);
+            let track_bytes = track_bytes - track_bytes % 512;
+            zones.push(Zone { first_byte, first_cylinder: nth * per_zone, track_bytes });
+            first_byte += per_zone * heads * track_bytes;
+        }
+        let mut geometry = Self {
+            parameters: *parameters,
+            zones,
+            cylinders: per_zone * ZONES,
+            turn_ns,
+            head_skew_ns: parameters.head_switch_ns + 50_000,
+            cylinder_skew_ns: parameters.track_to_track_ns + 50_000,
+            phase_ns: phase % turn_ns,
+        };
+        // The stroke ends where the bytes do.
+        geometry.cylinders = geometry.place(parameters.len_bytes.saturating_sub(1)).cylinder + 1;
+        geometry
+    }
+
+    pub(crate) fn place(&self, byte: u64) -> Place {
+        let nth = self.zones.partition_point(|zone| zone.first_byte <= byte) - 1;
+        let zone = self.zones[nth];
+        let heads = u64::from(self.parameters.heads);
+        let track = (byte - zone.first_byte) / zone.track_bytes;
+        let offset = (byte - zone.first_byte) % zone.track_bytes;
+        let cylinder = zone.first_cylinder + track / heads;
+        let head = track % heads;
+        let each = (heads - 1) * self.head_skew_ns + self.cylinder_skew_ns;
+        let start_ns = cylinder * each + head * self.head_skew_ns;
+        Place {
+            cylinder,
+            head,
+            angle_ns: (start_ns + offset * self.turn_ns / zone.track_bytes) % self.turn_ns,
+            track_bytes: zone.track_bytes,
+            rest_bytes: zone.track_bytes - offset,
+        }
+    }
+
+    /// How long the head takes from one track to another.
+    pub(crate) fn seek_ns(&self, from: &Place, to: &Place, writes: bool) -> u64 {
+        let it = &self.parameters;
+        match from.cylinder.abs_diff(to.cylinder) {
+            0 if from.head == to.head => 0,
+            // To the next track a write is as quick as a read: the skew is made for it.
+            0 => it.head_switch_ns,
+            1 => it.track_to_track_ns,
+            distance => {
+                let part = distance as f64 / self.cylinders as f64;
+                let curve_ns = match part < it.long_seek {
+                    true => it.short_seek_ns.0 + it.short_seek_ns.1 * part.sqrt(),
+                    false => it.long_seek_ns.0 + it.long_seek_ns.1 * part,
+                };
+                let settle_ns = if writes { it.write_settle_ns } else { 0 };
+                it.track_to_track_ns.max(curve_ns as u64) + settle_ns
+            }
+        }
+    }
+
+    /// How long until `place` comes by, for a head that is on its track.
+    fn turn_to_ns(&self, place: &Place, now_ns: u64) -> u64 {
+        let angle_ns = (now_ns + self.phase_ns) % self.turn_ns;
+        let wait_ns = (place.angle_ns + self.turn_ns - angle_ns) % self.turn_ns;
+        if wait_ns + GRACE_NS >= self.turn_ns { 0 } else { wait_ns }
+    }
+
+    /// When `byte` is under the head that is at `from` now.
+    pub(crate) fn reached_ns(&self, from: &Place, byte: u64, now_ns: u64, writes: bool) -> u64 {
+        let place = self.place(byte);
+        let there_ns = now_ns + self.seek_ns(from, &place, writes);
+        there_ns + self.turn_to_ns(&place, there_ns)
+    }
+
+    /// When everything from `byte` to `end` has passed under a head that has `byte` under
+    /// it now.
+    pub(crate) fn passed_ns(&self, byte: u64, end: u64, now_ns: u64) -> u64 {
+        self.pass(byte, end, now_ns, u64::MAX).1
+    }
+
+    /// How far a head gets by `until_ns` that has `byte` under it at `now_ns` and goes on
+    /// to `end` at most.
+    pub(crate) fn passed_bytes(&self, byte: u64, end: u64, now_ns: u64, until_ns: u64) -> u64 {
+        self.pass(byte, end, now_ns, until_ns).0
+    }
+
+    fn pass(&self, mut byte: u64, end: u64, mut now_ns: u64, until_ns: u64) -> (u64, u64) {
+        while byte < end {
+            let place = self.place(byte);
+            let part = place.rest_bytes.min(end - byte);
+            let takes_ns = part * self.turn_ns / place.track_bytes;
+            if now_ns + takes_ns > until_ns {
+                let passed = until_ns.saturating_sub(now_ns) * place.track_bytes / self.turn_ns;
+                return (byte + passed / 512 * 512, until_ns);
+            }
+            now_ns += takes_ns;
+            byte += part;
+            if byte < end {
+                now_ns = self.reached_ns(&place, byte, now_ns, false);
+            }
+        }
+        (byte, now_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn geometry(len_bytes: u64) -> Geometry {
+        Geometry::new(&HddParameters::desktop_7200(len_bytes), 12345)
+    }
+
+    #[test]
+    fn every_byte_has_a_place_and_neighbours_are_near() {
+        for len_bytes in [64 << 20, 5 << 30, 1 << 40, 4 << 40] {
+            let geometry = geometry(len_bytes);
+            let mut before = geometry.place(0);
+            assert_eq!((before.cylinder, before.head), (0, 0));
+            let mut byte = before.rest_bytes;
+            for _ in 0..5000 {
+                if byte >= len_bytes {
+                    break;
+                }
+                let place = geometry.place(byte);
+                let next_head = (before.cylinder, before.head + 1);
+                let is_next = [next_head, (before.cylinder + 1, 0)];
+                assert!(is_next.contains(&(place.cylinder, place.head)), "{before:?} {place:?}");
+                assert!(place.rest_bytes == place.track_bytes);
+                byte += place.rest_bytes;
+                before = place;
+            }
+            assert!(geometry.place(len_bytes - 1).cylinder < geometry.cylinders);
+        }
+    }
+
+    #[test]
+    fn a_seek_takes_as_long_as_the_manual_says() {
+        let geometry = geometry(1 << 40);
+        let at = |part: f64| geometry.place((part * ((1u64 << 40) - 1) as f64) as u64);
+        let full_ms = geometry.seek_ns(&at(0.0), &at(1.0), false) as f64 / 1e6;
+        assert!((19.0..21.0).contains(&full_ms), "{full_ms}");
+        let mut sum = 0.0;
+        for i in 0..200 {
+            for j in 0..200 {
+                let ns =
+                    geometry.seek_ns(&at(f64::from(i) / 200.0), &at(f64::from(j) / 200.0), false);
+                sum += ns as f64;
+            }
+        }
+        let mean_ms = sum / 40_000.0 / 1e6;
+        assert!((7.9..8.9).contains(&mean_ms), "{mean_ms}");
+    }
+
+    #[test]
+    fn how_far_and_how_long_agree() {
+        let geometry = geometry(1 << 30);
+        for (byte, end) in [(0, 4096), (1 << 20, 9 << 20), (777 << 20, 779 << 20)] {
+            let passed_ns = geometry.passed_ns(byte, end, 1_000_000);
+            assert_eq!(geometry.passed_bytes(byte, end, 1_000_000, passed_ns), end);
+            let halfway = (1_000_000 + passed_ns) / 2;
+            let passed = geometry.passed_bytes(byte, end, 1_000_000, halfway);
+            assert!(passed < end && passed > byte + (end - byte) / 4, "{passed}");
+        }
+        // No turn is lost between tracks.
+        let rate = (64 << 20) as f64 / geometry.passed_ns(0, 64 << 20, 0) as f64 * 1e3;
+        assert!((150.0..190.0).contains(&rate), "{rate} MB/s");
+    }
+}

@@ -1,0 +1,147 @@
+//! A large image of which only what is not zero takes memory.
+
+use std::sync::Arc;
+
+use crate::Extent;
+
+const PAGE_BYTES: usize = 4096;
+/// Pages that share a list.
+const CHUNK_PAGES: usize = 512;
+
+type Page = [u8; PAGE_BYTES];
+type Chunk = [Option<Arc<Page>>; CHUNK_PAGES];
+
+/// Bytes that begin as zeroes. Copies share pages until one of them changes.
+#[derive(Clone, Debug)]
+pub(crate) struct Image {
+    chunks: Vec<Option<Box<Chunk>>>,
+}
+
+/// A part of a page: its number, and from where to where.
+type Part = (usize, std::ops::Range<usize>);
+
+impl Image {
+    pub(crate) fn new(len_bytes: u64) -> Self {
+        let chunks = len_bytes.div_ceil((PAGE_BYTES * CHUNK_PAGES) as u64) as usize;
+        Self { chunks: vec![None; chunks] }
+    }
+
+    pub(crate) fn read(&self, at_bytes: u64, into: &mut [u8]) {
+        for (place, (page, range)) in parts(Extent::new(at_bytes, into.len() as u64)) {
+            let into = &mut into[place..place + range.len()];
+            match self.page(page) {
+                Some(bytes) => into.copy_from_slice(&bytes[range]),
+                None => into.fill(0),
+            }
+        }
+    }
+
+    pub(crate) fn write(&mut self, at_bytes: u64, from: &[u8]) {
+        for (place, (page, range)) in parts(Extent::new(at_bytes, from.len() as u64)) {
+            let from = &from[place..place + range.len()];
+            match <&Page>::try_from(from) {
+                // A page of zeroes is not kept.
+                Ok(_) if is_zero(from) => self.forget(page),
+                Ok(whole) => *self.slot(page) = Some(Arc::new(*whole)),
+                Err(_) => {
+                    let slot = self.slot(page).get_or_insert_with(|| Arc::new([0; PAGE_BYTES]));
+                    Arc::make_mut(slot)[range].copy_from_slice(from);
+                }
+            }
+        }
+    }
+
+    /// Sets all of `extent` to zero.
+    pub(crate) fn clear(&mut self, extent: Extent) {
+        for (_, (page, range)) in parts(extent) {
+            if range.len() == PAGE_BYTES {
+                self.forget(page);
+            } else if self.page(page).is_some() {
+                let slot = self.slot(page).get_or_insert_with(|| Arc::new([0; PAGE_BYTES]));
+                Arc::make_mut(slot)[range].fill(0);
+            }
+        }
+    }
+
+    /// Pages that take memory.
+    pub(crate) fn pages(&self) -> usize {
+        let pages = |chunk: &Chunk| chunk.iter().filter(|page| page.is_some()).count();
+        self.chunks.iter().flatten().map(|chunk| pages(chunk)).sum()
+    }
+
+    fn page(&self, page: usize) -> Option<&Arc<Page>> {
+        self.chunks[page / CHUNK_PAGES].as_ref()?[page % CHUNK_PAGES].as_ref()
+    }
+
+    fn slot(&mut self, page: usize) -> &mut Option<Arc<Page>> {
+        let chunk = self.chunks[page / CHUNK_PAGES]
+            .get_or_insert_with(|| Box::new([const { None }; CHUNK_PAGES]));
+        &mut chunk[page % CHUNK_PAGES]
+    }
+
+    fn forget(&mut self, page: usize) {
+        if let Some(chunk) = &mut self.chunks[page / CHUNK_PAGES] {
+            chunk[page % CHUNK_PAGES] = None;
+        }
+    }
+}
+
+/// The parts of pages that `extent` covers, each with its place in it.
+fn parts(extent: Extent) -> impl Iterator<Item = (usize, Part)> {
+    let mut place = 0;
+    std::iter::from_fn(move || {
+        let rest = extent.len_bytes as usize - place;
+        let at = extent.start_bytes as usize + place;
+        let from = at % PAGE_BYTES;
+        let len = rest.min(PAGE_BYTES - from);
+        let part = (place, (at / PAGE_BYTES, from..from + len));
+        place += len;
+        (len > 0).then_some(part)
+    })
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::dice::Dice;
+
+    #[test]
+    fn it_holds_what_a_plain_one_holds() {
+        const LEN: usize = 5 << 20;
+        let (mut image, mut plain) = (Image::new(LEN as u64), vec![0; LEN]);
+        let mut dice = Dice(1);
+        for round in 0..2000u32 {
+            let len = 512 * (1 + dice.below(40) as usize);
+            let at = 512 * dice.below(((LEN - len) / 512) as u64) as usize;
+            if dice.below(4) == 0 {
+                image.clear(Extent::new(at as u64, len as u64));
+                plain[at..at + len].fill(0);
+            } else {
+                let bytes = vec![(round % 5) as u8; len];
+                image.write(at as u64, &bytes);
+                plain[at..at + len].copy_from_slice(&bytes);
+            }
+        }
+        let mut all = vec![1; LEN];
+        image.read(0, &mut all);
+        assert!(all == plain);
+    }
+
+    #[test]
+    fn zeroes_take_no_memory_and_copies_share() {
+        let mut image = Image::new(1 << 40);
+        image.write((1 << 40) - 8192, &[1; 8192]);
+        let mut copy = image.clone();
+        assert_eq!(copy.pages(), 2);
+        copy.write((1 << 40) - 8192, &[0; 4096]);
+        copy.clear(Extent::new((1 << 40) - 4096, 4096));
+        assert_eq!((copy.pages(), image.pages()), (0, 2));
+        let mut byte = [0];
+        image.read((1 << 40) - 1, &mut byte);
+        assert_eq!(byte, [1]);
+    }
+}

@@ -1,0 +1,489 @@
+//! A flash disk: how long it takes.
+//!
+//! ```text
+//!   command ─▶ controller ─▶ read:  die (tR) ─▶ channel ─▶ link ─▶ done
+//!                         └▶ write: link ─▶ buffer ─▶ done
+//!                                             └▶ translation ─▶ channel ─▶ die (tPROG)
+//! ```
+//!
+//! Every part is a server that is busy until some time. What the host waits for goes before
+//! what is done behind its back: a read that meets a program or an erase suspends it. The
+//! buffer holds on to pages for a while, so that what is written twice in a row is
+//! programmed once; it is kept alive by a capacitor, unless it is said to be volatile.
+//! When it has no room, a write waits until the oldest program is done.
+//!
+//! Law 1: work is never lost: each server does all it is given, in order within its class.
+//! Law 2: a write of less than a page costs flash a whole page, and the read of the old one.
+
+mod ftl;
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashSet, VecDeque};
+
+use self::ftl::{Ftl, Op, Shape};
+use super::dice::Dice;
+use super::{Done, Kind, Model, Request, Timing, Work};
+use crate::Extent;
+
+/// What a flash disk is made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SsdParameters {
+    /// Length in bytes; rounded down to 4096.
+    pub len_bytes: u64,
+    /// What the translation maps as one: 512 B to 16 KiB, a power of two.
+    pub page_bytes: u32,
+    /// Room beyond the length that the disk keeps to clean with, in percent of the length.
+    pub spare_percent: u32,
+    /// Buses to the dies.
+    pub channels: u32,
+    /// Dies on each bus.
+    pub dies_per_channel: u32,
+    /// What a die programs at once, over its planes, in bytes; at least a page.
+    pub unit_bytes: u32,
+    /// Units of an erase block of a die. Small disks have shorter blocks, which are erased
+    /// as much faster.
+    pub units_per_block: u32,
+    /// Reading a unit, in ns; by a tenth more or less.
+    pub read_ns: u64,
+    /// Programming a unit, in ns.
+    pub program_ns: u64,
+    /// Erasing a whole block, in ns.
+    pub erase_ns: u64,
+    /// What a read waits longer if it suspends something, in ns.
+    pub suspend_ns: u64,
+    /// Bytes a second on each channel.
+    pub channel_bytes_per_s: u64,
+    /// Bytes a second from the disk to the host.
+    pub read_bytes_per_s: u64,
+    /// Bytes a second that the disk takes from the host.
+    pub write_bytes_per_s: u64,
+    /// The controller's time for each command: its limit of commands a second, in ns.
+    pub command_ns: u64,
+    /// What else a read takes, in ns.
+    pub read_fixed_ns: u64,
+    /// What else a write takes until it is in the buffer, in ns.
+    pub write_fixed_ns: u64,
+    /// What a flush takes beside what it waits for, in ns.
+    pub flush_ns: u64,
+    /// The write buffer, in bytes.
+    pub buffer_bytes: u64,
+    /// Whether a power cut empties the buffer.
+    pub volatile_cache: bool,
+    /// Chooses what is left to chance.
+    pub seed: u64,
+}
+
+/// Commands in the disk at once.
+const DEPTH: usize = 256;
+
+/// A flash disk with a page-mapped translation.
+#[derive(Clone, Debug)]
+pub struct Ssd {
+    parameters: SsdParameters,
+    dice: Dice,
+    ftl: Ftl,
+    controller: Server,
+    link: Server,
+    intake: Server,
+    dies: Vec<Server>,
+    channels: Vec<Server>,
+    buffer: Buffer,
+    done: BinaryHeap<Reverse<Done>>,
+    /// What the translation asked for; kept for its memory.
+    ops: Vec<Op>,
+    work: Work,
+}
+
+/// Something that does one thing after the other.
+#[derive(Clone, Copy, Default, Debug)]
+struct Server {
+    /// Until when it works for somebody who waits.
+    urgent_ns: u64,
+    /// Until when it works for anybody.
+    usual_ns: u64,
+    busy_ns: u64,
+}
+
+/// Pages on their way to flash.
+#[derive(Clone, Default, Debug)]
+struct Buffer {
+    /// Those that may still be written again at no cost, oldest first.
+    waiting: VecDeque<u32>,
+    is_waiting: HashSet<u32>,
+    /// When how many pages are programmed.
+    leaving: BinaryHeap<Reverse<(u64, u64)>>,
+    pages: u64,
+}
+
+impl SsdParameters {
+    /// A drive like the Intel P3700 of 2014, of any length from 64 MiB.
+    pub fn p3700(len_bytes: u64) -> Self {
+        Self {
+            len_bytes,
+            page_bytes: 4096,
+            spare_percent: 30,
+            channels: 8,
+            dies_per_channel: 6,
+            unit_bytes: 16 << 10,
+            units_per_block: 256,
+            read_ns: 60_000,
+            program_ns: 300_000,
+            erase_ns: 3_800_000,
+            suspend_ns: 5_000,
+            channel_bytes_per_s: 333_000_000,
+            read_bytes_per_s: 2_800_000_000,
+            write_bytes_per_s: 1_900_000_000,
+            command_ns: 2_200,
+            read_fixed_ns: 1_900,
+            write_fixed_ns: 15_600,
+            flush_ns: 2_000,
+            buffer_bytes: (len_bytes / 32).clamp(2 << 20, 32 << 20),
+            volatile_cache: false,
+            seed: 1,
+        }
+    }
+}
+
+impl Ssd {
+    /// A disk to which nothing was written yet.
+    ///
+    /// # Panics
+    /// If the parameters make no disk: a page that is no power of two from 512 B to 16 KiB
+    /// or larger than a unit, no channel or die, or more pages than 32 bits can name.
+    pub fn new(parameters: SsdParameters) -> Self {
+        let SsdParameters { page_bytes, unit_bytes, .. } = parameters;
+        assert!(page_bytes.is_power_of_two() && (512..=16 << 10).contains(&page_bytes));
+        assert!(unit_bytes.is_multiple_of(page_bytes) && unit_bytes > 0);
+        let dies = parameters.channels * parameters.dies_per_channel;
+        assert!(dies > 0, "a disk needs a die");
+        let len_bytes = parameters.len_bytes - parameters.len_bytes % 4096;
+        let parameters = SsdParameters { len_bytes, ..parameters };
+        Self {
+            parameters,
+            dice: Dice(parameters.seed),
+            ftl: Ftl::new(Shape::of(&parameters)),
+            controller: Server::default(),
+            link: Server::default(),
+            intake: Server::default(),
+            dies: vec![Server::default(); dies as usize],
+            channels: vec![Server::default(); parameters.channels as usize],
+            buffer: Buffer::default(),
+            done: BinaryHeap::new(),
+            ops: vec![],
+            work: Work::default(),
+        }
+    }
+
+    /// A fresh drive like the Intel P3700.
+    pub fn p3700(len_bytes: u64) -> Self {
+        Self::new(SsdParameters::p3700(len_bytes))
+    }
+
+    /// The same, full, and overwritten at random until garbage collection is in its steady
+    /// state. Takes time and memory for every page: a second and 10 MiB for each few GiB.
+    pub fn preconditioned(parameters: SsdParameters) -> Self {
+        let mut disk = Self::new(parameters);
+        let pages = disk.pages();
+        let all = (0..pages).chain(std::iter::repeat(pages).take(4 * pages as usize));
+        for page in all {
+            let page = if page < pages { page } else { disk.dice.below(pages.into()) as u32 };
+            disk.ftl.write(page, &mut disk.ops);
+            disk.ops.clear();
+        }
+        disk
+    }
+
+    /// What it is made of.
+    pub fn parameters(&self) -> &SsdParameters {
+        &self.parameters
+    }
+
+    fn pages(&self) -> u32 {
+        self.parameters.len_bytes.div_ceil(self.parameters.page_bytes.into()) as u32
+    }
+
+    /// The pages that `at` touches, each with whether it is touched whole.
+    fn touched(&self, at: Extent) -> impl Iterator<Item = (u32, bool)> + use<> {
+        let page_bytes = u64::from(self.parameters.page_bytes);
+        let end = at.start_bytes + at.len_bytes;
+        let pages = at.start_bytes / page_bytes..end.div_ceil(page_bytes);
+        pages.map(move |page| {
+            let whole = page * page_bytes >= at.start_bytes && (page + 1) * page_bytes <= end;
+            (page as u32, whole)
+        })
+    }
+
+    fn die_of(&self, unit: u64) -> usize {
+        (unit % self.dies.len() as u64) as usize
+    }
+
+    fn channel_ns(&self, bytes: u64) -> u64 {
+        ns(bytes, self.parameters.channel_bytes_per_s)
+    }
+
+    /// When the host has the bytes of a read, the last of which are there at `from_ns`:
+    /// those before them went over the link meanwhile.
+    fn carry(&mut self, now_ns: u64, from_ns: u64, bytes: u64) -> u64 {
+        let takes_ns = |bytes| ns(bytes, self.parameters.read_bytes_per_s);
+        let last_ns = takes_ns(bytes.min(self.parameters.page_bytes.into()));
+        self.link.usual(now_ns, takes_ns(bytes)).max(from_ns + last_ns)
+    }
+
+    fn read(&mut self, start_ns: u64, at: Extent) -> u64 {
+        let mut end_ns = start_ns;
+        // Pages of one unit come with one read of its die.
+        let mut unit_before: Option<(u64, u64)> = None;
+        for (page, _) in self.touched(at) {
+            let stored = self.ftl.find(page).filter(|_| !self.buffer.is_waiting.contains(&page));
+            let Some(unit) = stored.and_then(|at| self.ftl.programmed_unit(at)) else { continue };
+            let die = self.die_of(unit);
+            let there_ns = match unit_before {
+                Some((before, there_ns)) if before == unit => there_ns,
+                _ => {
+                    let tenth = self.parameters.read_ns / 10;
+                    let takes = self.parameters.read_ns - tenth + self.dice.below(2 * tenth + 1);
+                    self.dies[die].urgent(start_ns, takes, self.parameters.suspend_ns)
+                }
+            };
+            unit_before = Some((unit, there_ns));
+            let page_bytes = u64::from(self.parameters.page_bytes).min(at.len_bytes);
+            let takes = self.channel_ns(page_bytes);
+            let channel = die % self.channels.len();
+            end_ns = end_ns.max(self.channels[channel].urgent(there_ns, takes, 0));
+        }
+        self.carry(start_ns, end_ns, at.len_bytes) + self.parameters.read_fixed_ns
+    }
+
+    fn write(&mut self, start_ns: u64, at: Extent) -> u64 {
+        self.buffer.leave(start_ns);
+        let (capacity, hold) = self.buffer_pages();
+        let mut room_ns = start_ns;
+        for (page, whole) in self.touched(at) {
+            if self.buffer.is_waiting.contains(&page) {
+                continue;
+            }
+            if !whole && let Some(unit) = self.ftl.find(page).map(|at| self.ftl.unit(at)) {
+                self.fetch(start_ns, unit);
+                self.channel_out(start_ns, unit, 1);
+            }
+            self.buffer.push(page);
+            while self.buffer.waiting.len() as u64 > hold {
+                self.destage(start_ns);
+            }
+            while self.buffer.pages > capacity
+                && let Some(Reverse((left_ns, pages))) = self.buffer.leaving.pop()
+            {
+                self.buffer.pages -= pages;
+                room_ns = room_ns.max(left_ns);
+            }
+        }
+        let takes_ns = ns(at.len_bytes, self.parameters.write_bytes_per_s);
+        self.intake.usual(start_ns, takes_ns).max(room_ns) + self.parameters.write_fixed_ns
+    }
+
+    /// Pages that the buffer holds, and how many of them may wait.
+    fn buffer_pages(&self) -> (u64, u64) {
+        let pages = self.parameters.buffer_bytes / u64::from(self.parameters.page_bytes);
+        (pages.max(2), (pages / 2).max(1))
+    }
+
+    /// Sends the page that waits longest to flash.
+    fn destage(&mut self, now_ns: u64) {
+        let Some(page) = self.buffer.waiting.pop_front() else { return };
+        // What was discarded meanwhile is not there any more.
+        if !self.buffer.is_waiting.remove(&page) {
+            return;
+        }
+        let mut ops = std::mem::take(&mut self.ops);
+        self.ftl.write(page, &mut ops);
+        self.carry_out(now_ns, &mut ops);
+        self.ops = ops;
+    }
+
+    /// Does what the translation asked for, behind the host's back.
+    fn carry_out(&mut self, now_ns: u64, ops: &mut Vec<Op>) {
+        for op in ops.drain(..) {
+            match op {
+                Op::Fetch { unit } => self.fetch(now_ns, unit),
+                Op::Carry { unit } => {
+                    self.channel_out(now_ns, unit, 1);
+                }
+                Op::Program { unit, pages, host_pages } => {
+                    let end_ns = self.program(now_ns, unit, pages);
+                    if host_pages > 0 {
+                        self.buffer.leaving.push(Reverse((end_ns, host_pages)));
+                    } else {
+                        self.work.moved_bytes += pages * u64::from(self.parameters.page_bytes);
+                    }
+                }
+                Op::Erase { first_unit, units } => self.erase(now_ns, first_unit, units),
+            }
+        }
+    }
+
+    fn fetch(&mut self, now_ns: u64, unit: u64) {
+        let die = self.die_of(unit);
+        self.dies[die].usual(now_ns, self.parameters.read_ns);
+    }
+
+    fn channel_out(&mut self, now_ns: u64, unit: u64, pages: u64) -> u64 {
+        let takes = self.channel_ns(pages * u64::from(self.parameters.page_bytes));
+        let channel = self.die_of(unit) % self.channels.len();
+        self.channels[channel].usual(now_ns, takes)
+    }
+
+    fn program(&mut self, now_ns: u64, unit: u64, pages: u64) -> u64 {
+        let there_ns = self.channel_out(now_ns, unit, pages);
+        let die = self.die_of(unit);
+        self.work.programmed_bytes += pages * u64::from(self.parameters.page_bytes);
+        // The die takes its next unit while it works on one, so it does not wait for the
+        // channel as long as it has any.
+        self.dies[die].usual(now_ns, self.parameters.program_ns).max(there_ns)
+    }
+
+    fn erase(&mut self, now_ns: u64, first_unit: u64, units: u64) {
+        let dies = self.dies.len() as u64;
+        for nth in 0..dies.min(units) {
+            let share = units.div_ceil(dies);
+            let takes =
+                self.parameters.erase_ns * share / u64::from(self.parameters.units_per_block);
+            let die = self.die_of(first_unit + nth);
+            self.dies[die].usual(now_ns, takes);
+            self.work.erases += 1;
+        }
+    }
+
+    fn flush(&mut self, start_ns: u64) -> u64 {
+        let mut end_ns = start_ns;
+        if self.parameters.volatile_cache {
+            while !self.buffer.waiting.is_empty() {
+                self.destage(start_ns);
+            }
+            let mut ops = std::mem::take(&mut self.ops);
+            self.ftl.close_unit(&mut ops);
+            self.carry_out(start_ns, &mut ops);
+            self.ops = ops;
+            let last = self.buffer.leaving.iter().map(|Reverse((left_ns, _))| *left_ns).max();
+            end_ns = end_ns.max(last.unwrap_or(0));
+        }
+        end_ns + self.parameters.flush_ns
+    }
+
+    fn discard(&mut self, start_ns: u64, at: Extent) -> u64 {
+        if let Some(whole) = at.whole_units(self.parameters.page_bytes.into()) {
+            let page_bytes = u64::from(self.parameters.page_bytes);
+            let first = (whole.start_bytes / page_bytes) as u32;
+            let end = (whole.end_bytes().unwrap_or(whole.start_bytes) / page_bytes) as u32;
+            self.buffer.forget(first..end);
+            self.ftl.discard(first..end);
+        }
+        start_ns + self.parameters.write_fixed_ns
+    }
+}
+
+impl Timing for Ssd {
+    fn model(&self) -> Model {
+        Model {
+            len_bytes: self.parameters.len_bytes,
+            rotational: false,
+            volatile_cache: self.parameters.volatile_cache,
+            depth: DEPTH,
+            best_io_bytes: 128 << 10,
+            discards: true,
+        }
+    }
+
+    fn take(&mut self, now_ns: u64, Request { id, kind, at }: Request) {
+        let start_ns = self.controller.usual(now_ns, self.parameters.command_ns);
+        let at_ns = match kind {
+            Kind::Read => self.read(start_ns, at),
+            Kind::Write => self.write(start_ns, at),
+            Kind::Flush => self.flush(start_ns),
+            Kind::Discard => self.discard(start_ns, at),
+        };
+        self.done.push(Reverse(Done { at_ns, id }));
+    }
+
+    fn next_ns(&self) -> Option<u64> {
+        self.done.peek().map(|Reverse(done)| done.at_ns)
+    }
+
+    fn advance(&mut self, to_ns: u64, done: &mut Vec<Done>) {
+        while self.next_ns().is_some_and(|next| next <= to_ns) {
+            done.extend(self.done.pop().map(|Reverse(done)| done));
+        }
+    }
+
+    fn power_cut(&mut self, now_ns: u64) {
+        self.done.clear();
+        if self.parameters.volatile_cache {
+            self.buffer = Buffer::default();
+            self.ftl.drop_open_unit();
+        }
+        self.buffer.leave(u64::MAX);
+        let servers = [&mut self.controller, &mut self.link, &mut self.intake].into_iter();
+        for server in servers.chain(&mut self.dies).chain(&mut self.channels) {
+            (server.urgent_ns, server.usual_ns) = (now_ns, now_ns);
+        }
+    }
+
+    fn work(&self) -> Work {
+        let busy_ns = self.dies.iter().map(|die| die.busy_ns).max().unwrap_or(0);
+        Work { busy_ns, ..self.work }
+    }
+
+    fn fork(&self) -> Box<dyn Timing> {
+        Box::new(self.clone())
+    }
+}
+
+impl Server {
+    /// Works behind everything else.
+    fn usual(&mut self, now_ns: u64, takes_ns: u64) -> u64 {
+        self.usual_ns = self.usual_ns.max(now_ns) + takes_ns;
+        self.busy_ns += takes_ns;
+        self.usual_ns
+    }
+
+    /// Works behind what is as urgent; puts the rest off.
+    fn urgent(&mut self, from_ns: u64, takes_ns: u64, suspend_ns: u64) -> u64 {
+        let mut start_ns = from_ns.max(self.urgent_ns);
+        if self.usual_ns > start_ns {
+            start_ns += suspend_ns;
+            self.usual_ns += takes_ns + suspend_ns;
+        }
+        self.urgent_ns = start_ns + takes_ns;
+        self.busy_ns += takes_ns;
+        self.urgent_ns
+    }
+}
+
+impl Buffer {
+    fn push(&mut self, page: u32) {
+        self.waiting.push_back(page);
+        self.is_waiting.insert(page);
+        self.pages += 1;
+    }
+
+    /// Pages that are programmed by `now_ns` need no room.
+    fn leave(&mut self, now_ns: u64) {
+        while let Some(Reverse((_, pages))) =
+            self.leaving.peek().copied().filter(|Reverse((left_ns, _))| *left_ns <= now_ns)
+        {
+            self.leaving.pop();
+            self.pages -= pages;
+        }
+    }
+
+    fn forget(&mut self, pages: std::ops::Range<u32>) {
+        let before = self.is_waiting.len();
+        self.is_waiting.retain(|page| !pages.contains(page));
+        self.waiting.retain(|page| !pages.contains(page));
+        self.pages -= (before - self.is_waiting.len()) as u64;
+    }
+}
+
+/// How long `bytes` take at a rate.
+fn ns(bytes: u64, bytes_per_s: u64) -> u64 {
+    bytes * 1_000_000_000 / bytes_per_s.max(1)
+}
