@@ -1,7 +1,8 @@
 //! Time, real or the model's, and a stopwatch that costs next to nothing.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
+
+use draconis_device::sim;
 
 /// Something that says how late it is.
 pub trait Clock: Send + Sync {
@@ -25,25 +26,9 @@ impl Clock for Wall {
     }
 }
 
-/// A clock that stands still until somebody moves it: device time.
-#[derive(Default)]
-pub struct Virtual(AtomicU64);
-
-impl Virtual {
-    /// Moves on by so many nanoseconds.
-    pub fn advance(&self, ns: u64) {
-        self.0.fetch_add(ns, Ordering::Relaxed);
-    }
-
-    /// Moves on to that moment, if it is not past already.
-    pub fn advance_to(&self, ns: u64) {
-        self.0.fetch_max(ns, Ordering::Relaxed);
-    }
-}
-
-impl Clock for Virtual {
+impl Clock for sim::Clock {
     fn now_ns(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        sim::Clock::now_ns(self)
     }
 }
 
@@ -90,7 +75,7 @@ mod tests {
 
     #[test]
     fn laps_add_up() {
-        let clock = Virtual::default();
+        let clock = sim::Clock::new();
         let mut watch = Stopwatch::start(&clock);
         clock.advance(5);
         assert_eq!(watch.lap_ns(), 5);

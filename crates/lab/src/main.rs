@@ -86,6 +86,18 @@ enum Command {
         /// The directory.
         at: PathBuf,
     },
+    /// The other side of `channel`.
+    #[command(hide = true)]
+    ChannelChild {
+        /// Its CPU.
+        cpu: usize,
+    },
+    /// The other side of `isolation`.
+    #[command(hide = true)]
+    IsolationChild {
+        /// The volume.
+        image: PathBuf,
+    },
 }
 
 const SUBJECTS: &str = "\
@@ -158,6 +170,8 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             bail!("not yet");
         }
         Command::Memory { write_back, at } => no_op::serve(&at, write_back)?,
+        Command::ChannelChild { cpu } => experiments::serve_channel(cpu)?,
+        Command::IsolationChild { image } => experiments::serve_isolation(&image)?,
         Command::Crash(arguments) => crash::run(&arguments)?,
     }
     Ok(ExitCode::SUCCESS)

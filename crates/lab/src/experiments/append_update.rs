@@ -42,7 +42,9 @@ impl Experiment for AppendUpdate {
 
     fn figures(&self) -> Vec<Figure> {
         vec![
-            Figure::new(Shape::Bars, "rate", "Durable writes in a second").y("writes", "/s").log_y(),
+            Figure::new(Shape::Bars, "rate", "Durable writes in a second")
+                .y("writes", "/s")
+                .log_y(),
         ]
     }
 
@@ -80,7 +82,7 @@ impl Experiment for AppendUpdate {
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {
-        let at = |subject, label| points.named("rate", subject, "", label);
+        let at = |subject: &str, label: &str| points.named("rate", subject, "", label);
         let tell = |subject: &&str| {
             let (small, page) = (at(subject, "append 512 B")?, at(subject, "update 4 KiB")?);
             Some(format!(
@@ -92,8 +94,7 @@ impl Experiment for AppendUpdate {
         };
         let mut found: Vec<String> = points.subjects().iter().filter_map(tell).collect();
         let models = ("model:ssd", "model:hdd");
-        if let (Some(ssd), Some(hdd)) =
-            (at(models.0, "append 512 B"), at(models.1, "append 512 B"))
+        if let (Some(ssd), Some(hdd)) = (at(models.0, "append 512 B"), at(models.1, "append 512 B"))
         {
             let ratio = units::significant(ssd / hdd);
             found.push(format!("Between the models, for durable appends of 512 bytes: {ratio}."));

@@ -123,11 +123,7 @@ fn batches(round_trips: u64, mut once: impl FnMut() -> anyhow::Result<()>) -> an
     stats::median(&times[1..]).context("there are batches")
 }
 
-fn typed(
-    caller: &mut Caller<File>,
-    buffer: &mut Option<Block>,
-    len: u32,
-) -> anyhow::Result<()> {
+fn typed(caller: &mut Caller<File>, buffer: &mut Option<Block>, len: u32) -> anyhow::Result<()> {
     let block = buffer.take().context("the last reply returned it")?;
     let message = file::Read { buffer: block, buffer_offset: 0, offset: 0, len };
     match caller.call(message) {
@@ -254,9 +250,7 @@ impl Way {
         let mut into = vec![0; MOST];
         let mut times = vec![];
         for payload in payloads {
-            times.push(batches(self.trips, || {
-                Ok(file.read_exact_at(&mut into[..*payload], 0)?)
-            })?);
+            times.push(batches(self.trips, || Ok(file.read_exact_at(&mut into[..*payload], 0)?))?);
         }
         Ok(times)
     }
@@ -283,7 +277,12 @@ impl Experiment for Channel {
 
     fn parameters(&self) -> &'static [Parameter] {
         const ALL: &[Parameter] = &[
-            parameter("payloads", "bytes of the reply", "4,4K,64K,1M", "4,64,1K,4K,16K,64K,256K,1M"),
+            parameter(
+                "payloads",
+                "bytes of the reply",
+                "4,4K,64K,1M",
+                "4,64,1K,4K,16K,64K,256K,1M",
+            ),
             parameter("trips", "round trips of each kind", "1000", "100000"),
         ];
         ALL

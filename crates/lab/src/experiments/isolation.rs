@@ -7,6 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use draconis_device::{FileDisk, FileOptions};
 use draconis_exchange::channel::process::{self, Plan};
 use draconis_exchange::channel::{self, Caller};
 use draconis_exchange::contract::Node;
@@ -17,7 +18,6 @@ use draconis_exchange::heap::arena::Class;
 use draconis_service::options::MountOptions;
 use draconis_service::sandbox::{self, Profile};
 use draconis_service::volume::{self, VolumeTree};
-use draconis_device::{FileDisk, FileOptions};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::reading::prepare;

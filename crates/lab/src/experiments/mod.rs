@@ -1,7 +1,25 @@
 //! The experiments, one file each.
 
+mod append_update;
+mod caches;
+mod channel;
+mod fs_compete;
+mod fs_parts;
+mod fs_workloads;
+mod isolation;
+mod latency;
+mod page_size;
+mod parallel;
+mod profile;
 mod reading;
 mod seqread;
+mod timeseries;
+mod waiting;
+mod write_mode;
+mod writing;
+
+pub use channel::serve_as_child as serve_channel;
+pub use isolation::serve_as_child as serve_isolation;
 
 use crate::context::Context;
 use crate::parameters::Parameter;
@@ -94,7 +112,27 @@ pub trait Experiment: Sync {
 }
 
 /// All of them, in the order of the papers.
-pub const ALL: &[&dyn Experiment] = &[&seqread::SeqRead];
+pub const ALL: &[&dyn Experiment] = &[
+    &seqread::SeqRead,
+    &timeseries::TimeSeries,
+    &latency::Latency,
+    &caches::Caches,
+    &channel::Channel,
+    &isolation::Isolation,
+    &fs_workloads::GOOD,
+    &fs_workloads::BAD,
+    &fs_workloads::UGLY,
+    &fs_workloads::FsSweep,
+    &fs_workloads::FsSplit,
+    &fs_parts::FsParts,
+    &fs_compete::FsCompete,
+    &page_size::PageSize,
+    &write_mode::WriteMode,
+    &parallel::Parallel,
+    &append_update::AppendUpdate,
+    &profile::Profile,
+    &waiting::Objects,
+];
 
 /// The experiment of that name.
 pub fn by_name(name: &str) -> Option<&'static dyn Experiment> {

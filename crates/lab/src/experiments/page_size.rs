@@ -1,31 +1,34 @@
-//! Writes of every multiple of a sector: which size does the device work in?
+//! Which size does the device work in?
+//!
+//! Figure 1 of the paper is throughput by block size. What betrays the page is the same
+//! block at different offsets: one that begins inside a page touches a page more, and
+//! changes two of them in part.
+//!
+//! ```text
+//!   pages    |       |       |       |       |
+//!   aligned  [===============]                 2 pages, whole
+//!   not      .    [===============]            3 pages, two of them read before
+//! ```
 
+use super::parallel::Load;
 use super::{Experiment, Paper};
-use crate::buffer::Buffer;
-use crate::clock::Stopwatch;
 use crate::context::Context;
 use crate::parameters::{Parameter, parameter};
 use crate::results::{Figure, Points, Sample, Shape};
-use crate::stats;
-use crate::subject::{How, Kind, Subject};
+use crate::subject::{Kind, Subject};
 use crate::units;
 
 /// See the module.
 pub struct PageSize;
 
-/// A sector, in bytes.
-const SECTOR: u64 = 512;
-/// The largest page looked for, in bytes.
-const MOST_PAGE: u64 = 16 << 10;
-/// Every write begins on a multiple of this, so that at most its end lies inside a page.
+/// Every write begins on a multiple of this, plus its offset.
 const STRIDE: u64 = 64 << 10;
-/// How much faster a whole page must be than a sector less.
-const KNEE: f64 = 0.9;
-
-/// Sizes that tell any page from the next.
-const QUICK: &str = "512,1024,1536,2048,2560,3584,4096,4608,7680,8192,8704,15872,16384,16896";
-const PAPER: &str = "512,1024,1536,2048,2560,3072,3584,4096,4608,5120,5632,6144,6656,7168,7680,\
-                     8192,8704,12288,15872,16384,16896,20480,24576,32768";
+/// What is written at different offsets: the largest page looked for.
+pub const PROBE: u64 = 16 << 10;
+/// Where it begins.
+pub const OFFSETS: [u64; 6] = [512, 1024, 2048, 4096, 8192, 0];
+/// How much slower a write is called slower.
+const SLOWER: f64 = 1.12;
 
 impl Experiment for PageSize {
     fn name(&self) -> &'static str {
@@ -37,7 +40,7 @@ impl Experiment for PageSize {
     }
 
     fn asks(&self) -> &'static str {
-        "How fast are writes by their size in multiples of 512 bytes, and which page does that \
+        "How fast are writes by their size in multiples of 512 bytes, and which page do they \
          betray?"
     }
 
@@ -48,8 +51,14 @@ impl Experiment for PageSize {
 
     fn parameters(&self) -> &'static [Parameter] {
         const ALL: &[Parameter] = &[
-            parameter("sizes", "sizes of a write", QUICK, PAPER),
-            parameter("writes", "writes of each size", "60", "2000"),
+            parameter(
+                "sizes",
+                "sizes of a write",
+                "512,1024,1536,2048,3072,4096,5120,6144,8192",
+                "512,1024,1536,2048,2560,3072,3584,4096,4608,5120,5632,6144,6656,7168,7680,8192",
+            ),
+            parameter("writes", "writes of each size", "200", "5000"),
+            parameter("threads", "how many write at the same time (models: at least 64)", "2", "8"),
             parameter("area", "bytes that are written all over", "16M", "1G"),
         ];
         ALL
@@ -60,17 +69,14 @@ impl Experiment for PageSize {
             Figure::new(Shape::Lines, "speed", "Write throughput by block size")
                 .x("block", "B")
                 .y("written", "B/s")
-                .log_x(),
-            Figure::new(Shape::Lines, "time", "Time of one write")
-                .x("block", "B")
-                .y("time for a write", "ns")
-                .log_x()
                 .log_y(),
+            Figure::new(Shape::Bars, "offset", "16 KiB written at an offset: time of a write")
+                .y("time for a write", "ns"),
         ]
     }
 
     fn subjects(&self) -> &'static [&'static str] {
-        &["file", "dir", "model:ssd", "model:ssd,page=16K", "model:hdd"]
+        &["file", "model:ssd", "model:ssd,page=16K", "model:hdd"]
     }
 
     fn takes(&self, kind: Kind) -> bool {
@@ -83,32 +89,39 @@ impl Experiment for PageSize {
 
     fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
         let area = context.number("area")?;
-        super::reading::prepare(context, &subject.files()?, "area", area)?;
+        if subject.kind() != Kind::Model {
+            super::reading::prepare(context, &subject.files()?, "area", area)?;
+        }
+        let (writes, threads) = (context.number("writes")?, context.number("threads")?);
+        let probe = Probe::new(writes, threads, area, subject);
         let mut samples = vec![];
         for size in context.numbers("sizes")? {
-            let Some(times) = write_times(context, subject, size, area, context.number("writes")?)?
-            else {
+            if let Some(ns) = probe.time(context, subject, size, 0) {
+                samples.push(Sample::at("speed", "", size as f64, size as f64 * 1e9 / ns));
+            } else {
                 let name = subject.name();
                 context.note(format!("{name}: takes no direct writes of {size} bytes"));
-                continue;
-            };
-            let ns = stats::median(&times).unwrap_or(0.0).max(1.0);
-            samples.push(Sample::at("speed", "", size as f64, size as f64 * 1e9 / ns));
-            samples.push(Sample::at("time", "", size as f64, ns));
+            }
+        }
+        for (offset, ns) in probe.offsets(context, subject) {
+            samples.push(Sample::named("offset", "", &label(offset), ns));
         }
         Ok(samples)
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
-            let times = points.line("time", subject, "");
-            (!times.is_empty()).then(|| match infer(&times) {
-                Some(page) => {
-                    format!("{subject}: the page is {}: less costs more.", units::bytes(page))
-                }
-                None => format!(
-                    "{subject}: no size costs less than a sector less of it: no page shows \
-                     (512 B, or a cache before it)."
+            let at = |offset: &u64| {
+                Some((*offset, points.named("offset", subject, "", &label(*offset))?))
+            };
+            Some(match infer(&OFFSETS.iter().filter_map(at).collect::<Vec<_>>())? {
+                512 => format!(
+                    "{subject}: 16 KiB cost the same wherever they begin: the page is 512 B, or a \
+                     cache hides it."
+                ),
+                page => format!(
+                    "{subject}: the page is {}: what begins inside one costs more.",
+                    units::bytes(page as f64)
                 ),
             })
         };
@@ -116,71 +129,75 @@ impl Experiment for PageSize {
     }
 }
 
-/// The times of direct writes of `size` to random multiples of [`STRIDE`]; `None` if the
-/// subject does not take that size.
-pub fn write_times(
-    context: &Context,
-    subject: &dyn Subject,
-    size: u64,
-    area: u64,
-    writes: u64,
-) -> anyhow::Result<Option<Vec<f64>>> {
-    let clock = subject.clock();
-    let file = subject.files()?.open("area", How::Direct)?;
-    let mut bytes = Buffer::new(size as usize);
-    let mut dice = context.dice();
-    dice.fill(&mut bytes);
-    let places = (area / STRIDE).max(1);
-    if file.write(0, &bytes).is_err() {
-        return Ok(None);
-    }
-    let mut times = Vec::with_capacity(writes as usize);
-    let mut watch = Stopwatch::start(&*clock);
-    for _ in 0..writes {
-        context.check()?;
-        file.write(dice.below(places) * STRIDE, &bytes)?;
-        times.push(watch.lap_ns() as f64);
-    }
-    Ok(Some(times))
+fn label(offset: u64) -> String {
+    if offset == 0 { "aligned".into() } else { format!("at {offset}") }
 }
 
-/// The page that times of writes by size betray: the smallest power of two that is written
-/// faster than a sector less of it, and faster than a sector more.
-pub fn infer(times: &[(f64, f64)]) -> Option<f64> {
-    let at = |size: u64| times.iter().find(|(x, _)| *x == size as f64).map(|(_, ns)| *ns);
-    let mut page = SECTOR * 2;
-    while page <= MOST_PAGE {
-        if let (Some(less), Some(ns), Some(more)) = (at(page - SECTOR), at(page), at(page + SECTOR))
-            && ns < less * KNEE
-            && ns < more * KNEE
-        {
-            return Some(page as f64);
+/// Writes that betray a page.
+pub struct Probe {
+    area: u64,
+    threads: u64,
+    writes: u64,
+}
+
+impl Probe {
+    /// So many writes by a few threads.
+    pub fn new(writes: u64, threads: u64, area: u64, subject: &dyn Subject) -> Self {
+        match subject.kind() {
+            // Nothing shows before a model's buffer is full, and time costs nothing.
+            Kind::Model => Self { area, threads: threads.max(64), writes: writes.max(3000) },
+            _ => Self { area, threads: threads.max(1), writes },
         }
-        page *= 2;
     }
-    // In a device that works in sectors, a sector costs less than two and nothing has a knee.
-    None
+
+    /// Nanoseconds for a write; `None` if the subject does not take that size.
+    fn time(
+        &self,
+        context: &Context,
+        subject: &dyn Subject,
+        block: u64,
+        offset: u64,
+    ) -> Option<f64> {
+        let Self { area, threads, writes } = *self;
+        let load = Load { block, stride: STRIDE, offset, area, threads, writes };
+        let ns = load.run(context, subject).ok()?;
+        Some((ns as f64 / writes as f64).max(1.0))
+    }
+
+    /// The time of a write at each offset that the subject takes.
+    pub fn offsets(&self, context: &Context, subject: &dyn Subject) -> Vec<(u64, f64)> {
+        let time = |offset: &u64| Some((*offset, self.time(context, subject, PROBE, *offset)?));
+        OFFSETS.iter().filter_map(time).collect()
+    }
+}
+
+/// The page that times of writes by offset betray: the smallest offset at which writes are
+/// as fast as aligned ones, if at all smaller ones they are slower; 512 if nothing shows.
+pub fn infer(times: &[(u64, f64)]) -> Option<u64> {
+    let aligned = times.iter().find(|(offset, _)| *offset == 0)?.1;
+    let slow = |(_, ns): &&(u64, f64)| *ns > aligned * SLOWER;
+    let at_offsets = || times.iter().filter(|(offset, _)| *offset > 0);
+    let slower = at_offsets().take_while(slow).count();
+    if slower != at_offsets().filter(slow).count() {
+        // Noise: a page makes everything below it slow, and nothing above.
+        return Some(512);
+    }
+    Some(at_offsets().nth(slower).map_or(PROBE, |(offset, _)| *offset))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A write of a part of a page costs a read more.
-    fn device(page: u64) -> Vec<(f64, f64)> {
-        let sizes = QUICK.split(',').map(|size| size.parse::<u64>().unwrap());
-        let time = |size: u64| {
-            let partial = !size.is_multiple_of(page);
-            (size.div_ceil(page) * 100 + u64::from(partial) * 60) as f64
-        };
-        sizes.map(|size| (size as f64, time(size))).collect()
-    }
-
     #[test]
-    fn every_page_is_named() {
-        for page in [1024, 2048, 4096, 8192, 16384] {
-            assert_eq!(infer(&device(page)), Some(page as f64), "{page}");
-        }
-        assert_eq!(infer(&device(512)), None);
+    fn pages_are_told_from_noise() {
+        let times = |slow: &[f64]| -> Vec<(u64, f64)> {
+            OFFSETS.into_iter().zip(slow.iter().copied()).collect()
+        };
+        assert_eq!(infer(&times(&[2.0, 2.0, 2.0, 1.0, 1.0, 1.0])), Some(4096));
+        assert_eq!(infer(&times(&[2.0, 2.0, 2.0, 2.0, 2.0, 1.0])), Some(16384));
+        assert_eq!(infer(&times(&[1.0, 1.0, 1.0, 1.0, 1.0, 1.0])), Some(512));
+        assert_eq!(infer(&times(&[2.0, 1.0, 1.0, 1.5, 1.0, 1.0])), Some(512));
+        assert_eq!(infer(&[]), None);
     }
 }

@@ -1,8 +1,9 @@
 //! Pages written by many threads at the same time.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::sync::Arc;
+
+use draconis_device::Extent;
+use draconis_device::sim::{Kind as Ask, Request, Timing};
 
 use super::{Experiment, Paper};
 use crate::buffer::Buffer;
@@ -10,7 +11,7 @@ use crate::context::Context;
 use crate::parameters::{Parameter, parameter};
 use crate::random::Random;
 use crate::results::{Figure, Points, Sample, Shape};
-use crate::subject::{How, Kind, Request, RequestKind, Subject, Timing};
+use crate::subject::{How, Kind, Subject};
 use crate::units;
 
 /// See the module.
@@ -74,11 +75,9 @@ impl Experiment for Parallel {
         let mut samples = vec![];
         for threads in context.numbers("threads")? {
             context.check()?;
-            let load = Load { block, places: (area / block).max(1), threads: threads.max(1), writes };
-            let ns = match subject.timing() {
-                Some(mut timing) => load.in_device_time(&mut *timing, &mut context.dice()),
-                None => load.by_threads(context, subject)?,
-            };
+            let threads = threads.max(1);
+            let load = Load { block, stride: block, offset: 0, area, threads, writes };
+            let ns = load.run(context, subject)?;
             let rate = load.writes as f64 * 1e9 / ns.max(1) as f64;
             samples.push(Sample::at("rate", "", threads as f64, rate));
         }
@@ -106,11 +105,16 @@ pub fn useful(line: &[(f64, f64)]) -> Option<(f64, f64)> {
 }
 
 /// Direct writes of a block to random places.
+#[derive(Clone, Copy, Debug)]
 pub struct Load {
     /// Bytes of a write.
     pub block: u64,
-    /// How many places there are.
-    pub places: u64,
+    /// Places are multiples of this, in bytes ...
+    pub stride: u64,
+    /// ... plus this.
+    pub offset: u64,
+    /// Bytes that are written all over.
+    pub area: u64,
     /// How many write at the same time.
     pub threads: u64,
     /// Writes of all together.
@@ -118,28 +122,37 @@ pub struct Load {
 }
 
 impl Load {
-    /// Real threads; how long all took.
-    pub fn by_threads(&self, context: &Context, subject: &dyn Subject) -> anyhow::Result<u64> {
+    fn place(&self, dice: &mut Random) -> u64 {
+        let places = (self.area.saturating_sub(self.offset + self.block) / self.stride + 1).max(1);
+        dice.below(places) * self.stride + self.offset
+    }
+
+    /// How long all of it takes, in the subject's time.
+    pub fn run(&self, context: &Context, subject: &dyn Subject) -> anyhow::Result<u64> {
+        match subject.timing() {
+            Some(mut timing) => Ok(self.in_device_time(&mut *timing, &mut context.dice())),
+            None => self.by_threads(context, subject),
+        }
+    }
+
+    /// Real threads, on the file `area`.
+    fn by_threads(&self, context: &Context, subject: &dyn Subject) -> anyhow::Result<u64> {
         let clock = subject.clock();
         let file = subject.files()?.open("area", How::Direct)?;
         let started = clock.now_ns();
         std::thread::scope(|scope| -> anyhow::Result<()> {
-            let all: Vec<_> = (0..self.threads)
-                .map(|nth| {
-                    let file = Arc::clone(&file);
-                    let mut dice = Random::new(context.seed ^ (nth << 32) ^ context.repetition);
-                    scope.spawn(move || -> anyhow::Result<()> {
-                        let mut bytes = Buffer::new(self.block as usize);
-                        dice.fill(&mut bytes);
-                        let share = self.writes / self.threads
-                            + u64::from(nth < self.writes % self.threads);
-                        for _ in 0..share {
-                            file.write(dice.below(self.places) * self.block, &bytes)?;
-                        }
-                        Ok(())
-                    })
+            let one = |nth: u64| {
+                let file = Arc::clone(&file);
+                let mut dice = Random::new(context.seed ^ (nth << 32) ^ context.repetition);
+                let share =
+                    self.writes / self.threads + u64::from(nth < self.writes % self.threads);
+                scope.spawn(move || -> anyhow::Result<()> {
+                    let mut bytes = Buffer::new(self.block as usize);
+                    dice.fill(&mut bytes);
+                    (0..share).try_for_each(|_| file.write(self.place(&mut dice), &bytes))
                 })
-                .collect();
+            };
+            let all: Vec<_> = (0..self.threads).map(one).collect();
             for one in all {
                 one.join().map_err(|_| anyhow::anyhow!("a thread panicked"))??;
             }
@@ -149,19 +162,28 @@ impl Load {
     }
 
     /// Threads that exist only in the device's time: each asks again as soon as it is
-    /// answered. How long all took.
-    pub fn in_device_time(&self, timing: &mut dyn Timing, dice: &mut Random) -> u64 {
-        let mut free: BinaryHeap<Reverse<u64>> = (0..self.threads).map(|_| Reverse(0)).collect();
-        let mut last = 0;
-        for _ in 0..self.writes {
-            let Some(Reverse(now)) = free.pop() else { break };
-            let at_bytes = dice.below(self.places) * self.block;
-            let request = Request { kind: RequestKind::Write, at_bytes, len_bytes: self.block };
-            let done = timing.done_ns(now, request);
-            last = last.max(done);
-            free.push(Reverse(done));
+    /// answered. The first half fills the device's caches; how long the second took, as if
+    /// it were all.
+    fn in_device_time(&self, timing: &mut dyn Timing, dice: &mut Random) -> u64 {
+        let all = Self { area: timing.model().len_bytes, ..*self };
+        let (mut asked, mut answered, mut half_ns, mut now) = (0, 0, 0, 0);
+        let mut done = vec![];
+        let total = self.writes * 2;
+        while answered < total {
+            while asked - answered < self.threads && asked < total {
+                let at = Extent::new(all.place(dice), self.block);
+                timing.take(now, Request { id: asked, kind: Ask::Write, at });
+                asked += 1;
+            }
+            let Some(next) = timing.next_ns() else { break };
+            now = next;
+            timing.advance(now, &mut done);
+            answered += done.drain(..).count() as u64;
+            if answered <= self.writes {
+                half_ns = now;
+            }
         }
-        last
+        now - half_ns
     }
 }
 

@@ -1,6 +1,6 @@
 //! A device in a few numbers: what a store that is made for its hardware wants to know.
 
-use super::page_size::{infer, write_times};
+use super::page_size::{Probe, infer};
 use super::parallel::{Load, useful};
 use super::reading::{Chill, prepare, read_all};
 use super::{Experiment, Paper};
@@ -85,11 +85,9 @@ impl Experiment for Profile {
         for threads in context.numbers("threads")? {
             context.check()?;
             let writes = context.number("requests")? * 4;
-            let load = Load { block: 4096, places: area / 4096, threads: threads.max(1), writes };
-            let ns = match subject.timing() {
-                Some(mut timing) => load.in_device_time(&mut *timing, &mut context.dice()),
-                None => load.by_threads(context, subject)?,
-            };
+            let threads = threads.max(1);
+            let load = Load { block: 4096, stride: 4096, offset: 0, area, threads, writes };
+            let ns = load.run(context, subject)?;
             let rate = writes as f64 * 1e9 / ns.max(1) as f64;
             samples.push(Sample::at("rate", "", threads as f64, rate));
         }
@@ -160,19 +158,12 @@ fn requests(
 
 /// The page, and reading by buffer.
 fn sizes(context: &Context, subject: &mut dyn Subject, area: u64) -> anyhow::Result<Vec<Sample>> {
-    const SIZES: [u64; 15] = [
-        512, 1024, 1536, 2048, 2560, 3584, 4096, 4608, 7680, 8192, 8704, 15872, 16384, 16896, 32768,
-    ];
     let clock = subject.clock();
-    let (mut times, mut samples) = (vec![], vec![]);
-    for size in SIZES {
-        let writes = context.number("requests")? / 2;
-        if let Some(all) = write_times(context, subject, size, area, writes)? {
-            times.push((size as f64, stats::median(&all).unwrap_or(0.0)));
-        }
-    }
+    let mut samples = vec![];
+    let times =
+        Probe::new(context.number("requests")? * 2, 2, area, subject).offsets(context, subject);
     if let Some(page) = infer(&times) {
-        samples.push(Sample::named("size", "", "page", page));
+        samples.push(Sample::named("size", "", "page", page as f64));
     }
     let mut line = vec![];
     for buffer in context.numbers("buffers")? {

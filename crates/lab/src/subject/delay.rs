@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use draconis_device::sim;
 
 use super::memory::MemoryFiles;
 use super::{Files, Handle, How, Kind, Subject};
-use crate::clock::{Clock, Virtual, Wall};
+use crate::clock::{Clock, Wall};
 
 /// Files with known delays.
 pub struct Delay {
@@ -25,7 +26,7 @@ struct Delays {
     read: Duration,
     write: Duration,
     sync: Duration,
-    model: Option<Arc<Virtual>>,
+    model: Option<sim::Clock>,
 }
 
 impl Delay {
@@ -41,7 +42,7 @@ impl Delay {
                 "read" => delays.read = parse(value)?,
                 "write" => delays.write = parse(value)?,
                 "sync" => delays.sync = parse(value)?,
-                "clock" if value == "model" => delays.model = Some(Arc::default()),
+                "clock" if value == "model" => delays.model = Some(sim::Clock::new()),
                 _ => bail!("delay: {part}: read, write, sync or clock=model"),
             }
         }
@@ -91,7 +92,7 @@ impl Subject for Delay {
 
     fn clock(&self) -> Arc<dyn Clock> {
         match &self.delays.model {
-            Some(model) => model.clone(),
+            Some(model) => Arc::new(model.clone()),
             None => self.wall.clone(),
         }
     }

@@ -19,17 +19,17 @@ mod memory;
 mod model;
 mod raw;
 mod server;
-mod timing;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+use draconis_device::sim::Timing;
 
 use crate::clock::Clock;
 
 pub use counters::Device;
 pub use library::Library;
 pub use server::{drop_caches, time_output};
-pub use timing::{Kind as RequestKind, Request, Timing};
 
 /// What sort of thing a subject is: experiments say which they can use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -229,7 +229,7 @@ pub fn open(spec: &str, shop: &Workshop) -> Result<Box<dyn Subject>, Unavailable
         }
         "draconis-lib" => library::Library::new(shop).map(|made| Box::new(made) as _),
         "file" | "dev" => raw::Raw::new(spec, shop).map(|made| Box::new(made) as _),
-        "model" => model::Model::new(rest).map(|made| Box::new(made) as _),
+        "model" => model::Model::new(rest, shop).map(|made| Box::new(made) as _),
         "mem" => Ok(Box::new(memory::Memory::new()) as _),
         "delay" => delay::Delay::new(rest).map(|made| Box::new(made) as _),
         _ => Err(anyhow::anyhow!("nobody knows {spec}")),

@@ -1,7 +1,7 @@
 //! A modelled device, with a modelled host before it: time is device time.
 //!
 //! ```text
-//!   read, write ── page cache (pages, dirty sectors) ── read ahead, write back ── Timing
+//!   read, write ── page cache (pages, dirty sectors) ── read ahead, write back ── sim::Timing
 //!                  a call costs CALL_NS and a byte a tenth of a nanosecond
 //!   sync: dirty sectors in order, one sector of metadata if the file grew, a flush
 //! ```
@@ -15,10 +15,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, bail};
 
+use draconis_device::Extent;
+use draconis_device::sim::{
+    self, Hdd, HddParameters, Kind as Ask, Request, Ssd, SsdParameters, Timing,
+};
+
 use super::raw::Areas;
-use super::timing::{Hdd, Kind as Ask, Request, Ssd, Timing};
-use super::{Cold, Files, Handle, How, Kind, Subject};
-use crate::clock::{Clock, Virtual};
+use super::{Cold, Files, Handle, How, Kind, Subject, Workshop};
+use crate::clock::Clock;
 use crate::units;
 
 /// What entering and leaving a call costs the host.
@@ -36,48 +40,55 @@ const DIRTY_BYTES: u64 = 64 << 20;
 /// Where metadata goes.
 const METADATA_AT_BYTES: u64 = 0;
 
+/// Length of a modelled hard disk, in bytes.
+const HDD_BYTES: u64 = 1_000_000_000_000;
+/// Least length of a modelled flash disk, in bytes.
+const SSD_BYTES: u64 = 256 << 20;
+
 /// A modelled device behind a modelled host.
 pub struct Model {
     spec: String,
-    disk: Disk,
+    /// The device as it was before anything was asked of it.
+    fresh: Box<dyn Timing>,
+    what: String,
     host: Arc<Mutex<Host>>,
-    clock: Arc<Virtual>,
+    clock: sim::Clock,
     areas: Arc<Areas>,
 }
 
-/// Which device.
-#[derive(Clone, Copy, Debug)]
-enum Disk {
-    Hdd,
-    Ssd { page_bytes: u64, units: usize },
-}
-
-impl Disk {
-    /// Parses `hdd`, `ssd`, `ssd,page=8K,units=16`.
-    fn parse(spec: &str) -> anyhow::Result<Self> {
-        let mut parts = spec.split(',');
-        let mut disk = match parts.next() {
-            Some("hdd") => Self::Hdd,
-            Some("ssd") => Self::Ssd { page_bytes: 4096, units: 16 },
-            _ => bail!("model:{spec}: model:hdd or model:ssd"),
-        };
-        for part in parts {
-            let (key, value) = part.split_once('=').unwrap_or((part, ""));
-            let value = units::parse_size(value).with_context(|| format!("model: {part}"))?;
-            match (&mut disk, key) {
-                (Self::Ssd { page_bytes, .. }, "page") => *page_bytes = value,
-                (Self::Ssd { units, .. }, "units") => *units = value as usize,
-                _ => bail!("model: {part}: page= or units= of an ssd"),
+/// The device of a spelling - `hdd`, `ssd`, `ssd,page=8K,channels=2` - and what it is.
+fn device(spec: &str, bytes: u64) -> anyhow::Result<(Box<dyn Timing>, String)> {
+    let mut parts = spec.split(',');
+    let name = parts.next().unwrap_or_default();
+    // Flash that is full is slower: there is twice the room.
+    let mut ssd = SsdParameters::p3700((bytes * 2).max(SSD_BYTES).next_multiple_of(64 << 20));
+    for part in parts {
+        let (key, value) = part.split_once('=').unwrap_or((part, ""));
+        let value = units::parse_size(value).with_context(|| format!("model: {part}"))?;
+        match (name, key) {
+            ("ssd", "page")
+                if value.is_power_of_two()
+                    && (512..=u64::from(ssd.unit_bytes)).contains(&value) =>
+            {
+                ssd.page_bytes = value as u32;
             }
+            ("ssd", "channels") if (1..=64).contains(&value) => ssd.channels = value as u32,
+            _ => bail!("model: {part}: page=512..16K or channels=1..64 of an ssd"),
         }
-        Ok(disk)
     }
-
-    fn timing(self) -> Box<dyn Timing> {
-        match self {
-            Self::Hdd => Box::new(Hdd::new()),
-            Self::Ssd { page_bytes, units } => Box::new(Ssd::new(page_bytes, units)),
+    match name {
+        "hdd" => {
+            let parameters = HddParameters::desktop_7200(HDD_BYTES);
+            let what = format!("a modelled disk of {} turns a minute", parameters.turns_per_minute);
+            Ok((Box::new(Hdd::new(parameters)), what))
         }
+        "ssd" => {
+            let page = units::bytes(f64::from(ssd.page_bytes));
+            let dies = ssd.channels * ssd.dies_per_channel;
+            let what = format!("a modelled, worn flash disk of {dies} dies with pages of {page}");
+            Ok((Box::new(Ssd::preconditioned(ssd)), what))
+        }
+        _ => bail!("model:{spec}: model:hdd or model:ssd"),
     }
 }
 
@@ -86,22 +97,13 @@ impl Model {
     ///
     /// # Errors
     /// If that makes no sense.
-    pub fn new(spec: &str) -> anyhow::Result<Self> {
-        let disk = Disk::parse(spec)?;
-        let clock = Arc::<Virtual>::default();
+    pub fn new(spec: &str, shop: &Workshop) -> anyhow::Result<Self> {
+        let (fresh, what) = device(spec, shop.bytes)?;
+        let clock = sim::Clock::new();
         let areas = Arc::<Areas>::default();
         areas.take("metadata", 1 << 20, u64::MAX)?;
-        let host = Host {
-            timing: disk.timing(),
-            clock: clock.clone(),
-            pages: BTreeSet::new(),
-            dirty: BTreeMap::new(),
-            grown: false,
-            next_read: 0,
-            read_bytes: 0,
-        };
-        let host = Arc::new(Mutex::new(host));
-        Ok(Self { spec: spec.to_string(), disk, host, clock, areas })
+        let host = Arc::new(Mutex::new(Host::new(fresh.fork(), clock.clone())));
+        Ok(Self { spec: spec.to_string(), fresh, what, host, clock, areas })
     }
 }
 
@@ -111,13 +113,7 @@ impl Subject for Model {
     }
 
     fn describe(&self) -> String {
-        match self.disk {
-            Disk::Hdd => "a modelled disk of 7200 turns a minute; device time".into(),
-            Disk::Ssd { page_bytes, units } => {
-                let page = units::bytes(page_bytes as f64);
-                format!("a modelled flash disk, {units} units, pages of {page}; device time")
-            }
-        }
+        format!("{}; device time", self.what)
     }
 
     fn kind(&self) -> Kind {
@@ -125,7 +121,7 @@ impl Subject for Model {
     }
 
     fn clock(&self) -> Arc<dyn Clock> {
-        self.clock.clone()
+        Arc::new(self.clock.clone())
     }
 
     fn files(&self) -> anyhow::Result<Arc<dyn Files>> {
@@ -133,7 +129,7 @@ impl Subject for Model {
     }
 
     fn timing(&self) -> Option<Box<dyn Timing>> {
-        Some(self.disk.timing())
+        Some(self.fresh.fork())
     }
 
     fn cold(&mut self) -> anyhow::Result<Cold> {
@@ -155,7 +151,9 @@ fn lock(host: &Mutex<Host>) -> MutexGuard<'_, Host> {
 /// The host: a page cache before a device. It keeps no contents: nothing looks at them.
 struct Host {
     timing: Box<dyn Timing>,
-    clock: Arc<Virtual>,
+    clock: sim::Clock,
+    next_id: u64,
+    done: Vec<sim::Done>,
     /// Pages that are cached, by number.
     pages: BTreeSet<u64>,
     /// Runs of dirty sectors: first and one past the last.
@@ -168,12 +166,37 @@ struct Host {
 }
 
 impl Host {
+    fn new(timing: Box<dyn Timing>, clock: sim::Clock) -> Self {
+        Self {
+            timing,
+            clock,
+            next_id: 0,
+            done: vec![],
+            pages: BTreeSet::new(),
+            dirty: BTreeMap::new(),
+            grown: false,
+            next_read: 0,
+            read_bytes: 0,
+        }
+    }
+
+    /// Asks the device and lets time pass until it is done.
     fn ask(&mut self, kind: Ask, at_bytes: u64, len_bytes: u64) {
         if kind == Ask::Read {
             self.read_bytes += len_bytes;
         }
-        let done = self.timing.done_ns(self.clock.now_ns(), Request { kind, at_bytes, len_bytes });
-        self.clock.advance_to(done);
+        let (id, now) = (self.next_id, self.clock.now_ns());
+        self.next_id += 1;
+        self.timing.advance(now, &mut self.done);
+        self.timing.take(now, Request { id, kind, at: Extent::new(at_bytes, len_bytes) });
+        loop {
+            if let Some(done) = self.done.iter().find(|done| done.id == id) {
+                self.clock.advance_to(done.at_ns);
+                break self.done.clear();
+            }
+            let Some(next) = self.timing.next_ns() else { break };
+            self.timing.advance(next, &mut self.done);
+        }
     }
 
     fn call(&self, bytes: u64) {
@@ -262,7 +285,7 @@ impl ModelFiles {
 
 impl Files for ModelFiles {
     fn create(&self, name: &str, bytes: u64, how: How) -> anyhow::Result<Arc<dyn Handle>> {
-        let start = self.areas.take(name, bytes, lock(&self.host).timing.len_bytes())?;
+        let start = self.areas.take(name, bytes, lock(&self.host).timing.model().len_bytes)?;
         Ok(self.handle(start, how, 0))
     }
 
@@ -319,16 +342,7 @@ mod tests {
     use super::*;
 
     fn host() -> Host {
-        let clock = Arc::<Virtual>::default();
-        Host {
-            timing: Box::new(Ssd::new(4096, 1)),
-            clock,
-            pages: BTreeSet::new(),
-            dirty: BTreeMap::new(),
-            grown: false,
-            next_read: 0,
-            read_bytes: 0,
-        }
+        Host::new(Box::new(Ssd::p3700(64 << 20)), sim::Clock::new())
     }
 
     #[test]
@@ -355,10 +369,10 @@ mod tests {
 
     #[test]
     fn spellings_of_models() {
-        assert!(matches!(Disk::parse("hdd"), Ok(Disk::Hdd)));
-        let disk = Disk::parse("ssd,page=8K,units=4").unwrap();
-        assert!(matches!(disk, Disk::Ssd { page_bytes: 8192, units: 4 }));
-        assert!(Disk::parse("ssd,page").is_err());
-        assert!(Disk::parse("tape").is_err());
+        assert!(device("hdd", 0).unwrap().0.model().rotational);
+        assert!(device("ssd,page=8K,channels=4", 0).unwrap().1.contains("24 dies"));
+        for wrong in ["ssd,page", "ssd,page=1000", "ssd,page=32K", "hdd,page=4K", "tape"] {
+            assert!(device(wrong, 0).is_err(), "{wrong}");
+        }
     }
 }
