@@ -22,6 +22,7 @@ mod memory;
 mod no_op;
 mod parameters;
 mod plot;
+mod pressure;
 mod random;
 mod report;
 mod results;

@@ -3,17 +3,22 @@
 mod append_update;
 mod caches;
 mod channel;
+mod fio_check;
 mod fs_compete;
 mod fs_parts;
 mod fs_workloads;
 mod isolation;
+mod kv;
 mod latency;
+mod mem;
+mod mount;
 mod page_size;
 mod parallel;
 mod profile;
 mod reading;
 mod seqread;
 mod timeseries;
+mod tools;
 mod waiting;
 mod write_mode;
 mod writing;
@@ -119,6 +124,11 @@ pub const ALL: &[&dyn Experiment] = &[
     &caches::Caches,
     &channel::Channel,
     &isolation::Isolation,
+    &mem::GOOD,
+    &mem::BAD,
+    &mem::UGLY,
+    &mem::SWEEP,
+    &mem::SPLIT,
     &fs_workloads::GOOD,
     &fs_workloads::BAD,
     &fs_workloads::UGLY,
@@ -129,9 +139,14 @@ pub const ALL: &[&dyn Experiment] = &[
     &page_size::PageSize,
     &write_mode::WriteMode,
     &parallel::Parallel,
+    &kv::ASYNC,
+    &kv::SYNC,
     &append_update::AppendUpdate,
     &profile::Profile,
     &waiting::Objects,
+    &mount::Mount,
+    &tools::Tools,
+    &fio_check::FioCheck,
 ];
 
 /// The experiment of that name.

@@ -144,8 +144,8 @@ impl Probe {
     /// So many writes by a few threads.
     pub fn new(writes: u64, threads: u64, area: u64, subject: &dyn Subject) -> Self {
         match subject.kind() {
-            // Nothing shows before a model's buffer is full, and time costs nothing.
-            Kind::Model => Self { area, threads: threads.max(64), writes: writes.max(3000) },
+            // Nothing shows before a model's buffer is full.
+            Kind::Model => Self { area, threads: threads.max(64), writes },
             _ => Self { area, threads: threads.max(1), writes },
         }
     }

@@ -14,6 +14,7 @@
 mod counters;
 mod delay;
 mod directory;
+mod key_value;
 mod library;
 mod memory;
 mod model;
@@ -230,6 +231,9 @@ pub fn open(spec: &str, shop: &Workshop) -> Result<Box<dyn Subject>, Unavailable
         "draconis-lib" => library::Library::new(shop).map(|made| Box::new(made) as _),
         "file" | "dev" => raw::Raw::new(spec, shop).map(|made| Box::new(made) as _),
         "model" => model::Model::new(rest, shop).map(|made| Box::new(made) as _),
+        "leveldb" | "rocksdb" | "lmdb" | "redb" | "fjall" | "draconis-kv" => {
+            key_value::KeyValue::new(head, shop).map(|made| Box::new(made) as _)
+        }
         "mem" => Ok(Box::new(memory::Memory::new()) as _),
         "delay" => delay::Delay::new(rest).map(|made| Box::new(made) as _),
         _ => Err(anyhow::anyhow!("nobody knows {spec}")),
