@@ -14,6 +14,7 @@
 
 mod buffer;
 mod clock;
+mod compare;
 mod context;
 mod crash;
 mod experiments;
@@ -167,8 +168,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             println!("{}", report::write(&results, &dir)?.display());
         }
         Command::Compare { a, b } => {
-            let _ = (a, b);
-            bail!("not yet");
+            print!("{}", compare::text(&Results::read(&a)?, &Results::read(&b)?));
         }
         Command::Memory { write_back, at } => no_op::serve(&at, write_back)?,
         Command::ChannelChild { cpu } => experiments::serve_channel(cpu)?,

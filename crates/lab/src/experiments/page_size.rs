@@ -76,7 +76,7 @@ impl Experiment for PageSize {
     }
 
     fn subjects(&self) -> &'static [&'static str] {
-        &["file", "model:ssd", "model:ssd,page=16K", "model:hdd"]
+        &["file", "model:ssd", "model:ssd,page=16K"]
     }
 
     fn takes(&self, kind: Kind) -> bool {
