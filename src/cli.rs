@@ -95,6 +95,16 @@ pub enum Command {
     ///
     /// Files stay where they are. An image that is a file is lengthened, with a hole.
     Grow(Grow),
+    /// Measure: how a disk, a file system, memory or a store behaves.
+    ///
+    /// Everything after `lab` goes to the program draconis-lab, which is beside this one:
+    /// list, run, report, compare, crash.
+    #[command(disable_help_flag = true)]
+    Lab {
+        /// What draconis-lab is told.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
     /// Write a completion script for a shell to standard output.
     Completions {
         /// The shell.

@@ -8,6 +8,7 @@ mod format;
 mod get;
 mod grow;
 mod info;
+mod lab;
 mod ln;
 mod ls;
 mod mkdir;
@@ -68,6 +69,7 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Truncate(arguments) => touch::truncate(&arguments),
         Command::SetLabel(arguments) => set_label::run(&arguments),
         Command::Grow(arguments) => grow::run(&arguments),
+        Command::Lab { arguments } => lab::run(&arguments),
         Command::Completions { shell } => texts::completions(shell),
         Command::Manpages { dir } => texts::manpages(&dir),
         Command::Worker { memory } => worker::run(memory),

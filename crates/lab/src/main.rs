@@ -34,6 +34,8 @@ mod subject;
 mod terminal;
 mod units;
 
+use std::fmt::Write as _;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -159,16 +161,24 @@ fn main() -> ExitCode {
     }
 }
 
+/// Writes to standard output; whoever closed it has seen enough.
+fn say(text: &str) -> anyhow::Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::List { json } => list(json)?,
         Command::Run(arguments) => return measure(&arguments),
         Command::Report { dir } => {
             let results = Results::read(&dir)?;
-            println!("{}", report::write(&results, &dir)?.display());
+            say(&format!("{}\n", report::write(&results, &dir)?.display()))?;
         }
         Command::Compare { a, b } => {
-            print!("{}", compare::text(&Results::read(&a)?, &Results::read(&b)?));
+            say(&compare::text(&Results::read(&a)?, &Results::read(&b)?))?;
         }
         Command::Memory { write_back, at } => no_op::serve(&at, write_back)?,
         Command::ChannelChild { cpu } => experiments::serve_channel(cpu)?,
@@ -181,27 +191,27 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
 fn list(json: bool) -> anyhow::Result<()> {
     if json {
         let all: Vec<_> = experiments::ALL.iter().map(|one| listed(*one)).collect();
-        println!("{}", serde_json::to_string_pretty(&all)?);
-        return Ok(());
+        return say(&(serde_json::to_string_pretty(&all)? + "\n"));
     }
-    let mut paper = "";
+    let (mut text, mut paper) = (String::new(), "");
     for experiment in experiments::ALL {
         if experiment.paper().title() != paper {
             paper = experiment.paper().title();
-            println!("\n{paper}");
+            writeln!(text, "\n{paper}")?;
         }
-        println!("\n  {}", experiment.name());
-        println!("    asks: {}", experiment.asks());
-        println!("    the paper: {}", experiment.finding());
-        println!("    subjects: {}", experiment.subjects().join(", "));
+        writeln!(text, "\n  {}", experiment.name())?;
+        writeln!(text, "    asks: {}", experiment.asks())?;
+        writeln!(text, "    the paper: {}", experiment.finding())?;
+        writeln!(text, "    subjects: {}", experiment.subjects().join(", "))?;
         for p in experiment.parameters() {
-            println!("    --set {}=   {} (quick {}, paper {})", p.name, p.what, p.quick, p.paper);
+            let (name, what) = (p.name, p.what);
+            writeln!(text, "    --set {name}=   {what} (quick {}, paper {})", p.quick, p.paper)?;
         }
         if let Some(waits) = experiment.waits() {
-            println!("    waits for {waits}");
+            writeln!(text, "    waits for {waits}")?;
         }
     }
-    Ok(())
+    say(&text)
 }
 
 fn listed(experiment: &dyn Experiment) -> serde_json::Value {
@@ -271,14 +281,12 @@ fn measure(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
     results.write(&arguments.out)?;
     let report = report::write(&results, &arguments.out)?;
     if arguments.json {
-        println!("{}", serde_json::to_string_pretty(&results)?);
+        say(&(serde_json::to_string_pretty(&results)? + "\n"))?;
     } else {
-        println!("{}", results.machine);
-        for outcome in &results.experiments {
-            print!("{}", terminal::outcome(outcome));
-        }
-        print!("\n{}", terminal::ends(&results));
-        println!("report: {}", report.display());
+        let mut text = format!("{}\n", results.machine);
+        text.extend(results.experiments.iter().map(terminal::outcome));
+        write!(text, "\n{}report: {}\n", terminal::ends(&results), report.display())?;
+        say(&text)?;
     }
     // As a program that the signal ended.
     Ok(if results.interrupted { ExitCode::from(130) } else { ExitCode::SUCCESS })

@@ -101,15 +101,20 @@ fn warn(results: &mut Results) {
     if results.stopwatch_ns > 50.0 {
         warnings.push(format!("a look at the clock costs {:.0} ns here", results.stopwatch_ns));
     }
+    let noisy: Vec<String> = results
+        .experiments
+        .iter()
+        .filter_map(|outcome| Some((outcome, outcome.noisy().filter(|part| *part > 0.25)?)))
+        .map(|(outcome, part)| format!("{} ({:.0} %)", outcome.name, part * 100.0))
+        .collect();
+    if !noisy.is_empty() {
+        warnings.push(format!(
+            "a noisy neighbour, or too small a run: a spread above 20 % (of so many of the values) \
+             in {}",
+            noisy.join(", ")
+        ));
+    }
     for outcome in &results.experiments {
-        if let Some(part) = outcome.noisy().filter(|part| *part > 0.25) {
-            warnings.push(format!(
-                "{}: {:.0} % of the points have a spread above 20 %: a noisy neighbour, or too \
-                 small a run",
-                outcome.name,
-                part * 100.0
-            ));
-        }
         let cold = |cold| outcome.points.iter().filter(|point| point.cold == Some(cold)).count();
         if cold(false) > 0 {
             warnings.push(format!(

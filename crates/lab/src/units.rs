@@ -18,6 +18,10 @@ pub fn parse_size(text: &str) -> Option<u64> {
 
 /// `4 KiB`, `1.5 MiB`.
 pub fn bytes(bytes: f64) -> String {
+    // 6000 is not 5.86 KiB to anybody who chose it.
+    if bytes < 1e4 && bytes % 512.0 != 0.0 {
+        return format!("{} B", significant(bytes));
+    }
     scaled(bytes, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB"])
 }
 
@@ -47,8 +51,12 @@ fn scaled(value: f64, step: f64, units: &[&str]) -> String {
 
 /// Three significant digits, without trailing zeros.
 pub fn significant(value: f64) -> String {
-    if value == 0.0 {
+    if value == 0.0 || !value.is_finite() {
         return "0".into();
+    }
+    if value.abs() >= 1e4 {
+        let unit = 10f64.powf(value.abs().log10().floor() - 2.0);
+        return grouped((value / unit).round() * unit);
     }
     let decimals = (2 - value.abs().log10().floor() as i32).max(0);
     let text = format!("{value:.*}", decimals as usize);
@@ -57,6 +65,19 @@ pub fn significant(value: f64) -> String {
     } else {
         text
     }
+}
+
+/// A whole number in groups of three.
+fn grouped(value: f64) -> String {
+    let digits = format!("{:.0}", value.abs());
+    let mut text = String::from(if value < 0.0 { "-" } else { "" });
+    for (nth, digit) in digits.chars().enumerate() {
+        if nth > 0 && (digits.len() - nth) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
 }
 
 /// A value in the unit that a figure names.
@@ -86,6 +107,8 @@ mod tests {
         assert_eq!(time_ns(12_345.0), "12.3 µs");
         assert_eq!(significant(0.00123), "0.00123");
         assert_eq!(significant(1234.0), "1234");
+        assert_eq!(significant(294_577.0), "295,000");
+        assert_eq!(bytes(6000.0), "6000 B");
         assert_eq!(in_unit(34e6, "B/s"), "34 MB/s");
         assert_eq!(short_bytes(65536.0), "64K");
     }

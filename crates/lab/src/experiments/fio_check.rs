@@ -28,9 +28,15 @@ const JOBS: [(&str, &str, u64); 4] = [
 ];
 
 impl FioCheck {
+    /// An fsync takes as long as many requests.
+    fn requests(context: &Context, job: &str, block: u64) -> anyhow::Result<u64> {
+        let requests = context.number("requests")? / if job == "write" { 5 } else { 1 };
+        Ok(requests.min(context.number("area")? / block))
+    }
+
     fn by_fio(context: &Context, file: &Path, job: &str, block: u64) -> anyhow::Result<f64> {
         let area = context.number("area")?;
-        let bytes = (context.number("requests")? * block).min(area);
+        let bytes = Self::requests(context, job, block)? * block;
         let mut fio = Command::new("fio");
         fio.args(["--name=lab", "--ioengine=psync", "--output-format=json", "--thread"]);
         fio.args(["--allow_file_create=0", "--invalidate=0", "--norandommap"]);
@@ -54,7 +60,7 @@ impl FioCheck {
         block: u64,
     ) -> anyhow::Result<f64> {
         let (clock, area) = (subject.clock(), context.number("area")?);
-        let requests = context.number("requests")?.min(area / block);
+        let requests = Self::requests(context, job, block)?;
         let bytes = (requests * block) as f64;
         if job == "randwrite" {
             let load = Load { block, stride: block, offset: 0, area, threads: 1, writes: requests };
@@ -144,6 +150,14 @@ impl Experiment for FioCheck {
 
     fn takes(&self, kind: Kind) -> bool {
         kind == Kind::Directory
+    }
+
+    fn warms_up(&self) -> bool {
+        false
+    }
+
+    fn repetitions(&self) -> (u64, u64) {
+        (4, 6)
     }
 
     fn bytes(&self, context: &Context) -> anyhow::Result<u64> {

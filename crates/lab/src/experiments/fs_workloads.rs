@@ -145,7 +145,7 @@ impl Experiment for FsSweep {
             parameter(
                 "percents",
                 "fsyncPercentage",
-                "0.5,2,10,50,100",
+                "0.5,2,5,10,25,50,100",
                 "0.1,0.2,0.5,1,2,5,10,20,50,100",
             ),
         ];

@@ -111,10 +111,7 @@ impl Experiment for PageSize {
 
     fn found(&self, points: Points<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
-            let at = |offset: &u64| {
-                Some((*offset, points.named("offset", subject, "", &label(*offset))?))
-            };
-            Some(match infer(&OFFSETS.iter().filter_map(at).collect::<Vec<_>>())? {
+            Some(match page_of(points, subject)? {
                 512 => format!(
                     "{subject}: 16 KiB cost the same wherever they begin: the page is 512 B, or a \
                      cache hides it."
@@ -129,7 +126,14 @@ impl Experiment for PageSize {
     }
 }
 
-fn label(offset: u64) -> String {
+/// The page that a subject's points under `offset` betray.
+pub fn page_of(points: Points<'_>, subject: &str) -> Option<u64> {
+    let at = |offset: &u64| Some((*offset, points.named("offset", subject, "", &label(*offset))?));
+    infer(&OFFSETS.iter().filter_map(at).collect::<Vec<_>>())
+}
+
+/// What an offset is called.
+pub fn label(offset: u64) -> String {
     if offset == 0 { "aligned".into() } else { format!("at {offset}") }
 }
 

@@ -1,6 +1,6 @@
 //! A device in a few numbers: what a store that is made for its hardware wants to know.
 
-use super::page_size::{Probe, infer};
+use super::page_size::{Probe, label, page_of};
 use super::parallel::{Load, useful};
 use super::reading::{Chill, prepare, read_all};
 use super::{Experiment, Paper};
@@ -49,7 +49,7 @@ impl Experiment for Profile {
     fn figures(&self) -> Vec<Figure> {
         vec![
             Figure::new(Shape::Bars, "time", "What one request costs").y("time", "ns").log_y(),
-            Figure::new(Shape::Bars, "size", "Sizes to work in").y("bytes", "B").log_y(),
+            Figure::new(Shape::Bars, "offset", "16 KiB written at an offset").y("time", "ns"),
             Figure::new(Shape::Lines, "read", "Reading by buffer, direct, in sequence")
                 .x("buffer", "B")
                 .y("read speed", "B/s")
@@ -99,9 +99,9 @@ impl Experiment for Profile {
             let time = |label| points.named("time", subject, "", label);
             let (threads, _) = useful(&points.line("rate", subject, ""))?;
             let (buffer, _) = useful(&points.line("read", subject, ""))?;
-            let page = match points.named("size", subject, "", "page") {
-                Some(page) => units::bytes(page),
-                None => "not to be seen".into(),
+            let page = match page_of(points, subject) {
+                Some(page) if page > 512 => units::bytes(page as f64),
+                _ => "of 512 B, or not to be seen".into(),
             };
             Some(format!(
                 "{subject}: page {page}; buffers from {} on; random reads cost {} of sequential \
@@ -162,10 +162,7 @@ fn sizes(context: &Context, subject: &mut dyn Subject, area: u64) -> anyhow::Res
     let mut samples = vec![];
     let times =
         Probe::new(context.number("requests")? * 2, 2, area, subject).offsets(context, subject);
-    if let Some(page) = infer(&times) {
-        samples.push(Sample::named("size", "", "page", page as f64));
-    }
-    let mut line = vec![];
+    samples.extend(times.iter().map(|(at, ns)| Sample::named("offset", "", &label(*at), *ns)));
     for buffer in context.numbers("buffers")? {
         Chill::down(subject)?;
         let file = subject.files()?.open("area", How::Direct)?;
@@ -177,11 +174,7 @@ fn sizes(context: &Context, subject: &mut dyn Subject, area: u64) -> anyhow::Res
             read_all(&*file, nth * into.len() as u64, &mut into)?;
         }
         let speed = (reads * buffer) as f64 * 1e9 / watch.lap_ns().max(1) as f64;
-        line.push((buffer as f64, speed));
         samples.push(Sample::at("read", "", buffer as f64, speed));
-    }
-    if let Some((buffer, _)) = useful(&line) {
-        samples.push(Sample::named("size", "", "best buffer", buffer));
     }
     Ok(samples)
 }

@@ -39,7 +39,7 @@ impl Experiment for SeqRead {
             parameter(
                 "buffers",
                 "buffer sizes",
-                "4K,16K,64K,256K,1M,8M",
+                "4K,16K,64K,1M,8M",
                 "4K,8K,16K,64K,256K,1M,8M,64M,96M",
             ),
         ];
@@ -66,6 +66,10 @@ impl Experiment for SeqRead {
 
     fn takes(&self, kind: Kind) -> bool {
         kind != Kind::KeyValue
+    }
+
+    fn warms_up(&self) -> bool {
+        false
     }
 
     fn bytes(&self, context: &Context) -> anyhow::Result<u64> {

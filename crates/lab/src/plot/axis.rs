@@ -48,7 +48,11 @@ impl Scale {
             (true, "B") => self.powers(2.0, most_ticks),
             (true, _) if self.most / self.least < 20.0 => self.fine(most_ticks),
             (true, _) => self.powers(10.0, most_ticks),
-            (false, _) => self.linear(most_ticks, if unit == "B" { 1024.0 } else { 1000.0 }),
+            (false, "B") => {
+                let raw = (self.most - self.least) / most_ticks.max(1) as f64;
+                self.multiples(raw.log2().ceil().exp2())
+            }
+            (false, _) => self.linear(most_ticks),
         };
         let text = |value: f64| match unit {
             "B" => units::short_bytes(value),
@@ -76,16 +80,14 @@ impl Scale {
         inside.into_iter().step_by(step).collect()
     }
 
-    fn linear(&self, most_ticks: usize, thousand: f64) -> Vec<f64> {
+    fn linear(&self, most_ticks: usize) -> Vec<f64> {
         let raw = (self.most - self.least) / most_ticks.max(1) as f64;
-        // Steps that look round in the unit that will be written.
-        let scale = thousand.powf((raw.ln() / thousand.ln()).floor());
-        let power = 10f64.powf((raw / scale).log10().floor());
-        let step = [1.0, 2.0, 5.0, 10.0]
-            .map(|m| m * power * scale)
-            .into_iter()
-            .find(|step| *step >= raw)
-            .unwrap_or(raw);
+        let power = 10f64.powf(raw.log10().floor());
+        let steps = [1.0, 2.0, 5.0, 10.0].map(|m| m * power);
+        self.multiples(steps.into_iter().find(|step| *step >= raw).unwrap_or(raw))
+    }
+
+    fn multiples(&self, step: f64) -> Vec<f64> {
         let first = (self.least / step).ceil() as i64;
         let last = (self.most / step).floor() as i64;
         (first..=last).map(|nth| nth as f64 * step).collect()

@@ -40,6 +40,8 @@ pub fn draw(figure: &Figure, lines: &[Line<'_>], paint: Paint) -> (String, f64) 
             if let (true, Some(high), Some(low)) =
                 (point.values.len() > 1, y.place(most), y.place(least))
             {
+                // One that was far off must not make all others small.
+                let (high, low) = (high.max(TOP), low.min(HEIGHT - BOTTOM));
                 let _ = write!(
                     text,
                     "<line x1=\"{at_x:.1}\" x2=\"{at_x:.1}\" y1=\"{low:.1}\" y2=\"{high:.1}\" \

@@ -83,6 +83,8 @@ pub fn lines<'a>(outcome: &'a Outcome, figure: &Figure) -> Vec<Line<'a>> {
             }
             let (colour, dash) = match figure.shape {
                 Shape::Stacks => (nth_series, 0),
+                // Dots have no dashes.
+                Shape::Dots => (lines.len(), 0),
                 _ if subjects.len() == 1 => (nth_series, nth_series / COLOURS.len()),
                 _ => (nth_subject, nth_series),
             };

@@ -2,7 +2,7 @@
 //!
 //! Every sentence has its number from the results; what was not measured is not said.
 
-use crate::experiments::useful;
+use crate::experiments::{page_of, useful};
 use crate::results::{Outcome, Points, Results};
 use crate::units::{bytes, in_unit, significant, time_ns};
 
@@ -108,24 +108,24 @@ impl<'a> Found<'a> {
     fn distance(&self) -> Option<String> {
         let random = self.request("random read 4 KiB")?;
         let ratio = random / self.request("sequential read 4 KiB")?;
-        let means = if ratio < FLAT {
-            "distance costs nothing, there is no head to move"
+        let time = time_ns(random);
+        Some(if ratio < FLAT {
+            format!(
+                "A random read of 4 KiB takes {time}, no longer than a sequential one: there \
+                     is no head to move."
+            )
         } else {
-            "distance costs time"
-        };
-        let ratio = significant(ratio);
-        Some(format!(
-            "A random read of 4 KiB takes {}, {ratio} times a sequential one: {means}.",
-            time_ns(random)
-        ))
+            let ratio = significant(ratio);
+            format!("A random read of 4 KiB takes {time}, {ratio} times a sequential one.")
+        })
     }
 
     fn page(&self) -> Option<String> {
-        let (points, subject) = self.real("profile")?;
-        Some(match points.named("size", subject, "", "page") {
-            Some(page) if page > 512.0 => format!(
+        let (points, subject) = self.real("page-size").or_else(|| self.real("profile"))?;
+        Some(match page_of(points, subject)? {
+            page if page > 512 => format!(
                 "The device works in pages of {}: what begins or ends inside one costs more.",
-                bytes(page)
+                bytes(page as f64)
             ),
             _ => "No page shows: writes cost the same wherever they begin, as if a cache lay \
                   before the flash."
@@ -246,10 +246,19 @@ impl<'a> Found<'a> {
             && let Some((_, most)) = line.last().copied()
             && let Some((interval, _)) = line.iter().find(|(_, speed)| *speed >= most / 2.0)
         {
-            lines.push(format!(
-                "Group writes before an fsync: with {interval:.0} of 4 KiB between two, half of \
-                 the speed without any is reached."
-            ));
+            let last = line.last().is_some_and(|(writes, _)| writes == interval);
+            lines.push(if last {
+                format!(
+                    "Group as many writes as you can before an fsync: even {:.0} of 4 KiB between \
+                     two do not reach half of the speed without any.",
+                    line.iter().rev().nth(1).map_or(1.0, |(writes, _)| *writes),
+                )
+            } else {
+                format!(
+                    "Group writes before an fsync: with {interval:.0} of 4 KiB between two, half \
+                     of the speed without any is reached."
+                )
+            });
         }
         if let Some((threads, rate, one)) = self.threads() {
             lines.push(format!(
@@ -258,8 +267,8 @@ impl<'a> Found<'a> {
             ));
         }
         if let Some((points, subject)) = self.real("profile") {
-            let page = points.named("size", subject, "", "page").unwrap_or(0.0).max(4096.0);
-            lines.push(format!("Write whole multiples of {}, aligned to it.", bytes(page)));
+            let page = page_of(points, subject).unwrap_or(0).max(4096);
+            lines.push(format!("Write whole multiples of {}, aligned to it.", bytes(page as f64)));
         }
         lines
     }
