@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod buffer;
+mod child;
 mod clock;
 mod compare;
 mod context;
@@ -22,6 +23,7 @@ mod machine;
 mod memory;
 mod no_op;
 mod parameters;
+mod pin;
 mod plot;
 mod pressure;
 mod random;

@@ -35,10 +35,4 @@ impl Stop {
     pub fn check(&self) -> Result<(), Stopped> {
         if self.0.load(Ordering::Relaxed) { Err(Stopped) } else { Ok(()) }
     }
-
-    /// Asks to stop.
-    #[cfg(test)]
-    pub fn ask(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }

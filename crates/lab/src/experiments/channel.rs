@@ -20,11 +20,11 @@ use draconis_exchange::heap::{Block, arena::Class};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::pipe::pipe;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use rustix::thread::CpuSet;
 
 use super::{Experiment, Paper};
 use crate::context::Context;
 use crate::parameters::{Parameter, parameter};
+use crate::pin;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::stats;
 use crate::subject::{Kind, Subject};
@@ -54,13 +54,6 @@ impl FileServer for Idle {
     }
 }
 
-/// Binds the calling thread to one CPU; the lab says so where it may not.
-pub fn pin(cpu: usize) -> bool {
-    let mut set = CpuSet::new();
-    set.set(cpu);
-    rustix::thread::sched_setaffinity(None, &set).is_ok()
-}
-
 /// Runs `what` in a thread of its own on one CPU, so that nothing else stays bound to it.
 fn pinned<T: Send>(
     cpu: usize,
@@ -68,7 +61,7 @@ fn pinned<T: Send>(
 ) -> anyhow::Result<T> {
     std::thread::scope(|scope| {
         let run = || {
-            pin(cpu);
+            pin::to(cpu);
             what()
         };
         scope.spawn(run).join().map_err(|_| anyhow!("a thread panicked"))?
@@ -80,7 +73,7 @@ fn pinned<T: Send>(
 /// # Errors
 /// What the channel says.
 pub fn serve_as_child(cpu: usize) -> anyhow::Result<()> {
-    pin(cpu);
+    pin::to(cpu);
     let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
     let session = process::accept(&socket, Instant::now() + PATIENCE)?;
     let server = session.server::<File>(0).context("lane 0")?;
@@ -161,7 +154,7 @@ impl Way {
     fn thread(&self, payloads: &[usize], cpu: usize) -> anyhow::Result<Vec<f64>> {
         let (client, server) = channel::pair::<File>();
         let peer = std::thread::spawn(move || {
-            pin(cpu);
+            pin::to(cpu);
             file::serve(server, &Idle, PATIENCE)
         });
         let mut caller = Caller::new(client, PATIENCE);
@@ -205,7 +198,7 @@ impl Way {
     ) -> anyhow::Result<Vec<f64>> {
         let [mut from, mut to] = theirs.map(Stream::from);
         let peer = std::thread::spawn(move || {
-            pin(1);
+            pin::to(1);
             let bytes = vec![7; MOST];
             let mut request = [0; 32];
             while from.read_exact(&mut request).is_ok() {

@@ -171,8 +171,9 @@ impl Experiment for FioCheck {
         let mut samples = vec![];
         for (name, job, block) in JOBS {
             context.check()?;
+            let even = context.repetition.is_multiple_of(2);
             // Turn about, so that neither always comes first.
-            for fio_now in [context.repetition % 2 == 0, context.repetition % 2 == 1] {
+            for fio_now in [even, !even] {
                 Chill::down(subject)?;
                 if fio_now {
                     match Self::by_fio(context, &dir.join("area"), job, block) {

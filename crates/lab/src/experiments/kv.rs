@@ -2,10 +2,11 @@
 
 use std::process::Command;
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use serde::Deserialize;
 
 use super::{Experiment, Paper};
+use crate::child;
 use crate::context::Context;
 use crate::parameters::{Parameter, parameter};
 use crate::results::{Figure, Points, Sample, Shape};
@@ -36,7 +37,7 @@ pub const ASYNC: Kv = Kv {
         parameter("puts", "puts of each run (the paper: 8 GB of them)", "80K", "16M"),
         VALUE,
         parameter("writers", "threads that put", "1", "1"),
-        parameter("most_ms", "a run stops after so many milliseconds", "1000", "3600000"),
+        parameter("most_ms", "a run stops after so many milliseconds", "1000", "600000"),
     ],
     sync: false,
 };
@@ -90,11 +91,7 @@ impl Kv {
         if self.sync {
             command.arg("--sync");
         }
-        let output = command.output().context("the helper draconis-lab-peers")?;
-        if !output.status.success() {
-            bail!("draconis-lab-peers: {}", String::from_utf8_lossy(&output.stderr).trim());
-        }
-        let outcome: Outcome = serde_json::from_slice(&output.stdout)?;
+        let outcome: Outcome = serde_json::from_slice(&child::output(context, &mut command)?)?;
         if outcome.found != outcome.looked_for {
             bail!(
                 "{store}: {} of {} keys were lost",
@@ -150,7 +147,7 @@ impl Experiment for Kv {
     }
 
     fn repetitions(&self) -> (u64, u64) {
-        (2, 3)
+        (2, 1)
     }
 
     fn warms_up(&self) -> bool {

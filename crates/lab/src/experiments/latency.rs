@@ -6,6 +6,7 @@ use crate::buffer::Buffer;
 use crate::clock::Stopwatch;
 use crate::context::Context;
 use crate::parameters::{Parameter, parameter};
+use crate::pin::Pinned;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::stats;
 use crate::subject::{How, Kind, Subject};
@@ -83,12 +84,17 @@ impl Experiment for Latency {
             read_all(&*file, nth * buffer, &mut into)?;
         }
         let reads = context.number("reads")?;
+        let pinned = Pinned::to_this_cpu();
+        if pinned.is_none() {
+            context.note("not bound to one CPU: the system does not let us");
+        }
         let mut laps = Vec::with_capacity(reads as usize);
         let mut watch = Stopwatch::start(&*clock);
         for nth in 0..reads {
             read_all(&*file, nth % (bytes / buffer) * buffer, &mut into)?;
             laps.push(watch.lap_ns());
         }
+        drop(pinned);
         let sample = |(nth, ns): (usize, &u64)| Sample::at("time", "", nth as f64, *ns as f64);
         Ok(laps.iter().enumerate().map(sample).collect())
     }

@@ -3,17 +3,18 @@
 use std::io::Write;
 use std::process::Command;
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use serde::Deserialize;
 
 use super::fs_workloads::{split, told_split};
 use super::{Experiment, Paper};
+use crate::child;
 use crate::context::Context;
 use crate::parameters::{Parameter, parameter};
 use crate::pressure::Pressure;
 use crate::random::Random;
 use crate::results::{Figure, Points, Sample, Shape};
-use crate::subject::{Kind, Subject};
+use crate::subject::{Device, Kind, Subject};
 use crate::units;
 
 /// One of the experiments on memory.
@@ -113,6 +114,10 @@ impl Mem {
     fn measure(&self, context: &Context, buffer: u64) -> anyhow::Result<Vec<Outcome>> {
         let workshop = &context.workshop;
         let limit = context.number("limit")?;
+        let available = meminfo("MemAvailable:");
+        if limit + SPARE_BYTES > available {
+            bail!("memory of {} is needed, {} are there", limit + SPARE_BYTES, available);
+        }
         let pressure = Pressure::new(limit);
         let runs = self.runs(context, buffer)?;
         let mut command = Command::new(&workshop.peers);
@@ -122,7 +127,7 @@ impl Mem {
         command.arg("--seed").arg((context.seed + context.repetition).to_string());
         let runs: Vec<String> = runs.iter().map(u64::to_string).collect();
         command.arg("--runs").arg(runs.join(","));
-        let swap = swap_free();
+        let swap = meminfo("SwapFree:");
         let file;
         let pages = if swap > buffer {
             "anonymous memory that goes to swap"
@@ -136,18 +141,21 @@ impl Mem {
             None => command.arg("--page-out-above").arg(limit.to_string()),
         };
         context.note(format!("pressure: {}; {pages}", pressure.describe()));
-        let output = command.output().context("the helper draconis-lab-peers")?;
-        if !output.status.success() {
-            bail!("draconis-lab-peers: {}", String::from_utf8_lossy(&output.stderr).trim());
+        let device = Device::of(&workshop.dir);
+        if let Some(kib) = device.and_then(|device| device.queue("read_ahead_kb")) {
+            context.note(format!("a page that is missing may bring {kib} KiB of neighbours along"));
         }
-        Ok(serde_json::from_slice(&output.stdout)?)
+        Ok(serde_json::from_slice(&child::output(context, &mut command)?)?)
     }
 }
 
-/// Swap that is free, in bytes.
-fn swap_free() -> u64 {
+/// Memory that is left to the rest of the machine, in bytes.
+const SPARE_BYTES: u64 = 256 << 20;
+
+/// What the kernel says of its memory, in bytes.
+fn meminfo(key: &str) -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find(|line| line.starts_with("SwapFree:")).unwrap_or_default();
+    let line = text.lines().find(|line| line.starts_with(key)).unwrap_or_default();
     line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
@@ -254,6 +262,10 @@ impl Experiment for Mem {
 
     fn takes(&self, kind: Kind) -> bool {
         kind == Kind::Memory
+    }
+
+    fn repetitions(&self) -> (u64, u64) {
+        (3, 3)
     }
 
     fn warms_up(&self) -> bool {

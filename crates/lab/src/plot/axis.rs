@@ -39,7 +39,7 @@ impl Scale {
         } else {
             (value - self.least) / (self.most - self.least)
         };
-        part.is_finite().then(|| self.from + (self.to - self.from) * part)
+        part.is_finite().then_some(self.from + (self.to - self.from) * part)
     }
 
     /// Where lines are drawn, and what is written at them.

@@ -157,12 +157,11 @@ struct LibraryHandle {
 }
 
 impl Files for LibraryFiles {
-    fn create(&self, name: &str, bytes: u64, how: How) -> anyhow::Result<Arc<dyn Handle>> {
+    fn create(&self, name: &str, _: u64, _: How) -> anyhow::Result<Arc<dyn Handle>> {
         let volume = of(&self.0)?;
         let root = volume.root();
         if volume.resolve(root, name.as_bytes(), Follow::No).is_ok() {
             self.remove(name)?;
-            return self.create(name, bytes, how);
         }
         let kind = NodeKind::File;
         let new = NewNode { kind, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };

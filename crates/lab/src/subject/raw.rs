@@ -31,7 +31,10 @@ pub struct Raw {
 
 /// Where areas are.
 #[derive(Default)]
-pub struct Areas(Mutex<(u64, HashMap<String, (u64, u64)>)>);
+pub struct Areas(Mutex<Taken>);
+
+/// Where the next area begins, and by name where each begins and how long it is.
+type Taken = (u64, HashMap<String, (u64, u64)>);
 
 impl Areas {
     /// Takes the next area of `bytes` for `name`, or the one that it has if that is enough.
