@@ -27,7 +27,7 @@ use draconis_exchange::heap::{Block, Private};
 use crate::core::Core;
 use crate::entry::{Data, Entry, Key, Named, ObjectRecord, named, object_key};
 use crate::io::Io;
-use crate::layer::{Layer, Sorted, intervals};
+use crate::layer::{Layer, Sorted, hash, intervals};
 use crate::segment::State;
 use crate::store::OpenOptions;
 use crate::tree::{Child, Inner, Node, Nodes, Ptr, Tree};
@@ -309,7 +309,9 @@ impl Map {
     fn new(core: &mut Core) -> Self {
         let mut counted = Layer::default();
         for run in &core.runs {
-            counted = Layer::fold(&run.layer, &counted, &mut |_| {});
+            if let Some(layer) = &run.layer {
+                counted = Layer::fold(layer, &counted, &mut |_| {});
+            }
         }
         let log = core.active.seal();
         let full = [Arc::new(Layer::fold(&log, &counted, &mut |_| {}))];
@@ -420,11 +422,11 @@ impl Map {
             }
             _ => {
                 if let Entry::Data(data) = entry
-                    && Sorted::get(&self.counted, key).is_none()
+                    && self.counted.get(key, hash(key)).is_none()
                 {
                     see(Seen::Live(None, data));
                 }
-                if Sorted::get(&*self.full[0], key).is_none() {
+                if self.full[0].get(key, hash(key)).is_none() {
                     show(key, entry, see);
                 }
             }
