@@ -174,7 +174,10 @@ impl Core {
         // segments are left the more.
         let haste = if free * 4 < self.low() * 3 { 3 } else { 1 };
         self.cleaning_debt += bytes * len / dead * 5 / 4 * haste;
-        while self.cleaning_debt > 0 && self.cleaning.is_some() {
+        while self.cleaning_debt > 0
+            && self.cleaning.is_some()
+            && self.segments.free() > self.floor()
+        {
             let done = self.clean_step()?;
             self.cleaning_debt = self.cleaning_debt.saturating_sub(done);
         }
@@ -191,7 +194,7 @@ impl Core {
                 && !self.cleaned_since.contains(&number)
                 && !self.cleaned_before.contains(&number);
             let used = segment.live.max(0) as u64;
-            let age = self.clock.saturating_sub(segment.stamp).max(1);
+            let age = self.clock.saturating_sub(segment.closed).max(1);
             (is_candidate && used < len - len / 64)
                 .then(|| (self.layout.worth(used, len, age), number))
         };

@@ -155,14 +155,9 @@ impl Sorted for Active {
 impl Layer {
     /// A layer of sorted pairs.
     pub fn new(pairs: Vec<(Key, Entry)>, bytes: usize) -> Self {
-        let exact = |key: &Key| !matches!(named(key), Some(Named::Extent(..)));
-        let count = pairs.iter().take(SLOTTED).filter(|(key, _)| exact(key)).count();
-        let mut slots = vec![0u32; (count * 2).next_power_of_two()];
+        let mut slots = vec![0u32; (pairs.len().min(SLOTTED) * 2).next_power_of_two()];
         let mask = slots.len() - 1;
         for (index, (key, _)) in pairs.iter().take(SLOTTED).enumerate() {
-            if !exact(key) {
-                continue;
-            }
             let hash = hash(key);
             let mut at = hash as usize & mask;
             while slots[at] != 0 {

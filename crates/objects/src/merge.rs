@@ -96,8 +96,8 @@ impl Core {
     }
 
     pub fn finish_merge(&mut self) -> Result<()> {
-        while self.merging.is_some() {
-            self.merge_step(1024)?;
+        while self.merging.is_some() && self.segments.free() > self.floor() {
+            self.merge_step(256)?;
         }
         Ok(())
     }

@@ -89,6 +89,7 @@ fn empty_core(disk: Arc<dyn Disk>, superblock: Superblock, cache_bytes: u64) -> 
         links: 0,
         counters: Counters::default(),
         stopped: None,
+        is_torn: false,
     }
 }
 
@@ -374,7 +375,7 @@ fn accept(core: &mut Core, frames: Vec<Found>) -> Result<()> {
         }
         let stream = &mut core.streams[frame.stream];
         if stream.segment != frame.segment {
-            core.segments.close(stream.segment);
+            core.segments.close(stream.segment, core.clock);
             core.segments.reopen(frame.segment);
             stream.segment = frame.segment;
         }
