@@ -101,9 +101,9 @@ pub fn run(arguments: &StoreCrashArguments) -> anyhow::Result<()> {
             }
         }
     };
-    let threads = arguments.threads.unwrap_or_else(|| {
-        std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
-    });
+    let threads = arguments
+        .threads
+        .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
     std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(one))));
     let sum = sum.into_inner().unwrap_or_else(PoisonError::into_inner);
     print(&sum, began.elapsed());
@@ -157,7 +157,8 @@ fn piece(kind: Kind, number: u64, steps: usize) -> Result<(Tally, Harm), Violati
             let place = number / 4;
             let groups = if place.is_multiple_of(8) { 2 } else { 3 };
             let all = torture::sequences(groups) as u64;
-            let script = torture::sequence(groups, (place.wrapping_mul(7919) % all) as usize, shape);
+            let script =
+                torture::sequence(groups, (place.wrapping_mul(7919) % all) as usize, shape);
             let options = CrashOptions { seed: number, subsets: 64, exhaustive_sectors: 12 };
             let tally = torture::cut(shape, &script, options, Effort::SOME, usual)?;
             Ok((tally, Harm::default()))

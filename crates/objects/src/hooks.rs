@@ -56,8 +56,7 @@ pub struct Settings {
 
 impl Settings {
     /// As stores are.
-    pub const USUAL: Self =
-        Self { commit_bytes: 1 << 20, barrier_bytes: 32 << 20, without: None };
+    pub const USUAL: Self = Self { commit_bytes: 1 << 20, barrier_bytes: 32 << 20, without: None };
 }
 
 #[cfg(feature = "torture")]

@@ -61,7 +61,8 @@ fn every_omission_is_found() {
         .filter(|(what, find)| {
             let began = std::time::Instant::now();
             let found = find(with(*what));
-            let text = found.as_ref().map_or("NOT FOUND", |it| it.0.lines().next().unwrap_or_default());
+            let text =
+                found.as_ref().map_or("NOT FOUND", |it| it.0.lines().next().unwrap_or_default());
             println!("{what:?} ({:.1?}): {text}", began.elapsed());
             found.is_none()
         })

@@ -84,7 +84,10 @@ pub fn damage(
             .unwrap_or_else(|panic| Err(Violation::of_panic("reading", &*panic)))
             .map_err(|Violation(why)| Violation(format!("{} at {place:?}: {why}", what())))?;
         if is_spare && seen.refused + seen.unreadable > 0 {
-            return Err(Violation(format!("{} at {place:?}: one superblock is not done without", what())));
+            return Err(Violation(format!(
+                "{} at {place:?}: one superblock is not done without",
+                what()
+            )));
         }
         harm += seen;
     }
@@ -93,7 +96,8 @@ pub fn damage(
 
 /// How many groups something on the disk knows of that was written after they were durable.
 fn known(events: &[Event]) -> usize {
-    let is_write = |event: &Event| matches!(event, Event::Group { writes, .. } if !writes.is_empty());
+    let is_write =
+        |event: &Event| matches!(event, Event::Group { writes, .. } if !writes.is_empty());
     let last = events.iter().rposition(is_write).unwrap_or(0);
     let mark = |event: &Event| match event {
         Event::Mark(mark) => Some(*mark as usize),
@@ -205,8 +209,7 @@ pub(super) struct Partly {
 
 impl Partly {
     pub fn read(store: &Arc<Store>, history: &History) -> Result<Self, Violation> {
-        let mut seen =
-            Self { list: None, objects: vec![], keys: vec![], scanned: None, errors: 0 };
+        let mut seen = Self { list: None, objects: vec![], keys: vec![], scanned: None, errors: 0 };
         let mut errors = 0;
         let mut ok = |error: Error| match error {
             Error::Corrupt { .. } | Error::Device(_) | Error::Stopped(_) => {
@@ -254,7 +257,10 @@ impl Partly {
             Some(groups) => Err(Violation(format!(
                 "{groups} groups are there, {least} were durable when the last write was made, and nobody says a word"
             ))),
-            None => Err(Violation(format!("bytes that no number of groups shows, {} errors", self.errors))),
+            None => Err(Violation(format!(
+                "bytes that no number of groups shows, {} errors",
+                self.errors
+            ))),
         }
     }
 
@@ -263,7 +269,11 @@ impl Partly {
         for (id, bytes) in &self.objects {
             let should = contents.objects.get(id).map(|it| &it[..]);
             if bytes.as_deref() != should {
-                return format!("object {id}: {:?} bytes, should be {:?}", bytes.as_ref().map(Vec::len), should.map(<[u8]>::len));
+                return format!(
+                    "object {id}: {:?} bytes, should be {:?}",
+                    bytes.as_ref().map(Vec::len),
+                    should.map(<[u8]>::len)
+                );
             }
         }
         for (key, value) in &self.keys {
@@ -278,9 +288,18 @@ impl Partly {
         let lens = contents.objects.iter().map(|(id, bytes)| (*id, bytes.len() as u64));
         let pairs = contents.keys.iter().map(|(key, value)| (&key[..], &value[..]));
         self.list.as_ref().is_none_or(|list| list.iter().copied().eq(lens))
-            && self.objects.iter().all(|(id, bytes)| bytes.as_deref() == contents.objects.get(id).map(|it| &it[..]))
-            && self.keys.iter().all(|(key, value)| value.as_deref() == contents.keys.get(key).map(|it| &it[..]))
-            && self.scanned.as_ref().is_none_or(|scanned| scanned.iter().map(|(k, v)| (&k[..], &v[..])).eq(pairs))
+            && self
+                .objects
+                .iter()
+                .all(|(id, bytes)| bytes.as_deref() == contents.objects.get(id).map(|it| &it[..]))
+            && self
+                .keys
+                .iter()
+                .all(|(key, value)| value.as_deref() == contents.keys.get(key).map(|it| &it[..]))
+            && self
+                .scanned
+                .as_ref()
+                .is_none_or(|scanned| scanned.iter().map(|(k, v)| (&k[..], &v[..])).eq(pairs))
     }
 }
 
@@ -289,13 +308,23 @@ impl Partly {
 ///
 /// # Errors
 /// The first promise that is broken.
-pub fn fail(shape: Shape, script: &Script, seed: u64, settings: Settings) -> Result<Harm, Violation> {
+pub fn fail(
+    shape: Shape,
+    script: &Script,
+    seed: u64,
+    settings: Settings,
+) -> Result<Harm, Violation> {
     let failed = std::panic::AssertUnwindSafe(|| try_fail(shape, script, seed, settings));
     std::panic::catch_unwind(failed)
         .unwrap_or_else(|panic| Err(Violation::of_panic("failing", &*panic)))
 }
 
-fn try_fail(shape: Shape, script: &Script, seed: u64, settings: Settings) -> Result<Harm, Violation> {
+fn try_fail(
+    shape: Shape,
+    script: &Script,
+    seed: u64,
+    settings: Settings,
+) -> Result<Harm, Violation> {
     let mut dice = Dice::new(seed);
     let below = Arc::new(MemoryDisk::new(vec![0xEE; shape.disk_bytes], 512));
     let faults = Arc::new(FaultDisk::new(below.clone()));
@@ -319,11 +348,13 @@ fn try_fail(shape: Shape, script: &Script, seed: u64, settings: Settings) -> Res
     let ran = actor.until_failure(&script.steps[at..]);
     let waited = actor.waited;
     let history = actor.end();
-    let what = |Violation(why): Violation| Violation(format!("{hits:?}, {fault:?} from step {at}: {why}"));
+    let what =
+        |Violation(why): Violation| Violation(format!("{hits:?}, {fault:?} from step {at}: {why}"));
     ran.map_err(what)?;
     // What is left, on a disk that works.
     faults.heal();
-    let store = Store::open(below, &SMALL).map_err(|error| what(Violation(format!("open: {error}"))))?;
+    let store =
+        Store::open(below, &SMALL).map_err(|error| what(Violation(format!("open: {error}"))))?;
     let seen = Contents::read(&store).map_err(|error| what(Violation(format!("read: {error}"))))?;
     let groups = history.find(&seen, waited).map_err(|why| what(Violation(why)))?;
     harm.shorter += u64::from(groups < history.groups());

@@ -85,7 +85,8 @@ impl<'a> Judge<'a> {
         let waited = crash.marks().last().map_or(0, |mark| *mark as usize);
         if is_due(effort.read_only) {
             let options = OpenOptions { read_only: true, ..SMALL };
-            let store = Store::open(crash.disk.clone(), &options).map_err(said("open for reading"))?;
+            let store =
+                Store::open(crash.disk.clone(), &options).map_err(said("open for reading"))?;
             find(&store, self.history, waited)?;
         }
         if is_due(effort.second_cut) {
@@ -98,7 +99,8 @@ impl<'a> Judge<'a> {
             let expected = live_on(&store, self.history.after(groups))?;
             drop(store);
             let store = Store::open(disk, &SMALL).map_err(said("second open"))?;
-            compare(&store, &expected).map_err(|Violation(why)| Violation(format!("second life: {why}")))?;
+            compare(&store, &expected)
+                .map_err(|Violation(why)| Violation(format!("second life: {why}")))?;
             if is_due(effort.emptied) {
                 empty(&store, &expected)?;
             }
@@ -133,7 +135,10 @@ impl<'a> Judge<'a> {
                 }
             })();
             judged.map_err(|Violation(why)| {
-                Violation(format!("second cut, state {states} ({:?}, durable {}): {why}\n{told}", again.cut, again.durable.0))
+                Violation(format!(
+                    "second cut, state {states} ({:?}, durable {}): {why}\n{told}",
+                    again.cut, again.durable.0
+                ))
             })?;
         }
         Ok(states)
@@ -151,11 +156,17 @@ fn find(store: &Arc<Store>, history: &History, waited: usize) -> Result<usize, V
         return Err(Violation(format!("{} bytes are used by {stored}", info.used_bytes)));
     }
     if info.used_bytes > info.capacity_bytes * 2 {
-        return Err(Violation(format!("{} bytes are used of {}", info.used_bytes, info.capacity_bytes)));
+        return Err(Violation(format!(
+            "{} bytes are used of {}",
+            info.used_bytes, info.capacity_bytes
+        )));
     }
     let next = store.new_object().id();
     if next.0 <= expected.last_id {
-        return Err(Violation(format!("name {next} is given out again, up to {} were used", expected.last_id)));
+        return Err(Violation(format!(
+            "name {next} is given out again, up to {} were used",
+            expected.last_id
+        )));
     }
     Ok(groups)
 }
@@ -197,7 +208,9 @@ fn live_on(store: &Arc<Store>, before: &Contents) -> Result<Contents, Violation>
                     group.delete(*id);
                     after.objects.remove(id);
                 }
-                store.submit(group, &[]).map_err(|refused| said("delete on a full store")(refused.error))?
+                store
+                    .submit(group, &[])
+                    .map_err(|refused| said("delete on a full store")(refused.error))?
             }
             error => return Err(said("submit")(error)),
         },
@@ -221,7 +234,10 @@ fn empty(store: &Arc<Store>, contents: &Contents) -> Result<(), Violation> {
     // Entries of what is gone stay until they are merged; payloads do not.
     let entries = 256 * (contents.objects.len() as u64 * 2 + contents.keys.len() as u64);
     if info.used_bytes > entries + (16 << 10) {
-        return Err(Violation(format!("everything is deleted, and {} bytes are used: {info:?}", info.used_bytes)));
+        return Err(Violation(format!(
+            "everything is deleted, and {} bytes are used: {info:?}",
+            info.used_bytes
+        )));
     }
     compare(store, &Contents::default())
 }

@@ -175,8 +175,9 @@ impl<D: Disk + 'static> Actor<D> {
 
     pub fn all(&mut self, steps: &[Step]) -> Result<(), Violation> {
         for (nth, step) in steps.iter().enumerate() {
-            self.step(step)
-                .map_err(|stop| Violation(format!("step {nth}, {step:?}: {}", Violation::from(stop))))?;
+            self.step(step).map_err(|stop| {
+                Violation(format!("step {nth}, {step:?}: {}", Violation::from(stop)))
+            })?;
         }
         Ok(())
     }
@@ -189,7 +190,13 @@ impl<D: Disk + 'static> Actor<D> {
         for (nth, step) in steps.iter().enumerate() {
             match self.step(step) {
                 Ok(()) => {}
-                Err(Stop::Failed(doing, error @ (Error::Device(_) | Error::Stopped(_) | Error::Corrupt { .. } | Error::NotAStore(_)))) => {
+                Err(Stop::Failed(
+                    doing,
+                    error @ (Error::Device(_)
+                    | Error::Stopped(_)
+                    | Error::Corrupt { .. }
+                    | Error::NotAStore(_)),
+                )) => {
                     last = format!("step {nth} more, {step:?}: {doing}: {error}");
                     break;
                 }
@@ -282,8 +289,14 @@ impl<D: Disk + 'static> Actor<D> {
                 only_frees = false;
             }
         }
-        let after: Vec<Ticket> =
-            self.tickets.iter().rev().take(3).filter(|_| self.history.groups() % 2 == 0).map(|it| it.0).collect();
+        let after: Vec<Ticket> = self
+            .tickets
+            .iter()
+            .rev()
+            .take(3)
+            .filter(|_| self.history.groups() % 2 == 0)
+            .map(|it| it.0)
+            .collect();
         let bytes = group.len_bytes() as u64;
         match self.store().submit(group, &after) {
             Ok(ticket) => {
@@ -295,7 +308,8 @@ impl<D: Disk + 'static> Actor<D> {
             Err(refused) => {
                 let info = self.store().info();
                 let broken = |error: Error| {
-                    let held = if self.kept.is_some() { "with a snapshot" } else { "without a snapshot" };
+                    let held =
+                        if self.kept.is_some() { "with a snapshot" } else { "without a snapshot" };
                     Stop::Broken(Violation(format!("submit, {held}: {error}; {info:?}")))
                 };
                 match refused.error {
@@ -329,7 +343,13 @@ impl<D: Disk + 'static> Actor<D> {
         self.group(&ops)
     }
 
-    fn op(&mut self, op: &Op, group: &mut Group, slots: &mut BTreeMap<u8, ObjectId>, next: &mut Contents) {
+    fn op(
+        &mut self,
+        op: &Op,
+        group: &mut Group,
+        slots: &mut BTreeMap<u8, ObjectId>,
+        next: &mut Contents,
+    ) {
         let change = |next: &mut Contents, id: ObjectId, change: &dyn Fn(&mut Vec<u8>)| {
             let mut bytes = next.objects.get(&id).map_or_else(Vec::new, |bytes| bytes.to_vec());
             change(&mut bytes);
@@ -396,14 +416,20 @@ pub(super) fn key_of(key: u16) -> Vec<u8> {
 fn compare(snapshot: &Snapshot, was: &Contents) -> Result<(), Stop> {
     let said = failed("snapshot");
     let list = snapshot.list().map_err(&said)?;
-    if !list.iter().map(|(id, len)| (id, *len)).eq(was.objects.iter().map(|(id, b)| (id, b.len() as u64))) {
+    if !list
+        .iter()
+        .map(|(id, len)| (id, *len))
+        .eq(was.objects.iter().map(|(id, b)| (id, b.len() as u64)))
+    {
         return Err(Stop::Broken(Violation(format!("a snapshot lists {list:?}"))));
     }
     for (id, bytes) in &was.objects {
         let mut have = vec![0; bytes.len()];
         snapshot.read(*id, 0, &mut have).map_err(&said)?;
         if have[..] != bytes[..] {
-            return Err(Stop::Broken(Violation(format!("object {id} of a snapshot has other bytes"))));
+            return Err(Stop::Broken(Violation(format!(
+                "object {id} of a snapshot has other bytes"
+            ))));
         }
     }
     Ok(())
@@ -435,7 +461,10 @@ pub fn cut(
             let draconis_device::Crash { durable, written, cut, .. } = &crash;
             Violation(format!(
                 "state {} ({cut:?}, durable {}, written {}): {why}\n{}",
-                tally.states, durable.0, written.0, around(&told, durable.0, written.0)
+                tally.states,
+                durable.0,
+                written.0,
+                around(&told, durable.0, written.0)
             ))
         })?;
     }
