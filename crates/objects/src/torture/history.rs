@@ -45,12 +45,12 @@ impl Contents {
     }
 
     /// Bytes that must be somewhere: zeros may be holes.
-    pub fn stored_bytes(&self) -> u64 {
+    fn stored_bytes(&self) -> u64 {
         let all = self.objects.values().chain(self.keys.values());
         all.map(|bytes| bytes.iter().filter(|byte| **byte != 0).count() as u64).sum()
     }
 
-    /// A number that others do not have.
+    /// A number that others do not have: hashes of 64 bits are trusted here.
     fn digest(&self) -> u64 {
         let object = |(id, bytes): (&ObjectId, &Arc<[u8]>)| {
             crate::codec::mix(id.0 ^ XxHash3_64::oneshot(bytes))
@@ -111,13 +111,15 @@ fn bytes_differ(is: Option<&Arc<[u8]>>, should: Option<&Arc<[u8]>>) -> String {
 #[derive(Clone, Debug)]
 pub struct History {
     prefixes: Vec<Contents>,
+    /// Of each, bytes that must be somewhere.
+    stored: Vec<u64>,
     by_digest: HashMap<u64, Vec<usize>>,
 }
 
 impl History {
     /// Nothing was done yet to what shows `contents`.
     pub fn new(contents: Contents) -> Self {
-        let mut history = Self { prefixes: vec![], by_digest: HashMap::new() };
+        let mut history = Self { prefixes: vec![], stored: vec![], by_digest: HashMap::new() };
         history.push(contents);
         history
     }
@@ -125,6 +127,7 @@ impl History {
     /// One more group.
     pub fn push(&mut self, contents: Contents) {
         self.by_digest.entry(contents.digest()).or_default().push(self.prefixes.len());
+        self.stored.push(contents.stored_bytes());
         self.prefixes.push(contents);
     }
 
@@ -136,6 +139,11 @@ impl History {
     /// What is seen after so many groups.
     pub fn after(&self, groups: usize) -> &Contents {
         &self.prefixes[groups]
+    }
+
+    /// Bytes that must be somewhere after so many groups: zeros may be holes.
+    pub fn stored_bytes(&self, groups: usize) -> u64 {
+        self.stored[groups]
     }
 
     /// Every object and key that ever was, each with the longest that it was.
@@ -168,10 +176,6 @@ impl History {
         let places = self.by_digest.get(&contents.digest()).into_iter().flatten();
         let mut fewer = None;
         for &groups in places {
-            let it = &self.prefixes[groups];
-            if it.objects != contents.objects || it.keys != contents.keys {
-                continue;
-            }
             if groups >= least {
                 return Ok(groups);
             }

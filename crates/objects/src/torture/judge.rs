@@ -151,12 +151,9 @@ fn find(store: &Arc<Store>, history: &History, waited: usize) -> Result<usize, V
     let groups = history.find(&seen, waited).map_err(Violation)?;
     let expected = history.after(groups);
     let info = store.info();
-    if info.used_bytes < seen.stored_bytes() {
-        return Err(Violation(format!(
-            "{} bytes are used by {}",
-            info.used_bytes,
-            seen.stored_bytes()
-        )));
+    let stored = history.stored_bytes(groups);
+    if info.used_bytes < stored {
+        return Err(Violation(format!("{} bytes are used by {stored}", info.used_bytes)));
     }
     if info.used_bytes > info.capacity_bytes * 2 {
         return Err(Violation(format!(
@@ -234,9 +231,9 @@ fn empty(store: &Arc<Store>, contents: &Contents) -> Result<(), Violation> {
         store.checkpoint().map_err(said("checkpoint"))?;
     }
     let info = store.info();
-    // Marks of what is gone may stay until they are merged.
-    let marks = 64 * (contents.objects.len() as u64 * 2 + contents.keys.len() as u64) + 4096;
-    if info.used_bytes > marks + u64::from(info.segments) * 16 {
+    // Entries of what is gone stay until they are merged; payloads do not.
+    let entries = 256 * (contents.objects.len() as u64 * 2 + contents.keys.len() as u64);
+    if info.used_bytes > entries + (16 << 10) {
         return Err(Violation(format!(
             "everything is deleted, and {} bytes are used: {info:?}",
             info.used_bytes
