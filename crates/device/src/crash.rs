@@ -34,6 +34,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use draconis_exchange::heap::Block;
 
+use crate::dice::Dice;
 use crate::{
     Atomic, Disk, Error, Event, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket,
     Urgency,
@@ -388,29 +389,6 @@ fn fingerprint(sectors: &Sectors) -> u64 {
         (at, bytes.as_ptr() as usize, from).hash(&mut hasher);
     }
     hasher.finish()
-}
-
-/// SplitMix64: enough to choose with, and the same everywhere.
-#[derive(Debug)]
-struct Dice(u64);
-
-impl Dice {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ z >> 31
-    }
-
-    /// True so many times in 256.
-    fn chance(&mut self, of_256: u64) -> bool {
-        self.next() % 256 < of_256
-    }
-
-    fn pick(&mut self, of: &[u64]) -> u64 {
-        of[(self.next() % of.len() as u64) as usize]
-    }
 }
 
 /// A state that a power cut left, as a disk. Writes change this state alone, and are

@@ -1,5 +1,6 @@
 //! A disk that fails on order.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -41,6 +42,23 @@ pub enum Fault {
         /// 0 to 7.
         bit: u8,
     },
+    /// A write is reported as done and never happens: those of the group that touch the
+    /// fault's extent, or all if it names none. Of a read: as [`Fault::Fail`].
+    Lost,
+    /// A write is reported as done and happens elsewhere: the first that
+    /// [`Fault::Lost`] would lose at this place, the others as far from it as they were
+    /// meant to be. What would lie beyond the disk is lost. A read brings what is here.
+    Misdirected {
+        /// First byte; a multiple of the sector.
+        to_bytes: u64,
+    },
+    /// A bit of what is stored flips, and stays so until the byte is written again, also
+    /// when faults are healed: of the first byte of a request within the fault's extent,
+    /// once a group is written, or before a read.
+    Rot {
+        /// 0 to 7.
+        bit: u8,
+    },
 }
 
 /// Which requests a fault hits.
@@ -65,6 +83,8 @@ pub struct FaultDisk<D> {
     requests: AtomicU64,
     /// Held while a chain is taken: faults count its groups.
     writing: Mutex<Writing>,
+    /// Bits of stored bytes that flipped.
+    rotten: Mutex<BTreeMap<u64, u8>>,
 }
 
 #[derive(Default)]
@@ -92,7 +112,13 @@ impl<D: Disk> FaultDisk<D> {
             faults: Mutex::default(),
             requests: AtomicU64::new(0),
             writing: Mutex::default(),
+            rotten: Mutex::default(),
         }
+    }
+
+    /// Flips a bit of what is stored, as [`Fault::Rot`] does.
+    pub fn rot(&self, at_bytes: u64, bit: u8) {
+        *self.rotten().entry(at_bytes).or_default() |= 1 << (bit & 7);
     }
 
     /// Adds a fault; it stays until [`FaultDisk::heal`]. What it broke stays broken.
@@ -110,9 +136,83 @@ impl<D: Disk> FaultDisk<D> {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// The disk below: what a power cut left.
+    /// The disk below: what a power cut left, with the bits that flipped.
     pub fn into_inner(self) -> D {
+        let sector_bytes = u64::from(self.disk.properties().sector_bytes);
+        let rotten = std::mem::take(&mut *self.rotten());
+        for (byte, bits) in rotten {
+            let at = Extent::new(byte - byte % sector_bytes, sector_bytes);
+            let Ok(mut block) = self.disk.read_now(at, Block::private(sector_bytes as usize))
+            else {
+                continue;
+            };
+            flip(&mut block, byte - at.start_bytes, bits);
+            let group = Group { writes: vec![Write { at_bytes: at.start_bytes, block }] };
+            // A disk that takes no writes any more stays as it is.
+            let _ = self.disk.submit(group, &[]).map(|ticket| self.disk.wait(ticket));
+        }
         self.disk
+    }
+
+    fn rotten(&self) -> MutexGuard<'_, BTreeMap<u64, u8>> {
+        self.rotten.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was read, with the bits that flipped.
+    fn spoil(&self, at: Extent, answer: ReadAnswer) -> ReadAnswer {
+        answer.map(|mut block| {
+            let end = at.start_bytes + at.len_bytes;
+            for (byte, bits) in self.rotten().range(at.start_bytes..end) {
+                flip(&mut block, byte - at.start_bytes, *bits);
+            }
+            block
+        })
+    }
+
+    fn is_spoiled(&self, at: Extent) -> bool {
+        let end = at.start_bytes.saturating_add(at.len_bytes);
+        self.rotten().range(at.start_bytes..end.max(at.start_bytes)).next().is_some()
+    }
+
+    /// Takes a chain of which some writes get lost or astray.
+    fn submit_harmed(
+        &self,
+        mut chain: Vec<Group>,
+        after: &[Ticket],
+        faults: &[(usize, Hits, Fault)],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        // What lands beyond the end must not be what is complained of.
+        if let Err(error) = self.properties().check_chain(&chain) {
+            return Err(Refused { goods: Some(chain), error });
+        }
+        let len_bytes = self.properties().len_bytes;
+        let mut harmed = vec![];
+        let rots: Vec<_> = faults.iter().filter_map(|it| rot_of(&chain, it)).collect();
+        for &(nth, hits, fault) in faults {
+            harmed.extend(
+                harm(&mut chain[nth].writes, hits, fault, len_bytes)
+                    .into_iter()
+                    .map(|it| (nth, it)),
+            );
+        }
+        let written: Vec<_> = chain.iter().flat_map(|group| &group.writes).map(extent_of).collect();
+        match self.disk.submit_chain(chain, after) {
+            Ok(tickets) => {
+                let mut rotten = self.rotten();
+                rotten
+                    .retain(|byte, _| !written.iter().any(|it| touch(*it, Extent::new(*byte, 1))));
+                rotten.extend(rots);
+                Ok(tickets)
+            }
+            Err(mut refused) => {
+                for (nth, harm) in harmed.into_iter().rev() {
+                    if let Some(group) = refused.goods.as_mut().and_then(|it| it.get_mut(nth)) {
+                        harm.undo(&mut group.writes);
+                    }
+                }
+                Err(refused)
+            }
+        }
     }
 
     fn writing(&self) -> MutexGuard<'_, Writing> {
@@ -129,8 +229,8 @@ impl<D: Disk> FaultDisk<D> {
         }
     }
 
-    /// Faults of the groups of `chain`: the number of the group, and what happens to it.
-    fn group_faults(&self, chain: &[Group], first: u64) -> Vec<(usize, Fault)> {
+    /// Faults of the groups of `chain`: the number of the group, why it, and what happens.
+    fn group_faults(&self, chain: &[Group], first: u64) -> Vec<(usize, Hits, Fault)> {
         let mut faults = vec![];
         for (nth, group) in chain.iter().enumerate() {
             let request = self.requests.fetch_add(1, Ordering::Relaxed);
@@ -140,7 +240,7 @@ impl<D: Disk> FaultDisk<D> {
                 Hits::Group(n) => n == first + nth as u64,
                 _ => false,
             });
-            faults.extend(hits.into_iter().map(|(_, fault)| (nth, fault)));
+            faults.extend(hits.into_iter().map(|(hits, fault)| (nth, hits, fault)));
         }
         faults
     }
@@ -187,6 +287,77 @@ fn extent_of(write: &Write) -> Extent {
     Extent::new(write.at_bytes, write.block.len() as u64)
 }
 
+/// What became of a write.
+enum Harm {
+    Lost(usize, Write),
+    Astray(usize, u64),
+}
+
+impl Harm {
+    fn undo(self, writes: &mut Vec<Write>) {
+        match self {
+            Self::Lost(nth, write) => writes.insert(nth, write),
+            Self::Astray(nth, at_bytes) => writes[nth].at_bytes = at_bytes,
+        }
+    }
+}
+
+/// Whether a fault that hits a group means this write of it.
+fn means(hits: Hits, write: &Write) -> bool {
+    !matches!(hits, Hits::Writes(extent) if !touch(extent, extent_of(write)))
+}
+
+/// Lets writes get lost or astray; tells of each, in the order in which it was done.
+fn harm(writes: &mut Vec<Write>, hits: Hits, fault: Fault, len_bytes: u64) -> Vec<Harm> {
+    let to_bytes = match fault {
+        Fault::Lost => None,
+        Fault::Misdirected { to_bytes } => Some(to_bytes),
+        _ => return vec![],
+    };
+    let Some(first) = writes.iter().find(|write| means(hits, write)) else { return vec![] };
+    let from_bytes = first.at_bytes;
+    let mut harmed = vec![];
+    let mut nth = 0;
+    while nth < writes.len() {
+        if !means(hits, &writes[nth]) {
+            nth += 1;
+            continue;
+        }
+        let write = &mut writes[nth];
+        let there = to_bytes.and_then(|to| to.checked_add(write.at_bytes)?.checked_sub(from_bytes));
+        let fits = |there: &u64| {
+            Extent::new(*there, write.block.len() as u64)
+                .end_bytes()
+                .is_some_and(|end| end <= len_bytes)
+        };
+        match there.filter(fits) {
+            Some(there) => {
+                harmed.push(Harm::Astray(nth, std::mem::replace(&mut write.at_bytes, there)));
+                nth += 1;
+            }
+            None => harmed.push(Harm::Lost(nth, writes.remove(nth))),
+        }
+    }
+    harmed
+}
+
+/// The bit that rots once `chain` is written.
+fn rot_of(chain: &[Group], (nth, hits, fault): &(usize, Hits, Fault)) -> Option<(u64, u8)> {
+    let Fault::Rot { bit } = fault else { return None };
+    let write = chain[*nth].writes.iter().find(|write| means(*hits, write))?;
+    let byte = match hits {
+        Hits::Writes(extent) => extent.start_bytes.max(write.at_bytes),
+        _ => write.at_bytes,
+    };
+    Some((byte, 1 << (bit & 7)))
+}
+
+fn flip(block: &mut Block, at_bytes: u64, bits: u8) {
+    let mut byte = [0];
+    block.copy_out(at_bytes as usize, &mut byte);
+    block.copy_in(at_bytes as usize, &[byte[0] ^ bits]);
+}
+
 fn failed(what: &'static str, extent: Extent) -> Error {
     Error::Io { what, extent, errno: rustix::io::Errno::IO }
 }
@@ -210,10 +381,22 @@ impl<D: Disk> Disk for FaultDisk<D> {
             Hits::Request(n) => n == number,
             _ => false,
         });
-        if faults.is_empty() {
+        if faults.is_empty() && !self.is_spoiled(at) {
             return self.disk.read(at, into, urgency);
         }
-        let mut answer = self.disk.read_now(at, into);
+        let first_of = |hits| match hits {
+            Hits::Reads(extent) => extent.start_bytes.max(at.start_bytes),
+            _ => at.start_bytes,
+        };
+        let mut from = at;
+        for (hits, fault) in &faults {
+            match *fault {
+                Fault::Rot { bit } => self.rot(first_of(*hits), bit),
+                Fault::Misdirected { to_bytes } => from.start_bytes = to_bytes,
+                _ => {}
+            }
+        }
+        let mut answer = self.spoil(from, self.disk.read_now(from, into));
         for (hits, fault) in faults {
             answer = match (fault, answer) {
                 (Fault::Delay(time), answer) => {
@@ -226,18 +409,11 @@ impl<D: Disk> Disk for FaultDisk<D> {
                     Err(Refused { goods: Some(block), error })
                 }
                 (Fault::Flip { bit }, Ok(mut block)) => {
-                    let from = match hits {
-                        Hits::Reads(extent) => extent.start_bytes.saturating_sub(at.start_bytes),
-                        _ => 0,
-                    };
-                    let mut byte = [0];
-                    block.copy_out(from as usize, &mut byte);
-                    block.copy_in(from as usize, &[byte[0] ^ 1 << (bit & 7)]);
+                    flip(&mut block, first_of(hits) - at.start_bytes, 1 << (bit & 7));
                     Ok(block)
                 }
-                (Fault::Fail | Fault::Break { .. } | Fault::PowerCut { .. }, Ok(block)) => {
-                    Err(Refused { goods: Some(block), error: failed("read", at) })
-                }
+                (Fault::Misdirected { .. } | Fault::Rot { .. }, Ok(block)) => Ok(block),
+                (_, Ok(block)) => Err(Refused { goods: Some(block), error: failed("read", at) }),
             };
         }
         Pending::ready(answer)
@@ -257,9 +433,10 @@ impl<D: Disk> Disk for FaultDisk<D> {
         let faults = self.group_faults(&chain, writing.groups);
         writing.groups += chain.len() as u64;
         let mut breaks = None;
-        for (nth, fault) in faults {
+        for &(nth, _, fault) in &faults {
             match fault {
                 Fault::Delay(time) => std::thread::sleep(time),
+                Fault::Lost | Fault::Misdirected { .. } | Fault::Rot { .. } => {}
                 Fault::Break { .. } | Fault::PowerCut { .. } => {
                     breaks.get_or_insert((nth, fault));
                 }
@@ -272,7 +449,10 @@ impl<D: Disk> Disk for FaultDisk<D> {
         }
         match breaks {
             Some((nth, fault)) => self.break_in(chain, after, nth, fault, &mut writing.broken),
-            None => self.disk.submit_chain(chain, after),
+            None if faults.is_empty() && self.rotten().is_empty() => {
+                self.disk.submit_chain(chain, after)
+            }
+            None => self.submit_harmed(chain, after, &faults),
         }
     }
 
@@ -384,5 +564,73 @@ mod tests {
         let refused = disk.submit_chain(vec![group(0), group(512)], &[]).unwrap_err();
         assert_eq!(refused.goods.unwrap().len(), 2);
         assert_eq!(disk.submit(group(0), &[]).unwrap(), Ticket(1));
+    }
+
+    fn fill(at_bytes: u64, byte: u8) -> Write {
+        let mut block = Block::private(512);
+        block.copy_in(0, &[byte; 512]);
+        Write { at_bytes, block }
+    }
+
+    fn first_bytes(disk: &dyn Disk) -> Vec<u8> {
+        let block = read(disk, 0, 4096).unwrap().into_private();
+        block.chunks(512).map(|sector| sector[0]).collect()
+    }
+
+    #[test]
+    fn a_lost_write_is_reported_as_done() {
+        let disk = FaultDisk::new(MemoryDisk::new(vec![0; 4096], 512));
+        disk.add(Hits::Writes(Extent::new(600, 1)), Fault::Lost);
+        disk.add(Hits::Group(1), Fault::Lost);
+        let group = |byte| Group { writes: vec![fill(0, byte), fill(512, byte), fill(1024, byte)] };
+        // A refusal brings back what would have been lost, and it counts as a group.
+        let refused = disk.submit(group(8), &[Ticket(9)]).unwrap_err();
+        let back: Vec<_> = refused.goods.unwrap().writes.iter().map(|it| it.at_bytes).collect();
+        assert_eq!(back, [0, 512, 1024]);
+        let tickets = disk.submit_chain(vec![group(1), group(2)], &[]).unwrap();
+        disk.wait(tickets[1]).unwrap();
+        assert_eq!(first_bytes(&disk)[..3], [2, 0, 2]);
+        disk.heal();
+        disk.submit(group(3), &[]).unwrap();
+        assert_eq!(first_bytes(&disk)[..3], [3, 3, 3]);
+    }
+
+    #[test]
+    fn a_misdirected_write_lands_elsewhere_and_a_read_comes_from_there() {
+        let disk = FaultDisk::new(MemoryDisk::new(vec![0; 4096], 512));
+        disk.add(Hits::Writes(Extent::new(0, 1024)), Fault::Misdirected { to_bytes: 2048 });
+        let group = Group { writes: vec![fill(0, 1), fill(512, 2), fill(1024, 3)] };
+        disk.submit(group, &[]).unwrap();
+        assert_eq!(first_bytes(&disk), [0, 0, 3, 0, 1, 2, 0, 0]);
+        // Beyond the end there is nothing to land on.
+        disk.heal();
+        disk.add(Hits::Writes(Extent::new(0, 4096)), Fault::Misdirected { to_bytes: 3584 });
+        disk.submit(Group { writes: vec![fill(0, 7), fill(512, 8)] }, &[]).unwrap();
+        assert_eq!(first_bytes(&disk), [0, 0, 3, 0, 1, 2, 0, 7]);
+        disk.heal();
+        disk.add(Hits::Reads(Extent::new(0, 512)), Fault::Misdirected { to_bytes: 1024 });
+        assert_eq!(read(&disk, 0, 512).unwrap().into_private()[0], 3);
+        let refused = disk.submit(Group { writes: vec![fill(4096, 1)] }, &[]).unwrap_err();
+        assert!(matches!(refused.error, Error::OutOfRange { .. }));
+    }
+
+    #[test]
+    fn what_rots_stays_rotten_until_it_is_written() {
+        let disk = FaultDisk::new(MemoryDisk::new(vec![0; 4096], 512));
+        disk.add(Hits::Writes(Extent::new(700, 10)), Fault::Rot { bit: 2 });
+        disk.submit(Group { writes: vec![fill(0, 0), fill(512, 0)] }, &[]).unwrap();
+        disk.heal();
+        disk.add(Hits::Reads(Extent::new(1024, 512)), Fault::Rot { bit: 0 });
+        for _ in 0..2 {
+            let block = read(&disk, 512, 1024).unwrap().into_private();
+            assert_eq!((block[187], block[188], block[189], block[512]), (0, 4, 0, 1));
+        }
+        disk.heal();
+        disk.rot(4095, 7);
+        assert_eq!(read(&disk, 3584, 512).unwrap().into_private()[511], 128);
+        disk.submit(Group { writes: vec![fill(1024, 0)] }, &[]).unwrap();
+        assert_eq!(first_bytes(&disk)[2], 0);
+        let bytes = disk.into_inner().into_bytes();
+        assert_eq!((bytes[700], bytes[1024], bytes[4095]), (4, 0, 128));
     }
 }

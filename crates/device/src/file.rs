@@ -25,7 +25,7 @@ use rustix::fs::{FallocateFlags, FileType, FlockOperation, OFlags, StatxFlags};
 use rustix::io::Errno;
 
 use crate::ahead::Ahead;
-use crate::uring::Gathered;
+use crate::uring::{Gathered, discard_blocks};
 use crate::writer::Writer;
 use crate::{
     Atomic, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket, Urgency,
@@ -426,7 +426,11 @@ impl RawFile {
 
     /// Gives the room of `extent` back to the file system or device.
     pub(crate) fn discard(&self, extent: Extent) -> rustix::io::Result<()> {
-        rustix::fs::fallocate(&self.fd, PUNCH, extent.start_bytes, extent.len_bytes)
+        match rustix::fs::fallocate(&self.fd, PUNCH, extent.start_bytes, extent.len_bytes) {
+            // A device that does not promise zeroes afterwards has another word for it.
+            Err(errno) => discard_blocks(&self.fd, extent).map_err(|_| errno),
+            done => done,
+        }
     }
 
     /// Makes everything written durable.
@@ -476,14 +480,12 @@ fn can_discard(fd: &OwnedFd, len_bytes: u64) -> bool {
     if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
         let device = stat.st_rdev;
         let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-        return ["discard_max_bytes", "write_zeroes_max_bytes"].iter().all(|limit| {
-            // A partition has its queue in the directory of the whole device.
-            let said = ["queue", "../queue"].iter().find_map(|queue| {
-                let path = format!("/sys/dev/block/{major}:{minor}/{queue}/{limit}");
-                std::fs::read_to_string(path).ok()
-            });
-            said.is_some_and(|bytes| bytes.trim().parse().is_ok_and(|bytes: u64| bytes > 0))
+        // A partition has its queue in the directory of the whole device.
+        let said = ["queue", "../queue"].iter().find_map(|queue| {
+            let path = format!("/sys/dev/block/{major}:{minor}/{queue}/discard_max_bytes");
+            std::fs::read_to_string(path).ok()
         });
+        return said.is_some_and(|bytes| bytes.trim().parse().is_ok_and(|bytes: u64| bytes > 0));
     }
     let behind = len_bytes.next_multiple_of(DISCARD_UNIT_BYTES);
     rustix::fs::fallocate(fd, PUNCH, behind, DISCARD_UNIT_BYTES).is_ok()
@@ -792,6 +794,13 @@ mod tests {
     }
 
     #[test]
+    fn a_file_is_no_device_to_discard_on() {
+        let file = image(8192);
+        let fd = OwnedFd::from(file.reopen().unwrap());
+        assert_eq!(discard_blocks(&fd, Extent::new(0, 4096)), Err(Errno::NOTTY));
+    }
+
+    #[test]
     fn what_is_discarded_becomes_room_once_what_it_follows_is_durable() {
         use std::os::unix::fs::MetadataExt;
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -818,9 +827,11 @@ mod tests {
         assert_eq!(disk.discard(&[], &[Ticket(7)]), Err(Error::NoTicket(Ticket(7))));
         disk.discard(&[Extent::new(65536, 65536), Extent::new(100, 9000)], &[first]).unwrap();
         disk.discard(&[Extent::new(512 << 10, 65536)], &[first]).unwrap();
-        // Nothing is flushed for a hint.
+        // Nothing is flushed for a hint, and it waits for what it follows: long enough for
+        // a thread that would not.
         disk.settle(first).unwrap();
-        assert_eq!(disk.flushes(), 0);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert_eq!((disk.flushes(), std::fs::read(file.path()).unwrap()[65536]), (0, 7));
         let kept = write(520 << 10);
         disk.wait(kept).unwrap();
         drop(disk);

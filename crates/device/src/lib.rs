@@ -6,6 +6,7 @@
 //!   view (offset, partition) · faults · recorder      stack in any order
 //!      │
 //!   file or block device (O_DIRECT, io_uring | pread) · memory · remote (disk contract)
+//!   simulated hard and flash disks (sim)              all of them: conform
 //! ```
 //!
 //! Law 1: a device changes only by groups; a group carries its blocks in and the
@@ -19,7 +20,9 @@
 #![deny(unsafe_code)]
 
 mod ahead;
+pub mod conform;
 mod crash;
+mod dice;
 mod disk;
 mod fault;
 mod file;

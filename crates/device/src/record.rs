@@ -176,4 +176,17 @@ mod tests {
         let expected = [group(1, 1, &[]), Event::Mark(7), group(2, 2, &[1]), group(3, 2, &[2])];
         assert_eq!(disk.take(), expected);
     }
+
+    #[test]
+    fn a_discard_stands_where_it_was_said() {
+        let disk = RecordDisk::new(MemoryDisk::new(vec![7; 4096], 512));
+        let ticket = disk.submit(Group::default(), &[]).unwrap();
+        let extents = vec![Extent::new(0, 512), Extent::new(1024, 512)];
+        disk.discard(&extents, &[ticket]).unwrap();
+        disk.discard(&[Extent::new(4096, 1)], &[]).unwrap_err();
+        disk.submit(Group::default(), &[]).unwrap();
+        let events = disk.take();
+        assert_eq!(events.len(), 3);
+        assert_eq!(events[1], Event::Discard { extents, after: vec![ticket] });
+    }
 }

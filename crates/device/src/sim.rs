@@ -23,12 +23,12 @@
 
 mod acceptance;
 mod clock;
-mod dice;
 mod disk;
 mod hdd;
 mod image;
 mod ssd;
 mod timing;
+mod undo;
 
 pub use acceptance::{Row, acceptance};
 pub use clock::Clock;

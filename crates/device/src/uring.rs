@@ -1,5 +1,5 @@
-//! Reads ahead and writes of a group through io_uring: this file is the crate's only
-//! unsafe code.
+//! Reads ahead and writes of a group through io_uring, and the one ioctl that a block device
+//! needs: this file is the crate's only unsafe code.
 //!
 //! ```text
 //!   caller ── push ──▶ ring, while fewer than DEPTH are in flight; else elevator
@@ -15,20 +15,23 @@
 
 use std::collections::HashMap;
 use std::io::IoSlice;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use draconis_exchange::heap::{Block, Private};
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::io::Errno;
+use rustix::ioctl;
 
 use crate::ahead::{Elevator, Request};
 use crate::file::RawFile;
 use crate::{Extent, Promise, ReadAnswer};
 
-/// Requests in flight at once: the depth at which cloud and NVMe disks are close to their best.
-const DEPTH: usize = 16;
+/// Requests in flight at once: where the disks we measured are close to their best. A
+/// virtual disk gave 45,000 random 4 KiB reads a second with 16, 54,000 with 32 and no more
+/// with 64.
+const DEPTH: usize = 32;
 /// Marks the completion that ends the reaper.
 const STOP: u64 = u64::MAX;
 
@@ -263,6 +266,19 @@ impl std::fmt::Debug for WriteRing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("WriteRing").finish_non_exhaustive()
     }
+}
+
+/// Tells a block device that nobody needs what is in `extent`.
+///
+/// # Errors
+/// What the system says, `ENOTTY` of what is no block device.
+pub(crate) fn discard_blocks(fd: &OwnedFd, extent: Extent) -> rustix::io::Result<()> {
+    /// `BLKDISCARD`, which takes where and how much, in bytes.
+    const DISCARD: ioctl::Opcode = ioctl::opcode::none(0x12, 119);
+    let range = [extent.start_bytes, extent.len_bytes];
+    // SAFETY: `BLKDISCARD` reads two 64-bit numbers from where its argument points, and
+    // the setter points it to such an array of its own.
+    unsafe { ioctl::ioctl(fd, ioctl::Setter::<DISCARD, [u64; 2]>::new(range)) }
 }
 
 impl InFlight {

@@ -130,4 +130,16 @@ mod tests {
         let refused = view.submit(group(4096), &[]).unwrap_err();
         assert_eq!(refused.goods.unwrap().writes[0].at_bytes, 4096);
     }
+
+    #[test]
+    fn a_view_discards_inside_itself() {
+        let disk = disk();
+        let view = View::from_offset(disk.clone(), 4096).unwrap();
+        view.discard(&[Extent::new(512, 512)], &[]).unwrap();
+        let error = view.discard(&[Extent::new(3584, 1024)], &[]).unwrap_err();
+        assert_eq!(error, Error::OutOfRange { extent: Extent::new(3584, 1024), len_bytes: 4096 });
+        let got = disk.read_now(Extent::new(0, 8192), Block::private(8192)).unwrap();
+        let got: Vec<u8> = got.into_private().chunks(512).map(|sector| sector[0]).collect();
+        assert_eq!(got, [0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 10, 11, 12, 13, 14, 15]);
+    }
 }

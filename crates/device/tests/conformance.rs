@@ -9,9 +9,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use draconis_device::sim::{Clock, Hdd, HddParameters, SimDisk, Ssd, SsdParameters};
 use draconis_device::{
-    Atomic, Disk, Error, Extent, FaultDisk, FileDisk, FileOptions, Group, MemoryDisk, Pending,
-    Properties, ReadAnswer, RecordDisk, Refused, RemoteDisk, Ticket, Urgency, View, Write, serve,
+    Atomic, CrashOptions, Crashes, Disk, Error, Extent, FaultDisk, FileDisk, FileOptions, Group,
+    MemoryDisk, Pending, Properties, ReadAnswer, RecordDisk, Refused, RemoteDisk, Ticket, Urgency,
+    View, Write, conform, serve,
 };
 use draconis_exchange::channel::process::{self, Plan, Session};
 use draconis_exchange::channel::{self, Client, Server};
@@ -73,6 +75,13 @@ fn file_direct(write: bool) -> Option<Subject> {
 fn file_uring(write: bool) -> Option<Subject> {
     file(write, true, true)
 }
+fn file_discarding(write: bool) -> Option<Subject> {
+    let image = image();
+    let options = FileOptions { write, direct: false, uring: false };
+    let disk = FileDisk::open_discarding(image.path(), options).unwrap();
+    assert!(write || !disk.properties().discards);
+    subject(disk, image)
+}
 fn view(write: bool) -> Option<Subject> {
     let image = tempfile::NamedTempFile::new().unwrap();
     let around = [&[0xee; 1024][..], &contents(), &[0xee; 512]].concat();
@@ -87,6 +96,30 @@ fn fault(write: bool) -> Option<Subject> {
 fn record(write: bool) -> Option<Subject> {
     let (disk, image) = under(write);
     subject(RecordDisk::new(disk), image)
+}
+fn crash(write: bool) -> Option<Subject> {
+    let state = Crashes::new(contents(), vec![], CrashOptions::default()).next().unwrap();
+    write.then(|| subject(state.disk, ()))?
+}
+fn shared(write: bool) -> Option<Subject> {
+    let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(contents(), 512));
+    write.then(|| subject(RecordDisk::new(disk), ()))?
+}
+fn sim_hdd(write: bool) -> Option<Subject> {
+    write.then(|| subject(SimDisk::hdd(64 << 20, 1).0, ()))?
+}
+fn sim_hdd_without_cache(write: bool) -> Option<Subject> {
+    let parameters = HddParameters::desktop_7200(64 << 20);
+    let disk = Hdd::new(HddParameters { volatile_cache: false, ..parameters });
+    write.then(|| subject(SimDisk::new(disk, &Clock::new()), ()))?
+}
+fn sim_ssd(write: bool) -> Option<Subject> {
+    write.then(|| subject(SimDisk::ssd(64 << 20, 1).0, ()))?
+}
+fn sim_ssd_volatile(write: bool) -> Option<Subject> {
+    let parameters = SsdParameters::p3700(64 << 20);
+    let disk = Ssd::new(SsdParameters { volatile_cache: true, ..parameters });
+    write.then(|| subject(SimDisk::new(disk, &Clock::new()), ()))?
 }
 fn remote_thread(write: bool) -> Option<Subject> {
     let (disk, image) = under(write);
@@ -104,24 +137,32 @@ fn remote_process(write: bool) -> Option<Subject> {
     subject(disk, (Reaped(child), image))
 }
 
-/// Runs every test on every disk.
+/// Puts every disk to every check.
 macro_rules! conform {
-    ($($disk:ident),*; $tests:tt) => { $(conform!(@ $disk $tests);)* };
-    (@ $disk:ident { $($test:ident),* $(,)? }) => {
+    ($($disk:ident),*; $checks:tt) => { $(conform!(@ $disk $checks);)* };
+    (@ $disk:ident { $($check:ident),* $(,)? }) => {
         mod $disk {
             $(
                 #[test]
-                fn $test() {
-                    super::$test(super::$disk);
+                fn $check() {
+                    conform::$check(&*super::writable(super::$disk).disk);
                 }
             )*
+
+            #[test]
+            fn a_disk_for_reading_refuses_groups() {
+                super::a_disk_for_reading_refuses_groups(super::$disk);
+            }
+
+            use draconis_device::conform;
         }
     };
 }
 
 conform! {
-    memory, file_plain, file_direct, file_uring, view, fault, record, remote_thread,
-    remote_process;
+    memory, file_plain, file_direct, file_uring, file_discarding, view, fault, record, crash,
+    shared, remote_thread, remote_process, sim_hdd, sim_hdd_without_cache, sim_ssd,
+    sim_ssd_volatile;
     {
         reads_reach_both_ends_and_no_further,
         a_refusal_returns_the_block,
@@ -134,7 +175,83 @@ conform! {
         a_chain_that_is_refused_comes_back_whole_and_changes_nothing,
         what_is_settled_is_seen_by_every_read,
         waiting_in_many_threads_ends_for_all,
-        a_disk_for_reading_refuses_groups,
+        tickets_ascend_whoever_submits,
+        a_discard_harms_nothing_else,
+    }
+}
+
+#[test]
+fn the_suite_is_whole() {
+    // As many as are listed above.
+    assert_eq!(conform::CHECKS.len(), 13);
+    conform::all(|| MemoryDisk::new(vec![0x55; LEN], 512));
+    // Larger sectors, and a length that is no round number of anything.
+    conform::all(|| MemoryDisk::new(vec![0x55; 301 * 4096 + 5], 4096));
+}
+
+/// A disk that breaks one promise at a time.
+struct Liar(MemoryDisk, u32);
+
+impl Disk for Liar {
+    fn properties(&self) -> Properties {
+        self.0.properties()
+    }
+    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
+        let len = into.len();
+        let answer = self.0.read(at, into, urgency).wait().unwrap();
+        Pending::ready(match (self.1, answer) {
+            (0, Err(refused)) => Err(Refused { goods: None, ..refused }),
+            (1, Ok(_)) if urgency == Urgency::Ahead => Ok(Block::private(len)),
+            (_, answer) => answer,
+        })
+    }
+    fn submit_chain(
+        &self,
+        mut chain: Vec<Group>,
+        after: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        match self.1 {
+            2 => chain.iter_mut().for_each(|group| group.writes.reverse()),
+            3 => return self.0.submit_chain(chain, &[]),
+            4 => chain.iter_mut().for_each(|group| group.writes.truncate(150)),
+            5 => {
+                return self
+                    .0
+                    .submit_chain(chain, after)
+                    .map_err(|_| Refused { goods: None, error: Error::Gone });
+            }
+            6 => {
+                return self
+                    .0
+                    .submit_chain(chain, after)
+                    .map(|tickets| vec![Ticket(1); tickets.len()]);
+            }
+            _ => {}
+        }
+        self.0.submit_chain(chain, after)
+    }
+    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+        self.0.settle(ticket)
+    }
+    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+        if self.1 == 7 { Ok(()) } else { self.0.wait(ticket) }
+    }
+    fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
+        let wide = |at: &Extent| Extent::new(at.start_bytes, at.len_bytes + 512);
+        match self.1 {
+            8 => self.0.discard(&extents.iter().map(wide).collect::<Vec<_>>(), after),
+            9 => self.0.discard(extents, &[]),
+            _ => self.0.discard(extents, after),
+        }
+    }
+}
+
+#[test]
+fn the_suite_finds_each_lie() {
+    for lie in 0..10 {
+        let liar = || Liar(MemoryDisk::new(vec![0; LEN], 512), lie);
+        let run = std::panic::catch_unwind(|| conform::all(liar));
+        assert!(run.is_err(), "lie {lie} was believed");
     }
 }
 
@@ -158,231 +275,6 @@ fn read(disk: &dyn Disk, start: u64, len: usize) -> Vec<u8> {
 fn group(writes: &[(u64, usize, u8)]) -> Group {
     let write = |&(at_bytes, len, byte)| Write { at_bytes, block: filled(len, byte) };
     Group { writes: writes.iter().map(write).collect() }
-}
-
-fn reads_reach_both_ends_and_no_further(make: Make) {
-    let subject = writable(make);
-    let disk = &*subject.disk;
-    let properties = disk.properties();
-    assert_eq!((properties.len_bytes, properties.sector_bytes), (LEN as u64, 512));
-    for (start, len) in [(0, 512), (LEN - 512, 512), (0, LEN), (512, 4096), (4096, 65536)] {
-        let expected = &contents()[start..start + len];
-        assert!(read(disk, start as u64, len) == expected, "{len} at {start}");
-        let at = Extent::new(start as u64, len as u64);
-        let ahead = disk.read(at, Block::private(len), Urgency::Ahead).wait().unwrap();
-        assert!(*ahead.unwrap().into_private() == *expected, "{len} ahead at {start}");
-    }
-}
-
-fn a_refusal_returns_the_block(make: Make) {
-    let subject = writable(make);
-    let len = LEN as u64;
-    for urgency in [Urgency::Now, Urgency::Ahead] {
-        let refused = |start, extent_len, len| {
-            let at = Extent::new(start, extent_len);
-            let answer = subject.disk.read(at, Block::private(len), urgency).wait().unwrap();
-            let refused = answer.unwrap_err();
-            assert_eq!(refused.goods.unwrap().len(), len);
-            refused.error
-        };
-        for (start, len) in [(len, 512), (len - 512, 1024), (u64::MAX - 511, 512), (1 << 60, 512)] {
-            let error = refused(start, len, len as usize);
-            assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
-        }
-        for (start, extent_len, len) in [(1, 512, 512), (0, 511, 511), (0, 1024, 512)] {
-            let error = refused(start, extent_len, len);
-            assert!(matches!(error, Error::Misaligned { .. }), "{error}");
-        }
-    }
-}
-
-fn a_refused_group_comes_back_whole_and_changes_nothing(make: Make) {
-    let subject = writable(make);
-    let good = (0, 512, 0xaa);
-    for bad in [(LEN as u64, 512, 1), (u64::MAX - 511, 512, 1), (7, 512, 1), (512, 100, 1)] {
-        let refused = subject.disk.submit(group(&[good, bad]), &[]).unwrap_err();
-        let writes = refused.goods.unwrap().writes;
-        let back: Vec<_> = writes.iter().map(|w| (w.at_bytes, w.block.len())).collect();
-        assert_eq!(back, [(0, 512), (bad.0, bad.1)]);
-        assert_eq!(writes[0].block.bytes().unwrap()[511], 0xaa);
-        let expected = matches!(refused.error, Error::OutOfRange { .. } | Error::Misaligned { .. });
-        assert!(expected, "{}", refused.error);
-    }
-    let refused = subject.disk.submit(group(&[good]), &[Ticket(99)]).unwrap_err();
-    assert_eq!(refused.error, Error::NoTicket(Ticket(99)));
-    assert_eq!(refused.goods.unwrap().writes[0].block.bytes().unwrap()[0], 0xaa);
-    assert_eq!(subject.disk.wait(Ticket(99)), Err(Error::NoTicket(Ticket(99))));
-    assert!(read(&*subject.disk, 0, LEN) == contents());
-}
-
-fn what_comes_later_in_a_group_or_after_it_wins(make: Make) {
-    let subject = writable(make);
-    let disk = &*subject.disk;
-    let overlapping = group(&[(0, 2048, 1), (512, 512, 2), (1024, 4096, 3)]);
-    let first = disk.submit(overlapping, &[]).unwrap();
-    let second = disk.submit(group(&[(1536, 512, 4)]), &[first]).unwrap();
-    assert_ne!(first, second);
-    disk.wait(second).unwrap();
-    let bytes = read(disk, 0, 5632);
-    let sectors: Vec<_> = bytes.chunks(512).map(|sector| sector[0]).collect();
-    assert_eq!(sectors, [1, 2, 3, 4, 3, 3, 3, 3, 3, 3, 10]);
-}
-
-fn a_group_of_any_shape_is_applied(make: Make) {
-    let subject = writable(make);
-    let disk = &*subject.disk;
-    // More writes than one message carries, more predecessors, and one write alone larger
-    // than any block that crosses.
-    let tickets: Vec<_> =
-        (0..40).map(|i| disk.submit(group(&[(0, 512, i)]), &[]).unwrap()).collect();
-    let many: Vec<_> = (0..200).map(|i| ((299 - i) * 512, 512, i as u8)).collect();
-    let last = disk.submit(group(&many), &tickets).unwrap();
-    disk.wait(last).unwrap();
-    let bytes = read(disk, 0, LEN);
-    assert_eq!(bytes[0], 39);
-    for i in 0..200 {
-        assert_eq!(bytes[(299 - i) * 512], i as u8);
-    }
-    let whole = disk.submit(group(&[(0, LEN, 0x77)]), &[last]).unwrap();
-    disk.wait(whole).unwrap();
-    assert!(read(disk, 0, LEN) == vec![0x77; LEN]);
-    let nothing = disk.submit(Group::default(), &[]).unwrap();
-    disk.wait(nothing).unwrap();
-}
-
-fn what_was_waited_for_is_there(make: Make) {
-    let subject = writable(make);
-    let disk = &*subject.disk;
-    for round in 1..20u8 {
-        let at = u64::from(round) * 1024;
-        let first = disk.submit(group(&[(at, 512, round)]), &[]).unwrap();
-        let second = disk.submit(group(&[(at + 512, 512, round)]), &[first]).unwrap();
-        disk.wait(second).unwrap();
-        // With everything it follows.
-        assert_eq!(read(disk, at, 1024), [round; 1024]);
-        disk.wait(first).unwrap();
-        disk.wait(second).unwrap();
-    }
-}
-
-fn many_reads_and_groups_at_once_all_get_their_own_answer(make: Make) {
-    let subject = writable(make);
-    let disk = &*subject.disk;
-    std::thread::scope(|scope| {
-        for user in 0..6u64 {
-            scope.spawn(move || {
-                // Each has a part of the disk of its own.
-                let base = user * 50 * 512;
-                for round in 0..20u64 {
-                    let at = base + round % 49 * 512;
-                    let byte = (user * 40 + round) as u8;
-                    let ahead: Vec<_> = (0..4)
-                        .map(|i| {
-                            let at = Extent::new(base + (49 - i % 2) * 512, 512);
-                            disk.read(at, Block::private(512), Urgency::Ahead)
-                        })
-                        .collect();
-                    let ticket = disk.submit(group(&[(at, 512, byte)]), &[]).unwrap();
-                    disk.wait(ticket).unwrap();
-                    assert_eq!(read(disk, at, 512), [byte; 512]);
-                    for (i, pending) in (0..).zip(ahead) {
-                        let got = pending.wait().unwrap().unwrap().into_private();
-                        let untouched = (user * 50 + 49 - i % 2) as u8;
-                        assert!(i % 2 == 1 || got[0] == untouched, "{} {untouched}", got[0]);
-                    }
-                }
-            });
-        }
-    });
-}
-
-fn a_chain_is_taken_whole_and_in_order(make: Make) {
-    let subject = writable(make);
-    let disk = &*subject.disk;
-    let before = disk.submit(group(&[(0, 1024, 1)]), &[]).unwrap();
-    let chain = vec![
-        group(&[(512, 1024, 2), (4096, 512, 2)]),
-        Group::default(),
-        group(&[(1024, 512, 3)]),
-        // Larger than a message, with more groups behind it than end in one.
-        group(&[(8192, 100 * 512, 4)]),
-    ];
-    let small = (0..40).map(|i| group(&[((200 + i) * 512, 512, i as u8)]));
-    let chain: Vec<_> = chain.into_iter().chain(small).collect();
-    let tickets = disk.submit_chain(chain, &[before]).unwrap();
-    assert_eq!(tickets.len(), 44);
-    assert!(tickets[0] > before && tickets.is_sorted() && tickets[42] < tickets[43]);
-    for ticket in [tickets[0], tickets[3], tickets[43], tickets[1]] {
-        disk.wait(ticket).unwrap();
-    }
-    let bytes = read(disk, 0, LEN);
-    let sectors: Vec<_> = bytes.chunks(512).map(|sector| sector[0]).collect();
-    assert_eq!(sectors[..9], [1, 2, 3, 3, 4, 5, 6, 7, 2]);
-    assert!(sectors[16..116].iter().all(|byte| *byte == 4));
-    assert!(sectors[200..240].iter().copied().eq(0..40));
-    assert_eq!(disk.submit_chain(vec![], &[]).unwrap(), []);
-}
-
-fn a_chain_that_is_refused_comes_back_whole_and_changes_nothing(make: Make) {
-    let subject = writable(make);
-    let good = || group(&[(0, 512, 0xaa), (1024, 1024, 0xaa)]);
-    let bad = group(&[(LEN as u64 - 512, 1024, 1)]);
-    let refused = subject.disk.submit_chain(vec![good(), bad, good()], &[]).unwrap_err();
-    assert!(matches!(refused.error, Error::OutOfRange { .. }), "{}", refused.error);
-    let lens = |chain: Vec<Group>| -> Vec<Vec<usize>> {
-        let group = |group: &Group| group.writes.iter().map(|w| w.block.len()).collect();
-        chain.iter().map(group).collect()
-    };
-    assert_eq!(lens(refused.goods.unwrap()), [vec![512, 1024], vec![1024], vec![512, 1024]]);
-    let refused = subject.disk.submit_chain(vec![good(), good()], &[Ticket(9)]).unwrap_err();
-    assert_eq!(refused.error, Error::NoTicket(Ticket(9)));
-    let goods = refused.goods.unwrap();
-    assert_eq!(goods[1].writes[1].block.bytes().unwrap()[1023], 0xaa);
-    assert_eq!(lens(goods), vec![vec![512, 1024]; 2]);
-    assert!(read(&*subject.disk, 0, LEN) == contents());
-    // Nothing was given a name.
-    let first = subject.disk.submit(good(), &[]).unwrap();
-    subject.disk.wait(first).unwrap();
-    assert_eq!(subject.disk.wait(Ticket(first.0 + 1)), Err(Error::NoTicket(Ticket(first.0 + 1))));
-}
-
-fn what_is_settled_is_seen_by_every_read(make: Make) {
-    let subject = writable(make);
-    let disk = &*subject.disk;
-    for round in 0..50u8 {
-        let at = u64::from(round) * 1024;
-        let chain = vec![group(&[(at, 512, round)]), group(&[(at + 512, 512, round)])];
-        let tickets = disk.submit_chain(chain, &[]).unwrap();
-        disk.settle(tickets[1]).unwrap();
-        for urgency in [Urgency::Now, Urgency::Ahead] {
-            let extent = Extent::new(at, 1024);
-            let block = disk.read(extent, filled(1024, 0xdd), urgency).wait().unwrap().unwrap();
-            assert_eq!(*block.into_private(), [round; 1024]);
-        }
-        disk.settle(tickets[0]).unwrap();
-    }
-    assert_eq!(disk.settle(Ticket(999)), Err(Error::NoTicket(Ticket(999))));
-}
-
-fn waiting_in_many_threads_ends_for_all(make: Make) {
-    let subject = writable(make);
-    let disk = &*subject.disk;
-    // More waiters than lanes, and as many that submit meanwhile.
-    std::thread::scope(|scope| {
-        for user in 0..12u64 {
-            scope.spawn(move || {
-                for round in 0..10u8 {
-                    let at = user * 20 * 512;
-                    let chain: Vec<_> =
-                        (0..3).map(|i| group(&[(at + i * 512, 512, round)])).collect();
-                    let tickets = disk.submit_chain(chain, &[]).unwrap();
-                    disk.wait(tickets[2 - usize::from(round) % 3]).unwrap();
-                    disk.settle(tickets[2]).unwrap();
-                    assert_eq!(read(disk, at, 1536), [round; 1536]);
-                }
-            });
-        }
-    });
 }
 
 fn a_disk_for_reading_refuses_groups(make: Make) {

@@ -25,9 +25,9 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use self::cache::{Dirty, ReadCache};
 use self::geometry::{Geometry, Place};
-use super::dice::Dice;
 use super::{Done, Kind, Model, Request, Timing, Work};
 use crate::Extent;
+use crate::dice::Dice;
 
 /// What a hard disk is made of.
 #[derive(Clone, Copy, PartialEq, Debug)]

@@ -107,7 +107,7 @@ fn is_zero(bytes: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::dice::Dice;
+    use crate::dice::Dice;
 
     #[test]
     fn it_holds_what_a_plain_one_holds() {

@@ -341,7 +341,7 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::dice::Dice;
+    use crate::dice::Dice;
 
     fn ftl(len_bytes: u64) -> Ftl {
         Ftl::new(Shape::of(&SsdParameters::p3700(len_bytes)))

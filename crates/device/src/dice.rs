@@ -15,6 +15,15 @@ impl Dice {
 
     /// A number below `end`; 0 if there is none.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
-        (u128::from(self.next()) * u128::from(end) >> 64) as u64
+        ((u128::from(self.next()) * u128::from(end)) >> 64) as u64
+    }
+
+    /// True so many times in 256.
+    pub(crate) fn chance(&mut self, of_256: u64) -> bool {
+        self.next() % 256 < of_256
+    }
+
+    pub(crate) fn pick(&mut self, of: &[u64]) -> u64 {
+        of[(self.next() % of.len() as u64) as usize]
     }
 }

@@ -1,0 +1,435 @@
+//! What every disk does, as checks that any of them can be put to.
+//!
+//! Each check takes a disk that can be written and that nobody else uses, of at least
+//! [`SECTORS`] sectors, whatever is on it; it panics, saying what was wrong, if the disk
+//! does not keep [`Disk`]'s promises. [`all`] runs every check, each on a disk of its own:
+//!
+//! ```
+//! use draconis_device::{MemoryDisk, conform};
+//!
+//! conform::all(|| MemoryDisk::new(vec![0; 1 << 20], 512));
+//! ```
+//!
+//! What a power cut leaves is not for here: see [`crate::Crashes`].
+
+use draconis_exchange::heap::Block;
+
+use crate::{Disk, Error, Extent, Group, Refused, Ticket, Urgency, Write};
+
+/// Sectors that a disk must have.
+pub const SECTORS: u64 = 300;
+
+/// The name of a check, and the check.
+pub type Check = (&'static str, fn(&dyn Disk));
+
+/// Every check.
+pub const CHECKS: [Check; 13] = [
+    ("reads reach both ends and no further", reads_reach_both_ends_and_no_further),
+    ("a refusal returns the block", a_refusal_returns_the_block),
+    ("a refused group comes back", a_refused_group_comes_back_whole_and_changes_nothing),
+    ("what comes later wins", what_comes_later_in_a_group_or_after_it_wins),
+    ("a group of any shape is applied", a_group_of_any_shape_is_applied),
+    ("what was waited for is there", what_was_waited_for_is_there),
+    ("many at once", many_reads_and_groups_at_once_all_get_their_own_answer),
+    ("a chain is taken whole", a_chain_is_taken_whole_and_in_order),
+    ("a refused chain comes back", a_chain_that_is_refused_comes_back_whole_and_changes_nothing),
+    ("what is settled is seen", what_is_settled_is_seen_by_every_read),
+    ("waiting ends for all", waiting_in_many_threads_ends_for_all),
+    ("tickets ascend", tickets_ascend_whoever_submits),
+    ("discards harm nothing else", a_discard_harms_nothing_else),
+];
+
+/// Puts disks that `make` makes to every check.
+///
+/// # Panics
+/// If one of them does not do what every disk does.
+pub fn all<D: Disk>(mut make: impl FnMut() -> D) {
+    for (name, check) in CHECKS {
+        log::debug!("conform: {name}");
+        check(&make());
+    }
+}
+
+/// A disk in units of its sectors.
+#[derive(Clone, Copy)]
+struct Subject<'a> {
+    disk: &'a dyn Disk,
+    sector_bytes: usize,
+}
+
+/// First sector, how many, and the byte that fills them.
+type Fill = (u64, usize, u8);
+
+impl<'a> Subject<'a> {
+    fn of(disk: &'a dyn Disk) -> Self {
+        let properties = disk.properties();
+        let sector_bytes = properties.sector_bytes as usize;
+        assert!(sector_bytes.is_power_of_two(), "a sector of {sector_bytes} bytes");
+        assert!(!properties.read_only, "a disk that can be written");
+        assert!(properties.len_bytes >= SECTORS * sector_bytes as u64, "a disk large enough");
+        Self { disk, sector_bytes }
+    }
+
+    /// As [`Subject::of`], with the number of each of the first [`SECTORS`] in it.
+    fn numbered(disk: &'a dyn Disk) -> Self {
+        let subject = Self::of(disk);
+        let fills: Vec<_> = (0..SECTORS).map(|nth| (nth, 1, nth as u8)).collect();
+        let ticket = subject.submit(&fills);
+        assert_eq!(disk.wait(ticket), Ok(()));
+        subject
+    }
+
+    fn extent(&self, sector: u64, count: usize) -> Extent {
+        let bytes = self.sector_bytes as u64;
+        Extent::new(sector * bytes, count as u64 * bytes)
+    }
+
+    fn filled(&self, count: usize, byte: u8) -> Block {
+        let mut block = Block::private(count * self.sector_bytes);
+        block.copy_in(0, &vec![byte; count * self.sector_bytes]);
+        block
+    }
+
+    fn group(&self, fills: &[Fill]) -> Group {
+        let write = |&(sector, count, byte): &Fill| Write {
+            at_bytes: self.extent(sector, 0).start_bytes,
+            block: self.filled(count, byte),
+        };
+        Group { writes: fills.iter().map(write).collect() }
+    }
+
+    fn submit(&self, fills: &[Fill]) -> Ticket {
+        self.disk.submit(self.group(fills), &[]).expect("a group that is all right is taken")
+    }
+
+    fn chain(&self, chain: Vec<Group>, after: &[Ticket]) -> Vec<Ticket> {
+        self.disk.submit_chain(chain, after).expect("a chain that is all right is taken")
+    }
+
+    fn read(&self, sector: u64, count: usize, urgency: Urgency) -> Vec<u8> {
+        let block = self.filled(count, 0xdd);
+        let answer = self.disk.read(self.extent(sector, count), block, urgency).wait();
+        answer.expect("an answer").expect("a read within the disk").into_private().to_vec()
+    }
+
+    /// The byte that fills each of the sectors.
+    fn bytes(&self, sector: u64, count: usize) -> Vec<u8> {
+        let bytes = self.read(sector, count, Urgency::Now);
+        let byte = |sector: &[u8]| {
+            assert!(sector.iter().all(|byte| *byte == sector[0]), "a sector in parts");
+            sector[0]
+        };
+        bytes.chunks(self.sector_bytes).map(byte).collect()
+    }
+
+    fn is_numbered(&self) -> bool {
+        self.bytes(0, SECTORS as usize).into_iter().eq((0..SECTORS).map(|nth| nth as u8))
+    }
+
+    fn len_sectors(&self) -> u64 {
+        self.disk.properties().len_bytes / self.sector_bytes as u64
+    }
+
+    /// A ticket that no disk has given out.
+    fn unknown(&self) -> Ticket {
+        Ticket(self.submit(&[]).0 + 1000)
+    }
+}
+
+fn waited(disk: &dyn Disk, ticket: Ticket) {
+    assert_eq!(disk.wait(ticket), Ok(()), "{ticket:?}");
+}
+
+fn lens(chain: &[Group]) -> Vec<Vec<usize>> {
+    let group = |group: &Group| group.writes.iter().map(|write| write.block.len()).collect();
+    chain.iter().map(group).collect()
+}
+
+/// Reads of any length, of either urgency, bring what was written; the last sector too.
+pub fn reads_reach_both_ends_and_no_further(disk: &dyn Disk) {
+    let it = Subject::numbered(disk);
+    let last = it.len_sectors() - 1;
+    let ticket = it.submit(&[(last, 1, 0xee)]);
+    waited(disk, ticket);
+    for urgency in [Urgency::Now, Urgency::Ahead] {
+        for (sector, count) in [(0, 1), (1, 8), (8, 128), (7, 200), (0, SECTORS as usize - 1)] {
+            let bytes = it.read(sector, count, urgency);
+            for (nth, got) in bytes.chunks(it.sector_bytes).enumerate() {
+                let number = sector as u8;
+                let number = number.wrapping_add(nth as u8);
+                assert!(got.iter().all(|byte| *byte == number), "{count} at {sector}: {nth}");
+            }
+        }
+        assert!(it.read(last, 1, urgency).iter().all(|byte| *byte == 0xee), "the last sector");
+    }
+}
+
+/// What is not on the disk or not whole sectors is refused, with the block.
+pub fn a_refusal_returns_the_block(disk: &dyn Disk) {
+    let it = Subject::of(disk);
+    let (len, sector) = (disk.properties().len_bytes, it.sector_bytes);
+    for urgency in [Urgency::Now, Urgency::Ahead] {
+        let refused = |start, extent_len: usize, len| {
+            let at = Extent::new(start, extent_len as u64);
+            let answer = disk.read(at, Block::private(len), urgency).wait().expect("an answer");
+            let Err(Refused { goods, error }) = answer else { panic!("{at} of {len} was read") };
+            assert_eq!(goods.expect("the block comes back").len(), len);
+            error
+        };
+        let top = u64::MAX - (sector as u64 - 1);
+        for (start, len) in [(len, sector), (len - sector as u64, 2 * sector), (top, sector)] {
+            let error = refused(start, len, len);
+            assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
+        }
+        for (start, extent_len, len) in
+            [(1, sector, sector), (0, sector - 1, sector - 1), (0, 2 * sector, sector)]
+        {
+            let error = refused(start, extent_len, len);
+            assert!(matches!(error, Error::Misaligned { .. }), "{error}");
+        }
+    }
+}
+
+/// Of a refused group nothing is written, and all of it comes back.
+pub fn a_refused_group_comes_back_whole_and_changes_nothing(disk: &dyn Disk) {
+    let it = Subject::numbered(disk);
+    let (len, sector) = (disk.properties().len_bytes, it.sector_bytes);
+    let good = || Write { at_bytes: 0, block: it.filled(1, 0xaa) };
+    let top = u64::MAX - (sector as u64 - 1);
+    for (at_bytes, bytes) in [(len, sector), (top, sector), (7, sector), (sector as u64, 100)] {
+        let bad = Write { at_bytes, block: Block::private(bytes) };
+        let refused = disk.submit(Group { writes: vec![good(), bad] }, &[]);
+        let Err(Refused { goods, error }) = refused else { panic!("{bytes} at {at_bytes}") };
+        let writes = goods.expect("the group comes back").writes;
+        let back: Vec<_> = writes.iter().map(|it| (it.at_bytes, it.block.len())).collect();
+        assert_eq!(back, [(0, sector), (at_bytes, bytes)]);
+        let mut byte = [0];
+        writes[0].block.copy_out(sector - 1, &mut byte);
+        assert_eq!(byte, [0xaa]);
+        let why = matches!(error, Error::OutOfRange { .. } | Error::Misaligned { .. });
+        assert!(why, "{error}");
+    }
+    let unknown = it.unknown();
+    let refused = disk.submit(Group { writes: vec![good()] }, &[unknown]).err();
+    let Some(Refused { goods, error }) = refused else { panic!("{unknown:?} was believed") };
+    assert_eq!(error, Error::NoTicket(unknown));
+    assert_eq!(lens(&goods.into_iter().collect::<Vec<_>>()), [[sector]]);
+    assert_eq!(disk.wait(unknown), Err(Error::NoTicket(unknown)));
+    assert_eq!(disk.settle(unknown), Err(Error::NoTicket(unknown)));
+    assert!(it.is_numbered(), "a refused group changed something");
+}
+
+/// Writes that overlap are applied in their order, in a group and between groups.
+pub fn what_comes_later_in_a_group_or_after_it_wins(disk: &dyn Disk) {
+    let it = Subject::numbered(disk);
+    let first = it.submit(&[(0, 4, 1), (1, 1, 2), (2, 8, 3)]);
+    let second = disk.submit(it.group(&[(3, 1, 4)]), &[first]).expect("taken");
+    assert!(second > first, "{second:?} after {first:?}");
+    let third = it.submit(&[(4, 1, 5)]);
+    waited(disk, third);
+    assert_eq!(it.bytes(0, 11), [1, 2, 3, 4, 5, 3, 3, 3, 3, 3, 10]);
+}
+
+/// Many writes, many predecessors, one large write, none at all.
+pub fn a_group_of_any_shape_is_applied(disk: &dyn Disk) {
+    let it = Subject::of(disk);
+    let tickets: Vec<_> = (0..40).map(|nth| it.submit(&[(0, 1, nth)])).collect();
+    let many: Vec<_> = (0..200).map(|nth| (299 - nth, 1, nth as u8)).collect();
+    let last = disk.submit(it.group(&many), &tickets).expect("taken");
+    waited(disk, last);
+    let bytes = it.bytes(0, SECTORS as usize);
+    assert_eq!(bytes[0], 39);
+    assert!((0..200).all(|nth| bytes[299 - nth] == nth as u8));
+    let whole = it.group(&[(0, SECTORS as usize, 0x77)]);
+    let whole = disk.submit(whole, &[last]).expect("taken");
+    waited(disk, whole);
+    assert_eq!(it.bytes(0, SECTORS as usize), [0x77; SECTORS as usize]);
+    let nothing = it.submit(&[]);
+    waited(disk, nothing);
+    assert_eq!(it.chain(vec![], &[]), []);
+}
+
+/// What was waited for is there with what it follows; waiting twice is no error.
+pub fn what_was_waited_for_is_there(disk: &dyn Disk) {
+    let it = Subject::of(disk);
+    for round in 1..20u8 {
+        let at = u64::from(round) * 2;
+        let first = it.submit(&[(at, 1, round)]);
+        let second = disk.submit(it.group(&[(at + 1, 1, round)]), &[first]).expect("taken");
+        waited(disk, second);
+        assert_eq!(it.bytes(at, 2), [round; 2]);
+        waited(disk, first);
+        waited(disk, second);
+    }
+}
+
+/// Six threads with a part of the disk each.
+pub fn many_reads_and_groups_at_once_all_get_their_own_answer(disk: &dyn Disk) {
+    let it = Subject::numbered(disk);
+    std::thread::scope(|scope| {
+        for user in 0..6u64 {
+            scope.spawn(move || {
+                let base = user * 50;
+                for round in 0..20u64 {
+                    let at = base + round % 49;
+                    let byte = (user * 40 + round) as u8;
+                    let ahead: Vec<_> = (0..4)
+                        .map(|nth| {
+                            let at = it.extent(base + 49 - nth % 2, 1);
+                            disk.read(at, it.filled(1, 0xdd), Urgency::Ahead)
+                        })
+                        .collect();
+                    let ticket = it.submit(&[(at, 1, byte)]);
+                    waited(disk, ticket);
+                    assert_eq!(it.bytes(at, 1), [byte]);
+                    for (nth, pending) in (0..).zip(ahead) {
+                        let got = pending.wait().expect("an answer").expect("a read");
+                        let untouched = (base + 49 - nth % 2) as u8;
+                        let got = got.into_private()[0];
+                        assert!(nth % 2 == 1 || got == untouched, "{got} for {untouched}");
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// A chain gets a ticket for each group, and its groups are applied in order.
+pub fn a_chain_is_taken_whole_and_in_order(disk: &dyn Disk) {
+    let it = Subject::numbered(disk);
+    let before = it.submit(&[(0, 2, 1)]);
+    let chain = vec![
+        it.group(&[(1, 2, 2), (8, 1, 2)]),
+        Group::default(),
+        it.group(&[(2, 1, 3)]),
+        it.group(&[(16, 100, 4)]),
+    ];
+    let small = (0..40).map(|nth| it.group(&[(200 + nth, 1, nth as u8)]));
+    let tickets = it.chain(chain.into_iter().chain(small).collect(), &[before]);
+    assert_eq!(tickets.len(), 44);
+    assert!(tickets[0] > before && tickets.windows(2).all(|pair| pair[0] < pair[1]));
+    for ticket in [tickets[0], tickets[3], tickets[43], tickets[1]] {
+        waited(disk, ticket);
+    }
+    let bytes = it.bytes(0, SECTORS as usize);
+    assert_eq!(bytes[..9], [1, 2, 3, 3, 4, 5, 6, 7, 2]);
+    assert!(bytes[16..116].iter().all(|byte| *byte == 4));
+    assert!(bytes[200..240].iter().copied().eq(0..40));
+}
+
+/// A chain with one bad group is refused whole.
+pub fn a_chain_that_is_refused_comes_back_whole_and_changes_nothing(disk: &dyn Disk) {
+    let it = Subject::numbered(disk);
+    let good = || it.group(&[(0, 1, 0xaa), (2, 2, 0xaa)]);
+    let bad = it.group(&[(it.len_sectors() - 1, 2, 1)]);
+    let sector = it.sector_bytes;
+    let refused = disk.submit_chain(vec![good(), bad, good()], &[]).err();
+    let Some(Refused { goods, error }) = refused else { panic!("a chain beyond the end") };
+    assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
+    let (small, large) = (vec![sector, 2 * sector], vec![2 * sector]);
+    let goods = goods.expect("the chain comes back");
+    assert_eq!(lens(&goods), [small.clone(), large, small.clone()]);
+    let unknown = it.unknown();
+    let refused = disk.submit_chain(vec![good(), good()], &[unknown]).err();
+    let Some(Refused { goods, error }) = refused else { panic!("{unknown:?} was believed") };
+    assert_eq!(error, Error::NoTicket(unknown));
+    assert_eq!(lens(&goods.expect("the chain comes back")), [small.clone(), small]);
+    assert!(it.is_numbered(), "a refused chain changed something");
+    // Nothing was given a name.
+    let next = it.submit(&[]);
+    assert!(next < unknown);
+    waited(disk, next);
+}
+
+/// Every read sees what is settled.
+pub fn what_is_settled_is_seen_by_every_read(disk: &dyn Disk) {
+    let it = Subject::of(disk);
+    for round in 0..50u8 {
+        let at = u64::from(round) * 2;
+        let chain = vec![it.group(&[(at, 1, round)]), it.group(&[(at + 1, 1, round)])];
+        let tickets = it.chain(chain, &[]);
+        assert_eq!(disk.settle(tickets[1]), Ok(()));
+        for urgency in [Urgency::Now, Urgency::Ahead] {
+            assert!(it.read(at, 2, urgency).iter().all(|byte| *byte == round), "{round}");
+        }
+        assert_eq!(disk.settle(tickets[0]), Ok(()));
+    }
+}
+
+/// Twelve threads wait, some for what others submitted.
+pub fn waiting_in_many_threads_ends_for_all(disk: &dyn Disk) {
+    let it = Subject::of(disk);
+    std::thread::scope(|scope| {
+        for user in 0..12u64 {
+            scope.spawn(move || {
+                for round in 0..10u8 {
+                    let at = user * 20;
+                    let chain = (0..3).map(|nth| it.group(&[(at + nth, 1, round)])).collect();
+                    let tickets = it.chain(chain, &[]);
+                    waited(disk, tickets[2 - usize::from(round) % 3]);
+                    assert_eq!(disk.settle(tickets[2]), Ok(()));
+                    assert_eq!(it.bytes(at, 3), [round; 3]);
+                }
+            });
+        }
+    });
+}
+
+/// Tickets are different, and each thread's ascend.
+pub fn tickets_ascend_whoever_submits(disk: &dyn Disk) {
+    let it = Subject::of(disk);
+    let each = |user: u64| {
+        let tickets: Vec<_> = (0..30).map(|nth| it.submit(&[(user * 30 + nth, 1, 1)])).collect();
+        assert!(tickets.windows(2).all(|pair| pair[0] < pair[1]), "{tickets:?}");
+        tickets
+    };
+    let mut all: Vec<Ticket> = std::thread::scope(|scope| {
+        let users: Vec<_> = (0..4).map(|user| scope.spawn(move || each(user))).collect();
+        users.into_iter().flat_map(|user| user.join().expect("a user")).collect()
+    });
+    all.sort_unstable();
+    assert!(all.windows(2).all(|pair| pair[0] < pair[1]), "a ticket was given twice");
+    let last = all[all.len() - 1];
+    waited(disk, last);
+    all.into_iter().for_each(|ticket| waited(disk, ticket));
+}
+
+/// Discarded sectors hold what they held, or zeroes; all others, and what is written
+/// there later, stay.
+pub fn a_discard_harms_nothing_else(disk: &dyn Disk) {
+    let it = Subject::numbered(disk);
+    let ticket = it.submit(&[(299, 1, 43)]);
+    let odd = Extent::new(it.sector_bytes as u64 * 120 + 1, it.sector_bytes as u64);
+    let gone = [it.extent(16, 64), it.extent(100, 1), odd, it.extent(150, 100)];
+    assert_eq!(disk.discard(&gone, &[ticket]), Ok(()));
+    // Before what it follows is durable, and after; over it, and beside it.
+    let over = it.submit(&[(20, 2, 0xcc), (155, 1, 0xcc)]);
+    waited(disk, over);
+    let again = it.submit(&[(40, 1, 0xcd)]);
+    assert_eq!(disk.discard(&[it.extent(60, 20)], &[over]), Ok(()));
+    waited(disk, again);
+    for nth in 0..3 {
+        let bytes = it.bytes(0, SECTORS as usize);
+        for (sector, byte) in bytes.into_iter().enumerate() {
+            let was = sector as u8;
+            let is_gone = |at: &Extent| at.touches(it.extent(sector as u64, 1)) && *at != odd;
+            match sector {
+                20 | 21 | 155 => assert_eq!(byte, 0xcc, "sector {sector}"),
+                40 => assert_eq!(byte, 0xcd),
+                _ if gone.iter().any(is_gone) => {
+                    assert!(byte == was || byte == 0, "{byte} in sector {sector}");
+                }
+                _ => assert_eq!(byte, was, "sector {sector}"),
+            }
+        }
+        let ticket = it.submit(&[(nth, 1, nth as u8)]);
+        waited(disk, ticket);
+    }
+    if disk.properties().discards {
+        let beyond = it.extent(it.len_sectors() - 1, 2);
+        let error = disk.discard(&[beyond], &[]).expect_err("beyond the end");
+        assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
+        let unknown = it.unknown();
+        assert_eq!(disk.discard(&[], &[unknown]), Err(Error::NoTicket(unknown)));
+    }
+}

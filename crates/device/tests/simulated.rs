@@ -1,0 +1,420 @@
+//! Simulated disks: what waiting does to time, what a power cut does to what is held, and
+//! that a run is the same every time.
+
+use std::sync::Arc;
+
+use draconis_device::sim::{
+    Clock, Done, Hdd, HddParameters, Kind, Request, SimDisk, Ssd, SsdParameters, Statistics, Timing,
+};
+use draconis_device::{
+    CrashOptions, Crashes, Disk, Extent, Group, Pending, ReadAnswer, RecordDisk, Ticket, Urgency,
+    Write,
+};
+use draconis_exchange::heap::Block;
+
+const MIB: u64 = 1 << 20;
+
+fn write(at_bytes: u64, len: usize, byte: u8) -> Write {
+    let mut block = Block::private(len);
+    block.copy_in(0, &vec![byte; len]);
+    Write { at_bytes, block }
+}
+
+fn group(at_bytes: u64, len: usize, byte: u8) -> Group {
+    Group { writes: vec![write(at_bytes, len, byte)] }
+}
+
+fn put(disk: &SimDisk, at_bytes: u64, len: usize, byte: u8) -> Ticket {
+    disk.submit(group(at_bytes, len, byte), &[]).unwrap()
+}
+
+fn ask(disk: &SimDisk, at_bytes: u64, len: usize) -> Pending<ReadAnswer> {
+    disk.read(Extent::new(at_bytes, len as u64), Block::private(len), Urgency::Ahead)
+}
+
+fn get(disk: &dyn Disk, at_bytes: u64, len: usize) -> Vec<u8> {
+    let answer = disk.read_now(Extent::new(at_bytes, len as u64), Block::private(len));
+    answer.unwrap().into_private().to_vec()
+}
+
+/// A disk without volatile memory, and one with.
+fn both() -> [(Arc<SimDisk>, Clock); 2] {
+    [SimDisk::ssd(64 * MIB, 1), SimDisk::hdd(64 * MIB, 1)]
+}
+
+#[test]
+fn time_stands_still_until_somebody_waits() {
+    for (disk, clock) in both() {
+        let ticket = put(&disk, MIB, 4096, 7);
+        let one = ask(&disk, MIB, 4096);
+        let other = ask(&disk, 2 * MIB, 4096);
+        assert!(!one.is_ready() && !other.is_ready());
+        assert_eq!(clock.now_ns(), 0);
+        // What was submitted is seen, and takes its time.
+        assert_eq!(one.wait().unwrap().unwrap().into_private()[0], 7);
+        let then = clock.now_ns();
+        assert!(then > 1000);
+        assert_eq!(other.wait().unwrap().unwrap().into_private()[0], 0);
+        assert!(clock.now_ns() < 2 * then + 20_000_000);
+        disk.settle(ticket).unwrap();
+        disk.wait(ticket).unwrap();
+        let then = clock.now_ns();
+        disk.wait(ticket).unwrap();
+        assert_eq!(clock.now_ns(), then, "what is done needs no waiting");
+    }
+}
+
+#[test]
+fn who_thinks_does_not_wait() {
+    for (disk, clock) in both() {
+        let answer = ask(&disk, MIB, 4096);
+        clock.advance(1000);
+        assert!(!answer.is_ready());
+        clock.advance(50_000_000);
+        assert!(answer.is_ready());
+        let _ = answer.wait();
+        assert_eq!(clock.now_ns(), 50_001_000);
+        assert_eq!(disk.statistics().reads, 1);
+    }
+}
+
+#[test]
+fn several_disks_go_by_one_clock() {
+    let clock = Clock::new();
+    let slow = SimDisk::new(Hdd::desktop_7200(64 * MIB), &clock);
+    let quick = SimDisk::new(Ssd::p3700(64 * MIB), &clock);
+    let (far, near) = (ask(&slow, 32 * MIB, 4096), ask(&quick, 0, 4096));
+    let _ = near.wait();
+    assert!(clock.now_ns() < 1_000_000 && !far.is_ready());
+    for round in 0..2000 {
+        let ticket = put(&quick, round * 4096, 4096, 1);
+        quick.wait(ticket).unwrap();
+    }
+    assert!(far.is_ready(), "{} ns", clock.now_ns());
+}
+
+#[test]
+fn order_costs_a_flush_where_there_is_something_to_flush() {
+    for ((disk, _), flushes) in both().into_iter().zip([0, 3]) {
+        let chain = (0..3).map(|nth| group(nth * 4096, 4096, 1)).collect();
+        let tickets = disk.submit_chain(chain, &[]).unwrap();
+        let free = put(&disk, MIB, 4096, 1);
+        disk.wait(tickets[2]).unwrap();
+        disk.wait(tickets[0]).unwrap();
+        assert_eq!(disk.statistics().flushes, flushes);
+        disk.wait(free).unwrap();
+        // It was behind the chain and may have been there in time for its last flush.
+        assert!(disk.statistics().flushes <= flushes + 1);
+    }
+}
+
+#[test]
+fn waiters_share_a_flush_and_nobody_flushes_for_nothing() {
+    let (disk, _) = SimDisk::hdd(64 * MIB, 1);
+    let tickets: Vec<_> = (0..100).map(|nth| put(&disk, nth * 4096, 4096, 1)).collect();
+    disk.wait(tickets[99]).unwrap();
+    tickets.iter().for_each(|ticket| disk.wait(*ticket).unwrap());
+    assert_eq!(disk.statistics().flushes, 1);
+}
+
+#[test]
+fn neighbours_in_a_group_are_one_request() {
+    let (disk, _) = SimDisk::ssd(64 * MIB, 1);
+    let writes = (0..64).rev().map(|nth| write(nth * 512, 512, nth as u8)).collect();
+    let ticket = disk.submit(Group { writes }, &[]).unwrap();
+    disk.wait(ticket).unwrap();
+    let Statistics { writes, written_bytes, .. } = disk.statistics();
+    assert_eq!((writes, written_bytes), (1, 64 * 512));
+    assert_eq!(get(&*disk, 512 * 33, 512)[0], 33);
+}
+
+#[test]
+fn writes_that_nobody_waits_for_take_time_in_the_end() {
+    for (disk, clock) in both() {
+        for nth in 0..200 {
+            put(&disk, nth % 50 * MIB, MIB as usize, 0);
+        }
+        // 200 MiB do not wait in a queue of 64.
+        assert!(clock.now_ns() > 10_000_000, "{}", clock.now_ns());
+    }
+}
+
+/// A mixed load, and a hash of what was done when.
+fn run(disk: &SimDisk, rounds: u64) -> (u64, u64) {
+    let mut x = 1u64;
+    let mut chance = |end: u64| {
+        x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (x >> 33) % end
+    };
+    let mut flying = vec![];
+    for round in 0..rounds {
+        let at = chance(60 * 256) * 4096;
+        match chance(10) {
+            0..5 => drop(put(disk, at, 4096 << chance(4), round as u8)),
+            5..9 => flying.push(ask(disk, at, 4096)),
+            _ => {
+                let ticket = put(disk, at, 512, 9);
+                disk.wait(ticket).unwrap();
+                flying.drain(..).for_each(|answer| drop(answer.wait()));
+            }
+        }
+        if round % 50 == 0 {
+            let ticket = put(disk, at, 512, 1);
+            disk.discard(&[Extent::new(at, 65536)], &[ticket]).unwrap();
+        }
+    }
+    disk.idle();
+    (disk.statistics().trace, disk.clock().now_ns())
+}
+
+#[test]
+fn a_seed_gives_one_run() {
+    for make in [SimDisk::hdd, SimDisk::ssd] {
+        let once = run(&make(64 * MIB, 5).0, 2000);
+        assert_eq!(run(&make(64 * MIB, 5).0, 2000), once);
+        assert_ne!(run(&make(64 * MIB, 6).0, 2000).0, once.0);
+    }
+}
+
+#[test]
+fn a_copy_holds_the_same_and_goes_its_own_way() {
+    for (disk, clock) in both() {
+        run(&disk, 300);
+        put(&disk, 0, 4096, 1);
+        let copy = disk.fork();
+        assert_eq!(copy.clock().now_ns(), clock.now_ns());
+        assert!(get(&*copy, 0, 4 << 20) == get(&*disk, 0, 4 << 20));
+        put(&copy, 0, 4096, 2);
+        assert_eq!((get(&*copy, 0, 1 << 12)[0], get(&*disk, 0, 1 << 12)[0]), (2, 1));
+    }
+}
+
+#[test]
+fn a_power_cut_keeps_what_is_durable_and_any_sector_of_the_rest() {
+    for (disk, _) in both() {
+        put(&disk, 0, 8192, 1);
+        let ticket = put(&disk, 4096, 4096, 2);
+        disk.wait(ticket).unwrap();
+        let volatile = disk.properties().rotational;
+        let before = put(&disk, 0, 1024, 3);
+        put(&disk, 512, 1024, 4);
+        disk.submit(group(65536, 4096, 5), &[before]).unwrap();
+        let mut seen = [[0; 6]; 4];
+        for seed in 0..200 {
+            let crashed = disk.crash(seed);
+            let bytes = get(&*crashed, 0, 8192);
+            assert!(bytes[4096..].iter().all(|byte| *byte == 2));
+            for (sector, seen) in seen.iter_mut().enumerate() {
+                let sector = &bytes[sector * 512..][..512];
+                assert!(sector.iter().all(|byte| *byte == sector[0]), "torn within a sector");
+                seen[usize::from(sector[0])] += 1;
+            }
+            // What follows them was not started.
+            assert_eq!(get(&*crashed, 65536, 512), [0; 512]);
+        }
+        let values =
+            |seen: &[u32; 6]| -> Vec<usize> { (0..6).filter(|at| seen[*at] > 0).collect() };
+        let got: Vec<_> = seen.iter().map(values).collect();
+        assert_eq!(got, [vec![1, 3], vec![1, 3, 4], vec![1, 4], vec![1]], "{volatile}");
+        // The disk itself did not notice.
+        assert_eq!(get(&*disk, 0, 512)[0], 3);
+        disk.wait(before).unwrap();
+        assert_eq!(get(&*disk.crash(7), 0, 512)[0], 3);
+    }
+}
+
+#[test]
+fn what_a_device_calls_done_without_a_flush_may_be_lost_only_where_it_is_volatile() {
+    for (disk, _) in both() {
+        let ticket = put(&disk, 0, 512, 1);
+        disk.settle(ticket).unwrap();
+        let lost = (0..40).filter(|seed| get(&*disk.crash(*seed), 0, 512)[0] == 0).count();
+        assert_eq!(lost > 0, disk.properties().rotational, "{lost}");
+    }
+}
+
+#[test]
+fn a_recorded_run_has_states() {
+    let disk = RecordDisk::new(SimDisk::hdd(64 * MIB, 1).0);
+    let ticket = disk.submit(group(0, 1024, 1), &[]).unwrap();
+    disk.submit(group(0, 512, 2), &[ticket]).unwrap();
+    let crashes = Crashes::new(vec![0; 4096], disk.take(), CrashOptions::default());
+    assert!(crashes.count() >= 5);
+}
+
+#[test]
+fn a_terabyte_takes_the_memory_of_what_is_in_it() {
+    for (disk, clock) in [SimDisk::hdd(1 << 40, 1), SimDisk::ssd(1 << 40, 1)] {
+        for nth in 0..64 {
+            put(&disk, nth << 34, 8192, 1);
+        }
+        let last = put(&disk, (1 << 40) - 4096, 4096, 0);
+        disk.wait(last).unwrap();
+        disk.discard(&[Extent::new(1 << 39, 1 << 39)], &[last]).unwrap();
+        disk.idle();
+        assert!(clock.now_ns() > 0 && disk.memory_bytes() <= 128 * 4096);
+        assert_eq!(get(&*disk, 3 << 34, 4096)[0], 1);
+    }
+}
+
+#[test]
+fn discards_make_room_to_clean_with() {
+    let moved = |discards: bool| {
+        let parameters = SsdParameters::p3700(64 * MIB);
+        let disk = SimDisk::new(Ssd::preconditioned(parameters), &Clock::new());
+        if discards {
+            disk.discard(&[Extent::new(0, 32 * MIB)], &[]).unwrap();
+        }
+        let mut at = 0;
+        for _ in 0..16_000 {
+            at = (at * 69_069 + 12_345) % 8192;
+            put(&disk, 32 * MIB + at * 4096, 4096, 1);
+        }
+        disk.idle();
+        disk.statistics().work.moved_bytes
+    };
+    let (with, without) = (moved(true), moved(false));
+    assert!(with * 3 < without, "{with} {without}");
+}
+
+#[test]
+fn a_cache_that_survives_makes_waiting_cheap() {
+    let sync_us = |volatile_cache| {
+        let parameters = SsdParameters::p3700(64 * MIB);
+        let disk = Ssd::new(SsdParameters { volatile_cache, ..parameters });
+        let disk = SimDisk::new(disk, &Clock::new());
+        (0..100).for_each(|nth| {
+            let ticket = put(&disk, nth * 512, 512, 1);
+            disk.wait(ticket).unwrap();
+        });
+        disk.clock().now_ns() / 100_000
+    };
+    let (kept, lost) = (sync_us(false), sync_us(true));
+    assert!(kept <= 25 && lost > 300, "{kept} {lost}");
+}
+
+#[test]
+fn a_hard_disk_chooses_what_is_near_and_reads_on() {
+    let parameters = HddParameters::desktop_7200(1 << 40);
+    let disk = || SimDisk::new(Hdd::new(parameters), &Clock::new());
+    let scattered: Vec<u64> = (0..32).map(|nth| (nth * 7919 % 32) << 35).collect();
+    let at_once = disk();
+    let all: Vec<_> = scattered.iter().map(|at| ask(&at_once, *at, 4096)).collect();
+    all.into_iter().for_each(|answer| drop(answer.wait()));
+    let in_turn = disk();
+    scattered.iter().for_each(|at| drop(get(&*in_turn, *at, 4096)));
+    let (at_once, in_turn) = (at_once.clock().now_ns(), in_turn.clock().now_ns());
+    assert!(at_once * 3 < in_turn * 2, "{at_once} {in_turn}");
+
+    let reader = disk();
+    get(&*reader, 0, 65536);
+    reader.clock().advance(20_000_000);
+    let before = reader.clock().now_ns();
+    get(&*reader, 65536, 1 << 20);
+    assert!(reader.clock().now_ns() - before < 4_000_000, "it was read ahead");
+    assert_eq!(reader.statistics().work.seeks, 0);
+}
+
+/// Asks for anything at any time, and drives the device to the end of it: what was asked
+/// when, and what was done when.
+fn drive(timing: &mut dyn Timing, seed: u64) -> (Vec<(Request, u64)>, Vec<Done>) {
+    let mut x = seed;
+    let mut chance = |end: u64| {
+        x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (x >> 33) % end
+    };
+    let depth = timing.model().depth as u64;
+    let (mut asked, mut done, mut now_ns) = (vec![], vec![], 0);
+    for id in 0..2500u64 {
+        let kind = match chance(20) {
+            0..8 => Kind::Read,
+            8..17 => Kind::Write,
+            17..19 => Kind::Flush,
+            _ => Kind::Discard,
+        };
+        let len = 512 << chance(12);
+        let at = Extent::new(chance((64 * MIB - len) / 512) * 512, len);
+        let request =
+            Request { id, kind, at: if kind == Kind::Flush { Extent::new(0, 0) } else { at } };
+        // Now and then it is left alone; it is never given more than it takes.
+        let until_ns = now_ns + if chance(30) == 0 { 40_000_000 } else { chance(100_000) };
+        while let Some(next) = timing.next_ns()
+            && (next <= until_ns || asked.len() - done.len() >= depth as usize)
+        {
+            assert!(next >= now_ns, "what happens next happened before");
+            now_ns = next;
+            timing.advance(next, &mut done);
+        }
+        now_ns = now_ns.max(until_ns);
+        timing.advance(now_ns, &mut done);
+        timing.take(now_ns, request);
+        asked.push((request, now_ns));
+    }
+    while let Some(next) = timing.next_ns() {
+        timing.advance(next, &mut done);
+    }
+    (asked, done)
+}
+
+#[test]
+fn a_device_does_everything_once_and_in_its_time() {
+    let hdd = |volatile_cache| {
+        let parameters = HddParameters::desktop_7200(64 * MIB);
+        Hdd::new(HddParameters { volatile_cache, cache_bytes: 4 * MIB, ..parameters })
+    };
+    let ssd = |volatile_cache, page_bytes| {
+        let parameters = SsdParameters::p3700(64 * MIB);
+        Ssd::preconditioned(SsdParameters { volatile_cache, page_bytes, ..parameters })
+    };
+    let devices: [Box<dyn Timing>; 5] = [
+        Box::new(hdd(true)),
+        Box::new(hdd(false)),
+        Box::new(ssd(false, 4096)),
+        Box::new(ssd(true, 16384)),
+        Box::new(ssd(true, 512)),
+    ];
+    for mut device in devices {
+        let (asked, done) = drive(&mut *device, 7);
+        assert!(done.is_sorted_by_key(|one| one.at_ns));
+        let mut ids: Vec<_> = done.iter().map(|one| one.id).collect();
+        ids.sort_unstable();
+        assert!(ids.iter().copied().eq(0..asked.len() as u64), "{device:?}");
+        for Done { at_ns, id } in &done {
+            assert!(*at_ns > asked[*id as usize].1, "done before it was asked for");
+        }
+        // A copy that lost its power has nothing to do.
+        let mut copy = device.fork();
+        copy.take(u64::MAX / 4, asked[0].0);
+        copy.power_cut(u64::MAX / 4);
+        assert_eq!(copy.next_ns(), None);
+    }
+}
+
+#[test]
+fn what_is_flushed_is_on_the_platters() {
+    let parameters = HddParameters::desktop_7200(64 * MIB);
+    let mut device = Hdd::new(parameters);
+    let (mut done, mut now_ns, mut id) = (vec![], 0, 0);
+    let mut take = |device: &mut Hdd, now_ns, kind, at| {
+        device.take(now_ns, Request { id, kind, at });
+        id += 1;
+        id - 1
+    };
+    for round in 1..20u64 {
+        for nth in 0..round {
+            // No two touch.
+            let at = Extent::new((round * 37 + nth * 1009) % 1500 * 8192, 4096);
+            take(&mut device, now_ns, Kind::Write, at);
+        }
+        let before = device.work().programmed_bytes;
+        let flush = take(&mut device, now_ns, Kind::Flush, Extent::new(0, 0));
+        // Behind the flush, and not in its way.
+        take(&mut device, now_ns, Kind::Write, Extent::new(40 * MIB + round * 8192, 4096));
+        while !done.iter().any(|it: &Done| it.id == flush) {
+            now_ns = device.next_ns().expect("it goes on");
+            device.advance(now_ns, &mut done);
+        }
+        let put = device.work().programmed_bytes - before;
+        assert!((round - 1) * 4096 <= put && put <= (round + 1) * 4096, "{round}: {put}");
+    }
+}
