@@ -313,9 +313,9 @@ impl Experiment for Mem {
     }
 
     fn explains(&self) -> &'static str {
-        "A page comes in some hundred microseconds here, not in 5.5 ms, so bad is less \
-         bad; and what the device reads ahead comes along with each fault, wanted or \
-         not. From bad to good it remains several orders of magnitude."
+        "What a fault costs is the device's time for all that is read ahead with the page, wanted \
+         or not: a device that reads far ahead makes random reads slower, and the first of a run. \
+         There is no head to move, but from bad to good it remains several orders of magnitude."
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {
