@@ -10,7 +10,7 @@
 //!     skipped       [{subject, experiment, needs}]  what this machine could not give
 //!     warnings      [text]
 //!     experiments   [{name, paper, asks, finding, command, parameters, figures, subjects,
-//!                     points, found, notes, waits, seconds}]
+//!                     points, found, explains, notes, waits, seconds}]
 //!       figures     [{metric, title, x, y, shape}]: how points of that metric are drawn
 //!       points      [{metric, subject, series, x, label, median, spread, values, cold}]
 //!                   values: one for each repetition, in the unit of the figure's y axis;
@@ -217,6 +217,9 @@ pub struct Outcome {
     pub points: Vec<Point>,
     /// What was found, in words.
     pub found: Vec<String>,
+    /// Why it may differ from what the paper found.
+    #[serde(default)]
+    pub explains: String,
     /// What happened on the way.
     pub notes: Vec<String>,
     /// What it waits for, if it cannot run yet.

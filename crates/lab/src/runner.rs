@@ -173,6 +173,7 @@ impl Running<'_> {
             paper: experiment.paper().title().into(),
             asks: experiment.asks().into(),
             finding: experiment.finding().into(),
+            explains: experiment.explains().into(),
             command,
             parameters: experiment.parameters().iter().map(used).collect(),
             figures: experiment.figures(),

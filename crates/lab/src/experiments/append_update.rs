@@ -81,6 +81,13 @@ impl Experiment for AppendUpdate {
         Ok(samples)
     }
 
+    fn explains(&self) -> &'static str {
+        "The 4 times of an update of a whole page show where nothing hides read-modify- \
+         write: a capacitor's buffer before the flash, as in the model, answers before \
+         it. What remains is the second write of a file that grew. 250 times between \
+         the devices is one turn of the platter against a write into that buffer."
+    }
+
     fn found(&self, points: Points<'_>) -> Vec<String> {
         let at = |subject: &str, label: &str| points.named("rate", subject, "", label);
         let tell = |subject: &&str| {

@@ -334,6 +334,12 @@ impl Experiment for Channel {
         Ok(samples)
     }
 
+    fn explains(&self) -> &'static str {
+        "Handing over costs the same whatever the payload, as on Singularity; what \
+         copies grows with it. Between processes the wake-up is what costs, and \
+         spinning avoids it."
+    }
+
     fn found(&self, points: Points<'_>) -> Vec<String> {
         let tell = |series: &&str| {
             let line = points.line("time", "mem", series);

@@ -110,6 +110,12 @@ impl Experiment for FsCompete {
         Ok(samples)
     }
 
+    fn explains(&self) -> &'static str {
+        "Where the device takes writes fast enough, or the file systems lie in \
+         different files of one device, the large fsync does not hold the small ones up \
+         for long."
+    }
+
     fn found(&self, points: Points<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
             let line = points.line("time", subject, "");

@@ -113,6 +113,10 @@ impl Experiment for FsParts {
         Ok(samples)
     }
 
+    fn explains(&self) -> &'static str {
+        "Where a file system delays giving blocks, their allocation shows in the fsync."
+    }
+
     fn found(&self, points: Points<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
             let mean = |part| points.mean("parts", subject, part);

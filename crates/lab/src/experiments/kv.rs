@@ -183,6 +183,13 @@ impl Experiment for Kv {
         Ok(samples)
     }
 
+    fn explains(&self) -> &'static str {
+        "A quick run writes a few tens of megabytes: level 0 fills a few times and \
+         little is merged. The storms of the paper come with its size: --size paper, or \
+         --set puts=. Tables and compactions are those that the store wrote into its \
+         own log."
+    }
+
     fn found(&self, points: Points<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
             let of = |metric: &'static str, pattern: &'static str| {

@@ -99,6 +99,11 @@ impl Experiment for Latency {
         Ok(laps.iter().enumerate().map(sample).collect())
     }
 
+    fn explains(&self) -> &'static str {
+        "There is no garbage collector here. What pauses is the scheduler: another \
+         process, or the machine below a virtual one."
+    }
+
     fn found(&self, points: Points<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
             let line = points.line("time", subject, "");

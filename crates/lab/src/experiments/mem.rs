@@ -312,6 +312,12 @@ impl Experiment for Mem {
         Ok(samples)
     }
 
+    fn explains(&self) -> &'static str {
+        "What a fault costs is the device's time for all that is read ahead with the page, wanted \
+         or not: a device that reads far ahead makes random reads slower, and the first of a run. \
+         There is no head to move, but from bad to good it remains several orders of magnitude."
+    }
+
     fn found(&self, points: Points<'_>) -> Vec<String> {
         let mut found = vec![];
         match self.what {

@@ -114,6 +114,11 @@ pub trait Experiment: Sync {
     /// What the subject says.
     fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>>;
 
+    /// Why it may differ from what the paper found; nothing if there is nothing to say.
+    fn explains(&self) -> &'static str {
+        ""
+    }
+
     /// What was found here, in words: a sentence or two for each subject.
     fn found(&self, points: Points<'_>) -> Vec<String>;
 }

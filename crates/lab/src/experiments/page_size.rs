@@ -110,6 +110,12 @@ impl Experiment for PageSize {
         Ok(samples)
     }
 
+    fn explains(&self) -> &'static str {
+        "A cache before the flash - of the disk, or of the machine below a virtual one \
+         - hides the page: then writes are priced by their number and the curve has no \
+         knee. On the models it stands where they have it."
+    }
+
     fn found(&self, points: Points<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
             Some(match page_of(points, subject)? {

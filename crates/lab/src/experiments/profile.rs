@@ -94,6 +94,11 @@ impl Experiment for Profile {
         Ok(samples)
     }
 
+    fn explains(&self) -> &'static str {
+        "The figures are of the device as this program reaches it: below a virtual \
+         machine, of what that offers."
+    }
+
     fn found(&self, points: Points<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
             let time = |label| points.named("time", subject, "", label);

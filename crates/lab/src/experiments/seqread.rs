@@ -114,6 +114,13 @@ impl Experiment for SeqRead {
         Ok(samples)
     }
 
+    fn explains(&self) -> &'static str {
+        "The paper's cold 4 KB took a head's way to every indirect block: a second for \
+         4 KB. Where nothing turns, a first request costs a few requests of some ten \
+         microseconds; model:hdd still has the head. Read-ahead is what makes the size \
+         of the buffer matter less today."
+    }
+
     fn found(&self, points: Points<'_>) -> Vec<String> {
         let subjects = points.subjects();
         let best_of = |subject: &str| {

@@ -99,6 +99,12 @@ impl Experiment for TimeSeries {
         Ok(samples)
     }
 
+    fn explains(&self) -> &'static str {
+        "Slow reads come where read-ahead meets the device: one in so many reads waits, \
+         the others find their bytes in memory. On model:hdd these are the turns of the \
+         platter."
+    }
+
     fn found(&self, points: Points<'_>) -> Vec<String> {
         let mut found = vec![];
         for subject in points.subjects() {

@@ -87,6 +87,12 @@ impl Experiment for WriteMode {
         Ok(samples)
     }
 
+    fn explains(&self) -> &'static str {
+        "Where a durable append is slower, the metadata that goes with it is the second \
+         write, as the paper says; on model:hdd each write is a turn of the platter, \
+         whatever its place."
+    }
+
     fn found(&self, points: Points<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
             let at = |mode| points.named("speed", subject, "", mode);

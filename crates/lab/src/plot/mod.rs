@@ -128,16 +128,19 @@ pub fn svg(outcome: &Outcome, figure: &Figure, paint: Paint) -> Option<String> {
         Shape::Stacks => rows::stacks(figure, outcome, paint),
     };
     Some(match paint {
-        Paint::Page => wrap(&body, height, &figure.title),
+        Paint::Page => {
+            let chart = matches!(figure.shape, Shape::Lines | Shape::Dots);
+            wrap(&body, height, &figure.title, if chart { "chart" } else { "rows" })
+        }
         Paint::File => stand_alone(outcome, figure, &body, height),
     })
 }
 
 const FONT: &str = "font-family=\"system-ui, 'DejaVu Sans', 'Liberation Sans', sans-serif\"";
 
-fn wrap(body: &str, height: f64, title: &str) -> String {
+fn wrap(body: &str, height: f64, title: &str, class: &str) -> String {
     format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" \
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"{class}\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" \
          {FONT} font-size=\"13\"><title>{}</title>{body}</svg>",
         escape(title)
     )
@@ -179,7 +182,7 @@ fn stand_alone(outcome: &Outcome, figure: &Figure, body: &str, height: f64) -> S
         paint.ink(),
         escape(&title),
     );
-    wrap(&inner, bottom, &figure.title)
+    wrap(&inner, bottom, &figure.title, "file")
 }
 
 /// About how wide a text is at the usual size: enough to keep things apart.

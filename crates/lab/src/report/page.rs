@@ -139,6 +139,9 @@ fn experiment(outcome: &Outcome) -> String {
         let found: Vec<String> = outcome.found.iter().map(|line| escape(line)).collect();
         let _ = write!(text, "<dt>Found here</dt><dd>{}</dd>", found.join("<br>"));
     }
+    if !outcome.explains.is_empty() && !outcome.points.is_empty() {
+        let _ = write!(text, "<dt>Why</dt><dd>{}</dd>", escape(&outcome.explains));
+    }
     text += "</dl>";
     text += &list(&outcome.notes);
     let _ = write!(text, "<pre>{}</pre>", escape(&outcome.command));
