@@ -15,7 +15,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("front", &["exchange"]),
     ("lab", &["device", "exchange", "ext", "front", "objects", "service"]),
     // Stores that others wrote, for the lab, which starts it as a program.
-    ("peers", &[]),
+    ("peers", &["device", "objects"]),
     ("", &["device", "exchange", "ext", "front", "objects", "service"]),
 ];
 

@@ -49,6 +49,8 @@ pub const STORES: &[&str] = &[
     "redb",
     #[cfg(feature = "fjall")]
     "fjall",
+    #[cfg(feature = "draconis-kv")]
+    "draconis-kv",
 ];
 
 /// How keys are chosen.
@@ -125,6 +127,8 @@ fn open(name: &str, dir: &std::path::Path, durable: bool) -> anyhow::Result<Box<
         "redb" => Ok(Box::new(crate::redb_store::Redb::open(dir, durable)?)),
         #[cfg(feature = "fjall")]
         "fjall" => Ok(Box::new(crate::fjall_store::Fjall::open(dir, durable)?)),
+        #[cfg(feature = "draconis-kv")]
+        "draconis-kv" => Ok(Box::new(crate::draconis_store::DraconisKv::open(dir, durable)?)),
         other => bail!("this program was built without {other}"),
     }
 }

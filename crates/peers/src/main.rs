@@ -1,7 +1,7 @@
 //! The lab's helper: one workload on one store, or on memory that is paged, for each start.
 //!
 //! ```text
-//!   draconis-lab ── command line ──▶ kv: a store that somebody else wrote
+//!   draconis-lab ── command line ──▶ kv: a store that somebody else wrote, or ours
 //!                ◀── one line JSON ── memory: a mapping that is larger than what may stay
 //! ```
 //!
@@ -11,6 +11,8 @@
 
 #[cfg(any(feature = "leveldb", feature = "rocksdb"))]
 mod cxx;
+#[cfg(feature = "draconis-kv")]
+mod draconis_store;
 #[cfg(feature = "fjall")]
 mod fjall_store;
 mod kv;

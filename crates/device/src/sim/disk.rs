@@ -136,6 +136,11 @@ impl SimDisk {
         Self::of(Core::new(Box::new(timing), clock.clone()))
     }
 
+    /// As [`SimDisk::new`], for a device whose kind is known later.
+    pub fn boxed(timing: Box<dyn Timing>, clock: &Clock) -> Arc<Self> {
+        Self::of(Core::new(timing, clock.clone()))
+    }
+
     /// A 7200 rpm desktop disk with its write cache on, and its clock.
     pub fn hdd(len_bytes: u64, seed: u64) -> (Arc<Self>, Clock) {
         let parameters = HddParameters { seed, ..HddParameters::desktop_7200(len_bytes) };

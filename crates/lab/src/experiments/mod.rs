@@ -12,6 +12,7 @@ mod kv;
 mod latency;
 mod mem;
 mod mount;
+mod objects;
 mod page_size;
 mod parallel;
 mod profile;
@@ -19,7 +20,6 @@ mod reading;
 mod seqread;
 mod timeseries;
 mod tools;
-mod waiting;
 mod write_mode;
 mod writing;
 
@@ -150,7 +150,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &kv::SYNC,
     &append_update::AppendUpdate,
     &profile::Profile,
-    &waiting::Objects,
+    &objects::Objects,
     &mount::Mount,
     &tools::Tools,
     &fio_check::FioCheck,

@@ -1,6 +1,4 @@
-//! A key-value store that somebody else wrote, driven by the helper program.
-//!
-//! `draconis-kv` comes here: a subject that drives the store in this process.
+//! A key-value store, ours or somebody else's, driven by the helper program.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -23,9 +21,6 @@ impl KeyValue {
     /// # Errors
     /// If the helper is not there or was built without it.
     pub fn new(name: &str, shop: &Workshop) -> anyhow::Result<Self> {
-        if name == "draconis-kv" {
-            bail!("the object store, which is not there yet");
-        }
         let stores = stores(&shop.peers)?;
         if !stores.iter().any(|store| store == name) {
             let package = match name {
@@ -57,6 +52,7 @@ impl Subject for KeyValue {
             "rocksdb" => "RocksDB, the C++ library of this system",
             "lmdb" => "LMDB: a transaction for each put",
             "redb" => "redb: a transaction for each put",
+            "draconis-kv" => "Draconis: keys in an object store, in a file with direct I/O",
             "fjall" => "fjall: a log-structured merge tree",
             _ => "a store",
         }

@@ -1,0 +1,371 @@
+//! The object store's own operations, in both layouts, on a model or on a file.
+//!
+//! ```text
+//!   put, append, update: a group each; synchronous ones are waited for before the next
+//!   read: from the disk, through a cache that is too small
+//!   clean: the store is filled, then overwritten several times over
+//!   open: after a cut of the power, with the log not yet merged
+//! ```
+
+use std::sync::Arc;
+
+use draconis_device::sim::{Clock as Virtual, SimDisk};
+use draconis_device::{Disk, Extent, FileDisk, FileOptions, View};
+use draconis_objects::{
+    CreateOptions, Group, Hint, LayoutKind, ObjectId, OpenOptions, Profile, Store, Ticket,
+};
+
+use super::{Experiment, Paper};
+use crate::clock::{Clock, Wall};
+use crate::context::Context;
+use crate::parameters::{Parameter, parameter};
+use crate::results::{Figure, Points, Sample, Shape};
+use crate::subject::{Kind, Subject};
+use crate::units;
+
+/// See the module.
+pub struct Objects;
+
+/// Bytes that are updated and read all over.
+const AREA_BYTES: u64 = 16 << 20;
+/// Synchronous appends that share one wait.
+const SHARED: u64 = 32;
+/// What is overwritten where amplification is measured, in bytes.
+const BLOCK_BYTES: u64 = 4096;
+
+/// Where a store lies, and the time there.
+struct Place {
+    disk: Arc<dyn Disk>,
+    clock: Arc<dyn Clock>,
+    model: Option<Arc<SimDisk>>,
+    _file: Option<tempfile::NamedTempFile>,
+}
+
+impl Place {
+    fn of(context: &Context, subject: &dyn Subject, bytes: u64) -> anyhow::Result<Self> {
+        if let Some(timing) = subject.timing() {
+            let clock = Virtual::new();
+            let model = SimDisk::boxed(timing, &clock);
+            return Ok(Self {
+                disk: model.clone(),
+                clock: Arc::new(clock),
+                model: Some(model),
+                _file: None,
+            });
+        }
+        let file = tempfile::NamedTempFile::new_in(&context.workshop.dir)?;
+        file.as_file().set_len(bytes)?;
+        let options = FileOptions { write: true, direct: true, uring: true };
+        let disk = Arc::new(FileDisk::open_discarding(file.path(), options)?);
+        Ok(Self { disk, clock: Arc::new(Wall::new()), model: None, _file: Some(file) })
+    }
+
+    fn store(&self, layout: LayoutKind, bytes: u64) -> anyhow::Result<Arc<Store>> {
+        // As many segments as a store of that length needs for its reserves to be small.
+        let segment_bytes = (bytes / 256).next_power_of_two().clamp(1 << 20, 16 << 20) as u32;
+        let profile = Profile { layout, page_bytes: 4096, segment_bytes, queue_depth: 32 };
+        let disk: Arc<dyn Disk> = Arc::new(View::new(self.disk.clone(), Extent::new(0, bytes))?);
+        Store::create(disk.clone(), &CreateOptions { profile, id: 1 })?;
+        Ok(Store::open(disk, &OpenOptions { cache_bytes: 64 << 20, read_only: false })?)
+    }
+}
+
+/// Nanoseconds that something took.
+fn time(clock: &dyn Clock, mut what: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<f64> {
+    let started = clock.now_ns();
+    what()?;
+    Ok((clock.now_ns() - started).max(1) as f64)
+}
+
+/// Submits a group that one call fills.
+fn submit(
+    store: &Store,
+    after: &[Ticket],
+    fill: impl FnOnce(&mut Group),
+) -> anyhow::Result<Ticket> {
+    let mut group = Group::new();
+    fill(&mut group);
+    store.submit(group, after).map_err(|refused| refused.error.into())
+}
+
+fn filled(store: &Store, bytes: u64) -> anyhow::Result<ObjectId> {
+    let new = store.new_object();
+    let id = new.id();
+    submit(store, &[], |group| {
+        group.create(new, Hint::Unknown);
+    })?;
+    let part = vec![1; 1 << 20];
+    for at in (0..bytes).step_by(part.len()) {
+        let len = (bytes - at).min(part.len() as u64) as usize;
+        submit(store, &[], |group| group.write(id, at, &part[..len]))?;
+    }
+    store.sync()?;
+    Ok(id)
+}
+
+impl Objects {
+    fn rates(
+        context: &Context,
+        place: &Place,
+        store: &Arc<Store>,
+        name: &str,
+        samples: &mut Vec<Sample>,
+    ) -> anyhow::Result<()> {
+        let clock = &*place.clock;
+        let (ops, mut dice) = (context.number("ops")?, context.dice());
+        let id = filled(store, AREA_BYTES)?;
+        for size in context.numbers("sizes")? {
+            let payload = vec![7; size as usize];
+            let mut rate = |what: &str, count: u64, ns: f64| {
+                let series = format!("{name}, {what}");
+                samples.push(Sample::at("rate", &series, size as f64, count as f64 * 1e9 / ns));
+            };
+            let mut somewhere = || dice.below(AREA_BYTES / size) * size;
+            let ns = time(clock, || {
+                (0..ops).try_for_each(|_| {
+                    let new = store.new_object();
+                    let ticket = submit(store, &[], |group| {
+                        let id = group.create(new, Hint::Unknown);
+                        group.append(id, &payload);
+                    })?;
+                    Ok(store.wait(ticket)?)
+                })
+            })?;
+            rate("put, durable", ops, ns);
+            context.check()?;
+            let log = filled(store, 0)?;
+            let ns = time(clock, || {
+                (0..ops).try_for_each(|_| {
+                    let ticket = submit(store, &[], |group| group.append(log, &payload))?;
+                    Ok(store.wait(ticket)?)
+                })
+            })?;
+            rate("append, durable", ops, ns);
+            let ns = time(clock, || {
+                (0..ops).try_for_each(|_| {
+                    let at = somewhere();
+                    let ticket = submit(store, &[], |group| group.write(id, at, &payload))?;
+                    Ok(store.wait(ticket)?)
+                })
+            })?;
+            rate("update, durable", ops, ns);
+            context.check()?;
+            let many = ops * 20;
+            let ns = time(clock, || {
+                (0..many).try_for_each(|_| {
+                    let at = somewhere();
+                    submit(store, &[], |group| group.write(id, at, &payload)).map(drop)
+                })?;
+                Ok(store.sync()?)
+            })?;
+            rate("update", many, ns);
+            let mut into = vec![0; size as usize];
+            let ns = time(clock, || {
+                (0..ops).try_for_each(|_| Ok(store.read(id, somewhere(), &mut into).map(drop)?))
+            })?;
+            rate("read", ops, ns);
+            context.check()?;
+        }
+        Ok(())
+    }
+
+    /// Appends of 512 bytes that share a flush; chains beside groups without an order.
+    fn sharing(
+        context: &Context,
+        place: &Place,
+        store: &Arc<Store>,
+        name: &str,
+        samples: &mut Vec<Sample>,
+    ) -> anyhow::Result<()> {
+        let clock = &*place.clock;
+        let (turns, payload) = (context.number("ops")? / 4 + 1, [3; 512]);
+        let id = filled(store, 0)?;
+        let ns = time(clock, || {
+            (0..turns).try_for_each(|_| {
+                let mut last = None;
+                for _ in 0..SHARED {
+                    last = Some(submit(store, &[], |group| group.append(id, &payload))?);
+                }
+                Ok(last.map_or(Ok(()), |ticket| store.wait(ticket))?)
+            })
+        })?;
+        let label = format!("{name}, {SHARED} writers");
+        samples.push(Sample::named("shared", "", &label, (turns * SHARED) as f64 * 1e9 / ns));
+        let groups = turns * 64;
+        let run = |is_chain: bool| {
+            time(clock, || {
+                let mut last: Vec<Ticket> = vec![];
+                for _ in 0..groups {
+                    let ticket = submit(store, &last, |group| group.append(id, &payload))?;
+                    last = if is_chain { vec![ticket] } else { vec![] };
+                }
+                Ok(store.sync()?)
+            })
+        };
+        let (free, chained) = (run(false)?, run(true)?);
+        samples.push(Sample::named("chain", "", name, chained / free));
+        Ok(())
+    }
+
+    /// What is written for each byte, once everything was overwritten often.
+    fn amplification(
+        context: &Context,
+        store: &Arc<Store>,
+        name: &str,
+        samples: &mut Vec<Sample>,
+    ) -> anyhow::Result<()> {
+        let info = store.info();
+        let fill = context.number("fill")?;
+        let len = u64::from(info.segments) * u64::from(info.profile.segment_bytes) * fill / 100;
+        let blocks = (len.saturating_sub(info.used_bytes)) / BLOCK_BYTES;
+        let id = filled(store, blocks * BLOCK_BYTES)?;
+        let mut dice = context.dice();
+        let payload = vec![0; BLOCK_BYTES as usize];
+        for (pattern, is_skewed) in [("uniform", false), ("90/10", true)] {
+            let mut before = store.info();
+            let turns = context.number("turns")?;
+            for turn in 0..turns {
+                if turn + 1 == turns {
+                    before = store.info();
+                }
+                for n in 0..blocks {
+                    let block = match is_skewed {
+                        true if dice.below(10) < 9 => dice.below(blocks / 10),
+                        true => blocks / 10 + dice.below(blocks - blocks / 10),
+                        false => dice.below(blocks),
+                    };
+                    submit(store, &[], |group| group.write(id, block * BLOCK_BYTES, &payload))?;
+                    if n % 1024 == 0 {
+                        context.check()?;
+                    }
+                }
+            }
+            let after = store.info();
+            let bytes = |of: fn(&draconis_objects::Counters) -> u64| {
+                (of(&after.counters) - of(&before.counters)) as f64
+            };
+            let payload = bytes(|counters| counters.payload_bytes);
+            let label = format!("{name}, {pattern}");
+            let moved = 1.0 + bytes(|counters| counters.moved_bytes) / payload;
+            samples.push(Sample::named("amplification", "data", &label, moved));
+            let all = bytes(|counters| counters.written_bytes) / payload;
+            samples.push(Sample::named("amplification", "with index", &label, all));
+        }
+        Ok(())
+    }
+}
+
+impl Experiment for Objects {
+    fn name(&self) -> &'static str {
+        "objects"
+    }
+
+    fn paper(&self) -> Paper {
+        Paper::Draconis
+    }
+
+    fn asks(&self) -> &'static str {
+        "How fast are the object store's put, append, update and read, by size, synchronous and \
+         not, in the log and the copy-on-write layout, and what does it write for each byte?"
+    }
+
+    fn finding(&self) -> &'static str {
+        "Section 4.2: proposed, never measured. The analytic optima at 80 % full are 2.69 bytes \
+         written for each byte of uniform updates, 1.48 where nine of ten go to a tenth."
+    }
+
+    fn parameters(&self) -> &'static [Parameter] {
+        const ALL: &[Parameter] = &[
+            parameter("sizes", "sizes of a payload", "512,4096,65536", "512,4096,16384,65536"),
+            parameter("ops", "operations of each kind and size", "100", "2000"),
+            parameter("store", "bytes of the store", "256M", "4G"),
+            parameter("fill", "how full it is where amplification is measured, in %", "70", "80"),
+            parameter("turns", "how often it is overwritten; the last turn counts", "1", "4"),
+        ];
+        ALL
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        vec![
+            Figure::new(Shape::Lines, "rate", "Operations in a second by size")
+                .x("payload", "B")
+                .y("operations", "/s")
+                .log_x()
+                .log_y(),
+            Figure::new(Shape::Bars, "shared", "Durable appends of 512 bytes that share a flush")
+                .y("appends", "/s")
+                .log_y(),
+            Figure::new(Shape::Bars, "chain", "Groups in a chain: their time beside free ones")
+                .y("ratio", ""),
+            Figure::new(Shape::Bars, "amplification", "Bytes written for each byte")
+                .y("written", ""),
+            Figure::new(Shape::Bars, "open", "Opening after a cut of the power").y("time", "ns"),
+        ]
+    }
+
+    fn subjects(&self) -> &'static [&'static str] {
+        &["file", "model:hdd", "model:ssd"]
+    }
+
+    fn takes(&self, kind: Kind) -> bool {
+        matches!(kind, Kind::Raw | Kind::Model)
+    }
+
+    fn repetitions(&self) -> (u64, u64) {
+        (1, 1)
+    }
+
+    fn warms_up(&self) -> bool {
+        false
+    }
+
+    fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
+        context.number("store")
+    }
+
+    fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
+        let mut samples = vec![];
+        let bytes = context.number("store")?;
+        for (name, layout) in [("log", LayoutKind::Log), ("cow", LayoutKind::Cow)] {
+            let place = Place::of(context, subject, bytes)?;
+            let store = place.store(layout, bytes)?;
+            Self::rates(context, &place, &store, name, &mut samples)?;
+            Self::sharing(context, &place, &store, name, &mut samples)?;
+            Self::amplification(context, &store, name, &mut samples)?;
+            if let Some(model) = &place.model {
+                let cut = model.crash(context.seed);
+                drop(store);
+                let clock = cut.clock().clone();
+                let disk: Arc<dyn Disk> = Arc::new(View::new(cut, Extent::new(0, bytes))?);
+                let ns = time(&clock, || {
+                    Ok(Store::open(disk.clone(), &OpenOptions::default()).map(drop)?)
+                })?;
+                samples.push(Sample::named("open", "", name, ns));
+            }
+        }
+        Ok(samples)
+    }
+
+    fn explains(&self) -> &'static str {
+        "A small store keeps a larger part of itself for cleaning and checkpoints, so its \
+         amplification is that of a fuller one; in a quick run it is overwritten once only, \
+         which is before cleaning has settled."
+    }
+
+    fn found(&self, points: Points<'_>) -> Vec<String> {
+        let tell = |subject: &&str| {
+            let rate = |what: &str| {
+                let found = points.of("rate", subject).find(|point| point.series == what);
+                found.map(|point| units::in_unit(point.median, "/s"))
+            };
+            let layout = if subject.contains("hdd") { "log" } else { "cow" };
+            Some(format!(
+                "{subject}, {layout} layout: {} durable appends of the smallest size, {} updates \
+                 that nobody waits for.",
+                rate(&format!("{layout}, append, durable"))?,
+                rate(&format!("{layout}, update"))?,
+            ))
+        };
+        points.subjects().iter().filter_map(tell).collect()
+    }
+}
