@@ -57,14 +57,8 @@ fn name(nth: usize) -> Vec<u8> {
 
 /// Makes a file with its bytes; all of it is durable then.
 fn put(volume: &Volume, nth: usize) -> InodeNumber {
-    let new = NewNode {
-        kind: Kind::File,
-        mode: 0o644,
-        uid: 0,
-        gid: 0,
-        device: (0, 0),
-        target: b"",
-    };
+    let new =
+        NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
     let inode = volume.create(volume.root(), &name(nth), &new).unwrap();
     let bytes = bytes(nth);
     let mut done = 0;
@@ -92,8 +86,7 @@ fn has(volume: &Volume, nth: usize) -> bool {
 /// Complaints about the volume that are damage.
 fn damage(disk: &Arc<dyn Disk>) -> Vec<String> {
     let report = check::check(disk, check::Options::default(), &|_, _| {}).unwrap();
-    let is_damage =
-        |it: &&check::Complaint| it.what.severity() == check::Severity::Damage;
+    let is_damage = |it: &&check::Complaint| it.what.severity() == check::Severity::Damage;
     report.complaints.iter().filter(is_damage).map(ToString::to_string).collect()
 }
 
@@ -102,9 +95,12 @@ fn a_volume_on_an_object_is_there_when_the_store_is_opened_again() {
     for layout in [LayoutKind::Log, LayoutKind::Cow] {
         let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(vec![0; 16 << 20], 512));
         let (store, id) = made(disk.clone(), layout);
-        let volume =
-            Volume::open_for_writing(Arc::new(store.disk(id).unwrap()), Options::default(), writing())
-                .unwrap();
+        let volume = Volume::open_for_writing(
+            Arc::new(store.disk(id).unwrap()),
+            Options::default(),
+            writing(),
+        )
+        .unwrap();
         for nth in 0..30 {
             put(&volume, nth);
         }

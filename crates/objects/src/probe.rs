@@ -460,7 +460,8 @@ impl Probe<'_> {
         let mut flying: VecDeque<Ticket> = VecDeque::new();
         // Far from each other, and none twice before all were: what is still in a buffer
         // when it is written again costs nothing.
-        let places = (self.region.len_bytes / (4 * unit) - 1).max(1);
+        // An odd step goes through a power of two of places.
+        let places = 1u64 << (self.region.len_bytes / (4 * unit) - 1).max(1).ilog2();
         let step = (places as f64 * 0.618_034) as u64 | 1;
         let mut place = self.random % places;
         loop {
