@@ -75,6 +75,12 @@ pub fn readable(device: &Path) -> anyhow::Result<Arc<Store>> {
     open(device, shared(device, true)?, true)
 }
 
+/// Makes all that was done durable, and part of a checkpoint: the end of a log that rots
+/// cannot be told from one that a power cut tore.
+pub fn close(store: &Store, device: &Path) -> anyhow::Result<()> {
+    store.sync().and_then(|()| store.checkpoint()).map_err(|error| tell(device, error))
+}
+
 fn shared(device: &Path, uring: bool) -> anyhow::Result<Arc<dyn Disk>> {
     let shown = device.display();
     let file = match File::open(device) {
@@ -641,7 +647,7 @@ fn put(arguments: &StorePut) -> anyhow::Result<()> {
             break;
         }
     }
-    store.sync().map_err(say)?;
+    close(&store, device)?;
     if arguments.object == ObjectName::New {
         println!("{id}");
     }
@@ -666,7 +672,7 @@ fn append(arguments: &StoreAppend) -> anyhow::Result<()> {
         store.submit(group, &[]).map_err(|refused| tell(device, refused.error))?;
         most = LOT_BYTES;
     }
-    store.sync().map_err(|error| tell(device, error))
+    close(&store, device)
 }
 
 fn get(arguments: &StoreGet) -> anyhow::Result<()> {
@@ -708,5 +714,5 @@ fn rm(arguments: &StoreRm) -> anyhow::Result<()> {
         }
     }
     store.submit(group, &[]).map_err(|refused| tell(device, refused.error))?;
-    store.sync().map_err(|error| tell(device, error))
+    close(&store, device)
 }
