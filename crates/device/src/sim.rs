@@ -28,6 +28,7 @@ mod hdd;
 mod image;
 mod ssd;
 mod timing;
+mod undo;
 
 pub use acceptance::{Row, acceptance};
 pub use clock::Clock;

@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use draconis_device::sim::{Clock, Hdd, HddParameters, SimDisk, Ssd, SsdParameters, Statistics};
+use draconis_device::sim::{
+    Clock, Done, Hdd, HddParameters, Kind, Request, SimDisk, Ssd, SsdParameters, Statistics, Timing,
+};
 use draconis_device::{
     CrashOptions, Crashes, Disk, Extent, Group, Pending, ReadAnswer, RecordDisk, Ticket, Urgency,
     Write,
@@ -311,4 +313,108 @@ fn a_hard_disk_chooses_what_is_near_and_reads_on() {
     get(&*reader, 65536, 1 << 20);
     assert!(reader.clock().now_ns() - before < 4_000_000, "it was read ahead");
     assert_eq!(reader.statistics().work.seeks, 0);
+}
+
+/// Asks for anything at any time, and drives the device to the end of it: what was asked
+/// when, and what was done when.
+fn drive(timing: &mut dyn Timing, seed: u64) -> (Vec<(Request, u64)>, Vec<Done>) {
+    let mut x = seed;
+    let mut chance = |end: u64| {
+        x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (x >> 33) % end
+    };
+    let depth = timing.model().depth as u64;
+    let (mut asked, mut done, mut now_ns) = (vec![], vec![], 0);
+    for id in 0..2500u64 {
+        let kind = match chance(20) {
+            0..8 => Kind::Read,
+            8..17 => Kind::Write,
+            17..19 => Kind::Flush,
+            _ => Kind::Discard,
+        };
+        let len = 512 << chance(12);
+        let at = Extent::new(chance((64 * MIB - len) / 512) * 512, len);
+        let request =
+            Request { id, kind, at: if kind == Kind::Flush { Extent::new(0, 0) } else { at } };
+        // Now and then it is left alone; it is never given more than it takes.
+        let until_ns = now_ns + if chance(30) == 0 { 40_000_000 } else { chance(100_000) };
+        while let Some(next) = timing.next_ns()
+            && (next <= until_ns || asked.len() - done.len() >= depth as usize)
+        {
+            assert!(next >= now_ns, "what happens next happened before");
+            now_ns = next;
+            timing.advance(next, &mut done);
+        }
+        now_ns = now_ns.max(until_ns);
+        timing.advance(now_ns, &mut done);
+        timing.take(now_ns, request);
+        asked.push((request, now_ns));
+    }
+    while let Some(next) = timing.next_ns() {
+        timing.advance(next, &mut done);
+    }
+    (asked, done)
+}
+
+#[test]
+fn a_device_does_everything_once_and_in_its_time() {
+    let hdd = |volatile_cache| {
+        let parameters = HddParameters::desktop_7200(64 * MIB);
+        Hdd::new(HddParameters { volatile_cache, cache_bytes: 4 * MIB, ..parameters })
+    };
+    let ssd = |volatile_cache, page_bytes| {
+        let parameters = SsdParameters::p3700(64 * MIB);
+        Ssd::preconditioned(SsdParameters { volatile_cache, page_bytes, ..parameters })
+    };
+    let devices: [Box<dyn Timing>; 5] = [
+        Box::new(hdd(true)),
+        Box::new(hdd(false)),
+        Box::new(ssd(false, 4096)),
+        Box::new(ssd(true, 16384)),
+        Box::new(ssd(true, 512)),
+    ];
+    for mut device in devices {
+        let (asked, done) = drive(&mut *device, 7);
+        assert!(done.is_sorted_by_key(|one| one.at_ns));
+        let mut ids: Vec<_> = done.iter().map(|one| one.id).collect();
+        ids.sort_unstable();
+        assert!(ids.iter().copied().eq(0..asked.len() as u64), "{device:?}");
+        for Done { at_ns, id } in &done {
+            assert!(*at_ns > asked[*id as usize].1, "done before it was asked for");
+        }
+        // A copy that lost its power has nothing to do.
+        let mut copy = device.fork();
+        copy.take(u64::MAX / 4, asked[0].0);
+        copy.power_cut(u64::MAX / 4);
+        assert_eq!(copy.next_ns(), None);
+    }
+}
+
+#[test]
+fn what_is_flushed_is_on_the_platters() {
+    let parameters = HddParameters::desktop_7200(64 * MIB);
+    let mut device = Hdd::new(parameters);
+    let (mut done, mut now_ns, mut id) = (vec![], 0, 0);
+    let mut take = |device: &mut Hdd, now_ns, kind, at| {
+        device.take(now_ns, Request { id, kind, at });
+        id += 1;
+        id - 1
+    };
+    for round in 1..20u64 {
+        for nth in 0..round {
+            // No two touch.
+            let at = Extent::new((round * 37 + nth * 1009) % 1500 * 8192, 4096);
+            take(&mut device, now_ns, Kind::Write, at);
+        }
+        let before = device.work().programmed_bytes;
+        let flush = take(&mut device, now_ns, Kind::Flush, Extent::new(0, 0));
+        // Behind the flush, and not in its way.
+        take(&mut device, now_ns, Kind::Write, Extent::new(40 * MIB + round * 8192, 4096));
+        while !done.iter().any(|it: &Done| it.id == flush) {
+            now_ns = device.next_ns().expect("it goes on");
+            device.advance(now_ns, &mut done);
+        }
+        let put = device.work().programmed_bytes - before;
+        assert!((round - 1) * 4096 <= put && put <= (round + 1) * 4096, "{round}: {put}");
+    }
 }

@@ -22,7 +22,7 @@ use draconis_device::{Extent, Group as DiskGroup, Ticket as DiskTicket};
 use crate::codec::{Reader, put_varint};
 use crate::core::Core;
 use crate::entry::{Entry, Key, Named, named, put_key, read_pair};
-use crate::layer::{Layer, weight};
+use crate::layer::{Layer, Sorted};
 use crate::tree::Ptr;
 use crate::view::{Index, Token};
 use crate::{Error, Result};
@@ -48,7 +48,8 @@ pub(crate) struct Counting {
 
 /// A counted layer, in memory and on the disk.
 pub(crate) struct Run {
-    pub layer: Arc<Layer>,
+    /// None if an older run, or what is being merged, has its pairs too.
+    pub layer: Option<Arc<Layer>>,
     pub chunks: Vec<Ptr>,
 }
 
@@ -129,16 +130,15 @@ impl Blob {
 }
 
 /// Reads one part of a run or an image.
-pub(crate) fn read_chunk(bytes: &[u8], at: u64, into: &mut Layer) -> Result<()> {
+pub(crate) fn read_chunk(bytes: &[u8], at: u64, into: &mut Vec<(Key, Entry)>) -> Result<()> {
     let mut reader = Reader::new(bytes, at);
     while !reader.is_done() {
         let (key, entry) = read_pair(&mut reader)?;
         let key = Key::from_slice(key);
-        if into.pairs.last().is_some_and(|(previous, _)| *previous >= key) {
+        if into.last().is_some_and(|(previous, _)| *previous >= key) {
             return Err(reader.corrupt("pairs of a run that are out of order"));
         }
-        into.bytes += weight(&key, &entry);
-        into.pairs.push((key, entry));
+        into.push((key, entry));
     }
     Ok(())
 }
@@ -277,7 +277,7 @@ impl Core {
         let Some(counting) = self.counting.take() else { return Ok(()) };
         if !counting.layer.pairs.is_empty() {
             let chunks = self.store_pairs(&counting.layer)?;
-            self.runs.push(Run { layer: counting.layer, chunks });
+            self.runs.push(Run { layer: Some(counting.layer), chunks });
         }
         self.write_checkpoint(counting.seq, counting.places, vec![])?;
         self.plan_merge()?;
@@ -290,10 +290,8 @@ impl Core {
         self.segments.begin();
         let places = self.places();
         let seq = self.batch.seq - 1;
-        let layer = Layer {
-            pairs: self.active.map.iter().map(|(k, e)| (k.clone(), e.clone())).collect(),
-            bytes: 0,
-        };
+        let pairs = self.active.map.iter().map(|(key, entry)| (key.clone(), entry.clone()));
+        let layer = Layer::new(pairs.collect(), 0);
         let image = self.store_pairs(&layer)?;
         self.write_checkpoint(seq, places, image)?;
         self.log_bytes = 0;
@@ -328,8 +326,18 @@ impl Core {
         // In a commit of its own number: `own_seq` is the one that is open now.
         let checkpoint = self.store(&bytes, false)?;
         self.commit()?;
-        self.superblock.generation += 1;
         self.superblock.checkpoint = checkpoint;
+        let ticket = self.write_superblock(false)?;
+        self.barrier = self.barrier.max(blob.own_seq);
+        self.checkpoint_ptrs = [table, vec![checkpoint], image].concat();
+        self.checkpoint = Some(Written { ticket, emptied, clock: self.clock });
+        self.counters.checkpoints += 1;
+        Ok(())
+    }
+
+    /// Writes all copies of the superblock behind everything that was written.
+    pub fn write_superblock(&mut self, waits: bool) -> Result<DiskTicket> {
+        self.superblock.generation += 1;
         let chain = [0, 1].map(|pair| DiskGroup { writes: self.superblock.writes(pair) });
         let after: Vec<DiskTicket> = self.last_disk.into_iter().collect();
         let tickets = self
@@ -337,14 +345,13 @@ impl Core {
             .disk
             .submit_chain(chain.into(), &after)
             .map_err(|refused| Error::Device(refused.error))?;
-        self.barrier = self.barrier.max(blob.own_seq);
-        self.checkpoint_ptrs = [table, vec![checkpoint], image].concat();
         // The second pair is written behind a flush that made the first durable.
         let ticket = *tickets.last().ok_or(Error::Device(draconis_device::Error::Gone))?;
         self.last_disk = Some(ticket);
-        self.checkpoint = Some(Written { ticket, emptied, clock: self.clock });
-        self.counters.checkpoints += 1;
-        Ok(())
+        if waits {
+            self.io.disk.wait(ticket)?;
+        }
+        Ok(ticket)
     }
 
     /// Frees what the last checkpoint did away with, once that is durable.
@@ -419,9 +426,8 @@ fn point(
     if !matches!(named(key), Some(Named::Value(_))) {
         return Ok(None);
     }
-    if let Some(entry) =
-        index.layers.iter().find_map(|layer| crate::layer::Sorted::get(&**layer, key))
-    {
+    let hash = crate::layer::hash(key);
+    if let Some(entry) = index.layers.iter().find_map(|layer| layer.get(key, hash)) {
         return Ok(Some(entry.clone()));
     }
     match index.tree.at_or_after(io, key, hint)? {

@@ -80,19 +80,19 @@ impl Core {
         let segment_bytes = u64::from(self.superblock.geometry.segment_bytes);
         let needed = (needed_bytes + needed_bytes / 8).div_ceil(segment_bytes) as usize
             + self.streams.len().min(2);
-        let floor = if frees { self.floor() } else { self.floor() + 3 };
-        if self.segments.free() >= needed + floor
+        // What gives up needs a page of log, and a checkpoint after it.
+        let needed = match frees {
+            true => (needed_bytes / segment_bytes) as usize + self.streams.len() + 2,
+            false => needed + self.floor() + 3,
+        };
+        if self.segments.free() >= needed
             && (frees || self.live_bytes() + needed_bytes <= self.capacity_bytes())
         {
             return Ok(());
         }
-        match self.make_room_now(needed_bytes, needed + floor, frees) {
-            // A snapshot may keep what was given up. Enough is left for the next checkpoint.
-            Err(Error::NoSpace { .. })
-                if frees && self.segments.free() > self.streams.len() + 1 =>
-            {
-                Ok(())
-            }
+        match self.make_room_now(needed_bytes, needed, frees) {
+            // A snapshot may keep what was given up: as long as a segment is left it goes on.
+            Err(Error::NoSpace { .. }) if frees && self.segments.free() > 1 => Ok(()),
             Err(full @ Error::NoSpace { .. }) => Err(full),
             Err(error) => Err(self.stop(error)),
             Ok(()) => Ok(()),
@@ -111,25 +111,32 @@ impl Core {
                 return Err(full(self));
             }
         }
-        // Each round frees, or moves things together; so many are enough for anything.
-        for _ in 0..4 * self.superblock.geometry.segments + 8 {
+        // Cleaning moves what is alive together; a checkpoint then frees what it came from.
+        // Both need a little room themselves: it ends when they gain nothing any more.
+        let (mut best, mut in_vain) = (self.segments.free(), 0);
+        while in_vain < 3 {
             self.complete_checkpoint(false)?;
             if self.segments.free() >= needed {
                 return Ok(());
             }
             if self.checkpoint.is_some() {
                 self.complete_checkpoint(true)?;
-            } else if self.segments.has_empty() {
+                continue;
+            }
+            let is_clean = !self.segments.has_empty()
+                && (self.segments.free() <= self.streams.len() || !self.choose()?);
+            if is_clean && self.cleaned_since.is_empty() && self.cleaned_before.is_empty() {
+                break;
+            }
+            if is_clean || self.segments.has_empty() {
                 self.checkpoint_now()?;
-            } else if self.segments.free() > self.streams.len() && self.choose()? {
-                while self.cleaning.is_some() {
-                    self.clean_step()?;
+                in_vain += 1;
+                if self.segments.free() > best {
+                    (best, in_vain) = (self.segments.free(), 0);
                 }
-                self.commit()?;
-            } else if self.cleaned_since.is_empty() && self.cleaned_before.is_empty() {
-                return Err(full(self));
-            } else {
-                self.checkpoint_now()?;
+            }
+            while self.cleaning.is_some() {
+                self.clean_step()?;
             }
         }
         Err(full(self))
@@ -167,7 +174,10 @@ impl Core {
         // segments are left the more.
         let haste = if free * 4 < self.low() * 3 { 3 } else { 1 };
         self.cleaning_debt += bytes * len / dead * 5 / 4 * haste;
-        while self.cleaning_debt > 0 && self.cleaning.is_some() {
+        while self.cleaning_debt > 0
+            && self.cleaning.is_some()
+            && self.segments.free() > self.floor()
+        {
             let done = self.clean_step()?;
             self.cleaning_debt = self.cleaning_debt.saturating_sub(done);
         }
@@ -184,7 +194,7 @@ impl Core {
                 && !self.cleaned_since.contains(&number)
                 && !self.cleaned_before.contains(&number);
             let used = segment.live.max(0) as u64;
-            let age = self.clock.saturating_sub(segment.stamp).max(1);
+            let age = self.clock.saturating_sub(segment.closed).max(1);
             (is_candidate && used < len - len / 64)
                 .then(|| (self.layout.worth(used, len, age), number))
         };
@@ -250,13 +260,13 @@ impl Core {
         let at = start + u64::from(cleaning.pos);
         let room = (cleaning.used - cleaning.pos) as usize;
         let gone = Error::Corrupt { what: "a frame", at_bytes: at };
-        let mut wanted = READ_BYTES.min(room);
+        let mut wanted = page.min(room);
         // At most twice: once for the header, once for a frame that is longer.
         for _ in 0..2 {
             let held = cleaning.bytes.as_ref().map_or(0, |bytes| {
                 (cleaning.bytes_at as usize + bytes.len()).saturating_sub(cleaning.pos as usize)
             });
-            if held < page.min(room) || held < wanted.min(room) && wanted != READ_BYTES.min(room) {
+            if held < wanted {
                 let len = wanted.max(READ_BYTES.min(room)).next_multiple_of(page);
                 cleaning.bytes = Some(self.io.direct(at, len)?);
                 cleaning.bytes_at = cleaning.pos;

@@ -117,7 +117,7 @@ pub(crate) struct Core {
     /// Where the newest checkpoint lies.
     pub checkpoint_ptrs: Vec<Ptr>,
 
-    /// Bytes that were written so far.
+    /// Payload that groups brought so far, in bytes: how time is told here.
     pub clock: u64,
     pub next_id: u64,
     /// Values that are objects.
@@ -125,6 +125,8 @@ pub(crate) struct Core {
     pub counters: Counters,
     /// Set once writing is over, for good.
     pub stopped: Option<Error>,
+    /// Half a group is in the active layer: nothing may be read any more.
+    pub is_torn: bool,
 }
 
 /// What a store did since it was opened.
@@ -173,7 +175,7 @@ impl Core {
     pub fn counted_layers(&self) -> Vec<Arc<Layer>> {
         let merged = self.merging.as_ref().map_or(0, |merging| merging.runs);
         let mut layers: Vec<Arc<Layer>> =
-            self.runs[merged..].iter().rev().map(|run| run.layer.clone()).collect();
+            self.runs[merged..].iter().rev().filter_map(|run| run.layer.clone()).collect();
         layers.extend(self.merging.iter().map(|merging| merging.layer.clone()));
         layers
     }
@@ -227,6 +229,11 @@ impl Core {
         (self.active.map.len() + layers) as u64
     }
 
+    /// Whether the active layer has whole groups only.
+    pub fn check_whole(&self) -> Result<()> {
+        if self.is_torn { self.check_running() } else { Ok(()) }
+    }
+
     fn check_running(&self) -> Result<()> {
         match &self.stopped {
             None => Ok(()),
@@ -255,7 +262,10 @@ impl Core {
         // From here on whatever fails ends the store: half a group may be in the commit.
         match self.apply(group, plan) {
             Ok(()) => {}
-            Err(error) => return Err(self.stop(error)),
+            Err(error) => {
+                self.is_torn = true;
+                return Err(self.stop(error));
+            }
         }
         // A group that changes nothing is as durable as what was before it.
         let ticket = Ticket(self.batch.seq - u64::from(self.is_batch_empty()));
@@ -451,15 +461,23 @@ impl Core {
 
     /// How long ago what is under the key was written, as far as memory knows.
     fn age_of(&self, key: &Key) -> Option<u64> {
-        let entry = match self.active.get(key) {
+        let entry = match self.active.map.get(key) {
             Some(entry) => Some(entry),
-            None => self.view.layers.iter().find_map(|layer| layer.get(key)),
-        };
-        match entry {
-            Some(Entry::Data(data)) => {
-                Some(self.clock.saturating_sub(self.segments.stamp_of(data.at)))
+            None => {
+                let hash = crate::layer::hash(key);
+                self.view.layers.iter().find_map(|layer| layer.get(key, hash))
             }
-            _ => None,
+        };
+        let age = |data: &Data| self.clock.saturating_sub(self.segments.stamp_of(data.at));
+        match entry {
+            Some(Entry::Data(data)) => Some(age(data)),
+            Some(_) => None,
+            // Where there is room enough, it matters little what lies together.
+            None if self.segments.free() > self.segments.all.len() / 2 => None,
+            None => match self.tree.get(&Remembered(&self.io), key) {
+                Ok(Some(Entry::Data(data))) => Some(age(&data)),
+                _ => None,
+            },
         }
     }
 
@@ -492,7 +510,9 @@ impl Core {
         let entry = Entry::Data(Data { at, stored: len, skip: 0, len, sums });
         frame.pair(order, &key, &entry);
         self.batch.bytes += need;
-        self.clock += u64::from(len);
+        if stamp.is_none() {
+            self.clock += u64::from(len);
+        }
         self.segments.add(at, len, stamp.unwrap_or(self.clock), true);
         self.set(key, entry);
         self.early()
@@ -522,7 +542,6 @@ impl Core {
         let len = bytes.len() as u32;
         frame.note(is_node, at, len);
         self.batch.bytes += bytes.len() + 16;
-        self.clock += u64::from(len);
         self.segments.add(at, len, self.clock, false);
         self.counters.index_bytes += u64::from(len);
         self.early()?;
@@ -539,7 +558,7 @@ impl Core {
         if !has_room {
             self.finish_frame(stream);
             let usual = (self.usual_bytes * 2).max(64 << 10).min(self.layout.frame_bytes());
-            let wanted = usual.max((need + HEADER).next_multiple_of(page));
+            let wanted = usual.max(need + HEADER).next_multiple_of(page);
             let segment_bytes = self.superblock.geometry.segment_bytes as usize;
             if segment_bytes - (self.streams[stream].pos as usize) < need + HEADER {
                 self.next_segment(stream)?;
@@ -562,7 +581,7 @@ impl Core {
         let Some(next) = self.segments.take(new) else {
             return Err(Error::NoSpace { needed_bytes: 0, free_bytes: 0 });
         };
-        self.segments.close(old);
+        self.segments.close(old, self.clock);
         self.segments.all[old as usize].last_seq = self.batch.seq;
         let place = &mut self.streams[stream];
         (place.segment, place.pos, place.next) = (new, 0, next);
@@ -738,6 +757,15 @@ impl Plan {
         let pieces = len.div_ceil(PIECE as usize) + 1;
         let payloads = len.div_ceil(payload_max) + 1;
         self.needed_bytes += (len + pieces * per_piece + payloads * 96) as u64;
+    }
+}
+
+/// Nodes that are in memory; others are an error, not a read.
+struct Remembered<'a>(&'a Io);
+
+impl Nodes for Remembered<'_> {
+    fn load(&self, ptr: Ptr) -> Result<Arc<Node>> {
+        self.0.remembered(ptr).ok_or(Error::Misuse("a node that is not in memory"))
     }
 }
 

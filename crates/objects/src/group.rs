@@ -49,10 +49,16 @@ pub(crate) enum Op {
 }
 
 /// Changes that become visible together, in the order in which they were added.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Default)]
 pub struct Group {
     pub(crate) ops: Vec<Op>,
     pub(crate) bytes: Vec<u8>,
+}
+
+impl fmt::Debug for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Group({} changes, {} bytes)", self.ops.len(), self.bytes.len())
+    }
 }
 
 impl Group {

@@ -332,6 +332,11 @@ impl Io {
         self.nodes.insert(ptr.sum, node);
     }
 
+    /// A node, if it is in memory.
+    pub fn remembered(&self, ptr: Ptr) -> Option<Arc<Node>> {
+        self.nodes.get(&ptr.sum).or_else(|| self.fresh.read().get(&ptr.sum).cloned())
+    }
+
     /// Every frame can be read from `recent` now, or from the disk.
     pub fn all_handed_over(&self) {
         let mut fresh = self.fresh.write();

@@ -105,7 +105,7 @@ impl Active {
     /// Ends the layer.
     pub fn seal(&mut self) -> Layer {
         let Self { map, bytes } = std::mem::take(self);
-        Layer { pairs: map.into_iter().collect(), bytes }
+        Layer::new(map.into_iter().collect(), bytes)
     }
 }
 
@@ -115,12 +115,23 @@ pub(crate) struct Layer {
     pub pairs: Vec<(Key, Entry)>,
     /// Memory that it takes, about.
     pub bytes: usize,
+    /// Where exact keys are: open addressing, half of it empty. A slot is 8 bits of the
+    /// hash and 24 of the index, plus one; keys behind those are searched for.
+    slots: Vec<u32>,
+}
+
+/// Indices that fit a slot.
+const SLOTTED: usize = (1 << 24) - 1;
+
+/// Spreads a key, for [`Sorted::get`].
+pub(crate) fn hash(key: &[u8]) -> u64 {
+    twox_hash::XxHash3_64::oneshot(key)
 }
 
 /// Where pairs are looked up: both kinds of layer.
 pub(crate) trait Sorted {
-    /// The pair with exactly this key.
-    fn get(&self, key: &[u8]) -> Option<&Entry>;
+    /// The pair with exactly this key; `hash` is the key's.
+    fn get(&self, key: &[u8], hash: u64) -> Option<&Entry>;
     /// The first pair at `key` or behind it.
     fn at_or_after(&self, key: &[u8]) -> Option<(&Key, &Entry)>;
     /// The last pair before `key`.
@@ -128,7 +139,7 @@ pub(crate) trait Sorted {
 }
 
 impl Sorted for Active {
-    fn get(&self, key: &[u8]) -> Option<&Entry> {
+    fn get(&self, key: &[u8], _: u64) -> Option<&Entry> {
         self.map.get(key)
     }
 
@@ -142,6 +153,21 @@ impl Sorted for Active {
 }
 
 impl Layer {
+    /// A layer of sorted pairs.
+    pub fn new(pairs: Vec<(Key, Entry)>, bytes: usize) -> Self {
+        let mut slots = vec![0u32; (pairs.len().min(SLOTTED) * 2).next_power_of_two()];
+        let mask = slots.len() - 1;
+        for (index, (key, _)) in pairs.iter().take(SLOTTED).enumerate() {
+            let hash = hash(key);
+            let mut at = hash as usize & mask;
+            while slots[at] != 0 {
+                at = (at + 1) & mask;
+            }
+            slots[at] = ((hash >> 56) as u32) << 24 | (index as u32 + 1);
+        }
+        Self { pairs, bytes, slots }
+    }
+
     /// The index of the first pair at `key` or behind it.
     pub fn seek(&self, key: &[u8]) -> usize {
         self.pairs.partition_point(|(have, _)| have.as_slice() < key)
@@ -149,18 +175,87 @@ impl Layer {
 
     /// `newer` over `older` as one layer; `dead` hears what of the older one is hidden.
     pub fn fold(newer: &Self, older: &Self, dead: &mut dyn FnMut(&Data)) -> Self {
-        let mut active = Active::default();
-        active.map = older.pairs.iter().cloned().collect();
-        active.bytes = older.bytes;
-        for (key, entry) in &newer.pairs {
-            active.set(key.clone(), entry.clone(), dead);
+        let mut pairs: Vec<(Key, Entry)> =
+            Vec::with_capacity(newer.pairs.len() + older.pairs.len());
+        let mut olds = older.pairs.iter().peekable();
+        let mut news = newer.pairs.iter().peekable();
+        // Exact keys are merged; intervals, which lie together, go through a layer of their
+        // own. All objects' records sort before them, all keys of the kv behind.
+        let mut intervals = Active::default();
+        let is_interval = |pair: &(Key, Entry)| matches!(named(&pair.0), Some(Named::Extent(..)));
+        loop {
+            let (old, new) = match (olds.peek(), news.peek()) {
+                (None, None) => break,
+                (old, new) => (old.copied(), new.copied()),
+            };
+            if old.is_some_and(is_interval) || new.is_some_and(is_interval) {
+                // Exact keys before them go first.
+                match (old, new) {
+                    (Some(old), _)
+                        if is_interval(old)
+                            && new.is_none_or(|new| is_interval(new) || old.0 < new.0) =>
+                    {
+                        while let Some((key, entry)) = olds.next_if(|pair| is_interval(pair)) {
+                            intervals.map.insert(key.clone(), entry.clone());
+                        }
+                        while let Some((key, entry)) = news.next_if(|pair| is_interval(pair)) {
+                            intervals.set(key.clone(), entry.clone(), dead);
+                        }
+                        pairs.extend(std::mem::take(&mut intervals.map));
+                        continue;
+                    }
+                    (old, Some(new))
+                        if is_interval(new)
+                            && old.is_none_or(|old| is_interval(old) || new.0 < old.0) =>
+                    {
+                        while let Some(pair) = news.next_if(|pair| is_interval(pair)) {
+                            pairs.push(pair.clone());
+                        }
+                        continue;
+                    }
+                    _ => {}
+                }
+            }
+            match (old, new) {
+                (Some(old), Some(new)) if old.0 == new.0 => {
+                    if let Entry::Data(data) = &old.1 {
+                        dead(data);
+                    }
+                    pairs.push(new.clone());
+                    (olds.next(), news.next());
+                }
+                (Some(old), new) if new.is_none_or(|new| old.0 < new.0) => {
+                    pairs.push(old.clone());
+                    olds.next();
+                }
+                _ => pairs.extend(news.next().cloned()),
+            }
         }
-        active.seal()
+        let bytes = pairs.iter().map(|(key, entry)| weight(key, entry)).sum();
+        Self::new(pairs, bytes)
     }
 }
 
 impl Sorted for Layer {
-    fn get(&self, key: &[u8]) -> Option<&Entry> {
+    fn get(&self, key: &[u8], hash: u64) -> Option<&Entry> {
+        let mask = self.slots.len().checked_sub(1)?;
+        let mut at = hash as usize & mask;
+        loop {
+            let slot = self.slots[at];
+            if slot == 0 {
+                break;
+            }
+            if slot >> 24 == (hash >> 56) as u32
+                && let Some((have, entry)) = self.pairs.get((slot & 0xff_ffff) as usize - 1)
+                && have.as_slice() == key
+            {
+                return Some(entry);
+            }
+            at = (at + 1) & mask;
+        }
+        if self.pairs.len() <= SLOTTED {
+            return None;
+        }
         let (have, entry) = self.pairs.get(self.seek(key))?;
         (have.as_slice() == key).then_some(entry)
     }

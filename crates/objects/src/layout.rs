@@ -63,7 +63,7 @@ pub(crate) fn layout(
     }
 }
 
-/// A 256th of the store, within what recovery may read.
+/// A 128th of the store, within what recovery may read.
 fn log_bytes(segment_bytes: u32, capacity: u64) -> u64 {
-    (capacity / 256).clamp(u64::from(segment_bytes) / 2, 24 << 20)
+    (capacity / 128).clamp(u64::from(segment_bytes) / 2, 24 << 20)
 }

@@ -12,10 +12,11 @@ use crate::layer::Layer;
 use crate::tree::{Edit, Found, Nodes, Tree};
 use crate::{ObjectId, Result};
 
-/// Runs that are merged together: fewer passes over the tree.
-const RUNS: usize = 4;
+/// Runs that are merged together: fewer passes over the tree. Opening a store reads up to
+/// twice as many.
+const RUNS: usize = 8;
 /// Pairs that are merged without waiting for more runs.
-const PAIRS: usize = 256 << 10;
+const PAIRS: usize = 512 << 10;
 /// Pairs of one step.
 const STEP: usize = 64;
 
@@ -37,7 +38,9 @@ impl Core {
         if self.merging.is_some() && self.runs.len() >= 2 * RUNS {
             self.finish_merge()?;
         }
-        let pairs: usize = self.runs.iter().map(|run| run.layer.pairs.len()).sum();
+        self.fold_runs(false);
+        let layers = self.runs.iter().filter_map(|run| run.layer.as_ref());
+        let pairs: usize = layers.map(|layer| layer.pairs.len()).sum();
         if self.merging.is_none() && (self.runs.len() >= RUNS || pairs >= PAIRS) {
             self.begin_merge();
         }
@@ -45,17 +48,34 @@ impl Core {
     }
 
     pub fn begin_merge(&mut self) {
-        let mut layers = self.runs.iter().rev().map(|run| run.layer.clone());
-        let Some(mut layer) = layers.next() else { return };
-        // What is hidden was counted when the newer run was.
-        for older in layers {
-            layer = Arc::new(Layer::fold(&layer, &older, &mut |_| {}));
-        }
+        self.fold_runs(true);
+        let Some(layer) = self.counted_layers().first().cloned() else { return };
         let runs = self.runs.len();
-        // Their own layers are not looked at any more.
-        self.runs.iter_mut().for_each(|run| run.layer = Arc::default());
+        // Its own layer is not looked at any more.
+        self.runs.iter_mut().for_each(|run| run.layer = None);
         self.merging = Some(Merging { layer, runs, next: 0, resume: 0, credit: 0 });
         self.refresh();
+    }
+
+    /// Has few layers in memory, which double from new to old, or one: the oldest run of
+    /// those that a layer has keeps it.
+    pub fn fold_runs(&mut self, all: bool) {
+        let merged = self.merging.as_ref().map_or(0, |merging| merging.runs);
+        loop {
+            let mut newest =
+                (merged..self.runs.len()).rev().filter(|&run| self.runs[run].layer.is_some());
+            let (Some(newer), Some(older)) = (newest.next(), newest.next()) else { return };
+            let (Some(new), Some(old)) = (&self.runs[newer].layer, &self.runs[older].layer) else {
+                return;
+            };
+            if !all && new.pairs.len() * 2 < old.pairs.len() {
+                return;
+            }
+            // What is hidden was counted when the newer run was.
+            let folded = Layer::fold(new, old, &mut |_| {});
+            self.runs[older].layer = Some(Arc::new(folded));
+            self.runs[newer].layer = None;
+        }
     }
 
     /// Merges what `bytes` pay for.
@@ -76,8 +96,8 @@ impl Core {
     }
 
     pub fn finish_merge(&mut self) -> Result<()> {
-        while self.merging.is_some() {
-            self.merge_step(1024)?;
+        while self.merging.is_some() && self.segments.free() > self.floor() {
+            self.merge_step(256)?;
         }
         Ok(())
     }

@@ -10,8 +10,9 @@
 //! acknowledged, unless a frame says that it was durable: then the disk lost it, and that is
 //! an error, not a shorter store.
 //! Law 2: what may have holes is verified, payloads too.
-//! Law 3: before anything is changed the store has a new incarnation: what is left of lost
-//! commits can never be taken for new ones.
+//! Law 3: before anything else is written a new incarnation is durable, which no one who
+//! tried to open the store before had: what is left of lost commits, and of lost attempts to
+//! open, can never be taken for new ones.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use crate::core::{Batch, Core, Counters, Stream};
 use crate::entry::{Entry, Key, Named, named};
 use crate::frame::{HEADER, Header, Item, Items, missing};
 use crate::io::Io;
-use crate::layer::{Active, Layer};
+use crate::layer::{Active, Layer, weight};
 use crate::layout::layout;
 use crate::segment::Segments;
 use crate::store::{CreateOptions, OpenOptions};
@@ -87,6 +88,7 @@ fn empty_core(disk: Arc<dyn Disk>, superblock: Superblock, cache_bytes: u64) -> 
         links: 0,
         counters: Counters::default(),
         stopped: None,
+        is_torn: false,
     }
 }
 
@@ -102,6 +104,7 @@ pub(crate) fn create(disk: Arc<dyn Disk>, options: &CreateOptions) -> Result<()>
         id: options.id,
         generation: 0,
         incarnation: 1,
+        log_incarnation: 1,
         profile,
         geometry,
         checkpoint: Ptr { at: 0, len: 0, sum: 0 },
@@ -141,17 +144,20 @@ pub(crate) fn open(disk: Arc<dyn Disk>, options: &OpenOptions) -> Result<Core> {
         return Ok(core);
     }
     core.superblock.incarnation += 1;
+    core.write_superblock(true)?;
+    core.superblock.log_incarnation = core.superblock.incarnation;
     core.write_image()?;
     core.complete_checkpoint(true)?;
     Ok(core)
 }
 
 fn read_layer(core: &Core, chunks: &[Ptr]) -> Result<Layer> {
-    let mut layer = Layer::default();
+    let mut pairs = vec![];
     for chunk in chunks {
-        read_chunk(&core.io.read_ptr(*chunk)?, chunk.at, &mut layer)?;
+        read_chunk(&core.io.read_ptr(*chunk)?, chunk.at, &mut pairs)?;
     }
-    Ok(layer)
+    let bytes = pairs.iter().map(|(key, entry)| weight(key, entry)).sum();
+    Ok(Layer::new(pairs, bytes))
 }
 
 fn load(core: &mut Core, blob: &Blob) -> Result<()> {
@@ -167,7 +173,7 @@ fn load(core: &mut Core, blob: &Blob) -> Result<()> {
         core.segments.add(ptr.at, ptr.len, blob.clock, false);
     }
     for chunks in &blob.runs {
-        let layer = Arc::new(read_layer(core, chunks)?);
+        let layer = Some(Arc::new(read_layer(core, chunks)?));
         core.runs.push(Run { layer, chunks: chunks.clone() });
     }
     let image = read_layer(core, &blob.image)?;
@@ -258,7 +264,7 @@ fn frame_at(
         let Some((from, bytes)) = window.as_ref() else { return Ok(None) };
         let bytes = &bytes[(pos - from) as usize..];
         let Some(header) = Header::peek(bytes, at, core.tag, room as u64) else { return Ok(None) };
-        let is_ours = header.incarnation == core.superblock.incarnation
+        let is_ours = header.incarnation == core.superblock.log_incarnation
             && (header.len).is_multiple_of(geometry.page_bytes);
         if !is_ours {
             return Ok(None);
@@ -361,7 +367,7 @@ fn accept(core: &mut Core, frames: Vec<Found>) -> Result<()> {
         }
         let stream = &mut core.streams[frame.stream];
         if stream.segment != frame.segment {
-            core.segments.close(stream.segment);
+            core.segments.close(stream.segment, core.clock);
             core.segments.reopen(frame.segment);
             stream.segment = frame.segment;
         }

@@ -34,6 +34,8 @@ pub(crate) struct Segment {
     /// The clock when its bytes were written, on average; the cleaner's copies keep theirs.
     pub stamp: u64,
     stamped: u64,
+    /// The clock when it was full.
+    pub closed: u64,
     /// Bytes in frames.
     pub used: u32,
     /// The last commit that wrote into it.
@@ -48,6 +50,7 @@ const FREE: Segment = Segment {
     since: 0,
     stamp: 0,
     stamped: 0,
+    closed: 0,
     used: 0,
     last_seq: 0,
     is_bad: false,
@@ -96,8 +99,9 @@ impl Segments {
         self.all[segment as usize].state = State::Open;
     }
 
-    pub fn close(&mut self, segment: u32) {
+    pub fn close(&mut self, segment: u32, clock: u64) {
         self.all[segment as usize].state = State::Closed;
+        self.all[segment as usize].closed = clock;
     }
 
     pub fn release(&mut self, segment: u32) {

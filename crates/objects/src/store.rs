@@ -292,6 +292,7 @@ impl Store {
         let _view;
         {
             let core = self.core.read();
+            core.check_whole()?;
             let index = core.index();
             let record = index.object(&*self.io, id)?.ok_or(Error::NoObject(id))?;
             len = record.len.saturating_sub(at).min(into.len() as u64);
@@ -330,7 +331,8 @@ impl Store {
     /// What a key of the kv leads to, and a view that keeps it there.
     pub(crate) fn find(&self, key: &[u8]) -> Result<(Option<Entry>, Arc<View>)> {
         let core = self.core.read();
-        if let Some(entry) = crate::layer::Sorted::get(&core.active, key) {
+        core.check_whole()?;
+        if let Some(entry) = core.active.map.get(key) {
             return Ok((Some(entry.clone()), core.view.clone()));
         }
         let view = core.view.clone();
@@ -345,6 +347,7 @@ impl Store {
     /// [`Error::NoObject`], or what reading the index gave.
     pub fn len(&self, id: ObjectId) -> Result<u64> {
         let core = self.core.read();
+        core.check_whole()?;
         Ok(core.index().object(&*self.io, id)?.ok_or(Error::NoObject(id))?.len)
     }
 
@@ -359,7 +362,10 @@ impl Store {
     /// The store as it is now. Changes go on; what the snapshot shows does not.
     pub fn snapshot(self: &Arc<Self>) -> Snapshot {
         let mut core = self.core.write();
-        core.seal_layer();
+        // Half a group stays where nobody sees it.
+        if !core.is_torn {
+            core.seal_layer();
+        }
         Snapshot { view: core.view.clone(), io: self.io.clone(), store: Arc::downgrade(self) }
     }
 

@@ -99,8 +99,10 @@ impl Geometry {
 pub(crate) struct Superblock {
     pub id: u128,
     pub generation: u64,
-    /// Counts how often the store was opened for writing.
+    /// Counts how often somebody began to open the store for writing.
     pub incarnation: u64,
+    /// The incarnation that wrote the log behind the checkpoint.
+    pub log_incarnation: u64,
     pub profile: Profile,
     pub geometry: Geometry,
     pub checkpoint: Ptr,
@@ -124,6 +126,7 @@ impl Superblock {
         out.extend_from_slice(&self.id.to_le_bytes());
         out.extend_from_slice(&self.generation.to_le_bytes());
         out.extend_from_slice(&self.incarnation.to_le_bytes());
+        out.extend_from_slice(&self.log_incarnation.to_le_bytes());
         out.extend_from_slice(&self.geometry.disk_bytes.to_le_bytes());
         out.extend_from_slice(&self.profile.page_bytes.to_le_bytes());
         out.extend_from_slice(&self.profile.segment_bytes.to_le_bytes());
@@ -162,6 +165,7 @@ impl Superblock {
         };
         let id = u128::from(reader.u64()?) | u128::from(reader.u64()?) << 64;
         let (generation, incarnation) = (reader.u64()?, reader.u64()?);
+        let log_incarnation = reader.u64()?;
         let made_for = reader.u64()?;
         let profile = Profile {
             layout,
@@ -178,7 +182,7 @@ impl Superblock {
         }
         let geometry = Geometry::of(&profile, made_for)
             .map_err(|_| Error::Corrupt { what: "a superblock's sizes", at_bytes: at })?;
-        Ok(Self { id, generation, incarnation, profile, geometry, checkpoint })
+        Ok(Self { id, generation, incarnation, log_incarnation, profile, geometry, checkpoint })
     }
 
     /// The writes of one pair of copies.
@@ -270,6 +274,7 @@ mod tests {
             id: 0x1234_5678_9abc_def0_1122_3344_5566_7788,
             generation: 5,
             incarnation: 2,
+            log_incarnation: 1,
             profile,
             geometry: Geometry::of(&profile, disk_bytes).unwrap(),
             checkpoint: Ptr { at: 9 << 10, len: 77, sum: 0xfeed },

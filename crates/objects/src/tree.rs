@@ -66,6 +66,15 @@ impl Leaf {
         reader.sized().unwrap_or_default()
     }
 
+    /// The bytes of a pair, and where in them its key begins.
+    fn raw(&self, index: usize) -> (&[u8], usize) {
+        let from = self.starts[index] as usize;
+        let to = self.starts.get(index + 1).map_or(self.bytes.len(), |&next| next as usize);
+        let mut reader = Reader::new(&self.bytes[from..to], self.at);
+        let _ = reader.varint();
+        (&self.bytes[from..to], reader.pos())
+    }
+
     pub fn pair(&self, index: usize) -> Result<(&[u8], Entry)> {
         read_pair(&mut Reader::new(&self.bytes[self.starts[index] as usize..], self.at))
     }
@@ -356,7 +365,11 @@ impl Tree {
         let mut children = match self.root.take() {
             Some(root) => apply_to(nodes, root.clone(), &Key::new(), edits)
                 .inspect_err(|_| self.root = Some(root))?,
-            None => write_leaves(nodes, &Key::new(), fresh(edits))?,
+            None => {
+                let mut pairs = Pairs::default();
+                pairs.push_edits(edits);
+                write_leaves(nodes, &Key::new(), &pairs)?
+            }
         };
         let mut level = children.first().map_or(0, |(.., level)| *level);
         while children.len() > 1 {
@@ -426,8 +439,49 @@ impl Tree {
 /// Children that take a child's place, with their level.
 type Replaced = Vec<(Key, Child, u8)>;
 
-fn fresh(edits: &[Edit]) -> Vec<(Key, Entry)> {
-    edits.iter().filter_map(|(key, entry)| Some((key.clone(), entry.clone()?))).collect()
+/// Encoded pairs, in order.
+#[derive(Debug, Default)]
+struct Pairs {
+    bytes: Vec<u8>,
+    /// Where each begins, and where its key begins and ends.
+    places: Vec<(u32, u32, u32)>,
+}
+
+impl Pairs {
+    fn push(&mut self, key: &[u8], entry: &Entry) {
+        let start = self.bytes.len() as u32;
+        put_varint(&mut self.bytes, key.len() as u64);
+        let key_at = self.bytes.len() as u32;
+        self.bytes.extend_from_slice(key);
+        self.places.push((start, key_at, key_at + key.len() as u32));
+        entry.encode(&mut self.bytes);
+    }
+
+    fn push_edits<'a>(&mut self, edits: impl IntoIterator<Item = &'a Edit>) {
+        for (key, entry) in edits {
+            if let Some(entry) = entry {
+                self.push(key, entry);
+            }
+        }
+    }
+
+    /// A pair of a leaf as it is.
+    fn copy(&mut self, leaf: &Leaf, index: usize) {
+        let (pair, key_at) = leaf.raw(index);
+        let start = self.bytes.len() as u32;
+        let key_at = start + key_at as u32;
+        self.places.push((start, key_at, key_at + leaf.key(index).len() as u32));
+        self.bytes.extend_from_slice(pair);
+    }
+
+    fn key(&self, index: usize) -> &[u8] {
+        let (_, from, to) = self.places[index];
+        &self.bytes[from as usize..to as usize]
+    }
+
+    fn end(&self, index: usize) -> usize {
+        self.places.get(index + 1).map_or(self.bytes.len(), |next| next.0 as usize)
+    }
 }
 
 /// What takes the child's place once `edits`, all within it, are applied.
@@ -443,8 +497,9 @@ fn apply_to(
             let node = nodes.load(ptr)?;
             match &*node {
                 Node::Leaf(leaf) => {
-                    let pairs = merged(leaf, edits)?;
-                    let leaves = write_leaves(nodes, lower, pairs)?;
+                    let mut pairs = Pairs::default();
+                    merge(&mut pairs, leaf, edits);
+                    let leaves = write_leaves(nodes, lower, &pairs)?;
                     nodes.kill(ptr);
                     return Ok(leaves);
                 }
@@ -500,71 +555,59 @@ fn absorb(
     if small.len as usize > limit / 3 || (small.len + left.len) as usize > limit {
         return Ok(());
     }
-    let mut pairs = vec![];
+    let mut pairs = Pairs::default();
     for ptr in [left, small] {
         let node = nodes.load(ptr)?;
         let Node::Leaf(leaf) = &*node else { return Ok(()) };
-        pairs.extend(merged(leaf, &[])?);
+        merge(&mut pairs, leaf, &[]);
     }
     let Some((key, _)) = before.pop() else { return Ok(()) };
-    *new = write_leaves(nodes, &key, pairs)?;
+    *new = write_leaves(nodes, &key, &pairs)?;
     nodes.kill(left);
     nodes.kill(small);
     Ok(())
 }
 
-fn merged(leaf: &Leaf, edits: &[Edit]) -> Result<Vec<(Key, Entry)>> {
-    let mut out = Vec::with_capacity(leaf.len() + edits.len());
+/// A leaf's pairs with edits.
+fn merge(out: &mut Pairs, leaf: &Leaf, edits: &[Edit]) {
+    out.bytes.reserve(leaf.bytes.len() + edits.len() * 64);
+    out.places.reserve(leaf.len() + edits.len());
     let mut edits = edits.iter().peekable();
     for index in 0..leaf.len() {
-        let (key, entry) = leaf.pair(index)?;
-        while let Some((edit_key, edit)) = edits.next_if(|(edit, _)| edit.as_slice() < key) {
-            if let Some(entry) = edit {
-                out.push((edit_key.clone(), entry.clone()));
-            }
+        let key = leaf.key(index);
+        while let Some(edit) = edits.next_if(|(edit, _)| edit.as_slice() < key) {
+            out.push_edits([edit]);
         }
         match edits.next_if(|(edit, _)| edit.as_slice() == key) {
-            Some((_, None)) => {}
-            Some((key, Some(entry))) => out.push((key.clone(), entry.clone())),
-            None => out.push((Key::from_slice(key), entry)),
+            Some(edit) => out.push_edits([edit]),
+            None => out.copy(leaf, index),
         }
     }
-    out.extend(fresh(&edits.cloned().collect::<Vec<_>>()));
-    Ok(out)
+    out.push_edits(edits);
 }
 
 /// Writes pairs as leaves of about the same length.
-fn write_leaves(
-    nodes: &mut dyn NodesMut,
-    lower: &Key,
-    pairs: Vec<(Key, Entry)>,
-) -> Result<Replaced> {
-    let mut encoded: Vec<Vec<u8>> = Vec::with_capacity(pairs.len());
-    for (key, entry) in &pairs {
-        let mut bytes = Vec::with_capacity(64);
-        put_key(&mut bytes, key);
-        entry.encode(&mut bytes);
-        encoded.push(bytes);
-    }
-    let total: usize = encoded.iter().map(Vec::len).sum();
+fn write_leaves(nodes: &mut dyn NodesMut, lower: &Key, pairs: &Pairs) -> Result<Replaced> {
+    let count = pairs.places.len();
+    let total = pairs.bytes.len();
     let leaves = total.div_ceil(nodes.node_bytes().saturating_sub(8).max(1)).max(1);
     let share = total.div_ceil(leaves);
     let mut out: Replaced = vec![];
     let mut start = 0;
-    while start < pairs.len() {
-        let mut end = start;
-        let mut len = 0;
-        while end < pairs.len() && (end == start || len + encoded[end].len() / 2 < share) {
-            len += encoded[end].len();
+    while start < count {
+        let from = pairs.places[start].0 as usize;
+        let mut end = start + 1;
+        while end < count && usize::midpoint(pairs.end(end - 1), pairs.end(end)) - from < share {
             end += 1;
         }
-        let mut bytes = Vec::with_capacity(len + 8);
+        let body = &pairs.bytes[from..pairs.end(end - 1)];
+        let mut bytes = Vec::with_capacity(body.len() + 8);
         bytes.push(0);
         put_varint(&mut bytes, (end - start) as u64);
-        encoded[start..end].iter().for_each(|pair| bytes.extend_from_slice(pair));
+        bytes.extend_from_slice(body);
         let key = match start {
             0 => lower.clone(),
-            _ => separator(&pairs[start - 1].0, &pairs[start].0),
+            _ => separator(pairs.key(start - 1), pairs.key(start)),
         };
         out.push((key, Child::Disk(nodes.write(bytes)?), 0));
         start = end;

@@ -51,9 +51,10 @@ impl Index<'_> {
 
     /// What a key leads to: what hides something is `None`. Not for intervals.
     pub fn get(&self, nodes: &dyn Nodes, key: &[u8]) -> Result<Option<Entry>> {
-        let found = match self.top.and_then(|top| top.get(key)) {
+        let hash = crate::layer::hash(key);
+        let found = match self.top.and_then(|top| top.get(key, hash)) {
             Some(entry) => Some(entry),
-            None => self.layers.iter().find_map(|layer| layer.get(key)),
+            None => self.layers.iter().find_map(|layer| layer.get(key, hash)),
         };
         match found {
             Some(Entry::Gone) => Ok(None),

@@ -332,4 +332,10 @@ mod tests {
             assert!((138.0..210.0).contains(&rate), "{len_bytes}: {rate}");
         }
     }
+
+    #[test]
+    fn the_knee_is_where_the_page_is() {
+        let parameters = SsdParameters { page_bytes: 16 << 10, ..SsdParameters::p3700(64 << 20) };
+        assert_eq!(knee(&Ssd::preconditioned(parameters)), 16 << 10);
+    }
 }

@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use draconis_exchange::heap::Block;
 
 use super::image::Image;
+use super::undo::{Undo, Undone};
 use super::{
     Clock, Done, Hdd, HddParameters, Kind, Model, Request, Ssd, SsdParameters, Timing, Work,
 };
@@ -34,10 +35,6 @@ const QUEUE_GROUPS_MAX: usize = 1024;
 const QUEUE_BYTES_MAX: u64 = 64 << 20;
 /// The most that goes to the device as one write, in bytes.
 const RUN_BYTES: u64 = 1 << 20;
-/// What a power cut can undo, in bytes; older writes are safe, as if the device had got to
-/// them by then.
-const UNDO_BYTES_MAX: u64 = 256 << 20;
-
 /// A simulated disk. See [`crate::sim`].
 #[derive(Debug)]
 pub struct SimDisk {
@@ -131,20 +128,6 @@ struct Flying {
     ticket: u64,
     bytes: u64,
     left: usize,
-}
-
-/// What was there before the writes that are not durable.
-#[derive(Clone, Debug, Default)]
-struct Undo {
-    writes: VecDeque<Undone>,
-    bytes: u64,
-}
-
-#[derive(Clone, Debug)]
-struct Undone {
-    ticket: u64,
-    at_bytes: u64,
-    bytes: Vec<u8>,
 }
 
 impl SimDisk {
@@ -602,49 +585,6 @@ impl Core {
         let mut core = Self::new(timing, clock);
         core.image = image;
         SimDisk::of(core)
-    }
-}
-
-impl Undo {
-    fn push(&mut self, write: Undone) {
-        self.bytes += write.bytes.len() as u64;
-        self.writes.push_back(write);
-        while self.bytes > UNDO_BYTES_MAX {
-            self.pop();
-        }
-    }
-
-    fn pop(&mut self) {
-        if let Some(write) = self.writes.pop_front() {
-            self.bytes -= write.bytes.len() as u64;
-        }
-    }
-
-    /// Nothing up to `durable` can be undone any more.
-    fn forget(&mut self, durable: u64) {
-        while self.writes.front().is_some_and(|write| write.ticket <= durable) {
-            self.pop();
-        }
-    }
-
-    /// Undoes all writes, and does some sectors of those that were started again.
-    fn cut(&mut self, image: &mut Image, started: u64, dice: &mut Dice) {
-        for write in self.writes.iter_mut().rev() {
-            let mut new = vec![0; write.bytes.len()];
-            image.read(write.at_bytes, &mut new);
-            image.write(write.at_bytes, &write.bytes);
-            write.bytes = new;
-        }
-        for write in self.writes.drain(..).filter(|write| write.ticket <= started) {
-            // Whole writes as often as torn ones.
-            let (torn, all) = (dice.below(2) == 0, dice.below(2) == 0);
-            for (nth, sector) in write.bytes.chunks(SECTOR_BYTES as usize).enumerate() {
-                if if torn { dice.below(2) == 0 } else { all } {
-                    image.write(write.at_bytes + nth as u64 * SECTOR_BYTES, sector);
-                }
-            }
-        }
-        self.bytes = 0;
     }
 }
 

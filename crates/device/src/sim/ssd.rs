@@ -179,8 +179,9 @@ impl Ssd {
         Self::new(SsdParameters::p3700(len_bytes))
     }
 
-    /// The same, full, and overwritten at random until garbage collection is in its steady
-    /// state. Takes time and memory for every page: a second and 10 MiB for each few GiB.
+    /// A disk that is full, and was overwritten at random until garbage collection is in its
+    /// steady state. Takes real time and memory for every page: with 4 KiB, a quarter of a
+    /// second and 2.4 MiB for each GiB, and twice the time beyond a few GiB.
     pub fn preconditioned(parameters: SsdParameters) -> Self {
         let mut disk = Self::new(parameters);
         let pages = disk.pages();
