@@ -27,7 +27,7 @@ use draconis_exchange::heap::{Block, Private};
 use crate::core::Core;
 use crate::entry::{Data, Entry, Key, Named, ObjectRecord, named, object_key};
 use crate::io::Io;
-use crate::layer::{Layer, Sorted, intervals};
+use crate::layer::{Layer, Sorted, hash, intervals};
 use crate::segment::State;
 use crate::store::OpenOptions;
 use crate::tree::{Child, Inner, Node, Nodes, Ptr, Tree};
@@ -308,8 +308,8 @@ struct Map {
 impl Map {
     fn new(core: &mut Core) -> Self {
         let mut counted = Layer::default();
-        for run in &core.runs {
-            counted = Layer::fold(&run.layer, &counted, &mut |_| {});
+        for newer in core.counted_layers().iter().rev() {
+            counted = Layer::fold(newer, &counted, &mut |_| {});
         }
         let log = core.active.seal();
         let full = [Arc::new(Layer::fold(&log, &counted, &mut |_| {}))];
@@ -419,12 +419,13 @@ impl Map {
                 });
             }
             _ => {
+                let hash = hash(key);
                 if let Entry::Data(data) = entry
-                    && Sorted::get(&self.counted, key).is_none()
+                    && self.counted.get(key, hash).is_none()
                 {
                     see(Seen::Live(None, data));
                 }
-                if Sorted::get(&*self.full[0], key).is_none() {
+                if self.full[0].get(key, hash).is_none() {
                     show(key, entry, see);
                 }
             }
