@@ -135,7 +135,13 @@ pub fn probe(
         // From the largest down: the first that is felt is the page's.
         for (nth, unit) in UNITS.into_iter().enumerate().rev() {
             if unit >= properties.sector_bytes {
-                measured.across[nth] = probe.across(u64::from(unit), WRITES_NS[nth])?;
+                let mut across = probe.across(u64::from(unit), WRITES_NS[nth])?;
+                // Who else uses the disk may have done so in one half of it: felt is what is
+                // felt twice.
+                if across > ACROSS_MIN {
+                    across = across.min(probe.across(u64::from(unit), WRITES_NS[nth])?);
+                }
+                measured.across[nth] = across;
             }
             if measured.across[nth] > ACROSS_MIN {
                 break;
