@@ -101,6 +101,16 @@ pub enum Command {
     /// Keep keys and their values in a store.
     #[command(subcommand)]
     Kv(KvCommand),
+    /// Measure: how a disk, a file system, memory or a store behaves.
+    ///
+    /// Everything after `lab` goes to the program draconis-lab, which is beside this one:
+    /// list, run, report, compare, crash.
+    #[command(disable_help_flag = true)]
+    Lab {
+        /// What draconis-lab is told.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
     /// Write a completion script for a shell to standard output.
     Completions {
         /// The shell.

@@ -9,6 +9,7 @@ mod get;
 mod grow;
 mod info;
 mod kv;
+mod lab;
 mod ln;
 mod ls;
 mod mkdir;
@@ -72,6 +73,7 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Grow(arguments) => grow::run(&arguments),
         Command::Store(command) => store::run(&command),
         Command::Kv(command) => kv::run(&command),
+        Command::Lab { arguments } => lab::run(&arguments),
         Command::Completions { shell } => texts::completions(shell),
         Command::Manpages { dir } => texts::manpages(&dir),
         Command::Worker { memory } => worker::run(memory),

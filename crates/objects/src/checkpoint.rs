@@ -22,6 +22,7 @@ use draconis_device::{Extent, Group as DiskGroup, Ticket as DiskTicket};
 use crate::codec::{Reader, put_varint};
 use crate::core::Core;
 use crate::entry::{Entry, Key, Named, named, put_key, read_pair};
+use crate::hooks::{Omission, is_left_out};
 use crate::layer::{Layer, Sorted};
 use crate::tree::Ptr;
 use crate::view::{Index, Token};
@@ -339,7 +340,8 @@ impl Core {
     pub fn write_superblock(&mut self, waits: bool) -> Result<DiskTicket> {
         self.superblock.generation += 1;
         let chain = [0, 1].map(|pair| DiskGroup { writes: self.superblock.writes(pair) });
-        let after: Vec<DiskTicket> = self.last_disk.into_iter().collect();
+        let is_ordered = !is_left_out(Omission::SuperblockAfterFrames);
+        let after: Vec<DiskTicket> = self.last_disk.into_iter().filter(|_| is_ordered).collect();
         let tickets = self
             .io
             .disk
@@ -358,6 +360,7 @@ impl Core {
     pub fn complete_checkpoint(&mut self, waits: bool) -> Result<()> {
         if let Some(written) = &self.checkpoint
             && waits
+            && !is_left_out(Omission::FreeAfterCheckpoint)
         {
             self.io.disk.wait(written.ticket)?;
         }

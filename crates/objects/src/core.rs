@@ -26,6 +26,7 @@ use crate::entry::{
 };
 use crate::frame::{Done, Frame, HEADER, Header};
 use crate::group::Op;
+use crate::hooks::{Omission, barrier_bytes, commit_bytes, is_left_out};
 use crate::io::Io;
 use crate::layer::{Active, Layer, Sorted};
 use crate::layout::{Kind, Layout};
@@ -36,11 +37,6 @@ use crate::tree::{Node, Nodes, NodesMut, Ptr, Tree};
 use crate::view::{Index, Token, View};
 use crate::{Error, Group, Hint, ObjectId, Result, Ticket};
 
-/// A commit is handed over when it has so many bytes.
-const COMMIT_BYTES: usize = 1 << 20;
-/// Bytes of log after which the disk is asked to flush, whoever waits: so much may have
-/// holes after a power cut, and is verified then.
-const BARRIER_BYTES: u64 = 32 << 20;
 /// Commits shorter than this are a trickle.
 const TRICKLE_BYTES: usize = 32 << 10;
 
@@ -271,7 +267,7 @@ impl Core {
         let ticket = Ticket(self.batch.seq - u64::from(self.is_batch_empty()));
         self.counters.groups += 1;
         self.counters.payload_bytes += group.bytes.len() as u64;
-        let worked = match self.batch.bytes >= COMMIT_BYTES {
+        let worked = match self.batch.bytes >= commit_bytes() {
             true => self.commit(),
             false => Ok(()),
         }
@@ -618,7 +614,7 @@ impl Core {
     /// Gives the first frames of a long commit to the disk.
     fn early(&mut self) -> Result<()> {
         let waiting: usize = self.batch.done.iter().map(|done| done.len).sum();
-        if waiting < 4 * COMMIT_BYTES {
+        if waiting < 4 * commit_bytes() {
             return Ok(());
         }
         // One frame stays: the last one says that it is the last.
@@ -645,11 +641,11 @@ impl Core {
         // A long commit's first frames are durable before its last: it need not be
         // verified when the store is opened.
         let mut after: Vec<DiskTicket> = vec![];
-        if self.batch.early_bytes > BARRIER_BYTES {
+        if self.batch.early_bytes > barrier_bytes() {
             after.extend(self.batch.early);
         }
-        if self.unflushed_bytes > BARRIER_BYTES {
-            after.extend(self.last_disk);
+        if self.unflushed_bytes > barrier_bytes() {
+            after.extend(self.last_disk.filter(|_| !is_left_out(Omission::Barrier)));
             self.unflushed_bytes = 0;
             self.barrier = self.batch.seq - 1;
         }
@@ -678,7 +674,11 @@ impl Core {
                 incarnation: self.superblock.incarnation,
                 at: 0,
                 seq: self.batch.seq,
-                durable: self.durable.max(self.barrier),
+                durable: if is_left_out(Omission::DurableMark) {
+                    0
+                } else {
+                    self.durable.max(self.barrier)
+                },
                 len: 0,
                 table_at: 0,
                 table_len: 0,

@@ -44,6 +44,7 @@ mod entry;
 mod error;
 mod frame;
 mod group;
+mod hooks;
 mod io;
 pub mod kv;
 mod layer;
@@ -54,6 +55,8 @@ mod recover;
 mod segment;
 mod store;
 mod superblock;
+#[cfg(feature = "torture")]
+pub mod torture;
 mod tree;
 mod view;
 

@@ -235,7 +235,10 @@ impl Store {
                 None => return Ok(()),
             }
         };
-        let waited = self.io.disk.wait(disk_ticket);
+        let waited = match crate::hooks::is_left_out(crate::hooks::Omission::Flush) {
+            true => Ok(()),
+            false => self.io.disk.wait(disk_ticket),
+        };
         let mut core = self.core.write();
         match waited {
             Ok(()) => core.is_durable(seq),

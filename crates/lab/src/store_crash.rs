@@ -1,0 +1,175 @@
+//! Power cuts of object stores, judged: the long form.
+//!
+//! ```text
+//!   seeds ──▶ long runs    1 of 2: cleaning, checkpoints, a full disk, opening again
+//!        ├──▶ sequences    1 of 2: up to three steps, every subset of the sectors on their way
+//!        └──▶ bad disks    a few: rot, lost and misplaced writes, errors
+//! ```
+//!
+//! Each thread takes the next piece; a piece is named by what it is and its number, and
+//! that is enough to run it again.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use draconis_device::CrashOptions;
+use draconis_objects::torture::{self, Effort, Harm, Settings, Shape, Tally, Violation};
+
+/// What is cut, and for how long.
+#[derive(Debug, clap::Args)]
+pub struct StoreCrashArguments {
+    /// The first piece.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// End after so many seconds.
+    #[arg(long, conflicts_with = "states")]
+    seconds: Option<u64>,
+    /// End after so many states; 1,000,000 where no end is given.
+    #[arg(long)]
+    states: Option<u64>,
+    /// Steps of each long run.
+    #[arg(long, default_value_t = 150)]
+    steps: usize,
+    /// Only the pieces of this kind: runs, sequences or disks.
+    #[arg(long)]
+    only: Option<Kind>,
+    /// Threads; as many as there are processors otherwise.
+    #[arg(long)]
+    threads: Option<usize>,
+}
+
+/// What a piece is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+enum Kind {
+    /// Long runs.
+    Runs,
+    /// Short sequences, exhaustively.
+    Sequences,
+    /// Damaged and failing disks.
+    Disks,
+}
+
+/// What came of all pieces.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sum {
+    pieces: u64,
+    tally: Tally,
+    harm: Harm,
+    violations: u64,
+}
+
+/// Cuts power until the end is reached; an error if any promise was broken.
+pub fn run(arguments: &StoreCrashArguments) -> anyhow::Result<()> {
+    let began = Instant::now();
+    let states = match arguments.seconds {
+        Some(_) => u64::MAX,
+        None => arguments.states.unwrap_or(1_000_000),
+    };
+    let until = arguments.seconds.map(|seconds| began + Duration::from_secs(seconds));
+    let (next, is_over) = (AtomicU64::new(arguments.seed), AtomicBool::new(false));
+    let sum = Mutex::new(Sum::default());
+    // Panics are told with what panicked.
+    std::panic::set_hook(Box::new(|_| {}));
+    let one = || {
+        while !is_over.load(Ordering::Relaxed) {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let kind = arguments.only.unwrap_or(kind_of(number));
+            let done = piece(kind, number, arguments.steps);
+            let mut sum = sum.lock().unwrap_or_else(PoisonError::into_inner);
+            sum.pieces += 1;
+            match done {
+                Ok((tally, harm)) => {
+                    sum.tally += tally;
+                    sum.harm += harm;
+                }
+                Err(Violation(why)) => {
+                    sum.violations += 1;
+                    if sum.violations <= 20 {
+                        let kind = format!("{kind:?}").to_lowercase();
+                        println!("--only {kind} --seed {number} --states 1: {why}");
+                    }
+                }
+            }
+            let judged = sum.tally.states + sum.tally.second;
+            if judged >= states || until.is_some_and(|until| Instant::now() >= until) {
+                is_over.store(true, Ordering::Relaxed);
+            }
+            if sum.pieces.is_multiple_of(500) {
+                print(&sum, began.elapsed());
+            }
+        }
+    };
+    let threads = arguments
+        .threads
+        .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
+    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(one))));
+    let sum = sum.into_inner().unwrap_or_else(PoisonError::into_inner);
+    print(&sum, began.elapsed());
+    if sum.violations > 0 {
+        bail!("{} pieces broke a promise", sum.violations);
+    }
+    Ok(())
+}
+
+/// Of ten pieces one is of long runs, one of disks: what is left are sequences, which are
+/// shorter.
+fn kind_of(number: u64) -> Kind {
+    match number % 10 {
+        0..=2 => Kind::Runs,
+        3 => Kind::Disks,
+        _ => Kind::Sequences,
+    }
+}
+
+fn print(sum: &Sum, time: Duration) {
+    let Sum { pieces, tally, harm, violations } = sum;
+    let rate = (tally.states + tally.second) as f64 / time.as_secs_f64().max(1e-9);
+    println!(
+        "{pieces} pieces: {} states and {} of second cuts, {rate:.0}/s; {} checkpoints, {} segments \
+         cleaned, {} times full; {} bad disks, {} refused, {} unreadable, {} shorter; {violations} \
+         violations",
+        tally.states,
+        tally.second,
+        tally.checkpoints,
+        tally.cleaned,
+        tally.full,
+        harm.disks,
+        harm.refused,
+        harm.unreadable,
+        harm.shorter,
+    );
+}
+
+fn piece(kind: Kind, number: u64, steps: usize) -> Result<(Tally, Harm), Violation> {
+    let shape = Shape::ALL[(number % 4) as usize];
+    let usual = Settings::USUAL;
+    match kind {
+        Kind::Runs => {
+            let options = CrashOptions { seed: number, subsets: 24, exhaustive_sectors: 8 };
+            let script = torture::random(number, shape, steps);
+            let tally = torture::cut(shape, &script, options, Effort::SOME, usual)?;
+            Ok((tally, Harm::default()))
+        }
+        Kind::Sequences => {
+            // Spread, so that a short time has some of all.
+            let place = number / 4;
+            let groups = if place.is_multiple_of(8) { 2 } else { 3 };
+            let all = torture::sequences(groups) as u64;
+            let script =
+                torture::sequence(groups, (place.wrapping_mul(7919) % all) as usize, shape);
+            let options = CrashOptions { seed: number, subsets: 64, exhaustive_sectors: 12 };
+            let tally = torture::cut(shape, &script, options, Effort::SOME, usual)?;
+            Ok((tally, Harm::default()))
+        }
+        Kind::Disks => {
+            let script = torture::random(number, shape, steps);
+            let mut harm = torture::damage(shape, &script, 40, usual)?;
+            for nth in 0..4 {
+                harm += torture::fail(shape, &script, number * 4 + nth, usual)?;
+            }
+            Ok((Tally::default(), harm))
+        }
+    }
+}

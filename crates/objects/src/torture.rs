@@ -1,0 +1,57 @@
+//! Power cuts, second power cuts and bad disks: what must hold of a store after them.
+//!
+//! ```text
+//!   script ── Store ── recorder ── memory      marks: how many groups were waited for
+//!     │                   │ log
+//!   history            states that a power cut can leave ──▶ judge: open, read all
+//!   what a reader sees    │                                    │ which prefix is it?
+//!   after each group      └── recovery's own writes, cut ◀── second life: change, wait,
+//!                                                             open again
+//! ```
+//!
+//! Law 1: what a state shows is what some prefix of the groups shows, whole, and that
+//! prefix holds every group that was waited for.
+//! Law 2: a seed makes a run; a state is named by seed and number.
+//! Law 3: the judge knows nothing of how a store works: it opens, reads and writes.
+
+mod damage;
+mod history;
+mod hostile;
+mod judge;
+mod run;
+mod script;
+
+pub use crate::hooks::{Omission, Settings, set};
+pub use damage::{Damage, Harm, damage, fail};
+pub use history::{Contents, History};
+pub use hostile::{base, exercise, spoil};
+pub use judge::{Effort, Judge, Violation};
+pub use run::{Recorded, Tally, cut, record};
+pub use script::{Op, Script, Shape, Step, random, sequence, sequences};
+
+/// Chance that a seed replays (SplitMix64).
+#[derive(Clone, Debug)]
+pub struct Dice(u64);
+
+impl Dice {
+    /// Chance from `seed`.
+    pub fn new(seed: u64) -> Self {
+        Self(crate::codec::mix(seed))
+    }
+
+    /// Any number.
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        crate::codec::mix(self.0)
+    }
+
+    /// Less than `end`, which is not 0.
+    pub fn below(&mut self, end: u64) -> u64 {
+        (self.next() >> 16) % end
+    }
+
+    /// True once in `of` times.
+    pub fn once_in(&mut self, of: u64) -> bool {
+        self.below(of) == 0
+    }
+}

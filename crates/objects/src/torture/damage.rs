@@ -1,0 +1,362 @@
+//! Disks that lose, misplace, change and refuse what they were given.
+//!
+//! What is promised of them: no read gives bytes that were not written there; nothing
+//! panics or spins; and what was waited for is there, or an open or a read says that it is
+//! not. One loss cannot be told from a power cut: that of what was handed over last, when
+//! nothing that was written later knows of it.
+
+use std::ops::RangeFull;
+use std::sync::Arc;
+
+use draconis_device::{Disk, Event, Extent, Fault, FaultDisk, Hits, MemoryDisk, RecordDisk};
+
+use super::run::{Actor, SMALL};
+use super::{Contents, Dice, History, Recorded, Script, Settings, Shape, Violation, record};
+use crate::kv::Kv;
+use crate::{Error, ObjectId, OpenOptions, Store};
+
+/// What a disk does wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Damage {
+    /// Some bits of one sector are others.
+    Rot,
+    /// One write was said to be done, and was not.
+    Lost,
+    /// One write went to another place.
+    Misdirected,
+}
+
+impl Damage {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Rot, Self::Lost, Self::Misdirected];
+}
+
+/// What came of damage.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Harm {
+    /// Disks that were damaged.
+    pub disks: u64,
+    /// Stores that could not be opened.
+    pub refused: u64,
+    /// Those of which something could not be read.
+    pub unreadable: u64,
+    /// Those that showed less than all, as after a power cut.
+    pub shorter: u64,
+}
+
+impl std::ops::AddAssign for Harm {
+    fn add_assign(&mut self, other: Self) {
+        self.disks += other.disks;
+        self.refused += other.refused;
+        self.unreadable += other.unreadable;
+        self.shorter += other.shorter;
+    }
+}
+
+/// One write of a run.
+type Write<'a> = (u64, &'a [u8]);
+
+/// Runs a script, then damages what it left in `rounds` ways, one at a time.
+///
+/// # Errors
+/// The first promise that is broken.
+pub fn damage(
+    shape: Shape,
+    script: &Script,
+    rounds: u64,
+    settings: Settings,
+) -> Result<Harm, Violation> {
+    let recorded = record(shape, script, settings)?;
+    let mut dice = Dice::new(script.seed ^ 0xDA);
+    let mut harm = Harm::default();
+    for round in 0..rounds {
+        let kind = Damage::ALL[(round % 3) as usize];
+        let what = || format!("damage {round}, {kind:?}");
+        let (image, is_certain, place) = spoil(shape, &recorded, kind, &mut dice);
+        let is_spare = is_certain && place.iter().all(|at| shape.is_superblock(at.start_bytes));
+        let least = match (is_certain, is_spare) {
+            (_, true) => recorded.history.groups(),
+            (true, _) => known(&recorded.events),
+            (false, _) => 0,
+        };
+        let looked = std::panic::catch_unwind(|| look(image, &recorded.history, least));
+        let seen = looked
+            .unwrap_or_else(|panic| Err(Violation::of_panic("reading", &*panic)))
+            .map_err(|Violation(why)| Violation(format!("{} at {place:?}: {why}", what())))?;
+        if is_spare && seen.refused + seen.unreadable > 0 {
+            return Err(Violation(format!(
+                "{} at {place:?}: one superblock is not done without",
+                what()
+            )));
+        }
+        harm += seen;
+    }
+    Ok(harm)
+}
+
+/// How many groups something on the disk knows of that was written after they were durable.
+fn known(events: &[Event]) -> usize {
+    let is_write =
+        |event: &Event| matches!(event, Event::Group { writes, .. } if !writes.is_empty());
+    let last = events.iter().rposition(is_write).unwrap_or(0);
+    let mark = |event: &Event| match event {
+        Event::Mark(mark) => Some(*mark as usize),
+        _ => None,
+    };
+    events[..last].iter().filter_map(mark).max().unwrap_or(0)
+}
+
+/// The disk after the run, damaged; whether it can be told from a power cut for certain; and
+/// where.
+fn spoil(
+    shape: Shape,
+    recorded: &Recorded,
+    kind: Damage,
+    dice: &mut Dice,
+) -> (Vec<u8>, bool, Vec<Extent>) {
+    let writes: Vec<Write<'_>> = recorded
+        .events
+        .iter()
+        .filter_map(|event| match event {
+            Event::Group { writes, .. } => Some(writes),
+            _ => None,
+        })
+        .flatten()
+        .map(|(at, bytes)| (*at, &bytes[..]))
+        .collect();
+    let mut image = recorded.image.clone();
+    let mut put = |(at, bytes): Write<'_>| {
+        image[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+    };
+    if writes.is_empty() {
+        return (image, false, vec![]);
+    }
+    let mut chosen = dice.below(writes.len() as u64) as usize;
+    // Superblocks are small: without help they would be hit rarely.
+    if dice.once_in(6)
+        && let Some(nth) = writes.iter().rposition(|(at, _)| shape.is_superblock(*at))
+    {
+        chosen = nth - dice.below(4).min(nth as u64) as usize;
+    }
+    let (at, bytes) = writes[chosen];
+    let extent = Extent::new(at, bytes.len() as u64);
+    let all_but = |nth: &usize| *nth != chosen;
+    match kind {
+        Damage::Rot => {
+            writes.iter().for_each(|write| put(*write));
+            let mut sector = at as usize + 512 * dice.below(bytes.len() as u64 / 512) as usize;
+            if shape.is_superblock(at) {
+                sector = at as usize;
+            }
+            for _ in 0..1 + dice.below(4) {
+                image[sector + dice.below(512) as usize] ^= 1 << dice.below(8);
+            }
+            (image, true, vec![Extent::new(sector as u64, 512)])
+        }
+        Damage::Lost => {
+            (0..writes.len()).filter(all_but).for_each(|nth| put(writes[nth]));
+            (image, true, vec![extent])
+        }
+        Damage::Misdirected => {
+            let pages = (recorded.image.len() - bytes.len()) as u64 / 512;
+            // Where something is, as a rule.
+            let to = match dice.once_in(3) {
+                true => dice.below(pages) * 512,
+                false => writes[dice.below(writes.len() as u64) as usize].0.min(pages * 512),
+            };
+            for nth in 0..writes.len() {
+                put(if nth == chosen { (to, bytes) } else { writes[nth] });
+            }
+            (image, false, vec![extent, Extent::new(to, extent.len_bytes)])
+        }
+    }
+}
+
+/// Opens and reads a damaged disk.
+fn look(image: Vec<u8>, history: &History, least: usize) -> Result<Harm, Violation> {
+    let mut harm = Harm { disks: 1, ..Harm::default() };
+    let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(image, 512));
+    let store = match Store::open(disk.clone(), &OpenOptions { read_only: true, ..SMALL }) {
+        Ok(store) => store,
+        Err(Error::Corrupt { .. } | Error::NotAStore(_)) => {
+            harm.refused += 1;
+            return Ok(harm);
+        }
+        Err(error) => return Err(Violation(format!("open says {error}"))),
+    };
+    let seen = Partly::read(&store, history)?;
+    harm.unreadable += u64::from(seen.errors > 0);
+    let groups = seen.find(history, least)?;
+    harm.shorter += u64::from(groups < history.groups() && seen.errors == 0);
+    drop(store);
+    // For writing, too: the same, or it says why not.
+    if let Ok(store) = Store::open(disk, &SMALL) {
+        Partly::read(&store, history)?.find(history, least)?;
+        let _ = store.checkpoint();
+        Partly::read(&store, history)?.find(history, least)?;
+    }
+    Ok(harm)
+}
+
+/// What could be read of a store.
+pub(super) struct Partly {
+    list: Option<Vec<(ObjectId, u64)>>,
+    objects: Vec<(ObjectId, Option<Vec<u8>>)>,
+    keys: Vec<(Arc<[u8]>, Option<Vec<u8>>)>,
+    scanned: Option<Vec<(Vec<u8>, Vec<u8>)>>,
+    errors: u64,
+}
+
+impl Partly {
+    pub fn read(store: &Arc<Store>, history: &History) -> Result<Self, Violation> {
+        let mut seen = Self { list: None, objects: vec![], keys: vec![], scanned: None, errors: 0 };
+        let mut errors = 0;
+        let mut ok = |error: Error| match error {
+            Error::Corrupt { .. } | Error::Device(_) | Error::Stopped(_) => {
+                errors += 1;
+                Ok(())
+            }
+            error => Err(Violation(format!("a read says {error}"))),
+        };
+        match store.list() {
+            Ok(list) => seen.list = Some(list),
+            Err(error) => ok(error)?,
+        }
+        let Contents { objects, keys, .. } = history.all();
+        for (id, longest) in objects {
+            let mut bytes = vec![0xA5; longest.len() + 1];
+            match store.read(id, 0, &mut bytes) {
+                Ok(len) => {
+                    bytes.truncate(len);
+                    seen.objects.push((id, Some(bytes)));
+                }
+                Err(Error::NoObject(_)) => seen.objects.push((id, None)),
+                Err(error) => ok(error)?,
+            }
+        }
+        let kv = Kv::new(store.clone());
+        for key in keys.into_keys() {
+            match kv.get(&key) {
+                Ok(value) => seen.keys.push((key, value)),
+                Err(error) => ok(error)?,
+            }
+        }
+        match kv.scan::<RangeFull>(&..).collect::<crate::Result<Vec<_>>>() {
+            Ok(pairs) => seen.scanned = Some(pairs),
+            Err(error) => ok(error)?,
+        }
+        seen.errors = errors;
+        Ok(seen)
+    }
+
+    /// After how many groups, `least` or more, all this can be seen.
+    pub fn find(&self, history: &History, least: usize) -> Result<usize, Violation> {
+        let place = (0..=history.groups()).rev().find(|groups| self.is_of(history.after(*groups)));
+        match place {
+            Some(groups) if groups >= least || self.errors > 0 => Ok(groups),
+            Some(groups) => Err(Violation(format!(
+                "{groups} groups are there, {least} were durable when the last write was made, and nobody says a word"
+            ))),
+            None => Err(Violation(format!(
+                "bytes that no number of groups shows, {} errors",
+                self.errors
+            ))),
+        }
+    }
+
+    /// Where this differs from what should be seen.
+    pub fn differs(&self, contents: &Contents) -> String {
+        for (id, bytes) in &self.objects {
+            let should = contents.objects.get(id).map(|it| &it[..]);
+            if bytes.as_deref() != should {
+                return format!(
+                    "object {id}: {:?} bytes, should be {:?}",
+                    bytes.as_ref().map(Vec::len),
+                    should.map(<[u8]>::len)
+                );
+            }
+        }
+        for (key, value) in &self.keys {
+            if value.as_deref() != contents.keys.get(key).map(|it| &it[..]) {
+                return format!("key {}", String::from_utf8_lossy(key));
+            }
+        }
+        "the lists".to_owned()
+    }
+
+    fn is_of(&self, contents: &Contents) -> bool {
+        let lens = contents.objects.iter().map(|(id, bytes)| (*id, bytes.len() as u64));
+        let pairs = contents.keys.iter().map(|(key, value)| (&key[..], &value[..]));
+        self.list.as_ref().is_none_or(|list| list.iter().copied().eq(lens))
+            && self
+                .objects
+                .iter()
+                .all(|(id, bytes)| bytes.as_deref() == contents.objects.get(id).map(|it| &it[..]))
+            && self
+                .keys
+                .iter()
+                .all(|(key, value)| value.as_deref() == contents.keys.get(key).map(|it| &it[..]))
+            && self
+                .scanned
+                .as_ref()
+                .is_none_or(|scanned| scanned.iter().map(|(k, v)| (&k[..], &v[..])).eq(pairs))
+    }
+}
+
+/// Runs a script on a disk that begins to fail at one of its steps, and opens it again when
+/// it has stopped failing.
+///
+/// # Errors
+/// The first promise that is broken.
+pub fn fail(
+    shape: Shape,
+    script: &Script,
+    seed: u64,
+    settings: Settings,
+) -> Result<Harm, Violation> {
+    let failed = std::panic::AssertUnwindSafe(|| try_fail(shape, script, seed, settings));
+    std::panic::catch_unwind(failed)
+        .unwrap_or_else(|panic| Err(Violation::of_panic("failing", &*panic)))
+}
+
+fn try_fail(
+    shape: Shape,
+    script: &Script,
+    seed: u64,
+    settings: Settings,
+) -> Result<Harm, Violation> {
+    let mut dice = Dice::new(seed);
+    let below = Arc::new(MemoryDisk::new(vec![0xEE; shape.disk_bytes], 512));
+    let faults = Arc::new(FaultDisk::new(below.clone()));
+    let disk = Arc::new(RecordDisk::new(faults.clone()));
+    let mut actor = Actor::begin(shape, script, settings, disk)?;
+    let at = dice.below(script.steps.len() as u64) as usize;
+    actor.all(&script.steps[..at])?;
+    let request = faults.requests() + dice.below(30);
+    let all = Extent::new(0, shape.disk_bytes as u64);
+    let kept_writes = dice.below(3) as usize;
+    let (hits, fault) = match dice.below(6) {
+        0 => (Hits::Flushes, Fault::Fail),
+        1 => (Hits::Request(request), Fault::Fail),
+        2 => (Hits::Request(request), Fault::Break { kept_writes }),
+        3 => (Hits::Request(request), Fault::PowerCut { kept_writes }),
+        4 => (Hits::Reads(all), Fault::Flip { bit: dice.below(8) as u8 }),
+        _ => (Hits::Reads(all), Fault::Fail),
+    };
+    faults.add(hits, fault);
+    let mut harm = Harm { disks: 1, ..Harm::default() };
+    let ran = actor.until_failure(&script.steps[at..]);
+    let waited = actor.waited;
+    let history = actor.end();
+    let what =
+        |Violation(why): Violation| Violation(format!("{hits:?}, {fault:?} from step {at}: {why}"));
+    ran.map_err(what)?;
+    // What is left, on a disk that works.
+    faults.heal();
+    let store =
+        Store::open(below, &SMALL).map_err(|error| what(Violation(format!("open: {error}"))))?;
+    let seen = Contents::read(&store).map_err(|error| what(Violation(format!("read: {error}"))))?;
+    let groups = history.find(&seen, waited).map_err(|why| what(Violation(why)))?;
+    harm.shorter += u64::from(groups < history.groups());
+    Ok(harm)
+}

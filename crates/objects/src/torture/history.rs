@@ -1,0 +1,195 @@
+//! What a reader sees, after each group.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::RangeFull;
+use std::sync::Arc;
+
+use twox_hash::XxHash3_64;
+
+use crate::kv::Kv;
+use crate::{Error, ObjectId, Store};
+
+/// Everything that a reader sees of a store.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Contents {
+    /// Objects.
+    pub objects: BTreeMap<ObjectId, Arc<[u8]>>,
+    /// Keys and values.
+    pub keys: BTreeMap<Arc<[u8]>, Arc<[u8]>>,
+    /// The largest name that an object had up to here.
+    pub last_id: u64,
+}
+
+impl Contents {
+    /// Reads all of a store.
+    ///
+    /// # Errors
+    /// Of the first thing that cannot be read.
+    pub fn read(store: &Arc<Store>) -> Result<Self, Error> {
+        let mut contents = Self::default();
+        for (id, len) in store.list()? {
+            contents.objects.insert(id, read_object(store, id, len)?);
+        }
+        for pair in Kv::new(store.clone()).scan::<RangeFull>(&..) {
+            let (key, value) = pair?;
+            contents.keys.insert(key.into(), value.into());
+        }
+        Ok(contents)
+    }
+
+    /// Bytes of objects, keys and values.
+    pub fn len_bytes(&self) -> u64 {
+        let objects: usize = self.objects.values().map(|bytes| bytes.len()).sum();
+        let keys: usize = self.keys.iter().map(|(key, value)| key.len() + value.len()).sum();
+        (objects + keys) as u64
+    }
+
+    /// Bytes that must be somewhere: zeros may be holes.
+    fn stored_bytes(&self) -> u64 {
+        let all = self.objects.values().chain(self.keys.values());
+        all.map(|bytes| bytes.iter().filter(|byte| **byte != 0).count() as u64).sum()
+    }
+
+    /// A number that others do not have: hashes of 64 bits are trusted here.
+    fn digest(&self) -> u64 {
+        let object = |(id, bytes): (&ObjectId, &Arc<[u8]>)| {
+            crate::codec::mix(id.0 ^ XxHash3_64::oneshot(bytes))
+        };
+        let pair = |(key, value): (&Arc<[u8]>, &Arc<[u8]>)| {
+            crate::codec::mix(XxHash3_64::oneshot(key) ^ XxHash3_64::oneshot(value).rotate_left(7))
+        };
+        let sum = |sum: u64, it: u64| sum.wrapping_add(it);
+        let objects = self.objects.iter().map(object).fold(self.objects.len() as u64, sum);
+        self.keys.iter().map(pair).fold(objects, sum)
+    }
+
+    /// Where this and `other` differ first, in words.
+    pub fn differs(&self, other: &Self) -> String {
+        for id in self.objects.keys().chain(other.objects.keys()) {
+            let (mine, others) = (self.objects.get(id), other.objects.get(id));
+            if mine != others {
+                return format!("object {id}: {}", bytes_differ(mine, others));
+            }
+        }
+        for key in self.keys.keys().chain(other.keys.keys()) {
+            let (mine, others) = (self.keys.get(key), other.keys.get(key));
+            if mine != others {
+                let key = String::from_utf8_lossy(key);
+                return format!("key {key}: {}", bytes_differ(mine, others));
+            }
+        }
+        "in nothing".to_owned()
+    }
+}
+
+/// Reads an object of `len` bytes, which has no more.
+pub(super) fn read_object(store: &Store, id: ObjectId, len: u64) -> Result<Arc<[u8]>, Error> {
+    // One byte more is asked for: there must be none.
+    let mut bytes = vec![0xA5; len as usize + 1];
+    let got = store.read(id, 0, &mut bytes)?;
+    bytes.truncate(got);
+    Ok(bytes.into())
+}
+
+fn bytes_differ(is: Option<&Arc<[u8]>>, should: Option<&Arc<[u8]>>) -> String {
+    match (is, should) {
+        (Some(_), None) => "is there and should not be".to_owned(),
+        (None, Some(_)) => "is not there".to_owned(),
+        (Some(is), Some(should)) if is.len() != should.len() => {
+            format!("{} bytes long, should be {}", is.len(), should.len())
+        }
+        (Some(is), Some(should)) => {
+            let at = is.iter().zip(should.iter()).position(|(a, b)| a != b).unwrap_or(0);
+            let count = is.iter().zip(should.iter()).filter(|(a, b)| a != b).count();
+            format!("{count} bytes are wrong, from byte {at}: {} for {}", is[at], should[at])
+        }
+        (None, None) => "the same".to_owned(),
+    }
+}
+
+/// What a reader sees after each prefix of the groups; after none first.
+#[derive(Clone, Debug)]
+pub struct History {
+    prefixes: Vec<Contents>,
+    /// Of each, bytes that must be somewhere.
+    stored: Vec<u64>,
+    by_digest: HashMap<u64, Vec<usize>>,
+}
+
+impl History {
+    /// Nothing was done yet to what shows `contents`.
+    pub fn new(contents: Contents) -> Self {
+        let mut history = Self { prefixes: vec![], stored: vec![], by_digest: HashMap::new() };
+        history.push(contents);
+        history
+    }
+
+    /// One more group.
+    pub fn push(&mut self, contents: Contents) {
+        self.by_digest.entry(contents.digest()).or_default().push(self.prefixes.len());
+        self.stored.push(contents.stored_bytes());
+        self.prefixes.push(contents);
+    }
+
+    /// Groups so far.
+    pub fn groups(&self) -> usize {
+        self.prefixes.len() - 1
+    }
+
+    /// What is seen after so many groups.
+    pub fn after(&self, groups: usize) -> &Contents {
+        &self.prefixes[groups]
+    }
+
+    /// Bytes that must be somewhere after so many groups: zeros may be holes.
+    pub fn stored_bytes(&self, groups: usize) -> u64 {
+        self.stored[groups]
+    }
+
+    /// Every object and key that ever was, each with the longest that it was.
+    pub fn all(&self) -> Contents {
+        let mut all = Contents::default();
+        for contents in &self.prefixes {
+            for (id, bytes) in &contents.objects {
+                let longest = all.objects.entry(*id).or_insert_with(|| bytes.clone());
+                if longest.len() < bytes.len() {
+                    longest.clone_from(bytes);
+                }
+            }
+            for (key, value) in &contents.keys {
+                all.keys.entry(key.clone()).or_insert_with(|| value.clone());
+            }
+        }
+        all
+    }
+
+    /// What is seen now.
+    pub fn last(&self) -> &Contents {
+        self.after(self.groups())
+    }
+
+    /// After how many groups, `least` or more, a reader sees this; in words if never.
+    ///
+    /// # Errors
+    /// In words.
+    pub fn find(&self, contents: &Contents, least: usize) -> Result<usize, String> {
+        let places = self.by_digest.get(&contents.digest()).into_iter().flatten();
+        let mut fewer = None;
+        for &groups in places {
+            if groups >= least {
+                return Ok(groups);
+            }
+            fewer = Some(groups);
+        }
+        if let Some(groups) = fewer {
+            return Err(format!("{groups} groups are there, {least} were waited for"));
+        }
+        let differ = |groups: usize| contents.differs(self.after(groups));
+        Err(format!(
+            "no number of groups shows this; after {least} that were waited for, {}; after all {}, {}",
+            differ(least),
+            self.groups(),
+            differ(self.groups())
+        ))
+    }
+}

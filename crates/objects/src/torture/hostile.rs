@@ -1,0 +1,111 @@
+//! Any bytes as a store: nothing panics, spins or takes much memory.
+
+use std::ops::RangeFull;
+use std::sync::Arc;
+
+use draconis_device::{Disk, MemoryDisk};
+
+use super::run::SMALL;
+use super::{Dice, Recorded, Settings, Shape, Violation, random, record};
+use crate::kv::{Kv, Scan};
+use crate::{Error, Group, Hint, OpenOptions, Store};
+
+/// Things that are looked at, of each kind; a damaged store may claim to have many.
+const MANY: usize = 2000;
+/// Bytes that are read at once.
+const PIECE: usize = 64 << 10;
+
+/// A store that random changes left; for hostile images to begin from.
+///
+/// # Errors
+/// What the store did wrong.
+pub fn base(seed: u64) -> Result<Vec<u8>, Violation> {
+    let shape = Shape::ALL[(seed % 4) as usize];
+    let Recorded { last_image, .. } = record(shape, &random(seed, shape, 100), Settings::USUAL)?;
+    Ok(last_image)
+}
+
+/// Changes some bytes of an image where something is.
+pub fn spoil(image: &mut [u8], dice: &mut Dice) {
+    for _ in 0..1 + dice.below(8) {
+        // Most of what means something begins a page, or is near.
+        let mut at = dice.below(image.len() as u64) as usize;
+        for _ in 0..50 {
+            if image[at] != 0xEE && image[at] != 0 {
+                break;
+            }
+            at = dice.below(image.len() as u64) as usize;
+        }
+        if dice.once_in(3) {
+            at = at / 512 * 512 + dice.below(72) as usize;
+        }
+        match dice.below(4) {
+            0 => image[at] ^= 1 << dice.below(8),
+            1 => image[at] = [0, 1, 0x7F, 0x80, 0xFF][dice.below(5) as usize],
+            2 => {
+                let value = [0, 1, u64::MAX, 1 << 63, u64::from(u32::MAX)][dice.below(5) as usize];
+                let end = (at + 8).min(image.len());
+                image[at..end].copy_from_slice(&value.to_le_bytes()[..end - at]);
+            }
+            _ => {
+                let from = dice.below(image.len() as u64) as usize;
+                let len = (1 + dice.below(600) as usize).min(image.len() - at.max(from));
+                image.copy_within(from..from + len, at);
+            }
+        }
+    }
+}
+
+/// Does everything with a disk that holds these bytes: opens, reads, changes. How many
+/// things could be looked at.
+///
+/// # Errors
+/// Why it cannot be opened.
+pub fn exercise(image: Vec<u8>) -> Result<u64, Error> {
+    let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(image, 512));
+    let store = Store::open(disk.clone(), &OpenOptions { read_only: true, ..SMALL })?;
+    let mut seen = look(&store);
+    drop(store);
+    let store = Store::open(disk.clone(), &SMALL)?;
+    seen += change(&store).unwrap_or(0);
+    drop(store);
+    let store = Store::open(disk, &SMALL)?;
+    Ok(seen + look(&store))
+}
+
+fn look(store: &Arc<Store>) -> u64 {
+    let mut seen = 0;
+    let mut bytes = vec![0; PIECE];
+    for (id, len) in store.list().unwrap_or_default().into_iter().take(MANY) {
+        for at in [0, len.saturating_sub(PIECE as u64 / 2), len / 2] {
+            seen += u64::from(store.read(id, at, &mut bytes).is_ok());
+        }
+    }
+    let kv = Kv::new(store.clone());
+    let values = |scan: Scan| scan.take(MANY).filter(Result::is_ok).count() as u64;
+    seen += values(kv.scan::<RangeFull>(&..));
+    seen += kv.scan::<RangeFull>(&..).rev().take(MANY).filter(Result::is_ok).count() as u64;
+    let _ = store.info();
+    seen
+}
+
+fn change(store: &Arc<Store>) -> Result<u64, Error> {
+    let mut group = Group::new();
+    let id = group.create(store.new_object(), Hint::Unknown);
+    group.append(id, &[7; 3000]);
+    group.put(b"key 0001", &[8; 90]);
+    group.remove(b"key 0002");
+    if let Some((old, _)) = store.list()?.first() {
+        group.truncate(*old, 10);
+    }
+    let ticket = store.submit(group, &[]).map_err(|refused| refused.error)?;
+    store.wait(ticket)?;
+    store.checkpoint()?;
+    for (id, _) in store.list()?.into_iter().take(20) {
+        let mut group = Group::new();
+        group.delete(id);
+        store.submit(group, &[]).map_err(|refused| refused.error)?;
+    }
+    store.checkpoint()?;
+    Ok(1)
+}

@@ -1,0 +1,264 @@
+//! What must hold of a store after a power cut.
+
+use std::any::Any;
+use std::fmt;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use draconis_device::{Crash, CrashOptions, Crashes, Disk, Event, RecordDisk};
+
+use super::run::{SMALL, key_of};
+use super::{Contents, History};
+use crate::{Error, Group, Hint, OpenOptions, Store};
+
+/// A promise that was broken, in words.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Violation(pub String);
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Violation {}
+
+impl Violation {
+    pub(super) fn of_panic(doing: &str, panic: &(dyn Any + Send)) -> Self {
+        let text = panic.downcast_ref::<&str>().map(|it| (*it).to_owned());
+        let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+        Self(format!("{doing} panicked: {text}"))
+    }
+}
+
+/// What is tried with states, each once in so many; 0 for never. Opening and reading is
+/// tried with all.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Effort {
+    /// Changing it, waiting, opening it once more.
+    pub second_life: u64,
+    /// Cutting the power again while it is opened and changed.
+    pub second_cut: u64,
+    /// Deleting everything: all space must be free then.
+    pub emptied: u64,
+    /// Opening it for reading only.
+    pub read_only: u64,
+}
+
+impl Effort {
+    /// A state every now and then.
+    pub const SOME: Self = Self { second_life: 4, second_cut: 64, emptied: 32, read_only: 16 };
+    /// All that can be done, with every state.
+    pub const ALL: Self = Self { second_life: 1, second_cut: 1, emptied: 1, read_only: 1 };
+}
+
+/// Judges the states of one run.
+#[derive(Debug)]
+pub struct Judge<'a> {
+    history: &'a History,
+    seed: u64,
+}
+
+fn said(doing: &'static str) -> impl Fn(Error) -> Violation {
+    move |error| Violation(format!("{doing}: {error}"))
+}
+
+impl<'a> Judge<'a> {
+    /// States of a run with this history.
+    pub fn new(history: &'a History, seed: u64) -> Self {
+        Self { history, seed }
+    }
+
+    /// Tries everything that `effort` asks for with state `number`; how many states of its
+    /// recovery were judged, too.
+    ///
+    /// # Errors
+    /// The first promise that is broken.
+    pub fn judge(&mut self, crash: &Crash, number: u64, effort: Effort) -> Result<u64, Violation> {
+        let judged = AssertUnwindSafe(|| self.try_all(crash, number, effort));
+        std::panic::catch_unwind(judged)
+            .unwrap_or_else(|panic| Err(Violation::of_panic("judging", &*panic)))
+    }
+
+    fn try_all(&self, crash: &Crash, number: u64, effort: Effort) -> Result<u64, Violation> {
+        let is_due = |every: u64| every > 0 && number.is_multiple_of(every);
+        let waited = crash.marks().last().map_or(0, |mark| *mark as usize);
+        if is_due(effort.read_only) {
+            let options = OpenOptions { read_only: true, ..SMALL };
+            let store =
+                Store::open(crash.disk.clone(), &options).map_err(said("open for reading"))?;
+            find(&store, self.history, waited)?;
+        }
+        if is_due(effort.second_cut) {
+            return self.cut_again(crash, number, waited);
+        }
+        let disk: Arc<dyn Disk> = crash.disk.clone();
+        let store = Store::open(disk.clone(), &SMALL).map_err(said("open"))?;
+        let groups = find(&store, self.history, waited)?;
+        if is_due(effort.second_life) {
+            let expected = live_on(&store, self.history.after(groups))?;
+            drop(store);
+            let store = Store::open(disk, &SMALL).map_err(said("second open"))?;
+            compare(&store, &expected)
+                .map_err(|Violation(why)| Violation(format!("second life: {why}")))?;
+            if is_due(effort.emptied) {
+                empty(&store, &expected)?;
+            }
+        }
+        Ok(0)
+    }
+
+    /// Opens and changes a state while the power is cut again.
+    fn cut_again(&self, crash: &Crash, number: u64, waited: usize) -> Result<u64, Violation> {
+        let image = crash.disk.to_bytes();
+        let disk = Arc::new(RecordDisk::new(crash.disk.clone()));
+        let store = Store::open(disk.clone(), &SMALL).map_err(said("open"))?;
+        let groups = find(&store, self.history, waited)?;
+        disk.mark(0);
+        let expected = live_on(&store, self.history.after(groups))?;
+        disk.mark(1);
+        drop(store);
+        let mut second = History::new(self.history.after(groups).clone());
+        second.push(expected);
+        let options = CrashOptions { seed: self.seed ^ number, subsets: 6, exhaustive_sectors: 4 };
+        let mut states = 0;
+        let events = disk.take();
+        let told = tell(&events);
+        for again in Crashes::new(image, events, options) {
+            states += 1;
+            let judged = (|| {
+                let store = Store::open(again.disk.clone(), &SMALL).map_err(said("open"))?;
+                match again.marks().last() {
+                    // Nobody was told what there is.
+                    None => find(&store, self.history, waited),
+                    Some(mark) => find(&store, &second, *mark as usize),
+                }
+            })();
+            judged.map_err(|Violation(why)| {
+                Violation(format!(
+                    "second cut, state {states} ({:?}, durable {}): {why}\n{told}",
+                    again.cut, again.durable.0
+                ))
+            })?;
+        }
+        Ok(states)
+    }
+}
+
+/// After how many groups, `waited` or more, a store shows what it shows.
+fn find(store: &Arc<Store>, history: &History, waited: usize) -> Result<usize, Violation> {
+    let seen = Contents::read(store).map_err(said("read"))?;
+    let groups = history.find(&seen, waited).map_err(Violation)?;
+    let expected = history.after(groups);
+    let info = store.info();
+    let stored = history.stored_bytes(groups);
+    if info.used_bytes < stored {
+        return Err(Violation(format!("{} bytes are used by {stored}", info.used_bytes)));
+    }
+    if info.used_bytes > info.capacity_bytes * 2 {
+        return Err(Violation(format!(
+            "{} bytes are used of {}",
+            info.used_bytes, info.capacity_bytes
+        )));
+    }
+    let next = store.new_object().id();
+    if next.0 <= expected.last_id {
+        return Err(Violation(format!(
+            "name {next} is given out again, up to {} were used",
+            expected.last_id
+        )));
+    }
+    Ok(groups)
+}
+
+fn compare(store: &Arc<Store>, expected: &Contents) -> Result<(), Violation> {
+    let seen = Contents::read(store).map_err(said("read"))?;
+    if seen.objects == expected.objects && seen.keys == expected.keys {
+        return Ok(());
+    }
+    Err(Violation(seen.differs(expected)))
+}
+
+/// Changes a store, waits, and says what it shows then.
+fn live_on(store: &Arc<Store>, before: &Contents) -> Result<Contents, Violation> {
+    let mut after = before.clone();
+    let mut group = Group::new();
+    let payload: Vec<u8> = (0..1100u32).map(|at| (at * 7) as u8).collect();
+    let id = group.create(store.new_object(), Hint::Unknown);
+    group.append(id, &payload);
+    after.objects.insert(id, payload.clone().into());
+    after.last_id = id.0;
+    if let Some((id, bytes)) = before.objects.iter().next() {
+        let mut bytes = bytes.to_vec();
+        group.write(*id, 3, &payload[..70]);
+        bytes.resize(bytes.len().max(73), 0);
+        bytes[3..73].copy_from_slice(&payload[..70]);
+        after.objects.insert(*id, bytes.into());
+    }
+    group.put(&key_of(0), &payload[..90]);
+    after.keys.insert(key_of(0).into(), payload[..90].into());
+    let ticket = match store.submit(group, &[]) {
+        Ok(ticket) => ticket,
+        Err(refused) => match refused.error {
+            Error::NoSpace { .. } => {
+                // Giving up always works.
+                let mut group = Group::new();
+                after = before.clone();
+                for id in before.objects.keys() {
+                    group.delete(*id);
+                    after.objects.remove(id);
+                }
+                store
+                    .submit(group, &[])
+                    .map_err(|refused| said("delete on a full store")(refused.error))?
+            }
+            error => return Err(said("submit")(error)),
+        },
+    };
+    store.wait(ticket).map_err(said("wait"))?;
+    compare(store, &after).map_err(|Violation(why)| Violation(format!("after a change: {why}")))?;
+    Ok(after)
+}
+
+/// Deletes everything: all space must be free then.
+fn empty(store: &Arc<Store>, contents: &Contents) -> Result<(), Violation> {
+    let mut group = Group::new();
+    contents.objects.keys().for_each(|id| group.delete(*id));
+    contents.keys.keys().for_each(|key| group.remove(key));
+    store.submit(group, &[]).map_err(|refused| said("delete all")(refused.error))?;
+    // The second one no longer has what the first did away with.
+    for _ in 0..3 {
+        store.checkpoint().map_err(said("checkpoint"))?;
+    }
+    let info = store.info();
+    // Entries of what is gone stay until they are merged; payloads do not.
+    let entries = 256 * (contents.objects.len() as u64 * 2 + contents.keys.len() as u64);
+    if info.used_bytes > entries + (16 << 10) {
+        return Err(Violation(format!(
+            "everything is deleted, and {} bytes are used: {info:?}",
+            info.used_bytes
+        )));
+    }
+    compare(store, &Contents::default())
+}
+
+/// What was asked of a disk, a line for each request that changes something.
+pub(super) fn tell(events: &[Event]) -> String {
+    let mut out = String::new();
+    for event in events {
+        let line = match event {
+            Event::Group { ticket, after, writes, .. } => {
+                let writes: Vec<String> =
+                    writes.iter().map(|(at, bytes)| format!("{at}+{}", bytes.len())).collect();
+                let after: Vec<u64> = after.iter().map(|ticket| ticket.0).collect();
+                format!("  {} after {after:?}: {}\n", ticket.0, writes.join(" "))
+            }
+            Event::Discard { extents, after } => format!("  discard {extents:?} after {after:?}\n"),
+            Event::Durable(ticket) => format!("  {} is durable\n", ticket.0),
+            Event::Mark(mark) => format!("  mark {mark}\n"),
+            Event::Read(..) => continue,
+        };
+        out.push_str(&line);
+    }
+    out
+}

@@ -1,0 +1,482 @@
+//! Carries out a script, and judges what power cuts leave of it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use draconis_device::{CrashOptions, Crashes, Disk, Event, Extent, MemoryDisk, RecordDisk};
+use draconis_exchange::heap::Block;
+
+use super::damage::Partly;
+use super::{Contents, Dice, Effort, History, Judge, Op, Script, Settings, Shape, Step, Violation};
+use crate::{Error, Group, Hint, ObjectId, OpenOptions, Snapshot, Store, Ticket};
+
+/// What a script did.
+#[derive(Debug)]
+pub struct Recorded {
+    /// The disk before its steps.
+    pub image: Vec<u8>,
+    /// What its steps asked of the disk, with marks: how many groups were waited for.
+    pub events: Vec<Event>,
+    /// What its groups show.
+    pub history: History,
+    /// The disk after its steps.
+    pub last_image: Vec<u8>,
+    /// Groups that were waited for.
+    pub waited: usize,
+    /// How often the store was full.
+    pub full: u64,
+    /// Checkpoints that its steps wrote, and segments that they cleaned.
+    pub worked: (u64, u64),
+}
+
+/// How judging went.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Tally {
+    /// States of runs.
+    pub states: u64,
+    /// States of recoveries.
+    pub second: u64,
+    /// How often stores were full.
+    pub full: u64,
+    /// Checkpoints that were written while it was recorded.
+    pub checkpoints: u64,
+    /// Segments that were cleaned while it was recorded.
+    pub cleaned: u64,
+}
+
+impl std::ops::AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.states += other.states;
+        self.second += other.second;
+        self.full += other.full;
+        self.checkpoints += other.checkpoints;
+        self.cleaned += other.cleaned;
+    }
+}
+
+/// Little memory: stores that are opened and dropped quickly.
+pub(super) const SMALL: OpenOptions = OpenOptions { cache_bytes: 128 << 10, read_only: false };
+
+/// All bytes of a disk.
+pub(super) fn bytes_of(disk: &dyn Disk) -> Vec<u8> {
+    let len = disk.properties().len_bytes;
+    match disk.read_now(Extent::new(0, len), Block::private(len as usize)) {
+        Ok(block) => block.into_private().to_vec(),
+        Err(_) => vec![],
+    }
+}
+
+/// Who carries out a script.
+pub(super) struct Actor<D: Disk + 'static> {
+    disk: Arc<RecordDisk<D>>,
+    /// None for the moment in which it is opened again.
+    store: Option<Arc<Store>>,
+    slots: BTreeMap<u8, ObjectId>,
+    now: Contents,
+    history: History,
+    /// Of each group, with how many groups there are with it.
+    tickets: Vec<(Ticket, usize)>,
+    pub waited: usize,
+    dice: Dice,
+    kept: Option<(Snapshot, Contents)>,
+    is_failing: bool,
+    full: u64,
+    worked: (u64, u64),
+}
+
+/// Does all steps of a script.
+///
+/// # Errors
+/// What the store did wrong without a power cut.
+pub fn record(shape: Shape, script: &Script, settings: Settings) -> Result<Recorded, Violation> {
+    // What was there before is not zeros.
+    let memory = MemoryDisk::new(vec![0xEE; shape.disk_bytes], 512);
+    let disk = Arc::new(RecordDisk::new(memory));
+    let mut actor = Actor::begin(shape, script, settings, disk)?;
+    let image = bytes_of(&*actor.disk);
+    actor.disk.take();
+    let counters = actor.store().info().counters;
+    actor.all(&script.steps)?;
+    actor.count();
+    let Actor { disk, store, history, waited, full, worked, .. } = actor;
+    drop(store);
+    Ok(Recorded {
+        image,
+        last_image: bytes_of(&*disk),
+        events: disk.take(),
+        history,
+        waited,
+        full,
+        worked: (
+            worked.0.saturating_sub(counters.checkpoints),
+            worked.1.saturating_sub(counters.cleaned),
+        ),
+    })
+}
+
+/// Why a script ended early.
+pub(super) enum Stop {
+    /// A promise was broken.
+    Broken(Violation),
+    /// The store says that something failed.
+    Failed(&'static str, Error),
+}
+
+impl From<Stop> for Violation {
+    fn from(stop: Stop) -> Self {
+        match stop {
+            Stop::Broken(violation) => violation,
+            Stop::Failed(doing, error) => Self(format!("{doing}: {error}")),
+        }
+    }
+}
+
+fn failed(doing: &'static str) -> impl Fn(Error) -> Stop {
+    move |error| Stop::Failed(doing, error)
+}
+
+impl<D: Disk + 'static> Actor<D> {
+    fn store(&self) -> &Arc<Store> {
+        self.store.as_ref().expect("it was opened, or the run is over")
+    }
+
+    /// A store with everything that is done before, durable.
+    pub fn begin(
+        shape: Shape,
+        script: &Script,
+        settings: Settings,
+        disk: Arc<RecordDisk<D>>,
+    ) -> Result<Self, Violation> {
+        let Script { commit_bytes, barrier_bytes, .. } = *script;
+        super::set(Settings { commit_bytes, barrier_bytes, ..settings });
+        Store::create(disk.clone(), &shape.options()).map_err(failed("making a store"))?;
+        let store = Store::open(disk.clone(), &SMALL).map_err(failed("opening a store"))?;
+        let mut actor = Self {
+            disk,
+            store: Some(store),
+            slots: BTreeMap::new(),
+            now: Contents::default(),
+            history: History::new(Contents::default()),
+            tickets: vec![],
+            waited: 0,
+            dice: Dice::new(script.seed ^ 0x0B5),
+            kept: None,
+            is_failing: false,
+            full: 0,
+            worked: (0, 0),
+        };
+        actor.all(&script.before)?;
+        actor.store().sync().map_err(failed("sync"))?;
+        actor.history = History::new(actor.now.clone());
+        actor.tickets.clear();
+        (actor.waited, actor.full, actor.worked) = (0, 0, (0, 0));
+        Ok(actor)
+    }
+
+    pub fn all(&mut self, steps: &[Step]) -> Result<(), Violation> {
+        for (nth, step) in steps.iter().enumerate() {
+            self.step(step).map_err(|stop| {
+                Violation(format!("step {nth}, {step:?}: {}", Violation::from(stop)))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Goes on until the store says that it cannot.
+    pub fn until_failure(&mut self, steps: &[Step]) -> Result<(), Violation> {
+        // What is rotten stays where it is: the store may be full early.
+        self.is_failing = true;
+        let mut last = String::new();
+        for (nth, step) in steps.iter().enumerate() {
+            match self.step(step) {
+                Ok(()) => {}
+                Err(Stop::Failed(
+                    doing,
+                    error @ (Error::Device(_)
+                    | Error::Stopped(_)
+                    | Error::Corrupt { .. }
+                    | Error::NotAStore(_)),
+                )) => {
+                    last = format!("step {nth} more, {step:?}: {doing}: {error}");
+                    break;
+                }
+                Err(stop) => {
+                    let Violation(why) = stop.into();
+                    return Err(Violation(format!("step {nth} more, {step:?}: {why}")));
+                }
+            }
+        }
+        self.kept = None;
+        let Some(store) = &self.store else { return Ok(()) };
+        // What can still be read is right.
+        let shown = Partly::read(store, &self.history)?;
+        let groups = self.history.groups().saturating_sub(1);
+        shown.find(&self.history, groups).map(drop).map_err(|Violation(why)| {
+            Violation(format!("{last}; then {why}; {}", shown.differs(self.history.last())))
+        })
+    }
+
+    /// What its groups show; the store is closed.
+    pub fn end(self) -> History {
+        self.history
+    }
+
+    fn step(&mut self, step: &Step) -> Result<(), Stop> {
+        match step {
+            Step::Group(ops) => self.group(ops)?,
+            Step::Wait => self.wait(0)?,
+            Step::WaitOlder(back) => self.wait(*back)?,
+            Step::Checkpoint => {
+                self.store().checkpoint().map_err(failed("checkpoint"))?;
+                self.was_waited_for(self.history.groups());
+            }
+            Step::Snapshot => match self.kept.take() {
+                None => self.kept = Some((self.store().snapshot(), self.now.clone())),
+                Some((snapshot, was)) => compare(&snapshot, &was)?,
+            },
+            Step::Reopen => self.reopen()?,
+        }
+        Ok(())
+    }
+
+    fn was_waited_for(&mut self, groups: usize) {
+        self.waited = self.waited.max(groups);
+        self.disk.mark(self.waited as u64);
+    }
+
+    fn wait(&mut self, back: usize) -> Result<(), Stop> {
+        let Some(nth) = self.tickets.len().checked_sub(back + 1) else { return Ok(()) };
+        let (ticket, groups) = self.tickets[nth];
+        self.store().wait(ticket).map_err(failed("wait"))?;
+        self.was_waited_for(groups);
+        Ok(())
+    }
+
+    fn reopen(&mut self) -> Result<(), Stop> {
+        self.kept = None;
+        self.tickets.clear();
+        // The old one is dropped before the new one is opened.
+        self.count();
+        self.store = None;
+        let opened = Store::open(self.disk.clone(), &SMALL);
+        self.store = Some(opened.map_err(failed("open"))?);
+        self.was_waited_for(self.history.groups());
+        self.look()
+    }
+
+    fn count(&mut self) {
+        let counters = self.store().info().counters;
+        self.worked.0 += counters.checkpoints;
+        self.worked.1 += counters.cleaned;
+    }
+
+    /// Whether the store shows what it should.
+    fn look(&self) -> Result<(), Stop> {
+        let seen = Contents::read(self.store()).map_err(failed("read"))?;
+        if seen.objects == self.now.objects && seen.keys == self.now.keys {
+            return Ok(());
+        }
+        Err(Stop::Broken(Violation(seen.differs(&self.now))))
+    }
+
+    fn group(&mut self, ops: &[Op]) -> Result<(), Stop> {
+        let (mut slots, mut next, mut group) = (self.slots.clone(), self.now.clone(), Group::new());
+        let mut only_frees = true;
+        for op in ops {
+            only_frees &= matches!(op, Op::Truncate(..) | Op::Delete(_) | Op::Remove(_));
+            self.op(op, &mut group, &mut slots, &mut next);
+            if let Op::Truncate(..) = op {
+                only_frees = false;
+            }
+        }
+        let after: Vec<Ticket> = self
+            .tickets
+            .iter()
+            .rev()
+            .take(3)
+            .filter(|_| self.history.groups() % 2 == 0)
+            .map(|it| it.0)
+            .collect();
+        let bytes = group.len_bytes() as u64;
+        match self.store().submit(group, &after) {
+            Ok(ticket) => {
+                (self.slots, self.now) = (slots, next);
+                self.history.push(self.now.clone());
+                self.tickets.push((ticket, self.history.groups()));
+                Ok(())
+            }
+            Err(refused) => {
+                let info = self.store().info();
+                let broken = |error: Error| {
+                    let held =
+                        if self.kept.is_some() { "with a snapshot" } else { "without a snapshot" };
+                    Stop::Broken(Violation(format!("submit, {held}: {error}; {info:?}")))
+                };
+                match refused.error {
+                    error @ Error::NoSpace { .. } => {
+                        // A snapshot keeps what was deleted since.
+                        let is_early = self.now.len_bytes() + bytes < info.capacity_bytes / 4;
+                        if !self.is_failing && (only_frees || is_early && self.kept.is_none()) {
+                            return Err(broken(error));
+                        }
+                        self.full += 1;
+                        self.make_room()
+                    }
+                    error @ (Error::Misuse(_) | Error::NoObject(_)) => Err(broken(error)),
+                    error => {
+                        // Nobody was told that it was taken; it may be there all the same.
+                        self.history.push(next);
+                        Err(Stop::Failed("submit", error))
+                    }
+                }
+            }
+        }
+    }
+
+    /// Gives something up, which always works.
+    fn make_room(&mut self) -> Result<(), Stop> {
+        self.kept = None;
+        let ops: Vec<Op> = match self.slots.keys().nth(self.dice.below(4) as usize) {
+            Some(&slot) => vec![Op::Delete(slot)],
+            None => (0..200).map(Op::Remove).collect(),
+        };
+        self.group(&ops)
+    }
+
+    fn op(
+        &mut self,
+        op: &Op,
+        group: &mut Group,
+        slots: &mut BTreeMap<u8, ObjectId>,
+        next: &mut Contents,
+    ) {
+        let change = |next: &mut Contents, id: ObjectId, change: &dyn Fn(&mut Vec<u8>)| {
+            let mut bytes = next.objects.get(&id).map_or_else(Vec::new, |bytes| bytes.to_vec());
+            change(&mut bytes);
+            next.objects.insert(id, bytes.into());
+        };
+        match *op {
+            Op::Create(slot) if !slots.contains_key(&slot) => {
+                let hint = [Hint::Unknown, Hint::Hot, Hint::Cold][self.dice.below(3) as usize];
+                let id = group.create(self.store().new_object(), hint);
+                slots.insert(slot, id);
+                next.objects.insert(id, vec![].into());
+                next.last_id = next.last_id.max(id.0);
+            }
+            Op::Write(slot, at, len) => {
+                let Some(&id) = slots.get(&slot) else { return };
+                let payload = self.payload(len);
+                group.write(id, at, &payload);
+                change(next, id, &|bytes| {
+                    let end = at as usize + payload.len();
+                    bytes.resize(bytes.len().max(end), 0);
+                    bytes[at as usize..end].copy_from_slice(&payload);
+                });
+            }
+            Op::Append(slot, len) => {
+                let Some(&id) = slots.get(&slot) else { return };
+                let payload = self.payload(len);
+                group.append(id, &payload);
+                change(next, id, &|bytes| bytes.extend_from_slice(&payload));
+            }
+            Op::Truncate(slot, len) => {
+                let Some(&id) = slots.get(&slot) else { return };
+                group.truncate(id, len);
+                change(next, id, &|bytes| bytes.resize(len as usize, 0));
+            }
+            Op::Delete(slot) => {
+                let Some(id) = slots.remove(&slot) else { return };
+                group.delete(id);
+                next.objects.remove(&id);
+            }
+            Op::Put(key, len) => {
+                let payload = self.payload(len);
+                group.put(&key_of(key), &payload);
+                next.keys.insert(key_of(key).into(), payload.into());
+            }
+            Op::Remove(key) => {
+                group.remove(&key_of(key));
+                next.keys.remove(&key_of(key)[..]);
+            }
+            Op::Create(_) => {}
+        }
+    }
+
+    /// Bytes that are nowhere else.
+    fn payload(&mut self, len: u32) -> Vec<u8> {
+        let words = (0..len.div_ceil(8)).flat_map(|_| self.dice.next().to_le_bytes());
+        words.take(len as usize).collect()
+    }
+}
+
+pub(super) fn key_of(key: u16) -> Vec<u8> {
+    format!("key {key:04}").into_bytes()
+}
+
+fn compare(snapshot: &Snapshot, was: &Contents) -> Result<(), Stop> {
+    let said = failed("snapshot");
+    let list = snapshot.list().map_err(&said)?;
+    if !list
+        .iter()
+        .map(|(id, len)| (id, *len))
+        .eq(was.objects.iter().map(|(id, b)| (id, b.len() as u64)))
+    {
+        return Err(Stop::Broken(Violation(format!("a snapshot lists {list:?}"))));
+    }
+    for (id, bytes) in &was.objects {
+        let mut have = vec![0; bytes.len()];
+        snapshot.read(*id, 0, &mut have).map_err(&said)?;
+        if have[..] != bytes[..] {
+            return Err(Stop::Broken(Violation(format!(
+                "object {id} of a snapshot has other bytes"
+            ))));
+        }
+    }
+    Ok(())
+}
+
+/// Runs a script and judges states that power cuts leave of it; with what it did, the
+/// number of the state that broke a promise, if one did.
+///
+/// # Errors
+/// The first promise that is broken.
+pub fn cut(
+    shape: Shape,
+    script: &Script,
+    options: CrashOptions,
+    effort: Effort,
+    settings: Settings,
+) -> Result<Tally, Violation> {
+    let recorded = match std::panic::catch_unwind(|| record(shape, script, settings)) {
+        Ok(recorded) => recorded?,
+        Err(panic) => return Err(Violation::of_panic("running", &*panic)),
+    };
+    let Recorded { image, events, history, full, worked, .. } = recorded;
+    let told = super::judge::tell(&events);
+    let mut judge = Judge::new(&history, options.seed);
+    let mut tally = Tally { full, checkpoints: worked.0, cleaned: worked.1, ..Tally::default() };
+    for crash in Crashes::new(image, events, options) {
+        tally.states += 1;
+        tally.second += judge.judge(&crash, tally.states, effort).map_err(|Violation(why)| {
+            let draconis_device::Crash { durable, written, cut, .. } = &crash;
+            Violation(format!(
+                "state {} ({cut:?}, durable {}, written {}): {why}\n{}",
+                tally.states,
+                durable.0,
+                written.0,
+                around(&told, durable.0, written.0)
+            ))
+        })?;
+    }
+    Ok(tally)
+}
+
+/// The lines of what was asked of a disk that a state is about.
+fn around(told: &str, durable: u64, written: u64) -> String {
+    let ticket = |line: &str| line.split_whitespace().next().and_then(|it| it.parse::<u64>().ok());
+    let lines: Vec<&str> = told.lines().collect();
+    let place = |of: u64| lines.iter().position(|line| ticket(line) == Some(of));
+    let from = place(durable).unwrap_or(0).saturating_sub(8);
+    let to = place(written).map_or(lines.len(), |at| (at + 4).min(lines.len()));
+    lines[from.min(to)..to].join("\n")
+}

@@ -1,0 +1,203 @@
+//! What is done to a store.
+
+use super::Dice;
+use crate::{CreateOptions, LayoutKind, Profile};
+
+/// Layout and sizes of a store that is cut.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shape {
+    /// Layout.
+    pub layout: LayoutKind,
+    /// Page, in bytes.
+    pub page_bytes: u32,
+    /// Segment, in bytes.
+    pub segment_bytes: u32,
+    /// Disk, in bytes.
+    pub disk_bytes: usize,
+}
+
+impl Shape {
+    /// Four small ones: both layouts, large pages and small ones.
+    pub const ALL: [Self; 4] = [
+        Self::tiny(LayoutKind::Log, 512, 16 << 10),
+        Self::tiny(LayoutKind::Cow, 512, 16 << 10),
+        Self::tiny(LayoutKind::Log, 4096, 32 << 10),
+        Self::tiny(LayoutKind::Cow, 4096, 32 << 10),
+    ];
+
+    const fn tiny(layout: LayoutKind, page_bytes: u32, segment_bytes: u32) -> Self {
+        // Segments begin on a 64th of the disk.
+        Self { layout, page_bytes, segment_bytes, disk_bytes: segment_bytes as usize * 48 }
+    }
+
+    /// Whether the superblocks are there, of which each can be done without.
+    pub fn is_superblock(&self, at: u64) -> bool {
+        let copies = 2 * u64::from(self.page_bytes.max(4096));
+        at < copies || at >= self.disk_bytes as u64 - copies
+    }
+
+    /// How to make such a store.
+    pub fn options(&self) -> CreateOptions {
+        let Self { layout, page_bytes, segment_bytes, .. } = *self;
+        CreateOptions {
+            profile: Profile { layout, page_bytes, segment_bytes, queue_depth: 4 },
+            id: 0xD7AC_0415,
+        }
+    }
+}
+
+/// A change of a group. Objects are known by slots: one slot has one object after the other.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Op {
+    /// Creates the object of a slot, if it has none.
+    Create(u8),
+    /// Writes so many bytes at a byte.
+    Write(u8, u64, u32),
+    /// Appends so many bytes.
+    Append(u8, u32),
+    /// Gives it this length.
+    Truncate(u8, u64),
+    /// Deletes it.
+    Delete(u8),
+    /// Gives a key a value of so many bytes.
+    Put(u16, u32),
+    /// Takes a key away.
+    Remove(u16),
+}
+
+/// What is done next.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Submits a group; what its slots do not allow is left out.
+    Group(Vec<Op>),
+    /// Waits for the newest group.
+    Wait,
+    /// Waits for a group that many groups ago.
+    WaitOlder(usize),
+    /// A whole checkpoint.
+    Checkpoint,
+    /// Keeps a snapshot, or compares and drops the one that is kept.
+    Snapshot,
+    /// Drops the store and opens it again.
+    Reopen,
+}
+
+/// Steps, and how the store does them.
+#[derive(Clone, Debug)]
+pub struct Script {
+    /// Done before; nothing of it is cut.
+    pub before: Vec<Step>,
+    /// Done while everything is recorded.
+    pub steps: Vec<Step>,
+    /// See [`super::Settings`].
+    pub commit_bytes: usize,
+    /// See [`super::Settings`].
+    pub barrier_bytes: u64,
+    /// Payloads come from it.
+    pub seed: u64,
+}
+
+/// What sequences are made of.
+const ALPHABET: usize = 10;
+
+fn letter(nth: usize, page: u32) -> Step {
+    let large = page * 2 + 100;
+    Step::Group(vec![match nth {
+        0 => Op::Create(1),
+        1 => Op::Write(0, 40, 60),
+        2 => Op::Write(0, 100, large),
+        3 => Op::Append(0, 300),
+        4 => Op::Truncate(0, 50),
+        5 => Op::Delete(0),
+        6 => Op::Put(0, 200),
+        7 => Op::Remove(0),
+        8 => return Step::Checkpoint,
+        _ => return Step::Reopen,
+    }])
+}
+
+/// How many sequences there are of so many steps.
+pub const fn sequences(groups: usize) -> usize {
+    ALPHABET.pow(groups as u32) << groups
+}
+
+/// A sequence of `groups` steps of an alphabet of ten, on a store that has one object and
+/// two keys. The numbers below [`sequences`] are all there are: with every choice of which
+/// steps are waited for, each in one commit and in several. What was waited for goes to
+/// `before`, so each state comes up once.
+pub fn sequence(groups: usize, number: usize, shape: Shape) -> Script {
+    let is_split = number % 2 == 1;
+    let mut waits = number / 2 % (1 << (groups - 1));
+    let mut rest = number / 2 >> (groups - 1);
+    let first = vec![Op::Create(0), Op::Append(0, 700), Op::Put(0, 100), Op::Put(1, 30)];
+    let (mut before, mut steps) = (vec![Step::Group(first)], vec![]);
+    for _ in 0..groups {
+        steps.push(letter(rest % ALPHABET, shape.page_bytes));
+        rest /= ALPHABET;
+        if waits & 1 == 1 {
+            before.append(&mut steps);
+            before.push(Step::Wait);
+        }
+        waits >>= 1;
+    }
+    steps.push(Step::Wait);
+    let commit_bytes = if is_split { 1 } else { 1 << 20 };
+    Script { before, steps, commit_bytes, barrier_bytes: 32 << 20, seed: number as u64 }
+}
+
+/// A long run with everything in it.
+pub fn random(seed: u64, shape: Shape, steps: usize) -> Script {
+    let mut dice = Dice::new(seed);
+    let dice = &mut dice;
+    let wait_in = [1, 3, 10, 60][dice.below(4) as usize];
+    let (rare, large_in) = (20 + dice.below(100), 2 + dice.below(20));
+    let keys = 4 + dice.below(200);
+    // Long before it is cut, it may have run full and been cleaned.
+    let old = [0, 100, 1500][dice.below(3) as usize];
+    let before = (0..old).map(|_| step(dice, shape, wait_in, rare, large_in, keys)).collect();
+    let steps = (0..steps).map(|_| step(dice, shape, wait_in, rare, large_in, keys)).collect();
+    Script {
+        before,
+        steps,
+        commit_bytes: [1, 2000, 20_000, 1 << 20][dice.below(4) as usize],
+        barrier_bytes: [4 << 10, 64 << 10, 32 << 20][dice.below(3) as usize],
+        seed,
+    }
+}
+
+fn step(dice: &mut Dice, shape: Shape, wait_in: u64, rare: u64, large_in: u64, keys: u64) -> Step {
+    if dice.once_in(wait_in + 1) {
+        return if dice.once_in(3) { Step::WaitOlder(dice.below(8) as usize) } else { Step::Wait };
+    }
+    if dice.once_in(rare) {
+        return match dice.below(3) {
+            0 => Step::Checkpoint,
+            1 => Step::Snapshot,
+            _ => Step::Reopen,
+        };
+    }
+    let len = |dice: &mut Dice| {
+        let page = u64::from(shape.page_bytes);
+        let large = if dice.once_in(large_in) { 6 } else { 1 };
+        (match dice.below(4) {
+            0 => 1 + dice.below(60),
+            1 => dice.below(page * large),
+            2 => page * (1 + dice.below(large)),
+            _ => 1 + dice.below(700),
+        }) as u32
+    };
+    let ops = (0..1 + dice.below(4)).map(|_| {
+        let (slot, key) = (dice.below(12) as u8, dice.below(keys) as u16);
+        match dice.below(12) {
+            0 | 1 => Op::Create(slot),
+            2 => Op::Write(slot, dice.below(u64::from(shape.page_bytes) * 4), len(dice)),
+            3 | 4 => Op::Write(slot, dice.below(64) * 512, len(dice)),
+            5 => Op::Append(slot, len(dice)),
+            6 => Op::Truncate(slot, dice.below(30_000)),
+            7 => Op::Delete(slot),
+            8..=10 => Op::Put(key, len(dice)),
+            _ => Op::Remove(key),
+        }
+    });
+    Step::Group(ops.collect())
+}

@@ -1,0 +1,78 @@
+//! Power cuts, judged: the short form. The long one is `draconis-lab store-crash`.
+
+use draconis_device::CrashOptions;
+use draconis_objects::torture::{self, Effort, Harm, Settings, Shape, Tally};
+
+/// The seed, or its number, in `NAME` of the environment.
+fn number(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(otherwise)
+}
+
+fn options(seed: u64) -> CrashOptions {
+    CrashOptions { seed, subsets: 12, exhaustive_sectors: 6 }
+}
+
+#[test]
+fn long_runs() {
+    let first = number("SEED", 1);
+    let began = std::time::Instant::now();
+    let mut all = Tally::default();
+    for seed in first..first + number("RUNS", 12) {
+        let shape = Shape::ALL[(seed % 4) as usize];
+        let script = torture::random(seed, shape, 120);
+        match torture::cut(shape, &script, options(seed), Effort::SOME, Settings::USUAL) {
+            Ok(tally) => all += tally,
+            Err(violation) => panic!("SEED={seed} RUNS=1: {shape:?}: {violation}"),
+        }
+    }
+    println!("{all:?} in {:?}", began.elapsed());
+}
+
+#[test]
+fn sequences() {
+    let began = std::time::Instant::now();
+    let groups = number("LETTERS", 2) as usize;
+    let mut all = Tally::default();
+    for shape in Shape::ALL {
+        for nth in 0..torture::sequences(groups) {
+            let script = torture::sequence(groups, nth, shape);
+            let options = CrashOptions { seed: nth as u64, subsets: 8, exhaustive_sectors: 6 };
+            match torture::cut(shape, &script, options, Effort::SOME, Settings::USUAL) {
+                Ok(tally) => all += tally,
+                Err(violation) => panic!("{shape:?}, sequence {nth}, {script:?}: {violation}"),
+            }
+        }
+    }
+    println!("{all:?} in {:?}", began.elapsed());
+}
+
+#[test]
+fn damaged_disks() {
+    let first = number("SEED", 1);
+    let mut all = Harm::default();
+    for seed in first..first + number("RUNS", 12) {
+        let shape = Shape::ALL[(seed % 4) as usize];
+        let script = torture::random(seed, shape, 100);
+        match torture::damage(shape, &script, 60, Settings::USUAL) {
+            Ok(harm) => all += harm,
+            Err(violation) => panic!("SEED={seed} RUNS=1: {shape:?}: {violation}"),
+        }
+    }
+    println!("{all:?}");
+    assert!(all.refused > 0 && all.unreadable > 0);
+}
+
+#[test]
+fn failing_disks() {
+    let first = number("SEED", 1);
+    let mut all = Harm::default();
+    for seed in first..first + number("RUNS", 300) {
+        let shape = Shape::ALL[(seed % 4) as usize];
+        let script = torture::random(seed / 8, shape, 100);
+        match torture::fail(shape, &script, seed, Settings::USUAL) {
+            Ok(harm) => all += harm,
+            Err(violation) => panic!("SEED={seed} RUNS=1: {shape:?}: {violation}"),
+        }
+    }
+    println!("{all:?}");
+}

@@ -1,0 +1,58 @@
+//! Spoilt stores: no panic, no hang, bounded memory. With the sums left out whatever reads
+//! the disk sees what was spoilt; a sum is no secret, so it must bear that.
+
+use std::time::{Duration, Instant};
+
+use draconis_objects::torture::{self, Dice, Omission, Settings};
+
+/// Nobody waits this long for a megabyte.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn number(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(otherwise)
+}
+
+fn peak_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find(|line| line.starts_with("VmHWM"));
+    let kib = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
+}
+
+fn run(without: Option<Omission>, rounds: u64) -> (u64, u64) {
+    let (first, mut opened, mut refused) = (number("SEED", 0), 0, 0);
+    let mut bases = vec![];
+    for seed in 0..16 {
+        bases.push(torture::base(seed).unwrap());
+    }
+    torture::set(Settings { without, ..Settings::USUAL });
+    for seed in first..first + number("RUNS", rounds) {
+        let mut image = bases[(seed % 16) as usize].clone();
+        torture::spoil(&mut image, &mut Dice::new(seed));
+        let began = Instant::now();
+        let outcome = std::panic::catch_unwind(|| torture::exercise(image));
+        assert!(began.elapsed() < PATIENCE, "SEED={seed} RUNS=1: took {:?}", began.elapsed());
+        match outcome.unwrap_or_else(|_| panic!("SEED={seed} RUNS=1 {without:?}: panicked")) {
+            Ok(_) => opened += 1,
+            Err(error) => {
+                assert!(!error.to_string().is_empty());
+                refused += 1;
+            }
+        }
+    }
+    torture::set(Settings::USUAL);
+    assert!(peak_bytes() < 1 << 30, "{} bytes of memory", peak_bytes());
+    (opened, refused)
+}
+
+#[test]
+fn spoilt() {
+    let (opened, refused) = run(None, 1500);
+    println!("{opened} opened, {refused} refused");
+}
+
+#[test]
+fn spoilt_with_sums_to_match() {
+    let (opened, refused) = run(Some(Omission::Sums), 1500);
+    println!("{opened} opened, {refused} refused");
+}
