@@ -71,6 +71,25 @@ fn objects_go_in_and_come_out() {
 }
 
 #[test]
+fn what_does_not_fit_is_not_there() {
+    let draconis = Draconis::new();
+    let (store, file) = (store(&draconis), draconis.path("large"));
+    let store = store.to_str().unwrap();
+    let kept = fed(&draconis, &["store", "put", store, "new"], b"kept");
+    let kept = String::from_utf8(kept.stdout).unwrap();
+    std::fs::File::create(&file).unwrap().set_len(40 << 20).unwrap();
+    let file = file.to_str().unwrap();
+    for how in [["put", store, "new", file], ["put", store, kept.trim(), file]] {
+        let said = draconis.fails([&["store"], &how[..]].concat());
+        assert!(said.contains("the store is full"), "{said}");
+    }
+    let said = draconis.fails(["store", "append", store, kept.trim(), file]);
+    assert!(said.contains("delete objects or make the store larger"), "{said}");
+    assert_eq!(draconis.ok(["store", "ls", store]), format!("{}\t4\n", kept.trim()));
+    draconis.ok(["store", "check", store]);
+}
+
+#[test]
 fn keys_and_values() {
     let draconis = Draconis::new();
     let store = store(&draconis);

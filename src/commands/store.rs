@@ -637,8 +637,16 @@ fn put(arguments: &StorePut) -> anyhow::Result<()> {
     loop {
         group.write(id, at, &bytes);
         at += bytes.len() as u64;
-        let submitted = store.submit(std::mem::take(&mut group), &[]);
-        submitted.map_err(|refused| say(refused.error))?;
+        if let Err(refused) = store.submit(std::mem::take(&mut group), &[]) {
+            if arguments.object == ObjectName::New && at > bytes.len() as u64 {
+                // Half an object is of no use to anybody.
+                let mut group = Group::new();
+                group.delete(id);
+                store.submit(group, &[]).map_err(|refused| say(refused.error))?;
+                close(&store, device)?;
+            }
+            return Err(say(refused.error));
+        }
         if at < GROUP_BYTES as u64 {
             break;
         }
