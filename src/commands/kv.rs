@@ -11,7 +11,7 @@ use draconis_objects::Error;
 use draconis_objects::kv::{Batch, Kv};
 use serde::Serialize;
 
-use super::store::{readable, source, tell, writable};
+use super::store::{close, readable, source, tell, writable};
 use crate::cli::{KvCommand, KvDel, KvGet, KvLoad, KvPut, KvScan, KvStats};
 use crate::progress::Progress;
 use crate::text::{self, Output, printable};
@@ -39,10 +39,6 @@ fn write(kv: &Kv, store: &Path, batch: Batch) -> anyhow::Result<()> {
     }
 }
 
-fn sync(kv: &Kv, store: &Path) -> anyhow::Result<()> {
-    kv.store().sync().map_err(|error| tell(store, error))
-}
-
 fn put(arguments: &KvPut) -> anyhow::Result<()> {
     let value = match &arguments.value {
         Some(value) => value.as_bytes().to_vec(),
@@ -56,7 +52,7 @@ fn put(arguments: &KvPut) -> anyhow::Result<()> {
     let mut batch = Batch::new();
     batch.put(arguments.key.as_bytes(), &value);
     write(&kv, &arguments.store, batch)?;
-    sync(&kv, &arguments.store)
+    close(kv.store(), &arguments.store)
 }
 
 fn get(arguments: &KvGet) -> anyhow::Result<()> {
@@ -78,7 +74,7 @@ fn del(arguments: &KvDel) -> anyhow::Result<()> {
     let mut batch = Batch::new();
     arguments.keys.iter().for_each(|key| batch.delete(key.as_bytes()));
     write(&kv, &arguments.store, batch)?;
-    sync(&kv, &arguments.store)
+    close(kv.store(), &arguments.store)
 }
 
 /// The first key behind all that begin with `prefix`, if there is one.
@@ -183,7 +179,7 @@ fn load(arguments: &KvLoad) -> anyhow::Result<()> {
         }
     };
     write_lines(&kv, arguments, batch, number)?;
-    sync(&kv, &arguments.store)?;
+    close(kv.store(), &arguments.store)?;
     match wrong {
         None => Ok(()),
         Some(number) => bail!(
@@ -198,7 +194,7 @@ fn write_lines(kv: &Kv, arguments: &KvLoad, batch: Batch, number: u64) -> anyhow
         Ok(_) => Ok(()),
         Err(refused) => {
             // What was taken before is kept.
-            sync(kv, &arguments.store)?;
+            close(kv.store(), &arguments.store)?;
             let place = format!("{}, up to line {number}", arguments.file.display());
             match refused.1 {
                 Error::Misuse(why) => Err(anyhow!("{place}: {why}")),

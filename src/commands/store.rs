@@ -67,15 +67,21 @@ pub fn run(command: &StoreCommand) -> anyhow::Result<ExitCode> {
 /// Opens a store to be changed, by nobody else.
 pub fn writable(device: &Path) -> anyhow::Result<Arc<Store>> {
     let file = image::alone(device)?.with_context(|| missing(device))?;
-    open(device, disk(file, device, true)?, false)
+    open(device, disk(file, device, true, true)?, false)
 }
 
 /// Opens a store to be read, beside others who do.
 pub fn readable(device: &Path) -> anyhow::Result<Arc<Store>> {
-    open(device, shared(device)?, true)
+    open(device, shared(device, true)?, true)
 }
 
-fn shared(device: &Path) -> anyhow::Result<Arc<dyn Disk>> {
+/// Makes all that was done durable, and part of a checkpoint: the end of a log that rots
+/// cannot be told from one that a power cut tore.
+pub fn close(store: &Store, device: &Path) -> anyhow::Result<()> {
+    store.sync().and_then(|()| store.checkpoint()).map_err(|error| tell(device, error))
+}
+
+fn shared(device: &Path, uring: bool) -> anyhow::Result<Arc<dyn Disk>> {
     let shown = device.display();
     let file = match File::open(device) {
         Err(error) if error.kind() == ErrorKind::NotFound => bail!(missing(device)),
@@ -85,7 +91,7 @@ fn shared(device: &Path) -> anyhow::Result<Arc<dyn Disk>> {
         Err(Errno::WOULDBLOCK) => bail!("{shown} is in use; wait until who changes it is done"),
         claimed => claimed?,
     }
-    disk(file, device, false)
+    disk(file, device, false, uring)
 }
 
 fn missing(device: &Path) -> String {
@@ -109,8 +115,8 @@ pub fn tell(device: &Path, error: Error) -> anyhow::Error {
     anyhow!("{shown}: {error}{step}")
 }
 
-fn disk(file: File, device: &Path, write: bool) -> anyhow::Result<Arc<dyn Disk>> {
-    let options = FileOptions { write, direct: true, uring: true };
+fn disk(file: File, device: &Path, write: bool, uring: bool) -> anyhow::Result<Arc<dyn Disk>> {
+    let options = FileOptions { write, direct: true, uring };
     let opened = OpenedFile::new(file.into(), options);
     let opened = opened.with_context(|| device.display().to_string())?;
     Ok(Arc::new(opened.discarding().start()))
@@ -202,7 +208,7 @@ fn measure(arguments: &StoreProbe) -> anyhow::Result<()> {
         let there = std::fs::metadata(device).ok().filter(std::fs::Metadata::is_file);
         (file, there.map_or(64 << 30, |there| there.len()))
     };
-    let disk = self::disk(file, device, true)?;
+    let disk = self::disk(file, device, true, true)?;
     let measured = measured(&*disk, wanted, arguments.progress)
         .map_err(|error| anyhow!("{shown}: {error}"))?;
     let (profile, why) = measured.profile(disk_bytes);
@@ -338,7 +344,7 @@ fn make(arguments: &StoreCreate, file: File, given: Option<Profile>) -> anyhow::
         Some(profile) => (profile, vec!["as --profile says".to_owned()]),
         None if len < MEASURED_BYTES_MIN || !may_measure => unmeasured(len, may_measure),
         None => {
-            let disk = self::disk(file.try_clone()?, device, true)?;
+            let disk = self::disk(file.try_clone()?, device, true, true)?;
             let measured = measured(&*disk, probe::REGION_BYTES, arguments.progress)
                 .map_err(|error| anyhow!("{shown}: {error}"))?;
             drop(disk);
@@ -357,7 +363,7 @@ fn make(arguments: &StoreCreate, file: File, given: Option<Profile>) -> anyhow::
         why.push(format!("layout {}: --layout says so", profile.layout));
     }
     let id = u128::from_le_bytes(format::Random::new(None).uuid());
-    let disk = self::disk(file, device, true)?;
+    let disk = self::disk(file, device, true, true)?;
     Store::create(disk, &CreateOptions { profile, id }).map_err(|error| match error {
         Error::Misuse(why) => anyhow!("{shown}: {why}; choose a larger --size"),
         error => anyhow!("{shown}: {error}"),
@@ -508,7 +514,8 @@ fn check(arguments: &StoreCheck) -> ExitCode {
 }
 
 fn try_check(arguments: &StoreCheck) -> anyhow::Result<bool> {
-    let disk = shared(&arguments.device)?;
+    // A sandbox cannot see what goes through a ring.
+    let disk = shared(&arguments.device, false)?;
     image::confine()?;
     let mut bar: Option<Progress> = None;
     let mut told = 0;
@@ -630,8 +637,16 @@ fn put(arguments: &StorePut) -> anyhow::Result<()> {
     loop {
         group.write(id, at, &bytes);
         at += bytes.len() as u64;
-        let submitted = store.submit(std::mem::take(&mut group), &[]);
-        submitted.map_err(|refused| say(refused.error))?;
+        if let Err(refused) = store.submit(std::mem::take(&mut group), &[]) {
+            if arguments.object == ObjectName::New && at > bytes.len() as u64 {
+                // Half an object is of no use to anybody.
+                let mut group = Group::new();
+                group.delete(id);
+                store.submit(group, &[]).map_err(|refused| say(refused.error))?;
+                close(&store, device)?;
+            }
+            return Err(say(refused.error));
+        }
         if at < GROUP_BYTES as u64 {
             break;
         }
@@ -640,7 +655,7 @@ fn put(arguments: &StorePut) -> anyhow::Result<()> {
             break;
         }
     }
-    store.sync().map_err(say)?;
+    close(&store, device)?;
     if arguments.object == ObjectName::New {
         println!("{id}");
     }
@@ -665,7 +680,7 @@ fn append(arguments: &StoreAppend) -> anyhow::Result<()> {
         store.submit(group, &[]).map_err(|refused| tell(device, refused.error))?;
         most = LOT_BYTES;
     }
-    store.sync().map_err(|error| tell(device, error))
+    close(&store, device)
 }
 
 fn get(arguments: &StoreGet) -> anyhow::Result<()> {
@@ -707,5 +722,5 @@ fn rm(arguments: &StoreRm) -> anyhow::Result<()> {
         }
     }
     store.submit(group, &[]).map_err(|refused| tell(device, refused.error))?;
-    store.sync().map_err(|error| tell(device, error))
+    close(&store, device)
 }

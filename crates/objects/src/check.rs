@@ -308,10 +308,8 @@ struct Map {
 impl Map {
     fn new(core: &mut Core) -> Self {
         let mut counted = Layer::default();
-        for run in &core.runs {
-            if let Some(layer) = &run.layer {
-                counted = Layer::fold(layer, &counted, &mut |_| {});
-            }
+        for newer in core.counted_layers().iter().rev() {
+            counted = Layer::fold(newer, &counted, &mut |_| {});
         }
         let log = core.active.seal();
         let full = [Arc::new(Layer::fold(&log, &counted, &mut |_| {}))];
@@ -421,12 +419,13 @@ impl Map {
                 });
             }
             _ => {
+                let hash = hash(key);
                 if let Entry::Data(data) = entry
-                    && self.counted.get(key, hash(key)).is_none()
+                    && self.counted.get(key, hash).is_none()
                 {
                     see(Seen::Live(None, data));
                 }
-                if self.full[0].get(key, hash(key)).is_none() {
+                if self.full[0].get(key, hash).is_none() {
                     show(key, entry, see);
                 }
             }

@@ -1,0 +1,88 @@
+//! Checks of stores that rotted anywhere: they end, and what is read wrong is found.
+
+use std::sync::Arc;
+
+use draconis_device::{Disk, MemoryDisk};
+use draconis_objects::check::CheckOptions;
+use draconis_objects::kv::Kv;
+use draconis_objects::{
+    CreateOptions, Error, Group, Hint, LayoutKind, ObjectId, OpenOptions, Profile, Store,
+};
+
+const DISK: usize = 8 << 20;
+
+fn random(state: &mut u64, below: u64) -> u64 {
+    *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+    (*state >> 33) % below
+}
+
+fn content(id: u64) -> Vec<u8> {
+    (0..20_000 + id * 1000).map(|at| (at * 7 + id) as u8).collect()
+}
+
+/// The bytes of a disk with objects and keys, some in the tree, some in runs and the log.
+fn made(layout: LayoutKind) -> Vec<u8> {
+    let memory = Arc::new(MemoryDisk::new(vec![0; DISK], 512));
+    let disk: Arc<dyn Disk> = memory.clone();
+    let profile = Profile { layout, page_bytes: 4096, segment_bytes: 64 << 10, queue_depth: 4 };
+    Store::create(disk.clone(), &CreateOptions { profile, id: 1 }).unwrap();
+    let store = Store::open(disk.clone(), &OpenOptions::default()).unwrap();
+    let kv = Kv::new(store.clone());
+    for round in 0..20u64 {
+        let mut group = Group::new();
+        let id = group.create(store.new_object(), Hint::Unknown);
+        group.write(id, 0, &content(id.0));
+        store.submit(group, &[]).unwrap();
+        for nth in 0..30 {
+            kv.put(&(round * 30 + nth).to_be_bytes(), &[nth as u8; 200]).unwrap();
+        }
+        if round % 2 == 0 && round < 18 {
+            store.checkpoint().unwrap();
+        }
+    }
+    store.sync().unwrap();
+    drop((kv, store, disk));
+    Arc::into_inner(memory).expect("nobody else has it").into_bytes()
+}
+
+#[test]
+fn rot_anywhere_is_found_before_it_is_read() {
+    for layout in [LayoutKind::Log, LayoutKind::Cow] {
+        let whole = made(layout);
+        let mut state = 11;
+        let mut found = 0;
+        for _ in 0..150 {
+            let mut bytes = whole.clone();
+            for _ in 0..1 + random(&mut state, 20) {
+                let at = random(&mut state, DISK as u64) as usize;
+                // Most of the disk is empty: look for something near.
+                let at = (at..DISK).find(|&at| bytes[at] != 0).unwrap_or(0);
+                bytes[at] ^= 1 << random(&mut state, 8);
+            }
+            let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(bytes, 512));
+            let checked = Store::check(disk.clone(), &CheckOptions::default(), &mut |_, _| {});
+            let is_clean = match &checked {
+                Ok(report) => report.is_clean(),
+                Err(Error::NotAStore(_)) => false,
+                Err(error) => panic!("{error}"),
+            };
+            found += u32::from(!is_clean);
+            let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+            let Ok(store) = Store::open(disk, &options) else {
+                assert!(!is_clean, "what cannot be opened is not clean");
+                continue;
+            };
+            for id in 1..=20 {
+                let expected = content(id);
+                let mut have = vec![0; expected.len()];
+                match store.read(ObjectId(id), 0, &mut have) {
+                    Ok(got) => assert!(have[..got] == expected[..got], "wrong bytes of {id}"),
+                    // The end of the log, which a power cut may have torn for all we know.
+                    Err(Error::NoObject(_)) => {}
+                    Err(error) => assert!(!is_clean, "{error}, but the check found nothing"),
+                }
+            }
+        }
+        assert!(found > 50, "{found} damaged stores found");
+    }
+}
