@@ -294,7 +294,7 @@ impl<D: Disk + 'static> Actor<D> {
             .iter()
             .rev()
             .take(3)
-            .filter(|_| self.history.groups() % 2 == 0)
+            .filter(|_| self.history.groups().is_multiple_of(2))
             .map(|it| it.0)
             .collect();
         let bytes = group.len_bytes() as u64;
@@ -310,7 +310,13 @@ impl<D: Disk + 'static> Actor<D> {
                 let broken = |error: Error| {
                     let held =
                         if self.kept.is_some() { "with a snapshot" } else { "without a snapshot" };
-                    Stop::Broken(Violation(format!("submit, {held}: {error}; {info:?}")))
+                    // Whether it is room that a checkpoint would have found.
+                    let done = (0..3).try_for_each(|_| self.store().checkpoint());
+                    Stop::Broken(Violation(format!(
+                        "submit, {held}: {error}; {} bytes are seen; {info:?}; used after checkpoints: {}, {done:?}",
+                        self.now.len_bytes(),
+                        self.store().info().used_bytes
+                    )))
                 };
                 match refused.error {
                     error @ Error::NoSpace { .. } => {
@@ -404,7 +410,7 @@ impl<D: Disk + 'static> Actor<D> {
 
     /// Bytes that are nowhere else.
     fn payload(&mut self, len: u32) -> Vec<u8> {
-        let words = (0..len.div_ceil(8)).flat_map(|_| self.dice.next().to_le_bytes());
+        let words = (0..len.div_ceil(8)).flat_map(|_| self.dice.number().to_le_bytes());
         words.take(len as usize).collect()
     }
 }
