@@ -4,7 +4,7 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 DESTDIR ?=
 
-.PHONY: all demo test long lint loom crash crash-store bench bench-channel install fuzz fuzz-images clean
+.PHONY: all demo test long lint loom crash crash-store lab bench bench-channel install fuzz fuzz-images clean
 
 all:
 	$(CARGO) build --release --locked
@@ -35,12 +35,23 @@ lint:
 loom:
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom $(CARGO) test --release --locked -p draconis-exchange --lib loom
 
+# Stores that others wrote, as far as they are here: those in C++ are the system's.
+PEERS = lmdb,redb,fjall$(if $(wildcard /usr/include/leveldb/c.h),$(comma)leveldb)$(if $(wildcard /usr/include/rocksdb/c.h),$(comma)rocksdb)
+comma := ,
+
+# Every experiment of the papers on this machine, small; the page at the end is the report:
+# make lab SIZE=paper OUT=results. Complete as root.
+lab:
+	@tools/packages bench
+	$(CARGO) build --release --locked -p draconis -p draconis-lab
+	$(CARGO) build --release --locked -p draconis-peers --features $(PEERS)
+	target/release/draconis lab run all --size $(or $(SIZE),quick) --out $(or $(OUT),lab-results)
+
 # The kernel's driver, fuse2fs and Draconis side by side. Needs root.
 bench:
 	@tools/packages bench
-	$(CARGO) build --release --locked --workspace
-	target/release/draconis-lab mount
-	target/release/draconis-lab change
+	$(CARGO) build --release --locked -p draconis -p draconis-lab
+	target/release/draconis-lab run mount tools --size $(or $(SIZE),paper) --out $(or $(OUT),lab-results)
 
 # Power cuts at every point of real workloads: make crash STATES=100000
 crash:

@@ -95,6 +95,22 @@ pub enum Command {
     ///
     /// Files stay where they are. An image that is a file is lengthened, with a hole.
     Grow(Grow),
+    /// Keep objects in a store: a file or block device laid out for the disk below.
+    #[command(subcommand)]
+    Store(StoreCommand),
+    /// Keep keys and their values in a store.
+    #[command(subcommand)]
+    Kv(KvCommand),
+    /// Measure: how a disk, a file system, memory or a store behaves.
+    ///
+    /// Everything after `lab` goes to the program draconis-lab, which is beside this one:
+    /// list, run, report, compare, crash.
+    #[command(disable_help_flag = true)]
+    Lab {
+        /// What draconis-lab is told.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
     /// Write a completion script for a shell to standard output.
     Completions {
         /// The shell.
@@ -651,6 +667,308 @@ pub struct Format {
     /// Size of the volume: in blocks with -b, else in KiB, or with K, M, G, T; if left out,
     /// that of IMAGE, or what the tree needs.
     pub size: Option<String>,
+}
+
+/// `draconis store ..`
+#[derive(Debug, Subcommand)]
+pub enum StoreCommand {
+    /// Measure a disk, and say which store suits it.
+    ///
+    /// Measured is a file that is made beside DEVICE and is gone afterwards; a block device
+    /// itself only with --destroy. Takes some ten seconds and 256 MiB.
+    Probe(StoreProbe),
+    /// Make an empty store.
+    ///
+    /// Layout and sizes follow from what is measured in the file that the store will be in,
+    /// or come from --profile. What was chosen is printed with its reasons.
+    Create(StoreCreate),
+    /// Show layout, sizes and what is used.
+    Info(StoreShow),
+    /// Check a store without changing it: every sum, map and count.
+    #[command(after_help = "Exit status: 0 clean, 4 damaged, 8 it cannot be checked.")]
+    Check(StoreCheck),
+    /// List objects: number and length.
+    Ls(StoreShow),
+    /// Put a file into a store as an object, or in place of one.
+    ///
+    /// Up to 64 MiB an object is replaced at once or not at all, whatever happens meanwhile;
+    /// what is longer is written piece by piece.
+    Put(StorePut),
+    /// Write an object to a file or to standard output.
+    Get(StoreGet),
+    /// Write a file behind the end of an object.
+    Append(StoreAppend),
+    /// Remove objects, all at once.
+    Rm(StoreRm),
+}
+
+/// `draconis store probe`
+#[derive(Debug, Args)]
+pub struct StoreProbe {
+    /// Measure the block device itself: what it holds is lost.
+    #[arg(long)]
+    pub destroy: bool,
+    /// Write JSON, which store create --profile reads.
+    #[arg(long)]
+    pub json: bool,
+    /// Room to measure in.
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub size: Option<u64>,
+    /// When to show progress.
+    #[arg(long, value_enum, default_value_t = When::Auto)]
+    pub progress: When,
+    /// A directory, a file or a block device.
+    pub device: PathBuf,
+}
+
+/// `draconis store create`
+#[derive(Debug, Args)]
+pub struct StoreCreate {
+    /// Length of the store (K, M, G, T allowed); if left out, that of DEVICE.
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub size: Option<u64>,
+    /// Choose the layout: log for disks that seek, cow for flash.
+    #[arg(long, value_enum)]
+    pub layout: Option<Layout>,
+    /// Take layout and sizes from this file instead of measuring; - is standard input.
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
+    /// Overwrite what DEVICE holds.
+    #[arg(long)]
+    pub force: bool,
+    /// Measure a block device, too: what it holds is lost.
+    #[arg(long)]
+    pub destroy: bool,
+    /// When to show progress.
+    #[arg(long, value_enum, default_value_t = When::Auto)]
+    pub progress: When,
+    /// The file or block device; a file that is not there is created.
+    pub device: PathBuf,
+}
+
+/// A layout, as `--layout` spells it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Layout {
+    /// One log.
+    Log,
+    /// Several, by how long things live.
+    Cow,
+}
+
+/// `draconis store info` and `ls`
+#[derive(Debug, Args)]
+pub struct StoreShow {
+    /// Write JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// The file or block device.
+    pub device: PathBuf,
+}
+
+/// `draconis store check`
+#[derive(Debug, Args)]
+pub struct StoreCheck {
+    /// Write JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// When to show progress.
+    #[arg(long, value_enum, default_value_t = When::Auto)]
+    pub progress: When,
+    /// The file or block device.
+    pub device: PathBuf,
+}
+
+/// `draconis store put`
+#[derive(Debug, Args)]
+pub struct StorePut {
+    /// What is known of its future: rewritten soon (hot) or kept (cold).
+    #[arg(long, value_enum)]
+    pub hint: Option<Heat>,
+    /// When to show progress.
+    #[arg(long, value_enum, default_value_t = When::Auto)]
+    pub progress: When,
+    /// The file or block device.
+    pub device: PathBuf,
+    /// The number of the object to replace, or new: its number is printed.
+    #[arg(value_name = "OBJECT|new")]
+    pub object: ObjectName,
+    /// What to put; standard input if left out or -.
+    pub file: Option<PathBuf>,
+}
+
+/// What is known of an object's future, as `--hint` spells it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Heat {
+    /// Rewritten soon.
+    Hot,
+    /// Kept.
+    Cold,
+}
+
+/// An object on the command line.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ObjectName {
+    /// One that is to be made.
+    New,
+    /// One that is there.
+    Number(u64),
+}
+
+impl std::str::FromStr for ObjectName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "new" => Ok(Self::New),
+            _ => number(text).map(Self::Number).map_err(|_| "a number, or new".to_string()),
+        }
+    }
+}
+
+/// Parses the number of an object for clap.
+fn number(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| "not a number; draconis store ls shows them".to_string())
+}
+
+/// `draconis store get`
+#[derive(Debug, Args)]
+pub struct StoreGet {
+    /// When to show progress.
+    #[arg(long, value_enum, default_value_t = When::Auto)]
+    pub progress: When,
+    /// The file or block device.
+    pub device: PathBuf,
+    /// The number of the object.
+    #[arg(value_parser = number)]
+    pub object: u64,
+    /// Where to; standard output if left out or -.
+    pub file: Option<PathBuf>,
+}
+
+/// `draconis store append`
+#[derive(Debug, Args)]
+pub struct StoreAppend {
+    /// When to show progress.
+    #[arg(long, value_enum, default_value_t = When::Auto)]
+    pub progress: When,
+    /// The file or block device.
+    pub device: PathBuf,
+    /// The number of the object.
+    #[arg(value_parser = number)]
+    pub object: u64,
+    /// What to append; standard input if left out or -.
+    pub file: Option<PathBuf>,
+}
+
+/// `draconis store rm`
+#[derive(Debug, Args)]
+pub struct StoreRm {
+    /// What is not there is no error.
+    #[arg(short, long)]
+    pub force: bool,
+    /// The file or block device.
+    pub device: PathBuf,
+    /// The numbers of the objects.
+    #[arg(value_name = "OBJECT", required = true, value_parser = number)]
+    pub objects: Vec<u64>,
+}
+
+/// `draconis kv ..`
+#[derive(Debug, Subcommand)]
+pub enum KvCommand {
+    /// Give a key a value.
+    Put(KvPut),
+    /// Write the value of a key to standard output, as it is.
+    Get(KvGet),
+    /// Take keys away, all at once.
+    Del(KvDel),
+    /// Write keys and values in order: key, tab, value.
+    Scan(KvScan),
+    /// Count keys and bytes.
+    Stats(KvStats),
+    /// Put what a file says: lines of key, tab, value.
+    ///
+    /// Lines come in by lots of 1 MiB: after a power cut the first ones are there, up to
+    /// some line.
+    Load(KvLoad),
+}
+
+/// `draconis kv put`
+#[derive(Debug, Args)]
+pub struct KvPut {
+    /// The file or block device.
+    pub store: PathBuf,
+    /// The key.
+    pub key: OsString,
+    /// The value; standard input if left out.
+    pub value: Option<OsString>,
+}
+
+/// `draconis kv get`
+#[derive(Debug, Args)]
+pub struct KvGet {
+    /// The file or block device.
+    pub store: PathBuf,
+    /// The key.
+    pub key: OsString,
+}
+
+/// `draconis kv del`
+#[derive(Debug, Args)]
+pub struct KvDel {
+    /// The file or block device.
+    pub store: PathBuf,
+    /// The keys; one that is not there is no error.
+    #[arg(value_name = "KEY", required = true)]
+    pub keys: Vec<OsString>,
+}
+
+/// `draconis kv scan`
+#[derive(Debug, Args)]
+pub struct KvScan {
+    /// Begin at this key.
+    #[arg(long, value_name = "KEY")]
+    pub from: Option<OsString>,
+    /// End before this key.
+    #[arg(long, value_name = "KEY")]
+    pub to: Option<OsString>,
+    /// Only keys that begin like this.
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["from", "to"])]
+    pub prefix: Option<OsString>,
+    /// From the last to the first.
+    #[arg(short, long)]
+    pub reverse: bool,
+    /// At most so many.
+    #[arg(short = 'n', long, value_name = "N")]
+    pub limit: Option<usize>,
+    /// Keys only.
+    #[arg(short, long)]
+    pub keys: bool,
+    /// The file or block device.
+    pub store: PathBuf,
+}
+
+/// `draconis kv stats`
+#[derive(Debug, Args)]
+pub struct KvStats {
+    /// Write JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// The file or block device.
+    pub store: PathBuf,
+}
+
+/// `draconis kv load`
+#[derive(Debug, Args)]
+pub struct KvLoad {
+    /// When to show progress.
+    #[arg(long, value_enum, default_value_t = When::Auto)]
+    pub progress: When,
+    /// The file or block device.
+    pub store: PathBuf,
+    /// The lines; - is standard input.
+    #[arg(value_name = "FILE|-")]
+    pub file: PathBuf,
 }
 
 /// When to show progress.

@@ -147,10 +147,10 @@ fn stamp(options: &Options) -> anyhow::Result<Stamp> {
 }
 
 /// Chance: from a seed, so that it can be had again, or from the system.
-struct Random(Option<u64>);
+pub struct Random(Option<u64>);
 
 impl Random {
-    fn new(seed: Option<u64>) -> Self {
+    pub fn new(seed: Option<u64>) -> Self {
         Self(seed)
     }
 
@@ -164,7 +164,7 @@ impl Random {
     }
 
     /// A UUID of version 4.
-    fn uuid(&mut self) -> [u8; 16] {
+    pub fn uuid(&mut self) -> [u8; 16] {
         let mut bytes = [0; 16];
         match &mut self.0 {
             Some(state) => {
@@ -251,9 +251,10 @@ pub fn len_bytes(file: &File) -> anyhow::Result<u64> {
 }
 
 /// What is easily known by its signature.
-fn holds(file: &File) -> anyhow::Result<Option<&'static str>> {
+pub fn holds(file: &File) -> anyhow::Result<Option<&'static str>> {
     const SIGNATURES: &[(usize, &[u8], &str)] = &[
         (1080, &[0x53, 0xEF], "an ext file system"),
+        (0, b"DracoObj", "a store"),
         (0, b"XFSB", "an XFS file system"),
         (65600, b"_BHRfS_M", "a Btrfs file system"),
         (4086, b"SWAPSPACE2", "swap space"),

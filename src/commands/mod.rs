@@ -8,6 +8,8 @@ mod format;
 mod get;
 mod grow;
 mod info;
+mod kv;
+mod lab;
 mod ln;
 mod ls;
 mod mkdir;
@@ -19,6 +21,7 @@ mod serve;
 mod set_label;
 mod stat;
 mod status;
+mod store;
 mod tar;
 mod texts;
 mod touch;
@@ -68,6 +71,9 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Truncate(arguments) => touch::truncate(&arguments),
         Command::SetLabel(arguments) => set_label::run(&arguments),
         Command::Grow(arguments) => grow::run(&arguments),
+        Command::Store(command) => store::run(&command),
+        Command::Kv(command) => kv::run(&command),
+        Command::Lab { arguments } => lab::run(&arguments),
         Command::Completions { shell } => texts::completions(shell),
         Command::Manpages { dir } => texts::manpages(&dir),
         Command::Worker { memory } => worker::run(memory),

@@ -1,45 +1,115 @@
 //! What a number was measured on.
 
-use serde::Serialize;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::subject::Device;
 
 /// The machine, and how busy it is.
-#[derive(Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Machine {
-    date: String,
-    cpu: String,
-    cpus: usize,
-    memory_mib: u64,
-    kernel: String,
-    load: String,
+    /// When it was looked at.
+    pub date: String,
+    /// The processor's name.
+    pub cpu: String,
+    /// CPUs that may be used.
+    pub cpus: usize,
+    /// Who sets their clock: a governor, or nobody that can be seen.
+    pub governor: String,
+    /// Memory in MiB.
+    pub memory_mib: u64,
+    /// Swap in MiB.
+    pub swap_mib: u64,
+    /// The kernel's release.
+    pub kernel: String,
+    /// Whether it runs on another machine, as far as it says so.
+    pub virtual_machine: bool,
+    /// Load before the run.
+    pub load: String,
+    /// The device that the lab works on.
+    pub device: String,
+    /// The file system there.
+    pub file_system: String,
+    /// Its I/O scheduler.
+    pub scheduler: String,
+    /// What the kernel reads ahead there, in KiB.
+    pub read_ahead_kib: String,
+    /// Whether it says that it turns.
+    pub rotational: String,
+    /// Its sectors, logical and physical, in bytes.
+    pub sectors: String,
 }
 
 impl Machine {
-    /// Looks around.
-    pub fn look() -> Self {
+    /// Looks around; `dir` is where the lab works.
+    pub fn look(dir: &Path) -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let after = |text: &str, key: &str| {
             let line = text.lines().find(|line| line.starts_with(key));
             line.and_then(|line| line.split_once(':')).map(|(_, v)| v.trim().to_string())
         };
-        let memory = after(&read("/proc/meminfo"), "MemTotal").unwrap_or_default();
-        let kib: u64 = memory.split(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0);
+        let mib = |key: &str| {
+            let text = after(&read("/proc/meminfo"), key).unwrap_or_default();
+            text.split(' ').next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) / 1024
+        };
+        let cpuinfo = read("/proc/cpuinfo");
+        let device = Device::of(dir);
+        let queue = |what: &str| {
+            let said = device.as_ref().and_then(|device| device.queue(what));
+            said.unwrap_or_else(|| "unknown".into())
+        };
+        let governor = read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
         Self {
             date: jiff::Zoned::now().strftime("%Y-%m-%d %H:%M").to_string(),
-            cpu: after(&read("/proc/cpuinfo"), "model name").unwrap_or_else(|| "unknown".into()),
+            cpu: after(&cpuinfo, "model name").unwrap_or_else(|| "unknown".into()),
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
-            memory_mib: kib / 1024,
+            governor: match governor.trim() {
+                "" => "not to be seen".into(),
+                name => name.into(),
+            },
+            memory_mib: mib("MemTotal"),
+            swap_mib: mib("SwapTotal"),
             kernel: read("/proc/sys/kernel/osrelease").trim().to_string(),
+            virtual_machine: after(&cpuinfo, "flags")
+                .is_some_and(|flags| flags.split(' ').any(|flag| flag == "hypervisor")),
             load: read("/proc/loadavg").split(' ').next().unwrap_or_default().to_string(),
+            file_system: file_system(dir),
+            scheduler: queue("scheduler"),
+            read_ahead_kib: queue("read_ahead_kb"),
+            rotational: match queue("rotational").as_str() {
+                "0" => "no".into(),
+                "1" => "yes".into(),
+                other => other.into(),
+            },
+            sectors: format!("{} / {}", queue("logical_block_size"), queue("physical_block_size")),
+            device: device.map_or("none".into(), |device| device.name()),
         }
     }
 }
 
+/// The file system that `path` is on: the longest mount point above it.
+pub fn file_system(path: &Path) -> String {
+    let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.into());
+    let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
+    let mut best = (0, "unknown");
+    for line in mounts.lines() {
+        let mut fields = line.split(' ').skip(1);
+        let (Some(at), Some(kind)) = (fields.next(), fields.next()) else { continue };
+        if path.starts_with(at) && at.len() >= best.0 {
+            best = (at.len(), kind);
+        }
+    }
+    best.1.to_string()
+}
+
 impl std::fmt::Display for Machine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { date, cpus, cpu, memory_mib, kernel, load, device, file_system, .. } = self;
         write!(
             f,
-            "{}; {} x {}, {} MiB, Linux {}; load before {}",
-            self.date, self.cpus, self.cpu, self.memory_mib, self.kernel, self.load
+            "{date}; {cpus} x {cpu}, {memory_mib} MiB, Linux {kernel}; \
+             {file_system} on {device}; load before {load}"
         )
     }
 }

@@ -1,38 +1,89 @@
-//! The lab: Draconis and its peers, measured side by side in one run.
+//! The lab: how a disk, a file system, memory or a store behaves, and every experiment of
+//! the papers on today's machine.
 //!
-//! Nothing uses this crate. It drives the programs that people use: the kernel's loop
-//! mount, `fuse2fs`, `draconis mount`, `find`, `tar`.
+//! ```text
+//!   main ── runner ──▶ experiments ──▶ subject: files, clock, caches, counters
+//!              │                          directory · library · raw · model · memory
+//!              ▼
+//!           results.json, measurements.jsonl ──▶ terminal · report (HTML, plots) · compare
+//!   crash: power cuts, with judges of its own
+//! ```
+//!
+//! Nothing uses this crate.
 #![forbid(unsafe_code)]
 
-mod change;
+mod buffer;
+mod child;
+mod clock;
+mod compare;
+mod context;
 mod crash;
+mod experiments;
 mod machine;
 mod memory;
-mod mount;
+mod no_op;
+mod parameters;
+mod pin;
+mod plot;
+mod pressure;
+mod random;
+mod report;
+mod results;
+mod runner;
+mod stats;
+mod stop;
 mod store_crash;
 mod subject;
-mod table;
-mod tools;
+mod terminal;
+mod units;
 
-use std::path::PathBuf;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use anyhow::{Context, bail};
+use clap::{Args, Parser, Subcommand};
 
-/// Draconis measured beside its peers.
+use experiments::Experiment;
+use parameters::{Settings, Size};
+use results::Results;
+use subject::Workshop;
+
+/// How a disk, a file system, memory or a store behaves: every experiment of the papers, on
+/// any subject, side by side.
 #[derive(Debug, Parser)]
-#[command(name = "draconis-lab", version)]
+#[command(name = "draconis-lab", version, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
-    experiment: Experiment,
+    command: Command,
 }
 
 #[derive(Debug, Subcommand)]
-enum Experiment {
-    /// Reading through mounts: the kernel's loop mount, fuse2fs and Draconis. Needs root.
-    Mount(MountArguments),
-    /// Changing volumes through mounts: the kernel's loop mount, fuse2fs, Draconis, and a
-    /// server that does nothing. Needs root.
-    Change(ChangeArguments),
+enum Command {
+    /// Show the experiments, their parameters and what the papers found.
+    List {
+        /// Write JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Run experiments, by name, or all of them.
+    #[command(after_long_help = SUBJECTS)]
+    Run(RunArguments),
+    /// Write the report of results again.
+    Report {
+        /// Where they are.
+        dir: PathBuf,
+    },
+    /// Put two results side by side, and mark what changed beyond the noise.
+    Compare {
+        /// The one.
+        a: PathBuf,
+        /// The other.
+        b: PathBuf,
+    },
+    /// Power cuts: every state that workloads can leave, judged.
+    Crash(crash::CrashArguments),
     /// Serve an empty tree in memory, which forgets contents, until it is unmounted.
     #[command(hide = true)]
     Memory {
@@ -42,96 +93,207 @@ enum Experiment {
         /// The directory.
         at: PathBuf,
     },
-    /// Making volumes: mke2fs -d and draconis format --from.
-    Tools(ToolsArguments),
-    /// Power cuts: every state that workloads can leave, judged.
-    Crash(crash::CrashArguments),
     /// Power cuts of object stores: every state that changes can leave, judged.
     StoreCrash(store_crash::StoreCrashArguments),
+    /// The other side of `channel`.
+    #[command(hide = true)]
+    ChannelChild {
+        /// Its CPU.
+        cpu: usize,
+    },
+    /// The other side of `isolation`.
+    #[command(hide = true)]
+    IsolationChild {
+        /// The volume.
+        image: PathBuf,
+    },
 }
 
-/// What `change` measures, and with what.
-#[derive(Debug, clap::Args)]
-struct ChangeArguments {
-    /// The draconis program.
-    #[arg(long, default_value = "target/release/draconis")]
-    draconis: PathBuf,
-    /// The tree that is copied.
-    #[arg(long, default_value = "/usr/share")]
-    tree: PathBuf,
-    /// Small files that are made.
-    #[arg(long, default_value_t = 20_000)]
-    files: u32,
-    /// Length of the file that is written in sequence, in MiB.
-    #[arg(long, default_value_t = 400)]
-    file_mib: u64,
-    /// Appends that are made durable one by one.
-    #[arg(long, default_value_t = 500)]
-    appends: u32,
-    /// How often each is measured, in turns.
-    #[arg(long, default_value_t = 3)]
-    repeat: usize,
-    /// Where the images go; needs the room for the tree.
-    #[arg(long, default_value = "/var/tmp")]
-    dir: PathBuf,
-    /// Only the experiments whose name holds this.
-    #[arg(long)]
-    only: Option<String>,
-    /// Leave a subject out; may be repeated.
-    #[arg(long, value_name = "SUBJECT")]
-    without: Vec<String>,
-}
+const SUBJECTS: &str = "\
+Subjects:
+  dir[:PATH]               a directory of a file system that is mounted
+  kernel:ext2, kernel:ext4 a volume of its own, mounted by the kernel over a loop device
+  fuse2fs, draconis        the same volume by e2fsprogs' FUSE server, and by ours
+  draconis-lib             our library in this process
+  file[:PATH], dev:PATH    direct I/O without a file system (dev: with --destroy)
+  model:hdd, model:ssd     modelled devices, in device time; model:ssd,page=8K,units=16
+  mem                      the machine's memory
+  leveldb, rocksdb, lmdb, redb, fjall   key-value stores
+  delay:read=1ms,sync=5ms  memory with known delays, to judge the lab itself";
 
-/// What `tools` measures, and with what.
-#[derive(Debug, clap::Args)]
-struct ToolsArguments {
-    /// The draconis program.
-    #[arg(long, default_value = "target/release/draconis")]
-    draconis: PathBuf,
-    /// The tree that volumes are filled with.
-    #[arg(long, default_value = "/usr/share")]
-    tree: PathBuf,
-    /// How often each is measured, in turns.
-    #[arg(long, default_value_t = 5)]
-    repeat: usize,
-    /// Where the images go; needs the room for the tree.
-    #[arg(long, default_value = "/var/tmp")]
-    dir: PathBuf,
-}
-
-/// What `mount` measures, and with what.
-#[derive(Debug, clap::Args)]
-struct MountArguments {
-    /// The draconis program.
-    #[arg(long, default_value = "target/release/draconis")]
-    draconis: PathBuf,
-    /// The tree that the volume is filled with.
-    #[arg(long, default_value = "/usr/share")]
-    tree: PathBuf,
-    /// Length of the file that is read in sequence, in MiB (the paper's: 350).
-    #[arg(long, default_value_t = 350)]
-    file_mib: u64,
-    /// How often each is measured, in turns.
-    #[arg(long, default_value_t = 5)]
-    repeat: usize,
-    /// Where the images go; needs the room for the tree, twice.
-    #[arg(long, default_value = "/var/tmp")]
-    dir: PathBuf,
-    /// Only the experiments whose name holds this.
-    #[arg(long)]
-    only: Option<String>,
-    /// Write JSON.
+/// What is run, and how.
+#[derive(Debug, Args)]
+struct RunArguments {
+    /// Experiments, or `all`.
+    #[arg(required = true, value_name = "NAME")]
+    names: Vec<String>,
+    /// What they run against; may be repeated. Without it, what each experiment names.
+    #[arg(long, value_name = "S")]
+    subject: Vec<String>,
+    /// `quick`, `paper`, or how many times the quick one.
+    #[arg(long, default_value = "quick")]
+    size: Size,
+    /// Where results, plots and the report go.
+    #[arg(long, default_value = "lab-results")]
+    out: PathBuf,
+    /// What replays its chances.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Change a parameter: `key=value`, or `experiment.key=value`.
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// Write the results to standard output as JSON.
     #[arg(long)]
     json: bool,
+    /// Overwrite what devices and files hold.
+    #[arg(long)]
+    destroy: bool,
+    /// Where images and files are made meanwhile.
+    #[arg(long, default_value = "/var/tmp")]
+    dir: PathBuf,
+    /// The draconis program; the one beside this.
+    #[arg(long)]
+    draconis: Option<PathBuf>,
 }
 
-fn main() -> anyhow::Result<()> {
-    match Cli::parse().experiment {
-        Experiment::Mount(arguments) => mount::run(&arguments),
-        Experiment::Change(arguments) => change::run(&arguments),
-        Experiment::Memory { write_back, at } => change::serve_memory(&at, write_back),
-        Experiment::Tools(arguments) => tools::run(&arguments),
-        Experiment::Crash(arguments) => crash::run(&arguments),
-        Experiment::StoreCrash(arguments) => store_crash::run(&arguments),
+fn main() -> ExitCode {
+    match run(Cli::parse().command) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("draconis-lab: {error:#}");
+            ExitCode::FAILURE
+        }
     }
+}
+
+/// Writes to standard output; whoever closed it has seen enough.
+fn say(text: &str) -> anyhow::Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::List { json } => list(json)?,
+        Command::Run(arguments) => return measure(&arguments),
+        Command::Report { dir } => {
+            let results = Results::read(&dir)?;
+            say(&format!("{}\n", report::write(&results, &dir)?.display()))?;
+        }
+        Command::Compare { a, b } => {
+            say(&compare::text(&Results::read(&a)?, &Results::read(&b)?))?;
+        }
+        Command::Memory { write_back, at } => no_op::serve(&at, write_back)?,
+        Command::ChannelChild { cpu } => experiments::serve_channel(cpu)?,
+        Command::IsolationChild { image } => experiments::serve_isolation(&image)?,
+        Command::Crash(arguments) => crash::run(&arguments)?,
+        Command::StoreCrash(arguments) => store_crash::run(&arguments)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn list(json: bool) -> anyhow::Result<()> {
+    if json {
+        let all: Vec<_> = experiments::ALL.iter().map(|one| listed(*one)).collect();
+        return say(&(serde_json::to_string_pretty(&all)? + "\n"));
+    }
+    let (mut text, mut paper) = (String::new(), "");
+    for experiment in experiments::ALL {
+        if experiment.paper().title() != paper {
+            paper = experiment.paper().title();
+            writeln!(text, "\n{paper}")?;
+        }
+        writeln!(text, "\n  {}", experiment.name())?;
+        writeln!(text, "    asks: {}", experiment.asks())?;
+        writeln!(text, "    the paper: {}", experiment.finding())?;
+        writeln!(text, "    subjects: {}", experiment.subjects().join(", "))?;
+        for p in experiment.parameters() {
+            let (name, what) = (p.name, p.what);
+            writeln!(text, "    --set {name}=   {what} (quick {}, paper {})", p.quick, p.paper)?;
+        }
+        if let Some(waits) = experiment.waits() {
+            writeln!(text, "    waits for {waits}")?;
+        }
+    }
+    say(&text)
+}
+
+fn listed(experiment: &dyn Experiment) -> serde_json::Value {
+    let parameter = |p: &parameters::Parameter| {
+        serde_json::json!({
+            "name": p.name, "what": p.what, "quick": p.quick, "paper": p.paper,
+        })
+    };
+    let parameters: Vec<_> = experiment.parameters().iter().map(parameter).collect();
+    serde_json::json!({
+        "name": experiment.name(),
+        "paper": experiment.paper().title(),
+        "asks": experiment.asks(),
+        "finding": experiment.finding(),
+        "subjects": experiment.subjects(),
+        "parameters": parameters,
+        "figures": experiment.figures(),
+        "waits": experiment.waits(),
+    })
+}
+
+fn named(names: &[String]) -> anyhow::Result<Vec<&'static dyn Experiment>> {
+    if names.iter().any(|name| name == "all") {
+        return Ok(experiments::ALL.to_vec());
+    }
+    let find = |name: &String| {
+        experiments::by_name(name)
+            .with_context(|| format!("no experiment {name}; `list` shows them all"))
+    };
+    names.iter().map(find).collect()
+}
+
+fn measure(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
+    let experiments = named(&arguments.names)?;
+    let settings = Settings::parse(&arguments.set)?;
+    let known: Vec<(&str, &str)> = experiments
+        .iter()
+        .flat_map(|one| one.parameters().iter().map(|p| (one.name(), p.name)))
+        .collect();
+    settings.check(&known)?;
+    if let Some(spec) = arguments.subject.iter().find(|spec| subject::kind_of(spec).is_none()) {
+        bail!("nobody knows the subject {spec}\n{SUBJECTS}");
+    }
+    std::fs::create_dir_all(&arguments.out).with_context(|| arguments.out.display().to_string())?;
+    let beside = |name: &str| -> anyhow::Result<PathBuf> {
+        let own = std::env::current_exe()?;
+        Ok(own.parent().unwrap_or(Path::new("")).join(name))
+    };
+    let workshop = Workshop {
+        dir: arguments.dir.clone(),
+        draconis: arguments.draconis.clone().map_or_else(|| beside("draconis"), Ok)?,
+        peers: beside("draconis-lab-peers")?,
+        destroy: arguments.destroy,
+        bytes: 0,
+    };
+    let plan = runner::Plan {
+        experiments,
+        subjects: arguments.subject.clone(),
+        size: arguments.size,
+        seed: arguments.seed,
+        settings,
+        workshop,
+        stop: stop::Stop::listen()?,
+        progress: !arguments.json,
+    };
+    let results = runner::run(&plan);
+    results.write(&arguments.out)?;
+    let report = report::write(&results, &arguments.out)?;
+    if arguments.json {
+        say(&(serde_json::to_string_pretty(&results)? + "\n"))?;
+    } else {
+        let mut text = format!("{}\n", results.machine);
+        text.extend(results.experiments.iter().map(terminal::outcome));
+        write!(text, "\n{}report: {}\n", terminal::ends(&results), report.display())?;
+        say(&text)?;
+    }
+    // As a program that the signal ended.
+    Ok(if results.interrupted { ExitCode::from(130) } else { ExitCode::SUCCESS })
 }

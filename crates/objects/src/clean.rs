@@ -123,6 +123,10 @@ impl Core {
                 self.complete_checkpoint(true)?;
                 continue;
             }
+            // While somebody keeps what was given up, cleaning only uses up what is left.
+            if !self.epochs.is_empty() {
+                break;
+            }
             let is_clean = !self.segments.has_empty()
                 && (self.segments.free() <= self.streams.len() || !self.choose()?);
             if is_clean && self.cleaned_since.is_empty() && self.cleaned_before.is_empty() {
@@ -157,6 +161,10 @@ impl Core {
         }
         if free <= self.floor() {
             // Only what is emptied helps, and that is for `make_room`.
+            return Ok(());
+        }
+        if self.cleaning.is_none() && !self.epochs.is_empty() {
+            // Somebody keeps what was given up: cleaning would only use up what is left.
             return Ok(());
         }
         if self.cleaning.is_none() && !self.choose()? {
@@ -202,6 +210,10 @@ impl Core {
             (0..).zip(&self.segments.all).filter_map(worth).max_by(|(a, _), (b, _)| a.total_cmp(b));
         let Some((_, number)) = best else { return Ok(false) };
         let segment = self.segments.all[number as usize];
+        if segment.last_seq == self.batch.seq {
+            // Its last frames are not even given to the disk.
+            self.commit()?;
+        }
         if segment.last_seq > self.durable
             && let Some(ticket) = self.last_disk
         {

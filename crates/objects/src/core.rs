@@ -674,7 +674,11 @@ impl Core {
                 incarnation: self.superblock.incarnation,
                 at: 0,
                 seq: self.batch.seq,
-                durable: if is_left_out(Omission::DurableMark) { 0 } else { self.durable.max(self.barrier) },
+                durable: if is_left_out(Omission::DurableMark) {
+                    0
+                } else {
+                    self.durable.max(self.barrier)
+                },
                 len: 0,
                 table_at: 0,
                 table_len: 0,

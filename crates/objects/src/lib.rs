@@ -33,10 +33,13 @@
 
 #![forbid(unsafe_code)]
 
+pub mod check;
 mod checkpoint;
 mod clean;
 mod codec;
 mod core;
+mod count;
+mod disk;
 mod entry;
 mod error;
 mod frame;
@@ -47,6 +50,7 @@ pub mod kv;
 mod layer;
 mod layout;
 mod merge;
+pub mod probe;
 mod recover;
 mod segment;
 mod store;
@@ -57,6 +61,8 @@ mod tree;
 mod view;
 
 pub use crate::core::Counters;
+pub use count::KvCount;
+pub use disk::ObjectDisk;
 pub use error::{Error, Refused, Result};
 pub use group::{Group, Hint, NewObject, ObjectId};
 pub use io::CacheInfo;

@@ -372,6 +372,16 @@ impl Store {
         Snapshot { view: core.view.clone(), io: self.io.clone(), store: Arc::downgrade(self) }
     }
 
+    /// Whether the store was opened for reading.
+    pub fn is_read_only(&self) -> bool {
+        self.core.read().is_read_only()
+    }
+
+    /// Whether distance costs time on the disk below.
+    pub(crate) fn is_rotational(&self) -> bool {
+        self.io.disk.properties().rotational
+    }
+
     /// Sizes and counts.
     pub fn info(&self) -> Info {
         let core = self.core.read();

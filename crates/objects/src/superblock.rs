@@ -200,6 +200,11 @@ impl Superblock {
             .collect()
     }
 
+    /// What each of the four copies says, and where it is.
+    pub fn copies(&self, disk: &dyn Disk) -> [(u64, Result<Self>); 4] {
+        self.geometry.copies().map(|at| (at, read_copy(disk, at)))
+    }
+
     /// The newest copy on a disk, and how many copies agree with it.
     ///
     /// # Errors

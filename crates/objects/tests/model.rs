@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use draconis_device::{Disk, MemoryDisk};
+use draconis_objects::check::CheckOptions;
 use draconis_objects::kv::Kv;
 use draconis_objects::{
     CreateOptions, Error, Group, Hint, LayoutKind, ObjectId, OpenOptions, Profile, Store,
@@ -44,6 +45,13 @@ fn compare(store: &Arc<Store>, objects: &Objects, keys: &Keys) {
     assert!(all.iter().map(|(k, v)| (k, v)).eq(keys.iter()));
     let back: Vec<_> = kv.scan::<std::ops::RangeFull>(&..).rev().map(Result::unwrap).collect();
     assert!(back.iter().map(|(k, v)| (k, v)).eq(keys.iter().rev()));
+}
+
+/// What is on the disk is whole, whoever has it open.
+fn check(disk: &Arc<dyn Disk>, objects: &Objects, keys: &Keys) {
+    let report = Store::check(disk.clone(), &CheckOptions::default(), &mut |_, _| {}).unwrap();
+    assert!(report.is_clean(), "{:#?}", report.damage);
+    assert_eq!((report.objects, report.keys), (objects.len() as u64, keys.len() as u64));
 }
 
 fn run(layout: LayoutKind, seed: u64, disk_bytes: usize, segment_bytes: u32, rounds: u64) {
@@ -167,8 +175,11 @@ fn run(layout: LayoutKind, seed: u64, disk_bytes: usize, segment_bytes: u32, rou
                 store.sync().unwrap();
                 kept = None;
                 cleaned += store.info().counters.cleaned;
+                check(&disk, &objects, &keys);
                 drop(store);
+                check(&disk, &objects, &keys);
                 store = Store::open(disk.clone(), &options()).unwrap();
+                check(&disk, &objects, &keys);
             }
             3 => compare(&store, &objects, &keys),
             _ => {}

@@ -22,12 +22,6 @@ pub enum Server {
 }
 
 impl Server {
-    /// All that read a volume.
-    pub const ALL: [Server; 3] = [Server::Kernel, Server::Fuse2fs, Server::Draconis];
-    /// All that change something.
-    pub const CHANGING: [Server; 4] =
-        [Server::Kernel, Server::Fuse2fs, Server::Memory, Server::Draconis];
-
     /// Its name in tables.
     pub fn name(self) -> &'static str {
         match self {
@@ -49,11 +43,6 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    /// Mounts `image` on `at`, read-only.
-    pub fn new(server: Server, image: &Path, at: &Path, draconis: &Path) -> anyhow::Result<Self> {
-        Self::mount(server, "ro", image, at, draconis)
-    }
-
     /// Mounts `image` on `at` to change it.
     pub fn changing(
         server: Server,
@@ -131,7 +120,9 @@ impl Drop for Mounted {
             let _ = child.wait();
         }
         // fuse2fs lets go of the image a moment after the mount has gone.
-        std::thread::sleep(Duration::from_millis(100));
+        if self.server == Server::Fuse2fs {
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 }
 

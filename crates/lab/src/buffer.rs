@@ -1,0 +1,50 @@
+//! Memory that direct I/O takes.
+
+use std::ops::{Deref, DerefMut};
+
+/// Alignment that every device takes, in bytes.
+const ALIGN_BYTES: usize = 4096;
+
+/// Bytes that start on a page.
+pub struct Buffer {
+    bytes: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl Buffer {
+    /// So many zeros.
+    pub fn new(len: usize) -> Self {
+        let bytes = vec![0; len + ALIGN_BYTES];
+        let start = bytes.as_ptr().align_offset(ALIGN_BYTES);
+        Self { bytes, start, len }
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[self.start..self.start + self.len]
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..self.start + self.len]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_starts_on_a_page() {
+        for len in [0, 1, 512, 5000] {
+            let buffer = Buffer::new(len);
+            assert_eq!(buffer.as_ptr() as usize % ALIGN_BYTES, 0);
+            assert_eq!(buffer.len(), len);
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Programs that are started to measure something, and end when the run does.
+
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+
+use crate::context::Context;
+
+/// How often somebody looks whether the run was stopped.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// What a program writes to its standard output, once it has ended well.
+///
+/// # Errors
+/// What it said otherwise; [`crate::stop::Stopped`], with the program killed.
+pub fn output(context: &Context, command: &mut Command) -> anyhow::Result<Vec<u8>> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let name = name.rsplit('/').next().unwrap_or_default().to_string();
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("the program {name}"))?;
+    let (mut out, mut err) = (child.stdout.take(), child.stderr.take());
+    std::thread::scope(|scope| {
+        let said = scope.spawn(move || drain(&mut err));
+        let written = scope.spawn(move || drain(&mut out));
+        let status = loop {
+            if let Some(status) = child.try_wait()? {
+                break status;
+            }
+            if let Err(stopped) = context.check() {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(stopped.into());
+            }
+            std::thread::sleep(LOOK);
+        };
+        let (said, written) = (said.join(), written.join());
+        if !status.success() {
+            let said = said.unwrap_or_default();
+            bail!("{name}: {status}: {}", String::from_utf8_lossy(&said).trim());
+        }
+        written.ok().context("what it wrote")
+    })
+}
+
+fn drain(from: &mut Option<impl Read>) -> Vec<u8> {
+    let mut all = vec![];
+    if let Some(from) = from {
+        let _ = from.read_to_end(&mut all);
+    }
+    all
+}

@@ -1,0 +1,95 @@
+//! Time, real or the model's, and a stopwatch that costs next to nothing.
+
+use std::time::Instant;
+
+use draconis_device::sim;
+
+/// Something that says how late it is.
+pub trait Clock: Send + Sync {
+    /// Nanoseconds since some moment.
+    fn now_ns(&self) -> u64;
+}
+
+/// The machine's own monotonic clock.
+pub struct Wall(Instant);
+
+impl Wall {
+    /// A clock that starts now.
+    pub fn new() -> Self {
+        Self(Instant::now())
+    }
+}
+
+impl Clock for Wall {
+    fn now_ns(&self) -> u64 {
+        self.0.elapsed().as_nanos() as u64
+    }
+}
+
+impl Clock for sim::Clock {
+    fn now_ns(&self) -> u64 {
+        sim::Clock::now_ns(self)
+    }
+}
+
+/// Times one thing after the other with one look at the clock each.
+pub struct Stopwatch<'a> {
+    clock: &'a dyn Clock,
+    last_ns: u64,
+}
+
+impl<'a> Stopwatch<'a> {
+    /// Starts.
+    pub fn start(clock: &'a dyn Clock) -> Self {
+        Self { clock, last_ns: clock.now_ns() }
+    }
+
+    /// Nanoseconds since the start or the last lap.
+    pub fn lap_ns(&mut self) -> u64 {
+        let now = self.clock.now_ns();
+        let lap = now.saturating_sub(self.last_ns);
+        self.last_ns = now;
+        lap
+    }
+}
+
+/// What one lap of the stopwatch costs on this machine, in nanoseconds: the least of many
+/// batches, since whatever else runs only adds.
+pub fn cost_ns() -> f64 {
+    const LAPS: u32 = 10_000;
+    let clock = Wall::new();
+    let batch = || {
+        let mut watch = Stopwatch::start(&clock);
+        let started = clock.now_ns();
+        for _ in 0..LAPS {
+            std::hint::black_box(watch.lap_ns());
+        }
+        (clock.now_ns() - started) as f64 / f64::from(LAPS)
+    };
+    (0..20).map(|_| batch()).fold(f64::INFINITY, f64::min)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn laps_add_up() {
+        let clock = sim::Clock::new();
+        let mut watch = Stopwatch::start(&clock);
+        clock.advance(5);
+        assert_eq!(watch.lap_ns(), 5);
+        clock.advance_to(3);
+        assert_eq!(watch.lap_ns(), 0);
+        clock.advance_to(25);
+        assert_eq!(watch.lap_ns(), 20);
+    }
+
+    /// Printed rather than asserted tightly: the bound is that of a debug build under load.
+    #[test]
+    fn a_lap_costs_little() {
+        let cost = cost_ns();
+        println!("one lap of the stopwatch: {cost:.1} ns");
+        assert!(cost < 5_000.0);
+    }
+}

@@ -1,0 +1,142 @@
+//! The same reads with each cache of our library off, small and full.
+
+use anyhow::Context as _;
+use draconis_ext::Options;
+
+use super::reading::{prepare, read_all};
+use super::{Experiment, Paper};
+use crate::buffer::Buffer;
+use crate::clock::Stopwatch;
+use crate::context::Context;
+use crate::parameters::{Parameter, parameter};
+use crate::results::{Figure, Points, Sample, Shape};
+use crate::subject::{How, Kind, Subject};
+use crate::units;
+
+/// See the module.
+pub struct Caches;
+
+/// How the caches are cut, from all to none.
+fn cuts() -> [(&'static str, Options); 8] {
+    let full = Options::default();
+    let small = Options { inode_cache: 4, block_map_cache: 4, data_cache_bytes: 1 << 20, ..full };
+    let none = Options {
+        inode_cache: 0,
+        block_map_cache: 0,
+        data_cache_bytes: 0,
+        read_ahead_bytes: 0,
+        ..full
+    };
+    [
+        ("all full", full),
+        ("no read-ahead", Options { read_ahead_bytes: 0, ..full }),
+        ("no inode cache", Options { inode_cache: 0, ..full }),
+        ("no block-map cache", Options { block_map_cache: 0, ..full }),
+        ("data cache 1 MiB", Options { data_cache_bytes: 1 << 20, ..full }),
+        ("no data cache", Options { data_cache_bytes: 0, ..full }),
+        ("all small", small),
+        ("all off", none),
+    ]
+}
+
+impl Experiment for Caches {
+    fn name(&self) -> &'static str {
+        "caches"
+    }
+
+    fn paper(&self) -> Paper {
+        Paper::Singularity
+    }
+
+    fn asks(&self) -> &'static str {
+        "What is each of the library's caches worth, to a file that is read for the first and \
+         for the second time?"
+    }
+
+    fn finding(&self) -> &'static str {
+        "The slides: large files are unusable without the block-number cache; the 350 MB file \
+         is read 8300 times faster with caching."
+    }
+
+    fn parameters(&self) -> &'static [Parameter] {
+        const ALL: &[Parameter] = &[
+            parameter("file", "length of the file", "8M", "350M"),
+            parameter("buffer", "size of a read", "16K", "16K"),
+            parameter("most_ms", "a pass stops after so many milliseconds", "150", "20000"),
+        ];
+        ALL
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        vec![
+            Figure::new(Shape::Bars, "speed", "Reading speed by what is cached")
+                .y("read speed", "B/s")
+                .log_y(),
+            Figure::new(Shape::Bars, "hits", "Hit rate of the data cache").y("hits", "%"),
+        ]
+    }
+
+    fn subjects(&self) -> &'static [&'static str] {
+        &["draconis-lib"]
+    }
+
+    fn takes(&self, kind: Kind) -> bool {
+        kind == Kind::Library
+    }
+
+    fn warms_up(&self) -> bool {
+        false
+    }
+
+    fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
+        context.number("file")
+    }
+
+    fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
+        let (clock, bytes) = (subject.clock(), context.number("file")?);
+        let buffer = context.number("buffer")?.min(bytes);
+        let most_ns = context.number("most_ms")? * 1_000_000;
+        prepare(context, &subject.files()?, "caches", bytes)?;
+        let mut into = Buffer::new(buffer as usize);
+        let mut samples = vec![];
+        for (name, options) in cuts() {
+            subject.library().context("our library")?.reopen(options)?;
+            let file = subject.files()?.open("caches", How::Cached)?;
+            for pass in ["first time", "second time"] {
+                let mut watch = Stopwatch::start(&*clock);
+                let (mut at, mut spent) = (0, 0);
+                while at + buffer <= bytes && spent < most_ns {
+                    context.check()?;
+                    read_all(&*file, at, &mut into)?;
+                    at += buffer;
+                    spent += watch.lap_ns();
+                }
+                let speed = at as f64 * 1e9 / spent.max(1) as f64;
+                samples.push(Sample::named("speed", pass, name, speed));
+            }
+            drop(file);
+            let data = subject.library().context("our library")?.statistics()?.data;
+            let asked = (data.hits + data.misses).max(1) as f64;
+            let rate = data.hits as f64 * 100.0 / asked;
+            samples.push(Sample::named("hits", "data cache", name, rate));
+        }
+        Ok(samples)
+    }
+
+    fn found(&self, points: Points<'_>) -> Vec<String> {
+        let tell = |subject: &&str| {
+            let at = |label| points.named("speed", subject, "second time", label);
+            let (full, off, no_map) = (at("all full")?, at("all off")?, at("no block-map cache")?);
+            Some(format!(
+                "{subject}: the second time {} with all caches and {} without any: {} times. \
+                 Without the block-map cache alone {}: a run of blocks takes few entries here, \
+                 and what leads to them is in the data cache.",
+                units::in_unit(full, "B/s"),
+                units::in_unit(off, "B/s"),
+                units::significant(full / off),
+                units::in_unit(no_map, "B/s"),
+            ))
+        };
+        points.subjects().iter().filter_map(tell).collect()
+    }
+}

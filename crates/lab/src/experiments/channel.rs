@@ -1,0 +1,362 @@
+//! What a round trip costs: a call, a thread behind a channel, a process behind one, and the
+//! kernel's own ways.
+
+use std::fs::File as Stream;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow, bail};
+use draconis_exchange::channel::{
+    self, Caller,
+    process::{self, Plan, Session},
+};
+use draconis_exchange::contract::file::{self, File, FileServer};
+use draconis_exchange::contract::{Call, Refusal};
+use draconis_exchange::heap::{Block, arena::Class};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::pipe::pipe;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::{Experiment, Paper};
+use crate::context::Context;
+use crate::parameters::{Parameter, parameter};
+use crate::pin;
+use crate::results::{Figure, Points, Sample, Shape};
+use crate::stats;
+use crate::subject::{Kind, Subject};
+use crate::units;
+
+/// See the module.
+pub struct Channel;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The largest payload, in bytes.
+const MOST: usize = 1 << 20;
+
+/// Answers without touching the buffer: the hand-over is what counts, as it was there.
+struct Idle;
+
+impl FileServer for Idle {
+    fn read(&self, m: file::Read) -> Result<file::AckRead, file::NakRead> {
+        let len = m.len;
+        Ok(file::AckRead { buffer: m.buffer, len })
+    }
+
+    fn get_attributes(
+        &self,
+        m: file::GetAttributes,
+    ) -> Result<file::AckGetAttributes, file::NakGetAttributes> {
+        Err(m.refuse(Refusal::NotSupported))
+    }
+}
+
+/// Runs `what` in a thread of its own on one CPU, so that nothing else stays bound to it.
+fn pinned<T: Send>(
+    cpu: usize,
+    what: impl FnOnce() -> anyhow::Result<T> + Send,
+) -> anyhow::Result<T> {
+    std::thread::scope(|scope| {
+        let run = || {
+            pin::to(cpu);
+            what()
+        };
+        scope.spawn(run).join().map_err(|_| anyhow!("a thread panicked"))?
+    })
+}
+
+/// The child's side of a process service: serves until the client has gone.
+///
+/// # Errors
+/// What the channel says.
+pub fn serve_as_child(cpu: usize) -> anyhow::Result<()> {
+    pin::to(cpu);
+    let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
+    let session = process::accept(&socket, Instant::now() + PATIENCE)?;
+    let server = session.server::<File>(0).context("lane 0")?;
+    let _ = file::serve(server, &Idle, PATIENCE);
+    Ok(())
+}
+
+fn child(cpu: usize) -> anyhow::Result<(Arc<Session>, Child)> {
+    let class = |slot_bytes| Class { slot_bytes, slots: 4 };
+    let plan = Plan {
+        fixed_lanes: 1,
+        host_lanes: 0,
+        guest_lanes: 0,
+        host: vec![class(4096), class(65536), class(MOST as u32)],
+        guest: vec![],
+    };
+    let (offer, socket) = process::offer(&plan)?;
+    let child = Command::new("/proc/self/exe")
+        .args(["channel-child", &cpu.to_string()])
+        .stdin(socket)
+        .spawn()?;
+    let pid = Pid::from_raw(child.id() as i32).context("a child has a number")?;
+    let peer = pidfd_open(pid, PidfdFlags::empty())?;
+    Ok((offer.start(peer), child))
+}
+
+/// The median of batches, in nanoseconds for one round trip.
+fn batches(round_trips: u64, mut once: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<f64> {
+    const BATCHES: u64 = 10;
+    let each = (round_trips / BATCHES).max(1);
+    let mut times = vec![];
+    for _ in 0..=BATCHES {
+        let started = Instant::now();
+        for _ in 0..each {
+            once()?;
+        }
+        times.push(started.elapsed().as_nanos() as f64 / each as f64);
+    }
+    // The first one warmed everything up.
+    stats::median(&times[1..]).context("there are batches")
+}
+
+fn typed(caller: &mut Caller<File>, buffer: &mut Option<Block>, len: u32) -> anyhow::Result<()> {
+    let block = buffer.take().context("the last reply returned it")?;
+    let message = file::Read { buffer: block, buffer_offset: 0, offset: 0, len };
+    match caller.call(message) {
+        Ok(Ok(ack)) => *buffer = Some(ack.buffer),
+        Ok(Err(_)) => bail!("refused"),
+        Err(lost) => bail!("{lost}"),
+    }
+    Ok(())
+}
+
+/// One way to ask for bytes.
+struct Way {
+    name: &'static str,
+    trips: u64,
+}
+
+impl Way {
+    fn function(&self, payloads: &[usize]) -> anyhow::Result<Vec<f64>> {
+        let server: &dyn FileServer = std::hint::black_box(&Idle);
+        let mut times = vec![];
+        for payload in payloads {
+            let mut buffer = Some(Block::private(*payload));
+            times.push(batches(self.trips * 10, || {
+                let block = buffer.take().context("it came back")?;
+                let len = block.len() as u32;
+                let asked = file::Read { buffer: block, buffer_offset: 0, offset: 0, len };
+                let ack = server.read(asked).map_err(|_| anyhow!("refused"))?;
+                buffer = Some(ack.buffer);
+                Ok(())
+            })?);
+        }
+        Ok(times)
+    }
+
+    fn thread(&self, payloads: &[usize], cpu: usize) -> anyhow::Result<Vec<f64>> {
+        let (client, server) = channel::pair::<File>();
+        let peer = std::thread::spawn(move || {
+            pin::to(cpu);
+            file::serve(server, &Idle, PATIENCE)
+        });
+        let mut caller = Caller::new(client, PATIENCE);
+        let mut times = vec![];
+        for payload in payloads {
+            let mut buffer = Some(Block::private(*payload));
+            times.push(batches(self.trips, || typed(&mut caller, &mut buffer, *payload as u32))?);
+        }
+        drop(caller);
+        let _ = peer.join();
+        Ok(times)
+    }
+
+    fn process(&self, payloads: &[usize], cpu: usize) -> anyhow::Result<Vec<f64>> {
+        let (session, mut child) = child(cpu)?;
+        let mut times = vec![];
+        let mut measure = || -> anyhow::Result<()> {
+            let client = session.client::<File>(0).context("lane 0")?;
+            let mut caller = Caller::new(client, PATIENCE);
+            for payload in payloads {
+                let mut buffer = session.block(*payload);
+                times.push(batches(self.trips, || {
+                    typed(&mut caller, &mut buffer, *payload as u32)
+                })?);
+            }
+            Ok(())
+        };
+        let measured = measure();
+        drop(session);
+        let _ = child.kill();
+        let _ = child.wait();
+        measured.map(|()| times)
+    }
+
+    /// A request of 32 bytes and a reply of the payload, copied by the kernel.
+    fn streams(
+        &self,
+        payloads: &[usize],
+        ours: [OwnedFd; 2],
+        theirs: [OwnedFd; 2],
+    ) -> anyhow::Result<Vec<f64>> {
+        let [mut from, mut to] = theirs.map(Stream::from);
+        let peer = std::thread::spawn(move || {
+            pin::to(1);
+            let bytes = vec![7; MOST];
+            let mut request = [0; 32];
+            while from.read_exact(&mut request).is_ok() {
+                let len = u32::from_le_bytes([request[0], request[1], request[2], request[3]]);
+                if to.write_all(&bytes[..(len as usize).min(MOST)]).is_err() {
+                    break;
+                }
+            }
+        });
+        let [mut from, mut to] = ours.map(Stream::from);
+        let mut reply = vec![0; MOST];
+        let mut times = vec![];
+        for payload in payloads {
+            let mut request = [0; 32];
+            request[..4].copy_from_slice(&(*payload as u32).to_le_bytes());
+            times.push(batches(self.trips / 4, || {
+                to.write_all(&request)?;
+                Ok(from.read_exact(&mut reply[..*payload])?)
+            })?);
+        }
+        drop((from, to));
+        let _ = peer.join();
+        Ok(times)
+    }
+
+    fn unix(&self, payloads: &[usize]) -> anyhow::Result<Vec<f64>> {
+        let (a, b) =
+            socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        let both = |fd: OwnedFd| -> anyhow::Result<_> { Ok([fd.try_clone()?, fd]) };
+        self.streams(payloads, both(a)?, both(b)?)
+    }
+
+    fn pipes(&self, payloads: &[usize]) -> anyhow::Result<Vec<f64>> {
+        let (there, back) = (pipe()?, pipe()?);
+        self.streams(payloads, [back.0, there.1], [there.0, back.1])
+    }
+
+    /// A read that the page cache answers.
+    fn call(&self, payloads: &[usize]) -> anyhow::Result<Vec<f64>> {
+        let file = tempfile::tempfile()?;
+        file.write_all_at(&vec![7; MOST], 0)?;
+        let mut into = vec![0; MOST];
+        let mut times = vec![];
+        for payload in payloads {
+            times.push(batches(self.trips, || Ok(file.read_exact_at(&mut into[..*payload], 0)?))?);
+        }
+        Ok(times)
+    }
+}
+
+impl Experiment for Channel {
+    fn name(&self) -> &'static str {
+        "channel"
+    }
+
+    fn paper(&self) -> Paper {
+        Paper::Singularity
+    }
+
+    fn asks(&self) -> &'static str {
+        "What does the round trip of a read cost by its payload: a function call, a service in a \
+         thread, one in a process, a Unix socket, a pipe, a system call?"
+    }
+
+    fn finding(&self) -> &'static str {
+        "On Singularity 919 to 942 cycles whatever the payload, since the buffer is handed over; \
+         on Linux, which copies, 5,544 cycles at 1 byte and 87,941 at 64 KB."
+    }
+
+    fn parameters(&self) -> &'static [Parameter] {
+        const ALL: &[Parameter] = &[
+            parameter(
+                "payloads",
+                "bytes of the reply",
+                "4,4K,64K,1M",
+                "4,64,1K,4K,16K,64K,256K,1M",
+            ),
+            parameter("trips", "round trips of each kind", "1000", "100000"),
+        ];
+        ALL
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        vec![
+            Figure::new(Shape::Lines, "time", "Round trip by payload")
+                .x("payload", "B")
+                .y("time for a round trip", "ns")
+                .log_x()
+                .log_y(),
+        ]
+    }
+
+    fn subjects(&self) -> &'static [&'static str] {
+        &["mem"]
+    }
+
+    fn takes(&self, kind: Kind) -> bool {
+        kind == Kind::Memory
+    }
+
+    fn warms_up(&self) -> bool {
+        false
+    }
+
+    fn run(&self, context: &Context, _: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
+        let payloads: Vec<usize> =
+            context.numbers("payloads")?.iter().map(|bytes| (*bytes as usize).min(MOST)).collect();
+        let trips = context.number("trips")?;
+        let two = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1);
+        let mut samples = vec![];
+        let mut all: Vec<(&'static str, &dyn Measure)> = vec![
+            ("function call", &|way: &Way, p: &[usize]| way.function(p)),
+            ("system call", &|way: &Way, p: &[usize]| way.call(p)),
+            ("thread, sleeping", &|way: &Way, p: &[usize]| way.thread(p, 0)),
+            ("process, sleeping", &|way: &Way, p: &[usize]| way.process(p, 0)),
+            ("Unix socket", &|way: &Way, p: &[usize]| way.unix(p)),
+            ("pipe", &|way: &Way, p: &[usize]| way.pipes(p)),
+        ];
+        if two {
+            all.push(("thread, spinning", &|way: &Way, p: &[usize]| way.thread(p, 1)));
+            all.push(("process, spinning", &|way: &Way, p: &[usize]| way.process(p, 1)));
+        } else {
+            context.note("one CPU: nobody can spin while the other works");
+        }
+        for (name, measure) in all {
+            context.check()?;
+            let way = Way { name, trips };
+            let times = pinned(0, || measure.times(&way, &payloads))
+                .with_context(|| way.name.to_string())?;
+            let sample = |(bytes, ns): (&usize, f64)| Sample::at("time", name, *bytes as f64, ns);
+            samples.extend(payloads.iter().zip(times).map(sample));
+        }
+        Ok(samples)
+    }
+
+    fn found(&self, points: Points<'_>) -> Vec<String> {
+        let tell = |series: &&str| {
+            let line = points.line("time", "mem", series);
+            let (least, most) = (line.first()?, line.last()?);
+            Some(format!(
+                "{series}: {} for {}, {} for {}.",
+                units::time_ns(least.1),
+                units::bytes(least.0),
+                units::time_ns(most.1),
+                units::bytes(most.0),
+            ))
+        };
+        points.series("time", "mem").iter().filter_map(tell).collect()
+    }
+}
+
+/// Measures one way for all payloads.
+trait Measure: Sync {
+    fn times(&self, way: &Way, payloads: &[usize]) -> anyhow::Result<Vec<f64>>;
+}
+
+impl<F: Fn(&Way, &[usize]) -> anyhow::Result<Vec<f64>> + Sync> Measure for F {
+    fn times(&self, way: &Way, payloads: &[usize]) -> anyhow::Result<Vec<f64>> {
+        self(way, payloads)
+    }
+}

@@ -1,0 +1,216 @@
+//! The lab beside fio and sysbench: the same requests on the same file.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, bail};
+
+use super::parallel::Load;
+use super::reading::{Chill, prepare, read_all};
+use super::{Experiment, Paper};
+use crate::buffer::Buffer;
+use crate::clock::Stopwatch;
+use crate::context::Context;
+use crate::parameters::{Parameter, parameter};
+use crate::results::{Figure, Points, Sample, Shape};
+use crate::subject::{How, Kind, Subject};
+use crate::units;
+
+/// See the module.
+pub struct FioCheck;
+
+/// The jobs that both can express.
+const JOBS: [(&str, &str, u64); 4] = [
+    ("read in sequence, 64 KiB, direct", "read", 64 << 10),
+    ("read at random, 4 KiB, direct", "randread", 4 << 10),
+    ("write at random, 4 KiB, direct", "randwrite", 4 << 10),
+    ("write in sequence, 4 KiB, fsync each", "write", 4 << 10),
+];
+
+impl FioCheck {
+    /// An fsync takes as long as many requests.
+    fn requests(context: &Context, job: &str, block: u64) -> anyhow::Result<u64> {
+        let requests = context.number("requests")? / if job == "write" { 5 } else { 1 };
+        Ok(requests.min(context.number("area")? / block))
+    }
+
+    fn by_fio(context: &Context, file: &Path, job: &str, block: u64) -> anyhow::Result<f64> {
+        let area = context.number("area")?;
+        let bytes = Self::requests(context, job, block)? * block;
+        let mut fio = Command::new("fio");
+        fio.args(["--name=lab", "--ioengine=psync", "--output-format=json", "--thread"]);
+        fio.args(["--allow_file_create=0", "--invalidate=0", "--norandommap"]);
+        fio.arg(format!("--filename={}", file.display())).arg(format!("--rw={job}"));
+        fio.arg(format!("--bs={block}")).arg(format!("--size={area}"));
+        fio.arg(format!("--io_size={bytes}")).arg(format!("--randseed={}", context.seed));
+        fio.arg(if job == "write" { "--fsync=1" } else { "--direct=1" });
+        let output = fio.output().context("the program fio")?;
+        if !output.status.success() {
+            bail!("fio: {}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        let told: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+        let side = if job.contains("read") { "read" } else { "write" };
+        told["jobs"][0][side]["bw_bytes"].as_f64().context("fio says how fast it was")
+    }
+
+    fn by_us(
+        context: &Context,
+        subject: &dyn Subject,
+        job: &str,
+        block: u64,
+    ) -> anyhow::Result<f64> {
+        let (clock, area) = (subject.clock(), context.number("area")?);
+        let requests = Self::requests(context, job, block)?;
+        let bytes = (requests * block) as f64;
+        if job == "randwrite" {
+            let load = Load { block, stride: block, offset: 0, area, threads: 1, writes: requests };
+            return Ok(bytes * 1e9 / load.run(context, subject)?.max(1) as f64);
+        }
+        let how = if job == "write" { How::Cached } else { How::Direct };
+        let file = subject.files()?.open("area", how)?;
+        let mut buffer = Buffer::new(block as usize);
+        let mut dice = context.dice();
+        let mut watch = Stopwatch::start(&*clock);
+        for nth in 0..requests {
+            context.check()?;
+            match job {
+                "randread" => read_all(&*file, dice.below(area / block) * block, &mut buffer)?,
+                "read" => read_all(&*file, nth * block, &mut buffer)?,
+                _ => {
+                    file.write(nth * block, &buffer)?;
+                    file.sync()?;
+                }
+            }
+        }
+        Ok(bytes * 1e9 / watch.lap_ns().max(1) as f64)
+    }
+
+    /// sysbench has its own files; it says MiB a second.
+    fn by_sysbench(context: &Context, dir: &Path) -> anyhow::Result<f64> {
+        let call = |what: &str| {
+            let mut sysbench = Command::new("sysbench");
+            sysbench.current_dir(dir).args(["fileio", "--file-num=1", "--file-io-mode=sync"]);
+            sysbench.args(["--file-extra-flags=direct", "--file-fsync-freq=0", "--time=0"]);
+            sysbench.args(["--file-fsync-end=off", "--file-test-mode=rndwr"]);
+            sysbench.arg("--file-block-size=4096");
+            sysbench.arg(format!("--file-total-size={}", context.number("area")?));
+            sysbench.arg(format!("--events={}", context.number("requests")?));
+            let output = sysbench.arg(what).output().context("the program sysbench")?;
+            if !output.status.success() {
+                bail!("sysbench: {}", String::from_utf8_lossy(&output.stdout).trim());
+            }
+            Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        };
+        call("prepare")?;
+        let told = call("run");
+        call("cleanup")?;
+        let told = told?;
+        let figure = |key: &str| {
+            let line = told.lines().find(|line| line.trim_start().starts_with(key));
+            line?.rsplit(' ').next()?.trim_end_matches('s').parse::<f64>().ok()
+        };
+        let seconds = figure("total time:").context("sysbench says how long it took")?;
+        let events = figure("total number of events:").context("sysbench counts events")?;
+        Ok(events * 4096.0 / seconds)
+    }
+}
+
+impl Experiment for FioCheck {
+    fn name(&self) -> &'static str {
+        "fio-check"
+    }
+
+    fn paper(&self) -> Paper {
+        Paper::Lab
+    }
+
+    fn asks(&self) -> &'static str {
+        "Do fio and sysbench measure what the lab measures, where they can express it?"
+    }
+
+    fn finding(&self) -> &'static str {
+        "No paper. The Draconis paper used sysbench; within 10 % the two should agree."
+    }
+
+    fn parameters(&self) -> &'static [Parameter] {
+        const ALL: &[Parameter] = &[
+            parameter("area", "length of the file", "32M", "1G"),
+            parameter("requests", "requests of each job", "1500", "50000"),
+        ];
+        ALL
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        vec![Figure::new(Shape::Bars, "speed", "The same jobs").y("bytes", "B/s").log_y()]
+    }
+
+    fn subjects(&self) -> &'static [&'static str] {
+        &["dir"]
+    }
+
+    fn takes(&self, kind: Kind) -> bool {
+        kind == Kind::Directory
+    }
+
+    fn warms_up(&self) -> bool {
+        false
+    }
+
+    fn repetitions(&self) -> (u64, u64) {
+        (4, 6)
+    }
+
+    fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
+        Ok(context.number("area")? * 2)
+    }
+
+    fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
+        let area = context.number("area")?;
+        prepare(context, &subject.files()?, "area", area)?;
+        let dir = subject.directory().context("a directory")?.to_path_buf();
+        let mut samples = vec![];
+        for (name, job, block) in JOBS {
+            context.check()?;
+            let even = context.repetition.is_multiple_of(2);
+            // Turn about, so that neither always comes first.
+            for fio_now in [even, !even] {
+                Chill::down(subject)?;
+                if fio_now {
+                    match Self::by_fio(context, &dir.join("area"), job, block) {
+                        Ok(speed) => samples.push(Sample::named("speed", "fio", name, speed)),
+                        Err(error) => context.note(format!("without fio: {error:#}")),
+                    }
+                } else {
+                    let speed = Self::by_us(context, subject, job, block)?;
+                    samples.push(Sample::named("speed", "lab", name, speed));
+                }
+            }
+        }
+        match Self::by_sysbench(context, &dir) {
+            Ok(speed) => samples.push(Sample::named("speed", "sysbench", JOBS[2].0, speed)),
+            Err(error) => context.note(format!("without sysbench: {error:#}")),
+        }
+        Ok(samples)
+    }
+
+    fn found(&self, points: Points<'_>) -> Vec<String> {
+        let mut found = vec![];
+        for subject in points.subjects() {
+            for (name, _, _) in JOBS {
+                let of = |by| points.named("speed", subject, by, name);
+                for by in ["fio", "sysbench"] {
+                    if let (Some(ours), Some(theirs)) = (of("lab"), of(by)) {
+                        let off = (ours / theirs - 1.0) * 100.0;
+                        let agrees = if off.abs() <= 10.0 { "agrees" } else { "differs" };
+                        found.push(format!(
+                            "{subject}, {name}: {}, {by} {}: {agrees} ({off:+.1} %).",
+                            units::in_unit(ours, "B/s"),
+                            units::in_unit(theirs, "B/s"),
+                        ));
+                    }
+                }
+            }
+        }
+        found
+    }
+}

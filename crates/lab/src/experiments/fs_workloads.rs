@@ -1,0 +1,294 @@
+//! Good, bad and ugly workloads of a file system, and what they are of each other.
+
+use super::writing::write_and_fsync;
+use super::{Experiment, Paper};
+use crate::context::Context;
+use crate::parameters::{Parameter, parameter};
+use crate::results::{Figure, Points, Sample, Shape};
+use crate::subject::{Kind, Subject};
+use crate::units;
+
+/// One of the three workloads.
+pub struct FsWorkload {
+    name: &'static str,
+    asks: &'static str,
+    finding: &'static str,
+    parameters: &'static [Parameter],
+}
+
+const WRITES: Parameter = parameter("writes", "numWrites", "100", "1000");
+const SIZES: Parameter =
+    parameter("sizes", "writeSize", "512,1024,3000,4096,6000", "512,1024,3000,4096,6000");
+const SUBJECTS: &[&str] = &["dir", "kernel:ext2", "draconis", "model:hdd", "model:ssd"];
+
+/// No fsync in the middle.
+pub const GOOD: FsWorkload = FsWorkload {
+    name: "fs-good",
+    asks: "How fast are writes that nobody waits for (fsync percentage 100: none in the middle)?",
+    finding: "Latency is that of the buffer cache: the good one of good : ugly : bad = \
+              78.29 : 21.66 : 0.05. A logger of what may be lost works so.",
+    parameters: &[WRITES, SIZES, parameter("percents", "fsyncPercentage", "100", "100")],
+};
+
+/// An fsync after nearly each write.
+pub const BAD: FsWorkload = FsWorkload {
+    name: "fs-bad",
+    asks: "How fast are writes that are made durable nearly one by one (0.1 to 1 %)?",
+    finding: "Horrible: 0.05 of 100 parts of the throughput. A database's log or a mail server \
+              works so.",
+    parameters: &[WRITES, SIZES, parameter("percents", "fsyncPercentage", "0.1", "0.1,1")],
+};
+
+/// An fsync now and then.
+pub const UGLY: FsWorkload = FsWorkload {
+    name: "fs-ugly",
+    asks: "How fast are writes that are made durable now and then (5 to 15 %)?",
+    finding: "In between: 21.66 of 100 parts. A download manager works so.",
+    parameters: &[WRITES, SIZES, parameter("percents", "fsyncPercentage", "5", "5,15")],
+};
+
+impl Experiment for FsWorkload {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn paper(&self) -> Paper {
+        Paper::Memory
+    }
+
+    fn asks(&self) -> &'static str {
+        self.asks
+    }
+
+    fn finding(&self) -> &'static str {
+        self.finding
+    }
+
+    fn parameters(&self) -> &'static [Parameter] {
+        self.parameters
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        vec![
+            Figure::new(Shape::Lines, "latency", "Latency of a write")
+                .x("write size", "B")
+                .y("time for a write", "ns")
+                .log_y(),
+            Figure::new(Shape::Lines, "speed", "Throughput")
+                .x("write size", "B")
+                .y("written", "B/s")
+                .log_y(),
+        ]
+    }
+
+    fn subjects(&self) -> &'static [&'static str] {
+        SUBJECTS
+    }
+
+    fn takes(&self, kind: Kind) -> bool {
+        !matches!(kind, Kind::Raw | Kind::KeyValue)
+    }
+
+    fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
+        let writes = context.number("writes")?;
+        let mut samples = vec![];
+        for percent in context.fractions("percents")? {
+            let series = format!("{percent} %");
+            for size in context.numbers("sizes")? {
+                let ns = write_and_fsync(context, subject, size, writes, percent)? as f64;
+                let speed = (size * writes) as f64 * 1e9 / ns;
+                samples.push(Sample::at("latency", &series, size as f64, ns / writes as f64));
+                samples.push(Sample::at("speed", &series, size as f64, speed));
+            }
+        }
+        Ok(samples)
+    }
+
+    fn found(&self, points: Points<'_>) -> Vec<String> {
+        let tell = |subject: &&str| {
+            let series = *points.series("latency", subject).first()?;
+            Some(format!(
+                "{subject}: {} for a write of 4096 bytes, {}.",
+                units::time_ns(points.at("latency", subject, series, 4096.0)?),
+                units::in_unit(points.at("speed", subject, series, 4096.0)?, "B/s"),
+            ))
+        };
+        points.subjects().iter().filter_map(tell).collect()
+    }
+}
+
+/// From bad to good by the fsync percentage.
+pub struct FsSweep;
+
+impl Experiment for FsSweep {
+    fn name(&self) -> &'static str {
+        "fs-sweep"
+    }
+
+    fn paper(&self) -> Paper {
+        Paper::Memory
+    }
+
+    fn asks(&self) -> &'static str {
+        "How does throughput go from bad to good as fsyncs become rare?"
+    }
+
+    fn finding(&self) -> &'static str {
+        "Close to 0 % it is the bad workload, close to 100 % the good one, and it rises all the \
+         way between."
+    }
+
+    fn parameters(&self) -> &'static [Parameter] {
+        const ALL: &[Parameter] = &[
+            parameter("writes", "numWrites", "200", "1000"),
+            parameter("size", "writeSize", "4096", "4096"),
+            parameter(
+                "percents",
+                "fsyncPercentage",
+                "0.5,2,5,10,25,50,100",
+                "0.1,0.2,0.5,1,2,5,10,20,50,100",
+            ),
+        ];
+        ALL
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        vec![
+            Figure::new(Shape::Lines, "speed", "Throughput by fsync percentage")
+                .x("fsync percentage", "")
+                .y("written", "B/s")
+                .log_x()
+                .log_y(),
+        ]
+    }
+
+    fn subjects(&self) -> &'static [&'static str] {
+        SUBJECTS
+    }
+
+    fn takes(&self, kind: Kind) -> bool {
+        !matches!(kind, Kind::Raw | Kind::KeyValue)
+    }
+
+    fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
+        let (writes, size) = (context.number("writes")?, context.number("size")?);
+        let mut samples = vec![];
+        for percent in context.fractions("percents")? {
+            let ns = write_and_fsync(context, subject, size, writes, percent)?;
+            let speed = (size * writes) as f64 * 1e9 / ns as f64;
+            samples.push(Sample::at("speed", "", percent, speed));
+        }
+        Ok(samples)
+    }
+
+    fn found(&self, points: Points<'_>) -> Vec<String> {
+        let tell = |subject: &&str| {
+            let line = points.line("speed", subject, "");
+            let (least, most) = (line.first()?, line.last()?);
+            Some(format!(
+                "{subject}: {} at {} %, {} at {} %: {} times.",
+                units::in_unit(least.1, "B/s"),
+                least.0,
+                units::in_unit(most.1, "B/s"),
+                most.0,
+                units::significant(most.1 / least.1),
+            ))
+        };
+        points.subjects().iter().filter_map(tell).collect()
+    }
+}
+
+/// What each workload has of the three together.
+pub struct FsSplit;
+
+impl Experiment for FsSplit {
+    fn name(&self) -> &'static str {
+        "fs-split"
+    }
+
+    fn paper(&self) -> Paper {
+        Paper::Memory
+    }
+
+    fn asks(&self) -> &'static str {
+        "How is throughput split between the good, the ugly and the bad workload, by write size?"
+    }
+
+    fn finding(&self) -> &'static str {
+        "good : ugly : bad = 78.29 : 21.66 : 0.05. At 6000 bytes, more than a block, the ugly \
+         one loses: more blocks to allocate and write each time."
+    }
+
+    fn parameters(&self) -> &'static [Parameter] {
+        const ALL: &[Parameter] = &[
+            WRITES,
+            SIZES,
+            parameter("percents", "fsync percentages: good, ugly, bad", "100,5,0.1", "100,5,0.1"),
+        ];
+        ALL
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        vec![
+            Figure::new(Shape::Stacks, "split", "Throughput split")
+                .x("write size", "B")
+                .y("part of the throughput", "%"),
+            Figure::new(Shape::Lines, "ugly", "The ugly workload by write size")
+                .x("write size", "B")
+                .y("written", "B/s")
+                .log_y(),
+        ]
+    }
+
+    fn subjects(&self) -> &'static [&'static str] {
+        SUBJECTS
+    }
+
+    fn takes(&self, kind: Kind) -> bool {
+        !matches!(kind, Kind::Raw | Kind::KeyValue)
+    }
+
+    fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
+        let writes = context.number("writes")?;
+        let percents = context.fractions("percents")?;
+        let mut samples = vec![];
+        for size in context.numbers("sizes")? {
+            let mut speeds = vec![];
+            for (name, percent) in ["good", "ugly", "bad"].into_iter().zip(&percents) {
+                let ns = write_and_fsync(context, subject, size, writes, *percent)? as f64;
+                speeds.push((name, (size * writes) as f64 * 1e9 / ns));
+            }
+            samples.extend(split("split", size as f64, &speeds));
+            let ugly = speeds.iter().filter(|(name, _)| *name == "ugly");
+            samples.extend(ugly.map(|(_, speed)| Sample::at("ugly", "", size as f64, *speed)));
+        }
+        Ok(samples)
+    }
+
+    fn found(&self, points: Points<'_>) -> Vec<String> {
+        let tell = |subject: &&str| {
+            let split = told_split(points, "split", subject)?;
+            let at = |size| points.at("ugly", subject, "", size);
+            let change = (at(6000.0)? / at(4096.0)? - 1.0) * 100.0;
+            Some(format!(
+                "{subject}: {split}; the ugly one changes by {change:+.0} % from 4096 to 6000."
+            ))
+        };
+        points.subjects().iter().filter_map(tell).collect()
+    }
+}
+
+/// Parts of 100 of each.
+pub fn split(metric: &'static str, x: f64, speeds: &[(&'static str, f64)]) -> Vec<Sample> {
+    let all: f64 = speeds.iter().map(|(_, speed)| speed).sum();
+    let part = |(name, speed): &(&str, f64)| Sample::at(metric, name, x, speed * 100.0 / all);
+    speeds.iter().map(part).collect()
+}
+
+/// `good : ugly : bad = ...`, in the mean over all places.
+pub fn told_split(points: Points<'_>, metric: &str, subject: &str) -> Option<String> {
+    let mean = |series| points.mean(metric, subject, series);
+    let (good, ugly, bad) = (mean("good")?, mean("ugly")?, mean("bad")?);
+    let text = units::significant;
+    Some(format!("good : ugly : bad = {} : {} : {}", text(good), text(ugly), text(bad)))
+}

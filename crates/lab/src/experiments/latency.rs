@@ -1,0 +1,122 @@
+//! Many reads of one size: how long each takes, and what pauses cost.
+
+use super::reading::{prepare, read_all};
+use super::{Experiment, Paper};
+use crate::buffer::Buffer;
+use crate::clock::Stopwatch;
+use crate::context::Context;
+use crate::parameters::{Parameter, parameter};
+use crate::pin::Pinned;
+use crate::results::{Figure, Points, Sample, Shape};
+use crate::stats;
+use crate::subject::{How, Kind, Subject};
+use crate::units;
+
+/// See the module.
+pub struct Latency;
+
+/// What takes this many times the median, and at least [`PAUSE_NS`], is a pause.
+const PAUSE: f64 = 20.0;
+/// The shortest pause.
+const PAUSE_NS: f64 = 100_000.0;
+
+impl Experiment for Latency {
+    fn name(&self) -> &'static str {
+        "latency"
+    }
+
+    fn paper(&self) -> Paper {
+        Paper::Singularity
+    }
+
+    fn asks(&self) -> &'static str {
+        "How long does each of many reads take that are answered from caches, and what do the \
+         pauses among them cost?"
+    }
+
+    fn finding(&self) -> &'static str {
+        "Figure 4: of 2000 reads of 16 KB some take about 30 ms, interrupted by the garbage \
+         collector. Without them the mean changes by less than 0.1 %; the variance is what they \
+         cost."
+    }
+
+    fn parameters(&self) -> &'static [Parameter] {
+        const ALL: &[Parameter] = &[
+            parameter("reads", "reads", "2000", "2000"),
+            parameter("buffer", "size of a read", "16K", "16K"),
+            parameter("file", "length of the file, read round and round", "8M", "350M"),
+        ];
+        ALL
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        vec![
+            Figure::new(Shape::Dots, "time", "Response time of each read")
+                .x("read", "")
+                .y("response time", "ns")
+                .log_y(),
+        ]
+    }
+
+    fn subjects(&self) -> &'static [&'static str] {
+        &["kernel:ext2", "draconis", "draconis-lib"]
+    }
+
+    fn takes(&self, kind: Kind) -> bool {
+        kind != Kind::KeyValue
+    }
+
+    fn repetitions(&self) -> (u64, u64) {
+        (1, 1)
+    }
+
+    fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
+        context.number("file")
+    }
+
+    fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
+        let (clock, bytes) = (subject.clock(), context.number("file")?);
+        let buffer = context.number("buffer")?.min(bytes);
+        prepare(context, &subject.files()?, "latency", bytes)?;
+        let file = subject.files()?.open("latency", How::Cached)?;
+        let mut into = Buffer::new(buffer as usize);
+        for nth in 0..bytes / buffer {
+            read_all(&*file, nth * buffer, &mut into)?;
+        }
+        let reads = context.number("reads")?;
+        let pinned = Pinned::to_this_cpu();
+        if pinned.is_none() {
+            context.note("not bound to one CPU: the system does not let us");
+        }
+        let mut laps = Vec::with_capacity(reads as usize);
+        let mut watch = Stopwatch::start(&*clock);
+        for nth in 0..reads {
+            read_all(&*file, nth % (bytes / buffer) * buffer, &mut into)?;
+            laps.push(watch.lap_ns());
+        }
+        drop(pinned);
+        let sample = |(nth, ns): (usize, &u64)| Sample::at("time", "", nth as f64, *ns as f64);
+        Ok(laps.iter().enumerate().map(sample).collect())
+    }
+
+    fn found(&self, points: Points<'_>) -> Vec<String> {
+        let tell = |subject: &&str| {
+            let line = points.line("time", subject, "");
+            let times: Vec<f64> = line.into_iter().map(|(_, y)| y).collect();
+            let (median, mean) = (stats::median(&times)?, stats::mean(&times)?);
+            let is_pause = |ns: f64| ns > (median * PAUSE).max(PAUSE_NS);
+            let calm: Vec<f64> = times.iter().copied().filter(|ns| !is_pause(*ns)).collect();
+            let longest = times.iter().copied().fold(0.0, f64::max);
+            Some(format!(
+                "{subject}: median {}, 99th of 100 {}, longest {}; {} pauses, without them the \
+                 mean is {:.1} % less.",
+                units::time_ns(median),
+                units::time_ns(stats::quantile(&times, 0.99)?),
+                units::time_ns(longest),
+                times.len() - calm.len(),
+                (1.0 - stats::mean(&calm)? / mean) * 100.0,
+            ))
+        };
+        points.subjects().iter().filter_map(tell).collect()
+    }
+}

@@ -1,0 +1,367 @@
+//! Good, bad and ugly reads of memory: the paper's `memoryAnalyzing`.
+
+use std::io::Write;
+use std::process::Command;
+
+use anyhow::bail;
+use serde::Deserialize;
+
+use super::fs_workloads::{split, told_split};
+use super::{Experiment, Paper};
+use crate::child;
+use crate::context::Context;
+use crate::parameters::{Parameter, parameter};
+use crate::pressure::Pressure;
+use crate::random::Random;
+use crate::results::{Figure, Points, Sample, Shape};
+use crate::subject::{Device, Kind, Subject};
+use crate::units;
+
+/// One of the experiments on memory.
+pub struct Mem {
+    name: &'static str,
+    asks: &'static str,
+    finding: &'static str,
+    what: What,
+}
+
+/// What it measures.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum What {
+    Good,
+    Bad,
+    Ugly,
+    Sweep,
+    Split,
+}
+
+/// In memory, or in sequence.
+pub const GOOD: Mem = Mem {
+    name: "mem-good",
+    asks: "How fast are reads of a buffer that memory holds, and sequential reads of one that it \
+           does not?",
+    finding: "Figures 2 and 3: nanoseconds, as long as the buffer is below what memory holds (1.5 \
+              GB of 2), and in sequence above it too, since pages come 4096 bytes at a time and \
+              ahead.",
+    what: What::Good,
+};
+
+/// At random, beyond memory.
+pub const BAD: Mem = Mem {
+    name: "mem-bad",
+    asks: "How slow are random reads of a buffer by its size, below and above what memory holds?",
+    finding: "Figures 4 and 5: above what memory holds most reads are page faults that take \
+              milliseconds: 0.001 of 100 parts of the throughput.",
+    what: What::Bad,
+};
+
+/// In sequence from random places, beyond memory.
+pub const UGLY: Mem = Mem {
+    name: "mem-ugly",
+    asks: "How fast are runs of sequential reads from random places of a buffer, by its size?",
+    finding: "Figures 4 and 5: between the two: 21.129 of 100 parts.",
+    what: What::Ugly,
+};
+
+/// From bad to good by the length of a run.
+pub const SWEEP: Mem = Mem {
+    name: "mem-sweep",
+    asks: "How does throughput go from bad to good as runs get longer, in a buffer that memory \
+           does not hold?",
+    finding: "numSequentialReads from 1 to 1000: near 1 it is the bad workload, near 1000 the \
+              good one.",
+    what: What::Sweep,
+};
+
+/// What each has of the three.
+pub const SPLIT: Mem = Mem {
+    name: "mem-split",
+    asks: "How is throughput split between good, ugly and bad reads, by the size of the buffer?",
+    finding: "good : ugly : bad = 78.87 : 21.129 : 0.001.",
+    what: What::Split,
+};
+
+/// How the helper says that a pattern went.
+#[derive(Debug, Deserialize)]
+struct Outcome {
+    run: u64,
+    reads: u64,
+    ns: u64,
+    major_faults: u64,
+}
+
+impl Outcome {
+    fn read_ns(&self) -> f64 {
+        self.ns as f64 / self.reads.max(1) as f64
+    }
+}
+
+impl Mem {
+    /// The runs of a pattern in a buffer: all reads from one place, or each from another.
+    fn runs(&self, context: &Context, buffer: u64) -> anyhow::Result<Vec<u64>> {
+        let (reads, ugly) = (context.number("reads")?, context.number("run")?);
+        let below = buffer <= context.number("limit")?;
+        Ok(match self.what {
+            What::Good if below => vec![reads, 1],
+            What::Good => vec![reads],
+            What::Bad => vec![1],
+            What::Ugly => vec![ugly],
+            What::Sweep => context.numbers("runs")?,
+            What::Split => vec![reads, ugly, 1],
+        })
+    }
+
+    fn measure(&self, context: &Context, buffer: u64) -> anyhow::Result<Vec<Outcome>> {
+        let workshop = &context.workshop;
+        let limit = context.number("limit")?;
+        let available = meminfo("MemAvailable:");
+        if limit + SPARE_BYTES > available {
+            bail!("memory of {} is needed, {} are there", limit + SPARE_BYTES, available);
+        }
+        let pressure = Pressure::new(limit);
+        let runs = self.runs(context, buffer)?;
+        let mut command = Command::new(&workshop.peers);
+        command.arg("memory").arg("--bytes").arg(buffer.to_string());
+        command.arg("--reads").arg(context.number("reads")?.to_string());
+        command.arg("--most-ms").arg(context.number("most_ms")?.to_string());
+        command.arg("--seed").arg((context.seed + context.repetition).to_string());
+        let runs: Vec<String> = runs.iter().map(u64::to_string).collect();
+        command.arg("--runs").arg(runs.join(","));
+        let swap = meminfo("SwapFree:");
+        let file;
+        let pages = if swap > buffer {
+            "anonymous memory that goes to swap"
+        } else {
+            file = make_file(context, buffer)?;
+            command.arg("--file").arg(file.path());
+            "pages of a file (there is no swap)"
+        };
+        match pressure.group() {
+            Some(group) => command.arg("--cgroup").arg(group),
+            None => command.arg("--page-out-above").arg(limit.to_string()),
+        };
+        context.note(format!("pressure: {}; {pages}", pressure.describe()));
+        let device = Device::of(&workshop.dir);
+        if let Some(kib) = device.and_then(|device| device.queue("read_ahead_kb")) {
+            context.note(format!("a page that is missing may bring {kib} KiB of neighbours along"));
+        }
+        Ok(serde_json::from_slice(&child::output(context, &mut command)?)?)
+    }
+}
+
+/// Memory that is left to the rest of the machine, in bytes.
+const SPARE_BYTES: u64 = 256 << 20;
+
+/// What the kernel says of its memory, in bytes.
+fn meminfo(key: &str) -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find(|line| line.starts_with(key)).unwrap_or_default();
+    line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
+}
+
+/// A file that is on the device and in no cache.
+fn make_file(context: &Context, bytes: u64) -> anyhow::Result<tempfile::NamedTempFile> {
+    let mut file =
+        tempfile::Builder::new().prefix("draconis-lab-").tempfile_in(&context.workshop.dir)?;
+    let mut piece = vec![0; 1 << 20];
+    let mut dice = Random::new(context.seed);
+    dice.fill(&mut piece);
+    let mut left = bytes;
+    while left > 0 {
+        context.check()?;
+        let len = left.min(piece.len() as u64);
+        file.write_all(&piece[..len as usize])?;
+        left -= len;
+    }
+    file.as_file().sync_all()?;
+    // Whoever brings a page in is charged for it: that must be the child.
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+    Ok(file)
+}
+
+fn series(run: u64, reads: u64) -> &'static str {
+    match run {
+        1 => "random",
+        run if run >= reads => "sequential",
+        _ => "runs",
+    }
+}
+
+impl Experiment for Mem {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn paper(&self) -> Paper {
+        Paper::Memory
+    }
+
+    fn asks(&self) -> &'static str {
+        self.asks
+    }
+
+    fn finding(&self) -> &'static str {
+        self.finding
+    }
+
+    fn parameters(&self) -> &'static [Parameter] {
+        const ALL: &[Parameter] = &[
+            parameter("limit", "what memory holds", "32M", "1G"),
+            parameter(
+                "buffers",
+                "memoryToAllocate",
+                "8M,16M,24M,48M,96M",
+                "128M,256M,512M,768M,1152M,1536M,2G,3G",
+            ),
+            parameter("reads", "numReads", "100000", "1000000"),
+            parameter("run", "sequential reads from one place, of the ugly workload", "500", "500"),
+            parameter(
+                "runs",
+                "numSequentialReads of the sweep",
+                "1,10,100,1000",
+                "1,2,5,10,20,50,100,200,500,1000",
+            ),
+            parameter("most_ms", "a pattern stops after so many milliseconds", "200", "10000"),
+        ];
+        ALL
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        let lines = |metric: &str, title: &str| Figure::new(Shape::Lines, metric, title);
+        match self.what {
+            What::Sweep => vec![
+                lines("rate", "Throughput by the length of a run")
+                    .x("sequential reads from one place", "")
+                    .y("reads", "/s")
+                    .log_x()
+                    .log_y(),
+            ],
+            What::Split => vec![
+                Figure::new(Shape::Stacks, "split", "Throughput split")
+                    .x("buffer", "B")
+                    .y("part of the throughput", "%"),
+            ],
+            _ => vec![
+                lines("latency", "Latency of a read")
+                    .x("buffer", "B")
+                    .y("time for a read", "ns")
+                    .log_x()
+                    .log_y(),
+                lines("rate", "Throughput").x("buffer", "B").y("reads", "/s").log_x().log_y(),
+                lines("faults", "Reads that waited for the device")
+                    .x("buffer", "B")
+                    .y("of 1000 reads", "")
+                    .log_x(),
+            ],
+        }
+    }
+
+    fn subjects(&self) -> &'static [&'static str] {
+        &["mem"]
+    }
+
+    fn takes(&self, kind: Kind) -> bool {
+        kind == Kind::Memory
+    }
+
+    fn repetitions(&self) -> (u64, u64) {
+        (3, 3)
+    }
+
+    fn warms_up(&self) -> bool {
+        false
+    }
+
+    fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
+        Ok(context.numbers("buffers")?.into_iter().max().unwrap_or(0))
+    }
+
+    fn run(&self, context: &Context, _: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
+        let reads = context.number("reads")?;
+        let mut buffers = context.numbers("buffers")?;
+        if self.what == What::Sweep {
+            buffers = buffers.into_iter().max().into_iter().collect();
+        }
+        let mut samples = vec![];
+        for buffer in buffers {
+            context.check()?;
+            let outcomes = self.measure(context, buffer)?;
+            let x = buffer as f64;
+            match self.what {
+                What::Sweep => samples.extend(outcomes.iter().map(|outcome| {
+                    Sample::at("rate", "", outcome.run as f64, 1e9 / outcome.read_ns())
+                })),
+                What::Split => {
+                    let names = ["good", "ugly", "bad"];
+                    let rate = |outcome: &Outcome| 1e9 / outcome.read_ns();
+                    let rates: Vec<_> = names.into_iter().zip(outcomes.iter().map(rate)).collect();
+                    samples.extend(split("split", x, &rates));
+                }
+                _ => {
+                    for outcome in &outcomes {
+                        let series = series(outcome.run, reads);
+                        let faults =
+                            outcome.major_faults as f64 * 1000.0 / outcome.reads.max(1) as f64;
+                        samples.push(Sample::at("latency", series, x, outcome.read_ns()));
+                        samples.push(Sample::at("rate", series, x, 1e9 / outcome.read_ns()));
+                        samples.push(Sample::at("faults", series, x, faults));
+                    }
+                }
+            }
+        }
+        Ok(samples)
+    }
+
+    fn found(&self, points: Points<'_>) -> Vec<String> {
+        let mut found = vec![];
+        match self.what {
+            What::Split => {
+                found.extend(
+                    told_split(points, "split", "mem")
+                        .map(|text| format!("In the mean over all buffers {text}.")),
+                );
+                let last = |series| points.line("split", "mem", series).last().copied();
+                if let (Some((buffer, good)), Some((_, ugly)), Some((_, bad))) =
+                    (last("good"), last("ugly"), last("bad"))
+                {
+                    let text = units::significant;
+                    found.push(format!(
+                        "With a buffer of {}: {} : {} : {}.",
+                        units::bytes(buffer),
+                        text(good),
+                        text(ugly),
+                        text(bad),
+                    ));
+                }
+            }
+            What::Sweep => {
+                let line = points.line("rate", "mem", "");
+                if let (Some(first), Some(last)) = (line.first(), line.last()) {
+                    found.push(format!(
+                        "{} in runs of {}, {} in runs of {}: {} times.",
+                        units::in_unit(first.1, "/s"),
+                        first.0,
+                        units::in_unit(last.1, "/s"),
+                        last.0,
+                        units::significant(last.1 / first.1),
+                    ));
+                }
+            }
+            _ => {
+                for series in points.series("latency", "mem") {
+                    let line = points.line("latency", "mem", series);
+                    if let (Some(first), Some(last)) = (line.first(), line.last()) {
+                        found.push(format!(
+                            "{series}: {} for a read of a buffer of {}, {} of one of {}.",
+                            units::time_ns(first.1),
+                            units::bytes(first.0),
+                            units::time_ns(last.1),
+                            units::bytes(last.0),
+                        ));
+                    }
+                }
+            }
+        }
+        found
+    }
+}

@@ -1,0 +1,157 @@
+//! The experiments, one file each.
+
+mod append_update;
+mod caches;
+mod channel;
+mod fio_check;
+mod fs_compete;
+mod fs_parts;
+mod fs_workloads;
+mod isolation;
+mod kv;
+mod latency;
+mod mem;
+mod mount;
+mod page_size;
+mod parallel;
+mod profile;
+mod reading;
+mod seqread;
+mod timeseries;
+mod tools;
+mod waiting;
+mod write_mode;
+mod writing;
+
+pub use channel::serve_as_child as serve_channel;
+pub use isolation::serve_as_child as serve_isolation;
+pub use page_size::page_of;
+pub use parallel::useful;
+
+use crate::context::Context;
+use crate::parameters::Parameter;
+use crate::results::{Figure, Points, Sample};
+use crate::subject::{Kind, Subject};
+
+/// Where an experiment is from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Paper {
+    /// Ext2 on Singularity.
+    Singularity,
+    /// Analysis of memory and file-system performance.
+    Memory,
+    /// Draconis.
+    Draconis,
+    /// What else one wants to know.
+    Lab,
+}
+
+impl Paper {
+    /// Its title.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Singularity => "Ext2 on Singularity",
+            Self::Memory => "Analysis of memory and file-system performance",
+            Self::Draconis => "Draconis: rethinking the storage stack",
+            Self::Lab => "The stack beside its peers",
+        }
+    }
+}
+
+/// One experiment.
+pub trait Experiment: Sync {
+    /// Its name on the command line.
+    fn name(&self) -> &'static str;
+
+    /// Where it is from.
+    fn paper(&self) -> Paper;
+
+    /// What it asks.
+    fn asks(&self) -> &'static str;
+
+    /// What the paper found.
+    fn finding(&self) -> &'static str;
+
+    /// What can be changed about it.
+    fn parameters(&self) -> &'static [Parameter];
+
+    /// How it is drawn.
+    fn figures(&self) -> Vec<Figure>;
+
+    /// What it runs against if nothing is asked for.
+    fn subjects(&self) -> &'static [&'static str];
+
+    /// Whether it can use a subject of that sort.
+    fn takes(&self, kind: Kind) -> bool;
+
+    /// What it waits for, if it cannot run yet.
+    fn waits(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// How often it is repeated in a quick run, and in one of the paper's size.
+    fn repetitions(&self) -> (u64, u64) {
+        (3, 5)
+    }
+
+    /// Whether a first pass is thrown away.
+    fn warms_up(&self) -> bool {
+        true
+    }
+
+    /// Bytes that a subject must hold.
+    ///
+    /// # Errors
+    /// If a parameter makes no sense.
+    fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
+        let _ = context;
+        Ok(64 << 20)
+    }
+
+    /// Measures once.
+    ///
+    /// # Errors
+    /// What the subject says.
+    fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>>;
+
+    /// What was found here, in words: a sentence or two for each subject.
+    fn found(&self, points: Points<'_>) -> Vec<String>;
+}
+
+/// All of them, in the order of the papers.
+pub const ALL: &[&dyn Experiment] = &[
+    &seqread::SeqRead,
+    &timeseries::TimeSeries,
+    &latency::Latency,
+    &caches::Caches,
+    &channel::Channel,
+    &isolation::Isolation,
+    &mem::GOOD,
+    &mem::BAD,
+    &mem::UGLY,
+    &mem::SWEEP,
+    &mem::SPLIT,
+    &fs_workloads::GOOD,
+    &fs_workloads::BAD,
+    &fs_workloads::UGLY,
+    &fs_workloads::FsSweep,
+    &fs_workloads::FsSplit,
+    &fs_parts::FsParts,
+    &fs_compete::FsCompete,
+    &page_size::PageSize,
+    &write_mode::WriteMode,
+    &parallel::Parallel,
+    &kv::ASYNC,
+    &kv::SYNC,
+    &append_update::AppendUpdate,
+    &profile::Profile,
+    &waiting::Objects,
+    &mount::Mount,
+    &tools::Tools,
+    &fio_check::FioCheck,
+];
+
+/// The experiment of that name.
+pub fn by_name(name: &str) -> Option<&'static dyn Experiment> {
+    ALL.iter().copied().find(|experiment| experiment.name() == name)
+}

@@ -1,0 +1,311 @@
+//! What people do with a mounted file system: copy in, list, archive, read, make and remove
+//! small files, log, unmount.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+
+use super::reading::Chill;
+use super::{Experiment, Paper};
+use crate::context::Context;
+use crate::parameters::{Parameter, parameter};
+use crate::random::Random;
+use crate::results::{Figure, Points, Sample, Shape};
+use crate::subject::{Kind, Subject, time_output};
+use crate::units;
+
+/// See the module.
+pub struct Mount;
+
+/// Length of a small file, in bytes.
+const SMALL_BYTES: usize = 4096;
+/// Small files of one directory.
+const DIRECTORY_FILES: u64 = 1000;
+/// What one append adds, in bytes.
+const APPEND_BYTES: usize = 512;
+/// The paper's buffer, in bytes.
+const BUFFER_BYTES: usize = 16 << 10;
+
+/// One pass: the subject's directory and what was measured.
+struct Pass<'a> {
+    context: &'a Context,
+    at: PathBuf,
+    samples: Vec<Sample>,
+}
+
+impl Pass<'_> {
+    fn took(&mut self, name: &str, time: Duration) {
+        self.samples.push(Sample::named("time", "", name, time.as_nanos() as f64));
+    }
+
+    fn speed(&mut self, name: &str, bytes: u64, time: Duration) {
+        let speed = bytes as f64 / time.as_secs_f64().max(1e-9);
+        self.samples.push(Sample::named("speed", "", name, speed));
+    }
+
+    fn rate(&mut self, name: &str, count: u64, time: Duration) {
+        let rate = count as f64 / time.as_secs_f64().max(1e-9);
+        self.samples.push(Sample::named("rate", "", name, rate));
+    }
+
+    /// A real tree, copied in.
+    fn copy_in(&mut self) -> anyhow::Result<()> {
+        let tree = self.context.text("tree")?;
+        let (_, bytes) = weigh(Path::new(tree))?;
+        let target = self.at.join("tree");
+        // Warm, or the source's device is what is measured.
+        time_output(Command::new("tar").arg("-C").arg(tree).args(["-cf", "-", "."]))?;
+        let time = time_output(Command::new("cp").arg("-r").arg(tree).arg(&target))?;
+        self.speed("cp -r in", bytes, time);
+        Ok(())
+    }
+
+    /// The tree, listed and archived.
+    fn walk(&mut self) -> anyhow::Result<()> {
+        let tree = self.at.join("tree");
+        let time = time_output(Command::new("find").arg(&tree))?;
+        self.took("find, cold", time);
+        let time = time_output(Command::new("find").arg(&tree).arg("-ls"))?;
+        self.took("find -ls", time);
+        Ok(())
+    }
+
+    fn archive(&mut self) -> anyhow::Result<()> {
+        let tree = self.at.join("tree");
+        let (_, bytes) = weigh(Path::new(self.context.text("tree")?))?;
+        let time = time_output(Command::new("tar").arg("-C").arg(&tree).args(["-cf", "-", "."]))?;
+        self.speed("tar, cold", bytes, time);
+        Ok(())
+    }
+
+    /// One large file and an fsync.
+    fn write_file(&mut self) -> anyhow::Result<()> {
+        let bytes = self.context.number("file")?;
+        let mut piece = vec![0; 1 << 20];
+        Random::new(self.context.seed).fill(&mut piece);
+        let mut file = File::create(self.at.join("file"))?;
+        let started = Instant::now();
+        for _ in 0..bytes.div_ceil(1 << 20) {
+            self.context.check()?;
+            file.write_all(&piece)?;
+        }
+        file.sync_all()?;
+        self.speed("write and fsync", bytes, started.elapsed());
+        Ok(())
+    }
+
+    fn read_file(&mut self, name: &str) -> anyhow::Result<()> {
+        let started = Instant::now();
+        let mut file = File::open(self.at.join("file"))?;
+        let (mut buffer, mut bytes) = (vec![0; BUFFER_BYTES], 0);
+        loop {
+            match file.read(&mut buffer)? {
+                0 => break,
+                got => bytes += got as u64,
+            }
+        }
+        self.speed(name, bytes, started.elapsed());
+        Ok(())
+    }
+
+    /// Made, looked at, renamed, removed.
+    fn small_files(&mut self) -> anyhow::Result<()> {
+        let files = self.context.number("files")?;
+        let at = self.at.clone();
+        let name = |i: u64, prefix: &str| at.join(format!("d{}/{prefix}{i}", i / DIRECTORY_FILES));
+        for dir in 0..files.div_ceil(DIRECTORY_FILES) {
+            std::fs::create_dir_all(at.join(format!("d{dir}")))?;
+        }
+        let bytes = [0x5a; SMALL_BYTES];
+        let mut each = |what: &str, once: &dyn Fn(u64) -> std::io::Result<()>| {
+            let started = Instant::now();
+            (0..files).try_for_each(once).with_context(|| what.to_string())?;
+            self.rate(what, files, started.elapsed());
+            anyhow::Ok(())
+        };
+        each("create", &|i| File::create_new(name(i, "file"))?.write_all(&bytes))?;
+        each("stat", &|i| std::fs::metadata(name(i, "file")).map(drop))?;
+        each("rename", &|i| std::fs::rename(name(i, "file"), name(i, "moved")))?;
+        each("unlink", &|i| std::fs::remove_file(name(i, "moved")))
+    }
+
+    /// A log: a little more, durable, again and again; and a database's pages.
+    fn appends(&mut self) -> anyhow::Result<()> {
+        let appends = self.context.number("appends")?;
+        let mut log = File::create(self.at.join("log"))?;
+        let piece = [0x5a; APPEND_BYTES];
+        let started = Instant::now();
+        for _ in 0..appends {
+            log.write_all(&piece)?;
+            log.sync_all()?;
+        }
+        self.rate("append and fsync", appends, started.elapsed());
+        let file = File::create(self.at.join("database"))?;
+        file.write_all_at(&vec![0; 1 << 20], 0)?;
+        file.sync_all()?;
+        let started = Instant::now();
+        for i in 0..appends {
+            file.write_all_at(&piece, i % 200 * 4096)?;
+            file.sync_data()?;
+        }
+        self.rate("overwrite and fdatasync", appends, started.elapsed());
+        Ok(())
+    }
+}
+
+/// How many names and bytes a tree holds.
+pub fn weigh(tree: &Path) -> anyhow::Result<(u64, u64)> {
+    let (mut files, mut bytes) = (0, 0);
+    let mut stack = vec![tree.to_path_buf()];
+    while let Some(dir) = stack.pop() {
+        let entries = std::fs::read_dir(&dir).with_context(|| dir.display().to_string())?;
+        for entry in entries {
+            let entry = entry?;
+            let found = entry.metadata()?;
+            files += 1;
+            if found.is_dir() {
+                stack.push(entry.path());
+            } else if found.is_file() {
+                bytes += found.len();
+            }
+        }
+    }
+    Ok((files, bytes))
+}
+
+impl Experiment for Mount {
+    fn name(&self) -> &'static str {
+        "mount"
+    }
+
+    fn paper(&self) -> Paper {
+        Paper::Lab
+    }
+
+    fn asks(&self) -> &'static str {
+        "How fast is what people do with a mounted file system, beside the kernel's driver, \
+         fuse2fs, and a FUSE server that does nothing?"
+    }
+
+    fn finding(&self) -> &'static str {
+        "No paper: Ext2 on Singularity left open whether a file system outside the kernel can be \
+         as fast as one inside."
+    }
+
+    fn parameters(&self) -> &'static [Parameter] {
+        const ALL: &[Parameter] = &[
+            parameter("tree", "the tree that is copied in", "/usr/share/perl", "/usr/share"),
+            parameter("file", "length of the large file", "48M", "400M"),
+            parameter("files", "small files", "1000", "20000"),
+            parameter("appends", "durable appends", "100", "500"),
+        ];
+        ALL
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        vec![
+            Figure::new(Shape::Bars, "speed", "Bytes").y("bytes", "B/s").log_y(),
+            Figure::new(Shape::Bars, "rate", "Operations").y("operations", "/s").log_y(),
+            Figure::new(Shape::Bars, "time", "Walking a tree, and unmounting")
+                .y("time", "ns")
+                .log_y(),
+        ]
+    }
+
+    fn subjects(&self) -> &'static [&'static str] {
+        &["kernel:ext2", "fuse2fs", "no-op", "draconis"]
+    }
+
+    fn takes(&self, kind: Kind) -> bool {
+        kind == Kind::Directory
+    }
+
+    fn repetitions(&self) -> (u64, u64) {
+        (2, 3)
+    }
+
+    fn warms_up(&self) -> bool {
+        false
+    }
+
+    fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
+        let (names, bytes) = weigh(Path::new(context.text("tree")?))?;
+        let files = context.number("files")?;
+        Ok(bytes + names * 8192 + context.number("file")? + files * 16_384 + (64 << 20))
+    }
+
+    fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
+        let at = subject.directory().context("a directory")?.to_path_buf();
+        let keeps = subject.name() != "no-op";
+        let mut pass = Pass { context, at, samples: vec![] };
+        pass.copy_in()?;
+        pass.write_file()?;
+        pass.small_files()?;
+        pass.appends()?;
+        let started = Instant::now();
+        let chill = Chill::down(subject)?;
+        if keeps {
+            pass.took("unmount and mount", started.elapsed());
+            pass.walk()?;
+            Chill::down(subject)?;
+            pass.archive()?;
+            Chill::down(subject)?;
+            pass.read_file("read, cold")?;
+            pass.read_file("read, warm")?;
+            let bytes = context.number("file")?;
+            if !chill.held(subject, bytes) {
+                context
+                    .note(format!("{}: cold reads did not all reach the device", subject.name()));
+            }
+        }
+        let Pass { at, samples, .. } = pass;
+        for entry in std::fs::read_dir(&at)? {
+            let path = entry?.path();
+            if path.file_name().is_some_and(|name| name == "lost+found") {
+                continue;
+            }
+            if path.is_dir() {
+                std::fs::remove_dir_all(path)?;
+            } else {
+                std::fs::remove_file(path)?;
+            }
+        }
+        Ok(samples)
+    }
+
+    fn found(&self, points: Points<'_>) -> Vec<String> {
+        let subjects = points.subjects();
+        if !subjects.contains(&"draconis") {
+            return vec![];
+        }
+        let peers = subjects.iter().filter(|subject| **subject != "draconis");
+        let tell = |peer: &&str| {
+            let ratio = |metric: &'static str, label: &str| {
+                let of = |subject| points.named(metric, subject, "", label);
+                let (ours, theirs) = (of("draconis")?, of(peer)?);
+                let better = if metric == "time" { theirs / ours } else { ours / theirs };
+                Some(format!("{label} {}", units::significant(better)))
+            };
+            let all = [
+                ("speed", "cp -r in"),
+                ("speed", "write and fsync"),
+                ("speed", "read, cold"),
+                ("speed", "tar, cold"),
+                ("time", "find, cold"),
+                ("rate", "create"),
+                ("rate", "stat"),
+                ("rate", "unlink"),
+                ("rate", "append and fsync"),
+            ];
+            let told: Vec<String> =
+                all.iter().filter_map(|(metric, label)| ratio(metric, label)).collect();
+            (!told.is_empty()).then(|| format!("draconis, times {peer}: {}.", told.join(", ")))
+        };
+        peers.filter_map(tell).collect()
+    }
+}

@@ -1,0 +1,210 @@
+//! Which size does the device work in?
+//!
+//! Figure 1 of the paper is throughput by block size. What betrays the page is the same
+//! block at different offsets: one that begins inside a page touches a page more, and
+//! changes two of them in part.
+//!
+//! ```text
+//!   pages    |       |       |       |       |
+//!   aligned  [===============]                 2 pages, whole
+//!   not      .    [===============]            3 pages, two of them read before
+//! ```
+
+use super::parallel::Load;
+use super::{Experiment, Paper};
+use crate::context::Context;
+use crate::parameters::{Parameter, parameter};
+use crate::results::{Figure, Points, Sample, Shape};
+use crate::subject::{Kind, Subject};
+use crate::units;
+
+/// See the module.
+pub struct PageSize;
+
+/// Every write begins on a multiple of this, plus its offset.
+const STRIDE: u64 = 64 << 10;
+/// What is written at different offsets: the largest page looked for.
+pub const PROBE: u64 = 16 << 10;
+/// Where it begins.
+pub const OFFSETS: [u64; 6] = [512, 1024, 2048, 4096, 8192, 0];
+/// How much slower a write is called slower: beyond noise, and on a model, which has none.
+const SLOWER: f64 = 1.12;
+const SLOWER_ON_MODELS: f64 = 1.04;
+
+impl Experiment for PageSize {
+    fn name(&self) -> &'static str {
+        "page-size"
+    }
+
+    fn paper(&self) -> Paper {
+        Paper::Draconis
+    }
+
+    fn asks(&self) -> &'static str {
+        "How fast are writes by their size in multiples of 512 bytes, and which page do they \
+         betray?"
+    }
+
+    fn finding(&self) -> &'static str {
+        "Figure 1: throughput is much higher with blocks of 4 KB and 8 KB, so the page is 4 KB: \
+         whatever is no multiple of it costs a read-modify-write."
+    }
+
+    fn parameters(&self) -> &'static [Parameter] {
+        const ALL: &[Parameter] = &[
+            parameter(
+                "sizes",
+                "sizes of a write",
+                "512,1024,1536,2048,3072,4096,5120,6144,8192",
+                "512,1024,1536,2048,2560,3072,3584,4096,4608,5120,5632,6144,6656,7168,7680,8192",
+            ),
+            parameter("writes", "writes of each size", "200", "5000"),
+            parameter("threads", "how many write at the same time (models: at least 64)", "2", "8"),
+            parameter("area", "bytes that are written all over", "16M", "1G"),
+        ];
+        ALL
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        vec![
+            Figure::new(Shape::Lines, "speed", "Write throughput by block size")
+                .x("block", "B")
+                .y("written", "B/s")
+                .log_y(),
+            Figure::new(Shape::Bars, "offset", "16 KiB written at an offset: time of a write")
+                .y("time for a write", "ns"),
+        ]
+    }
+
+    fn subjects(&self) -> &'static [&'static str] {
+        &["file", "model:ssd", "model:ssd,page=16K"]
+    }
+
+    fn takes(&self, kind: Kind) -> bool {
+        matches!(kind, Kind::Raw | Kind::Directory | Kind::Model)
+    }
+
+    fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
+        context.number("area")
+    }
+
+    fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
+        let area = context.number("area")?;
+        if subject.kind() != Kind::Model {
+            super::reading::prepare(context, &subject.files()?, "area", area)?;
+        }
+        let (writes, threads) = (context.number("writes")?, context.number("threads")?);
+        let probe = Probe::new(writes, threads, area, subject);
+        let mut samples = vec![];
+        for size in context.numbers("sizes")? {
+            if let Some(ns) = probe.time(context, subject, size, 0) {
+                samples.push(Sample::at("speed", "", size as f64, size as f64 * 1e9 / ns));
+            } else {
+                let name = subject.name();
+                context.note(format!("{name}: takes no direct writes of {size} bytes"));
+            }
+        }
+        for (offset, ns) in probe.offsets(context, subject) {
+            samples.push(Sample::named("offset", "", &label(offset), ns));
+        }
+        Ok(samples)
+    }
+
+    fn found(&self, points: Points<'_>) -> Vec<String> {
+        let tell = |subject: &&str| {
+            Some(match page_of(points, subject)? {
+                512 => format!(
+                    "{subject}: 16 KiB cost the same wherever they begin: the page is 512 B, or a \
+                     cache hides it."
+                ),
+                page => format!(
+                    "{subject}: the page is {}: what begins inside one costs more.",
+                    units::bytes(page as f64)
+                ),
+            })
+        };
+        points.subjects().iter().filter_map(tell).collect()
+    }
+}
+
+/// The page that a subject's points under `offset` betray.
+pub fn page_of(points: Points<'_>, subject: &str) -> Option<u64> {
+    let at = |offset: &u64| Some((*offset, points.named("offset", subject, "", &label(*offset))?));
+    let slower = if subject.starts_with("model") { SLOWER_ON_MODELS } else { SLOWER };
+    infer(&OFFSETS.iter().filter_map(at).collect::<Vec<_>>(), slower)
+}
+
+/// What an offset is called.
+pub fn label(offset: u64) -> String {
+    if offset == 0 { "aligned".into() } else { format!("at {offset}") }
+}
+
+/// Writes that betray a page.
+pub struct Probe {
+    area: u64,
+    threads: u64,
+    writes: u64,
+}
+
+impl Probe {
+    /// So many writes by a few threads.
+    pub fn new(writes: u64, threads: u64, area: u64, subject: &dyn Subject) -> Self {
+        match subject.kind() {
+            // Nothing shows before a model's buffer is full.
+            Kind::Model => Self { area, threads: threads.max(64), writes },
+            _ => Self { area, threads: threads.max(1), writes },
+        }
+    }
+
+    /// Nanoseconds for a write; `None` if the subject does not take that size.
+    fn time(
+        &self,
+        context: &Context,
+        subject: &dyn Subject,
+        block: u64,
+        offset: u64,
+    ) -> Option<f64> {
+        let Self { area, threads, writes } = *self;
+        let load = Load { block, stride: STRIDE, offset, area, threads, writes };
+        let ns = load.run(context, subject).ok()?;
+        Some((ns as f64 / writes as f64).max(1.0))
+    }
+
+    /// The time of a write at each offset that the subject takes.
+    pub fn offsets(&self, context: &Context, subject: &dyn Subject) -> Vec<(u64, f64)> {
+        let time = |offset: &u64| Some((*offset, self.time(context, subject, PROBE, *offset)?));
+        OFFSETS.iter().filter_map(time).collect()
+    }
+}
+
+/// The page that times of writes by offset betray: the smallest offset at which writes are
+/// as fast as aligned ones, if at all smaller ones they are slower; 512 if nothing shows.
+fn infer(times: &[(u64, f64)], slower: f64) -> Option<u64> {
+    let aligned = times.iter().find(|(offset, _)| *offset == 0)?.1;
+    let slow = |(_, ns): &&(u64, f64)| *ns > aligned * slower;
+    let at_offsets = || times.iter().filter(|(offset, _)| *offset > 0);
+    let slow_ones = at_offsets().take_while(slow).count();
+    if slow_ones != at_offsets().filter(slow).count() {
+        // Noise: a page makes everything below it slow, and nothing above.
+        return Some(512);
+    }
+    Some(at_offsets().nth(slow_ones).map_or(PROBE, |(offset, _)| *offset))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_told_from_noise() {
+        let page = |slow: [f64; 6]| {
+            let times: Vec<(u64, f64)> = OFFSETS.into_iter().zip(slow).collect();
+            infer(&times, SLOWER)
+        };
+        assert_eq!(page([2.0, 2.0, 2.0, 1.0, 1.0, 1.0]), Some(4096));
+        assert_eq!(page([2.0, 2.0, 2.0, 2.0, 2.0, 1.0]), Some(16384));
+        assert_eq!(page([1.0, 1.0, 1.0, 1.0, 1.0, 1.0]), Some(512));
+        assert_eq!(page([2.0, 1.0, 1.0, 1.5, 1.0, 1.0]), Some(512));
+        assert_eq!(infer(&[], SLOWER), None);
+    }
+}

@@ -1,0 +1,207 @@
+//! Pages written by many threads at the same time.
+
+use std::sync::Arc;
+
+use draconis_device::Extent;
+use draconis_device::sim::{Kind as Ask, Request, Timing};
+
+use super::{Experiment, Paper};
+use crate::buffer::Buffer;
+use crate::context::Context;
+use crate::parameters::{Parameter, parameter};
+use crate::random::Random;
+use crate::results::{Figure, Points, Sample, Shape};
+use crate::subject::{How, Kind, Subject};
+use crate::units;
+
+/// See the module.
+pub struct Parallel;
+
+impl Experiment for Parallel {
+    fn name(&self) -> &'static str {
+        "parallel"
+    }
+
+    fn paper(&self) -> Paper {
+        Paper::Draconis
+    }
+
+    fn asks(&self) -> &'static str {
+        "How many writes of a page does the device take in a second from 1 to 32 threads?"
+    }
+
+    fn finding(&self) -> &'static str {
+        "Figure 3: it scales to 8 threads; beyond 16 the disk's limit of 175 thousand a second \
+         is reached."
+    }
+
+    fn parameters(&self) -> &'static [Parameter] {
+        const ALL: &[Parameter] = &[
+            parameter("threads", "how many write", "1,2,4,8,16,32", "1,2,4,8,12,16,24,32"),
+            parameter("block", "size of a write", "4K", "4K"),
+            parameter("writes", "writes of all threads together", "1000", "100000"),
+            parameter("area", "bytes that are written all over", "16M", "1G"),
+        ];
+        ALL
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        vec![
+            Figure::new(Shape::Lines, "rate", "Writes in a second by threads")
+                .x("threads", "")
+                .y("writes", "/s")
+                .log_y(),
+        ]
+    }
+
+    fn subjects(&self) -> &'static [&'static str] {
+        &["file", "dir", "model:ssd", "model:hdd"]
+    }
+
+    fn takes(&self, kind: Kind) -> bool {
+        matches!(kind, Kind::Raw | Kind::Directory | Kind::Model)
+    }
+
+    fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
+        context.number("area")
+    }
+
+    fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
+        let (block, writes) = (context.number("block")?, context.number("writes")?);
+        let area = context.number("area")?;
+        if subject.kind() != Kind::Model {
+            super::reading::prepare(context, &subject.files()?, "area", area)?;
+        }
+        let mut samples = vec![];
+        for threads in context.numbers("threads")? {
+            context.check()?;
+            let threads = threads.max(1);
+            let load = Load { block, stride: block, offset: 0, area, threads, writes };
+            let ns = load.run(context, subject)?;
+            let rate = load.writes as f64 * 1e9 / ns.max(1) as f64;
+            samples.push(Sample::at("rate", "", threads as f64, rate));
+        }
+        Ok(samples)
+    }
+
+    fn found(&self, points: Points<'_>) -> Vec<String> {
+        let tell = |subject: &&str| {
+            let line = points.line("rate", subject, "");
+            let (useful, rate) = useful(&line)?;
+            Some(format!(
+                "{subject}: scales to {useful:.0} threads ({}), from {} with one.",
+                units::in_unit(rate, "/s"),
+                units::in_unit(line.first()?.1, "/s"),
+            ))
+        };
+        points.subjects().iter().filter_map(tell).collect()
+    }
+}
+
+/// The least number of threads that reaches nine tenths of the best rate, and its rate.
+pub fn useful(line: &[(f64, f64)]) -> Option<(f64, f64)> {
+    let best = line.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
+    line.iter().find(|(_, rate)| *rate >= best * 0.9).copied()
+}
+
+/// What is written to a model before it is believed, in bytes.
+const MODEL_BYTES: u64 = 64 << 20;
+
+/// Direct writes of a block to random places.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// Bytes of a write.
+    pub block: u64,
+    /// Places are multiples of this, in bytes ...
+    pub stride: u64,
+    /// ... plus this.
+    pub offset: u64,
+    /// Bytes that are written all over.
+    pub area: u64,
+    /// How many write at the same time.
+    pub threads: u64,
+    /// Writes of all together.
+    pub writes: u64,
+}
+
+impl Load {
+    fn place(&self, dice: &mut Random) -> u64 {
+        let places = (self.area.saturating_sub(self.offset + self.block) / self.stride + 1).max(1);
+        dice.below(places) * self.stride + self.offset
+    }
+
+    /// How long all of it takes, in the subject's time.
+    pub fn run(&self, context: &Context, subject: &dyn Subject) -> anyhow::Result<u64> {
+        match subject.timing() {
+            Some(mut timing) => {
+                // As many as it takes to fill its caches; they cost no time of ours.
+                let writes = self.writes.max((MODEL_BYTES / self.block).clamp(2000, 20_000));
+                let load = Self { writes, ..*self };
+                let ns = load.in_device_time(&mut *timing, &mut context.dice());
+                Ok((ns as f64 * self.writes as f64 / writes as f64) as u64)
+            }
+            None => self.by_threads(context, subject),
+        }
+    }
+
+    /// Real threads, on the file `area`.
+    fn by_threads(&self, context: &Context, subject: &dyn Subject) -> anyhow::Result<u64> {
+        let clock = subject.clock();
+        let file = subject.files()?.open("area", How::Direct)?;
+        let started = clock.now_ns();
+        std::thread::scope(|scope| -> anyhow::Result<()> {
+            let one = |nth: u64| {
+                let file = Arc::clone(&file);
+                let mut dice = Random::new(context.seed ^ (nth << 32) ^ context.repetition);
+                let share =
+                    self.writes / self.threads + u64::from(nth < self.writes % self.threads);
+                scope.spawn(move || -> anyhow::Result<()> {
+                    let mut bytes = Buffer::new(self.block as usize);
+                    dice.fill(&mut bytes);
+                    (0..share).try_for_each(|_| file.write(self.place(&mut dice), &bytes))
+                })
+            };
+            let all: Vec<_> = (0..self.threads).map(one).collect();
+            for one in all {
+                one.join().map_err(|_| anyhow::anyhow!("a thread panicked"))??;
+            }
+            Ok(())
+        })?;
+        Ok(clock.now_ns() - started)
+    }
+
+    /// Threads that exist only in the device's time: each asks again as soon as it is
+    /// answered. The first half fills the device's caches; how long the second took, as if
+    /// it were all.
+    fn in_device_time(&self, timing: &mut dyn Timing, dice: &mut Random) -> u64 {
+        let all = Self { area: timing.model().len_bytes, ..*self };
+        let (mut asked, mut answered, mut half_ns, mut now) = (0, 0, 0, 0);
+        let mut done = vec![];
+        let total = self.writes * 2;
+        while answered < total {
+            while asked - answered < self.threads && asked < total {
+                let at = Extent::new(all.place(dice), self.block);
+                timing.take(now, Request { id: asked, kind: Ask::Write, at });
+                asked += 1;
+            }
+            let Some(next) = timing.next_ns() else { break };
+            now = next;
+            timing.advance(now, &mut done);
+            answered += done.drain(..).count() as u64;
+            if answered <= self.writes {
+                half_ns = now;
+            }
+        }
+        now - half_ns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn useful_threads_are_the_fewest_that_are_nearly_best() {
+        let line = [(1.0, 10.0), (2.0, 20.0), (4.0, 39.0), (8.0, 40.0)];
+        assert_eq!(super::useful(&line), Some((4.0, 39.0)));
+        assert_eq!(super::useful(&[]), None);
+    }
+}

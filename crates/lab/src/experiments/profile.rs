@@ -1,0 +1,180 @@
+//! A device in a few numbers: what a store that is made for its hardware wants to know.
+
+use super::page_size::{Probe, label, page_of};
+use super::parallel::{Load, useful};
+use super::reading::{Chill, prepare, read_all};
+use super::{Experiment, Paper};
+use crate::buffer::Buffer;
+use crate::clock::Stopwatch;
+use crate::context::Context;
+use crate::parameters::{Parameter, parameter};
+use crate::results::{Figure, Points, Sample, Shape};
+use crate::stats;
+use crate::subject::{How, Kind, Subject};
+use crate::units;
+
+/// See the module.
+pub struct Profile;
+
+impl Experiment for Profile {
+    fn name(&self) -> &'static str {
+        "profile"
+    }
+
+    fn paper(&self) -> Paper {
+        Paper::Draconis
+    }
+
+    fn asks(&self) -> &'static str {
+        "What is the device like in a few numbers: page, best buffer, sequential against random, \
+         what a flush costs, how many requests at the same time pay?"
+    }
+
+    fn finding(&self) -> &'static str {
+        "Section 4.2 proposes a component made for each hardware and leaves to its vendor what \
+         that must know; here it is measured. The object store, which is to read it, is not \
+         there yet."
+    }
+
+    fn parameters(&self) -> &'static [Parameter] {
+        const ALL: &[Parameter] = &[
+            parameter("area", "bytes that are used", "16M", "1G"),
+            parameter("requests", "requests of each kind", "60", "2000"),
+            parameter("threads", "how many write", "1,2,4,8,16,32", "1,2,4,8,16,32"),
+            parameter("buffers", "sizes of a read", "4K,16K,64K,256K,1M", "4K,16K,64K,256K,1M,4M"),
+        ];
+        ALL
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        vec![
+            Figure::new(Shape::Bars, "time", "What one request costs").y("time", "ns").log_y(),
+            Figure::new(Shape::Bars, "offset", "16 KiB written at an offset").y("time", "ns"),
+            Figure::new(Shape::Lines, "read", "Reading by buffer, direct, in sequence")
+                .x("buffer", "B")
+                .y("read speed", "B/s")
+                .log_x(),
+            Figure::new(Shape::Lines, "rate", "Writes of a page by threads")
+                .x("threads", "")
+                .y("writes", "/s")
+                .log_y(),
+        ]
+    }
+
+    fn subjects(&self) -> &'static [&'static str] {
+        &["file", "model:ssd", "model:hdd"]
+    }
+
+    fn takes(&self, kind: Kind) -> bool {
+        matches!(kind, Kind::Raw | Kind::Directory | Kind::Model)
+    }
+
+    fn repetitions(&self) -> (u64, u64) {
+        (2, 5)
+    }
+
+    fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
+        context.number("area")
+    }
+
+    fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
+        let area = context.number("area")?;
+        prepare(context, &subject.files()?, "area", area)?;
+        let mut samples = requests(context, subject, area)?;
+        samples.extend(sizes(context, subject, area)?);
+        for threads in context.numbers("threads")? {
+            context.check()?;
+            let writes = context.number("requests")? * 4;
+            let threads = threads.max(1);
+            let load = Load { block: 4096, stride: 4096, offset: 0, area, threads, writes };
+            let ns = load.run(context, subject)?;
+            let rate = writes as f64 * 1e9 / ns.max(1) as f64;
+            samples.push(Sample::at("rate", "", threads as f64, rate));
+        }
+        Ok(samples)
+    }
+
+    fn found(&self, points: Points<'_>) -> Vec<String> {
+        let tell = |subject: &&str| {
+            let time = |label| points.named("time", subject, "", label);
+            let (threads, _) = useful(&points.line("rate", subject, ""))?;
+            let (buffer, _) = useful(&points.line("read", subject, ""))?;
+            let page = match page_of(points, subject) {
+                Some(page) if page > 512 => units::bytes(page as f64),
+                _ => "of 512 B, or not to be seen".into(),
+            };
+            Some(format!(
+                "{subject}: page {page}; buffers from {} on; random reads cost {} of sequential \
+                 ones; a durable write {}; {threads:.0} requests at the same time pay.",
+                units::bytes(buffer),
+                units::significant(time("random read 4 KiB")? / time("sequential read 4 KiB")?),
+                units::time_ns(time("durable write 4 KiB")?),
+            ))
+        };
+        points.subjects().iter().filter_map(tell).collect()
+    }
+}
+
+/// What single requests cost.
+fn requests(
+    context: &Context,
+    subject: &mut dyn Subject,
+    area: u64,
+) -> anyhow::Result<Vec<Sample>> {
+    const BLOCK: u64 = 4096;
+    let clock = subject.clock();
+    let count = context.number("requests")?.min(area / BLOCK);
+    Chill::down(subject)?;
+    let file = subject.files()?.open("area", How::Direct)?;
+    let mut block = Buffer::new(BLOCK as usize);
+    let mut dice = context.dice();
+    let mut samples = vec![];
+    for what in [
+        "sequential read 4 KiB",
+        "random read 4 KiB",
+        "sequential write 4 KiB",
+        "random write 4 KiB",
+        "durable write 4 KiB",
+    ] {
+        let mut times = vec![];
+        let mut watch = Stopwatch::start(&*clock);
+        for nth in 0..count {
+            context.check()?;
+            let place = if what.starts_with("seq") { nth } else { dice.below(area / BLOCK) };
+            match what {
+                _ if what.contains("read") => read_all(&*file, place * BLOCK, &mut block)?,
+                _ => file.write(place * BLOCK, &block)?,
+            }
+            if what.starts_with("durable") {
+                file.sync()?;
+            }
+            times.push(watch.lap_ns() as f64);
+        }
+        // Where a turn of the platter is waited for now and then, the mean has it.
+        samples.push(Sample::named("time", "", what, stats::mean(&times).unwrap_or(0.0)));
+    }
+    Ok(samples)
+}
+
+/// The page, and reading by buffer.
+fn sizes(context: &Context, subject: &mut dyn Subject, area: u64) -> anyhow::Result<Vec<Sample>> {
+    let clock = subject.clock();
+    let mut samples = vec![];
+    let times =
+        Probe::new(context.number("requests")? * 2, 2, area, subject).offsets(context, subject);
+    samples.extend(times.iter().map(|(at, ns)| Sample::named("offset", "", &label(*at), *ns)));
+    for buffer in context.numbers("buffers")? {
+        Chill::down(subject)?;
+        let file = subject.files()?.open("area", How::Direct)?;
+        let mut into = Buffer::new(buffer.min(area) as usize);
+        let mut watch = Stopwatch::start(&*clock);
+        let reads = (area / into.len() as u64).min(context.number("requests")?).max(1);
+        for nth in 0..reads {
+            context.check()?;
+            read_all(&*file, nth * into.len() as u64, &mut into)?;
+        }
+        let speed = (reads * buffer) as f64 * 1e9 / watch.lap_ns().max(1) as f64;
+        samples.push(Sample::at("read", "", buffer as f64, speed));
+    }
+    Ok(samples)
+}

@@ -1,0 +1,74 @@
+//! Files to be read, and reading them cold.
+
+use std::sync::Arc;
+
+use anyhow::bail;
+
+use crate::buffer::Buffer;
+use crate::context::Context;
+use crate::random::Random;
+use crate::subject::{Cold, Files, Handle, How, Subject};
+
+/// What files are filled with at once, in bytes.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// Makes a file of `bytes` that no layer can guess, unless it is there from the pass before.
+pub fn prepare(
+    context: &Context,
+    files: &Arc<dyn Files>,
+    name: &str,
+    bytes: u64,
+) -> anyhow::Result<()> {
+    let mut probe = Buffer::new(4096);
+    if let Ok(file) = files.open(name, How::Cached)
+        && file.read(bytes - 4096, &mut probe).is_ok_and(|got| got == probe.len())
+    {
+        return Ok(());
+    }
+    let file = files.create(name, bytes, How::Cached)?;
+    let mut piece = Buffer::new(PIECE_BYTES);
+    let mut dice = Random::new(context.seed);
+    let mut at = 0;
+    while at < bytes {
+        context.check()?;
+        let len = (bytes - at).min(PIECE_BYTES as u64) as usize;
+        dice.fill(&mut piece[..len]);
+        file.write(at, &piece[..len])?;
+        at += len as u64;
+    }
+    file.sync()
+}
+
+/// What a cold run was: it counts as one if the subject emptied its caches and as many
+/// bytes came from the device as were read.
+pub struct Chill {
+    emptied: Cold,
+    before: Option<u64>,
+}
+
+impl Chill {
+    /// Empties the subject's caches.
+    pub fn down(subject: &mut dyn Subject) -> anyhow::Result<Self> {
+        let emptied = subject.cold()?;
+        Ok(Self { emptied, before: subject.device_read_bytes() })
+    }
+
+    /// Whether what was read since came from the device: most of it, since the end of a
+    /// file may have been with something else that was needed.
+    pub fn held(&self, subject: &dyn Subject, read_bytes: u64) -> bool {
+        let reached = match (self.before, subject.device_read_bytes()) {
+            (Some(before), Some(now)) => now.saturating_sub(before) * 10 >= read_bytes * 9,
+            _ => false,
+        };
+        self.emptied != Cold::No && reached
+    }
+}
+
+/// Reads exactly.
+pub fn read_all(file: &dyn Handle, at: u64, into: &mut [u8]) -> anyhow::Result<()> {
+    let got = file.read(at, into)?;
+    if got != into.len() {
+        bail!("read {got} bytes of {} at {at}", into.len());
+    }
+    Ok(())
+}

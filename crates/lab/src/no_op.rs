@@ -1,0 +1,30 @@
+//! A FUSE server that forgets: what one behind the same front can reach at most.
+
+use std::path::Path;
+
+use draconis_front::fuse::{self, Activity};
+
+use crate::memory::Memory;
+
+/// Serves an empty tree that forgets contents until it is unmounted.
+///
+/// # Errors
+/// What the system says of the mount.
+pub fn serve(at: &Path, write_back: bool) -> anyhow::Result<()> {
+    let options = fuse::MountOptions {
+        source: "memory".into(),
+        read_only: false,
+        allow_other: true,
+        default_permissions: true,
+        dev: false,
+        suid: false,
+        no_exec: false,
+        access_times: fuse::AccessTimes::Relative,
+        sync: false,
+        dir_sync: false,
+    };
+    let connection = fuse::mount(at, &options)?;
+    let tree = Memory::new(false);
+    let behaviour = fuse::Behaviour { permissions: true, write_back };
+    Ok(fuse::Server::new(&tree, behaviour).serve(connection, &Activity::default())?)
+}

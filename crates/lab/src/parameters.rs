@@ -1,0 +1,151 @@
+//! What can be changed about an experiment, and how large it is run.
+
+use anyhow::{Context, bail};
+
+use crate::units;
+
+/// One thing that can be changed about an experiment: a number, a size (`16K`), or a list of
+/// them separated by commas.
+#[derive(Clone, Copy, Debug)]
+pub struct Parameter {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// What it is.
+    pub what: &'static str,
+    /// In a quick run.
+    pub quick: &'static str,
+    /// As the paper had it.
+    pub paper: &'static str,
+}
+
+/// A parameter with its two sizes.
+pub const fn parameter(
+    name: &'static str,
+    what: &'static str,
+    quick: &'static str,
+    paper: &'static str,
+) -> Parameter {
+    Parameter { name, what, quick, paper }
+}
+
+/// How large experiments are run.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Size {
+    /// All of them in a few minutes.
+    Quick,
+    /// As the papers had them.
+    Paper,
+    /// So many times the quick one, up to the paper's.
+    Times(f64),
+}
+
+impl std::str::FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "quick" => Ok(Self::Quick),
+            "paper" => Ok(Self::Paper),
+            other => match other.parse() {
+                Ok(times) if times > 0.0 => Ok(Self::Times(times)),
+                _ => Err("quick, paper, or how many times the quick one".into()),
+            },
+        }
+    }
+}
+
+impl std::fmt::Display for Size {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Quick => f.write_str("quick"),
+            Self::Paper => f.write_str("paper"),
+            Self::Times(times) => write!(f, "{times}"),
+        }
+    }
+}
+
+/// What was set on the command line: `name=value` or `experiment.name=value`.
+#[derive(Clone, Debug, Default)]
+pub struct Settings(Vec<(String, String)>);
+
+impl Settings {
+    /// Parses what `--set` was given.
+    ///
+    /// # Errors
+    /// If something is no `key=value`.
+    pub fn parse(settings: &[String]) -> anyhow::Result<Self> {
+        let split = |text: &String| {
+            let pair = text.split_once('=').map(|(k, v)| (k.to_string(), v.to_string()));
+            pair.with_context(|| format!("--set {text}: key=value is needed"))
+        };
+        Ok(Self(settings.iter().map(split).collect::<anyhow::Result<_>>()?))
+    }
+
+    /// Refuses keys that no experiment of `known` (experiment, parameter) has.
+    ///
+    /// # Errors
+    /// Naming the key.
+    pub fn check(&self, known: &[(&str, &str)]) -> anyhow::Result<()> {
+        for (key, _) in &self.0 {
+            let fits = |(experiment, name): &(&str, &str)| match key.split_once('.') {
+                Some((of, key)) => of == *experiment && key == *name,
+                None => key == name,
+            };
+            if !known.iter().any(fits) {
+                bail!("--set {key}: none of these experiments has such a parameter");
+            }
+        }
+        Ok(())
+    }
+
+    fn get(&self, experiment: &str, name: &str) -> Option<&str> {
+        let fits = |key: &str| {
+            key == name || key.split_once('.').is_some_and(|(e, n)| e == experiment && n == name)
+        };
+        self.0.iter().rev().find(|(key, _)| fits(key)).map(|(_, value)| value.as_str())
+    }
+}
+
+/// The value that a parameter has in a run.
+pub fn value(experiment: &str, parameter: &Parameter, size: Size, settings: &Settings) -> String {
+    if let Some(set) = settings.get(experiment, parameter.name) {
+        return set.to_string();
+    }
+    match size {
+        Size::Quick => parameter.quick.to_string(),
+        Size::Paper => parameter.paper.to_string(),
+        Size::Times(times) => {
+            let both = (units::parse_size(parameter.quick), units::parse_size(parameter.paper));
+            match both {
+                (Some(quick), Some(paper)) => {
+                    let (least, most) = (quick.min(paper), quick.max(paper));
+                    ((quick as f64 * times) as u64).clamp(least.min(1), most).max(1).to_string()
+                }
+                // Lists grow whole.
+                _ if times >= 4.0 => parameter.paper.to_string(),
+                _ => parameter.quick.to_string(),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_win_and_sizes_scale() {
+        let reads = parameter("reads", "", "100", "2000");
+        let none = Settings::default();
+        assert_eq!(value("x", &reads, Size::Quick, &none), "100");
+        assert_eq!(value("x", &reads, Size::Paper, &none), "2000");
+        assert_eq!(value("x", &reads, Size::Times(2.0), &none), "200");
+        assert_eq!(value("x", &reads, Size::Times(99.0), &none), "2000");
+        let set = Settings::parse(&["reads=7".into(), "y.reads=8".into()]).unwrap();
+        assert_eq!(value("x", &reads, Size::Quick, &set), "7");
+        assert_eq!(value("y", &reads, Size::Quick, &set), "8");
+        assert!(set.check(&[("x", "reads")]).is_err());
+        assert!(set.check(&[("x", "reads"), ("y", "reads")]).is_ok());
+        assert!(Settings::parse(&["reads".into()]).is_err());
+    }
+}

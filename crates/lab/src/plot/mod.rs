@@ -1,0 +1,241 @@
+//! Figures as SVG: in the page, where the page's colours apply, or as files of their own.
+
+mod axis;
+mod chart;
+mod rows;
+
+use std::fmt::Write;
+
+use crate::results::{Figure, Outcome, Point, Shape, unique};
+
+/// Width of every figure, in its own units.
+pub const WIDTH: f64 = 640.0;
+
+/// Where a figure is shown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Paint {
+    /// In a page that sets `--ink`, `--soft`, `--grid` and `--c0` to `--c7`.
+    Page,
+    /// By itself, on white.
+    File,
+}
+
+/// Colours that people tell apart who see fewer (after Okabe and Ito).
+const COLOURS: [&str; 8] =
+    ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#3a9bd9", "#555555", "#7b3fa0"];
+
+impl Paint {
+    fn colour(self, nth: usize) -> String {
+        let nth = nth % COLOURS.len();
+        match self {
+            Self::Page => format!("var(--c{nth})"),
+            Self::File => COLOURS[nth].into(),
+        }
+    }
+
+    fn ink(self) -> &'static str {
+        if self == Self::Page { "var(--ink)" } else { "#222222" }
+    }
+
+    fn soft(self) -> &'static str {
+        if self == Self::Page { "var(--soft)" } else { "#666666" }
+    }
+
+    fn grid(self) -> &'static str {
+        if self == Self::Page { "var(--grid)" } else { "#dddddd" }
+    }
+}
+
+/// Dashes of the series of one subject.
+const DASHES: [&str; 4] = ["", "7 4", "2 3", "9 3 2 3"];
+
+/// One line, or one colour.
+pub struct Line<'a> {
+    /// What it is called.
+    pub name: String,
+    /// Its colour.
+    pub colour: usize,
+    /// Its dash.
+    pub dash: usize,
+    /// Its points.
+    pub points: Vec<&'a Point>,
+}
+
+impl Line<'_> {
+    fn dashes(&self) -> &'static str {
+        DASHES[self.dash % DASHES.len()]
+    }
+}
+
+/// The lines of a figure: a colour for each subject and a dash for each series; a colour
+/// for each series where there is one subject.
+pub fn lines<'a>(outcome: &'a Outcome, figure: &Figure) -> Vec<Line<'a>> {
+    let points: Vec<&Point> = outcome.points.iter().filter(|p| p.metric == figure.metric).collect();
+    let subjects = unique(points.iter().map(|point| point.subject.as_str()));
+    let all_series = unique(points.iter().map(|point| point.series.as_str()));
+    let mut lines = vec![];
+    for (nth_subject, subject) in subjects.iter().enumerate() {
+        for (nth_series, series) in all_series.iter().enumerate() {
+            let own = |p: &&&Point| p.subject == *subject && p.series == *series;
+            let points: Vec<&Point> = points.iter().filter(own).copied().collect();
+            if points.is_empty() {
+                continue;
+            }
+            let (colour, dash) = match figure.shape {
+                Shape::Stacks => (nth_series, 0),
+                // Dots have no dashes.
+                Shape::Dots => (lines.len(), 0),
+                _ if subjects.len() == 1 => (nth_series, nth_series / COLOURS.len()),
+                _ => (nth_subject, nth_series),
+            };
+            let name = match (subjects.len(), series.is_empty()) {
+                (_, true) => (*subject).to_string(),
+                (1, _) => (*series).to_string(),
+                _ => format!("{subject} · {series}"),
+            };
+            lines.push(Line { name, colour, dash, points });
+        }
+    }
+    lines
+}
+
+/// What a legend shows: names with colours and dashes; nothing where rows carry names.
+pub fn legend(outcome: &Outcome, figure: &Figure) -> Vec<(String, usize, &'static str)> {
+    match figure.shape {
+        Shape::Bars => vec![],
+        Shape::Stacks => {
+            let of = outcome.points.iter().filter(|p| p.metric == figure.metric);
+            let series = unique(of.map(|point| point.series.as_str()));
+            series.iter().enumerate().map(|(nth, name)| ((*name).to_string(), nth, "")).collect()
+        }
+        _ => {
+            let lines = lines(outcome, figure);
+            lines.into_iter().map(|l| (l.name.clone(), l.colour, l.dashes())).collect()
+        }
+    }
+}
+
+/// A figure as SVG; `None` if it has no points.
+pub fn svg(outcome: &Outcome, figure: &Figure, paint: Paint) -> Option<String> {
+    let lines = lines(outcome, figure);
+    let drawn = lines.iter().flat_map(|line| &line.points).any(|point| point.median.is_finite());
+    if !drawn {
+        return None;
+    }
+    let (body, height) = match figure.shape {
+        Shape::Lines | Shape::Dots => chart::draw(figure, &lines, paint),
+        Shape::Bars => rows::bars(figure, &lines, paint),
+        Shape::Stacks => rows::stacks(figure, outcome, paint),
+    };
+    Some(match paint {
+        Paint::Page => wrap(&body, height, &figure.title),
+        Paint::File => stand_alone(outcome, figure, &body, height),
+    })
+}
+
+const FONT: &str = "font-family=\"system-ui, 'DejaVu Sans', 'Liberation Sans', sans-serif\"";
+
+fn wrap(body: &str, height: f64, title: &str) -> String {
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" \
+         {FONT} font-size=\"13\"><title>{}</title>{body}</svg>",
+        escape(title)
+    )
+}
+
+/// With its title above and its legend below.
+fn stand_alone(outcome: &Outcome, figure: &Figure, body: &str, height: f64) -> String {
+    const HEAD: f64 = 34.0;
+    let paint = Paint::File;
+    let mut legend_text = String::new();
+    let (mut x, mut y) = (16.0, HEAD + height + 16.0);
+    let legend = legend(outcome, figure);
+    for (name, colour, dashes) in &legend {
+        let wide = 40.0 + text_width(name);
+        if x > 16.0 && x + wide > WIDTH - 8.0 {
+            (x, y) = (16.0, y + 20.0);
+        }
+        let colour = paint.colour(*colour);
+        let _ = write!(
+            legend_text,
+            "<line x1=\"{x}\" x2=\"{}\" y1=\"{}\" y2=\"{}\" stroke=\"{colour}\" \
+             stroke-width=\"3\" stroke-dasharray=\"{dashes}\"/>\
+             <text x=\"{}\" y=\"{y}\" fill=\"{}\">{}</text>",
+            x + 20.0,
+            y - 4.0,
+            y - 4.0,
+            x + 26.0,
+            paint.ink(),
+            escape(name),
+        );
+        x += wide;
+    }
+    let bottom = if legend.is_empty() { HEAD + height } else { y + 12.0 };
+    let title = format!("{}: {}", outcome.name, figure.title);
+    let inner = format!(
+        "<rect width=\"{WIDTH}\" height=\"{bottom}\" fill=\"#ffffff\"/>\
+         <text x=\"16\" y=\"22\" font-size=\"15\" font-weight=\"600\" fill=\"{}\">{}</text>\
+         <g transform=\"translate(0 {HEAD})\">{body}</g>{legend_text}",
+        paint.ink(),
+        escape(&title),
+    );
+    wrap(&inner, bottom, &figure.title)
+}
+
+/// About how wide a text is at the usual size: enough to keep things apart.
+pub fn text_width(text: &str) -> f64 {
+    text.chars().count() as f64 * 7.4
+}
+
+/// A text in XML.
+pub fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::results::Sample;
+
+    fn outcome(shape: Shape) -> Outcome {
+        let figure = Figure::new(shape, "speed", "A < B").x("buffer", "B").y("speed", "B/s");
+        let mut outcome = Outcome { name: "it".into(), ..Outcome::default() };
+        outcome.figures.push(figure.log_x().log_y());
+        for subject in ["mem", "disk"] {
+            for (x, label) in [(4096.0, "small"), (1e6, "large")] {
+                for y in [x * 2.0, x * 3.0] {
+                    let mut sample = Sample::at("speed", "cold", x, y);
+                    sample.label = Some(label.into());
+                    outcome.add(subject, &[sample]);
+                }
+            }
+        }
+        outcome.settle();
+        outcome
+    }
+
+    #[test]
+    fn every_shape_draws_something_for_every_point() {
+        for (shape, mark) in [
+            (Shape::Lines, "<polyline"),
+            (Shape::Dots, "<circle"),
+            (Shape::Bars, "class=\"mark\""),
+            (Shape::Stacks, "class=\"mark\""),
+        ] {
+            let outcome = outcome(shape);
+            for paint in [Paint::Page, Paint::File] {
+                let svg = svg(&outcome, &outcome.figures[0], paint).unwrap();
+                assert!(svg.contains(mark), "{shape:?}: {svg}");
+                assert!(!svg.contains("NaN") && !svg.contains("inf"), "{shape:?}: {svg}");
+                assert!(svg.contains("A &lt; B"));
+            }
+        }
+    }
+
+    #[test]
+    fn a_figure_without_points_is_none() {
+        let outcome = Outcome::default();
+        let figure = Figure::new(Shape::Lines, "speed", "nothing");
+        assert!(svg(&outcome, &figure, Paint::Page).is_none());
+    }
+}

@@ -1,0 +1,144 @@
+//! Bars that lie on their side: their names and values have room on every screen.
+
+use std::fmt::Write;
+
+use super::{Line, Paint, WIDTH, escape, text_width};
+use crate::results::{Figure, Outcome, Point, unique};
+use crate::units;
+
+/// From bar to bar.
+const STEP: f64 = 20.0;
+/// Height of a bar.
+const THICK: f64 = 13.0;
+/// Where bars begin, and how long the longest is.
+const LEFT: f64 = 12.0;
+const LONG: f64 = 300.0;
+
+fn name_of(figure: &Figure, point: &Point) -> String {
+    point.label.clone().unwrap_or_else(|| units::in_unit(point.x, &figure.x.unit))
+}
+
+/// How long a bar is: as its value, or as its number of digits.
+fn length(value: f64, least: f64, most: f64, log: bool) -> f64 {
+    if value <= 0.0 || most <= 0.0 {
+        return 0.0;
+    }
+    let part = if log {
+        // The shortest still shows.
+        let floor = (least / 2.0).ln();
+        (value.ln() - floor) / (most.ln() - floor)
+    } else {
+        value / most
+    };
+    part.clamp(0.0, 1.0) * LONG
+}
+
+/// A group of bars for each name; the drawing and its height.
+pub fn bars(figure: &Figure, lines: &[Line<'_>], paint: Paint) -> (String, f64) {
+    let points = || lines.iter().flat_map(|line| &line.points);
+    let most = points().map(|point| point.median).fold(0.0, f64::max);
+    let positive = points().map(|point| point.median).filter(|value| *value > 0.0);
+    let least = positive.fold(f64::INFINITY, f64::min);
+    let names: Vec<String> = points().map(|point| name_of(figure, point)).collect();
+    let mut text = String::new();
+    let head = format!("{}{}", figure.y.label, if figure.y.log { " (log)" } else { "" });
+    let _ =
+        write!(text, "<text x=\"8\" y=\"14\" fill=\"{}\">{}</text>", paint.soft(), escape(&head));
+    let mut y = 22.0;
+    for name in unique(names.iter().map(String::as_str)) {
+        let _ = write!(
+            text,
+            "<text x=\"8\" y=\"{:.1}\" font-weight=\"600\" fill=\"{}\">{}</text>",
+            y + 14.0,
+            paint.ink(),
+            escape(name),
+        );
+        y += STEP;
+        for line in lines {
+            let Some(point) = line.points.iter().find(|p| name_of(figure, p) == name) else {
+                continue;
+            };
+            let wide = length(point.median, least, most, figure.y.log);
+            let value = units::in_unit(point.median, &figure.y.unit);
+            let _ = write!(
+                text,
+                "<rect class=\"mark\" x=\"{LEFT}\" y=\"{y:.1}\" width=\"{wide:.1}\" \
+                 height=\"{THICK}\" rx=\"2\" fill=\"{}\"/>\
+                 <text x=\"{:.1}\" y=\"{:.1}\" fill=\"{}\"><tspan font-weight=\"600\">{}</tspan> \
+                 <tspan fill=\"{}\">{}</tspan></text>",
+                paint.colour(line.colour),
+                LEFT + wide + 6.0,
+                y + 11.0,
+                paint.ink(),
+                escape(&value),
+                paint.soft(),
+                escape(&line.name),
+            );
+            y += STEP;
+        }
+        y += 6.0;
+    }
+    (text, y + 4.0)
+}
+
+/// A bar of parts for each subject and name; the drawing and its height.
+pub fn stacks(figure: &Figure, outcome: &Outcome, paint: Paint) -> (String, f64) {
+    let of = || outcome.points.iter().filter(|point| point.metric == figure.metric);
+    let series = unique(of().map(|point| point.series.as_str()));
+    let mut rows: Vec<(String, Vec<&Point>)> = vec![];
+    for subject in unique(of().map(|point| point.subject.as_str())) {
+        for point in of().filter(|point| point.subject == subject) {
+            let name = format!("{subject} · {}", name_of(figure, point));
+            match rows.iter_mut().find(|(row, _)| *row == name) {
+                Some((_, parts)) => parts.push(point),
+                None => rows.push((name, vec![point])),
+            }
+        }
+    }
+    let total = |parts: &[&Point]| parts.iter().map(|part| part.median).sum::<f64>();
+    let most = rows.iter().map(|(_, parts)| total(parts)).fold(0.0, f64::max).max(1e-12);
+    let widest = rows.iter().map(|(name, _)| text_width(name)).fold(0.0, f64::max);
+    let left = (widest + 16.0).min(WIDTH * 0.45);
+    let long = WIDTH - left - 12.0;
+    let mut text = String::new();
+    let _ = write!(
+        text,
+        "<text x=\"8\" y=\"14\" fill=\"{}\">{}</text>",
+        paint.soft(),
+        escape(&figure.y.label)
+    );
+    let mut y = 24.0;
+    for (name, parts) in &rows {
+        let _ = write!(
+            text,
+            "<text x=\"8\" y=\"{:.1}\" fill=\"{}\">{}</text>",
+            y + 12.0,
+            paint.ink(),
+            escape(name)
+        );
+        let mut x = left;
+        for part in parts {
+            let wide = part.median.max(0.0) / most * long;
+            let colour = series.iter().position(|name| *name == part.series).unwrap_or(0);
+            let value = units::in_unit(part.median, &figure.y.unit);
+            let _ = write!(
+                text,
+                "<rect class=\"mark\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{wide:.2}\" \
+                 height=\"16\" fill=\"{}\"/>",
+                paint.colour(colour),
+            );
+            if text_width(&value) + 6.0 < wide {
+                let _ = write!(
+                    text,
+                    "<text x=\"{:.1}\" y=\"{:.1}\" fill=\"#ffffff\" font-size=\"12\">{}</text>",
+                    x + 4.0,
+                    y + 12.5,
+                    escape(&value),
+                );
+            }
+            x += wide;
+        }
+        y += STEP + 2.0;
+    }
+    (text, y + 6.0)
+}

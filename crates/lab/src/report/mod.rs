@@ -1,0 +1,82 @@
+//! The report: one page that needs nothing else, and its plots as files.
+
+mod page;
+mod png;
+mod profile;
+
+use std::path::{Path, PathBuf};
+
+use crate::plot::{self, Paint};
+use crate::results::Results;
+
+/// Writes the page and the plots into `dir`; where the page is.
+///
+/// # Errors
+/// What the system says.
+pub fn write(results: &Results, dir: &Path) -> anyhow::Result<PathBuf> {
+    let plots = dir.join("plots");
+    std::fs::create_dir_all(&plots)?;
+    let mut figures = vec![];
+    for outcome in &results.experiments {
+        for figure in &outcome.figures {
+            if let Some(svg) = plot::svg(outcome, figure, Paint::File) {
+                let name = format!("{}-{}", outcome.name, figure.metric);
+                std::fs::write(plots.join(format!("{name}.svg")), &svg)?;
+                figures.push((plots.join(format!("{name}.png")), svg));
+            }
+        }
+    }
+    for (path, svg) in &figures {
+        png::write(path, svg)?;
+    }
+    let page = dir.join("report.html");
+    std::fs::write(&page, page::html(results))?;
+    Ok(page)
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use crate::results::{Figure, Outcome, SCHEMA, Sample, Shape};
+
+    /// Results without anything in them.
+    pub fn empty() -> Results {
+        Results {
+            schema: SCHEMA,
+            program: "test".into(),
+            command: "run".into(),
+            started: "today".into(),
+            seconds: 1.0,
+            size: "quick".into(),
+            seed: 1,
+            interrupted: false,
+            machine: crate::machine::Machine::look(Path::new("/")),
+            stopwatch_ns: 25.0,
+            skipped: vec![],
+            warnings: vec!["<script>".into()],
+            experiments: vec![],
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_again_and_every_plot_is_a_file() {
+        let mut results = empty();
+        let mut outcome = Outcome { name: "one".into(), ..Outcome::default() };
+        outcome.figures = vec![Figure::new(Shape::Lines, "speed", "Speed").y("speed", "B/s")];
+        outcome.add("mem", &[Sample::at("speed", "", 1.0, 2.0), Sample::at("speed", "", 2.0, 3.0)]);
+        outcome.settle();
+        results.experiments.push(outcome);
+        let dir = tempfile::tempdir().unwrap();
+        results.write(dir.path()).unwrap();
+        let page = write(&results, dir.path()).unwrap();
+        assert_eq!(Results::read(dir.path()).unwrap(), results);
+        let lines = std::fs::read_to_string(dir.path().join("measurements.jsonl")).unwrap();
+        assert_eq!(lines.lines().count(), 2);
+        assert!(dir.path().join("plots/one-speed.svg").exists());
+        assert_eq!(dir.path().join("plots/one-speed.png").exists(), cfg!(feature = "png"));
+        let page = std::fs::read_to_string(page).unwrap();
+        assert!(page.contains("<polyline") && page.contains("&lt;script&gt;"));
+        // It needs nothing else.
+        assert!(!page.contains("src=") && !page.contains("<script>") && !page.contains("url("));
+    }
+}

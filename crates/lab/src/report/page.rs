@@ -1,0 +1,240 @@
+//! The page.
+
+use std::fmt::Write;
+
+use super::profile;
+use crate::plot::{self, Paint, escape};
+use crate::results::{Figure, Outcome, Results, unique};
+use crate::{terminal, units};
+
+const STYLE: &str = include_str!("page.css");
+
+/// All of it.
+pub fn html(results: &Results) -> String {
+    let mut page = String::new();
+    let _ = write!(
+        page,
+        "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
+         <meta name=\"color-scheme\" content=\"light dark\">\
+         <link rel=\"icon\" href=\"data:,\"><title>How this machine stores: {date}</title>\
+         <style>{STYLE}</style></head><body><main>\
+         <h1>How this machine stores</h1>\
+         <p class=\"soft\">{date} · {program} · size {size} · seed {seed} · {seconds:.0} s</p>",
+        date = escape(&results.started),
+        program = escape(&results.program),
+        size = escape(&results.size),
+        seed = results.seed,
+        seconds = results.seconds,
+    );
+    if results.interrupted {
+        page += "<p class=\"warn\">This run was stopped before its end.</p>";
+    }
+    page += &profile_section(results);
+    page += &contents(results);
+    page += &machine(results);
+    let mut paper = "";
+    for outcome in &results.experiments {
+        if outcome.paper != paper {
+            paper = &outcome.paper;
+            let _ = write!(page, "<h2>{}</h2>", escape(paper));
+        }
+        page += &experiment(outcome);
+    }
+    page += "</main></body></html>\n";
+    page
+}
+
+fn profile_section(results: &Results) -> String {
+    let words = profile::words(results);
+    if words.profile.is_empty() {
+        return String::new();
+    }
+    let mut text = String::from(
+        "<h2 id=\"profile\">The storage of this machine, in ten lines</h2><ol class=\"profile\">",
+    );
+    for line in &words.profile {
+        let _ = write!(text, "<li>{}</li>", escape(line));
+    }
+    text += "</ol><h2 id=\"guidance\">Good, bad and ugly: what to do about it</h2>";
+    for (name, lines) in &words.guidance {
+        let _ = write!(text, "<div class=\"card\"><h4>{}</h4>{}</div>", escape(name), list(lines));
+    }
+    text
+}
+
+fn list(lines: &[String]) -> String {
+    let items: String = lines.iter().map(|line| format!("<li>{}</li>", escape(line))).collect();
+    if items.is_empty() { items } else { format!("<ul>{items}</ul>") }
+}
+
+fn contents(results: &Results) -> String {
+    let mut text = String::from("<h2>Experiments</h2><nav>");
+    for outcome in &results.experiments {
+        let name = escape(&outcome.name);
+        let waits = if outcome.waits.is_some() { " (waits)" } else { "" };
+        let _ = write!(text, "<a href=\"#{name}\">{name}{waits}</a>");
+    }
+    text + "</nav>"
+}
+
+fn machine(results: &Results) -> String {
+    let m = &results.machine;
+    let clock = format!("{:.0} ns for one look", results.stopwatch_ns);
+    let rows = [
+        ("Processor", format!("{} x {}", m.cpus, m.cpu)),
+        ("Clock of the CPU set by", m.governor.clone()),
+        ("Memory", format!("{} MiB, swap {} MiB", m.memory_mib, m.swap_mib)),
+        ("Kernel", m.kernel.clone()),
+        ("Virtual machine", if m.virtual_machine { "yes" } else { "no" }.into()),
+        ("Load before", m.load.clone()),
+        ("Device", format!("{}, turns: {}", m.device, m.rotational)),
+        ("Sectors", format!("{} bytes (logical / physical)", m.sectors)),
+        ("File system", m.file_system.clone()),
+        ("Scheduler", m.scheduler.clone()),
+        ("Read-ahead", format!("{} KiB", m.read_ahead_kib)),
+        ("Stopwatch", clock),
+        ("Command", results.command.clone()),
+    ];
+    let mut text = String::from("<h2 id=\"machine\">The machine, and what to know</h2><dl>");
+    for (name, value) in rows {
+        let _ = write!(text, "<dt>{name}</dt><dd>{}</dd>", escape(&value));
+    }
+    text += "</dl>";
+    if !results.warnings.is_empty() {
+        let _ = write!(text, "<h4 class=\"warn\">Warnings</h4>{}", list(&results.warnings));
+    }
+    if !results.skipped.is_empty() {
+        let line = |s: &crate::results::Skipped| {
+            format!("{} for {}: needs {}", s.subject, s.experiment, s.needs)
+        };
+        let lines: Vec<String> = results.skipped.iter().map(line).collect();
+        let _ = write!(text, "<h4>Skipped on this machine</h4>{}", list(&lines));
+    }
+    text
+}
+
+fn experiment(outcome: &Outcome) -> String {
+    let name = escape(&outcome.name);
+    let mut text = format!(
+        "<section class=\"one\" id=\"{name}\"><h3>{name}</h3><p>{}</p>",
+        escape(&outcome.asks)
+    );
+    if let Some(waits) = &outcome.waits {
+        let _ = write!(text, "<p class=\"warn\">Waits for {}.</p>", escape(waits));
+    }
+    for figure in &outcome.figures {
+        if let Some(svg) = plot::svg(outcome, figure, Paint::Page) {
+            let _ = write!(
+                text,
+                "<figcaption>{}</figcaption><figure>{svg}</figure>{}",
+                escape(&figure.title),
+                legend(outcome, figure),
+            );
+            text += &ratios(outcome, figure);
+        }
+    }
+    let _ = write!(text, "<dl><dt>The paper found</dt><dd>{}</dd>", escape(&outcome.finding));
+    if !outcome.found.is_empty() {
+        let found: Vec<String> = outcome.found.iter().map(|line| escape(line)).collect();
+        let _ = write!(text, "<dt>Found here</dt><dd>{}</dd>", found.join("<br>"));
+    }
+    text += "</dl>";
+    text += &list(&outcome.notes);
+    let _ = write!(text, "<pre>{}</pre>", escape(&outcome.command));
+    text += &details(outcome);
+    text + "</section>"
+}
+
+fn legend(outcome: &Outcome, figure: &Figure) -> String {
+    let legend = plot::legend(outcome, figure);
+    if legend.is_empty() {
+        return String::new();
+    }
+    let mut text = String::from("<ul class=\"legend\">");
+    for (name, colour, dashes) in legend {
+        let _ = write!(
+            text,
+            "<li><svg viewBox=\"0 0 26 8\" aria-hidden=\"true\"><line x1=\"0\" x2=\"26\" y1=\"4\" \
+             y2=\"4\" stroke=\"var(--c{})\" stroke-width=\"3\" stroke-dasharray=\"{dashes}\"/>\
+             </svg>{}</li>",
+            colour % 8,
+            escape(&name),
+        );
+    }
+    text + "</ul>"
+}
+
+fn ratios(outcome: &Outcome, figure: &Figure) -> String {
+    let all = terminal::ratios(outcome, figure);
+    let Some((_, _, base)) = all.first() else { return String::new() };
+    let one = |(subject, ratio, _): &(&str, f64, &str)| {
+        format!("{subject} {}", units::significant(*ratio))
+    };
+    let list: Vec<String> = all.iter().map(one).collect();
+    format!("<p class=\"soft\">times {}: {}</p>", escape(base), escape(&list.join(", ")))
+}
+
+/// Parameters, subjects and every number.
+fn details(outcome: &Outcome) -> String {
+    if outcome.points.is_empty() {
+        return String::new();
+    }
+    let mut text = String::from("<details><summary>Parameters, subjects, numbers</summary><dl>");
+    for used in &outcome.parameters {
+        let (name, value) = (escape(&used.name), escape(&used.value));
+        let _ = write!(text, "<dt>{name}</dt><dd>{value} ({})</dd>", escape(&used.what));
+    }
+    for subject in &outcome.subjects {
+        let _ =
+            write!(text, "<dt>{}</dt><dd>{}</dd>", escape(&subject.name), escape(&subject.what));
+    }
+    text += "</dl>";
+    for figure in &outcome.figures {
+        text += &numbers(outcome, figure);
+    }
+    text + "</details>"
+}
+
+/// More rows than this are left to the files.
+const MOST_ROWS: usize = 150;
+
+fn numbers(outcome: &Outcome, figure: &Figure) -> String {
+    let of = || outcome.points.iter().filter(|point| point.metric == figure.metric);
+    let count = of().count();
+    if count == 0 {
+        return String::new();
+    }
+    if count > MOST_ROWS {
+        return format!("<p class=\"soft\">{count} points: see measurements.jsonl</p>");
+    }
+    let mut text = format!(
+        "<h4>{}</h4><div class=\"scroll\"><table><tr><th>subject</th><th>series</th><th>{}</th>\
+         <th>median</th><th>spread</th><th></th></tr>",
+        escape(&figure.title),
+        escape(if figure.x.label.is_empty() { "of" } else { &figure.x.label }),
+    );
+    for subject in unique(of().map(|point| point.subject.as_str())) {
+        for point in of().filter(|point| point.subject == subject) {
+            let place = match &point.label {
+                Some(label) => label.clone(),
+                None => units::in_unit(point.x, &figure.x.unit),
+            };
+            let spread = match point.values.len() {
+                1 => "once".into(),
+                _ => format!("{:.0} %", point.spread * 100.0),
+            };
+            let cold = if point.cold == Some(false) { "not cold" } else { "" };
+            let _ = write!(
+                text,
+                "<tr><td>{}</td><td>{}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">\
+                 {spread}</td><td>{cold}</td></tr>",
+                escape(subject),
+                escape(&point.series),
+                escape(&place),
+                escape(&units::in_unit(point.median, &figure.y.unit)),
+            );
+        }
+    }
+    text + "</table></div>"
+}

@@ -1,0 +1,301 @@
+//! Runs experiments: every subject in turns, so that a busy moment falls on all of them.
+//!
+//! ```text
+//!   for each experiment
+//!     open every subject ── what this machine cannot give is skipped, aloud
+//!     pass 0: warm-up, thrown away (a model needs none, and one pass is all)
+//!     pass 1..n: A B C, A B C, ...
+//!     close every subject: unmounted, judged, removed
+//! ```
+
+use std::time::Instant;
+
+use anyhow::bail;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::clock;
+use crate::context::Context;
+use crate::experiments::Experiment;
+use crate::machine::Machine;
+use crate::parameters::{self, Settings, Size};
+use crate::results::{Described, Outcome, Results, SCHEMA, Skipped, Used};
+use crate::stop::{Stop, Stopped};
+use crate::subject::{self, Kind, Subject, Workshop};
+
+/// What is run, and how.
+pub struct Plan {
+    /// Which experiments.
+    pub experiments: Vec<&'static dyn Experiment>,
+    /// Which subjects; if none, those that each experiment names.
+    pub subjects: Vec<String>,
+    /// How large.
+    pub size: Size,
+    /// What replays chance.
+    pub seed: u64,
+    /// What was set.
+    pub settings: Settings,
+    /// Where it works.
+    pub workshop: Workshop,
+    /// Whether somebody asked to stop.
+    pub stop: Stop,
+    /// Whether progress is shown.
+    pub progress: bool,
+}
+
+/// Room that is left alone, in bytes.
+const SPARE_BYTES: u64 = 512 << 20;
+
+/// Runs the plan. Whatever was measured when somebody stopped it is in the results.
+pub fn run(plan: &Plan) -> Results {
+    let started = Instant::now();
+    let machine = Machine::look(&plan.workshop.dir);
+    let mut results = Results {
+        schema: SCHEMA,
+        program: format!("draconis-lab {}", env!("CARGO_PKG_VERSION")),
+        command: command_line(),
+        started: machine.date.clone(),
+        seconds: 0.0,
+        size: plan.size.to_string(),
+        seed: plan.seed,
+        interrupted: false,
+        machine,
+        stopwatch_ns: clock::cost_ns(),
+        skipped: vec![],
+        warnings: vec![],
+        experiments: vec![],
+    };
+    for experiment in &plan.experiments {
+        let outcome = Running { plan, experiment: *experiment, results: &mut results }.run();
+        results.experiments.push(outcome);
+        if plan.stop.check().is_err() {
+            results.interrupted = true;
+            break;
+        }
+    }
+    results.seconds = started.elapsed().as_secs_f64();
+    warn(&mut results);
+    results
+}
+
+fn command_line() -> String {
+    let mut all = std::env::args();
+    let name = all.next().unwrap_or_default();
+    let name = name.rsplit('/').next().unwrap_or_default().to_string();
+    std::iter::once(name).chain(all).collect::<Vec<_>>().join(" ")
+}
+
+/// What to know before believing the numbers.
+fn warn(results: &mut Results) {
+    let machine = &results.machine;
+    let mut warnings = vec![];
+    if machine.load.parse::<f64>().is_ok_and(|load| load > 0.5) {
+        warnings.push(format!("the machine was busy before the run: load {}", machine.load));
+    }
+    if machine.virtual_machine {
+        warnings.push(
+            "a virtual machine: its disk is somebody else's file or network, with caches of its \
+             own"
+            .into(),
+        );
+    }
+    if results.stopwatch_ns > 50.0 {
+        warnings.push(format!("a look at the clock costs {:.0} ns here", results.stopwatch_ns));
+    }
+    let noisy: Vec<String> = results
+        .experiments
+        .iter()
+        .filter_map(|outcome| Some((outcome, outcome.noisy().filter(|part| *part > 0.25)?)))
+        .map(|(outcome, part)| format!("{} ({:.0} %)", outcome.name, part * 100.0))
+        .collect();
+    if !noisy.is_empty() {
+        warnings.push(format!(
+            "a noisy neighbour, or too small a run: a spread above 20 % (of so many of the values) \
+             in {}",
+            noisy.join(", ")
+        ));
+    }
+    for outcome in &results.experiments {
+        let cold = |cold| outcome.points.iter().filter(|point| point.cold == Some(cold)).count();
+        if cold(false) > 0 {
+            warnings.push(format!(
+                "{}: {} of {} cold points were not: their reads did not all reach the device",
+                outcome.name,
+                cold(false),
+                cold(false) + cold(true),
+            ));
+        }
+    }
+    results.warnings.append(&mut warnings);
+}
+
+struct Running<'a> {
+    plan: &'a Plan,
+    experiment: &'static dyn Experiment,
+    results: &'a mut Results,
+}
+
+impl Running<'_> {
+    fn run(&mut self) -> Outcome {
+        let started = Instant::now();
+        let mut outcome = self.describe();
+        if let Some(waits) = self.experiment.waits() {
+            outcome.waits = Some(waits.into());
+            return outcome;
+        }
+        if let Err(error) = self.measure(&mut outcome)
+            && !error.is::<Stopped>()
+        {
+            outcome.notes.push(format!("ended early: {error:#}"));
+            self.results.warnings.push(format!("{}: {error:#}", self.experiment.name()));
+        }
+        outcome.settle();
+        outcome.found = self.experiment.found(outcome.look());
+        outcome.seconds = started.elapsed().as_secs_f64();
+        outcome
+    }
+
+    fn describe(&self) -> Outcome {
+        let (experiment, plan) = (self.experiment, self.plan);
+        let used = |p: &parameters::Parameter| Used {
+            name: p.name.into(),
+            what: p.what.into(),
+            value: parameters::value(experiment.name(), p, plan.size, &plan.settings),
+        };
+        let command = format!(
+            "draconis lab run {}{} --size {} --seed {}",
+            experiment.name(),
+            plan.subjects.iter().map(|s| format!(" --subject {s}")).collect::<String>(),
+            plan.size,
+            plan.seed,
+        );
+        Outcome {
+            name: experiment.name().into(),
+            paper: experiment.paper().title().into(),
+            asks: experiment.asks().into(),
+            finding: experiment.finding().into(),
+            command,
+            parameters: experiment.parameters().iter().map(used).collect(),
+            figures: experiment.figures(),
+            ..Outcome::default()
+        }
+    }
+
+    fn context(&self) -> Context {
+        let plan = self.plan;
+        let value = |p| parameters::value(self.experiment.name(), p, plan.size, &plan.settings);
+        let values = self.experiment.parameters().iter().map(|p| (p.name, value(p))).collect();
+        Context::new(values, plan.seed, plan.workshop.clone(), plan.stop.clone())
+    }
+
+    fn measure(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {
+        let mut context = self.context();
+        context.workshop.bytes = self.experiment.bytes(&context)?;
+        let mut subjects = self.open(&context, outcome)?;
+        let passes = self.passes();
+        let bar = self.bar(passes * subjects.len() as u64);
+        let warm_up = u64::from(self.experiment.warms_up());
+        for pass in 0..passes + warm_up {
+            context.repetition = pass.saturating_sub(warm_up);
+            for (subject, alive) in &mut subjects {
+                // In a time of its own every pass is like the first.
+                let once = subject.kind() == Kind::Model;
+                if !*alive || (once && pass != warm_up) {
+                    continue;
+                }
+                context.check()?;
+                bar.set_message(format!("{} {}", self.experiment.name(), subject.name()));
+                match self.experiment.run(&context, &mut **subject) {
+                    Ok(_) if pass < warm_up => {}
+                    Ok(samples) => outcome.add(&subject.name(), &samples),
+                    Err(error) if error.is::<Stopped>() => return Err(error),
+                    Err(error) => {
+                        *alive = false;
+                        self.complain(outcome, &subject.name(), &format!("{error:#}"));
+                    }
+                }
+                bar.inc(1);
+            }
+        }
+        bar.finish_and_clear();
+        outcome.notes.append(&mut context.take_notes());
+        for (subject, _) in &mut subjects {
+            if let Err(error) = subject.close() {
+                self.complain(outcome, &subject.name(), &format!("{error:#}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn passes(&self) -> u64 {
+        let (quick, paper) = self.experiment.repetitions();
+        if self.plan.size == Size::Paper { paper } else { quick }
+    }
+
+    fn bar(&self, steps: u64) -> ProgressBar {
+        if !self.plan.progress {
+            return ProgressBar::hidden();
+        }
+        let bar = ProgressBar::new(steps);
+        if let Ok(style) = ProgressStyle::with_template("{bar:24} {pos}/{len} {msg}") {
+            bar.set_style(style);
+        }
+        bar
+    }
+
+    fn complain(&mut self, outcome: &mut Outcome, subject: &str, what: &str) {
+        eprintln!("{}: {subject}: {what}", outcome.name);
+        outcome.notes.push(format!("{subject}: {what}"));
+        self.results.warnings.push(format!("{}: {subject}: {what}", outcome.name));
+    }
+
+    fn skip(&mut self, subject: &str, needs: String) {
+        let experiment = self.experiment.name().to_string();
+        eprintln!("{experiment}: skipped {subject}: it needs {needs}");
+        self.results.skipped.push(Skipped { subject: subject.into(), experiment, needs });
+    }
+
+    /// Opens all subjects that can be had, each with whether it still works.
+    fn open(
+        &mut self,
+        context: &Context,
+        outcome: &mut Outcome,
+    ) -> anyhow::Result<Vec<(Box<dyn Subject>, bool)>> {
+        let asked = !self.plan.subjects.is_empty();
+        let wanted: Vec<String> = if asked {
+            self.plan.subjects.clone()
+        } else {
+            self.experiment.subjects().iter().map(|spec| (*spec).to_string()).collect()
+        };
+        let room = room_bytes(&context.workshop.dir);
+        let mut subjects: Vec<(Box<dyn Subject>, bool)> = vec![];
+        for spec in wanted {
+            context.check()?;
+            let Some(kind) = subject::kind_of(&spec) else {
+                bail!("nobody knows the subject {spec}");
+            };
+            if !self.experiment.takes(kind) {
+                self.skip(&spec, format!("another experiment: {spec} has not what this asks"));
+                continue;
+            }
+            let taken = context.workshop.bytes * (subjects.len() as u64 + 1);
+            if kind != Kind::Model && taken + SPARE_BYTES > room {
+                self.skip(&spec, format!("{} MiB of room", (taken + SPARE_BYTES) >> 20));
+                continue;
+            }
+            match subject::open(&spec, &context.workshop) {
+                Ok(subject) => {
+                    let (name, what) = (subject.name(), subject.describe());
+                    outcome.subjects.push(Described { name, what });
+                    subjects.push((subject, true));
+                }
+                Err(needs) => self.skip(&spec, needs.to_string()),
+            }
+        }
+        Ok(subjects)
+    }
+}
+
+/// Bytes that are free where the lab works.
+fn room_bytes(dir: &std::path::Path) -> u64 {
+    rustix::fs::statvfs(dir).map_or(u64::MAX, |found| found.f_bavail * found.f_frsize)
+}

@@ -1,0 +1,52 @@
+//! Medians, spreads, quantiles.
+
+/// The median; `None` of nothing.
+pub fn median(values: &[f64]) -> Option<f64> {
+    quantile(values, 0.5)
+}
+
+/// The value below which that part of all lies, interpolated; `None` of nothing.
+pub fn quantile(values: &[f64], part: f64) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let last = sorted.len().checked_sub(1)?;
+    let at = part.clamp(0.0, 1.0) * last as f64;
+    let (low, high) = (at.floor() as usize, at.ceil() as usize);
+    Some(sorted[low] + (sorted[high] - sorted[low]) * (at - low as f64))
+}
+
+/// The mean; `None` of nothing.
+pub fn mean(values: &[f64]) -> Option<f64> {
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+}
+
+/// How far apart the least and the largest are, as a part of the median.
+pub fn spread(values: &[f64]) -> f64 {
+    let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    match median(values) {
+        Some(median) if median != 0.0 => (most - least) / median.abs(),
+        _ => 0.0,
+    }
+}
+
+/// The geometric mean of ratios; `None` of nothing.
+pub fn geometric_mean(ratios: &[f64]) -> Option<f64> {
+    let logs: Vec<f64> = ratios.iter().filter(|r| **r > 0.0).map(|r| r.ln()).collect();
+    mean(&logs).map(f64::exp)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_and_spreads() {
+        assert_eq!(median(&[30.0, 10.0, 20.0]), Some(20.0));
+        assert_eq!(median(&[30.0, 10.0, 20.0, 40.0]), Some(25.0));
+        assert_eq!(median(&[]), None);
+        assert!((spread(&[30.0, 10.0, 20.0]) - 1.0).abs() < 1e-9);
+        assert_eq!(quantile(&[1.0, 2.0, 3.0, 4.0, 5.0], 0.25), Some(2.0));
+        assert!((geometric_mean(&[2.0, 8.0]).unwrap() - 4.0).abs() < 1e-9);
+    }
+}

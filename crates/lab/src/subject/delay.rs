@@ -1,0 +1,150 @@
+//! Files in memory whose answers take as long as they were told: the known answer that the
+//! lab itself is judged by.
+//!
+//! `delay:read=1ms,write=200us,sync=5ms`, with `,clock=model` in a time that stands still
+//! between the delays.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use draconis_device::sim;
+
+use super::memory::MemoryFiles;
+use super::{Files, Handle, How, Kind, Subject};
+use crate::clock::{Clock, Wall};
+
+/// Files with known delays.
+pub struct Delay {
+    delays: Delays,
+    files: Arc<MemoryFiles>,
+    wall: Arc<Wall>,
+}
+
+#[derive(Clone, Default)]
+struct Delays {
+    read: Duration,
+    write: Duration,
+    sync: Duration,
+    model: Option<sim::Clock>,
+}
+
+impl Delay {
+    /// From its spelling.
+    ///
+    /// # Errors
+    /// If that makes no sense.
+    pub fn new(spec: &str) -> anyhow::Result<Self> {
+        let mut delays = Delays::default();
+        for part in spec.split(',').filter(|part| !part.is_empty()) {
+            let (key, value) = part.split_once('=').with_context(|| format!("delay: {part}"))?;
+            match key {
+                "read" => delays.read = parse(value)?,
+                "write" => delays.write = parse(value)?,
+                "sync" => delays.sync = parse(value)?,
+                "clock" if value == "model" => delays.model = Some(sim::Clock::new()),
+                _ => bail!("delay: {part}: read, write, sync or clock=model"),
+            }
+        }
+        Ok(Self { delays, files: Arc::default(), wall: Arc::new(Wall::new()) })
+    }
+}
+
+fn parse(text: &str) -> anyhow::Result<Duration> {
+    let digits = text.trim_end_matches(|c: char| c.is_alphabetic());
+    let number: f64 = digits.parse().with_context(|| format!("delay: {text}"))?;
+    let nanoseconds = match &text[digits.len()..] {
+        "ns" => 1.0,
+        "us" => 1e3,
+        "ms" => 1e6,
+        "s" => 1e9,
+        other => bail!("delay: {other}: ns, us, ms or s"),
+    };
+    Ok(Duration::from_nanos((number * nanoseconds) as u64))
+}
+
+impl Delays {
+    /// Sleeping would add what a wake-up costs, so this looks at the clock until it is time.
+    fn pass(&self, delay: Duration) {
+        if let Some(model) = &self.model {
+            return model.advance(delay.as_nanos() as u64);
+        }
+        let until = Instant::now() + delay;
+        while Instant::now() < until {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+impl Subject for Delay {
+    fn name(&self) -> String {
+        "delay".into()
+    }
+
+    fn describe(&self) -> String {
+        let Delays { read, write, sync, .. } = &self.delays;
+        format!("memory with delays: read {read:?}, write {write:?}, sync {sync:?}")
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Memory
+    }
+
+    fn clock(&self) -> Arc<dyn Clock> {
+        match &self.delays.model {
+            Some(model) => Arc::new(model.clone()),
+            None => self.wall.clone(),
+        }
+    }
+
+    fn files(&self) -> anyhow::Result<Arc<dyn Files>> {
+        Ok(Arc::new(DelayFiles { delays: self.delays.clone(), files: self.files.clone() }))
+    }
+}
+
+struct DelayFiles {
+    delays: Delays,
+    files: Arc<MemoryFiles>,
+}
+
+struct DelayHandle {
+    delays: Delays,
+    inner: Arc<dyn Handle>,
+}
+
+impl DelayFiles {
+    fn wrap(&self, inner: Arc<dyn Handle>) -> Arc<dyn Handle> {
+        Arc::new(DelayHandle { delays: self.delays.clone(), inner })
+    }
+}
+
+impl Files for DelayFiles {
+    fn create(&self, name: &str, bytes: u64, how: How) -> anyhow::Result<Arc<dyn Handle>> {
+        Ok(self.wrap(self.files.create(name, bytes, how)?))
+    }
+
+    fn open(&self, name: &str, how: How) -> anyhow::Result<Arc<dyn Handle>> {
+        Ok(self.wrap(self.files.open(name, how)?))
+    }
+
+    fn remove(&self, name: &str) -> anyhow::Result<()> {
+        self.files.remove(name)
+    }
+}
+
+impl Handle for DelayHandle {
+    fn read(&self, at: u64, into: &mut [u8]) -> anyhow::Result<usize> {
+        self.delays.pass(self.delays.read);
+        self.inner.read(at, into)
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) -> anyhow::Result<()> {
+        self.delays.pass(self.delays.write);
+        self.inner.write(at, bytes)
+    }
+
+    fn sync(&self) -> anyhow::Result<()> {
+        self.delays.pass(self.delays.sync);
+        self.inner.sync()
+    }
+}

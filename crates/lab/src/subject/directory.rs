@@ -1,0 +1,268 @@
+//! File systems that are mounted: by somebody else, or by us for one experiment.
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use rustix::fs::{FallocateFlags, OFlags};
+use rustix::io::Errno;
+
+use super::counters::Device;
+use super::server::{Mounted, Server, drop_caches};
+use super::{Cold, Files, Handle, How, Kind, Subject, Workshop};
+use crate::clock::{Clock, Wall};
+
+/// Files of a directory.
+struct DirectoryFiles(PathBuf);
+
+struct FileHandle(File);
+
+impl DirectoryFiles {
+    /// Opens past the caches if the file system can, else through them.
+    fn open_as(&self, name: &str, how: How, new: bool) -> anyhow::Result<Arc<dyn Handle>> {
+        let path = self.0.join(name);
+        let open = |flags: OFlags| {
+            let mut options = File::options();
+            options.read(true).write(true).create(new).truncate(new);
+            options.custom_flags(flags.bits() as i32).open(&path)
+        };
+        let file = match how {
+            How::Cached => open(OFlags::empty()),
+            How::Direct => open(OFlags::DIRECT).or_else(|_| open(OFlags::empty())),
+        };
+        Ok(Arc::new(FileHandle(file.with_context(|| path.display().to_string())?)))
+    }
+}
+
+impl Files for DirectoryFiles {
+    fn create(&self, name: &str, _: u64, how: How) -> anyhow::Result<Arc<dyn Handle>> {
+        self.open_as(name, how, true)
+    }
+
+    fn open(&self, name: &str, how: How) -> anyhow::Result<Arc<dyn Handle>> {
+        self.open_as(name, how, false)
+    }
+
+    fn remove(&self, name: &str) -> anyhow::Result<()> {
+        Ok(std::fs::remove_file(self.0.join(name))?)
+    }
+}
+
+impl Handle for FileHandle {
+    fn read(&self, at: u64, into: &mut [u8]) -> anyhow::Result<usize> {
+        let mut done = 0;
+        while done < into.len() {
+            match self.0.read_at(&mut into[done..], at + done as u64)? {
+                0 => break,
+                got => done += got,
+            }
+        }
+        Ok(done)
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) -> anyhow::Result<()> {
+        Ok(self.0.write_all_at(bytes, at)?)
+    }
+
+    fn sync(&self) -> anyhow::Result<()> {
+        Ok(self.0.sync_all()?)
+    }
+
+    fn allocate(&self, at: u64, len: u64) -> anyhow::Result<bool> {
+        match rustix::fs::fallocate(&self.0, FallocateFlags::empty(), at, len) {
+            Ok(()) => Ok(true),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+/// A directory of a file system that is mounted already.
+pub struct Directory {
+    spec: String,
+    clock: Arc<Wall>,
+    dir: tempfile::TempDir,
+    device: Option<Device>,
+}
+
+impl Directory {
+    /// In `path`, or where the lab works if that is empty.
+    ///
+    /// # Errors
+    /// If nothing can be made there.
+    pub fn new(path: &str, shop: &Workshop) -> anyhow::Result<Self> {
+        let base = if path.is_empty() { shop.dir.as_path() } else { Path::new(path) };
+        let dir = tempfile::Builder::new().prefix("draconis-lab-").tempdir_in(base);
+        let dir = dir.with_context(|| format!("a directory that can be written: {path}"))?;
+        let spec = if path.is_empty() { "dir".into() } else { format!("dir:{path}") };
+        let device = Device::of(dir.path());
+        Ok(Self { spec, clock: Arc::new(Wall::new()), dir, device })
+    }
+}
+
+impl Subject for Directory {
+    fn name(&self) -> String {
+        self.spec.clone()
+    }
+
+    fn describe(&self) -> String {
+        let device = self.device.as_ref().map_or("no device".into(), Device::name);
+        format!("{} on {device}", crate::machine::file_system(self.dir.path()))
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Directory
+    }
+
+    fn clock(&self) -> Arc<dyn Clock> {
+        self.clock.clone()
+    }
+
+    fn files(&self) -> anyhow::Result<Arc<dyn Files>> {
+        Ok(Arc::new(DirectoryFiles(self.dir.path().into())))
+    }
+
+    fn directory(&self) -> Option<&Path> {
+        Some(self.dir.path())
+    }
+
+    fn cold(&mut self) -> anyhow::Result<Cold> {
+        Ok(if drop_caches().is_ok() { Cold::Dropped } else { Cold::No })
+    }
+
+    fn device_read_bytes(&self) -> Option<u64> {
+        self.device.as_ref()?.read_bytes()
+    }
+}
+
+/// A volume of its own, mounted for one experiment.
+pub struct Mount {
+    spec: String,
+    server: Server,
+    clock: Arc<Wall>,
+    // In this order: unmounted, then removed.
+    mounted: Option<Mounted>,
+    dir: tempfile::TempDir,
+    draconis: PathBuf,
+    device: Option<Device>,
+}
+
+impl Mount {
+    /// Makes a volume with room for what the experiment needs, and mounts it.
+    ///
+    /// # Errors
+    /// What is missing: root, a program, room.
+    pub fn new(spec: &str, shop: &Workshop) -> anyhow::Result<Self> {
+        let (server, kind) = match spec {
+            "kernel" | "kernel:ext2" => (Server::Kernel, "ext2"),
+            "kernel:ext4" => (Server::Kernel, "ext4"),
+            "fuse2fs" => (Server::Fuse2fs, "ext2"),
+            "draconis" => (Server::Draconis, "ext2"),
+            "no-op" => (Server::Memory, "ext2"),
+            _ => bail!("{spec}: kernel:ext2 or kernel:ext4"),
+        };
+        if server == Server::Kernel && !rustix::process::geteuid().is_root() {
+            bail!("the kernel's loop mount needs root");
+        }
+        if server == Server::Draconis && !shop.draconis.exists() {
+            bail!("the program draconis, here {}", shop.draconis.display());
+        }
+        let dir = tempfile::Builder::new().prefix("draconis-lab-").tempdir_in(&shop.dir)?;
+        std::fs::create_dir(dir.path().join("mnt"))?;
+        if server != Server::Memory {
+            let mut mke2fs = Command::new("mke2fs");
+            mke2fs.args(["-q", "-F", "-t", kind, "-b", "4096", "-m", "0", "-i", "8192"]);
+            mke2fs.args(["-E", "lazy_itable_init=0,lazy_journal_init=0,root_owner"]);
+            let bytes = shop.bytes + shop.bytes / 8 + (96 << 20);
+            mke2fs.arg(dir.path().join("image")).arg(format!("{}k", bytes / 1024));
+            let output = mke2fs.output().context("mke2fs of e2fsprogs")?;
+            if !output.status.success() {
+                bail!("mke2fs: {}", String::from_utf8_lossy(&output.stderr));
+            }
+        }
+        let device = Device::of(dir.path());
+        let spec = if spec == "kernel" { "kernel:ext2".into() } else { spec.to_string() };
+        let draconis = shop.draconis.clone();
+        let clock = Arc::new(Wall::new());
+        let mut mount = Self { spec, server, clock, mounted: None, dir, draconis, device };
+        mount.mount()?;
+        Ok(mount)
+    }
+
+    fn at(&self) -> PathBuf {
+        self.dir.path().join("mnt")
+    }
+
+    fn mount(&mut self) -> anyhow::Result<()> {
+        let (image, at) = (self.dir.path().join("image"), self.at());
+        self.mounted = Some(Mounted::changing(self.server, &image, &at, &self.draconis)?);
+        Ok(())
+    }
+}
+
+impl Subject for Mount {
+    fn name(&self) -> String {
+        self.spec.clone()
+    }
+
+    fn describe(&self) -> String {
+        match self.server {
+            Server::Kernel => format!("{} over a loop device", self.spec),
+            Server::Fuse2fs => "ext2 by e2fsprogs' FUSE server".into(),
+            Server::Draconis => "ext2 by draconis mount".into(),
+            Server::Memory => "a FUSE server that forgets: what one can reach at most".into(),
+        }
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Directory
+    }
+
+    fn clock(&self) -> Arc<dyn Clock> {
+        self.clock.clone()
+    }
+
+    fn files(&self) -> anyhow::Result<Arc<dyn Files>> {
+        Ok(Arc::new(DirectoryFiles(self.at())))
+    }
+
+    fn directory(&self) -> Option<&Path> {
+        self.mounted.as_ref().map(Mounted::at)
+    }
+
+    fn cold(&mut self) -> anyhow::Result<Cold> {
+        if self.server == Server::Memory {
+            return Ok(Cold::No);
+        }
+        self.mounted = None;
+        let dropped = drop_caches().is_ok();
+        self.mount()?;
+        Ok(if dropped { Cold::Yes } else { Cold::No })
+    }
+
+    fn device_read_bytes(&self) -> Option<u64> {
+        // Through whatever lies between: what counts is the device that the image is on.
+        self.device.as_ref()?.read_bytes()
+    }
+
+    fn close(&mut self) -> anyhow::Result<()> {
+        self.mounted = None;
+        if self.server == Server::Memory {
+            return Ok(());
+        }
+        judge(&self.dir.path().join("image")).with_context(|| self.spec.clone())
+    }
+}
+
+/// Speed counts only where the volume is right afterwards.
+pub(super) fn judge(image: &Path) -> anyhow::Result<()> {
+    File::open(image)?.sync_all()?;
+    let output = Command::new("e2fsck").arg("-fn").arg(image).output().context("e2fsck")?;
+    if !output.status.success() {
+        bail!("e2fsck -fn: {}", String::from_utf8_lossy(&output.stdout));
+    }
+    Ok(())
+}

@@ -1,0 +1,77 @@
+//! A key-value store that somebody else wrote, driven by the helper program.
+//!
+//! `draconis-kv` comes here: a subject that drives the store in this process.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+
+use super::{Files, Kind, Subject, Workshop};
+use crate::clock::{Clock, Wall};
+
+/// A store.
+pub struct KeyValue {
+    name: String,
+    clock: Arc<Wall>,
+}
+
+impl KeyValue {
+    /// The store of that name.
+    ///
+    /// # Errors
+    /// If the helper is not there or was built without it.
+    pub fn new(name: &str, shop: &Workshop) -> anyhow::Result<Self> {
+        if name == "draconis-kv" {
+            bail!("the object store, which is not there yet");
+        }
+        let stores = stores(&shop.peers)?;
+        if !stores.iter().any(|store| store == name) {
+            let package = match name {
+                "leveldb" => ", and libleveldb-dev",
+                "rocksdb" => ", and librocksdb-dev",
+                _ => "",
+            };
+            bail!("draconis-lab-peers built with --features {name}{package}");
+        }
+        Ok(Self { name: name.into(), clock: Arc::new(Wall::new()) })
+    }
+}
+
+/// What the helper was built with.
+fn stores(peers: &PathBuf) -> anyhow::Result<Vec<String>> {
+    let output = Command::new(peers).arg("stores").output();
+    let output = output.with_context(|| format!("the helper {}", peers.display()))?;
+    Ok(String::from_utf8_lossy(&output.stdout).lines().map(String::from).collect())
+}
+
+impl Subject for KeyValue {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn describe(&self) -> String {
+        match self.name.as_str() {
+            "leveldb" => "LevelDB, the C++ library of this system",
+            "rocksdb" => "RocksDB, the C++ library of this system",
+            "lmdb" => "LMDB: a transaction for each put",
+            "redb" => "redb: a transaction for each put",
+            "fjall" => "fjall: a log-structured merge tree",
+            _ => "a store",
+        }
+        .into()
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::KeyValue
+    }
+
+    fn clock(&self) -> Arc<dyn Clock> {
+        self.clock.clone()
+    }
+
+    fn files(&self) -> anyhow::Result<Arc<dyn Files>> {
+        bail!("a store has no files")
+    }
+}

@@ -1,0 +1,208 @@
+//! Our library in this process, on an image past the kernel's caches.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, bail};
+use draconis_device::{FileDisk, FileOptions};
+use draconis_exchange::contract::{Kind as NodeKind, Time};
+use draconis_ext::{
+    AccessTimes, Follow, InodeNumber, NewNode, Options, Reserve, Statistics, Volume, Writing,
+};
+
+use super::counters::Device;
+use super::{Cold, Files, Handle, How, Kind, Subject, Workshop};
+use crate::clock::{Clock, Wall};
+
+/// Bytes that may be changed in memory before they are handed to the disk.
+const DIRTY_BYTES: u64 = 64 << 20;
+
+/// A volume opened in this process.
+pub struct Library {
+    clock: Arc<Wall>,
+    volume: Shared,
+    options: Options,
+    dir: tempfile::TempDir,
+    device: Option<Device>,
+}
+
+/// The volume, while it is open. Remounting replaces it.
+type Shared = Arc<Mutex<Option<Arc<Volume>>>>;
+
+impl Library {
+    /// Makes a volume with room for what the experiment needs, and opens it.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub fn new(shop: &Workshop) -> anyhow::Result<Self> {
+        let dir = tempfile::Builder::new().prefix("draconis-lab-").tempdir_in(&shop.dir)?;
+        let mut mke2fs = Command::new("mke2fs");
+        mke2fs.args(["-q", "-F", "-t", "ext2", "-b", "4096", "-m", "0", "-i", "8192"]);
+        let bytes = shop.bytes + shop.bytes / 8 + (96 << 20);
+        mke2fs.arg(dir.path().join("image")).arg(format!("{}k", bytes / 1024));
+        let output = mke2fs.output().context("mke2fs of e2fsprogs")?;
+        if !output.status.success() {
+            bail!("mke2fs: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        let device = Device::of(dir.path());
+        let clock = Arc::new(Wall::new());
+        let options = Options::default();
+        let mut library = Self { clock, volume: Shared::default(), options, dir, device };
+        library.open()?;
+        Ok(library)
+    }
+
+    /// Opens the volume again with other caches.
+    ///
+    /// # Errors
+    /// What the library says.
+    pub fn reopen(&mut self, options: Options) -> anyhow::Result<()> {
+        self.shut()?;
+        self.options = options;
+        self.open()
+    }
+
+    /// How its caches do.
+    ///
+    /// # Errors
+    /// If the volume is closed.
+    pub fn statistics(&self) -> anyhow::Result<Statistics> {
+        Ok(of(&self.volume)?.statistics())
+    }
+
+    /// The image, for those who open it themselves; closes it here.
+    ///
+    /// # Errors
+    /// What the library says.
+    pub fn take_image(&mut self) -> anyhow::Result<PathBuf> {
+        self.shut()?;
+        Ok(self.dir.path().join("image"))
+    }
+
+    fn open(&mut self) -> anyhow::Result<()> {
+        let how = FileOptions { write: true, direct: true, uring: true };
+        let disk = Arc::new(FileDisk::open(&self.dir.path().join("image"), how)?);
+        let atime = AccessTimes::Relative;
+        let writing = Writing { clock: Arc::new(now), dirty_bytes: DIRTY_BYTES, atime };
+        let volume = Volume::open_for_writing(disk, self.options, writing)?;
+        *self.volume.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(volume));
+        Ok(())
+    }
+
+    fn shut(&mut self) -> anyhow::Result<()> {
+        let volume = self.volume.lock().unwrap_or_else(PoisonError::into_inner).take();
+        volume.map_or(Ok(()), |volume| Ok(volume.close()?))
+    }
+}
+
+fn now() -> Time {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let since = since.unwrap_or_default();
+    Time { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() }
+}
+
+fn of(shared: &Shared) -> anyhow::Result<Arc<Volume>> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner).clone().context("the volume is closed")
+}
+
+impl Subject for Library {
+    fn name(&self) -> String {
+        "draconis-lib".into()
+    }
+
+    fn describe(&self) -> String {
+        "ext2 by our library in this process, past the kernel's caches".into()
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Library
+    }
+
+    fn clock(&self) -> Arc<dyn Clock> {
+        self.clock.clone()
+    }
+
+    fn files(&self) -> anyhow::Result<Arc<dyn Files>> {
+        Ok(Arc::new(LibraryFiles(self.volume.clone())))
+    }
+
+    fn cold(&mut self) -> anyhow::Result<Cold> {
+        self.shut()?;
+        // Its own reads go past the kernel's caches anyway.
+        let _ = super::drop_caches();
+        self.open()?;
+        Ok(Cold::Yes)
+    }
+
+    fn device_read_bytes(&self) -> Option<u64> {
+        self.device.as_ref()?.read_bytes()
+    }
+
+    fn library(&mut self) -> Option<&mut Library> {
+        Some(self)
+    }
+
+    fn close(&mut self) -> anyhow::Result<()> {
+        self.shut()?;
+        super::directory::judge(&self.dir.path().join("image"))
+    }
+}
+
+struct LibraryFiles(Shared);
+
+struct LibraryHandle {
+    volume: Arc<Volume>,
+    inode: InodeNumber,
+}
+
+impl Files for LibraryFiles {
+    fn create(&self, name: &str, _: u64, _: How) -> anyhow::Result<Arc<dyn Handle>> {
+        let volume = of(&self.0)?;
+        let root = volume.root();
+        if volume.resolve(root, name.as_bytes(), Follow::No).is_ok() {
+            self.remove(name)?;
+        }
+        let kind = NodeKind::File;
+        let new = NewNode { kind, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+        let inode = volume.create(root, name.as_bytes(), &new)?;
+        Ok(Arc::new(LibraryHandle { volume, inode }))
+    }
+
+    fn open(&self, name: &str, _: How) -> anyhow::Result<Arc<dyn Handle>> {
+        let volume = of(&self.0)?;
+        let inode = volume.resolve(volume.root(), name.as_bytes(), Follow::No)?;
+        Ok(Arc::new(LibraryHandle { volume, inode }))
+    }
+
+    fn remove(&self, name: &str) -> anyhow::Result<()> {
+        let volume = of(&self.0)?;
+        Ok(volume.unlink(volume.root(), name.as_bytes())?)
+    }
+}
+
+impl Handle for LibraryHandle {
+    fn read(&self, at: u64, into: &mut [u8]) -> anyhow::Result<usize> {
+        Ok(self.volume.read_into(self.inode, at, into)?)
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) -> anyhow::Result<()> {
+        let mut done = 0;
+        while done < bytes.len() {
+            match self.volume.write(self.inode, at + done as u64, &bytes[done..])? {
+                0 => bail!("nothing was written"),
+                taken => done += taken,
+            }
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> anyhow::Result<()> {
+        Ok(self.volume.sync_inode(self.inode, false)?)
+    }
+
+    fn allocate(&self, at: u64, len: u64) -> anyhow::Result<bool> {
+        self.volume.reserve(self.inode, at, len, Reserve::KeepSize)?;
+        Ok(true)
+    }
+}

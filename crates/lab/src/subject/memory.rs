@@ -1,0 +1,96 @@
+//! Files in this process's memory: what is left is the harness.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use anyhow::Context;
+
+use super::{Files, Handle, How, Kind, Subject};
+use crate::clock::{Clock, Wall};
+
+/// The machine's memory.
+pub struct Memory {
+    clock: Arc<Wall>,
+    files: Arc<MemoryFiles>,
+}
+
+impl Memory {
+    /// Without files.
+    pub fn new() -> Self {
+        Self { clock: Arc::new(Wall::new()), files: Arc::default() }
+    }
+}
+
+impl Subject for Memory {
+    fn name(&self) -> String {
+        "mem".into()
+    }
+
+    fn describe(&self) -> String {
+        "the machine's memory".into()
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Memory
+    }
+
+    fn clock(&self) -> Arc<dyn Clock> {
+        self.clock.clone()
+    }
+
+    fn files(&self) -> anyhow::Result<Arc<dyn Files>> {
+        Ok(self.files.clone())
+    }
+}
+
+type Contents = Arc<RwLock<Vec<u8>>>;
+
+/// Files in memory.
+#[derive(Default)]
+pub struct MemoryFiles(Mutex<HashMap<String, Contents>>);
+
+struct MemoryHandle(Contents);
+
+impl Files for MemoryFiles {
+    fn create(&self, name: &str, _: u64, _: How) -> anyhow::Result<Arc<dyn Handle>> {
+        let contents = Contents::default();
+        let mut files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        files.insert(name.to_string(), contents.clone());
+        Ok(Arc::new(MemoryHandle(contents)))
+    }
+
+    fn open(&self, name: &str, _: How) -> anyhow::Result<Arc<dyn Handle>> {
+        let files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let contents = files.get(name).cloned().with_context(|| format!("no file {name}"))?;
+        Ok(Arc::new(MemoryHandle(contents)))
+    }
+
+    fn remove(&self, name: &str) -> anyhow::Result<()> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+        Ok(())
+    }
+}
+
+impl Handle for MemoryHandle {
+    fn read(&self, at: u64, into: &mut [u8]) -> anyhow::Result<usize> {
+        let bytes = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let from = bytes.get(at as usize..).unwrap_or_default();
+        let len = from.len().min(into.len());
+        into[..len].copy_from_slice(&from[..len]);
+        Ok(len)
+    }
+
+    fn write(&self, at: u64, new: &[u8]) -> anyhow::Result<()> {
+        let mut bytes = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let end = at as usize + new.len();
+        if bytes.len() < end {
+            bytes.resize(end, 0);
+        }
+        bytes[at as usize..end].copy_from_slice(new);
+        Ok(())
+    }
+
+    fn sync(&self) -> anyhow::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,378 @@
+//! A modelled device, with a modelled host before it: time is device time.
+//!
+//! ```text
+//!   read, write ── page cache (pages, dirty sectors) ── read ahead, write back ── sim::Timing
+//!                  a call costs CALL_NS and a byte a tenth of a nanosecond
+//!   sync: dirty sectors in order, one sector of metadata if the file grew, a flush
+//! ```
+//!
+//! Law 1: nothing here looks at a real clock or at chance: a run is its seed.
+//! Law 2: a file that grew costs a sector elsewhere at the next sync, as it costs a file
+//! system its inode.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context, bail};
+
+use draconis_device::Extent;
+use draconis_device::sim::{
+    self, Hdd, HddParameters, Kind as Ask, Request, Ssd, SsdParameters, Timing,
+};
+
+use super::raw::Areas;
+use super::{Cold, Files, Handle, How, Kind, Subject, Workshop};
+use crate::clock::Clock;
+use crate::units;
+
+/// What entering and leaving a call costs the host.
+const CALL_NS: u64 = 300;
+/// Bytes that the host copies in a nanosecond.
+const COPY_BYTES_PER_NS: u64 = 10;
+/// A page of the host's cache, in bytes.
+const PAGE_BYTES: u64 = 4096;
+/// What is read at once where somebody reads on.
+const READ_AHEAD_BYTES: u64 = 128 << 10;
+/// A sector, in bytes: what is dirty is known by the sector.
+const SECTOR_BYTES: u64 = 512;
+/// Dirty bytes beyond which a write waits for write-back.
+const DIRTY_BYTES: u64 = 64 << 20;
+/// Where metadata goes.
+const METADATA_AT_BYTES: u64 = 0;
+
+/// Length of a modelled hard disk, in bytes.
+const HDD_BYTES: u64 = 1_000_000_000_000;
+/// Least length of a modelled flash disk, in bytes.
+const SSD_BYTES: u64 = 256 << 20;
+
+/// A modelled device behind a modelled host.
+pub struct Model {
+    spec: String,
+    /// The device as it was before anything was asked of it.
+    fresh: Box<dyn Timing>,
+    what: String,
+    host: Arc<Mutex<Host>>,
+    clock: sim::Clock,
+    areas: Arc<Areas>,
+}
+
+/// The device of a spelling - `hdd`, `ssd`, `ssd,page=8K,channels=2` - and what it is.
+fn device(spec: &str, bytes: u64) -> anyhow::Result<(Box<dyn Timing>, String)> {
+    let mut parts = spec.split(',');
+    let name = parts.next().unwrap_or_default();
+    // Flash that is full is slower: there is twice the room.
+    let mut ssd = SsdParameters::p3700((bytes * 2).max(SSD_BYTES).next_multiple_of(64 << 20));
+    for part in parts {
+        let (key, value) = part.split_once('=').unwrap_or((part, ""));
+        let value = units::parse_size(value).with_context(|| format!("model: {part}"))?;
+        match (name, key) {
+            ("ssd", "page")
+                if value.is_power_of_two()
+                    && (512..=u64::from(ssd.unit_bytes)).contains(&value) =>
+            {
+                ssd.page_bytes = value as u32;
+            }
+            ("ssd", "channels") if (1..=64).contains(&value) => ssd.channels = value as u32,
+            _ => bail!("model: {part}: page=512..16K or channels=1..64 of an ssd"),
+        }
+    }
+    match name {
+        "hdd" => {
+            let parameters = HddParameters::desktop_7200(HDD_BYTES);
+            let what = format!("a modelled disk of {} turns a minute", parameters.turns_per_minute);
+            Ok((Box::new(Hdd::new(parameters)), what))
+        }
+        "ssd" => {
+            let page = units::bytes(f64::from(ssd.page_bytes));
+            let dies = ssd.channels * ssd.dies_per_channel;
+            let what = format!("a modelled, worn flash disk of {dies} dies with pages of {page}");
+            Ok((Box::new(Ssd::preconditioned(ssd)), what))
+        }
+        _ => bail!("model:{spec}: model:hdd or model:ssd"),
+    }
+}
+
+impl Model {
+    /// From what follows `model:`.
+    ///
+    /// # Errors
+    /// If that makes no sense.
+    pub fn new(spec: &str, shop: &Workshop) -> anyhow::Result<Self> {
+        let (fresh, what) = device(spec, shop.bytes)?;
+        let clock = sim::Clock::new();
+        let areas = Arc::<Areas>::default();
+        areas.take("metadata", 1 << 20, u64::MAX)?;
+        let host = Arc::new(Mutex::new(Host::new(fresh.fork(), clock.clone())));
+        Ok(Self { spec: spec.to_string(), fresh, what, host, clock, areas })
+    }
+}
+
+impl Subject for Model {
+    fn name(&self) -> String {
+        format!("model:{}", self.spec)
+    }
+
+    fn describe(&self) -> String {
+        format!("{}; device time", self.what)
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Model
+    }
+
+    fn clock(&self) -> Arc<dyn Clock> {
+        Arc::new(self.clock.clone())
+    }
+
+    fn files(&self) -> anyhow::Result<Arc<dyn Files>> {
+        Ok(Arc::new(ModelFiles { host: self.host.clone(), areas: self.areas.clone() }))
+    }
+
+    fn timing(&self) -> Option<Box<dyn Timing>> {
+        Some(self.fresh.fork())
+    }
+
+    fn cold(&mut self) -> anyhow::Result<Cold> {
+        let mut host = lock(&self.host);
+        host.write_back();
+        host.pages.clear();
+        Ok(Cold::Yes)
+    }
+
+    fn device_read_bytes(&self) -> Option<u64> {
+        Some(lock(&self.host).read_bytes)
+    }
+}
+
+fn lock(host: &Mutex<Host>) -> MutexGuard<'_, Host> {
+    host.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The host: a page cache before a device. It keeps no contents: nothing looks at them.
+struct Host {
+    timing: Box<dyn Timing>,
+    clock: sim::Clock,
+    next_id: u64,
+    done: Vec<sim::Done>,
+    /// Pages that are cached, by number.
+    pages: BTreeSet<u64>,
+    /// Runs of dirty sectors: first and one past the last.
+    dirty: BTreeMap<u64, u64>,
+    /// Whether a file grew since the last sync.
+    grown: bool,
+    /// Where reading on would be.
+    next_read: u64,
+    read_bytes: u64,
+}
+
+impl Host {
+    fn new(timing: Box<dyn Timing>, clock: sim::Clock) -> Self {
+        Self {
+            timing,
+            clock,
+            next_id: 0,
+            done: vec![],
+            pages: BTreeSet::new(),
+            dirty: BTreeMap::new(),
+            grown: false,
+            next_read: 0,
+            read_bytes: 0,
+        }
+    }
+
+    /// Asks the device and lets time pass until it is done.
+    fn ask(&mut self, kind: Ask, at_bytes: u64, len_bytes: u64) {
+        if kind == Ask::Read {
+            self.read_bytes += len_bytes;
+        }
+        let (id, now) = (self.next_id, self.clock.now_ns());
+        self.next_id += 1;
+        self.timing.advance(now, &mut self.done);
+        self.timing.take(now, Request { id, kind, at: Extent::new(at_bytes, len_bytes) });
+        loop {
+            if let Some(done) = self.done.iter().find(|done| done.id == id) {
+                self.clock.advance_to(done.at_ns);
+                break self.done.clear();
+            }
+            let Some(next) = self.timing.next_ns() else { break };
+            self.timing.advance(next, &mut self.done);
+        }
+    }
+
+    fn call(&self, bytes: u64) {
+        self.clock.advance(CALL_NS + bytes / COPY_BYTES_PER_NS);
+    }
+
+    /// Reads through the cache: what is missing is read in runs, and further on if this
+    /// follows the last read.
+    fn read(&mut self, at: u64, len: u64) {
+        self.call(len);
+        let reads_on = at == self.next_read;
+        self.next_read = at + len;
+        let (mut page, end) = (at / PAGE_BYTES, (at + len).div_ceil(PAGE_BYTES));
+        while page < end {
+            if self.pages.contains(&page) {
+                page += 1;
+                continue;
+            }
+            let first = page;
+            while page < end && !self.pages.contains(&page) {
+                page += 1;
+            }
+            let ahead = if reads_on { READ_AHEAD_BYTES / PAGE_BYTES } else { 0 };
+            let last = page.max(first + ahead);
+            self.ask(Ask::Read, first * PAGE_BYTES, (last - first) * PAGE_BYTES);
+            self.pages.extend(first..last);
+        }
+    }
+
+    fn write(&mut self, at: u64, len: u64) {
+        self.call(len);
+        let first = at / SECTOR_BYTES;
+        let end = (at + len).div_ceil(SECTOR_BYTES);
+        self.mark(first, end);
+        self.pages.extend(at / PAGE_BYTES..(at + len).div_ceil(PAGE_BYTES));
+        if self.dirty.iter().map(|(from, to)| to - from).sum::<u64>() * SECTOR_BYTES > DIRTY_BYTES {
+            self.write_back();
+        }
+    }
+
+    /// Joins a run of sectors to those that are dirty.
+    fn mark(&mut self, mut first: u64, mut end: u64) {
+        while let Some((&from, &to)) = self.dirty.range(..=end).next_back()
+            && to >= first
+        {
+            self.dirty.remove(&from);
+            (first, end) = (first.min(from), end.max(to));
+        }
+        self.dirty.insert(first, end);
+    }
+
+    fn write_back(&mut self) {
+        for (first, end) in std::mem::take(&mut self.dirty) {
+            self.ask(Ask::Write, first * SECTOR_BYTES, (end - first) * SECTOR_BYTES);
+        }
+    }
+
+    fn sync(&mut self) {
+        self.call(0);
+        self.write_back();
+        if std::mem::take(&mut self.grown) {
+            self.ask(Ask::Write, METADATA_AT_BYTES, SECTOR_BYTES);
+        }
+        self.ask(Ask::Flush, 0, 0);
+    }
+}
+
+struct ModelFiles {
+    host: Arc<Mutex<Host>>,
+    areas: Arc<Areas>,
+}
+
+struct ModelHandle {
+    host: Arc<Mutex<Host>>,
+    start: u64,
+    how: How,
+    len: Arc<Mutex<u64>>,
+}
+
+impl ModelFiles {
+    fn handle(&self, start: u64, how: How, len: u64) -> Arc<dyn Handle> {
+        let (host, len) = (self.host.clone(), Arc::new(Mutex::new(len)));
+        Arc::new(ModelHandle { host, start, how, len })
+    }
+}
+
+impl Files for ModelFiles {
+    fn create(&self, name: &str, bytes: u64, how: How) -> anyhow::Result<Arc<dyn Handle>> {
+        let start = self.areas.take(name, bytes, lock(&self.host).timing.model().len_bytes)?;
+        Ok(self.handle(start, how, 0))
+    }
+
+    fn open(&self, name: &str, how: How) -> anyhow::Result<Arc<dyn Handle>> {
+        // Its length is of no use but to know whether it grows: what is there does not.
+        Ok(self.handle(self.areas.get(name)?, how, u64::MAX))
+    }
+
+    fn remove(&self, name: &str) -> anyhow::Result<()> {
+        self.areas.give_back(name);
+        Ok(())
+    }
+}
+
+impl Handle for ModelHandle {
+    fn read(&self, at: u64, into: &mut [u8]) -> anyhow::Result<usize> {
+        let mut host = lock(&self.host);
+        match self.how {
+            How::Cached => host.read(self.start + at, into.len() as u64),
+            How::Direct => {
+                host.call(0);
+                host.ask(Ask::Read, self.start + at, into.len() as u64);
+            }
+        }
+        Ok(into.len())
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) -> anyhow::Result<()> {
+        let mut host = lock(&self.host);
+        let mut len = self.len.lock().unwrap_or_else(PoisonError::into_inner);
+        let end = at + bytes.len() as u64;
+        if end > *len {
+            *len = end;
+            host.grown = true;
+        }
+        match self.how {
+            How::Cached => host.write(self.start + at, bytes.len() as u64),
+            How::Direct => {
+                host.call(0);
+                host.ask(Ask::Write, self.start + at, bytes.len() as u64);
+            }
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> anyhow::Result<()> {
+        lock(&self.host).sync();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host() -> Host {
+        Host::new(Box::new(Ssd::p3700(64 << 20)), sim::Clock::new())
+    }
+
+    #[test]
+    fn dirty_sectors_join() {
+        let mut host = host();
+        for (first, end) in [(0, 1), (4, 5), (1, 2), (2, 4)] {
+            host.mark(first, end);
+        }
+        assert_eq!(host.dirty, BTreeMap::from([(0, 5)]));
+        host.mark(7, 9);
+        assert_eq!(host.dirty.len(), 2);
+    }
+
+    #[test]
+    fn reading_on_reads_ahead_and_reading_again_reads_nothing() {
+        let mut host = host();
+        host.read(0, 4096);
+        assert_eq!(host.read_bytes, READ_AHEAD_BYTES);
+        host.read(4096, 4096);
+        assert_eq!(host.read_bytes, READ_AHEAD_BYTES);
+        host.read(10 << 20, 4096);
+        assert_eq!(host.read_bytes, READ_AHEAD_BYTES + 4096);
+    }
+
+    #[test]
+    fn spellings_of_models() {
+        assert!(device("hdd", 0).unwrap().0.model().rotational);
+        assert!(device("ssd,page=8K,channels=4", 0).unwrap().1.contains("24 dies"));
+        for wrong in ["ssd,page", "ssd,page=1000", "ssd,page=32K", "hdd,page=4K", "tape"] {
+            assert!(device(wrong, 0).is_err(), "{wrong}");
+        }
+    }
+}

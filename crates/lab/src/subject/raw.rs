@@ -1,0 +1,225 @@
+//! A file or a device without a file system between: direct I/O.
+//!
+//! Its "files" are areas of it, one behind the other.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, bail};
+use rustix::fs::OFlags;
+
+use super::counters::Device;
+use super::{Cold, Files, Handle, How, Kind, Subject, Workshop};
+use crate::clock::{Clock, Wall};
+
+/// Areas begin on multiples of this, in bytes.
+const AREA_BYTES: u64 = 1 << 20;
+
+/// A file or device.
+pub struct Raw {
+    spec: String,
+    clock: Arc<Wall>,
+    file: Arc<File>,
+    areas: Arc<Areas>,
+    device: Option<Device>,
+    /// A file that was made for this run.
+    made: Option<PathBuf>,
+}
+
+/// Where areas are.
+#[derive(Default)]
+pub struct Areas(Mutex<Taken>);
+
+/// Where the next area begins, and by name where each begins and how long it is.
+type Taken = (u64, HashMap<String, (u64, u64)>);
+
+impl Areas {
+    /// Takes the next area of `bytes` for `name`, or the one that it has if that is enough.
+    pub fn take(&self, name: &str, bytes: u64, end: u64) -> anyhow::Result<u64> {
+        let (next, areas) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((start, len)) = areas.get(name)
+            && *len >= bytes
+        {
+            return Ok(*start);
+        }
+        let start = *next;
+        let len = bytes.next_multiple_of(AREA_BYTES);
+        if start + len > end {
+            bail!("{bytes} bytes more than the {end} that there are");
+        }
+        *next += len;
+        areas.insert(name.into(), (start, len));
+        Ok(start)
+    }
+
+    /// The area of `name`.
+    pub fn get(&self, name: &str) -> anyhow::Result<u64> {
+        let areas = &self.0.lock().unwrap_or_else(PoisonError::into_inner).1;
+        areas.get(name).map(|(start, _)| *start).with_context(|| format!("no area {name}"))
+    }
+
+    /// Gives an area back; the last one's room is used again.
+    pub fn give_back(&self, name: &str) {
+        let (next, areas) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((start, len)) = areas.remove(name)
+            && start + len == *next
+        {
+            *next = start;
+        }
+    }
+}
+
+impl Raw {
+    /// Opens a device, or a file, which is made if it is not there.
+    ///
+    /// # Errors
+    /// What the system says; that something would be overwritten without `--destroy`.
+    pub fn new(spec: &str, shop: &Workshop) -> anyhow::Result<Self> {
+        let (head, path) = spec.split_once(':').unwrap_or((spec, ""));
+        if head == "dev" && path.is_empty() {
+            bail!("dev:PATH");
+        }
+        let path = if path.is_empty() {
+            tempfile::Builder::new().prefix("draconis-lab-").tempfile_in(&shop.dir)?.path().into()
+        } else {
+            PathBuf::from(path)
+        };
+        let there = std::fs::metadata(&path).ok();
+        let is_device = there.as_ref().is_some_and(|found| found.file_type().is_block_device());
+        if head == "dev" && !is_device {
+            bail!("{} is no block device", path.display());
+        }
+        let holds = is_device || there.as_ref().is_some_and(|found| found.len() > 0);
+        if holds && !shop.destroy {
+            bail!("--destroy: {} would be overwritten", path.display());
+        }
+        let mut options = File::options();
+        options.read(true).write(true).create(!is_device);
+        // A device that is mounted is in use: the kernel refuses to open it alone.
+        let alone = if is_device { OFlags::EXCL } else { OFlags::empty() };
+        let flags = OFlags::DIRECT | alone;
+        let file = options.custom_flags(flags.bits() as i32).open(&path);
+        let file = file.with_context(|| format!("{} for direct I/O", path.display()))?;
+        let made = there.is_none().then(|| path.clone());
+        let device = if is_device {
+            Device::numbered(std::fs::metadata(&path)?.rdev())
+        } else {
+            Device::of(&path)
+        };
+        let spec = if spec == "file:" { "file".into() } else { spec.to_string() };
+        let raw = Self {
+            spec,
+            clock: Arc::new(Wall::new()),
+            file: Arc::new(file),
+            areas: Arc::default(),
+            device,
+            made,
+        };
+        raw.make_room(is_device, shop.bytes)?;
+        Ok(raw)
+    }
+
+    /// A hole is no disk: a file gets its blocks, written once.
+    fn make_room(&self, is_device: bool, bytes: u64) -> anyhow::Result<()> {
+        if is_device {
+            return Ok(());
+        }
+        let piece = crate::buffer::Buffer::new(AREA_BYTES as usize);
+        let mut at = 0;
+        while at < bytes + AREA_BYTES {
+            self.file.write_all_at(&piece, at)?;
+            at += AREA_BYTES;
+        }
+        Ok(self.file.sync_all()?)
+    }
+
+    fn len(&self) -> anyhow::Result<u64> {
+        let mut file = &*self.file;
+        Ok(std::io::Seek::seek(&mut file, std::io::SeekFrom::End(0))?)
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        if let Some(made) = &self.made {
+            let _ = std::fs::remove_file(made);
+        }
+    }
+}
+
+impl Subject for Raw {
+    fn name(&self) -> String {
+        self.spec.clone()
+    }
+
+    fn describe(&self) -> String {
+        let device = self.device.as_ref().map_or("no device".into(), Device::name);
+        format!("direct I/O on {device}, no file system between")
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Raw
+    }
+
+    fn clock(&self) -> Arc<dyn Clock> {
+        self.clock.clone()
+    }
+
+    fn files(&self) -> anyhow::Result<Arc<dyn Files>> {
+        let (file, areas, end) = (self.file.clone(), self.areas.clone(), self.len()?);
+        Ok(Arc::new(RawFiles { file, areas, end }))
+    }
+
+    fn cold(&mut self) -> anyhow::Result<Cold> {
+        Ok(Cold::Yes)
+    }
+
+    fn device_read_bytes(&self) -> Option<u64> {
+        self.device.as_ref()?.read_bytes()
+    }
+}
+
+struct RawFiles {
+    file: Arc<File>,
+    areas: Arc<Areas>,
+    end: u64,
+}
+
+struct RawHandle {
+    file: Arc<File>,
+    start: u64,
+}
+
+impl Files for RawFiles {
+    fn create(&self, name: &str, bytes: u64, _: How) -> anyhow::Result<Arc<dyn Handle>> {
+        let start = self.areas.take(name, bytes, self.end)?;
+        Ok(Arc::new(RawHandle { file: self.file.clone(), start }))
+    }
+
+    fn open(&self, name: &str, _: How) -> anyhow::Result<Arc<dyn Handle>> {
+        Ok(Arc::new(RawHandle { file: self.file.clone(), start: self.areas.get(name)? }))
+    }
+
+    fn remove(&self, name: &str) -> anyhow::Result<()> {
+        self.areas.give_back(name);
+        Ok(())
+    }
+}
+
+impl Handle for RawHandle {
+    fn read(&self, at: u64, into: &mut [u8]) -> anyhow::Result<usize> {
+        self.file.read_exact_at(into, self.start + at)?;
+        Ok(into.len())
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) -> anyhow::Result<()> {
+        Ok(self.file.write_all_at(bytes, self.start + at)?)
+    }
+
+    fn sync(&self) -> anyhow::Result<()> {
+        Ok(self.file.sync_data()?)
+    }
+}

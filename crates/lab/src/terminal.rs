@@ -1,0 +1,136 @@
+//! The summary on the terminal: a table of each figure, ratios and small bars.
+
+use crate::results::{Figure, Outcome, Point, Results, unique};
+use crate::stats;
+use crate::units;
+
+/// Cells of a bar.
+const BAR: usize = 20;
+/// Points of a line that are shown; longer ones are summed up.
+const MOST_POINTS: usize = 12;
+
+/// One experiment.
+pub fn outcome(outcome: &Outcome) -> String {
+    let mut text = format!("\n{} - {}\n", outcome.name, outcome.asks);
+    if let Some(waits) = &outcome.waits {
+        return text + &format!("  waits for {waits}\n");
+    }
+    for figure in &outcome.figures {
+        text += &table(outcome, figure);
+    }
+    for found in &outcome.found {
+        text += &format!("  > {found}\n");
+    }
+    for note in &outcome.notes {
+        text += &format!("  note: {note}\n");
+    }
+    text
+}
+
+/// What stands around the experiments.
+pub fn ends(results: &Results) -> String {
+    let mut text = String::new();
+    for skipped in &results.skipped {
+        text += &format!(
+            "skipped: {} for {}: it needs {}\n",
+            skipped.subject, skipped.experiment, skipped.needs
+        );
+    }
+    for warning in &results.warnings {
+        text += &format!("warning: {warning}\n");
+    }
+    text += &format!(
+        "{:.0} s; seed {}; one look at the clock {:.0} ns\n",
+        results.seconds, results.seed, results.stopwatch_ns
+    );
+    text
+}
+
+fn table(outcome: &Outcome, figure: &Figure) -> String {
+    let of_figure = || outcome.points.iter().filter(|point| point.metric == figure.metric);
+    let most = of_figure().map(|point| point.median.abs()).fold(0.0, f64::max);
+    if of_figure().next().is_none() {
+        return String::new();
+    }
+    let mut text = format!("  {}\n", figure.title);
+    for subject in unique(of_figure().map(|point| point.subject.as_str())) {
+        let points: Vec<&Point> = of_figure().filter(|point| point.subject == subject).collect();
+        for series in unique(points.iter().map(|point| point.series.as_str())) {
+            let line: Vec<&Point> =
+                points.iter().copied().filter(|point| point.series == series).collect();
+            text += &rows(figure, subject, series, &line, most);
+        }
+    }
+    for (subject, ratio, base) in ratios(outcome, figure) {
+        text += &format!("    {subject}: {} x {base}\n", units::significant(ratio));
+    }
+    text
+}
+
+fn rows(figure: &Figure, subject: &str, series: &str, line: &[&Point], most: f64) -> String {
+    let name = if series.is_empty() { subject.into() } else { format!("{subject} · {series}") };
+    if line.len() > MOST_POINTS {
+        let values: Vec<f64> = line.iter().map(|point| point.median).collect();
+        let part = |q| units::in_unit(stats::quantile(&values, q).unwrap_or(0.0), &figure.y.unit);
+        let all = values.len();
+        return format!(
+            "    {name}: {all} points, median {}, least {}, most {}\n",
+            part(0.5),
+            part(0.0),
+            part(1.0)
+        );
+    }
+    let mut text = format!("    {name}\n");
+    for point in line {
+        let place = match &point.label {
+            Some(label) => label.clone(),
+            None => units::in_unit(point.x, &figure.x.unit),
+        };
+        let value = units::in_unit(point.median, &figure.y.unit);
+        let bar = bar(point.median, most, figure.y.log);
+        let spread = match point.values.len() {
+            1 => String::new(),
+            _ => format!(" ±{:.0} %", point.spread * 50.0),
+        };
+        let warm = if point.cold == Some(false) { " (not cold)" } else { "" };
+        text += &format!("      {place:<26} {value:>12}{spread:<8} {bar}{warm}\n");
+    }
+    text
+}
+
+/// A bar as long as its value, or as its number of digits.
+fn bar(value: f64, most: f64, log: bool) -> String {
+    if most <= 0.0 || value <= 0.0 {
+        return String::new();
+    }
+    let part = match log {
+        // Six decades are as much as one sees.
+        true => 1.0 + (value / most).log10() / 6.0,
+        false => value / most,
+    };
+    "█".repeat((part.clamp(0.0, 1.0) * BAR as f64).round() as usize)
+}
+
+/// Each subject against the first: the geometric mean over the points that both have.
+pub fn ratios<'a>(outcome: &'a Outcome, figure: &Figure) -> Vec<(&'a str, f64, &'a str)> {
+    let of_figure = || outcome.points.iter().filter(|point| point.metric == figure.metric);
+    let subjects = unique(of_figure().map(|point| point.subject.as_str()));
+    let Some((base, others)) = subjects.split_first() else { return vec![] };
+    if figure.more_is_better.is_none() {
+        return vec![];
+    }
+    let ratio = |subject: &&'a str| {
+        let both = of_figure().filter(|point| point.subject == **subject).filter_map(|point| {
+            let peer = of_figure().find(|peer| {
+                peer.subject == *base
+                    && peer.series == point.series
+                    && peer.x == point.x
+                    && peer.label == point.label
+            })?;
+            (peer.median > 0.0).then_some(point.median / peer.median)
+        });
+        let ratio = stats::geometric_mean(&both.collect::<Vec<_>>())?;
+        Some((*subject, ratio, *base))
+    };
+    others.iter().filter_map(ratio).collect()
+}

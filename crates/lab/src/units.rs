@@ -1,0 +1,115 @@
+//! Sizes, times and rates as people read and write them.
+
+/// Parses `4096`, `16K`, `350M`, `2G`, `1.5K`: binary multiples. Also plain numbers with a
+/// fraction, rounded down.
+pub fn parse_size(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let digits = text.trim_end_matches(['B', 'i']);
+    let (number, shift) = match digits.chars().last()? {
+        'K' | 'k' => (&digits[..digits.len() - 1], 10),
+        'M' | 'm' => (&digits[..digits.len() - 1], 20),
+        'G' | 'g' => (&digits[..digits.len() - 1], 30),
+        'T' | 't' => (&digits[..digits.len() - 1], 40),
+        _ => (digits, 0),
+    };
+    let number: f64 = number.parse().ok()?;
+    (number >= 0.0).then_some((number * (1u64 << shift) as f64) as u64)
+}
+
+/// `4 KiB`, `1.5 MiB`.
+pub fn bytes(bytes: f64) -> String {
+    // 6000 is not 5.86 KiB to anybody who chose it.
+    if bytes < 1e4 && bytes % 512.0 != 0.0 {
+        return format!("{} B", significant(bytes));
+    }
+    scaled(bytes, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB"])
+}
+
+/// `4K`: as short as it goes, for axes.
+pub fn short_bytes(bytes: f64) -> String {
+    scaled(bytes, 1024.0, &["", "K", "M", "G", "T"]).replace(' ', "")
+}
+
+/// `12 µs`.
+pub fn time_ns(ns: f64) -> String {
+    scaled(ns, 1000.0, &["ns", "µs", "ms", "s"])
+}
+
+/// `3.2 M`.
+pub fn count(count: f64) -> String {
+    scaled(count, 1000.0, &["", "K", "M", "G", "T"]).trim_end().to_string()
+}
+
+fn scaled(value: f64, step: f64, units: &[&str]) -> String {
+    let (mut value, mut nth) = (value, 0);
+    while value.abs() >= step && nth + 1 < units.len() {
+        value /= step;
+        nth += 1;
+    }
+    format!("{} {}", significant(value), units[nth])
+}
+
+/// Three significant digits, without trailing zeros.
+pub fn significant(value: f64) -> String {
+    if value == 0.0 || !value.is_finite() {
+        return "0".into();
+    }
+    if value.abs() >= 1e4 {
+        let unit = 10f64.powf(value.abs().log10().floor() - 2.0);
+        return grouped((value / unit).round() * unit);
+    }
+    let decimals = (2 - value.abs().log10().floor() as i32).max(0);
+    let text = format!("{value:.*}", decimals as usize);
+    if text.contains('.') {
+        text.trim_end_matches('0').trim_end_matches('.').to_string()
+    } else {
+        text
+    }
+}
+
+/// A whole number in groups of three.
+fn grouped(value: f64) -> String {
+    let digits = format!("{:.0}", value.abs());
+    let mut text = String::from(if value < 0.0 { "-" } else { "" });
+    for (nth, digit) in digits.chars().enumerate() {
+        if nth > 0 && (digits.len() - nth) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A value in the unit that a figure names.
+pub fn in_unit(value: f64, unit: &str) -> String {
+    match unit {
+        "B" => bytes(value),
+        "ns" => time_ns(value),
+        "B/s" => format!("{}/s", scaled(value, 1000.0, &["B", "kB", "MB", "GB", "TB"])),
+        "/s" => format!("{}/s", count(value)),
+        "%" => format!("{} %", significant(value)),
+        "" => count(value),
+        other => format!("{} {other}", count(value)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_and_written() {
+        assert_eq!(parse_size("4K"), Some(4096));
+        assert_eq!(parse_size("350M"), Some(350 << 20));
+        assert_eq!(parse_size("1.5KiB"), Some(1536));
+        assert_eq!(parse_size("x"), None);
+        assert_eq!(bytes(1536.0), "1.5 KiB");
+        assert_eq!(time_ns(12_345.0), "12.3 µs");
+        assert_eq!(significant(0.00123), "0.00123");
+        assert_eq!(significant(1234.0), "1234");
+        assert_eq!(significant(294_577.0), "295,000");
+        assert_eq!(bytes(6000.0), "6000 B");
+        assert_eq!(in_unit(34e6, "B/s"), "34 MB/s");
+        assert_eq!(short_bytes(65536.0), "64K");
+    }
+}

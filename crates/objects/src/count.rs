@@ -1,0 +1,48 @@
+//! How much the kv holds: from the index alone, values are not read.
+
+use crate::Result;
+use crate::entry::{Entry, Named, named, value_key};
+use crate::kv::Kv;
+
+/// What the kv holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct KvCount {
+    /// Keys.
+    pub keys: u64,
+    /// Bytes of them.
+    pub key_bytes: u64,
+    /// Bytes of their values.
+    pub value_bytes: u64,
+    /// Values that are objects of their own, because they are long.
+    pub long_values: u64,
+}
+
+impl Kv {
+    /// Counts keys and their bytes, as they are now. Reads all of the index.
+    ///
+    /// # Errors
+    /// What reading the index gave.
+    pub fn count(&self) -> Result<KvCount> {
+        let snapshot = self.store().snapshot();
+        let index = snapshot.view().index();
+        let mut count = KvCount::default();
+        let mut from = value_key(&[]);
+        let mut hint = None;
+        while let Some((key, entry)) = index.next(snapshot.io(), &from, None, &mut hint)? {
+            let Some(Named::Value(name)) = named(&key) else { break };
+            count.keys += 1;
+            count.key_bytes += name.len() as u64;
+            match entry {
+                Entry::Data(data) => count.value_bytes += u64::from(data.len),
+                Entry::Link(_, len) => {
+                    count.value_bytes += len;
+                    count.long_values += 1;
+                }
+                _ => {}
+            }
+            from = key;
+            from.push(0);
+        }
+        Ok(count)
+    }
+}

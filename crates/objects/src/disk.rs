@@ -1,0 +1,236 @@
+//! An object as a disk, so that a file system can live on it.
+//!
+//! ```text
+//!   submit_chain ─▶ one group of the store ─▶ settled at once ─▶ wait: the store's wait
+//! ```
+//!
+//! Law 1: a chain is one group of the store. It is taken or refused as a whole, space
+//! included, and after a power cut all of it is there or nothing: that is more than the order
+//! which a chain asks for.
+//! Law 2: tickets are the disk's own. The store gives one to several groups that become
+//! durable together; a disk must not.
+//! Law 3: the disk is as long as the object was when it was opened.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use draconis_device::{
+    Atomic, Disk, Error as DiskError, Extent, Group as DiskGroup, Pending, Properties, ReadAnswer,
+    Refused, Ticket as DiskTicket, Urgency,
+};
+use parking_lot::Mutex;
+use rustix::io::Errno;
+
+use crate::{Error, Group, ObjectId, Result, Store, Ticket};
+
+/// What may be read and written at once. Any length would do; this one every file system
+/// can live with.
+const SECTOR_BYTES: u32 = 512;
+/// The longest payload of one entry: longer requests gain nothing.
+const BEST_IO_BYTES: u32 = crate::entry::PAYLOAD_MAX as u32;
+
+/// An object as a disk: see [`Store::disk`].
+#[derive(Debug)]
+pub struct ObjectDisk {
+    store: Arc<Store>,
+    id: ObjectId,
+    properties: Properties,
+    given: Mutex<Given>,
+}
+
+/// Tickets that were given out.
+#[derive(Debug, Default)]
+struct Given {
+    last: u64,
+    /// The last disk ticket of each of the store's, for those that may not be durable yet.
+    open: VecDeque<(DiskTicket, Ticket)>,
+}
+
+impl Given {
+    fn check(&self, ticket: DiskTicket) -> std::result::Result<(), DiskError> {
+        if ticket.0 > self.last { Err(DiskError::NoTicket(ticket)) } else { Ok(()) }
+    }
+
+    /// Names a group that the store took.
+    fn name(&mut self, groups: usize, ticket: Ticket) -> Vec<DiskTicket> {
+        let first = self.last + 1;
+        self.last += groups as u64;
+        let newest = DiskTicket(self.last);
+        match self.open.back_mut() {
+            Some((last, same)) if *same == ticket => *last = newest,
+            _ => self.open.push_back((newest, ticket)),
+        }
+        (first..=self.last).map(DiskTicket).collect()
+    }
+
+    /// What has to be durable in the store for a ticket to be.
+    fn of(&self, ticket: DiskTicket) -> Option<Ticket> {
+        let index = self.open.partition_point(|(last, _)| *last < ticket);
+        self.open.get(index).map(|(_, ticket)| *ticket)
+    }
+
+    fn is_durable(&mut self, ticket: Ticket) {
+        while self.open.front().is_some_and(|(_, first)| *first <= ticket) {
+            self.open.pop_front();
+        }
+    }
+}
+
+impl Store {
+    /// The object as a disk of the length that it has now, whose groups are atomic against
+    /// power cuts. Nobody else should change the object meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::NoObject`], or what reading the index gave.
+    pub fn disk(self: &Arc<Self>, id: ObjectId) -> Result<ObjectDisk> {
+        let len = self.len(id)?;
+        let properties = Properties {
+            len_bytes: len - len % u64::from(SECTOR_BYTES),
+            sector_bytes: SECTOR_BYTES,
+            best_io_bytes: BEST_IO_BYTES,
+            rotational: self.is_rotational(),
+            read_only: self.is_read_only(),
+            atomic: Atomic::AgainstPowerCut,
+            discards: false,
+        };
+        Ok(ObjectDisk { store: self.clone(), id, properties, given: Mutex::default() })
+    }
+}
+
+impl ObjectDisk {
+    /// The object.
+    pub fn id(&self) -> ObjectId {
+        self.id
+    }
+
+    fn fill(&self, at: Extent, into: &mut [u8]) -> std::result::Result<(), DiskError> {
+        let got = self
+            .store
+            .read(self.id, at.start_bytes, into)
+            .map_err(|error| said("read", at, error))?;
+        if (got as u64) < at.len_bytes {
+            return Err(DiskError::Short { extent: at, got_bytes: got as u64 });
+        }
+        Ok(())
+    }
+
+    fn group_of(&self, chain: &[DiskGroup]) -> Group {
+        let mut group = Group::new();
+        for write in chain.iter().flat_map(|group| &group.writes) {
+            match write.block.bytes() {
+                Some(bytes) => group.write(self.id, write.at_bytes, bytes),
+                // Shared memory may change while it is read: from a copy.
+                None => {
+                    let mut bytes = vec![0; write.block.len()];
+                    write.block.copy_out(0, &mut bytes);
+                    group.write(self.id, write.at_bytes, &bytes);
+                }
+            }
+        }
+        group
+    }
+}
+
+/// A store's error in the words of disks.
+fn said(what: &'static str, extent: Extent, error: Error) -> DiskError {
+    let errno = match error {
+        Error::Device(error) => return error,
+        Error::Stopped(_) => return DiskError::Stopped,
+        Error::NoObject(_) => return DiskError::Gone,
+        Error::NoSpace { .. } => Errno::NOSPC,
+        Error::Corrupt { .. } => Errno::BADMSG,
+        Error::NotAStore(_) => Errno::IO,
+        Error::Misuse(_) => Errno::INVAL,
+    };
+    log::warn!("{what} {extent} of an object: {error}");
+    DiskError::Io { what, extent, errno }
+}
+
+impl Disk for ObjectDisk {
+    fn properties(&self) -> Properties {
+        self.properties
+    }
+
+    fn read(
+        &self,
+        at: Extent,
+        mut into: draconis_exchange::heap::Block,
+        _: Urgency,
+    ) -> Pending<ReadAnswer> {
+        if let Err(error) = self.properties.check(at, into.len()) {
+            return Pending::ready(Err(Refused { goods: Some(into), error }));
+        }
+        let done = match into.bytes_mut() {
+            Some(bytes) => self.fill(at, bytes),
+            None => {
+                let mut bytes = vec![0; into.len()];
+                self.fill(at, &mut bytes).map(|()| {
+                    into.copy_in(0, &bytes);
+                })
+            }
+        };
+        Pending::ready(match done {
+            Ok(()) => Ok(into),
+            Err(error) => Err(Refused { goods: Some(into), error }),
+        })
+    }
+
+    fn submit_chain(
+        &self,
+        chain: Vec<DiskGroup>,
+        after: &[DiskTicket],
+    ) -> std::result::Result<Vec<DiskTicket>, Refused<Vec<DiskGroup>>> {
+        let checked = match self.properties.read_only {
+            true => Err(DiskError::ReadOnly),
+            false => self.properties.check_chain(&chain),
+        };
+        if let Err(error) = checked {
+            return Err(Refused { goods: Some(chain), error });
+        }
+        let group = self.group_of(&chain);
+        // Held over both: tickets ascend as the store takes groups. Groups of a store follow
+        // each other anyway, so `after` has only to be checked.
+        let mut given = self.given.lock();
+        if let Some(error) = after.iter().find_map(|&ticket| given.check(ticket).err()) {
+            return Err(Refused { goods: Some(chain), error });
+        }
+        match self.store.submit(group, &[]) {
+            Ok(ticket) => Ok(given.name(chain.len(), ticket)),
+            Err(refused) => {
+                let first = chain.iter().flat_map(|group| &group.writes).next();
+                let extent = first.map_or(Extent::new(0, 0), |write| {
+                    Extent::new(write.at_bytes, write.block.len() as u64)
+                });
+                let error = said("write", extent, refused.error);
+                Err(Refused { goods: Some(chain), error })
+            }
+        }
+    }
+
+    fn settle(&self, ticket: DiskTicket) -> std::result::Result<(), DiskError> {
+        self.given.lock().check(ticket)
+    }
+
+    fn wait(&self, ticket: DiskTicket) -> std::result::Result<(), DiskError> {
+        let stored = {
+            let given = self.given.lock();
+            given.check(ticket)?;
+            given.of(ticket)
+        };
+        let Some(stored) = stored else { return Ok(()) };
+        let whole = Extent::new(0, self.properties.len_bytes);
+        self.store.wait(stored).map_err(|error| said("flush", whole, error))?;
+        self.given.lock().is_durable(stored);
+        Ok(())
+    }
+
+    fn discard(
+        &self,
+        extents: &[Extent],
+        after: &[DiskTicket],
+    ) -> std::result::Result<(), DiskError> {
+        self.properties.check_extents(extents)?;
+        let given = self.given.lock();
+        after.iter().try_for_each(|&ticket| given.check(ticket))
+    }
+}

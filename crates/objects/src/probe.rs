@@ -1,0 +1,575 @@
+//! What a disk is good at, measured, and the profile that follows from it.
+//!
+//! ```text
+//!   fill in order ─▶ read in order · read at random · 1..32 at once ─▶ writes together, apart
+//!     bandwidth        distance          parallelism                     distance, flush
+//!                                                      ─▶ writes on and off a boundary
+//!                                                                  page
+//! ```
+//!
+//! The page is not found by throughput alone, which small writes lose to the cost of each
+//! command: writes of two units are compared that lie on a multiple of two units, and one
+//! unit off it. Within a page nobody can tell; across its boundary two pages are read and
+//! written where one was written.
+//!
+//! Law 1: only the region is written.
+//! Law 2: time is an argument, so that a simulated disk is measured in its own.
+//! Law 3: each step ends after its share of time, however slow the disk is.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use draconis_device::{Disk, Extent, Group, Ticket, Urgency, Write};
+use draconis_exchange::heap::{Block, Private};
+
+use crate::{Error, LayoutKind, Profile, Result};
+
+/// The shortest region that tells anything, in bytes.
+pub const REGION_BYTES_MIN: u64 = 4 << 20;
+/// A region of this length tells everything, in bytes.
+pub const REGION_BYTES: u64 = 256 << 20;
+
+/// Requests of a step in order.
+const LONG_BYTES: u64 = 1 << 20;
+/// Requests of a step at random.
+const SHORT_BYTES: u64 = 4096;
+/// What is tried at once.
+const DEPTHS: [u32; 6] = [1, 2, 4, 8, 16, 32];
+/// Half the sizes of a page that are told from each other; see the module's head.
+const UNITS: [u32; 6] = [512, 1024, 2048, 4096, 8192, 16384];
+/// Writes of one group.
+const GROUP: u64 = 32;
+
+/// Time for each step, in ns. All of them together are about ten seconds at most.
+const FILL_NS: u64 = 1_500_000_000;
+const STEP_NS: u64 = 300_000_000;
+/// Time for writes of each of [`UNITS`], on a boundary and off it. Short ones take longer to
+/// fill a write buffer, and nothing is felt before that is full.
+const WRITES_NS: [u64; 6] =
+    [600_000_000, 400_000_000, 300_000_000, 200_000_000, 200_000_000, 200_000_000];
+
+/// What was measured.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Measured {
+    /// Long writes in order, in bytes a second.
+    pub write_bytes_per_s: u64,
+    /// Long reads in order, in bytes a second.
+    pub read_bytes_per_s: u64,
+    /// A short read behind the one before it, in ns.
+    pub near_read_ns: u64,
+    /// A short read anywhere, in ns.
+    pub far_read_ns: u64,
+    /// Each of some short writes side by side, flushed, in ns.
+    pub near_write_ns: u64,
+    /// Each of as many anywhere, in ns.
+    pub far_write_ns: u64,
+    /// A short write and a flush, in ns.
+    pub flush_ns: u64,
+    /// Short reads a second with 1, 2, 4, 8, 16 and 32 in flight.
+    pub reads_per_s: [u64; 6],
+    /// What writes across a boundary of 1, 2, 4, 8, 16 and 32 KiB cost, relative to those on
+    /// it. Zeros below the first that is felt, and where distance hides it.
+    pub across: [f64; 6],
+    /// The unit in which the disk is written, in bytes.
+    pub page_bytes: u32,
+}
+
+/// Something that was decided, and why.
+pub type Reasons = Vec<String>;
+
+/// Measures `region` of a disk, which is overwritten. `clock` tells ns; `progress` hears of
+/// steps that are done, and of how many there are.
+///
+/// # Errors
+/// [`Error::Misuse`] where the region is too short; what the disk says.
+pub fn probe(
+    disk: &dyn Disk,
+    clock: &dyn Fn() -> u64,
+    region: Extent,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Measured> {
+    let properties = disk.properties();
+    let unit = LONG_BYTES.max(u64::from(properties.sector_bytes));
+    let region = region
+        .whole_units(unit)
+        .filter(|region| region.len_bytes >= REGION_BYTES_MIN)
+        .ok_or(Error::Misuse("too little room to measure a disk in"))?;
+    properties.check(region, region.len_bytes as usize).map_err(Error::Device)?;
+    let mut probe = Probe { disk, clock, region, random: 7, last: None };
+    let steps = 6 + UNITS.len() as u64;
+    let mut done = 0;
+    let mut tell = || {
+        done += 1;
+        progress(done, steps);
+    };
+    let write_bytes_per_s = probe.fill()?;
+    tell();
+    let read_bytes_per_s = probe.read_in_order()?;
+    tell();
+    let near_read_ns = probe.read_latency(true)?;
+    let far_read_ns = probe.read_latency(false)?;
+    tell();
+    let near_write_ns = probe.write_latency(true)?;
+    let far_write_ns = probe.write_latency(false)?;
+    tell();
+    let flush_ns = probe.flush_latency()?;
+    tell();
+    let mut reads_per_s = [0; 6];
+    for (rate, depth) in reads_per_s.iter_mut().zip(DEPTHS) {
+        *rate = probe.read_rate(depth)?;
+    }
+    tell();
+    let mut measured = Measured {
+        write_bytes_per_s,
+        read_bytes_per_s,
+        near_read_ns,
+        far_read_ns,
+        near_write_ns,
+        far_write_ns,
+        flush_ns,
+        reads_per_s,
+        across: [0.0; 6],
+        page_bytes: properties.sector_bytes.max(SHORT_BYTES as u32),
+    };
+    if !measured.seeks() {
+        // From the largest down: the first that is felt is the page's.
+        for (nth, unit) in UNITS.into_iter().enumerate().rev() {
+            if unit >= properties.sector_bytes {
+                measured.across[nth] = probe.across(u64::from(unit), WRITES_NS[nth])?;
+            }
+            if measured.across[nth] > ACROSS_MIN {
+                break;
+            }
+            tell();
+        }
+        measured.page_bytes = page(&measured.across).max(properties.sector_bytes);
+    }
+    progress(steps, steps);
+    Ok(measured)
+}
+
+/// The smallest page that is not felt any more: twice the largest unit whose boundary is.
+fn page(across: &[f64; 6]) -> u32 {
+    let felt = across.iter().rposition(|&across| across > ACROSS_MIN);
+    // Below the smallest nothing can be written.
+    felt.map_or(UNITS[0], |index| 2 * UNITS[index])
+}
+
+/// What a boundary costs at least, if there is one.
+const ACROSS_MIN: f64 = 1.2;
+
+impl Measured {
+    /// Whether distance costs time: short requests take several times as long, and longer
+    /// than anything without moving parts takes.
+    pub fn seeks(&self) -> bool {
+        let costs = |near: u64, far: u64| far > 1_000_000 && far > 4 * near;
+        costs(self.near_read_ns, self.far_read_ns) || costs(self.near_write_ns, self.far_write_ns)
+    }
+
+    /// What going elsewhere costs, in ns.
+    fn distance_ns(&self) -> u64 {
+        let reads = self.far_read_ns.saturating_sub(self.near_read_ns);
+        reads.max(self.far_write_ns.saturating_sub(self.near_write_ns))
+    }
+
+    /// Requests that are worth having in flight.
+    pub fn queue_depth(&self) -> u32 {
+        let most = self.reads_per_s.iter().copied().max().unwrap_or(0);
+        let enough = |rate: &u64| *rate as f64 >= most as f64 * 0.9;
+        self.reads_per_s.iter().position(enough).map_or(1, |index| DEPTHS[index])
+    }
+
+    /// The profile for a store of `disk_bytes` on such a disk, and why it is that one.
+    pub fn profile(&self, disk_bytes: u64) -> (Profile, Reasons) {
+        let mut why = vec![];
+        let is_log = self.seeks();
+        let layout = if is_log { LayoutKind::Log } else { LayoutKind::Cow };
+        let (near, far) = (Time(self.near_read_ns), Time(self.far_read_ns));
+        let (near_write, far_write) = (Time(self.near_write_ns), Time(self.far_write_ns));
+        why.push(match layout {
+            LayoutKind::Log => format!(
+                "layout log: distance costs ({far} for a read anywhere, {near} for the next; writes {far_write} and {near_write})"
+            ),
+            LayoutKind::Cow => format!(
+                "layout cow: distance costs little ({far} for a read anywhere, {near} for the next; writes {far_write} and {near_write})"
+            ),
+        });
+        let page_bytes = self.page_bytes;
+        let felt = self.across.iter().rposition(|&across| across > ACROSS_MIN);
+        why.push(match felt {
+            _ if is_log => {
+                format!("page {}: less is not worth a turn of the disk", Bytes(page_bytes.into()))
+            }
+            Some(index) => format!(
+                "page {}: a write across its boundary costs {:.1} times one on it, across that of the next larger size {}",
+                Bytes(page_bytes.into()),
+                self.across[index],
+                match self.across.get(index + 1) {
+                    Some(next) => format!("{next:.1}"),
+                    None => "is not known".to_owned(),
+                }
+            ),
+            None => format!("page {}: no boundary is felt", Bytes(page_bytes.into())),
+        });
+        let (segment_bytes, reason) = self.segment_bytes(disk_bytes, page_bytes);
+        why.push(reason);
+        let queue_depth = self.queue_depth();
+        why.push(format!(
+            "queue depth {queue_depth}: {} reads a second one by one, {} with {queue_depth} in flight, {} with 32",
+            self.reads_per_s[0],
+            DEPTHS.iter().position(|&depth| depth == queue_depth).map_or(0, |at| self.reads_per_s[at]),
+            self.reads_per_s[5]
+        ));
+        (Profile { layout, page_bytes, segment_bytes, queue_depth }, why)
+    }
+
+    fn segment_bytes(&self, disk_bytes: u64, page_bytes: u32) -> (u32, String) {
+        // Going there is at most a 14th of writing it.
+        let bytes_per_ns = self.write_bytes_per_s as f64 / 1e9;
+        let wanted = (self.distance_ns() as f64 * bytes_per_ns * 14.0) as u64;
+        let (least, most, parts) = match self.seeks() {
+            true => (16u64 << 20, 64u64 << 20, 128),
+            false => (4 << 20, 16 << 20, 256),
+        };
+        let wanted = wanted.clamp(least, most).next_power_of_two().min(most);
+        let fits = 1 << (disk_bytes / parts).max(1).ilog2();
+        let floor = u64::from(page_bytes) * 16;
+        let segment = wanted.min(fits).max(floor.max(64 << 10));
+        let takes_ns = segment as f64 / bytes_per_ns.max(1e-9);
+        let share = self.distance_ns() as f64 / takes_ns * 100.0;
+        let why = match segment == wanted {
+            true => format!("going there is {share:.1} % of writing it"),
+            false => format!("the store is no larger than {} of them", disk_bytes / segment),
+        };
+        (segment as u32, format!("segment {}: {why}", Bytes(segment)))
+    }
+}
+
+/// A time in the unit that suits it.
+struct Time(u64);
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            ns @ 0..10_000 => write!(f, "{:.1} µs", ns as f64 / 1e3),
+            ns @ 10_000..1_000_000 => write!(f, "{} µs", ns / 1000),
+            ns => write!(f, "{:.1} ms", ns as f64 / 1e6),
+        }
+    }
+}
+
+/// A power of two, or so.
+struct Bytes(u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            bytes if bytes >= 1 << 20 => write!(f, "{} MiB", bytes >> 20),
+            bytes if bytes >= 1 << 10 => write!(f, "{} KiB", bytes >> 10),
+            bytes => write!(f, "{bytes} bytes"),
+        }
+    }
+}
+
+struct Probe<'p> {
+    disk: &'p dyn Disk,
+    clock: &'p dyn Fn() -> u64,
+    /// What was written so far of what may be.
+    region: Extent,
+    random: u64,
+    last: Option<Ticket>,
+}
+
+impl Probe<'_> {
+    fn now(&self) -> u64 {
+        (self.clock)()
+    }
+
+    /// Bytes that no disk can make shorter.
+    fn noise(&mut self, len: u64) -> Block {
+        let mut bytes = Private::unset(len as usize);
+        for word in bytes.chunks_mut(8) {
+            self.random = crate::codec::mix(self.random);
+            word.copy_from_slice(&self.random.to_le_bytes()[..word.len()]);
+        }
+        Block::from(bytes)
+    }
+
+    /// A place in the region: one of those `len` long that begin on `step`.
+    fn anywhere(&mut self, step: u64, len: u64) -> u64 {
+        self.random = crate::codec::mix(self.random);
+        let places = (self.region.len_bytes - len) / step;
+        self.region.start_bytes + self.random % places.max(1) * step
+    }
+
+    fn submit(&mut self, writes: Vec<Write>) -> Result<Ticket> {
+        let ticket = self
+            .disk
+            .submit(Group { writes }, &[])
+            .map_err(|refused| Error::Device(refused.error))?;
+        self.last = Some(ticket);
+        Ok(ticket)
+    }
+
+    fn wait_all(&self) -> Result<()> {
+        self.last.map_or(Ok(()), |ticket| self.disk.wait(ticket)).map_err(Error::Device)
+    }
+
+    /// Writes the region in order, as far as time lasts; bytes a second. The rest of the
+    /// region is not looked at any more.
+    fn fill(&mut self) -> Result<u64> {
+        let start = self.now();
+        let mut done = 0;
+        let mut flying = VecDeque::new();
+        while done < self.region.len_bytes
+            && (done < REGION_BYTES_MIN || self.now() - start < FILL_NS)
+        {
+            let block = self.noise(LONG_BYTES);
+            let at_bytes = self.region.start_bytes + done;
+            flying.push_back(self.submit(vec![Write { at_bytes, block }])?);
+            if flying.len() > 8
+                && let Some(first) = flying.pop_front()
+            {
+                self.disk.settle(first)?;
+            }
+            done += LONG_BYTES;
+        }
+        self.wait_all()?;
+        self.region.len_bytes = done;
+        Ok(per_second(done, self.now() - start))
+    }
+
+    /// Reads with `depth` in flight, from where `next` says, until it says no more or time is
+    /// up; requests and the time they took.
+    fn reads(
+        &mut self,
+        depth: usize,
+        len: u64,
+        most: u64,
+        next: &mut dyn FnMut(&mut Self, u64) -> u64,
+    ) -> Result<(u64, u64)> {
+        let start = self.now();
+        let mut flying = VecDeque::new();
+        let (mut asked, mut done) = (0, 0);
+        loop {
+            while flying.len() < depth && asked < most {
+                let at = next(self, asked);
+                let block = Block::from(Private::unset(len as usize));
+                flying.push_back(self.disk.read(Extent::new(at, len), block, Urgency::Ahead));
+                asked += 1;
+            }
+            let Some(first) = flying.pop_front() else { break };
+            match first.wait() {
+                Some(Ok(_)) => done += 1,
+                Some(Err(refused)) => return Err(refused.error.into()),
+                None => return Err(draconis_device::Error::Gone.into()),
+            }
+            if self.now() - start > STEP_NS {
+                // What is in flight is waited for, and not counted.
+                let took = self.now() - start;
+                flying.into_iter().for_each(|pending| drop(pending.wait()));
+                return Ok((done, took));
+            }
+        }
+        Ok((done, self.now() - start))
+    }
+
+    fn read_in_order(&mut self) -> Result<u64> {
+        let (start, len) = (self.region.start_bytes, self.region.len_bytes);
+        let (done, took) =
+            self.reads(4, LONG_BYTES, len / LONG_BYTES, &mut |_, nth| start + nth * LONG_BYTES)?;
+        Ok(per_second(done * LONG_BYTES, took))
+    }
+
+    /// What a short read takes in the middle of many.
+    fn read_latency(&mut self, is_near: bool) -> Result<u64> {
+        let mut times = vec![];
+        let start = self.now();
+        let first = self.anywhere(SHORT_BYTES, self.region.len_bytes / 2);
+        while times.len() < 2000 && (times.len() < 16 || self.now() - start < STEP_NS) {
+            let at = match is_near {
+                true => first + times.len() as u64 * SHORT_BYTES % (self.region.len_bytes / 2),
+                false => self.anywhere(SHORT_BYTES, SHORT_BYTES),
+            };
+            let before = self.now();
+            let block = Block::from(Private::unset(SHORT_BYTES as usize));
+            self.disk
+                .read_now(Extent::new(at, SHORT_BYTES), block)
+                .map_err(|refused| Error::Device(refused.error))?;
+            times.push(self.now() - before);
+        }
+        Ok(median(times))
+    }
+
+    /// What each of some short writes takes, flushed together.
+    fn write_latency(&mut self, is_near: bool) -> Result<u64> {
+        let mut times = vec![];
+        let start = self.now();
+        while times.len() < 50 && (times.len() < 3 || self.now() - start < STEP_NS) {
+            let first = self.anywhere(SHORT_BYTES, GROUP * SHORT_BYTES);
+            let mut writes = vec![];
+            for nth in 0..GROUP {
+                let at_bytes = match is_near {
+                    true => first + nth * SHORT_BYTES,
+                    false => self.anywhere(SHORT_BYTES, SHORT_BYTES),
+                };
+                writes.push(Write { at_bytes, block: self.noise(SHORT_BYTES) });
+            }
+            let before = self.now();
+            self.submit(writes)?;
+            self.wait_all()?;
+            times.push((self.now() - before) / GROUP);
+        }
+        Ok(median(times))
+    }
+
+    fn flush_latency(&mut self) -> Result<u64> {
+        let mut times = vec![];
+        let start = self.now();
+        let first = self.anywhere(SHORT_BYTES, 64 * SHORT_BYTES);
+        while times.len() < 64 && (times.len() < 3 || self.now() - start < STEP_NS) {
+            let at_bytes = first + times.len() as u64 * SHORT_BYTES;
+            let block = self.noise(SHORT_BYTES);
+            let before = self.now();
+            self.submit(vec![Write { at_bytes, block }])?;
+            self.wait_all()?;
+            times.push(self.now() - before);
+        }
+        Ok(median(times))
+    }
+
+    fn read_rate(&mut self, depth: u32) -> Result<u64> {
+        let most = 500 * u64::from(depth);
+        let (done, took) = self.reads(depth as usize, SHORT_BYTES, most, &mut |probe, _| {
+            probe.anywhere(SHORT_BYTES, SHORT_BYTES)
+        })?;
+        Ok(per_second(done, took))
+    }
+
+    /// What writes of `2 * unit` cost a `unit` off their boundary, relative to those on it.
+    fn across(&mut self, unit: u64, time_ns: u64) -> Result<f64> {
+        let on = self.write_rate(unit, 0, time_ns)?;
+        let off = self.write_rate(unit, unit, time_ns)?;
+        Ok(on as f64 / off.max(1) as f64)
+    }
+
+    /// Writes a second of `2 * unit` here and there, `off` their boundary, once caches are full.
+    fn write_rate(&mut self, unit: u64, off: u64, time_ns: u64) -> Result<u64> {
+        let start = self.now();
+        let (mut asked, mut warm): (u64, Option<(u64, u64)>) = (0, None);
+        let mut flying: VecDeque<Ticket> = VecDeque::new();
+        // Far from each other, and none twice before all were: what is still in a buffer
+        // when it is written again costs nothing.
+        let places = (self.region.len_bytes / (4 * unit) - 1).max(1);
+        let step = (places as f64 * 0.618_034) as u64 | 1;
+        let mut place = self.random % places;
+        loop {
+            let now = self.now();
+            let settled = asked - flying.len() as u64 * GROUP;
+            if now - start > time_ns / 3 * 2 && warm.is_none() {
+                warm = Some((now, settled));
+            }
+            if now - start > time_ns
+                && let Some((since, before)) = warm
+                && settled >= before + 4 * GROUP
+            {
+                self.wait_all()?;
+                return Ok(per_second(settled - before, now - since));
+            }
+            let mut writes = Vec::with_capacity(GROUP as usize);
+            for _ in 0..GROUP {
+                place = (place + step) % places;
+                let at_bytes = self.region.start_bytes + place * 4 * unit + off;
+                writes.push(Write { at_bytes, block: Block::private((2 * unit) as usize) });
+            }
+            let ticket = self.submit(writes)?;
+            asked += GROUP;
+            flying.push_back(ticket);
+            if flying.len() > 4
+                && let Some(first) = flying.pop_front()
+            {
+                self.disk.settle(first)?;
+            }
+        }
+    }
+}
+
+fn per_second(count: u64, ns: u64) -> u64 {
+    (u128::from(count) * 1_000_000_000 / u128::from(ns.max(1))) as u64
+}
+
+fn median(mut times: Vec<u64>) -> u64 {
+    times.sort_unstable();
+    times.get(times.len() / 2).copied().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use draconis_device::sim::{Clock, SimDisk, Ssd, SsdParameters};
+    use draconis_device::{Event, MemoryDisk, RecordDisk};
+
+    use super::*;
+
+    fn measure(disk: &Arc<SimDisk>) -> Measured {
+        let region = Extent::new(0, 64 << 20);
+        probe(&**disk, &|| disk.clock().now_ns(), region, &mut |_, _| {}).unwrap()
+    }
+
+    #[test]
+    fn a_hard_disk_gets_the_log() {
+        for seed in [1, 2] {
+            let (disk, _) = SimDisk::hdd(8 << 30, seed);
+            let measured = measure(&disk);
+            let (profile, why) = measured.profile(8 << 30);
+            assert_eq!(profile.layout, LayoutKind::Log, "{measured:?}");
+            assert_eq!(profile.page_bytes, 4096);
+            assert!((16 << 20..=64 << 20).contains(&profile.segment_bytes), "{profile:?} {why:?}");
+            assert_eq!(why.len(), 4);
+            assert!(why[0].contains("distance costs ("), "{why:?}");
+        }
+    }
+
+    #[test]
+    fn flash_gets_cow_and_its_page_whatever_that_is() {
+        for page_bytes in [512, 1024, 2048, 4096, 8192, 16384] {
+            // Large ones have larger buffers.
+            let lens: &[u64] = if page_bytes > 1024 { &[256 << 20] } else { &[128 << 20, 2 << 30] };
+            for &len in lens {
+                let parameters = SsdParameters { page_bytes, ..SsdParameters::p3700(len) };
+                let disk = SimDisk::new(Ssd::new(parameters), &Clock::new());
+                let measured = measure(&disk);
+                let (profile, why) = measured.profile(len);
+                assert_eq!(profile.layout, LayoutKind::Cow, "{measured:?}");
+                assert_eq!(profile.page_bytes, page_bytes, "{len}: {measured:?}");
+                assert!(profile.queue_depth >= 16, "{measured:?}");
+                assert!(u64::from(profile.segment_bytes) <= len / 100, "{profile:?} {why:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_but_the_region_is_written() {
+        let disk = RecordDisk::new(MemoryDisk::new(vec![0; 8 << 20], 512));
+        let region = Extent::new(1_000_000, 6 << 20);
+        // A clock that goes on whenever somebody looks.
+        let time = std::cell::Cell::new(0);
+        let clock = || time.replace(time.get() + 2_000_000);
+        let mut steps = vec![];
+        let measured = probe(&disk, &clock, region, &mut |done, all| steps.push((done, all)));
+        measured.unwrap();
+        assert_eq!(steps.last(), Some(&(12, 12)));
+        for event in disk.take() {
+            if let Event::Group { writes, .. } = event {
+                for (at, bytes) in writes {
+                    let end = at + bytes.len() as u64;
+                    assert!(at >= region.start_bytes && end <= region.end_bytes().unwrap());
+                }
+            }
+        }
+        let short = Extent::new(0, REGION_BYTES_MIN - 1);
+        let refused = probe(&disk, &clock, short, &mut |_, _| {}).unwrap_err();
+        assert!(matches!(refused, Error::Misuse(_)));
+    }
+}

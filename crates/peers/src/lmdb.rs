@@ -1,0 +1,67 @@
+//! LMDB: a tree of pages, copied on write, in a mapping. Each put is a transaction.
+#![allow(unsafe_code)]
+
+use std::path::Path;
+
+use heed::types::Bytes;
+use heed::{Database, Env, EnvFlags, EnvOpenOptions};
+
+use crate::kv::{KvSubject, Statistics};
+
+/// The largest that it may become, in bytes: address space, not memory.
+const MAP_BYTES: usize = 64 << 30;
+
+/// An open environment with one database.
+pub struct Lmdb {
+    env: Env,
+    database: Database<Bytes, Bytes>,
+}
+
+impl Lmdb {
+    /// Opens it in `dir`.
+    ///
+    /// # Errors
+    /// What LMDB says.
+    pub fn open(dir: &Path, durable: bool) -> anyhow::Result<Self> {
+        let mut options = EnvOpenOptions::new();
+        options.map_size(MAP_BYTES);
+        if !durable {
+            // SAFETY: without it a crash of the machine may spoil the file, which is thrown
+            // away after the run.
+            unsafe { options.flags(EnvFlags::NO_SYNC) };
+        }
+        // SAFETY: nobody else opens or changes the file, which was made for this run.
+        let env = unsafe { options.open(dir)? };
+        let mut transaction = env.write_txn()?;
+        let database = env.create_database(&mut transaction, None)?;
+        transaction.commit()?;
+        Ok(Self { env, database })
+    }
+}
+
+impl KvSubject for Lmdb {
+    fn put(&self, key: &[u8], value: &[u8]) -> anyhow::Result<()> {
+        let mut transaction = self.env.write_txn()?;
+        self.database.put(&mut transaction, key, value)?;
+        Ok(transaction.commit()?)
+    }
+
+    fn get(&self, key: &[u8]) -> anyhow::Result<Option<Vec<u8>>> {
+        let transaction = self.env.read_txn()?;
+        Ok(self.database.get(&transaction, key)?.map(<[u8]>::to_vec))
+    }
+
+    fn delete(&self, key: &[u8]) -> anyhow::Result<()> {
+        let mut transaction = self.env.write_txn()?;
+        self.database.delete(&mut transaction, key)?;
+        Ok(transaction.commit()?)
+    }
+
+    fn sync(&self) -> anyhow::Result<()> {
+        Ok(self.env.force_sync()?)
+    }
+
+    fn statistics(&self) -> anyhow::Result<Statistics> {
+        Ok(Statistics::default())
+    }
+}

@@ -1,0 +1,62 @@
+//! The lab's helper: one workload on one store, or on memory that is paged, for each start.
+//!
+//! ```text
+//!   draconis-lab ── command line ──▶ kv: a store that somebody else wrote
+//!                ◀── one line JSON ── memory: a mapping that is larger than what may stay
+//! ```
+//!
+//! It is a program of its own so that the lab itself needs neither C++ nor unsafe code, and
+//! so that a process may be limited in memory that is nobody else's.
+#![deny(unsafe_code)]
+
+#[cfg(any(feature = "leveldb", feature = "rocksdb"))]
+mod cxx;
+#[cfg(feature = "fjall")]
+mod fjall_store;
+mod kv;
+#[cfg(feature = "lmdb")]
+mod lmdb;
+mod mapping;
+mod memory;
+mod random;
+#[cfg(feature = "redb")]
+mod redb_store;
+
+use clap::{Parser, Subcommand};
+
+/// What the lab measures beside Draconis; started by draconis-lab.
+#[derive(Debug, Parser)]
+#[command(name = "draconis-lab-peers", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Name the stores that this program was built with, one on each line.
+    Stores,
+    /// One workload on one store.
+    Kv(kv::Arguments),
+    /// Reads of memory, of which a part may have to come from a file.
+    Memory(memory::Arguments),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse().command {
+        Command::Stores => {
+            for name in kv::STORES {
+                println!("{name}");
+            }
+            Ok(())
+        }
+        Command::Kv(arguments) => {
+            println!("{}", serde_json::to_string(&kv::run(&arguments)?)?);
+            Ok(())
+        }
+        Command::Memory(arguments) => {
+            println!("{}", serde_json::to_string(&memory::run(&arguments)?)?);
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Memory whose pages may have to come from a file.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::ptr::{self, NonNull};
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+
+/// A mapping, until dropped.
+pub struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+impl Mapping {
+    /// Maps the first `len` bytes of a file. The file must not shrink meanwhile: it was made
+    /// for this and has no name.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn of(file: &File, len: usize) -> std::io::Result<Self> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping, at a place that the kernel chooses.
+        let start = unsafe { mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, file, 0)? };
+        NonNull::new(start.cast())
+            .map(|start| Self { start, len })
+            .ok_or_else(|| std::io::ErrorKind::OutOfMemory.into())
+    }
+
+    /// Memory without a file: its pages go to swap.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn anonymous(len: usize) -> std::io::Result<Self> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping, at a place that the kernel chooses.
+        let start = unsafe { mmap_anonymous(ptr::null_mut(), len, prot, MapFlags::PRIVATE)? };
+        NonNull::new(start.cast())
+            .map(|start| Self { start, len })
+            .ok_or_else(|| std::io::ErrorKind::OutOfMemory.into())
+    }
+
+    /// How many bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The byte at a place, really looked at; 0 beyond the end.
+    #[inline]
+    pub fn get(&self, at: usize) -> u8 {
+        if at >= self.len {
+            return 0;
+        }
+        // SAFETY: within the mapping, which lives as long as this.
+        unsafe { self.start.as_ptr().add(at).read_volatile() }
+    }
+
+    /// Sets the byte at a place; nothing beyond the end.
+    pub fn set(&mut self, at: usize, byte: u8) {
+        if at < self.len {
+            // SAFETY: within the mapping, which nobody else uses.
+            unsafe { self.start.as_ptr().add(at).write_volatile(byte) };
+        }
+    }
+
+    /// Has the kernel page everything from `at` on out.
+    ///
+    /// # Errors
+    /// What the system says, an old kernel among it.
+    pub fn page_out(&self, at: usize) -> std::io::Result<()> {
+        let at = at.next_multiple_of(4096);
+        if at >= self.len {
+            return Ok(());
+        }
+        // SAFETY: a part of the mapping; what is paged out comes back when it is looked at.
+        let start = unsafe { self.start.as_ptr().add(at) };
+        // SAFETY: as above.
+        unsafe { madvise(start.cast(), self.len - at, Advice::LinuxPageOut)? };
+        Ok(())
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: nobody has a reference into it.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_set_is_there_after_paging() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 20).unwrap();
+        let mut mapping = Mapping::of(&file, 1 << 20).unwrap();
+        mapping.set(5000, 7);
+        mapping.set(1 << 20, 9);
+        file.sync_all().unwrap();
+        let _ = mapping.page_out(0);
+        assert_eq!((mapping.get(5000), mapping.get(1 << 20)), (7, 0));
+        assert_eq!(Mapping::anonymous(4096).unwrap().len(), 4096);
+    }
+}

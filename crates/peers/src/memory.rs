@@ -1,0 +1,160 @@
+//! Reads of a buffer, of which a part is in memory and the rest may have to come.
+//!
+//! ```text
+//!   --cgroup: this process joins a group that may have so much memory; what does not fit
+//!             goes back to the file (or to swap) by itself
+//!   --page-out-above: the part beyond is paged out before each pattern
+//! ```
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use serde::Serialize;
+
+use crate::mapping::Mapping;
+use crate::random::Random;
+
+/// What is read.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// Bytes of the buffer.
+    #[arg(long)]
+    bytes: u64,
+    /// The file that its pages are of; without one, memory that goes to swap.
+    #[arg(long)]
+    file: Option<PathBuf>,
+    /// A control group to join.
+    #[arg(long)]
+    cgroup: Option<PathBuf>,
+    /// Page out what lies beyond.
+    #[arg(long)]
+    page_out_above: Option<u64>,
+    /// Reads of each pattern.
+    #[arg(long)]
+    reads: u64,
+    /// A pattern stops after so many milliseconds.
+    #[arg(long)]
+    most_ms: u64,
+    /// Reads in sequence from one random place: as many as there are reads is the paper's
+    /// sequentialReads, 1 its randomReads, anything else its randOffsetsAndSeqReads.
+    #[arg(long, value_delimiter = ',')]
+    runs: Vec<u64>,
+    /// What replays chance.
+    #[arg(long)]
+    seed: u64,
+}
+
+/// How one pattern went.
+#[derive(Debug, Serialize)]
+pub struct Outcome {
+    /// Reads in sequence from one place.
+    run: u64,
+    /// Reads that were made.
+    reads: u64,
+    /// How long they took.
+    ns: u64,
+    /// Pages that had to come from the device.
+    major_faults: u64,
+}
+
+/// Runs all patterns.
+///
+/// # Errors
+/// What the system says.
+pub fn run(arguments: &Arguments) -> anyhow::Result<Vec<Outcome>> {
+    if let Some(group) = &arguments.cgroup {
+        // 0 is whoever writes it.
+        std::fs::write(group.join("cgroup.procs"), "0").context("joining the control group")?;
+    }
+    let len = usize::try_from(arguments.bytes)?;
+    let mapping = match &arguments.file {
+        Some(path) => {
+            let file = File::options().read(true).write(true).open(path)?;
+            Mapping::of(&file, len)?
+        }
+        None => Mapping::anonymous(len)?,
+    };
+    touch(mapping, arguments)
+}
+
+/// Brings all of the buffer in once, then reads.
+fn touch(mut mapping: Mapping, arguments: &Arguments) -> anyhow::Result<Vec<Outcome>> {
+    for at in (0..mapping.len()).step_by(4096) {
+        if arguments.file.is_some() {
+            std::hint::black_box(mapping.get(at));
+        } else {
+            mapping.set(at, at as u8 | 1);
+        }
+    }
+    let mut dice = Random::new(arguments.seed);
+    let mut outcomes = vec![];
+    for run in &arguments.runs {
+        if let Some(above) = arguments.page_out_above {
+            mapping.page_out(usize::try_from(above)?).context("paging out")?;
+        }
+        outcomes.push(pattern(&mapping, arguments, (*run).max(1), &mut dice));
+    }
+    Ok(outcomes)
+}
+
+fn pattern(mapping: &Mapping, arguments: &Arguments, run: u64, dice: &mut Random) -> Outcome {
+    // The clock is looked at so rarely that it does not count.
+    const LOOK_EVERY: u64 = 256;
+    let most = Duration::from_millis(arguments.most_ms);
+    let len = mapping.len() as u64;
+    let faults_before = major_faults();
+    let started = Instant::now();
+    let (mut reads, mut next_look, mut sum) = (0, LOOK_EVERY, 0u64);
+    while reads < arguments.reads {
+        let first = dice.below(len.saturating_sub(run).max(1));
+        for at in first..first + run.min(arguments.reads - reads) {
+            sum = sum.wrapping_add(u64::from(mapping.get(at as usize)));
+        }
+        reads += run.min(arguments.reads - reads);
+        if reads >= next_look || run == 1 && reads % 16 == 0 {
+            next_look = reads + LOOK_EVERY;
+            if started.elapsed() > most {
+                break;
+            }
+        }
+    }
+    let ns = started.elapsed().as_nanos() as u64;
+    std::hint::black_box(sum);
+    Outcome { run, reads, ns, major_faults: major_faults() - faults_before }
+}
+
+/// The twelfth figure of this process's `stat`.
+fn major_faults() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The name may hold anything but comes in parentheses.
+    let after = text.rsplit(") ").next().unwrap_or_default();
+    after.split(' ').nth(9).and_then(|figure| figure.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pattern_reads_as_often_as_asked() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, vec![1; 1 << 20]).unwrap();
+        let arguments = Arguments {
+            bytes: 1 << 20,
+            file: Some(path),
+            cgroup: None,
+            page_out_above: None,
+            reads: 1000,
+            most_ms: 10_000,
+            runs: vec![1, 100, 1000],
+            seed: 1,
+        };
+        let outcomes = run(&arguments).unwrap();
+        assert!(outcomes.iter().all(|outcome| outcome.reads == 1000));
+        let outcomes = run(&Arguments { file: None, ..arguments }).unwrap();
+        assert_eq!(outcomes.len(), 3);
+    }
+}

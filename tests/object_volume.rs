@@ -1,0 +1,163 @@
+//! An ext2 volume on an object of a store: files come back, and power cuts leave it whole.
+
+use std::sync::Arc;
+
+use draconis_device::{CrashOptions, Crashes, Disk, MemoryDisk, RecordDisk};
+use draconis_exchange::contract::{Kind, Time};
+use draconis_ext::mkfs::{self, Contents, Node, Target, Tree, What};
+use draconis_ext::{AccessTimes, Follow, InodeNumber, NewNode, Options, Volume, Writing, check};
+use draconis_objects::check::CheckOptions;
+use draconis_objects::{
+    CreateOptions, Group, Hint, LayoutKind, ObjectId, OpenOptions, Profile, Store,
+};
+
+const VOLUME_BYTES: u64 = 2 << 20;
+
+struct Nothing;
+
+impl Contents for Nothing {
+    fn read(&self, _: u64, _: u64, _: &mut [u8]) -> std::io::Result<()> {
+        Err(std::io::ErrorKind::NotFound.into())
+    }
+}
+
+fn writing() -> Writing {
+    let clock = || Time { seconds: 1_800_000_000, nanoseconds: 0 };
+    Writing { clock: Arc::new(clock), dirty_bytes: 256 << 10, atime: AccessTimes::Never }
+}
+
+fn open(disk: Arc<dyn Disk>) -> Arc<Store> {
+    Store::open(disk, &OpenOptions { cache_bytes: 1 << 20, read_only: false }).unwrap()
+}
+
+/// A store with one object, and an empty volume on that.
+fn made(disk: Arc<dyn Disk>, layout: LayoutKind) -> (Arc<Store>, ObjectId) {
+    let profile = Profile { layout, page_bytes: 4096, segment_bytes: 128 << 10, queue_depth: 8 };
+    Store::create(disk.clone(), &CreateOptions { profile, id: 5 }).unwrap();
+    let store = open(disk);
+    let mut group = Group::new();
+    let id = group.create(store.new_object(), Hint::Unknown);
+    group.truncate(id, VOLUME_BYTES);
+    store.submit(group, &[]).unwrap();
+    let mut tree = Tree::new(Node::new(What::Directory, 0o755));
+    let options = mkfs::Options { block_bytes: Some(1024), ..mkfs::Options::default() };
+    let plan = mkfs::sized(&options, &mut tree, VOLUME_BYTES).unwrap();
+    let on = store.disk(id).unwrap();
+    mkfs::write(&plan, &Nothing, &Target { disk: &on, zeroed: true, progress: &|_| {} }).unwrap();
+    (store, id)
+}
+
+fn bytes(nth: usize) -> Vec<u8> {
+    (0..nth * 7919 % 60_000 + 1).map(|at| (at * (nth + 3)) as u8).collect()
+}
+
+fn name(nth: usize) -> Vec<u8> {
+    format!("file {nth}").into_bytes()
+}
+
+/// Makes a file with its bytes; all of it is durable then.
+fn put(volume: &Volume, nth: usize) -> InodeNumber {
+    let new =
+        NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+    let inode = volume.create(volume.root(), &name(nth), &new).unwrap();
+    let bytes = bytes(nth);
+    let mut done = 0;
+    while done < bytes.len() {
+        done += volume.write(inode, done as u64, &bytes[done..]).unwrap();
+    }
+    volume.sync().unwrap();
+    inode
+}
+
+fn has(volume: &Volume, nth: usize) -> bool {
+    let Ok(inode) = volume.resolve(volume.root(), &name(nth), Follow::Yes) else { return false };
+    let expected = bytes(nth);
+    let inode = volume.inode(inode).unwrap();
+    let mut have: Vec<u8> = vec![];
+    loop {
+        let part = volume.read_of(&inode, have.len() as u64, 1 << 20).unwrap();
+        if part.is_empty() {
+            return have == expected;
+        }
+        have.extend_from_slice(&part);
+    }
+}
+
+/// Complaints about the volume that are damage.
+fn damage(disk: &Arc<dyn Disk>) -> Vec<String> {
+    let report = check::check(disk, check::Options::default(), &|_, _| {}).unwrap();
+    let is_damage = |it: &&check::Complaint| it.what.severity() == check::Severity::Damage;
+    report.complaints.iter().filter(is_damage).map(ToString::to_string).collect()
+}
+
+#[test]
+fn a_volume_on_an_object_is_there_when_the_store_is_opened_again() {
+    for layout in [LayoutKind::Log, LayoutKind::Cow] {
+        let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(vec![0; 16 << 20], 512));
+        let (store, id) = made(disk.clone(), layout);
+        let volume = Volume::open_for_writing(
+            Arc::new(store.disk(id).unwrap()),
+            Options::default(),
+            writing(),
+        )
+        .unwrap();
+        for nth in 0..30 {
+            put(&volume, nth);
+        }
+        volume.close().unwrap();
+        drop((volume, store));
+        let store = open(disk.clone());
+        let on: Arc<dyn Disk> = Arc::new(store.disk(id).unwrap());
+        assert_eq!(damage(&on), [""; 0], "{layout}");
+        let volume = Volume::open(on, Options::default()).unwrap();
+        assert!((0..30).all(|nth| has(&volume, nth)), "{layout}");
+        drop((volume, store));
+        let report = Store::check(disk, &CheckOptions::default(), &mut |_, _| {}).unwrap();
+        assert!(report.is_clean(), "{:#?}", report.damage);
+    }
+}
+
+#[test]
+fn a_volume_on_an_object_is_whole_after_any_power_cut() {
+    for layout in [LayoutKind::Log, LayoutKind::Cow] {
+        let disk = Arc::new(RecordDisk::new(MemoryDisk::new(vec![0; 8 << 20], 512)));
+        let (store, id) = made(disk.clone(), layout);
+        store.sync().unwrap();
+        drop(store);
+        // What was before is the image.
+        let mut image = vec![0; 8 << 20];
+        for event in disk.take() {
+            if let draconis_device::Event::Group { writes, .. } = event {
+                for (at, bytes) in writes {
+                    image[at as usize..at as usize + bytes.len()].copy_from_slice(&bytes);
+                }
+            }
+        }
+        let store = open(disk.clone());
+        let on = Arc::new(store.disk(id).unwrap());
+        let volume = Volume::open_for_writing(on, Options::default(), writing()).unwrap();
+        for nth in 0..8 {
+            put(&volume, nth);
+            disk.mark(nth as u64);
+        }
+        volume.close().unwrap();
+        drop((volume, store));
+        let options = CrashOptions { seed: 3, subsets: 2, exhaustive_sectors: 0 };
+        let mut states = 0;
+        for crash in Crashes::new(image, disk.take(), options).step_by(3) {
+            let state: Arc<dyn Disk> = crash.disk.clone();
+            let report =
+                Store::check(state.clone(), &CheckOptions::default(), &mut |_, _| {}).unwrap();
+            assert!(report.is_clean(), "{:?}: {:#?}", crash.cut, report.damage);
+            let store = open(state);
+            let on: Arc<dyn Disk> = Arc::new(store.disk(id).unwrap());
+            assert_eq!(damage(&on), [""; 0], "{layout}, {:?}", crash.cut);
+            let volume = Volume::open(on, Options::default()).unwrap();
+            for &nth in crash.marks() {
+                assert!(has(&volume, nth as usize), "{layout}, {:?}: file {nth}", crash.cut);
+            }
+            states += 1;
+        }
+        assert!(states > 20, "{states} states");
+    }
+}
