@@ -120,6 +120,8 @@ pub(super) enum Stop {
     Broken(Violation),
     /// The store says that something failed.
     Failed(&'static str, Error),
+    /// What nobody waited for is gone, as it may be.
+    Shorter,
 }
 
 impl From<Stop> for Violation {
@@ -127,6 +129,7 @@ impl From<Stop> for Violation {
         match stop {
             Stop::Broken(violation) => violation,
             Stop::Failed(doing, error) => Self(format!("{doing}: {error}")),
+            Stop::Shorter => Self("what nobody waited for is gone".to_owned()),
         }
     }
 }
@@ -190,6 +193,7 @@ impl<D: Disk + 'static> Actor<D> {
         for (nth, step) in steps.iter().enumerate() {
             match self.step(step) {
                 Ok(()) => {}
+                Err(Stop::Shorter) => return Ok(()),
                 Err(Stop::Failed(
                     doing,
                     error @ (Error::Device(_)
@@ -260,6 +264,15 @@ impl<D: Disk + 'static> Actor<D> {
         self.store = None;
         let opened = Store::open(self.disk.clone(), &SMALL);
         self.store = Some(opened.map_err(failed("open"))?);
+        if self.is_failing {
+            // What was not waited for may have failed when the store was dropped.
+            let seen = Contents::read(self.store()).map_err(failed("read"))?;
+            let groups = self.history.find(&seen, self.waited);
+            let groups = groups.map_err(|why| Stop::Broken(Violation(why)))?;
+            if groups < self.history.groups() {
+                return Err(Stop::Shorter);
+            }
+        }
         self.was_waited_for(self.history.groups());
         self.look()
     }
