@@ -114,10 +114,21 @@ impl Core {
         // Cleaning moves what is alive together; a checkpoint then frees what it came from.
         // Both need a little room themselves: it ends when they gain nothing any more.
         let (mut best, mut in_vain) = (self.segments.free(), 0);
-        while in_vain < 3 {
+        let mut is_counted = false;
+        loop {
             self.complete_checkpoint(false)?;
             if self.segments.free() >= needed {
                 return Ok(());
+            }
+            // What was given up since the last checkpoint is not known to be dead. Where
+            // that is little it is tried last.
+            if !is_counted && self.log_bytes >= self.layout.log_bytes() / 4 {
+                is_counted = true;
+                self.checkpoint_now()?;
+                continue;
+            }
+            if in_vain == 3 {
+                break;
             }
             if self.checkpoint.is_some() {
                 self.complete_checkpoint(true)?;
@@ -125,12 +136,22 @@ impl Core {
             }
             // While somebody keeps what was given up, cleaning only uses up what is left.
             if !self.epochs.is_empty() {
-                break;
+                if is_counted {
+                    break;
+                }
+                is_counted = true;
+                self.checkpoint_now()?;
+                continue;
             }
             let is_clean = !self.segments.has_empty()
                 && (self.segments.free() <= self.streams.len() || !self.choose()?);
             if is_clean && self.cleaned_since.is_empty() && self.cleaned_before.is_empty() {
-                break;
+                if is_counted {
+                    break;
+                }
+                is_counted = true;
+                self.checkpoint_now()?;
+                continue;
             }
             if is_clean || self.segments.has_empty() {
                 self.checkpoint_now()?;
