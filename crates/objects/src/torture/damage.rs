@@ -132,6 +132,10 @@ fn spoil(
         return (image, false, vec![]);
     }
     let mut chosen = dice.below(writes.len() as u64) as usize;
+    // What was written last is alive, more often than not.
+    if dice.once_in(2) {
+        chosen = writes.len() - 1 - dice.below(16.min(writes.len() as u64)) as usize;
+    }
     // Superblocks are small: without help they would be hit rarely.
     if dice.once_in(6)
         && let Some(nth) = writes.iter().rposition(|(at, _)| shape.is_superblock(*at))
