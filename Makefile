@@ -4,7 +4,7 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 DESTDIR ?=
 
-.PHONY: all demo test long lint loom crash lab bench bench-channel install fuzz fuzz-images clean
+.PHONY: all demo test long lint loom crash crash-store lab bench bench-channel install fuzz fuzz-images clean
 
 all:
 	$(CARGO) build --release --locked
@@ -57,6 +57,11 @@ bench:
 crash:
 	$(CARGO) build --release --locked -p draconis-lab
 	target/release/draconis-lab crash --states $(or $(STATES),100000)
+
+# The same of object stores, with second power cuts and bad disks: make crash-store STATES=1000000
+crash-store:
+	$(CARGO) build --release --locked -p draconis-lab
+	target/release/draconis-lab store-crash --states $(or $(STATES),1000000)
 
 # What a call over a channel costs, beside a Unix socket and a pipe.
 bench-channel:

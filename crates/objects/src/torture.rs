@@ -40,14 +40,14 @@ impl Dice {
     }
 
     /// Any number.
-    pub fn next(&mut self) -> u64 {
+    pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         crate::codec::mix(self.0)
     }
 
     /// Less than `end`, which is not 0.
     pub fn below(&mut self, end: u64) -> u64 {
-        (self.next() >> 16) % end
+        (self.number() >> 16) % end
     }
 
     /// True once in `of` times.

@@ -18,7 +18,7 @@ fn cuts(settings: Settings) -> Option<Violation> {
 
 /// Runs with damaged disks, until one breaks a promise.
 fn damages(settings: Settings) -> Option<Violation> {
-    (1..40).find_map(|seed| {
+    (1..120).find_map(|seed| {
         let shape = Shape::ALL[(seed % 4) as usize];
         torture::damage(shape, &torture::random(seed, shape, 60), 60, settings).err()
     })

@@ -132,6 +132,10 @@ fn spoil(
         return (image, false, vec![]);
     }
     let mut chosen = dice.below(writes.len() as u64) as usize;
+    // What was written last is alive, more often than not.
+    if dice.once_in(2) {
+        chosen = writes.len() - 1 - dice.below(16.min(writes.len() as u64)) as usize;
+    }
     // Superblocks are small: without help they would be hit rarely.
     if dice.once_in(6)
         && let Some(nth) = writes.iter().rposition(|(at, _)| shape.is_superblock(*at))
@@ -164,8 +168,8 @@ fn spoil(
                 true => dice.below(pages) * 512,
                 false => writes[dice.below(writes.len() as u64) as usize].0.min(pages * 512),
             };
-            for nth in 0..writes.len() {
-                put(if nth == chosen { (to, bytes) } else { writes[nth] });
+            for (nth, write) in writes.iter().enumerate() {
+                put(if nth == chosen { (to, bytes) } else { *write });
             }
             (image, false, vec![extent, Extent::new(to, extent.len_bytes)])
         }
@@ -198,12 +202,18 @@ fn look(image: Vec<u8>, history: &History, least: usize) -> Result<Harm, Violati
     Ok(harm)
 }
 
+/// A key and its value.
+type Pair = (Vec<u8>, Vec<u8>);
+
+/// A key and what it led to.
+type Found = (Arc<[u8]>, Option<Vec<u8>>);
+
 /// What could be read of a store.
 pub(super) struct Partly {
     list: Option<Vec<(ObjectId, u64)>>,
     objects: Vec<(ObjectId, Option<Vec<u8>>)>,
-    keys: Vec<(Arc<[u8]>, Option<Vec<u8>>)>,
-    scanned: Option<Vec<(Vec<u8>, Vec<u8>)>>,
+    keys: Vec<Found>,
+    scanned: Option<Vec<Pair>>,
     errors: u64,
 }
 

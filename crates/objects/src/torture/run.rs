@@ -120,6 +120,8 @@ pub(super) enum Stop {
     Broken(Violation),
     /// The store says that something failed.
     Failed(&'static str, Error),
+    /// What nobody waited for is gone, as it may be.
+    Shorter,
 }
 
 impl From<Stop> for Violation {
@@ -127,6 +129,7 @@ impl From<Stop> for Violation {
         match stop {
             Stop::Broken(violation) => violation,
             Stop::Failed(doing, error) => Self(format!("{doing}: {error}")),
+            Stop::Shorter => Self("what nobody waited for is gone".to_owned()),
         }
     }
 }
@@ -190,6 +193,7 @@ impl<D: Disk + 'static> Actor<D> {
         for (nth, step) in steps.iter().enumerate() {
             match self.step(step) {
                 Ok(()) => {}
+                Err(Stop::Shorter) => return Ok(()),
                 Err(Stop::Failed(
                     doing,
                     error @ (Error::Device(_)
@@ -260,6 +264,15 @@ impl<D: Disk + 'static> Actor<D> {
         self.store = None;
         let opened = Store::open(self.disk.clone(), &SMALL);
         self.store = Some(opened.map_err(failed("open"))?);
+        if self.is_failing {
+            // What was not waited for may have failed when the store was dropped.
+            let seen = Contents::read(self.store()).map_err(failed("read"))?;
+            let groups = self.history.find(&seen, self.waited);
+            let groups = groups.map_err(|why| Stop::Broken(Violation(why)))?;
+            if groups < self.history.groups() {
+                return Err(Stop::Shorter);
+            }
+        }
         self.was_waited_for(self.history.groups());
         self.look()
     }
@@ -294,7 +307,7 @@ impl<D: Disk + 'static> Actor<D> {
             .iter()
             .rev()
             .take(3)
-            .filter(|_| self.history.groups() % 2 == 0)
+            .filter(|_| self.history.groups().is_multiple_of(2))
             .map(|it| it.0)
             .collect();
         let bytes = group.len_bytes() as u64;
@@ -310,7 +323,13 @@ impl<D: Disk + 'static> Actor<D> {
                 let broken = |error: Error| {
                     let held =
                         if self.kept.is_some() { "with a snapshot" } else { "without a snapshot" };
-                    Stop::Broken(Violation(format!("submit, {held}: {error}; {info:?}")))
+                    // Whether it is room that a checkpoint would have found.
+                    let done = (0..3).try_for_each(|_| self.store().checkpoint());
+                    Stop::Broken(Violation(format!(
+                        "submit, {held}: {error}; {} bytes are seen; {info:?}; used after checkpoints: {}, {done:?}",
+                        self.now.len_bytes(),
+                        self.store().info().used_bytes
+                    )))
                 };
                 match refused.error {
                     error @ Error::NoSpace { .. } => {
@@ -404,7 +423,7 @@ impl<D: Disk + 'static> Actor<D> {
 
     /// Bytes that are nowhere else.
     fn payload(&mut self, len: u32) -> Vec<u8> {
-        let words = (0..len.div_ceil(8)).flat_map(|_| self.dice.next().to_le_bytes());
+        let words = (0..len.div_ceil(8)).flat_map(|_| self.dice.number().to_le_bytes());
         words.take(len as usize).collect()
     }
 }

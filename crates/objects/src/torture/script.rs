@@ -128,7 +128,7 @@ pub const fn sequences(groups: usize) -> usize {
 pub fn sequence(groups: usize, number: usize, shape: Shape) -> Script {
     let is_split = number % 2 == 1;
     let mut waits = number / 2 % (1 << (groups - 1));
-    let mut rest = number / 2 >> (groups - 1);
+    let mut rest = (number / 2) >> (groups - 1);
     let first = vec![Op::Create(0), Op::Append(0, 700), Op::Put(0, 100), Op::Put(1, 30)];
     let (mut before, mut steps) = (vec![Step::Group(first)], vec![]);
     for _ in 0..groups {
