@@ -30,7 +30,7 @@ use crate::clock::Clock;
 
 pub use counters::Device;
 pub use library::Library;
-pub use server::{drop_caches, time_output};
+pub use server::{Mounted, Server, drop_caches, time_output};
 
 /// What sort of thing a subject is: experiments say which they can use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
