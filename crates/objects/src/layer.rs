@@ -222,7 +222,8 @@ impl Layer {
                         dead(data);
                     }
                     pairs.push(new.clone());
-                    (olds.next(), news.next());
+                    olds.next();
+                    news.next();
                 }
                 (Some(old), new) if new.is_none_or(|new| old.0 < new.0) => {
                     pairs.push(old.clone());
