@@ -57,7 +57,7 @@ impl Core {
 
     /// The cleaner begins when fewer segments are free.
     fn low(&self) -> usize {
-        self.floor() * 2 + 2
+        self.floor() * 2 + 2 + self.segments.all.len() / 64
     }
 
     /// Bytes that groups can fill.
@@ -127,7 +127,7 @@ impl Core {
                 self.checkpoint_now()?;
                 continue;
             }
-            if in_vain == 3 {
+            if in_vain == 8 {
                 break;
             }
             if self.checkpoint.is_some() {
