@@ -256,7 +256,7 @@ impl Core {
         let plan = self.plan(group)?;
         self.make_room(plan.needed_bytes, plan.frees)?;
         // From here on whatever fails ends the store: half a group may be in the commit.
-        match self.apply(group, plan) {
+        match self.apply(group) {
             Ok(()) => {}
             Err(error) => {
                 self.is_torn = true;
@@ -337,7 +337,6 @@ impl Core {
             && group.ops.iter().all(|op| {
                 matches!(op, Op::Truncate { .. } | Op::Delete { .. } | Op::Remove { .. })
             });
-        plan.objects.clear();
         Ok(plan)
     }
 
@@ -354,7 +353,7 @@ impl Core {
         PAYLOAD_MAX.min(quarter - quarter % PIECE as usize).max(PIECE as usize / 4)
     }
 
-    fn apply(&mut self, group: &Group, _: Plan) -> Result<()> {
+    fn apply(&mut self, group: &Group) -> Result<()> {
         for op in &group.ops {
             match *op {
                 Op::Create { id, hint } => {

@@ -21,7 +21,9 @@
 //! - **D, read your submits**: what was submitted is read, durable or not.
 //! - **E, no leak, no resurrection**: space of what is not there is free; a deleted
 //!   object never comes back, and its number is not given out again.
-//! - **F, room to give up**: delete and truncate to less never fail for lack of space.
+//! - **F, room to give up**: delete and truncate to less do not fail for lack of space. What
+//!   they give up is free once no snapshot shows it: whoever holds one and gives up without
+//!   end uses up what is kept for that.
 //!
 //! Law 1: nothing on the disk is changed in place but the superblocks, two at a time.
 //! Law 2: the sum of whatever is pointed to is kept where the pointer is.
