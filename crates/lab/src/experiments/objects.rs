@@ -62,7 +62,7 @@ impl Place {
 
     fn store(&self, layout: LayoutKind, bytes: u64) -> anyhow::Result<Arc<Store>> {
         // As many segments as a store of that length needs for its reserves to be small.
-        let segment_bytes = (bytes / 256).next_power_of_two().clamp(1 << 20, 16 << 20) as u32;
+        let segment_bytes = (bytes / 1024).next_power_of_two().clamp(1 << 20, 16 << 20) as u32;
         let profile = Profile { layout, page_bytes: 4096, segment_bytes, queue_depth: 32 };
         let disk: Arc<dyn Disk> = Arc::new(View::new(self.disk.clone(), Extent::new(0, bytes))?);
         Store::create(disk.clone(), &CreateOptions { profile, id: 1 })?;
