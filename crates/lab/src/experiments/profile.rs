@@ -32,8 +32,8 @@ impl Experiment for Profile {
 
     fn finding(&self) -> &'static str {
         "Section 4.2 proposes a component made for each hardware and leaves to its vendor what \
-         that must know; here it is measured. The object store, which is to read it, is not \
-         there yet."
+         that must know; here it is measured. (`draconis store probe` measures what the object \
+         store chooses its layout by.)"
     }
 
     fn parameters(&self) -> &'static [Parameter] {
