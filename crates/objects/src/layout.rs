@@ -44,9 +44,10 @@ pub(crate) trait Layout: Send + Sync {
     /// in it was written `age` bytes ago, on average.
     fn worth(&self, used: u64, len: u64, age: u64) -> f64 {
         // Cost-benefit (Rosenblum and Ousterhout, section 3.5): what is gained, and for how
-        // long, over what is read and written again.
+        // long, over what is read and written again. Of the age only the root: where what
+        // dies together lies together it says less, and measured 1.8 against 1.9.
         let u = used as f64 / len as f64;
-        (1.0 - u) * age as f64 / (1.0 + u)
+        (1.0 - u) * (age as f64).sqrt() / (1.0 + u)
     }
 }
 
