@@ -250,8 +250,8 @@ pub(crate) fn read_pair<'a>(reader: &mut Reader<'a>) -> Result<(&'a [u8], Entry)
     let fits = match named(key) {
         Some(Named::Object(_)) => matches!(entry, Entry::Object(_) | Entry::Gone),
         Some(Named::Extent(_, at)) => match &entry {
-            Entry::Data(data) => at.checked_add(u64::from(data.len)).is_some(),
-            Entry::Hole(len) => at.checked_add(*len).is_some(),
+            Entry::Data(data) => data.len > 0 && at.checked_add(u64::from(data.len)).is_some(),
+            Entry::Hole(len) => *len > 0 && at.checked_add(*len).is_some(),
             _ => false,
         },
         Some(Named::Value(_)) => matches!(entry, Entry::Data(_) | Entry::Link(..) | Entry::Gone),
@@ -313,6 +313,16 @@ mod tests {
         put_key(&mut bytes, &object_key(ObjectId(1)));
         Entry::Hole(4).encode(&mut bytes);
         assert!(read_pair(&mut Reader::new(&bytes, 0)).is_err());
+    }
+
+    #[test]
+    fn an_interval_of_nothing_is_refused() {
+        for entry in [Entry::Hole(0), Entry::Data(data(0))] {
+            let mut bytes = vec![];
+            put_key(&mut bytes, &extent_key(ObjectId(1), 5));
+            entry.encode(&mut bytes);
+            assert!(read_pair(&mut Reader::new(&bytes, 0)).is_err());
+        }
     }
 
     #[test]

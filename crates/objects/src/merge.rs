@@ -10,7 +10,7 @@ use crate::core::Core;
 use crate::entry::{Data, Entry, Key, Named, extent_key, named};
 use crate::layer::Layer;
 use crate::tree::{Edit, Found, Nodes, Tree};
-use crate::{ObjectId, Result};
+use crate::{Error, ObjectId, Result};
 
 /// Runs that are merged together: fewer passes over the tree. Opening a store reads up to
 /// twice as many.
@@ -230,7 +230,15 @@ fn edits(
         (next, resume) = (next + 1, 0);
     }
     flush(&mut out, &mut rest);
-    debug_assert!(out.is_sorted_by(|(a, _), (b, _)| a < b), "edits out of order");
+    if !out.is_sorted_by(|(a, _), (b, _)| a < b) {
+        // Only a tree or a run that nobody here made has intervals that overlap.
+        let at = out.iter().find_map(|(_, entry)| match entry {
+            Some(Entry::Data(data)) => Some(data.at),
+            _ => None,
+        });
+        let what = "payloads that overlap";
+        return Err(Error::Corrupt { what, at_bytes: at.unwrap_or(0) });
+    }
     Ok((out, next, resume))
 }
 

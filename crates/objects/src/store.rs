@@ -429,10 +429,11 @@ fn fill(
 ) -> Result<usize> {
     let mut done = 0;
     for (offset, data) in parts {
+        let overlap = Error::Corrupt { what: "payloads that overlap", at_bytes: data.at };
         let from = (offset - at) as usize;
-        into[done..from].fill(0);
+        into.get_mut(done..from).ok_or(overlap.clone())?.fill(0);
         done = from + data.len as usize;
-        read(&data, &mut into[from..done])?;
+        read(&data, into.get_mut(from..done).ok_or(overlap)?)?;
     }
     into[done..].fill(0);
     Ok(into.len())
@@ -499,5 +500,27 @@ impl Snapshot {
 
     pub(crate) fn io(&self) -> &Io {
         &self.io
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn payloads_that_overlap_are_damage_and_gaps_are_zeros() {
+        let data =
+            |len| Data { at: 4096, stored: len, skip: 0, len, sums: [0].into_iter().collect() };
+        let read = |_: &Data, into: &mut [u8]| {
+            into.fill(7);
+            Ok(())
+        };
+        let mut into = [1; 10];
+        assert_eq!(fill(100, &mut into, vec![(101, data(2)), (105, data(3))], read), Ok(10));
+        assert_eq!(into, [0, 7, 7, 0, 0, 7, 7, 7, 0, 0]);
+        for wrong in [vec![(101, data(5)), (103, data(3))], vec![(108, data(5))]] {
+            let found = fill(100, &mut into, wrong, read);
+            assert!(matches!(found, Err(Error::Corrupt { .. })), "{found:?}");
+        }
     }
 }
