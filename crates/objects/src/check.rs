@@ -298,20 +298,20 @@ struct Map {
     io: Arc<Io>,
     tree: Tree,
     /// Runs, as one.
-    counted: Layer,
+    counted: Arc<Layer>,
     /// The log.
-    log: Layer,
+    log: Arc<Layer>,
     /// Both, as one.
     full: [Arc<Layer>; 1],
 }
 
 impl Map {
     fn new(core: &mut Core) -> Self {
-        let mut counted = Layer::default();
+        let mut counted = Arc::new(Layer::default());
         for newer in core.counted_layers().iter().rev() {
-            counted = Layer::fold(newer, &counted, &mut |_| {});
+            counted = Arc::new(Layer::fold(newer, &counted, &mut |_| {}));
         }
-        let log = core.active.seal();
+        let log = Arc::new(core.active.seal());
         let full = [Arc::new(Layer::fold(&log, &counted, &mut |_| {}))];
         Self { io: core.io.clone(), tree: core.tree.clone(), counted, log, full }
     }
@@ -921,8 +921,7 @@ mod tests {
         let mut core = crate::recover::open(disk.clone(), &OpenOptions::default()).unwrap();
         drop(store);
         core.checkpoint_now().unwrap();
-        core.begin_merge();
-        core.finish_merge().unwrap();
+        core.merge_all().unwrap();
         core.checkpoint_now().unwrap();
         let mut group = Group::new();
         group.write(ObjectId(1), 100, &[77; 5000]);

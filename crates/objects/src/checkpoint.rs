@@ -45,6 +45,50 @@ pub(crate) struct Counting {
     resume: u64,
     /// Pairs that are paid for, times the bytes of half a log.
     credit: u64,
+    pub chunks: Chunks,
+}
+
+/// Pairs on their way to the disk, each within one chunk.
+#[derive(Debug, Default)]
+pub(crate) struct Chunks {
+    /// Those that were stored.
+    pub stored: Vec<Ptr>,
+    bytes: Vec<u8>,
+    /// Pairs that were taken.
+    taken: usize,
+}
+
+impl Chunks {
+    /// Takes what was not taken yet of `pairs`.
+    pub fn feed(&mut self, core: &mut Core, pairs: &[(Key, Entry)]) -> Result<()> {
+        let limit = core.chunk_bytes();
+        let mut pair = vec![];
+        for (key, entry) in &pairs[self.taken..] {
+            pair.clear();
+            put_key(&mut pair, key);
+            entry.encode(&mut pair);
+            if !self.bytes.is_empty() && self.bytes.len() + pair.len() > limit {
+                self.flush(core)?;
+            }
+            self.bytes.extend_from_slice(&pair);
+        }
+        self.taken = pairs.len();
+        Ok(())
+    }
+
+    /// Where all of them are.
+    pub fn finish(mut self, core: &mut Core) -> Result<Vec<Ptr>> {
+        if !self.bytes.is_empty() {
+            self.flush(core)?;
+        }
+        Ok(self.stored)
+    }
+
+    fn flush(&mut self, core: &mut Core) -> Result<()> {
+        self.stored.push(core.store(&self.bytes, false)?);
+        self.bytes.clear();
+        Ok(())
+    }
 }
 
 /// A counted layer, in memory and on the disk.
@@ -155,24 +199,9 @@ impl Core {
 
     /// Stores pairs, each within one chunk.
     fn store_pairs(&mut self, layer: &Layer) -> Result<Vec<Ptr>> {
-        let limit = self.chunk_bytes();
-        let mut chunks = vec![];
-        let mut bytes = Vec::with_capacity(limit);
-        let mut pair = vec![];
-        for (key, entry) in &layer.pairs {
-            pair.clear();
-            put_key(&mut pair, key);
-            entry.encode(&mut pair);
-            if !bytes.is_empty() && bytes.len() + pair.len() > limit {
-                chunks.push(self.store(&bytes, false)?);
-                bytes.clear();
-            }
-            bytes.extend_from_slice(&pair);
-        }
-        if !bytes.is_empty() {
-            chunks.push(self.store(&bytes, false)?);
-        }
-        Ok(chunks)
+        let mut chunks = Chunks::default();
+        chunks.feed(self, &layer.pairs)?;
+        chunks.finish(self)
     }
 
     fn places(&self) -> Vec<Place> {
@@ -201,6 +230,7 @@ impl Core {
             next: 0,
             resume: 0,
             credit: 0,
+            chunks: Chunks::default(),
         });
         self.refresh();
         Ok(())
@@ -266,22 +296,25 @@ impl Core {
             next += 1;
             resume = 0;
         }
-        let is_done = next == layer.pairs.len();
-        if let Some(counting) = &mut self.counting {
+        if let Some(mut counting) = self.counting.take() {
             (counting.next, counting.resume) = (next, resume);
+            let fed = counting.chunks.feed(self, &layer.pairs[..next]);
+            self.counting = Some(counting);
+            fed?;
         }
-        Ok(is_done)
+        Ok(next == layer.pairs.len())
     }
 
-    /// Writes the run and all that leads to it.
+    /// Writes what is left of the run, and all that leads to it.
     fn finish_checkpoint(&mut self) -> Result<()> {
         let Some(counting) = self.counting.take() else { return Ok(()) };
         if !counting.layer.pairs.is_empty() {
-            let chunks = self.store_pairs(&counting.layer)?;
+            let chunks = counting.chunks.finish(self)?;
             self.runs.push(Run { layer: Some(counting.layer), chunks });
         }
         self.write_checkpoint(counting.seq, counting.places, vec![])?;
-        self.plan_merge()?;
+        self.plan_merge();
+        self.catch_up()?;
         self.refresh();
         Ok(())
     }

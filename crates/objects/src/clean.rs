@@ -14,9 +14,6 @@ use crate::tree::{Node, Ptr};
 use crate::{Error, Result};
 use draconis_exchange::heap::Private;
 
-/// What is read of a segment at once, at least.
-const READ_BYTES: usize = 1 << 20;
-
 /// Something in a frame that may be alive.
 #[derive(Debug)]
 enum Candidate {
@@ -55,9 +52,17 @@ impl Core {
         self.streams.len() + 4
     }
 
-    /// The cleaner begins when fewer segments are free.
+    /// The cleaner begins when fewer segments are free: what `make_room` asks for, and what
+    /// is filled until a checkpoint frees what was cleaned.
     fn low(&self) -> usize {
-        self.floor() * 2 + 2 + self.segments.all.len() / 64
+        let segment_bytes = u64::from(self.superblock.geometry.segment_bytes);
+        let filled = (self.layout.log_bytes() * 4).div_ceil(segment_bytes);
+        self.kept() + 3 + filled as usize
+    }
+
+    /// Free segments that groups which only add may not use.
+    fn kept(&self) -> usize {
+        self.floor() + 3 + self.streams.len().min(2)
     }
 
     /// Bytes that groups can fill.
@@ -78,12 +83,11 @@ impl Core {
     /// Sees that a group of `needed_bytes` fits. `frees` may use what is kept for that.
     pub fn make_room(&mut self, needed_bytes: u64, frees: bool) -> Result<()> {
         let segment_bytes = u64::from(self.superblock.geometry.segment_bytes);
-        let needed = (needed_bytes + needed_bytes / 8).div_ceil(segment_bytes) as usize
-            + self.streams.len().min(2);
+        let needed = (needed_bytes + needed_bytes / 8).div_ceil(segment_bytes) as usize;
         // What gives up needs a page of log, and a checkpoint after it.
         let needed = match frees {
             true => (needed_bytes / segment_bytes) as usize + self.streams.len() + 2,
-            false => needed + self.floor() + 3,
+            false => needed + self.kept(),
         };
         if self.segments.free() >= needed
             && (frees || self.live_bytes() + needed_bytes <= self.capacity_bytes())
@@ -300,7 +304,7 @@ impl Core {
                 (cleaning.bytes_at as usize + bytes.len()).saturating_sub(cleaning.pos as usize)
             });
             if held < wanted {
-                let len = wanted.max(READ_BYTES.min(room)).next_multiple_of(page);
+                let len = wanted.max(self.layout.read_bytes().min(room)).next_multiple_of(page);
                 cleaning.bytes = Some(self.io.direct(at, len)?);
                 cleaning.bytes_at = cleaning.pos;
             }
@@ -374,16 +378,21 @@ impl Core {
     }
 
     fn move_chunk(&mut self, at: u64) -> Result<()> {
-        let all = || self.runs.iter().flat_map(|run| &run.chunks);
-        let Some(old) = all().find(|ptr| ptr.at == at).copied() else { return Ok(()) };
+        let Some(old) = self.chunks_mut().find(|ptr| ptr.at == at).copied() else {
+            return Ok(());
+        };
         let bytes = self.io.read_ptr(old)?;
         let new: Ptr = self.store(&bytes, false)?;
         self.segments.kill(old.at, old.len, false);
-        for ptr in self.runs.iter_mut().flat_map(|run| &mut run.chunks) {
-            if *ptr == old {
-                *ptr = new;
-            }
-        }
+        self.chunks_mut().filter(|ptr| **ptr == old).for_each(|ptr| *ptr = new);
         Ok(())
+    }
+
+    /// The chunks of all runs, and of those that are being written.
+    fn chunks_mut(&mut self) -> impl Iterator<Item = &mut Ptr> {
+        let counting = self.counting.iter_mut().flat_map(|counting| &mut counting.chunks.stored);
+        let folding = self.folding.iter_mut().filter_map(|folding| folding.chunks.as_mut());
+        let runs = self.runs.iter_mut().flat_map(|run| &mut run.chunks);
+        runs.chain(counting).chain(folding.flat_map(|chunks| &mut chunks.stored))
     }
 }

@@ -30,7 +30,7 @@ use crate::hooks::{Omission, barrier_bytes, commit_bytes, is_left_out};
 use crate::io::Io;
 use crate::layer::{Active, Layer, Sorted};
 use crate::layout::{Kind, Layout};
-use crate::merge::Merging;
+use crate::merge::{Folding, Merging};
 use crate::segment::Segments;
 use crate::superblock::Superblock;
 use crate::tree::{Node, Nodes, NodesMut, Ptr, Tree};
@@ -79,7 +79,15 @@ pub(crate) struct Core {
     pub counting: Option<Counting>,
     /// Oldest first.
     pub runs: Vec<Run>,
+    pub folding: Option<Folding>,
     pub merging: Option<Merging>,
+    /// The oldest runs that are merged as soon as they are one layer.
+    pub to_merge: usize,
+    /// Pairs in runs after which they are merged.
+    pub merge_pairs: usize,
+    /// Bytes that were written since the store was opened, and when merging began last.
+    pub worked_bytes: u64,
+    pub merged_at: u64,
     pub tree: Tree,
     pub view: Arc<View>,
 
@@ -194,7 +202,7 @@ impl Core {
     }
 
     /// `newer` over `older`, both of the log.
-    pub fn fold_log(&mut self, newer: &Layer, older: &Layer) -> Layer {
+    pub fn fold_log(&mut self, newer: &Arc<Layer>, older: &Arc<Layer>) -> Layer {
         let segments = &mut self.segments;
         Layer::fold(newer, older, &mut |dead| {
             segments.kill(dead.at + u64::from(dead.skip), dead.len, true)

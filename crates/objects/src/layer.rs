@@ -8,8 +8,10 @@
 //! Law 2: what is replaced within one layer is told to whoever replaces it: those bytes
 //! are dead at once. What is hidden in older layers is counted later, once.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::ops::Bound;
+use std::sync::Arc;
 
 use crate::ObjectId;
 use crate::entry::{Data, Entry, Key, Named, extent_key, named};
@@ -123,6 +125,18 @@ pub(crate) struct Layer {
 /// Indices that fit a slot.
 const SLOTTED: usize = (1 << 24) - 1;
 
+fn take_slot(slots: &mut [u32], key: &[u8], index: usize) {
+    if index >= SLOTTED {
+        return;
+    }
+    let (mask, hash) = (slots.len() - 1, hash(key));
+    let mut at = hash as usize & mask;
+    while slots[at] != 0 {
+        at = (at + 1) & mask;
+    }
+    slots[at] = ((hash >> 56) as u32) << 24 | (index as u32 + 1);
+}
+
 /// Spreads a key, for [`Sorted::get`].
 pub(crate) fn hash(key: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot(key)
@@ -155,17 +169,17 @@ impl Sorted for Active {
 impl Layer {
     /// A layer of sorted pairs.
     pub fn new(pairs: Vec<(Key, Entry)>, bytes: usize) -> Self {
-        let mut slots = vec![0u32; (pairs.len().min(SLOTTED) * 2).next_power_of_two()];
-        let mask = slots.len() - 1;
-        for (index, (key, _)) in pairs.iter().take(SLOTTED).enumerate() {
-            let hash = hash(key);
-            let mut at = hash as usize & mask;
-            while slots[at] != 0 {
-                at = (at + 1) & mask;
-            }
-            slots[at] = ((hash >> 56) as u32) << 24 | (index as u32 + 1);
+        let mut slots = slots_for(pairs.len());
+        for (index, (key, _)) in pairs.iter().enumerate() {
+            take_slot(&mut slots, key, index);
         }
         Self { pairs, bytes, slots }
+    }
+
+    fn push(&mut self, pair: (Key, Entry)) {
+        take_slot(&mut self.slots, &pair.0, self.pairs.len());
+        self.bytes += weight(&pair.0, &pair.1);
+        self.pairs.push(pair);
     }
 
     /// The index of the first pair at `key` or behind it.
@@ -174,67 +188,151 @@ impl Layer {
     }
 
     /// `newer` over `older` as one layer; `dead` hears what of the older one is hidden.
-    pub fn fold(newer: &Self, older: &Self, dead: &mut dyn FnMut(&Data)) -> Self {
-        let mut pairs: Vec<(Key, Entry)> =
-            Vec::with_capacity(newer.pairs.len() + older.pairs.len());
-        let mut olds = older.pairs.iter().peekable();
-        let mut news = newer.pairs.iter().peekable();
-        // Exact keys are merged; intervals, which lie together, go through a layer of their
-        // own. All objects' records sort before them, all keys of the kv behind.
-        let mut intervals = Active::default();
-        let is_interval = |pair: &(Key, Entry)| matches!(named(&pair.0), Some(Named::Extent(..)));
-        loop {
-            let (old, new) = match (olds.peek(), news.peek()) {
-                (None, None) => break,
-                (old, new) => (old.copied(), new.copied()),
+    pub fn fold(newer: &Arc<Self>, older: &Arc<Self>, dead: &mut dyn FnMut(&Data)) -> Self {
+        let mut fold = Fold::new(newer.clone(), older.clone());
+        while !fold.step(usize::MAX, dead) {}
+        fold.finish()
+    }
+}
+
+/// Two layers on their way to become one, a few pairs at a time.
+#[derive(Debug)]
+pub(crate) struct Fold {
+    newer: Arc<Layer>,
+    older: Arc<Layer>,
+    /// The next pair of each.
+    new: usize,
+    old: usize,
+    /// What is left of the older one's interval that `old` is at.
+    rest: Option<(Key, Entry)>,
+    into: Layer,
+}
+
+impl Fold {
+    pub fn new(newer: Arc<Layer>, older: Arc<Layer>) -> Self {
+        // An interval may hide the middle of another: then there is one more.
+        let most = older.pairs.len() + newer.pairs.len() * 2;
+        let into = Layer {
+            pairs: Vec::with_capacity(older.pairs.len() + newer.pairs.len()),
+            bytes: 0,
+            slots: slots_for(most),
+        };
+        Self { newer, older, new: 0, old: 0, rest: None, into }
+    }
+
+    /// Pairs that are to be looked at.
+    pub fn pairs(&self) -> usize {
+        self.newer.pairs.len() + self.older.pairs.len()
+    }
+
+    /// Goes on by so many pairs; says whether all are done.
+    pub fn step(&mut self, pairs: usize, dead: &mut dyn FnMut(&Data)) -> bool {
+        for _ in 0..pairs {
+            let old = self.rest.as_ref().or_else(|| self.older.pairs.get(self.old));
+            let new = self.newer.pairs.get(self.new);
+            let side = match (old, new) {
+                (None, None) => return true,
+                (Some(_), None) => Side::Old,
+                (None, Some(_)) => Side::New,
+                (Some(old), Some(new)) => side(old, new),
             };
-            if old.is_some_and(is_interval) || new.is_some_and(is_interval) {
-                // Exact keys before them go first.
-                match (old, new) {
-                    (Some(old), _)
-                        if is_interval(old)
-                            && new.is_none_or(|new| is_interval(new) || old.0 < new.0) =>
-                    {
-                        while let Some((key, entry)) = olds.next_if(|pair| is_interval(pair)) {
-                            intervals.map.insert(key.clone(), entry.clone());
-                        }
-                        while let Some((key, entry)) = news.next_if(|pair| is_interval(pair)) {
-                            intervals.set(key.clone(), entry.clone(), dead);
-                        }
-                        pairs.extend(std::mem::take(&mut intervals.map));
-                        continue;
-                    }
-                    (old, Some(new))
-                        if is_interval(new)
-                            && old.is_none_or(|old| is_interval(old) || new.0 < old.0) =>
-                    {
-                        while let Some(pair) = news.next_if(|pair| is_interval(pair)) {
-                            pairs.push(pair.clone());
-                        }
-                        continue;
-                    }
-                    _ => {}
+            match side {
+                Side::New => {
+                    self.into.push(self.newer.pairs[self.new].clone());
+                    self.new += 1;
                 }
-            }
-            match (old, new) {
-                (Some(old), Some(new)) if old.0 == new.0 => {
-                    if let Entry::Data(data) = &old.1 {
-                        dead(data);
+                Side::Old => {
+                    let pair = self.take_old();
+                    self.into.push(pair);
+                }
+                Side::Hidden => {
+                    if let (_, Entry::Data(data)) = self.take_old() {
+                        dead(&data);
                     }
-                    pairs.push(new.clone());
-                    olds.next();
-                    news.next();
                 }
-                (Some(old), new) if new.is_none_or(|new| old.0 < new.0) => {
-                    pairs.push(old.clone());
-                    olds.next();
+                Side::Before(len) => {
+                    let (before, behind) = divided(self.take_old(), len);
+                    self.into.push(before);
+                    self.rest = Some(behind);
+                    self.old -= 1;
                 }
-                _ => pairs.extend(news.next().cloned()),
+                Side::HiddenBefore(len) => {
+                    let (hidden, behind) = divided(self.take_old(), len);
+                    if let (_, Entry::Data(data)) = hidden {
+                        dead(&data);
+                    }
+                    self.rest = Some(behind);
+                    self.old -= 1;
+                }
             }
         }
-        let bytes = pairs.iter().map(|(key, entry)| weight(key, entry)).sum();
-        Self::new(pairs, bytes)
+        false
     }
+
+    fn take_old(&mut self) -> (Key, Entry) {
+        let pair = self.rest.take().unwrap_or_else(|| self.older.pairs[self.old].clone());
+        self.old += 1;
+        pair
+    }
+
+    /// What is folded so far.
+    pub fn done(&self) -> &[(Key, Entry)] {
+        &self.into.pairs
+    }
+
+    /// All as one; [`Fold::step`] has said that it is done.
+    pub fn finish(mut self) -> Layer {
+        let pairs = &mut self.into.pairs;
+        if pairs.len() < pairs.capacity() / 4 * 3 {
+            pairs.shrink_to_fit();
+        }
+        self.into
+    }
+}
+
+/// What is next, where an older and a newer layer go on.
+enum Side {
+    New,
+    Old,
+    /// The older one, which the newer one hides.
+    Hidden,
+    /// So much of the older one, which the newer one does not hide.
+    Before(u64),
+    /// So much of the older one, which the newer one hides.
+    HiddenBefore(u64),
+}
+
+fn side(old: &(Key, Entry), new: &(Key, Entry)) -> Side {
+    match (named(&old.0), named(&new.0)) {
+        (Some(Named::Extent(of, from)), Some(Named::Extent(id, at))) if of == id => {
+            let (to, end) = (from + old.1.covers(), at + new.1.covers());
+            match () {
+                () if to <= at => Side::Old,
+                () if end <= from => Side::New,
+                () if from < at => Side::Before(at - from),
+                () if to <= end => Side::Hidden,
+                () => Side::HiddenBefore(end - from),
+            }
+        }
+        _ => match old.0.cmp(&new.0) {
+            Ordering::Less => Side::Old,
+            Ordering::Equal => Side::Hidden,
+            Ordering::Greater => Side::New,
+        },
+    }
+}
+
+/// The first `len` bytes of an interval, and what is behind them.
+fn divided((key, entry): (Key, Entry), len: u64) -> ((Key, Entry), (Key, Entry)) {
+    let Some(Named::Extent(id, at)) = named(&key) else {
+        return ((key.clone(), entry.clone()), (key, entry));
+    };
+    let behind = (extent_key(id, at + len), entry.part(len, entry.covers() - len));
+    ((key, entry.part(0, len)), behind)
+}
+
+fn slots_for(pairs: usize) -> Vec<u32> {
+    vec![0; (pairs.min(SLOTTED) * 2).next_power_of_two()]
 }
 
 impl Sorted for Layer {

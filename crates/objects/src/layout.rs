@@ -36,6 +36,8 @@ pub(crate) trait Layout: Send + Sync {
     fn stream_of(&self, kind: Kind) -> usize;
     /// The longest frame, in bytes: what is worth one request.
     fn frame_bytes(&self) -> usize;
+    /// What the cleaner reads at once, in bytes.
+    fn read_bytes(&self) -> usize;
     /// About how long a node is, in bytes.
     fn node_bytes(&self) -> usize;
     /// Bytes of log after which a checkpoint is due.
@@ -64,7 +66,8 @@ pub(crate) fn layout(
     }
 }
 
-/// A 128th of the store, within what recovery may read.
+/// A 512th of the store, within what recovery may read: what is dead is free only behind a
+/// checkpoint, so that much more is kept free.
 fn log_bytes(segment_bytes: u32, capacity: u64) -> u64 {
-    (capacity / 128).clamp(u64::from(segment_bytes) / 2, 24 << 20)
+    (capacity / 512).clamp(u64::from(segment_bytes) / 2, 24 << 20)
 }

@@ -1,22 +1,34 @@
-//! Runs become part of the tree, a few pairs with every change.
+//! Runs become one, and part of the tree, a few pairs with every change.
 //!
-//! Law: until all is merged the runs stay above the tree, and hide in it what they did
+//! ```text
+//!   run run run run ── folded, two at a time ──▶ one layer ── merged ──▶ tree
+//! ```
+//!
+//! Small runs are folded as they come, so that few layers are asked; where a layer stands
+//! for many runs on the disk it is written as one. Once there are many pairs all runs are
+//! folded, and what they became is merged: the more pairs, the fewer nodes are written for
+//! each.
+//!
+//! Law 1: until all is merged the runs stay above the tree, and hide in it what they did
 //! before and what came of them: whoever reads sees no difference, and a crash in the middle
 //! begins anew with the same result.
+//! Law 2: a run that is replaced is free only when a checkpoint does without it, as
+//! everything is.
 
 use std::sync::Arc;
 
+use crate::checkpoint::Chunks;
 use crate::core::Core;
 use crate::entry::{Data, Entry, Key, Named, extent_key, named};
-use crate::layer::Layer;
-use crate::tree::{Edit, Found, Nodes, Tree};
+use crate::layer::{Fold, Layer};
+use crate::tree::{Edit, Found, Nodes, Ptr, Tree};
 use crate::{Error, ObjectId, Result};
 
-/// Runs that are merged together: fewer passes over the tree. Opening a store reads up to
-/// twice as many.
-const RUNS: usize = 8;
-/// Pairs that are merged without waiting for more runs.
-const PAIRS: usize = 512 << 10;
+/// Runs on the disk that begin to be merged, however few pairs they have: opening a store
+/// reads all of them.
+const RUNS: usize = 32;
+/// Runs that are written as one when their layers are folded.
+const TIER: usize = 8;
 /// Pairs of one step.
 const STEP: usize = 64;
 
@@ -30,75 +42,168 @@ pub(crate) struct Merging {
     /// Where in the next pair's interval.
     resume: u64,
     credit: u64,
+    /// Bytes that are written while it is merged.
+    span: u64,
+}
+
+/// Two layers of runs on their way to become one.
+pub(crate) struct Folding {
+    fold: Fold,
+    /// The runs whose layers they are.
+    older: usize,
+    newer: usize,
+    credit: u64,
+    /// The result on the disk, if it is written.
+    pub chunks: Option<Chunks>,
+}
+
+/// Pairs in runs after which they are merged.
+pub(crate) fn merge_pairs(capacity: u64, cache_bytes: u64) -> usize {
+    (capacity >> 14).clamp(64, 512 << 10).min((cache_bytes >> 8).max(4096)) as usize
 }
 
 impl Core {
-    /// Begins to merge if there are enough runs.
-    pub fn plan_merge(&mut self) -> Result<()> {
-        if self.merging.is_some() && self.runs.len() >= 2 * RUNS {
-            self.finish_merge()?;
-        }
-        self.fold_runs(false);
-        let layers = self.runs.iter().filter_map(|run| run.layer.as_ref());
-        let pairs: usize = layers.map(|layer| layer.pairs.len()).sum();
-        if self.merging.is_none() && (self.runs.len() >= RUNS || pairs >= PAIRS) {
-            self.begin_merge();
-        }
-        Ok(())
+    fn merged_runs(&self) -> usize {
+        self.merging.as_ref().map_or(0, |merging| merging.runs)
     }
 
-    pub fn begin_merge(&mut self) {
-        self.fold_runs(true);
-        let Some(layer) = self.counted_layers().first().cloned() else { return };
-        let runs = self.runs.len();
-        // Its own layer is not looked at any more.
-        self.runs.iter_mut().for_each(|run| run.layer = None);
-        self.merging = Some(Merging { layer, runs, next: 0, resume: 0, credit: 0 });
+    /// Sees what is to be folded or merged next. Called when there is a run more, and when
+    /// something was done.
+    pub fn plan_merge(&mut self) {
+        let merged = self.merged_runs();
+        if self.merging.is_none() && self.to_merge == 0 {
+            let layers = self.runs.iter().filter_map(|run| run.layer.as_ref());
+            let pairs: usize = layers.map(|layer| layer.pairs.len()).sum();
+            if pairs >= self.merge_pairs || self.runs.len() >= RUNS {
+                self.to_merge = self.runs.len();
+            }
+        }
+        if self.folding.is_some() {
+            return;
+        }
+        let (from, to) = match self.to_merge {
+            0 => (merged, self.runs.len()),
+            runs => (0, runs),
+        };
+        let mut newest = (from..to).rev().filter(|&run| self.runs[run].layer.is_some());
+        let (newer, older) = (newest.next(), newest.next());
+        drop(newest);
+        match (newer, older) {
+            (Some(newer), Some(older)) => self.plan_fold(older, newer, to),
+            _ if self.to_merge > 0 => self.start_merge(),
+            _ => {}
+        }
+    }
+
+    fn plan_fold(&mut self, older: usize, newer: usize, end: usize) {
+        let (Some(new), Some(old)) = (&self.runs[newer].layer, &self.runs[older].layer) else {
+            return;
+        };
+        // Sizes double from new to old, unless all are to be one.
+        if self.to_merge == 0 && new.pairs.len() * 2 < old.pairs.len() {
+            return;
+        }
+        let is_written = self.to_merge == 0 && end - older >= TIER;
+        self.folding = Some(Folding {
+            fold: Fold::new(new.clone(), old.clone()),
+            older,
+            newer,
+            credit: 0,
+            chunks: is_written.then(Chunks::default),
+        });
+    }
+
+    fn start_merge(&mut self) {
+        let runs = std::mem::take(&mut self.to_merge);
+        let Some(layer) = self.runs.first_mut().and_then(|run| run.layer.take()) else { return };
+        let since = self.worked_bytes - std::mem::replace(&mut self.merged_at, self.worked_bytes);
+        // Done before as many pairs came again.
+        let span = (since / 2).max(self.layout.log_bytes());
+        self.merging = Some(Merging { layer, runs, next: 0, resume: 0, credit: 0, span });
         self.refresh();
     }
 
-    /// Has few layers in memory, which double from new to old, or one: the oldest run of
-    /// those that a layer has keeps it.
-    pub fn fold_runs(&mut self, all: bool) {
-        let merged = self.merging.as_ref().map_or(0, |merging| merging.runs);
-        loop {
-            let mut newest =
-                (merged..self.runs.len()).rev().filter(|&run| self.runs[run].layer.is_some());
-            let (Some(newer), Some(older)) = (newest.next(), newest.next()) else { return };
-            let (Some(new), Some(old)) = (&self.runs[newer].layer, &self.runs[older].layer) else {
-                return;
-            };
-            if !all && new.pairs.len() * 2 < old.pairs.len() {
-                return;
-            }
-            // What is hidden was counted when the newer run was.
-            let folded = Layer::fold(new, old, &mut |_| {});
-            self.runs[older].layer = Some(Arc::new(folded));
-            self.runs[newer].layer = None;
-        }
-    }
-
-    /// Merges what `bytes` pay for.
+    /// Folds and merges what `bytes` pay for.
     pub fn merge_some(&mut self, bytes: u64) -> Result<()> {
-        // Done before as many runs came again as are being merged.
-        let span = self.layout.log_bytes() * 2;
+        self.worked_bytes += bytes;
+        let has_room = self.segments.free() > self.floor();
+        if let Some(folding) = &mut self.folding {
+            // Done long before the next run comes.
+            let span = self.layout.log_bytes() / 4;
+            folding.credit += bytes * (folding.fold.pairs() as u64 + 1);
+            let pairs = folding.credit / span.max(1);
+            let is_due = pairs >= STEP as u64 || pairs as usize >= folding.fold.pairs();
+            if is_due && has_room {
+                folding.credit -= pairs * span.max(1);
+                self.fold_step(pairs as usize + 1)?;
+            }
+        }
         let Some(merging) = &mut self.merging else { return Ok(()) };
         merging.credit += bytes * (merging.layer.pairs.len() as u64 + 1);
-        let pairs = merging.credit / span;
+        let pairs = merging.credit / merging.span;
         if pairs < STEP as u64 && (pairs as usize) < merging.layer.pairs.len() {
             return Ok(());
         }
-        merging.credit -= pairs * span;
-        if self.segments.free() <= self.floor() {
+        merging.credit -= pairs * merging.span;
+        if !has_room {
             return Ok(());
         }
         self.merge_step(pairs as usize + 1)
     }
 
-    pub fn finish_merge(&mut self) -> Result<()> {
-        while self.merging.is_some() && self.segments.free() > self.floor() {
+    /// Folds and merges at once, where that fell behind: opening a store reads all runs.
+    pub fn catch_up(&mut self) -> Result<()> {
+        while self.runs.len() >= 2 * RUNS
+            && (self.folding.is_some() || self.merging.is_some())
+            && self.segments.free() > self.floor()
+        {
+            self.fold_step(1024)?;
             self.merge_step(256)?;
         }
+        Ok(())
+    }
+
+    #[cfg(test)]
+    pub fn merge_all(&mut self) -> Result<()> {
+        self.to_merge = self.runs.len();
+        self.plan_merge();
+        while self.folding.is_some() || self.merging.is_some() {
+            self.fold_step(1024)?;
+            self.merge_step(256)?;
+        }
+        Ok(())
+    }
+
+    fn fold_step(&mut self, pairs: usize) -> Result<()> {
+        let Some(mut folding) = self.folding.take() else { return Ok(()) };
+        // What is hidden was counted when the newer run was.
+        let is_done = folding.fold.step(pairs, &mut |_| {});
+        if let Some(chunks) = &mut folding.chunks {
+            chunks.feed(self, folding.fold.done())?;
+        }
+        if !is_done {
+            self.folding = Some(folding);
+            return Ok(());
+        }
+        let Folding { fold, older, newer, chunks, .. } = folding;
+        let layer = fold.finish();
+        self.runs[newer].layer = None;
+        if let Some(chunks) = chunks {
+            let end = (older + 1..self.runs.len())
+                .find(|&run| self.runs[run].layer.is_some())
+                .unwrap_or(self.runs.len());
+            let chunks = chunks.finish(self)?;
+            self.to_merge = self.to_merge.saturating_sub(end - older - 1);
+            let others = self.runs.drain(older + 1..end).flat_map(|run| run.chunks);
+            let others: Vec<Ptr> = others.collect();
+            let old = std::mem::replace(&mut self.runs[older].chunks, chunks);
+            for ptr in old.into_iter().chain(others) {
+                self.segments.kill(ptr.at, ptr.len, false);
+            }
+        }
+        self.runs[older].layer = Some(Arc::new(layer));
+        self.refresh();
+        self.plan_merge();
         Ok(())
     }
 
@@ -121,6 +226,11 @@ impl Core {
                     self.segments.kill(ptr.at, ptr.len, false);
                 }
             }
+            if let Some(folding) = &mut self.folding {
+                folding.older -= merged;
+                folding.newer -= merged;
+            }
+            self.plan_merge();
         }
         self.refresh();
         Ok(())

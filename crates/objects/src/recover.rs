@@ -27,6 +27,7 @@ use crate::hooks::{Omission, is_left_out};
 use crate::io::Io;
 use crate::layer::{Active, Layer, weight};
 use crate::layout::layout;
+use crate::merge::merge_pairs;
 use crate::segment::Segments;
 use crate::store::{CreateOptions, OpenOptions};
 use crate::superblock::{Geometry, Superblock};
@@ -63,7 +64,12 @@ fn empty_core(disk: Arc<dyn Disk>, superblock: Superblock, cache_bytes: u64) -> 
         log_layers: vec![],
         counting: None,
         runs: vec![],
+        folding: None,
         merging: None,
+        to_merge: 0,
+        merge_pairs: merge_pairs(capacity, cache_bytes),
+        worked_bytes: 0,
+        merged_at: 0,
         tree: Tree::default(),
         view: Arc::new(View { token: token.clone(), ..View::default() }),
         segments: Segments::new(geometry),

@@ -40,6 +40,11 @@ impl Layout for Cow {
         (1 << 20).min(self.segment_bytes as usize)
     }
 
+    fn read_bytes(&self) -> usize {
+        // Whoever waits for a commit waits for it too.
+        128 << 10
+    }
+
     fn node_bytes(&self) -> usize {
         (self.page_bytes.max(4096) as usize).min(self.segment_bytes as usize / 8)
     }

@@ -23,6 +23,11 @@ impl Layout for Log {
         (4 << 20).min(self.segment_bytes as usize)
     }
 
+    fn read_bytes(&self) -> usize {
+        // As long as it takes to go there and back.
+        4 << 20
+    }
+
     fn node_bytes(&self) -> usize {
         // A seek costs as much as reading 1 MB; but each changed node is written whole.
         (16 << 10).min(self.segment_bytes as usize / 8)
