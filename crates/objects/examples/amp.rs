@@ -93,11 +93,11 @@ fn main() {
                 format!("p50 {:.1} p99 {:.1} p99.9 {:.1} max {:.1} us", at(0.5), at(0.99), at(0.999), at(1.0))
             };
             println!(
-                "{p} turn {turn}: data {:.3} all {:.3} index {:.3}; cleaned {} ckpts {} free {}; {:.1} s cpu, {:.2} s device = {:.1} MB/s; cpu {}; dev {}",
+                "{p} turn {turn}: data {:.3} all {:.3} index {:.3}; cleaned {} ckpts {} free {} used {:.4}; {:.1} s cpu, {:.2} s device = {:.1} MB/s; cpu {}; dev {}",
                 1.0 + d(|c| c.moved_bytes) / pay,
                 d(|c| c.written_bytes) / pay,
                 d(|c| c.index_bytes) / pay,
-                d(|c| c.cleaned), d(|c| c.checkpoints), after.free_segments,
+                d(|c| c.cleaned), d(|c| c.checkpoints), after.free_segments, after.used_bytes as f64 / (after.segments as f64 * seg as f64),
                 start.elapsed().as_secs_f64(),
                 (clock.now_ns() - dev0) as f64 / 1e9,
                 pay / ((clock.now_ns() - dev0) as f64 / 1e9) / 1e6,

@@ -38,6 +38,8 @@ pub(crate) struct Cleaning {
     /// The next frame.
     pos: u32,
     used: u32,
+    /// What cleaning it gains, in bytes.
+    dead: u64,
     stamp: u64,
     /// Bytes of the segment from `bytes_at`.
     bytes: Option<Private>,
@@ -56,8 +58,8 @@ impl Core {
     /// is filled until a checkpoint frees what was cleaned.
     fn low(&self) -> usize {
         let segment_bytes = u64::from(self.superblock.geometry.segment_bytes);
-        let filled = (self.layout.log_bytes() * 4).div_ceil(segment_bytes);
-        self.kept() + 3 + filled as usize
+        let filled = (self.layout.log_bytes() * 2).div_ceil(segment_bytes);
+        (self.kept() + 2 + filled as usize) * 8 / 7 + 1
     }
 
     /// Free segments that groups which only add may not use.
@@ -171,8 +173,22 @@ impl Core {
         Err(full(self))
     }
 
+    /// Sees how much of the disk the last commit took for what was paid: headers, what
+    /// fills pages, nodes and runs are cleaned for as well.
+    pub fn see_spent(&mut self) {
+        let now = (self.counters.written_bytes, self.counters.moved_bytes);
+        let (written, moved) = std::mem::replace(&mut self.spent_before, now);
+        let paid = std::mem::take(&mut self.paid_bytes);
+        if paid > 0 {
+            let spent = (now.0 - written).saturating_sub(now.1 - moved);
+            let part = (spent * 64 / paid).clamp(64, 64 * 64);
+            self.spent_64ths = (self.spent_64ths * 15 + part) / 16;
+        }
+    }
+
     /// Cleans what `bytes` pay for.
     pub fn clean_some(&mut self, bytes: u64) -> Result<()> {
+        self.paid_bytes += bytes;
         let free = self.segments.free();
         let coming = self.coming() + self.cleaned_since.len() + self.cleaned_before.len();
         if free + coming >= self.low() && self.cleaning.is_none() {
@@ -200,13 +216,14 @@ impl Core {
             return Ok(());
         }
         let Some(cleaning) = &self.cleaning else { return Ok(()) };
-        let segment = &self.segments.all[cleaning.segment as usize];
         let len = u64::from(self.superblock.geometry.segment_bytes);
-        let dead = len.saturating_sub(segment.live.max(0) as u64).max(len / 32);
-        // One byte is freed for each that is written, and a quarter more; the fewer
-        // segments are left the more.
-        let haste = if free * 4 < self.low() * 3 { 3 } else { 1 };
-        self.cleaning_debt += bytes * len / dead * 5 / 4 * haste;
+        // One byte is freed for each that is written where an eighth of what should be
+        // free is missing; the more is missing the more.
+        let low = self.low() as u64;
+        let missing = low.saturating_sub((free + coming) as u64);
+        let haste = (missing * 64 * 8 / low).clamp(8, 4 * 64);
+        let spent = bytes * self.spent_64ths / 64;
+        self.cleaning_debt += spent * len / cleaning.dead * haste / 64;
         while self.cleaning_debt > 0
             && self.cleaning.is_some()
             && self.segments.free() > self.floor()
@@ -248,6 +265,7 @@ impl Core {
             segment: number,
             pos: 0,
             used: segment.used,
+            dead: len.saturating_sub(segment.live.max(0) as u64).max(len / 32),
             stamp: segment.stamp,
             bytes: None,
             bytes_at: 0,

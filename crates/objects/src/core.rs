@@ -96,6 +96,12 @@ pub(crate) struct Core {
     pub cleaning: Option<Cleaning>,
     /// Bytes of work that the cleaner owes.
     pub cleaning_debt: u64,
+    /// What work was paid for since the last commit, in bytes.
+    pub paid_bytes: u64,
+    /// Bytes on the disk for each that is paid for, in 64ths: a moving average.
+    pub spent_64ths: u64,
+    /// What was written, and moved, when the last commit ended.
+    pub spent_before: (u64, u64),
     /// Segments that were cleaned since the last checkpoint: what is left in them waits for it.
     pub cleaned_since: HashSet<u32>,
     /// Those that were cleaned before the checkpoint on its way began.
@@ -539,7 +545,8 @@ impl Core {
     /// Stores something that is not of the log.
     pub fn store(&mut self, bytes: &[u8], is_node: bool) -> Result<Ptr> {
         let page = self.superblock.geometry.page_bytes as usize;
-        let stream = self.layout.stream_of(Kind::Node);
+        let kind = if is_node { Kind::Node } else { Kind::Brief };
+        let stream = self.layout.stream_of(kind);
         let frame = self.frame_for(stream, bytes.len() + 64, bytes.len() >= page)?;
         let at = frame.put(bytes, page);
         let len = bytes.len() as u32;
@@ -664,6 +671,7 @@ impl Core {
         self.commits.push_back((self.batch.seq, ticket));
         self.batch = Batch::numbered(self.batch.seq + 1);
         self.io.all_handed_over();
+        self.see_spent();
         Ok(())
     }
 

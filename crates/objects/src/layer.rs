@@ -14,7 +14,8 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use crate::ObjectId;
-use crate::entry::{Data, Entry, Key, Named, extent_key, named};
+use crate::codec::mix;
+use crate::entry::{Data, Entry, Key, Named, PIECE, extent_key, named};
 
 /// The layer that takes changes.
 #[derive(Clone, Debug, Default)]
@@ -120,6 +121,84 @@ pub(crate) struct Layer {
     /// Where exact keys are: open addressing, half of it empty. A slot is 8 bits of the
     /// hash and 24 of the index, plus one; keys behind those are searched for.
     slots: Vec<u32>,
+    touched: Touched,
+}
+
+/// Which parts of objects a layer's intervals touch; may say more than there is.
+#[derive(Debug, Default)]
+struct Touched {
+    /// A bit for each piece of an object that hashes to it.
+    bits: Vec<u64>,
+    /// Pieces that were added.
+    pieces: usize,
+    /// Those that touch very much.
+    wide: Vec<(ObjectId, u64, u64)>,
+}
+
+/// Pieces of an interval that are noted one by one.
+const NARROW: u64 = 64;
+/// Pieces that are asked for one by one: for more, the layer is searched.
+const ASKED: u64 = 3;
+/// Wide intervals that are gone through.
+const WIDE: usize = 16;
+
+fn pieces(from: u64, to: u64) -> std::ops::Range<u64> {
+    from / u64::from(PIECE)..to.div_ceil(u64::from(PIECE))
+}
+
+impl Touched {
+    /// For so many pieces, at 16 bits for each.
+    fn sized(pieces: usize) -> Self {
+        let words = if pieces == 0 { 0 } else { (pieces / 4).next_power_of_two() };
+        Self { bits: vec![0; words], pieces: 0, wide: vec![] }
+    }
+
+    fn of(pairs: &[(Key, Entry)]) -> Self {
+        let narrow = |(key, entry): &(Key, Entry)| match named(key) {
+            Some(Named::Extent(_, at)) => {
+                let pieces = pieces(at, at + entry.covers());
+                (pieces.end - pieces.start).min(NARROW) as usize
+            }
+            _ => 0,
+        };
+        let mut touched = Self::sized(pairs.iter().map(narrow).sum());
+        pairs.iter().for_each(|(key, entry)| touched.add(key, entry));
+        touched
+    }
+
+    fn bit(&self, id: ObjectId, piece: u64) -> (usize, u64) {
+        let hash = mix(id.0.rotate_left(40) ^ piece);
+        ((hash >> 6) as usize & (self.bits.len() - 1), 1 << (hash & 63))
+    }
+
+    fn add(&mut self, key: &[u8], entry: &Entry) {
+        let Some(Named::Extent(id, at)) = named(key) else { return };
+        let (from, to) = (at, at + entry.covers());
+        let pieces = pieces(from, to);
+        let count = pieces.end - pieces.start;
+        if count > NARROW || self.bits.is_empty() {
+            self.wide.push((id, from, to));
+            return;
+        }
+        self.pieces += count as usize;
+        for piece in pieces {
+            let (word, bit) = self.bit(id, piece);
+            self.bits[word] |= bit;
+        }
+    }
+
+    fn may(&self, id: ObjectId, from: u64, to: u64) -> bool {
+        let mut pieces = pieces(from, to);
+        if self.wide.len() > WIDE || pieces.end - pieces.start > ASKED {
+            return true;
+        }
+        self.wide.iter().any(|&(of, start, end)| of == id && start < to && from < end)
+            || !self.bits.is_empty()
+                && pieces.any(|piece| {
+                    let (word, bit) = self.bit(id, piece);
+                    self.bits[word] & bit != 0
+                })
+    }
 }
 
 /// Indices that fit a slot.
@@ -150,6 +229,10 @@ pub(crate) trait Sorted {
     fn at_or_after(&self, key: &[u8]) -> Option<(&Key, &Entry)>;
     /// The last pair before `key`.
     fn before(&self, key: &[u8]) -> Option<(&Key, &Entry)>;
+    /// Whether an interval may touch `[from, to)` of an object.
+    fn may_touch(&self, _: ObjectId, _from: u64, _to: u64) -> bool {
+        true
+    }
 }
 
 impl Sorted for Active {
@@ -173,11 +256,13 @@ impl Layer {
         for (index, (key, _)) in pairs.iter().enumerate() {
             take_slot(&mut slots, key, index);
         }
-        Self { pairs, bytes, slots }
+        let touched = Touched::of(&pairs);
+        Self { pairs, bytes, slots, touched }
     }
 
     fn push(&mut self, pair: (Key, Entry)) {
         take_slot(&mut self.slots, &pair.0, self.pairs.len());
+        self.touched.add(&pair.0, &pair.1);
         self.bytes += weight(&pair.0, &pair.1);
         self.pairs.push(pair);
     }
@@ -216,6 +301,7 @@ impl Fold {
             pairs: Vec::with_capacity(older.pairs.len() + newer.pairs.len()),
             bytes: 0,
             slots: slots_for(most),
+            touched: Touched::sized(newer.touched.pieces + older.touched.pieces),
         };
         Self { newer, older, new: 0, old: 0, rest: None, into }
     }
@@ -366,6 +452,10 @@ impl Sorted for Layer {
     fn before(&self, key: &[u8]) -> Option<(&Key, &Entry)> {
         self.pairs.get(self.seek(key).checked_sub(1)?).map(|(key, entry)| (key, entry))
     }
+
+    fn may_touch(&self, id: ObjectId, from: u64, to: u64) -> bool {
+        self.touched.may(id, from, to)
+    }
 }
 
 /// The intervals of `layer` that touch `[from, to)` of an object, in order, each with the
@@ -401,7 +491,6 @@ pub(crate) fn intervals<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::entry::PIECE;
 
     fn data(at: u64, len: u32) -> Entry {
         let sums = (0..len.div_ceil(PIECE)).map(u64::from).collect();
@@ -463,7 +552,8 @@ mod tests {
         newer.set(extent_key(id, 4000), data(2 << 20, 100), &mut |_| {});
         newer.set(extent_key(id, 8000), Entry::Hole(u64::MAX - 8000), &mut |_| {});
         let mut dead = 0;
-        let folded = Layer::fold(&newer.seal(), &older.seal(), &mut |data| dead += data.len);
+        let (newer, older) = (Arc::new(newer.seal()), Arc::new(older.seal()));
+        let folded = Layer::fold(&newer, &older, &mut |data| dead += data.len);
         assert_eq!(dead, 1100);
         let have = bytes(&folded, 9000);
         assert_eq!(have[3999], Some((1 << 20) + 3999));

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   log   0 what is written   1 what is cleaned
-//!   cow   0 what is written in bits   1 hot   2 cold   3 what is cleaned   4 nodes
+//!   cow   0 what is written in bits   1 hot, runs   2 cold   3 what is cleaned   4 nodes
 //! ```
 
 mod cow;
@@ -24,8 +24,10 @@ pub(crate) enum Kind {
     },
     /// Moved by the cleaner: so many bytes were written since it was.
     Moved { age: u64 },
-    /// A node, or a part of a run or checkpoint.
+    /// A node of the tree.
     Node,
+    /// A part of a run or checkpoint: the next ones replace it.
+    Brief,
 }
 
 /// A layout's choices.
@@ -66,7 +68,7 @@ pub(crate) fn layout(
     }
 }
 
-/// A 512th of the store, within what recovery may read: what is dead is free only behind a
+/// A 256th of the store, within what recovery may read: what is dead is free only behind a
 /// checkpoint, so that much more is kept free.
 fn log_bytes(segment_bytes: u32, capacity: u64) -> u64 {
     (capacity / 512).clamp(u64::from(segment_bytes) / 2, 24 << 20)

@@ -59,7 +59,7 @@ pub(crate) struct Folding {
 
 /// Pairs in runs after which they are merged.
 pub(crate) fn merge_pairs(capacity: u64, cache_bytes: u64) -> usize {
-    (capacity >> 14).clamp(64, 512 << 10).min((cache_bytes >> 8).max(4096)) as usize
+    (capacity >> 13).clamp(64, 512 << 10).min((cache_bytes >> 8).max(4096)) as usize
 }
 
 impl Core {
@@ -129,7 +129,7 @@ impl Core {
         let has_room = self.segments.free() > self.floor();
         if let Some(folding) = &mut self.folding {
             // Done long before the next run comes.
-            let span = self.layout.log_bytes() / 4;
+            let span = self.layout.log_bytes() / 16;
             folding.credit += bytes * (folding.fold.pairs() as u64 + 1);
             let pairs = folding.credit / span.max(1);
             let is_due = pairs >= STEP as u64 || pairs as usize >= folding.fold.pairs();

@@ -3,6 +3,8 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::entry::{Data, Entry, Key, Named, extent_key, named, object_key};
 use crate::layer::{Layer, Sorted, intervals};
 use crate::tree::{Found, Nodes, Tree};
@@ -78,7 +80,10 @@ impl Index<'_> {
         let Some((top, below)) = self.split() else {
             return resolve_tree(self.tree, nodes, id, (from, to), hint, take);
         };
-        let mut found: Vec<(u64, &Entry)> = vec![];
+        if !top.may_touch(id, from, to) {
+            return below.resolve(nodes, id, (from, to), hint, take);
+        }
+        let mut found: SmallVec<[(u64, &Entry); 4]> = SmallVec::new();
         intervals(top, id, from, to, &mut |at, entry| found.push((at, entry)));
         let mut done = from;
         for (at, entry) in found {

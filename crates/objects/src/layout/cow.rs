@@ -23,6 +23,7 @@ impl Layout for Cow {
     fn stream_of(&self, kind: Kind) -> usize {
         match kind {
             Kind::Node => NODES,
+            Kind::Brief => HOT,
             // Young, and moved only because its neighbours died even sooner: it will follow.
             Kind::Moved { age } if age < self.capacity / 4 => HOT,
             Kind::Moved { .. } => MOVED,
