@@ -689,6 +689,23 @@ mod tests {
     }
 
     #[test]
+    fn what_nobody_waits_for_is_written_too() {
+        let file = image(100_000);
+        let disk = FileDisk::open(file.path(), variants()[0]).unwrap();
+        // At once, while its thread dozes, and after it fell asleep.
+        for (byte, pause_ms) in [(1, 0), (2, 0), (3, 2), (4, 60), (5, 0)] {
+            std::thread::sleep(std::time::Duration::from_millis(pause_ms));
+            disk.submit(group(&[(4096, 512, byte)]), &[]).unwrap();
+            let began = std::time::Instant::now();
+            while std::fs::read(file.path()).unwrap()[4096] != byte {
+                assert!(began.elapsed().as_secs() < 20, "{byte} was not written");
+                std::thread::yield_now();
+            }
+        }
+        assert_eq!(disk.flushes(), 0);
+    }
+
+    #[test]
     fn nothing_follows_what_failed() {
         use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
         for options in variants() {

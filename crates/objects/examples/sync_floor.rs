@@ -37,7 +37,7 @@ enum Made {
 
 fn main() -> Result<(), Failure> {
     let mut args = std::env::args().skip(1);
-    let Some(dir) = args.next() else { return Ok(println!("sync_floor DIRECTORY [TURNS]")) };
+    let dir = args.next().ok_or("sync_floor DIRECTORY [TURNS]")?;
     let turns = args.next().map_or(Ok(15), |it| it.parse())?;
     let dir = tempfile::tempdir_in(dir)?;
     let floor = file(&dir.path().join("floor"), Made::Written)?;
@@ -119,7 +119,7 @@ fn write_and_flush(file: &File, first: u64) -> Result<f64, Failure> {
     bytes.fill(7);
     let began = Instant::now();
     for nth in first..first + PUTS {
-        file.write_all_at(&bytes, nth % (LEN >> 12) << 12)?;
+        file.write_all_at(&bytes, (nth << 12) % LEN)?;
         file.sync_data()?;
     }
     Ok(micros(began))
