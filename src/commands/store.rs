@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, anyhow, bail, ensure};
-use draconis_device::{Claim, Disk, Extent, FileOptions, OpenedFile, claim};
+use draconis_device::{Claim, Disk, Extent, FileOptions, OpenedFile, claim, written_unit_bytes};
 use draconis_exchange::heap::Block;
 use draconis_objects::check::{CheckOptions, Finding, Of, Report};
 use draconis_objects::probe::{self, Measured};
@@ -172,6 +172,7 @@ struct Figures {
     flush_ns: u64,
     reads_per_s: [u64; 6],
     across: [f64; 6],
+    told_bytes: u32,
 }
 
 impl From<Profile> for Chosen {
@@ -221,8 +222,7 @@ fn measure(arguments: &StoreProbe) -> anyhow::Result<()> {
         let there = std::fs::metadata(device).ok().filter(std::fs::Metadata::is_file);
         (file, there.map_or(64 << 30, |there| there.len()))
     };
-    let disk = self::disk(file, device, true, true)?;
-    let measured = measured(&*disk, wanted, arguments.progress)
+    let measured = measured(device, file, wanted, arguments.progress)
         .map_err(|error| anyhow!("{shown}: {error}"))?;
     let (profile, why) = measured.profile(disk_bytes);
     if arguments.json {
@@ -252,7 +252,9 @@ fn tell_profile(out: &mut dyn Write, why: &[String]) -> std::io::Result<()> {
 
 fn figures(measured: &Measured) -> Figures {
     let &Measured { write_bytes_per_s, read_bytes_per_s, near_read_ns, far_read_ns, .. } = measured;
-    let &Measured { near_write_ns, far_write_ns, flush_ns, reads_per_s, across, .. } = measured;
+    let &Measured {
+        near_write_ns, far_write_ns, flush_ns, reads_per_s, across, told_bytes, ..
+    } = measured;
     Figures {
         write_bytes_per_s,
         read_bytes_per_s,
@@ -263,6 +265,7 @@ fn figures(measured: &Measured) -> Figures {
         flush_ns,
         reads_per_s,
         across,
+        told_bytes,
     }
 }
 
@@ -280,18 +283,22 @@ fn nameless(near: &Path, len_bytes: u64) -> anyhow::Result<File> {
     Ok(file)
 }
 
-fn measured(disk: &dyn Disk, wanted: u64, progress: When) -> anyhow::Result<Measured> {
+fn measured(device: &Path, file: File, wanted: u64, progress: When) -> anyhow::Result<Measured> {
+    let told_bytes = written_unit_bytes(&file).unwrap_or(0);
+    let disk = disk(file, device, true, true)?;
     let start = Instant::now();
     let clock = || start.elapsed().as_nanos() as u64;
     let len = disk.properties().len_bytes.min(wanted);
     let mut bar: Option<Progress> = None;
     let mut told = 0;
-    let measured = probe::probe(disk, &clock, Extent::new(0, len), &mut |done, all| {
-        // A bar counts bytes; a step is so many.
-        const STEP: u64 = 1 << 20;
-        bar.get_or_insert_with(|| Progress::new(progress, all * STEP)).add((done - told) * STEP);
-        told = done;
-    });
+    let measured =
+        probe::probe(&*disk, &clock, Extent::new(0, len), told_bytes, &mut |done, all| {
+            // A bar counts bytes; a step is so many.
+            const STEP: u64 = 1 << 20;
+            bar.get_or_insert_with(|| Progress::new(progress, all * STEP))
+                .add((done - told) * STEP);
+            told = done;
+        });
     Ok(measured?)
 }
 
@@ -376,10 +383,9 @@ fn make(arguments: &StoreCreate, file: File, given: Option<Profile>) -> anyhow::
         Some(profile) => (profile, vec!["as --profile says".to_owned()]),
         None if len < MEASURED_BYTES_MIN => unmeasured(len),
         None => {
-            let disk = self::disk(file.try_clone()?, device, true, true)?;
-            let measured = measured(&*disk, probe::REGION_BYTES, arguments.progress)
+            let wanted = probe::REGION_BYTES;
+            let measured = measured(device, file.try_clone()?, wanted, arguments.progress)
                 .map_err(|error| anyhow!("{shown}: {error}"))?;
-            drop(disk);
             if is_file && arguments.sparse {
                 make_hole()?;
             }
