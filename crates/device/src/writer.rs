@@ -118,7 +118,7 @@ struct Discard {
 
 impl Writer {
     pub(crate) fn start(file: Arc<RawFile>, uring: bool) -> Self {
-        let ring = uring.then(WriteRing::start).and_then(|ring| {
+        let ring = uring.then(|| WriteRing::start(&file, true)).and_then(|ring| {
             ring.inspect_err(|error| log::info!("no io_uring here ({error}): one write at a time"))
                 .ok()
         });
@@ -375,7 +375,7 @@ impl Shared {
     /// reads what is around it must not meet its neighbours.
     fn write_at_once(&self, runs: &[&[&Write]], ring: &mut WriteRing) -> Option<Vec<bool>> {
         let gathered: Option<Vec<_>> = runs.iter().map(|run| self.file.gather(run)).collect();
-        Some(ring.write(&self.file, &gathered?))
+        Some(ring.write(&gathered?))
     }
 }
 
