@@ -727,16 +727,23 @@ pub struct StoreCreate {
     /// Length of the store (K, M, G, T allowed); if left out, that of DEVICE.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub size: Option<u64>,
+    /// Leave a file one hole instead of writing it out.
+    ///
+    /// It is made at once and takes as much room as what it holds, and gives room back. But
+    /// whenever something is to be durable, the file system below has to find room for it
+    /// first: that is half as fast, or less.
+    #[arg(long)]
+    pub sparse: bool,
     /// Choose the layout: log for disks that seek, cow for flash.
     #[arg(long, value_enum)]
     pub layout: Option<Layout>,
     /// Take layout and sizes from this file instead of measuring; - is standard input.
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
-    /// Overwrite what DEVICE holds.
+    /// Overwrite what a file holds.
     #[arg(long)]
     pub force: bool,
-    /// Measure a block device, too: what it holds is lost.
+    /// Measure a block device and make a store of it: what it holds is lost.
     #[arg(long)]
     pub destroy: bool,
     /// When to show progress.

@@ -225,7 +225,7 @@ fn a_disk_is_measured_and_the_profile_can_be_used() {
     assert_eq!(probed["why"].as_array().unwrap().len(), 4);
     let store = draconis.path("measured.store");
     let store = store.to_str().unwrap();
-    let arguments = ["store", "create", store, "--size", "1G", "--profile", "-"];
+    let arguments = ["store", "create", "--sparse", store, "--size", "1G", "--profile", "-"];
     let made = fed(&draconis, &arguments, said.as_bytes());
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     let info = json(&draconis.ok(["store", "info", "--json", store]));

@@ -5,19 +5,22 @@
 //! ```
 //!
 //! Law 1: what is in use, and what holds something unless forced, is not touched.
-//! Law 2: a block device is measured only by who says --destroy; everywhere else what is
-//! measured is a file of our own.
+//! Law 2: a block device is measured, or made a store, only by who says --destroy;
+//! everywhere else what is measured is a file of our own.
+//! Law 3: a file that was written out stays so: nothing of it is discarded, since each hole
+//! that is written to again costs a commit of the file system's journal.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, anyhow, bail, ensure};
-use draconis_device::{Claim, Disk, Extent, FileOptions, OpenedFile, claim};
+use draconis_device::{Claim, Disk, Extent, FileOptions, OpenedFile, claim, written_unit_bytes};
+use draconis_exchange::heap::Block;
 use draconis_objects::check::{CheckOptions, Finding, Of, Report};
 use draconis_objects::probe::{self, Measured};
 use draconis_objects::{
@@ -117,9 +120,19 @@ pub fn tell(device: &Path, error: Error) -> anyhow::Error {
 
 fn disk(file: File, device: &Path, write: bool, uring: bool) -> anyhow::Result<Arc<dyn Disk>> {
     let options = FileOptions { write, direct: true, uring };
+    let is_dense = is_dense(&file)?;
     let opened = OpenedFile::new(file.into(), options);
     let opened = opened.with_context(|| device.display().to_string())?;
-    Ok(Arc::new(opened.discarding().start()))
+    let opened = if is_dense { opened } else { opened.discarding() };
+    Ok(Arc::new(opened.start()))
+}
+
+/// Whether it is a file without holes.
+fn is_dense(file: &File) -> std::io::Result<bool> {
+    // What is behind the last whole sector is never written.
+    const BLOCK_BYTES: u64 = 4096;
+    let meta = file.metadata()?;
+    Ok(meta.is_file() && meta.blocks() * 512 + BLOCK_BYTES > meta.len())
 }
 
 // Probe and create.
@@ -159,6 +172,7 @@ struct Figures {
     flush_ns: u64,
     reads_per_s: [u64; 6],
     across: [f64; 6],
+    told_bytes: u32,
 }
 
 impl From<Profile> for Chosen {
@@ -208,8 +222,7 @@ fn measure(arguments: &StoreProbe) -> anyhow::Result<()> {
         let there = std::fs::metadata(device).ok().filter(std::fs::Metadata::is_file);
         (file, there.map_or(64 << 30, |there| there.len()))
     };
-    let disk = self::disk(file, device, true, true)?;
-    let measured = measured(&*disk, wanted, arguments.progress)
+    let measured = measured(device, file, wanted, arguments.progress)
         .map_err(|error| anyhow!("{shown}: {error}"))?;
     let (profile, why) = measured.profile(disk_bytes);
     if arguments.json {
@@ -239,7 +252,9 @@ fn tell_profile(out: &mut dyn Write, why: &[String]) -> std::io::Result<()> {
 
 fn figures(measured: &Measured) -> Figures {
     let &Measured { write_bytes_per_s, read_bytes_per_s, near_read_ns, far_read_ns, .. } = measured;
-    let &Measured { near_write_ns, far_write_ns, flush_ns, reads_per_s, across, .. } = measured;
+    let &Measured {
+        near_write_ns, far_write_ns, flush_ns, reads_per_s, across, told_bytes, ..
+    } = measured;
     Figures {
         write_bytes_per_s,
         read_bytes_per_s,
@@ -250,6 +265,7 @@ fn figures(measured: &Measured) -> Figures {
         flush_ns,
         reads_per_s,
         across,
+        told_bytes,
     }
 }
 
@@ -267,18 +283,22 @@ fn nameless(near: &Path, len_bytes: u64) -> anyhow::Result<File> {
     Ok(file)
 }
 
-fn measured(disk: &dyn Disk, wanted: u64, progress: When) -> anyhow::Result<Measured> {
+fn measured(device: &Path, file: File, wanted: u64, progress: When) -> anyhow::Result<Measured> {
+    let told_bytes = written_unit_bytes(&file).unwrap_or(0);
+    let disk = disk(file, device, true, true)?;
     let start = Instant::now();
     let clock = || start.elapsed().as_nanos() as u64;
     let len = disk.properties().len_bytes.min(wanted);
     let mut bar: Option<Progress> = None;
     let mut told = 0;
-    let measured = probe::probe(disk, &clock, Extent::new(0, len), &mut |done, all| {
-        // A bar counts bytes; a step is so many.
-        const STEP: u64 = 1 << 20;
-        bar.get_or_insert_with(|| Progress::new(progress, all * STEP)).add((done - told) * STEP);
-        told = done;
-    });
+    let measured =
+        probe::probe(&*disk, &clock, Extent::new(0, len), told_bytes, &mut |done, all| {
+            // A bar counts bytes; a step is so many.
+            const STEP: u64 = 1 << 20;
+            bar.get_or_insert_with(|| Progress::new(progress, all * STEP))
+                .add((done - told) * STEP);
+            told = done;
+        });
     Ok(measured?)
 }
 
@@ -287,11 +307,8 @@ fn create(arguments: &StoreCreate) -> anyhow::Result<()> {
     let shown = device.display();
     let given = arguments.profile.as_deref().map(profile_of).transpose()?;
     let opened = image::alone(device)?;
-    if let Some(file) = &opened
-        && !arguments.force
-        && let Some(what) = format::holds(file)?
-    {
-        bail!("{shown} holds {what}; --force overwrites it");
+    if let Some(file) = &opened {
+        may_overwrite(arguments, file)?;
     }
     let created = opened.is_none();
     let made = match opened {
@@ -308,6 +325,22 @@ fn create(arguments: &StoreCreate) -> anyhow::Result<()> {
         let _ = std::fs::remove_file(device);
     }
     made
+}
+
+/// Refuses what holds something, unless somebody said that it may go.
+fn may_overwrite(arguments: &StoreCreate, file: &File) -> anyhow::Result<()> {
+    let shown = arguments.device.display();
+    let holds = format::holds(file)?;
+    match (file.metadata()?.is_file(), holds) {
+        (true, Some(what)) if !arguments.force => {
+            bail!("{shown} holds {what}; --force overwrites it")
+        }
+        (false, what) if !arguments.destroy => bail!(
+            "{shown} is a block device{}; --destroy makes a store of it, and what it holds is lost",
+            what.map_or(String::new(), |what| format!(" that holds {what}"))
+        ),
+        _ => Ok(()),
+    }
 }
 
 fn profile_of(file: &Path) -> anyhow::Result<Profile> {
@@ -334,27 +367,35 @@ fn make(arguments: &StoreCreate, file: File, given: Option<Profile>) -> anyhow::
     if !is_file && len != there {
         bail!("{shown} has {there} bytes; a store takes all of a device, without --size");
     }
-    if is_file {
+    let make_hole = || -> anyhow::Result<()> {
         // Cut off and lengthened it is one hole.
         file.set_len(0)?;
-        file.set_len(len).with_context(|| format!("{shown}: {}", text::bytes(len)))?;
+        file.set_len(len).with_context(|| format!("{shown}: {}", text::bytes(len)))
+    };
+    if is_file {
+        make_hole()?;
     }
-    let may_measure = is_file || arguments.destroy;
+    let is_written_out = is_file && !arguments.sparse;
+    if is_written_out {
+        reserve(&file, len).with_context(|| format!("{shown}: {}", text::bytes(len)))?;
+    }
     let (mut profile, mut why) = match given {
         Some(profile) => (profile, vec!["as --profile says".to_owned()]),
-        None if len < MEASURED_BYTES_MIN || !may_measure => unmeasured(len, may_measure),
+        None if len < MEASURED_BYTES_MIN => unmeasured(len),
         None => {
-            let disk = self::disk(file.try_clone()?, device, true, true)?;
-            let measured = measured(&*disk, probe::REGION_BYTES, arguments.progress)
+            let wanted = probe::REGION_BYTES;
+            let measured = measured(device, file.try_clone()?, wanted, arguments.progress)
                 .map_err(|error| anyhow!("{shown}: {error}"))?;
-            drop(disk);
-            if is_file {
-                file.set_len(0)?;
-                file.set_len(len)?;
+            if is_file && arguments.sparse {
+                make_hole()?;
             }
             measured.profile(len)
         }
     };
+    if is_written_out {
+        let disk = self::disk(file.try_clone()?, device, true, true)?;
+        write_out(&*disk, arguments.progress).map_err(|error| anyhow!("{shown}: {error}"))?;
+    }
     if let Some(layout) = arguments.layout {
         profile.layout = match layout {
             Layout::Log => LayoutKind::Log,
@@ -382,16 +423,47 @@ fn make(arguments: &StoreCreate, file: File, given: Option<Profile>) -> anyhow::
     Ok(())
 }
 
+/// Takes room for a file where the file system can do that; if there is none, it says so now.
+fn reserve(file: &File, len: u64) -> rustix::io::Result<()> {
+    match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, len) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+        done => done,
+    }
+}
+
+/// Writes zeros everywhere: what was written once is written again without a change of the
+/// file system's.
+fn write_out(disk: &dyn Disk, progress: When) -> Result<(), draconis_device::Error> {
+    let len = disk.properties().len_bytes;
+    let mut bar = Progress::new(progress, len);
+    let (mut at, mut last) = (0, None);
+    while at < len {
+        let mut writes = vec![];
+        while at < len && writes.len() < 8 {
+            let bytes = (len - at).min(PIECE_BYTES as u64);
+            writes.push(draconis_device::Write {
+                at_bytes: at,
+                block: Block::private(bytes as usize),
+            });
+            at += bytes;
+        }
+        let group = draconis_device::Group { writes };
+        let ticket = disk.submit(group, &[]).map_err(|refused| refused.error)?;
+        // One is written while the next one is made.
+        if let Some(before) = last.replace(ticket) {
+            disk.settle(before)?;
+            bar.add(8 * PIECE_BYTES as u64);
+        }
+    }
+    last.map_or(Ok(()), |ticket| disk.wait(ticket))
+}
+
 /// What serves everywhere.
-fn unmeasured(len: u64, may_measure: bool) -> (Profile, Vec<String>) {
+fn unmeasured(len: u64) -> (Profile, Vec<String>) {
     let segment_bytes = (1u64 << (len / 128).max(1).ilog2()).clamp(64 << 10, 4 << 20) as u32;
     let profile =
         Profile { layout: LayoutKind::Cow, page_bytes: 4096, segment_bytes, queue_depth: 16 };
-    let why = match may_measure {
-        true => "not measured: too small to tell anything of the disk",
-        false => "not measured: --destroy measures the device, --profile takes what was measured",
-    };
-    (profile, vec![why.to_owned()])
+    (profile, vec!["not measured: too small to tell anything of the disk".to_owned()])
 }
 
 // Looking at a store.

@@ -1,24 +1,37 @@
 //! Random 4 KiB reads of a file or device, one at a time and many: how many a second, and
 //! how many the kernel has in flight.
 //!
-//! `cargo run -p draconis-device --release --example depth -- FILE [SECONDS]`
+//! With --write it writes instead, over what is there: groups of 64 blocks of 4 KiB here and
+//! there, and of 1 MiB each; with what of a processor one takes.
+//!
+//! `cargo run -p draconis-device --release --example depth -- FILE [SECONDS [DEVICE | --write]]`
 
 use std::collections::VecDeque;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use draconis_device::{Disk, Extent, FileDisk, FileOptions, Urgency};
+use draconis_device::{Disk, Extent, FileDisk, FileOptions, Group, Urgency, Write};
 use draconis_exchange::heap::Block;
 
 const READ_BYTES: u64 = 4096;
 
 fn main() {
     let mut args = std::env::args().skip(1);
-    let Some(path) = args.next() else { return println!("depth FILE [SECONDS]") };
+    let Some(path) = args.next() else {
+        return println!("depth FILE [SECONDS [DEVICE | --write]]");
+    };
     let seconds = args.next().and_then(|it| it.parse().ok()).unwrap_or(3);
-    let options = FileOptions { write: false, direct: true, uring: true };
+    let write = std::env::args().nth(3).is_some_and(|it| it == "--write");
+    let options = FileOptions { write, direct: true, uring: true };
     let disk = FileDisk::open(Path::new(&path), options).expect("a file or device");
     println!("direct: {}, io_uring: {}", disk.is_direct(), disk.uses_uring());
+    if write {
+        for (bytes, at_once) in [(4096, 64), (64 << 10, 16), (1 << 20, 1)] {
+            let (per_s, cpu_us) = write_groups(&disk, bytes, at_once, Duration::from_secs(seconds));
+            println!("{at_once:3} of {bytes:7} bytes: {per_s:7.0} writes/s, {cpu_us:6.2} µs each");
+        }
+        return;
+    }
     let device = std::env::args().nth(3);
     for depth in [1, 4, 16, 32, 64] {
         let (per_s, in_flight) = run(&disk, depth, Duration::from_secs(seconds), device.as_deref());
@@ -59,4 +72,35 @@ fn run(disk: &FileDisk, depth: usize, time: Duration, device: Option<&str>) -> (
 fn in_flight(device: &str) -> Option<u64> {
     let said = std::fs::read_to_string(format!("/sys/block/{device}/inflight")).ok()?;
     said.split_whitespace().next()?.parse().ok()
+}
+
+/// Writes groups, two of them on their way at any time; blocks a second, and processor time of
+/// each.
+fn write_groups(disk: &FileDisk, bytes: u64, at_once: u64, time: Duration) -> (f64, f64) {
+    let places = disk.properties().len_bytes / bytes;
+    let (begin, before, mut done, mut place) = (Instant::now(), cpu_us(), 0, 0);
+    let mut last = None;
+    while begin.elapsed() < time {
+        let write = |_| {
+            place = (place + 7919) % places;
+            Write { at_bytes: place * bytes, block: Block::private(bytes as usize) }
+        };
+        let group = Group { writes: (0..at_once).map(write).collect() };
+        let ticket = disk.submit(group, &[]).expect("a disk that can be written");
+        if let Some(before) = last.replace(ticket) {
+            disk.settle(before).expect("a disk that works");
+        }
+        done += at_once;
+    }
+    (done as f64 / begin.elapsed().as_secs_f64(), (cpu_us() - before) / done as f64)
+}
+
+/// Processor time of this process so far: of all its threads, in system calls as well.
+fn cpu_us() -> f64 {
+    let mut sum_ns = 0.0;
+    for thread in std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten() {
+        let said = std::fs::read_to_string(thread.path().join("schedstat")).unwrap_or_default();
+        sum_ns += said.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0.0);
+    }
+    sum_ns / 1000.0
 }

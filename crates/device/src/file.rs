@@ -478,17 +478,40 @@ const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::K
 fn can_discard(fd: &OwnedFd, len_bytes: u64) -> bool {
     let Ok(stat) = rustix::fs::fstat(fd) else { return false };
     if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
-        let device = stat.st_rdev;
-        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-        // A partition has its queue in the directory of the whole device.
-        let said = ["queue", "../queue"].iter().find_map(|queue| {
-            let path = format!("/sys/dev/block/{major}:{minor}/{queue}/discard_max_bytes");
-            std::fs::read_to_string(path).ok()
-        });
-        return said.is_some_and(|bytes| bytes.trim().parse().is_ok_and(|bytes: u64| bytes > 0));
+        return queue_says(stat.st_rdev, "discard_max_bytes").is_some_and(|bytes| bytes > 0);
     }
     let behind = len_bytes.next_multiple_of(DISCARD_UNIT_BYTES);
     rustix::fs::fallocate(fd, PUNCH, behind, DISCARD_UNIT_BYTES).is_ok()
+}
+
+/// The unit in which a file or device says that it is written, in bytes: what is shorter is
+/// read, changed and written back somewhere below. A device tells what is physically one
+/// block, and what it likes best if that is no more than 16 KiB (with several disks it is a
+/// stripe, which is no unit). A file has its file system's blocks besides.
+///
+/// None where nobody says anything, as of memory and the network.
+pub fn written_unit_bytes(fd: impl std::os::fd::AsFd) -> Option<u32> {
+    const MOST: u64 = 16 << 10;
+    let stat = rustix::fs::fstat(&fd).ok()?;
+    let (device, block) = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::BlockDevice => (stat.st_rdev, None),
+        _ => (stat.st_dev, rustix::fs::fstatvfs(&fd).ok().map(|system| system.f_frsize)),
+    };
+    let queue = ["physical_block_size", "optimal_io_size"].map(|name| queue_says(device, name));
+    let told = queue.into_iter().chain([block]).flatten();
+    let unit = told.filter(|bytes| bytes.is_power_of_two() && *bytes <= MOST).max()?;
+    u32::try_from(unit).ok()
+}
+
+/// A number that the kernel tells of a block device's queue.
+fn queue_says(device: rustix::fs::Dev, name: &str) -> Option<u64> {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    // A partition has its queue in the directory of the whole device.
+    let said = ["queue", "../queue"].iter().find_map(|queue| {
+        let path = format!("/sys/dev/block/{major}:{minor}/{queue}/{name}");
+        std::fs::read_to_string(path).ok()
+    });
+    said?.trim().parse().ok()
 }
 
 /// Switches direct I/O on if the file takes it; returns the alignment its requests need.
@@ -689,6 +712,23 @@ mod tests {
     }
 
     #[test]
+    fn what_nobody_waits_for_is_written_too() {
+        let file = image(100_000);
+        let disk = FileDisk::open(file.path(), variants()[0]).unwrap();
+        // At once, while its thread dozes, and after it fell asleep.
+        for (byte, pause_ms) in [(1, 0), (2, 0), (3, 2), (4, 60), (5, 0)] {
+            std::thread::sleep(std::time::Duration::from_millis(pause_ms));
+            disk.submit(group(&[(4096, 512, byte)]), &[]).unwrap();
+            let began = std::time::Instant::now();
+            while std::fs::read(file.path()).unwrap()[4096] != byte {
+                assert!(began.elapsed().as_secs() < 20, "{byte} was not written");
+                std::thread::yield_now();
+            }
+        }
+        assert_eq!(disk.flushes(), 0);
+    }
+
+    #[test]
     fn nothing_follows_what_failed() {
         use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
         for options in variants() {
@@ -791,6 +831,15 @@ mod tests {
         assert!(FileDisk::open(file.path(), read).is_err());
         drop(alone);
         assert!(FileDisk::open(file.path(), read).is_ok());
+    }
+
+    #[test]
+    fn a_file_is_written_in_blocks_of_its_file_system() {
+        let file = image(8192);
+        let block = rustix::fs::fstatvfs(&file).unwrap().f_frsize;
+        let unit = written_unit_bytes(&file).unwrap();
+        assert!(u64::from(unit) >= block.min(16 << 10) && unit.is_power_of_two(), "{unit}");
+        assert_eq!(queue_says(rustix::fs::makedev(0, 0), "physical_block_size"), None);
     }
 
     #[test]

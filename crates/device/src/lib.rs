@@ -39,7 +39,7 @@ mod writer;
 pub use crash::{Crash, CrashDisk, CrashOptions, Crashes, Cut};
 pub use disk::*;
 pub use fault::{Fault, FaultDisk, Hits};
-pub use file::{Claim, FileDisk, FileOptions, OpenedFile, claim};
+pub use file::{Claim, FileDisk, FileOptions, OpenedFile, claim, written_unit_bytes};
 pub use memory::MemoryDisk;
 pub use partition::{Partition, PartitionError, partition, partitions};
 pub use pending::{Answer, Pending, Promise, pending};

@@ -209,39 +209,99 @@ pub(crate) struct Gathered<'a> {
 }
 
 /// A ring that writes for the thread that owns it.
-pub(crate) struct WriteRing(IoUring);
+///
+/// ```text
+///   run ─┬─ short: copied into a slot of the pool, which the kernel knows ─▶ WriteFixed
+///        └─ long, or no pool: where it lies, page by page looked up      ─▶ Writev
+/// ```
+///
+/// Callers' blocks come from anywhere, so they cannot be registered; copying a short run
+/// costs less than what the kernel does for each request to find and hold its pages.
+pub(crate) struct WriteRing {
+    /// Closed before its pool goes.
+    ring: IoUring,
+    pool: Option<Pool>,
+    /// Not registered: a ring that is closed is taken apart later, and a file that it knows
+    /// would stay claimed until then.
+    file: types::Fd,
+}
+
+/// Memory that a ring's kernel side holds on to: registered buffer 0.
+struct Pool {
+    memory: Private,
+    /// Slots that nobody writes from.
+    free: Vec<usize>,
+}
+
+/// What is copied into the pool at most, in bytes: above, copying costs more than it saves.
+const SLOT_BYTES: usize = 16 << 10;
+
+impl Pool {
+    /// None where the system does not let us hold so much memory.
+    fn start(ring: &IoUring) -> Option<Self> {
+        let mut memory = Private::new(DEPTH * SLOT_BYTES);
+        let parts = [std::io::IoSliceMut::new(&mut memory)];
+        // SAFETY: `IoSliceMut` is laid out as `iovec`. The memory lives as long as the ring:
+        // see the fields of `WriteRing`.
+        let registered = unsafe {
+            let buffers = std::slice::from_raw_parts(parts.as_ptr().cast(), parts.len());
+            ring.submitter().register_buffers(buffers)
+        };
+        match registered {
+            Ok(()) => Some(Self { memory, free: (0..DEPTH).collect() }),
+            Err(error) => {
+                log::info!("no registered buffers here ({error}): pages are looked up each time");
+                None
+            }
+        }
+    }
+
+    /// Copies a run into a free slot, if it fits and there is one; the slot.
+    fn take(&mut self, run: &Gathered<'_>) -> Option<usize> {
+        if run.at.len_bytes > SLOT_BYTES as u64 {
+            return None;
+        }
+        let slot = self.free.pop()?;
+        let mut at = slot * SLOT_BYTES;
+        for part in &run.parts {
+            self.memory[at..at + part.len()].copy_from_slice(part);
+            at += part.len();
+        }
+        Some(slot)
+    }
+}
 
 impl WriteRing {
-    /// Sets a ring up.
+    /// Sets a ring up for `file`, with a pool if it is to have one and may.
     ///
     /// # Errors
     /// As [`Ring::start`].
-    pub(crate) fn start() -> std::io::Result<Self> {
-        Ok(Self(IoUring::new(DEPTH as u32)?))
+    pub(crate) fn start(file: &RawFile, with_pool: bool) -> std::io::Result<Self> {
+        let ring = IoUring::new(DEPTH as u32)?;
+        let pool = with_pool.then(|| Pool::start(&ring)).flatten();
+        Ok(Self { ring, pool, file: types::Fd(file.fd.as_raw_fd()) })
     }
 
     /// Writes all of `writes`, several at once and in no order; says of each whether it was
-    /// written whole.
-    pub(crate) fn write(&mut self, file: &RawFile, writes: &[Gathered<'_>]) -> Vec<bool> {
+    /// written whole. They are for the file that the ring was set up for.
+    pub(crate) fn write(&mut self, writes: &[Gathered<'_>]) -> Vec<bool> {
         let mut done = vec![false; writes.len()];
+        let mut slots = vec![None; writes.len()];
         let (mut next, mut flying) = (0, 0);
         while next < writes.len() || flying > 0 {
             while flying < DEPTH && next < writes.len() {
-                let Gathered { at, parts } = &writes[next];
-                let fd = types::Fd(file.fd.as_raw_fd());
-                // `IoSlice` is laid out as `iovec`; there are at most `IOV_MAX`.
-                let entry = opcode::Writev::new(fd, parts.as_ptr().cast(), parts.len() as u32)
-                    .offset(at.start_bytes)
-                    .build()
-                    .user_data(next as u64);
+                slots[next] = self.pool.as_mut().and_then(|pool| pool.take(&writes[next]));
+                let entry = self.entry(&writes[next], slots[next]).user_data(next as u64);
                 // SAFETY: `writes` and the bytes its parts borrow outlive this call, which
-                // ends only once nothing is in flight.
-                if unsafe { self.0.submission().push(&entry) }.is_err() {
+                // ends only once nothing is in flight; a slot is free again only once its
+                // completion was seen.
+                if unsafe { self.ring.submission().push(&entry) }.is_err() {
+                    self.give_back(slots[next].take());
                     break;
                 }
                 (next, flying) = (next + 1, flying + 1);
             }
-            if let Err(error) = self.0.submit_and_wait(1)
+            if let Err(error) = self.ring.submit_and_wait(1)
                 && !matches!(
                     Errno::from_io_error(&error),
                     Some(Errno::INTR | Errno::AGAIN | Errno::BUSY)
@@ -251,14 +311,38 @@ impl WriteRing {
                 log::error!("io_uring stopped working: {error}");
                 std::thread::sleep(std::time::Duration::from_millis(10));
             }
-            for completion in self.0.completion() {
+            loop {
+                let Some(completion) = self.ring.completion().next() else { break };
                 flying -= 1;
                 let nth = completion.user_data() as usize;
                 let put = u64::try_from(completion.result()).ok();
                 done[nth] = put == Some(writes[nth].at.len_bytes);
+                self.give_back(slots[nth].take());
             }
         }
         done
+    }
+
+    /// A run as a request: out of its slot, or from where it lies.
+    fn entry(&self, run: &Gathered<'_>, slot: Option<usize>) -> squeue::Entry {
+        let at = run.at.start_bytes;
+        match slot.zip(self.pool.as_ref()) {
+            Some((slot, pool)) => {
+                let (from, len) = (&pool.memory[slot * SLOT_BYTES..], run.at.len_bytes as u32);
+                opcode::WriteFixed::new(self.file, from.as_ptr(), len, 0).offset(at).build()
+            }
+            None => {
+                // `IoSlice` is laid out as `iovec`; there are at most `IOV_MAX`.
+                let (parts, count) = (run.parts.as_ptr().cast(), run.parts.len() as u32);
+                opcode::Writev::new(self.file, parts, count).offset(at).build()
+            }
+        }
+    }
+
+    fn give_back(&mut self, slot: Option<usize>) {
+        if let Some((pool, slot)) = self.pool.as_mut().zip(slot) {
+            pool.free.push(slot);
+        }
     }
 }
 
@@ -288,5 +372,45 @@ impl InFlight {
         // Short or failed: asking again in this thread tells what is the matter.
         let answer = if whole { Ok(block) } else { file.read(self.at, block) };
         self.promise.keep(answer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+
+    #[test]
+    fn runs_are_written_from_the_pool_and_without_one() {
+        for with_pool in [true, false] {
+            let file = tempfile::tempfile().unwrap();
+            file.set_len(8 << 20).unwrap();
+            let fd = OwnedFd::from(file.try_clone().unwrap());
+            let file_of_disk = RawFile { fd, align_bytes: 1, flushes: AtomicU64::new(0) };
+            let Ok(mut ring) = WriteRing::start(&file_of_disk, with_pool) else {
+                eprintln!("skipped: no io_uring here");
+                return;
+            };
+            // More than there are slots, in several parts, some too long for one.
+            let parts: Vec<Vec<u8>> = (0..300).map(|n| vec![n as u8; 512 + n % 9 * 2560]).collect();
+            for _ in 0..3 {
+                let gathered = (0u64..).zip(&parts).map(|(nth, bytes)| Gathered {
+                    at: Extent::new(nth * 24_576, bytes.len() as u64),
+                    parts: bytes.chunks(1024).map(IoSlice::new).collect(),
+                });
+                let writes: Vec<_> = gathered.collect();
+                assert!(ring.write(&writes).iter().all(|done| *done));
+            }
+            let slots = ring.pool.as_ref().map_or(0, |pool| pool.free.len());
+            assert_eq!(slots, if with_pool { DEPTH } else { 0 });
+            for (nth, bytes) in parts.iter().enumerate() {
+                let mut read = vec![0xEE; bytes.len() + 1];
+                let at = nth as u64 * 24_576;
+                std::os::unix::fs::FileExt::read_exact_at(&file, &mut read, at).unwrap();
+                assert!(read[..bytes.len()] == bytes[..] && read[bytes.len()] == 0, "{nth}");
+            }
+        }
     }
 }

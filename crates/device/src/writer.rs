@@ -8,7 +8,9 @@
 //! ```
 //!
 //! One at a time writes: the thread that is there for it, or whoever waits and would only
-//! sleep otherwise, since waking a thread costs more than a small write.
+//! sleep otherwise, since waking a thread costs more than a small write. So the thread is
+//! not woken for a small group as long as it looks by itself every millisecond: whoever
+//! waits for the group has written it by then.
 //!
 //! Discards wait beside the line until what they follow is durable; the writing thread
 //! carries them out when it comes by. A group that goes where one waits takes its place.
@@ -19,6 +21,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use crate::file::{DISCARD_UNIT_BYTES, RawFile};
 use crate::uring::WriteRing;
@@ -32,6 +35,14 @@ const QUEUE_BYTES_MAX: u64 = 64 << 20;
 const RUN_BYTES: u64 = 1 << 20;
 /// The most blocks in one request (`IOV_MAX`).
 const RUN_WRITES: usize = 1024;
+
+/// Waiting groups of up to so many bytes are left to whoever waits for them, or to the next
+/// tick of the thread.
+const LAZY_BYTES: u64 = 64 << 10;
+/// How often the thread looks by itself while there is something to do now and then.
+const TICK: Duration = Duration::from_millis(1);
+/// Ticks without a group after which it sleeps until it is woken.
+const IDLE_TICKS: u32 = 20;
 
 /// Discards that may wait.
 const DISCARDS_MAX: usize = 4096;
@@ -49,6 +60,9 @@ pub(crate) struct Writer {
 struct Shared {
     file: Arc<RawFile>,
     state: Mutex<State>,
+    /// For the thread: there is something to write.
+    work: Condvar,
+    /// For all others: something was written, is durable, has failed.
     changed: Condvar,
     /// For whoever writes.
     ring: Mutex<Option<WriteRing>>,
@@ -64,11 +78,26 @@ struct State {
     durable: u64,
     writing: bool,
     flushing: bool,
+    thread: Thread,
+    /// How many sleep until something changes.
+    sleepers: usize,
     discards: VecDeque<Discard>,
     /// What is being discarded now: a group that goes there waits.
     discarding: Option<Extent>,
     failed: Option<Error>,
     closing: bool,
+}
+
+/// What the thread does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Thread {
+    /// Writes, or is about to look.
+    #[default]
+    Busy,
+    /// Looks again within a [`TICK`].
+    Dozing,
+    /// Sleeps until it is woken.
+    Asleep,
 }
 
 /// A group on its way.
@@ -89,13 +118,14 @@ struct Discard {
 
 impl Writer {
     pub(crate) fn start(file: Arc<RawFile>, uring: bool) -> Self {
-        let ring = uring.then(WriteRing::start).and_then(|ring| {
+        let ring = uring.then(|| WriteRing::start(&file, true)).and_then(|ring| {
             ring.inspect_err(|error| log::info!("no io_uring here ({error}): one write at a time"))
                 .ok()
         });
         let shared = Arc::new(Shared {
             file,
             state: Mutex::new(State::default()),
+            work: Condvar::new(),
             changed: Condvar::new(),
             ring: Mutex::new(ring),
         });
@@ -129,7 +159,7 @@ impl Writer {
             return refuse(chain, Error::Stopped);
         }
         let tickets = state.take(chain, newest.0);
-        self.shared.changed.notify_all();
+        self.shared.wake_thread(&mut state);
         Ok(tickets)
     }
 
@@ -152,7 +182,7 @@ impl Writer {
             // It is a hint: what was said first is forgotten first.
             let surplus = state.discards.len().saturating_sub(DISCARDS_MAX);
             state.discards.drain(..surplus);
-            self.shared.changed.notify_all();
+            self.shared.wake_thread(&mut state);
         }
         Ok(())
     }
@@ -184,7 +214,7 @@ impl Writer {
 impl Drop for Writer {
     fn drop(&mut self) {
         self.shared.lock().closing = true;
-        self.shared.changed.notify_all();
+        self.shared.work.notify_all();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -196,8 +226,48 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn sleep<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    fn sleep<'a>(&self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        state.sleepers += 1;
+        let mut state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        state.sleepers -= 1;
+        state
+    }
+
+    /// Tells all who sleep, and the thread if it is needed: each costs a system call.
+    fn tell(&self, state: &mut State) {
+        if state.sleepers > 0 {
+            self.changed.notify_all();
+        }
+        self.wake_thread(state);
+    }
+
+    /// Wakes the thread if there is something for it that cannot wait for a tick.
+    fn wake_thread(&self, state: &mut State) {
+        let is_awaited = match state.thread {
+            Thread::Busy => false,
+            Thread::Dozing => state.queued_bytes > LAZY_BYTES,
+            Thread::Asleep => !state.queue.is_empty() || state.has_due_discard(),
+        };
+        if is_awaited {
+            state.thread = Thread::Busy;
+            self.work.notify_one();
+        }
+    }
+
+    /// The thread has nothing to do: it dozes for a tick, and after some of them sleeps.
+    fn doze<'a>(&self, mut state: MutexGuard<'a, State>, idle: &mut u32) -> MutexGuard<'a, State> {
+        let given = state.given;
+        state.thread = if *idle < IDLE_TICKS { Thread::Dozing } else { Thread::Asleep };
+        let mut state = match state.thread {
+            Thread::Dozing => {
+                let dozed = self.work.wait_timeout(state, TICK);
+                dozed.unwrap_or_else(PoisonError::into_inner).0
+            }
+            _ => self.work.wait(state).unwrap_or_else(PoisonError::into_inner),
+        };
+        state.thread = Thread::Busy;
+        *idle = if state.given == given { *idle + 1 } else { 0 };
+        state
     }
 
     /// Writes what is next instead of sleeping: waking the thread that writes costs more
@@ -226,11 +296,12 @@ impl Shared {
             Ok(()) => state.durable = state.durable.max(covered),
             Err(error) => state.stop(error),
         }
-        self.changed.notify_all();
+        self.tell(&mut state);
         state
     }
 
     fn write_all(&self) {
+        let mut idle = 0;
         let mut state = self.lock();
         loop {
             let discard = state.next_discard();
@@ -238,7 +309,7 @@ impl Shared {
                 (_, _, Some(extent)) => self.discard(state, extent),
                 (true, _, None) if state.closing => return,
                 (false, false, None) => self.advance(state),
-                _ => self.sleep(state),
+                _ => self.doze(state, &mut idle),
             };
         }
     }
@@ -256,7 +327,7 @@ impl Shared {
         }
         let mut state = self.lock();
         state.discarding = None;
-        self.changed.notify_all();
+        self.tell(&mut state);
         state
     }
 
@@ -281,7 +352,7 @@ impl Shared {
             Ok(()) => state.written += 1,
             Err(error) => state.stop(error),
         }
-        self.changed.notify_all();
+        self.tell(&mut state);
         state
     }
 
@@ -304,7 +375,7 @@ impl Shared {
     /// reads what is around it must not meet its neighbours.
     fn write_at_once(&self, runs: &[&[&Write]], ring: &mut WriteRing) -> Option<Vec<bool>> {
         let gathered: Option<Vec<_>> = runs.iter().map(|run| self.file.gather(run)).collect();
-        Some(ring.write(&self.file, &gathered?))
+        Some(ring.write(&gathered?))
     }
 }
 
@@ -341,6 +412,10 @@ impl State {
     fn next_discard(&mut self) -> Option<Extent> {
         let due = self.discards.iter().position(|discard| discard.follows <= self.durable)?;
         self.discards.remove(due).map(|discard| discard.extent)
+    }
+
+    fn has_due_discard(&self) -> bool {
+        self.discards.iter().any(|discard| discard.follows <= self.durable)
     }
 
     /// Whether `count` says what is to be known of `ticket`; what is durable stays so

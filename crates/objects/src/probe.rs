@@ -12,6 +12,11 @@
 //! unit off it. Within a page nobody can tell; across its boundary two pages are read and
 //! written where one was written.
 //!
+//! Who else uses the disk makes any two measurements differ. So what is compared is measured
+//! in turns, and again until the turns agree; the median counts. In doubt a page has 4 KiB:
+//! what speaks for another one must be clear. It is never less than what the device says of
+//! itself.
+//!
 //! Law 1: only the region is written.
 //! Law 2: time is an argument, so that a simulated disk is measured in its own.
 //! Law 3: each step ends after its share of time, however slow the disk is.
@@ -40,7 +45,7 @@ const UNITS: [u32; 6] = [512, 1024, 2048, 4096, 8192, 16384];
 /// Writes of one group.
 const GROUP: u64 = 32;
 
-/// Time for each step, in ns. All of them together are about ten seconds at most.
+/// Time for each step, in ns. All of them together are about ten seconds as a rule.
 const FILL_NS: u64 = 1_500_000_000;
 const STEP_NS: u64 = 300_000_000;
 /// Time for writes of each of [`UNITS`], on a boundary and off it. Short ones take longer to
@@ -70,6 +75,9 @@ pub struct Measured {
     /// What writes across a boundary of 1, 2, 4, 8, 16 and 32 KiB cost, relative to those on
     /// it. Zeros below the first that is felt, and where distance hides it.
     pub across: [f64; 6],
+    /// The unit in which the device says that it is written, in bytes; 0 where it says
+    /// nothing.
+    pub told_bytes: u32,
     /// The unit in which the disk is written, in bytes.
     pub page_bytes: u32,
 }
@@ -77,8 +85,9 @@ pub struct Measured {
 /// Something that was decided, and why.
 pub type Reasons = Vec<String>;
 
-/// Measures `region` of a disk, which is overwritten. `clock` tells ns; `progress` hears of
-/// steps that are done, and of how many there are.
+/// Measures `region` of a disk, which is overwritten. `told_bytes` is the unit in which it
+/// says that it is written, 0 if nothing. `clock` tells ns; `progress` hears of steps that are
+/// done, and of how many there are.
 ///
 /// # Errors
 /// [`Error::Misuse`] where the region is too short; what the disk says.
@@ -86,6 +95,7 @@ pub fn probe(
     disk: &dyn Disk,
     clock: &dyn Fn() -> u64,
     region: Extent,
+    told_bytes: u32,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Measured> {
     let properties = disk.properties();
@@ -106,11 +116,9 @@ pub fn probe(
     tell();
     let read_bytes_per_s = probe.read_in_order()?;
     tell();
-    let near_read_ns = probe.read_latency(true)?;
-    let far_read_ns = probe.read_latency(false)?;
+    let (near_read_ns, far_read_ns) = probe.read_latencies()?;
     tell();
-    let near_write_ns = probe.write_latency(true)?;
-    let far_write_ns = probe.write_latency(false)?;
+    let (near_write_ns, far_write_ns) = probe.write_latencies()?;
     tell();
     let flush_ns = probe.flush_latency()?;
     tell();
@@ -129,40 +137,75 @@ pub fn probe(
         flush_ns,
         reads_per_s,
         across: [0.0; 6],
-        page_bytes: properties.sector_bytes.max(SHORT_BYTES as u32),
+        told_bytes,
+        page_bytes: SHORT_BYTES as u32,
     };
+    let floor = properties.sector_bytes.max(told_bytes);
     if !measured.seeks() {
         // From the largest down: the first that is felt is the page's.
         for (nth, unit) in UNITS.into_iter().enumerate().rev() {
-            if unit >= properties.sector_bytes {
-                let mut across = probe.across(u64::from(unit), WRITES_NS[nth])?;
-                // Who else uses the disk may have done so in one half of it: felt is what is
-                // felt twice.
-                if across > ACROSS_MIN {
-                    across = across.min(probe.across(u64::from(unit), WRITES_NS[nth])?);
-                }
-                measured.across[nth] = across;
+            if unit >= floor {
+                measured.across[nth] = probe.across(u64::from(unit), WRITES_NS[nth])?;
             }
-            if measured.across[nth] > ACROSS_MIN {
+            if is_felt(nth, measured.across[nth]) {
                 break;
             }
             tell();
         }
-        measured.page_bytes = page(&measured.across).max(properties.sector_bytes);
+        measured.page_bytes = page(&measured.across).max(floor);
     }
+    measured.page_bytes = measured.page_bytes.max(floor);
     progress(steps, steps);
     Ok(measured)
 }
 
 /// The smallest page that is not felt any more: twice the largest unit whose boundary is.
 fn page(across: &[f64; 6]) -> u32 {
-    let felt = across.iter().rposition(|&across| across > ACROSS_MIN);
     // Below the smallest nothing can be written.
-    felt.map_or(UNITS[0], |index| 2 * UNITS[index])
+    felt(across).map_or(UNITS[0], |index| 2 * UNITS[index])
 }
 
-/// What a boundary costs at least, if there is one.
-const ACROSS_MIN: f64 = 1.2;
+/// The largest of [`UNITS`] whose boundary is felt.
+fn felt(across: &[f64; 6]) -> Option<usize> {
+    (0..UNITS.len()).rev().find(|&nth| is_felt(nth, across[nth]))
+}
+
+fn is_felt(nth: usize, across: f64) -> bool {
+    across > across_min(UNITS[nth])
+}
+
+/// What a boundary of two units costs at least, if there is one. Little speaks for one of up
+/// to 4 KiB, much for a larger one.
+fn across_min(unit: u32) -> f64 {
+    if u64::from(unit) < SHORT_BYTES { 1.12 } else { 1.25 }
+}
+
+/// How far a turn must be from the line to be on one side of it.
+const CLEAR: f64 = 1.07;
+/// Turns that must agree, and turns after which that is given up.
+const TURNS: (usize, usize) = (3, 7);
+
+/// What a boundary of two units costs, in turns until all are clearly on one side of the
+/// line; the median of them. If they never are, what speaks for 4 KiB: the second best.
+fn settle(unit: u32, turn: &mut dyn FnMut(usize) -> Result<f64>) -> Result<f64> {
+    let line = across_min(unit);
+    let mut turns = vec![];
+    loop {
+        turns.push(turn(turns.len())?);
+        let (above, below) = (line * CLEAR, line / CLEAR);
+        let agree = turns.iter().all(|it| *it > above) || turns.iter().all(|it| *it < below);
+        let is_over = turns.len() >= TURNS.1;
+        if is_over || agree && turns.len() >= TURNS.0 {
+            turns.sort_unstable_by(f64::total_cmp);
+            let nth = match (agree, u64::from(unit) < SHORT_BYTES) {
+                (true, _) => turns.len() / 2,
+                (false, true) => turns.len() - 2,
+                (false, false) => 1,
+            };
+            return Ok(turns[nth]);
+        }
+    }
+}
 
 impl Measured {
     /// Whether distance costs time: short requests take several times as long, and longer
@@ -201,12 +244,12 @@ impl Measured {
             ),
         });
         let page_bytes = self.page_bytes;
-        let felt = self.across.iter().rposition(|&across| across > ACROSS_MIN);
+        let felt = felt(&self.across);
         why.push(match felt {
             _ if is_log => {
                 format!("page {}: less is not worth a turn of the disk", Bytes(page_bytes.into()))
             }
-            Some(index) => format!(
+            Some(index) if page_bytes == 2 * UNITS[index] => format!(
                 "page {}: a write across its boundary costs {:.1} times one on it, across that of the next larger size {}",
                 Bytes(page_bytes.into()),
                 self.across[index],
@@ -215,7 +258,10 @@ impl Measured {
                     None => "is not known".to_owned(),
                 }
             ),
-            None => format!("page {}: no boundary is felt", Bytes(page_bytes.into())),
+            _ if page_bytes == self.told_bytes => {
+                format!("page {}: the device says so", Bytes(page_bytes.into()))
+            }
+            _ => format!("page {}: no boundary is felt", Bytes(page_bytes.into())),
         });
         let (segment_bytes, reason) = self.segment_bytes(disk_bytes, page_bytes);
         why.push(reason);
@@ -387,46 +433,62 @@ impl Probe<'_> {
         Ok(per_second(done * LONG_BYTES, took))
     }
 
-    /// What a short read takes in the middle of many.
-    fn read_latency(&mut self, is_near: bool) -> Result<u64> {
-        let mut times = vec![];
+    /// What a short read takes, in ns: behind the one before it, and anywhere. In turns.
+    fn read_latencies(&mut self) -> Result<(u64, u64)> {
+        const TURN: u64 = 16;
+        let (mut near, mut far) = (vec![], vec![]);
+        let half = self.region.len_bytes / 2;
+        let first = self.anywhere(SHORT_BYTES, half);
         let start = self.now();
-        let first = self.anywhere(SHORT_BYTES, self.region.len_bytes / 2);
-        while times.len() < 2000 && (times.len() < 16 || self.now() - start < STEP_NS) {
-            let at = match is_near {
-                true => first + times.len() as u64 * SHORT_BYTES % (self.region.len_bytes / 2),
-                false => self.anywhere(SHORT_BYTES, SHORT_BYTES),
-            };
-            let before = self.now();
-            let block = Block::from(Private::unset(SHORT_BYTES as usize));
-            self.disk
-                .read_now(Extent::new(at, SHORT_BYTES), block)
-                .map_err(|refused| Error::Device(refused.error))?;
-            times.push(self.now() - before);
+        while near.len() < 2000 && (near.is_empty() || self.now() - start < 2 * STEP_NS) {
+            // The way to the first of a turn is not a short one.
+            let next = near.len() as u64;
+            for nth in 0..=TURN {
+                let at = first + (next + nth) * SHORT_BYTES % half;
+                let took = self.read_once(at)?;
+                if nth > 0 {
+                    near.push(took);
+                }
+            }
+            for _ in 0..TURN {
+                let at = self.anywhere(SHORT_BYTES, SHORT_BYTES);
+                far.push(self.read_once(at)?);
+            }
         }
-        Ok(median(times))
+        Ok((median(near), median(far)))
     }
 
-    /// What each of some short writes takes, flushed together.
-    fn write_latency(&mut self, is_near: bool) -> Result<u64> {
-        let mut times = vec![];
+    fn read_once(&self, at: u64) -> Result<u64> {
+        let before = self.now();
+        let block = Block::from(Private::unset(SHORT_BYTES as usize));
+        let read = self.disk.read_now(Extent::new(at, SHORT_BYTES), block);
+        read.map_err(|refused| Error::Device(refused.error))?;
+        Ok(self.now() - before)
+    }
+
+    /// What each of some short writes takes that are flushed together, in ns: side by side,
+    /// and anywhere. In turns.
+    fn write_latencies(&mut self) -> Result<(u64, u64)> {
+        let (mut near, mut far) = (vec![], vec![]);
         let start = self.now();
-        while times.len() < 50 && (times.len() < 3 || self.now() - start < STEP_NS) {
+        while near.len() < 50 && (near.len() < 3 || self.now() - start < 2 * STEP_NS) {
             let first = self.anywhere(SHORT_BYTES, GROUP * SHORT_BYTES);
-            let mut writes = vec![];
-            for nth in 0..GROUP {
-                let at_bytes = match is_near {
-                    true => first + nth * SHORT_BYTES,
-                    false => self.anywhere(SHORT_BYTES, SHORT_BYTES),
-                };
-                writes.push(Write { at_bytes, block: self.noise(SHORT_BYTES) });
-            }
-            let before = self.now();
-            self.submit(writes)?;
-            self.wait_all()?;
-            times.push((self.now() - before) / GROUP);
+            near.push(self.write_once(&mut |_, nth| first + nth * SHORT_BYTES)?);
+            far.push(self.write_once(&mut |probe, _| probe.anywhere(SHORT_BYTES, SHORT_BYTES))?);
         }
-        Ok(median(times))
+        Ok((median(near), median(far)))
+    }
+
+    fn write_once(&mut self, place: &mut dyn FnMut(&mut Self, u64) -> u64) -> Result<u64> {
+        let mut writes = vec![];
+        for nth in 0..GROUP {
+            let at_bytes = place(self, nth);
+            writes.push(Write { at_bytes, block: self.noise(SHORT_BYTES) });
+        }
+        let before = self.now();
+        self.submit(writes)?;
+        self.wait_all()?;
+        Ok((self.now() - before) / GROUP)
     }
 
     fn flush_latency(&mut self) -> Result<u64> {
@@ -454,12 +516,17 @@ impl Probe<'_> {
 
     /// What writes of `2 * unit` cost a `unit` off their boundary, relative to those on it.
     fn across(&mut self, unit: u64, time_ns: u64) -> Result<f64> {
-        let on = self.write_rate(unit, 0, time_ns)?;
-        let off = self.write_rate(unit, unit, time_ns)?;
-        Ok(on as f64 / off.max(1) as f64)
+        settle(unit as u32, &mut |turn| {
+            // Whatever becomes slower or faster meanwhile does so to both.
+            let mut rates = [0; 2];
+            for nth in [turn % 2, 1 - turn % 2] {
+                rates[nth] = self.write_rate(unit, nth as u64 * unit, time_ns)?;
+            }
+            Ok(rates[0] as f64 / rates[1].max(1) as f64)
+        })
     }
 
-    /// Writes a second of `2 * unit` here and there, `off` their boundary, once caches are full.
+    /// Writes a second of `2 * unit` bytes here and there, `off` their boundary, once caches are full.
     fn write_rate(&mut self, unit: u64, off: u64, time_ns: u64) -> Result<u64> {
         let start = self.now();
         let (mut asked, mut warm): (u64, Option<(u64, u64)>) = (0, None);
@@ -521,7 +588,7 @@ mod tests {
 
     fn measure(disk: &Arc<SimDisk>) -> Measured {
         let region = Extent::new(0, 48 << 20);
-        probe(&**disk, &|| disk.clock().now_ns(), region, &mut |_, _| {}).unwrap()
+        probe(&**disk, &|| disk.clock().now_ns(), region, 0, &mut |_, _| {}).unwrap()
     }
 
     #[test]
@@ -565,6 +632,45 @@ mod tests {
     }
 
     #[test]
+    fn a_page_is_never_less_than_the_device_says() {
+        let parameters = SsdParameters { page_bytes: 512, ..SsdParameters::p3700(128 << 20) };
+        let disk = SimDisk::new(Ssd::new(parameters), &Clock::new());
+        let region = Extent::new(0, 48 << 20);
+        let clock = || disk.clock().now_ns();
+        let measured = probe(&*disk, &clock, region, 4096, &mut |_, _| {}).unwrap();
+        let (profile, why) = measured.profile(128 << 20);
+        assert_eq!((profile.page_bytes, &*why[1]), (4096, "page 4 KiB: the device says so"));
+        // Nothing below is asked for.
+        assert_eq!(measured.across[..3], [0.0; 3]);
+    }
+
+    /// What 500 disks are found to be whose two rates differ by `is`, when each measurement is
+    /// wrong by up to `noise`.
+    fn found(unit: u32, is: f64, noise: f64) -> usize {
+        let nth = UNITS.iter().position(|it| *it == unit).unwrap();
+        let mut random = 1u64;
+        let mut rate = |rate: f64| {
+            random = crate::codec::mix(random);
+            rate * (1.0 + noise * ((random >> 11) as f64 / (1u64 << 52) as f64 - 1.0))
+        };
+        let mut felt = 0;
+        for _ in 0..500 {
+            let across = settle(unit, &mut |_| Ok(rate(is) / rate(1.0))).unwrap();
+            felt += usize::from(is_felt(nth, across));
+        }
+        felt
+    }
+
+    #[test]
+    fn a_disk_that_others_use_is_measured_until_it_is_clear() {
+        assert_eq!([found(8192, 1.0, 0.1), found(2048, 1.0, 0.05)], [0, 0]);
+        assert_eq!([found(8192, 2.0, 0.2), found(2048, 1.6, 0.2)], [500, 500]);
+        // In doubt a page has 4 KiB.
+        assert!(found(8192, 1.0, 0.6) < 5, "{}", found(8192, 1.0, 0.6));
+        assert!(found(2048, 1.0, 0.6) > 400, "{}", found(2048, 1.0, 0.6));
+    }
+
+    #[test]
     fn nothing_but_the_region_is_written() {
         let disk = RecordDisk::new(MemoryDisk::new(vec![0; 8 << 20], 512));
         let region = Extent::new(1_000_000, 6 << 20);
@@ -572,7 +678,7 @@ mod tests {
         let time = std::cell::Cell::new(0);
         let clock = || time.replace(time.get() + 2_000_000);
         let mut steps = vec![];
-        let measured = probe(&disk, &clock, region, &mut |done, all| steps.push((done, all)));
+        let measured = probe(&disk, &clock, region, 0, &mut |done, all| steps.push((done, all)));
         measured.unwrap();
         assert_eq!(steps.last(), Some(&(12, 12)));
         for event in disk.take() {
@@ -584,7 +690,7 @@ mod tests {
             }
         }
         let short = Extent::new(0, REGION_BYTES_MIN - 1);
-        let refused = probe(&disk, &clock, short, &mut |_, _| {}).unwrap_err();
+        let refused = probe(&disk, &clock, short, 0, &mut |_, _| {}).unwrap_err();
         assert!(matches!(refused, Error::Misuse(_)));
     }
 }

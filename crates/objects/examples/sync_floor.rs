@@ -1,0 +1,135 @@
+//! Durable puts of 512 bytes on files that are made in three ways, beside the floor: a write
+//! of 4 KiB and `fdatasync` into a file that was written before.
+//!
+//! ```text
+//!   sparse     one hole: each commit has the file system find room
+//!   reserved   fallocate: room, marked as unwritten until it is written
+//!   written    zeros were written: nothing of the file changes but its bytes
+//! ```
+//!
+//! In turns, so that whoever else uses the disk does so to all of them; medians.
+//!
+//! `cargo run -p draconis-objects --release --example sync_floor -- DIRECTORY [TURNS]`
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use draconis_device::{Disk, FileDisk, FileOptions};
+use draconis_exchange::heap::Private;
+use draconis_objects::kv::Kv;
+use draconis_objects::{CreateOptions, LayoutKind, OpenOptions, Profile, Store};
+use rustix::fs::{FallocateFlags, OFlags};
+
+const LEN: u64 = 1 << 30;
+const PUTS: u64 = 200;
+
+type Failure = Box<dyn std::error::Error>;
+
+#[derive(Clone, Copy, Debug)]
+enum Made {
+    Sparse,
+    Reserved,
+    Written,
+}
+
+fn main() -> Result<(), Failure> {
+    let mut args = std::env::args().skip(1);
+    let dir = args.next().ok_or("sync_floor DIRECTORY [TURNS]")?;
+    let turns = args.next().map_or(Ok(15), |it| it.parse())?;
+    let dir = tempfile::tempdir_in(dir)?;
+    let floor = file(&dir.path().join("floor"), Made::Written)?;
+    let stores = [
+        (Made::Sparse, false),
+        (Made::Reserved, false),
+        (Made::Written, false),
+        (Made::Written, true),
+    ];
+    let stores = stores
+        .iter()
+        .map(|&(made, uring)| {
+            let path = dir.path().join(format!("{made:?}{uring}"));
+            Ok((format!("{made:?}, uring {uring}"), store(&path, made, uring)?))
+        })
+        .collect::<Result<Vec<_>, Failure>>()?;
+    let mut times: Vec<Vec<f64>> = vec![vec![]; stores.len() + 1];
+    let mut put = 0u64;
+    for turn in 0..turns {
+        times[0].push(write_and_flush(&floor, turn * PUTS)?);
+        for (nth, (_, kv)) in stores.iter().enumerate() {
+            let began = Instant::now();
+            for _ in 0..PUTS {
+                put += 1;
+                let key = format!("{:016}", put.wrapping_mul(7_919) % 100_000);
+                kv.wait(kv.put(key.as_bytes(), &[put as u8; 512])?)?;
+            }
+            times[nth + 1].push(micros(began));
+        }
+    }
+    let floor = median(&mut times[0]);
+    println!("{:28} {floor:7.1} µs {:7.0}/s", "write 4 KiB and fdatasync", 1e6 / floor);
+    for ((name, _), times) in stores.iter().zip(&mut times[1..]) {
+        let time = median(times);
+        println!(
+            "{name:28} {time:7.1} µs {:7.0}/s  {:.2} of the floor's rate",
+            1e6 / time,
+            floor / time
+        );
+    }
+    Ok(())
+}
+
+fn file(path: &Path, made: Made) -> Result<File, Failure> {
+    let mut options = File::options();
+    options.read(true).write(true).create(true).custom_flags(OFlags::DIRECT.bits() as i32);
+    let file = options.open(path)?;
+    file.set_len(LEN)?;
+    match made {
+        Made::Sparse => {}
+        Made::Reserved => rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, LEN)?,
+        Made::Written => {
+            let zeros = Private::new(1 << 20);
+            (0..LEN >> 20).try_for_each(|nth| file.write_all_at(&zeros, nth << 20))?;
+        }
+    }
+    file.sync_all()?;
+    Ok(file)
+}
+
+fn store(path: &Path, made: Made, uring: bool) -> Result<Kv, Failure> {
+    let blocks = file(path, made)?.metadata()?.blocks();
+    println!("{made:?}: {} MiB of {} are there", blocks >> 11, LEN >> 20);
+    let options = FileOptions { write: true, direct: true, uring };
+    let disk: Arc<dyn Disk> = Arc::new(FileDisk::open(path, options)?);
+    let profile = Profile {
+        layout: LayoutKind::Cow,
+        page_bytes: 4096,
+        segment_bytes: 4 << 20,
+        queue_depth: 16,
+    };
+    Store::create(disk.clone(), &CreateOptions { profile, id: 1 })?;
+    Ok(Kv::new(Store::open(disk, &OpenOptions::default())?))
+}
+
+/// What one takes, in the mean of a turn.
+fn write_and_flush(file: &File, first: u64) -> Result<f64, Failure> {
+    let mut bytes = Private::new(4096);
+    bytes.fill(7);
+    let began = Instant::now();
+    for nth in first..first + PUTS {
+        file.write_all_at(&bytes, (nth << 12) % LEN)?;
+        file.sync_data()?;
+    }
+    Ok(micros(began))
+}
+
+fn micros(began: Instant) -> f64 {
+    began.elapsed().as_secs_f64() * 1e6 / PUTS as f64
+}
+
+fn median(times: &mut [f64]) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
