@@ -22,6 +22,8 @@ pub struct Opening {
     /// Memory that it may keep what it read in, and a quarter of which may hold what it has
     /// not written yet; its own choice if nothing is said.
     pub cache_bytes: Option<u64>,
+    /// Its data will not fit in memory: what it offers for that is used.
+    pub scarce: bool,
     /// No ring of the kernel's: every flush is a system call that others can see.
     pub calls: bool,
 }
@@ -106,7 +108,12 @@ mod tests {
         for store in STORES {
             for durable in [false, true] {
                 let dir = tempfile::tempdir().unwrap();
-                let how = Opening { durable, cache_bytes: Some(8 << 20), calls: durable };
+                let how = Opening {
+                    durable,
+                    cache_bytes: Some(8 << 20),
+                    scarce: durable,
+                    calls: durable,
+                };
                 let store = open(store, &dir.path().join("db"), how).unwrap();
                 let pairs: Vec<_> = (0..100u8).rev().map(|n| (vec![n; 16], vec![n; 50])).collect();
                 store.load(&pairs).unwrap();

@@ -25,6 +25,10 @@ impl Lmdb {
     pub fn open(dir: &Path, how: Opening) -> anyhow::Result<Self> {
         let mut options = EnvOpenOptions::new();
         options.map_size(MAP_BYTES);
+        if how.scarce {
+            // SAFETY: only asks the kernel not to read neighbours of a page.
+            unsafe { options.flags(EnvFlags::NO_READ_AHEAD) };
+        }
         if !how.durable {
             // SAFETY: without it a crash of the machine may spoil the file, which is thrown
             // away after the run.

@@ -74,8 +74,12 @@ pub struct Outcome {
 /// # Errors
 /// What the store says.
 pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
-    let how =
-        Opening { durable: arguments.sync, cache_bytes: arguments.cache, calls: arguments.calls };
+    let how = Opening {
+        durable: arguments.sync,
+        cache_bytes: arguments.cache,
+        calls: arguments.calls,
+        ..Opening::default()
+    };
     let store = kv::open(&arguments.store, &arguments.dir, how)?;
     let started = Instant::now();
     let latencies = put_all(&*store, arguments, started)?;

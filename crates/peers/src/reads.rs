@@ -1,7 +1,7 @@
 //! Reads that are checked: a store is filled, closed and opened, then read.
 //!
 //! ```text
-//!   fill, every key once, in any order ─▶ close, leave the kernel's cache, open
+//!   fill, every key once, in any order or theirs ─▶ close, leave the kernel's cache, open
 //!     ─▶ scan, cold, which warms
 //!     ─▶ for each pattern: point reads ─▶ scan ─▶ overwrites (if asked for), read again
 //! ```
@@ -41,6 +41,10 @@ pub struct Arguments {
     /// Reads of each pattern.
     #[arg(long)]
     reads: u64,
+    /// Put the keys in their order at first: a tree that memory does not hold would take
+    /// hours in any other.
+    #[arg(long)]
+    in_order: bool,
     /// Keys that are overwritten, one by one and anywhere, before they are read again.
     #[arg(long, default_value_t = 0)]
     overwrites: u64,
@@ -72,7 +76,7 @@ pub struct Phase {
 /// How it went. Every value that was read was the one that was put.
 #[derive(Debug, Serialize)]
 pub struct Outcome {
-    /// All keys, put in any order.
+    /// All keys, put once.
     load: Phase,
     /// All keys in order, after opening, from the device.
     cold_scan: Phase,
@@ -88,6 +92,8 @@ pub struct Outcome {
     again: Option<Phase>,
     /// Bytes that the store takes on the disk at the end.
     disk_bytes: u64,
+    /// The most memory that the process had for itself, in bytes.
+    peak_bytes: u64,
 }
 
 /// Runs it.
@@ -96,7 +102,8 @@ pub struct Outcome {
 /// What the store says, or that it gave what was not put there.
 pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
     crate::group::join(arguments.cgroup.as_deref())?;
-    let how = Opening { cache_bytes: arguments.cache, ..Opening::default() };
+    let scarce = arguments.cgroup.is_some();
+    let how = Opening { cache_bytes: arguments.cache, scarce, ..Opening::default() };
     let open = || kv::open(&arguments.store, &arguments.dir, how);
     let mut reading = Reading::new(arguments, open()?);
     let load = reading.load()?;
@@ -114,7 +121,20 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
     }
     drop(reading);
     let disk_bytes = disk_bytes(&arguments.dir)?;
-    Ok(Outcome { load, cold_scan, uniform, skewed, scan, overwrite, again, disk_bytes })
+    let peak_bytes = peak_bytes();
+    Ok(Outcome { load, cold_scan, uniform, skewed, scan, overwrite, again, disk_bytes, peak_bytes })
+}
+
+/// The most memory that this process had, without the files that it mapped; 0 where the
+/// kernel does not say.
+fn peak_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let kib = |key: &str| {
+        let line = text.lines().find(|line| line.starts_with(key));
+        line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).unwrap_or(0)
+    };
+    // The peak counts mapped files; they are taken off as they are now.
+    kib("VmHWM:").saturating_sub(kib("RssFile:")) * 1024
 }
 
 struct Reading<'a> {
@@ -140,7 +160,11 @@ impl<'a> Reading<'a> {
     /// Puts every key once; this never stops early.
     fn load(&mut self) -> anyhow::Result<Phase> {
         let store = self.store.as_deref().context("a store")?;
-        let order = Random::new(self.arguments.seed).shuffled(self.arguments.keyspace);
+        let keyspace = self.arguments.keyspace;
+        let order = match self.arguments.in_order {
+            true => (0..keyspace).collect(),
+            false => Random::new(self.arguments.seed).shuffled(keyspace),
+        };
         let mut seconds = 0.0;
         for some in order.chunks(BATCH) {
             let pair = |number: &u64| (key_of(*number).into(), self.values.of(*number, 0).into());
@@ -178,15 +202,19 @@ impl<'a> Reading<'a> {
     fn scan(&mut self) -> anyhow::Result<Phase> {
         let store = self.store.as_deref().context("a store")?;
         let (mut count, mut checking, mut wrong) = (0, Duration::ZERO, None);
+        // Some stores show bytes that nobody has looked at yet: whoever scans does.
+        let mut copy = Vec::new();
         let started = Instant::now();
         store.scan(&mut |key, value| {
             // A mark of the store's own.
             if key.is_empty() {
                 return true;
             }
+            copy.clear();
+            copy.extend_from_slice(value);
             let before = Instant::now();
             let version = self.versions.get(count as usize).map_or(0, |version| (*version).into());
-            if number_of(key) != Some(count) || value != self.values.of(count, version) {
+            if number_of(key) != Some(count) || copy != self.values.of(count, version) {
                 wrong = Some(count);
                 return false;
             }
@@ -263,6 +291,7 @@ mod tests {
             keyspace: 3000,
             value: 100,
             reads: 500,
+            in_order: false,
             overwrites: 400,
             seed: 3,
             most_ms: u64::MAX,
