@@ -28,7 +28,9 @@ use draconis_ext::mkfs::{self, Contents, Node, Target, Tree, What};
 use draconis_ext::{AccessTimes, Options, Volume, Writing};
 
 use judge::{Judge, Violation};
-use workloads::{Random, Workload};
+use workloads::Workload;
+
+use crate::random::Random;
 
 /// What is cut, and how often.
 #[derive(Debug, clap::Args)]

@@ -49,10 +49,7 @@ impl Machine {
             let line = text.lines().find(|line| line.starts_with(key));
             line.and_then(|line| line.split_once(':')).map(|(_, v)| v.trim().to_string())
         };
-        let mib = |key: &str| {
-            let text = after(&read("/proc/meminfo"), key).unwrap_or_default();
-            text.split(' ').next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) / 1024
-        };
+        let mib = |key: &str| memory(key).unwrap_or(0) >> 20;
         let cpuinfo = read("/proc/cpuinfo");
         let device = Device::of(dir);
         let queue = |what: &str| {
@@ -86,6 +83,13 @@ impl Machine {
             device: device.map_or("none".into(), |device| device.name()),
         }
     }
+}
+
+/// What the kernel says of its memory under a key of `/proc/meminfo`, in bytes.
+pub fn memory(key: &str) -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with(key))?;
+    line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
 /// The file system that `path` is on: the longest mount point above it.

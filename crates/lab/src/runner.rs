@@ -16,7 +16,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::clock;
 use crate::context::Context;
 use crate::experiments::Experiment;
-use crate::machine::Machine;
+use crate::machine::{self, Machine};
 use crate::parameters::{self, Settings, Size};
 use crate::results::{Described, Outcome, Results, SCHEMA, Skipped, Used};
 use crate::stop::{Stop, Stopped};
@@ -44,6 +44,8 @@ pub struct Plan {
 
 /// Room that is left alone, in bytes.
 const SPARE_BYTES: u64 = 512 << 20;
+/// Memory that is left to the rest of the machine, in bytes.
+const SPARE_MEMORY_BYTES: u64 = 256 << 20;
 
 /// Runs the plan. Whatever was measured when somebody stopped it is in the results.
 pub fn run(plan: &Plan) -> Results {
@@ -268,6 +270,8 @@ impl Running<'_> {
             self.experiment.subjects().iter().map(|spec| (*spec).to_string()).collect()
         };
         let room = room_bytes(&context.workshop.dir);
+        let memory = self.experiment.memory_bytes(context)? + SPARE_MEMORY_BYTES;
+        let enough = machine::memory("MemAvailable:").is_none_or(|there| memory <= there);
         let mut subjects: Vec<(Box<dyn Subject>, bool)> = vec![];
         for spec in wanted {
             context.check()?;
@@ -281,6 +285,10 @@ impl Running<'_> {
             let taken = context.workshop.bytes * (subjects.len() as u64 + 1);
             if kind != Kind::Model && taken + SPARE_BYTES > room {
                 self.skip(&spec, format!("{} MiB of room", (taken + SPARE_BYTES) >> 20));
+                continue;
+            }
+            if !enough {
+                self.skip(&spec, format!("{} MiB of memory", memory >> 20));
                 continue;
             }
             match subject::open(&spec, &context.workshop) {

@@ -30,11 +30,15 @@ const NAMES: &[&str] = &[
     "parallel",
     "kv-async",
     "kv-sync",
+    "kv-read",
+    "kv-large",
+    "kv-durable",
     "append-update",
     "profile",
     "objects",
     "mount",
     "tools",
+    "fio-check",
 ];
 
 fn lab(dir: &Path, arguments: &[&str]) -> Command {

@@ -21,7 +21,9 @@ fn from_log(dir: &Path, table: &str) -> anyhow::Result<Statistics> {
 
 macro_rules! store {
     (
-        $module:ident, $library:literal, $table:literal,
+        $module:ident, $library:literal, $table:literal, $tune:path, $cache_drop:ident
+        $iterator:ident $iterator_drop:ident $first:ident $valid:ident $next:ident
+        $key_at:ident $value_at:ident $iterator_error:ident
         $open:ident $close:ident $put:ident $get:ident $delete:ident $free:ident
         $options:ident $options_drop:ident $create:ident
         $write:ident $write_drop:ident $write_sync:ident $read:ident $read_drop:ident
@@ -35,7 +37,7 @@ macro_rules! store {
 
             use anyhow::bail;
 
-            use crate::kv::{KvSubject, Statistics};
+            use crate::kv::{KvSubject, Opening, Statistics, Visit};
 
             #[link(name = $library)]
             // SAFETY: as the library's c.h declares them.
@@ -76,6 +78,15 @@ macro_rules! store {
                 fn $write_sync(o: *mut c_void, on: c_uchar);
                 fn $read() -> *mut c_void;
                 fn $read_drop(o: *mut c_void);
+                fn $cache_drop(cache: *mut c_void);
+                fn $iterator(db: *mut c_void, o: *const c_void) -> *mut c_void;
+                fn $iterator_drop(i: *mut c_void);
+                fn $first(i: *mut c_void);
+                fn $valid(i: *const c_void) -> c_uchar;
+                fn $next(i: *mut c_void);
+                fn $key_at(i: *const c_void, len: *mut usize) -> *const c_char;
+                fn $value_at(i: *const c_void, len: *mut usize) -> *const c_char;
+                fn $iterator_error(i: *const c_void, e: *mut *mut c_char);
             }
 
             /// An open database.
@@ -84,6 +95,8 @@ macro_rules! store {
                 write: *mut c_void,
                 durable: *mut c_void,
                 read: *mut c_void,
+                /// Null if the library has its own.
+                cache: *mut c_void,
                 dir: PathBuf,
             }
 
@@ -110,27 +123,29 @@ macro_rules! store {
                 ///
                 /// # Errors
                 /// What the library says.
-                pub fn open(dir: &Path, durable: bool) -> anyhow::Result<Self> {
+                pub fn open(dir: &Path, how: Opening) -> anyhow::Result<Self> {
                     let name = CString::new(dir.as_os_str().as_bytes())?;
                     let mut error = ptr::null_mut();
                     // SAFETY: options live until they are dropped below, the name is a C
                     // string, and the error is looked at before the database is used.
-                    let db = unsafe {
+                    let (db, cache) = unsafe {
                         let options = $options();
                         $create(options, 1);
+                        let cache = $tune(options, how);
                         let db = $open(options, name.as_ptr(), &mut error);
                         $options_drop(options);
-                        db
+                        (db, cache)
                     };
                     check(error)?;
                     // SAFETY: makes options, which Drop gives back.
                     let (write, durable_write, read) = unsafe { ($write(), $write(), $read()) };
                     // SAFETY: options that were just made.
                     unsafe {
-                        $write_sync(write, u8::from(durable));
+                        $write_sync(write, u8::from(how.durable));
                         $write_sync(durable_write, 1);
                     }
-                    Ok(Self { db, write, durable: durable_write, read, dir: dir.into() })
+                    let (durable, dir) = (durable_write, dir.into());
+                    Ok(Self { db, write, durable, read, cache, dir })
                 }
 
                 fn write(&self, how: *mut c_void, key: &[u8], value: &[u8]) -> anyhow::Result<()> {
@@ -153,13 +168,41 @@ macro_rules! store {
 
             impl Drop for Store {
                 fn drop(&mut self) {
-                    // SAFETY: all four came from the library and nobody uses them any more.
+                    // SAFETY: all came from the library and nobody uses them any more.
                     unsafe {
                         $close(self.db);
                         $write_drop(self.write);
                         $write_drop(self.durable);
                         $read_drop(self.read);
+                        if !self.cache.is_null() {
+                            $cache_drop(self.cache);
+                        }
                     }
+                }
+            }
+
+            /// An iterator of the library's.
+            struct Cursor(*mut c_void);
+
+            impl Cursor {
+                /// Something that a function of the library shows here.
+                fn at(
+                    &self,
+                    show: unsafe extern "C" fn(*const c_void, *mut usize) -> *const c_char,
+                ) -> &[u8] {
+                    let mut len = 0;
+                    // SAFETY: the library says that there are `len` bytes, until it moves on.
+                    unsafe {
+                        let bytes = show(self.0, &mut len);
+                        std::slice::from_raw_parts(bytes.cast::<u8>(), len)
+                    }
+                }
+            }
+
+            impl Drop for Cursor {
+                fn drop(&mut self) {
+                    // SAFETY: it came from the library and is not used after this.
+                    unsafe { $iterator_drop(self.0) };
                 }
             }
 
@@ -193,6 +236,25 @@ macro_rules! store {
                     Ok(Some(bytes))
                 }
 
+                fn scan(&self, visit: Visit<'_>) -> anyhow::Result<()> {
+                    // SAFETY: the database and the options outlive the iterator.
+                    let cursor = Cursor(unsafe { $iterator(self.db, self.read) });
+                    // SAFETY: a living iterator.
+                    unsafe { $first(cursor.0) };
+                    // SAFETY: as above.
+                    while unsafe { $valid(cursor.0) } != 0 {
+                        if !visit(cursor.at($key_at), cursor.at($value_at)) {
+                            break;
+                        }
+                        // SAFETY: it stands on a pair, and nobody has a look at that any more.
+                        unsafe { $next(cursor.0) };
+                    }
+                    let mut error = ptr::null_mut();
+                    // SAFETY: as above.
+                    unsafe { $iterator_error(cursor.0, &mut error) };
+                    check(error)
+                }
+
                 fn delete(&self, key: &[u8]) -> anyhow::Result<()> {
                     let mut error = ptr::null_mut();
                     // SAFETY: the key lives as long as the call.
@@ -217,7 +279,9 @@ macro_rules! store {
 
 #[cfg(feature = "leveldb")]
 store!(
-    leveldb, "leveldb", "Level-0 table #",
+    leveldb, "leveldb", "Level-0 table #", super::leveldb_tuning::tune, leveldb_cache_destroy
+    leveldb_create_iterator leveldb_iter_destroy leveldb_iter_seek_to_first leveldb_iter_valid
+    leveldb_iter_next leveldb_iter_key leveldb_iter_value leveldb_iter_get_error
     leveldb_open leveldb_close leveldb_put leveldb_get leveldb_delete leveldb_free
     leveldb_options_create leveldb_options_destroy leveldb_options_set_create_if_missing
     leveldb_writeoptions_create leveldb_writeoptions_destroy leveldb_writeoptions_set_sync
@@ -226,9 +290,81 @@ store!(
 
 #[cfg(feature = "rocksdb")]
 store!(
-    rocksdb, "rocksdb", "Level-0 flush table #",
+    rocksdb, "rocksdb", "Level-0 flush table #", super::rocksdb_tuning::tune, rocksdb_cache_destroy
+    rocksdb_create_iterator rocksdb_iter_destroy rocksdb_iter_seek_to_first rocksdb_iter_valid
+    rocksdb_iter_next rocksdb_iter_key rocksdb_iter_value rocksdb_iter_get_error
     rocksdb_open rocksdb_close rocksdb_put rocksdb_get rocksdb_delete rocksdb_free
     rocksdb_options_create rocksdb_options_destroy rocksdb_options_set_create_if_missing
     rocksdb_writeoptions_create rocksdb_writeoptions_destroy rocksdb_writeoptions_set_sync
     rocksdb_readoptions_create rocksdb_readoptions_destroy
 );
+
+/// Memory of LevelDB, as far as it is told.
+#[cfg(feature = "leveldb")]
+mod leveldb_tuning {
+    use std::ffi::c_void;
+    use std::ptr;
+
+    use crate::kv::Opening;
+
+    // SAFETY: as the library's c.h declares them.
+    unsafe extern "C" {
+        fn leveldb_cache_create_lru(bytes: usize) -> *mut c_void;
+        fn leveldb_options_set_cache(options: *mut c_void, cache: *mut c_void);
+        fn leveldb_options_set_write_buffer_size(options: *mut c_void, bytes: usize);
+    }
+
+    /// Gives options a cache, which is to be dropped after the database; null for none.
+    ///
+    /// # Safety
+    /// `options` are living options of the library.
+    pub unsafe fn tune(options: *mut c_void, how: Opening) -> *mut c_void {
+        let Some(bytes) = how.cache_bytes else { return ptr::null_mut() };
+        // SAFETY: the caller's promise; the cache lives until it is dropped.
+        unsafe {
+            let cache = leveldb_cache_create_lru(bytes as usize);
+            leveldb_options_set_cache(options, cache);
+            // Two of them at most; 4 MiB is the library's own choice.
+            leveldb_options_set_write_buffer_size(options, (bytes as usize / 8).min(4 << 20));
+            cache
+        }
+    }
+}
+
+/// Memory of RocksDB, as far as it is told.
+#[cfg(feature = "rocksdb")]
+mod rocksdb_tuning {
+    use std::ffi::c_void;
+    use std::ptr;
+
+    use crate::kv::Opening;
+
+    // SAFETY: as the library's c.h declares them.
+    unsafe extern "C" {
+        fn rocksdb_cache_create_lru(bytes: usize) -> *mut c_void;
+        fn rocksdb_block_based_options_create() -> *mut c_void;
+        fn rocksdb_block_based_options_destroy(table: *mut c_void);
+        fn rocksdb_block_based_options_set_block_cache(table: *mut c_void, cache: *mut c_void);
+        fn rocksdb_options_set_block_based_table_factory(options: *mut c_void, table: *mut c_void);
+        fn rocksdb_options_set_write_buffer_size(options: *mut c_void, bytes: usize);
+    }
+
+    /// Gives options a cache, which is to be dropped after the database; null for none.
+    ///
+    /// # Safety
+    /// `options` are living options of the library.
+    pub unsafe fn tune(options: *mut c_void, how: Opening) -> *mut c_void {
+        let Some(bytes) = how.cache_bytes else { return ptr::null_mut() };
+        // SAFETY: the caller's promise; the table options are copied into the others.
+        unsafe {
+            let cache = rocksdb_cache_create_lru(bytes as usize);
+            let table = rocksdb_block_based_options_create();
+            rocksdb_block_based_options_set_block_cache(table, cache);
+            rocksdb_options_set_block_based_table_factory(options, table);
+            rocksdb_block_based_options_destroy(table);
+            // Two of them at most; 64 MiB is the library's own choice.
+            rocksdb_options_set_write_buffer_size(options, (bytes as usize / 8).min(64 << 20));
+            cache
+        }
+    }
+}

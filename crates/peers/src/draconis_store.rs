@@ -4,13 +4,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 use draconis_device::{Disk, FileDisk, FileOptions};
-use draconis_objects::kv::Kv;
+use draconis_objects::kv::{Batch, Kv};
 use draconis_objects::{CreateOptions, LayoutKind, OpenOptions, Profile, Store};
 
-use crate::kv::{KvSubject, Statistics};
+use crate::kv::{KvSubject, Opening, Statistics, Visit};
 
 /// Length of the file, which has holes where nothing was written.
 const STORE_BYTES: u64 = 32 << 30;
+
+/// What it may keep of what it read, unless it is told: in bytes.
+const CACHE_BYTES: u64 = 256 << 20;
 
 /// An open store.
 pub struct DraconisKv {
@@ -23,13 +26,13 @@ impl DraconisKv {
     ///
     /// # Errors
     /// What the store says.
-    pub fn open(dir: &Path, durable: bool) -> anyhow::Result<Self> {
+    pub fn open(dir: &Path, how: Opening) -> anyhow::Result<Self> {
         let path = dir.join("store");
         let is_new = !path.exists();
         if is_new {
             std::fs::File::create(&path)?.set_len(STORE_BYTES)?;
         }
-        let options = FileOptions { write: true, direct: true, uring: true };
+        let options = FileOptions { write: true, direct: true, uring: !how.calls };
         let disk: Arc<dyn Disk> = Arc::new(FileDisk::open_discarding(&path, options)?);
         if is_new {
             let profile = Profile {
@@ -40,8 +43,9 @@ impl DraconisKv {
             };
             Store::create(disk.clone(), &CreateOptions { profile, id: 1 })?;
         }
-        let options = OpenOptions { cache_bytes: 256 << 20, read_only: false };
-        Ok(Self { kv: Kv::new(Store::open(disk, &options)?), durable })
+        let options =
+            OpenOptions { cache_bytes: how.cache_bytes.unwrap_or(CACHE_BYTES), read_only: false };
+        Ok(Self { kv: Kv::new(Store::open(disk, &options)?), durable: how.durable })
     }
 }
 
@@ -54,8 +58,27 @@ impl KvSubject for DraconisKv {
         Ok(())
     }
 
+    fn load(&self, pairs: &[(Vec<u8>, Vec<u8>)]) -> anyhow::Result<()> {
+        let mut batch = Batch::new();
+        pairs.iter().for_each(|(key, value)| batch.put(key, value));
+        match self.kv.write(batch) {
+            Ok(_) => Ok(()),
+            Err(refused) => Err(refused.1.into()),
+        }
+    }
+
     fn get(&self, key: &[u8]) -> anyhow::Result<Option<Vec<u8>>> {
         Ok(self.kv.get(key)?)
+    }
+
+    fn scan(&self, visit: Visit<'_>) -> anyhow::Result<()> {
+        for pair in self.kv.scan::<std::ops::RangeFull>(&..) {
+            let (key, value) = pair?;
+            if !visit(&key, &value) {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn delete(&self, key: &[u8]) -> anyhow::Result<()> {

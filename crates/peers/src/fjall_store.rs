@@ -4,7 +4,7 @@ use std::path::Path;
 
 use fjall::{Config, Keyspace, PartitionCreateOptions, PartitionHandle, PersistMode};
 
-use crate::kv::{KvSubject, Statistics};
+use crate::kv::{KvSubject, Opening, Statistics, Visit};
 
 /// An open keyspace with one partition.
 pub struct Fjall {
@@ -18,10 +18,16 @@ impl Fjall {
     ///
     /// # Errors
     /// What fjall says.
-    pub fn open(dir: &Path, durable: bool) -> anyhow::Result<Self> {
-        let keyspace = Config::new(dir).open()?;
-        let partition = keyspace.open_partition("lab", PartitionCreateOptions::default())?;
-        Ok(Self { keyspace, partition, durable })
+    pub fn open(dir: &Path, how: Opening) -> anyhow::Result<Self> {
+        let (mut config, mut options) = (Config::new(dir), PartitionCreateOptions::default());
+        if let Some(bytes) = how.cache_bytes {
+            let unwritten = (bytes / 4).min(64 << 20);
+            config = config.cache_size(bytes).max_write_buffer_size(unwritten);
+            options = options.max_memtable_size(unwritten.min(16 << 20) as u32);
+        }
+        let keyspace = config.open()?;
+        let partition = keyspace.open_partition("lab", options)?;
+        Ok(Self { keyspace, partition, durable: how.durable })
     }
 
     fn done(&self) -> anyhow::Result<()> {
@@ -40,6 +46,16 @@ impl KvSubject for Fjall {
 
     fn get(&self, key: &[u8]) -> anyhow::Result<Option<Vec<u8>>> {
         Ok(self.partition.get(key)?.map(|value| value.to_vec()))
+    }
+
+    fn scan(&self, visit: Visit<'_>) -> anyhow::Result<()> {
+        for pair in self.partition.iter() {
+            let (key, value) = pair?;
+            if !visit(&key, &value) {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn delete(&self, key: &[u8]) -> anyhow::Result<()> {

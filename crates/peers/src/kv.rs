@@ -1,12 +1,9 @@
-//! One workload on one store.
+//! Stores under measurement, by name.
 
-use std::path::PathBuf;
-use std::time::Instant;
+use std::path::Path;
 
 use anyhow::bail;
 use serde::Serialize;
-
-use crate::random::Random;
 
 /// What a store counts of itself.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
@@ -17,6 +14,23 @@ pub struct Statistics {
     pub compactions: Option<u64>,
 }
 
+/// How a store is opened.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Opening {
+    /// Each put is durable before it returns.
+    pub durable: bool,
+    /// Memory that it may keep what it read in, and a quarter of which may hold what it has
+    /// not written yet; its own choice if nothing is said.
+    pub cache_bytes: Option<u64>,
+    /// Its data will not fit in memory: what it offers for that is used.
+    pub scarce: bool,
+    /// No ring of the kernel's: every flush is a system call that others can see.
+    pub calls: bool,
+}
+
+/// One pair that a scan shows; nothing goes on if it says no.
+pub type Visit<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> bool;
+
 /// A store under measurement. One that opens durable makes each put durable before it
 /// returns; else nothing is but by [`KvSubject::sync`]. Whoever wants another store measured
 /// implements this and adds it to [`STORES`] and [`open`].
@@ -24,8 +38,16 @@ pub trait KvSubject: Send + Sync {
     /// Sets the value of a key.
     fn put(&self, key: &[u8], value: &[u8]) -> anyhow::Result<()>;
 
+    /// Sets many, as fast as it can; durable with the next [`KvSubject::sync`].
+    fn load(&self, pairs: &[(Vec<u8>, Vec<u8>)]) -> anyhow::Result<()> {
+        pairs.iter().try_for_each(|(key, value)| self.put(key, value))
+    }
+
     /// The value of a key.
     fn get(&self, key: &[u8]) -> anyhow::Result<Option<Vec<u8>>>;
+
+    /// Shows all pairs in the order of their keys.
+    fn scan(&self, visit: Visit<'_>) -> anyhow::Result<()>;
 
     /// Removes a key.
     fn delete(&self, key: &[u8]) -> anyhow::Result<()>;
@@ -53,186 +75,28 @@ pub const STORES: &[&str] = &[
     "draconis-kv",
 ];
 
-/// How keys are chosen.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
-pub enum Pattern {
-    /// In strict order; the key space is as large as there are puts.
-    Sequential,
-    /// Nine of ten from a tenth of the key space.
-    Skewed,
-}
-
-/// What is put where.
-#[derive(Debug, clap::Args)]
-pub struct Arguments {
-    /// The store.
-    #[arg(long)]
-    store: String,
-    /// An empty directory for it.
-    #[arg(long)]
-    dir: PathBuf,
-    /// How many puts.
-    #[arg(long)]
-    count: u64,
-    /// Keys to choose from.
-    #[arg(long)]
-    keyspace: u64,
-    /// Bytes of a value.
-    #[arg(long, default_value_t = 512)]
-    value: usize,
-    /// How keys are chosen.
-    #[arg(long)]
-    pattern: Pattern,
-    /// Each put is durable before the next.
-    #[arg(long)]
-    sync: bool,
-    /// Threads that put.
-    #[arg(long, default_value_t = 1)]
-    writers: u64,
-    /// What replays chance.
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Puts stop after so many milliseconds.
-    #[arg(long, default_value_t = u64::MAX)]
-    most_ms: u64,
-}
-
-/// How it went.
-#[derive(Debug, Serialize)]
-pub struct Outcome {
-    /// Puts that were made.
-    puts: u64,
-    /// How long they took.
-    seconds: f64,
-    /// How many of a sample were there afterwards, and how many were looked for.
-    found: u64,
-    /// Of how many.
-    looked_for: u64,
-    /// What the store counted.
-    #[serde(flatten)]
-    statistics: Statistics,
-}
-
-/// Opens a store by its name.
-#[allow(unused_variables)]
-fn open(name: &str, dir: &std::path::Path, durable: bool) -> anyhow::Result<Box<dyn KvSubject>> {
-    match name {
-        #[cfg(feature = "leveldb")]
-        "leveldb" => Ok(Box::new(crate::cxx::leveldb::Store::open(dir, durable)?)),
-        #[cfg(feature = "rocksdb")]
-        "rocksdb" => Ok(Box::new(crate::cxx::rocksdb::Store::open(dir, durable)?)),
-        #[cfg(feature = "lmdb")]
-        "lmdb" => Ok(Box::new(crate::lmdb::Lmdb::open(dir, durable)?)),
-        #[cfg(feature = "redb")]
-        "redb" => Ok(Box::new(crate::redb_store::Redb::open(dir, durable)?)),
-        #[cfg(feature = "fjall")]
-        "fjall" => Ok(Box::new(crate::fjall_store::Fjall::open(dir, durable)?)),
-        #[cfg(feature = "draconis-kv")]
-        "draconis-kv" => Ok(Box::new(crate::draconis_store::DraconisKv::open(dir, durable)?)),
-        other => bail!("this program was built without {other}"),
-    }
-}
-
-/// The keys of one writer, one after the other.
-struct Keys {
-    pattern: Pattern,
-    keyspace: u64,
-    nth: u64,
-    step: u64,
-    dice: Random,
-}
-
-impl Keys {
-    /// 16 bytes that sort as their numbers do.
-    fn next(&mut self) -> [u8; 16] {
-        let number = match self.pattern {
-            Pattern::Sequential => self.nth,
-            Pattern::Skewed => {
-                let popular = (self.keyspace / 10).max(1);
-                if self.dice.below(10) < 9 {
-                    self.dice.below(popular)
-                } else {
-                    popular + self.dice.below(self.keyspace.saturating_sub(popular).max(1))
-                }
-            }
-        };
-        self.nth += self.step;
-        let mut key = [b'0'; 16];
-        for (place, digit) in key.iter_mut().rev().zip(digits(number)) {
-            *place = digit;
-        }
-        key
-    }
-}
-
-fn digits(mut number: u64) -> impl Iterator<Item = u8> {
-    (0..16).map(move |_| {
-        let digit = (number % 10) as u8;
-        number /= 10;
-        b'0' + digit
-    })
-}
-
-/// Runs it.
+/// Opens a store by its name, in a directory that is made if need be.
 ///
 /// # Errors
-/// What the store says.
-pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
-    std::fs::create_dir_all(&arguments.dir)?;
-    let store = open(&arguments.store, &arguments.dir, arguments.sync)?;
-    let writers = arguments.writers.max(1);
-    let keys = |nth: u64| Keys {
-        pattern: arguments.pattern,
-        keyspace: arguments.keyspace,
-        nth,
-        step: writers,
-        dice: Random::new(arguments.seed ^ (nth << 40)),
-    };
-    let started = Instant::now();
-    let puts = std::thread::scope(|scope| -> anyhow::Result<u64> {
-        let store = &*store;
-        let one = |nth: u64| {
-            let mut keys = keys(nth);
-            let mut dice = Random::new(arguments.seed.wrapping_add(nth));
-            let share = arguments.count / writers + u64::from(nth < arguments.count % writers);
-            scope.spawn(move || -> anyhow::Result<u64> {
-                let mut value = vec![0; arguments.value];
-                for done in 0..share {
-                    // Half of a value can be guessed, as in real ones.
-                    let half = arguments.value / 2;
-                    value[..half].iter_mut().for_each(|byte| *byte = dice.next() as u8);
-                    store.put(&keys.next(), &value)?;
-                    let late = done % 64 == 0
-                        && started.elapsed().as_millis() > u128::from(arguments.most_ms);
-                    if late {
-                        return Ok(done + 1);
-                    }
-                }
-                Ok(share)
-            })
-        };
-        let all: Vec<_> = (0..writers).map(one).collect();
-        let joined = all
-            .into_iter()
-            .map(|one| one.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a writer panicked"))));
-        joined.sum()
-    })?;
-    let seconds = started.elapsed().as_secs_f64();
-    let statistics = store.statistics()?;
-    let looked_for = (puts / writers).min(100);
-    let mut again = keys(0);
-    let mut found = 0;
-    for _ in 0..looked_for {
-        found += u64::from(store.get(&again.next())?.is_some());
+/// What the store says, or that this program was built without it.
+#[allow(unused_variables)]
+pub fn open(name: &str, dir: &Path, how: Opening) -> anyhow::Result<Box<dyn KvSubject>> {
+    std::fs::create_dir_all(dir)?;
+    match name {
+        #[cfg(feature = "leveldb")]
+        "leveldb" => Ok(Box::new(crate::cxx::leveldb::Store::open(dir, how)?)),
+        #[cfg(feature = "rocksdb")]
+        "rocksdb" => Ok(Box::new(crate::cxx::rocksdb::Store::open(dir, how)?)),
+        #[cfg(feature = "lmdb")]
+        "lmdb" => Ok(Box::new(crate::lmdb::Lmdb::open(dir, how)?)),
+        #[cfg(feature = "redb")]
+        "redb" => Ok(Box::new(crate::redb_store::Redb::open(dir, how)?)),
+        #[cfg(feature = "fjall")]
+        "fjall" => Ok(Box::new(crate::fjall_store::Fjall::open(dir, how)?)),
+        #[cfg(feature = "draconis-kv")]
+        "draconis-kv" => Ok(Box::new(crate::draconis_store::DraconisKv::open(dir, how)?)),
+        other => bail!("this program was built without {other}"),
     }
-    // What was measured is a store: it forgets what it is told to.
-    store.put(b"a key of ours", b"")?;
-    store.delete(b"a key of ours")?;
-    if store.get(b"a key of ours")?.is_some() {
-        bail!("{} keeps what was removed", arguments.store);
-    }
-    store.sync()?;
-    Ok(Outcome { puts, seconds, found, looked_for, statistics })
 }
 
 #[cfg(test)]
@@ -240,42 +104,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_sort_as_their_numbers() {
-        let keys =
-            |pattern| Keys { pattern, keyspace: 1000, nth: 0, step: 1, dice: Random::new(1) };
-        let mut sequential = keys(Pattern::Sequential);
-        let all: Vec<_> = (0..200).map(|_| sequential.next()).collect();
-        assert!(all.is_sorted());
-        assert_eq!(&all[12], b"0000000000000012");
-        let mut skewed = keys(Pattern::Skewed);
-        let popular = (0..10_000).filter(|_| skewed.next() < *b"0000000000000100").count();
-        assert!((8800..9200).contains(&popular), "{popular}");
-    }
-
-    #[test]
-    fn every_store_finds_what_was_put() {
+    fn every_store_keeps_what_it_is_told() {
         for store in STORES {
-            for sync in [false, true] {
+            for durable in [false, true] {
                 let dir = tempfile::tempdir().unwrap();
-                let outcome = run(&Arguments {
-                    store: (*store).into(),
-                    dir: dir.path().join("db"),
-                    count: 300,
-                    keyspace: 200,
-                    value: 100,
-                    pattern: Pattern::Skewed,
-                    sync,
-                    writers: 2,
-                    seed: 3,
-                    most_ms: u64::MAX,
-                })
-                .unwrap();
-                assert_eq!((outcome.puts, outcome.found), (300, outcome.looked_for), "{store}");
-                let store = open(store, &dir.path().join("db"), sync).unwrap();
+                let how = Opening {
+                    durable,
+                    cache_bytes: Some(8 << 20),
+                    scarce: durable,
+                    calls: durable,
+                };
+                let store = open(store, &dir.path().join("db"), how).unwrap();
+                let pairs: Vec<_> = (0..100u8).rev().map(|n| (vec![n; 16], vec![n; 50])).collect();
+                store.load(&pairs).unwrap();
                 store.put(b"a key", b"a value").unwrap();
                 assert_eq!(store.get(b"a key").unwrap().as_deref(), Some(&b"a value"[..]));
                 store.delete(b"a key").unwrap();
                 assert_eq!(store.get(b"a key").unwrap(), None);
+                store.sync().unwrap();
+                let mut seen = vec![];
+                let mut look = |key: &[u8], value: &[u8]| {
+                    seen.extend((key.len() == 16).then(|| (key.to_vec(), value.to_vec())));
+                    true
+                };
+                store.scan(&mut look).unwrap();
+                assert!(seen.iter().eq(pairs.iter().rev()));
             }
         }
     }

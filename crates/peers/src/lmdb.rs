@@ -6,7 +6,7 @@ use std::path::Path;
 use heed::types::Bytes;
 use heed::{Database, Env, EnvFlags, EnvOpenOptions};
 
-use crate::kv::{KvSubject, Statistics};
+use crate::kv::{KvSubject, Opening, Statistics, Visit};
 
 /// The largest that it may become, in bytes: address space, not memory.
 const MAP_BYTES: usize = 64 << 30;
@@ -22,10 +22,14 @@ impl Lmdb {
     ///
     /// # Errors
     /// What LMDB says.
-    pub fn open(dir: &Path, durable: bool) -> anyhow::Result<Self> {
+    pub fn open(dir: &Path, how: Opening) -> anyhow::Result<Self> {
         let mut options = EnvOpenOptions::new();
         options.map_size(MAP_BYTES);
-        if !durable {
+        if how.scarce {
+            // SAFETY: only asks the kernel not to read neighbours of a page.
+            unsafe { options.flags(EnvFlags::NO_READ_AHEAD) };
+        }
+        if !how.durable {
             // SAFETY: without it a crash of the machine may spoil the file, which is thrown
             // away after the run.
             unsafe { options.flags(EnvFlags::NO_SYNC) };
@@ -46,9 +50,28 @@ impl KvSubject for Lmdb {
         Ok(transaction.commit()?)
     }
 
+    fn load(&self, pairs: &[(Vec<u8>, Vec<u8>)]) -> anyhow::Result<()> {
+        let mut transaction = self.env.write_txn()?;
+        for (key, value) in pairs {
+            self.database.put(&mut transaction, key, value)?;
+        }
+        Ok(transaction.commit()?)
+    }
+
     fn get(&self, key: &[u8]) -> anyhow::Result<Option<Vec<u8>>> {
         let transaction = self.env.read_txn()?;
         Ok(self.database.get(&transaction, key)?.map(<[u8]>::to_vec))
+    }
+
+    fn scan(&self, visit: Visit<'_>) -> anyhow::Result<()> {
+        let transaction = self.env.read_txn()?;
+        for pair in self.database.iter(&transaction)? {
+            let (key, value) = pair?;
+            if !visit(key, value) {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn delete(&self, key: &[u8]) -> anyhow::Result<()> {

@@ -15,12 +15,19 @@ mod cxx;
 mod draconis_store;
 #[cfg(feature = "fjall")]
 mod fjall_store;
+mod group;
+mod keys;
 mod kv;
+mod latency;
 #[cfg(feature = "lmdb")]
 mod lmdb;
 mod mapping;
 mod memory;
+mod puts;
+// The lab's own: too little for a crate.
+#[path = "../../lab/src/random.rs"]
 mod random;
+mod reads;
 #[cfg(feature = "redb")]
 mod redb_store;
 
@@ -38,8 +45,10 @@ struct Cli {
 enum Command {
     /// Name the stores that this program was built with, one on each line.
     Stores,
-    /// One workload on one store.
-    Kv(kv::Arguments),
+    /// Puts, on one store.
+    Kv(puts::Arguments),
+    /// Reads that are checked, on one store that was filled before.
+    KvRead(reads::Arguments),
     /// Reads of memory, of which a part may have to come from a file.
     Memory(memory::Arguments),
 }
@@ -53,7 +62,11 @@ fn main() -> anyhow::Result<()> {
             Ok(())
         }
         Command::Kv(arguments) => {
-            println!("{}", serde_json::to_string(&kv::run(&arguments)?)?);
+            println!("{}", serde_json::to_string(&puts::run(&arguments)?)?);
+            Ok(())
+        }
+        Command::KvRead(arguments) => {
+            println!("{}", serde_json::to_string(&reads::run(&arguments)?)?);
             Ok(())
         }
         Command::Memory(arguments) => {

@@ -64,10 +64,7 @@ pub struct Outcome {
 /// # Errors
 /// What the system says.
 pub fn run(arguments: &Arguments) -> anyhow::Result<Vec<Outcome>> {
-    if let Some(group) = &arguments.cgroup {
-        // 0 is whoever writes it.
-        std::fs::write(group.join("cgroup.procs"), "0").context("joining the control group")?;
-    }
+    crate::group::join(arguments.cgroup.as_deref())?;
     let len = usize::try_from(arguments.bytes)?;
     let mapping = match &arguments.file {
         Some(path) => {

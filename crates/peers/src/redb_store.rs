@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use redb::{Database, Durability, ReadableDatabase, TableDefinition};
+use redb::{Database, Durability, ReadableDatabase, ReadableTable, TableDefinition};
 
-use crate::kv::{KvSubject, Statistics};
+use crate::kv::{KvSubject, Opening, Statistics, Visit};
 
 const TABLE: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("lab");
 
@@ -19,8 +19,12 @@ impl Redb {
     ///
     /// # Errors
     /// What redb says.
-    pub fn open(dir: &Path, durable: bool) -> anyhow::Result<Self> {
-        Ok(Self { database: Database::create(dir.join("redb"))?, durable })
+    pub fn open(dir: &Path, how: Opening) -> anyhow::Result<Self> {
+        let mut builder = Database::builder();
+        if let Some(bytes) = how.cache_bytes {
+            builder.set_cache_size(usize::try_from(bytes)?);
+        }
+        Ok(Self { database: builder.create(dir.join("redb"))?, durable: how.durable })
     }
 
     fn change(
@@ -44,9 +48,29 @@ impl KvSubject for Redb {
         })
     }
 
+    fn load(&self, pairs: &[(Vec<u8>, Vec<u8>)]) -> anyhow::Result<()> {
+        self.change(self.durable, |table| {
+            for (key, value) in pairs {
+                table.insert(&key[..], &value[..])?;
+            }
+            Ok(())
+        })
+    }
+
     fn get(&self, key: &[u8]) -> anyhow::Result<Option<Vec<u8>>> {
         let table = self.database.begin_read()?.open_table(TABLE)?;
         Ok(table.get(key)?.map(|value| value.value().to_vec()))
+    }
+
+    fn scan(&self, visit: Visit<'_>) -> anyhow::Result<()> {
+        let table = self.database.begin_read()?.open_table(TABLE)?;
+        for pair in table.iter()? {
+            let (key, value) = pair?;
+            if !visit(key.value(), value.value()) {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn delete(&self, key: &[u8]) -> anyhow::Result<()> {

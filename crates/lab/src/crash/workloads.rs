@@ -13,6 +13,8 @@ use draconis_device::{MemoryDisk, RecordDisk};
 use draconis_exchange::contract::Kind;
 use draconis_ext::{Cookie, Follow, InodeNumber, NewNode, Volume};
 
+use crate::random::Random;
+
 /// A recorder on memory: what every workload runs on.
 pub(super) type Record = RecordDisk<MemoryDisk>;
 
@@ -43,27 +45,6 @@ pub(super) const ALL: &[Make] = &[
     |seed, steps| Box::new(database::Database::new(seed, steps)),
     |_, steps| Box::new(random::Anything::new(steps)),
 ];
-
-/// Chance that a seed replays.
-pub(super) struct Random(u64);
-
-impl Random {
-    pub(super) fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
-    }
-
-    /// Less than `end`, which is not 0.
-    fn below(&mut self, end: u64) -> u64 {
-        (self.next() >> 16) % end
-    }
-}
 
 /// Bytes of a cell.
 const CELL: u64 = 16;

@@ -1,9 +1,16 @@
 //! Key-value stores under writes: in order, and nine of ten to a tenth of the keys.
 
+mod durable;
+mod reads;
+
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::bail;
 use serde::Deserialize;
+
+pub use durable::KvDurable;
+pub use reads::{KvLarge, KvRead};
 
 use super::{Experiment, Paper};
 use crate::child;
@@ -58,11 +65,66 @@ pub const SYNC: Kv = Kv {
     sync: true,
 };
 
+/// All of them: a peer of ours first, against which the others are told.
+const STORES: &[&str] = &["leveldb", "rocksdb", "lmdb", "redb", "fjall", "draconis-kv"];
+
+/// How long single operations took.
+#[derive(Clone, Copy, Debug, Deserialize)]
+struct Quantiles {
+    p50_ns: f64,
+    p90_ns: f64,
+    p99_ns: f64,
+    p999_ns: f64,
+    p9999_ns: f64,
+    max_ns: f64,
+    /// More than ten times the median, as a part of all.
+    slow: f64,
+}
+
+impl Quantiles {
+    /// A line: one in so many takes longer. Rarer ones than there were are left out.
+    fn samples(&self, metric: &'static str, series: &str, count: u64) -> Vec<Sample> {
+        let all = [
+            (2, self.p50_ns),
+            (10, self.p90_ns),
+            (100, self.p99_ns),
+            (1000, self.p999_ns),
+            (10_000, self.p9999_ns),
+        ];
+        let known = all.into_iter().filter(|(rare, _)| *rare <= count);
+        known.map(|(rare, ns)| Sample::at(metric, series, rare as f64, ns)).collect()
+    }
+}
+
+/// How a distribution is drawn.
+fn tail(metric: &str, title: &str) -> Figure {
+    Figure::new(Shape::Lines, metric, title)
+        .x("one in so many takes longer", "")
+        .log_x()
+        .y("time", "ns")
+        .log_y()
+}
+
+/// The helper, about to drive `store` in `dir`.
+fn helper(context: &Context, command: &str, store: &str, dir: &Path) -> Command {
+    let mut helper = Command::new(&context.workshop.peers);
+    helper.args([command, "--store", store]).arg("--dir").arg(dir);
+    helper.arg("--seed").arg((context.seed + context.repetition).to_string());
+    helper
+}
+
+/// A directory for a store, until dropped.
+fn directory(context: &Context) -> anyhow::Result<tempfile::TempDir> {
+    let mut builder = tempfile::Builder::new();
+    Ok(builder.prefix("draconis-lab-").tempdir_in(&context.workshop.dir)?)
+}
+
 /// How the helper says that a run went.
 #[derive(Debug, Deserialize)]
 struct Outcome {
     puts: u64,
     seconds: f64,
+    latency: Quantiles,
     found: u64,
     looked_for: u64,
     level0_tables: Option<u64>,
@@ -77,24 +139,21 @@ impl Kv {
         pattern: &str,
         keyspace: u64,
     ) -> anyhow::Result<Outcome> {
-        let workshop = &context.workshop;
-        let dir = tempfile::Builder::new().prefix("draconis-lab-").tempdir_in(&workshop.dir)?;
-        let mut command = Command::new(&workshop.peers);
-        command.args(["kv", "--store", store, "--pattern", pattern]);
-        command.arg("--dir").arg(dir.path().join("store"));
+        let dir = directory(context)?;
+        let mut command = helper(context, "kv", store, &dir.path().join("store"));
+        command.args(["--pattern", pattern]);
         command.arg("--keyspace").arg(keyspace.to_string());
         command.arg("--count").arg(context.number("puts")?.to_string());
         command.arg("--value").arg(context.number("value")?.to_string());
         command.arg("--writers").arg(context.number("writers")?.to_string());
         command.arg("--most-ms").arg(context.number("most_ms")?.to_string());
-        command.arg("--seed").arg((context.seed + context.repetition).to_string());
         if self.sync {
             command.arg("--sync");
         }
         let outcome: Outcome = serde_json::from_slice(&child::output(context, &mut command)?)?;
         if outcome.found != outcome.looked_for {
             bail!(
-                "{store}: {} of {} keys were lost",
+                "{store}: {} of {} values were not there, or not those that were put",
                 outcome.looked_for - outcome.found,
                 outcome.looked_for
             );
@@ -133,13 +192,15 @@ impl Experiment for Kv {
         };
         vec![
             bars("rate", "Puts in a second by key space", "puts", "/s").log_y(),
+            tail("tail", "How long one put takes: skewed, the largest key space"),
+            bars("worst", "The longest put, in medians", "times the median", "").log_y(),
             bars("level0", "Level-0 tables, for a million puts", "tables", ""),
             bars("compactions", "Compactions, for a million puts", "compactions", ""),
         ]
     }
 
     fn subjects(&self) -> &'static [&'static str] {
-        &["leveldb", "rocksdb", "lmdb", "redb", "fjall", "draconis-kv"]
+        STORES
     }
 
     fn takes(&self, kind: Kind) -> bool {
@@ -162,14 +223,22 @@ impl Experiment for Kv {
     fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
         let store = subject.name();
         let mut samples = vec![];
-        for keyspace in context.numbers("keyspaces")? {
+        let keyspaces = context.numbers("keyspaces")?;
+        for keyspace in &keyspaces {
             for pattern in ["sequential", "skewed"] {
                 context.check()?;
-                let outcome = self.put(context, &store, pattern, keyspace)?;
-                let label = units::count(keyspace as f64);
+                let outcome = self.put(context, &store, pattern, *keyspace)?;
+                let label = units::count(*keyspace as f64);
                 let label = format!("{label} keys, {pattern}");
                 let rate = outcome.puts as f64 / outcome.seconds;
                 samples.push(Sample::named("rate", "", &label, rate));
+                let told = outcome.latency;
+                let longest = told.max_ns / told.p50_ns.max(1.0);
+                samples.push(Sample::named("worst", "", &label, longest));
+                if pattern == "skewed" && Some(keyspace) == keyspaces.last() {
+                    samples.extend(told.samples("tail", "", outcome.puts));
+                    samples.push(Sample::named("slow", "", &label, told.slow));
+                }
                 let million = 1e6 / outcome.puts.max(1) as f64;
                 let counted =
                     [("level0", outcome.level0_tables), ("compactions", outcome.compactions)];
@@ -187,7 +256,9 @@ impl Experiment for Kv {
         "A quick run writes a few tens of megabytes: level 0 fills a few times and \
          little is merged. The storms of the paper come with its size: --size paper, or \
          --set puts=. Tables and compactions are those that the store wrote into its \
-         own log."
+         own log. The longest put of a run is as much the machine's as the store's: on a busy \
+         virtual machine anything may be interrupted for milliseconds. One in a thousand says \
+         more."
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {
@@ -207,8 +278,25 @@ impl Experiment for Kv {
                 ),
                 _ => String::new(),
             };
+            let tail = points.line("tail", subject, "");
+            let (median, rare) = (tail.first()?.1, tail.iter().find(|(x, _)| *x == 1000.0));
+            let rare = rare.map_or(String::new(), |(_, ns)| {
+                format!(
+                    "; skewed, half of the puts take less than {}, one in a thousand more than {} \
+                     ({} times)",
+                    units::time_ns(median),
+                    units::time_ns(*ns),
+                    units::significant(ns / median),
+                )
+            });
+            let slow = points.of("slow", subject).next().map_or(0.0, |point| point.median);
+            let slow = match slow {
+                0.0 => ", none more than ten times that".to_string(),
+                part => format!(", {} % more than ten times that", units::significant(part * 1e2)),
+            };
+            let slow = if rare.is_empty() { String::new() } else { slow };
             Some(format!(
-                "{subject}: {} in order, {} skewed: {} times slower{compactions}.",
+                "{subject}: {} in order, {} skewed: {} times slower{compactions}{rare}{slow}.",
                 units::in_unit(sequential, "/s"),
                 units::in_unit(skewed, "/s"),
                 units::significant(sequential / skewed),

@@ -3,13 +3,13 @@
 use std::io::Write;
 use std::process::Command;
 
-use anyhow::bail;
 use serde::Deserialize;
 
 use super::fs_workloads::{split, told_split};
 use super::{Experiment, Paper};
 use crate::child;
 use crate::context::Context;
+use crate::machine;
 use crate::parameters::{Parameter, parameter};
 use crate::pressure::Pressure;
 use crate::random::Random;
@@ -114,10 +114,6 @@ impl Mem {
     fn measure(&self, context: &Context, buffer: u64) -> anyhow::Result<Vec<Outcome>> {
         let workshop = &context.workshop;
         let limit = context.number("limit")?;
-        let available = meminfo("MemAvailable:");
-        if limit + SPARE_BYTES > available {
-            bail!("memory of {} is needed, {} are there", limit + SPARE_BYTES, available);
-        }
         let pressure = Pressure::new(limit);
         let runs = self.runs(context, buffer)?;
         let mut command = Command::new(&workshop.peers);
@@ -127,7 +123,7 @@ impl Mem {
         command.arg("--seed").arg((context.seed + context.repetition).to_string());
         let runs: Vec<String> = runs.iter().map(u64::to_string).collect();
         command.arg("--runs").arg(runs.join(","));
-        let swap = meminfo("SwapFree:");
+        let swap = machine::memory("SwapFree:").unwrap_or(0);
         let file;
         let pages = if swap > buffer {
             "anonymous memory that goes to swap"
@@ -147,16 +143,6 @@ impl Mem {
         }
         Ok(serde_json::from_slice(&child::output(context, &mut command)?)?)
     }
-}
-
-/// Memory that is left to the rest of the machine, in bytes.
-const SPARE_BYTES: u64 = 256 << 20;
-
-/// What the kernel says of its memory, in bytes.
-fn meminfo(key: &str) -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find(|line| line.starts_with(key)).unwrap_or_default();
-    line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
 /// A file that is on the device and in no cache.
@@ -274,6 +260,10 @@ impl Experiment for Mem {
 
     fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
         Ok(context.numbers("buffers")?.into_iter().max().unwrap_or(0))
+    }
+
+    fn memory_bytes(&self, context: &Context) -> anyhow::Result<u64> {
+        context.number("limit")
     }
 
     fn run(&self, context: &Context, _: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {

@@ -108,6 +108,15 @@ pub trait Experiment: Sync {
         Ok(64 << 20)
     }
 
+    /// Memory that it takes, of ours and of the programs that it starts.
+    ///
+    /// # Errors
+    /// If a parameter makes no sense.
+    fn memory_bytes(&self, context: &Context) -> anyhow::Result<u64> {
+        let _ = context;
+        Ok(64 << 20)
+    }
+
     /// Measures once.
     ///
     /// # Errors
@@ -148,11 +157,14 @@ pub const ALL: &[&dyn Experiment] = &[
     &parallel::Parallel,
     &kv::ASYNC,
     &kv::SYNC,
+    &kv::KvRead,
+    &kv::KvLarge,
     &append_update::AppendUpdate,
     &profile::Profile,
     &objects::Objects,
     &mount::Mount,
     &tools::Tools,
+    &kv::KvDurable,
     &fio_check::FioCheck,
 ];
 

@@ -29,7 +29,15 @@ impl Device {
     /// Bytes read since the machine started.
     pub fn read_bytes(&self) -> Option<u64> {
         let stat = std::fs::read_to_string(self.sys.join("stat")).ok()?;
-        read_sectors(&stat).map(|sectors| sectors * SECTOR_BYTES)
+        figure(&stat, 2).map(|sectors| sectors * SECTOR_BYTES)
+    }
+
+    /// Writes and flushes since the machine started; flushes are those of the whole disk.
+    pub fn writes_and_flushes(&self) -> Option<(u64, u64)> {
+        let own = std::fs::read_to_string(self.sys.join("stat")).ok()?;
+        let disk = if self.sys.join("partition").exists() { "../stat" } else { "stat" };
+        let disk = std::fs::read_to_string(self.sys.join(disk)).ok()?;
+        Some((figure(&own, 4)?, figure(&disk, 15)?))
     }
 
     /// Its name.
@@ -45,16 +53,19 @@ impl Device {
     }
 }
 
-/// The third figure of a `stat` line.
-fn read_sectors(stat: &str) -> Option<u64> {
-    stat.split_whitespace().nth(2)?.parse().ok()
+/// One of the figures of a `stat` line: 2 is sectors read, 4 writes, 15 flushes.
+fn figure(stat: &str, nth: usize) -> Option<u64> {
+    stat.split_whitespace().nth(nth)?.parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_third_figure_counts_sectors_read() {
-        assert_eq!(super::read_sectors("  10  2  4096 7 0 0 0 0 0 1 2"), Some(4096));
-        assert_eq!(super::read_sectors(""), None);
+    fn figures_are_found_by_their_place() {
+        let stat = "  10  2  4096 7 33 0 0 0 0 1 2 0 0 0 0 44 1";
+        assert_eq!(super::figure(stat, 2), Some(4096));
+        assert_eq!(super::figure(stat, 4), Some(33));
+        assert_eq!(super::figure(stat, 15), Some(44));
+        assert_eq!(super::figure("", 2), None);
     }
 }

@@ -3,7 +3,8 @@
 use draconis_exchange::contract::Kind;
 use draconis_ext::{InodeNumber, Volume};
 
-use super::{CELL, Random, Record, Workload, cells, contents, create, find, versions, write};
+use super::{CELL, Record, Workload, cells, contents, create, find, versions, write};
+use crate::random::Random;
 
 const PAGES: u64 = 20;
 const PAGE: u64 = 4096;

@@ -4,7 +4,8 @@
 use draconis_exchange::contract::{AttributeChange, Kind};
 use draconis_ext::{InodeNumber, Renaming, Reserve, Volume, XattrSet};
 
-use super::{Random, Record, Workload, cell, cells, contents, create, walk, write};
+use super::{Record, Workload, cell, cells, contents, create, walk, write};
+use crate::random::Random;
 
 pub(super) struct Anything {
     steps: u64,

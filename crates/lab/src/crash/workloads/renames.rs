@@ -5,7 +5,8 @@ use std::sync::{Mutex, PoisonError};
 use draconis_exchange::contract::Kind;
 use draconis_ext::{InodeNumber, Renaming, Volume};
 
-use super::{Random, Record, Workload, cells, contents, create, find, versions, write};
+use super::{Record, Workload, cells, contents, create, find, versions, write};
+use crate::random::Random;
 
 const FILES: u64 = 24;
 const DIRECTORIES: u64 = 3;

@@ -3,7 +3,8 @@
 use draconis_exchange::contract::Kind;
 use draconis_ext::{InodeNumber, Renaming, Volume};
 
-use super::{Random, Record, Workload, cells, contents, create, find, versions, write};
+use super::{Record, Workload, cells, contents, create, find, versions, write};
+use crate::random::Random;
 
 const DOCUMENTS: u64 = 5;
 

@@ -1,0 +1,139 @@
+//! How long each of many operations took, in a few kilobytes.
+//!
+//! ```text
+//!   0 1 2 .. 63 | 64 66 68 .. 126 | 128 132 .. 252 | ...     32 buckets to a doubling
+//! ```
+//!
+//! A bucket is at most a 32nd of its value wide, so a quantile is right within 3 %.
+
+use serde::Serialize;
+
+/// Buckets to a doubling.
+const FINE: u64 = 32;
+/// All of them: every number of 64 bits has one.
+const BUCKETS: usize = (60 * FINE) as usize;
+
+/// Counts of durations.
+#[derive(Clone, Debug)]
+pub struct Latencies {
+    counts: Vec<u64>,
+    total: u64,
+    sum_ns: u64,
+    max_ns: u64,
+}
+
+/// What is told about them.
+#[derive(Clone, Copy, Default, Debug, Serialize)]
+pub struct Quantiles {
+    /// Half are shorter, in nanoseconds.
+    pub p50_ns: u64,
+    /// All but one in ten.
+    pub p90_ns: u64,
+    /// All but one in a hundred.
+    pub p99_ns: u64,
+    /// All but one in a thousand.
+    pub p999_ns: u64,
+    /// All but one in ten thousand.
+    pub p9999_ns: u64,
+    /// The longest.
+    pub max_ns: u64,
+    /// How many took more than ten times the median, as a part of all.
+    pub slow: f64,
+}
+
+impl Default for Latencies {
+    fn default() -> Self {
+        Self { counts: vec![0; BUCKETS], total: 0, sum_ns: 0, max_ns: 0 }
+    }
+}
+
+fn bucket(ns: u64) -> usize {
+    let shift = (ns | 1).ilog2().saturating_sub(FINE.ilog2());
+    (u64::from(shift) * FINE + (ns >> shift)) as usize
+}
+
+/// The middle of a bucket.
+fn middle(bucket: usize) -> u64 {
+    let bucket = bucket as u64;
+    let shift = (bucket / FINE).saturating_sub(1);
+    let least = (bucket - shift * FINE) << shift;
+    least + ((1 << shift) >> 1)
+}
+
+impl Latencies {
+    /// One more.
+    pub fn add(&mut self, ns: u64) {
+        self.counts[bucket(ns)] += 1;
+        self.total += 1;
+        self.sum_ns += ns;
+        self.max_ns = self.max_ns.max(ns);
+    }
+
+    /// Those of another thread.
+    pub fn merge(&mut self, other: &Self) {
+        for (own, more) in self.counts.iter_mut().zip(&other.counts) {
+            *own += more;
+        }
+        self.total += other.total;
+        self.sum_ns += other.sum_ns;
+        self.max_ns = self.max_ns.max(other.max_ns);
+    }
+
+    /// All of them, one after the other, in seconds.
+    pub fn seconds(&self) -> f64 {
+        self.sum_ns as f64 / 1e9
+    }
+
+    fn quantile(&self, part: f64) -> u64 {
+        let rank = ((self.total as f64 * part).ceil() as u64).max(1);
+        let mut seen = 0;
+        for (nth, count) in self.counts.iter().enumerate() {
+            seen += count;
+            if seen >= rank {
+                return middle(nth).min(self.max_ns);
+            }
+        }
+        self.max_ns
+    }
+
+    /// What is told about them.
+    pub fn quantiles(&self) -> Quantiles {
+        let p50_ns = self.quantile(0.5);
+        let slow: u64 = self.counts.iter().skip(bucket(p50_ns * 10) + 1).sum();
+        Quantiles {
+            p50_ns,
+            p90_ns: self.quantile(0.9),
+            p99_ns: self.quantile(0.99),
+            p999_ns: self.quantile(0.999),
+            p9999_ns: self.quantile(0.9999),
+            max_ns: self.max_ns,
+            slow: slow as f64 / self.total.max(1) as f64,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_is_as_wide_as_promised() {
+        for ns in (0..100_000).chain([1 << 40, u64::MAX / 2, u64::MAX]) {
+            let off = middle(bucket(ns)).abs_diff(ns);
+            assert!(off <= ns / FINE, "{ns} became {}", middle(bucket(ns)));
+        }
+    }
+
+    #[test]
+    fn quantiles_of_a_thousand() {
+        let mut all = Latencies::default();
+        (1..=999).for_each(|ms| all.add(ms * 1000));
+        let mut one = Latencies::default();
+        one.add(100_000_000);
+        all.merge(&one);
+        let told = all.quantiles();
+        assert!(told.p50_ns.abs_diff(500_000) < 16_000, "{told:?}");
+        assert!(told.p99_ns.abs_diff(990_000) < 31_000, "{told:?}");
+        assert_eq!((told.max_ns, told.slow), (100_000_000, 0.001));
+    }
+}

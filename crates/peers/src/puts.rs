@@ -1,0 +1,176 @@
+//! Puts: in order, uniform or skewed, durable or not, by one thread or several.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use serde::Serialize;
+
+use crate::keys::{Keys, Pattern, Values, key_of};
+use crate::kv::{self, KvSubject, Opening, Statistics};
+use crate::latency::{Latencies, Quantiles};
+
+/// What is put where.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// The store.
+    #[arg(long)]
+    store: String,
+    /// An empty directory for it.
+    #[arg(long)]
+    dir: PathBuf,
+    /// How many puts.
+    #[arg(long)]
+    count: u64,
+    /// Keys to choose from.
+    #[arg(long)]
+    keyspace: u64,
+    /// Bytes of a value.
+    #[arg(long, default_value_t = 512)]
+    value: usize,
+    /// How keys are chosen.
+    #[arg(long)]
+    pattern: Pattern,
+    /// Each put is durable before the next.
+    #[arg(long)]
+    sync: bool,
+    /// Threads that put.
+    #[arg(long, default_value_t = 1)]
+    writers: u64,
+    /// What replays chance.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Puts stop after so many milliseconds.
+    #[arg(long, default_value_t = u64::MAX)]
+    most_ms: u64,
+    /// Memory of the store, in bytes; its own choice without it.
+    #[arg(long)]
+    cache: Option<u64>,
+    /// Flush by system calls rather than a ring, so that they can be counted from outside.
+    #[arg(long)]
+    calls: bool,
+}
+
+/// How it went.
+#[derive(Debug, Serialize)]
+pub struct Outcome {
+    /// Puts that were made.
+    puts: u64,
+    /// How long they took.
+    seconds: f64,
+    /// How long each took.
+    latency: Quantiles,
+    /// How many of a sample had their values afterwards.
+    found: u64,
+    /// Of how many.
+    looked_for: u64,
+    /// What the store counted.
+    #[serde(flatten)]
+    statistics: Statistics,
+}
+
+/// Runs it.
+///
+/// # Errors
+/// What the store says.
+pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
+    let how = Opening {
+        durable: arguments.sync,
+        cache_bytes: arguments.cache,
+        calls: arguments.calls,
+        ..Opening::default()
+    };
+    let store = kv::open(&arguments.store, &arguments.dir, how)?;
+    let started = Instant::now();
+    let latencies = put_all(&*store, arguments, started)?;
+    let seconds = started.elapsed().as_secs_f64();
+    let statistics = store.statistics()?;
+    let puts = latencies.iter().map(|(puts, _)| puts).sum();
+    let looked_for = latencies.first().map_or(0, |(puts, _)| *puts).min(100);
+    let mut again = arguments.keys(0);
+    let mut values = Values::new(arguments.seed, arguments.value);
+    let mut found = 0;
+    for _ in 0..looked_for {
+        let number = again.next();
+        let value = store.get(&key_of(number))?;
+        found += u64::from(value.as_deref() == Some(values.of(number, 0)));
+    }
+    // What was measured is a store: it forgets what it is told to.
+    store.put(b"a key of ours", b"")?;
+    store.delete(b"a key of ours")?;
+    if store.get(b"a key of ours")?.is_some() {
+        bail!("{} keeps what was removed", arguments.store);
+    }
+    store.sync()?;
+    let mut all = Latencies::default();
+    latencies.iter().for_each(|(_, one)| all.merge(one));
+    Ok(Outcome { puts, seconds, latency: all.quantiles(), found, looked_for, statistics })
+}
+
+impl Arguments {
+    fn keys(&self, nth: u64) -> Keys {
+        Keys::new(self.pattern, self.keyspace, nth, self.writers.max(1), self.seed)
+    }
+}
+
+/// What each writer put.
+fn put_all(
+    store: &dyn KvSubject,
+    arguments: &Arguments,
+    started: Instant,
+) -> anyhow::Result<Vec<(u64, Latencies)>> {
+    let writers = arguments.writers.max(1);
+    let most = Duration::from_millis(arguments.most_ms);
+    let one = |nth: u64| -> anyhow::Result<(u64, Latencies)> {
+        let share = arguments.count / writers + u64::from(nth < arguments.count % writers);
+        let (mut keys, mut latencies) = (arguments.keys(nth), Latencies::default());
+        let mut values = Values::new(arguments.seed, arguments.value);
+        for done in 0..share {
+            let number = keys.next();
+            let (key, value) = (key_of(number), values.of(number, 0));
+            let before = Instant::now();
+            store.put(&key, value)?;
+            latencies.add(before.elapsed().as_nanos() as u64);
+            if done % 64 == 0 && started.elapsed() > most {
+                return Ok((done + 1, latencies));
+            }
+        }
+        Ok((share, latencies))
+    };
+    std::thread::scope(|scope| {
+        let all: Vec<_> = (0..writers).map(|nth| scope.spawn(move || one(nth))).collect();
+        let panicked = |_| Err(anyhow::anyhow!("a writer panicked"));
+        all.into_iter().map(|one| one.join().unwrap_or_else(panicked)).collect()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_store_finds_what_was_put() {
+        for store in kv::STORES {
+            for sync in [false, true] {
+                let dir = tempfile::tempdir().unwrap();
+                let outcome = run(&Arguments {
+                    store: (*store).into(),
+                    dir: dir.path().join("db"),
+                    count: 300,
+                    keyspace: 200,
+                    value: 100,
+                    pattern: Pattern::Skewed,
+                    sync,
+                    writers: 2,
+                    seed: 3,
+                    most_ms: u64::MAX,
+                    cache: None,
+                    calls: false,
+                })
+                .unwrap();
+                assert_eq!((outcome.puts, outcome.found), (300, outcome.looked_for), "{store}");
+                assert!(outcome.latency.max_ns >= outcome.latency.p50_ns);
+            }
+        }
+    }
+}

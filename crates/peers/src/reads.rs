@@ -1,0 +1,330 @@
+//! Reads that are checked: a store is filled, closed and opened, then read.
+//!
+//! ```text
+//!   fill, every key once, in any order or theirs ─▶ close, leave the kernel's cache, open
+//!     ─▶ scan, cold, which warms
+//!     ─▶ for each pattern: point reads ─▶ scan ─▶ overwrites (if asked for), read again
+//! ```
+//!
+//! Law: whatever a read gives is compared with what was put there; the clock stands still
+//! meanwhile. One wrong byte and there is no result.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use serde::Serialize;
+
+use crate::keys::{Keys, Pattern, Values, key_of, number_of};
+use crate::kv::{self, KvSubject, Opening};
+use crate::latency::{Latencies, Quantiles};
+use crate::random::Random;
+
+/// Pairs that are loaded at once.
+const BATCH: usize = 1000;
+
+/// What is read.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// The store.
+    #[arg(long)]
+    store: String,
+    /// An empty directory for it.
+    #[arg(long)]
+    dir: PathBuf,
+    /// Keys, each put once.
+    #[arg(long)]
+    keyspace: u64,
+    /// Bytes of a value.
+    #[arg(long, default_value_t = 512)]
+    value: usize,
+    /// Reads of each pattern.
+    #[arg(long)]
+    reads: u64,
+    /// Put the keys in their order at first: a tree that memory does not hold would take
+    /// hours in any other.
+    #[arg(long)]
+    in_order: bool,
+    /// Keys that are overwritten, one by one and anywhere, before they are read again.
+    #[arg(long, default_value_t = 0)]
+    overwrites: u64,
+    /// What replays chance.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Each phase stops after so many milliseconds.
+    #[arg(long, default_value_t = u64::MAX)]
+    most_ms: u64,
+    /// Memory of the store, in bytes; its own choice without it.
+    #[arg(long)]
+    cache: Option<u64>,
+    /// A control group to join before anything else.
+    #[arg(long)]
+    cgroup: Option<PathBuf>,
+}
+
+/// One phase.
+#[derive(Debug, Serialize)]
+pub struct Phase {
+    /// Operations.
+    count: u64,
+    /// How long they took, without the checks.
+    seconds: f64,
+    /// How long each took; nothing of a scan.
+    latency: Option<Quantiles>,
+}
+
+/// How it went. Every value that was read was the one that was put.
+#[derive(Debug, Serialize)]
+pub struct Outcome {
+    /// All keys, put once.
+    load: Phase,
+    /// All keys in order, after opening, from the device.
+    cold_scan: Phase,
+    /// Each key as likely.
+    uniform: Phase,
+    /// Nine of ten to a tenth of the keys.
+    skewed: Phase,
+    /// All keys in order.
+    scan: Phase,
+    /// Overwrites, one by one, uniform.
+    overwrite: Option<Phase>,
+    /// Uniform, after the overwrites.
+    again: Option<Phase>,
+    /// Bytes that the store takes on the disk at the end.
+    disk_bytes: u64,
+    /// The most memory that the process had for itself, in bytes.
+    peak_bytes: u64,
+}
+
+/// Runs it.
+///
+/// # Errors
+/// What the store says, or that it gave what was not put there.
+pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
+    crate::group::join(arguments.cgroup.as_deref())?;
+    let scarce = arguments.cgroup.is_some();
+    let how = Opening { cache_bytes: arguments.cache, scarce, ..Opening::default() };
+    let open = || kv::open(&arguments.store, &arguments.dir, how);
+    let mut reading = Reading::new(arguments, open()?);
+    let load = reading.load()?;
+    drop(reading.store.take());
+    forget(&arguments.dir)?;
+    reading.store = Some(open()?);
+    let cold_scan = reading.scan()?;
+    let uniform = reading.point_reads(Pattern::Uniform)?;
+    let skewed = reading.point_reads(Pattern::Skewed)?;
+    let scan = reading.scan()?;
+    let (mut overwrite, mut again) = (None, None);
+    if arguments.overwrites > 0 {
+        overwrite = Some(reading.overwrite()?);
+        again = Some(reading.point_reads(Pattern::Uniform)?);
+    }
+    drop(reading);
+    let disk_bytes = disk_bytes(&arguments.dir)?;
+    let peak_bytes = peak_bytes();
+    Ok(Outcome { load, cold_scan, uniform, skewed, scan, overwrite, again, disk_bytes, peak_bytes })
+}
+
+/// The most memory that this process had, without the files that it mapped; 0 where the
+/// kernel does not say.
+fn peak_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let kib = |key: &str| {
+        let line = text.lines().find(|line| line.starts_with(key));
+        line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).unwrap_or(0)
+    };
+    // The peak counts mapped files; they are taken off as they are now.
+    kib("VmHWM:").saturating_sub(kib("RssFile:")) * 1024
+}
+
+struct Reading<'a> {
+    arguments: &'a Arguments,
+    store: Option<Box<dyn KvSubject>>,
+    values: Values,
+    /// How often each key was overwritten.
+    versions: Vec<u8>,
+    most: Duration,
+}
+
+impl<'a> Reading<'a> {
+    fn new(arguments: &'a Arguments, store: Box<dyn KvSubject>) -> Self {
+        Self {
+            arguments,
+            store: Some(store),
+            values: Values::new(arguments.seed, arguments.value),
+            versions: vec![0; arguments.keyspace as usize],
+            most: Duration::from_millis(arguments.most_ms),
+        }
+    }
+
+    /// Puts every key once; this never stops early.
+    fn load(&mut self) -> anyhow::Result<Phase> {
+        let store = self.store.as_deref().context("a store")?;
+        let keyspace = self.arguments.keyspace;
+        let order = match self.arguments.in_order {
+            true => (0..keyspace).collect(),
+            false => Random::new(self.arguments.seed).shuffled(keyspace),
+        };
+        let mut seconds = 0.0;
+        for some in order.chunks(BATCH) {
+            let pair = |number: &u64| (key_of(*number).into(), self.values.of(*number, 0).into());
+            let pairs: Vec<_> = some.iter().map(pair).collect();
+            let started = Instant::now();
+            store.load(&pairs)?;
+            seconds += started.elapsed().as_secs_f64();
+        }
+        let started = Instant::now();
+        store.sync()?;
+        seconds += started.elapsed().as_secs_f64();
+        Ok(Phase { count: order.len() as u64, seconds, latency: None })
+    }
+
+    fn point_reads(&mut self, pattern: Pattern) -> anyhow::Result<Phase> {
+        let store = self.store.as_deref().context("a store")?;
+        let seed = self.arguments.seed ^ 0x5EAD;
+        let mut keys = Keys::new(pattern, self.arguments.keyspace, 0, 1, seed);
+        let (started, mut latencies, mut count) = (Instant::now(), Latencies::default(), 0);
+        while count < self.arguments.reads && (count % 64 != 0 || started.elapsed() < self.most) {
+            let number = keys.next();
+            let key = key_of(number);
+            let before = Instant::now();
+            let value = store.get(&key)?;
+            latencies.add(before.elapsed().as_nanos() as u64);
+            let version = self.versions[number as usize].into();
+            if value.as_deref() != Some(self.values.of(number, version)) {
+                bail!("{}: the value of key {number} is wrong", self.arguments.store);
+            }
+            count += 1;
+        }
+        Ok(Phase { count, seconds: latencies.seconds(), latency: Some(latencies.quantiles()) })
+    }
+
+    fn scan(&mut self) -> anyhow::Result<Phase> {
+        let store = self.store.as_deref().context("a store")?;
+        let (mut count, mut checking, mut wrong) = (0, Duration::ZERO, None);
+        // Some stores show bytes that nobody has looked at yet: whoever scans does.
+        let mut copy = Vec::new();
+        let started = Instant::now();
+        store.scan(&mut |key, value| {
+            // A mark of the store's own.
+            if key.is_empty() {
+                return true;
+            }
+            copy.clear();
+            copy.extend_from_slice(value);
+            let before = Instant::now();
+            let version = self.versions.get(count as usize).map_or(0, |version| (*version).into());
+            if number_of(key) != Some(count) || copy != self.values.of(count, version) {
+                wrong = Some(count);
+                return false;
+            }
+            count += 1;
+            checking += before.elapsed();
+            count % 64 != 0 || started.elapsed() < self.most
+        })?;
+        let seconds = started.elapsed().saturating_sub(checking).as_secs_f64();
+        if let Some(number) = wrong {
+            bail!("{}: a scan is wrong at key {number}", self.arguments.store);
+        }
+        if count < self.arguments.keyspace && started.elapsed() < self.most {
+            bail!("{}: a scan ends after {count} keys", self.arguments.store);
+        }
+        Ok(Phase { count, seconds, latency: None })
+    }
+
+    fn overwrite(&mut self) -> anyhow::Result<Phase> {
+        let store = self.store.as_deref().context("a store")?;
+        let arguments = self.arguments;
+        let mut keys = Keys::new(Pattern::Uniform, arguments.keyspace, 0, 1, arguments.seed);
+        let (started, mut latencies, mut count) = (Instant::now(), Latencies::default(), 0);
+        while count < arguments.overwrites && (count % 64 != 0 || started.elapsed() < self.most) {
+            let number = keys.next();
+            let version = &mut self.versions[number as usize];
+            *version = version.wrapping_add(1);
+            let (key, value) = (key_of(number), self.values.of(number, (*version).into()));
+            let before = Instant::now();
+            store.put(&key, value)?;
+            latencies.add(before.elapsed().as_nanos() as u64);
+            count += 1;
+        }
+        let before = Instant::now();
+        store.sync()?;
+        let seconds = latencies.seconds() + before.elapsed().as_secs_f64();
+        Ok(Phase { count, seconds, latency: Some(latencies.quantiles()) })
+    }
+}
+
+/// All files below a directory.
+fn files(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let mut all = vec![];
+    for entry in std::fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.is_dir() { all.extend(files(&path)?) } else { all.push(path) }
+    }
+    Ok(all)
+}
+
+/// Has the kernel forget what it keeps of the files of a directory that nobody has open.
+fn forget(dir: &Path) -> anyhow::Result<()> {
+    for path in files(dir)? {
+        let file = std::fs::File::open(path)?;
+        file.sync_all()?;
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+    }
+    Ok(())
+}
+
+/// What the files of a directory take on the disk.
+fn disk_bytes(dir: &Path) -> anyhow::Result<u64> {
+    use std::os::unix::fs::MetadataExt;
+    files(dir)?.iter().map(|path| Ok(std::fs::metadata(path)?.blocks() * 512)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arguments(store: &str, dir: &Path) -> Arguments {
+        Arguments {
+            store: store.into(),
+            dir: dir.into(),
+            keyspace: 3000,
+            value: 100,
+            reads: 500,
+            in_order: false,
+            overwrites: 400,
+            seed: 3,
+            most_ms: u64::MAX,
+            cache: Some(8 << 20),
+            cgroup: None,
+        }
+    }
+
+    #[test]
+    fn every_store_gives_back_what_it_was_given() {
+        for store in kv::STORES {
+            let dir = tempfile::tempdir().unwrap();
+            let outcome = run(&arguments(store, &dir.path().join("db"))).unwrap();
+            assert_eq!((outcome.cold_scan.count, outcome.scan.count), (3000, 3000), "{store}");
+            assert_eq!((outcome.uniform.count, outcome.skewed.count), (500, 500), "{store}");
+            assert_eq!(outcome.again.unwrap().count, 500, "{store}");
+            assert!(outcome.disk_bytes > 300_000, "{store}: {}", outcome.disk_bytes);
+        }
+    }
+
+    #[test]
+    fn a_wrong_value_is_noticed() {
+        let Some(store) = kv::STORES.first() else { return };
+        let dir = tempfile::tempdir().unwrap();
+        let arguments = arguments(store, &dir.path().join("db"));
+        let open = || kv::open(store, &arguments.dir, Opening::default()).unwrap();
+        let mut reading = Reading::new(&arguments, open());
+        reading.load().unwrap();
+        let one = reading.store.as_deref().unwrap();
+        for number in 0..100 {
+            one.put(&key_of(number), b"spoilt").unwrap();
+        }
+        assert!(reading.scan().is_err());
+        assert!(reading.point_reads(Pattern::Skewed).is_err());
+    }
+}
