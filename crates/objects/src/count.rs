@@ -1,6 +1,7 @@
 //! How much the kv holds: from the index alone, values are not read.
 
 use crate::Result;
+use crate::cursor::Cursor;
 use crate::entry::{Entry, Named, named, value_key};
 use crate::kv::Kv;
 
@@ -24,11 +25,10 @@ impl Kv {
     /// What reading the index gave.
     pub fn count(&self) -> Result<KvCount> {
         let snapshot = self.store().snapshot();
-        let index = snapshot.view().index();
+        let (view, io) = (snapshot.view(), snapshot.io());
         let mut count = KvCount::default();
-        let mut from = value_key(&[]);
-        let mut hint = None;
-        while let Some((key, entry)) = index.next(snapshot.io(), &from, None, &mut hint)? {
+        let mut cursor = Cursor::at(view, io, &value_key(&[]))?;
+        while let Some((key, entry)) = cursor.next(view, io)? {
             let Some(Named::Value(name)) = named(&key) else { break };
             count.keys += 1;
             count.key_bytes += name.len() as u64;
@@ -40,8 +40,6 @@ impl Kv {
                 }
                 _ => {}
             }
-            from = key;
-            from.push(0);
         }
         Ok(count)
     }

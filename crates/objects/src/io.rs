@@ -9,7 +9,7 @@ use std::hash::BuildHasherDefault;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use draconis_device::{Disk, Extent, Ticket as DiskTicket};
+use draconis_device::{Disk, Extent, Ticket as DiskTicket, Urgency};
 use draconis_exchange::heap::Private;
 use parking_lot::{Mutex, RwLock};
 use quick_cache::sync::{Cache, DefaultLifecycle};
@@ -25,6 +25,11 @@ use crate::{Error, Result};
 
 /// Reads longer than this are not remembered.
 const REMEMBERED_MAX: u64 = 64 << 10;
+
+/// Payloads that lie no further apart are read as one.
+const FAR_GAP: u64 = 16 << 10;
+/// The longest read of several payloads.
+const FAR_MAX: u64 = 256 << 10;
 
 #[derive(Clone, Debug)]
 struct ByWeight;
@@ -314,6 +319,87 @@ impl Io {
             self.verify(data, stored)?;
             Ok(stored[data.skip as usize..][..data.len as usize].to_vec())
         })
+    }
+
+    /// What of payloads must come from the disk, asked for together; what lies close to each
+    /// other in one request. `None` is what is in memory, or what could not be read.
+    pub fn read_far(&self, all: &[&Data]) -> Vec<Option<Vec<u8>>> {
+        let mut values = vec![None; all.len()];
+        let mut far: Vec<usize> = (0..all.len()).filter(|&nth| !self.is_near(all[nth])).collect();
+        if far.len() < 2 {
+            return values;
+        }
+        far.sort_unstable_by_key(|&nth| all[nth].at);
+        let page = self.page();
+        let sector = u64::from(self.disk.properties().sector_bytes);
+        let limit = self.geometry.disk_bytes - self.geometry.disk_bytes % sector;
+        let pages = |data: &Data| {
+            (data.at / page * page, data.end().next_multiple_of(page).min(limit))
+        };
+        let mut runs: Vec<(u64, u64, Vec<usize>)> = vec![];
+        for nth in far {
+            let (start, end) = pages(all[nth]);
+            if start >= end {
+                continue;
+            }
+            match runs.last_mut() {
+                Some((from, to, members))
+                    if start <= *to + FAR_GAP && end.max(*to) - *from <= FAR_MAX =>
+                {
+                    *to = end.max(*to);
+                    members.push(nth);
+                }
+                _ => runs.push((start, end, vec![nth])),
+            }
+        }
+        let reads: Vec<_> = runs
+            .into_iter()
+            .map(|(from, to, members)| {
+                self.misses.fetch_add(1, Ordering::Relaxed);
+                let into = Private::unset((to - from) as usize).into();
+                let extent = Extent::new(from, to - from);
+                (from, members, self.disk.read(extent, into, Urgency::Ahead))
+            })
+            .collect();
+        for (from, members, read) in reads {
+            let Some(Ok(block)) = read.wait() else { continue };
+            let bytes = block.into_private();
+            for nth in members {
+                let data = all[nth];
+                let start = (data.at - from) as usize;
+                let Some(stored) = bytes.get(start..start + data.stored as usize) else { continue };
+                if self.verify(data, stored).is_err() {
+                    continue;
+                }
+                let value = &stored[data.skip as usize..][..data.len as usize];
+                values[nth] = Some(value.to_vec());
+                self.keep_pages(from, &bytes, pages(data));
+            }
+        }
+        values
+    }
+
+    /// Whether a payload can be had without the disk.
+    fn is_near(&self, data: &Data) -> bool {
+        let (first, last) = (data.at / self.page(), (data.end().max(1) - 1) / self.page());
+        !self.geometry.holds(data.at, u64::from(data.stored))
+            || (first..=last).all(|index| self.pages.contains_key(&index))
+            || self.recent(data.at, data.stored as usize).is_some()
+    }
+
+    /// Remembers pages of what was read at `at`, of which something was verified.
+    fn keep_pages(&self, at: u64, bytes: &[u8], (from, to): (u64, u64)) {
+        let page = self.page();
+        if to - from > REMEMBERED_MAX {
+            return;
+        }
+        for index in from / page..to.div_ceil(page) {
+            let start = (index * page - at) as usize;
+            let end = bytes.len().min(start + page as usize);
+            if !self.pages.contains_key(&index) {
+                self.pages.insert(index, Arc::from(&bytes[start..end]));
+            }
+        }
     }
 
     /// Bytes that a pointer leads to.

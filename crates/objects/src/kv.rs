@@ -8,12 +8,13 @@
 //! is no compaction: what is overwritten makes segments empty, and the cleaner works as much
 //! as is written.
 
+use std::collections::VecDeque;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
-use crate::entry::{Entry, Key, Named, named, value_key};
+use crate::cursor::Cursor;
+use crate::entry::{Data, Entry, Key, Named, named, value_key};
 use crate::store::Snapshot;
-use crate::tree::Found;
 use crate::{Error, Group, Refused, Result, Store, Ticket};
 
 /// The key-value store of a [`Store`].
@@ -195,7 +196,7 @@ impl KvSnapshot {
                 end
             }
         };
-        Scan { snapshot: self.clone(), from, to, front: None, back: None, is_over: false }
+        Scan { snapshot: self.clone(), from, to, front: End::default(), back: End::default() }
     }
 }
 
@@ -203,61 +204,148 @@ impl KvSnapshot {
 #[derive(Debug)]
 pub struct Scan {
     snapshot: KvSnapshot,
+    /// Keys from here on, and before that, were not given yet.
     from: Key,
     to: Key,
-    front: Option<Found>,
-    back: Option<Found>,
+    front: End,
+    back: End,
+}
+
+/// One end of a scan: what was read ahead of it.
+#[derive(Debug, Default)]
+struct End {
+    cursor: Option<Cursor>,
+    ready: VecDeque<(Key, Ready)>,
+    /// Pairs that were asked for last.
+    asked: usize,
     is_over: bool,
 }
 
-impl Scan {
-    fn give(&mut self, found: Result<Option<(Key, Entry)>>, is_front: bool) -> Option<Pair> {
-        let (key, entry) = match found {
-            Ok(Some(pair)) => pair,
-            Ok(None) => {
-                self.is_over = true;
-                return None;
-            }
-            Err(error) => {
-                self.is_over = true;
-                return Some(Err(error));
-            }
-        };
-        if is_front {
-            self.from = key.clone();
-            self.from.push(0);
-        } else {
-            self.to = key.clone();
-        }
-        let Some(Named::Value(name)) = named(&key) else { return None };
-        Some(self.snapshot.value(&entry).map(|value| (name.to_vec(), value)))
-    }
+#[derive(Debug)]
+enum Ready {
+    Value(Result<Vec<u8>>),
+    /// A long value is read when it is given.
+    Long(Entry),
+    Failed(Error),
 }
 
+/// What is read ahead of a scan at most: pairs, and bytes of values.
+const AHEAD: usize = 256;
+const AHEAD_BYTES: usize = 512 << 10;
+
 type Pair = Result<(Vec<u8>, Vec<u8>)>;
+
+impl Scan {
+    fn end(&mut self, is_front: bool) -> &mut End {
+        if is_front { &mut self.front } else { &mut self.back }
+    }
+
+    /// The next pair of one end.
+    fn give(&mut self, is_front: bool) -> Option<Pair> {
+        if self.from >= self.to {
+            return None;
+        }
+        if self.end(is_front).ready.is_empty() {
+            self.read_ahead(is_front);
+        }
+        let (key, ready) = self.end(is_front).ready.pop_front()?;
+        let value = match ready {
+            Ready::Value(value) => value,
+            Ready::Long(entry) => self.snapshot.value(&entry),
+            Ready::Failed(error) => return Some(Err(error)),
+        };
+        // What the other end gave is not given again.
+        if key < self.from || key >= self.to {
+            self.from = self.to.clone();
+            return None;
+        }
+        let name = match named(&key) {
+            Some(Named::Value(name)) => name.to_vec(),
+            _ => return None,
+        };
+        if is_front {
+            self.from = key;
+            self.from.push(0);
+        } else {
+            self.to = key;
+        }
+        Some(value.map(|value| (name, value)))
+    }
+
+    /// Reads what comes next at one end: a few pairs at first, then more.
+    fn read_ahead(&mut self, is_front: bool) {
+        if self.end(is_front).is_over {
+            return;
+        }
+        let snapshot = self.snapshot.clone();
+        let asked = (self.end(is_front).asked * 4).clamp(4, AHEAD);
+        self.end(is_front).asked = asked;
+        let mut found: Vec<(Key, Entry)> = Vec::with_capacity(asked);
+        let failed = self.look_ahead(&snapshot.snapshot, is_front, asked, &mut found).err();
+        let near: Vec<&Data> = found
+            .iter()
+            .filter_map(|(_, entry)| match entry {
+                Entry::Data(data) => Some(data),
+                _ => None,
+            })
+            .collect();
+        let mut values = snapshot.snapshot.read_many(&near).into_iter();
+        let end = self.end(is_front);
+        for (key, entry) in found {
+            let ready = match entry {
+                Entry::Data(_) => Ready::Value(values.next().unwrap_or(Ok(vec![]))),
+                long => Ready::Long(long),
+            };
+            end.ready.push_back((key, ready));
+        }
+        if let Some(error) = failed {
+            end.is_over = true;
+            end.ready.push_back((Key::new(), Ready::Failed(error)));
+        }
+    }
+
+    fn look_ahead(
+        &mut self,
+        snapshot: &Snapshot,
+        is_front: bool,
+        asked: usize,
+        found: &mut Vec<(Key, Entry)>,
+    ) -> Result<()> {
+        let (view, io) = (snapshot.view(), snapshot.io());
+        let (from, to) = (self.from.clone(), self.to.clone());
+        let end = self.end(is_front);
+        let cursor = match &mut end.cursor {
+            Some(cursor) => cursor,
+            none if is_front => none.insert(Cursor::at(view, io, &from)?),
+            none => none.insert(Cursor::before(view, io, &to)?),
+        };
+        let mut bytes = 0;
+        while found.len() < asked && bytes < AHEAD_BYTES {
+            match cursor.next(view, io)? {
+                Some((key, entry)) if key >= from && key < to => {
+                    bytes += entry.covers() as usize;
+                    found.push((key, entry));
+                }
+                _ => {
+                    end.is_over = true;
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+}
 
 impl Iterator for Scan {
     type Item = Pair;
 
     fn next(&mut self) -> Option<Pair> {
-        if self.is_over || self.from >= self.to {
-            return None;
-        }
-        let snapshot = &self.snapshot.snapshot;
-        let index = snapshot.view().index();
-        let found = index.next(snapshot.io(), &self.from, Some(&self.to), &mut self.front);
-        self.give(found, true)
+        self.give(true)
     }
 }
 
 impl DoubleEndedIterator for Scan {
     fn next_back(&mut self) -> Option<Pair> {
-        if self.is_over || self.from >= self.to {
-            return None;
-        }
-        let snapshot = &self.snapshot.snapshot;
-        let index = snapshot.view().index();
-        let found = index.previous(snapshot.io(), &self.from, &self.to, &mut self.back);
-        self.give(found, false)
+        self.give(false)
     }
 }

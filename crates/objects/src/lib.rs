@@ -41,6 +41,7 @@ mod clean;
 mod codec;
 mod core;
 mod count;
+mod cursor;
 mod disk;
 mod entry;
 mod error;

@@ -7,6 +7,7 @@ use draconis_device::Disk;
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::core::{Core, Counters};
+use crate::cursor::Cursor;
 use crate::entry::{Data, Entry, Named, named, object_key};
 use crate::io::{CacheInfo, Io};
 use crate::view::View;
@@ -464,6 +465,20 @@ impl Snapshot {
         }
     }
 
+    /// Payloads that the index led to: what the disk has is asked for together.
+    pub(crate) fn read_many(&self, all: &[&Data]) -> Vec<Result<Vec<u8>>> {
+        let mut found = self.io.read_far(all);
+        let answers = all.iter().zip(&mut found).map(|(data, far)| match far.take() {
+            Some(value) => Ok(value),
+            // In memory, or not what was expected: once more, for an error that says it all.
+            None => {
+                let mut value = vec![0; data.len as usize];
+                self.read_data(data, &mut value).map(|()| value)
+            }
+        });
+        answers.collect()
+    }
+
     /// As [`Store::len`].
     ///
     /// # Errors
@@ -478,18 +493,14 @@ impl Snapshot {
     /// As [`Store::list`].
     pub fn list(&self) -> Result<Vec<(ObjectId, u64)>> {
         let mut out = vec![];
-        let mut hint = None;
-        let mut from = object_key(ObjectId(0));
-        let index = self.view.index();
-        while let Some((key, entry)) = index.next(&*self.io, &from, None, &mut hint)? {
+        let mut cursor = Cursor::at(&self.view, &*self.io, &object_key(ObjectId(0)))?;
+        while let Some((key, entry)) = cursor.next(&self.view, &*self.io)? {
             let Some(Named::Object(id)) = named(&key) else { break };
             if let Entry::Object(record) = entry
                 && !record.is_value
             {
                 out.push((id, record.len));
             }
-            let Some(next) = id.0.checked_add(1) else { break };
-            from = object_key(ObjectId(next));
         }
         Ok(out)
     }

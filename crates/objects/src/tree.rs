@@ -237,6 +237,16 @@ impl Found {
         }
     }
 
+    /// First key that the leaf may have.
+    pub fn lower(&self) -> &Key {
+        &self.lower
+    }
+
+    /// First key that it may not have.
+    pub fn upper(&self) -> Option<&Key> {
+        self.upper.as_ref()
+    }
+
     /// Whether `key` is looked for here.
     pub fn may_have(&self, key: &[u8]) -> bool {
         self.lower.as_slice() <= key && self.upper.as_ref().is_none_or(|upper| key < upper)
@@ -290,6 +300,11 @@ impl Tree {
     /// The leaf in which `key` is or would be.
     pub fn leaf_of(&self, nodes: &dyn Nodes, key: &[u8]) -> Result<Option<Found>> {
         self.descend(nodes, key, false)
+    }
+
+    /// The leaf in which the last key before `key` is, if there is one.
+    pub fn leaf_before(&self, nodes: &dyn Nodes, key: &[u8]) -> Result<Option<Found>> {
+        self.descend(nodes, key, true)
     }
 
     pub fn get(&self, nodes: &dyn Nodes, key: &[u8]) -> Result<Option<Entry>> {

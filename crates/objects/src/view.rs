@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::entry::{Data, Entry, Key, Named, extent_key, named, object_key};
+use crate::entry::{Data, Entry, Named, extent_key, named, object_key};
 use crate::layer::{Layer, Sorted, intervals};
 use crate::tree::{Found, Nodes, Tree};
 use crate::{ObjectId, Result};
@@ -99,68 +99,6 @@ impl Index<'_> {
             done = end;
         }
         below.resolve(nodes, id, (done, to), hint, take)
-    }
-
-    /// The first pair at `from` or behind it that nothing hides, before `to`. Not for
-    /// intervals.
-    pub fn next(
-        &self,
-        nodes: &dyn Nodes,
-        from: &[u8],
-        to: Option<&[u8]>,
-        hint: &mut Option<Found>,
-    ) -> Result<Option<(Key, Entry)>> {
-        let mut from = Key::from_slice(from);
-        loop {
-            let mut best = self.tree.at_or_after(nodes, &from, hint)?;
-            // From old to new: of one key, the newest counts.
-            for layer in
-                self.layers.iter().rev().map(|layer| &**layer as &dyn Sorted).chain(self.top)
-            {
-                if let Some((key, entry)) = layer.at_or_after(&from)
-                    && best.as_ref().is_none_or(|(have, _)| key <= have)
-                {
-                    best = Some((key.clone(), entry.clone()));
-                }
-            }
-            match best {
-                Some((key, _)) if to.is_some_and(|to| key.as_slice() >= to) => return Ok(None),
-                Some((key, Entry::Gone)) => {
-                    from = key;
-                    from.push(0);
-                }
-                other => return Ok(other),
-            }
-        }
-    }
-
-    /// The last pair before `to` that nothing hides, at `from` or behind it. Not for
-    /// intervals.
-    pub fn previous(
-        &self,
-        nodes: &dyn Nodes,
-        from: &[u8],
-        to: &[u8],
-        hint: &mut Option<Found>,
-    ) -> Result<Option<(Key, Entry)>> {
-        let mut to = Key::from_slice(to);
-        loop {
-            let mut best = self.tree.before(nodes, &to, hint)?;
-            for layer in
-                self.layers.iter().rev().map(|layer| &**layer as &dyn Sorted).chain(self.top)
-            {
-                if let Some((key, entry)) = layer.before(&to)
-                    && best.as_ref().is_none_or(|(have, _)| key >= have)
-                {
-                    best = Some((key.clone(), entry.clone()));
-                }
-            }
-            match best {
-                Some((key, _)) if key.as_slice() < from => return Ok(None),
-                Some((key, Entry::Gone)) => to = key,
-                other => return Ok(other),
-            }
-        }
     }
 
     /// An object's record.
