@@ -281,7 +281,7 @@ impl Core {
         let ticket = Ticket(self.batch.seq - u64::from(self.is_batch_empty()));
         self.counters.groups += 1;
         self.counters.payload_bytes += group.bytes.len() as u64;
-        let worked = match self.batch.bytes >= commit_bytes() {
+        let worked = match self.batch.bytes >= self.commit_limit() {
             true => self.commit(),
             false => Ok(()),
         }
@@ -359,6 +359,11 @@ impl Core {
             return Err(Error::Misuse("a key that is too long"));
         }
         Ok(())
+    }
+
+    /// A commit that nobody waits for is handed over when it has so many bytes.
+    fn commit_limit(&self) -> usize {
+        commit_bytes().min(self.layout.commit_bytes())
     }
 
     /// The longest payload of one entry.
@@ -628,7 +633,7 @@ impl Core {
     /// Gives the first frames of a long commit to the disk.
     fn early(&mut self) -> Result<()> {
         let waiting: usize = self.batch.done.iter().map(|done| done.len).sum();
-        if waiting < 4 * commit_bytes() {
+        if waiting < self.commit_limit().saturating_mul(4) {
             return Ok(());
         }
         // One frame stays: the last one says that it is the last.

@@ -46,7 +46,8 @@ impl Omission {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(not(feature = "torture"), allow(dead_code))]
 pub struct Settings {
-    /// A commit is handed over when it has so many bytes.
+    /// A commit is handed over when it has so many bytes, if the layout does not want it
+    /// sooner.
     pub commit_bytes: usize,
     /// Bytes of log after which the disk is asked to flush.
     pub barrier_bytes: u64,
@@ -56,7 +57,7 @@ pub struct Settings {
 
 impl Settings {
     /// As stores are.
-    pub const USUAL: Self = Self { commit_bytes: 1 << 20, barrier_bytes: 32 << 20, without: None };
+    pub const USUAL: Self = Self { commit_bytes: usize::MAX, barrier_bytes: 32 << 20, without: None };
 }
 
 #[cfg(feature = "torture")]
@@ -89,7 +90,7 @@ mod set {
 #[cfg(feature = "torture")]
 pub use set::set;
 
-/// A commit is handed over when it has so many bytes.
+/// A commit is handed over when it has so many bytes, if not sooner.
 #[inline]
 pub(crate) fn commit_bytes() -> usize {
     set::settings().commit_bytes

@@ -38,6 +38,9 @@ pub(crate) trait Layout: Send + Sync {
     fn stream_of(&self, kind: Kind) -> usize;
     /// The longest frame, in bytes: what is worth one request.
     fn frame_bytes(&self) -> usize;
+    /// What is gathered of changes that nobody waits for, in bytes: the more, the less is
+    /// lost where frames end.
+    fn commit_bytes(&self) -> usize;
     /// What the cleaner reads at once, in bytes.
     fn read_bytes(&self) -> usize;
     /// About how long a node is, in bytes.

@@ -41,6 +41,10 @@ impl Layout for Cow {
         (1 << 20).min(self.segment_bytes as usize)
     }
 
+    fn commit_bytes(&self) -> usize {
+        (4 << 20).min(self.log_bytes() / 2) as usize
+    }
+
     fn read_bytes(&self) -> usize {
         // Whoever waits for a commit waits for it too.
         128 << 10

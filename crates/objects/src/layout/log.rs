@@ -23,6 +23,10 @@ impl Layout for Log {
         (4 << 20).min(self.segment_bytes as usize)
     }
 
+    fn commit_bytes(&self) -> usize {
+        (8 << 20).min(self.log_bytes() / 2) as usize
+    }
+
     fn read_bytes(&self) -> usize {
         // As long as it takes to go there and back.
         4 << 20
