@@ -63,6 +63,7 @@ fn main() {
             let start = Instant::now();
             let dev0 = clock.now_ns();
             let mut lat: Vec<u64> = vec![];
+            let mut slow = 0u64;
             let mut cpu: Vec<u64> = vec![];
             for n in 0..blocks {
                 let b = match p {
@@ -73,12 +74,23 @@ fn main() {
                 };
                 let mut g = Group::new();
                 g.write(id, b * block, &payload);
+                let c0 = if every == 1 { Some(store.info().counters) } else { None };
+                let st0 = disk.statistics();
                 let t = Instant::now();
                 let v = clock.now_ns();
                 let ticket = store.submit(g, &[]).unwrap();
                 if every > 0 && n % every == every - 1 {
                     store.wait(ticket).unwrap();
                     lat.push(clock.now_ns() - v);
+                    let took = clock.now_ns() - v;
+                    if let Some(c0) = c0 && took > 220_000 {
+                        slow += 1;
+                        if slow % 97 == 1 || took > 900_000 {
+                            let c = store.info().counters;
+                            let st = disk.statistics();
+                            eprintln!("{took} ns: ckpt {} cleaned {} moved {} index {} written {} commits {} {:?} {:?}", c.checkpoints - c0.checkpoints, c.cleaned - c0.cleaned, c.moved_bytes - c0.moved_bytes, c.index_bytes - c0.index_bytes, c.written_bytes - c0.written_bytes, c.commits - c0.commits, st0, st);
+                        }
+                    }
                 }
                 cpu.push(t.elapsed().as_nanos() as u64);
             }

@@ -7,27 +7,29 @@
 
 use crate::core::{Core, live_parts};
 use crate::entry::{Data, Entry, Key};
-use crate::frame::{Header, Item, Items};
+use crate::frame::{HEADER, Header, Item, Items};
 use crate::layout::Kind;
 use crate::segment::State;
 use crate::tree::{Node, Ptr};
 use crate::{Error, Result};
 use draconis_exchange::heap::Private;
 
+/// What one group looks at, at most, if it is short.
+const CLEANED_AT_ONCE: u64 = 96 << 10;
+
 /// Something in a frame that may be alive.
 #[derive(Debug)]
 enum Candidate {
     Payload(Key, Data),
     Node { at: u64, len: u32 },
-    Chunk { at: u64 },
+    Chunk { at: u64, len: u32 },
 }
 
 impl Candidate {
     fn len(&self) -> u64 {
         match self {
             Self::Payload(_, data) => u64::from(data.stored) + 64,
-            Self::Node { len, .. } => u64::from(*len) + 64,
-            Self::Chunk { .. } => 64,
+            Self::Node { len, .. } | Self::Chunk { len, .. } => u64::from(*len) + 64,
         }
     }
 }
@@ -41,9 +43,8 @@ pub(crate) struct Cleaning {
     /// What cleaning it gains, in bytes.
     dead: u64,
     stamp: u64,
-    /// Bytes of the segment from `bytes_at`.
-    bytes: Option<Private>,
-    bytes_at: u32,
+    /// Bytes of the segment, from where they begin.
+    window: Option<(u32, Private)>,
     /// What is left of the frame, last first.
     candidates: Vec<Candidate>,
 }
@@ -224,12 +225,16 @@ impl Core {
         let haste = (missing * 64 * 8 / low).clamp(8, 4 * 64);
         let spent = bytes * self.spent_64ths / 64;
         self.cleaning_debt += spent * len / cleaning.dead * haste / 64;
+        // Nobody pays for many at once.
+        let mut left = (bytes * 16).max(CLEANED_AT_ONCE);
         while self.cleaning_debt > 0
+            && left > 0
             && self.cleaning.is_some()
             && self.segments.free() > self.floor()
         {
             let done = self.clean_step()?;
             self.cleaning_debt = self.cleaning_debt.saturating_sub(done);
+            left = left.saturating_sub(done);
         }
         Ok(())
     }
@@ -267,8 +272,7 @@ impl Core {
             used: segment.used,
             dead: len.saturating_sub(segment.live.max(0) as u64).max(len / 32),
             stamp: segment.stamp,
-            bytes: None,
-            bytes_at: 0,
+            window: None,
             candidates: vec![],
         });
         Ok(true)
@@ -277,32 +281,29 @@ impl Core {
     /// Looks at the next thing in the segment; how many bytes of it that were.
     fn clean_step(&mut self) -> Result<u64> {
         let Some(mut cleaning) = self.cleaning.take() else { return Ok(0) };
-        let start = self.superblock.geometry.start_of(cleaning.segment);
-        if let Some(candidate) = cleaning.candidates.pop() {
-            let moved = self.move_candidate(&cleaning, start, &candidate);
-            return match moved {
-                Ok(()) => {
-                    self.cleaning = Some(cleaning);
-                    Ok(candidate.len())
-                }
-                Err(Error::Corrupt { what, at_bytes }) => {
-                    self.leave(cleaning.segment, what, at_bytes);
-                    Ok(candidate.len())
-                }
-                Err(error) => Err(error),
-            };
-        }
-        if cleaning.pos >= cleaning.used {
+        if cleaning.candidates.is_empty() && cleaning.pos >= cleaning.used {
             self.cleaned_since.insert(cleaning.segment);
             self.counters.cleaned += 1;
             return Ok(64);
         }
-        match self.next_frame(&mut cleaning, start) {
-            Ok(()) => self.cleaning = Some(cleaning),
-            Err(Error::Corrupt { what, at_bytes }) => self.leave(cleaning.segment, what, at_bytes),
-            Err(error) => return Err(error),
+        let start = self.superblock.geometry.start_of(cleaning.segment);
+        let done = match cleaning.candidates.pop() {
+            Some(candidate) => {
+                self.move_candidate(&mut cleaning, start, &candidate).map(|()| candidate.len())
+            }
+            None => self.next_frame(&mut cleaning, start),
+        };
+        match done {
+            Ok(bytes) => {
+                self.cleaning = Some(cleaning);
+                Ok(bytes)
+            }
+            Err(Error::Corrupt { what, at_bytes }) => {
+                self.leave(cleaning.segment, what, at_bytes);
+                Ok(64)
+            }
+            Err(error) => Err(error),
         }
-        Ok(64)
     }
 
     fn leave(&mut self, segment: u32, what: &str, at: u64) {
@@ -310,77 +311,106 @@ impl Core {
         self.segments.all[segment as usize].is_bad = true;
     }
 
-    fn next_frame(&mut self, cleaning: &mut Cleaning, start: u64) -> Result<()> {
-        let page = self.superblock.geometry.page_bytes as usize;
-        let at = start + u64::from(cleaning.pos);
-        let room = (cleaning.used - cleaning.pos) as usize;
-        let gone = Error::Corrupt { what: "a frame", at_bytes: at };
-        let mut wanted = page.min(room);
-        // At most twice: once for the header, once for a frame that is longer.
-        for _ in 0..2 {
-            let held = cleaning.bytes.as_ref().map_or(0, |bytes| {
-                (cleaning.bytes_at as usize + bytes.len()).saturating_sub(cleaning.pos as usize)
-            });
-            if held < wanted {
-                let len = wanted.max(self.layout.read_bytes().min(room)).next_multiple_of(page);
-                cleaning.bytes = Some(self.io.direct(at, len)?);
-                cleaning.bytes_at = cleaning.pos;
-            }
-            let Some(bytes) = &cleaning.bytes else { return Err(gone) };
-            let bytes = &bytes[(cleaning.pos - cleaning.bytes_at) as usize..];
-            let header = Header::peek(bytes, at, self.tag, room as u64).ok_or(gone.clone())?;
-            if header.len as usize > bytes.len() {
-                wanted = header.len as usize;
-                continue;
-            }
-            let table = &bytes[header.table_at as usize..][..header.table_len as usize];
-            if !header.is_whole(bytes, table, self.io.summer) {
-                return Err(gone);
-            }
-            for item in Items::new(table, &header) {
-                cleaning.candidates.extend(match item? {
-                    Item::Pair(_, key, Entry::Data(data)) => {
-                        Some(Candidate::Payload(Key::from_slice(key), data))
-                    }
-                    Item::Pair(..) => None,
-                    Item::Node { at, len } => Some(Candidate::Node { at, len }),
-                    Item::Chunk { at, .. } => Some(Candidate::Chunk { at }),
-                });
-            }
-            cleaning.candidates.reverse();
-            cleaning.pos += header.len;
-            return Ok(());
+    /// Bytes of the segment that is cleaned; what is behind them is read with them.
+    fn bytes_of<'c>(
+        &self,
+        cleaning: &'c mut Cleaning,
+        start: u64,
+        from: u32,
+        len: usize,
+    ) -> Result<&'c [u8]> {
+        let page = self.superblock.geometry.page_bytes;
+        let gone = Error::Corrupt { what: "an item outside of its segment", at_bytes: start };
+        if from as usize + len > cleaning.used as usize {
+            return Err(gone);
         }
-        Err(gone)
+        let is_held = cleaning.window.as_ref().is_some_and(|(at, bytes)| {
+            *at <= from && from as usize + len <= *at as usize + bytes.len()
+        });
+        if !is_held {
+            let first = from - from % page;
+            let whole = ((from - first) as usize + len).next_multiple_of(page as usize);
+            let room = (cleaning.used - first) as usize;
+            let len = whole.max(self.layout.read_bytes()).min(room.next_multiple_of(page as usize));
+            cleaning.window = Some((first, self.io.direct(start + u64::from(first), len)?));
+        }
+        let (at, bytes) = cleaning.window.as_ref().ok_or(gone.clone())?;
+        let from = (from - at) as usize;
+        bytes.get(from..from + len).ok_or(gone)
+    }
+
+    /// Reads what is in the next frame; how many bytes of it are nothing that can be alive.
+    fn next_frame(&mut self, cleaning: &mut Cleaning, start: u64) -> Result<u64> {
+        let page = self.superblock.geometry.page_bytes as usize;
+        let pos = cleaning.pos;
+        let at = start + u64::from(pos);
+        let room = (cleaning.used - pos) as usize;
+        let gone = Error::Corrupt { what: "a frame", at_bytes: at };
+        let first = self.bytes_of(cleaning, start, pos, page.min(room))?;
+        let header = Header::peek(first, at, self.tag, room as u64).ok_or(gone.clone())?;
+        let first = first[..HEADER].to_vec();
+        let (table_at, table_len) = (pos + header.table_at, header.table_len as usize);
+        let is_far = cleaning.window.as_ref().is_none_or(|(from, bytes)| {
+            (table_at as usize + table_len) > *from as usize + bytes.len()
+        });
+        // The table of a long frame is behind its payloads, which are read as they are needed.
+        let table = match is_far {
+            true => {
+                let from = u64::from(table_at) / page as u64 * page as u64;
+                let skip = (u64::from(table_at) - from) as usize;
+                let len = (skip + table_len).next_multiple_of(page);
+                let bytes = self.io.direct(start + from, len)?;
+                bytes[skip..skip + table_len].to_vec()
+            }
+            false => self.bytes_of(cleaning, start, table_at, table_len)?.to_vec(),
+        };
+        if !header.is_whole(&first, &table, self.io.summer) {
+            return Err(gone);
+        }
+        let mut in_items = 0;
+        for item in Items::new(&table, &header) {
+            let candidate = match item? {
+                Item::Pair(_, key, Entry::Data(data)) => {
+                    Candidate::Payload(Key::from_slice(key), data)
+                }
+                Item::Pair(..) => continue,
+                Item::Node { at, len } => Candidate::Node { at, len },
+                Item::Chunk { at, len } => Candidate::Chunk { at, len },
+            };
+            in_items += candidate.len();
+            cleaning.candidates.push(candidate);
+        }
+        cleaning.candidates.reverse();
+        cleaning.pos += header.len;
+        Ok(u64::from(header.len).saturating_sub(in_items) + 64)
     }
 
     fn move_candidate(
         &mut self,
-        cleaning: &Cleaning,
+        cleaning: &mut Cleaning,
         start: u64,
         candidate: &Candidate,
     ) -> Result<()> {
-        let slice = |at: u64, len: u32| -> Result<&[u8]> {
-            let gone = Error::Corrupt { what: "an item outside of its frame", at_bytes: at };
-            let base = start + u64::from(cleaning.bytes_at);
-            let from = at.checked_sub(base).ok_or(gone.clone())? as usize;
-            let bytes = cleaning.bytes.as_deref().ok_or(gone.clone())?;
-            bytes.get(from..from + len as usize).ok_or(gone)
+        let place = |at: u64| {
+            let gone = Error::Corrupt { what: "an item outside of its segment", at_bytes: at };
+            at.checked_sub(start).and_then(|at| u32::try_from(at).ok()).ok_or(gone)
         };
         match candidate {
             Candidate::Payload(key, stored) => {
                 let parts = live_parts(&self.index(), &*self.io, key, stored, &mut None)?;
                 for (key, part) in parts {
-                    let bytes = slice(part.at, part.stored)?;
+                    let stamp = cleaning.stamp;
+                    let bytes =
+                        self.bytes_of(cleaning, start, place(part.at)?, part.stored as usize)?;
                     self.io.verify(&part, bytes)?;
                     let alive = &bytes[part.skip as usize..][..part.len as usize];
-                    let kind = Kind::Moved { age: self.clock.saturating_sub(cleaning.stamp) };
+                    let kind = Kind::Moved { age: self.clock.saturating_sub(stamp) };
                     self.counters.moved_bytes += u64::from(part.len);
-                    self.payload(key, alive, kind, Some(cleaning.stamp))?;
+                    self.payload(key, alive, kind, Some(stamp))?;
                 }
             }
             Candidate::Node { at, len } => {
-                let bytes = slice(*at, *len)?;
+                let bytes = self.bytes_of(cleaning, start, place(*at)?, *len as usize)?;
                 let node = Node::decode(bytes, *at)?;
                 let (key, level) = (Key::from_slice(node.first_key()), node.level());
                 let mut tree = std::mem::take(&mut self.tree);
@@ -390,7 +420,7 @@ impl Core {
                     self.refresh();
                 }
             }
-            Candidate::Chunk { at } => self.move_chunk(*at)?,
+            Candidate::Chunk { at, .. } => self.move_chunk(*at)?,
         }
         Ok(())
     }

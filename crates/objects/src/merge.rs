@@ -32,6 +32,9 @@ const TIER: usize = 8;
 /// Pairs of one step.
 const STEP: usize = 64;
 
+/// Pairs that one group folds, at most.
+const FOLDED_AT_ONCE: u64 = 1024;
+
 /// Runs on their way into the tree.
 pub(crate) struct Merging {
     /// All of them as one.
@@ -134,6 +137,8 @@ impl Core {
             let pairs = folding.credit / span.max(1);
             let is_due = pairs >= STEP as u64 || pairs as usize >= folding.fold.pairs();
             if is_due && has_room {
+                // About a chunk: nobody pays for many at once.
+                let pairs = pairs.min(FOLDED_AT_ONCE);
                 folding.credit -= pairs * span.max(1);
                 self.fold_step(pairs as usize + 1)?;
             }

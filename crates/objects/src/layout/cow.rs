@@ -47,7 +47,7 @@ impl Layout for Cow {
 
     fn read_bytes(&self) -> usize {
         // Whoever waits for a commit waits for it too.
-        128 << 10
+        64 << 10
     }
 
     fn node_bytes(&self) -> usize {
