@@ -27,7 +27,7 @@ pub use damage::{Damage, Harm, damage, fail};
 pub use history::{Contents, History};
 pub use hostile::{base, exercise, spoil};
 pub use judge::{Effort, Judge, Violation};
-pub use making::{Before, making};
+pub use making::make_over;
 pub use run::{Recorded, Tally, cut, record};
 pub use script::{Op, Script, Shape, Step, random, sequence, sequences};
 

@@ -1,7 +1,7 @@
 //! Power cuts, judged: the short form. The long one is `draconis-lab store-crash`.
 
 use draconis_device::CrashOptions;
-use draconis_objects::torture::{self, Before, Effort, Harm, Settings, Shape, Tally};
+use draconis_objects::torture::{self, Effort, Harm, Settings, Shape, Tally};
 
 /// The seed, or its number, in `NAME` of the environment.
 fn number(name: &str, otherwise: u64) -> u64 {
@@ -47,29 +47,15 @@ fn sequences() {
     println!("{all:?} in {:?}", began.elapsed());
 }
 
-/// What was there before: noise, an older store, one with pages of another size.
 #[test]
 fn making() {
     let began = std::time::Instant::now();
+    let first = number("SEED", 1);
     let mut all = Tally::default();
-    for shape in Shape::ALL {
-        let shape = Shape { disk_bytes: 2 << 20, ..shape };
-        let larger = Shape { page_bytes: 8192, segment_bytes: 32 << 10, ..shape };
-        for (nth, older) in [None, Some(shape), Some(larger)].into_iter().enumerate() {
-            // Two stores of one name are told apart by their incarnations, as long as what was
-            // first written to both is alike.
-            for is_namesake in [false, true].into_iter().filter(|it| !it || nth < 2) {
-                let seed = number("SEED", 7) + nth as u64;
-                let script = torture::random(seed, shape, 40);
-                let before = older.map_or(Before::Noise, |of| Before::Store(of, &script));
-                let options = CrashOptions { seed, subsets: 100, exhaustive_sectors: 12 };
-                match torture::making(shape, before, is_namesake, options, Settings::USUAL) {
-                    Ok(tally) => all += tally,
-                    Err(violation) => {
-                        panic!("{shape:?} over {older:?}, {is_namesake}: {violation}")
-                    }
-                }
-            }
+    for seed in first..first + number("RUNS", 4) {
+        match torture::make_over(seed, Settings::USUAL) {
+            Ok(tally) => all += tally,
+            Err(violation) => panic!("SEED={seed} RUNS=1: {violation}"),
         }
     }
     println!("{all:?} in {:?}", began.elapsed());

@@ -11,9 +11,18 @@ use super::run::{SMALL, bytes_of};
 use super::{Contents, Script, Settings, Shape, Tally, Violation, record};
 use crate::{CreateOptions, Error, Store};
 
+impl std::fmt::Debug for Before<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Noise => f.write_str("noise"),
+            Self::Store(shape, _) => shape.fmt(f),
+        }
+    }
+}
+
 /// What is where a store is made.
-#[derive(Clone, Copy, Debug)]
-pub enum Before<'a> {
+#[derive(Clone, Copy)]
+enum Before<'a> {
     /// Bytes that mean nothing.
     Noise,
     /// What a script left of a store of this shape, on a disk as long. It may have the very
@@ -21,11 +30,41 @@ pub enum Before<'a> {
     Store(Shape, &'a Script),
 }
 
+/// Makes a store of each of [`Shape::ALL`] over noise, over an older one like it, and over
+/// one with other pages; the sum.
+///
+/// # Errors
+/// The first promise that is broken.
+pub fn make_over(seed: u64, settings: Settings) -> Result<Tally, Violation> {
+    let mut all = Tally::default();
+    for shape in Shape::ALL {
+        let shape = Shape { disk_bytes: 2 << 20, ..shape };
+        let larger = Shape { page_bytes: 8192, segment_bytes: 32 << 10, ..shape };
+        let script = super::random(seed, shape, 40);
+        let older = Before::Store(shape, &script);
+        // Two stores of one name are told apart by their incarnations, as long as what was
+        // first written to both is alike.
+        for (before, is_namesake) in [
+            (Before::Noise, false),
+            (older, false),
+            (older, true),
+            (Before::Store(larger, &script), false),
+        ] {
+            let options = CrashOptions { seed, subsets: 60, exhaustive_sectors: 12 };
+            let made = making(shape, before, is_namesake, options, settings);
+            all += made.map_err(|Violation(why)| {
+                Violation(format!("{shape:?} over {before:?}, {is_namesake}: {why}"))
+            })?;
+        }
+    }
+    Ok(all)
+}
+
 /// Makes a store, and judges states that power cuts leave of that.
 ///
 /// # Errors
 /// The first promise that is broken.
-pub fn making(
+fn making(
     shape: Shape,
     before: Before<'_>,
     is_namesake: bool,
