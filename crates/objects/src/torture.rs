@@ -29,7 +29,7 @@ pub use hostile::{base, exercise, spoil};
 pub use judge::{Effort, Judge, Violation};
 pub use making::make_over;
 pub use run::{Recorded, Tally, cut, record};
-pub use script::{Op, Script, Shape, Step, random, sequence, sequences};
+pub use script::{Op, Script, Shape, Step, random, random_large, sequence, sequences};
 
 /// Chance that a seed replays (SplitMix64).
 #[derive(Clone, Debug)]

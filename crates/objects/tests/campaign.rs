@@ -1,7 +1,7 @@
 //! Power cuts, judged: the short form. The long one is `draconis-lab store-crash`.
 
 use draconis_device::CrashOptions;
-use draconis_objects::torture::{self, Effort, Harm, Settings, Shape, Tally};
+use draconis_objects::torture::{self, Effort, Harm, Settings, Shape, Tally, Violation};
 
 /// The seed, or its number, in `NAME` of the environment.
 fn number(name: &str, otherwise: u64) -> u64 {
@@ -26,6 +26,43 @@ fn long_runs() {
         }
     }
     println!("{all:?} in {:?}", began.elapsed());
+}
+
+/// Values that are objects, payloads at odd bytes, holes, groups over several segments.
+fn large(seed: u64) -> Result<Tally, Violation> {
+    let shape = Shape::ALL[(seed % 4) as usize];
+    let script = torture::random_large(seed, shape, 100);
+    torture::cut(shape, &script, options(seed), Effort::SOME, Settings::USUAL)
+}
+
+#[test]
+fn large_runs() {
+    let first = number("SEED", 1);
+    let mut all = Tally::default();
+    for seed in first..first + number("RUNS", 8) {
+        match large(seed) {
+            Ok(tally) => all += tally,
+            Err(violation) => panic!("SEED={seed} RUNS=1: {violation}"),
+        }
+    }
+    println!("{all:?}");
+}
+
+/// Segments as long as those of real stores.
+#[test]
+fn real_segments() {
+    let first = number("SEED", 1);
+    let mut all = Tally::default();
+    for seed in first..first + number("RUNS", 1) {
+        let shape = Shape::REAL[(number("SHAPE", 0) % 2) as usize];
+        let script = torture::random_large(seed, shape, 60);
+        let effort = Effort { second_cut: 100, ..Effort::SOME };
+        match torture::cut(shape, &script, options(seed), effort, Settings::USUAL) {
+            Ok(tally) => all += tally,
+            Err(violation) => panic!("SEED={seed} RUNS=1: {shape:?}: {violation}"),
+        }
+    }
+    println!("{all:?}");
 }
 
 #[test]
