@@ -25,7 +25,7 @@ mod script;
 pub use crate::hooks::{Omission, Settings, set};
 pub use damage::{Damage, Harm, damage, fail};
 pub use history::{Contents, History};
-pub use hostile::{base, exercise, spoil};
+pub use hostile::{altered, base, exercise, spoil};
 pub use judge::{Effort, Judge, Violation};
 pub use making::make_over;
 pub use run::{Recorded, Tally, cut, record};
