@@ -1,8 +1,8 @@
 //! Power cuts of object stores, judged: the long form.
 //!
 //! ```text
-//!   seeds ──▶ long runs    cleaning, checkpoints, a full disk, opening again; one of 50 with
-//!        │                 segments as long as those of real stores
+//!   seeds ──▶ long runs    cleaning, checkpoints, a full disk, opening again; one of 400 pieces
+//!        │                 has segments as long as those of real stores
 //!        ├──▶ large runs   groups of several segments, odd bytes, holes
 //!        ├──▶ sequences    up to three steps, every subset of up to twelve sectors
 //!        ├──▶ making       a store is made over noise, and over an older one
@@ -140,7 +140,8 @@ pub fn run(arguments: &StoreCrashArguments) -> anyhow::Result<()> {
 /// Most are sequences, which are shorter.
 fn kind_of(number: u64) -> Kind {
     match number % 50 {
-        0 => Kind::Real,
+        // A hundred times as long as a sequence.
+        0 if number.is_multiple_of(400) => Kind::Real,
         1 => Kind::Making,
         2..=15 => Kind::Runs,
         16..=20 => Kind::Large,
@@ -211,7 +212,7 @@ fn piece(kind: Kind, number: u64, steps: usize) -> Result<(Tally, Harm), Violati
             Ok((torture::cut(shape, &script, options, Effort::SOME, usual)?, Harm::default()))
         }
         Kind::Real => {
-            let shape = Shape::REAL[(number / 50 % 2) as usize];
+            let shape = Shape::REAL[(number / 400 % 2) as usize];
             let options = CrashOptions { seed: number, subsets: 8, exhaustive_sectors: 8 };
             // Each of these copies the disk.
             let effort = Effort { second_cut: 200, ..Effort::SOME };
