@@ -58,9 +58,11 @@ crash:
 	$(CARGO) build --release --locked -p draconis-lab
 	target/release/draconis-lab crash --states $(or $(STATES),100000)
 
-# The same of object stores, with second power cuts and bad disks: make crash-store STATES=1000000
+# The same of object stores: every sequence of up to three steps with every subset of up to
+# twelve sectors, then long runs, second power cuts and bad disks: make crash-store STATES=1000000
 crash-store:
 	$(CARGO) build --release --locked -p draconis-lab
+	target/release/draconis-lab store-crash --sweep
 	target/release/draconis-lab store-crash --states $(or $(STATES),1000000)
 
 # What a call over a channel costs, beside a Unix socket and a pipe.

@@ -1,9 +1,12 @@
 //! Power cuts of object stores, judged: the long form.
 //!
 //! ```text
-//!   seeds ──▶ long runs    1 of 2: cleaning, checkpoints, a full disk, opening again
-//!        ├──▶ sequences    1 of 2: up to three steps, every subset of the sectors on their way
-//!        └──▶ bad disks    a few: rot, lost and misplaced writes, errors
+//!   seeds ──▶ long runs    cleaning, checkpoints, a full disk, opening again; one of 400 pieces
+//!        │                 has segments as long as those of real stores
+//!        ├──▶ large runs   groups of several segments, odd bytes, holes
+//!        ├──▶ sequences    up to three steps, every subset of up to twelve sectors
+//!        ├──▶ making       a store is made over noise, and over an older one
+//!        └──▶ bad disks    rot, lost and misplaced writes, errors
 //! ```
 //!
 //! Each thread takes the next piece; a piece is named by what it is and its number, and
@@ -29,10 +32,13 @@ pub struct StoreCrashArguments {
     /// End after so many states; 1,000,000 where no end is given.
     #[arg(long)]
     states: Option<u64>,
+    /// Every sequence of up to three steps, once, and nothing else.
+    #[arg(long, conflicts_with_all = ["states", "seconds", "only", "seed"])]
+    sweep: bool,
     /// Steps of each long run.
     #[arg(long, default_value_t = 150)]
     steps: usize,
-    /// Only the pieces of this kind: runs, sequences or disks.
+    /// Only the pieces of this kind.
     #[arg(long)]
     only: Option<Kind>,
     /// Threads; as many as there are processors otherwise.
@@ -45,8 +51,14 @@ pub struct StoreCrashArguments {
 enum Kind {
     /// Long runs.
     Runs,
+    /// Long runs with groups of several segments.
+    Large,
+    /// Long runs with real segments.
+    Real,
     /// Short sequences, exhaustively.
     Sequences,
+    /// Making a store.
+    Making,
     /// Damaged and failing disks.
     Disks,
 }
@@ -65,18 +77,27 @@ pub fn run(arguments: &StoreCrashArguments) -> anyhow::Result<()> {
     let began = Instant::now();
     let states = match arguments.seconds {
         Some(_) => u64::MAX,
+        None if arguments.sweep => u64::MAX,
         None => arguments.states.unwrap_or(1_000_000),
     };
+    let first = if arguments.sweep { 0 } else { arguments.seed };
     let until = arguments.seconds.map(|seconds| began + Duration::from_secs(seconds));
-    let (next, is_over) = (AtomicU64::new(arguments.seed), AtomicBool::new(false));
+    let (next, is_over) = (AtomicU64::new(first), AtomicBool::new(false));
     let sum = Mutex::new(Sum::default());
     // Panics are told with what panicked.
     std::panic::set_hook(Box::new(|_| {}));
     let one = || {
         while !is_over.load(Ordering::Relaxed) {
             let number = next.fetch_add(1, Ordering::Relaxed);
-            let kind = arguments.only.unwrap_or(kind_of(number));
-            let done = piece(kind, number, arguments.steps);
+            let kind = match arguments.sweep {
+                true => Kind::Sequences,
+                false => arguments.only.unwrap_or(kind_of(number)),
+            };
+            let done = match (arguments.sweep, swept(number)) {
+                (true, None) => return,
+                (true, Some((shape, groups, nth))) => sequence(shape, groups, nth, number),
+                (false, _) => piece(kind, number, arguments.steps),
+            };
             let mut sum = sum.lock().unwrap_or_else(PoisonError::into_inner);
             sum.pieces += 1;
             match done {
@@ -88,7 +109,10 @@ pub fn run(arguments: &StoreCrashArguments) -> anyhow::Result<()> {
                     sum.violations += 1;
                     if sum.violations <= 20 {
                         let kind = format!("{kind:?}").to_lowercase();
-                        println!("--only {kind} --seed {number} --states 1: {why}");
+                        match arguments.sweep {
+                            true => println!("piece {number} of the sweep: {why}"),
+                            false => println!("--only {kind} --seed {number} --states 1: {why}"),
+                        }
                     }
                 }
             }
@@ -113,14 +137,44 @@ pub fn run(arguments: &StoreCrashArguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Of ten pieces one is of long runs, one of disks: what is left are sequences, which are
-/// shorter.
+/// Most are sequences, which are shorter.
 fn kind_of(number: u64) -> Kind {
-    match number % 10 {
-        0..=2 => Kind::Runs,
-        3 => Kind::Disks,
+    match number % 50 {
+        // A hundred times as long as a sequence.
+        0 if number.is_multiple_of(400) => Kind::Real,
+        1 => Kind::Making,
+        2..=15 => Kind::Runs,
+        16..=20 => Kind::Large,
+        21..=25 => Kind::Disks,
         _ => Kind::Sequences,
     }
+}
+
+/// The sequence that a piece of the sweep is: its shape, steps and number; none behind the
+/// last.
+fn swept(number: u64) -> Option<(Shape, usize, usize)> {
+    let shape = Shape::ALL[(number % 4) as usize];
+    let mut nth = (number / 4) as usize;
+    for groups in 1..=3 {
+        let all = torture::sequences(groups);
+        if nth < all {
+            return Some((shape, groups, nth));
+        }
+        nth -= all;
+    }
+    None
+}
+
+fn sequence(
+    shape: Shape,
+    groups: usize,
+    nth: usize,
+    seed: u64,
+) -> Result<(Tally, Harm), Violation> {
+    let script = torture::sequence(groups, nth, shape);
+    let options = CrashOptions { seed, subsets: 64, exhaustive_sectors: 12 };
+    let tally = torture::cut(shape, &script, options, Effort::SOME, Settings::USUAL)?;
+    Ok((tally, Harm::default()))
 }
 
 fn print(sum: &Sum, time: Duration) {
@@ -152,16 +206,26 @@ fn piece(kind: Kind, number: u64, steps: usize) -> Result<(Tally, Harm), Violati
             let tally = torture::cut(shape, &script, options, Effort::SOME, usual)?;
             Ok((tally, Harm::default()))
         }
+        Kind::Large => {
+            let options = CrashOptions { seed: number, subsets: 24, exhaustive_sectors: 8 };
+            let script = torture::random_large(number, shape, steps);
+            Ok((torture::cut(shape, &script, options, Effort::SOME, usual)?, Harm::default()))
+        }
+        Kind::Real => {
+            let shape = Shape::REAL[(number / 400 % 2) as usize];
+            let options = CrashOptions { seed: number, subsets: 8, exhaustive_sectors: 8 };
+            // Each of these copies the disk.
+            let effort = Effort { second_cut: 200, ..Effort::SOME };
+            let script = torture::random_large(number, shape, steps);
+            Ok((torture::cut(shape, &script, options, effort, usual)?, Harm::default()))
+        }
+        Kind::Making => Ok((torture::make_over(number, usual)?, Harm::default())),
         Kind::Sequences => {
             // Spread, so that a short time has some of all.
             let place = number / 4;
             let groups = if place.is_multiple_of(8) { 2 } else { 3 };
             let all = torture::sequences(groups) as u64;
-            let script =
-                torture::sequence(groups, (place.wrapping_mul(7919) % all) as usize, shape);
-            let options = CrashOptions { seed: number, subsets: 64, exhaustive_sectors: 12 };
-            let tally = torture::cut(shape, &script, options, Effort::SOME, usual)?;
-            Ok((tally, Harm::default()))
+            sequence(shape, groups, (place.wrapping_mul(7919) % all) as usize, number)
         }
         Kind::Disks => {
             let script = torture::random(number, shape, steps);

@@ -22,6 +22,8 @@ pub enum Omission {
     VerifiedReplay,
     /// A store that is opened again does not take old frames for its own.
     Incarnation,
+    /// What an older store is found by is gone before a new one is made over it.
+    Wipe,
     /// What a frame's header says of the commits before it.
     DurableMark,
     /// The sum of a frame's header and table.

@@ -30,7 +30,7 @@ use crate::layout::layout;
 use crate::merge::merge_pairs;
 use crate::segment::Segments;
 use crate::store::{CreateOptions, OpenOptions};
-use crate::superblock::{Geometry, Superblock};
+use crate::superblock::{Geometry, Superblock, wipe};
 use crate::tree::{Child, Ptr, Tree};
 use crate::view::{Token, View};
 use crate::{Error, Result};
@@ -120,13 +120,11 @@ pub(crate) fn create(disk: Arc<dyn Disk>, options: &CreateOptions) -> Result<()>
         checkpoint: Ptr { at: 0, len: 0, sum: 0 },
     };
     // What was there must not be found if this ends before its time.
-    let wiped = (0..2).flat_map(|pair| superblock.writes(pair)).map(|mut write| {
-        write.block = draconis_exchange::heap::Block::private(write.block.len());
-        write
-    });
-    let group = draconis_device::Group { writes: wiped.collect() };
-    let ticket = disk.submit(group, &[]).map_err(|refused| Error::Device(refused.error))?;
-    disk.wait(ticket)?;
+    let group = draconis_device::Group { writes: wipe(&*disk) };
+    if !group.writes.is_empty() && !is_left_out(Omission::Wipe) {
+        let ticket = disk.submit(group, &[]).map_err(|refused| Error::Device(refused.error))?;
+        disk.wait(ticket)?;
+    }
     let mut core = empty_core(disk, superblock, 1 << 20);
     for _ in 0..core.layout.streams() {
         let places = core.segments.take(0).zip(core.segments.take(0));

@@ -224,15 +224,7 @@ impl Superblock {
         // The first copy says where the others are. Without it each page size is tried.
         let places = match found.first() {
             Some(copy) => copy.geometry.copies()[1..].to_vec(),
-            None => (12..=20)
-                .flat_map(|shift| {
-                    let stride = 1u64 << shift;
-                    let end = properties.len_bytes - properties.len_bytes % 512;
-                    let end = end - end % stride.min(4096);
-                    [Some(stride), end.checked_sub(2 * stride), end.checked_sub(stride)]
-                })
-                .flatten()
-                .collect(),
+            None => everywhere(properties.len_bytes),
         };
         places.into_iter().for_each(|at| take(at, &mut found, &mut why));
         let Some(newest) = found.iter().max_by_key(|copy| copy.generation).cloned() else {
@@ -241,6 +233,31 @@ impl Superblock {
         let agree = found.iter().filter(|copy| **copy == newest).count();
         Ok((newest, agree))
     }
+}
+
+/// Where copies but the first can be, with pages of any size.
+fn everywhere(disk_bytes: u64) -> Vec<u64> {
+    let places = (12..=20).flat_map(|shift| {
+        let stride = 1u64 << shift;
+        let end = disk_bytes - disk_bytes % 512;
+        let end = end - end % stride.min(4096);
+        [Some(stride), end.checked_sub(2 * stride), end.checked_sub(stride)]
+    });
+    places.flatten().collect()
+}
+
+/// Writes that make copies nobody's, of whatever store and with whatever pages; nothing else
+/// is touched, so a store that keeps one of them is still whole.
+pub(crate) fn wipe(disk: &dyn Disk) -> Vec<draconis_device::Write> {
+    let properties = disk.properties();
+    let len = properties.sector_bytes.max(512) as usize;
+    let mut places = everywhere(properties.len_bytes);
+    places.push(0);
+    places.sort_unstable();
+    places.dedup();
+    places.retain(|at| read_copy(disk, *at).is_ok());
+    let zeros = |at_bytes| draconis_device::Write { at_bytes, block: Block::private(len) };
+    places.into_iter().map(zeros).collect()
 }
 
 fn read_copy(disk: &dyn Disk, at: u64) -> Result<Superblock> {

@@ -18,16 +18,18 @@ mod damage;
 mod history;
 mod hostile;
 mod judge;
+mod making;
 mod run;
 mod script;
 
 pub use crate::hooks::{Omission, Settings, set};
 pub use damage::{Damage, Harm, damage, fail};
 pub use history::{Contents, History};
-pub use hostile::{base, exercise, spoil};
+pub use hostile::{altered, base, exercise, spoil};
 pub use judge::{Effort, Judge, Violation};
+pub use making::make_over;
 pub use run::{Recorded, Tally, cut, record};
-pub use script::{Op, Script, Shape, Step, random, sequence, sequences};
+pub use script::{Op, Script, Shape, Step, random, random_large, sequence, sequences};
 
 /// Chance that a seed replays (SplitMix64).
 #[derive(Clone, Debug)]

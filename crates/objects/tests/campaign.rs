@@ -1,7 +1,7 @@
 //! Power cuts, judged: the short form. The long one is `draconis-lab store-crash`.
 
 use draconis_device::CrashOptions;
-use draconis_objects::torture::{self, Effort, Harm, Settings, Shape, Tally};
+use draconis_objects::torture::{self, Effort, Harm, Settings, Shape, Tally, Violation};
 
 /// The seed, or its number, in `NAME` of the environment.
 fn number(name: &str, otherwise: u64) -> u64 {
@@ -28,6 +28,43 @@ fn long_runs() {
     println!("{all:?} in {:?}", began.elapsed());
 }
 
+/// Values that are objects, payloads at odd bytes, holes, groups over several segments.
+fn large(seed: u64) -> Result<Tally, Violation> {
+    let shape = Shape::ALL[(seed % 4) as usize];
+    let script = torture::random_large(seed, shape, 100);
+    torture::cut(shape, &script, options(seed), Effort::SOME, Settings::USUAL)
+}
+
+#[test]
+fn large_runs() {
+    let first = number("SEED", 1);
+    let mut all = Tally::default();
+    for seed in first..first + number("RUNS", 8) {
+        match large(seed) {
+            Ok(tally) => all += tally,
+            Err(violation) => panic!("SEED={seed} RUNS=1: {violation}"),
+        }
+    }
+    println!("{all:?}");
+}
+
+/// Segments as long as those of real stores.
+#[test]
+fn real_segments() {
+    let first = number("SEED", 1);
+    let mut all = Tally::default();
+    for seed in first..first + number("RUNS", 1) {
+        let shape = Shape::REAL[(number("SHAPE", 0) % 2) as usize];
+        let script = torture::random_large(seed, shape, 60);
+        let effort = Effort { second_cut: 100, ..Effort::SOME };
+        match torture::cut(shape, &script, options(seed), effort, Settings::USUAL) {
+            Ok(tally) => all += tally,
+            Err(violation) => panic!("SEED={seed} RUNS=1: {shape:?}: {violation}"),
+        }
+    }
+    println!("{all:?}");
+}
+
 #[test]
 fn sequences() {
     let began = std::time::Instant::now();
@@ -36,11 +73,26 @@ fn sequences() {
     for shape in Shape::ALL {
         for nth in 0..torture::sequences(groups) {
             let script = torture::sequence(groups, nth, shape);
-            let options = CrashOptions { seed: nth as u64, subsets: 8, exhaustive_sectors: 6 };
+            let exhaustive_sectors = number("SECTORS", 12) as u32;
+            let options = CrashOptions { seed: nth as u64, subsets: 8, exhaustive_sectors };
             match torture::cut(shape, &script, options, Effort::SOME, Settings::USUAL) {
                 Ok(tally) => all += tally,
                 Err(violation) => panic!("{shape:?}, sequence {nth}, {script:?}: {violation}"),
             }
+        }
+    }
+    println!("{all:?} in {:?}", began.elapsed());
+}
+
+#[test]
+fn making() {
+    let began = std::time::Instant::now();
+    let first = number("SEED", 1);
+    let mut all = Tally::default();
+    for seed in first..first + number("RUNS", 4) {
+        match torture::make_over(seed, Settings::USUAL) {
+            Ok(tally) => all += tally,
+            Err(violation) => panic!("SEED={seed} RUNS=1: {violation}"),
         }
     }
     println!("{all:?} in {:?}", began.elapsed());

@@ -24,6 +24,11 @@ fn damages(settings: Settings) -> Option<Violation> {
     })
 }
 
+/// Stores that are made while the power is cut, until one breaks a promise.
+fn makings(settings: Settings) -> Option<Violation> {
+    (1..20).find_map(|seed| torture::make_over(seed, settings).err())
+}
+
 fn with(without: Omission) -> Settings {
     Settings { without: Some(without), ..Settings::USUAL }
 }
@@ -35,7 +40,7 @@ fn quiet() {
 /// Where the campaign is to find an omission.
 type Find = fn(Settings) -> Option<Violation>;
 
-const ALL: [(Omission, Find); 13] = [
+const ALL: [(Omission, Find); 14] = [
     (Omission::Flush, cuts),
     (Omission::SuperblockAfterFrames, cuts),
     (Omission::Barrier, cuts),
@@ -44,6 +49,7 @@ const ALL: [(Omission, Find); 13] = [
     (Omission::WholeCommits, cuts),
     (Omission::VerifiedReplay, cuts),
     (Omission::Incarnation, cuts),
+    (Omission::Wipe, makings),
     (Omission::FrameSum, damages),
     (Omission::DurableMark, damages),
     (Omission::PayloadSum, damages),

@@ -56,6 +56,32 @@ pub fn spoil(image: &mut [u8], dice: &mut Dice) {
     }
 }
 
+/// An image out of any bytes, as a fuzzer makes them: changes of one of `bases`, or the bytes
+/// themselves.
+///
+/// ```text
+///   | which | place (3 bytes) len - 1 bytes.. | place len - 1 bytes.. | ..
+/// ```
+pub fn altered(bases: &[Vec<u8>], bytes: &[u8]) -> Option<Vec<u8>> {
+    let (&which, mut rest) = bytes.split_first()?;
+    if which & 0x80 != 0 {
+        let mut image = rest.to_vec();
+        image.resize(1 << 20, 0);
+        return Some(image);
+    }
+    let mut image = bases[usize::from(which & 7) % bases.len()].clone();
+    while let [a, b, c, len, more @ ..] = rest {
+        let at = usize::from(*a) | usize::from(*b) << 8 | usize::from(*c) << 16;
+        let (now, then) = more.split_at((usize::from(*len) + 1).min(more.len()));
+        for (nth, byte) in now.iter().enumerate() {
+            let at = (at + nth) % image.len();
+            image[at] = *byte;
+        }
+        rest = then;
+    }
+    Some(image)
+}
+
 /// Does everything with a disk that holds these bytes: opens, reads, changes. How many
 /// things could be looked at.
 ///

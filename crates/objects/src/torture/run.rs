@@ -310,6 +310,8 @@ impl<D: Disk + 'static> Actor<D> {
             .filter(|_| self.history.groups().is_multiple_of(2))
             .map(|it| it.0)
             .collect();
+        // What there is none of cannot be given up: nothing is left of such a group.
+        only_frees &= !group.is_empty();
         let bytes = group.len_bytes() as u64;
         match self.store().submit(group, &after) {
             Ok(ticket) => {

@@ -25,6 +25,23 @@ impl Shape {
         Self::tiny(LayoutKind::Cow, 4096, 32 << 10),
     ];
 
+    /// Segments as large as those of real stores. A disk has as few as may be: it is copied
+    /// many times.
+    pub const REAL: [Self; 2] = [
+        Self {
+            layout: LayoutKind::Cow,
+            page_bytes: 4096,
+            segment_bytes: 4 << 20,
+            disk_bytes: 26 * (4 << 20),
+        },
+        Self {
+            layout: LayoutKind::Log,
+            page_bytes: 4096,
+            segment_bytes: 16 << 20,
+            disk_bytes: 26 * (16 << 20),
+        },
+    ];
+
     const fn tiny(layout: LayoutKind, page_bytes: u32, segment_bytes: u32) -> Self {
         // Segments begin on a 64th of the disk.
         Self { layout, page_bytes, segment_bytes, disk_bytes: segment_bytes as usize * 48 }
@@ -145,6 +162,18 @@ pub fn sequence(groups: usize, number: usize, shape: Shape) -> Script {
     Script { before, steps, commit_bytes, barrier_bytes: 32 << 20, seed: number as u64 }
 }
 
+/// As [`random`], with groups among its steps that are longer than a small segment: one in 30.
+pub fn random_large(seed: u64, shape: Shape, steps: usize) -> Script {
+    let mut script = random(seed, shape, steps);
+    let mut dice = Dice::new(seed ^ 0x1A26E);
+    for step in script.before.iter_mut().chain(&mut script.steps) {
+        if dice.once_in(30) {
+            *step = large(&mut dice, shape);
+        }
+    }
+    script
+}
+
 /// A long run with everything in it.
 pub fn random(seed: u64, shape: Shape, steps: usize) -> Script {
     let mut dice = Dice::new(seed);
@@ -163,6 +192,25 @@ pub fn random(seed: u64, shape: Shape, steps: usize) -> Script {
         barrier_bytes: [4 << 10, 64 << 10, 32 << 20][dice.below(3) as usize],
         seed,
     }
+}
+
+/// A group that is longer than a segment of a small store: values that are objects of their
+/// own, payloads at odd bytes, objects with holes.
+fn large(dice: &mut Dice, shape: Shape) -> Step {
+    let segment = u64::from(shape.segment_bytes).min(64 << 10);
+    let (slot, key) = (dice.below(12) as u8, dice.below(50) as u16);
+    let odd = |dice: &mut Dice, end: u64| dice.below(end / 2) * 2 + 1;
+    let (at, len) = (odd(dice, 20_000), (segment + dice.below(2 * segment)) as u32);
+    Step::Group(match dice.below(4) {
+        // Longer than 128 KiB it is not in the log of the keys.
+        0 => vec![Op::Put(key, (128 << 10) - 2 + dice.below(20_000) as u32), Op::Put(key + 1, 40)],
+        1 => vec![Op::Create(slot), Op::Write(slot, at, len), Op::Append(slot, 1 + at as u32)],
+        2 => {
+            let far = odd(dice, 400_000);
+            vec![Op::Create(slot), Op::Write(slot, far, 700), Op::Write(slot, far / 3, 70)]
+        }
+        _ => (0..12).map(|nth| Op::Put(key + nth, len / 10 + u32::from(nth))).collect(),
+    })
 }
 
 fn step(dice: &mut Dice, shape: Shape, wait_in: u64, rare: u64, large_in: u64, keys: u64) -> Step {

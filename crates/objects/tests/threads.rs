@@ -1,0 +1,214 @@
+//! Threads that submit, wait, read and take snapshots at once, while the power is cut.
+//!
+//! ```text
+//!   writer t: group n = object and log of t both say n, and how far the others were
+//!   reader:   snapshot ─▶ judge        cutter: what was waited for, then the disk ─▶ judge
+//! ```
+//!
+//! A state shows of each thread some number of groups, whole. It holds all that were waited
+//! for, and with a group all that were submitted, by anybody, before that group was.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+
+use draconis_device::Disk;
+use draconis_device::sim::SimDisk;
+use draconis_objects::torture::{self, Dice, Omission, Settings};
+use draconis_objects::{
+    CreateOptions, Group, Hint, LayoutKind, ObjectId, OpenOptions, Profile, Store, Ticket,
+};
+
+const WRITERS: usize = 3;
+const GROUPS: u64 = 400;
+const LEN: u64 = 16 << 20;
+/// Where the record of an object begins: an odd byte.
+const AT: u64 = 777;
+
+/// How far each writer is.
+type Reached = [u64; WRITERS];
+
+#[derive(Default)]
+struct Progress {
+    submitted: [AtomicU64; WRITERS],
+    waited: [AtomicU64; WRITERS],
+    tickets: [AtomicU64; WRITERS],
+}
+
+fn all(of: &[AtomicU64; WRITERS]) -> Reached {
+    std::array::from_fn(|writer| of[writer].load(SeqCst))
+}
+
+/// What a writer's object holds from [`AT`] on after group `n`, which knew of `others`.
+fn record(n: u64, others: Reached) -> Vec<u8> {
+    let mut bytes: Vec<u8> = [n].iter().chain(&others).flat_map(|it| it.to_le_bytes()).collect();
+    let mut dice = Dice::new(n);
+    bytes.resize(bytes.len() + dice.below(9000) as usize, n as u8);
+    bytes
+}
+
+/// How many groups of each writer a store shows.
+fn judge(
+    objects: &[ObjectId; 2 * WRITERS],
+    read: &dyn Fn(ObjectId) -> Vec<u8>,
+    least: Reached,
+) -> Reached {
+    let mut reached = [0; WRITERS];
+    let mut known = [[0; WRITERS]; WRITERS];
+    for writer in 0..WRITERS {
+        let bytes = read(objects[writer]);
+        let log = read(objects[WRITERS + writer]);
+        let number = |at: usize| match bytes.get(at..at + 8) {
+            Some(word) => u64::from_le_bytes(word.try_into().unwrap()),
+            None => 0,
+        };
+        let n = number(AT as usize);
+        known[writer] = std::array::from_fn(|other| number(AT as usize + 8 + 8 * other));
+        // What was written is there to its end; what is behind it is older.
+        let expected = if n == 0 { vec![] } else { record(n, known[writer]) };
+        let there = bytes.get(AT as usize..).unwrap_or_default();
+        assert!(n == 0 || there.starts_with(&expected), "writer {writer}, group {n} in part");
+        assert_eq!(log.len() as u64, 8 * n, "the log of writer {writer}");
+        assert!(log.chunks(8).zip(1u64..).all(|(word, nth)| word == nth.to_le_bytes()));
+        assert!(n >= least[writer], "writer {writer}: {n} groups, {} before", least[writer]);
+        reached[writer] = n;
+    }
+    for (writer, known) in known.iter().enumerate() {
+        for other in 0..WRITERS {
+            assert!(
+                reached[other] >= known[other],
+                "group {} of writer {writer} followed {} of writer {other}, which has {}",
+                reached[writer],
+                known[other],
+                reached[other]
+            );
+        }
+    }
+    reached
+}
+
+fn judge_store(store: &Arc<Store>, objects: &[ObjectId; 2 * WRITERS], least: Reached) -> Reached {
+    let read = |id| {
+        let mut bytes = vec![0; store.len(id).unwrap() as usize];
+        let got = store.read(id, 0, &mut bytes).unwrap();
+        bytes.truncate(got);
+        bytes
+    };
+    judge(objects, &read, least)
+}
+
+fn write(
+    store: &Store,
+    objects: &[ObjectId; 2 * WRITERS],
+    progress: &Progress,
+    writer: usize,
+    seed: u64,
+    settings: Settings,
+) {
+    let mut dice = Dice::new(seed * 31 + writer as u64);
+    torture::set(settings);
+    for n in 1..=GROUPS {
+        let others = all(&progress.submitted);
+        let after: Vec<Ticket> = all(&progress.tickets).map(Ticket).into();
+        let mut group = Group::new();
+        group.write(objects[writer], AT, &record(n, others));
+        group.append(objects[WRITERS + writer], &n.to_le_bytes());
+        let ticket = store.submit(group, &after).unwrap();
+        progress.tickets[writer].store(ticket.0, SeqCst);
+        progress.submitted[writer].store(n, SeqCst);
+        match dice.below(12) {
+            0..3 => {
+                store.wait(ticket).unwrap();
+                progress.waited[writer].store(n, SeqCst);
+            }
+            3 => store.checkpoint().unwrap(),
+            _ => {}
+        }
+    }
+}
+
+fn run(seed: u64, without: Option<Omission>) -> usize {
+    let layout = if seed.is_multiple_of(2) { LayoutKind::Log } else { LayoutKind::Cow };
+    let settings = Settings { commit_bytes: 4000, without, ..Settings::USUAL };
+    torture::set(settings);
+    let (disk, _) = match layout {
+        LayoutKind::Cow => SimDisk::ssd(LEN, seed),
+        LayoutKind::Log => SimDisk::hdd(LEN, seed),
+    };
+    let profile = Profile { layout, page_bytes: 4096, segment_bytes: 128 << 10, queue_depth: 8 };
+    let shared: Arc<dyn Disk> = disk.clone();
+    Store::create(shared.clone(), &CreateOptions { profile, id: u128::from(seed) }).unwrap();
+    let small = OpenOptions { cache_bytes: 256 << 10, read_only: false };
+    let store = Store::open(shared, &small).unwrap();
+    let mut group = Group::new();
+    let objects = std::array::from_fn(|_| group.create(store.new_object(), Hint::Unknown));
+    store.wait(store.submit(group, &[]).unwrap()).unwrap();
+    let (progress, is_over) = (Progress::default(), AtomicBool::new(false));
+    let mut states = vec![];
+    std::thread::scope(|scope| {
+        let (store, progress, objects) = (&store, &progress, &objects);
+        let writers: Vec<_> = (0..WRITERS)
+            .map(|writer| {
+                scope.spawn(move || write(store, objects, progress, writer, seed, settings))
+            })
+            .collect();
+        let is_over = &is_over;
+        let reader = scope.spawn(move || {
+            let mut least = [0; WRITERS];
+            while !is_over.load(SeqCst) {
+                let submitted = all(&progress.submitted);
+                let snapshot = store.snapshot();
+                let before = std::array::from_fn(|nth| submitted[nth].max(least[nth]));
+                let read = |id| {
+                    let mut bytes = vec![0; snapshot.len(id).unwrap() as usize];
+                    let got = snapshot.read(id, 0, &mut bytes).unwrap();
+                    bytes.truncate(got);
+                    bytes
+                };
+                least = judge(objects, &read, before);
+            }
+        });
+        let mut dice = Dice::new(seed);
+        while writers.iter().any(|writer| !writer.is_finished()) {
+            // A few things happen in the disk, or in the store.
+            (0..dice.below(2000)).for_each(|_| std::hint::spin_loop());
+            if states.len() < 200 && dice.once_in(3) {
+                let waited = all(&progress.waited);
+                states.push((waited, disk.crash(dice.number())));
+            }
+            std::thread::yield_now();
+        }
+        is_over.store(true, SeqCst);
+        reader.join().unwrap();
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
+    });
+    judge_store(&store, &objects, all(&progress.submitted));
+    for (waited, disk) in &states {
+        let opened = Store::open(disk.clone(), &small).unwrap();
+        judge_store(&opened, &objects, *waited);
+    }
+    states.len()
+}
+
+#[test]
+fn everybody_at_once() {
+    let number = |name: &str, otherwise| {
+        std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(otherwise)
+    };
+    let first: u64 = number("SEED", 1);
+    let mut states = 0;
+    for seed in first..first + number("RUNS", 6) {
+        println!("SEED={seed}");
+        states += run(seed, None);
+    }
+    println!("{states} states");
+    assert!(states > 0);
+}
+
+/// Threads do not replay: a few runs are enough by far.
+#[test]
+fn what_is_left_out_is_missed() {
+    for what in [Omission::Flush, Omission::NoGaps] {
+        let missed = |seed| std::panic::catch_unwind(|| run(seed, Some(what))).is_err();
+        assert!((1..40).any(missed), "{what:?}");
+    }
+}
