@@ -282,7 +282,9 @@ impl Running<'_> {
                 self.skip(&spec, format!("another experiment: {spec} has not what this asks"));
                 continue;
             }
-            let taken = context.workshop.bytes * (subjects.len() as u64 + 1);
+            // A store is removed before the next is made.
+            let beside = if kind == Kind::KeyValue { 0 } else { subjects.len() as u64 };
+            let taken = context.workshop.bytes * (beside + 1);
             if kind != Kind::Model && taken + SPARE_BYTES > room {
                 self.skip(&spec, format!("{} MiB of room", (taken + SPARE_BYTES) >> 20));
                 continue;

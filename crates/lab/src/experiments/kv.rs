@@ -44,7 +44,7 @@ pub const ASYNC: Kv = Kv {
         parameter("puts", "puts of each run (the paper: 8 GB of them)", "80K", "16M"),
         VALUE,
         parameter("writers", "threads that put", "1", "1"),
-        parameter("most_ms", "a run stops after so many milliseconds", "1000", "600000"),
+        parameter("most_ms", "a run stops after so many milliseconds", "700", "120000"),
     ],
     sync: false,
 };
@@ -57,10 +57,10 @@ pub const SYNC: Kv = Kv {
               log. An SSD is 250 times a disk.",
     parameters: &[
         parameter("keyspaces", "keys to choose from", "20K", "1M,4M,16M"),
-        parameter("puts", "puts of each run", "500", "100K"),
+        parameter("puts", "puts of each run", "500", "50K"),
         VALUE,
         parameter("writers", "threads that put", "1", "1"),
-        parameter("most_ms", "a run stops after so many milliseconds", "500", "600000"),
+        parameter("most_ms", "a run stops after so many milliseconds", "400", "20000"),
     ],
     sync: true,
 };

@@ -136,6 +136,7 @@ impl Subject for Model {
         let mut host = lock(&self.host);
         host.write_back();
         host.pages.clear();
+        host.look_away();
         Ok(Cold::Yes)
     }
 
@@ -147,6 +148,9 @@ impl Subject for Model {
 fn lock(host: &Mutex<Host>) -> MutexGuard<'_, Host> {
     host.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+/// What is read elsewhere before a cold run, in bytes: twice what a drive keeps.
+const ELSEWHERE_BYTES: u64 = 64 << 20;
 
 /// The host: a page cache before a device. It keeps no contents: nothing looks at them.
 struct Host {
@@ -197,6 +201,19 @@ impl Host {
             let Some(next) = self.timing.next_ns() else { break };
             self.timing.advance(next, &mut self.done);
         }
+    }
+
+    /// Reads something else, far away and more than a drive keeps: neither is the head
+    /// where it is needed next, nor the beginning of a file in the drive's own cache.
+    fn look_away(&mut self) {
+        let end = self.timing.model().len_bytes;
+        let mut at = end.saturating_sub(ELSEWHERE_BYTES);
+        while at < end {
+            let len = (end - at).min(1 << 20);
+            self.ask(Ask::Read, at, len);
+            at += len;
+        }
+        self.next_read = end;
     }
 
     fn call(&self, bytes: u64) {
