@@ -30,7 +30,7 @@ const JOBS: [(&str, &str, u64); 4] = [
 ];
 
 /// How often both come to their turn in one pass.
-const TURNS: u64 = 3;
+const TURNS: u64 = 2;
 
 impl FioCheck {
     /// An fsync takes as long as many requests.
@@ -132,7 +132,7 @@ impl FioCheck {
 /// the way, also for whoever does not first take a while to start.
 fn settle() {
     rustix::fs::sync();
-    std::thread::sleep(Duration::from_millis(200));
+    std::thread::sleep(Duration::from_millis(150));
 }
 
 impl Experiment for FioCheck {
@@ -177,7 +177,7 @@ impl Experiment for FioCheck {
     }
 
     fn repetitions(&self) -> (u64, u64) {
-        (3, 3)
+        (2, 3)
     }
 
     fn bytes(&self, context: &Context) -> anyhow::Result<u64> {

@@ -149,8 +149,8 @@ fn lock(host: &Mutex<Host>) -> MutexGuard<'_, Host> {
     host.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What is read elsewhere before a cold run, in bytes: twice what a drive keeps.
-const ELSEWHERE_BYTES: u64 = 64 << 20;
+/// Places that are read elsewhere before a cold run: more than a drive remembers.
+const ELSEWHERE: u64 = 64;
 
 /// The host: a page cache before a device. It keeps no contents: nothing looks at them.
 struct Host {
@@ -203,15 +203,15 @@ impl Host {
         }
     }
 
-    /// Reads something else, far away and more than a drive keeps: neither is the head
+    /// Reads something else, far away, in more places than a drive remembers: neither is the head
     /// where it is needed next, nor the beginning of a file in the drive's own cache.
     fn look_away(&mut self) {
+        // What it was given to write it keeps, too, until that is written.
+        self.ask(Ask::Flush, 0, 0);
         let end = self.timing.model().len_bytes;
-        let mut at = end.saturating_sub(ELSEWHERE_BYTES);
-        while at < end {
-            let len = (end - at).min(1 << 20);
-            self.ask(Ask::Read, at, len);
-            at += len;
+        let step = end / 2 / ELSEWHERE;
+        for nth in 0..ELSEWHERE {
+            self.ask(Ask::Read, end / 2 + nth * step, PAGE_BYTES);
         }
         self.next_read = end;
     }
