@@ -8,6 +8,7 @@
 //!     close every subject: unmounted, judged, removed
 //! ```
 
+use std::io::IsTerminal;
 use std::time::Instant;
 
 use anyhow::bail;
@@ -68,6 +69,9 @@ pub fn run(plan: &Plan) -> Results {
     };
     for experiment in &plan.experiments {
         let outcome = Running { plan, experiment: *experiment, results: &mut results }.run();
+        if plan.progress && !std::io::stderr().is_terminal() {
+            eprintln!("{}: {:.0} s", outcome.name, outcome.seconds);
+        }
         results.experiments.push(outcome);
         if plan.stop.check().is_err() {
             results.interrupted = true;
