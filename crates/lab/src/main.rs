@@ -211,7 +211,7 @@ fn list(json: bool) -> anyhow::Result<()> {
         writeln!(text, "    subjects: {}", experiment.subjects().join(", "))?;
         let about = |is_paper| {
             let seconds = experiments::seconds(experiment.name(), is_paper);
-            seconds.map_or("unknown".into(), |seconds| units::duration(seconds))
+            seconds.map_or("unknown".into(), units::duration)
         };
         writeln!(text, "    takes: about {}; of the paper's size {}", about(false), about(true))?;
         for p in experiment.parameters() {
