@@ -309,7 +309,8 @@ mod tests {
             assert_eq!((outcome.cold_scan.count, outcome.scan.count), (3000, 3000), "{store}");
             assert_eq!((outcome.uniform.count, outcome.skewed.count), (500, 500), "{store}");
             assert_eq!(outcome.again.unwrap().count, 500, "{store}");
-            assert!(outcome.disk_bytes > 300_000, "{store}: {}", outcome.disk_bytes);
+            // Half of each value is the same: some compress it.
+            assert!(outcome.disk_bytes > 150_000, "{store}: {}", outcome.disk_bytes);
         }
     }
 
