@@ -35,7 +35,7 @@ impl Experiment for AppendUpdate {
     fn parameters(&self) -> &'static [Parameter] {
         const ALL: &[Parameter] = &[
             parameter("sizes", "sizes of a write", "512,4K", "512,4K"),
-            parameter("writes", "writes of each kind", "100", "10000"),
+            parameter("writes", "writes of each kind", "100", "1000"),
         ];
         ALL
     }

@@ -93,7 +93,7 @@ pub trait Experiment: Sync {
 
     /// How often it is repeated in a quick run, and in one of the paper's size.
     fn repetitions(&self) -> (u64, u64) {
-        (3, 5)
+        (3, 3)
     }
 
     /// Whether a first pass is thrown away.
