@@ -118,7 +118,7 @@ Subjects:
   file[:PATH], dev:PATH    direct I/O without a file system (dev: with --destroy)
   model:hdd, model:ssd     modelled devices, in device time; model:ssd,page=8K,units=16
   mem                      the machine's memory
-  leveldb, rocksdb, lmdb, redb, fjall   key-value stores
+  draconis-kv, leveldb, rocksdb, lmdb, redb, fjall   key-value stores
   delay:read=1ms,sync=5ms  memory with known delays, to judge the lab itself";
 
 /// What is run, and how.
@@ -209,6 +209,11 @@ fn list(json: bool) -> anyhow::Result<()> {
         writeln!(text, "    asks: {}", experiment.asks())?;
         writeln!(text, "    the paper: {}", experiment.finding())?;
         writeln!(text, "    subjects: {}", experiment.subjects().join(", "))?;
+        let about = |is_paper| {
+            let seconds = experiments::seconds(experiment.name(), is_paper);
+            seconds.map_or("unknown".into(), units::duration)
+        };
+        writeln!(text, "    takes: about {}; of the paper's size {}", about(false), about(true))?;
         for p in experiment.parameters() {
             let (name, what) = (p.name, p.what);
             writeln!(text, "    --set {name}=   {what} (quick {}, paper {})", p.quick, p.paper)?;
@@ -236,6 +241,8 @@ fn listed(experiment: &dyn Experiment) -> serde_json::Value {
         "parameters": parameters,
         "figures": experiment.figures(),
         "waits": experiment.waits(),
+        "seconds_quick": experiments::seconds(experiment.name(), false),
+        "seconds_paper": experiments::seconds(experiment.name(), true),
     })
 }
 
@@ -248,6 +255,20 @@ fn named(names: &[String]) -> anyhow::Result<Vec<&'static dyn Experiment>> {
             .with_context(|| format!("no experiment {name}; `list` shows them all"))
     };
     names.iter().map(find).collect()
+}
+
+/// Says how long it will take, before it does.
+fn announce(experiments: &[&'static dyn Experiment], size: Size) {
+    let is_paper = size == Size::Paper;
+    let seconds = experiments.iter().filter_map(|one| experiments::seconds(one.name(), is_paper));
+    let about = units::duration(seconds.sum());
+    let count = experiments.len();
+    match size {
+        Size::Times(times) => eprintln!(
+            "{count} experiments, {times} times the quick size: quick takes about {about}"
+        ),
+        _ => eprintln!("{count} experiments, about {about} on 2 CPUs if all subjects are here"),
+    }
 }
 
 fn measure(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
@@ -273,6 +294,7 @@ fn measure(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
         destroy: arguments.destroy,
         bytes: 0,
     };
+    announce(&experiments, arguments.size);
     let plan = runner::Plan {
         experiments,
         subjects: arguments.subject.clone(),

@@ -8,6 +8,7 @@
 //!     close every subject: unmounted, judged, removed
 //! ```
 
+use std::io::IsTerminal;
 use std::time::Instant;
 
 use anyhow::bail;
@@ -68,6 +69,9 @@ pub fn run(plan: &Plan) -> Results {
     };
     for experiment in &plan.experiments {
         let outcome = Running { plan, experiment: *experiment, results: &mut results }.run();
+        if plan.progress && !std::io::stderr().is_terminal() {
+            eprintln!("{}: {:.0} s", outcome.name, outcome.seconds);
+        }
         results.experiments.push(outcome);
         if plan.stop.check().is_err() {
             results.interrupted = true;
@@ -282,7 +286,9 @@ impl Running<'_> {
                 self.skip(&spec, format!("another experiment: {spec} has not what this asks"));
                 continue;
             }
-            let taken = context.workshop.bytes * (subjects.len() as u64 + 1);
+            // A store is removed before the next is made.
+            let beside = if kind == Kind::KeyValue { 0 } else { subjects.len() as u64 };
+            let taken = context.workshop.bytes * (beside + 1);
             if kind != Kind::Model && taken + SPARE_BYTES > room {
                 self.skip(&spec, format!("{} MiB of room", (taken + SPARE_BYTES) >> 20));
                 continue;

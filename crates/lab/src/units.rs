@@ -35,6 +35,15 @@ pub fn time_ns(ns: f64) -> String {
     scaled(ns, 1000.0, &["ns", "µs", "ms", "s"])
 }
 
+/// `40 s`, `12 min`, `1.5 h`.
+pub fn duration(seconds: u64) -> String {
+    match seconds {
+        0..100 => format!("{seconds} s"),
+        100..5400 => format!("{} min", (seconds + 30) / 60),
+        _ => format!("{} h", significant((seconds as f64 / 360.0).round() / 10.0)),
+    }
+}
+
 /// `3.2 M`.
 pub fn count(count: f64) -> String {
     scaled(count, 1000.0, &["", "K", "M", "G", "T"]).trim_end().to_string()
@@ -105,6 +114,8 @@ mod tests {
         assert_eq!(parse_size("x"), None);
         assert_eq!(bytes(1536.0), "1.5 KiB");
         assert_eq!(time_ns(12_345.0), "12.3 µs");
+        assert_eq!((duration(40), duration(720)), ("40 s".into(), "12 min".into()));
+        assert_eq!(duration(5400), "1.5 h");
         assert_eq!(significant(0.00123), "0.00123");
         assert_eq!(significant(1234.0), "1234");
         assert_eq!(significant(294_577.0), "295,000");

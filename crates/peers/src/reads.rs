@@ -110,10 +110,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
     drop(reading.store.take());
     forget(&arguments.dir)?;
     reading.store = Some(open()?);
-    let cold_scan = reading.scan()?;
+    // Where all fits, all is to be warm afterwards, however long it takes.
+    let cold_scan = reading.scan(if scarce { reading.most } else { Duration::MAX })?;
     let uniform = reading.point_reads(Pattern::Uniform)?;
     let skewed = reading.point_reads(Pattern::Skewed)?;
-    let scan = reading.scan()?;
+    let scan = reading.scan(reading.most)?;
     let (mut overwrite, mut again) = (None, None);
     if arguments.overwrites > 0 {
         overwrite = Some(reading.overwrite()?);
@@ -199,7 +200,7 @@ impl<'a> Reading<'a> {
         Ok(Phase { count, seconds: latencies.seconds(), latency: Some(latencies.quantiles()) })
     }
 
-    fn scan(&mut self) -> anyhow::Result<Phase> {
+    fn scan(&mut self, most: Duration) -> anyhow::Result<Phase> {
         let store = self.store.as_deref().context("a store")?;
         let (mut count, mut checking, mut wrong) = (0, Duration::ZERO, None);
         // Some stores show bytes that nobody has looked at yet: whoever scans does.
@@ -220,13 +221,13 @@ impl<'a> Reading<'a> {
             }
             count += 1;
             checking += before.elapsed();
-            count % 64 != 0 || started.elapsed() < self.most
+            count % 64 != 0 || started.elapsed() < most
         })?;
         let seconds = started.elapsed().saturating_sub(checking).as_secs_f64();
         if let Some(number) = wrong {
             bail!("{}: a scan is wrong at key {number}", self.arguments.store);
         }
-        if count < self.arguments.keyspace && started.elapsed() < self.most {
+        if count < self.arguments.keyspace && started.elapsed() < most {
             bail!("{}: a scan ends after {count} keys", self.arguments.store);
         }
         Ok(Phase { count, seconds, latency: None })
@@ -308,7 +309,8 @@ mod tests {
             assert_eq!((outcome.cold_scan.count, outcome.scan.count), (3000, 3000), "{store}");
             assert_eq!((outcome.uniform.count, outcome.skewed.count), (500, 500), "{store}");
             assert_eq!(outcome.again.unwrap().count, 500, "{store}");
-            assert!(outcome.disk_bytes > 300_000, "{store}: {}", outcome.disk_bytes);
+            // Half of each value is the same: some compress it.
+            assert!(outcome.disk_bytes > 150_000, "{store}: {}", outcome.disk_bytes);
         }
     }
 
@@ -324,7 +326,7 @@ mod tests {
         for number in 0..100 {
             one.put(&key_of(number), b"spoilt").unwrap();
         }
-        assert!(reading.scan().is_err());
+        assert!(reading.scan(Duration::MAX).is_err());
         assert!(reading.point_reads(Pattern::Skewed).is_err());
     }
 }

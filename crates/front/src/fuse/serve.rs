@@ -373,7 +373,7 @@ struct Patience {
 /// The longest that is looked: a little more than a program takes between two requests
 /// when it has to be woken itself.
 const LOOK_MAX: Duration = Duration::from_micros(100);
-/// The shortest, so that a busy time is noticed again.
+/// The shortest: a request that is there already is worth that.
 const LOOK_MIN: Duration = Duration::from_micros(2);
 
 impl Default for Patience {
@@ -383,11 +383,12 @@ impl Default for Patience {
 }
 
 impl Patience {
-    /// A request came.
+    /// A request came. Also after a sleep it is said whether looking would have paid, or
+    /// a server that once gave looking up would sleep between any two requests for ever.
     fn paid(&mut self) {
-        if self.since.take().is_some() {
-            self.budget = (self.budget * 2).min(LOOK_MAX);
-        }
+        let Some(since) = self.since.take() else { return };
+        let budget = if since.elapsed() <= LOOK_MAX { self.budget * 2 } else { self.budget / 2 };
+        self.budget = budget.clamp(LOOK_MIN, LOOK_MAX);
     }
 
     /// Returns when there may be a request.
@@ -398,8 +399,6 @@ impl Patience {
             rustix::thread::sched_yield();
             return Ok(());
         }
-        self.since = None;
-        self.budget = (self.budget / 2).max(LOOK_MIN);
         match poll(&mut [PollFd::new(&fuse, PollFlags::IN)], None) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(errno) => Err(errno.into()),
@@ -414,12 +413,12 @@ mod tests {
     #[test]
     fn looking_pays_or_is_given_up() {
         let mut patience = Patience::default();
-        let nothing = std::fs::File::open("/dev/zero").unwrap();
         for _ in 0..20 {
             patience.since = Some(Instant::now() - LOOK_MAX);
-            patience.wait(&nothing).unwrap();
+            patience.paid();
         }
         assert_eq!((patience.budget, patience.since), (LOOK_MIN, None));
+        // Whether it slept meanwhile or not.
         for _ in 0..20 {
             patience.since = Some(Instant::now());
             patience.paid();

@@ -62,7 +62,7 @@ impl Experiment for Caches {
         const ALL: &[Parameter] = &[
             parameter("file", "length of the file", "8M", "350M"),
             parameter("buffer", "size of a read", "16K", "16K"),
-            parameter("most_ms", "a pass stops after so many milliseconds", "150", "20000"),
+            parameter("most_ms", "a pass stops after so many milliseconds", "150", "4000"),
         ];
         ALL
     }

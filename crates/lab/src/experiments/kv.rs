@@ -44,7 +44,7 @@ pub const ASYNC: Kv = Kv {
         parameter("puts", "puts of each run (the paper: 8 GB of them)", "80K", "16M"),
         VALUE,
         parameter("writers", "threads that put", "1", "1"),
-        parameter("most_ms", "a run stops after so many milliseconds", "1000", "600000"),
+        parameter("most_ms", "a run stops after so many milliseconds", "700", "120000"),
     ],
     sync: false,
 };
@@ -57,10 +57,10 @@ pub const SYNC: Kv = Kv {
               log. An SSD is 250 times a disk.",
     parameters: &[
         parameter("keyspaces", "keys to choose from", "20K", "1M,4M,16M"),
-        parameter("puts", "puts of each run", "500", "100K"),
+        parameter("puts", "puts of each run", "500", "50K"),
         VALUE,
         parameter("writers", "threads that put", "1", "1"),
-        parameter("most_ms", "a run stops after so many milliseconds", "500", "600000"),
+        parameter("most_ms", "a run stops after so many milliseconds", "400", "20000"),
     ],
     sync: true,
 };
@@ -253,12 +253,18 @@ impl Experiment for Kv {
     }
 
     fn explains(&self) -> &'static str {
-        "A quick run writes a few tens of megabytes: level 0 fills a few times and \
-         little is merged. The storms of the paper come with its size: --size paper, or \
-         --set puts=. Tables and compactions are those that the store wrote into its \
-         own log. The longest put of a run is as much the machine's as the store's: on a busy \
-         virtual machine anything may be interrupted for milliseconds. One in a thousand says \
-         more."
+        if self.sync {
+            "One flush for each put (kv-durable counts them) is what all stores pay, in order or \
+             not; LMDB pays two. So the rate is that of the disk, and what differs between stores \
+             is mostly its mood: the 250 times between an SSD and a disk are those of \
+             append-update on the models."
+        } else {
+            "A quick run writes a few tens of megabytes: level 0 fills a few times and little is \
+             merged. The storms of the paper come with its size: --size paper, or --set puts=. \
+             Tables and compactions are those that the store wrote into its own log. The longest \
+             put of a run is as much the machine's as the store's: on a busy virtual machine \
+             anything may be interrupted for milliseconds. One in a thousand says more."
+        }
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {
@@ -279,11 +285,12 @@ impl Experiment for Kv {
                 _ => String::new(),
             };
             let tail = points.line("tail", subject, "");
-            let (median, rare) = (tail.first()?.1, tail.iter().find(|(x, _)| *x == 1000.0));
-            let rare = rare.map_or(String::new(), |(_, ns)| {
+            let median = tail.first()?.1;
+            let rare = tail.iter().rfind(|(x, _)| *x <= 1000.0 && *x > 2.0);
+            let rare = rare.map_or(String::new(), |(x, ns)| {
                 format!(
-                    "; skewed, half of the puts take less than {}, one in a thousand more than {} \
-                     ({} times)",
+                    "; skewed, half of the puts take less than {}, one in {x} more than {} ({} \
+                     times)",
                     units::time_ns(median),
                     units::time_ns(*ns),
                     units::significant(ns / median),

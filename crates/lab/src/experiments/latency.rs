@@ -80,10 +80,11 @@ impl Experiment for Latency {
         prepare(context, &subject.files()?, "latency", bytes)?;
         let file = subject.files()?.open("latency", How::Cached)?;
         let mut into = Buffer::new(buffer as usize);
-        for nth in 0..bytes / buffer {
+        let reads = context.number("reads")?;
+        // What will be read, and no more: caches smaller than the file keep the last.
+        for nth in 0..(bytes / buffer).min(reads) {
             read_all(&*file, nth * buffer, &mut into)?;
         }
-        let reads = context.number("reads")?;
         let pinned = Pinned::to_this_cpu();
         if pinned.is_none() {
             context.note("not bound to one CPU: the system does not let us");

@@ -207,7 +207,7 @@ impl Experiment for Mem {
                 "1,10,100,1000",
                 "1,2,5,10,20,50,100,200,500,1000",
             ),
-            parameter("most_ms", "a pattern stops after so many milliseconds", "200", "10000"),
+            parameter("most_ms", "a pattern stops after so many milliseconds", "200", "3000"),
         ];
         ALL
     }

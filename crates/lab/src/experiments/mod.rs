@@ -3,6 +3,7 @@
 mod append_update;
 mod caches;
 mod channel;
+mod estimates;
 mod fio_check;
 mod fs_compete;
 mod fs_parts;
@@ -24,6 +25,7 @@ mod write_mode;
 mod writing;
 
 pub use channel::serve_as_child as serve_channel;
+pub use estimates::seconds;
 pub use isolation::serve_as_child as serve_isolation;
 pub use page_size::page_of;
 pub use parallel::useful;
@@ -91,7 +93,7 @@ pub trait Experiment: Sync {
 
     /// How often it is repeated in a quick run, and in one of the paper's size.
     fn repetitions(&self) -> (u64, u64) {
-        (3, 5)
+        (3, 3)
     }
 
     /// Whether a first pass is thrown away.

@@ -278,6 +278,15 @@ impl Experiment for Mount {
         Ok(samples)
     }
 
+    fn explains(&self) -> &'static str {
+        "What is asked of a FUSE server in small messages - create, stat, unlink - depends on \
+         where the scheduler has it run: on the CPU of the program that asks, a message costs 3 \
+         to 5 µs each way; on another one, which sleeps meanwhile, a wake-up of 30 to 60 µs each \
+         way on a virtual machine. So these rates have two states several times apart, for the \
+         server that does nothing as for any other, and change between them by themselves. The \
+         server that does nothing keeps no contents, so nothing of it is read back."
+    }
+
     fn found(&self, points: Points<'_>) -> Vec<String> {
         let subjects = points.subjects();
         if !subjects.contains(&"draconis") {

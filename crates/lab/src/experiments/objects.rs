@@ -103,6 +103,17 @@ fn filled(store: &Store, bytes: u64) -> anyhow::Result<ObjectId> {
     Ok(id)
 }
 
+/// The figure and the line of an operation in a layout: one figure for all would be a
+/// thicket.
+fn place_of<'a>(layout: &str, what: &'a str) -> (&'static str, &'a str) {
+    match (layout, what.strip_suffix(", durable")) {
+        ("log", Some(what)) => ("durable-log", what),
+        (_, Some(what)) => ("durable-cow", what),
+        ("log", None) => ("free-log", what),
+        (_, None) => ("free-cow", what),
+    }
+}
+
 impl Objects {
     fn rates(
         context: &Context,
@@ -117,8 +128,8 @@ impl Objects {
         for size in context.numbers("sizes")? {
             let payload = vec![7; size as usize];
             let mut rate = |what: &str, count: u64, ns: f64| {
-                let series = format!("{name}, {what}");
-                samples.push(Sample::at("rate", &series, size as f64, count as f64 * 1e9 / ns));
+                let (metric, series) = place_of(name, what);
+                samples.push(Sample::at(metric, series, size as f64, count as f64 * 1e9 / ns));
             };
             let mut somewhere = || dice.below(AREA_BYTES / size) * size;
             let ns = time(clock, || {
@@ -286,12 +297,18 @@ impl Experiment for Objects {
     }
 
     fn figures(&self) -> Vec<Figure> {
-        vec![
-            Figure::new(Shape::Lines, "rate", "Operations in a second by size")
+        let by_size = |metric: &str, title: &str| {
+            Figure::new(Shape::Lines, metric, title)
                 .x("payload", "B")
                 .y("operations", "/s")
                 .log_x()
-                .log_y(),
+                .log_y()
+        };
+        vec![
+            by_size("durable-log", "Durable operations in a second by size: log layout"),
+            by_size("durable-cow", "Durable operations in a second by size: copy-on-write layout"),
+            by_size("free-log", "Updates that nobody waits for, and reads: log layout"),
+            by_size("free-cow", "Updates that nobody waits for, and reads: copy-on-write layout"),
             Figure::new(Shape::Bars, "shared", "Durable appends of 512 bytes that share a flush")
                 .y("appends", "/s")
                 .log_y(),
@@ -354,16 +371,16 @@ impl Experiment for Objects {
 
     fn found(&self, points: Points<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
-            let rate = |what: &str| {
-                let found = points.of("rate", subject).find(|point| point.series == what);
-                found.map(|point| units::in_unit(point.median, "/s"))
-            };
             let layout = if subject.contains("hdd") { "log" } else { "cow" };
+            let rate = |what: &str| {
+                let (metric, series) = place_of(layout, what);
+                Some(units::in_unit(points.line(metric, subject, series).first()?.1, "/s"))
+            };
             Some(format!(
                 "{subject}, {layout} layout: {} durable appends of the smallest size, {} updates \
                  that nobody waits for.",
-                rate(&format!("{layout}, append, durable"))?,
-                rate(&format!("{layout}, update"))?,
+                rate("append, durable")?,
+                rate("update")?,
             ))
         };
         points.subjects().iter().filter_map(tell).collect()

@@ -171,7 +171,7 @@ impl Probe {
         offset: u64,
     ) -> Option<f64> {
         let Self { area, threads, writes } = *self;
-        let load = Load { block, stride: STRIDE, offset, area, threads, writes };
+        let load = Load { block, stride: STRIDE, offset, area, threads, writes, host_ns: 0 };
         let ns = load.run(context, subject).ok()?;
         Some((ns as f64 / writes as f64).max(1.0))
     }

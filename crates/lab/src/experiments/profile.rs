@@ -86,7 +86,8 @@ impl Experiment for Profile {
             context.check()?;
             let writes = context.number("requests")? * 4;
             let threads = threads.max(1);
-            let load = Load { block: 4096, stride: 4096, offset: 0, area, threads, writes };
+            let load =
+                Load { block: 4096, stride: 4096, offset: 0, area, threads, writes, host_ns: 0 };
             let ns = load.run(context, subject)?;
             let rate = writes as f64 * 1e9 / ns.max(1) as f64;
             samples.push(Sample::at("rate", "", threads as f64, rate));

@@ -193,6 +193,11 @@ impl Experiment for Tools {
         Ok(pass.samples)
     }
 
+    fn explains(&self) -> &'static str {
+        "Cold, all of them wait for the same device, and what counts is how few and how large \
+         requests they make; warm, how little they do for each file."
+    }
+
     fn found(&self, points: Points<'_>) -> Vec<String> {
         let ratio = |what: &str, ours: &str, theirs: &str| {
             let of = |by| points.named("speed", "mem", by, what);

@@ -34,7 +34,7 @@ impl Experiment for WriteMode {
     fn parameters(&self) -> &'static [Parameter] {
         const ALL: &[Parameter] = &[
             parameter("block", "size of a write", "4K", "4K"),
-            parameter("writes", "writes of each mode", "150", "20000"),
+            parameter("writes", "writes of each mode", "150", "2000"),
             parameter("sync_every", "an fsync comes after so many", "1", "1"),
         ];
         ALL

@@ -88,7 +88,7 @@ fn machine(results: &Results) -> String {
         ("Kernel", m.kernel.clone()),
         ("Virtual machine", if m.virtual_machine { "yes" } else { "no" }.into()),
         ("Load before", m.load.clone()),
-        ("Device", format!("{}, turns: {}", m.device, m.rotational)),
+        ("Device", format!("{}; it says that it turns: {}", m.device, m.rotational)),
         ("Sectors", format!("{} bytes (logical / physical)", m.sectors)),
         ("File system", m.file_system.clone()),
         ("Scheduler", m.scheduler.clone()),

@@ -271,13 +271,13 @@ impl Experiment for KvLarge {
 
     fn parameters(&self) -> &'static [Parameter] {
         const ALL: &[Parameter] = &[
-            parameter("keyspace", "keys, each put once, in order", "300K", "8M"),
+            parameter("keyspace", "keys, each put once, in order", "250K", "8M"),
             parameter("reads", "reads of each pattern", "50K", "1M"),
             parameter("overwrites", "keys put again, one by one", "50K", "1M"),
             parameter("value", "bytes of a value; keys have 16", "2048", "512"),
-            parameter("limit", "memory of store and page cache together", "256M", "1G"),
+            parameter("limit", "memory of store and page cache together", "224M", "1G"),
             parameter("cache", "the store's own part of that", "32M", "256M"),
-            parameter("most_ms", "a phase stops after so many milliseconds", "400", "60000"),
+            parameter("most_ms", "a phase stops after so many milliseconds", "300", "60000"),
         ];
         ALL
     }

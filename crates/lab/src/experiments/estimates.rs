@@ -1,0 +1,58 @@
+//! How long each experiment takes: as measured on 2 CPUs of a virtual machine with a disk
+//! that makes a thousand synchronous writes a second; where nobody had the hours, reckoned
+//! from parts. Others multiply by their own.
+
+/// Name, seconds of a quick run, seconds of one of the paper's size.
+const SECONDS: &[(&str, u64, u64)] = &[
+    ("seqread", 13, 600),
+    ("timeseries", 2, 62),
+    ("latency", 1, 10),
+    ("caches", 2, 240),
+    ("channel", 3, 100),
+    ("isolation", 1, 10),
+    ("mem-good", 2, 300),
+    ("mem-bad", 3, 240),
+    ("mem-ugly", 3, 240),
+    ("mem-sweep", 4, 240),
+    ("mem-split", 5, 300),
+    ("fs-good", 1, 20),
+    ("fs-bad", 7, 240),
+    ("fs-ugly", 1, 60),
+    ("fs-sweep", 2, 120),
+    ("fs-split", 3, 180),
+    ("fs-parts", 1, 60),
+    ("fs-compete", 1, 180),
+    ("page-size", 1, 19),
+    ("write-mode", 1, 180),
+    ("parallel", 2, 120),
+    ("kv-async", 24, 3000),
+    ("kv-sync", 15, 700),
+    ("kv-read", 26, 240),
+    ("kv-large", 33, 900),
+    ("append-update", 15, 120),
+    ("profile", 2, 60),
+    ("objects", 40, 600),
+    ("mount", 14, 240),
+    ("tools", 12, 120),
+    ("kv-durable", 15, 60),
+    ("fio-check", 20, 120),
+];
+
+/// Seconds of a run of the named experiment; `None` if nobody measured it.
+pub fn seconds(name: &str, is_paper: bool) -> Option<u64> {
+    let (_, quick, paper) = SECONDS.iter().find(|(known, _, _)| *known == name)?;
+    Some(if is_paper { *paper } else { *quick })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_are_known_and_a_quick_run_is_quick() {
+        let all = || crate::experiments::ALL.iter().map(|one| one.name());
+        assert!(all().all(|name| seconds(name, true).is_some()));
+        let quick: u64 = all().filter_map(|name| seconds(name, false)).sum();
+        assert!(quick <= 300, "{quick} s");
+    }
+}
