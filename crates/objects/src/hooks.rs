@@ -59,7 +59,8 @@ pub struct Settings {
 
 impl Settings {
     /// As stores are.
-    pub const USUAL: Self = Self { commit_bytes: usize::MAX, barrier_bytes: 32 << 20, without: None };
+    pub const USUAL: Self =
+        Self { commit_bytes: usize::MAX, barrier_bytes: 32 << 20, without: None };
 }
 
 #[cfg(feature = "torture")]

@@ -333,9 +333,8 @@ impl Io {
         let page = self.page();
         let sector = u64::from(self.disk.properties().sector_bytes);
         let limit = self.geometry.disk_bytes - self.geometry.disk_bytes % sector;
-        let pages = |data: &Data| {
-            (data.at / page * page, data.end().next_multiple_of(page).min(limit))
-        };
+        let pages =
+            |data: &Data| (data.at / page * page, data.end().next_multiple_of(page).min(limit));
         let mut runs: Vec<(u64, u64, Vec<usize>)> = vec![];
         for nth in far {
             let (start, end) = pages(all[nth]);

@@ -74,5 +74,29 @@ pub(crate) fn layout(
 /// A 256th of the store, within what recovery may read: what is dead is free only behind a
 /// checkpoint, so that much more is kept free.
 fn log_bytes(segment_bytes: u32, capacity: u64) -> u64 {
-    (capacity / 512).clamp(u64::from(segment_bytes) / 2, 24 << 20)
+    (capacity / 512).max(u64::from(segment_bytes) / 2).min(24 << 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_profile_has_sizes_that_fit_each_other() {
+        for kind in [LayoutKind::Log, LayoutKind::Cow] {
+            for page in (9..=16).map(|bits| 1u32 << bits) {
+                for segment in (14..=26).map(|bits| 1u32 << bits).filter(|&len| len >= page * 16) {
+                    for capacity in (8..=20).map(|bits| u64::from(segment) << bits) {
+                        let layout = layout(kind, page, segment, capacity);
+                        let log = layout.log_bytes();
+                        assert!((4096..=24 << 20).contains(&log), "{kind:?} {segment} {log}");
+                        assert!(layout.frame_bytes() <= segment as usize);
+                        assert!((1..=log).contains(&(layout.commit_bytes() as u64)));
+                        assert!(layout.node_bytes() <= segment as usize / 8);
+                        assert!(layout.read_bytes() >= page as usize);
+                    }
+                }
+            }
+        }
+    }
 }

@@ -40,6 +40,9 @@ const READ_BYTES: usize = 1 << 20;
 /// How far behind a hole frames are looked for that say it should not be there.
 const LOOK_BYTES: u32 = 1 << 20;
 
+/// Segments in which they are looked for where a whole segment may be lost.
+const LOOK_SEGMENTS: usize = 8;
+
 /// A frame of the log.
 struct Found {
     header: Header,
@@ -232,7 +235,9 @@ fn scan(core: &Core, stream: usize, place: Place, out: &mut Vec<Found>) -> Resul
             out.push(Found { header, stream, segment, table });
         }
         // Something behind the hole may know that it should not be one.
-        let end = pos.saturating_add(LOOK_BYTES).min(geometry.segment_bytes);
+        let reach = (LOOK_BYTES as usize).max(core.layout.frame_bytes()) as u32;
+        let reach = reach.saturating_add(geometry.page_bytes * 2);
+        let end = pos.saturating_add(reach).min(geometry.segment_bytes);
         let mut look = pos.saturating_add(geometry.page_bytes);
         while look < end {
             if let Some((header, _)) = frame_at(core, start, look, READ_BYTES, &mut window)?
@@ -243,6 +248,13 @@ fn scan(core: &Core, stream: usize, place: Place, out: &mut Vec<Found>) -> Resul
             look += geometry.page_bytes;
         }
         if out.len() == before && pos == 0 {
+            // A frame that was all of its segment took the way to the next one with it. Where
+            // the stream most likely went is known: to what was free behind it.
+            for next in core.segments.free_behind(segment).take(LOOK_SEGMENTS) {
+                let header = frame_at(core, geometry.start_of(next), 0, 0, &mut None)?;
+                let later = header.map(|(header, _)| header).filter(|header| header.seq >= seq);
+                durable = durable.max(later.map_or(0, |header| header.durable));
+            }
             break;
         }
         (segment, pos) = (next, 0);

@@ -87,6 +87,11 @@ impl Segments {
         Some(segment)
     }
 
+    /// Free segments in the order in which they are taken after `segment`.
+    pub fn free_behind(&self, segment: u32) -> impl Iterator<Item = u32> {
+        self.free.range(segment..).chain(self.free.range(..segment)).copied()
+    }
+
     /// Takes this segment.
     pub fn open(&mut self, segment: u32) {
         self.free.remove(&segment);

@@ -104,7 +104,10 @@ fn damaged_disks() {
     let mut all = Harm::default();
     for seed in first..first + number("RUNS", 12) {
         let shape = Shape::ALL[(seed % 4) as usize];
-        let script = torture::random(seed, shape, 100);
+        let script = match seed % 3 {
+            0 => torture::random_large(seed, shape, 60),
+            _ => torture::random(seed, shape, 100),
+        };
         match torture::damage(shape, &script, 60, Settings::USUAL) {
             Ok(harm) => all += harm,
             Err(violation) => panic!("SEED={seed} RUNS=1: {shape:?}: {violation}"),

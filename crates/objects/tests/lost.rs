@@ -1,0 +1,66 @@
+//! A segment that the disk lost is missed: opening says so, or all that is in it is still told.
+
+use std::sync::Arc;
+
+use draconis_device::sim::SimDisk;
+use draconis_device::{Disk, Extent, Group as DiskGroup, Write};
+use draconis_exchange::heap::{Block, Private};
+use draconis_objects::{CreateOptions, Group, Hint, LayoutKind, OpenOptions, Profile, Store};
+
+const LEN: u64 = 256 << 20;
+const SEGMENT: u64 = 64 << 10;
+const OBJECTS: usize = 60;
+
+/// A store of objects, each durable before the next was begun.
+fn stored(layout: LayoutKind, len_of: impl Fn(usize) -> usize) -> Arc<SimDisk> {
+    let (disk, _) = SimDisk::ssd(LEN, 1);
+    let profile =
+        Profile { layout, page_bytes: 4096, segment_bytes: SEGMENT as u32, queue_depth: 4 };
+    Store::create(disk.clone(), &CreateOptions { profile, id: 3 }).unwrap();
+    let store = Store::open(disk.clone(), &OpenOptions::default()).unwrap();
+    for nth in 0..OBJECTS {
+        let mut group = Group::new();
+        let id = group.create(store.new_object(), Hint::Unknown);
+        group.append(id, &vec![nth as u8 + 1; len_of(nth)]);
+        let ticket = store.submit(group, &[]).unwrap();
+        store.wait(ticket).unwrap();
+    }
+    disk
+}
+
+#[test]
+fn a_segment_that_is_lost_is_missed() {
+    // Frames that fill a segment take the way to the next one with them.
+    let lens: [fn(usize) -> usize; 2] = [|nth| 3000 + nth % 4 * 14_000, |_| 58_000];
+    for (layout, len_of) in [LayoutKind::Log, LayoutKind::Cow]
+        .into_iter()
+        .flat_map(|layout| lens.map(|len_of| (layout, len_of)))
+    {
+        let whole = stored(layout, len_of);
+        let (mut refused, mut shorter) = (0, vec![]);
+        for start in (0..LEN - SEGMENT).step_by(4096).filter(|at| is_frame(&whole, *at)) {
+            let disk = whole.fork();
+            let write = Write { at_bytes: start, block: Block::private(SEGMENT as usize) };
+            let ticket = disk.submit(DiskGroup { writes: vec![write] }, &[]).unwrap();
+            disk.wait(ticket).unwrap();
+            match Store::open(disk, &OpenOptions::default()) {
+                Err(_) => refused += 1,
+                Ok(store) => {
+                    // Objects before the checkpoint are in the index, readable or not.
+                    let there = store.list().map_or(OBJECTS, |list| list.len());
+                    if there < OBJECTS {
+                        shorter.push(OBJECTS - there);
+                    }
+                }
+            }
+        }
+        // Behind the last frames nothing says that there were any: that is a torn end.
+        assert!(shorter.iter().all(|&lost| lost <= 3), "{layout:?}: {shorter:?} lost in silence");
+        assert!(refused > 5, "{layout:?}: {refused}");
+    }
+}
+
+fn is_frame(disk: &SimDisk, at: u64) -> bool {
+    let page = disk.read_now(Extent::new(at, 4096), Private::unset(4096).into()).unwrap();
+    page.into_private().starts_with(b"DrFr")
+}
