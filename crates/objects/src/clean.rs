@@ -180,9 +180,9 @@ impl Core {
         let now = (self.counters.written_bytes, self.counters.moved_bytes);
         let (written, moved) = std::mem::replace(&mut self.spent_before, now);
         let paid = std::mem::take(&mut self.paid_bytes);
-        if paid > 0 {
-            let spent = (now.0 - written).saturating_sub(now.1 - moved);
-            let part = (spent * 64 / paid).clamp(64, 64 * 64);
+        let spent = (now.0 - written).saturating_sub(now.1 - moved);
+        if let Some(part) = (spent * 64).checked_div(paid) {
+            let part = part.clamp(64, 64 * 64);
             self.spent_64ths = (self.spent_64ths * 15 + part) / 16;
         }
     }

@@ -9,8 +9,12 @@ use draconis_objects::{CreateOptions, LayoutKind, OpenOptions, Profile, Store};
 
 use crate::kv::{KvSubject, Opening, Statistics, Visit};
 
-/// Length of the file, which has holes where nothing was written.
+/// Length of a file that has holes where nothing was written.
 const STORE_BYTES: u64 = 32 << 30;
+
+/// Length of one for durable puts, written out as `store create` does: what has no place yet
+/// makes the file system below commit its journal for each flush.
+const DURABLE_BYTES: u64 = 1 << 30;
 
 /// What it may keep of what it read, unless it is told: in bytes.
 const CACHE_BYTES: u64 = 256 << 20;
@@ -29,8 +33,10 @@ impl DraconisKv {
     pub fn open(dir: &Path, how: Opening) -> anyhow::Result<Self> {
         let path = dir.join("store");
         let is_new = !path.exists();
-        if is_new {
-            std::fs::File::create(&path)?.set_len(STORE_BYTES)?;
+        match is_new {
+            true if how.durable => write_out(&path)?,
+            true => std::fs::File::create(&path)?.set_len(STORE_BYTES)?,
+            false => {}
         }
         let options = FileOptions { write: true, direct: true, uring: !how.calls };
         let disk: Arc<dyn Disk> = Arc::new(FileDisk::open_discarding(&path, options)?);
@@ -38,7 +44,7 @@ impl DraconisKv {
             let profile = Profile {
                 layout: LayoutKind::Cow,
                 page_bytes: 4096,
-                segment_bytes: 16 << 20,
+                segment_bytes: if how.durable { 1 << 20 } else { 16 << 20 },
                 queue_depth: 32,
             };
             Store::create(disk.clone(), &CreateOptions { profile, id: 1 })?;
@@ -47,6 +53,15 @@ impl DraconisKv {
             OpenOptions { cache_bytes: how.cache_bytes.unwrap_or(CACHE_BYTES), read_only: false };
         Ok(Self { kv: Kv::new(Store::open(disk, &options)?), durable: how.durable })
     }
+}
+
+fn write_out(path: &Path) -> anyhow::Result<()> {
+    let mut file = std::fs::File::create(path)?;
+    let zeroes = vec![0; 1 << 20];
+    for _ in 0..DURABLE_BYTES / zeroes.len() as u64 {
+        std::io::Write::write_all(&mut file, &zeroes)?;
+    }
+    Ok(file.sync_all()?)
 }
 
 impl KvSubject for DraconisKv {

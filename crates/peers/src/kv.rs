@@ -16,6 +16,7 @@ pub struct Statistics {
 
 /// How a store is opened.
 #[derive(Clone, Copy, Debug, Default)]
+#[cfg_attr(not(feature = "draconis-kv"), allow(dead_code))]
 pub struct Opening {
     /// Each put is durable before it returns.
     pub durable: bool,

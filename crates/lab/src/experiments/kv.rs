@@ -217,7 +217,8 @@ impl Experiment for Kv {
 
     fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
         // Log, tables, and those that are being merged.
-        Ok(context.number("puts")? * (context.number("value")? + 16) * 4)
+        // Ours for durable puts is written out, 1 GiB.
+        Ok((context.number("puts")? * (context.number("value")? + 16) * 4).max(1 << 30))
     }
 
     fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {

@@ -1,0 +1,220 @@
+//! What a store that is nearly full writes for each byte, how long each group waits, and how
+//! long opening takes after a cut, on the models.
+//!
+//! ```text
+//! cargo run --release -p draconis-objects --example worn -- store=4G segment=1M
+//! cargo run --release -p draconis-objects --example worn -- store=2G segment=512K wait=1
+//! cargo run --release -p draconis-objects --example worn -- \
+//!     disk=hdd layout=log store=1024G segment=64M block=128K cut=400000
+//! ```
+//!
+//! `fill` is how much of all segments' bytes is alive after filling, in percent; every turn
+//! then overwrites as much as that. `wait=1` waits for each group. `cut=N` updates N blocks
+//! after filling, cuts the power and opens the store.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Instant;
+
+use draconis_device::sim::{Clock, SimDisk};
+use draconis_device::{Disk, Extent, View};
+use draconis_objects::{
+    Counters, CreateOptions, Group, Hint, LayoutKind, ObjectId, OpenOptions, Profile, Store,
+};
+
+type Done<T> = Result<T, Box<dyn Error>>;
+
+const DEFAULTS: [(&str, &str); 9] = [
+    ("disk", "ssd"),
+    ("layout", "cow"),
+    ("store", "4G"),
+    ("segment", "1M"),
+    ("fill", "80"),
+    ("block", "4K"),
+    ("turns", "3"),
+    ("wait", "0"),
+    ("cut", "0"),
+];
+
+fn number(text: &str) -> Done<u64> {
+    let unit = match text.as_bytes().last() {
+        Some(b'K') => 1 << 10,
+        Some(b'M') => 1 << 20,
+        Some(b'G') => 1 << 30,
+        _ => 1,
+    };
+    Ok(text.trim_end_matches(['K', 'M', 'G']).parse::<u64>()? * unit)
+}
+
+fn main() -> Done<()> {
+    let mut settings: HashMap<&str, String> =
+        DEFAULTS.iter().map(|&(key, value)| (key, value.to_owned())).collect();
+    for argument in std::env::args().skip(1) {
+        let (key, value) = argument.split_once('=').ok_or("settings are KEY=VALUE")?;
+        let known = settings.get_mut(key).ok_or_else(|| format!("no setting is called {key}"))?;
+        value.clone_into(known);
+    }
+    let get = |key: &str| number(&settings[key]);
+    let (bytes, segment_bytes) = (get("store")?, get("segment")? as u32);
+    let (disk, clock) = match &*settings["disk"] {
+        "hdd" => SimDisk::hdd(bytes, 1),
+        _ => SimDisk::ssd(bytes, 1),
+    };
+    let layout = match &*settings["layout"] {
+        "log" => LayoutKind::Log,
+        _ => LayoutKind::Cow,
+    };
+    let profile = Profile { layout, page_bytes: 4096, segment_bytes, queue_depth: 32 };
+    Store::create(disk.clone(), &CreateOptions { profile, id: 1 })?;
+    let options = OpenOptions { cache_bytes: 256 << 20, read_only: false };
+    let store = Store::open(disk.clone(), &options)?;
+    let mut worn = Worn {
+        all: u64::from(store.info().segments) * u64::from(segment_bytes),
+        payload: vec![0; get("block")? as usize],
+        id: ObjectId(0),
+        blocks: 0,
+        dice: 88_172_645_463_325_252,
+        store,
+        clock,
+    };
+    worn.fill(get("fill")?)?;
+    if get("cut")? > 0 {
+        return worn.open_after_a_cut(get("cut")?, &disk);
+    }
+    for is_skewed in [false, true] {
+        for turn in 0..get("turns")? {
+            worn.turn(turn, is_skewed, get("wait")? > 0)?;
+        }
+    }
+    Ok(())
+}
+
+/// A store that is worn out.
+struct Worn {
+    store: Arc<Store>,
+    clock: Clock,
+    all: u64,
+    payload: Vec<u8>,
+    id: ObjectId,
+    blocks: u64,
+    dice: u64,
+}
+
+impl Worn {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.dice ^= self.dice << 13;
+        self.dice ^= self.dice >> 7;
+        self.dice ^= self.dice << 17;
+        self.dice % limit
+    }
+
+    fn write(&self, block: u64) -> Done<draconis_objects::Ticket> {
+        let mut group = Group::new();
+        group.write(self.id, block * self.payload.len() as u64, &self.payload);
+        Ok(self.store.submit(group, &[]).map_err(|refused| refused.error)?)
+    }
+
+    /// Fills so much of all segments, index and all.
+    fn fill(&mut self, percent: u64) -> Done<()> {
+        let new = self.store.new_object();
+        self.id = new.id();
+        let mut group = Group::new();
+        group.create(new, Hint::Unknown);
+        self.store.submit(group, &[]).map_err(|refused| refused.error)?;
+        let (began, since) = (Instant::now(), self.clock.now_ns());
+        // What the index takes is known when it is there.
+        while !self.blocks.is_multiple_of(1024)
+            || self.store.info().used_bytes < self.all / 100 * percent
+        {
+            self.write(self.blocks)?;
+            self.blocks += 1;
+        }
+        self.store.sync()?;
+        println!(
+            "filled {percent} % with {} blocks of {} bytes: {:.1} s of device, {:.1} s of CPU",
+            self.blocks,
+            self.payload.len(),
+            (self.clock.now_ns() - since) as f64 / 1e9,
+            began.elapsed().as_secs_f64()
+        );
+        Ok(())
+    }
+
+    fn turn(&mut self, turn: u64, is_skewed: bool, waits: bool) -> Done<()> {
+        let before = self.store.info().counters;
+        let (began, since) = (Instant::now(), self.clock.now_ns());
+        let mut waited_ns = vec![];
+        for _ in 0..self.blocks {
+            let tenth = self.blocks / 10;
+            let block = match is_skewed {
+                true if self.below(10) < 9 => self.below(tenth),
+                true => tenth + self.below(self.blocks - tenth),
+                false => self.below(self.blocks),
+            };
+            let submitted = self.clock.now_ns();
+            let ticket = self.write(block)?;
+            if waits {
+                self.store.wait(ticket)?;
+                waited_ns.push(self.clock.now_ns() - submitted);
+            }
+        }
+        self.store.sync()?;
+        let info = self.store.info();
+        let bytes = |of: fn(&Counters) -> u64| (of(&info.counters) - of(&before)) as f64;
+        let payload = bytes(|counters| counters.payload_bytes);
+        let device_s = (self.clock.now_ns() - since) as f64 / 1e9;
+        print!(
+            "{} turn {turn}: {:.2} bytes of payload for each, {:.2} with all that is written \
+             ({:.2} index); {:.1} % alive; {:.1} MB/s of device time, {:.1} s of CPU",
+            if is_skewed { "90/10  " } else { "uniform" },
+            1.0 + bytes(|counters| counters.moved_bytes) / payload,
+            bytes(|counters| counters.written_bytes) / payload,
+            bytes(|counters| counters.index_bytes) / payload,
+            info.used_bytes as f64 * 100.0 / self.all as f64,
+            payload / device_s / 1e6,
+            began.elapsed().as_secs_f64(),
+        );
+        waited_ns.sort_unstable();
+        if let Some(&longest) = waited_ns.last() {
+            let at = |q: f64| waited_ns[((waited_ns.len() - 1) as f64 * q) as usize] as f64 / 1e3;
+            print!(
+                "; durable after {:.0} µs (half), {:.0} (99 %), {:.0} (99.9 %), {:.0} (all)",
+                at(0.5),
+                at(0.99),
+                at(0.999),
+                longest as f64 / 1e3
+            );
+        }
+        println!();
+        Ok(())
+    }
+
+    fn open_after_a_cut(&mut self, updates: u64, disk: &Arc<SimDisk>) -> Done<()> {
+        let whole = std::mem::replace(&mut self.payload, vec![0; 512]);
+        for _ in 0..updates {
+            let mut group = Group::new();
+            let block = self.below(self.blocks);
+            group.write(self.id, block * whole.len() as u64, &self.payload);
+            self.store.submit(group, &[]).map_err(|refused| refused.error)?;
+        }
+        for seed in 0..3 {
+            let cut = disk.crash(seed);
+            let (clock, before) = (cut.clock().clone(), cut.statistics());
+            let (began, since) = (Instant::now(), clock.now_ns());
+            let len = cut.properties().len_bytes;
+            let view = View::new(cut.clone(), Extent::new(0, len))?;
+            let store = Store::open(Arc::new(view), &OpenOptions::default())?;
+            let after = cut.statistics();
+            println!(
+                "opened after a cut: {:.1} ms of device time, {:.1} ms of CPU; {} reads, {} MiB",
+                (clock.now_ns() - since) as f64 / 1e6,
+                began.elapsed().as_secs_f64() * 1e3,
+                after.reads - before.reads,
+                (after.read_bytes - before.read_bytes) >> 20
+            );
+            drop(store);
+        }
+        Ok(())
+    }
+}
