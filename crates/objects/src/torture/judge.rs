@@ -232,7 +232,8 @@ fn empty(store: &Arc<Store>, contents: &Contents) -> Result<(), Violation> {
     }
     let info = store.info();
     // Entries of what is gone stay until they are merged; payloads do not.
-    let entries = 256 * (contents.objects.len() as u64 * 2 + contents.keys.len() as u64);
+    let entries = 256 * (contents.objects.len() as u64 * 2 + contents.keys.len() as u64)
+        + 64 * info.pending_keys;
     if info.used_bytes > entries + (16 << 10) {
         return Err(Violation(format!(
             "everything is deleted, and {} bytes are used: {info:?}",
