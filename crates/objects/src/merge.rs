@@ -27,6 +27,8 @@ use crate::{Error, ObjectId, Result};
 /// Runs on the disk that begin to be merged, however few pairs they have: opening a store
 /// reads all of them.
 const RUNS: usize = 32;
+/// Bytes of runs on the disk that begin to be merged, for the same reason.
+const RUN_BYTES: u64 = 24 << 20;
 /// Runs that are written as one when their layers are folded.
 const TIER: usize = 8;
 /// Pairs of one step.
@@ -77,7 +79,9 @@ impl Core {
         if self.merging.is_none() && self.to_merge == 0 {
             let layers = self.runs.iter().filter_map(|run| run.layer.as_ref());
             let pairs: usize = layers.map(|layer| layer.pairs.len()).sum();
-            if pairs >= self.merge_pairs || self.runs.len() >= RUNS {
+            let chunks = self.runs.iter().flat_map(|run| &run.chunks);
+            let bytes: u64 = chunks.map(|chunk| u64::from(chunk.len)).sum();
+            if pairs >= self.merge_pairs || self.runs.len() >= RUNS || bytes >= RUN_BYTES {
                 self.to_merge = self.runs.len();
             }
         }
