@@ -28,9 +28,6 @@ use crate::tree::Ptr;
 use crate::view::{Index, Token};
 use crate::{Error, Result};
 
-/// The longest part of a run or a table.
-const CHUNK_BYTES: usize = 64 << 10;
-
 /// Where a stream stood: segment, position in it, the segment after it.
 pub(crate) type Place = (u32, u32, u32);
 
@@ -61,7 +58,7 @@ pub(crate) struct Chunks {
 impl Chunks {
     /// Takes what was not taken yet of `pairs`.
     pub fn feed(&mut self, core: &mut Core, pairs: &[(Key, Entry)]) -> Result<()> {
-        let limit = core.chunk_bytes();
+        let limit = core.layout.chunk_bytes();
         let mut pair = vec![];
         for (key, entry) in &pairs[self.taken..] {
             pair.clear();
@@ -189,12 +186,8 @@ pub(crate) fn read_chunk(bytes: &[u8], at: u64, into: &mut Vec<(Key, Entry)>) ->
 }
 
 impl Core {
-    fn chunk_bytes(&self) -> usize {
-        CHUNK_BYTES.min(self.superblock.geometry.segment_bytes as usize / 8)
-    }
-
     fn store_chunks(&mut self, bytes: &[u8]) -> Result<Vec<Ptr>> {
-        bytes.chunks(self.chunk_bytes()).map(|chunk| self.store(chunk, false)).collect()
+        bytes.chunks(self.layout.chunk_bytes()).map(|chunk| self.store(chunk, false)).collect()
     }
 
     /// Stores pairs, each within one chunk.

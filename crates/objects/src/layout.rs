@@ -45,6 +45,8 @@ pub(crate) trait Layout: Send + Sync {
     fn read_bytes(&self) -> usize;
     /// About how long a node is, in bytes.
     fn node_bytes(&self) -> usize;
+    /// The longest part of a run or a table, in bytes: opening a store reads each by itself.
+    fn chunk_bytes(&self) -> usize;
     /// Bytes of log after which a checkpoint is due.
     fn log_bytes(&self) -> u64;
     /// The worth of cleaning a segment: `used` of its bytes are alive, of `len`; what is
@@ -93,6 +95,7 @@ mod tests {
                         assert!(layout.frame_bytes() <= segment as usize);
                         assert!((1..=log).contains(&(layout.commit_bytes() as u64)));
                         assert!(layout.node_bytes() <= segment as usize / 8);
+                        assert!(layout.chunk_bytes() <= segment as usize / 8);
                         assert!(layout.read_bytes() >= page as usize);
                     }
                 }

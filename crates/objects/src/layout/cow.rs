@@ -54,6 +54,10 @@ impl Layout for Cow {
         (self.page_bytes.max(4096) as usize).min(self.segment_bytes as usize / 8)
     }
 
+    fn chunk_bytes(&self) -> usize {
+        (64 << 10).min(self.segment_bytes as usize / 8)
+    }
+
     fn log_bytes(&self) -> u64 {
         super::log_bytes(self.segment_bytes, self.capacity)
     }

@@ -37,6 +37,10 @@ impl Layout for Log {
         (16 << 10).min(self.segment_bytes as usize / 8)
     }
 
+    fn chunk_bytes(&self) -> usize {
+        (1 << 20).min(self.segment_bytes as usize / 8)
+    }
+
     fn log_bytes(&self) -> u64 {
         super::log_bytes(self.segment_bytes, self.capacity)
     }
