@@ -100,8 +100,8 @@ pub(crate) struct Run {
 pub(crate) struct Written {
     ticket: DiskTicket,
     emptied: Vec<u32>,
-    /// The clock when it was written.
-    clock: u64,
+    /// Bytes that the disk was given before it.
+    written_bytes: u64,
 }
 
 /// What the blob says.
@@ -229,7 +229,7 @@ impl Core {
         Ok(())
     }
 
-    /// Counts what `bytes` pay for; writes the checkpoint once all is counted.
+    /// Counts what `bytes` on the disk pay for; writes the checkpoint once all is counted.
     pub fn count_some(&mut self, bytes: u64) -> Result<()> {
         let half = self.layout.log_bytes() / 2;
         let Some(counting) = &mut self.counting else { return Ok(()) };
@@ -357,7 +357,8 @@ impl Core {
         let ticket = self.write_superblock(false)?;
         self.barrier = self.barrier.max(blob.own_seq);
         self.checkpoint_ptrs = [table, vec![checkpoint], image].concat();
-        self.checkpoint = Some(Written { ticket, emptied, clock: self.clock });
+        let written_bytes = self.counters.written_bytes;
+        self.checkpoint = Some(Written { ticket, emptied, written_bytes });
         self.counters.checkpoints += 1;
         Ok(())
     }
@@ -415,6 +416,7 @@ impl Core {
             for (&segment, extent) in emptied.iter().zip(&extents) {
                 self.io.forget(extent.start_bytes, len);
                 self.segments.release(segment);
+                self.cleaning.take_if(|cleaning| cleaning.segment == segment);
             }
             // Only a hint; that it fails changes nothing.
             if !extents.is_empty() && self.io.disk.properties().discards {
@@ -427,8 +429,10 @@ impl Core {
     /// Completes a checkpoint that was written so long ago that the disk has it by now.
     pub fn complete_old_checkpoint(&mut self) -> Result<()> {
         let age = self.layout.log_bytes() / 8;
-        let is_old =
-            self.checkpoint.as_ref().is_some_and(|written| self.clock - written.clock > age);
+        let is_old = self.checkpoint.as_ref().is_some_and(|written| {
+            self.durable_disk >= Some(written.ticket)
+                || self.counters.written_bytes - written.written_bytes > age
+        });
         self.complete_checkpoint(is_old)
     }
 

@@ -9,13 +9,17 @@ use crate::core::{Core, live_parts};
 use crate::entry::{Data, Entry, Key};
 use crate::frame::{HEADER, Header, Item, Items};
 use crate::layout::Kind;
+use crate::reading::Reading;
 use crate::segment::State;
 use crate::tree::{Node, Ptr};
 use crate::{Error, Result};
+use draconis_device::{Extent, Pending, ReadAnswer, Urgency};
 use draconis_exchange::heap::Private;
 
 /// What one group looks at, at most, if it is short.
 const CLEANED_AT_ONCE: u64 = 96 << 10;
+/// What may be owed before a group waits for what the cleaner reads.
+const OWED_MAX: u64 = 1 << 20;
 
 /// Something in a frame that may be alive.
 #[derive(Debug)]
@@ -32,6 +36,14 @@ impl Candidate {
             Self::Node { len, .. } | Self::Chunk { len, .. } => u64::from(*len) + 64,
         }
     }
+
+    /// One behind its last byte on the disk.
+    fn end(&self) -> u64 {
+        match self {
+            Self::Payload(_, data) => data.end(),
+            Self::Node { at, len } | Self::Chunk { at, len } => at + u64::from(*len),
+        }
+    }
 }
 
 /// The segment that is being cleaned.
@@ -43,10 +55,22 @@ pub(crate) struct Cleaning {
     /// What cleaning it gains, in bytes.
     dead: u64,
     stamp: u64,
-    /// Bytes of the segment, from where they begin.
-    window: Option<(u32, Private)>,
+    reading: Reading,
+    /// The table of the next frame, on its way.
+    table: Option<Pending<ReadAnswer>>,
     /// What is left of the frame, last first.
     candidates: Vec<Candidate>,
+}
+
+impl Cleaning {
+    /// Whether the next step needs what is on its way from the disk.
+    fn waits(&self, start: u64) -> bool {
+        let end = match self.candidates.last() {
+            Some(candidate) => candidate.end(),
+            None => start + u64::from(self.pos) + 1,
+        };
+        self.table.as_ref().is_some_and(|read| !read.is_ready()) || self.reading.waits(end)
+    }
 }
 
 impl Core {
@@ -60,7 +84,9 @@ impl Core {
     fn low(&self) -> usize {
         let segment_bytes = u64::from(self.superblock.geometry.segment_bytes);
         let filled = (self.layout.log_bytes() * 2).div_ceil(segment_bytes);
-        (self.kept() + 2 + filled as usize) * 8 / 7 + 1
+        // It keeps up with what is written when an eighth is missing; as much again is for
+        // what comes in bursts: long commits, merged runs.
+        (self.kept() + 2 + filled as usize) * 4 / 3 + 1
     }
 
     /// Free segments that groups which only add may not use.
@@ -127,6 +153,10 @@ impl Core {
             if self.segments.free() >= needed {
                 return Ok(());
             }
+            if self.checkpoint.is_some() {
+                self.complete_checkpoint(true)?;
+                continue;
+            }
             // What was given up since the last checkpoint is not known to be dead. Where
             // that is little it is tried last.
             if !is_counted && self.log_bytes >= self.layout.log_bytes() / 4 {
@@ -137,10 +167,6 @@ impl Core {
             if in_vain == 8 {
                 break;
             }
-            if self.checkpoint.is_some() {
-                self.complete_checkpoint(true)?;
-                continue;
-            }
             // While somebody keeps what was given up, cleaning only uses up what is left.
             if !self.epochs.is_empty() {
                 if is_counted {
@@ -150,22 +176,27 @@ impl Core {
                 self.checkpoint_now()?;
                 continue;
             }
-            let is_clean = !self.segments.has_empty()
-                && (self.segments.free() <= self.streams.len() || !self.choose()?);
-            if is_clean && self.cleaned_since.is_empty() && self.cleaned_before.is_empty() {
-                if is_counted {
-                    break;
+            // Whoever waits does not pay for more than is missing, unless that gains nothing.
+            let waiting = self.cleaned_since.len() + self.cleaned_before.len();
+            let is_enough = in_vain < 4 && waiting >= needed - self.segments.free();
+            let is_due = is_enough
+                || self.segments.has_empty()
+                || self.segments.free() <= self.streams.len()
+                || (self.cleaning.is_none() && !self.choose()?);
+            if is_due {
+                // The last try: what was given up may not be known to be dead.
+                if waiting == 0 && !self.segments.has_empty() {
+                    if is_counted {
+                        break;
+                    }
+                    is_counted = true;
                 }
-                is_counted = true;
-                self.checkpoint_now()?;
-                continue;
-            }
-            if is_clean || self.segments.has_empty() {
                 self.checkpoint_now()?;
                 in_vain += 1;
                 if self.segments.free() > best {
                     (best, in_vain) = (self.segments.free(), 0);
                 }
+                continue;
             }
             while self.cleaning.is_some() {
                 self.clean_step()?;
@@ -227,11 +258,19 @@ impl Core {
         self.cleaning_debt += spent * len / cleaning.dead * haste / 64;
         // Nobody pays for many at once.
         let mut left = (bytes * 16).max(CLEANED_AT_ONCE);
+        let mut waits = bytes / 8192 + 1 + self.cleaning_debt / (OWED_MAX * 4);
         while self.cleaning_debt > 0
             && left > 0
-            && self.cleaning.is_some()
+            && let Some(cleaning) = &self.cleaning
             && self.segments.free() > self.floor()
         {
+            let start = self.superblock.geometry.start_of(cleaning.segment);
+            if cleaning.waits(start) {
+                if self.cleaning_debt < OWED_MAX || waits == 0 {
+                    break;
+                }
+                waits -= 1;
+            }
             let done = self.clean_step()?;
             self.cleaning_debt = self.cleaning_debt.saturating_sub(done);
             left = left.saturating_sub(done);
@@ -266,13 +305,20 @@ impl Core {
         {
             self.io.disk.settle(ticket)?;
         }
+        let live = segment.live.max(0) as u64;
+        // Where little is alive the cleaner jumps; what it passes over is not read.
+        let is_dense = live * 2 > u64::from(segment.used);
+        let depth = if is_dense { self.layout.reads_ahead() } else { 0 };
+        let start = self.superblock.geometry.start_of(number);
+        let window = self.layout.read_bytes();
         self.cleaning = Some(Cleaning {
             segment: number,
+            reading: Reading::new(&self.io, start, segment.used, window, depth),
+            table: None,
             pos: 0,
             used: segment.used,
-            dead: len.saturating_sub(segment.live.max(0) as u64).max(len / 32),
+            dead: len.saturating_sub(live).max(len / 32),
             stamp: segment.stamp,
-            window: None,
             candidates: vec![],
         });
         Ok(true)
@@ -289,7 +335,13 @@ impl Core {
         let start = self.superblock.geometry.start_of(cleaning.segment);
         let done = match cleaning.candidates.pop() {
             Some(candidate) => {
-                self.move_candidate(&mut cleaning, start, &candidate).map(|()| candidate.len())
+                self.move_candidate(&mut cleaning, start, &candidate).map(|is_done| {
+                    if is_done {
+                        return candidate.len();
+                    }
+                    cleaning.candidates.push(candidate);
+                    64
+                })
             }
             None => self.next_frame(&mut cleaning, start),
         };
@@ -311,34 +363,6 @@ impl Core {
         self.segments.all[segment as usize].is_bad = true;
     }
 
-    /// Bytes of the segment that is cleaned; what is behind them is read with them.
-    fn bytes_of<'c>(
-        &self,
-        cleaning: &'c mut Cleaning,
-        start: u64,
-        from: u32,
-        len: usize,
-    ) -> Result<&'c [u8]> {
-        let page = self.superblock.geometry.page_bytes;
-        let gone = Error::Corrupt { what: "an item outside of its segment", at_bytes: start };
-        if from as usize + len > cleaning.used as usize {
-            return Err(gone);
-        }
-        let is_held = cleaning.window.as_ref().is_some_and(|(at, bytes)| {
-            *at <= from && from as usize + len <= *at as usize + bytes.len()
-        });
-        if !is_held {
-            let first = from - from % page;
-            let whole = ((from - first) as usize + len).next_multiple_of(page as usize);
-            let room = (cleaning.used - first) as usize;
-            let len = whole.max(self.layout.read_bytes()).min(room.next_multiple_of(page as usize));
-            cleaning.window = Some((first, self.io.direct(start + u64::from(first), len)?));
-        }
-        let (at, bytes) = cleaning.window.as_ref().ok_or(gone.clone())?;
-        let from = (from - at) as usize;
-        bytes.get(from..from + len).ok_or(gone)
-    }
-
     /// Reads what is in the next frame; how many bytes of it are nothing that can be alive.
     fn next_frame(&mut self, cleaning: &mut Cleaning, start: u64) -> Result<u64> {
         let page = self.superblock.geometry.page_bytes as usize;
@@ -346,23 +370,34 @@ impl Core {
         let at = start + u64::from(pos);
         let room = (cleaning.used - pos) as usize;
         let gone = Error::Corrupt { what: "a frame", at_bytes: at };
-        let first = self.bytes_of(cleaning, start, pos, page.min(room))?;
+        if !cleaning.reading.want(&self.io, pos, page.min(room)) {
+            return Ok(64);
+        }
+        let first = cleaning.reading.get(&self.io, pos, page.min(room))?;
         let header = Header::peek(first, at, self.tag, room as u64).ok_or(gone.clone())?;
         let first = first[..HEADER].to_vec();
         let (table_at, table_len) = (pos + header.table_at, header.table_len as usize);
-        let is_far = cleaning.window.as_ref().is_none_or(|(from, bytes)| {
-            (table_at as usize + table_len) > *from as usize + bytes.len()
-        });
         // The table of a long frame is behind its payloads, which are read as they are needed.
-        let table = match is_far {
-            true => {
-                let from = u64::from(table_at) / page as u64 * page as u64;
-                let skip = (u64::from(table_at) - from) as usize;
-                let len = (skip + table_len).next_multiple_of(page);
-                let bytes = self.io.direct(start + from, len)?;
+        let from = start + u64::from(table_at) / page as u64 * page as u64;
+        let skip = (start + u64::from(table_at) - from) as usize;
+        let far = Extent::new(from, (skip + table_len).next_multiple_of(page) as u64);
+        let table = match cleaning.table.take() {
+            Some(read) => {
+                let bytes = match read.wait() {
+                    Some(Ok(block)) => block.into_private(),
+                    // Once more, for an error that says it all.
+                    _ => self.io.direct(from, far.len_bytes as usize)?,
+                };
                 bytes[skip..skip + table_len].to_vec()
             }
-            false => self.bytes_of(cleaning, start, table_at, table_len)?.to_vec(),
+            None if cleaning.reading.holds(table_at, table_len) => {
+                cleaning.reading.get(&self.io, table_at, table_len)?.to_vec()
+            }
+            None => {
+                let into = Private::unset(far.len_bytes as usize).into();
+                cleaning.table = Some(self.io.disk.read(far, into, Urgency::Ahead));
+                return Ok(64);
+            }
         };
         if !header.is_whole(&first, &table, self.io.summer) {
             return Err(gone);
@@ -385,12 +420,13 @@ impl Core {
         Ok(u64::from(header.len).saturating_sub(in_items) + 64)
     }
 
+    /// Moves what is alive of a candidate; says whether it was, or must be read first.
     fn move_candidate(
         &mut self,
         cleaning: &mut Cleaning,
         start: u64,
         candidate: &Candidate,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let place = |at: u64| {
             let gone = Error::Corrupt { what: "an item outside of its segment", at_bytes: at };
             at.checked_sub(start).and_then(|at| u32::try_from(at).ok()).ok_or(gone)
@@ -398,10 +434,15 @@ impl Core {
         match candidate {
             Candidate::Payload(key, stored) => {
                 let parts = live_parts(&self.index(), &*self.io, key, stored, &mut None)?;
+                for (_, part) in &parts {
+                    if !cleaning.reading.want(&self.io, place(part.at)?, part.stored as usize) {
+                        return Ok(false);
+                    }
+                }
                 for (key, part) in parts {
                     let stamp = cleaning.stamp;
                     let bytes =
-                        self.bytes_of(cleaning, start, place(part.at)?, part.stored as usize)?;
+                        cleaning.reading.get(&self.io, place(part.at)?, part.stored as usize)?;
                     self.io.verify(&part, bytes)?;
                     let alive = &bytes[part.skip as usize..][..part.len as usize];
                     let kind = Kind::Moved { age: self.clock.saturating_sub(stamp) };
@@ -410,7 +451,10 @@ impl Core {
                 }
             }
             Candidate::Node { at, len } => {
-                let bytes = self.bytes_of(cleaning, start, place(*at)?, *len as usize)?;
+                if !cleaning.reading.want(&self.io, place(*at)?, *len as usize) {
+                    return Ok(false);
+                }
+                let bytes = cleaning.reading.get(&self.io, place(*at)?, *len as usize)?;
                 let node = Node::decode(bytes, *at)?;
                 let (key, level) = (Key::from_slice(node.first_key()), node.level());
                 let mut tree = std::mem::take(&mut self.tree);
@@ -422,7 +466,7 @@ impl Core {
             }
             Candidate::Chunk { at, .. } => self.move_chunk(*at)?,
         }
-        Ok(())
+        Ok(true)
     }
 
     fn move_chunk(&mut self, at: u64) -> Result<()> {

@@ -85,7 +85,7 @@ pub(crate) struct Core {
     pub to_merge: usize,
     /// Pairs in runs after which they are merged.
     pub merge_pairs: usize,
-    /// Bytes that were written since the store was opened, and when merging began last.
+    /// Bytes on the disk that counting and merging were paid for, and when merging began last.
     pub worked_bytes: u64,
     pub merged_at: u64,
     pub tree: Tree,
@@ -118,6 +118,8 @@ pub(crate) struct Core {
     pub barrier: u64,
     pub unflushed_bytes: u64,
     pub last_disk: Option<DiskTicket>,
+    /// What the disk said is durable.
+    pub durable_disk: Option<DiskTicket>,
     /// A moving average of a commit's bytes.
     pub usual_bytes: usize,
 
@@ -732,15 +734,21 @@ impl Core {
             && first <= seq
         {
             self.io.settled(ticket);
+            self.durable_disk = self.durable_disk.max(Some(ticket));
             self.commits.pop_front();
         }
     }
 
-    /// Pays for what is due, in proportion to `bytes` that were written.
+    /// Pays for what is due: cleaning in proportion to `bytes` that a group brought, the
+    /// rest to what the disk took, since that is how segments are used up.
     fn work(&mut self, bytes: u64) -> Result<()> {
         self.complete_old_checkpoint()?;
-        self.count_some(bytes)?;
-        self.merge_some(bytes)?;
+        let open = (self.batch.bytes as u64).saturating_sub(self.batch.early_bytes);
+        let written = self.counters.written_bytes + open;
+        let taken = written.saturating_sub(self.worked_bytes);
+        self.worked_bytes += taken;
+        self.count_some(taken)?;
+        self.merge_some(taken)?;
         self.clean_some(bytes)?;
         if self.log_bytes + self.batch.bytes as u64 >= self.layout.log_bytes() {
             self.begin_checkpoint()?;

@@ -43,6 +43,8 @@ pub(crate) trait Layout: Send + Sync {
     fn commit_bytes(&self) -> usize;
     /// What the cleaner reads at once, in bytes.
     fn read_bytes(&self) -> usize;
+    /// How many such reads it asks for before it needs them.
+    fn reads_ahead(&self) -> usize;
     /// About how long a node is, in bytes.
     fn node_bytes(&self) -> usize;
     /// The longest part of a run or a table, in bytes: opening a store reads each by itself.

@@ -54,6 +54,7 @@ mod layer;
 mod layout;
 mod merge;
 pub mod probe;
+mod reading;
 mod recover;
 mod segment;
 mod store;

@@ -124,15 +124,15 @@ impl Core {
         let runs = std::mem::take(&mut self.to_merge);
         let Some(layer) = self.runs.first_mut().and_then(|run| run.layer.take()) else { return };
         let since = self.worked_bytes - std::mem::replace(&mut self.merged_at, self.worked_bytes);
-        // Done before as many pairs came again.
-        let span = (since / 2).max(self.layout.log_bytes());
+        // Done before as many pairs came again, and before as many runs did.
+        let log_bytes = self.layout.log_bytes();
+        let span = (since / 2).clamp(log_bytes, log_bytes * (RUNS as u64 / 2));
         self.merging = Some(Merging { layer, runs, next: 0, resume: 0, credit: 0, span });
         self.refresh();
     }
 
-    /// Folds and merges what `bytes` pay for.
+    /// Folds and merges what `bytes` on the disk pay for.
     pub fn merge_some(&mut self, bytes: u64) -> Result<()> {
-        self.worked_bytes += bytes;
         let has_room = self.segments.free() > self.floor();
         if let Some(folding) = &mut self.folding {
             // Done long before the next run comes.

@@ -92,6 +92,7 @@ fn empty_core(disk: Arc<dyn Disk>, superblock: Superblock, cache_bytes: u64) -> 
         barrier: 0,
         unflushed_bytes: 0,
         last_disk: None,
+        durable_disk: None,
         usual_bytes: 0,
         log_bytes: 0,
         checkpoint: None,

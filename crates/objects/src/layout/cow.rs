@@ -50,6 +50,11 @@ impl Layout for Cow {
         64 << 10
     }
 
+    fn reads_ahead(&self) -> usize {
+        // One alone has a channel or two of many.
+        4
+    }
+
     fn node_bytes(&self) -> usize {
         (self.page_bytes.max(4096) as usize).min(self.segment_bytes as usize / 8)
     }

@@ -32,6 +32,10 @@ impl Layout for Log {
         4 << 20
     }
 
+    fn reads_ahead(&self) -> usize {
+        1
+    }
+
     fn node_bytes(&self) -> usize {
         // A seek costs as much as reading 1 MB; but each changed node is written whole.
         (16 << 10).min(self.segment_bytes as usize / 8)
