@@ -6,6 +6,7 @@ use anyhow::{Context as _, anyhow};
 
 use crate::random::Random;
 use crate::stop::{Stop, Stopped};
+use crate::store_profile::StoreProfile;
 use crate::subject::Workshop;
 use crate::units;
 
@@ -22,6 +23,7 @@ pub struct Context {
     /// Whether it should stop.
     pub stop: Stop,
     notes: RefCell<Vec<String>>,
+    profiles: RefCell<Vec<StoreProfile>>,
 }
 
 impl Context {
@@ -32,7 +34,8 @@ impl Context {
         workshop: Workshop,
         stop: Stop,
     ) -> Self {
-        Self { values, seed, repetition: 0, workshop, stop, notes: RefCell::default() }
+        let (notes, profiles) = Default::default();
+        Self { values, seed, repetition: 0, workshop, stop, notes, profiles }
     }
 
     /// The value of a parameter as it was written.
@@ -98,5 +101,20 @@ impl Context {
     /// What was written down.
     pub fn take_notes(&self) -> Vec<String> {
         self.notes.take()
+    }
+
+    /// Whether the profile of a subject is known.
+    pub fn has_profile(&self, subject: &str) -> bool {
+        self.profiles.borrow().iter().any(|known| known.subject == subject)
+    }
+
+    /// Keeps the profile of a subject.
+    pub fn keep_profile(&self, profile: StoreProfile) {
+        self.profiles.borrow_mut().push(profile);
+    }
+
+    /// The profiles that were kept.
+    pub fn take_profiles(&self) -> Vec<StoreProfile> {
+        self.profiles.take()
     }
 }

@@ -6,6 +6,7 @@
 //!              │                          directory · library · raw · model · memory
 //!              ▼
 //!           results.json, measurements.jsonl ──▶ terminal · report (HTML, plots) · compare
+//!           profile-SUBJECT.json ──▶ draconis store create --profile
 //!   crash: power cuts, with judges of its own
 //! ```
 //!
@@ -33,6 +34,7 @@ mod runner;
 mod stats;
 mod stop;
 mod store_crash;
+mod store_profile;
 mod subject;
 mod terminal;
 mod units;
@@ -312,7 +314,8 @@ fn measure(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
         say(&(serde_json::to_string_pretty(&results)? + "\n"))?;
     } else {
         let mut text = format!("{}\n", results.machine);
-        text.extend(results.experiments.iter().map(terminal::outcome));
+        let told = |one| terminal::outcome(one, &arguments.out);
+        text.extend(results.experiments.iter().map(told));
         write!(text, "\n{}report: {}\n", terminal::ends(&results), report.display())?;
         say(&text)?;
     }

@@ -1,4 +1,5 @@
-//! What a run leaves: `results.json` and, one line each, `measurements.jsonl`.
+//! What a run leaves: `results.json` and, one line each, `measurements.jsonl`; of each device
+//! whose profile was measured `profile-SUBJECT.json`.
 //!
 //! ```text
 //!   results.json
@@ -10,11 +11,13 @@
 //!     skipped       [{subject, experiment, needs}]  what this machine could not give
 //!     warnings      [text]
 //!     experiments   [{name, paper, asks, finding, command, parameters, figures, subjects,
-//!                     points, found, explains, notes, waits, seconds}]
+//!                     points, profiles, found, explains, notes, waits, seconds}]
 //!       figures     [{metric, title, x, y, shape}]: how points of that metric are drawn
 //!       points      [{metric, subject, series, x, label, median, spread, values, cold}]
 //!                   values: one for each repetition, in the unit of the figure's y axis;
 //!                   spread: (most - least) / median
+//!       profiles    [{subject, profile: {layout, page_bytes, segment_bytes, queue_depth}, why}]
+//!                   each is also a file of its own: `draconis store create --profile FILE`
 //!   measurements.jsonl
 //!     {experiment, subject, repetition, metric, series, x, label, y, unit, cold}
 //! ```
@@ -26,6 +29,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
 use crate::stats;
+use crate::store_profile::StoreProfile;
 
 /// The version of the two files.
 pub const SCHEMA: u32 = 1;
@@ -215,6 +219,9 @@ pub struct Outcome {
     pub subjects: Vec<Described>,
     /// What was measured.
     pub points: Vec<Point>,
+    /// What a store is to be made with on what was measured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub profiles: Vec<StoreProfile>,
     /// What was found, in words.
     pub found: Vec<String>,
     /// Why it may differ from what the paper found.
@@ -391,7 +398,7 @@ pub fn unique<'a>(all: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
 }
 
 impl Results {
-    /// Writes both files into `dir`.
+    /// Writes all files into `dir`.
     ///
     /// # Errors
     /// What the system says.
@@ -419,7 +426,12 @@ impl Results {
                 }
             }
         }
-        Ok(std::fs::write(dir.join("measurements.jsonl"), lines)?)
+        std::fs::write(dir.join("measurements.jsonl"), lines)?;
+        for profile in self.experiments.iter().flat_map(|outcome| &outcome.profiles) {
+            let text = serde_json::to_string_pretty(profile)? + "\n";
+            std::fs::write(dir.join(profile.file_name()), text)?;
+        }
+        Ok(())
     }
 
     /// Reads `results.json`, or the one in a directory.

@@ -225,6 +225,7 @@ impl Running<'_> {
         }
         bar.finish_and_clear();
         outcome.notes.append(&mut context.take_notes());
+        outcome.profiles = context.take_profiles();
         for (subject, _) in &mut subjects {
             if let Err(error) = subject.close() {
                 self.complain(outcome, &subject.name(), &format!("{error:#}"));

@@ -1,5 +1,7 @@
 //! The summary on the terminal: a table of each figure, ratios and small bars.
 
+use std::path::Path;
+
 use crate::results::{Figure, Outcome, Point, Results, unique};
 use crate::stats;
 use crate::units;
@@ -9,8 +11,8 @@ const BAR: usize = 20;
 /// Points of a line that are shown; longer ones are summed up.
 const MOST_POINTS: usize = 12;
 
-/// One experiment.
-pub fn outcome(outcome: &Outcome) -> String {
+/// One experiment, whose files are in `dir`.
+pub fn outcome(outcome: &Outcome, dir: &Path) -> String {
     let mut text = format!("\n{} - {}\n", outcome.name, outcome.asks);
     if let Some(waits) = &outcome.waits {
         return text + &format!("  waits for {waits}\n");
@@ -20,6 +22,12 @@ pub fn outcome(outcome: &Outcome) -> String {
     }
     for found in &outcome.found {
         text += &format!("  > {found}\n");
+    }
+    for profile in &outcome.profiles {
+        let file = dir.join(profile.file_name());
+        text += &format!("  the profile for a store on {}: {}\n", profile.subject, profile.words());
+        text.extend(profile.why.iter().map(|why| format!("    {why}\n")));
+        text += &format!("    draconis store create --profile {} STORE\n", file.display());
     }
     for note in &outcome.notes {
         text += &format!("  note: {note}\n");

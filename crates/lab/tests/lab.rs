@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use draconis_device::sim::SimDisk;
+use draconis_objects::{CreateOptions, LayoutKind, Profile, Store};
 use serde_json::Value;
 
 /// All experiments of the papers, and what else stands.
@@ -169,6 +171,55 @@ fn one_seed_is_one_run_on_a_model() {
     let (one, other) = (run(&arguments), run(&arguments));
     assert!(points(&one).count() > 100);
     assert!(points(&one).eq(points(&other)));
+    let profiles = |results: &Value| {
+        let all = results["experiments"].as_array().unwrap().iter();
+        all.map(|one| one["profiles"].clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(profiles(&one), profiles(&other));
+}
+
+/// What `draconis store create --profile` reads.
+#[derive(serde::Deserialize)]
+struct Chosen {
+    layout: String,
+    page_bytes: u32,
+    segment_bytes: u32,
+    queue_depth: u32,
+}
+
+#[test]
+fn a_profile_ends_in_a_file_that_a_store_is_made_with() {
+    let dir = tempfile::tempdir().unwrap();
+    let small = ["run", "profile", "--set", "requests=20"];
+    let subjects = ["model:hdd", "model:ssd", "model:ssd,page=16K"];
+    let subjects = subjects.map(|one| ["--subject", one]).concat();
+    let said = output(dir.path(), &[&small[..], &subjects].concat());
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    let out = dir.path().join("out");
+    let profile = |name: &str| {
+        let path = out.join(name);
+        let command = format!("draconis store create --profile {} STORE", path.display());
+        assert!(said.contains(&command), "{command}: {said}");
+        let mut read: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        assert_eq!(read["why"].as_array().unwrap().len(), 4, "{read}");
+        serde_json::from_value::<Chosen>(read["profile"].take()).unwrap()
+    };
+    let page = std::fs::read_to_string(out.join("report.html")).unwrap();
+    for (name, layout, page_bytes) in [
+        ("profile-model-hdd.json", "log", 4096),
+        ("profile-model-ssd.json", "cow", 4096),
+        ("profile-model-ssd-page-16K.json", "cow", 16384),
+    ] {
+        let chosen = profile(name);
+        assert_eq!((&*chosen.layout, chosen.page_bytes), (layout, page_bytes), "{name}");
+        assert!(page.contains(&format!("href=\"{name}\"")), "{name}");
+        let layout = if layout == "log" { LayoutKind::Log } else { LayoutKind::Cow };
+        let Chosen { segment_bytes, queue_depth, .. } = chosen;
+        let profile = Profile { layout, page_bytes, segment_bytes, queue_depth };
+        let (disk, _) = SimDisk::hdd(64 << 30, 1);
+        Store::create(disk, &CreateOptions { profile, id: 1 }).unwrap();
+    }
 }
 
 /// The papers' shapes, on the devices that they were about.

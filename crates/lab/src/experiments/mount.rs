@@ -1,5 +1,9 @@
 //! What people do with a mounted file system: copy in, list, archive, read, make and remove
-//! small files, log, unmount.
+//! small files, log, unmount. What the library does in process is the floor below the small
+//! files.
+
+mod extents;
+mod small_files;
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -9,6 +13,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+
+use small_files::{ByLibrary, BySystemCall};
 
 use super::reading::Chill;
 use super::{Experiment, Paper};
@@ -22,14 +28,17 @@ use crate::units;
 /// See the module.
 pub struct Mount;
 
-/// Length of a small file, in bytes.
-const SMALL_BYTES: usize = 4096;
-/// Small files of one directory.
-const DIRECTORY_FILES: u64 = 1000;
 /// What one append adds, in bytes.
 const APPEND_BYTES: usize = 512;
+/// What is called so whose extents are counted.
+const COPIED: &str = "cp -r in";
 /// The paper's buffer, in bytes.
 const BUFFER_BYTES: usize = 16 << 10;
+
+/// How often something was done in a second.
+fn rate(name: &str, count: u64, time: Duration) -> Sample {
+    Sample::named("rate", "", name, count as f64 / time.as_secs_f64().max(1e-9))
+}
 
 /// One pass: the subject's directory and what was measured.
 struct Pass<'a> {
@@ -48,11 +57,6 @@ impl Pass<'_> {
         self.samples.push(Sample::named("speed", "", name, speed));
     }
 
-    fn rate(&mut self, name: &str, count: u64, time: Duration) {
-        let rate = count as f64 / time.as_secs_f64().max(1e-9);
-        self.samples.push(Sample::named("rate", "", name, rate));
-    }
-
     /// A real tree, copied in.
     fn copy_in(&mut self) -> anyhow::Result<()> {
         let tree = self.context.text("tree")?;
@@ -61,7 +65,7 @@ impl Pass<'_> {
         // Warm, or the source's device is what is measured.
         time_output(Command::new("tar").arg("-C").arg(tree).args(["-cf", "-", "."]))?;
         let time = time_output(Command::new("cp").arg("-r").arg(tree).arg(&target))?;
-        self.speed("cp -r in", bytes, time);
+        self.speed(COPIED, bytes, time);
         Ok(())
     }
 
@@ -116,22 +120,16 @@ impl Pass<'_> {
     /// Made, looked at, renamed, removed.
     fn small_files(&mut self) -> anyhow::Result<()> {
         let files = self.context.number("files")?;
-        let at = self.at.clone();
-        let name = |i: u64, prefix: &str| at.join(format!("d{}/{prefix}{i}", i / DIRECTORY_FILES));
-        for dir in 0..files.div_ceil(DIRECTORY_FILES) {
-            std::fs::create_dir_all(at.join(format!("d{dir}")))?;
-        }
-        let bytes = [0x5a; SMALL_BYTES];
-        let mut each = |what: &str, once: &dyn Fn(u64) -> std::io::Result<()>| {
-            let started = Instant::now();
-            (0..files).try_for_each(once).with_context(|| what.to_string())?;
-            self.rate(what, files, started.elapsed());
-            anyhow::Ok(())
-        };
-        each("create", &|i| File::create_new(name(i, "file"))?.write_all(&bytes))?;
-        each("stat", &|i| std::fs::metadata(name(i, "file")).map(drop))?;
-        each("rename", &|i| std::fs::rename(name(i, "file"), name(i, "moved")))?;
-        each("unlink", &|i| std::fs::remove_file(name(i, "moved")))
+        let by = BySystemCall::new(self.at.clone(), files)?;
+        self.samples.extend(small_files::measure(&by, files)?);
+        Ok(())
+    }
+
+    /// How scattered what was copied in lies.
+    fn scattered(&mut self, image: &Path) -> anyhow::Result<()> {
+        let extents = extents::of_a_file(image, "/tree")?;
+        self.samples.push(Sample::named("extents", "", COPIED, extents));
+        Ok(())
     }
 
     /// A log: a little more, durable, again and again; and a database's pages.
@@ -144,7 +142,7 @@ impl Pass<'_> {
             log.write_all(&piece)?;
             log.sync_all()?;
         }
-        self.rate("append and fsync", appends, started.elapsed());
+        self.samples.push(rate("append and fsync", appends, started.elapsed()));
         let file = File::create(self.at.join("database"))?;
         file.write_all_at(&vec![0; 1 << 20], 0)?;
         file.sync_all()?;
@@ -153,7 +151,7 @@ impl Pass<'_> {
             file.write_all_at(&piece, i % 200 * 4096)?;
             file.sync_data()?;
         }
-        self.rate("overwrite and fdatasync", appends, started.elapsed());
+        self.samples.push(rate("overwrite and fdatasync", appends, started.elapsed()));
         Ok(())
     }
 }
@@ -214,15 +212,17 @@ impl Experiment for Mount {
             Figure::new(Shape::Bars, "time", "Walking a tree, and unmounting")
                 .y("time", "ns")
                 .log_y(),
+            Figure::new(Shape::Bars, "extents", "Pieces in which a file lies that was copied in")
+                .y("extents, mean of all files", ""),
         ]
     }
 
     fn subjects(&self) -> &'static [&'static str] {
-        &["kernel:ext2", "fuse2fs", "no-op", "draconis"]
+        &["kernel:ext2", "fuse2fs", "no-op", "draconis", "draconis-lib"]
     }
 
     fn takes(&self, kind: Kind) -> bool {
-        kind == Kind::Directory
+        matches!(kind, Kind::Directory | Kind::Library)
     }
 
     fn repetitions(&self) -> (u64, u64) {
@@ -240,6 +240,10 @@ impl Experiment for Mount {
     }
 
     fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
+        if let Some(library) = subject.library() {
+            let files = context.number("files")?;
+            return small_files::measure(&ByLibrary::new(library.volume()?, files)?, files);
+        }
         let at = subject.directory().context("a directory")?.to_path_buf();
         let keeps = subject.name() != "no-op";
         let mut pass = Pass { context, at, samples: vec![] };
@@ -251,6 +255,9 @@ impl Experiment for Mount {
         let chill = Chill::down(subject)?;
         if keeps {
             pass.took("unmount and mount", started.elapsed());
+            if let Some(image) = subject.image() {
+                pass.scattered(&image)?;
+            }
             pass.walk()?;
             Chill::down(subject)?;
             pass.archive()?;
@@ -284,14 +291,14 @@ impl Experiment for Mount {
          to 5 µs each way; on another one, which sleeps meanwhile, a wake-up of 30 to 60 µs each \
          way on a virtual machine. So these rates have two states several times apart, for the \
          server that does nothing as for any other, and change between them by themselves. The \
-         server that does nothing keeps no contents, so nothing of it is read back."
+         server that does nothing keeps no contents, so nothing of it is read back. The library \
+         is called in this process, so its rates are what is left once no message is sent. \
+         Pieces are counted by debugfs: of a file of more than twelve blocks the first pointer \
+         block may lie between two of its own, which makes two of one, for everybody."
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {
         let subjects = points.subjects();
-        if !subjects.contains(&"draconis") {
-            return vec![];
-        }
         let peers = subjects.iter().filter(|subject| **subject != "draconis");
         let tell = |peer: &&str| {
             let ratio = |metric: &'static str, label: &str| {
@@ -301,7 +308,7 @@ impl Experiment for Mount {
                 Some(format!("{label} {}", units::significant(better)))
             };
             let all = [
-                ("speed", "cp -r in"),
+                ("speed", COPIED),
                 ("speed", "write and fsync"),
                 ("speed", "read, cold"),
                 ("speed", "tar, cold"),
@@ -315,6 +322,18 @@ impl Experiment for Mount {
                 all.iter().filter_map(|(metric, label)| ratio(metric, label)).collect();
             (!told.is_empty()).then(|| format!("draconis, times {peer}: {}.", told.join(", ")))
         };
-        peers.filter_map(tell).collect()
+        let all = |what: &str, metric: &'static str, label: &str| {
+            let of = |subject: &&str| {
+                let value = points.named(metric, subject, "", label)?;
+                Some(format!("{subject} {}", units::count(value)))
+            };
+            let told: Vec<String> = subjects.iter().filter_map(of).collect();
+            (!told.is_empty()).then(|| format!("{what}: {}.", told.join(", ")))
+        };
+        let counted = [
+            all("Files made and written in a second", "rate", "create"),
+            all("Extents of a file that was copied in", "extents", COPIED),
+        ];
+        peers.filter_map(tell).chain(counted.into_iter().flatten()).collect()
     }
 }

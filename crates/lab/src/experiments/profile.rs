@@ -10,6 +10,7 @@ use crate::context::Context;
 use crate::parameters::{Parameter, parameter};
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::stats;
+use crate::store_profile::StoreProfile;
 use crate::subject::{How, Kind, Subject};
 use crate::units;
 
@@ -32,13 +33,14 @@ impl Experiment for Profile {
 
     fn finding(&self) -> &'static str {
         "Section 4.2 proposes a component made for each hardware and leaves to its vendor what \
-         that must know; here it is measured. (`draconis store probe` measures what the object \
-         store chooses its layout by.)"
+         that must know; here it is measured, and written into a file from which \
+         `draconis store create --profile` makes a store."
     }
 
     fn parameters(&self) -> &'static [Parameter] {
         const ALL: &[Parameter] = &[
             parameter("area", "bytes that are used", "16M", "1G"),
+            parameter("probe", "bytes that the store's own probe uses", "64M", "256M"),
             parameter("requests", "requests of each kind", "60", "2000"),
             parameter("threads", "how many write", "1,2,4,8,16,32", "1,2,4,8,16,32"),
             parameter("buffers", "sizes of a read", "4K,16K,64K,256K,1M", "4K,16K,64K,256K,1M,4M"),
@@ -74,7 +76,12 @@ impl Experiment for Profile {
     }
 
     fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
-        context.number("area")
+        Ok(context.number("area")? + context.number("probe")?)
+    }
+
+    /// A model keeps what is written to it.
+    fn memory_bytes(&self, context: &Context) -> anyhow::Result<u64> {
+        Ok((64 << 20) + context.number("probe")?)
     }
 
     fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
@@ -92,12 +99,15 @@ impl Experiment for Profile {
             let rate = writes as f64 * 1e9 / ns.max(1) as f64;
             samples.push(Sample::at("rate", "", threads as f64, rate));
         }
+        fit(context, subject)?;
         Ok(samples)
     }
 
     fn explains(&self) -> &'static str {
-        "The figures are of the device as this program reaches it: below a virtual \
-         machine, of what that offers."
+        "The figures are of the device as this program reaches it: below a virtual machine, of \
+         what that offers. What a store is to be made with is measured by the store's own probe, \
+         once for each device, since that repeats itself what it compares; for a device that has \
+         a length for a store of that length, for others for one of 64 GiB."
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {
@@ -119,6 +129,16 @@ impl Experiment for Profile {
         };
         points.subjects().iter().filter_map(tell).collect()
     }
+}
+
+/// What a store is to be made with, where there is a disk without files between.
+fn fit(context: &Context, subject: &dyn Subject) -> anyhow::Result<()> {
+    if !context.has_profile(&subject.name())
+        && let Some(bare) = subject.bare(context.number("probe")?)?
+    {
+        context.keep_profile(StoreProfile::measure(subject.name(), &bare)?);
+    }
+    Ok(())
 }
 
 /// What single requests cost.

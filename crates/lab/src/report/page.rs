@@ -5,6 +5,7 @@ use std::fmt::Write;
 use super::profile;
 use crate::plot::{self, Paint, escape};
 use crate::results::{Figure, Outcome, Results, unique};
+use crate::store_profile::StoreProfile;
 use crate::{terminal, units};
 
 const STYLE: &str = include_str!("page.css");
@@ -143,10 +144,27 @@ fn experiment(outcome: &Outcome) -> String {
         let _ = write!(text, "<dt>Why</dt><dd>{}</dd>", escape(&outcome.explains));
     }
     text += "</dl>";
+    text += &store_profiles(outcome);
     text += &list(&outcome.notes);
     let _ = write!(text, "<pre>{}</pre>", escape(&outcome.command));
     text += &details(outcome);
     text + "</section>"
+}
+
+/// What a store is to be made with, why, and the file that says so.
+fn store_profiles(outcome: &Outcome) -> String {
+    let one = |profile: &StoreProfile| {
+        let file = escape(&profile.file_name());
+        format!(
+            "<h4>The profile for a store on {}: {}</h4>{}\
+             <p>In <a href=\"{file}\">{file}</a>:</p>\
+             <pre>draconis store create --profile {file} STORE</pre>",
+            escape(&profile.subject),
+            escape(&profile.words()),
+            list(&profile.why),
+        )
+    };
+    outcome.profiles.iter().map(one).collect()
 }
 
 fn legend(outcome: &Outcome, figure: &Figure) -> String {

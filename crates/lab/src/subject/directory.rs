@@ -192,12 +192,16 @@ impl Mount {
         Ok(mount)
     }
 
+    fn image_path(&self) -> PathBuf {
+        self.dir.path().join("image")
+    }
+
     fn at(&self) -> PathBuf {
         self.dir.path().join("mnt")
     }
 
     fn mount(&mut self) -> anyhow::Result<()> {
-        let (image, at) = (self.dir.path().join("image"), self.at());
+        let (image, at) = (self.image_path(), self.at());
         self.mounted = Some(Mounted::changing(self.server, &image, &at, &self.draconis)?);
         Ok(())
     }
@@ -233,6 +237,10 @@ impl Subject for Mount {
         self.mounted.as_ref().map(Mounted::at)
     }
 
+    fn image(&self) -> Option<PathBuf> {
+        (self.server != Server::Memory).then(|| self.image_path())
+    }
+
     fn cold(&mut self) -> anyhow::Result<Cold> {
         if self.server == Server::Memory {
             return Ok(Cold::No);
@@ -253,7 +261,7 @@ impl Subject for Mount {
         if self.server == Server::Memory {
             return Ok(());
         }
-        judge(&self.dir.path().join("image")).with_context(|| self.spec.clone())
+        judge(&self.image_path()).with_context(|| self.spec.clone())
     }
 }
 

@@ -71,6 +71,14 @@ impl Library {
         Ok(of(&self.volume)?.statistics())
     }
 
+    /// The volume.
+    ///
+    /// # Errors
+    /// If it is closed.
+    pub fn volume(&self) -> anyhow::Result<Arc<Volume>> {
+        of(&self.volume)
+    }
+
     /// The image, for those who open it themselves; closes it here.
     ///
     /// # Errors
@@ -149,6 +157,11 @@ impl Subject for Library {
     }
 }
 
+/// A new file or directory of nobody in particular.
+pub fn plain_node(kind: NodeKind, mode: u32) -> NewNode<'static> {
+    NewNode { kind, mode, uid: 0, gid: 0, device: (0, 0), target: b"" }
+}
+
 struct LibraryFiles(Shared);
 
 struct LibraryHandle {
@@ -163,9 +176,7 @@ impl Files for LibraryFiles {
         if volume.resolve(root, name.as_bytes(), Follow::No).is_ok() {
             self.remove(name)?;
         }
-        let kind = NodeKind::File;
-        let new = NewNode { kind, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
-        let inode = volume.create(root, name.as_bytes(), &new)?;
+        let inode = volume.create(root, name.as_bytes(), &plain_node(NodeKind::File, 0o644))?;
         Ok(Arc::new(LibraryHandle { volume, inode }))
     }
 

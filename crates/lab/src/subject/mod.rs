@@ -25,11 +25,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use draconis_device::sim::Timing;
+use draconis_device::{Disk, Extent};
 
 use crate::clock::Clock;
 
 pub use counters::Device;
-pub use library::Library;
+pub use library::{Library, plain_node};
 pub use server::{Mounted, Server, drop_caches, time_output};
 
 /// What sort of thing a subject is: experiments say which they can use.
@@ -120,6 +121,20 @@ pub enum Cold {
     No,
 }
 
+/// A disk without anything between, and a part of it that may be overwritten.
+pub struct Bare {
+    /// The disk.
+    pub disk: Arc<dyn Disk>,
+    /// Its time.
+    pub clock: Arc<dyn Clock>,
+    /// The part.
+    pub region: Extent,
+    /// The unit in which it says that it is written, in bytes; 0 if it says nothing.
+    pub told_bytes: u32,
+    /// How long it is, in bytes; nothing where that is as long as one likes.
+    pub len_bytes: Option<u64>,
+}
+
 /// What an experiment runs against.
 pub trait Subject {
     /// As on the command line, without what is private to a run.
@@ -145,9 +160,23 @@ pub trait Subject {
         None
     }
 
+    /// The image that the volume lies in, for judges.
+    fn image(&self) -> Option<PathBuf> {
+        None
+    }
+
     /// The device behind a model, for experiments in device time.
     fn timing(&self) -> Option<Box<dyn Timing>> {
         None
+    }
+
+    /// The disk that it is, if it is one, with room of `bytes`.
+    ///
+    /// # Errors
+    /// What the subject says.
+    fn bare(&self, bytes: u64) -> anyhow::Result<Option<Bare>> {
+        let _ = bytes;
+        Ok(None)
     }
 
     /// Our library, if that is what this is.

@@ -17,11 +17,11 @@ use anyhow::{Context, bail};
 
 use draconis_device::Extent;
 use draconis_device::sim::{
-    self, Hdd, HddParameters, Kind as Ask, Request, Ssd, SsdParameters, Timing,
+    self, Hdd, HddParameters, Kind as Ask, Request, SimDisk, Ssd, SsdParameters, Timing,
 };
 
 use super::raw::Areas;
-use super::{Cold, Files, Handle, How, Kind, Subject, Workshop};
+use super::{Bare, Cold, Files, Handle, How, Kind, Subject, Workshop};
 use crate::clock::Clock;
 use crate::units;
 
@@ -130,6 +130,14 @@ impl Subject for Model {
 
     fn timing(&self) -> Option<Box<dyn Timing>> {
         Some(self.fresh.fork())
+    }
+
+    /// The device as it was before anything was asked of it, without the host.
+    fn bare(&self, bytes: u64) -> anyhow::Result<Option<Bare>> {
+        let clock = sim::Clock::new();
+        let disk = SimDisk::boxed(self.fresh.fork(), &clock);
+        let (region, clock) = (Extent::new(0, bytes), Arc::new(clock));
+        Ok(Some(Bare { disk, clock, region, told_bytes: 0, len_bytes: None }))
     }
 
     fn cold(&mut self) -> anyhow::Result<Cold> {

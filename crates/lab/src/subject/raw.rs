@@ -9,10 +9,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, bail};
+use draconis_device::{Extent, FileOptions, OpenedFile, written_unit_bytes};
 use rustix::fs::OFlags;
 
 use super::counters::Device;
-use super::{Cold, Files, Handle, How, Kind, Subject, Workshop};
+use super::{Bare, Cold, Files, Handle, How, Kind, Subject, Workshop};
 use crate::clock::{Clock, Wall};
 
 /// Areas begin on multiples of this, in bytes.
@@ -25,6 +26,7 @@ pub struct Raw {
     file: Arc<File>,
     areas: Arc<Areas>,
     device: Option<Device>,
+    is_device: bool,
     /// A file that was made for this run.
     made: Option<PathBuf>,
 }
@@ -116,15 +118,16 @@ impl Raw {
             file: Arc::new(file),
             areas: Arc::default(),
             device,
+            is_device,
             made,
         };
-        raw.make_room(is_device, shop.bytes)?;
+        raw.make_room(shop.bytes)?;
         Ok(raw)
     }
 
     /// A hole is no disk: a file gets its blocks, written once.
-    fn make_room(&self, is_device: bool, bytes: u64) -> anyhow::Result<()> {
-        if is_device {
+    fn make_room(&self, bytes: u64) -> anyhow::Result<()> {
+        if self.is_device {
             return Ok(());
         }
         let piece = crate::buffer::Buffer::new(AREA_BYTES as usize);
@@ -175,6 +178,21 @@ impl Subject for Raw {
 
     fn cold(&mut self) -> anyhow::Result<Cold> {
         Ok(Cold::Yes)
+    }
+
+    fn bare(&self, bytes: u64) -> anyhow::Result<Option<Bare>> {
+        let len_bytes = self.len()?;
+        let start = self.areas.take("bare", bytes, len_bytes)?;
+        let options = FileOptions { write: true, direct: true, uring: true };
+        let disk = OpenedFile::new(self.file.try_clone()?.into(), options)?.start();
+        Ok(Some(Bare {
+            disk: Arc::new(disk),
+            clock: self.clock.clone(),
+            region: Extent::new(start, bytes),
+            told_bytes: written_unit_bytes(&*self.file).unwrap_or(0),
+            // A file is as long as this run made it.
+            len_bytes: self.is_device.then_some(len_bytes),
+        }))
     }
 
     fn device_read_bytes(&self) -> Option<u64> {

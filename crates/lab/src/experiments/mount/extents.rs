@@ -1,0 +1,44 @@
+//! In how many pieces files lie on a volume, as `debugfs` of e2fsprogs counts them: it has no
+//! part in who wrote them.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, ensure};
+
+/// Extents of a file, the mean of all files with blocks below `tree`. A pointer block between
+/// two of a file's blocks divides them.
+///
+/// # Errors
+/// If there is no debugfs, or no such file.
+pub fn of_a_file(image: &Path, tree: &str) -> anyhow::Result<f64> {
+    let mut debugfs = Command::new("debugfs");
+    debugfs.arg("-R").arg(format!("filefrag -r {tree}")).arg(image);
+    let output = debugfs.output().context("debugfs of e2fsprogs")?;
+    let (extents, files) = count(&String::from_utf8_lossy(&output.stdout));
+    ensure!(files > 0, "debugfs: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(extents as f64 / files as f64)
+}
+
+/// Extents, and the files that they are of.
+fn count(told: &str) -> (u64, u64) {
+    let of = |line: &str| -> Option<u64> {
+        let (_, count) = line.strip_suffix(" contiguous extents")?.rsplit_once(": ")?;
+        count.parse().ok().filter(|extents| *extents > 0)
+    };
+    told.lines().filter_map(of).fold((0, 0), |(sum, files), extents| (sum + extents, files + 1))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn files_with_blocks_are_counted() {
+        let told = "\
+/tree/short: 1 contiguous extents
+/tree/a: name: 3 contiguous extents
+/tree/link: 0 contiguous extents
+/tree/dir: 2 contiguous extents (dir)
+";
+        assert_eq!(super::count(told), (4, 2));
+    }
+}

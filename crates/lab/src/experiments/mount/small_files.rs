@@ -1,0 +1,134 @@
+//! Small files made, looked at, renamed and removed: by system calls below a directory, or by
+//! our library in this process.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context as _, ensure};
+use draconis_exchange::contract::Kind as NodeKind;
+use draconis_ext::{Follow, InodeNumber, Renaming, Volume};
+
+use crate::results::Sample;
+use crate::subject::plain_node;
+
+/// Length of a small file, in bytes.
+const SMALL_BYTES: usize = 4096;
+/// Small files of one directory.
+const DIRECTORY_FILES: u64 = 1000;
+
+/// Who does it, to the file of that number.
+pub trait SmallFiles {
+    /// Makes it, and writes `bytes`.
+    fn create(&self, nth: u64, bytes: &[u8]) -> anyhow::Result<()>;
+    /// Looks at it.
+    fn stat(&self, nth: u64) -> anyhow::Result<()>;
+    /// Gives it another name.
+    fn rename(&self, nth: u64) -> anyhow::Result<()>;
+    /// Removes it under that.
+    fn unlink(&self, nth: u64) -> anyhow::Result<()>;
+}
+
+/// Does all of it to so many files, one kind of thing after the other.
+pub fn measure(by: &dyn SmallFiles, files: u64) -> anyhow::Result<Vec<Sample>> {
+    let bytes = [0x5a; SMALL_BYTES];
+    let each = |what: &str, once: &dyn Fn(u64) -> anyhow::Result<()>| {
+        let started = Instant::now();
+        (0..files).try_for_each(once).with_context(|| what.to_string())?;
+        Ok(super::rate(what, files, started.elapsed()))
+    };
+    [
+        each("create", &|nth| by.create(nth, &bytes)),
+        each("stat", &|nth| by.stat(nth)),
+        each("rename", &|nth| by.rename(nth)),
+        each("unlink", &|nth| by.unlink(nth)),
+    ]
+    .into_iter()
+    .collect()
+}
+
+/// By system calls.
+pub struct BySystemCall(PathBuf);
+
+impl BySystemCall {
+    /// Below a directory, in which it makes those that so many files need.
+    pub fn new(at: PathBuf, files: u64) -> anyhow::Result<Self> {
+        for dir in 0..files.div_ceil(DIRECTORY_FILES) {
+            std::fs::create_dir_all(at.join(format!("d{dir}")))?;
+        }
+        Ok(Self(at))
+    }
+
+    fn path(&self, nth: u64, prefix: &str) -> PathBuf {
+        self.0.join(format!("d{}/{prefix}{nth}", nth / DIRECTORY_FILES))
+    }
+}
+
+impl SmallFiles for BySystemCall {
+    fn create(&self, nth: u64, bytes: &[u8]) -> anyhow::Result<()> {
+        Ok(File::create_new(self.path(nth, "file"))?.write_all(bytes)?)
+    }
+
+    fn stat(&self, nth: u64) -> anyhow::Result<()> {
+        Ok(std::fs::metadata(self.path(nth, "file")).map(drop)?)
+    }
+
+    fn rename(&self, nth: u64) -> anyhow::Result<()> {
+        Ok(std::fs::rename(self.path(nth, "file"), self.path(nth, "moved"))?)
+    }
+
+    fn unlink(&self, nth: u64) -> anyhow::Result<()> {
+        Ok(std::fs::remove_file(self.path(nth, "moved"))?)
+    }
+}
+
+/// By our library.
+pub struct ByLibrary {
+    volume: Arc<Volume>,
+    dirs: Vec<InodeNumber>,
+}
+
+impl ByLibrary {
+    /// In the root of a volume, in which it makes the directories that so many files need.
+    pub fn new(volume: Arc<Volume>, files: u64) -> anyhow::Result<Self> {
+        let root = volume.root();
+        let directory = |nth: u64| {
+            let name = format!("d{nth}");
+            let there = volume.resolve(root, name.as_bytes(), Follow::No);
+            let new = plain_node(NodeKind::Directory, 0o755);
+            there.or_else(|_| volume.create(root, name.as_bytes(), &new))
+        };
+        let dirs = (0..files.div_ceil(DIRECTORY_FILES)).map(directory).collect::<Result<_, _>>()?;
+        Ok(Self { volume, dirs })
+    }
+
+    fn dir(&self, nth: u64) -> InodeNumber {
+        self.dirs[(nth / DIRECTORY_FILES) as usize]
+    }
+}
+
+impl SmallFiles for ByLibrary {
+    fn create(&self, nth: u64, bytes: &[u8]) -> anyhow::Result<()> {
+        let new = plain_node(NodeKind::File, 0o644);
+        let file = self.volume.create(self.dir(nth), format!("file{nth}").as_bytes(), &new)?;
+        ensure!(self.volume.write(file, 0, bytes)? == bytes.len(), "no room");
+        Ok(())
+    }
+
+    fn stat(&self, nth: u64) -> anyhow::Result<()> {
+        let file = self.volume.lookup(self.dir(nth), format!("file{nth}").as_bytes())?;
+        Ok(self.volume.attributes(file).map(drop)?)
+    }
+
+    fn rename(&self, nth: u64) -> anyhow::Result<()> {
+        let (dir, from, to) = (self.dir(nth), format!("file{nth}"), format!("moved{nth}"));
+        let how = Renaming::Replace;
+        Ok(self.volume.rename(dir, from.as_bytes(), dir, to.as_bytes(), how)?)
+    }
+
+    fn unlink(&self, nth: u64) -> anyhow::Result<()> {
+        Ok(self.volume.unlink(self.dir(nth), format!("moved{nth}").as_bytes())?)
+    }
+}

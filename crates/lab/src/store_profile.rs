@@ -1,0 +1,113 @@
+//! A device as the object store wants to know it, and the file that says so.
+//!
+//! ```text
+//!   subject ── bare disk, a region of it ── probe of the object store ── its rule
+//!                                                                          │
+//!   draconis store create --profile FILE ◀── profile-SUBJECT.json ◀────────┘
+//! ```
+//!
+//! Law 1: what is measured and what follows from it is the store's own probe and rule; there
+//! is no second one here.
+
+use draconis_objects::probe;
+use serde::{Deserialize, Serialize};
+
+use crate::subject::Bare;
+use crate::units;
+
+/// A store is made as large as one likes: where nothing says how long the device is, sizes are
+/// for one of this length, in bytes.
+const STORE_BYTES: u64 = 64 << 30;
+
+/// What the store is to be made with.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Chosen {
+    /// `log` or `cow`.
+    pub layout: String,
+    /// The unit of a write, in bytes.
+    pub page_bytes: u32,
+    /// What is cleaned at once, in bytes.
+    pub segment_bytes: u32,
+    /// Requests in flight.
+    pub queue_depth: u32,
+}
+
+/// The file: what `draconis store create --profile` reads.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct StoreProfile {
+    /// Of what.
+    pub subject: String,
+    /// What follows from what was measured.
+    pub profile: Chosen,
+    /// Why, one line for each choice.
+    pub why: Vec<String>,
+}
+
+impl StoreProfile {
+    /// Measures the region of a bare disk, which is overwritten.
+    ///
+    /// # Errors
+    /// What the disk says, and that the region is too short to tell anything.
+    pub fn measure(subject: String, bare: &Bare) -> anyhow::Result<Self> {
+        let clock = || bare.clock.now_ns();
+        let ignore = &mut |_, _| {};
+        let measured = probe::probe(&*bare.disk, &clock, bare.region, bare.told_bytes, ignore)?;
+        let (profile, why) = measured.profile(bare.len_bytes.unwrap_or(STORE_BYTES));
+        let profile = Chosen {
+            layout: profile.layout.to_string(),
+            page_bytes: profile.page_bytes,
+            segment_bytes: profile.segment_bytes,
+            queue_depth: profile.queue_depth,
+        };
+        Ok(Self { subject, profile, why })
+    }
+
+    /// What its file is called: `profile-model-ssd.json`.
+    pub fn file_name(&self) -> String {
+        let word = |part: &&str| !part.is_empty();
+        let words: Vec<&str> =
+            self.subject.split(|c: char| !c.is_alphanumeric()).filter(word).collect();
+        format!("profile-{}.json", words.join("-"))
+    }
+
+    /// `layout cow, pages of 4 KiB, segments of 16 MiB, queue depth 32`.
+    pub fn words(&self) -> String {
+        let Chosen { layout, page_bytes, segment_bytes, queue_depth } = &self.profile;
+        format!(
+            "layout {layout}, pages of {}, segments of {}, queue depth {queue_depth}",
+            units::bytes(f64::from(*page_bytes)),
+            units::bytes(f64::from(*segment_bytes)),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_subject_has_a_file_of_its_own() {
+        let profile = Chosen {
+            layout: "cow".into(),
+            page_bytes: 4096,
+            segment_bytes: 1 << 24,
+            queue_depth: 8,
+        };
+        let of = |subject: &str| StoreProfile {
+            subject: subject.into(),
+            profile: profile.clone(),
+            why: vec![],
+        };
+        for (subject, name) in [
+            ("file", "profile-file.json"),
+            ("dev:/dev/vdb", "profile-dev-dev-vdb.json"),
+            ("model:ssd,page=8K", "profile-model-ssd-page-8K.json"),
+        ] {
+            assert_eq!(of(subject).file_name(), name);
+        }
+        assert_eq!(
+            of("file").words(),
+            "layout cow, pages of 4 KiB, segments of 16 MiB, queue depth 8"
+        );
+    }
+}
