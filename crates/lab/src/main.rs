@@ -202,26 +202,23 @@ fn list(json: bool) -> anyhow::Result<()> {
         return say(&(serde_json::to_string_pretty(&all)? + "\n"));
     }
     let (mut text, mut paper) = (String::new(), "");
-    for experiment in experiments::ALL {
-        if experiment.paper().title() != paper {
-            paper = experiment.paper().title();
+    for about in experiments::ALL.iter().map(|one| one.about()) {
+        if about.paper.title() != paper {
+            paper = about.paper.title();
             writeln!(text, "\n{paper}")?;
         }
-        writeln!(text, "\n  {}", experiment.name())?;
-        writeln!(text, "    asks: {}", experiment.asks())?;
-        writeln!(text, "    the paper: {}", experiment.finding())?;
-        writeln!(text, "    subjects: {}", experiment.subjects().join(", "))?;
-        let about = |is_paper| {
-            let seconds = experiments::seconds(experiment.name(), is_paper);
+        writeln!(text, "\n  {}", about.name)?;
+        writeln!(text, "    asks: {}", about.asks)?;
+        writeln!(text, "    the paper: {}", about.finding)?;
+        writeln!(text, "    subjects: {}", about.subjects.join(", "))?;
+        let takes = |is_paper| {
+            let seconds = experiments::seconds(about.name, is_paper);
             seconds.map_or("unknown".into(), units::duration)
         };
-        writeln!(text, "    takes: about {}; of the paper's size {}", about(false), about(true))?;
-        for p in experiment.parameters() {
+        writeln!(text, "    takes: about {}; of the paper's size {}", takes(false), takes(true))?;
+        for p in about.parameters {
             let (name, what) = (p.name, p.what);
             writeln!(text, "    --set {name}=   {what} (quick {}, paper {})", p.quick, p.paper)?;
-        }
-        if let Some(waits) = experiment.waits() {
-            writeln!(text, "    waits for {waits}")?;
         }
     }
     say(&text)
@@ -233,18 +230,18 @@ fn listed(experiment: &dyn Experiment) -> serde_json::Value {
             "name": p.name, "what": p.what, "quick": p.quick, "paper": p.paper,
         })
     };
-    let parameters: Vec<_> = experiment.parameters().iter().map(parameter).collect();
+    let about = experiment.about();
+    let parameters: Vec<_> = about.parameters.iter().map(parameter).collect();
     serde_json::json!({
-        "name": experiment.name(),
-        "paper": experiment.paper().title(),
-        "asks": experiment.asks(),
-        "finding": experiment.finding(),
-        "subjects": experiment.subjects(),
+        "name": about.name,
+        "paper": about.paper.title(),
+        "asks": about.asks,
+        "finding": about.finding,
+        "subjects": about.subjects,
         "parameters": parameters,
         "figures": experiment.figures(),
-        "waits": experiment.waits(),
-        "seconds_quick": experiments::seconds(experiment.name(), false),
-        "seconds_paper": experiments::seconds(experiment.name(), true),
+        "seconds_quick": experiments::seconds(about.name, false),
+        "seconds_paper": experiments::seconds(about.name, true),
     })
 }
 
@@ -262,7 +259,8 @@ fn named(names: &[String]) -> anyhow::Result<Vec<&'static dyn Experiment>> {
 /// Says how long it will take, before it does.
 fn announce(experiments: &[&'static dyn Experiment], size: Size) {
     let is_paper = size == Size::Paper;
-    let seconds = experiments.iter().filter_map(|one| experiments::seconds(one.name(), is_paper));
+    let seconds =
+        experiments.iter().filter_map(|one| experiments::seconds(one.about().name, is_paper));
     let about = units::duration(seconds.sum());
     let count = experiments.len();
     match size {
@@ -278,7 +276,8 @@ fn measure(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
     let settings = Settings::parse(&arguments.set)?;
     let known: Vec<(&str, &str)> = experiments
         .iter()
-        .flat_map(|one| one.parameters().iter().map(|p| (one.name(), p.name)))
+        .map(|one| one.about())
+        .flat_map(|one| one.parameters.iter().map(|p| (one.name, p.name)))
         .collect();
     settings.check(&known)?;
     if let Some(spec) = arguments.subject.iter().find(|spec| subject::kind_of(spec).is_none()) {

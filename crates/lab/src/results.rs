@@ -11,7 +11,7 @@
 //!     skipped       [{subject, experiment, needs}]  what this machine could not give
 //!     warnings      [text]
 //!     experiments   [{name, paper, asks, finding, command, parameters, figures, subjects,
-//!                     points, profiles, found, explains, notes, waits, seconds}]
+//!                     points, profiles, found, explains, notes, seconds}]
 //!       figures     [{metric, title, x, y, shape}]: how points of that metric are drawn
 //!       points      [{metric, subject, series, x, label, median, spread, values, cold}]
 //!                   values: one for each repetition, in the unit of the figure's y axis;
@@ -229,9 +229,6 @@ pub struct Outcome {
     pub explains: String,
     /// What happened on the way.
     pub notes: Vec<String>,
-    /// What it waits for, if it cannot run yet.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub waits: Option<String>,
     /// How long it took.
     pub seconds: f64,
 }

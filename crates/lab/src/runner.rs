@@ -16,7 +16,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::clock;
 use crate::context::Context;
-use crate::experiments::Experiment;
+use crate::experiments::{About, Experiment};
 use crate::machine::{self, Machine};
 use crate::parameters::{self, Settings, Size};
 use crate::results::{Described, Outcome, Results, SCHEMA, Skipped, Used};
@@ -68,7 +68,7 @@ pub fn run(plan: &Plan) -> Results {
         experiments: vec![],
     };
     for experiment in &plan.experiments {
-        let outcome = Running { plan, experiment: *experiment, results: &mut results }.run();
+        let outcome = Running::new(plan, *experiment, &mut results).run();
         if plan.progress && !std::io::stderr().is_terminal() {
             eprintln!("{}: {:.0} s", outcome.name, outcome.seconds);
         }
@@ -137,22 +137,23 @@ fn warn(results: &mut Results) {
 struct Running<'a> {
     plan: &'a Plan,
     experiment: &'static dyn Experiment,
+    about: &'static About,
     results: &'a mut Results,
 }
 
-impl Running<'_> {
+impl<'a> Running<'a> {
+    fn new(plan: &'a Plan, experiment: &'static dyn Experiment, results: &'a mut Results) -> Self {
+        Self { plan, experiment, about: experiment.about(), results }
+    }
+
     fn run(&mut self) -> Outcome {
         let started = Instant::now();
         let mut outcome = self.describe();
-        if let Some(waits) = self.experiment.waits() {
-            outcome.waits = Some(waits.into());
-            return outcome;
-        }
         if let Err(error) = self.measure(&mut outcome)
             && !error.is::<Stopped>()
         {
             outcome.notes.push(format!("ended early: {error:#}"));
-            self.results.warnings.push(format!("{}: {error:#}", self.experiment.name()));
+            self.results.warnings.push(format!("{}: {error:#}", self.about.name));
         }
         outcome.settle();
         outcome.found = self.experiment.found(outcome.look());
@@ -161,36 +162,36 @@ impl Running<'_> {
     }
 
     fn describe(&self) -> Outcome {
-        let (experiment, plan) = (self.experiment, self.plan);
+        let (about, plan) = (self.about, self.plan);
         let used = |p: &parameters::Parameter| Used {
             name: p.name.into(),
             what: p.what.into(),
-            value: parameters::value(experiment.name(), p, plan.size, &plan.settings),
+            value: parameters::value(about.name, p, plan.size, &plan.settings),
         };
         let command = format!(
             "draconis lab run {}{} --size {} --seed {}",
-            experiment.name(),
+            about.name,
             plan.subjects.iter().map(|s| format!(" --subject {s}")).collect::<String>(),
             plan.size,
             plan.seed,
         );
         Outcome {
-            name: experiment.name().into(),
-            paper: experiment.paper().title().into(),
-            asks: experiment.asks().into(),
-            finding: experiment.finding().into(),
-            explains: experiment.explains().into(),
+            name: about.name.into(),
+            paper: about.paper.title().into(),
+            asks: about.asks.into(),
+            finding: about.finding.into(),
+            explains: about.explains.into(),
             command,
-            parameters: experiment.parameters().iter().map(used).collect(),
-            figures: experiment.figures(),
+            parameters: about.parameters.iter().map(used).collect(),
+            figures: self.experiment.figures(),
             ..Outcome::default()
         }
     }
 
     fn context(&self) -> Context {
         let plan = self.plan;
-        let value = |p| parameters::value(self.experiment.name(), p, plan.size, &plan.settings);
-        let values = self.experiment.parameters().iter().map(|p| (p.name, value(p))).collect();
+        let value = |p| parameters::value(self.about.name, p, plan.size, &plan.settings);
+        let values = self.about.parameters.iter().map(|p| (p.name, value(p))).collect();
         Context::new(values, plan.seed, plan.workshop.clone(), plan.stop.clone())
     }
 
@@ -200,7 +201,7 @@ impl Running<'_> {
         let mut subjects = self.open(&context, outcome)?;
         let passes = self.passes();
         let bar = self.bar(passes * subjects.len() as u64);
-        let warm_up = u64::from(self.experiment.warms_up());
+        let warm_up = u64::from(self.about.warms_up);
         for pass in 0..passes + warm_up {
             context.repetition = pass.saturating_sub(warm_up);
             for (subject, alive) in &mut subjects {
@@ -210,7 +211,7 @@ impl Running<'_> {
                     continue;
                 }
                 context.check()?;
-                bar.set_message(format!("{} {}", self.experiment.name(), subject.name()));
+                bar.set_message(format!("{} {}", self.about.name, subject.name()));
                 match self.experiment.run(&context, &mut **subject) {
                     Ok(_) if pass < warm_up => {}
                     Ok(samples) => outcome.add(&subject.name(), &samples),
@@ -235,7 +236,7 @@ impl Running<'_> {
     }
 
     fn passes(&self) -> u64 {
-        let (quick, paper) = self.experiment.repetitions();
+        let (quick, paper) = self.about.repetitions;
         if self.plan.size == Size::Paper { paper } else { quick }
     }
 
@@ -257,7 +258,7 @@ impl Running<'_> {
     }
 
     fn skip(&mut self, subject: &str, needs: String) {
-        let experiment = self.experiment.name().to_string();
+        let experiment = self.about.name.to_string();
         eprintln!("{experiment}: skipped {subject}: it needs {needs}");
         self.results.skipped.push(Skipped { subject: subject.into(), experiment, needs });
     }
@@ -272,7 +273,7 @@ impl Running<'_> {
         let wanted: Vec<String> = if asked {
             self.plan.subjects.clone()
         } else {
-            self.experiment.subjects().iter().map(|spec| (*spec).to_string()).collect()
+            self.about.subjects.iter().map(|spec| (*spec).to_string()).collect()
         };
         let room = room_bytes(&context.workshop.dir);
         let memory = self.experiment.memory_bytes(context)? + SPARE_MEMORY_BYTES;
@@ -283,7 +284,7 @@ impl Running<'_> {
             let Some(kind) = subject::kind_of(&spec) else {
                 bail!("nobody knows the subject {spec}");
             };
-            if !self.experiment.takes(kind) {
+            if !(self.about.takes)(kind) {
                 self.skip(&spec, format!("another experiment: {spec} has not what this asks"));
                 continue;
             }

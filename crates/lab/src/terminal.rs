@@ -14,9 +14,6 @@ const MOST_POINTS: usize = 12;
 /// One experiment, whose files are in `dir`.
 pub fn outcome(outcome: &Outcome, dir: &Path) -> String {
     let mut text = format!("\n{} - {}\n", outcome.name, outcome.asks);
-    if let Some(waits) = &outcome.waits {
-        return text + &format!("  waits for {waits}\n");
-    }
     for figure in &outcome.figures {
         text += &table(outcome, figure);
     }

@@ -1,10 +1,10 @@
 //! A record appended, and a record written over, each durable before the next.
 
-use super::{Experiment, Paper};
+use super::{About, Experiment, Paper};
 use crate::buffer::Buffer;
 use crate::clock::Stopwatch;
 use crate::context::Context;
-use crate::parameters::{Parameter, parameter};
+use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::subject::{How, Kind, Subject};
 use crate::units;
@@ -12,32 +12,32 @@ use crate::units;
 /// See the module.
 pub struct AppendUpdate;
 
+const ABOUT: About = About {
+    name: "append-update",
+    paper: Paper::Draconis,
+    asks: "How many durable writes of 512 bytes and of 4 KB are made in a second, appending and \
+           updating?",
+    finding: "Figure 9: updates of exactly a flash page (4 KB) are over 4 times as fast as the \
+              others; appends of 4 KB are not, because their metadata is smaller than a page. \
+              Synchronous LevelDB is as fast as appending 512 bytes. An SSD is 250 times a disk.",
+    explains: "The 4 times of an update of a whole page show where nothing hides read-modify- \
+               write: a capacitor's buffer before the flash, as in the model, answers before it. \
+               What remains is the second write of a file that grew. Between the devices stands \
+               one turn of the platter (120 in a second) against a write into that buffer (25 µs \
+               published, so 40 K/s and 330 times; half of that where a growing file is written \
+               twice). The paper's 250 times lies between the two.",
+    parameters: &[
+        parameter("sizes", "sizes of a write", "512,4K", "512,4K"),
+        parameter("writes", "writes of each kind", "100", "1000"),
+    ],
+    subjects: &["dir", "kernel:ext2", "draconis", "draconis-lib", "model:ssd", "model:hdd"],
+    takes: |kind| kind != Kind::KeyValue,
+    ..About::USUAL
+};
+
 impl Experiment for AppendUpdate {
-    fn name(&self) -> &'static str {
-        "append-update"
-    }
-
-    fn paper(&self) -> Paper {
-        Paper::Draconis
-    }
-
-    fn asks(&self) -> &'static str {
-        "How many durable writes of 512 bytes and of 4 KB are made in a second, appending and \
-         updating?"
-    }
-
-    fn finding(&self) -> &'static str {
-        "Figure 9: updates of exactly a flash page (4 KB) are over 4 times as fast as the \
-         others; appends of 4 KB are not, because their metadata is smaller than a page. \
-         Synchronous LevelDB is as fast as appending 512 bytes. An SSD is 250 times a disk."
-    }
-
-    fn parameters(&self) -> &'static [Parameter] {
-        const ALL: &[Parameter] = &[
-            parameter("sizes", "sizes of a write", "512,4K", "512,4K"),
-            parameter("writes", "writes of each kind", "100", "1000"),
-        ];
-        ALL
+    fn about(&self) -> &About {
+        &ABOUT
     }
 
     fn figures(&self) -> Vec<Figure> {
@@ -46,14 +46,6 @@ impl Experiment for AppendUpdate {
                 .y("writes", "/s")
                 .log_y(),
         ]
-    }
-
-    fn subjects(&self) -> &'static [&'static str] {
-        &["dir", "kernel:ext2", "draconis", "draconis-lib", "model:ssd", "model:hdd"]
-    }
-
-    fn takes(&self, kind: Kind) -> bool {
-        kind != Kind::KeyValue
     }
 
     fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
@@ -79,15 +71,6 @@ impl Experiment for AppendUpdate {
             files.remove("append-update")?;
         }
         Ok(samples)
-    }
-
-    fn explains(&self) -> &'static str {
-        "The 4 times of an update of a whole page show where nothing hides read-modify- \
-         write: a capacitor's buffer before the flash, as in the model, answers before \
-         it. What remains is the second write of a file that grew. Between the devices \
-         stands one turn of the platter (120 in a second) against a write into that buffer \
-         (25 µs published, so 40 K/s and 330 times; half of that where a growing file is \
-         written twice). The paper's 250 times lies between the two."
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {

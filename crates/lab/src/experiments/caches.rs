@@ -4,11 +4,11 @@ use anyhow::Context as _;
 use draconis_ext::Options;
 
 use super::reading::{prepare, read_all};
-use super::{Experiment, Paper};
+use super::{About, Experiment, Paper};
 use crate::buffer::Buffer;
 use crate::clock::Stopwatch;
 use crate::context::Context;
-use crate::parameters::{Parameter, parameter};
+use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::subject::{How, Kind, Subject};
 use crate::units;
@@ -39,32 +39,30 @@ fn cuts() -> [(&'static str, Options); 8] {
     ]
 }
 
+const ABOUT: About = About {
+    name: "caches",
+    paper: Paper::Singularity,
+    asks: "What is each of the library's caches worth, to a file that is read for the first and \
+           for the second time?",
+    finding: "The slides: large files are unusable without the block-number cache; the 350 MB file \
+              is read 8300 times faster with caching.",
+    explains: "8300 times was the price of walking the indirect blocks with a head. Here a run of \
+               blocks is one entry, and what leads to it lies in the data cache: each cache alone \
+               is worth less, all together still orders of magnitude.",
+    parameters: &[
+        parameter("file", "length of the file", "8M", "350M"),
+        parameter("buffer", "size of a read", "16K", "16K"),
+        parameter("most_ms", "a pass stops after so many milliseconds", "150", "4000"),
+    ],
+    subjects: &["draconis-lib"],
+    takes: |kind| kind == Kind::Library,
+    warms_up: false,
+    ..About::USUAL
+};
+
 impl Experiment for Caches {
-    fn name(&self) -> &'static str {
-        "caches"
-    }
-
-    fn paper(&self) -> Paper {
-        Paper::Singularity
-    }
-
-    fn asks(&self) -> &'static str {
-        "What is each of the library's caches worth, to a file that is read for the first and \
-         for the second time?"
-    }
-
-    fn finding(&self) -> &'static str {
-        "The slides: large files are unusable without the block-number cache; the 350 MB file \
-         is read 8300 times faster with caching."
-    }
-
-    fn parameters(&self) -> &'static [Parameter] {
-        const ALL: &[Parameter] = &[
-            parameter("file", "length of the file", "8M", "350M"),
-            parameter("buffer", "size of a read", "16K", "16K"),
-            parameter("most_ms", "a pass stops after so many milliseconds", "150", "4000"),
-        ];
-        ALL
+    fn about(&self) -> &About {
+        &ABOUT
     }
 
     fn figures(&self) -> Vec<Figure> {
@@ -74,18 +72,6 @@ impl Experiment for Caches {
                 .log_y(),
             Figure::new(Shape::Bars, "hits", "Hit rate of the data cache").y("hits", "%"),
         ]
-    }
-
-    fn subjects(&self) -> &'static [&'static str] {
-        &["draconis-lib"]
-    }
-
-    fn takes(&self, kind: Kind) -> bool {
-        kind == Kind::Library
-    }
-
-    fn warms_up(&self) -> bool {
-        false
     }
 
     fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
@@ -121,12 +107,6 @@ impl Experiment for Caches {
             samples.push(Sample::named("hits", "data cache", name, rate));
         }
         Ok(samples)
-    }
-
-    fn explains(&self) -> &'static str {
-        "8300 times was the price of walking the indirect blocks with a head. Here a \
-         run of blocks is one entry, and what leads to it lies in the data cache: each \
-         cache alone is worth less, all together still orders of magnitude."
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {

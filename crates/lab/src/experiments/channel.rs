@@ -21,9 +21,9 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::pipe::pipe;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::{Experiment, Paper};
+use super::{About, Experiment, Paper};
 use crate::context::Context;
-use crate::parameters::{Parameter, parameter};
+use crate::parameters::parameter;
 use crate::pin;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::stats;
@@ -258,41 +258,28 @@ impl Way {
     }
 }
 
+const ABOUT: About = About {
+    name: "channel",
+    paper: Paper::Singularity,
+    asks: "What does the round trip of a read cost by its payload: a function call, a service in a \
+           thread, one in a process, a Unix socket, a pipe, a system call?",
+    finding: "On Singularity 919 to 942 cycles whatever the payload, since the buffer is handed \
+              over; on Linux, which copies, 5,544 cycles at 1 byte and 87,941 at 64 KB.",
+    explains: "Handing over costs the same whatever the payload, as on Singularity; what copies \
+               grows with it. Between processes the wake-up is what costs, and spinning avoids it.",
+    parameters: &[
+        parameter("payloads", "bytes of the reply", "4,4K,64K,1M", "4,64,1K,4K,16K,64K,256K,1M"),
+        parameter("trips", "round trips of each kind, of half a second at most", "1000", "100000"),
+    ],
+    subjects: &["mem"],
+    takes: |kind| kind == Kind::Memory,
+    warms_up: false,
+    ..About::USUAL
+};
+
 impl Experiment for Channel {
-    fn name(&self) -> &'static str {
-        "channel"
-    }
-
-    fn paper(&self) -> Paper {
-        Paper::Singularity
-    }
-
-    fn asks(&self) -> &'static str {
-        "What does the round trip of a read cost by its payload: a function call, a service in a \
-         thread, one in a process, a Unix socket, a pipe, a system call?"
-    }
-
-    fn finding(&self) -> &'static str {
-        "On Singularity 919 to 942 cycles whatever the payload, since the buffer is handed over; \
-         on Linux, which copies, 5,544 cycles at 1 byte and 87,941 at 64 KB."
-    }
-
-    fn parameters(&self) -> &'static [Parameter] {
-        const ALL: &[Parameter] = &[
-            parameter(
-                "payloads",
-                "bytes of the reply",
-                "4,4K,64K,1M",
-                "4,64,1K,4K,16K,64K,256K,1M",
-            ),
-            parameter(
-                "trips",
-                "round trips of each kind, of half a second at most",
-                "1000",
-                "100000",
-            ),
-        ];
-        ALL
+    fn about(&self) -> &About {
+        &ABOUT
     }
 
     fn figures(&self) -> Vec<Figure> {
@@ -303,18 +290,6 @@ impl Experiment for Channel {
                 .log_x()
                 .log_y(),
         ]
-    }
-
-    fn subjects(&self) -> &'static [&'static str] {
-        &["mem"]
-    }
-
-    fn takes(&self, kind: Kind) -> bool {
-        kind == Kind::Memory
-    }
-
-    fn warms_up(&self) -> bool {
-        false
     }
 
     fn run(&self, context: &Context, _: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
@@ -346,12 +321,6 @@ impl Experiment for Channel {
             samples.extend(payloads.iter().zip(times).map(sample));
         }
         Ok(samples)
-    }
-
-    fn explains(&self) -> &'static str {
-        "Handing over costs the same whatever the payload, as on Singularity; what \
-         copies grows with it. Between processes the wake-up is what costs, and \
-         spinning avoids it."
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {

@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn all_are_known_and_a_quick_run_is_quick() {
-        let all = || crate::experiments::ALL.iter().map(|one| one.name());
+        let all = || crate::experiments::ALL.iter().map(|one| one.about().name);
         assert!(all().all(|name| seconds(name, true).is_some()));
         let quick: u64 = all().filter_map(|name| seconds(name, false)).sum();
         assert!(quick <= 300, "{quick} s");

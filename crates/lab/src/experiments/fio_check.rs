@@ -8,11 +8,11 @@ use anyhow::{Context as _, bail};
 
 use super::parallel::Load;
 use super::reading::{prepare, read_all};
-use super::{Experiment, Paper};
+use super::{About, Experiment, Paper};
 use crate::buffer::Buffer;
 use crate::clock::Stopwatch;
 use crate::context::Context;
-use crate::parameters::{Parameter, parameter};
+use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::stats;
 use crate::subject::{How, Kind, Subject};
@@ -136,49 +136,33 @@ fn settle() {
     std::thread::sleep(Duration::from_millis(150));
 }
 
+const ABOUT: About = About {
+    name: "fio-check",
+    paper: Paper::Lab,
+    asks: "Do fio and sysbench measure what the lab measures, where they can express it?",
+    finding: "No paper. The Draconis paper used sysbench; within 10 % the two should agree.",
+    explains: "Both do the same: the same file, written out before, by pread and pwrite of one \
+               thread, aligned, past the kernel's cache (the last one through it, an fsync after \
+               each). fio looks at the clock in whole milliseconds for its speed and starts its \
+               thread within that; what is left is noise, above all where a neighbour uses the \
+               same disk.",
+    parameters: &[
+        parameter("area", "length of the file", "64M", "1G"),
+        parameter("requests", "requests of each job", "6000", "50000"),
+    ],
+    subjects: &["dir"],
+    takes: |kind| kind == Kind::Directory,
+    repetitions: (2, 3),
+    warms_up: false,
+};
+
 impl Experiment for FioCheck {
-    fn name(&self) -> &'static str {
-        "fio-check"
-    }
-
-    fn paper(&self) -> Paper {
-        Paper::Lab
-    }
-
-    fn asks(&self) -> &'static str {
-        "Do fio and sysbench measure what the lab measures, where they can express it?"
-    }
-
-    fn finding(&self) -> &'static str {
-        "No paper. The Draconis paper used sysbench; within 10 % the two should agree."
-    }
-
-    fn parameters(&self) -> &'static [Parameter] {
-        const ALL: &[Parameter] = &[
-            parameter("area", "length of the file", "64M", "1G"),
-            parameter("requests", "requests of each job", "6000", "50000"),
-        ];
-        ALL
+    fn about(&self) -> &About {
+        &ABOUT
     }
 
     fn figures(&self) -> Vec<Figure> {
         vec![Figure::new(Shape::Bars, "speed", "The same jobs").y("bytes", "B/s").log_y()]
-    }
-
-    fn subjects(&self) -> &'static [&'static str] {
-        &["dir"]
-    }
-
-    fn takes(&self, kind: Kind) -> bool {
-        kind == Kind::Directory
-    }
-
-    fn warms_up(&self) -> bool {
-        false
-    }
-
-    fn repetitions(&self) -> (u64, u64) {
-        (2, 3)
     }
 
     fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
@@ -222,13 +206,6 @@ impl Experiment for FioCheck {
             }
         }
         Ok(samples)
-    }
-
-    fn explains(&self) -> &'static str {
-        "Both do the same: the same file, written out before, by pread and pwrite of one thread, \
-         aligned, past the kernel's cache (the last one through it, an fsync after each). fio \
-         looks at the clock in whole milliseconds for its speed and starts its thread within \
-         that; what is left is noise, above all where a neighbour uses the same disk."
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {

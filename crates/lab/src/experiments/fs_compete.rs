@@ -2,11 +2,11 @@
 
 use std::sync::Barrier;
 
-use super::{Experiment, Paper};
+use super::{About, Experiment, Paper};
 use crate::buffer::Buffer;
 use crate::clock::Stopwatch;
 use crate::context::Context;
-use crate::parameters::{Parameter, parameter};
+use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::subject::{How, Kind, Subject};
 use crate::units;
@@ -14,37 +14,34 @@ use crate::units;
 /// See the module.
 pub struct FsCompete;
 
+const ABOUT: About = About {
+    name: "fs-compete",
+    paper: Paper::Memory,
+    asks: "What do ten fsyncs of small writes cost while another thread makes one large file \
+           durable?",
+    finding: "One fsync at a time on a disk: the small ones wait for the large one, and longer the \
+              larger it is (1 KB to 400 MB).",
+    explains: "Where the device takes writes fast enough, or the file systems lie in different \
+               files of one device, the large fsync does not hold the small ones up for long.",
+    parameters: &[
+        parameter("syncs", "fsyncs of the first thread", "10", "10"),
+        parameter("small", "bytes before each", "1024", "1024"),
+        parameter(
+            "large",
+            "bytes that the second thread makes durable",
+            "1K,256K,4M,32M",
+            "1K,16K,256K,4M,16M,64M,128M,256M,400M",
+        ),
+    ],
+    subjects: &["dir", "kernel:ext2", "draconis"],
+    takes: |kind| // Two threads in a time of its own would not be the same twice.
+        matches!(kind, Kind::Directory | Kind::Library | Kind::Memory),
+    ..About::USUAL
+};
+
 impl Experiment for FsCompete {
-    fn name(&self) -> &'static str {
-        "fs-compete"
-    }
-
-    fn paper(&self) -> Paper {
-        Paper::Memory
-    }
-
-    fn asks(&self) -> &'static str {
-        "What do ten fsyncs of small writes cost while another thread makes one large file \
-         durable?"
-    }
-
-    fn finding(&self) -> &'static str {
-        "One fsync at a time on a disk: the small ones wait for the large one, and longer the \
-         larger it is (1 KB to 400 MB)."
-    }
-
-    fn parameters(&self) -> &'static [Parameter] {
-        const ALL: &[Parameter] = &[
-            parameter("syncs", "fsyncs of the first thread", "10", "10"),
-            parameter("small", "bytes before each", "1024", "1024"),
-            parameter(
-                "large",
-                "bytes that the second thread makes durable",
-                "1K,256K,4M,32M",
-                "1K,16K,256K,4M,16M,64M,128M,256M,400M",
-            ),
-        ];
-        ALL
+    fn about(&self) -> &About {
+        &ABOUT
     }
 
     fn figures(&self) -> Vec<Figure> {
@@ -55,15 +52,6 @@ impl Experiment for FsCompete {
                 .log_x()
                 .log_y(),
         ]
-    }
-
-    fn subjects(&self) -> &'static [&'static str] {
-        &["dir", "kernel:ext2", "draconis"]
-    }
-
-    fn takes(&self, kind: Kind) -> bool {
-        // Two threads in a time of its own would not be the same twice.
-        matches!(kind, Kind::Directory | Kind::Library | Kind::Memory)
     }
 
     fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
@@ -108,12 +96,6 @@ impl Experiment for FsCompete {
             samples.push(Sample::at("time", "", large as f64, ns as f64));
         }
         Ok(samples)
-    }
-
-    fn explains(&self) -> &'static str {
-        "Where the device takes writes fast enough, or the file systems lie in \
-         different files of one device, the large fsync does not hold the small ones up \
-         for long."
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {

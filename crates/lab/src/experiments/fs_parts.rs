@@ -1,9 +1,9 @@
 //! Where the time of a write goes: memory, blocks, the write call, the fsync call.
 
-use super::{Experiment, Paper};
+use super::{About, Experiment, Paper};
 use crate::clock::Stopwatch;
 use crate::context::Context;
-use crate::parameters::{Parameter, parameter};
+use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::subject::{How, Kind, Subject};
 use crate::units;
@@ -14,31 +14,26 @@ pub struct FsParts;
 /// The parts, in the order in which they come.
 const PARTS: [&str; 4] = ["memory allocation", "block allocation", "write call", "fsync call"];
 
+const ABOUT: About = About {
+    name: "fs-parts",
+    paper: Paper::Memory,
+    asks: "How much of a write with an fsync every tenth time is memory allocation, block \
+           allocation, the write call, the fsync call? Do they add up?",
+    finding: "The parts add up to the total; fsync dominates all of them.",
+    explains: "Where a file system delays giving blocks, their allocation shows in the fsync.",
+    parameters: &[
+        parameter("writes", "numWrites", "200", "1000"),
+        parameter("every", "an fsync comes after so many", "10", "10"),
+        parameter("sizes", "writeSize", "512,4096,6000", "512,1024,3000,4096,6000"),
+    ],
+    subjects: &["dir", "kernel:ext2", "draconis", "model:hdd", "model:ssd"],
+    takes: |kind| !matches!(kind, Kind::Raw | Kind::KeyValue),
+    ..About::USUAL
+};
+
 impl Experiment for FsParts {
-    fn name(&self) -> &'static str {
-        "fs-parts"
-    }
-
-    fn paper(&self) -> Paper {
-        Paper::Memory
-    }
-
-    fn asks(&self) -> &'static str {
-        "How much of a write with an fsync every tenth time is memory allocation, block \
-         allocation, the write call, the fsync call? Do they add up?"
-    }
-
-    fn finding(&self) -> &'static str {
-        "The parts add up to the total; fsync dominates all of them."
-    }
-
-    fn parameters(&self) -> &'static [Parameter] {
-        const ALL: &[Parameter] = &[
-            parameter("writes", "numWrites", "200", "1000"),
-            parameter("every", "an fsync comes after so many", "10", "10"),
-            parameter("sizes", "writeSize", "512,4096,6000", "512,1024,3000,4096,6000"),
-        ];
-        ALL
+    fn about(&self) -> &About {
+        &ABOUT
     }
 
     fn figures(&self) -> Vec<Figure> {
@@ -54,14 +49,6 @@ impl Experiment for FsParts {
                 .x("write size", "B")
                 .y("parts of the total", "%"),
         ]
-    }
-
-    fn subjects(&self) -> &'static [&'static str] {
-        &["dir", "kernel:ext2", "draconis", "model:hdd", "model:ssd"]
-    }
-
-    fn takes(&self, kind: Kind) -> bool {
-        !matches!(kind, Kind::Raw | Kind::KeyValue)
     }
 
     fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
@@ -111,10 +98,6 @@ impl Experiment for FsParts {
             samples.push(Sample::at("adds", "", x, adds));
         }
         Ok(samples)
-    }
-
-    fn explains(&self) -> &'static str {
-        "Where a file system delays giving blocks, their allocation shows in the fsync."
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {

@@ -1,7 +1,7 @@
 //! Good, bad and ugly workloads of a file system, and what they are of each other.
 
 use super::writing::write_and_fsync;
-use super::{Experiment, Paper};
+use super::{About, Experiment, Paper};
 use crate::context::Context;
 use crate::parameters::{Parameter, parameter};
 use crate::results::{Figure, Points, Sample, Shape};
@@ -9,63 +9,57 @@ use crate::subject::{Kind, Subject};
 use crate::units;
 
 /// One of the three workloads.
-pub struct FsWorkload {
-    name: &'static str,
-    asks: &'static str,
-    finding: &'static str,
-    parameters: &'static [Parameter],
-}
+pub struct FsWorkload(About);
 
 const WRITES: Parameter = parameter("writes", "numWrites", "100", "1000");
 const SIZES: Parameter =
     parameter("sizes", "writeSize", "512,1024,3000,4096,6000", "512,1024,3000,4096,6000");
-const SUBJECTS: &[&str] = &["dir", "kernel:ext2", "draconis", "model:hdd", "model:ssd"];
 
-/// No fsync in the middle.
-pub const GOOD: FsWorkload = FsWorkload {
-    name: "fs-good",
-    asks: "How fast are writes that nobody waits for (fsync percentage 100: none in the middle)?",
-    finding: "Latency is that of the buffer cache: the good one of good : ugly : bad = \
-              78.29 : 21.66 : 0.05. A logger of what may be lost works so.",
-    parameters: &[WRITES, SIZES, parameter("percents", "fsyncPercentage", "100", "100")],
+/// What all experiments here have in common.
+const ALL: About = About {
+    paper: Paper::Memory,
+    explains: "A good write is a copy into the page cache, wherever that is kept; what an fsync \
+               costs is the device's: some 8 ms for a turn of the platter, a millisecond or less \
+               where nothing turns. So the distance between good and bad is the paper's on \
+               model:hdd and a few tens on flash. Mounted by FUSE, each write is a message as \
+               well.",
+    subjects: &["dir", "kernel:ext2", "draconis", "model:hdd", "model:ssd"],
+    takes: |kind| !matches!(kind, Kind::Raw | Kind::KeyValue),
+    ..About::USUAL
 };
 
+/// No fsync in the middle.
+pub const GOOD: FsWorkload = FsWorkload(About {
+    name: "fs-good",
+    asks: "How fast are writes that nobody waits for (fsync percentage 100: none in the middle)?",
+    finding: "Latency is that of the buffer cache: the good one of good : ugly : bad = 78.29 : \
+              21.66 : 0.05. A logger of what may be lost works so.",
+    parameters: &[WRITES, SIZES, parameter("percents", "fsyncPercentage", "100", "100")],
+    ..ALL
+});
+
 /// An fsync after nearly each write.
-pub const BAD: FsWorkload = FsWorkload {
+pub const BAD: FsWorkload = FsWorkload(About {
     name: "fs-bad",
     asks: "How fast are writes that are made durable nearly one by one (0.1 to 1 %)?",
     finding: "Horrible: 0.05 of 100 parts of the throughput. A database's log or a mail server \
               works so.",
     parameters: &[WRITES, SIZES, parameter("percents", "fsyncPercentage", "0.1", "0.1,1")],
-};
+    ..ALL
+});
 
 /// An fsync now and then.
-pub const UGLY: FsWorkload = FsWorkload {
+pub const UGLY: FsWorkload = FsWorkload(About {
     name: "fs-ugly",
     asks: "How fast are writes that are made durable now and then (5 to 15 %)?",
     finding: "In between: 21.66 of 100 parts. A download manager works so.",
     parameters: &[WRITES, SIZES, parameter("percents", "fsyncPercentage", "5", "5,15")],
-};
+    ..ALL
+});
 
 impl Experiment for FsWorkload {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn paper(&self) -> Paper {
-        Paper::Memory
-    }
-
-    fn asks(&self) -> &'static str {
-        self.asks
-    }
-
-    fn finding(&self) -> &'static str {
-        self.finding
-    }
-
-    fn parameters(&self) -> &'static [Parameter] {
-        self.parameters
+    fn about(&self) -> &About {
+        &self.0
     }
 
     fn figures(&self) -> Vec<Figure> {
@@ -81,14 +75,6 @@ impl Experiment for FsWorkload {
         ]
     }
 
-    fn subjects(&self) -> &'static [&'static str] {
-        SUBJECTS
-    }
-
-    fn takes(&self, kind: Kind) -> bool {
-        !matches!(kind, Kind::Raw | Kind::KeyValue)
-    }
-
     fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
         let writes = context.number("writes")?;
         let mut samples = vec![];
@@ -102,13 +88,6 @@ impl Experiment for FsWorkload {
             }
         }
         Ok(samples)
-    }
-
-    fn explains(&self) -> &'static str {
-        "A good write is a copy into the page cache, wherever that is kept; what an fsync costs \
-         is the device's: some 8 ms for a turn of the platter, a millisecond or less where \
-         nothing turns. So the distance between good and bad is the paper's on model:hdd and \
-         a few tens on flash. Mounted by FUSE, each write is a message as well."
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {
@@ -127,36 +106,30 @@ impl Experiment for FsWorkload {
 /// From bad to good by the fsync percentage.
 pub struct FsSweep;
 
+const SWEEP: About = About {
+    name: "fs-sweep",
+    asks: "How does throughput go from bad to good as fsyncs become rare?",
+    finding: "Close to 0 % it is the bad workload, close to 100 % the good one, and it rises all \
+              the way between.",
+    explains: "Each fsync costs the same, so throughput grows with the writes between two, until \
+               the copying itself is what takes the time. On model:hdd the last step is the \
+               largest: one turn of the platter or none.",
+    parameters: &[
+        parameter("writes", "numWrites", "200", "1000"),
+        parameter("size", "writeSize", "4096", "4096"),
+        parameter(
+            "percents",
+            "fsyncPercentage",
+            "0.5,2,5,10,25,50,100",
+            "0.1,0.2,0.5,1,2,5,10,20,50,100",
+        ),
+    ],
+    ..ALL
+};
+
 impl Experiment for FsSweep {
-    fn name(&self) -> &'static str {
-        "fs-sweep"
-    }
-
-    fn paper(&self) -> Paper {
-        Paper::Memory
-    }
-
-    fn asks(&self) -> &'static str {
-        "How does throughput go from bad to good as fsyncs become rare?"
-    }
-
-    fn finding(&self) -> &'static str {
-        "Close to 0 % it is the bad workload, close to 100 % the good one, and it rises all the \
-         way between."
-    }
-
-    fn parameters(&self) -> &'static [Parameter] {
-        const ALL: &[Parameter] = &[
-            parameter("writes", "numWrites", "200", "1000"),
-            parameter("size", "writeSize", "4096", "4096"),
-            parameter(
-                "percents",
-                "fsyncPercentage",
-                "0.5,2,5,10,25,50,100",
-                "0.1,0.2,0.5,1,2,5,10,20,50,100",
-            ),
-        ];
-        ALL
+    fn about(&self) -> &About {
+        &SWEEP
     }
 
     fn figures(&self) -> Vec<Figure> {
@@ -169,14 +142,6 @@ impl Experiment for FsSweep {
         ]
     }
 
-    fn subjects(&self) -> &'static [&'static str] {
-        SUBJECTS
-    }
-
-    fn takes(&self, kind: Kind) -> bool {
-        !matches!(kind, Kind::Raw | Kind::KeyValue)
-    }
-
     fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
         let (writes, size) = (context.number("writes")?, context.number("size")?);
         let mut samples = vec![];
@@ -186,12 +151,6 @@ impl Experiment for FsSweep {
             samples.push(Sample::at("speed", "", percent, speed));
         }
         Ok(samples)
-    }
-
-    fn explains(&self) -> &'static str {
-        "Each fsync costs the same, so throughput grows with the writes between two, until the \
-         copying itself is what takes the time. On model:hdd the last step is the largest: one \
-         turn of the platter or none."
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {
@@ -214,31 +173,27 @@ impl Experiment for FsSweep {
 /// What each workload has of the three together.
 pub struct FsSplit;
 
+const SPLIT: About = About {
+    name: "fs-split",
+    asks: "How is throughput split between the good, the ugly and the bad workload, by write size?",
+    finding: "good : ugly : bad = 78.29 : 21.66 : 0.05. At 6000 bytes, more than a block, the ugly \
+              one loses: more blocks to allocate and write each time.",
+    explains: "The parts follow from what an fsync costs: thousands of writes on model:hdd, where \
+               bad all but vanishes as in the paper; some tens of writes where nothing turns, so \
+               bad keeps a percent or two. 6000 bytes do not hurt the ugly one here: blocks are \
+               given when they are written back and several go in one request, so an fsync that \
+               carries more bytes costs hardly more.",
+    parameters: &[
+        WRITES,
+        SIZES,
+        parameter("percents", "fsync percentages: good, ugly, bad", "100,5,0.1", "100,5,0.1"),
+    ],
+    ..ALL
+};
+
 impl Experiment for FsSplit {
-    fn name(&self) -> &'static str {
-        "fs-split"
-    }
-
-    fn paper(&self) -> Paper {
-        Paper::Memory
-    }
-
-    fn asks(&self) -> &'static str {
-        "How is throughput split between the good, the ugly and the bad workload, by write size?"
-    }
-
-    fn finding(&self) -> &'static str {
-        "good : ugly : bad = 78.29 : 21.66 : 0.05. At 6000 bytes, more than a block, the ugly \
-         one loses: more blocks to allocate and write each time."
-    }
-
-    fn parameters(&self) -> &'static [Parameter] {
-        const ALL: &[Parameter] = &[
-            WRITES,
-            SIZES,
-            parameter("percents", "fsync percentages: good, ugly, bad", "100,5,0.1", "100,5,0.1"),
-        ];
-        ALL
+    fn about(&self) -> &About {
+        &SPLIT
     }
 
     fn figures(&self) -> Vec<Figure> {
@@ -251,14 +206,6 @@ impl Experiment for FsSplit {
                 .y("written", "B/s")
                 .log_y(),
         ]
-    }
-
-    fn subjects(&self) -> &'static [&'static str] {
-        SUBJECTS
-    }
-
-    fn takes(&self, kind: Kind) -> bool {
-        !matches!(kind, Kind::Raw | Kind::KeyValue)
     }
 
     fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
@@ -276,14 +223,6 @@ impl Experiment for FsSplit {
             samples.extend(ugly.map(|(_, speed)| Sample::at("ugly", "", size as f64, *speed)));
         }
         Ok(samples)
-    }
-
-    fn explains(&self) -> &'static str {
-        "The parts follow from what an fsync costs: thousands of writes on model:hdd, where bad \
-         all but vanishes as in the paper; some tens of writes where nothing turns, so bad keeps \
-         a percent or two. 6000 bytes do not hurt the ugly one here: blocks are given when they \
-         are written back and several go in one request, so an fsync that carries more bytes \
-         costs hardly more."
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {

@@ -21,9 +21,9 @@ use draconis_service::volume::{self, VolumeTree};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::reading::prepare;
-use super::{Experiment, Paper};
+use super::{About, Experiment, Paper};
 use crate::context::Context;
-use crate::parameters::{Parameter, parameter};
+use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::subject::{Kind, Subject};
 use crate::units;
@@ -144,31 +144,29 @@ fn by_process(image: &Path, bytes: u64, requests: &[u64]) -> anyhow::Result<Vec<
     times
 }
 
+const ABOUT: About = About {
+    name: "isolation",
+    paper: Paper::Singularity,
+    asks: "What does isolation cost a file that is cached: the library called, the same library \
+           behind a channel in a thread, and in a sandboxed process?",
+    finding: "Singularity: hardware isolation costs 37.7 %, channels 7 to 10 % with requests below \
+              8 KB.",
+    explains: "Singularity paid 37.7 % for hardware isolation in every system call. Here a call \
+               into the library does not even leave the thread: what is measured is the hand-over \
+               to another thread or process and back, which large requests share out.",
+    parameters: &[
+        parameter("file", "length of the file", "4M", "32M"),
+        parameter("requests", "sizes of a read", "4K,16K,64K", "4K,8K,16K,32K,64K"),
+    ],
+    subjects: &["draconis-lib"],
+    takes: |kind| kind == Kind::Library,
+    warms_up: false,
+    ..About::USUAL
+};
+
 impl Experiment for Isolation {
-    fn name(&self) -> &'static str {
-        "isolation"
-    }
-
-    fn paper(&self) -> Paper {
-        Paper::Singularity
-    }
-
-    fn asks(&self) -> &'static str {
-        "What does isolation cost a file that is cached: the library called, the same library \
-         behind a channel in a thread, and in a sandboxed process?"
-    }
-
-    fn finding(&self) -> &'static str {
-        "Singularity: hardware isolation costs 37.7 %, channels 7 to 10 % with requests below \
-         8 KB."
-    }
-
-    fn parameters(&self) -> &'static [Parameter] {
-        const ALL: &[Parameter] = &[
-            parameter("file", "length of the file", "4M", "32M"),
-            parameter("requests", "sizes of a read", "4K,16K,64K", "4K,8K,16K,32K,64K"),
-        ];
-        ALL
+    fn about(&self) -> &About {
+        &ABOUT
     }
 
     fn figures(&self) -> Vec<Figure> {
@@ -179,18 +177,6 @@ impl Experiment for Isolation {
                 .log_x()
                 .log_y(),
         ]
-    }
-
-    fn subjects(&self) -> &'static [&'static str] {
-        &["draconis-lib"]
-    }
-
-    fn takes(&self, kind: Kind) -> bool {
-        kind == Kind::Library
-    }
-
-    fn warms_up(&self) -> bool {
-        false
     }
 
     fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
@@ -222,13 +208,6 @@ impl Experiment for Isolation {
         // The next pass finds it open again.
         subject.cold()?;
         Ok(samples)
-    }
-
-    fn explains(&self) -> &'static str {
-        "Singularity paid 37.7 % for hardware isolation in every system call. Here a \
-         call into the library does not even leave the thread: what is measured is the \
-         hand-over to another thread or process and back, which large requests share \
-         out."
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {

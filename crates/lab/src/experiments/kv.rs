@@ -10,9 +10,9 @@ use anyhow::bail;
 use serde::Deserialize;
 
 pub use durable::KvDurable;
-pub use reads::{KvLarge, KvRead};
+pub use reads::{LARGE, READ};
 
-use super::{Experiment, Paper};
+use super::{About, Experiment, Paper};
 use crate::child;
 use crate::context::Context;
 use crate::parameters::{Parameter, parameter};
@@ -22,46 +22,68 @@ use crate::units;
 
 /// One of the two.
 pub struct Kv {
-    name: &'static str,
-    asks: &'static str,
-    finding: &'static str,
-    parameters: &'static [Parameter],
+    about: About,
     sync: bool,
 }
 
 const VALUE: Parameter = parameter("value", "bytes of a value; keys have 16", "512", "512");
 
+/// What they have in common.
+const ALL: About = About {
+    paper: Paper::Draconis,
+    subjects: STORES,
+    takes: |kind| kind == Kind::KeyValue,
+    repetitions: (2, 1),
+    warms_up: false,
+    ..About::USUAL
+};
+
 /// The log is written when the kernel likes.
 pub const ASYNC: Kv = Kv {
-    name: "kv-async",
-    asks: "How many asynchronous puts does a store take in a second, in order and skewed, by its \
-           key space, and what does it move meanwhile?",
-    finding: "Figures 4 to 6: LevelDB takes skewed puts more than 4 times slower than ordered \
-              ones, on both devices: over thirty thousand compactions against none, the same \
-              number of level-0 tables; slower still as the key space grows.",
-    parameters: &[
-        parameter("keyspaces", "keys to choose from", "20K,80K", "1M,4M,16M"),
-        parameter("puts", "puts of each run (the paper: 8 GB of them)", "80K", "16M"),
-        VALUE,
-        parameter("writers", "threads that put", "1", "1"),
-        parameter("most_ms", "a run stops after so many milliseconds", "700", "120000"),
-    ],
+    about: About {
+        name: "kv-async",
+        asks: "How many asynchronous puts does a store take in a second, in order and skewed, by \
+               its key space, and what does it move meanwhile?",
+        finding: "Figures 4 to 6: LevelDB takes skewed puts more than 4 times slower than ordered \
+                  ones, on both devices: over thirty thousand compactions against none, the same \
+                  number of level-0 tables; slower still as the key space grows.",
+        parameters: &[
+            parameter("keyspaces", "keys to choose from", "20K,80K", "1M,4M,16M"),
+            parameter("puts", "puts of each run (the paper: 8 GB of them)", "80K", "16M"),
+            VALUE,
+            parameter("writers", "threads that put", "1", "1"),
+            parameter("most_ms", "a run stops after so many milliseconds", "700", "120000"),
+        ],
+        explains: "A quick run writes a few tens of megabytes: level 0 fills a few times and \
+            little is merged. The storms of the paper come with its size: --size paper, or --set \
+            puts=. Tables and compactions are those that the store wrote into its own log. The \
+            longest put of a run is as much the machine's as the store's: on a busy virtual \
+            machine anything may be interrupted for milliseconds. One in a thousand says more.",
+        ..ALL
+    },
     sync: false,
 };
 
 /// Each put is durable.
 pub const SYNC: Kv = Kv {
-    name: "kv-sync",
-    asks: "How many puts that are durable before the next does a store take in a second?",
-    finding: "Figures 7 and 8: both patterns are alike; what bounds them is the append to the \
-              log. An SSD is 250 times a disk.",
-    parameters: &[
-        parameter("keyspaces", "keys to choose from", "20K", "1M,4M,16M"),
-        parameter("puts", "puts of each run", "500", "50K"),
-        VALUE,
-        parameter("writers", "threads that put", "1", "1"),
-        parameter("most_ms", "a run stops after so many milliseconds", "400", "20000"),
-    ],
+    about: About {
+        name: "kv-sync",
+        asks: "How many puts that are durable before the next does a store take in a second?",
+        finding: "Figures 7 and 8: both patterns are alike; what bounds them is the append to the \
+                  log. An SSD is 250 times a disk.",
+        parameters: &[
+            parameter("keyspaces", "keys to choose from", "20K", "1M,4M,16M"),
+            parameter("puts", "puts of each run", "500", "50K"),
+            VALUE,
+            parameter("writers", "threads that put", "1", "1"),
+            parameter("most_ms", "a run stops after so many milliseconds", "400", "20000"),
+        ],
+        explains: "One flush for each put (kv-durable counts them) is what all stores pay, in \
+            order or not; LMDB pays two. So the rate is that of the disk, and what differs between \
+            stores is mostly its mood: the 250 times between an SSD and a disk are those of \
+            append-update on the models.",
+        ..ALL
+    },
     sync: true,
 };
 
@@ -113,10 +135,9 @@ fn helper(context: &Context, command: &str, store: &str, dir: &Path) -> Command 
     helper
 }
 
-/// A directory for a store, until dropped.
-fn directory(context: &Context) -> anyhow::Result<tempfile::TempDir> {
-    let mut builder = tempfile::Builder::new();
-    Ok(builder.prefix("draconis-lab-").tempdir_in(&context.workshop.dir)?)
+/// Tells the helper a number, by the name of the parameter that it is.
+fn number(helper: &mut Command, name: &str, number: u64) {
+    helper.arg(format!("--{}", name.replace('_', "-"))).arg(number.to_string());
 }
 
 /// How the helper says that a run went.
@@ -139,14 +160,14 @@ impl Kv {
         pattern: &str,
         keyspace: u64,
     ) -> anyhow::Result<Outcome> {
-        let dir = directory(context)?;
+        let dir = context.workshop.directory()?;
         let mut command = helper(context, "kv", store, &dir.path().join("store"));
         command.args(["--pattern", pattern]);
-        command.arg("--keyspace").arg(keyspace.to_string());
-        command.arg("--count").arg(context.number("puts")?.to_string());
-        command.arg("--value").arg(context.number("value")?.to_string());
-        command.arg("--writers").arg(context.number("writers")?.to_string());
-        command.arg("--most-ms").arg(context.number("most_ms")?.to_string());
+        number(&mut command, "keyspace", keyspace);
+        number(&mut command, "count", context.number("puts")?);
+        for name in ["value", "writers", "most_ms"] {
+            number(&mut command, name, context.number(name)?);
+        }
         if self.sync {
             command.arg("--sync");
         }
@@ -166,24 +187,8 @@ impl Kv {
 }
 
 impl Experiment for Kv {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn paper(&self) -> Paper {
-        Paper::Draconis
-    }
-
-    fn asks(&self) -> &'static str {
-        self.asks
-    }
-
-    fn finding(&self) -> &'static str {
-        self.finding
-    }
-
-    fn parameters(&self) -> &'static [Parameter] {
-        self.parameters
+    fn about(&self) -> &About {
+        &self.about
     }
 
     fn figures(&self) -> Vec<Figure> {
@@ -197,22 +202,6 @@ impl Experiment for Kv {
             bars("level0", "Level-0 tables, for a million puts", "tables", ""),
             bars("compactions", "Compactions, for a million puts", "compactions", ""),
         ]
-    }
-
-    fn subjects(&self) -> &'static [&'static str] {
-        STORES
-    }
-
-    fn takes(&self, kind: Kind) -> bool {
-        kind == Kind::KeyValue
-    }
-
-    fn repetitions(&self) -> (u64, u64) {
-        (2, 1)
-    }
-
-    fn warms_up(&self) -> bool {
-        false
     }
 
     fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
@@ -251,21 +240,6 @@ impl Experiment for Kv {
             }
         }
         Ok(samples)
-    }
-
-    fn explains(&self) -> &'static str {
-        if self.sync {
-            "One flush for each put (kv-durable counts them) is what all stores pay, in order or \
-             not; LMDB pays two. So the rate is that of the disk, and what differs between stores \
-             is mostly its mood: the 250 times between an SSD and a disk are those of \
-             append-update on the models."
-        } else {
-            "A quick run writes a few tens of megabytes: level 0 fills a few times and little is \
-             merged. The storms of the paper come with its size: --size paper, or --set puts=. \
-             Tables and compactions are those that the store wrote into its own log. The longest \
-             put of a run is as much the machine's as the store's: on a busy virtual machine \
-             anything may be interrupted for milliseconds. One in a thousand says more."
-        }
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {

@@ -1,11 +1,11 @@
 //! Many reads of one size: how long each takes, and what pauses cost.
 
 use super::reading::{prepare, read_all};
-use super::{Experiment, Paper};
+use super::{About, Experiment, Paper};
 use crate::buffer::Buffer;
 use crate::clock::Stopwatch;
 use crate::context::Context;
-use crate::parameters::{Parameter, parameter};
+use crate::parameters::parameter;
 use crate::pin::Pinned;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::stats;
@@ -20,33 +20,30 @@ const PAUSE: f64 = 20.0;
 /// The shortest pause.
 const PAUSE_NS: f64 = 100_000.0;
 
+const ABOUT: About = About {
+    name: "latency",
+    paper: Paper::Singularity,
+    asks: "How long does each of many reads take that are answered from caches, and what do the \
+           pauses among them cost?",
+    finding: "Figure 4: of 2000 reads of 16 KB some take about 30 ms, interrupted by the garbage \
+              collector. Without them the mean changes by less than 0.1 %; the variance is what \
+              they cost.",
+    explains: "There is no garbage collector here. What pauses is the scheduler: another process, \
+               or the machine below a virtual one.",
+    parameters: &[
+        parameter("reads", "reads", "2000", "2000"),
+        parameter("buffer", "size of a read", "16K", "16K"),
+        parameter("file", "length of the file, read round and round", "8M", "350M"),
+    ],
+    subjects: &["kernel:ext2", "draconis", "draconis-lib"],
+    takes: |kind| kind != Kind::KeyValue,
+    repetitions: (1, 1),
+    ..About::USUAL
+};
+
 impl Experiment for Latency {
-    fn name(&self) -> &'static str {
-        "latency"
-    }
-
-    fn paper(&self) -> Paper {
-        Paper::Singularity
-    }
-
-    fn asks(&self) -> &'static str {
-        "How long does each of many reads take that are answered from caches, and what do the \
-         pauses among them cost?"
-    }
-
-    fn finding(&self) -> &'static str {
-        "Figure 4: of 2000 reads of 16 KB some take about 30 ms, interrupted by the garbage \
-         collector. Without them the mean changes by less than 0.1 %; the variance is what they \
-         cost."
-    }
-
-    fn parameters(&self) -> &'static [Parameter] {
-        const ALL: &[Parameter] = &[
-            parameter("reads", "reads", "2000", "2000"),
-            parameter("buffer", "size of a read", "16K", "16K"),
-            parameter("file", "length of the file, read round and round", "8M", "350M"),
-        ];
-        ALL
+    fn about(&self) -> &About {
+        &ABOUT
     }
 
     fn figures(&self) -> Vec<Figure> {
@@ -56,18 +53,6 @@ impl Experiment for Latency {
                 .y("response time", "ns")
                 .log_y(),
         ]
-    }
-
-    fn subjects(&self) -> &'static [&'static str] {
-        &["kernel:ext2", "draconis", "draconis-lib"]
-    }
-
-    fn takes(&self, kind: Kind) -> bool {
-        kind != Kind::KeyValue
-    }
-
-    fn repetitions(&self) -> (u64, u64) {
-        (1, 1)
     }
 
     fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
@@ -98,11 +83,6 @@ impl Experiment for Latency {
         drop(pinned);
         let sample = |(nth, ns): (usize, &u64)| Sample::at("time", "", nth as f64, *ns as f64);
         Ok(laps.iter().enumerate().map(sample).collect())
-    }
-
-    fn explains(&self) -> &'static str {
-        "There is no garbage collector here. What pauses is the scheduler: another \
-         process, or the machine below a virtual one."
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {

@@ -6,11 +6,11 @@ use std::process::Command;
 use serde::Deserialize;
 
 use super::fs_workloads::{split, told_split};
-use super::{Experiment, Paper};
+use super::{About, Experiment, Paper};
 use crate::child;
 use crate::context::Context;
 use crate::machine;
-use crate::parameters::{Parameter, parameter};
+use crate::parameters::parameter;
 use crate::pressure::Pressure;
 use crate::random::Random;
 use crate::results::{Figure, Points, Sample, Shape};
@@ -19,9 +19,7 @@ use crate::units;
 
 /// One of the experiments on memory.
 pub struct Mem {
-    name: &'static str,
-    asks: &'static str,
-    finding: &'static str,
+    about: About,
     what: What,
 }
 
@@ -35,49 +33,97 @@ enum What {
     Split,
 }
 
+/// What they have in common.
+const ALL: About = About {
+    paper: Paper::Memory,
+    explains: "What a fault costs is the device's time for all that is read ahead with the page, \
+               wanted or not: a device that reads far ahead makes random reads slower, and the \
+               first of a run. There is no head to move, but from bad to good it remains several \
+               orders of magnitude.",
+    parameters: &[
+        parameter("limit", "what memory holds", "32M", "1G"),
+        parameter(
+            "buffers",
+            "memoryToAllocate",
+            "8M,16M,24M,48M,96M",
+            "128M,256M,512M,768M,1152M,1536M,2G,3G",
+        ),
+        parameter("reads", "numReads", "100000", "1000000"),
+        parameter("run", "sequential reads from one place, of the ugly workload", "500", "500"),
+        parameter(
+            "runs",
+            "numSequentialReads of the sweep",
+            "1,10,100,1000",
+            "1,2,5,10,20,50,100,200,500,1000",
+        ),
+        parameter("most_ms", "a pattern stops after so many milliseconds", "200", "3000"),
+    ],
+    subjects: &["mem"],
+    takes: |kind| kind == Kind::Memory,
+    warms_up: false,
+    ..About::USUAL
+};
+
 /// In memory, or in sequence.
 pub const GOOD: Mem = Mem {
-    name: "mem-good",
-    asks: "How fast are reads of a buffer that memory holds, and sequential reads of one that it \
-           does not?",
-    finding: "Figures 2 and 3: nanoseconds, as long as the buffer is below what memory holds (1.5 \
-              GB of 2), and in sequence above it too, since pages come 4096 bytes at a time and \
-              ahead.",
+    about: About {
+        name: "mem-good",
+        asks: "How fast are reads of a buffer that memory holds, and sequential reads of one that \
+               it does not?",
+        finding: "Figures 2 and 3: nanoseconds, as long as the buffer is below what memory holds \
+                  (1.5 GB of 2), and in sequence above it too, since pages come 4096 bytes at a \
+                  time and ahead.",
+        ..ALL
+    },
     what: What::Good,
 };
 
 /// At random, beyond memory.
 pub const BAD: Mem = Mem {
-    name: "mem-bad",
-    asks: "How slow are random reads of a buffer by its size, below and above what memory holds?",
-    finding: "Figures 4 and 5: above what memory holds most reads are page faults that take \
-              milliseconds: 0.001 of 100 parts of the throughput.",
+    about: About {
+        name: "mem-bad",
+        asks: "How slow are random reads of a buffer by its size, below and above what memory \
+               holds?",
+        finding: "Figures 4 and 5: above what memory holds most reads are page faults that take \
+                  milliseconds: 0.001 of 100 parts of the throughput.",
+        ..ALL
+    },
     what: What::Bad,
 };
 
 /// In sequence from random places, beyond memory.
 pub const UGLY: Mem = Mem {
-    name: "mem-ugly",
-    asks: "How fast are runs of sequential reads from random places of a buffer, by its size?",
-    finding: "Figures 4 and 5: between the two: 21.129 of 100 parts.",
+    about: About {
+        name: "mem-ugly",
+        asks: "How fast are runs of sequential reads from random places of a buffer, by its size?",
+        finding: "Figures 4 and 5: between the two: 21.129 of 100 parts.",
+        ..ALL
+    },
     what: What::Ugly,
 };
 
 /// From bad to good by the length of a run.
 pub const SWEEP: Mem = Mem {
-    name: "mem-sweep",
-    asks: "How does throughput go from bad to good as runs get longer, in a buffer that memory \
-           does not hold?",
-    finding: "numSequentialReads from 1 to 1000: near 1 it is the bad workload, near 1000 the \
-              good one.",
+    about: About {
+        name: "mem-sweep",
+        asks: "How does throughput go from bad to good as runs get longer, in a buffer that memory \
+               does not hold?",
+        finding: "numSequentialReads from 1 to 1000: near 1 it is the bad workload, near 1000 the \
+                  good one.",
+        ..ALL
+    },
     what: What::Sweep,
 };
 
 /// What each has of the three.
 pub const SPLIT: Mem = Mem {
-    name: "mem-split",
-    asks: "How is throughput split between good, ugly and bad reads, by the size of the buffer?",
-    finding: "good : ugly : bad = 78.87 : 21.129 : 0.001.",
+    about: About {
+        name: "mem-split",
+        asks: "How is throughput split between good, ugly and bad reads, by the size of the \
+               buffer?",
+        finding: "good : ugly : bad = 78.87 : 21.129 : 0.001.",
+        ..ALL
+    },
     what: What::Split,
 };
 
@@ -147,8 +193,7 @@ impl Mem {
 
 /// A file that is on the device and in no cache.
 fn make_file(context: &Context, bytes: u64) -> anyhow::Result<tempfile::NamedTempFile> {
-    let mut file =
-        tempfile::Builder::new().prefix("draconis-lab-").tempfile_in(&context.workshop.dir)?;
+    let mut file = context.workshop.file()?;
     let mut piece = vec![0; 1 << 20];
     let mut dice = Random::new(context.seed);
     dice.fill(&mut piece);
@@ -174,42 +219,8 @@ fn series(run: u64, reads: u64) -> &'static str {
 }
 
 impl Experiment for Mem {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn paper(&self) -> Paper {
-        Paper::Memory
-    }
-
-    fn asks(&self) -> &'static str {
-        self.asks
-    }
-
-    fn finding(&self) -> &'static str {
-        self.finding
-    }
-
-    fn parameters(&self) -> &'static [Parameter] {
-        const ALL: &[Parameter] = &[
-            parameter("limit", "what memory holds", "32M", "1G"),
-            parameter(
-                "buffers",
-                "memoryToAllocate",
-                "8M,16M,24M,48M,96M",
-                "128M,256M,512M,768M,1152M,1536M,2G,3G",
-            ),
-            parameter("reads", "numReads", "100000", "1000000"),
-            parameter("run", "sequential reads from one place, of the ugly workload", "500", "500"),
-            parameter(
-                "runs",
-                "numSequentialReads of the sweep",
-                "1,10,100,1000",
-                "1,2,5,10,20,50,100,200,500,1000",
-            ),
-            parameter("most_ms", "a pattern stops after so many milliseconds", "200", "3000"),
-        ];
-        ALL
+    fn about(&self) -> &About {
+        &self.about
     }
 
     fn figures(&self) -> Vec<Figure> {
@@ -240,22 +251,6 @@ impl Experiment for Mem {
                     .log_x(),
             ],
         }
-    }
-
-    fn subjects(&self) -> &'static [&'static str] {
-        &["mem"]
-    }
-
-    fn takes(&self, kind: Kind) -> bool {
-        kind == Kind::Memory
-    }
-
-    fn repetitions(&self) -> (u64, u64) {
-        (3, 3)
-    }
-
-    fn warms_up(&self) -> bool {
-        false
     }
 
     fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
@@ -300,12 +295,6 @@ impl Experiment for Mem {
             }
         }
         Ok(samples)
-    }
-
-    fn explains(&self) -> &'static str {
-        "What a fault costs is the device's time for all that is read ahead with the page, wanted \
-         or not: a device that reads far ahead makes random reads slower, and the first of a run. \
-         There is no head to move, but from bad to good it remains several orders of magnitude."
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {

@@ -60,46 +60,54 @@ impl Paper {
     }
 }
 
+/// What can be said of an experiment before it is run.
+#[derive(Clone, Copy)]
+pub struct About {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// Where it is from.
+    pub paper: Paper,
+    /// What it asks.
+    pub asks: &'static str,
+    /// What the paper found.
+    pub finding: &'static str,
+    /// Why it may differ from what the paper found; nothing if there is nothing to say.
+    pub explains: &'static str,
+    /// What can be changed about it.
+    pub parameters: &'static [Parameter],
+    /// What it runs against if nothing is asked for.
+    pub subjects: &'static [&'static str],
+    /// Whether it can use a subject of that sort.
+    pub takes: fn(Kind) -> bool,
+    /// How often it is repeated in a quick run, and in one of the paper's size.
+    pub repetitions: (u64, u64),
+    /// Whether a first pass is thrown away.
+    pub warms_up: bool,
+}
+
+impl About {
+    /// What most have, for the rest of an experiment's own.
+    pub const USUAL: Self = Self {
+        name: "",
+        paper: Paper::Lab,
+        asks: "",
+        finding: "",
+        explains: "",
+        parameters: &[],
+        subjects: &[],
+        takes: |_| true,
+        repetitions: (3, 3),
+        warms_up: true,
+    };
+}
+
 /// One experiment.
 pub trait Experiment: Sync {
-    /// Its name on the command line.
-    fn name(&self) -> &'static str;
-
-    /// Where it is from.
-    fn paper(&self) -> Paper;
-
-    /// What it asks.
-    fn asks(&self) -> &'static str;
-
-    /// What the paper found.
-    fn finding(&self) -> &'static str;
-
-    /// What can be changed about it.
-    fn parameters(&self) -> &'static [Parameter];
+    /// What can be said of it.
+    fn about(&self) -> &About;
 
     /// How it is drawn.
     fn figures(&self) -> Vec<Figure>;
-
-    /// What it runs against if nothing is asked for.
-    fn subjects(&self) -> &'static [&'static str];
-
-    /// Whether it can use a subject of that sort.
-    fn takes(&self, kind: Kind) -> bool;
-
-    /// What it waits for, if it cannot run yet.
-    fn waits(&self) -> Option<&'static str> {
-        None
-    }
-
-    /// How often it is repeated in a quick run, and in one of the paper's size.
-    fn repetitions(&self) -> (u64, u64) {
-        (3, 3)
-    }
-
-    /// Whether a first pass is thrown away.
-    fn warms_up(&self) -> bool {
-        true
-    }
 
     /// Bytes that a subject must hold.
     ///
@@ -124,11 +132,6 @@ pub trait Experiment: Sync {
     /// # Errors
     /// What the subject says.
     fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>>;
-
-    /// Why it may differ from what the paper found; nothing if there is nothing to say.
-    fn explains(&self) -> &'static str {
-        ""
-    }
 
     /// What was found here, in words: a sentence or two for each subject.
     fn found(&self, points: Points<'_>) -> Vec<String>;
@@ -159,8 +162,8 @@ pub const ALL: &[&dyn Experiment] = &[
     &parallel::Parallel,
     &kv::ASYNC,
     &kv::SYNC,
-    &kv::KvRead,
-    &kv::KvLarge,
+    &kv::READ,
+    &kv::LARGE,
     &append_update::AppendUpdate,
     &profile::Profile,
     &objects::Objects,
@@ -172,5 +175,5 @@ pub const ALL: &[&dyn Experiment] = &[
 
 /// The experiment of that name.
 pub fn by_name(name: &str) -> Option<&'static dyn Experiment> {
-    ALL.iter().copied().find(|experiment| experiment.name() == name)
+    ALL.iter().copied().find(|experiment| experiment.about().name == name)
 }

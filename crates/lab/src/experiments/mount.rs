@@ -17,9 +17,9 @@ use anyhow::Context as _;
 use small_files::{ByLibrary, BySystemCall};
 
 use super::reading::Chill;
-use super::{Experiment, Paper};
+use super::{About, Experiment, Paper};
 use crate::context::Context;
-use crate::parameters::{Parameter, parameter};
+use crate::parameters::parameter;
 use crate::random::Random;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::subject::{Kind, Subject, time_output};
@@ -176,33 +176,38 @@ pub fn weigh(tree: &Path) -> anyhow::Result<(u64, u64)> {
     Ok((files, bytes))
 }
 
+const ABOUT: About = About {
+    name: "mount",
+    paper: Paper::Lab,
+    asks: "How fast is what people do with a mounted file system, beside the kernel's driver, \
+           fuse2fs, and a FUSE server that does nothing?",
+    finding: "No paper: Ext2 on Singularity left open whether a file system outside the kernel can \
+              be as fast as one inside.",
+    explains: "What is asked of a FUSE server in small messages - create, stat, unlink - depends \
+               on where the scheduler has it run: on the CPU of the program that asks, a message \
+               costs 3 to 5 µs each way; on another one, which sleeps meanwhile, a wake-up of 30 \
+               to 60 µs each way on a virtual machine. So these rates have two states several \
+               times apart, for the server that does nothing as for any other, and change between \
+               them by themselves. The server that does nothing keeps no contents, so nothing of \
+               it is read back. The library is called in this process, so its rates are what is \
+               left once no message is sent. Pieces are counted by debugfs: of a file of more than \
+               twelve blocks the first pointer block may lie between two of its own, which makes \
+               two of one, for everybody.",
+    parameters: &[
+        parameter("tree", "the tree that is copied in", "/usr/share/perl", "/usr/share"),
+        parameter("file", "length of the large file", "48M", "400M"),
+        parameter("files", "small files", "1000", "20000"),
+        parameter("appends", "durable appends", "100", "500"),
+    ],
+    subjects: &["kernel:ext2", "fuse2fs", "no-op", "draconis", "draconis-lib"],
+    takes: |kind| matches!(kind, Kind::Directory | Kind::Library),
+    repetitions: (2, 3),
+    warms_up: false,
+};
+
 impl Experiment for Mount {
-    fn name(&self) -> &'static str {
-        "mount"
-    }
-
-    fn paper(&self) -> Paper {
-        Paper::Lab
-    }
-
-    fn asks(&self) -> &'static str {
-        "How fast is what people do with a mounted file system, beside the kernel's driver, \
-         fuse2fs, and a FUSE server that does nothing?"
-    }
-
-    fn finding(&self) -> &'static str {
-        "No paper: Ext2 on Singularity left open whether a file system outside the kernel can be \
-         as fast as one inside."
-    }
-
-    fn parameters(&self) -> &'static [Parameter] {
-        const ALL: &[Parameter] = &[
-            parameter("tree", "the tree that is copied in", "/usr/share/perl", "/usr/share"),
-            parameter("file", "length of the large file", "48M", "400M"),
-            parameter("files", "small files", "1000", "20000"),
-            parameter("appends", "durable appends", "100", "500"),
-        ];
-        ALL
+    fn about(&self) -> &About {
+        &ABOUT
     }
 
     fn figures(&self) -> Vec<Figure> {
@@ -215,22 +220,6 @@ impl Experiment for Mount {
             Figure::new(Shape::Bars, "extents", "Pieces in which a file lies that was copied in")
                 .y("extents, mean of all files", ""),
         ]
-    }
-
-    fn subjects(&self) -> &'static [&'static str] {
-        &["kernel:ext2", "fuse2fs", "no-op", "draconis", "draconis-lib"]
-    }
-
-    fn takes(&self, kind: Kind) -> bool {
-        matches!(kind, Kind::Directory | Kind::Library)
-    }
-
-    fn repetitions(&self) -> (u64, u64) {
-        (2, 3)
-    }
-
-    fn warms_up(&self) -> bool {
-        false
     }
 
     fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
@@ -283,18 +272,6 @@ impl Experiment for Mount {
             }
         }
         Ok(samples)
-    }
-
-    fn explains(&self) -> &'static str {
-        "What is asked of a FUSE server in small messages - create, stat, unlink - depends on \
-         where the scheduler has it run: on the CPU of the program that asks, a message costs 3 \
-         to 5 µs each way; on another one, which sleeps meanwhile, a wake-up of 30 to 60 µs each \
-         way on a virtual machine. So these rates have two states several times apart, for the \
-         server that does nothing as for any other, and change between them by themselves. The \
-         server that does nothing keeps no contents, so nothing of it is read back. The library \
-         is called in this process, so its rates are what is left once no message is sent. \
-         Pieces are counted by debugfs: of a file of more than twelve blocks the first pointer \
-         block may lie between two of its own, which makes two of one, for everybody."
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {

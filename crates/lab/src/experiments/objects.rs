@@ -15,10 +15,10 @@ use draconis_objects::{
     CreateOptions, Group, Hint, LayoutKind, ObjectId, OpenOptions, Profile, Store, Ticket,
 };
 
-use super::{Experiment, Paper};
+use super::{About, Experiment, Paper};
 use crate::clock::{Clock, Wall};
 use crate::context::Context;
-use crate::parameters::{Parameter, parameter};
+use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::subject::{Kind, Subject};
 use crate::units;
@@ -53,7 +53,7 @@ impl Place {
                 _file: None,
             });
         }
-        let file = tempfile::NamedTempFile::new_in(&context.workshop.dir)?;
+        let file = context.workshop.file()?;
         file.as_file().set_len(bytes)?;
         let options = FileOptions { write: true, direct: true, uring: true };
         let disk = Arc::new(FileDisk::open_discarding(file.path(), options)?);
@@ -114,84 +114,81 @@ fn place_of<'a>(layout: &str, what: &'a str) -> (&'static str, &'a str) {
     }
 }
 
-impl Objects {
-    fn rates(
-        context: &Context,
-        place: &Place,
-        store: &Arc<Store>,
-        name: &str,
-        samples: &mut Vec<Sample>,
-    ) -> anyhow::Result<()> {
-        let clock = &*place.clock;
-        let (ops, mut dice) = (context.number("ops")?, context.dice());
+/// A store of one layout, and what was measured of it.
+struct Measuring<'a> {
+    context: &'a Context,
+    clock: &'a dyn Clock,
+    store: Arc<Store>,
+    layout: &'static str,
+    samples: &'a mut Vec<Sample>,
+}
+
+impl Measuring<'_> {
+    /// A group that one call fills, and the wait for it.
+    fn durably(&self, fill: impl FnOnce(&mut Group)) -> anyhow::Result<()> {
+        let ticket = submit(&self.store, &[], fill)?;
+        Ok(self.store.wait(ticket)?)
+    }
+
+    /// What an operation on so many bytes reaches in a second, done so often.
+    fn rate(
+        &self,
+        what: &str,
+        size: u64,
+        count: u64,
+        once: &mut dyn FnMut(u64) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Sample> {
+        self.context.check()?;
+        let ns = time(self.clock, || (0..count).try_for_each(&mut *once))?;
+        let (metric, series) = place_of(self.layout, what);
+        Ok(Sample::at(metric, series, size as f64, count as f64 * 1e9 / ns))
+    }
+
+    fn rates(&mut self) -> anyhow::Result<()> {
+        let (ops, mut dice) = (self.context.number("ops")?, self.context.dice());
+        let (store, many) = (&self.store, ops * 20);
         let id = filled(store, AREA_BYTES)?;
-        for size in context.numbers("sizes")? {
+        for size in self.context.numbers("sizes")? {
             let payload = vec![7; size as usize];
-            let mut rate = |what: &str, count: u64, ns: f64| {
-                let (metric, series) = place_of(name, what);
-                samples.push(Sample::at(metric, series, size as f64, count as f64 * 1e9 / ns));
-            };
             let mut somewhere = || dice.below(AREA_BYTES / size) * size;
-            let ns = time(clock, || {
-                (0..ops).try_for_each(|_| {
-                    let new = store.new_object();
-                    let ticket = submit(store, &[], |group| {
-                        let id = group.create(new, Hint::Unknown);
-                        group.append(id, &payload);
-                    })?;
-                    Ok(store.wait(ticket)?)
+            let put = self.rate("put, durable", size, ops, &mut |_| {
+                let new = store.new_object();
+                self.durably(|group| {
+                    let id = group.create(new, Hint::Unknown);
+                    group.append(id, &payload);
                 })
             })?;
-            rate("put, durable", ops, ns);
-            context.check()?;
             let log = filled(store, 0)?;
-            let ns = time(clock, || {
-                (0..ops).try_for_each(|_| {
-                    let ticket = submit(store, &[], |group| group.append(log, &payload))?;
-                    Ok(store.wait(ticket)?)
-                })
+            let append = self.rate("append, durable", size, ops, &mut |_| {
+                self.durably(|group| group.append(log, &payload))
             })?;
-            rate("append, durable", ops, ns);
-            let ns = time(clock, || {
-                (0..ops).try_for_each(|_| {
-                    let at = somewhere();
-                    let ticket = submit(store, &[], |group| group.write(id, at, &payload))?;
-                    Ok(store.wait(ticket)?)
-                })
+            let durable = self.rate("update, durable", size, ops, &mut |_| {
+                let at = somewhere();
+                self.durably(|group| group.write(id, at, &payload))
             })?;
-            rate("update, durable", ops, ns);
-            context.check()?;
-            let many = ops * 20;
-            let ns = time(clock, || {
-                (0..many).try_for_each(|_| {
-                    let at = somewhere();
-                    submit(store, &[], |group| group.write(id, at, &payload)).map(drop)
-                })?;
-                Ok(store.sync()?)
+            let update = self.rate("update", size, many, &mut |nth| {
+                let at = somewhere();
+                submit(store, &[], |group| group.write(id, at, &payload))?;
+                if nth + 1 == many {
+                    store.sync()?;
+                }
+                Ok(())
             })?;
-            rate("update", many, ns);
             let mut into = vec![0; size as usize];
-            let ns = time(clock, || {
-                (0..ops).try_for_each(|_| Ok(store.read(id, somewhere(), &mut into).map(drop)?))
+            let read = self.rate("read", size, ops, &mut |_| {
+                Ok(store.read(id, somewhere(), &mut into).map(drop)?)
             })?;
-            rate("read", ops, ns);
-            context.check()?;
+            self.samples.extend([put, append, durable, update, read]);
         }
         Ok(())
     }
 
     /// Appends of 512 bytes that share a flush; chains beside groups without an order.
-    fn sharing(
-        context: &Context,
-        place: &Place,
-        store: &Arc<Store>,
-        name: &str,
-        samples: &mut Vec<Sample>,
-    ) -> anyhow::Result<()> {
-        let clock = &*place.clock;
-        let (turns, payload) = (context.number("ops")? / 4 + 1, [3; 512]);
+    fn sharing(&mut self) -> anyhow::Result<()> {
+        let (turns, payload) = (self.context.number("ops")? / 4 + 1, [3; 512]);
+        let (store, layout) = (&self.store, self.layout);
         let id = filled(store, 0)?;
-        let ns = time(clock, || {
+        let ns = time(self.clock, || {
             (0..turns).try_for_each(|_| {
                 let mut last = None;
                 for _ in 0..SHARED {
@@ -200,11 +197,11 @@ impl Objects {
                 Ok(last.map_or(Ok(()), |ticket| store.wait(ticket))?)
             })
         })?;
-        let label = format!("{name}, {SHARED} writers");
-        samples.push(Sample::named("shared", "", &label, (turns * SHARED) as f64 * 1e9 / ns));
+        let label = format!("{layout}, {SHARED} writers");
+        self.samples.push(Sample::named("shared", "", &label, (turns * SHARED) as f64 * 1e9 / ns));
         let groups = turns * 64;
         let run = |is_chain: bool| {
-            time(clock, || {
+            time(self.clock, || {
                 let mut last: Vec<Ticket> = vec![];
                 for _ in 0..groups {
                     let ticket = submit(store, &last, |group| group.append(id, &payload))?;
@@ -214,17 +211,13 @@ impl Objects {
             })
         };
         let (free, chained) = (run(false)?, run(true)?);
-        samples.push(Sample::named("chain", "", name, chained / free));
+        self.samples.push(Sample::named("chain", "", layout, chained / free));
         Ok(())
     }
 
     /// What is written for each byte, once everything was overwritten often.
-    fn amplification(
-        context: &Context,
-        store: &Arc<Store>,
-        name: &str,
-        samples: &mut Vec<Sample>,
-    ) -> anyhow::Result<()> {
+    fn amplification(&mut self) -> anyhow::Result<()> {
+        let (context, store) = (self.context, &self.store);
         let info = store.info();
         let fill = context.number("fill")?;
         let len = u64::from(info.segments) * u64::from(info.profile.segment_bytes) * fill / 100;
@@ -256,44 +249,43 @@ impl Objects {
                 (of(&after.counters) - of(&before.counters)) as f64
             };
             let payload = bytes(|counters| counters.payload_bytes);
-            let label = format!("{name}, {pattern}");
+            let label = format!("{}, {pattern}", self.layout);
             let moved = 1.0 + bytes(|counters| counters.moved_bytes) / payload;
-            samples.push(Sample::named("amplification", "data", &label, moved));
+            self.samples.push(Sample::named("amplification", "data", &label, moved));
             let all = bytes(|counters| counters.written_bytes) / payload;
-            samples.push(Sample::named("amplification", "with index", &label, all));
+            self.samples.push(Sample::named("amplification", "with index", &label, all));
         }
         Ok(())
     }
 }
 
+const ABOUT: About = About {
+    name: "objects",
+    paper: Paper::Draconis,
+    asks: "How fast are the object store's put, append, update and read, by size, synchronous and \
+           not, in the log and the copy-on-write layout, and what does it write for each byte?",
+    finding: "Section 4.2: proposed, never measured. The analytic optima at 80 % full are 2.69 \
+              bytes written for each byte of uniform updates, 1.48 where nine of ten go to a \
+              tenth.",
+    explains: "A small store keeps a larger part of itself for cleaning and checkpoints, so its \
+               amplification is that of a fuller one; in a quick run it is overwritten once only, \
+               which is before cleaning has settled.",
+    parameters: &[
+        parameter("sizes", "sizes of a payload", "512,4096,65536", "512,4096,16384,65536"),
+        parameter("ops", "operations of each kind and size", "100", "2000"),
+        parameter("store", "bytes of the store", "256M", "4G"),
+        parameter("fill", "how full it is where amplification is measured, in %", "70", "80"),
+        parameter("turns", "how often it is overwritten; the last turn counts", "1", "4"),
+    ],
+    subjects: &["file", "model:hdd", "model:ssd"],
+    takes: |kind| matches!(kind, Kind::Raw | Kind::Model),
+    repetitions: (1, 1),
+    warms_up: false,
+};
+
 impl Experiment for Objects {
-    fn name(&self) -> &'static str {
-        "objects"
-    }
-
-    fn paper(&self) -> Paper {
-        Paper::Draconis
-    }
-
-    fn asks(&self) -> &'static str {
-        "How fast are the object store's put, append, update and read, by size, synchronous and \
-         not, in the log and the copy-on-write layout, and what does it write for each byte?"
-    }
-
-    fn finding(&self) -> &'static str {
-        "Section 4.2: proposed, never measured. The analytic optima at 80 % full are 2.69 bytes \
-         written for each byte of uniform updates, 1.48 where nine of ten go to a tenth."
-    }
-
-    fn parameters(&self) -> &'static [Parameter] {
-        const ALL: &[Parameter] = &[
-            parameter("sizes", "sizes of a payload", "512,4096,65536", "512,4096,16384,65536"),
-            parameter("ops", "operations of each kind and size", "100", "2000"),
-            parameter("store", "bytes of the store", "256M", "4G"),
-            parameter("fill", "how full it is where amplification is measured, in %", "70", "80"),
-            parameter("turns", "how often it is overwritten; the last turn counts", "1", "4"),
-        ];
-        ALL
+    fn about(&self) -> &About {
+        &ABOUT
     }
 
     fn figures(&self) -> Vec<Figure> {
@@ -320,22 +312,6 @@ impl Experiment for Objects {
         ]
     }
 
-    fn subjects(&self) -> &'static [&'static str] {
-        &["file", "model:hdd", "model:ssd"]
-    }
-
-    fn takes(&self, kind: Kind) -> bool {
-        matches!(kind, Kind::Raw | Kind::Model)
-    }
-
-    fn repetitions(&self) -> (u64, u64) {
-        (1, 1)
-    }
-
-    fn warms_up(&self) -> bool {
-        false
-    }
-
     fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
         context.number("store")
     }
@@ -346,12 +322,14 @@ impl Experiment for Objects {
         for (name, layout) in [("log", LayoutKind::Log), ("cow", LayoutKind::Cow)] {
             let place = Place::of(context, subject, bytes)?;
             let store = place.store(layout, bytes)?;
-            Self::rates(context, &place, &store, name, &mut samples)?;
-            Self::sharing(context, &place, &store, name, &mut samples)?;
-            Self::amplification(context, &store, name, &mut samples)?;
+            let (clock, samples) = (&*place.clock, &mut samples);
+            let mut measuring = Measuring { context, clock, store, layout: name, samples };
+            measuring.rates()?;
+            measuring.sharing()?;
+            measuring.amplification()?;
             if let Some(model) = &place.model {
                 let cut = model.crash(context.seed);
-                drop(store);
+                drop(measuring);
                 let clock = cut.clock().clone();
                 let disk: Arc<dyn Disk> = Arc::new(View::new(cut, Extent::new(0, bytes))?);
                 let ns = time(&clock, || {
@@ -361,12 +339,6 @@ impl Experiment for Objects {
             }
         }
         Ok(samples)
-    }
-
-    fn explains(&self) -> &'static str {
-        "A small store keeps a larger part of itself for cleaning and checkpoints, so its \
-         amplification is that of a fuller one; in a quick run it is overwritten once only, \
-         which is before cleaning has settled."
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {

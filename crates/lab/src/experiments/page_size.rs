@@ -11,9 +11,9 @@
 //! ```
 
 use super::parallel::Load;
-use super::{Experiment, Paper};
+use super::{About, Experiment, Paper};
 use crate::context::Context;
-use crate::parameters::{Parameter, parameter};
+use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::subject::{Kind, Subject};
 use crate::units;
@@ -31,38 +31,35 @@ pub const OFFSETS: [u64; 6] = [512, 1024, 2048, 4096, 8192, 0];
 const SLOWER: f64 = 1.12;
 const SLOWER_ON_MODELS: f64 = 1.04;
 
+const ABOUT: About = About {
+    name: "page-size",
+    paper: Paper::Draconis,
+    asks: "How fast are writes by their size in multiples of 512 bytes, and which page do they \
+           betray?",
+    finding: "Figure 1: throughput is much higher with blocks of 4 KB and 8 KB, so the page is 4 \
+              KB: whatever is no multiple of it costs a read-modify-write.",
+    explains: "A cache before the flash - of the disk, or of the machine below a virtual one - \
+               hides the page: then writes are priced by their number and the curve has no knee. \
+               On the models it stands where they have it.",
+    parameters: &[
+        parameter(
+            "sizes",
+            "sizes of a write",
+            "512,1024,1536,2048,3072,4096,5120,6144,8192",
+            "512,1024,1536,2048,2560,3072,3584,4096,4608,5120,5632,6144,6656,7168,7680,8192",
+        ),
+        parameter("writes", "writes of each size", "200", "5000"),
+        parameter("threads", "how many write at the same time (models: at least 64)", "2", "8"),
+        parameter("area", "bytes that are written all over", "16M", "1G"),
+    ],
+    subjects: &["file", "model:ssd", "model:ssd,page=16K"],
+    takes: |kind| matches!(kind, Kind::Raw | Kind::Directory | Kind::Model),
+    ..About::USUAL
+};
+
 impl Experiment for PageSize {
-    fn name(&self) -> &'static str {
-        "page-size"
-    }
-
-    fn paper(&self) -> Paper {
-        Paper::Draconis
-    }
-
-    fn asks(&self) -> &'static str {
-        "How fast are writes by their size in multiples of 512 bytes, and which page do they \
-         betray?"
-    }
-
-    fn finding(&self) -> &'static str {
-        "Figure 1: throughput is much higher with blocks of 4 KB and 8 KB, so the page is 4 KB: \
-         whatever is no multiple of it costs a read-modify-write."
-    }
-
-    fn parameters(&self) -> &'static [Parameter] {
-        const ALL: &[Parameter] = &[
-            parameter(
-                "sizes",
-                "sizes of a write",
-                "512,1024,1536,2048,3072,4096,5120,6144,8192",
-                "512,1024,1536,2048,2560,3072,3584,4096,4608,5120,5632,6144,6656,7168,7680,8192",
-            ),
-            parameter("writes", "writes of each size", "200", "5000"),
-            parameter("threads", "how many write at the same time (models: at least 64)", "2", "8"),
-            parameter("area", "bytes that are written all over", "16M", "1G"),
-        ];
-        ALL
+    fn about(&self) -> &About {
+        &ABOUT
     }
 
     fn figures(&self) -> Vec<Figure> {
@@ -74,14 +71,6 @@ impl Experiment for PageSize {
             Figure::new(Shape::Bars, "offset", "16 KiB written at an offset: time of a write")
                 .y("time for a write", "ns"),
         ]
-    }
-
-    fn subjects(&self) -> &'static [&'static str] {
-        &["file", "model:ssd", "model:ssd,page=16K"]
-    }
-
-    fn takes(&self, kind: Kind) -> bool {
-        matches!(kind, Kind::Raw | Kind::Directory | Kind::Model)
     }
 
     fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
@@ -108,12 +97,6 @@ impl Experiment for PageSize {
             samples.push(Sample::named("offset", "", &label(offset), ns));
         }
         Ok(samples)
-    }
-
-    fn explains(&self) -> &'static str {
-        "A cache before the flash - of the disk, or of the machine below a virtual one \
-         - hides the page: then writes are priced by their number and the curve has no \
-         knee. On the models it stands where they have it."
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {

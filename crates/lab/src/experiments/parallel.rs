@@ -5,10 +5,10 @@ use std::sync::Arc;
 use draconis_device::Extent;
 use draconis_device::sim::{Kind as Ask, Request, Timing};
 
-use super::{Experiment, Paper};
+use super::{About, Experiment, Paper};
 use crate::buffer::Buffer;
 use crate::context::Context;
-use crate::parameters::{Parameter, parameter};
+use crate::parameters::parameter;
 use crate::random::Random;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::subject::{How, Kind, Subject};
@@ -17,38 +17,33 @@ use crate::units;
 /// See the module.
 pub struct Parallel;
 
+const ABOUT: About = About {
+    name: "parallel",
+    paper: Paper::Draconis,
+    asks: "How many writes of a page does the device take in a second from 1 to 32 threads?",
+    finding: "Figure 3: it scales to 8 threads; beyond 16 the disk's limit of 175 thousand a \
+              second is reached.",
+    explains: "The paper's disk takes 20 µs for a write alone and 175 thousand a second together, \
+               so four writers that did nothing else would fill it (--set host=0). The paper's \
+               eight come from the host: its program, kernel and interrupts took as long again for \
+               each write, and the model is given a host that does. A file system or a virtual \
+               disk adds what it costs to enter and leave, too. A disk that turns does one thing \
+               at a time.",
+    parameters: &[
+        parameter("threads", "how many write", "1,2,4,8,16,32", "1,2,4,8,12,16,24,32"),
+        parameter("block", "size of a write", "4K", "4K"),
+        parameter("writes", "writes of all threads together", "1000", "100000"),
+        parameter("area", "bytes that are written all over", "16M", "1G"),
+        parameter("host", "nanoseconds of a host before each write to a model", "20000", "20000"),
+    ],
+    subjects: &["file", "dir", "model:ssd", "model:hdd"],
+    takes: |kind| matches!(kind, Kind::Raw | Kind::Directory | Kind::Model),
+    ..About::USUAL
+};
+
 impl Experiment for Parallel {
-    fn name(&self) -> &'static str {
-        "parallel"
-    }
-
-    fn paper(&self) -> Paper {
-        Paper::Draconis
-    }
-
-    fn asks(&self) -> &'static str {
-        "How many writes of a page does the device take in a second from 1 to 32 threads?"
-    }
-
-    fn finding(&self) -> &'static str {
-        "Figure 3: it scales to 8 threads; beyond 16 the disk's limit of 175 thousand a second \
-         is reached."
-    }
-
-    fn parameters(&self) -> &'static [Parameter] {
-        const ALL: &[Parameter] = &[
-            parameter("threads", "how many write", "1,2,4,8,16,32", "1,2,4,8,12,16,24,32"),
-            parameter("block", "size of a write", "4K", "4K"),
-            parameter("writes", "writes of all threads together", "1000", "100000"),
-            parameter("area", "bytes that are written all over", "16M", "1G"),
-            parameter(
-                "host",
-                "nanoseconds of a host before each write to a model",
-                "20000",
-                "20000",
-            ),
-        ];
-        ALL
+    fn about(&self) -> &About {
+        &ABOUT
     }
 
     fn figures(&self) -> Vec<Figure> {
@@ -58,14 +53,6 @@ impl Experiment for Parallel {
                 .y("writes", "/s")
                 .log_y(),
         ]
-    }
-
-    fn subjects(&self) -> &'static [&'static str] {
-        &["file", "dir", "model:ssd", "model:hdd"]
-    }
-
-    fn takes(&self, kind: Kind) -> bool {
-        matches!(kind, Kind::Raw | Kind::Directory | Kind::Model)
     }
 
     fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
@@ -88,14 +75,6 @@ impl Experiment for Parallel {
             samples.push(Sample::at("rate", "", threads as f64, rate));
         }
         Ok(samples)
-    }
-
-    fn explains(&self) -> &'static str {
-        "The paper's disk takes 20 µs for a write alone and 175 thousand a second together, \
-         so four writers that did nothing else would fill it (--set host=0). The paper's eight \
-         come from the host: its program, kernel and interrupts took as long again for each \
-         write, and the model is given a host that does. A file system or a virtual disk adds \
-         what it costs to enter and leave, too. A disk that turns does one thing at a time."
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {

@@ -3,11 +3,11 @@
 use super::page_size::{Probe, label, page_of};
 use super::parallel::{Load, useful};
 use super::reading::{Chill, prepare, read_all};
-use super::{Experiment, Paper};
+use super::{About, Experiment, Paper};
 use crate::buffer::Buffer;
 use crate::clock::Stopwatch;
 use crate::context::Context;
-use crate::parameters::{Parameter, parameter};
+use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::stats;
 use crate::store_profile::StoreProfile;
@@ -17,35 +17,34 @@ use crate::units;
 /// See the module.
 pub struct Profile;
 
+const ABOUT: About = About {
+    name: "profile",
+    paper: Paper::Draconis,
+    asks: "What is the device like in a few numbers: page, best buffer, sequential against random, \
+           what a flush costs, how many requests at the same time pay?",
+    finding: "Section 4.2 proposes a component made for each hardware and leaves to its vendor \
+              what that must know; here it is measured, and written into a file from which \
+              `draconis store create --profile` makes a store.",
+    explains: "The figures are of the device as this program reaches it: below a virtual machine, \
+               of what that offers. What a store is to be made with is measured by the store's own \
+               probe, once for each device, since that repeats itself what it compares; for a \
+               device that has a length for a store of that length, for others for one of 64 GiB.",
+    parameters: &[
+        parameter("area", "bytes that are used", "16M", "1G"),
+        parameter("probe", "bytes that the store's own probe uses", "64M", "256M"),
+        parameter("requests", "requests of each kind", "60", "2000"),
+        parameter("threads", "how many write", "1,2,4,8,16,32", "1,2,4,8,16,32"),
+        parameter("buffers", "sizes of a read", "4K,16K,64K,256K,1M", "4K,16K,64K,256K,1M,4M"),
+    ],
+    subjects: &["file", "model:ssd", "model:hdd"],
+    takes: |kind| matches!(kind, Kind::Raw | Kind::Directory | Kind::Model),
+    repetitions: (2, 5),
+    ..About::USUAL
+};
+
 impl Experiment for Profile {
-    fn name(&self) -> &'static str {
-        "profile"
-    }
-
-    fn paper(&self) -> Paper {
-        Paper::Draconis
-    }
-
-    fn asks(&self) -> &'static str {
-        "What is the device like in a few numbers: page, best buffer, sequential against random, \
-         what a flush costs, how many requests at the same time pay?"
-    }
-
-    fn finding(&self) -> &'static str {
-        "Section 4.2 proposes a component made for each hardware and leaves to its vendor what \
-         that must know; here it is measured, and written into a file from which \
-         `draconis store create --profile` makes a store."
-    }
-
-    fn parameters(&self) -> &'static [Parameter] {
-        const ALL: &[Parameter] = &[
-            parameter("area", "bytes that are used", "16M", "1G"),
-            parameter("probe", "bytes that the store's own probe uses", "64M", "256M"),
-            parameter("requests", "requests of each kind", "60", "2000"),
-            parameter("threads", "how many write", "1,2,4,8,16,32", "1,2,4,8,16,32"),
-            parameter("buffers", "sizes of a read", "4K,16K,64K,256K,1M", "4K,16K,64K,256K,1M,4M"),
-        ];
-        ALL
+    fn about(&self) -> &About {
+        &ABOUT
     }
 
     fn figures(&self) -> Vec<Figure> {
@@ -61,18 +60,6 @@ impl Experiment for Profile {
                 .y("writes", "/s")
                 .log_y(),
         ]
-    }
-
-    fn subjects(&self) -> &'static [&'static str] {
-        &["file", "model:ssd", "model:hdd"]
-    }
-
-    fn takes(&self, kind: Kind) -> bool {
-        matches!(kind, Kind::Raw | Kind::Directory | Kind::Model)
-    }
-
-    fn repetitions(&self) -> (u64, u64) {
-        (2, 5)
     }
 
     fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
@@ -101,13 +88,6 @@ impl Experiment for Profile {
         }
         fit(context, subject)?;
         Ok(samples)
-    }
-
-    fn explains(&self) -> &'static str {
-        "The figures are of the device as this program reaches it: below a virtual machine, of \
-         what that offers. What a store is to be made with is measured by the store's own probe, \
-         once for each device, since that repeats itself what it compares; for a device that has \
-         a length for a store of that length, for others for one of 64 GiB."
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {

@@ -1,11 +1,11 @@
 //! A file read from its start to its end, with buffers of many sizes.
 
 use super::reading::{Chill, prepare, read_all};
-use super::{Experiment, Paper};
+use super::{About, Experiment, Paper};
 use crate::buffer::Buffer;
 use crate::clock::Stopwatch;
 use crate::context::Context;
-use crate::parameters::{Parameter, parameter};
+use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::subject::{How, Kind, Subject};
 use crate::units;
@@ -13,37 +13,36 @@ use crate::units;
 /// See the module.
 pub struct SeqRead;
 
+const ABOUT: About = About {
+    name: "seqread",
+    paper: Paper::Singularity,
+    asks: "How fast is a file read in sequence, by the size of the buffer, and how slow is the \
+           very first request after mounting?",
+    finding: "Figure 2: Linux 34 MB/s, Singularity 28 MB/s at 16 KB (0.82 of it). The first, cold \
+              request of 4 KB runs at 0.005 MB/s and passes 1 MB/s only from buffers of 1 MB on. \
+              The 13 MB file behaves as the 350 MB file does.",
+    explains: "The paper's cold 4 KB took a head's way to every indirect block: a second for 4 KB. \
+               Where nothing turns, a first request costs a few requests of some ten microseconds; \
+               model:hdd still has the head. Read-ahead is what makes the size of the buffer \
+               matter less today.",
+    parameters: &[
+        parameter("files", "lengths of the files", "4M,24M", "13M,350M"),
+        parameter(
+            "buffers",
+            "buffer sizes",
+            "4K,16K,64K,1M,8M",
+            "4K,8K,16K,64K,256K,1M,8M,64M,96M",
+        ),
+    ],
+    subjects: &["kernel:ext2", "fuse2fs", "draconis", "draconis-lib", "model:hdd"],
+    takes: |kind| kind != Kind::KeyValue,
+    warms_up: false,
+    ..About::USUAL
+};
+
 impl Experiment for SeqRead {
-    fn name(&self) -> &'static str {
-        "seqread"
-    }
-
-    fn paper(&self) -> Paper {
-        Paper::Singularity
-    }
-
-    fn asks(&self) -> &'static str {
-        "How fast is a file read in sequence, by the size of the buffer, and how slow is the \
-         very first request after mounting?"
-    }
-
-    fn finding(&self) -> &'static str {
-        "Figure 2: Linux 34 MB/s, Singularity 28 MB/s at 16 KB (0.82 of it). The first, cold \
-         request of 4 KB runs at 0.005 MB/s and passes 1 MB/s only from buffers of 1 MB on. \
-         The 13 MB file behaves as the 350 MB file does."
-    }
-
-    fn parameters(&self) -> &'static [Parameter] {
-        const ALL: &[Parameter] = &[
-            parameter("files", "lengths of the files", "4M,24M", "13M,350M"),
-            parameter(
-                "buffers",
-                "buffer sizes",
-                "4K,16K,64K,1M,8M",
-                "4K,8K,16K,64K,256K,1M,8M,64M,96M",
-            ),
-        ];
-        ALL
+    fn about(&self) -> &About {
+        &ABOUT
     }
 
     fn figures(&self) -> Vec<Figure> {
@@ -58,18 +57,6 @@ impl Experiment for SeqRead {
                 .log_x()
                 .log_y(),
         ]
-    }
-
-    fn subjects(&self) -> &'static [&'static str] {
-        &["kernel:ext2", "fuse2fs", "draconis", "draconis-lib", "model:hdd"]
-    }
-
-    fn takes(&self, kind: Kind) -> bool {
-        kind != Kind::KeyValue
-    }
-
-    fn warms_up(&self) -> bool {
-        false
     }
 
     fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
@@ -112,13 +99,6 @@ impl Experiment for SeqRead {
             }
         }
         Ok(samples)
-    }
-
-    fn explains(&self) -> &'static str {
-        "The paper's cold 4 KB took a head's way to every indirect block: a second for \
-         4 KB. Where nothing turns, a first request costs a few requests of some ten \
-         microseconds; model:hdd still has the head. Read-ahead is what makes the size \
-         of the buffer matter less today."
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {

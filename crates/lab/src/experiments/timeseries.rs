@@ -1,11 +1,11 @@
 //! Read after read, each timed: what does not show in a mean.
 
 use super::reading::{Chill, prepare, read_all};
-use super::{Experiment, Paper};
+use super::{About, Experiment, Paper};
 use crate::buffer::Buffer;
 use crate::clock::Stopwatch;
 use crate::context::Context;
-use crate::parameters::{Parameter, parameter};
+use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::stats;
 use crate::subject::{How, Kind, Subject};
@@ -17,33 +17,30 @@ pub struct TimeSeries;
 /// A read this many times slower than the median is called slow.
 const SLOW: f64 = 2.0;
 
+const ABOUT: About = About {
+    name: "timeseries",
+    paper: Paper::Singularity,
+    asks: "How does the speed of one read after the other change along a file, and are slow ones \
+           periodic?",
+    finding: "Figure 3 and the slides: most of 200 reads of 16 KB run near 30 MB/s, slower ones \
+              come periodically (the head moves to the next track), double spikes are preemption. \
+              With 64 MB buffers reads converge to the mean.",
+    explains: "Slow reads come where read-ahead meets the device: one in so many reads waits, the \
+               others find their bytes in memory. On model:hdd these are the turns of the platter.",
+    parameters: &[
+        parameter("reads", "reads of each size", "200", "200"),
+        parameter("buffers", "sizes of a read", "16K,64K", "16K,64K,64M"),
+        parameter("file", "length of the file; reads stop at its end", "16M", "350M"),
+    ],
+    subjects: &["kernel:ext2", "draconis", "draconis-lib", "model:hdd"],
+    takes: |kind| kind != Kind::KeyValue,
+    repetitions: (1, 1),
+    ..About::USUAL
+};
+
 impl Experiment for TimeSeries {
-    fn name(&self) -> &'static str {
-        "timeseries"
-    }
-
-    fn paper(&self) -> Paper {
-        Paper::Singularity
-    }
-
-    fn asks(&self) -> &'static str {
-        "How does the speed of one read after the other change along a file, and are slow ones \
-         periodic?"
-    }
-
-    fn finding(&self) -> &'static str {
-        "Figure 3 and the slides: most of 200 reads of 16 KB run near 30 MB/s, slower ones come \
-         periodically (the head moves to the next track), double spikes are preemption. With \
-         64 MB buffers reads converge to the mean."
-    }
-
-    fn parameters(&self) -> &'static [Parameter] {
-        const ALL: &[Parameter] = &[
-            parameter("reads", "reads of each size", "200", "200"),
-            parameter("buffers", "sizes of a read", "16K,64K", "16K,64K,64M"),
-            parameter("file", "length of the file; reads stop at its end", "16M", "350M"),
-        ];
-        ALL
+    fn about(&self) -> &About {
+        &ABOUT
     }
 
     fn figures(&self) -> Vec<Figure> {
@@ -53,18 +50,6 @@ impl Experiment for TimeSeries {
                 .y("read speed", "B/s")
                 .log_y(),
         ]
-    }
-
-    fn subjects(&self) -> &'static [&'static str] {
-        &["kernel:ext2", "draconis", "draconis-lib", "model:hdd"]
-    }
-
-    fn takes(&self, kind: Kind) -> bool {
-        kind != Kind::KeyValue
-    }
-
-    fn repetitions(&self) -> (u64, u64) {
-        (1, 1)
     }
 
     fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
@@ -97,12 +82,6 @@ impl Experiment for TimeSeries {
             }));
         }
         Ok(samples)
-    }
-
-    fn explains(&self) -> &'static str {
-        "Slow reads come where read-ahead meets the device: one in so many reads waits, \
-         the others find their bytes in memory. On model:hdd these are the turns of the \
-         platter."
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {

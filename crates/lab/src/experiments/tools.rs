@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 
 use super::mount::weigh;
-use super::{Experiment, Paper};
+use super::{About, Experiment, Paper};
 use crate::context::Context;
-use crate::parameters::{Parameter, parameter};
+use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::subject::{Kind, Mounted, Server, Subject, drop_caches, time_output};
 use crate::units;
@@ -131,43 +131,27 @@ impl Pass<'_> {
     }
 }
 
+const ABOUT: About = About {
+    name: "tools",
+    paper: Paper::Lab,
+    asks: "How fast are volumes made, filled and emptied without mounting them, beside e2fsprogs?",
+    finding: "No paper.",
+    explains: "Cold, all of them wait for the same device, and what counts is how few and how \
+               large requests they make; warm, how little they do for each file.",
+    parameters: &[parameter("tree", "the tree that fills them", "/usr/share/perl", "/usr/share")],
+    subjects: &["mem"],
+    takes: |kind| kind == Kind::Memory,
+    warms_up: false,
+    ..About::USUAL
+};
+
 impl Experiment for Tools {
-    fn name(&self) -> &'static str {
-        "tools"
-    }
-
-    fn paper(&self) -> Paper {
-        Paper::Lab
-    }
-
-    fn asks(&self) -> &'static str {
-        "How fast are volumes made, filled and emptied without mounting them, beside e2fsprogs?"
-    }
-
-    fn finding(&self) -> &'static str {
-        "No paper."
-    }
-
-    fn parameters(&self) -> &'static [Parameter] {
-        const ALL: &[Parameter] =
-            &[parameter("tree", "the tree that fills them", "/usr/share/perl", "/usr/share")];
-        ALL
+    fn about(&self) -> &About {
+        &ABOUT
     }
 
     fn figures(&self) -> Vec<Figure> {
         vec![Figure::new(Shape::Bars, "speed", "Bytes of the tree in a second").y("bytes", "B/s")]
-    }
-
-    fn subjects(&self) -> &'static [&'static str] {
-        &["mem"]
-    }
-
-    fn takes(&self, kind: Kind) -> bool {
-        kind == Kind::Memory
-    }
-
-    fn warms_up(&self) -> bool {
-        false
     }
 
     fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
@@ -180,8 +164,7 @@ impl Experiment for Tools {
         }
         let tree = PathBuf::from(context.text("tree")?);
         let (_, bytes) = weigh(&tree)?;
-        let dir =
-            tempfile::Builder::new().prefix("draconis-lab-").tempdir_in(&context.workshop.dir)?;
+        let dir = context.workshop.directory()?;
         let mut pass = Pass { context, tree, bytes, dir, samples: vec![] };
         pass.format(false)?;
         if drop_caches().is_ok() {
@@ -191,11 +174,6 @@ impl Experiment for Tools {
         }
         pass.take_out().context("copying out")?;
         Ok(pass.samples)
-    }
-
-    fn explains(&self) -> &'static str {
-        "Cold, all of them wait for the same device, and what counts is how few and how large \
-         requests they make; warm, how little they do for each file."
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {

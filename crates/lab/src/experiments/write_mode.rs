@@ -1,10 +1,10 @@
 //! Random writes, rewriting in sequence, and appending.
 
-use super::{Experiment, Paper};
+use super::{About, Experiment, Paper};
 use crate::buffer::Buffer;
 use crate::clock::Stopwatch;
 use crate::context::Context;
-use crate::parameters::{Parameter, parameter};
+use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::subject::{How, Kind, Subject};
 use crate::units;
@@ -12,44 +12,33 @@ use crate::units;
 /// See the module.
 pub struct WriteMode;
 
+const ABOUT: About = About {
+    name: "write-mode",
+    paper: Paper::Draconis,
+    asks: "How fast are random writes, sequential rewrites and sequential writes of a new file?",
+    finding: "Figure 2: random writes and sequential rewrites are equally fast on an SSD; writing \
+              a new file is slower, because its metadata is smaller than a page and costs a \
+              read-modify-write.",
+    explains: "Where a durable append is slower, the metadata that goes with it is the second \
+               write, as the paper says; on model:hdd each write is a turn of the platter, \
+               whatever its place.",
+    parameters: &[
+        parameter("block", "size of a write", "4K", "4K"),
+        parameter("writes", "writes of each mode", "150", "2000"),
+        parameter("sync_every", "an fsync comes after so many", "1", "1"),
+    ],
+    subjects: &["dir", "kernel:ext2", "draconis", "model:ssd", "model:hdd"],
+    takes: |kind| kind != Kind::KeyValue,
+    ..About::USUAL
+};
+
 impl Experiment for WriteMode {
-    fn name(&self) -> &'static str {
-        "write-mode"
-    }
-
-    fn paper(&self) -> Paper {
-        Paper::Draconis
-    }
-
-    fn asks(&self) -> &'static str {
-        "How fast are random writes, sequential rewrites and sequential writes of a new file?"
-    }
-
-    fn finding(&self) -> &'static str {
-        "Figure 2: random writes and sequential rewrites are equally fast on an SSD; writing a \
-         new file is slower, because its metadata is smaller than a page and costs a \
-         read-modify-write."
-    }
-
-    fn parameters(&self) -> &'static [Parameter] {
-        const ALL: &[Parameter] = &[
-            parameter("block", "size of a write", "4K", "4K"),
-            parameter("writes", "writes of each mode", "150", "2000"),
-            parameter("sync_every", "an fsync comes after so many", "1", "1"),
-        ];
-        ALL
+    fn about(&self) -> &About {
+        &ABOUT
     }
 
     fn figures(&self) -> Vec<Figure> {
         vec![Figure::new(Shape::Bars, "speed", "Throughput by write mode").y("written", "B/s")]
-    }
-
-    fn subjects(&self) -> &'static [&'static str] {
-        &["dir", "kernel:ext2", "draconis", "model:ssd", "model:hdd"]
-    }
-
-    fn takes(&self, kind: Kind) -> bool {
-        kind != Kind::KeyValue
     }
 
     fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
@@ -85,12 +74,6 @@ impl Experiment for WriteMode {
         }
         files.remove("new")?;
         Ok(samples)
-    }
-
-    fn explains(&self) -> &'static str {
-        "Where a durable append is slower, the metadata that goes with it is the second \
-         write, as the paper says; on model:hdd each write is a turn of the platter, \
-         whatever its place."
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {

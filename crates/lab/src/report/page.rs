@@ -73,8 +73,7 @@ fn contents(results: &Results) -> String {
     let mut text = String::from("<h2>Experiments</h2><nav>");
     for outcome in &results.experiments {
         let name = escape(&outcome.name);
-        let waits = if outcome.waits.is_some() { " (waits)" } else { "" };
-        let _ = write!(text, "<a href=\"#{name}\">{name}{waits}</a>");
+        let _ = write!(text, "<a href=\"#{name}\">{name}</a>");
     }
     text + "</nav>"
 }
@@ -121,9 +120,6 @@ fn experiment(outcome: &Outcome) -> String {
         "<section class=\"one\" id=\"{name}\"><h3>{name}</h3><p>{}</p>",
         escape(&outcome.asks)
     );
-    if let Some(waits) = &outcome.waits {
-        let _ = write!(text, "<p class=\"warn\">Waits for {}.</p>", escape(waits));
-    }
     for figure in &outcome.figures {
         if let Some(svg) = plot::svg(outcome, figure, Paint::Page) {
             let _ = write!(

@@ -95,7 +95,7 @@ impl Directory {
     /// If nothing can be made there.
     pub fn new(path: &str, shop: &Workshop) -> anyhow::Result<Self> {
         let base = if path.is_empty() { shop.dir.as_path() } else { Path::new(path) };
-        let dir = tempfile::Builder::new().prefix("draconis-lab-").tempdir_in(base);
+        let dir = tempfile::Builder::new().prefix(super::PREFIX).tempdir_in(base);
         let dir = dir.with_context(|| format!("a directory that can be written: {path}"))?;
         let spec = if path.is_empty() { "dir".into() } else { format!("dir:{path}") };
         let device = Device::of(dir.path());
@@ -170,18 +170,10 @@ impl Mount {
         if server == Server::Draconis && !shop.draconis.exists() {
             bail!("the program draconis, here {}", shop.draconis.display());
         }
-        let dir = tempfile::Builder::new().prefix("draconis-lab-").tempdir_in(&shop.dir)?;
+        let dir = shop.directory()?;
         std::fs::create_dir(dir.path().join("mnt"))?;
         if server != Server::Memory {
-            let mut mke2fs = Command::new("mke2fs");
-            mke2fs.args(["-q", "-F", "-t", kind, "-b", "4096", "-m", "0", "-i", "8192"]);
-            mke2fs.args(["-E", "lazy_itable_init=0,lazy_journal_init=0,root_owner"]);
-            let bytes = shop.bytes + shop.bytes / 8 + (96 << 20);
-            mke2fs.arg(dir.path().join("image")).arg(format!("{}k", bytes / 1024));
-            let output = mke2fs.output().context("mke2fs of e2fsprogs")?;
-            if !output.status.success() {
-                bail!("mke2fs: {}", String::from_utf8_lossy(&output.stderr));
-            }
+            make_volume(kind, &dir.path().join("image"), shop.bytes)?;
         }
         let device = Device::of(dir.path());
         let spec = if spec == "kernel" { "kernel:ext2".into() } else { spec.to_string() };
@@ -263,6 +255,20 @@ impl Subject for Mount {
         }
         judge(&self.image_path()).with_context(|| self.spec.clone())
     }
+}
+
+/// Makes a volume with room for so many bytes in files.
+pub(super) fn make_volume(kind: &str, image: &Path, bytes: u64) -> anyhow::Result<()> {
+    let mut mke2fs = Command::new("mke2fs");
+    mke2fs.args(["-q", "-F", "-t", kind, "-b", "4096", "-m", "0", "-i", "8192"]);
+    mke2fs.args(["-E", "lazy_itable_init=0,lazy_journal_init=0,root_owner"]);
+    let bytes = bytes + bytes / 8 + (96 << 20);
+    mke2fs.arg(image).arg(format!("{}k", bytes / 1024));
+    let output = mke2fs.output().context("mke2fs of e2fsprogs")?;
+    if !output.status.success() {
+        bail!("mke2fs: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(())
 }
 
 /// Speed counts only where the volume is right afterwards.

@@ -1,7 +1,6 @@
 //! Our library in this process, on an image past the kernel's caches.
 
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, bail};
@@ -12,6 +11,7 @@ use draconis_ext::{
 };
 
 use super::counters::Device;
+use super::directory::{judge, make_volume};
 use super::{Cold, Files, Handle, How, Kind, Subject, Workshop};
 use crate::clock::{Clock, Wall};
 
@@ -36,15 +36,8 @@ impl Library {
     /// # Errors
     /// What is missing.
     pub fn new(shop: &Workshop) -> anyhow::Result<Self> {
-        let dir = tempfile::Builder::new().prefix("draconis-lab-").tempdir_in(&shop.dir)?;
-        let mut mke2fs = Command::new("mke2fs");
-        mke2fs.args(["-q", "-F", "-t", "ext2", "-b", "4096", "-m", "0", "-i", "8192"]);
-        let bytes = shop.bytes + shop.bytes / 8 + (96 << 20);
-        mke2fs.arg(dir.path().join("image")).arg(format!("{}k", bytes / 1024));
-        let output = mke2fs.output().context("mke2fs of e2fsprogs")?;
-        if !output.status.success() {
-            bail!("mke2fs: {}", String::from_utf8_lossy(&output.stderr));
-        }
+        let dir = shop.directory()?;
+        make_volume("ext2", &dir.path().join("image"), shop.bytes)?;
         let device = Device::of(dir.path());
         let clock = Arc::new(Wall::new());
         let options = Options::default();
@@ -153,7 +146,7 @@ impl Subject for Library {
 
     fn close(&mut self) -> anyhow::Result<()> {
         self.shut()?;
-        super::directory::judge(&self.dir.path().join("image"))
+        judge(&self.dir.path().join("image"))
     }
 }
 

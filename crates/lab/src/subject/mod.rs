@@ -221,6 +221,27 @@ pub struct Workshop {
     pub bytes: u64,
 }
 
+/// What names of files and directories of ours begin with.
+const PREFIX: &str = "draconis-lab-";
+
+impl Workshop {
+    /// A directory of one's own, until dropped.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn directory(&self) -> std::io::Result<tempfile::TempDir> {
+        tempfile::Builder::new().prefix(PREFIX).tempdir_in(&self.dir)
+    }
+
+    /// A file of one's own, until dropped.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn file(&self) -> std::io::Result<tempfile::NamedTempFile> {
+        tempfile::Builder::new().prefix(PREFIX).tempfile_in(&self.dir)
+    }
+}
+
 /// Why there is no such subject here.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]

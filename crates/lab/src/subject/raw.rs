@@ -84,11 +84,7 @@ impl Raw {
         if head == "dev" && path.is_empty() {
             bail!("dev:PATH");
         }
-        let path = if path.is_empty() {
-            tempfile::Builder::new().prefix("draconis-lab-").tempfile_in(&shop.dir)?.path().into()
-        } else {
-            PathBuf::from(path)
-        };
+        let path = if path.is_empty() { shop.file()?.path().into() } else { PathBuf::from(path) };
         let there = std::fs::metadata(&path).ok();
         let is_device = there.as_ref().is_some_and(|found| found.file_type().is_block_device());
         if head == "dev" && !is_device {

@@ -11,11 +11,11 @@ use std::process::Command;
 
 use anyhow::Context as _;
 
-use super::{STORES, directory, helper};
+use super::{STORES, helper, number};
 use crate::child;
 use crate::context::Context;
-use crate::experiments::{Experiment, Paper};
-use crate::parameters::{Parameter, parameter};
+use crate::experiments::{About, Experiment, Paper};
+use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::subject::{Device, Kind, Subject};
 use crate::units;
@@ -69,18 +69,16 @@ struct Counting<'a> {
 impl Counting<'_> {
     fn command(&self, dir: &Path, puts: u64) -> anyhow::Result<Command> {
         let mut command = helper(self.context, "kv", self.store, &dir.join("store"));
-        let numbers =
-            [("--count", puts), ("--keyspace", 1000), ("--value", self.context.number("value")?)];
-        for (name, number) in numbers {
-            command.arg(name).arg(number.to_string());
-        }
+        number(&mut command, "count", puts);
+        number(&mut command, "keyspace", 1000);
+        number(&mut command, "value", self.context.number("value")?);
         command.args(["--pattern", "skewed", "--sync"]);
         Ok(command)
     }
 
     /// Calls of so many puts; nothing if there is nobody to count them.
     fn trace(&self, puts: u64) -> anyhow::Result<BTreeMap<String, u64>> {
-        let dir = directory(self.context)?;
+        let dir = self.context.workshop.directory()?;
         let trace = dir.path().join("trace");
         let inner = self.command(dir.path(), puts)?;
         let mut command = Command::new("strace");
@@ -92,7 +90,7 @@ impl Counting<'_> {
 
     /// Flushes and writes of the device meanwhile.
     fn watch(&self, device: &Device, puts: u64) -> anyhow::Result<(f64, f64)> {
-        let dir = directory(self.context)?;
+        let dir = self.context.workshop.directory()?;
         let mut command = self.command(dir.path(), puts)?;
         let before = device.writes_and_flushes().context("the device's counters")?;
         child::output(self.context, &mut command)?;
@@ -101,31 +99,32 @@ impl Counting<'_> {
     }
 }
 
+const ABOUT: About = About {
+    name: "kv-durable",
+    paper: Paper::Lab,
+    asks: "Does a put that a store calls durable really reach the disk? Counted from outside: \
+           system calls by strace, flushes and writes by the device.",
+    finding: "No paper: whoever compares synchronous puts must know that all stores keep the same \
+              promise.",
+    explains: "Calls of opening and closing fall out, since three times as many puts have the \
+               same. Draconis uses a ring of the kernel's, into which strace cannot look; for the \
+               trace it is opened without, for the device's counters with it. The device's \
+               counters are everybody's: another program's flushes are in them. A flush that the \
+               file system makes for its journal counts as well, and several that meet become one. \
+               A device that writes through is not asked to flush at all.",
+    parameters: &[
+        parameter("puts", "puts that are counted, and three times as many", "100", "1000"),
+        super::VALUE,
+    ],
+    subjects: STORES,
+    takes: |kind| kind == Kind::KeyValue,
+    repetitions: (1, 1),
+    warms_up: false,
+};
+
 impl Experiment for KvDurable {
-    fn name(&self) -> &'static str {
-        "kv-durable"
-    }
-
-    fn paper(&self) -> Paper {
-        Paper::Lab
-    }
-
-    fn asks(&self) -> &'static str {
-        "Does a put that a store calls durable really reach the disk? Counted from outside: \
-         system calls by strace, flushes and writes by the device."
-    }
-
-    fn finding(&self) -> &'static str {
-        "No paper: whoever compares synchronous puts must know that all stores keep the same \
-         promise."
-    }
-
-    fn parameters(&self) -> &'static [Parameter] {
-        const ALL: &[Parameter] = &[
-            parameter("puts", "puts that are counted, and three times as many", "100", "1000"),
-            super::VALUE,
-        ];
-        ALL
+    fn about(&self) -> &About {
+        &ABOUT
     }
 
     fn figures(&self) -> Vec<Figure> {
@@ -136,22 +135,6 @@ impl Experiment for KvDurable {
             bars("calls", "System calls of one durable put"),
             bars("device", "What the device was asked for one durable put"),
         ]
-    }
-
-    fn subjects(&self) -> &'static [&'static str] {
-        STORES
-    }
-
-    fn takes(&self, kind: Kind) -> bool {
-        kind == Kind::KeyValue
-    }
-
-    fn repetitions(&self) -> (u64, u64) {
-        (1, 1)
-    }
-
-    fn warms_up(&self) -> bool {
-        false
     }
 
     fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
@@ -185,15 +168,6 @@ impl Experiment for KvDurable {
             None => context.note("no device with counters: flushes were not counted"),
         }
         Ok(samples)
-    }
-
-    fn explains(&self) -> &'static str {
-        "Calls of opening and closing fall out, since three times as many puts have the same. \
-         Draconis uses a ring of the kernel's, into which strace cannot look; for the trace it \
-         is opened without, for the device's counters with it. The device's counters are \
-         everybody's: another program's flushes are in them. A flush that the file system makes \
-         for its journal counts as well, and several that meet become one. A device that writes \
-         through is not asked to flush at all."
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {

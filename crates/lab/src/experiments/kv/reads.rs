@@ -5,11 +5,11 @@ use std::path::Path;
 use anyhow::bail;
 use serde::Deserialize;
 
-use super::{Quantiles, directory, helper, tail};
+use super::{Quantiles, VALUE, helper, number, tail};
 use crate::child;
 use crate::context::Context;
-use crate::experiments::{Experiment, Paper};
-use crate::parameters::{Parameter, parameter};
+use crate::experiments::{About, Experiment, Paper};
+use crate::parameters::parameter;
 use crate::pressure::Pressure;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::subject::{Kind, Subject};
@@ -18,7 +18,6 @@ use crate::units;
 /// LMDB first: the others are told in its times.
 const STORES: &[&str] = &["lmdb", "leveldb", "rocksdb", "redb", "fjall", "draconis-kv"];
 
-const VALUE: Parameter = parameter("value", "bytes of a value; keys have 16", "512", "512");
 const KEY_BYTES: u64 = 16;
 
 #[derive(Debug, Deserialize)]
@@ -77,200 +76,89 @@ impl Outcome {
     }
 }
 
-fn figures() -> Vec<Figure> {
-    let bars = |metric: &str, title: &str, y: &str, unit: &str| {
-        Figure::new(Shape::Bars, metric, title).y(y, unit)
-    };
-    vec![
-        bars("rate", "Point reads in a second, each checked", "reads", "/s").log_y(),
-        tail("tail", "How long one read takes: uniform"),
-        bars("scan", "Pairs in a second, in order", "pairs", "/s").log_y(),
-        bars("writes", "Puts in a second, not durable", "puts", "/s").log_y(),
-        bars("memory", "Memory of the process, without mapped files", "memory", "B"),
-        bars("room", "Room on the disk for a byte of keys and values", "bytes", ""),
-    ]
+/// Keys and values, in bytes.
+fn data_bytes(context: &Context) -> anyhow::Result<u64> {
+    Ok(context.number("keyspace")? * (context.number("value")? + KEY_BYTES))
 }
 
-struct Run<'a> {
-    store: &'a str,
-    keyspace: u64,
+/// Has the helper fill and read a store; where memory is scarce it joins the group that says so,
+/// and fills the store in order.
+fn run(
+    context: &Context,
+    store: &str,
     overwrites: u64,
-    cache_bytes: u64,
-    group: Option<&'a Path>,
-}
-
-impl Run<'_> {
-    fn go(&self, context: &Context) -> anyhow::Result<Vec<Sample>> {
-        let dir = directory(context)?;
-        let mut command = helper(context, "kv-read", self.store, &dir.path().join("store"));
-        let value = context.number("value")?;
-        let numbers = [
-            ("--keyspace", self.keyspace),
-            ("--value", value),
-            ("--reads", context.number("reads")?),
-            ("--overwrites", self.overwrites),
-            ("--cache", self.cache_bytes),
-            ("--most-ms", context.number("most_ms")?),
-        ];
-        for (name, number) in numbers {
-            command.arg(name).arg(number.to_string());
-        }
-        if let Some(group) = self.group {
-            command.arg("--in-order");
-            command.arg("--cgroup").arg(group);
-        }
-        let outcome: Outcome = serde_json::from_slice(&child::output(context, &mut command)?)?;
-        Ok(outcome.samples(self.keyspace * (value + KEY_BYTES)))
+    group: Option<&Path>,
+) -> anyhow::Result<Vec<Sample>> {
+    let dir = context.workshop.directory()?;
+    let mut command = helper(context, "kv-read", store, &dir.path().join("store"));
+    for name in ["keyspace", "value", "reads", "cache", "most_ms"] {
+        number(&mut command, name, context.number(name)?);
     }
+    number(&mut command, "overwrites", overwrites);
+    if let Some(group) = group {
+        command.arg("--in-order");
+        command.arg("--cgroup").arg(group);
+    }
+    let outcome: Outcome = serde_json::from_slice(&child::output(context, &mut command)?)?;
+    Ok(outcome.samples(data_bytes(context)?))
 }
 
-/// Room for what was loaded, the log of that, and what is being merged.
-fn room_bytes(context: &Context) -> anyhow::Result<u64> {
-    Ok(context.number("keyspace")? * (context.number("value")? + KEY_BYTES) * 4)
+/// One of the two.
+pub struct KvReads {
+    about: About,
+    /// Whether memory holds a part only.
+    is_large: bool,
 }
 
-/// Each store beside LMDB.
-fn found(points: Points<'_>) -> Vec<String> {
-    let tell = |subject: &&str| {
-        let of = |metric, label: &str| points.named(metric, subject, "", label);
-        let (uniform, skewed) = (of("rate", "uniform")?, of("rate", "skewed")?);
-        let beside = match points.named("rate", "lmdb", "", "uniform") {
-            Some(lmdb) if *subject != "lmdb" => {
-                let ratio = units::significant(lmdb / uniform);
-                format!(" (LMDB's time for one, times {ratio})")
-            }
-            _ => String::new(),
-        };
-        let tail = points.line("tail", subject, "");
-        let rare = tail.iter().find(|(x, _)| *x == 1000.0).map_or(String::new(), |(_, ns)| {
-            format!("; one read in a thousand takes more than {}", units::time_ns(*ns))
-        });
-        let overwrites = of("writes", "overwrites, one by one").map_or(String::new(), |rate| {
-            format!("; overwrites one by one {}", units::in_unit(rate, "/s"))
-        });
-        Some(format!(
-            "{subject}: {} uniform{beside}, {} skewed{rare}; in order {} cold, {} warm{overwrites}.",
-            units::in_unit(uniform, "/s"),
-            units::in_unit(skewed, "/s"),
-            units::in_unit(of("scan", "cold")?, "/s"),
-            units::in_unit(of("scan", "after the reads")?, "/s"),
-        ))
-    };
-    points.subjects().iter().filter_map(tell).collect()
-}
+/// What they have in common.
+const ALL: About = About {
+    paper: Paper::Draconis,
+    subjects: STORES,
+    takes: |kind| kind == Kind::KeyValue,
+    warms_up: false,
+    ..About::USUAL
+};
 
 /// With memory for everything.
-pub struct KvRead;
-
-impl Experiment for KvRead {
-    fn name(&self) -> &'static str {
-        "kv-read"
-    }
-
-    fn paper(&self) -> Paper {
-        Paper::Draconis
-    }
-
-    fn asks(&self) -> &'static str {
-        "How many values does a store give back in a second, one by one and in order, when \
-         memory holds them all?"
-    }
-
-    fn finding(&self) -> &'static str {
-        "Not measured in the paper, which only writes. The question behind it is whether a store \
-         that is quick to write pays for that when it is read."
-    }
-
-    fn parameters(&self) -> &'static [Parameter] {
-        const ALL: &[Parameter] = &[
+pub const READ: KvReads = KvReads {
+    about: About {
+        name: "kv-read",
+        asks: "How many values does a store give back in a second, one by one and in order, when \
+               memory holds them all?",
+        finding: "Not measured in the paper, which only writes. The question behind it is whether \
+                  a store that is quick to write pays for that when it is read.",
+        explains: "Stores are filled in any order, closed, dropped from the kernel's cache, \
+            opened, and scanned once before reads are timed. LMDB maps its file, the others copy \
+            from the kernel's cache into their own or straight out of it; Draconis reads past the \
+            kernel into a cache of its own. Every store hands a copy of the value out, and every \
+            value is compared with what was put, while the clock stands still.",
+        parameters: &[
             parameter("keyspace", "keys, each put once, in any order", "100K", "4M"),
             parameter("reads", "reads of each pattern", "100K", "4M"),
             VALUE,
             parameter("cache", "memory of a store that keeps what it read itself", "256M", "4G"),
             parameter("most_ms", "a phase stops after so many milliseconds", "1000", "60000"),
-        ];
-        ALL
-    }
-
-    fn figures(&self) -> Vec<Figure> {
-        figures()
-    }
-
-    fn subjects(&self) -> &'static [&'static str] {
-        STORES
-    }
-
-    fn takes(&self, kind: Kind) -> bool {
-        kind == Kind::KeyValue
-    }
-
-    fn repetitions(&self) -> (u64, u64) {
-        (2, 1)
-    }
-
-    fn warms_up(&self) -> bool {
-        false
-    }
-
-    fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
-        room_bytes(context)
-    }
-
-    /// The store's own, and the kernel's for the files.
-    fn memory_bytes(&self, context: &Context) -> anyhow::Result<u64> {
-        let data = context.number("keyspace")? * (context.number("value")? + KEY_BYTES);
-        Ok(data + data.min(context.number("cache")?) * 2)
-    }
-
-    fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
-        let store = subject.name();
-        let run = Run {
-            store: &store,
-            keyspace: context.number("keyspace")?,
-            overwrites: 0,
-            cache_bytes: context.number("cache")?,
-            group: None,
-        };
-        run.go(context)
-    }
-
-    fn explains(&self) -> &'static str {
-        "Stores are filled in any order, closed, dropped from the kernel's cache, opened, and \
-         scanned once before reads are timed. LMDB maps its file, the others copy from the \
-         kernel's cache into their own or straight out of it; Draconis reads past the kernel \
-         into a cache of its own. Every store hands a copy of the value out, and every value is \
-         compared with what was put, while the clock stands still."
-    }
-
-    fn found(&self, points: Points<'_>) -> Vec<String> {
-        found(points)
-    }
-}
+        ],
+        repetitions: (2, 1),
+        ..ALL
+    },
+    is_large: false,
+};
 
 /// With memory for a part.
-pub struct KvLarge;
-
-impl Experiment for KvLarge {
-    fn name(&self) -> &'static str {
-        "kv-large"
-    }
-
-    fn paper(&self) -> Paper {
-        Paper::Draconis
-    }
-
-    fn asks(&self) -> &'static str {
-        "What is left of a store's speed when its keys and values are several times what memory \
-         holds?"
-    }
-
-    fn finding(&self) -> &'static str {
-        "Figures 5 and 6 vary the key space up to 16 M keys, 8 GB, on a machine with 4 GB: \
-         LevelDB gets slower the larger it is. Reads were not measured."
-    }
-
-    fn parameters(&self) -> &'static [Parameter] {
-        const ALL: &[Parameter] = &[
+pub const LARGE: KvReads = KvReads {
+    about: About {
+        name: "kv-large",
+        asks: "What is left of a store's speed when its keys and values are several times what \
+               memory holds?",
+        finding: "Figures 5 and 6 vary the key space up to 16 M keys, 8 GB, on a machine with 4 \
+                  GB: LevelDB gets slower the larger it is. Reads were not measured.",
+        explains: "Stores are filled in order, since a tree that does not fit takes hours to be \
+            filled in any other; overwrites go anywhere. The limit counts the process and what the \
+            kernel caches of its files, so nobody gains by leaving caching to the kernel. A read \
+            that misses costs one access to the device: stores differ by how much they read for \
+            it, by how dense their data is, and by whether the index stays in memory.",
+        parameters: &[
             parameter("keyspace", "keys, each put once, in order", "250K", "8M"),
             parameter("reads", "reads of each pattern", "50K", "1M"),
             parameter("overwrites", "keys put again, one by one", "50K", "1M"),
@@ -278,71 +166,92 @@ impl Experiment for KvLarge {
             parameter("limit", "memory of store and page cache together", "224M", "1G"),
             parameter("cache", "the store's own part of that", "32M", "256M"),
             parameter("most_ms", "a phase stops after so many milliseconds", "300", "60000"),
-        ];
-        ALL
+        ],
+        repetitions: (1, 1),
+        ..ALL
+    },
+    is_large: true,
+};
+
+impl Experiment for KvReads {
+    fn about(&self) -> &About {
+        &self.about
     }
 
     fn figures(&self) -> Vec<Figure> {
-        figures()
+        let bars = |metric: &str, title: &str, y: &str, unit: &str| {
+            Figure::new(Shape::Bars, metric, title).y(y, unit)
+        };
+        vec![
+            bars("rate", "Point reads in a second, each checked", "reads", "/s").log_y(),
+            tail("tail", "How long one read takes: uniform"),
+            bars("scan", "Pairs in a second, in order", "pairs", "/s").log_y(),
+            bars("writes", "Puts in a second, not durable", "puts", "/s").log_y(),
+            bars("memory", "Memory of the process, without mapped files", "memory", "B"),
+            bars("room", "Room on the disk for a byte of keys and values", "bytes", ""),
+        ]
     }
 
-    fn subjects(&self) -> &'static [&'static str] {
-        STORES
-    }
-
-    fn takes(&self, kind: Kind) -> bool {
-        kind == Kind::KeyValue
-    }
-
-    fn repetitions(&self) -> (u64, u64) {
-        (1, 1)
-    }
-
-    fn warms_up(&self) -> bool {
-        false
-    }
-
+    /// Room for what was loaded, the log of that, and what is being merged.
     fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
-        room_bytes(context)
+        Ok(data_bytes(context)? * 4)
     }
 
+    /// The store's own, and the kernel's for the files; or what it may have.
     fn memory_bytes(&self, context: &Context) -> anyhow::Result<u64> {
-        context.number("limit")
+        if self.is_large {
+            return context.number("limit");
+        }
+        let data = data_bytes(context)?;
+        Ok(data + data.min(context.number("cache")?) * 2)
     }
 
     fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
-        let (limit, keyspace) = (context.number("limit")?, context.number("keyspace")?);
+        let store = subject.name();
+        if !self.is_large {
+            return run(context, &store, 0, None);
+        }
+        let limit = context.number("limit")?;
         let pressure = Pressure::new(limit);
         let Some(group) = pressure.group() else {
             bail!("a control group with a memory limit is needed, so root");
         };
-        let data = keyspace * (context.number("value")? + KEY_BYTES);
+        let data = data_bytes(context)? as f64;
         context.note(format!(
             "{} of keys and values, {} times the memory; pressure: {}",
-            units::bytes(data as f64),
-            units::significant(data as f64 / limit as f64),
+            units::bytes(data),
+            units::significant(data / limit as f64),
             pressure.describe(),
         ));
-        let store = subject.name();
-        let run = Run {
-            store: &store,
-            keyspace,
-            overwrites: context.number("overwrites")?,
-            cache_bytes: context.number("cache")?,
-            group: Some(group),
-        };
-        run.go(context)
-    }
-
-    fn explains(&self) -> &'static str {
-        "Stores are filled in order, since a tree that does not fit takes hours to be filled in \
-         any other; overwrites go anywhere. The limit counts the process and what the kernel caches of its files, so nobody gains \
-         by leaving caching to the kernel. A read that misses costs one access to the device: \
-         stores differ by how much they read for it, by how dense their data is, and by whether \
-         the index stays in memory."
+        run(context, &store, context.number("overwrites")?, Some(group))
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {
-        found(points)
+        let tell = |subject: &&str| {
+            let of = |metric, label: &str| points.named(metric, subject, "", label);
+            let (uniform, skewed) = (of("rate", "uniform")?, of("rate", "skewed")?);
+            let beside = match points.named("rate", "lmdb", "", "uniform") {
+                Some(lmdb) if *subject != "lmdb" => {
+                    let ratio = units::significant(lmdb / uniform);
+                    format!(" (LMDB's time for one, times {ratio})")
+                }
+                _ => String::new(),
+            };
+            let tail = points.line("tail", subject, "");
+            let rare = tail.iter().find(|(x, _)| *x == 1000.0).map_or(String::new(), |(_, ns)| {
+                format!("; one read in a thousand takes more than {}", units::time_ns(*ns))
+            });
+            let overwrites = of("writes", "overwrites, one by one").map_or(String::new(), |rate| {
+                format!("; overwrites one by one {}", units::in_unit(rate, "/s"))
+            });
+            Some(format!(
+                "{subject}: {} uniform{beside}, {} skewed{rare}; in order {} cold, {} warm{overwrites}.",
+                units::in_unit(uniform, "/s"),
+                units::in_unit(skewed, "/s"),
+                units::in_unit(of("scan", "cold")?, "/s"),
+                units::in_unit(of("scan", "after the reads")?, "/s"),
+            ))
+        };
+        points.subjects().iter().filter_map(tell).collect()
     }
 }
