@@ -118,7 +118,7 @@ Subjects:
   fuse2fs, draconis        the same volume by e2fsprogs' FUSE server, and by ours
   draconis-lib             our library in this process
   file[:PATH], dev:PATH    direct I/O without a file system (dev: with --destroy)
-  model:hdd, model:ssd     modelled devices, in device time; model:ssd,page=8K,units=16
+  model:hdd, model:ssd     modelled devices, in device time; model:ssd,page=8K,channels=2
   mem                      the machine's memory
   draconis-kv, leveldb, rocksdb, lmdb, redb, fjall   key-value stores
   delay:read=1ms,sync=5ms  memory with known delays, to judge the lab itself";

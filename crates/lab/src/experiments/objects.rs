@@ -1,4 +1,4 @@
-//! The object store's own operations, in both layouts, on a model or on a file.
+//! The object store's own operations, in both layouts, on a model, a file or a device.
 //!
 //! ```text
 //!   put, append, update: a group each; synchronous ones are waited for before the next
@@ -8,19 +8,21 @@
 //! ```
 
 use std::sync::Arc;
+use std::time::UNIX_EPOCH;
 
+use anyhow::Context as _;
 use draconis_device::sim::{Clock as Virtual, SimDisk};
-use draconis_device::{Disk, Extent, FileDisk, FileOptions, View};
+use draconis_device::{Disk, Extent, View};
 use draconis_objects::{
     CreateOptions, Group, Hint, LayoutKind, ObjectId, OpenOptions, Profile, Store, Ticket,
 };
 
 use super::{About, Experiment, Paper};
-use crate::clock::{Clock, Wall};
+use crate::clock::Clock;
 use crate::context::Context;
 use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
-use crate::subject::{Kind, Subject};
+use crate::subject::{Bare, Kind, Subject};
 use crate::units;
 
 /// See the module.
@@ -37,35 +39,42 @@ const BLOCK_BYTES: u64 = 4096;
 struct Place {
     disk: Arc<dyn Disk>,
     clock: Arc<dyn Clock>,
+    region: Extent,
     model: Option<Arc<SimDisk>>,
-    _file: Option<tempfile::NamedTempFile>,
 }
 
 impl Place {
-    fn of(context: &Context, subject: &dyn Subject, bytes: u64) -> anyhow::Result<Self> {
+    fn of(subject: &dyn Subject, bytes: u64) -> anyhow::Result<Self> {
         if let Some(timing) = subject.timing() {
             let clock = Virtual::new();
             let model = SimDisk::boxed(timing, &clock);
             return Ok(Self {
                 disk: model.clone(),
                 clock: Arc::new(clock),
+                region: Extent::new(0, bytes),
                 model: Some(model),
-                _file: None,
             });
         }
-        let file = context.workshop.file()?;
-        file.as_file().set_len(bytes)?;
-        let options = FileOptions { write: true, direct: true, uring: true };
-        let disk = Arc::new(FileDisk::open_discarding(file.path(), options)?);
-        Ok(Self { disk, clock: Arc::new(Wall::new()), model: None, _file: Some(file) })
+        let bare = subject.bare(bytes)?;
+        let Bare { disk, clock, region, .. } = bare.context("no disk without files between")?;
+        Ok(Self { disk, clock, region, model: None })
     }
 
-    fn store(&self, layout: LayoutKind, bytes: u64) -> anyhow::Result<Arc<Store>> {
+    /// What tells a store from those that lay here before.
+    fn id(&self) -> u128 {
+        match &self.model {
+            Some(_) => 1,
+            None => UNIX_EPOCH.elapsed().map_or(1, |since| since.as_nanos()),
+        }
+    }
+
+    fn store(&self, layout: LayoutKind) -> anyhow::Result<Arc<Store>> {
+        let bytes = self.region.len_bytes;
         // As many segments as a store of that length needs for its reserves to be small.
         let segment_bytes = (bytes / 1024).next_power_of_two().clamp(1 << 20, 16 << 20) as u32;
         let profile = Profile { layout, page_bytes: 4096, segment_bytes, queue_depth: 32 };
-        let disk: Arc<dyn Disk> = Arc::new(View::new(self.disk.clone(), Extent::new(0, bytes))?);
-        Store::create(disk.clone(), &CreateOptions { profile, id: 1 })?;
+        let disk: Arc<dyn Disk> = Arc::new(View::new(self.disk.clone(), self.region)?);
+        Store::create(disk.clone(), &CreateOptions { profile, id: self.id() })?;
         Ok(Store::open(disk, &OpenOptions { cache_bytes: 64 << 20, read_only: false })?)
     }
 }
@@ -320,8 +329,8 @@ impl Experiment for Objects {
         let mut samples = vec![];
         let bytes = context.number("store")?;
         for (name, layout) in [("log", LayoutKind::Log), ("cow", LayoutKind::Cow)] {
-            let place = Place::of(context, subject, bytes)?;
-            let store = place.store(layout, bytes)?;
+            let place = Place::of(subject, bytes)?;
+            let store = place.store(layout)?;
             let (clock, samples) = (&*place.clock, &mut samples);
             let mut measuring = Measuring { context, clock, store, layout: name, samples };
             measuring.rates()?;
@@ -331,7 +340,7 @@ impl Experiment for Objects {
                 let cut = model.crash(context.seed);
                 drop(measuring);
                 let clock = cut.clock().clone();
-                let disk: Arc<dyn Disk> = Arc::new(View::new(cut, Extent::new(0, bytes))?);
+                let disk: Arc<dyn Disk> = Arc::new(View::new(cut, place.region)?);
                 let ns = time(&clock, || {
                     Ok(Store::open(disk.clone(), &OpenOptions::default()).map(drop)?)
                 })?;

@@ -180,9 +180,11 @@ impl Subject for Raw {
         let len_bytes = self.len()?;
         let start = self.areas.take("bare", bytes, len_bytes)?;
         let options = FileOptions { write: true, direct: true, uring: true };
-        let disk = OpenedFile::new(self.file.try_clone()?.into(), options)?.start();
+        let opened = OpenedFile::new(self.file.try_clone()?.into(), options)?;
+        // A file was written out, and stays so.
+        let opened = if self.is_device { opened.discarding() } else { opened };
         Ok(Some(Bare {
-            disk: Arc::new(disk),
+            disk: Arc::new(opened.start()),
             clock: self.clock.clone(),
             region: Extent::new(start, bytes),
             told_bytes: written_unit_bytes(&*self.file).unwrap_or(0),
