@@ -7,10 +7,11 @@
 
 use crate::core::{Core, live_parts};
 use crate::entry::{Data, Entry, Key};
-use crate::frame::{HEADER, Header, Item, Items};
+use crate::frame::{HEADER, Header};
 use crate::layout::Kind;
 use crate::reading::Reading;
 use crate::segment::State;
+use crate::table::{Item, Items};
 use crate::tree::{Node, Ptr};
 use crate::{Error, Result};
 use draconis_device::{Extent, Pending, ReadAnswer, Urgency};
@@ -403,11 +404,9 @@ impl Core {
             return Err(gone);
         }
         let mut in_items = 0;
-        for item in Items::new(&table, &header) {
+        for item in Items::new(&table, header.at, header.table_at) {
             let candidate = match item? {
-                Item::Pair(_, key, Entry::Data(data)) => {
-                    Candidate::Payload(Key::from_slice(key), data)
-                }
+                Item::Pair(_, key, Entry::Data(data)) => Candidate::Payload(key, data),
                 Item::Pair(..) => continue,
                 Item::Node { at, len } => Candidate::Node { at, len },
                 Item::Chunk { at, len } => Candidate::Chunk { at, len },

@@ -24,7 +24,7 @@ use crate::entry::{
     Data, Entry, KEY_MAX, Key, Named, ObjectRecord, PAYLOAD_MAX, PIECE, extent_key, named,
     object_key, value_key,
 };
-use crate::frame::{Done, Frame, HEADER, Header};
+use crate::frame::{Done, Frame, Header};
 use crate::group::Op;
 use crate::hooks::{Omission, barrier_bytes, commit_bytes, is_left_out};
 use crate::io::Io;
@@ -33,6 +33,7 @@ use crate::layout::{Kind, Layout};
 use crate::merge::{Folding, Merging};
 use crate::segment::Segments;
 use crate::superblock::Superblock;
+use crate::table::Table;
 use crate::tree::{Node, Nodes, NodesMut, Ptr, Tree};
 use crate::view::{Index, Token, View};
 use crate::{Error, Group, Hint, ObjectId, Result, Ticket};
@@ -513,9 +514,8 @@ impl Core {
         let stream = self.layout.stream_of(kind);
         let order = self.next_order();
         let summer = self.io.summer;
-        let pieces = payload.len().div_ceil(PIECE as usize);
-        let need = payload.len() + key.len() + pieces * 8 + 64;
-        let frame = self.frame_for(stream, need, payload.len() >= page)?;
+        let line = Table::most(key.len(), payload.len());
+        let frame = self.frame_for(stream, payload.len(), line)?;
         let at = frame.put(payload, page);
         let sums = (at..)
             .step_by(PIECE as usize)
@@ -525,7 +525,7 @@ impl Core {
         let len = payload.len() as u32;
         let entry = Entry::Data(Data { at, stored: len, skip: 0, len, sums });
         frame.pair(order, &key, &entry);
-        self.batch.bytes += need;
+        self.batch.bytes += payload.len() + line;
         if stamp.is_none() {
             self.clock += u64::from(len);
         }
@@ -537,9 +537,9 @@ impl Core {
     /// Puts an entry without a payload into the commit.
     pub fn pair(&mut self, key: Key, entry: Entry) -> Result<()> {
         let order = self.next_order();
-        let need = key.len() + 64;
-        self.frame_for(0, need, false)?.pair(order, &key, &entry);
-        self.batch.bytes += need;
+        let line = Table::most(key.len(), 0);
+        self.frame_for(0, 0, line)?.pair(order, &key, &entry);
+        self.batch.bytes += line;
         self.set(key, entry);
         Ok(())
     }
@@ -554,7 +554,7 @@ impl Core {
         let page = self.superblock.geometry.page_bytes as usize;
         let kind = if is_node { Kind::Node } else { Kind::Brief };
         let stream = self.layout.stream_of(kind);
-        let frame = self.frame_for(stream, bytes.len() + 64, bytes.len() >= page)?;
+        let frame = self.frame_for(stream, bytes.len(), Table::most(0, 0))?;
         let at = frame.put(bytes, page);
         let len = bytes.len() as u32;
         frame.note(is_node, at, len);
@@ -565,24 +565,25 @@ impl Core {
         Ok(Ptr { at, len, sum: self.io.summer.sum(at, bytes) })
     }
 
-    /// The frame of a stream, with room for `need` bytes and, if payloads are aligned in
-    /// it, for a page more.
-    fn frame_for(&mut self, stream: usize, need: usize, is_aligned: bool) -> Result<&mut Frame> {
+    /// The frame of a stream, with room for a payload and a line of its table.
+    fn frame_for(&mut self, stream: usize, payload: usize, line: usize) -> Result<&mut Frame> {
         let page = self.superblock.geometry.page_bytes as usize;
-        let need = need + if is_aligned { page } else { 0 };
-        let has_room =
-            self.streams[stream].frame.as_ref().is_some_and(|frame| frame.room() >= need);
+        let has_room = self.streams[stream]
+            .frame
+            .as_ref()
+            .is_some_and(|frame| frame.holds(payload, line, page));
         if !has_room {
             self.finish_frame(stream);
+            let least = Frame::least(payload, line, page);
             let usual = (self.usual_bytes * 2).max(64 << 10).min(self.layout.frame_bytes());
-            let wanted = usual.max(need + HEADER).next_multiple_of(page);
+            let wanted = usual.max(least).next_multiple_of(page);
             let segment_bytes = self.superblock.geometry.segment_bytes as usize;
-            if segment_bytes - (self.streams[stream].pos as usize) < need + HEADER {
+            if segment_bytes - (self.streams[stream].pos as usize) < least {
                 self.next_segment(stream)?;
             }
             let place = &mut self.streams[stream];
             let capacity = wanted.min(segment_bytes - place.pos as usize);
-            if capacity < need + HEADER {
+            if capacity < least {
                 return Err(Error::Misuse("a payload that no segment holds"));
             }
             let at = self.superblock.geometry.start_of(place.segment) + u64::from(place.pos);

@@ -247,17 +247,30 @@ pub(crate) fn put_key(into: &mut Vec<u8>, key: &[u8]) {
 pub(crate) fn read_pair<'a>(reader: &mut Reader<'a>) -> Result<(&'a [u8], Entry)> {
     let key = reader.sized()?;
     let entry = Entry::decode(reader)?;
-    let fits = match named(key) {
+    if fits(key, &entry) {
+        Ok((key, entry))
+    } else {
+        Err(reader.corrupt("an entry under the wrong key"))
+    }
+}
+
+/// Pieces of a payload of `len` bytes: each has a sum.
+pub(crate) const fn pieces(len: usize) -> usize {
+    len.div_ceil(PIECE as usize)
+}
+
+/// Whether an entry may stand under a key.
+pub(crate) fn fits(key: &[u8], entry: &Entry) -> bool {
+    match named(key) {
         Some(Named::Object(_)) => matches!(entry, Entry::Object(_) | Entry::Gone),
-        Some(Named::Extent(_, at)) => match &entry {
+        Some(Named::Extent(_, at)) => match entry {
             Entry::Data(data) => data.len > 0 && at.checked_add(u64::from(data.len)).is_some(),
             Entry::Hole(len) => *len > 0 && at.checked_add(*len).is_some(),
             _ => false,
         },
         Some(Named::Value(_)) => matches!(entry, Entry::Data(_) | Entry::Link(..) | Entry::Gone),
         None => false,
-    };
-    if fits { Ok((key, entry)) } else { Err(reader.corrupt("an entry under the wrong key")) }
+    }
 }
 
 #[cfg(test)]

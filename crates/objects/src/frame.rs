@@ -16,10 +16,11 @@
 
 use draconis_exchange::heap::Private;
 
-use crate::codec::{Reader, Summer, put_varint};
-use crate::entry::{Entry, put_key, read_pair};
+use crate::codec::{Reader, Summer};
+use crate::entry::Entry;
 use crate::hooks::{Omission, is_left_out};
-use crate::{Error, Result};
+use crate::table::Table;
+use crate::Error;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"DrFr");
 pub(crate) const HEADER: usize = 72;
@@ -111,57 +112,6 @@ impl Header {
     }
 }
 
-/// One line of a table.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Item<'a> {
-    /// A change: its place among the commit's changes, its key and what that leads to.
-    Pair(u64, &'a [u8], Entry),
-    /// A node of the tree.
-    Node { at: u64, len: u32 },
-    /// A part of a run or of a checkpoint.
-    Chunk { at: u64, len: u32 },
-}
-
-/// Reads a table.
-#[derive(Debug)]
-pub(crate) struct Items<'a> {
-    reader: Reader<'a>,
-    frame_at: u64,
-}
-
-impl<'a> Items<'a> {
-    pub fn new(table: &'a [u8], header: &Header) -> Self {
-        Self {
-            reader: Reader::new(table, header.at + u64::from(header.table_at)),
-            frame_at: header.at,
-        }
-    }
-
-    fn read(&mut self) -> Result<Item<'a>> {
-        Ok(match self.reader.u8()? {
-            0 => {
-                let order = self.reader.varint()?;
-                let (key, entry) = read_pair(&mut self.reader)?;
-                Item::Pair(order, key, entry)
-            }
-            kind @ (1 | 2) => {
-                let at = self.frame_at + u64::from(self.reader.varint_u32()?);
-                let len = self.reader.varint_u32()?;
-                if kind == 1 { Item::Node { at, len } } else { Item::Chunk { at, len } }
-            }
-            _ => return Err(self.reader.corrupt("an item of a kind that is not known")),
-        })
-    }
-}
-
-impl<'a> Iterator for Items<'a> {
-    type Item = Result<Item<'a>>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        (!self.reader.is_done()).then(|| self.read())
-    }
-}
-
 /// A frame that is being filled.
 #[derive(Debug)]
 pub(crate) struct Frame {
@@ -172,7 +122,7 @@ pub(crate) struct Frame {
     used: usize,
     /// Where the gap before the first aligned payload begins and ends.
     gap: (usize, usize),
-    table: Vec<u8>,
+    table: Table,
 }
 
 impl Frame {
@@ -183,21 +133,39 @@ impl Frame {
             bytes: Private::unset(capacity),
             used: HEADER,
             gap: (HEADER, HEADER),
-            table: vec![],
+            table: Table::new(at),
         }
     }
 
-    /// Bytes that payload and table may still take together.
-    pub fn room(&self) -> usize {
-        self.bytes.len() - self.used - self.table.len()
+    /// The shortest frame that has a payload of `payload` bytes and a line of `line` bytes in
+    /// its table.
+    pub fn least(payload: usize, line: usize, page: usize) -> usize {
+        match payload >= page {
+            true if line <= page - HEADER => page + payload,
+            true => page + payload + line,
+            false => HEADER + payload + line,
+        }
+        .next_multiple_of(page)
+    }
+
+    /// Whether a payload of `payload` bytes and a line of `line` bytes still find room.
+    pub fn holds(&self, payload: usize, line: usize, page: usize) -> bool {
+        let table = self.table.bytes.len() + line;
+        let begin = if payload >= page { self.used.next_multiple_of(page) } else { self.used };
+        let gap = match self.gap.1 - self.gap.0 {
+            0 => begin - self.used,
+            gap => gap,
+        };
+        let end = begin + payload + if table <= gap { 0 } else { table };
+        end <= self.bytes.len()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.table.is_empty()
+        self.table.bytes.is_empty()
     }
 
-    /// Puts a payload; whole pages lie on page boundaries. The caller saw that there is
-    /// room for it, its item and a page.
+    /// Puts a payload; whole pages lie on page boundaries. The caller saw that the frame
+    /// [holds](Frame::holds) it.
     pub fn put(&mut self, payload: &[u8], page: usize) -> u64 {
         if payload.len() >= page && !self.used.is_multiple_of(page) {
             let aligned = self.used.next_multiple_of(page);
@@ -214,17 +182,12 @@ impl Frame {
     }
 
     pub fn pair(&mut self, order: u64, key: &[u8], entry: &Entry) {
-        self.table.push(0);
-        put_varint(&mut self.table, order);
-        put_key(&mut self.table, key);
-        entry.encode(&mut self.table);
+        self.table.pair(order, key, entry);
     }
 
     /// Notes a payload that is a node, or a chunk.
     pub fn note(&mut self, is_node: bool, at: u64, len: u32) {
-        self.table.push(if is_node { 1 } else { 2 });
-        put_varint(&mut self.table, at - self.at);
-        put_varint(&mut self.table, u64::from(len));
+        self.table.note(is_node, at, len);
     }
 
     /// What lies at a byte of the disk, if the frame has it.
@@ -236,9 +199,9 @@ impl Frame {
     /// Ends the frame: puts the table, pads to whole pages. The header comes with
     /// [`Done::stamp`]. The stream goes on in `next_segment` after this one.
     pub fn finish(mut self, page: usize, next_segment: u32) -> Done {
-        let table_len = self.table.len();
+        let table_len = self.table.bytes.len();
         let table_at = if table_len <= self.gap.1 - self.gap.0 { self.gap.0 } else { self.used };
-        self.bytes[table_at..table_at + table_len].copy_from_slice(&self.table);
+        self.bytes[table_at..table_at + table_len].copy_from_slice(&self.table.bytes);
         let end = self.used.max(table_at + table_len);
         let len = end.next_multiple_of(page);
         self.bytes[end..len].fill(0);
@@ -291,6 +254,7 @@ mod tests {
     use super::*;
     use crate::ObjectId;
     use crate::entry::{extent_key, value_key};
+    use crate::table::Items;
 
     fn header(seq: u64) -> Header {
         Header {
@@ -327,8 +291,9 @@ mod tests {
         let table =
             |bytes: &[u8]| bytes[back.table_at as usize..][..back.table_len as usize].to_vec();
         assert!(back.is_whole(&bytes, &table(&bytes), summer));
-        let items: Vec<_> =
-            Items::new(&table(&bytes), &back).map(|item| format!("{:?}", item.unwrap())).collect();
+        let items: Vec<_> = Items::new(&table(&bytes), back.at, back.table_at)
+            .map(|item| format!("{:?}", item.unwrap()))
+            .collect();
         assert_eq!(items.len(), 3);
         assert!(items[2].contains(&format!("at: {large}")), "{items:?}");
         assert_eq!(Header::peek(&bytes, 1 << 21, 11, 1 << 20), None);

@@ -59,6 +59,7 @@ mod recover;
 mod segment;
 mod store;
 mod superblock;
+mod table;
 #[cfg(feature = "torture")]
 pub mod torture;
 mod tree;

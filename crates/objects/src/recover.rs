@@ -22,7 +22,7 @@ use draconis_device::Disk;
 use crate::checkpoint::{Blob, Place, Run, read_chunk};
 use crate::core::{Batch, Core, Counters, Stream};
 use crate::entry::{Entry, Key, Named, named};
-use crate::frame::{HEADER, Header, Item, Items, missing};
+use crate::frame::{HEADER, Header, missing};
 use crate::hooks::{Omission, is_left_out};
 use crate::io::Io;
 use crate::layer::{Active, Layer, weight};
@@ -31,6 +31,7 @@ use crate::merge::merge_pairs;
 use crate::segment::Segments;
 use crate::store::{CreateOptions, OpenOptions};
 use crate::superblock::{Geometry, Superblock, wipe};
+use crate::table::{Item, Items};
 use crate::tree::{Child, Ptr, Tree};
 use crate::view::{Token, View};
 use crate::{Error, Result};
@@ -49,6 +50,12 @@ struct Found {
     stream: usize,
     segment: u32,
     table: Vec<u8>,
+}
+
+impl Found {
+    fn items(&self) -> Items<'_> {
+        Items::new(&self.table, self.header.at, self.header.table_at)
+    }
 }
 
 /// An empty core over a disk; everything in it is to be filled in.
@@ -308,7 +315,7 @@ fn has_payloads(core: &Core, found: &Found) -> Result<bool> {
     let page = core.superblock.geometry.page_bytes as usize;
     let bytes =
         core.io.direct(found.header.at, (found.header.len as usize).next_multiple_of(page))?;
-    for item in Items::new(&found.table, &found.header) {
+    for item in found.items() {
         let Ok(item) = item else { return Ok(false) };
         if let Item::Pair(_, _, Entry::Data(data)) = item {
             let within = data
@@ -388,9 +395,9 @@ fn behind_a_gap(commits: &mut BTreeMap<u64, Vec<Found>>) -> Option<Vec<Found>> {
 fn accept(core: &mut Core, frames: Vec<Found>) -> Result<()> {
     let mut pairs: Vec<(u64, Key, Entry)> = vec![];
     for frame in &frames {
-        for item in Items::new(&frame.table, &frame.header) {
+        for item in frame.items() {
             if let Item::Pair(order, key, entry) = item? {
-                pairs.push((order, Key::from_slice(key), entry));
+                pairs.push((order, key, entry));
             }
         }
         let stream = &mut core.streams[frame.stream];
