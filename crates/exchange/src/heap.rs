@@ -46,6 +46,12 @@ impl Private {
         }
     }
 
+    /// Makes it `len` bytes long, if it is longer. Its memory stays as large, and serves the
+    /// next block of that size.
+    pub fn shorten(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
     fn zeroed(len: usize) -> Self {
         let count = len.div_ceil(ALIGN_BYTES);
         match Page::new_vec_zeroed(count) {

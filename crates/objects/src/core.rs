@@ -478,6 +478,10 @@ impl Core {
 
     /// How long ago what is under the key was written, as far as memory knows.
     fn age_of(&self, key: &Key) -> Option<u64> {
+        // Where there is room enough, it matters little what lies together.
+        if !self.layout.parts_by_age() || self.segments.free() > self.segments.all.len() / 2 {
+            return None;
+        }
         let entry = match self.active.map.get(key) {
             Some(entry) => Some(entry),
             None => {
@@ -489,8 +493,6 @@ impl Core {
         match entry {
             Some(Entry::Data(data)) => Some(age(data)),
             Some(_) => None,
-            // Where there is room enough, it matters little what lies together.
-            None if self.segments.free() > self.segments.all.len() / 2 => None,
             None => match self.tree.get(&Remembered(&self.io), key) {
                 Ok(Some(Entry::Data(data))) => Some(age(&data)),
                 _ => None,
@@ -711,7 +713,10 @@ impl Core {
             };
             self.batch.parts += 1;
             frame.stamp(header, self.tag, self.io.summer);
-            let mut memory = Private::unset(frame.len);
+            // As large as the frame's own, which was used before: new memory is cleared page
+            // by page, and that takes longer than copying.
+            let mut memory = Private::unset(frame.capacity());
+            memory.shorten(frame.len);
             memory.copy_from_slice(frame.bytes());
             self.counters.written_bytes += frame.len as u64;
             writes.push(Write { at_bytes: frame.at, block: Block::from(memory) });

@@ -16,11 +16,11 @@
 
 use draconis_exchange::heap::Private;
 
+use crate::Error;
 use crate::codec::{Reader, Summer};
 use crate::entry::Entry;
 use crate::hooks::{Omission, is_left_out};
 use crate::table::Table;
-use crate::Error;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"DrFr");
 pub(crate) const HEADER: usize = 72;
@@ -230,6 +230,11 @@ pub(crate) struct Done {
 impl Done {
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
+    }
+
+    /// Bytes that it could have had.
+    pub fn capacity(&self) -> usize {
+        self.bytes.len()
     }
 
     /// Puts the header; `header` has place and sizes from here.

@@ -36,6 +36,8 @@ pub(crate) trait Layout: Send + Sync {
     fn streams(&self) -> usize;
     /// Which of them gets a payload.
     fn stream_of(&self, kind: Kind) -> usize;
+    /// Whether the age of what a payload replaces matters to that.
+    fn parts_by_age(&self) -> bool;
     /// The longest frame, in bytes: what is worth one request.
     fn frame_bytes(&self) -> usize;
     /// What is gathered of changes that nobody waits for, in bytes: the more, the less is

@@ -37,6 +37,10 @@ impl Layout for Cow {
         }
     }
 
+    fn parts_by_age(&self) -> bool {
+        true
+    }
+
     fn frame_bytes(&self) -> usize {
         (1 << 20).min(self.segment_bytes as usize)
     }

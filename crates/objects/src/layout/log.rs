@@ -19,6 +19,10 @@ impl Layout for Log {
         usize::from(matches!(kind, Kind::Moved { .. }))
     }
 
+    fn parts_by_age(&self) -> bool {
+        false
+    }
+
     fn frame_bytes(&self) -> usize {
         (4 << 20).min(self.segment_bytes as usize)
     }
