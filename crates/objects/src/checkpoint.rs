@@ -28,6 +28,9 @@ use crate::tree::Ptr;
 use crate::view::{Index, Token};
 use crate::{Error, Result};
 
+/// Pairs whose leaves are asked for together.
+const AHEAD: usize = 64;
+
 /// Where a stream stood: segment, position in it, the segment after it.
 pub(crate) type Place = (u32, u32, u32);
 
@@ -42,6 +45,8 @@ pub(crate) struct Counting {
     resume: u64,
     /// Pairs that are paid for, times the bytes of half a log.
     credit: u64,
+    /// The first pair whose leaf was not asked for.
+    ahead: usize,
     pub chunks: Chunks,
 }
 
@@ -223,6 +228,7 @@ impl Core {
             next: 0,
             resume: 0,
             credit: 0,
+            ahead: 0,
             chunks: Chunks::default(),
         });
         self.refresh();
@@ -240,7 +246,15 @@ impl Core {
             return Ok(());
         }
         counting.credit -= pairs * half.max(1);
-        if self.count(pairs as usize + 1)? { self.finish_checkpoint() } else { Ok(()) }
+        let mut left = pairs as usize + 1;
+        while left > 0 {
+            let lot = left.min(AHEAD);
+            if self.count(lot)? {
+                return self.finish_checkpoint();
+            }
+            left -= lot;
+        }
+        Ok(())
     }
 
     /// Counts all and writes the checkpoint that is on its way, if one is.
@@ -248,7 +262,7 @@ impl Core {
         if self.counting.is_none() {
             return Ok(());
         }
-        while !self.count(1024)? {}
+        while !self.count(AHEAD)? {}
         self.finish_checkpoint()
     }
 
@@ -258,6 +272,16 @@ impl Core {
         let (layer, mut next, mut resume) =
             (counting.layer.clone(), counting.next, counting.resume);
         let older = self.counted_layers();
+        if counting.ahead < layer.pairs.len().min(next + pairs) {
+            let (from, to) = (counting.ahead, layer.pairs.len().min(next + AHEAD));
+            self.load_leaves(&layer.pairs[from..to], |key| {
+                let hash = crate::layer::hash(key);
+                older.iter().any(|layer| layer.get(key, hash).is_some())
+            })?;
+            if let Some(counting) = &mut self.counting {
+                counting.ahead = to;
+            }
+        }
         let index = Index { top: None, layers: &older, tree: &self.tree };
         let io = self.io.clone();
         let segments = &mut self.segments;

@@ -500,6 +500,34 @@ impl Core {
         }
     }
 
+    /// Loads the leaves that these pairs, sorted by key, will be looked up in: one by one
+    /// each would be waited for. `is_known` says which keys are answered without.
+    pub fn load_leaves(
+        &self,
+        pairs: &[(Key, Entry)],
+        is_known: impl Fn(&Key) -> bool,
+    ) -> Result<()> {
+        let mut wanted: Vec<Ptr> = vec![];
+        let mut upper: Option<Key> = Some(Key::new());
+        for (key, _) in pairs {
+            let Some(bound) = &upper else { break };
+            if key < bound {
+                continue;
+            }
+            let Some((ptr, next)) = self.tree.place_of_leaf(&*self.io, key)? else { break };
+            if self.io.remembered(ptr).is_some() {
+                upper = next;
+            } else if !is_known(key) {
+                upper = next;
+                wanted.push(ptr);
+            }
+        }
+        if wanted.len() > 1 {
+            self.io.load_ahead(&wanted);
+        }
+        Ok(())
+    }
+
     fn written(&self, hint: Hint, replaced_after: Option<u64>) -> Kind {
         Kind::Written { hint, replaced_after, is_trickle: self.usual_bytes < TRICKLE_BYTES }
     }

@@ -117,6 +117,8 @@ pub(crate) struct Io {
     recent: RwLock<BTreeMap<u64, Arc<Done>>>,
     /// Nodes in frames that were not given to the disk yet.
     fresh: RwLock<HashMap<u64, Arc<Node>>>,
+    /// Nodes that were loaded ahead last: the cache may not keep what was not used yet.
+    ahead: RwLock<HashMap<u64, Arc<Node>>>,
     queue: Mutex<Queue>,
     hits: AtomicU64,
     misses: AtomicU64,
@@ -142,6 +144,7 @@ impl Io {
             nodes: table(half.max(64 << 10), 4096),
             recent: RwLock::default(),
             fresh: RwLock::default(),
+            ahead: RwLock::default(),
             queue: Mutex::default(),
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
@@ -325,25 +328,73 @@ impl Io {
     /// other in one request. `None` is what is in memory, or what could not be read.
     pub fn read_far(&self, all: &[&Data]) -> Vec<Option<Vec<u8>>> {
         let mut values = vec![None; all.len()];
-        let mut far: Vec<usize> = (0..all.len()).filter(|&nth| !self.is_near(all[nth])).collect();
+        let far: Vec<usize> = (0..all.len()).filter(|&nth| !self.is_near(all[nth])).collect();
         if far.len() < 2 {
             return values;
         }
-        far.sort_unstable_by_key(|&nth| all[nth].at);
+        let places = far.into_iter().map(|nth| (nth, all[nth].at, all[nth].end()));
+        for (from, bytes, members) in self.read_together(places.collect(), FAR_GAP) {
+            for nth in members {
+                let data = all[nth];
+                let start = (data.at - from) as usize;
+                let Some(stored) = bytes.get(start..start + data.stored as usize) else { continue };
+                if self.verify(data, stored).is_err() {
+                    continue;
+                }
+                let value = &stored[data.skip as usize..][..data.len as usize];
+                values[nth] = Some(value.to_vec());
+                self.keep_pages(from, &bytes, self.pages_of(data.at, data.end()));
+            }
+        }
+        values
+    }
+
+    /// Loads nodes that will be needed, together. What cannot be read is found out by whoever
+    /// needs it.
+    pub fn load_ahead(&self, ptrs: &[Ptr]) {
+        let mut ahead = HashMap::new();
+        let places = ptrs.iter().enumerate();
+        let places = places.map(|(nth, ptr)| (nth, ptr.at, ptr.at + u64::from(ptr.len)));
+        for (from, bytes, members) in self.read_together(places.collect(), 0) {
+            for ptr in members.into_iter().map(|nth| ptrs[nth]) {
+                let start = (ptr.at - from) as usize;
+                let node = bytes
+                    .get(start..start + ptr.len as usize)
+                    .filter(|bytes| self.summer.sum(ptr.at, bytes) == ptr.sum)
+                    .and_then(|bytes| Node::decode(bytes, ptr.at).ok());
+                if let Some(node) = node {
+                    ahead.insert(ptr.sum, Arc::new(node));
+                }
+            }
+        }
+        *self.ahead.write() = ahead;
+    }
+
+    /// The pages that bytes from `at` to `end` are in.
+    fn pages_of(&self, at: u64, end: u64) -> (u64, u64) {
         let page = self.page();
         let sector = u64::from(self.disk.properties().sector_bytes);
         let limit = self.geometry.disk_bytes - self.geometry.disk_bytes % sector;
-        let pages =
-            |data: &Data| (data.at / page * page, data.end().next_multiple_of(page).min(limit));
+        (at / page * page, end.next_multiple_of(page).min(limit))
+    }
+
+    /// Reads numbered places, all at once; what is no more than `gap` bytes apart in one request.
+    /// Yields where each request began, its bytes, and the numbers of what is in it.
+    fn read_together(
+        &self,
+        mut places: Vec<(usize, u64, u64)>,
+        gap: u64,
+    ) -> impl Iterator<Item = (u64, Private, Vec<usize>)> {
+        places.sort_unstable_by_key(|&(_, at, _)| at);
         let mut runs: Vec<(u64, u64, Vec<usize>)> = vec![];
-        for nth in far {
-            let (start, end) = pages(all[nth]);
-            if start >= end {
+        for (nth, at, end) in places {
+            let (start, end) = self.pages_of(at, end);
+            if start >= end || !self.geometry.holds(at, 1) {
                 continue;
             }
             match runs.last_mut() {
                 Some((from, to, members))
-                    if start <= *to + FAR_GAP && end.max(*to) - *from <= FAR_MAX =>
+                    if start <= *to + gap && end.max(*to) - *from <= FAR_MAX =>
                 {
                     *to = end.max(*to);
                     members.push(nth);
@@ -360,22 +411,10 @@ impl Io {
                 (from, members, self.disk.read(extent, into, Urgency::Ahead))
             })
             .collect();
-        for (from, members, read) in reads {
-            let Some(Ok(block)) = read.wait() else { continue };
-            let bytes = block.into_private();
-            for nth in members {
-                let data = all[nth];
-                let start = (data.at - from) as usize;
-                let Some(stored) = bytes.get(start..start + data.stored as usize) else { continue };
-                if self.verify(data, stored).is_err() {
-                    continue;
-                }
-                let value = &stored[data.skip as usize..][..data.len as usize];
-                values[nth] = Some(value.to_vec());
-                self.keep_pages(from, &bytes, pages(data));
-            }
-        }
-        values
+        reads.into_iter().filter_map(|(from, members, read)| match read.wait() {
+            Some(Ok(block)) => Some((from, block.into_private(), members)),
+            _ => None,
+        })
     }
 
     /// Whether a payload can be had without the disk.
@@ -439,6 +478,10 @@ impl Nodes for Io {
             return Ok(node);
         }
         if let Some(node) = self.fresh.read().get(&ptr.sum) {
+            return Ok(node.clone());
+        }
+        if let Some(node) = self.ahead.read().get(&ptr.sum) {
+            self.nodes.insert(ptr.sum, node.clone());
             return Ok(node.clone());
         }
         let bytes = self.read_ptr(ptr)?;

@@ -219,6 +219,8 @@ impl Core {
     fn merge_step(&mut self, pairs: usize) -> Result<()> {
         let Some(merging) = &self.merging else { return Ok(()) };
         let layer = merging.layer.clone();
+        let to = layer.pairs.len().min(merging.next + pairs);
+        self.load_leaves(&layer.pairs[merging.next..to], |_| false)?;
         let (edits, next, resume) =
             edits(&layer, (merging.next, merging.resume), pairs, &self.tree, &*self.io)?;
         let mut tree = std::mem::take(&mut self.tree);

@@ -307,6 +307,40 @@ impl Tree {
         self.descend(nodes, key, true)
     }
 
+    /// Where the leaf in which `key` is or would be lies, and the first key that it may not
+    /// have; `None` where the root is all there is.
+    pub fn place_of_leaf(
+        &self,
+        nodes: &dyn Nodes,
+        key: &[u8],
+    ) -> Result<Option<(Ptr, Option<Key>)>> {
+        let Some(mut child) = self.root.clone() else { return Ok(None) };
+        let (mut upper, mut level) = (None, LEVELS_MAX + 1);
+        loop {
+            let node;
+            let inner = match &child {
+                Child::Changed(inner) => &**inner,
+                Child::Disk(ptr) => {
+                    node = nodes.load(*ptr)?;
+                    match &*node {
+                        Node::Inner(inner) if inner.level < level => inner,
+                        _ => return Ok(None),
+                    }
+                }
+            };
+            level = inner.level;
+            let index = inner.child_of(key);
+            if let Some((next, _)) = inner.children.get(index + 1) {
+                upper = Some(next.clone());
+            }
+            let below = inner.children[index].1.clone();
+            match below {
+                Child::Disk(ptr) if level == 1 => return Ok(Some((ptr, upper))),
+                below => child = below,
+            }
+        }
+    }
+
     pub fn get(&self, nodes: &dyn Nodes, key: &[u8]) -> Result<Option<Entry>> {
         let Some(found) = self.leaf_of(nodes, key)? else { return Ok(None) };
         let leaf = found.leaf();
