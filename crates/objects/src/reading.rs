@@ -162,3 +162,59 @@ fn joined(head: &[u8], tail: &[u8]) -> Private {
     both[head.len()..].copy_from_slice(tail);
     both
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use draconis_device::{Disk, Group, MemoryDisk, Write};
+
+    use super::*;
+    use crate::codec::{Summer, mix};
+    use crate::superblock::Geometry;
+    use crate::{LayoutKind, Profile};
+
+    const SEGMENT: usize = 256 << 10;
+
+    /// Any places, in any order, with any number of requests ahead: what is read is there.
+    #[test]
+    fn bytes_are_those_of_the_disk() {
+        let disk = Arc::new(MemoryDisk::new(vec![0; 8 << 20], 512));
+        let profile = Profile {
+            layout: LayoutKind::Cow,
+            page_bytes: 4096,
+            segment_bytes: SEGMENT as u32,
+            queue_depth: 1,
+        };
+        let geometry = Geometry::of(&profile, 8 << 20).unwrap();
+        let start = geometry.start_of(2);
+        let bytes: Vec<u8> = (0..SEGMENT as u64).map(|at| mix(at) as u8).collect();
+        let mut block = Private::unset(SEGMENT);
+        block.copy_from_slice(&bytes);
+        let group = Group { writes: vec![Write { at_bytes: start, block: block.into() }] };
+        let ticket = disk.submit(group, &[]).unwrap();
+        disk.wait(ticket).unwrap();
+        let io = Io::new(disk, geometry, Summer(1), 1 << 20);
+        let mut dice = 1u64;
+        let mut below = |limit: usize| {
+            dice = mix(dice);
+            dice as usize % limit
+        };
+        for round in 0..60 {
+            let used = SEGMENT - below(9000);
+            let mut reading = Reading::new(&io, start, used as u32, 16 << 10, round % 5);
+            let mut at = 0;
+            for _ in 0..40 {
+                // Forwards as the cleaner goes; now and then anywhere.
+                at = if below(8) == 0 { below(used) } else { (at + below(20_000)).min(used - 1) };
+                let len = (1 + below(40_000)).min(used - at);
+                if below(2) == 0 {
+                    reading.want(&io, at as u32, len);
+                }
+                assert!(reading.get(&io, at as u32, len).unwrap() == &bytes[at..at + len]);
+                assert!(reading.holds(at as u32, len) && reading.want(&io, at as u32, len));
+            }
+            assert!(reading.get(&io, used as u32 - 1, 2).is_err());
+        }
+    }
+}
