@@ -284,7 +284,7 @@ const ABOUT: About = About {
         parameter("ops", "operations of each kind and size", "100", "2000"),
         parameter("store", "bytes of the store", "256M", "4G"),
         parameter("fill", "how full it is where amplification is measured, in %", "70", "80"),
-        parameter("turns", "how often it is overwritten; the last turn counts", "1", "4"),
+        parameter("turns", "how often it is overwritten; the last turn counts", "1", "2"),
     ],
     subjects: &["file", "model:hdd", "model:ssd"],
     takes: |kind| matches!(kind, Kind::Raw | Kind::Model),
