@@ -75,7 +75,7 @@ fuzz-images:
 
 # Coverage-guided, until stopped: make fuzz TARGET=partition. Needs nightly and cargo-fuzz.
 fuzz:
-	$(CARGO) +nightly fuzz run $(or $(TARGET),volume) -- -rss_limit_mb=512 -timeout=10
+	$(CARGO) +nightly fuzz run $(or $(TARGET),volume) -- -rss_limit_mb=1024 -timeout=10
 
 install: all
 	install -D -m 755 target/release/draconis $(DESTDIR)$(PREFIX)/bin/draconis
