@@ -81,11 +81,13 @@ impl Experiment for Parallel {
         let tell = |subject: &&str| {
             let line = points.line("rate", subject, "");
             let (useful, rate) = useful(&line)?;
-            Some(format!(
-                "{subject}: scales to {useful:.0} threads ({}), from {} with one.",
-                units::in_unit(rate, "/s"),
-                units::in_unit(line.first()?.1, "/s"),
-            ))
+            let (rate, alone) = (units::in_unit(rate, "/s"), units::in_unit(line.first()?.1, "/s"));
+            Some(match useful <= 1.0 {
+                true => format!("{subject}: one thread has all there is ({alone})."),
+                false => format!(
+                    "{subject}: scales to {useful:.0} threads ({rate}), from {alone} with one."
+                ),
+            })
         };
         points.subjects().iter().filter_map(tell).collect()
     }

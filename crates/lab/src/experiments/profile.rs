@@ -95,13 +95,17 @@ impl Experiment for Profile {
             let time = |label| points.named("time", subject, "", label);
             let (threads, _) = useful(&points.line("rate", subject, ""))?;
             let (buffer, _) = useful(&points.line("read", subject, ""))?;
+            let together = match threads <= 1.0 {
+                true => "more than one request at a time does not pay".into(),
+                false => format!("{threads:.0} requests at the same time pay"),
+            };
             let page = match page_of(points, subject) {
                 Some(page) if page > 512 => units::bytes(page as f64),
                 _ => "of 512 B, or not to be seen".into(),
             };
             Some(format!(
                 "{subject}: page {page}; buffers from {} on; random reads cost {} of sequential \
-                 ones; a durable write {}; {threads:.0} requests at the same time pay.",
+                 ones; a durable write {}; {together}.",
                 units::bytes(buffer),
                 units::significant(time("random read 4 KiB")? / time("sequential read 4 KiB")?),
                 units::time_ns(time("durable write 4 KiB")?),
