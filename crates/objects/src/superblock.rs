@@ -20,7 +20,8 @@ use crate::{Error, LayoutKind, Profile, Result};
 
 /// "DracoObj", as little-endian bytes.
 const MAGIC: u64 = u64::from_le_bytes(*b"DracoObj");
-const VERSION: u32 = 1;
+/// 2: tables of frames tell what differs from line to line.
+const VERSION: u32 = 2;
 /// Encoded length with its sum.
 const LEN: usize = 128;
 /// Copies are at least so far apart, in bytes.
