@@ -32,6 +32,8 @@ pub struct Objects;
 const AREA_BYTES: u64 = 16 << 20;
 /// Synchronous appends that share one wait.
 const SHARED: u64 = 32;
+/// The store of a chain, in bytes.
+const CHAIN_STORE_BYTES: u64 = 256 << 20;
 /// What is overwritten where amplification is measured, in bytes.
 const BLOCK_BYTES: u64 = 4096;
 
@@ -110,6 +112,30 @@ fn filled(store: &Store, bytes: u64) -> anyhow::Result<ObjectId> {
     }
     store.sync()?;
     Ok(id)
+}
+
+/// Nanoseconds that appends of 512 bytes take, each after the one before or in no order. A
+/// store of its own each time: whether a checkpoint falls into one or the other must not
+/// decide.
+fn appends(
+    context: &Context,
+    subject: &dyn Subject,
+    layout: LayoutKind,
+    is_chain: bool,
+) -> anyhow::Result<f64> {
+    let place = Place::of(subject, CHAIN_STORE_BYTES)?;
+    let store = place.store(layout)?;
+    let id = filled(&store, 0)?;
+    let groups = context.number("ops")? * 16;
+    time(&*place.clock, || {
+        let mut last: Vec<Ticket> = vec![];
+        for _ in 0..groups {
+            context.check()?;
+            let ticket = submit(&store, &last, |group| group.append(id, &[3; 512]))?;
+            last = if is_chain { vec![ticket] } else { vec![] };
+        }
+        Ok(store.sync()?)
+    })
 }
 
 /// The figure and the line of an operation in a layout: one figure for all would be a
@@ -192,7 +218,7 @@ impl Measuring<'_> {
         Ok(())
     }
 
-    /// Appends of 512 bytes that share a flush; chains beside groups without an order.
+    /// Appends of 512 bytes that share a flush.
     fn sharing(&mut self) -> anyhow::Result<()> {
         let (turns, payload) = (self.context.number("ops")? / 4 + 1, [3; 512]);
         let (store, layout) = (&self.store, self.layout);
@@ -208,19 +234,6 @@ impl Measuring<'_> {
         })?;
         let label = format!("{layout}, {SHARED} writers");
         self.samples.push(Sample::named("shared", "", &label, (turns * SHARED) as f64 * 1e9 / ns));
-        let groups = turns * 64;
-        let run = |is_chain: bool| {
-            time(self.clock, || {
-                let mut last: Vec<Ticket> = vec![];
-                for _ in 0..groups {
-                    let ticket = submit(store, &last, |group| group.append(id, &payload))?;
-                    last = if is_chain { vec![ticket] } else { vec![] };
-                }
-                Ok(store.sync()?)
-            })
-        };
-        let (free, chained) = (run(false)?, run(true)?);
-        self.samples.push(Sample::named("chain", "", layout, chained / free));
         Ok(())
     }
 
@@ -329,6 +342,9 @@ impl Experiment for Objects {
         let mut samples = vec![];
         let bytes = context.number("store")?;
         for (name, layout) in [("log", LayoutKind::Log), ("cow", LayoutKind::Cow)] {
+            let free = appends(context, subject, layout, false)?;
+            let chained = appends(context, subject, layout, true)?;
+            samples.push(Sample::named("chain", "", name, chained / free));
             let place = Place::of(subject, bytes)?;
             let store = place.store(layout)?;
             let (clock, samples) = (&*place.clock, &mut samples);
