@@ -77,7 +77,7 @@ pub(crate) fn layout(
     }
 }
 
-/// A 256th of the store, within what recovery may read: what is dead is free only behind a
+/// A 512th of the store, within what recovery may read: what is dead is free only behind a
 /// checkpoint, so that much more is kept free.
 fn log_bytes(segment_bytes: u32, capacity: u64) -> u64 {
     (capacity / 512).max(u64::from(segment_bytes) / 2).min(24 << 20)

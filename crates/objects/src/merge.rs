@@ -33,6 +33,8 @@ const RUN_BYTES: u64 = 24 << 20;
 const TIER: usize = 8;
 /// Pairs of one step.
 const STEP: usize = 64;
+/// Pairs of one step that ends where its last leaf does.
+const STEP_MAX: usize = 4096;
 
 /// Pairs that one group folds, at most.
 const FOLDED_AT_ONCE: u64 = 1024;
@@ -46,7 +48,8 @@ pub(crate) struct Merging {
     next: usize,
     /// Where in the next pair's interval.
     resume: u64,
-    credit: u64,
+    /// Bytes that were paid, times pairs; less than none where a step went on.
+    credit: i64,
     /// Bytes that are written while it is merged.
     span: u64,
 }
@@ -148,13 +151,9 @@ impl Core {
             }
         }
         let Some(merging) = &mut self.merging else { return Ok(()) };
-        merging.credit += bytes * (merging.layer.pairs.len() as u64 + 1);
-        let pairs = merging.credit / merging.span;
-        if pairs < STEP as u64 && (pairs as usize) < merging.layer.pairs.len() {
-            return Ok(());
-        }
-        merging.credit -= pairs * merging.span;
-        if !has_room {
+        merging.credit += (bytes * (merging.layer.pairs.len() as u64 + 1)) as i64;
+        let pairs = merging.credit.max(0) as u64 / merging.span;
+        if !has_room || (pairs < STEP as u64 && (pairs as usize) < merging.layer.pairs.len()) {
             return Ok(());
         }
         self.merge_step(pairs as usize + 1)
@@ -216,19 +215,39 @@ impl Core {
         Ok(())
     }
 
+    /// Where a step of `pairs` pairs from `next` on ends: it takes along what goes into its
+    /// last leaf, which would be written for each step again.
+    fn end_of_leaf(&self, all: &[(Key, Entry)], next: usize, pairs: usize) -> Result<usize> {
+        let mut end = all.len().min(next + pairs);
+        let Some((key, _)) = end.checked_sub(1).and_then(|last| all.get(last)) else {
+            return Ok(end);
+        };
+        if let Some((_, upper)) = self.tree.place_of_leaf(&*self.io, key)? {
+            let most = all.len().min(next + STEP_MAX);
+            let is_within =
+                |(key, _): &(Key, Entry)| upper.as_ref().is_none_or(|upper| key < upper);
+            while end < most && is_within(&all[end]) {
+                end += 1;
+            }
+        }
+        Ok(end)
+    }
+
     fn merge_step(&mut self, pairs: usize) -> Result<()> {
         let Some(merging) = &self.merging else { return Ok(()) };
         let layer = merging.layer.clone();
-        let to = layer.pairs.len().min(merging.next + pairs);
+        let to = self.end_of_leaf(&layer.pairs, merging.next, pairs)?;
         self.load_leaves(&layer.pairs[merging.next..to], |_| false)?;
-        let (edits, next, resume) =
-            edits(&layer, (merging.next, merging.resume), pairs, &self.tree, &*self.io)?;
+        let from = (merging.next, merging.resume);
+        let pairs = pairs.max(to - merging.next);
+        let (edits, next, resume) = edits(&layer, from, pairs, &self.tree, &*self.io)?;
         let mut tree = std::mem::take(&mut self.tree);
         let applied = tree.apply(self, &edits);
         self.tree = tree;
         applied?;
         if let Some(merging) = &mut self.merging {
             (merging.next, merging.resume) = (next, resume);
+            merging.credit -= pairs as i64 * merging.span as i64;
         }
         if next == layer.pairs.len() {
             let merged = self.merging.take().map_or(0, |merging| merging.runs);

@@ -27,14 +27,14 @@ const SECONDS: &[(&str, u64, u64)] = &[
     ("parallel", 2, 220),
     ("kv-async", 24, 3000),
     ("kv-sync", 15, 700),
-    ("kv-read", 26, 240),
+    ("kv-read", 26, 1800),
     ("kv-large", 33, 900),
     ("append-update", 15, 45),
     ("profile", 14, 60),
     ("objects", 40, 1600),
     ("mount", 15, 1000),
     ("tools", 12, 320),
-    ("kv-durable", 15, 60),
+    ("kv-durable", 15, 25),
     ("fio-check", 20, 120),
 ];
 

@@ -50,6 +50,7 @@ impl Layout for Log {
     }
 
     fn log_bytes(&self) -> u64 {
-        super::log_bytes(self.segment_bytes, self.capacity)
+        // Superblocks are far away: a checkpoint takes as long as 12 MB of log.
+        super::log_bytes(self.segment_bytes, self.capacity * 2)
     }
 }
