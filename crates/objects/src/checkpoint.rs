@@ -440,6 +440,7 @@ impl Core {
             for (&segment, extent) in emptied.iter().zip(&extents) {
                 self.io.forget(extent.start_bytes, len);
                 self.segments.release(segment);
+                // Others will write there: what was read of it is no longer true.
                 self.cleaning.take_if(|cleaning| cleaning.segment == segment);
             }
             // Only a hint; that it fails changes nothing.
