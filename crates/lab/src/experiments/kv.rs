@@ -52,7 +52,7 @@ pub const ASYNC: Kv = Kv {
             parameter("puts", "puts of each run (the paper: 8 GB of them)", "80K", "16M"),
             VALUE,
             parameter("writers", "threads that put", "1", "1"),
-            parameter("most_ms", "a run stops after so many milliseconds", "700", "120000"),
+            parameter("most_ms", "a run stops after so many milliseconds", "700", "60000"),
         ],
         explains: "A quick run writes a few tens of megabytes: level 0 fills a few times and \
             little is merged. The storms of the paper come with its size: --size paper, or --set \
@@ -76,7 +76,7 @@ pub const SYNC: Kv = Kv {
             parameter("puts", "puts of each run", "500", "50K"),
             VALUE,
             parameter("writers", "threads that put", "1", "1"),
-            parameter("most_ms", "a run stops after so many milliseconds", "400", "20000"),
+            parameter("most_ms", "a run stops after so many milliseconds", "400", "10000"),
         ],
         explains: "One flush for each put (kv-durable counts them) is what all stores pay, in \
             order or not; LMDB pays two. So the rate is that of the disk, and what differs between \

@@ -295,7 +295,7 @@ const ABOUT: About = About {
     parameters: &[
         parameter("sizes", "sizes of a payload", "512,4096,65536", "512,4096,16384,65536"),
         parameter("ops", "operations of each kind and size", "100", "2000"),
-        parameter("store", "bytes of the store", "256M", "4G"),
+        parameter("store", "bytes of the store", "256M", "2G"),
         parameter("fill", "how full it is where amplification is measured, in %", "70", "80"),
         parameter("turns", "how often it is overwritten; the last turn counts", "1", "2"),
     ],

@@ -137,7 +137,7 @@ pub const READ: KvReads = KvReads {
             parameter("reads", "reads of each pattern", "100K", "4M"),
             VALUE,
             parameter("cache", "memory of a store that keeps what it read itself", "256M", "4G"),
-            parameter("most_ms", "a phase stops after so many milliseconds", "1000", "60000"),
+            parameter("most_ms", "a phase stops after so many milliseconds", "1000", "30000"),
         ],
         repetitions: (2, 1),
         ..ALL
@@ -165,7 +165,7 @@ pub const LARGE: KvReads = KvReads {
             parameter("value", "bytes of a value; keys have 16", "2048", "512"),
             parameter("limit", "memory of store and page cache together", "224M", "1G"),
             parameter("cache", "the store's own part of that", "32M", "256M"),
-            parameter("most_ms", "a phase stops after so many milliseconds", "300", "60000"),
+            parameter("most_ms", "a phase stops after so many milliseconds", "300", "30000"),
         ],
         repetitions: (1, 1),
         ..ALL
