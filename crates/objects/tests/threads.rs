@@ -209,6 +209,7 @@ fn everybody_at_once() {
 fn what_is_left_out_is_missed() {
     for what in [Omission::Flush, Omission::NoGaps] {
         let missed = |seed| std::panic::catch_unwind(|| run(seed, Some(what))).is_err();
-        assert!((1..40).any(missed), "{what:?}");
+        // On a busy machine they seldom meet.
+        assert!((1..400).any(missed), "{what:?}");
     }
 }
