@@ -845,6 +845,8 @@ impl NodesMut for Core {
     }
 
     fn kill(&mut self, ptr: Ptr) {
+        // A snapshot that still needs it reads it again.
+        self.io.forget_node(ptr);
         self.segments.kill(ptr.at, ptr.len, false);
     }
 

@@ -5,20 +5,18 @@
 //! memory (`recent`), which holds it until the disk says that reads see it.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::hash::BuildHasherDefault;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use draconis_device::{Disk, Extent, Ticket as DiskTicket, Urgency};
 use draconis_exchange::heap::Private;
 use parking_lot::{Mutex, RwLock};
-use quick_cache::sync::{Cache, DefaultLifecycle};
-use quick_cache::{OptionsBuilder, Weighter};
 
 use crate::codec::Summer;
 use crate::entry::{Data, PIECE};
 use crate::frame::Done;
 use crate::hooks::{Omission, is_left_out};
+use crate::memory::Memory;
 use crate::superblock::Geometry;
 use crate::tree::{Node, Nodes, Ptr};
 use crate::{Error, Result};
@@ -30,71 +28,6 @@ const REMEMBERED_MAX: u64 = 64 << 10;
 const FAR_GAP: u64 = 16 << 10;
 /// The longest read of several payloads.
 const FAR_MAX: u64 = 256 << 10;
-
-#[derive(Clone, Debug)]
-struct ByWeight;
-
-impl Weighter<u64, Arc<Node>> for ByWeight {
-    fn weight(&self, _: &u64, node: &Arc<Node>) -> u64 {
-        node.weight()
-    }
-}
-
-impl Weighter<u64, Arc<[u8]>> for ByWeight {
-    fn weight(&self, _: &u64, page: &Arc<[u8]>) -> u64 {
-        page.len() as u64 + 64
-    }
-}
-
-/// Addresses are spread by one multiplication and a shift.
-#[derive(Default)]
-pub(crate) struct Mixer(u64);
-
-impl std::hash::Hasher for Mixer {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u64(u64::from(byte));
-        }
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        self.0 = crate::codec::mix(self.0 ^ value);
-    }
-}
-
-type Table<V> = Cache<u64, V, ByWeight, BuildHasherDefault<Mixer>, DefaultLifecycle<u64, V>>;
-
-fn table<V: Clone>(capacity: u64, typical: u64) -> Table<V>
-where
-    ByWeight: Weighter<u64, V>,
-{
-    let items = (capacity / typical).clamp(16, 1 << 24) as usize;
-    match OptionsBuilder::new()
-        .weight_capacity(capacity)
-        .estimated_items_capacity(items)
-        .shards(if capacity < 1 << 20 { 1 } else { 8 })
-        .build()
-    {
-        Ok(options) => Cache::with_options(
-            options,
-            ByWeight,
-            BuildHasherDefault::default(),
-            DefaultLifecycle::default(),
-        ),
-        // Both numbers are given above; the builder asks for nothing else.
-        Err(_) => Cache::with(
-            items,
-            capacity,
-            ByWeight,
-            BuildHasherDefault::default(),
-            DefaultLifecycle::default(),
-        ),
-    }
-}
 
 /// What the caches did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -112,8 +45,7 @@ pub(crate) struct Io {
     pub disk: Arc<dyn Disk>,
     pub geometry: Geometry,
     pub summer: Summer,
-    pages: Table<Arc<[u8]>>,
-    nodes: Table<Arc<Node>>,
+    memory: Memory,
     recent: RwLock<BTreeMap<u64, Arc<Done>>>,
     /// Nodes in frames that were not given to the disk yet.
     fresh: RwLock<HashMap<u64, Arc<Node>>>,
@@ -135,13 +67,14 @@ const RECENT_MAX: usize = 16 << 20;
 
 impl Io {
     pub fn new(disk: Arc<dyn Disk>, geometry: Geometry, summer: Summer, cache_bytes: u64) -> Self {
-        let half = cache_bytes / 2;
         Self {
             disk,
             geometry,
             summer,
-            pages: table(half.max(64 << 10), u64::from(geometry.page_bytes.max(1024))),
-            nodes: table(half.max(64 << 10), 4096),
+            memory: Memory::new(
+                cache_bytes.max(128 << 10),
+                u64::from(geometry.page_bytes.max(1024)),
+            ),
             recent: RwLock::default(),
             fresh: RwLock::default(),
             ahead: RwLock::default(),
@@ -155,7 +88,7 @@ impl Io {
         CacheInfo {
             hits: self.hits.load(Ordering::Relaxed),
             misses: self.misses.load(Ordering::Relaxed),
-            used_bytes: self.pages.weight() + self.nodes.weight(),
+            used_bytes: self.memory.used_bytes(),
         }
     }
 
@@ -201,7 +134,7 @@ impl Io {
     pub fn forget(&self, start: u64, len: u64) {
         let page = self.page();
         for index in start / page..(start + len).div_ceil(page) {
-            self.pages.remove(&index);
+            self.memory.forget_page(index);
         }
         let mut recent = self.recent.write();
         let old: Vec<u64> = recent.range(start..start + len).map(|(at, _)| *at).collect();
@@ -227,7 +160,7 @@ impl Io {
     }
 
     fn cached_page(&self, index: u64) -> Result<Arc<[u8]>> {
-        if let Some(page) = self.pages.get(&index) {
+        if let Some(page) = self.memory.page(index) {
             self.hits.fetch_add(1, Ordering::Relaxed);
             return Ok(page);
         }
@@ -242,8 +175,14 @@ impl Io {
         Ok(page)
     }
 
-    /// Hands bytes of the disk to `take`, in one piece; unverified.
-    fn with<T>(&self, at: u64, len: usize, take: impl FnOnce(&[u8]) -> Result<T>) -> Result<T> {
+    /// Hands bytes of the disk to `take`, in one piece; unverified. Their pages may be kept.
+    fn with<T>(
+        &self,
+        at: u64,
+        len: usize,
+        keeps: bool,
+        take: impl FnOnce(&[u8]) -> Result<T>,
+    ) -> Result<T> {
         if !self.geometry.holds(at, len as u64) {
             return Err(Error::Corrupt {
                 what: "an address outside of all segments",
@@ -264,8 +203,8 @@ impl Io {
                 .ok_or(Error::Corrupt { what: "an address behind the end", at_bytes: at })?;
             let taken = take(part)?;
             // Remembered only once its sum was right: what is rotten is read anew.
-            if !self.pages.contains_key(&first) {
-                self.pages.insert(first, bytes);
+            if keeps && !self.memory.has_page(first) {
+                self.memory.keep_page(first, bytes);
             }
             return Ok(taken);
         }
@@ -273,8 +212,8 @@ impl Io {
         let sector = u64::from(self.disk.properties().sector_bytes);
         let limit = self.geometry.disk_bytes - self.geometry.disk_bytes % sector;
         let end = ((last + 1) * page).min(limit);
-        let all_there = len as u64 <= REMEMBERED_MAX
-            && (first..=last).all(|index| self.pages.contains_key(&index));
+        let all_there =
+            len as u64 <= REMEMBERED_MAX && (first..=last).all(|index| self.memory.has_page(index));
         if all_there {
             let mut bytes = Vec::with_capacity((end - start) as usize);
             for index in first..=last {
@@ -287,9 +226,9 @@ impl Io {
         let bytes = self.direct(start, (end - start) as usize)?;
         let from = (at - start) as usize;
         let taken = take(&bytes[from..from + len])?;
-        if len as u64 <= REMEMBERED_MAX {
+        if keeps && len as u64 <= REMEMBERED_MAX {
             for (index, page_bytes) in (first..).zip(bytes.chunks(page as usize)) {
-                self.pages.insert(index, Arc::from(page_bytes));
+                self.memory.keep_page(index, Arc::from(page_bytes));
             }
         }
         Ok(taken)
@@ -309,7 +248,7 @@ impl Io {
 
     /// Copies what counts of a payload.
     pub fn read_data(&self, data: &Data, into: &mut [u8]) -> Result<()> {
-        self.with(data.at, data.stored as usize, |stored| {
+        self.with(data.at, data.stored as usize, true, |stored| {
             self.verify(data, stored)?;
             into.copy_from_slice(&stored[data.skip as usize..][..data.len as usize]);
             Ok(())
@@ -318,7 +257,7 @@ impl Io {
 
     /// What counts of a payload.
     pub fn value(&self, data: &Data) -> Result<Vec<u8>> {
-        self.with(data.at, data.stored as usize, |stored| {
+        self.with(data.at, data.stored as usize, true, |stored| {
             self.verify(data, stored)?;
             Ok(stored[data.skip as usize..][..data.len as usize].to_vec())
         })
@@ -421,7 +360,7 @@ impl Io {
     fn is_near(&self, data: &Data) -> bool {
         let (first, last) = (data.at / self.page(), (data.end().max(1) - 1) / self.page());
         !self.geometry.holds(data.at, u64::from(data.stored))
-            || (first..=last).all(|index| self.pages.contains_key(&index))
+            || (first..=last).all(|index| self.memory.has_page(index))
             || self.recent(data.at, data.stored as usize).is_some()
     }
 
@@ -434,15 +373,16 @@ impl Io {
         for index in from / page..to.div_ceil(page) {
             let start = (index * page - at) as usize;
             let end = bytes.len().min(start + page as usize);
-            if !self.pages.contains_key(&index) {
-                self.pages.insert(index, Arc::from(&bytes[start..end]));
+            if !self.memory.has_page(index) {
+                self.memory.keep_page(index, Arc::from(&bytes[start..end]));
             }
         }
     }
 
     /// Bytes that a pointer leads to.
     pub fn read_ptr(&self, ptr: Ptr) -> Result<Vec<u8>> {
-        self.with(ptr.at, ptr.len as usize, |bytes| {
+        // What is made of them is kept, not their pages.
+        self.with(ptr.at, ptr.len as usize, false, |bytes| {
             if self.summer.sum(ptr.at, bytes) != ptr.sum && !is_left_out(Omission::NodeSum) {
                 return Err(Error::Corrupt { what: "a node's sum", at_bytes: ptr.at });
             }
@@ -450,16 +390,20 @@ impl Io {
         })
     }
 
-    /// Keeps a node that was just made. Nodes are known by their sums, which hold the place:
-    /// an address that is used again cannot be mistaken.
+    /// Keeps a node that was just made.
     pub fn offer_node(&self, ptr: Ptr, node: Arc<Node>) {
         self.fresh.write().insert(ptr.sum, node.clone());
-        self.nodes.insert(ptr.sum, node);
+        self.memory.keep_node(ptr, node);
+    }
+
+    /// Makes room: nothing but snapshots leads to this node any more.
+    pub fn forget_node(&self, ptr: Ptr) {
+        self.memory.forget_node(ptr);
     }
 
     /// A node, if it is in memory.
     pub fn remembered(&self, ptr: Ptr) -> Option<Arc<Node>> {
-        self.nodes.get(&ptr.sum).or_else(|| self.fresh.read().get(&ptr.sum).cloned())
+        self.memory.node(ptr).or_else(|| self.fresh.read().get(&ptr.sum).cloned())
     }
 
     /// Every frame can be read from `recent` now, or from the disk.
@@ -473,7 +417,7 @@ impl Io {
 
 impl Nodes for Io {
     fn load(&self, ptr: Ptr) -> Result<Arc<Node>> {
-        if let Some(node) = self.nodes.get(&ptr.sum) {
+        if let Some(node) = self.memory.node(ptr) {
             self.hits.fetch_add(1, Ordering::Relaxed);
             return Ok(node);
         }
@@ -481,12 +425,12 @@ impl Nodes for Io {
             return Ok(node.clone());
         }
         if let Some(node) = self.ahead.read().get(&ptr.sum) {
-            self.nodes.insert(ptr.sum, node.clone());
+            self.memory.keep_node(ptr, node.clone());
             return Ok(node.clone());
         }
         let bytes = self.read_ptr(ptr)?;
         let node = Arc::new(Node::decode(&bytes, ptr.at)?);
-        self.nodes.insert(ptr.sum, node.clone());
+        self.memory.keep_node(ptr, node.clone());
         Ok(node)
     }
 }
