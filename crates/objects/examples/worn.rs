@@ -10,7 +10,8 @@
 //!
 //! `fill` is how much of all segments' bytes is alive after filling, in percent; every turn
 //! then overwrites as much as that. `wait=1` waits for each group. `cut=N` updates N blocks
-//! after filling, cuts the power and opens the store.
+//! after filling, cuts the power and opens the store. `cache` is the store's memory: an
+//! index that it does not hold is read again for what is counted, cleaned and merged.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -25,7 +26,7 @@ use draconis_objects::{
 
 type Done<T> = Result<T, Box<dyn Error>>;
 
-const DEFAULTS: [(&str, &str); 9] = [
+const DEFAULTS: [(&str, &str); 10] = [
     ("disk", "ssd"),
     ("layout", "cow"),
     ("store", "4G"),
@@ -35,6 +36,7 @@ const DEFAULTS: [(&str, &str); 9] = [
     ("turns", "3"),
     ("wait", "0"),
     ("cut", "0"),
+    ("cache", "256M"),
 ];
 
 fn number(text: &str) -> Done<u64> {
@@ -67,7 +69,7 @@ fn main() -> Done<()> {
     };
     let profile = Profile { layout, page_bytes: 4096, segment_bytes, queue_depth: 32 };
     Store::create(disk.clone(), &CreateOptions { profile, id: 1 })?;
-    let options = OpenOptions { cache_bytes: 256 << 20, read_only: false };
+    let options = OpenOptions { cache_bytes: get("cache")?, read_only: false };
     let store = Store::open(disk.clone(), &options)?;
     let mut worn = Worn {
         all: u64::from(store.info().segments) * u64::from(segment_bytes),
@@ -76,6 +78,7 @@ fn main() -> Done<()> {
         blocks: 0,
         dice: 88_172_645_463_325_252,
         store,
+        disk: disk.clone(),
         clock,
     };
     worn.fill(get("fill")?)?;
@@ -93,6 +96,7 @@ fn main() -> Done<()> {
 /// A store that is worn out.
 struct Worn {
     store: Arc<Store>,
+    disk: Arc<SimDisk>,
     clock: Clock,
     all: u64,
     payload: Vec<u8>,
@@ -143,6 +147,7 @@ impl Worn {
 
     fn turn(&mut self, turn: u64, is_skewed: bool, waits: bool) -> Done<()> {
         let before = self.store.info().counters;
+        let device = self.disk.statistics();
         let (began, since) = (Instant::now(), self.clock.now_ns());
         let mut waited_ns = vec![];
         for _ in 0..self.blocks {
@@ -174,6 +179,16 @@ impl Worn {
             info.used_bytes as f64 * 100.0 / self.all as f64,
             payload / device_s / 1e6,
             began.elapsed().as_secs_f64(),
+        );
+        let did = self.disk.statistics();
+        print!(
+            "; {} reads of {} MB, {} writes of {} MB, {} flushes, {} seeks",
+            did.reads - device.reads,
+            (did.read_bytes - device.read_bytes) / 1_000_000,
+            did.writes - device.writes,
+            (did.written_bytes - device.written_bytes) / 1_000_000,
+            did.flushes - device.flushes,
+            did.work.seeks - device.work.seeks,
         );
         waited_ns.sort_unstable();
         if let Some(&longest) = waited_ns.last() {

@@ -14,6 +14,7 @@
 //! Law 3: what a checkpoint does away with is free once the checkpoint is durable and
 //! everybody who might read it has gone.
 
+use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -105,6 +106,8 @@ pub(crate) struct Run {
 pub(crate) struct Written {
     ticket: DiskTicket,
     emptied: Vec<u32>,
+    /// Segments that were cleaned before it began.
+    pub cleaned: HashSet<u32>,
     /// Bytes that the disk was given before it.
     written_bytes: u64,
 }
@@ -239,10 +242,12 @@ impl Core {
     pub fn count_some(&mut self, bytes: u64) -> Result<()> {
         let half = self.layout.log_bytes() / 2;
         let Some(counting) = &mut self.counting else { return Ok(()) };
-        // All pairs while half a log is written; in small lots, to use what is loaded.
-        counting.credit += bytes * (counting.layer.pairs.len() as u64 + 1);
+        // All pairs, each with what it hides, while half a log is written; in small lots, to
+        // use what is loaded.
+        let all = counting.layer.pairs.len() as u64 * 2 + 1;
+        counting.credit += bytes * all;
         let pairs = counting.credit / half.max(1);
-        if pairs < 16 && (pairs as usize) < counting.layer.pairs.len() {
+        if pairs < 16.min(all) {
             return Ok(());
         }
         counting.credit -= pairs * half.max(1);
@@ -382,7 +387,8 @@ impl Core {
         self.barrier = self.barrier.max(blob.own_seq);
         self.checkpoint_ptrs = [table, vec![checkpoint], image].concat();
         let written_bytes = self.counters.written_bytes;
-        self.checkpoint = Some(Written { ticket, emptied, written_bytes });
+        let cleaned = std::mem::take(&mut self.cleaned_before);
+        self.checkpoint = Some(Written { ticket, emptied, cleaned, written_bytes });
         self.counters.checkpoints += 1;
         Ok(())
     }
@@ -418,7 +424,6 @@ impl Core {
         if waits && let Some(written) = self.checkpoint.take() {
             let old = std::mem::replace(&mut self.token, Arc::new(Token));
             self.epochs.push_back((old, written.emptied));
-            self.cleaned_before.clear();
             self.refresh();
         }
         self.release();

@@ -57,6 +57,8 @@ pub(crate) struct Cleaning {
     dead: u64,
     stamp: u64,
     reading: Reading,
+    /// Whether frames are read whole, since a jump takes longer than what it passes over.
+    is_whole: bool,
     /// The table of the next frame, on its way.
     table: Option<Pending<ReadAnswer>>,
     /// What is left of the frame, last first.
@@ -87,7 +89,7 @@ impl Core {
         let filled = (self.layout.log_bytes() * 2).div_ceil(segment_bytes);
         // It keeps up with what is written when an eighth is missing; as much again is for
         // what comes in bursts: long commits, merged runs.
-        (self.kept() + 2 + filled as usize) * 4 / 3 + 1
+        (self.kept() + 2 + filled as usize) * 8 / 7 + 1
     }
 
     /// Free segments that groups which only add may not use.
@@ -279,23 +281,42 @@ impl Core {
         Ok(())
     }
 
-    /// Chooses the segment that is worth most; says whether one is worth anything.
-    fn choose(&mut self) -> Result<bool> {
+    /// Whether what is left in a segment only waits for a checkpoint.
+    fn is_cleaned(&self, segment: u32) -> bool {
+        let written = self.checkpoint.as_ref().map(|written| &written.cleaned);
+        [Some(&self.cleaned_since), Some(&self.cleaned_before), written]
+            .into_iter()
+            .flatten()
+            .any(|cleaned| cleaned.contains(&segment))
+    }
+
+    /// The segment that is worth most, if one is worth anything: of all, or without those of
+    /// the index that still have much of it.
+    fn best(&self, all: bool) -> Option<u32> {
         let len = u64::from(self.superblock.geometry.segment_bytes);
         let worth = |(number, segment): (u32, &crate::segment::Segment)| {
+            let used = segment.live.max(0) as u64;
             let is_candidate = segment.state == State::Closed
                 && !segment.is_bad
                 && segment.live > 0
-                && !self.cleaned_since.contains(&number)
-                && !self.cleaned_before.contains(&number);
-            let used = segment.live.max(0) as u64;
+                && (all || !segment.is_index || used < len / 16)
+                && !self.is_cleaned(number);
             let age = self.clock.saturating_sub(segment.closed).max(1);
             (is_candidate && used < len - len / 64)
                 .then(|| (self.layout.worth(used, len, age), number))
         };
-        let best =
-            (0..).zip(&self.segments.all).filter_map(worth).max_by(|(a, _), (b, _)| a.total_cmp(b));
-        let Some((_, number)) = best else { return Ok(false) };
+        let worths = (0..).zip(&self.segments.all).filter_map(worth);
+        Some(worths.max_by(|(a, _), (b, _)| a.total_cmp(b))?.1)
+    }
+
+    /// Chooses the segment that is worth most; says whether one is worth anything.
+    fn choose(&mut self) -> Result<bool> {
+        let len = u64::from(self.superblock.geometry.segment_bytes);
+        // A merge takes one leaf after the other, as they were written: it empties their
+        // segments by itself, and the one that it has half emptied would look best.
+        let all = self.merging.is_none() || self.segments.free() <= self.kept();
+        let best = self.best(all).or_else(|| self.best(true));
+        let Some(number) = best else { return Ok(false) };
         let segment = self.segments.all[number as usize];
         if segment.last_seq == self.batch.seq {
             // Its last frames are not even given to the disk.
@@ -308,13 +329,14 @@ impl Core {
         }
         let live = segment.live.max(0) as u64;
         // Where little is alive the cleaner jumps; what it passes over is not read.
-        let is_dense = live * 2 > u64::from(segment.used);
+        let is_dense = live * self.layout.jumps_from() > u64::from(segment.used);
         let depth = if is_dense { self.layout.reads_ahead() } else { 0 };
         let start = self.superblock.geometry.start_of(number);
         let window = self.layout.read_bytes();
         self.cleaning = Some(Cleaning {
             segment: number,
             reading: Reading::new(&self.io, start, segment.used, window, depth),
+            is_whole: is_dense && window >= self.layout.frame_bytes(),
             table: None,
             pos: 0,
             used: segment.used,
@@ -377,6 +399,12 @@ impl Core {
         let first = cleaning.reading.get(&self.io, pos, page.min(room))?;
         let header = Header::peek(first, at, self.tag, room as u64).ok_or(gone.clone())?;
         let first = first[..HEADER].to_vec();
+        if cleaning.is_whole {
+            if !cleaning.reading.want(&self.io, pos, header.len as usize) {
+                return Ok(64);
+            }
+            cleaning.reading.get(&self.io, pos, header.len as usize)?;
+        }
         let (table_at, table_len) = (pos + header.table_at, header.table_len as usize);
         // The table of a long frame is behind its payloads, which are read as they are needed.
         let from = start + u64::from(table_at) / page as u64 * page as u64;

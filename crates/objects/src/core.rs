@@ -86,8 +86,11 @@ pub(crate) struct Core {
     pub to_merge: usize,
     /// Pairs in runs after which they are merged.
     pub merge_pairs: usize,
-    /// Bytes on the disk that counting and merging were paid for, and when merging began last.
+    /// Bytes on the disk that counting was paid for.
     pub worked_bytes: u64,
+    /// Those of the log alone, which merging was paid for, and as they were when it began
+    /// last: a merge that what it writes itself pays for goes on till all is merged.
+    pub logged_bytes: u64,
     pub merged_at: u64,
     pub tree: Tree,
     pub view: Arc<View>,
@@ -105,7 +108,7 @@ pub(crate) struct Core {
     pub spent_before: (u64, u64),
     /// Segments that were cleaned since the last checkpoint: what is left in them waits for it.
     pub cleaned_since: HashSet<u32>,
-    /// Those that were cleaned before the checkpoint on its way began.
+    /// Those that were cleaned before the checkpoint that is being counted began.
     pub cleaned_before: HashSet<u32>,
     pub token: Arc<Token>,
     /// Segments that wait until those who hold the token let it go; oldest first.
@@ -430,7 +433,7 @@ impl Core {
             let (payload, others) = rest.split_at(len);
             let key = extent_key(id, offset);
             let replaced_after = self.age_of(&key);
-            self.payload(key, payload, self.written(record.hint, replaced_after), None)?;
+            self.payload(key, payload, Kind::Written { hint: record.hint, replaced_after }, None)?;
             offset += len as u64;
             rest = others;
         }
@@ -454,7 +457,12 @@ impl Core {
         self.unlink(&key)?;
         if value.len() <= self.payload_max() {
             let replaced_after = self.age_of(&key);
-            return self.payload(key, value, self.written(Hint::Unknown, replaced_after), None);
+            return self.payload(
+                key,
+                value,
+                Kind::Written { hint: Hint::Unknown, replaced_after },
+                None,
+            );
         }
         let id = ObjectId(self.next_id);
         self.next_id += 1;
@@ -528,8 +536,8 @@ impl Core {
         Ok(())
     }
 
-    fn written(&self, hint: Hint, replaced_after: Option<u64>) -> Kind {
-        Kind::Written { hint, replaced_after, is_trickle: self.usual_bytes < TRICKLE_BYTES }
+    fn stream_of(&self, kind: Kind) -> usize {
+        self.layout.stream_of(kind, self.usual_bytes < TRICKLE_BYTES)
     }
 
     /// Puts a payload and its entry into the commit; `stamp` is when it was written first.
@@ -541,7 +549,7 @@ impl Core {
         stamp: Option<u64>,
     ) -> Result<()> {
         let page = self.superblock.geometry.page_bytes as usize;
-        let stream = self.layout.stream_of(kind);
+        let stream = self.stream_of(kind);
         let order = self.next_order();
         let summer = self.io.summer;
         let line = Table::most(key.len(), payload.len());
@@ -583,7 +591,7 @@ impl Core {
     pub fn store(&mut self, bytes: &[u8], is_node: bool) -> Result<Ptr> {
         let page = self.superblock.geometry.page_bytes as usize;
         let kind = if is_node { Kind::Node } else { Kind::Brief };
-        let stream = self.layout.stream_of(kind);
+        let stream = self.stream_of(kind);
         let frame = self.frame_for(stream, bytes.len(), Table::most(0, 0))?;
         let at = frame.put(bytes, page);
         let len = bytes.len() as u32;
@@ -631,6 +639,7 @@ impl Core {
         };
         self.segments.close(old, self.clock);
         self.segments.all[old as usize].last_seq = self.batch.seq;
+        self.segments.all[old as usize].is_index = stream == self.layout.index_stream();
         let place = &mut self.streams[stream];
         (place.segment, place.pos, place.next) = (new, 0, next);
         Ok(())
@@ -781,8 +790,11 @@ impl Core {
         let written = self.counters.written_bytes + open;
         let taken = written.saturating_sub(self.worked_bytes);
         self.worked_bytes += taken;
+        let logged = written.saturating_sub(self.counters.index_bytes);
+        let taken_by_log = logged.saturating_sub(self.logged_bytes);
+        self.logged_bytes += taken_by_log;
         self.count_some(taken)?;
-        self.merge_some(taken)?;
+        self.merge_some(taken_by_log)?;
         self.clean_some(bytes)?;
         if self.log_bytes + self.batch.bytes as u64 >= self.layout.log_bytes() {
             self.begin_checkpoint()?;

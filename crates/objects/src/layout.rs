@@ -1,7 +1,7 @@
 //! What a kind of hardware wants: placement, cadence, depth. Everything else is shared.
 //!
 //! ```text
-//!   log   0 what is written   1 what is cleaned
+//!   log   0 what is written   1 what is cleaned   2 nodes, runs
 //!   cow   0 what is written in bits   1 hot, runs   2 cold   3 what is cleaned   4 nodes
 //! ```
 
@@ -19,8 +19,6 @@ pub(crate) enum Kind {
         /// Bytes that were written since what it replaces was; none if it replaces
         /// nothing that is in memory.
         replaced_after: Option<u64>,
-        /// Commits are small: somebody waits for each.
-        is_trickle: bool,
     },
     /// Moved by the cleaner: so many bytes were written since it was.
     Moved { age: u64 },
@@ -34,8 +32,10 @@ pub(crate) enum Kind {
 pub(crate) trait Layout: Send + Sync {
     /// How many segments are filled at a time.
     fn streams(&self) -> usize;
-    /// Which of them gets a payload.
-    fn stream_of(&self, kind: Kind) -> usize;
+    /// Which of them gets a payload. In a trickle commits are small: somebody waits for each.
+    fn stream_of(&self, kind: Kind, is_trickle: bool) -> usize;
+    /// Which of them has nodes and runs, and nothing else but in a trickle.
+    fn index_stream(&self) -> usize;
     /// Whether the age of what a payload replaces matters to that.
     fn parts_by_age(&self) -> bool;
     /// The longest frame, in bytes: what is worth one request.
@@ -45,6 +45,9 @@ pub(crate) trait Layout: Send + Sync {
     fn commit_bytes(&self) -> usize;
     /// What the cleaner reads at once, in bytes.
     fn read_bytes(&self) -> usize;
+    /// The cleaner jumps from one thing that is alive to the next where fewer than one byte
+    /// of so many is; else it reads what is between.
+    fn jumps_from(&self) -> u64;
     /// How many such reads it asks for before it needs them.
     fn reads_ahead(&self) -> usize;
     /// About how long a node is, in bytes.

@@ -50,7 +50,7 @@ pub(crate) struct Merging {
     resume: u64,
     /// Bytes that were paid, times pairs; less than none where a step went on.
     credit: i64,
-    /// Bytes that are written while it is merged.
+    /// Bytes of the log that are written while it is merged.
     span: u64,
 }
 
@@ -67,7 +67,10 @@ pub(crate) struct Folding {
 
 /// Pairs in runs after which they are merged.
 pub(crate) fn merge_pairs(capacity: u64, cache_bytes: u64) -> usize {
-    (capacity >> 13).clamp(64, 512 << 10).min((cache_bytes >> 8).max(4096)) as usize
+    // A small store merges often, as a large one does in its time.
+    let often = capacity >> 13;
+    let usual = capacity.saturating_sub(64 << 20) >> 10;
+    often.max(usual).clamp(64, 512 << 10).min((cache_bytes >> 8).max(4096)) as usize
 }
 
 impl Core {
@@ -126,15 +129,15 @@ impl Core {
     fn start_merge(&mut self) {
         let runs = std::mem::take(&mut self.to_merge);
         let Some(layer) = self.runs.first_mut().and_then(|run| run.layer.take()) else { return };
-        let since = self.worked_bytes - std::mem::replace(&mut self.merged_at, self.worked_bytes);
+        let since = self.logged_bytes - std::mem::replace(&mut self.merged_at, self.logged_bytes);
         // Done before as many pairs came again, and before as many runs did.
         let log_bytes = self.layout.log_bytes();
-        let span = (since / 2).clamp(log_bytes, log_bytes * (RUNS as u64 / 2));
+        let span = (since / 2).clamp(log_bytes, log_bytes * (RUNS as u64 / 4));
         self.merging = Some(Merging { layer, runs, next: 0, resume: 0, credit: 0, span });
         self.refresh();
     }
 
-    /// Folds and merges what `bytes` on the disk pay for.
+    /// Folds and merges what `bytes` of the log pay for.
     pub fn merge_some(&mut self, bytes: u64) -> Result<()> {
         let has_room = self.segments.free() > self.floor();
         if let Some(folding) = &mut self.folding {

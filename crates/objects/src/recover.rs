@@ -79,6 +79,7 @@ fn empty_core(disk: Arc<dyn Disk>, superblock: Superblock, cache_bytes: u64) -> 
         to_merge: 0,
         merge_pairs: merge_pairs(capacity, cache_bytes),
         worked_bytes: 0,
+        logged_bytes: 0,
         merged_at: 0,
         tree: Tree::default(),
         view: Arc::new(View { token: token.clone(), ..View::default() }),

@@ -42,6 +42,8 @@ pub(crate) struct Segment {
     pub last_seq: u64,
     /// Cannot be cleaned: something in it is damaged.
     pub is_bad: bool,
+    /// Nodes and runs lie in it, by themselves.
+    pub is_index: bool,
 }
 
 const FREE: Segment = Segment {
@@ -54,6 +56,7 @@ const FREE: Segment = Segment {
     used: 0,
     last_seq: 0,
     is_bad: false,
+    is_index: false,
 };
 
 /// The table of all segments.
@@ -186,7 +189,8 @@ impl Segments {
         let mut out = Vec::with_capacity(self.all.len() * 8);
         for segment in &self.all {
             let is_used = !matches!(segment.state, State::Free | State::Emptied);
-            out.push(u8::from(is_used) | u8::from(segment.is_bad) << 1);
+            let flags = [is_used, segment.is_bad, segment.is_index];
+            out.push((0..).zip(flags).map(|(bit, flag)| u8::from(flag) << bit).sum());
             if is_used {
                 put_varint(&mut out, (segment.live - segment.since).max(0) as u64);
                 put_varint(&mut out, segment.stamp);
@@ -221,6 +225,7 @@ impl Segments {
                 stamped,
                 used,
                 is_bad: flags & 2 != 0,
+                is_index: flags & 4 != 0,
                 ..FREE
             };
         }

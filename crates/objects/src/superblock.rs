@@ -21,7 +21,7 @@ use crate::{Error, LayoutKind, Profile, Result};
 /// "DracoObj", as little-endian bytes.
 const MAGIC: u64 = u64::from_le_bytes(*b"DracoObj");
 /// 2: tables of frames tell what differs from line to line.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// Encoded length with its sum.
 const LEN: usize = 128;
 /// Copies are at least so far apart, in bytes.

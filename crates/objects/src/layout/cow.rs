@@ -20,7 +20,7 @@ impl Layout for Cow {
         5
     }
 
-    fn stream_of(&self, kind: Kind) -> usize {
+    fn stream_of(&self, kind: Kind, is_trickle: bool) -> usize {
         match kind {
             Kind::Node => NODES,
             Kind::Brief => HOT,
@@ -28,13 +28,17 @@ impl Layout for Cow {
             Kind::Moved { age } if age < self.capacity / 4 => HOT,
             Kind::Moved { .. } => MOVED,
             // One request for a commit that somebody waits for.
-            Kind::Written { is_trickle: true, .. } => TRICKLE,
+            Kind::Written { .. } if is_trickle => TRICKLE,
             Kind::Written { hint: Hint::Hot, .. } => HOT,
             Kind::Written { hint: Hint::Cold, .. } => COLD,
             // What was replaced soon will be replaced soon again (SepBIT).
             Kind::Written { replaced_after: Some(bytes), .. } if bytes < self.capacity / 4 => HOT,
             Kind::Written { .. } => COLD,
         }
+    }
+
+    fn index_stream(&self) -> usize {
+        NODES
     }
 
     fn parts_by_age(&self) -> bool {
@@ -52,6 +56,10 @@ impl Layout for Cow {
     fn read_bytes(&self) -> usize {
         // Whoever waits for a commit waits for it too.
         64 << 10
+    }
+
+    fn jumps_from(&self) -> u64 {
+        2
     }
 
     fn reads_ahead(&self) -> usize {

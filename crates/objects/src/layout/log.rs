@@ -9,14 +9,26 @@ pub(super) struct Log {
 
 impl Layout for Log {
     fn streams(&self) -> usize {
-        2
+        3
     }
 
-    fn stream_of(&self, kind: Kind) -> usize {
-        // What survived until its segment was cleaned is older than what is written: apart
-        // from it, it stays together. The cleaner writes long frames, so the way between
-        // the two is paid rarely.
-        usize::from(matches!(kind, Kind::Moved { .. }))
+    fn stream_of(&self, kind: Kind, is_trickle: bool) -> usize {
+        match kind {
+            // Nobody waits for two places.
+            _ if is_trickle && !matches!(kind, Kind::Moved { .. }) => 0,
+            Kind::Written { .. } => 0,
+            // What survived until its segment was cleaned is older than what is written:
+            // apart from it, it stays together. The cleaner writes long frames, so the way
+            // between the two is paid rarely.
+            Kind::Moved { .. } => 1,
+            // A merge replaces nearly all: then they leave whole segments behind. Among
+            // payloads each hole of theirs costs moving the neighbours.
+            Kind::Node | Kind::Brief => 2,
+        }
+    }
+
+    fn index_stream(&self) -> usize {
+        2
     }
 
     fn parts_by_age(&self) -> bool {
@@ -32,8 +44,12 @@ impl Layout for Log {
     }
 
     fn read_bytes(&self) -> usize {
-        // As long as it takes to go there and back.
-        4 << 20
+        // Three times as long as it takes to go there.
+        8 << 20
+    }
+
+    fn jumps_from(&self) -> u64 {
+        16
     }
 
     fn reads_ahead(&self) -> usize {
@@ -51,6 +67,6 @@ impl Layout for Log {
 
     fn log_bytes(&self) -> u64 {
         // Superblocks are far away: a checkpoint takes as long as 12 MB of log.
-        super::log_bytes(self.segment_bytes, self.capacity * 2)
+        super::log_bytes(self.segment_bytes, self.capacity * 4)
     }
 }

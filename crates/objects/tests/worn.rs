@@ -1,0 +1,90 @@
+//! What random updates of small blocks cost a store that is nearly full.
+
+use std::sync::Arc;
+
+use draconis_device::sim::SimDisk;
+use draconis_objects::{
+    Counters, CreateOptions, Group, Hint, LayoutKind, ObjectId, OpenOptions, Profile, Store,
+};
+
+const BLOCK: u64 = 512;
+
+struct Worn {
+    disk: Arc<SimDisk>,
+    store: Arc<Store>,
+    id: ObjectId,
+    blocks: u64,
+    dice: u64,
+}
+
+impl Worn {
+    /// A store of `bytes`, `percent` of which are filled with blocks.
+    fn filled(layout: LayoutKind, disk: Arc<SimDisk>, bytes: u64, percent: u64) -> Self {
+        let profile =
+            Profile { layout, page_bytes: 4096, segment_bytes: 256 << 10, queue_depth: 32 };
+        Store::create(disk.clone(), &CreateOptions { profile, id: 1 }).unwrap();
+        let store = Store::open(disk.clone(), &OpenOptions::default()).unwrap();
+        let new = store.new_object();
+        let id = new.id();
+        let mut group = Group::new();
+        group.create(new, Hint::Unknown);
+        store.submit(group, &[]).unwrap();
+        let blocks = bytes / BLOCK * percent / 100;
+        let worn = Self { disk, store, id, blocks, dice: 88_172_645_463_325_252 };
+        (0..blocks).for_each(|block| worn.write(block));
+        worn.store.sync().unwrap();
+        worn
+    }
+
+    fn write(&self, block: u64) {
+        let mut group = Group::new();
+        group.write(self.id, block * BLOCK, &[7; BLOCK as usize]);
+        self.store.submit(group, &[]).unwrap();
+    }
+
+    fn update_any(&mut self) {
+        self.dice ^= self.dice << 13;
+        self.dice ^= self.dice >> 7;
+        self.dice ^= self.dice << 17;
+        self.write(self.dice % self.blocks);
+    }
+
+    fn counters(&self) -> Counters {
+        self.store.info().counters
+    }
+}
+
+/// A segment that was cleaned waits for a checkpoint, and is not read again till it was
+/// written again; nor are leaves that memory has room for.
+#[test]
+fn no_more_is_read_than_is_written() {
+    let (disk, _) = SimDisk::hdd(48 << 20, 1);
+    let mut worn = Worn::filled(LayoutKind::Log, disk, 48 << 20, 60);
+    let (before, cleaned) = (worn.disk.statistics(), worn.counters().cleaned);
+    (0..worn.blocks).for_each(|_| worn.update_any());
+    let after = worn.disk.statistics();
+    let read = after.read_bytes - before.read_bytes;
+    let written = after.written_bytes - before.written_bytes;
+    let cleaned = worn.counters().cleaned - cleaned;
+    assert!(cleaned > 100, "{cleaned} segments cleaned: nothing to see");
+    println!("{read} bytes read, {written} written, {cleaned} cleaned");
+    assert!(read < written, "{read} bytes read, {written} written");
+}
+
+/// Where each pair has a leaf of its own, merging some makes more bytes than they have. Those
+/// must not be what the next ones are merged for, or one group pays for all.
+#[test]
+fn a_merge_does_not_pay_for_itself() {
+    let (disk, _) = SimDisk::ssd(128 << 20, 1);
+    let mut worn = Worn::filled(LayoutKind::Cow, disk, 128 << 20, 50);
+    let (mut most, before) = (0, worn.counters());
+    for _ in 0..worn.blocks / 2 {
+        let before = worn.counters();
+        worn.update_any();
+        most = most.max(worn.counters().written_bytes - before.written_bytes);
+    }
+    let index = worn.counters().index_bytes - before.index_bytes;
+    println!("{index} bytes of index, {most} at once");
+    assert!(index > 8 << 20, "{index} bytes of index: nothing was merged");
+    assert!(most < 1 << 20, "one group wrote {most} bytes");
+}
