@@ -306,7 +306,7 @@ fn measure(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
         stop: stop::Stop::listen()?,
         progress: !arguments.json,
     };
-    let results = runner::run(&plan);
+    let results = runner::run(&plan, &|results| results.write(&arguments.out))?;
     results.write(&arguments.out)?;
     let report = report::write(&results, &arguments.out)?;
     if arguments.json {

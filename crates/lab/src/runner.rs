@@ -48,8 +48,12 @@ const SPARE_BYTES: u64 = 512 << 20;
 /// Memory that is left to the rest of the machine, in bytes.
 const SPARE_MEMORY_BYTES: u64 = 256 << 20;
 
-/// Runs the plan. Whatever was measured when somebody stopped it is in the results.
-pub fn run(plan: &Plan) -> Results {
+/// Runs the plan. Whatever was measured when somebody stopped it is in the results; `keep`
+/// gets them after each experiment, as if it were the last: a run may take hours.
+///
+/// # Errors
+/// What `keep` says.
+pub fn run(plan: &Plan, keep: &dyn Fn(&Results) -> anyhow::Result<()>) -> anyhow::Result<Results> {
     let started = Instant::now();
     let machine = Machine::look(&plan.workshop.dir);
     let mut results = Results {
@@ -73,14 +77,17 @@ pub fn run(plan: &Plan) -> Results {
             eprintln!("{}: {:.0} s", outcome.name, outcome.seconds);
         }
         results.experiments.push(outcome);
+        results.seconds = started.elapsed().as_secs_f64();
+        results.interrupted = true;
+        keep(&results)?;
         if plan.stop.check().is_err() {
-            results.interrupted = true;
             break;
         }
+        results.interrupted = false;
     }
     results.seconds = started.elapsed().as_secs_f64();
     warn(&mut results);
-    results
+    Ok(results)
 }
 
 fn command_line() -> String {
