@@ -22,7 +22,7 @@ use draconis_device::{Extent, Group as DiskGroup, Ticket as DiskTicket};
 
 use crate::codec::{Reader, put_varint};
 use crate::core::Core;
-use crate::entry::{Entry, Key, Named, named, put_key, read_pair};
+use crate::entry::{Entry, Key, Named, fits, named, put_key_behind, read_key_behind, unfolded_max};
 use crate::hooks::{Omission, is_left_out};
 use crate::layer::{Layer, Sorted};
 use crate::tree::Ptr;
@@ -57,6 +57,9 @@ pub(crate) struct Chunks {
     /// Those that were stored.
     pub stored: Vec<Ptr>,
     bytes: Vec<u8>,
+    /// The last key in them, and how long all of them are.
+    last: Key,
+    keys_bytes: usize,
     /// Pairs that were taken.
     taken: usize,
 }
@@ -68,12 +71,19 @@ impl Chunks {
         let mut pair = vec![];
         for (key, entry) in &pairs[self.taken..] {
             pair.clear();
-            put_key(&mut pair, key);
+            put_key_behind(&mut pair, &self.last, key);
             entry.encode(&mut pair);
-            if !self.bytes.is_empty() && self.bytes.len() + pair.len() > limit {
+            let len = self.bytes.len() + pair.len();
+            let is_full = len > limit || self.keys_bytes + key.len() > unfolded_max(len);
+            if !self.bytes.is_empty() && is_full {
                 self.flush(core)?;
+                pair.clear();
+                put_key_behind(&mut pair, &self.last, key);
+                entry.encode(&mut pair);
             }
             self.bytes.extend_from_slice(&pair);
+            self.last.clone_from(key);
+            self.keys_bytes += key.len();
         }
         self.taken = pairs.len();
         Ok(())
@@ -90,6 +100,8 @@ impl Chunks {
     fn flush(&mut self, core: &mut Core) -> Result<()> {
         self.stored.push(core.store(&self.bytes, false)?);
         self.bytes.clear();
+        self.last.clear();
+        self.keys_bytes = 0;
         Ok(())
     }
 }
@@ -182,13 +194,18 @@ impl Blob {
 /// Reads one part of a run or an image.
 pub(crate) fn read_chunk(bytes: &[u8], at: u64, into: &mut Vec<(Key, Entry)>) -> Result<()> {
     let mut reader = Reader::new(bytes, at);
+    let (mut key, mut room) = (vec![], unfolded_max(bytes.len()));
     while !reader.is_done() {
-        let (key, entry) = read_pair(&mut reader)?;
-        let key = Key::from_slice(key);
-        if into.last().is_some_and(|(previous, _)| *previous >= key) {
+        read_key_behind(&mut reader, &mut key)?;
+        let entry = Entry::decode(&mut reader)?;
+        room = room.checked_sub(key.len()).ok_or_else(|| reader.corrupt("a run's length"))?;
+        if !fits(&key, &entry) {
+            return Err(reader.corrupt("an entry under the wrong key"));
+        }
+        if into.last().is_some_and(|(previous, _)| previous.as_slice() >= key.as_slice()) {
             return Err(reader.corrupt("pairs of a run that are out of order"));
         }
-        into.push((key, entry));
+        into.push((Key::from_slice(&key), entry));
     }
     Ok(())
 }

@@ -243,6 +243,32 @@ pub(crate) fn put_key(into: &mut Vec<u8>, key: &[u8]) {
     into.extend_from_slice(key);
 }
 
+/// Puts a key of which only what differs from the one before it is told.
+pub(crate) fn put_key_behind(into: &mut Vec<u8>, previous: &[u8], key: &[u8]) {
+    let shared = previous.iter().zip(key).take_while(|(a, b)| a == b).count();
+    put_varint(into, shared as u64);
+    put_key(into, &key[shared..]);
+}
+
+/// Makes of a key the next one, which must be behind it.
+pub(crate) fn read_key_behind(reader: &mut Reader<'_>, key: &mut Vec<u8>) -> Result<()> {
+    let shared = reader.varint_u32()? as usize;
+    let rest = reader.sized()?;
+    let is_behind = key.get(shared..).is_some_and(|old| old < rest);
+    if !is_behind || shared + rest.len() > KEY_MAX + 1 {
+        return Err(reader.corrupt("pairs that are out of order"));
+    }
+    key.truncate(shared);
+    key.extend_from_slice(rest);
+    Ok(())
+}
+
+/// The most that `len` bytes with pairs may become in memory, in bytes: long keys that hardly
+/// differ take little on the disk, but nobody writes more of them than this.
+pub(crate) const fn unfolded_max(len: usize) -> usize {
+    len * 32 + 4 * KEY_MAX
+}
+
 /// Reads a key and its entry, which must fit each other.
 pub(crate) fn read_pair<'a>(reader: &mut Reader<'a>) -> Result<(&'a [u8], Entry)> {
     let key = reader.sized()?;
@@ -280,6 +306,32 @@ mod tests {
     fn data(stored: u32) -> Data {
         let sums = (0..stored.div_ceil(PIECE)).map(u64::from).collect();
         Data { at: 1 << 20, stored, skip: 0, len: stored, sums }
+    }
+
+    #[test]
+    fn keys_behind_each_other_come_back_and_no_others_are_read() {
+        let keys = [&b"a"[..], b"aa", b"aab", b"ab", b"b", b"ba"].map(value_key);
+        let (mut bytes, mut previous) = (vec![], Key::new());
+        for key in &keys {
+            put_key_behind(&mut bytes, &previous, key);
+            previous.clone_from(key);
+        }
+        let (mut reader, mut key) = (Reader::new(&bytes, 0), vec![]);
+        for expected in &keys {
+            read_key_behind(&mut reader, &mut key).unwrap();
+            assert_eq!(key, expected.as_slice());
+        }
+        assert!(reader.is_done());
+        for (previous, bytes) in [
+            // The same again; one before it; more shared than there is; nothing at all.
+            (&b"ab"[..], &[2, 0][..]),
+            (b"ab", &[1, 1, b'a']),
+            (b"ab", &[3, 1, b'a']),
+            (b"", &[0, 0]),
+        ] {
+            let mut key = previous.to_vec();
+            assert!(read_key_behind(&mut Reader::new(bytes, 0), &mut key).is_err());
+        }
     }
 
     #[test]

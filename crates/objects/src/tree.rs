@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   inner   key, where the child is, its sum · ..     a child has the keys from its key on
-//!   leaf    key, entry · ..
+//!   leaf    what differs from the key before, entry · ..
 //! ```
 //!
 //! Law 1: a node on the disk never changes; what changes is written elsewhere, and so is
@@ -13,7 +13,9 @@
 use std::sync::Arc;
 
 use crate::codec::{Reader, put_varint};
-use crate::entry::{Entry, Key, put_key, read_pair};
+use crate::entry::{
+    Entry, Key, fits, put_key, put_key_behind, read_key_behind, read_pair, unfolded_max,
+};
 use crate::{Error, Result};
 
 /// Where something on the disk is, and what its sum must be.
@@ -46,7 +48,7 @@ pub(crate) enum Node {
     Inner(Inner),
 }
 
-/// Pairs, as bytes.
+/// Pairs, as bytes; in memory with whole keys, to be found by halving.
 #[derive(Debug)]
 pub(crate) struct Leaf {
     bytes: Box<[u8]>,
@@ -73,6 +75,15 @@ impl Leaf {
         let mut reader = Reader::new(&self.bytes[from..to], self.at);
         let _ = reader.varint();
         (&self.bytes[from..to], reader.pos())
+    }
+
+    /// As it is on the disk.
+    fn encode(&self) -> Vec<u8> {
+        let pairs = (0..self.len()).map(|index| {
+            let ((pair, key_at), key) = (self.raw(index), self.key(index));
+            (key, &pair[key_at + key.len()..])
+        });
+        encode_leaf(self.len(), pairs)
     }
 
     pub fn pair(&self, index: usize) -> Result<(&[u8], Entry)> {
@@ -145,18 +156,24 @@ impl Node {
             return Err(reader.corrupt("a node's count"));
         }
         if level == 0 {
-            let mut starts = Vec::with_capacity(count);
-            let mut previous: Option<&[u8]> = None;
+            let (mut starts, mut key) = (Vec::with_capacity(count), vec![]);
+            let mut pairs = Vec::with_capacity(bytes.len() * 2);
             for _ in 0..count {
-                starts.push(reader.pos() as u32);
-                let (key, entry) = read_pair(&mut reader)?;
+                starts.push(pairs.len() as u32);
+                read_key_behind(&mut reader, &mut key)?;
+                let from = reader.pos();
+                let entry = Entry::decode(&mut reader)?;
                 let hides = matches!(entry, Entry::Gone | Entry::Hole(_));
-                if hides || previous.is_some_and(|previous| previous >= key) {
-                    return Err(reader.corrupt("pairs of a leaf that are out of order"));
+                if hides || !fits(&key, &entry) {
+                    return Err(reader.corrupt("an entry under the wrong key"));
                 }
-                previous = Some(key);
+                put_key(&mut pairs, &key);
+                pairs.extend_from_slice(&bytes[from..reader.pos()]);
+                if pairs.len() > unfolded_max(bytes.len()) {
+                    return Err(reader.corrupt("a leaf's length"));
+                }
             }
-            return Ok(Self::Leaf(Leaf { bytes: bytes.into(), starts: starts.into(), at }));
+            return Ok(Self::Leaf(Leaf { bytes: pairs.into(), starts: starts.into(), at }));
         }
         let mut children: Vec<(Key, Child)> = Vec::with_capacity(count);
         for _ in 0..count {
@@ -528,6 +545,10 @@ impl Pairs {
         &self.bytes[from as usize..to as usize]
     }
 
+    fn entry(&self, index: usize) -> &[u8] {
+        &self.bytes[self.places[index].2 as usize..self.end(index)]
+    }
+
     fn end(&self, index: usize) -> usize {
         self.places.get(index + 1).map_or(self.bytes.len(), |next| next.0 as usize)
     }
@@ -635,6 +656,19 @@ fn merge(out: &mut Pairs, leaf: &Leaf, edits: &[Edit]) {
     out.push_edits(edits);
 }
 
+/// A leaf of `count` keys, each with its encoded entry.
+fn encode_leaf<'a>(count: usize, pairs: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Vec<u8> {
+    let mut bytes = vec![0];
+    put_varint(&mut bytes, count as u64);
+    let mut previous: &[u8] = &[];
+    for (key, entry) in pairs {
+        put_key_behind(&mut bytes, previous, key);
+        bytes.extend_from_slice(entry);
+        previous = key;
+    }
+    bytes
+}
+
 /// Writes pairs as leaves of about the same length.
 fn write_leaves(nodes: &mut dyn NodesMut, lower: &Key, pairs: &Pairs) -> Result<Replaced> {
     let count = pairs.places.len();
@@ -649,11 +683,8 @@ fn write_leaves(nodes: &mut dyn NodesMut, lower: &Key, pairs: &Pairs) -> Result<
         while end < count && usize::midpoint(pairs.end(end - 1), pairs.end(end)) - from < share {
             end += 1;
         }
-        let body = &pairs.bytes[from..pairs.end(end - 1)];
-        let mut bytes = Vec::with_capacity(body.len() + 8);
-        bytes.push(0);
-        put_varint(&mut bytes, (end - start) as u64);
-        bytes.extend_from_slice(body);
+        let all = (start..end).map(|index| (pairs.key(index), pairs.entry(index)));
+        let bytes = encode_leaf(end - start, all);
         let key = match start {
             0 => lower.clone(),
             _ => separator(pairs.key(start - 1), pairs.key(start)),
@@ -720,7 +751,7 @@ fn moved(nodes: &mut dyn NodesMut, child: Child, key: &[u8], at: u64) -> Result<
             let node = nodes.load(ptr)?;
             match &*node {
                 Node::Leaf(leaf) => {
-                    let new = nodes.write(leaf.bytes.to_vec())?;
+                    let new = nodes.write(leaf.encode())?;
                     nodes.kill(ptr);
                     return Ok(Child::Disk(new));
                 }
