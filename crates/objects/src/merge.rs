@@ -36,8 +36,10 @@ const STEP: usize = 64;
 /// Pairs of one step that ends where its last leaf does.
 const STEP_MAX: usize = 4096;
 
-/// Pairs that one group folds, at most.
+/// Pairs that one group folds, at most, and one for so many bytes of its own: a group of a
+/// thousand pairs brings more than these.
 const FOLDED_AT_ONCE: u64 = 1024;
+const FOLDED_FOR_BYTES: u64 = 32;
 
 /// Runs on their way into the tree.
 pub(crate) struct Merging {
@@ -148,7 +150,7 @@ impl Core {
             let is_due = pairs >= STEP as u64 || pairs as usize >= folding.fold.pairs();
             if is_due && has_room {
                 // About a chunk: nobody pays for many at once.
-                let pairs = pairs.min(FOLDED_AT_ONCE);
+                let pairs = pairs.min(FOLDED_AT_ONCE + bytes / FOLDED_FOR_BYTES);
                 folding.credit -= pairs * span.max(1);
                 self.fold_step(pairs as usize + 1)?;
             }
