@@ -334,8 +334,9 @@ impl Experiment for Objects {
         ]
     }
 
+    /// The stores of the chains have an area before the other's.
     fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
-        context.number("store")
+        Ok(context.number("store")? + CHAIN_STORE_BYTES)
     }
 
     fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
