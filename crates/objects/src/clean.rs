@@ -461,8 +461,11 @@ impl Core {
         match candidate {
             Candidate::Payload(key, stored) => {
                 let parts = live_parts(&self.index(), &*self.io, key, stored, &mut None)?;
-                for (_, part) in &parts {
-                    if !cleaning.reading.want(&self.io, place(part.at)?, part.stored as usize) {
+                // At once: parts that are asked for one by one drive each other out for ever.
+                if let (Some((_, first)), Some((_, last))) = (parts.first(), parts.last()) {
+                    let (from, to) = (place(first.at)?, place(last.end())?);
+                    let len = to.saturating_sub(from) as usize;
+                    if !cleaning.reading.want(&self.io, from, len) {
                         return Ok(false);
                     }
                 }

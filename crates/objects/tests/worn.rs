@@ -88,3 +88,43 @@ fn a_merge_does_not_pay_for_itself() {
     assert!(index > 4 << 20, "{index} bytes of index: nothing was merged");
     assert!(most < 512 << 10, "one group wrote {most} bytes");
 }
+
+/// Of long payloads both ends are alive and nothing between: further apart than what the
+/// cleaner reads at once.
+#[test]
+fn parts_that_are_far_apart_are_moved() {
+    const LONG: u64 = 128 << 10;
+    let (disk, _) = SimDisk::ssd(64 << 20, 1);
+    let profile = Profile {
+        layout: LayoutKind::Cow,
+        page_bytes: 4096,
+        segment_bytes: 1 << 20,
+        queue_depth: 32,
+    };
+    Store::create(disk.clone(), &CreateOptions { profile, id: 1 }).unwrap();
+    let store = Store::open(disk, &OpenOptions::default()).unwrap();
+    let new = store.new_object();
+    let id = new.id();
+    let mut group = Group::new();
+    group.create(new, Hint::Unknown);
+    store.submit(group, &[]).unwrap();
+    let write = |at: u64, len: u64, byte: u8| {
+        let mut group = Group::new();
+        group.write(id, at, &vec![byte; len as usize]);
+        store.submit(group, &[]).unwrap();
+    };
+    let count = (24 << 20) / LONG;
+    for turn in 0..6 {
+        (0..count).for_each(|nth| write(nth * LONG, LONG, turn));
+        (0..count).for_each(|nth| write(nth * LONG + 4096, LONG - 8192, turn + 100));
+    }
+    store.sync().unwrap();
+    let cleaned = store.info().counters.cleaned;
+    assert!(cleaned > 10, "{cleaned} segments cleaned: nothing to see");
+    let mut bytes = vec![0; LONG as usize];
+    for nth in 0..count {
+        assert_eq!(store.read(id, nth * LONG, &mut bytes).unwrap(), LONG as usize);
+        let expected = |at: usize| if (4096..LONG as usize - 4096).contains(&at) { 105 } else { 5 };
+        assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == expected(at)), "{nth}");
+    }
+}
