@@ -20,7 +20,8 @@ use crate::{Error, LayoutKind, Profile, Result};
 
 /// "DracoObj", as little-endian bytes.
 const MAGIC: u64 = u64::from_le_bytes(*b"DracoObj");
-/// 2: tables of frames tell what differs from line to line.
+/// 2: tables of frames tell what differs from line to line. 3: so do leaves and runs, and the
+/// log layout has a stream for them.
 const VERSION: u32 = 3;
 /// Encoded length with its sum.
 const LEN: usize = 128;

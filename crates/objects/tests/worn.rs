@@ -1,13 +1,30 @@
-//! What random updates of small blocks cost a store that is nearly full.
+//! What updates cost a store that is nearly full, and whoever waits for them.
 
 use std::sync::Arc;
 
 use draconis_device::sim::SimDisk;
 use draconis_objects::{
-    Counters, CreateOptions, Group, Hint, LayoutKind, ObjectId, OpenOptions, Profile, Store,
+    Counters, CreateOptions, Group, Hint, LayoutKind, ObjectId, OpenOptions, Profile, Store, Ticket,
 };
 
 const BLOCK: u64 = 512;
+
+/// A new store, open, with one object.
+fn store_with_object(
+    layout: LayoutKind,
+    disk: Arc<SimDisk>,
+    segment_bytes: u32,
+) -> (Arc<Store>, ObjectId) {
+    let profile = Profile { layout, page_bytes: 4096, segment_bytes, queue_depth: 32 };
+    Store::create(disk.clone(), &CreateOptions { profile, id: 1 }).unwrap();
+    let store = Store::open(disk, &OpenOptions::default()).unwrap();
+    let new = store.new_object();
+    let id = new.id();
+    let mut group = Group::new();
+    group.create(new, Hint::Unknown);
+    store.submit(group, &[]).unwrap();
+    (store, id)
+}
 
 struct Worn {
     disk: Arc<SimDisk>,
@@ -20,15 +37,7 @@ struct Worn {
 impl Worn {
     /// A store of `bytes`, `percent` of which are filled with blocks.
     fn filled(layout: LayoutKind, disk: Arc<SimDisk>, bytes: u64, percent: u64) -> Self {
-        let profile =
-            Profile { layout, page_bytes: 4096, segment_bytes: 256 << 10, queue_depth: 32 };
-        Store::create(disk.clone(), &CreateOptions { profile, id: 1 }).unwrap();
-        let store = Store::open(disk.clone(), &OpenOptions::default()).unwrap();
-        let new = store.new_object();
-        let id = new.id();
-        let mut group = Group::new();
-        group.create(new, Hint::Unknown);
-        store.submit(group, &[]).unwrap();
+        let (store, id) = store_with_object(layout, disk.clone(), 256 << 10);
         let blocks = bytes / BLOCK * percent / 100;
         let worn = Self { disk, store, id, blocks, dice: 88_172_645_463_325_252 };
         (0..blocks).for_each(|block| worn.write(block));
@@ -95,19 +104,7 @@ fn a_merge_does_not_pay_for_itself() {
 fn parts_that_are_far_apart_are_moved() {
     const LONG: u64 = 128 << 10;
     let (disk, _) = SimDisk::ssd(64 << 20, 1);
-    let profile = Profile {
-        layout: LayoutKind::Cow,
-        page_bytes: 4096,
-        segment_bytes: 1 << 20,
-        queue_depth: 32,
-    };
-    Store::create(disk.clone(), &CreateOptions { profile, id: 1 }).unwrap();
-    let store = Store::open(disk, &OpenOptions::default()).unwrap();
-    let new = store.new_object();
-    let id = new.id();
-    let mut group = Group::new();
-    group.create(new, Hint::Unknown);
-    store.submit(group, &[]).unwrap();
+    let (store, id) = store_with_object(LayoutKind::Cow, disk, 1 << 20);
     let write = |at: u64, len: u64, byte: u8| {
         let mut group = Group::new();
         group.write(id, at, &vec![byte; len as usize]);
@@ -127,4 +124,47 @@ fn parts_that_are_far_apart_are_moved() {
         let expected = |at: usize| if (4096..LONG as usize - 4096).contains(&at) { 105 } else { 5 };
         assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == expected(at)), "{nth}");
     }
+}
+
+/// Every group is durable before the next. No group cleans until there is room again: what
+/// one finishes is little, even of segments in which hardly anything is alive.
+#[test]
+fn waits_are_bounded_while_segments_are_cleaned() {
+    const BLOCK: u64 = 4096;
+    let (disk, clock) = SimDisk::ssd(96 << 20, 1);
+    let (store, id) = store_with_object(LayoutKind::Cow, disk, 128 << 10);
+    let write = |block: u64| -> Ticket {
+        let mut group = Group::new();
+        group.write(id, block * BLOCK, &[7; BLOCK as usize]);
+        store.submit(group, &[]).unwrap()
+    };
+    let blocks = (96 << 20) / BLOCK * 70 / 100;
+    for block in 0..blocks {
+        write(block);
+    }
+    store.sync().unwrap();
+
+    let mut dice = 88_172_645_463_325_252_u64;
+    let (mut waited_ns, mut cleaned_at_once) = (vec![], 0);
+    for _ in 0..blocks {
+        dice ^= dice << 13;
+        dice ^= dice >> 7;
+        dice ^= dice << 17;
+        let (before_ns, before) = (clock.now_ns(), store.info().counters);
+        let ticket = write(dice % blocks);
+        store.wait(ticket).unwrap();
+        waited_ns.push(clock.now_ns() - before_ns);
+        cleaned_at_once = cleaned_at_once.max(store.info().counters.cleaned - before.cleaned);
+    }
+    let cleaned = store.info().counters.cleaned;
+    assert!(cleaned > 500, "{cleaned} segments cleaned: nothing to see");
+    assert!(cleaned_at_once <= 8, "one group finished {cleaned_at_once} segments");
+    waited_ns.sort_unstable();
+    let at = |part: f64| waited_ns[((waited_ns.len() - 1) as f64 * part) as usize];
+    let (half, most, longest) = (at(0.5), at(0.999), at(1.0));
+    assert!(most <= half * 20, "half wait {half} ns, a thousandth more than {most} ns");
+    assert!(longest <= half * 100, "half wait {half} ns, one {longest} ns");
+    println!(
+        "half {half} most {most} longest {longest} cleaned {cleaned} at once {cleaned_at_once}"
+    );
 }
