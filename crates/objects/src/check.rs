@@ -24,6 +24,7 @@ use std::sync::Arc;
 use draconis_device::{Disk, Extent, Pending, ReadAnswer, Urgency};
 use draconis_exchange::heap::{Block, Private};
 
+use crate::codec::Reader;
 use crate::core::Core;
 use crate::entry::{Data, Entry, Key, Named, ObjectRecord, named, object_key};
 use crate::io::Io;
@@ -368,9 +369,12 @@ impl Map {
         };
         match &*node {
             Node::Leaf(leaf) => {
-                for index in 0..leaf.len() {
-                    // Every pair was read once when the node was.
-                    let Ok((key, entry)) = leaf.pair(index) else { continue };
+                let mut walk = leaf.walk();
+                // Every pair was read once when the node was.
+                while let Ok(Some((key, entry))) = walk.next() {
+                    let Ok(entry) = Entry::decode(&mut Reader::new(entry, ptr.at)) else {
+                        continue;
+                    };
                     if is_within(key) {
                         self.tree_pair(key, &entry, see);
                     } else {

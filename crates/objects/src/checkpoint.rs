@@ -22,7 +22,7 @@ use draconis_device::{Extent, Group as DiskGroup, Ticket as DiskTicket};
 
 use crate::codec::{Reader, put_varint};
 use crate::core::Core;
-use crate::entry::{Entry, Key, Named, fits, named, put_key_behind, read_key_behind, unfolded_max};
+use crate::entry::{Entry, Key, Named, named, put_key_behind, read_pair_behind, unfolded_max};
 use crate::hooks::{Omission, is_left_out};
 use crate::layer::{Layer, Sorted};
 use crate::tree::Ptr;
@@ -194,18 +194,14 @@ impl Blob {
 /// Reads one part of a run or an image.
 pub(crate) fn read_chunk(bytes: &[u8], at: u64, into: &mut Vec<(Key, Entry)>) -> Result<()> {
     let mut reader = Reader::new(bytes, at);
-    let (mut key, mut room) = (vec![], unfolded_max(bytes.len()));
+    let (mut key, mut room) = (Key::new(), unfolded_max(bytes.len()));
     while !reader.is_done() {
-        read_key_behind(&mut reader, &mut key)?;
-        let entry = Entry::decode(&mut reader)?;
+        let entry = read_pair_behind(&mut reader, &mut key)?;
         room = room.checked_sub(key.len()).ok_or_else(|| reader.corrupt("a run's length"))?;
-        if !fits(&key, &entry) {
-            return Err(reader.corrupt("an entry under the wrong key"));
-        }
         if into.last().is_some_and(|(previous, _)| previous.as_slice() >= key.as_slice()) {
             return Err(reader.corrupt("pairs of a run that are out of order"));
         }
-        into.push((Key::from_slice(&key), entry));
+        into.push((key.clone(), entry));
     }
     Ok(())
 }

@@ -51,6 +51,11 @@ impl<'a> Reader<'a> {
         self.pos
     }
 
+    /// What was not read yet.
+    pub fn rest(&self) -> &'a [u8] {
+        &self.bytes[self.pos..]
+    }
+
     pub fn is_done(&self) -> bool {
         self.pos == self.bytes.len()
     }

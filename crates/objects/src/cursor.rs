@@ -6,6 +6,7 @@
 use crate::Result;
 use crate::entry::{Entry, Key};
 use crate::layer::Layer;
+use crate::leaf::Pairs;
 use crate::tree::{Found, Nodes, Tree};
 use crate::view::View;
 
@@ -15,16 +16,30 @@ pub(crate) struct Cursor {
     is_front: bool,
     /// In each layer: pairs before the place.
     layers: Vec<usize>,
-    /// The leaf of the place, and pairs in it before the place; none where the tree ends.
-    leaf: Option<(Found, usize)>,
+    /// The leaf of the place; none where the tree ends.
+    leaf: Option<Stand>,
+    /// Leaves that are expected behind this one: the more, the longer it goes on.
+    expected: usize,
+}
+
+/// The most leaves that are asked for together.
+const EXPECTED_MAX: usize = 32;
+
+/// A place in a leaf.
+#[derive(Debug)]
+struct Stand {
+    found: Found,
+    pairs: Pairs,
+    /// Pairs before the place.
+    place: usize,
 }
 
 impl Cursor {
     /// A cursor before the first pair at `from` or behind it.
     pub fn at(view: &View, nodes: &dyn Nodes, from: &[u8]) -> Result<Self> {
         let layers = view.layers.iter().map(|layer| layer.seek(from)).collect();
-        let leaf = place(view.tree.leaf_of(nodes, from)?, from);
-        let mut cursor = Self { is_front: true, layers, leaf };
+        let leaf = stand(view.tree.leaf_of(nodes, from)?, from)?;
+        let mut cursor = Self { is_front: true, layers, leaf, expected: 1 };
         cursor.settle(&view.tree, nodes)?;
         Ok(cursor)
     }
@@ -32,8 +47,8 @@ impl Cursor {
     /// A cursor behind the last pair before `to`, which goes backwards.
     pub fn before(view: &View, nodes: &dyn Nodes, to: &[u8]) -> Result<Self> {
         let layers = view.layers.iter().map(|layer| layer.seek(to)).collect();
-        let leaf = place(view.tree.leaf_before(nodes, to)?, to);
-        let mut cursor = Self { is_front: false, layers, leaf };
+        let leaf = stand(view.tree.leaf_before(nodes, to)?, to)?;
+        let mut cursor = Self { is_front: false, layers, leaf, expected: 1 };
         cursor.settle(&view.tree, nodes)?;
         Ok(cursor)
     }
@@ -57,8 +72,8 @@ impl Cursor {
             let Some((key, entry)) = best else { return Ok(None) };
             let entry = match (entry, &self.leaf) {
                 (Some(entry), _) => entry.clone(),
-                (None, Some((found, place))) => {
-                    found.leaf().pair(*place - usize::from(!self.is_front))?.1
+                (None, Some(Stand { pairs, place, .. })) => {
+                    pairs.entry(*place - usize::from(!self.is_front))?
                 }
                 (None, None) => return Ok(None),
             };
@@ -84,33 +99,38 @@ impl Cursor {
             }
         }
         if self.tree_key() == Some(key)
-            && let Some((_, place)) = &mut self.leaf
+            && let Some(stand) = &mut self.leaf
         {
-            step(place);
+            step(&mut stand.place);
             self.settle(&view.tree, nodes)?;
         }
         Ok(())
     }
 
     fn tree_key(&self) -> Option<&[u8]> {
-        let (found, place) = self.leaf.as_ref()?;
-        Some(found.leaf().key(*place - usize::from(!self.is_front)))
+        let Stand { pairs, place, .. } = self.leaf.as_ref()?;
+        Some(pairs.key(*place - usize::from(!self.is_front)))
     }
 
     /// Goes to the next leaf where this one is at its end.
     fn settle(&mut self, tree: &Tree, nodes: &dyn Nodes) -> Result<()> {
-        while let Some((found, at)) = &self.leaf {
-            let is_over = if self.is_front { *at == found.leaf().len() } else { *at == 0 };
+        while let Some(Stand { found, pairs, place }) = &self.leaf {
+            let is_over = if self.is_front { *place == pairs.len() } else { *place == 0 };
             if !is_over {
                 break;
             }
+            let next = if self.is_front { found.upper() } else { Some(found.lower()) };
+            if let Some(key) = next {
+                self.expected = (self.expected * 2).min(EXPECTED_MAX);
+                nodes.expect(&tree.leaves_from(nodes, key, !self.is_front, self.expected)?);
+            }
             self.leaf = match (self.is_front, found.upper(), found.lower()) {
-                (true, Some(upper), _) => place(tree.leaf_of(nodes, upper)?, upper),
+                (true, Some(upper), _) => stand(tree.leaf_of(nodes, upper)?, upper)?,
                 (false, _, lower) if !lower.is_empty() => {
                     let next = tree.leaf_before(nodes, lower)?;
                     // A leaf without one before it is the first.
                     let next = next.filter(|next| next.lower() < lower);
-                    place(next, lower)
+                    stand(next, lower)?
                 }
                 _ => None,
             };
@@ -119,10 +139,11 @@ impl Cursor {
     }
 }
 
-fn place(found: Option<Found>, key: &[u8]) -> Option<(Found, usize)> {
-    let found = found?;
-    let at = found.leaf().seek(key);
-    Some((found, at))
+fn stand(found: Option<Found>, key: &[u8]) -> Result<Option<Stand>> {
+    let Some(found) = found else { return Ok(None) };
+    let pairs = found.leaf().unfold()?;
+    let place = pairs.seek(key);
+    Ok(Some(Stand { found, pairs, place }))
 }
 
 fn at(layer: &Layer, place: usize, is_front: bool) -> Option<(&[u8], &Entry)> {

@@ -3,6 +3,8 @@
 //! Law 1: nothing that was pointed to leaves here without its sum having been right.
 //! Law 2: what was given to the disk and may not be readable there yet is read from
 //! memory (`recent`), which holds it until the disk says that reads see it.
+//! Law 3: what is remembered may be old or rotten: where it has the wrong sum the disk is
+//! asked again.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -11,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use draconis_device::{Disk, Extent, Ticket as DiskTicket, Urgency};
 use draconis_exchange::heap::Private;
 use parking_lot::{Mutex, RwLock};
+use smallvec::SmallVec;
 
 use crate::codec::Summer;
 use crate::entry::{Data, PIECE};
@@ -28,6 +31,9 @@ const REMEMBERED_MAX: u64 = 64 << 10;
 const FAR_GAP: u64 = 16 << 10;
 /// The longest read of several payloads.
 const FAR_MAX: u64 = 256 << 10;
+
+/// While most of memory is unused, what lies around a payload is read with it, in bytes.
+const AROUND: u64 = 128 << 10;
 
 /// What the caches did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -159,29 +165,40 @@ impl Io {
         (at + len as u64 <= start + frame.len as u64).then(|| frame.clone())
     }
 
-    fn cached_page(&self, index: u64) -> Result<Arc<[u8]>> {
-        if let Some(page) = self.memory.page(index) {
-            self.hits.fetch_add(1, Ordering::Relaxed);
-            return Ok(page);
-        }
-        self.misses.fetch_add(1, Ordering::Relaxed);
-        let page_bytes = self.page();
-        let start = index * page_bytes;
-        let sector = u64::from(self.disk.properties().sector_bytes);
-        let end = self.geometry.disk_bytes - self.geometry.disk_bytes % sector;
-        let len = page_bytes.min(end.saturating_sub(start)) as usize;
-        let bytes = self.direct(start, len)?;
-        let page: Arc<[u8]> = Arc::from(&bytes[..]);
-        Ok(page)
+    /// Pages from `first` to `last`, if memory has all of them.
+    fn remembered_pages(&self, first: u64, last: u64) -> Option<SmallVec<[Arc<[u8]>; 2]>> {
+        (first..=last).map(|index| self.memory.page(index)).collect()
     }
 
-    /// Hands bytes of the disk to `take`, in one piece; unverified. Their pages may be kept.
+    /// Reads pages, and what is around them if that is to be kept too; where it begins.
+    fn fetch(&self, (start, end): (u64, u64), keeps: bool) -> Result<(u64, Private)> {
+        let (from, to) = if keeps { self.around((start, end)) } else { (start, end) };
+        match self.direct(from, to.saturating_sub(from) as usize) {
+            // What cannot be read may be what nobody asked for.
+            Err(_) if (from, to) != (start, end) => {
+                Ok((start, self.direct(start, end.saturating_sub(start) as usize)?))
+            }
+            read => Ok((from, read?)),
+        }
+    }
+
+    /// What is read for these pages: more, while there is memory for it that nothing is in.
+    fn around(&self, (from, to): (u64, u64)) -> (u64, u64) {
+        if !self.memory.is_roomy() {
+            return (from, to);
+        }
+        let (_, end) = self.pages_of(from, to.next_multiple_of(AROUND));
+        (from - from % AROUND, end.max(to))
+    }
+
+    /// Hands bytes of the disk to `take`, in one piece, which says whether they are right.
+    /// Their pages may be kept.
     fn with<T>(
         &self,
         at: u64,
         len: usize,
         keeps: bool,
-        take: impl FnOnce(&[u8]) -> Result<T>,
+        mut take: impl FnMut(&[u8]) -> Result<T>,
     ) -> Result<T> {
         if !self.geometry.holds(at, len as u64) {
             return Err(Error::Corrupt {
@@ -193,43 +210,39 @@ impl Io {
             let from = (at - frame.at) as usize;
             return take(&frame.bytes()[from..from + len]);
         }
-        let page = self.page();
-        let (first, last) = (at / page, (at + len.max(1) as u64 - 1) / page);
-        if first == last {
-            let bytes = self.cached_page(first)?;
-            let from = (at - first * page) as usize;
-            let part = bytes
-                .get(from..from + len)
-                .ok_or(Error::Corrupt { what: "an address behind the end", at_bytes: at })?;
-            let taken = take(part)?;
-            // Remembered only once its sum was right: what is rotten is read anew.
-            if keeps && !self.memory.has_page(first) {
-                self.memory.keep_page(first, bytes);
-            }
-            return Ok(taken);
-        }
-        let start = first * page;
-        let sector = u64::from(self.disk.properties().sector_bytes);
-        let limit = self.geometry.disk_bytes - self.geometry.disk_bytes % sector;
-        let end = ((last + 1) * page).min(limit);
-        let all_there =
-            len as u64 <= REMEMBERED_MAX && (first..=last).all(|index| self.memory.has_page(index));
-        if all_there {
-            let mut bytes = Vec::with_capacity((end - start) as usize);
-            for index in first..=last {
-                bytes.extend_from_slice(&self.cached_page(index)?);
-            }
+        let gone = Error::Corrupt { what: "an address behind the end", at_bytes: at };
+        let (start, end) = self.pages_of(at, at + len.max(1) as u64);
+        let pages = (start / self.page(), end.div_ceil(self.page()));
+        let is_short = len as u64 <= REMEMBERED_MAX;
+        if is_short
+            && let Some(remembered) = self.remembered_pages(pages.0, pages.1.saturating_sub(1))
+        {
+            let many;
+            let bytes = match &remembered[..] {
+                [one] => &one[..],
+                all => {
+                    many = all.concat();
+                    &many
+                }
+            };
             let from = (at - start) as usize;
-            return take(&bytes[from..from + len]);
+            match bytes.get(from..from + len).map(&mut take) {
+                None | Some(Err(Error::Corrupt { .. })) => {
+                    (pages.0..pages.1).for_each(|index| self.memory.forget_page(index));
+                }
+                Some(taken) => {
+                    self.hits.fetch_add(1, Ordering::Relaxed);
+                    return taken;
+                }
+            }
         }
         self.misses.fetch_add(1, Ordering::Relaxed);
-        let bytes = self.direct(start, (end - start) as usize)?;
-        let from = (at - start) as usize;
-        let taken = take(&bytes[from..from + len])?;
-        if keeps && len as u64 <= REMEMBERED_MAX {
-            for (index, page_bytes) in (first..).zip(bytes.chunks(page as usize)) {
-                self.memory.keep_page(index, Arc::from(page_bytes));
-            }
+        let keeps = keeps && is_short;
+        let (began, bytes) = self.fetch((start, end), keeps)?;
+        let from = (at - began) as usize;
+        let taken = take(bytes.get(from..from + len).ok_or(gone)?)?;
+        if keeps {
+            self.keep_pages(began, &bytes, (began, began + bytes.len() as u64));
         }
         Ok(taken)
     }
@@ -273,6 +286,7 @@ impl Io {
         }
         let places = far.into_iter().map(|nth| (nth, all[nth].at, all[nth].end()));
         for (from, bytes, members) in self.read_together(places.collect(), FAR_GAP) {
+            let is_roomy = self.memory.is_roomy();
             for nth in members {
                 let data = all[nth];
                 let start = (data.at - from) as usize;
@@ -282,7 +296,12 @@ impl Io {
                 }
                 let value = &stored[data.skip as usize..][..data.len as usize];
                 values[nth] = Some(value.to_vec());
-                self.keep_pages(from, &bytes, self.pages_of(data.at, data.end()));
+                if !is_roomy && u64::from(data.stored) <= REMEMBERED_MAX {
+                    self.keep_pages(from, &bytes, self.pages_of(data.at, data.end()));
+                }
+            }
+            if is_roomy {
+                self.keep_pages(from, &bytes, (from, from + bytes.len() as u64));
             }
         }
         values
@@ -327,7 +346,10 @@ impl Io {
         places.sort_unstable_by_key(|&(_, at, _)| at);
         let mut runs: Vec<(u64, u64, Vec<usize>)> = vec![];
         for (nth, at, end) in places {
-            let (start, end) = self.pages_of(at, end);
+            let (start, end) = match gap {
+                0 => self.pages_of(at, end),
+                _ => self.around(self.pages_of(at, end)),
+            };
             if start >= end || !self.geometry.holds(at, 1) {
                 continue;
             }
@@ -367,9 +389,6 @@ impl Io {
     /// Remembers pages of what was read at `at`, of which something was verified.
     fn keep_pages(&self, at: u64, bytes: &[u8], (from, to): (u64, u64)) {
         let page = self.page();
-        if to - from > REMEMBERED_MAX {
-            return;
-        }
         for index in from / page..to.div_ceil(page) {
             let start = (index * page - at) as usize;
             let end = bytes.len().min(start + page as usize);
@@ -381,8 +400,11 @@ impl Io {
 
     /// Bytes that a pointer leads to.
     pub fn read_ptr(&self, ptr: Ptr) -> Result<Vec<u8>> {
-        // What is made of them is kept, not their pages.
-        self.with(ptr.at, ptr.len as usize, false, |bytes| {
+        self.read_ptr_near(ptr, false)
+    }
+
+    fn read_ptr_near(&self, ptr: Ptr, keeps: bool) -> Result<Vec<u8>> {
+        self.with(ptr.at, ptr.len as usize, keeps, |bytes| {
             if self.summer.sum(ptr.at, bytes) != ptr.sum && !is_left_out(Omission::NodeSum) {
                 return Err(Error::Corrupt { what: "a node's sum", at_bytes: ptr.at });
             }
@@ -416,6 +438,17 @@ impl Io {
 }
 
 impl Nodes for Io {
+    fn expect(&self, ptrs: &[Ptr]) {
+        // What is there is there for all that were expected with it.
+        let is_far = |ptr: &&Ptr| {
+            self.remembered(**ptr).is_none() && !self.ahead.read().contains_key(&ptr.sum)
+        };
+        if ptrs.first().as_ref().is_some_and(is_far) {
+            let far: Vec<Ptr> = ptrs.iter().filter(is_far).copied().collect();
+            self.load_ahead(&far);
+        }
+    }
+
     fn load(&self, ptr: Ptr) -> Result<Arc<Node>> {
         if let Some(node) = self.memory.node(ptr) {
             self.hits.fetch_add(1, Ordering::Relaxed);
@@ -428,7 +461,8 @@ impl Nodes for Io {
             self.memory.keep_node(ptr, node.clone());
             return Ok(node.clone());
         }
-        let bytes = self.read_ptr(ptr)?;
+        // What is made of the bytes is kept, and their pages only for their neighbours.
+        let bytes = self.read_ptr_near(ptr, self.memory.is_roomy())?;
         let node = Arc::new(Node::decode(&bytes, ptr.at)?);
         self.memory.keep_node(ptr, node.clone());
         Ok(node)

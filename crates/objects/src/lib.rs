@@ -52,6 +52,7 @@ mod io;
 pub mod kv;
 mod layer;
 mod layout;
+mod leaf;
 mod memory;
 mod merge;
 pub mod probe;

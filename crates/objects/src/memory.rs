@@ -92,6 +92,11 @@ impl Memory {
         self.0.weight()
     }
 
+    /// Whether most of it is unused.
+    pub fn is_roomy(&self) -> bool {
+        self.0.weight() < self.0.capacity() / 2
+    }
+
     pub fn page(&self, number: u64) -> Option<Arc<[u8]>> {
         match self.0.get(&Name::Page(number)) {
             Some(Kept::Page(page)) => Some(page),

@@ -21,7 +21,8 @@ use crate::checkpoint::Chunks;
 use crate::core::Core;
 use crate::entry::{Data, Entry, Key, Named, extent_key, named};
 use crate::layer::{Fold, Layer};
-use crate::tree::{Edit, Found, Nodes, Ptr, Tree};
+use crate::leaf::Edit;
+use crate::tree::{Found, Nodes, Ptr, Tree};
 use crate::{Error, ObjectId, Result};
 
 /// Runs on the disk that begin to be merged, however few pairs they have: opening a store
@@ -126,6 +127,22 @@ impl Core {
             credit: 0,
             chunks: is_written.then(Chunks::default),
         });
+    }
+
+    /// Folds the layers of runs that were just read, so that few are asked; nothing is written.
+    pub fn fold_runs(&mut self) {
+        loop {
+            let mut newest = self.runs.iter_mut().rev().filter(|run| run.layer.is_some());
+            let (Some(newer), Some(older)) = (newest.next(), newest.next()) else { return };
+            let (Some(new), Some(old)) = (&newer.layer, &older.layer) else { return };
+            if new.pairs.len() * 2 < old.pairs.len() {
+                return;
+            }
+            let mut fold = Fold::new(new.clone(), old.clone());
+            while !fold.step(usize::MAX, &mut |_| {}) {}
+            newer.layer = None;
+            older.layer = Some(Arc::new(fold.finish()));
+        }
     }
 
     fn start_merge(&mut self) {

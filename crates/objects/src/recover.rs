@@ -197,6 +197,7 @@ fn load(core: &mut Core, blob: &Blob) -> Result<()> {
     for chunks in &blob.runs {
         let layer = Some(Arc::new(read_layer(core, chunks)?));
         core.runs.push(Run { layer, chunks: chunks.clone() });
+        core.fold_runs();
     }
     let image = read_layer(core, &blob.image)?;
     core.active = Active { map: image.pairs.into_iter().collect(), bytes: image.bytes };
