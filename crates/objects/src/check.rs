@@ -1190,6 +1190,29 @@ mod tests {
     }
 
     #[test]
+    fn a_long_value_that_is_not_there_is_an_error_for_who_asks() {
+        let disk = made(LayoutKind::Cow);
+        let mut core = crate::recover::open(disk.clone(), &OpenOptions::default()).unwrap();
+        let endless = ObjectRecord { len: 1 << 60, hint: Hint::Cold, is_value: true };
+        core.pair(object_key(ObjectId(4)), Entry::Object(endless)).unwrap();
+        let links = [(&b"lost"[..], 99, 5), (b"other", 2, 5), (b"endless", 4, 1 << 60)];
+        for (name, id, len) in links {
+            core.links += 1;
+            core.pair(value_key(name), Entry::Link(ObjectId(id), len)).unwrap();
+        }
+        core.checkpoint_now().unwrap();
+        drop(core);
+        let kv = crate::kv::Kv::new(Store::open(disk, &OpenOptions::default()).unwrap());
+        for (name, ..) in links {
+            for value in [kv.get(name), kv.snapshot().get(name)] {
+                assert!(matches!(value, Err(Error::Corrupt { .. })), "{value:?}");
+            }
+            let scanned = kv.scan(&(std::ops::Bound::Included(name), std::ops::Bound::Unbounded));
+            assert!(matches!(scanned.take(1).next(), Some(Err(Error::Corrupt { .. }))));
+        }
+    }
+
+    #[test]
     fn a_number_that_comes_again() {
         let report = plant(|core| {
             let record = ObjectRecord { len: 0, hint: Hint::Cold, is_value: false };

@@ -110,23 +110,30 @@ impl Kv {
     /// # Errors
     /// [`Error::Corrupt`] rather than a value that was not put there.
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        let mut before = None;
         loop {
             let (entry, _view) = self.store.find(&value_key(key))?;
-            return match entry {
-                Some(Entry::Data(data)) => self.store.value_of(&data).map(Some),
-                Some(Entry::Link(id, len)) => {
-                    let len = usize::try_from(len)
-                        .map_err(|_| Error::Misuse("a value longer than memory"))?;
-                    let mut value = vec![0; len];
+            let (id, len) = match entry {
+                Some(Entry::Data(data)) => return self.store.value_of(&data).map(Some),
+                Some(Entry::Link(id, len)) => (id, len),
+                _ => return Ok(None),
+            };
+            match self.store.len(id) {
+                Ok(have) if have == len => {
+                    let mut value = room_for(len, self.store.disk_bytes())?;
                     match self.store.read(id, 0, &mut value) {
-                        Ok(read) if read == len => Ok(Some(value)),
-                        // Replaced just now: look again.
-                        Ok(_) | Err(Error::NoObject(_)) => continue,
-                        Err(error) => Err(error),
+                        Ok(read) if read == value.len() => return Ok(Some(value)),
+                        Ok(_) | Err(Error::NoObject(_)) => {}
+                        Err(error) => return Err(error),
                     }
                 }
-                _ => Ok(None),
-            };
+                Ok(_) | Err(Error::NoObject(_)) => {}
+                Err(error) => return Err(error),
+            }
+            // Replaced just now: look again. What was replaced does not come back.
+            if before.replace(id) == Some(id) {
+                return Err(NO_VALUE);
+            }
         }
     }
 
@@ -139,6 +146,23 @@ impl Kv {
     pub fn scan<R: RangeBounds<[u8]> + ?Sized>(&self, range: &R) -> Scan {
         self.snapshot().scan(range)
     }
+}
+
+/// A key that leads to an object which is not there, or is not what the key says. Where the
+/// key lies is not known any more.
+const NO_VALUE: Error = Error::Corrupt { what: "a key whose long value is not there", at_bytes: 0 };
+
+/// Memory for a value, which lies on a disk of `disk_bytes` as a whole.
+fn room_for(len: u64, disk_bytes: u64) -> Result<Vec<u8>> {
+    let longer = Error::Misuse("a value longer than memory");
+    if len > disk_bytes {
+        return Err(Error::Corrupt { what: "a value longer than its disk", at_bytes: 0 });
+    }
+    let len = usize::try_from(len).map_err(|_| longer.clone())?;
+    let mut value = vec![];
+    value.try_reserve_exact(len).map_err(|_| longer)?;
+    value.resize(len, 0);
+    Ok(value)
 }
 
 /// The keys as they were at one moment.
@@ -165,9 +189,15 @@ impl KvSnapshot {
                 Ok(value)
             }
             Entry::Link(id, len) => {
-                let len = usize::try_from(*len)
-                    .map_err(|_| Error::Misuse("a value longer than memory"))?;
-                let mut value = vec![0; len];
+                let is_there = match self.snapshot.len(*id) {
+                    Ok(have) => have == *len,
+                    Err(Error::NoObject(_)) => false,
+                    Err(error) => return Err(error),
+                };
+                if !is_there {
+                    return Err(NO_VALUE);
+                }
+                let mut value = room_for(*len, self.snapshot.io().geometry.disk_bytes)?;
                 self.snapshot.read(*id, 0, &mut value)?;
                 Ok(value)
             }

@@ -378,6 +378,11 @@ impl Store {
         self.core.read().is_read_only()
     }
 
+    /// Bytes of the disk below.
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        self.io.geometry.disk_bytes
+    }
+
     /// Whether distance costs time on the disk below.
     pub(crate) fn is_rotational(&self) -> bool {
         self.io.disk.properties().rotational
