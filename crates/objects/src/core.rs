@@ -540,6 +540,11 @@ impl Core {
         self.layout.stream_of(kind, self.usual_bytes < TRICKLE_BYTES)
     }
 
+    /// Payloads as long as this begin at a multiple of it.
+    fn alignment(&self) -> usize {
+        if self.layout.aligns() { self.superblock.geometry.page_bytes as usize } else { 1 }
+    }
+
     /// Puts a payload and its entry into the commit; `stamp` is when it was written first.
     pub fn payload(
         &mut self,
@@ -548,13 +553,13 @@ impl Core {
         kind: Kind,
         stamp: Option<u64>,
     ) -> Result<()> {
-        let page = self.superblock.geometry.page_bytes as usize;
+        let align = self.alignment();
         let stream = self.stream_of(kind);
         let order = self.next_order();
         let summer = self.io.summer;
         let line = Table::most(key.len(), payload.len());
         let frame = self.frame_for(stream, payload.len(), line)?;
-        let at = frame.put(payload, page);
+        let at = frame.put(payload, align);
         let sums = (at..)
             .step_by(PIECE as usize)
             .zip(payload.chunks(PIECE as usize))
@@ -589,11 +594,11 @@ impl Core {
 
     /// Stores something that is not of the log.
     pub fn store(&mut self, bytes: &[u8], is_node: bool) -> Result<Ptr> {
-        let page = self.superblock.geometry.page_bytes as usize;
+        let align = self.alignment();
         let kind = if is_node { Kind::Node } else { Kind::Brief };
         let stream = self.stream_of(kind);
         let frame = self.frame_for(stream, bytes.len(), Table::most(0, 0))?;
-        let at = frame.put(bytes, page);
+        let at = frame.put(bytes, align);
         let len = bytes.len() as u32;
         frame.note(is_node, at, len);
         self.batch.bytes += bytes.len() + 16;
@@ -606,13 +611,14 @@ impl Core {
     /// The frame of a stream, with room for a payload and a line of its table.
     fn frame_for(&mut self, stream: usize, payload: usize, line: usize) -> Result<&mut Frame> {
         let page = self.superblock.geometry.page_bytes as usize;
+        let align = self.alignment();
         let has_room = self.streams[stream]
             .frame
             .as_ref()
-            .is_some_and(|frame| frame.holds(payload, line, page));
+            .is_some_and(|frame| frame.holds(payload, line, align));
         if !has_room {
             self.finish_frame(stream);
-            let least = Frame::least(payload, line, page);
+            let least = Frame::least(payload, line, align, page);
             let usual = (self.usual_bytes * 2).max(64 << 10).min(self.layout.frame_bytes());
             let wanted = usual.max(least).next_multiple_of(page);
             let segment_bytes = self.superblock.geometry.segment_bytes as usize;

@@ -138,20 +138,21 @@ impl Frame {
     }
 
     /// The shortest frame that has a payload of `payload` bytes and a line of `line` bytes in
-    /// its table.
-    pub fn least(payload: usize, line: usize, page: usize) -> usize {
-        match payload >= page {
-            true if line <= page - HEADER => page + payload,
-            true => page + payload + line,
+    /// its table. What is as long as `align`, if that is more than a byte, begins at a multiple
+    /// of it.
+    pub fn least(payload: usize, line: usize, align: usize, page: usize) -> usize {
+        match align > 1 && payload >= align {
+            true if line <= align - HEADER => align + payload,
+            true => align + payload + line,
             false => HEADER + payload + line,
         }
         .next_multiple_of(page)
     }
 
     /// Whether a payload of `payload` bytes and a line of `line` bytes still find room.
-    pub fn holds(&self, payload: usize, line: usize, page: usize) -> bool {
+    pub fn holds(&self, payload: usize, line: usize, align: usize) -> bool {
         let table = self.table.bytes.len() + line;
-        let begin = if payload >= page { self.used.next_multiple_of(page) } else { self.used };
+        let begin = if payload >= align { self.used.next_multiple_of(align) } else { self.used };
         let gap = match self.gap.1 - self.gap.0 {
             0 => begin - self.used,
             gap => gap,
@@ -164,11 +165,11 @@ impl Frame {
         self.table.bytes.is_empty()
     }
 
-    /// Puts a payload; whole pages lie on page boundaries. The caller saw that the frame
-    /// [holds](Frame::holds) it.
-    pub fn put(&mut self, payload: &[u8], page: usize) -> u64 {
-        if payload.len() >= page && !self.used.is_multiple_of(page) {
-            let aligned = self.used.next_multiple_of(page);
+    /// Puts a payload, at a multiple of `align` if it is as long. The caller saw that the
+    /// frame [holds](Frame::holds) it.
+    pub fn put(&mut self, payload: &[u8], align: usize) -> u64 {
+        if payload.len() >= align && !self.used.is_multiple_of(align) {
+            let aligned = self.used.next_multiple_of(align);
             if self.gap.0 == self.gap.1 {
                 self.gap = (self.used, aligned);
             }

@@ -40,6 +40,9 @@ pub(crate) trait Layout: Send + Sync {
     fn parts_by_age(&self) -> bool;
     /// The longest frame, in bytes: what is worth one request.
     fn frame_bytes(&self) -> usize;
+    /// Whether what is as long as a page begins with one: then no more pages than it needs are
+    /// read for it.
+    fn aligns(&self) -> bool;
     /// What is gathered of changes that nobody waits for, in bytes: the more, the less is
     /// lost where frames end.
     fn commit_bytes(&self) -> usize;
@@ -82,8 +85,8 @@ pub(crate) fn layout(
 
 /// A 512th of the store, within what recovery may read: what is dead is free only behind a
 /// checkpoint, so that much more is kept free.
-fn log_bytes(segment_bytes: u32, capacity: u64) -> u64 {
-    (capacity / 512).max(u64::from(segment_bytes) / 2).min(24 << 20)
+fn log_bytes(segment_bytes: u32, capacity: u64, most: u64) -> u64 {
+    (capacity / 512).max(u64::from(segment_bytes) / 2).min(most)
 }
 
 #[cfg(test)]
@@ -98,7 +101,7 @@ mod tests {
                     for capacity in (8..=20).map(|bits| u64::from(segment) << bits) {
                         let layout = layout(kind, page, segment, capacity);
                         let log = layout.log_bytes();
-                        assert!((4096..=24 << 20).contains(&log), "{kind:?} {segment} {log}");
+                        assert!((4096..=40 << 20).contains(&log), "{kind:?} {segment} {log}");
                         assert!(layout.frame_bytes() <= segment as usize);
                         assert!((1..=log).contains(&(layout.commit_bytes() as u64)));
                         assert!(layout.node_bytes() <= segment as usize / 8);

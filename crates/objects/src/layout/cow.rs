@@ -49,6 +49,10 @@ impl Layout for Cow {
         (1 << 20).min(self.segment_bytes as usize)
     }
 
+    fn aligns(&self) -> bool {
+        true
+    }
+
     fn commit_bytes(&self) -> usize {
         (4 << 20).min(self.log_bytes() / 2) as usize
     }
@@ -76,6 +80,6 @@ impl Layout for Cow {
     }
 
     fn log_bytes(&self) -> u64 {
-        super::log_bytes(self.segment_bytes, self.capacity)
+        super::log_bytes(self.segment_bytes, self.capacity, 24 << 20)
     }
 }
