@@ -41,6 +41,8 @@ const REQUEST_BYTES: u64 = 1 << 20;
 const GAP_BYTES: u64 = 64 << 10;
 /// Requests in flight.
 const REQUESTS_MAX: u32 = 32;
+/// Leaves that are asked for together.
+const LEAVES_AT_ONCE: usize = 32;
 
 /// How to check.
 #[derive(Clone, Debug)]
@@ -402,6 +404,11 @@ impl Map {
     ) {
         let level = Some(inner.level - 1);
         for (index, (key, child)) in inner.children.iter().enumerate() {
+            if level == Some(0) && index.is_multiple_of(LEAVES_AT_ONCE) {
+                let next = inner.children[index..].iter().take(LEAVES_AT_ONCE);
+                let next: Vec<Ptr> = next.filter_map(|(_, child)| child.on_disk()).collect();
+                self.io.expect(&next);
+            }
             // The first child has what is before its key, too.
             let from = if index == 0 { lower } else { key };
             let to = inner.children.get(index + 1).map(|(key, _)| key).or(upper);

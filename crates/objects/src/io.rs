@@ -312,7 +312,8 @@ impl Io {
     pub fn load_ahead(&self, ptrs: &[Ptr]) {
         let mut ahead = HashMap::new();
         let places = ptrs.iter().enumerate();
-        let places = places.map(|(nth, ptr)| (nth, ptr.at, ptr.at + u64::from(ptr.len)));
+        let places =
+            places.map(|(nth, ptr)| (nth, ptr.at, ptr.at.saturating_add(u64::from(ptr.len))));
         for (from, bytes, members) in self.read_together(places.collect(), 0) {
             for ptr in members.into_iter().map(|nth| ptrs[nth]) {
                 let start = (ptr.at - from) as usize;
@@ -345,12 +346,15 @@ impl Io {
     ) -> impl Iterator<Item = (u64, Private, Vec<usize>)> {
         places.sort_unstable_by_key(|&(_, at, _)| at);
         let mut runs: Vec<(u64, u64, Vec<usize>)> = vec![];
-        for (nth, at, end) in places {
+        for place in places {
+            let (nth, at, end) = place;
             let (start, end) = match gap {
                 0 => self.pages_of(at, end),
                 _ => self.around(self.pages_of(at, end)),
             };
-            if start >= end || !self.geometry.holds(at, 1) {
+            // What is longer is read alone, or only said to be.
+            let is_sane = place.2 - at <= FAR_MAX && self.geometry.holds(at, place.2 - at);
+            if start >= end || !is_sane {
                 continue;
             }
             match runs.last_mut() {

@@ -85,7 +85,7 @@ pub(crate) enum Child {
 }
 
 impl Child {
-    fn on_disk(&self) -> Option<Ptr> {
+    pub fn on_disk(&self) -> Option<Ptr> {
         match self {
             Self::Disk(ptr) => Some(*ptr),
             Self::Changed(_) => None,
