@@ -407,7 +407,7 @@ impl Map {
             if level == Some(0) && index.is_multiple_of(LEAVES_AT_ONCE) {
                 let next = inner.children[index..].iter().take(LEAVES_AT_ONCE);
                 let next: Vec<Ptr> = next.filter_map(|(_, child)| child.on_disk()).collect();
-                self.io.expect(&next);
+                self.io.load_ahead(&next);
             }
             // The first child has what is before its key, too.
             let from = if index == 0 { lower } else { key };

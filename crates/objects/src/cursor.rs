@@ -3,11 +3,13 @@
 //! A cursor stands in every layer and in the tree; of what it stands at, the first is next,
 //! and of one key the newest counts. Not for intervals.
 
+use std::sync::Arc;
+
 use crate::Result;
 use crate::entry::{Entry, Key};
 use crate::layer::Layer;
 use crate::leaf::Pairs;
-use crate::tree::{Found, Nodes, Tree};
+use crate::tree::{Found, Loaded, Node, Nodes, Ptr, Tree};
 use crate::view::View;
 
 /// A place in a view that does not change.
@@ -18,12 +20,13 @@ pub(crate) struct Cursor {
     layers: Vec<usize>,
     /// The leaf of the place; none where the tree ends.
     leaf: Option<Stand>,
-    /// Leaves that are expected behind this one: the more, the longer it goes on.
-    expected: usize,
+    /// Leaves behind this one, which were read with it: the more, the longer it goes on.
+    ahead: Loaded,
+    together: usize,
 }
 
 /// The most leaves that are asked for together.
-const EXPECTED_MAX: usize = 32;
+const TOGETHER_MAX: usize = 32;
 
 /// A place in a leaf.
 #[derive(Debug)]
@@ -39,7 +42,7 @@ impl Cursor {
     pub fn at(view: &View, nodes: &dyn Nodes, from: &[u8]) -> Result<Self> {
         let layers = view.layers.iter().map(|layer| layer.seek(from)).collect();
         let leaf = stand(view.tree.leaf_of(nodes, from)?, from)?;
-        let mut cursor = Self { is_front: true, layers, leaf, expected: 1 };
+        let mut cursor = Self { is_front: true, layers, leaf, ahead: Loaded::new(), together: 1 };
         cursor.settle(&view.tree, nodes)?;
         Ok(cursor)
     }
@@ -48,7 +51,7 @@ impl Cursor {
     pub fn before(view: &View, nodes: &dyn Nodes, to: &[u8]) -> Result<Self> {
         let layers = view.layers.iter().map(|layer| layer.seek(to)).collect();
         let leaf = stand(view.tree.leaf_before(nodes, to)?, to)?;
-        let mut cursor = Self { is_front: false, layers, leaf, expected: 1 };
+        let mut cursor = Self { is_front: false, layers, leaf, ahead: Loaded::new(), together: 1 };
         cursor.settle(&view.tree, nodes)?;
         Ok(cursor)
     }
@@ -112,6 +115,16 @@ impl Cursor {
         Some(pairs.key(*place - usize::from(!self.is_front)))
     }
 
+    /// Reads what comes from the leaf of `key` on, if that is not there.
+    fn look_ahead(&mut self, tree: &Tree, nodes: &dyn Nodes, key: &[u8]) -> Result<()> {
+        let next = tree.leaves_from(nodes, key, !self.is_front, TOGETHER_MAX)?;
+        if next.first().is_some_and(|next| !self.ahead.contains_key(&next.sum)) {
+            self.together = (self.together * 2).min(TOGETHER_MAX);
+            self.ahead = nodes.load_together(&next[..next.len().min(self.together)]);
+        }
+        Ok(())
+    }
+
     /// Goes to the next leaf where this one is at its end.
     fn settle(&mut self, tree: &Tree, nodes: &dyn Nodes) -> Result<()> {
         while let Some(Stand { found, pairs, place }) = &self.leaf {
@@ -119,23 +132,40 @@ impl Cursor {
             if !is_over {
                 break;
             }
-            let next = if self.is_front { found.upper() } else { Some(found.lower()) };
-            if let Some(key) = next {
-                self.expected = (self.expected * 2).min(EXPECTED_MAX);
-                nodes.expect(&tree.leaves_from(nodes, key, !self.is_front, self.expected)?);
-            }
-            self.leaf = match (self.is_front, found.upper(), found.lower()) {
-                (true, Some(upper), _) => stand(tree.leaf_of(nodes, upper)?, upper)?,
-                (false, _, lower) if !lower.is_empty() => {
-                    let next = tree.leaf_before(nodes, lower)?;
-                    // A leaf without one before it is the first.
-                    let next = next.filter(|next| next.lower() < lower);
-                    stand(next, lower)?
+            let (lower, upper) = (found.lower().clone(), found.upper().cloned());
+            let key = match (self.is_front, &upper) {
+                (true, Some(upper)) => upper,
+                (false, _) if !lower.is_empty() => &lower,
+                _ => {
+                    self.leaf = None;
+                    break;
                 }
-                _ => None,
             };
+            self.look_ahead(tree, nodes, key)?;
+            let nodes = &WithAhead { nodes, ahead: &self.ahead };
+            let next = match self.is_front {
+                true => tree.leaf_of(nodes, key)?,
+                // A leaf without one before it is the first.
+                false => tree.leaf_before(nodes, key)?.filter(|next| *next.lower() < lower),
+            };
+            self.leaf = stand(next, key)?;
         }
         Ok(())
+    }
+}
+
+/// Nodes, some of which are here.
+struct WithAhead<'a> {
+    nodes: &'a dyn Nodes,
+    ahead: &'a Loaded,
+}
+
+impl Nodes for WithAhead<'_> {
+    fn load(&self, ptr: Ptr) -> Result<Arc<Node>> {
+        match self.ahead.get(&ptr.sum) {
+            Some(node) => Ok(node.clone()),
+            None => self.nodes.load(ptr),
+        }
     }
 }
 

@@ -21,7 +21,7 @@ use crate::frame::Done;
 use crate::hooks::{Omission, is_left_out};
 use crate::memory::Memory;
 use crate::superblock::Geometry;
-use crate::tree::{Node, Nodes, Ptr};
+use crate::tree::{Loaded, Node, Nodes, Ptr};
 use crate::{Error, Result};
 
 /// Reads longer than this are not remembered.
@@ -56,7 +56,7 @@ pub(crate) struct Io {
     /// Nodes in frames that were not given to the disk yet.
     fresh: RwLock<HashMap<u64, Arc<Node>>>,
     /// Nodes that were loaded ahead last: the cache may not keep what was not used yet.
-    ahead: RwLock<HashMap<u64, Arc<Node>>>,
+    ahead: RwLock<Loaded>,
     queue: Mutex<Queue>,
     hits: AtomicU64,
     misses: AtomicU64,
@@ -307,10 +307,14 @@ impl Io {
         values
     }
 
-    /// Loads nodes that will be needed, together. What cannot be read is found out by whoever
-    /// needs it.
+    /// Loads nodes that will be needed, together, for the one who works on the index.
     pub fn load_ahead(&self, ptrs: &[Ptr]) {
-        let mut ahead = HashMap::new();
+        *self.ahead.write() = self.loaded(ptrs);
+    }
+
+    /// Nodes from the disk by their sums. What cannot be read is found out by whoever needs it.
+    fn loaded(&self, ptrs: &[Ptr]) -> Loaded {
+        let mut loaded = Loaded::new();
         let places = ptrs.iter().enumerate();
         let places =
             places.map(|(nth, ptr)| (nth, ptr.at, ptr.at.saturating_add(u64::from(ptr.len))));
@@ -322,11 +326,11 @@ impl Io {
                     .filter(|bytes| self.summer.sum(ptr.at, bytes) == ptr.sum)
                     .and_then(|bytes| Node::decode(bytes, ptr.at).ok());
                 if let Some(node) = node {
-                    ahead.insert(ptr.sum, Arc::new(node));
+                    loaded.insert(ptr.sum, Arc::new(node));
                 }
             }
         }
-        *self.ahead.write() = ahead;
+        loaded
     }
 
     /// The pages that bytes from `at` to `end` are in.
@@ -442,15 +446,19 @@ impl Io {
 }
 
 impl Nodes for Io {
-    fn expect(&self, ptrs: &[Ptr]) {
-        // What is there is there for all that were expected with it.
-        let is_far = |ptr: &&Ptr| {
-            self.remembered(**ptr).is_none() && !self.ahead.read().contains_key(&ptr.sum)
-        };
-        if ptrs.first().as_ref().is_some_and(is_far) {
-            let far: Vec<Ptr> = ptrs.iter().filter(is_far).copied().collect();
-            self.load_ahead(&far);
+    fn load_together(&self, ptrs: &[Ptr]) -> Loaded {
+        let is_far = |ptr: &Ptr| self.remembered(*ptr).is_none();
+        if !ptrs.first().is_some_and(is_far) {
+            return Loaded::new();
         }
+        let far: Vec<Ptr> = ptrs.iter().filter(|ptr| is_far(ptr)).copied().collect();
+        let loaded = self.loaded(&far);
+        for ptr in far {
+            if let Some(node) = loaded.get(&ptr.sum) {
+                self.memory.keep_node(ptr, node.clone());
+            }
+        }
+        loaded
     }
 
     fn load(&self, ptr: Ptr) -> Result<Arc<Node>> {

@@ -10,6 +10,7 @@
 //! Law 2: whoever holds a `Tree` reads it as it was, whatever is applied to its clones.
 //! Law 3: no leaf is empty; a tree without pairs has no root.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::codec::{Reader, put_varint};
@@ -144,12 +145,17 @@ impl Node {
     }
 }
 
+/// Nodes by their sums.
+pub(crate) type Loaded = HashMap<u64, Arc<Node>>;
+
 /// Where nodes come from.
 pub(crate) trait Nodes {
     /// A node, its sum verified.
     fn load(&self, ptr: Ptr) -> Result<Arc<Node>>;
-    /// These will be needed next: whoever reads them from a disk may do so at once.
-    fn expect(&self, _: &[Ptr]) {}
+    /// Nodes that will be needed next, read together if the first has to be read.
+    fn load_together(&self, _: &[Ptr]) -> Loaded {
+        Loaded::new()
+    }
 }
 
 /// Where nodes go to.
