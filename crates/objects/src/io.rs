@@ -350,15 +350,14 @@ impl Io {
     ) -> impl Iterator<Item = (u64, Private, Vec<usize>)> {
         places.sort_unstable_by_key(|&(_, at, _)| at);
         let mut runs: Vec<(u64, u64, Vec<usize>)> = vec![];
-        for place in places {
-            let (nth, at, end) = place;
+        for (nth, at, behind) in places {
             let (start, end) = match gap {
-                0 => self.pages_of(at, end),
-                _ => self.around(self.pages_of(at, end)),
+                0 => self.pages_of(at, behind),
+                _ => self.around(self.pages_of(at, behind)),
             };
+            let len = behind - at;
             // What is longer is read alone, or only said to be.
-            let is_sane = place.2 - at <= FAR_MAX && self.geometry.holds(at, place.2 - at);
-            if start >= end || !is_sane {
+            if start >= end || len > FAR_MAX || !self.geometry.holds(at, len) {
                 continue;
             }
             match runs.last_mut() {

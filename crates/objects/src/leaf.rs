@@ -127,13 +127,8 @@ impl Leaf {
 
     /// What is under the key.
     pub fn get(&self, key: &[u8]) -> Result<Option<Entry>> {
-        let mut walk = self.walk_near(|mark| mark <= key);
-        while let Some((have, entry)) = walk.next()? {
-            if have >= key {
-                return (have == key).then(|| self.entry(entry)).transpose();
-            }
-        }
-        Ok(None)
+        let found = self.at_or_after(key)?;
+        Ok(found.filter(|(have, _)| have.as_slice() == key).map(|(_, entry)| entry))
     }
 
     /// The first pair at `key` or behind it.

@@ -72,8 +72,8 @@ impl Layout for Log {
     }
 
     fn log_bytes(&self) -> u64 {
-        // Superblocks are far away: a checkpoint takes as long as 12 MB of log, and reading
-        // twice as much of it when the store is opened less than half a second.
+        // Superblocks are far away: a checkpoint takes as long as 12 MB of log. Reading all of
+        // it when the store is opened takes a quarter of a second.
         super::log_bytes(self.segment_bytes, self.capacity * 4, 40 << 20)
     }
 }
