@@ -40,7 +40,7 @@ const STEP_MAX: usize = 4096;
 /// Pairs that one group folds, at most, and one for so many bytes of its own: a group of a
 /// thousand pairs brings more than these.
 const FOLDED_AT_ONCE: u64 = 1024;
-const FOLDED_FOR_BYTES: u64 = 32;
+const FOLDED_FOR_BYTES: u64 = 16;
 
 /// Runs on their way into the tree.
 pub(crate) struct Merging {

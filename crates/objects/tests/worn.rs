@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use draconis_device::sim::SimDisk;
+use draconis_objects::kv::{Batch, Kv};
 use draconis_objects::{
     Counters, CreateOptions, Group, Hint, LayoutKind, ObjectId, OpenOptions, Profile, Store, Ticket,
 };
@@ -167,4 +168,29 @@ fn waits_are_bounded_while_segments_are_cleaned() {
     println!(
         "half {half} most {most} longest {longest} cleaned {cleaned} at once {cleaned_at_once}"
     );
+}
+
+/// A group of thousands of pairs folds and merges as many: else runs stay until all are folded
+/// at once, by one group, out of more memory than anybody allowed.
+#[test]
+fn long_groups_leave_no_more_behind_than_short_ones() {
+    const PAIRS: u32 = 600_000;
+    let most_pending = |in_group: u32| {
+        let (disk, _) = SimDisk::ssd(512 << 20, 1);
+        drop(store_with_object(LayoutKind::Cow, disk.clone(), 1 << 20));
+        let options = OpenOptions { cache_bytes: 16 << 20, read_only: false };
+        let store = Store::open(disk, &options).unwrap();
+        let kv = Kv::new(store.clone());
+        let mut most = 0;
+        for from in (0..PAIRS).step_by(in_group as usize) {
+            let mut batch = Batch::new();
+            (from..from + in_group).for_each(|key| batch.put(&key.to_be_bytes(), &[7; 100]));
+            kv.write(batch).unwrap();
+            most = most.max(store.info().pending_keys);
+        }
+        most
+    };
+    let (short, long) = (most_pending(10), most_pending(1000));
+    println!("{short} and {long} pairs pending");
+    assert!(long < short * 3 / 2, "{long} pairs pending, {short} after short groups");
 }
