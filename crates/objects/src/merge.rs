@@ -73,7 +73,7 @@ pub(crate) fn merge_pairs(capacity: u64, cache_bytes: u64) -> usize {
     // A small store merges often, as a large one does in its time.
     let often = capacity >> 13;
     let usual = capacity.saturating_sub(64 << 20) >> 10;
-    often.max(usual).clamp(64, 512 << 10).min((cache_bytes >> 8).max(4096)) as usize
+    often.max(usual).clamp(64, 1 << 20).min((cache_bytes >> 8).max(4096)) as usize
 }
 
 impl Core {
