@@ -305,6 +305,7 @@ impl Tree {
             if level == 1 {
                 return Ok(Some(take(inner, index, upper)));
             }
+            // Cloned before what it is in goes.
             let below = inner.children[index].1.clone();
             child = below;
         }
