@@ -208,7 +208,7 @@ impl Run<'_> {
         let volume = self.graft.volume;
         for (name, value) in node.attributes() {
             volume
-                .set_xattr(number, &name, &value, XattrSet::Any)
+                .set_xattr(number, &name, &value, XattrSet::Any, false)
                 .map_err(|error| tell(&format!("the attribute {}", printable(&name)), error))?;
         }
         let new = self.new_node(node);

@@ -117,7 +117,7 @@ fn print(title: &str, rows: &[Row]) {
 /// One typed read over `caller`; the buffer goes round with it.
 fn read(caller: &mut Caller<File>, buffer: &mut Option<Block>, len: u32) {
     let block = buffer.take().expect("the last reply returned it");
-    let message = file::Read { buffer: block, buffer_offset: 0, offset: 0, len };
+    let message = file::Read { buffer: block, buffer_offset: 0, offset: 0, len, no_atime: false };
     match caller.call(message) {
         Ok(Ok(ack)) => *buffer = Some(ack.buffer),
         other => panic!("{other:?}"),

@@ -76,7 +76,7 @@ fn a_bound_file_is_read<T: Transport>() {
         assert_eq!(attributes.size_bytes, 12);
         let buffer = transport.block(4096);
         let ack = hello
-            .call(file::Read { buffer, buffer_offset: 100, offset: 7, len: 1000 })
+            .call(file::Read { buffer, buffer_offset: 100, offset: 7, len: 1000, no_atime: false })
             .unwrap()
             .unwrap();
         assert_eq!(ack.len, 5);
@@ -95,7 +95,8 @@ fn a_bound_file_is_read<T: Transport>() {
             .unwrap_err();
         assert_eq!((nak.why, nak.buffer.len()), (Refusal::NotSupported, 4096));
         let buffer = nak.buffer;
-        let beyond = file::Read { buffer, buffer_offset: 4000, offset: 0, len: 100 };
+        let beyond =
+            file::Read { buffer, buffer_offset: 4000, offset: 0, len: 100, no_atime: false };
         assert_eq!(hello.call(beyond).unwrap().unwrap_err().why, Refusal::Invalid);
     });
 }
@@ -132,6 +133,7 @@ fn a_bound_directory_answers_and_lists<T: Transport>() {
             cookie: 0,
             buffer: transport.block(4096),
             with_attributes: true,
+            no_atime: false,
         };
         let (reply, _) = client.call(message, soon()).unwrap();
         let ack = reply.unwrap();
@@ -181,7 +183,13 @@ fn bulk_comes_back<T: Transport>() {
 }
 
 fn read<T: Transport>(transport: &T) -> file::Read {
-    file::Read { buffer: transport.block(4096), buffer_offset: 0, offset: 0, len: 4096 }
+    file::Read {
+        buffer: transport.block(4096),
+        buffer_offset: 0,
+        offset: 0,
+        len: 4096,
+        no_atime: false,
+    }
 }
 
 fn a_reply_that_was_sent_is_heard_before_the_closing<T: Transport>() {
@@ -346,7 +354,7 @@ fn a_peer_that_dies_is_told_in_every_state<T: Transport>() {
         },
         directory::Lookup { parent, name },
         directory::GetAttributes { node },
-        directory::Enumerate { node, cookie: 0, buffer: t.block(10), with_attributes: false },
+        directory::Enumerate { node, cookie: 0, buffer: t.block(10), with_attributes: false, no_atime: false },
         directory::ReadLink { node, buffer: t.block(10) },
         directory::GetXattr { node, name: attribute, buffer: t.block(0) },
         directory::ListXattr { node, buffer: t.block(10) },
@@ -356,9 +364,9 @@ fn a_peer_that_dies_is_told_in_every_state<T: Transport>() {
         directory::Link { node, parent, name },
         directory::Unlink { parent, name },
         directory::RemoveDirectory { parent, name },
-        directory::Rename { from: parent, name, to: parent, new_name: name, flags: 0 },
+        directory::Rename { from: parent, name, to: parent, new_name: name, flags: 0, uid: 0, gid: 0 },
         directory::SetAttributes { node, change: AttributeChange::default() },
-        directory::SetXattr { node, name: attribute, value: t.block(10), len: 0, flags: 0 },
+        directory::SetXattr { node, name: attribute, value: t.block(10), len: 0, flags: 0, clear_setgid: false },
         directory::RemoveXattr { node, name: attribute },
         directory::SetFlags { node, flags: 0x10 },
         directory::SyncVolume {},

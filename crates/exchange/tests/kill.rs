@@ -36,7 +36,7 @@ fn a_peer_that_dies_while_nothing_is_asked_is_told_at_the_next_call() {
     child.wait().unwrap();
     let buffer = session.block(4096).unwrap();
     let before = Instant::now();
-    let read = file::Read { buffer, buffer_offset: 0, offset: 0, len: 4096 };
+    let read = file::Read { buffer, buffer_offset: 0, offset: 0, len: 4096, no_atime: false };
     assert_eq!(hello.call(read).unwrap_err(), Lost::Closed);
     assert!(before.elapsed() < Duration::from_secs(1), "told after {:?}", before.elapsed());
     assert!(session.is_dead());
@@ -48,7 +48,7 @@ fn a_hung_peer_is_given_up_killed_and_its_slots_come_home_after_its_death() {
     let (session, mut child) = spawn("File silent 60000");
     let client = session.client::<File>(0).unwrap();
     let buffer = session.block(4096).unwrap();
-    let read = file::Read { buffer, buffer_offset: 0, offset: 0, len: 4096 };
+    let read = file::Read { buffer, buffer_offset: 0, offset: 0, len: 4096, no_atime: false };
     let lost = client.call(read, Instant::now() + Duration::from_millis(300)).unwrap_err();
     assert_eq!(lost, Lost::Timeout);
     assert_eq!(session.audit().away_bytes, 4096, "the peer may still write there");
@@ -77,7 +77,8 @@ fn a_peer_killed_at_any_moment_takes_nothing_along() {
         });
         let told = loop {
             let buffer = session.block(4096).unwrap();
-            let read = file::Read { buffer, buffer_offset: 0, offset: 0, len: 4096 };
+            let read =
+                file::Read { buffer, buffer_offset: 0, offset: 0, len: 4096, no_atime: false };
             match hello.call(read) {
                 Ok(reply) => assert_eq!(reply.unwrap().len, 12),
                 Err(lost) => break lost,
@@ -108,7 +109,13 @@ fn clients_on_several_lanes_are_all_told_and_nothing_is_lost_between_them() {
                 scope.spawn(move || {
                     for calls in 0.. {
                         let buffer = session.block(4096).unwrap();
-                        let read = file::Read { buffer, buffer_offset: 0, offset: 0, len: 4096 };
+                        let read = file::Read {
+                            buffer,
+                            buffer_offset: 0,
+                            offset: 0,
+                            len: 4096,
+                            no_atime: false,
+                        };
                         match hello.call(read) {
                             Ok(reply) => assert_eq!(reply.unwrap().len, 12),
                             Err(lost) => return assert_eq!(lost, Lost::Closed, "call {calls}"),

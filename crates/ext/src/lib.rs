@@ -67,4 +67,4 @@ pub use path::Follow;
 pub use store::DeviceStatistics;
 pub use units::{FileBlock, FsBlock, GroupNumber, InodeNumber};
 pub use volume::{Info, Options, Space, Statistics, Volume};
-pub use write::{AccessTimes, NewNode, Renaming, Reserve, Writing, XattrSet};
+pub use write::{Access, AccessTimes, NewNode, Renaming, Reserve, Whiteout, Writing, XattrSet};

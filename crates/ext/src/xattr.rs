@@ -3,7 +3,7 @@
 use crate::data::Data;
 use crate::format::acl;
 use crate::format::inode::Inode;
-use crate::format::xattr::{Attribute, Attributes};
+use crate::format::xattr::{Attribute, Attributes, is_name};
 use crate::units::index;
 use crate::volume::Volume;
 use crate::{Error, InodeNumber, Result};
@@ -29,7 +29,9 @@ impl Volume {
     /// [`Error::NoAttribute`], and as [`Volume::xattr_names`].
     pub fn xattr(&self, number: InodeNumber, name: &[u8]) -> Result<Vec<u8>> {
         let _reading = self.reading();
-        self.xattr_of(&*self.node(number)?, name)
+        let inode = self.node(number)?;
+        is_name(name)?;
+        self.xattr_of(&inode, name)
     }
 
     /// [`Volume::xattr`] for those who hold the gate.

@@ -231,7 +231,7 @@ fn flags_are_honoured() {
     assert_eq!(moved, Err(Error::NotPermitted));
     let mode = AttributeChange { mode: Some(0o600), ..AttributeChange::default() };
     assert_eq!(volume.set_attributes(file, &mode), Err(Error::NotPermitted));
-    let set = volume.set_xattr(file, b"user.x", b"", XattrSet::Any);
+    let set = volume.set_xattr(file, b"user.x", b"", XattrSet::Any, false);
     assert_eq!(set, Err(Error::NotPermitted));
     volume.set_flags(file, APPEND).unwrap();
     assert_eq!(volume.write(file, 8, b" and more"), Ok(9));

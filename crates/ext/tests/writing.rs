@@ -392,7 +392,7 @@ fn step(volume: &Volume, model: &mut Model) -> String {
                 }
             } else {
                 let value = vec![b'v'; model.random.below(300) as usize];
-                match volume.set_xattr(file, &name, &value, XattrSet::Any) {
+                match volume.set_xattr(file, &name, &value, XattrSet::Any, false) {
                     Ok(()) => drop(model.nodes[id].xattrs.insert(name, value)),
                     Err(error) => assert_eq!(error, Error::NoSpace),
                 }

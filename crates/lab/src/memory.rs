@@ -229,8 +229,12 @@ impl Nodes {
         };
         let (change, a) = (&m.change, &mut object.attributes);
         let mode = change.mode.map_or(a.mode, |mode| a.kind.mode_bits() | (mode & 0o7777));
-        let clears = change.clear_privileges && a.kind != Kind::Directory;
-        a.mode = if clears { without_privileges(mode) } else { mode };
+        a.mode = match change.clear_privileges {
+            Some(caller) if a.kind != Kind::Directory => {
+                without_privileges(mode, a.gid, Some(caller))
+            }
+            _ => mode,
+        };
         a.uid = change.uid.unwrap_or(a.uid);
         a.gid = change.gid.unwrap_or(a.gid);
         a.accessed = time(change.accessed, a.accessed);
@@ -551,7 +555,7 @@ impl MemoryFile<'_> {
         a.size_bytes = a.size_bytes.max(end);
         a.blocks_512 = a.size_bytes.div_ceil(BLOCK_BYTES) * (BLOCK_BYTES / 512);
         if m.clear_privileges {
-            a.mode = without_privileges(a.mode);
+            a.mode = without_privileges(a.mode, a.gid, None);
         }
         (a.modified, a.changed) = (now(), now());
         Ok(m.len)

@@ -22,7 +22,7 @@
 //!     tree::open(&mut directory, Node::ROOT, b"etc/hosts", channel::pair(), patience)?;
 //! let len = attributes.size_bytes.min(4096) as u32;
 //! let buffer = Block::private(4096);
-//! match hosts.call(file::Read { buffer, buffer_offset: 0, offset: 0, len })? {
+//! match hosts.call(file::Read { buffer, buffer_offset: 0, offset: 0, len, no_atime: false })? {
 //!     Ok(ack) => println!("{} bytes", ack.len),
 //!     Err(nak) => eprintln!("{}", nak.why),
 //! }

@@ -20,7 +20,9 @@ use draconis_exchange::contract::file::{
     NakSeek, NakSync, NakWrite, Read, Reserve, Seek, Sync as SyncFile, Write,
 };
 use draconis_exchange::contract::tree::Tree;
-use draconis_exchange::contract::{Attributes, Call, Kind, Name, Node, Refusal, Space, Time};
+use draconis_exchange::contract::{
+    Access, Attributes, Call, Kept, Kind, Name, Node, Refusal, Space, Time,
+};
 use draconis_exchange::heap::Block;
 use draconis_ext::{Cookie, InodeNumber, Options, Volume, Writing};
 
@@ -275,6 +277,20 @@ impl VolumeTree {
         Ok(Attributes { node: Node(node.0.into()), ..attributes })
     }
 
+    fn opened(&self, m: &directory::Open) -> Result<Kept, Refusal> {
+        let node = inode(m.node)?;
+        let Access { read, write, append } = m.access;
+        self.volume
+            .may_open(node, draconis_ext::Access { read, write, append })
+            .map_err(refusal)?;
+        let strict = self.volume.access_times() == draconis_ext::AccessTimes::Strict;
+        Ok(match read && self.volume.is_access_due(node) {
+            false => Kept::Valid,
+            true if strict => Kept::Never,
+            true => Kept::Stale,
+        })
+    }
+
     fn fill(&self, m: &mut Enumerate) -> Result<u32, Refusal> {
         let dir = inode(m.node)?;
         let (cookie, with_attributes) = (Cookie(m.cookie), m.with_attributes);
@@ -351,7 +367,9 @@ impl DirectoryServer for VolumeTree {
     fn enumerate(&self, mut m: Enumerate) -> Result<AckEnumerate, NakEnumerate> {
         match self.fill(&mut m) {
             Ok(len) => {
-                self.was_read(m.node);
+                if !m.no_atime {
+                    self.was_read(m.node);
+                }
                 Ok(AckEnumerate { buffer: m.buffer, len })
             }
             Err(why) => Err(m.refuse(why)),
@@ -390,6 +408,23 @@ impl DirectoryServer for VolumeTree {
     fn create(&self, m: directory::Create) -> Result<directory::AckCreate, directory::NakCreate> {
         match self.make_node(&m) {
             Ok(attributes) => Ok(directory::AckCreate { attributes }),
+            Err(why) => Err(m.refuse(why)),
+        }
+    }
+
+    fn create_unnamed(
+        &self,
+        m: directory::CreateUnnamed,
+    ) -> Result<directory::AckCreateUnnamed, directory::NakCreateUnnamed> {
+        match self.make_unnamed(&m) {
+            Ok(attributes) => Ok(directory::AckCreateUnnamed { attributes }),
+            Err(why) => Err(m.refuse(why)),
+        }
+    }
+
+    fn open(&self, m: directory::Open) -> Result<directory::AckOpen, directory::NakOpen> {
+        match self.opened(&m) {
+            Ok(kept) => Ok(directory::AckOpen { kept }),
             Err(why) => Err(m.refuse(why)),
         }
     }
@@ -520,6 +555,12 @@ impl Tree for VolumeTree {
         self.writing
     }
 
+    fn decides_opening(&self, kind: Kind) -> bool {
+        // Files may be immutable or append-only; times of access are kept of both.
+        let keeps_times = self.volume.access_times() != draconis_ext::AccessTimes::Never;
+        self.writing && (kind == Kind::File || keeps_times)
+    }
+
     fn hold(&self, node: Node) {
         if self.writing
             && let Ok(inode) = inode(node)
@@ -590,7 +631,9 @@ impl FileServer for VolumeFile<'_> {
     fn read(&self, mut m: Read) -> Result<AckRead, NakRead> {
         match self.read_into(&mut m) {
             Ok(len) => {
-                self.tree.was_read(self.node);
+                if !m.no_atime {
+                    self.tree.was_read(self.node);
+                }
                 Ok(AckRead { buffer: m.buffer, len: len as u32 })
             }
             Err(why) => Err(m.refuse(why)),

@@ -176,7 +176,8 @@ impl Form {
     fn list(&mut self, node: Node) -> Vec<(String, Attributes)> {
         let (mut found, mut cookie, mut buffer) = (vec![], 0, (self.block)(1024));
         loop {
-            let message = Enumerate { node, cookie, buffer, with_attributes: true };
+            let message =
+                Enumerate { node, cookie, buffer, with_attributes: true, no_atime: false };
             let ack = self.directory.call(message).unwrap().unwrap();
             if ack.len == 0 {
                 return found;
@@ -209,7 +210,7 @@ fn read_all(file: &mut Caller<File>, mut buffer: Block) -> Vec<u8> {
     loop {
         let offset = bytes.len() as u64;
         // Not at the buffer's start, to see that its offset is honoured.
-        let read = file::Read { buffer, buffer_offset: 96, offset, len: 4000 };
+        let read = file::Read { buffer, buffer_offset: 96, offset, len: 4000, no_atime: false };
         let ack = file.call(read).unwrap().unwrap();
         let mut piece = vec![0; ack.len as usize];
         ack.buffer.copy_out(96, &mut piece);
@@ -311,7 +312,7 @@ fn what_cannot_be_done_is_refused_with_its_reason(make: Make) {
     assert_eq!(form.directory.call(unlink).unwrap().unwrap_err().why, Refusal::ReadOnly);
     let (mut hello, _) = form.open("hello").unwrap();
     let buffer = (form.block)(4096);
-    let beyond = file::Read { buffer, buffer_offset: 4000, offset: 0, len: 97 };
+    let beyond = file::Read { buffer, buffer_offset: 4000, offset: 0, len: 97, no_atime: false };
     let nak = hello.call(beyond).unwrap().unwrap_err();
     assert_eq!((nak.why, nak.buffer.len()), (Refusal::Invalid, 4096));
     let write = file::Write {
@@ -393,13 +394,20 @@ fn a_volume_is_changed_through_channels() {
         to: Node::ROOT,
         new_name: name("hello"),
         flags: directory::RENAME_NO_REPLACE,
+        uid: 0,
+        gid: 0,
     };
     assert_eq!(directory.call(rename).unwrap().unwrap_err().why, Refusal::Exists);
     // Without a name it is there as long as an end of it is.
     let unlink = Unlink { parent: Node::ROOT, name: name("new") };
     directory.call(unlink).unwrap().unwrap();
-    let read =
-        file::Read { buffer: Block::private(4096), buffer_offset: 0, offset: 189_999, len: 4096 };
+    let read = file::Read {
+        buffer: Block::private(4096),
+        buffer_offset: 0,
+        offset: 189_999,
+        len: 4096,
+        no_atime: false,
+    };
     let ack = file.call(read).unwrap().unwrap();
     assert_eq!((ack.len, ack.buffer.bytes().unwrap()[3]), (4, 7));
     file.call(file::Sync { data_only: false }).unwrap().unwrap();

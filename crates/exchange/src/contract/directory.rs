@@ -11,7 +11,7 @@ mod entries;
 pub use entries::{Entries, Entry, Records};
 
 use super::{
-    AttributeChange, AttributeName, Attributes, Kind, Name, Node, Refusal,
+    Access, AttributeChange, AttributeName, Attributes, Kept, Kind, Name, Node, Refusal,
     file::File,
     fsm::kind,
     wire::{Field, Packer, Unpacker, Violation},
@@ -55,6 +55,9 @@ impl From<Refusal> for NotBound {
 pub const RENAME_NO_REPLACE: u32 = 1;
 /// `Rename` flag: exchange the two names.
 pub const RENAME_EXCHANGE: u32 = 2;
+/// `Rename` flag: leave the device 0:0 under the old name, which union mounts take for a
+/// name that is not there.
+pub const RENAME_WHITEOUT: u32 = 4;
 
 crate::contract! {
     /// Names, and what they name.
@@ -80,9 +83,10 @@ crate::contract! {
 
             /// Packs entries of a directory into `buffer`, from the one after `cookie`
             /// (0: from the first). `AckEnumerate::len` bytes were written; none at the
-            /// end. [`Refusal::BufferTooSmall`] if not even one entry fits.
+            /// end. [`Refusal::BufferTooSmall`] if not even one entry fits. With `no_atime`
+            /// the time of access stays.
             call enumerate: Enumerate {
-                node: Node, cookie: u64, buffer: Block, with_attributes: bool
+                node: Node, cookie: u64, buffer: Block, with_attributes: bool, no_atime: bool
             }
                 -> AckEnumerate { buffer: Block, len: u32 } => Ready
                  | NakEnumerate { buffer: Block } why Refusal => Ready;
@@ -114,6 +118,20 @@ crate::contract! {
                 -> AckCreate { attributes: Attributes } => Ready
                  | NakCreate {} why Refusal => Ready, or NotSupported;
 
+            /// Makes a file without a name, as `Create` would in `parent`. It lives for as long
+            /// as it has users, or until `Link` names it.
+            call create_unnamed: CreateUnnamed {
+                parent: Node, mode: u32, umask: u32, uid: u32, gid: u32
+            }
+                -> AckCreateUnnamed { attributes: Attributes } => Ready
+                 | NakCreateUnnamed {} why Refusal => Ready, or NotSupported;
+
+            /// Asks whether a file or directory may be opened, where the node itself and not
+            /// its mode decides, and what a client that keeps its bytes may do with them.
+            call open: Open { node: Node, access: Access }
+                -> AckOpen { kept: Kept } => Ready
+                 | NakOpen {} why Refusal => Ready, or NotSupported;
+
             /// Makes a directory.
             call make_directory: MakeDirectory {
                 parent: Node, name: Name, mode: u32, umask: u32, uid: u32, gid: u32
@@ -143,9 +161,9 @@ crate::contract! {
                 -> AckRemoveDirectory {} => Ready
                  | NakRemoveDirectory {} why Refusal => Ready, or NotSupported;
 
-            /// Moves a name. `flags` as `RENAME_*`.
+            /// Moves a name. `flags` as `RENAME_*`; `uid` and `gid` own the whiteout.
             call rename: Rename {
-                from: Node, name: Name, to: Node, new_name: Name, flags: u32
+                from: Node, name: Name, to: Node, new_name: Name, flags: u32, uid: u32, gid: u32
             }
                 -> AckRename {} => Ready
                  | NakRename {} why Refusal => Ready, or NotSupported;
@@ -161,9 +179,11 @@ crate::contract! {
                  | NakSetFlags {} why Refusal => Ready, or NotSupported;
 
             /// Sets an extended attribute to the first `len` bytes of `value`; `flags` as
-            /// `XATTR_CREATE` and `XATTR_REPLACE`.
+            /// `XATTR_CREATE` and `XATTR_REPLACE`. With `clear_setgid` an access list takes
+            /// setgid away: the caller is not in the file's group.
             call set_xattr: SetXattr {
-                node: Node, name: AttributeName, value: Block, len: u32, flags: u32
+                node: Node, name: AttributeName, value: Block, len: u32, flags: u32,
+                clear_setgid: bool
             }
                 -> AckSetXattr { value: Block } => Ready
                  | NakSetXattr { value: Block } why Refusal => Ready, or NotSupported;

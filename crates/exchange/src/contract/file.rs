@@ -15,7 +15,10 @@ crate::contract! {
             ///
             /// `AckRead::len` is less than asked only at the end of the file. A request
             /// that reaches beyond the buffer is refused with [`Refusal::Invalid`].
-            call read: Read { buffer: Block, buffer_offset: u32, offset: u64, len: u32 }
+            /// With `no_atime` the time of access stays.
+            call read: Read {
+                buffer: Block, buffer_offset: u32, offset: u64, len: u32, no_atime: bool
+            }
                 -> AckRead { buffer: Block, len: u32 } => Ready
                  | NakRead { buffer: Block } why Refusal => Ready;
 

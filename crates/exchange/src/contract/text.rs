@@ -197,7 +197,7 @@ pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
 /// use draconis_exchange::{channel, contract::file, heap::Block};
 /// let (client, _server) = channel::pair::<file::File>();
 /// let buffer = Block::private(4096);
-/// client.send(file::Read { buffer, buffer_offset: 0, offset: 0, len: 4096 });
+/// client.send(file::Read { buffer, buffer_offset: 0, offset: 0, len: 4096, no_atime: false });
 /// buffer.len();
 /// ```
 ///

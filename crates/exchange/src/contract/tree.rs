@@ -35,6 +35,13 @@ pub trait Tree: DirectoryServer {
         false
     }
 
+    /// Whether `Open` may answer anything but yes, for files or for directories. A client
+    /// that is told no opens without asking, for as long as it lives.
+    fn decides_opening(&self, kind: Kind) -> bool {
+        let _ = kind;
+        false
+    }
+
     /// One more user of `node`, who may ask for it by number: it lives on without a name
     /// until everybody has gone. A tree that never changes has nothing to do.
     fn hold(&self, node: Node) {

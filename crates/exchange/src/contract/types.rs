@@ -31,14 +31,20 @@ pub enum Kind {
     Symlink = 7,
 }
 
-/// The bits of `mode` that are left when somebody writes to a file, or gives it away, who
+/// The bits of `mode` that are left when a caller writes to a file, or gives it away, who
 /// may not keep its privileges: no setuid, and no setgid where the group may execute.
-/// Without that setgid is a mark of mandatory locks.
-pub const fn without_privileges(mode: u32) -> u32 {
+/// Without that setgid is a mark of mandatory locks, and stays unless `caller` is known to
+/// be neither the superuser nor in the group.
+pub const fn without_privileges(mode: u32, group: u32, caller: Option<Caller>) -> u32 {
     const SETUID: u32 = 0o4000;
     const SETGID: u32 = 0o2000;
     const GROUP_EXECUTES: u32 = 0o0010;
-    if mode & GROUP_EXECUTES != 0 { mode & !(SETUID | SETGID) } else { mode & !SETUID }
+    let outside = match caller {
+        Some(Caller { uid, gid }) => uid != 0 && gid != group,
+        None => false,
+    };
+    let clears_group = mode & GROUP_EXECUTES != 0 || outside;
+    if clears_group { mode & !(SETUID | SETGID) } else { mode & !SETUID }
 }
 
 impl Kind {
@@ -159,9 +165,40 @@ pub struct AttributeChange {
     /// Last change of the inode. The server's clock if left out; a front that keeps times
     /// itself for a while hands in its own.
     pub changed: Option<SetTime>,
-    /// Take setuid away, and setgid where the group may execute: the change is made by
-    /// somebody who may not keep them.
-    pub clear_privileges: bool,
+    /// Take privileges away: the change is made by a caller who may not keep them. See
+    /// [`without_privileges`].
+    pub clear_privileges: Option<Caller>,
+}
+
+/// The process that asks for a change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Caller {
+    /// Its user.
+    pub uid: u32,
+    /// Its group; of other groups that it may be in nothing is known.
+    pub gid: u32,
+}
+
+/// What something is opened for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Access {
+    /// Reading, in a way that may change the time of access.
+    pub read: bool,
+    /// Writing.
+    pub write: bool,
+    /// Writing at the end only.
+    pub append: bool,
+}
+
+/// What a client may do with bytes, or with a listing, that it kept from an earlier use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kept {
+    /// Use it.
+    Valid,
+    /// Ask again, and keep the answers: reading changes the time of access.
+    Stale,
+    /// Ask each time: each reading changes the time of access.
+    Never,
 }
 
 /// How `Reserve` changes the space of a file, as fallocate(2) has it.
@@ -437,7 +474,11 @@ mod tests {
     #[test]
     fn privileges_are_those_of_somebody_else() {
         for (mode, left) in [(0o106755, 0o100755), (0o102644, 0o102644), (0o104600, 0o100600)] {
-            assert_eq!(without_privileges(mode), left, "{mode:o}");
+            assert_eq!(without_privileges(mode, 5, None), left, "{mode:o}");
+            let member = Some(Caller { uid: 1, gid: 5 });
+            assert_eq!(without_privileges(mode, 5, member), left, "{mode:o}");
+            let outsider = Some(Caller { uid: 1, gid: 6 });
+            assert_eq!(without_privileges(mode, 5, outsider) & 0o6000, 0, "{mode:o}");
         }
     }
 

@@ -9,8 +9,8 @@
 //! names in a [`Violation`].
 
 use super::{
-    AttributeChange, AttributeName, Attributes, Kind, Name, Node, Refusal, Reservation, SetTime,
-    Space, Time, fsm::kind,
+    Access, AttributeChange, AttributeName, Attributes, Caller, Kept, Kind, Name, Node, Refusal,
+    Reservation, SetTime, Space, Time, fsm::kind,
 };
 use crate::heap::Block;
 
@@ -401,8 +401,9 @@ records! {
     AttributeChange {
         mode: Option<u32>, uid: Option<u32>, gid: Option<u32>, size_bytes: Option<u64>,
         accessed: Option<SetTime>, modified: Option<SetTime>, changed: Option<SetTime>,
-        clear_privileges: bool
+        clear_privileges: Option<Caller>
     }
+    Caller { uid: u32, gid: u32 }
 }
 
 impl Field for Time {
@@ -453,6 +454,43 @@ impl Field for Reservation {
             [3] => Reservation::ZeroRange { keep_size: false },
             [4] => Reservation::ZeroRange { keep_size: true },
             _ => return Err(Violation::Value("Reservation")),
+        })
+    }
+}
+
+impl Field for Access {
+    const KIND: u64 = kind("Access", &[]);
+    const BYTES_MAX: usize = 3;
+    fn pack(self, into: &mut Packer<'_>) {
+        for bit in [self.read, self.write, self.append] {
+            bit.pack(into);
+        }
+    }
+    fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
+        Ok(Access {
+            read: Field::unpack(from)?,
+            write: Field::unpack(from)?,
+            append: Field::unpack(from)?,
+        })
+    }
+}
+
+impl Field for Kept {
+    const KIND: u64 = kind("Kept", &[]);
+    const BYTES_MAX: usize = 1;
+    fn pack(self, into: &mut Packer<'_>) {
+        into.put(&[match self {
+            Kept::Valid => 0,
+            Kept::Stale => 1,
+            Kept::Never => 2,
+        }]);
+    }
+    fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
+        Ok(match from.take()? {
+            [0] => Kept::Valid,
+            [1] => Kept::Stale,
+            [2] => Kept::Never,
+            _ => return Err(Violation::Value("Kept")),
         })
     }
 }
@@ -570,7 +608,7 @@ mod tests {
             accessed: Some(SetTime::Now),
             modified: Some(SetTime::To(Time { seconds: 1, nanoseconds: 2 })),
             changed: Some(SetTime::To(Time { seconds: -3, nanoseconds: 4 })),
-            clear_privileges: true,
+            clear_privileges: Some(Caller { uid: 1, gid: 2 }),
             ..AttributeChange::default()
         });
         for keep_size in [false, true] {
@@ -580,6 +618,12 @@ mod tests {
             goes_round(how);
         }
         assert!(unpacked::<Reservation>(&[5]).is_err());
+        for kept in [Kept::Valid, Kept::Stale, Kept::Never] {
+            goes_round(kept);
+        }
+        assert!(unpacked::<Kept>(&[3]).is_err());
+        goes_round(Access { read: true, write: false, append: true });
+        assert!(unpacked::<Access>(&[0, 2, 0]).is_err());
         Refusal::ALL.into_iter().for_each(goes_round);
         (1..=7).filter_map(Kind::from_number).for_each(goes_round);
     }

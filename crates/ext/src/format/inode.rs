@@ -54,6 +54,15 @@ pub mod flags {
     pub const COMPRESSED: u32 = 0x4;
     /// What user programs may see.
     pub const VISIBLE: u32 = 0x705B_DFFF;
+    /// What they may name when they set flags.
+    pub const NAMEABLE: u32 = 0x725B_DFFF;
+    /// Of these, what Linux would change. The rest stays as it is without a word, as
+    /// `chattr` writes back what it has read.
+    pub const MODIFIABLE: u32 = 0x624B_C0FF;
+    /// Of these, what only directories have.
+    pub const OF_DIRECTORIES: u32 = 0x6003_0000;
+    /// And all that devices, fifos and links may have.
+    pub const OF_ANYTHING: u32 = NO_DUMP | NO_ATIME;
 }
 
 const OLD_BYTES: usize = 128;
@@ -419,6 +428,7 @@ pub fn target_pointers(target: &[u8]) -> Option<[u32; POINTERS]> {
 
 /// A time as its seconds field and its extra field.
 pub(super) fn split_time(time: Time) -> (u32, u32) {
+    let time = within(time, SECONDS_MAX);
     let low = low32(time.seconds.cast_unsigned());
     let epoch = time.seconds.saturating_sub(i64::from(low.cast_signed())) >> 32;
     (low, low32(epoch.cast_unsigned()) & 3 | time.nanoseconds << 2)
@@ -426,8 +436,17 @@ pub(super) fn split_time(time: Time) -> (u32, u32) {
 
 /// The nearest time that 32 bits can say.
 pub(super) fn without_epoch(time: Time) -> Time {
-    let seconds = time.seconds.clamp(i64::from(i32::MIN), i64::from(i32::MAX));
-    Time { seconds, nanoseconds: 0 }
+    Time { nanoseconds: 0, ..within(time, i32::MAX.into()) }
+}
+
+/// The last second that the two bits beside 32 of them can say, in 2446.
+const SECONDS_MAX: i64 = 0x3_7FFF_FFFF;
+
+/// The nearest time from the first that can be said up to `last`, as Linux clamps it.
+fn within(time: Time, last: i64) -> Time {
+    let seconds = time.seconds.clamp(i32::MIN.into(), last);
+    let at_end = seconds == i64::from(i32::MIN) || seconds == last;
+    Time { seconds, nanoseconds: if at_end { 0 } else { time.nanoseconds } }
 }
 
 pub(super) fn low16(value: u32) -> u16 {
@@ -486,7 +505,7 @@ mod tests {
 
     #[test]
     fn what_is_split_for_the_disk_comes_back() {
-        for seconds in [-(1i64 << 31), -1, 0, 1 << 31, (1 << 32) + 7, (1 << 31) - 1 + (3 << 32)] {
+        for seconds in [1 - (1i64 << 31), -1, 0, 1 << 31, (1 << 32) + 7, SECONDS_MAX - 1] {
             let kept = Time { seconds, nanoseconds: 999_999_999 };
             let (low, extra) = split_time(kept);
             assert_eq!(time(low, extra), kept);
@@ -502,5 +521,10 @@ mod tests {
         assert_eq!(time(0x8000_0000, 0).seconds, -(1 << 31));
         assert_eq!(time(0x7FFF_FFFF, 3).seconds, (1 << 31) - 1 + (3 << 32));
         assert_eq!(time(5, 7 << 2 | 1), Time { seconds: 5 + (1 << 32), nanoseconds: 7 });
+        // What lies outside becomes the nearest second that can be said.
+        for (seconds, nearest) in [(i64::MAX, SECONDS_MAX), (i64::MIN, -(1 << 31))] {
+            let (low, extra) = split_time(Time { seconds, nanoseconds: 5 });
+            assert_eq!(time(low, extra), Time { seconds: nearest, nanoseconds: 0 });
+        }
     }
 }

@@ -132,6 +132,23 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
+/// Whether the format has a place for an attribute of that name.
+///
+/// # Errors
+/// [`Error::Unsupported`] if not; [`Error::Misuse`] for a prefix without a name.
+pub fn is_name(name: &[u8]) -> Result<()> {
+    let mut prefixes = (0..=8u8).filter_map(prefix);
+    if prefixes.any(|prefix| prefix.ends_with(b".") && prefix == name) {
+        return Err(Error::Misuse("an extended attribute needs a name behind its prefix"));
+    }
+    match split_name(name) {
+        Some(_) => Ok(()),
+        None => Err(Error::Unsupported {
+            feature: format!("extended attribute {}", name.escape_ascii()),
+        }),
+    }
+}
+
 /// The number that stands for the prefix of a name, and the rest; `None` if the format has no
 /// place for such a name.
 fn split_name(name: &[u8]) -> Option<(u8, &[u8])> {

@@ -3,18 +3,19 @@
 //! Law: a block of extended attributes is never changed where it lies: the new one is written
 //! first, and the inode leads to it then.
 
-use draconis_exchange::contract::{AttributeChange, Kind, SetTime};
+use draconis_exchange::contract::{AttributeChange, Kind, SetTime, Time};
 
 use super::groups::Wish;
 use super::overlay::Role;
-use super::{AccessTimes, Edit, XattrSet};
+use super::{AccessTimes, Edit, Writer, XattrSet};
 use crate::format::acl::Acl;
 use crate::format::features::Compatible;
 use crate::format::inode::{Inode, flags};
 use crate::format::slot::Stamp;
-use crate::format::xattr::{NewAttribute, edit};
+use crate::format::xattr::{NewAttribute, edit, is_name};
 use crate::format::{le32, put32};
 use crate::units::narrow;
+use crate::volume::Volume;
 use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
 
 const ACCESS: &[u8] = b"system.posix_acl_access";
@@ -39,10 +40,12 @@ impl Edit<'_> {
             return Err(Error::NotPermitted);
         }
         let owns = change.mode.is_some() || change.uid.is_some() || change.gid.is_some();
-        let sets = [change.accessed, change.modified];
-        let exact = sets.into_iter().flatten().any(|time| time != SetTime::Now);
-        let shrinks = change.size_bytes.is_some_and(|size| size < inode.size_bytes);
-        if inode.flags & flags::APPEND != 0 && (owns || exact || shrinks) {
+        // Both times to now, as `touch` does, and those that a front has kept, are allowed.
+        let now = change.accessed.is_none() && change.modified.is_none()
+            || change.changed.is_some()
+            || (change.accessed, change.modified) == (Some(SetTime::Now), Some(SetTime::Now));
+        let sets = owns || !now || change.size_bytes.is_some();
+        if inode.flags & flags::APPEND != 0 && sets {
             return Err(Error::NotPermitted);
         }
         if let Some(size) = change.size_bytes {
@@ -124,11 +127,13 @@ impl Edit<'_> {
         name: &[u8],
         value: &[u8],
         how: XattrSet,
+        clear_setgid: bool,
     ) -> Result<()> {
         let inode = self.node(number)?;
         if inode.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {
             return Err(Error::NotPermitted);
         }
+        is_name(name)?;
         let is_list = name == ACCESS || name == DEFAULT;
         if !is_list {
             self.put_attribute(&inode, name, value, how)?;
@@ -141,10 +146,7 @@ impl Edit<'_> {
             return Err(Error::Misuse("only directories have default access lists"));
         }
         let Some(list) = Acl::of_linux(value)? else {
-            return match self.remove_xattr(number, name) {
-                Err(Error::NoAttribute) => Ok(()),
-                done => done,
-            };
+            return self.remove_xattr(number, name);
         };
         if name == ACCESS && list.is_mode_only() {
             match self.drop_attribute(&inode, name) {
@@ -156,7 +158,8 @@ impl Edit<'_> {
         }
         if name == ACCESS {
             let bits = list.access_mode();
-            self.change_slot(number, |it| it.set_mode(it.mode() & !0o777 | bits))?;
+            let kept = if clear_setgid { !0o2777 } else { !0o777 };
+            self.change_slot(number, |it| it.set_mode(it.mode() & kept | bits))?;
         }
         self.stamp(number, &[Stamp::Changed])
     }
@@ -166,7 +169,12 @@ impl Edit<'_> {
         if inode.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {
             return Err(Error::NotPermitted);
         }
-        self.drop_attribute(&inode, name)?;
+        is_name(name)?;
+        match self.drop_attribute(&inode, name) {
+            // A file without a list is what was asked for.
+            Err(Error::NoAttribute) if name == ACCESS || name == DEFAULT => return Ok(()),
+            dropped => dropped?,
+        }
         self.stamp(number, &[Stamp::Changed])
     }
 
@@ -298,9 +306,21 @@ impl Edit<'_> {
 
     pub(super) fn set_flags(&mut self, number: InodeNumber, wanted: u32) -> Result<()> {
         let inode = self.node(number)?;
-        let changed = (inode.flags ^ wanted) & flags::VISIBLE;
-        if changed & !flags::SETTABLE != 0 {
+        let fitting = match inode.kind {
+            Kind::Directory => !0,
+            Kind::File => !flags::OF_DIRECTORIES,
+            _ => flags::OF_ANYTHING,
+        };
+        let changed = (inode.flags ^ wanted) & flags::MODIFIABLE;
+        let strange = wanted & !flags::NAMEABLE != 0
+            || wanted & flags::MODIFIABLE & !fitting != 0
+            || changed & !flags::SETTABLE != 0;
+        if strange {
             return Err(Error::Unsupported { feature: "this inode flag".into() });
+        }
+        // Nothing else of what stays immutable.
+        if inode.flags & wanted & flags::IMMUTABLE != 0 && changed != 0 {
+            return Err(Error::NotPermitted);
         }
         self.change_slot(number, |it| {
             it.set_flags(it.flags() & !flags::SETTABLE | wanted & flags::SETTABLE);
@@ -311,19 +331,7 @@ impl Edit<'_> {
     /// Writes down that an inode was read.
     pub(super) fn touch_access(&mut self, number: InodeNumber) -> Result<()> {
         let inode = self.node(number)?;
-        if inode.flags & (flags::NO_ATIME | flags::IMMUTABLE) != 0 {
-            return Ok(());
-        }
-        let shown = self.volume.attributes_of(&inode);
-        let due = match self.w.atime {
-            AccessTimes::Never => false,
-            AccessTimes::Strict | AccessTimes::Lazy => true,
-            AccessTimes::Relative => {
-                let old = shown.accessed.seconds.saturating_add(DAY_SECONDS) <= self.now.seconds;
-                shown.accessed <= shown.modified || shown.accessed <= shown.changed || old
-            }
-        };
-        if !due {
+        if !self.w.is_access_due(self.volume, &inode, self.now) {
             return Ok(());
         }
         // A read alone is no reason to write, with `lazytime`.
@@ -333,5 +341,23 @@ impl Edit<'_> {
             self.w.batch.dirty = dirty;
         }
         Ok(())
+    }
+}
+
+impl Writer {
+    /// Whether reading `inode` at `now` changes its time of access.
+    pub(super) fn is_access_due(&self, volume: &Volume, inode: &Inode, now: Time) -> bool {
+        if inode.flags & (flags::NO_ATIME | flags::IMMUTABLE) != 0 {
+            return false;
+        }
+        let shown = volume.attributes_of(inode);
+        match self.atime {
+            AccessTimes::Never => false,
+            AccessTimes::Strict | AccessTimes::Lazy => shown.accessed != now,
+            AccessTimes::Relative => {
+                let old = shown.accessed.seconds.saturating_add(DAY_SECONDS) <= now.seconds;
+                shown.accessed <= shown.modified || shown.accessed <= shown.changed || old
+            }
+        }
     }
 }

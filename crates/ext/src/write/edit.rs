@@ -111,6 +111,8 @@ pub(crate) struct Writer {
     pub(super) last: Option<Ticket>,
     /// Users of inodes; what has no name lives for as long as it has some.
     pub(super) users: HashMap<u32, u64>,
+    /// Orphans that never had a name and may get one.
+    pub(super) unnamed: HashSet<u32>,
     pub(super) stopped: Option<Stop>,
     /// The volume was unmounted properly before.
     pub(super) was_clean: bool,
@@ -148,6 +150,7 @@ impl Writer {
             needed: None,
             last: None,
             users: HashMap::new(),
+            unnamed: HashSet::new(),
             stopped: None,
             was_clean: clean,
             turn: 0,

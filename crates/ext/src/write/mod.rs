@@ -32,8 +32,8 @@ use std::sync::Arc;
 use draconis_device::Disk;
 use draconis_exchange::contract::{AttributeChange, Attributes, Kind, Time};
 
-#[cfg(doc)]
 use crate::Error;
+use crate::format::inode::flags;
 use crate::volume::{Options, Volume};
 use crate::{InodeNumber, Result};
 
@@ -88,6 +88,26 @@ pub enum Renaming {
     NoReplace,
     /// It gets the old name.
     Exchange,
+}
+
+/// The owner of a whiteout: the device 0:0 that a union mount takes for "nothing here".
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Whiteout {
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+}
+
+/// What a file is opened for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Access {
+    /// Reading, in a way that counts as access.
+    pub read: bool,
+    /// Writing.
+    pub write: bool,
+    /// Writing at the end only.
+    pub append: bool,
 }
 
 /// What `fallocate` does.
@@ -186,7 +206,27 @@ impl Volume {
         self.edit_with_room(|edit| edit.create(dir, name, new))
     }
 
-    /// Gives `inode` another name.
+    /// Makes a file without a name, in the group of `dir` and with what it hands down. It
+    /// lives for as long as it has users ([`Volume::hold`]), or until it gets a name.
+    ///
+    /// # Errors
+    /// As [`Volume::create`].
+    pub fn create_unnamed(&self, dir: InodeNumber, new: &NewNode<'_>) -> Result<InodeNumber> {
+        self.edit_with_room(|edit| edit.create_unnamed(dir, new))
+    }
+
+    /// Whether `inode` may be opened for `access`, as Linux decides it by the inode's flags.
+    ///
+    /// # Errors
+    /// [`Error::NotPermitted`]; as [`Volume::inode`].
+    pub fn may_open(&self, inode: InodeNumber, access: Access) -> Result<()> {
+        let has = self.inode(inode)?.flags;
+        let forbidden = access.write
+            && (has & flags::IMMUTABLE != 0 || has & flags::APPEND != 0 && !access.append);
+        if forbidden { Err(Error::NotPermitted) } else { Ok(()) }
+    }
+
+    /// Gives `inode` another name, or its first one to a file of [`Volume::create_unnamed`].
     ///
     /// # Errors
     /// As [`Volume::create`]; [`Error::LinkLimit`]; [`Error::NotPermitted`] for a directory.
@@ -224,7 +264,23 @@ impl Volume {
         to: &[u8],
         how: Renaming,
     ) -> Result<()> {
-        self.edit_with_room(|edit| edit.rename(from_dir, from, to_dir, to, how))
+        self.edit_with_room(|edit| edit.rename((from_dir, from), (to_dir, to), how, None))
+    }
+
+    /// Moves a name and leaves a whiteout under the old one.
+    ///
+    /// # Errors
+    /// As [`Volume::rename`].
+    pub fn rename_with_whiteout(
+        &self,
+        from_dir: InodeNumber,
+        from: &[u8],
+        to_dir: InodeNumber,
+        to: &[u8],
+        how: Renaming,
+        whiteout: Whiteout,
+    ) -> Result<()> {
+        self.edit_with_room(|edit| edit.rename((from_dir, from), (to_dir, to), how, Some(whiteout)))
     }
 
     /// Writes `bytes` at `offset` and says how many were taken: fewer only if space ran
@@ -260,7 +316,9 @@ impl Volume {
         })
     }
 
-    /// Sets an extended attribute to `value`, as Linux's `setxattr` takes it.
+    /// Sets an extended attribute to `value`, as Linux's `setxattr` takes it. With
+    /// `clear_setgid` an access list takes setgid away, as it does where the caller is not in
+    /// the group.
     ///
     /// # Errors
     /// [`Error::Exists`], [`Error::NoAttribute`], [`Error::NoSpace`],
@@ -271,8 +329,9 @@ impl Volume {
         name: &[u8],
         value: &[u8],
         how: XattrSet,
+        clear_setgid: bool,
     ) -> Result<()> {
-        self.edit_with_room(|edit| edit.set_xattr(inode, name, value, how))
+        self.edit_with_room(|edit| edit.set_xattr(inode, name, value, how, clear_setgid))
     }
 
     /// Removes an extended attribute.
@@ -294,8 +353,26 @@ impl Volume {
     /// Writes down that a file was read just now, as [`Writing::atime`] says. Never fails:
     /// reading does not depend on it.
     pub fn touch_access(&self, inode: InodeNumber) {
-        // Whoever reads goes on whatever came of it.
-        let _ = self.edit(|edit| edit.touch_access(inode));
+        // Most reads change nothing, and wait for no change then.
+        if self.is_access_due(inode) {
+            // The read is answered whatever came of it.
+            let _ = self.edit(|edit| edit.touch_access(inode));
+        }
+    }
+
+    /// Whether reading the inode now would change its time of access.
+    pub fn is_access_due(&self, inode: InodeNumber) -> bool {
+        let Some(writer) = self.reading() else { return false };
+        if writer.stopped.is_some() || writer.atime == AccessTimes::Never {
+            return false;
+        }
+        let now = (writer.clock)();
+        self.node(inode).is_ok_and(|node| writer.is_access_due(self, &node, now))
+    }
+
+    /// When reading is written down; never on a volume that is only read.
+    pub fn access_times(&self) -> AccessTimes {
+        self.reading().map_or(AccessTimes::Never, |writer| writer.atime)
     }
 
     /// Counts one more user of an inode: without names it lives on for as long as it has

@@ -10,14 +10,16 @@
 
 use draconis_exchange::contract::Kind;
 
+use super::attributes::Inherited;
 use super::map::Taking;
 use super::names::Spot;
 use super::overlay::Role;
-use super::{Edit, NewNode, Renaming};
+use super::{Edit, NewNode, Renaming, Whiteout};
 use crate::data::Data;
 use crate::format::features::ReadOnlyCompatible;
-use crate::format::inode::{Inode, device_pointers, flags, target_pointers};
+use crate::format::inode::{Inode, POINTERS, device_pointers, flags, target_pointers};
 use crate::format::slot::Stamp;
+use crate::format::xattr::NewAttribute;
 use crate::units::index;
 use crate::{Error, InodeNumber, Result};
 
@@ -27,6 +29,19 @@ const MOST_LINKS: u16 = 32_000;
 const MOST_STAGES: u32 = 32;
 /// Directories on the way to the root before they count as a circle.
 const MOST_DEPTH: u32 = 1 << 16;
+
+/// What a new inode gets from its request and its directory.
+struct Birth {
+    /// Permission bits.
+    mode: u32,
+    gid: u32,
+    /// Of a symbolic link: the pointers that hold its target, if they can.
+    target: Option<Option<[u32; POINTERS]>>,
+    attributes: Vec<NewAttribute>,
+}
+
+/// A name, and the directory it is in.
+type At<'n> = (InodeNumber, &'n [u8]);
 
 const fn is_dots(name: &[u8]) -> bool {
     matches!(name, b"." | b"..")
@@ -87,31 +102,8 @@ impl Edit<'_> {
         if is_dir {
             self.one_more_directory(&parent)?;
         }
-        let block_bytes = self.volume.super_.block_bytes;
-        let target = match new.kind {
-            Kind::Symlink if new.target.is_empty() => return Err(Error::NotFound),
-            Kind::Symlink if new.target.len() >= index(block_bytes.into()) => {
-                return Err(Error::NameTooLong);
-            }
-            Kind::Symlink => Some(target_pointers(new.target)),
-            _ => None,
-        };
-        let (_, parent_gid) = parent.owner();
-        let parent_mode = parent.mode();
-        let mut mode = new.mode & 0o7777;
-        let gid = if parent_mode & 0o2000 != 0 { parent_gid } else { new.gid };
-        if is_dir {
-            mode |= parent_mode & 0o2000;
-        }
-        let inherited = self.inherit(&parent, new.kind, mode)?;
-        mode = inherited.mode;
-        let privileged = self.is_privileged(new.uid);
-        let slow = matches!(target, Some(None));
-        let own = u64::from(is_dir || slow) + u64::from(!inherited.attributes.is_empty());
-        let needs = place.needs() + own;
-        if needs > 0 {
-            self.need_blocks(needs, privileged)?;
-        }
+        let birth = self.plan_birth(&parent, new)?;
+        self.need_for_birth(&birth, place.needs(), new)?;
         let place = if is_dir && self.depth_of(dir) >= MOST_STAGES {
             self.apart()?;
             let Err(place) = self.seek(&*self.directory(dir)?, name)? else {
@@ -121,7 +113,72 @@ impl Edit<'_> {
         } else {
             place
         };
+        let number = self.give_birth(&parent, new, birth, if is_dir { 2 } else { 1 })?;
+        self.put_in(dir, place, name, number, new.kind)?;
+        self.stamp_directory(dir)?;
+        Ok(number)
+    }
 
+    /// A file that no name leads to: an orphan from the start, which may still get a name.
+    pub(super) fn create_unnamed(
+        &mut self,
+        dir: InodeNumber,
+        new: &NewNode<'_>,
+    ) -> Result<InodeNumber> {
+        let parent = self.changeable(dir, false)?;
+        if new.kind != Kind::File {
+            return Err(Error::Misuse("only a file can be made without a name"));
+        }
+        let birth = self.plan_birth(&parent, new)?;
+        self.need_for_birth(&birth, 0, new)?;
+        let number = self.give_birth(&parent, new, birth, 0)?;
+        self.make_orphan(number)?;
+        self.w.unnamed.insert(number.0);
+        Ok(number)
+    }
+
+    /// What a new inode in `parent` is going to be; nothing is changed yet.
+    fn plan_birth(&self, parent: &Inode, new: &NewNode<'_>) -> Result<Birth> {
+        let block_bytes = index(self.volume.super_.block_bytes.into());
+        let target = match new.kind {
+            Kind::Symlink if new.target.is_empty() => return Err(Error::NotFound),
+            Kind::Symlink if new.target.len() >= block_bytes => return Err(Error::NameTooLong),
+            Kind::Symlink => Some(target_pointers(new.target)),
+            _ => None,
+        };
+        let (_, parent_gid) = parent.owner();
+        let parent_mode = parent.mode();
+        let mut mode = new.mode & 0o7777;
+        let gid = if parent_mode & 0o2000 != 0 { parent_gid } else { new.gid };
+        if new.kind == Kind::Directory {
+            mode |= parent_mode & 0o2000;
+        }
+        let Inherited { mode, attributes } = self.inherit(parent, new.kind, mode)?;
+        Ok(Birth { mode, gid, target, attributes })
+    }
+
+    /// Sees to it that the blocks of a new inode, and `more`, can be had.
+    fn need_for_birth(&mut self, birth: &Birth, more: u64, new: &NewNode<'_>) -> Result<()> {
+        let slow = matches!(birth.target, Some(None));
+        let is_dir = new.kind == Kind::Directory;
+        let own = u64::from(is_dir || slow) + u64::from(!birth.attributes.is_empty());
+        match more + own {
+            0 => Ok(()),
+            needs => self.need_blocks(needs, self.is_privileged(new.uid)),
+        }
+    }
+
+    /// Makes an inode in `parent` that no name leads to yet.
+    fn give_birth(
+        &mut self,
+        parent: &Inode,
+        new: &NewNode<'_>,
+        birth: Birth,
+        links: u16,
+    ) -> Result<InodeNumber> {
+        let dir = parent.number;
+        let is_dir = new.kind == Kind::Directory;
+        let privileged = self.is_privileged(new.uid);
         let number = self.take_inode(dir, new.kind)?;
         let used = self.read_slot(number, |it| it.links() != 0)?;
         if used {
@@ -135,19 +192,19 @@ impl Edit<'_> {
             Kind::File => parent.flags & flags::INHERITED & !flags::DIR_SYNC,
             _ => parent.flags & flags::INHERITED & (flags::NO_ATIME | flags::NO_DUMP),
         };
-        let full_mode = u16::try_from(new.kind.mode_bits() | mode).unwrap_or(0);
+        let full_mode = u16::try_from(new.kind.mode_bits() | birth.mode).unwrap_or(0);
         self.change_slot(number, |it| {
             it.clear();
             it.extend();
             it.set_mode(full_mode);
-            it.set_owner(new.uid, gid);
-            it.set_links(if is_dir { 2 } else { 1 });
+            it.set_owner(new.uid, birth.gid);
+            it.set_links(links);
             it.set_flags(inherited_flags);
             it.set_generation(generation);
             for stamp in [Stamp::Accessed, Stamp::Modified, Stamp::Changed, Stamp::Created] {
                 it.set_time(stamp, now);
             }
-            match (new.kind, target) {
+            match (new.kind, birth.target) {
                 (Kind::CharDevice | Kind::BlockDevice, _) => {
                     it.set_pointers(device_pointers(new.device));
                 }
@@ -158,6 +215,7 @@ impl Edit<'_> {
                 _ => {}
             }
         })?;
+        let block_bytes = self.volume.super_.block_bytes;
         if is_dir {
             let depth = self.depth_of(dir);
             self.w.batch.born_dirs.insert(number.0, dir.0);
@@ -168,7 +226,7 @@ impl Edit<'_> {
             self.put_fresh(first, Role::Directory(number.0), names);
             self.change_slot(number, |it| it.set_size(block_bytes.into()))?;
             self.count_subdirectory(dir, true)?;
-        } else if slow {
+        } else if matches!(birth.target, Some(None)) {
             let all = self.give_blocks(number, 0, 1, Taking { grows: false, privileged })?;
             let first = all.first().ok_or(Error::NoSpace)?.at;
             let mut bytes = new.target.to_vec();
@@ -176,11 +234,9 @@ impl Edit<'_> {
             self.put_contents(first, &Data::owned(bytes.into_boxed_slice()));
             self.change_slot(number, |it| it.set_size(new.target.len() as u64))?;
         }
-        if !inherited.attributes.is_empty() {
-            self.store_attributes(number, &inherited.attributes)?;
+        if !birth.attributes.is_empty() {
+            self.store_attributes(number, &birth.attributes)?;
         }
-        self.put_in(dir, place, name, number, new.kind)?;
-        self.stamp_directory(dir)?;
         Ok(number)
     }
 
@@ -198,7 +254,7 @@ impl Edit<'_> {
         if node.links() >= MOST_LINKS {
             return Err(Error::LinkLimit);
         }
-        if self.is_orphan(inode) {
+        if self.is_orphan(inode) && !self.w.unnamed.contains(&inode.0) {
             return Err(Error::NotFound);
         }
         if is_dots(name) {
@@ -209,6 +265,11 @@ impl Edit<'_> {
             self.need_blocks(place.needs(), self.is_privileged(parent.owner().0))?;
         }
         self.put_in(dir, place, name, inode, node.kind)?;
+        if self.w.unnamed.remove(&inode.0) {
+            // Its first name. The disk knows it as nobody's, as it does any new inode.
+            self.volume.store.overlay.change().orphans.remove(&inode.0);
+            self.w.batch.born.insert(inode.0);
+        }
         self.change_slot(inode, |it| it.set_links(it.links().saturating_add(1)))?;
         self.stamp(inode, &[Stamp::Changed])?;
         if self.is_old(inode) {
@@ -328,11 +389,10 @@ impl Edit<'_> {
 
     pub(super) fn rename(
         &mut self,
-        from_dir: InodeNumber,
-        from: &[u8],
-        to_dir: InodeNumber,
-        to: &[u8],
+        (from_dir, from): At<'_>,
+        (to_dir, to): At<'_>,
         how: Renaming,
+        whiteout: Option<Whiteout>,
     ) -> Result<()> {
         let source = self.changeable(from_dir, true)?;
         let target = self.changeable(to_dir, false)?;
@@ -349,6 +409,12 @@ impl Edit<'_> {
         if is_dir && from_dir != to_dir {
             self.not_below(to_dir, moved)?;
         }
+        if whiteout.is_some() && (how == Renaming::Exchange || self.w.groups.free_inodes == 0) {
+            return Err(match how {
+                Renaming::Exchange => Error::Misuse("an exchange leaves no name for a whiteout"),
+                _ => Error::NoSpace,
+            });
+        }
         let there = self.seek(&target, to)?;
         match (there, how) {
             (Ok(_), Renaming::NoReplace) => Err(Error::Exists),
@@ -358,7 +424,7 @@ impl Edit<'_> {
             (Ok(other), Renaming::Replace) => {
                 let victim = self.node(other.found.inode)?;
                 self.can_replace(&node, &victim, to_dir)?;
-                self.replace(from_dir, from, to_dir, to, (moved, &node), &victim)
+                self.replace((from_dir, from), (to_dir, to), &node, &victim, whiteout)
             }
             (Err(place), _) => {
                 if is_dir && from_dir != to_dir {
@@ -373,7 +439,7 @@ impl Edit<'_> {
                     return Err(Error::Exists);
                 };
                 self.put_in(to_dir, place, to, moved, node.kind)?;
-                self.finish_move(from_dir, from, to_dir, (moved, is_dir))
+                self.finish_move((from_dir, from), to_dir, &node, whiteout)
             }
         }
     }
@@ -409,15 +475,14 @@ impl Edit<'_> {
     /// The new name is there: takes the old one out, and tells the moved inode.
     fn finish_move(
         &mut self,
-        from_dir: InodeNumber,
-        from: &[u8],
+        (from_dir, from): At<'_>,
         to_dir: InodeNumber,
-        (moved, is_dir): (InodeNumber, bool),
+        node: &Inode,
+        whiteout: Option<Whiteout>,
     ) -> Result<()> {
-        // The new name may have moved the old one.
-        let spot = self.spot(from_dir, from)?;
-        self.take_out(from_dir, spot)?;
-        if is_dir && from_dir != to_dir {
+        let moved = node.number;
+        self.clear_name((from_dir, from), whiteout)?;
+        if node.kind == Kind::Directory && from_dir != to_dir {
             self.set_parent(moved, to_dir)?;
             self.count_subdirectory(from_dir, false)?;
             self.count_subdirectory(to_dir, true)?;
@@ -428,6 +493,22 @@ impl Edit<'_> {
             self.stamp_directory(to_dir)?;
         }
         Ok(())
+    }
+
+    /// Takes out the name of what has moved, or lets it lead to a new whiteout.
+    fn clear_name(&mut self, (dir, name): At<'_>, whiteout: Option<Whiteout>) -> Result<()> {
+        let Some(Whiteout { uid, gid }) = whiteout else {
+            // Looked up again: the new name may have moved the old one.
+            let spot = self.spot(dir, name)?;
+            return self.take_out(dir, spot);
+        };
+        let parent = self.directory(dir)?;
+        let kind = Kind::CharDevice;
+        let new = NewNode { kind, mode: 0, uid, gid, device: (0, 0), target: &[] };
+        let birth = Birth { mode: 0, gid, target: None, attributes: Vec::new() };
+        let number = self.give_birth(&parent, &new, birth, 1)?;
+        let spot = self.spot(dir, name)?;
+        self.point_elsewhere(dir, spot, number, kind)
     }
 
     fn set_parent(&mut self, dir: InodeNumber, parent: InodeNumber) -> Result<()> {
@@ -458,14 +539,13 @@ impl Edit<'_> {
     /// two directories, what is replaced dies before its name leads elsewhere.
     fn replace(
         &mut self,
-        from_dir: InodeNumber,
-        from: &[u8],
-        to_dir: InodeNumber,
-        to: &[u8],
-        (moved, node): (InodeNumber, &Inode),
+        (from_dir, from): At<'_>,
+        (to_dir, to): At<'_>,
+        node: &Inode,
         victim: &Inode,
+        whiteout: Option<Whiteout>,
     ) -> Result<()> {
-        let is_dir = node.kind == Kind::Directory;
+        let moved = node.number;
         let durable_victim = self.is_old(victim.number);
         let batch = &self.w.batch;
         if durable_victim
@@ -482,13 +562,12 @@ impl Edit<'_> {
             self.point_elsewhere(to_dir, there, moved, node.kind)?;
             self.point_elsewhere(from_dir, here, victim.number, victim.kind)?;
             self.apart()?;
-            let here = self.spot(from_dir, from)?;
-            self.take_out(from_dir, here)?;
+            self.clear_name((from_dir, from), whiteout)?;
             self.stamp(moved, &[Stamp::Changed])?;
             self.stamp_directory(from_dir)?;
         } else {
             self.point_elsewhere(to_dir, there, moved, node.kind)?;
-            self.finish_move(from_dir, from, to_dir, (moved, is_dir))?;
+            self.finish_move((from_dir, from), to_dir, node, whiteout)?;
         }
         if victim.kind == Kind::Directory {
             self.lose_directory(to_dir, victim.number)
@@ -560,6 +639,7 @@ impl Edit<'_> {
         self.w.users.remove(&inode.0);
         self.w.groups.drop_window(inode.0);
         if self.is_orphan(inode) {
+            self.w.unnamed.remove(&inode.0);
             return self.bury(inode);
         }
         Ok(())

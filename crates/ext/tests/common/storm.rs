@@ -257,8 +257,8 @@ impl Storm {
         let value = vec![1; choose(1200) as usize];
         match choose(4) {
             0 => self.volume.remove_xattr(inode, &name),
-            1 => self.volume.set_xattr(inode, &name, &value, XattrSet::Create),
-            _ => self.volume.set_xattr(inode, &name, &value, XattrSet::Any),
+            1 => self.volume.set_xattr(inode, &name, &value, XattrSet::Create, false),
+            _ => self.volume.set_xattr(inode, &name, &value, XattrSet::Any, false),
         }
     }
 

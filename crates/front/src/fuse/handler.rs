@@ -1,36 +1,39 @@
 //! The requests that the library decodes, answered from a [`Tree`].
 //!
-//! Nothing here remembers anything about a file: a node's number is its handle.
+//! Nothing here remembers anything about a file: a node's number is its handle, and what
+//! the kernel calls a handle says how it was opened.
 //!
 //! Law: every reply that names a node is one `hold` of it, and every forget the kernel
 //! sends is so many releases. The root is not counted, nor are `.` and `..`.
 
 use std::ffi::CStr;
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use draconis_exchange::contract::directory::{
     Create, Enumerate, GetAttributes, GetXattr, Link, ListXattr, Lookup, MakeDirectory, ReadLink,
-    Records, RemoveDirectory, RemoveXattr, Rename, SetAttributes, SetXattr, Symlink, Unlink,
+    Records, RemoveDirectory, RemoveXattr, Rename, SetAttributes, Symlink, Unlink,
 };
 use draconis_exchange::contract::file::{FileServer, Read, Reserve, Seek, Sync as SyncFile};
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{
-    AttributeChange, AttributeName, Attributes, Kind, Name, Node, Refusal, Reservation, SetTime,
-    Time,
+    AttributeChange, AttributeName, Attributes, Caller, Kind, Name, Node, Refusal, Reservation,
+    SetTime, Time,
 };
 use draconis_exchange::heap::Block;
-use fuse_backend_rs::abi::fuse_abi::{FsOptions, OpenOptions, SetattrValid, stat64, statvfs64};
+use fuse_backend_rs::abi::fuse_abi::{SetattrValid, stat64, statvfs64};
 use fuse_backend_rs::api::filesystem::{
     Context, DirEntry, Entry, FileSystem, GetxattrReply, ListxattrReply, ZeroCopyWriter,
 };
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::serve::Behaviour;
+use super::opening::NO_ATIME;
+use super::reply::FOR_EVER_SECONDS;
 
 /// Nothing changes but through us: what the kernel knows stays true.
-const FOR_EVER: Duration = Duration::from_secs(1 << 30);
+const FOR_EVER: Duration = Duration::from_secs(FOR_EVER_SECONDS);
 /// Longest target of a symbolic link, in bytes.
 const LINK_BYTES: usize = 4096;
 /// Longest value or list of extended attributes that Linux asks for, in bytes.
@@ -48,7 +51,8 @@ const ZERO_RANGE: u32 = 16;
 /// Fits the directory and file contracts to the requests.
 pub(super) struct Handler<'a, T> {
     pub(super) tree: &'a T,
-    behaviour: Behaviour,
+    /// The root directory's number in the tree.
+    root: OnceLock<Node>,
     /// Blocks that reads have used: zeroing a new one costs more than the read.
     buffers: Mutex<Vec<Block>>,
 }
@@ -73,14 +77,27 @@ fn errno_or_never(why: Refusal) -> io::Error {
 }
 
 impl<'a, T: Tree + Sync> Handler<'a, T> {
-    pub(super) fn new(tree: &'a T, behaviour: Behaviour) -> Self {
-        Self { tree, behaviour, buffers: Mutex::default() }
+    pub(super) fn new(tree: &'a T) -> Self {
+        Self { tree, root: OnceLock::new(), buffers: Mutex::default() }
     }
 
     /// The answer that gives a node out: the kernel knows it from now on.
     fn entry(&self, attributes: &Attributes) -> Entry {
         self.tree.hold(attributes.node);
-        entry(attributes)
+        let entry = entry(attributes);
+        // The root has a number of its own where names lead, and one that the kernel knows.
+        if attributes.kind == Kind::Directory && self.root() == Some(attributes.node) {
+            return Entry { inode: Node::ROOT.0, generation: 0, ..entry };
+        }
+        entry
+    }
+
+    fn root(&self) -> Option<Node> {
+        if let Some(root) = self.root.get() {
+            return Some(*root);
+        }
+        let root = self.attributes(Node::ROOT.0).ok()?.node;
+        Some(*self.root.get_or_init(|| root))
     }
 
     fn attributes(&self, inode: u64) -> io::Result<Attributes> {
@@ -130,7 +147,7 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
 
     fn enumerate(
         &self,
-        inode: u64,
+        (inode, handle): (u64, u64),
         size: u32,
         offset: u64,
         with_attributes: bool,
@@ -146,6 +163,7 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
                 cookie,
                 buffer,
                 with_attributes,
+                no_atime: handle == NO_ATIME,
             });
             let ack = asked.map_err(|nak| {
                 self.give_back(nak.buffer);
@@ -229,34 +247,11 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
     type Inode = u64;
     type Handle = u64;
 
-    fn init(&self, capable: FsOptions) -> io::Result<FsOptions> {
-        // Not ATOMIC_O_TRUNC: the kernel would leave the truncation to an `open` that it
-        // does not send.
-        let mut wanted = FsOptions::ASYNC_READ
-            | FsOptions::BIG_WRITES
-            | FsOptions::MAX_PAGES
-            | FsOptions::PARALLEL_DIROPS
-            | FsOptions::DO_READDIRPLUS
-            | FsOptions::ZERO_MESSAGE_OPEN
-            | FsOptions::ZERO_MESSAGE_OPENDIR
-            | FsOptions::CACHE_SYMLINKS
-            | FsOptions::ASYNC_DIO
-            | FsOptions::EXPLICIT_INVAL_DATA
-            | FsOptions::HAS_RESEND
-            | FsOptions::HAS_IOCTL_DIR;
-        if self.behaviour.permissions {
-            wanted |= FsOptions::POSIX_ACL;
-        }
-        if self.tree.is_writable() {
-            wanted |= FsOptions::HANDLE_KILLPRIV_V2 | FsOptions::DONT_MASK;
-            if self.behaviour.write_back {
-                wanted |= FsOptions::WRITEBACK_CACHE;
-            }
-        }
-        Ok(capable & wanted)
-    }
-
     fn lookup(&self, _: &Context, parent: u64, child: &CStr) -> io::Result<Entry> {
+        // What a file handle leads to, of any kind: the node itself, and what it is in.
+        if child.to_bytes() == b"." {
+            return Ok(self.entry(&self.attributes(parent)?));
+        }
         match self.tree.lookup(Lookup { parent: Node(parent), name: name(child)? }) {
             Ok(ack) => Ok(self.entry(&ack.attributes)),
             // An answer without a node lets the kernel remember that there is none.
@@ -277,13 +272,15 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
 
     fn setattr(
         &self,
-        _: &Context,
+        context: &Context,
         inode: u64,
         attr: stat64,
         _: Option<u64>,
         valid: SetattrValid,
     ) -> io::Result<(stat64, Duration)> {
-        let request = SetAttributes { node: Node(inode), change: change(&attr, valid) };
+        let caller = Caller { uid: context.uid, gid: context.gid };
+        let change = change(&attr, valid, caller);
+        let request = SetAttributes { node: Node(inode), change };
         let ack = self.tree.set_attributes(request).map_err(|nak| errno(nak.why))?;
         Ok((stat(&ack.attributes), FOR_EVER))
     }
@@ -374,7 +371,7 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
 
     fn rename(
         &self,
-        _: &Context,
+        context: &Context,
         from: u64,
         old: &CStr,
         to: u64,
@@ -387,6 +384,8 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
             to: Node(to),
             new_name: name(new)?,
             flags,
+            uid: context.uid,
+            gid: context.gid,
         };
         self.tree.rename(request).map(drop).map_err(|nak| errno(nak.why))
     }
@@ -414,27 +413,6 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
         self.fsync(context, inode, data_only, 0)
     }
 
-    fn setxattr(
-        &self,
-        _: &Context,
-        inode: u64,
-        key: &CStr,
-        value: &[u8],
-        flags: u32,
-    ) -> io::Result<()> {
-        let name = AttributeName::new(key.to_bytes()).map_err(errno)?;
-        let mut block = self.buffer(value.len());
-        block.copy_in(0, value);
-        let len = value.len() as u32;
-        let request = SetXattr { node: Node(inode), name, value: block, len, flags };
-        let (block, set) = match self.tree.set_xattr(request) {
-            Ok(ack) => (ack.value, Ok(())),
-            Err(nak) => (nak.value, Err(errno(nak.why))),
-        };
-        self.give_back(block);
-        set
-    }
-
     fn removexattr(&self, _: &Context, inode: u64, key: &CStr) -> io::Result<()> {
         let name = AttributeName::new(key.to_bytes()).map_err(errno)?;
         let removed = self.tree.remove_xattr(RemoveXattr { node: Node(inode), name });
@@ -453,19 +431,22 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
         Ok(target)
     }
 
-    fn open(
+    fn release(
         &self,
         _: &Context,
         _: u64,
         _: u32,
-        _: u32,
-    ) -> io::Result<(Option<u64>, OpenOptions, Option<u32>)> {
-        // The kernel asks once, then knows that opening needs no message.
-        Err(not_there())
+        _: u64,
+        _: bool,
+        _: bool,
+        _: Option<u64>,
+    ) -> io::Result<()> {
+        // Nothing is remembered of what is open.
+        Ok(())
     }
 
-    fn opendir(&self, _: &Context, _: u64, _: u32) -> io::Result<(Option<u64>, OpenOptions)> {
-        Err(not_there())
+    fn releasedir(&self, _: &Context, _: u64, _: u32, _: u64) -> io::Result<()> {
+        Ok(())
     }
 
     fn read(
@@ -477,10 +458,11 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
         size: u32,
         offset: u64,
         _: Option<u64>,
-        _: u32,
+        flags: u32,
     ) -> io::Result<usize> {
         let buffer = self.buffer(size as usize);
-        let request = Read { buffer, buffer_offset: 0, offset, len: size };
+        let no_atime = flags & OFlags::NOATIME.bits() != 0;
+        let request = Read { buffer, buffer_offset: 0, offset, len: size, no_atime };
         let ack = self.tree.file(Node(inode)).read(request).map_err(|nak| {
             self.give_back(nak.buffer);
             errno(nak.why)
@@ -512,24 +494,24 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
         &self,
         _: &Context,
         inode: u64,
-        _: u64,
+        handle: u64,
         size: u32,
         offset: u64,
         add: &mut dyn FnMut(DirEntry<'_>) -> io::Result<usize>,
     ) -> io::Result<()> {
-        self.enumerate(inode, size, offset, false, &mut |entry, _| add(entry))
+        self.enumerate((inode, handle), size, offset, false, &mut |entry, _| add(entry))
     }
 
     fn readdirplus(
         &self,
         _: &Context,
         inode: u64,
-        _: u64,
+        handle: u64,
         size: u32,
         offset: u64,
         add: &mut dyn FnMut(DirEntry<'_>, Entry) -> io::Result<usize>,
     ) -> io::Result<()> {
-        self.enumerate(inode, size, offset, true, &mut |dirent, attributes| {
+        self.enumerate((inode, handle), size, offset, true, &mut |dirent, attributes| {
             // Without a node the kernel takes the name alone and asks for the rest later.
             add(dirent, attributes.as_ref().map(entry).unwrap_or_default())
         })
@@ -583,8 +565,10 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
 }
 
 /// What the kernel wants changed. A new owner takes privileges away from the file, whoever
-/// gives it; otherwise the kernel says whether the caller may keep them.
-fn change(attr: &stat64, valid: SetattrValid) -> AttributeChange {
+/// gives it; so does a change of nothing, which is how the kernel says, before it writes to
+/// the file or makes a hole in it, that the caller may not keep them. A new length says so
+/// itself.
+fn change(attr: &stat64, valid: SetattrValid, caller: Caller) -> AttributeChange {
     let time = |to: SetattrValid, now: SetattrValid, seconds, nanoseconds: i64| {
         if valid.intersects(now) {
             return Some(SetTime::Now);
@@ -594,6 +578,14 @@ fn change(attr: &stat64, valid: SetattrValid) -> AttributeChange {
     };
     let (none, owner) = (SetattrValid::empty(), SetattrValid::UID | SetattrValid::GID);
     let (accessed, modified) = (SetattrValid::ATIME_NOW, SetattrValid::MTIME_NOW);
+    let kill = owner | SetattrValid::KILL_SUIDGID;
+    let something = owner
+        | SetattrValid::MODE
+        | SetattrValid::SIZE
+        | SetattrValid::ATIME
+        | SetattrValid::MTIME
+        | SetattrValid::CTIME;
+    let kills = valid.intersects(kill) || !valid.intersects(something);
     AttributeChange {
         mode: valid.contains(SetattrValid::MODE).then_some(attr.st_mode),
         uid: valid.contains(SetattrValid::UID).then_some(attr.st_uid),
@@ -602,7 +594,7 @@ fn change(attr: &stat64, valid: SetattrValid) -> AttributeChange {
         accessed: time(SetattrValid::ATIME, accessed, attr.st_atime, attr.st_atime_nsec),
         modified: time(SetattrValid::MTIME, modified, attr.st_mtime, attr.st_mtime_nsec),
         changed: time(SetattrValid::CTIME, none, attr.st_ctime, attr.st_ctime_nsec),
-        clear_privileges: valid.intersects(owner | SetattrValid::KILL_SUIDGID),
+        clear_privileges: kills.then_some(caller),
     }
 }
 
@@ -658,16 +650,27 @@ mod tests {
     fn the_kernel_says_what_changes() {
         let mut attr = Entry::default().attr;
         (attr.st_mode, attr.st_uid, attr.st_mtime, attr.st_mtime_nsec) = (0o100600, 7, -5, 9);
-        let asked = change(&attr, SetattrValid::MODE | SetattrValid::MTIME);
+        let caller = Caller { uid: 1, gid: 2 };
+        let asked = change(&attr, SetattrValid::MODE | SetattrValid::MTIME, caller);
         let modified = Some(SetTime::To(Time { seconds: -5, nanoseconds: 9 }));
         let mode = Some(0o100600);
         assert_eq!(asked, AttributeChange { mode, modified, ..AttributeChange::default() });
-        let asked =
-            change(&attr, SetattrValid::UID | SetattrValid::ATIME_NOW | SetattrValid::ATIME);
+        let asked = change(
+            &attr,
+            SetattrValid::UID | SetattrValid::ATIME_NOW | SetattrValid::ATIME,
+            caller,
+        );
         let (uid, accessed) = (Some(7), Some(SetTime::Now));
-        let expected =
-            AttributeChange { uid, accessed, clear_privileges: true, ..AttributeChange::default() };
+        let expected = AttributeChange {
+            uid,
+            accessed,
+            clear_privileges: Some(caller),
+            ..AttributeChange::default()
+        };
         assert_eq!(asked, expected);
+        // Nothing at all: a file is about to be written by one who may not keep privileges.
+        assert_eq!(change(&attr, SetattrValid::empty(), caller).clear_privileges, Some(caller));
+        assert_eq!(change(&attr, SetattrValid::SIZE, caller).clear_privileges, None);
     }
 
     #[test]

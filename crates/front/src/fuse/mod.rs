@@ -7,11 +7,16 @@
 //! Law 1: mounting and serving are apart, so the process that serves needs no path and
 //! no privilege, and the descriptor can outlive it.
 //! Law 2: the volume changes only through us, so the kernel may keep names, attributes
-//! and pages for as long as it likes.
+//! and pages for as long as it likes; where a change does more than the kernel can know of,
+//! it is told.
 
 mod handler;
+mod init;
 mod mount;
+mod notifier;
+mod opening;
 mod raw;
+mod reply;
 mod serve;
 
 pub use mount::{AccessTimes, MountError, MountOptions, mount, read_ahead_file, unmount};

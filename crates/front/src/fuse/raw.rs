@@ -1,5 +1,5 @@
-//! The messages that we decode ourselves: writes, whose bytes stay where they were read,
-//! and what the library cannot answer.
+//! The requests that we decode ourselves: writes, whose bytes stay where they were read,
+//! and what the library does not know or cannot answer.
 //!
 //! ```text
 //!   header 40 bytes │ fixed fields of the operation │ what belongs to it
@@ -7,26 +7,45 @@
 //!
 //! The kernel is trusted to say what it means, and still nothing here panics on any bytes.
 
-use draconis_exchange::contract::Node;
+use std::ops::Range;
+
+use draconis_exchange::contract::{Access, AttributeName, Name, Node};
+use rustix::fs::OFlags;
+
+use super::init::Init;
 
 /// Length of the header of every request, in bytes.
 pub(super) const HEADER_BYTES: usize = 40;
 /// Offset of a write's data in its request.
 pub(super) const WRITE_DATA_AT: usize = HEADER_BYTES + 40;
-/// Longest reply that [`reply`] makes.
-const REPLY_BYTES: usize = 64;
 
+const OPEN: u32 = 14;
+const READ: u32 = 15;
 const WRITE: u32 = 16;
 const FSYNC: u32 = 20;
+const SETXATTR: u32 = 21;
+const INIT: u32 = 26;
+const OPENDIR: u32 = 27;
 const FSYNCDIR: u32 = 30;
+const CREATE: u32 = 35;
 const IOCTL: u32 = 39;
 const LSEEK: u32 = 46;
 const SYNCFS: u32 = 50;
+const TMPFILE: u32 = 51;
+const STATX: u32 = 52;
+
+/// Of a read: a process waits for these bytes itself, past the kernel's pages.
+const READ_DIRECT: u32 = 1 << 1;
 
 /// Of a write: it comes from the kernel's cache, whose writer has gone on long ago.
 const WRITE_CACHE: u32 = 1 << 0;
+/// Of a write: a process writes past the kernel's pages.
+const WRITE_DIRECT: u32 = 1 << 1;
 /// Of a write: the writer may not keep setuid and setgid.
 const WRITE_KILL_SUIDGID: u32 = 1 << 2;
+
+/// Of an access list: the caller is not in the group, so setgid goes.
+const SETXATTR_CLEAR_SETGID: u32 = 1 << 0;
 
 /// The inode flags, as `FS_IOC_GETFLAGS` numbers it for 64 and for 32 bit programs.
 const GET_FLAGS: [u32; 2] = [0x8008_6601, 0x8004_6601];
@@ -37,7 +56,9 @@ const GET_VERSION: [u32; 2] = [0x8008_7601, 0x8004_7601];
 const GET_EXTENDED: u32 = 0x801c_581f;
 const SET_EXTENDED: u32 = 0x401c_5820;
 /// Length of a `struct fsxattr`, in bytes.
-const EXTENDED_BYTES: usize = 28;
+pub(super) const EXTENDED_BYTES: usize = 28;
+/// Where the project's number is in it.
+const PROJECT_AT: usize = 12;
 /// Pairs of `FS_*_FL` and `FS_XFLAG_*`: immutable, append-only, synchronous, no access
 /// times, no dump.
 const SAME_FLAGS: [(u32, u32); 5] =
@@ -50,18 +71,66 @@ pub(super) struct Header {
     /// Names the request in its reply.
     pub unique: u64,
     pub node: Node,
+    /// The process that asks.
+    pub uid: u32,
+    pub gid: u32,
 }
 
 /// A message that is answered here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Message {
+    Init(Init),
+    Open {
+        directory: bool,
+        access: Access,
+    },
+    Create(Create),
+    CreateUnnamed {
+        mode: u32,
+        umask: u32,
+    },
+    SetXattr(SetXattr),
     Write(Write),
-    GetFlags { room: usize },
-    SetFlags { flags: u32 },
+    GetFlags {
+        room: usize,
+    },
+    SetFlags {
+        flags: u32,
+    },
     GetExtended,
-    SetExtended { xflags: u32 },
-    GetVersion { room: usize },
+    SetExtended {
+        xflags: u32,
+    },
+    GetVersion {
+        room: usize,
+    },
     SyncVolume,
+    /// What `stat` tells, and when a file was made.
+    Statx,
+    /// Nothing that the kernel would say.
+    Malformed,
+    /// Something that no tree does.
+    Unsupported,
+}
+
+/// A file to be made and opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Create {
+    pub name: Name,
+    pub mode: u32,
+    pub umask: u32,
+    pub access: Access,
+    /// It must not be there.
+    pub exclusive: bool,
+}
+
+/// An extended attribute to be set; its value lies in the request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct SetXattr {
+    pub name: AttributeName,
+    pub value: Range<usize>,
+    pub flags: u32,
+    pub clear_setgid: bool,
 }
 
 /// A write, whose bytes lie at [`WRITE_DATA_AT`].
@@ -69,6 +138,8 @@ pub(super) enum Message {
 pub(super) struct Write {
     pub offset: u64,
     pub len: u32,
+    /// The kernel's pages do not have it.
+    pub direct: bool,
     /// Nobody is there to be told that less was written.
     pub from_cache: bool,
     pub clear_privileges: bool,
@@ -82,18 +153,38 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     bytes.get(at..)?.first_chunk().copied().map(u64::from_ne_bytes)
 }
 
+/// What stands before the first NUL.
+fn c_string(bytes: &[u8]) -> Option<&[u8]> {
+    let end = bytes.iter().position(|&byte| byte == 0)?;
+    bytes.get(..end)
+}
+
 impl Header {
     pub(super) fn of(request: &[u8]) -> Option<Self> {
         Some(Self {
             opcode: u32_at(request, 4)?,
             unique: u64_at(request, 8)?,
             node: Node(u64_at(request, 16)?),
+            uid: u32_at(request, 24)?,
+            gid: u32_at(request, 28)?,
         })
     }
 
     /// Whether the answer may take as long as a disk takes to flush.
     pub(super) fn waits(self) -> bool {
         matches!(self.opcode, FSYNC | FSYNCDIR | SYNCFS)
+    }
+
+    /// Whether the kernel has pages of the node from now on.
+    pub(super) fn fills_pages(self, request: &[u8]) -> bool {
+        let flags = |at, direct| {
+            u32_at(request, HEADER_BYTES + at).is_some_and(|flags| flags & direct == 0)
+        };
+        match self.opcode {
+            READ => flags(20, READ_DIRECT),
+            WRITE => flags(20, WRITE_DIRECT),
+            _ => false,
+        }
     }
 
     /// Whether it asks where data is.
@@ -107,10 +198,55 @@ pub(super) fn seek_offset(request: &[u8]) -> Option<u64> {
     u64_at(request, HEADER_BYTES + 8)
 }
 
-/// Decodes what is answered here; the rest is the library's.
-pub(super) fn decode(header: Header, request: &[u8]) -> Option<Message> {
+/// What a file is opened for, by the flags of `open`.
+fn access(flags: u32) -> Access {
+    let has = |flag: OFlags| flags & flag.bits() == flag.bits();
+    let mode = flags & OFlags::RWMODE.bits();
+    Access {
+        read: mode != OFlags::WRONLY.bits() && !has(OFlags::NOATIME),
+        write: mode != OFlags::RDONLY.bits(),
+        append: has(OFlags::APPEND),
+    }
+}
+
+fn set_xattr(request: &[u8], body: &[u8], long: bool) -> Option<SetXattr> {
+    let fixed = if long { 16 } else { 8 };
+    let name = c_string(body.get(fixed..)?)?;
+    let from = HEADER_BYTES + fixed + name.len() + 1;
+    let value = from..from.checked_add(u32_at(body, 0)? as usize)?;
+    request.get(value.clone())?;
+    let how = if long { u32_at(body, 8)? } else { 0 };
+    Some(SetXattr {
+        name: AttributeName::new(name).ok()?,
+        value,
+        flags: u32_at(body, 4)?,
+        clear_setgid: how & SETXATTR_CLEAR_SETGID != 0,
+    })
+}
+
+/// Decodes what is answered here; the rest is the library's. What makes no sense is left to
+/// it, too: it refuses that.
+pub(super) fn decode(header: Header, request: &[u8], long_setxattr: bool) -> Option<Message> {
     let body = request.get(HEADER_BYTES..)?;
     match header.opcode {
+        INIT => Init::of(body).map(Message::Init),
+        OPEN | OPENDIR => {
+            let directory = header.opcode == OPENDIR;
+            Some(Message::Open { directory, access: access(u32_at(body, 0)?) })
+        }
+        CREATE => Some(Message::Create(Create {
+            name: Name::new(c_string(body.get(16..)?)?).ok()?,
+            mode: u32_at(body, 4)?,
+            umask: u32_at(body, 8)?,
+            access: access(u32_at(body, 0)?),
+            exclusive: u32_at(body, 0)? & OFlags::EXCL.bits() != 0,
+        })),
+        TMPFILE => Some(Message::CreateUnnamed { mode: u32_at(body, 4)?, umask: u32_at(body, 8)? }),
+        // The library knows the short form only.
+        SETXATTR => Some(match set_xattr(request, body, long_setxattr) {
+            Some(set) => Message::SetXattr(set),
+            None => Message::Malformed,
+        }),
         WRITE => {
             let len = u32_at(body, 16)?;
             let there = request.len().checked_sub(WRITE_DATA_AT)?;
@@ -119,6 +255,7 @@ pub(super) fn decode(header: Header, request: &[u8]) -> Option<Message> {
             (len as usize <= there).then_some(Message::Write(Write {
                 offset: u64_at(body, 8)?,
                 len,
+                direct: flags & WRITE_DIRECT != 0,
                 from_cache: flags & WRITE_CACHE != 0,
                 clear_privileges: flags & WRITE_KILL_SUIDGID != 0,
             }))
@@ -134,53 +271,25 @@ pub(super) fn decode(header: Header, request: &[u8]) -> Option<Message> {
             } else {
                 match command {
                     GET_EXTENDED if room >= EXTENDED_BYTES => Some(Message::GetExtended),
-                    SET_EXTENDED => Some(Message::SetExtended { xflags: u32_at(body, 32)? }),
+                    // Files of other projects than the first have no place in ext2.
+                    SET_EXTENDED => Some(match u32_at(body, 32 + PROJECT_AT)? {
+                        0 => Message::SetExtended { xflags: u32_at(body, 32)? },
+                        _ => Message::Unsupported,
+                    }),
                     _ => None,
                 }
             }
         }
         SYNCFS => Some(Message::SyncVolume),
+        STATX => Some(Message::Statx),
         _ => None,
     }
 }
 
-/// A reply: an errno (0 if done) and the answer, which is left out if there is an error.
-pub(super) struct Reply {
-    bytes: [u8; REPLY_BYTES],
-    len: usize,
-}
-
-impl Reply {
-    pub(super) fn new(unique: u64, errno: i32, answer: &[u8]) -> Self {
-        let answer = if errno == 0 { answer } else { &[] };
-        let mut bytes = [0; REPLY_BYTES];
-        let len = 16 + answer.len();
-        bytes[..4].copy_from_slice(&(len as u32).to_ne_bytes());
-        bytes[4..8].copy_from_slice(&(-errno).to_ne_bytes());
-        bytes[8..16].copy_from_slice(&unique.to_ne_bytes());
-        bytes[16..len].copy_from_slice(answer);
-        Self { bytes, len }
-    }
-
-    pub(super) fn as_bytes(&self) -> &[u8] {
-        &self.bytes[..self.len]
-    }
-}
-
-/// The answer to a write.
-pub(super) fn written(len: u32) -> [u8; 8] {
-    let mut answer = [0; 8];
-    answer[..4].copy_from_slice(&len.to_ne_bytes());
-    answer
-}
-
-/// The answer to an ioctl that asks for flags in their other form.
-pub(super) fn extended_answer(flags: u32) -> [u8; 16 + EXTENDED_BYTES] {
-    let mut answer = [0; 16 + EXTENDED_BYTES];
+/// The flags in their other form.
+pub(super) fn extended(flags: u32) -> u32 {
     let xflags = SAME_FLAGS.iter().filter(|(flag, _)| flags & flag != 0);
-    let xflags = xflags.fold(0, |all, (_, xflag)| all | xflag);
-    answer[16..20].copy_from_slice(&xflags.to_ne_bytes());
-    answer
+    xflags.fold(0, |all, (_, xflag)| all | xflag)
 }
 
 /// `flags` with those that have another form as that says; `None` if it says something
@@ -192,25 +301,6 @@ pub(super) fn with_extended(flags: u32, xflags: u32) -> Option<u32> {
             if xflags & xflag != 0 { flags | flag } else { flags & !flag }
         })
     })
-}
-
-/// The answer to an ioctl that returns `value` in up to `room` bytes, and its length.
-pub(super) fn ioctl_answer(value: u32, room: usize) -> ([u8; 24], usize) {
-    let mut answer = [0; 24];
-    answer[16..].copy_from_slice(&u64::from(value).to_ne_bytes());
-    (answer, 16 + room.min(8))
-}
-
-/// The notification that a node's pages from `offset` on are to be brought here and
-/// forgotten by the kernel.
-pub(super) fn fetch_pages(node: Node, offset: u64) -> [u8; 40] {
-    const INVALIDATE_INODE: i32 = 2;
-    let mut bytes = [0; 40];
-    bytes[..4].copy_from_slice(&40_u32.to_ne_bytes());
-    bytes[4..8].copy_from_slice(&INVALIDATE_INODE.to_ne_bytes());
-    bytes[16..24].copy_from_slice(&node.0.to_ne_bytes());
-    bytes[24..32].copy_from_slice(&offset.to_ne_bytes());
-    bytes
 }
 
 #[cfg(test)]
@@ -235,15 +325,16 @@ mod tests {
     }
 
     fn decoded(bytes: &[u8]) -> Option<Message> {
-        decode(Header::of(bytes)?, bytes)
+        decode(Header::of(bytes)?, bytes, true)
     }
 
     #[test]
     fn a_write_is_decoded_where_it_lies() {
         let bytes = write(5, WRITE_KILL_SUIDGID | 1, 5);
-        let header = Header { opcode: WRITE, unique: 77, node: Node(12) };
+        let header = Header { opcode: WRITE, unique: 77, node: Node(12), uid: 0, gid: 0 };
         assert_eq!(Header::of(&bytes), Some(header));
-        let write = Write { offset: 4096, len: 5, from_cache: true, clear_privileges: true };
+        let write =
+            Write { offset: 4096, len: 5, direct: false, from_cache: true, clear_privileges: true };
         assert_eq!(decoded(&bytes), Some(Message::Write(write)));
         assert_eq!(bytes.len() - WRITE_DATA_AT, 5);
     }
@@ -265,23 +356,75 @@ mod tests {
             body[28..32].copy_from_slice(&4_u32.to_ne_bytes());
             assert_eq!(decoded(&request(IOCTL, &body)), Some(Message::GetFlags { room: 4 }));
         }
-        let (answer, len) = ioctl_answer(0x10, 4);
-        assert_eq!((answer[16], len), (0x10, 20));
         assert_eq!(decoded(&request(IOCTL, &[0; 32])), None);
     }
 
     #[test]
     fn flags_have_two_forms() {
-        assert_eq!(extended_answer(0x10 | 0x1000)[16], 0x08);
+        assert_eq!(extended(0x10 | 0x1000), 0x08);
         assert_eq!(with_extended(0x1000 | 0x20, 0x40), Some(0x1000 | 0x80));
         assert_eq!(with_extended(0, 0x200), None);
     }
 
     #[test]
-    fn an_error_carries_no_answer() {
-        let reply = Reply::new(9, 28, &[1; 8]);
-        assert_eq!(reply.as_bytes().len(), 16);
-        assert_eq!(i32::from_ne_bytes(*reply.as_bytes()[4..].first_chunk().unwrap()), -28);
-        assert_eq!(Reply::new(9, 0, &[1; 8]).as_bytes().len(), 24);
+    fn only_what_goes_through_the_page_cache_fills_it() {
+        for (opcode, direct, fills) in
+            [(READ, 0, true), (READ, 2, false), (WRITE, 0, true), (WRITE, 2, false), (3, 0, false)]
+        {
+            let mut body = [0; 40];
+            body[20] = direct;
+            let bytes = request(opcode, &body);
+            assert_eq!(Header::of(&bytes).unwrap().fills_pages(&bytes), fills, "{opcode}");
+        }
+    }
+
+    #[test]
+    fn opening_says_what_for() {
+        let of = |flags: OFlags| access(flags.bits());
+        let (read, write, append) = (true, true, true);
+        assert_eq!(of(OFlags::RDONLY), Access { read, ..Access::default() });
+        assert_eq!(of(OFlags::RDWR | OFlags::APPEND), Access { read, write, append });
+        assert_eq!(of(OFlags::RDONLY | OFlags::NOATIME), Access::default());
+        assert_eq!(of(OFlags::WRONLY | OFlags::NOATIME), Access { write, ..Access::default() });
+        let bytes = request(OPENDIR, &[0; 8]);
+        let access = Access { read, ..Access::default() };
+        assert_eq!(decoded(&bytes), Some(Message::Open { directory: true, access }));
+    }
+
+    #[test]
+    fn a_file_is_made_with_or_without_a_name() {
+        let mut body = vec![0; 16];
+        body[..4].copy_from_slice(&(OFlags::WRONLY | OFlags::EXCL).bits().to_ne_bytes());
+        body[4..8].copy_from_slice(&0o100_644_u32.to_ne_bytes());
+        body[8] = 0o22;
+        body.extend_from_slice(b"file\0");
+        let access = Access { write: true, ..Access::default() };
+        let (mode, umask) = (0o100_644, 0o22);
+        let name = Name::new(b"file").unwrap();
+        let create = Create { name, mode, umask, access, exclusive: true };
+        assert_eq!(decoded(&request(CREATE, &body)), Some(Message::Create(create)));
+        let unnamed = Message::CreateUnnamed { mode, umask };
+        assert_eq!(decoded(&request(TMPFILE, &body)), Some(unnamed));
+        assert_eq!(decoded(&request(CREATE, &body[..20])), None, "a name without its end");
+    }
+
+    #[test]
+    fn an_attribute_lies_behind_a_head_of_two_lengths() {
+        for long in [true, false] {
+            let mut body = vec![0; if long { 16 } else { 8 }];
+            (body[0], body[4]) = (5, 2);
+            if long {
+                body[8] = 1;
+            }
+            body.extend_from_slice(b"user.a\0value");
+            let bytes = request(SETXATTR, &body);
+            let header = Header::of(&bytes).unwrap();
+            let Some(Message::SetXattr(set)) = decode(header, &bytes, long) else { panic!() };
+            assert_eq!((&bytes[set.value.clone()], set.flags), (&b"value"[..], 2));
+            assert_eq!((set.name.as_bytes(), set.clear_setgid), (&b"user.a"[..], long));
+            // A value that is not all there.
+            let cut = decode(header, &bytes[..bytes.len() - 1], long);
+            assert_eq!(cut, Some(Message::Malformed));
+        }
     }
 }

@@ -11,13 +11,13 @@
 //! several that wait share a flush.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::Scope;
 use std::time::{Duration, Instant};
 
-use draconis_exchange::contract::directory::{GetAttributes, SetFlags, SyncVolume};
+use draconis_exchange::contract::directory::{GetAttributes, SetFlags, SetXattr, SyncVolume};
 use draconis_exchange::contract::file::{FileServer, Write};
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{Attributes, Node, Refusal};
@@ -28,7 +28,11 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
 use super::handler::Handler;
-use super::raw::{self, Header, Message, Reply};
+use super::init::Init;
+use super::notifier::{Late, Notifier, Pages};
+use super::opening;
+use super::raw::{self, Header, Message};
+use super::reply::{self, Bytes, Reply};
 
 /// Largest read or write of one request, in bytes: what the kernel allows without tuning.
 const REQUEST_BYTES: usize = 1 << 20;
@@ -95,13 +99,21 @@ pub struct Behaviour {
 /// Serves a tree to the kernel.
 pub struct Server<'a, T: Tree + Sync> {
     tree: &'a T,
+    behaviour: Behaviour,
     server: server::Server<Handler<'a, T>>,
+    /// Where the kernel may have pages.
+    pages: Pages,
+    /// Of what was agreed on: see [`Agreed`](super::init::Agreed).
+    long_setxattr: AtomicBool,
 }
 
 impl<'a, T: Tree + Sync> Server<'a, T> {
     /// A server of `tree`.
     pub fn new(tree: &'a T, behaviour: Behaviour) -> Self {
-        Self { tree, server: server::Server::new(Handler::new(tree, behaviour)) }
+        let server = server::Server::new(Handler::new(tree));
+        // Every kernel that a connection could be taken over from has the long form.
+        let long_setxattr = AtomicBool::new(tree.is_writable());
+        Self { tree, behaviour, server, pages: Pages::default(), long_setxattr }
     }
 
     /// Answers requests until the mount ends.
@@ -114,69 +126,152 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
     pub fn serve(&self, fuse: impl AsFd + Sync, activity: &Activity) -> io::Result<()> {
         let flags = rustix::fs::fcntl_getfl(&fuse)?;
         rustix::fs::fcntl_setfl(&fuse, flags | rustix::fs::OFlags::NONBLOCK)?;
+        let (notifier, late) = Notifier::new();
         let turns = Turns {
             server: self,
             fuse: &fuse,
             activity,
+            notifier: &notifier,
             turn: Mutex::default(),
             threads: AtomicUsize::new(1),
             ready: AtomicUsize::new(0),
         };
-        std::thread::scope(|scope| turns.take_turns(scope))
+        std::thread::scope(|scope| {
+            let fuse = &fuse;
+            std::thread::Builder::new().name("fuse-late".into()).spawn_scoped(
+                scope,
+                move || {
+                    for Late { notice, reply } in late {
+                        tell(fuse, &notice);
+                        tell(fuse, &reply);
+                    }
+                },
+            )?;
+            let served = turns.take_turns(scope);
+            notifier.close();
+            served
+        })
     }
 
-    /// Answers what is answered here; says whether it did.
-    fn answer(&self, fuse: impl AsFd, header: Header, message: Message, request: &mut Request) {
-        let reply = |answer: Result<&[u8], Refusal>| {
-            let (errno, answer) = match answer {
-                Ok(answer) => (0, answer),
-                Err(why) => (why.errno().raw_os_error(), &[][..]),
-            };
-            tell(&fuse, Reply::new(header.unique, errno, answer).as_bytes());
-        };
-        match message {
-            Message::Write(write) => {
-                let written = request.write(self.tree, header.node, write);
-                reply(written.map(raw::written).as_ref().map(<[u8; 8]>::as_slice).map_err(|e| *e));
+    /// Answers what is answered here.
+    fn answer(&self, link: &Link<'_>, header: Header, message: Message, request: &mut Request) {
+        let node = header.node;
+        let answer = match message {
+            Message::Init(init) => self.agree(init),
+            Message::Open { directory, access } => {
+                never(opening::open(self.tree, node, access, directory))
             }
+            Message::Create(create) => never(opening::create(self.tree, header, create)),
+            Message::CreateUnnamed { mode, umask } => {
+                never(opening::create_unnamed(self.tree, header, (mode, umask)))
+            }
+            Message::SetXattr(set) => answered(self.set_xattr(node, &set, request.bytes())),
+            Message::Malformed => Err(Errno::INVAL),
+            Message::Unsupported => Err(Errno::OPNOTSUPP),
+            Message::Write(write) => return self.write(link, header, write, request),
             Message::GetFlags { room } => {
-                let flags = self.attributes(header.node).map(|found| found.flags);
-                let answer = flags.map(|flags| raw::ioctl_answer(flags, room));
-                reply(answer.as_ref().map(|(bytes, len)| &bytes[..*len]).map_err(|why| *why));
+                answered(self.attributes(node).map(|it| reply::ioctl_value(it.flags, room)))
             }
             Message::GetVersion { room } => {
-                let version = self.attributes(header.node).map(|found| found.generation);
-                let answer = version.map(|version| raw::ioctl_answer(version, room));
-                reply(answer.as_ref().map(|(bytes, len)| &bytes[..*len]).map_err(|why| *why));
+                answered(self.attributes(node).map(|it| reply::ioctl_value(it.generation, room)))
             }
-            Message::SetFlags { flags } => reply(self.set_flags(header.node, flags)),
+            Message::SetFlags { flags } => answered(self.set_flags(link, node, flags)),
             Message::GetExtended => {
-                let found = self.attributes(header.node);
-                let answer = found.map(|found| raw::extended_answer(found.flags));
-                reply(answer.as_ref().map(|bytes| &bytes[..]).map_err(|why| *why));
+                let found = self.attributes(node);
+                let len = raw::EXTENDED_BYTES;
+                answered(found.map(|it| reply::ioctl_extended(raw::extended(it.flags), len)))
             }
-            Message::SetExtended { xflags } => {
-                reply(self.attributes(header.node).and_then(|had| {
-                    let flags =
-                        raw::with_extended(had.flags, xflags).ok_or(Refusal::NotSupported)?;
-                    self.set_flags(header.node, flags)
-                }))
-            }
+            Message::SetExtended { xflags } => answered(self.attributes(node).and_then(|had| {
+                let flags = raw::with_extended(had.flags, xflags).ok_or(Refusal::NotSupported)?;
+                self.set_flags(link, node, flags)
+            })),
+            Message::Statx => answered(self.attributes(node).map(|it| reply::statx(&it))),
             Message::SyncVolume => {
                 let synced = self.tree.sync_volume(SyncVolume {});
-                reply(synced.map(|_| &[][..]).map_err(|nak| nak.why));
+                answered(synced.map(|_| Bytes::default()).map_err(|nak| nak.why))
             }
+        };
+        link.tell(&reply_to(header, answer));
+    }
+
+    fn agree(&self, init: Init) -> Result<Bytes, Errno> {
+        let answer = init.answer(self.behaviour, self.tree.is_writable());
+        let (answer, agreed) = answer.ok_or(Errno::PROTO)?;
+        self.long_setxattr.store(agreed.long_setxattr, Ordering::Relaxed);
+        Ok(answer)
+    }
+
+    /// Writes; the kernel hears of it once it has no page that is older.
+    fn write(&self, link: &Link<'_>, header: Header, write: raw::Write, request: &mut Request) {
+        let written = request.write(self.tree, header.node, write);
+        let reply = reply_to(header, answered(written.map(reply::written)));
+        let Ok(len) = written else { return link.tell(&reply) };
+        if write.direct && write.clear_privileges {
+            // Others say before they write that privileges go; the kernel knows then.
+            link.tell(&Reply::forget_attributes(header.node));
+        }
+        if write.direct && len > 0 && self.pages.may_exist(header.node) {
+            let notice = Reply::forget_pages(header.node, write.offset, len.into());
+            link.notifier.send(Late { notice, reply });
+        } else {
+            link.tell(&reply);
         }
     }
 
-    fn set_flags(&self, node: Node, flags: u32) -> Result<&'static [u8], Refusal> {
-        let set = self.tree.set_flags(SetFlags { node, flags });
-        set.map(|_| &[0; 16][..]).map_err(|nak| nak.why)
+    fn set_xattr(&self, node: Node, set: &raw::SetXattr, request: &[u8]) -> Result<Bytes, Refusal> {
+        let value = request.get(set.value.clone()).ok_or(Refusal::Invalid)?;
+        let mut block = Block::private(value.len());
+        block.copy_in(0, value);
+        let asked = self.tree.set_xattr(SetXattr {
+            node,
+            name: set.name,
+            value: block,
+            len: value.len() as u32,
+            flags: set.flags,
+            clear_setgid: set.clear_setgid,
+        });
+        asked.map(|_| Bytes::default()).map_err(|nak| nak.why)
+    }
+
+    /// Changes flags, and with them the time of change, which the kernel does not expect.
+    fn set_flags(&self, link: &Link<'_>, node: Node, flags: u32) -> Result<Bytes, Refusal> {
+        self.tree.set_flags(SetFlags { node, flags }).map_err(|nak| nak.why)?;
+        link.tell(&Reply::forget_attributes(node));
+        Ok(reply::ioctl_done())
     }
 
     fn attributes(&self, node: Node) -> Result<Attributes, Refusal> {
         let asked = self.tree.get_attributes(GetAttributes { node });
         asked.map(|ack| ack.attributes).map_err(|nak| nak.why)
+    }
+}
+
+/// What a refusal is to the kernel.
+fn answered(answer: Result<Bytes, Refusal>) -> Result<Bytes, Errno> {
+    answer.map_err(Refusal::errno)
+}
+
+/// The same for something that a tree may not do at all: the kernel does not ask again.
+fn never(answer: Result<Bytes, Refusal>) -> Result<Bytes, Errno> {
+    answer.map_err(|why| if why == Refusal::NotSupported { Errno::NOSYS } else { why.errno() })
+}
+
+fn reply_to(header: Header, answer: Result<Bytes, Errno>) -> Reply {
+    match answer {
+        Ok(answer) => Reply::new(header.unique, 0, answer.as_bytes()),
+        Err(errno) => Reply::new(header.unique, errno.raw_os_error(), &[]),
+    }
+}
+
+/// The ways to the kernel.
+struct Link<'l> {
+    fuse: BorrowedFd<'l>,
+    notifier: &'l Notifier,
+}
+
+impl Link<'_> {
+    fn tell(&self, reply: &Reply) {
+        tell(self.fuse, reply);
     }
 }
 
@@ -243,8 +338,8 @@ impl Request {
 }
 
 /// Writes a reply or a notification of ours.
-fn tell(fuse: impl AsFd, bytes: &[u8]) {
-    if let Err(error) = rustix::io::write(fuse, bytes) {
+fn tell(fuse: impl AsFd, reply: &Reply) {
+    if let Err(error) = rustix::io::write(fuse, reply.as_bytes()) {
         // The request was withdrawn, most often.
         log::debug!("a reply was not taken: {error}");
     }
@@ -255,6 +350,7 @@ struct Turns<'s, 'a, T: Tree + Sync, F> {
     server: &'s Server<'a, T>,
     fuse: &'s F,
     activity: &'s Activity,
+    notifier: &'s Notifier,
     turn: Mutex<Patience>,
     threads: AtomicUsize,
     /// Threads that stand ready to take the turn.
@@ -330,13 +426,18 @@ impl<T: Tree + Sync, F: AsFd + Sync> Turns<'_, '_, T, F> {
     /// back yet: it is made to, by another thread's answers, before the question is answered.
     fn fetch_pages(&self, header: Header, request: &Request) {
         if let Some(offset) = raw::seek_offset(request.bytes()) {
-            tell(self.fuse, &raw::fetch_pages(header.node, offset));
+            tell(self.fuse, &Reply::forget_pages(header.node, offset, 0));
         }
     }
 
     fn handle(&self, header: Header, request: &mut Request) {
-        match raw::decode(header, request.bytes()) {
-            Some(message) => self.server.answer(self.fuse, header, message, request),
+        if header.fills_pages(request.bytes()) {
+            self.server.pages.are_filled(header.node);
+        }
+        let long_setxattr = self.server.long_setxattr.load(Ordering::Relaxed);
+        let link = Link { fuse: self.fuse.as_fd(), notifier: self.notifier };
+        match raw::decode(header, request.bytes(), long_setxattr) {
+            Some(message) => self.server.answer(&link, header, message, request),
             None => self.leave_to_library(request),
         }
         self.activity.answered();

@@ -127,7 +127,7 @@ fn batches(round_trips: u64, mut once: impl FnMut() -> anyhow::Result<()>) -> an
 
 fn typed(caller: &mut Caller<File>, buffer: &mut Option<Block>, len: u32) -> anyhow::Result<()> {
     let block = buffer.take().context("the last reply returned it")?;
-    let message = file::Read { buffer: block, buffer_offset: 0, offset: 0, len };
+    let message = file::Read { buffer: block, buffer_offset: 0, offset: 0, len, no_atime: false };
     match caller.call(message) {
         Ok(Ok(ack)) => *buffer = Some(ack.buffer),
         Ok(Err(_)) => bail!("refused"),
@@ -151,7 +151,8 @@ impl Way {
             times.push(batches(self.trips * 10, || {
                 let block = buffer.take().context("it came back")?;
                 let len = block.len() as u32;
-                let asked = file::Read { buffer: block, buffer_offset: 0, offset: 0, len };
+                let asked =
+                    file::Read { buffer: block, buffer_offset: 0, offset: 0, len, no_atime: false };
                 let ack = server.read(asked).map_err(|_| anyhow!("refused"))?;
                 buffer = Some(ack.buffer);
                 Ok(())

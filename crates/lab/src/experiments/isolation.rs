@@ -76,7 +76,13 @@ fn read_twice(
         let mut offset = 0;
         while offset < bytes {
             let block = buffer.take().context("the last reply returned it")?;
-            *buffer = Some(ask(file::Read { buffer: block, buffer_offset: 0, offset, len })?);
+            *buffer = Some(ask(file::Read {
+                buffer: block,
+                buffer_offset: 0,
+                offset,
+                len,
+                no_atime: false,
+            })?);
             offset += u64::from(len);
         }
         ns = started.elapsed().as_nanos() as u64;

@@ -1,15 +1,16 @@
 //! The changes, fitted to the contracts: from messages to the library's operations.
 
 use draconis_exchange::contract::directory::{
-    Create, Link, MakeDirectory, RENAME_EXCHANGE, RENAME_NO_REPLACE, RemoveDirectory, RemoveXattr,
-    Rename, SetAttributes, SetFlags, SetXattr, Symlink, Unlink,
+    Create, CreateUnnamed, Link, MakeDirectory, RENAME_EXCHANGE, RENAME_NO_REPLACE,
+    RENAME_WHITEOUT, RemoveDirectory, RemoveXattr, Rename, SetAttributes, SetFlags, SetXattr,
+    Symlink, Unlink,
 };
 use draconis_exchange::contract::file::{Reserve, Write};
 use draconis_exchange::contract::{
     AttributeChange, Attributes, Kind, Name, Node, Refusal, Reservation, without_privileges,
 };
 use draconis_exchange::heap::Block;
-use draconis_ext::{InodeNumber, NewNode, Renaming, XattrSet};
+use draconis_ext::{InodeNumber, NewNode, Renaming, Whiteout, XattrSet};
 
 use super::{Durable, PIECE_BYTES, VolumeFile, VolumeTree, inode, refusal};
 
@@ -77,6 +78,14 @@ impl VolumeTree {
         self.make(m.parent, &m.name, &NewNode { kind, mode, uid, gid, device, target: &[] })
     }
 
+    pub(super) fn make_unnamed(&self, m: &CreateUnnamed) -> Result<Attributes, Refusal> {
+        let mode = self.permissions_in(m.parent, m.mode, m.umask)?;
+        let (kind, uid, gid) = (Kind::File, m.uid, m.gid);
+        let new = NewNode { kind, mode, uid, gid, device: (0, 0), target: &[] };
+        let made = self.volume.create_unnamed(inode(m.parent)?, &new).map_err(refusal)?;
+        self.attributes(made)
+    }
+
     pub(super) fn make_dir(&self, m: &MakeDirectory) -> Result<Attributes, Refusal> {
         let mode = self.permissions_in(m.parent, m.mode, m.umask)?;
         let (kind, uid, gid) = (Kind::Directory, m.uid, m.gid);
@@ -109,7 +118,7 @@ impl VolumeTree {
     }
 
     pub(super) fn move_name(&self, m: &Rename) -> Result<(), Refusal> {
-        let how = match m.flags {
+        let how = match m.flags & !RENAME_WHITEOUT {
             0 => Renaming::Replace,
             RENAME_NO_REPLACE => Renaming::NoReplace,
             RENAME_EXCHANGE => Renaming::Exchange,
@@ -117,18 +126,25 @@ impl VolumeTree {
         };
         let (from, to) = (inode(m.from)?, inode(m.to)?);
         let (name, new_name) = (m.name.as_bytes(), m.new_name.as_bytes());
-        self.volume.rename(from, name, to, new_name, how).map_err(refusal)?;
+        let renamed = if m.flags & RENAME_WHITEOUT == 0 {
+            self.volume.rename(from, name, to, new_name, how)
+        } else {
+            let whiteout = Whiteout { uid: m.uid, gid: m.gid };
+            self.volume.rename_with_whiteout(from, name, to, new_name, how, whiteout)
+        };
+        renamed.map_err(refusal)?;
         self.names_changed()
     }
 
     pub(super) fn change_attributes(&self, m: &SetAttributes) -> Result<Attributes, Refusal> {
         let node = inode(m.node)?;
         let mut change = m.change;
-        if change.clear_privileges {
+        if change.clear_privileges.is_some() {
             let now = self.volume.attributes(node).map_err(refusal)?;
             let mode = change.mode.unwrap_or(now.mode);
-            if now.kind != Kind::Directory && without_privileges(mode) != mode {
-                change.mode = Some(without_privileges(mode));
+            let left = without_privileges(mode, now.gid, change.clear_privileges);
+            if now.kind != Kind::Directory && left != mode {
+                change.mode = Some(left);
             }
         }
         let changed = self.volume.set_attributes(node, &change).map_err(refusal)?;
@@ -152,7 +168,7 @@ impl VolumeTree {
         };
         let value = front_of(&m.value, m.len)?;
         let (node, name) = (inode(m.node)?, m.name.as_bytes());
-        self.volume.set_xattr(node, name, &value, how).map_err(refusal)?;
+        self.volume.set_xattr(node, name, &value, how, m.clear_setgid).map_err(refusal)?;
         self.contents_changed()
     }
 
@@ -204,9 +220,9 @@ impl VolumeFile<'_> {
 
     fn clear_privileges(&self, node: InodeNumber) -> Result<(), Refusal> {
         let volume = &self.tree.volume;
-        let mode = volume.attributes(node).map_err(refusal)?.mode;
-        let left = without_privileges(mode);
-        if left == mode {
+        let now = volume.attributes(node).map_err(refusal)?;
+        let left = without_privileges(now.mode, now.gid, None);
+        if left == now.mode {
             return Ok(());
         }
         let change = AttributeChange { mode: Some(left), ..AttributeChange::default() };

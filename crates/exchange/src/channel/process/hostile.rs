@@ -82,7 +82,8 @@ fn reply_with(lie: impl FnOnce(&Session), expected: Violation) {
     let (host, guest) = sides();
     let client = host.client::<File>(0).unwrap();
     let buffer = host.block(100).unwrap();
-    let waiting = client.send(file::Read { buffer, buffer_offset: 0, offset: 0, len: 100 });
+    let waiting =
+        client.send(file::Read { buffer, buffer_offset: 0, offset: 0, len: 100, no_atime: false });
     lie(&guest);
     assert_eq!(waiting.receive(soon()).unwrap_err(), Lost::Violation(expected));
     assert_eq!(host.blame(), Some(expected));
@@ -426,7 +427,7 @@ fn a_session_without_room_says_so_and_keeps_what_it_has() {
     let held: Vec<_> = (0..SLOTS).map(|_| host.block(1).unwrap()).collect();
     assert!(host.block(1).is_none());
     let buffer = Block::private(10);
-    let read = file::Read { buffer, buffer_offset: 0, offset: 0, len: 1 };
+    let read = file::Read { buffer, buffer_offset: 0, offset: 0, len: 1, no_atime: false };
     assert_eq!(caller.call(read).unwrap_err(), Lost::NoRoom);
     drop(held);
     expect_sound(&host, 0);

@@ -119,7 +119,7 @@ fn change(volume: &Volume, step: u64, dice: &mut Random, names: &mut Names) -> a
         }
         14 => {
             let value = vec![b'v'; dice.below(400) as usize];
-            volume.set_xattr(node.inode, b"user.note", &value, XattrSet::Any)?;
+            volume.set_xattr(node.inode, b"user.note", &value, XattrSet::Any, false)?;
         }
         15 if !node.is_directory => {
             let (at, len) = (dice.below(60_000) / 16 * 16, 16 + dice.below(8_000) / 16 * 16);

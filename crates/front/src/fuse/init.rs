@@ -1,0 +1,167 @@
+//! What the kernel and we agree on when a connection begins (`FUSE_INIT`).
+//!
+//! Decoded here and not by the library, which does not know every feature that we use.
+
+use super::reply::Bytes;
+use super::serve::Behaviour;
+
+/// The protocol that the answer speaks.
+const MAJOR: u32 = 7;
+const MINOR: u32 = 38;
+/// Largest write of one request, in bytes, and in pages.
+const WRITE_BYTES: u32 = 1 << 20;
+const PAGE_BYTES: u32 = 4096;
+/// Requests in flight that no process waits for; three quarters of it count as much.
+const BACKGROUND: u16 = u16::MAX;
+/// Length of the answer, in bytes.
+pub(super) const ANSWER_BYTES: usize = 64;
+
+/// Reads of one file overlap.
+const ASYNC_READ: u64 = 1 << 0;
+/// File handles may outlive the kernel's memory of an inode.
+const EXPORT_SUPPORT: u64 = 1 << 4;
+const BIG_WRITES: u64 = 1 << 5;
+/// The umask is ours to apply: a default ACL replaces it.
+const DONT_MASK: u64 = 1 << 6;
+const HAS_IOCTL_DIR: u64 = 1 << 11;
+const DO_READDIRPLUS: u64 = 1 << 13;
+/// Direct transfers of `io_submit` and io_uring do not wait for each other.
+const ASYNC_DIO: u64 = 1 << 15;
+const WRITEBACK_CACHE: u64 = 1 << 16;
+const NO_OPEN_SUPPORT: u64 = 1 << 17;
+const PARALLEL_DIROPS: u64 = 1 << 18;
+const POSIX_ACL: u64 = 1 << 20;
+const MAX_PAGES: u64 = 1 << 22;
+const CACHE_SYMLINKS: u64 = 1 << 23;
+const NO_OPENDIR_SUPPORT: u64 = 1 << 24;
+const EXPLICIT_INVAL_DATA: u64 = 1 << 25;
+/// Privileges of a file are ours to take away; the kernel says when, by a change of
+/// attributes that names none.
+const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
+/// An access list comes with what it means for setgid.
+const SETXATTR_EXT: u64 = 1 << 29;
+const INIT_EXT: u64 = 1 << 30;
+/// Files that are read past the page cache can be mapped.
+const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+const HAS_RESEND: u64 = 1 << 39;
+
+/// The beginning of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Init {
+    pub major: u32,
+    pub max_read_ahead: u32,
+    /// What the kernel can do.
+    pub capable: u64,
+}
+
+impl Init {
+    /// Reads it from what follows the header.
+    pub(super) fn of(body: &[u8]) -> Option<Self> {
+        let word = |at: usize| body.get(at..)?.first_chunk().copied().map(u32::from_ne_bytes);
+        let mut capable = u64::from(word(12)?);
+        if capable & INIT_EXT != 0 {
+            capable |= u64::from(word(16)?) << 32;
+        }
+        Some(Self { major: word(0)?, max_read_ahead: word(8)?, capable })
+    }
+
+    /// What we want of what the kernel can do.
+    fn agreed(self, behaviour: Behaviour, writable: bool) -> u64 {
+        // Not ATOMIC_O_TRUNC: where opening needs no message, nobody would truncate.
+        let mut wanted = ASYNC_READ
+            | EXPORT_SUPPORT
+            | BIG_WRITES
+            | HAS_IOCTL_DIR
+            | DO_READDIRPLUS
+            | ASYNC_DIO
+            | NO_OPEN_SUPPORT
+            | PARALLEL_DIROPS
+            | MAX_PAGES
+            | CACHE_SYMLINKS
+            | NO_OPENDIR_SUPPORT
+            | EXPLICIT_INVAL_DATA
+            | INIT_EXT
+            | DIRECT_IO_ALLOW_MMAP
+            | HAS_RESEND;
+        if behaviour.permissions {
+            wanted |= POSIX_ACL;
+        }
+        if writable {
+            wanted |= HANDLE_KILLPRIV_V2 | DONT_MASK | SETXATTR_EXT;
+            if behaviour.write_back {
+                wanted |= WRITEBACK_CACHE;
+            }
+        }
+        self.capable & wanted
+    }
+
+    /// The answer, and what was agreed on; `None` for a protocol that is none of ours. A
+    /// newer kernel asks again in our words.
+    pub(super) fn answer(self, behaviour: Behaviour, writable: bool) -> Option<(Bytes, Agreed)> {
+        let mut answer = Bytes::default();
+        if self.major < MAJOR {
+            return None;
+        }
+        let flags = if self.major == MAJOR { self.agreed(behaviour, writable) } else { 0 };
+        answer.u32(MAJOR).u32(MINOR).u32(self.max_read_ahead).u32(flags as u32);
+        answer.u16(BACKGROUND).u16(BACKGROUND / 4 * 3).u32(WRITE_BYTES);
+        // Times in nanoseconds; pages of a request; no mappings of a device.
+        answer.u32(1).u16((WRITE_BYTES / PAGE_BYTES) as u16).u16(0);
+        answer.u32((flags >> 32) as u32).pad(ANSWER_BYTES);
+        Some((answer, Agreed { long_setxattr: flags & SETXATTR_EXT != 0 }))
+    }
+}
+
+/// What later requests look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Agreed {
+    /// Requests to set an extended attribute are eight bytes longer.
+    pub long_setxattr: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KERNEL: u64 = u64::MAX;
+
+    fn flags(init: Init, behaviour: Behaviour, writable: bool) -> u64 {
+        let (answer, _) = init.answer(behaviour, writable).unwrap();
+        assert_eq!(answer.as_bytes().len(), ANSWER_BYTES);
+        let word = |at: usize| {
+            u64::from(u32::from_ne_bytes(*answer.as_bytes()[at..].first_chunk().unwrap()))
+        };
+        word(12) | word(32) << 32
+    }
+
+    #[test]
+    fn what_the_kernel_cannot_do_is_not_asked_for() {
+        let of = |capable| Init { major: MAJOR, max_read_ahead: 1 << 17, capable };
+        let behaviour = Behaviour { permissions: true, write_back: true };
+        assert_eq!(flags(of(0), behaviour, true), 0);
+        let all = flags(of(KERNEL), behaviour, true);
+        assert!(all & (WRITEBACK_CACHE | POSIX_ACL | SETXATTR_EXT) > 0 && all & (1 << 3) == 0);
+        let reading = flags(of(KERNEL), Behaviour::default(), false);
+        assert_eq!(reading & (WRITEBACK_CACHE | POSIX_ACL | SETXATTR_EXT | DONT_MASK), 0);
+        let (_, agreed) = of(ASYNC_READ).answer(behaviour, true).unwrap();
+        assert!(!agreed.long_setxattr);
+    }
+
+    #[test]
+    fn another_protocol_is_refused_or_asked_again() {
+        let of = |major| Init { major, max_read_ahead: 0, capable: KERNEL };
+        assert_eq!(of(6).answer(Behaviour::default(), true), None);
+        assert_eq!(flags(of(8), Behaviour::default(), true), 0);
+    }
+
+    #[test]
+    fn the_second_word_of_features_is_there_if_the_first_says_so() {
+        let mut body = [0; 64];
+        body[..4].copy_from_slice(&7_u32.to_ne_bytes());
+        body[16..20].copy_from_slice(&(1_u32 << 7).to_ne_bytes());
+        assert_eq!(Init::of(&body).unwrap().capable, 0);
+        body[12..16].copy_from_slice(&(INIT_EXT as u32).to_ne_bytes());
+        assert_eq!(Init::of(&body).unwrap().capable, INIT_EXT | HAS_RESEND);
+        assert_eq!(Init::of(&body[..18]), None);
+    }
+}

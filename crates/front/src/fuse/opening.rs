@@ -1,0 +1,116 @@
+//! Opening, and making what is opened at once.
+//!
+//! A tree that decides nothing when something is opened says so once, and the kernel opens
+//! without a message from then on. Where it does decide - files that must not be written,
+//! times of access that are kept - each opening is asked for, and answered with what the
+//! kernel may do with the pages it has.
+
+use draconis_exchange::contract::directory::{
+    Create as CreateNode, CreateUnnamed, Lookup, Open as OpenNode,
+};
+use draconis_exchange::contract::tree::Tree;
+use draconis_exchange::contract::{Access, Attributes, Kept, Kind, Node, Refusal};
+
+use super::raw::{Create, Header};
+use super::reply::{Bytes, made_and_opened, opened};
+
+/// Reads and writes go past the kernel's pages.
+const DIRECT_IO: u32 = 1 << 0;
+/// The kernel's pages are still right.
+const KEEP_CACHE: u32 = 1 << 1;
+/// A listing may be kept.
+const CACHE_DIR: u32 = 1 << 3;
+/// Closing needs no message of its own.
+const NO_FLUSH: u32 = 1 << 5;
+
+/// The handle of what was opened so that reading it leaves no time of access.
+pub(super) const NO_ATIME: u64 = 1;
+
+/// What goes to the kernel, or why not.
+type Answer = Result<Bytes, Refusal>;
+
+/// How the kernel treats what it has opened.
+fn flags(kind: Kind, kept: Kept) -> u32 {
+    match (kind, kept) {
+        (Kind::Directory, Kept::Valid) => CACHE_DIR | KEEP_CACHE,
+        (Kind::Directory, Kept::Stale) => CACHE_DIR,
+        (Kind::Directory, Kept::Never) => 0,
+        (_, Kept::Valid) => NO_FLUSH | KEEP_CACHE,
+        (_, Kept::Stale) => NO_FLUSH,
+        (_, Kept::Never) => NO_FLUSH | DIRECT_IO,
+    }
+}
+
+/// Opens a node.
+///
+/// # Errors
+/// What the tree says; [`Refusal::NotSupported`] if it never decides.
+pub(super) fn open<T: Tree>(tree: &T, node: Node, access: Access, directory: bool) -> Answer {
+    let kind = if directory { Kind::Directory } else { Kind::File };
+    if !tree.decides_opening(kind) {
+        return Err(Refusal::NotSupported);
+    }
+    let ack = tree.open(OpenNode { node, access }).map_err(|nak| nak.why)?;
+    let handle = if access.read { 0 } else { NO_ATIME };
+    Ok(opened(handle, flags(kind, ack.kept)))
+}
+
+/// Makes a file and opens it.
+///
+/// # Errors
+/// What the tree says; [`Refusal::NotSupported`] if opening needs no message: then making
+/// the file is one message, and closing it none.
+pub(super) fn create<T: Tree>(tree: &T, header: Header, create: Create) -> Answer {
+    if !tree.decides_opening(Kind::File) {
+        return Err(Refusal::NotSupported);
+    }
+    let Create { name, mode, umask, access, exclusive } = create;
+    let parent = header.node;
+    let (uid, gid) = (header.uid, header.gid);
+    let made = tree.create(CreateNode { parent, name, mode, umask, uid, gid, device: (0, 0) });
+    match made {
+        Ok(ack) => Ok(hold(tree, &ack.attributes, Kept::Valid)),
+        // Made by somebody else since the kernel looked.
+        Err(nak) if nak.why == Refusal::Exists && !exclusive => {
+            let found = tree.lookup(Lookup { parent, name }).map_err(|nak| nak.why)?.attributes;
+            let asked = OpenNode { node: found.node, access };
+            let ack = tree.open(asked).map_err(|nak| nak.why)?;
+            Ok(hold(tree, &found, ack.kept))
+        }
+        Err(nak) => Err(nak.why),
+    }
+}
+
+/// Makes a file that has no name, and opens it.
+///
+/// # Errors
+/// What the tree says.
+pub(super) fn create_unnamed<T: Tree>(
+    tree: &T,
+    header: Header,
+    (mode, umask): (u32, u32),
+) -> Answer {
+    let (parent, uid, gid) = (header.node, header.uid, header.gid);
+    let made = tree.create_unnamed(CreateUnnamed { parent, mode, umask, uid, gid });
+    Ok(hold(tree, &made.map_err(|nak| nak.why)?.attributes, Kept::Valid))
+}
+
+/// The answer that gives a node out: the kernel knows it from now on.
+fn hold<T: Tree>(tree: &T, attributes: &Attributes, kept: Kept) -> Bytes {
+    tree.hold(attributes.node);
+    made_and_opened(attributes, flags(Kind::File, kept))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_is_used_unless_reading_must_be_seen() {
+        assert_eq!(flags(Kind::File, Kept::Valid) & (KEEP_CACHE | DIRECT_IO), KEEP_CACHE);
+        assert_eq!(flags(Kind::File, Kept::Stale) & (KEEP_CACHE | DIRECT_IO), 0);
+        assert_eq!(flags(Kind::File, Kept::Never) & (KEEP_CACHE | DIRECT_IO), DIRECT_IO);
+        assert_eq!(flags(Kind::Directory, Kept::Stale), CACHE_DIR);
+        assert_eq!(flags(Kind::Directory, Kept::Never), 0);
+    }
+}

@@ -1,0 +1,263 @@
+//! What goes to the kernel: replies, and notifications that nobody asked for.
+//!
+//! ```text
+//!   length │ error (negative), or what a notification says │ unique, 0 in a notification │ body
+//! ```
+
+use draconis_exchange::contract::{Attributes, Node, Time};
+
+/// Length of the header, in bytes.
+const HEADER_BYTES: usize = 16;
+/// The longest body that is made here: all that `statx` tells.
+const BODY_BYTES: usize = 288;
+/// For how long the kernel may keep names and attributes, in seconds: nothing changes but
+/// through us.
+pub(super) const FOR_EVER_SECONDS: u64 = 1 << 30;
+
+/// The notification that something in an inode is not what the kernel knows.
+const INVALIDATE_INODE: i32 = 2;
+/// No page of it, only its attributes.
+const ATTRIBUTES_ONLY: u64 = u64::MAX;
+
+/// Bytes of a bounded number, written one field after the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Bytes {
+    bytes: [u8; BODY_BYTES],
+    len: usize,
+}
+
+impl Default for Bytes {
+    fn default() -> Self {
+        Self { bytes: [0; BODY_BYTES], len: 0 }
+    }
+}
+
+impl Bytes {
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> &mut Self {
+        self.bytes[self.len..self.len + bytes.len()].copy_from_slice(bytes);
+        self.len += bytes.len();
+        self
+    }
+
+    pub(super) fn u16(&mut self, value: u16) -> &mut Self {
+        self.put(&value.to_ne_bytes())
+    }
+
+    pub(super) fn u32(&mut self, value: u32) -> &mut Self {
+        self.put(&value.to_ne_bytes())
+    }
+
+    pub(super) fn u64(&mut self, value: u64) -> &mut Self {
+        self.put(&value.to_ne_bytes())
+    }
+
+    /// Zeros up to a length of `len` bytes.
+    pub(super) fn pad(&mut self, len: usize) -> &mut Self {
+        self.len = self.len.max(len.min(BODY_BYTES));
+        self
+    }
+
+    /// No more than `room` bytes of it.
+    fn cut(&mut self, room: usize) -> &mut Self {
+        self.len = self.len.min(room);
+        self
+    }
+}
+
+/// A reply, or a notification.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Reply {
+    bytes: [u8; HEADER_BYTES + BODY_BYTES],
+    len: usize,
+}
+
+impl Reply {
+    /// The reply to a request: an errno (0 if done) and the answer, which is left out if
+    /// there is an error.
+    pub(super) fn new(unique: u64, errno: i32, answer: &[u8]) -> Self {
+        let answer = if errno == 0 { answer } else { &[] };
+        Self::of(unique, -errno, answer)
+    }
+
+    fn of(unique: u64, what: i32, body: &[u8]) -> Self {
+        let len = HEADER_BYTES + body.len();
+        let mut bytes = [0; HEADER_BYTES + BODY_BYTES];
+        bytes[..4].copy_from_slice(&(len as u32).to_ne_bytes());
+        bytes[4..8].copy_from_slice(&what.to_ne_bytes());
+        bytes[8..HEADER_BYTES].copy_from_slice(&unique.to_ne_bytes());
+        bytes[HEADER_BYTES..len].copy_from_slice(body);
+        Self { bytes, len }
+    }
+
+    /// The notification that pages of a node are to be brought here and forgotten by the
+    /// kernel: `len` bytes of it from `offset` on, all behind it if that is 0. The kernel
+    /// waits for pages that it has asked for, so whoever sends it must not be needed to
+    /// answer.
+    pub(super) fn forget_pages(node: Node, offset: u64, len: u64) -> Self {
+        let mut body = Bytes::default();
+        body.u64(node.0).u64(offset).u64(len);
+        Self::of(0, INVALIDATE_INODE, body.as_bytes())
+    }
+
+    /// The notification that a node's attributes have changed. The kernel waits for nothing.
+    pub(super) fn forget_attributes(node: Node) -> Self {
+        Self::forget_pages(node, ATTRIBUTES_ONLY, 0)
+    }
+
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// All that `statx` tells.
+pub(super) fn statx(it: &Attributes) -> Bytes {
+    const BASIC: u32 = 0x7FF;
+    const BIRTH: u32 = 0x800;
+    let mask = if it.created.is_some() { BASIC | BIRTH } else { BASIC };
+    let mut answer = Bytes::default();
+    answer.u64(FOR_EVER_SECONDS).u32(0).u32(0).u64(0).u64(0);
+    answer.u32(mask).u32(it.block_size_bytes).u64(0);
+    answer.u32(it.links).u32(it.uid).u32(it.gid).u16(it.mode as u16).u16(0);
+    answer.u64(it.node.0).u64(it.size_bytes).u64(it.blocks_512).u64(0);
+    for time in [it.accessed, it.created.unwrap_or_default(), it.changed, it.modified] {
+        answer.u64(time.seconds as u64).u32(time.nanoseconds).u32(0);
+    }
+    answer.u32(it.device.0).u32(it.device.1).pad(BODY_BYTES);
+    answer
+}
+
+/// The answer to a write.
+pub(super) fn written(len: u32) -> Bytes {
+    let mut answer = Bytes::default();
+    answer.u32(len).u32(0);
+    answer
+}
+
+/// The answer to an ioctl that returns `value` in up to `room` bytes.
+pub(super) fn ioctl_value(value: u32, room: usize) -> Bytes {
+    let mut answer = ioctl_done();
+    answer.u64(value.into()).cut(HEADER_BYTES + room);
+    answer
+}
+
+/// The answer to an ioctl that returns nothing: a result of 0 and no vectors.
+pub(super) fn ioctl_done() -> Bytes {
+    let mut answer = Bytes::default();
+    answer.u32(0).u32(0).u32(0).u32(0);
+    answer
+}
+
+/// The answer to an ioctl that asks for a `struct fsxattr` of `len` bytes.
+pub(super) fn ioctl_extended(xflags: u32, len: usize) -> Bytes {
+    let mut answer = ioctl_done();
+    answer.u32(xflags).pad(HEADER_BYTES + len);
+    answer
+}
+
+/// The answer to opening.
+pub(super) fn opened(handle: u64, flags: u32) -> Bytes {
+    let mut answer = Bytes::default();
+    push_opened(&mut answer, handle, flags);
+    answer
+}
+
+/// The answer to making and opening a file.
+pub(super) fn made_and_opened(attributes: &Attributes, flags: u32) -> Bytes {
+    let mut answer = Bytes::default();
+    let seconds = FOR_EVER_SECONDS;
+    answer.u64(attributes.node.0).u64(attributes.generation.into());
+    answer.u64(seconds).u64(seconds).u32(0).u32(0);
+    push_attributes(&mut answer, attributes);
+    push_opened(&mut answer, 0, flags);
+    answer
+}
+
+fn push_opened(into: &mut Bytes, handle: u64, flags: u32) {
+    into.u64(handle).u32(flags).u32(0);
+}
+
+/// `struct fuse_attr`, of something that is no device.
+fn push_attributes(into: &mut Bytes, it: &Attributes) {
+    let seconds = |time: Time| time.seconds as u64;
+    into.u64(it.node.0).u64(it.size_bytes).u64(it.blocks_512);
+    into.u64(seconds(it.accessed)).u64(seconds(it.modified)).u64(seconds(it.changed));
+    into.u32(it.accessed.nanoseconds).u32(it.modified.nanoseconds).u32(it.changed.nanoseconds);
+    into.u32(it.mode).u32(it.links).u32(it.uid).u32(it.gid);
+    into.u32(0).u32(it.block_size_bytes).u32(0);
+}
+
+#[cfg(test)]
+mod tests {
+    use draconis_exchange::contract::Kind;
+
+    use super::*;
+
+    #[test]
+    fn an_error_carries_no_answer() {
+        let reply = Reply::new(9, 28, &[1; 8]);
+        assert_eq!(reply.as_bytes().len(), 16);
+        assert_eq!(i32::from_ne_bytes(*reply.as_bytes()[4..].first_chunk().unwrap()), -28);
+        assert_eq!(Reply::new(9, 0, &[1; 8]).as_bytes().len(), 24);
+    }
+
+    #[test]
+    fn values_fit_the_room_of_the_one_who_asks() {
+        assert_eq!(ioctl_value(0x10, 4).as_bytes().len(), 20);
+        assert_eq!(ioctl_value(0x10, 8).as_bytes().len(), 24);
+        assert_eq!(ioctl_value(0x10, 100).as_bytes()[16], 0x10);
+        assert_eq!(ioctl_extended(8, 28).as_bytes().len(), 44);
+    }
+
+    #[test]
+    fn an_entry_has_the_length_that_the_kernel_expects() {
+        let made = made_and_opened(&attributes(), 7);
+        assert_eq!(made.as_bytes().len(), 128 + 16);
+        assert_eq!(made.as_bytes()[136], 7);
+        assert_eq!(opened(1, 3).as_bytes().len(), 16);
+    }
+
+    fn attributes() -> Attributes {
+        let time = Time { seconds: -1, nanoseconds: 5 };
+        Attributes {
+            node: Node(12),
+            generation: 9,
+            kind: Kind::File,
+            mode: 0o100_600,
+            links: 1,
+            uid: 7,
+            gid: 8,
+            device: (0, 0),
+            size_bytes: 0,
+            blocks_512: 0,
+            block_size_bytes: 4096,
+            flags: 0,
+            no_xattrs: true,
+            accessed: time,
+            modified: time,
+            changed: time,
+            created: None,
+        }
+    }
+
+    #[test]
+    fn what_is_told_has_the_length_that_the_kernel_expects() {
+        let made = Time { seconds: 77, nanoseconds: 1 };
+        let told = statx(&Attributes { created: Some(made), ..attributes() });
+        assert_eq!(told.as_bytes().len(), 32 + 256);
+        assert_eq!(told.as_bytes()[32 + 80], 77, "time of birth, behind that of access");
+    }
+
+    #[test]
+    fn attributes_are_forgotten_without_pages() {
+        let notice = Reply::forget_attributes(Node(12));
+        assert_eq!(notice.as_bytes().len(), 40);
+        let offset = i64::from_ne_bytes(*notice.as_bytes()[24..].first_chunk().unwrap());
+        assert!(offset < 0);
+        let pages = Reply::forget_pages(Node(12), 4096, 0);
+        assert_eq!(pages.as_bytes()[25], 16);
+    }
+}
