@@ -2,7 +2,7 @@
 //! file shows what is its own.
 
 use draconis_exchange::contract::{AttributeChange, Kind};
-use draconis_ext::{InodeNumber, Renaming, Reserve, Volume, XattrSet};
+use draconis_ext::{InodeNumber, NewNode, Renaming, Reserve, Volume, Whiteout, XattrSet};
 
 use super::{Record, Workload, cell, cells, contents, create, walk, write};
 use crate::random::Random;
@@ -78,7 +78,7 @@ fn change(volume: &Volume, step: u64, dice: &mut Random, names: &mut Names) -> a
     dirs.extend(names.iter().filter(|it| it.2.is_directory).map(|it| it.2.inode));
     let dir = dirs[dice.below(dirs.len() as u64) as usize];
     let new = format!("{step} {}", "n".repeat(dice.below(60) as usize));
-    let what = dice.below(16);
+    let what = dice.below(18);
     let nth = dice.below(names.len().max(1) as u64) as usize;
     if names.is_empty() || what < 4 {
         let is_directory = what == 0;
@@ -130,7 +130,47 @@ fn change(volume: &Volume, step: u64, dice: &mut Random, names: &mut Names) -> a
             };
             volume.reserve(node.inode, at, len, how)?;
         }
+        16 => {
+            let file = unnamed(volume, dir, step, dice)?;
+            let named = dice.below(3) > 0 && volume.link(file, dir, new.as_bytes()).is_ok();
+            volume.release(file, 1);
+            if named {
+                let node = Node { inode: file, owner: step as u32 + 1, is_directory: false };
+                names.push((dir, new, node));
+            }
+        }
+        17 => {
+            let to = if node.is_directory { parent } else { dir };
+            let whiteout = Whiteout { uid: 0, gid: 0 };
+            let (name, how) = (name.as_bytes(), Renaming::Replace);
+            volume.rename_with_whiteout(parent, name, to, new.as_bytes(), how, whiteout)?;
+            names[nth] = (to, new, node);
+        }
         _ => {}
     }
     Ok(())
+}
+
+/// A file that has no name yet, and something in it; on the disk already, or not.
+fn unnamed(
+    volume: &Volume,
+    dir: InodeNumber,
+    step: u64,
+    dice: &mut Random,
+) -> anyhow::Result<InodeNumber> {
+    let (kind, mode) = (Kind::File, 0o600);
+    let new = NewNode { kind, mode, uid: 0, gid: 0, device: (0, 0), target: &[] };
+    let file = volume.create_unnamed(dir, &new)?;
+    volume.hold(file);
+    let len = 16 + dice.below(9_000) / 16 * 16;
+    write(volume, file, 0, &cells(step as u32 + 1, step as u32, 0, len)).or_else(|error| {
+        // A full volume changes nothing here either.
+        error.downcast_ref::<draconis_ext::Error>().map(drop).ok_or(error)
+    })?;
+    match dice.below(3) {
+        0 => volume.sync()?,
+        1 => volume.commit()?,
+        _ => {}
+    }
+    Ok(file)
 }
