@@ -5,12 +5,14 @@ mod common;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use common::{Image, run};
 use draconis_device::{Disk, Event, FileDisk, FileOptions, MemoryDisk, RecordDisk};
 use draconis_exchange::contract::{AttributeChange, Kind, SetTime, Time};
 use draconis_ext::{
-    AccessTimes, Error, InodeNumber, NewNode, Options, Renaming, Reserve, Volume, Writing, XattrSet,
+    Access, AccessTimes, Error, InodeNumber, NewNode, Options, Renaming, Reserve, Volume, Whiteout,
+    Writing, XattrSet,
 };
 
 fn writing() -> Writing {
@@ -358,4 +360,136 @@ fn deep_trees_come_and_go_in_chains_of_bounded_length() {
     }
     assert!(lengths.values().all(|length| *length < 80), "{lengths:?}");
     judge(Arc::new(Arc::into_inner(record).unwrap().into_inner()));
+}
+
+#[test]
+fn a_file_without_a_name_lives_for_its_users() {
+    let Some(disk) = memory("4M", &["-b", "1024"]) else { return };
+    let volume = open(&disk);
+    let before = volume.space();
+    let unnamed = |volume: &Volume| {
+        let file = volume.create_unnamed(volume.root(), &FILE).unwrap();
+        volume.hold(file);
+        assert_eq!(volume.write(file, 0, &[7; 30_000]), Ok(30_000));
+        file
+    };
+    // It goes with its last user, committed or not.
+    for commit in [false, true] {
+        let file = unnamed(&volume);
+        if commit {
+            volume.sync().unwrap();
+        }
+        assert_eq!(volume.attributes(file).unwrap().links, 0);
+        volume.release(file, 1);
+        assert_eq!(volume.attributes(file).map(drop), Err(Error::NotFound));
+        volume.sync().unwrap();
+        assert_eq!(volume.space(), before);
+    }
+    // It gets a name, once; what lost its last name does not get another.
+    for commit in [false, true] {
+        let file = unnamed(&volume);
+        if commit {
+            volume.sync().unwrap();
+        }
+        let name = format!("named {commit}");
+        volume.link(file, volume.root(), name.as_bytes()).unwrap();
+        volume.release(file, 1);
+        assert_eq!(volume.attributes(file).unwrap().links, 1);
+    }
+    let gone = volume.create(volume.root(), b"gone", &FILE).unwrap();
+    volume.hold(gone);
+    volume.unlink(volume.root(), b"gone").unwrap();
+    assert_eq!(volume.link(gone, volume.root(), b"again"), Err(Error::NotFound));
+    // What still has users when the volume is closed goes then.
+    unnamed(&volume);
+    volume.close().unwrap();
+    drop(volume);
+    let image = judge(disk);
+    let Some(listed) = run("debugfs", &["-R", "ls -l /", image.path()]) else { return };
+    assert!(listed.contains("named true") && listed.contains("named false"), "{listed}");
+    assert!(!listed.contains("again"), "{listed}");
+}
+
+#[test]
+fn a_whiteout_takes_the_place_of_what_moved() {
+    let Some(disk) = memory("4M", &["-b", "1024"]) else { return };
+    let volume = open(&disk);
+    let root = volume.root();
+    let dir = volume.create(root, b"dir", &DIRECTORY).unwrap();
+    let owner = Whiteout { uid: 7, gid: 8 };
+    for (nth, commit) in [(0, false), (1, true)] {
+        // To another directory, over a file of the same one, and of another.
+        for (from, to_dir, over) in [("a", dir, false), ("b", root, true), ("c", dir, true)] {
+            let (from, to) = (format!("{from}{nth}"), format!("to {from}{nth}"));
+            let file = volume.create(root, from.as_bytes(), &FILE).unwrap();
+            if over {
+                volume.create(to_dir, to.as_bytes(), &FILE).unwrap();
+            }
+            if commit {
+                volume.sync().unwrap();
+            }
+            let (from, to) = (from.as_bytes(), to.as_bytes());
+            volume.rename_with_whiteout(root, from, to_dir, to, Renaming::Replace, owner).unwrap();
+            assert_eq!(volume.lookup(to_dir, to), Ok(file));
+            let left = volume.attributes(volume.lookup(root, from).unwrap()).unwrap();
+            assert_eq!((left.kind, left.device), (Kind::CharDevice, (0, 0)));
+            assert_eq!((left.uid, left.gid, left.mode & 0o7777, left.links), (7, 8, 0, 1));
+        }
+    }
+    let whiteout =
+        volume.rename_with_whiteout(root, b"a0", root, b"dir", Renaming::Exchange, owner);
+    assert!(matches!(whiteout, Err(Error::Misuse(_))), "{whiteout:?}");
+    volume.close().unwrap();
+    drop(volume);
+    judge(disk);
+}
+
+#[test]
+fn what_may_be_opened_follows_the_flags() {
+    let Some(disk) = memory("4M", &["-b", "1024"]) else { return };
+    let volume = open(&disk);
+    let file = volume.create(volume.root(), b"file", &FILE).unwrap();
+    let (read, write, append) = (true, true, true);
+    let ways = [
+        Access { read, write: false, append: false },
+        Access { read, write, append: false },
+        Access { read, write, append },
+    ];
+    const IMMUTABLE: u32 = 0x10;
+    const APPEND: u32 = 0x20;
+    for (flags, allowed) in [(0, [1, 1, 1]), (IMMUTABLE, [1, 0, 0]), (APPEND, [1, 0, 1])] {
+        volume.set_flags(file, flags).unwrap();
+        let found = ways.map(|access| u8::from(volume.may_open(file, access).is_ok()));
+        assert_eq!(found, allowed, "{flags:#x}");
+    }
+    // What stays immutable keeps its other flags, too; a flag that is none is refused.
+    volume.set_flags(file, IMMUTABLE).unwrap();
+    assert_eq!(volume.set_flags(file, IMMUTABLE | 0x40), Err(Error::NotPermitted));
+    volume.set_flags(file, 0).unwrap();
+    assert!(matches!(volume.set_flags(file, 0x0800_0000), Err(Error::Unsupported { .. })));
+    volume.close().unwrap();
+    drop(volume);
+    judge(disk);
+}
+
+#[test]
+fn the_first_change_after_a_commit_is_told() {
+    let Some(disk) = memory("4M", &["-b", "1024"]) else { return };
+    let volume = open(&disk);
+    let told = Arc::new(AtomicU32::new(0));
+    let count = told.clone();
+    volume.on_first_change(move || drop(count.fetch_add(1, Ordering::Relaxed)));
+    assert_eq!(volume.uncommitted_changes(), None);
+    for nth in 1..4 {
+        let file = volume.create(volume.root(), format!("{nth}").as_bytes(), &FILE).unwrap();
+        let one = volume.uncommitted_changes().unwrap();
+        volume.write(file, 0, b"more").unwrap();
+        assert!(volume.uncommitted_changes().unwrap() > one);
+        assert_eq!(told.load(Ordering::Relaxed), nth);
+        volume.sync().unwrap();
+        assert_eq!(volume.uncommitted_changes(), None);
+    }
+    volume.close().unwrap();
+    drop(volume);
+    judge(disk);
 }

@@ -39,7 +39,9 @@ impl Edit<'_> {
         if inode.flags & flags::IMMUTABLE != 0 {
             return Err(Error::NotPermitted);
         }
-        let owns = change.mode.is_some() || change.uid.is_some() || change.gid.is_some();
+        // A mode that only loses privileges comes with a write, which is judged by itself.
+        let chmod = change.mode.is_some() && change.clear_privileges.is_none();
+        let owns = chmod || change.uid.is_some() || change.gid.is_some();
         // Both times to now, as `touch` does, and those that a front has kept, are allowed.
         let now = change.accessed.is_none() && change.modified.is_none()
             || change.changed.is_some()
@@ -136,6 +138,9 @@ impl Edit<'_> {
         is_name(name)?;
         let is_list = name == ACCESS || name == DEFAULT;
         if !is_list {
+            if self.has_value(&inode, name, value, how)? {
+                return Ok(());
+            }
             self.put_attribute(&inode, name, value, how)?;
             return self.stamp(number, &[Stamp::Changed]);
         }
@@ -148,20 +153,36 @@ impl Edit<'_> {
         let Some(list) = Acl::of_linux(value)? else {
             return self.remove_xattr(number, name);
         };
+        let bits = list.access_mode();
+        let kept = if clear_setgid { !0o2777 } else { !0o777 };
+        let old = self.read_slot(number, |it| it.mode())?;
+        let mode = if name == ACCESS { old & kept | bits } else { old };
+        let linux = list.to_linux();
+        if mode == old && self.has_value(&inode, name, &linux, how)? {
+            return Ok(());
+        }
         if name == ACCESS && list.is_mode_only() {
             match self.drop_attribute(&inode, name) {
                 Ok(()) | Err(Error::NoAttribute) => {}
                 Err(error) => return Err(error),
             }
         } else {
-            self.put_attribute(&inode, name, &list.to_linux(), how)?;
+            self.put_attribute(&inode, name, &linux, how)?;
         }
-        if name == ACCESS {
-            let bits = list.access_mode();
-            let kept = if clear_setgid { !0o2777 } else { !0o777 };
-            self.change_slot(number, |it| it.set_mode(it.mode() & kept | bits))?;
-        }
+        self.change_slot(number, |it| it.set_mode(mode))?;
         self.stamp(number, &[Stamp::Changed])
+    }
+
+    /// Whether an attribute has that value already: then nothing changes, no time either.
+    fn has_value(&self, inode: &Inode, name: &[u8], value: &[u8], how: XattrSet) -> Result<bool> {
+        if how == XattrSet::Create || !inode.has_attributes() {
+            return Ok(false);
+        }
+        match self.volume.xattr_of(inode, name) {
+            Ok(old) => Ok(old == value),
+            Err(Error::NoAttribute) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     pub(super) fn remove_xattr(&mut self, number: InodeNumber, name: &[u8]) -> Result<()> {

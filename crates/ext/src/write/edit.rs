@@ -124,6 +124,10 @@ pub(crate) struct Writer {
     pub(super) hints: HashMap<u32, u32>,
     /// Something in memory differs from before the change in hand.
     pub(super) touched: bool,
+    /// Changes that were made, and what is told when one is made while nothing waits to be
+    /// committed.
+    pub(super) changes: u64,
+    pub(super) on_first_change: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl std::fmt::Debug for Writer {
@@ -156,6 +160,8 @@ impl Writer {
             turn: 0,
             hints: HashMap::new(),
             touched: false,
+            changes: 0,
+            on_first_change: None,
         }
     }
 
@@ -195,6 +201,7 @@ impl Volume {
             return Err(Error::ReadOnly);
         }
         writer.touched = false;
+        let was_dirty = writer.batch.dirty;
         let now = (writer.clock)();
         let mut edit = Edit { volume: self, w: &mut writer, now };
         let done = change(&mut edit);
@@ -205,6 +212,12 @@ impl Volume {
             && writer.touched
         {
             writer.stop(error);
+        }
+        if writer.touched {
+            writer.changes = writer.changes.wrapping_add(1);
+            if !was_dirty && let Some(tell) = &writer.on_first_change {
+                tell();
+            }
         }
         done
     }

@@ -171,6 +171,19 @@ impl Volume {
         self.reading().and_then(|writer| writer.failure())
     }
 
+    /// How many changes were made, if any of them waits to be committed.
+    pub fn uncommitted_changes(&self) -> Option<u64> {
+        self.reading().filter(|writer| writer.batch.dirty).map(|writer| writer.changes)
+    }
+
+    /// Has `tell` called, in the middle of a change, whenever the first one is made since
+    /// everything was committed. It must not come back to the volume.
+    pub fn on_first_change(&self, tell: impl Fn() + Send + Sync + 'static) {
+        if let Some(gate) = &self.gate {
+            gate.write().on_first_change = Some(Box::new(tell));
+        }
+    }
+
     /// Hands what changed to the disk, as one chain; does not wait for it.
     ///
     /// # Errors

@@ -384,6 +384,7 @@ impl Edit<'_> {
     fn lose_directory(&mut self, dir: InodeNumber, inode: InodeNumber) -> Result<()> {
         self.count_subdirectory(dir, false)?;
         self.change_slot(inode, |it| it.set_links(0))?;
+        self.stamp(inode, &[Stamp::Changed])?;
         self.die(dir, inode)
     }
 
