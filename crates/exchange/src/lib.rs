@@ -19,5 +19,6 @@ pub mod channel;
 pub mod contract;
 pub mod descriptors;
 pub mod heap;
+pub mod omission;
 #[allow(unsafe_code)]
 pub mod shm;

@@ -25,6 +25,7 @@ use draconis_exchange::contract::volume::{self, Volume};
 use draconis_exchange::descriptors;
 use draconis_exchange::heap::Block;
 use draconis_exchange::heap::arena::Class;
+use draconis_exchange::omission;
 use rustix::net::RecvFlags;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
@@ -142,6 +143,7 @@ impl Worker {
             .arg("--memory")
             .arg((options.memory_limit_bytes() * 8).to_string())
             .env_clear()
+            .envs(omission::environment())
             // Huge pages for its caches: in a virtual machine a page fault costs as much as
             // reading the page.
             .env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")

@@ -24,6 +24,7 @@ use draconis_exchange::contract::{
     Access, Attributes, Call, Kept, Kind, Name, Node, Refusal, Space, Time,
 };
 use draconis_exchange::heap::Block;
+use draconis_exchange::omission::Omission;
 use draconis_ext::{Cookie, InodeNumber, Options, Volume, Writing};
 
 use crate::options::MountOptions;
@@ -280,11 +281,13 @@ impl VolumeTree {
     fn opened(&self, m: &directory::Open) -> Result<Kept, Refusal> {
         let node = inode(m.node)?;
         let Access { read, write, append } = m.access;
-        self.volume
-            .may_open(node, draconis_ext::Access { read, write, append })
-            .map_err(refusal)?;
+        if !Omission::OpenFlags.is_made() {
+            let access = draconis_ext::Access { read, write, append };
+            self.volume.may_open(node, access).map_err(refusal)?;
+        }
+        let due = read && self.volume.is_access_due(node) && !Omission::AccessTime.is_made();
         let strict = self.volume.access_times() == draconis_ext::AccessTimes::Strict;
-        Ok(match read && self.volume.is_access_due(node) {
+        Ok(match due {
             false => Kept::Valid,
             true if strict => Kept::Never,
             true => Kept::Stale,

@@ -7,6 +7,7 @@
 use std::sync::atomic::AtomicU32;
 
 use draconis_exchange::contract::{Attributes, Kind, Time};
+use draconis_exchange::omission::Omission;
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -444,6 +445,9 @@ const SECONDS_MAX: i64 = 0x3_7FFF_FFFF;
 
 /// The nearest time from the first that can be said up to `last`, as Linux clamps it.
 fn within(time: Time, last: i64) -> Time {
+    if Omission::FarTimes.is_made() {
+        return time;
+    }
     let seconds = time.seconds.clamp(i32::MIN.into(), last);
     let at_end = seconds == i64::from(i32::MIN) || seconds == last;
     Time { seconds, nanoseconds: if at_end { 0 } else { time.nanoseconds } }

@@ -4,6 +4,7 @@
 //! first, and the inode leads to it then.
 
 use draconis_exchange::contract::{AttributeChange, Kind, SetTime, Time};
+use draconis_exchange::omission::Omission;
 
 use super::groups::Wish;
 use super::overlay::Role;
@@ -47,7 +48,7 @@ impl Edit<'_> {
             || change.changed.is_some()
             || (change.accessed, change.modified) == (Some(SetTime::Now), Some(SetTime::Now));
         let sets = owns || !now || change.size_bytes.is_some();
-        if inode.flags & flags::APPEND != 0 && sets {
+        if inode.flags & flags::APPEND != 0 && sets && !Omission::AppendOnly.is_made() {
             return Err(Error::NotPermitted);
         }
         if let Some(size) = change.size_bytes {
@@ -77,6 +78,7 @@ impl Edit<'_> {
             }
             match change.changed {
                 Some(SetTime::To(time)) => it.set_time(Stamp::Changed, time),
+                None if Omission::ChangeTime.is_made() => {}
                 Some(SetTime::Now) | None => it.set_time(Stamp::Changed, now),
             }
         })

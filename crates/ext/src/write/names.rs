@@ -14,6 +14,7 @@
 )]
 
 use draconis_exchange::contract::Kind;
+use draconis_exchange::omission::Omission;
 
 use super::Edit;
 use super::map::Taking;
@@ -429,6 +430,9 @@ impl Edit<'_> {
     }
 
     pub(super) fn stamp_directory(&mut self, dir: InodeNumber) -> Result<()> {
+        if Omission::DirectoryTimes.is_made() {
+            return Ok(());
+        }
         self.stamp(dir, &[Stamp::Modified, Stamp::Changed])
     }
 }

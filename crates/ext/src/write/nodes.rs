@@ -9,6 +9,7 @@
 )]
 
 use draconis_exchange::contract::Kind;
+use draconis_exchange::omission::Omission;
 
 use super::attributes::Inherited;
 use super::map::Taking;
@@ -149,7 +150,8 @@ impl Edit<'_> {
         let (_, parent_gid) = parent.owner();
         let parent_mode = parent.mode();
         let mut mode = new.mode & 0o7777;
-        let gid = if parent_mode & 0o2000 != 0 { parent_gid } else { new.gid };
+        let hands_down = parent_mode & 0o2000 != 0 && !Omission::GroupOfParent.is_made();
+        let gid = if hands_down { parent_gid } else { new.gid };
         if new.kind == Kind::Directory {
             mode |= parent_mode & 0o2000;
         }
@@ -254,7 +256,8 @@ impl Edit<'_> {
         if node.links() >= MOST_LINKS {
             return Err(Error::LinkLimit);
         }
-        if self.is_orphan(inode) && !self.w.unnamed.contains(&inode.0) {
+        let first = self.w.unnamed.contains(&inode.0) && !Omission::FirstName.is_made();
+        if self.is_orphan(inode) && !first {
             return Err(Error::NotFound);
         }
         if is_dots(name) {
@@ -271,7 +274,9 @@ impl Edit<'_> {
             self.w.batch.born.insert(inode.0);
         }
         self.change_slot(inode, |it| it.set_links(it.links().saturating_add(1)))?;
-        self.stamp(inode, &[Stamp::Changed])?;
+        if !Omission::LinkTime.is_made() {
+            self.stamp(inode, &[Stamp::Changed])?;
+        }
         if self.is_old(inode) {
             self.w.batch.linked.insert(inode.0);
         }

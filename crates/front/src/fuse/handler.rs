@@ -22,6 +22,7 @@ use draconis_exchange::contract::{
     SetTime, Time,
 };
 use draconis_exchange::heap::Block;
+use draconis_exchange::omission::Omission;
 use fuse_backend_rs::abi::fuse_abi::{SetattrValid, stat64, statvfs64};
 use fuse_backend_rs::api::filesystem::{
     Context, DirEntry, Entry, FileSystem, GetxattrReply, ListxattrReply, ZeroCopyWriter,
@@ -249,7 +250,7 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
 
     fn lookup(&self, _: &Context, parent: u64, child: &CStr) -> io::Result<Entry> {
         // What a file handle leads to, of any kind: the node itself, and what it is in.
-        if child.to_bytes() == b"." {
+        if child.to_bytes() == b"." && !Omission::Handles.is_made() {
             return Ok(self.entry(&self.attributes(parent)?));
         }
         match self.tree.lookup(Lookup { parent: Node(parent), name: name(child)? }) {
@@ -461,7 +462,7 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
         flags: u32,
     ) -> io::Result<usize> {
         let buffer = self.buffer(size as usize);
-        let no_atime = flags & OFlags::NOATIME.bits() != 0;
+        let no_atime = flags & OFlags::NOATIME.bits() != 0 && !Omission::NoAtime.is_made();
         let request = Read { buffer, buffer_offset: 0, offset, len: size, no_atime };
         let ack = self.tree.file(Node(inode)).read(request).map_err(|nak| {
             self.give_back(nak.buffer);
@@ -585,7 +586,8 @@ fn change(attr: &stat64, valid: SetattrValid, caller: Caller) -> AttributeChange
         | SetattrValid::ATIME
         | SetattrValid::MTIME
         | SetattrValid::CTIME;
-    let kills = valid.intersects(kill) || !valid.intersects(something);
+    let says_so = !valid.intersects(something) && !Omission::Privileges.is_made();
+    let kills = valid.intersects(kill) || says_so;
     AttributeChange {
         mode: valid.contains(SetattrValid::MODE).then_some(attr.st_mode),
         uid: valid.contains(SetattrValid::UID).then_some(attr.st_uid),

@@ -22,6 +22,7 @@ use draconis_exchange::contract::file::{FileServer, Write};
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{Attributes, Node, Refusal};
 use draconis_exchange::heap::Block;
+use draconis_exchange::omission::Omission;
 use fuse_backend_rs::api::server;
 use fuse_backend_rs::transport::{FuseBuf, FuseDevWriter, Reader, Writer};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -210,7 +211,8 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
             // Others say before they write that privileges go; the kernel knows then.
             link.tell(&Reply::forget_attributes(header.node));
         }
-        if write.direct && len > 0 && self.pages.may_exist(header.node) {
+        let old = self.pages.may_exist(header.node) && !Omission::OldPages.is_made();
+        if write.direct && len > 0 && old {
             let notice = Reply::forget_pages(header.node, write.offset, len.into());
             link.notifier.send(Late { notice, reply });
         } else {
@@ -236,7 +238,9 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
     /// Changes flags, and with them the time of change, which the kernel does not expect.
     fn set_flags(&self, link: &Link<'_>, node: Node, flags: u32) -> Result<Bytes, Refusal> {
         self.tree.set_flags(SetFlags { node, flags }).map_err(|nak| nak.why)?;
-        link.tell(&Reply::forget_attributes(node));
+        if !Omission::TimeOfFlags.is_made() {
+            link.tell(&Reply::forget_attributes(node));
+        }
         Ok(reply::ioctl_done())
     }
 

@@ -10,6 +10,7 @@ use draconis_exchange::contract::{
     AttributeChange, Attributes, Kind, Name, Node, Refusal, Reservation, without_privileges,
 };
 use draconis_exchange::heap::Block;
+use draconis_exchange::omission::Omission;
 use draconis_ext::{InodeNumber, NewNode, Renaming, Whiteout, XattrSet};
 
 use super::{Durable, PIECE_BYTES, VolumeFile, VolumeTree, inode, refusal};
@@ -59,7 +60,7 @@ impl VolumeTree {
     /// The permission bits of a new node: the umask takes some away, unless the directory
     /// has an ACL for that.
     fn permissions_in(&self, parent: Node, mode: u32, umask: u32) -> Result<u32, Refusal> {
-        if mode & umask == 0 {
+        if mode & umask == 0 || Omission::Umask.is_made() {
             return Ok(mode);
         }
         let parent = inode(parent)?;
@@ -126,7 +127,8 @@ impl VolumeTree {
         };
         let (from, to) = (inode(m.from)?, inode(m.to)?);
         let (name, new_name) = (m.name.as_bytes(), m.new_name.as_bytes());
-        let renamed = if m.flags & RENAME_WHITEOUT == 0 {
+        let plain = m.flags & RENAME_WHITEOUT == 0 || Omission::Whiteout.is_made();
+        let renamed = if plain {
             self.volume.rename(from, name, to, new_name, how)
         } else {
             let whiteout = Whiteout { uid: m.uid, gid: m.gid };
@@ -162,13 +164,15 @@ impl VolumeTree {
     pub(super) fn change_xattr(&self, m: &SetXattr) -> Result<(), Refusal> {
         let how = match m.flags {
             0 => XattrSet::Any,
+            XATTR_CREATE if Omission::NewXattr.is_made() => XattrSet::Any,
             XATTR_CREATE => XattrSet::Create,
             XATTR_REPLACE => XattrSet::Replace,
             _ => return Err(Refusal::Invalid),
         };
         let value = front_of(&m.value, m.len)?;
         let (node, name) = (inode(m.node)?, m.name.as_bytes());
-        self.volume.set_xattr(node, name, &value, how, m.clear_setgid).map_err(refusal)?;
+        let clear_setgid = m.clear_setgid && !Omission::ListSetgid.is_made();
+        self.volume.set_xattr(node, name, &value, how, clear_setgid).map_err(refusal)?;
         self.contents_changed()
     }
 

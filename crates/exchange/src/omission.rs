@@ -1,0 +1,94 @@
+//! What tests leave out, to see that it is missed.
+//!
+//! Without the feature `omissions`, which nothing but tests has, everything here is a
+//! constant. With it a program leaves out what the variable [`VARIABLE`] names, and hands
+//! that on to its workers.
+
+/// The variable of the environment that names an omission.
+pub const VARIABLE: &str = "DRACONIS_BREAK";
+
+/// Something that a mount does and that its exactness needs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Omission {
+    /// The kernel drops its pages behind a direct write that nobody waits for.
+    OldPages,
+    /// It asks for attributes again once flags have changed.
+    TimeOfFlags,
+    /// Privileges go before another's write.
+    Privileges,
+    /// Immutable and append-only files are not opened for writing.
+    OpenFlags,
+    /// Pages are fetched again where reading changes the time of access.
+    AccessTime,
+    /// `O_NOATIME` leaves the time of access.
+    NoAtime,
+    /// What a file handle names is found.
+    Handles,
+    /// An access list takes setgid away.
+    ListSetgid,
+    /// A whiteout stays where a name was.
+    Whiteout,
+    /// The umask.
+    Umask,
+    /// A directory's times change with its names.
+    DirectoryTimes,
+    /// Every change of attributes changes the inode's time.
+    ChangeTime,
+    /// Another name changes it, too.
+    LinkTime,
+    /// Attributes and lengths of append-only files stay.
+    AppendOnly,
+    /// A setgid directory hands its group down.
+    GroupOfParent,
+    /// An extended attribute that must be new is.
+    NewXattr,
+    /// Times that cannot be said become the nearest that can.
+    FarTimes,
+    /// A file without a name can get one.
+    FirstName,
+}
+
+impl Omission {
+    /// All of them.
+    pub const ALL: [Self; 18] = [
+        Self::OldPages,
+        Self::TimeOfFlags,
+        Self::Privileges,
+        Self::OpenFlags,
+        Self::AccessTime,
+        Self::NoAtime,
+        Self::Handles,
+        Self::ListSetgid,
+        Self::Whiteout,
+        Self::Umask,
+        Self::DirectoryTimes,
+        Self::ChangeTime,
+        Self::LinkTime,
+        Self::AppendOnly,
+        Self::GroupOfParent,
+        Self::NewXattr,
+        Self::FarTimes,
+        Self::FirstName,
+    ];
+
+    /// Whether it is left out.
+    #[cfg(not(feature = "omissions"))]
+    #[inline]
+    pub const fn is_made(self) -> bool {
+        false
+    }
+
+    /// Whether it is left out.
+    #[cfg(feature = "omissions")]
+    pub fn is_made(self) -> bool {
+        use std::sync::OnceLock;
+        static MADE: OnceLock<Option<String>> = OnceLock::new();
+        let made = MADE.get_or_init(|| std::env::var(VARIABLE).ok());
+        made.as_ref().is_some_and(|made| *made == format!("{self:?}"))
+    }
+}
+
+/// What a worker's environment needs to leave out the same.
+pub fn environment() -> Option<(&'static str, String)> {
+    if cfg!(feature = "omissions") { Some((VARIABLE, std::env::var(VARIABLE).ok()?)) } else { None }
+}
