@@ -1,0 +1,117 @@
+//! A mount answers every call as the kernel's own driver does.
+//!
+//! The same call is made on two mounts of two copies of one image, ours and the kernel's, and
+//! everything is compared that a process can see: what is returned, what `statx` says of every
+//! file near it, listings, attributes, contents by each kind of reading, and what a second
+//! process sees that had the file open and cached. At the end both volumes are unmounted and
+//! compared.
+//!
+//! ```text
+//! calls × kinds × who × states ──▶ cases ──▶ run on both ──▶ fields ──▶ verdict
+//!                                                                   limits ┘ └ open
+//! ```
+//!
+//! `DRACONIS_EXACT=all` runs all combinations instead of some thousands that are the same in
+//! every run; `DRACONIS_EXACT=<words>` runs those whose names have all the words.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod calls;
+mod case;
+mod limits;
+mod look;
+mod observer;
+mod open;
+mod run;
+mod sys;
+mod verdict;
+mod volumes;
+mod who;
+
+use calls::{Call, Group};
+use case::{Case, Kind, STATES, State};
+use verdict::Verdict;
+use volumes::Pair;
+use who::Who;
+
+/// Whether a combination makes sense: what has no target has no state of its own, and a state
+/// is tried on files and directories.
+fn applies(call: &Call, kind: Kind, state: &State) -> bool {
+    let plain = state.name == "plain";
+    if call.group == Group::Run {
+        return kind == Kind::Program || (plain && kind == Kind::Directory);
+    }
+    if kind == Kind::Program || (state.unlinked && !call.given) {
+        return false;
+    }
+    // Opening a device says nothing of the volume.
+    if call.group == Group::Descriptor && matches!(kind, Kind::Block | Kind::Character) {
+        return false;
+    }
+    let stateful = matches!(kind, Kind::Regular | Kind::EmptyDirectory | Kind::Directory);
+    plain || (stateful && !(state.unlinked && kind.is_directory()))
+}
+
+/// Every combination, without those of whole volumes.
+fn combinations() -> Vec<Case> {
+    let mut cases = vec![];
+    let kinds = Kind::ALL.iter().chain([&Kind::Program]);
+    for call in calls::all() {
+        for &kind in kinds.clone() {
+            for state in STATES.iter().filter(|state| applies(call, kind, state)) {
+                for who in Who::ALL {
+                    for watched in [false, true] {
+                        cases.push(Case { call, kind, who, state, watched, volume: "" });
+                    }
+                }
+            }
+        }
+    }
+    cases
+}
+
+/// The same part of the combinations in every run, or those that are asked for.
+fn chosen(cases: Vec<Case>, number: usize) -> Vec<Case> {
+    let asked = std::env::var("DRACONIS_EXACT").unwrap_or_default();
+    if asked == "all" {
+        return cases;
+    }
+    if !asked.is_empty() {
+        let words: Vec<&str> = asked.split(',').map(str::trim).collect();
+        let has = |case: &Case| words.iter().all(|word| case.to_string().contains(word));
+        return cases.into_iter().filter(has).collect();
+    }
+    let mut numbered: Vec<(u64, Case)> = cases
+        .into_iter()
+        .enumerate()
+        .map(|(i, case)| ((i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29), case))
+        .collect();
+    numbered.sort_by_key(|one| one.0);
+    numbered.truncate(number);
+    numbered.into_iter().map(|one| one.1).collect()
+}
+
+fn judge(verdict: &Verdict, complete: bool) {
+    eprintln!("{} cases, {} kinds of unexplained differences", verdict.compared, verdict.unknown());
+    let stale = if complete { verdict.stale() } else { vec![] };
+    if let Some(path) = std::env::var_os("DRACONIS_EXACT_REPORT") {
+        std::fs::write(path, verdict.report()).unwrap();
+    }
+    assert!(verdict.unknown() == 0 && stale.is_empty(), "{}{}", verdict.report(), stale.join("\n"));
+}
+
+#[test]
+fn every_call_is_answered_alike() {
+    if !volumes::can("comparing calls with the kernel's driver") {
+        return;
+    }
+    let all = combinations();
+    eprintln!("{} combinations", all.len());
+    let cases = chosen(all, 5000);
+    let pair = Pair::new("4096", "2G", "rw");
+    let mut verdict = Verdict::new(&[("limits.rs", limits::LIMITS), ("open.rs", open::OPEN)]);
+    run::run(&pair, &cases, &mut verdict);
+    judge(&verdict, true);
+    pair.judge();
+}

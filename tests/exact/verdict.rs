@@ -1,0 +1,105 @@
+//! What the comparison found: differences that a table explains, and those that it does not.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use crate::case::Case;
+use crate::look::Fields;
+use crate::run::differences;
+
+/// One field in which the mounts differ.
+#[derive(Clone, Debug)]
+pub struct Difference {
+    pub field: String,
+    pub ours: String,
+    pub theirs: String,
+}
+
+/// A row of a table of differences that are known.
+pub struct Known {
+    /// Why, in a sentence.
+    pub why: &'static str,
+    pub is: fn(&Case, &Difference) -> bool,
+}
+
+/// A kind of difference that nothing explains, with the first case that showed it.
+struct Unknown {
+    count: usize,
+    example: String,
+}
+
+pub struct Verdict {
+    tables: Vec<(&'static str, &'static [Known], Vec<usize>)>,
+    unknown: BTreeMap<(String, String, String), Unknown>,
+    pub compared: usize,
+}
+
+impl Verdict {
+    /// Judges with tables that have names.
+    pub fn new(tables: &[(&'static str, &'static [Known])]) -> Self {
+        let tables =
+            tables.iter().map(|(name, rows)| (*name, *rows, vec![0; rows.len()])).collect();
+        Self { tables, unknown: BTreeMap::new(), compared: 0 }
+    }
+
+    pub fn compare(&mut self, case: &Case, ours: &Fields, theirs: &Fields) {
+        self.compared += 1;
+        for difference in differences(ours, theirs) {
+            self.judge(case, difference);
+        }
+    }
+
+    fn judge(&mut self, case: &Case, difference: Difference) {
+        let mut known = false;
+        for (_, rows, hits) in &mut self.tables {
+            for (row, hits) in rows.iter().zip(hits) {
+                if !known && (row.is)(case, &difference) {
+                    *hits += 1;
+                    known = true;
+                }
+            }
+        }
+        if !known {
+            let Difference { field, ours, theirs } = difference;
+            let example = case.to_string();
+            let key = (field, short(&ours), short(&theirs));
+            let unknown = self.unknown.entry(key).or_insert(Unknown { count: 0, example });
+            unknown.count += 1;
+        }
+    }
+
+    pub fn unknown(&self) -> usize {
+        self.unknown.len()
+    }
+
+    /// All differences that nothing explains, most frequent first.
+    pub fn report(&self) -> String {
+        let mut found: Vec<_> = self.unknown.iter().collect();
+        found.sort_by_key(|(_, unknown)| std::cmp::Reverse(unknown.count));
+        let mut text = String::new();
+        for ((field, ours, theirs), Unknown { count, example }) in found {
+            let _ = writeln!(text, "{count:5} × {field}: ours {ours}, the kernel's {theirs}");
+            let _ = writeln!(text, "        as in: {example}");
+        }
+        text
+    }
+
+    /// Rows of the tables that no case showed.
+    pub fn stale(&self) -> Vec<String> {
+        let mut stale = vec![];
+        for (name, rows, hits) in &self.tables {
+            for (row, _) in rows.iter().zip(hits).filter(|(_, hits)| **hits == 0) {
+                stale.push(format!("{name}: no case shows this any more, delete it: {}", row.why));
+            }
+        }
+        stale
+    }
+}
+
+fn short(value: &str) -> String {
+    if value.len() <= 100 {
+        value.into()
+    } else {
+        format!("{}…", value.chars().take(100).collect::<String>())
+    }
+}

@@ -1,0 +1,114 @@
+//! Two mounts of two copies of one image, and their comparison once they are unmounted.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::common::volume::check;
+use crate::common::{self, Draconis, Kernel, Without, eventually, look, mke2fs};
+
+pub struct Pair {
+    draconis: Draconis,
+    images: [PathBuf; 2],
+    pub ours: PathBuf,
+    pub theirs: PathBuf,
+    kernel: Option<Kernel>,
+}
+
+/// Whether two mounts can be compared here; says what is skipped where not.
+pub fn can(test: &str) -> bool {
+    if !common::is_root() {
+        eprintln!("skipped: {test} needs root, for the kernel's own mount");
+        return false;
+    }
+    common::fuse(test)
+}
+
+impl Pair {
+    /// Two empty volumes.
+    pub fn new(block: &str, size: &str, options: &str) -> Self {
+        let draconis = Draconis::new();
+        let images = ["ours.img", "theirs.img"].map(|name| draconis.path(name));
+        let arguments = ["-t", "ext2", "-b", block, "-i", "4096", "-m", "0"];
+        mke2fs(&images[0], None, &arguments, size);
+        let copied = Command::new("cp").arg("--sparse=always").args(&images).status().unwrap();
+        assert!(copied.success());
+        Self::mount(draconis, images, options)
+    }
+
+    fn mount(draconis: Draconis, images: [PathBuf; 2], options: &str) -> Self {
+        let ours = draconis.mount(&images[0], "ours", options);
+        let theirs = draconis.make_dir("theirs");
+        let mounted = Command::new("mount")
+            .args(["-t", "ext2", "-o", &format!("loop,{options}")])
+            .args([&images[1], &theirs])
+            .output()
+            .unwrap();
+        assert!(mounted.status.success(), "{}", String::from_utf8_lossy(&mounted.stderr));
+        let kernel = Some(Kernel { at: theirs.clone() });
+        Self { draconis, images, ours, theirs, kernel }
+    }
+
+    /// Mounts both again, with other options.
+    pub fn again(mut self, options: &str) -> Self {
+        self.unmount();
+        let draconis = std::mem::replace(&mut self.draconis, Draconis::new());
+        Self::mount(draconis, self.images.clone(), options)
+    }
+
+    fn unmount(&mut self) {
+        eventually("ours is not busy", || {
+            let output = self.draconis.run(["umount".as_ref(), self.ours.as_os_str()]);
+            output.status.success()
+        });
+        self.kernel = None;
+    }
+
+    /// Unmounts both. Neither volume has a fault, each shows what its mount showed, and they
+    /// have the same files, times aside.
+    pub fn judge(mut self) {
+        // The first look may change times of access.
+        let shown = [&self.ours, &self.theirs].map(|at| {
+            look(at, Without::default());
+            look(at, Without::default())
+        });
+        self.unmount();
+        for image in &self.images {
+            check(image);
+        }
+        let mut kept = vec![];
+        for (image, shown) in self.images.iter().zip(&shown) {
+            let at = self.draconis.path("unmounted");
+            let kernel = Kernel::mount(image, at, "comparing volumes").expect("it was mounted");
+            let found = look(&kernel.at, Without::default());
+            common::same(shown, &found);
+            kept.push((found, flags(&kernel.at)));
+        }
+        let [ours, theirs] = [0, 1].map(|i| comparable(&kept[i].0));
+        common::same(&ours, &theirs);
+        assert_eq!(kept[0].1, kept[1].1);
+    }
+}
+
+/// Without what belongs to a volume: numbers of inodes, times, how directories grow.
+fn comparable(seen: &BTreeMap<PathBuf, common::Seen>) -> BTreeMap<PathBuf, common::Seen> {
+    let one = |(path, seen): (&PathBuf, &common::Seen)| {
+        let mut seen = seen.clone();
+        seen.inode = 0;
+        seen.times = [(0, 0); 3];
+        if seen.mode & libc::S_IFMT == libc::S_IFDIR {
+            (seen.size, seen.blocks) = (0, 0);
+        }
+        (path.clone(), seen)
+    };
+    seen.iter().map(one).collect()
+}
+
+fn flags(at: &Path) -> String {
+    let output = Command::new("lsattr").args(["-R", "-a", "."]).current_dir(at).output().unwrap();
+    let mut lines: Vec<_> =
+        String::from_utf8_lossy(&output.stdout).lines().map(String::from).collect();
+    lines.retain(|line| line.starts_with('-') || line.contains(" ./"));
+    lines.sort();
+    lines.join("\n")
+}
