@@ -187,8 +187,10 @@ fn attributes(path: &Path, found: &libc::statx, fields: &mut Fields) {
 pub fn contents(dir: &Path, seen: &[Seen]) -> Fields {
     let mut fields = vec![];
     for one in seen {
-        let is_file =
-            one.fields.iter().any(|(key, value)| key == "mode" && value.starts_with("10"));
+        let is_file = one
+            .fields
+            .iter()
+            .any(|(key, value)| key == "mode" && value.len() == 6 && value.starts_with("10"));
         if !is_file {
             continue;
         }
@@ -223,7 +225,7 @@ fn read_mapped(fd: &OwnedFd) -> Result<Vec<u8>, i32> {
     if len == 0 {
         return Ok(vec![]);
     }
-    Ok(sys::Mapping::new(fd, len, false)?.bytes(len))
+    sys::Mapping::new(fd, len, false)?.bytes(len)
 }
 
 /// Bytes as they are, or their number and sum.

@@ -124,7 +124,7 @@ impl Watched {
         }
         if let Some(mapping) = &self.mapping {
             let len = PAGE.min(found.stx_size as usize);
-            tell("mapped", short(&mapping.bytes(len)));
+            tell("mapped", said(&mapping.bytes(len), |bytes| short(bytes)));
         }
         tell("buffered", said(&look::read_all(open), |bytes| short(bytes)));
         view

@@ -173,20 +173,24 @@ impl Mapping {
         Ok(Self { at: std::ptr::with_exposed_provenance_mut(at as usize), len })
     }
 
-    /// The first `len` bytes, which the file must have: behind its last page is a signal.
-    pub fn bytes(&self, len: usize) -> Vec<u8> {
+    /// The first `len` bytes. A page that cannot be had is an errno, where a load would be a
+    /// signal.
+    pub fn bytes(&self, len: usize) -> Result<Vec<u8>, i32> {
         assert!(len <= self.len);
-        // SAFETY: the mapping is that long; others may change it meanwhile, and so each byte
-        // is read once, as it is at that moment.
-        (0..len).map(|i| unsafe { self.at.add(i).read_volatile() }).collect()
+        let mut bytes = vec![0_u8; len];
+        let own = std::process::id();
+        let [to, from] = [bytes.as_mut_ptr(), self.at]
+            .map(|at| libc::iovec { iov_base: at.cast(), iov_len: len });
+        let read = raw!(libc::SYS_process_vm_readv, own, &raw const to, 1, &raw const from, 1, 0)?;
+        if read as usize == len { Ok(bytes) } else { Err(libc::EFAULT) }
     }
 
-    pub fn store(&mut self, at: usize, bytes: &[u8]) {
+    /// Has the kernel store bytes there, for the same reason.
+    pub fn store(&mut self, at: usize, bytes: &[u8]) -> Answer {
         assert!(at + bytes.len() <= self.len);
-        for (i, &byte) in bytes.iter().enumerate() {
-            // SAFETY: within the mapping, as was just checked.
-            unsafe { self.at.add(at + i).write_volatile(byte) };
-        }
+        let [from, to] = pipe();
+        write(&to, bytes)?;
+        raw!(libc::SYS_read, from.as_raw_fd(), self.at.wrapping_add(at), bytes.len())
     }
 
     pub fn sync(&self) -> Answer {

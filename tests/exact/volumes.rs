@@ -8,11 +8,12 @@ use crate::common::volume::check;
 use crate::common::{self, Draconis, Kernel, Without, eventually, look, mke2fs};
 
 pub struct Pair {
+    /// Dropped first: it is mounted below the directory of the other.
+    kernel: Option<Kernel>,
     draconis: Draconis,
     images: [PathBuf; 2],
     pub ours: PathBuf,
     pub theirs: PathBuf,
-    kernel: Option<Kernel>,
 }
 
 /// Whether two mounts can be compared here; says what is skipped where not.

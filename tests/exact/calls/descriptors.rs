@@ -215,7 +215,7 @@ fn mapped_store(acts: &mut Acts, fd: &std::os::fd::OwnedFd, at: usize) {
     let mapped = acts.who.act(|| Mapping::new(fd, len, true));
     acts.tell("map", said(&mapped, |_| "mapped".into()));
     if let Ok(mut mapped) = mapped {
-        acts.who.act(|| mapped.store(at, b"mapped"));
+        let _ = acts.call("store", || mapped.store(at, b"mapped"));
         let _ = acts.call("sync", || mapped.sync());
     }
 }

@@ -127,7 +127,7 @@ pub fn add(table: &mut Table) {
                     })),
                     _ => {
                         let mut mapped = sys::Mapping::new(&fd, len as usize, true).unwrap();
-                        acts.who.act(|| mapped.store(len as usize - 1, b"\0"));
+                        let _ = acts.call("store", || mapped.store(len as usize - 1, b"\0"));
                     }
                 }
             }
