@@ -81,6 +81,13 @@ pub struct State {
     parent_acl: bool,
 }
 
+impl State {
+    /// Whether something is immutable or append-only.
+    pub fn has_flags(&self) -> bool {
+        (self.flags | self.parent_flags) & (IMMUTABLE | APPEND) != 0
+    }
+}
+
 const PLAIN: State = State {
     name: "plain",
     mode: 0o664,

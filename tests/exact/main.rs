@@ -19,6 +19,7 @@ mod common;
 
 mod calls;
 mod case;
+mod choices;
 mod limits;
 mod look;
 mod observer;
@@ -27,10 +28,12 @@ mod run;
 mod sys;
 mod verdict;
 mod volumes;
+mod walks;
 mod who;
 
 use calls::{Call, Group};
 use case::{Case, Kind, STATES, State};
+use run::Condition;
 use verdict::Verdict;
 use volumes::Pair;
 use who::Who;
@@ -101,17 +104,33 @@ fn judge(verdict: &Verdict, complete: bool) {
     assert!(verdict.unknown() == 0 && stale.is_empty(), "{}{}", verdict.report(), stale.join("\n"));
 }
 
+fn verdict() -> Verdict {
+    Verdict::new(&[
+        ("limits.rs", limits::LIMITS),
+        ("choices.rs", choices::CHOICES),
+        ("open.rs", open::OPEN),
+    ])
+}
+
 #[test]
 fn every_call_is_answered_alike() {
     if !volumes::can("comparing calls with the kernel's driver") {
         return;
     }
     let all = combinations();
+    let is_whole = std::env::var_os("DRACONIS_EXACT").is_none();
     eprintln!("{} combinations", all.len());
-    let cases = chosen(all, 5000);
+    let mut verdict = verdict();
     let pair = Pair::new("4096", "2G", "rw,suid,dev");
-    let mut verdict = Verdict::new(&[("limits.rs", limits::LIMITS), ("open.rs", open::OPEN)]);
-    run::run(&pair, &cases, &mut verdict);
-    judge(&verdict, true);
-    pair.judge();
+    let pair = run::run(pair, Condition::Normal, &chosen(all.clone(), 3800), &mut verdict);
+    let plain = all.into_iter().filter(|case| case.state.name == "open to all");
+    let of = |volume: &'static str| plain.clone().map(|case| Case { volume, ..case }).collect();
+    let full = Pair::new("1024", "24M", "rw,suid,dev");
+    let full = run::run(full, Condition::Full, &chosen(of("full"), 400), &mut verdict);
+    let read = Pair::new("4096", "256M", "rw,suid,dev");
+    let read = run::run(read, Condition::ReadOnly, &chosen(of("read-only"), 400), &mut verdict);
+    judge(&verdict, is_whole);
+    for pair in [pair, full, read] {
+        pair.judge();
+    }
 }

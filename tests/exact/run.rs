@@ -29,15 +29,38 @@ struct Ready {
     before: Before,
 }
 
+/// What is the matter with the volume while calls are made.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Condition {
+    Normal,
+    /// No block is free before any call.
+    Full,
+    /// Mounted to be read, once everything is there.
+    ReadOnly,
+}
+
 /// Runs all cases on both mounts of `pair`.
-pub fn run(pair: &Pair, cases: &[Case], verdict: &mut Verdict) {
+pub fn run(mut pair: Pair, condition: Condition, cases: &[Case], verdict: &mut Verdict) -> Pair {
     let mut sides =
         [&pair.ours, &pair.theirs].map(|at| Side { at: at.clone(), observer: Observer::start() });
     let (watched, cold): (Vec<Case>, Vec<Case>) = cases.iter().partition(|case| case.watched);
     let mut first = 0;
     for (cases, is_cold) in [(watched, false), (cold, true)] {
-        for batch in cases.chunks(BATCH) {
-            let mut made = both(&mut sides, |side| make(side, batch, first)).map(Some);
+        // A volume is mounted to be read once; so all of its cases are one batch.
+        let size = if condition == Condition::ReadOnly { cases.len().max(1) } else { BATCH };
+        for batch in cases.chunks(size) {
+            let watch_last = condition == Condition::ReadOnly;
+            let mut made = both(&mut sides, |side| make(side, batch, first, !watch_last));
+            if condition == Condition::ReadOnly {
+                pair = pair.again("ro,suid,dev");
+            }
+            if watch_last {
+                let ids = first..first + batch.len();
+                both(&mut sides, |side| watch(side, ids.clone(), !is_cold));
+            }
+            for made in &mut made {
+                made.iter_mut().for_each(|one| one.before = Before::of(&look::glance(&one.dir)));
+            }
             // So that a time of now is later than what was made.
             std::thread::sleep(Duration::from_millis(30));
             if is_cold {
@@ -46,23 +69,40 @@ pub fn run(pair: &Pair, cases: &[Case], verdict: &mut Verdict) {
             }
             let [ours, theirs] = {
                 let [left, right] = &mut sides;
-                let [for_ours, for_theirs] = made.each_mut().map(|made| made.take().unwrap());
+                let [for_ours, for_theirs] = made;
                 std::thread::scope(|scope| {
-                    let ours = scope.spawn(|| run_side(left, for_ours));
-                    let theirs = run_in_thread(|| run_side(right, for_theirs));
-                    [ours.join().unwrap(), theirs]
+                    let ours = scope.spawn(|| run_side(left, condition, for_ours));
+                    let theirs = scope.spawn(|| run_side(right, condition, for_theirs));
+                    [ours.join().unwrap(), theirs.join().unwrap()]
                 })
             };
             for ((case, ours), theirs) in batch.iter().zip(&ours).zip(&theirs) {
                 verdict.compare(case, ours, theirs);
             }
             first += batch.len();
+            if condition == Condition::ReadOnly {
+                pair = pair.again("rw,suid,dev");
+            }
         }
+    }
+    pair
+}
+
+fn watch(side: &mut Side, ids: std::ops::Range<usize>, watched: bool) {
+    for id in ids.filter(|_| watched) {
+        side.observer.watch(id, &side.at.join(format!("{id}/t")));
     }
 }
 
-fn run_in_thread<T: Send>(deed: impl FnOnce() -> T + Send) -> T {
-    std::thread::scope(|scope| scope.spawn(deed).join().unwrap())
+/// Takes the last free block.
+fn fill(top: &Path) {
+    let filler =
+        sys::open(&top.join("filler"), libc::O_CREAT | libc::O_WRONLY | libc::O_APPEND, 0o600);
+    let Ok(filler) = filler else { return };
+    let block = vec![b'f'; 1 << 16];
+    for len in [1 << 16, 4096, 1024] {
+        while sys::write(&filler, &block[..len]).is_ok() {}
+    }
 }
 
 /// Does the same on both sides at once.
@@ -81,26 +121,31 @@ fn sync(top: &Path) {
     let _ = sys::sync(libc::SYS_syncfs, &top);
 }
 
-fn make(side: &mut Side, cases: &[Case], first: usize) -> Vec<Ready> {
+fn make(side: &mut Side, cases: &[Case], first: usize, watch: bool) -> Vec<Ready> {
     sys::own_umask(0);
     let mut ready = vec![];
     for (i, case) in cases.iter().enumerate() {
         let id = first + i;
         let dir = side.at.join(format!("{id}"));
         case::make(&dir, case.kind, case.state);
-        if case.watched {
+        if case.watched && watch {
             side.observer.watch(id, &dir.join("t"));
         }
         case::finish(&dir, case.kind, case.state);
-        let before = Before::of(&look::walk(&dir));
-        ready.push(Ready { case: *case, id, dir, before });
+        ready.push(Ready { case: *case, id, dir, before: Before::default() });
     }
     ready
 }
 
-fn run_side(side: &mut Side, ready: Vec<Ready>) -> Vec<Fields> {
+fn run_side(side: &mut Side, condition: Condition, ready: Vec<Ready>) -> Vec<Fields> {
     sys::own_umask(0o022);
-    ready.into_iter().map(|one| run_one(side, one)).collect()
+    let run = |one| {
+        if condition == Condition::Full {
+            fill(&side.at);
+        }
+        run_one(side, one)
+    };
+    ready.into_iter().map(run).collect()
 }
 
 /// The call, and then every look at what it left: attributes before contents, since reading
@@ -112,8 +157,7 @@ fn run_one(side: &mut Side, one: Ready) -> Fields {
     let start = look::now();
     (case.call.run)(&mut acts);
     let mut fields = std::mem::take(&mut acts.answers);
-    let seen = look::walk(&dir);
-    fields.extend(before.relate("", seen.clone(), start));
+    fields.extend(before.relate("", look::glance(&dir), start));
     fields.extend(before.relate("", acts.look_at_held(), start));
     if case.watched {
         let view = side.observer.look(id);
@@ -121,7 +165,10 @@ fn run_one(side: &mut Side, one: Ready) -> Fields {
         fields.extend(view.contents.into_iter().map(|(k, v)| (format!("observer: {k}"), v)));
         side.observer.forget(id);
     }
+    let seen = look::walk(&dir);
     fields.extend(look::contents(&dir, &seen));
+    let walked = before.relate("", seen, start);
+    fields.extend(walked.into_iter().filter(|(key, _)| !key.contains("time")));
     if let Ok(found) = sys::lstat(&dir.join("t")) {
         let after = before.relate("after reading: ", vec![look::of("t", &found)], start);
         fields.extend(after.into_iter().filter(|(key, _)| key.contains("time")));

@@ -15,6 +15,12 @@ pub struct Difference {
     pub theirs: String,
 }
 
+impl Difference {
+    pub fn is(&self, ours: &str, theirs: &str) -> bool {
+        self.ours == ours && self.theirs == theirs
+    }
+}
+
 /// A row of a table of differences that are known.
 pub struct Known {
     /// Why, in a sentence.
@@ -42,9 +48,11 @@ impl Verdict {
         Self { tables, unknown: BTreeMap::new(), compared: 0 }
     }
 
-    pub fn compare(&mut self, case: &Case, ours: &Fields, theirs: &Fields) {
+    /// Whether the two are the same.
+    pub fn compare(&mut self, case: &Case, ours: &Fields, theirs: &Fields) -> bool {
         self.compared += 1;
         let mut found = differences(ours, theirs);
+        let same = found.is_empty();
         // What follows from another answer is compared once that is mended.
         if found.iter().any(|difference| difference.field.starts_with("answer")) {
             found.retain(|difference| difference.field.starts_with("answer"));
@@ -52,6 +60,7 @@ impl Verdict {
         for difference in found {
             self.judge(case, difference);
         }
+        same
     }
 
     fn judge(&mut self, case: &Case, difference: Difference) {

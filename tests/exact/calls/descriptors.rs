@@ -2,7 +2,7 @@
 
 use super::{Acts, Table};
 use crate::case::{ACCESS_ACL, APPEND, IMMUTABLE, NOATIME, NODUMP, SYNC, access_list};
-use crate::look::{said, short};
+use crate::look::{self, said, short};
 use crate::sys::{self, Mapping};
 use crate::who::{FOREIGN, GROUP, OTHER};
 
@@ -159,6 +159,13 @@ pub fn add(table: &mut Table) {
     table.on_descriptor("names", read, |acts, fd| {
         let answer = acts.who.act(|| sys::names(fd));
         acts.tell("names", said(&answer, |names| names.join(" ")));
+    });
+    table.on_descriptor("names noatime", read | libc::O_NOATIME, |acts, fd| {
+        let answer = acts.who.act(|| sys::names(fd));
+        acts.tell("names", said(&answer, |names| names.len().to_string()));
+    });
+    table.on_descriptor("pread noatime", read | libc::O_NOATIME, |acts, fd| {
+        acts.bytes("read", || look::read_all(fd));
     });
     table.on_descriptor("linkat of a descriptor", read, |acts, fd| {
         let n = acts.n.clone();
