@@ -6,10 +6,16 @@ use crate::verdict::Known;
 pub const CHOICES: &[Known] = &[
     Known {
         why: "space is reserved and zeroed in files that are mapped by blocks, too",
-        is: |case, d| case.call.name.starts_with("fallocate") && d.is("0", "EOPNOTSUPP"),
+        shown_by: "fallocate zero 100+5000, given | Regular | Other | closed | watched",
+        is: |case, d| {
+            case.call.name.starts_with("fallocate")
+                && ["0", "ENOSPC"].contains(&d.ours.as_str())
+                && d.theirs == "EOPNOTSUPP"
+        },
     },
     Known {
         why: "what fallocate refuses changes no time and no mode",
+        shown_by: "fallocate plain 100+5000, given | EmptyDirectory | Member | append-only | watched",
         is: |case, d| {
             case.call.name.starts_with("fallocate")
                 && !d.field.starts_with("answer")
@@ -17,7 +23,18 @@ pub const CHOICES: &[Known] = &[
         },
     },
     Known {
+        why: "what is refused for want of space changes no time",
+        shown_by: "pwrite in a hole | Regular | Fowner | open to all | not cached | full",
+        is: |case, d| {
+            case.volume == "full"
+                && !case.call.name.contains("SET")
+                && d.field.contains("time")
+                && matches!(d.ours.as_str(), "same" | "(nothing)")
+        },
+    },
+    Known {
         why: "direct reads and writes need no alignment",
+        shown_by: "open read direct | Regular | Owner | noatime flag | watched",
         is: |case, d| {
             case.call.name.contains("direct")
                 && d.field.starts_with("answer")

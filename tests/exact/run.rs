@@ -29,6 +29,8 @@ struct Ready {
     before: Before,
 }
 
+pub type Ran = (Pair, BTreeSet<String>);
+
 /// What is the matter with the volume while calls are made.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Condition {
@@ -40,11 +42,14 @@ pub enum Condition {
 }
 
 /// Runs all cases on both mounts of `pair`.
-pub fn run(mut pair: Pair, condition: Condition, cases: &[Case], verdict: &mut Verdict) -> Pair {
+///
+/// Returns the pair, and the directories in which the two are known to differ.
+pub fn run(mut pair: Pair, condition: Condition, cases: &[Case], verdict: &mut Verdict) -> Ran {
     let mut sides =
         [&pair.ours, &pair.theirs].map(|at| Side { at: at.clone(), observer: Observer::start() });
     let (watched, cold): (Vec<Case>, Vec<Case>) = cases.iter().partition(|case| case.watched);
     let mut first = 0;
+    let mut different = BTreeSet::from(["filler".into()]);
     for (cases, is_cold) in [(watched, false), (cold, true)] {
         // A volume is mounted to be read once; so all of its cases are one batch.
         let size = if condition == Condition::ReadOnly { cases.len().max(1) } else { BATCH };
@@ -76,8 +81,10 @@ pub fn run(mut pair: Pair, condition: Condition, cases: &[Case], verdict: &mut V
                     [ours.join().unwrap(), theirs.join().unwrap()]
                 })
             };
-            for ((case, ours), theirs) in batch.iter().zip(&ours).zip(&theirs) {
-                verdict.compare(case, ours, theirs);
+            for (i, case) in batch.iter().enumerate() {
+                if !verdict.compare(case, &ours[i], &theirs[i]) {
+                    different.insert((first + i).to_string());
+                }
             }
             first += batch.len();
             if condition == Condition::ReadOnly {
@@ -85,7 +92,7 @@ pub fn run(mut pair: Pair, condition: Condition, cases: &[Case], verdict: &mut V
             }
         }
     }
-    pair
+    (pair, different)
 }
 
 fn watch(side: &mut Side, ids: std::ops::Range<usize>, watched: bool) {
@@ -123,6 +130,7 @@ fn sync(top: &Path) {
 
 fn make(side: &mut Side, cases: &[Case], first: usize, watch: bool) -> Vec<Ready> {
     sys::own_umask(0);
+    let _ = sys::unlink(&side.at.join("filler"), 0);
     let mut ready = vec![];
     for (i, case) in cases.iter().enumerate() {
         let id = first + i;

@@ -17,9 +17,37 @@ macro_rules! raw {
         // SAFETY: every pointer that is passed leads to memory that lives as long as the call
         // and has the size that is passed beside it; what the kernel writes is bytes or
         // integers, for which every pattern is valid.
-        let returned = unsafe { libc::syscall($number $(, $argument)*) };
+        let returned = unsafe { libc::syscall($number $(, Word::word($argument))*) };
         if returned == -1 { Err(errno()) } else { Ok(returned) }
     }};
+}
+
+/// An argument as wide as the kernel takes it: what is passed on the stack has no other width.
+trait Word {
+    fn word(self) -> libc::c_long;
+}
+
+macro_rules! words {
+    ($($integer:ty),*) => {
+        $(impl Word for $integer {
+            fn word(self) -> libc::c_long {
+                self as libc::c_long
+            }
+        })*
+    };
+}
+words!(i32, u32, i64, u64, usize);
+
+impl<T> Word for *const T {
+    fn word(self) -> libc::c_long {
+        self.expose_provenance() as libc::c_long
+    }
+}
+
+impl<T> Word for *mut T {
+    fn word(self) -> libc::c_long {
+        self.expose_provenance() as libc::c_long
+    }
 }
 
 fn errno() -> i32 {
@@ -470,4 +498,56 @@ pub fn errno_name(errno: i32) -> String {
         (libc::ENOTCONN, "ENOTCONN"),
     ];
     known.iter().find(|known| known.0 == errno).map_or(errno.to_string(), |known| known.1.into())
+}
+
+/// A queue of asynchronous requests (`io_setup`).
+pub struct Queue(u64);
+
+impl Queue {
+    pub fn new(room: usize) -> Self {
+        let mut context = 0_u64;
+        raw!(libc::SYS_io_setup, room, &raw mut context).unwrap();
+        Self(context)
+    }
+
+    /// Writes blocks at once, several in flight, and waits for all: the sum of what each
+    /// returned.
+    pub fn write(&self, fd: &OwnedFd, blocks: &[(&[u8], i64)]) -> Answer {
+        const PWRITE: u16 = 1;
+        // As `struct iocb`: data, key, flags, opcode, priority, descriptor, buffer, length,
+        // offset, and what is not used here.
+        let requests: Vec<[u64; 8]> = blocks
+            .iter()
+            .map(|(block, at)| {
+                let about = u64::from(PWRITE) | (fd.as_raw_fd() as u64) << 32;
+                let buffer = block.as_ptr().expose_provenance() as u64;
+                [0, 0, about, buffer, block.len() as u64, *at as u64, 0, 0]
+            })
+            .collect();
+        let pointers: Vec<*const [u64; 8]> =
+            requests.iter().map(|request| request as *const [u64; 8]).collect();
+        let given = raw!(libc::SYS_io_submit, self.0, pointers.len(), pointers.as_ptr())? as usize;
+        let mut events = vec![[0_u64; 4]; given];
+        let mut written = 0;
+        while events.len() > 0 {
+            let none = std::ptr::null::<u8>();
+            let room = events.len();
+            let done = raw!(libc::SYS_io_getevents, self.0, room, room, events.as_mut_ptr(), none)?;
+            for event in &events[..done as usize] {
+                let returned = event[2] as i64;
+                if returned < 0 {
+                    return Err(-returned as i32);
+                }
+                written += returned;
+            }
+            events.truncate(room - done as usize);
+        }
+        if given == blocks.len() { Ok(written) } else { Err(libc::EAGAIN) }
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        let _ = raw!(libc::SYS_io_destroy, self.0);
+    }
 }

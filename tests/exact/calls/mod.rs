@@ -106,7 +106,7 @@ impl<'a> Acts<'a> {
     /// Notes an answer; the step's number keeps two of one name apart.
     fn tell(&mut self, step: &str, answer: String) {
         let number = self.answers.len();
-        self.answers.push((format!("answer {number} {step}"), answer));
+        self.answers.push((format!("answer {number:02} {step}"), answer));
     }
 
     /// Makes a call as the user, and notes what it returned.
