@@ -55,10 +55,6 @@ impl Kind {
         matches!(self, Self::EmptyDirectory | Self::Directory)
     }
 
-    pub fn is_link(self) -> bool {
-        matches!(self, Self::LinkToFile | Self::LinkToDirectory | Self::Dangling)
-    }
-
     pub fn is_file(self) -> bool {
         matches!(self, Self::Regular | Self::Empty | Self::Sparse | Self::Program)
     }

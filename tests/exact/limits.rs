@@ -1,5 +1,7 @@
 //! What FUSE cannot do, each with the reason. Every row must still be shown by a case.
 
+use crate::calls::Group;
+use crate::case::Kind;
 use crate::verdict::Known;
 
 pub const LIMITS: &[Known] = &[
@@ -30,6 +32,7 @@ pub const LIMITS: &[Known] = &[
             d.field.starts_with("answer")
                 && ["EISDIR", "ENOTDIR", "EACCES", "EBUSY", "ENOTEMPTY"].contains(&d.ours.as_str())
                 && d.theirs == "EPERM"
+                && case.call.group == Group::Name
                 && case.state.has_flags()
         },
     },
@@ -37,5 +40,14 @@ pub const LIMITS: &[Known] = &[
         why: "an owner is asked for before it is known that FIFOs have no flags",
         shown_by: "SETFLAGS none | Fifo | Other | plain | watched",
         is: |case, d| d.is("EPERM", "ENOTTY") && case.call.name.contains("SET"),
+    },
+    Known {
+        why: "what goes through a FIFO changes no time of it on FUSE",
+        shown_by: "open both nofollow | Fifo | Member | plain | watched",
+        is: |case, d| {
+            case.kind == Kind::Fifo
+                && d.field.contains("time")
+                && matches!(d.ours.as_str(), "same" | "(nothing)")
+        },
     },
 ];

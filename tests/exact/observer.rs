@@ -1,4 +1,4 @@
-//! A process that had files open, mapped, listed and cached before somebody else changed them.
+//! A process that had files open, mapped, listed and cached before another process changed them.
 //!
 //! It is this program again, started for one test that asks its standard input what to do.
 

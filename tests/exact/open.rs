@@ -7,17 +7,12 @@ pub const OPEN: &[Known] = &[
     Known {
         why: "statx tells no time of birth: the kernel asks for it by FUSE_STATX",
         shown_by: "lchown group | Directory | Member | setuid of root | watched",
-        is: |case, d| d.field.ends_with(".btime") || d.field.ends_with(".statx mask"),
+        is: |_, d| d.field.ends_with(".btime") || d.field.ends_with(".statx mask"),
     },
     Known {
         why: "reading what is cached changes no time of access",
         shown_by: "open both sync | Regular | Other | append-only parent | watched",
-        is: |case, d| {
-            d.field.ends_with(".atime")
-                && d.ours == "same"
-                && (d.theirs == "now" || d.theirs == "earlier")
-                || d.field.ends_with(".atime") && d.theirs == "now"
-        },
+        is: |_, d| d.field.ends_with(".atime") && (d.theirs == "now" || d.is("same", "earlier")),
     },
     Known {
         why: "O_NOATIME is not heard",
@@ -82,7 +77,7 @@ pub const OPEN: &[Known] = &[
     Known {
         why: "write-back of what an immutable file was mapped for fails at another call",
         shown_by: "syncfs, given | EmptyDirectory | Member | setgid without execution | watched",
-        is: |case, d| d.is("EPERM", "0") && case.call.name.contains("sync"),
+        is: |case, d| (d.is("EPERM", "0") || d.is("EIO", "0")) && case.call.name.contains("sync"),
     },
     Known {
         why: "unknown flags and projects are taken",
@@ -94,9 +89,11 @@ pub const OPEN: &[Known] = &[
         },
     },
     Known {
-        why: "FSSETXATTR changes an immutable file",
+        why: "an owner changes the flags of an immutable file",
         shown_by: "FSSETXATTR nodump, given | EmptyDirectory | Owner | immutable | watched",
-        is: |case, d| case.call.name.starts_with("FSSETXATTR") && case.state.has_flags(),
+        is: |case, d| {
+            case.call.name.contains("SET") && case.state.has_flags() && d.is("0", "EPERM")
+        },
     },
     Known {
         why: "an attribute without a name has another errno",
@@ -139,16 +136,16 @@ pub const OPEN: &[Known] = &[
     },
     Known {
         why: "chown of nothing forgets who may, and setgid",
-        shown_by: "fchown to nobody, given | Regular | Owner | setgid of a foreign group | watched",
-        is: |case, d| {
-            case.call.name.contains("chown")
-                && (case.call.name.contains("-1:-1") || case.call.name.contains("nobody"))
-        },
+        shown_by: "fchown to -1:-1, given | Regular | Owner | setgid of a foreign group | watched",
+        is: |case, _| case.call.name.contains("chown") && case.call.name.contains("-1:-1"),
     },
     Known {
-        why: "a directory that was replaced keeps its time of attributes",
+        why: "a directory that was removed or replaced keeps its time of attributes",
         shown_by: "rename d to t | EmptyDirectory | Fowner | parent that inherits flags | watched",
-        is: |case, d| case.call.name.starts_with("rename") && d.field == "observer: held.ctime",
+        is: |case, d| {
+            ["rename", "rmdir"].iter().any(|name| case.call.name.starts_with(name))
+                && d.field == "observer: held.ctime"
+        },
     },
     Known {
         why: "an attribute that is set to what it is has a new time of attributes",

@@ -190,7 +190,7 @@ pub struct Mapping {
     len: usize,
 }
 
-// SAFETY: a mapping belongs to the process, not to a thread; it is shared with nobody.
+// SAFETY: a mapping belongs to the process, not to a thread; one owner has it.
 unsafe impl Send for Mapping {}
 
 impl Mapping {
@@ -439,7 +439,7 @@ pub fn umask(mask: u32) {
     raw!(libc::SYS_umask, mask).unwrap();
 }
 
-/// Makes this thread somebody else, who can become root again, and has `effective` of root's
+/// Makes this thread another user, who can become root again, and has `effective` of root's
 /// capabilities.
 pub fn become_user(user: u32, group: u32, groups: &[u32], effective: u64) {
     raw!(libc::SYS_setgroups, groups.len(), groups.as_ptr()).unwrap();

@@ -98,6 +98,12 @@ impl Verdict {
             let _ = writeln!(text, "{count:5} × {field}: ours {ours}, the kernel's {theirs}");
             let _ = writeln!(text, "        as in: {example}");
         }
+        text
+    }
+
+    /// The first case that showed each row of the tables.
+    pub fn examples(&self) -> String {
+        let mut text = String::new();
         for (name, rows, hits) in &self.tables {
             for (row, hit) in rows.iter().zip(hits) {
                 let _ = writeln!(text, "{name}: {}: {}", row.why, hit.as_deref().unwrap_or("-"));

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use crate::common::volume::check;
 use crate::common::{self, Draconis, Kernel, Without, eventually, look, mke2fs};
@@ -70,15 +70,12 @@ impl Pair {
     pub fn judge(mut self, different: &BTreeSet<String>) {
         // What the volume has, not what the kernel still believes of it: that is compared call
         // by call.
+        // A write-back that was refused is told again here.
         for at in [&self.ours, &self.theirs] {
-            let _ = Command::new("sync").arg("-f").arg(at).status();
+            let _ = Command::new("sync").arg("-f").arg(at).stderr(Stdio::null()).status();
         }
         std::fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
-        // The first look may change times of access.
-        let shown = [&self.ours, &self.theirs].map(|at| {
-            look(at, Without::default());
-            settled(look(at, Without::default()))
-        });
+        let shown = [&self.ours, &self.theirs].map(|at| settled(look(at, Without::default())));
         self.unmount();
         for image in &self.images {
             check(image);
@@ -105,9 +102,9 @@ impl Pair {
     }
 }
 
-/// Without times of access that every look changes: those of files of the future.
+/// Without times of access, which looking changes.
 fn settled(mut seen: BTreeMap<PathBuf, common::Seen>) -> BTreeMap<PathBuf, common::Seen> {
-    for one in seen.values_mut().filter(|one| one.times[1] >= one.times[0]) {
+    for one in seen.values_mut() {
         one.times[0] = (0, 0);
     }
     seen

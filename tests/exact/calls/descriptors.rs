@@ -135,7 +135,7 @@ pub fn add(table: &mut Table) {
         });
     }
     for (name, owner, group) in [
-        ("nobody", KEEP, KEEP),
+        ("-1:-1", KEEP, KEEP),
         ("other", OTHER, KEEP),
         ("foreign", KEEP, FOREIGN),
         ("group", KEEP, GROUP),

@@ -103,7 +103,7 @@ impl<'a> Acts<'a> {
         Self { who, t, o, d, n, unlinked: false, answers: vec![], held: vec![], top }
     }
 
-    /// Notes an answer; the step's number keeps two of one name apart.
+    /// Notes an answer; the step's number tells two of one name from each other.
     fn tell(&mut self, step: &str, answer: String) {
         let number = self.answers.len();
         self.answers.push((format!("answer {number:02} {step}"), answer));

@@ -100,7 +100,7 @@ pub fn add(table: &mut Table) {
         let name = if from_root { "run as root's child" } else { "run" };
         table.add(Group::Run, name, move |acts| {
             if from_root {
-                // Caches what it is before somebody runs it.
+                // Caches what it is before the user runs it.
                 let _ = std::process::Command::new(&acts.t).arg("-u").output();
             }
             let t = acts.t.clone();
