@@ -46,13 +46,4 @@ pub const CHOICES: &[Known] = &[
         shown_by: "removexattr user.there | Regular | Other | access ACL | watched",
         is: |case, d| case.call.name.starts_with("removexattr") && d.field.ends_with(".blocks"),
     },
-    Known {
-        why: "what inherits an access list is made at one time",
-        shown_by: "mknod fifo n | Regular | Member | default ACL in parent | not cached",
-        is: |case, d| {
-            case.state.name.starts_with("default ACL")
-                && d.field.contains("mtime=ctime")
-                && d.is("true", "false")
-        },
-    },
 ];
