@@ -4,7 +4,7 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 DESTDIR ?=
 
-.PHONY: all demo test long lint loom crash crash-store lab bench bench-channel install fuzz fuzz-images clean
+.PHONY: all demo test long exact lint loom crash crash-store lab bench bench-channel install fuzz fuzz-images clean
 
 all:
 	$(CARGO) build --release --locked
@@ -25,6 +25,18 @@ test:
 long:
 	@tools/packages test
 	DRACONIS_TEST_TREE=$(or $(TREE),/usr) $(CARGO) test --release --locked --test real -- --nocapture
+
+# A random walk over system calls beside the kernel's own driver: make exact SEED=7 STEPS=20000;
+# or every combination of call, kind of file, user and state, which takes half an hour:
+# make exact CASES=all. Needs root.
+exact:
+	@tools/packages test
+ifdef CASES
+	DRACONIS_EXACT="$(CASES)" $(CARGO) test --locked --test exact every -- --nocapture
+else
+	DRACONIS_EXACT_SEED=$(or $(SEED),1) DRACONIS_EXACT_STEPS=$(or $(STEPS),10000) \
+		$(CARGO) test --locked --test exact walks -- --nocapture
+endif
 
 lint:
 	$(CARGO) fmt --all --check

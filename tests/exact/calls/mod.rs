@@ -1,0 +1,155 @@
+//! The table of calls. Each is a few system calls on the names of a case, whose answers are
+//! noted; dimensions that belong to a call (flags, modes, offsets) are spelt out in its name.
+
+mod descriptors;
+mod names;
+mod opens;
+mod paths;
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use crate::look::{self, Fields, Seen, said, short};
+use crate::sys::{self, Answer};
+use crate::who::Who;
+
+/// What a call's row needs to know of a case that it is combined with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Group {
+    /// Opens the target, and reads and writes.
+    Open,
+    /// Works on a descriptor of the target.
+    Descriptor,
+    /// Works on what a path leads to.
+    Path,
+    /// Makes, moves or removes names.
+    Name,
+    /// Runs the target.
+    Run,
+}
+
+pub struct Call {
+    pub name: String,
+    pub group: Group,
+    /// Opened by root and given to the user, for calls on descriptors.
+    pub given: bool,
+    pub run: Box<dyn Fn(&mut Acts) + Send + Sync>,
+}
+
+/// All calls.
+pub fn all() -> &'static [Call] {
+    static CALLS: std::sync::OnceLock<Vec<Call>> = std::sync::OnceLock::new();
+    CALLS.get_or_init(|| {
+        let mut table = Table(vec![]);
+        opens::add(&mut table);
+        descriptors::add(&mut table);
+        paths::add(&mut table);
+        names::add(&mut table);
+        table.0
+    })
+}
+
+struct Table(Vec<Call>);
+
+impl Table {
+    fn add(
+        &mut self,
+        group: Group,
+        name: impl Into<String>,
+        run: impl Fn(&mut Acts) + Send + Sync + 'static,
+    ) {
+        self.0.push(Call { name: name.into(), group, given: false, run: Box::new(run) });
+    }
+
+    /// On a descriptor that the user opens, and on one that was opened by root.
+    fn on_descriptor(
+        &mut self,
+        name: impl Into<String>,
+        flags: i32,
+        run: impl Fn(&mut Acts, &OwnedFd) + Send + Sync + Clone + 'static,
+    ) {
+        let name = name.into();
+        for given in [false, true] {
+            let run = run.clone();
+            let run = move |acts: &mut Acts| {
+                let Some(fd) = acts.descriptor(flags, given) else { return };
+                run(acts, &fd);
+                acts.held.push(fd);
+            };
+            let name = if given { format!("{name}, given") } else { name.clone() };
+            let group = Group::Descriptor;
+            self.0.push(Call { name, group, given, run: Box::new(run) });
+        }
+    }
+}
+
+/// A call under way: its paths, who makes it, and what was answered.
+pub struct Acts<'a> {
+    pub who: Who,
+    pub t: PathBuf,
+    pub o: PathBuf,
+    pub d: PathBuf,
+    pub n: PathBuf,
+    /// Whether descriptors that are given lead to what has lost its name.
+    pub unlinked: bool,
+    pub answers: Fields,
+    pub held: Vec<OwnedFd>,
+    pub top: &'a Path,
+}
+
+impl<'a> Acts<'a> {
+    pub fn new(dir: &Path, top: &'a Path, who: Who) -> Self {
+        let [t, o, d, n] = ["t", "o", "d", "n"].map(|name| dir.join(name));
+        Self { who, t, o, d, n, unlinked: false, answers: vec![], held: vec![], top }
+    }
+
+    /// Notes an answer; the step's number tells two of one name from each other.
+    fn tell(&mut self, step: &str, answer: String) {
+        let number = self.answers.len();
+        self.answers.push((format!("answer {number:02} {step}"), answer));
+    }
+
+    /// Makes a call as the user, and notes what it returned.
+    fn call(&mut self, step: &str, call: impl FnOnce() -> Answer) -> Answer {
+        let answer = self.who.act(call);
+        self.tell(step, said(&answer, i64::to_string));
+        answer
+    }
+
+    /// The same for a call that gives out a descriptor, whose number is no matter.
+    fn open(&mut self, step: &str, open: impl FnOnce() -> Result<OwnedFd, i32>) -> Option<OwnedFd> {
+        let answer = self.who.act(open);
+        self.tell(step, said(&answer, |_| "open".into()));
+        answer.ok()
+    }
+
+    /// The same for bytes.
+    fn bytes(&mut self, step: &str, call: impl FnOnce() -> Result<Vec<u8>, i32>) {
+        let answer = self.who.act(call);
+        self.tell(step, said(&answer, |bytes| short(bytes)));
+    }
+
+    fn descriptor(&mut self, flags: i32, given: bool) -> Option<OwnedFd> {
+        // Neither waits for the other end of a FIFO, nor becomes a link's target unnoticed.
+        let flags = flags | libc::O_NONBLOCK;
+        if !given {
+            let t = self.t.clone();
+            return self.open("open", || sys::open(&t, flags, 0));
+        }
+        let opened = sys::open(&self.t, flags, 0);
+        self.tell("open by root", said(&opened, |_| "open".into()));
+        if self.unlinked && opened.is_ok() {
+            let removed = sys::unlink(&self.t, 0);
+            self.tell("unlink by root", said(&removed, i64::to_string));
+        }
+        opened.ok()
+    }
+
+    /// Descriptors that are still open, for a look at their files.
+    pub fn look_at_held(&self) -> Vec<Seen> {
+        let seen = self.held.iter().enumerate().filter_map(|(i, fd)| {
+            Some(look::of(&format!("descriptor {i}"), &sys::fstat(fd).ok()?))
+        });
+        seen.collect()
+    }
+}

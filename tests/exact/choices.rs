@@ -1,0 +1,49 @@
+//! What we do otherwise on purpose, since it is more than the kernel's driver does. Every row
+//! must still be shown by a case.
+
+use crate::verdict::Known;
+
+pub const CHOICES: &[Known] = &[
+    Known {
+        why: "space is reserved and zeroed in files that are mapped by blocks, too",
+        shown_by: "fallocate zero 100+5000, given | Regular | Other | closed | watched",
+        is: |case, d| {
+            case.call.name.starts_with("fallocate")
+                && ["0", "ENOSPC"].contains(&d.ours.as_str())
+                && d.theirs == "EOPNOTSUPP"
+        },
+    },
+    Known {
+        why: "what fallocate refuses changes no time and no mode",
+        shown_by: "fallocate plain 100+5000, given | EmptyDirectory | Member | append-only | watched",
+        is: |case, d| {
+            case.call.name.starts_with("fallocate")
+                && !d.field.starts_with("answer")
+                && !case.call.name.contains("punch")
+        },
+    },
+    Known {
+        why: "what is refused for want of space changes no time",
+        shown_by: "pwrite in a hole | Regular | Fowner | open to all | not cached | full",
+        is: |case, d| {
+            case.volume == "full"
+                && !case.call.name.contains("SET")
+                && d.field.contains("time")
+                && matches!(d.ours.as_str(), "same" | "(nothing)")
+        },
+    },
+    Known {
+        why: "direct reads and writes need no alignment",
+        shown_by: "open read direct | Regular | Owner | noatime flag | watched",
+        is: |case, d| {
+            case.call.name.contains("direct")
+                && d.field.starts_with("answer")
+                && d.theirs == "EINVAL"
+        },
+    },
+    Known {
+        why: "a block of attributes is given back once the inode has room for what is left",
+        shown_by: "removexattr user.there | Regular | Other | access ACL | watched",
+        is: |case, d| case.call.name.starts_with("removexattr") && d.field.ends_with(".blocks"),
+    },
+];

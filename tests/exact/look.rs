@@ -1,0 +1,269 @@
+//! What can be seen of files, as fields that are compared one by one.
+//!
+//! Inodes are named by the names they had before the call, and times by how they relate to
+//! those before it: neither numbers nor hours are the same on two volumes.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::sys;
+
+pub type Fields = Vec<(String, String)>;
+
+/// What was seen of one file, by one process at one moment.
+#[derive(Serialize, Deserialize, Clone, Debug)]
+pub struct Seen {
+    pub name: String,
+    pub inode: u64,
+    /// Of access, of contents, of attributes, of birth.
+    pub times: [(i64, i64); 4],
+    pub fields: Fields,
+}
+
+/// What files were before a call: their names and times, by inode.
+#[derive(Default, Clone, Debug)]
+pub struct Before(HashMap<u64, (String, [(i64, i64); 4])>);
+
+impl Before {
+    pub fn of(seen: &[Seen]) -> Self {
+        let mut files = HashMap::new();
+        for one in seen {
+            files.entry(one.inode).or_insert_with(|| (one.name.clone(), one.times));
+        }
+        Self(files)
+    }
+
+    /// What was seen since, with `prefix` before the names of its fields; the call began at
+    /// `start`.
+    pub fn relate(&self, prefix: &str, seen: Vec<Seen>, start: (i64, i64)) -> Fields {
+        let mut fields = vec![];
+        let mut new: BTreeMap<u64, String> = BTreeMap::new();
+        for one in seen {
+            let name = format!("{prefix}{}", one.name);
+            let known = self.0.get(&one.inode);
+            let number = new.len();
+            let inode = match known {
+                Some((name, _)) => name.clone(),
+                None => new.entry(one.inode).or_insert_with(|| format!("new{number}")).clone(),
+            };
+            fields.push((format!("{name}.inode"), inode));
+            fields.extend(
+                one.fields.into_iter().map(|(key, value)| (format!("{name}.{key}"), value)),
+            );
+            let old = known.map(|known| known.1);
+            let told: Vec<String> =
+                (0..4).map(|i| relation(one.times[i], old.map(|old| old[i]), start)).collect();
+            for (key, told) in ["atime", "mtime", "ctime", "btime"].iter().zip(&told) {
+                fields.push((format!("{name}.{key}"), told.clone()));
+            }
+            // What is made may have its attributes a tick later.
+            if known.is_some() && told[1] == "now" && told[2] == "now" {
+                let same = one.times[1] == one.times[2];
+                fields.push((format!("{name}.mtime=ctime"), same.to_string()));
+            }
+        }
+        fields
+    }
+}
+
+/// Clocks of files tick every few milliseconds.
+const TICK_NS: i64 = 12_000_000;
+
+fn relation(time: (i64, i64), before: Option<(i64, i64)>, start: (i64, i64)) -> String {
+    let nanoseconds = |time: (i64, i64)| i128::from(time.0) * 1_000_000_000 + i128::from(time.1);
+    if time == (0, -1) {
+        "absent".into()
+    } else if before == Some(time) {
+        "same".into()
+    } else if nanoseconds(time) >= nanoseconds(start) - i128::from(TICK_NS)
+        && time.0 < start.0 + 600
+    {
+        "now".into()
+    } else if (1_750_000_000..start.0 + 600).contains(&time.0) {
+        // That of another file, or of an earlier change.
+        if before.is_none_or(|before| time > before) { "earlier" } else { "turned back" }.into()
+    } else {
+        format!("{}.{:09}", time.0, time.1)
+    }
+}
+
+pub fn now() -> (i64, i64) {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    (now.tv_sec, now.tv_nsec)
+}
+
+/// The names that the directory of a case can have, so that times are seen before a listing
+/// changes them.
+const NAMES: [&str; 10] = [".", "t", "f", "g", "h", "o", "n", "d", "d/x", "d/y"];
+const BELOW: [&str; 3] = ["t/x", "t/n", "t/y"];
+
+/// What `statx` says of the files of a case, without a listing.
+pub fn glance(dir: &Path) -> Vec<Seen> {
+    let mut seen = vec![];
+    let mut look = |name: &str| {
+        let found = sys::lstat(&dir.join(name)).ok();
+        seen.extend(found.as_ref().map(|found| of(name, found)));
+        found.is_some_and(|found| kind(&found) == libc::S_IFDIR)
+    };
+    for name in NAMES {
+        // Names below a link would follow it, which is an access.
+        if look(name) && name == "t" {
+            let _ = BELOW.map(&mut look);
+        }
+    }
+    seen
+}
+
+/// All files at and below `dir`, with their listings; its own name is ".".
+pub fn walk(dir: &Path) -> Vec<Seen> {
+    let mut seen = vec![];
+    let mut stack = vec![(dir.to_path_buf(), String::from("."))];
+    while let Some((path, name)) = stack.pop() {
+        let Ok(found) = sys::lstat(&path) else {
+            seen.push(absent(&name));
+            continue;
+        };
+        let mut one = of(&name, &found);
+        attributes(&path, &found, &mut one.fields);
+        if kind(&found) == libc::S_IFDIR {
+            let listed = sys::open(&path, libc::O_RDONLY, 0).and_then(|dir| sys::names(&dir));
+            one.fields.push(("names".into(), said(&listed, |names| names.join(" "))));
+            for entry in listed.unwrap_or_default().iter().rev() {
+                let entry = entry.rsplit_once(':').map_or("", |entry| entry.0);
+                if !matches!(entry, "." | "..") {
+                    let below = if name == "." { entry.into() } else { format!("{name}/{entry}") };
+                    stack.push((path.join(entry), below));
+                }
+            }
+        }
+        seen.push(one);
+    }
+    seen
+}
+
+fn absent(name: &str) -> Seen {
+    let fields = vec![("listed".into(), "but not there".into())];
+    Seen { name: name.into(), inode: 0, times: [(0, -1); 4], fields }
+}
+
+pub fn kind(seen: &libc::statx) -> u32 {
+    u32::from(seen.stx_mode) & libc::S_IFMT
+}
+
+/// What `statx` says.
+pub fn of(name: &str, seen: &libc::statx) -> Seen {
+    let mut fields: Fields = vec![];
+    let mut tell = |key: &str, value: String| fields.push((key.into(), value));
+    tell("mode", format!("{:o}", seen.stx_mode));
+    tell("links", seen.stx_nlink.to_string());
+    tell("owner", format!("{}:{}", seen.stx_uid, seen.stx_gid));
+    // How a directory grows and shrinks is the driver's choice.
+    if kind(seen) != libc::S_IFDIR {
+        tell("size", seen.stx_size.to_string());
+        tell("blocks", seen.stx_blocks.to_string());
+    }
+    tell("block size", seen.stx_blksize.to_string());
+    tell("device", format!("{}:{}", seen.stx_rdev_major, seen.stx_rdev_minor));
+    tell("statx mask", format!("{:x}", seen.stx_mask & 0xfff));
+    tell("statx attributes", format!("{:x}", seen.stx_attributes & 0x74));
+    tell("statx attributes mask", format!("{:x}", seen.stx_attributes_mask & 0x74));
+    let time = |time: &libc::statx_timestamp| (time.tv_sec, i64::from(time.tv_nsec));
+    let birth =
+        if seen.stx_mask & libc::STATX_BTIME == 0 { (0, -1) } else { time(&seen.stx_btime) };
+    Seen {
+        name: name.into(),
+        inode: seen.stx_ino,
+        times: [time(&seen.stx_atime), time(&seen.stx_mtime), time(&seen.stx_ctime), birth],
+        fields,
+    }
+}
+
+/// What takes more calls: extended attributes, targets, flags.
+fn attributes(path: &Path, found: &libc::statx, fields: &mut Fields) {
+    let names = sys::listxattr(path);
+    fields.push(("xattrs".into(), said(&names, |names| names.join(" "))));
+    for name in names.unwrap_or_default() {
+        let value = sys::getxattr(path, &name);
+        fields.push((format!("xattr {name}"), said(&value, |value| short(value))));
+    }
+    match kind(found) {
+        libc::S_IFLNK => {
+            let target = sys::readlink(path);
+            fields.push(("target".into(), said(&target, |target| short(target))));
+        }
+        libc::S_IFREG | libc::S_IFDIR => {
+            let how = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOFOLLOW;
+            let flags = sys::open(path, how, 0).and_then(|fd| sys::flags(&fd));
+            fields.push(("flags".into(), said(&flags, |flags| format!("{flags:x}"))));
+        }
+        _ => (),
+    }
+}
+
+/// The contents of the regular files among `seen`, by each kind of reading.
+pub fn contents(dir: &Path, seen: &[Seen]) -> Fields {
+    let mut fields = vec![];
+    for one in seen {
+        let is_file = one
+            .fields
+            .iter()
+            .any(|(key, value)| key == "mode" && value.len() == 6 && value.starts_with("10"));
+        if !is_file {
+            continue;
+        }
+        let path = dir.join(&one.name);
+        for (key, flags) in [("buffered", 0), ("direct", libc::O_DIRECT)] {
+            let read = sys::open(&path, libc::O_RDONLY | flags, 0).and_then(|fd| read_all(&fd));
+            fields.push((format!("{} {key}", one.name), said(&read, |bytes| short(bytes))));
+        }
+        let mapped = sys::open(&path, libc::O_RDONLY, 0).and_then(|fd| read_mapped(&fd));
+        fields.push((format!("{} mapped", one.name), said(&mapped, |bytes| short(bytes))));
+    }
+    fields
+}
+
+pub fn read_all(fd: &OwnedFd) -> Result<Vec<u8>, i32> {
+    // Direct reads need memory at such an address.
+    let mut memory = vec![0_u8; (256 << 10) + 4096];
+    let skip = memory.as_ptr().align_offset(4096);
+    let buffer = &mut memory[skip..skip + (256 << 10)];
+    let mut bytes = vec![];
+    loop {
+        let len = sys::pread(fd, buffer, bytes.len() as i64)? as usize;
+        bytes.extend_from_slice(&buffer[..len]);
+        if len == 0 || len % 4096 != 0 {
+            return Ok(bytes);
+        }
+    }
+}
+
+fn read_mapped(fd: &OwnedFd) -> Result<Vec<u8>, i32> {
+    let len = sys::fstat(fd)?.stx_size as usize;
+    if len == 0 {
+        return Ok(vec![]);
+    }
+    sys::Mapping::new(fd, len, false)?.bytes(len)
+}
+
+/// Bytes as they are, or their number and sum.
+pub fn short(bytes: &[u8]) -> String {
+    if bytes.len() <= 48 {
+        return format!("\"{}\"", bytes.escape_ascii());
+    }
+    let mut sum = 0xcbf2_9ce4_8422_2325_u64;
+    for &byte in bytes {
+        sum = (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    }
+    format!("{} bytes, {sum:016x}", bytes.len())
+}
+
+/// A result in words.
+pub fn said<T>(result: &Result<T, i32>, tell: impl FnOnce(&T) -> String) -> String {
+    match result {
+        Ok(value) => tell(value),
+        Err(errno) => sys::errno_name(*errno),
+    }
+}

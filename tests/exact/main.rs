@@ -1,0 +1,180 @@
+//! A mount answers every call as the kernel's own driver does.
+//!
+//! The same call is made on two mounts of two copies of one image, ours and the kernel's, and
+//! everything is compared that a process can see: what is returned, what `statx` says of every
+//! file near it, listings, attributes, contents by each kind of reading, and what a second
+//! process sees that had the file open and cached. At the end both volumes are unmounted and
+//! compared.
+//!
+//! ```text
+//! calls × kinds × who × states ──▶ cases ──▶ run on both ──▶ fields ──▶ verdict
+//!                                                                   limits ┘ └ open
+//! ```
+//!
+//! `DRACONIS_EXACT=all` runs all combinations instead of some thousands that are the same in
+//! every run; `DRACONIS_EXACT=<words>` runs those whose names have all the words, which commas
+//! part. `DRACONIS_EXACT_REPORT=<file>` has all that was found written down. `DRACONIS_BREAK=<what>`
+//! is for a program that can be broken so: the test says whether that is caught.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod calls;
+mod case;
+mod choices;
+mod limits;
+mod look;
+mod observer;
+mod open;
+mod run;
+mod scenarios;
+mod sys;
+mod verdict;
+mod volumes;
+mod walks;
+mod who;
+
+use std::collections::BTreeSet;
+
+use calls::{Call, Group};
+use case::{Case, Kind, STATES, State};
+use run::Condition;
+use verdict::{Known, Verdict};
+use volumes::Pair;
+use who::Who;
+
+/// Whether a combination makes sense: what has no target has no state of its own, and a state
+/// is tried on files and directories.
+fn applies(call: &Call, kind: Kind, state: &State) -> bool {
+    let plain = state.name == "plain";
+    if call.group == Group::Run {
+        return kind == Kind::Program || (plain && kind == Kind::Directory);
+    }
+    if kind == Kind::Program || (state.unlinked && !call.given) {
+        return false;
+    }
+    // Opening a device says nothing of the volume.
+    if call.group == Group::Descriptor && matches!(kind, Kind::Block | Kind::Character) {
+        return false;
+    }
+    let stateful = matches!(kind, Kind::Regular | Kind::EmptyDirectory | Kind::Directory);
+    plain || (stateful && !(state.unlinked && kind.is_directory()))
+}
+
+/// Every combination, without those of whole volumes.
+fn combinations() -> Vec<Case> {
+    let mut cases = vec![];
+    let kinds = Kind::ALL.iter().chain([&Kind::Program]);
+    for call in calls::all() {
+        for &kind in kinds.clone() {
+            for state in STATES.iter().filter(|state| applies(call, kind, state)) {
+                for who in Who::ALL {
+                    for watched in [false, true] {
+                        cases.push(Case { call, kind, who, state, watched, volume: "" });
+                    }
+                }
+            }
+        }
+    }
+    cases
+}
+
+/// The same part of the combinations in every run, or those that are asked for.
+fn chosen(cases: Vec<Case>, number: usize) -> Vec<Case> {
+    let asked = std::env::var("DRACONIS_EXACT").unwrap_or_default();
+    if asked == "all" {
+        return cases;
+    }
+    if !asked.is_empty() {
+        let words: Vec<&str> = asked.split(',').map(str::trim).collect();
+        let has = |case: &Case| words.iter().all(|word| case.to_string().contains(word));
+        return cases.into_iter().filter(has).collect();
+    }
+    let mut numbered: Vec<(u64, Case)> = cases
+        .into_iter()
+        .enumerate()
+        .map(|(i, case)| ((i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29), case))
+        .collect();
+    // What a table of differences names is always among them.
+    let rows = TABLES.iter().flat_map(|(_, rows)| rows.iter());
+    let shown: BTreeSet<&str> = rows.map(|row| row.shown_by).collect();
+    for (place, case) in &mut numbered {
+        if shown.contains(case.to_string().as_str()) {
+            *place = 0;
+        }
+    }
+    numbered.sort_by_key(|one| one.0);
+    numbered.truncate(number);
+    numbered.into_iter().map(|one| one.1).collect()
+}
+
+/// Says what was found; a difference that no table explains is a failure, and so is a row of a
+/// table that nothing shows.
+fn judge(verdict: &Verdict, is_whole: bool) {
+    eprintln!("{} cases, {} kinds of unexplained differences", verdict.compared, verdict.unknown());
+    if let Some(path) = std::env::var_os("DRACONIS_EXACT_REPORT") {
+        std::fs::write(path, verdict.report() + &verdict.examples()).unwrap();
+    }
+    let stale = if is_whole { verdict.stale() } else { vec![] };
+    assert!(verdict.unknown() == 0 && stale.is_empty(), "{}{}", verdict.report(), stale.join("\n"));
+}
+
+const TABLES: &[(&str, &[Known])] =
+    &[("limits.rs", limits::LIMITS), ("choices.rs", choices::CHOICES), ("open.rs", open::OPEN)];
+
+fn verdict() -> Verdict {
+    Verdict::new(TABLES)
+}
+
+#[test]
+fn every_call_is_answered_alike() {
+    if !volumes::can("comparing calls with the kernel's driver") {
+        return;
+    }
+    // The program under test has this variable, too, and is broken as it says.
+    let Ok(name) = std::env::var("DRACONIS_BREAK") else { return compare_all() };
+    let caught = std::panic::catch_unwind(compare_all).is_err();
+    eprintln!("{name}: {}", if caught { "caught" } else { "not caught" });
+    assert!(caught, "{name} changes nothing that is compared");
+}
+
+fn compare_all() {
+    let all = combinations();
+    let is_whole = std::env::var_os("DRACONIS_EXACT").is_none();
+    eprintln!("{} combinations", all.len());
+    let mut verdict = verdict();
+    let mut pairs = vec![];
+    // What fits on one volume.
+    for cases in chosen(all.clone(), 4000).chunks(30_000) {
+        let pair = Pair::new("4096", "2G", "rw,suid,dev");
+        pairs.push(run::run(pair, Condition::Normal, cases, &mut verdict));
+    }
+    let pair = Pair::new("4096", "64M", "rw,suid,dev");
+    scenarios::run(&pair, &mut verdict);
+    pairs.push((pair, scenarios::directories().collect()));
+    let plain = all.iter().copied().filter(|case| case.state.name == "open to all");
+    let of = |volume: &'static str| plain.clone().map(|case| Case { volume, ..case }).collect();
+    let full = Pair::new("1024", "64M", "rw,suid,dev");
+    pairs.push(run::run(full, Condition::Full, &chosen(of("full"), 400), &mut verdict));
+    for volume in ["strictatime", "noatime"] {
+        // Calls that read, and what they touch.
+        let reads = |case: &&Case| {
+            let name = &case.call.name;
+            case.state.name == "plain"
+                && ["pread", "names", "open read", "from it", "readlink", "lseek"]
+                    .iter()
+                    .any(|word| name.contains(word))
+        };
+        let cases: Vec<Case> =
+            all.iter().filter(reads).map(|case| Case { volume, ..*case }).collect();
+        let options = format!("rw,suid,dev,{volume}");
+        let pair = Pair::new("4096", "256M", &options);
+        pairs.push(run::run(pair, Condition::Normal, &chosen(cases, 200), &mut verdict));
+    }
+    let read = Pair::new("4096", "256M", "rw,suid,dev");
+    pairs.push(run::run(read, Condition::ReadOnly, &chosen(of("read-only"), 400), &mut verdict));
+    judge(&verdict, is_whole);
+    for (pair, different) in pairs {
+        pair.judge(&different);
+    }
+}

@@ -1,0 +1,264 @@
+//! What takes more than one call, or more than one process: each is done on both mounts, and
+//! what it tells is compared.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::calls::{Call, Group};
+use crate::case::{Case, Kind, STATES};
+use crate::look::{Fields, said, short};
+use crate::sys::{self, Queue};
+use crate::verdict::Verdict;
+use crate::volumes::Pair;
+use crate::who::Who;
+
+type Scenario = fn(&Path) -> Fields;
+
+const SCENARIOS: [(&str, Scenario); 6] = [
+    ("asynchronous direct writes beside a reader", asynchronous_writes),
+    ("handles of files that are not cached", handles),
+    ("a layer above, with whiteouts", layers),
+    ("a layer above, of a user's namespace", layers_of_a_user),
+    ("a program that is written to while it runs", busy_program),
+    ("a saved document", saved_document),
+];
+
+/// Does all of them on both mounts.
+pub fn run(pair: &Pair, verdict: &mut Verdict) {
+    static CALLS: OnceLock<Vec<Call>> = OnceLock::new();
+    let calls = CALLS.get_or_init(|| {
+        let call = |(name, _): &(&str, Scenario)| Call {
+            name: (*name).into(),
+            group: Group::Run,
+            given: false,
+            run: Box::new(|_| ()),
+        };
+        SCENARIOS.iter().map(call).collect()
+    });
+    for (i, ((name, scenario), call)) in SCENARIOS.iter().zip(calls).enumerate() {
+        if !is_chosen(name) {
+            continue;
+        }
+        let [ours, theirs] = [&pair.ours, &pair.theirs].map(|top| {
+            let dir = top.join(format!("scenario{i}"));
+            std::fs::create_dir(&dir).unwrap();
+            scenario(&dir)
+        });
+        let case = Case {
+            call,
+            kind: Kind::Regular,
+            who: Who::Root,
+            state: &STATES[0],
+            watched: false,
+            volume: "",
+        };
+        verdict.compare(&case, &ours, &theirs);
+    }
+}
+
+/// The directories that were used, which may differ.
+pub fn directories() -> impl Iterator<Item = String> {
+    (0..SCENARIOS.len()).map(|i| format!("scenario{i}"))
+}
+
+fn is_chosen(name: &str) -> bool {
+    std::env::var("DRACONIS_EXACT").is_ok_and(|words| words == "all" || name.contains(&words))
+        || std::env::var_os("DRACONIS_EXACT").is_none()
+}
+
+const PAGE: usize = 4096;
+const PAGES: usize = 64;
+
+/// A reader goes on reading by its descriptor while another has direct writes in flight; after
+/// each round everybody must see that round's bytes.
+fn asynchronous_writes(dir: &Path) -> Fields {
+    let path = dir.join("file");
+    std::fs::write(&path, vec![0; PAGES * PAGE]).unwrap();
+    let direct = sys::open(&path, libc::O_RDWR | libc::O_DIRECT, 0).unwrap();
+    let held = sys::open(&path, libc::O_RDONLY, 0).unwrap();
+    let mapped = sys::Mapping::new(&held, PAGES * PAGE, false).unwrap();
+    let (queue, stop) = (Queue::new(PAGES), AtomicBool::new(false));
+    let mut stale = [0; 3];
+    let mut answers = vec![];
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let reader = sys::open(&path, libc::O_RDONLY, 0).unwrap();
+            let mut page = vec![0; PAGE];
+            while !stop.load(Ordering::Relaxed) {
+                for at in 0..PAGES {
+                    let _ = sys::pread(&reader, &mut page, (at * PAGE) as i64);
+                }
+            }
+        });
+        // The reader ends whatever happens here.
+        let _end = Raised(&stop);
+        let mut memory = vec![0_u8; 2 * PAGE];
+        let skip = memory.as_ptr().align_offset(PAGE);
+        // Chance decides in which round; most show it within a few.
+        for round in 1..=200_u8 {
+            if stale.iter().all(|&stale| stale > 0) {
+                break;
+            }
+            memory[skip..skip + PAGE].fill(round);
+            let block = &memory[skip..skip + PAGE];
+            let blocks: Vec<_> = (0..PAGES).map(|at| (block, (at * PAGE) as i64)).collect();
+            answers.push(queue.write(&direct, &blocks));
+            let fresh = sys::open(&path, libc::O_RDONLY, 0).unwrap();
+            let views = [read(&held), read(&fresh), mapped.bytes(PAGES * PAGE).unwrap()];
+            for (stale, view) in stale.iter_mut().zip(views) {
+                *stale += view.iter().filter(|&&byte| byte != round).count() / PAGE;
+            }
+        }
+    });
+    answers.dedup();
+    // How many, chance decides.
+    let told = |stale: usize| if stale == 0 { "none" } else { "some" }.to_string();
+    vec![
+        ("answers".into(), format!("{answers:?}")),
+        ("stale pages, held open".into(), told(stale[0])),
+        ("stale pages, opened anew".into(), told(stale[1])),
+        ("stale pages, mapped".into(), told(stale[2])),
+    ]
+}
+
+/// Raises a flag when it goes.
+struct Raised<'a>(&'a AtomicBool);
+
+impl Drop for Raised<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn read(fd: &std::os::fd::OwnedFd) -> Vec<u8> {
+    let mut bytes = vec![0; PAGES * PAGE];
+    let len = sys::pread(fd, &mut bytes, 0).unwrap();
+    bytes.truncate(len as usize);
+    bytes
+}
+
+/// Handles outlive what is cached of their files, and lead nowhere once those are gone.
+fn handles(dir: &Path) -> Fields {
+    let mut handles = vec![];
+    for name in ["file", "gone", "other", "dir", "dir/within"] {
+        let path = dir.join(name);
+        if name == "dir" {
+            std::fs::create_dir(&path).unwrap();
+        } else {
+            std::fs::write(&path, name).unwrap();
+        }
+        handles.push((name, sys::name_to_handle(&path).unwrap()));
+    }
+    std::fs::remove_file(dir.join("gone")).unwrap();
+    std::fs::rename(dir.join("other"), dir.join("dir/moved")).unwrap();
+    let top = sys::open(dir, libc::O_RDONLY, 0).unwrap();
+    let mut fields = vec![];
+    for cached in [true, false] {
+        if !cached {
+            sys::sync(libc::SYS_syncfs, &top).unwrap();
+            std::fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
+        }
+        for (name, handle) in &handles {
+            let opened = sys::open_by_handle(&top, handle, libc::O_RDONLY);
+            let read = opened.and_then(|fd| {
+                if *name == "dir" {
+                    return sys::names(&fd).map(|names| names.join(" ").into_bytes());
+                }
+                let mut bytes = vec![0; 100];
+                let len = sys::read(&fd, &mut bytes)?;
+                bytes.truncate(len as usize);
+                Ok(bytes)
+            });
+            let key = format!("{name}, {}", if cached { "cached" } else { "not cached" });
+            fields.push((key, said(&read, |bytes| short(bytes))));
+        }
+    }
+    fields
+}
+
+/// What a shell script says, complaints included.
+fn script(dir: &Path, text: &str) -> Fields {
+    let output = Command::new("sh").args(["-uc", text]).current_dir(dir).output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said).replace(&*dir.to_string_lossy(), "DIR");
+    let lines = said.lines().enumerate();
+    lines.map(|(i, line)| (format!("line {i:02}"), line.to_string())).collect()
+}
+
+const IN_LAYER: &str = "
+    cd merged || exit
+    cat kept; rm gone && ls; mkdir made && rmdir full 2>/dev/null; rm -r full && mkdir full && ls -A full
+    mv kept moved && cat moved; echo changed >>linked && cat linked; chmod 600 linked; ln linked two
+    mv tree tree2 2>/dev/null || { cp -a tree tree2 && rm -r tree; }; cat tree2/in/leaf
+    setfattr -n user.a -v b moved && getfattr --only-values -n user.a moved; echo
+    find . | LC_ALL=C sort; stat -c '%n %A %h %s' moved linked two
+";
+
+fn prepare_layers(dir: &Path) {
+    for name in ["lower/full/x", "lower/tree/in", "upper", "work", "merged"] {
+        std::fs::create_dir_all(dir.join(name)).unwrap();
+    }
+    for name in ["kept", "gone", "linked", "tree/in/leaf", "full/file"] {
+        std::fs::write(dir.join("lower").join(name), format!("{name}\n")).unwrap();
+    }
+}
+
+/// Overlayfs with its upper and work directories on the mount.
+fn layers(dir: &Path) -> Fields {
+    prepare_layers(dir);
+    script(
+        dir,
+        &format!(
+            "mount -t overlay overlay -o lowerdir=lower,upperdir=upper,workdir=work merged || exit
+             ({IN_LAYER}); umount merged; ls -l upper | awk '{{print $1, $NF}}'"
+        ),
+    )
+}
+
+/// The same by a user, in a namespace of its own.
+fn layers_of_a_user(dir: &Path) -> Fields {
+    prepare_layers(dir);
+    let options = "lowerdir=lower,upperdir=upper,workdir=work,userxattr";
+    script(
+        dir,
+        &format!(
+            "chown -R 1001:2001 . ; cat >inner <<'END'
+mount -t overlay overlay -o {options} merged || exit
+({IN_LAYER})
+END
+             setpriv --reuid 1001 --regid 2001 --clear-groups unshare -Urm sh -u inner
+             ls -l upper | awk '{{print $1, $NF}}'"
+        ),
+    )
+}
+
+/// What runs cannot be written to, and what is open for writing cannot be run.
+fn busy_program(dir: &Path) -> Fields {
+    let path = dir.join("program");
+    std::fs::copy("/usr/bin/sleep", &path).unwrap();
+    let mut child = Command::new(&path).arg("100").spawn().unwrap();
+    let told = |answer: Result<std::os::fd::OwnedFd, i32>| said(&answer, |_| "open".into());
+    let mut fields = vec![
+        ("open for writing".into(), told(sys::open(&path, libc::O_WRONLY, 0))),
+        ("truncate".into(), said(&sys::truncate(&path, 10), i64::to_string)),
+    ];
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let writer = sys::open(&path, libc::O_WRONLY, 0);
+    fields.push(("open once it has ended".into(), said(&writer, |_| "open".into())));
+    let ran = Command::new(&path).arg("0").status();
+    fields.push(("run while open".into(), format!("{:?}", ran.map_err(|e| e.raw_os_error()))));
+    fields
+}
+
+/// An editor's habits: a copy beside it, a lock, a rename over the old one, which is still open.
+fn saved_document(dir: &Path) -> Fields {
+    script(
+        dir,
+        "echo one >doc; exec 3<doc; cp -p doc doc~; echo two >.doc.new; sync -f .doc.new
+         mv .doc.new doc; cat <&3; cat doc doc~; exec 4<>doc; rm doc; echo three >&4
+         cat /proc/self/fd/4; ls -A; stat -L -c '%h %s' /proc/self/fd/4; exec 4>&-; ls -A",
+    )
+}

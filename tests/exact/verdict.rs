@@ -1,0 +1,133 @@
+//! What the comparison found: differences that a table explains, and those that it does not.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use crate::case::Case;
+use crate::look::Fields;
+use crate::run::differences;
+
+/// One field in which the mounts differ.
+#[derive(Clone, Debug)]
+pub struct Difference {
+    pub field: String,
+    pub ours: String,
+    pub theirs: String,
+}
+
+impl Difference {
+    pub fn is(&self, ours: &str, theirs: &str) -> bool {
+        self.ours == ours && self.theirs == theirs
+    }
+}
+
+/// A row of a table of differences that are known.
+pub struct Known {
+    /// Why, in a sentence.
+    pub why: &'static str,
+    /// A case that shows it, which is always run.
+    pub shown_by: &'static str,
+    pub is: fn(&Case, &Difference) -> bool,
+}
+
+/// A kind of difference that nothing explains, with the first case that showed it.
+struct Unknown {
+    count: usize,
+    example: String,
+}
+
+pub struct Verdict {
+    tables: Vec<(&'static str, &'static [Known], Vec<Option<String>>)>,
+    unknown: BTreeMap<(String, String, String), Unknown>,
+    pub compared: usize,
+}
+
+impl Verdict {
+    /// Judges with tables that have names.
+    pub fn new(tables: &[(&'static str, &'static [Known])]) -> Self {
+        let tables =
+            tables.iter().map(|(name, rows)| (*name, *rows, vec![None; rows.len()])).collect();
+        Self { tables, unknown: BTreeMap::new(), compared: 0 }
+    }
+
+    /// Whether the two leave the same behind, times aside.
+    pub fn compare(&mut self, case: &Case, ours: &Fields, theirs: &Fields) -> bool {
+        self.compared += 1;
+        let mut found = differences(ours, theirs);
+        let passing = |field: &str| field.contains("time") || field.contains(".statx");
+        let same = found.iter().all(|difference| passing(&difference.field));
+        // What follows from another answer is compared once that is mended.
+        if let Some(first) = found.iter().position(|one| one.field.starts_with("answer")) {
+            found = vec![found.swap_remove(first)];
+        }
+        for difference in found {
+            self.judge(case, difference);
+        }
+        same
+    }
+
+    fn judge(&mut self, case: &Case, difference: Difference) {
+        let mut known = false;
+        for (_, rows, hits) in &mut self.tables {
+            for (row, hits) in rows.iter().zip(hits) {
+                if !known && (row.is)(case, &difference) {
+                    hits.get_or_insert_with(|| case.to_string());
+                    known = true;
+                }
+            }
+        }
+        if !known {
+            let Difference { field, ours, theirs } = difference;
+            let example = case.to_string();
+            let key = (field, short(&ours), short(&theirs));
+            let unknown = self.unknown.entry(key).or_insert(Unknown { count: 0, example });
+            unknown.count += 1;
+        }
+    }
+
+    pub fn unknown(&self) -> usize {
+        self.unknown.len()
+    }
+
+    /// All differences that nothing explains, most frequent first.
+    pub fn report(&self) -> String {
+        let mut found: Vec<_> = self.unknown.iter().collect();
+        found.sort_by_key(|(_, unknown)| std::cmp::Reverse(unknown.count));
+        let mut text = String::new();
+        for ((field, ours, theirs), Unknown { count, example }) in found {
+            let _ = writeln!(text, "{count:5} × {field}: ours {ours}, the kernel's {theirs}");
+            let _ = writeln!(text, "        as in: {example}");
+        }
+        text
+    }
+
+    /// The first case that showed each row of the tables.
+    pub fn examples(&self) -> String {
+        let mut text = String::new();
+        for (name, rows, hits) in &self.tables {
+            for (row, hit) in rows.iter().zip(hits) {
+                let _ = writeln!(text, "{name}: {}: {}", row.why, hit.as_deref().unwrap_or("-"));
+            }
+        }
+        text
+    }
+
+    /// Rows of the tables that no case showed.
+    pub fn stale(&self) -> Vec<String> {
+        let mut stale = vec![];
+        for (name, rows, hits) in &self.tables {
+            for (row, _) in rows.iter().zip(hits).filter(|(_, hit)| hit.is_none()) {
+                stale.push(format!("{name}: no case shows this any more, delete it: {}", row.why));
+            }
+        }
+        stale
+    }
+}
+
+fn short(value: &str) -> String {
+    if value.len() <= 100 {
+        value.into()
+    } else {
+        format!("{}…", value.chars().take(100).collect::<String>())
+    }
+}

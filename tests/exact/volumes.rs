@@ -1,0 +1,140 @@
+//! Two mounts of two copies of one image, and their comparison once they are unmounted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::common::volume::check;
+use crate::common::{self, Draconis, Kernel, Without, eventually, look, mke2fs};
+
+pub struct Pair {
+    /// Dropped first: it is mounted below the directory of the other.
+    kernel: Option<Kernel>,
+    draconis: Draconis,
+    images: [PathBuf; 2],
+    pub ours: PathBuf,
+    pub theirs: PathBuf,
+}
+
+/// Whether two mounts can be compared here; says what is skipped where not.
+pub fn can(test: &str) -> bool {
+    if !common::is_root() {
+        eprintln!("skipped: {test} needs root, for the kernel's own mount");
+        return false;
+    }
+    common::fuse(test)
+}
+
+impl Pair {
+    /// Two empty volumes.
+    pub fn new(block: &str, size: &str, options: &str) -> Self {
+        let draconis = Draconis::new();
+        let images = ["ours.img", "theirs.img"].map(|name| draconis.path(name));
+        let arguments = ["-t", "ext2", "-b", block, "-i", "4096", "-m", "0"];
+        mke2fs(&images[0], None, &arguments, size);
+        let copied = Command::new("cp").arg("--sparse=always").args(&images).status().unwrap();
+        assert!(copied.success());
+        Self::mount(draconis, images, options)
+    }
+
+    fn mount(draconis: Draconis, images: [PathBuf; 2], options: &str) -> Self {
+        let ours = draconis.mount(&images[0], "ours", options);
+        let theirs = draconis.make_dir("theirs");
+        let mounted = Command::new("mount")
+            .args(["-t", "ext2", "-o", &format!("loop,{options}")])
+            .args([&images[1], &theirs])
+            .output()
+            .unwrap();
+        assert!(mounted.status.success(), "{}", String::from_utf8_lossy(&mounted.stderr));
+        let kernel = Some(Kernel { at: theirs.clone() });
+        Self { draconis, images, ours, theirs, kernel }
+    }
+
+    /// Mounts both again, with other options.
+    pub fn again(mut self, options: &str) -> Self {
+        self.unmount();
+        let draconis = std::mem::replace(&mut self.draconis, Draconis::new());
+        Self::mount(draconis, self.images.clone(), options)
+    }
+
+    fn unmount(&mut self) {
+        eventually("ours is not busy", || {
+            let output = self.draconis.run(["umount".as_ref(), self.ours.as_os_str()]);
+            output.status.success()
+        });
+        self.kernel = None;
+    }
+
+    /// Unmounts both. Neither volume has a fault, each shows what its mount showed, and they
+    /// have the same files, times aside, but for those in directories that are known to differ.
+    pub fn judge(mut self, different: &BTreeSet<String>) {
+        // What the volume has, not what the kernel still believes of it: that is compared call
+        // by call.
+        // A write-back that was refused is told again here.
+        for at in [&self.ours, &self.theirs] {
+            let _ = Command::new("sync").arg("-f").arg(at).stderr(Stdio::null()).status();
+        }
+        std::fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
+        let shown = [&self.ours, &self.theirs].map(|at| settled(look(at, Without::default())));
+        self.unmount();
+        for image in &self.images {
+            check(image);
+        }
+        let mut kept = vec![];
+        for (image, shown) in self.images.iter().zip(&shown) {
+            let at = self.draconis.path("unmounted");
+            let kernel = Kernel::mount(image, at, "comparing volumes").expect("it was mounted");
+            let found = settled(look(&kernel.at, Without::default()));
+            common::same(shown, &found);
+            kept.push((found, flags(&kernel.at)));
+        }
+        let [ours, theirs] = [0, 1].map(|i| comparable(&kept[i].0, different));
+        assert!(!ours.is_empty());
+        common::same(&ours, &theirs);
+        let [ours, theirs] = [0, 1].map(|i| {
+            let is_alike = |line: &&String| {
+                let top = line.split("./").nth(1).and_then(|path| path.split('/').next());
+                !different.contains(top.unwrap_or_default())
+            };
+            kept[i].1.iter().filter(is_alike).cloned().collect::<Vec<_>>()
+        });
+        assert!(ours == theirs, "lsattr: {ours:#?} and {theirs:#?}");
+    }
+}
+
+/// Without times of access, which looking changes.
+fn settled(mut seen: BTreeMap<PathBuf, common::Seen>) -> BTreeMap<PathBuf, common::Seen> {
+    for one in seen.values_mut() {
+        one.times[0] = (0, 0);
+    }
+    seen
+}
+
+/// Without what belongs to a volume: numbers of inodes, times, how directories grow.
+fn comparable(
+    seen: &BTreeMap<PathBuf, common::Seen>,
+    different: &BTreeSet<String>,
+) -> BTreeMap<PathBuf, common::Seen> {
+    let top = |path: &Path| path.iter().next().map(|top| top.to_string_lossy().into_owned());
+    let one = |(path, seen): (&PathBuf, &common::Seen)| {
+        let mut seen = seen.clone();
+        seen.inode = 0;
+        seen.times = [(0, 0); 3];
+        if seen.mode & libc::S_IFMT == libc::S_IFDIR {
+            (seen.size, seen.blocks) = (0, 0);
+        }
+        (path.clone(), seen)
+    };
+    let alike =
+        seen.iter().filter(|(path, _)| top(path).is_none_or(|top| !different.contains(&top)));
+    alike.map(one).collect()
+}
+
+fn flags(at: &Path) -> Vec<String> {
+    let output = Command::new("lsattr").args(["-R", "-a", "."]).current_dir(at).output().unwrap();
+    let mut lines: Vec<_> =
+        String::from_utf8_lossy(&output.stdout).lines().map(String::from).collect();
+    lines.retain(|line| line.starts_with('-') || line.contains(" ./"));
+    lines.sort();
+    lines
+}
