@@ -234,7 +234,7 @@ pub fn read_all(fd: &OwnedFd) -> Result<Vec<u8>, i32> {
     loop {
         let len = sys::pread(fd, buffer, bytes.len() as i64)? as usize;
         bytes.extend_from_slice(&buffer[..len]);
-        if len == 0 || len % 4096 != 0 {
+        if len == 0 || !len.is_multiple_of(4096) {
             return Ok(bytes);
         }
     }

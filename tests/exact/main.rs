@@ -145,7 +145,7 @@ fn compare_all() {
     let mut verdict = verdict();
     let mut pairs = vec![];
     // What fits on one volume.
-    for cases in chosen(all.clone(), 4000).chunks(30_000) {
+    for cases in chosen(all.clone(), 3000).chunks(30_000) {
         let pair = Pair::new("4096", "2G", "rw,suid,dev");
         pairs.push(run::run(pair, Condition::Normal, cases, &mut verdict));
     }
