@@ -36,7 +36,7 @@ pub enum Command {
     /// fusermount3 (package fuse3) and write access to the directory.
     #[command(after_long_help = MOUNT_OPTIONS)]
     Mount(Mount),
-    /// Unmount a directory.
+    /// Unmount a directory, or clear the dead mount that a lost worker or manager left there.
     #[command(alias = "unmount")]
     Umount(Umount),
     /// Show what is mounted: worker, sandbox, caches, requests, memory.
@@ -189,6 +189,9 @@ pub struct Mount {
     /// Mount options, separated by commas; may be repeated.
     #[arg(short, value_name = "OPTIONS")]
     pub options: Vec<String>,
+    /// If DIR has a dead mount of ours on it, clear that first.
+    #[arg(long)]
+    pub replace: bool,
     /// Make IMAGE, an empty volume of this size, first.
     #[arg(long, value_name = "SIZE")]
     pub create: Option<String>,

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use draconis_front::fuse;
-use draconis_service::manager::Front;
+use draconis_service::manager::{Front, NotDetached};
 use draconis_service::options::{AccessTimes, MountOptions};
 
 /// Read-ahead of the kernel on our mounts, in KiB. FUSE starts at 128, where every read of
@@ -41,20 +41,20 @@ impl Front for Fuse {
         fuse::mount(mount_point, &options).map_err(|error| error.to_string())
     }
 
-    fn tune(&self, mount_point: &Path) -> Option<String> {
-        let file = fuse::read_ahead_file(mount_point)?;
-        let current: u32 = std::fs::read_to_string(&file).ok()?.trim().parse().ok()?;
-        if current >= READ_AHEAD_KIB || std::fs::write(&file, READ_AHEAD_KIB.to_string()).is_ok() {
-            return None;
+    fn tune(&self, mount_point: &Path) {
+        let Some(file) = fuse::read_ahead_file(mount_point) else { return };
+        let current = std::fs::read_to_string(&file).ok();
+        let current: Option<u32> = current.and_then(|text| text.trim().parse().ok());
+        if current.is_some_and(|kib| kib < READ_AHEAD_KIB) {
+            // Only root may. The README says what a user can ask for.
+            let _ = std::fs::write(&file, READ_AHEAD_KIB.to_string());
         }
-        Some(format!(
-            "cold reads are slower than they could be: as root, write {READ_AHEAD_KIB} to {}",
-            file.display()
-        ))
     }
 
-    fn detach(&self, mount_point: &Path, force: bool) -> Result<(), String> {
-        fuse::unmount(mount_point, force)
-            .map_err(|error| format!("{}: {error}", mount_point.display()))
+    fn detach(&self, mount_point: &Path, force: bool) -> Result<(), NotDetached> {
+        fuse::unmount(mount_point, force).map_err(|error| match error {
+            fuse::MountError::Busy => NotDetached::Busy,
+            other => NotDetached::Failed(other.to_string()),
+        })
     }
 }

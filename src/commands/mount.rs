@@ -51,10 +51,11 @@ pub fn run(arguments: &Mount) -> anyhow::Result<ExitCode> {
     let volume = absolute(&arguments.image)?;
     let directory = Directory::open().context("cannot keep a manager's socket")?;
     if arguments.foreground {
-        return foreground(&directory, volume, mount_point, options);
+        return foreground(&directory, volume, mount_point, options, arguments.replace);
     }
     let manager = directory.connect_or_start()?;
-    told(ask(&manager, &Request::Mount { volume, mount_point, options })?)
+    let replace = arguments.replace;
+    told(ask(&manager, &Request::Mount { volume, mount_point, options, replace })?)
 }
 
 /// Makes an empty volume that belongs to whoever asks, as `draconis format` would.
@@ -73,19 +74,21 @@ fn foreground(
     volume: PathBuf,
     mount_point: PathBuf,
     options: MountOptions,
+    replace: bool,
 ) -> anyhow::Result<ExitCode> {
     let Some(listener) = directory.bind()? else {
-        return follow(directory, volume, mount_point, options);
+        return follow(directory, volume, mount_point, options, replace);
     };
     let manager = Manager::new(Box::new(Fuse));
     manager.listen(listener);
     let ending = manager.clone();
     super::serve::on_signal(move || ending.unmount_all())?;
-    let notes = manager.mount(volume, mount_point.clone(), options).map_err(anyhow::Error::msg)?;
+    let notes = manager.mount(volume, mount_point.clone(), options, replace);
+    let notes = notes.map_err(anyhow::Error::msg)?;
     told_notes(&notes);
     let why = manager.wait(&mount_point);
     // Others may have mounted through this manager meanwhile, or wait for an answer.
-    manager.wait_idle(Duration::ZERO);
+    manager.wait_idle(Duration::ZERO, false);
     ended(why)
 }
 
@@ -95,11 +98,12 @@ fn follow(
     volume: PathBuf,
     mount_point: PathBuf,
     options: MountOptions,
+    replace: bool,
 ) -> anyhow::Result<ExitCode> {
     let unmount = Request::Unmount { mount_point: mount_point.clone(), force: true };
     let wait = Request::Wait { mount_point: mount_point.clone() };
     let manager = directory.connect_or_start()?;
-    told(ask(&manager, &Request::Mount { volume, mount_point, options })?)?;
+    told(ask(&manager, &Request::Mount { volume, mount_point, options, replace })?)?;
     let other = directory.clone();
     super::serve::on_signal(move || {
         if let Some(manager) = other.connect() {
@@ -124,7 +128,9 @@ fn ended(why: Option<String>) -> anyhow::Result<ExitCode> {
 pub fn told(reply: Reply) -> anyhow::Result<ExitCode> {
     match reply {
         Reply::Failed { why } => bail!("{why}"),
+        Reply::NotMounted => bail!("no volume of ours is mounted there"),
         Reply::Mounted { notes } => told_notes(&notes),
+        Reply::Cleared { why } => told_notes(&[format!("the mount was dead: {why}")]),
         Reply::Done | Reply::Status(_) | Reply::Ended { .. } => {}
     }
     Ok(ExitCode::SUCCESS)

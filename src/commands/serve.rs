@@ -32,7 +32,7 @@ pub fn run(arguments: &Serve) -> anyhow::Result<ExitCode> {
         std::process::exit(0);
     })?;
     if arguments.until_idle {
-        manager.wait_idle(IDLE);
+        manager.wait_idle(IDLE, true);
         return Ok(ExitCode::SUCCESS);
     }
     loop {

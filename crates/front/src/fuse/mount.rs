@@ -60,11 +60,14 @@ pub enum AccessTimes {
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     /// `/dev/fuse` is missing.
-    #[error("/dev/fuse: {0}: load the fuse module, or use the commands that need no mount")]
+    #[error("/dev/fuse: {}: load the fuse module, or use the commands that need no mount", sentence(.0))]
     NoFuse(rustix::io::Errno),
     /// The kernel refused.
-    #[error("{0}: {1}")]
+    #[error("{}: {}", .0.display(), sentence(.1))]
     Kernel(PathBuf, rustix::io::Errno),
+    /// It is in use.
+    #[error("it is busy")]
+    Busy,
     /// `fusermount3` could not be run.
     #[error("cannot run fusermount3 ({0}): install fuse3, or mount as root")]
     NoHelper(std::io::Error),
@@ -93,12 +96,20 @@ pub fn unmount(dir: &Path, force: bool) -> Result<(), MountError> {
     if rustix::process::geteuid().is_root() {
         let flags = if force { UnmountFlags::DETACH } else { UnmountFlags::empty() };
         let unmounted = rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW);
-        return unmounted.map_err(|errno| MountError::Kernel(dir.into(), errno));
+        return unmounted.map_err(|errno| match errno {
+            rustix::io::Errno::BUSY => MountError::Busy,
+            other => MountError::Kernel(dir.into(), other),
+        });
     }
     let mut command = Command::new("fusermount3");
-    command.arg("-u").args(force.then_some("-z")).arg("--").arg(dir);
+    command.env("LC_ALL", "C").arg("-u").args(force.then_some("-z")).arg("--").arg(dir);
     let output = command.stdin(Stdio::null()).output().map_err(MountError::NoHelper)?;
-    if output.status.success() { Ok(()) } else { Err(helper_said(&output.stderr)) }
+    match helper_said(&output.stderr) {
+        _ if output.status.success() => Ok(()),
+        // By no other sign does it tell.
+        MountError::Helper(text) if text.contains("busy") => Err(MountError::Busy),
+        said => Err(said),
+    }
 }
 
 fn mount_as_root(dir: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
@@ -161,6 +172,12 @@ fn mount_by_helper(dir: &Path, options: &MountOptions) -> Result<OwnedFd, MountE
         Some(fuse) if status.success() => Ok(fuse),
         _ => Err(helper_said(&said)),
     }
+}
+
+/// What the system says, without its number.
+fn sentence(errno: &rustix::io::Errno) -> String {
+    let text = std::io::Error::from(*errno).to_string();
+    text.split(" (os error ").next().unwrap_or_default().to_string()
 }
 
 fn helper_said(stderr: &[u8]) -> MountError {

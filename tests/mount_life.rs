@@ -1,0 +1,245 @@
+//! The life of a mount: how it ends, what is left when its worker or its manager dies, and
+//! that volume and directory can be used again at once.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use common::volume::check;
+use common::{Draconis, eventually, fuse, have, is_root, mke2fs, mounts_below};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// What the kernel says of a mount whose server is gone.
+const NOT_CONNECTED: i32 = 107;
+
+fn small(draconis: &Draconis, name: &str) -> PathBuf {
+    let tree = draconis.make_dir("small");
+    std::fs::write(tree.join("hello"), "hello\n").unwrap();
+    std::fs::write(tree.join("large"), vec![7; 3 << 20]).unwrap();
+    let image = draconis.path(name);
+    mke2fs(&image, Some(&tree), &["-t", "ext2"], "8M");
+    image
+}
+
+fn kill(pid: &serde_json::Value, signal: Signal) {
+    let pid = Pid::from_raw(pid.as_i64().unwrap() as i32).unwrap();
+    kill_process(pid, signal).unwrap();
+}
+
+fn is_not_connected(result: std::io::Result<impl std::fmt::Debug>) {
+    let error = result.unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(NOT_CONNECTED), "{error}");
+}
+
+/// Waits until the only mount is dead; why.
+fn dead(draconis: &Draconis) -> String {
+    eventually("the loss is noticed", || draconis.status()["mounts"][0]["state"] == "dead");
+    draconis.status()["mounts"][0]["why"].as_str().unwrap().to_string()
+}
+
+fn arguments<'a>(words: &[&'a str], image: &'a Path, at: &'a Path) -> Vec<&'a std::ffi::OsStr> {
+    let words = words.iter().map(|word| std::ffi::OsStr::new(*word));
+    words.chain([image.as_os_str(), at.as_os_str()]).collect()
+}
+
+#[test]
+fn a_mount_whose_worker_is_killed_stays_dead_in_its_place() {
+    if !fuse("killing a worker") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = small(&draconis, "a.img");
+    let at = draconis.mount(&image, "at", "rw");
+    let open = std::fs::File::open(at.join("large")).unwrap();
+    // A reader that waits: the worker is stopped, then killed.
+    let worker = draconis.status()["mounts"][0]["worker_pid"].clone();
+    kill(&worker, Signal::STOP);
+    let reader = std::thread::spawn(move || {
+        std::os::unix::fs::FileExt::read_at(&open, &mut [0; 1], 2 << 20)
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    kill(&worker, Signal::KILL);
+    reader.join().unwrap().unwrap_err();
+    assert!(dead(&draconis).contains("was killed by signal 9"));
+    let said = draconis.ok(["status"]);
+    assert!(said.contains("dead") && said.contains("signal 9"), "{said}");
+    let log = std::fs::read_to_string(draconis.path("run/manager.log")).unwrap();
+    assert!(log.contains("was killed by signal 9"), "{log}");
+    // What is written by its path does not go to the disk below.
+    is_not_connected(std::fs::write(at.join("new"), "lost"));
+    is_not_connected(std::fs::read(at.join("hello")));
+    // The volume is free: for tools, and for a mount elsewhere.
+    draconis.ok(["check".as_ref(), image.as_os_str()]);
+    let elsewhere = draconis.mount(&image, "elsewhere", "ro");
+    assert_eq!(std::fs::read_to_string(elsewhere.join("hello")).unwrap(), "hello\n");
+    draconis.ok(["umount".as_ref(), elsewhere.as_os_str()]);
+    // The directory is not, unless one asks for it.
+    let said = draconis.fails(arguments(&["mount"], &image, &at));
+    assert!(said.contains("dead mount") && said.contains("--replace"), "{said}");
+    draconis.ok(arguments(&["mount", "--replace"], &image, &at));
+    assert_eq!(std::fs::read_to_string(at.join("hello")).unwrap(), "hello\n");
+    assert_eq!(mounts_below(&at).len(), 1);
+    draconis.ok(["umount".as_ref(), at.as_os_str()]);
+    assert!(mounts_below(&at).is_empty());
+    assert_eq!(std::fs::read_dir(&at).unwrap().count(), 0);
+    check(&image);
+}
+
+#[test]
+fn a_dead_mount_is_cleared_by_every_way_of_unmounting() {
+    if !fuse("clearing dead mounts") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = small(&draconis, "a.img");
+    let mut ways = vec![vec![env!("CARGO_BIN_EXE_draconis"), "umount"]];
+    ways.push(vec![env!("CARGO_BIN_EXE_draconis"), "umount", "-f"]);
+    if have("fusermount3") {
+        ways.push(vec!["fusermount3", "-u"]);
+    }
+    if is_root() {
+        ways.push(vec!["umount"]);
+    }
+    for way in ways {
+        let at = draconis.mount(&image, "at", "rw");
+        // Held open: there is nothing that could still be lost.
+        let held = way[0].ends_with("draconis").then(|| std::fs::File::open(at.join("hello")));
+        kill(&draconis.status()["mounts"][0]["worker_pid"], Signal::KILL);
+        dead(&draconis);
+        let mut command = Command::new(way[0]);
+        command.env("DRACONIS_RUNTIME_DIR", draconis.path("run")).args(&way[1..]).arg(&at);
+        assert!(command.status().unwrap().success(), "{way:?}");
+        assert!(mounts_below(&at).is_empty(), "{way:?}");
+        assert_eq!(draconis.status()["mounts"].as_array().unwrap().len(), 0, "{way:?}");
+        drop(held);
+    }
+}
+
+#[test]
+fn a_hung_worker_is_killed_by_the_deadline() {
+    if !fuse("a hung worker") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let at = draconis.mount(&small(&draconis, "a.img"), "at", "ro,deadline=1");
+    kill(&draconis.status()["mounts"][0]["worker_pid"], Signal::STOP);
+    std::fs::read(at.join("large")).unwrap_err();
+    assert!(dead(&draconis).contains("did not answer for 1 s"));
+    let log = std::fs::read_to_string(draconis.path("run/manager.log")).unwrap();
+    assert!(log.contains("did not answer for 1 s"), "{log}");
+    is_not_connected(std::fs::read(at.join("hello")));
+    draconis.ok(["umount".as_ref(), at.as_os_str()]);
+}
+
+/// Kills the manager of the only mount, and waits until its worker is gone, too.
+fn kill_manager(draconis: &Draconis) {
+    let status = draconis.status();
+    kill(&status["manager_pid"], Signal::KILL);
+    let worker = status["mounts"][0]["worker_pid"].as_i64().unwrap();
+    eventually("the worker is gone", || !Path::new(&format!("/proc/{worker}")).exists());
+}
+
+fn is_shown_dead(draconis: &Draconis, at: &Path) -> bool {
+    let status = draconis.status();
+    let dead = status["dead"].as_array().unwrap();
+    dead.iter().any(|mount| mount["mount_point"] == at.to_str().unwrap())
+}
+
+#[test]
+fn what_outlives_its_manager_is_shown_and_cleared() {
+    if !fuse("killing the manager") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = small(&draconis, "a.img");
+    for way in [&["umount"][..], &["umount", "-f"]] {
+        let at = draconis.mount(&image, "at", "rw");
+        let held = std::fs::File::open(at.join("hello")).unwrap();
+        kill_manager(&draconis);
+        // The connection is gone with both of them.
+        is_not_connected(std::fs::read(at.join("hello")));
+        assert!(is_shown_dead(&draconis, &at));
+        let said = draconis.ok(["status"]);
+        let name = format!("{} on {}\n  dead", image.display(), at.display());
+        assert!(said.contains(&name), "{said}");
+        // With a manager that knows nothing of it as without one.
+        if way.len() == 1 {
+            let other = draconis.mount(&small(&draconis, "b.img"), "other", "ro");
+            assert!(is_shown_dead(&draconis, &at));
+            let said = draconis.fails(arguments(&["mount"], &image, &at));
+            assert!(said.contains("--replace"), "{said}");
+            draconis.ok([way, &[at.to_str().unwrap()]].concat());
+            draconis.ok(["umount".as_ref(), other.as_os_str()]);
+        } else {
+            draconis.ok([way, &[at.to_str().unwrap()]].concat());
+        }
+        assert!(!is_shown_dead(&draconis, &at));
+        assert!(mounts_below(&at).is_empty());
+        drop(held);
+    }
+    let at = draconis.mount(&image, "at", "rw");
+    kill_manager(&draconis);
+    draconis.ok(arguments(&["mount", "--replace"], &image, &at));
+    assert_eq!(mounts_below(&at).len(), 1);
+    assert_eq!(std::fs::read_to_string(at.join("hello")).unwrap(), "hello\n");
+    // What is alive is not replaced.
+    let said = draconis.fails(arguments(&["mount", "--replace"], &small(&draconis, "b.img"), &at));
+    assert!(said.contains("already"), "{said}");
+    draconis.ok(["umount".as_ref(), at.as_os_str()]);
+    let said = draconis.fails(["umount".as_ref(), at.as_os_str()]);
+    assert!(said.contains("nothing is mounted there"), "{said}");
+}
+
+#[test]
+fn volume_and_directory_can_be_used_again_at_once() {
+    if !fuse("mounting again") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let (one, two) = (small(&draconis, "a.img"), small(&draconis, "b.img"));
+    for round in 0..12 {
+        let at = draconis.mount(&one, "at", "rw");
+        std::fs::write(at.join("round"), round.to_string()).unwrap();
+        // By the command, and by ways that do not wait for the worker.
+        if round % 2 == 0 {
+            draconis.ok(["umount".as_ref(), at.as_os_str()]);
+            // What it returned for holds for others, too: no waiting here.
+            check(&one);
+            draconis.ok(["mkdir", "-p", &format!("{}:/between", one.display())]);
+        } else if is_root() {
+            assert!(Command::new("umount").arg(&at).status().unwrap().success());
+        } else {
+            assert!(Command::new("fusermount3").arg("-u").arg(&at).status().unwrap().success());
+        }
+        let (image, dir) = if round % 4 < 2 { (&one, "elsewhere") } else { (&two, "at") };
+        let again = draconis.mount(image, dir, "rw");
+        if image == &one {
+            assert_eq!(std::fs::read_to_string(again.join("round")).unwrap(), round.to_string());
+        }
+        draconis.ok(["umount".as_ref(), again.as_os_str()]);
+    }
+    check(&one);
+}
+
+#[test]
+fn who_keeps_a_mount_busy_is_named() {
+    if !fuse("naming holders") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let at = draconis.mount(&small(&draconis, "a.img"), "at", "ro");
+    let mut child = Command::new("sleep").arg("1000").current_dir(&at).spawn().unwrap();
+    let said = draconis.fails(["umount".as_ref(), at.as_os_str()]);
+    let open = std::fs::File::open(at.join("hello")).unwrap();
+    let also = draconis.fails(["umount".as_ref(), at.as_os_str()]);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(said.contains("busy"), "{said}");
+    assert!(said.contains(&format!("process {} (sleep)", child.id())), "{said}");
+    assert!(also.contains(&format!("process {} (", std::process::id())), "{also}");
+    assert_eq!(said.matches(at.to_str().unwrap()).count(), 2, "once, and in the advice: {said}");
+    drop(open);
+    draconis.ok(["umount".as_ref(), at.as_os_str()]);
+}
