@@ -19,26 +19,23 @@ impl Front for Fuse {
         &self,
         mount_point: &Path,
         volume: &Path,
+        device: Option<&Path>,
         options: &MountOptions,
     ) -> Result<OwnedFd, String> {
         let options = fuse::MountOptions {
-            source: volume.to_string_lossy().into_owned(),
-            read_only: options.read_only,
-            allow_other: options.allow_other,
-            default_permissions: options.default_permissions,
-            dev: options.dev,
-            suid: options.suid,
-            no_exec: options.no_exec,
-            access_times: match options.access_times {
-                AccessTimes::Relative => fuse::AccessTimes::Relative,
-                AccessTimes::Never => fuse::AccessTimes::Never,
-                AccessTimes::Strict => fuse::AccessTimes::Strict,
-                AccessTimes::Lazy => fuse::AccessTimes::Lazy,
-            },
-            sync: options.sync,
-            dir_sync: options.dir_sync,
+            device: device.map(Path::to_path_buf),
+            ..of_mount(volume, options)
         };
         fuse::mount(mount_point, &options).map_err(|error| error.to_string())
+    }
+
+    fn remount(
+        &self,
+        mount_point: &Path,
+        volume: &Path,
+        options: &MountOptions,
+    ) -> Result<(), NotDetached> {
+        fuse::remount(mount_point, &of_mount(volume, options)).map_err(not_done)
     }
 
     fn tune(&self, mount_point: &Path) {
@@ -52,9 +49,36 @@ impl Front for Fuse {
     }
 
     fn detach(&self, mount_point: &Path, force: bool) -> Result<(), NotDetached> {
-        fuse::unmount(mount_point, force).map_err(|error| match error {
-            fuse::MountError::Busy => NotDetached::Busy,
-            other => NotDetached::Failed(other.to_string()),
-        })
+        fuse::unmount(mount_point, force).map_err(not_done)
+    }
+}
+
+fn not_done(error: fuse::MountError) -> NotDetached {
+    match error {
+        fuse::MountError::Busy => NotDetached::Busy,
+        other => NotDetached::Failed(other.to_string()),
+    }
+}
+
+fn of_mount(volume: &Path, options: &MountOptions) -> fuse::MountOptions {
+    let source = options.source.clone();
+    fuse::MountOptions {
+        source: source.unwrap_or_else(|| volume.to_string_lossy().into_owned()),
+        device: None,
+        subtype: options.subtype.clone().unwrap_or_else(|| "draconis".into()),
+        read_only: options.read_only,
+        allow_other: options.allow_other,
+        default_permissions: options.default_permissions,
+        dev: options.dev,
+        suid: options.suid,
+        no_exec: options.no_exec,
+        access_times: match options.access_times {
+            AccessTimes::Relative => fuse::AccessTimes::Relative,
+            AccessTimes::Never => fuse::AccessTimes::Never,
+            AccessTimes::Strict => fuse::AccessTimes::Strict,
+            AccessTimes::Lazy => fuse::AccessTimes::Lazy,
+        },
+        sync: options.sync,
+        dir_sync: options.dir_sync,
     }
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use draconis_service::client::{Directory, ask};
 use draconis_service::manager::Manager;
 use draconis_service::options::MountOptions;
@@ -15,15 +15,18 @@ use draconis_service::protocol::{Reply, Request};
 use crate::cli::{Cli, Command, Mount};
 use crate::front::Fuse;
 
-/// The name under which mount(8) calls this program.
-const HELPER: &str = "mount.fuse.draconis";
+/// Names under which mount(8) calls this program, for the types `fuse.draconis` and
+/// `draconis`.
+const HELPERS: [&str; 3] = ["mount.fuse.draconis", "mount.fuseblk.draconis", "mount.draconis"];
 
-/// Turns `mount.fuse.draconis IMAGE DIR [-sfnv] [-o OPTIONS] [-t TYPE]` into
-/// `draconis mount`; anything else stays as it is.
+/// Turns what mount(8) says into `draconis mount`; anything else stays as it is. It says
+/// `mount.fuse.draconis IMAGE DIR [-sfnv] [-o OPTIONS] [-t TYPE]`, and where it finds no such
+/// helper `draconis IMAGE DIR -o OPTIONS`, by way of mount.fuse3.
 pub fn as_mount_helper(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let arguments: Vec<OsString> = arguments.collect();
     let called = arguments.first().and_then(|name| Path::new(name).file_name());
-    if called != Some(HELPER.as_ref()) {
+    let called = called.and_then(OsStr::to_str).unwrap_or_default();
+    if !HELPERS.contains(&called) && !names_image_and_dir(&arguments) {
         return arguments;
     }
     let mut translated: Vec<OsString> = vec!["draconis".into(), "mount".into()];
@@ -39,12 +42,32 @@ pub fn as_mount_helper(arguments: impl Iterator<Item = OsString>) -> Vec<OsStrin
     translated
 }
 
+/// Whether these are `IMAGE DIR -o OPTIONS` without a command before them.
+fn names_image_and_dir(arguments: &[OsString]) -> bool {
+    let [_, image, dir, option, _] = arguments else { return false };
+    let is_command = |name: &OsStr| {
+        let name = name.to_str().unwrap_or_default();
+        Cli::command().find_subcommand(name).is_some()
+    };
+    let starts = |word: &OsStr| word.as_encoded_bytes().first() == Some(&b'-');
+    option == "-o" && !starts(image) && !starts(dir) && !is_command(image)
+}
+
 pub fn run(arguments: &Mount) -> anyhow::Result<ExitCode> {
     let mut options = MountOptions::default();
     for list in &arguments.options {
         options.add(list)?;
     }
-    let mount_point = mount_point(&arguments.dir)?;
+    let Some(dir) = &arguments.dir else {
+        if options.remount {
+            return remount(&arguments.image, &options);
+        }
+        bail!("mount what? draconis mount IMAGE DIR");
+    };
+    if options.remount {
+        return remount(dir, &options);
+    }
+    let mount_point = mount_point(dir)?;
     if let Some(size) = &arguments.create {
         create(&arguments.image, size)?;
     }
@@ -56,6 +79,20 @@ pub fn run(arguments: &Mount) -> anyhow::Result<ExitCode> {
     let manager = directory.connect_or_start()?;
     let replace = arguments.replace;
     told(ask(&manager, &Request::Mount { volume, mount_point, options, replace })?)
+}
+
+/// Lets a mount be written, or not.
+fn remount(dir: &Path, options: &MountOptions) -> anyhow::Result<ExitCode> {
+    let mount_point = mount_point(dir)?;
+    let name = mount_point.display().to_string();
+    let read_only = options.read_only;
+    let Some(manager) = Directory::open()?.connect() else {
+        bail!("{name}: no manager runs, so there is nothing to remount");
+    };
+    match ask(&manager, &Request::Remount { mount_point, read_only })? {
+        Reply::NotMounted => bail!("{name}: no volume of ours is mounted there"),
+        reply => told(reply),
+    }
 }
 
 /// Makes an empty volume that belongs to whoever asks, as `draconis format` would.
@@ -179,6 +216,13 @@ mod tests {
             helped("/sbin/mount.fuse.draconis a.img /mnt -n -o ro,noatime -t fuse.draconis"),
             "draconis mount a.img /mnt -o ro,noatime"
         );
-        assert_eq!(helped("draconis mount -f a b"), "draconis mount -f a b");
+        assert_eq!(helped("mount.draconis a b -o rw"), "draconis mount a b -o rw");
+        assert_eq!(
+            helped("draconis /a.img /mnt -o rw,dev,suid"),
+            "draconis mount /a.img /mnt -o rw,dev,suid"
+        );
+        for other in ["draconis mount -f a b", "draconis mount a -o ro", "draconis cp a -o b"] {
+            assert_eq!(helped(other), other);
+        }
     }
 }

@@ -4,7 +4,7 @@
 //! block device the kernel's own mounts count, too.
 
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use draconis_device::{Claim, claim};
@@ -22,12 +22,36 @@ pub(crate) struct Claimed {
     pub(crate) disk: Option<OwnedFd>,
     /// Why it may not be, if that was wanted.
     pub(crate) note: Option<String>,
+    /// What the mount needs besides.
+    pub(crate) keep: Keep,
+}
+
+/// What a mount has of its volume, beside its worker.
+pub(crate) struct Keep {
+    /// For a loop device of a file that may be written: without the claim, or the device
+    /// would hold it for as long as it is there.
+    backing: Option<OwnedFd>,
+    /// Of a block device: keeps the kernel from mounting it, and others that ask.
+    guard: Option<OwnedFd>,
+}
+
+/// A block device that a mount can have as its source, and what keeps it until there is one.
+pub(crate) struct Source {
+    pub(crate) path: PathBuf,
+    _device: Option<OwnedFd>,
 }
 
 /// Why it was not opened.
 enum NotOpened {
     InUse(String),
     Failed(String),
+}
+
+impl NotOpened {
+    fn sentence(self) -> String {
+        let (Self::InUse(why) | Self::Failed(why)) = self;
+        why
+    }
 }
 
 impl From<String> for NotOpened {
@@ -53,13 +77,21 @@ impl Claimed {
     }
 
     fn try_open(volume: &Path, read_only: bool) -> Result<Self, NotOpened> {
+        let guard = guard(volume)?;
         let mut note = None;
         if !read_only {
-            match open(volume, OFlags::RDWR)? {
+            match open(volume, OFlags::RDWR) {
                 Ok(disk) => {
                     claim_alone(volume, &disk)?;
-                    let image = for_reading(&disk).map_err(|errno| said(volume, errno))?;
-                    return Ok(Self { image, disk: Some(disk), note });
+                    let image =
+                        again(&disk, OFlags::RDONLY).map_err(|errno| said(volume, errno))?;
+                    let backing = again(&disk, OFlags::RDWR).ok().filter(|_| guard.is_none());
+                    return Ok(Self {
+                        image,
+                        disk: Some(disk),
+                        note,
+                        keep: Keep { backing, guard },
+                    });
                 }
                 Err(errno @ (Errno::ACCESS | Errno::PERM | Errno::ROFS)) => {
                     note = Some(format!("read-only: {}", said(volume, errno)));
@@ -67,9 +99,36 @@ impl Claimed {
                 Err(errno) => return Err(said(volume, errno).into()),
             }
         }
-        let image = open(volume, OFlags::RDONLY)?.map_err(|errno| said(volume, errno))?;
+        let image = open(volume, OFlags::RDONLY).map_err(|errno| said(volume, errno))?;
         claim_alone(volume, &image)?;
-        Ok(Self { image, disk: None, note })
+        Ok(Self { image, disk: None, note, keep: Keep { backing: None, guard } })
+    }
+}
+
+impl Keep {
+    /// The volume as a block device: itself, or a loop device of it. A guard is given up,
+    /// since the mount will be one.
+    ///
+    /// # Errors
+    /// What the system says, for the user.
+    pub(crate) fn source(&mut self, volume: &Path) -> Result<Source, String> {
+        if self.guard.take().is_some() {
+            return Ok(Source { path: volume.to_path_buf(), _device: None });
+        }
+        let file = self.backing.take().ok_or("the volume is not written")?;
+        let attached = crate::loop_device::attach(&file);
+        let (path, device) = attached
+            .map_err(|error| format!("no loop device can be had: {}", crate::sentence(&error)))?;
+        Ok(Source { path, _device: Some(device) })
+    }
+
+    /// Guards a block device again that was not mounted after all.
+    ///
+    /// # Errors
+    /// A sentence for the user.
+    pub(crate) fn guard_again(&mut self, volume: &Path) -> Result<(), String> {
+        self.guard = guard(volume).map_err(NotOpened::sentence)?;
+        Ok(())
     }
 }
 
@@ -91,20 +150,22 @@ pub(crate) fn said(path: &Path, errno: Errno) -> String {
     format!("{}: {}", path.display(), crate::sentence(&errno.into()))
 }
 
-fn open(volume: &Path, flags: OFlags) -> Result<rustix::io::Result<OwnedFd>, NotOpened> {
-    let is_device = identity(volume)?.1 == u64::MAX;
-    // O_EXCL on a device: refused while the kernel has it mounted.
-    let exclusive = if is_device { OFlags::EXCL } else { OFlags::empty() };
-    let opened = rustix::fs::open(volume, flags | exclusive | OFlags::CLOEXEC, Mode::empty());
-    match opened {
-        Err(Errno::BUSY) => {
-            let name = volume.display();
-            Err(NotOpened::InUse(format!(
-                "{name} is in use: the kernel has it mounted, or another program has it for itself"
-            )))
-        }
-        opened => Ok(opened),
+fn open(volume: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::open(volume, flags | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// `O_EXCL` on a device: refused while the kernel has it mounted.
+fn guard(volume: &Path) -> Result<Option<OwnedFd>, NotOpened> {
+    if identity(volume)?.1 != u64::MAX {
+        return Ok(None);
     }
+    open(volume, OFlags::RDONLY | OFlags::EXCL).map(Some).map_err(|errno| match errno {
+        Errno::BUSY => NotOpened::InUse(format!(
+            "{} is in use: it is mounted, or another program has it for itself",
+            volume.display()
+        )),
+        other => said(volume, other).into(),
+    })
 }
 
 fn claim_alone(volume: &Path, fd: &OwnedFd) -> Result<(), NotOpened> {
@@ -116,9 +177,8 @@ fn claim_alone(volume: &Path, fd: &OwnedFd) -> Result<(), NotOpened> {
     })
 }
 
-/// A second descriptor of the same file that cannot write, whatever its name leads to by
-/// now.
-fn for_reading(fd: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+/// Another descriptor of the same file, whatever its name leads to by now.
+fn again(fd: &OwnedFd, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     let same = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    rustix::fs::open(same, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+    rustix::fs::open(same, flags | OFlags::CLOEXEC, Mode::empty())
 }

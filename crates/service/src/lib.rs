@@ -16,6 +16,7 @@ mod disk;
 mod holders;
 pub mod image;
 pub mod local;
+mod loop_device;
 pub mod manager;
 pub mod options;
 pub mod process;

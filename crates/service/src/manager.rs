@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FileType, OFlags};
 
-use crate::claimed::{Claimed, identity, said};
+use crate::claimed::{Claimed, Keep, identity, said};
 use crate::holders::who_holds;
 use crate::options::MountOptions;
 use crate::process::{Exit, StartError, Worker};
@@ -55,7 +55,8 @@ const LOST_MAX: usize = 16;
 
 /// How a manager makes a volume appear to Linux programs. FUSE is the only way today.
 pub trait Front: Send + Sync + 'static {
-    /// Attaches `mount_point` and returns the descriptor over which its requests come.
+    /// Attaches `mount_point` and returns the descriptor over which its requests come. With
+    /// a block `device` that is what the kernel shows as the source, and has for itself.
     ///
     /// # Errors
     /// A sentence that says what to do.
@@ -63,8 +64,21 @@ pub trait Front: Send + Sync + 'static {
         &self,
         mount_point: &Path,
         volume: &Path,
+        device: Option<&Path>,
         options: &MountOptions,
     ) -> Result<OwnedFd, String>;
+
+    /// Has the kernel take a mount for read-only, or not any more; `options` say which, and
+    /// are otherwise those of the mount.
+    ///
+    /// # Errors
+    /// See [`NotDetached`].
+    fn remount(
+        &self,
+        mount_point: &Path,
+        volume: &Path,
+        options: &MountOptions,
+    ) -> Result<(), NotDetached>;
 
     /// Sets the kernel up for speed once the mount is served, as far as it may.
     fn tune(&self, mount_point: &Path);
@@ -149,6 +163,7 @@ enum Phase {
 enum Ask {
     Refresh(Sender<()>),
     Close(Sender<()>),
+    ReadOnly(bool, Sender<Result<(), String>>),
     Died(Exit),
 }
 
@@ -208,6 +223,13 @@ impl Manager {
                 match self.mount(volume, mount_point, options, replace) {
                     Ok(notes) => Reply::Mounted { notes },
                     Err(why) => Reply::Failed { why },
+                }
+            }
+            Request::Remount { mount_point, read_only } => {
+                let Some(mount) = self.find(&mount_point) else { return Reply::NotMounted };
+                match self.remount(&mount, read_only) {
+                    Ok(()) => Reply::Done,
+                    Err(why) => Reply::Failed { why: format!("{}: {why}", mount_point.display()) },
                 }
             }
             Request::Unmount { mount_point, force } => {
@@ -297,15 +319,16 @@ impl Manager {
         mount: &Arc<Mount>,
         claimed: Claimed,
     ) -> Result<Vec<String>, String> {
-        let read_only = claimed.disk.is_none();
+        let Claimed { image, disk, note, mut keep } = claimed;
+        let read_only = disk.is_none();
         let options = MountOptions { read_only, ..mount.options.clone() };
-        let started = Worker::start(claimed.image, claimed.disk, &options);
+        let started = Worker::start(image, disk, &options);
         let mut worker = started.map_err(|error| match error {
             StartError::Refused(why) => format!("{}: {why}", mount.volume.display()),
             other => other.to_string(),
         })?;
         let options = MountOptions { read_only: worker.read_only, ..options };
-        let attached = self.front.attach(&mount.mount_point, &mount.volume, &options);
+        let attached = self.attach(mount, &mut keep, &options);
         let fuse = attached.inspect_err(|_| worker.kill())?;
         let device = table::at(&mount.mount_point).map(|entry| entry.device);
         lock(&mount.state).device = device;
@@ -316,7 +339,7 @@ impl Manager {
             self.clean(mount);
             return Err(why);
         }
-        let mut notes: Vec<String> = claimed.note.into_iter().collect();
+        let mut notes: Vec<String> = note.into_iter().collect();
         notes.extend(worker.notes.iter().cloned());
         self.front.tune(&mount.mount_point);
         let (asks, asked) = channel();
@@ -346,11 +369,38 @@ impl Manager {
         std::thread::spawn(move || {
             // The volume is given back as this returns.
             let why = manager.watch(&mount, worker, &asked);
+            drop(keep);
             // Closing our descriptor of the connection is what ends the waits of clients.
             drop(fuse);
             manager.has_ended(id, &mount, why);
         });
         Ok(notes)
+    }
+
+    /// Attaches a mount; one that writes has a block device as its source where that can be
+    /// done, since only then does the kernel pass `sync` on.
+    fn attach(
+        &self,
+        mount: &Mount,
+        keep: &mut Keep,
+        options: &MountOptions,
+    ) -> Result<OwnedFd, String> {
+        let Mount { mount_point, volume, .. } = mount;
+        let attach =
+            |device: Option<&Path>| self.front.attach(mount_point, volume, device, options);
+        let may = rustix::process::geteuid().is_root() && options.source.is_none();
+        if options.read_only || !options.block_device.unwrap_or(may) {
+            return attach(None);
+        }
+        let attached = keep.source(volume).and_then(|source| attach(Some(&source.path)));
+        attached.or_else(|why| {
+            if options.block_device == Some(true) {
+                return Err(format!("mount option 'fuseblk' cannot be had: {why}"));
+            }
+            log::info!("{}: not mounted as a block device: {why}", volume.display());
+            keep.guard_again(volume)?;
+            attach(None)
+        })
     }
 
     /// Nothing serves `mount` any more: it is out of the table, or in it as a dead one.
@@ -415,6 +465,11 @@ impl Manager {
                         log::error!("{}: {fault}", mount.mount_point.display());
                     }
                     drop(waiting);
+                    None
+                }
+                Ok(Ask::ReadOnly(read_only, waiting)) => {
+                    // Who asked may have gone.
+                    let _ = waiting.send(worker.set_read_only(read_only, CLOSE_WAIT));
                     None
                 }
                 Ok(Ask::Refresh(waiting)) => Some(waiting),
@@ -494,6 +549,45 @@ impl Manager {
             }
             _ => Ok(None),
         }
+    }
+
+    /// Makes a mount read-only, with everything brought home and the volume marked as
+    /// unmounted, or writable again.
+    fn remount(&self, mount: &Mount, read_only: bool) -> Result<(), String> {
+        if mount.phase() != Phase::Serving {
+            return Err("nothing serves it; clear it with draconis umount".into());
+        }
+        if lock(&mount.state).status.read_only == read_only {
+            return Ok(());
+        }
+        if !rustix::process::geteuid().is_root() {
+            return Err("only root may remount; unmount it and mount it again".into());
+        }
+        let options = MountOptions { read_only, ..mount.options.clone() };
+        let kernel = || {
+            let done = self.front.remount(&mount.mount_point, &mount.volume, &options);
+            done.map_err(|why| match why {
+                NotDetached::Busy => "it is busy: files are open for writing there".to_string(),
+                NotDetached::Failed(why) => why,
+            })
+        };
+        let worker = || {
+            let asks = lock(&mount.state).asks.clone();
+            let (done, wait) = channel();
+            let sent = asks.is_some_and(|asks| asks.send(Ask::ReadOnly(read_only, done)).is_ok());
+            let answer = wait.recv_timeout(CLOSE_WAIT).ok().filter(|_| sent);
+            answer.unwrap_or_else(|| Err("its worker does not answer".into()))
+        };
+        // The kernel never lets through what the worker would refuse.
+        if read_only {
+            kernel()?;
+            worker()?;
+        } else {
+            worker()?;
+            kernel()?;
+        }
+        lock(&mount.state).status.read_only = read_only;
+        Ok(())
     }
 
     /// Waits while `mount` is in the table and something holds of it, for so long at most;

@@ -9,7 +9,7 @@
 //!     │── the connection to the kernel ───────▶│ serves it
 //! ```
 
-use std::io::Read;
+use std::io::{BufRead, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -43,6 +43,11 @@ const TEXT_BYTES: u32 = 64 << 10;
 pub(crate) const LOST_WRITES: i32 = 74;
 /// Longest text it may say there, in bytes.
 const LAST_WORDS_BYTES: u64 = 4096;
+
+/// What the manager says over the control socket of a mount that is served. The answer ends
+/// with a zero, and is empty if it is done.
+pub(crate) const READ_ONLY: u8 = b'r';
+pub(crate) const WRITABLE: u8 = b'w';
 
 /// The lane of the volume contract. Behind it are those of the disk contract, if the volume
 /// may be written.
@@ -254,12 +259,34 @@ impl Worker {
         }
     }
 
+    /// Has it bring everything home, mark the volume as unmounted and take no more changes
+    /// while the mount stays; or take changes again.
+    ///
+    /// # Errors
+    /// What the worker or the socket says.
+    pub fn set_read_only(&self, read_only: bool, wait: Duration) -> Result<(), String> {
+        let lost = |error: std::io::Error| format!("the worker did not answer: {error}");
+        let word = if read_only { READ_ONLY } else { WRITABLE };
+        let mut answer = vec![];
+        self.control.set_read_timeout(Some(wait)).map_err(lost)?;
+        (&self.control).write_all(&[word]).map_err(lost)?;
+        let mut answers = std::io::BufReader::with_capacity(1, &self.control);
+        let limit = LAST_WORDS_BYTES;
+        answers.by_ref().take(limit).read_until(0, &mut answer).map_err(lost)?;
+        self.control.set_read_timeout(None).map_err(lost)?;
+        match answer.as_slice() {
+            [0] => Ok(()),
+            [said @ .., 0] => Err(printable(said)),
+            _ => Err("the worker is gone".into()),
+        }
+    }
+
     /// What it said before it ended. It is a sentence of somebody who is not trusted.
     pub fn last_words(&self) -> String {
         let mut said = vec![];
         // It is gone, so there is an end; and what cannot be read was not said.
         let _ = (&self.control).take(LAST_WORDS_BYTES).read_to_end(&mut said);
-        String::from_utf8_lossy(&said).chars().filter(|c| !c.is_control()).collect()
+        printable(&said)
     }
 
     /// Gives it the connection to the kernel: it starts to serve.
@@ -299,6 +326,11 @@ impl Drop for Worker {
             let _ = disk.join();
         }
     }
+}
+
+/// What somebody says who is not trusted.
+fn printable(said: &[u8]) -> String {
+    String::from_utf8_lossy(said).chars().filter(|c| !c.is_control()).collect()
 }
 
 fn refused(why: Refusal, text: &Block, len: u32) -> StartError {

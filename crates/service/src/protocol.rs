@@ -29,6 +29,13 @@ pub enum Request {
         #[serde(default)]
         replace: bool,
     },
+    /// Let a mount be written, or not.
+    Remount {
+        /// The directory, as an absolute path.
+        mount_point: PathBuf,
+        /// What it is to be.
+        read_only: bool,
+    },
     /// Unmount a directory.
     Unmount {
         /// The directory, as an absolute path.

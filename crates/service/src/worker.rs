@@ -3,7 +3,7 @@
 //! Law 1: confined before the first byte of the volume is read, while there is one thread.
 //! Law 2: the process ends when the manager does, when the mount does, and on any panic.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -20,7 +20,7 @@ use draconis_exchange::heap::Block;
 
 use crate::disk::split_disk;
 use crate::options::MountOptions;
-use crate::process::{DISK_LANE, LOST_WRITES, VOLUME_LANE, receive_descriptors};
+use crate::process::{DISK_LANE, LOST_WRITES, READ_ONLY, VOLUME_LANE, receive_descriptors};
 use crate::protocol::WorkerStatus;
 use crate::sandbox::{Confinement, Profile, close_others, confine};
 use crate::volume::{OpenError, VolumeTree, open, open_for_writing};
@@ -98,6 +98,7 @@ impl<S: Serve> Control<S> {
     fn wait_for_connection(&self, mut control: &UnixStream) {
         let Some([connection]) = receive_descriptors(control) else { std::process::exit(1) };
         let Some(tree) = self.tree.get() else { std::process::exit(1) };
+        self.listen(control);
         let mut code = match self.serve.serve(connection, tree) {
             Ok(()) => 0,
             Err(error) => {
@@ -111,6 +112,27 @@ impl<S: Serve> Control<S> {
             code = LOST_WRITES;
         }
         std::process::exit(code)
+    }
+
+    /// Does what the manager says of the mount while it is served.
+    fn listen(&self, control: &UnixStream) {
+        let (tree, control) = (self.tree.clone(), control.try_clone());
+        let listen = move || {
+            let Ok(mut control) = control else { return };
+            let mut word = [0];
+            // The end of it: the manager's, which the conversation with it notices.
+            while matches!(control.read(&mut word), Ok(1)) {
+                let Some(tree) = tree.get() else { return };
+                let done = tree.set_read_only(word[0] == READ_ONLY);
+                let answer = [done.err().unwrap_or_default().as_bytes(), &[0]].concat();
+                if control.write_all(&answer).is_err() {
+                    return;
+                }
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("control".into()).spawn(listen) {
+            log::warn!("no thread to be remounted by: {error}");
+        }
     }
 
     fn open(&self, options: &[u8]) -> Result<VolumeTree, OpenError> {
@@ -135,10 +157,9 @@ impl<S: Serve> Control<S> {
         let commit = move || {
             loop {
                 std::thread::sleep(period);
-                let Some(tree) = tree.get() else { continue };
+                let Some(tree) = tree.get().filter(|tree| !tree.read_only()) else { continue };
                 if let Err(error) = tree.volume().commit() {
                     log::error!("changes could not be written: {error}");
-                    return;
                 }
             }
         };

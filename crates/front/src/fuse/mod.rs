@@ -14,5 +14,5 @@ mod mount;
 mod raw;
 mod serve;
 
-pub use mount::{AccessTimes, MountError, MountOptions, mount, read_ahead_file, unmount};
+pub use mount::{AccessTimes, MountError, MountOptions, mount, read_ahead_file, remount, unmount};
 pub use serve::{Activity, Behaviour, Server};
