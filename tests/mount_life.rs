@@ -243,3 +243,180 @@ fn who_keeps_a_mount_busy_is_named() {
     drop(open);
     draconis.ok(["umount".as_ref(), at.as_os_str()]);
 }
+
+/// Where a volume says that it was unmounted properly.
+const STATE_AT: usize = 1024 + 0x3A;
+
+#[test]
+fn a_volume_is_marked_by_its_first_change_and_not_before() {
+    if !fuse("marking volumes") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = small(&draconis, "a.img");
+    let before = std::fs::read(&image).unwrap();
+    // A mount that fails after its worker has opened the volume: no such name can be shown.
+    let at = draconis.make_dir("at");
+    let name = format!("fsname={}", "x".repeat(5000));
+    draconis.fails(arguments(&["mount", "-o", &name], &image, &at));
+    assert!(std::fs::read(&image).unwrap() == before, "a mount that failed");
+    // One that could write and does not.
+    draconis.mount(&image, "at", "rw,noatime,commit=1");
+    assert_eq!(std::fs::read_to_string(at.join("hello")).unwrap(), "hello\n");
+    rustix::fs::syncfs(std::fs::File::open(&at).unwrap()).unwrap();
+    draconis.ok(["umount".as_ref(), at.as_os_str()]);
+    assert!(std::fs::read(&image).unwrap() == before, "a mount that only read");
+    // One that writes: in use as soon as anything of it is durable, and clean at the end.
+    draconis.mount(&image, "at", "rw,noatime,commit=1000");
+    let file = std::fs::File::create(at.join("new")).unwrap();
+    assert!(std::fs::read(&image).unwrap() == before, "not committed yet");
+    file.sync_all().unwrap();
+    assert_eq!(std::fs::read(&image).unwrap()[STATE_AT] & 1, 0, "in use");
+    drop(file);
+    draconis.ok(["umount".as_ref(), at.as_os_str()]);
+    assert_eq!(std::fs::read(&image).unwrap()[STATE_AT] & 1, 1, "clean");
+    check(&image);
+}
+
+#[test]
+fn what_was_synced_by_whatever_call_is_in_the_image() {
+    if !is_root() || !fuse("sync") {
+        eprintln!("skipped: the kernel passes sync on to mounts of root only");
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = small(&draconis, "a.img");
+    for (call, with) in [("sync", "-f"), ("sync", "")] {
+        let at = draconis.mount(&image, "at", "rw,commit=1000");
+        std::fs::write(at.join("new"), "durable").unwrap();
+        std::fs::create_dir_all(at.join("deep/er")).unwrap();
+        let mut command = Command::new(call);
+        if !with.is_empty() {
+            command.arg(with).arg(&at);
+        }
+        assert!(command.status().unwrap().success());
+        let status = draconis.status();
+        kill(&status["manager_pid"], Signal::KILL);
+        kill(&status["mounts"][0]["worker_pid"], Signal::KILL);
+        eventually("both are gone", || is_shown_dead(&draconis, &at));
+        draconis.ok(["umount".as_ref(), at.as_os_str()]);
+        let path = format!("{}:/new", image.display());
+        eventually("the image is free", || draconis.run(["cat", &path]).status.success());
+        assert_eq!(draconis.ok(["cat", &path]), "durable", "{call} {with}");
+        draconis.ok(["ls", &format!("{}:/deep/er", image.display())]);
+        let said = Command::new("e2fsck").arg("-fp").arg(&image).output().unwrap();
+        assert!(said.status.code().unwrap() < 2, "{}", String::from_utf8_lossy(&said.stdout));
+        draconis.ok(["rm", "-r", &path, &format!("{}:/deep", image.display())]);
+    }
+}
+
+/// What the kernel's table says of a mount: type and source.
+fn shown(at: &Path) -> (String, String) {
+    let table = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let line = table.lines().rfind(|line| line.split(' ').nth(1) == at.to_str()).unwrap();
+    let mut fields = line.split(' ');
+    let source = fields.next().unwrap().to_string();
+    (fields.nth(1).unwrap().to_string(), source)
+}
+
+/// Loop devices of `image`.
+fn loops(image: &Path) -> String {
+    let said = Command::new("losetup").arg("-j").arg(image).output().unwrap();
+    String::from_utf8(said.stdout).unwrap()
+}
+
+#[test]
+fn the_loop_device_of_a_mount_goes_with_it() {
+    if !is_root() || !fuse("loop devices of mounts") || !have("losetup") {
+        eprintln!("skipped: loop devices need root and losetup");
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = small(&draconis, "a.img");
+    for dies in [false, true] {
+        let at = draconis.mount(&image, "at", "rw,fuseblk");
+        let (kind, source) = shown(&at);
+        assert_eq!(kind, "fuseblk.draconis");
+        assert!(loops(&image).starts_with(&format!("{source}:")), "{}", loops(&image));
+        if dies {
+            kill(&draconis.status()["mounts"][0]["worker_pid"], Signal::KILL);
+            dead(&draconis);
+            is_not_connected(std::fs::read_dir(&at).and_then(|mut dir| dir.next().unwrap()));
+            // The device does not hold the volume.
+            let elsewhere = draconis.mount(&image, "elsewhere", "rw");
+            std::fs::write(elsewhere.join("new"), "x").unwrap();
+            draconis.ok(["umount".as_ref(), elsewhere.as_os_str()]);
+        }
+        draconis.ok(["umount".as_ref(), at.as_os_str()]);
+        assert_eq!(loops(&image), "");
+        check(&image);
+    }
+    let at = draconis.mount(&image, "at", "rw,nofuseblk");
+    assert_eq!(shown(&at), ("fuse.draconis".into(), image.display().to_string()));
+    assert_eq!(loops(&image), "");
+    draconis.ok(["umount".as_ref(), at.as_os_str()]);
+}
+
+/// A loop device of the test's own.
+struct Device(PathBuf);
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("-d").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_block_device_is_nobody_elses_while_it_is_mounted() {
+    if !is_root() || !fuse("block devices") || !have("losetup") {
+        eprintln!("skipped: loop devices need root and losetup");
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = small(&draconis, "a.img");
+    let made = Command::new("losetup").args(["--find", "--show"]).arg(&image).output().unwrap();
+    let device = Device(String::from_utf8(made.stdout).unwrap().trim().into());
+    let below = draconis.make_dir("below");
+    for (options, kind) in [("rw", "fuseblk.draconis"), ("rw,nofuseblk", "fuse.draconis")] {
+        let at = draconis.mount(&device.0, "at", options);
+        assert_eq!(shown(&at), (kind.into(), device.0.display().to_string()));
+        let other = Command::new("mount").args(["-t", "ext2"]).arg(&device.0).arg(&below).output();
+        assert!(!other.unwrap().status.success(), "{options}: the kernel took it, too");
+        std::fs::write(at.join("new"), options).unwrap();
+        kill(&draconis.status()["mounts"][0]["worker_pid"], Signal::KILL);
+        dead(&draconis);
+        draconis.ok(arguments(&["mount", "--replace", "-o", options], &device.0, &at));
+        std::fs::write(at.join("new"), options).unwrap();
+        draconis.ok(["umount".as_ref(), at.as_os_str()]);
+        check(&device.0);
+        let path = format!("{}:/new", device.0.display());
+        assert_eq!(draconis.ok(["cat", &path]), options);
+    }
+}
+
+#[test]
+fn a_full_disk_below_is_said_in_plain_words() {
+    if !is_root() || !fuse("a full disk below") {
+        eprintln!("skipped: a small tmpfs needs root");
+        return;
+    }
+    let draconis = Draconis::new();
+    let below = draconis.make_dir("below");
+    let mut mount = Command::new("mount");
+    mount.args(["-t", "tmpfs", "-o", "size=4M", "none"]).arg(&below);
+    assert!(mount.status().unwrap().success());
+    let image = below.join("a.img");
+    draconis.ok(["format", image.to_str().unwrap(), "32M"]);
+    let at = draconis.mount(&image, "at", "rw");
+    std::fs::write(at.join("large"), vec![1; 8 << 20]).unwrap();
+    let file = std::fs::File::open(at.join("large")).unwrap();
+    assert!(file.sync_all().is_err());
+    drop(file);
+    let full = "the file system that holds the image is full";
+    eventually("it is said", || draconis.ok(["status"]).contains(full));
+    let said = draconis.fails(["umount".as_ref(), at.as_os_str()]);
+    assert!(said.contains(full) && !said.contains("os error"), "{said}");
+    eventually("the file is free", || {
+        Command::new("umount").arg(&below).status().unwrap().success()
+    });
+}

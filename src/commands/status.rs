@@ -76,7 +76,8 @@ fn shown(mount: &MountStatus) -> String {
         if sandbox.seccomp { "kills" } else { "off" },
         if sandbox.no_capabilities { "no capabilities" } else { "some capabilities" },
     );
-    if let Some(why) = mount.worker.as_ref().and_then(|worker| worker.failure.as_ref()) {
+    let failure = || mount.worker.as_ref().and_then(|worker| worker.failure.as_ref());
+    if let Some(why) = mount.disk.as_ref().or_else(failure) {
         text += &format!("  stopped   nothing is written any more: {why}\n");
     }
     if let Some(worker) = &mount.worker {

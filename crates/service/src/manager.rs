@@ -457,7 +457,9 @@ impl Manager {
         loop {
             let waiting = match asked.recv_timeout(ASK_EVERY) {
                 Ok(Ask::Died(exit)) => {
-                    return hung.or_else(|| exit.complaint(&worker.last_words()));
+                    let words = worker.disk_failure();
+                    return hung
+                        .or_else(|| exit.complaint(&words.unwrap_or_else(|| worker.last_words())));
                 }
                 Ok(Ask::Close(waiting)) => {
                     closed = true;
@@ -481,6 +483,7 @@ impl Manager {
             match worker.status(Instant::now() + deadline) {
                 Ok(told) if Duration::from_millis(told.busy_ms) <= deadline => {
                     self.note(mount, "serving", Some(told));
+                    lock(&mount.state).status.disk = worker.disk_failure();
                 }
                 answer => {
                     // A worker that is ending does not answer either; its death tells why.
@@ -806,6 +809,7 @@ fn first_status(volume: &Path, mount_point: &Path, options: &MountOptions) -> Mo
         read_only: options.read_only,
         sandbox: Confinement::default(),
         memory_bytes: 0,
+        disk: None,
         worker: None,
     }
 }

@@ -15,7 +15,6 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use draconis_exchange::channel::process::{Plan, Session, offer};
@@ -28,7 +27,7 @@ use draconis_exchange::heap::arena::Class;
 use rustix::net::RecvFlags;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
-use crate::disk;
+use crate::disk::{self, DiskService};
 use crate::options::MountOptions;
 use crate::protocol::WorkerStatus;
 use crate::sandbox::Confinement;
@@ -76,7 +75,7 @@ pub struct Worker {
     volume: Option<Client<Volume, volume::Running>>,
     text: Option<Block>,
     /// The service that writes for it. It ends with the worker.
-    disk: Option<JoinHandle<()>>,
+    disk: Option<DiskService>,
     /// What keeps it in.
     pub confinement: Confinement,
     /// Whether the volume cannot be written.
@@ -214,6 +213,11 @@ impl Worker {
         Ok(())
     }
 
+    /// What keeps the manager from writing for it, if something does.
+    pub fn disk_failure(&self) -> Option<String> {
+        self.disk.as_ref().and_then(DiskService::failure)
+    }
+
     /// Its process.
     pub fn pid(&self) -> u32 {
         self.pid
@@ -323,7 +327,7 @@ impl Drop for Worker {
         self.reap();
         if let Some(disk) = self.disk.take() {
             // What was taken whole is written before the volume is anybody else's.
-            let _ = disk.join();
+            disk.join();
         }
     }
 }

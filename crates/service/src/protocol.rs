@@ -130,6 +130,9 @@ pub struct MountStatus {
     pub sandbox: Confinement,
     /// Resident memory of the worker, in bytes.
     pub memory_bytes: u64,
+    /// What ended writing below, if something did: a full file system for instance.
+    #[serde(default)]
+    pub disk: Option<String>,
     /// What the worker tells; absent while it does not answer.
     pub worker: Option<WorkerStatus>,
 }
