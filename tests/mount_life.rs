@@ -133,6 +133,23 @@ fn a_hung_worker_is_killed_by_the_deadline() {
     draconis.ok(["umount".as_ref(), at.as_os_str()]);
 }
 
+#[test]
+fn a_hung_worker_does_not_keep_its_mount_from_being_taken_away() {
+    if !fuse("a hung worker") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = small(&draconis, "a.img");
+    // Nobody else would kill it for as long as this test runs.
+    for options in ["rw,deadline=100000", "ro,deadline=100000"] {
+        let at = draconis.mount(&image, "at", options);
+        kill(&draconis.status()["mounts"][0]["worker_pid"], Signal::STOP);
+        draconis.ok(["umount".as_ref(), "-f".as_ref(), at.as_os_str()]);
+        assert!(mounts_below(&at).is_empty());
+        check(&image);
+    }
+}
+
 /// Kills the manager of the only mount, and waits until its worker is gone, too.
 fn kill_manager(draconis: &Draconis) {
     let status = draconis.status();

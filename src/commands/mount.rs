@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{CommandFactory, Parser};
-use draconis_service::client::{Directory, ask};
+use draconis_service::client::{Directory, ask, ask_or_start, ask_running};
 use draconis_service::manager::Manager;
 use draconis_service::options::MountOptions;
 use draconis_service::protocol::{Reply, Request};
@@ -76,9 +76,8 @@ pub fn run(arguments: &Mount) -> anyhow::Result<ExitCode> {
     if arguments.foreground {
         return foreground(&directory, volume, mount_point, options, arguments.replace);
     }
-    let manager = directory.connect_or_start()?;
     let replace = arguments.replace;
-    told(ask(&manager, &Request::Mount { volume, mount_point, options, replace })?)
+    told(ask_or_start(&directory, &Request::Mount { volume, mount_point, options, replace })?)
 }
 
 /// Lets a mount be written, or not.
@@ -86,12 +85,9 @@ fn remount(dir: &Path, options: &MountOptions) -> anyhow::Result<ExitCode> {
     let mount_point = mount_point(dir)?;
     let name = mount_point.display().to_string();
     let read_only = options.read_only;
-    let Some(manager) = Directory::open()?.connect() else {
-        bail!("{name}: no manager runs, so there is nothing to remount");
-    };
-    match ask(&manager, &Request::Remount { mount_point, read_only })? {
-        Reply::NotMounted => bail!("{name}: no volume of ours is mounted there"),
-        reply => told(reply),
+    match ask_running(&Directory::open()?, &Request::Remount { mount_point, read_only })? {
+        None | Some(Reply::NotMounted) => bail!("{name}: no volume of this user is mounted there"),
+        Some(reply) => told(reply),
     }
 }
 
@@ -139,8 +135,7 @@ fn follow(
 ) -> anyhow::Result<ExitCode> {
     let unmount = Request::Unmount { mount_point: mount_point.clone(), force: true };
     let wait = Request::Wait { mount_point: mount_point.clone() };
-    let manager = directory.connect_or_start()?;
-    told(ask(&manager, &Request::Mount { volume, mount_point, options, replace })?)?;
+    told(ask_or_start(directory, &Request::Mount { volume, mount_point, options, replace })?)?;
     let other = directory.clone();
     super::serve::on_signal(move || {
         if let Some(manager) = other.connect() {
@@ -180,13 +175,17 @@ fn told_notes(notes: &[String]) {
 }
 
 fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
-    path.canonicalize().with_context(|| path.display().to_string())
+    path.canonicalize().map_err(|error| no_path(path, &error))
 }
 
 /// The directory without links, found without asking the directory itself: a mount whose
 /// worker hangs must be possible to name.
 pub fn mount_point(dir: &Path) -> anyhow::Result<PathBuf> {
-    without_links(dir).with_context(|| dir.display().to_string())
+    without_links(dir).map_err(|error| no_path(dir, &error))
+}
+
+fn no_path(path: &Path, error: &std::io::Error) -> anyhow::Error {
+    anyhow::anyhow!("{}: {}", path.display(), draconis_service::sentence(error))
 }
 
 fn without_links(dir: &Path) -> std::io::Result<PathBuf> {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::bail;
-use draconis_service::client::{Directory, ask};
+use draconis_service::client::{Directory, ask_running};
 use draconis_service::protocol::{CacheStatus, LostMount, MountStatus, Reply, Request, Status};
 use draconis_service::table;
 
@@ -12,12 +12,10 @@ use crate::cli;
 use crate::text::bytes;
 
 pub fn run(arguments: &cli::Status) -> anyhow::Result<ExitCode> {
-    let mut status = match Directory::open()?.connect() {
-        Some(manager) => match ask(&manager, &Request::Status)? {
-            Reply::Status(status) => status,
-            Reply::Failed { why } => bail!("{why}"),
-            _ => bail!("the manager answered something else; is it another version?"),
-        },
+    let mut status = match ask_running(&Directory::open()?, &Request::Status)? {
+        Some(Reply::Status(status)) => status,
+        Some(Reply::Failed { why }) => bail!("{why}"),
+        Some(_) => bail!("the manager answered something else; is it another version?"),
         // No manager, no mounts: that is an answer, too.
         None => Status::default(),
     };

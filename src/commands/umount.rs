@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::bail;
-use draconis_service::client::{Directory, ask};
+use draconis_service::client::{Directory, ask_running};
 use draconis_service::manager::Front;
 use draconis_service::protocol::{Reply, Request};
 use draconis_service::table::{self, Answer};
@@ -14,15 +14,12 @@ use crate::front::Fuse;
 
 pub fn run(arguments: &Umount) -> anyhow::Result<ExitCode> {
     let mount_point = super::mount::mount_point(&arguments.dir)?;
-    if let Some(manager) = Directory::open()?.connect() {
-        let force = arguments.force;
-        let request = Request::Unmount { mount_point: mount_point.clone(), force };
-        match ask(&manager, &request)? {
-            Reply::NotMounted => {}
-            reply => return super::mount::told(reply),
-        }
+    let force = arguments.force;
+    let request = Request::Unmount { mount_point: mount_point.clone(), force };
+    match ask_running(&Directory::open()?, &request)? {
+        None | Some(Reply::NotMounted) => without_manager(&mount_point, force),
+        Some(reply) => super::mount::told(reply),
     }
-    without_manager(&mount_point, arguments.force)
 }
 
 /// Unmounts what another manager mounted, or one that is gone.

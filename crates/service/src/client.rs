@@ -121,3 +121,31 @@ pub fn ask(manager: &UnixStream, request: &Request) -> std::io::Result<Reply> {
     protocol::send(manager, request)?;
     protocol::receive(manager)
 }
+
+/// Asks the manager, if one runs; one that ends at this moment does not.
+///
+/// # Errors
+/// As [`ask`].
+pub fn ask_running(directory: &Directory, request: &Request) -> std::io::Result<Option<Reply>> {
+    let Some(manager) = directory.connect() else { return Ok(None) };
+    match ask(&manager, request) {
+        Err(error) if has_ended(&error) && directory.connect().is_none() => Ok(None),
+        answer => answer.map(Some),
+    }
+}
+
+/// Asks the manager; starts one where none runs, or the one that ran ends at this moment.
+///
+/// # Errors
+/// As [`ask`]; when none comes up.
+pub fn ask_or_start(directory: &Directory, request: &Request) -> std::io::Result<Reply> {
+    match ask(&directory.connect_or_start()?, request) {
+        Err(error) if has_ended(&error) => ask(&directory.connect_or_start()?, request),
+        answer => answer,
+    }
+}
+
+fn has_ended(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
+}

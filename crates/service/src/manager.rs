@@ -37,6 +37,8 @@ use crate::table;
 const ASK_EVERY: Duration = Duration::from_secs(1);
 /// How long `status` waits for fresh numbers.
 const STATUS_WAIT: Duration = Duration::from_millis(300);
+/// How long a worker may take to answer when its mount is taken away by force.
+const FORCE_WAIT: Duration = Duration::from_secs(2);
 /// How long the kernel may take to send the first request.
 const SERVE_WAIT: Duration = Duration::from_secs(10);
 /// How long an unmounted worker may take to end by itself.
@@ -143,6 +145,7 @@ struct MountState {
     /// What the kernel calls it, once it is attached.
     device: Option<String>,
     asks: Option<Sender<Ask>>,
+    worker: Option<OwnedFd>,
     status: MountStatus,
 }
 
@@ -264,7 +267,8 @@ impl Manager {
         // The place in the table is taken first: two requests for one volume cannot both pass.
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let status = first_status(&volume, &mount_point, &options);
-        let state = MountState { phase: Phase::Starting, device: None, asks: None, status };
+        let state =
+            MountState { phase: Phase::Starting, device: None, asks: None, worker: None, status };
         let mount =
             Arc::new(Mount { volume, identity, mount_point, options, state: Mutex::new(state) });
         self.enter(id, &mount)?;
@@ -349,6 +353,7 @@ impl Manager {
             let mut state = lock(&mount.state);
             state.phase = Phase::Serving;
             state.asks = Some(asks);
+            state.worker = worker.pidfd().ok();
             let MountStatus { worker_pid, state, read_only, sandbox, memory_bytes, .. } =
                 &mut state.status;
             (*worker_pid, *state) = (pid, "serving".into());
@@ -388,7 +393,11 @@ impl Manager {
         let Mount { mount_point, volume, .. } = mount;
         let attach =
             |device: Option<&Path>| self.front.attach(mount_point, volume, device, options);
-        let may = rustix::process::geteuid().is_root() && options.source.is_none();
+        let is_root = rustix::process::geteuid().is_root();
+        if options.block_device == Some(true) && !is_root {
+            return Err("mount option 'fuseblk' is for root only; leave it out".into());
+        }
+        let may = is_root && options.source.is_none();
         if options.read_only || !options.block_device.unwrap_or(may) {
             return attach(None);
         }
@@ -415,7 +424,7 @@ impl Manager {
         {
             let mut state = lock(&mount.state);
             state.phase = Phase::Ended { why: why.clone(), dead };
-            state.asks = None;
+            (state.asks, state.worker) = (None, None);
             if dead {
                 state.status.state = "dead".into();
                 state.status.why.clone_from(&why);
@@ -525,6 +534,12 @@ impl Manager {
     fn unmount(&self, mount: &Arc<Mount>, force: bool) -> Result<Option<String>, String> {
         self.wait_while(mount, Some(SERVE_WAIT), |mount| mount.phase() == Phase::Starting);
         let mount_point = &mount.mount_point;
+        if force && mount.is_served() && !mount.answers(FORCE_WAIT) {
+            // The kernel would wait for it, too, to tell it that the mount goes.
+            log::error!("{}: its worker does not answer, and is killed", mount_point.display());
+            mount.kill();
+            self.wait_while(mount, Some(END_WAIT), Mount::is_served);
+        }
         // Of a dead mount there is nothing that could be lost, whoever uses it.
         let detached = self.front.detach(mount_point, force || mount.is_dead());
         match detached {
@@ -633,12 +648,7 @@ impl Manager {
             mounts.values().cloned().collect()
         };
         for mount in &mounts {
-            let asks = lock(&mount.state).asks.clone();
-            let (done, wait) = channel();
-            if asks.is_some_and(|asks| asks.send(Ask::Refresh(done)).is_ok()) {
-                // The end is dropped when the numbers are in: that is the answer.
-                let _ = wait.recv_timeout(STATUS_WAIT);
-            }
+            mount.answers(STATUS_WAIT);
         }
         let mounts = mounts.iter().map(|mount| lock(&mount.state).status.clone()).collect();
         let lost = lock(&self.lost).clone();
@@ -715,6 +725,22 @@ impl Mount {
 
     fn is_served(&self) -> bool {
         !matches!(self.phase(), Phase::Ended { .. })
+    }
+
+    /// Whether its worker tells how it is.
+    fn answers(&self, wait: Duration) -> bool {
+        let asks = lock(&self.state).asks.clone();
+        let (done, answer) = channel::<()>();
+        let asked = asks.is_some_and(|asks| asks.send(Ask::Refresh(done)).is_ok());
+        // The end is dropped when the numbers are in: that is the answer.
+        asked && answer.recv_timeout(wait) == Err(RecvTimeoutError::Disconnected)
+    }
+
+    fn kill(&self) {
+        if let Some(worker) = &lock(&self.state).worker {
+            // It may have ended by itself, which is as good.
+            let _ = rustix::process::pidfd_send_signal(worker, rustix::process::Signal::KILL);
+        }
     }
 
     fn is_dead(&self) -> bool {

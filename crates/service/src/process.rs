@@ -223,6 +223,14 @@ impl Worker {
         self.pid
     }
 
+    /// What it is signalled by.
+    ///
+    /// # Errors
+    /// When there is no descriptor left.
+    pub fn pidfd(&self) -> std::io::Result<OwnedFd> {
+        self.pidfd.try_clone()
+    }
+
     /// Asks it how it is.
     ///
     /// # Errors
