@@ -156,8 +156,9 @@ Options for -o, separated by commas:
   grpid                new files have the group of their directory
   minixdf              df counts what can never be a file's, too
   fsname=, subtype=    what /proc/mounts shows as source and type
-  remount,ro|rw        change a mount that is there: with ro everything is brought home and
-                       the volume marked as unmounted (root only)
+  nofuseblk            no block device as the source of root's mounts: sync(2) does not reach them
+  remount,ro|rw        change that of a mount, and nothing else: with ro everything is brought
+                       home and the volume marked as unmounted (root only)
 Options of the kernel's driver, of fuse2fs, mount(8) and systemd that change nothing here
 are taken: defaults, loop, acl, user_xattr, nofail, x-systemd.automount and others.";
 

@@ -202,6 +202,8 @@ const BY_MOUNT: &str = r#"
     mount -t fuse.draconis "$PWD/a.img" at -o rw,noatime
     cat at/hello
     echo new > at/new
+    mount -o remount,ro at
+    if touch at/more 2> /dev/null; then echo "still writable"; fi
     umount at
     echo "$PWD/a.img $PWD/at fuse.draconis defaults,nofail,noatime,x-systemd.automount 0 0" > fstab
     mount -T fstab "$PWD/at"

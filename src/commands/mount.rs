@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use draconis_service::client::{Directory, ask, ask_or_start, ask_running};
 use draconis_service::manager::Manager;
@@ -62,7 +63,8 @@ pub fn run(arguments: &Mount) -> anyhow::Result<ExitCode> {
         if options.remount {
             return remount(&arguments.image, &options);
         }
-        bail!("mount what? draconis mount IMAGE DIR");
+        let what = "the directory is missing: draconis mount IMAGE DIR";
+        Cli::command().error(ErrorKind::MissingRequiredArgument, what).exit();
     };
     if options.remount {
         return remount(dir, &options);

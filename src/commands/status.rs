@@ -54,7 +54,7 @@ fn orphaned(known: &[MountStatus]) -> Vec<LostMount> {
 
 fn shown_dead(volume: &Path, mount_point: &Path, why: &str) -> String {
     let (volume, at) = (volume.display(), mount_point.display());
-    format!("{volume} on {at}\n  dead      {why}; clear it with draconis umount {at}\n")
+    format!("{volume} on {at}\n  dead      {why}; clear it with draconis umount\n")
 }
 
 fn shown(mount: &MountStatus) -> String {

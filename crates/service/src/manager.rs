@@ -110,10 +110,7 @@ impl NotDetached {
                 let holders = table::at(mount_point).map(|mount| who_holds(&mount));
                 let holders = holders.unwrap_or_else(|| "it is in use".into());
                 let name = mount_point.display();
-                format!(
-                    "{name} is busy: {holders}; end that, or take it away at once with \
-                     draconis umount -f {name}"
-                )
+                format!("{name} is busy: {holders}; end that, or take it away at once with --force")
             }
         }
     }
@@ -787,8 +784,8 @@ fn conflict(mounts: &BTreeMap<u64, Arc<Mount>>, mount: &Mount) -> Option<(Arc<Mo
 fn dead_there(mount_point: &Path, volume: &Path) -> String {
     let (at, volume) = (mount_point.display(), volume.display());
     format!(
-        "{at} has a dead mount of {volume} on it: clear it with draconis umount {at}, or \
-         mount with --replace"
+        "{at} has a dead mount of {volume} on it: clear it with draconis umount, or mount with \
+         --replace"
     )
 }
 

@@ -205,6 +205,13 @@ const WITHOUT_EFFECT: &[&str] = &[
     "noblkdev",
     "directio",
     "lockfile",
+    // What the kernel shows of a mount, and mount(8) hands back when it remounts.
+    "user_id",
+    "group_id",
+    "rootmode",
+    "blksize",
+    "max_read",
+    "seclabel",
 ];
 
 /// Options that would mean what is not done here, and why.
