@@ -88,31 +88,31 @@ fn a_mount_whose_worker_is_killed_stays_dead_in_its_place() {
 }
 
 #[test]
-fn a_dead_mount_is_cleared_by_every_way_of_unmounting() {
+fn a_dead_mount_is_cleared_by_every_command_that_unmounts() {
     if !fuse("clearing dead mounts") {
         return;
     }
     let draconis = Draconis::new();
     let image = small(&draconis, "a.img");
-    let mut ways = vec![vec![env!("CARGO_BIN_EXE_draconis"), "umount"]];
-    ways.push(vec![env!("CARGO_BIN_EXE_draconis"), "umount", "-f"]);
+    let mut commands = vec![vec![env!("CARGO_BIN_EXE_draconis"), "umount"]];
+    commands.push(vec![env!("CARGO_BIN_EXE_draconis"), "umount", "-f"]);
     if have("fusermount3") {
-        ways.push(vec!["fusermount3", "-u"]);
+        commands.push(vec!["fusermount3", "-u"]);
     }
     if is_root() {
-        ways.push(vec!["umount"]);
+        commands.push(vec!["umount"]);
     }
-    for way in ways {
+    for words in commands {
         let at = draconis.mount(&image, "at", "rw");
         // Held open: there is nothing that could still be lost.
-        let held = way[0].ends_with("draconis").then(|| std::fs::File::open(at.join("hello")));
+        let held = words[0].ends_with("draconis").then(|| std::fs::File::open(at.join("hello")));
         kill(&draconis.status()["mounts"][0]["worker_pid"], Signal::KILL);
         dead(&draconis);
-        let mut command = Command::new(way[0]);
-        command.env("DRACONIS_RUNTIME_DIR", draconis.path("run")).args(&way[1..]).arg(&at);
-        assert!(command.status().unwrap().success(), "{way:?}");
-        assert!(mounts_below(&at).is_empty(), "{way:?}");
-        assert_eq!(draconis.status()["mounts"].as_array().unwrap().len(), 0, "{way:?}");
+        let mut command = Command::new(words[0]);
+        command.env("DRACONIS_RUNTIME_DIR", draconis.path("run")).args(&words[1..]).arg(&at);
+        assert!(command.status().unwrap().success(), "{words:?}");
+        assert!(mounts_below(&at).is_empty(), "{words:?}");
+        assert_eq!(draconis.status()["mounts"].as_array().unwrap().len(), 0, "{words:?}");
         drop(held);
     }
 }
@@ -140,7 +140,7 @@ fn a_hung_worker_does_not_keep_its_mount_from_being_taken_away() {
     }
     let draconis = Draconis::new();
     let image = small(&draconis, "a.img");
-    // Nobody else would kill it for as long as this test runs.
+    // No deadline comes for as long as this test runs.
     for options in ["rw,deadline=100000", "ro,deadline=100000"] {
         let at = draconis.mount(&image, "at", options);
         kill(&draconis.status()["mounts"][0]["worker_pid"], Signal::STOP);
@@ -171,7 +171,7 @@ fn what_outlives_its_manager_is_shown_and_cleared() {
     }
     let draconis = Draconis::new();
     let image = small(&draconis, "a.img");
-    for way in [&["umount"][..], &["umount", "-f"]] {
+    for words in [&["umount"][..], &["umount", "-f"]] {
         let at = draconis.mount(&image, "at", "rw");
         let held = std::fs::File::open(at.join("hello")).unwrap();
         kill_manager(&draconis);
@@ -182,15 +182,15 @@ fn what_outlives_its_manager_is_shown_and_cleared() {
         let name = format!("{} on {}\n  dead", image.display(), at.display());
         assert!(said.contains(&name), "{said}");
         // With a manager that knows nothing of it as without one.
-        if way.len() == 1 {
+        if words.len() == 1 {
             let other = draconis.mount(&small(&draconis, "b.img"), "other", "ro");
             assert!(is_shown_dead(&draconis, &at));
             let said = draconis.fails(arguments(&["mount"], &image, &at));
             assert!(said.contains("--replace"), "{said}");
-            draconis.ok([way, &[at.to_str().unwrap()]].concat());
+            draconis.ok([words, &[at.to_str().unwrap()]].concat());
             draconis.ok(["umount".as_ref(), other.as_os_str()]);
         } else {
-            draconis.ok([way, &[at.to_str().unwrap()]].concat());
+            draconis.ok([words, &[at.to_str().unwrap()]].concat());
         }
         assert!(!is_shown_dead(&draconis, &at));
         assert!(mounts_below(&at).is_empty());
@@ -219,7 +219,7 @@ fn volume_and_directory_can_be_used_again_at_once() {
     for round in 0..12 {
         let at = draconis.mount(&one, "at", "rw");
         std::fs::write(at.join("round"), round.to_string()).unwrap();
-        // By the command, and by ways that do not wait for the worker.
+        // By the command, and by programs that do not wait for the worker.
         if round % 2 == 0 {
             draconis.ok(["umount".as_ref(), at.as_os_str()]);
             // What it returned for holds for others, too: no waiting here.
@@ -384,7 +384,7 @@ impl Drop for Device {
 }
 
 #[test]
-fn a_block_device_is_nobody_elses_while_it_is_mounted() {
+fn a_block_device_has_one_user_while_it_is_mounted() {
     if !is_root() || !fuse("block devices") || !have("losetup") {
         eprintln!("skipped: loop devices need root and losetup");
         return;

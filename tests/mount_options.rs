@@ -1,5 +1,5 @@
-//! Options of mounts: lines that were written for other drivers, what they do, and the ways
-//! in which mount(8) hands them over.
+//! Options of mounts: lines that were written for other drivers, what they do, and how
+//! mount(8) hands them over.
 
 mod common;
 

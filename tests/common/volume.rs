@@ -65,7 +65,7 @@ impl Volume {
             mount["state"] == "dead"
                 && mount["why"].as_str().is_some_and(|why| why.contains("signal 9"))
         });
-        assert_eq!(mounts_below(&self.at), [self.at.clone()], "it stays in its place");
+        assert_eq!(mounts_below(&self.at), std::slice::from_ref(&self.at), "it stays in place");
         self.draconis.ok(["umount".as_ref(), self.at.as_os_str()]);
         assert!(mounts_below(&self.at).is_empty());
     }

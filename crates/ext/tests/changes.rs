@@ -85,7 +85,7 @@ fn a_volume_is_in_use_before_anything_else_of_its_first_change() {
     assert!(!disk.take().is_empty());
     volume.close().unwrap();
     drop(volume);
-    let bytes = Arc::try_unwrap(disk).unwrap().into_inner().into_bytes();
+    let bytes = Arc::into_inner(disk).unwrap().into_inner().into_bytes();
     assert_eq!(bytes[STATE_AT] & 1, 1);
     run("e2fsck", &["-fn", Image::of(&bytes).path()]);
 }

@@ -1,4 +1,4 @@
-//! A volume that was opened for a mount, and is nobody else's meanwhile.
+//! A volume that was opened for a mount, and is of no other use meanwhile.
 //!
 //! Law: as long as a descriptor of it lives no other mount and no tool has the volume; of a
 //! block device the kernel's own mounts count, too.
@@ -61,8 +61,8 @@ impl From<String> for NotOpened {
 }
 
 impl Claimed {
-    /// Opens a volume for as long as the descriptors live. What was just unmounted is on its
-    /// way to be free: that is waited for, `wait` at most.
+    /// Opens a volume for as long as the descriptors live. What was just unmounted is
+    /// about to be free: that is waited for, `wait` at most.
     pub(crate) fn open(volume: &Path, read_only: bool, wait: Duration) -> Result<Self, String> {
         let until = Instant::now() + wait;
         loop {

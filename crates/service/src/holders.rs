@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_works_in_a_directory_is_named() {
+    fn a_process_that_works_in_a_directory_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path().canonicalize().unwrap();
         let mount = Entry {

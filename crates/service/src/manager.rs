@@ -10,8 +10,8 @@
 //!
 //! Law 1: a volume is served once, and a mount point is used once, by any manager.
 //! Law 2: nothing that a volume holds is looked at here.
-//! Law 3: when a worker dies or hangs, its connection is closed, so that whoever waits gets
-//! an error instead of waiting. The mount stays in its place, dead, until somebody unmounts
+//! Law 3: when a worker dies or hangs, its connection is closed, so that every call that waits
+//! gets an error instead of waiting. The mount stays in its place, dead, until a user unmounts
 //! it: what is written by its path must not go to the disk below. The volume is free at once.
 
 use std::collections::BTreeMap;
@@ -50,7 +50,7 @@ const CLOSE_WAIT: Duration = Duration::from_secs(600);
 const SYNC_WAIT: Duration = Duration::from_secs(30);
 /// How long a mount that is just ending may take to give its volume and directory back.
 const GIVE_BACK_WAIT: Duration = Duration::from_secs(3);
-/// How often it is looked whether a dead mount was taken away, where nobody asks.
+/// How often it is looked whether a dead mount was taken away, where no client asks.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How many mounts that were lost are remembered.
 const LOST_MAX: usize = 16;
@@ -438,9 +438,9 @@ impl Manager {
         self.leave(id);
     }
 
-    /// Wakes whoever waits for a mount.
+    /// Wakes the waiters of all mounts.
     fn tell(&self) {
-        // Under the lock, or whoever looks at this moment could miss it.
+        // Under the lock, or a waiter that looks at this moment could miss it.
         let mounts = lock(&self.mounts);
         self.ended.notify_all();
         drop(mounts);
@@ -537,7 +537,7 @@ impl Manager {
             mount.kill();
             self.wait_while(mount, Some(END_WAIT), Mount::is_served);
         }
-        // Of a dead mount there is nothing that could be lost, whoever uses it.
+        // Of a dead mount there is nothing that could be lost, by any of its users.
         let detached = self.front.detach(mount_point, force || mount.is_dead());
         match detached {
             // It died, or was taken away by another, while we were at it.
@@ -662,7 +662,7 @@ impl Manager {
         }
     }
 
-    /// Waits until nothing has been mounted, and nobody has asked anything, for `idle`. With
+    /// Waits until nothing has been mounted, and no client has asked anything, for `idle`. With
     /// `dead` mounts that are dead count as mounted: it knows why they are.
     pub fn wait_idle(&self, idle: Duration, dead: bool) {
         let mut mounts = lock(&self.mounts);
@@ -753,12 +753,12 @@ impl Mount {
         })
     }
 
-    /// A dead one that somebody else has unmounted.
+    /// A dead one that was unmounted without us.
     fn was_cleared(&self) -> bool {
         self.is_dead() && !self.is_in_place()
     }
 
-    /// Whether it was unmounted, and its worker is on its way out.
+    /// Whether it was unmounted, and its worker is about to end.
     fn is_ending(&self) -> bool {
         self.phase() == Phase::Serving && !self.is_in_place()
     }

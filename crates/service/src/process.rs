@@ -340,7 +340,7 @@ impl Drop for Worker {
     }
 }
 
-/// What somebody says who is not trusted.
+/// A text from a process that is not trusted.
 fn printable(said: &[u8]) -> String {
     String::from_utf8_lossy(said).chars().filter(|c| !c.is_control()).collect()
 }

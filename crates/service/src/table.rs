@@ -68,7 +68,7 @@ impl Entry {
         let path = self.at.clone();
         let (done, wait) = channel();
         std::thread::spawn(move || {
-            // Nobody may be waiting any more, which is the answer then.
+            // If it was too late the answer is the silence.
             let _ = done.send(rustix::fs::statfs(&path).err());
         });
         match wait.recv_timeout(ANSWER_WAIT) {
