@@ -57,7 +57,8 @@ fn a_volume_is_in_use_before_anything_else_of_its_first_change() {
     volume.lookup(volume.root(), b"lost+found").unwrap();
     volume.sync().unwrap();
     volume.commit().unwrap();
-    assert!(disk.take().is_empty(), "nothing was changed");
+    let written = || disk.take().into_iter().any(|event| matches!(event, Event::Group { .. }));
+    assert!(!written(), "nothing was changed");
     let file = volume.create(volume.root(), b"file", &FILE).unwrap();
     volume.write(file, 0, b"contents").unwrap();
     volume.sync().unwrap();
@@ -77,12 +78,12 @@ fn a_volume_is_in_use_before_anything_else_of_its_first_change() {
     assert_eq!(volume.create(volume.root(), b"late", &FILE), Err(Error::ReadOnly));
     // Taken into use again it is marked again, by its first change.
     volume.reopen().unwrap();
-    disk.take();
+    assert!(written());
     volume.sync().unwrap();
-    assert!(disk.take().is_empty());
+    assert!(!written());
     volume.create(volume.root(), b"late", &FILE).unwrap();
     volume.sync().unwrap();
-    assert!(!disk.take().is_empty());
+    assert!(written());
     volume.close().unwrap();
     drop(volume);
     let bytes = Arc::into_inner(disk).unwrap().into_inner().into_bytes();
