@@ -134,6 +134,29 @@ fn a_hung_worker_is_killed_by_the_deadline() {
 }
 
 #[test]
+fn a_manager_keeps_nothing_open_of_what_started_it() {
+    if !fuse("descriptors of managers") {
+        return;
+    }
+    let (draconis, other) = (Draconis::new(), Draconis::new());
+    let at = draconis.mount(&small(&draconis, "a.img"), "at", "ro");
+    let below = other.make_dir("below");
+    let image = small(&other, "b.img");
+    // A shell with a file open starts another manager.
+    let script = "exec 7<\"$1\"; \"$2\" mount -o ro \"$3\" \"$4\"";
+    let status = Command::new("sh")
+        .args(["-euc", script, "sh"])
+        .arg(at.join("hello"))
+        .arg(env!("CARGO_BIN_EXE_draconis"))
+        .args([&image, &below])
+        .env("DRACONIS_RUNTIME_DIR", other.make_dir("run"))
+        .status();
+    assert!(status.unwrap().success());
+    draconis.ok(["umount".as_ref(), at.as_os_str()]);
+    other.ok(["umount".as_ref(), below.as_os_str()]);
+}
+
+#[test]
 fn a_hung_worker_does_not_keep_its_mount_from_being_taken_away() {
     if !fuse("a hung worker") {
         return;
