@@ -543,7 +543,8 @@ fn options_of_mounts_that_write() {
     std::fs::write(at.join("dir/file"), "durable").unwrap();
     let pid = draconis.status()["mounts"][0]["worker_pid"].as_i64().unwrap() as i32;
     kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
-    eventually("it is forgotten", || draconis.status()["mounts"].as_array().unwrap().is_empty());
+    eventually("it is dead", || draconis.status()["mounts"][0]["state"] == "dead");
+    draconis.ok(["umount", at.to_str().unwrap()]);
     check(&image);
     mount("strictatime");
     assert_eq!(std::fs::read(at.join("dir/file")).unwrap(), b"durable");
