@@ -90,8 +90,10 @@ fn relation(time: (i64, i64), before: Option<(i64, i64)>, start: (i64, i64)) -> 
     }
 }
 
+/// The clock that the kernel stamps files by: it may stand for longer than a tick on a machine
+/// that is busy.
 pub fn now() -> (i64, i64) {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
     (now.tv_sec, now.tv_nsec)
 }
 
