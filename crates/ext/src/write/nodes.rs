@@ -428,7 +428,7 @@ impl Edit<'_> {
         if is_dir && from_dir != to_dir {
             self.not_below(to_dir, moved)?;
         }
-        if let Some(whiteout) = whiteout {
+        if whiteout.is_some() {
             if how == Renaming::Exchange {
                 return Err(Error::Misuse("an exchange leaves no name for a whiteout"));
             }
