@@ -33,6 +33,15 @@ pub(crate) fn who_holds(mount: &Entry) -> String {
     format!("it is used by {}", said.join(", "))
 }
 
+/// Whether the caller can see anything that keeps `mount` from being unmounted. What it cannot
+/// see is gone in a moment, most often: a process between its fork and its exec, a file that
+/// the kernel is about to close.
+pub(crate) fn is_held_in_sight(mount: &Entry) -> bool {
+    let mounts = table::entries();
+    !processes(mount).is_empty()
+        || mounts.iter().any(|it| it.at != mount.at && it.at.starts_with(&mount.at))
+}
+
 fn processes(mount: &Entry) -> Vec<String> {
     let Ok(all) = std::fs::read_dir("/proc") else { return vec![] };
     let mut found = vec![];

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FileType, OFlags};
 
 use crate::claimed::{Claimed, Keep, identity, said};
-use crate::holders::who_holds;
+use crate::holders::{is_held_in_sight, who_holds};
 use crate::options::MountOptions;
 use crate::process::{Exit, StartError, Worker};
 use crate::protocol::{self, LostMount, MountStatus, Reply, Request, Status, WorkerStatus};
@@ -45,6 +45,10 @@ const SERVE_WAIT: Duration = Duration::from_secs(10);
 const END_WAIT: Duration = Duration::from_secs(10);
 /// How long, when it has changes to bring home first. That it hangs is noticed otherwise.
 const CLOSE_WAIT: Duration = Duration::from_secs(600);
+/// How long what uses a mount, and cannot be seen, may take to end; and how often that is
+/// looked at.
+const BUSY_WAIT: Duration = Duration::from_millis(500);
+const BUSY_PAUSE: Duration = Duration::from_millis(10);
 /// How long the kernel may take to write back what programs have changed, when the manager
 /// is asked to end while files are open.
 const SYNC_WAIT: Duration = Duration::from_secs(30);
@@ -526,6 +530,19 @@ impl Manager {
         }
     }
 
+    /// Takes a mount point away, and waits a moment for users of it that are not to be seen.
+    fn detach(&self, mount_point: &Path, force: bool) -> Result<(), NotDetached> {
+        let until = Instant::now() + BUSY_WAIT;
+        loop {
+            let detached = self.front.detach(mount_point, force);
+            let held = || table::at(mount_point).is_none_or(|mount| is_held_in_sight(&mount));
+            if detached != Err(NotDetached::Busy) || Instant::now() > until || held() {
+                return detached;
+            }
+            std::thread::sleep(BUSY_PAUSE);
+        }
+    }
+
     /// Unmounts, and waits until the worker is gone and the volume free. Of a mount that was
     /// dead it says what had happened.
     fn unmount(&self, mount: &Arc<Mount>, force: bool) -> Result<Option<String>, String> {
@@ -538,7 +555,7 @@ impl Manager {
             self.wait_while(mount, Some(END_WAIT), Mount::is_served);
         }
         // Of a dead mount there is nothing that could be lost, by any of its users.
-        let detached = self.front.detach(mount_point, force || mount.is_dead());
+        let detached = self.detach(mount_point, force || mount.is_dead());
         match detached {
             // It died, or was taken away by another, while we were at it.
             Err(_) if mount.is_ending() => {}
