@@ -392,6 +392,12 @@ fn put_len(block: &mut [u8], at: usize, len: usize) -> Option<()> {
     put16(block, at.checked_add(4)?, raw)
 }
 
+/// The inodes that the names of a block lead to, as far as it can be read.
+pub(crate) fn targets(block: &[u8]) -> impl Iterator<Item = InodeNumber> + '_ {
+    let records = records(block).map_while(std::result::Result::ok);
+    records.filter(|record| record.inode != 0).map(|record| InodeNumber(record.inode))
+}
+
 /// Whether a block holds no names; in the first block of a directory `.` and `..` are none.
 ///
 /// # Errors

@@ -651,6 +651,23 @@ impl Edit<'_> {
         Ok(Some(InodeNumber(number * per_group + at + 1)))
     }
 
+    /// Marks an inode as used that nobody is to have, if it is not.
+    pub(super) fn set_aside(&mut self, inode: InodeNumber) -> Result<()> {
+        let (number, at) = self.w.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
+        self.w.groups.prepare(number, &self.volume.store, &self.volume.super_)?;
+        let group = self.w.groups.get_mut(number)?;
+        let Some(search) = &mut group.search else { return Ok(()) };
+        if is_all(&search.inodes, at, 1, true) {
+            return Ok(());
+        }
+        mark(&mut search.inodes, at, 1, true);
+        let bitmap_at = group.inode_bitmap;
+        group.free_inodes = group.free_inodes.saturating_sub(1);
+        group.changed = true;
+        self.w.groups.free_inodes = self.w.groups.free_inodes.saturating_sub(1);
+        self.change(bitmap_at, Role::Bitmap, |bits| mark(bits, at, 1, true))
+    }
+
     /// Gives an inode back that no name leads to any more.
     pub(super) fn free_inode(&mut self, inode: InodeNumber, kind: Kind) -> Result<()> {
         let (number, at) = self.w.groups.place_of_inode(inode).ok_or(Error::NotFound)?;

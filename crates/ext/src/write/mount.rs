@@ -5,9 +5,11 @@
 
 #![allow(clippy::arithmetic_side_effects, reason = "counts mounts and inodes of a group")]
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use draconis_device::{Disk, Group, Ticket, Write};
+use draconis_exchange::contract::Kind;
 use draconis_exchange::heap::Block;
 use parking_lot::RwLock;
 
@@ -15,6 +17,8 @@ use super::Writing;
 use super::edit::{Edit, Flight, Stop, Writer};
 use super::groups::Groups;
 use super::overlay::State;
+use crate::dir::edit::targets;
+use crate::format::slot::Slot;
 use crate::format::superblock::{OFFSET_BYTES, STATE_CLEAN};
 use crate::format::{le16, put16, put32};
 use crate::units::index;
@@ -148,18 +152,66 @@ impl Edit<'_> {
     }
 
     /// On a volume that was not unmounted properly: counts what is free, and frees what was
-    /// unlinked but still open. Other inodes that are marked as used and dead stay so until
-    /// `e2fsck` comes: names may lead to them, and must not lead to somebody else one day.
+    /// unlinked but still open. Inodes that are dead and that names lead to are used from now
+    /// on, as are dead ones that are marked so: until `e2fsck` takes the names away, they must
+    /// not lead to another file one day.
     fn recount(&mut self) -> Result<()> {
-        let used = self.used_inodes()?;
-        for inode in used {
-            let orphan =
-                self.read_slot(inode, |it| it.links() == 0 && it.mode() != 0 && it.deleted() == 0)?;
-            if orphan {
+        let mut living = vec![0u64; index(u64::from(self.volume.super_.inodes)) / 64 + 1];
+        let (mut dirs, mut open) = (vec![InodeNumber::ROOT], Vec::new());
+        for inode in self.used_inodes()? {
+            let of = |it: &Slot<'_>| (it.links(), it.mode(), it.deleted());
+            match self.read_slot(inode, of)? {
+                (0, mode, 0) if mode != 0 => open.push(inode),
+                (0, ..) => {}
+                (_, mode, _) => {
+                    let (word, bit) = place_of(inode);
+                    living.get_mut(word).into_iter().for_each(|word| *word |= bit);
+                    if Kind::from_mode(mode.into()) == Some(Kind::Directory) {
+                        dirs.push(inode);
+                    }
+                }
+            }
+        }
+        let named = self.names_of_the_dead(&dirs, &living);
+        for inode in open {
+            if !named.contains(&inode) {
                 self.bury(inode)?;
             }
         }
-        // Counts that were wrong are written with the next chain, and there is one.
-        self.change_super(|_| {})
+        for inode in named {
+            self.set_aside(inode)?;
+        }
+        Ok(())
     }
+
+    /// The inodes that names lead to and that are not `living`. What cannot be read is left out:
+    /// nothing can be looked up there either.
+    fn names_of_the_dead(&self, dirs: &[InodeNumber], living: &[u64]) -> BTreeSet<InodeNumber> {
+        let super_ = &self.volume.super_;
+        let mut named = BTreeSet::new();
+        // A block belongs to one directory; a damaged volume may say otherwise.
+        let mut blocks_left = super_.blocks;
+        for dir in dirs {
+            let Ok(node) = self.directory(*dir) else { continue };
+            for nth in 0..self.volume.directory_blocks(&node) {
+                if blocks_left == 0 {
+                    log::warn!("directories have more blocks than the volume: run e2fsck on it");
+                    return named;
+                }
+                blocks_left -= 1;
+                let Ok(Some((_, block))) = self.names_in(&node, nth) else { continue };
+                named.extend(targets(&block).filter(|inode| {
+                    let (word, bit) = place_of(*inode);
+                    let is_living = living.get(word).is_some_and(|word| word & bit != 0);
+                    (super_.first_inode.0..=super_.inodes).contains(&inode.0) && !is_living
+                }));
+            }
+        }
+        named
+    }
+}
+
+/// The bit of an inode: word and bit.
+fn place_of(inode: InodeNumber) -> (usize, u64) {
+    (index(u64::from(inode.0 / 64)), 1 << (inode.0 % 64))
 }

@@ -96,7 +96,7 @@ impl Edit<'_> {
     }
 
     /// A block of a directory; `None` in a hole.
-    fn names_in(&self, dir: &Inode, nth: u32) -> Result<Option<(FsBlock, crate::Data)>> {
+    pub(super) fn names_in(&self, dir: &Inode, nth: u32) -> Result<Option<(FsBlock, crate::Data)>> {
         let of_dir = |error: Error| error.of_inode(dir.number);
         let Some(block) = self.mapped(dir.number, nth).map_err(of_dir)? else { return Ok(None) };
         Ok(Some((block, self.block(block).map_err(of_dir)?)))
