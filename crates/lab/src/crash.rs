@@ -160,6 +160,11 @@ fn record(workload: &dyn Workload, shape: Shape, seed: u64) -> anyhow::Result<Ru
     let disk = Arc::new(RecordDisk::new(MemoryDisk::new(image.clone(), 512)));
     let volume = Volume::open_for_writing(disk.clone(), small(), writing())?;
     let ran = workload.run(&volume, &disk, &mut Random::new(seed));
+    // What ended all writing says more than what could not be written then.
+    let ran = match volume.failure() {
+        Some(why) => ran.context(why),
+        None => ran,
+    };
     let closed = volume.close().map_err(anyhow::Error::from);
     Ok(Run { image, events: disk.take(), failed: ran.and(closed).err() })
 }

@@ -56,6 +56,13 @@ impl Whiteout {
     }
 }
 
+/// A whiteout that is going to be made, and the inode that was taken for it.
+#[derive(Clone, Copy)]
+struct Taken {
+    number: InodeNumber,
+    whiteout: Whiteout,
+}
+
 /// A name, and the directory it is in.
 type At<'n> = (InodeNumber, &'n [u8]);
 
@@ -130,7 +137,8 @@ impl Edit<'_> {
         } else {
             place
         };
-        let number = self.give_birth(&parent, new, birth, if is_dir { 2 } else { 1 })?;
+        let number = self.take_inode(dir, new.kind)?;
+        self.give_birth(&parent, number, new, birth, if is_dir { 2 } else { 1 })?;
         self.put_in(dir, place, name, number, new.kind)?;
         self.stamp_directory(dir)?;
         Ok(number)
@@ -148,7 +156,8 @@ impl Edit<'_> {
         }
         let birth = self.plan_birth(&parent, new)?;
         self.need(birth.blocks(new.kind), new.uid)?;
-        let number = self.give_birth(&parent, new, birth, 0)?;
+        let number = self.take_inode(dir, new.kind)?;
+        self.give_birth(&parent, number, new, birth, 0)?;
         self.make_orphan(number)?;
         self.w.unnamed.insert(number.0);
         Ok(number)
@@ -183,18 +192,18 @@ impl Edit<'_> {
         }
     }
 
-    /// Makes an inode in `parent` that no name leads to yet.
+    /// Makes the inode that was taken for something in `parent`; no name leads to it yet.
     fn give_birth(
         &mut self,
         parent: &Inode,
+        number: InodeNumber,
         new: &NewNode<'_>,
         birth: Birth,
         links: u16,
-    ) -> Result<InodeNumber> {
+    ) -> Result<()> {
         let dir = parent.number;
         let is_dir = new.kind == Kind::Directory;
         let privileged = self.is_privileged(new.uid);
-        let number = self.take_inode(dir, new.kind)?;
         let used = self.read_slot(number, |it| it.links() != 0)?;
         if used {
             return Err(Error::corrupt("inode bitmap: a used inode is free").of_inode(number));
@@ -252,7 +261,7 @@ impl Edit<'_> {
         if !birth.attributes.is_empty() {
             self.store_attributes(number, &birth.attributes)?;
         }
-        Ok(number)
+        Ok(())
     }
 
     /// How many directories of this batch `dir` is inside of, itself among them.
@@ -428,13 +437,8 @@ impl Edit<'_> {
         if is_dir && from_dir != to_dir {
             self.not_below(to_dir, moved)?;
         }
-        if whiteout.is_some() {
-            if how == Renaming::Exchange {
-                return Err(Error::Misuse("an exchange leaves no name for a whiteout"));
-            }
-            if self.w.groups.free_inodes == 0 {
-                return Err(Error::NoSpace);
-            }
+        if whiteout.is_some() && how == Renaming::Exchange {
+            return Err(Error::Misuse("an exchange leaves no name for a whiteout"));
         }
         let of_whiteout = match whiteout.map(Whiteout::node) {
             Some(new) => self.plan_birth(&source, &new)?.blocks(new.kind),
@@ -458,6 +462,7 @@ impl Edit<'_> {
                 }
                 self.need(place.needs() + of_whiteout, target.owner().0)?;
                 self.order_move(from_dir, to_dir, moved)?;
+                let whiteout = self.take_whiteout(from_dir, whiteout)?;
                 let Err(place) = self.seek(&*self.directory(to_dir)?, to)? else {
                     return Err(Error::Exists);
                 };
@@ -501,7 +506,7 @@ impl Edit<'_> {
         (from_dir, from): At<'_>,
         to_dir: InodeNumber,
         node: &Inode,
-        whiteout: Option<Whiteout>,
+        whiteout: Option<Taken>,
     ) -> Result<()> {
         let moved = node.number;
         self.clear_name((from_dir, from), whiteout)?;
@@ -518,9 +523,20 @@ impl Edit<'_> {
         Ok(())
     }
 
+    /// Takes the inode of a whiteout before anything moves: there may be none.
+    fn take_whiteout(
+        &mut self,
+        dir: InodeNumber,
+        whiteout: Option<Whiteout>,
+    ) -> Result<Option<Taken>> {
+        let Some(whiteout) = whiteout else { return Ok(None) };
+        let number = self.take_inode(dir, Kind::CharDevice)?;
+        Ok(Some(Taken { number, whiteout }))
+    }
+
     /// Takes out the name of what has moved, or lets it lead to a new whiteout.
-    fn clear_name(&mut self, (dir, name): At<'_>, whiteout: Option<Whiteout>) -> Result<()> {
-        let Some(whiteout) = whiteout else {
+    fn clear_name(&mut self, (dir, name): At<'_>, whiteout: Option<Taken>) -> Result<()> {
+        let Some(Taken { number, whiteout }) = whiteout else {
             // Looked up again: the new name may have moved the old one.
             let spot = self.spot(dir, name)?;
             return self.take_out(dir, spot);
@@ -528,7 +544,7 @@ impl Edit<'_> {
         let parent = self.directory(dir)?;
         let new = whiteout.node();
         let birth = self.plan_birth(&parent, &new)?;
-        let number = self.give_birth(&parent, &new, birth, 1)?;
+        self.give_birth(&parent, number, &new, birth, 1)?;
         let spot = self.spot(dir, name)?;
         self.point_elsewhere(dir, spot, number, new.kind)
     }
@@ -578,6 +594,7 @@ impl Edit<'_> {
             self.apart()?;
         }
         self.order_move(from_dir, to_dir, moved)?;
+        let whiteout = self.take_whiteout(from_dir, whiteout)?;
         let there = self.spot(to_dir, to)?;
         if durable_victim && from_dir == to_dir {
             let here = self.spot(from_dir, from)?;
