@@ -546,6 +546,8 @@ impl Edit<'_> {
         let birth = self.plan_birth(&parent, &new)?;
         self.give_birth(&parent, number, &new, birth, 1)?;
         let spot = self.spot(dir, name)?;
+        // For the order of the chain this is both: a name goes, and one comes.
+        self.note_names(dir, false);
         self.point_elsewhere(dir, spot, number, new.kind)
     }
 
