@@ -153,7 +153,8 @@ Options for -o, separated by commas:
 
 const FORMAT_OPTIONS: &str = "\
 Options for -E, separated by commas:
-  root_owner=UID:GID   owner of the root directory (the user who runs this, or the tree's own)
+  root_owner=UID:GID   owner of the root directory; without UID:GID, and where this is left
+                       out, the user who runs this (with --from: the tree's own)
   hash_seed=UUID       what hashes of file names start from (random)
   hash_alg=NAME        how indexed directories hash names: legacy, half_md4, tea (half_md4)
 
@@ -343,6 +344,10 @@ pub struct Tar {
     /// Where the volume is.
     #[command(flatten)]
     pub place: Place,
+    /// Archive files with holes as sparse ones: from 1 MiB of holes on, always, or never.
+    #[arg(long, value_enum, default_value_t = When::Auto, hide_possible_values = true,
+        value_name = "auto|always|never")]
+    pub sparse: When,
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = When::Auto)]
     pub progress: When,

@@ -82,6 +82,116 @@ fn tar_archives_a_tree_as_it_is() {
     }
 }
 
+/// An archive of `image` in a file.
+fn archive(draconis: &Draconis, image: &Path, sparse: &str) -> std::path::PathBuf {
+    let path = draconis.path(&format!("{sparse}.tar"));
+    let mut command = draconis.command();
+    command.args(["tar", &format!("--sparse={sparse}")]).arg(image);
+    let output = command.stdout(std::fs::File::create(&path).unwrap()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    path
+}
+
+#[test]
+fn a_hole_of_any_size_costs_an_archive_nothing() {
+    use std::os::unix::fs::{FileExt, MetadataExt};
+    let draconis = Draconis::new();
+    let image = draconis.path("image");
+    draconis.ok(["format", "-b", "4096", image.to_str().unwrap(), "16M"]);
+    let file = draconis.path("file");
+    let sparse = std::fs::File::create(&file).unwrap();
+    sparse.write_all_at(b"near the end", (255 << 30) + 12345).unwrap();
+    sparse.set_len(256 << 30).unwrap();
+    draconis.ok(["put", file.to_str().unwrap(), &target(&image, "/file")]);
+    draconis.ok(["truncate", "-s", "256G", &target(&image, "/hole")]);
+    for sparse in ["auto", "always"] {
+        let path = archive(&draconis, &image, sparse);
+        assert!(path.metadata().unwrap().len() < 100_000);
+        let list = Command::new("tar").arg("-tvf").arg(&path).output().unwrap();
+        let list = String::from_utf8_lossy(&list.stdout).into_owned();
+        assert_eq!(list.matches(" 274877906944 ").count(), 2, "{list}");
+        let into = draconis.make_dir("into");
+        let tar = Command::new("tar").arg("-xf").arg(&path).arg("-C").arg(&into).output().unwrap();
+        assert!(tar.status.success(), "{}", String::from_utf8_lossy(&tar.stderr));
+        let found = std::fs::File::open(into.join("file")).unwrap();
+        let meta = found.metadata().unwrap();
+        assert_eq!(
+            (meta.len(), into.join("hole").metadata().unwrap().len()),
+            (256 << 30, 256 << 30)
+        );
+        assert!(meta.blocks() < 100 && into.join("hole").metadata().unwrap().blocks() < 100);
+        let mut bytes = [0; 12];
+        found.read_exact_at(&mut bytes, (255 << 30) + 12345).unwrap();
+        assert_eq!(&bytes, b"near the end");
+        // And back again.
+        let copy = draconis.path("copy");
+        draconis.ok(["format", "--force", "-b", "4096", copy.to_str().unwrap(), "16M"]);
+        draconis.ok(["untar", "-f", path.to_str().unwrap(), copy.to_str().unwrap()]);
+        common::volume::check(&copy);
+        for name in ["/file", "/hole"] {
+            let stat = |image: &Path| {
+                let said = draconis.ok(["stat", "--json", &target(image, name)]);
+                let stat: serde_json::Value = serde_json::from_str(&said).unwrap();
+                (stat[0]["size"].clone(), stat[0]["blocks_512"].clone(), stat[0]["runs"].clone())
+            };
+            assert_eq!(stat(&image), stat(&copy));
+        }
+        std::fs::remove_dir_all(into).unwrap();
+    }
+}
+
+#[test]
+fn archives_hold_files_of_any_shape() {
+    let draconis = Draconis::new();
+    let tree = draconis.make_dir("shapes");
+    let mut random = common::volume::Random(14);
+    for nth in 0..60 {
+        let file = std::fs::File::create(tree.join(format!("{nth:02}"))).unwrap();
+        let blocks = 1 + random.below(700);
+        let density = random.below(5);
+        for block in 0..blocks {
+            if random.below(4) < density {
+                let bytes = vec![random.below(255) as u8 + 1; 1 + random.below(4096) as usize];
+                std::os::unix::fs::FileExt::write_all_at(&file, &bytes, block << 12).unwrap();
+            }
+        }
+        file.set_len((blocks << 12) - random.below(4096)).unwrap();
+    }
+    let below = |top: &Path| {
+        let mut seen = look(top, copy());
+        seen.remove(Path::new(""));
+        seen
+    };
+    let expected = below(&tree);
+    for block in ["1024", "4096"] {
+        let image = draconis.path("image");
+        let from = tree.to_str().unwrap();
+        let to = image.to_str().unwrap();
+        draconis.ok(["format", "--force", "-b", block, "--from", from, to, "128M"]);
+        let mut lens = vec![];
+        for sparse in ["always", "auto", "never"] {
+            let path = archive(&draconis, &image, sparse);
+            lens.push(path.metadata().unwrap().len());
+            let by_tar = draconis.make_dir("by tar");
+            let mut tar = Command::new("tar");
+            tar.args(["-x", "--exclude=lost+found", "-pf"]).arg(&path).arg("-C").arg(&by_tar);
+            assert!(tar.status().unwrap().success());
+            same(&below(&by_tar), &expected);
+            std::fs::remove_dir_all(by_tar).unwrap();
+            let (unpacked, by_us) = (draconis.path("unpacked"), draconis.path("by us"));
+            draconis.ok(["format", "--force", "-b", block, unpacked.to_str().unwrap(), "256M"]);
+            draconis.ok(["untar", "-f", path.to_str().unwrap(), unpacked.to_str().unwrap()]);
+            common::volume::check(&unpacked);
+            draconis.ok(["get", "-r", &target(&unpacked, "/"), by_us.to_str().unwrap()]);
+            std::fs::remove_dir(by_us.join("lost+found")).unwrap();
+            same(&below(&by_us), &expected);
+            std::fs::remove_dir_all(by_us).unwrap();
+        }
+        // Few holes are written out unless asked otherwise; many are not unless asked.
+        assert!(lens[0] < lens[1] && lens[1] < lens[2], "{lens:?}");
+    }
+}
+
 #[test]
 fn one_file_and_one_directory_can_be_asked_for() {
     let draconis = Draconis::new();
