@@ -95,8 +95,9 @@ fn options(arguments: &Format) -> anyhow::Result<(Options, Option<(u32, u32)>)> 
         options.features(list)?;
     }
     let user = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-    // mke2fs makes the root directory root's, whoever runs it.
-    options.root_owner = (0, 0);
+    // An empty volume is for whoever makes it. What a tree does not say is root's, as with
+    // mke2fs: the same tree makes the same volume, whoever runs this.
+    options.root_owner = if arguments.from.is_none() { user } else { (0, 0) };
     let mut random = Random::new(arguments.seed);
     options.uuid = identity(&arguments.uuid, &mut random)?;
     options.hash_seed = random.uuid();
