@@ -4,7 +4,7 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 DESTDIR ?=
 
-.PHONY: all demo test long exact lint loom crash crash-store lab bench bench-channel install fuzz fuzz-images clean
+.PHONY: all demo test long exact lint loom crash crash-store lab bench bench-channel lab-programs install fuzz fuzz-images clean
 
 all:
 	$(CARGO) build --release --locked
@@ -89,8 +89,15 @@ fuzz-images:
 fuzz:
 	$(CARGO) +nightly fuzz run $(or $(TARGET),volume) -- -rss_limit_mb=1024 -timeout=10
 
-install: all
+# What `draconis lab` starts. By themselves: the lab has objects compiled with what only its
+# crash campaigns need.
+lab-programs:
+	$(CARGO) build --release --locked -p draconis-lab
+	$(CARGO) build --release --locked -p draconis-peers --features $(PEERS)
+
+install: all lab-programs
 	install -D -m 755 target/release/draconis $(DESTDIR)$(PREFIX)/bin/draconis
+	install -m 755 target/release/draconis-lab target/release/draconis-lab-peers $(DESTDIR)$(PREFIX)/bin
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/sbin
 	ln -sf ../bin/draconis $(DESTDIR)$(PREFIX)/sbin/mount.fuse.draconis
 	target/release/draconis manpages $(DESTDIR)$(PREFIX)/share/man/man1

@@ -48,7 +48,8 @@ pub enum Command {
     /// Check a volume without changing it.
     #[command(after_help = "Exit status: 0 clean, 4 damaged, 8 it cannot be checked.")]
     Check(Check),
-    /// List a directory of a volume.
+    /// List files and directories of a volume.
+    #[command(after_long_help = LS_JSON)]
     Ls(Ls),
     /// Write files of a volume to standard output.
     Cat(Cat),
@@ -164,6 +165,18 @@ of them are the default), dir_nlink, extra_isize; ^FEATURE takes one away, none 
 --seed N with SOURCE_DATE_EPOCH in the environment makes the image reproducible bit for bit:
 the same source gives the same bytes. Times later than SOURCE_DATE_EPOCH become that time.";
 
+const LS_JSON: &str = "\
+With --json each name is an object, one a line, in the order of the listing:
+  path, name           the whole path in the volume, and the last part of it
+  inode, kind, mode    the kind as stat has it, the mode in octal
+  links, uid, gid, size
+  device               [major, minor] of devices, else null
+  link_target          of symbolic links, else null
+  modified             [seconds, nanoseconds] since 1970
+Bytes that are not UTF-8 are \\xNN in path, name and link_target, and then the member path_hex,
+name_hex or link_target_hex has all bytes. What cannot be read has a member error instead of
+what would follow inode.";
+
 /// Where in an image the volume is.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct Place {
@@ -269,9 +282,15 @@ pub struct Ls {
     /// List directories below, too.
     #[arg(short = 'R')]
     pub recursive: bool,
+    /// Show directories and symbolic links themselves, not what they hold or lead to.
+    #[arg(short, conflicts_with = "recursive")]
+    pub directory: bool,
+    /// Write JSON: a list with an object for each name.
+    #[arg(long)]
+    pub json: bool,
     /// What to list; the root directory if only IMAGE is given.
-    #[arg(value_name = "IMAGE[:/path]")]
-    pub target: Target,
+    #[arg(value_name = "IMAGE[:/path]", required = true)]
+    pub targets: Vec<Target>,
 }
 
 /// `draconis cat`
@@ -334,7 +353,7 @@ pub struct Get {
     /// What to copy.
     #[arg(value_name = "IMAGE:/path")]
     pub target: Target,
-    /// Where to: a directory to put it in, or the name it gets.
+    /// Where to: a directory to put it in, or the name it gets; - is standard output.
     pub dest: PathBuf,
 }
 
@@ -374,7 +393,7 @@ pub struct Put {
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = When::Auto)]
     pub progress: When,
-    /// What to copy.
+    /// What to copy; - is standard input, which needs a name to get.
     #[arg(value_name = "SRC", required = true)]
     pub sources: Vec<PathBuf>,
     /// Where to: a directory to put it in, or the name it gets.

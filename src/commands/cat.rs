@@ -34,7 +34,8 @@ pub fn run(arguments: &Cat) -> anyhow::Result<ExitCode> {
     Ok(code)
 }
 
-fn write_file(volume: &Volume, target: &Target) -> anyhow::Result<()> {
+/// Writes a file to standard output.
+pub fn write_file(volume: &Volume, target: &Target) -> anyhow::Result<()> {
     let found = find(volume, target, Follow::Yes)?;
     let inode = volume.inode(found).map_err(|error| anyhow::anyhow!("{target}: {error}"))?;
     match inode.kind {

@@ -32,6 +32,9 @@ use crate::walk::{Item, Piece, Walk, queue, read_ahead};
 const OPEN_DIRS: usize = 256;
 
 pub fn run(arguments: &Get) -> anyhow::Result<ExitCode> {
+    if arguments.dest == Path::new("-") {
+        return to_output(arguments);
+    }
     let (parent, name) = destination(arguments)?;
     let beneath = open_beneath(&parent).with_context(|| parent.display().to_string())?;
     let root = rustix::fs::open(&parent, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
@@ -66,6 +69,20 @@ pub fn run(arguments: &Get) -> anyhow::Result<ExitCode> {
         copy.failed
     });
     Ok(if failed || walk.damaged { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// A file to standard output, by a process that can create nothing.
+fn to_output(arguments: &Get) -> anyhow::Result<ExitCode> {
+    let target = &arguments.target;
+    if arguments.recursive {
+        bail!(
+            "-: standard output takes no tree; draconis tar {target} writes an archive, and ./- \
+             is a directory of that name"
+        );
+    }
+    let tree = image::open(&target.image, arguments.place, None)?;
+    super::cat::write_file(tree.volume(), target)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The directory to create in, and the name that the top gets there. As with `cp`: into
