@@ -11,6 +11,8 @@ mod logging;
 mod modes;
 mod populate;
 mod progress;
+mod say;
+mod signature;
 mod target;
 mod text;
 mod walk;
@@ -28,7 +30,7 @@ fn main() -> ExitCode {
         // As a program that the signal ended: whoever reads has seen enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::from(128 + 13),
         Err(error) => {
-            eprintln!("draconis: {error:#}");
+            say::complain(&error);
             ExitCode::FAILURE
         }
     }

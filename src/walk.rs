@@ -17,8 +17,10 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use draconis_exchange::contract::{Attributes, Kind};
 use draconis_ext::{Data, Inode, InodeNumber, Place, Run, Volume};
 
+use crate::change::tell;
 use crate::commands::join;
 use crate::image::{self, Listing};
+use crate::say;
 use crate::text::printable;
 
 /// Pieces that may wait between the reader and the writer.
@@ -69,8 +71,7 @@ impl Walk {
     pub fn new(volume: &Volume, top: InodeNumber, label: &str) -> anyhow::Result<Self> {
         let mut walk = Self { items: vec![], bytes: 0, damaged: false, dirs: vec![] };
         let mut links = HashMap::new();
-        walk.add(volume, vec![], top, &mut links)
-            .map_err(|error| anyhow::anyhow!("{label}: {error}"))?;
+        walk.add(volume, vec![], top, &mut links).map_err(|error| tell(&label, error))?;
         let mut seen = HashSet::new();
         let mut stack = vec![0];
         while let Some(at) = stack.pop() {
@@ -81,9 +82,10 @@ impl Walk {
             let mut listing = Listing::default();
             // A damaged volume may hold a directory twice, or below itself.
             if seen.insert(dir) {
-                match image::names(volume, dir, &printable(&path)) {
+                let shown = if path.is_empty() { label.to_owned() } else { printable(&path) };
+                match image::names(volume, dir, &shown) {
                     Ok(found) => listing = found,
-                    Err(error) => walk.complain(&format!("{error:#}")),
+                    Err(error) => walk.complain(&error),
                 }
             }
             walk.damaged |= listing.damaged;
@@ -92,8 +94,9 @@ impl Walk {
             let first = walk.items.len();
             for entry in listing.names {
                 let below = join(&path, &entry.name);
+                let shown = printable(&below);
                 if let Err(error) = walk.add(volume, below, entry.inode, &mut links) {
-                    walk.complain(&format!("{}: {error}", printable(&entry.name)));
+                    walk.complain(&tell(&shown, error));
                 }
             }
             walk.dirs.push((at, first..walk.items.len()));
@@ -104,9 +107,9 @@ impl Walk {
         Ok(walk)
     }
 
-    fn complain(&mut self, what: &str) {
+    fn complain(&mut self, error: &anyhow::Error) {
         self.damaged = true;
-        eprintln!("draconis: {what}");
+        say::complain(error);
     }
 
     fn add(
@@ -158,7 +161,7 @@ pub enum Piece {
     /// Bytes at an offset.
     Data(u64, Data),
     /// All of the file has been sent, or why not.
-    End(Result<(), String>),
+    End(draconis_ext::Result<()>),
 }
 
 /// Reads the contents of the planned files and sends them in the order of the plan; ends
@@ -205,7 +208,7 @@ fn read_small(volume: &Volume, walk: &Walk, window: &[usize]) -> HashMap<usize, 
             pieces.push(Piece::Data(offset, data));
             true
         });
-        pieces.push(Piece::End(read.map_err(|error| error.to_string())));
+        pieces.push(Piece::End(read));
         kept.insert(at, pieces);
     }
     kept
@@ -217,7 +220,7 @@ fn send_large(volume: &Volume, inode: &Inode, pieces: &SyncSender<Piece>) -> boo
         listening = pieces.send(Piece::Data(offset, data)).is_ok();
         listening
     });
-    listening && pieces.send(Piece::End(read.map_err(|error| error.to_string()))).is_ok()
+    listening && pieces.send(Piece::End(read)).is_ok()
 }
 
 /// The queue between [`read_ahead`] and a writer.

@@ -22,9 +22,11 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use crate::change::tell;
 use crate::cli::Get;
 use crate::image::{self, find};
 use crate::progress::Progress;
+use crate::say;
 use crate::text::printable;
 use crate::walk::{Item, Piece, Walk, queue, read_ahead};
 
@@ -58,6 +60,7 @@ pub fn run(arguments: &Get) -> anyhow::Result<ExitCode> {
             volume,
             walk,
             root,
+            parent,
             name,
             is_root,
             dirs: HashMap::new(),
@@ -110,6 +113,8 @@ struct Copy<'a> {
     volume: &'a Volume,
     walk: &'a Walk,
     root: OwnedFd,
+    /// Its path, for messages.
+    parent: PathBuf,
     /// Name of the top beneath `root`; empty if it is `root` itself.
     name: Vec<u8>,
     is_root: bool,
@@ -151,8 +156,15 @@ impl Copy<'_> {
 
     fn complain(&mut self, item: &Item, what: &str, errno: Errno) {
         self.failed = true;
-        let path = printable(&self.path(item));
-        eprintln!("draconis: {path}: {what}: {}", std::io::Error::from(errno));
+        let path = self.shown(item);
+        say::complain(&anyhow::Error::from(errno).context(format!("{path}: {what}")));
+    }
+
+    /// Where an item is put, as messages have it.
+    fn shown(&self, item: &Item) -> String {
+        let path = self.path(item);
+        let path = printable(path.strip_suffix(b"/").unwrap_or(&path));
+        self.parent.join(path).display().to_string()
     }
 
     fn path(&self, item: &Item) -> Vec<u8> {
@@ -253,7 +265,7 @@ impl Copy<'_> {
                 Piece::End(read) => {
                     if let Err(error) = read {
                         self.failed = true;
-                        eprintln!("draconis: {}: {error}", printable(&self.path(item)));
+                        say::complain(&tell(&self.shown(item), error));
                     }
                     break;
                 }

@@ -7,10 +7,11 @@ use draconis_exchange::contract::{Attributes, Kind};
 use draconis_ext::{Follow, InodeNumber, Volume};
 use serde::Serialize;
 
-use crate::change::one_image;
+use crate::change::{one_image, tell};
 use crate::cli::Ls;
 use crate::commands::join;
 use crate::image::{self, find};
+use crate::say;
 use crate::text::{self, Clock, Output, printable};
 
 pub fn run(arguments: &Ls) -> anyhow::Result<ExitCode> {
@@ -58,7 +59,7 @@ impl List<'_> {
             let found = find(self.volume, target, follow);
             let kind = found.and_then(|found| match self.volume.inode(found) {
                 Ok(inode) => Ok((found, inode.kind)),
-                Err(error) => Err(anyhow::anyhow!("{target}: {error}")),
+                Err(error) => Err(tell(target, error)),
             });
             match kind {
                 Ok((found, Kind::Directory)) if !self.arguments.directory => {
@@ -84,7 +85,7 @@ impl List<'_> {
                 writeln!(self.out, ":")?;
                 self.first = false;
             }
-            let listing = match image::names(self.volume, dir, &printable(&path)) {
+            let listing = match image::names(self.volume, dir, &self.shown(&path)) {
                 Ok(listing) => listing,
                 Err(error) => {
                     self.complain(&error);
@@ -111,16 +112,22 @@ impl List<'_> {
         Ok(())
     }
 
+    /// A path as messages have it.
+    fn shown(&self, path: &[u8]) -> String {
+        let image = self.arguments.targets.first().map(|target| target.image.display().to_string());
+        format!("{}:{}", image.unwrap_or_default(), printable(path))
+    }
+
     fn complain(&mut self, error: &anyhow::Error) {
         self.failed = true;
-        eprintln!("draconis: {error:#}");
+        say::complain(error);
     }
 
     /// Writes an entry; fails only if the output does, since there is no use in going on.
     fn told(&mut self, path: &[u8], shown: &[u8], inode: InodeNumber) -> anyhow::Result<()> {
         let written = match self.arguments.json {
             true => self.object(path, inode),
-            false => self.line(shown, inode),
+            false => self.line(path, shown, inode),
         };
         match written {
             Err(error) if error.is::<std::io::Error>() => Err(error),
@@ -132,9 +139,10 @@ impl List<'_> {
         }
     }
 
-    fn line(&mut self, name: &[u8], inode: InodeNumber) -> anyhow::Result<()> {
+    fn line(&mut self, path: &[u8], name: &[u8], inode: InodeNumber) -> anyhow::Result<()> {
         if self.arguments.long {
-            let named = |error| anyhow::anyhow!("{}: {error}", printable(name));
+            let shown = self.shown(path);
+            let named = |error| tell(&shown, error);
             let attributes = self.volume.attributes(inode).map_err(named)?;
             let is_link = attributes.kind == Kind::Symlink;
             let target = is_link.then(|| self.volume.read_link(inode)).transpose();
@@ -158,10 +166,9 @@ impl List<'_> {
 
     fn object(&mut self, path: &[u8], inode: InodeNumber) -> anyhow::Result<()> {
         let facts = Facts::of(self.volume, inode);
-        let error = facts.as_ref().err().map(|error| format!("{}: {error}", printable(path)));
-        let (facts, error_text) = match facts {
+        let (facts, error) = match facts {
             Ok(facts) => (Some(facts), None),
-            Err(error) => (None, Some(error.to_string())),
+            Err(error) => (None, Some(error)),
         };
         let name = path.rsplit(|byte| *byte == b'/').find(|name| !name.is_empty());
         let name = name.unwrap_or(b"/");
@@ -172,12 +179,12 @@ impl List<'_> {
             name_hex: hex(name),
             inode: inode.0,
             facts,
-            error: error_text,
+            error: error.as_ref().map(ToString::to_string),
         };
         let object = serde_json::to_string(&object)?;
         write!(self.out, "{}\n{object}", if self.first { "" } else { "," })?;
         self.first = false;
-        error.map_or(Ok(()), |error| Err(anyhow::anyhow!(error)))
+        error.map_or(Ok(()), |error| Err(tell(&self.shown(path), error)))
     }
 }
 

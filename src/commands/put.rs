@@ -146,8 +146,12 @@ pub fn untar(arguments: &Untar) -> anyhow::Result<ExitCode> {
     // The archive is open, or unpacked: nothing else is needed of this machine.
     image::confine()?;
     change::change_opened(opened, &target.image, arguments.place, |volume| {
-        let into = image::find(volume, target, Follow::Yes);
-        let into = into.context("draconis mkdir -p makes the directory")?;
+        let into = match volume.resolve(volume.root(), &target.path, Follow::Yes) {
+            Err(Error::NotFound) => {
+                bail!("{target}: no such directory; draconis mkdir -p makes it")
+            }
+            found => found.map_err(|error| change::tell(target, error))?,
+        };
         if volume.inode(into)?.kind != Kind::Directory {
             bail!("{target}: not a directory");
         }

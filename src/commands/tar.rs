@@ -15,9 +15,11 @@ use draconis_exchange::contract::Kind;
 use draconis_ext::{Follow, Volume};
 use tar::{EntryType, Header};
 
+use crate::change::tell;
 use crate::cli::{Tar, When};
 use crate::image::{self, find};
 use crate::progress::Progress;
+use crate::say;
 use crate::text::printable;
 use crate::walk::{Item, Piece, Walk, queue, read_ahead, segments};
 
@@ -84,7 +86,7 @@ impl<W: Write> Archive<'_, W> {
         for &at in plan {
             let item = &self.walk.items[at];
             if item.attributes.kind == Kind::Socket {
-                eprintln!("draconis: {}: a socket cannot be archived", printable(&item.path));
+                eprintln!("draconis: {}: a socket cannot be archived", printable(&self.path(item)));
                 continue;
             }
             self.item(item)?;
@@ -95,9 +97,9 @@ impl<W: Write> Archive<'_, W> {
         Ok(())
     }
 
-    fn complain(&mut self, item: &Item, what: &dyn std::fmt::Display) {
+    fn complain(&mut self, item: &Item, error: draconis_ext::Error) {
         self.failed = true;
-        eprintln!("draconis: {}: {what}", printable(&item.path));
+        say::complain(&tell(&printable(&self.path(item)), error));
     }
 
     fn path(&self, item: &Item) -> Vec<u8> {
@@ -127,7 +129,7 @@ impl<W: Write> Archive<'_, W> {
             pax.record("mtime", pax_time(modified.seconds, modified.nanoseconds).as_bytes());
         }
         if let Err(error) = self.xattrs(item, &mut pax) {
-            self.complain(item, &error);
+            self.complain(item, error);
         }
         if let Some(first) = item.link_to {
             header.set_entry_type(EntryType::Link);
@@ -143,7 +145,7 @@ impl<W: Write> Archive<'_, W> {
                 match self.volume.read_link_of(item.inode()) {
                     Ok(target) => set_link(&mut header, &mut pax, &target),
                     Err(error) => {
-                        self.complain(item, &error);
+                        self.complain(item, error);
                         return Ok(());
                     }
                 }
@@ -185,7 +187,7 @@ impl<W: Write> Archive<'_, W> {
             match segment {
                 Ok((start, end)) => layout.add(start, end),
                 Err(error) => {
-                    self.complain(item, &error);
+                    self.complain(item, error);
                     self.skip_pieces();
                     return Ok(());
                 }
@@ -218,7 +220,7 @@ impl<W: Write> Archive<'_, W> {
                 Piece::Data(offset, data) => (offset, data),
                 Piece::End(read) => {
                     if let Err(error) = read {
-                        self.complain(item, &error);
+                        self.complain(item, error);
                     }
                     break;
                 }

@@ -12,7 +12,6 @@
 
 pub mod client;
 mod disk;
-pub mod image;
 pub mod local;
 pub mod manager;
 pub mod options;
