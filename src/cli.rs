@@ -122,6 +122,9 @@ pub enum Command {
         /// The directory.
         dir: PathBuf,
     },
+    /// List what a path in an image may go on with: asked by completion scripts.
+    #[command(hide = true)]
+    CompletePath(CompletePath),
     /// Be a worker: started by the manager, never by hand.
     #[command(hide = true)]
     Worker {
@@ -192,6 +195,17 @@ pub struct Place {
 fn size(text: &str) -> Result<u64, String> {
     draconis_service::options::parse_size(text)
         .ok_or_else(|| "not a size such as 4096, 64K or 1G".to_string())
+}
+
+/// `draconis complete-path`
+#[derive(Debug, Args)]
+pub struct CompletePath {
+    /// Where the volume is.
+    #[command(flatten)]
+    pub place: Place,
+    /// The path as far as it is written.
+    #[arg(value_name = "IMAGE:/path")]
+    pub target: Target,
 }
 
 /// `draconis mount`

@@ -8,6 +8,7 @@ mod front;
 mod graft;
 mod image;
 mod logging;
+mod manual;
 mod modes;
 mod populate;
 mod progress;
