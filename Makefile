@@ -3,8 +3,10 @@
 CARGO ?= cargo
 PREFIX ?= /usr/local
 DESTDIR ?=
+# Where mount(8) looks for its helpers: there and in /usr/sbin, whatever the PREFIX.
+SBINDIR ?= /sbin
 
-.PHONY: all demo test long exact lint loom crash crash-store lab bench bench-channel lab-programs install fuzz fuzz-images clean
+.PHONY: all demo test long exact lint loom crash crash-store lab bench bench-channel lab-programs install install-helper fuzz fuzz-images clean
 
 all:
 	$(CARGO) build --release --locked
@@ -98,14 +100,20 @@ lab-programs:
 install: all lab-programs
 	install -D -m 755 target/release/draconis $(DESTDIR)$(PREFIX)/bin/draconis
 	install -m 755 target/release/draconis-lab target/release/draconis-lab-peers $(DESTDIR)$(PREFIX)/bin
-	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/sbin
-	ln -sf ../bin/draconis $(DESTDIR)$(PREFIX)/sbin/mount.fuse.draconis
+	install -d $(DESTDIR)$(PREFIX)/share/man/man1
+	@$(MAKE) --no-print-directory install-helper || echo "not installed: $(SBINDIR)/mount.fuse.draconis, by which mount(8) and /etc/fstab mount: as root, make install-helper PREFIX=$(PREFIX)"
 	target/release/draconis manpages $(DESTDIR)$(PREFIX)/share/man/man1
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 	target/release/draconis completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/draconis
 	install -d $(DESTDIR)$(PREFIX)/share/zsh/site-functions $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 	target/release/draconis completions zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_draconis
 	target/release/draconis completions fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/draconis.fish
+
+# What mount(8) runs for the types fuse.draconis and draconis.
+install-helper:
+	install -d $(DESTDIR)$(SBINDIR)
+	ln -sf $(abspath $(PREFIX))/bin/draconis $(DESTDIR)$(SBINDIR)/mount.fuse.draconis
+	ln -sf $(abspath $(PREFIX))/bin/draconis $(DESTDIR)$(SBINDIR)/mount.draconis
 
 clean:
 	$(CARGO) clean

@@ -36,7 +36,7 @@ pub enum Command {
     /// fusermount3 (package fuse3) and write access to the directory.
     #[command(after_long_help = MOUNT_OPTIONS)]
     Mount(Mount),
-    /// Unmount a directory.
+    /// Unmount a directory, or clear the dead mount that a lost worker or manager left there.
     #[command(alias = "unmount")]
     Umount(Umount),
     /// Show what is mounted: worker, sandbox, caches, requests, memory.
@@ -153,7 +153,18 @@ Options for -o, separated by commas:
   commit=SECONDS       hand changes to the disk after so long (5)
   dirty=SIZE           or when there are so many (64M)
   deadline=SECONDS     kill a worker that does not answer for so long (30)
-  dev, suid, noexec    as mount(8) has them; devices and setuid are ignored by default";
+  dev, suid, noexec    as mount(8) has them; devices and setuid are ignored by default
+  user, owner          as mount(8) has them: without devices and setuid
+  errors=WHAT          a volume that says that it is damaged is mounted read-only (remount-ro)
+                       or as any other (continue)
+  grpid                new files have the group of their directory
+  minixdf              df counts what can never be a file's, too
+  fsname=, subtype=    what /proc/mounts shows as source and type
+  nofuseblk            no block device as the source of root's mounts: sync(2) does not reach them
+  remount,ro|rw        change that of a mount, and nothing else: with ro everything is brought
+                       home and the volume marked as unmounted (root only)
+Options of the kernel's driver, of fuse2fs, mount(8) and systemd that change nothing here
+are taken: defaults, loop, acl, user_xattr, nofail, x-systemd.automount and others.";
 
 const FORMAT_OPTIONS: &str = "\
 Options for -E, separated by commas:
@@ -217,13 +228,16 @@ pub struct Mount {
     /// Mount options, separated by commas; may be repeated.
     #[arg(short, value_name = "OPTIONS")]
     pub options: Vec<String>,
+    /// If DIR has a dead mount of ours on it, clear that first.
+    #[arg(long)]
+    pub replace: bool,
     /// Make IMAGE, an empty volume of this size, first.
     #[arg(long, value_name = "SIZE")]
     pub create: Option<String>,
-    /// The file or block device.
+    /// The file or block device; `-o remount` does without.
     pub image: PathBuf,
     /// The directory.
-    pub dir: PathBuf,
+    pub dir: Option<PathBuf>,
 }
 
 /// `draconis umount`

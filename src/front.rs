@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use draconis_front::fuse;
-use draconis_service::manager::Front;
+use draconis_service::manager::{Front, NotDetached};
 use draconis_service::options::{AccessTimes, MountOptions};
 
 /// Read-ahead of the kernel on our mounts, in KiB. FUSE starts at 128, where every read of
@@ -19,42 +19,66 @@ impl Front for Fuse {
         &self,
         mount_point: &Path,
         volume: &Path,
+        device: Option<&Path>,
         options: &MountOptions,
     ) -> Result<OwnedFd, String> {
         let options = fuse::MountOptions {
-            source: volume.to_string_lossy().into_owned(),
-            read_only: options.read_only,
-            allow_other: options.allow_other,
-            default_permissions: options.default_permissions,
-            dev: options.dev,
-            suid: options.suid,
-            no_exec: options.no_exec,
-            access_times: match options.access_times {
-                AccessTimes::Relative => fuse::AccessTimes::Relative,
-                AccessTimes::Never => fuse::AccessTimes::Never,
-                AccessTimes::Strict => fuse::AccessTimes::Strict,
-                AccessTimes::Lazy => fuse::AccessTimes::Lazy,
-            },
-            sync: options.sync,
-            dir_sync: options.dir_sync,
+            device: device.map(Path::to_path_buf),
+            ..of_mount(volume, options)
         };
         fuse::mount(mount_point, &options).map_err(|error| error.to_string())
     }
 
-    fn tune(&self, mount_point: &Path) -> Option<String> {
-        let file = fuse::read_ahead_file(mount_point)?;
-        let current: u32 = std::fs::read_to_string(&file).ok()?.trim().parse().ok()?;
-        if current >= READ_AHEAD_KIB || std::fs::write(&file, READ_AHEAD_KIB.to_string()).is_ok() {
-            return None;
-        }
-        Some(format!(
-            "cold reads are slower than they could be: as root, write {READ_AHEAD_KIB} to {}",
-            file.display()
-        ))
+    fn remount(
+        &self,
+        mount_point: &Path,
+        volume: &Path,
+        options: &MountOptions,
+    ) -> Result<(), NotDetached> {
+        fuse::remount(mount_point, &of_mount(volume, options)).map_err(not_done)
     }
 
-    fn detach(&self, mount_point: &Path, force: bool) -> Result<(), String> {
-        fuse::unmount(mount_point, force)
-            .map_err(|error| format!("{}: {error}", mount_point.display()))
+    fn tune(&self, mount_point: &Path) {
+        let Some(file) = fuse::read_ahead_file(mount_point) else { return };
+        let current = std::fs::read_to_string(&file).ok();
+        let current: Option<u32> = current.and_then(|text| text.trim().parse().ok());
+        if current.is_some_and(|kib| kib < READ_AHEAD_KIB) {
+            // Only root may. The README says what a user can ask for.
+            let _ = std::fs::write(&file, READ_AHEAD_KIB.to_string());
+        }
+    }
+
+    fn detach(&self, mount_point: &Path, force: bool) -> Result<(), NotDetached> {
+        fuse::unmount(mount_point, force).map_err(not_done)
+    }
+}
+
+fn not_done(error: fuse::MountError) -> NotDetached {
+    match error {
+        fuse::MountError::Busy => NotDetached::Busy,
+        other => NotDetached::Failed(other.to_string()),
+    }
+}
+
+fn of_mount(volume: &Path, options: &MountOptions) -> fuse::MountOptions {
+    let source = options.source.clone();
+    fuse::MountOptions {
+        source: source.unwrap_or_else(|| volume.to_string_lossy().into_owned()),
+        device: None,
+        subtype: options.subtype.clone().unwrap_or_else(|| "draconis".into()),
+        read_only: options.read_only,
+        allow_other: options.allow_other,
+        default_permissions: options.default_permissions,
+        dev: options.dev,
+        suid: options.suid,
+        no_exec: options.no_exec,
+        access_times: match options.access_times {
+            AccessTimes::Relative => fuse::AccessTimes::Relative,
+            AccessTimes::Never => fuse::AccessTimes::Never,
+            AccessTimes::Strict => fuse::AccessTimes::Strict,
+            AccessTimes::Lazy => fuse::AccessTimes::Lazy,
+        },
+        sync: options.sync,
+        dir_sync: options.dir_sync,
     }
 }

@@ -122,6 +122,7 @@ fn unsafe_code_stays_at_its_addresses() {
         "crates/exchange/",
         "crates/device/src/uring.rs",
         "crates/service/src/sandbox.rs",
+        "crates/service/src/loop_device.rs",
         "crates/peers/src/cxx.rs",
         "crates/peers/src/lmdb.rs",
         "crates/peers/src/mapping.rs",

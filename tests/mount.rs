@@ -4,11 +4,10 @@ mod common;
 
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use common::{
-    Draconis, Kernel, Without, eventually, fuse, is_root, look, mke2fs, mounts_below, odd_tree,
-    same,
+    Draconis, Kernel, Without, eventually, fuse, have, is_root, look, mke2fs, mounts_below,
+    odd_tree, same,
 };
 
 /// A small volume with something to read.
@@ -196,69 +195,6 @@ fn the_worker_has_nothing_but_what_it_needs() {
 }
 
 #[test]
-fn a_killed_worker_is_an_error_within_a_second_and_the_mount_point_is_cleaned() {
-    if !fuse("killing a worker") {
-        return;
-    }
-    let draconis = Draconis::new();
-    let image = small(&draconis, "a.img");
-    let at = draconis.mount(&image, "at", "ro");
-    let open = std::fs::File::open(at.join("large")).unwrap();
-    // A reader that waits: the worker is stopped, then killed.
-    let worker = pid(&draconis);
-    signal(worker, rustix::process::Signal::STOP);
-    let reader = std::thread::spawn(move || {
-        let mut byte = [0; 1];
-        std::os::unix::fs::FileExt::read_at(&open, &mut byte, 2 << 20)
-            .map_err(|e| (e, Instant::now()))
-    });
-    std::thread::sleep(Duration::from_millis(100));
-    let killed = Instant::now();
-    signal(worker, rustix::process::Signal::KILL);
-    let (_, told) = reader.join().unwrap().unwrap_err();
-    assert!(told.duration_since(killed) < Duration::from_secs(1));
-    eventually("the mount point is free", || mounts_below(&at).is_empty());
-    eventually("status forgets it", || draconis.status()["mounts"].as_array().unwrap().is_empty());
-    let log = std::fs::read_to_string(draconis.path("run/manager.log")).unwrap();
-    assert!(log.contains("was killed by signal 9"), "{log}");
-    // Both can be used again.
-    draconis.mount(&image, "at", "ro");
-    assert_eq!(std::fs::read_to_string(at.join("hello")).unwrap(), "hello\n");
-}
-
-#[test]
-fn a_hung_worker_is_killed_by_the_deadline() {
-    if !fuse("a hung worker") {
-        return;
-    }
-    let draconis = Draconis::new();
-    let at = draconis.mount(&small(&draconis, "a.img"), "at", "ro,deadline=1");
-    signal(pid(&draconis), rustix::process::Signal::STOP);
-    let asked = Instant::now();
-    assert!(std::fs::read(at.join("large")).is_err());
-    assert!(asked.elapsed() < Duration::from_secs(5));
-    eventually("the mount point is free", || mounts_below(&at).is_empty());
-    let log = std::fs::read_to_string(draconis.path("run/manager.log")).unwrap();
-    assert!(log.contains("did not answer for 1 s"), "{log}");
-}
-
-#[test]
-fn a_killed_manager_takes_its_workers_along() {
-    if !fuse("killing the manager") {
-        return;
-    }
-    let draconis = Draconis::new();
-    let at = draconis.mount(&small(&draconis, "a.img"), "at", "ro");
-    let status = draconis.status();
-    let manager = status["manager_pid"].as_i64().unwrap() as i32;
-    let worker = pid(&draconis);
-    signal(manager, rustix::process::Signal::KILL);
-    eventually("the worker is gone", || !Path::new(&format!("/proc/{worker}")).exists());
-    // The connection is gone with both of them: whoever asks gets an error.
-    assert!(std::fs::read(at.join("hello")).is_err());
-}
-
-#[test]
 fn nothing_is_used_twice() {
     if !fuse("double use") {
         return;
@@ -294,6 +230,10 @@ fn mounts_end_by_every_way_of_unmounting() {
     let draconis = Draconis::new();
     let image = small(&draconis, "a.img");
     for way in [&["umount"][..], &["fusermount3", "-u"]] {
+        if !have(way[0]) {
+            eprintln!("skipped: unmounting by {} needs it", way[0]);
+            continue;
+        }
         let at = draconis.mount(&image, "at", "ro");
         let worker = pid(&draconis);
         if !is_root() && way[0] == "umount" {
@@ -332,6 +272,8 @@ fn a_foreground_mount_ends_with_its_mount_and_with_ctrl_c() {
             .spawn()
             .unwrap();
         eventually("it is mounted", || at.join("hello").exists());
+        // Seen before it is announced: until then its worker has no number.
+        eventually("it is served", || draconis.status()["mounts"][0]["state"] == "serving");
         assert_eq!(draconis.status()["mounts"].as_array().unwrap().len(), 1);
         if by_signal {
             signal(child.id() as i32, rustix::process::Signal::INT);

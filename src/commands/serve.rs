@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::bail;
 use draconis_service::client::Directory;
 use draconis_service::manager::Manager;
+use draconis_service::sandbox::close_others;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -16,6 +17,11 @@ use crate::front::Fuse;
 const IDLE: Duration = Duration::from_secs(5);
 
 pub fn run(arguments: &Serve) -> anyhow::Result<ExitCode> {
+    if arguments.until_idle {
+        // What the program has open that started it - a file on a mount, say - is not for a
+        // process that outlives it.
+        close_others(&[]);
+    }
     let directory = Directory::open()?;
     let Some(listener) = directory.bind()? else {
         // Two mounts at once start two managers; one is enough.
@@ -32,7 +38,7 @@ pub fn run(arguments: &Serve) -> anyhow::Result<ExitCode> {
         std::process::exit(0);
     })?;
     if arguments.until_idle {
-        manager.wait_idle(IDLE);
+        manager.wait_idle(IDLE, true);
         return Ok(ExitCode::SUCCESS);
     }
     loop {

@@ -1,32 +1,36 @@
 //! `draconis status`
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::bail;
-use draconis_service::client::{Directory, ask};
-use draconis_service::protocol::{CacheStatus, MountStatus, Reply, Request, Status};
+use draconis_service::client::{Directory, ask_running};
+use draconis_service::protocol::{CacheStatus, LostMount, MountStatus, Reply, Request, Status};
+use draconis_service::table;
 
 use crate::cli;
 use crate::text::bytes;
 
 pub fn run(arguments: &cli::Status) -> anyhow::Result<ExitCode> {
-    let status = match Directory::open()?.connect() {
-        Some(manager) => match ask(&manager, &Request::Status)? {
-            Reply::Status(status) => status,
-            Reply::Failed { why } => bail!("{why}"),
-            _ => bail!("the manager answered something else; is it another version?"),
-        },
+    let mut status = match ask_running(&Directory::open()?, &Request::Status)? {
+        Some(Reply::Status(status)) => status,
+        Some(Reply::Failed { why }) => bail!("{why}"),
+        Some(_) => bail!("the manager answered something else; is it another version?"),
         // No manager, no mounts: that is an answer, too.
         None => Status::default(),
     };
+    status.dead = orphaned(&status.mounts);
     if arguments.json {
         println!("{}", serde_json::to_string_pretty(&status)?);
-    } else if status.mounts.is_empty() {
+    } else if status.mounts.is_empty() && status.dead.is_empty() {
         println!("nothing is mounted");
     }
     if !arguments.json {
         for mount in &status.mounts {
             print!("{}", shown(mount));
+        }
+        for dead in &status.dead {
+            print!("{}", shown_dead(&dead.volume, &dead.mount_point, &dead.why));
         }
         for lost in &status.lost {
             let (volume, at) = (lost.volume.display(), lost.mount_point.display());
@@ -36,7 +40,27 @@ pub fn run(arguments: &cli::Status) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Dead mounts of this user that no manager knows: they outlived theirs.
+fn orphaned(known: &[MountStatus]) -> Vec<LostMount> {
+    let dead = table::dead(rustix::process::geteuid()).into_iter();
+    dead.filter(|entry| known.iter().all(|mount| mount.mount_point != entry.at))
+        .map(|entry| LostMount {
+            volume: entry.volume(),
+            why: "the manager that served it is gone".into(),
+            mount_point: entry.at,
+        })
+        .collect()
+}
+
+fn shown_dead(volume: &Path, mount_point: &Path, why: &str) -> String {
+    let (volume, at) = (volume.display(), mount_point.display());
+    format!("{volume} on {at}\n  dead      {why}; clear it with draconis umount\n")
+}
+
 fn shown(mount: &MountStatus) -> String {
+    if let Some(why) = &mount.why {
+        return shown_dead(&mount.volume, &mount.mount_point, why);
+    }
     let sandbox = &mount.sandbox;
     let mut text = format!(
         "{} on {}\n  worker    {} ({}{}), {} resident\n  sandbox   landlock {}, seccomp {}, {}\n",
@@ -50,7 +74,8 @@ fn shown(mount: &MountStatus) -> String {
         if sandbox.seccomp { "kills" } else { "off" },
         if sandbox.no_capabilities { "no capabilities" } else { "some capabilities" },
     );
-    if let Some(why) = mount.worker.as_ref().and_then(|worker| worker.failure.as_ref()) {
+    let failure = || mount.worker.as_ref().and_then(|worker| worker.failure.as_ref());
+    if let Some(why) = mount.disk.as_ref().or_else(failure) {
         text += &format!("  stopped   nothing is written any more: {why}\n");
     }
     if let Some(worker) = &mount.worker {

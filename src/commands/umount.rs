@@ -1,17 +1,37 @@
 //! `draconis umount`
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::bail;
-use draconis_service::client::{Directory, ask};
-use draconis_service::protocol::Request;
+use draconis_service::client::{Directory, ask_running};
+use draconis_service::manager::Front;
+use draconis_service::protocol::{Reply, Request};
+use draconis_service::table::{self, Answer};
 
 use crate::cli::Umount;
+use crate::front::Fuse;
 
 pub fn run(arguments: &Umount) -> anyhow::Result<ExitCode> {
     let mount_point = super::mount::mount_point(&arguments.dir)?;
-    let Some(manager) = Directory::open()?.connect() else {
-        bail!("{}: no manager runs, so nothing is mounted", mount_point.display());
-    };
-    super::mount::told(ask(&manager, &Request::Unmount { mount_point, force: arguments.force })?)
+    let force = arguments.force;
+    let request = Request::Unmount { mount_point: mount_point.clone(), force };
+    match ask_running(&Directory::open()?, &request)? {
+        None | Some(Reply::NotMounted) => without_manager(&mount_point, force),
+        Some(reply) => super::mount::told(reply),
+    }
+}
+
+/// Unmounts what another manager mounted, or one that is gone.
+fn without_manager(mount_point: &Path, force: bool) -> anyhow::Result<ExitCode> {
+    let name = mount_point.display();
+    let Some(entry) = table::at(mount_point) else { bail!("{name}: nothing is mounted there") };
+    let dead = entry.is_fuse() && entry.answers() == Answer::Dead;
+    if !entry.is_ours() && !dead {
+        bail!("{name}: what is mounted there is not ours but of type {}", entry.kind);
+    }
+    match Fuse.detach(mount_point, force || dead) {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(why) => bail!("{}", why.sentence(mount_point)),
+    }
 }

@@ -14,11 +14,13 @@ use std::time::{Duration, Instant};
 /// The program under test, with a manager of its own.
 pub struct Draconis {
     pub dir: tempfile::TempDir,
+    /// What it is told to leave out, by name.
+    pub leaves_out: Option<String>,
 }
 
 impl Draconis {
     pub fn new() -> Self {
-        Self { dir: tempfile::tempdir().unwrap() }
+        Self { dir: tempfile::tempdir().unwrap(), leaves_out: None }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -34,6 +36,7 @@ impl Draconis {
     pub fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_draconis"));
         command.env("DRACONIS_RUNTIME_DIR", self.make_dir("run")).stdin(Stdio::null());
+        command.envs(self.leaves_out.iter().map(|what| ("DRACONIS_BREAK", what)));
         command
     }
 

@@ -57,14 +57,16 @@ impl Volume {
         }
     }
 
-    /// Kills the worker and waits until the manager has put its things away.
+    /// Kills the worker, waits until the manager has noticed, and clears the dead mount.
     pub fn kill_worker(&self) {
         kill_process(self.worker(), Signal::KILL).unwrap();
         eventually("the loss is noticed", || {
-            let status = self.draconis.status();
-            status["mounts"].as_array().unwrap().is_empty()
-                && status["lost"][0]["why"].as_str().is_some_and(|why| why.contains("signal 9"))
+            let mount = &self.draconis.status()["mounts"][0];
+            mount["state"] == "dead"
+                && mount["why"].as_str().is_some_and(|why| why.contains("signal 9"))
         });
+        assert_eq!(mounts_below(&self.at), std::slice::from_ref(&self.at), "it stays in place");
+        self.draconis.ok(["umount".as_ref(), self.at.as_os_str()]);
         assert!(mounts_below(&self.at).is_empty());
     }
 

@@ -33,6 +33,25 @@ pub const CHOICES: &[Known] = &[
         },
     },
     Known {
+        why: "what is refused changes no time",
+        shown_by: "rename t to d whiteout | Directory | Root | plain | watched",
+        is: |case, d| {
+            (case.call.name.contains("whiteout") || case.call.name.contains("project"))
+                && d.field.contains("time")
+                && matches!(d.ours.as_str(), "same" | "(nothing)")
+        },
+    },
+    Known {
+        why: "a directory whose bytes cannot be read was not read",
+        shown_by: "sendfile from it | Directory | Root | closed | watched",
+        is: |case, d| {
+            case.kind.is_directory()
+                && ["sendfile", "splice"].iter().any(|name| case.call.name.starts_with(name))
+                && d.field.ends_with(".atime")
+                && d.is("same", "now")
+        },
+    },
+    Known {
         why: "direct reads and writes need no alignment",
         shown_by: "open read direct | Regular | Owner | noatime flag | watched",
         is: |case, d| {

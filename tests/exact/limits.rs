@@ -3,6 +3,7 @@
 use crate::calls::Group;
 use crate::case::Kind;
 use crate::verdict::Known;
+use crate::who::Who;
 
 pub const LIMITS: &[Known] = &[
     Known {
@@ -33,7 +34,50 @@ pub const LIMITS: &[Known] = &[
                 && ["EISDIR", "ENOTDIR", "EACCES", "EBUSY", "ENOTEMPTY"].contains(&d.ours.as_str())
                 && d.theirs == "EPERM"
                 && case.call.group == Group::Name
-                && case.state.has_flags()
+                && (case.state.has_flags() || case.volume == "walk")
+        },
+    },
+    Known {
+        why: "the kernel compares kinds of files and lists before it asks us about flags of files",
+        shown_by: "setxattr default list | Regular | Other | setuid append-only | not cached",
+        is: |case, d| {
+            case.state.has_flags()
+                && case.kind == Kind::Regular
+                && case.call.name.contains("xattr")
+                && (d.is("EACCES", "EPERM") || d.is("0", "EPERM"))
+        },
+    },
+    Known {
+        why: "a link that the kernel has read is followed without asking",
+        shown_by: "fchmod 6755 | LinkToFile | Other | plain | watched",
+        is: |case, d| {
+            matches!(case.kind, Kind::LinkToFile | Kind::LinkToDirectory | Kind::Dangling)
+                && d.field.ends_with(".atime")
+                && d.is("same", "now")
+        },
+    },
+    Known {
+        why: "through a descriptor that is open already pages that are kept are read without asking",
+        shown_by: "sendfile from it, given | Directory | Owner | sticky parent | watched",
+        is: |case, d| case.call.given && d.field.ends_with(".atime") && d.is("same", "now"),
+    },
+    Known {
+        why: "nothing is asked where nothing can be read",
+        shown_by: "open read creat trunc | Regular | Root | two names | not cached",
+        is: |case, d| {
+            (case.kind == Kind::Empty || case.call.name.contains("trunc"))
+                && d.field.ends_with(".atime")
+                && d.is("same", "now")
+        },
+    },
+    Known {
+        why: "who cuts a file may be in its group by one of several groups, of which we hear one",
+        shown_by: "open read trunc | Regular | Member | setgid without execution | watched",
+        is: |case, d| {
+            case.call.name.contains("trunc")
+                && case.who == Who::Member
+                && case.state.name == "setgid without execution"
+                && d.field.ends_with(".mode")
         },
     },
     Known {

@@ -90,8 +90,10 @@ fn relation(time: (i64, i64), before: Option<(i64, i64)>, start: (i64, i64)) -> 
     }
 }
 
+/// The clock that the kernel stamps files by: it may stand for longer than a tick on a machine
+/// that is busy.
 pub fn now() -> (i64, i64) {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
     (now.tv_sec, now.tv_nsec)
 }
 
@@ -234,7 +236,7 @@ pub fn read_all(fd: &OwnedFd) -> Result<Vec<u8>, i32> {
     loop {
         let len = sys::pread(fd, buffer, bytes.len() as i64)? as usize;
         bytes.extend_from_slice(&buffer[..len]);
-        if len == 0 || len % 4096 != 0 {
+        if len == 0 || !len.is_multiple_of(4096) {
             return Ok(bytes);
         }
     }

@@ -25,8 +25,8 @@ const SCENARIOS: [(&str, Scenario); 6] = [
     ("a saved document", saved_document),
 ];
 
-/// Does all of them on both mounts.
-pub fn run(pair: &Pair, verdict: &mut Verdict) {
+/// Does those on both mounts that are chosen by name.
+pub fn run(pair: &Pair, verdict: &mut Verdict, is_chosen: impl Fn(&str) -> bool) {
     static CALLS: OnceLock<Vec<Call>> = OnceLock::new();
     let calls = CALLS.get_or_init(|| {
         let call = |(name, _): &(&str, Scenario)| Call {
@@ -63,7 +63,8 @@ pub fn directories() -> impl Iterator<Item = String> {
     (0..SCENARIOS.len()).map(|i| format!("scenario{i}"))
 }
 
-fn is_chosen(name: &str) -> bool {
+/// Whether the scenario is among those that the environment asks for.
+pub fn is_asked_for(name: &str) -> bool {
     std::env::var("DRACONIS_EXACT").is_ok_and(|words| words == "all" || name.contains(&words))
         || std::env::var_os("DRACONIS_EXACT").is_none()
 }

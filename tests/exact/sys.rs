@@ -529,7 +529,7 @@ impl Queue {
         let given = raw!(libc::SYS_io_submit, self.0, pointers.len(), pointers.as_ptr())? as usize;
         let mut events = vec![[0_u64; 4]; given];
         let mut written = 0;
-        while events.len() > 0 {
+        while !events.is_empty() {
             let none = std::ptr::null::<u8>();
             let room = events.len();
             let done = raw!(libc::SYS_io_getevents, self.0, room, room, events.as_mut_ptr(), none)?;

@@ -36,8 +36,11 @@ struct Unknown {
     example: String,
 }
 
+/// A table's name, its rows, and the first case that showed each.
+type Table = (&'static str, &'static [Known], Vec<Option<String>>);
+
 pub struct Verdict {
-    tables: Vec<(&'static str, &'static [Known], Vec<Option<String>>)>,
+    tables: Vec<Table>,
     unknown: BTreeMap<(String, String, String), Unknown>,
     pub compared: usize,
 }

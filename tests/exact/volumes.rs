@@ -28,7 +28,13 @@ pub fn can(test: &str) -> bool {
 impl Pair {
     /// Two empty volumes.
     pub fn new(block: &str, size: &str, options: &str) -> Self {
-        let draconis = Draconis::new();
+        Self::broken(block, size, options, None)
+    }
+
+    /// The same, where our mount leaves something out.
+    pub fn broken(block: &str, size: &str, options: &str, leaves_out: Option<String>) -> Self {
+        let mut draconis = Draconis::new();
+        draconis.leaves_out = leaves_out;
         let images = ["ours.img", "theirs.img"].map(|name| draconis.path(name));
         let arguments = ["-t", "ext2", "-b", block, "-i", "4096", "-m", "0"];
         mke2fs(&images[0], None, &arguments, size);

@@ -143,6 +143,11 @@ impl FileDisk {
         self.file.flushes.load(Ordering::Relaxed)
     }
 
+    /// What ended all writing, if something did.
+    pub fn failure(&self) -> Option<Error> {
+        self.writer.as_ref().and_then(Writer::failure)
+    }
+
     /// Who knows `ticket`: without a writer there is none.
     fn writer_of(&self, ticket: Ticket) -> Result<&Writer, Error> {
         self.writer.as_ref().ok_or(Error::NoTicket(ticket))

@@ -163,6 +163,11 @@ impl Writer {
         Ok(tickets)
     }
 
+    /// What ended all writing, if something did.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        self.shared.lock().failed.clone()
+    }
+
     /// Remembers what is to be discarded, if the file can do that.
     pub(crate) fn discard(
         &self,

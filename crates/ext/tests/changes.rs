@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use common::{Image, run};
-use draconis_device::{Disk, Event, FileDisk, FileOptions, MemoryDisk, RecordDisk};
+use draconis_device::{
+    CrashOptions, Crashes, Disk, Event, FileDisk, FileOptions, MemoryDisk, RecordDisk,
+};
 use draconis_exchange::contract::{AttributeChange, Kind, SetTime, Time};
 use draconis_ext::{
     Access, AccessTimes, Error, InodeNumber, NewNode, Options, Renaming, Reserve, Volume, Whiteout,
@@ -43,6 +45,52 @@ fn judge(disk: Arc<MemoryDisk>) -> Image {
 fn file_disk(path: &Path) -> Arc<FileDisk> {
     let options = FileOptions { write: true, direct: false, uring: false };
     Arc::new(FileDisk::open(path, options).unwrap())
+}
+
+/// Where a superblock says whether the volume was unmounted properly.
+const STATE_AT: usize = 1024 + 0x3A;
+
+#[test]
+fn a_volume_is_in_use_before_anything_else_of_its_first_change() {
+    let Some(image) = Image::make(None, "2M", &[]) else { return };
+    let base = std::fs::read(&image.path).unwrap();
+    let disk = Arc::new(RecordDisk::new(MemoryDisk::new(base.clone(), 512)));
+    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    volume.lookup(volume.root(), b"lost+found").unwrap();
+    volume.sync().unwrap();
+    volume.commit().unwrap();
+    let written = || disk.take().into_iter().any(|event| matches!(event, Event::Group { .. }));
+    assert!(!written(), "nothing was changed");
+    let file = volume.create(volume.root(), b"file", &FILE).unwrap();
+    volume.write(file, 0, b"contents").unwrap();
+    volume.sync().unwrap();
+    let events = disk.take();
+    let options = CrashOptions { seed: 1, subsets: 4, exhaustive_sectors: 0 };
+    let (mut states, mut changed) = (0, 0);
+    for crash in Crashes::new(base.clone(), events, options) {
+        let bytes = crash.disk.to_bytes();
+        states += 1;
+        if bytes[2048..] != base[2048..] {
+            changed += 1;
+            assert_eq!(bytes[STATE_AT] & 1, 0, "{:?}", crash.cut);
+        }
+    }
+    assert!(states > changed && changed > 5, "{changed} of {states}");
+    volume.close().unwrap();
+    assert_eq!(volume.create(volume.root(), b"late", &FILE), Err(Error::ReadOnly));
+    // Taken into use again it is marked again, by its first change.
+    volume.reopen().unwrap();
+    assert!(written());
+    volume.sync().unwrap();
+    assert!(!written());
+    volume.create(volume.root(), b"late", &FILE).unwrap();
+    volume.sync().unwrap();
+    assert!(written());
+    volume.close().unwrap();
+    drop(volume);
+    let bytes = Arc::into_inner(disk).unwrap().into_inner().into_bytes();
+    assert_eq!(bytes[STATE_AT] & 1, 1);
+    run("e2fsck", &["-fn", Image::of(&bytes).path()]);
 }
 
 #[test]

@@ -29,6 +29,8 @@ fn mounted(write_back: bool) -> Option<Mounted> {
     let dir = tempfile::tempdir().unwrap();
     let options = fuse::MountOptions {
         source: "memory".into(),
+        device: None,
+        subtype: "draconis".into(),
         read_only: false,
         allow_other: true,
         default_permissions: true,

@@ -13,6 +13,8 @@ use crate::memory::Memory;
 pub fn serve(at: &Path, write_back: bool) -> anyhow::Result<()> {
     let options = fuse::MountOptions {
         source: "memory".into(),
+        device: None,
+        subtype: "draconis".into(),
         read_only: false,
         allow_other: true,
         default_permissions: true,

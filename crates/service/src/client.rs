@@ -1,6 +1,5 @@
 //! Finding a manager, starting one where none runs, and asking it.
 
-use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -101,13 +100,6 @@ impl Directory {
         let text = format!("no manager came up; see {}", self.log_file().display());
         Err(std::io::Error::new(std::io::ErrorKind::TimedOut, text))
     }
-
-    /// Every mount point of this process's view of the system, from the kernel's table.
-    pub fn mount_points() -> Vec<PathBuf> {
-        let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
-        let field = |line: &[u8]| line.split(|&b| b == b' ').nth(4).map(unescape);
-        table.split(|&b| b == b'\n').filter_map(field).collect()
-    }
 }
 
 trait OwnGroup {
@@ -121,30 +113,6 @@ impl OwnGroup for Command {
     }
 }
 
-/// The kernel writes space, tab, newline and backslash in octal there (proc(5)).
-fn unescape(field: &[u8]) -> PathBuf {
-    let mut bytes = vec![];
-    let mut rest = field;
-    while let Some((&byte, after)) = rest.split_first() {
-        let octal = |digits: &[u8]| {
-            digits.iter().try_fold(0u8, |n, d| {
-                n.checked_mul(8)?.checked_add(d.checked_sub(b'0').filter(|d| *d < 8)?)
-            })
-        };
-        match after.get(..3).filter(|_| byte == b'\\').and_then(octal) {
-            Some(escaped) => {
-                bytes.push(escaped);
-                rest = &after[3..];
-            }
-            None => {
-                bytes.push(byte);
-                rest = after;
-            }
-        }
-    }
-    std::ffi::OsString::from_vec(bytes).into()
-}
-
 /// Asks a manager.
 ///
 /// # Errors
@@ -154,14 +122,30 @@ pub fn ask(manager: &UnixStream, request: &Request) -> std::io::Result<Reply> {
     protocol::receive(manager)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn mount_points_are_unescaped() {
-        assert_eq!(unescape(b"/a\\040b\\134c"), PathBuf::from("/a b\\c"));
-        assert_eq!(unescape(b"/odd\\9\\"), PathBuf::from("/odd\\9\\"));
-        assert!(Directory::mount_points().contains(&PathBuf::from("/")));
+/// Asks the manager, if one runs; one that ends at this moment does not.
+///
+/// # Errors
+/// As [`ask`].
+pub fn ask_running(directory: &Directory, request: &Request) -> std::io::Result<Option<Reply>> {
+    let Some(manager) = directory.connect() else { return Ok(None) };
+    match ask(&manager, request) {
+        Err(error) if has_ended(&error) && directory.connect().is_none() => Ok(None),
+        answer => answer.map(Some),
     }
+}
+
+/// Asks the manager; starts one where none runs, or the one that ran ends at this moment.
+///
+/// # Errors
+/// As [`ask`]; when none comes up.
+pub fn ask_or_start(directory: &Directory, request: &Request) -> std::io::Result<Reply> {
+    match ask(&directory.connect_or_start()?, request) {
+        Err(error) if has_ended(&error) => ask(&directory.connect_or_start()?, request),
+        answer => answer,
+    }
+}
+
+fn has_ended(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
 }

@@ -9,7 +9,7 @@
 //! between two writes of a group.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use draconis_exchange::channel::process::{Plan, Session};
 use draconis_exchange::contract::disk;
 use draconis_exchange::heap::Block;
 use draconis_exchange::heap::arena::Class;
+use rustix::io::Errno;
 
 /// Lanes of the disk contract: one for what is handed over, the others for those who wait.
 pub(crate) const LANES: u32 = 6;
@@ -47,17 +48,61 @@ pub(crate) fn serve_disk(
     fd: OwnedFd,
     session: &Arc<Session>,
     first: u32,
-) -> std::io::Result<JoinHandle<()>> {
+) -> std::io::Result<DiskService> {
     let how = FileOptions { write: true, direct: true, uring: false };
-    let file = OpenedFile::new(fd, how)?.start();
+    let file = Arc::new(OpenedFile::new(fd, how)?.start());
+    let (served, last) = (Arc::downgrade(&file), Arc::new(OnceLock::new()));
+    let told = last.clone();
     let lanes = first..first + LANES;
     let ends: Vec<_> = lanes.filter_map(|lane| session.server::<disk::Disk>(lane)).collect();
-    std::thread::Builder::new().name("disk".into()).spawn(move || {
-        if let Err(lost) = serve(&file, ends, PATIENCE) {
+    let thread = std::thread::Builder::new().name("disk".into()).spawn(move || {
+        if let Err(lost) = serve(&*file, ends, PATIENCE) {
             log::debug!("a worker's disk was closed: {lost}");
         }
+        if let Some(failure) = file.failure() {
+            // Told once, here.
+            let _ = told.set(failure);
+        }
         // Dropping the file writes what was taken whole, and gives the claim up.
-    })
+    })?;
+    Ok(DiskService { thread, served, last })
+}
+
+/// The service of a worker's disk, which ends with the worker.
+pub(crate) struct DiskService {
+    thread: JoinHandle<()>,
+    /// The disk is the thread's alone, so that it is free when that has ended.
+    served: Weak<FileDisk>,
+    /// What had ended all writing when it ended.
+    last: Arc<OnceLock<Error>>,
+}
+
+impl DiskService {
+    /// What ended all writing, if something did: a sentence about what is to be done.
+    pub(crate) fn failure(&self) -> Option<String> {
+        let failure = match self.served.upgrade() {
+            Some(disk) => disk.failure(),
+            None => self.last.get().cloned(),
+        };
+        let why = match failure? {
+            Error::Io { errno: Errno::NOSPC, .. } => {
+                "the file system that holds the image is full: free some space there, then \
+                 unmount and mount again"
+            }
+            Error::Io { errno: Errno::DQUOT, .. } => {
+                "the quota of the file system that holds the image is used up: raise it or free \
+                 some space there, then unmount and mount again"
+            }
+            other => return Some(other.to_string()),
+        };
+        Some(why.into())
+    }
+
+    /// Waits for its end.
+    pub(crate) fn join(self) {
+        // A thread that panicked has said so.
+        let _ = self.thread.join();
+    }
 }
 
 /// The disk as the worker of `session` sees it.
@@ -176,7 +221,8 @@ mod tests {
         );
         let beyond = disk.submit(group(&[(8 << 20, 512, 9)]), &[]).unwrap_err();
         assert!(matches!(beyond.error, Error::OutOfRange { .. }), "{}", beyond.error);
+        assert_eq!(service.failure(), None);
         drop(disk);
-        service.join().unwrap();
+        service.join();
     }
 }

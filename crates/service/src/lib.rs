@@ -10,13 +10,26 @@
 //! together passes a [`manager::Front`] and a [`worker::Serve`].
 #![deny(unsafe_code)]
 
+mod claimed;
 pub mod client;
 mod disk;
+mod holders;
 pub mod local;
+mod loop_device;
 pub mod manager;
 pub mod options;
 pub mod process;
 pub mod protocol;
 pub mod sandbox;
+pub mod table;
 pub mod volume;
 pub mod worker;
+
+/// What the system said, without its number.
+pub fn sentence(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    match text.rsplit_once(" (os error ") {
+        Some((sentence, _)) => sentence.to_string(),
+        None => text,
+    }
+}

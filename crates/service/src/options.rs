@@ -43,6 +43,21 @@ pub struct MountOptions {
     pub dirty_bytes: u64,
     /// The kernel may keep what is written for a while before it says so.
     pub write_back: bool,
+    /// What the kernel shows as the source, if not the volume.
+    pub source: Option<String>,
+    /// What it shows as the type, behind `fuse.`.
+    pub subtype: Option<String>,
+    /// Write to a volume that says of itself that it is damaged.
+    pub ignore_errors: bool,
+    /// New files have the group of their directory, as if it were setgid.
+    pub directory_group: bool,
+    /// `df` counts blocks that can never be a file's, too.
+    pub minix_df: bool,
+    /// Whether root's mounts have a block device as their source, so that the kernel passes
+    /// `sync` on; if not said, where that can be done.
+    pub block_device: Option<bool>,
+    /// Change a mount that is there.
+    pub remount: bool,
 }
 
 /// When reading a file changes its time of access, by the names of mount(8).
@@ -93,6 +108,13 @@ impl Default for MountOptions {
             commit_s: 5,
             dirty_bytes: 64 << 20,
             write_back: false,
+            source: None,
+            subtype: None,
+            ignore_errors: false,
+            directory_group: false,
+            minix_df: false,
+            block_device: None,
+            remount: false,
         }
     }
 }
@@ -122,31 +144,105 @@ pub enum OptionError {
         /// What it got.
         value: String,
     },
+    /// It is known, and would mean what is not done here.
+    #[error("mount option '{name}' is not supported: {why}")]
+    Refused {
+        /// The option.
+        name: String,
+        /// Why, and what to do instead.
+        why: &'static str,
+    },
     /// Two that exclude each other.
     #[error("mount options 'offset' and 'partition' exclude each other")]
     OffsetAndPartition,
 }
 
-/// Options of mount(8) that change nothing here: they are the default, or for others.
+/// Options that change nothing here: they are the default, for others, or about what we do
+/// not have. First those of mount(8) and systemd, then those of the kernel's driver, then
+/// those of fuse2fs and other servers.
 const WITHOUT_EFFECT: &[&str] = &[
     "defaults",
     "auto",
     "noauto",
-    "user",
     "nouser",
-    "users",
-    "owner",
-    "group",
     "nofail",
     "_netdev",
+    "comment",
+    "helper",
+    "uhelper",
+    "loop",
     "atime",
-    "norelatime",
-    "nolazytime",
     "diratime",
     "nodiratime",
     "silent",
     "loud",
-    "exec",
+    "nomand",
+    "noiversion",
+    "symfollow",
+    "acl",
+    "user_xattr",
+    "nocheck",
+    "debug",
+    "noquota",
+    "barrier",
+    "nobarrier",
+    "data_err",
+    "oldalloc",
+    "orlov",
+    "reservation",
+    "noreservation",
+    "nodiscard",
+    "no_default_opts",
+    "noload",
+    "nonempty",
+    "big_writes",
+    "kernel_cache",
+    "auto_cache",
+    "use_ino",
+    "readdir_ino",
+    "hard_remove",
+    "intr",
+    "noblkdev",
+    "directio",
+    "lockfile",
+    // What the kernel shows of a mount, and mount(8) hands back when it remounts.
+    "user_id",
+    "group_id",
+    "rootmode",
+    "blksize",
+    "max_read",
+    "seclabel",
+];
+
+/// Options that would mean what is not done here, and why.
+const REFUSED: &[(&str, &str)] = &[
+    ("noacl", "access control lists always count; use fakeroot for no permissions at all"),
+    ("nouser_xattr", "attributes of users are always there"),
+    ("nouid32", "owners always have 32 bits"),
+    ("dax", "a volume is never mapped; leave the option out"),
+    ("xip", "a volume is never mapped; leave the option out"),
+    ("quota", "no quotas are kept"),
+    ("usrquota", "no quotas are kept"),
+    ("grpquota", "no quotas are kept"),
+    ("discard", "freed blocks are not discarded; run fstrim on the file system below"),
+    ("data", "ext2 has no journal; leave the option out"),
+    ("sizelimit", "the length is that of the volume; leave the option out"),
+    ("mand", "mandatory locks are gone from Linux"),
+    ("iversion", "ext2 keeps no versions of inodes"),
+    ("nosymfollow", "symbolic links are followed; mount with noexec,nosuid,nodev"),
+    ("context", "labels are those of the volume"),
+    ("fscontext", "labels are those of the volume"),
+    ("defcontext", "labels are those of the volume"),
+    ("rootcontext", "labels are those of the volume"),
+    ("allow_root", "use allow_other"),
+    (
+        "auto_unmount",
+        "a mount whose server died stays in place, so that nothing goes to the \
+        disk below; draconis umount clears it",
+    ),
+    ("uid", "owners are those of the volume; see draconis chown"),
+    ("gid", "owners are those of the volume; see draconis chown"),
+    ("umask", "modes are those of the volume; see draconis chmod"),
 ];
 
 impl MountOptions {
@@ -171,8 +267,8 @@ impl MountOptions {
     /// # Errors
     /// See [`OptionError`].
     pub fn add(&mut self, list: &str) -> Result<(), OptionError> {
-        for option in list.split(',').map(str::trim).filter(|option| !option.is_empty()) {
-            self.add_one(option)?;
+        for option in split(list) {
+            self.add_one(&option)?;
         }
         if self.offset_bytes.is_some() && self.partition.is_some() {
             return Err(OptionError::OffsetAndPartition);
@@ -185,8 +281,8 @@ impl MountOptions {
         match name {
             "ro" => self.read_only = true,
             "rw" => self.read_only = false,
-            "allow_other" => self.allow_other = true,
-            "default_permissions" => self.default_permissions = true,
+            "allow_other" | "allow_others" => self.allow_other = true,
+            "default_permissions" | "nofakeroot" => self.default_permissions = true,
             "fakeroot" => self.default_permissions = false,
             "dots" => self.dots = true,
             "nodots" => self.dots = false,
@@ -195,6 +291,36 @@ impl MountOptions {
             "suid" => self.suid = true,
             "nosuid" => self.suid = false,
             "noexec" => self.no_exec = true,
+            "exec" => self.no_exec = false,
+            // As mount(8) has them: what comes behind may say otherwise.
+            "user" | "users" => (self.dev, self.suid, self.no_exec) = (false, false, true),
+            "owner" | "group" => (self.dev, self.suid) = (false, false),
+            // Of fuse2fs: as the kernel mounts.
+            "kernel" => (self.allow_other, self.dev, self.suid) = (true, true, true),
+            "norecovery" => self.read_only = true,
+            "fsname" => self.source = Some(text("fsname", value)?),
+            "subtype" => self.subtype = Some(text("subtype", value)?),
+            "errors" => self.ignore_errors = on_errors(value)?,
+            "grpid" | "bsdgroups" => self.directory_group = true,
+            "nogrpid" | "sysvgroups" => self.directory_group = false,
+            "minixdf" => self.minix_df = true,
+            "bsddf" => self.minix_df = false,
+            "fuseblk" => self.block_device = Some(true),
+            "nofuseblk" => self.block_device = Some(false),
+            "remount" => self.remount = true,
+            "check" if value == "none" => {}
+            "check" => return Err(value_of("check", "'none' (e2fsck checks)", value)),
+            "sb" if value == "1" => {}
+            "sb" => {
+                return Err(refused("sb", "the first superblock is used; mend it with e2fsck -b"));
+            }
+            "resuid" | "resgid" if value == "0" => {}
+            "resuid" | "resgid" => {
+                let why =
+                    "who may use reserved blocks is written on the volume; see tune2fs -u, -g";
+                return Err(refused(name, why));
+            }
+            "cache_size" => self.data_cache_bytes = size("cache_size", value)?,
             "inode_cache" => self.inode_cache = number("inode_cache", value)?,
             "block_map_cache" => self.block_map_cache = number("block_map_cache", value)?,
             "data_cache" => self.data_cache_bytes = size("data_cache", value)?,
@@ -213,10 +339,66 @@ impl MountOptions {
             "dirty" => self.dirty_bytes = size("dirty", value)?,
             "deadline" => self.deadline_s = number("deadline", value)?,
             // What mount(8) and systemd hand to every helper.
-            _ if name.starts_with("x-") || WITHOUT_EFFECT.contains(&name) => {}
-            _ => return Err(OptionError::Unknown(option.to_string())),
+            _ if name.starts_with("x-") || name.starts_with("X-") => {}
+            _ if WITHOUT_EFFECT.contains(&name) => {}
+            _ => match REFUSED.iter().find(|(refused, _)| *refused == name) {
+                Some((name, why)) => return Err(refused(name, why)),
+                None => return Err(OptionError::Unknown(option.to_string())),
+            },
         }
         Ok(())
+    }
+}
+
+/// Splits at commas, but not within quotes or behind a backslash, as mount(8) and
+/// fusermount3 write values that have some.
+fn split(list: &str) -> Vec<String> {
+    let (mut all, mut quoted, mut literal) = (vec![String::new()], false, false);
+    for c in list.chars() {
+        match c {
+            _ if literal => literal = false,
+            '\\' => {
+                literal = true;
+                continue;
+            }
+            '"' => {
+                quoted = !quoted;
+                continue;
+            }
+            ',' if !quoted => {
+                all.push(String::new());
+                continue;
+            }
+            _ => {}
+        }
+        all.last_mut().unwrap_or(&mut String::new()).push(c);
+    }
+    all.into_iter().map(|one| one.trim().to_string()).filter(|one| !one.is_empty()).collect()
+}
+
+fn refused(name: &str, why: &'static str) -> OptionError {
+    OptionError::Refused { name: name.to_string(), why }
+}
+
+fn value_of(name: &'static str, what: &'static str, value: &str) -> OptionError {
+    OptionError::Value { name, what, value: value.to_string() }
+}
+
+fn text(name: &'static str, value: &str) -> Result<String, OptionError> {
+    let plain = !value.is_empty() && !value.chars().any(char::is_control);
+    plain.then(|| value.to_string()).ok_or_else(|| value_of(name, "a name", value))
+}
+
+/// What is done about a volume that says that it is damaged.
+fn on_errors(value: &str) -> Result<bool, OptionError> {
+    match value {
+        "remount-ro" => Ok(false),
+        "continue" => Ok(true),
+        "panic" => {
+            let why = "a volume does not stop the machine; use errors=remount-ro";
+            Err(refused("errors=panic", why))
+        }
+        _ => Err(value_of("errors", "remount-ro or continue", value)),
     }
 }
 
@@ -277,6 +459,42 @@ mod tests {
         assert!(said("data_cache=lots").contains("'data_cache' needs a size"));
         assert!(said("partition=-1").contains("whole number"));
         assert!(said("offset=1M,partition=2").contains("exclude"));
+    }
+
+    #[test]
+    fn lines_for_other_drivers_are_understood() {
+        for line in [
+            "defaults,errors=remount-ro,nofail,x-systemd.device-timeout=5s,X-mount.mkdir",
+            "loop,rw,acl,user_xattr,bsddf,nogrpid,check=none,debug,resuid=0,sb=1",
+            "loop=/dev/loop3,noauto,users,exec,_netdev,comment=mine,owner,group,user=me",
+            "fakeroot,no_default_opts,norecovery,allow_others,kernel,dirsync,minixdf,errors=continue",
+        ] {
+            parse(line).unwrap();
+        }
+        let options = parse("fsname=my\\,disk,subtype=ext2,errors=continue,grpid").unwrap();
+        assert_eq!(options.source.as_deref(), Some("my,disk"));
+        assert_eq!(options.subtype.as_deref(), Some("ext2"));
+        assert!(options.ignore_errors && options.directory_group);
+        assert_eq!(parse("fsname=\"a,b\",ro").unwrap().source.as_deref(), Some("a,b"));
+        let options = parse("dev,suid,user").unwrap();
+        assert_eq!((options.dev, options.suid, options.no_exec), (false, false, true));
+        assert!(!parse("user,exec").unwrap().no_exec);
+        assert!(parse("remount,ro").unwrap().remount);
+    }
+
+    #[test]
+    fn what_would_mean_something_else_is_refused_by_name() {
+        let said = |list| parse(list).unwrap_err().to_string();
+        assert!(said("errors=panic").contains("'errors=panic' is not supported"));
+        assert!(said("errors=panic").contains("use errors=remount-ro"));
+        assert!(said("errors=ignore").contains("needs remount-ro or continue"));
+        assert!(said("resuid=1000").contains("tune2fs"));
+        assert!(said("sb=8193").contains("e2fsck -b"));
+        for (name, why) in REFUSED {
+            let said = said(name);
+            assert!(said.contains(name) && said.contains(why), "{said}");
+            assert!(!WITHOUT_EFFECT.contains(name));
+        }
     }
 
     #[test]

@@ -9,13 +9,12 @@
 //!     │── the connection to the kernel ───────▶│ serves it
 //! ```
 
-use std::io::Read;
+use std::io::{BufRead, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use draconis_exchange::channel::process::{Plan, Session, offer};
@@ -29,7 +28,7 @@ use draconis_exchange::omission;
 use rustix::net::RecvFlags;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
-use crate::disk;
+use crate::disk::{self, DiskService};
 use crate::options::MountOptions;
 use crate::protocol::WorkerStatus;
 use crate::sandbox::Confinement;
@@ -44,6 +43,11 @@ const TEXT_BYTES: u32 = 64 << 10;
 pub(crate) const LOST_WRITES: i32 = 74;
 /// Longest text it may say there, in bytes.
 const LAST_WORDS_BYTES: u64 = 4096;
+
+/// What the manager says over the control socket of a mount that is served. The answer ends
+/// with a zero, and is empty if it is done.
+pub(crate) const READ_ONLY: u8 = b'r';
+pub(crate) const WRITABLE: u8 = b'w';
 
 /// The lane of the volume contract. Behind it are those of the disk contract, if the volume
 /// may be written.
@@ -72,7 +76,7 @@ pub struct Worker {
     volume: Option<Client<Volume, volume::Running>>,
     text: Option<Block>,
     /// The service that writes for it. It ends with the worker.
-    disk: Option<JoinHandle<()>>,
+    disk: Option<DiskService>,
     /// What keeps it in.
     pub confinement: Confinement,
     /// Whether the volume cannot be written.
@@ -211,9 +215,22 @@ impl Worker {
         Ok(())
     }
 
+    /// What keeps the manager from writing for it, if something does.
+    pub fn disk_failure(&self) -> Option<String> {
+        self.disk.as_ref().and_then(DiskService::failure)
+    }
+
     /// Its process.
     pub fn pid(&self) -> u32 {
         self.pid
+    }
+
+    /// What it is signalled by.
+    ///
+    /// # Errors
+    /// When there is no descriptor left.
+    pub fn pidfd(&self) -> std::io::Result<OwnedFd> {
+        self.pidfd.try_clone()
     }
 
     /// Asks it how it is.
@@ -256,12 +273,34 @@ impl Worker {
         }
     }
 
+    /// Has it bring everything home, mark the volume as unmounted and take no more changes
+    /// while the mount stays; or take changes again.
+    ///
+    /// # Errors
+    /// What the worker or the socket says.
+    pub fn set_read_only(&self, read_only: bool, wait: Duration) -> Result<(), String> {
+        let lost = |error: std::io::Error| format!("the worker did not answer: {error}");
+        let word = if read_only { READ_ONLY } else { WRITABLE };
+        let mut answer = vec![];
+        self.control.set_read_timeout(Some(wait)).map_err(lost)?;
+        (&self.control).write_all(&[word]).map_err(lost)?;
+        let mut answers = std::io::BufReader::with_capacity(1, &self.control);
+        let limit = LAST_WORDS_BYTES;
+        answers.by_ref().take(limit).read_until(0, &mut answer).map_err(lost)?;
+        self.control.set_read_timeout(None).map_err(lost)?;
+        match answer.as_slice() {
+            [0] => Ok(()),
+            [said @ .., 0] => Err(printable(said)),
+            _ => Err("the worker is gone".into()),
+        }
+    }
+
     /// What it said before it ended. It is a sentence of somebody who is not trusted.
     pub fn last_words(&self) -> String {
         let mut said = vec![];
         // It is gone, so there is an end; and what cannot be read was not said.
         let _ = (&self.control).take(LAST_WORDS_BYTES).read_to_end(&mut said);
-        String::from_utf8_lossy(&said).chars().filter(|c| !c.is_control()).collect()
+        printable(&said)
     }
 
     /// Gives it the connection to the kernel: it starts to serve.
@@ -298,9 +337,14 @@ impl Drop for Worker {
         self.reap();
         if let Some(disk) = self.disk.take() {
             // What was taken whole is written before the volume is anybody else's.
-            let _ = disk.join();
+            disk.join();
         }
     }
+}
+
+/// A text from a process that is not trusted.
+fn printable(said: &[u8]) -> String {
+    String::from_utf8_lossy(said).chars().filter(|c| !c.is_control()).collect()
 }
 
 fn refused(why: Refusal, text: &Block, len: u32) -> StartError {

@@ -25,6 +25,16 @@ pub enum Request {
         mount_point: PathBuf,
         /// How.
         options: MountOptions,
+        /// A dead mount of ours on that directory is cleared first.
+        #[serde(default)]
+        replace: bool,
+    },
+    /// Let a mount be written, or not.
+    Remount {
+        /// The directory, as an absolute path.
+        mount_point: PathBuf,
+        /// What it is to be.
+        read_only: bool,
     },
     /// Unmount a directory.
     Unmount {
@@ -48,6 +58,13 @@ pub enum Request {
 pub enum Reply {
     /// It is done.
     Done,
+    /// A dead mount is gone.
+    Cleared {
+        /// What had happened to it.
+        why: String,
+    },
+    /// This manager has mounted nothing there.
+    NotMounted,
     /// A volume is mounted.
     Mounted {
         /// What should be known about it, a line each.
@@ -72,11 +89,14 @@ pub enum Reply {
 pub struct Status {
     /// The manager's process, if one runs.
     pub manager_pid: Option<u32>,
-    /// What is mounted, in order of mounting.
+    /// What is mounted, in order of mounting; dead mounts that are still in place included.
     pub mounts: Vec<MountStatus>,
-    /// Mounts that ended without having been asked to, the latest last.
+    /// Mounts that ended without having been asked to and are gone, the latest last.
     #[serde(default)]
     pub lost: Vec<LostMount>,
+    /// Mounts that outlived their manager: they are in place, and answer nothing.
+    #[serde(default)]
+    pub dead: Vec<LostMount>,
 }
 
 /// A mount that ended without having been asked to.
@@ -99,14 +119,20 @@ pub struct MountStatus {
     pub mount_point: PathBuf,
     /// The process that serves it.
     pub worker_pid: u32,
-    /// `serving`, `not answering` or `gone`.
+    /// `starting`, `serving`, `not answering` or `dead`.
     pub state: String,
+    /// Why it is dead, if it is.
+    #[serde(default)]
+    pub why: Option<String>,
     /// Whether it cannot be written.
     pub read_only: bool,
     /// What keeps the worker in.
     pub sandbox: Confinement,
     /// Resident memory of the worker, in bytes.
     pub memory_bytes: u64,
+    /// What ended writing below, if something did: a full file system for instance.
+    #[serde(default)]
+    pub disk: Option<String>,
     /// What the worker tells; absent while it does not answer.
     pub worker: Option<WorkerStatus>,
 }

@@ -33,6 +33,10 @@ use crate::protocol::{CacheStatus, WorkerStatus};
 /// Most that a contract reads in one go when the buffer is not private memory, in bytes.
 const PIECE_BYTES: usize = 128 << 10;
 
+/// Said of a volume that is marked as damaged, as the reason why it is not written.
+const DAMAGED: &str = "the volume says that it is damaged; run e2fsck on it, or mount it with \
+    errors=continue";
+
 /// Why a volume was not opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
@@ -89,6 +93,14 @@ pub fn open_for_writing(
         dirty_bytes: options.dirty_bytes,
         atime: options.access_times.into(),
     };
+    if !options.ignore_errors {
+        let volume = Volume::open(disk.clone(), caches(options))?;
+        if volume.info().errors {
+            let mut tree = VolumeTree::new(volume, false, options);
+            tree.not_written = Some(DAMAGED.into());
+            return Ok(tree);
+        }
+    }
     match Volume::open_for_writing(disk.clone(), caches(options), writing) {
         Ok(volume) => Ok(VolumeTree::new(volume, true, options)),
         // What must not be written can often be read; if not, that says why.
@@ -155,6 +167,10 @@ pub struct VolumeTree {
     permissions: bool,
     /// Whether it may keep what is written for a while.
     write_back: bool,
+    /// Whether new nodes have the group of their directory.
+    directory_group: bool,
+    /// Whether `statfs` counts blocks that can never be a file's, too.
+    minix_df: bool,
 }
 
 /// What is durable before it is answered.
@@ -188,7 +204,18 @@ impl VolumeTree {
             (false, false) => Durable::OnRequest,
         };
         let (permissions, write_back) = (options.default_permissions, options.write_back);
-        Self { volume, writing, not_written: None, durable, permissions, write_back }
+        let (directory_group, minix_df) = (options.directory_group, options.minix_df);
+        let not_written = None;
+        Self {
+            volume,
+            writing,
+            not_written,
+            durable,
+            permissions,
+            write_back,
+            directory_group,
+            minix_df,
+        }
     }
 
     /// Whether the kernel is to check permissions.
@@ -215,6 +242,24 @@ impl VolumeTree {
             (None, Err(error)) => Err(error.to_string()),
             (None, Ok(())) => Ok(()),
         }
+    }
+
+    /// Ends all changes as [`VolumeTree::close`] does, or allows them again, while the mount
+    /// stays.
+    ///
+    /// # Errors
+    /// What stopped writing; that the volume was opened for reading.
+    pub fn set_read_only(&self, read_only: bool) -> Result<(), String> {
+        if read_only {
+            return self.close();
+        }
+        self.volume.reopen().map_err(|error| match self.volume.failure() {
+            Some(why) => why,
+            None if !self.writing => {
+                "it was mounted read-only: unmount it and mount it again".into()
+            }
+            None => error.to_string(),
+        })
     }
 
     /// The library's own view, for what contracts do not say.
@@ -263,7 +308,7 @@ impl VolumeTree {
         if !info.clean {
             notes.push("the volume was not unmounted cleanly; e2fsck may find damage".into());
         }
-        if info.errors {
+        if info.errors && self.not_written.is_none() {
             notes.push("the volume is marked as damaged; run e2fsck on it".into());
         }
         if info.truncated {
@@ -545,7 +590,7 @@ impl Tree for VolumeTree {
         let space = self.volume.space();
         Space {
             block_bytes: space.block_bytes,
-            blocks: space.blocks,
+            blocks: if self.minix_df { self.volume.superblock().blocks } else { space.blocks },
             free_blocks: space.free_blocks,
             available_blocks: space.available_blocks,
             inodes: space.inodes,

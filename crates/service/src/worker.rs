@@ -3,7 +3,7 @@
 //! Law 1: confined before the first byte of the volume is read, while there is one thread.
 //! Law 2: the process ends when the manager does, when the mount does, and on any panic.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -17,10 +17,11 @@ use draconis_exchange::contract::volume::{
 };
 use draconis_exchange::contract::{Call, Refusal, tree::Tree};
 use draconis_exchange::heap::Block;
+use draconis_ext::Volume as ExtVolume;
 
 use crate::disk::split_disk;
 use crate::options::MountOptions;
-use crate::process::{DISK_LANE, LOST_WRITES, VOLUME_LANE, receive_descriptors};
+use crate::process::{DISK_LANE, LOST_WRITES, READ_ONLY, VOLUME_LANE, receive_descriptors};
 use crate::protocol::WorkerStatus;
 use crate::sandbox::{Confinement, Profile, close_others, confine};
 use crate::volume::{OpenError, VolumeTree, open, open_for_writing};
@@ -30,6 +31,9 @@ use crate::volume::{OpenError, VolumeTree, open, open_for_writing};
 const PATIENCE: Duration = Duration::MAX;
 /// How long the manager may take to set up the session.
 const START_WAIT: Duration = Duration::from_secs(10);
+
+/// How long nothing changes before what has changed is handed to the disk.
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// How a worker talks to the kernel. FUSE is the only way today.
 pub trait Serve: Send + Sync + 'static {
@@ -98,6 +102,7 @@ impl<S: Serve> Control<S> {
     fn wait_for_connection(&self, mut control: &UnixStream) {
         let Some([connection]) = receive_descriptors(control) else { std::process::exit(1) };
         let Some(tree) = self.tree.get() else { std::process::exit(1) };
+        self.listen(control);
         let mut code = match self.serve.serve(connection, tree) {
             Ok(()) => 0,
             Err(error) => {
@@ -113,6 +118,27 @@ impl<S: Serve> Control<S> {
         std::process::exit(code)
     }
 
+    /// Does what the manager says of the mount while it is served.
+    fn listen(&self, control: &UnixStream) {
+        let (tree, control) = (self.tree.clone(), control.try_clone());
+        let listen = move || {
+            let Ok(mut control) = control else { return };
+            let mut word = [0];
+            // The end of it: the manager's, which the conversation with it notices.
+            while matches!(control.read(&mut word), Ok(1)) {
+                let Some(tree) = tree.get() else { return };
+                let done = tree.set_read_only(word[0] == READ_ONLY);
+                let answer = [done.err().unwrap_or_default().as_bytes(), &[0]].concat();
+                if control.write_all(&answer).is_err() {
+                    return;
+                }
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("control".into()).spawn(listen) {
+            log::warn!("no thread to be remounted by: {error}");
+        }
+    }
+
     fn open(&self, options: &[u8]) -> Result<VolumeTree, OpenError> {
         let options: MountOptions = serde_json::from_slice(options)
             .map_err(|error| OpenError::Options(error.to_string()))?;
@@ -124,27 +150,44 @@ impl<S: Serve> Control<S> {
         let writer = split_disk(image, &self.session, DISK_LANE).map_err(OpenError::Disk)?;
         let tree = open_for_writing(Arc::new(writer), &options)?;
         if !tree.read_only() {
-            self.commit_every(Duration::from_secs(options.commit_s.max(1)));
+            self.commit_every(Duration::from_secs(options.commit_s.max(1)), tree.volume());
         }
         Ok(tree)
     }
 
-    /// Hands what has changed to the disk now and then.
-    fn commit_every(&self, period: Duration) {
+    /// Hands what has changed to the disk: once nothing has changed for a moment, and every
+    /// `period` while something does. Sleeps while there is nothing.
+    fn commit_every(&self, period: Duration, volume: &ExtVolume) {
         let tree = self.tree.clone();
         let commit = move || {
             loop {
-                std::thread::sleep(period);
-                let Some(tree) = tree.get() else { continue };
+                let Some(tree) = tree.get().filter(|tree| !tree.read_only()) else {
+                    std::thread::park_timeout(period);
+                    continue;
+                };
+                match tree.volume().uncommitted_changes() {
+                    Some(changes) => wait_for_a_pause(tree.volume(), changes, period),
+                    None => {
+                        // What was freed with the last commit is free once that is durable,
+                        // which this sees to; then the next change wakes us.
+                        std::thread::park_timeout(period);
+                        if tree.volume().uncommitted_changes().is_some() {
+                            continue;
+                        }
+                    }
+                }
                 if let Err(error) = tree.volume().commit() {
                     log::error!("changes could not be written: {error}");
-                    return;
                 }
             }
         };
-        if let Err(error) = std::thread::Builder::new().name("commit".into()).spawn(commit) {
-            // They are written when somebody waits for them, or they become many.
-            log::warn!("no thread to commit with: {error}");
+        match std::thread::Builder::new().name("commit".into()).spawn(commit) {
+            Ok(started) => {
+                let thread = started.thread().clone();
+                volume.on_first_change(move || thread.unpark());
+            }
+            // They are written when a process waits for them, or they become many.
+            Err(error) => log::warn!("no thread to commit with: {error}"),
         }
     }
 
@@ -154,6 +197,18 @@ impl<S: Serve> Control<S> {
         status.busy_ms = u64::try_from(self.serve.busy().as_millis()).unwrap_or(u64::MAX);
         status.sandbox = self.confinement.clone();
         status
+    }
+}
+
+/// Returns when `volume` has not changed for [`PAUSE`], or `period` is over.
+fn wait_for_a_pause(volume: &ExtVolume, mut changes: u64, period: Duration) {
+    let until = Instant::now() + period;
+    loop {
+        std::thread::sleep(PAUSE.min(until.saturating_duration_since(Instant::now())));
+        match volume.uncommitted_changes() {
+            Some(now) if now != changes && Instant::now() < until => changes = now,
+            _ => return,
+        }
     }
 }
 

@@ -33,8 +33,13 @@ _draconis_paths() {
         --progress | --layout | --hint | --sparse | store | kv | completions | help) return 0 ;;
     esac
 
-    local text=${word//\\/}
-    text=${text#[\"\']}
+    # Behind a quotation mark a word has blanks and colons, and is replaced as a whole.
+    local text=${word//\\/} quoted=${COMP_WORDS[COMP_CWORD]}
+    if [[ $quoted == [\"\']* ]]; then
+        text=${quoted:1}
+    else
+        quoted=
+    fi
     COMPREPLY=()
     if [[ $text != *:/* ]]; then
         while IFS= read -r reply; do
@@ -65,7 +70,7 @@ _draconis_paths() {
         fi
     fi
     # Bash replaces only what is behind the last colon.
-    if [[ $COMP_WORDBREAKS == *:* && $text == *:* ]]; then
+    if [[ -z $quoted && $COMP_WORDBREAKS == *:* && $text == *:* ]]; then
         local head=${text%"${text##*:}"}
         for at in "${!COMPREPLY[@]}"; do
             COMPREPLY[at]=${COMPREPLY[at]#"$head"}

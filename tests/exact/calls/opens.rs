@@ -43,7 +43,9 @@ pub fn add(table: &mut Table) {
     }
     for mode in [0o666, 0o4711] {
         table.add(Group::Open, format!("creat n {mode:o}"), move |acts| {
-            let (n, how) = (acts.n.clone(), libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC);
+            // A walk may have made a fifo of it.
+            let how = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC | libc::O_NONBLOCK;
+            let n = acts.n.clone();
             let Some(fd) = acts.open("creat", || sys::open(&n, how, mode)) else { return };
             let _ = acts.call("write", || sys::write(&fd, b"made"));
             acts.held.push(fd);

@@ -40,9 +40,7 @@ impl Edit<'_> {
         if inode.flags & flags::IMMUTABLE != 0 {
             return Err(Error::NotPermitted);
         }
-        // A mode that only loses privileges comes with a write, which is judged by itself.
-        let chmod = change.mode.is_some() && change.clear_privileges.is_none();
-        let owns = chmod || change.uid.is_some() || change.gid.is_some();
+        let owns = change.mode.is_some() || change.uid.is_some() || change.gid.is_some();
         // Both times to now, as `touch` does, and those that a front has kept, are allowed.
         let now = change.accessed.is_none() && change.modified.is_none()
             || change.changed.is_some()
@@ -370,7 +368,7 @@ impl Edit<'_> {
 impl Writer {
     /// Whether reading `inode` at `now` changes its time of access.
     pub(super) fn is_access_due(&self, volume: &Volume, inode: &Inode, now: Time) -> bool {
-        if inode.flags & (flags::NO_ATIME | flags::IMMUTABLE) != 0 {
+        if inode.flags & flags::NO_ATIME != 0 {
             return false;
         }
         let shown = volume.attributes_of(inode);

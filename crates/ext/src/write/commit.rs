@@ -19,7 +19,8 @@
 //! (Where no space is left for that, they are written in place.)
 //! Law 3: a block that an inode leads to is durable before it does, and bitmaps never call
 //! free what anything on disk leads to.
-//! Law 4: a chain follows the one before it.
+//! Law 4: a chain follows the one before it, and the first one the mark that the volume is in
+//! use.
 //!
 //! What a power cut can leave, therefore: blocks and inodes marked as used that are not, wrong
 //! counts, names that lead nowhere, lengths that reach to the end of their last block. Three
@@ -161,6 +162,10 @@ impl Volume {
                 edit.bury(InodeNumber(inode))?;
             }
             edit.submit()?;
+            if !edit.w.marked {
+                // Never changed: it is as it was.
+                return Ok(None);
+            }
             // Clean it is once all of that is durable, the freeing included.
             edit.w.needed = edit.w.last;
             let clean = edit.w.was_clean;
@@ -233,7 +238,10 @@ impl Edit<'_> {
             return Ok(());
         }
         let (group, bytes) = self.group(&stage);
-        let ticket = self.w.disk.submit(group, &[]).map_err(|refused| Error::Io(refused.error));
+        let ticket = self.take_into_use().and_then(|mark| {
+            let submitted = self.w.disk.submit(group, mark.as_slice());
+            submitted.map_err(|refused| Error::Io(refused.error))
+        });
         let ticket = match ticket {
             Ok(ticket) => ticket,
             Err(error) => {
@@ -348,6 +356,7 @@ impl Edit<'_> {
         if self.volume.store.overlay.read().dirty_contents as u64 * block_bytes > 4 << 20 {
             self.stream()?;
         }
+        self.take_into_use()?;
         let dirs = self.arrange_directories()?;
         self.write_counts()?;
         let plan = Plan::of(&self.w.batch, &dirs);

@@ -116,6 +116,8 @@ pub(crate) struct Writer {
     pub(super) stopped: Option<Stop>,
     /// The volume was unmounted properly before.
     pub(super) was_clean: bool,
+    /// The disk has been told that it is in use.
+    pub(super) marked: bool,
     /// Where the search for a group of a new top directory starts.
     pub(super) turn: u32,
     /// Tells inodes apart that had the same number.
@@ -157,6 +159,7 @@ impl Writer {
             unnamed: HashSet::new(),
             stopped: None,
             was_clean: clean,
+            marked: false,
             turn: 0,
             hints: HashMap::new(),
             touched: false,

@@ -138,8 +138,9 @@ pub enum XattrSet {
 }
 
 impl Volume {
-    /// Opens the volume on `disk` for reading and writing: marks it as mounted and frees
-    /// what was unlinked but still open when it was used last.
+    /// Opens the volume on `disk` for reading and writing, and frees what was unlinked but
+    /// still open when it was used last. The disk changes, and is marked as in use, with the
+    /// first commit of a change.
     ///
     /// # Errors
     /// As [`Volume::open`]; [`Error::Unsupported`] naming what writing needs;
@@ -159,6 +160,14 @@ impl Volume {
     /// What made the disk fail.
     pub fn close(&self) -> Result<()> {
         self.close_now()
+    }
+
+    /// Takes a volume that was closed into use again.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`] if it was opened for reading, or writing failed.
+    pub fn reopen(&self) -> Result<()> {
+        self.reopen_now()
     }
 
     /// Whether changes are possible: not if it was opened for reading, closed, or stopped.

@@ -41,6 +41,21 @@ struct Birth {
     attributes: Vec<NewAttribute>,
 }
 
+impl Birth {
+    /// Blocks that something of this kind takes when it is made.
+    fn blocks(&self, kind: Kind) -> u64 {
+        let slow = matches!(self.target, Some(None));
+        u64::from(kind == Kind::Directory || slow) + u64::from(!self.attributes.is_empty())
+    }
+}
+
+impl Whiteout {
+    fn node(self) -> NewNode<'static> {
+        let (kind, mode, device) = (Kind::CharDevice, 0, (0, 0));
+        NewNode { kind, mode, uid: self.uid, gid: self.gid, device, target: &[] }
+    }
+}
+
 /// A name, and the directory it is in.
 type At<'n> = (InodeNumber, &'n [u8]);
 
@@ -104,7 +119,8 @@ impl Edit<'_> {
             self.one_more_directory(&parent)?;
         }
         let birth = self.plan_birth(&parent, new)?;
-        self.need_for_birth(&birth, place.needs(), new)?;
+        let needs = place.needs() + birth.blocks(new.kind);
+        self.need(needs, new.uid)?;
         let place = if is_dir && self.depth_of(dir) >= MOST_STAGES {
             self.apart()?;
             let Err(place) = self.seek(&*self.directory(dir)?, name)? else {
@@ -131,7 +147,7 @@ impl Edit<'_> {
             return Err(Error::Misuse("only a file can be made without a name"));
         }
         let birth = self.plan_birth(&parent, new)?;
-        self.need_for_birth(&birth, 0, new)?;
+        self.need(birth.blocks(new.kind), new.uid)?;
         let number = self.give_birth(&parent, new, birth, 0)?;
         self.make_orphan(number)?;
         self.w.unnamed.insert(number.0);
@@ -159,14 +175,11 @@ impl Edit<'_> {
         Ok(Birth { mode, gid, target, attributes })
     }
 
-    /// Sees to it that the blocks of a new inode, and `more`, can be had.
-    fn need_for_birth(&mut self, birth: &Birth, more: u64, new: &NewNode<'_>) -> Result<()> {
-        let slow = matches!(birth.target, Some(None));
-        let is_dir = new.kind == Kind::Directory;
-        let own = u64::from(is_dir || slow) + u64::from(!birth.attributes.is_empty());
-        match more + own {
+    /// Sees to it that so many blocks can be had.
+    fn need(&mut self, blocks: u64, uid: u32) -> Result<()> {
+        match blocks {
             0 => Ok(()),
-            needs => self.need_blocks(needs, self.is_privileged(new.uid)),
+            blocks => self.need_blocks(blocks, self.is_privileged(uid)),
         }
     }
 
@@ -415,12 +428,18 @@ impl Edit<'_> {
         if is_dir && from_dir != to_dir {
             self.not_below(to_dir, moved)?;
         }
-        if whiteout.is_some() && (how == Renaming::Exchange || self.w.groups.free_inodes == 0) {
-            return Err(match how {
-                Renaming::Exchange => Error::Misuse("an exchange leaves no name for a whiteout"),
-                _ => Error::NoSpace,
-            });
+        if whiteout.is_some() {
+            if how == Renaming::Exchange {
+                return Err(Error::Misuse("an exchange leaves no name for a whiteout"));
+            }
+            if self.w.groups.free_inodes == 0 {
+                return Err(Error::NoSpace);
+            }
         }
+        let of_whiteout = match whiteout.map(Whiteout::node) {
+            Some(new) => self.plan_birth(&source, &new)?.blocks(new.kind),
+            None => 0,
+        };
         let there = self.seek(&target, to)?;
         match (there, how) {
             (Ok(_), Renaming::NoReplace) => Err(Error::Exists),
@@ -430,16 +449,14 @@ impl Edit<'_> {
             (Ok(other), Renaming::Replace) => {
                 let victim = self.node(other.found.inode)?;
                 self.can_replace(&node, &victim, to_dir)?;
+                self.need(of_whiteout, target.owner().0)?;
                 self.replace((from_dir, from), (to_dir, to), &node, &victim, whiteout)
             }
             (Err(place), _) => {
                 if is_dir && from_dir != to_dir {
                     self.one_more_directory(&target)?;
                 }
-                let needs = place.needs();
-                if needs > 0 {
-                    self.need_blocks(needs, self.is_privileged(target.owner().0))?;
-                }
+                self.need(place.needs() + of_whiteout, target.owner().0)?;
                 self.order_move(from_dir, to_dir, moved)?;
                 let Err(place) = self.seek(&*self.directory(to_dir)?, to)? else {
                     return Err(Error::Exists);
@@ -503,18 +520,17 @@ impl Edit<'_> {
 
     /// Takes out the name of what has moved, or lets it lead to a new whiteout.
     fn clear_name(&mut self, (dir, name): At<'_>, whiteout: Option<Whiteout>) -> Result<()> {
-        let Some(Whiteout { uid, gid }) = whiteout else {
+        let Some(whiteout) = whiteout else {
             // Looked up again: the new name may have moved the old one.
             let spot = self.spot(dir, name)?;
             return self.take_out(dir, spot);
         };
         let parent = self.directory(dir)?;
-        let kind = Kind::CharDevice;
-        let new = NewNode { kind, mode: 0, uid, gid, device: (0, 0), target: &[] };
-        let birth = Birth { mode: 0, gid, target: None, attributes: Vec::new() };
+        let new = whiteout.node();
+        let birth = self.plan_birth(&parent, &new)?;
         let number = self.give_birth(&parent, &new, birth, 1)?;
         let spot = self.spot(dir, name)?;
-        self.point_elsewhere(dir, spot, number, kind)
+        self.point_elsewhere(dir, spot, number, new.kind)
     }
 
     fn set_parent(&mut self, dir: InodeNumber, parent: InodeNumber) -> Result<()> {

@@ -19,5 +19,5 @@ mod raw;
 mod reply;
 mod serve;
 
-pub use mount::{AccessTimes, MountError, MountOptions, mount, read_ahead_file, unmount};
+pub use mount::{AccessTimes, MountError, MountOptions, mount, read_ahead_file, remount, unmount};
 pub use serve::{Activity, Behaviour, Server};

@@ -13,14 +13,19 @@ use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::RecvFlags;
 
-/// What `/proc/mounts` shows as the type, behind `fuse.`.
-const SUBTYPE: &str = "draconis";
+/// Block size of a device that is a source: no less than that of any disk.
+const BLOCK_BYTES: u32 = 4096;
 
 /// How to mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
     /// What `/proc/mounts` shows as the source.
     pub source: String,
+    /// A block device as the source instead, which the mount then has for itself (root only).
+    /// To such mounts the kernel passes `sync` and `syncfs` on, and tells them when it goes.
+    pub device: Option<PathBuf>,
+    /// What it shows as the type, behind `fuse.`.
+    pub subtype: String,
     /// Refuse writing in the kernel already.
     pub read_only: bool,
     /// Let users other than the mounting one in.
@@ -60,11 +65,14 @@ pub enum AccessTimes {
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     /// `/dev/fuse` is missing.
-    #[error("/dev/fuse: {0}: load the fuse module, or use the commands that need no mount")]
+    #[error("/dev/fuse: {}: load the fuse module, or use the commands that need no mount", sentence(.0))]
     NoFuse(rustix::io::Errno),
     /// The kernel refused.
-    #[error("{0}: {1}")]
+    #[error("{}: {}", .0.display(), sentence(.1))]
     Kernel(PathBuf, rustix::io::Errno),
+    /// It is in use.
+    #[error("it is busy")]
+    Busy,
     /// `fusermount3` could not be run.
     #[error("cannot run fusermount3 ({0}): install fuse3, or mount as root")]
     NoHelper(std::io::Error),
@@ -93,12 +101,34 @@ pub fn unmount(dir: &Path, force: bool) -> Result<(), MountError> {
     if rustix::process::geteuid().is_root() {
         let flags = if force { UnmountFlags::DETACH } else { UnmountFlags::empty() };
         let unmounted = rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW);
-        return unmounted.map_err(|errno| MountError::Kernel(dir.into(), errno));
+        return unmounted.map_err(|errno| match errno {
+            rustix::io::Errno::BUSY => MountError::Busy,
+            other => MountError::Kernel(dir.into(), other),
+        });
     }
     let mut command = Command::new("fusermount3");
-    command.arg("-u").args(force.then_some("-z")).arg("--").arg(dir);
+    command.env("LC_ALL", "C").arg("-u").args(force.then_some("-z")).arg("--").arg(dir);
     let output = command.stdin(Stdio::null()).output().map_err(MountError::NoHelper)?;
-    if output.status.success() { Ok(()) } else { Err(helper_said(&output.stderr)) }
+    match helper_said(&output.stderr) {
+        _ if output.status.success() => Ok(()),
+        // By no other sign does it tell.
+        MountError::Helper(text) if text.contains("busy") => Err(MountError::Busy),
+        said => Err(said),
+    }
+}
+
+/// Makes a mount read-only, or ends that, as the kernel sees it: what it has not written
+/// back yet is written back first. `options` are those of the mount, with `read_only` as it
+/// is to be. Only root may.
+///
+/// # Errors
+/// [`MountError::Busy`] while files are open for writing, as for any file system.
+pub fn remount(dir: &Path, options: &MountOptions) -> Result<(), MountError> {
+    let remounted = rustix::mount::mount_remount(dir, flags_of(options), c"");
+    remounted.map_err(|errno| match errno {
+        rustix::io::Errno::BUSY => MountError::Busy,
+        other => MountError::Kernel(dir.into(), other),
+    })
 }
 
 fn mount_as_root(dir: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
@@ -112,7 +142,21 @@ fn mount_as_root(dir: &Path, options: &MountOptions) -> Result<OwnedFd, MountErr
     if options.default_permissions {
         data.push_str(",default_permissions");
     }
-    let mut mount_flags = MountFlags::empty();
+    let (kind, source) = match &options.device {
+        None => ("fuse", options.source.as_str().into()),
+        Some(device) => {
+            data.push_str(&format!(",blksize={BLOCK_BYTES}"));
+            ("fuseblk", device.as_os_str().to_owned())
+        }
+    };
+    let kind = format!("{kind}.{}", options.subtype);
+    let data = CString::new(data).unwrap_or_default();
+    rustix::mount::mount(&source, dir, kind, flags_of(options), data.as_c_str()).map_err(failed)?;
+    Ok(fuse)
+}
+
+fn flags_of(options: &MountOptions) -> MountFlags {
+    let mut flags = MountFlags::empty();
     for (wanted, flag) in [
         (options.read_only, MountFlags::RDONLY),
         (!options.dev, MountFlags::NODEV),
@@ -125,14 +169,10 @@ fn mount_as_root(dir: &Path, options: &MountOptions) -> Result<OwnedFd, MountErr
         (options.dir_sync, MountFlags::DIRSYNC),
     ] {
         if wanted {
-            mount_flags |= flag;
+            flags |= flag;
         }
     }
-    let kind = format!("fuse.{SUBTYPE}");
-    let data = CString::new(data).unwrap_or_default();
-    rustix::mount::mount(options.source.as_str(), dir, kind, mount_flags, data.as_c_str())
-        .map_err(failed)?;
-    Ok(fuse)
+    flags
 }
 
 /// `fusermount3` mounts for ordinary users and passes the descriptor back over the socket
@@ -163,6 +203,12 @@ fn mount_by_helper(dir: &Path, options: &MountOptions) -> Result<OwnedFd, MountE
     }
 }
 
+/// What the system says, without its number.
+fn sentence(errno: &rustix::io::Errno) -> String {
+    let text = std::io::Error::from(*errno).to_string();
+    text.split(" (os error ").next().unwrap_or_default().to_string()
+}
+
 fn helper_said(stderr: &[u8]) -> MountError {
     let text = String::from_utf8_lossy(stderr).trim().to_string();
     MountError::Helper(if text.is_empty() {
@@ -173,13 +219,15 @@ fn helper_said(stderr: &[u8]) -> MountError {
 }
 
 fn helper_options(options: &MountOptions) -> std::ffi::OsString {
-    let mut list = vec![format!("subtype={SUBTYPE}")];
-    let source: String = options
-        .source
-        .chars()
-        .flat_map(|c| matches!(c, ',' | '\\').then_some('\\').into_iter().chain([c]))
-        .collect();
-    list.push(format!("fsname={source}"));
+    let escaped = |text: &str| -> String {
+        text.chars()
+            .flat_map(|c| matches!(c, ',' | '\\').then_some('\\').into_iter().chain([c]))
+            .collect()
+    };
+    let mut list = vec![
+        format!("subtype={}", escaped(&options.subtype)),
+        format!("fsname={}", escaped(&options.source)),
+    ];
     list.push(if options.read_only { "ro" } else { "rw" }.into());
     for (wanted, name) in [
         (options.allow_other, "allow_other"),
@@ -213,7 +261,10 @@ pub fn read_ahead_file(dir: &Path) -> Option<PathBuf> {
         (fields.nth(1)? == wanted).then_some(device)
     });
     let device = String::from_utf8(devices.next_back()?.to_vec()).ok()?;
-    Some(PathBuf::from(format!("/sys/class/bdi/{device}/read_ahead_kb")))
+    let names = [device.clone(), format!("{device}-fuseblk")].into_iter();
+    let files = names.map(|name| format!("/sys/class/bdi/{name}/read_ahead_kb").into());
+    // A disk has settings of its own under the plain name: the longer one first.
+    files.rev().find(|file: &PathBuf| file.exists())
 }
 
 /// The kernel writes space, tab, newline and backslash in octal there.
@@ -237,6 +288,8 @@ mod tests {
     fn a_source_with_commas_stays_one_option() {
         let options = MountOptions {
             source: "/a,b\\c".into(),
+            device: None,
+            subtype: "draconis".into(),
             read_only: true,
             allow_other: true,
             default_permissions: false,

@@ -52,7 +52,11 @@ impl VolumeTree {
 
     fn make(&self, parent: Node, name: &Name, new: &NewNode<'_>) -> Result<Attributes, Refusal> {
         let parent = inode(parent)?;
-        let made = self.volume.create(parent, name.as_bytes(), new).map_err(refusal)?;
+        let mut new = *new;
+        if self.directory_group {
+            new.gid = self.attributes(parent)?.gid;
+        }
+        let made = self.volume.create(parent, name.as_bytes(), &new).map_err(refusal)?;
         self.names_changed()?;
         self.attributes(made)
     }

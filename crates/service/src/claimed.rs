@@ -1,0 +1,184 @@
+//! A volume that was opened for a mount, and is of no other use meanwhile.
+//!
+//! Law: as long as a descriptor of it lives no other mount and no tool has the volume; of a
+//! block device the kernel's own mounts count, too.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use draconis_device::{Claim, claim};
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
+
+/// How often it is tried again while the volume is in use.
+const TRY_EVERY: Duration = Duration::from_millis(5);
+
+/// A volume that was opened and claimed.
+pub(crate) struct Claimed {
+    /// For the worker: read-only.
+    pub(crate) image: OwnedFd,
+    /// For the disk service, if the volume may be written. It holds the claim then.
+    pub(crate) disk: Option<OwnedFd>,
+    /// Why it may not be, if that was wanted.
+    pub(crate) note: Option<String>,
+    /// What the mount needs besides.
+    pub(crate) keep: Keep,
+}
+
+/// What a mount has of its volume, beside its worker.
+pub(crate) struct Keep {
+    /// For a loop device of a file that may be written: without the claim, or the device
+    /// would hold it for as long as it is there.
+    backing: Option<OwnedFd>,
+    /// Of a block device: keeps the kernel from mounting it, and others that ask.
+    guard: Option<OwnedFd>,
+}
+
+/// A block device that a mount can have as its source, and what keeps it until there is one.
+pub(crate) struct Source {
+    pub(crate) path: PathBuf,
+    _device: Option<OwnedFd>,
+}
+
+/// Why it was not opened.
+enum NotOpened {
+    InUse(String),
+    Failed(String),
+}
+
+impl NotOpened {
+    fn sentence(self) -> String {
+        let (Self::InUse(why) | Self::Failed(why)) = self;
+        why
+    }
+}
+
+impl From<String> for NotOpened {
+    fn from(why: String) -> Self {
+        Self::Failed(why)
+    }
+}
+
+impl Claimed {
+    /// Opens a volume for as long as the descriptors live. What was just unmounted is
+    /// about to be free: that is waited for, `wait` at most.
+    pub(crate) fn open(volume: &Path, read_only: bool, wait: Duration) -> Result<Self, String> {
+        let until = Instant::now() + wait;
+        loop {
+            match Self::try_open(volume, read_only) {
+                Ok(claimed) => return Ok(claimed),
+                Err(NotOpened::InUse(_)) if Instant::now() < until => {
+                    std::thread::sleep(TRY_EVERY);
+                }
+                Err(NotOpened::InUse(why) | NotOpened::Failed(why)) => return Err(why),
+            }
+        }
+    }
+
+    fn try_open(volume: &Path, read_only: bool) -> Result<Self, NotOpened> {
+        let guard = guard(volume)?;
+        let mut note = None;
+        if !read_only {
+            match open(volume, OFlags::RDWR) {
+                Ok(disk) => {
+                    claim_alone(volume, &disk)?;
+                    let image =
+                        again(&disk, OFlags::RDONLY).map_err(|errno| said(volume, errno))?;
+                    let backing = again(&disk, OFlags::RDWR).ok().filter(|_| guard.is_none());
+                    return Ok(Self {
+                        image,
+                        disk: Some(disk),
+                        note,
+                        keep: Keep { backing, guard },
+                    });
+                }
+                Err(errno @ (Errno::ACCESS | Errno::PERM | Errno::ROFS)) => {
+                    note = Some(format!("read-only: {}", said(volume, errno)));
+                }
+                Err(errno) => return Err(said(volume, errno).into()),
+            }
+        }
+        let image = open(volume, OFlags::RDONLY).map_err(|errno| said(volume, errno))?;
+        claim_alone(volume, &image)?;
+        Ok(Self { image, disk: None, note, keep: Keep { backing: None, guard } })
+    }
+}
+
+impl Keep {
+    /// The volume as a block device: itself, or a loop device of it. A guard is given up,
+    /// since the mount will be one.
+    ///
+    /// # Errors
+    /// What the system says, for the user.
+    pub(crate) fn source(&mut self, volume: &Path) -> Result<Source, String> {
+        if self.guard.take().is_some() {
+            return Ok(Source { path: volume.to_path_buf(), _device: None });
+        }
+        let file = self.backing.take().ok_or("the volume is not written")?;
+        let attached = crate::loop_device::attach(&file);
+        let (path, device) = attached
+            .map_err(|error| format!("no loop device can be had: {}", crate::sentence(&error)))?;
+        Ok(Source { path, _device: Some(device) })
+    }
+
+    /// Guards a block device again that was not mounted after all.
+    ///
+    /// # Errors
+    /// A sentence for the user.
+    pub(crate) fn guard_again(&mut self, volume: &Path) -> Result<(), String> {
+        self.guard = guard(volume).map_err(NotOpened::sentence)?;
+        Ok(())
+    }
+}
+
+/// Device and inode number of a volume, or the device's own number.
+///
+/// # Errors
+/// A sentence for the user.
+pub(crate) fn identity(volume: &Path) -> Result<(u64, u64), String> {
+    let stat = rustix::fs::stat(volume).map_err(|errno| said(volume, errno))?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::BlockDevice => Ok((stat.st_rdev, u64::MAX)),
+        FileType::RegularFile => Ok((stat.st_dev, stat.st_ino)),
+        _ => Err(format!("{} is neither a file nor a block device", volume.display())),
+    }
+}
+
+/// What the system said of a path, as a sentence.
+pub(crate) fn said(path: &Path, errno: Errno) -> String {
+    format!("{}: {}", path.display(), crate::sentence(&errno.into()))
+}
+
+fn open(volume: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::open(volume, flags | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// `O_EXCL` on a device: refused while the kernel has it mounted.
+fn guard(volume: &Path) -> Result<Option<OwnedFd>, NotOpened> {
+    if identity(volume)?.1 != u64::MAX {
+        return Ok(None);
+    }
+    open(volume, OFlags::RDONLY | OFlags::EXCL).map(Some).map_err(|errno| match errno {
+        Errno::BUSY => NotOpened::InUse(format!(
+            "{} is in use: it is mounted, or another program has it for itself",
+            volume.display()
+        )),
+        other => said(volume, other).into(),
+    })
+}
+
+fn claim_alone(volume: &Path, fd: &OwnedFd) -> Result<(), NotOpened> {
+    claim(fd, Claim::Alone).map_err(|errno| match errno {
+        Errno::WOULDBLOCK => {
+            NotOpened::InUse(format!("{} is in use by another mount or tool", volume.display()))
+        }
+        other => said(volume, other).into(),
+    })
+}
+
+/// Another descriptor of the same file, whatever its name leads to by now.
+fn again(fd: &OwnedFd, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    let same = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    rustix::fs::open(same, flags | OFlags::CLOEXEC, Mode::empty())
+}

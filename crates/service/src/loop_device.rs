@@ -1,0 +1,82 @@
+//! A loop device of an image, for the kernel to have something to call by name.
+//!
+//! Nothing is read or written through it: it is the source of a mount of the type `fuseblk`,
+//! the only one of FUSE to which the kernel passes `sync` on.
+//!
+//! Law: the device goes away by itself with its last user (`LO_FLAGS_AUTOCLEAR`): the mount,
+//! or the descriptor returned here, if there is none.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+const LOOP_CONFIGURE: libc::c_ulong = 0x4C0A;
+const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4C82;
+const LO_FLAGS_AUTOCLEAR: u32 = 4;
+/// How often another one may take the free device first.
+const TRIES: usize = 64;
+
+/// `struct loop_config` of `linux/loop.h`, with its `struct loop_info64`.
+#[repr(C)]
+struct Config {
+    fd: u32,
+    block_size: u32,
+    /// Device, inode, real device, offset, limit of size.
+    places: [u64; 5],
+    /// Number, type of encryption, length of its key, flags.
+    words: [u32; 4],
+    file_name: [u8; 64],
+    crypt_name: [u8; 64],
+    crypt_key: [u8; 32],
+    init: [u64; 2],
+    reserved: [u64; 8],
+}
+
+const _: () = assert!(size_of::<Config>() == 304, "as the kernel has it");
+
+/// A loop device of `image`, which is open for reading and writing. Only root may.
+///
+/// # Errors
+/// What the system says.
+pub(crate) fn attach(image: impl AsFd) -> io::Result<(PathBuf, OwnedFd)> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let control = rustix::fs::open("/dev/loop-control", flags, Mode::empty())?;
+    for _ in 0..TRIES {
+        let path = PathBuf::from(format!("/dev/loop{}", free_number(&control)?));
+        let device = rustix::fs::open(&path, flags, Mode::empty())?;
+        match configure(device.as_raw_fd(), image.as_fd().as_raw_fd()) {
+            Ok(()) => return Ok((path, device)),
+            Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(Errno::BUSY.into())
+}
+
+fn free_number(control: &OwnedFd) -> io::Result<i32> {
+    // SAFETY: the request takes no argument and touches no memory of ours.
+    let number = unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE as _) };
+    if number < 0 { Err(io::Error::last_os_error()) } else { Ok(number) }
+}
+
+fn configure(device: RawFd, image: RawFd) -> io::Result<()> {
+    let config = Config {
+        fd: image.cast_unsigned(),
+        block_size: 0,
+        places: [0; 5],
+        words: [0, 0, 0, LO_FLAGS_AUTOCLEAR],
+        file_name: [0; 64],
+        crypt_name: [0; 64],
+        crypt_key: [0; 32],
+        init: [0; 2],
+        reserved: [0; 8],
+    };
+    // SAFETY: the kernel reads one `struct loop_config`, whose layout `Config` has, and which
+    // outlives the call; it keeps the file, not the pointer.
+    let done = unsafe { libc::ioctl(device, LOOP_CONFIGURE as _, &raw const config) };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

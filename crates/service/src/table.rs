@@ -1,0 +1,162 @@
+//! The kernel's table of mounts: what is mounted where, and which of it is ours.
+//!
+//! Law: reading the table asks no mount anything. What does ([`Entry::answers`]) waits for a
+//! bounded time, since a worker that hangs does not answer.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+/// The types that our mounts have: of files, and of block devices.
+const TYPES: [&str; 2] = ["fuse.draconis", "fuseblk.draconis"];
+/// How long a mount may take to answer before it counts as silent.
+const ANSWER_WAIT: Duration = Duration::from_secs(1);
+
+/// One line of the table (proc_pid_mountinfo(5)).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Major and minor number, as `0:45`: no two mounts that exist at once have the same.
+    pub device: String,
+    /// Where it is mounted.
+    pub at: PathBuf,
+    /// Type of its file system.
+    pub kind: String,
+    /// What is mounted.
+    pub source: PathBuf,
+    /// The user it belongs to, if it is of FUSE.
+    pub user: Option<u32>,
+}
+
+/// How a mount answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It does.
+    Serving,
+    /// Its server is gone.
+    Dead,
+    /// It does not, for the time being.
+    Silent,
+}
+
+impl Entry {
+    /// Whether this program mounted it, under the type that it gives by default.
+    pub fn is_ours(&self) -> bool {
+        TYPES.contains(&self.kind.as_str())
+    }
+
+    /// Whether it is of FUSE at all.
+    pub fn is_fuse(&self) -> bool {
+        ["fuse", "fuseblk"].contains(&self.kind.split('.').next().unwrap_or_default())
+    }
+
+    /// What is mounted; the file behind a loop device.
+    pub fn volume(&self) -> PathBuf {
+        let name = self.source.strip_prefix("/dev").ok();
+        let behind = name.map(|name| Path::new("/sys/block").join(name).join("loop/backing_file"));
+        match behind.and_then(|file| std::fs::read(file).ok()) {
+            Some(text) => OsString::from_vec(text.trim_ascii_end().to_vec()).into(),
+            None => self.source.clone(),
+        }
+    }
+
+    /// Asks it.
+    pub fn answers(&self) -> Answer {
+        let path = self.at.clone();
+        let (done, wait) = channel();
+        std::thread::spawn(move || {
+            // If it was too late the answer is the silence.
+            let _ = done.send(rustix::fs::statfs(&path).err());
+        });
+        match wait.recv_timeout(ANSWER_WAIT) {
+            Ok(Some(Errno::NOTCONN | Errno::CONNABORTED)) => Answer::Dead,
+            Ok(_) => Answer::Serving,
+            Err(_) => Answer::Silent,
+        }
+    }
+}
+
+/// Everything that this process sees mounted, the latest last.
+pub fn entries() -> Vec<Entry> {
+    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    table.split(|&b| b == b'\n').filter_map(parse).collect()
+}
+
+/// What is mounted exactly there; the topmost, if it is several.
+pub fn at(path: &Path) -> Option<Entry> {
+    entries().into_iter().rfind(|entry| entry.at == path)
+}
+
+/// Mounts of ours whose server is gone: those of `user`, or of everybody for root.
+pub fn dead(user: rustix::process::Uid) -> Vec<Entry> {
+    let all = entries().into_iter();
+    let own = all.filter(|it| it.is_ours() && (user.is_root() || it.user == Some(user.as_raw())));
+    own.filter(|entry| entry.answers() == Answer::Dead).collect()
+}
+
+fn parse(line: &[u8]) -> Option<Entry> {
+    let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
+    // Fields: id, parent, major:minor, root, mount point, options, optional ones, a dash,
+    // type, source, options of the file system.
+    let mut fields = line.split(|&b| b == b' ').skip(2);
+    let device = text(fields.next()?);
+    let at = unescape(fields.nth(1)?);
+    let mut fields = fields.skip_while(|field| *field != b"-").skip(1);
+    let (kind, source) = (text(fields.next()?), unescape(fields.next()?));
+    let options = text(fields.next().unwrap_or_default());
+    let user = options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok());
+    Some(Entry { device, at, kind, source, user })
+}
+
+/// The kernel writes space, tab, newline and backslash in octal there.
+fn unescape(field: &[u8]) -> PathBuf {
+    let mut bytes = vec![];
+    let mut rest = field;
+    while let Some((&byte, after)) = rest.split_first() {
+        let octal = |digits: &[u8]| {
+            digits.iter().try_fold(0u8, |n, d| {
+                n.checked_mul(8)?.checked_add(d.checked_sub(b'0').filter(|d| *d < 8)?)
+            })
+        };
+        match after.get(..3).filter(|_| byte == b'\\').and_then(octal) {
+            Some(escaped) => {
+                bytes.push(escaped);
+                rest = &after[3..];
+            }
+            None => {
+                bytes.push(byte);
+                rest = after;
+            }
+        }
+    }
+    OsString::from_vec(bytes).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_read_as_the_kernel_writes_them() {
+        let line = b"131 29 0:45 / /mnt/a\\040b\\134c rw,nosuid shared:7 master:1 - \
+            fuse.draconis /srv/my\\040disk.img rw,user_id=1000,group_id=100,allow_other";
+        let entry = parse(line).unwrap();
+        assert_eq!((entry.device.as_str(), entry.user), ("0:45", Some(1000)));
+        assert_eq!(entry.at, PathBuf::from("/mnt/a b\\c"));
+        assert_eq!(entry.source, PathBuf::from("/srv/my disk.img"));
+        assert!(entry.is_ours() && entry.is_fuse());
+        let line = b"29 1 8:1 / / rw - ext4 /dev/root rw";
+        assert!(!parse(line).unwrap().is_fuse());
+        assert_eq!(parse(b""), None);
+        assert_eq!(parse(b"29 1 8:1 / /"), None);
+    }
+
+    #[test]
+    fn odd_escapes_are_kept() {
+        assert_eq!(unescape(b"/odd\\9\\"), PathBuf::from("/odd\\9\\"));
+        assert!(at(Path::new("/")).is_some());
+    }
+}

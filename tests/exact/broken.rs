@@ -1,0 +1,89 @@
+//! The judge's judge: a program that leaves something out is caught, each time.
+//!
+//! The program under test can leave out what [`Omission`] names; the one that is built
+//! cannot. Each omission is met by a handful of cases or by a scenario, and the same cases
+//! show no difference where nothing is left out.
+
+use draconis_exchange::omission::Omission;
+
+use crate::case::Case;
+use crate::run::{self, Condition};
+use crate::scenarios;
+use crate::verdict::Verdict;
+use crate::volumes::{self, Pair};
+use crate::{chosen_by, combinations, verdict};
+
+/// What meets an omission.
+enum By {
+    /// Cases whose names have all these words.
+    Cases(&'static [&'static str]),
+    Scenario(&'static str),
+}
+
+/// Cases of one omission.
+const CASES: usize = 8;
+
+fn met_by(omission: Omission) -> By {
+    use By::{Cases, Scenario};
+    match omission {
+        Omission::OldPages => Scenario("asynchronous direct writes beside a reader"),
+        Omission::Handles => Scenario("handles of files that are not cached"),
+        Omission::TimeOfFlags => Cases(&["SETFLAGS nodump", "Regular", "Root", "plain", "watched"]),
+        Omission::Privileges => Cases(&["fallocate punch", "Regular", "Other", "setuid |"]),
+        Omission::OpenFlags => Cases(&["open write", "Regular", "Root", "immutable | watched"]),
+        Omission::AccessTime => Cases(&["open read", "Regular", "Root", "plain", "watched"]),
+        Omission::NoAtime => Cases(&["pread noatime |", "Regular", "Root", "not cached"]),
+        Omission::ListSetgid => {
+            Cases(&["setxattr same access list", "Regular", "Owner", "setgid of a foreign group"])
+        }
+        Omission::Whiteout => Cases(&["rename t to n whiteout", "Regular", "Root"]),
+        Omission::Umask => Cases(&["mkdir n, umask", "Regular", "Root", "plain"]),
+        Omission::DirectoryTimes => Cases(&["mknod file n", "Regular", "Root", "plain"]),
+        Omission::ChangeTime => Cases(&["fchmod", "Regular", "Root", "plain", "watched"]),
+        Omission::LinkTime => Cases(&["link t to n |", "Regular", "Root", "plain"]),
+        Omission::AppendOnly => Cases(&["futimens one |", "Regular", "Root", "append-only"]),
+        Omission::GroupOfParent => Cases(&["mknod file n", "Regular", "Owner", "setgid parent"]),
+        Omission::NewXattr => Cases(&["setxattr user again create", "Regular", "Root"]),
+        Omission::FarTimes => Cases(&["utimens far", "Regular", "Root", "plain"]),
+        Omission::FirstName => Cases(&["open write tmpfile |", "Directory", "Root", "plain"]),
+    }
+}
+
+/// Runs what meets `omission`, and says what was found.
+fn judged(all: &[Case], omission: Omission, is_made: bool) -> Verdict {
+    let leaves_out = is_made.then(|| format!("{omission:?}"));
+    let pair = Pair::broken("4096", "64M", "rw,suid,dev", leaves_out);
+    let mut verdict = verdict();
+    match met_by(omission) {
+        By::Scenario(name) => {
+            scenarios::run(&pair, &mut verdict, |it| it == name);
+        }
+        By::Cases(words) => {
+            let mut cases = chosen_by(all, words);
+            assert!(!cases.is_empty(), "{omission:?}: no case has the words {words:?}");
+            cases.truncate(CASES);
+            run::run(pair, Condition::Normal, &cases, &mut verdict);
+        }
+    }
+    verdict
+}
+
+#[test]
+fn what_is_left_out_is_missed() {
+    if !volumes::can("breaking a mount and comparing it with the kernel's driver") {
+        return;
+    }
+    let all = combinations();
+    let mut failed = vec![];
+    for omission in Omission::ALL {
+        if judged(&all, omission, false).unknown() > 0 {
+            failed.push(format!("{omission:?} is caught though nothing is left out"));
+        }
+        let verdict = judged(&all, omission, true);
+        eprintln!("{omission:?}: {} kinds of differences", verdict.unknown());
+        if verdict.unknown() == 0 {
+            failed.push(format!("{omission:?} is not caught"));
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}

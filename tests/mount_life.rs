@@ -1,0 +1,462 @@
+//! The life of a mount: how it ends, what is left when its worker or its manager dies, and
+//! that volume and directory can be used again at once.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use common::volume::check;
+use common::{Draconis, eventually, fuse, have, is_root, mke2fs, mounts_below};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// What the kernel says of a mount whose server is gone.
+const NOT_CONNECTED: i32 = 107;
+
+fn small(draconis: &Draconis, name: &str) -> PathBuf {
+    let tree = draconis.make_dir("small");
+    std::fs::write(tree.join("hello"), "hello\n").unwrap();
+    std::fs::write(tree.join("large"), vec![7; 3 << 20]).unwrap();
+    let image = draconis.path(name);
+    mke2fs(&image, Some(&tree), &["-t", "ext2"], "8M");
+    image
+}
+
+fn kill(pid: &serde_json::Value, signal: Signal) {
+    let pid = Pid::from_raw(pid.as_i64().unwrap() as i32).unwrap();
+    kill_process(pid, signal).unwrap();
+}
+
+fn is_not_connected(result: std::io::Result<impl std::fmt::Debug>) {
+    let error = result.unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(NOT_CONNECTED), "{error}");
+}
+
+/// Waits until the only mount is dead; why.
+fn dead(draconis: &Draconis) -> String {
+    eventually("the loss is noticed", || draconis.status()["mounts"][0]["state"] == "dead");
+    draconis.status()["mounts"][0]["why"].as_str().unwrap().to_string()
+}
+
+fn arguments<'a>(words: &[&'a str], image: &'a Path, at: &'a Path) -> Vec<&'a std::ffi::OsStr> {
+    let words = words.iter().map(|word| std::ffi::OsStr::new(*word));
+    words.chain([image.as_os_str(), at.as_os_str()]).collect()
+}
+
+#[test]
+fn a_mount_whose_worker_is_killed_stays_dead_in_its_place() {
+    if !fuse("killing a worker") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = small(&draconis, "a.img");
+    let at = draconis.mount(&image, "at", "rw");
+    let open = std::fs::File::open(at.join("large")).unwrap();
+    // A reader that waits: the worker is stopped, then killed.
+    let worker = draconis.status()["mounts"][0]["worker_pid"].clone();
+    kill(&worker, Signal::STOP);
+    let reader = std::thread::spawn(move || {
+        std::os::unix::fs::FileExt::read_at(&open, &mut [0; 1], 2 << 20)
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    kill(&worker, Signal::KILL);
+    reader.join().unwrap().unwrap_err();
+    assert!(dead(&draconis).contains("was killed by signal 9"));
+    let said = draconis.ok(["status"]);
+    assert!(said.contains("dead") && said.contains("signal 9"), "{said}");
+    let log = std::fs::read_to_string(draconis.path("run/manager.log")).unwrap();
+    assert!(log.contains("was killed by signal 9"), "{log}");
+    // What is written by its path does not go to the disk below.
+    is_not_connected(std::fs::write(at.join("new"), "lost"));
+    is_not_connected(std::fs::read(at.join("hello")));
+    // The volume is free: for tools, and for a mount elsewhere.
+    draconis.ok(["check".as_ref(), image.as_os_str()]);
+    let elsewhere = draconis.mount(&image, "elsewhere", "ro");
+    assert_eq!(std::fs::read_to_string(elsewhere.join("hello")).unwrap(), "hello\n");
+    draconis.ok(["umount".as_ref(), elsewhere.as_os_str()]);
+    // The directory is not, unless one asks for it.
+    let said = draconis.fails(arguments(&["mount"], &image, &at));
+    assert!(said.contains("dead mount") && said.contains("--replace"), "{said}");
+    draconis.ok(arguments(&["mount", "--replace"], &image, &at));
+    assert_eq!(std::fs::read_to_string(at.join("hello")).unwrap(), "hello\n");
+    assert_eq!(mounts_below(&at).len(), 1);
+    draconis.ok(["umount".as_ref(), at.as_os_str()]);
+    assert!(mounts_below(&at).is_empty());
+    assert_eq!(std::fs::read_dir(&at).unwrap().count(), 0);
+    check(&image);
+}
+
+#[test]
+fn a_dead_mount_is_cleared_by_every_command_that_unmounts() {
+    if !fuse("clearing dead mounts") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = small(&draconis, "a.img");
+    let mut commands = vec![vec![env!("CARGO_BIN_EXE_draconis"), "umount"]];
+    commands.push(vec![env!("CARGO_BIN_EXE_draconis"), "umount", "-f"]);
+    if have("fusermount3") {
+        commands.push(vec!["fusermount3", "-u"]);
+    }
+    if is_root() {
+        commands.push(vec!["umount"]);
+    }
+    for words in commands {
+        let at = draconis.mount(&image, "at", "rw");
+        // Held open: there is nothing that could still be lost.
+        let held = words[0].ends_with("draconis").then(|| std::fs::File::open(at.join("hello")));
+        kill(&draconis.status()["mounts"][0]["worker_pid"], Signal::KILL);
+        dead(&draconis);
+        let mut command = Command::new(words[0]);
+        command.env("DRACONIS_RUNTIME_DIR", draconis.path("run")).args(&words[1..]).arg(&at);
+        assert!(command.status().unwrap().success(), "{words:?}");
+        assert!(mounts_below(&at).is_empty(), "{words:?}");
+        assert_eq!(draconis.status()["mounts"].as_array().unwrap().len(), 0, "{words:?}");
+        drop(held);
+    }
+}
+
+#[test]
+fn a_hung_worker_is_killed_by_the_deadline() {
+    if !fuse("a hung worker") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let at = draconis.mount(&small(&draconis, "a.img"), "at", "ro,deadline=1");
+    kill(&draconis.status()["mounts"][0]["worker_pid"], Signal::STOP);
+    std::fs::read(at.join("large")).unwrap_err();
+    assert!(dead(&draconis).contains("did not answer for 1 s"));
+    let log = std::fs::read_to_string(draconis.path("run/manager.log")).unwrap();
+    assert!(log.contains("did not answer for 1 s"), "{log}");
+    is_not_connected(std::fs::read(at.join("hello")));
+    draconis.ok(["umount".as_ref(), at.as_os_str()]);
+}
+
+#[test]
+fn a_manager_keeps_nothing_open_of_what_started_it() {
+    if !fuse("descriptors of managers") {
+        return;
+    }
+    let (draconis, other) = (Draconis::new(), Draconis::new());
+    let at = draconis.mount(&small(&draconis, "a.img"), "at", "ro");
+    let below = other.make_dir("below");
+    let image = small(&other, "b.img");
+    // A shell with a file open starts another manager.
+    let script = "exec 7<\"$1\"; \"$2\" mount -o ro \"$3\" \"$4\"";
+    let status = Command::new("sh")
+        .args(["-euc", script, "sh"])
+        .arg(at.join("hello"))
+        .arg(env!("CARGO_BIN_EXE_draconis"))
+        .args([&image, &below])
+        .env("DRACONIS_RUNTIME_DIR", other.make_dir("run"))
+        .status();
+    assert!(status.unwrap().success());
+    draconis.ok(["umount".as_ref(), at.as_os_str()]);
+    other.ok(["umount".as_ref(), below.as_os_str()]);
+}
+
+#[test]
+fn a_hung_worker_does_not_keep_its_mount_from_being_taken_away() {
+    if !fuse("a hung worker") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = small(&draconis, "a.img");
+    // No deadline comes for as long as this test runs.
+    for options in ["rw,deadline=100000", "ro,deadline=100000"] {
+        let at = draconis.mount(&image, "at", options);
+        kill(&draconis.status()["mounts"][0]["worker_pid"], Signal::STOP);
+        draconis.ok(["umount".as_ref(), "-f".as_ref(), at.as_os_str()]);
+        assert!(mounts_below(&at).is_empty());
+        check(&image);
+    }
+}
+
+/// Kills the manager of the only mount, and waits until its worker is gone, too.
+fn kill_manager(draconis: &Draconis) {
+    let status = draconis.status();
+    kill(&status["manager_pid"], Signal::KILL);
+    let worker = status["mounts"][0]["worker_pid"].as_i64().unwrap();
+    eventually("the worker is gone", || !Path::new(&format!("/proc/{worker}")).exists());
+}
+
+fn is_shown_dead(draconis: &Draconis, at: &Path) -> bool {
+    let status = draconis.status();
+    let dead = status["dead"].as_array().unwrap();
+    dead.iter().any(|mount| mount["mount_point"] == at.to_str().unwrap())
+}
+
+#[test]
+fn what_outlives_its_manager_is_shown_and_cleared() {
+    if !fuse("killing the manager") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = small(&draconis, "a.img");
+    for words in [&["umount"][..], &["umount", "-f"]] {
+        let at = draconis.mount(&image, "at", "rw");
+        let held = std::fs::File::open(at.join("hello")).unwrap();
+        kill_manager(&draconis);
+        // The connection is gone with both of them.
+        is_not_connected(std::fs::read(at.join("hello")));
+        assert!(is_shown_dead(&draconis, &at));
+        let said = draconis.ok(["status"]);
+        let name = format!("{} on {}\n  dead", image.display(), at.display());
+        assert!(said.contains(&name), "{said}");
+        // With a manager that knows nothing of it as without one.
+        if words.len() == 1 {
+            let other = draconis.mount(&small(&draconis, "b.img"), "other", "ro");
+            assert!(is_shown_dead(&draconis, &at));
+            let said = draconis.fails(arguments(&["mount"], &image, &at));
+            assert!(said.contains("--replace"), "{said}");
+            draconis.ok([words, &[at.to_str().unwrap()]].concat());
+            draconis.ok(["umount".as_ref(), other.as_os_str()]);
+        } else {
+            draconis.ok([words, &[at.to_str().unwrap()]].concat());
+        }
+        assert!(!is_shown_dead(&draconis, &at));
+        assert!(mounts_below(&at).is_empty());
+        drop(held);
+    }
+    let at = draconis.mount(&image, "at", "rw");
+    kill_manager(&draconis);
+    draconis.ok(arguments(&["mount", "--replace"], &image, &at));
+    assert_eq!(mounts_below(&at).len(), 1);
+    assert_eq!(std::fs::read_to_string(at.join("hello")).unwrap(), "hello\n");
+    // What is alive is not replaced.
+    let said = draconis.fails(arguments(&["mount", "--replace"], &small(&draconis, "b.img"), &at));
+    assert!(said.contains("already"), "{said}");
+    draconis.ok(["umount".as_ref(), at.as_os_str()]);
+    let said = draconis.fails(["umount".as_ref(), at.as_os_str()]);
+    assert!(said.contains("nothing is mounted there"), "{said}");
+}
+
+#[test]
+fn volume_and_directory_can_be_used_again_at_once() {
+    if !fuse("mounting again") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let (one, two) = (small(&draconis, "a.img"), small(&draconis, "b.img"));
+    for round in 0..12 {
+        let at = draconis.mount(&one, "at", "rw");
+        std::fs::write(at.join("round"), round.to_string()).unwrap();
+        // By the command, and by programs that do not wait for the worker.
+        if round % 2 == 0 {
+            draconis.ok(["umount".as_ref(), at.as_os_str()]);
+            // What it returned for holds for others, too: no waiting here.
+            check(&one);
+            draconis.ok(["mkdir", "-p", &format!("{}:/between", one.display())]);
+        } else if is_root() {
+            assert!(Command::new("umount").arg(&at).status().unwrap().success());
+        } else {
+            assert!(Command::new("fusermount3").arg("-u").arg(&at).status().unwrap().success());
+        }
+        let (image, dir) = if round % 4 < 2 { (&one, "elsewhere") } else { (&two, "at") };
+        let again = draconis.mount(image, dir, "rw");
+        if image == &one {
+            assert_eq!(std::fs::read_to_string(again.join("round")).unwrap(), round.to_string());
+        }
+        draconis.ok(["umount".as_ref(), again.as_os_str()]);
+    }
+    check(&one);
+}
+
+#[test]
+fn who_keeps_a_mount_busy_is_named() {
+    if !fuse("naming holders") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let at = draconis.mount(&small(&draconis, "a.img"), "at", "ro");
+    let mut child = Command::new("sleep").arg("1000").current_dir(&at).spawn().unwrap();
+    let said = draconis.fails(["umount".as_ref(), at.as_os_str()]);
+    let open = std::fs::File::open(at.join("hello")).unwrap();
+    let also = draconis.fails(["umount".as_ref(), at.as_os_str()]);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(said.contains("busy"), "{said}");
+    assert!(said.contains(&format!("process {} (sleep)", child.id())), "{said}");
+    assert!(also.contains(&format!("process {} (", std::process::id())), "{also}");
+    assert_eq!(said.matches(at.to_str().unwrap()).count(), 1, "{said}");
+    drop(open);
+    draconis.ok(["umount".as_ref(), at.as_os_str()]);
+}
+
+/// Where a volume says that it was unmounted properly.
+const STATE_AT: usize = 1024 + 0x3A;
+
+#[test]
+fn a_volume_is_marked_by_its_first_change_and_not_before() {
+    if !fuse("marking volumes") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = small(&draconis, "a.img");
+    let before = std::fs::read(&image).unwrap();
+    // A mount that fails after its worker has opened the volume: no such name can be shown.
+    let at = draconis.make_dir("at");
+    let name = format!("fsname={}", "x".repeat(5000));
+    draconis.fails(arguments(&["mount", "-o", &name], &image, &at));
+    assert!(std::fs::read(&image).unwrap() == before, "a mount that failed");
+    // One that could write and does not.
+    draconis.mount(&image, "at", "rw,noatime,commit=1");
+    assert_eq!(std::fs::read_to_string(at.join("hello")).unwrap(), "hello\n");
+    rustix::fs::syncfs(std::fs::File::open(&at).unwrap()).unwrap();
+    draconis.ok(["umount".as_ref(), at.as_os_str()]);
+    assert!(std::fs::read(&image).unwrap() == before, "a mount that only read");
+    // One that writes: in use as soon as anything of it is durable, and clean at the end.
+    draconis.mount(&image, "at", "rw,noatime,commit=1000");
+    let file = std::fs::File::create(at.join("new")).unwrap();
+    assert!(std::fs::read(&image).unwrap() == before, "not committed yet");
+    file.sync_all().unwrap();
+    assert_eq!(std::fs::read(&image).unwrap()[STATE_AT] & 1, 0, "in use");
+    drop(file);
+    draconis.ok(["umount".as_ref(), at.as_os_str()]);
+    assert_eq!(std::fs::read(&image).unwrap()[STATE_AT] & 1, 1, "clean");
+    check(&image);
+}
+
+#[test]
+fn what_was_synced_by_whatever_call_is_in_the_image() {
+    if !is_root() || !fuse("sync") {
+        eprintln!("skipped: the kernel passes sync on to mounts of root only");
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = small(&draconis, "a.img");
+    for (call, with) in [("sync", "-f"), ("sync", "")] {
+        let at = draconis.mount(&image, "at", "rw,commit=1000");
+        std::fs::write(at.join("new"), "durable").unwrap();
+        std::fs::create_dir_all(at.join("deep/er")).unwrap();
+        let mut command = Command::new(call);
+        if !with.is_empty() {
+            command.arg(with).arg(&at);
+        }
+        assert!(command.status().unwrap().success());
+        let status = draconis.status();
+        kill(&status["manager_pid"], Signal::KILL);
+        kill(&status["mounts"][0]["worker_pid"], Signal::KILL);
+        eventually("both are gone", || is_shown_dead(&draconis, &at));
+        draconis.ok(["umount".as_ref(), at.as_os_str()]);
+        let path = format!("{}:/new", image.display());
+        eventually("the image is free", || draconis.run(["cat", &path]).status.success());
+        assert_eq!(draconis.ok(["cat", &path]), "durable", "{call} {with}");
+        draconis.ok(["ls", &format!("{}:/deep/er", image.display())]);
+        let said = Command::new("e2fsck").arg("-fp").arg(&image).output().unwrap();
+        assert!(said.status.code().unwrap() < 2, "{}", String::from_utf8_lossy(&said.stdout));
+        draconis.ok(["rm", "-r", &path, &format!("{}:/deep", image.display())]);
+    }
+}
+
+/// What the kernel's table says of a mount: type and source.
+fn shown(at: &Path) -> (String, String) {
+    let table = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let line = table.lines().rfind(|line| line.split(' ').nth(1) == at.to_str()).unwrap();
+    let mut fields = line.split(' ');
+    let source = fields.next().unwrap().to_string();
+    (fields.nth(1).unwrap().to_string(), source)
+}
+
+/// Loop devices of `image`.
+fn loops(image: &Path) -> String {
+    let said = Command::new("losetup").arg("-j").arg(image).output().unwrap();
+    String::from_utf8(said.stdout).unwrap()
+}
+
+#[test]
+fn the_loop_device_of_a_mount_goes_with_it() {
+    if !is_root() || !fuse("loop devices of mounts") || !have("losetup") {
+        eprintln!("skipped: loop devices need root and losetup");
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = small(&draconis, "a.img");
+    for dies in [false, true] {
+        let at = draconis.mount(&image, "at", "rw,fuseblk");
+        let (kind, source) = shown(&at);
+        assert_eq!(kind, "fuseblk.draconis");
+        assert!(loops(&image).starts_with(&format!("{source}:")), "{}", loops(&image));
+        if dies {
+            kill(&draconis.status()["mounts"][0]["worker_pid"], Signal::KILL);
+            dead(&draconis);
+            is_not_connected(std::fs::read_dir(&at).and_then(|mut dir| dir.next().unwrap()));
+            // The device does not hold the volume.
+            let elsewhere = draconis.mount(&image, "elsewhere", "rw");
+            std::fs::write(elsewhere.join("new"), "x").unwrap();
+            draconis.ok(["umount".as_ref(), elsewhere.as_os_str()]);
+        }
+        draconis.ok(["umount".as_ref(), at.as_os_str()]);
+        assert_eq!(loops(&image), "");
+        check(&image);
+    }
+    let at = draconis.mount(&image, "at", "rw,nofuseblk");
+    assert_eq!(shown(&at), ("fuse.draconis".into(), image.display().to_string()));
+    assert_eq!(loops(&image), "");
+    draconis.ok(["umount".as_ref(), at.as_os_str()]);
+}
+
+/// A loop device of the test's own.
+struct Device(PathBuf);
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("-d").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_block_device_has_one_user_while_it_is_mounted() {
+    if !is_root() || !fuse("block devices") || !have("losetup") {
+        eprintln!("skipped: loop devices need root and losetup");
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = small(&draconis, "a.img");
+    let made = Command::new("losetup").args(["--find", "--show"]).arg(&image).output().unwrap();
+    let device = Device(String::from_utf8(made.stdout).unwrap().trim().into());
+    let below = draconis.make_dir("below");
+    for (options, kind) in [("rw", "fuseblk.draconis"), ("rw,nofuseblk", "fuse.draconis")] {
+        let at = draconis.mount(&device.0, "at", options);
+        assert_eq!(shown(&at), (kind.into(), device.0.display().to_string()));
+        let other = Command::new("mount").args(["-t", "ext2"]).arg(&device.0).arg(&below).output();
+        assert!(!other.unwrap().status.success(), "{options}: the kernel took it, too");
+        std::fs::write(at.join("new"), options).unwrap();
+        kill(&draconis.status()["mounts"][0]["worker_pid"], Signal::KILL);
+        dead(&draconis);
+        draconis.ok(arguments(&["mount", "--replace", "-o", options], &device.0, &at));
+        std::fs::write(at.join("new"), options).unwrap();
+        draconis.ok(["umount".as_ref(), at.as_os_str()]);
+        check(&device.0);
+        let path = format!("{}:/new", device.0.display());
+        assert_eq!(draconis.ok(["cat", &path]), options);
+    }
+}
+
+#[test]
+fn a_full_disk_below_is_said_in_plain_words() {
+    if !is_root() || !fuse("a full disk below") {
+        eprintln!("skipped: a small tmpfs needs root");
+        return;
+    }
+    let draconis = Draconis::new();
+    let below = draconis.make_dir("below");
+    let mut mount = Command::new("mount");
+    mount.args(["-t", "tmpfs", "-o", "size=4M", "none"]).arg(&below);
+    assert!(mount.status().unwrap().success());
+    let image = below.join("a.img");
+    draconis.ok(["format", image.to_str().unwrap(), "32M"]);
+    let at = draconis.mount(&image, "at", "rw");
+    std::fs::write(at.join("large"), vec![1; 8 << 20]).unwrap();
+    let file = std::fs::File::open(at.join("large")).unwrap();
+    assert!(file.sync_all().is_err());
+    drop(file);
+    let full = "the file system that holds the image is full";
+    eventually("it is said", || draconis.ok(["status"]).contains(full));
+    let said = draconis.fails(["umount".as_ref(), at.as_os_str()]);
+    assert!(said.contains(full) && !said.contains("os error"), "{said}");
+    eventually("the file is free", || {
+        Command::new("umount").arg(&below).status().unwrap().success()
+    });
+}

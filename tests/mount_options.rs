@@ -1,0 +1,275 @@
+//! Options of mounts: lines that were written for other drivers, what they do, and how
+//! mount(8) hands them over.
+
+mod common;
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::volume::check;
+use common::{Draconis, fuse, have, is_root, mke2fs, mounts_below};
+
+const READ_ONLY: i32 = 30;
+/// Where a volume says how it was left: 1 clean, 2 damaged.
+const STATE_AT: usize = 1024 + 0x3A;
+
+fn small(draconis: &Draconis) -> PathBuf {
+    let tree = draconis.make_dir("small");
+    std::fs::write(tree.join("hello"), "hello\n").unwrap();
+    let image = draconis.path("a.img");
+    mke2fs(&image, Some(&tree), &["-t", "ext2"], "8M");
+    image
+}
+
+fn fails(draconis: &Draconis, options: &str, image: &Path) -> String {
+    let at = draconis.make_dir("at");
+    let words = ["mount", "-o", options].map(std::ffi::OsStr::new);
+    draconis.fails(words.into_iter().chain([image.as_os_str(), at.as_os_str()]))
+}
+
+fn unmount(draconis: &Draconis, at: &Path) {
+    draconis.ok(["umount".as_ref(), at.as_os_str()]);
+}
+
+#[test]
+fn lines_for_other_drivers_mount() {
+    if !fuse("options of other drivers") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = small(&draconis);
+    for options in [
+        "defaults",
+        "loop,rw,relatime,errors=remount-ro,user_xattr,acl",
+        "noauto,nofail,x-systemd.automount,x-systemd.device-timeout=5s,_netdev,comment=disk",
+        "fakeroot,no_default_opts,minixdf,dirsync",
+    ] {
+        let at = draconis.mount(&image, "at", options);
+        std::fs::write(at.join("new"), options).unwrap();
+        unmount(&draconis, &at);
+        check(&image);
+    }
+    for (options, said) in [
+        ("errors=panic", "use errors=remount-ro"),
+        ("usrquota", "no quotas are kept"),
+        ("sb=8193", "e2fsck -b"),
+        ("noacl", "always count"),
+    ] {
+        let message = fails(&draconis, options, &image);
+        let name = options.split('=').next().unwrap();
+        assert!(message.contains(said) && message.contains(name), "{message}");
+    }
+}
+
+#[test]
+fn what_the_kernel_shows_can_be_chosen() {
+    if !fuse("names of mounts") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = small(&draconis);
+    let at = draconis.mount(&image, "at", "fsname=backup,subtype=disk");
+    let table = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let line = format!("backup {} fuse.disk ", at.display());
+    assert!(table.lines().any(|mount| mount.starts_with(&line)), "{table}");
+    unmount(&draconis, &at);
+}
+
+#[test]
+fn groups_and_sizes_are_as_the_kernels_driver_has_them() {
+    if !is_root() || !fuse("groups of directories") {
+        eprintln!("skipped: giving files away needs root");
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = small(&draconis);
+    let at = draconis.mount(&image, "at", "grpid");
+    std::fs::create_dir(at.join("dir")).unwrap();
+    std::os::unix::fs::chown(at.join("dir"), None, Some(1234)).unwrap();
+    std::fs::write(at.join("dir/file"), "x").unwrap();
+    std::fs::create_dir(at.join("dir/below")).unwrap();
+    for name in ["dir/file", "dir/below"] {
+        let found = std::fs::metadata(at.join(name)).unwrap();
+        assert_eq!((found.gid(), found.mode() & 0o2000), (1234, 0), "{name}");
+    }
+    let blocks = rustix::fs::statfs(&at).unwrap().f_blocks;
+    unmount(&draconis, &at);
+    let at = draconis.mount(&image, "at", "minixdf,nogrpid");
+    std::fs::write(at.join("dir/other"), "x").unwrap();
+    assert_eq!(std::fs::metadata(at.join("dir/other")).unwrap().gid(), 0);
+    let all = rustix::fs::statfs(&at).unwrap().f_blocks;
+    assert!(all > blocks && all == 8 << 10, "{all} {blocks}");
+    unmount(&draconis, &at);
+    check(&image);
+}
+
+#[test]
+fn a_volume_that_says_that_it_is_damaged_is_read_only() {
+    if !fuse("damaged volumes") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = small(&draconis);
+    let mut bytes = std::fs::read(&image).unwrap();
+    bytes[STATE_AT] |= 2;
+    std::fs::write(&image, &bytes).unwrap();
+    for (options, read_only) in
+        [("rw", true), ("errors=remount-ro", true), ("errors=continue", false)]
+    {
+        let at = draconis.make_dir("at");
+        let output =
+            draconis.command().args(["mount", "-o", options]).args([&image, &at]).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{said}");
+        assert!(said.contains("damaged"), "{options}: {said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert_eq!(draconis.status()["mounts"][0]["read_only"], read_only, "{options}");
+        let written = std::fs::write(at.join("new"), "x").map_err(|error| error.raw_os_error());
+        assert_eq!(written, if read_only { Err(Some(READ_ONLY)) } else { Ok(()) }, "{options}");
+        unmount(&draconis, &at);
+        if read_only {
+            assert!(std::fs::read(&image).unwrap() == bytes, "it is as it was");
+        }
+    }
+}
+
+#[test]
+fn a_mount_becomes_read_only_and_writable_again() {
+    if !is_root() || !fuse("remounting") {
+        eprintln!("skipped: remounting needs root");
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = small(&draconis);
+    for options in ["rw,commit=1000,fuseblk", "rw,commit=1000,nofuseblk"] {
+        let at = draconis.mount(&image, "at", options);
+        let at = at.as_path();
+        let remount = |how: &str| {
+            let words = ["mount", "-o", how].map(std::ffi::OsString::from);
+            words.into_iter().chain([image.clone().into(), at.into()]).collect::<Vec<_>>()
+        };
+        let file = std::fs::File::create(at.join("new")).unwrap();
+        let said = draconis.fails(remount("remount,ro"));
+        assert!(said.contains("open for writing"), "{said}");
+        drop(file);
+        std::fs::write(at.join("new"), options).unwrap();
+        draconis.ok(remount("remount,ro"));
+        let refused = std::fs::write(at.join("new"), "x").unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(READ_ONLY), "{refused}");
+        assert_eq!(draconis.status()["mounts"][0]["read_only"], true);
+        // Home, and clean, while it is mounted.
+        let copy = draconis.path("copy.img");
+        std::fs::copy(&image, &copy).unwrap();
+        assert_eq!(std::fs::read(&copy).unwrap()[STATE_AT] & 1, 1);
+        check(&copy);
+        assert_eq!(draconis.ok(["cat", &format!("{}:/new", copy.display())]), options);
+        // And without the image, as one says it oneself.
+        draconis.ok(["mount".as_ref(), "-o".as_ref(), "remount,rw".as_ref(), at.as_os_str()]);
+        let file = std::fs::File::create(at.join("again")).unwrap();
+        file.sync_all().unwrap();
+        assert_eq!(std::fs::read(&image).unwrap()[STATE_AT] & 1, 0, "in use again");
+        drop(file);
+        assert_eq!(draconis.status()["mounts"][0]["read_only"], false);
+        unmount(&draconis, at);
+        check(&image);
+    }
+    let at = draconis.mount(&image, "at", "ro");
+    let said =
+        draconis.fails(["mount".as_ref(), "-o".as_ref(), "remount,rw".as_ref(), at.as_os_str()]);
+    assert!(said.contains("unmount it and mount it again"), "{said}");
+    unmount(&draconis, &at);
+}
+
+/// Runs a script as root with its own view of mounts, where `/sbin` has only what it is given.
+fn in_a_namespace(draconis: &Draconis, script: &str) -> String {
+    let path = format!("{}:/usr/bin:/bin", draconis.path("prefix/bin").display());
+    let output = Command::new("unshare")
+        .args(["-m", "--propagation", "private", "sh", "-euc", script])
+        .env("PATH", path)
+        .env("DRACONIS_RUNTIME_DIR", draconis.make_dir("run"))
+        .current_dir(draconis.dir.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Mounts by hand and by a line of fstab, and remounts, as mount(8) does it.
+const BY_MOUNT: &str = r#"
+    mount --bind sbin /sbin
+    mount -t fuse.draconis "$PWD/a.img" at -o rw,noatime
+    cat at/hello
+    echo new > at/new
+    mount -o remount,ro at
+    if touch at/more 2> /dev/null; then echo "still writable"; fi
+    umount at
+    echo "$PWD/a.img $PWD/at fuse.draconis defaults,nofail,noatime,x-systemd.automount 0 0" > fstab
+    mount -T fstab "$PWD/at"
+    cat at/new
+    mount -T fstab -o remount,ro "$PWD/at"
+    if touch at/more 2> /dev/null; then echo "still writable"; fi
+    mount -T fstab -o remount,rw "$PWD/at"
+    touch at/more
+    draconis umount at
+    if grep " $PWD/at " /proc/self/mounts; then exit 1; fi
+"#;
+
+#[test]
+fn mount_finds_its_helper_where_it_is_installed() {
+    if !is_root() || !fuse("mount(8)") || !have("unshare") || !have("make") {
+        eprintln!("skipped: mount(8) with a helper needs root, unshare and make");
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = small(&draconis);
+    draconis.make_dir("at");
+    draconis.make_dir("prefix/bin");
+    let program = draconis.path("prefix/bin/draconis");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_draconis"), program).unwrap();
+    let installed = Command::new("make")
+        .args(["-s", "-C", env!("CARGO_MANIFEST_DIR"), "install-helper"])
+        .arg(format!("PREFIX={}", draconis.path("prefix").display()))
+        .arg(format!("SBINDIR={}", draconis.path("sbin").display()))
+        .output()
+        .unwrap();
+    assert!(installed.status.success(), "{}", String::from_utf8_lossy(&installed.stderr));
+    assert_eq!(in_a_namespace(&draconis, BY_MOUNT), "hello\nnew\n");
+    check(&image);
+    assert!(mounts_below(draconis.dir.path()).is_empty());
+}
+
+#[test]
+fn mount_gets_along_without_a_helper_of_ours() {
+    if !is_root() || !fuse("mount.fuse3") || !have("unshare") || !have("mount.fuse3") {
+        eprintln!("skipped: mounting by way of mount.fuse3 needs root, unshare and fuse3");
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = small(&draconis);
+    draconis.make_dir("at");
+    draconis.make_dir("prefix/bin");
+    let program = draconis.path("prefix/bin/draconis");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_draconis"), program).unwrap();
+    let sbin = draconis.make_dir("sbin");
+    let found = Command::new("sh").args(["-c", "command -v mount.fuse3"]).output().unwrap();
+    let found = String::from_utf8(found.stdout).unwrap();
+    for name in ["mount.fuse", "mount.fuse3"] {
+        std::fs::copy(found.trim(), sbin.join(name)).unwrap();
+    }
+    // It looks for programs in the usual places only.
+    let script = r#"
+        mount --bind prefix/bin /usr/local/bin
+        mount --bind sbin /sbin
+        mount -t fuse.draconis "$PWD/a.img" at -o rw,noatime
+        cat at/hello
+        echo new > at/new
+        draconis umount at
+        mount -t fuse "draconis#$PWD/a.img" at -o ro
+        cat at/new
+        umount at
+    "#;
+    assert_eq!(in_a_namespace(&draconis, script), "hello\nnew\n");
+    check(&image);
+}
