@@ -6,7 +6,7 @@ DESTDIR ?=
 # Where mount(8) looks for its helpers: there and in /usr/sbin, whatever the PREFIX.
 SBINDIR ?= /sbin
 
-.PHONY: all demo test long exact lint loom crash crash-store lab bench bench-channel install install-helper fuzz fuzz-images clean
+.PHONY: all demo test long exact lint loom crash crash-store lab bench bench-channel lab-programs install install-helper fuzz fuzz-images clean
 
 all:
 	$(CARGO) build --release --locked
@@ -91,8 +91,15 @@ fuzz-images:
 fuzz:
 	$(CARGO) +nightly fuzz run $(or $(TARGET),volume) -- -rss_limit_mb=1024 -timeout=10
 
-install: all
+# What `draconis lab` starts. By themselves: the lab has objects compiled with what only its
+# crash campaigns need.
+lab-programs:
+	$(CARGO) build --release --locked -p draconis-lab
+	$(CARGO) build --release --locked -p draconis-peers --features $(PEERS)
+
+install: all lab-programs
 	install -D -m 755 target/release/draconis $(DESTDIR)$(PREFIX)/bin/draconis
+	install -m 755 target/release/draconis-lab target/release/draconis-lab-peers $(DESTDIR)$(PREFIX)/bin
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	@$(MAKE) --no-print-directory install-helper || echo "not installed: $(SBINDIR)/mount.fuse.draconis, by which mount(8) and /etc/fstab mount: as root, make install-helper PREFIX=$(PREFIX)"
 	target/release/draconis manpages $(DESTDIR)$(PREFIX)/share/man/man1

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, anyhow, bail, ensure};
+use anyhow::{Context, bail, ensure};
 use draconis_device::OpenedFile;
 use draconis_exchange::contract::{Kind, Time};
 use draconis_ext::{AccessTimes, Error, Follow, Inode, InodeNumber, Options, Volume, Writing};
@@ -21,6 +21,7 @@ use draconis_service::volume::part;
 
 use crate::cli::Place;
 use crate::image;
+use crate::say;
 use crate::target::Target;
 use crate::text::printable;
 
@@ -109,15 +110,15 @@ pub fn change_opened<T>(
 ) -> anyhow::Result<T> {
     let shown = image.display();
     let disk = part(Arc::new(opened.start()), &place.options());
-    let disk = disk.map_err(|error| anyhow!("{shown}: {error}"))?;
+    let disk = disk.with_context(|| shown.to_string())?;
     let time = std::env::var_os("SOURCE_DATE_EPOCH").map(|_| now()).transpose()?;
     let writing = Writing {
         clock: Arc::new(move || time.unwrap_or_else(clock)),
         dirty_bytes: DIRTY_BYTES,
         atime: AccessTimes::Never,
     };
-    let volume = Volume::open_for_writing(disk, Options::default(), writing)
-        .map_err(|error| tell(&shown, error))?;
+    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing)
+        .map_err(|error| image::refused(image, &*disk, error.into()))?;
     let done = work(&volume);
     let closed = volume.close();
     let failure = volume.failure();
@@ -127,29 +128,24 @@ pub fn change_opened<T>(
         (_, closed, failure) => {
             let why = failure.or(closed.err().map(|error| error.to_string()));
             let why = why.unwrap_or_default();
-            bail!("{shown}: {why}; what was changed last is not there. draconis check {shown}")
+            bail!(
+                "{shown}: {why}; what was changed last is not there, and draconis check {shown} \
+                 looks at the rest"
+            )
         }
     }
 }
 
-/// Says what an error is about, and what to do next.
+/// Says what an error is about; [`say`] adds what to do next.
 pub fn tell(what: &dyn Display, error: Error) -> anyhow::Error {
-    let step = match &error {
-        Error::NoSpace => "remove something, or take a larger volume",
-        Error::Corrupt { .. } => "draconis check shows all damage, and e2fsck repairs it",
-        Error::NotPermitted => "it is immutable or append-only: chattr -ia on the mounted volume",
-        Error::NotEmpty => "rm -r removes a directory with all it holds",
-        Error::LinkLimit => "ext2 has room for no more names of it",
-        _ => return anyhow!("{what}: {error}"),
-    };
-    anyhow!("{what}: {error}; {step}")
+    anyhow::Error::from(error).context(what.to_string())
 }
 
 /// The image that all targets name.
 pub fn one_image(targets: &[Target]) -> anyhow::Result<&Path> {
     let first = targets.first().context("nothing is named")?;
     match targets.iter().find(|other| other.image != first.image) {
-        Some(other) => bail!("{other}: only one image at a time"),
+        Some(other) => bail!("{other}: only one image at a time; run again for that one"),
         None => Ok(&first.image),
     }
 }
@@ -164,7 +160,7 @@ pub fn each(
         let mut code = ExitCode::SUCCESS;
         for target in targets {
             if let Err(error) = work(volume, target) {
-                eprintln!("draconis: {error:#}");
+                say::complain(&error);
                 code = ExitCode::FAILURE;
                 if !volume.is_writable() {
                     break;
@@ -194,8 +190,13 @@ impl Home {
             _ => {}
         }
         let dir = volume.resolve(volume.root(), above, Follow::Yes);
-        let dir = dir
-            .map_err(|error| anyhow!("{}:{}: {error}", target.image.display(), printable(above)))?;
+        let shown = || format!("{}:{}", target.image.display(), printable(trimmed(above)));
+        let dir = match dir {
+            Err(error @ Error::NotFound) => {
+                bail!("{}: {error}; draconis mkdir -p makes it", shown())
+            }
+            dir => dir.with_context(shown)?,
+        };
         Ok(Self { dir, name: name.to_vec() })
     }
 
@@ -281,15 +282,5 @@ mod tests {
         for wrong in ["", "0", ":", "root:root", "1:", "-1:0", "1:4294967296"] {
             assert!(wrong.parse::<Owner>().is_err(), "{wrong}");
         }
-    }
-
-    #[test]
-    fn errors_tell_the_next_step() {
-        let told = tell(&"a.img:/x", Error::NoSpace).to_string();
-        assert_eq!(
-            told,
-            "a.img:/x: no space left on device; remove something, or take a larger volume"
-        );
-        assert_eq!(tell(&"x", Error::NotFound).to_string(), "x: no such file or directory");
     }
 }

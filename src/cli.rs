@@ -48,7 +48,8 @@ pub enum Command {
     /// Check a volume without changing it.
     #[command(after_help = "Exit status: 0 clean, 4 damaged, 8 it cannot be checked.")]
     Check(Check),
-    /// List a directory of a volume.
+    /// List files and directories of a volume.
+    #[command(after_long_help = LS_JSON)]
     Ls(Ls),
     /// Write files of a volume to standard output.
     Cat(Cat),
@@ -121,6 +122,9 @@ pub enum Command {
         /// The directory.
         dir: PathBuf,
     },
+    /// List what a path in an image may go on with: asked by completion scripts.
+    #[command(hide = true)]
+    CompletePath(CompletePath),
     /// Be a worker: started by the manager, never by hand.
     #[command(hide = true)]
     Worker {
@@ -164,7 +168,8 @@ are taken: defaults, loop, acl, user_xattr, nofail, x-systemd.automount and othe
 
 const FORMAT_OPTIONS: &str = "\
 Options for -E, separated by commas:
-  root_owner=UID:GID   owner of the root directory (the user who runs this, or the tree's own)
+  root_owner=UID:GID   owner of the root directory; without UID:GID, and where this is left
+                       out, the user who runs this (with --from: the tree's own)
   hash_seed=UUID       what hashes of file names start from (random)
   hash_alg=NAME        how indexed directories hash names: legacy, half_md4, tea (half_md4)
 
@@ -173,6 +178,18 @@ of them are the default), dir_nlink, extra_isize; ^FEATURE takes one away, none 
 
 --seed N with SOURCE_DATE_EPOCH in the environment makes the image reproducible bit for bit:
 the same source gives the same bytes. Times later than SOURCE_DATE_EPOCH become that time.";
+
+const LS_JSON: &str = "\
+With --json each name is an object, one a line, in the order of the listing:
+  path, name           the whole path in the volume, and the last part of it
+  inode, kind, mode    the kind as stat has it, the mode in octal
+  links, uid, gid, size
+  device               [major, minor] of devices, else null
+  link_target          of symbolic links, else null
+  modified             [seconds, nanoseconds] since 1970
+Bytes that are not UTF-8 are \\xNN in path, name and link_target, and then the member path_hex,
+name_hex or link_target_hex has all bytes. What cannot be read has a member error instead of
+what would follow inode.";
 
 /// Where in an image the volume is.
 #[derive(Debug, Clone, Copy, Args)]
@@ -189,6 +206,17 @@ pub struct Place {
 fn size(text: &str) -> Result<u64, String> {
     draconis_service::options::parse_size(text)
         .ok_or_else(|| "not a size such as 4096, 64K or 1G".to_string())
+}
+
+/// `draconis complete-path`
+#[derive(Debug, Args)]
+pub struct CompletePath {
+    /// Where the volume is.
+    #[command(flatten)]
+    pub place: Place,
+    /// The path as far as it is written.
+    #[arg(value_name = "IMAGE:/path")]
+    pub target: Target,
 }
 
 /// `draconis mount`
@@ -282,9 +310,15 @@ pub struct Ls {
     /// List directories below, too.
     #[arg(short = 'R')]
     pub recursive: bool,
+    /// Show directories and symbolic links themselves, not what they hold or lead to.
+    #[arg(short, conflicts_with = "recursive")]
+    pub directory: bool,
+    /// Write JSON: a list with an object for each name.
+    #[arg(long)]
+    pub json: bool,
     /// What to list; the root directory if only IMAGE is given.
-    #[arg(value_name = "IMAGE[:/path]")]
-    pub target: Target,
+    #[arg(value_name = "IMAGE[:/path]", required = true)]
+    pub targets: Vec<Target>,
 }
 
 /// `draconis cat`
@@ -347,7 +381,7 @@ pub struct Get {
     /// What to copy.
     #[arg(value_name = "IMAGE:/path")]
     pub target: Target,
-    /// Where to: a directory to put it in, or the name it gets.
+    /// Where to: a directory to put it in, or the name it gets; - is standard output.
     pub dest: PathBuf,
 }
 
@@ -357,6 +391,10 @@ pub struct Tar {
     /// Where the volume is.
     #[command(flatten)]
     pub place: Place,
+    /// Archive files with holes as sparse ones: from 1 MiB of holes on, always, or never.
+    #[arg(long, value_enum, default_value_t = When::Auto, hide_possible_values = true,
+        value_name = "auto|always|never")]
+    pub sparse: When,
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = When::Auto)]
     pub progress: When,
@@ -383,7 +421,7 @@ pub struct Put {
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = When::Auto)]
     pub progress: When,
-    /// What to copy.
+    /// What to copy; - is standard input, which needs a name to get.
     #[arg(value_name = "SRC", required = true)]
     pub sources: Vec<PathBuf>,
     /// Where to: a directory to put it in, or the name it gets.

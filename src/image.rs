@@ -5,20 +5,27 @@ use std::io::ErrorKind;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::Arc;
 
-use anyhow::{Context, bail};
-use draconis_device::{Claim, FileOptions, OpenedFile, claim};
+use anyhow::{Context, anyhow, bail};
+use draconis_device::{Claim, Disk, Extent, FileOptions, OpenedFile, claim};
 use draconis_exchange::contract::Kind;
-use draconis_ext::{Follow, InodeNumber, Volume};
-use draconis_service::image::open_confined;
+use draconis_exchange::heap::Block;
+use draconis_ext::{Error, Follow, InodeNumber, Volume};
 use draconis_service::options::MountOptions;
 use draconis_service::sandbox::{self, Profile};
-use draconis_service::volume::VolumeTree;
+use draconis_service::volume::{self, OpenError, VolumeTree};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
+use crate::change::tell;
 use crate::cli::Place;
+use crate::say;
+use crate::signature;
 use crate::target::Target;
+
+/// What is shorter has no place for a superblock.
+const SHORTEST_BYTES: u64 = 2048;
 
 /// Opens the volume in `image` and confines this process to reading it.
 pub fn open(
@@ -26,12 +33,70 @@ pub fn open(
     place: Place,
     beneath: Option<BorrowedFd<'_>>,
 ) -> anyhow::Result<VolumeTree> {
-    let tree = open_confined(image, &place.options(), beneath).map_err(anyhow::Error::msg)?;
-    let info = tree.volume().info();
-    if info.truncated {
-        log::warn!("{}: the image is shorter than its volume", image.display());
+    let disk = disk(image, place, beneath)?;
+    let opened = volume::open(disk.clone(), &MountOptions::default());
+    opened.map_err(|error| refused(image, &*disk, error))
+}
+
+/// Opens the part of `image` that the volume is in, and confines this process: afterwards it
+/// can read that, write to what is open, and create files in `beneath` if that is given.
+pub fn disk(
+    image: &Path,
+    place: Place,
+    beneath: Option<BorrowedFd<'_>>,
+) -> anyhow::Result<Arc<dyn Disk>> {
+    let shown = image.display();
+    let file = File::open(image).with_context(|| shown.to_string())?;
+    usable(image, file.metadata().with_context(|| shown.to_string())?.file_type())?;
+    match claim(&file, Claim::Shared) {
+        Err(Errno::WOULDBLOCK) => {
+            bail!("{shown} is mounted or being changed; see draconis status")
+        }
+        claimed => claimed.with_context(|| shown.to_string())?,
     }
-    Ok(tree)
+    let file = opened(file, image, false)?;
+    let profile = match beneath {
+        Some(beneath) => Profile::Extractor { beneath },
+        None => Profile::Reader,
+    };
+    sandbox::confine(&profile, None)?;
+    let whole = Arc::new(file.start());
+    volume::part(whole, &place.options()).with_context(|| shown.to_string())
+}
+
+/// Why a volume was not opened; where there is none, what is there instead.
+pub fn refused(image: &Path, disk: &dyn Disk, error: OpenError) -> anyhow::Error {
+    let shown = image.display();
+    // What is too short for a superblock holds none either.
+    let none = matches!(
+        &error,
+        OpenError::Ext(Error::NotExt | Error::Io(draconis_device::Error::OutOfRange { .. }))
+    );
+    if !none {
+        return anyhow::Error::from(error).context(shown.to_string());
+    }
+    if disk.properties().len_bytes < SHORTEST_BYTES {
+        return anyhow!("{shown}: too short for a volume, or empty; draconis format makes one");
+    }
+    match signature::of(&head(disk)) {
+        Some(what @ signature::PARTITIONS) => {
+            anyhow!("{shown}: not an ext volume; it holds {what}, and --partition N takes one")
+        }
+        Some(what) => anyhow!("{shown}: not an ext volume; it holds {what}"),
+        None => anyhow!(
+            "{shown}: not an ext volume; --offset and --partition say where one begins, and \
+             draconis format makes one"
+        ),
+    }
+}
+
+/// The first bytes of a disk, as far as they can be read.
+fn head(disk: &dyn Disk) -> Vec<u8> {
+    let properties = disk.properties();
+    let sector = u64::from(properties.sector_bytes).max(1);
+    let len = properties.len_bytes.min(signature::HEAD_BYTES as u64) / sector * sector;
+    let block = Block::private(len as usize);
+    disk.read_now(Extent::new(0, len), block).map_or(vec![], |block| block.into_private().to_vec())
 }
 
 impl Place {
@@ -53,9 +118,7 @@ pub fn alone(image: &Path) -> anyhow::Result<Option<File>> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error).with_context(|| shown.to_string()),
     };
-    if !kind.is_file() && !kind.is_block_device() {
-        bail!("{shown} is neither a file nor a block device");
-    }
+    usable(image, kind)?;
     // A device that the kernel has mounted refuses to be opened alone.
     let flags = if kind.is_block_device() { OFlags::EXCL.bits() as i32 } else { 0 };
     let file = match File::options().read(true).write(true).custom_flags(flags).open(image) {
@@ -67,6 +130,18 @@ pub fn alone(image: &Path) -> anyhow::Result<Option<File>> {
         bail!("{shown} is in use by {device}; detach it first");
     }
     Ok(Some(file))
+}
+
+/// Refuses what cannot hold a volume.
+fn usable(image: &Path, kind: std::fs::FileType) -> anyhow::Result<()> {
+    let shown = image.display();
+    if kind.is_dir() {
+        bail!("{shown} is a directory; draconis format --from makes a volume of one");
+    }
+    if !kind.is_file() && !kind.is_block_device() {
+        bail!("{shown} is neither a file nor a block device");
+    }
+    Ok(())
 }
 
 /// Claims an open image against everybody else.
@@ -125,9 +200,7 @@ pub fn confine() -> anyhow::Result<()> {
 
 /// Finds what a target names; the error names the target.
 pub fn find(volume: &Volume, target: &Target, follow: Follow) -> anyhow::Result<InodeNumber> {
-    volume
-        .resolve(volume.root(), &target.path, follow)
-        .map_err(|error| anyhow::anyhow!("{target}: {error}"))
+    volume.resolve(volume.root(), &target.path, follow).map_err(|error| tell(target, error))
 }
 
 /// The names in a directory, sorted, without `.` and `..`; damage is told and left out.
@@ -142,13 +215,13 @@ pub fn names(volume: &Volume, dir: InodeNumber, label: &str) -> anyhow::Result<L
                     kind: entry.kind,
                 }),
                 Err(damage) => {
-                    eprintln!("draconis: {label}: {}", damage.error);
+                    say::complain(&tell(&label, damage.error));
                     listing.damaged = true;
                 }
             }
             true
         })
-        .map_err(|error| anyhow::anyhow!("{label}: {error}"))?;
+        .map_err(|error| tell(&label, error))?;
     listing.names.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(listing)
 }

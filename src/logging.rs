@@ -2,6 +2,8 @@
 
 use log::{LevelFilter, Log, Metadata, Record};
 
+use crate::say::plain;
+
 struct Lines;
 
 /// Starts writing messages: errors and warnings, with `verbose` more.
@@ -25,7 +27,8 @@ impl Log for Lines {
 
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
-            eprintln!("draconis: {}: {}", record.level().as_str().to_lowercase(), record.args());
+            let level = record.level().as_str().to_lowercase();
+            eprintln!("draconis: {level}: {}", plain(&record.args().to_string()));
         }
     }
 

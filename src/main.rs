@@ -8,9 +8,12 @@ mod front;
 mod graft;
 mod image;
 mod logging;
+mod manual;
 mod modes;
 mod populate;
 mod progress;
+mod say;
+mod signature;
 mod target;
 mod text;
 mod walk;
@@ -28,7 +31,7 @@ fn main() -> ExitCode {
         // As a program that the signal ended: whoever reads has seen enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::from(128 + 13),
         Err(error) => {
-            eprintln!("draconis: {error:#}");
+            say::complain(&error);
             ExitCode::FAILURE
         }
     }

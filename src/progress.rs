@@ -24,13 +24,22 @@ pub struct Progress {
 impl Progress {
     /// A bar for `total_bytes`.
     pub fn new(when: When, total_bytes: u64) -> Self {
+        let template = "{bar:32} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
+        Self::with(when, Some(total_bytes), template)
+    }
+
+    /// A count of bytes where it is not known how many will come.
+    pub fn endless(when: When) -> Self {
+        Self::with(when, None, "{bytes}, {bytes_per_sec}")
+    }
+
+    fn with(when: When, total_bytes: Option<u64>, template: &str) -> Self {
         let shown = match when {
             When::Always => true,
             When::Never => false,
             When::Auto => std::io::stderr().is_terminal(),
         };
-        let bar = ProgressBar::with_draw_target(Some(total_bytes), ProgressDrawTarget::hidden());
-        let template = "{bar:32} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
+        let bar = ProgressBar::with_draw_target(total_bytes, ProgressDrawTarget::hidden());
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
         }

@@ -18,6 +18,11 @@ pub fn bytes(n: u64) -> String {
     if unit == 0 { format!("{n} B") } else { format!("{size:.1} {}", UNITS[unit]) }
 }
 
+/// A number of things: `1 directory`, `2 directories`.
+pub fn counted(n: u64, one: &str, many: &str) -> String {
+    format!("{n} {}", if n == 1 { one } else { many })
+}
+
 /// `drwxr-xr-x`, as `ls -l` writes a mode.
 pub fn mode(mode: u32) -> String {
     let kind = match Kind::from_mode(mode) {

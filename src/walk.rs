@@ -15,10 +15,12 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use draconis_exchange::contract::{Attributes, Kind};
-use draconis_ext::{Data, FileBlock, Inode, InodeNumber, Place, Volume};
+use draconis_ext::{Data, Inode, InodeNumber, Place, Run, Volume};
 
+use crate::change::tell;
 use crate::commands::join;
 use crate::image::{self, Listing};
+use crate::say;
 use crate::text::printable;
 
 /// Pieces that may wait between the reader and the writer.
@@ -69,8 +71,7 @@ impl Walk {
     pub fn new(volume: &Volume, top: InodeNumber, label: &str) -> anyhow::Result<Self> {
         let mut walk = Self { items: vec![], bytes: 0, damaged: false, dirs: vec![] };
         let mut links = HashMap::new();
-        walk.add(volume, vec![], top, &mut links)
-            .map_err(|error| anyhow::anyhow!("{label}: {error}"))?;
+        walk.add(volume, vec![], top, &mut links).map_err(|error| tell(&label, error))?;
         let mut seen = HashSet::new();
         let mut stack = vec![0];
         while let Some(at) = stack.pop() {
@@ -81,9 +82,10 @@ impl Walk {
             let mut listing = Listing::default();
             // A damaged volume may hold a directory twice, or below itself.
             if seen.insert(dir) {
-                match image::names(volume, dir, &printable(&path)) {
+                let shown = if path.is_empty() { label.to_owned() } else { printable(&path) };
+                match image::names(volume, dir, &shown) {
                     Ok(found) => listing = found,
-                    Err(error) => walk.complain(&format!("{error:#}")),
+                    Err(error) => walk.complain(&error),
                 }
             }
             walk.damaged |= listing.damaged;
@@ -92,8 +94,9 @@ impl Walk {
             let first = walk.items.len();
             for entry in listing.names {
                 let below = join(&path, &entry.name);
+                let shown = printable(&below);
                 if let Err(error) = walk.add(volume, below, entry.inode, &mut links) {
-                    walk.complain(&format!("{}: {error}", printable(&entry.name)));
+                    walk.complain(&tell(&shown, error));
                 }
             }
             walk.dirs.push((at, first..walk.items.len()));
@@ -104,9 +107,9 @@ impl Walk {
         Ok(walk)
     }
 
-    fn complain(&mut self, what: &str) {
+    fn complain(&mut self, error: &anyhow::Error) {
         self.damaged = true;
-        eprintln!("draconis: {what}");
+        say::complain(error);
     }
 
     fn add(
@@ -158,7 +161,7 @@ pub enum Piece {
     /// Bytes at an offset.
     Data(u64, Data),
     /// All of the file has been sent, or why not.
-    End(Result<(), String>),
+    End(draconis_ext::Result<()>),
 }
 
 /// Reads the contents of the planned files and sends them in the order of the plan; ends
@@ -205,7 +208,7 @@ fn read_small(volume: &Volume, walk: &Walk, window: &[usize]) -> HashMap<usize, 
             pieces.push(Piece::Data(offset, data));
             true
         });
-        pieces.push(Piece::End(read.map_err(|error| error.to_string())));
+        pieces.push(Piece::End(read));
         kept.insert(at, pieces);
     }
     kept
@@ -217,7 +220,7 @@ fn send_large(volume: &Volume, inode: &Inode, pieces: &SyncSender<Piece>) -> boo
         listening = pieces.send(Piece::Data(offset, data)).is_ok();
         listening
     });
-    listening && pieces.send(Piece::End(read.map_err(|error| error.to_string()))).is_ok()
+    listening && pieces.send(Piece::End(read)).is_ok()
 }
 
 /// The queue between [`read_ahead`] and a writer.
@@ -231,7 +234,8 @@ fn contents(
     inode: &Inode,
     mut visit: impl FnMut(u64, Data) -> bool,
 ) -> draconis_ext::Result<()> {
-    for (start, end) in segments(volume, inode)? {
+    for segment in segments(volume, inode) {
+        let (start, end) = segment?;
         let mut offset = start;
         while offset < end {
             let want = usize::try_from(end - offset).unwrap_or(PIECE_BYTES).min(PIECE_BYTES);
@@ -249,36 +253,79 @@ fn contents(
     Ok(())
 }
 
-/// Where a file has contents, as byte ranges: everything, if it has no hole.
-pub fn segments(volume: &Volume, inode: &Inode) -> draconis_ext::Result<Vec<(u64, u64)>> {
+/// Where a file has contents, as byte ranges in order that do not touch: everything, if it
+/// has no hole. They are found as they are asked for, so that a file of any shape takes the
+/// same memory.
+pub fn segments<'a>(volume: &'a Volume, inode: &'a Inode) -> Segments<'a> {
     let size = inode.size_bytes;
-    let attributes = volume.attributes_of(inode);
-    if size == 0 {
-        return Ok(vec![]);
+    let space = volume.attributes_of(inode).blocks_512.saturating_mul(512);
+    // More space than size: no hole, unless indirect blocks hide one that is small.
+    let whole = size > 0 && size <= LARGE_BYTES && space >= size;
+    let (at, open) = if whole { (size, Some((0, size))) } else { (0, None) };
+    Segments { volume, inode, at, runs: vec![].into_iter(), open }
+}
+
+/// What [`segments`] finds.
+pub struct Segments<'a> {
+    volume: &'a Volume,
+    inode: &'a Inode,
+    /// Where the map is to be asked next.
+    at: u64,
+    runs: std::vec::IntoIter<Run>,
+    /// Contents whose end was not met yet.
+    open: Option<(u64, u64)>,
+}
+
+impl Segments<'_> {
+    /// The next run of the map; none at the end of the file.
+    fn run(&mut self) -> draconis_ext::Result<Option<Run>> {
+        if let Some(run) = self.runs.next() {
+            return Ok(Some(run));
+        }
+        if self.at >= self.inode.size_bytes {
+            return Ok(None);
+        }
+        let runs = self.volume.map_of(self.inode, self.at)?;
+        self.at = runs.last().map_or(u64::MAX, |last| self.range(last).1).max(self.at + 1);
+        self.runs = runs.into_iter();
+        Ok(self.runs.next())
     }
-    // More space than size: no hole, unless indirect blocks hide one, which costs zeros only.
-    if attributes.blocks_512.saturating_mul(512) >= size {
-        return Ok(vec![(0, size)]);
+
+    /// The bytes of a run.
+    fn range(&self, run: &Run) -> (u64, u64) {
+        let block_bytes = u64::from(self.volume.space().block_bytes);
+        let (from, blocks) = (u64::from(run.from.0), u64::from(run.blocks));
+        (from * block_bytes, (from + blocks) * block_bytes)
     }
-    let block_bytes = u64::from(volume.space().block_bytes);
-    let bytes = |block: FileBlock, more: u32| (u64::from(block.0) + u64::from(more)) * block_bytes;
-    let mut segments: Vec<(u64, u64)> = vec![];
-    let mut offset = 0;
-    while offset < size {
-        let runs = volume.map_of(inode, offset)?;
-        let Some(last) = runs.last() else { break };
-        for run in &runs {
-            if matches!(run.place, Place::Hole) {
-                continue;
-            }
-            let (start, end) =
-                (bytes(run.from, 0).max(offset), bytes(run.from, run.blocks).min(size));
-            match segments.last_mut() {
-                Some(before) if before.1 == start => before.1 = end,
-                _ => segments.push((start, end)),
+}
+
+impl Iterator for Segments<'_> {
+    type Item = draconis_ext::Result<(u64, u64)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let run = match self.run() {
+                Ok(Some(run)) => run,
+                Ok(None) => return self.open.take().map(Ok),
+                Err(error) => {
+                    self.at = u64::MAX;
+                    self.open = None;
+                    return Some(Err(error));
+                }
+            };
+            let (start, end) = self.range(&run);
+            let end = end.min(self.inode.size_bytes);
+            let before = match (&mut self.open, run.place) {
+                (open, Place::Hole) => open.take(),
+                (Some(open), _) if open.1 == start => {
+                    open.1 = end;
+                    None
+                }
+                (open, _) => open.replace((start, end)),
+            };
+            if let Some(before) = before {
+                return Some(Ok(before));
             }
         }
-        offset = bytes(last.from, last.blocks);
     }
-    Ok(segments)
 }

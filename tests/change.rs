@@ -196,6 +196,54 @@ fn single_files_go_where_cp_would_put_them() {
 }
 
 #[test]
+fn standard_input_is_put_whole_or_not_at_all() {
+    use std::io::Write;
+    let image = Image::new(&["-b", "1024"], "8M");
+    let put = |arguments: &[&str], bytes: &[u8]| {
+        let mut command = image.draconis.command();
+        command.arg("put").args(image.arguments(arguments));
+        let mut child = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // Who refuses does not read.
+        let _ = child.stdin.take().unwrap().write_all(bytes);
+        let output = child.wait_with_output().unwrap();
+        check(&image.path);
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let bytes: Vec<u8> = (0..3_000_000u32).map(|nth| (nth / 7) as u8).collect();
+    assert_eq!(put(&["-", ":/big"], &bytes), (Some(0), String::new()));
+    let output = image.draconis.run(["cat", &image.at("/big")]);
+    assert!(output.stdout == bytes);
+    assert_eq!(put(&["--owner", "7:8", "-", ":/big"], b"short"), (Some(0), String::new()));
+    assert_eq!(image.text("/big"), "short");
+    assert_eq!(image.stat("/big")["uid"], 7);
+    assert_eq!(put(&["-", ":/empty"], b""), (Some(0), String::new()));
+    assert_eq!(image.stat("/empty")["size"], 0);
+    image.ok(&["mkdir", ":/dir"]);
+
+    let before = (image.tree(), image.debugfs("stats"));
+    let full = vec![1; 9 << 20];
+    for (arguments, bytes, why) in [
+        (&["-", ":/big"][..], &full[..], "no space left on device"),
+        (&["-", ":/dir"], b"x", "needs a name"),
+        (&["-", ":/dir/"], b"x", "needs a name"),
+        (&["-", ":/none/x"], b"x", "no such file or directory"),
+        (&["-", ":/big/"], b"x", "directory"),
+        (&["-", "-", ":/x"], b"x", "alone"),
+        (&["-r", "-", ":/x"], b"x", "draconis untar"),
+    ] {
+        let (status, said) = put(arguments, bytes);
+        assert_eq!(status, Some(1), "{said}");
+        assert!(said.contains(why), "{said}");
+        assert_eq!(image.tree(), before.0);
+    }
+    let free = |text: &str| {
+        let lines = text.lines().filter(|line| line.starts_with("Free "));
+        lines.map(str::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(free(&image.debugfs("stats")), free(&before.1));
+}
+
+#[test]
 fn archives_are_unpacked_as_they_are() {
     for shape in &SHAPES[..3] {
         let image = Image::new(shape, "64M");

@@ -387,3 +387,58 @@ fn owners_of_archives_need_no_root() {
     check(&image);
     same(&tree_in(&draconis, &image), &expected);
 }
+
+#[test]
+fn an_empty_volume_is_its_makers() {
+    let draconis = Draconis::new();
+    let owner = |name: &str| {
+        let said = draconis.ok(["stat", "--json", &format!("{}:/", draconis.path(name).display())]);
+        let stat: serde_json::Value = serde_json::from_str(&said).unwrap();
+        (stat[0]["uid"].as_u64().unwrap() as u32, stat[0]["gid"].as_u64().unwrap() as u32)
+    };
+    let own = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    draconis.ok(["format", draconis.path("own").to_str().unwrap(), "1M"]);
+    check(&draconis.path("own"));
+    assert_eq!(owner("own"), own);
+    if !is_root() || !have("setpriv") {
+        eprintln!("skipped: becoming another user needs root and setpriv");
+        return;
+    }
+    let dir = draconis.make_dir("theirs");
+    std::os::unix::fs::chown(&dir, Some(1234), Some(5678)).unwrap();
+    std::fs::set_permissions(
+        draconis.dir.path(),
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )
+    .unwrap();
+    let program = dir.join("draconis");
+    std::fs::copy(env!("CARGO_BIN_EXE_draconis"), &program).unwrap();
+    let tree = draconis.make_dir("tree");
+    std::fs::write(tree.join("file"), "x").unwrap();
+    let whole = draconis.path("whole.tar");
+    archive(&tree, &["--owner=7", "--group=8"], &whole);
+    let part = draconis.path("part.tar");
+    let made = Command::new("tar").arg("-C").arg(&tree).arg("-cf").arg(&part).arg("file").status();
+    assert!(made.unwrap().success());
+    let (whole, part) = (whole.to_str().unwrap(), part.to_str().unwrap());
+    for (name, arguments, expected) in [
+        ("theirs/empty", &[][..], (1234, 5678)),
+        ("theirs/asked", &["-E", "root_owner=5:6"], (5, 6)),
+        ("theirs/whole", &["--from", whole], (7, 8)),
+        ("theirs/part", &["--from", part], (0, 0)),
+        ("theirs/part-own", &["--from", part, "-E", "root_owner"], (1234, 5678)),
+    ] {
+        let output = Command::new("setpriv")
+            .args(["--reuid=1234", "--regid=5678", "--clear-groups"])
+            .arg(&program)
+            .arg("format")
+            .args(arguments)
+            .arg(draconis.path(name))
+            .arg("1M")
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        check(&draconis.path(name));
+        assert_eq!(owner(name), expected, "{name}");
+    }
+}

@@ -180,7 +180,7 @@ fn damage_is_named_with_status_4() {
     let put = fed(&draconis, &["store", "put", store, "new"], &pattern);
     let id: u64 = String::from_utf8(put.stdout).unwrap().trim().parse().unwrap();
     let said = draconis.ok(["store", "check", store]);
-    assert!(said.contains("1 objects, 0 keys, 19.5 KiB"), "{said}");
+    assert!(said.contains("1 object, 0 keys, 19.5 KiB"), "{said}");
     let mut bytes = std::fs::read(&path).unwrap();
     let at = bytes.windows(64).position(|window| window == &pattern[..64]).unwrap();
     bytes[at + 10_000] ^= 1;

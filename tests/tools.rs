@@ -82,6 +82,116 @@ fn tar_archives_a_tree_as_it_is() {
     }
 }
 
+/// An archive of `image` in a file.
+fn archive(draconis: &Draconis, image: &Path, sparse: &str) -> std::path::PathBuf {
+    let path = draconis.path(&format!("{sparse}.tar"));
+    let mut command = draconis.command();
+    command.args(["tar", &format!("--sparse={sparse}")]).arg(image);
+    let output = command.stdout(std::fs::File::create(&path).unwrap()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    path
+}
+
+#[test]
+fn a_hole_of_any_size_costs_an_archive_nothing() {
+    use std::os::unix::fs::{FileExt, MetadataExt};
+    let draconis = Draconis::new();
+    let image = draconis.path("image");
+    draconis.ok(["format", "-b", "4096", image.to_str().unwrap(), "16M"]);
+    let file = draconis.path("file");
+    let sparse = std::fs::File::create(&file).unwrap();
+    sparse.write_all_at(b"near the end", (255 << 30) + 12345).unwrap();
+    sparse.set_len(256 << 30).unwrap();
+    draconis.ok(["put", file.to_str().unwrap(), &target(&image, "/file")]);
+    draconis.ok(["truncate", "-s", "256G", &target(&image, "/hole")]);
+    for sparse in ["auto", "always"] {
+        let path = archive(&draconis, &image, sparse);
+        assert!(path.metadata().unwrap().len() < 100_000);
+        let list = Command::new("tar").arg("-tvf").arg(&path).output().unwrap();
+        let list = String::from_utf8_lossy(&list.stdout).into_owned();
+        assert_eq!(list.matches(" 274877906944 ").count(), 2, "{list}");
+        let into = draconis.make_dir("into");
+        let tar = Command::new("tar").arg("-xf").arg(&path).arg("-C").arg(&into).output().unwrap();
+        assert!(tar.status.success(), "{}", String::from_utf8_lossy(&tar.stderr));
+        let found = std::fs::File::open(into.join("file")).unwrap();
+        let meta = found.metadata().unwrap();
+        assert_eq!(
+            (meta.len(), into.join("hole").metadata().unwrap().len()),
+            (256 << 30, 256 << 30)
+        );
+        assert!(meta.blocks() < 100 && into.join("hole").metadata().unwrap().blocks() < 100);
+        let mut bytes = [0; 12];
+        found.read_exact_at(&mut bytes, (255 << 30) + 12345).unwrap();
+        assert_eq!(&bytes, b"near the end");
+        // And back again.
+        let copy = draconis.path("copy");
+        draconis.ok(["format", "--force", "-b", "4096", copy.to_str().unwrap(), "16M"]);
+        draconis.ok(["untar", "-f", path.to_str().unwrap(), copy.to_str().unwrap()]);
+        common::volume::check(&copy);
+        for name in ["/file", "/hole"] {
+            let stat = |image: &Path| {
+                let said = draconis.ok(["stat", "--json", &target(image, name)]);
+                let stat: serde_json::Value = serde_json::from_str(&said).unwrap();
+                (stat[0]["size"].clone(), stat[0]["blocks_512"].clone(), stat[0]["runs"].clone())
+            };
+            assert_eq!(stat(&image), stat(&copy));
+        }
+        std::fs::remove_dir_all(into).unwrap();
+    }
+}
+
+#[test]
+fn archives_hold_files_of_any_shape() {
+    let draconis = Draconis::new();
+    let tree = draconis.make_dir("shapes");
+    let mut random = common::volume::Random(14);
+    for nth in 0..60 {
+        let file = std::fs::File::create(tree.join(format!("{nth:02}"))).unwrap();
+        let blocks = 1 + random.below(700);
+        let density = random.below(5);
+        for block in 0..blocks {
+            if random.below(4) < density {
+                let bytes = vec![random.below(255) as u8 + 1; 1 + random.below(4096) as usize];
+                std::os::unix::fs::FileExt::write_all_at(&file, &bytes, block << 12).unwrap();
+            }
+        }
+        file.set_len((blocks << 12) - random.below(4096)).unwrap();
+    }
+    let below = |top: &Path| {
+        let mut seen = look(top, copy());
+        seen.remove(Path::new(""));
+        seen
+    };
+    let expected = below(&tree);
+    for block in ["1024", "4096"] {
+        let image = draconis.path("image");
+        let from = tree.to_str().unwrap();
+        let to = image.to_str().unwrap();
+        draconis.ok(["format", "--force", "-b", block, "--from", from, to, "128M"]);
+        let mut lens = vec![];
+        for sparse in ["always", "auto", "never"] {
+            let path = archive(&draconis, &image, sparse);
+            lens.push(path.metadata().unwrap().len());
+            let by_tar = draconis.make_dir("by tar");
+            let mut tar = Command::new("tar");
+            tar.args(["-x", "--exclude=lost+found", "-pf"]).arg(&path).arg("-C").arg(&by_tar);
+            assert!(tar.status().unwrap().success());
+            same(&below(&by_tar), &expected);
+            std::fs::remove_dir_all(by_tar).unwrap();
+            let (unpacked, by_us) = (draconis.path("unpacked"), draconis.path("by us"));
+            draconis.ok(["format", "--force", "-b", block, unpacked.to_str().unwrap(), "256M"]);
+            draconis.ok(["untar", "-f", path.to_str().unwrap(), unpacked.to_str().unwrap()]);
+            common::volume::check(&unpacked);
+            draconis.ok(["get", "-r", &target(&unpacked, "/"), by_us.to_str().unwrap()]);
+            std::fs::remove_dir(by_us.join("lost+found")).unwrap();
+            same(&below(&by_us), &expected);
+            std::fs::remove_dir_all(by_us).unwrap();
+        }
+        // Few holes are written out unless asked otherwise; many are not unless asked.
+        assert!(lens[0] < lens[1] && lens[1] < lens[2], "{lens:?}");
+    }
+}
+
 #[test]
 fn one_file_and_one_directory_can_be_asked_for() {
     let draconis = Draconis::new();
@@ -134,6 +244,146 @@ fn listings_show_what_is_there() {
     let mut xattrs: Vec<_> = stat[0]["xattrs"].as_array().unwrap().iter().collect();
     xattrs.sort_by_key(|name| name.to_string());
     assert_eq!(xattrs, ["user.short", "user.with/slash"]);
+}
+
+#[test]
+fn several_paths_are_listed_as_ls_lists_them() {
+    let draconis = Draconis::new();
+    let tree = draconis.make_dir("tree");
+    for dir in ["a/deep", "b", "none"] {
+        std::fs::create_dir_all(tree.join(dir)).unwrap();
+    }
+    for file in ["one", "a/two", "a/.hidden", "b/three"] {
+        std::fs::write(tree.join(file), file).unwrap();
+    }
+    std::os::unix::fs::symlink("a", tree.join("link")).unwrap();
+    let image = draconis.path("image");
+    draconis.ok(["format", "--from", tree.to_str().unwrap(), image.to_str().unwrap()]);
+    // What ls itself says of the same tree, where paths are those of the tree.
+    let theirs = |arguments: &[&str]| {
+        let mut ls = Command::new("ls");
+        ls.env("LC_ALL", "C").current_dir(&tree).args(arguments);
+        String::from_utf8(ls.output().unwrap().stdout).unwrap()
+    };
+    let ours = |arguments: &[&str]| {
+        let at = |text: &&str| match text.starts_with('-') {
+            true => (*text).to_string(),
+            false => target(&image, &format!("/{text}")),
+        };
+        let said = draconis.ok([vec!["ls".into()], arguments.iter().map(at).collect()].concat());
+        said.replace("\n/", "\n").trim_start_matches('/').to_string()
+    };
+    for arguments in [
+        &["a", "one", "b"][..],
+        &["a"],
+        &["one", "a/two"],
+        &["-a", "a", "b"],
+        &["-d", "a", "b", "one", "link"],
+        &["-d", "link"],
+        &["-R", "a", "b"],
+        &["none", "a"],
+    ] {
+        let theirs: String = theirs(arguments)
+            .lines()
+            .filter(|line| !matches!(*line, "." | ".."))
+            .map(|line| format!("{line}\n"))
+            .collect();
+        // Arguments are listed in the order in which they are given, not sorted.
+        let sorted = |text: &str| {
+            let mut parts: Vec<String> =
+                text.split("\n\n").map(|part| part.trim_end().into()).collect();
+            parts.sort();
+            parts
+        };
+        let ours = ours(arguments);
+        match arguments {
+            ["-d", ..] | ["one", ..] => {
+                let lines = |text: &str| {
+                    let mut lines: Vec<String> = text.lines().map(str::to_string).collect();
+                    lines.sort();
+                    lines
+                };
+                assert_eq!(lines(&ours), lines(&theirs), "{arguments:?}");
+            }
+            _ => assert_eq!(sorted(&ours), sorted(&theirs), "{arguments:?}"),
+        }
+    }
+    let output = draconis.run(["ls", &target(&image, "/nothing"), &target(&image, "/b")]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "/b:\nthree\n");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.ends_with("/nothing: no such file or directory\n"), "{said}");
+    let said = draconis.fails(["ls", &target(&image, "/"), "other.img:/"]);
+    assert!(said.contains("only one image at a time"), "{said}");
+}
+
+#[test]
+fn listings_as_json_say_what_listings_say() {
+    let draconis = Draconis::new();
+    let image = &odd_images(&draconis)[1];
+    let list = |arguments: &[&str]| -> Vec<serde_json::Value> {
+        serde_json::from_str(&draconis.ok([&["ls", "--json"], arguments].concat())).unwrap()
+    };
+    let whole = image.to_str().unwrap();
+    let all = list(&["-aR", whole]);
+    let said = draconis.ok(["ls", "-alR", whole]);
+    let lines = said.lines().filter(|line| line.get(10..11) == Some(" ") && line.len() > 40);
+    // The name with a newline in it takes a second line.
+    assert_eq!(lines.count(), all.len(), "{said}");
+    let of = |path: &str| all.iter().find(|one| one["path"] == path).unwrap();
+    for object in &all {
+        let path = object["path"].as_str().unwrap();
+        if object.get("path_hex").is_some() {
+            continue;
+        }
+        let stat = draconis.ok(["stat", "--json", &target(image, path)]);
+        let stat: serde_json::Value = serde_json::from_str(&stat).unwrap();
+        let same = ["inode", "kind", "mode", "links", "uid", "gid", "size", "device", "modified"];
+        if path.contains("/deep/er/file") && !path.ends_with('7') {
+            continue;
+        }
+        for member in same {
+            assert_eq!(object[member], stat[0][member], "{path} {member}");
+        }
+        assert_eq!(object["link_target"], stat[0]["link_target"]);
+        assert!(path.ends_with(object["name"].as_str().unwrap()));
+    }
+    assert_eq!(of("/fast link")["link_target"], "one");
+    // A name that is not UTF-8 can be had back, byte by byte.
+    let odd = all.iter().find(|one| one.get("name_hex").is_some()).unwrap();
+    assert_eq!(odd["name"], "odd \u{1}\u{1b}[31m\\xff\\xfe\\ \"name\"\n");
+    let hex = odd["name_hex"].as_str().unwrap();
+    let bytes: Vec<u8> = (0..hex.len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap())
+        .collect();
+    assert_eq!(bytes, b"odd \x01\x1b[31m\xff\xfe\\ \"name\"\n");
+    let (link, one) = (target(image, "/fast link"), target(image, "/one"));
+    assert_eq!(list(&["-d", &link])[0]["kind"], "symbolic link");
+    assert_eq!(list(&[&link, &one])[0]["kind"], "regular file");
+    assert_eq!(list(&["-d", whole])[0]["name"], "/");
+    draconis.ok(["format", draconis.path("empty").to_str().unwrap(), "1M"]);
+    let empty = target(&draconis.path("empty"), "/lost+found");
+    assert!(list(&[&empty]).is_empty());
+}
+
+#[test]
+fn get_writes_a_file_to_standard_output() {
+    let draconis = Draconis::new();
+    let image = &odd_images(&draconis)[0];
+    let expected = std::fs::read(draconis.path("tree").join("big")).unwrap();
+    let output = draconis.run(["get", &target(image, "/big"), "-"]);
+    assert!(output.status.success() && output.stdout == expected);
+    let said = draconis.fails(["get", "-r", &target(image, "/deep"), "-"]);
+    assert!(said.contains("draconis tar"), "{said}");
+    let said = draconis.fails(["get", &target(image, "/deep"), "-"]);
+    assert!(said.contains("is a directory"), "{said}");
+    // A file whose name is a hyphen has a path.
+    let dir = draconis.make_dir("in here");
+    let mut command = draconis.command();
+    command.args(["get", &target(image, "/one"), "./-"]).current_dir(&dir);
+    assert!(command.status().unwrap().success());
+    assert_eq!(std::fs::read(dir.join("-")).unwrap(), b"1");
 }
 
 #[test]

@@ -4,18 +4,21 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 
+use draconis_ext::Error;
 use draconis_ext::check::{Complaint, Options, Report, Severity, check};
-use draconis_service::image::disk_confined;
-use draconis_service::options::MountOptions;
 use serde::Serialize;
 
 use crate::cli;
+use crate::image;
 use crate::progress::Progress;
+use crate::say;
 use crate::text::{Output, printable};
 
 /// The statuses of `e2fsck`: damage left as it is, and a check that could not be.
 const DAMAGED: u8 = 4;
 const FAILED: u8 = 8;
+/// The next step.
+const REPAIR: &str = "copy what can be read (draconis get -r), then let e2fsck -f repair it";
 
 /// A report, as JSON has it.
 #[derive(Serialize)]
@@ -52,7 +55,7 @@ pub fn run(arguments: &cli::Check) -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(DAMAGED),
         Err(error) => {
-            eprintln!("draconis: {error:#}");
+            say::complain(&error);
             ExitCode::from(FAILED)
         }
     }
@@ -60,12 +63,7 @@ pub fn run(arguments: &cli::Check) -> ExitCode {
 
 /// Checks and tells; whether the volume is clean.
 fn try_run(arguments: &cli::Check) -> anyhow::Result<bool> {
-    let options = MountOptions {
-        offset_bytes: arguments.place.offset,
-        partition: arguments.place.partition,
-        ..MountOptions::default()
-    };
-    let disk = disk_confined(&arguments.image, &options).map_err(anyhow::Error::msg)?;
+    let disk = image::disk(&arguments.image, arguments.place, None)?;
     let name = arguments.image.display();
     let bar = Mutex::new(None::<(Progress, u64)>);
     let progress = |done: u64, total: u64| {
@@ -74,8 +72,12 @@ fn try_run(arguments: &cli::Check) -> anyhow::Result<bool> {
         bar.add(done.saturating_sub(*told));
         *told = done.max(*told);
     };
-    let report = check(&disk, Options::default(), &progress)
-        .map_err(|error| anyhow::anyhow!("{name}: cannot check: {error}"))?;
+    let report = check(&disk, Options::default(), &progress).map_err(|error| match error {
+        error @ Error::Unsupported { .. } => {
+            anyhow::Error::from(error).context(format!("{name}: cannot check"))
+        }
+        error => image::refused(&arguments.image, &*disk, error.into()),
+    })?;
     drop(bar);
     let mut out = Output::new();
     if arguments.json {
@@ -99,10 +101,10 @@ fn tell(report: &Report, image: &str, out: &mut Output) -> std::io::Result<()> {
         label => label,
     };
     if !report.complete {
-        return writeln!(out, "{name}: too damaged to check further");
+        return writeln!(out, "{name}: too damaged to check further; {REPAIR}");
     }
     let Report { used_inodes, inodes, used_blocks, blocks, .. } = report;
-    let state = if report.is_clean() { "" } else { ", damaged" };
+    let state = if report.is_clean() { String::new() } else { format!(", damaged; {REPAIR}") };
     writeln!(out, "{name}: {used_inodes}/{inodes} files, {used_blocks}/{blocks} blocks{state}")
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, anyhow, bail, ensure};
+use anyhow::{Context, bail, ensure};
 use draconis_exchange::contract::Kind;
 use draconis_ext::{Follow, InodeNumber, Options, Volume};
 use draconis_service::volume::part;
@@ -35,9 +35,9 @@ pub fn run(arguments: &Cp) -> anyhow::Result<ExitCode> {
         Some(other) => {
             let shown = from.display();
             let disk = part(Arc::new(other.start()), &arguments.place.options());
-            let disk = disk.map_err(|error| anyhow!("{shown}: {error}"))?;
-            let volume = Volume::open(disk, Options::default());
-            Some(volume.map_err(|error| change::tell(&shown, error))?)
+            let disk = disk.with_context(|| shown.to_string())?;
+            let volume = Volume::open(disk.clone(), Options::default());
+            Some(volume.map_err(|error| image::refused(from, &*disk, error.into()))?)
         }
         None => None,
     };

@@ -20,6 +20,7 @@ use crate::cli::Format;
 use crate::image;
 use crate::populate::{self, Source, Stamp};
 use crate::progress::Progress;
+use crate::signature;
 use crate::text;
 
 /// Files beyond this are written past the page cache.
@@ -95,8 +96,9 @@ fn options(arguments: &Format) -> anyhow::Result<(Options, Option<(u32, u32)>)> 
         options.features(list)?;
     }
     let user = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-    // mke2fs makes the root directory root's, whoever runs it.
-    options.root_owner = (0, 0);
+    // An empty volume is for whoever makes it. What a tree does not say is root's, as with
+    // mke2fs: the same tree makes the same volume, whoever runs this.
+    options.root_owner = if arguments.from.is_none() { user } else { (0, 0) };
     let mut random = Random::new(arguments.seed);
     options.uuid = identity(&arguments.uuid, &mut random)?;
     options.hash_seed = random.uuid();
@@ -250,29 +252,9 @@ pub fn len_bytes(file: &File) -> anyhow::Result<u64> {
     Ok(rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?)
 }
 
-/// What is easily known by its signature.
+/// What a file or device holds, as far as that is easily known.
 pub fn holds(file: &File) -> anyhow::Result<Option<&'static str>> {
-    const SIGNATURES: &[(usize, &[u8], &str)] = &[
-        (1080, &[0x53, 0xEF], "an ext file system"),
-        (0, b"DracoObj", "a store"),
-        (0, b"XFSB", "an XFS file system"),
-        (65600, b"_BHRfS_M", "a Btrfs file system"),
-        (4086, b"SWAPSPACE2", "swap space"),
-        (3, b"NTFS    ", "an NTFS file system"),
-        (3, b"EXFAT   ", "an exFAT file system"),
-        (54, b"FAT", "a FAT file system"),
-        (82, b"FAT32", "a FAT file system"),
-        (0, b"hsqs", "a SquashFS file system"),
-        (1024, &[0xE2, 0xE1, 0xF5, 0xE0], "an EROFS file system"),
-        (1024, &[0x10, 0x20, 0xF5, 0xF2], "an F2FS file system"),
-        (32769, b"CD001", "an ISO 9660 file system"),
-        (0, b"LUKS\xBA\xBE", "an encrypted volume (LUKS)"),
-        (536, b"LVM2 001", "an LVM physical volume"),
-        (0, b"QFI\xFB", "a QCOW2 disk image"),
-        (512, b"EFI PART", "a partition table"),
-        (510, &[0x55, 0xAA], "a partition table or boot sector"),
-    ];
-    let mut head = vec![0; 68 << 10];
+    let mut head = vec![0; signature::HEAD_BYTES];
     let mut len = 0;
     while len < head.len() {
         match file.read_at(&mut head[len..], len as u64)? {
@@ -280,9 +262,7 @@ pub fn holds(file: &File) -> anyhow::Result<Option<&'static str>> {
             got => len += got,
         }
     }
-    let is = |at: usize, bytes: &[u8]| head.get(at..at + bytes.len()) == Some(bytes);
-    let found = SIGNATURES.iter().find(|(at, bytes, _)| is(*at, bytes));
-    Ok(found.map(|(_, _, what)| *what))
+    Ok(signature::of(&head[..len]))
 }
 
 fn write(
@@ -305,7 +285,13 @@ fn write(
 
 fn create(image: &Path) -> anyhow::Result<File> {
     let file = File::options().read(true).write(true).create_new(true).open(image);
-    let file = file.with_context(|| image.display().to_string())?;
+    let file = match file {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let parent = image.parent().unwrap_or(Path::new("")).display();
+            bail!("{parent}: no such directory; mkdir -p makes it")
+        }
+        file => file.with_context(|| image.display().to_string())?,
+    };
     image::claim_alone(&file, image)?;
     Ok(file)
 }

@@ -22,9 +22,11 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use crate::change::tell;
 use crate::cli::Get;
 use crate::image::{self, find};
 use crate::progress::Progress;
+use crate::say;
 use crate::text::printable;
 use crate::walk::{Item, Piece, Walk, queue, read_ahead};
 
@@ -32,6 +34,9 @@ use crate::walk::{Item, Piece, Walk, queue, read_ahead};
 const OPEN_DIRS: usize = 256;
 
 pub fn run(arguments: &Get) -> anyhow::Result<ExitCode> {
+    if arguments.dest == Path::new("-") {
+        return to_output(arguments);
+    }
     let (parent, name) = destination(arguments)?;
     let beneath = open_beneath(&parent).with_context(|| parent.display().to_string())?;
     let root = rustix::fs::open(&parent, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
@@ -55,6 +60,7 @@ pub fn run(arguments: &Get) -> anyhow::Result<ExitCode> {
             volume,
             walk,
             root,
+            parent,
             name,
             is_root,
             dirs: HashMap::new(),
@@ -66,6 +72,20 @@ pub fn run(arguments: &Get) -> anyhow::Result<ExitCode> {
         copy.failed
     });
     Ok(if failed || walk.damaged { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// A file to standard output, by a process that can create nothing.
+fn to_output(arguments: &Get) -> anyhow::Result<ExitCode> {
+    let target = &arguments.target;
+    if arguments.recursive {
+        bail!(
+            "-: standard output takes no tree; draconis tar {target} writes an archive, and ./- \
+             is a directory of that name"
+        );
+    }
+    let tree = image::open(&target.image, arguments.place, None)?;
+    super::cat::write_file(tree.volume(), target)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The directory to create in, and the name that the top gets there. As with `cp`: into
@@ -93,6 +113,8 @@ struct Copy<'a> {
     volume: &'a Volume,
     walk: &'a Walk,
     root: OwnedFd,
+    /// Its path, for messages.
+    parent: PathBuf,
     /// Name of the top beneath `root`; empty if it is `root` itself.
     name: Vec<u8>,
     is_root: bool,
@@ -134,8 +156,15 @@ impl Copy<'_> {
 
     fn complain(&mut self, item: &Item, what: &str, errno: Errno) {
         self.failed = true;
-        let path = printable(&self.path(item));
-        eprintln!("draconis: {path}: {what}: {}", std::io::Error::from(errno));
+        let path = self.shown(item);
+        say::complain(&anyhow::Error::from(errno).context(format!("{path}: {what}")));
+    }
+
+    /// Where an item is put, as messages have it.
+    fn shown(&self, item: &Item) -> String {
+        let path = self.path(item);
+        let path = printable(path.strip_suffix(b"/").unwrap_or(&path));
+        self.parent.join(path).display().to_string()
     }
 
     fn path(&self, item: &Item) -> Vec<u8> {
@@ -236,7 +265,7 @@ impl Copy<'_> {
                 Piece::End(read) => {
                     if let Err(error) = read {
                         self.failed = true;
-                        eprintln!("draconis: {}: {error}", printable(&self.path(item)));
+                        say::complain(&tell(&self.shown(item), error));
                     }
                     break;
                 }

@@ -34,7 +34,10 @@ pub fn run(arguments: &Grow) -> anyhow::Result<ExitCode> {
     let given = given.transpose()?;
     let disk = disk(arguments, &file, false)?;
     let size = given.unwrap_or(disk.properties().len_bytes);
-    let growth = Growth::plan(&*disk, size).map_err(|error| tell(arguments, &error))?;
+    let growth = Growth::plan(&*disk, size).map_err(|error| match error {
+        Error::Volume(error) => image::refused(&arguments.image, &*disk, error.into()),
+        error => tell(arguments, error),
+    })?;
     drop(disk);
     if growth.len_bytes() == growth.old_len_bytes() {
         log::info!("{shown}: has {} already", text::bytes(growth.len_bytes()));
@@ -47,7 +50,7 @@ pub fn run(arguments: &Grow) -> anyhow::Result<ExitCode> {
     let progress = Mutex::new(Progress::new(arguments.progress, total));
     let count = |bytes| progress.lock().unwrap_or_else(PoisonError::into_inner).add(bytes);
     let target = Target { disk: &*disk, zeroed_from_bytes, now, progress: &count };
-    growth.write(&target).map_err(|error| tell(arguments, &error))?;
+    growth.write(&target).map_err(|error| tell(arguments, error))?;
     drop(progress);
     let (old, new) = (growth.old_len_bytes(), growth.superblock());
     log::info!(
@@ -67,7 +70,7 @@ fn disk(arguments: &Grow, file: &File, write: bool) -> anyhow::Result<Arc<dyn Di
     let options = FileOptions { write, direct: false, uring: false };
     let opened = OpenedFile::new(file.try_clone()?.into(), options);
     let disk = opened.with_context(|| shown.to_string())?.start();
-    part(Arc::new(disk), &arguments.place.options()).map_err(|error| anyhow!("{shown}: {error}"))
+    part(Arc::new(disk), &arguments.place.options()).with_context(|| shown.to_string())
 }
 
 /// Makes the file long enough; says from where on the volume reads as zeros.
@@ -97,13 +100,12 @@ fn lengthen(arguments: &Grow, file: &File, growth: &Growth) -> anyhow::Result<u6
     Ok(zeroed.saturating_sub(start))
 }
 
-fn tell(arguments: &Grow, error: &Error) -> anyhow::Error {
+fn tell(arguments: &Grow, error: Error) -> anyhow::Error {
     let shown = arguments.image.display();
-    let step = match error {
+    let step = match &error {
         Error::ShortDisk { .. } => "give the partition or the device more room first",
-        Error::Volume(draconis_ext::Error::Corrupt { .. }) => "run e2fsck -f first",
         Error::Volume(draconis_ext::Error::Io(_)) => "run e2fsck -p before it is used again",
-        _ => return anyhow!("{shown}: {error}"),
+        _ => return anyhow::Error::from(error).context(shown.to_string()),
     };
     anyhow!("{shown}: {error}; {step}")
 }

@@ -4,11 +4,12 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use draconis_exchange::contract::Time;
+use draconis_ext::{Info, Volume};
 use serde::Serialize;
 
 use crate::cli;
 use crate::image;
-use crate::text::{Clock, Output, bytes, printable};
+use crate::text::{Clock, Output, bytes, counted, printable};
 
 /// What there is to know of a volume, as JSON has it.
 #[derive(Serialize)]
@@ -37,6 +38,8 @@ struct Facts {
     written: u32,
     checked: u32,
     read_only_because: Option<String>,
+    /// What is known to be wrong, and what to do about it.
+    damage: Vec<String>,
 }
 
 pub fn run(arguments: &cli::Info) -> anyhow::Result<ExitCode> {
@@ -53,7 +56,7 @@ pub fn run(arguments: &cli::Info) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn facts(volume: &draconis_ext::Volume) -> Facts {
+fn facts(volume: &Volume) -> Facts {
     let info = volume.info();
     let mut state = vec![if info.clean { "clean" } else { "not clean" }];
     if info.errors {
@@ -62,6 +65,7 @@ fn facts(volume: &draconis_ext::Volume) -> Facts {
     if info.truncated {
         state.push("image too short");
     }
+    let damage = damage(volume, &info);
     Facts {
         kind: info.kind,
         label: printable(&info.label),
@@ -87,7 +91,38 @@ fn facts(volume: &draconis_ext::Volume) -> Facts {
         written: info.dates.written,
         checked: info.dates.checked,
         read_only_because: info.read_only_reason,
+        damage,
     }
+}
+
+/// What a look at the superblock and the root directory tells; a check tells more.
+fn damage(volume: &Volume, info: &Info) -> Vec<String> {
+    let mut damage = vec![];
+    if info.truncated {
+        damage.push(
+            "the image is shorter than the volume: find all of it, or copy what can be read \
+             (draconis get -r)"
+                .to_string(),
+        );
+    }
+    let mut broken = None;
+    let listed = volume.entries(volume.root(), Default::default(), false, |found| {
+        broken = found.err().map(|damage| damage.error);
+        broken.is_none()
+    });
+    if let Some(error) = listed.err().or(broken) {
+        damage.push(format!(
+            "the root directory cannot be read whole: {error}; draconis check shows all damage, \
+             and e2fsck -f repairs it"
+        ));
+    } else if info.errors {
+        damage.push(
+            "errors were met when it was used: draconis check shows what there is, and \
+             e2fsck -f repairs it"
+                .to_string(),
+        );
+    }
+    damage
 }
 
 fn write(facts: &Facts, clock: &Clock, out: &mut Output) -> std::io::Result<()> {
@@ -96,12 +131,13 @@ fn write(facts: &Facts, clock: &Clock, out: &mut Output) -> std::io::Result<()> 
         _ => clock.minute(Time { seconds: seconds.into(), nanoseconds: 0 }),
     };
     let or_none = |text: &str| if text.is_empty() { "-".to_string() } else { text.to_string() };
+    let mounts = counted(facts.mounts_since_check.into(), "mount", "mounts");
     let rows = [
         ("file system", format!("{}, revision {}", facts.kind, facts.revision)),
         ("label", or_none(&facts.label)),
         ("uuid", facts.uuid.clone()),
         ("features", or_none(&facts.features.join(" "))),
-        ("state", facts.state.clone()),
+        ("state", state(facts)),
         ("size", bytes(facts.size_bytes)),
         (
             "blocks",
@@ -127,15 +163,26 @@ fn write(facts: &Facts, clock: &Clock, out: &mut Output) -> std::io::Result<()> 
         ("made", date(facts.made)),
         ("written", date(facts.written)),
         ("mounted", format!("{} on {}", date(facts.mounted), or_none(&facts.last_mounted_on))),
-        ("checked", format!("{}, {} mounts ago", date(facts.checked), facts.mounts_since_check)),
+        ("checked", format!("{}, {mounts} ago", date(facts.checked))),
     ];
     for (name, value) in rows {
         writeln!(out, "{name:<12} {value}")?;
+    }
+    for damage in &facts.damage {
+        writeln!(out, "{:<12} {damage}", "damaged")?;
     }
     if let Some(reason) = &facts.read_only_because {
         writeln!(out, "{:<12} {reason}", "read-only")?;
     }
     Ok(())
+}
+
+fn state(facts: &Facts) -> String {
+    // What is damaged needs more than this.
+    match facts.state.as_str() {
+        "not clean" => "not clean: it was not unmounted; e2fsck -p settles that".to_string(),
+        state => state.to_string(),
+    }
 }
 
 fn uuid(bytes: [u8; 16]) -> String {

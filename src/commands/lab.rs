@@ -1,11 +1,12 @@
 //! `draconis lab`: becomes the program beside this one, which carries what measuring needs.
 
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 
 /// The program.
 const NAME: &str = "draconis-lab";
@@ -15,5 +16,12 @@ pub fn run(arguments: &[OsString]) -> anyhow::Result<ExitCode> {
     // Where it is installed elsewhere, by its name.
     let program = beside.filter(|path| path.exists()).unwrap_or_else(|| PathBuf::from(NAME));
     let error = Command::new(&program).args(arguments).exec();
-    Err(error).with_context(|| format!("{}, the program that measures", program.display()))
+    if error.kind() == ErrorKind::NotFound {
+        bail!(
+            "{NAME}, the program that measures, is neither beside this one nor in PATH: \
+             `cargo build --release -p {NAME}` in the sources builds it, and `make install` \
+             installs both"
+        );
+    }
+    Err(error).with_context(|| program.display().to_string())
 }

@@ -5,22 +5,34 @@ use std::process::ExitCode;
 
 use draconis_exchange::contract::{Attributes, Kind};
 use draconis_ext::{Follow, InodeNumber, Volume};
+use serde::Serialize;
 
+use crate::change::{one_image, tell};
 use crate::cli::Ls;
 use crate::commands::join;
 use crate::image::{self, find};
+use crate::say;
 use crate::text::{self, Clock, Output, printable};
 
 pub fn run(arguments: &Ls) -> anyhow::Result<ExitCode> {
     let clock = Clock::new();
-    let tree = image::open(&arguments.target.image, arguments.place, None)?;
+    let tree = image::open(one_image(&arguments.targets)?, arguments.place, None)?;
     let volume = tree.volume();
-    let mut list = List { volume, arguments, clock, out: Output::new(), failed: false };
-    let start = find(volume, &arguments.target, Follow::Yes)?;
-    if volume.inode(start)?.kind == Kind::Directory {
-        list.directories(start, &arguments.target.path)?;
-    } else {
-        list.entry(&arguments.target.path, start)?;
+    let mut list = List {
+        volume,
+        arguments,
+        clock,
+        out: Output::new(),
+        headings: arguments.recursive || arguments.targets.len() > 1,
+        first: true,
+        failed: false,
+    };
+    if arguments.json {
+        write!(list.out, "[")?;
+    }
+    list.targets()?;
+    if arguments.json {
+        writeln!(list.out, "{}]", if list.first { "" } else { "\n" })?;
     }
     list.out.flush()?;
     Ok(if list.failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -31,25 +43,49 @@ struct List<'a> {
     arguments: &'a Ls,
     clock: Clock,
     out: Output,
+    /// Whether directories are named before what they hold.
+    headings: bool,
+    /// Whether nothing was written yet.
+    first: bool,
     failed: bool,
 }
 
 impl List<'_> {
+    /// As `ls`: first what is listed itself, then what directories hold.
+    fn targets(&mut self) -> anyhow::Result<()> {
+        let follow = if self.arguments.directory { Follow::No } else { Follow::Yes };
+        let mut dirs = vec![];
+        for target in &self.arguments.targets {
+            let found = find(self.volume, target, follow);
+            let kind = found.and_then(|found| match self.volume.inode(found) {
+                Ok(inode) => Ok((found, inode.kind)),
+                Err(error) => Err(tell(target, error)),
+            });
+            match kind {
+                Ok((found, Kind::Directory)) if !self.arguments.directory => {
+                    dirs.push((found, &target.path));
+                }
+                Ok((found, _)) => self.told(&target.path, &target.path, found)?,
+                Err(error) => self.complain(&error),
+            }
+        }
+        dirs.into_iter().try_for_each(|(found, path)| self.directories(found, path))
+    }
+
     /// Lists a directory and, if asked, those below it: a stack, since a volume may be deep.
     fn directories(&mut self, start: InodeNumber, path: &[u8]) -> anyhow::Result<()> {
         let mut stack = vec![(start, path.to_vec())];
         let mut seen = std::collections::HashSet::from([start]);
-        let mut first = true;
         while let Some((dir, path)) = stack.pop() {
-            if self.arguments.recursive {
-                if !first {
+            if self.headings && !self.arguments.json {
+                if !self.first {
                     writeln!(self.out)?;
                 }
                 self.out.name(&path)?;
                 writeln!(self.out, ":")?;
+                self.first = false;
             }
-            first = false;
-            let listing = match image::names(self.volume, dir, &printable(&path)) {
+            let listing = match image::names(self.volume, dir, &self.shown(&path)) {
                 Ok(listing) => listing,
                 Err(error) => {
                     self.complain(&error);
@@ -62,17 +98,13 @@ impl List<'_> {
                 if entry.name.starts_with(b".") && !self.arguments.all {
                     continue;
                 }
-                match self.entry(&entry.name, entry.inode) {
-                    // The output cannot be written: there is no use in going on.
-                    Err(error) if error.is::<std::io::Error>() => return Err(error),
-                    Err(error) => self.complain(&error),
-                    Ok(()) => {}
-                }
+                let whole = join(&path, &entry.name);
+                self.told(&whole, &entry.name, entry.inode)?;
                 let is_dir = self.arguments.recursive
                     && self.volume.inode(entry.inode).is_ok_and(|i| i.kind == Kind::Directory);
                 // A damaged volume may hold a directory below itself.
                 if is_dir && seen.insert(entry.inode) {
-                    below.push((entry.inode, join(&path, &entry.name)));
+                    below.push((entry.inode, whole));
                 }
             }
             stack.extend(below.into_iter().rev());
@@ -80,30 +112,149 @@ impl List<'_> {
         Ok(())
     }
 
-    fn complain(&mut self, error: &anyhow::Error) {
-        self.failed = true;
-        eprintln!("draconis: {error:#}");
+    /// A path as messages have it.
+    fn shown(&self, path: &[u8]) -> String {
+        let image = self.arguments.targets.first().map(|target| target.image.display().to_string());
+        format!("{}:{}", image.unwrap_or_default(), printable(path))
     }
 
-    fn entry(&mut self, name: &[u8], inode: InodeNumber) -> anyhow::Result<()> {
+    fn complain(&mut self, error: &anyhow::Error) {
+        self.failed = true;
+        say::complain(error);
+    }
+
+    /// Writes an entry; fails only if the output does, since there is no use in going on.
+    fn told(&mut self, path: &[u8], shown: &[u8], inode: InodeNumber) -> anyhow::Result<()> {
+        let written = match self.arguments.json {
+            true => self.object(path, inode),
+            false => self.line(path, shown, inode),
+        };
+        match written {
+            Err(error) if error.is::<std::io::Error>() => Err(error),
+            Err(error) => {
+                self.complain(&error);
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
+    fn line(&mut self, path: &[u8], name: &[u8], inode: InodeNumber) -> anyhow::Result<()> {
         if self.arguments.long {
-            let attributes = self
-                .volume
-                .attributes(inode)
-                .map_err(|error| anyhow::anyhow!("{}: {error}", printable(name)))?;
+            let shown = self.shown(path);
+            let named = |error| tell(&shown, error);
+            let attributes = self.volume.attributes(inode).map_err(named)?;
+            let is_link = attributes.kind == Kind::Symlink;
+            let target = is_link.then(|| self.volume.read_link(inode)).transpose();
             write!(self.out, "{} ", long(&attributes, &self.clock))?;
             self.out.name(name)?;
-            if attributes.kind == Kind::Symlink {
-                write!(self.out, " -> ")?;
-                let target = self.volume.read_link(inode)?;
-                self.out.name(&target)?;
+            match target {
+                Ok(Some(target)) => {
+                    write!(self.out, " -> ")?;
+                    self.out.name(&target)?;
+                }
+                Ok(None) => {}
+                Err(error) => self.complain(&named(error)),
             }
         } else {
             self.out.name(name)?;
         }
         writeln!(self.out)?;
+        self.first = false;
         Ok(())
     }
+
+    fn object(&mut self, path: &[u8], inode: InodeNumber) -> anyhow::Result<()> {
+        let facts = Facts::of(self.volume, inode);
+        let (facts, error) = match facts {
+            Ok(facts) => (Some(facts), None),
+            Err(error) => (None, Some(error)),
+        };
+        let name = path.rsplit(|byte| *byte == b'/').find(|name| !name.is_empty());
+        let name = name.unwrap_or(b"/");
+        let object = Object {
+            path: text(path),
+            path_hex: hex(path),
+            name: text(name),
+            name_hex: hex(name),
+            inode: inode.0,
+            facts,
+            error: error.as_ref().map(ToString::to_string),
+        };
+        let object = serde_json::to_string(&object)?;
+        write!(self.out, "{}\n{object}", if self.first { "" } else { "," })?;
+        self.first = false;
+        error.map_or(Ok(()), |error| Err(tell(&self.shown(path), error)))
+    }
+}
+
+/// What is written of a name.
+#[derive(Serialize)]
+struct Object {
+    path: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_hex: Option<String>,
+    name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name_hex: Option<String>,
+    inode: u32,
+    #[serde(flatten)]
+    facts: Option<Facts>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+/// What is written of what has the name.
+#[derive(Serialize)]
+struct Facts {
+    kind: &'static str,
+    mode: String,
+    links: u32,
+    uid: u32,
+    gid: u32,
+    size: u64,
+    device: Option<(u32, u32)>,
+    link_target: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    link_target_hex: Option<String>,
+    modified: (i64, u32),
+}
+
+impl Facts {
+    fn of(volume: &Volume, inode: InodeNumber) -> draconis_ext::Result<Self> {
+        let found = volume.attributes(inode)?;
+        let is_device = matches!(found.kind, Kind::CharDevice | Kind::BlockDevice);
+        let is_link = found.kind == Kind::Symlink;
+        let target = is_link.then(|| volume.read_link(inode)).transpose()?;
+        Ok(Self {
+            kind: text::kind(found.kind),
+            mode: format!("{:04o}", found.mode & 0o7777),
+            links: found.links,
+            uid: found.uid,
+            gid: found.gid,
+            size: found.size_bytes,
+            device: is_device.then_some(found.device),
+            link_target: target.as_deref().map(text),
+            link_target_hex: target.as_deref().and_then(hex),
+            modified: (found.modified.seconds, found.modified.nanoseconds),
+        })
+    }
+}
+
+/// Bytes as JSON has text: as they are, with `\xNN` for each that is not UTF-8.
+fn text(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    for chunk in bytes.utf8_chunks() {
+        text += chunk.valid();
+        text.extend(chunk.invalid().iter().map(|byte| format!("\\x{byte:02x}")));
+    }
+    text
+}
+
+/// All bytes in hexadecimal, where the text does not say them.
+fn hex(bytes: &[u8]) -> Option<String> {
+    let lost = std::str::from_utf8(bytes).is_err();
+    lost.then(|| bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// The columns of `ls -ln` up to the name.
@@ -122,4 +273,15 @@ fn long(attributes: &Attributes, clock: &Clock) -> String {
         attributes.gid,
         clock.minute(attributes.modified)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_are_not_text_lose_nothing() {
+        assert_eq!((text(b"a\n\xc3\xa9"), hex(b"a\n\xc3\xa9")), ("a\né".into(), None));
+        assert_eq!((text(b"a\xff"), hex(b"a\xff")), ("a\\xff".into(), Some("61ff".into())));
+    }
 }

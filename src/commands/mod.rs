@@ -3,6 +3,7 @@
 mod cat;
 mod check;
 mod chmod;
+mod complete_path;
 mod cp;
 mod format;
 mod get;
@@ -74,6 +75,7 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Store(command) => store::run(&command),
         Command::Kv(command) => kv::run(&command),
         Command::Lab { arguments } => lab::run(&arguments),
+        Command::CompletePath(arguments) => complete_path::run(&arguments),
         Command::Completions { shell } => texts::completions(shell),
         Command::Manpages { dir } => texts::manpages(&dir),
         Command::Worker { memory } => worker::run(memory),

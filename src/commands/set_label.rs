@@ -4,7 +4,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::anyhow;
+use anyhow::Context;
 use draconis_service::volume::part;
 
 use crate::change;
@@ -17,8 +17,8 @@ pub fn run(arguments: &SetLabel) -> anyhow::Result<ExitCode> {
     let opened = image::writable(&arguments.image)?;
     image::confine()?;
     let disk = part(Arc::new(opened.start()), &arguments.place.options());
-    let disk = disk.map_err(|error| anyhow!("{shown}: {error}"))?;
+    let disk = disk.with_context(|| shown.to_string())?;
     draconis_ext::set_label(&*disk, arguments.label.as_bytes(), now)
-        .map_err(|error| change::tell(&shown, error))?;
+        .map_err(|error| image::refused(&arguments.image, &*disk, error.into()))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -3,23 +3,20 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use anyhow::bail;
 use draconis_exchange::contract::{Attributes, Kind, Time};
 use draconis_ext::{Follow, Place, Volume};
 use serde::Serialize;
 
+use crate::change::{one_image, tell};
 use crate::cli::Stat;
 use crate::image::{self, find};
+use crate::say;
 use crate::target::Target;
 use crate::text::{self, Clock, Output, printable};
 
 pub fn run(arguments: &Stat) -> anyhow::Result<ExitCode> {
     let clock = Clock::new();
-    let first = &arguments.targets[0];
-    if let Some(other) = arguments.targets.iter().find(|other| other.image != first.image) {
-        bail!("{other}: only one image at a time");
-    }
-    let tree = image::open(&first.image, arguments.place, None)?;
+    let tree = image::open(one_image(&arguments.targets)?, arguments.place, None)?;
     let follow = if arguments.dereference { Follow::Yes } else { Follow::No };
     let mut out = Output::new();
     let mut code = ExitCode::SUCCESS;
@@ -29,7 +26,7 @@ pub fn run(arguments: &Stat) -> anyhow::Result<ExitCode> {
             Ok(facts) if arguments.json => found.push(facts),
             Ok(facts) => facts.write(&clock, &mut out)?,
             Err(error) => {
-                eprintln!("draconis: {error:#}");
+                say::complain(&error);
                 code = ExitCode::FAILURE;
             }
         }
@@ -72,7 +69,7 @@ struct Facts {
 impl Facts {
     fn of(volume: &Volume, target: &Target, follow: Follow) -> anyhow::Result<Self> {
         let number = find(volume, target, follow)?;
-        let named = |error| anyhow::anyhow!("{target}: {error}");
+        let named = |error| tell(target, error);
         let attributes = volume.attributes(number).map_err(named)?;
         let pair = |time: Time| (time.seconds, time.nanoseconds);
         let device = matches!(attributes.kind, Kind::CharDevice | Kind::BlockDevice);

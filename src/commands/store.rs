@@ -510,7 +510,11 @@ fn info(arguments: &StoreShow) -> anyhow::Result<()> {
     let (used, capacity) = (text::bytes(info.used_bytes), text::bytes(info.capacity_bytes));
     writeln!(out, "used          {used} of {capacity} ({percent:.1} %)")?;
     writeln!(out, "segments      {}, {} free", info.segments, info.free_segments)?;
-    writeln!(out, "opened        {} times for writing", info.incarnation.saturating_sub(1))?;
+    writeln!(
+        out,
+        "opened        {} for writing",
+        text::counted(info.incarnation.saturating_sub(1), "time", "times")
+    )?;
     Ok(())
 }
 
@@ -631,10 +635,10 @@ fn show(arguments: &StoreCheck, report: &Report) -> anyhow::Result<()> {
         }
         writeln!(
             out,
-            "{}: {} objects, {} keys, {}, index {}, {}/{} segments{}",
+            "{}: {}, {}, {}, index {}, {}/{} segments{}",
             arguments.device.display(),
-            report.objects,
-            report.keys,
+            text::counted(report.objects, "object", "objects"),
+            text::counted(report.keys, "key", "keys"),
             text::bytes(report.payload_bytes),
             text::bytes(report.index_bytes),
             report.used_segments,

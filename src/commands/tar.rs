@@ -2,19 +2,24 @@
 //!
 //! What ustar cannot say goes into pax records, as GNU tar and bsdtar read them: long
 //! names, nanoseconds, large numbers, `SCHILY.xattr.*` and `GNU.sparse.*` version 1.0.
+//!
+//! Law: a hole costs nothing, however large, and a file's map is never in memory as a whole:
+//! it is gone through once to know its length, which stands before it, and once to write it.
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::mpsc::Receiver;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use draconis_exchange::contract::Kind;
 use draconis_ext::{Follow, Volume};
 use tar::{EntryType, Header};
 
-use crate::cli::Tar;
+use crate::change::tell;
+use crate::cli::{Tar, When};
 use crate::image::{self, find};
 use crate::progress::Progress;
+use crate::say;
 use crate::text::printable;
 use crate::walk::{Item, Piece, Walk, queue, read_ahead, segments};
 
@@ -26,6 +31,9 @@ const USTAR_SIZE_MAX: u64 = 0o77_777_777_777;
 const USTAR_ID_MAX: u32 = 0o7_777_777;
 /// Longest name that ustar holds without splitting.
 const USTAR_NAME_BYTES: usize = 100;
+/// Bytes in holes from which on a file is archived as a sparse one, unless told otherwise:
+/// fewer are not worth an entry that not every reader of archives knows.
+const HOLE_BYTES_MIN: u64 = 1 << 20;
 
 pub fn run(arguments: &Tar) -> anyhow::Result<ExitCode> {
     if io::stdout().is_terminal() {
@@ -45,7 +53,9 @@ pub fn run(arguments: &Tar) -> anyhow::Result<ExitCode> {
         scope.spawn(move || read_ahead(volume, walk, plan, &send));
         let out = io::BufWriter::with_capacity(1 << 20, io::stdout().lock());
         let prefix = prefix(arguments.target.file_name());
-        let mut archive = Archive { volume, walk, prefix, out, pieces, progress, failed: false };
+        let sparse = arguments.sparse;
+        let mut archive =
+            Archive { volume, walk, prefix, sparse, out, pieces, progress, failed: false };
         archive.write(plan).map(|()| archive.failed)
     });
     match written {
@@ -64,6 +74,7 @@ struct Archive<'a, W> {
     volume: &'a Volume,
     walk: &'a Walk,
     prefix: Vec<u8>,
+    sparse: When,
     out: W,
     pieces: Receiver<Piece>,
     progress: Progress,
@@ -75,7 +86,7 @@ impl<W: Write> Archive<'_, W> {
         for &at in plan {
             let item = &self.walk.items[at];
             if item.attributes.kind == Kind::Socket {
-                eprintln!("draconis: {}: a socket cannot be archived", printable(&item.path));
+                eprintln!("draconis: {}: a socket cannot be archived", printable(&self.path(item)));
                 continue;
             }
             self.item(item)?;
@@ -86,9 +97,9 @@ impl<W: Write> Archive<'_, W> {
         Ok(())
     }
 
-    fn complain(&mut self, item: &Item, what: &dyn std::fmt::Display) {
+    fn complain(&mut self, item: &Item, error: draconis_ext::Error) {
         self.failed = true;
-        eprintln!("draconis: {}: {what}", printable(&item.path));
+        say::complain(&tell(&printable(&self.path(item)), error));
     }
 
     fn path(&self, item: &Item) -> Vec<u8> {
@@ -118,7 +129,7 @@ impl<W: Write> Archive<'_, W> {
             pax.record("mtime", pax_time(modified.seconds, modified.nanoseconds).as_bytes());
         }
         if let Err(error) = self.xattrs(item, &mut pax) {
-            self.complain(item, &error);
+            self.complain(item, error);
         }
         if let Some(first) = item.link_to {
             header.set_entry_type(EntryType::Link);
@@ -134,7 +145,7 @@ impl<W: Write> Archive<'_, W> {
                 match self.volume.read_link_of(item.inode()) {
                     Ok(target) => set_link(&mut header, &mut pax, &target),
                     Err(error) => {
-                        self.complain(item, &error);
+                        self.complain(item, error);
                         return Ok(());
                     }
                 }
@@ -171,47 +182,77 @@ impl<W: Write> Archive<'_, W> {
     ) -> anyhow::Result<()> {
         header.set_entry_type(EntryType::Regular);
         let size = item.attributes.size_bytes;
-        let segments = match segments(self.volume, item.inode()) {
-            Ok(segments) => segments,
-            Err(error) => {
-                self.complain(item, &error);
-                self.skip_pieces();
-                return Ok(());
+        let mut layout = Layout::default();
+        for segment in segments(self.volume, item.inode()) {
+            match segment {
+                Ok((start, end)) => layout.add(start, end),
+                Err(error) => {
+                    self.complain(item, error);
+                    self.skip_pieces();
+                    return Ok(());
+                }
             }
+        }
+        layout.finish(size);
+        let holes = size - layout.stored;
+        let sparse = match self.sparse {
+            When::Auto => holes >= HOLE_BYTES_MIN,
+            When::Always => holes > 0,
+            When::Never => false,
         };
-        let whole = size == 0 || segments == [(0, size)];
-        let map = if whole { vec![] } else { sparse_map(&segments, size) };
-        let stored: u64 = segments.iter().map(|(start, end)| end - start).sum();
-        let mut name = path.to_vec();
-        if !whole {
+        let stored = if sparse { layout.stored } else { size };
+        if sparse {
             pax.record("GNU.sparse.major", b"1");
             pax.record("GNU.sparse.minor", b"0");
             pax.record("GNU.sparse.name", path);
             pax.record("GNU.sparse.realsize", size.to_string().as_bytes());
             // What a tar that knows no sparse files extracts, beside the true name.
-            name = [b"GNUSparseFile.0/", path].concat();
+            let name = [b"GNUSparseFile.0/", path].concat();
+            self.header(header, &mut pax, &name, stored + layout.map_blocks_bytes())?;
+            self.map(item, &layout, size)?;
+        } else {
+            self.header(header, &mut pax, path, stored)?;
         }
-        self.header(header, &mut pax, &name, stored + map.len() as u64)?;
-        self.out.write_all(&map)?;
         let mut put = 0;
         while let Ok(piece) = self.pieces.recv() {
             // Segments come in order and without a gap inside them.
-            let data = match piece {
-                Piece::Data(_, data) => data,
+            let (offset, data) = match piece {
+                Piece::Data(offset, data) => (offset, data),
                 Piece::End(read) => {
                     if let Err(error) = read {
-                        self.complain(item, &error);
+                        self.complain(item, error);
                     }
                     break;
                 }
             };
+            if !sparse {
+                self.zeros(offset.saturating_sub(put))?;
+                put = put.max(offset);
+            }
             self.out.write_all(&data)?;
             put += data.len() as u64;
             self.progress.add(data.len() as u64);
         }
-        // What could not be read is zeros: the archive stays one.
+        // A hole at the end, and what could not be read: the archive stays one.
         self.zeros(stored.saturating_sub(put))?;
         self.pad(stored)
+    }
+
+    /// The map of a sparse file, version 1.0: numbers in decimal, a line each, in whole blocks.
+    fn map(&mut self, item: &Item, layout: &Layout, size: u64) -> anyhow::Result<()> {
+        let mut written = Layout::default();
+        writeln!(self.out, "{}", layout.entries)?;
+        for segment in segments(self.volume, item.inode()) {
+            // It was read once already, and nobody changes the volume.
+            let (start, end) = segment
+                .with_context(|| format!("{}: the archive ends here", printable(&item.path)))?;
+            write!(self.out, "{start}\n{}\n", end - start)?;
+            written.add(start, end);
+        }
+        if written.end < size {
+            write!(self.out, "{size}\n0\n")?;
+        }
+        self.pad(layout.map_bytes())
     }
 
     fn skip_pieces(&mut self) {
@@ -287,20 +328,46 @@ fn set_field(field: &mut [u8; USTAR_NAME_BYTES], text: &[u8]) {
     field[..len].copy_from_slice(&text[..len]);
 }
 
-/// The map of a sparse file, version 1.0: numbers in decimal, a line each, in whole blocks.
-fn sparse_map(segments: &[(u64, u64)], size: u64) -> Vec<u8> {
-    let mut map = String::new();
-    let ends_in_hole = segments.last().is_none_or(|&(_, end)| end < size);
-    map += &format!("{}\n", segments.len() + usize::from(ends_in_hole));
-    for (start, end) in segments {
-        map += &format!("{start}\n{}\n", end - start);
+/// What is to be known of a sparse file's map before it is written.
+#[derive(Default)]
+struct Layout {
+    /// Bytes that are not in holes.
+    stored: u64,
+    /// Entries of the map.
+    entries: u64,
+    /// Length of the entries as text.
+    text_bytes: u64,
+    /// Where the last entry ends.
+    end: u64,
+}
+
+impl Layout {
+    fn add(&mut self, start: u64, end: u64) {
+        self.stored += end - start;
+        self.entries += 1;
+        self.text_bytes += digits(start) + digits(end - start) + 2;
+        self.end = end;
     }
-    if ends_in_hole {
-        map += &format!("{size}\n0\n");
+
+    /// A hole at the end is an entry without bytes, which says how long the file is.
+    fn finish(&mut self, size: u64) {
+        if self.end < size {
+            self.add(size, size);
+        }
     }
-    let mut map = map.into_bytes();
-    map.resize(map.len().next_multiple_of(BLOCK_BYTES), 0);
-    map
+
+    fn map_bytes(&self) -> u64 {
+        digits(self.entries) + 1 + self.text_bytes
+    }
+
+    fn map_blocks_bytes(&self) -> u64 {
+        self.map_bytes().next_multiple_of(BLOCK_BYTES as u64)
+    }
+}
+
+/// Length of a number in decimal.
+fn digits(number: u64) -> u64 {
+    u64::from(number.checked_ilog10().unwrap_or(0)) + 1
 }
 
 /// Seconds with a fraction. Before 1970 the fraction counts backwards, as any decimal does.
@@ -374,10 +441,20 @@ mod tests {
     }
 
     #[test]
-    fn a_sparse_map_ends_where_the_file_does() {
-        let map = sparse_map(&[(0, 10), (100, 120)], 200);
-        assert_eq!(map.len(), 512);
-        assert!(map.starts_with(b"3\n0\n10\n100\n20\n200\n0\n\0"));
-        assert!(sparse_map(&[], 5).starts_with(b"1\n5\n0\n"));
+    fn the_length_of_a_map_is_known_before_it_is_written() {
+        let mut layout = Layout::default();
+        layout.add(0, 10);
+        layout.add(100, 120);
+        layout.finish(200);
+        let map = "3\n0\n10\n100\n20\n200\n0\n";
+        assert_eq!((layout.entries, layout.stored), (3, 30));
+        assert_eq!(layout.map_bytes(), map.len() as u64);
+        assert_eq!(layout.map_blocks_bytes(), 512);
+        let mut hole = Layout::default();
+        hole.finish(5);
+        assert_eq!(hole.map_bytes(), "1\n5\n0\n".len() as u64);
+        for number in [0, 9, 10, 99, 100, u64::MAX] {
+            assert_eq!(digits(number), number.to_string().len() as u64);
+        }
     }
 }

@@ -3,27 +3,38 @@
 use std::io::Write;
 use std::process::ExitCode;
 
+use anyhow::bail;
 use draconis_exchange::contract::Kind;
 use draconis_ext::{Follow, InodeNumber, Volume};
 
+use crate::change::tell;
 use crate::cli;
+use crate::commands::join;
 use crate::image::{self, Listed, find};
-use crate::text::{Output, printable};
+use crate::say;
+use crate::text::{Output, counted, printable};
 
 pub fn run(arguments: &cli::Tree) -> anyhow::Result<ExitCode> {
     let tree = image::open(&arguments.target.image, arguments.place, None)?;
     let volume = tree.volume();
     let start = find(volume, &arguments.target, Follow::Yes)?;
+    let top = &arguments.target;
+    if volume.inode(start).map_err(|error| tell(top, error))?.kind != Kind::Directory {
+        bail!("{top}: not a directory; draconis ls -l shows what it is");
+    }
+    // What is above what is being listed, for messages.
+    let mut paths = vec![top.path.clone()];
     let mut out = Output::new();
     out.name(&arguments.target.path)?;
     writeln!(out)?;
     let (mut dirs, mut files, mut failed) = (0u64, 0u64, false);
     let mut seen = std::collections::HashSet::from([start]);
     // One level of the stack per directory that is still being listed.
-    let mut stack = vec![level(volume, arguments, start, &mut failed)];
+    let mut stack = vec![level(volume, arguments, start, &top.path, &mut failed)];
     while let Some(rest) = stack.last_mut() {
         let Some(entry) = rest.next() else {
             stack.pop();
+            paths.pop();
             continue;
         };
         let last = rest.as_slice().is_empty();
@@ -60,11 +71,17 @@ pub fn run(arguments: &cli::Tree) -> anyhow::Result<ExitCode> {
         dirs += 1;
         let deeper = arguments.level.is_none_or(|level| stack.len() < level);
         if deeper && seen.insert(entry.inode) {
-            let below = level(volume, arguments, entry.inode, &mut failed);
-            stack.push(below);
+            let path = join(paths.last().map_or(b"", |path| path), &entry.name);
+            stack.push(level(volume, arguments, entry.inode, &path, &mut failed));
+            paths.push(path);
         }
     }
-    writeln!(out, "\n{dirs} directories, {files} files")?;
+    writeln!(
+        out,
+        "\n{}, {}",
+        counted(dirs, "directory", "directories"),
+        counted(files, "file", "files")
+    )?;
     out.flush()?;
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
@@ -73,9 +90,10 @@ fn level(
     volume: &Volume,
     arguments: &cli::Tree,
     dir: InodeNumber,
+    path: &[u8],
     failed: &mut bool,
 ) -> std::vec::IntoIter<Listed> {
-    let label = format!("directory {} of {}", dir.0, printable(&arguments.target.path));
+    let label = format!("{}:{}", arguments.target.image.display(), printable(path));
     match image::names(volume, dir, &label) {
         Ok(listing) => {
             *failed |= listing.damaged;
@@ -84,7 +102,7 @@ fn level(
         }
         Err(error) => {
             *failed = true;
-            eprintln!("draconis: {error:#}");
+            say::complain(&error);
             vec![].into_iter()
         }
     }

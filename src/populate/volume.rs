@@ -123,7 +123,7 @@ impl Scan<'_> {
             Kind::File => {
                 let source = self.files.files.len() as u64;
                 self.files.files.push(inode.clone());
-                let data = segments(volume, &inode)?;
+                let data = segments(volume, &inode).collect::<Result<_, _>>()?;
                 What::File { size_bytes: inode.size_bytes, data, source }
             }
         };

@@ -155,7 +155,7 @@ impl Volume {
         let disk_bytes = disk.properties().len_bytes;
         if super_.len_bytes() > disk_bytes {
             let (volume, disk) = (super_.len_bytes(), disk_bytes);
-            log::warn!("the volume claims {volume} bytes, its disk has {disk}");
+            log::warn!("the volume has {volume} bytes, its image only {disk}: the rest is missing");
         }
         Ok(Self {
             store: Store::new(

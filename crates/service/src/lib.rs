@@ -14,7 +14,6 @@ mod claimed;
 pub mod client;
 mod disk;
 mod holders;
-pub mod image;
 pub mod local;
 mod loop_device;
 pub mod manager;

@@ -37,7 +37,8 @@ impl KeyValue {
 /// What the helper was built with.
 fn stores(peers: &PathBuf) -> anyhow::Result<Vec<String>> {
     let output = Command::new(peers).arg("stores").output();
-    let output = output.with_context(|| format!("the helper {}", peers.display()))?;
+    let output = output
+        .with_context(|| format!("{}, which make lab and make install build", peers.display()))?;
     Ok(String::from_utf8_lossy(&output.stdout).lines().map(String::from).collect())
 }
 

@@ -1,0 +1,178 @@
+//! Manual pages: what clap knows of each command, a synopsis with the values of options, and
+//! examples.
+//!
+//! Law: the same sources make the same pages. Their date is the release's, or what
+//! SOURCE_DATE_EPOCH says.
+
+mod examples;
+
+use anyhow::Context;
+use clap::{Arg, ArgAction, Command};
+use clap_mangen::Man;
+use jiff::Timestamp;
+
+/// When this version was released.
+const RELEASED: &str = "2026-11-22";
+/// What the pages belong to, in the middle of their heads.
+const MANUAL: &str = "Draconis Manual";
+
+/// A page.
+pub struct Page {
+    pub file_name: String,
+    pub text: Vec<u8>,
+}
+
+/// The pages of a command and of all below it that is not hidden.
+pub fn pages(command: Command) -> anyhow::Result<Vec<Page>> {
+    let date = date()?;
+    let mut command = command.disable_help_subcommand(true);
+    command.build();
+    let mut pages = vec![];
+    let mut stack = vec![command];
+    while let Some(command) = stack.pop() {
+        pages.push(page(&command, &date)?);
+        stack.extend(command.get_subcommands().filter(|below| !below.is_hide_set()).cloned());
+    }
+    Ok(pages)
+}
+
+fn date() -> anyhow::Result<String> {
+    let Ok(text) = std::env::var("SOURCE_DATE_EPOCH") else { return Ok(RELEASED.to_string()) };
+    let wrong = || format!("SOURCE_DATE_EPOCH={text}: not a number of seconds");
+    let stamp = Timestamp::from_second(text.parse().with_context(wrong)?).with_context(wrong)?;
+    Ok(stamp.strftime("%Y-%m-%d").to_string())
+}
+
+fn page(command: &Command, date: &str) -> anyhow::Result<Page> {
+    let name = command.get_display_name().unwrap_or_else(|| command.get_name()).to_owned();
+    let version = format!("draconis {}", command.get_version().unwrap_or_default());
+    let shown = command.clone().override_usage(synopsis(command));
+    let man = Man::new(shown).title(&name).date(date).source(version).manual(MANUAL);
+    let mut text = vec![];
+    man.render_title(&mut text)?;
+    man.render_name_section(&mut text)?;
+    man.render_synopsis_section(&mut text)?;
+    man.render_description_section(&mut text)?;
+    man.render_options_section(&mut text)?;
+    if command.get_subcommands().any(|below| !below.is_hide_set()) {
+        man.render_subcommands_section(&mut text)?;
+    }
+    if let Some(notes) = command.get_after_long_help().or(command.get_after_help()) {
+        text.extend_from_slice(b".SH NOTES\n");
+        literally(&mut text, &notes.to_string());
+    }
+    text.extend_from_slice(b".SH EXAMPLES\n");
+    let own = examples::EXAMPLES.iter().find(|(of, _)| *of == name);
+    let (_, examples) = own.with_context(|| format!("{name}: no examples"))?;
+    for (what, line) in *examples {
+        text.extend_from_slice(format!("{}:\n.PP\n.RS 4\n", escaped(what)).as_bytes());
+        literally(&mut text, line);
+        text.extend_from_slice(b".RE\n.PP\n");
+    }
+    if name != "draconis" {
+        text.extend_from_slice(b".SH SEE ALSO\n\\fBdraconis\\fR(1)\n");
+    }
+    Ok(Page { file_name: format!("{name}.1"), text })
+}
+
+/// Lines as they are, without filling.
+fn literally(text: &mut Vec<u8>, lines: &str) {
+    text.extend_from_slice(b".nf\n");
+    for line in lines.lines() {
+        text.extend_from_slice(escaped(line).as_bytes());
+        text.push(b'\n');
+    }
+    text.extend_from_slice(b".fi\n");
+}
+
+/// Text that troff takes for text.
+fn escaped(line: &str) -> String {
+    let line = line.replace('\\', "\\e").replace('-', "\\-").replace('\'', "\\(aq");
+    if line.starts_with('.') { format!("\\&{line}") } else { line }
+}
+
+/// The command with everything that it takes; what every command takes is left out.
+fn synopsis(command: &Command) -> String {
+    let mut words = vec![command.get_bin_name().unwrap_or(command.get_name()).to_owned()];
+    let everywhere = ["help", "version", "verbose"];
+    let options = command.get_opts().chain(command.get_arguments().filter(|one| is_flag(one)));
+    let mut options: Vec<&Arg> =
+        options.filter(|one| !everywhere.contains(&one.get_id().as_str())).collect();
+    // Flags first, and what has a short name before what has none.
+    options.sort_by_key(|one| (!is_flag(one), one.get_short().is_none()));
+    options.dedup_by_key(|one| one.get_id().clone());
+    words.extend(options.iter().filter(|one| !one.is_hide_set()).map(|one| option(one)));
+    words.extend(command.get_positionals().map(positional));
+    if command.get_subcommands().any(|below| !below.is_hide_set()) {
+        words.push("COMMAND ...".to_owned());
+    }
+    words.join(" ")
+}
+
+fn is_flag(one: &Arg) -> bool {
+    !one.is_positional() && !one.get_num_args().is_some_and(|range| range.takes_values())
+}
+
+fn option(one: &Arg) -> String {
+    let short = one.get_short().map(|short| format!("-{short}"));
+    let long = one.get_long().map(|long| format!("--{long}"));
+    let mut text = short.into_iter().chain(long).collect::<Vec<_>>().join("|");
+    if !is_flag(one) {
+        text = format!("{text} {}", value(one));
+    }
+    let many = if matches!(one.get_action(), ArgAction::Append) { "..." } else { "" };
+    if one.is_required_set() { format!("{text}{many}") } else { format!("[{text}]{many}") }
+}
+
+/// What an option takes: its name, or the few values that there are.
+fn value(one: &Arg) -> String {
+    let known = one.get_possible_values();
+    let names: Vec<&str> = known.iter().map(|value| value.get_name()).collect();
+    match one.get_value_names() {
+        _ if !names.is_empty() => names.join("|"),
+        Some(given) => given.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(" "),
+        None => one.get_id().as_str().to_uppercase(),
+    }
+}
+
+fn positional(one: &Arg) -> String {
+    let many = one.get_num_args().is_some_and(|range| range.max_values() > 1);
+    let text = format!("{}{}", value(one), if many { "..." } else { "" });
+    if one.is_required_set() { text } else { format!("[{text}]") }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+    use crate::cli::Cli;
+
+    #[test]
+    fn every_command_has_examples_and_every_example_a_command() {
+        let pages = pages(Cli::command()).unwrap();
+        let names: Vec<&str> =
+            pages.iter().map(|page| page.file_name.trim_end_matches(".1")).collect();
+        for (name, examples) in examples::EXAMPLES {
+            assert!(names.contains(name), "{name}");
+            assert!(!examples.is_empty(), "{name}");
+        }
+        assert_eq!(names.len(), examples::EXAMPLES.len());
+    }
+
+    #[test]
+    fn a_synopsis_shows_values() {
+        let mut command = Cli::command();
+        command.build();
+        let of = |name: &str| synopsis(command.find_subcommand(name).unwrap());
+        assert_eq!(
+            of("ls"),
+            "draconis ls [-l] [-a] [-R] [-d] [--json] [--offset BYTES] [--partition N] \
+             IMAGE[:/path]..."
+        );
+        assert!(of("tar").contains("[--sparse auto|always|never]"), "{}", of("tar"));
+        assert!(of("truncate").contains(" -s|--size SIZE "), "{}", of("truncate"));
+        assert!(of("kv").ends_with("draconis kv COMMAND ..."), "{}", of("kv"));
+        assert_eq!(escaped(".a-b\\'"), "\\&.a\\-b\\e\\(aq");
+    }
+}

@@ -1,0 +1,235 @@
+//! What the program says when something is not as it should be: what it is about, once; what
+//! is wrong, in words; and the next step.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use common::{Draconis, have, is_root};
+
+/// Runs a line of words, where `D/` is the directory of the test; what it says.
+fn said(draconis: &Draconis, line: &str) -> String {
+    let dir = format!("{}/", draconis.dir.path().display());
+    let arguments = line.split(' ').map(|word| word.replace("D/", &dir));
+    let output = draconis.run(arguments);
+    let said = String::from_utf8_lossy(&output.stderr).replace(&dir, "D/");
+    assert!(matches!(output.status.code(), Some(1 | 4 | 8)), "{line}: {} {said}", output.status);
+    sound(line, &said);
+    said
+}
+
+/// What is true of every message.
+fn sound(line: &str, said: &str) {
+    assert!(!said.contains("os error"), "{line}: {said}");
+    for message in said.lines() {
+        assert!(message.starts_with("draconis: "), "{line}: {said}");
+        let words: Vec<&str> = message.split(": ").collect();
+        assert!(words.windows(2).all(|pair| pair[0] != pair[1]), "{line}: {said}");
+        for path in message.split([' ', ':', ';']).filter(|word| word.starts_with("D/")) {
+            assert!(message.matches(path).count() <= 2, "{line}: {said}");
+        }
+    }
+}
+
+fn volume(draconis: &Draconis) -> PathBuf {
+    let image = draconis.path("v.img");
+    draconis.ok(["format", "-b", "1024", image.to_str().unwrap(), "8M"]);
+    std::fs::write(draconis.path("file"), "contents").unwrap();
+    let at = |path: &str| format!("{}:{path}", image.display());
+    draconis.ok(["put", draconis.path("file").to_str().unwrap(), &at("/f")]);
+    draconis.ok(["mkdir", &at("/d")]);
+    image
+}
+
+#[test]
+fn each_failure_is_said_in_one_sentence() {
+    let draconis = Draconis::new();
+    volume(&draconis);
+    std::fs::write(draconis.path("empty"), "").unwrap();
+    std::fs::write(draconis.path("zeros"), vec![0; 65536]).unwrap();
+    let mut table = vec![0; 1 << 20];
+    table[510..512].copy_from_slice(&[0x55, 0xaa]);
+    std::fs::write(draconis.path("disk"), &table).unwrap();
+    table[..4].copy_from_slice(b"XFSB");
+    std::fs::write(draconis.path("xfs"), &table).unwrap();
+    draconis.make_dir("dir");
+    for reading in ["ls", "info", "tree", "tar", "stat", "cat"] {
+        for (image, sentence) in [
+            ("none", "D/none: No such file or directory"),
+            ("empty", "D/empty: too short for a volume, or empty; draconis format makes one"),
+            ("file", "D/file: too short for a volume, or empty; draconis format makes one"),
+            ("xfs", "D/xfs: not an ext volume; it holds an XFS file system"),
+            (
+                "disk",
+                "D/disk: not an ext volume; it holds a partition table or boot sector, and \
+                 --partition N takes one",
+            ),
+            ("dir", "D/dir is a directory; draconis format --from makes a volume of one"),
+        ] {
+            let found = said(&draconis, &format!("{reading} D/{image}"));
+            assert_eq!(found, format!("draconis: {sentence}\n"), "{reading}");
+        }
+        let zeros = said(&draconis, &format!("{reading} D/zeros"));
+        assert!(zeros.contains("--offset and --partition") && zeros.contains("draconis format"));
+    }
+    for (line, sentence) in [
+        (
+            "cat D/v.img:/d",
+            "D/v.img:/d: is a directory; draconis ls lists it, draconis tar archives it",
+        ),
+        ("tree D/v.img:/f", "D/v.img:/f: not a directory; draconis ls -l shows what it is"),
+        ("ls D/v.img:/f/x", "D/v.img:/f/x: not a directory"),
+        ("stat D/v.img:/none", "D/v.img:/none: no such file or directory"),
+        ("get D/v.img:/f D/none/x", "D/none: no such directory"),
+        ("mkdir D/v.img:/x/y", "D/v.img:/x: no such file or directory; draconis mkdir -p makes it"),
+        ("put D/none D/v.img:/", "D/none: No such file or directory"),
+        ("put D/file D/none:/", "D/none: no such file; draconis format makes a volume"),
+        ("mkdir D/dir:/x", "D/dir is a directory; draconis format --from makes a volume of one"),
+        (
+            "mkdir D/empty:/x",
+            "D/empty: too short for a volume, or empty; draconis format makes one",
+        ),
+        ("grow D/empty", "D/empty: too short for a volume, or empty; draconis format makes one"),
+        (
+            "set-label D/empty x",
+            "D/empty: too short for a volume, or empty; draconis format makes one",
+        ),
+        ("cp D/xfs:/a D/v.img:/b", "D/xfs: not an ext volume; it holds an XFS file system"),
+        ("untar -f D/none D/v.img:/", "D/none: No such file or directory"),
+        ("untar -f D/file D/v.img:/", "D/file: not a tar archive"),
+        ("untar -f D/dir D/v.img:/", "D/dir: is a directory; draconis put -r takes one"),
+        ("format D/none/x 1M", "D/none: no such directory; mkdir -p makes it"),
+        ("format --from D/none D/x", "D/none: No such file or directory"),
+        ("store ls D/none", "D/none: no such file; draconis store create makes a store"),
+    ] {
+        assert_eq!(said(&draconis, line), format!("draconis: {sentence}\n"));
+    }
+    let archive = draconis.path("a.tar");
+    let mut tar = Command::new("tar");
+    tar.arg("-C").arg(draconis.dir.path()).arg("-cf").arg(&archive).arg("file");
+    assert!(tar.status().unwrap().success());
+    assert_eq!(
+        said(&draconis, "untar -f D/a.tar D/v.img:/none"),
+        "draconis: D/v.img:/none: no such directory; draconis mkdir -p makes it\n"
+    );
+    let tree = draconis.ok(["tree", draconis.path("v.img").to_str().unwrap()]);
+    assert!(tree.ends_with("\n2 directories, 1 file\n"), "{tree}");
+    let tree = draconis.ok(["tree", &format!("{}:/d", draconis.path("v.img").display())]);
+    assert!(tree.ends_with("\n0 directories, 0 files\n"), "{tree}");
+}
+
+/// The image with a broken root directory, and how each command speaks of it.
+#[test]
+fn damage_is_called_damage_and_what_to_do_is_said_once() {
+    let draconis = Draconis::new();
+    let image = volume(&draconis);
+    let bytes = std::fs::read(&image).unwrap();
+    let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
+    // The first group's inode table, in it the root's second inode, its first block.
+    let root = u32_at(2048 + 8) * 1024 + 256;
+    let block = u32_at(root + 40) * 1024;
+    let spoil = |name: &str, at: usize, new: &[u8]| {
+        let mut bytes = bytes.clone();
+        bytes[at..at + new.len()].copy_from_slice(new);
+        std::fs::write(draconis.path(name), bytes).unwrap();
+    };
+    spoil("root", block + 4, &[3, 0]);
+    spoil("table", 2048 + 8, &[0xff; 4]);
+    spoil("super", 1024 + 24, &[200]);
+    spoil("flag", 1024 + 58, &[3, 0]);
+    std::fs::write(draconis.path("short"), &bytes[..5 << 20]).unwrap();
+
+    let repaired =
+        "the volume is damaged: draconis check shows all damage, and e2fsck -f repairs it";
+    for line in ["ls D/root", "ls -lR D/root", "tree D/root", "get -r D/root:/ D/out"] {
+        let found = said(&draconis, line);
+        assert!(found.starts_with("draconis: D/root:/: corrupt directory entry"), "{found}");
+        assert_eq!(found.matches(repaired).count(), 1, "{found}");
+    }
+    for line in ["ls D/table", "mkdir D/table:/x", "put D/file D/root:/x", "info D/super"] {
+        assert!(said(&draconis, line).ends_with(&format!("; {repaired}\n")), "{line}");
+    }
+    for name in ["root", "table", "flag", "short"] {
+        let path = draconis.path(name);
+        let info = draconis.ok(["info", path.to_str().unwrap()]);
+        let damaged = info.lines().find(|line| line.starts_with("damaged ")).unwrap();
+        let step = if name == "short" { "draconis get -r" } else { "e2fsck -f repairs it" };
+        assert!(damaged.contains(step), "{info}");
+        let json = draconis.ok(["info", "--json", path.to_str().unwrap()]);
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(json["damage"].as_array().unwrap().len(), 1, "{json}");
+    }
+    let sound = draconis.ok(["info", image.to_str().unwrap()]);
+    assert!(!sound.contains("damaged"), "{sound}");
+    let checked = draconis.run(["check", draconis.path("root").to_str().unwrap()]);
+    let checked = String::from_utf8_lossy(&checked.stdout).into_owned();
+    assert!(
+        checked.ends_with(
+            ", damaged; copy what can be read (draconis get -r), then let e2fsck -f repair it\n"
+        ),
+        "{checked}"
+    );
+}
+
+#[test]
+fn what_is_in_use_or_forbidden_or_full_is_said() {
+    let draconis = Draconis::new();
+    let image = volume(&draconis);
+    let held = std::fs::File::open(&image).unwrap();
+    held.lock().unwrap();
+    let found = said(&draconis, "ls D/v.img");
+    assert_eq!(found, "draconis: D/v.img is mounted or being changed; see draconis status\n");
+    let found = said(&draconis, "mkdir D/v.img:/x");
+    assert_eq!(found, "draconis: D/v.img is in use; unmount it first\n");
+    held.unlock().unwrap();
+    if !is_root() || !have("setpriv") {
+        eprintln!("skipped: what is forbidden and what is full need root and setpriv");
+        return;
+    }
+    let open = |path: &Path, mode| {
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+        std::fs::set_permissions(path, mode).unwrap();
+    };
+    open(draconis.dir.path(), 0o755);
+    open(&image, 0o600);
+    let program = draconis.path("draconis");
+    std::fs::copy(env!("CARGO_BIN_EXE_draconis"), &program).unwrap();
+    for command in [&["ls"][..], &["mkdir"], &["check"]] {
+        let mut run = Command::new("setpriv");
+        run.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&program).args(command);
+        let output = run.arg(format!("{}:/x", image.display())).stdin(Stdio::null()).output();
+        let found = String::from_utf8_lossy(&output.unwrap().stderr).into_owned();
+        let words = ": Permission denied; ls -l shows who may\n";
+        let missing = ": No such file or directory\n";
+        // `check` takes the image's name as it is.
+        assert!(found.ends_with(if command == ["check"] { missing } else { words }), "{found}");
+    }
+    let small = draconis.make_dir("small");
+    let mut mount = Command::new("mount");
+    mount.args(["-t", "tmpfs", "-o", "size=1M", "tmpfs"]).arg(&small);
+    if !mount.status().unwrap().success() {
+        eprintln!("skipped: what is full needs a tmpfs");
+        return;
+    }
+    // It goes away with the test, whatever comes of it.
+    let _small = common::Kernel { at: small.clone() };
+    std::fs::write(draconis.path("much"), vec![7; 3 << 20]).unwrap();
+    said_ok(&draconis, "put D/much D/v.img:/much");
+    let found = said(&draconis, "get D/v.img:/much D/small/much");
+    assert_eq!(
+        found,
+        "draconis: D/small/much: cannot be written: No space left on device; make room there\n"
+    );
+    std::fs::remove_file(small.join("much")).unwrap();
+    std::fs::File::create(small.join("v.img")).unwrap().set_len(8 << 20).unwrap();
+    said_ok(&draconis, "format D/small/v.img");
+    let found = said(&draconis, "put D/much D/small/v.img:/much");
+    assert!(found.contains(" failed: No space left on device"), "{found}");
+    assert!(found.contains("what was changed last is not there, and draconis check"), "{found}");
+}
+
+fn said_ok(draconis: &Draconis, line: &str) {
+    let dir = format!("{}/", draconis.dir.path().display());
+    draconis.ok(line.split(' ').map(|word| word.replace("D/", &dir)));
+}
