@@ -462,10 +462,12 @@ impl Edit<'_> {
                 }
                 self.need(place.needs() + of_whiteout, target.owner().0)?;
                 self.order_move(from_dir, to_dir, moved)?;
-                let whiteout = self.take_whiteout(from_dir, whiteout)?;
                 let Err(place) = self.seek(&*self.directory(to_dir)?, to)? else {
                     return Err(Error::Exists);
                 };
+                // A batch that was ended may have taken some of it.
+                self.need(place.needs() + of_whiteout, target.owner().0)?;
+                let whiteout = self.take_whiteout(from_dir, whiteout)?;
                 self.put_in(to_dir, place, to, moved, node.kind)?;
                 self.finish_move((from_dir, from), to_dir, &node, whiteout)
             }
@@ -493,10 +495,6 @@ impl Edit<'_> {
         if circle || batch.born.contains(&to_dir.0) || batch.linked.contains(&moved.0) {
             self.apart()?;
         }
-        let batch = &mut self.w.batch;
-        batch.receivers.insert(to_dir.0);
-        batch.givers.insert(from_dir.0);
-        batch.left.insert(from_dir.0);
         Ok(())
     }
 
@@ -509,6 +507,13 @@ impl Edit<'_> {
         whiteout: Option<Taken>,
     ) -> Result<()> {
         let moved = node.number;
+        if from_dir != to_dir && self.is_old(moved) {
+            // Only now: a move that could not be made says nothing of the order.
+            let batch = &mut self.w.batch;
+            batch.receivers.insert(to_dir.0);
+            batch.givers.insert(from_dir.0);
+            batch.left.insert(from_dir.0);
+        }
         self.clear_name((from_dir, from), whiteout)?;
         if node.kind == Kind::Directory && from_dir != to_dir {
             self.set_parent(moved, to_dir)?;
