@@ -273,3 +273,37 @@ fn mount_gets_along_without_a_helper_of_ours() {
     assert_eq!(in_a_namespace(&draconis, script), "hello\nnew\n");
     check(&image);
 }
+
+#[test]
+fn times_of_access_follow_the_options() {
+    if !fuse("times of access") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = small(&draconis);
+    // What reading changes: the file, the directory.
+    for (options, changes) in [
+        ("relatime", [true, true]),
+        ("nodiratime", [true, false]),
+        ("noatime", [false, false]),
+        ("strictatime,nodiratime", [true, false]),
+    ] {
+        let at = draconis.mount(&image, "at", options);
+        let names = [at.join("hello"), at.clone()];
+        let long_ago = rustix::fs::Timespec { tv_sec: 1_000, tv_nsec: 0 };
+        let times = rustix::fs::Timestamps { last_access: long_ago, last_modification: long_ago };
+        for name in &names {
+            // What the kernel keeps of it is not to be enough.
+            std::fs::read_dir(&at).unwrap().count();
+            let _ = std::fs::read(name);
+            let flags = rustix::fs::AtFlags::empty();
+            rustix::fs::utimensat(rustix::fs::CWD, name, &times, flags).unwrap();
+        }
+        std::fs::read(&names[0]).unwrap();
+        std::fs::read_dir(&at).unwrap().count();
+        let found = names.map(|name| std::fs::metadata(name).unwrap().atime() != 1_000);
+        assert_eq!(found, changes, "{options}");
+        unmount(&draconis, &at);
+        check(&image);
+    }
+}

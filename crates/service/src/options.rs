@@ -33,6 +33,8 @@ pub struct MountOptions {
     pub deadline_s: u64,
     /// When reading a file changes its time of access.
     pub access_times: AccessTimes,
+    /// Reading directories leaves their times of access.
+    pub no_directory_atime: bool,
     /// Every change is durable before it is answered.
     pub sync: bool,
     /// So is every change of a directory.
@@ -103,6 +105,7 @@ impl Default for MountOptions {
             no_exec: false,
             deadline_s: 30,
             access_times: AccessTimes::Relative,
+            no_directory_atime: false,
             sync: false,
             dir_sync: false,
             commit_s: 5,
@@ -172,8 +175,6 @@ const WITHOUT_EFFECT: &[&str] = &[
     "uhelper",
     "loop",
     "atime",
-    "diratime",
-    "nodiratime",
     "silent",
     "loud",
     "nomand",
@@ -328,6 +329,8 @@ impl MountOptions {
             "partition" => self.partition = Some(number("partition", value)?),
             "relatime" | "norelatime" | "nolazytime" => self.access_times = AccessTimes::Relative,
             "noatime" => self.access_times = AccessTimes::Never,
+            "nodiratime" => self.no_directory_atime = true,
+            "diratime" => self.no_directory_atime = false,
             "strictatime" => self.access_times = AccessTimes::Strict,
             "lazytime" => self.access_times = AccessTimes::Lazy,
             "sync" => self.sync = true,
@@ -471,6 +474,7 @@ mod tests {
         ] {
             parse(line).unwrap();
         }
+        assert!(parse("nodiratime").unwrap().no_directory_atime);
         let options = parse("fsname=my\\,disk,subtype=ext2,errors=continue,grpid").unwrap();
         assert_eq!(options.source.as_deref(), Some("my,disk"));
         assert_eq!(options.subtype.as_deref(), Some("ext2"));

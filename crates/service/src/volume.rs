@@ -171,6 +171,8 @@ pub struct VolumeTree {
     directory_group: bool,
     /// Whether `statfs` counts blocks that can never be a file's, too.
     minix_df: bool,
+    /// Whether listing a directory leaves its time of access.
+    no_directory_atime: bool,
 }
 
 /// What is durable before it is answered.
@@ -215,6 +217,7 @@ impl VolumeTree {
             write_back,
             directory_group,
             minix_df,
+            no_directory_atime: options.no_directory_atime,
         }
     }
 
@@ -330,7 +333,9 @@ impl VolumeTree {
             let access = draconis_ext::Access { read, write, append };
             self.volume.may_open(node, access).map_err(refusal)?;
         }
-        let due = read && self.volume.is_access_due(node) && !Omission::AccessTime.is_made();
+        let listed = self.no_directory_atime && self.attributes(node)?.kind == Kind::Directory;
+        let due =
+            read && !listed && self.volume.is_access_due(node) && !Omission::AccessTime.is_made();
         let strict = self.volume.access_times() == draconis_ext::AccessTimes::Strict;
         Ok(match due {
             false => Kept::Valid,
@@ -415,7 +420,7 @@ impl DirectoryServer for VolumeTree {
     fn enumerate(&self, mut m: Enumerate) -> Result<AckEnumerate, NakEnumerate> {
         match self.fill(&mut m) {
             Ok(len) => {
-                if !m.no_atime {
+                if !m.no_atime && !self.no_directory_atime {
                     self.was_read(m.node);
                 }
                 Ok(AckEnumerate { buffer: m.buffer, len })
@@ -606,7 +611,7 @@ impl Tree for VolumeTree {
     fn decides_opening(&self, kind: Kind) -> bool {
         // Files may be immutable or append-only; times of access are kept of both.
         let keeps_times = self.volume.access_times() != draconis_ext::AccessTimes::Never;
-        self.writing && (kind == Kind::File || keeps_times)
+        self.writing && (kind == Kind::File || keeps_times && !self.no_directory_atime)
     }
 
     fn hold(&self, node: Node) {
