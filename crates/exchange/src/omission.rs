@@ -10,7 +10,7 @@ pub const VARIABLE: &str = "DRACONIS_BREAK";
 /// Something that a mount does and that its exactness needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Omission {
-    /// The kernel drops its pages behind a direct write that nobody waits for.
+    /// The kernel drops its pages behind an asynchronous direct write.
     OldPages,
     /// It asks for attributes again once flags have changed.
     TimeOfFlags,

@@ -651,7 +651,7 @@ impl Edit<'_> {
         Ok(Some(InodeNumber(number * per_group + at + 1)))
     }
 
-    /// Marks an inode as used that nobody is to have, if it is not.
+    /// Marks an inode as used that is not to be given out, if it is not marked.
     pub(super) fn set_aside(&mut self, inode: InodeNumber) -> Result<()> {
         let (number, at) = self.w.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
         self.w.groups.prepare(number, &self.volume.store, &self.volume.super_)?;

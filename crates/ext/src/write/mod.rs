@@ -377,7 +377,7 @@ impl Volume {
     pub fn touch_access(&self, inode: InodeNumber) {
         // Most reads change nothing, and wait for no change then.
         if self.is_access_due(inode) {
-            // The read is answered whatever came of it.
+            // The read is answered, also if this fails.
             let _ = self.edit(|edit| edit.touch_access(inode));
         }
     }

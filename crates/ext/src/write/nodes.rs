@@ -291,7 +291,7 @@ impl Edit<'_> {
         }
         self.put_in(dir, place, name, inode, node.kind)?;
         if self.w.unnamed.remove(&inode.0) {
-            // Its first name. The disk knows it as nobody's, as it does any new inode.
+            // Its first name. On disk it is dead, as any new inode is.
             self.volume.store.overlay.change().orphans.remove(&inode.0);
             self.w.batch.born.insert(inode.0);
         }

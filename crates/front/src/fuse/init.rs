@@ -67,7 +67,7 @@ impl Init {
 
     /// What we want of what the kernel can do.
     fn agreed(self, behaviour: Behaviour, writable: bool) -> u64 {
-        // Not ATOMIC_O_TRUNC: where opening needs no message, nobody would truncate.
+        // Not ATOMIC_O_TRUNC: where opening needs no message, none would truncate.
         let mut wanted = ASYNC_READ
             | EXPORT_SUPPORT
             | BIG_WRITES

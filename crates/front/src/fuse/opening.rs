@@ -70,7 +70,7 @@ pub(super) fn create<T: Tree>(tree: &T, header: Header, create: Create) -> Answe
     let made = tree.create(CreateNode { parent, name, mode, umask, uid, gid, device: (0, 0) });
     match made {
         Ok(ack) => Ok(hold(tree, &ack.attributes, Kept::Valid)),
-        // Made by somebody else since the kernel looked.
+        // Made by another caller since the kernel looked.
         Err(nak) if nak.why == Refusal::Exists && !exclusive => {
             let found = tree.lookup(Lookup { parent, name }).map_err(|nak| nak.why)?.attributes;
             let asked = OpenNode { node: found.node, access };

@@ -1,4 +1,4 @@
-//! What goes to the kernel: replies, and notifications that nobody asked for.
+//! What goes to the kernel: replies, and notifications.
 //!
 //! ```text
 //!   length │ error (negative), or what a notification says │ unique, 0 in a notification │ body
@@ -95,8 +95,8 @@ impl Reply {
 
     /// The notification that pages of a node are to be brought here and forgotten by the
     /// kernel: `len` bytes of it from `offset` on, all behind it if that is 0. The kernel
-    /// waits for pages that it has asked for, so whoever sends it must not be needed to
-    /// answer.
+    /// waits for pages that it has asked for, so the thread that sends it must not be needed
+    /// to answer.
     pub(super) fn forget_pages(node: Node, offset: u64, len: u64) -> Self {
         let mut body = Bytes::default();
         body.u64(node.0).u64(offset).u64(len);
