@@ -71,7 +71,8 @@ crate::contract! {
                 -> AckBind { path: Block, attributes: Attributes } => Ready
                  | NakBind { path: Block, end: End } why NotBound => Ready, or NotSupported;
 
-            /// The attributes of what `name` names in `parent`. `.` and `..` are names.
+            /// The attributes of what `name` names in `parent`. `.` and `..` are names, and `.`
+            /// is one of any node: its own.
             call lookup: Lookup { parent: Node, name: Name }
                 -> AckLookup { attributes: Attributes } => Ready
                  | NakLookup {} why Refusal => Ready;
