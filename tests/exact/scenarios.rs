@@ -213,7 +213,7 @@ fn layers(dir: &Path) -> Fields {
         dir,
         &format!(
             "mount -t overlay overlay -o lowerdir=lower,upperdir=upper,workdir=work merged || exit
-             ({IN_LAYER}); umount merged; ls -l upper | awk '{{print $1, $NF}}'"
+             ({IN_LAYER}); umount merged; ls -l upper | tail -n +2 | awk '{{print $1, $NF}}'"
         ),
     )
 }
@@ -230,7 +230,7 @@ mount -t overlay overlay -o {options} merged || exit
 ({IN_LAYER})
 END
              setpriv --reuid 1001 --regid 2001 --clear-groups unshare -Urm sh -u inner
-             ls -l upper | awk '{{print $1, $NF}}'"
+             ls -l upper | tail -n +2 | awk '{{print $1, $NF}}'"
         ),
     )
 }
