@@ -564,3 +564,20 @@ fn options_of_mounts_that_write() {
     draconis.ok(["umount", at.to_str().unwrap()]);
     check(&image);
 }
+
+#[test]
+fn what_has_changed_is_on_the_disk_once_nothing_changes() {
+    if !fuse("a mount that pauses") {
+        return;
+    }
+    let volume = Volume::new("1024", "8M", "rw,noatime,commit=100000");
+    let bytes: Vec<u8> =
+        (0..2000u32).flat_map(|i| i.wrapping_mul(0x9E37_79B1).to_le_bytes()).collect();
+    std::fs::write(volume.at("file"), &bytes).unwrap();
+    // The first block of it, wherever that lies.
+    eventually("it is in the image", || {
+        let image = std::fs::read(&volume.image).unwrap();
+        image.chunks(1024).any(|block| block == &bytes[..1024])
+    });
+    volume.judge();
+}
