@@ -51,7 +51,15 @@ impl Storm {
     /// # Errors
     /// Why that cannot be.
     pub fn new(disk: Arc<dyn Disk>, options: Options) -> Result<Self, Error> {
-        let volume = Volume::open_for_writing(disk, options, writing())?;
+        Self::with(disk, options, writing())
+    }
+
+    /// The same, written as `writing` says.
+    ///
+    /// # Errors
+    /// Why that cannot be.
+    pub fn with(disk: Arc<dyn Disk>, options: Options, writing: Writing) -> Result<Self, Error> {
+        let volume = Volume::open_for_writing(disk, options, writing)?;
         let mut storm = Self {
             dirs: vec![volume.root()],
             volume,

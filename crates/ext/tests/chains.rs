@@ -1,0 +1,154 @@
+//! What is written, and in which order, is frozen: every group of every chain of recorded runs,
+//! byte for byte. A change of structure leaves it as it is; a change of the order on purpose
+//! makes new digests: `DRACONIS_BLESS=1 cargo test -p draconis-ext --test chains`.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use common::Random;
+use common::storm::{Choose, Storm};
+use draconis_device::{Event, MemoryDisk, RecordDisk};
+use draconis_exchange::contract::{Kind, Time};
+use draconis_ext::mkfs::{self, Contents, Node, Target, Tree, What};
+use draconis_ext::{AccessTimes, NewNode, Options, Renaming, Whiteout, Writing};
+
+const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/chains.golden");
+const STEPS: u64 = 400;
+/// Bytes in a block, and of the volume.
+const SHAPES: [(u32, usize); 4] =
+    [(1024, 4 << 20), (4096, 24 << 20), (2048, 700 << 10), (1024, 20 << 20)];
+
+struct Nothing;
+
+impl Contents for Nothing {
+    fn read(&self, _: u64, _: u64, _: &mut [u8]) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn image(block_bytes: u32, len_bytes: usize) -> Vec<u8> {
+    let options = mkfs::Options {
+        block_bytes: Some(block_bytes),
+        uuid: [7; 16],
+        hash_seed: [9; 16],
+        time: 1_600_000_000,
+        ..mkfs::Options::default()
+    };
+    let disk = MemoryDisk::new(vec![0xEE; len_bytes], 512);
+    let mut tree = Tree::new(Node::new(What::Directory, 0o755));
+    let plan = mkfs::sized(&options, &mut tree, len_bytes as u64).unwrap();
+    let target = Target { disk: &disk, zeroed: false, progress: &|_| {} };
+    mkfs::write(&plan, &Nothing, &target).unwrap();
+    drop(plan);
+    disk.into_bytes()
+}
+
+/// FNV-1a.
+struct Digest(u64);
+
+impl Digest {
+    fn add(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3);
+        }
+    }
+}
+
+/// What the storm does not do: files without names, and whiteouts.
+fn step(storm: &mut Storm, nth: u64, choose: Choose<'_>) {
+    let file =
+        NewNode { kind: Kind::File, mode: 0o600, uid: 0, gid: 0, device: (0, 0), target: b"" };
+    let root = storm.volume.root();
+    match choose(24) {
+        0 => {
+            let Ok(inode) = storm.volume.create_unnamed(root, &file) else { return };
+            storm.volume.hold(inode);
+            let _ = storm.volume.write(inode, 0, &vec![3; choose(9000) as usize]);
+            if choose(2) == 0 {
+                let _ = storm.volume.link(inode, root, format!("first {nth}").as_bytes());
+            }
+            if choose(2) == 0 {
+                storm.volume.release(inode, 1);
+            }
+        }
+        1 => {
+            let name = format!("moved {nth}");
+            let Ok(_) = storm.volume.create(root, name.as_bytes(), &file) else { return };
+            let to = format!("moved {}", choose(nth + 1));
+            let of = Whiteout { uid: 0, gid: 0 };
+            let how = Renaming::Replace;
+            let (name, to) = (name.as_bytes(), to.as_bytes());
+            let _ = storm.volume.rename_with_whiteout(root, name, root, to, how, of);
+        }
+        2 => {
+            // Directories inside each other, and out again.
+            let directory = NewNode { kind: Kind::Directory, mode: 0o700, ..file };
+            let mut dirs = vec![root];
+            for depth in 0..choose(50) {
+                let name = if depth == 0 { format!("deep {nth}") } else { "d".to_owned() };
+                let at = dirs[dirs.len() - 1];
+                let Ok(dir) = storm.volume.create(at, name.as_bytes(), &directory) else { break };
+                dirs.push(dir);
+            }
+            for depth in (choose(2) as usize..dirs.len() - 1).rev() {
+                let name = if depth == 0 { format!("deep {nth}") } else { "d".to_owned() };
+                let _ = storm.volume.remove_directory(dirs[depth], name.as_bytes());
+            }
+        }
+        _ => storm.step(choose),
+    }
+}
+
+/// One run: what it wrote.
+fn line(seed: u64) -> String {
+    let (block_bytes, len_bytes) = SHAPES[seed as usize % SHAPES.len()];
+    let disk = Arc::new(RecordDisk::new(MemoryDisk::new(image(block_bytes, len_bytes), 512)));
+    // A clock that only the steps move.
+    let time = Arc::new(AtomicI64::new(1_700_000_000));
+    let now = time.clone();
+    let clock = move || Time { seconds: now.load(Ordering::Relaxed), nanoseconds: 7 };
+    let atime = [AccessTimes::Relative, AccessTimes::Strict, AccessTimes::Never][seed as usize % 3];
+    let writing = Writing { clock: Arc::new(clock), dirty_bytes: 2 << 20, atime };
+    let mut storm = Storm::with(disk.clone(), Options::default(), writing).unwrap();
+    storm.calm = seed.is_multiple_of(2);
+    let mut random = Random::new(seed ^ 0xC4A1);
+    for nth in 0..STEPS {
+        step(&mut storm, nth, &mut |limit| random.below(limit));
+        time.fetch_add(1 + random.below(40_000) as i64, Ordering::Relaxed);
+    }
+    storm.end();
+    let mut digest = Digest(0xCBF2_9CE4_8422_2325);
+    let (mut groups, mut bytes) = (0, 0);
+    for event in disk.take() {
+        let Event::Group { ticket, chain, after, writes } = event else { continue };
+        groups += 1;
+        for number in [ticket.0, chain.0].into_iter().chain(after.iter().map(|it| it.0)) {
+            digest.add(&number.to_le_bytes());
+        }
+        for (at, written) in writes {
+            bytes += written.len();
+            digest.add(&at.to_le_bytes());
+            digest.add(&written);
+        }
+    }
+    let outcome = &storm.outcome;
+    format!(
+        "{seed} {block_bytes} {} of {STEPS}: {groups} groups, {bytes} bytes, {:016x}\n",
+        outcome.done, digest.0
+    )
+}
+
+#[test]
+fn chains_are_what_they_were() {
+    let now: String = (0..24).map(line).collect();
+    if std::env::var_os("DRACONIS_BLESS").is_some() {
+        std::fs::write(GOLDEN, &now).unwrap();
+    }
+    let golden = std::fs::read_to_string(GOLDEN).unwrap();
+    for (now, golden) in now.lines().zip(golden.lines()) {
+        assert_eq!(now, golden, "see the head of this file");
+    }
+    assert_eq!(now.lines().count(), golden.lines().count());
+}
