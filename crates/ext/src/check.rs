@@ -36,9 +36,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use draconis_device::{Disk, Extent};
 use draconis_exchange::heap::{Block, Private};
 
+use crate::blocks::Store;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::superblock::{self, RawSuperblock, Superblock};
-use crate::store::Store;
 use crate::units::index;
 use crate::{Data, Error, FsBlock, Result};
 

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use draconis_exchange::contract::Kind;
 
-use crate::data::{Chunk, Data};
+use crate::blocks::data::{Chunk, Data};
+use crate::blocks::{CHUNK_BYTES, Key, Part, Plan};
 use crate::format::inode::Inode;
 use crate::map::{self, Place, Run, SEGMENT_BLOCKS, SegmentKey};
-use crate::store::{CHUNK_BYTES, Key, Part, Plan};
 use crate::units::{index, narrow};
 use crate::volume::Volume;
 use crate::{Error, FileBlock, FsBlock, InodeNumber, Result};
@@ -172,7 +172,7 @@ impl Volume {
                 }
             }
         }
-        Ok(Plan { len, parts, sociable: inode.kind == Kind::File })
+        Ok(Plan { len, parts, clustered: inode.kind == Kind::File })
     }
 
     /// Starts to read the first blocks of a directory that somebody will list soon: whoever

@@ -35,9 +35,11 @@
     )
 )]
 
+mod alloc;
+mod blocks;
 mod cache;
 pub mod check;
-mod data;
+mod commit;
 mod dir;
 mod error;
 mod file;
@@ -46,25 +48,24 @@ pub mod grow;
 mod label;
 mod map;
 pub mod mkfs;
+mod mount;
+mod ops;
 mod path;
-mod pool;
-mod store;
-mod stream;
+mod transaction;
 mod units;
 mod volume;
-mod write;
 mod xattr;
 
+pub use blocks::DeviceStatistics;
+pub use blocks::data::Data;
 pub use cache::CacheStatistics;
-pub use data::Data;
 pub use dir::{Cookie, Damage, Entry};
 pub use error::{Error, Result};
 pub use file::Seek;
 pub use format::inode::Inode;
 pub use label::set_label;
 pub use map::{Place, Run};
+pub use ops::{Access, AccessTimes, NewNode, Renaming, Reserve, Whiteout, Writing, XattrSet};
 pub use path::Follow;
-pub use store::DeviceStatistics;
 pub use units::{FileBlock, FsBlock, GroupNumber, InodeNumber};
 pub use volume::{Info, Options, Space, Statistics, Volume};
-pub use write::{Access, AccessTimes, NewNode, Renaming, Reserve, Whiteout, Writing, XattrSet};

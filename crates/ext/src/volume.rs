@@ -7,17 +7,17 @@ use draconis_exchange::contract::Attributes;
 use draconis_exchange::heap::Block;
 use parking_lot::{RwLock, RwLockReadGuard};
 
+use crate::blocks::data::Data;
+use crate::blocks::stream::Streams;
+use crate::blocks::{DeviceStatistics, Store};
 use crate::cache::{Cache, CacheStatistics, Weigh};
-use crate::data::Data;
 use crate::format::features::ReadOnlyCompatible;
 use crate::format::group::{Group, RawGroup};
 use crate::format::inode::Inode;
 use crate::format::superblock::{self, Dates, RawSuperblock, Superblock};
 use crate::map::{Runs, SegmentKey};
-use crate::store::{DeviceStatistics, Store};
-use crate::stream::Streams;
+use crate::transaction::Writer;
 use crate::units::index;
-use crate::write::Writer;
 use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
 
 /// How a volume is opened.

@@ -1,6 +1,6 @@
 //! Extended attributes of an inode: those inside it, then those in its block.
 
-use crate::data::Data;
+use crate::blocks::data::Data;
 use crate::format::acl;
 use crate::format::inode::Inode;
 use crate::format::xattr::{Attribute, Attributes, is_name};

@@ -1,7 +1,7 @@
 //! Names found through a hash tree: one block on each level, then one block of names.
 
 use super::linear::find_in_block;
-use crate::data::Data;
+use crate::blocks::data::Data;
 use crate::format::htree::{Index, Root};
 use crate::format::inode::Inode;
 use crate::volume::Volume;

@@ -3,10 +3,10 @@
 //! Every walk down is at most three blocks deep, whatever the pointers say.
 
 use super::{Place, Run, Runs};
+use crate::blocks::Store;
 use crate::format::inode::{DIRECT, Inode};
 use crate::format::le32;
 use crate::format::superblock::Superblock;
-use crate::store::Store;
 use crate::units::{index, narrow};
 use crate::{Error, FileBlock, FsBlock, Result};
 

@@ -12,7 +12,7 @@ use super::{
     split_name,
 };
 use crate::format::{le16, le32};
-use crate::write::XattrSet;
+use crate::ops::XattrSet;
 use crate::{Error, Result};
 
 /// Lists as they are to be written.

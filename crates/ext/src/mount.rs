@@ -13,14 +13,14 @@ use draconis_exchange::contract::Kind;
 use draconis_exchange::heap::Block;
 use parking_lot::RwLock;
 
-use super::Writing;
-use super::edit::{Edit, Flight, Stop, Writer};
-use super::groups::Groups;
-use super::overlay::State;
+use crate::alloc::Groups;
+use crate::blocks::overlay::State;
 use crate::dir::edit::targets;
 use crate::format::slot::Slot;
 use crate::format::superblock::{OFFSET_BYTES, STATE_CLEAN};
 use crate::format::{le16, put16, put32};
+use crate::ops::Writing;
+use crate::transaction::{Flight, Stop, Transaction, Writer};
 use crate::units::index;
 use crate::volume::{Options, Volume};
 use crate::{Error, FsBlock, InodeNumber, Result};
@@ -29,7 +29,7 @@ use crate::{Error, FsBlock, InodeNumber, Result};
 const MOST_ORPHANS: u32 = 1 << 20;
 
 impl Volume {
-    pub(super) fn mount(disk: Arc<dyn Disk>, options: Options, writing: Writing) -> Result<Self> {
+    pub(crate) fn mount(disk: Arc<dyn Disk>, options: Options, writing: Writing) -> Result<Self> {
         let properties = disk.properties();
         if properties.read_only {
             return Err(Error::ReadOnly);
@@ -51,15 +51,15 @@ impl Volume {
         let groups = Groups::load(&volume.store, super_)?;
         volume.gate = Some(RwLock::new(Writer::new(disk, groups, writing, clean)));
         let first = volume.super_.last_orphan;
-        volume.edit(|edit| edit.bury_orphans(first))?;
+        volume.transact(|tx| tx.process_orphans(first))?;
         if !clean {
-            volume.edit(|edit| edit.recount())?;
+            volume.transact(|tx| tx.recount())?;
         }
         Ok(volume)
     }
 
     /// Takes a volume that was closed into use again.
-    pub(super) fn reopen_now(&self) -> Result<()> {
+    pub(crate) fn reopen_now(&self) -> Result<()> {
         let mut writer = self.gate.as_ref().ok_or(Error::ReadOnly)?.write();
         match writer.stopped {
             Some(Stop::Failed(_)) => Err(Error::ReadOnly),
@@ -72,14 +72,14 @@ impl Volume {
     }
 }
 
-impl Edit<'_> {
+impl Transaction<'_> {
     /// Says on disk that the volume is in use, if it does not yet: whatever is submitted
     /// next follows the ticket. Nothing but that changes, whatever has changed in memory.
-    pub(super) fn take_into_use(&mut self) -> Result<Option<Ticket>> {
-        if self.w.marked {
+    pub(crate) fn take_into_use(&mut self) -> Result<Option<Ticket>> {
+        if self.writer.marked {
             return Ok(None);
         }
-        self.w.marked = true;
+        self.writer.marked = true;
         let block_bytes = u64::from(self.volume.super_.block_bytes);
         let (block, at) = (FsBlock(OFFSET_BYTES / block_bytes), index(OFFSET_BYTES % block_bytes));
         let mark = |bytes: &mut [u8], now: u32| {
@@ -109,18 +109,18 @@ impl Edit<'_> {
         write.copy_in(0, &marked);
         let write = Write { at_bytes: block.0.saturating_mul(block_bytes), block: write };
         let group = Group { writes: vec![write] };
-        let after = self.w.needed.filter(|ticket| self.w.durable < Some(*ticket));
-        let ticket = self.w.disk.submit(group, after.as_slice());
+        let after = self.writer.needed.filter(|ticket| self.writer.durable < Some(*ticket));
+        let ticket = self.writer.disk.submit(group, after.as_slice());
         let ticket = ticket.map_err(|refused| Error::Io(refused.error))?;
-        (self.w.needed, self.w.last) = (Some(ticket), Some(ticket));
+        (self.writer.needed, self.writer.last) = (Some(ticket), Some(ticket));
         let (contents, bytes) = (vec![], block_bytes);
-        self.w.flying.push_back(Flight { last: ticket, contents, bytes });
-        self.w.flying_bytes = self.w.flying_bytes.saturating_add(bytes);
+        self.writer.flying.push_back(Flight { last: ticket, contents, bytes });
+        self.writer.flying_bytes = self.writer.flying_bytes.saturating_add(bytes);
         Ok(Some(ticket))
     }
 
     /// Frees the inodes of the list that other drivers keep, and empties it.
-    fn bury_orphans(&mut self, first: u32) -> Result<()> {
+    fn process_orphans(&mut self, first: u32) -> Result<()> {
         let mut at = first;
         for _ in 0..MOST_ORPHANS {
             if at == 0 {
@@ -135,7 +135,7 @@ impl Edit<'_> {
             };
             self.change_slot(inode, |it| it.set_deleted(0))?;
             if links == 0 {
-                self.bury(inode)?;
+                self.delete(inode)?;
             } else {
                 // A cut that was not finished: everything behind the end goes.
                 let node = self.node(inode)?;
@@ -175,7 +175,7 @@ impl Edit<'_> {
         let named = self.names_of_the_dead(&dirs, &living);
         for inode in open {
             if !named.contains(&inode) {
-                self.bury(inode)?;
+                self.delete(inode)?;
             }
         }
         for inode in named {

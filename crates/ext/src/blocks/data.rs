@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::blocks::pool::Memory;
 use crate::cache::Weigh;
-use crate::pool::Memory;
 
 /// A piece of a file or of the device in memory. Whoever holds it keeps it alive, also
 /// when the cache has let it go.

@@ -12,6 +12,11 @@
 //! Law 2: what flies is bounded; who needs a chunk in flight waits for it.
 //! Law 3: a failed read costs what failed: its neighbours are read without it.
 
+pub(crate) mod data;
+pub(crate) mod overlay;
+pub(crate) mod pool;
+pub(crate) mod stream;
+
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,12 +25,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use draconis_device::{Disk, Extent, Pending, ReadAnswer, Urgency};
 use draconis_exchange::heap::Block;
 
+use crate::blocks::data::{Chunk, Data};
+use crate::blocks::overlay::Overlay;
+use crate::blocks::pool::{Memory, Pool};
+use crate::blocks::stream::{Ahead, Stretches};
 use crate::cache::{Cache, CacheStatistics};
-use crate::data::{Chunk, Data};
-use crate::pool::{Memory, Pool};
-use crate::stream::{Ahead, Stretches};
 use crate::units::index;
-use crate::write::overlay::Overlay;
 use crate::{Error, FsBlock, Result};
 
 /// Metadata is read in aligned pieces of this many bytes, or of a block if that is more:
@@ -55,7 +60,7 @@ pub(crate) struct Plan {
     /// Device bytes, and where they go in the chunk; what no part fills is zero.
     pub(crate) parts: Vec<Part>,
     /// Whether what lies beside it will be wanted with it, as with the files of a directory.
-    pub(crate) sociable: bool,
+    pub(crate) clustered: bool,
 }
 
 /// One run of a plan.
@@ -175,7 +180,7 @@ impl Store {
             Ok(piece) => Ok(Data::of(piece, at, len)),
             Err(Error::Io(_)) => {
                 let part = Part { start_bytes: start, len, to: 0 };
-                let alone = self.load(&Plan { len, parts: vec![part], sociable: false })?;
+                let alone = self.load(&Plan { len, parts: vec![part], clustered: false })?;
                 Ok(Data::of(alone, 0, len))
             }
             Err(other) => Err(other),
@@ -221,7 +226,7 @@ impl Store {
     fn plan_of_piece(&self, nth: u64) -> Plan {
         let start_bytes = nth.saturating_mul(self.piece_bytes);
         let len = index(self.disk_bytes.saturating_sub(start_bytes).min(self.piece_bytes));
-        Plan { len, parts: vec![Part { start_bytes, len, to: 0 }], sociable: false }
+        Plan { len, parts: vec![Part { start_bytes, len, to: 0 }], clustered: false }
     }
 
     /// The chunk of `key`, read by `plan` if it is neither cached nor on its way;
@@ -251,7 +256,7 @@ impl Store {
         let plan = plan()?;
         // Small files, and the starts of large ones: whoever reads on in those is read
         // ahead for in another way.
-        if plan.sociable
+        if plan.clustered
             && key.index == 0
             && self.in_company(&plan)
             && let Ok(chunk) = self.assemble(&plan)

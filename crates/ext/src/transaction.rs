@@ -11,13 +11,13 @@ use std::sync::Arc;
 use draconis_device::{Disk, Ticket};
 use draconis_exchange::contract::Time;
 
-use super::groups::Groups;
-use super::overlay::{Buffer, Role, State};
-use super::{AccessTimes, Writing};
-use crate::data::Data;
+use crate::alloc::Groups;
+use crate::blocks::CHUNK_BYTES;
+use crate::blocks::data::Data;
+use crate::blocks::overlay::{Buffer, Role, State};
 use crate::format::inode::Inode;
 use crate::format::slot::{Slot, Stamp};
-use crate::store::CHUNK_BYTES;
+use crate::ops::{AccessTimes, Writing};
 use crate::units::index;
 use crate::volume::Volume;
 use crate::{Error, FsBlock, InodeNumber, Result};
@@ -35,101 +35,101 @@ pub(crate) enum Stop {
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     /// Whether there is anything to commit.
-    pub(super) dirty: bool,
+    pub(crate) dirty: bool,
     /// Inodes that the disk knows as nobody's.
-    pub(super) born: HashSet<u32>,
+    pub(crate) born: HashSet<u32>,
     /// The directories among them, and where their names are.
-    pub(super) born_dirs: HashMap<u32, u32>,
+    pub(crate) born_dirs: HashMap<u32, u32>,
     /// How deep they were made inside each other.
-    pub(super) depths: HashMap<u32, u32>,
+    pub(crate) depths: HashMap<u32, u32>,
     /// Inodes that live on disk and do not any more: the stage in which they may die.
-    pub(super) dying: HashMap<u32, u32>,
+    pub(crate) dying: HashMap<u32, u32>,
     /// The earliest stage in which a directory may die: after what was in it.
-    pub(super) heights: HashMap<u32, u32>,
+    pub(crate) heights: HashMap<u32, u32>,
     /// Directories that live on disk: what was done to their names.
-    pub(super) dirs: HashMap<u32, Names>,
+    pub(crate) dirs: HashMap<u32, Names>,
     /// Directories that got names of inodes that live on disk elsewhere, and those that lost
     /// them: the former must be written first.
-    pub(super) receivers: HashSet<u32>,
-    pub(super) givers: HashSet<u32>,
+    pub(crate) receivers: HashSet<u32>,
+    pub(crate) givers: HashSet<u32>,
     /// Directories that inodes left which go on living.
-    pub(super) left: HashSet<u32>,
+    pub(crate) left: HashSet<u32>,
     /// Blocks that the disk knows as used, and inodes.
-    pub(super) freed: Vec<(u64, u32)>,
-    pub(super) freed_inodes: Vec<u32>,
+    pub(crate) freed: Vec<(u64, u32)>,
+    pub(crate) freed_inodes: Vec<u32>,
     /// Blocks of metadata that changed; some of them twice, some gone since.
-    pub(super) blocks: Vec<u64>,
+    pub(crate) blocks: Vec<u64>,
     /// Inodes that changed.
-    pub(super) inodes: HashSet<u32>,
+    pub(crate) inodes: HashSet<u32>,
     /// Inodes that live on disk and got names beside those they have.
-    pub(super) linked: HashSet<u32>,
+    pub(crate) linked: HashSet<u32>,
 }
 
 /// What was done to the names of a directory.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Names {
+pub(crate) struct Names {
     /// Something other than taking names away.
-    pub(super) added: bool,
+    pub(crate) added: bool,
     /// Names were taken away.
-    pub(super) removed: bool,
+    pub(crate) removed: bool,
 }
 
 /// A chain that was submitted and is not known to be seen by readers of the disk yet.
 #[derive(Debug)]
-pub(super) struct Flight {
-    pub(super) last: Ticket,
-    pub(super) contents: Vec<u64>,
-    pub(super) bytes: u64,
+pub(crate) struct Flight {
+    pub(crate) last: Ticket,
+    pub(crate) contents: Vec<u64>,
+    pub(crate) bytes: u64,
 }
 
 /// What a chain freed, to be given out again once that is durable.
 #[derive(Debug)]
-pub(super) struct Frozen {
-    pub(super) ticket: Ticket,
-    pub(super) blocks: Vec<(u64, u32)>,
-    pub(super) inodes: Vec<u32>,
+pub(crate) struct Frozen {
+    pub(crate) ticket: Ticket,
+    pub(crate) blocks: Vec<(u64, u32)>,
+    pub(crate) inodes: Vec<u32>,
 }
 
 /// The state of a volume that is written. Who changes holds it alone; who reads shares it.
 pub(crate) struct Writer {
-    pub(super) disk: Arc<dyn Disk>,
-    pub(super) clock: Arc<dyn Fn() -> Time + Send + Sync>,
-    pub(super) dirty_limit: u64,
-    pub(super) atime: AccessTimes,
-    pub(super) groups: Groups,
-    pub(super) batch: Batch,
-    pub(super) flying: VecDeque<Flight>,
-    pub(super) flying_bytes: u64,
-    pub(super) frozen: VecDeque<Frozen>,
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) clock: Arc<dyn Fn() -> Time + Send + Sync>,
+    pub(crate) dirty_limit: u64,
+    pub(crate) atime: AccessTimes,
+    pub(crate) groups: Groups,
+    pub(crate) batch: Batch,
+    pub(crate) flying: VecDeque<Flight>,
+    pub(crate) flying_bytes: u64,
+    pub(crate) frozen: VecDeque<Frozen>,
     /// Everything up to here is durable.
-    pub(super) durable: Option<Ticket>,
+    pub(crate) durable: Option<Ticket>,
     /// Readers of the disk see everything up to here.
-    pub(super) landed: Option<Ticket>,
+    pub(crate) landed: Option<Ticket>,
     /// What whoever syncs waits for.
-    pub(super) needed: Option<Ticket>,
+    pub(crate) needed: Option<Ticket>,
     /// The last ticket at all.
-    pub(super) last: Option<Ticket>,
+    pub(crate) last: Option<Ticket>,
     /// Users of inodes; what has no name lives for as long as it has some.
-    pub(super) users: HashMap<u32, u64>,
+    pub(crate) users: HashMap<u32, u64>,
     /// Orphans that never had a name and may get one.
-    pub(super) unnamed: HashSet<u32>,
-    pub(super) stopped: Option<Stop>,
+    pub(crate) unnamed: HashSet<u32>,
+    pub(crate) stopped: Option<Stop>,
     /// The volume was unmounted properly before.
-    pub(super) was_clean: bool,
+    pub(crate) was_clean: bool,
     /// The disk has been told that it is in use.
-    pub(super) marked: bool,
+    pub(crate) marked: bool,
     /// Where the search for a group of a new top directory starts.
-    pub(super) turn: u32,
+    pub(crate) turn: u32,
     /// Tells inodes apart that had the same number.
-    pub(super) generation: u32,
+    pub(crate) generation: u32,
     /// Where a name was last put into a directory without an index.
-    pub(super) hints: HashMap<u32, u32>,
+    pub(crate) hints: HashMap<u32, u32>,
     /// Something in memory differs from before the change in hand.
-    pub(super) touched: bool,
+    pub(crate) touched: bool,
     /// Changes that were made, and what is told when one is made while nothing waits to be
     /// committed.
-    pub(super) changes: u64,
-    pub(super) on_first_change: Option<Box<dyn Fn() + Send + Sync>>,
+    pub(crate) changes: u64,
+    pub(crate) on_first_change: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl std::fmt::Debug for Writer {
@@ -139,7 +139,7 @@ impl std::fmt::Debug for Writer {
 }
 
 impl Writer {
-    pub(super) fn new(disk: Arc<dyn Disk>, groups: Groups, writing: Writing, clean: bool) -> Self {
+    pub(crate) fn new(disk: Arc<dyn Disk>, groups: Groups, writing: Writing, clean: bool) -> Self {
         Self {
             disk,
             generation: (writing.clock)().nanoseconds,
@@ -173,14 +173,14 @@ impl Writer {
         (self.groups.free_blocks, self.groups.free_inodes)
     }
 
-    pub(super) fn failure(&self) -> Option<String> {
+    pub(crate) fn failure(&self) -> Option<String> {
         match &self.stopped {
             Some(Stop::Failed(why)) => Some(why.clone()),
             Some(Stop::Closed) | None => None,
         }
     }
 
-    pub(super) fn stop(&mut self, why: &Error) {
+    pub(crate) fn stop(&mut self, why: &Error) {
         if self.stopped.is_none() {
             log::error!("{why}: the volume is read-only from now on");
             self.stopped = Some(Stop::Failed(why.to_string()));
@@ -189,15 +189,18 @@ impl Writer {
 }
 
 /// A change in hand.
-pub(crate) struct Edit<'a> {
-    pub(super) volume: &'a Volume,
-    pub(super) w: &'a mut Writer,
-    pub(super) now: Time,
+pub(crate) struct Transaction<'a> {
+    pub(crate) volume: &'a Volume,
+    pub(crate) writer: &'a mut Writer,
+    pub(crate) now: Time,
 }
 
 impl Volume {
     /// Makes one change, alone.
-    pub(super) fn edit<T>(&self, change: impl FnOnce(&mut Edit<'_>) -> Result<T>) -> Result<T> {
+    pub(crate) fn transact<T>(
+        &self,
+        change: impl FnOnce(&mut Transaction<'_>) -> Result<T>,
+    ) -> Result<T> {
         let gate = self.gate.as_ref().ok_or(Error::ReadOnly)?;
         let mut writer = gate.write();
         if writer.stopped.is_some() {
@@ -206,10 +209,10 @@ impl Volume {
         writer.touched = false;
         let was_dirty = writer.batch.dirty;
         let now = (writer.clock)();
-        let mut edit = Edit { volume: self, w: &mut writer, now };
-        let done = change(&mut edit);
+        let mut tx = Transaction { volume: self, writer: &mut writer, now };
+        let done = change(&mut tx);
         if done.is_ok() {
-            edit.keep_bounds()?;
+            tx.keep_bounds()?;
         }
         if let Err(error) = &done
             && writer.touched
@@ -226,32 +229,32 @@ impl Volume {
     }
 }
 
-impl Edit<'_> {
+impl Transaction<'_> {
     /// A block as it is now.
-    pub(super) fn block(&self, block: FsBlock) -> Result<Data> {
+    pub(crate) fn block(&self, block: FsBlock) -> Result<Data> {
         self.volume.store.block(block)
     }
 
     /// Changes a block of metadata.
-    pub(super) fn change<T>(
+    pub(crate) fn change<T>(
         &mut self,
         block: FsBlock,
         role: Role,
         change: impl FnOnce(&mut [u8]) -> T,
     ) -> Result<T> {
-        self.w.touched = true;
-        self.w.batch.dirty = true;
+        self.writer.touched = true;
+        self.writer.batch.dirty = true;
         let overlay = &self.volume.store.overlay;
         let mut blocks = overlay.change();
         if let Some(buffer) = blocks.metadata.get_mut(&block.0) {
             if !buffer.is_dirty() {
-                self.w.batch.blocks.push(block.0);
+                self.writer.batch.blocks.push(block.0);
             }
             return Ok(change(buffer.change()));
         }
         drop(blocks);
         let now = self.volume.store.block(block)?;
-        self.w.batch.blocks.push(block.0);
+        self.writer.batch.blocks.push(block.0);
         let mut buffer = Buffer { now, state: State::Clean, role, ticket: 0 };
         let done = change(buffer.change());
         let mut blocks = overlay.change();
@@ -261,46 +264,46 @@ impl Edit<'_> {
     }
 
     /// A block of metadata that is new, all zeros.
-    pub(super) fn fresh(&mut self, block: FsBlock, role: Role) {
+    pub(crate) fn fresh(&mut self, block: FsBlock, role: Role) {
         let zeros = vec![0; index(self.volume.super_.block_bytes.into())];
         self.put_fresh(block, role, zeros);
     }
 
     /// A block of metadata that is new.
-    pub(super) fn put_fresh(&mut self, block: FsBlock, role: Role, bytes: Vec<u8>) {
-        self.w.touched = true;
-        self.w.batch.dirty = true;
+    pub(crate) fn put_fresh(&mut self, block: FsBlock, role: Role, bytes: Vec<u8>) {
+        self.writer.touched = true;
+        self.writer.batch.dirty = true;
         let mut blocks = self.volume.store.overlay.change();
         blocks.drop_block(block);
         let now = Data::owned(bytes.into_boxed_slice());
         blocks.metadata.insert(block.0, Buffer { now, state: State::Fresh, role, ticket: 0 });
-        self.w.batch.blocks.push(block.0);
+        self.writer.batch.blocks.push(block.0);
     }
 
     /// An inode in use.
-    pub(super) fn node(&self, inode: InodeNumber) -> Result<Arc<Inode>> {
+    pub(crate) fn node(&self, inode: InodeNumber) -> Result<Arc<Inode>> {
         self.volume.node(inode)
     }
 
-    pub(super) fn directory(&self, inode: InodeNumber) -> Result<Arc<Inode>> {
+    pub(crate) fn directory(&self, inode: InodeNumber) -> Result<Arc<Inode>> {
         self.volume.directory(inode)
     }
 
     /// The block that an inode is in, and where in that block.
-    pub(super) fn place(&self, inode: InodeNumber) -> Result<(FsBlock, usize)> {
+    pub(crate) fn place(&self, inode: InodeNumber) -> Result<(FsBlock, usize)> {
         let super_ = &self.volume.super_;
         if inode.0 > super_.inodes {
             return Err(Error::NotFound);
         }
-        let (group, nth) = self.w.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
-        let table = self.w.groups.get(group).ok_or(Error::NotFound)?.table;
+        let (group, nth) = self.writer.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
+        let table = self.writer.groups.get(group).ok_or(Error::NotFound)?.table;
         let at = u64::from(nth) * u64::from(super_.inode_bytes);
         let block_bytes = u64::from(super_.block_bytes);
         Ok((table.after(at / block_bytes), index(at % block_bytes)))
     }
 
     /// Reads fields of an inode, whether it is in use or not.
-    pub(super) fn read_slot<T>(
+    pub(crate) fn read_slot<T>(
         &self,
         inode: InodeNumber,
         read: impl FnOnce(&Slot<'_>) -> T,
@@ -313,7 +316,7 @@ impl Edit<'_> {
     }
 
     /// Changes fields of an inode.
-    pub(super) fn change_slot<T>(
+    pub(crate) fn change_slot<T>(
         &mut self,
         inode: InodeNumber,
         change: impl FnOnce(&mut Slot<'_>) -> T,
@@ -324,49 +327,49 @@ impl Edit<'_> {
             Slot::of(bytes.get_mut(at..end).unwrap_or_default()).map(|mut slot| change(&mut slot))
         });
         self.volume.inodes.forget(inode.0);
-        self.w.batch.inodes.insert(inode.0);
+        self.writer.batch.inodes.insert(inode.0);
         done?
     }
 
     /// Sets times to now.
-    pub(super) fn stamp(&mut self, inode: InodeNumber, which: &[Stamp]) -> Result<()> {
+    pub(crate) fn stamp(&mut self, inode: InodeNumber, which: &[Stamp]) -> Result<()> {
         let now = self.now;
         self.change_slot(inode, |it| which.iter().for_each(|stamp| it.set_time(*stamp, now)))
     }
 
     /// Forgets cached contents of a file from byte `from` up to `end`.
-    pub(super) fn forget_contents(&self, inode: InodeNumber, from: u64, end: u64) {
+    pub(crate) fn forget_contents(&self, inode: InodeNumber, from: u64, end: u64) {
         let chunks = from / CHUNK_BYTES..end.div_ceil(CHUNK_BYTES);
         self.volume.store.forget_chunks(inode.0, chunks);
     }
 
     /// Whether the disk knows this inode as living.
-    pub(super) fn is_old(&self, inode: InodeNumber) -> bool {
-        !self.w.batch.born.contains(&inode.0)
+    pub(crate) fn is_old(&self, inode: InodeNumber) -> bool {
+        !self.writer.batch.born.contains(&inode.0)
     }
 
     /// Notes what was done to the names of a directory.
-    pub(super) fn note_names(&mut self, dir: InodeNumber, added: bool) {
+    pub(crate) fn note_names(&mut self, dir: InodeNumber, added: bool) {
         if self.is_old(dir) {
-            let names = self.w.batch.dirs.entry(dir.0).or_default();
+            let names = self.writer.batch.dirs.entry(dir.0).or_default();
             names.added |= added;
             names.removed |= !added;
         }
     }
 
     /// Whether blocks for this inode may be those kept for the superuser.
-    pub(super) fn is_privileged(&self, uid: u32) -> bool {
+    pub(crate) fn is_privileged(&self, uid: u32) -> bool {
         uid == self.volume.super_.reserved_uid
     }
 
     /// Whether an inode has no names but still users.
-    pub(super) fn is_orphan(&self, inode: InodeNumber) -> bool {
+    pub(crate) fn is_orphan(&self, inode: InodeNumber) -> bool {
         self.volume.store.overlay.has_orphan(inode.0)
     }
 
     /// An inode without names lives on for its users: on disk it is dead from now on, and
     /// marked as used.
-    pub(super) fn make_orphan(&mut self, inode: InodeNumber) -> Result<()> {
+    pub(crate) fn make_orphan(&mut self, inode: InodeNumber) -> Result<()> {
         self.volume.store.overlay.change().orphans.insert(inode.0);
         self.change_slot(inode, |it| it.set_deleted(0))
     }

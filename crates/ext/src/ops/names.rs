@@ -16,9 +16,7 @@
 use draconis_exchange::contract::Kind;
 use draconis_exchange::omission::Omission;
 
-use super::Edit;
-use super::map::Taking;
-use super::overlay::Role;
+use crate::blocks::overlay::Role;
 use crate::dir::edit::index::{self, Level};
 use crate::dir::edit::{self, Found, Room, Sought};
 use crate::format::features::{Compatible, Incompatible};
@@ -26,10 +24,12 @@ use crate::format::hash::Hash;
 use crate::format::htree::{Entry, Index, Root};
 use crate::format::inode::{Inode, flags};
 use crate::format::slot::Stamp;
+use crate::map::edit::Taking;
+use crate::transaction::Transaction;
 use crate::{Error, FileBlock, FsBlock, InodeNumber, Result, units};
 
 /// Blocks that one more name can take at most: a leaf, two nodes, and indirect blocks.
-pub(super) const NAME_BLOCKS: u64 = 8;
+pub(crate) const NAME_BLOCKS: u64 = 8;
 /// Blocks of names that one hash may fill.
 const MOST_BLOCKS: usize = 4096;
 /// Names put in before a tree has had all the splits that it can need.
@@ -37,14 +37,14 @@ const MOST_SPLITS: usize = 6;
 
 /// Where a name is.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Spot {
-    pub(super) block: FsBlock,
-    pub(super) found: Found,
+pub(crate) struct Spot {
+    pub(crate) block: FsBlock,
+    pub(crate) found: Found,
 }
 
 /// Where a name can be put.
 #[derive(Clone, Debug)]
-pub(super) enum Place {
+pub(crate) enum Place {
     /// Into this block.
     Room(FsBlock, Room),
     /// Into a block of a directory whose tree makes no sense: it must be a list first.
@@ -57,7 +57,7 @@ pub(super) enum Place {
 
 /// The way down a hash tree.
 #[derive(Clone, Debug)]
-pub(super) struct Descent {
+pub(crate) struct Descent {
     hash: Hash,
     levels: u8,
     of_name: u32,
@@ -73,12 +73,12 @@ struct Step {
     level: Level,
 }
 
-/// The answer of [`Edit::seek`].
-pub(super) type Sighted = std::result::Result<Spot, Place>;
+/// The answer of [`Transaction::seek`].
+pub(crate) type Sighted = std::result::Result<Spot, Place>;
 
 impl Place {
     /// Blocks that it may take.
-    pub(super) const fn needs(&self) -> u64 {
+    pub(crate) const fn needs(&self) -> u64 {
         match self {
             Self::Room(..) | Self::Listed => 0,
             Self::Behind | Self::Leaf(_) => NAME_BLOCKS,
@@ -86,7 +86,7 @@ impl Place {
     }
 }
 
-impl Edit<'_> {
+impl Transaction<'_> {
     fn has_kinds(&self) -> bool {
         self.volume.super_.incompatible.contains(Incompatible::FILETYPE)
     }
@@ -96,14 +96,14 @@ impl Edit<'_> {
     }
 
     /// A block of a directory; `None` in a hole.
-    pub(super) fn names_in(&self, dir: &Inode, nth: u32) -> Result<Option<(FsBlock, crate::Data)>> {
+    pub(crate) fn names_in(&self, dir: &Inode, nth: u32) -> Result<Option<(FsBlock, crate::Data)>> {
         let of_dir = |error: Error| error.of_inode(dir.number);
         let Some(block) = self.mapped(dir.number, nth).map_err(of_dir)? else { return Ok(None) };
         Ok(Some((block, self.block(block).map_err(of_dir)?)))
     }
 
     /// Looks for a name, and if it is not there, for a place for it.
-    pub(super) fn seek(&self, dir: &Inode, name: &[u8]) -> Result<Sighted> {
+    pub(crate) fn seek(&self, dir: &Inode, name: &[u8]) -> Result<Sighted> {
         if name.len() > 255 {
             return Err(Error::NameTooLong);
         }
@@ -122,7 +122,7 @@ impl Edit<'_> {
     fn seek_in_list(&self, dir: &Inode, name: &[u8]) -> Result<Sighted> {
         let count = self.volume.directory_blocks(dir);
         let tree = self.volume.has_tree(dir);
-        let hint = self.w.hints.get(&dir.number.0).copied().unwrap_or(0).min(count);
+        let hint = self.writer.hints.get(&dir.number.0).copied().unwrap_or(0).min(count);
         let mut place = None;
         for nth in (hint..count).chain(0..hint) {
             let Some((block, bytes)) = self.names_in(dir, nth)? else { continue };
@@ -248,8 +248,8 @@ impl Edit<'_> {
         Ok(false)
     }
 
-    /// Puts a name in where [`Edit::seek`] said; there must be [`Place::needs`] blocks.
-    pub(super) fn put_in(
+    /// Puts a name in where [`Transaction::seek`] said; there must be [`Place::needs`] blocks.
+    pub(crate) fn put_in(
         &mut self,
         dir: InodeNumber,
         place: Place,
@@ -305,7 +305,7 @@ impl Edit<'_> {
         }
         let (nth, block) = self.append_block(dir)?;
         self.put_fresh(block, Role::Directory(dir.0), edit::empty(len));
-        self.w.hints.insert(dir.0, nth);
+        self.writer.hints.insert(dir.0, nth);
         Ok(())
     }
 
@@ -319,7 +319,7 @@ impl Edit<'_> {
         let nth = self.volume.directory_blocks(&node);
         let (uid, _) = node.owner();
         let taking = Taking { grows: true, privileged: self.is_privileged(uid) };
-        let all = self.give_blocks(dir, nth, nth + 1, taking)?;
+        let all = self.map_blocks(dir, nth, nth + 1, taking)?;
         let got = all.first().filter(|got| got.fresh).ok_or(Error::corrupt("directory: size"))?;
         let bytes = u64::from(nth + 1) * u64::from(self.volume.super_.block_bytes);
         self.change_slot(dir, |it| it.set_size(bytes))?;
@@ -374,13 +374,13 @@ impl Edit<'_> {
     }
 
     /// Takes a name out.
-    pub(super) fn take_out(&mut self, dir: InodeNumber, spot: Spot) -> Result<()> {
+    pub(crate) fn take_out(&mut self, dir: InodeNumber, spot: Spot) -> Result<()> {
         self.note_names(dir, false);
         self.change(spot.block, Role::Directory(dir.0), |bytes| edit::remove(bytes, &spot.found))?
     }
 
     /// Lets a name lead to another inode.
-    pub(super) fn point_elsewhere(
+    pub(crate) fn point_elsewhere(
         &mut self,
         dir: InodeNumber,
         spot: Spot,
@@ -395,7 +395,7 @@ impl Edit<'_> {
     }
 
     /// Whether a directory holds no names.
-    pub(super) fn is_empty(&self, dir: &Inode) -> Result<bool> {
+    pub(crate) fn is_empty(&self, dir: &Inode) -> Result<bool> {
         for nth in 0..self.volume.directory_blocks(dir) {
             let Some((block, bytes)) = self.names_in(dir, nth)? else { continue };
             let empty = edit::is_empty(&bytes, nth == 0);
@@ -407,7 +407,7 @@ impl Edit<'_> {
     }
 
     /// What `..` of a directory names, and where it says so.
-    pub(super) fn parent(&self, dir: InodeNumber) -> Result<Spot> {
+    pub(crate) fn parent(&self, dir: InodeNumber) -> Result<Spot> {
         let node = self.directory(dir)?;
         let missing = Error::corrupt("directory: no `..`").of_inode(dir);
         let (block, bytes) = self.names_in(&node, 0)?.ok_or(missing.clone())?;
@@ -416,7 +416,7 @@ impl Edit<'_> {
     }
 
     /// The first block of a new directory.
-    pub(super) fn first_names(&self, own: InodeNumber, parent: InodeNumber) -> Vec<u8> {
+    pub(crate) fn first_names(&self, own: InodeNumber, parent: InodeNumber) -> Vec<u8> {
         let block_bytes = self.volume.super_.block_bytes;
         let mut block = crate::format::dirent::BlockWriter::new(block_bytes, self.has_kinds());
         block.push(own.0, Kind::Directory, b".");
@@ -425,11 +425,11 @@ impl Edit<'_> {
     }
 
     /// Refuses what needs more blocks than are left.
-    pub(super) fn need_blocks(&self, count: u64, privileged: bool) -> Result<()> {
+    pub(crate) fn need_blocks(&self, count: u64, privileged: bool) -> Result<()> {
         if self.available_now(privileged) < count { Err(Error::NoSpace) } else { Ok(()) }
     }
 
-    pub(super) fn stamp_directory(&mut self, dir: InodeNumber) -> Result<()> {
+    pub(crate) fn stamp_directory(&mut self, dir: InodeNumber) -> Result<()> {
         if Omission::DirectoryTimes.is_made() {
             return Ok(());
         }

@@ -11,13 +11,14 @@
 
 use draconis_exchange::contract::Kind;
 
-use super::map::{Got, Taking};
-use super::{Edit, Reserve};
-use crate::data::Data;
+use super::Reserve;
+use crate::blocks::data::Data;
 use crate::format::features::ReadOnlyCompatible;
 use crate::format::inode::{Inode, flags};
 use crate::format::slot::Stamp;
 use crate::map::build::reach_blocks;
+use crate::map::edit::{MappedRun, Taking};
+use crate::transaction::Transaction;
 use crate::units::{index, narrow};
 use crate::volume::Volume;
 use crate::{Error, FsBlock, InodeNumber, Result};
@@ -40,7 +41,7 @@ impl Volume {
         (reach_blocks(self.super_.block_bytes).min(blocks - maps)) * bytes
     }
 
-    pub(super) fn write_some(
+    pub(crate) fn write_some(
         &self,
         number: InodeNumber,
         offset: u64,
@@ -52,7 +53,7 @@ impl Volume {
             let at = offset.saturating_add(done as u64);
             let skew = index(at % WRITE_BYTES as u64);
             let part = rest.get(..WRITE_BYTES - skew).unwrap_or(rest);
-            let taken = match self.edit_with_room(|edit| edit.write(number, at, part)) {
+            let taken = match self.transact_with_room(|tx| tx.write(number, at, part)) {
                 Ok(taken) => taken,
                 Err(Error::NoSpace) if done > 0 => return Ok(done),
                 Err(error) => return Err(error),
@@ -65,7 +66,7 @@ impl Volume {
         Ok(done)
     }
 
-    pub(super) fn reserve_all(
+    pub(crate) fn reserve_all(
         &self,
         number: InodeNumber,
         offset: u64,
@@ -78,34 +79,34 @@ impl Volume {
         let end = offset.checked_add(len).filter(|end| *end <= self.most_file_bytes());
         let end = end.ok_or(Error::TooLarge)?;
         if how == Reserve::PunchHole {
-            return self.edit(|edit| edit.punch(number, offset, end));
+            return self.transact(|tx| tx.punch(number, offset, end));
         }
         let keep = matches!(how, Reserve::KeepSize | Reserve::ZeroRange { keep_size: true });
         if keep {
             // A map of blocks has no way to say that blocks behind the end are meant.
-            let size = self.edit(|edit| Ok(edit.file(number)?.size_bytes))?;
+            let size = self.transact(|tx| Ok(tx.file(number)?.size_bytes))?;
             if end > size.next_multiple_of(self.super_.block_bytes.into()) {
                 let feature = "blocks behind the end of a file need: extent".to_owned();
                 return Err(Error::Unsupported { feature });
             }
         }
         if matches!(how, Reserve::ZeroRange { .. }) {
-            self.edit(|edit| edit.punch(number, offset, end))?;
+            self.transact(|tx| tx.punch(number, offset, end))?;
         }
         let bytes = u64::from(self.super_.block_bytes);
-        let before = self.edit(|edit| Ok(edit.file(number)?.size_bytes))?;
+        let before = self.transact(|tx| Ok(tx.file(number)?.size_bytes))?;
         let mut grown = before;
         let mut at = narrow(offset / bytes);
         let last = narrow(end.div_ceil(bytes));
         while at < last {
             let step = last.min(at + narrow(RESERVE_BYTES / bytes));
             // The length comes along: a commit between two steps leaves nothing behind it.
-            let reserved = self.edit_with_room(|edit| {
-                let got = edit.reserve(number, at, step)?;
-                let inode = edit.file(number)?;
+            let reserved = self.transact_with_room(|tx| {
+                let got = tx.reserve(number, at, step)?;
+                let inode = tx.file(number)?;
                 let reached = end.min(u64::from(got) * bytes);
                 if !keep && reached > inode.size_bytes {
-                    edit.set_size(&inode, reached)?;
+                    tx.set_size(&inode, reached)?;
                     grown = reached;
                 }
                 Ok(got)
@@ -114,37 +115,37 @@ impl Volume {
                 Ok(got) if got == step => at = step,
                 Ok(_) | Err(Error::NoSpace) => {
                     // Behind the end of a file there are no blocks.
-                    self.edit(|edit| {
-                        let inode = edit.file(number)?;
+                    self.transact(|tx| {
+                        let inode = tx.file(number)?;
                         let mut size = inode.size_bytes;
                         if size == grown && size > before {
-                            edit.set_size(&inode, before)?;
+                            tx.set_size(&inode, before)?;
                             size = before;
                         }
-                        edit.take_away(number, narrow(size.div_ceil(bytes)), u32::MAX)
+                        tx.unmap(number, narrow(size.div_ceil(bytes)), u32::MAX)
                     })?;
                     return Err(Error::NoSpace);
                 }
                 Err(error) => return Err(error),
             }
         }
-        self.edit(|edit| {
-            let inode = edit.file(number)?;
+        self.transact(|tx| {
+            let inode = tx.file(number)?;
             if !keep && end > inode.size_bytes {
-                edit.set_size(&inode, end)?;
+                tx.set_size(&inode, end)?;
             }
-            edit.stamp(number, &[Stamp::Modified, Stamp::Changed])
+            tx.stamp(number, &[Stamp::Modified, Stamp::Changed])
         })
     }
 }
 
-impl Edit<'_> {
+impl Transaction<'_> {
     fn block_bytes(&self) -> u64 {
         u64::from(self.volume.super_.block_bytes)
     }
 
     /// A file whose contents may change.
-    pub(super) fn file(&self, number: InodeNumber) -> Result<std::sync::Arc<Inode>> {
+    pub(crate) fn file(&self, number: InodeNumber) -> Result<std::sync::Arc<Inode>> {
         let inode = self.node(number)?;
         match inode.kind {
             Kind::File => {}
@@ -185,16 +186,16 @@ impl Edit<'_> {
         let (first, last) = (narrow(offset / block_bytes), narrow(end.div_ceil(block_bytes)));
         // Most files are written once: only what comes back for more gets a window.
         let taking = self.taking(&inode, end > inode.size_bytes && first > 0);
-        let touched = self.w.touched;
+        let touched = self.writer.touched;
         if offset > inode.size_bytes && !inode.size_bytes.is_multiple_of(block_bytes) {
             // Others may have left something behind the end.
             let stop = inode.size_bytes.next_multiple_of(block_bytes).min(offset);
             self.zero_part(number, inode.size_bytes, stop)?;
         }
-        let all = match self.give_blocks(number, first, last, taking) {
+        let all = match self.map_blocks(number, first, last, taking) {
             // Nothing but perhaps an empty indirect block was made, and zeros behind the end.
             Err(Error::NoSpace) => {
-                self.w.touched = touched;
+                self.writer.touched = touched;
                 return Err(Error::NoSpace);
             }
             all => all?,
@@ -216,7 +217,7 @@ impl Edit<'_> {
     }
 
     /// Puts the part of `bytes` that belongs there into a run of blocks; says where it ends.
-    fn fill(&mut self, got: &Got, offset: u64, bytes: &[u8]) -> Result<u64> {
+    fn fill(&mut self, got: &MappedRun, offset: u64, bytes: &[u8]) -> Result<u64> {
         let block_bytes = self.block_bytes();
         let start = u64::from(got.from) * block_bytes;
         let len = u64::from(got.blocks) * block_bytes;
@@ -243,7 +244,12 @@ impl Edit<'_> {
 
     /// Fills the first and the last block with what they hold, where they are not
     /// overwritten as a whole.
-    fn keep_edges(&self, got: &Got, (from, end): (u64, u64), memory: &mut [u8]) -> Result<()> {
+    fn keep_edges(
+        &self,
+        got: &MappedRun,
+        (from, end): (u64, u64),
+        memory: &mut [u8],
+    ) -> Result<()> {
         let block_bytes = self.block_bytes();
         let mut edges = vec![];
         if !from.is_multiple_of(block_bytes) {
@@ -262,9 +268,9 @@ impl Edit<'_> {
         Ok(())
     }
 
-    pub(super) fn put_contents(&mut self, at: FsBlock, bytes: &Data) {
-        self.w.touched = true;
-        self.w.batch.dirty = true;
+    pub(crate) fn put_contents(&mut self, at: FsBlock, bytes: &Data) {
+        self.writer.touched = true;
+        self.writer.batch.dirty = true;
         let len = index(self.block_bytes());
         let mut blocks = self.volume.store.overlay.change();
         for (nth, start) in (0u64..).zip((0..bytes.len()).step_by(len)) {
@@ -275,7 +281,7 @@ impl Edit<'_> {
     }
 
     /// Zeros blocks that a file got but did not fill.
-    fn zero_fresh(&mut self, all: &[Got]) {
+    fn zero_fresh(&mut self, all: &[MappedRun]) {
         let len = index(self.block_bytes());
         let zeros = Data::owned(vec![0; len].into_boxed_slice());
         for got in all.iter().filter(|got| got.fresh) {
@@ -286,7 +292,7 @@ impl Edit<'_> {
                 blocks.put_content(block, zeros.clone());
             }
         }
-        self.w.batch.dirty = true;
+        self.writer.batch.dirty = true;
     }
 
     /// Zeros the bytes of one block from `from` up to `end`, if the file has that block.
@@ -325,7 +331,7 @@ impl Edit<'_> {
     }
 
     /// Cuts a file, or lets it grow by a hole.
-    pub(super) fn resize(&mut self, inode: &Inode, bytes: u64) -> Result<()> {
+    pub(crate) fn resize(&mut self, inode: &Inode, bytes: u64) -> Result<()> {
         if bytes > self.volume.most_file_bytes() {
             return Err(Error::TooLarge);
         }
@@ -333,8 +339,8 @@ impl Edit<'_> {
         let block_bytes = self.block_bytes();
         let before = inode.size_bytes;
         if bytes <= before {
-            self.w.groups.drop_window(number.0);
-            self.take_away(number, narrow(bytes.div_ceil(block_bytes)), u32::MAX)?;
+            self.writer.groups.drop_window(number.0);
+            self.unmap(number, narrow(bytes.div_ceil(block_bytes)), u32::MAX)?;
             if !bytes.is_multiple_of(block_bytes) {
                 let end = bytes.next_multiple_of(block_bytes);
                 self.zero_part(number, bytes, end)?;
@@ -365,7 +371,7 @@ impl Edit<'_> {
             if !end.is_multiple_of(block_bytes) {
                 self.zero_part(number, last * block_bytes, end)?;
             }
-            self.take_away(number, narrow(first), narrow(last))?;
+            self.unmap(number, narrow(first), narrow(last))?;
         } else {
             self.zero_part(number, from, end)?;
         }
@@ -377,10 +383,10 @@ impl Edit<'_> {
     fn reserve(&mut self, number: InodeNumber, from: u32, end: u32) -> Result<u32> {
         let inode = self.file(number)?;
         let taking = self.taking(&inode, false);
-        let touched = self.w.touched;
-        let all = match self.give_blocks(number, from, end, taking) {
+        let touched = self.writer.touched;
+        let all = match self.map_blocks(number, from, end, taking) {
             Err(Error::NoSpace) => {
-                self.w.touched = touched;
+                self.writer.touched = touched;
                 return Err(Error::NoSpace);
             }
             all => all?,
@@ -392,7 +398,7 @@ impl Edit<'_> {
     }
 
     /// Frees all that an inode has and the inode itself.
-    pub(super) fn bury(&mut self, number: InodeNumber) -> Result<()> {
+    pub(crate) fn delete(&mut self, number: InodeNumber) -> Result<()> {
         let (kind, fast, size) = {
             let mode = self.read_slot(number, |it| it.mode())?;
             let kind = Kind::from_mode(mode.into()).ok_or(Error::corrupt("inode: kind"))?;
@@ -401,7 +407,7 @@ impl Edit<'_> {
         };
         let mapped = matches!(kind, Kind::File | Kind::Directory | Kind::Symlink) && !fast;
         if mapped {
-            self.take_away(number, 0, u32::MAX)?;
+            self.unmap(number, 0, u32::MAX)?;
             self.forget_contents(number, 0, size);
         }
         self.drop_attribute_block(number)?;
@@ -418,13 +424,13 @@ impl Edit<'_> {
             }
         })?;
         self.free_inode(number, kind)?;
-        self.w.hints.remove(&number.0);
+        self.writer.hints.remove(&number.0);
         if old {
-            let height = self.w.batch.heights.get(&number.0).copied().unwrap_or(0);
-            self.w.batch.dying.insert(number.0, height);
-            self.w.batch.dirs.remove(&number.0);
+            let height = self.writer.batch.heights.get(&number.0).copied().unwrap_or(0);
+            self.writer.batch.dying.insert(number.0, height);
+            self.writer.batch.dirs.remove(&number.0);
         } else {
-            self.w.batch.born_dirs.remove(&number.0);
+            self.writer.batch.born_dirs.remove(&number.0);
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ mod linear;
 
 use draconis_exchange::contract::Kind;
 
-use crate::data::Data;
+use crate::blocks::data::Data;
 use crate::format::dirent::Dirent;
 use crate::format::features::{Compatible, Incompatible};
 use crate::format::inode::{Inode, flags};

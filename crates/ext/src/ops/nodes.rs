@@ -1,6 +1,6 @@
 //! Inodes and their names: made, linked, unlinked, moved.
 //!
-//! What a change means for the stages of the next chain is noted here; see [`super::commit`].
+//! What a change means for the stages of the next chain is noted here; see [`crate::commit`].
 //! Where one chain could not be ordered, the batch before is ended first (`apart`).
 
 #![allow(
@@ -12,15 +12,16 @@ use draconis_exchange::contract::Kind;
 use draconis_exchange::omission::Omission;
 
 use super::attributes::Inherited;
-use super::map::Taking;
 use super::names::Spot;
-use super::overlay::Role;
-use super::{Edit, NewNode, Renaming, Whiteout};
-use crate::data::Data;
+use super::{NewNode, Renaming, Whiteout};
+use crate::blocks::data::Data;
+use crate::blocks::overlay::Role;
 use crate::format::features::ReadOnlyCompatible;
 use crate::format::inode::{Inode, POINTERS, device_pointers, flags, target_pointers};
 use crate::format::slot::Stamp;
 use crate::format::xattr::NewAttribute;
+use crate::map::edit::Taking;
+use crate::transaction::Transaction;
 use crate::units::index;
 use crate::{Error, InodeNumber, Result};
 
@@ -32,7 +33,7 @@ const MOST_STAGES: u32 = 32;
 const MOST_DEPTH: u32 = 1 << 16;
 
 /// What a new inode gets from its request and its directory.
-struct Birth {
+struct Planned {
     /// Permission bits.
     mode: u32,
     gid: u32,
@@ -41,7 +42,7 @@ struct Birth {
     attributes: Vec<NewAttribute>,
 }
 
-impl Birth {
+impl Planned {
     /// Blocks that something of this kind takes when it is made.
     fn blocks(&self, kind: Kind) -> u64 {
         let slow = matches!(self.target, Some(None));
@@ -70,7 +71,7 @@ const fn is_dots(name: &[u8]) -> bool {
     matches!(name, b"." | b"..")
 }
 
-impl Edit<'_> {
+impl Transaction<'_> {
     /// A directory whose names may change.
     fn changeable(&self, dir: InodeNumber, take: bool) -> Result<std::sync::Arc<Inode>> {
         let node = self.directory(dir)?;
@@ -107,7 +108,7 @@ impl Edit<'_> {
         })
     }
 
-    pub(super) fn create(
+    pub(crate) fn create(
         &mut self,
         dir: InodeNumber,
         name: &[u8],
@@ -125,7 +126,7 @@ impl Edit<'_> {
         if is_dir {
             self.one_more_directory(&parent)?;
         }
-        let birth = self.plan_birth(&parent, new)?;
+        let birth = self.plan_inode(&parent, new)?;
         let needs = place.needs() + birth.blocks(new.kind);
         self.need(needs, new.uid)?;
         let place = if is_dir && self.depth_of(dir) >= MOST_STAGES {
@@ -137,15 +138,15 @@ impl Edit<'_> {
         } else {
             place
         };
-        let number = self.take_inode(dir, new.kind)?;
-        self.give_birth(&parent, number, new, birth, if is_dir { 2 } else { 1 })?;
+        let number = self.allocate_inode(dir, new.kind)?;
+        self.make_inode(&parent, number, new, birth, if is_dir { 2 } else { 1 })?;
         self.put_in(dir, place, name, number, new.kind)?;
         self.stamp_directory(dir)?;
         Ok(number)
     }
 
     /// A file that no name leads to: an orphan from the start, which may still get a name.
-    pub(super) fn create_unnamed(
+    pub(crate) fn create_unnamed(
         &mut self,
         dir: InodeNumber,
         new: &NewNode<'_>,
@@ -154,17 +155,17 @@ impl Edit<'_> {
         if new.kind != Kind::File {
             return Err(Error::Misuse("only a file can be made without a name"));
         }
-        let birth = self.plan_birth(&parent, new)?;
+        let birth = self.plan_inode(&parent, new)?;
         self.need(birth.blocks(new.kind), new.uid)?;
-        let number = self.take_inode(dir, new.kind)?;
-        self.give_birth(&parent, number, new, birth, 0)?;
+        let number = self.allocate_inode(dir, new.kind)?;
+        self.make_inode(&parent, number, new, birth, 0)?;
         self.make_orphan(number)?;
-        self.w.unnamed.insert(number.0);
+        self.writer.unnamed.insert(number.0);
         Ok(number)
     }
 
     /// What a new inode in `parent` is going to be; nothing is changed yet.
-    fn plan_birth(&self, parent: &Inode, new: &NewNode<'_>) -> Result<Birth> {
+    fn plan_inode(&self, parent: &Inode, new: &NewNode<'_>) -> Result<Planned> {
         let block_bytes = index(self.volume.super_.block_bytes.into());
         let target = match new.kind {
             Kind::Symlink if new.target.is_empty() => return Err(Error::NotFound),
@@ -181,7 +182,7 @@ impl Edit<'_> {
             mode |= parent_mode & 0o2000;
         }
         let Inherited { mode, attributes } = self.inherit(parent, new.kind, mode)?;
-        Ok(Birth { mode, gid, target, attributes })
+        Ok(Planned { mode, gid, target, attributes })
     }
 
     /// Sees to it that so many blocks can be had.
@@ -193,12 +194,12 @@ impl Edit<'_> {
     }
 
     /// Makes the inode that was taken for something in `parent`; no name leads to it yet.
-    fn give_birth(
+    fn make_inode(
         &mut self,
         parent: &Inode,
         number: InodeNumber,
         new: &NewNode<'_>,
-        birth: Birth,
+        birth: Planned,
         links: u16,
     ) -> Result<()> {
         let dir = parent.number;
@@ -208,9 +209,10 @@ impl Edit<'_> {
         if used {
             return Err(Error::corrupt("inode bitmap: a used inode is free").of_inode(number));
         }
-        self.w.batch.born.insert(number.0);
-        self.w.generation = self.w.generation.wrapping_mul(0x9E37_79B1).wrapping_add(number.0 | 1);
-        let (now, generation) = (self.now, self.w.generation);
+        self.writer.batch.born.insert(number.0);
+        self.writer.generation =
+            self.writer.generation.wrapping_mul(0x9E37_79B1).wrapping_add(number.0 | 1);
+        let (now, generation) = (self.now, self.writer.generation);
         let inherited_flags = match new.kind {
             Kind::Directory => parent.flags & flags::INHERITED,
             Kind::File => parent.flags & flags::INHERITED & !flags::DIR_SYNC,
@@ -242,16 +244,16 @@ impl Edit<'_> {
         let block_bytes = self.volume.super_.block_bytes;
         if is_dir {
             let depth = self.depth_of(dir);
-            self.w.batch.born_dirs.insert(number.0, dir.0);
-            self.w.batch.depths.insert(number.0, depth + 1);
-            let all = self.give_blocks(number, 0, 1, Taking { grows: false, privileged })?;
+            self.writer.batch.born_dirs.insert(number.0, dir.0);
+            self.writer.batch.depths.insert(number.0, depth + 1);
+            let all = self.map_blocks(number, 0, 1, Taking { grows: false, privileged })?;
             let first = all.first().ok_or(Error::NoSpace)?.at;
             let names = self.first_names(number, dir);
             self.put_fresh(first, Role::Directory(number.0), names);
             self.change_slot(number, |it| it.set_size(block_bytes.into()))?;
             self.count_subdirectory(dir, true)?;
         } else if matches!(birth.target, Some(None)) {
-            let all = self.give_blocks(number, 0, 1, Taking { grows: false, privileged })?;
+            let all = self.map_blocks(number, 0, 1, Taking { grows: false, privileged })?;
             let first = all.first().ok_or(Error::NoSpace)?.at;
             let mut bytes = new.target.to_vec();
             bytes.resize(index(block_bytes.into()), 0);
@@ -266,10 +268,10 @@ impl Edit<'_> {
 
     /// How many directories of this batch `dir` is inside of, itself among them.
     fn depth_of(&self, dir: InodeNumber) -> u32 {
-        self.w.batch.depths.get(&dir.0).copied().unwrap_or(0)
+        self.writer.batch.depths.get(&dir.0).copied().unwrap_or(0)
     }
 
-    pub(super) fn link(&mut self, inode: InodeNumber, dir: InodeNumber, name: &[u8]) -> Result<()> {
+    pub(crate) fn link(&mut self, inode: InodeNumber, dir: InodeNumber, name: &[u8]) -> Result<()> {
         let node = self.node(inode)?;
         let parent = self.changeable(dir, false)?;
         if node.kind == Kind::Directory || node.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {
@@ -278,7 +280,7 @@ impl Edit<'_> {
         if node.links() >= MOST_LINKS {
             return Err(Error::LinkLimit);
         }
-        let first = self.w.unnamed.contains(&inode.0) && !Omission::FirstName.is_made();
+        let first = self.writer.unnamed.contains(&inode.0) && !Omission::FirstName.is_made();
         if self.is_orphan(inode) && !first {
             return Err(Error::NotFound);
         }
@@ -290,22 +292,22 @@ impl Edit<'_> {
             self.need_blocks(place.needs(), self.is_privileged(parent.owner().0))?;
         }
         self.put_in(dir, place, name, inode, node.kind)?;
-        if self.w.unnamed.remove(&inode.0) {
+        if self.writer.unnamed.remove(&inode.0) {
             // Its first name. On disk it is dead, as any new inode is.
             self.volume.store.overlay.change().orphans.remove(&inode.0);
-            self.w.batch.born.insert(inode.0);
+            self.writer.batch.born.insert(inode.0);
         }
         self.change_slot(inode, |it| it.set_links(it.links().saturating_add(1)))?;
         if !Omission::LinkTime.is_made() {
             self.stamp(inode, &[Stamp::Changed])?;
         }
         if self.is_old(inode) {
-            self.w.batch.linked.insert(inode.0);
+            self.writer.batch.linked.insert(inode.0);
         }
         self.stamp_directory(dir)
     }
 
-    pub(super) fn unlink(&mut self, dir: InodeNumber, name: &[u8]) -> Result<()> {
+    pub(crate) fn unlink(&mut self, dir: InodeNumber, name: &[u8]) -> Result<()> {
         let parent = self.changeable(dir, true)?;
         if is_dots(name) {
             return Err(Error::IsADirectory);
@@ -325,7 +327,7 @@ impl Edit<'_> {
             }
             Err(other) => return Err(other),
         }
-        let spot = if self.w.batch.linked.contains(&inode.0) {
+        let spot = if self.writer.batch.linked.contains(&inode.0) {
             self.apart()?;
             self.spot(dir, name)?
         } else {
@@ -352,7 +354,7 @@ impl Edit<'_> {
         self.stamp(inode, &[Stamp::Changed])?;
         if left > 0 {
             if self.is_old(inode) {
-                self.w.batch.left.insert(dir.0);
+                self.writer.batch.left.insert(dir.0);
             }
             return Ok(());
         }
@@ -361,19 +363,19 @@ impl Edit<'_> {
 
     fn die(&mut self, dir: InodeNumber, inode: InodeNumber) -> Result<()> {
         if self.is_old(inode) {
-            let height = self.w.batch.heights.get(&inode.0).copied().unwrap_or(0);
-            let above = self.w.batch.heights.entry(dir.0).or_default();
+            let height = self.writer.batch.heights.get(&inode.0).copied().unwrap_or(0);
+            let above = self.writer.batch.heights.entry(dir.0).or_default();
             *above = (*above).max(height + 1);
-            self.w.batch.dying.insert(inode.0, height);
+            self.writer.batch.dying.insert(inode.0, height);
         }
-        if self.w.users.get(&inode.0).copied().unwrap_or(0) > 0 {
+        if self.writer.users.get(&inode.0).copied().unwrap_or(0) > 0 {
             self.make_orphan(inode)
         } else {
-            self.bury(inode)
+            self.delete(inode)
         }
     }
 
-    pub(super) fn remove_directory(&mut self, dir: InodeNumber, name: &[u8]) -> Result<()> {
+    pub(crate) fn remove_directory(&mut self, dir: InodeNumber, name: &[u8]) -> Result<()> {
         let parent = self.changeable(dir, true)?;
         match name {
             b"." => return Err(Error::Misuse("`.` cannot be removed")),
@@ -395,8 +397,8 @@ impl Edit<'_> {
         if !self.is_empty(&node)? {
             return Err(Error::NotEmpty);
         }
-        let height = self.w.batch.heights.get(&inode.0).copied().unwrap_or(0);
-        let spot = if self.w.batch.left.contains(&inode.0) || height >= MOST_STAGES {
+        let height = self.writer.batch.heights.get(&inode.0).copied().unwrap_or(0);
+        let spot = if self.writer.batch.left.contains(&inode.0) || height >= MOST_STAGES {
             self.apart()?;
             self.spot(dir, name)?
         } else {
@@ -415,7 +417,7 @@ impl Edit<'_> {
         self.die(dir, inode)
     }
 
-    pub(super) fn rename(
+    pub(crate) fn rename(
         &mut self,
         (from_dir, from): At<'_>,
         (to_dir, to): At<'_>,
@@ -441,7 +443,7 @@ impl Edit<'_> {
             return Err(Error::Misuse("an exchange leaves no name for a whiteout"));
         }
         let of_whiteout = match whiteout.map(Whiteout::node) {
-            Some(new) => self.plan_birth(&source, &new)?.blocks(new.kind),
+            Some(new) => self.plan_inode(&source, &new)?.blocks(new.kind),
             None => 0,
         };
         let there = self.seek(&target, to)?;
@@ -490,7 +492,7 @@ impl Edit<'_> {
             let deepens = self.depth_of(moved) > 0 && self.depth_of(to_dir) > 0;
             return if deepens { self.apart() } else { Ok(()) };
         }
-        let batch = &self.w.batch;
+        let batch = &self.writer.batch;
         let circle = batch.receivers.contains(&from_dir.0) || batch.givers.contains(&to_dir.0);
         if circle || batch.born.contains(&to_dir.0) || batch.linked.contains(&moved.0) {
             self.apart()?;
@@ -509,7 +511,7 @@ impl Edit<'_> {
         let moved = node.number;
         if from_dir != to_dir && self.is_old(moved) {
             // Only now: a move that could not be made says nothing of the order.
-            let batch = &mut self.w.batch;
+            let batch = &mut self.writer.batch;
             batch.receivers.insert(to_dir.0);
             batch.givers.insert(from_dir.0);
             batch.left.insert(from_dir.0);
@@ -535,7 +537,7 @@ impl Edit<'_> {
         whiteout: Option<Whiteout>,
     ) -> Result<Option<Taken>> {
         let Some(whiteout) = whiteout else { return Ok(None) };
-        let number = self.take_inode(dir, Kind::CharDevice)?;
+        let number = self.allocate_inode(dir, Kind::CharDevice)?;
         Ok(Some(Taken { number, whiteout }))
     }
 
@@ -548,8 +550,8 @@ impl Edit<'_> {
         };
         let parent = self.directory(dir)?;
         let new = whiteout.node();
-        let birth = self.plan_birth(&parent, &new)?;
-        self.give_birth(&parent, number, &new, birth, 1)?;
+        let birth = self.plan_inode(&parent, &new)?;
+        self.make_inode(&parent, number, &new, birth, 1)?;
         let spot = self.spot(dir, name)?;
         // For the order of the chain this is both: a name goes, and one comes.
         self.note_names(dir, false);
@@ -558,7 +560,7 @@ impl Edit<'_> {
 
     fn set_parent(&mut self, dir: InodeNumber, parent: InodeNumber) -> Result<()> {
         let spot = self.parent(dir)?;
-        if let Some(known) = self.w.batch.born_dirs.get_mut(&dir.0) {
+        if let Some(known) = self.writer.batch.born_dirs.get_mut(&dir.0) {
             *known = parent.0;
         }
         self.point_elsewhere(dir, spot, parent, Kind::Directory)
@@ -592,7 +594,7 @@ impl Edit<'_> {
     ) -> Result<()> {
         let moved = node.number;
         let durable_victim = self.is_old(victim.number);
-        let batch = &self.w.batch;
+        let batch = &self.writer.batch;
         if durable_victim
             && (!self.is_old(moved)
                 || batch.linked.contains(&victim.number.0)
@@ -630,8 +632,7 @@ impl Edit<'_> {
         to: &[u8],
     ) -> Result<()> {
         self.changeable(to_dir, true)?;
-        let spots =
-            |edit: &Self| Ok::<_, Error>((edit.spot(from_dir, from)?, edit.spot(to_dir, to)?));
+        let spots = |tx: &Self| Ok::<_, Error>((tx.spot(from_dir, from)?, tx.spot(to_dir, to)?));
         let (here, there) = spots(self)?;
         let (one, two) = (self.node(here.found.inode)?, self.node(there.found.inode)?);
         if two.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {
@@ -676,17 +677,17 @@ impl Edit<'_> {
     }
 
     /// Counts users; see [`crate::Volume::release`].
-    pub(super) fn release(&mut self, inode: InodeNumber, users: u64) -> Result<()> {
-        let Some(count) = self.w.users.get_mut(&inode.0) else { return Ok(()) };
+    pub(crate) fn release(&mut self, inode: InodeNumber, users: u64) -> Result<()> {
+        let Some(count) = self.writer.users.get_mut(&inode.0) else { return Ok(()) };
         *count = count.saturating_sub(users);
         if *count > 0 {
             return Ok(());
         }
-        self.w.users.remove(&inode.0);
-        self.w.groups.drop_window(inode.0);
+        self.writer.users.remove(&inode.0);
+        self.writer.groups.drop_window(inode.0);
         if self.is_orphan(inode) {
-            self.w.unnamed.remove(&inode.0);
-            return self.bury(inode);
+            self.writer.unnamed.remove(&inode.0);
+            return self.delete(inode);
         }
         Ok(())
     }

@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::FsBlock;
+use crate::blocks::data::Data;
 use crate::cache::Mixer;
-use crate::data::Data;
 
 /// What a block of metadata is: which stage of a chain it belongs to follows from it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -6,15 +6,16 @@
 use draconis_exchange::contract::{AttributeChange, Kind, SetTime, Time};
 use draconis_exchange::omission::Omission;
 
-use super::groups::Wish;
-use super::overlay::Role;
-use super::{AccessTimes, Edit, Writer, XattrSet};
+use super::{AccessTimes, XattrSet};
+use crate::alloc::Request;
+use crate::blocks::overlay::Role;
 use crate::format::acl::Acl;
 use crate::format::features::Compatible;
 use crate::format::inode::{Inode, flags};
 use crate::format::slot::Stamp;
 use crate::format::xattr::{NewAttribute, edit, is_name};
 use crate::format::{le32, put32};
+use crate::transaction::{Transaction, Writer};
 use crate::units::narrow;
 use crate::volume::Volume;
 use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
@@ -25,13 +26,13 @@ const DEFAULT: &[u8] = b"system.posix_acl_default";
 const DAY_SECONDS: i64 = 24 * 60 * 60;
 
 /// What a new inode gets from its directory.
-pub(super) struct Inherited {
-    pub(super) mode: u32,
-    pub(super) attributes: Vec<NewAttribute>,
+pub(crate) struct Inherited {
+    pub(crate) mode: u32,
+    pub(crate) attributes: Vec<NewAttribute>,
 }
 
-impl Edit<'_> {
-    pub(super) fn set_attributes(
+impl Transaction<'_> {
+    pub(crate) fn set_attributes(
         &mut self,
         number: InodeNumber,
         change: &AttributeChange,
@@ -101,7 +102,7 @@ impl Edit<'_> {
     }
 
     /// Mode and access lists of what is made in `parent`.
-    pub(super) fn inherit(&self, parent: &Inode, kind: Kind, mode: u32) -> Result<Inherited> {
+    pub(crate) fn inherit(&self, parent: &Inode, kind: Kind, mode: u32) -> Result<Inherited> {
         let plain = Inherited { mode, attributes: Vec::new() };
         if kind == Kind::Symlink || !parent.has_attributes() {
             return Ok(plain);
@@ -123,7 +124,7 @@ impl Edit<'_> {
         Ok(Inherited { mode: mode.into(), attributes })
     }
 
-    pub(super) fn set_xattr(
+    pub(crate) fn set_xattr(
         &mut self,
         number: InodeNumber,
         name: &[u8],
@@ -185,7 +186,7 @@ impl Edit<'_> {
         }
     }
 
-    pub(super) fn remove_xattr(&mut self, number: InodeNumber, name: &[u8]) -> Result<()> {
+    pub(crate) fn remove_xattr(&mut self, number: InodeNumber, name: &[u8]) -> Result<()> {
         let inode = self.node(number)?;
         if inode.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {
             return Err(Error::NotPermitted);
@@ -237,7 +238,7 @@ impl Edit<'_> {
     }
 
     /// Stores all attributes of an inode.
-    pub(super) fn store_attributes(
+    pub(crate) fn store_attributes(
         &mut self,
         number: InodeNumber,
         all: &[NewAttribute],
@@ -276,10 +277,11 @@ impl Edit<'_> {
         self.drop_attribute_block(number)?;
         if let Some(block) = placed.block {
             let (uid, _) = self.read_slot(number, |it| it.owner())?;
-            let (group, _) = self.w.groups.place_of_inode(number).ok_or(Error::NotFound)?;
+            let (group, _) = self.writer.groups.place_of_inode(number).ok_or(Error::NotFound)?;
             let goal = self.volume.super_.group_start(GroupNumber(group)).0;
             let privileged = self.is_privileged(uid);
-            let (at, _) = self.take_blocks(Wish { goal, want: 1, grows: None, privileged })?;
+            let (at, _) =
+                self.allocate_blocks(Request { goal, want: 1, grows: None, privileged })?;
             self.put_fresh(FsBlock(at), Role::Attributes, block);
             self.change_slot(number, |it| it.set_attribute_block(narrow(at)))?;
             self.count_sectors(number, 1)?;
@@ -301,7 +303,7 @@ impl Edit<'_> {
     }
 
     /// Gives the block of attributes up, or this inode's share of it.
-    pub(super) fn drop_attribute_block(&mut self, number: InodeNumber) -> Result<()> {
+    pub(crate) fn drop_attribute_block(&mut self, number: InodeNumber) -> Result<()> {
         let old = self.read_slot(number, |it| it.attribute_block())?;
         if old == 0 {
             return Ok(());
@@ -325,7 +327,7 @@ impl Edit<'_> {
         self.free_blocks(at.0, 1)
     }
 
-    pub(super) fn set_flags(&mut self, number: InodeNumber, wanted: u32) -> Result<()> {
+    pub(crate) fn set_flags(&mut self, number: InodeNumber, wanted: u32) -> Result<()> {
         let inode = self.node(number)?;
         let fitting = match inode.kind {
             Kind::Directory => !0,
@@ -350,16 +352,16 @@ impl Edit<'_> {
     }
 
     /// Writes down that an inode was read.
-    pub(super) fn touch_access(&mut self, number: InodeNumber) -> Result<()> {
+    pub(crate) fn touch_access(&mut self, number: InodeNumber) -> Result<()> {
         let inode = self.node(number)?;
-        if !self.w.is_access_due(self.volume, &inode, self.now) {
+        if !self.writer.is_access_due(self.volume, &inode, self.now) {
             return Ok(());
         }
         // A read alone is no reason to write, with `lazytime`.
-        let dirty = self.w.batch.dirty;
+        let dirty = self.writer.batch.dirty;
         self.stamp(number, &[Stamp::Accessed])?;
-        if self.w.atime == AccessTimes::Lazy {
-            self.w.batch.dirty = dirty;
+        if self.writer.atime == AccessTimes::Lazy {
+            self.writer.batch.dirty = dirty;
         }
         Ok(())
     }
@@ -367,7 +369,7 @@ impl Edit<'_> {
 
 impl Writer {
     /// Whether reading `inode` at `now` changes its time of access.
-    pub(super) fn is_access_due(&self, volume: &Volume, inode: &Inode, now: Time) -> bool {
+    pub(crate) fn is_access_due(&self, volume: &Volume, inode: &Inode, now: Time) -> bool {
         if inode.flags & flags::NO_ATIME != 0 {
             return false;
         }

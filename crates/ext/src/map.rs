@@ -10,13 +10,14 @@
 //! Law 2: a pointer that leads nowhere damages the blocks it stands for and no others.
 
 pub(crate) mod build;
+pub(crate) mod edit;
 pub(crate) mod indirect;
 
 use std::sync::Arc;
 
+use crate::blocks::Store;
 use crate::cache::Weigh;
 use crate::format::inode::{DIRECT, Inode};
-use crate::store::Store;
 use crate::{FileBlock, FsBlock, Result};
 
 use crate::format::superblock::Superblock;

@@ -39,17 +39,17 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use draconis_device::{ChainBounds, Group, Ticket, Write};
 use draconis_exchange::heap::Block;
 
-use super::Edit;
-use super::edit::{Batch, Flight, Frozen, Stop};
-use super::groups::Wish;
-use super::map::Home;
-use super::overlay::{Buffer, Role, State};
-use crate::data::Data;
+use crate::alloc::Request;
+use crate::blocks::data::Data;
+use crate::blocks::overlay::{Buffer, Role, State};
 use crate::format::features::{Compatible, ReadOnlyCompatible};
 use crate::format::inode::DIRECT;
 use crate::format::superblock::{OFFSET_BYTES, STATE_CLEAN};
 use crate::format::{le32, put16, put32};
+use crate::map::edit::PointerAt;
 use crate::map::indirect::fan_out;
+use crate::transaction::Transaction;
+use crate::transaction::{Batch, Flight, Frozen, Stop};
 use crate::units::{index, narrow};
 use crate::volume::Volume;
 use crate::{Error, FsBlock, InodeNumber, Result};
@@ -69,39 +69,39 @@ type Stage = BTreeMap<u64, Data>;
 impl Volume {
     /// Hands over what changed; the ticket to wait for, if anything is on its way.
     fn hand_over(&self) -> Result<Option<Ticket>> {
-        self.edit(|edit| {
-            edit.submit()?;
-            Ok(edit.w.needed.filter(|ticket| edit.w.durable < Some(*ticket)))
+        self.transact(|tx| {
+            tx.submit()?;
+            Ok(tx.writer.needed.filter(|ticket| tx.writer.durable < Some(*ticket)))
         })
     }
 
-    pub(super) fn commit_now(&self) -> Result<()> {
-        self.edit(|edit| {
-            let idle = !edit.w.batch.dirty;
-            edit.submit()?;
+    pub(crate) fn commit_now(&self) -> Result<()> {
+        self.transact(|tx| {
+            let idle = !tx.writer.batch.dirty;
+            tx.submit()?;
             if idle {
-                edit.land(None)?;
+                tx.land(None)?;
             }
             Ok(())
         })?;
         // What was freed is free again once the freeing is durable.
-        let frozen = self.edit(|edit| Ok(edit.w.frozen.back().map(|frozen| frozen.ticket)))?;
+        let frozen = self.transact(|tx| Ok(tx.writer.frozen.back().map(|frozen| frozen.ticket)))?;
         match frozen {
             Some(ticket) => self.wait(ticket),
             None => Ok(()),
         }
     }
 
-    pub(super) fn sync_now(&self) -> Result<()> {
+    pub(crate) fn sync_now(&self) -> Result<()> {
         match self.hand_over()? {
             Some(ticket) => self.wait(ticket),
             None => Ok(()),
         }
     }
 
-    pub(super) fn sync_inode_now(&self, inode: InodeNumber, data_only: bool) -> Result<()> {
+    pub(crate) fn sync_inode_now(&self, inode: InodeNumber, data_only: bool) -> Result<()> {
         let ahead = match data_only {
-            true => self.edit(|edit| edit.contents_ahead(inode))?,
+            true => self.transact(|tx| tx.contents_ahead(inode))?,
             false => None,
         };
         match ahead {
@@ -118,8 +118,9 @@ impl Volume {
         let mut writer = gate.write();
         match waited {
             Ok(()) => {
-                let mut edit = Edit { volume: self, w: &mut writer, now: Default::default() };
-                edit.is_durable(ticket);
+                let mut tx =
+                    Transaction { volume: self, writer: &mut writer, now: Default::default() };
+                tx.is_durable(ticket);
                 Ok(())
             }
             Err(error) => {
@@ -131,54 +132,54 @@ impl Volume {
     }
 
     /// Tries a change again once what was freed may be given out.
-    pub(super) fn edit_with_room<T>(
+    pub(crate) fn transact_with_room<T>(
         &self,
-        mut change: impl FnMut(&mut Edit<'_>) -> Result<T>,
+        mut change: impl FnMut(&mut Transaction<'_>) -> Result<T>,
     ) -> Result<T> {
-        match self.edit(&mut change) {
+        match self.transact(&mut change) {
             Err(Error::NoSpace) => {}
             done => return done,
         }
-        let last = self.edit(|edit| {
-            let batch = &edit.w.batch;
+        let last = self.transact(|tx| {
+            let batch = &tx.writer.batch;
             let freed = !batch.freed.is_empty() || !batch.freed_inodes.is_empty();
-            if !freed && edit.w.frozen.is_empty() {
+            if !freed && tx.writer.frozen.is_empty() {
                 return Err(Error::NoSpace);
             }
-            edit.submit()?;
-            Ok(edit.w.last)
+            tx.submit()?;
+            Ok(tx.writer.last)
         })?;
         if let Some(ticket) = last {
             self.wait(ticket)?;
         }
-        self.edit(change)
+        self.transact(change)
     }
 
-    pub(super) fn close_now(&self) -> Result<()> {
-        let closed = self.edit(|edit| {
+    pub(crate) fn close_now(&self) -> Result<()> {
+        let closed = self.transact(|tx| {
             let orphans: Vec<u32> =
-                edit.volume.store.overlay.read().orphans.iter().copied().collect();
+                tx.volume.store.overlay.read().orphans.iter().copied().collect();
             for inode in orphans {
-                edit.bury(InodeNumber(inode))?;
+                tx.delete(InodeNumber(inode))?;
             }
-            edit.submit()?;
-            if !edit.w.marked {
+            tx.submit()?;
+            if !tx.writer.marked {
                 // Never changed: it is as it was.
                 return Ok(None);
             }
             // Clean it is once all of that is durable, the freeing included.
-            edit.w.needed = edit.w.last;
-            let clean = edit.w.was_clean;
-            let now = u32::try_from(edit.now.seconds).unwrap_or(0);
-            edit.change_super(|it| {
+            tx.writer.needed = tx.writer.last;
+            let clean = tx.writer.was_clean;
+            let now = u32::try_from(tx.now.seconds).unwrap_or(0);
+            tx.change_super(|it| {
                 if clean {
                     let state = crate::format::le16(it, 0x3A).unwrap_or(0);
                     put16(it, 0x3A, state | STATE_CLEAN);
                 }
                 put32(it, 0x30, now);
             })?;
-            edit.submit()?;
-            let last = edit.w.last;
+            tx.submit()?;
+            let last = tx.writer.last;
             Ok(last)
         });
         let last = match closed {
@@ -202,28 +203,28 @@ impl Volume {
     }
 }
 
-impl Edit<'_> {
+impl Transaction<'_> {
     /// Ends the batch here: what comes now follows what was.
-    pub(super) fn apart(&mut self) -> Result<()> {
-        let touched = self.w.touched;
+    pub(crate) fn apart(&mut self) -> Result<()> {
+        let touched = self.writer.touched;
         self.submit()?;
-        self.w.touched = touched;
+        self.writer.touched = touched;
         Ok(())
     }
 
     /// Keeps what is changed in memory, and what is on its way, below their bounds.
-    pub(super) fn keep_bounds(&mut self) -> Result<()> {
+    pub(crate) fn keep_bounds(&mut self) -> Result<()> {
         let block_bytes = u64::from(self.volume.super_.block_bytes);
         let dirty = self.volume.store.overlay.read().dirty_contents as u64 * block_bytes;
-        if dirty >= (self.w.dirty_limit / 8).clamp(1 << 20, 8 << 20) {
+        if dirty >= (self.writer.dirty_limit / 8).clamp(1 << 20, 8 << 20) {
             self.stream()?;
         }
-        let metadata = self.w.batch.blocks.len() * index(block_bytes);
+        let metadata = self.writer.batch.blocks.len() * index(block_bytes);
         if metadata >= BATCH_BYTES {
             self.apart()?;
         }
-        while self.w.flying_bytes > self.w.dirty_limit / 2 {
-            let Some(first) = self.w.flying.front() else { break };
+        while self.writer.flying_bytes > self.writer.dirty_limit / 2 {
+            let Some(first) = self.writer.flying.front() else { break };
             let first = first.last;
             self.land(Some(first))?;
         }
@@ -232,42 +233,42 @@ impl Edit<'_> {
 
     /// Writes contents ahead of the chain that will lead to them.
     fn stream(&mut self) -> Result<()> {
-        let touched = self.w.touched;
+        let touched = self.writer.touched;
         let stage = self.dirty_contents();
         if stage.is_empty() {
             return Ok(());
         }
         let (group, bytes) = self.group(&stage);
         let ticket = self.take_into_use().and_then(|mark| {
-            let submitted = self.w.disk.submit(group, mark.as_slice());
+            let submitted = self.writer.disk.submit(group, mark.as_slice());
             submitted.map_err(|refused| Error::Io(refused.error))
         });
         let ticket = match ticket {
             Ok(ticket) => ticket,
             Err(error) => {
-                self.w.stop(&error);
+                self.writer.stop(&error);
                 return Err(error);
             }
         };
-        self.w.last = Some(ticket);
+        self.writer.last = Some(ticket);
         self.contents_fly(&stage, ticket);
         let contents = stage.into_keys().collect();
-        self.w.flying.push_back(Flight { last: ticket, contents, bytes });
-        self.w.flying_bytes += bytes;
-        self.w.touched = touched;
+        self.writer.flying.push_back(Flight { last: ticket, contents, bytes });
+        self.writer.flying_bytes += bytes;
+        self.writer.touched = touched;
         Ok(())
     }
 
     /// Writes contents alone, if nothing else is needed to read this file back: whatever
     /// its inode says but for its times is on its way already.
     fn contents_ahead(&mut self, inode: InodeNumber) -> Result<Option<Ticket>> {
-        let batch = &self.w.batch;
+        let batch = &self.writer.batch;
         let is_new = batch.born.contains(&inode.0) || batch.dying.contains_key(&inode.0);
         if is_new || (batch.inodes.contains(&inode.0) && !self.only_times_differ(inode)?) {
             return Ok(None);
         }
         self.stream()?;
-        Ok(self.w.last)
+        Ok(self.writer.last)
     }
 
     fn only_times_differ(&self, inode: InodeNumber) -> Result<bool> {
@@ -337,18 +338,18 @@ impl Edit<'_> {
     }
 
     /// Submits everything that changed as one chain.
-    pub(super) fn submit(&mut self) -> Result<()> {
-        let touched = self.w.touched;
+    pub(crate) fn submit(&mut self) -> Result<()> {
+        let touched = self.writer.touched;
         let submitted = self.try_submit();
         match &submitted {
-            Ok(()) => self.w.touched = touched,
-            Err(error) => self.w.stop(error),
+            Ok(()) => self.writer.touched = touched,
+            Err(error) => self.writer.stop(error),
         }
         submitted
     }
 
     fn try_submit(&mut self) -> Result<()> {
-        if !self.w.batch.dirty {
+        if !self.writer.batch.dirty {
             return Ok(());
         }
         // Bounded chains: what is large goes ahead.
@@ -359,10 +360,10 @@ impl Edit<'_> {
         self.take_into_use()?;
         let dirs = self.arrange_directories()?;
         self.write_counts()?;
-        let plan = Plan::of(&self.w.batch, &dirs);
+        let plan = Plan::of(&self.writer.batch, &dirs);
         let (stages, needed) = self.stages(&plan)?;
         if stages.is_empty() {
-            self.w.batch = Batch::default();
+            self.writer.batch = Batch::default();
             return Ok(());
         }
         let mut chain = Vec::with_capacity(stages.len());
@@ -374,10 +375,10 @@ impl Edit<'_> {
         }
         let tickets = self.submit_chain(chain)?;
         let last = tickets.last().copied().ok_or(Error::Misuse("a chain without a ticket"))?;
-        self.w.needed = tickets.get(needed).copied().or(Some(last));
-        self.w.last = Some(last);
+        self.writer.needed = tickets.get(needed).copied().or(Some(last));
+        self.writer.last = Some(last);
 
-        let batch = std::mem::take(&mut self.w.batch);
+        let batch = std::mem::take(&mut self.writer.batch);
         let contents: Vec<u64> = {
             let mut blocks = self.volume.store.overlay.change();
             for block in &batch.blocks {
@@ -394,10 +395,10 @@ impl Edit<'_> {
         }
         if !batch.freed.is_empty() || !batch.freed_inodes.is_empty() {
             let (blocks, inodes) = (batch.freed, batch.freed_inodes);
-            self.w.frozen.push_back(Frozen { ticket: last, blocks, inodes });
+            self.writer.frozen.push_back(Frozen { ticket: last, blocks, inodes });
         }
-        self.w.flying.push_back(Flight { last, contents, bytes });
-        self.w.flying_bytes += bytes;
+        self.writer.flying.push_back(Flight { last, contents, bytes });
+        self.writer.flying_bytes += bytes;
         self.shrink()
     }
 
@@ -405,8 +406,8 @@ impl Edit<'_> {
     /// each block of their tables in many stages) piece by piece. What death may leave between
     /// two pieces is what a power cut may leave anywhere.
     fn submit_chain(&self, chain: Vec<Group>) -> Result<Vec<Ticket>> {
-        let bounds = self.w.disk.chain_bounds();
-        let mut after = self.w.needed.filter(|ticket| self.w.durable < Some(*ticket));
+        let bounds = self.writer.disk.chain_bounds();
+        let mut after = self.writer.needed.filter(|ticket| self.writer.durable < Some(*ticket));
         let mut tickets = Vec::with_capacity(chain.len());
         let mut chain = chain.into_iter().peekable();
         while chain.peek().is_some() {
@@ -420,7 +421,7 @@ impl Edit<'_> {
             }) {
                 piece.push(group);
             }
-            let submitted = self.w.disk.submit_chain(piece, after.as_slice());
+            let submitted = self.writer.disk.submit_chain(piece, after.as_slice());
             tickets.extend(submitted.map_err(|refused| Error::Io(refused.error))?);
             after = tickets.last().copied();
         }
@@ -430,12 +431,12 @@ impl Edit<'_> {
     /// Waits until readers of the disk see what was submitted up to `ticket`, or all of it,
     /// and lets the overlay forget it.
     fn land(&mut self, ticket: Option<Ticket>) -> Result<()> {
-        let Some(last) = ticket.or(self.w.flying.back().map(|flight| flight.last)) else {
+        let Some(last) = ticket.or(self.writer.flying.back().map(|flight| flight.last)) else {
             return Ok(());
         };
-        if let Err(error) = self.w.disk.settle(last) {
+        if let Err(error) = self.writer.disk.settle(last) {
             let error = Error::Io(error);
-            self.w.stop(&error);
+            self.writer.stop(&error);
             return Err(error);
         }
         self.has_landed(last);
@@ -443,8 +444,8 @@ impl Edit<'_> {
     }
 
     fn has_landed(&mut self, last: Ticket) {
-        while let Some(flight) = self.w.flying.front().filter(|flight| flight.last <= last) {
-            self.w.flying_bytes = self.w.flying_bytes.saturating_sub(flight.bytes);
+        while let Some(flight) = self.writer.flying.front().filter(|flight| flight.last <= last) {
+            self.writer.flying_bytes = self.writer.flying_bytes.saturating_sub(flight.bytes);
             let mut blocks = self.volume.store.overlay.change();
             for block in &flight.contents {
                 let gone = blocks.contents.get(block);
@@ -454,9 +455,9 @@ impl Edit<'_> {
                 }
             }
             drop(blocks);
-            self.w.flying.pop_front();
+            self.writer.flying.pop_front();
         }
-        self.w.landed = self.w.landed.max(Some(last));
+        self.writer.landed = self.writer.landed.max(Some(last));
     }
 
     /// Forgets metadata that was written, when there is much of it.
@@ -467,7 +468,7 @@ impl Edit<'_> {
             return Ok(());
         }
         self.land(None)?;
-        let landed = self.w.landed.map_or(0, |ticket| ticket.0);
+        let landed = self.writer.landed.map_or(0, |ticket| ticket.0);
         let mut blocks = self.volume.store.overlay.change();
         let store = &self.volume.store;
         blocks.metadata.retain(|block, buffer| {
@@ -482,18 +483,18 @@ impl Edit<'_> {
 
     /// Everything up to `ticket` is durable.
     fn is_durable(&mut self, ticket: Ticket) {
-        self.w.durable = self.w.durable.max(Some(ticket));
+        self.writer.durable = self.writer.durable.max(Some(ticket));
         self.has_landed(ticket);
-        while let Some(frozen) = self.w.frozen.front().filter(|it| it.ticket <= ticket) {
+        while let Some(frozen) = self.writer.frozen.front().filter(|it| it.ticket <= ticket) {
             let (blocks, inodes) = (frozen.blocks.clone(), frozen.inodes.clone());
-            self.w.groups.thaw(&blocks, &inodes);
-            self.w.frozen.pop_front();
+            self.writer.groups.thaw(&blocks, &inodes);
+            self.writer.frozen.pop_front();
         }
     }
 
     /// Brings descriptors and superblock up to date.
     fn write_counts(&mut self) -> Result<()> {
-        let changed = self.w.groups.take_changed();
+        let changed = self.writer.groups.take_changed();
         if changed.is_empty() {
             return Ok(());
         }
@@ -507,8 +508,8 @@ impl Edit<'_> {
                 }
             })?;
         }
-        let blocks = narrow(self.w.groups.free_blocks);
-        let inodes = narrow(self.w.groups.free_inodes);
+        let blocks = narrow(self.writer.groups.free_blocks);
+        let inodes = narrow(self.writer.groups.free_inodes);
         let now = u32::try_from(self.now.seconds).unwrap_or(0);
         self.change_super(|it| {
             put32(it, 0x0C, blocks);
@@ -520,7 +521,7 @@ impl Edit<'_> {
     }
 
     /// Changes the superblock.
-    pub(super) fn change_super(&mut self, change: impl FnOnce(&mut [u8])) -> Result<()> {
+    pub(crate) fn change_super(&mut self, change: impl FnOnce(&mut [u8])) -> Result<()> {
         let block_bytes = u64::from(self.volume.super_.block_bytes);
         let at = index(OFFSET_BYTES % block_bytes);
         self.change(FsBlock(OFFSET_BYTES / block_bytes), Role::Counts, |bytes| {
@@ -529,7 +530,7 @@ impl Edit<'_> {
     }
 
     /// Says in the superblock that the volume uses a feature.
-    pub(super) fn need_feature(&mut self, feature: ReadOnlyCompatible) -> Result<()> {
+    pub(crate) fn need_feature(&mut self, feature: ReadOnlyCompatible) -> Result<()> {
         self.change_super(|it| {
             let all = le32(it, 0x64).unwrap_or(0) | feature.bits();
             put32(it, 0x64, all);
@@ -537,7 +538,7 @@ impl Edit<'_> {
     }
 
     /// Says in the superblock that the volume uses a feature.
-    pub(super) fn need_compatible(&mut self, feature: Compatible) -> Result<()> {
+    pub(crate) fn need_compatible(&mut self, feature: Compatible) -> Result<()> {
         self.change_super(|it| {
             let all = le32(it, 0x5C).unwrap_or(0) | feature.bits();
             put32(it, 0x5C, all);
@@ -554,13 +555,13 @@ struct Arranged {
     removes: bool,
 }
 
-impl Edit<'_> {
+impl Transaction<'_> {
     /// Sees to it that each directory changes by one sector, and says how.
     fn arrange_directories(&mut self) -> Result<HashMap<u32, Arranged>> {
         let mut changed: HashMap<u32, Vec<u64>> = HashMap::new();
         {
             let blocks = self.volume.store.overlay.read();
-            for block in &self.w.batch.blocks {
+            for block in &self.writer.batch.blocks {
                 let Some(Buffer { state: State::Changed(_), role, .. }) =
                     blocks.metadata.get(block)
                 else {
@@ -571,8 +572,8 @@ impl Edit<'_> {
                 }
             }
         }
-        let dirs: BTreeMap<u32, super::edit::Names> =
-            self.w.batch.dirs.iter().map(|(dir, names)| (*dir, *names)).collect();
+        let dirs: BTreeMap<u32, crate::transaction::Names> =
+            self.writer.batch.dirs.iter().map(|(dir, names)| (*dir, *names)).collect();
         let mut arranged = HashMap::new();
         for (dir, names) in dirs {
             let mut own = changed.remove(&dir).unwrap_or_default();
@@ -629,7 +630,7 @@ impl Edit<'_> {
         let count = self.volume.directory_blocks(&node);
         let mut at = 0;
         while at < count {
-            let way = self.way(dir, at)?;
+            let way = self.pointers_to(dir, at)?;
             let Some((home, pointer)) = way.last().copied() else { break };
             if own.contains(&pointer.into()) && self.is_names(pointer) {
                 let new = self.shift(pointer, Role::Directory(dir.0))?;
@@ -646,7 +647,7 @@ impl Edit<'_> {
             let levels = narrow(slot as u64) - DIRECT + 1;
             let pointer = self.read_slot(dir, |it| it.pointer(slot))?;
             if pointer != 0 {
-                self.maps_below(Home::Inode(slot), pointer, levels, most, &mut maps)?;
+                self.maps_below(PointerAt::Inode(slot), pointer, levels, most, &mut maps)?;
             }
         }
         // A block comes behind the one that leads to it.
@@ -678,11 +679,11 @@ impl Edit<'_> {
     /// The indirect blocks from this one down, at most so many, with where their pointers stand.
     fn maps_below(
         &self,
-        home: Home,
+        home: PointerAt,
         block: u32,
         levels: u32,
         most: usize,
-        all: &mut Vec<(Home, u32)>,
+        all: &mut Vec<(PointerAt, u32)>,
     ) -> Result<()> {
         if all.len() < most {
             all.push((home, block));
@@ -694,7 +695,7 @@ impl Edit<'_> {
         for nth in 0..fan_out(&self.volume.super_) {
             let pointer = le32(&bytes, index(nth) * 4).unwrap_or(0);
             if pointer != 0 {
-                let home = Home::Block(FsBlock(block.into()), nth);
+                let home = PointerAt::Block(FsBlock(block.into()), nth);
                 self.maps_below(home, pointer, levels - 1, most, all)?;
             }
         }
@@ -704,8 +705,8 @@ impl Edit<'_> {
     /// Moves a changed block to a new place.
     fn shift(&mut self, block: u32, role: Role) -> Result<u32> {
         let old = FsBlock(block.into());
-        let wish = Wish { goal: old.0, want: 1, grows: None, privileged: true };
-        let (new, _) = self.take_blocks(wish)?;
+        let request = Request { goal: old.0, want: 1, grows: None, privileged: true };
+        let (new, _) = self.allocate_blocks(request)?;
         let now = self.block(old)?.to_vec();
         self.free_blocks(old.0, 1)?;
         self.put_fresh(FsBlock(new), role, now);
@@ -777,7 +778,7 @@ fn depth(dir: u32, batch: &Batch, known: &mut HashMap<u32, u32>) -> u32 {
     known.get(&dir).copied().unwrap_or(0)
 }
 
-impl Edit<'_> {
+impl Transaction<'_> {
     /// The stages of the batch, none of them empty, and which one a sync waits for.
     fn stages(&self, plan: &Plan) -> Result<(Vec<Stage>, usize)> {
         let mut stages: BTreeMap<u32, Stage> = BTreeMap::new();
@@ -788,7 +789,7 @@ impl Edit<'_> {
             stages.insert(0, contents);
         }
         let slots = self.slots(plan)?;
-        let mut all = self.w.batch.blocks.clone();
+        let mut all = self.writer.batch.blocks.clone();
         all.sort_unstable();
         all.dedup();
         let blocks = self.volume.store.overlay.read();
@@ -865,7 +866,7 @@ impl Edit<'_> {
     /// The changed inodes by the blocks of their tables: place, and stage.
     fn slots(&self, plan: &Plan) -> Result<HashMap<u64, Vec<(usize, u32)>>> {
         let mut slots: HashMap<u64, Vec<(usize, u32)>> = HashMap::new();
-        let batch = &self.w.batch;
+        let batch = &self.writer.batch;
         for inode in &batch.inodes {
             let (block, at) = self.place(InodeNumber(*inode))?;
             let stage = if let Some(depth) = plan.depths.get(inode) {

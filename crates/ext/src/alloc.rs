@@ -21,13 +21,13 @@ use std::collections::HashMap;
 
 use draconis_exchange::contract::Kind;
 
-use super::Edit;
-use super::overlay::{Role, State};
+use crate::blocks::Store;
+use crate::blocks::overlay::{Role, State};
 use crate::format::bitmap::{self, BitRun, Bitmap};
 use crate::format::group::RawGroup;
 use crate::format::inode::flags;
 use crate::format::superblock::Superblock;
-use crate::store::Store;
+use crate::transaction::Transaction;
 use crate::units::{index, narrow};
 use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
 
@@ -40,18 +40,18 @@ const MOST_WINDOWS: usize = 256;
 
 /// A block group, as it is now.
 #[derive(Debug)]
-pub(super) struct Group {
+pub(crate) struct Group {
     first: u64,
     blocks: u32,
     block_bitmap: FsBlock,
     inode_bitmap: FsBlock,
-    pub(super) table: FsBlock,
+    pub(crate) table: FsBlock,
     inodes: u32,
-    pub(super) free_blocks: u32,
-    pub(super) free_inodes: u32,
-    pub(super) directories: u32,
+    pub(crate) free_blocks: u32,
+    pub(crate) free_inodes: u32,
+    pub(crate) directories: u32,
     /// The counts differ from the descriptor.
-    pub(super) changed: bool,
+    pub(crate) changed: bool,
     /// What must not be given out; `None` until it is needed.
     search: Option<Search>,
 }
@@ -85,12 +85,12 @@ fn is_all(bytes: &[u8], start: u32, len: u32, used: bool) -> bool {
 
 /// All groups.
 #[derive(Debug)]
-pub(super) struct Groups {
+pub(crate) struct Groups {
     all: Vec<Group>,
     /// The volume's own blocks, in order: first and end.
     own: Vec<(u64, u64)>,
-    pub(super) free_blocks: u64,
-    pub(super) free_inodes: u64,
+    pub(crate) free_blocks: u64,
+    pub(crate) free_inodes: u64,
     directories: u64,
     /// Free blocks that must not be given out yet.
     frozen_blocks: u64,
@@ -103,7 +103,7 @@ pub(super) struct Groups {
 
 impl Groups {
     /// Reads all descriptors.
-    pub(super) fn load(store: &Store, super_: &Superblock) -> Result<Self> {
+    pub(crate) fn load(store: &Store, super_: &Superblock) -> Result<Self> {
         if super_.groups > MOST_GROUPS {
             let feature = format!("writing needs: {} groups", super_.groups);
             return Err(Error::Unsupported { feature });
@@ -141,7 +141,7 @@ impl Groups {
         })
     }
 
-    pub(super) fn get(&self, group: u32) -> Option<&Group> {
+    pub(crate) fn get(&self, group: u32) -> Option<&Group> {
         self.all.get(index(group.into()))
     }
 
@@ -150,7 +150,7 @@ impl Groups {
     }
 
     /// Groups whose counts changed; they count as written from now on.
-    pub(super) fn take_changed(&mut self) -> Vec<(GroupNumber, [u32; 3])> {
+    pub(crate) fn take_changed(&mut self) -> Vec<(GroupNumber, [u32; 3])> {
         let changed = (0..).map(GroupNumber).zip(&mut self.all).filter(|(_, group)| group.changed);
         changed
             .map(|(number, group)| {
@@ -167,7 +167,7 @@ impl Groups {
     }
 
     /// The group and the place in it of an inode.
-    pub(super) fn place_of_inode(&self, inode: InodeNumber) -> Option<(u32, u32)> {
+    pub(crate) fn place_of_inode(&self, inode: InodeNumber) -> Option<(u32, u32)> {
         let nth = inode.0.checked_sub(1)?;
         Some((nth / self.per_group.1, nth % self.per_group.1))
     }
@@ -179,7 +179,7 @@ impl Groups {
     }
 
     /// What was freed may be given out again.
-    pub(super) fn thaw(&mut self, blocks: &[(u64, u32)], inodes: &[u32]) {
+    pub(crate) fn thaw(&mut self, blocks: &[(u64, u32)], inodes: &[u32]) {
         let count: u64 = blocks.iter().map(|(_, count)| u64::from(*count)).sum();
         self.frozen_blocks = self.frozen_blocks.saturating_sub(count);
         self.unmark(blocks, inodes);
@@ -202,7 +202,7 @@ impl Groups {
     }
 
     /// Gives up the window of a file.
-    pub(super) fn drop_window(&mut self, inode: u32) {
+    pub(crate) fn drop_window(&mut self, inode: u32) {
         if let Some(window) = self.windows.remove(&inode) {
             let count = narrow(window.end - window.next);
             self.unmark(&[(window.next, count)], &[]);
@@ -349,52 +349,52 @@ impl Superblock {
 
 /// Where to look for blocks, and for whom.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wish {
+pub(crate) struct Request {
     /// The best first block.
-    pub(super) goal: u64,
+    pub(crate) goal: u64,
     /// How many, at least 1.
-    pub(super) want: u32,
+    pub(crate) want: u32,
     /// The file, if it is one that grows at its end.
-    pub(super) grows: Option<u32>,
+    pub(crate) grows: Option<u32>,
     /// May take what is kept for the superuser.
-    pub(super) privileged: bool,
+    pub(crate) privileged: bool,
 }
 
-impl Edit<'_> {
+impl Transaction<'_> {
     /// Blocks that may be taken by such a user, the frozen ones among them.
-    pub(super) fn available(&self, privileged: bool) -> u64 {
+    pub(crate) fn available(&self, privileged: bool) -> u64 {
         let reserved = if privileged { 0 } else { self.volume.super_.reserved_blocks };
-        self.w.groups.free_blocks.saturating_sub(reserved)
+        self.writer.groups.free_blocks.saturating_sub(reserved)
     }
 
     /// Those of them that may be taken now.
-    pub(super) fn available_now(&self, privileged: bool) -> u64 {
-        self.available(privileged).saturating_sub(self.w.groups.frozen_blocks)
+    pub(crate) fn available_now(&self, privileged: bool) -> u64 {
+        self.available(privileged).saturating_sub(self.writer.groups.frozen_blocks)
     }
 
     /// Takes up to `want` blocks that follow each other; [`Error::NoSpace`] if there is
     /// none.
-    pub(super) fn take_blocks(&mut self, wish: Wish) -> Result<(u64, u32)> {
-        let want = u64::from(wish.want).min(self.available(wish.privileged));
-        let wish = Wish { want: narrow(want), ..wish };
-        if wish.want == 0 {
+    pub(crate) fn allocate_blocks(&mut self, request: Request) -> Result<(u64, u32)> {
+        let want = u64::from(request.want).min(self.available(request.privileged));
+        let request = Request { want: narrow(want), ..request };
+        if request.want == 0 {
             return Err(Error::NoSpace);
         }
-        if let Some(found) = self.take_from_window(wish) {
+        if let Some(found) = self.take_from_window(request) {
             return self.take_found(found);
         }
-        if let Some(grows) = wish.grows {
-            self.w.groups.drop_window(grows);
+        if let Some(grows) = request.grows {
+            self.writer.groups.drop_window(grows);
         }
-        let found = match self.find_blocks(wish)? {
+        let found = match self.find_blocks(request)? {
             Some(found) => found,
-            None if self.w.groups.drop_windows() => {
-                self.find_blocks(wish)?.ok_or(Error::NoSpace)?
+            None if self.writer.groups.drop_windows() => {
+                self.find_blocks(request)?.ok_or(Error::NoSpace)?
             }
             None => return Err(Error::NoSpace),
         };
         let taken = self.take_found(found)?;
-        if let Some(grows) = wish.grows {
+        if let Some(grows) = request.grows {
             self.open_window(grows, taken);
         }
         Ok(taken)
@@ -405,12 +405,12 @@ impl Edit<'_> {
         Ok((start, count))
     }
 
-    fn take_from_window(&mut self, wish: Wish) -> Option<(u64, u32)> {
-        let window = self.w.groups.windows.get_mut(&wish.grows?)?;
-        if window.next != wish.goal {
+    fn take_from_window(&mut self, request: Request) -> Option<(u64, u32)> {
+        let window = self.writer.groups.windows.get_mut(&request.grows?)?;
+        if window.next != request.goal {
             return None;
         }
-        let count = narrow(window.end - window.next).min(wish.want);
+        let count = narrow(window.end - window.next).min(request.want);
         let start = window.next;
         window.next += u64::from(count);
         if window.next >= window.end {
@@ -422,7 +422,7 @@ impl Edit<'_> {
 
     /// Keeps free blocks behind those that a file just got.
     fn open_window(&mut self, inode: u32, (start, count): (u64, u32)) {
-        let groups = &mut self.w.groups;
+        let groups = &mut self.writer.groups;
         let before = groups.windows.get(&inode).map_or(0, |window| window.len);
         let len =
             (before * 2).clamp(WINDOW_BLOCKS.0, WINDOW_BLOCKS.1).max(count.min(WINDOW_BLOCKS.1));
@@ -440,38 +440,39 @@ impl Edit<'_> {
     }
 
     /// Finds blocks, but does not take them.
-    fn find_blocks(&mut self, wish: Wish) -> Result<Option<(u64, u32)>> {
+    fn find_blocks(&mut self, request: Request) -> Result<Option<(u64, u32)>> {
         let super_ = &self.volume.super_;
-        let goal = wish.goal.clamp(u64::from(super_.first_data_block), super_.blocks - 1);
-        let (home, at) = self.w.groups.group_of(goal).ok_or(Error::corrupt("block number"))?;
+        let goal = request.goal.clamp(u64::from(super_.first_data_block), super_.blocks - 1);
+        let (home, at) = self.writer.groups.group_of(goal).ok_or(Error::corrupt("block number"))?;
         let count = super_.groups;
         let mut best: Option<(u64, u32)> = None;
         for step in 0..count {
             let number = (home + step) % count;
-            let Some(group) = self.w.groups.get(number) else { continue };
+            let Some(group) = self.writer.groups.get(number) else { continue };
             if group.free_blocks == 0 {
                 continue;
             }
-            self.w.groups.prepare(number, &self.volume.store, &self.volume.super_)?;
-            let Some(Group { first, search: Some(search), .. }) = self.w.groups.get(number) else {
+            self.writer.groups.prepare(number, &self.volume.store, &self.volume.super_)?;
+            let Some(Group { first, search: Some(search), .. }) = self.writer.groups.get(number)
+            else {
                 continue;
             };
             let from = if step == 0 { at } else { 0 };
             // Right behind what came before is the best place, however short.
             if step == 0 {
-                let run = bits(&search.blocks).zeros_at(from, wish.want);
+                let run = bits(&search.blocks).zeros_at(from, request.want);
                 if run > 0 {
                     return Ok(Some((first + u64::from(from), run)));
                 }
             }
-            let mut found = bits(&search.blocks).next_zero_run(from, wish.want);
-            if from > 0 && found.is_none_or(|found| found.len < wish.want) {
-                let wrapped = bits(&search.blocks).next_zero_run(0, wish.want);
+            let mut found = bits(&search.blocks).next_zero_run(from, request.want);
+            if from > 0 && found.is_none_or(|found| found.len < request.want) {
+                let wrapped = bits(&search.blocks).next_zero_run(0, request.want);
                 found = [found, wrapped].into_iter().flatten().max_by_key(|run| run.len);
             }
             let Some(BitRun { start: at, len: run }) = found else { continue };
             let found = (first + u64::from(at), run);
-            if run >= wish.want {
+            if run >= request.want {
                 return Ok(Some(found));
             }
             if best.is_none_or(|(_, best)| best < run) {
@@ -486,18 +487,20 @@ impl Edit<'_> {
     }
 
     fn mark_used(&mut self, start: u64, count: u32) -> Result<()> {
-        let (number, at) = self.w.groups.group_of(start).ok_or(Error::corrupt("block number"))?;
-        if self.w.groups.owns(start, start + u64::from(count)) {
+        let (number, at) =
+            self.writer.groups.group_of(start).ok_or(Error::corrupt("block number"))?;
+        if self.writer.groups.owns(start, start + u64::from(count)) {
             return Err(Error::corrupt("block bitmap: the volume's own block is free"));
         }
-        let group = self.w.groups.get_mut(number)?;
+        let group = self.writer.groups.get_mut(number)?;
         let bitmap_at = group.block_bitmap;
         group.free_blocks = group.free_blocks.saturating_sub(count);
         group.changed = true;
         if let Some(search) = &mut group.search {
             mark(&mut search.blocks, at, count, true);
         }
-        self.w.groups.free_blocks = self.w.groups.free_blocks.saturating_sub(u64::from(count));
+        self.writer.groups.free_blocks =
+            self.writer.groups.free_blocks.saturating_sub(u64::from(count));
         let new = self.change(bitmap_at, Role::Bitmap, |bits| {
             let new = is_all(bits, at, count, false);
             mark(bits, at, count, true);
@@ -510,18 +513,18 @@ impl Edit<'_> {
     }
 
     /// Gives blocks back that nothing leads to any more.
-    pub(super) fn free_blocks(&mut self, start: u64, count: u32) -> Result<()> {
+    pub(crate) fn free_blocks(&mut self, start: u64, count: u32) -> Result<()> {
         let mut start = start;
         let mut left = count;
         while left > 0 {
             let wrong = Error::corrupt("block map: pointer").in_block(FsBlock(start));
             let end = start + u64::from(left);
-            if end > self.volume.super_.blocks || self.w.groups.owns(start, end) {
+            if end > self.volume.super_.blocks || self.writer.groups.owns(start, end) {
                 return Err(wrong);
             }
-            let (number, at) = self.w.groups.group_of(start).ok_or(wrong.clone())?;
-            self.w.groups.prepare(number, &self.volume.store, &self.volume.super_)?;
-            let group = self.w.groups.get_mut(number)?;
+            let (number, at) = self.writer.groups.group_of(start).ok_or(wrong.clone())?;
+            self.writer.groups.prepare(number, &self.volume.store, &self.volume.super_)?;
+            let group = self.writer.groups.get_mut(number)?;
             let now = left.min(group.blocks.saturating_sub(at));
             if now == 0 {
                 return Err(wrong);
@@ -529,7 +532,7 @@ impl Edit<'_> {
             let bitmap_at = group.block_bitmap;
             group.free_blocks += now;
             group.changed = true;
-            self.w.groups.free_blocks += u64::from(now);
+            self.writer.groups.free_blocks += u64::from(now);
             let used = self.change(bitmap_at, Role::Bitmap, |bits| {
                 let used = is_all(bits, at, now, true);
                 mark(bits, at, now, false);
@@ -568,26 +571,27 @@ impl Edit<'_> {
                 nth += fresh;
                 let known = bits(base).ones_at(at + nth, count - nth);
                 if known > 0 {
-                    self.w.batch.freed.push((start + u64::from(nth), known));
-                    self.w.groups.frozen_blocks += u64::from(known);
+                    self.writer.batch.freed.push((start + u64::from(nth), known));
+                    self.writer.groups.frozen_blocks += u64::from(known);
                 }
                 nth += known;
             }
         } else {
-            self.w.batch.freed.push((start, count));
-            self.w.groups.frozen_blocks += u64::from(count);
+            self.writer.batch.freed.push((start, count));
+            self.writer.groups.frozen_blocks += u64::from(count);
         }
         drop(changing);
-        self.w.groups.unmark(&new, &[]);
+        self.writer.groups.unmark(&new, &[]);
     }
 
     /// Counts what is free in every group; the inodes that are marked as used.
-    pub(super) fn used_inodes(&mut self) -> Result<Vec<InodeNumber>> {
+    pub(crate) fn used_inodes(&mut self) -> Result<Vec<InodeNumber>> {
         let super_ = &self.volume.super_;
         let mut used = Vec::new();
         for number in 0..super_.groups {
-            self.w.groups.prepare(number, &self.volume.store, super_)?;
-            let Some(Group { inodes, search: Some(search), .. }) = self.w.groups.get(number) else {
+            self.writer.groups.prepare(number, &self.volume.store, super_)?;
+            let Some(Group { inodes, search: Some(search), .. }) = self.writer.groups.get(number)
+            else {
                 continue;
             };
             let bits = Bitmap::new(&search.inodes, *inodes);
@@ -604,40 +608,40 @@ impl Edit<'_> {
     }
 
     /// Takes an inode near `dir`.
-    pub(super) fn take_inode(&mut self, dir: InodeNumber, kind: Kind) -> Result<InodeNumber> {
-        if self.w.groups.free_inodes == 0 {
+    pub(crate) fn allocate_inode(&mut self, dir: InodeNumber, kind: Kind) -> Result<InodeNumber> {
+        if self.writer.groups.free_inodes == 0 {
             return Err(Error::NoSpace);
         }
-        let (home, _) = self.w.groups.place_of_inode(dir).ok_or(Error::NotFound)?;
+        let (home, _) = self.writer.groups.place_of_inode(dir).ok_or(Error::NotFound)?;
         let groups = self.volume.super_.groups;
         let first = if kind == Kind::Directory { self.spread(dir, home)? } else { home };
         // Files: their directory's group, then ever farther ones, then any.
         let hops = (0..31u32).map(|hop| (1u32 << hop) - 1).take_while(|hop| *hop < groups);
         let order = hops.chain(0..groups).map(|hop| (first + hop) % groups);
         for number in order {
-            let Some(group) = self.w.groups.get(number) else { continue };
+            let Some(group) = self.writer.groups.get(number) else { continue };
             if group.free_inodes == 0
                 || (kind == Kind::File && group.free_blocks == 0 && number != first)
             {
                 continue;
             }
-            self.w.groups.prepare(number, &self.volume.store, &self.volume.super_)?;
-            if let Some(inode) = self.take_inode_of(number, kind)? {
+            self.writer.groups.prepare(number, &self.volume.store, &self.volume.super_)?;
+            if let Some(inode) = self.allocate_inode_in(number, kind)? {
                 return Ok(inode);
             }
         }
         for number in 0..groups {
-            self.w.groups.prepare(number, &self.volume.store, &self.volume.super_)?;
-            if let Some(inode) = self.take_inode_of(number, kind)? {
+            self.writer.groups.prepare(number, &self.volume.store, &self.volume.super_)?;
+            if let Some(inode) = self.allocate_inode_in(number, kind)? {
                 return Ok(inode);
             }
         }
         Err(Error::NoSpace)
     }
 
-    fn take_inode_of(&mut self, number: u32, kind: Kind) -> Result<Option<InodeNumber>> {
+    fn allocate_inode_in(&mut self, number: u32, kind: Kind) -> Result<Option<InodeNumber>> {
         let per_group = self.volume.super_.inodes_per_group;
-        let group = self.w.groups.get_mut(number)?;
+        let group = self.writer.groups.get_mut(number)?;
         let Some(search) = &mut group.search else { return Ok(None) };
         let Some(at) = bits(&search.inodes).next_zero(0) else { return Ok(None) };
         mark(&mut search.inodes, at, 1, true);
@@ -645,17 +649,17 @@ impl Edit<'_> {
         group.free_inodes = group.free_inodes.saturating_sub(1);
         group.directories += u32::from(kind == Kind::Directory);
         group.changed = true;
-        self.w.groups.directories += u64::from(kind == Kind::Directory);
-        self.w.groups.free_inodes = self.w.groups.free_inodes.saturating_sub(1);
+        self.writer.groups.directories += u64::from(kind == Kind::Directory);
+        self.writer.groups.free_inodes = self.writer.groups.free_inodes.saturating_sub(1);
         self.change(bitmap_at, Role::Bitmap, |bits| mark(bits, at, 1, true))?;
         Ok(Some(InodeNumber(number * per_group + at + 1)))
     }
 
     /// Marks an inode as used that is not to be given out, if it is not marked.
-    pub(super) fn set_aside(&mut self, inode: InodeNumber) -> Result<()> {
-        let (number, at) = self.w.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
-        self.w.groups.prepare(number, &self.volume.store, &self.volume.super_)?;
-        let group = self.w.groups.get_mut(number)?;
+    pub(crate) fn set_aside(&mut self, inode: InodeNumber) -> Result<()> {
+        let (number, at) = self.writer.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
+        self.writer.groups.prepare(number, &self.volume.store, &self.volume.super_)?;
+        let group = self.writer.groups.get_mut(number)?;
         let Some(search) = &mut group.search else { return Ok(()) };
         if is_all(&search.inodes, at, 1, true) {
             return Ok(());
@@ -664,23 +668,23 @@ impl Edit<'_> {
         let bitmap_at = group.inode_bitmap;
         group.free_inodes = group.free_inodes.saturating_sub(1);
         group.changed = true;
-        self.w.groups.free_inodes = self.w.groups.free_inodes.saturating_sub(1);
+        self.writer.groups.free_inodes = self.writer.groups.free_inodes.saturating_sub(1);
         self.change(bitmap_at, Role::Bitmap, |bits| mark(bits, at, 1, true))
     }
 
     /// Gives an inode back that no name leads to any more.
-    pub(super) fn free_inode(&mut self, inode: InodeNumber, kind: Kind) -> Result<()> {
-        let (number, at) = self.w.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
-        self.w.groups.prepare(number, &self.volume.store, &self.volume.super_)?;
-        let group = self.w.groups.get_mut(number)?;
+    pub(crate) fn free_inode(&mut self, inode: InodeNumber, kind: Kind) -> Result<()> {
+        let (number, at) = self.writer.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
+        self.writer.groups.prepare(number, &self.volume.store, &self.volume.super_)?;
+        let group = self.writer.groups.get_mut(number)?;
         let bitmap_at = group.inode_bitmap;
         group.free_inodes += 1;
         group.directories = group.directories.saturating_sub(u32::from(kind == Kind::Directory));
         group.changed = true;
-        self.w.groups.free_inodes += 1;
+        self.writer.groups.free_inodes += 1;
         let fewer = u64::from(kind == Kind::Directory);
-        self.w.groups.directories = self.w.groups.directories.saturating_sub(fewer);
-        self.w.groups.drop_window(inode.0);
+        self.writer.groups.directories = self.writer.groups.directories.saturating_sub(fewer);
+        self.writer.groups.drop_window(inode.0);
         let used = self.change(bitmap_at, Role::Bitmap, |bits| {
             let used = is_all(bits, at, 1, true);
             mark(bits, at, 1, false);
@@ -689,10 +693,10 @@ impl Edit<'_> {
         if !used {
             return Err(Error::corrupt("inode bitmap: a used inode is free").of_inode(inode));
         }
-        if self.w.batch.born.remove(&inode.0) {
-            self.w.groups.unmark(&[], &[inode.0]);
+        if self.writer.batch.born.remove(&inode.0) {
+            self.writer.groups.unmark(&[], &[inode.0]);
         } else {
-            self.w.batch.freed_inodes.push(inode.0);
+            self.writer.batch.freed_inodes.push(inode.0);
         }
         Ok(())
     }
@@ -702,7 +706,7 @@ impl Edit<'_> {
     fn spread(&mut self, parent: InodeNumber, home: u32) -> Result<u32> {
         let groups = self.volume.super_.groups;
         let count = u64::from(groups);
-        let all = &self.w.groups;
+        let all = &self.writer.groups;
         let mean_inodes = narrow(all.free_inodes / count);
         let mean_blocks = narrow(all.free_blocks / count);
         let top =
@@ -713,8 +717,8 @@ impl Edit<'_> {
         };
         if top {
             // The one with the fewest directories among those with average room.
-            let start = self.w.turn % groups;
-            self.w.turn = self.w.turn.wrapping_add(1);
+            let start = self.writer.turn % groups;
+            self.writer.turn = self.writer.turn.wrapping_add(1);
             let found = order(start)
                 .filter_map(|number| all.get(number).map(|group| (number, group)))
                 .filter(|(_, group)| room(group, mean_inodes, mean_blocks))

@@ -9,19 +9,19 @@
     reason = "computes with file blocks below 2^32 and places inside a block"
 )]
 
-use super::Edit;
-use super::groups::Wish;
-use super::overlay::Role;
+use crate::alloc::Request;
+use crate::blocks::overlay::Role;
 use crate::format::inode::DIRECT;
 use crate::format::{le32, put32};
 use crate::map::indirect::{Path, fan_out, path};
 use crate::map::{SEGMENT_BLOCKS, SegmentKey};
+use crate::transaction::Transaction;
 use crate::units::{index, narrow};
 use crate::{Error, FileBlock, FsBlock, InodeNumber, Result};
 
 /// Where a pointer stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Home {
+pub(crate) enum PointerAt {
     /// In the inode.
     Inode(usize),
     /// In an indirect block.
@@ -30,19 +30,19 @@ pub(super) enum Home {
 
 /// Blocks of a file that lie together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Got {
-    pub(super) from: u32,
-    pub(super) blocks: u32,
-    pub(super) at: FsBlock,
+pub(crate) struct MappedRun {
+    pub(crate) from: u32,
+    pub(crate) blocks: u32,
+    pub(crate) at: FsBlock,
     /// They were taken just now: nothing of the file is in them.
-    pub(super) fresh: bool,
+    pub(crate) fresh: bool,
 }
 
 /// How blocks are taken.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Taking {
-    pub(super) grows: bool,
-    pub(super) privileged: bool,
+pub(crate) struct Taking {
+    pub(crate) grows: bool,
+    pub(crate) privileged: bool,
 }
 
 /// Frees blocks in runs as long as they come.
@@ -52,11 +52,11 @@ struct Freeing {
     blocks: u64,
 }
 
-impl Edit<'_> {
-    fn pointer(&self, inode: InodeNumber, home: Home) -> Result<u32> {
+impl Transaction<'_> {
+    fn pointer(&self, inode: InodeNumber, home: PointerAt) -> Result<u32> {
         match home {
-            Home::Inode(slot) => self.read_slot(inode, |it| it.pointer(slot)),
-            Home::Block(block, nth) => {
+            PointerAt::Inode(slot) => self.read_slot(inode, |it| it.pointer(slot)),
+            PointerAt::Block(block, nth) => {
                 let bytes = self.block(block)?;
                 Ok(le32(&bytes, index(nth) * 4).unwrap_or(0))
             }
@@ -64,10 +64,15 @@ impl Edit<'_> {
     }
 
     /// Lets a pointer lead elsewhere.
-    pub(super) fn set_pointer(&mut self, inode: InodeNumber, home: Home, to: u32) -> Result<()> {
+    pub(crate) fn set_pointer(
+        &mut self,
+        inode: InodeNumber,
+        home: PointerAt,
+        to: u32,
+    ) -> Result<()> {
         match home {
-            Home::Inode(slot) => self.change_slot(inode, |it| it.set_pointer(slot, to)),
-            Home::Block(block, nth) => self.change(block, Role::Map(inode.0), |bytes| {
+            PointerAt::Inode(slot) => self.change_slot(inode, |it| it.set_pointer(slot, to)),
+            PointerAt::Block(block, nth) => self.change(block, Role::Map(inode.0), |bytes| {
                 put32(bytes, index(nth) * 4, to);
             }),
         }
@@ -75,13 +80,13 @@ impl Edit<'_> {
 
     /// The pointers on the way to a file block, from the inode's down to the block's own;
     /// the way ends early where nothing follows.
-    pub(super) fn way(&self, inode: InodeNumber, at: u32) -> Result<Vec<(Home, u32)>> {
+    pub(crate) fn pointers_to(&self, inode: InodeNumber, at: u32) -> Result<Vec<(PointerAt, u32)>> {
         let fan_out = fan_out(&self.volume.super_);
         let Some(Path { slot, levels, mut offset }) = path(FileBlock(at), fan_out) else {
             return Err(Error::TooLarge);
         };
         let mut way = Vec::with_capacity(4);
-        let mut home = Home::Inode(slot);
+        let mut home = PointerAt::Inode(slot);
         let mut below = fan_out.saturating_pow(levels);
         loop {
             let pointer = self.pointer(inode, home)?;
@@ -91,7 +96,7 @@ impl Edit<'_> {
             }
             let block = self.sane(pointer, inode)?;
             below /= fan_out;
-            home = Home::Block(block, offset / below);
+            home = PointerAt::Block(block, offset / below);
             offset %= below;
         }
     }
@@ -105,10 +110,10 @@ impl Edit<'_> {
     }
 
     /// The device block of a file block, if it has one.
-    pub(super) fn mapped(&self, inode: InodeNumber, at: u32) -> Result<Option<FsBlock>> {
+    pub(crate) fn mapped(&self, inode: InodeNumber, at: u32) -> Result<Option<FsBlock>> {
         let fan_out = fan_out(&self.volume.super_);
         let levels = path(FileBlock(at), fan_out).ok_or(Error::TooLarge)?.levels;
-        let way = self.way(inode, at)?;
+        let way = self.pointers_to(inode, at)?;
         match way.last() {
             Some((_, pointer)) if *pointer != 0 && way.len() == index(levels.into()) + 1 => {
                 self.sane(*pointer, inode).map(Some)
@@ -125,12 +130,12 @@ impl Edit<'_> {
         at: u32,
         goal: &mut u64,
         taking: Taking,
-    ) -> Result<(Home, u64)> {
+    ) -> Result<(PointerAt, u64)> {
         let fan_out = fan_out(&self.volume.super_);
         let Some(Path { slot, levels, mut offset }) = path(FileBlock(at), fan_out) else {
             return Err(Error::TooLarge);
         };
-        let mut home = Home::Inode(slot);
+        let mut home = PointerAt::Inode(slot);
         if levels == 0 {
             return Ok((home, u64::from(DIRECT) - slot as u64));
         }
@@ -138,13 +143,13 @@ impl Edit<'_> {
         loop {
             let pointer = self.pointer(inode, home)?;
             let block = if pointer == 0 {
-                let wish = Wish {
+                let request = Request {
                     goal: *goal,
                     want: 1,
                     grows: taking.grows.then_some(inode.0),
                     privileged: taking.privileged,
                 };
-                let (start, _) = self.take_blocks(wish)?;
+                let (start, _) = self.allocate_blocks(request)?;
                 *goal = start + 1;
                 self.fresh(FsBlock(start), Role::Map(inode.0));
                 self.set_pointer(inode, home, narrow(start))?;
@@ -156,7 +161,7 @@ impl Edit<'_> {
             below /= fan_out;
             let nth = offset / below;
             offset %= below;
-            home = Home::Block(block, nth);
+            home = PointerAt::Block(block, nth);
             if below == 1 {
                 return Ok((home, fan_out - nth));
             }
@@ -165,14 +170,14 @@ impl Edit<'_> {
 
     /// The blocks of a file from `from` up to `end`, taken where there are none. They end
     /// early if space does.
-    pub(super) fn give_blocks(
+    pub(crate) fn map_blocks(
         &mut self,
         inode: InodeNumber,
         from: u32,
         end: u32,
         taking: Taking,
-    ) -> Result<Vec<Got>> {
-        let mut all: Vec<Got> = Vec::new();
+    ) -> Result<Vec<MappedRun>> {
+        let mut all: Vec<MappedRun> = Vec::new();
         let mut goal = self.goal(inode, from)?;
         let mut at = from;
         while at < end {
@@ -182,7 +187,7 @@ impl Edit<'_> {
             };
             let (home, room) = leaf;
             let count = narrow(room).min(end - at);
-            match self.give_of_leaf(inode, home, (at, count), &mut goal, taking, &mut all) {
+            match self.map_in_leaf(inode, home, (at, count), &mut goal, taking, &mut all) {
                 Err(Error::NoSpace) if !all.is_empty() => break,
                 done => done?,
             }
@@ -196,15 +201,15 @@ impl Edit<'_> {
         Ok(all)
     }
 
-    /// [`Edit::give_blocks`] within one leaf: `count` pointers from `home` on.
-    fn give_of_leaf(
+    /// [`Transaction::map_blocks`] within one leaf: `count` pointers from `home` on.
+    fn map_in_leaf(
         &mut self,
         inode: InodeNumber,
-        home: Home,
+        home: PointerAt,
         (at, count): (u32, u32),
         goal: &mut u64,
         taking: Taking,
-        all: &mut Vec<Got>,
+        all: &mut Vec<MappedRun>,
     ) -> Result<()> {
         let pointers = self.pointers(inode, home, count)?;
         let mut nth = 0;
@@ -221,13 +226,18 @@ impl Edit<'_> {
                         .in_block(last)
                         .of_inode(inode));
                 }
-                all.push(Got { from: at + nth, blocks, at: FsBlock(pointer.into()), fresh: false });
+                all.push(MappedRun {
+                    from: at + nth,
+                    blocks,
+                    at: FsBlock(pointer.into()),
+                    fresh: false,
+                });
                 *goal = u64::from(pointer) + u64::from(blocks);
                 nth += blocks;
                 continue;
             }
             let want = narrow(rest.iter().take_while(|pointer| **pointer == 0).count() as u64);
-            let (start, blocks) = self.take_blocks(Wish {
+            let (start, blocks) = self.allocate_blocks(Request {
                 goal: *goal,
                 want,
                 grows: taking.grows.then_some(inode.0),
@@ -235,19 +245,19 @@ impl Edit<'_> {
             })?;
             self.put_pointers(inode, home, nth, narrow(start), blocks)?;
             *goal = start + u64::from(blocks);
-            let got = Got { from: at + nth, blocks, at: FsBlock(start), fresh: true };
+            let got = MappedRun { from: at + nth, blocks, at: FsBlock(start), fresh: true };
             all.push(got);
             nth += blocks;
         }
         Ok(())
     }
 
-    fn pointers(&self, inode: InodeNumber, home: Home, count: u32) -> Result<Vec<u32>> {
+    fn pointers(&self, inode: InodeNumber, home: PointerAt, count: u32) -> Result<Vec<u32>> {
         match home {
-            Home::Inode(slot) => self.read_slot(inode, |it| {
+            PointerAt::Inode(slot) => self.read_slot(inode, |it| {
                 (slot..slot + index(count.into())).map(|nth| it.pointer(nth)).collect()
             }),
-            Home::Block(block, nth) => {
+            PointerAt::Block(block, nth) => {
                 let bytes = self.block(block)?;
                 let places = index(nth)..index(nth) + index(count.into());
                 Ok(places.map(|nth| le32(&bytes, nth * 4).unwrap_or(0)).collect())
@@ -258,18 +268,18 @@ impl Edit<'_> {
     fn put_pointers(
         &mut self,
         inode: InodeNumber,
-        home: Home,
+        home: PointerAt,
         skip: u32,
         first: u32,
         count: u32,
     ) -> Result<()> {
         match home {
-            Home::Inode(slot) => self.change_slot(inode, |it| {
+            PointerAt::Inode(slot) => self.change_slot(inode, |it| {
                 for nth in 0..count {
                     it.set_pointer(slot + index((skip + nth).into()), first + nth);
                 }
             }),
-            Home::Block(block, at) => self.change(block, Role::Map(inode.0), |bytes| {
+            PointerAt::Block(block, at) => self.change(block, Role::Map(inode.0), |bytes| {
                 for nth in 0..count {
                     put32(bytes, index(at + u64::from(skip + nth)) * 4, first + nth);
                 }
@@ -289,13 +299,13 @@ impl Edit<'_> {
         if first != 0 && at > 0 {
             return Ok(u64::from(first) + u64::from(at));
         }
-        let (group, _) = self.w.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
+        let (group, _) = self.writer.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
         Ok(self.volume.super_.group_start(crate::GroupNumber(group)).0)
     }
 
     /// Takes away the blocks of a file from `from` up to `end`, and the indirect blocks that
     /// lead nowhere then.
-    pub(super) fn take_away(&mut self, inode: InodeNumber, from: u32, end: u32) -> Result<()> {
+    pub(crate) fn unmap(&mut self, inode: InodeNumber, from: u32, end: u32) -> Result<()> {
         let fan_out = fan_out(&self.volume.super_);
         let mut freeing = Freeing::default();
         for slot in from..end.min(DIRECT) {
@@ -403,13 +413,13 @@ impl Edit<'_> {
     }
 
     /// Counts blocks that an inode got.
-    pub(super) fn count_sectors(&mut self, inode: InodeNumber, blocks: u64) -> Result<()> {
+    pub(crate) fn count_sectors(&mut self, inode: InodeNumber, blocks: u64) -> Result<()> {
         let sectors = narrow(blocks * u64::from(self.volume.super_.block_bytes / 512));
         self.change_slot(inode, |it| it.set_sectors(it.sectors().saturating_add(sectors)))
     }
 
     /// Forgets what the block-map cache says of these blocks.
-    pub(super) fn forget_map(&self, inode: InodeNumber, from: u32, end: u32) {
+    pub(crate) fn forget_map(&self, inode: InodeNumber, from: u32, end: u32) {
         let size = self.volume.node(inode).map_or(0, |it| it.size_bytes);
         let last = narrow(size / u64::from(self.volume.super_.block_bytes)).min(end);
         let (first, last) = (from / SEGMENT_BLOCKS, last.max(from) / SEGMENT_BLOCKS);

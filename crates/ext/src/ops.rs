@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   create · link · unlink · rename · write · reserve · attributes       &self, one at a time
-//!        │ Edit: every block it changes is a buffer of the overlay
+//!        │ Transaction: every block it changes is a buffer of the overlay
 //!   names · contents · inodes · maps · allocation                        memory only
 //!        │
 //!   commit: the buffers that changed, in stages; one chain of groups     the disk
@@ -15,17 +15,9 @@
 //! [`commit`] says.
 
 mod attributes;
-mod commit;
 mod contents;
-mod edit;
-mod groups;
-mod map;
-mod mount;
 mod names;
 mod nodes;
-pub(crate) mod overlay;
-
-pub(crate) use edit::{Edit, Writer};
 
 use std::sync::Arc;
 
@@ -225,7 +217,7 @@ impl Volume {
     /// [`Error::NoSpace`], [`Error::LinkLimit`] for one directory too many,
     /// [`Error::ReadOnly`], and what damage and devices answer.
     pub fn create(&self, dir: InodeNumber, name: &[u8], new: &NewNode<'_>) -> Result<InodeNumber> {
-        self.edit_with_room(|edit| edit.create(dir, name, new))
+        self.transact_with_room(|tx| tx.create(dir, name, new))
     }
 
     /// Makes a file without a name, in the group of `dir` and with what it hands down. It
@@ -234,7 +226,7 @@ impl Volume {
     /// # Errors
     /// As [`Volume::create`].
     pub fn create_unnamed(&self, dir: InodeNumber, new: &NewNode<'_>) -> Result<InodeNumber> {
-        self.edit_with_room(|edit| edit.create_unnamed(dir, new))
+        self.transact_with_room(|tx| tx.create_unnamed(dir, new))
     }
 
     /// Whether `inode` may be opened for `access`, as Linux decides it by the inode's flags.
@@ -253,7 +245,7 @@ impl Volume {
     /// # Errors
     /// As [`Volume::create`]; [`Error::LinkLimit`]; [`Error::NotPermitted`] for a directory.
     pub fn link(&self, inode: InodeNumber, dir: InodeNumber, name: &[u8]) -> Result<()> {
-        self.edit_with_room(|edit| edit.link(inode, dir, name))
+        self.transact_with_room(|tx| tx.link(inode, dir, name))
     }
 
     /// Takes a name away from something that is not a directory.
@@ -261,7 +253,7 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`], [`Error::IsADirectory`], [`Error::ReadOnly`].
     pub fn unlink(&self, dir: InodeNumber, name: &[u8]) -> Result<()> {
-        self.edit(|edit| edit.unlink(dir, name))
+        self.transact(|tx| tx.unlink(dir, name))
     }
 
     /// Removes an empty directory.
@@ -269,7 +261,7 @@ impl Volume {
     /// # Errors
     /// [`Error::NotFound`], [`Error::NotADirectory`], [`Error::NotEmpty`], [`Error::ReadOnly`].
     pub fn remove_directory(&self, dir: InodeNumber, name: &[u8]) -> Result<()> {
-        self.edit(|edit| edit.remove_directory(dir, name))
+        self.transact(|tx| tx.remove_directory(dir, name))
     }
 
     /// Moves a name.
@@ -286,7 +278,7 @@ impl Volume {
         to: &[u8],
         how: Renaming,
     ) -> Result<()> {
-        self.edit_with_room(|edit| edit.rename((from_dir, from), (to_dir, to), how, None))
+        self.transact_with_room(|tx| tx.rename((from_dir, from), (to_dir, to), how, None))
     }
 
     /// Moves a name and leaves a whiteout under the old one.
@@ -302,7 +294,7 @@ impl Volume {
         how: Renaming,
         whiteout: Whiteout,
     ) -> Result<()> {
-        self.edit_with_room(|edit| edit.rename((from_dir, from), (to_dir, to), how, Some(whiteout)))
+        self.transact_with_room(|tx| tx.rename((from_dir, from), (to_dir, to), how, Some(whiteout)))
     }
 
     /// Writes `bytes` at `offset` and says how many were taken: fewer only if space ran
@@ -332,9 +324,9 @@ impl Volume {
         inode: InodeNumber,
         change: &AttributeChange,
     ) -> Result<Attributes> {
-        self.edit_with_room(|edit| {
-            edit.set_attributes(inode, change)?;
-            Ok(edit.volume.attributes_of(&*edit.node(inode)?))
+        self.transact_with_room(|tx| {
+            tx.set_attributes(inode, change)?;
+            Ok(tx.volume.attributes_of(&*tx.node(inode)?))
         })
     }
 
@@ -353,7 +345,7 @@ impl Volume {
         how: XattrSet,
         clear_setgid: bool,
     ) -> Result<()> {
-        self.edit_with_room(|edit| edit.set_xattr(inode, name, value, how, clear_setgid))
+        self.transact_with_room(|tx| tx.set_xattr(inode, name, value, how, clear_setgid))
     }
 
     /// Removes an extended attribute.
@@ -361,7 +353,7 @@ impl Volume {
     /// # Errors
     /// [`Error::NoAttribute`], [`Error::ReadOnly`].
     pub fn remove_xattr(&self, inode: InodeNumber, name: &[u8]) -> Result<()> {
-        self.edit(|edit| edit.remove_xattr(inode, name))
+        self.transact(|tx| tx.remove_xattr(inode, name))
     }
 
     /// Sets the flags that `chattr` sets.
@@ -369,7 +361,7 @@ impl Volume {
     /// # Errors
     /// [`Error::Unsupported`] for a flag that ext2 does not honour, [`Error::ReadOnly`].
     pub fn set_flags(&self, inode: InodeNumber, flags: u32) -> Result<()> {
-        self.edit(|edit| edit.set_flags(inode, flags))
+        self.transact(|tx| tx.set_flags(inode, flags))
     }
 
     /// Writes down that a file was read just now, as [`Writing::atime`] says. Never fails:
@@ -378,7 +370,7 @@ impl Volume {
         // Most reads change nothing, and wait for no change then.
         if self.is_access_due(inode) {
             // The read is answered, also if this fails.
-            let _ = self.edit(|edit| edit.touch_access(inode));
+            let _ = self.transact(|tx| tx.touch_access(inode));
         }
     }
 
@@ -410,6 +402,6 @@ impl Volume {
     /// Counts `users` fewer; deletes an inode without names when the last one goes.
     pub fn release(&self, inode: InodeNumber, users: u64) {
         // What cannot be deleted now is deleted at the next mount.
-        let _ = self.edit(|edit| edit.release(inode, users));
+        let _ = self.transact(|tx| tx.release(inode, users));
     }
 }
