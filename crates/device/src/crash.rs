@@ -20,6 +20,8 @@
 //!   seeded choice where there are many. A write that went over an older one of the same
 //!   window and is left out is the same as the two in the other order.
 //!
+//! Of a disk that is atomic against power cuts, all of this by whole groups.
+//!
 //! What was discarded is zero from some epoch on that has what the discard follows, or is
 //! never: the seed says which.
 //!
@@ -99,6 +101,8 @@ impl Crash {
 pub struct Crashes {
     log: Log,
     options: CrashOptions,
+    /// Each group is there whole or not at all.
+    by_groups: bool,
     epoch: Option<Epoch>,
     /// The image with everything durable at the epoch's begin.
     image: Arc<Vec<u8>>,
@@ -147,6 +151,8 @@ struct Epoch {
     end: usize,
     /// First byte and contents of each write.
     writes: Vec<(u64, Arc<[u8]>)>,
+    /// How many writes there are up to the end of each group.
+    groups: Vec<usize>,
     plans: VecDeque<Plan>,
     /// States of this epoch that were there, by what is in them.
     seen: HashSet<u64>,
@@ -158,6 +164,8 @@ enum Plan {
     Prefix(usize),
     Torn(usize),
     Random,
+    /// Some groups, each of them whole.
+    Groups,
     /// The sectors whose bits are set.
     Exact(u64),
 }
@@ -173,11 +181,20 @@ impl Crashes {
     /// The states of a run that began with `image` and did what `events` say. What was
     /// given to the disk before the first of them is in the image, and durable.
     pub fn new(image: Vec<u8>, events: Vec<Event>, options: CrashOptions) -> Self {
+        Self::begin(image, events, options, false)
+    }
+
+    /// The same on a disk that is atomic against power cuts.
+    pub fn of_atomic(image: Vec<u8>, events: Vec<Event>, options: CrashOptions) -> Self {
+        Self::begin(image, events, options, true)
+    }
+
+    fn begin(image: Vec<u8>, events: Vec<Event>, options: CrashOptions, by_groups: bool) -> Self {
         let log = Log::of(events);
         let before = log.groups.first().map_or(0, |group| group.ticket.saturating_sub(1));
-        let first = log.epoch(before, &options);
-        let mut crashes =
-            Self { log, options, epoch: Some(first), image: Arc::new(image), states: 0 };
+        let first = log.epoch(before, &options, by_groups);
+        let (epoch, image) = (Some(first), Arc::new(image));
+        let mut crashes = Self { log, options, by_groups, epoch, image, states: 0 };
         crashes.discard();
         crashes
     }
@@ -212,7 +229,7 @@ impl Crashes {
                     image[at..at + bytes.len()].copy_from_slice(bytes);
                 }
             }
-            self.log.epoch(next, &self.options)
+            self.log.epoch(next, &self.options, self.by_groups)
         });
         self.discard();
     }
@@ -242,7 +259,7 @@ impl Iterator for Crashes {
                 cut: match plan {
                     Plan::Prefix(n) => Cut::Prefix(n),
                     Plan::Torn(n) => Cut::Torn(n),
-                    Plan::Random | Plan::Exact(_) => Cut::Subset,
+                    Plan::Random | Plan::Groups | Plan::Exact(_) => Cut::Subset,
                 },
                 marks: self.log.mark_values.clone(),
                 acknowledged: epoch.acknowledged,
@@ -281,7 +298,7 @@ impl Log {
     }
 
     /// The epoch that begins when `durable` is.
-    fn epoch(&self, durable: u64, options: &CrashOptions) -> Epoch {
+    fn epoch(&self, durable: u64, options: &CrashOptions, by_groups: bool) -> Epoch {
         let told = self.durable.iter().find(|(_, ticket)| *ticket > durable);
         let end = told.map_or(usize::MAX, |(place, _)| *place);
         let may_be_written = |group: &&Recorded| group.place < end && group.follows <= durable;
@@ -299,6 +316,12 @@ impl Log {
             acknowledged: self.marks.partition_point(|(place, _)| *place < end),
             end,
             writes: window.iter().flat_map(|group| group.writes.clone()).collect(),
+            groups: (window.iter())
+                .scan(0, |end, group| {
+                    *end += group.writes.len();
+                    Some(*end)
+                })
+                .collect(),
             plans: VecDeque::new(),
             seen: HashSet::new(),
         };
@@ -307,7 +330,10 @@ impl Log {
         let held = next.map_or(usize::MAX, |next| {
             self.between(durable, next).iter().map(|group| group.writes.len()).sum()
         });
-        epoch.plan(held, options);
+        match by_groups {
+            true => epoch.plan_groups(held, options),
+            false => epoch.plan(held, options),
+        }
         epoch
     }
 }
@@ -336,6 +362,14 @@ impl Epoch {
         self.plans.extend((0..options.subsets).map(|_| Plan::Random));
     }
 
+    /// The same, each group whole or not at all.
+    fn plan_groups(&mut self, prefixes: usize, options: &CrashOptions) {
+        let ends = std::iter::once(0).chain(self.groups.iter().copied());
+        self.plans.extend(ends.filter(|end| *end < prefixes).map(Plan::Prefix));
+        let choices = 1u32.checked_shl(self.groups.len() as u32).unwrap_or(u32::MAX);
+        self.plans.extend((0..options.subsets.min(choices)).map(|_| Plan::Groups));
+    }
+
     /// The sectors of a state that differ from what is durable.
     fn sectors(&self, plan: Plan, dice: &mut Dice) -> Sectors {
         let mut sectors = Sectors::new();
@@ -346,6 +380,15 @@ impl Epoch {
             Plan::Torn(n) => {
                 self.writes[..n].iter().for_each(|it| put(&mut sectors, it, |_| true));
                 put(&mut sectors, &self.writes[n], |_| dice.chance(128));
+            }
+            Plan::Groups => {
+                let kept = dice.pick(&[16, 128, 240]);
+                let mut start = 0;
+                for end in &self.groups {
+                    let all = dice.chance(kept);
+                    self.writes[start..*end].iter().for_each(|it| put(&mut sectors, it, |_| all));
+                    start = *end;
+                }
             }
             Plan::Random => {
                 // Nearly nothing, half, or nearly everything is there; few writes are torn.

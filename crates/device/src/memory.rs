@@ -34,6 +34,13 @@ impl MemoryDisk {
         Self { bytes: RwLock::new(bytes), properties, tickets: AtomicU64::new(0) }
     }
 
+    /// The same, promising that groups are atomic against power cuts.
+    #[must_use]
+    pub fn atomic_against_power_cuts(mut self) -> Self {
+        self.properties.atomic = Atomic::AgainstPowerCut;
+        self
+    }
+
     /// What the disk holds now.
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes.into_inner().unwrap_or_else(PoisonError::into_inner)

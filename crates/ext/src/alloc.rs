@@ -94,6 +94,7 @@ pub(crate) struct Groups {
     directories: u64,
     /// Free blocks that must not be given out yet.
     frozen_blocks: u64,
+    frozen_inodes: u64,
     windows: HashMap<u32, Window>,
     /// Counts may be wrong: the volume was not unmounted properly.
     forgiving: bool,
@@ -133,6 +134,7 @@ impl Groups {
             free_inodes,
             directories,
             frozen_blocks: 0,
+            frozen_inodes: 0,
             windows: HashMap::new(),
             forgiving: !super_.clean,
             per_group: (super_.blocks_per_group, super_.inodes_per_group),
@@ -182,7 +184,13 @@ impl Groups {
     pub(crate) fn thaw(&mut self, blocks: &[(u64, u32)], inodes: &[u32]) {
         let count: u64 = blocks.iter().map(|(_, count)| u64::from(*count)).sum();
         self.frozen_blocks = self.frozen_blocks.saturating_sub(count);
+        self.frozen_inodes = self.frozen_inodes.saturating_sub(inodes.len() as u64);
         self.unmark(blocks, inodes);
+    }
+
+    /// Whether anything was freed that must not be given out yet.
+    pub(crate) fn has_frozen(&self) -> bool {
+        self.frozen_blocks > 0 || self.frozen_inodes > 0
     }
 
     /// Lets these be found again.
@@ -697,6 +705,7 @@ impl Transaction<'_> {
             self.writer.groups.unmark(&[], &[inode.0]);
         } else {
             self.writer.batch.freed_inodes.push(inode.0);
+            self.writer.groups.frozen_inodes += 1;
         }
         Ok(())
     }

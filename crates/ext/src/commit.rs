@@ -1,134 +1,152 @@
-//! Commits: what changed, as one chain of groups, each durable before the next is written.
+//! Commits: what changed, as chains of groups, each group durable before the next is written.
 //!
 //! ```text
-//!   stage 0      contents; new blocks of maps, names and attributes; bitmaps with what is taken;
-//!                features that the volume did not have; inodes that die, files first
-//!   then         directories that died, those inside before those around them
-//!   then         directories: those that got names from others, then those that lost them
-//!   then         inodes that are born, outer directories first; pointers of old files
-//!   last         bitmaps without what is freed; all counts
+//!   operations ── intents ──▶ batch ── protocol ──▶ chain ── outbox ──▶ disk
+//!                               │                              no gate is held from here on
+//!                               └ ordered: stages in place · atomic: one group
 //! ```
-//! Stages without anything are left out: an overwrite is one, a new file in an old directory
-//! two.
-//!
-//! Law 1: an inode lives on disk only while a durable name leads to it. A name that leads to
-//! no living inode is what a cut may leave, and what `e2fsck -p` clears without a question;
-//! the opposite it asks about.
-//! Law 2: a directory changes by one sector. If more than one of its sectors changed, the
-//! blocks are written to new places, and its inode, which is in one sector, leads to them.
-//! (Where no space is left for that, they are written in place.)
-//! Law 3: a block that an inode leads to is durable before it does, and bitmaps never call
-//! free what anything on disk leads to.
-//! Law 4: a chain follows the one before it, and the first one the mark that the volume is in
+//! Law 1: operations do not know how a batch is written. They say what they are about to do
+//! and what they did; where the protocol cannot have both in one batch, that is ended here.
+//! Law 2: the gate is held to change memory. Handing over, settling and waiting are done
+//! without it.
+//! Law 3: a chain follows the one before it, and the first one the mark that the volume is in
 //! use.
-//!
-//! What a power cut can leave, therefore: blocks and inodes marked as used that are not, wrong
-//! counts, names that lead nowhere, lengths that reach to the end of their last block. Three
-//! changes cannot be made in one sector, and cut off they leave what `e2fsck` asks about: a
-//! directory moved to another parent (two names, or a wrong `..`), an exchange across
-//! directories, and giving up a block of attributes that another inode shares. A file that is
-//! replaced by a rename from another directory may be gone while the new one has its old name.
 
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "computes with stages, fewer than directories are deep, and places inside a block"
-)]
+#![allow(clippy::arithmetic_side_effects, reason = "computes with bytes and blocks in memory")]
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+mod atomic;
+pub(crate) mod batch;
+mod ordered;
+pub(crate) mod outbox;
+pub(crate) mod protocol;
 
-use draconis_device::{ChainBounds, Group, Ticket, Write};
-use draconis_exchange::heap::Block;
+use draconis_device::Ticket;
+use draconis_exchange::contract::Time;
 
-use crate::alloc::Request;
-use crate::blocks::data::Data;
 use crate::blocks::overlay::{Buffer, Role, State};
 use crate::format::features::{Compatible, ReadOnlyCompatible};
-use crate::format::inode::DIRECT;
-use crate::format::superblock::{OFFSET_BYTES, STATE_CLEAN};
-use crate::format::{le32, put16, put32};
-use crate::map::edit::PointerAt;
-use crate::map::indirect::fan_out;
-use crate::transaction::Transaction;
-use crate::transaction::{Batch, Flight, Frozen, Stop};
-use crate::units::{index, narrow};
+use crate::format::group::RawGroup;
+use crate::format::slot::Change;
+use crate::format::superblock::RawSuperblock;
+use crate::transaction::{Stop, Transaction};
+use crate::units::index;
 use crate::volume::Volume;
 use crate::{Error, FsBlock, InodeNumber, Result};
+use batch::{Batch, Intent, Operation};
+use outbox::{After, Flight, Freed, Outbox, Sealed};
+use protocol::{Chain, Stage};
 
-/// What a disk writes as a whole or not at all.
-const SECTOR_BYTES: usize = 512;
-/// The largest write, in bytes.
-const WRITE_BYTES: usize = 1 << 20;
+/// Contents that go ahead of a chain that would carry more, in bytes.
+const CHAIN_BYTES: u64 = 4 << 20;
 /// Blocks of metadata that stay in the overlay after they were written, in bytes.
 const KEPT_BYTES: usize = 32 << 20;
 /// Changed metadata that ends a batch, in bytes.
 const BATCH_BYTES: usize = 8 << 20;
 
-/// What a stage writes: blocks, in order.
-type Stage = BTreeMap<u64, Data>;
+/// A time as superblocks and deletions have it.
+pub(crate) fn seconds_of(time: Time) -> u32 {
+    u32::try_from(time.seconds).unwrap_or(0)
+}
 
 impl Volume {
-    /// Hands over what changed; the ticket to wait for, if anything is on its way.
-    fn hand_over(&self) -> Result<Option<Ticket>> {
-        self.transact(|tx| {
-            tx.submit()?;
-            Ok(tx.writer.needed.filter(|ticket| tx.writer.durable < Some(*ticket)))
-        })
+    pub(crate) fn outbox(&self) -> Result<&Outbox> {
+        self.writing.as_ref().map(|writing| &writing.outbox).ok_or(Error::ReadOnly)
     }
 
-    pub(crate) fn commit_now(&self) -> Result<()> {
-        self.transact(|tx| {
-            let idle = !tx.writer.batch.dirty;
-            tx.submit()?;
-            if idle {
-                tx.land(None)?;
-            }
-            Ok(())
+    /// Hands what changed to the disk, as one chain; does not wait for it.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`] once writing stopped; what made the disk refuse.
+    pub fn commit(&self) -> Result<()> {
+        let was_idle = self.transact(|tx| {
+            let was_idle = !tx.writer.batch.dirty;
+            tx.end_batch()?;
+            Ok(was_idle)
         })?;
+        if was_idle {
+            self.settle(true)?;
+        }
         // What was freed is free again once the freeing is durable.
-        let frozen = self.transact(|tx| Ok(tx.writer.frozen.back().map(|frozen| frozen.ticket)))?;
-        match frozen {
+        match self.outbox()?.last_freed()? {
             Some(ticket) => self.wait(ticket),
             None => Ok(()),
         }
     }
 
-    pub(crate) fn sync_now(&self) -> Result<()> {
-        match self.hand_over()? {
+    /// Commits, and waits until all of it is durable.
+    ///
+    /// # Errors
+    /// As [`Volume::commit`].
+    pub fn sync(&self) -> Result<()> {
+        self.transact(|tx| tx.end_batch())?;
+        match self.outbox()?.needed()? {
             Some(ticket) => self.wait(ticket),
             None => Ok(()),
         }
     }
 
-    pub(crate) fn sync_inode_now(&self, inode: InodeNumber, data_only: bool) -> Result<()> {
-        let ahead = match data_only {
-            true => self.transact(|tx| tx.contents_ahead(inode))?,
-            false => None,
-        };
-        match ahead {
-            Some(ticket) => self.wait(ticket),
-            None => self.sync_now(),
+    /// Makes one inode durable, and its contents; with `data_only` whatever is needed to
+    /// read them back.
+    ///
+    /// # Errors
+    /// As [`Volume::commit`].
+    pub fn sync_inode(&self, inode: InodeNumber, data_only: bool) -> Result<()> {
+        if data_only
+            && self.transact(|tx| tx.contents_ahead(inode))?
+            && let Some(ticket) = self.outbox()?.last()?
+        {
+            return self.wait(ticket);
         }
+        self.sync()
     }
 
-    /// Waits, with no lock held.
-    fn wait(&self, ticket: Ticket) -> Result<()> {
-        let gate = self.gate.as_ref().ok_or(Error::ReadOnly)?;
-        let disk = gate.read_recursive().disk.clone();
-        let waited = disk.wait(ticket);
-        let mut writer = gate.write();
-        match waited {
-            Ok(()) => {
-                let mut tx =
-                    Transaction { volume: self, writer: &mut writer, now: Default::default() };
-                tx.is_durable(ticket);
+    /// Commits, marks the volume as unmounted properly, and waits. Every later change is
+    /// refused.
+    ///
+    /// # Errors
+    /// What made the disk fail.
+    pub fn close(&self) -> Result<()> {
+        let closed = self.transact(|tx| {
+            let orphans: Vec<u32> =
+                tx.volume.store.overlay.read().orphans.iter().copied().collect();
+            for inode in orphans {
+                tx.delete(InodeNumber(inode))?;
+            }
+            tx.end_batch()?;
+            if !tx.writer.marked {
+                // Never changed: it is as it was.
+                return Ok(false);
+            }
+            let (clean, now) = (tx.writer.was_clean, seconds_of(tx.now));
+            tx.change_super(|raw| {
+                if clean {
+                    raw.mark_clean();
+                }
+                raw.s_wtime.set(now);
                 Ok(())
+            })?;
+            // Clean it is once all of that is durable, the freeing included.
+            tx.seal_batch(After::Everything)?;
+            Ok(true)
+        });
+        let changed = match closed {
+            Ok(changed) => changed,
+            // Closed already, or stopped: what could be written was.
+            Err(Error::ReadOnly) => {
+                return match self.failure() {
+                    Some(_) => Err(Error::ReadOnly),
+                    None => Ok(()),
+                };
             }
-            Err(error) => {
-                let error = Error::Io(error);
-                writer.stop(&error);
-                Err(error)
-            }
+            Err(error) => return Err(error),
+        };
+        if changed && let Some(ticket) = self.outbox()?.last()? {
+            self.wait(ticket)?;
         }
+        if let Some(writing) = &self.writing {
+            writing.gate.write().stopped.get_or_insert(Stop::Closed);
+        }
+        Ok(())
     }
 
     /// Tries a change again once what was freed may be given out.
@@ -140,154 +158,170 @@ impl Volume {
             Err(Error::NoSpace) => {}
             done => return done,
         }
-        let last = self.transact(|tx| {
-            let batch = &tx.writer.batch;
-            let freed = !batch.freed.is_empty() || !batch.freed_inodes.is_empty();
-            if !freed && tx.writer.frozen.is_empty() {
+        self.transact(|tx| {
+            if !tx.writer.groups.has_frozen() {
                 return Err(Error::NoSpace);
             }
-            tx.submit()?;
-            Ok(tx.writer.last)
+            tx.end_batch()
         })?;
-        if let Some(ticket) = last {
+        if let Some(ticket) = self.outbox()?.last()? {
             self.wait(ticket)?;
         }
         self.transact(change)
     }
 
-    pub(crate) fn close_now(&self) -> Result<()> {
-        let closed = self.transact(|tx| {
-            let orphans: Vec<u32> =
-                tx.volume.store.overlay.read().orphans.iter().copied().collect();
-            for inode in orphans {
-                tx.delete(InodeNumber(inode))?;
-            }
-            tx.submit()?;
-            if !tx.writer.marked {
-                // Never changed: it is as it was.
-                return Ok(None);
-            }
-            // Clean it is once all of that is durable, the freeing included.
-            tx.writer.needed = tx.writer.last;
-            let clean = tx.writer.was_clean;
-            let now = u32::try_from(tx.now.seconds).unwrap_or(0);
-            tx.change_super(|it| {
-                if clean {
-                    let state = crate::format::le16(it, 0x3A).unwrap_or(0);
-                    put16(it, 0x3A, state | STATE_CLEAN);
-                }
-                put32(it, 0x30, now);
-            })?;
-            tx.submit()?;
-            let last = tx.writer.last;
-            Ok(last)
-        });
-        let last = match closed {
-            Ok(last) => last,
-            // Closed already, or stopped: what could be written was.
-            Err(Error::ReadOnly) => {
-                return match self.failure() {
-                    Some(_) => Err(Error::ReadOnly),
-                    None => Ok(()),
-                };
-            }
-            Err(error) => return Err(error),
-        };
-        if let Some(ticket) = last {
-            self.wait(ticket)?;
+    /// What a change leaves to be done without the gate: sends what it sealed, and keeps what
+    /// is on its way and what is kept in memory below their bounds.
+    pub(crate) fn after_change(&self) -> Result<()> {
+        let Some(writing) = &self.writing else { return Ok(()) };
+        self.or_stop(writing.outbox.send())?;
+        while writing.outbox.flying_bytes() > writing.dirty_limit / 2 {
+            self.settle(false)?;
         }
-        if let Some(gate) = &self.gate {
-            gate.write().stopped.get_or_insert(Stop::Closed);
+        let most = KEPT_BYTES / index(self.super_.block_bytes.into());
+        if self.store.overlay.has_more_metadata_than(most) {
+            self.settle(true)?;
+            self.forget_written();
         }
         Ok(())
+    }
+
+    /// Waits, with no lock held.
+    fn wait(&self, ticket: Ticket) -> Result<()> {
+        let (landed, freed) = self.or_stop(self.outbox()?.wait(ticket))?;
+        self.landed(landed, &freed);
+        Ok(())
+    }
+
+    /// Waits until readers of the disk see the oldest chain that was sent, or all of them.
+    fn settle(&self, all: bool) -> Result<()> {
+        let landed = self.or_stop(self.outbox()?.settle(all))?;
+        self.landed(landed, &[]);
+        Ok(())
+    }
+
+    /// Ends all writing if the disk failed.
+    fn or_stop<T>(&self, done: Result<T>) -> Result<T> {
+        if let (Err(error), Some(writing)) = (&done, &self.writing) {
+            writing.gate.write().stop(error);
+        }
+        done
+    }
+
+    /// Lets the overlay forget contents that readers of the disk see.
+    fn landed(&self, flights: Vec<Flight>, freed: &[Freed]) {
+        let Some(writing) = &self.writing else { return };
+        if flights.is_empty() && freed.is_empty() {
+            return;
+        }
+        let mut writer = writing.gate.write();
+        freed.iter().for_each(|freed| writer.groups.thaw(&freed.blocks, &freed.inodes));
+        for flight in flights {
+            let mut blocks = self.store.overlay.change();
+            for block in &flight.contents {
+                let gone = blocks.contents.get(block);
+                if gone.is_some_and(|content| !content.dirty && content.sealed <= flight.sealed) {
+                    blocks.contents.remove(block);
+                    self.store.forget_block(FsBlock(*block));
+                }
+            }
+            drop(blocks);
+            writer.landed = writer.landed.max(flight.sealed);
+        }
+    }
+
+    /// Forgets metadata that was written.
+    fn forget_written(&self) {
+        let Some(writing) = &self.writing else { return };
+        let writer = writing.gate.write();
+        let landed = writer.landed;
+        let mut blocks = self.store.overlay.change();
+        blocks.metadata.retain(|block, buffer| {
+            let keep = buffer.is_dirty() || buffer.sealed > landed;
+            if !keep {
+                self.store.forget_block(FsBlock(*block));
+            }
+            keep
+        });
     }
 }
 
 impl Transaction<'_> {
-    /// Ends the batch here: what comes now follows what was.
-    pub(crate) fn apart(&mut self) -> Result<()> {
-        let touched = self.writer.touched;
-        self.submit()?;
-        self.writer.touched = touched;
-        Ok(())
+    /// Sees to it that what comes next can be in the batch, and says whether that was ended
+    /// for it: then blocks of directories may have moved, and places in them are looked up
+    /// again. Nothing that belongs to `next` may have changed yet.
+    pub(crate) fn begin(&mut self, next: Operation) -> Result<bool> {
+        if self.writer.protocol.admits(&self.writer.batch, &next) {
+            return Ok(false);
+        }
+        self.end_batch().map(|()| true)
     }
 
-    /// Keeps what is changed in memory, and what is on its way, below their bounds.
+    /// Notes what was done.
+    pub(crate) fn record(&mut self, intent: Intent) {
+        self.writer.protocol.record(&self.writer.batch, intent);
+        self.writer.batch.record(&intent);
+    }
+
+    /// Ends the batch where it is complete, and keeps what is changed in memory below its
+    /// bounds.
     pub(crate) fn keep_bounds(&mut self) -> Result<()> {
+        if self.writer.protocol.is_complete() {
+            self.end_batch()?;
+        }
         let block_bytes = u64::from(self.volume.super_.block_bytes);
         let dirty = self.volume.store.overlay.read().dirty_contents as u64 * block_bytes;
         if dirty >= (self.writer.dirty_limit / 8).clamp(1 << 20, 8 << 20) {
-            self.stream()?;
+            self.send_contents()?;
         }
-        let metadata = self.writer.batch.blocks.len() * index(block_bytes);
-        if metadata >= BATCH_BYTES {
-            self.apart()?;
-        }
-        while self.writer.flying_bytes > self.writer.dirty_limit / 2 {
-            let Some(first) = self.writer.flying.front() else { break };
-            let first = first.last;
-            self.land(Some(first))?;
+        if self.writer.batch.blocks.len() * index(block_bytes) >= BATCH_BYTES {
+            self.end_batch()?;
         }
         Ok(())
     }
 
-    /// Writes contents ahead of the chain that will lead to them.
-    fn stream(&mut self) -> Result<()> {
-        let touched = self.writer.touched;
+    /// Seals contents ahead of the chain that will lead to them.
+    fn send_contents(&mut self) -> Result<()> {
         let stage = self.dirty_contents();
         if stage.is_empty() {
             return Ok(());
         }
-        let (group, bytes) = self.group(&stage);
-        let ticket = self.take_into_use().and_then(|mark| {
-            let submitted = self.writer.disk.submit(group, mark.as_slice());
-            submitted.map_err(|refused| Error::Io(refused.error))
-        });
-        let ticket = match ticket {
-            Ok(ticket) => ticket,
-            Err(error) => {
-                self.writer.stop(&error);
-                return Err(error);
-            }
-        };
-        self.writer.last = Some(ticket);
-        self.contents_fly(&stage, ticket);
-        let contents = stage.into_keys().collect();
-        self.writer.flying.push_back(Flight { last: ticket, contents, bytes });
-        self.writer.flying_bytes += bytes;
-        self.writer.touched = touched;
-        Ok(())
+        let was_marked = self.writer.marked;
+        self.take_into_use()?;
+        let contents = stage.keys().copied().collect();
+        let after = if was_marked { After::Nothing } else { After::Needed };
+        let (needed, freed) = (None, Freed::default());
+        let stages = vec![stage];
+        let sealed = Sealed { after, stages, needed, contents, freed };
+        self.seal(sealed)
     }
 
-    /// Writes contents alone, if nothing else is needed to read this file back: whatever
-    /// its inode says but for its times is on its way already.
-    fn contents_ahead(&mut self, inode: InodeNumber) -> Result<Option<Ticket>> {
+    /// Sends contents alone, if nothing else is needed to read this file back: whatever its
+    /// inode says but for its times is on its way already.
+    fn contents_ahead(&mut self, inode: InodeNumber) -> Result<bool> {
         let batch = &self.writer.batch;
-        let is_new = batch.born.contains(&inode.0) || batch.dying.contains_key(&inode.0);
+        let is_new = !batch.is_old(inode) || batch.dead.contains(&inode.0);
         if is_new || (batch.inodes.contains(&inode.0) && !self.only_times_differ(inode)?) {
-            return Ok(None);
+            return Ok(false);
         }
-        self.stream()?;
-        Ok(self.writer.last)
+        self.send_contents()?;
+        Ok(true)
     }
 
     fn only_times_differ(&self, inode: InodeNumber) -> Result<bool> {
         let (block, at) = self.place(inode)?;
-        let len = index(self.volume.super_.inode_bytes.into());
         let blocks = self.volume.store.overlay.read();
         let Some(Buffer { state: State::Changed(base), now, .. }) = blocks.metadata.get(&block.0)
         else {
             return Ok(true);
         };
-        // Between i_atime, i_ctime, i_mtime and the rest of their nanoseconds.
-        let same = |from: usize, end: usize| {
-            let range = at + from..at + end.min(len);
-            base.get(range.clone()) == now.get(range)
-        };
-        Ok(same(0, 8) && same(20, 132) && (len <= 144 || same(144, len)))
+        let part = at..at + index(self.volume.super_.inode_bytes.into());
+        let old = base.get(part.clone()).unwrap_or_default();
+        Ok(Change::new(old, now.get(part).unwrap_or_default()).is_of_times_only())
     }
 
-    fn dirty_contents(&self) -> Stage {
+    /// Contents that changed and were not sealed yet.
+    pub(crate) fn dirty_contents(&self) -> Stage {
         let blocks = self.volume.store.overlay.read();
         if blocks.dirty_contents == 0 {
             return Stage::new();
@@ -296,624 +330,129 @@ impl Transaction<'_> {
         dirty.map(|(block, content)| (*block, content.now.clone())).collect()
     }
 
-    fn contents_fly(&self, stage: &Stage, ticket: Ticket) {
-        let mut blocks = self.volume.store.overlay.change();
-        for block in stage.keys() {
-            if let Some(content) = blocks.contents.get_mut(block) {
-                content.dirty = false;
-                content.ticket = ticket.0;
-            }
-        }
-        blocks.dirty_contents = 0;
+    /// Ends the batch here: what comes now follows what was.
+    pub(crate) fn end_batch(&mut self) -> Result<()> {
+        self.seal_batch(After::Needed)
     }
 
-    /// Blocks as writes: neighbours in one.
-    fn group(&self, stage: &Stage) -> (Group, u64) {
-        let block_bytes = index(self.volume.super_.block_bytes.into());
-        let most = (WRITE_BYTES / block_bytes).max(1);
-        let mut writes = Vec::new();
-        let mut bytes = 0;
-        let mut run: Vec<&Data> = Vec::new();
-        let mut start = 0u64;
-        let mut flush = |start: u64, run: &mut Vec<&Data>| {
-            if run.is_empty() {
-                return;
-            }
-            let mut block = Block::private(run.len() * block_bytes);
-            for (nth, data) in run.drain(..).enumerate() {
-                block.copy_in(nth * block_bytes, data);
-            }
-            bytes += block.len() as u64;
-            writes.push(Write { at_bytes: start * block_bytes as u64, block });
-        };
-        for (block, data) in stage {
-            if run.len() >= most || start + run.len() as u64 != *block {
-                flush(start, &mut run);
-                start = *block;
-            }
-            run.push(data);
-        }
-        flush(start, &mut run);
-        (Group { writes }, bytes)
-    }
-
-    /// Submits everything that changed as one chain.
-    pub(crate) fn submit(&mut self) -> Result<()> {
+    /// Seals everything that changed, as one chain.
+    fn seal_batch(&mut self, after: After) -> Result<()> {
+        // What is sealed is no change of the operation in hand.
         let touched = self.writer.touched;
-        let submitted = self.try_submit();
-        match &submitted {
+        let sealed = self.try_seal_batch(after);
+        match &sealed {
             Ok(()) => self.writer.touched = touched,
             Err(error) => self.writer.stop(error),
         }
-        submitted
+        sealed
     }
 
-    fn try_submit(&mut self) -> Result<()> {
+    fn try_seal_batch(&mut self, after: After) -> Result<()> {
         if !self.writer.batch.dirty {
             return Ok(());
         }
         // Bounded chains: what is large goes ahead.
         let block_bytes = u64::from(self.volume.super_.block_bytes);
-        if self.volume.store.overlay.read().dirty_contents as u64 * block_bytes > 4 << 20 {
-            self.stream()?;
+        if self.volume.store.overlay.read().dirty_contents as u64 * block_bytes > CHAIN_BYTES {
+            self.send_contents()?;
         }
         self.take_into_use()?;
-        let dirs = self.arrange_directories()?;
-        self.write_counts()?;
-        let plan = Plan::of(&self.writer.batch, &dirs);
-        let (stages, needed) = self.stages(&plan)?;
-        if stages.is_empty() {
-            self.writer.batch = Batch::default();
-            return Ok(());
-        }
-        let mut chain = Vec::with_capacity(stages.len());
-        let mut bytes = 0;
-        for stage in &stages {
-            let (group, len) = self.group(stage);
-            bytes += len;
-            chain.push(group);
-        }
-        let tickets = self.submit_chain(chain)?;
-        let last = tickets.last().copied().ok_or(Error::Misuse("a chain without a ticket"))?;
-        self.writer.needed = tickets.get(needed).copied().or(Some(last));
-        self.writer.last = Some(last);
-
+        let Chain { stages, needed } = self.chain()?;
         let batch = std::mem::take(&mut self.writer.batch);
+        let Some(first) = stages.first() else { return Ok(()) };
         let contents: Vec<u64> = {
-            let mut blocks = self.volume.store.overlay.change();
-            for block in &batch.blocks {
-                if let Some(buffer) = blocks.metadata.get_mut(block) {
-                    buffer.state = State::Clean;
-                    buffer.ticket = last.0;
-                }
-            }
-            let keys = stages.first().into_iter().flat_map(|stage| stage.keys().copied());
-            keys.filter(|block| blocks.contents.contains_key(block)).collect()
+            let blocks = self.volume.store.overlay.read();
+            first.keys().copied().filter(|block| blocks.contents.contains_key(block)).collect()
         };
-        if let Some(stage) = stages.first() {
-            self.contents_fly(stage, last);
-        }
-        if !batch.freed.is_empty() || !batch.freed_inodes.is_empty() {
-            let (blocks, inodes) = (batch.freed, batch.freed_inodes);
-            self.writer.frozen.push_back(Frozen { ticket: last, blocks, inodes });
-        }
-        self.writer.flying.push_back(Flight { last, contents, bytes });
-        self.writer.flying_bytes += bytes;
-        self.shrink()
-    }
-
-    /// Submits a chain whole, or one that is too long for the disk (inodes of many megabytes,
-    /// each block of their tables in many stages) piece by piece. What death may leave between
-    /// two pieces is what a power cut may leave anywhere.
-    fn submit_chain(&self, chain: Vec<Group>) -> Result<Vec<Ticket>> {
-        let bounds = self.writer.disk.chain_bounds();
-        let mut after = self.writer.needed.filter(|ticket| self.writer.durable < Some(*ticket));
-        let mut tickets = Vec::with_capacity(chain.len());
-        let mut chain = chain.into_iter().peekable();
-        while chain.peek().is_some() {
-            let mut piece = Vec::new();
-            let mut needs = ChainBounds { groups: 0, writes: 0, bytes: 0 };
-            while let Some(group) = chain.next_if(|group| {
-                let more = needs.and(ChainBounds::of(std::slice::from_ref(group)));
-                let fits = needs.groups == 0 || more.is_within(bounds);
-                needs = if fits { more } else { needs };
-                fits
-            }) {
-                piece.push(group);
-            }
-            let submitted = self.writer.disk.submit_chain(piece, after.as_slice());
-            tickets.extend(submitted.map_err(|refused| Error::Io(refused.error))?);
-            after = tickets.last().copied();
-        }
-        Ok(tickets)
-    }
-
-    /// Waits until readers of the disk see what was submitted up to `ticket`, or all of it,
-    /// and lets the overlay forget it.
-    fn land(&mut self, ticket: Option<Ticket>) -> Result<()> {
-        let Some(last) = ticket.or(self.writer.flying.back().map(|flight| flight.last)) else {
-            return Ok(());
-        };
-        if let Err(error) = self.writer.disk.settle(last) {
-            let error = Error::Io(error);
-            self.writer.stop(&error);
-            return Err(error);
-        }
-        self.has_landed(last);
-        Ok(())
-    }
-
-    fn has_landed(&mut self, last: Ticket) {
-        while let Some(flight) = self.writer.flying.front().filter(|flight| flight.last <= last) {
-            self.writer.flying_bytes = self.writer.flying_bytes.saturating_sub(flight.bytes);
-            let mut blocks = self.volume.store.overlay.change();
-            for block in &flight.contents {
-                let gone = blocks.contents.get(block);
-                if gone.is_some_and(|content| !content.dirty && content.ticket <= last.0) {
-                    blocks.contents.remove(block);
-                    self.volume.store.forget_block(FsBlock(*block));
-                }
-            }
-            drop(blocks);
-            self.writer.flying.pop_front();
-        }
-        self.writer.landed = self.writer.landed.max(Some(last));
-    }
-
-    /// Forgets metadata that was written, when there is much of it.
-    fn shrink(&mut self) -> Result<()> {
-        let block_bytes = index(self.volume.super_.block_bytes.into());
-        let most = KEPT_BYTES / block_bytes;
-        if self.volume.store.overlay.read().metadata.len() <= most {
-            return Ok(());
-        }
-        self.land(None)?;
-        let landed = self.writer.landed.map_or(0, |ticket| ticket.0);
-        let mut blocks = self.volume.store.overlay.change();
-        let store = &self.volume.store;
-        blocks.metadata.retain(|block, buffer| {
-            let keep = buffer.is_dirty() || buffer.ticket > landed;
-            if !keep {
-                store.forget_block(FsBlock(*block));
-            }
-            keep
+        let Batch { freed, freed_inodes, blocks: written, .. } = batch;
+        let freed = Freed { blocks: freed, inodes: freed_inodes };
+        let sealed = self.outbox()?.seal(Sealed {
+            after,
+            stages,
+            needed: Some(needed),
+            contents: contents.clone(),
+            freed,
         });
+        let mut blocks = self.volume.store.overlay.change();
+        for block in written {
+            if let Some(buffer) = blocks.metadata.get_mut(&block) {
+                buffer.state = State::Clean;
+                buffer.sealed = sealed;
+            }
+        }
+        blocks.contents_sealed(&contents, sealed);
         Ok(())
     }
 
-    /// Everything up to `ticket` is durable.
-    fn is_durable(&mut self, ticket: Ticket) {
-        self.writer.durable = self.writer.durable.max(Some(ticket));
-        self.has_landed(ticket);
-        while let Some(frozen) = self.writer.frozen.front().filter(|it| it.ticket <= ticket) {
-            let (blocks, inodes) = (frozen.blocks.clone(), frozen.inodes.clone());
-            self.writer.groups.thaw(&blocks, &inodes);
-            self.writer.frozen.pop_front();
-        }
+    /// The chain of the batch, as the protocol has it.
+    fn chain(&mut self) -> Result<Chain> {
+        // Nothing is recorded meanwhile: blocks of directories may move, and that is all.
+        let idle = Box::new(atomic::AtomicGroups);
+        let mut protocol = std::mem::replace(&mut self.writer.protocol, idle);
+        let chain = protocol.chain(self);
+        self.writer.protocol = protocol;
+        chain
+    }
+
+    fn outbox(&self) -> Result<&Outbox> {
+        self.volume.outbox()
+    }
+
+    /// Seals blocks of contents, or one of metadata that carries its mark already.
+    pub(crate) fn seal(&mut self, chain: Sealed) -> Result<()> {
+        let contents = chain.contents.clone();
+        let sealed = self.outbox()?.seal(chain);
+        self.volume.store.overlay.change().contents_sealed(&contents, sealed);
+        Ok(())
     }
 
     /// Brings descriptors and superblock up to date.
-    fn write_counts(&mut self) -> Result<()> {
+    pub(crate) fn write_counts(&mut self) -> Result<()> {
         let changed = self.writer.groups.take_changed();
         if changed.is_empty() {
             return Ok(());
         }
-        let descriptor = index(self.volume.super_.descriptor_bytes.into());
+        let super_ = &self.volume.super_;
         for (group, counts) in changed {
-            let (block, slot) = self.volume.super_.descriptor_place(group);
-            self.change(block, Role::Counts, |bytes| {
-                let at = index(slot.into()) * descriptor;
-                for (nth, count) in counts.into_iter().enumerate() {
-                    put16(bytes, at + 12 + nth * 2, u16::try_from(count).unwrap_or(u16::MAX));
-                }
-            })?;
+            let (block, slot) = super_.descriptor_place(group);
+            self.change(block, Role::Descriptors, |bytes| {
+                RawGroup::set_counts(bytes, slot, super_, counts)
+            })??;
         }
-        let blocks = narrow(self.writer.groups.free_blocks);
-        let inodes = narrow(self.writer.groups.free_inodes);
-        let now = u32::try_from(self.now.seconds).unwrap_or(0);
-        self.change_super(|it| {
-            put32(it, 0x0C, blocks);
-            put32(it, 0x10, inodes);
+        let (blocks, inodes) = self.writer.free();
+        let now = seconds_of(self.now);
+        self.change_super(|raw| {
             if now != 0 {
-                put32(it, 0x30, now);
+                raw.s_wtime.set(now);
             }
+            raw.set_free(blocks, inodes)
         })
     }
 
     /// Changes the superblock.
-    pub(crate) fn change_super(&mut self, change: impl FnOnce(&mut [u8])) -> Result<()> {
-        let block_bytes = u64::from(self.volume.super_.block_bytes);
-        let at = index(OFFSET_BYTES % block_bytes);
-        self.change(FsBlock(OFFSET_BYTES / block_bytes), Role::Counts, |bytes| {
-            change(bytes.get_mut(at..).unwrap_or_default());
-        })
+    pub(crate) fn change_super(
+        &mut self,
+        change: impl FnOnce(&mut RawSuperblock) -> Result<()>,
+    ) -> Result<()> {
+        let (block, at) = self.volume.super_.place();
+        self.change(block, Role::Superblock, |bytes| {
+            change(RawSuperblock::view_mut(bytes.get_mut(at..).unwrap_or_default())?)
+        })?
     }
 
     /// Says in the superblock that the volume uses a feature.
     pub(crate) fn need_feature(&mut self, feature: ReadOnlyCompatible) -> Result<()> {
-        self.change_super(|it| {
-            let all = le32(it, 0x64).unwrap_or(0) | feature.bits();
-            put32(it, 0x64, all);
+        self.change_super(|raw| {
+            raw.s_feature_ro_compat.set(raw.s_feature_ro_compat.get() | feature.bits());
+            Ok(())
         })
     }
 
     /// Says in the superblock that the volume uses a feature.
     pub(crate) fn need_compatible(&mut self, feature: Compatible) -> Result<()> {
-        self.change_super(|it| {
-            let all = le32(it, 0x5C).unwrap_or(0) | feature.bits();
-            put32(it, 0x5C, all);
+        self.change_super(|raw| {
+            raw.s_feature_compat.set(raw.s_feature_compat.get() | feature.bits());
+            Ok(())
         })
-    }
-}
-
-/// How a directory that lives on disk is brought up to date.
-#[derive(Clone, Copy, Debug)]
-struct Arranged {
-    /// Its inode, or an indirect block in place, leads to blocks of stage 0.
-    switches: bool,
-    /// Names go that lead to dying inodes, or might.
-    removes: bool,
-}
-
-impl Transaction<'_> {
-    /// Sees to it that each directory changes by one sector, and says how.
-    fn arrange_directories(&mut self) -> Result<HashMap<u32, Arranged>> {
-        let mut changed: HashMap<u32, Vec<u64>> = HashMap::new();
-        {
-            let blocks = self.volume.store.overlay.read();
-            for block in &self.writer.batch.blocks {
-                let Some(Buffer { state: State::Changed(_), role, .. }) =
-                    blocks.metadata.get(block)
-                else {
-                    continue;
-                };
-                if let Role::Directory(dir) | Role::Map(dir) = role {
-                    changed.entry(*dir).or_default().push(*block);
-                }
-            }
-        }
-        let dirs: BTreeMap<u32, crate::transaction::Names> =
-            self.writer.batch.dirs.iter().map(|(dir, names)| (*dir, *names)).collect();
-        let mut arranged = HashMap::new();
-        for (dir, names) in dirs {
-            let mut own = changed.remove(&dir).unwrap_or_default();
-            own.sort_unstable();
-            own.dedup();
-            let inode_switches = self.inode_switches(InodeNumber(dir))?;
-            let mut map_switches = false;
-            let mut sectors = usize::from(inode_switches);
-            {
-                let blocks = self.volume.store.overlay.read();
-                for block in &own {
-                    let Some(buffer) = blocks.metadata.get(block) else { continue };
-                    let State::Changed(base) = &buffer.state else { continue };
-                    map_switches |= matches!(buffer.role, Role::Map(_));
-                    let pairs = base.chunks(SECTOR_BYTES).zip(buffer.now.chunks(SECTOR_BYTES));
-                    sectors += pairs.filter(|(old, new)| old != new).count();
-                }
-            }
-            let only_removals = !names.added && !inode_switches && !map_switches;
-            let mut switches = inode_switches || map_switches;
-            if sectors > 1 && !only_removals && self.relocate(InodeNumber(dir), &own)? {
-                switches = true;
-            }
-            arranged.insert(dir, Arranged { switches, removes: names.removed });
-        }
-        Ok(arranged)
-    }
-
-    /// Whether the inode of a directory leads to other blocks than on disk.
-    fn inode_switches(&self, dir: InodeNumber) -> Result<bool> {
-        let (block, at) = self.place(dir)?;
-        let blocks = self.volume.store.overlay.read();
-        let Some(Buffer { state: State::Changed(base), now, .. }) = blocks.metadata.get(&block.0)
-        else {
-            return Ok(false);
-        };
-        // i_size, i_flags, i_block, i_file_acl, i_size_high.
-        let fields = [(4, 8), (32, 36), (40, 100), (104, 112)];
-        Ok(fields.iter().any(|(from, end)| {
-            let range = at + from..at + end;
-            base.get(range.clone()) != now.get(range)
-        }))
-    }
-
-    /// Writes the changed blocks of a directory to new places; `false` if there is no space.
-    fn relocate(&mut self, dir: InodeNumber, own: &[u64]) -> Result<bool> {
-        // Each block of names may pull three indirect blocks along.
-        let needed = own.len() as u64 * 4 + 3;
-        if self.available_now(true) < needed {
-            return Ok(false);
-        }
-        let own: BTreeSet<u64> = own.iter().copied().collect();
-        let node = self.volume.peek(dir)?;
-        let count = self.volume.directory_blocks(&node);
-        let mut at = 0;
-        while at < count {
-            let way = self.pointers_to(dir, at)?;
-            let Some((home, pointer)) = way.last().copied() else { break };
-            if own.contains(&pointer.into()) && self.is_names(pointer) {
-                let new = self.shift(pointer, Role::Directory(dir.0))?;
-                self.set_pointer(dir, home, new)?;
-            }
-            at += 1;
-        }
-        // Indirect blocks, the lower ones first. No more than so many lead to names: the rest
-        // of a damaged map may go in circles.
-        let fan_out = narrow(fan_out(&self.volume.super_));
-        let most = index(u64::from(count / fan_out + count / fan_out / fan_out) + 6);
-        let mut maps = Vec::new();
-        for slot in index(u64::from(DIRECT))..crate::format::inode::POINTERS {
-            let levels = narrow(slot as u64) - DIRECT + 1;
-            let pointer = self.read_slot(dir, |it| it.pointer(slot))?;
-            if pointer != 0 {
-                self.maps_below(PointerAt::Inode(slot), pointer, levels, most, &mut maps)?;
-            }
-        }
-        // A block comes behind the one that leads to it.
-        for (home, block) in maps.into_iter().rev() {
-            let is_changed = {
-                let blocks = self.volume.store.overlay.read();
-                let buffer = blocks.metadata.get(&u64::from(block));
-                buffer.is_some_and(|it| matches!(it.state, State::Changed(_)))
-            };
-            if !is_changed {
-                continue;
-            }
-            let new = self.shift(block, Role::Map(dir.0))?;
-            self.set_pointer(dir, home, new)?;
-        }
-        self.forget_map(dir, 0, count);
-        self.volume.inodes.forget(dir.0);
-        Ok(true)
-    }
-
-    fn is_names(&self, block: u32) -> bool {
-        let blocks = self.volume.store.overlay.read();
-        let buffer = blocks.metadata.get(&u64::from(block));
-        buffer.is_some_and(|it| {
-            matches!((&it.state, it.role), (State::Changed(_), Role::Directory(_)))
-        })
-    }
-
-    /// The indirect blocks from this one down, at most so many, with where their pointers stand.
-    fn maps_below(
-        &self,
-        home: PointerAt,
-        block: u32,
-        levels: u32,
-        most: usize,
-        all: &mut Vec<(PointerAt, u32)>,
-    ) -> Result<()> {
-        if all.len() < most {
-            all.push((home, block));
-        }
-        if levels <= 1 || all.len() >= most {
-            return Ok(());
-        }
-        let bytes = self.block(FsBlock(block.into()))?;
-        for nth in 0..fan_out(&self.volume.super_) {
-            let pointer = le32(&bytes, index(nth) * 4).unwrap_or(0);
-            if pointer != 0 {
-                let home = PointerAt::Block(FsBlock(block.into()), nth);
-                self.maps_below(home, pointer, levels - 1, most, all)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Moves a changed block to a new place.
-    fn shift(&mut self, block: u32, role: Role) -> Result<u32> {
-        let old = FsBlock(block.into());
-        let request = Request { goal: old.0, want: 1, grows: None, privileged: true };
-        let (new, _) = self.allocate_blocks(request)?;
-        let now = self.block(old)?.to_vec();
-        self.free_blocks(old.0, 1)?;
-        self.put_fresh(FsBlock(new), role, now);
-        Ok(narrow(new))
-    }
-}
-
-/// Which stage everything of a batch belongs to.
-#[derive(Debug)]
-struct Plan {
-    dirs: HashMap<u32, (u32, bool)>,
-    births: u32,
-    /// How deep a directory lies below the last one that lives on disk.
-    depths: HashMap<u32, u32>,
-    deepest: u32,
-}
-
-impl Plan {
-    fn of(batch: &Batch, arranged: &HashMap<u32, Arranged>) -> Self {
-        let after_deaths = batch.dying.values().max().map_or(0, |height| height + 1);
-        let base = |dir: &Arranged| match dir {
-            Arranged { switches: true, .. } => after_deaths.max(1),
-            Arranged { removes: true, .. } => after_deaths,
-            _ => 0,
-        };
-        let mut dirs: HashMap<u32, (u32, bool)> =
-            arranged.iter().map(|(dir, it)| (*dir, (base(it), it.switches))).collect();
-        let received = dirs
-            .iter()
-            .filter(|(dir, _)| batch.receivers.contains(dir))
-            .map(|(_, (stage, _))| stage + 1)
-            .max();
-        for (dir, (stage, _)) in &mut dirs {
-            if batch.givers.contains(dir) && !batch.receivers.contains(dir) {
-                *stage = (*stage).max(received.unwrap_or(0));
-            }
-        }
-        let named = dirs.values().map(|(stage, _)| stage + 1).max().unwrap_or(0);
-        let mut depths = HashMap::new();
-        for dir in batch.born_dirs.keys() {
-            depth(*dir, batch, &mut depths);
-        }
-        let deepest = depths.values().map(|depth| depth + 1).max().unwrap_or(0);
-        Self { dirs, births: named.max(1), depths, deepest }
-    }
-}
-
-/// How many directories that are born in this batch lie around this one.
-fn depth(dir: u32, batch: &Batch, known: &mut HashMap<u32, u32>) -> u32 {
-    let mut way = vec![dir];
-    let mut at = dir;
-    // Never longer than there are directories: a tree has no circle.
-    let above = loop {
-        if let Some(depth) = known.get(&at) {
-            way.pop();
-            break depth + 1;
-        }
-        match batch.born_dirs.get(&at) {
-            Some(parent) if batch.born_dirs.contains_key(parent) && !way.contains(parent) => {
-                at = *parent;
-                way.push(at);
-            }
-            _ => break 0,
-        }
-    };
-    for (nth, dir) in (above..).zip(way.into_iter().rev()) {
-        known.insert(dir, nth);
-    }
-    known.get(&dir).copied().unwrap_or(0)
-}
-
-impl Transaction<'_> {
-    /// The stages of the batch, none of them empty, and which one a sync waits for.
-    fn stages(&self, plan: &Plan) -> Result<(Vec<Stage>, usize)> {
-        let mut stages: BTreeMap<u32, Stage> = BTreeMap::new();
-        let mut last: Stage = Stage::new();
-        let mut freed = false;
-        let contents = self.dirty_contents();
-        if !contents.is_empty() {
-            stages.insert(0, contents);
-        }
-        let slots = self.slots(plan)?;
-        let mut all = self.writer.batch.blocks.clone();
-        all.sort_unstable();
-        all.dedup();
-        let blocks = self.volume.store.overlay.read();
-        for block in all {
-            let Some(buffer) = blocks.metadata.get(&block) else { continue };
-            let now = buffer.now.clone();
-            match (&buffer.state, buffer.role) {
-                (State::Clean, _) => {}
-                (State::Fresh, _) => drop(stages.entry(0).or_default().insert(block, now)),
-                (State::Changed(base), Role::Counts) => {
-                    if let Some(features) = self.features_only(block, base, &now) {
-                        stages.entry(0).or_default().insert(block, features);
-                    }
-                    last.insert(block, now);
-                }
-                (State::Changed(_), Role::Attributes) => {
-                    last.insert(block, now);
-                }
-                (State::Changed(base), Role::Bitmap) => {
-                    let both: Box<[u8]> = base.iter().zip(now.iter()).map(|(a, b)| a | b).collect();
-                    let frees = both[..] != now[..];
-                    if both[..] != base[..] {
-                        let both = if frees { Data::owned(both) } else { now.clone() };
-                        stages.entry(0).or_default().insert(block, both);
-                    }
-                    if frees {
-                        freed = true;
-                        last.insert(block, now);
-                    }
-                }
-                (State::Changed(base), Role::Inodes) => {
-                    let slots = slots.get(&block).map(Vec::as_slice).unwrap_or_default();
-                    for (stage, version) in self.versions(base, &now, slots) {
-                        stages.entry(stage).or_default().insert(block, version);
-                    }
-                }
-                (State::Changed(_), Role::Directory(dir)) => {
-                    let stage = plan.dirs.get(&dir).map_or(0, |(stage, _)| *stage);
-                    stages.entry(stage).or_default().insert(block, now);
-                }
-                (State::Changed(_), Role::Map(inode)) => {
-                    let stage = plan.dirs.get(&inode).map_or(1, |(stage, _)| (*stage).max(1));
-                    stages.entry(stage).or_default().insert(block, now);
-                }
-            }
-        }
-        drop(blocks);
-        let mut all: Vec<Stage> = stages.into_values().collect();
-        let mut needed = all.len().saturating_sub(1);
-        if !last.is_empty() {
-            match all.last_mut().filter(|_| !freed) {
-                Some(stage) => stage.extend(last),
-                None => all.push(last),
-            }
-            if all.len() == 1 {
-                needed = 0;
-            }
-        }
-        Ok((all, needed))
-    }
-
-    /// The superblock with new features and nothing else: what needs them comes behind.
-    fn features_only(&self, block: u64, base: &Data, now: &Data) -> Option<Data> {
-        let block_bytes = u64::from(self.volume.super_.block_bytes);
-        let start = index(OFFSET_BYTES % block_bytes);
-        let fields = start + 0x5C..start + 0x68;
-        let new = now.get(fields.clone()).filter(|_| block == OFFSET_BYTES / block_bytes)?;
-        let mut bytes = base.to_vec();
-        let old = bytes.get_mut(fields).filter(|old| *old != new)?;
-        old.copy_from_slice(new);
-        Some(Data::owned(bytes.into_boxed_slice()))
-    }
-
-    /// The changed inodes by the blocks of their tables: place, and stage.
-    fn slots(&self, plan: &Plan) -> Result<HashMap<u64, Vec<(usize, u32)>>> {
-        let mut slots: HashMap<u64, Vec<(usize, u32)>> = HashMap::new();
-        let batch = &self.writer.batch;
-        for inode in &batch.inodes {
-            let (block, at) = self.place(InodeNumber(*inode))?;
-            let stage = if let Some(depth) = plan.depths.get(inode) {
-                plan.births + depth
-            } else if batch.born.contains(inode) {
-                plan.births + plan.deepest
-            } else if let Some(height) = batch.dying.get(inode) {
-                *height
-            } else if let Some((stage, true)) = plan.dirs.get(inode) {
-                *stage
-            } else {
-                // A file whose inode leads to other blocks than before waits for those.
-                u32::from(self.inode_switches_blocks(block, at))
-            };
-            slots.entry(block.0).or_default().push((at, stage));
-        }
-        Ok(slots)
-    }
-
-    fn inode_switches_blocks(&self, block: FsBlock, at: usize) -> bool {
-        let blocks = self.volume.store.overlay.read();
-        let Some(Buffer { state: State::Changed(base), now, .. }) = blocks.metadata.get(&block.0)
-        else {
-            return false;
-        };
-        let differs = |from, end| base.get(at + from..at + end) != now.get(at + from..at + end);
-        differs(40, 100) || differs(104, 108)
-    }
-
-    /// A block of an inode table as each stage leaves it.
-    fn versions(&self, base: &Data, now: &Data, slots: &[(usize, u32)]) -> Vec<(u32, Data)> {
-        let len = index(self.volume.super_.inode_bytes.into());
-        let stages: BTreeSet<u32> = slots.iter().map(|(_, stage)| *stage).collect();
-        if let (1, Some(stage)) = (stages.len(), stages.first()) {
-            return vec![(*stage, now.clone())];
-        }
-        let mut version = base.to_vec();
-        let mut versions = Vec::new();
-        for stage in stages {
-            for (at, _) in slots.iter().filter(|(_, of)| *of == stage) {
-                let range = *at..*at + len;
-                if let (Some(into), Some(from)) = (version.get_mut(range.clone()), now.get(range)) {
-                    into.copy_from_slice(from);
-                }
-            }
-            versions.push((stage, Data::owned(version.clone().into_boxed_slice())));
-        }
-        versions
     }
 }

@@ -135,7 +135,7 @@ impl Volume {
             }
         }
         // What changes block by block is cached block by block.
-        if self.gate.is_some()
+        if self.writing.is_some()
             && let Some(Place::At(block)) = run.map(|run| run.place)
         {
             return self.store.block(block).map(Some).map_err(|error| error.of_inode(dir.number));

@@ -95,7 +95,7 @@ impl Volume {
     /// An inode that somebody has at hand may be older than its last change; `None` if
     /// nothing changes.
     fn as_is_now(&self, inode: &Inode) -> Result<Option<Arc<Inode>>> {
-        self.gate.as_ref().map(|_| self.node(inode.number)).transpose()
+        self.writing.as_ref().map(|_| self.node(inode.number)).transpose()
     }
 
     /// Contents of whatever has blocks.
@@ -180,7 +180,7 @@ impl Volume {
     pub fn will_list(&self, number: InodeNumber) {
         let _reading = self.reading();
         let Ok(inode) = self.node(number) else { return };
-        if inode.kind == Kind::Directory && self.gate.is_none() {
+        if inode.kind == Kind::Directory && self.writing.is_none() {
             let key = Key { inode: number.0, index: 0 };
             self.store.read_ahead(key, || self.plan(&inode, 0), false);
         }

@@ -50,6 +50,7 @@ mod map;
 pub mod mkfs;
 mod mount;
 mod ops;
+mod orphans;
 mod path;
 mod transaction;
 mod units;

@@ -8,25 +8,24 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use draconis_device::{Disk, Group, Ticket, Write};
+use draconis_device::Disk;
 use draconis_exchange::contract::Kind;
-use draconis_exchange::heap::Block;
 use parking_lot::RwLock;
 
 use crate::alloc::Groups;
+use crate::blocks::data::Data;
 use crate::blocks::overlay::State;
+use crate::commit::outbox::{After, Freed, Outbox, Sealed};
+use crate::commit::protocol::{self, Stage};
+use crate::commit::seconds_of;
 use crate::dir::edit::targets;
 use crate::format::slot::Slot;
-use crate::format::superblock::{OFFSET_BYTES, STATE_CLEAN};
-use crate::format::{le16, put16, put32};
+use crate::format::superblock::RawSuperblock;
 use crate::ops::Writing;
-use crate::transaction::{Flight, Stop, Transaction, Writer};
+use crate::transaction::{Stop, Transaction, WriteSide, Writer};
 use crate::units::index;
 use crate::volume::{Options, Volume};
-use crate::{Error, FsBlock, InodeNumber, Result};
-
-/// Orphans that are followed; a longer list is damage.
-const MOST_ORPHANS: u32 = 1 << 20;
+use crate::{Error, InodeNumber, Result};
 
 impl Volume {
     pub(crate) fn mount(disk: Arc<dyn Disk>, options: Options, writing: Writing) -> Result<Self> {
@@ -49,7 +48,10 @@ impl Volume {
         }
         let clean = super_.clean && !super_.errors;
         let groups = Groups::load(&volume.store, super_)?;
-        volume.gate = Some(RwLock::new(Writer::new(disk, groups, writing, clean)));
+        let outbox = Outbox::new(disk, super_.block_bytes);
+        let dirty_limit = writing.dirty_bytes;
+        let writer = Writer::new(protocol::of(&properties), groups, writing, clean);
+        volume.writing = Some(WriteSide { gate: RwLock::new(writer), outbox, dirty_limit });
         let first = volume.super_.last_orphan;
         volume.transact(|tx| tx.process_orphans(first))?;
         if !clean {
@@ -60,7 +62,7 @@ impl Volume {
 
     /// Takes a volume that was closed into use again.
     pub(crate) fn reopen_now(&self) -> Result<()> {
-        let mut writer = self.gate.as_ref().ok_or(Error::ReadOnly)?.write();
+        let mut writer = self.writing.as_ref().ok_or(Error::ReadOnly)?.gate.write();
         match writer.stopped {
             Some(Stop::Failed(_)) => Err(Error::ReadOnly),
             Some(Stop::Closed) => {
@@ -73,82 +75,35 @@ impl Volume {
 }
 
 impl Transaction<'_> {
-    /// Says on disk that the volume is in use, if it does not yet: whatever is submitted
-    /// next follows the ticket. Nothing but that changes, whatever has changed in memory.
-    pub(crate) fn take_into_use(&mut self) -> Result<Option<Ticket>> {
+    /// Says on disk that the volume is in use, if it does not yet: whatever is sealed next
+    /// follows that. Nothing but that changes, whatever has changed in memory.
+    pub(crate) fn take_into_use(&mut self) -> Result<()> {
         if self.writer.marked {
-            return Ok(None);
+            return Ok(());
         }
         self.writer.marked = true;
-        let block_bytes = u64::from(self.volume.super_.block_bytes);
-        let (block, at) = (FsBlock(OFFSET_BYTES / block_bytes), index(OFFSET_BYTES % block_bytes));
-        let mark = |bytes: &mut [u8], now: u32| {
-            let it = bytes.get_mut(at..).unwrap_or_default();
-            let state = le16(it, 0x3A).unwrap_or(0);
-            put16(it, 0x3A, state & !STATE_CLEAN);
-            let mounts = le16(it, 0x34).unwrap_or(0);
-            put16(it, 0x34, mounts.saturating_add(1));
-            put32(it, 0x2C, now);
-            put32(it, 0x30, now);
+        let (block, at) = self.volume.super_.place();
+        let now = seconds_of(self.now);
+        let mark = |bytes: &mut Data| {
+            let bytes = bytes.make_mut().get_mut(at..).unwrap_or_default();
+            RawSuperblock::view_mut(bytes).map(|raw| raw.mark_in_use(now))
         };
-        let now = u32::try_from(self.now.seconds).unwrap_or(0);
         // As a change of its own, so that the block is in the overlay.
-        self.change_super(|_| {})?;
+        self.change_super(|_| Ok(()))?;
         let mut blocks = self.volume.store.overlay.change();
         let Some(buffer) = blocks.metadata.get_mut(&block.0) else {
             return Err(Error::Misuse("a superblock that is not in memory"));
         };
-        mark(buffer.now.make_mut(), now);
+        mark(&mut buffer.now)?;
         let mut marked = buffer.now.clone();
         if let State::Changed(base) = &mut buffer.state {
-            mark(base.make_mut(), now);
+            mark(base)?;
             marked = base.clone();
         }
         drop(blocks);
-        let mut write = Block::private(marked.len());
-        write.copy_in(0, &marked);
-        let write = Write { at_bytes: block.0.saturating_mul(block_bytes), block: write };
-        let group = Group { writes: vec![write] };
-        let after = self.writer.needed.filter(|ticket| self.writer.durable < Some(*ticket));
-        let ticket = self.writer.disk.submit(group, after.as_slice());
-        let ticket = ticket.map_err(|refused| Error::Io(refused.error))?;
-        (self.writer.needed, self.writer.last) = (Some(ticket), Some(ticket));
-        let (contents, bytes) = (vec![], block_bytes);
-        self.writer.flying.push_back(Flight { last: ticket, contents, bytes });
-        self.writer.flying_bytes = self.writer.flying_bytes.saturating_add(bytes);
-        Ok(Some(ticket))
-    }
-
-    /// Frees the inodes of the list that other drivers keep, and empties it.
-    fn process_orphans(&mut self, first: u32) -> Result<()> {
-        let mut at = first;
-        for _ in 0..MOST_ORPHANS {
-            if at == 0 {
-                break;
-            }
-            let inode = InodeNumber(at);
-            let next = self.read_slot(inode, |it| it.deleted());
-            let links = self.read_slot(inode, |it| it.links());
-            let (Ok(next), Ok(links)) = (next, links) else {
-                log::warn!("the list of orphans leads to inode {inode}, which is none");
-                break;
-            };
-            self.change_slot(inode, |it| it.set_deleted(0))?;
-            if links == 0 {
-                self.delete(inode)?;
-            } else {
-                // A cut that was not finished: everything behind the end goes.
-                let node = self.node(inode)?;
-                self.resize(&node, node.size_bytes)?;
-            }
-            at = next;
-        }
-        if first != 0 {
-            self.change_super(|it| {
-                put32(it, 0xE8, 0);
-            })?;
-        }
-        Ok(())
+        let stages = vec![Stage::from([(block.0, marked)])];
+        let (after, needed) = (After::Needed, Some(0));
+        self.seal(Sealed { after, stages, needed, contents: vec![], freed: Freed::default() })
     }
 
     /// On a volume that was not unmounted properly: counts what is free, and frees what was

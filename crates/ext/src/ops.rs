@@ -26,6 +26,7 @@ use draconis_exchange::contract::{AttributeChange, Attributes, Kind, Time};
 
 use crate::Error;
 use crate::format::inode::flags;
+use crate::transaction::WriteSide;
 use crate::volume::{Options, Volume};
 use crate::{InodeNumber, Result};
 
@@ -145,15 +146,6 @@ impl Volume {
         Self::mount(disk, options, writing)
     }
 
-    /// Commits, marks the volume as unmounted properly, and waits. Every later change is
-    /// refused.
-    ///
-    /// # Errors
-    /// What made the disk fail.
-    pub fn close(&self) -> Result<()> {
-        self.close_now()
-    }
-
     /// Takes a volume that was closed into use again.
     ///
     /// # Errors
@@ -180,34 +172,9 @@ impl Volume {
     /// Has `tell` called, in the middle of a change, whenever the first one is made since
     /// everything was committed. It must not come back to the volume.
     pub fn on_first_change(&self, tell: impl Fn() + Send + Sync + 'static) {
-        if let Some(gate) = &self.gate {
+        if let Some(WriteSide { gate, .. }) = &self.writing {
             gate.write().on_first_change = Some(Box::new(tell));
         }
-    }
-
-    /// Hands what changed to the disk, as one chain; does not wait for it.
-    ///
-    /// # Errors
-    /// [`Error::ReadOnly`] once writing stopped; what made the disk refuse.
-    pub fn commit(&self) -> Result<()> {
-        self.commit_now()
-    }
-
-    /// Commits, and waits until all of it is durable.
-    ///
-    /// # Errors
-    /// As [`Volume::commit`].
-    pub fn sync(&self) -> Result<()> {
-        self.sync_now()
-    }
-
-    /// Makes one inode durable, and its contents; with `data_only` whatever is needed to
-    /// read them back.
-    ///
-    /// # Errors
-    /// As [`Volume::commit`].
-    pub fn sync_inode(&self, inode: InodeNumber, data_only: bool) -> Result<()> {
-        self.sync_inode_now(inode, data_only)
     }
 
     /// Makes a file, directory, symbolic link, device, fifo or socket.
@@ -392,7 +359,7 @@ impl Volume {
     /// Counts one more user of an inode: without names it lives on for as long as it has
     /// users.
     pub fn hold(&self, inode: InodeNumber) {
-        if let Some(gate) = &self.gate {
+        if let Some(WriteSide { gate, .. }) = &self.writing {
             let mut writer = gate.write();
             let users = writer.users.entry(inode.0).or_default();
             *users = users.saturating_add(1);

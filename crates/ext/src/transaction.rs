@@ -5,16 +5,19 @@
     reason = "computes with places of inodes inside their checked tables"
 )]
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use draconis_device::{Disk, Ticket};
 use draconis_exchange::contract::Time;
+use parking_lot::RwLock;
 
 use crate::alloc::Groups;
 use crate::blocks::CHUNK_BYTES;
 use crate::blocks::data::Data;
 use crate::blocks::overlay::{Buffer, Role, State};
+use crate::commit::batch::Batch;
+use crate::commit::outbox::Outbox;
+use crate::commit::protocol::Protocol;
 use crate::format::inode::Inode;
 use crate::format::slot::{Slot, Stamp};
 use crate::ops::{AccessTimes, Writing};
@@ -31,86 +34,30 @@ pub(crate) enum Stop {
     Failed(String),
 }
 
-/// What changes since the last chain was submitted mean for the next one.
-#[derive(Debug, Default)]
-pub(crate) struct Batch {
-    /// Whether there is anything to commit.
-    pub(crate) dirty: bool,
-    /// Inodes that the disk knows as nobody's.
-    pub(crate) born: HashSet<u32>,
-    /// The directories among them, and where their names are.
-    pub(crate) born_dirs: HashMap<u32, u32>,
-    /// How deep they were made inside each other.
-    pub(crate) depths: HashMap<u32, u32>,
-    /// Inodes that live on disk and do not any more: the stage in which they may die.
-    pub(crate) dying: HashMap<u32, u32>,
-    /// The earliest stage in which a directory may die: after what was in it.
-    pub(crate) heights: HashMap<u32, u32>,
-    /// Directories that live on disk: what was done to their names.
-    pub(crate) dirs: HashMap<u32, Names>,
-    /// Directories that got names of inodes that live on disk elsewhere, and those that lost
-    /// them: the former must be written first.
-    pub(crate) receivers: HashSet<u32>,
-    pub(crate) givers: HashSet<u32>,
-    /// Directories that inodes left which go on living.
-    pub(crate) left: HashSet<u32>,
-    /// Blocks that the disk knows as used, and inodes.
-    pub(crate) freed: Vec<(u64, u32)>,
-    pub(crate) freed_inodes: Vec<u32>,
-    /// Blocks of metadata that changed; some of them twice, some gone since.
-    pub(crate) blocks: Vec<u64>,
-    /// Inodes that changed.
-    pub(crate) inodes: HashSet<u32>,
-    /// Inodes that live on disk and got names beside those they have.
-    pub(crate) linked: HashSet<u32>,
-}
-
-/// What was done to the names of a directory.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Names {
-    /// Something other than taking names away.
-    pub(crate) added: bool,
-    /// Names were taken away.
-    pub(crate) removed: bool,
-}
-
-/// A chain that was submitted and is not known to be seen by readers of the disk yet.
+/// What a volume has that is written.
 #[derive(Debug)]
-pub(crate) struct Flight {
-    pub(crate) last: Ticket,
-    pub(crate) contents: Vec<u64>,
-    pub(crate) bytes: u64,
-}
-
-/// What a chain freed, to be given out again once that is durable.
-#[derive(Debug)]
-pub(crate) struct Frozen {
-    pub(crate) ticket: Ticket,
-    pub(crate) blocks: Vec<(u64, u32)>,
-    pub(crate) inodes: Vec<u32>,
+pub(crate) struct WriteSide {
+    /// Changes hold it alone, reads share it.
+    pub(crate) gate: RwLock<Writer>,
+    pub(crate) outbox: Outbox,
+    /// Bytes that may be changed in memory.
+    pub(crate) dirty_limit: u64,
 }
 
 /// The state of a volume that is written. Who changes holds it alone; who reads shares it.
 pub(crate) struct Writer {
-    pub(crate) disk: Arc<dyn Disk>,
     pub(crate) clock: Arc<dyn Fn() -> Time + Send + Sync>,
     pub(crate) dirty_limit: u64,
     pub(crate) atime: AccessTimes,
     pub(crate) groups: Groups,
     pub(crate) batch: Batch,
-    pub(crate) flying: VecDeque<Flight>,
-    pub(crate) flying_bytes: u64,
-    pub(crate) frozen: VecDeque<Frozen>,
-    /// Everything up to here is durable.
-    pub(crate) durable: Option<Ticket>,
-    /// Readers of the disk see everything up to here.
-    pub(crate) landed: Option<Ticket>,
-    /// What whoever syncs waits for.
-    pub(crate) needed: Option<Ticket>,
-    /// The last ticket at all.
-    pub(crate) last: Option<Ticket>,
+    pub(crate) protocol: Box<dyn Protocol>,
+    /// Readers of the disk see every chain up to this one.
+    pub(crate) landed: u64,
     /// Users of inodes; what has no name lives for as long as it has some.
     pub(crate) users: HashMap<u32, u64>,
+    /// Orphans that the volume lists, the last one first on it.
+    pub(crate) listed: Vec<u32>,
     /// Orphans that never had a name and may get one.
     pub(crate) unnamed: HashSet<u32>,
     pub(crate) stopped: Option<Stop>,
@@ -139,23 +86,23 @@ impl std::fmt::Debug for Writer {
 }
 
 impl Writer {
-    pub(crate) fn new(disk: Arc<dyn Disk>, groups: Groups, writing: Writing, clean: bool) -> Self {
+    pub(crate) fn new(
+        protocol: Box<dyn Protocol>,
+        groups: Groups,
+        writing: Writing,
+        clean: bool,
+    ) -> Self {
         Self {
-            disk,
             generation: (writing.clock)().nanoseconds,
             clock: writing.clock,
             dirty_limit: writing.dirty_bytes,
             atime: writing.atime,
             groups,
             batch: Batch::default(),
-            flying: VecDeque::new(),
-            flying_bytes: 0,
-            frozen: VecDeque::new(),
-            durable: None,
-            landed: None,
-            needed: None,
-            last: None,
+            protocol,
+            landed: 0,
             users: HashMap::new(),
+            listed: vec![],
             unnamed: HashSet::new(),
             stopped: None,
             was_clean: clean,
@@ -201,8 +148,8 @@ impl Volume {
         &self,
         change: impl FnOnce(&mut Transaction<'_>) -> Result<T>,
     ) -> Result<T> {
-        let gate = self.gate.as_ref().ok_or(Error::ReadOnly)?;
-        let mut writer = gate.write();
+        let writing = self.writing.as_ref().ok_or(Error::ReadOnly)?;
+        let mut writer = writing.gate.write();
         if writer.stopped.is_some() {
             return Err(Error::ReadOnly);
         }
@@ -210,9 +157,11 @@ impl Volume {
         let was_dirty = writer.batch.dirty;
         let now = (writer.clock)();
         let mut tx = Transaction { volume: self, writer: &mut writer, now };
-        let done = change(&mut tx);
-        if done.is_ok() {
-            tx.keep_bounds()?;
+        let mut done = change(&mut tx);
+        if done.is_ok()
+            && let Err(error) = tx.keep_bounds()
+        {
+            done = Err(error);
         }
         if let Err(error) = &done
             && writer.touched
@@ -225,6 +174,8 @@ impl Volume {
                 tell();
             }
         }
+        drop(writer);
+        self.after_change()?;
         done
     }
 }
@@ -255,7 +206,7 @@ impl Transaction<'_> {
         drop(blocks);
         let now = self.volume.store.block(block)?;
         self.writer.batch.blocks.push(block.0);
-        let mut buffer = Buffer { now, state: State::Clean, role, ticket: 0 };
+        let mut buffer = Buffer { now, state: State::Clean, role, sealed: 0 };
         let done = change(buffer.change());
         let mut blocks = overlay.change();
         blocks.drop_block(block);
@@ -276,7 +227,7 @@ impl Transaction<'_> {
         let mut blocks = self.volume.store.overlay.change();
         blocks.drop_block(block);
         let now = Data::owned(bytes.into_boxed_slice());
-        blocks.metadata.insert(block.0, Buffer { now, state: State::Fresh, role, ticket: 0 });
+        blocks.metadata.insert(block.0, Buffer { now, state: State::Fresh, role, sealed: 0 });
         self.writer.batch.blocks.push(block.0);
     }
 
@@ -345,32 +296,11 @@ impl Transaction<'_> {
 
     /// Whether the disk knows this inode as living.
     pub(crate) fn is_old(&self, inode: InodeNumber) -> bool {
-        !self.writer.batch.born.contains(&inode.0)
-    }
-
-    /// Notes what was done to the names of a directory.
-    pub(crate) fn note_names(&mut self, dir: InodeNumber, added: bool) {
-        if self.is_old(dir) {
-            let names = self.writer.batch.dirs.entry(dir.0).or_default();
-            names.added |= added;
-            names.removed |= !added;
-        }
+        self.writer.batch.is_old(inode)
     }
 
     /// Whether blocks for this inode may be those kept for the superuser.
     pub(crate) fn is_privileged(&self, uid: u32) -> bool {
         uid == self.volume.super_.reserved_uid
-    }
-
-    /// Whether an inode has no names but still users.
-    pub(crate) fn is_orphan(&self, inode: InodeNumber) -> bool {
-        self.volume.store.overlay.has_orphan(inode.0)
-    }
-
-    /// An inode without names lives on for its users: on disk it is dead from now on, and
-    /// marked as used.
-    pub(crate) fn make_orphan(&mut self, inode: InodeNumber) -> Result<()> {
-        self.volume.store.overlay.change().orphans.insert(inode.0);
-        self.change_slot(inode, |it| it.set_deleted(0))
     }
 }

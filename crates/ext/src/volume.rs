@@ -5,7 +5,7 @@ use std::sync::Arc;
 use draconis_device::{Disk, Extent};
 use draconis_exchange::contract::Attributes;
 use draconis_exchange::heap::Block;
-use parking_lot::{RwLock, RwLockReadGuard};
+use parking_lot::RwLockReadGuard;
 
 use crate::blocks::data::Data;
 use crate::blocks::stream::Streams;
@@ -16,7 +16,7 @@ use crate::format::group::{Group, RawGroup};
 use crate::format::inode::Inode;
 use crate::format::superblock::{self, Dates, RawSuperblock, Superblock};
 use crate::map::{Runs, SegmentKey};
-use crate::transaction::Writer;
+use crate::transaction::{WriteSide, Writer};
 use crate::units::index;
 use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
 
@@ -55,8 +55,8 @@ pub struct Volume {
     pub(crate) streams: Streams,
     pub(crate) maps: Cache<SegmentKey, Arc<Runs>>,
     pub(crate) inodes: Cache<u32, Arc<Inode>>,
-    /// Whoever changes the volume holds it alone; nobody on a volume that is only read.
-    pub(crate) gate: Option<RwLock<Writer>>,
+    /// What a volume has that is written; none on one that is only read.
+    pub(crate) writing: Option<WriteSide>,
     pub(crate) disk_bytes: u64,
     options: Options,
 }
@@ -167,7 +167,7 @@ impl Volume {
             streams: Streams::new(options.read_ahead_bytes),
             maps: Cache::new(options.block_map_cache, 1, 65),
             inodes: Cache::new(options.inode_cache, 1, 1),
-            gate: None,
+            writing: None,
             super_,
             options,
             disk_bytes,
@@ -202,7 +202,7 @@ impl Volume {
     /// Shuts changes out. Whoever holds it may take it again: callers do, from within
     /// [`Volume::entries`].
     pub(crate) fn reading(&self) -> Option<RwLockReadGuard<'_, Writer>> {
-        self.gate.as_ref().map(RwLock::read_recursive)
+        self.writing.as_ref().map(|writing| writing.gate.read_recursive())
     }
 
     /// [`Volume::inode`] for those who hold the gate.

@@ -50,6 +50,10 @@ pub struct CrashArguments {
     /// Every so many states, e2fsck judges too; 0 for never.
     #[arg(long, default_value_t = 200)]
     e2fsck_every: u64,
+    /// On a disk that is atomic against power cuts: each group is there whole or not at all,
+    /// and nothing at all may be wrong.
+    #[arg(long)]
+    atomic: bool,
     /// Only the workloads whose name holds this.
     #[arg(long)]
     only: Option<String>,
@@ -135,9 +139,10 @@ fn cut(
     seed: u64,
     arguments: &CrashArguments,
 ) -> anyhow::Result<Tally> {
-    let Run { image, events, failed } = record(workload, shape, seed)?;
-    let mut tally =
-        judge_all(workload, seed, Crashes::new(image, events, arguments.options(seed)), arguments)?;
+    let Run { image, events, failed } = record(workload, shape, seed, arguments.atomic)?;
+    let states = if arguments.atomic { Crashes::of_atomic } else { Crashes::new };
+    let crashes = states(image, events, arguments.options(seed));
+    let mut tally = judge_all(workload, seed, crashes, arguments)?;
     if let Some(error) = failed {
         println!("{} seed {seed} stopped: {error:#}", workload.name());
         tally.violations += 1;
@@ -155,9 +160,11 @@ struct Run {
 }
 
 /// Runs a workload on a fresh volume.
-fn record(workload: &dyn Workload, shape: Shape, seed: u64) -> anyhow::Result<Run> {
+fn record(workload: &dyn Workload, shape: Shape, seed: u64, atomic: bool) -> anyhow::Result<Run> {
     let image = image(shape, seed)?;
-    let disk = Arc::new(RecordDisk::new(MemoryDisk::new(image.clone(), 512)));
+    let disk = MemoryDisk::new(image.clone(), 512);
+    let disk = if atomic { disk.atomic_against_power_cuts() } else { disk };
+    let disk = Arc::new(RecordDisk::new(disk));
     let volume = Volume::open_for_writing(disk.clone(), small(), writing())?;
     let ran = workload.run(&volume, &disk, &mut Random::new(seed));
     // What ended all writing says more than what could not be written then.
@@ -177,7 +184,7 @@ fn judge_all(
     arguments: &CrashArguments,
 ) -> anyhow::Result<Tally> {
     let crashes = Mutex::new(crashes.zip(1..));
-    let judge = Judge::new(workload)?;
+    let judge = Judge::new(workload, arguments.atomic)?;
     let total = Mutex::new(Tally::default());
     let one = || -> anyhow::Result<()> {
         let lock = || total.lock().unwrap_or_else(PoisonError::into_inner);
@@ -293,6 +300,7 @@ mod tests {
             steps: 40,
             subsets: 8,
             e2fsck_every: 100,
+            atomic: false,
             only: None,
             keep: None,
         }
@@ -304,12 +312,30 @@ mod tests {
         run(&few()).unwrap();
     }
 
+    /// The same on a disk that is atomic against power cuts, where nothing may be wrong.
+    #[test]
+    fn no_state_of_an_atomic_disk_has_anything_wrong() {
+        run(&CrashArguments { atomic: true, e2fsck_every: 20, ..few() }).unwrap();
+    }
+
+    /// A disk that only claims to be atomic against power cuts is found out.
+    #[test]
+    fn a_disk_that_tears_groups_is_found_out() {
+        for make in [workloads::ALL[0], workloads::ALL[4]] {
+            let workload = make(1, 40);
+            let Run { image, events, .. } = record(&*workload, SHAPES[0], 1, true).unwrap();
+            let crashes = Crashes::new(image, events, few().options(1));
+            let arguments = CrashArguments { atomic: true, ..few() };
+            assert!(judge_all(&*workload, 1, crashes, &arguments).unwrap().violations > 0);
+        }
+    }
+
     /// Every judge finds what a writer does wrong that it is there for.
     #[test]
     fn a_writer_without_order_or_flush_is_found_out() {
         let judged = |make: &workloads::Make, spoil: fn(&mut Vec<Event>)| {
             let workload = make(1, 40);
-            let Run { image, mut events, .. } = record(&*workload, SHAPES[0], 1).unwrap();
+            let Run { image, mut events, .. } = record(&*workload, SHAPES[0], 1, false).unwrap();
             spoil(&mut events);
             let crashes = Crashes::new(image, events, few().options(1));
             judge_all(&*workload, 1, crashes, &few()).unwrap().violations

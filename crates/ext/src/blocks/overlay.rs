@@ -21,8 +21,10 @@ use crate::cache::Mixer;
 /// What a block of metadata is: which stage of a chain it belongs to follows from it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Role {
-    /// The superblock, or group descriptors: counts, which may be wrong between stages.
-    Counts,
+    /// The block of the superblock.
+    Superblock,
+    /// A block of group descriptors.
+    Descriptors,
     /// A bitmap of blocks or inodes.
     Bitmap,
     /// A block of an inode table.
@@ -52,8 +54,8 @@ pub(crate) struct Buffer {
     pub(crate) now: Data,
     pub(crate) state: State,
     pub(crate) role: Role,
-    /// The chain that carried it last.
-    pub(crate) ticket: u64,
+    /// The chain that carried it last: its place in the order in which they were sealed.
+    pub(crate) sealed: u64,
 }
 
 impl Buffer {
@@ -77,8 +79,8 @@ pub(crate) struct Content {
     pub(crate) now: Data,
     /// Not submitted yet.
     pub(crate) dirty: bool,
-    /// The group that carried it.
-    pub(crate) ticket: u64,
+    /// What carried it: its place in the order in which chains were sealed.
+    pub(crate) sealed: u64,
 }
 
 type Map<V> = HashMap<u64, V, BuildHasherDefault<Mixer>>;
@@ -104,9 +106,19 @@ impl Blocks {
 
     /// Puts contents in, in place of whatever was there.
     pub(crate) fn put_content(&mut self, block: FsBlock, now: Data) {
-        let before = self.contents.insert(block.0, Content { now, dirty: true, ticket: 0 });
+        let before = self.contents.insert(block.0, Content { now, dirty: true, sealed: 0 });
         if before.is_none_or(|before| !before.dirty) {
             self.dirty_contents = self.dirty_contents.saturating_add(1);
+        }
+    }
+
+    /// Notes that a chain carries these contents as they are now.
+    pub(crate) fn contents_sealed(&mut self, contents: &[u64], sealed: u64) {
+        for block in contents {
+            let Some(content) = self.contents.get_mut(block) else { continue };
+            let was_dirty = std::mem::replace(&mut content.dirty, false);
+            content.sealed = sealed;
+            self.dirty_contents = self.dirty_contents.saturating_sub(usize::from(was_dirty));
         }
     }
 
@@ -149,6 +161,11 @@ impl Overlay {
             return None;
         }
         self.blocks.read().get(block)
+    }
+
+    /// Whether there are more than `most` blocks of metadata.
+    pub(crate) fn has_more_metadata_than(&self, most: usize) -> bool {
+        self.len.load(Ordering::Relaxed) > most && self.blocks.read().metadata.len() > most
     }
 
     /// Whether an inode without names still has users.

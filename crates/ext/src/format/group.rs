@@ -52,6 +52,31 @@ impl RawGroup {
         Ok(raw)
     }
 
+    /// Sets the counts of descriptor `slot` in a block of descriptors: free blocks, free inodes,
+    /// directories.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the block is too short for it, or for more than the fields hold.
+    pub fn set_counts(
+        block: &mut [u8],
+        slot: u32,
+        super_: &Superblock,
+        counts: [u32; 3],
+    ) -> Result<()> {
+        let at = u64::from(slot).saturating_mul(u64::from(super_.descriptor_bytes));
+        let bytes = block.get_mut(index(at)..).unwrap_or_default();
+        let (raw, _) =
+            Self::mut_from_prefix(bytes).map_err(|_| Error::corrupt("group descriptor"))?;
+        let field = |count: u32| {
+            u16::try_from(count).map_err(|_| Error::corrupt("group descriptor: counts"))
+        };
+        let [blocks, inodes, directories] = counts;
+        raw.bg_free_blocks_count_lo.set(field(blocks)?);
+        raw.bg_free_inodes_count_lo.set(field(inodes)?);
+        raw.bg_used_dirs_count_lo.set(field(directories)?);
+        Ok(())
+    }
+
     /// Checks that the inode table lies on the volume.
     ///
     /// # Errors

@@ -28,6 +28,53 @@ pub enum Stamp {
 #[derive(Debug)]
 pub struct Slot<'a>(&'a mut [u8]);
 
+/// What the bytes of one inode at two times differ in.
+#[derive(Clone, Copy, Debug)]
+pub struct Change<'a> {
+    old: &'a [u8],
+    new: &'a [u8],
+}
+
+impl<'a> Change<'a> {
+    /// From the bytes before and after.
+    pub const fn new(old: &'a [u8], new: &'a [u8]) -> Self {
+        Self { old, new }
+    }
+
+    fn differs<T: PartialEq>(self, field: impl Fn(&RawInode) -> T) -> bool {
+        match (RawInode::ref_from_prefix(self.old), RawInode::ref_from_prefix(self.new)) {
+            (Ok((old, _)), Ok((new, _))) => field(old) != field(new),
+            _ => true,
+        }
+    }
+
+    /// Other blocks than before belong to it, of its contents or its attributes.
+    pub fn is_of_blocks(self) -> bool {
+        self.differs(|it| (it.i_block, it.i_file_acl_lo))
+    }
+
+    /// Other blocks than before belong to it, or it has another length or other flags: what a
+    /// directory is read by.
+    pub fn is_of_reach(self) -> bool {
+        self.is_of_blocks() || self.differs(|it| (it.i_size_lo, it.i_size_high, it.i_flags))
+    }
+
+    /// Nothing differs but when it was read, modified and changed.
+    pub fn is_of_times_only(self) -> bool {
+        let without_times = |bytes: &[u8]| {
+            let mut bytes = bytes.to_vec();
+            let zero = Time { seconds: 0, nanoseconds: 0 };
+            if let Ok(mut slot) = Slot::of(&mut bytes) {
+                [Stamp::Accessed, Stamp::Modified, Stamp::Changed]
+                    .into_iter()
+                    .for_each(|stamp| slot.set_time(stamp, zero));
+            }
+            bytes
+        };
+        without_times(self.old) == without_times(self.new)
+    }
+}
+
 impl<'a> Slot<'a> {
     /// The inode in these bytes.
     ///

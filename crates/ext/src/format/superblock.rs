@@ -208,6 +208,54 @@ impl RawSuperblock {
         Ok(raw)
     }
 
+    /// The bytes of a superblock, to be changed.
+    ///
+    /// # Errors
+    /// [`Error::NotExt`] without the magic number.
+    pub fn view_mut(bytes: &mut [u8]) -> Result<&mut Self> {
+        Self::view(bytes)?;
+        Self::mut_from_prefix(bytes).map(|(raw, _)| raw).map_err(|_| Error::NotExt)
+    }
+
+    /// Says that the volume is in use from `now` on, in seconds, as a mount does.
+    pub fn mark_in_use(&mut self, now: u32) {
+        self.s_state.set(self.s_state.get() & !STATE_CLEAN);
+        self.s_mnt_count.set(self.s_mnt_count.get().saturating_add(1));
+        self.s_mtime.set(now);
+        self.s_wtime.set(now);
+    }
+
+    /// Says that the volume was unmounted properly.
+    pub fn mark_clean(&mut self) {
+        self.s_state.set(self.s_state.get() | STATE_CLEAN);
+    }
+
+    /// Sets how many blocks and inodes are free.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for more than the fields hold.
+    pub fn set_free(&mut self, blocks: u64, inodes: u64) -> Result<()> {
+        let field = |count: u64| {
+            u32::try_from(count).map_err(|_| Error::corrupt("superblock: free counts"))
+        };
+        self.s_free_blocks_count_lo.set(field(blocks)?);
+        self.s_free_inodes_count.set(field(inodes)?);
+        Ok(())
+    }
+
+    /// The feature words: compatible, incompatible, read-only compatible.
+    pub fn features(&self) -> [u32; 3] {
+        [self.s_feature_compat, self.s_feature_incompat, self.s_feature_ro_compat]
+            .map(|it| it.get())
+    }
+
+    /// Sets the feature words.
+    pub fn set_features(&mut self, [compatible, incompatible, read_only]: [u32; 3]) {
+        self.s_feature_compat.set(compatible);
+        self.s_feature_incompat.set(incompatible);
+        self.s_feature_ro_compat.set(read_only);
+    }
+
     /// Checks what the rest of the crate computes with.
     ///
     /// # Errors
@@ -334,6 +382,13 @@ fn text(field: &[u8]) -> Vec<u8> {
 }
 
 impl Superblock {
+    /// The block that holds the superblock, and where in that block it starts, in bytes.
+    pub fn place(&self) -> (FsBlock, usize) {
+        let block_bytes = u64::from(self.block_bytes).max(1);
+        let (block, at) = (OFFSET_BYTES / block_bytes, OFFSET_BYTES % block_bytes);
+        (FsBlock(block), crate::units::index(at))
+    }
+
     /// The size the superblock claims for the volume, in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.blocks.saturating_mul(u64::from(self.block_bytes))

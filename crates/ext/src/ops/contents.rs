@@ -13,6 +13,7 @@ use draconis_exchange::contract::Kind;
 
 use super::Reserve;
 use crate::blocks::data::Data;
+use crate::commit::batch::Intent;
 use crate::format::features::ReadOnlyCompatible;
 use crate::format::inode::{Inode, flags};
 use crate::format::slot::Stamp;
@@ -413,7 +414,7 @@ impl Transaction<'_> {
         self.drop_attribute_block(number)?;
         let old = self.is_old(number);
         let now = u32::try_from(self.now.seconds.max(1)).unwrap_or(u32::MAX);
-        self.volume.store.overlay.change().orphans.remove(&number.0);
+        self.forget_orphan(number)?;
         self.change_slot(number, |it| {
             let mode = it.mode();
             it.clear();
@@ -423,15 +424,9 @@ impl Transaction<'_> {
                 it.set_deleted(now);
             }
         })?;
+        self.record(Intent::Freed { inode: number });
         self.free_inode(number, kind)?;
         self.writer.hints.remove(&number.0);
-        if old {
-            let height = self.writer.batch.heights.get(&number.0).copied().unwrap_or(0);
-            self.writer.batch.dying.insert(number.0, height);
-            self.writer.batch.dirs.remove(&number.0);
-        } else {
-            self.writer.batch.born_dirs.remove(&number.0);
-        }
         Ok(())
     }
 }

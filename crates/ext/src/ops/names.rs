@@ -17,6 +17,7 @@ use draconis_exchange::contract::Kind;
 use draconis_exchange::omission::Omission;
 
 use crate::blocks::overlay::Role;
+use crate::commit::batch::Intent;
 use crate::dir::edit::index::{self, Level};
 use crate::dir::edit::{self, Found, Room, Sought};
 use crate::format::features::{Compatible, Incompatible};
@@ -257,7 +258,7 @@ impl Transaction<'_> {
         inode: InodeNumber,
         kind: Kind,
     ) -> Result<()> {
-        self.note_names(dir, true);
+        self.record(Intent::Named { dir });
         let mut place = place;
         for _ in 0..MOST_SPLITS {
             match place {
@@ -375,7 +376,7 @@ impl Transaction<'_> {
 
     /// Takes a name out.
     pub(crate) fn take_out(&mut self, dir: InodeNumber, spot: Spot) -> Result<()> {
-        self.note_names(dir, false);
+        self.record(Intent::Unnamed { dir });
         self.change(spot.block, Role::Directory(dir.0), |bytes| edit::remove(bytes, &spot.found))?
     }
 
@@ -387,7 +388,7 @@ impl Transaction<'_> {
         inode: InodeNumber,
         kind: Kind,
     ) -> Result<()> {
-        self.note_names(dir, true);
+        self.record(Intent::Named { dir });
         let kinds = self.has_kinds();
         self.change(spot.block, Role::Directory(dir.0), |bytes| {
             edit::set_inode(bytes, spot.found.at, inode, kind, kinds)

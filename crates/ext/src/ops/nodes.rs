@@ -16,6 +16,7 @@ use super::names::Spot;
 use super::{NewNode, Renaming, Whiteout};
 use crate::blocks::data::Data;
 use crate::blocks::overlay::Role;
+use crate::commit::batch::{Intent, Move, Operation};
 use crate::format::features::ReadOnlyCompatible;
 use crate::format::inode::{Inode, POINTERS, device_pointers, flags, target_pointers};
 use crate::format::slot::Stamp;
@@ -27,8 +28,6 @@ use crate::{Error, InodeNumber, Result};
 
 /// Names that an inode may have.
 const MOST_LINKS: u16 = 32_000;
-/// Stages that directories which are born or die inside each other may add to one chain.
-const MOST_STAGES: u32 = 32;
 /// Directories on the way to the root before they count as a circle.
 const MOST_DEPTH: u32 = 1 << 16;
 
@@ -129,8 +128,7 @@ impl Transaction<'_> {
         let birth = self.plan_inode(&parent, new)?;
         let needs = place.needs() + birth.blocks(new.kind);
         self.need(needs, new.uid)?;
-        let place = if is_dir && self.depth_of(dir) >= MOST_STAGES {
-            self.apart()?;
+        let place = if self.begin(Operation::Create { dir, is_directory: is_dir })? {
             let Err(place) = self.seek(&*self.directory(dir)?, name)? else {
                 return Err(Error::Exists);
             };
@@ -209,7 +207,7 @@ impl Transaction<'_> {
         if used {
             return Err(Error::corrupt("inode bitmap: a used inode is free").of_inode(number));
         }
-        self.writer.batch.born.insert(number.0);
+        self.record(Intent::Born { inode: number, parent: is_dir.then_some(dir) });
         self.writer.generation =
             self.writer.generation.wrapping_mul(0x9E37_79B1).wrapping_add(number.0 | 1);
         let (now, generation) = (self.now, self.writer.generation);
@@ -243,9 +241,6 @@ impl Transaction<'_> {
         })?;
         let block_bytes = self.volume.super_.block_bytes;
         if is_dir {
-            let depth = self.depth_of(dir);
-            self.writer.batch.born_dirs.insert(number.0, dir.0);
-            self.writer.batch.depths.insert(number.0, depth + 1);
             let all = self.map_blocks(number, 0, 1, Taking { grows: false, privileged })?;
             let first = all.first().ok_or(Error::NoSpace)?.at;
             let names = self.first_names(number, dir);
@@ -264,11 +259,6 @@ impl Transaction<'_> {
             self.store_attributes(number, &birth.attributes)?;
         }
         Ok(())
-    }
-
-    /// How many directories of this batch `dir` is inside of, itself among them.
-    fn depth_of(&self, dir: InodeNumber) -> u32 {
-        self.writer.batch.depths.get(&dir.0).copied().unwrap_or(0)
     }
 
     pub(crate) fn link(&mut self, inode: InodeNumber, dir: InodeNumber, name: &[u8]) -> Result<()> {
@@ -294,16 +284,14 @@ impl Transaction<'_> {
         self.put_in(dir, place, name, inode, node.kind)?;
         if self.writer.unnamed.remove(&inode.0) {
             // Its first name. On disk it is dead, as any new inode is.
-            self.volume.store.overlay.change().orphans.remove(&inode.0);
-            self.writer.batch.born.insert(inode.0);
+            self.forget_orphan(inode)?;
+            self.record(Intent::Born { inode, parent: None });
         }
         self.change_slot(inode, |it| it.set_links(it.links().saturating_add(1)))?;
         if !Omission::LinkTime.is_made() {
             self.stamp(inode, &[Stamp::Changed])?;
         }
-        if self.is_old(inode) {
-            self.writer.batch.linked.insert(inode.0);
-        }
+        self.record(Intent::Linked { inode });
         self.stamp_directory(dir)
     }
 
@@ -327,12 +315,8 @@ impl Transaction<'_> {
             }
             Err(other) => return Err(other),
         }
-        let spot = if self.writer.batch.linked.contains(&inode.0) {
-            self.apart()?;
-            self.spot(dir, name)?
-        } else {
-            spot
-        };
+        let moved = self.begin(Operation::Unlink { inode })?;
+        let spot = if moved { self.spot(dir, name)? } else { spot };
         self.take_out(dir, spot)?;
         self.stamp_directory(dir)?;
         self.lose_name(dir, inode)
@@ -353,21 +337,14 @@ impl Transaction<'_> {
         })?;
         self.stamp(inode, &[Stamp::Changed])?;
         if left > 0 {
-            if self.is_old(inode) {
-                self.writer.batch.left.insert(dir.0);
-            }
+            self.record(Intent::Left { inode, dir });
             return Ok(());
         }
         self.die(dir, inode)
     }
 
     fn die(&mut self, dir: InodeNumber, inode: InodeNumber) -> Result<()> {
-        if self.is_old(inode) {
-            let height = self.writer.batch.heights.get(&inode.0).copied().unwrap_or(0);
-            let above = self.writer.batch.heights.entry(dir.0).or_default();
-            *above = (*above).max(height + 1);
-            self.writer.batch.dying.insert(inode.0, height);
-        }
+        self.record(Intent::Died { inode, dir });
         if self.writer.users.get(&inode.0).copied().unwrap_or(0) > 0 {
             self.make_orphan(inode)
         } else {
@@ -397,13 +374,8 @@ impl Transaction<'_> {
         if !self.is_empty(&node)? {
             return Err(Error::NotEmpty);
         }
-        let height = self.writer.batch.heights.get(&inode.0).copied().unwrap_or(0);
-        let spot = if self.writer.batch.left.contains(&inode.0) || height >= MOST_STAGES {
-            self.apart()?;
-            self.spot(dir, name)?
-        } else {
-            spot
-        };
+        let moved = self.begin(Operation::RemoveDirectory { inode })?;
+        let spot = if moved { self.spot(dir, name)? } else { spot };
         self.take_out(dir, spot)?;
         self.lose_directory(dir, inode)?;
         self.stamp_directory(dir)
@@ -463,7 +435,7 @@ impl Transaction<'_> {
                     self.one_more_directory(&target)?;
                 }
                 self.need(place.needs() + of_whiteout, target.owner().0)?;
-                self.order_move(from_dir, to_dir, moved)?;
+                self.begin(Operation::Move(Move { inode: moved, from: from_dir, to: to_dir }))?;
                 let Err(place) = self.seek(&*self.directory(to_dir)?, to)? else {
                     return Err(Error::Exists);
                 };
@@ -476,30 +448,6 @@ impl Transaction<'_> {
         }
     }
 
-    /// Ends the batch if this move could not be ordered within it: the new name of what lives
-    /// on disk must be there before the old one goes.
-    fn order_move(
-        &mut self,
-        from_dir: InodeNumber,
-        to_dir: InodeNumber,
-        moved: InodeNumber,
-    ) -> Result<()> {
-        if from_dir == to_dir {
-            return Ok(());
-        }
-        if !self.is_old(moved) {
-            // Directories that are born inside each other make stages.
-            let deepens = self.depth_of(moved) > 0 && self.depth_of(to_dir) > 0;
-            return if deepens { self.apart() } else { Ok(()) };
-        }
-        let batch = &self.writer.batch;
-        let circle = batch.receivers.contains(&from_dir.0) || batch.givers.contains(&to_dir.0);
-        if circle || batch.born.contains(&to_dir.0) || batch.linked.contains(&moved.0) {
-            self.apart()?;
-        }
-        Ok(())
-    }
-
     /// The new name is there: takes the old one out, and tells the moved inode.
     fn finish_move(
         &mut self,
@@ -509,13 +457,8 @@ impl Transaction<'_> {
         whiteout: Option<Taken>,
     ) -> Result<()> {
         let moved = node.number;
-        if from_dir != to_dir && self.is_old(moved) {
-            // Only now: a move that could not be made says nothing of the order.
-            let batch = &mut self.writer.batch;
-            batch.receivers.insert(to_dir.0);
-            batch.givers.insert(from_dir.0);
-            batch.left.insert(from_dir.0);
-        }
+        // Only now: a move that could not be made says nothing of the order.
+        self.record(Intent::Moved(Move { inode: moved, from: from_dir, to: to_dir }));
         self.clear_name((from_dir, from), whiteout)?;
         if node.kind == Kind::Directory && from_dir != to_dir {
             self.set_parent(moved, to_dir)?;
@@ -554,15 +497,13 @@ impl Transaction<'_> {
         self.make_inode(&parent, number, &new, birth, 1)?;
         let spot = self.spot(dir, name)?;
         // For the order of the chain this is both: a name goes, and one comes.
-        self.note_names(dir, false);
+        self.record(Intent::Unnamed { dir });
         self.point_elsewhere(dir, spot, number, new.kind)
     }
 
     fn set_parent(&mut self, dir: InodeNumber, parent: InodeNumber) -> Result<()> {
         let spot = self.parent(dir)?;
-        if let Some(known) = self.writer.batch.born_dirs.get_mut(&dir.0) {
-            *known = parent.0;
-        }
+        self.record(Intent::Reparented { dir, parent });
         self.point_elsewhere(dir, spot, parent, Kind::Directory)
     }
 
@@ -593,23 +534,17 @@ impl Transaction<'_> {
         whiteout: Option<Whiteout>,
     ) -> Result<()> {
         let moved = node.number;
-        let durable_victim = self.is_old(victim.number);
-        let batch = &self.writer.batch;
-        if durable_victim
-            && (!self.is_old(moved)
-                || batch.linked.contains(&victim.number.0)
-                || batch.left.contains(&victim.number.0))
-        {
-            self.apart()?;
-        }
-        self.order_move(from_dir, to_dir, moved)?;
+        let on_the_move = Move { inode: moved, from: from_dir, to: to_dir };
+        self.begin(Operation::Replace { moved: on_the_move, victim: victim.number })?;
         let whiteout = self.take_whiteout(from_dir, whiteout)?;
         let there = self.spot(to_dir, to)?;
-        if durable_victim && from_dir == to_dir {
+        if from_dir == to_dir && self.writer.protocol.swaps_names(&self.writer.batch, victim.number)
+        {
             let here = self.spot(from_dir, from)?;
             self.point_elsewhere(to_dir, there, moved, node.kind)?;
             self.point_elsewhere(from_dir, here, victim.number, victim.kind)?;
-            self.apart()?;
+            self.record(Intent::Swapped { victim: victim.number });
+            self.begin(Operation::Unlink { inode: victim.number })?;
             self.clear_name((from_dir, from), whiteout)?;
             self.stamp(moved, &[Stamp::Changed])?;
             self.stamp_directory(from_dir)?;
@@ -642,10 +577,8 @@ impl Transaction<'_> {
         if two.kind == Kind::Directory && across {
             self.not_below(from_dir, two.number)?;
         }
-        // Both live on disk under their old names before they are exchanged there.
-        if across || !self.is_old(one.number) || !self.is_old(two.number) {
-            self.apart()?;
-        }
+        let inodes = [one.number, two.number];
+        self.begin(Operation::Exchange { inodes, is_across: across })?;
         let (here, there) = spots(self)?;
         self.point_elsewhere(from_dir, here, two.number, two.kind)?;
         self.point_elsewhere(to_dir, there, one.number, one.kind)?;
@@ -658,7 +591,10 @@ impl Transaction<'_> {
             self.stamp(node.number, &[Stamp::Changed])?;
             self.stamp_directory(old)?;
         }
-        if across { self.apart() } else { Ok(()) }
+        if across {
+            self.record(Intent::Exchanged);
+        }
+        Ok(())
     }
 
     /// Refuses to move a directory to where only itself leads.

@@ -1,0 +1,315 @@
+//! Chains on their way: sealed by those who change the volume, sent by whoever comes by.
+//!
+//! ```text
+//!   transaction ── seal ──▶ queue ── send ──▶ disk ── settled ──▶ readers of the disk see it
+//!        gate held              no gate held            └─ durable ──▶ what was freed is free
+//! ```
+//! Law 1: what is sealed is sent in that order, each chain after the one before it.
+//! Law 2: nothing here takes the gate, and the gate's holder only seals: messages, settling
+//! and waiting are outside of it.
+//! Law 3: once the disk refused a chain nothing is sent any more.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use draconis_device::{ChainBounds, Disk, Group, Ticket, Write};
+use draconis_exchange::heap::Block;
+use parking_lot::{Mutex, MutexGuard};
+
+use super::protocol::Stage;
+use crate::blocks::data::Data;
+use crate::units::index;
+use crate::{Error, Result};
+
+/// The largest write, in bytes.
+const WRITE_BYTES: usize = 1 << 20;
+
+/// What a chain follows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum After {
+    /// Nothing: contents that nothing leads to yet, or that are overwritten.
+    Nothing,
+    /// What everybody waits for so far, if it is not durable yet.
+    Needed,
+    /// All that was sent.
+    Everything,
+}
+
+/// A chain that is sealed.
+#[derive(Debug)]
+pub(crate) struct Sealed {
+    pub(crate) after: After,
+    pub(crate) stages: Vec<Stage>,
+    /// The stage that a sync waits for; none of contents that are written ahead.
+    pub(crate) needed: Option<usize>,
+    /// Blocks of contents that it carries.
+    pub(crate) contents: Vec<u64>,
+    /// What it frees.
+    pub(crate) freed: Freed,
+}
+
+/// What a chain frees, to be given out again once that is durable.
+#[derive(Debug, Default)]
+pub(crate) struct Freed {
+    /// First block, and count.
+    pub(crate) blocks: Vec<(u64, u32)>,
+    pub(crate) inodes: Vec<u32>,
+}
+
+impl Freed {
+    fn is_empty(&self) -> bool {
+        self.blocks.is_empty() && self.inodes.is_empty()
+    }
+}
+
+/// A chain that was sent and is not known to be seen by readers of the disk yet.
+#[derive(Debug)]
+pub(crate) struct Flight {
+    pub(crate) sealed: u64,
+    last: Ticket,
+    pub(crate) contents: Vec<u64>,
+    bytes: u64,
+}
+
+/// See the head of the file.
+pub(crate) struct Outbox {
+    disk: Arc<dyn Disk>,
+    block_bytes: usize,
+    queue: Mutex<Queue>,
+    /// Whether the queue holds anything.
+    waiting: AtomicBool,
+    /// Bytes that were sealed and that readers of the disk may not see yet.
+    flying_bytes: AtomicU64,
+    sent: Mutex<Sent>,
+}
+
+#[derive(Default)]
+struct Queue {
+    /// Chains sealed so far.
+    sealed: u64,
+    chains: VecDeque<(u64, Sealed)>,
+}
+
+#[derive(Default)]
+struct Sent {
+    /// What a sync waits for.
+    needed: Option<Ticket>,
+    last: Option<Ticket>,
+    /// Everything up to here is durable.
+    durable: Option<Ticket>,
+    flights: VecDeque<Flight>,
+    frozen: VecDeque<(Ticket, Freed)>,
+    failed: Option<Error>,
+}
+
+impl Outbox {
+    pub(crate) fn new(disk: Arc<dyn Disk>, block_bytes: u32) -> Self {
+        Self {
+            disk,
+            block_bytes: index(block_bytes.into()),
+            queue: Mutex::default(),
+            waiting: AtomicBool::new(false),
+            flying_bytes: AtomicU64::new(0),
+            sent: Mutex::default(),
+        }
+    }
+
+    /// Puts a chain behind the others; its place among all that were sealed, from 1 on.
+    pub(crate) fn seal(&self, chain: Sealed) -> u64 {
+        self.flying_bytes.fetch_add(self.bytes_of(&chain), Ordering::Relaxed);
+        let mut queue = self.queue.lock();
+        queue.sealed = queue.sealed.saturating_add(1);
+        let sealed = queue.sealed;
+        queue.chains.push_back((sealed, chain));
+        self.waiting.store(true, Ordering::Release);
+        sealed
+    }
+
+    fn bytes_of(&self, chain: &Sealed) -> u64 {
+        let blocks: usize = chain.stages.iter().map(Stage::len).sum();
+        blocks.saturating_mul(self.block_bytes) as u64
+    }
+
+    /// Bytes that were sealed and that readers of the disk may not see yet.
+    pub(crate) fn flying_bytes(&self) -> u64 {
+        self.flying_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Hands what is sealed to the disk.
+    ///
+    /// # Errors
+    /// What made the disk refuse, now or before.
+    pub(crate) fn send(&self) -> Result<()> {
+        if !self.waiting.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let mut sent = self.sent()?;
+        loop {
+            let next = {
+                let mut queue = self.queue.lock();
+                let next = queue.chains.pop_front();
+                self.waiting.store(next.is_some(), Ordering::Release);
+                next
+            };
+            let Some((sealed, chain)) = next else { return Ok(()) };
+            if let Err(error) = self.send_one(&mut sent, sealed, chain) {
+                sent.failed = Some(error.clone());
+                return Err(error);
+            }
+        }
+    }
+
+    fn send_one(&self, sent: &mut Sent, sealed: u64, chain: Sealed) -> Result<()> {
+        let bytes = self.bytes_of(&chain);
+        let groups = chain.stages.iter().map(|stage| self.group(stage)).collect();
+        let after = match chain.after {
+            After::Nothing => None,
+            After::Needed => sent.needed.filter(|ticket| sent.durable < Some(*ticket)),
+            After::Everything => sent.last,
+        };
+        let tickets = self.submit(groups, after)?;
+        let last = tickets.last().copied().ok_or(Error::Misuse("a chain without a ticket"))?;
+        if let Some(needed) = chain.needed {
+            sent.needed = tickets.get(needed).copied().or(Some(last));
+        }
+        sent.last = Some(last);
+        if !chain.freed.is_empty() {
+            sent.frozen.push_back((last, chain.freed));
+        }
+        sent.flights.push_back(Flight { sealed, last, contents: chain.contents, bytes });
+        Ok(())
+    }
+
+    /// Submits a chain whole, or one that is too long for the disk (inodes of many megabytes,
+    /// each block of their tables in many stages) piece by piece. What death may leave between
+    /// two pieces is what a power cut may leave anywhere.
+    fn submit(&self, chain: Vec<Group>, after: Option<Ticket>) -> Result<Vec<Ticket>> {
+        let bounds = self.disk.chain_bounds();
+        let mut after = after;
+        let mut tickets = Vec::with_capacity(chain.len());
+        let mut chain = chain.into_iter().peekable();
+        while chain.peek().is_some() {
+            let mut piece = Vec::new();
+            let mut needs = ChainBounds { groups: 0, writes: 0, bytes: 0 };
+            while let Some(group) = chain.next_if(|group| {
+                let more = needs.and(ChainBounds::of(std::slice::from_ref(group)));
+                let fits = needs.groups == 0 || more.is_within(bounds);
+                needs = if fits { more } else { needs };
+                fits
+            }) {
+                piece.push(group);
+            }
+            let submitted = self.disk.submit_chain(piece, after.as_slice());
+            tickets.extend(submitted.map_err(|refused| Error::Io(refused.error))?);
+            after = tickets.last().copied();
+        }
+        Ok(tickets)
+    }
+
+    /// Blocks as writes: neighbours in one.
+    fn group(&self, stage: &Stage) -> Group {
+        let most = WRITE_BYTES.checked_div(self.block_bytes).unwrap_or(1).max(1);
+        let mut writes = Vec::new();
+        let mut run: Vec<&Data> = Vec::new();
+        let mut start = 0u64;
+        for (block, data) in stage {
+            if run.len() >= most || start.saturating_add(run.len() as u64) != *block {
+                writes.extend(self.write(start, &mut run));
+                start = *block;
+            }
+            run.push(data);
+        }
+        writes.extend(self.write(start, &mut run));
+        Group { writes }
+    }
+
+    fn write(&self, start: u64, run: &mut Vec<&Data>) -> Option<Write> {
+        if run.is_empty() {
+            return None;
+        }
+        let mut block = Block::private(run.len().saturating_mul(self.block_bytes));
+        for (nth, data) in run.drain(..).enumerate() {
+            block.copy_in(nth.saturating_mul(self.block_bytes), data);
+        }
+        Some(Write { at_bytes: start.saturating_mul(self.block_bytes as u64), block })
+    }
+
+    /// What a sync waits for, if it is not durable yet.
+    ///
+    /// # Errors
+    /// What made the disk refuse a chain: it will never be durable.
+    pub(crate) fn needed(&self) -> Result<Option<Ticket>> {
+        let sent = self.sent()?;
+        Ok(sent.needed.filter(|ticket| sent.durable < Some(*ticket)))
+    }
+
+    /// The last ticket that was given.
+    ///
+    /// # Errors
+    /// As [`Outbox::needed`].
+    pub(crate) fn last(&self) -> Result<Option<Ticket>> {
+        Ok(self.sent()?.last)
+    }
+
+    /// The ticket with which the last freeing is durable, if it is not yet.
+    ///
+    /// # Errors
+    /// As [`Outbox::needed`].
+    pub(crate) fn last_freed(&self) -> Result<Option<Ticket>> {
+        Ok(self.sent()?.frozen.back().map(|(ticket, _)| *ticket))
+    }
+
+    /// What was sent; a chain that another thread has in hand, too.
+    fn sent(&self) -> Result<MutexGuard<'_, Sent>> {
+        let sent = self.sent.lock();
+        match &sent.failed {
+            Some(failed) => Err(failed.clone()),
+            None => Ok(sent),
+        }
+    }
+
+    /// Waits until readers of the disk see the oldest chain that they may not see yet, or with
+    /// `all`, all of them. Those that landed.
+    ///
+    /// # Errors
+    /// What made the disk fail.
+    pub(crate) fn settle(&self, all: bool) -> Result<Vec<Flight>> {
+        let last = {
+            let sent = self.sent.lock();
+            let flight = if all { sent.flights.back() } else { sent.flights.front() };
+            flight.map(|flight| flight.last)
+        };
+        let Some(last) = last else { return Ok(vec![]) };
+        self.disk.settle(last)?;
+        Ok(self.landed(&mut self.sent.lock(), last))
+    }
+
+    /// Waits until everything up to `ticket` is durable: what landed with it, and what is free
+    /// from now on.
+    ///
+    /// # Errors
+    /// What made the disk fail.
+    pub(crate) fn wait(&self, ticket: Ticket) -> Result<(Vec<Flight>, Vec<Freed>)> {
+        self.disk.wait(ticket)?;
+        let mut sent = self.sent.lock();
+        sent.durable = sent.durable.max(Some(ticket));
+        let count = sent.frozen.partition_point(|(frozen, _)| *frozen <= ticket);
+        let freed = sent.frozen.drain(..count).map(|(_, freed)| freed).collect();
+        Ok((self.landed(&mut sent, ticket), freed))
+    }
+
+    fn landed(&self, sent: &mut Sent, last: Ticket) -> Vec<Flight> {
+        let count = sent.flights.partition_point(|flight| flight.last <= last);
+        let landed: Vec<Flight> = sent.flights.drain(..count).collect();
+        let bytes = landed.iter().map(|flight| flight.bytes).fold(0, u64::saturating_add);
+        self.flying_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        landed
+    }
+}
+
+impl std::fmt::Debug for Outbox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Outbox").field("flying_bytes", &self.flying_bytes).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,58 @@
+//! In which order a batch reaches the disk, and what a crash may leave of it.
+
+use std::collections::BTreeMap;
+
+use draconis_device::{Atomic, Properties};
+
+use super::atomic::AtomicGroups;
+use super::batch::{Batch, Intent, Operation};
+use super::ordered::Ordered;
+use crate::blocks::data::Data;
+use crate::transaction::Transaction;
+use crate::{InodeNumber, Result};
+
+/// Blocks that are written together: whole and in this order of their numbers.
+pub(crate) type Stage = BTreeMap<u64, Data>;
+
+/// A batch as it is written: each stage is durable before the next one begins.
+#[derive(Debug, Default)]
+pub(crate) struct Chain {
+    /// None of them empty; dirty contents are in the first.
+    pub(crate) stages: Vec<Stage>,
+    /// The stage with which everything is there that the batch promises.
+    pub(crate) needed: usize,
+}
+
+/// A commit protocol. It knows what was recorded since the last chain; operations know
+/// nothing of it.
+pub(crate) trait Protocol: Send + Sync + std::fmt::Debug {
+    /// Whether `next` can be in one batch with what is recorded.
+    fn admits(&self, batch: &Batch, next: &Operation) -> bool;
+
+    /// Whether a name that is going to lead elsewhere is exchanged with its successor's old
+    /// one first, because `victim` cannot die in the batch in which that happens.
+    fn swaps_names(&self, batch: &Batch, victim: InodeNumber) -> bool;
+
+    /// Whether the volume lists its orphans on disk: a list cannot be kept in order in place.
+    fn lists_orphans(&self) -> bool;
+
+    /// Notes what was done.
+    fn record(&mut self, batch: &Batch, intent: Intent);
+
+    /// Whether nothing more can be in the batch.
+    fn is_complete(&self) -> bool;
+
+    /// The chain of the batch in hand. What was recorded is forgotten.
+    ///
+    /// # Errors
+    /// What damage and devices answer; the volume stops then.
+    fn chain(&mut self, tx: &mut Transaction<'_>) -> Result<Chain>;
+}
+
+/// The protocol for a volume on a disk of these properties.
+pub(crate) fn of(disk: &Properties) -> Box<dyn Protocol> {
+    match disk.atomic {
+        Atomic::AgainstPowerCut => Box::new(AtomicGroups),
+        Atomic::None | Atomic::AgainstDeath => Box::new(Ordered::default()),
+    }
+}

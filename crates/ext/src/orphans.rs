@@ -1,0 +1,87 @@
+//! Inodes that have no names and still have users, or that may get a first name.
+//!
+//! ```text
+//!   in memory                 on disk
+//!   all of them, in order     ordered: dead, and marked as used; the next mount finds them
+//!                             atomic:  s_last_orphan ──▶ inode ──▶ inode ──▶ 0   (i_dtime)
+//! ```
+//! Law: an orphan is given back when its last user goes, when the volume is closed, or at the
+//! next mount.
+
+use crate::transaction::Transaction;
+use crate::{InodeNumber, Result};
+
+/// Orphans that are followed; a longer list is damage.
+const MOST_ORPHANS: u32 = 1 << 20;
+
+impl Transaction<'_> {
+    /// Whether an inode has no names but still users.
+    pub(crate) fn is_orphan(&self, inode: InodeNumber) -> bool {
+        self.volume.store.overlay.has_orphan(inode.0)
+    }
+
+    /// An inode without names lives on for its users: on disk it is dead from now on, and
+    /// marked as used.
+    pub(crate) fn make_orphan(&mut self, inode: InodeNumber) -> Result<()> {
+        self.volume.store.overlay.change().orphans.insert(inode.0);
+        let mut next = 0;
+        if self.writer.protocol.lists_orphans() {
+            next = self.writer.listed.last().copied().unwrap_or(0);
+            self.writer.listed.push(inode.0);
+            self.set_last_orphan(inode.0)?;
+        }
+        self.change_slot(inode, |it| it.set_deleted(next))
+    }
+
+    /// An orphan is none any more: it got a name, or it is given back.
+    pub(crate) fn forget_orphan(&mut self, inode: InodeNumber) -> Result<()> {
+        self.volume.store.overlay.change().orphans.remove(&inode.0);
+        let listed = &mut self.writer.listed;
+        let Some(nth) = listed.iter().rposition(|it| *it == inode.0) else { return Ok(()) };
+        listed.remove(nth);
+        let before = nth.checked_sub(1).and_then(|nth| listed.get(nth)).copied().unwrap_or(0);
+        let behind = listed.get(nth).copied();
+        self.change_slot(inode, |it| it.set_deleted(0))?;
+        match behind {
+            Some(behind) => self.change_slot(InodeNumber(behind), |it| it.set_deleted(before)),
+            None => self.set_last_orphan(before),
+        }
+    }
+
+    fn set_last_orphan(&mut self, inode: u32) -> Result<()> {
+        self.change_super(|raw| {
+            raw.s_last_orphan.set(inode);
+            Ok(())
+        })
+    }
+
+    /// Frees the inodes of the list that other drivers keep, and empties it.
+    pub(crate) fn process_orphans(&mut self, first: u32) -> Result<()> {
+        let mut at = first;
+        for _ in 0..MOST_ORPHANS {
+            if at == 0 {
+                break;
+            }
+            let inode = InodeNumber(at);
+            let next = self.read_slot(inode, |it| it.deleted());
+            let links = self.read_slot(inode, |it| it.links());
+            let (Ok(next), Ok(links)) = (next, links) else {
+                log::warn!("the list of orphans leads to inode {inode}, which is none");
+                break;
+            };
+            self.change_slot(inode, |it| it.set_deleted(0))?;
+            if links == 0 {
+                self.delete(inode)?;
+            } else {
+                // A cut that was not finished: everything behind the end goes.
+                let node = self.node(inode)?;
+                self.resize(&node, node.size_bytes)?;
+            }
+            at = next;
+        }
+        if first != 0 {
+            self.set_last_orphan(0)?;
+        }
+        Ok(())
+    }
+}
