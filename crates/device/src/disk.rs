@@ -49,7 +49,7 @@ impl std::fmt::Display for Extent {
     }
 }
 
-/// What survives what, without being asked to flush (DESIGN law 4).
+/// What survives what, without being asked to flush (ARCHITECTURE, law 4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Atomic {
     /// Nothing is promised: a group may be half applied.
