@@ -22,7 +22,8 @@ use std::collections::HashMap;
 use draconis_exchange::contract::Kind;
 
 use crate::blocks::Store;
-use crate::blocks::overlay::{Role, State};
+use crate::blocks::overlay::State;
+use crate::blocks::role::Role;
 use crate::format::bitmap::{self, BitRun, Bitmap};
 use crate::format::group::RawGroup;
 use crate::format::inode::flags;
@@ -113,7 +114,7 @@ impl Groups {
         let mut own = vec![(0, u64::from(super_.first_data_block) + 1)];
         for number in (0..super_.groups).map(GroupNumber) {
             let (at, slot) = super_.descriptor_place(number);
-            let bytes = store.block(at)?;
+            let bytes = store.block(at, Role::Descriptors)?;
             let group = Group::read(RawGroup::view(&bytes, slot, super_)?, number, super_)
                 .map_err(|error| error.in_block(at))?;
             own.push((group.block_bitmap.0, group.block_bitmap.0 + 1));
@@ -239,8 +240,8 @@ impl Groups {
                 .collect()
         };
         let group = self.get_mut(number)?;
-        let mut blocks = store.block(group.block_bitmap)?.to_vec();
-        let mut inodes = store.block(group.inode_bitmap)?.to_vec();
+        let mut blocks = store.block(group.block_bitmap, Role::BlockBitmap(number))?.to_vec();
+        let mut inodes = store.block(group.inode_bitmap, Role::InodeBitmap(number))?.to_vec();
         let corrupt = |what, at| Err(Error::corrupt(what).in_block(at));
         for (start, end) in own {
             let (at, count) = (narrow(start), narrow(end - start));
@@ -509,7 +510,7 @@ impl Transaction<'_> {
         }
         self.writer.groups.free_blocks =
             self.writer.groups.free_blocks.saturating_sub(u64::from(count));
-        let new = self.change(bitmap_at, Role::Bitmap, |bits| {
+        let new = self.change(bitmap_at, Role::BlockBitmap(number), |bits| {
             let new = is_all(bits, at, count, false);
             mark(bits, at, count, true);
             new
@@ -541,7 +542,7 @@ impl Transaction<'_> {
             group.free_blocks += now;
             group.changed = true;
             self.writer.groups.free_blocks += u64::from(now);
-            let used = self.change(bitmap_at, Role::Bitmap, |bits| {
+            let used = self.change(bitmap_at, Role::BlockBitmap(number), |bits| {
                 let used = is_all(bits, at, now, true);
                 mark(bits, at, now, false);
                 used
@@ -659,7 +660,7 @@ impl Transaction<'_> {
         group.changed = true;
         self.writer.groups.directories += u64::from(kind == Kind::Directory);
         self.writer.groups.free_inodes = self.writer.groups.free_inodes.saturating_sub(1);
-        self.change(bitmap_at, Role::Bitmap, |bits| mark(bits, at, 1, true))?;
+        self.change(bitmap_at, Role::InodeBitmap(number), |bits| mark(bits, at, 1, true))?;
         Ok(Some(InodeNumber(number * per_group + at + 1)))
     }
 
@@ -677,7 +678,7 @@ impl Transaction<'_> {
         group.free_inodes = group.free_inodes.saturating_sub(1);
         group.changed = true;
         self.writer.groups.free_inodes = self.writer.groups.free_inodes.saturating_sub(1);
-        self.change(bitmap_at, Role::Bitmap, |bits| mark(bits, at, 1, true))
+        self.change(bitmap_at, Role::InodeBitmap(number), |bits| mark(bits, at, 1, true))
     }
 
     /// Gives an inode back that no name leads to any more.
@@ -693,7 +694,7 @@ impl Transaction<'_> {
         let fewer = u64::from(kind == Kind::Directory);
         self.writer.groups.directories = self.writer.groups.directories.saturating_sub(fewer);
         self.writer.groups.drop_window(inode.0);
-        let used = self.change(bitmap_at, Role::Bitmap, |bits| {
+        let used = self.change(bitmap_at, Role::InodeBitmap(number), |bits| {
             let used = is_all(bits, at, 1, true);
             mark(bits, at, 1, false);
             used

@@ -15,7 +15,10 @@
 pub(crate) mod data;
 pub(crate) mod overlay;
 pub(crate) mod pool;
+pub(crate) mod role;
 pub(crate) mod stream;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -28,6 +31,7 @@ use draconis_exchange::heap::Block;
 use crate::blocks::data::{Chunk, Data};
 use crate::blocks::overlay::Overlay;
 use crate::blocks::pool::{Memory, Pool};
+use crate::blocks::role::{Role, Sums};
 use crate::blocks::stream::{Ahead, Stretches};
 use crate::cache::{Cache, CacheStatistics};
 use crate::units::index;
@@ -103,6 +107,8 @@ pub(crate) struct Store {
     read_bytes: AtomicU64,
     /// What is newer than the device; nothing on a volume that is only read.
     pub(crate) overlay: Overlay,
+    /// What seals and verifies blocks, on volumes whose blocks carry checksums.
+    pub(crate) sums: Option<Box<dyn Sums>>,
 }
 
 #[derive(Default)]
@@ -145,6 +151,7 @@ impl Store {
             reads: AtomicU64::new(0),
             read_bytes: AtomicU64::new(0),
             overlay: Overlay::default(),
+            sums: None,
         }
     }
 
@@ -159,11 +166,19 @@ impl Store {
         }
     }
 
-    /// A block of metadata.
-    pub(crate) fn block(&self, block: FsBlock) -> Result<Data> {
+    /// A block of metadata, as it is now.
+    pub(crate) fn block(&self, block: FsBlock, role: Role) -> Result<Data> {
         if let Some(newer) = self.overlay.get(block) {
             return Ok(newer);
         }
+        let bytes = self.block_of_disk(block)?;
+        match &self.sums {
+            Some(sums) => sums.verify(role, block, &bytes).map(|()| bytes),
+            None => Ok(bytes),
+        }
+    }
+
+    fn block_of_disk(&self, block: FsBlock) -> Result<Data> {
         let len = u64::from(self.block_bytes);
         let missing = Error::Corrupt {
             what: "block beyond the end of the disk",

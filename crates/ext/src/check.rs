@@ -37,6 +37,7 @@ use draconis_device::{Disk, Extent};
 use draconis_exchange::heap::{Block, Private};
 
 use crate::blocks::Store;
+use crate::blocks::role::Role as BlockRole;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::superblock::{self, RawSuperblock, Superblock};
 use crate::units::index;
@@ -262,8 +263,8 @@ impl Check<'_> {
         (u64::from(self.super_.first_data_block)..self.super_.blocks).contains(&block)
     }
 
-    fn block(&self, block: u64) -> Result<Data> {
-        self.store.block(FsBlock(block))
+    fn block(&self, block: u64, role: BlockRole) -> Result<Data> {
+        self.store.block(FsBlock(block), role)
     }
 
     fn sorted_directories(&self) -> Vec<u32> {

@@ -23,7 +23,8 @@ pub(crate) mod protocol;
 use draconis_device::Ticket;
 use draconis_exchange::contract::Time;
 
-use crate::blocks::overlay::{Buffer, Role, State};
+use crate::blocks::overlay::{Buffer, State};
+use crate::blocks::role::Role;
 use crate::format::features::{Compatible, ReadOnlyCompatible};
 use crate::format::group::RawGroup;
 use crate::format::slot::Change;
@@ -357,7 +358,8 @@ impl Transaction<'_> {
             self.send_contents()?;
         }
         self.take_into_use()?;
-        let Chain { stages, needed } = self.chain()?;
+        let Chain { mut stages, needed } = self.chain()?;
+        self.put_sums(&mut stages);
         let batch = std::mem::take(&mut self.writer.batch);
         let Some(first) = stages.first() else { return Ok(()) };
         let contents: Vec<u64> = {
@@ -392,6 +394,17 @@ impl Transaction<'_> {
         let chain = protocol.chain(self);
         self.writer.protocol = protocol;
         chain
+    }
+
+    /// Gives every block of metadata the checksum that its role asks for.
+    fn put_sums(&self, stages: &mut [Stage]) {
+        let Some(sums) = &self.volume.store.sums else { return };
+        let blocks = self.volume.store.overlay.read();
+        for (block, bytes) in stages.iter_mut().flatten() {
+            if let Some(buffer) = blocks.metadata.get(block) {
+                sums.seal(buffer.role, FsBlock(*block), bytes);
+            }
+        }
     }
 
     fn outbox(&self) -> Result<&Outbox> {

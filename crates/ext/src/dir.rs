@@ -10,6 +10,7 @@ mod linear;
 use draconis_exchange::contract::Kind;
 
 use crate::blocks::data::Data;
+use crate::blocks::role::Role;
 use crate::format::dirent::Dirent;
 use crate::format::features::{Compatible, Incompatible};
 use crate::format::inode::{Inode, flags};
@@ -138,7 +139,11 @@ impl Volume {
         if self.writing.is_some()
             && let Some(Place::At(block)) = run.map(|run| run.place)
         {
-            return self.store.block(block).map(Some).map_err(|error| error.of_inode(dir.number));
+            return self
+                .store
+                .block(block, Role::Directory(dir.number.0))
+                .map(Some)
+                .map_err(|error| error.of_inode(dir.number));
         }
         let len = u64::from(self.super_.block_bytes);
         let block = self.contents(dir, u64::from(nth.0).saturating_mul(len), index(len));

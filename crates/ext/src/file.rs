@@ -214,7 +214,7 @@ impl Volume {
         end: FileBlock,
     ) -> Result<Vec<Run>> {
         if map::is_direct(end) {
-            let runs = map::scan(&self.store, &self.super_, inode, from, end)?;
+            let runs = self.scan(inode, from, end)?;
             return Ok(runs.between(from, end).collect());
         }
         let mut all = Vec::new();
@@ -228,15 +228,20 @@ impl Volume {
         Ok(all)
     }
 
+    fn scan(&self, inode: &Inode, from: FileBlock, end: FileBlock) -> Result<map::Runs> {
+        let map = map::of(inode)?;
+        map::with_source(&self.store, &self.super_, inode.number.0, |source| {
+            map::scan(&map, source, from, end)
+        })
+    }
+
     /// One segment of a file's map, and where the next one starts.
     fn segment(&self, inode: &Inode, segment: u32) -> Result<(Arc<map::Runs>, FileBlock)> {
         let from = FileBlock(segment.saturating_mul(SEGMENT_BLOCKS));
         let full = from.after(SEGMENT_BLOCKS);
         let end = full.min(self.file_block_end(inode.size_bytes));
         let key = SegmentKey { inode: inode.number.0, segment };
-        let runs = self.maps.get_or_load(key, || {
-            map::scan(&self.store, &self.super_, inode, from, end).map(Arc::new)
-        })?;
+        let runs = self.maps.get_or_load(key, || self.scan(inode, from, end).map(Arc::new))?;
         Ok((runs, full))
     }
 
@@ -269,7 +274,10 @@ impl Volume {
         let (runs, segment_end) = self.segment(inode, at.0 / SEGMENT_BLOCKS)?;
         let mut found: Vec<Run> = runs.between(at, end.min(segment_end)).collect();
         if runs.is_hole() {
-            let hole = map::hole_end(&self.store, &self.super_, inode, segment_end.min(end))?;
+            let map = map::of(inode)?;
+            let hole = map::with_source(&self.store, &self.super_, inode.number.0, |source| {
+                map::hole_end(&map, source, segment_end.min(end))
+            })?;
             if let (Some(run), Some(hole)) = (found.last_mut(), hole) {
                 let whole = hole.min(end).0.saturating_sub(run.from.0);
                 run.blocks = run.blocks.max(whole);

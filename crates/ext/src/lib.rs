@@ -52,6 +52,8 @@ mod mount;
 mod ops;
 mod orphans;
 mod path;
+#[cfg(test)]
+mod testing;
 mod transaction;
 mod units;
 mod volume;

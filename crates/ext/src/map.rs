@@ -5,22 +5,31 @@
 //!                      ▲ block-map cache
 //!   on disk      twelve direct pointers, then trees of indirect blocks (extents: ext4)
 //! ```
+//! A [`Map`] is what extents will be a second one of; nothing outside of this folder knows how
+//! a map is made.
+//!
 //! Law 1: a map is made and cached in segments, so no file costs more memory than the
 //! cache allows, whatever it claims.
 //! Law 2: a pointer that leads nowhere damages the blocks it stands for and no others.
 
 pub(crate) mod build;
 pub(crate) mod edit;
-pub(crate) mod indirect;
+pub(crate) mod pointers;
+#[cfg(test)]
+mod tests;
 
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use crate::blocks::Store;
+use crate::blocks::role::Role;
 use crate::cache::Weigh;
 use crate::format::inode::{DIRECT, Inode};
-use crate::{FileBlock, FsBlock, Result};
-
 use crate::format::superblock::Superblock;
+use crate::transaction::Transaction;
+use crate::{Data, Error, FileBlock, FsBlock, InodeNumber, Result};
+use edit::{MappedRun, Taking};
+use pointers::{PointerAt, Pointers};
 
 /// Blocks of a file whose map is cached together.
 pub(crate) const SEGMENT_BLOCKS: u32 = 4096;
@@ -126,30 +135,129 @@ pub(crate) fn is_direct(end: FileBlock) -> bool {
     end.0 <= DIRECT
 }
 
-/// Maps the blocks from `from` up to `end`.
-pub(crate) fn scan(
+/// What a walk reads from.
+pub(crate) struct Source<'a> {
+    pub(crate) block_bytes: u32,
+    /// The blocks that a map may lead to.
+    pub(crate) blocks: Range<u64>,
+    /// A block of a map; `None` where the disk has ended already.
+    pub(crate) read: &'a dyn Fn(FsBlock) -> Result<Option<Data>>,
+}
+
+/// A block that belongs to a map itself, and where the pointer to it stands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Node {
+    pub(crate) block: FsBlock,
+    pub(crate) pointer: PointerAt,
+}
+
+/// What a walk does with what it finds, in the order of the file.
+pub(crate) trait Visit {
+    /// `blocks` blocks of the file from `at` on; whether to go on.
+    fn run(&mut self, at: u64, blocks: u64, place: Place) -> ControlFlow<()>;
+
+    /// A block of the map; whether to walk what it leads to.
+    fn node(&mut self, _: Node) -> bool {
+        true
+    }
+}
+
+/// How the blocks of a file are found, given and taken. Everything that asks where blocks are
+/// asks by [`Map::walk`]: reads, changes, the order of commits, the check.
+pub(crate) trait Map {
+    /// Visits what of the map is in `range`, in the order of the file: holes, blocks, damage,
+    /// and the blocks of the map itself before what they lead to.
+    ///
+    /// # Errors
+    /// What reading a block of the map answers.
+    fn walk(&self, source: &Source<'_>, range: Range<u64>, visit: &mut dyn Visit) -> Result<()>;
+
+    /// The blocks of a file in `range`, taken where there are none. They end early if space
+    /// does.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] if there is none for the first; damage.
+    fn map_blocks(
+        &self,
+        tx: &mut Transaction<'_>,
+        inode: InodeNumber,
+        range: Range<u32>,
+        taking: Taking,
+    ) -> Result<Vec<MappedRun>>;
+
+    /// Takes the blocks of a file in `range` away, and what of the map leads nowhere then; how
+    /// many that were.
+    ///
+    /// # Errors
+    /// Damage.
+    fn unmap(&self, tx: &mut Transaction<'_>, inode: InodeNumber, range: Range<u32>)
+    -> Result<u64>;
+}
+
+/// The map of an inode.
+///
+/// # Errors
+/// [`Error::Unsupported`] if this is none that can be read.
+pub(crate) fn of(inode: &Inode) -> Result<impl Map + use<'_>> {
+    inode.readable()?;
+    Ok(Pointers(&inode.pointers))
+}
+
+/// [`Source`] of what readers see: a block that is not there damages what hangs on it.
+pub(crate) fn with_source<T>(
     store: &Store,
     super_: &Superblock,
-    inode: &Inode,
+    inode: u32,
+    walk: impl FnOnce(&Source<'_>) -> T,
+) -> T {
+    let read = |block: FsBlock| match store.block(block, Role::Map(inode)) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(Error::Corrupt { .. }) => Ok(None),
+        Err(other) => Err(other),
+    };
+    let blocks = u64::from(super_.first_data_block).saturating_add(1)..super_.blocks;
+    walk(&Source { block_bytes: super_.block_bytes, blocks, read: &read })
+}
+
+impl Visit for Runs {
+    fn run(&mut self, at: u64, blocks: u64, place: Place) -> ControlFlow<()> {
+        // What is asked for ends at a file block: all of it is below that.
+        if let (Ok(from), Ok(blocks)) = (u32::try_from(at), u32::try_from(blocks)) {
+            self.push(Run { from: FileBlock(from), blocks, place });
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+/// Maps the blocks from `from` up to `end`.
+pub(crate) fn scan(
+    map: &impl Map,
+    source: &Source<'_>,
     from: FileBlock,
     end: FileBlock,
 ) -> Result<Runs> {
-    inode.readable()?;
     let mut runs = Runs::default();
-    indirect::scan(store, super_, inode, from, end, &mut runs)?;
+    map.walk(source, u64::from(from.0)..u64::from(end.0), &mut runs)?;
     // A cached segment keeps no spare room.
     runs.0.shrink_to_fit();
     Ok(runs)
 }
 
-/// Where the hole around `at` ends, if pointers show one at a glance: sparse files are
-/// mostly trees that are not there.
+/// Where the hole around `at` ends, if the map shows one at a glance: sparse files are mostly
+/// trees that are not there.
 pub(crate) fn hole_end(
-    store: &Store,
-    super_: &Superblock,
-    inode: &Inode,
+    map: &impl Map,
+    source: &Source<'_>,
     at: FileBlock,
 ) -> Result<Option<FileBlock>> {
-    inode.readable()?;
-    indirect::hole_end(store, super_, inode, at)
+    struct First(Option<u64>);
+    impl Visit for First {
+        fn run(&mut self, at: u64, blocks: u64, place: Place) -> ControlFlow<()> {
+            self.0 = (place == Place::Hole).then_some(at.saturating_add(blocks));
+            ControlFlow::Break(())
+        }
+    }
+    let mut first = First(None);
+    map.walk(source, u64::from(at.0)..u64::from(u32::MAX), &mut first)?;
+    Ok(first.0.and_then(|end| u32::try_from(end).ok()).map(FileBlock))
 }

@@ -14,7 +14,8 @@ use parking_lot::RwLock;
 use crate::alloc::Groups;
 use crate::blocks::CHUNK_BYTES;
 use crate::blocks::data::Data;
-use crate::blocks::overlay::{Buffer, Role, State};
+use crate::blocks::overlay::{Buffer, State};
+use crate::blocks::role::Role;
 use crate::commit::batch::Batch;
 use crate::commit::outbox::Outbox;
 use crate::commit::protocol::Protocol;
@@ -182,8 +183,8 @@ impl Volume {
 
 impl Transaction<'_> {
     /// A block as it is now.
-    pub(crate) fn block(&self, block: FsBlock) -> Result<Data> {
-        self.volume.store.block(block)
+    pub(crate) fn block(&self, block: FsBlock, role: Role) -> Result<Data> {
+        self.volume.store.block(block, role)
     }
 
     /// Changes a block of metadata.
@@ -204,7 +205,7 @@ impl Transaction<'_> {
             return Ok(change(buffer.change()));
         }
         drop(blocks);
-        let now = self.volume.store.block(block)?;
+        let now = self.volume.store.block(block, role)?;
         self.writer.batch.blocks.push(block.0);
         let mut buffer = Buffer { now, state: State::Clean, role, sealed: 0 };
         let done = change(buffer.change());
@@ -260,7 +261,7 @@ impl Transaction<'_> {
         read: impl FnOnce(&Slot<'_>) -> T,
     ) -> Result<T> {
         let (block, at) = self.place(inode)?;
-        let block = self.block(block).map_err(|error| error.of_inode(inode))?;
+        let block = self.block(block, Role::Inodes).map_err(|error| error.of_inode(inode))?;
         let end = at + index(self.volume.super_.inode_bytes.into());
         let mut bytes = block.get(at..end).unwrap_or_default().to_vec();
         Ok(read(&Slot::of(&mut bytes)?))

@@ -8,6 +8,7 @@ use draconis_exchange::heap::Block;
 use parking_lot::RwLockReadGuard;
 
 use crate::blocks::data::Data;
+use crate::blocks::role::Role;
 use crate::blocks::stream::Streams;
 use crate::blocks::{DeviceStatistics, Store};
 use crate::cache::{Cache, CacheStatistics, Weigh};
@@ -241,7 +242,8 @@ impl Volume {
     /// All the bytes of an inode.
     pub(crate) fn inode_slot(&self, number: InodeNumber) -> Result<Data> {
         let (block, at) = self.inode_place(number)?;
-        let block = self.store.block(block).map_err(|error| error.of_inode(number))?;
+        let block =
+            self.store.block(block, Role::Inodes).map_err(|error| error.of_inode(number))?;
         let len = index(u64::from(self.super_.inode_bytes));
         Ok(block.slice(at..at.saturating_add(len)))
     }
@@ -262,7 +264,7 @@ impl Volume {
 
     fn group(&self, group: GroupNumber) -> Result<Group> {
         let (block, slot) = self.super_.descriptor_place(group);
-        let bytes = self.store.block(block)?;
+        let bytes = self.store.block(block, Role::Descriptors)?;
         let group = RawGroup::view(&bytes, slot, &self.super_)?.check(&self.super_);
         group.map_err(|error| error.in_block(block))
     }

@@ -1,6 +1,7 @@
 //! Extended attributes of an inode: those inside it, then those in its block.
 
 use crate::blocks::data::Data;
+use crate::blocks::role::Role;
 use crate::format::acl;
 use crate::format::inode::Inode;
 use crate::format::xattr::{Attribute, Attributes, is_name};
@@ -64,7 +65,7 @@ impl Volume {
         if !self.super_.holds(at) {
             return Err(place(Error::corrupt("extended attribute block: number")));
         }
-        let block = self.store.block(at).map_err(place)?;
+        let block = self.store.block(at, Role::Attributes).map_err(place)?;
         for attribute in Attributes::of_block(&block).map_err(place)? {
             if let Some(found) = visit(&attribute.map_err(place)?) {
                 return Ok(Some(found));

@@ -16,26 +16,8 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::FsBlock;
 use crate::blocks::data::Data;
+use crate::blocks::role::Role;
 use crate::cache::Mixer;
-
-/// What a block of metadata is: which stage of a chain it belongs to follows from it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Role {
-    /// The block of the superblock.
-    Superblock,
-    /// A block of group descriptors.
-    Descriptors,
-    /// A bitmap of blocks or inodes.
-    Bitmap,
-    /// A block of an inode table.
-    Inodes,
-    /// A block of this directory.
-    Directory(u32),
-    /// An indirect block of this inode.
-    Map(u32),
-    /// A block of extended attributes.
-    Attributes,
-}
 
 /// What the disk has of a block.
 #[derive(Debug)]

@@ -6,6 +6,7 @@ use super::Check;
 use super::blocks::Claim;
 use super::complaint::{Complaint, What};
 use crate::Result;
+use crate::blocks::role::Role as BlockRole;
 use crate::format::{le16, le32};
 use crate::units::index;
 
@@ -50,7 +51,7 @@ pub(super) fn block(
         return Ok(());
     }
     if claim.claim(block) {
-        let bytes = check.block(block)?;
+        let bytes = check.block(block, BlockRole::Attributes)?;
         let sound = le32(&bytes, 0) == Some(MAGIC)
             && le32(&bytes, 8) == Some(1)
             && is_sound(&bytes, HEAD_BYTES, Home::Block);
@@ -71,7 +72,7 @@ pub(super) fn references(check: &Check<'_>) -> Result<()> {
         if check.metadata.has(check.nth(block)) {
             continue;
         }
-        let found = le32(&check.block(block)?, 4).unwrap_or(0);
+        let found = le32(&check.block(block, BlockRole::Attributes)?, 4).unwrap_or(0);
         if found != count {
             let complaint = Complaint::new(What::AttributeReferences).block(block);
             check.log.add(complaint.found(found).expected(count));

@@ -1,80 +1,34 @@
-//! Walking block maps: twelve pointers, then trees of one, two and three levels.
+//! The blocks of files: claimed, and named where two claim one.
 
 use std::collections::HashMap;
+use std::ops::ControlFlow;
 use std::sync::{Mutex, PoisonError};
 
 use super::Check;
 use super::bits::Bits;
 use super::complaint::{Complaint, What};
 use super::inodes::{self, Role};
-use crate::Result;
-use crate::format::inode::{DIRECT, POINTERS};
-use crate::format::le32;
+use crate::blocks::role::Role as BlockRole;
+use crate::format::inode::POINTERS;
+use crate::map::pointers::{Pointers, reach_blocks};
+use crate::map::{Map, Node, Place, Source, Visit};
+use crate::{FsBlock, Result};
 
 /// Pointers out of the volume that are told of one file.
 const MOST_OUTSIDE: u64 = 12;
 
-/// What a walk does with what it finds.
-pub(super) trait Visit {
-    /// A block of data, and which of the file's it is.
-    fn data(&mut self, at: u64, block: u64);
-    /// An indirect block; whether to walk what it points to.
-    fn indirect(&mut self, block: u64) -> bool;
-    /// A pointer that leads out of the volume.
-    fn outside(&mut self, block: u64);
-}
-
 /// Walks the map of `pointers`, in the order of the file.
 pub(super) fn walk(
     check: &Check<'_>,
+    inode: u32,
     pointers: &[u32; POINTERS],
-    visit: &mut impl Visit,
+    visit: &mut dyn Visit,
 ) -> Result<()> {
-    let mut first = 0u64;
-    for (slot, pointer) in (0u32..).zip(pointers) {
-        // The slots after the direct ones have one, two and three levels.
-        let levels = slot.saturating_add(1).saturating_sub(DIRECT);
-        step(check, *pointer, levels, first, visit)?;
-        first = first.saturating_add(reach(check, levels));
-    }
-    Ok(())
-}
-
-/// Blocks that a pointer with `levels` levels of indirect blocks stands for.
-pub(super) fn reach(check: &Check<'_>, levels: u32) -> u64 {
-    u64::from(check.super_.block_bytes / 4).saturating_pow(levels)
-}
-
-/// One pointer; at most four deep.
-fn step(
-    check: &Check<'_>,
-    pointer: u32,
-    levels: u32,
-    first: u64,
-    visit: &mut impl Visit,
-) -> Result<()> {
-    let block = u64::from(pointer);
-    if block == 0 {
-        return Ok(());
-    }
-    if !check.holds(block) {
-        visit.outside(block);
-        return Ok(());
-    }
-    let Some(below) = levels.checked_sub(1) else {
-        visit.data(first, block);
-        return Ok(());
-    };
-    if !visit.indirect(block) {
-        return Ok(());
-    }
-    let bytes = check.block(block)?;
-    let mut at = first;
-    for pointer in bytes.chunks_exact(4) {
-        step(check, le32(pointer, 0).unwrap_or(0), below, at, visit)?;
-        at = at.saturating_add(reach(check, below));
-    }
-    Ok(())
+    let read = |block: FsBlock| check.block(block.0, BlockRole::Map(inode)).map(Some);
+    let super_ = &check.super_;
+    let blocks = super_.first_data_block.into()..super_.blocks;
+    let source = Source { block_bytes: super_.block_bytes, blocks, read: &read };
+    Pointers(pointers).walk(&source, 0..reach_blocks(super_.block_bytes), visit)
 }
 
 /// Claims the blocks of a file.
@@ -121,26 +75,33 @@ impl<'a, 'b> Claim<'a, 'b> {
 }
 
 impl Visit for Claim<'_, '_> {
-    fn data(&mut self, at: u64, block: u64) {
-        self.last = self.last.max(Some(at));
-        self.claim(block);
+    fn run(&mut self, at: u64, blocks: u64, place: Place) -> ControlFlow<()> {
+        match place {
+            Place::Hole => {}
+            Place::At(FsBlock(block)) => {
+                for nth in 0..blocks {
+                    self.last = self.last.max(Some(at.saturating_add(nth)));
+                    self.claim(block.saturating_add(nth));
+                }
+            }
+            Place::Damaged(FsBlock(block)) => {
+                self.outside = self.outside.saturating_add(1);
+                if self.outside <= MOST_OUTSIDE {
+                    let complaint = Complaint::new(What::PointerOutside).inode(self.inode);
+                    self.check.log.add(complaint.block(block));
+                }
+            }
+        }
+        ControlFlow::Continue(())
     }
 
-    fn indirect(&mut self, block: u64) -> bool {
+    fn node(&mut self, Node { block: FsBlock(block), .. }: Node) -> bool {
         self.indirect = self.indirect.saturating_add(1);
         // A block that is read twice could be read a million times.
         let own = self.check.metadata.has(self.check.nth(block));
         let mine = self.claim(block) && !own;
         self.skipped |= !mine;
         mine
-    }
-
-    fn outside(&mut self, block: u64) {
-        self.outside = self.outside.saturating_add(1);
-        if self.outside <= MOST_OUTSIDE {
-            let complaint = Complaint::new(What::PointerOutside).inode(self.inode);
-            self.check.log.add(complaint.block(block));
-        }
     }
 }
 
@@ -169,16 +130,17 @@ impl Name<'_, '_> {
 }
 
 impl Visit for Name<'_, '_> {
-    fn data(&mut self, _: u64, block: u64) {
-        self.look(block);
+    fn run(&mut self, _: u64, blocks: u64, place: Place) -> ControlFlow<()> {
+        if let Place::At(FsBlock(block)) = place {
+            (0..blocks).for_each(|nth| self.look(block.saturating_add(nth)));
+        }
+        ControlFlow::Continue(())
     }
 
-    fn indirect(&mut self, block: u64) -> bool {
+    fn node(&mut self, Node { block: FsBlock(block), .. }: Node) -> bool {
         self.look(block);
         !self.walked.set(self.check.nth(block)) && !self.check.metadata.has(self.check.nth(block))
     }
-
-    fn outside(&mut self, _: u64) {}
 }
 
 /// Says of every block that is claimed twice who claims it.
@@ -198,7 +160,7 @@ pub(super) fn name_twice(check: &Check<'_>) -> Result<()> {
                 visit.look(attributes);
             }
             if inodes::has_map(check, raw) {
-                walk(check, &raw.i_block.map(|it| it.get()), visit)?;
+                walk(check, number, &raw.i_block.map(|it| it.get()), visit)?;
             }
             Ok(())
         })?;

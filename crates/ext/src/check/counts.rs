@@ -7,6 +7,7 @@ use super::bits::{Bits, ones};
 use super::complaint::{Complaint, What};
 use super::layout::{GroupPlaces, blocks_in, masked};
 use super::{Check, entries, inodes};
+use crate::blocks::role::Role as BlockRole;
 use crate::format::features::ReadOnlyCompatible;
 use crate::format::inode::RawInode;
 use crate::{GroupNumber, Result};
@@ -124,6 +125,13 @@ struct Side<'a> {
 }
 
 impl<'a> Side<'a> {
+    fn role(&self) -> BlockRole {
+        match self.inodes {
+            true => BlockRole::InodeBitmap(self.group),
+            false => BlockRole::BlockBitmap(self.group),
+        }
+    }
+
     fn blocks(
         check: &'a Check<'_>,
         group: u32,
@@ -157,7 +165,7 @@ impl<'a> Side<'a> {
 
 /// Compares 64 bits at a time; how many members the set has here.
 fn compare(check: &Check<'_>, side: &Side<'_>) -> Result<u64> {
-    let bytes = check.block(side.bitmap)?;
+    let bytes = check.block(side.bitmap, side.role())?;
     let (mut free, mut taken) = ((0, 0u64), (0, 0u64));
     let (mut used, mut at) = (0u64, 0u64);
     let mut filled = true;

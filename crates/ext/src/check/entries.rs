@@ -1,18 +1,22 @@
 //! Pass 2: the names in every directory.
 
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use zerocopy::FromBytes;
 
 use super::bits::Bits;
-use super::blocks::{Visit, walk};
+use super::blocks::walk;
 use super::complaint::{Complaint, What};
 use super::{Check, inodes, tree};
+use crate::FsBlock;
+use crate::blocks::role::Role as BlockRole;
 use crate::format::dirent::{HEAD_BYTES, record_len};
 use crate::format::features::{Compatible, Incompatible};
 use crate::format::hash::Hash;
 use crate::format::inode::{RawInode, flags};
 use crate::format::{le16, le32};
+use crate::map::{Node, Place, Visit};
 use crate::units::index;
 use crate::{Data, Result};
 
@@ -83,7 +87,8 @@ pub(super) fn slot(check: &Check<'_>, number: u32) -> Result<Data> {
     let table = check.groups.get(index(group.into())).map_or(0, |place| place.inode_table);
     let at = in_group.saturating_mul(super_.inode_bytes.into());
     let block_bytes = u64::from(super_.block_bytes);
-    let bytes = check.block(table.saturating_add(at.checked_div(block_bytes).unwrap_or(0)))?;
+    let block = table.saturating_add(at.checked_div(block_bytes).unwrap_or(0));
+    let bytes = check.block(block, BlockRole::Inodes)?;
     let at = index(at.checked_rem(block_bytes).unwrap_or(0));
     Ok(bytes.slice(at..at.saturating_add(index(super_.inode_bytes.into()))))
 }
@@ -106,18 +111,24 @@ impl Collect<'_, '_> {
 }
 
 impl Visit for Collect<'_, '_> {
-    fn data(&mut self, at: u64, block: u64) {
-        if self.first_time(block) {
-            self.blocks.push((at, block));
+    fn run(&mut self, at: u64, blocks: u64, place: Place) -> ControlFlow<()> {
+        match place {
+            Place::Hole => {}
+            Place::At(FsBlock(block)) => {
+                for nth in 0..blocks {
+                    let block = block.saturating_add(nth);
+                    if self.first_time(block) {
+                        self.blocks.push((at.saturating_add(nth), block));
+                    }
+                }
+            }
+            Place::Damaged(_) => self.skipped = true,
         }
+        ControlFlow::Continue(())
     }
 
-    fn indirect(&mut self, block: u64) -> bool {
-        self.first_time(block)
-    }
-
-    fn outside(&mut self, _: u64) {
-        self.skipped = true;
+    fn node(&mut self, node: Node) -> bool {
+        self.first_time(node.block.0)
     }
 }
 
@@ -126,7 +137,7 @@ fn directory(check: &Check<'_>, dir: u32, parents: &Parents<'_>, walked: &Bits) 
     let Ok((raw, _)) = RawInode::ref_from_prefix(&bytes) else { return Ok(()) };
     let mut collect = Collect { check, walked, blocks: Vec::new(), skipped: false };
     if inodes::has_map(check, raw) {
-        walk(check, &raw.i_block.map(|it| it.get()), &mut collect)?;
+        walk(check, dir, &raw.i_block.map(|it| it.get()), &mut collect)?;
     }
     let Collect { blocks, skipped, .. } = collect;
     if !skipped {
@@ -138,13 +149,13 @@ fn directory(check: &Check<'_>, dir: u32, parents: &Parents<'_>, walked: &Bits) 
     let mut first = None;
     let mut hash = None;
     if indexed && let Some((0, block)) = blocks.first() {
-        let bytes = check.block(*block)?;
+        let bytes = check.block(*block, BlockRole::Directory(dir))?;
         hash = tree::hash(check, &bytes);
         first = Some(bytes);
     }
     let mut ranges = Vec::new();
     for (at, block) in &blocks {
-        let bytes = check.block(*block)?;
+        let bytes = check.block(*block, BlockRole::Directory(dir))?;
         let scan = Scan { check, dir, at: *at, block: *block, parents, hash };
         let range = scan.entries(&bytes);
         if first.is_some() {

@@ -7,12 +7,14 @@ use draconis_exchange::contract::Kind;
 use draconis_exchange::heap::Block;
 use zerocopy::FromBytes;
 
-use super::blocks::{Claim, reach, walk};
+use super::blocks::{Claim, walk};
 use super::complaint::{Complaint, What};
 use super::{Check, attributes};
+use crate::blocks::role::Role as BlockRole;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::inode::{RawInode, flags};
 use crate::format::{le16, le32};
+use crate::map::pointers::reach_blocks;
 use crate::units::index;
 use crate::{Error, Result};
 
@@ -171,7 +173,7 @@ fn inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
                 complain(What::ReservedInode);
             }
             let mut claim = Claim::new(check, number, true);
-            return walk(check, &raw.i_block.map(|it| it.get()), &mut claim);
+            return walk(check, number, &raw.i_block.map(|it| it.get()), &mut claim);
         }
         Role::Idle => {
             check.notes.put(number, None, links);
@@ -340,7 +342,7 @@ fn contents(
         attributes::block(check, number, attributes, &mut claim)?;
     }
     if has_map(check, raw) {
-        walk(check, &raw.i_block.map(|it| it.get()), &mut claim)?;
+        walk(check, number, &raw.i_block.map(|it| it.get()), &mut claim)?;
     }
     lengths(check, number, raw, kind, &claim)?;
     block_count(check, number, raw, kind, &claim);
@@ -400,11 +402,7 @@ fn lengths(
             }
         }
         Some(Kind::File) => {
-            let most = (0..=3u32).map(|levels| match levels {
-                0 => 12,
-                _ => reach(check, levels),
-            });
-            let most = most.fold(0u64, u64::saturating_add).saturating_mul(block_bytes);
+            let most = reach_blocks(check.super_.block_bytes).saturating_mul(block_bytes);
             if size < whole.saturating_sub(block_bytes) || size > most {
                 wrong_size();
             }
@@ -436,7 +434,7 @@ fn is_symlink(check: &Check<'_>, raw: &RawInode, claim: &Claim<'_, '_>) -> Resul
     if claim.last != Some(0) || claim.indirect > 0 || !check.holds(block) {
         return Ok(false);
     }
-    let bytes = check.block(block)?;
+    let bytes = check.block(block, BlockRole::Contents)?;
     Ok(size > 0 && size < bytes.len() as u64 && len(&bytes) == size)
 }
 
@@ -446,7 +444,7 @@ fn journal(check: &Check<'_>, number: u32, raw: &RawInode) -> Result<()> {
     let block = u64::from(first.get());
     let there = kind(raw) == Some(Kind::File) && raw.i_links_count.get() != 0;
     let sound = there && check.holds(block) && {
-        let bytes = check.block(block)?;
+        let bytes = check.block(block, BlockRole::Contents)?;
         let word = |at: usize| bytes.get(at..).and_then(|rest| rest.first_chunk::<4>()).copied();
         let blocks = word(16).map_or(0, u32::from_be_bytes);
         let have = size(raw).checked_div(check.super_.block_bytes.into()).unwrap_or(0);

@@ -5,6 +5,7 @@
 use super::Check;
 use super::bits::Bits;
 use super::complaint::{Complaint, Log, What};
+use crate::blocks::role::Role as BlockRole;
 use crate::format::features::{Compatible, Incompatible};
 use crate::format::group::RawGroup;
 use crate::format::inode::RawInode;
@@ -14,6 +15,8 @@ use crate::units::index;
 use crate::{GroupNumber, Result};
 
 /// Bits of `bg_flags` and what `uninit_bg` makes of them.
+/// The inode whose map holds the blocks kept for more descriptors.
+const RESIZE_INODE: u32 = 7;
 const INODES_UNINITIALISED: u16 = 1;
 const BLOCKS_UNINITIALISED: u16 = 2;
 
@@ -126,7 +129,7 @@ pub(super) fn groups(check: &Check<'_>) -> Result<Vec<GroupPlaces>> {
 fn descriptor(check: &Check<'_>, group: u32) -> Result<GroupPlaces> {
     let super_ = &check.super_;
     let (block, slot) = super_.descriptor_place(GroupNumber(group));
-    let bytes = check.store.block(block)?;
+    let bytes = check.store.block(block, BlockRole::Descriptors)?;
     let raw = RawGroup::view(&bytes, slot, super_)?;
     let flags = raw.bg_flags.get();
     let said = raw.bg_itable_unused_lo.get();
@@ -279,13 +282,15 @@ pub(super) fn reserve(check: &Check<'_>, raw: &RawInode) -> Result<Option<Reserv
             *word = home;
         }
         let copies = copies.iter().map(|copy| home.saturating_add(*copy));
-        if !words(&check.block(home)?).eq(copies.chain(std::iter::repeat(0)).take(right.len())) {
+        if !words(&check.block(home, BlockRole::Map(RESIZE_INODE))?)
+            .eq(copies.chain(std::iter::repeat(0)).take(right.len()))
+        {
             return Ok(None);
         }
         let before = u64::from(slot).saturating_add(1).saturating_mul(fan_out.into());
         reserve.last = reserve.last.max(before.saturating_add(12));
     }
-    let sound = words(&check.block(list)?).eq(right.iter().copied());
+    let sound = words(&check.block(list, BlockRole::Map(RESIZE_INODE))?).eq(right.iter().copied());
     let reserved = u64::from(super_.reserved_descriptor_blocks);
     let each = (copies.len() as u64).saturating_add(1);
     reserve.count = reserve.count.saturating_add(reserved.saturating_mul(each));

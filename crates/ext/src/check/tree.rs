@@ -4,6 +4,7 @@ use super::Check;
 use super::complaint::{Complaint, What};
 use super::entries::Range;
 use crate::Result;
+use crate::blocks::role::Role as BlockRole;
 use crate::format::features::Incompatible;
 use crate::format::hash::Hash;
 use crate::format::{le16, le32};
@@ -109,7 +110,7 @@ impl Walk<'_, '_> {
             return Ok(());
         };
         if level < self.levels {
-            let bytes = self.check.block(block)?;
+            let bytes = self.check.block(block, BlockRole::Directory(self.dir))?;
             let unused = le32(&bytes, 0) == Some(0);
             if !unused {
                 self.broken = true;

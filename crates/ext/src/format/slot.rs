@@ -181,6 +181,11 @@ impl<'a> Slot<'a> {
         self.get(|raw| raw.i_block.get(nth).map_or(0, |it| it.get())).unwrap_or(0)
     }
 
+    /// All block pointers.
+    pub fn pointers(&self) -> [u32; POINTERS] {
+        self.get(|raw| raw.i_block.map(|it| it.get())).unwrap_or([0; POINTERS])
+    }
+
     /// Sets block pointer `nth`.
     pub fn set_pointer(&mut self, nth: usize, block: u32) {
         self.with(|raw| {

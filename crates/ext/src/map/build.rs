@@ -11,6 +11,7 @@
     reason = "computes with numbers of the builder's own, all far below their limits"
 )]
 
+use super::pointers::{Path, fan_out, path};
 use crate::format::inode::{DIRECT, POINTERS};
 use crate::units::{index, narrow};
 
@@ -40,32 +41,9 @@ struct Open {
     part: usize,
 }
 
-/// Where a file block is in the trees: the pointer of the inode, the levels below it, and
-/// its place in that tree.
-fn place(at: u32, fan_out: u64) -> Option<(usize, u32, u64)> {
-    let Some(mut offset) = u64::from(at).checked_sub(u64::from(DIRECT)) else {
-        return Some((index(at.into()), 0, 0));
-    };
-    for levels in 1..=3u32 {
-        let reach = fan_out.saturating_pow(levels);
-        if offset < reach {
-            return Some((index(u64::from(DIRECT + levels - 1)), levels, offset));
-        }
-        offset -= reach;
-    }
-    None
-}
-
-/// File blocks that a map can reach.
-pub(crate) fn reach_blocks(block_bytes: u32) -> u64 {
-    let fan_out = u64::from(block_bytes / 4);
-    let trees = (1..=3).map(|levels| fan_out.saturating_pow(levels));
-    trees.fold(u64::from(DIRECT), u64::saturating_add)
-}
-
 /// Indirect blocks that a file with data in `runs` (first block, count; rising) needs.
 pub(crate) fn indirect_blocks(runs: &[(u32, u32)], block_bytes: u32) -> u64 {
-    let fan_out = u64::from(block_bytes / 4);
+    let fan_out = fan_out(block_bytes);
     let mut count = 0;
     let mut start = u64::from(DIRECT);
     for levels in 1..=3u32 {
@@ -114,8 +92,8 @@ struct Building {
 
 impl Building {
     fn put(&mut self, at: u32, next: &mut impl FnMut() -> Option<u32>) -> Option<()> {
-        let fan_out = u64::from(self.block_bytes / 4);
-        let (slot, levels, offset) = place(at, fan_out)?;
+        let fan_out = fan_out(self.block_bytes);
+        let Path { slot, levels, offset } = path(at.into(), fan_out)?;
         let mut above = None;
         for depth in (1..=levels).rev() {
             let nth = offset / fan_out.saturating_pow(depth);
@@ -209,6 +187,5 @@ mod tests {
         assert_eq!(pointers[..8], [102, 0, 0, 0, 103, 0, 0, 0]);
         assert!(matches!(built.parts[2], Part::Data { at: 102, from: 12, blocks: 2 }));
         assert!(build(&[(u32::MAX - 1, 1)], 1024, &mut || Some(1)).is_none());
-        assert_eq!(reach_blocks(1024), 12 + 256 + 65536 + (1 << 24));
     }
 }

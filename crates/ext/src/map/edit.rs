@@ -9,24 +9,17 @@
     reason = "computes with file blocks below 2^32 and places inside a block"
 )]
 
+use std::ops::{ControlFlow, Range};
+
 use crate::alloc::Request;
-use crate::blocks::overlay::Role;
+use crate::blocks::role::Role;
 use crate::format::inode::DIRECT;
 use crate::format::{le32, put32};
-use crate::map::indirect::{Path, fan_out, path};
-use crate::map::{SEGMENT_BLOCKS, SegmentKey};
+use crate::map::pointers::{Path, PointerAt, Pointers, fan_out, path};
+use crate::map::{Map, Node, Place, SEGMENT_BLOCKS, SegmentKey, Source, Visit};
 use crate::transaction::Transaction;
 use crate::units::{index, narrow};
-use crate::{Error, FileBlock, FsBlock, InodeNumber, Result};
-
-/// Where a pointer stands.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum PointerAt {
-    /// In the inode.
-    Inode(usize),
-    /// In an indirect block.
-    Block(FsBlock, u64),
-}
+use crate::{Error, FsBlock, InodeNumber, Result};
 
 /// Blocks of a file that lie together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,6 +38,15 @@ pub(crate) struct Taking {
     pub(crate) privileged: bool,
 }
 
+fn wrong_pointer(block: FsBlock, inode: InodeNumber) -> Error {
+    Error::corrupt("block map: pointer").in_block(block).of_inode(inode)
+}
+
+/// A block as the old pointers hold it.
+fn pointer_to(block: FsBlock) -> Result<u32> {
+    u32::try_from(block.0).map_err(|_| Error::TooLarge)
+}
+
 /// Frees blocks in runs as long as they come.
 #[derive(Default)]
 struct Freeing {
@@ -53,11 +55,11 @@ struct Freeing {
 }
 
 impl Transaction<'_> {
-    fn pointer(&self, inode: InodeNumber, home: PointerAt) -> Result<u32> {
-        match home {
+    fn pointer(&self, inode: InodeNumber, place: PointerAt) -> Result<u32> {
+        match place {
             PointerAt::Inode(slot) => self.read_slot(inode, |it| it.pointer(slot)),
             PointerAt::Block(block, nth) => {
-                let bytes = self.block(block)?;
+                let bytes = self.block(block, Role::Map(inode.0))?;
                 Ok(le32(&bytes, index(nth) * 4).unwrap_or(0))
             }
         }
@@ -67,37 +69,15 @@ impl Transaction<'_> {
     pub(crate) fn set_pointer(
         &mut self,
         inode: InodeNumber,
-        home: PointerAt,
-        to: u32,
+        place: PointerAt,
+        to: FsBlock,
     ) -> Result<()> {
-        match home {
+        let to = pointer_to(to)?;
+        match place {
             PointerAt::Inode(slot) => self.change_slot(inode, |it| it.set_pointer(slot, to)),
             PointerAt::Block(block, nth) => self.change(block, Role::Map(inode.0), |bytes| {
                 put32(bytes, index(nth) * 4, to);
             }),
-        }
-    }
-
-    /// The pointers on the way to a file block, from the inode's down to the block's own;
-    /// the way ends early where nothing follows.
-    pub(crate) fn pointers_to(&self, inode: InodeNumber, at: u32) -> Result<Vec<(PointerAt, u32)>> {
-        let fan_out = fan_out(&self.volume.super_);
-        let Some(Path { slot, levels, mut offset }) = path(FileBlock(at), fan_out) else {
-            return Err(Error::TooLarge);
-        };
-        let mut way = Vec::with_capacity(4);
-        let mut home = PointerAt::Inode(slot);
-        let mut below = fan_out.saturating_pow(levels);
-        loop {
-            let pointer = self.pointer(inode, home)?;
-            way.push((home, pointer));
-            if pointer == 0 || below <= 1 {
-                return Ok(way);
-            }
-            let block = self.sane(pointer, inode)?;
-            below /= fan_out;
-            home = PointerAt::Block(block, offset / below);
-            offset %= below;
         }
     }
 
@@ -106,20 +86,63 @@ impl Transaction<'_> {
         if self.volume.super_.holds(block) {
             return Ok(block);
         }
-        Err(Error::corrupt("block map: pointer").in_block(block).of_inode(inode))
+        Err(wrong_pointer(block, inode))
+    }
+
+    /// Walks the map of an inode as it is now.
+    pub(crate) fn walk(
+        &self,
+        inode: InodeNumber,
+        range: Range<u64>,
+        visit: &mut dyn Visit,
+    ) -> Result<()> {
+        let super_ = &self.volume.super_;
+        let pointers = self.read_slot(inode, |it| it.pointers())?;
+        let read = |block: FsBlock| self.block(block, Role::Map(inode.0)).map(Some);
+        let blocks = u64::from(super_.first_data_block) + 1..super_.blocks;
+        let source = Source { block_bytes: super_.block_bytes, blocks, read: &read };
+        Pointers(&pointers).walk(&source, range, visit)
     }
 
     /// The device block of a file block, if it has one.
     pub(crate) fn mapped(&self, inode: InodeNumber, at: u32) -> Result<Option<FsBlock>> {
-        let fan_out = fan_out(&self.volume.super_);
-        let levels = path(FileBlock(at), fan_out).ok_or(Error::TooLarge)?.levels;
-        let way = self.pointers_to(inode, at)?;
-        match way.last() {
-            Some((_, pointer)) if *pointer != 0 && way.len() == index(levels.into()) + 1 => {
-                self.sane(*pointer, inode).map(Some)
+        struct First(Place);
+        impl Visit for First {
+            fn run(&mut self, _: u64, _: u64, place: Place) -> ControlFlow<()> {
+                self.0 = place;
+                ControlFlow::Break(())
             }
-            _ => Ok(None),
         }
+        let mut first = First(Place::Hole);
+        self.walk(inode, at.into()..u64::from(at) + 1, &mut first)?;
+        match first.0 {
+            Place::Hole => Ok(None),
+            Place::At(block) => Ok(Some(block)),
+            Place::Damaged(FsBlock(0)) => Err(Error::TooLarge),
+            Place::Damaged(block) => Err(wrong_pointer(block, inode)),
+        }
+    }
+
+    /// Where the pointer to file block `at` stands, which has a block.
+    pub(crate) fn pointer_of(&self, inode: InodeNumber, at: u64) -> Result<PointerAt> {
+        struct Last(Option<FsBlock>);
+        impl Visit for Last {
+            fn run(&mut self, _: u64, _: u64, _: Place) -> ControlFlow<()> {
+                ControlFlow::Break(())
+            }
+            fn node(&mut self, node: Node) -> bool {
+                self.0 = Some(node.block);
+                true
+            }
+        }
+        let fan_out = fan_out(self.volume.super_.block_bytes);
+        let Path { slot, offset, .. } = path(at, fan_out).ok_or(Error::TooLarge)?;
+        let mut last = Last(None);
+        self.walk(inode, at..at + 1, &mut last)?;
+        Ok(match last.0 {
+            Some(block) => PointerAt::Block(block, offset % fan_out),
+            None => PointerAt::Inode(slot),
+        })
     }
 
     /// Where the pointers from file block `at` on stand, and how many stand together; the
@@ -131,17 +154,17 @@ impl Transaction<'_> {
         goal: &mut u64,
         taking: Taking,
     ) -> Result<(PointerAt, u64)> {
-        let fan_out = fan_out(&self.volume.super_);
-        let Some(Path { slot, levels, mut offset }) = path(FileBlock(at), fan_out) else {
+        let fan_out = fan_out(self.volume.super_.block_bytes);
+        let Some(Path { slot, levels, mut offset }) = path(at.into(), fan_out) else {
             return Err(Error::TooLarge);
         };
-        let mut home = PointerAt::Inode(slot);
+        let mut place = PointerAt::Inode(slot);
         if levels == 0 {
-            return Ok((home, u64::from(DIRECT) - slot as u64));
+            return Ok((place, u64::from(DIRECT) - slot as u64));
         }
         let mut below = fan_out.saturating_pow(levels);
         loop {
-            let pointer = self.pointer(inode, home)?;
+            let pointer = self.pointer(inode, place)?;
             let block = if pointer == 0 {
                 let request = Request {
                     goal: *goal,
@@ -152,7 +175,7 @@ impl Transaction<'_> {
                 let (start, _) = self.allocate_blocks(request)?;
                 *goal = start + 1;
                 self.fresh(FsBlock(start), Role::Map(inode.0));
-                self.set_pointer(inode, home, narrow(start))?;
+                self.set_pointer(inode, place, FsBlock(start))?;
                 self.count_sectors(inode, 1)?;
                 FsBlock(start)
             } else {
@@ -161,20 +184,41 @@ impl Transaction<'_> {
             below /= fan_out;
             let nth = offset / below;
             offset %= below;
-            home = PointerAt::Block(block, nth);
+            place = PointerAt::Block(block, nth);
             if below == 1 {
-                return Ok((home, fan_out - nth));
+                return Ok((place, fan_out - nth));
             }
         }
     }
 
-    /// The blocks of a file from `from` up to `end`, taken where there are none. They end
-    /// early if space does.
+    /// The blocks of a file in `range`, taken where there are none; see [`Map::map_blocks`].
     pub(crate) fn map_blocks(
         &mut self,
         inode: InodeNumber,
-        from: u32,
-        end: u32,
+        range: Range<u32>,
+        taking: Taking,
+    ) -> Result<Vec<MappedRun>> {
+        let node = self.volume.peek(inode)?;
+        super::of(&node)?.map_blocks(self, inode, range, taking)
+    }
+
+    /// Takes the blocks of a file in `range` away; see [`Map::unmap`].
+    pub(crate) fn unmap(&mut self, inode: InodeNumber, range: Range<u32>) -> Result<()> {
+        let node = self.volume.peek(inode)?;
+        let freed = super::of(&node)?.unmap(self, inode, range.clone())?;
+        if freed > 0 {
+            let sectors = self.sectors(freed)?;
+            self.change_slot(inode, |it| it.set_sectors(it.sectors().saturating_sub(sectors)))?;
+            self.forget_map(inode, range.start, range.end);
+        }
+        Ok(())
+    }
+
+    /// [`Map::map_blocks`] of pointers.
+    pub(super) fn map_by_pointers(
+        &mut self,
+        inode: InodeNumber,
+        Range { start: from, end }: Range<u32>,
         taking: Taking,
     ) -> Result<Vec<MappedRun>> {
         let mut all: Vec<MappedRun> = Vec::new();
@@ -185,9 +229,9 @@ impl Transaction<'_> {
                 Err(Error::NoSpace) if !all.is_empty() => break,
                 leaf => leaf?,
             };
-            let (home, room) = leaf;
+            let (place, room) = leaf;
             let count = narrow(room).min(end - at);
-            match self.map_in_leaf(inode, home, (at, count), &mut goal, taking, &mut all) {
+            match self.map_in_leaf(inode, place, (at, count), &mut goal, taking, &mut all) {
                 Err(Error::NoSpace) if !all.is_empty() => break,
                 done => done?,
             }
@@ -201,17 +245,17 @@ impl Transaction<'_> {
         Ok(all)
     }
 
-    /// [`Transaction::map_blocks`] within one leaf: `count` pointers from `home` on.
+    /// [`Transaction::map_blocks`] within one leaf: `count` pointers from `place` on.
     fn map_in_leaf(
         &mut self,
         inode: InodeNumber,
-        home: PointerAt,
+        place: PointerAt,
         (at, count): (u32, u32),
         goal: &mut u64,
         taking: Taking,
         all: &mut Vec<MappedRun>,
     ) -> Result<()> {
-        let pointers = self.pointers(inode, home, count)?;
+        let pointers = self.pointers(inode, place, count)?;
         let mut nth = 0;
         while nth < count {
             let pointer = pointers.get(index(nth.into())).copied().unwrap_or(0);
@@ -222,9 +266,7 @@ impl Transaction<'_> {
                 let blocks = narrow(follow as u64);
                 let last = FsBlock(u64::from(pointer) + u64::from(blocks) - 1);
                 if !self.volume.super_.holds(last) {
-                    return Err(Error::corrupt("block map: pointer")
-                        .in_block(last)
-                        .of_inode(inode));
+                    return Err(wrong_pointer(last, inode));
                 }
                 all.push(MappedRun {
                     from: at + nth,
@@ -243,7 +285,7 @@ impl Transaction<'_> {
                 grows: taking.grows.then_some(inode.0),
                 privileged: taking.privileged,
             })?;
-            self.put_pointers(inode, home, nth, narrow(start), blocks)?;
+            self.put_pointers(inode, place, nth, pointer_to(FsBlock(start))?, blocks)?;
             *goal = start + u64::from(blocks);
             let got = MappedRun { from: at + nth, blocks, at: FsBlock(start), fresh: true };
             all.push(got);
@@ -252,13 +294,13 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    fn pointers(&self, inode: InodeNumber, home: PointerAt, count: u32) -> Result<Vec<u32>> {
-        match home {
+    fn pointers(&self, inode: InodeNumber, place: PointerAt, count: u32) -> Result<Vec<u32>> {
+        match place {
             PointerAt::Inode(slot) => self.read_slot(inode, |it| {
                 (slot..slot + index(count.into())).map(|nth| it.pointer(nth)).collect()
             }),
             PointerAt::Block(block, nth) => {
-                let bytes = self.block(block)?;
+                let bytes = self.block(block, Role::Map(inode.0))?;
                 let places = index(nth)..index(nth) + index(count.into());
                 Ok(places.map(|nth| le32(&bytes, nth * 4).unwrap_or(0)).collect())
             }
@@ -268,12 +310,12 @@ impl Transaction<'_> {
     fn put_pointers(
         &mut self,
         inode: InodeNumber,
-        home: PointerAt,
+        place: PointerAt,
         skip: u32,
         first: u32,
         count: u32,
     ) -> Result<()> {
-        match home {
+        match place {
             PointerAt::Inode(slot) => self.change_slot(inode, |it| {
                 for nth in 0..count {
                     it.set_pointer(slot + index((skip + nth).into()), first + nth);
@@ -303,10 +345,13 @@ impl Transaction<'_> {
         Ok(self.volume.super_.group_start(crate::GroupNumber(group)).0)
     }
 
-    /// Takes away the blocks of a file from `from` up to `end`, and the indirect blocks that
-    /// lead nowhere then.
-    pub(crate) fn unmap(&mut self, inode: InodeNumber, from: u32, end: u32) -> Result<()> {
-        let fan_out = fan_out(&self.volume.super_);
+    /// [`Map::unmap`] of pointers.
+    pub(super) fn unmap_pointers(
+        &mut self,
+        inode: InodeNumber,
+        Range { start: from, end }: Range<u32>,
+    ) -> Result<u64> {
+        let fan_out = fan_out(self.volume.super_.block_bytes);
         let mut freeing = Freeing::default();
         for slot in from..end.min(DIRECT) {
             let slot = index(slot.into());
@@ -338,12 +383,7 @@ impl Transaction<'_> {
         }
         let freed = freeing.blocks;
         self.finish(freeing)?;
-        if freed > 0 {
-            let sectors = narrow(freed).saturating_mul(self.volume.super_.block_bytes / 512);
-            self.change_slot(inode, |it| it.set_sectors(it.sectors().saturating_sub(sectors)))?;
-            self.forget_map(inode, from, end);
-        }
-        Ok(())
+        Ok(freed)
     }
 
     /// Clears the pointers from `low` up to `high` below an indirect block; says whether
@@ -356,9 +396,9 @@ impl Transaction<'_> {
         (low, high): (u64, u64),
         freeing: &mut Freeing,
     ) -> Result<bool> {
-        let fan_out = fan_out(&self.volume.super_);
+        let fan_out = fan_out(self.volume.super_.block_bytes);
         let below = fan_out.saturating_pow(levels - 1);
-        let bytes = self.block(block).map_err(|error| error.of_inode(inode))?;
+        let bytes = self.block(block, Role::Map(inode.0)).map_err(|error| error.of_inode(inode))?;
         let whole = low == 0 && high >= below * fan_out;
         let mut cleared = Vec::new();
         for nth in low / below..high.div_ceil(below).min(fan_out) {
@@ -412,9 +452,15 @@ impl Transaction<'_> {
         }
     }
 
+    /// Blocks as the field of an inode counts them.
+    fn sectors(&self, blocks: u64) -> Result<u32> {
+        let sectors = blocks * u64::from(self.volume.super_.block_bytes / 512);
+        u32::try_from(sectors).map_err(|_| Error::TooLarge)
+    }
+
     /// Counts blocks that an inode got.
     pub(crate) fn count_sectors(&mut self, inode: InodeNumber, blocks: u64) -> Result<()> {
-        let sectors = narrow(blocks * u64::from(self.volume.super_.block_bytes / 512));
+        let sectors = self.sectors(blocks)?;
         self.change_slot(inode, |it| it.set_sectors(it.sectors().saturating_add(sectors)))
     }
 

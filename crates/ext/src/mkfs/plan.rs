@@ -435,7 +435,8 @@ impl<'a> Measure<'a> {
                 return Err(unfit(self.tree, id, "the target is longer than a block"));
             }
             What::File { size_bytes, .. }
-                if *size_bytes > map::reach_blocks(block_bytes) * u64::from(block_bytes)
+                if *size_bytes
+                    > crate::map::pointers::reach_blocks(block_bytes) * u64::from(block_bytes)
                     || *size_bytes >= u64::from(block_bytes) << 32 =>
             {
                 return Err(unfit(self.tree, id, "too long for blocks of this size (-b)"));

@@ -8,7 +8,7 @@ use draconis_exchange::omission::Omission;
 
 use super::{AccessTimes, XattrSet};
 use crate::alloc::Request;
-use crate::blocks::overlay::Role;
+use crate::blocks::role::Role;
 use crate::format::acl::Acl;
 use crate::format::features::Compatible;
 use crate::format::inode::{Inode, flags};
@@ -231,7 +231,7 @@ impl Transaction<'_> {
             if !self.volume.super_.holds(at) {
                 return Err(of_inode(Error::corrupt("extended attribute block: number")));
             }
-            let block = self.block(at).map_err(of_inode)?;
+            let block = self.block(at, Role::Attributes).map_err(of_inode)?;
             all.extend(edit::read_block(&block).map_err(|error| of_inode(error.in_block(at)))?);
         }
         Ok(all)
@@ -248,7 +248,7 @@ impl Transaction<'_> {
         let old = self.read_slot(number, |it| it.attribute_block())?;
         let placed = edit::place(all, room, block_bytes)?;
         let same = match (&placed.block, old) {
-            (Some(new), 1..) => self.block(FsBlock(old.into()))?[..] == new[..],
+            (Some(new), 1..) => self.block(FsBlock(old.into()), Role::Attributes)?[..] == new[..],
             (None, 0) => true,
             _ => false,
         };
@@ -297,7 +297,7 @@ impl Transaction<'_> {
         if old == 0 {
             return Ok(false);
         }
-        let bytes = self.block(FsBlock(old.into()))?;
+        let bytes = self.block(FsBlock(old.into()), Role::Attributes)?;
         let before = edit::read_block(&bytes)?.len();
         Ok(le32(&bytes, 4) == Some(1) && edit::read_block(new)?.len() < before)
     }
@@ -313,7 +313,7 @@ impl Transaction<'_> {
         if !self.volume.super_.holds(at) {
             return Err(wrong.of_inode(number));
         }
-        let owners = le32(&self.block(at)?, 4).unwrap_or(1);
+        let owners = le32(&self.block(at, Role::Attributes)?, 4).unwrap_or(1);
         let sectors = self.volume.super_.block_bytes / 512;
         self.change_slot(number, |it| {
             it.set_attribute_block(0);

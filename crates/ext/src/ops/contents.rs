@@ -13,12 +13,13 @@ use draconis_exchange::contract::Kind;
 
 use super::Reserve;
 use crate::blocks::data::Data;
+use crate::blocks::role::Role;
 use crate::commit::batch::Intent;
 use crate::format::features::ReadOnlyCompatible;
 use crate::format::inode::{Inode, flags};
 use crate::format::slot::Stamp;
-use crate::map::build::reach_blocks;
 use crate::map::edit::{MappedRun, Taking};
+use crate::map::pointers::reach_blocks;
 use crate::transaction::Transaction;
 use crate::units::{index, narrow};
 use crate::volume::Volume;
@@ -123,7 +124,7 @@ impl Volume {
                             tx.set_size(&inode, before)?;
                             size = before;
                         }
-                        tx.unmap(number, narrow(size.div_ceil(bytes)), u32::MAX)
+                        tx.unmap(number, narrow(size.div_ceil(bytes))..u32::MAX)
                     })?;
                     return Err(Error::NoSpace);
                 }
@@ -193,7 +194,7 @@ impl Transaction<'_> {
             let stop = inode.size_bytes.next_multiple_of(block_bytes).min(offset);
             self.zero_part(number, inode.size_bytes, stop)?;
         }
-        let all = match self.map_blocks(number, first, last, taking) {
+        let all = match self.map_blocks(number, first..last, taking) {
             // Nothing but perhaps an empty indirect block was made, and zeros behind the end.
             Err(Error::NoSpace) => {
                 self.writer.touched = touched;
@@ -260,7 +261,7 @@ impl Transaction<'_> {
             edges.push(end / block_bytes);
         }
         for nth in edges {
-            let old = self.block(got.at.after(nth))?;
+            let old = self.block(got.at.after(nth), Role::Contents)?;
             let at = index(nth * block_bytes);
             if let Some(into) = memory.get_mut(at..at + old.len()) {
                 into.copy_from_slice(&old);
@@ -302,7 +303,7 @@ impl Transaction<'_> {
         let nth = narrow(from / block_bytes);
         let (start, stop) = (index(from % block_bytes), index(end - u64::from(nth) * block_bytes));
         let Some(block) = self.mapped(number, nth)? else { return Ok(()) };
-        let old = self.block(block)?;
+        let old = self.block(block, Role::Contents)?;
         let Some(part) = old.get(start..stop) else { return Ok(()) };
         if part.iter().all(|byte| *byte == 0) {
             return Ok(());
@@ -341,7 +342,7 @@ impl Transaction<'_> {
         let before = inode.size_bytes;
         if bytes <= before {
             self.writer.groups.drop_window(number.0);
-            self.unmap(number, narrow(bytes.div_ceil(block_bytes)), u32::MAX)?;
+            self.unmap(number, narrow(bytes.div_ceil(block_bytes))..u32::MAX)?;
             if !bytes.is_multiple_of(block_bytes) {
                 let end = bytes.next_multiple_of(block_bytes);
                 self.zero_part(number, bytes, end)?;
@@ -372,7 +373,7 @@ impl Transaction<'_> {
             if !end.is_multiple_of(block_bytes) {
                 self.zero_part(number, last * block_bytes, end)?;
             }
-            self.unmap(number, narrow(first), narrow(last))?;
+            self.unmap(number, narrow(first)..narrow(last))?;
         } else {
             self.zero_part(number, from, end)?;
         }
@@ -385,7 +386,7 @@ impl Transaction<'_> {
         let inode = self.file(number)?;
         let taking = self.taking(&inode, false);
         let touched = self.writer.touched;
-        let all = match self.map_blocks(number, from, end, taking) {
+        let all = match self.map_blocks(number, from..end, taking) {
             Err(Error::NoSpace) => {
                 self.writer.touched = touched;
                 return Err(Error::NoSpace);
@@ -408,7 +409,7 @@ impl Transaction<'_> {
         };
         let mapped = matches!(kind, Kind::File | Kind::Directory | Kind::Symlink) && !fast;
         if mapped {
-            self.unmap(number, 0, u32::MAX)?;
+            self.unmap(number, 0..u32::MAX)?;
             self.forget_contents(number, 0, size);
         }
         self.drop_attribute_block(number)?;

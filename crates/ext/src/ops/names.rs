@@ -16,7 +16,7 @@
 use draconis_exchange::contract::Kind;
 use draconis_exchange::omission::Omission;
 
-use crate::blocks::overlay::Role;
+use crate::blocks::role::Role;
 use crate::commit::batch::Intent;
 use crate::dir::edit::index::{self, Level};
 use crate::dir::edit::{self, Found, Room, Sought};
@@ -59,6 +59,7 @@ pub(crate) enum Place {
 /// The way down a hash tree.
 #[derive(Clone, Debug)]
 pub(crate) struct Descent {
+    dir: u32,
     hash: Hash,
     levels: u8,
     of_name: u32,
@@ -100,7 +101,7 @@ impl Transaction<'_> {
     pub(crate) fn names_in(&self, dir: &Inode, nth: u32) -> Result<Option<(FsBlock, crate::Data)>> {
         let of_dir = |error: Error| error.of_inode(dir.number);
         let Some(block) = self.mapped(dir.number, nth).map_err(of_dir)? else { return Ok(None) };
-        Ok(Some((block, self.block(block).map_err(of_dir)?)))
+        Ok(Some((block, self.block(block, Role::Directory(dir.number.0)).map_err(of_dir)?)))
     }
 
     /// Looks for a name, and if it is not there, for a place for it.
@@ -156,6 +157,7 @@ impl Transaction<'_> {
         let (root, top) = Root::check(&root_bytes, super_.hash_unsigned, super_.hash_seed)?;
         let of_name = root.hash.of(name);
         let mut descent = Descent {
+            dir: dir.number.0,
             hash: root.hash,
             levels: root.levels,
             of_name,
@@ -191,7 +193,7 @@ impl Transaction<'_> {
         let wrong = Error::corrupt("hash tree index").of_inode(dir.number);
         loop {
             let step = *descent.steps.last().ok_or(wrong.clone())?;
-            let bytes = self.block(step.block)?;
+            let bytes = self.block(step.block, Role::Directory(dir.number.0))?;
             let next = self.index(step.level, &bytes)?.block(step.nth).ok_or(wrong.clone())?;
             let (block, bytes) = self.tree_block(dir, next)?;
             if descent.steps.len() > usize::from(descent.levels) {
@@ -216,7 +218,7 @@ impl Transaction<'_> {
     /// Moves on to the next leaf, if names with this hash may go on there.
     fn on(&self, descent: &mut Descent) -> Result<bool> {
         while let Some(step) = descent.steps.last_mut() {
-            let bytes = self.volume.store.block(step.block)?;
+            let bytes = self.block(step.block, Role::Directory(descent.dir))?;
             let index = match step.level {
                 Level::Root => {
                     let super_ = &self.volume.super_;
@@ -242,7 +244,8 @@ impl Transaction<'_> {
             return Ok(true);
         }
         for step in &descent.steps {
-            if index::has_room(&self.block(step.block)?, step.level)? {
+            let bytes = self.block(step.block, Role::Directory(descent.dir))?;
+            if index::has_room(&bytes, step.level)? {
                 return Ok(true);
             }
         }
@@ -320,7 +323,7 @@ impl Transaction<'_> {
         let nth = self.volume.directory_blocks(&node);
         let (uid, _) = node.owner();
         let taking = Taking { grows: true, privileged: self.is_privileged(uid) };
-        let all = self.map_blocks(dir, nth, nth + 1, taking)?;
+        let all = self.map_blocks(dir, nth..nth + 1, taking)?;
         let got = all.first().filter(|got| got.fresh).ok_or(Error::corrupt("directory: size"))?;
         let bytes = u64::from(nth + 1) * u64::from(self.volume.super_.block_bytes);
         self.change_slot(dir, |it| it.set_size(bytes))?;
@@ -334,10 +337,10 @@ impl Transaction<'_> {
         let mut full = None;
         // The lowest index block with room, and the full one below it.
         for (depth, step) in descent.steps.iter().enumerate().rev() {
-            if index::has_room(&self.block(step.block)?, step.level)? {
+            if index::has_room(&self.block(step.block, role)?, step.level)? {
                 let Some(lower) = full else { return self.split_leaf(dir, descent, *step) };
                 let lower: Step = lower;
-                let split = index::split_node(&self.block(lower.block)?)?;
+                let split = index::split_node(&self.block(lower.block, role)?)?;
                 let (nth, block) = self.append_block(dir)?;
                 self.put_fresh(block, role, split.high);
                 self.change(lower.block, role, |bytes| bytes.copy_from_slice(&split.low))?;
@@ -351,7 +354,7 @@ impl Transaction<'_> {
             if depth == 0 {
                 let most = index::most_levels(self.large_dir());
                 let nth = self.volume.directory_blocks(&*self.directory(dir)?);
-                let (root, node) = index::deepen(&self.block(step.block)?, nth, most)?;
+                let (root, node) = index::deepen(&self.block(step.block, role)?, nth, most)?;
                 let (_, block) = self.append_block(dir)?;
                 self.put_fresh(block, role, node);
                 return self.change(step.block, role, |bytes| bytes.copy_from_slice(&root));
@@ -362,7 +365,7 @@ impl Transaction<'_> {
 
     fn split_leaf(&mut self, dir: InodeNumber, descent: &Descent, above: Step) -> Result<()> {
         let role = Role::Directory(dir.0);
-        let old = self.block(descent.leaf.1)?;
+        let old = self.block(descent.leaf.1, role)?;
         let halves = edit::split(&old, &descent.hash)?;
         let (nth, block) = self.append_block(dir)?;
         self.put_fresh(block, role, halves.high);

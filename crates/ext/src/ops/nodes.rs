@@ -15,7 +15,7 @@ use super::attributes::Inherited;
 use super::names::Spot;
 use super::{NewNode, Renaming, Whiteout};
 use crate::blocks::data::Data;
-use crate::blocks::overlay::Role;
+use crate::blocks::role::Role;
 use crate::commit::batch::{Intent, Move, Operation};
 use crate::format::features::ReadOnlyCompatible;
 use crate::format::inode::{Inode, POINTERS, device_pointers, flags, target_pointers};
@@ -241,14 +241,14 @@ impl Transaction<'_> {
         })?;
         let block_bytes = self.volume.super_.block_bytes;
         if is_dir {
-            let all = self.map_blocks(number, 0, 1, Taking { grows: false, privileged })?;
+            let all = self.map_blocks(number, 0..1, Taking { grows: false, privileged })?;
             let first = all.first().ok_or(Error::NoSpace)?.at;
             let names = self.first_names(number, dir);
             self.put_fresh(first, Role::Directory(number.0), names);
             self.change_slot(number, |it| it.set_size(block_bytes.into()))?;
             self.count_subdirectory(dir, true)?;
         } else if matches!(birth.target, Some(None)) {
-            let all = self.map_blocks(number, 0, 1, Taking { grows: false, privileged })?;
+            let all = self.map_blocks(number, 0..1, Taking { grows: false, privileged })?;
             let first = all.first().ok_or(Error::NoSpace)?.at;
             let mut bytes = new.target.to_vec();
             bytes.resize(index(block_bytes.into()), 0);

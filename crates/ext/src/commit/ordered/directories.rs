@@ -1,18 +1,17 @@
 //! Directories, arranged so that each changes by one sector.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::ControlFlow;
 
 use super::{Names, SECTOR_BYTES};
 use crate::alloc::Request;
-use crate::blocks::overlay::{Buffer, Role, State};
-use crate::format::inode::DIRECT;
-use crate::format::le32;
+use crate::blocks::overlay::{Buffer, State};
+use crate::blocks::role::Role;
 use crate::format::slot::Change;
-use crate::map::edit::PointerAt;
-use crate::map::indirect::fan_out;
+use crate::map::{Node, Place, Visit};
 use crate::transaction::Transaction;
-use crate::units::{index, narrow};
-use crate::{FsBlock, InodeNumber, Result};
+use crate::units::index;
+use crate::{Error, FsBlock, InodeNumber, Result};
 
 /// How a directory that lives on disk is brought up to date.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +20,39 @@ pub(super) struct Arranged {
     pub(super) switches: bool,
     /// Names go that lead to dying inodes, or might.
     pub(super) removes: bool,
+}
+
+/// The blocks of a directory that may have to move.
+struct Found {
+    /// Blocks of names that changed.
+    own: BTreeSet<u64>,
+    /// Those that the directory leads to: which block of it, and where.
+    names: Vec<(u64, FsBlock)>,
+    /// The blocks of its map.
+    maps: Vec<Node>,
+    damaged: Option<FsBlock>,
+}
+
+impl Visit for Found {
+    fn run(&mut self, at: u64, blocks: u64, place: Place) -> ControlFlow<()> {
+        match place {
+            Place::Hole => {}
+            Place::At(first) => {
+                let all = (0..blocks).map(|nth| (at + nth, first.after(nth)));
+                self.names.extend(all.filter(|(_, block)| self.own.contains(&block.0)));
+            }
+            Place::Damaged(block) => {
+                self.damaged = Some(block);
+                return ControlFlow::Break(());
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn node(&mut self, node: Node) -> bool {
+        self.maps.push(node);
+        true
+    }
 }
 
 impl Transaction<'_> {
@@ -92,91 +124,52 @@ impl Transaction<'_> {
         if self.available_now(true) < needed {
             return Ok(false);
         }
-        let own: BTreeSet<u64> = own.iter().copied().collect();
         let node = self.volume.peek(dir)?;
         let count = self.volume.directory_blocks(&node);
-        let mut at = 0;
-        while at < count {
-            let pointers = self.pointers_to(dir, at)?;
-            let Some((place, pointer)) = pointers.last().copied() else { break };
-            if own.contains(&pointer.into()) && self.is_names(pointer) {
-                let new = self.shift(pointer, Role::Directory(dir.0))?;
-                self.set_pointer(dir, place, new)?;
-            }
-            at += 1;
+        let own = own.iter().copied().filter(|block| self.is_names(*block)).collect();
+        let mut found = Found { own, names: vec![], maps: vec![], damaged: None };
+        self.walk(dir, 0..count.into(), &mut found)?;
+        if let Some(block) = found.damaged {
+            return Err(Error::corrupt("block map: pointer").in_block(block).of_inode(dir));
         }
-        // Indirect blocks, the lower ones first. No more than so many lead to names: the rest
-        // of a damaged map may go in circles.
-        let fan_out = narrow(fan_out(&self.volume.super_));
-        let most = index(u64::from(count / fan_out + count / fan_out / fan_out) + 6);
-        let mut maps = Vec::new();
-        for slot in index(u64::from(DIRECT))..crate::format::inode::POINTERS {
-            let levels = narrow(slot as u64) - DIRECT + 1;
-            let pointer = self.read_slot(dir, |it| it.pointer(slot))?;
-            if pointer != 0 {
-                self.maps_below(PointerAt::Inode(slot), pointer, levels, most, &mut maps)?;
-            }
+        for (at, block) in found.names {
+            let new = self.shift(block, Role::Directory(dir.0))?;
+            let pointer = self.pointer_of(dir, at)?;
+            self.set_pointer(dir, pointer, new)?;
         }
         // A block comes behind the one that leads to it.
-        for (place, block) in maps.into_iter().rev() {
+        for Node { block, pointer } in found.maps.into_iter().rev() {
             let is_changed = {
                 let blocks = self.volume.store.overlay.read();
-                let buffer = blocks.metadata.get(&u64::from(block));
+                let buffer = blocks.metadata.get(&block.0);
                 buffer.is_some_and(|it| matches!(it.state, State::Changed(_)))
             };
             if !is_changed {
                 continue;
             }
             let new = self.shift(block, Role::Map(dir.0))?;
-            self.set_pointer(dir, place, new)?;
+            self.set_pointer(dir, pointer, new)?;
         }
         self.forget_map(dir, 0, count);
         self.volume.inodes.forget(dir.0);
         Ok(true)
     }
 
-    fn is_names(&self, block: u32) -> bool {
+    fn is_names(&self, block: u64) -> bool {
         let blocks = self.volume.store.overlay.read();
-        let buffer = blocks.metadata.get(&u64::from(block));
+        let buffer = blocks.metadata.get(&block);
         buffer.is_some_and(|it| {
             matches!((&it.state, it.role), (State::Changed(_), Role::Directory(_)))
         })
     }
 
-    /// The indirect blocks from this one down, at most so many, with where their pointers stand.
-    fn maps_below(
-        &self,
-        place: PointerAt,
-        block: u32,
-        levels: u32,
-        most: usize,
-        all: &mut Vec<(PointerAt, u32)>,
-    ) -> Result<()> {
-        if all.len() < most {
-            all.push((place, block));
-        }
-        if levels <= 1 || all.len() >= most {
-            return Ok(());
-        }
-        let bytes = self.block(FsBlock(block.into()))?;
-        for nth in 0..fan_out(&self.volume.super_) {
-            let pointer = le32(&bytes, index(nth) * 4).unwrap_or(0);
-            if pointer != 0 {
-                let place = PointerAt::Block(FsBlock(block.into()), nth);
-                self.maps_below(place, pointer, levels - 1, most, all)?;
-            }
-        }
-        Ok(())
-    }
-
     /// Moves a changed block to a new place.
-    fn shift(&mut self, block: u32, role: Role) -> Result<u32> {
-        let old = FsBlock(block.into());
+    fn shift(&mut self, old: FsBlock, role: Role) -> Result<FsBlock> {
         let request = Request { goal: old.0, want: 1, grows: None, privileged: true };
         let (new, _) = self.allocate_blocks(request)?;
-        let now = self.block(old)?.to_vec();
+        let now = self.block(old, role)?.to_vec();
         self.free_blocks(old.0, 1)?;
         self.put_fresh(FsBlock(new), role, now);
-        Ok(narrow(new))
+        Ok(FsBlock(new))
     }
 }

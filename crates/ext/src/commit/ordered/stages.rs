@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::plan::Plan;
 use crate::blocks::data::Data;
-use crate::blocks::overlay::{Buffer, Role, State};
+use crate::blocks::overlay::{Buffer, State};
+use crate::blocks::role::Role;
 use crate::commit::protocol::{Chain, Stage};
 use crate::format::slot::Change;
 use crate::format::superblock::RawSuperblock;
@@ -39,10 +40,10 @@ impl Transaction<'_> {
                     }
                     last.insert(block, now);
                 }
-                (State::Changed(_), Role::Descriptors | Role::Attributes) => {
+                (State::Changed(_), Role::Descriptors | Role::Attributes | Role::Contents) => {
                     last.insert(block, now);
                 }
-                (State::Changed(base), Role::Bitmap) => {
+                (State::Changed(base), Role::BlockBitmap(_) | Role::InodeBitmap(_)) => {
                     let both: Box<[u8]> = base.iter().zip(now.iter()).map(|(a, b)| a | b).collect();
                     let frees = both[..] != now[..];
                     if both[..] != base[..] {

@@ -1,0 +1,62 @@
+//! Every block is read in the role in which it was written.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use draconis_exchange::contract::{AttributeChange, Kind};
+
+use super::data::Data;
+use super::role::{Role, Sums};
+use crate::testing::{FILE, disk, open};
+use crate::{FsBlock, NewNode, Renaming, Result, XattrSet};
+
+#[derive(Clone, Debug, Default)]
+struct Roles(Arc<Mutex<HashMap<u64, Role>>>);
+
+impl Sums for Roles {
+    fn verify(&self, role: Role, block: FsBlock, _: &[u8]) -> Result<()> {
+        let roles = self.0.lock().unwrap();
+        let written = roles.get(&block.0).copied().unwrap_or(role);
+        assert_eq!(role, written, "block {block}");
+        Ok(())
+    }
+
+    fn seal(&self, role: Role, block: FsBlock, _: &mut Data) {
+        self.0.lock().unwrap().insert(block.0, role);
+    }
+}
+
+#[test]
+fn blocks_are_read_in_the_role_in_which_they_were_sealed() {
+    let disk = disk(1024, 4 << 20);
+    let roles = Roles::default();
+    for round in 0..3u32 {
+        let mut volume = open(disk.clone());
+        volume.store.sums = Some(Box::new(roles.clone()));
+        let root = volume.root();
+        let name = |what: &str, nth: u32| format!("{what} {round} {nth}").into_bytes();
+        let directory = NewNode { kind: Kind::Directory, mode: 0o755, ..FILE };
+        let dir = volume.create(root, &name("dir", 0), &directory).unwrap();
+        for nth in 0..200 {
+            let file = volume.create(dir, &name("file", nth), &FILE).unwrap();
+            volume.write(file, u64::from(nth) * 3000, &[7; 900]).unwrap();
+            if nth % 20 == 0 {
+                volume.set_xattr(file, b"user.a", &[1; 500], XattrSet::Any, false).unwrap();
+                volume.sync().unwrap();
+            }
+        }
+        let target = [b't'; 300];
+        let link = NewNode { kind: Kind::Symlink, target: &target, ..FILE };
+        let link = volume.create(dir, b"link", &link).unwrap();
+        assert_eq!(volume.read_link(link).unwrap()[..], target);
+        volume.rename(dir, &name("file", 3), root, &name("out", 3), Renaming::Replace).unwrap();
+        for nth in 50..100 {
+            volume.unlink(dir, &name("file", nth)).unwrap();
+        }
+        let cut = volume.lookup(dir, &name("file", 150)).unwrap();
+        let shorter = AttributeChange { size_bytes: Some(10), ..AttributeChange::default() };
+        volume.set_attributes(cut, &shorter).unwrap();
+        volume.close().unwrap();
+    }
+    assert!(roles.0.lock().unwrap().len() > 50);
+}

@@ -1,0 +1,202 @@
+//! Maps of ext2: twelve pointers in the inode, then trees of one, two and three levels.
+//!
+//! ```text
+//!   file block   0 .. 11 | one level | two levels  | three levels
+//!   i_block      [0..12]   [12]        [13]          [14]          each level: block / 4 pointers
+//! ```
+//! Law: a walk is at most three blocks deep, whatever the pointers say, and visits no more
+//! blocks of pointers than a file of the length asked for can have.
+
+use std::ops::{ControlFlow, Range};
+
+use super::edit::{MappedRun, Taking};
+use super::{Map, Node, Place, Source, Visit};
+use crate::format::inode::{DIRECT, POINTERS};
+use crate::format::le32;
+use crate::transaction::Transaction;
+use crate::units::index;
+use crate::{FsBlock, InodeNumber, Result};
+
+/// Where a pointer stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum PointerAt {
+    /// In the inode.
+    Inode(usize),
+    /// In an indirect block.
+    Block(FsBlock, u64),
+}
+
+/// Where the pointer to a file block is found.
+pub(crate) struct Path {
+    /// The pointer of the inode that leads there.
+    pub(crate) slot: usize,
+    /// Levels of indirect blocks below it: 0 to 3.
+    pub(crate) levels: u32,
+    /// The block's place in the tree.
+    pub(crate) offset: u64,
+}
+
+/// The pointers that a block of so many bytes holds: a power of two.
+pub(crate) fn fan_out(block_bytes: u32) -> u64 {
+    u64::from(block_bytes / 4)
+}
+
+/// Levels of indirect blocks below a pointer of the inode.
+fn levels_below(slot: usize) -> u32 {
+    [1, 2, 3].into_iter().find(|levels| slot_of(*levels) == slot).unwrap_or(0)
+}
+
+/// The pointer of the inode that so many levels hang on.
+pub(crate) fn slot_of(levels: u32) -> usize {
+    index(u64::from(DIRECT).saturating_add(levels.into()).saturating_sub(1))
+}
+
+/// Blocks of a file that a pointer with so many levels below it stands for.
+fn reach(levels: u32, fan_out: u64) -> u64 {
+    fan_out.saturating_pow(levels)
+}
+
+/// Where the pointer to file block `at` is; `None` beyond what a map reaches.
+pub(crate) fn path(at: u64, fan_out: u64) -> Option<Path> {
+    let Some(mut offset) = at.checked_sub(u64::from(DIRECT)) else {
+        return Some(Path { slot: index(at), levels: 0, offset: 0 });
+    };
+    for levels in 1..=3u32 {
+        let reach = reach(levels, fan_out);
+        if offset < reach {
+            return Some(Path { slot: slot_of(levels), levels, offset });
+        }
+        offset = offset.checked_sub(reach)?;
+    }
+    None
+}
+
+/// File blocks that a map can reach.
+pub(crate) fn reach_blocks(block_bytes: u32) -> u64 {
+    let trees = (1..=3).map(|levels| reach(levels, fan_out(block_bytes)));
+    trees.fold(u64::from(DIRECT), u64::saturating_add)
+}
+
+pub(crate) fn pointer_at(block: &[u8], nth: u64) -> u32 {
+    index(nth).checked_mul(4).and_then(|at| le32(block, at)).unwrap_or(0)
+}
+
+/// The pointers of an inode, as the root of its map.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pointers<'a>(pub(crate) &'a [u32; POINTERS]);
+
+impl Map for Pointers<'_> {
+    fn walk(&self, source: &Source<'_>, range: Range<u64>, visit: &mut dyn Visit) -> Result<()> {
+        walk(self.0, source, range, visit)
+    }
+
+    fn map_blocks(
+        &self,
+        tx: &mut Transaction<'_>,
+        inode: InodeNumber,
+        range: Range<u32>,
+        taking: Taking,
+    ) -> Result<Vec<MappedRun>> {
+        tx.map_by_pointers(inode, range, taking)
+    }
+
+    fn unmap(
+        &self,
+        tx: &mut Transaction<'_>,
+        inode: InodeNumber,
+        range: Range<u32>,
+    ) -> Result<u64> {
+        tx.unmap_pointers(inode, range)
+    }
+}
+
+/// A walk over the part of a map that is in `range`.
+struct Walk<'a> {
+    source: &'a Source<'a>,
+    range: Range<u64>,
+    visit: &'a mut dyn Visit,
+}
+
+fn walk(
+    pointers: &[u32; POINTERS],
+    source: &Source<'_>,
+    range: Range<u64>,
+    visit: &mut dyn Visit,
+) -> Result<()> {
+    let fan_out = fan_out(source.block_bytes);
+    let mut walk = Walk { source, range, visit };
+    let mut first = 0u64;
+    for (slot, pointer) in pointers.iter().enumerate() {
+        let levels = levels_below(slot);
+        if walk.step(*pointer, levels, first, PointerAt::Inode(slot))?.is_break() {
+            return Ok(());
+        }
+        first = first.saturating_add(reach(levels, fan_out));
+    }
+    // Beyond what a map reaches there is nothing.
+    let rest = walk.range.end.saturating_sub(first.max(walk.range.start));
+    if rest > 0 {
+        let _ = walk.visit.run(first.max(walk.range.start), rest, Place::Damaged(FsBlock(0)));
+    }
+    Ok(())
+}
+
+impl Walk<'_> {
+    /// One pointer, which stands for file blocks from `first` on; at most four deep.
+    fn step(
+        &mut self,
+        pointer: u32,
+        levels: u32,
+        first: u64,
+        at: PointerAt,
+    ) -> Result<ControlFlow<()>> {
+        let fan_out = fan_out(self.source.block_bytes);
+        let end = first.saturating_add(reach(levels, fan_out));
+        let (from, to) = (first.max(self.range.start), end.min(self.range.end));
+        let Some(blocks) = to.checked_sub(from).filter(|blocks| *blocks > 0) else {
+            return Ok(ControlFlow::Continue(()));
+        };
+        let block = match FsBlock(pointer.into()) {
+            FsBlock(0) => return Ok(self.visit.run(from, blocks, Place::Hole)),
+            block if self.source.blocks.contains(&block.0) => block,
+            block => return Ok(self.visit.run(from, blocks, Place::Damaged(block))),
+        };
+        let Some(below) = levels.checked_sub(1) else {
+            return Ok(self.visit.run(from, 1, Place::At(block)));
+        };
+        if !self.visit.node(Node { block, pointer: at }) {
+            return Ok(ControlFlow::Continue(()));
+        }
+        let Some(bytes) = (self.source.read)(block)? else {
+            return Ok(self.visit.run(from, blocks, Place::Damaged(block)));
+        };
+        let span = reach(below, fan_out);
+        let nth_of = |at: u64| at.saturating_sub(first).checked_div(span).unwrap_or(0);
+        for nth in nth_of(from)..=nth_of(to.saturating_sub(1)) {
+            let child = first.saturating_add(nth.saturating_mul(span));
+            let at = PointerAt::Block(block, nth);
+            if self.step(pointer_at(&bytes, nth), below, child, at)?.is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_levels_begin_where_the_format_says() {
+        let of = |at| path(at, 256).map(|path| (path.slot, path.levels, path.offset));
+        assert_eq!(of(11), Some((11, 0, 0)));
+        assert_eq!(of(12), Some((12, 1, 0)));
+        assert_eq!(of(12 + 255), Some((12, 1, 255)));
+        assert_eq!(of(12 + 256), Some((13, 2, 0)));
+        assert_eq!(of(12 + 256 + 65536), Some((14, 3, 0)));
+        assert_eq!(of(12 + 256 + 65536 + (1 << 24) - 1), Some((14, 3, (1 << 24) - 1)));
+        assert_eq!(of(12 + 256 + 65536 + (1 << 24)), None);
+        assert_eq!(reach_blocks(1024), 12 + 256 + 65536 + (1 << 24));
+    }
+}

@@ -1,0 +1,145 @@
+//! The seam: a second map, of files that are one run of blocks, stands where pointers do.
+
+use std::ops::{ControlFlow, Range};
+
+use super::edit::{MappedRun, Taking};
+use super::{Map, Node, Place, Run, Source, Visit, hole_end, scan, with_source};
+use crate::alloc::Request;
+use crate::testing::{FILE, disk, open};
+use crate::transaction::Transaction;
+use crate::{Error, FileBlock, FsBlock, InodeNumber, Result};
+
+/// Of the inode's words the first is the first block and the second how many there are.
+struct OneRun([u32; 2]);
+
+impl OneRun {
+    fn of(tx: &Transaction<'_>, inode: InodeNumber) -> Result<Self> {
+        tx.read_slot(inode, |it| Self([it.pointer(0), it.pointer(1)]))
+    }
+
+    fn store(&self, tx: &mut Transaction<'_>, inode: InodeNumber) -> Result<()> {
+        tx.change_slot(inode, |it| {
+            self.0.into_iter().enumerate().for_each(|(nth, word)| it.set_pointer(nth, word));
+        })
+    }
+}
+
+impl Map for OneRun {
+    fn walk(&self, source: &Source<'_>, range: Range<u64>, visit: &mut dyn Visit) -> Result<()> {
+        let [first, count] = self.0.map(u64::from);
+        let there = range.start.min(count)..range.end.min(count);
+        let mut flow = ControlFlow::Continue(());
+        if !there.is_empty() {
+            let block = FsBlock(first + there.start);
+            let is_sound = source.blocks.contains(&block.0);
+            let place = if is_sound { Place::At(block) } else { Place::Damaged(block) };
+            flow = visit.run(there.start, there.end - there.start, place);
+        }
+        let behind = range.start.max(count);
+        if flow.is_continue() && behind < range.end {
+            let _ = visit.run(behind, range.end - behind, Place::Hole);
+        }
+        Ok(())
+    }
+
+    fn map_blocks(
+        &self,
+        tx: &mut Transaction<'_>,
+        inode: InodeNumber,
+        range: Range<u32>,
+        _: Taking,
+    ) -> Result<Vec<MappedRun>> {
+        let [first, count] = self.0;
+        if count != 0 || range.start != 0 {
+            return Err(Error::Misuse("one run, given once"));
+        }
+        assert_eq!(first, 0);
+        let request = Request { goal: 500, want: range.end, grows: None, privileged: false };
+        let (start, blocks) = tx.allocate_blocks(request)?;
+        Self([u32::try_from(start).unwrap(), blocks]).store(tx, inode)?;
+        Ok(vec![MappedRun { from: 0, blocks, at: FsBlock(start), fresh: true }])
+    }
+
+    fn unmap(
+        &self,
+        tx: &mut Transaction<'_>,
+        inode: InodeNumber,
+        range: Range<u32>,
+    ) -> Result<u64> {
+        let [first, count] = self.0;
+        let kept = range.start.min(count);
+        tx.free_blocks(u64::from(first) + u64::from(kept), count - kept)?;
+        Self([first, kept]).store(tx, inode)?;
+        Ok(u64::from(count - kept))
+    }
+}
+
+#[test]
+fn another_map_is_read_given_and_taken_through_the_same_seam() {
+    let volume = open(disk(1024, 1 << 20));
+    let file = volume.create(volume.root(), b"file", &FILE).unwrap();
+    let before = volume.space().free_blocks;
+    let (map, taken) = volume
+        .transact(|tx| {
+            let taking = Taking { grows: false, privileged: false };
+            let taken = OneRun::of(tx, file)?.map_blocks(tx, file, 0..40, taking)?;
+            Ok((OneRun::of(tx, file)?, taken))
+        })
+        .unwrap();
+    let at = taken[0].at;
+    assert_eq!((taken.len(), taken[0].blocks), (1, 40));
+    assert_eq!(volume.space().free_blocks, before - 40);
+    let (super_, store) = (volume.superblock(), &volume.store);
+    with_source(store, super_, file.0, |source| {
+        let runs = scan(&map, source, FileBlock(0), FileBlock(100)).unwrap();
+        let all: Vec<Run> = runs.between(FileBlock(0), FileBlock(100)).collect();
+        let there = Run { from: FileBlock(0), blocks: 40, place: Place::At(at) };
+        let hole = Run { from: FileBlock(40), blocks: 60, place: Place::Hole };
+        assert_eq!(all, [there, hole]);
+        let end = hole_end(&map, source, FileBlock(50)).unwrap();
+        assert_eq!(end, Some(FileBlock(u32::MAX)));
+        assert_eq!(hole_end(&map, source, FileBlock(39)).unwrap(), None);
+    });
+    let freed = volume.transact(|tx| OneRun::of(tx, file)?.unmap(tx, file, 10..u32::MAX)).unwrap();
+    assert_eq!((freed, volume.space().free_blocks), (30, before - 10));
+    let freed = volume.transact(|tx| OneRun::of(tx, file)?.unmap(tx, file, 0..u32::MAX)).unwrap();
+    assert_eq!((freed, volume.space().free_blocks), (10, before));
+}
+
+/// Counts what a walk of a real map finds.
+#[derive(Default)]
+struct Count {
+    blocks: u64,
+    nodes: Vec<Node>,
+    descends: bool,
+}
+
+impl Visit for Count {
+    fn run(&mut self, _: u64, blocks: u64, place: Place) -> ControlFlow<()> {
+        self.blocks += if matches!(place, Place::At(_)) { blocks } else { 0 };
+        ControlFlow::Continue(())
+    }
+
+    fn node(&mut self, node: Node) -> bool {
+        self.nodes.push(node);
+        self.descends
+    }
+}
+
+#[test]
+fn a_walk_goes_where_it_is_let() {
+    let volume = open(disk(1024, 2 << 20));
+    let file = volume.create(volume.root(), b"file", &FILE).unwrap();
+    volume.write(file, 0, &vec![1; 600 << 10]).unwrap();
+    let walk = |range: Range<u64>, descends| {
+        let mut count = Count { descends, ..Count::default() };
+        volume.transact(|tx| tx.walk(file, range.clone(), &mut count)).unwrap();
+        (count.blocks, count.nodes.len())
+    };
+    // 12 direct, 256 below one block, the rest below a second and two of its own.
+    assert_eq!(walk(0..600, true), (600, 4));
+    assert_eq!(walk(0..u64::from(u32::MAX), false), (12, 2));
+    assert_eq!(walk(5..20, true), (15, 1));
+    assert_eq!(walk(600..601, true), (0, 2));
+    volume.close().unwrap();
+}

@@ -1,0 +1,38 @@
+//! Volumes in memory, for tests of this crate's insides.
+
+use std::sync::Arc;
+
+use draconis_device::MemoryDisk;
+use draconis_exchange::contract::{Kind, Time};
+
+use crate::mkfs::{self, Contents, Node, Target, Tree, What};
+use crate::{AccessTimes, NewNode, Options, Volume, Writing};
+
+pub(crate) const FILE: NewNode<'_> =
+    NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+
+struct Nothing;
+
+impl Contents for Nothing {
+    fn read(&self, _: u64, _: u64, _: &mut [u8]) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A disk with an empty volume.
+pub(crate) fn disk(block_bytes: u32, len_bytes: usize) -> Arc<MemoryDisk> {
+    let options = mkfs::Options { block_bytes: Some(block_bytes), ..mkfs::Options::default() };
+    let disk = MemoryDisk::new(vec![0; len_bytes], 512);
+    let mut tree = Tree::new(Node::new(What::Directory, 0o755));
+    let plan = mkfs::sized(&options, &mut tree, len_bytes as u64).unwrap();
+    let target = Target { disk: &disk, zeroed: true, progress: &|_| {} };
+    mkfs::write(&plan, &Nothing, &target).unwrap();
+    Arc::new(disk)
+}
+
+/// The volume on it, to be changed.
+pub(crate) fn open(disk: Arc<MemoryDisk>) -> Volume {
+    let clock = Arc::new(|| Time { seconds: 1_700_000_000, nanoseconds: 0 });
+    let writing = Writing { clock, dirty_bytes: 8 << 20, atime: AccessTimes::Never };
+    Volume::open_for_writing(disk, Options::default(), writing).unwrap()
+}
