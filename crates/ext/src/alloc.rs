@@ -152,6 +152,11 @@ impl Groups {
         self.all.get_mut(index(group.into())).ok_or(Error::corrupt("group number"))
     }
 
+    /// Groups whose counts changed.
+    pub(crate) fn changed(&self) -> impl Iterator<Item = GroupNumber> + '_ {
+        (0..).map(GroupNumber).zip(&self.all).filter(|(_, group)| group.changed).map(|(nth, _)| nth)
+    }
+
     /// Groups whose counts changed; they count as written from now on.
     pub(crate) fn take_changed(&mut self) -> Vec<(GroupNumber, [u32; 3])> {
         let changed = (0..).map(GroupNumber).zip(&mut self.all).filter(|(_, group)| group.changed);
@@ -389,6 +394,7 @@ impl Transaction<'_> {
         if request.want == 0 {
             return Err(Error::NoSpace);
         }
+        self.have_bitmap_of(request.goal)?;
         if let Some(found) = self.take_from_window(request) {
             return self.take_found(found);
         }
@@ -448,6 +454,39 @@ impl Transaction<'_> {
         }
     }
 
+    /// Makes the search image of a group, if there is none.
+    fn prepare_group(&mut self, number: u32) -> Result<()> {
+        let Some(Group { search: None, block_bitmap, inode_bitmap, .. }) =
+            self.writer.groups.get(number)
+        else {
+            return Ok(());
+        };
+        self.block(*block_bitmap, Role::BlockBitmap(number))?;
+        self.block(*inode_bitmap, Role::InodeBitmap(number))?;
+        self.writer.groups.prepare(number, &self.volume.store, &self.volume.super_)
+    }
+
+    /// Sees to it that a bitmap can be changed without the device, before what is counted
+    /// beside it is; where it is.
+    fn have_bitmap(&self, number: u32, role: Role) -> Result<FsBlock> {
+        let group = self.writer.groups.get(number).ok_or(Error::corrupt("group number"))?;
+        let at = match role {
+            Role::InodeBitmap(_) => group.inode_bitmap,
+            _ => group.block_bitmap,
+        };
+        self.block(at, role).map(|_| at)
+    }
+
+    /// The same of the group of a block, and its search image.
+    pub(crate) fn have_bitmap_of(&mut self, block: u64) -> Result<()> {
+        let Some((number, _)) = self.writer.groups.group_of(block) else { return Ok(()) };
+        if self.writer.groups.get(number).is_none() {
+            return Ok(());
+        }
+        self.prepare_group(number)?;
+        self.have_bitmap(number, Role::BlockBitmap(number)).map(drop)
+    }
+
     /// Finds blocks, but does not take them.
     fn find_blocks(&mut self, request: Request) -> Result<Option<(u64, u32)>> {
         let super_ = &self.volume.super_;
@@ -461,7 +500,7 @@ impl Transaction<'_> {
             if group.free_blocks == 0 {
                 continue;
             }
-            self.writer.groups.prepare(number, &self.volume.store, &self.volume.super_)?;
+            self.prepare_group(number)?;
             let Some(Group { first, search: Some(search), .. }) = self.writer.groups.get(number)
             else {
                 continue;
@@ -501,8 +540,9 @@ impl Transaction<'_> {
         if self.writer.groups.owns(start, start + u64::from(count)) {
             return Err(Error::corrupt("block bitmap: the volume's own block is free"));
         }
+        let bitmap_at = self.have_bitmap(number, Role::BlockBitmap(number))?;
+        self.may_wait = true;
         let group = self.writer.groups.get_mut(number)?;
-        let bitmap_at = group.block_bitmap;
         group.free_blocks = group.free_blocks.saturating_sub(count);
         group.changed = true;
         if let Some(search) = &mut group.search {
@@ -532,13 +572,14 @@ impl Transaction<'_> {
                 return Err(wrong);
             }
             let (number, at) = self.writer.groups.group_of(start).ok_or(wrong.clone())?;
-            self.writer.groups.prepare(number, &self.volume.store, &self.volume.super_)?;
+            self.prepare_group(number)?;
+            let bitmap_at = self.have_bitmap(number, Role::BlockBitmap(number))?;
+            self.may_wait = true;
             let group = self.writer.groups.get_mut(number)?;
             let now = left.min(group.blocks.saturating_sub(at));
             if now == 0 {
                 return Err(wrong);
             }
-            let bitmap_at = group.block_bitmap;
             group.free_blocks += now;
             group.changed = true;
             self.writer.groups.free_blocks += u64::from(now);
@@ -598,7 +639,7 @@ impl Transaction<'_> {
         let super_ = &self.volume.super_;
         let mut used = Vec::new();
         for number in 0..super_.groups {
-            self.writer.groups.prepare(number, &self.volume.store, super_)?;
+            self.prepare_group(number)?;
             let Some(Group { inodes, search: Some(search), .. }) = self.writer.groups.get(number)
             else {
                 continue;
@@ -634,13 +675,13 @@ impl Transaction<'_> {
             {
                 continue;
             }
-            self.writer.groups.prepare(number, &self.volume.store, &self.volume.super_)?;
+            self.prepare_group(number)?;
             if let Some(inode) = self.allocate_inode_in(number, kind)? {
                 return Ok(inode);
             }
         }
         for number in 0..groups {
-            self.writer.groups.prepare(number, &self.volume.store, &self.volume.super_)?;
+            self.prepare_group(number)?;
             if let Some(inode) = self.allocate_inode_in(number, kind)? {
                 return Ok(inode);
             }
@@ -650,11 +691,17 @@ impl Transaction<'_> {
 
     fn allocate_inode_in(&mut self, number: u32, kind: Kind) -> Result<Option<InodeNumber>> {
         let per_group = self.volume.super_.inodes_per_group;
+        let bitmap_at = self.have_bitmap(number, Role::InodeBitmap(number))?;
+        let Some(Group { search: Some(search), .. }) = self.writer.groups.get(number) else {
+            return Ok(None);
+        };
+        let Some(at) = bits(&search.inodes).next_zero(0) else { return Ok(None) };
+        // It is going to be written.
+        self.read_slot(InodeNumber(number * per_group + at + 1), |_| ())?;
+        self.may_wait = true;
         let group = self.writer.groups.get_mut(number)?;
         let Some(search) = &mut group.search else { return Ok(None) };
-        let Some(at) = bits(&search.inodes).next_zero(0) else { return Ok(None) };
         mark(&mut search.inodes, at, 1, true);
-        let bitmap_at = group.inode_bitmap;
         group.free_inodes = group.free_inodes.saturating_sub(1);
         group.directories += u32::from(kind == Kind::Directory);
         group.changed = true;
@@ -667,14 +714,15 @@ impl Transaction<'_> {
     /// Marks an inode as used that is not to be given out, if it is not marked.
     pub(crate) fn set_aside(&mut self, inode: InodeNumber) -> Result<()> {
         let (number, at) = self.writer.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
-        self.writer.groups.prepare(number, &self.volume.store, &self.volume.super_)?;
+        self.prepare_group(number)?;
+        let bitmap_at = self.have_bitmap(number, Role::InodeBitmap(number))?;
+        self.may_wait = true;
         let group = self.writer.groups.get_mut(number)?;
         let Some(search) = &mut group.search else { return Ok(()) };
         if is_all(&search.inodes, at, 1, true) {
             return Ok(());
         }
         mark(&mut search.inodes, at, 1, true);
-        let bitmap_at = group.inode_bitmap;
         group.free_inodes = group.free_inodes.saturating_sub(1);
         group.changed = true;
         self.writer.groups.free_inodes = self.writer.groups.free_inodes.saturating_sub(1);
@@ -684,9 +732,10 @@ impl Transaction<'_> {
     /// Gives an inode back that no name leads to any more.
     pub(crate) fn free_inode(&mut self, inode: InodeNumber, kind: Kind) -> Result<()> {
         let (number, at) = self.writer.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
-        self.writer.groups.prepare(number, &self.volume.store, &self.volume.super_)?;
+        self.prepare_group(number)?;
+        let bitmap_at = self.have_bitmap(number, Role::InodeBitmap(number))?;
+        self.may_wait = true;
         let group = self.writer.groups.get_mut(number)?;
-        let bitmap_at = group.inode_bitmap;
         group.free_inodes += 1;
         group.directories = group.directories.saturating_sub(u32::from(kind == Kind::Directory));
         group.changed = true;
@@ -719,8 +768,7 @@ impl Transaction<'_> {
         let all = &self.writer.groups;
         let mean_inodes = narrow(all.free_inodes / count);
         let mean_blocks = narrow(all.free_blocks / count);
-        let top =
-            parent == InodeNumber::ROOT || self.volume.node(parent)?.flags & flags::TOP_DIR != 0;
+        let top = parent == InodeNumber::ROOT || self.node(parent)?.flags & flags::TOP_DIR != 0;
         let order = |start: u32| (0..groups).map(move |step| (start + step) % groups);
         let room = |group: &Group, inodes: u32, blocks: u32| {
             group.free_inodes > 0 && group.free_inodes >= inodes && group.free_blocks >= blocks

@@ -178,6 +178,16 @@ impl Store {
         }
     }
 
+    /// A block of metadata, if no device must be asked for it.
+    pub(crate) fn block_in_memory(&self, block: FsBlock) -> Option<Data> {
+        if let Some(newer) = self.overlay.get(block) {
+            return Some(newer);
+        }
+        let (nth, at) = self.piece_place(block.0.checked_mul(self.block_bytes.into())?);
+        let piece = self.cache.peek(Key { inode: 0, index: nth })?;
+        Some(Data::of(piece, at, index(self.block_bytes.into())))
+    }
+
     fn block_of_disk(&self, block: FsBlock) -> Result<Data> {
         let len = u64::from(self.block_bytes);
         let missing = Error::Corrupt {
@@ -322,14 +332,14 @@ impl Store {
 
     /// Forgets a chunk, also one on its way.
     pub(crate) fn forget(&self, key: Key) {
-        self.cache.forget(key);
+        // In this order: what lands meanwhile is in the cache by then.
         self.claim(key);
+        self.cache.forget(key);
     }
 
     /// Forgets these chunks of a file, also those on their way.
     pub(crate) fn forget_chunks(&self, inode: u32, chunks: std::ops::Range<u64>) {
         let among = |key: &Key| key.inode == inode && chunks.contains(&key.index);
-        self.cache.forget_row(chunks.clone(), |index| Key { inode, index }, among);
         let mut flights = self.lock_flights();
         let Flights { by_key, bytes, .. } = &mut *flights;
         by_key.retain(|key, flight| {
@@ -337,6 +347,8 @@ impl Store {
             *bytes = bytes.saturating_sub(if gone { flight.len } else { 0 });
             !gone
         });
+        drop(flights);
+        self.cache.forget_row(chunks.clone(), |index| Key { inode, index }, among);
     }
 
     /// Forgets what the data cache holds of a block of the device.

@@ -92,6 +92,11 @@ impl<K: Hash + Eq + Copy, V: Weigh + Clone> Cache<K, V> {
         self.table.get_or_insert_with(&key, load)
     }
 
+    /// The value of `key`, if it is there; says nothing to the statistics.
+    pub(crate) fn peek(&self, key: K) -> Option<V> {
+        self.table.get(&key)
+    }
+
     /// Whether `key` is there; says nothing to the statistics.
     pub(crate) fn holds(&self, key: K) -> bool {
         self.table.contains_key(&key)

@@ -29,6 +29,7 @@ use crate::format::features::{Compatible, ReadOnlyCompatible};
 use crate::format::group::RawGroup;
 use crate::format::slot::Change;
 use crate::format::superblock::RawSuperblock;
+use crate::ops::accesses::Accesses;
 use crate::transaction::{Stop, Transaction};
 use crate::units::index;
 use crate::volume::Volume;
@@ -60,7 +61,7 @@ impl Volume {
     /// [`Error::ReadOnly`] once writing stopped; what made the disk refuse.
     pub fn commit(&self) -> Result<()> {
         let was_idle = self.transact(|tx| {
-            let was_idle = !tx.writer.batch.dirty;
+            let was_idle = !tx.has_changes();
             tx.end_batch()?;
             Ok(was_idle)
         })?;
@@ -145,7 +146,10 @@ impl Volume {
             self.wait(ticket)?;
         }
         if let Some(writing) = &self.writing {
-            writing.gate.write().stopped.get_or_insert(Stop::Closed);
+            let mut writer = writing.gate.write();
+            if writer.stopped().is_none() {
+                writer.set_stopped(Some(Stop::Closed));
+            }
         }
         Ok(())
     }
@@ -288,6 +292,7 @@ impl Transaction<'_> {
             return Ok(());
         }
         let was_marked = self.writer.marked;
+        self.block(self.volume.super_.place().0, Role::Superblock)?;
         self.take_into_use()?;
         let contents = stage.keys().copied().collect();
         let after = if was_marked { After::Nothing } else { After::Needed };
@@ -340,7 +345,15 @@ impl Transaction<'_> {
     fn seal_batch(&mut self, after: After) -> Result<()> {
         // What is sealed is no change of the operation in hand.
         let touched = self.writer.touched;
+        if !self.has_changes() {
+            return Ok(());
+        }
+        self.have_counts()?;
+        self.have_accessed()?;
+        // Most of what a chain is made of changed, and is in memory therefore.
+        let may_wait = std::mem::replace(&mut self.may_wait, true);
         let sealed = self.try_seal_batch(after);
+        self.may_wait = may_wait;
         match &sealed {
             Ok(()) => self.writer.touched = touched,
             Err(error) => self.writer.stop(error),
@@ -348,10 +361,24 @@ impl Transaction<'_> {
         sealed
     }
 
-    fn try_seal_batch(&mut self, after: After) -> Result<()> {
-        if !self.writer.batch.dirty {
-            return Ok(());
+    /// Whether anything waits to be committed.
+    fn has_changes(&self) -> bool {
+        let accesses = self.volume.writing.as_ref().map(|writing| &writing.accesses);
+        self.writer.batch.dirty || accesses.is_some_and(Accesses::are_due)
+    }
+
+    /// Sees to it that superblock and descriptors can be changed without the device.
+    fn have_counts(&self) -> Result<()> {
+        let super_ = &self.volume.super_;
+        self.block(super_.place().0, Role::Superblock)?;
+        for group in self.writer.groups.changed() {
+            self.block(super_.descriptor_place(group).0, Role::Descriptors)?;
         }
+        Ok(())
+    }
+
+    fn try_seal_batch(&mut self, after: After) -> Result<()> {
+        self.write_accesses()?;
         // Bounded chains: what is large goes ahead.
         let block_bytes = u64::from(self.volume.super_.block_bytes);
         if self.volume.store.overlay.read().dirty_contents as u64 * block_bytes > CHAIN_BYTES {

@@ -10,7 +10,6 @@ use std::sync::Arc;
 
 use draconis_device::Disk;
 use draconis_exchange::contract::Kind;
-use parking_lot::RwLock;
 
 use crate::alloc::Groups;
 use crate::blocks::data::Data;
@@ -49,9 +48,8 @@ impl Volume {
         let clean = super_.clean && !super_.errors;
         let groups = Groups::load(&volume.store, super_)?;
         let outbox = Outbox::new(disk, super_.block_bytes);
-        let dirty_limit = writing.dirty_bytes;
-        let writer = Writer::new(protocol::of(&properties), groups, writing, clean);
-        volume.writing = Some(WriteSide { gate: RwLock::new(writer), outbox, dirty_limit });
+        let writer = Writer::new(protocol::of(&properties), groups, &writing, clean);
+        volume.writing = Some(WriteSide::new(writer, outbox, writing));
         let first = volume.super_.last_orphan;
         volume.transact(|tx| tx.process_orphans(first))?;
         if !clean {
@@ -63,10 +61,11 @@ impl Volume {
     /// Takes a volume that was closed into use again.
     pub(crate) fn reopen_now(&self) -> Result<()> {
         let mut writer = self.writing.as_ref().ok_or(Error::ReadOnly)?.gate.write();
-        match writer.stopped {
+        match writer.stopped() {
             Some(Stop::Failed(_)) => Err(Error::ReadOnly),
             Some(Stop::Closed) => {
-                (writer.stopped, writer.marked) = (None, false);
+                writer.set_stopped(None);
+                writer.marked = false;
                 Ok(())
             }
             None => Ok(()),

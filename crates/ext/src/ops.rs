@@ -14,6 +14,7 @@
 //! Law 3: what a chain leaves behind, whole or cut off between two of its stages, is what
 //! [`commit`] says.
 
+pub(crate) mod accesses;
 mod attributes;
 mod contents;
 mod names;
@@ -156,7 +157,7 @@ impl Volume {
 
     /// Whether changes are possible: not if it was opened for reading, closed, or stopped.
     pub fn is_writable(&self) -> bool {
-        self.reading().is_some_and(|writer| writer.stopped.is_none())
+        self.writing.as_ref().is_some_and(|writing| !writing.is_stopped())
     }
 
     /// What stopped all writing, if something did.
@@ -166,14 +167,16 @@ impl Volume {
 
     /// How many changes were made, if any of them waits to be committed.
     pub fn uncommitted_changes(&self) -> Option<u64> {
-        self.reading().filter(|writer| writer.batch.dirty).map(|writer| writer.changes)
+        let writing = self.writing.as_ref()?;
+        let writer = self.reading().filter(|it| it.batch.dirty || writing.accesses.are_due())?;
+        Some(writer.changes.wrapping_add(writing.accesses.noted()))
     }
 
     /// Has `tell` called, in the middle of a change, whenever the first one is made since
     /// everything was committed. It must not come back to the volume.
     pub fn on_first_change(&self, tell: impl Fn() + Send + Sync + 'static) {
-        if let Some(WriteSide { gate, .. }) = &self.writing {
-            gate.write().on_first_change = Some(Box::new(tell));
+        if let Some(writing) = &self.writing {
+            *writing.on_first_change.lock() = Some(Box::new(tell));
         }
     }
 
@@ -329,31 +332,6 @@ impl Volume {
     /// [`Error::Unsupported`] for a flag that ext2 does not honour, [`Error::ReadOnly`].
     pub fn set_flags(&self, inode: InodeNumber, flags: u32) -> Result<()> {
         self.transact(|tx| tx.set_flags(inode, flags))
-    }
-
-    /// Writes down that a file was read just now, as [`Writing::atime`] says. Never fails:
-    /// reading does not depend on it.
-    pub fn touch_access(&self, inode: InodeNumber) {
-        // Most reads change nothing, and wait for no change then.
-        if self.is_access_due(inode) {
-            // The read is answered, also if this fails.
-            let _ = self.transact(|tx| tx.touch_access(inode));
-        }
-    }
-
-    /// Whether reading the inode now would change its time of access.
-    pub fn is_access_due(&self, inode: InodeNumber) -> bool {
-        let Some(writer) = self.reading() else { return false };
-        if writer.stopped.is_some() || writer.atime == AccessTimes::Never {
-            return false;
-        }
-        let now = (writer.clock)();
-        self.node(inode).is_ok_and(|node| writer.is_access_due(self, &node, now))
-    }
-
-    /// When reading is written down; never on a volume that is only read.
-    pub fn access_times(&self) -> AccessTimes {
-        self.reading().map_or(AccessTimes::Never, |writer| writer.atime)
     }
 
     /// Counts one more user of an inode: without names it lives on for as long as it has

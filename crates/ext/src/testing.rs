@@ -30,9 +30,12 @@ pub(crate) fn disk(block_bytes: u32, len_bytes: usize) -> Arc<MemoryDisk> {
     Arc::new(disk)
 }
 
+pub(crate) fn writing() -> Writing {
+    let clock = Arc::new(|| Time { seconds: 1_700_000_000, nanoseconds: 0 });
+    Writing { clock, dirty_bytes: 8 << 20, atime: AccessTimes::Never }
+}
+
 /// The volume on it, to be changed.
 pub(crate) fn open(disk: Arc<MemoryDisk>) -> Volume {
-    let clock = Arc::new(|| Time { seconds: 1_700_000_000, nanoseconds: 0 });
-    let writing = Writing { clock, dirty_bytes: 8 << 20, atime: AccessTimes::Never };
-    Volume::open_for_writing(disk, Options::default(), writing).unwrap()
+    Volume::open_for_writing(disk, Options::default(), writing()).unwrap()
 }

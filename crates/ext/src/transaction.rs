@@ -5,11 +5,16 @@
     reason = "computes with places of inodes inside their checked tables"
 )]
 
+#[cfg(test)]
+mod tests;
+
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use draconis_exchange::contract::Time;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use crate::alloc::Groups;
 use crate::blocks::CHUNK_BYTES;
@@ -21,10 +26,11 @@ use crate::commit::outbox::Outbox;
 use crate::commit::protocol::Protocol;
 use crate::format::inode::Inode;
 use crate::format::slot::{Slot, Stamp};
-use crate::ops::{AccessTimes, Writing};
+use crate::ops::Writing;
+use crate::ops::accesses::Accesses;
 use crate::units::index;
 use crate::volume::Volume;
-use crate::{Error, FsBlock, InodeNumber, Result};
+use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
 
 /// Why nothing is written any more.
 #[derive(Clone, Debug)]
@@ -36,20 +42,60 @@ pub(crate) enum Stop {
 }
 
 /// What a volume has that is written.
-#[derive(Debug)]
 pub(crate) struct WriteSide {
     /// Changes hold it alone, reads share it.
     pub(crate) gate: RwLock<Writer>,
     pub(crate) outbox: Outbox,
     /// Bytes that may be changed in memory.
     pub(crate) dirty_limit: u64,
+    pub(crate) clock: Arc<dyn Fn() -> Time + Send + Sync>,
+    pub(crate) accesses: Accesses,
+    /// Whether [`Writer::stopped`] says why nothing is written.
+    stopped: Arc<AtomicBool>,
+    /// What is told when something changes while nothing waits to be committed.
+    pub(crate) on_first_change: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
+}
+
+impl WriteSide {
+    pub(crate) fn new(writer: Writer, outbox: Outbox, writing: Writing) -> Self {
+        Self {
+            stopped: writer.is_stopped.clone(),
+            gate: RwLock::new(writer),
+            outbox,
+            dirty_limit: writing.dirty_bytes,
+            clock: writing.clock,
+            accesses: Accesses::new(writing.atime),
+            on_first_change: Mutex::default(),
+        }
+    }
+
+    /// Whether nothing is written any more.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
+    /// Says that something waits to be committed.
+    pub(crate) fn tell(&self) {
+        if let Some(tell) = &*self.on_first_change.lock() {
+            tell();
+        }
+    }
+}
+
+impl std::fmt::Debug for WriteSide {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { gate, outbox, accesses, .. } = self;
+        f.debug_struct("WriteSide")
+            .field("gate", gate)
+            .field("outbox", outbox)
+            .field("accesses", accesses)
+            .finish_non_exhaustive()
+    }
 }
 
 /// The state of a volume that is written. Who changes holds it alone; who reads shares it.
 pub(crate) struct Writer {
-    pub(crate) clock: Arc<dyn Fn() -> Time + Send + Sync>,
     pub(crate) dirty_limit: u64,
-    pub(crate) atime: AccessTimes,
     pub(crate) groups: Groups,
     pub(crate) batch: Batch,
     pub(crate) protocol: Box<dyn Protocol>,
@@ -61,7 +107,9 @@ pub(crate) struct Writer {
     pub(crate) listed: Vec<u32>,
     /// Orphans that never had a name and may get one.
     pub(crate) unnamed: HashSet<u32>,
-    pub(crate) stopped: Option<Stop>,
+    stopped: Option<Stop>,
+    /// Says the same to those without the gate.
+    is_stopped: Arc<AtomicBool>,
     /// The volume was unmounted properly before.
     pub(crate) was_clean: bool,
     /// The disk has been told that it is in use.
@@ -74,10 +122,8 @@ pub(crate) struct Writer {
     pub(crate) hints: HashMap<u32, u32>,
     /// Something in memory differs from before the change in hand.
     pub(crate) touched: bool,
-    /// Changes that were made, and what is told when one is made while nothing waits to be
-    /// committed.
+    /// Changes that were made.
     pub(crate) changes: u64,
-    pub(crate) on_first_change: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl std::fmt::Debug for Writer {
@@ -90,14 +136,12 @@ impl Writer {
     pub(crate) fn new(
         protocol: Box<dyn Protocol>,
         groups: Groups,
-        writing: Writing,
+        writing: &Writing,
         clean: bool,
     ) -> Self {
         Self {
             generation: (writing.clock)().nanoseconds,
-            clock: writing.clock,
             dirty_limit: writing.dirty_bytes,
-            atime: writing.atime,
             groups,
             batch: Batch::default(),
             protocol,
@@ -106,13 +150,13 @@ impl Writer {
             listed: vec![],
             unnamed: HashSet::new(),
             stopped: None,
+            is_stopped: Arc::default(),
             was_clean: clean,
             marked: false,
             turn: 0,
             hints: HashMap::new(),
             touched: false,
             changes: 0,
-            on_first_change: None,
         }
     }
 
@@ -131,9 +175,25 @@ impl Writer {
     pub(crate) fn stop(&mut self, why: &Error) {
         if self.stopped.is_none() {
             log::error!("{why}: the volume is read-only from now on");
-            self.stopped = Some(Stop::Failed(why.to_string()));
+            self.set_stopped(Some(Stop::Failed(why.to_string())));
         }
     }
+
+    pub(crate) fn stopped(&self) -> Option<&Stop> {
+        self.stopped.as_ref()
+    }
+
+    pub(crate) fn set_stopped(&mut self, stopped: Option<Stop>) {
+        self.is_stopped.store(stopped.is_some(), Ordering::Release);
+        self.stopped = stopped;
+    }
+}
+
+/// What came of trying a change.
+enum Attempt<T> {
+    Done(Result<T>),
+    /// Nothing: it must see this block.
+    Misses(FsBlock, Role),
 }
 
 /// A change in hand.
@@ -141,24 +201,60 @@ pub(crate) struct Transaction<'a> {
     pub(crate) volume: &'a Volume,
     pub(crate) writer: &'a mut Writer,
     pub(crate) now: Time,
+    /// Blocks may be read from the device.
+    pub(crate) may_wait: bool,
+    /// The block that could not be had without.
+    pub(crate) missing: Cell<Option<(FsBlock, Role)>>,
 }
 
+/// Blocks that a change may miss, one after the other, before it reads with the gate held: a
+/// cache that is smaller than what one change looks at never has all of them.
+const MOST_MISSING: u32 = 64;
+
 impl Volume {
-    /// Makes one change, alone.
+    /// Makes one change, alone. It is tried with what is in memory; what it misses is read
+    /// without the gate, and it is tried again, as long as it has not changed anything.
     pub(crate) fn transact<T>(
         &self,
-        change: impl FnOnce(&mut Transaction<'_>) -> Result<T>,
+        mut change: impl FnMut(&mut Transaction<'_>) -> Result<T>,
     ) -> Result<T> {
-        let writing = self.writing.as_ref().ok_or(Error::ReadOnly)?;
+        let mut missed = 0;
+        let mut may_wait = false;
+        loop {
+            match self.attempt(&mut change, may_wait) {
+                Attempt::Done(done) => {
+                    self.after_change()?;
+                    return done;
+                }
+                Attempt::Misses(block, role) => {
+                    missed += 1;
+                    let read = self.store.block(block, role);
+                    // What cannot be read is an answer in its place.
+                    may_wait = missed >= MOST_MISSING || read.is_err();
+                }
+            }
+        }
+    }
+
+    fn attempt<T>(
+        &self,
+        change: &mut impl FnMut(&mut Transaction<'_>) -> Result<T>,
+        may_wait: bool,
+    ) -> Attempt<T> {
+        let Some(writing) = &self.writing else { return Attempt::Done(Err(Error::ReadOnly)) };
         let mut writer = writing.gate.write();
-        if writer.stopped.is_some() {
-            return Err(Error::ReadOnly);
+        if writer.stopped().is_some() {
+            return Attempt::Done(Err(Error::ReadOnly));
         }
         writer.touched = false;
         let was_dirty = writer.batch.dirty;
-        let now = (writer.clock)();
-        let mut tx = Transaction { volume: self, writer: &mut writer, now };
+        let now = (writing.clock)();
+        let missing = Cell::new(None);
+        let mut tx = Transaction { volume: self, writer: &mut writer, now, may_wait, missing };
         let mut done = change(&mut tx);
+        if let Some((block, role)) = tx.missing.get() {
+            return Attempt::Misses(block, role);
+        }
         if done.is_ok()
             && let Err(error) = tx.keep_bounds()
         {
@@ -171,20 +267,40 @@ impl Volume {
         }
         if writer.touched {
             writer.changes = writer.changes.wrapping_add(1);
-            if !was_dirty && let Some(tell) = &writer.on_first_change {
-                tell();
+            if !was_dirty {
+                writing.tell();
             }
         }
-        drop(writer);
-        self.after_change()?;
-        done
+        Attempt::Done(done)
     }
 }
 
 impl Transaction<'_> {
     /// A block as it is now.
     pub(crate) fn block(&self, block: FsBlock, role: Role) -> Result<Data> {
-        self.volume.store.block(block, role)
+        // What has begun is ended, whatever must be read for it.
+        if self.may_wait || self.writer.touched {
+            return self.volume.store.block(block, role);
+        }
+        if self.missing.get().is_none() {
+            if let Some(bytes) = self.volume.store.block_in_memory(block) {
+                return Ok(bytes);
+            }
+            self.missing.set(Some((block, role)));
+        }
+        Err(Error::Misuse("a block that is not in memory"))
+    }
+
+    /// Sees to it that the inode can be had without the device.
+    fn have_inode(&self, inode: InodeNumber) -> Result<()> {
+        if self.volume.inodes.holds(inode.0) {
+            return Ok(());
+        }
+        let (block, _) = self.place(inode)?;
+        let group = GroupNumber((inode.0 - 1) / self.volume.super_.inodes_per_group);
+        let (descriptor, _) = self.volume.super_.descriptor_place(group);
+        self.block(descriptor, Role::Descriptors)?;
+        self.block(block, Role::Inodes).map(drop)
     }
 
     /// Changes a block of metadata.
@@ -194,10 +310,19 @@ impl Transaction<'_> {
         role: Role,
         change: impl FnOnce(&mut [u8]) -> T,
     ) -> Result<T> {
-        self.writer.touched = true;
-        self.writer.batch.dirty = true;
+        if self.missing.get().is_some() {
+            return Err(Error::Misuse("a change without all that it must see"));
+        }
         let overlay = &self.volume.store.overlay;
         let mut blocks = overlay.change();
+        if !blocks.metadata.contains_key(&block.0) {
+            drop(blocks);
+            // Before anything changes.
+            self.block(block, role)?;
+            blocks = overlay.change();
+        }
+        self.writer.touched = true;
+        self.writer.batch.dirty = true;
         if let Some(buffer) = blocks.metadata.get_mut(&block.0) {
             if !buffer.is_dirty() {
                 self.writer.batch.blocks.push(block.0);
@@ -234,11 +359,19 @@ impl Transaction<'_> {
 
     /// An inode in use.
     pub(crate) fn node(&self, inode: InodeNumber) -> Result<Arc<Inode>> {
+        self.have_inode(inode)?;
         self.volume.node(inode)
     }
 
     pub(crate) fn directory(&self, inode: InodeNumber) -> Result<Arc<Inode>> {
+        self.have_inode(inode)?;
         self.volume.directory(inode)
+    }
+
+    /// An inode, in use or not.
+    pub(crate) fn peek(&self, inode: InodeNumber) -> Result<Inode> {
+        self.have_inode(inode)?;
+        self.volume.peek(inode)
     }
 
     /// The block that an inode is in, and where in that block.

@@ -221,7 +221,11 @@ impl Volume {
 
     /// What `stat` shows of an inode at hand.
     pub fn attributes_of(&self, inode: &Inode) -> Attributes {
-        inode.attributes(&self.super_)
+        let mut attributes = inode.attributes(&self.super_);
+        if let Some(accessed) = self.noted_access(inode.number) {
+            attributes.accessed = accessed;
+        }
+        attributes
     }
 
     fn load_inode(&self, number: InodeNumber) -> Result<Arc<Inode>> {

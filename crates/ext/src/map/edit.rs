@@ -11,9 +11,11 @@
 
 use std::ops::{ControlFlow, Range};
 
+use draconis_exchange::contract::Kind;
+
 use crate::alloc::Request;
 use crate::blocks::role::Role;
-use crate::format::inode::DIRECT;
+use crate::format::inode::{DIRECT, Inode};
 use crate::format::{le32, put32};
 use crate::map::pointers::{Path, PointerAt, Pointers, fan_out, path};
 use crate::map::{Map, Node, Place, SEGMENT_BLOCKS, SegmentKey, Source, Visit};
@@ -40,6 +42,39 @@ pub(crate) struct Taking {
 
 fn wrong_pointer(block: FsBlock, inode: InodeNumber) -> Error {
     Error::corrupt("block map: pointer").in_block(block).of_inode(inode)
+}
+
+/// Blocks of a map that are looked at before they are taken away; the rest is read on the way.
+const MOST_NODES: u32 = 32;
+
+/// What of a map must be in memory to take it away.
+struct Look {
+    per_group: u64,
+    nodes: u32,
+    /// A block of each group.
+    of_groups: Vec<u64>,
+}
+
+impl Visit for Look {
+    fn run(&mut self, _: u64, _: u64, place: Place) -> ControlFlow<()> {
+        if let Place::At(FsBlock(block)) = place
+            && self
+                .of_groups
+                .last()
+                .is_none_or(|last| last / self.per_group != block / self.per_group)
+        {
+            self.of_groups.push(block);
+        }
+        match self.nodes {
+            MOST_NODES.. => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
+        }
+    }
+
+    fn node(&mut self, _: Node) -> bool {
+        self.nodes += 1;
+        true
+    }
 }
 
 /// A block as the old pointers hold it.
@@ -191,6 +226,24 @@ impl Transaction<'_> {
         }
     }
 
+    /// Sees to it that the blocks of a file from `from` on can be taken away without the
+    /// device: what leads to them, and the bitmaps that they are marked in.
+    pub(crate) fn have_map(&mut self, inode: &Inode, from: u64) -> Result<()> {
+        let super_ = &self.volume.super_;
+        let has_map = matches!(inode.kind, Kind::File | Kind::Directory | Kind::Symlink);
+        if !has_map || inode.fast_target(super_).is_some() {
+            return Ok(());
+        }
+        let end = inode.size_bytes.div_ceil(super_.block_bytes.into());
+        let per_group = u64::from(super_.blocks_per_group);
+        let mut look = Look { per_group, nodes: 0, of_groups: vec![] };
+        self.walk(inode.number, from..end, &mut look)?;
+        for block in look.of_groups {
+            self.have_bitmap_of(block)?;
+        }
+        Ok(())
+    }
+
     /// The blocks of a file in `range`, taken where there are none; see [`Map::map_blocks`].
     pub(crate) fn map_blocks(
         &mut self,
@@ -198,13 +251,13 @@ impl Transaction<'_> {
         range: Range<u32>,
         taking: Taking,
     ) -> Result<Vec<MappedRun>> {
-        let node = self.volume.peek(inode)?;
+        let node = self.peek(inode)?;
         super::of(&node)?.map_blocks(self, inode, range, taking)
     }
 
     /// Takes the blocks of a file in `range` away; see [`Map::unmap`].
     pub(crate) fn unmap(&mut self, inode: InodeNumber, range: Range<u32>) -> Result<()> {
-        let node = self.volume.peek(inode)?;
+        let node = self.peek(inode)?;
         let freed = super::of(&node)?.unmap(self, inode, range.clone())?;
         if freed > 0 {
             let sectors = self.sectors(freed)?;

@@ -3,10 +3,10 @@
 //! Law: a block of extended attributes is never changed where it lies: the new one is written
 //! first, and the inode leads to it then.
 
-use draconis_exchange::contract::{AttributeChange, Kind, SetTime, Time};
+use draconis_exchange::contract::{AttributeChange, Kind, SetTime};
 use draconis_exchange::omission::Omission;
 
-use super::{AccessTimes, XattrSet};
+use super::XattrSet;
 use crate::alloc::Request;
 use crate::blocks::role::Role;
 use crate::format::acl::Acl;
@@ -15,15 +15,13 @@ use crate::format::inode::{Inode, flags};
 use crate::format::slot::Stamp;
 use crate::format::xattr::{NewAttribute, edit, is_name};
 use crate::format::{le32, put32};
-use crate::transaction::{Transaction, Writer};
+use crate::transaction::Transaction;
 use crate::units::narrow;
-use crate::volume::Volume;
 use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
 
 const ACCESS: &[u8] = b"system.posix_acl_access";
 const DEFAULT: &[u8] = b"system.posix_acl_default";
 /// Seconds after which reading is written down in any case, with `relatime`.
-const DAY_SECONDS: i64 = 24 * 60 * 60;
 
 /// What a new inode gets from its directory.
 pub(crate) struct Inherited {
@@ -64,6 +62,9 @@ impl Transaction<'_> {
             self.change_slot(number, |it| it.set_mode(it.mode() & 0o170_000 | bits))?;
             self.chmod_list(&inode, mode)?;
         }
+        if change.accessed.is_some() {
+            self.forget_access(number);
+        }
         let now = self.now;
         self.change_slot(number, |it| {
             for (stamp, time) in
@@ -93,8 +94,16 @@ impl Transaction<'_> {
         self.put_attribute(inode, ACCESS, &list.chmod(bits).to_linux(), XattrSet::Any)
     }
 
+    fn xattr_of(&self, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
+        self.read_slot(inode.number, |_| ())?;
+        if let Some(at) = inode.attribute_block.filter(|at| self.volume.super_.holds(*at)) {
+            self.block(at, Role::Attributes)?;
+        }
+        self.volume.xattr_of(inode, name)
+    }
+
     fn list(&self, inode: &Inode, name: &[u8]) -> Result<Option<Acl>> {
-        match self.volume.xattr_of(inode, name) {
+        match self.xattr_of(inode, name) {
             Ok(bytes) => Acl::of_linux(&bytes),
             Err(Error::NoAttribute) => Ok(None),
             Err(error) => Err(error),
@@ -179,7 +188,7 @@ impl Transaction<'_> {
         if how == XattrSet::Create || !inode.has_attributes() {
             return Ok(false);
         }
-        match self.volume.xattr_of(inode, name) {
+        match self.xattr_of(inode, name) {
             Ok(old) => Ok(old == value),
             Err(Error::NoAttribute) => Ok(false),
             Err(error) => Err(error),
@@ -349,38 +358,5 @@ impl Transaction<'_> {
             it.set_flags(it.flags() & !flags::SETTABLE | wanted & flags::SETTABLE);
         })?;
         self.stamp(number, &[Stamp::Changed])
-    }
-
-    /// Writes down that an inode was read.
-    pub(crate) fn touch_access(&mut self, number: InodeNumber) -> Result<()> {
-        let inode = self.node(number)?;
-        if !self.writer.is_access_due(self.volume, &inode, self.now) {
-            return Ok(());
-        }
-        // A read alone is no reason to write, with `lazytime`.
-        let dirty = self.writer.batch.dirty;
-        self.stamp(number, &[Stamp::Accessed])?;
-        if self.writer.atime == AccessTimes::Lazy {
-            self.writer.batch.dirty = dirty;
-        }
-        Ok(())
-    }
-}
-
-impl Writer {
-    /// Whether reading `inode` at `now` changes its time of access.
-    pub(crate) fn is_access_due(&self, volume: &Volume, inode: &Inode, now: Time) -> bool {
-        if inode.flags & flags::NO_ATIME != 0 {
-            return false;
-        }
-        let shown = volume.attributes_of(inode);
-        match self.atime {
-            AccessTimes::Never => false,
-            AccessTimes::Strict | AccessTimes::Lazy => shown.accessed != now,
-            AccessTimes::Relative => {
-                let old = shown.accessed.seconds.saturating_add(DAY_SECONDS) <= now.seconds;
-                shown.accessed <= shown.modified || shown.accessed <= shown.changed || old
-            }
-        }
     }
 }

@@ -188,6 +188,7 @@ impl Transaction<'_> {
         let (first, last) = (narrow(offset / block_bytes), narrow(end.div_ceil(block_bytes)));
         // Most files are written once: only what comes back for more gets a window.
         let taking = self.taking(&inode, end > inode.size_bytes && first > 0);
+        self.have_edges(number, offset, end)?;
         let touched = self.writer.touched;
         if offset > inode.size_bytes && !inode.size_bytes.is_multiple_of(block_bytes) {
             // Others may have left something behind the end.
@@ -242,6 +243,19 @@ impl Transaction<'_> {
         };
         self.put_contents(got.at, &Data::owned(memory));
         Ok(end)
+    }
+
+    /// Sees to it that blocks which are overwritten in part can be kept without the device.
+    fn have_edges(&self, number: InodeNumber, from: u64, end: u64) -> Result<()> {
+        let block_bytes = self.block_bytes();
+        for edge in [from, end] {
+            if !edge.is_multiple_of(block_bytes)
+                && let Some(block) = self.mapped(number, narrow(edge / block_bytes))?
+            {
+                self.block(block, Role::Contents)?;
+            }
+        }
+        Ok(())
     }
 
     /// Fills the first and the last block with what they hold, where they are not
@@ -341,6 +355,7 @@ impl Transaction<'_> {
         let block_bytes = self.block_bytes();
         let before = inode.size_bytes;
         if bytes <= before {
+            self.have_map(inode, bytes.div_ceil(block_bytes))?;
             self.writer.groups.drop_window(number.0);
             self.unmap(number, narrow(bytes.div_ceil(block_bytes))..u32::MAX)?;
             if !bytes.is_multiple_of(block_bytes) {
@@ -404,7 +419,7 @@ impl Transaction<'_> {
         let (kind, fast, size) = {
             let mode = self.read_slot(number, |it| it.mode())?;
             let kind = Kind::from_mode(mode.into()).ok_or(Error::corrupt("inode: kind"))?;
-            let inode = self.volume.peek(number)?;
+            let inode = self.peek(number)?;
             (kind, inode.fast_target(&self.volume.super_).is_some(), inode.size_bytes)
         };
         let mapped = matches!(kind, Kind::File | Kind::Directory | Kind::Symlink) && !fast;
@@ -415,6 +430,7 @@ impl Transaction<'_> {
         self.drop_attribute_block(number)?;
         let old = self.is_old(number);
         let now = u32::try_from(self.now.seconds.max(1)).unwrap_or(u32::MAX);
+        self.forget_access(number);
         self.forget_orphan(number)?;
         self.change_slot(number, |it| {
             let mode = it.mode();

@@ -207,6 +207,7 @@ impl Transaction<'_> {
         if used {
             return Err(Error::corrupt("inode bitmap: a used inode is free").of_inode(number));
         }
+        self.forget_access(number);
         self.record(Intent::Born { inode: number, parent: is_dir.then_some(dir) });
         self.writer.generation =
             self.writer.generation.wrapping_mul(0x9E37_79B1).wrapping_add(number.0 | 1);
@@ -307,7 +308,7 @@ impl Transaction<'_> {
             Ok(node) if node.flags & (flags::IMMUTABLE | flags::APPEND) != 0 => {
                 return Err(Error::NotPermitted);
             }
-            Ok(_) => {}
+            Ok(node) => self.have_for_death(&node)?,
             // A name that leads nowhere is what a power cut may leave.
             Err(Error::NotFound) => {
                 self.take_out(dir, spot)?;
@@ -327,6 +328,13 @@ impl Transaction<'_> {
         let node = self.directory(dir)?;
         let lost = Error::corrupt("directory: a name is gone").of_inode(dir);
         self.seek(&node, name)?.map_err(|_| lost)
+    }
+
+    /// Sees to it that an inode can lose its last name without the device.
+    fn have_for_death(&mut self, inode: &Inode) -> Result<()> {
+        let has_users = self.writer.users.contains_key(&inode.number.0);
+        let is_last = inode.links() <= 1 || inode.kind == Kind::Directory;
+        if is_last && !has_users { self.have_map(inode, 0) } else { Ok(()) }
     }
 
     /// Counts one name less, and buries an inode that has none and no users.
@@ -374,6 +382,7 @@ impl Transaction<'_> {
         if !self.is_empty(&node)? {
             return Err(Error::NotEmpty);
         }
+        self.have_for_death(&node)?;
         let moved = self.begin(Operation::RemoveDirectory { inode })?;
         let spot = if moved { self.spot(dir, name)? } else { spot };
         self.take_out(dir, spot)?;
@@ -427,6 +436,7 @@ impl Transaction<'_> {
             (Ok(other), Renaming::Replace) => {
                 let victim = self.node(other.found.inode)?;
                 self.can_replace(&node, &victim, to_dir)?;
+                self.have_for_death(&victim)?;
                 self.need(of_whiteout, target.owner().0)?;
                 self.replace((from_dir, from), (to_dir, to), &node, &victim, whiteout)
             }
@@ -614,14 +624,22 @@ impl Transaction<'_> {
 
     /// Counts users; see [`crate::Volume::release`].
     pub(crate) fn release(&mut self, inode: InodeNumber, users: u64) -> Result<()> {
-        let Some(count) = self.writer.users.get_mut(&inode.0) else { return Ok(()) };
-        *count = count.saturating_sub(users);
-        if *count > 0 {
+        let Some(count) = self.writer.users.get(&inode.0).copied() else { return Ok(()) };
+        let left = count.saturating_sub(users);
+        if left > 0 {
+            self.writer.users.insert(inode.0, left);
             return Ok(());
+        }
+        let is_orphan = self.is_orphan(inode);
+        if is_orphan {
+            // Before anything is counted.
+            let node = self.peek(inode)?;
+            self.have_map(&node, 0)?;
+            self.may_wait = true;
         }
         self.writer.users.remove(&inode.0);
         self.writer.groups.drop_window(inode.0);
-        if self.is_orphan(inode) {
+        if is_orphan {
             self.writer.unnamed.remove(&inode.0);
             return self.delete(inode);
         }

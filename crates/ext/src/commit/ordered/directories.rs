@@ -124,7 +124,7 @@ impl Transaction<'_> {
         if self.available_now(true) < needed {
             return Ok(false);
         }
-        let node = self.volume.peek(dir)?;
+        let node = self.peek(dir)?;
         let count = self.volume.directory_blocks(&node);
         let own = own.iter().copied().filter(|block| self.is_names(*block)).collect();
         let mut found = Found { own, names: vec![], maps: vec![], damaged: None };

@@ -1,0 +1,115 @@
+//! Nothing is asked of the disk by those who hold the gate alone.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+use draconis_device::{
+    ChainBounds, Disk, Error, Extent, Group, MemoryDisk, Pending, Properties, ReadAnswer, Refused,
+    Ticket, Urgency,
+};
+use draconis_exchange::contract::{AttributeChange, Kind};
+use draconis_exchange::heap::Block;
+
+use crate::testing::{FILE, disk, writing};
+use crate::{NewNode, Options, Renaming, Volume, XattrSet};
+
+/// A disk that looks whether the gate is held when it is asked for something.
+struct Watch {
+    disk: Arc<MemoryDisk>,
+    volume: OnceLock<Weak<Volume>>,
+    /// What was asked with the gate held: reads, and everything else.
+    held: [AtomicU64; 2],
+    reads: AtomicU64,
+}
+
+impl Watch {
+    fn look(&self, nth: usize) {
+        let volume = self.volume.get().and_then(Weak::upgrade);
+        let writing = volume.as_ref().and_then(|volume| volume.writing.as_ref());
+        if writing.is_some_and(|writing| writing.gate.is_locked_exclusive()) {
+            self.held[nth].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Disk for Watch {
+    fn properties(&self) -> Properties {
+        self.disk.properties()
+    }
+    fn chain_bounds(&self) -> ChainBounds {
+        self.disk.chain_bounds()
+    }
+    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.look(0);
+        self.disk.read(at, into, urgency)
+    }
+    fn submit_chain(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        self.look(1);
+        self.disk.submit_chain(chain, after)
+    }
+    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+        self.look(1);
+        self.disk.settle(ticket)
+    }
+    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+        self.look(1);
+        self.disk.wait(ticket)
+    }
+}
+
+/// Each round works on a volume that was just opened: nothing of it is in memory.
+#[test]
+fn the_disk_is_asked_without_the_gate() {
+    let disk = disk(1024, 64 << 20);
+    let (mut reads, mut held_reads) = (0, 0);
+    for round in 0..4u32 {
+        let watch = Arc::new(Watch {
+            disk: disk.clone(),
+            volume: OnceLock::new(),
+            held: Default::default(),
+            reads: AtomicU64::new(0),
+        });
+        let small = Options { data_cache_bytes: 1 << 20, inode_cache: 64, ..Options::default() };
+        let volume = Volume::open_for_writing(watch.clone(), small, writing()).unwrap();
+        let volume = Arc::new(volume);
+        watch.volume.set(Arc::downgrade(&volume)).unwrap();
+        let root = volume.root();
+        for nth in 0..40u32 {
+            let name = |what: &str, round: u32| format!("{what} {nth} {round}").into_bytes();
+            let directory = NewNode { kind: Kind::Directory, mode: 0o755, ..FILE };
+            let dir = volume.create(root, &name("dir", round), &directory).unwrap();
+            for file in 0..20 {
+                let file = volume.create(dir, format!("{file}").as_bytes(), &FILE).unwrap();
+                volume.write(file, 0, &vec![1; 14_000]).unwrap();
+            }
+            let Some(before) = round.checked_sub(1) else { continue };
+            let old = volume.lookup(root, &name("dir", before)).unwrap();
+            let file = volume.lookup(old, b"3").unwrap();
+            volume.write(file, 10_000, &[2; 3000]).unwrap();
+            volume.set_xattr(file, b"user.a", &[1; 600], XattrSet::Any, false).unwrap();
+            let cut = volume.lookup(old, b"4").unwrap();
+            let shorter = AttributeChange { size_bytes: Some(3000), ..AttributeChange::default() };
+            volume.set_attributes(cut, &shorter).unwrap();
+            volume.rename(old, b"5", dir, b"moved", Renaming::Replace).unwrap();
+            volume.rename(old, b"6", old, b"7", Renaming::Replace).unwrap();
+            volume.unlink(old, b"8").unwrap();
+            volume.sync_inode(file, nth % 2 == 0).unwrap();
+            if nth % 10 == 0 {
+                volume.commit().unwrap();
+            }
+        }
+        volume.close().unwrap();
+        let [held, others] = [0, 1].map(|nth| watch.held[nth].load(Ordering::Relaxed));
+        assert_eq!(others, 0, "round {round}");
+        held_reads += held;
+        reads += watch.reads.load(Ordering::Relaxed);
+    }
+    // What an operation finds missing after it has changed something is read at once.
+    assert!(reads > 500 && held_reads * 20 < reads, "{held_reads} of {reads}");
+    println!("{held_reads} of {reads} reads with the gate held");
+}
