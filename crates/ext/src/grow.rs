@@ -205,7 +205,7 @@ impl Growth {
         let top = FsBlock(slot.pointer(TOP_POINTER).into());
         let pointers = read_blocks(disk, &self.old, top, 1)?;
         for (place, block) in reserve(&self.old) {
-            if le32(&pointers, place) != Some(narrow(block.0)) {
+            if le32(&pointers, place) != Some(block.in_32_bits()?) {
                 return Err(damaged().into());
             }
         }
@@ -319,14 +319,14 @@ fn with_blocks(
     blocks: u64,
 ) -> Result<(RawSuperblock, Superblock)> {
     let mut raw = raw.clone();
-    raw.s_blocks_count_lo = narrow(blocks).into();
+    raw.s_blocks_count_lo = FsBlock(blocks).in_32_bits()?.into();
     let grown = raw.check()?;
     let taken = grown.descriptor_blocks().saturating_sub(old.descriptor_blocks());
     let left = u32::from(old.reserved_descriptor_blocks).saturating_sub(taken);
     raw.s_reserved_gdt_blocks = u16::try_from(left).unwrap_or(u16::MAX).into();
     raw.s_inodes_count = grown.groups.saturating_mul(old.inodes_per_group).into();
     let reserved = old.reserved_blocks.saturating_mul(blocks).checked_div(old.blocks);
-    raw.s_r_blocks_count_lo = narrow(reserved.unwrap_or(0)).into();
+    raw.s_r_blocks_count_lo = FsBlock(reserved.unwrap_or(0)).in_32_bits()?.into();
     let new = raw.check()?;
     if old.overhead_blocks != 0 {
         let more = new.overhead().saturating_sub(old.overhead());

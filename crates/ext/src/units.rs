@@ -69,6 +69,16 @@ impl std::fmt::Display for InodeNumber {
     }
 }
 
+impl FsBlock {
+    /// Its number as the fields of 32 bits hold it.
+    ///
+    /// # Errors
+    /// [`crate::Error::TooLarge`] for what they do not hold.
+    pub fn in_32_bits(self) -> crate::Result<u32> {
+        u32::try_from(self.0).map_err(|_| crate::Error::TooLarge)
+    }
+}
+
 /// A byte count as an index; what no address space can hold becomes the largest index,
 /// which no slice has.
 pub(crate) fn index(bytes: u64) -> usize {

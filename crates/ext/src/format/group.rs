@@ -52,6 +52,17 @@ impl RawGroup {
         Ok(raw)
     }
 
+    /// Names the blocks of its bitmaps and its inode table.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] for what 32 bits do not hold.
+    pub fn set_places(&mut self, [blocks, inodes, table]: [FsBlock; 3]) -> Result<()> {
+        self.bg_block_bitmap_lo.set(blocks.in_32_bits()?);
+        self.bg_inode_bitmap_lo.set(inodes.in_32_bits()?);
+        self.bg_inode_table_lo.set(table.in_32_bits()?);
+        Ok(())
+    }
+
     /// Sets the counts of descriptor `slot` in a block of descriptors: free blocks, free inodes,
     /// directories.
     ///

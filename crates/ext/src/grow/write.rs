@@ -107,7 +107,7 @@ impl Growth {
         descriptors.truncate(index(len));
         let mut free = self.old.free_blocks;
         for group in self.new_groups() {
-            let raw = self.new_descriptor(group);
+            let raw = self.new_descriptor(group)?;
             free = free.saturating_add(raw.bg_free_blocks_count_lo.get().into());
             descriptors.extend(raw.as_bytes());
         }
@@ -123,24 +123,22 @@ impl Growth {
         let groups = self.new.groups.saturating_sub(self.old.groups);
         let inodes = groups.saturating_mul(self.old.inodes_per_group);
         super_.s_free_inodes_count = self.old.free_inodes.saturating_add(inodes).into();
-        super_.s_free_blocks_count_lo = narrow(free.saturating_add(gained)).into();
+        super_.s_free_blocks_count_lo = FsBlock(free.saturating_add(gained)).in_32_bits()?.into();
         super_.s_wtime = narrow(u64::try_from(target.now.seconds).unwrap_or(0)).into();
         Ok(Grown { super_, unfreed: narrow(free), descriptors })
     }
 
-    fn new_descriptor(&self, group: GroupNumber) -> RawGroup {
+    fn new_descriptor(&self, group: GroupNumber) -> Result<RawGroup> {
         let new = &self.new;
         let at = bitmaps(new, group);
         let data = at.after(tables(new));
         let mut raw = RawGroup::new_zeroed();
-        raw.bg_block_bitmap_lo = narrow(at.0).into();
-        raw.bg_inode_bitmap_lo = narrow(at.after(1).0).into();
-        raw.bg_inode_table_lo = narrow(at.after(2).0).into();
+        raw.set_places([at, at.after(1), at.after(2)])?;
         let free = new.group_end(group).0.saturating_sub(data.0);
         raw.bg_free_blocks_count_lo = u16::try_from(free).unwrap_or(u16::MAX).into();
         let inodes = u16::try_from(new.inodes_per_group).unwrap_or(u16::MAX);
         raw.bg_free_inodes_count_lo = inodes.into();
-        raw
+        Ok(raw)
     }
 
     /// Writes what is in a new group: nobody sees it yet.
@@ -190,9 +188,10 @@ impl Growth {
             without.s_reserved_gdt_blocks = 0.into();
             let empty = vec![0; index(self.new.block_bytes.into())];
             top_empty.push(writer.write(owner.top, &empty));
-            tables.extend(self.reserved_blocks().map(|(at, bytes)| writer.write(at, &bytes)));
+            tables
+                .extend(self.reserved_blocks()?.iter().map(|(at, bytes)| writer.write(*at, bytes)));
             freed.extend(
-                self.renewed(owner, writer.target.now).map(|(at, bytes)| writer.write(at, &bytes)),
+                self.renewed(owner, writer.target.now)?.map(|(at, bytes)| writer.write(at, &bytes)),
             );
         }
         begin.push(sector(&unclean, 0));
@@ -211,30 +210,29 @@ impl Growth {
     }
 
     /// The reserved blocks of group 0: each leads to its copies in other groups.
-    fn reserved_blocks(&self) -> impl Iterator<Item = (FsBlock, Vec<u8>)> {
+    fn reserved_blocks(&self) -> Result<Vec<(FsBlock, Vec<u8>)>> {
         let new = &self.new;
         let copies = (1..new.groups).map(GroupNumber).filter(|group| new.has_superblock(*group));
         let starts: Vec<FsBlock> = copies.map(|group| new.group_start(group)).collect();
         let first = new.group_start(GroupNumber(0)).0;
-        reserve(new).map(move |(_, block)| {
+        let with_copies = |(_, block): (usize, FsBlock)| {
             let nth = block.0.saturating_sub(first);
-            let mut pointers: Vec<u8> =
-                starts.iter().flat_map(|start| narrow(start.after(nth).0).to_le_bytes()).collect();
+            let mut pointers = vec![];
+            for start in &starts {
+                pointers.extend(start.after(nth).in_32_bits()?.to_le_bytes());
+            }
             pointers.resize(index(new.block_bytes.into()), 0);
-            (block, pointers)
-        })
+            Ok((block, pointers))
+        };
+        reserve(new).map(with_copies).collect()
     }
 
     /// The top of the map of the reserve, and the block with its owner.
-    fn renewed(
-        &self,
-        owner: &Owner,
-        now: Time,
-    ) -> impl Iterator<Item = (FsBlock, Vec<u8>)> + use<> {
+    fn renewed(&self, owner: &Owner, now: Time) -> Result<[(FsBlock, Vec<u8>); 2]> {
         let new = &self.new;
         let mut top = vec![0; index(new.block_bytes.into())];
         for (place, block) in reserve(new) {
-            put32(&mut top, place, narrow(block.0));
+            put32(&mut top, place, block.in_32_bits()?);
         }
         let copies = (0..new.groups).filter(|group| new.has_superblock(GroupNumber(*group)));
         let reserved = u64::from(new.reserved_descriptor_blocks);
@@ -246,7 +244,7 @@ impl Growth {
             slot.set_time(Stamp::Accessed, now);
             slot.set_time(Stamp::Modified, now);
         }
-        [(owner.top, top), (owner.block, bytes)].into_iter()
+        Ok([(owner.top, top), (owner.block, bytes)])
     }
 
     /// The bitmap of the group that was last, with what it gained.

@@ -77,11 +77,6 @@ impl Visit for Look {
     }
 }
 
-/// A block as the old pointers hold it.
-fn pointer_to(block: FsBlock) -> Result<u32> {
-    u32::try_from(block.0).map_err(|_| Error::TooLarge)
-}
-
 /// Frees blocks in runs as long as they come.
 #[derive(Default)]
 struct Freeing {
@@ -107,7 +102,7 @@ impl Transaction<'_> {
         place: PointerAt,
         to: FsBlock,
     ) -> Result<()> {
-        let to = pointer_to(to)?;
+        let to = to.in_32_bits()?;
         match place {
             PointerAt::Inode(slot) => self.change_slot(inode, |it| it.set_pointer(slot, to)),
             PointerAt::Block(block, nth) => self.change(block, Role::Map(inode.0), |bytes| {
@@ -338,7 +333,7 @@ impl Transaction<'_> {
                 grows: taking.grows.then_some(inode.0),
                 privileged: taking.privileged,
             })?;
-            self.put_pointers(inode, place, nth, pointer_to(FsBlock(start))?, blocks)?;
+            self.put_pointers(inode, place, nth, FsBlock(start).in_32_bits()?, blocks)?;
             *goal = start + u64::from(blocks);
             let got = MappedRun { from: at + nth, blocks, at: FsBlock(start), fresh: true };
             all.push(got);

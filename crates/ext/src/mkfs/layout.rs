@@ -215,11 +215,15 @@ impl Layout {
     }
 
     fn of(options: &Options, division: &Division, reserved: u64) -> Result<Self> {
+        let (blocks, block_bytes) = (division.blocks, division.block_bytes);
+        let field = |count: u64| {
+            FsBlock(count).in_32_bits().map_err(|_| Error::TooLarge { blocks, block_bytes })
+        };
         let mut raw = RawSuperblock::new_zeroed();
         let inodes = division.inodes_per_group * division.groups;
         raw.s_inodes_count = inodes.into();
-        raw.s_blocks_count_lo = narrow(division.blocks).into();
-        raw.s_r_blocks_count_lo = narrow(reserved).into();
+        raw.s_blocks_count_lo = field(division.blocks)?.into();
+        raw.s_r_blocks_count_lo = field(reserved)?.into();
         raw.s_free_inodes_count = (inodes - RESERVED_INODES).into();
         raw.s_first_data_block = division.first_data_block.into();
         raw.s_log_block_size = (division.block_bytes.trailing_zeros() - 10).into();
@@ -258,11 +262,18 @@ impl Layout {
         let sane = |error: crate::Error| Error::Misuse(error.to_string());
         let mut super_ = raw.check().map_err(sane)?;
         let overhead = super_.overhead();
-        raw.s_overhead_blocks = narrow(overhead).into();
+        let overhead_blocks = field(overhead)?;
+        raw.s_overhead_blocks = overhead_blocks.into();
         let free = super_.blocks.saturating_sub(overhead);
-        raw.s_free_blocks_count_lo = narrow(free).into();
-        (super_.free_blocks, super_.overhead_blocks) = (free, narrow(overhead));
+        raw.s_free_blocks_count_lo = field(free)?.into();
+        (super_.free_blocks, super_.overhead_blocks) = (free, overhead_blocks);
         Ok(Self { options: options.clone(), super_, raw })
+    }
+
+    /// A volume with block numbers of more than 32 bits.
+    pub(super) fn too_large(&self) -> Error {
+        let Superblock { blocks, block_bytes, .. } = self.super_;
+        Error::TooLarge { blocks, block_bytes }
     }
 
     /// What it was made for.

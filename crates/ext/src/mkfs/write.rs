@@ -11,13 +11,12 @@ use std::sync::{Mutex, PoisonError};
 use draconis_device::{Disk, Group, Ticket, Write};
 use draconis_exchange::contract::Kind;
 use draconis_exchange::heap::{Block, Private};
-use zerocopy::IntoBytes;
+use zerocopy::{FromZeros, IntoBytes};
 
 use super::layout::Layout;
 use super::plan::{self, Placed, Plan};
 use super::tree::{Contents, NodeId, What};
 use super::{Error, Result};
-use crate::GroupNumber;
 use crate::dir::build::Style;
 use crate::format::dirent::BlockWriter;
 use crate::format::group::RawGroup;
@@ -26,6 +25,7 @@ use crate::format::superblock::{self, RawSuperblock};
 use crate::format::xattr::{encode_block, encode_body};
 use crate::map::build::{self as map, Part};
 use crate::units::{index, narrow};
+use crate::{FsBlock, GroupNumber};
 
 /// Bytes of one request for contents.
 const REQUEST_BYTES: u64 = 1 << 20;
@@ -354,7 +354,7 @@ impl<'a> Producer<'a> {
         }
         self.queue_attributes(placed);
         if placed.inode == plan::LOST_FOUND && self.plan.reserve_map != 0 {
-            let top = reserve_top(&self.plan.layout);
+            let top = reserve_top(&self.plan.layout).ok()?;
             self.parts.push_back((self.plan.reserve_map.into(), 1, Fill::Bytes(top)));
         }
         Some(mapped)
@@ -418,21 +418,21 @@ fn directory_bytes(plan: &Plan<'_>, placed: &Placed) -> (Vec<u8>, bool) {
 /// The block of the map of the resize inode that leads to each reserved descriptor block of
 /// group 0, which in turn leads to its copies. A descriptor block's place among all
 /// descriptor blocks is its place in this one, counted round.
-fn reserve_top(layout: &Layout) -> Vec<u8> {
+fn reserve_top(layout: &Layout) -> crate::Result<Vec<u8>> {
     let mut top = vec![0; layout.block_len()];
     let first = u64::from(layout.super_.descriptor_blocks());
     let table = u64::from(layout.super_.first_data_block) + 1;
     for nth in first..first + u64::from(layout.super_.reserved_descriptor_blocks) {
         let at = index(nth % layout.fan_out() * 4);
         if let Some(field) = top.get_mut(at..).and_then(|rest| rest.get_mut(..4)) {
-            field.copy_from_slice(&narrow(table + nth).to_le_bytes());
+            field.copy_from_slice(&FsBlock(table + nth).in_32_bits()?.to_le_bytes());
         }
     }
-    top
+    Ok(top)
 }
 
 /// The reserved descriptor blocks of group 0: each leads to its copies in other groups.
-fn reserve_blocks(layout: &Layout) -> Vec<u8> {
+fn reserve_blocks(layout: &Layout) -> crate::Result<Vec<u8>> {
     let super_ = &layout.super_;
     let backups: Vec<u64> = (1..super_.groups)
         .filter(|group| plan::has_copy(layout, *group))
@@ -443,11 +443,11 @@ fn reserve_blocks(layout: &Layout) -> Vec<u8> {
     for nth in first..first + u64::from(super_.reserved_descriptor_blocks) {
         let start = bytes.len();
         for backup in &backups {
-            bytes.extend(narrow(backup + nth).to_le_bytes());
+            bytes.extend(FsBlock(backup + nth).in_32_bits()?.to_le_bytes());
         }
         bytes.resize(start + layout.block_len(), 0);
     }
-    bytes
+    Ok(bytes)
 }
 
 /// Blocks that the reserve's map owns: its top, its blocks in group 0 and all their copies.
@@ -461,8 +461,9 @@ fn reserve_owned(layout: &Layout) -> u64 {
 fn superblock_of(plan: &Plan<'_>, group: u32, free_blocks: u64) -> RawSuperblock {
     let mut raw = plan.layout.raw.clone();
     let used = plan.placed.len() as u64 - 1 + 10;
-    raw.s_free_blocks_count_lo = narrow(free_blocks).into();
-    raw.s_free_inodes_count = narrow(u64::from(plan.layout.super_.inodes) - used).into();
+    let free_inodes = u64::from(plan.layout.super_.inodes) - used;
+    // No more than the layout has, which fits.
+    let _ = raw.set_free(free_blocks, free_inodes);
     if group > 0 {
         // A copy knows nothing of how the volume was left.
         raw.s_state = 0.into();
@@ -496,7 +497,7 @@ fn write_groups(plan: &Plan<'_>, mapped: &[Mapped], writer: &Writer<'_>) -> Resu
         let here = inodes.partition_point(|nth| u64::from(inode_of(nth)) <= last);
         let (mine, later) = inodes.split_at(here);
         inodes = later;
-        let counted = count(plan, group, &mut used, mine);
+        let counted = count(plan, group, &mut used, mine).map_err(|_| layout.too_large())?;
         free_blocks += u64::from(counted.raw.bg_free_blocks_count_lo.get());
         descriptors.extend(counted.raw.as_bytes());
         let at = layout.bitmaps(group);
@@ -513,7 +514,7 @@ fn write_groups(plan: &Plan<'_>, mapped: &[Mapped], writer: &Writer<'_>) -> Resu
         }
     }
     descriptors.resize(index(layout.super_.descriptor_blocks().into()) * layout.block_len(), 0);
-    let reserve = reserve_blocks(layout);
+    let reserve = reserve_blocks(layout).map_err(|_| layout.too_large())?;
     for group in (0..groups).filter(|group| plan::has_copy(layout, *group)) {
         let start = layout.super_.group_start(GroupNumber(group));
         let mut bytes = vec![];
@@ -537,7 +538,12 @@ fn write_groups(plan: &Plan<'_>, mapped: &[Mapped], writer: &Writer<'_>) -> Resu
 
 /// Fills the bitmaps of a group and counts what is free. `used` begins with the first run that
 /// may be in this group.
-fn count(plan: &Plan<'_>, group: u32, used: &mut &[plan::Blocks], mine: &[usize]) -> Counted {
+fn count(
+    plan: &Plan<'_>,
+    group: u32,
+    used: &mut &[plan::Blocks],
+    mine: &[usize],
+) -> crate::Result<Counted> {
     let layout = &plan.layout;
     let start = layout.super_.group_start(GroupNumber(group)).0;
     let end = layout.group_end(group);
@@ -575,21 +581,12 @@ fn count(plan: &Plan<'_>, group: u32, used: &mut &[plan::Blocks], mine: &[usize]
     inodes.set(per_group, u64::from(layout.super_.block_bytes) * 8);
     let at = layout.bitmaps(group);
     let short = |count: u64| u16::try_from(count).unwrap_or(u16::MAX);
-    let raw = RawGroup {
-        bg_block_bitmap_lo: narrow(at.0).into(),
-        bg_inode_bitmap_lo: narrow(at.after(1).0).into(),
-        bg_inode_table_lo: narrow(at.after(2).0).into(),
-        bg_free_blocks_count_lo: short(free).into(),
-        bg_free_inodes_count_lo: short(free_inodes).into(),
-        bg_used_dirs_count_lo: directories.into(),
-        bg_flags: 0.into(),
-        bg_exclude_bitmap_lo: 0.into(),
-        bg_block_bitmap_csum_lo: 0.into(),
-        bg_inode_bitmap_csum_lo: 0.into(),
-        bg_itable_unused_lo: 0.into(),
-        bg_checksum: 0.into(),
-    };
-    Counted { raw, block_bitmap: blocks.0, inode_bitmap: inodes.0 }
+    let mut raw = RawGroup::new_zeroed();
+    raw.set_places([at, at.after(1), at.after(2)])?;
+    raw.bg_free_blocks_count_lo = short(free).into();
+    raw.bg_free_inodes_count_lo = short(free_inodes).into();
+    raw.bg_used_dirs_count_lo = directories.into();
+    Ok(Counted { raw, block_bitmap: blocks.0, inode_bitmap: inodes.0 })
 }
 
 /// The inode table of a group, up to the block with its last inode in use.

@@ -16,7 +16,6 @@ use crate::format::slot::Stamp;
 use crate::format::xattr::{NewAttribute, edit, is_name};
 use crate::format::{le32, put32};
 use crate::transaction::Transaction;
-use crate::units::narrow;
 use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
 
 const ACCESS: &[u8] = b"system.posix_acl_access";
@@ -292,7 +291,8 @@ impl Transaction<'_> {
             let (at, _) =
                 self.allocate_blocks(Request { goal, want: 1, grows: None, privileged })?;
             self.put_fresh(FsBlock(at), Role::Attributes, block);
-            self.change_slot(number, |it| it.set_attribute_block(narrow(at)))?;
+            let block = FsBlock(at).in_32_bits()?;
+            self.change_slot(number, |it| it.set_attribute_block(block))?;
             self.count_sectors(number, 1)?;
         }
         if !all.is_empty() && !self.volume.super_.compatible.contains(Compatible::EXT_ATTR) {
