@@ -435,7 +435,7 @@ impl Transaction<'_> {
         (count > 0).then_some((start, count))
     }
 
-    /// Keeps free blocks behind those that a file just got.
+    /// Keeps free blocks behind those that a file was just given.
     fn open_window(&mut self, inode: u32, (start, count): (u64, u32)) {
         let groups = &mut self.writer.groups;
         let before = groups.windows.get(&inode).map_or(0, |window| window.len);
@@ -491,11 +491,12 @@ impl Transaction<'_> {
     fn find_blocks(&mut self, request: Request) -> Result<Option<(u64, u32)>> {
         let super_ = &self.volume.super_;
         let goal = request.goal.clamp(u64::from(super_.first_data_block), super_.blocks - 1);
-        let (home, at) = self.writer.groups.group_of(goal).ok_or(Error::corrupt("block number"))?;
+        let (first_group, at) =
+            self.writer.groups.group_of(goal).ok_or(Error::corrupt("block number"))?;
         let count = super_.groups;
         let mut best: Option<(u64, u32)> = None;
         for step in 0..count {
-            let number = (home + step) % count;
+            let number = (first_group + step) % count;
             let Some(group) = self.writer.groups.get(number) else { continue };
             if group.free_blocks == 0 {
                 continue;
@@ -662,9 +663,9 @@ impl Transaction<'_> {
         if self.writer.groups.free_inodes == 0 {
             return Err(Error::NoSpace);
         }
-        let (home, _) = self.writer.groups.place_of_inode(dir).ok_or(Error::NotFound)?;
+        let (own_group, _) = self.writer.groups.place_of_inode(dir).ok_or(Error::NotFound)?;
         let groups = self.volume.super_.groups;
-        let first = if kind == Kind::Directory { self.spread(dir, home)? } else { home };
+        let first = if kind == Kind::Directory { self.spread(dir, own_group)? } else { own_group };
         // Files: their directory's group, then ever farther ones, then any.
         let hops = (0..31u32).map(|hop| (1u32 << hop) - 1).take_while(|hop| *hop < groups);
         let order = hops.chain(0..groups).map(|hop| (first + hop) % groups);
@@ -762,7 +763,7 @@ impl Transaction<'_> {
 
     /// The group for a new directory: near its parent while there is room for its files,
     /// but those at the top of the tree are spread (Orlov's allocator).
-    fn spread(&mut self, parent: InodeNumber, home: u32) -> Result<u32> {
+    fn spread(&mut self, parent: InodeNumber, own_group: u32) -> Result<u32> {
         let groups = self.volume.super_.groups;
         let count = u64::from(groups);
         let all = &self.writer.groups;
@@ -789,11 +790,11 @@ impl Transaction<'_> {
         let most = narrow(all.directories / count) + per_group / 16;
         let least_inodes = mean_inodes.saturating_sub(per_group / 4);
         let least_blocks = mean_blocks.saturating_sub(self.volume.super_.blocks_per_group / 4);
-        let found = order(home).find(|number| {
+        let found = order(own_group).find(|number| {
             all.get(*number).is_some_and(|group| {
                 group.directories < most && room(group, least_inodes.max(1), least_blocks)
             })
         });
-        Ok(found.unwrap_or(home))
+        Ok(found.unwrap_or(own_group))
     }
 }

@@ -279,8 +279,8 @@ impl Store {
             return self.load(&plan()?);
         }
         let plan = plan()?;
-        // Small files, and the starts of large ones: whoever reads on in those is read
-        // ahead for in another way.
+        // Small files, and the starts of large ones: reading on in those is
+        // a stream, and read ahead as one.
         if plan.clustered
             && key.index == 0
             && self.in_company(&plan)
@@ -293,7 +293,7 @@ impl Store {
         Ok(self.renew(&plan, flight.land(&self.pool)?))
     }
 
-    /// Puts into a chunk what is newer than the device. Nobody else holds it yet.
+    /// Puts into a chunk what is newer than the device. It is not shared yet.
     fn renew(&self, plan: &Plan, mut chunk: Arc<Chunk>) -> Arc<Chunk> {
         if self.overlay.is_empty() {
             return chunk;
@@ -396,7 +396,7 @@ impl Store {
         Ok(Chunk::whole(memory))
     }
 
-    /// Starts to read a chunk that somebody will want soon. Says whether there is room
+    /// Starts to read a chunk that will be wanted soon. Says whether there is room
     /// for more.
     pub(crate) fn read_ahead(
         &self,
@@ -419,7 +419,7 @@ impl Store {
                 return false;
             }
         }
-        // Whoever asks in earnest will get the error.
+        // A read that needs it will get the error.
         let Ok(plan) = plan() else { return false };
         if self.is_newer(&plan) && key.inode != 0 {
             return true;

@@ -82,7 +82,7 @@ impl<K: Hash + Eq + Copy, V: Weigh + Clone> Cache<K, V> {
     }
 
     /// The value of `key`, loaded if it is not there. Others who ask for it meanwhile
-    /// wait for this load; if it fails, each of them tries for himself.
+    /// wait for this load; if it fails, each of them tries again.
     pub(crate) fn get_or_load(&self, key: K, load: impl FnOnce() -> Result<V>) -> Result<V> {
         if let Some(value) = self.table.get(&key) {
             self.hits.fetch_add(1, Ordering::Relaxed);
@@ -102,7 +102,7 @@ impl<K: Hash + Eq + Copy, V: Weigh + Clone> Cache<K, V> {
         self.table.contains_key(&key)
     }
 
-    /// Puts a value in that nobody asked for yet.
+    /// Puts a value in that was not asked for yet.
     pub(crate) fn offer(&self, key: K, value: V) {
         self.table.insert(key, value);
     }

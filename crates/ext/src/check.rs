@@ -2,16 +2,16 @@
 //!
 //! ```text
 //!   0 superblock, groups        where everything is           layout
-//!   1 inode tables, block maps  who claims which block        inodes · blocks · attributes
-//!   2 directory blocks          who names which inode         entries · tree
+//!   1 inode tables, block maps  which inode claims which block        inodes · blocks · attributes
+//!   2 directory blocks          which directory names which inode         entries · tree
 //!   3 directories               reached from the root?        connect
 //!   4 link counts               as many as names?             counts
 //!   5 bitmaps and counters      as passes 0 to 2 found them?  counts
 //! ```
 //! Law 1: passes 1 and 2 share their work among threads and share nothing but sets of
 //! bits, a word for each inode, and the list of complaints. The verdict does not depend on
-//! who came first; of files that share an indirect block, the first to come tells more.
-//! Law 2: an indirect block is walked once, whoever points to it; so is a directory block.
+//! which came first; of files that share an indirect block, the first to come tells more.
+//! Law 2: an indirect block is walked once, however many point to it; so is a directory block.
 //! Time and memory follow the size of the disk, whatever it holds.
 //! Law 3: the verdict is that of `e2fsck -fn`, found out by watching it.
 
@@ -136,7 +136,7 @@ struct Check<'a> {
     attribute_blocks: Mutex<HashMap<u64, u32>>,
 }
 
-/// Checks the volume on `disk`. Nobody may write to it meanwhile.
+/// Checks the volume on `disk`. It must not be written meanwhile.
 ///
 /// # Errors
 /// [`Error::NotExt`]; [`Error::Unsupported`] naming what the volume needs that cannot be

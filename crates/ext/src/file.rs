@@ -92,7 +92,7 @@ impl Volume {
         Ok(done)
     }
 
-    /// An inode that somebody has at hand may be older than its last change; `None` if
+    /// An inode at hand may be older than its last change; `None` if
     /// nothing changes.
     fn as_is_now(&self, inode: &Inode) -> Result<Option<Arc<Inode>>> {
         self.writing.as_ref().map(|_| self.node(inode.number)).transpose()
@@ -175,8 +175,8 @@ impl Volume {
         Ok(Plan { len, parts, clustered: inode.kind == Kind::File })
     }
 
-    /// Starts to read the first blocks of a directory that somebody will list soon: whoever
-    /// was told of it by a listing with attributes, most likely. A hint: it never fails.
+    /// Starts to read the first blocks of a directory that will be listed soon, most
+    /// likely: one that a listing with attributes has shown. A hint: it never fails.
     pub fn will_list(&self, number: InodeNumber) {
         let _reading = self.reading();
         let Ok(inode) = self.node(number) else { return };
@@ -287,7 +287,7 @@ impl Volume {
     }
 
     /// Where the next data or hole begins, from `offset` on; `None` if there is none
-    /// before the end of the file. Data may be said to be where nobody looked: that is
+    /// before the end of the file. Data may be said to be where nothing was looked up: that is
     /// what `SEEK_DATA` allows.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Growing a volume that nobody uses: the last group is filled up, groups are added, and their
+//! Growing a volume that is not in use: the last group is filled up, groups are added, and their
 //! descriptors take blocks of the reserve that follows the table.
 //!
 //! ```text
@@ -38,7 +38,7 @@ const TOP_POINTER: usize = 13;
 /// Why a volume was not grown.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Error {
-    /// It was not unmounted properly, or somebody found damage and left it.
+    /// It was not unmounted properly, or damage was found and left.
     #[error("the volume is not clean; run e2fsck -f first")]
     NotClean,
     /// The size asked for is less than it has.

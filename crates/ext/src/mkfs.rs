@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Options, size ──Layout::new──▶ Layout     groups, tables, reserves: mke2fs's rules
-//!   Tree          ──Plan::new────▶ Plan       who gets which inode and which blocks
+//!   Tree          ──Plan::new────▶ Plan       which inode and which blocks each node has
 //!   Plan, Disk    ──write────────▶ a volume   large requests, several threads
 //! ```
 //! Law 1: nothing is written before everything is known to fit.

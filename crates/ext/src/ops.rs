@@ -7,7 +7,7 @@
 //!        │
 //!   commit: the buffers that changed, in stages; one chain of groups     the disk
 //! ```
-//! Law 1: a change is whole in memory before anybody sees it, and readers wait for no
+//! Law 1: a change is whole in memory before it is seen, and readers wait for no
 //! device because of it.
 //! Law 2: a change that cannot be made changes nothing; one that fails half-way, because
 //! the volume is damaged or its device fails, ends all writing.
@@ -96,7 +96,7 @@ pub struct Whiteout {
 /// What a file is opened for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Access {
-    /// Reading, in a way that counts as access.
+    /// Reading, as an access that is noted.
     pub read: bool,
     /// Writing.
     pub write: bool,

@@ -33,7 +33,7 @@ impl Transaction<'_> {
         self.change_slot(inode, |it| it.set_deleted(next))
     }
 
-    /// An orphan is none any more: it got a name, or it is given back.
+    /// An orphan is none any more: it has a name, or it is given back.
     pub(crate) fn forget_orphan(&mut self, inode: InodeNumber) -> Result<()> {
         self.volume.store.overlay.change().orphans.remove(&inode.0);
         let listed = &mut self.writer.listed;

@@ -108,7 +108,7 @@ pub struct Info {
     pub read_only_reason: Option<String>,
     /// Unmounted properly.
     pub clean: bool,
-    /// Somebody found damage and left it.
+    /// Damage was found and left.
     pub errors: bool,
     /// The disk is shorter than the volume: what lies beyond cannot be read.
     pub truncated: bool,
@@ -200,7 +200,7 @@ impl Volume {
         self.node(number)
     }
 
-    /// Shuts changes out. Whoever holds it may take it again: callers do, from within
+    /// Shuts changes out. Its holder may take it again: callers do, from within
     /// [`Volume::entries`].
     pub(crate) fn reading(&self) -> Option<RwLockReadGuard<'_, Writer>> {
         self.writing.as_ref().map(|writing| writing.gate.read_recursive())

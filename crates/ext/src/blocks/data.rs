@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::blocks::pool::Memory;
 use crate::cache::Weigh;
 
-/// A piece of a file or of the device in memory. Whoever holds it keeps it alive, also
+/// A piece of a file or of the device in memory. Its holder keeps it alive, also
 /// when the cache has let it go.
 #[derive(Clone)]
 pub struct Data {
@@ -42,14 +42,14 @@ impl Chunk {
         Self::new(memory, range)
     }
 
-    /// Bytes of a chunk that nobody else holds; `None` if somebody does.
+    /// Bytes of a chunk that is not shared; `None` if it is.
     pub(crate) fn lend(this: &mut Arc<Self>, part: Range<usize>) -> Option<&mut [u8]> {
         let chunk = Arc::get_mut(this)?;
         let start = chunk.range.start;
         chunk.memory.get_mut(start.checked_add(part.start)?..start.checked_add(part.end)?)
     }
 
-    /// Marks a chunk that is not in anybody's hands yet.
+    /// Marks a chunk that is not shared yet.
     pub(crate) fn mark(&self, marked: bool) {
         self.marked.store(marked, Ordering::Relaxed);
     }
@@ -90,13 +90,13 @@ impl Data {
         Self { chunk: Chunk::new(Memory::Exact(bytes), range.clone()), range }
     }
 
-    /// The bytes to be changed: copied first if anybody else holds them.
+    /// The bytes to be changed: copied first if they are shared.
     pub(crate) fn make_mut(&mut self) -> &mut [u8] {
         if Arc::get_mut(&mut self.chunk).is_none() {
             *self = Self::owned(self.to_vec().into_boxed_slice());
         }
         let range = self.range.clone();
-        // Nobody else holds it now.
+        // It is not shared now.
         let chunk = Arc::get_mut(&mut self.chunk);
         chunk.and_then(|chunk| chunk.memory.get_mut(range)).unwrap_or_default()
     }

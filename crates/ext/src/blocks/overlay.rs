@@ -24,7 +24,7 @@ use crate::cache::Mixer;
 pub(crate) enum State {
     /// The same, or it will have.
     Clean,
-    /// Nothing that anybody could reach.
+    /// Nothing that anything leads to.
     Fresh,
     /// What it was when the last chain was submitted.
     Changed(Data),
@@ -104,7 +104,7 @@ impl Blocks {
         }
     }
 
-    /// Drops a block that is nobody's any more.
+    /// Drops a block that is not in use any more.
     pub(crate) fn drop_block(&mut self, block: FsBlock) {
         self.metadata.remove(&block.0);
         if let Some(content) = self.contents.remove(&block.0)

@@ -77,13 +77,13 @@ impl Memory {
     pub(crate) fn filled(
         memory: Private,
         range: Range<usize>,
-        home: &Arc<Pool>,
+        pool: &Arc<Pool>,
     ) -> (Self, Range<usize>) {
         if range.len() >= PAGES_FROM_BYTES {
-            return (Self::Pages(memory, Arc::downgrade(home)), range);
+            return (Self::Pages(memory, Arc::downgrade(pool)), range);
         }
         let exact: Box<[u8]> = memory.get(range).unwrap_or_default().into();
-        home.give(memory);
+        pool.give(memory);
         let whole = 0..exact.len();
         (Self::Exact(exact), whole)
     }
@@ -126,10 +126,10 @@ impl std::ops::DerefMut for Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let Self::Pages(memory, home) = self
-            && let Some(home) = home.upgrade()
+        if let Self::Pages(memory, pool) = self
+            && let Some(pool) = pool.upgrade()
         {
-            home.give(std::mem::replace(memory, Private::new(0)));
+            pool.give(std::mem::replace(memory, Private::new(0)));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Who reads on, and how far ahead of them to read.
+//! Streams of reads, and how far ahead of them to read.
 //!
 //! ```text
 //!   read by the stream | on its way ........ | not yet
@@ -49,7 +49,7 @@ impl Streams {
         Self { places, limit_chunks: limit_bytes / CHUNK_BYTES }
     }
 
-    /// Somebody reads `chunk` and it was not there, or it was there and marked.
+    /// `chunk` is read and was not there, or it was there and marked.
     pub(crate) fn at(&self, inode: u32, chunk: u64, there: bool) -> Option<Ahead> {
         let nth = crate::units::index(u64::from(inode)) % PLACES;
         let mut stream = self.places.get(nth)?.lock().unwrap_or_else(PoisonError::into_inner);
@@ -120,7 +120,7 @@ impl Stretches {
         Self { all: Mutex::default(), limit_pieces }
     }
 
-    /// Somebody reads a bit of `piece`. `None` if nobody read near it of late; else
+    /// A part of `piece` is read. `None` if nothing near it was read of late; else
     /// what to read ahead, perhaps nothing.
     pub(crate) fn at(&self, piece: u64) -> Option<Ahead> {
         let mut table = self.all.lock().unwrap_or_else(PoisonError::into_inner);

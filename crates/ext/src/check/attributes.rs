@@ -17,7 +17,7 @@ const ENTRY_BYTES: usize = 16;
 
 /// Where a list is kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Home {
+pub(super) enum Container {
     Block,
     Inode,
 }
@@ -54,7 +54,7 @@ pub(super) fn block(
         let bytes = check.block(block, BlockRole::Attributes)?;
         let sound = le32(&bytes, 0) == Some(MAGIC)
             && le32(&bytes, 8) == Some(1)
-            && is_sound(&bytes, HEAD_BYTES, Home::Block);
+            && is_sound(&bytes, HEAD_BYTES, Container::Block);
         if !sound {
             complain();
         }
@@ -81,14 +81,14 @@ pub(super) fn references(check: &Check<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Whether the entries from `at` on, and the values they have in `bytes`, are whole, apart
+/// Whether the entries from `at` on, and the values they have in `bytes`, are whole, clear
 /// from each other, and have the hashes they should.
-pub(super) fn is_sound(bytes: &[u8], start: usize, home: Home) -> bool {
+pub(super) fn is_sound(bytes: &[u8], start: usize, container: Container) -> bool {
     let mut taken = vec![(0, start)];
     let mut at = start;
     // Each turn goes on by the length of an entry.
     while let Some(head) = bytes.get(at..).filter(|rest| le32(rest, 0).is_some_and(|it| it != 0)) {
-        let Some((len, value)) = entry(bytes, head, home) else { return false };
+        let Some((len, value)) = entry(bytes, head, container) else { return false };
         taken.push((at, len));
         taken.extend(value);
         at = at.saturating_add(len);
@@ -104,7 +104,11 @@ pub(super) fn is_sound(bytes: &[u8], start: usize, home: Home) -> bool {
 }
 
 /// The length of an entry, and place and length of its value.
-fn entry(bytes: &[u8], head: &[u8], home: Home) -> Option<(usize, Option<(usize, usize)>)> {
+fn entry(
+    bytes: &[u8],
+    head: &[u8],
+    container: Container,
+) -> Option<(usize, Option<(usize, usize)>)> {
     let (name_len, number) = (usize::from(*head.first()?), *head.get(1)?);
     let (value_at, elsewhere) = (usize::from(le16(head, 2)?), le32(head, 4)?);
     let value_len = index(le32(head, 8)?.into());
@@ -112,13 +116,16 @@ fn entry(bytes: &[u8], head: &[u8], home: Home) -> Option<(usize, Option<(usize,
     let name = head.get(ENTRY_BYTES..)?.get(..name_len)?;
     let len = ENTRY_BYTES.checked_add(name_len)?.checked_next_multiple_of(4)?;
     let outside = value_at.checked_add(value_len)? > bytes.len();
-    if elsewhere != 0 || head.len() < len || home == Home::Block && (number == 0 || outside) {
+    if elsewhere != 0
+        || head.len() < len
+        || container == Container::Block && (number == 0 || outside)
+    {
         return None;
     }
     let padded = value_len.checked_next_multiple_of(4)?;
     let value: &[u8] =
         if value_len == 0 { &[] } else { bytes.get(value_at..)?.get(..padded.max(value_len))? };
-    let hashed = home == Home::Block || hash != 0;
+    let hashed = container == Container::Block || hash != 0;
     if hashed && !hashes(name, value).contains(&hash) {
         return None;
     }

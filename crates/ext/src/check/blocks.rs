@@ -45,7 +45,7 @@ pub(super) struct Claim<'a, 'b> {
     pub(super) last: Option<u64>,
     /// Pointers that lead out of the volume.
     pub(super) outside: u64,
-    /// Indirect blocks that were not walked, being somebody else's too.
+    /// Indirect blocks that were not walked, being claimed elsewhere, too.
     pub(super) skipped: bool,
 }
 
@@ -105,7 +105,7 @@ impl Visit for Claim<'_, '_> {
     }
 }
 
-/// Finds everybody who claims one of the blocks that were claimed twice.
+/// Finds every inode that claims one of the blocks that were claimed twice.
 struct Name<'a, 'b> {
     check: &'a Check<'b>,
     inode: u32,
@@ -143,7 +143,7 @@ impl Visit for Name<'_, '_> {
     }
 }
 
-/// Says of every block that is claimed twice who claims it.
+/// Says of every block that is claimed twice which inodes claim it.
 pub(super) fn name_twice(check: &Check<'_>) -> Result<()> {
     if check.twice.is_empty() {
         return Ok(());

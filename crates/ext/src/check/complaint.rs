@@ -8,7 +8,7 @@ use crate::{FsBlock, GroupNumber, InodeNumber};
 /// How much a complaint weighs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Severity {
-    /// A counter that whoever mounts or checks next sets right, with no bearing on files.
+    /// A counter that the next mount or check sets right, with no bearing on files.
     Remark,
     /// The volume is damaged.
     Damage,

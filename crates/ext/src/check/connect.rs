@@ -1,4 +1,4 @@
-//! Pass 3: every directory is reached from the root, and knows the way back.
+//! Pass 3: every directory is reached from the root, and knows its parent.
 
 use super::Check;
 use super::complaint::{Complaint, What};
@@ -38,10 +38,10 @@ enum State {
     Lost,
 }
 
-/// Walks up until something is known; what was on the way is then known, too. Each
-/// directory is on the way once.
+/// Walks up until something is known; what was passed is then known, too. Each
+/// directory is passed once.
 fn reached(parents: &Parents<'_>, state: &mut [State], start: usize) -> bool {
-    let mut way = Vec::new();
+    let mut passed = Vec::new();
     let mut at = Some(start);
     let end = loop {
         let Some(place) = at else { break State::Lost };
@@ -56,10 +56,10 @@ fn reached(parents: &Parents<'_>, state: &mut [State], start: usize) -> bool {
         if let Some(state) = state.get_mut(place) {
             *state = State::OnTheWay;
         }
-        way.push(place);
+        passed.push(place);
         at = parents.parent(place).and_then(|parent| parents.place(parent));
     };
-    for place in way {
+    for place in passed {
         if let Some(state) = state.get_mut(place) {
             *state = end;
         }

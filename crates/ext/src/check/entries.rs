@@ -21,7 +21,7 @@ use crate::units::index;
 use crate::{Data, Result};
 
 /// No directory has been found yet that names this one.
-const NOBODY: u32 = u32::MAX;
+const NO_PARENT: u32 = u32::MAX;
 /// The shortest record.
 const LEAST_BYTES: usize = 12;
 
@@ -37,7 +37,7 @@ pub(super) struct Parents<'a> {
 impl<'a> Parents<'a> {
     fn new(directories: &'a [u32]) -> Self {
         let all = |value: u32| directories.iter().map(|_| AtomicU32::new(value)).collect();
-        Self { directories, parents: all(NOBODY), dot_dots: all(0) }
+        Self { directories, parents: all(NO_PARENT), dot_dots: all(0) }
     }
 
     pub(super) fn place(&self, inode: u32) -> Option<usize> {
@@ -46,7 +46,7 @@ impl<'a> Parents<'a> {
 
     pub(super) fn parent(&self, place: usize) -> Option<u32> {
         let parent = self.parents.get(place)?.load(Ordering::Relaxed);
-        (parent != NOBODY).then_some(parent)
+        (parent != NO_PARENT).then_some(parent)
     }
 
     pub(super) fn dot_dot(&self, place: usize) -> u32 {
@@ -56,7 +56,7 @@ impl<'a> Parents<'a> {
     /// A directory has a name; whether it is the first.
     fn adopt(&self, child: u32, parent: u32) -> bool {
         let word = self.place(child).and_then(|place| self.parents.get(place));
-        word.is_none_or(|word| word.fetch_min(parent, Ordering::Relaxed) == NOBODY)
+        word.is_none_or(|word| word.fetch_min(parent, Ordering::Relaxed) == NO_PARENT)
     }
 
     fn put_dot_dot(&self, dir: u32, inode: u32) {

@@ -68,7 +68,7 @@ pub(super) fn tables(check: &Check<'_>) -> Result<()> {
     })
 }
 
-/// Visits the inodes of a group, with the request after this one on its way.
+/// Visits the inodes of a group, with the request after this one made.
 pub(super) fn each(
     check: &Check<'_>,
     group: u32,
@@ -295,7 +295,7 @@ fn extra(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
     let rest = slot.get(end..).unwrap_or_default();
     if le32(rest, 0) == Some(attributes::MAGIC) {
         let list = rest.get(4..).unwrap_or_default();
-        if !attributes::is_sound(list, 0, attributes::Home::Inode) {
+        if !attributes::is_sound(list, 0, attributes::Container::Inode) {
             check.log.add(Complaint::new(What::AttributesInInode).inode(number));
         }
     }
@@ -336,7 +336,7 @@ fn contents(
 ) -> Result<()> {
     let mut claim = Claim::new(check, number, false);
     let attributes = u64::from(raw.i_file_acl_lo.get());
-    // Where a reserved inode points to nothing, nobody minds.
+    // Where a reserved inode points to nothing, that is no damage.
     let heeded = matches!(role, Role::Ordinary | Role::Root) || check.holds(attributes);
     if attributes != 0 && heeded {
         attributes::block(check, number, attributes, &mut claim)?;

@@ -135,7 +135,7 @@ fn descriptor(check: &Check<'_>, group: u32) -> Result<GroupPlaces> {
     let said = raw.bg_itable_unused_lo.get();
     let unused = match u32::from(said) {
         _ if flags & INODES_UNINITIALISED != 0 => super_.inodes_per_group,
-        // Nobody heeds a number that makes no sense.
+        // A number is not heeded that makes no sense.
         unused if unused > super_.inodes_per_group => 0,
         unused => unused,
     };
@@ -276,13 +276,13 @@ pub(super) fn reserve(check: &Check<'_>, raw: &RawInode) -> Result<Option<Reserv
     let first = u64::from(super_.first_data_block).saturating_add(1);
     for nth in 0..u32::from(super_.reserved_descriptor_blocks) {
         let nth = super_.descriptor_blocks().saturating_add(nth);
-        let home = first.saturating_add(nth.into());
+        let reserved = first.saturating_add(nth.into());
         let slot = nth.checked_rem(fan_out).unwrap_or(0);
         if let Some(word) = right.get_mut(index(slot.into())) {
-            *word = home;
+            *word = reserved;
         }
-        let copies = copies.iter().map(|copy| home.saturating_add(*copy));
-        if !words(&check.block(home, BlockRole::Map(RESIZE_INODE))?)
+        let copies = copies.iter().map(|copy| reserved.saturating_add(*copy));
+        if !words(&check.block(reserved, BlockRole::Map(RESIZE_INODE))?)
             .eq(copies.chain(std::iter::repeat(0)).take(right.len()))
         {
             return Ok(None);

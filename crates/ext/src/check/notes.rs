@@ -44,7 +44,7 @@ impl Notes {
     /// A name was found.
     pub(super) fn name(&self, inode: u32) {
         let Some(word) = self.word(inode) else { return };
-        // The lowest balance stays where it is: nobody has so many names.
+        // The lowest balance stays where it is: no inode has so many names.
         let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |note| {
             (note & BALANCE > 0).then(|| note.wrapping_sub(1))
         });

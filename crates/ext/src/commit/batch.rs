@@ -71,13 +71,13 @@ pub(crate) struct Move {
 /// What was done.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Intent {
-    /// An inode was made, or got its first name; a directory, inside of `parent`.
+    /// An inode was made, or was given its first name; a directory, inside of `parent`.
     Born { inode: InodeNumber, parent: Option<InodeNumber> },
     /// A name was put into a directory, or one there leads elsewhere.
     Named { dir: InodeNumber },
     /// A name was taken out of a directory.
     Unnamed { dir: InodeNumber },
-    /// An inode got a name beside those it has.
+    /// An inode was given a name beside those it has.
     Linked { inode: InodeNumber },
     /// An inode lost a name in `dir` and has others.
     Left { inode: InodeNumber, dir: InodeNumber },

@@ -4,7 +4,7 @@
 //!   stage 0      contents; new blocks of maps, names and attributes; bitmaps with what is taken;
 //!                features that the volume did not have; inodes that die, files first
 //!   then         directories that died, those inside before those around them
-//!   then         directories: those that got names from others, then those that lost them
+//!   then         directories: those that were given names of others, then those that lost them
 //!   then         inodes that are born, outer directories first; pointers of old files
 //!   last         bitmaps without what is freed; all counts
 //! ```
@@ -63,13 +63,13 @@ pub(crate) struct Ordered {
     heights: HashMap<u32, u32>,
     /// Old directories: what was done to their names.
     dirs: HashMap<u32, Names>,
-    /// Directories that got names of old inodes from elsewhere, and those that lost them: the
+    /// Directories that were given names of old inodes from elsewhere, and those that lost them: the
     /// former must be written first.
     receivers: HashSet<u32>,
     givers: HashSet<u32>,
     /// Directories that inodes left which go on living.
     left: HashSet<u32>,
-    /// Old inodes that got names beside those they have.
+    /// Old inodes that were given names beside those they have.
     linked: HashSet<u32>,
     /// Inodes whose names were exchanged with those of their successors.
     swapped: HashSet<u32>,

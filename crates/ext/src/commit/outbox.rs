@@ -1,4 +1,4 @@
-//! Chains on their way: sealed by those who change the volume, sent by whoever comes by.
+//! Chains on their way: sealed under the gate, sent by the next thread without it.
 //!
 //! ```text
 //!   transaction ── seal ──▶ queue ── send ──▶ disk ── settled ──▶ readers of the disk see it
@@ -30,7 +30,7 @@ const WRITE_BYTES: usize = 1 << 20;
 pub(crate) enum After {
     /// Nothing: contents that nothing leads to yet, or that are overwritten.
     Nothing,
-    /// What everybody waits for so far, if it is not durable yet.
+    /// What syncs wait for so far, if it is not durable yet.
     Needed,
     /// All that was sent.
     Everything,

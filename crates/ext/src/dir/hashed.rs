@@ -10,7 +10,7 @@ use crate::{Error, FileBlock, InodeNumber, Result};
 /// Blocks of names that one hash may fill before the tree counts as damaged.
 const MOST_BLOCKS: usize = 4096;
 
-/// One level of the way down.
+/// One level of the path down.
 struct Step {
     block: Data,
     root: bool,
@@ -40,17 +40,17 @@ pub(super) fn find(volume: &Volume, dir: &Inode, name: &[u8]) -> Result<InodeNum
     let hash = root.hash.of(name);
     let nth = index.find(hash);
     let levels = usize::from(root.levels);
-    let mut way = vec![Step { block: first, root: true, nth }];
-    descend(volume, dir, &mut way, levels, hash)?;
+    let mut path = vec![Step { block: first, root: true, nth }];
+    descend(volume, dir, &mut path, levels, hash)?;
     for _ in 0..MOST_BLOCKS {
-        let leaf = way.last().map(|step| step.below(volume)).ok_or(Error::NotFound)??;
+        let leaf = path.last().map(|step| step.below(volume)).ok_or(Error::NotFound)??;
         if leaf.0 >= volume.directory_blocks(dir) {
             return Err(Error::corrupt("hash tree index").of_inode(dir.number));
         }
         if let Some(inode) = find_in_block(volume, dir, leaf, name)? {
             return Ok(inode);
         }
-        if !go_on(volume, dir, &mut way, levels, hash)? {
+        if !go_on(volume, dir, &mut path, levels, hash)? {
             return Err(Error::NotFound);
         }
     }
@@ -66,15 +66,15 @@ fn tree_block(volume: &Volume, dir: &Inode, nth: FileBlock) -> Result<Data> {
 fn descend(
     volume: &Volume,
     dir: &Inode,
-    way: &mut Vec<Step>,
+    path: &mut Vec<Step>,
     levels: usize,
     hash: u32,
 ) -> Result<()> {
-    while way.len() <= levels {
-        let Some(below) = way.last().map(|step| step.below(volume)) else { return Ok(()) };
+    while path.len() <= levels {
+        let Some(below) = path.last().map(|step| step.below(volume)) else { return Ok(()) };
         let block = tree_block(volume, dir, below?)?;
         let nth = Index::of_node(&block)?.find(hash);
-        way.push(Step { block, root: false, nth });
+        path.push(Step { block, root: false, nth });
     }
     Ok(())
 }
@@ -83,22 +83,22 @@ fn descend(
 fn go_on(
     volume: &Volume,
     dir: &Inode,
-    way: &mut Vec<Step>,
+    path: &mut Vec<Step>,
     levels: usize,
     hash: u32,
 ) -> Result<bool> {
-    while let Some(step) = way.last_mut() {
+    while let Some(step) = path.last_mut() {
         let index = step.index(volume)?;
         if let Some(next) = index.continues(step.nth, hash) {
             step.nth = next;
             // Below a later branch the names with this hash come first.
-            descend(volume, dir, way, levels, 0)?;
+            descend(volume, dir, path, levels, 0)?;
             return Ok(true);
         }
         if !index.is_last(step.nth) {
             return Ok(false);
         }
-        way.pop();
+        path.pop();
     }
     Ok(false)
 }

@@ -127,8 +127,8 @@ impl Superblock {
             let first = FsBlock(u64::from(self.first_data_block)).after(1);
             return (first.after(u64::from(nth)), slot);
         }
-        let home = GroupNumber(nth.saturating_mul(per_block));
-        (self.group_start(home).after(u64::from(self.has_superblock(home))), slot)
+        let holder = GroupNumber(nth.saturating_mul(per_block));
+        (self.group_start(holder).after(u64::from(self.has_superblock(holder))), slot)
     }
 
     /// Whether the descriptor of `group` lies by the rules of `meta_bg`.

@@ -39,7 +39,7 @@ enum Function {
 
 impl Hash {
     /// The hash that a tree of `version` uses; versions 3 to 5 are 0 to 2 with unsigned
-    /// characters, which `unsigned` asks of 0 to 2, too. `None` if nobody knows it.
+    /// characters, which `unsigned` asks of 0 to 2, too. `None` if it is unknown.
     pub fn of_version(version: u8, unsigned: bool, seed: Seed) -> Option<Self> {
         let function = match version {
             0 | 3 => Function::Legacy,

@@ -1,4 +1,4 @@
-//! The bytes of an inode, to be changed field by field: what nobody asked to change stays.
+//! The bytes of an inode, to be changed field by field: what is not asked for stays.
 
 use draconis_exchange::contract::Time;
 use zerocopy::FromBytes;
@@ -95,7 +95,7 @@ impl<'a> Slot<'a> {
         RawInode::ref_from_prefix(self.0).ok().map(|(raw, _)| read(raw))
     }
 
-    /// Makes every byte zero, as nobody's inode.
+    /// Makes every byte zero, as an inode that is not in use.
     pub fn clear(&mut self) {
         self.0.fill(0);
     }

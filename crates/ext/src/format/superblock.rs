@@ -116,7 +116,7 @@ pub struct Superblock {
     pub blocks: u64,
     /// Blocks kept for the superuser.
     pub reserved_blocks: u64,
-    /// Who may take those, beside group 0.
+    /// The user that may take those, beside group 0.
     pub reserved_uid: u32,
     /// The first of a list of inodes that were open when their last name went; 0 if none.
     pub last_orphan: u32,
@@ -150,7 +150,7 @@ pub struct Superblock {
     pub read_only_compatible: ReadOnlyCompatible,
     /// Whether the volume was unmounted properly.
     pub clean: bool,
-    /// Whether somebody found damage and left it.
+    /// Whether damage was found and left.
     pub errors: bool,
     /// Identity.
     pub uuid: [u8; 16],

@@ -1,7 +1,7 @@
 //! A plan to grow, written: what is beyond the end first, the superblock last.
 //!
 //! ```text
-//!   beyond the end   bitmaps, tables and copies of new groups            nobody sees them
+//!   beyond the end   bitmaps, tables and copies of new groups            not seen yet
 //!   1                superblock: not clean, no reserve
 //!   2                top of the reserve's map: empty
 //!   3                descriptors, their copies; reserved blocks with more pointers
@@ -41,7 +41,7 @@ use crate::{FsBlock, GroupNumber};
 pub(super) const SECTOR_BYTES: u64 = 512;
 /// Bytes of one request for zeros.
 const REQUEST_BYTES: u64 = 1 << 20;
-/// Bytes that may be on their way before somebody waits for them.
+/// Bytes that may be on their way before they are waited for.
 const UNDER_WAY_BYTES: u64 = 16 << 20;
 
 /// Where a plan is written.
@@ -141,7 +141,7 @@ impl Growth {
         Ok(raw)
     }
 
-    /// Writes what is in a new group: nobody sees it yet.
+    /// Writes what is in a new group: it is not seen yet.
     fn write_group(
         &self,
         writer: &mut Writer<'_>,

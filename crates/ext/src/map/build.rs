@@ -3,7 +3,7 @@
 //! ```text
 //!   order   d d d .. (12) | I1 d d d .. | I2 I1 d d .. I1 d d .. | I3 I2 I1 d ..
 //! ```
-//! Whoever gives out block numbers in rising order gets files that are read without a step
+//! A builder that is given block numbers in rising order makes files that are read without a step
 //! back.
 
 #![allow(

@@ -44,7 +44,7 @@ fn wrong_pointer(block: FsBlock, inode: InodeNumber) -> Error {
     Error::corrupt("block map: pointer").in_block(block).of_inode(inode)
 }
 
-/// Blocks of a map that are looked at before they are taken away; the rest is read on the way.
+/// Blocks of a map that are looked at before they are taken away; the rest is read when it is met.
 const MOST_NODES: u32 = 32;
 
 /// What of a map must be in memory to take it away.
@@ -285,7 +285,7 @@ impl Transaction<'_> {
             }
             at += count;
         }
-        let taken: u32 = all.iter().filter(|got| got.fresh).map(|got| got.blocks).sum();
+        let taken: u32 = all.iter().filter(|run| run.fresh).map(|run| run.blocks).sum();
         if taken > 0 {
             self.count_sectors(inode, taken.into())?;
             self.forget_map(inode, from, end);
@@ -335,8 +335,8 @@ impl Transaction<'_> {
             })?;
             self.put_pointers(inode, place, nth, FsBlock(start).in_32_bits()?, blocks)?;
             *goal = start + u64::from(blocks);
-            let got = MappedRun { from: at + nth, blocks, at: FsBlock(start), fresh: true };
-            all.push(got);
+            let run = MappedRun { from: at + nth, blocks, at: FsBlock(start), fresh: true };
+            all.push(run);
             nth += blocks;
         }
         Ok(())
@@ -506,7 +506,7 @@ impl Transaction<'_> {
         u32::try_from(sectors).map_err(|_| Error::TooLarge)
     }
 
-    /// Counts blocks that an inode got.
+    /// Counts blocks that an inode was given.
     pub(crate) fn count_sectors(&mut self, inode: InodeNumber, blocks: u64) -> Result<()> {
         let sectors = self.sectors(blocks)?;
         self.change_slot(inode, |it| it.set_sectors(it.sectors().saturating_add(sectors)))

@@ -26,7 +26,7 @@ pub(crate) const LEAST_IN_GROUP: u64 = 50;
 const MOST_IN_GROUP: u32 = 65528;
 /// The reserve lets a volume grow this many times.
 const GROWTH: u64 = 1024;
-/// Inodes that belong to nobody: the first ten.
+/// Inodes that are reserved: the first ten.
 const RESERVED_INODES: u32 = 10;
 /// lost+found gets this many bytes, or twelve blocks, but two at least.
 const LOST_FOUND_BYTES: u32 = 16 << 10;

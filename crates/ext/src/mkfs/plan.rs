@@ -1,7 +1,7 @@
-//! Who gets which inode and which blocks.
+//! Which inode and which blocks each node has.
 //!
 //! ```text
-//!   order    dir, its files .. , then each directory below it, the same way
+//!   order    dir, its files .. , then each directory below it, likewise
 //!   inodes   ──────▶ rising          both cursors only move on; each waits for the other at the
 //!   blocks   ──────▶ rising          start of a directory, if the volume has room to spare
 //! ```
@@ -38,7 +38,7 @@ const ANY_SIZE_BYTES: u64 = 64 << 30;
 /// Blocks that follow each other: the first, and how many.
 pub(super) type Blocks = (u32, u32);
 
-/// What a node got.
+/// What a node has.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Placed {
     pub(super) node: u32,
@@ -145,7 +145,7 @@ pub fn fitting<'a>(options: &Options, tree: &'a mut Tree, free_bytes: u64) -> Re
     place(layout, tree, needs)
 }
 
-/// Lays out a volume of `size_bytes` for the tree. Where nobody said how many inodes there are,
+/// Lays out a volume of `size_bytes` for the tree. Where it is not said how many inodes there are,
 /// there are as many as the tree needs.
 ///
 /// # Errors
@@ -172,7 +172,7 @@ fn fitting_layout(options: &Options, tree: &Tree, free_bytes: u64) -> Result<(La
     let needs = measure(&Layout::new(&any, ANY_SIZE_BYTES)?, tree)?;
     let inodes = wanted_inodes(&needs) + LOST_FOUND;
     let ratio = super::layout::default_ratio(needs.blocks.saturating_mul(block_bytes));
-    // Free room wants inodes, too, where nobody said how many.
+    // Free room wants inodes, too, where it is not said how many.
     let spare = match options.inodes {
         Inodes::Default => narrow(free_bytes / u64::from(ratio)),
         _ => 0,

@@ -151,7 +151,7 @@ pub struct Tree {
     /// The names in each directory.
     names: BTreeMap<NodeId, BTreeMap<Vec<u8>, NodeId>>,
     /// One directory that a node is in, and its name there: enough for messages.
-    homes: Vec<NodeId>,
+    parents: Vec<NodeId>,
 }
 
 impl Tree {
@@ -160,14 +160,14 @@ impl Tree {
         Self {
             nodes: vec![root],
             names: BTreeMap::from([(NodeId::ROOT, BTreeMap::new())]),
-            homes: vec![NodeId::ROOT],
+            parents: vec![NodeId::ROOT],
         }
     }
 
     /// A node.
     pub fn node(&self, id: NodeId) -> &Node {
         // An id is given out only by `add` of this tree; one of another may lie beyond it.
-        self.nodes.get(index(id)).or(self.nodes.first()).unwrap_or(&NOBODY)
+        self.nodes.get(index(id)).or(self.nodes.first()).unwrap_or(&NO_NODE)
     }
 
     /// A node, to be changed.
@@ -203,7 +203,7 @@ impl Tree {
         let id = NodeId(crate::units::narrow(self.nodes.len() as u64));
         let is_dir = matches!(node.what, What::Directory);
         self.nodes.push(node);
-        self.homes.push(dir);
+        self.parents.push(dir);
         self.link(dir, name, id)?;
         if is_dir {
             self.names.insert(id, BTreeMap::new());
@@ -248,21 +248,22 @@ impl Tree {
     pub fn path(&self, id: NodeId) -> String {
         let mut parts = vec![];
         let mut at = id;
-        // A home is older than what lives in it, so this ends at the root.
+        // A parent is older than what lives in it, so this ends at the root.
         while at != NodeId::ROOT {
-            let Some(home) = self.homes.get(index(at)).copied().filter(|home| *home < at) else {
+            let Some(parent) = self.parents.get(index(at)).copied().filter(|parent| *parent < at)
+            else {
                 break;
             };
-            let name = self.names(home).find(|(_, found)| *found == at);
+            let name = self.names(parent).find(|(_, found)| *found == at);
             parts.push(name.map_or("?".into(), |it| String::from_utf8_lossy(it.0).into_owned()));
-            at = home;
+            at = parent;
         }
         parts.reverse();
         format!("/{}", parts.join("/"))
     }
 }
 
-static NOBODY: Node = Node {
+static NO_NODE: Node = Node {
     what: What::Directory,
     mode: 0o755,
     uid: 0,

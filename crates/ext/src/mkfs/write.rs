@@ -29,7 +29,7 @@ use crate::{FsBlock, GroupNumber};
 
 /// Bytes of one request for contents.
 const REQUEST_BYTES: u64 = 1 << 20;
-/// Bytes that may be on their way before somebody waits for them.
+/// Bytes that may be on their way before they are waited for.
 const UNDER_WAY_BYTES: u64 = 32 << 20;
 /// Threads that read contents. More than there are CPUs: they wait for the source's disk.
 const THREADS: usize = 4;

@@ -301,7 +301,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Whether `new` holds fewer attributes than the block `old`, which is nobody else's.
+    /// Whether `new` holds fewer attributes than the block `old`, which no other inode shares.
     fn gets_less(&self, old: u32, new: &[u8]) -> Result<bool> {
         if old == 0 {
             return Ok(false);

@@ -85,7 +85,7 @@ impl Volume {
         }
         let keep = matches!(how, Reserve::KeepSize | Reserve::ZeroRange { keep_size: true });
         if keep {
-            // A map of blocks has no way to say that blocks behind the end are meant.
+            // A map of blocks cannot say that blocks behind the end are meant.
             let size = self.transact(|tx| Ok(tx.file(number)?.size_bytes))?;
             if end > size.next_multiple_of(self.super_.block_bytes.into()) {
                 let feature = "blocks behind the end of a file need: extent".to_owned();
@@ -104,17 +104,17 @@ impl Volume {
             let step = last.min(at + narrow(RESERVE_BYTES / bytes));
             // The length comes along: a commit between two steps leaves nothing behind it.
             let reserved = self.transact_with_room(|tx| {
-                let got = tx.reserve(number, at, step)?;
+                let reserved_to = tx.reserve(number, at, step)?;
                 let inode = tx.file(number)?;
-                let reached = end.min(u64::from(got) * bytes);
+                let reached = end.min(u64::from(reserved_to) * bytes);
                 if !keep && reached > inode.size_bytes {
                     tx.set_size(&inode, reached)?;
                     grown = reached;
                 }
-                Ok(got)
+                Ok(reserved_to)
             });
             match reserved {
-                Ok(got) if got == step => at = step,
+                Ok(reserved_to) if reserved_to == step => at = step,
                 Ok(_) | Err(Error::NoSpace) => {
                     // Behind the end of a file there are no blocks.
                     self.transact(|tx| {
@@ -204,11 +204,11 @@ impl Transaction<'_> {
             all => all?,
         };
         let mut taken = offset;
-        for got in &all {
-            if u64::from(got.from) * block_bytes > taken {
+        for run in &all {
+            if u64::from(run.from) * block_bytes > taken {
                 break;
             }
-            taken = self.fill(got, offset, bytes)?;
+            taken = self.fill(run, offset, bytes)?;
         }
         let size = inode.size_bytes;
         if taken > size {
@@ -220,10 +220,10 @@ impl Transaction<'_> {
     }
 
     /// Puts the part of `bytes` that belongs there into a run of blocks; says where it ends.
-    fn fill(&mut self, got: &MappedRun, offset: u64, bytes: &[u8]) -> Result<u64> {
+    fn fill(&mut self, run: &MappedRun, offset: u64, bytes: &[u8]) -> Result<u64> {
         let block_bytes = self.block_bytes();
-        let start = u64::from(got.from) * block_bytes;
-        let len = u64::from(got.blocks) * block_bytes;
+        let start = u64::from(run.from) * block_bytes;
+        let len = u64::from(run.blocks) * block_bytes;
         let from = offset.max(start);
         let end = (offset + bytes.len() as u64).min(start + len);
         let part = bytes.get(index(from - offset)..index(end - offset)).unwrap_or_default();
@@ -232,8 +232,8 @@ impl Transaction<'_> {
             part.into()
         } else {
             let mut memory = vec![0; index(len)];
-            if !got.fresh {
-                self.keep_edges(got, (from - start, end - start), &mut memory)?;
+            if !run.fresh {
+                self.keep_edges(run, (from - start, end - start), &mut memory)?;
             }
             let at = index(from - start);
             if let Some(into) = memory.get_mut(at..at + part.len()) {
@@ -241,7 +241,7 @@ impl Transaction<'_> {
             }
             memory.into_boxed_slice()
         };
-        self.put_contents(got.at, &Data::owned(memory));
+        self.put_contents(run.at, &Data::owned(memory));
         Ok(end)
     }
 
@@ -262,7 +262,7 @@ impl Transaction<'_> {
     /// overwritten as a whole.
     fn keep_edges(
         &self,
-        got: &MappedRun,
+        run: &MappedRun,
         (from, end): (u64, u64),
         memory: &mut [u8],
     ) -> Result<()> {
@@ -275,7 +275,7 @@ impl Transaction<'_> {
             edges.push(end / block_bytes);
         }
         for nth in edges {
-            let old = self.block(got.at.after(nth), Role::Contents)?;
+            let old = self.block(run.at.after(nth), Role::Contents)?;
             let at = index(nth * block_bytes);
             if let Some(into) = memory.get_mut(at..at + old.len()) {
                 into.copy_from_slice(&old);
@@ -296,14 +296,14 @@ impl Transaction<'_> {
         }
     }
 
-    /// Zeros blocks that a file got but did not fill.
+    /// Zeros blocks that a file was given but did not fill.
     fn zero_fresh(&mut self, all: &[MappedRun]) {
         let len = index(self.block_bytes());
         let zeros = Data::owned(vec![0; len].into_boxed_slice());
-        for got in all.iter().filter(|got| got.fresh) {
+        for run in all.iter().filter(|run| run.fresh) {
             let mut blocks = self.volume.store.overlay.change();
-            for nth in 0..got.blocks {
-                let block = got.at.after(nth.into());
+            for nth in 0..run.blocks {
+                let block = run.at.after(nth.into());
                 blocks.metadata.remove(&block.0);
                 blocks.put_content(block, zeros.clone());
             }
@@ -396,7 +396,7 @@ impl Transaction<'_> {
         self.stamp(number, &[Stamp::Modified, Stamp::Changed])
     }
 
-    /// Gives blocks that read as zeros; says up to which file block it got.
+    /// Gives blocks that read as zeros; says up to which file block there are any.
     fn reserve(&mut self, number: InodeNumber, from: u32, end: u32) -> Result<u32> {
         let inode = self.file(number)?;
         let taking = self.taking(&inode, false);
@@ -411,7 +411,7 @@ impl Transaction<'_> {
         self.zero_fresh(&all);
         let bytes = self.block_bytes();
         self.forget_contents(number, u64::from(from) * bytes, u64::from(end) * bytes);
-        Ok(all.last().map_or(from, |got| got.from + got.blocks))
+        Ok(all.last().map_or(from, |run| run.from + run.blocks))
     }
 
     /// Frees all that an inode has and the inode itself.

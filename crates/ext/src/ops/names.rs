@@ -56,7 +56,7 @@ pub(crate) enum Place {
     Leaf(Descent),
 }
 
-/// The way down a hash tree.
+/// The path down a hash tree.
 #[derive(Clone, Debug)]
 pub(crate) struct Descent {
     dir: u32,
@@ -324,14 +324,14 @@ impl Transaction<'_> {
         let (uid, _) = node.owner();
         let taking = Taking { grows: true, privileged: self.is_privileged(uid) };
         let all = self.map_blocks(dir, nth..nth + 1, taking)?;
-        let got = all.first().filter(|got| got.fresh).ok_or(Error::corrupt("directory: size"))?;
+        let run = all.first().filter(|run| run.fresh).ok_or(Error::corrupt("directory: size"))?;
         let bytes = u64::from(nth + 1) * u64::from(self.volume.super_.block_bytes);
         self.change_slot(dir, |it| it.set_size(bytes))?;
         self.forget_map(dir, nth, nth + 1);
-        Ok((nth, got.at))
+        Ok((nth, run.at))
     }
 
-    /// Splits the leaf at the end of a way, or what must be split before it can be.
+    /// Splits the leaf at the end of a path, or what must be split before it can be.
     fn split(&mut self, dir: InodeNumber, descent: &Descent) -> Result<()> {
         let role = Role::Directory(dir.0);
         let mut full = None;

@@ -1,7 +1,7 @@
 //! Inodes and their names: made, linked, unlinked, moved.
 //!
 //! What a change means for the stages of the next chain is noted here; see [`crate::commit`].
-//! Where one chain could not be ordered, the batch before is ended first (`apart`).
+//! Where one chain could not be ordered, the batch before is ended first.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -28,7 +28,7 @@ use crate::{Error, InodeNumber, Result};
 
 /// Names that an inode may have.
 const MOST_LINKS: u16 = 32_000;
-/// Directories on the way to the root before they count as a circle.
+/// Directories up to the root before they count as a circle.
 const MOST_DEPTH: u32 = 1 << 16;
 
 /// What a new inode gets from its request and its directory.

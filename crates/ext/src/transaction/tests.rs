@@ -1,4 +1,4 @@
-//! Nothing is asked of the disk by those who hold the gate alone.
+//! Nothing is asked of the disk under the exclusive gate.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};

@@ -5,7 +5,7 @@
 //!                 ├─▶ read ─▶ set, remove ─▶ place
 //!   block | list ─┘                              └─▶ block | list
 //! ```
-//! Law: what the format allows and nobody knows is kept, byte for byte.
+//! Law: what the format allows and is not known here is kept, byte for byte.
 
 use super::{
     BLOCK_HEAD_BYTES, ENTRY_BYTES, MAGIC, NewAttribute, block_room, encode, encode_block,

@@ -34,49 +34,49 @@ impl Directory {
         if nth == 0 { self.root().1 } else { Index::of_node(&self.blocks[block]).unwrap() }
     }
 
-    /// The index blocks on the way to a hash, each with its place there; then the leaf.
-    fn way(&self, hash: u32) -> (Vec<(usize, usize)>, usize) {
+    /// The index blocks on the path to a hash, each with its place there; then the leaf.
+    fn path(&self, hash: u32) -> (Vec<(usize, usize)>, usize) {
         let mut block = 0;
-        let mut way = Vec::new();
+        let mut path = Vec::new();
         for nth in 0..=usize::from(self.root().0.levels) {
             let index = self.index(nth, block);
             let place = index.find(hash);
-            way.push((block, place));
+            path.push((block, place));
             block = index.block(place).unwrap().0 as usize;
         }
-        (way, block)
+        (path, block)
     }
 
     fn insert(&mut self, name: &[u8]) -> Result<()> {
         loop {
-            let (way, leaf) = self.way(hash().of(name));
+            let (path, leaf) = self.path(hash().of(name));
             if let Some(room) = room(&self.blocks[leaf], record_bytes(name.len()))? {
                 let block = &mut self.blocks[leaf];
                 return insert_name(block, &room, InodeNumber(12), Kind::File, name, true);
             }
-            if self.make_room(&way)? {
+            if self.make_room(&path)? {
                 continue;
             }
             let halves = split(&self.blocks[leaf], &hash())?;
             let block = self.blocks.len() as u32;
             self.blocks[leaf] = halves.low;
             self.blocks.push(halves.high);
-            let (last, place) = *way.last().unwrap();
-            let level = if way.len() == 1 { Level::Root } else { Level::Node };
+            let (last, place) = *path.last().unwrap();
+            let level = if path.len() == 1 { Level::Root } else { Level::Node };
             let entry = Entry { hash: halves.hash, block };
             assert!(insert(&mut self.blocks[last], level, place, entry)?);
         }
     }
 
-    /// Splits the highest full index block below which all are full, if there is one; the way
+    /// Splits the highest full index block below which all are full, if there is one; the path
     /// is another then.
-    fn make_room(&mut self, way: &[(usize, usize)]) -> Result<bool> {
+    fn make_room(&mut self, path: &[(usize, usize)]) -> Result<bool> {
         let level = |nth: usize| if nth == 0 { Level::Root } else { Level::Node };
-        let mut start = way.len();
-        while start > 0 && !has_room(&self.blocks[way[start - 1].0], level(start - 1))? {
+        let mut start = path.len();
+        while start > 0 && !has_room(&self.blocks[path[start - 1].0], level(start - 1))? {
             start -= 1;
         }
-        if start == way.len() {
+        if start == path.len() {
             return Ok(false);
         }
         if start == 0 {
@@ -88,8 +88,8 @@ impl Directory {
             self.blocks[0] = root;
             self.blocks.push(node);
         } else {
-            let (above, place) = way[start - 1];
-            let (node, _) = way[start];
+            let (above, place) = path[start - 1];
+            let (node, _) = path[start];
             let halves = split_node(&self.blocks[node])?;
             let block = self.blocks.len() as u32;
             for torn in tears(&self.blocks[node], &halves.low) {
@@ -104,7 +104,7 @@ impl Directory {
     }
 
     fn has(&self, name: &[u8]) -> bool {
-        let (_, leaf) = self.way(hash().of(name));
+        let (_, leaf) = self.path(hash().of(name));
         find(&self.blocks[leaf], true, name).unwrap().is_some()
     }
 
