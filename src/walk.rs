@@ -18,9 +18,9 @@ use draconis_exchange::contract::{Attributes, Kind};
 use draconis_ext::{Data, Inode, InodeNumber, Place, Run, Volume};
 
 use crate::change::tell;
-use crate::commands::join;
 use crate::image::{self, Listing};
 use crate::say;
+use crate::target::join;
 use crate::text::printable;
 
 /// Pieces that may wait between the reader and the writer.
