@@ -23,8 +23,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::file::{DISCARD_UNIT_BYTES, RawFile};
-use crate::uring::WriteRing;
+use crate::raw::{DISCARD_UNIT_BYTES, RawFile};
+use crate::uring::{WriteRing, discard_blocks};
 use crate::{ChainBounds, Error, Extent, Group, Refused, Ticket, Write};
 
 /// Groups that may wait to be written; a submitter beyond this waits its turn.
@@ -327,7 +327,11 @@ impl Shared {
     ) -> MutexGuard<'a, State> {
         state.discarding = Some(extent);
         drop(state);
-        if let Err(errno) = self.file.discard(extent) {
+        // A device that does not promise zeroes afterwards has another word for it.
+        let discarded = self.file.punch(extent);
+        let discarded =
+            discarded.or_else(|errno| discard_blocks(&self.file.fd, extent).map_err(|_| errno));
+        if let Err(errno) = discarded {
             log::info!("{extent} could not be discarded: {errno}");
         }
         let mut state = self.lock();
