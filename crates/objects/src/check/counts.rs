@@ -1,0 +1,36 @@
+//! What was counted in each segment, beside what the table of segments says.
+
+use super::Check;
+use super::report::{What, finding};
+use crate::segment::State;
+
+impl Check<'_> {
+    pub(super) fn compare_counts(&mut self) {
+        let geometry = self.core.superblock.geometry;
+        for number in 0..geometry.segments {
+            let segment = self.core.segments.all[number as usize];
+            let (counted, at) = (self.counts[number as usize], Some(geometry.start_of(number)));
+            if segment.state == State::Free {
+                self.report.free_segments += 1;
+                if counted > 0 {
+                    let text =
+                        format!("segment {number} is free, but {counted} bytes of it are alive");
+                    self.add(What::Unused, text, at, None);
+                }
+                continue;
+            }
+            self.report.used_segments += 1;
+            if segment.is_bad {
+                let text = format!("segment {number} could not be cleaned");
+                self.report.notes.push(finding(What::Count, text, at, None));
+            }
+            // Of a tree that cannot be read the rest is not known.
+            if counted != segment.live && self.report.is_complete {
+                let live = segment.live;
+                let text =
+                    format!("segment {number} has {counted} bytes alive, {live} are counted");
+                self.add(What::Count, text, at, None);
+            }
+        }
+    }
+}
