@@ -198,11 +198,8 @@ mod tests {
         let (file, dir) = (top.join("file"), top.join("dir"));
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::write(&file, b"").unwrap();
-        let mut state = 7u64;
-        let mut below = |limit: usize| {
-            state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
-            (state >> 33) as usize % limit
-        };
+        let mut random = draconis_device::Random::new(7);
+        let mut below = |limit: usize| random.below(limit as u64) as usize;
         let mut clause = || {
             let mut text = String::new();
             let who = ["", "u", "g", "o", "a", "ug", "go", "uo"];

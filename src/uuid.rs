@@ -2,31 +2,21 @@
 
 use std::fs::File;
 
-/// Chance: from a seed, so that it can be had again, or from the system.
-pub struct Random(Option<u64>);
+use draconis_device::Random;
 
-impl Random {
+/// Where identities come from: a seed, so that they can be had again, or the system.
+pub struct Identities(Option<Random>);
+
+impl Identities {
     pub fn new(seed: Option<u64>) -> Self {
-        Self(seed)
-    }
-
-    /// The next number (splitmix64).
-    fn next(state: &mut u64) -> u64 {
-        *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = *state;
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ mixed >> 31
+        Self(seed.map(Random::new))
     }
 
     /// A UUID of version 4.
     pub fn uuid(&mut self) -> [u8; 16] {
         let mut bytes = [0; 16];
         match &mut self.0 {
-            Some(state) => {
-                let halves = [Self::next(state), Self::next(state)].map(u64::to_le_bytes);
-                bytes.copy_from_slice(halves.as_flattened());
-            }
+            Some(random) => random.fill(&mut bytes),
             None => {
                 if let Ok(mut file) = File::open("/dev/urandom") {
                     let _ = std::io::Read::read_exact(&mut file, &mut bytes);

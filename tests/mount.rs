@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use common::{
     Draconis, Kernel, Without, eventually, fuse, have, is_root, look, mke2fs, mounts_below,
-    odd_tree, same,
+    odd_tree, same, skipped,
 };
 
 /// A small volume with something to read.
@@ -231,7 +231,7 @@ fn mounts_end_by_every_way_of_unmounting() {
     let image = small(&draconis, "a.img");
     for way in [&["umount"][..], &["fusermount3", "-u"]] {
         if !have(way[0]) {
-            eprintln!("skipped: unmounting by {} needs it", way[0]);
+            skipped(format_args!("unmounting by {} needs it", way[0]));
             continue;
         }
         let at = draconis.mount(&image, "at", "ro");

@@ -19,7 +19,7 @@ use draconis_ext::mkfs::{self, Contents, Inodes, Node, Options, Plan, Target, Tr
 
 use crate::populate::{self, Source, Stamp};
 use crate::progress::{Progress, When};
-use crate::uuid::{self, Random};
+use crate::uuid::{self, Identities};
 use crate::{image, signature, text};
 
 const FORMAT_OPTIONS: &str = "\
@@ -170,9 +170,9 @@ fn options(arguments: &Arguments) -> anyhow::Result<(Options, Option<(u32, u32)>
     // An empty volume is for whoever makes it. What a tree does not say is root's, as with
     // mke2fs: the same tree makes the same volume, whoever runs this.
     options.root_owner = if arguments.from.is_none() { user } else { (0, 0) };
-    let mut random = Random::new(arguments.seed);
-    options.uuid = identity(&arguments.uuid, &mut random)?;
-    options.hash_seed = random.uuid();
+    let mut identities = Identities::new(arguments.seed);
+    options.uuid = identity(&arguments.uuid, &mut identities)?;
+    options.hash_seed = identities.uuid();
     let mut root_owner = None;
     for option in arguments.extended.iter().flat_map(|list| list.split(',')) {
         let (name, value) = option.split_once('=').unwrap_or((option, ""));
@@ -220,10 +220,10 @@ fn stamp(options: &Options) -> anyhow::Result<Stamp> {
     })
 }
 
-fn identity(text: &str, random: &mut Random) -> anyhow::Result<[u8; 16]> {
+fn identity(text: &str, identities: &mut Identities) -> anyhow::Result<[u8; 16]> {
     match text {
         // One made from the time would tell it, and the machine's address besides.
-        "random" | "time" => Ok(random.uuid()),
+        "random" | "time" => Ok(identities.uuid()),
         "clear" => Ok([0; 16]),
         text => {
             uuid::parse(text).with_context(|| format!("-U {text}: a UUID, random, time or clear"))
@@ -348,14 +348,14 @@ mod tests {
 
     #[test]
     fn identities() {
-        let mut random = Random::new(Some(1));
+        let mut identities = Identities::new(Some(1));
         let text = "c1b9d5a2-f162-11cf-9ece-0020afc76f16";
-        assert_eq!(identity(text, &mut random).unwrap()[..4], [0xC1, 0xB9, 0xD5, 0xA2]);
-        assert_eq!(identity("clear", &mut random).unwrap(), [0; 16]);
-        let (a, b) = (Random::new(Some(1)).uuid(), Random::new(Some(2)).uuid());
-        assert_eq!(a, identity("random", &mut Random::new(Some(1))).unwrap());
+        assert_eq!(identity(text, &mut identities).unwrap()[..4], [0xC1, 0xB9, 0xD5, 0xA2]);
+        assert_eq!(identity("clear", &mut identities).unwrap(), [0; 16]);
+        let (a, b) = (Identities::new(Some(1)).uuid(), Identities::new(Some(2)).uuid());
+        assert_eq!(a, identity("random", &mut Identities::new(Some(1))).unwrap());
         assert_ne!(a, b);
-        assert!(identity("c1b9d5a2f16211cf9ece0020afc76f16", &mut random).is_err());
+        assert!(identity("c1b9d5a2f16211cf9ece0020afc76f16", &mut identities).is_err());
         assert!(uuid::parse("+1b9d5a2-f162-11cf-9ece-0020afc76f16").is_none());
     }
 }

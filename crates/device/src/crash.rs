@@ -34,7 +34,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use draconis_exchange::heap::Block;
 
-use crate::dice::Dice;
+use crate::Random;
 use crate::{
     Atomic, Disk, Error, Event, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket,
     Urgency,
@@ -188,7 +188,7 @@ impl Crashes {
         let may = |it: &mut Discarded| it.place < end && it.follows <= durable;
         let due: Vec<_> = self.log.discards.extract_if(.., may).collect();
         for Discarded { place, extents, .. } in due {
-            let mut dice = Dice(self.options.seed ^ (place as u64) << 32);
+            let mut dice = Random::new(self.options.seed ^ (place as u64) << 32);
             // What was written there since took the discard's place.
             let newer = self.log.between(0, durable).iter().filter(|group| group.place > place);
             let is_old = |at: &&Extent| !newer.clone().any(|group| group.touches(**at));
@@ -230,7 +230,7 @@ impl Iterator for Crashes {
             };
             self.states += 1;
             let mut dice =
-                Dice(self.options.seed ^ self.states.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+                Random::new(self.options.seed ^ self.states.wrapping_mul(0x9E37_79B9_7F4A_7C15));
             let sectors = epoch.sectors(plan, &mut dice);
             if !epoch.seen.insert(fingerprint(&sectors)) {
                 continue;
@@ -337,7 +337,7 @@ impl Epoch {
     }
 
     /// The sectors of a state that differ from what is durable.
-    fn sectors(&self, plan: Plan, dice: &mut Dice) -> Sectors {
+    fn sectors(&self, plan: Plan, dice: &mut Random) -> Sectors {
         let mut sectors = Sectors::new();
         match plan {
             Plan::Prefix(n) => {

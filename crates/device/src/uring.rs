@@ -383,7 +383,7 @@ mod tests {
             let fd = OwnedFd::from(file.try_clone().unwrap());
             let file_of_disk = RawFile { fd, align_bytes: 1, flushes: AtomicU64::new(0) };
             let Ok(mut ring) = WriteRing::start(&file_of_disk, with_pool) else {
-                eprintln!("skipped: no io_uring here");
+                crate::skipped::skipped("no io_uring here");
                 return;
             };
             // More than there are slots, in several parts, some too long for one.

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use common::spoil::{small_tree, spoil, structures};
-use common::{Image, Pread, Random, tree};
-use draconis_device::{Disk, MemoryDisk};
+use common::{Image, Pread, tree};
+use draconis_device::{Disk, MemoryDisk, Random};
 use draconis_ext::check::{Options, Report, check};
 use draconis_ext::{Error, Result};
 
@@ -182,7 +182,7 @@ fn nothing_breaks_the_check() {
             0 => image.truncate(random.below(image.len() as u64) as usize),
             1 => (0..200).for_each(|_| {
                 let at = random.below(image.len() as u64) as usize;
-                image[at] = random.next() as u8;
+                image[at] = random.next_u64() as u8;
             }),
             _ => {}
         }

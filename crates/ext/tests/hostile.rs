@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use common::exercise::{self, Outcome};
 use common::spoil::{assert_memory_stayed_small, bases, rounds, spoil, structures};
-use common::{Random, tree};
+use common::tree;
+use draconis_device::Random;
 use draconis_ext::Error;
 
 /// Nobody waits this long for half a megabyte.
@@ -70,7 +71,7 @@ fn flipped_bytes_anywhere() {
         let mut image = base.clone();
         for _ in 0..(1 << random.below(12)) {
             let at = random.below(image.len() as u64) as usize;
-            image[at] ^= random.next() as u8;
+            image[at] ^= random.next_u64() as u8;
         }
         let _ = run("flipped", seed, image);
     }
@@ -95,7 +96,7 @@ fn noise() {
         if seed % 2 == 0 {
             // A superblock that opens, and noise for everything else.
             let Some(base) = bases().get(seed as usize % bases().len().max(1)) else { return };
-            image.resize(base.len(), random.next() as u8);
+            image.resize(base.len(), random.next_u64() as u8);
             image[1024..2048].copy_from_slice(&base[1024..2048]);
             if seed % 4 == 0 {
                 image[2048..8192].copy_from_slice(&base[2048..8192]);

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use common::spoil::{assert_memory_stayed_small, bases, rounds, spoil, structures};
 use common::storm::{Outcome, Storm, writing};
-use common::{Random, exercise, tree};
-use draconis_device::MemoryDisk;
+use common::{exercise, tree};
+use draconis_device::{MemoryDisk, Random};
 use draconis_exchange::contract::{AttributeChange, Kind};
 use draconis_ext::grow::{Growth, Target};
 use draconis_ext::{Cookie, Error, InodeNumber, NewNode, Volume};
@@ -123,7 +123,7 @@ fn flipped_bytes_anywhere() {
         let mut image = base.clone();
         for _ in 0..(1 << random.below(12)) {
             let at = random.below(image.len() as u64) as usize;
-            image[at] ^= random.next() as u8;
+            image[at] ^= random.next_u64() as u8;
         }
         let _ = run("flipped", seed, image);
     }

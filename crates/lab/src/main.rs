@@ -27,10 +27,12 @@ mod parameters;
 mod pin;
 mod plot;
 mod pressure;
-mod random;
 mod report;
 mod results;
 mod runner;
+#[cfg(test)]
+#[path = "../../../tests/common/skipped.rs"]
+mod skipped;
 mod stats;
 mod stop;
 mod store_crash;

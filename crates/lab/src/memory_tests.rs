@@ -23,7 +23,7 @@ struct Mounted {
 
 fn mounted(write_back: bool) -> Option<Mounted> {
     if !rustix::process::geteuid().is_root() || File::open("/dev/fuse").is_err() {
-        eprintln!("skipped: mounting needs root and /dev/fuse");
+        crate::skipped::skipped("mounting needs root and /dev/fuse");
         return None;
     }
     let dir = tempfile::tempdir().unwrap();

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use draconis_objects::torture::{self, Dice, Omission, Settings};
+use draconis_objects::torture::{self, Omission, Random, Settings};
 
 /// Nobody waits this long for a megabyte.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -28,7 +28,7 @@ fn run(without: Option<Omission>, rounds: u64) -> (u64, u64) {
     torture::set(Settings { without, ..Settings::USUAL });
     for seed in first..first + number("RUNS", rounds) {
         let mut image = bases[(seed % 16) as usize].clone();
-        torture::spoil(&mut image, &mut Dice::new(seed));
+        torture::spoil(&mut image, &mut Random::new(seed));
         let began = Instant::now();
         let outcome = std::panic::catch_unwind(|| torture::exercise(image));
         assert!(began.elapsed() < PATIENCE, "SEED={seed} RUNS=1: took {:?}", began.elapsed());

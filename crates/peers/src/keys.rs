@@ -3,7 +3,7 @@
 //! Law: a value follows from the seed, the key and how often the key was set, so whoever
 //! reads it knows what it must be.
 
-use crate::random::Random;
+use draconis_device::Random;
 
 /// Bytes of a key.
 pub const KEY_BYTES: usize = 16;

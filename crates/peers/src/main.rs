@@ -24,9 +24,6 @@ mod lmdb;
 mod mapping;
 mod memory;
 mod puts;
-// The lab's own: too little for a crate.
-#[path = "../../lab/src/random.rs"]
-mod random;
 mod reads;
 #[cfg(feature = "redb")]
 mod redb_store;

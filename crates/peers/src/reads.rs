@@ -18,7 +18,7 @@ use serde::Serialize;
 use crate::keys::{Keys, Pattern, Values, key_of, number_of};
 use crate::kv::{self, KvSubject, Opening};
 use crate::latency::{Latencies, Quantiles};
-use crate::random::Random;
+use draconis_device::Random;
 
 /// Pairs that are loaded at once.
 const BATCH: usize = 1000;

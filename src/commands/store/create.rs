@@ -17,7 +17,7 @@ use crate::image;
 use crate::progress::{Progress, When};
 use crate::signature;
 use crate::text::{self, size};
-use crate::uuid::Random;
+use crate::uuid::Identities;
 
 /// Make an empty store.
 ///
@@ -154,7 +154,7 @@ fn make(arguments: &Arguments, file: File, given: Option<Profile>) -> anyhow::Re
         };
         why.push(format!("layout {}: --layout says so", profile.layout));
     }
-    let id = u128::from_le_bytes(Random::new(None).uuid());
+    let id = u128::from_le_bytes(Identities::new(None).uuid());
     let disk = disk(file, device, true, true)?;
     Store::create(disk, &CreateOptions { profile, id }).map_err(|error| match error {
         Error::Misuse(why) => anyhow!("{shown}: {why}; choose a larger --size"),

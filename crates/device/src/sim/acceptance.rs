@@ -12,7 +12,7 @@ use std::sync::Arc;
 use draconis_exchange::heap::Block;
 
 use super::{Hdd, HddParameters, SimDisk, Ssd, SsdParameters};
-use crate::dice::Dice;
+use crate::Random;
 use crate::{Disk, Extent, Group, Pending, Ticket, Urgency, Write};
 
 /// A figure of a model beside the published one.
@@ -164,7 +164,7 @@ fn knee(worn: &Ssd) -> u32 {
 /// A disk and what is asked of it.
 struct Load {
     disk: Arc<SimDisk>,
-    dice: Dice,
+    dice: Random,
     /// When it began, and how much of the disk it uses.
     begin_s: f64,
     len_bytes: u64,
@@ -174,7 +174,7 @@ impl Load {
     fn new(timing: impl super::Timing + 'static) -> Self {
         let len_bytes = timing.model().len_bytes;
         let disk = SimDisk::new(timing, &super::Clock::new());
-        Self { disk, dice: Dice(SEED), begin_s: 0.0, len_bytes }
+        Self { disk, dice: Random::new(SEED), begin_s: 0.0, len_bytes }
     }
 
     fn now_s(&self) -> f64 {

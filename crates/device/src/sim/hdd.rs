@@ -27,7 +27,7 @@ use self::cache::{Dirty, ReadCache};
 use self::geometry::{Geometry, Place};
 use super::{Done, Kind, Model, Request, Timing, Work};
 use crate::Extent;
-use crate::dice::Dice;
+use crate::Random;
 
 /// What a hard disk is made of.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -179,7 +179,7 @@ impl Hdd {
         assert!(outer >= inner && inner >= 4096, "a track holds something");
         let len_bytes = parameters.len_bytes - parameters.len_bytes % 4096;
         let parameters = HddParameters { len_bytes, ..parameters };
-        let geometry = Geometry::new(&parameters, Dice(parameters.seed).next());
+        let geometry = Geometry::new(&parameters, Random::new(parameters.seed).next_u64());
         Self {
             parameters,
             head: geometry.place(0),

@@ -23,7 +23,7 @@ use std::collections::{BinaryHeap, HashSet, VecDeque};
 use self::ftl::{Ftl, Op, Shape};
 use super::{Done, Kind, Model, Request, Timing, Work};
 use crate::Extent;
-use crate::dice::Dice;
+use crate::Random;
 
 /// What a flash disk is made of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -80,7 +80,7 @@ const DEPTH: usize = 256;
 #[derive(Clone, Debug)]
 pub struct Ssd {
     parameters: SsdParameters,
-    dice: Dice,
+    dice: Random,
     ftl: Ftl,
     controller: Server,
     link: Server,
@@ -160,7 +160,7 @@ impl Ssd {
         let parameters = SsdParameters { len_bytes, ..parameters };
         Self {
             parameters,
-            dice: Dice(parameters.seed),
+            dice: Random::new(parameters.seed),
             ftl: Ftl::new(Shape::of(&parameters)),
             controller: Server::default(),
             link: Server::default(),

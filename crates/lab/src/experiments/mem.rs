@@ -12,10 +12,10 @@ use crate::context::Context;
 use crate::machine;
 use crate::parameters::parameter;
 use crate::pressure::Pressure;
-use crate::random::Random;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::subject::{Device, Kind, Subject};
 use crate::units;
+use draconis_device::Random;
 
 /// One of the experiments on memory.
 pub struct Mem {
