@@ -15,6 +15,7 @@ use std::time::Duration;
 use common::volume::{Volume, check, run, shell};
 use common::{
     Draconis, Without, eventually, fuse, look, mke2fs, mounts_below, odd_tree, root, same, tool,
+    tree_of_sources,
 };
 use draconis_device::Random;
 use rustix::fs::{CWD, FallocateFlags, OFlags, RenameFlags};
@@ -57,10 +58,14 @@ fn unpack_and_remove(volume: &Volume) {
         (s.f_bfree, s.f_ffree)
     };
     let before = space();
-    shell("tar -C /usr --format=posix -cf - include | tar -xf -", &volume.at);
+    let tree = volume.draconis.make_dir("tree");
+    tree_of_sources(&tree);
+    let unpack = format!("tar -C {} --format=posix -cf - . | tar -xf -", tree.display());
+    std::fs::create_dir(volume.at("sources")).unwrap();
+    shell(&unpack, &volume.at("sources"));
     let copy = Without { what_a_copy_loses: true, ..Without::default() };
-    same(&look(Path::new("/usr/include"), copy), &look(&volume.at("include"), copy));
-    shell("mv include other; cp -r other twice; rm -r other twice", &volume.at);
+    same(&look(&tree, copy), &look(&volume.at("sources"), copy));
+    shell("mv sources other; cp -r other twice; rm -r other twice", &volume.at);
     // What was removed is free once the kernel has forgotten it.
     eventually("all space is free again", || space() == before);
     volume.judge();
@@ -72,12 +77,17 @@ fn programs_that_are_used_every_day() {
         return;
     }
     let volume = Volume::new("4096", "256M", "rw");
+    let tree = volume.draconis.make_dir("tree");
+    tree_of_sources(&tree);
+    let sources = tree.display();
     if tool("programs on a mount", "git") {
         shell(
-            "mkdir repo; cd repo; git init -q .; cp -r /usr/include/linux .; git add -A
-             git -c user.name=a -c user.email=a@b commit -qm one; git rm -rq linux/can
+            &format!(
+                "mkdir repo; cd repo; git init -q .; cp -r {sources} sources; git add -A
+             git -c user.name=a -c user.email=a@b commit -qm one; git rm -rq sources/library-1
              git -c user.name=a -c user.email=a@b commit -qm two; git gc -q; git fsck --full
-             test -z \"$(git status --short)\"; git checkout -q HEAD~1; test -d linux/can",
+             test -z \"$(git status --short)\"; git checkout -q HEAD~1; test -d sources/library-1"
+            ),
             &volume.at,
         );
     }
@@ -101,7 +111,7 @@ fn programs_that_are_used_every_day() {
     }
     if tool("programs on a mount", "rsync") {
         shell(
-            "rsync -aHX /usr/include/ r/; test -z \"$(rsync -aHXnci /usr/include/ r/)\"",
+            &format!("rsync -aHX {sources}/ r/; test -z \"$(rsync -aHXnci {sources}/ r/)\""),
             &volume.at,
         );
     }

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use draconis_device::Random;
 pub use skipped::skipped;
 
 /// The program under test, with a manager of its own.
@@ -335,6 +336,24 @@ pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     while !done() {
         assert!(Instant::now() < until, "{what} did not come true");
         std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A tree as sources are: 2,400 files in 60 directories, most of them short, 24 MiB in all.
+pub fn tree_of_sources(top: &Path) {
+    let mut random = Random::new(60);
+    for dir in 0..60 {
+        let mut at = top.join(format!("library-{}", dir % 7)).join(format!("part-{dir}"));
+        if dir % 3 == 0 {
+            at.push("internal");
+        }
+        std::fs::create_dir_all(&at).unwrap();
+        for nth in 0..40 {
+            let long = if random.once_in(10) { 90_000 } else { 3000 };
+            let mut bytes = vec![0; random.below(long) as usize];
+            random.fill(&mut bytes);
+            std::fs::write(at.join(format!("source-{nth}.c")), bytes).unwrap();
+        }
     }
 }
 

@@ -10,14 +10,14 @@ use common::tree;
 use draconis_device::Random;
 use draconis_ext::Error;
 
-/// Nobody waits this long for half a megabyte.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// What takes longer than this does not end: each takes milliseconds on a quiet machine.
+const HANGS: Duration = Duration::from_secs(120);
 
 /// Runs one image and names it if anything is wrong with how it went.
 fn run(what: &str, seed: u64, image: Vec<u8>) -> Result<Outcome, Error> {
     let start = Instant::now();
     let outcome = std::panic::catch_unwind(|| exercise::all(image));
-    assert!(start.elapsed() < PATIENCE, "{what}, seed {seed}: took {:?}", start.elapsed());
+    assert!(start.elapsed() < HANGS, "{what}, seed {seed}: took {:?}", start.elapsed());
     let outcome = outcome.unwrap_or_else(|_| panic!("{what}, seed {seed}: panicked"));
     if let Err(error) = &outcome {
         assert!(!error.to_string().is_empty());
