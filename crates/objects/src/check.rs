@@ -119,13 +119,13 @@ impl<'c> Check<'c> {
             counts: vec![0; segments],
             weights: vec![0; segments],
             done_bytes: 0,
-            total_bytes: core.segments.live.max(0) as u64,
+            total_bytes: core.segments.live.max(0).unsigned_abs(),
             core,
         }
     }
 
     fn did(&mut self, bytes: u64) {
-        self.done_bytes = (self.done_bytes + bytes).min(self.total_bytes);
+        self.done_bytes = self.done_bytes.saturating_add(bytes).min(self.total_bytes);
         (self.progress)(self.done_bytes, self.total_bytes);
     }
 

@@ -13,6 +13,18 @@
 //! prefix holds every group that was waited for.
 //! Law 2: a seed makes a run; a state is named by seed and number.
 //! Law 3: the judge knows nothing of how a store works: it opens, reads and writes.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unreachable,
+    clippy::unwrap_used,
+    reason = "a judge for tests and the lab, never part of a store: it may stop with a panic"
+)]
 
 mod damage;
 mod history;

@@ -7,11 +7,12 @@ use crate::segment::State;
 impl Check<'_> {
     pub(super) fn compare_counts(&mut self) {
         let geometry = self.core.superblock.geometry;
-        for number in 0..geometry.segments {
-            let segment = self.core.segments.all[number as usize];
-            let (counted, at) = (self.counts[number as usize], Some(geometry.start_of(number)));
+        let segments = self.core.segments.all.clone();
+        let counts = std::mem::take(&mut self.counts);
+        for ((number, segment), counted) in (0..geometry.segments).zip(segments).zip(counts) {
+            let at = Some(geometry.start_of(number));
             if segment.state == State::Free {
-                self.report.free_segments += 1;
+                self.report.free_segments = self.report.free_segments.saturating_add(1);
                 if counted > 0 {
                     let text =
                         format!("segment {number} is free, but {counted} bytes of it are alive");
@@ -19,7 +20,7 @@ impl Check<'_> {
                 }
                 continue;
             }
-            self.report.used_segments += 1;
+            self.report.used_segments = self.report.used_segments.saturating_add(1);
             if segment.is_bad {
                 let text = format!("segment {number} could not be cleaned");
                 self.report.notes.push(finding(What::Count, text, at, None));

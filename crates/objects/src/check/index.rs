@@ -34,7 +34,7 @@ impl Check<'_> {
             Seen::Node(ptr) => self.node(ptr),
             Seen::Broken(finding) => self.broken(finding),
             Seen::Live(of, data) => {
-                let at = data.at + u64::from(data.skip);
+                let at = data.at.saturating_add(u64::from(data.skip));
                 self.count(at, data.len, 32, of.map(Of::Object));
             }
             Seen::Payload(name, data) => self.payload(&map, &mut owners, name, data),
@@ -50,7 +50,8 @@ impl Check<'_> {
     }
 
     fn node(&mut self, ptr: Ptr) {
-        self.report.index_bytes += u64::from(ptr.len);
+        let bytes = &mut self.report.index_bytes;
+        *bytes = bytes.saturating_add(u64::from(ptr.len));
         self.count(ptr.at, ptr.len, 32, None);
         self.did(u64::from(ptr.len));
     }
@@ -67,24 +68,36 @@ impl Check<'_> {
                 of,
             );
         };
-        self.counts[segment as usize] += i64::from(len);
-        self.weights[segment as usize] += weight;
+        if let Some(count) = self.counts.get_mut(segment as usize) {
+            *count = count.saturating_add(i64::from(len));
+        }
+        self.weigh(segment, weight);
+    }
+
+    /// What the payloads of a segment take in memory.
+    fn weigh(&mut self, segment: u32, more: u64) {
+        if let Some(weight) = self.weights.get_mut(segment as usize) {
+            *weight = weight.saturating_add(more);
+        }
     }
 
     fn payload(&mut self, map: &Map, owners: &mut Owners, name: Named<'_>, data: &Data) {
-        self.report.payload_bytes += u64::from(data.len);
+        let bytes = &mut self.report.payload_bytes;
+        *bytes = bytes.saturating_add(u64::from(data.len));
         let geometry = self.core.superblock.geometry;
         let of = match name {
             Named::Object(id) | Named::Extent(id, _) => Of::Object(id),
             Named::Value(key) => Of::Key(key.to_vec()),
         };
         if let Some(segment) = geometry.segment_of(data.at) {
-            let end = data.end() - geometry.start_of(segment);
-            if end > u64::from(self.core.segments.all[segment as usize].used) {
+            let end = data.end().saturating_sub(geometry.start_of(segment));
+            let used =
+                self.core.segments.all.get(segment as usize).map_or(0, |segment| segment.used);
+            if end > u64::from(used) {
                 let text = "bytes behind what was written in their segment".to_owned();
                 self.add(What::Unused, text, Some(data.at), Some(of.clone()));
             }
-            self.weights[segment as usize] += 128 + data.sums.len() as u64 * 8;
+            self.weigh(segment, (data.sums.len() as u64).saturating_mul(8).saturating_add(128));
         }
         match name {
             Named::Extent(id, at) => match owners.record(map, id) {
@@ -93,13 +106,13 @@ impl Check<'_> {
                     let text = format!("has bytes at {at}, but is not there");
                     self.add(What::NoObject, text, Some(data.at), Some(of));
                 }
-                Some(Some(record)) if at + u64::from(data.len) > record.len => {
+                Some(Some(record)) if at.saturating_add(u64::from(data.len)) > record.len => {
                     let text = format!("has bytes at {at}, but is {} long", record.len);
                     self.add(What::BehindEnd, text, Some(data.at), Some(of));
                 }
                 Some(Some(_)) => {}
             },
-            Named::Value(_) => self.report.keys += 1,
+            Named::Value(_) => self.report.keys = self.report.keys.saturating_add(1),
             Named::Object(_) => {}
         }
     }
@@ -108,7 +121,7 @@ impl Check<'_> {
         if record.is_value {
             owners.values.push(id);
         } else {
-            self.report.objects += 1;
+            self.report.objects = self.report.objects.saturating_add(1);
         }
         if id.0 >= self.core.next_id {
             let text = "has a number that will be given out again".to_owned();
@@ -117,7 +130,7 @@ impl Check<'_> {
     }
 
     fn link(&mut self, map: &Map, owners: &mut Owners, key: &[u8], id: ObjectId, len: u64) {
-        self.report.keys += 1;
+        self.report.keys = self.report.keys.saturating_add(1);
         owners.links.push(id);
         let text = match owners.record(map, id) {
             Some(None) => format!("its value, object {id}, is not there"),
@@ -142,9 +155,10 @@ impl Check<'_> {
             let text = format!("{counted} long values are counted, {is} are there");
             self.add(What::Count, text, None, None);
         }
-        for pair in owners.links.windows(2).filter(|pair| pair[0] == pair[1]) {
+        for (id, _) in owners.links.iter().zip(owners.links.iter().skip(1)).filter(|(a, b)| a == b)
+        {
             let text = "is the value of two keys".to_owned();
-            self.add(What::NoValue, text, None, Some(Of::Object(pair[0])));
+            self.add(What::NoValue, text, None, Some(Of::Object(*id)));
         }
         for id in owners.values {
             if owners.links.binary_search(&id).is_err() {

@@ -1,5 +1,11 @@
 //! Payloads, a window of segments at a time: that no two have the same bytes, and that each
 //! is what was written.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::indexing_slicing,
+    reason = "only payloads that `Geometry::holds` are kept, and requests cover what they bring"
+)]
 
 use std::collections::VecDeque;
 use std::ops::Range;

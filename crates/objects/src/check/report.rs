@@ -143,7 +143,7 @@ impl Report {
         if self.damage.len() < options.findings_max {
             self.damage.push(finding);
         } else {
-            self.more += 1;
+            self.more = self.more.saturating_add(1);
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::report::{Finding, What, finding};
-use crate::codec::Reader;
+use crate::codec::{Reader, narrow};
 use crate::core::Core;
 use crate::entry::{Data, Entry, Key, Named, ObjectRecord, named};
 use crate::io::Io;
@@ -138,16 +138,16 @@ impl Map {
         inner_nodes: &mut HashSet<u64>,
         see: &mut dyn FnMut(Seen<'_>),
     ) {
-        let level = Some(inner.level - 1);
+        let level = inner.level.checked_sub(1);
         for (index, (key, child)) in inner.children.iter().enumerate() {
             if level == Some(0) && index.is_multiple_of(LEAVES_AT_ONCE) {
-                let next = inner.children[index..].iter().take(LEAVES_AT_ONCE);
+                let next = inner.children.iter().skip(index).take(LEAVES_AT_ONCE);
                 let next: Vec<Ptr> = next.filter_map(|(_, child)| child.on_disk()).collect();
                 self.io.load_ahead(&next);
             }
             // The first child has what is before its key, too.
             let from = if index == 0 { lower } else { key };
-            let to = inner.children.get(index + 1).map(|(key, _)| key).or(upper);
+            let to = inner.children.get(index.saturating_add(1)).map(|(key, _)| key).or(upper);
             self.node(child, level, (from, to), inner_nodes, see);
         }
     }
@@ -156,12 +156,12 @@ impl Map {
     fn tree_pair(&self, key: &[u8], entry: &Entry, see: &mut dyn FnMut(Seen<'_>)) {
         match (named(key), entry) {
             (Some(Named::Extent(id, at)), Entry::Data(data)) => {
-                let all = (at, at + u64::from(data.len));
+                let all = (at, at.saturating_add(u64::from(data.len)));
                 rests(&self.counted, id, all, &mut |from, to| {
-                    see(Seen::Live(Some(id), &data.part((from - at) as u32, (to - from) as u32)));
+                    see(Seen::Live(Some(id), &part(data, at, from, to)));
                 });
                 rests(&self.full[0], id, all, &mut |from, to| {
-                    let part = data.part((from - at) as u32, (to - from) as u32);
+                    let part = part(data, at, from, to);
                     see(Seen::Payload(Named::Extent(id, from), &part));
                 });
             }
@@ -178,6 +178,11 @@ impl Map {
             }
         }
     }
+}
+
+/// The part from `from` to `to` of data that begins at `at`.
+fn part(data: &Data, at: u64, from: u64, to: u64) -> Data {
+    data.part(narrow(from.saturating_sub(at)), narrow(to.saturating_sub(from)))
 }
 
 fn owner(key: &[u8]) -> Option<ObjectId> {

@@ -122,7 +122,7 @@ pub(super) enum Stop {
     Broken(Violation),
     /// The store says that something failed.
     Failed(&'static str, Error),
-    /// What nobody waited for is gone, as it may be.
+    /// What had no waiter is gone, as it may be.
     Shorter,
 }
 
@@ -347,7 +347,7 @@ impl<D: Disk + 'static> Actor<D> {
                     }
                     error @ (Error::Misuse(_) | Error::NoObject(_)) => Err(broken(error)),
                     error => {
-                        // Nobody was told that it was taken; it may be there all the same.
+                        // No answer said that it was taken; it may be there all the same.
                         self.history.push(next);
                         Err(Stop::Failed("submit", error))
                     }
