@@ -3,7 +3,7 @@
 //! ```text
 //!   image ──alone──▶ confined ──▶ open for writing ──▶ operations ──▶ close: durable, clean
 //! ```
-//! Law 1: nobody else uses the image meanwhile.
+//! Law 1: the image has no other user meanwhile.
 //! Law 2: interrupted anywhere, the image is consistent; what was done last may be missing.
 //! Law 3: an error names what it is about, and the next step where there is one.
 

@@ -5,7 +5,7 @@
 //!   directories, the deepest first:           mode and times, which filling them changes
 //! ```
 //! Law 1: a directory stays and is added to; anything else that has a name gives way.
-//! Law 2: a directory that nobody described and that is there keeps its attributes.
+//! Law 2: a directory that the source does not describe and that is there keeps its attributes.
 
 use std::collections::{HashMap, HashSet};
 use std::process::ExitCode;

@@ -185,7 +185,7 @@ fn loop_device(image: &Path) -> Option<String> {
     using.next().map(|device| format!("/dev/{}", device.file_name().display()))
 }
 
-/// Opens an image that must be there, to be changed and by nobody else.
+/// Opens an image that must be there, to be changed, alone.
 pub fn writable(image: &Path) -> anyhow::Result<OpenedFile> {
     let name = image.display();
     let missing = || format!("{name}: no such file; draconis format makes a volume");

@@ -547,7 +547,7 @@ fn options_of_mounts_that_write() {
     let again = ["mount", "--create", "16M", image.to_str().unwrap(), at.to_str().unwrap()];
     let said = draconis.fails(again);
     assert!(said.contains("--force"), "{said}");
-    // Synchronous: all of it is there although nobody had time to commit.
+    // Synchronous: all of it is there although there was no time to commit.
     mount("sync,dirsync,commit=1000");
     std::fs::create_dir(at.join("dir")).unwrap();
     std::fs::write(at.join("dir/file"), "durable").unwrap();

@@ -1,6 +1,6 @@
 //! `draconis complete-path`: what a path in an image may go on with, for completion by a shell.
 //!
-//! Law: a shell waits for this while somebody types, so nothing is said but the answer, and
+//! Law: a shell waits for this while its user types, so nothing is said but the answer, and
 //! where there is none the status tells.
 
 use std::io::Write;

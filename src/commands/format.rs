@@ -167,8 +167,8 @@ fn options(arguments: &Arguments) -> anyhow::Result<(Options, Option<(u32, u32)>
         options.features(list)?;
     }
     let user = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-    // An empty volume is for whoever makes it. What a tree does not say is root's, as with
-    // mke2fs: the same tree makes the same volume, whoever runs this.
+    // An empty volume is for the user who makes it. What a tree does not say is root's, as with
+    // mke2fs: the same tree makes the same volume for every user.
     options.root_owner = if arguments.from.is_none() { user } else { (0, 0) };
     let mut identities = Identities::new(arguments.seed);
     options.uuid = identity(&arguments.uuid, &mut identities)?;

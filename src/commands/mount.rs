@@ -112,7 +112,7 @@ fn remount(dir: &Path, options: &MountOptions) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Makes an empty volume that belongs to whoever asks, as `draconis format` would.
+/// Makes an empty volume that belongs to the caller, as `draconis format` would.
 fn create(image: &Path, size: &str) -> anyhow::Result<()> {
     let line = ["format", "-E", "root_owner", "--"].map(OsStr::new);
     let line = line.into_iter().chain([image.as_os_str(), OsStr::new(size)]);

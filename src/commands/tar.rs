@@ -262,7 +262,7 @@ impl<W: Write> Archive<'_, W> {
         let mut written = Layout::default();
         writeln!(self.out, "{}", layout.entries)?;
         for segment in segments(self.volume, item.inode()) {
-            // It was read once already, and nobody changes the volume.
+            // It was read once already, and the volume is not changed.
             let (start, end) = segment
                 .with_context(|| format!("{}: the archive ends here", printable(&item.path)))?;
             write!(self.out, "{start}\n{}\n", end - start)?;

@@ -1,6 +1,6 @@
 //! Threads that change one tree at once, each in a directory of its own and in a shared one.
 //!
-//! Nobody knows what the tree must be in the end: `e2fsck` says whether it is whole, and the
+//! It is not known what the tree must be in the end: `e2fsck` says whether it is whole, and the
 //! kernel's driver whether it is what was seen.
 
 use std::collections::VecDeque;

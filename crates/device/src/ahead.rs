@@ -153,7 +153,7 @@ impl Shared {
 
     fn serve(&self) {
         let mut state = self.lock();
-        // Closing breaks the promises that still wait: nobody can be there to hear them.
+        // Closing breaks the promises that still wait: they have no waiter any more.
         while !state.closing {
             let run = state.elevator.pop_run();
             match run.is_empty() {

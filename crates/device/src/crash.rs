@@ -10,7 +10,7 @@
 //! Between two flushes a disk may have put any part of what it was given on its medium,
 //! in any order, and torn every write between two sectors. An *epoch* is the time from one
 //! flush to the next: what was durable when it began, and the groups that may be written
-//! before it ends. It ends where somebody was told that a later ticket is durable, or
+//! before it ends. It ends where an answer said that a later ticket is durable, or
 //! where a group follows one that is not: the disk flushes, and with that one all before it.
 //!
 //! Of every epoch there are
@@ -288,7 +288,7 @@ impl Log {
         let all = self.between(durable, u64::MAX);
         let window = &all[..all.iter().take_while(may_be_written).count()];
         let written = window.last().map_or(durable, |group| group.ticket);
-        // Either somebody was told, or the next group needs a flush; the first of both.
+        // Either an answer was given, or the next group needs a flush; the first of both.
         let stalled = all.get(window.len()).filter(|group| group.follows > durable);
         let told = told.map(|(_, ticket)| *ticket);
         let next = [told, stalled.map(|_| written)].into_iter().flatten().min();
@@ -590,7 +590,7 @@ mod tests {
             Event::Mark(4),
         ];
         let got = states(events, ALL);
-        // Before the answer all is open, even the second group; of the third nobody had
+        // Before the answer all is open, even the second group; of the third no one had
         // heard. Then the first is there, and with the last answer everything is.
         let at = |durable: u64| -> Vec<_> {
             got.iter().filter(|(at, ..)| *at == durable).map(|(_, m, s)| (m.clone(), *s)).collect()

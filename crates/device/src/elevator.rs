@@ -31,7 +31,7 @@ pub(crate) struct Elevator {
 
 impl Elevator {
     pub(crate) fn push(&mut self, request: Request) {
-        // The arrival number keeps two requests for one place apart.
+        // The arrival number tells two requests for one place from each other.
         self.arrivals += 1;
         self.waiting_bytes += request.at.len_bytes;
         self.waiting.insert((request.at.start_bytes, self.arrivals), request);

@@ -221,7 +221,7 @@ pub(crate) struct WriteRing {
 /// Memory that a ring's kernel side holds on to: registered buffer 0.
 struct Pool {
     memory: Private,
-    /// Slots that nobody writes from.
+    /// Slots that are free.
     free: Vec<usize>,
 }
 

@@ -170,7 +170,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Writes to standard output; whoever closed it has seen enough.
+/// Writes to standard output; the reader who closed it has seen enough.
 fn say(text: &str) -> anyhow::Result<()> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),

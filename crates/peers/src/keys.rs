@@ -1,6 +1,6 @@
 //! Which keys, and what their values must be.
 //!
-//! Law: a value follows from the seed, the key and how often the key was set, so whoever
+//! Law: a value follows from the seed, the key and how often the key was set, so a reader
 //! reads it knows what it must be.
 
 use draconis_device::Random;

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use crate::image;
 
-/// Opens a store to be changed, by nobody else.
+/// Opens a store to be changed, alone.
 pub fn writable(device: &Path) -> anyhow::Result<Arc<Store>> {
     let file = image::alone(device)?.with_context(|| missing(device))?;
     open(device, disk(file, device, true, true)?, false)

@@ -4,7 +4,7 @@
 //! 4.17 ms half a turn), appends from its 120 turns a second, transfer rates are those of
 //! Barracuda XT and ST1000DM010. Reads of the Intel P3700 800 GB were measured by AnandTech
 //! (11209, 8104); 450,000 to 460,000 of them at most are its specification. Of its writes,
-//! 20 µs and 175,000 a second are what is commonly said; nobody here measured it. A row
+//! 20 µs and 175,000 a second are what is commonly said, and were not measured here. A row
 //! without a published figure is there to be seen.
 
 use std::sync::Arc;

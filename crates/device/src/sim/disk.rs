@@ -8,7 +8,7 @@
 //!
 //! Law 1: groups go to the device in the order of their tickets, many at once unless one
 //! follows another that is not durable yet.
-//! Law 2: the device never runs ahead of the clock but while somebody waits, and then the
+//! Law 2: the device never runs ahead of the clock but for a waiter, and then the
 //! clock comes after.
 
 use std::collections::{HashMap, VecDeque};

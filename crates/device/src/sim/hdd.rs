@@ -10,7 +10,7 @@
 //! ```
 //!
 //! When nothing waits, the head reads on behind the last read; what comes by is in the cache.
-//! Reads go before the writes that the cache holds, unless it is nearly full or somebody
+//! Reads go before the writes that the cache holds, unless it is nearly full or a waiter
 //! waits for a flush: then whatever is nearest in time is next. What was written before a
 //! flush is written before anything behind it.
 //!

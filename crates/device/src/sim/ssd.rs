@@ -97,9 +97,9 @@ pub struct Ssd {
 /// Something that does one thing after the other.
 #[derive(Clone, Copy, Default, Debug)]
 struct Server {
-    /// Until when it works for somebody who waits.
+    /// Until when it works for a waiter.
     urgent_ns: u64,
-    /// Until when it works for anybody.
+    /// Until when it works at all.
     usual_ns: u64,
     busy_ns: u64,
 }

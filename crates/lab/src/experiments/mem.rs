@@ -205,7 +205,7 @@ fn make_file(context: &Context, bytes: u64) -> anyhow::Result<tempfile::NamedTem
         left -= len;
     }
     file.as_file().sync_all()?;
-    // Whoever brings a page in is charged for it: that must be the child.
+    // The process that brings a page in is charged for it: that must be the child.
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
     Ok(file)
 }
