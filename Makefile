@@ -6,7 +6,7 @@ DESTDIR ?=
 # Where mount(8) looks for its helpers: there and in /usr/sbin, whatever the PREFIX.
 SBINDIR ?= /sbin
 
-.PHONY: all demo test long exact lint loom crash crash-store lab bench bench-channel lab-programs install install-helper fuzz fuzz-images clean
+.PHONY: all demo test test-often long exact lint loom crash crash-store lab bench bench-channel lab-programs install install-helper fuzz fuzz-images clean
 
 all:
 	$(CARGO) build --release --locked
@@ -17,11 +17,18 @@ demo:
 	$(CARGO) build --release --locked
 	@tools/demo target/release/draconis
 
-# Installs the packages that the tests need if it may, else names them; runs everything.
+# Installs the packages that the tests need if it may, else names them; runs everything, and
+# says what took how long. With DRACONIS_REQUIRE=all what cannot be tested here is a failure.
 test:
 	@tools/packages test
 	$(MAKE) lint
-	$(CARGO) test --workspace --locked
+	@tools/test-times $(CARGO) test --workspace --locked
+
+# Looks for tests that do not always pass: all of them, again and again, the second half of the
+# runs beside four busy processes: make test-often RUNS=20
+test-often:
+	@tools/packages test
+	@tools/test-often $(or $(RUNS),20) $(CARGO) test --workspace --locked
 
 # The comparison of real trees with all of /usr, in every block size, optimised. Needs root.
 long:

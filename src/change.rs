@@ -3,7 +3,7 @@
 //! ```text
 //!   image ──alone──▶ confined ──▶ open for writing ──▶ operations ──▶ close: durable, clean
 //! ```
-//! Law 1: nobody else uses the image meanwhile.
+//! Law 1: the image has no other user meanwhile.
 //! Law 2: interrupted anywhere, the image is consistent; what was done last may be missing.
 //! Law 3: an error names what it is about, and the next step where there is one.
 
@@ -13,14 +13,15 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use draconis_device::OpenedFile;
-use draconis_exchange::contract::{Kind, Time};
-use draconis_ext::{AccessTimes, Error, Follow, Inode, InodeNumber, Options, Volume, Writing};
+use draconis_exchange::contract::{AttributeChange, Kind, Time};
+use draconis_ext::{
+    AccessTimes, Error, Follow, Inode, InodeNumber, NewNode, Options, Volume, Writing,
+};
 use draconis_service::volume::part;
 
-use crate::cli::Place;
-use crate::image;
+use crate::image::{self, Place, find};
 use crate::say;
 use crate::target::Target;
 use crate::text::printable;
@@ -47,6 +48,17 @@ impl Maker {
         let gid = rustix::process::getegid().as_raw();
         let Owner { uid, gid } = owner.unwrap_or(Owner { uid, gid });
         Self { uid, gid, umask: umask.as_raw_mode() }
+    }
+
+    /// Something new of this maker's, without a device or a target.
+    pub fn node(self, kind: Kind, mode: u32) -> NewNode<'static> {
+        let Self { uid, gid, .. } = self;
+        NewNode { kind, mode, uid, gid, device: (0, 0), target: b"" }
+    }
+
+    /// An empty file.
+    pub fn file(self) -> NewNode<'static> {
+        self.node(Kind::File, 0o666 & !self.umask)
     }
 }
 
@@ -173,12 +185,12 @@ pub fn each(
 
 /// A name in a directory, there or not.
 #[derive(Clone, Debug)]
-pub struct Home {
+pub struct Entry {
     pub dir: InodeNumber,
     pub name: Vec<u8>,
 }
 
-impl Home {
+impl Entry {
     /// Where the last name of a target is or would be.
     pub fn of(volume: &Volume, target: &Target) -> anyhow::Result<Self> {
         let path = trimmed(&target.path);
@@ -217,21 +229,66 @@ pub fn destination(
     target: &Target,
     into: bool,
     own: &[u8],
-) -> anyhow::Result<Home> {
+) -> anyhow::Result<Entry> {
     match volume.resolve(volume.root(), &target.path, Follow::Yes) {
         Ok(there) if into && volume.inode(there)?.kind == Kind::Directory => {
-            Ok(Home { dir: there, name: own.to_vec() })
+            Ok(Entry { dir: there, name: own.to_vec() })
         }
         Ok(_) | Err(Error::NotFound) => {
-            let home = Home::of(volume, target)?;
+            let entry = Entry::of(volume, target)?;
             ensure!(
-                !target.path.ends_with(b"/") || home.lookup(volume)?.is_none(),
+                !target.path.ends_with(b"/") || entry.lookup(volume)?.is_none(),
                 "{target}: not a directory"
             );
-            Ok(home)
+            Ok(entry)
         }
         Err(error) => Err(tell(target, error)),
     }
+}
+
+/// What a target names; an empty file is made if nothing does, and if that is wanted.
+pub fn find_or_make(
+    volume: &Volume,
+    target: &Target,
+    maker: Maker,
+    make: bool,
+) -> anyhow::Result<Option<InodeNumber>> {
+    match volume.resolve(volume.root(), &target.path, Follow::Yes) {
+        Ok(found) => return Ok(Some(found)),
+        Err(Error::NotFound) if !make => return Ok(None),
+        Err(Error::NotFound) => {}
+        Err(error) => return Err(tell(target, error)),
+    }
+    ensure!(!target.path.ends_with(b"/"), "{target}: no such directory");
+    let entry = Entry::of(volume, target)?;
+    match volume.create(entry.dir, &entry.name, &maker.file()) {
+        Ok(made) => Ok(Some(made)),
+        // A symbolic link that leads nowhere.
+        Err(Error::Exists) => Err(anyhow!("{target}: leads to a file that is not there")),
+        Err(error) => Err(tell(target, error)),
+    }
+}
+
+/// Changes what a target names, or all of a tree; a symbolic link in a tree is changed itself.
+pub fn attributes(
+    volume: &Volume,
+    target: &Target,
+    recursive: bool,
+    follow: Follow,
+    change: &dyn Fn(&Volume, &Inode) -> Option<AttributeChange>,
+) -> anyhow::Result<()> {
+    let top = find(volume, target, follow)?;
+    let all = match recursive {
+        true => below(volume, top, &target.to_string())?,
+        false => vec![volume.inode(top).with_context(|| target.to_string())?],
+    };
+    for inode in all {
+        if let Some(change) = change(volume, &inode) {
+            let done = volume.set_attributes(inode.number, &change);
+            done.map_err(|error| tell(target, error))?;
+        }
+    }
+    Ok(())
 }
 
 /// Whether `dir` is `top` or below it.

@@ -5,9 +5,10 @@
 //!   directories, the deepest first:           mode and times, which filling them changes
 //! ```
 //! Law 1: a directory stays and is added to; anything else that has a name gives way.
-//! Law 2: a directory that nobody described and that is there keeps its attributes.
+//! Law 2: a directory that the source does not describe and that is there keeps its attributes.
 
 use std::collections::{HashMap, HashSet};
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{anyhow, ensure};
@@ -15,13 +16,33 @@ use draconis_exchange::contract::{AttributeChange, Kind, SetTime};
 use draconis_ext::mkfs::{Node, NodeId, What};
 use draconis_ext::{Error, Inode, InodeNumber, NewNode, Volume, XattrSet};
 
-use crate::change::{Owner, tell};
-use crate::populate::Source;
-use crate::progress::Progress;
+use crate::change::{Owner, now, tell};
+use crate::populate::{Source, Stamp};
+use crate::progress::{Progress, When};
 use crate::text::{self, printable};
 
 /// Bytes that are read and written at once.
 const PIECE_BYTES: u64 = 1 << 20;
+
+/// The time of what is put.
+pub fn stamp() -> anyhow::Result<Stamp> {
+    let reproducible = std::env::var_os("SOURCE_DATE_EPOCH").is_some();
+    Ok(Stamp { now: now()?, reproducible })
+}
+
+/// Puts `source` into a directory.
+pub fn graft(
+    volume: &Volume,
+    source: &Source<'_>,
+    into: InodeNumber,
+    label: String,
+    owner: Option<Owner>,
+    progress: When,
+) -> anyhow::Result<ExitCode> {
+    let graft = Graft { volume, source, into, label, owner, kept: HashSet::new() };
+    graft.run(progress)?;
+    Ok(ExitCode::SUCCESS)
+}
 
 /// What is put where.
 pub struct Graft<'a> {
@@ -39,13 +60,13 @@ pub struct Graft<'a> {
 
 impl Graft<'_> {
     /// Bytes of all files.
-    pub fn bytes(&self) -> u64 {
+    fn bytes(&self) -> u64 {
         self.each().map(data_bytes).sum()
     }
 
     /// Refuses what cannot fit before anything is changed. Directories and maps come on top;
     /// what is replaced may make room: this is no promise.
-    pub fn check_space(&self) -> anyhow::Result<()> {
+    fn check_space(&self) -> anyhow::Result<()> {
         let space = self.volume.space();
         let block = u64::from(space.block_bytes).max(1);
         let blocks: u64 = self.each().map(|node| data_bytes(node).div_ceil(block)).sum();
@@ -72,7 +93,9 @@ impl Graft<'_> {
     }
 
     /// Puts all of it.
-    pub fn run(&self, progress: &mut Progress) -> anyhow::Result<()> {
+    pub fn run(&self, progress: When) -> anyhow::Result<()> {
+        self.check_space()?;
+        let progress = &mut Progress::new(progress, self.bytes());
         let mut run = Run { graft: self, links: HashMap::new(), buffer: vec![], progress };
         let mut dirs = vec![(NodeId::ROOT, self.into)];
         let mut at = 0;
@@ -139,7 +162,7 @@ impl Run<'_> {
         match &there {
             Some(inode) if is_dir && inode.kind == Kind::Directory => return Ok(inode.number),
             Some(inode) if linked == Some(inode.number) => return Ok(inode.number),
-            Some(inode) => self.make_way(dir, name, inode, is_dir)?,
+            Some(inode) => self.replace(dir, name, inode, is_dir)?,
             None => {}
         }
         if let Some(linked) = linked {
@@ -157,7 +180,7 @@ impl Run<'_> {
         Ok(made)
     }
 
-    fn make_way(
+    fn replace(
         &self,
         dir: InodeNumber,
         name: &[u8],

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
+use clap::Args;
 use draconis_device::{Claim, Disk, Extent, FileOptions, OpenedFile, claim};
 use draconis_exchange::contract::Kind;
 use draconis_exchange::heap::Block;
@@ -19,13 +20,34 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use crate::change::tell;
-use crate::cli::Place;
-use crate::say;
-use crate::signature;
 use crate::target::Target;
+use crate::text::size;
+use crate::{say, signature};
 
 /// What is shorter has no place for a superblock.
 const SHORTEST_BYTES: u64 = 2048;
+
+/// Where in an image the volume is.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct Place {
+    /// The volume starts at this byte of IMAGE (K, M, G allowed).
+    #[arg(long, value_name = "BYTES", value_parser = size, conflicts_with = "partition")]
+    pub offset: Option<u64>,
+    /// The volume is this partition of IMAGE, counted from 1.
+    #[arg(long, value_name = "N")]
+    pub partition: Option<u32>,
+}
+
+impl Place {
+    /// The same as mount options.
+    pub fn options(self) -> MountOptions {
+        MountOptions {
+            offset_bytes: self.offset,
+            partition: self.partition,
+            ..MountOptions::default()
+        }
+    }
+}
 
 /// Opens the volume in `image` and confines this process to reading it.
 pub fn open(
@@ -99,17 +121,6 @@ fn head(disk: &dyn Disk) -> Vec<u8> {
     disk.read_now(Extent::new(0, len), block).map_or(vec![], |block| block.into_private().to_vec())
 }
 
-impl Place {
-    /// The same as mount options.
-    pub fn options(self) -> MountOptions {
-        MountOptions {
-            offset_bytes: self.offset,
-            partition: self.partition,
-            ..MountOptions::default()
-        }
-    }
-}
-
 /// Opens the image for writing, alone; `None` if it is not there.
 pub fn alone(image: &Path) -> anyhow::Result<Option<File>> {
     let shown = image.display();
@@ -130,6 +141,11 @@ pub fn alone(image: &Path) -> anyhow::Result<Option<File>> {
         bail!("{shown} is in use by {device}; detach it first");
     }
     Ok(Some(file))
+}
+
+/// The length of a file or device.
+pub fn len_bytes(file: &File) -> anyhow::Result<u64> {
+    Ok(rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?)
 }
 
 /// Refuses what cannot hold a volume.
@@ -169,7 +185,7 @@ fn loop_device(image: &Path) -> Option<String> {
     using.next().map(|device| format!("/dev/{}", device.file_name().display()))
 }
 
-/// Opens an image that must be there, to be changed and by nobody else.
+/// Opens an image that must be there, to be changed, alone.
 pub fn writable(image: &Path) -> anyhow::Result<OpenedFile> {
     let name = image.display();
     let missing = || format!("{name}: no such file; draconis format makes a volume");

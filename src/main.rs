@@ -10,30 +10,35 @@ mod image;
 mod logging;
 mod manual;
 mod modes;
+mod mount_helper;
 mod populate;
 mod progress;
 mod say;
 mod signature;
 mod target;
 mod text;
+mod uuid;
 mod walk;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 fn main() -> ExitCode {
-    let arguments = commands::mount::as_mount_helper(std::env::args_os());
+    let arguments = mount_helper::command_line(std::env::args_os());
     let cli = cli::Cli::parse_from(arguments);
     logging::start(cli.verbose);
-    match commands::run(cli.command) {
+    match cli.command.run() {
         Ok(code) => code,
-        // As a program that the signal ended: whoever reads has seen enough.
+        // As a program that the signal ended: the reader has seen enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::from(128 + 13),
-        Err(error) => {
-            say::complain(&error);
-            ExitCode::FAILURE
-        }
+        Err(error) => match error.downcast::<clap::Error>() {
+            Ok(usage) => usage.format(&mut cli::Cli::command()).exit(),
+            Err(error) => {
+                say::complain(&error);
+                ExitCode::FAILURE
+            }
+        },
     }
 }
 

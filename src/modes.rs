@@ -24,7 +24,7 @@ pub enum ModeChange {
 /// One step of a change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Step {
-    /// The bits that it is about; none if nobody was named.
+    /// The bits that it is about; none if none were named.
     who: u32,
     what: Do,
     permissions: Permissions,
@@ -39,7 +39,7 @@ enum Do {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Permissions {
-    /// Bits for everybody; `search` adds execution where somebody has it, and to directories.
+    /// Bits for all; `search` adds execution where anyone has it, and to directories.
     Bits { bits: u32, search: bool },
     /// Those of the owner, the group or others: by how far they are shifted.
     Copy { shift: u32 },
@@ -116,7 +116,7 @@ fn permissions(letters: &[u8]) -> Option<Permissions> {
 }
 
 impl ModeChange {
-    /// The mode after the change; `umask` counts where a step names nobody.
+    /// The mode after the change; `umask` counts where a step names none.
     pub fn apply(&self, old: u32, is_dir: bool, umask: u32) -> u32 {
         let old = old & ALL;
         match self {
@@ -198,11 +198,8 @@ mod tests {
         let (file, dir) = (top.join("file"), top.join("dir"));
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::write(&file, b"").unwrap();
-        let mut state = 7u64;
-        let mut below = |limit: usize| {
-            state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
-            (state >> 33) as usize % limit
-        };
+        let mut random = draconis_device::Random::new(7);
+        let mut below = |limit: usize| random.below(limit as u64) as usize;
         let mut clause = || {
             let mut text = String::new();
             let who = ["", "u", "g", "o", "a", "ug", "go", "uo"];

@@ -3,9 +3,19 @@
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::cli::When;
+/// When to show progress.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum When {
+    /// On a terminal, if it takes longer than two seconds.
+    Auto,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}
 
 /// What is shorter than this needs no bar.
 const PATIENCE: Duration = Duration::from_secs(2);

@@ -1,5 +1,8 @@
 //! What an image holds, by the signatures that file systems and others leave at its start.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
 /// Bytes that the signatures are in.
 pub const HEAD_BYTES: usize = 68 << 10;
 
@@ -34,6 +37,19 @@ pub fn of(head: &[u8]) -> Option<&'static str> {
     let is = |at: usize, bytes: &[u8]| head.get(at..at + bytes.len()) == Some(bytes);
     let found = SIGNATURES.iter().find(|(at, bytes, _)| is(*at, bytes));
     found.map(|(_, _, what)| *what)
+}
+
+/// What a file or device holds, as far as that is easily known.
+pub fn held(file: &File) -> anyhow::Result<Option<&'static str>> {
+    let mut head = vec![0; HEAD_BYTES];
+    let mut len = 0;
+    while len < head.len() {
+        match file.read_at(&mut head[len..], len as u64)? {
+            0 => break,
+            got => len += got,
+        }
+    }
+    Ok(of(&head[..len]))
 }
 
 #[cfg(test)]

@@ -51,6 +51,12 @@ impl std::fmt::Display for Target {
     }
 }
 
+/// A path and a name below it.
+pub fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
+    let slash: &[u8] = if dir.ends_with(b"/") || dir.is_empty() { b"" } else { b"/" };
+    [dir, slash, name].concat()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

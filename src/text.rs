@@ -6,6 +6,12 @@ use draconis_exchange::contract::{Kind, Time};
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, civil};
 
+/// Parses a size for clap.
+pub fn size(text: &str) -> Result<u64, String> {
+    draconis_service::options::parse_size(text)
+        .ok_or_else(|| "not a size such as 4096, 64K or 1G".to_string())
+}
+
 /// A size in the largest unit that keeps it above one, as `ls -h` has it.
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];

@@ -3,7 +3,7 @@
 //! ```text
 //!   walk: names and inodes ──▶ items ──▶ plan: each directory, then what it holds
 //!   reader thread: a window of the plan, read in disk order
-//!        ══ bounded queue, in plan order ══▶ whoever writes them
+//!        ══ bounded queue, in plan order ══▶ the writer
 //! ```
 //!
 //! The plan keeps a directory's files behind it and together, because `tar` gives a
@@ -18,9 +18,9 @@ use draconis_exchange::contract::{Attributes, Kind};
 use draconis_ext::{Data, Inode, InodeNumber, Place, Run, Volume};
 
 use crate::change::tell;
-use crate::commands::join;
 use crate::image::{self, Listing};
 use crate::say;
+use crate::target::join;
 use crate::text::printable;
 
 /// Pieces that may wait between the reader and the writer.
@@ -165,7 +165,7 @@ pub enum Piece {
 }
 
 /// Reads the contents of the planned files and sends them in the order of the plan; ends
-/// early when nobody listens any more.
+/// early when there is no listener any more.
 pub fn read_ahead(volume: &Volume, walk: &Walk, plan: &[usize], pieces: &SyncSender<Piece>) {
     let files: Vec<usize> = plan.iter().copied().filter(|&at| walk.has_contents(at)).collect();
     let mut rest = &files[..];

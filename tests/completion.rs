@@ -5,7 +5,7 @@ mod common;
 use std::path::Path;
 use std::process::Command;
 
-use common::{Draconis, have};
+use common::{Draconis, have, skipped};
 
 /// Has bash complete a line in `dir`, as readline asks for it; what is offered, sorted as
 /// readline shows it.
@@ -58,7 +58,7 @@ fn offered(draconis: &Draconis, dir: &Path, line: &str) -> Vec<String> {
 #[test]
 fn bash_offers_options_then_files_then_paths_in_images() {
     if !have("bash") {
-        eprintln!("skipped: completion needs bash");
+        skipped("completion needs bash");
         return;
     }
     let draconis = Draconis::new();

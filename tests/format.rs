@@ -8,7 +8,10 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use common::{Draconis, Kernel, Seen, Without, have, is_root, look, mke2fs, odd_tree, same};
+use common::{
+    Draconis, Kernel, Seen, Without, have, is_root, look, mke2fs, odd_tree, same, skipped,
+};
+use draconis_device::Random;
 
 /// Access times change by looking, inode numbers and blocks are the volume's own.
 fn contents() -> Without {
@@ -140,7 +143,7 @@ fn an_archive_of_any_kind_becomes_the_same_volume() {
 /// A program that packs standard input.
 fn pack(tool: &str, bytes: &[u8]) -> Option<Vec<u8>> {
     if !have(tool) {
-        eprintln!("skipped: {tool} is not installed");
+        skipped(format_args!("{tool} is not installed"));
         return None;
     }
     let mut child = Command::new(tool)
@@ -209,11 +212,10 @@ fn a_damaged_archive_is_refused_without_a_panic() {
     archive(&tree, &["--sparse", "--exclude=big"], &tar);
     let bytes = std::fs::read(&tar).unwrap();
     let image = draconis.path("image");
-    let mut state = 1u64;
+    let mut random = Random::new(1);
     for nth in 0..40 {
         let mut damaged = bytes.clone();
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(nth);
-        let at = (state >> 16) as usize % damaged.len();
+        let at = random.below(damaged.len() as u64) as usize;
         match nth % 3 {
             0 => damaged.truncate(at),
             1 => damaged[at] ^= 0x41,
@@ -355,7 +357,7 @@ fn the_layout_is_that_of_mke2fs() {
 #[test]
 fn owners_of_archives_need_no_root() {
     if !is_root() || !have("setpriv") {
-        eprintln!("skipped: becoming nobody needs root and setpriv");
+        skipped("becoming nobody needs root and setpriv");
         return;
     }
     let draconis = Draconis::new();
@@ -401,7 +403,7 @@ fn an_empty_volume_is_its_makers() {
     check(&draconis.path("own"));
     assert_eq!(owner("own"), own);
     if !is_root() || !have("setpriv") {
-        eprintln!("skipped: becoming another user needs root and setpriv");
+        skipped("becoming another user needs root and setpriv");
         return;
     }
     let dir = draconis.make_dir("theirs");

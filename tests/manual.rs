@@ -5,7 +5,7 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use common::{Draconis, fuse, mke2fs};
+use common::{Draconis, fuse, mke2fs, skipped};
 
 fn pages(draconis: &Draconis, name: &str) -> Vec<(String, String)> {
     let dir = draconis.make_dir(name);
@@ -61,7 +61,7 @@ fn pages_have_all_parts_and_are_the_same_each_time() {
             assert!(said.is_empty(), "{name}: {}", String::from_utf8_lossy(&said));
         }
     } else {
-        eprintln!("skipped: what groff says of the pages, since it is not installed");
+        skipped("what groff says of the pages, since it is not installed");
     }
 }
 
@@ -134,7 +134,7 @@ fn every_example_works() {
     let can_mount = fuse("the examples that mount");
     let lab = Path::new(env!("CARGO_BIN_EXE_draconis")).with_file_name("draconis-lab").exists();
     if !lab {
-        eprintln!("skipped: the examples of draconis lab need draconis-lab to be built");
+        skipped("the examples of draconis lab need draconis-lab to be built");
     }
     // Made once, since a store's disk is measured first.
     let template = workplace(&draconis, "template");

@@ -6,7 +6,7 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::{Draconis, have, is_root};
+use common::{Draconis, have, is_root, skipped};
 
 /// Runs a line of words, where `D/` is the directory of the test; what it says.
 fn said(draconis: &Draconis, line: &str) -> String {
@@ -184,7 +184,7 @@ fn what_is_in_use_or_forbidden_or_full_is_said() {
     assert_eq!(found, "draconis: D/v.img is in use; unmount it first\n");
     held.unlock().unwrap();
     if !is_root() || !have("setpriv") {
-        eprintln!("skipped: what is forbidden and what is full need root and setpriv");
+        skipped("what is forbidden and what is full need root and setpriv");
         return;
     }
     let open = |path: &Path, mode| {
@@ -209,7 +209,7 @@ fn what_is_in_use_or_forbidden_or_full_is_said() {
     let mut mount = Command::new("mount");
     mount.args(["-t", "tmpfs", "-o", "size=1M", "tmpfs"]).arg(&small);
     if !mount.status().unwrap().success() {
-        eprintln!("skipped: what is full needs a tmpfs");
+        skipped("what is full needs a tmpfs");
         return;
     }
     // It goes away with the test, whatever comes of it.

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use common::{
     Draconis, Kernel, Without, eventually, fuse, have, is_root, look, mke2fs, mounts_below,
-    odd_tree, same,
+    odd_tree, same, skipped, tree_of_sources,
 };
 
 /// A small volume with something to read.
@@ -112,8 +112,10 @@ fn a_real_tree_is_the_same_through_the_mount() {
         return;
     }
     let draconis = Draconis::new();
-    let image = draconis.path("include.img");
-    mke2fs(&image, Some(Path::new("/usr/include")), &["-t", "ext2", "-b", "1024"], "256M");
+    let image = draconis.path("sources.img");
+    let tree = draconis.make_dir("tree");
+    tree_of_sources(&tree);
+    mke2fs(&image, Some(&tree), &["-t", "ext2", "-b", "1024"], "256M");
     let Some(kernel) = Kernel::mount(&image, draconis.path("kernel"), "a real tree") else {
         return;
     };
@@ -231,7 +233,7 @@ fn mounts_end_by_every_way_of_unmounting() {
     let image = small(&draconis, "a.img");
     for way in [&["umount"][..], &["fusermount3", "-u"]] {
         if !have(way[0]) {
-            eprintln!("skipped: unmounting by {} needs it", way[0]);
+            skipped(format_args!("unmounting by {} needs it", way[0]));
             continue;
         }
         let at = draconis.mount(&image, "at", "ro");

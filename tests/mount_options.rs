@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::volume::check;
-use common::{Draconis, fuse, have, is_root, mke2fs, mounts_below};
+use common::{Draconis, fuse, have, is_root, mke2fs, mounts_below, skipped};
 
 const READ_ONLY: i32 = 30;
 /// Where a volume says how it was left: 1 clean, 2 damaged.
@@ -79,7 +79,7 @@ fn what_the_kernel_shows_can_be_chosen() {
 #[test]
 fn groups_and_sizes_are_as_the_kernels_driver_has_them() {
     if !is_root() || !fuse("groups of directories") {
-        eprintln!("skipped: giving files away needs root");
+        skipped("giving files away needs root");
         return;
     }
     let draconis = Draconis::new();
@@ -137,7 +137,7 @@ fn a_volume_that_says_that_it_is_damaged_is_read_only() {
 #[test]
 fn a_mount_becomes_read_only_and_writable_again() {
     if !is_root() || !fuse("remounting") {
-        eprintln!("skipped: remounting needs root");
+        skipped("remounting needs root");
         return;
     }
     let draconis = Draconis::new();
@@ -219,7 +219,7 @@ const BY_MOUNT: &str = r#"
 #[test]
 fn mount_finds_its_helper_where_it_is_installed() {
     if !is_root() || !fuse("mount(8)") || !have("unshare") || !have("make") {
-        eprintln!("skipped: mount(8) with a helper needs root, unshare and make");
+        skipped("mount(8) with a helper needs root, unshare and make");
         return;
     }
     let draconis = Draconis::new();
@@ -243,7 +243,7 @@ fn mount_finds_its_helper_where_it_is_installed() {
 #[test]
 fn mount_gets_along_without_a_helper_of_ours() {
     if !is_root() || !fuse("mount.fuse3") || !have("unshare") || !have("mount.fuse3") {
-        eprintln!("skipped: mounting by way of mount.fuse3 needs root, unshare and fuse3");
+        skipped("mounting by way of mount.fuse3 needs root, unshare and fuse3");
         return;
     }
     let draconis = Draconis::new();

@@ -12,10 +12,12 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use common::volume::{Random, Volume, check, run, shell};
+use common::volume::{Volume, check, run, shell};
 use common::{
-    Draconis, Without, eventually, fuse, have, is_root, look, mke2fs, mounts_below, odd_tree, same,
+    Draconis, Without, eventually, fuse, look, mke2fs, mounts_below, odd_tree, root, same, tool,
+    tree_of_sources,
 };
+use draconis_device::Random;
 use rustix::fs::{CWD, FallocateFlags, OFlags, RenameFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
@@ -56,10 +58,14 @@ fn unpack_and_remove(volume: &Volume) {
         (s.f_bfree, s.f_ffree)
     };
     let before = space();
-    shell("tar -C /usr --format=posix -cf - include | tar -xf -", &volume.at);
+    let tree = volume.draconis.make_dir("tree");
+    tree_of_sources(&tree);
+    let unpack = format!("tar -C {} --format=posix -cf - . | tar -xf -", tree.display());
+    std::fs::create_dir(volume.at("sources")).unwrap();
+    shell(&unpack, &volume.at("sources"));
     let copy = Without { what_a_copy_loses: true, ..Without::default() };
-    same(&look(Path::new("/usr/include"), copy), &look(&volume.at("include"), copy));
-    shell("mv include other; cp -r other twice; rm -r other twice", &volume.at);
+    same(&look(&tree, copy), &look(&volume.at("sources"), copy));
+    shell("mv sources other; cp -r other twice; rm -r other twice", &volume.at);
     // What was removed is free once the kernel has forgotten it.
     eventually("all space is free again", || space() == before);
     volume.judge();
@@ -71,16 +77,21 @@ fn programs_that_are_used_every_day() {
         return;
     }
     let volume = Volume::new("4096", "256M", "rw");
-    if have("git") {
+    let tree = volume.draconis.make_dir("tree");
+    tree_of_sources(&tree);
+    let sources = tree.display();
+    if tool("programs on a mount", "git") {
         shell(
-            "mkdir repo; cd repo; git init -q .; cp -r /usr/include/linux .; git add -A
-             git -c user.name=a -c user.email=a@b commit -qm one; git rm -rq linux/can
+            &format!(
+                "mkdir repo; cd repo; git init -q .; cp -r {sources} sources; git add -A
+             git -c user.name=a -c user.email=a@b commit -qm one; git rm -rq sources/library-1
              git -c user.name=a -c user.email=a@b commit -qm two; git gc -q; git fsck --full
-             test -z \"$(git status --short)\"; git checkout -q HEAD~1; test -d linux/can",
+             test -z \"$(git status --short)\"; git checkout -q HEAD~1; test -d sources/library-1"
+            ),
             &volume.at,
         );
     }
-    if have("sqlite3") {
+    if tool("programs on a mount", "sqlite3") {
         shell(
             "for mode in delete wal; do
                { echo \"pragma journal_mode=$mode; create table t$mode(a integer, b text);\"
@@ -92,15 +103,15 @@ fn programs_that_are_used_every_day() {
             &volume.at,
         );
     }
-    if have("cc") {
+    if tool("programs on a mount", "cc") {
         shell(
             "echo 'int main(void){return 7;}' > a.c; cc -O2 -o a a.c; r=0; ./a || r=$?; test $r = 7",
             &volume.at,
         );
     }
-    if have("rsync") {
+    if tool("programs on a mount", "rsync") {
         shell(
-            "rsync -aHX /usr/include/ r/; test -z \"$(rsync -aHXnci /usr/include/ r/)\"",
+            &format!("rsync -aHX {sources}/ r/; test -z \"$(rsync -aHXnci {sources}/ r/)\""),
             &volume.at,
         );
     }
@@ -161,7 +172,7 @@ fn bytes_and_space_are_right_however_they_came() {
         };
         let (cached, direct) = (open(OFlags::empty()), open(OFlags::DIRECT));
         cached.set_len(model.len() as u64).unwrap();
-        let mut random = Random(0x1234_5678_9abc_def1);
+        let mut random = Random::new(0x1234_5678_9abc_def1);
         for round in 1..120 {
             let unit = if round % 4 == 0 { 4096 } else { 1 };
             let len = 1 + random.below(40_000 / unit) as usize;
@@ -218,7 +229,7 @@ fn bytes_and_space_are_right_however_they_came() {
 
 #[test]
 fn mappings_are_shared_and_written() {
-    if !fuse("mapping files of a mount") || !have("python3") {
+    if !fuse("mapping files of a mount") || !tool("mapping files of a mount", "python3") {
         return;
     }
     let volume = Volume::new("1024", "16M", "rw,noatime");
@@ -303,7 +314,7 @@ fn what_lost_its_name_just_before_unmounting_is_freed() {
 
 #[test]
 fn owners_modes_lists_and_flags() {
-    if !fuse("attributes on a mount") || !is_root() {
+    if !fuse("attributes on a mount") || !root("attributes on a mount") {
         return;
     }
     let volume = Volume::new("1024", "16M", "rw,noatime");
@@ -315,7 +326,7 @@ fn owners_modes_lists_and_flags() {
     );
     let found = std::fs::metadata(volume.at("team/dir")).unwrap();
     assert_eq!((found.gid(), found.mode() & 0o2000, mode("masked")), (1234, 0o2000, 0o640));
-    if have("setfacl") {
+    if tool("attributes on a mount", "setfacl") {
         shell(
             "mkdir lists; setfacl -m d:u:77:rwx,d:g::r-x,d:o::--- lists
              umask 077; touch lists/file; mkdir lists/dir
@@ -329,7 +340,7 @@ fn owners_modes_lists_and_flags() {
         // The default list counts, not the umask.
         assert_eq!(mode("lists/file"), 0o660);
     }
-    if have("chattr") {
+    if tool("attributes on a mount", "chattr") {
         shell("touch fixed log; chattr +i fixed; chattr +a log; echo x >> log", &volume.at);
         let refused = |error: std::io::Error| error.raw_os_error();
         let eperm = Some(Errno::PERM.raw_os_error());
@@ -341,7 +352,7 @@ fn owners_modes_lists_and_flags() {
             &volume.at,
         );
     }
-    if have("setpriv") {
+    if tool("attributes on a mount", "setpriv") {
         let nobody = |script: &str| {
             let mut command = Command::new("setpriv");
             command.args([
@@ -395,7 +406,7 @@ fn a_full_volume_says_so_and_goes_on() {
 
 #[test]
 fn a_device_that_fails_makes_the_volume_read_only() {
-    if !fuse("a device that fails") || !is_root() {
+    if !fuse("a device that fails") || !root("a device that fails") {
         return;
     }
     let draconis = Draconis::new();
@@ -431,7 +442,7 @@ fn a_killed_worker_leaves_a_whole_volume() {
     if !fuse("killing a worker that writes") {
         return;
     }
-    let mut random = Random(0x2545_f491_4f6c_dd1d);
+    let mut random = Random::new(0x2545_f491_4f6c_dd1d);
     let mut kept = 0;
     for round in 0..8 {
         let cache = if round % 2 == 0 { "nowriteback" } else { "writeback" };
@@ -536,7 +547,7 @@ fn options_of_mounts_that_write() {
     let again = ["mount", "--create", "16M", image.to_str().unwrap(), at.to_str().unwrap()];
     let said = draconis.fails(again);
     assert!(said.contains("--force"), "{said}");
-    // Synchronous: all of it is there although nobody had time to commit.
+    // Synchronous: all of it is there although there was no time to commit.
     mount("sync,dirsync,commit=1000");
     std::fs::create_dir(at.join("dir")).unwrap();
     std::fs::write(at.join("dir/file"), "durable").unwrap();

@@ -14,15 +14,13 @@ const COPY: Without = Without { what_a_copy_loses: true, fractions: false };
 
 /// The tree, its block sizes, and how large a volume it needs.
 fn tree() -> (PathBuf, Vec<&'static str>, String) {
-    match std::env::var_os("DRACONIS_TEST_TREE") {
-        Some(tree) => {
-            let output = Command::new("du").args(["-sm", "--apparent-size"]).arg(&tree).output();
-            let text = String::from_utf8(output.unwrap().stdout).unwrap();
-            let mib: u64 = text.split_whitespace().next().unwrap().parse().unwrap();
-            (tree.into(), vec!["1024", "2048", "4096"], format!("{}M", mib * 2 + 512))
-        }
-        None => ("/usr/include".into(), vec!["1024"], "512M".into()),
-    }
+    let asked = std::env::var_os("DRACONIS_TEST_TREE").map(PathBuf::from);
+    let blocks = if asked.is_some() { &["1024", "2048", "4096"][..] } else { &["1024"] };
+    let tree = asked.unwrap_or_else(|| "/usr/include".into());
+    let output = Command::new("du").args(["-sm", "--apparent-size"]).arg(&tree).output();
+    let text = String::from_utf8(output.unwrap().stdout).unwrap();
+    let mib: u64 = text.split_whitespace().next().unwrap().parse().unwrap();
+    (tree, blocks.to_vec(), format!("{}M", mib * 2 + 512))
 }
 
 #[test]

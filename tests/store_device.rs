@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::Draconis;
+use common::{Draconis, skipped};
 
 /// A loop device on a file; detached when it goes.
 struct Loop(PathBuf);
@@ -20,7 +20,7 @@ impl Loop {
                 Some(Self(String::from_utf8(made.stdout).unwrap().trim().into()))
             }
             _ => {
-                eprintln!("skipped: {test} needs root and a loop device");
+                skipped(format_args!("{test} needs root and a loop device"));
                 None
             }
         }

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use common::{Draconis, Kernel, Without, is_root, look, mke2fs, odd_tree, same};
+use draconis_device::Random;
 
 /// What a copy cannot keep, and fractions of seconds where `mke2fs` made the volume.
 fn copy() -> Without {
@@ -144,7 +145,7 @@ fn a_hole_of_any_size_costs_an_archive_nothing() {
 fn archives_hold_files_of_any_shape() {
     let draconis = Draconis::new();
     let tree = draconis.make_dir("shapes");
-    let mut random = common::volume::Random(14);
+    let mut random = Random::new(14);
     for nth in 0..60 {
         let file = std::fs::File::create(tree.join(format!("{nth:02}"))).unwrap();
         let blocks = 1 + random.below(700);

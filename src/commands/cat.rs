@@ -4,19 +4,30 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::bail;
+use clap::Args;
 use draconis_exchange::contract::Kind;
 use draconis_ext::{Follow, Volume};
 
 use crate::change::{one_image, tell};
-use crate::cli::Cat;
-use crate::image::{self, find};
+use crate::image::{self, Place, find};
 use crate::say;
 use crate::target::Target;
+
+/// Write files of a volume to standard output.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Where the volume is.
+    #[command(flatten)]
+    place: Place,
+    /// The files.
+    #[arg(value_name = "IMAGE:/path", required = true)]
+    targets: Vec<Target>,
+}
 
 /// Asked of the library at once, in bytes.
 const PIECE_BYTES: usize = 1 << 20;
 
-pub fn run(arguments: &Cat) -> anyhow::Result<ExitCode> {
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     // One image, since the process gives up opening files with the first.
     let tree = image::open(one_image(&arguments.targets)?, arguments.place, None)?;
     let mut code = ExitCode::SUCCESS;

@@ -1,18 +1,36 @@
 //! `draconis check`
 
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 
+use clap::Args;
 use draconis_ext::Error;
 use draconis_ext::check::{Complaint, Options, Report, Severity, check};
 use serde::Serialize;
 
-use crate::cli;
-use crate::image;
-use crate::progress::Progress;
+use crate::image::{self, Place};
+use crate::progress::{Progress, When};
 use crate::say;
 use crate::text::{Output, printable};
+
+/// Check a volume without changing it.
+#[derive(Debug, Args)]
+#[command(after_help = "Exit status: 0 clean, 4 damaged, 8 it cannot be checked.")]
+pub struct Arguments {
+    /// Where the volume is.
+    #[command(flatten)]
+    place: Place,
+    /// Write JSON.
+    #[arg(long)]
+    json: bool,
+    /// When to show progress.
+    #[arg(long, value_enum, default_value_t = When::Auto)]
+    progress: When,
+    /// The file or block device.
+    image: PathBuf,
+}
 
 /// The statuses of `e2fsck`: damage left as it is, and a check that could not be.
 const DAMAGED: u8 = 4;
@@ -50,7 +68,7 @@ struct Said {
 }
 
 /// Everything that can go wrong has the same status, so there is no error.
-pub fn run(arguments: &cli::Check) -> ExitCode {
+pub fn run(arguments: &Arguments) -> ExitCode {
     match try_run(arguments) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(DAMAGED),
@@ -62,7 +80,7 @@ pub fn run(arguments: &cli::Check) -> ExitCode {
 }
 
 /// Checks and tells; whether the volume is clean.
-fn try_run(arguments: &cli::Check) -> anyhow::Result<bool> {
+fn try_run(arguments: &Arguments) -> anyhow::Result<bool> {
     let disk = image::disk(&arguments.image, arguments.place, None)?;
     let name = arguments.image.display();
     let bar = Mutex::new(None::<(Progress, u64)>);

@@ -1,18 +1,30 @@
 //! `draconis complete-path`: what a path in an image may go on with, for completion by a shell.
 //!
-//! Law: a shell waits for this while somebody types, so nothing is said but the answer, and
+//! Law: a shell waits for this while its user types, so nothing is said but the answer, and
 //! where there is none the status tells.
 
 use std::io::Write;
 use std::process::ExitCode;
 
+use clap::Args;
 use draconis_exchange::contract::Kind;
 use draconis_ext::Follow;
 
-use crate::cli::CompletePath;
-use crate::image;
+use crate::image::{self, Place};
+use crate::target::Target;
 
-pub fn run(arguments: &CompletePath) -> anyhow::Result<ExitCode> {
+/// List what a path in an image may go on with: asked by completion scripts.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Where the volume is.
+    #[command(flatten)]
+    place: Place,
+    /// The path as far as it is written.
+    #[arg(value_name = "IMAGE:/path")]
+    target: Target,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     log::set_max_level(log::LevelFilter::Off);
     Ok(match names(arguments) {
         Ok(text) => {
@@ -24,7 +36,7 @@ pub fn run(arguments: &CompletePath) -> anyhow::Result<ExitCode> {
 }
 
 /// The paths that begin like the one asked for, a line each; directories end in a slash.
-fn names(arguments: &CompletePath) -> anyhow::Result<Vec<u8>> {
+fn names(arguments: &Arguments) -> anyhow::Result<Vec<u8>> {
     let target = &arguments.target;
     let tree = image::open(&target.image, arguments.place, None)?;
     let volume = tree.volume();

@@ -6,19 +6,45 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
+use clap::Args;
 use draconis_exchange::contract::Kind;
 use draconis_ext::{Follow, InodeNumber, Options, Volume};
 use draconis_service::volume::part;
 
 use crate::change::{self, Maker};
-use crate::cli::Cp;
 use crate::graft::Graft;
-use crate::image::{self, find};
+use crate::image::{self, Place, find};
 use crate::populate::volume::{Keep, scan};
-use crate::progress::Progress;
+use crate::progress::When;
 use crate::target::Target;
 
-pub fn run(arguments: &Cp) -> anyhow::Result<ExitCode> {
+/// Copy files or, with -r, trees inside a volume or from one volume into another.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Where the volumes are.
+    #[command(flatten)]
+    place: Place,
+    /// Copy whole trees; symbolic links as they are.
+    #[arg(short, long, visible_short_alias = 'R')]
+    recursive: bool,
+    /// Keep owners, times and extended attributes.
+    #[arg(short, long)]
+    preserve: bool,
+    /// The same as -rp.
+    #[arg(short, long)]
+    archive: bool,
+    /// Take the last argument as the name, never as the directory to copy into.
+    #[arg(short = 'T', long)]
+    no_target_directory: bool,
+    /// When to show progress.
+    #[arg(long, value_enum, default_value_t = When::Auto)]
+    progress: When,
+    /// What to copy, and where to: a directory to copy into, or the name it gets.
+    #[arg(value_name = "IMAGE:/path", num_args = 2.., required = true)]
+    targets: Vec<Target>,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (dest, sources) = arguments.targets.split_last().context("nothing to copy")?;
     let from = change::one_image(sources)?;
     let keep = if arguments.preserve || arguments.archive {
@@ -59,7 +85,7 @@ fn is_same_file(one: &Path, other: &Path) -> anyhow::Result<bool> {
 }
 
 fn copy(
-    arguments: &Cp,
+    arguments: &Arguments,
     sources: &[Target],
     dest: &Target,
     from: &Volume,
@@ -76,25 +102,24 @@ fn copy(
         let top = find(from, source, follow)?;
         let is_dir = from.inode(top)?.kind == Kind::Directory;
         ensure!(!is_dir || recursive, "{source} is a directory; -r copies it with all it holds");
-        let home =
+        let entry =
             change::destination(to, dest, !arguments.no_target_directory, source.file_name())?;
-        let several = sources.len() > 1 && home.name != source.file_name();
+        let several = sources.len() > 1 && entry.name != source.file_name();
         ensure!(!several, "{dest}: no such directory");
-        if home.name.is_empty() {
+        if entry.name.is_empty() {
             bail!("{source}: the root directory has no name; name the copy");
         }
-        let inside = same && is_dir && change::is_below(to, home.dir, top)?;
+        let inside = same && is_dir && change::is_below(to, entry.dir, top)?;
         ensure!(!inside, "{source}: a directory cannot be copied into itself");
-        into = Some(home.dir);
-        named |= home.name != source.file_name();
-        tops.push((home.name, top));
+        into = Some(entry.dir);
+        named |= entry.name != source.file_name();
+        tops.push((entry.name, top));
     }
     let into = into.context("nothing to copy")?;
     let (source, inodes) = scan(from, &tops, keep)?;
     let kept = if same { inodes } else { HashSet::new() };
     let label = if named { dest.parent() } else { dest.to_string() };
     let graft = Graft { volume: to, source: &source, into, label, owner: None, kept };
-    graft.check_space()?;
-    graft.run(&mut Progress::new(arguments.progress, graft.bytes()))?;
+    graft.run(arguments.progress)?;
     Ok(ExitCode::SUCCESS)
 }

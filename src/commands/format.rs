@@ -6,34 +6,105 @@
 
 use std::fs::File;
 use std::io::ErrorKind;
-use std::os::unix::fs::{FileExt, FileTypeExt};
-use std::path::Path;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, bail};
+use clap::Args;
 use draconis_device::{FileDisk, FileOptions};
 use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{self, Contents, Inodes, Node, Options, Plan, Target, Tree, What};
 
-use crate::cli::Format;
-use crate::image;
 use crate::populate::{self, Source, Stamp};
-use crate::progress::Progress;
-use crate::signature;
-use crate::text;
+use crate::progress::{Progress, When};
+use crate::uuid::{self, Identities};
+use crate::{image, signature, text};
+
+const FORMAT_OPTIONS: &str = "\
+Options for -E, separated by commas:
+  root_owner=UID:GID   owner of the root directory; without UID:GID, and where this is left
+                       out, the user who runs this (with --from: the tree's own)
+  hash_seed=UUID       what hashes of file names start from (random)
+  hash_alg=NAME        how indexed directories hash names: legacy, half_md4, tea (half_md4)
+
+Features for -O: ext_attr, resize_inode, dir_index, filetype, sparse_super, large_file (all
+of them are the default), dir_nlink, extra_isize; ^FEATURE takes one away, none takes all.
+
+--seed N with SOURCE_DATE_EPOCH in the environment makes the image reproducible bit for bit:
+the same source gives the same bytes. Times later than SOURCE_DATE_EPOCH become that time.";
+
+/// Make an ext2 volume, empty or filled from a directory or a tar archive.
+///
+/// The options are those of mke2fs, and so is the layout.
+#[derive(Debug, Args)]
+#[command(after_long_help = FORMAT_OPTIONS)]
+pub struct Arguments {
+    /// The kind of volume: ext2 is the only one yet.
+    #[arg(short = 't', value_name = "TYPE", default_value = "ext2")]
+    kind: String,
+    /// Bytes of a block: 1024, 2048, 4096 .. 65536; by the size of the volume if left out.
+    #[arg(short = 'b', value_name = "SIZE", value_parser = text::size)]
+    block: Option<u64>,
+    /// One inode for so many bytes.
+    #[arg(short = 'i', value_name = "BYTES_PER_INODE", value_parser = text::size, conflicts_with = "inodes")]
+    bytes_per_inode: Option<u64>,
+    /// So many inodes.
+    #[arg(short = 'N', value_name = "INODES")]
+    inodes: Option<u32>,
+    /// Bytes of an inode.
+    #[arg(short = 'I', value_name = "INODE_SIZE", value_parser = text::size, default_value = "256")]
+    inode_size: u64,
+    /// Label, at most 16 bytes.
+    #[arg(short = 'L', value_name = "LABEL", default_value = "")]
+    label: String,
+    /// Identity: a UUID, random, time or clear.
+    #[arg(short = 'U', value_name = "UUID", default_value = "random")]
+    uuid: String,
+    /// Features to give or, with ^, to take away, separated by commas.
+    #[arg(short = 'O', value_name = "FEATURE,^FEATURE", allow_hyphen_values = true)]
+    features: Vec<String>,
+    /// Blocks kept for the superuser, in percent.
+    #[arg(short = 'm', value_name = "PERCENT", default_value = "5")]
+    reserved: String,
+    /// More options, separated by commas; see below.
+    #[arg(short = 'E', value_name = "OPTIONS")]
+    extended: Vec<String>,
+    /// Fill the volume from a directory, or from a tar archive, plain or compressed with
+    /// gzip, zstd or xz; - is an archive on standard input.
+    #[arg(long, value_name = "DIR|TAR|-")]
+    from: Option<PathBuf>,
+    /// Room to leave free where SIZE is left out.
+    #[arg(long, value_name = "SIZE", value_parser = text::size, requires = "from", conflicts_with = "size")]
+    free: Option<u64>,
+    /// Take identity and hash seed from this number instead of at random.
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Overwrite what IMAGE holds.
+    #[arg(long)]
+    force: bool,
+    /// When to show progress.
+    #[arg(long, value_enum, default_value_t = When::Auto)]
+    progress: When,
+    /// The file or block device; a file that is not there is created.
+    image: PathBuf,
+    /// Size of the volume: in blocks with -b, else in KiB, or with K, M, G, T; if left out,
+    /// that of IMAGE, or what the tree needs.
+    size: Option<String>,
+}
 
 /// Files beyond this are written past the page cache.
 const DIRECT_BYTES: u64 = 64 << 20;
 
-pub fn run(arguments: &Format) -> anyhow::Result<ExitCode> {
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let image = &arguments.image;
     let shown = image.display();
     let (options, root_owner) = options(arguments)?;
     let opened = image::alone(image)?;
     if let Some(file) = &opened
         && !arguments.force
-        && let Some(what) = holds(file)?
+        && let Some(what) = signature::held(file)?
     {
         bail!("{shown} holds {what}; --force overwrites it");
     }
@@ -71,7 +142,7 @@ impl Contents for Nothing {
 }
 
 /// What the command line asks for, and the owner of the root if it names one.
-fn options(arguments: &Format) -> anyhow::Result<(Options, Option<(u32, u32)>)> {
+fn options(arguments: &Arguments) -> anyhow::Result<(Options, Option<(u32, u32)>)> {
     if arguments.kind != "ext2" {
         bail!("-t {}: only ext2 is made yet", arguments.kind);
     }
@@ -96,12 +167,12 @@ fn options(arguments: &Format) -> anyhow::Result<(Options, Option<(u32, u32)>)> 
         options.features(list)?;
     }
     let user = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-    // An empty volume is for whoever makes it. What a tree does not say is root's, as with
-    // mke2fs: the same tree makes the same volume, whoever runs this.
+    // An empty volume is for the user who makes it. What a tree does not say is root's, as with
+    // mke2fs: the same tree makes the same volume for every user.
     options.root_owner = if arguments.from.is_none() { user } else { (0, 0) };
-    let mut random = Random::new(arguments.seed);
-    options.uuid = identity(&arguments.uuid, &mut random)?;
-    options.hash_seed = random.uuid();
+    let mut identities = Identities::new(arguments.seed);
+    options.uuid = identity(&arguments.uuid, &mut identities)?;
+    options.hash_seed = identities.uuid();
     let mut root_owner = None;
     for option in arguments.extended.iter().flat_map(|list| list.split(',')) {
         let (name, value) = option.split_once('=').unwrap_or((option, ""));
@@ -115,7 +186,8 @@ fn options(arguments: &Format) -> anyhow::Result<(Options, Option<(u32, u32)>)> 
                 root_owner = Some(owner);
             }
             "hash_seed" => {
-                let seed = uuid(value).with_context(|| format!("-E {option}: not a UUID"))?;
+                let seed =
+                    uuid::parse(value).with_context(|| format!("-E {option}: not a UUID"))?;
                 options.hash_seed = seed;
             }
             "hash_alg" => {
@@ -148,63 +220,15 @@ fn stamp(options: &Options) -> anyhow::Result<Stamp> {
     })
 }
 
-/// Chance: from a seed, so that it can be had again, or from the system.
-pub struct Random(Option<u64>);
-
-impl Random {
-    pub fn new(seed: Option<u64>) -> Self {
-        Self(seed)
-    }
-
-    /// The next number (splitmix64).
-    fn next(state: &mut u64) -> u64 {
-        *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = *state;
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ mixed >> 31
-    }
-
-    /// A UUID of version 4.
-    pub fn uuid(&mut self) -> [u8; 16] {
-        let mut bytes = [0; 16];
-        match &mut self.0 {
-            Some(state) => {
-                let halves = [Self::next(state), Self::next(state)].map(u64::to_le_bytes);
-                bytes.copy_from_slice(halves.as_flattened());
-            }
-            None => {
-                if let Ok(mut file) = File::open("/dev/urandom") {
-                    let _ = std::io::Read::read_exact(&mut file, &mut bytes);
-                }
-            }
-        }
-        bytes[6] = bytes[6] & 0x0F | 0x40;
-        bytes[8] = bytes[8] & 0x3F | 0x80;
-        bytes
-    }
-}
-
-fn identity(text: &str, random: &mut Random) -> anyhow::Result<[u8; 16]> {
+fn identity(text: &str, identities: &mut Identities) -> anyhow::Result<[u8; 16]> {
     match text {
         // One made from the time would tell it, and the machine's address besides.
-        "random" | "time" => Ok(random.uuid()),
+        "random" | "time" => Ok(identities.uuid()),
         "clear" => Ok([0; 16]),
-        text => uuid(text).with_context(|| format!("-U {text}: a UUID, random, time or clear")),
+        text => {
+            uuid::parse(text).with_context(|| format!("-U {text}: a UUID, random, time or clear"))
+        }
     }
-}
-
-fn uuid(text: &str) -> Option<[u8; 16]> {
-    let hyphens = text.bytes().enumerate().filter(|(_, byte)| *byte == b'-').map(|(at, _)| at);
-    if text.len() != 36 || !hyphens.eq([8, 13, 18, 23]) {
-        return None;
-    }
-    let digits: String = text.chars().filter(|c| *c != '-').collect();
-    if !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-        return None;
-    }
-    let value = u128::from_str_radix(&digits, 16).ok()?;
-    Some(value.to_be_bytes())
 }
 
 /// A size as mke2fs has it: without a letter in KiB, or in blocks where their size was given.
@@ -219,13 +243,13 @@ pub fn size(text: &str, block: Option<u64>) -> Option<u64> {
 }
 
 fn plan<'a>(
-    arguments: &Format,
+    arguments: &Arguments,
     options: &Options,
     opened: Option<&File>,
     tree: &'a mut Tree,
 ) -> anyhow::Result<Plan<'a>> {
     let shown = arguments.image.display();
-    let there = opened.map(len_bytes).transpose()?.unwrap_or(0);
+    let there = opened.map(image::len_bytes).transpose()?.unwrap_or(0);
     let is_device = match opened {
         Some(file) => file.metadata()?.file_type().is_block_device(),
         None => false,
@@ -248,25 +272,8 @@ fn plan<'a>(
     })
 }
 
-pub fn len_bytes(file: &File) -> anyhow::Result<u64> {
-    Ok(rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?)
-}
-
-/// What a file or device holds, as far as that is easily known.
-pub fn holds(file: &File) -> anyhow::Result<Option<&'static str>> {
-    let mut head = vec![0; signature::HEAD_BYTES];
-    let mut len = 0;
-    while len < head.len() {
-        match file.read_at(&mut head[len..], len as u64)? {
-            0 => break,
-            got => len += got,
-        }
-    }
-    Ok(signature::of(&head[..len]))
-}
-
 fn write(
-    arguments: &Format,
+    arguments: &Arguments,
     plan: &Plan<'_>,
     contents: &dyn Contents,
     opened: Option<File>,
@@ -297,7 +304,7 @@ fn create(image: &Path) -> anyhow::Result<File> {
 }
 
 fn fill(
-    arguments: &Format,
+    arguments: &Arguments,
     plan: &Plan<'_>,
     contents: &dyn Contents,
     file: File,
@@ -341,14 +348,14 @@ mod tests {
 
     #[test]
     fn identities() {
-        let mut random = Random::new(Some(1));
+        let mut identities = Identities::new(Some(1));
         let text = "c1b9d5a2-f162-11cf-9ece-0020afc76f16";
-        assert_eq!(identity(text, &mut random).unwrap()[..4], [0xC1, 0xB9, 0xD5, 0xA2]);
-        assert_eq!(identity("clear", &mut random).unwrap(), [0; 16]);
-        let (a, b) = (Random::new(Some(1)).uuid(), Random::new(Some(2)).uuid());
-        assert_eq!(a, identity("random", &mut Random::new(Some(1))).unwrap());
+        assert_eq!(identity(text, &mut identities).unwrap()[..4], [0xC1, 0xB9, 0xD5, 0xA2]);
+        assert_eq!(identity("clear", &mut identities).unwrap(), [0; 16]);
+        let (a, b) = (Identities::new(Some(1)).uuid(), Identities::new(Some(2)).uuid());
+        assert_eq!(a, identity("random", &mut Identities::new(Some(1))).unwrap());
         assert_ne!(a, b);
-        assert!(identity("c1b9d5a2f16211cf9ece0020afc76f16", &mut random).is_err());
-        assert!(uuid("+1b9d5a2-f162-11cf-9ece-0020afc76f16").is_none());
+        assert!(identity("c1b9d5a2f16211cf9ece0020afc76f16", &mut identities).is_err());
+        assert!(uuid::parse("+1b9d5a2-f162-11cf-9ece-0020afc76f16").is_none());
     }
 }

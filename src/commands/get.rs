@@ -14,6 +14,7 @@ use std::rc::Rc;
 use std::sync::mpsc::Receiver;
 
 use anyhow::{Context, bail};
+use clap::Args;
 use draconis_exchange::contract::{Attributes, Kind, Time};
 use draconis_ext::{Follow, Volume};
 use draconis_service::sandbox::open_beneath;
@@ -23,17 +24,36 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use crate::change::tell;
-use crate::cli::Get;
-use crate::image::{self, find};
-use crate::progress::Progress;
+use crate::image::{self, Place, find};
+use crate::progress::{Progress, When};
 use crate::say;
+use crate::target::Target;
 use crate::text::printable;
 use crate::walk::{Item, Piece, Walk, queue, read_ahead};
+
+/// Copy a file or, with -r, a tree out of a volume.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Where the volume is.
+    #[command(flatten)]
+    place: Place,
+    /// Copy a whole tree.
+    #[arg(short, long)]
+    recursive: bool,
+    /// When to show progress.
+    #[arg(long, value_enum, default_value_t = When::Auto)]
+    progress: When,
+    /// What to copy.
+    #[arg(value_name = "IMAGE:/path")]
+    target: Target,
+    /// Where to: a directory to put it in, or the name it gets; - is standard output.
+    dest: PathBuf,
+}
 
 /// Directories that are kept open.
 const OPEN_DIRS: usize = 256;
 
-pub fn run(arguments: &Get) -> anyhow::Result<ExitCode> {
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.dest == Path::new("-") {
         return to_output(arguments);
     }
@@ -75,7 +95,7 @@ pub fn run(arguments: &Get) -> anyhow::Result<ExitCode> {
 }
 
 /// A file to standard output, by a process that can create nothing.
-fn to_output(arguments: &Get) -> anyhow::Result<ExitCode> {
+fn to_output(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let target = &arguments.target;
     if arguments.recursive {
         bail!(
@@ -91,7 +111,7 @@ fn to_output(arguments: &Get) -> anyhow::Result<ExitCode> {
 /// The directory to create in, and the name that the top gets there. As with `cp`: into
 /// DEST if it is a directory, else as DEST. The root directory has no name of its own and
 /// becomes DEST.
-fn destination(arguments: &Get) -> anyhow::Result<(PathBuf, Vec<u8>)> {
+fn destination(arguments: &Arguments) -> anyhow::Result<(PathBuf, Vec<u8>)> {
     use std::os::unix::ffi::OsStrExt;
     let dest = &arguments.dest;
     let own = arguments.target.file_name();
@@ -168,7 +188,7 @@ impl Copy<'_> {
     }
 
     fn path(&self, item: &Item) -> Vec<u8> {
-        crate::commands::join(&self.name, &item.path)
+        crate::target::join(&self.name, &item.path)
     }
 
     fn there(&mut self, item: &Item) -> Result<There, Errno> {

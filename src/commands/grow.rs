@@ -7,10 +7,12 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileTypeExt;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, anyhow, bail};
+use clap::Args;
 use draconis_device::{Disk, FileOptions, OpenedFile};
 use draconis_ext::grow::{Error, Growth, Target};
 use draconis_service::volume::part;
@@ -18,11 +20,28 @@ use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
 use super::format;
-use crate::cli::Grow;
-use crate::progress::Progress;
-use crate::{change, image, text};
+use crate::image::{self, Place};
+use crate::progress::{Progress, When};
+use crate::{change, text};
 
-pub fn run(arguments: &Grow) -> anyhow::Result<ExitCode> {
+/// Make a volume larger, as far as its reserve of group descriptors goes.
+///
+/// Files stay where they are. An image that is a file is lengthened, with a hole.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Where the volume is.
+    #[command(flatten)]
+    place: Place,
+    /// When to show progress.
+    #[arg(long, value_enum, default_value_t = When::Auto)]
+    progress: When,
+    /// The file or block device.
+    image: PathBuf,
+    /// Size of the volume: in KiB, or with K, M, G, T; if left out, all of IMAGE.
+    size: Option<String>,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let shown = arguments.image.display();
     let now = change::now()?;
     let missing = || format!("{shown}: no such file; draconis format makes a volume");
@@ -65,7 +84,7 @@ pub fn run(arguments: &Grow) -> anyhow::Result<ExitCode> {
 }
 
 /// The part of the image that the volume is in.
-fn disk(arguments: &Grow, file: &File, write: bool) -> anyhow::Result<Arc<dyn Disk>> {
+fn disk(arguments: &Arguments, file: &File, write: bool) -> anyhow::Result<Arc<dyn Disk>> {
     let shown = arguments.image.display();
     let options = FileOptions { write, direct: false, uring: false };
     let opened = OpenedFile::new(file.try_clone()?.into(), options);
@@ -74,9 +93,9 @@ fn disk(arguments: &Grow, file: &File, write: bool) -> anyhow::Result<Arc<dyn Di
 }
 
 /// Makes the file long enough; says from where on the volume reads as zeros.
-fn lengthen(arguments: &Grow, file: &File, growth: &Growth) -> anyhow::Result<u64> {
+fn lengthen(arguments: &Arguments, file: &File, growth: &Growth) -> anyhow::Result<u64> {
     let shown = arguments.image.display();
-    let there = format::len_bytes(file)?;
+    let there = image::len_bytes(file)?;
     let start = arguments.place.offset.unwrap_or(0);
     let end = start.saturating_add(growth.len_bytes());
     if arguments.place.partition.is_some() {
@@ -100,7 +119,7 @@ fn lengthen(arguments: &Grow, file: &File, growth: &Growth) -> anyhow::Result<u6
     Ok(zeroed.saturating_sub(start))
 }
 
-fn tell(arguments: &Grow, error: Error) -> anyhow::Error {
+fn tell(arguments: &Arguments, error: Error) -> anyhow::Error {
     let shown = arguments.image.display();
     let step = match &error {
         Error::ShortDisk { .. } => "give the partition or the device more room first",

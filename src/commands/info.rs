@@ -1,15 +1,29 @@
 //! `draconis info`
 
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::Args;
 use draconis_exchange::contract::Time;
 use draconis_ext::{Info, Volume};
 use serde::Serialize;
 
-use crate::cli;
-use crate::image;
+use crate::image::{self, Place};
 use crate::text::{Clock, Output, bytes, counted, printable};
+
+/// Show what kind of volume an image holds.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Where the volume is.
+    #[command(flatten)]
+    place: Place,
+    /// Write JSON.
+    #[arg(long)]
+    json: bool,
+    /// The file or block device.
+    image: PathBuf,
+}
 
 /// What there is to know of a volume, as JSON has it.
 #[derive(Serialize)]
@@ -42,7 +56,7 @@ struct Facts {
     damage: Vec<String>,
 }
 
-pub fn run(arguments: &cli::Info) -> anyhow::Result<ExitCode> {
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let clock = Clock::new();
     let tree = image::open(&arguments.image, arguments.place, None)?;
     let facts = facts(tree.volume());

@@ -7,15 +7,28 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, bail};
+use clap::Args;
+
+/// Measure: how a disk, a file system, memory or a store behaves.
+///
+/// Everything after `lab` goes to the program draconis-lab, which is beside this one:
+/// list, run, report, compare, crash.
+#[derive(Debug, Args)]
+#[command(disable_help_flag = true)]
+pub struct Arguments {
+    /// What draconis-lab is told.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
+}
 
 /// The program.
 const NAME: &str = "draconis-lab";
 
-pub fn run(arguments: &[OsString]) -> anyhow::Result<ExitCode> {
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let beside = std::env::current_exe().ok().map(|own| own.with_file_name(NAME));
     // Where it is installed elsewhere, by its name.
     let program = beside.filter(|path| path.exists()).unwrap_or_else(|| PathBuf::from(NAME));
-    let error = Command::new(&program).args(arguments).exec();
+    let error = Command::new(&program).args(&arguments.arguments).exec();
     if error.kind() == ErrorKind::NotFound {
         bail!(
             "{NAME}, the program that measures, is neither beside this one nor in PATH: \

@@ -1,19 +1,45 @@
 //! `draconis ln`
 
+use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
 use anyhow::ensure;
+use clap::Args;
 use draconis_exchange::contract::Kind;
 use draconis_ext::{Follow, InodeNumber, NewNode, Volume};
 
-use crate::change::{self, Home, Maker};
-use crate::cli::Ln;
-use crate::image::find;
+use crate::change::{self, Entry, Maker, Owner};
+use crate::image::{Place, find};
 use crate::target::Target;
 
-pub fn run(arguments: &Ln) -> anyhow::Result<ExitCode> {
-    let Ln { target, link, symbolic, force, .. } = arguments;
+/// Give a file of a volume another name, or make a symbolic link.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Where the volume is.
+    #[command(flatten)]
+    place: Place,
+    /// Make a symbolic link: TARGET is written into it as it is.
+    #[arg(short, long)]
+    symbolic: bool,
+    /// Replace what is there.
+    #[arg(short, long)]
+    force: bool,
+    /// Take LINK as the name, never as the directory to put it in.
+    #[arg(short = 'T', long)]
+    no_target_directory: bool,
+    /// The owner of a symbolic link, instead of the user who runs this.
+    #[arg(long, value_name = "UID:GID")]
+    owner: Option<Owner>,
+    /// IMAGE:/path of a file; with -s any path.
+    target: OsString,
+    /// The new name.
+    #[arg(value_name = "IMAGE:/path")]
+    link: Target,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let Arguments { target, link, symbolic, force, .. } = arguments;
     let maker = Maker::new(arguments.owner);
     // Only a hard link is a name for something in the image.
     let existing = Target::from(target.clone());
@@ -27,27 +53,20 @@ pub fn run(arguments: &Ln) -> anyhow::Result<ExitCode> {
         false => existing.file_name(),
     };
     change::change(&link.image, arguments.place, |volume| {
-        let home = change::destination(volume, link, !arguments.no_target_directory, own)?;
-        ensure!(!home.name.is_empty(), "{link}: the link needs a name");
+        let entry = change::destination(volume, link, !arguments.no_target_directory, own)?;
+        ensure!(!entry.name.is_empty(), "{link}: the link needs a name");
         let found = if *symbolic { None } else { Some(find(volume, &existing, Follow::No)?) };
         if *force {
-            make_way(volume, &home, link, found)?;
+            make_way(volume, &entry, link, found)?;
         }
         let done = match found {
-            Some(found) if home.lookup(volume)?.is_some_and(|it| it.number == found) && *force => {
+            Some(found) if entry.lookup(volume)?.is_some_and(|it| it.number == found) && *force => {
                 Ok(())
             }
-            Some(found) => volume.link(found, home.dir, &home.name),
+            Some(found) => volume.link(found, entry.dir, &entry.name),
             None => {
-                let new = NewNode {
-                    kind: Kind::Symlink,
-                    mode: 0o777,
-                    uid: maker.uid,
-                    gid: maker.gid,
-                    device: (0, 0),
-                    target: target.as_bytes(),
-                };
-                volume.create(home.dir, &home.name, &new).map(drop)
+                let new = NewNode { target: target.as_bytes(), ..maker.node(Kind::Symlink, 0o777) };
+                volume.create(entry.dir, &entry.name, &new).map(drop)
             }
         };
         done.map_err(|error| change::tell(link, error))?;
@@ -58,15 +77,15 @@ pub fn run(arguments: &Ln) -> anyhow::Result<ExitCode> {
 /// Removes what has the name, unless it is what the link is to name.
 fn make_way(
     volume: &Volume,
-    home: &Home,
+    entry: &Entry,
     link: &Target,
     found: Option<InodeNumber>,
 ) -> anyhow::Result<()> {
-    match home.lookup(volume)? {
+    match entry.lookup(volume)? {
         Some(there) if found == Some(there.number) => Ok(()),
         Some(there) => {
             ensure!(there.kind != Kind::Directory, "{link}: is a directory");
-            volume.unlink(home.dir, &home.name).map_err(|error| change::tell(link, error))
+            volume.unlink(entry.dir, &entry.name).map_err(|error| change::tell(link, error))
         }
         None => Ok(()),
     }

@@ -3,18 +3,57 @@
 use std::io::Write;
 use std::process::ExitCode;
 
+use clap::Args;
 use draconis_exchange::contract::{Attributes, Kind};
 use draconis_ext::{Follow, InodeNumber, Volume};
 use serde::Serialize;
 
 use crate::change::{one_image, tell};
-use crate::cli::Ls;
-use crate::commands::join;
-use crate::image::{self, find};
+use crate::image::{self, Place, find};
 use crate::say;
+use crate::target::{Target, join};
 use crate::text::{self, Clock, Output, printable};
 
-pub fn run(arguments: &Ls) -> anyhow::Result<ExitCode> {
+const LS_JSON: &str = "\
+With --json each name is an object, one a line, in the order of the listing:
+  path, name           the whole path in the volume, and the last part of it
+  inode, kind, mode    the kind as stat has it, the mode in octal
+  links, uid, gid, size
+  device               [major, minor] of devices, else null
+  link_target          of symbolic links, else null
+  modified             [seconds, nanoseconds] since 1970
+Bytes that are not UTF-8 are \\xNN in path, name and link_target, and then the member path_hex,
+name_hex or link_target_hex has all bytes. What cannot be read has a member error instead of
+what would follow inode.";
+
+/// List files and directories of a volume.
+#[derive(Debug, Args)]
+#[command(after_long_help = LS_JSON)]
+pub struct Arguments {
+    /// Where the volume is.
+    #[command(flatten)]
+    place: Place,
+    /// Show mode, links, owner, group, size and time of each name.
+    #[arg(short)]
+    long: bool,
+    /// Show names that begin with a dot, too.
+    #[arg(short)]
+    all: bool,
+    /// List directories below, too.
+    #[arg(short = 'R')]
+    recursive: bool,
+    /// Show directories and symbolic links themselves, not what they hold or lead to.
+    #[arg(short, conflicts_with = "recursive")]
+    directory: bool,
+    /// Write JSON: a list with an object for each name.
+    #[arg(long)]
+    json: bool,
+    /// What to list; the root directory if only IMAGE is given.
+    #[arg(value_name = "IMAGE[:/path]", required = true)]
+    targets: Vec<Target>,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let clock = Clock::new();
     let tree = image::open(one_image(&arguments.targets)?, arguments.place, None)?;
     let volume = tree.volume();
@@ -40,7 +79,7 @@ pub fn run(arguments: &Ls) -> anyhow::Result<ExitCode> {
 
 struct List<'a> {
     volume: &'a Volume,
-    arguments: &'a Ls,
+    arguments: &'a Arguments,
     clock: Clock,
     out: Output,
     /// Whether directories are named before what they hold.

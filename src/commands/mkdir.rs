@@ -3,22 +3,43 @@
 use std::process::ExitCode;
 
 use anyhow::bail;
+use clap::Args;
 use draconis_exchange::contract::Kind;
-use draconis_ext::{Error, Follow, InodeNumber, NewNode, Volume};
+use draconis_ext::{Error, Follow, InodeNumber, Volume};
 
-use crate::change::{self, Home, Maker};
-use crate::cli::Mkdir;
+use crate::change::{self, Entry, Maker, Owner};
+use crate::image::Place;
 use crate::modes::ModeChange;
 use crate::target::Target;
 
-pub fn run(arguments: &Mkdir) -> anyhow::Result<ExitCode> {
+/// Make directories in a volume.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Where the volume is.
+    #[command(flatten)]
+    place: Place,
+    /// Make what is missing of the path, too; a directory that is there is no error.
+    #[arg(short, long)]
+    parents: bool,
+    /// The mode, as with chmod.
+    #[arg(short, long)]
+    mode: Option<ModeChange>,
+    /// The owner, instead of the user who runs this.
+    #[arg(long, value_name = "UID:GID")]
+    owner: Option<Owner>,
+    /// The directories.
+    #[arg(value_name = "IMAGE:/path", required = true)]
+    targets: Vec<Target>,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let maker = Maker::new(arguments.owner);
     change::each(arguments.place, &arguments.targets, |volume, target| {
         if arguments.parents {
             return parents(volume, target, maker, arguments.mode.as_ref());
         }
-        let home = Home::of(volume, target)?;
-        let made = make(volume, home.dir, &home.name, maker, arguments.mode.as_ref());
+        let entry = Entry::of(volume, target)?;
+        let made = make(volume, entry.dir, &entry.name, maker, arguments.mode.as_ref());
         made.map(drop).map_err(|error| change::tell(target, error))
     })
 }
@@ -33,15 +54,7 @@ fn make(
     let usual = 0o777 & !maker.umask;
     // As with `mkdir -m`: changes start from everything.
     let mode = mode.map_or(usual, |mode| mode.apply(0o777, true, maker.umask));
-    let new = NewNode {
-        kind: Kind::Directory,
-        mode,
-        uid: maker.uid,
-        gid: maker.gid,
-        device: (0, 0),
-        target: b"",
-    };
-    volume.create(dir, name, &new)
+    volume.create(dir, name, &maker.node(Kind::Directory, mode))
 }
 
 /// Makes what is missing of a path; the mode is for the last of it.

@@ -1,60 +1,79 @@
-//! `draconis mount`, and what mount(8) calls for the type `fuse.draconis`.
+//! `draconis mount`
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser};
+use clap::{Args, Command, FromArgMatches};
 use draconis_service::client::{Directory, ask, ask_or_start, ask_running};
 use draconis_service::manager::Manager;
 use draconis_service::options::MountOptions;
 use draconis_service::protocol::{Reply, Request};
 
-use crate::cli::{Cli, Command, Mount};
+use super::format;
 use crate::front::Fuse;
 
-/// Names under which mount(8) calls this program, for the types `fuse.draconis` and
-/// `draconis`.
-const HELPERS: [&str; 3] = ["mount.fuse.draconis", "mount.fuseblk.draconis", "mount.draconis"];
+const MOUNT_OPTIONS: &str = "\
+Options for -o, separated by commas:
+  ro, rw               read-only, or as the volume allows (rw)
+  allow_other          let other users in (user_allow_other in /etc/fuse.conf)
+  fakeroot             no permission checks: whoever may enter may read everything
+  inode_cache=N        inodes kept in memory (16384)
+  block_map_cache=N    files whose block lists are kept (4096)
+  data_cache=SIZE      file data kept, such as 64M
+  dots                 show . and .. in native listings too
+  offset=N             the volume starts at this byte of IMAGE
+  partition=N          the volume is this partition of IMAGE
+  relatime, noatime, strictatime, lazytime
+                       when reading changes the time of access (relatime)
+  sync, dirsync        changes, or those of directories, are durable when they are answered
+  writeback            the kernel keeps what is written for a while: better for many small
+                       writes, worse for many small files (nowriteback)
+  commit=SECONDS       hand changes to the disk after so long (5)
+  dirty=SIZE           or when there are so many (64M)
+  deadline=SECONDS     kill a worker that does not answer for so long (30)
+  dev, suid, noexec    as mount(8) has them; devices and setuid are ignored by default
+  user, owner          as mount(8) has them: without devices and setuid
+  errors=WHAT          a volume that says that it is damaged is mounted read-only (remount-ro)
+                       or as any other (continue)
+  grpid                new files have the group of their directory
+  minixdf              df counts what can never be a file's, too
+  fsname=, subtype=    what /proc/mounts shows as source and type
+  nofuseblk            no block device as the source of root's mounts: sync(2) does not reach them
+  remount,ro|rw        change that of a mount, and nothing else: with ro everything is brought
+                       home and the volume marked as unmounted (root only)
+Options of the kernel's driver, of fuse2fs, mount(8) and systemd that change nothing here
+are taken: defaults, loop, acl, user_xattr, nofail, x-systemd.automount and others.";
 
-/// Turns what mount(8) says into `draconis mount`; anything else stays as it is. It says
-/// `mount.fuse.draconis IMAGE DIR [-sfnv] [-o OPTIONS] [-t TYPE]`, and where it finds no such
-/// helper `draconis IMAGE DIR -o OPTIONS`, by way of mount.fuse3.
-pub fn as_mount_helper(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
-    let arguments: Vec<OsString> = arguments.collect();
-    let called = arguments.first().and_then(|name| Path::new(name).file_name());
-    let called = called.and_then(OsStr::to_str).unwrap_or_default();
-    if !HELPERS.contains(&called) && !names_image_and_dir(&arguments) {
-        return arguments;
-    }
-    let mut translated: Vec<OsString> = vec!["draconis".into(), "mount".into()];
-    let mut rest = arguments.into_iter().skip(1);
-    while let Some(argument) = rest.next() {
-        match argument.to_str() {
-            // Sloppy options, no entry in mtab, verbose: without a meaning here.
-            Some("-s" | "-n" | "-v") => {}
-            Some("-t") => drop(rest.next()),
-            _ => translated.push(argument),
-        }
-    }
-    translated
+/// Mount a volume on a directory, served by a sandboxed process of its own.
+///
+/// A manager is started in the background where none runs. Without root this needs
+/// fusermount3 (package fuse3) and write access to the directory.
+#[derive(Debug, Args)]
+#[command(after_long_help = MOUNT_OPTIONS)]
+pub struct Arguments {
+    /// Stay in the foreground until it is unmounted; Ctrl-C unmounts.
+    #[arg(short, long)]
+    foreground: bool,
+    /// Mount options, separated by commas; may be repeated.
+    #[arg(short, value_name = "OPTIONS")]
+    options: Vec<String>,
+    /// If DIR has a dead mount of ours on it, clear that first.
+    #[arg(long)]
+    replace: bool,
+    /// Make IMAGE, an empty volume of this size, first.
+    #[arg(long, value_name = "SIZE")]
+    create: Option<String>,
+    /// The file or block device; `-o remount` does without.
+    image: PathBuf,
+    /// The directory.
+    dir: Option<PathBuf>,
 }
 
-/// Whether these are `IMAGE DIR -o OPTIONS` without a command before them.
-fn names_image_and_dir(arguments: &[OsString]) -> bool {
-    let [_, image, dir, option, _] = arguments else { return false };
-    let is_command = |name: &OsStr| {
-        let name = name.to_str().unwrap_or_default();
-        Cli::command().find_subcommand(name).is_some()
-    };
-    let starts = |word: &OsStr| word.as_encoded_bytes().first() == Some(&b'-');
-    option == "-o" && !starts(image) && !starts(dir) && !is_command(image)
-}
-
-pub fn run(arguments: &Mount) -> anyhow::Result<ExitCode> {
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut options = MountOptions::default();
     for list in &arguments.options {
         options.add(list)?;
@@ -64,7 +83,7 @@ pub fn run(arguments: &Mount) -> anyhow::Result<ExitCode> {
             return remount(&arguments.image, &options);
         }
         let what = "the directory is missing: draconis mount IMAGE DIR";
-        Cli::command().error(ErrorKind::MissingRequiredArgument, what).exit();
+        return Err(clap::Error::raw(ErrorKind::MissingRequiredArgument, what).into());
     };
     if options.remount {
         return remount(dir, &options);
@@ -93,14 +112,13 @@ fn remount(dir: &Path, options: &MountOptions) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Makes an empty volume that belongs to whoever asks, as `draconis format` would.
+/// Makes an empty volume that belongs to the caller, as `draconis format` would.
 fn create(image: &Path, size: &str) -> anyhow::Result<()> {
-    let format = ["draconis", "format", "-E", "root_owner", "--"].map(OsStr::new);
-    let arguments = format.into_iter().chain([image.as_os_str(), OsStr::new(size)]);
-    match Cli::try_parse_from(arguments)?.command {
-        Command::Format(format) => super::format::run(&format).map(drop),
-        _ => Ok(()),
-    }
+    let line = ["format", "-E", "root_owner", "--"].map(OsStr::new);
+    let line = line.into_iter().chain([image.as_os_str(), OsStr::new(size)]);
+    let matches =
+        format::Arguments::augment_args(Command::new("format")).try_get_matches_from(line)?;
+    format::run(&format::Arguments::from_arg_matches(&matches)?).map(drop)
 }
 
 /// Asks the running manager, or is one until this mount has ended.
@@ -187,7 +205,7 @@ pub fn mount_point(dir: &Path) -> anyhow::Result<PathBuf> {
 }
 
 fn no_path(path: &Path, error: &std::io::Error) -> anyhow::Error {
-    anyhow::anyhow!("{}: {}", path.display(), draconis_service::sentence(error))
+    anyhow!("{}: {error}", path.display())
 }
 
 fn without_links(dir: &Path) -> std::io::Result<PathBuf> {
@@ -200,30 +218,5 @@ fn without_links(dir: &Path) -> std::io::Result<PathBuf> {
             if link { within.canonicalize() } else { Ok(within) }
         }
         _ => dir.canonicalize(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_mount_helper_understands_what_mount_says() {
-        let helped = |line: &str| {
-            let arguments = line.split(' ').map(OsString::from);
-            as_mount_helper(arguments).join(" ".as_ref()).into_string().unwrap()
-        };
-        assert_eq!(
-            helped("/sbin/mount.fuse.draconis a.img /mnt -n -o ro,noatime -t fuse.draconis"),
-            "draconis mount a.img /mnt -o ro,noatime"
-        );
-        assert_eq!(helped("mount.draconis a b -o rw"), "draconis mount a b -o rw");
-        assert_eq!(
-            helped("draconis /a.img /mnt -o rw,dev,suid"),
-            "draconis mount /a.img /mnt -o rw,dev,suid"
-        );
-        for other in ["draconis mount -f a b", "draconis mount a -o ro", "draconis cp a -o b"] {
-            assert_eq!(helped(other), other);
-        }
     }
 }

@@ -3,12 +3,34 @@
 use std::process::ExitCode;
 
 use anyhow::{Context, bail, ensure};
+use clap::Args;
 use draconis_ext::{Error, Renaming};
 
-use crate::change::{self, Home};
-use crate::cli::Mv;
+use crate::change::{self, Entry};
+use crate::image::Place;
+use crate::target::Target;
 
-pub fn run(arguments: &Mv) -> anyhow::Result<ExitCode> {
+/// Rename or move files of a volume.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Where the volume is.
+    #[command(flatten)]
+    place: Place,
+    /// Leave what is there.
+    #[arg(short, long)]
+    no_clobber: bool,
+    /// Exchange the two.
+    #[arg(long, conflicts_with = "no_clobber")]
+    exchange: bool,
+    /// Take the last argument as the name, never as the directory to move into.
+    #[arg(short = 'T', long)]
+    no_target_directory: bool,
+    /// What to move, and where to: a directory to move into, or the name it gets.
+    #[arg(value_name = "IMAGE:/path", num_args = 2.., required = true)]
+    targets: Vec<Target>,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (dest, sources) = arguments.targets.split_last().context("nothing to move")?;
     if let Some(other) = sources.iter().find(|source| source.image != dest.image) {
         bail!("{other}: moving between images is copying, draconis cp -a, and then draconis rm -r");
@@ -20,7 +42,7 @@ pub fn run(arguments: &Mv) -> anyhow::Result<ExitCode> {
     };
     let into = !arguments.no_target_directory && how != Renaming::Exchange;
     change::each(arguments.place, sources, |volume, source| {
-        let from = Home::of(volume, source)?;
+        let from = Entry::of(volume, source)?;
         let to = change::destination(volume, dest, into, &from.name)?;
         let several = sources.len() > 1 && to.name != from.name;
         ensure!(!several, "{dest}: no such directory");

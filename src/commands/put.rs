@@ -1,30 +1,56 @@
-//! `draconis put` and `draconis untar`: files of this machine, and archives, into a volume.
+//! `draconis put`: files of this machine into a volume.
 
-use std::collections::HashSet;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
+use clap::Args;
 use draconis_exchange::contract::Kind;
-use draconis_ext::mkfs::{Node, What};
-use draconis_ext::{Error, Follow, InodeNumber, NewNode, Volume};
+use draconis_ext::{Error, Follow, InodeNumber, Volume};
 
-use crate::change::{self, Home, Maker, Owner};
-use crate::cli::{Put, Untar, When};
-use crate::graft::Graft;
-use crate::image;
-use crate::populate::{self, Gather, Source, Stamp};
-use crate::progress::Progress;
+use crate::change::{self, Entry, Maker, Owner};
+use crate::graft::{graft, stamp};
+use crate::image::{self, Place};
+use crate::populate::{self, Gather};
+use crate::progress::{Progress, When};
 use crate::target::Target;
+
+/// Copy files or, with -r, trees of this machine into a volume.
+///
+/// Owners, modes, times, hard links, holes and extended attributes are kept.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Where the volume is.
+    #[command(flatten)]
+    place: Place,
+    /// Copy whole trees; symbolic links as they are.
+    #[arg(short, long, visible_short_alias = 'R')]
+    recursive: bool,
+    /// Take the last argument as the name, never as the directory to put it in.
+    #[arg(short = 'T', long)]
+    no_target_directory: bool,
+    /// The owner of everything that is put, instead of each file's own.
+    #[arg(long, value_name = "UID:GID")]
+    owner: Option<Owner>,
+    /// When to show progress.
+    #[arg(long, value_enum, default_value_t = When::Auto)]
+    progress: When,
+    /// What to copy; - is standard input, which needs a name to get.
+    #[arg(value_name = "SRC", required = true)]
+    sources: Vec<PathBuf>,
+    /// Where to: a directory to put it in, or the name it gets.
+    #[arg(value_name = "IMAGE:/path")]
+    target: Target,
+}
 
 /// Bytes that are taken from standard input at once.
 const PIECE_BYTES: usize = 1 << 20;
 
 /// Files are read while the volume is written, so this process is not confined, unless all
 /// it reads is its standard input.
-pub fn put(arguments: &Put) -> anyhow::Result<ExitCode> {
-    let Put { target, sources, .. } = arguments;
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let Arguments { target, sources, .. } = arguments;
     if sources.iter().any(|source| source == Path::new("-")) {
         ensure!(sources.len() == 1, "-: standard input is put alone; ./- is a file of that name");
         ensure!(
@@ -49,8 +75,8 @@ pub fn put(arguments: &Put) -> anyhow::Result<ExitCode> {
             _ => {
                 ensure!(sources.len() == 1, "{target}: no such directory");
                 ensure!(is_dir || !target.path.ends_with(b"/"), "{target}: no such directory");
-                let home = Home::of(volume, target)?;
-                (home.dir, Some(home.name))
+                let entry = Entry::of(volume, target)?;
+                (entry.dir, Some(entry.name))
             }
         };
         let gather = Gather {
@@ -73,7 +99,7 @@ pub fn put(arguments: &Put) -> anyhow::Result<ExitCode> {
 
 /// Puts standard input: as a file without a name, which takes the place of what has the name
 /// once it is whole.
-fn put_input(arguments: &Put) -> anyhow::Result<ExitCode> {
+fn put_input(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let target = &arguments.target;
     let maker = Maker::new(arguments.owner);
     change::change(&target.image, arguments.place, |volume| {
@@ -87,23 +113,17 @@ fn put_input(arguments: &Put) -> anyhow::Result<ExitCode> {
             "{target} is a directory: standard input needs a name in it"
         );
         ensure!(!target.path.ends_with(b"/"), "{target}: no such directory");
-        let home = Home::of(volume, target)?;
-        let new = NewNode {
-            kind: Kind::File,
-            mode: 0o666 & !maker.umask,
-            uid: maker.uid,
-            gid: maker.gid,
-            device: (0, 0),
-            target: b"",
-        };
-        let made = volume.create_unnamed(home.dir, &new);
+        let entry = Entry::of(volume, target)?;
+        let made = volume.create_unnamed(entry.dir, &maker.file());
         let made = made.map_err(|error| change::tell(target, error))?;
         volume.hold(made);
         let done = fill(volume, made, target, arguments.progress).and_then(|()| {
-            if home.lookup(volume)?.is_some() {
-                volume.unlink(home.dir, &home.name).map_err(|error| change::tell(target, error))?;
+            if entry.lookup(volume)?.is_some() {
+                volume
+                    .unlink(entry.dir, &entry.name)
+                    .map_err(|error| change::tell(target, error))?;
             }
-            volume.link(made, home.dir, &home.name).map_err(|error| change::tell(target, error))
+            volume.link(made, entry.dir, &entry.name).map_err(|error| change::tell(target, error))
         });
         volume.release(made, 1);
         done.map(|()| ExitCode::SUCCESS)
@@ -133,47 +153,4 @@ fn fill(volume: &Volume, file: InodeNumber, target: &Target, progress: When) -> 
         }
         progress.add(len as u64);
     }
-}
-
-pub fn untar(arguments: &Untar) -> anyhow::Result<ExitCode> {
-    let target = &arguments.target;
-    let from = arguments.file.as_deref().unwrap_or(Path::new("-"));
-    ensure!(!from.is_dir(), "{}: is a directory; draconis put -r takes one", from.display());
-    let stamp = stamp()?;
-    let opened = image::writable(&target.image)?;
-    let root = Node::new(What::Directory, 0o755).at(stamp.now);
-    let source = populate::scan(from, &target.image, root, stamp)?;
-    // The archive is open, or unpacked: nothing else is needed of this machine.
-    image::confine()?;
-    change::change_opened(opened, &target.image, arguments.place, |volume| {
-        let into = match volume.resolve(volume.root(), &target.path, Follow::Yes) {
-            Err(Error::NotFound) => {
-                bail!("{target}: no such directory; draconis mkdir -p makes it")
-            }
-            found => found.map_err(|error| change::tell(target, error))?,
-        };
-        if volume.inode(into)?.kind != Kind::Directory {
-            bail!("{target}: not a directory");
-        }
-        graft(volume, &source, into, target.to_string(), arguments.owner, arguments.progress)
-    })
-}
-
-fn stamp() -> anyhow::Result<Stamp> {
-    let reproducible = std::env::var_os("SOURCE_DATE_EPOCH").is_some();
-    Ok(Stamp { now: change::now()?, reproducible })
-}
-
-fn graft(
-    volume: &Volume,
-    source: &Source<'_>,
-    into: InodeNumber,
-    label: String,
-    owner: Option<Owner>,
-    progress: When,
-) -> anyhow::Result<ExitCode> {
-    let graft = Graft { volume, source, into, label, owner, kept: HashSet::new() };
-    graft.check_space()?;
-    graft.run(&mut Progress::new(progress, graft.bytes()))?;
-    Ok(ExitCode::SUCCESS)
 }

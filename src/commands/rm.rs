@@ -3,29 +3,46 @@
 use std::process::ExitCode;
 
 use anyhow::ensure;
+use clap::Args;
 use draconis_exchange::contract::Kind;
 use draconis_ext::{Error, Follow, InodeNumber, Volume};
 
-use crate::change::{self, Home};
-use crate::cli::Rm;
-use crate::image;
+use crate::change::{self, Entry};
+use crate::image::{self, Place};
 use crate::target::Target;
 
-pub fn run(arguments: &Rm) -> anyhow::Result<ExitCode> {
+/// Remove files or, with -r, trees of a volume.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Where the volume is.
+    #[command(flatten)]
+    place: Place,
+    /// Remove directories and all they hold.
+    #[arg(short, long, visible_short_alias = 'R')]
+    recursive: bool,
+    /// What is not there is no error.
+    #[arg(short, long)]
+    force: bool,
+    /// What to remove.
+    #[arg(value_name = "IMAGE:/path", required = true)]
+    targets: Vec<Target>,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     change::each(arguments.place, &arguments.targets, |volume, target| {
         match volume.resolve(volume.root(), &target.path, Follow::No) {
             Err(Error::NotFound | Error::NotADirectory) if arguments.force => return Ok(()),
             Err(error) => return Err(change::tell(target, error)),
             Ok(_) => {}
         }
-        let home = Home::of(volume, target)?;
-        let Some(inode) = home.lookup(volume)? else { return Ok(()) };
+        let entry = Entry::of(volume, target)?;
+        let Some(inode) = entry.lookup(volume)? else { return Ok(()) };
         if inode.kind != Kind::Directory {
-            return volume.unlink(home.dir, &home.name).map_err(|e| change::tell(target, e));
+            return volume.unlink(entry.dir, &entry.name).map_err(|e| change::tell(target, e));
         }
         ensure!(arguments.recursive, "{target} is a directory; -r removes it with all it holds");
         remove_below(volume, target, inode.number)?;
-        volume.remove_directory(home.dir, &home.name).map_err(|e| change::tell(target, e))
+        volume.remove_directory(entry.dir, &entry.name).map_err(|e| change::tell(target, e))
     })
 }
 

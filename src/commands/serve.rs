@@ -4,19 +4,27 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::bail;
+use clap::Args;
 use draconis_service::client::Directory;
 use draconis_service::manager::Manager;
 use draconis_service::sandbox::close_others;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::cli::Serve;
 use crate::front::Fuse;
+
+/// Run the manager in the foreground.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// End some seconds after the last mount has.
+    #[arg(long)]
+    until_idle: bool,
+}
 
 /// How long a manager that was started for a mount stays without one.
 const IDLE: Duration = Duration::from_secs(5);
 
-pub fn run(arguments: &Serve) -> anyhow::Result<ExitCode> {
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.until_idle {
         // What the program has open that started it - a file on a mount, say - is not for a
         // process that outlives it.

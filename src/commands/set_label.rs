@@ -1,17 +1,32 @@
 //! `draconis set-label`
 
+use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context;
+use clap::Args;
 use draconis_service::volume::part;
 
 use crate::change;
-use crate::cli::SetLabel;
-use crate::image;
+use crate::image::{self, Place};
 
-pub fn run(arguments: &SetLabel) -> anyhow::Result<ExitCode> {
+/// Give a volume a label.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Where the volume is.
+    #[command(flatten)]
+    place: Place,
+    /// The file or block device.
+    image: PathBuf,
+    /// The label, at most 16 bytes; nothing takes it away.
+    #[arg(default_value = "")]
+    label: OsString,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let shown = arguments.image.display();
     let now = change::now()?;
     let opened = image::writable(&arguments.image)?;

@@ -3,18 +3,35 @@
 use std::io::Write;
 use std::process::ExitCode;
 
+use clap::Args;
 use draconis_exchange::contract::{Attributes, Kind, Time};
-use draconis_ext::{Follow, Place, Volume};
+use draconis_ext::{Follow, Volume};
 use serde::Serialize;
 
 use crate::change::{one_image, tell};
-use crate::cli::Stat;
-use crate::image::{self, find};
+use crate::image::{self, Place, find};
 use crate::say;
 use crate::target::Target;
 use crate::text::{self, Clock, Output, printable};
 
-pub fn run(arguments: &Stat) -> anyhow::Result<ExitCode> {
+/// Show everything about files of a volume.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Where the volume is.
+    #[command(flatten)]
+    place: Place,
+    /// Write JSON, a list.
+    #[arg(long)]
+    json: bool,
+    /// Follow a symbolic link at the end of the path.
+    #[arg(short = 'L', long)]
+    dereference: bool,
+    /// The files.
+    #[arg(value_name = "IMAGE:/path", required = true)]
+    targets: Vec<Target>,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let clock = Clock::new();
     let tree = image::open(one_image(&arguments.targets)?, arguments.place, None)?;
     let follow = if arguments.dereference { Follow::Yes } else { Follow::No };
@@ -158,7 +175,7 @@ fn count_runs(volume: &Volume, number: draconis_ext::InodeNumber) -> draconis_ex
         let map = volume.map_of(&inode, offset)?;
         let Some(last) = map.last() else { return Ok(runs) };
         for run in &map {
-            if let Place::At(at) = run.place {
+            if let draconis_ext::Place::At(at) = run.place {
                 // Two pieces that continue each other are one run.
                 runs += u64::from(end != Some(at.0));
                 end = Some(at.0 + u64::from(run.blocks));

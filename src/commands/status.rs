@@ -4,14 +4,22 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::bail;
+use clap::Args;
 use draconis_service::client::{Directory, ask_running};
 use draconis_service::protocol::{CacheStatus, LostMount, MountStatus, Reply, Request, Status};
 use draconis_service::table;
 
-use crate::cli;
 use crate::text::bytes;
 
-pub fn run(arguments: &cli::Status) -> anyhow::Result<ExitCode> {
+/// Show what is mounted: worker, sandbox, caches, requests, memory.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Write JSON: an object with a list `mounts`.
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut status = match ask_running(&Directory::open()?, &Request::Status)? {
         Some(Reply::Status(status)) => status,
         Some(Reply::Failed { why }) => bail!("{why}"),

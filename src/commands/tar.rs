@@ -11,17 +11,36 @@ use std::process::ExitCode;
 use std::sync::mpsc::Receiver;
 
 use anyhow::{Context, bail};
+use clap::Args;
 use draconis_exchange::contract::Kind;
 use draconis_ext::{Follow, Volume};
 use tar::{EntryType, Header};
 
 use crate::change::tell;
-use crate::cli::{Tar, When};
-use crate::image::{self, find};
-use crate::progress::Progress;
+use crate::image::{self, Place, find};
+use crate::progress::{Progress, When};
 use crate::say;
+use crate::target::Target;
 use crate::text::printable;
 use crate::walk::{Item, Piece, Walk, queue, read_ahead, segments};
+
+/// Write a tree of a volume to standard output as a tar archive.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Where the volume is.
+    #[command(flatten)]
+    place: Place,
+    /// Archive files with holes as sparse ones: from 1 MiB of holes on, always, or never.
+    #[arg(long, value_enum, default_value_t = When::Auto, hide_possible_values = true,
+        value_name = "auto|always|never")]
+    sparse: When,
+    /// When to show progress.
+    #[arg(long, value_enum, default_value_t = When::Auto)]
+    progress: When,
+    /// What to archive; the whole volume if only IMAGE is given.
+    #[arg(value_name = "IMAGE[:/path]")]
+    target: Target,
+}
 
 /// Size of a tar block, in bytes.
 const BLOCK_BYTES: usize = 512;
@@ -35,7 +54,7 @@ const USTAR_NAME_BYTES: usize = 100;
 /// fewer are not worth an entry that not every reader of archives knows.
 const HOLE_BYTES_MIN: u64 = 1 << 20;
 
-pub fn run(arguments: &Tar) -> anyhow::Result<ExitCode> {
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if io::stdout().is_terminal() {
         bail!(
             "the archive would be written to your terminal; redirect it: draconis tar ... > out.tar"
@@ -243,7 +262,7 @@ impl<W: Write> Archive<'_, W> {
         let mut written = Layout::default();
         writeln!(self.out, "{}", layout.entries)?;
         for segment in segments(self.volume, item.inode()) {
-            // It was read once already, and nobody changes the volume.
+            // It was read once already, and the volume is not changed.
             let (start, end) = segment
                 .with_context(|| format!("{}: the archive ends here", printable(&item.path)))?;
             write!(self.out, "{start}\n{}\n", end - start)?;

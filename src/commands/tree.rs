@@ -4,17 +4,34 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::bail;
+use clap::Args;
 use draconis_exchange::contract::Kind;
 use draconis_ext::{Follow, InodeNumber, Volume};
 
 use crate::change::tell;
-use crate::cli;
-use crate::commands::join;
-use crate::image::{self, Listed, find};
+use crate::image::{self, Listed, Place, find};
 use crate::say;
+use crate::target::{Target, join};
 use crate::text::{Output, counted, printable};
 
-pub fn run(arguments: &cli::Tree) -> anyhow::Result<ExitCode> {
+/// List a directory of a volume as a tree.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Where the volume is.
+    #[command(flatten)]
+    place: Place,
+    /// Show names that begin with a dot, too.
+    #[arg(short)]
+    all: bool,
+    /// Go down this many levels only.
+    #[arg(short = 'L', long, value_name = "N")]
+    level: Option<usize>,
+    /// What to list.
+    #[arg(value_name = "IMAGE[:/path]")]
+    target: Target,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let tree = image::open(&arguments.target.image, arguments.place, None)?;
     let volume = tree.volume();
     let start = find(volume, &arguments.target, Follow::Yes)?;
@@ -88,7 +105,7 @@ pub fn run(arguments: &cli::Tree) -> anyhow::Result<ExitCode> {
 
 fn level(
     volume: &Volume,
-    arguments: &cli::Tree,
+    arguments: &Arguments,
     dir: InodeNumber,
     path: &[u8],
     failed: &mut bool,

@@ -1,18 +1,28 @@
 //! `draconis umount`
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::bail;
+use clap::Args;
 use draconis_service::client::{Directory, ask_running};
 use draconis_service::manager::Front;
 use draconis_service::protocol::{Reply, Request};
 use draconis_service::table::{self, Answer};
 
-use crate::cli::Umount;
 use crate::front::Fuse;
 
-pub fn run(arguments: &Umount) -> anyhow::Result<ExitCode> {
+/// Unmount a directory, or clear the dead mount that a lost worker or manager left there.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Even if it is in use: it disappears at once.
+    #[arg(short, long, visible_alias = "lazy")]
+    force: bool,
+    /// The directory.
+    dir: PathBuf,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mount_point = super::mount::mount_point(&arguments.dir)?;
     let force = arguments.force;
     let request = Request::Unmount { mount_point: mount_point.clone(), force };

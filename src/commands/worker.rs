@@ -4,12 +4,21 @@ use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::Args;
 use draconis_front::fuse::{Activity, Behaviour, Server};
 use draconis_service::volume::VolumeTree;
 use draconis_service::worker::{self, Serve};
 
-pub fn run(memory_limit_bytes: Option<u64>) -> anyhow::Result<ExitCode> {
-    worker::run(Fuse(Activity::default()), memory_limit_bytes).map_err(anyhow::Error::msg)?;
+/// Be a worker: started by the manager, never by hand.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Most private memory it may have, in bytes.
+    #[arg(long)]
+    memory: Option<u64>,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    worker::run(Fuse(Activity::default()), arguments.memory).map_err(anyhow::Error::msg)?;
     Ok(ExitCode::SUCCESS)
 }
 

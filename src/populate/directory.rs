@@ -100,7 +100,7 @@ pub struct Gather<'a> {
     pub image: &'a Path,
 }
 
-/// Scans files and directories into one that nobody described.
+/// Scans files and directories into one that is implied.
 pub fn gather(what: Gather<'_>, stamp: Stamp) -> anyhow::Result<Source<'static>> {
     let root = Node::new(What::Directory, 0o755).at(stamp.now);
     let mut scan = Scan::new(Path::new(""), what.image, root, stamp);

@@ -82,7 +82,7 @@ fn copy(mut from: impl Read, to: &mut File) -> std::io::Result<()> {
     }
 }
 
-/// A file that nobody can find and that goes away by itself.
+/// A file without a name, which goes when it is closed.
 fn nameless(beside: &Path) -> anyhow::Result<File> {
     let dir = match beside.parent() {
         Some(dir) if !dir.as_os_str().is_empty() && !dir.starts_with("/dev") => dir.to_path_buf(),

@@ -1,6 +1,7 @@
 //! What the tests of the program share: images, mounts, and ways to compare trees.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+mod skipped;
 pub mod volume;
 
 use std::collections::BTreeMap;
@@ -10,6 +11,9 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
+
+use draconis_device::Random;
+pub use skipped::skipped;
 
 /// The program under test, with a manager of its own.
 pub struct Draconis {
@@ -105,9 +109,26 @@ pub fn fuse(test: &str) -> bool {
     let there = std::fs::File::options().read(true).write(true).open("/dev/fuse").is_ok();
     let can = there && (is_root() || have("fusermount3"));
     if !can {
-        eprintln!("skipped: {test} needs /dev/fuse, and root or fusermount3");
+        skipped(format_args!("{test} needs /dev/fuse, and root or fusermount3"));
     }
     can
+}
+
+/// Whether this is root; says what is skipped where not.
+pub fn root(test: &str) -> bool {
+    if !is_root() {
+        skipped(format_args!("{test} needs root"));
+    }
+    is_root()
+}
+
+/// Whether a program is installed; says what is skipped where not.
+pub fn tool(test: &str, program: &str) -> bool {
+    let is_here = have(program);
+    if !is_here {
+        skipped(format_args!("{test} needs {program}"));
+    }
+    is_here
 }
 
 pub fn have(program: &str) -> bool {
@@ -152,7 +173,7 @@ impl Kernel {
                 Err(error) => eprintln!("{error}"),
             }
         }
-        eprintln!("skipped: {test}: comparing with the kernel needs root and a loop device");
+        skipped(format_args!("{test}: comparing with the kernel needs root and a loop device"));
         None
     }
 }
@@ -315,6 +336,24 @@ pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     while !done() {
         assert!(Instant::now() < until, "{what} did not come true");
         std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A tree as sources are: 2,400 files in 60 directories, most of them short, 24 MiB in all.
+pub fn tree_of_sources(top: &Path) {
+    let mut random = Random::new(60);
+    for dir in 0..60 {
+        let mut at = top.join(format!("library-{}", dir % 7)).join(format!("part-{dir}"));
+        if dir % 3 == 0 {
+            at.push("internal");
+        }
+        std::fs::create_dir_all(&at).unwrap();
+        for nth in 0..40 {
+            let long = if random.once_in(10) { 90_000 } else { 3000 };
+            let mut bytes = vec![0; random.below(long) as usize];
+            random.fill(&mut bytes);
+            std::fs::write(at.join(format!("source-{nth}.c")), bytes).unwrap();
+        }
     }
 }
 

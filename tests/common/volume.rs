@@ -95,15 +95,3 @@ pub fn run(command: &mut Command) {
 pub fn shell(script: &str, at: &Path) {
     run(Command::new("sh").args(["-euc", script]).current_dir(at));
 }
-
-/// Numbers that look random, the same in every run.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % bound
-    }
-}

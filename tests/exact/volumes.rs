@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::common::volume::check;
-use crate::common::{self, Draconis, Kernel, Without, eventually, look, mke2fs};
+use crate::common::{self, Draconis, Kernel, Without, eventually, look, mke2fs, skipped};
 
 pub struct Pair {
     /// Dropped first: it is mounted below the directory of the other.
@@ -19,7 +19,7 @@ pub struct Pair {
 /// Whether two mounts can be compared here; says what is skipped where not.
 pub fn can(test: &str) -> bool {
     if !common::is_root() {
-        eprintln!("skipped: {test} needs root, for the kernel's own mount");
+        skipped(format_args!("{test} needs root, for the kernel's own mount"));
         return false;
     }
     common::fuse(test)

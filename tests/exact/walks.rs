@@ -7,9 +7,10 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use draconis_device::Random;
+
 use crate::calls::{self, Acts, Call, Group};
 use crate::case::{self, Case, Kind, STATES};
-use crate::common::volume::Random;
 use crate::look::{self, Before, Fields};
 use crate::sys;
 use crate::verdict::Verdict;
@@ -127,7 +128,7 @@ impl Ground {
     }
 
     fn walk(&mut self, seed: u64, steps: usize) {
-        let mut random = Random((seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut random = Random::new(seed);
         let mut done: Vec<Step> = vec![];
         let mut dirs = self.fresh();
         for number in 0..steps {

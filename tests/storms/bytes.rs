@@ -13,12 +13,13 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
+use draconis_device::Random;
 use rustix::fs::{Advice, FallocateFlags, OFlags, SeekFrom};
 use rustix::io::Errno;
 
-use crate::common::volume::{Random, Volume, check};
-use crate::common::{fuse, have};
-use crate::{long, random, seeds, settle_times};
+use crate::common::volume::{Volume, check};
+use crate::common::{fuse, have, skipped};
+use crate::{long, seeds, settle_times};
 
 const WINDOW: usize = 400 << 10;
 const OPERATIONS: usize = 700;
@@ -51,7 +52,7 @@ for line in sys.stdin:
 impl Mapper {
     fn of(file: &Path) -> Option<Self> {
         if !have("python3") {
-            eprintln!("skipped: mappings of files need python3");
+            skipped("mappings of files need python3");
             return None;
         }
         let mut process = Command::new("python3")
@@ -118,7 +119,7 @@ struct Storm {
 
 impl Storm {
     fn new(block: u64, options: &'static str, seed: u64) -> Self {
-        let mut random = random(seed);
+        let mut random = Random::new(seed);
         let volume = Volume::new(&block.to_string(), "32M", options);
         let pointers = block / 4;
         let depths = [0, 12, 12 + pointers, 12 + pointers + pointers * pointers];

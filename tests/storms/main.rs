@@ -24,11 +24,6 @@ fn long() -> bool {
     std::env::var_os("DRACONIS_STORMS").is_some()
 }
 
-/// Numbers that follow from a seed; seeds that are near give numbers that are not.
-fn random(seed: u64) -> common::volume::Random {
-    common::volume::Random((seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
-}
-
 /// Sets the times of all files below, for the sake of comparing them.
 ///
 /// A kernel that writes back owns the times. It does not send them where a change falls into

@@ -1,6 +1,6 @@
 //! Threads that change one tree at once, each in a directory of its own and in a shared one.
 //!
-//! Nobody knows what the tree must be in the end: `e2fsck` says whether it is whole, and the
+//! It is not known what the tree must be in the end: `e2fsck` says whether it is whole, and the
 //! kernel's driver whether it is what was seen.
 
 use std::collections::VecDeque;
@@ -13,12 +13,13 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use draconis_device::Random;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, XattrFlags};
 use rustix::io::Errno;
 
 use crate::common::fuse;
-use crate::common::volume::{Random, Volume, check};
-use crate::{random, seeds, settle_times};
+use crate::common::volume::{Volume, check};
+use crate::{seeds, settle_times};
 
 const THREADS: u64 = 4;
 const DEEP: usize = 2500;
@@ -190,7 +191,7 @@ fn rage(volume: &Volume, seed: u64, weather: Weather, meanwhile: impl FnOnce(&At
             let own = format!("own{n}");
             let _ = std::fs::create_dir(volume.at(&own));
             scope.spawn(move || {
-                let random = random(seed * THREADS + n);
+                let random = Random::new(seed * THREADS + n);
                 let (top, held) = (volume.at.as_path(), VecDeque::new());
                 Thread { top, own, weather, random, held }.run(dead);
             });
@@ -249,7 +250,7 @@ fn killed(block: &str, options: &str, removes: bool) {
         return;
     }
     for seed in seeds() {
-        let mut random = random(seed + 5000);
+        let mut random = Random::new(seed + 5000);
         let volume = Volume::new(block, "128M", options);
         for round in 0..4 {
             let weather = Weather { removes, holds: false, operations: usize::MAX };

@@ -4,15 +4,17 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::common::volume::{Random, Volume, run, shell};
-use crate::common::{fuse, have, odd_tree};
-use crate::{long, random, seeds};
+use draconis_device::Random;
+
+use crate::common::volume::{Volume, run, shell};
+use crate::common::{fuse, have, odd_tree, skipped};
+use crate::{long, seeds};
 
 /// Whether a test can run; says aloud what is missing.
 fn can(test: &str, programs: &[&str]) -> bool {
     let missing: Vec<_> = programs.iter().filter(|program| !have(program)).collect();
     if !missing.is_empty() {
-        eprintln!("skipped: {test} needs {missing:?}");
+        skipped(format_args!("{test} needs {missing:?}"));
     }
     missing.is_empty() && fuse(test)
 }
@@ -64,7 +66,7 @@ fn a_database_keeps_its_integrity() {
             let volume = Volume::new("1024", "32M", options);
             let beside = volume.draconis.make_dir("beside");
             let load = volume.draconis.path("load.sql");
-            std::fs::write(&load, statements(&mut random(seed), journal)).unwrap();
+            std::fs::write(&load, statements(&mut Random::new(seed), journal)).unwrap();
             let script =
                 format!("sqlite3 -bail db <{} >/dev/null; sqlite3 db .dump", load.display());
             assert!(said(&script, &volume.at) == said(&script, &beside), "{journal}, {options}");
@@ -88,7 +90,7 @@ fn a_store_of_keys_is_read_again() {
         tried.is_ok_and(|status| status.success())
     };
     if !has("plyvel") {
-        return eprintln!("skipped: loading LevelDB needs plyvel of python3");
+        return skipped("loading LevelDB needs plyvel of python3");
     }
     if !fuse("loading LevelDB") {
         return;
@@ -204,15 +206,15 @@ fn an_archive_is_the_same_unpacked() {
 
 #[test]
 fn what_stresses_file_systems() {
-    if !long() {
-        return eprintln!("skipped: stressing takes minutes, and is for DRACONIS_STORMS");
-    }
     if !can("stressing", &["stress-ng"]) {
         return;
     }
     let volume = Volume::new("4096", "512M", "rw,noatime");
     let output = Command::new("stress-ng")
-        .args(["--class", "filesystem", "--seq", "1", "-t", "1", "--verify"])
+        .args(match long() {
+            true => &["--class", "filesystem", "--seq", "1", "-t", "1", "--verify"][..],
+            false => &["--dir", "1", "--rename", "1", "--symlink", "1", "-t", "2", "--verify"],
+        })
         .arg("--temp-path")
         .arg(&volume.at)
         .output()

@@ -1,19 +1,19 @@
-//! Reads that nobody waits for yet: queued, and served in disk order.
+//! Read-ahead: reads that have no waiter yet, queued and served in disk order
+//! ([`Elevator`]) by a ring or by threads.
 //!
-//! The queue is an elevator: the next read is the first at or behind the last one's
-//! end, else the first of the disk. Foreground reads never enter it, they go to the
-//! device in their caller's thread. The thread takes neighbours together: one large
-//! request, scattered into their blocks, wakes its waiter once.
+//! Foreground reads never enter the queue, they go to the device in their caller's thread.
+//! A thread takes neighbours together: one large request, scattered into their blocks,
+//! wakes its waiter once.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use draconis_exchange::heap::Block;
 
-use crate::file::RawFile;
+pub(crate) use crate::elevator::{Elevator, Request};
+use crate::raw::RawFile;
 use crate::uring::Ring;
-use crate::{Extent, Pending, Promise, ReadAnswer, pending};
+use crate::{Extent, Pending, ReadAnswer, pending};
 
 /// Serves reads ahead of their use.
 #[derive(Debug)]
@@ -50,66 +50,6 @@ impl Ahead {
     }
 }
 
-/// One read and where its answer goes.
-#[derive(Debug)]
-pub(crate) struct Request {
-    pub(crate) at: Extent,
-    pub(crate) into: Block,
-    pub(crate) promise: Promise<ReadAnswer>,
-}
-
-/// The most that neighbours are read together, in bytes.
-const RUN_BYTES: u64 = 512 << 10;
-/// The most neighbours.
-const RUN_REQUESTS: usize = 64;
-
-/// Requests in disk order.
-#[derive(Debug, Default)]
-pub(crate) struct Elevator {
-    waiting: BTreeMap<(u64, u64), Request>,
-    waiting_bytes: u64,
-    arrivals: u64,
-    head_bytes: u64,
-}
-
-impl Elevator {
-    pub(crate) fn push(&mut self, request: Request) {
-        // The arrival number keeps two requests for one place apart.
-        self.arrivals += 1;
-        self.waiting_bytes += request.at.len_bytes;
-        self.waiting.insert((request.at.start_bytes, self.arrivals), request);
-    }
-
-    pub(crate) fn pop(&mut self) -> Option<Request> {
-        let ahead = self.waiting.range((self.head_bytes, 0)..).next();
-        let key = *ahead.or_else(|| self.waiting.first_key_value())?.0;
-        self.take(&key)
-    }
-
-    fn take(&mut self, key: &(u64, u64)) -> Option<Request> {
-        let request = self.waiting.remove(key)?;
-        self.waiting_bytes -= request.at.len_bytes;
-        self.head_bytes = request.at.end_bytes().unwrap_or(0);
-        Some(request)
-    }
-
-    /// The next request with those that follow it without a gap.
-    fn pop_run(&mut self) -> Vec<Request> {
-        let mut run: Vec<Request> = self.pop().into_iter().collect();
-        let mut bytes = run.first().map_or(0, |first| first.at.len_bytes);
-        while let Some(entry) = self.waiting.range((self.head_bytes, 0)..).next() {
-            let (key, at) = (*entry.0, entry.1.at);
-            let fits = bytes + at.len_bytes <= RUN_BYTES && run.len() < RUN_REQUESTS;
-            if run.is_empty() || at.start_bytes != self.head_bytes || !fits {
-                break;
-            }
-            bytes += at.len_bytes;
-            run.extend(self.take(&key));
-        }
-        run
-    }
-}
-
 /// Threads that read: as many requests as these are in flight at once.
 const READERS: usize = 4;
 
@@ -141,7 +81,7 @@ impl State {
     /// Whether another thread would find something to do.
     fn wants_more(&self, threads: u64) -> bool {
         let awake = threads - self.sleeping + self.waking;
-        self.sleeping > self.waking && awake < self.elevator.waiting_bytes.div_ceil(RUN_BYTES)
+        self.sleeping > self.waking && awake < self.elevator.runs()
     }
 }
 
@@ -213,7 +153,7 @@ impl Shared {
 
     fn serve(&self) {
         let mut state = self.lock();
-        // Closing breaks the promises that still wait: nobody can be there to hear them.
+        // Closing breaks the promises that still wait: they have no waiter any more.
         while !state.closing {
             let run = state.elevator.pop_run();
             match run.is_empty() {
@@ -232,52 +172,5 @@ impl Shared {
                 }
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_elevator_goes_up_and_starts_again() {
-        let mut elevator = Elevator::default();
-        let mut push = |start| {
-            let (promise, _) = pending();
-            let at = Extent::new(start, 10);
-            elevator.push(Request { at, into: Block::private(0), promise });
-        };
-        [50, 10, 90, 10].into_iter().for_each(&mut push);
-        let order: Vec<u64> =
-            std::iter::from_fn(|| elevator.pop()).map(|r| r.at.start_bytes).collect();
-        assert_eq!(order, [10, 50, 90, 10]);
-    }
-
-    #[test]
-    fn neighbours_are_taken_together() {
-        let mut elevator = Elevator::default();
-        for start in [30, 10, 20, 50, 60, 60] {
-            let (promise, _) = pending();
-            let at = Extent::new(start, 10);
-            elevator.push(Request { at, into: Block::private(0), promise });
-        }
-        let runs: Vec<usize> =
-            std::iter::from_fn(|| Some(elevator.pop_run().len()).filter(|len| *len > 0)).collect();
-        assert_eq!(runs, [3, 2, 1]);
-    }
-
-    #[test]
-    fn what_is_read_together_lands_in_its_own_blocks() {
-        let mut file = tempfile::tempfile().unwrap();
-        let bytes: Vec<u8> = (0..100_000u32).map(|at| (at / 512) as u8).collect();
-        std::io::Write::write_all(&mut file, &bytes).unwrap();
-        let file = RawFile { fd: file.into(), align_bytes: 1, flushes: Default::default() };
-        let read = |start, lens: [usize; 3]| {
-            let mut blocks = lens.map(Block::private);
-            file.read_scattered(start, blocks.iter_mut())
-                .then(|| blocks.map(|block| block.bytes().unwrap().to_vec()).concat())
-        };
-        assert_eq!(read(512, [512, 4096, 1024]).as_deref(), bytes.get(512..512 + 5632));
-        assert_eq!(read(99_000, [512, 512, 512]), None);
     }
 }

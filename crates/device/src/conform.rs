@@ -1,6 +1,6 @@
 //! What every disk does, as checks that any of them can be put to.
 //!
-//! Each check takes a disk that can be written and that nobody else uses, of at least
+//! Each check takes a disk that can be written and that has no other user, of at least
 //! [`SECTORS`] sectors, whatever is on it; it panics, saying what was wrong, if the disk
 //! does not keep [`Disk`]'s promises. [`all`] runs every check, each on a disk of its own:
 //!

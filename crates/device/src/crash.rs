@@ -10,7 +10,7 @@
 //! Between two flushes a disk may have put any part of what it was given on its medium,
 //! in any order, and torn every write between two sectors. An *epoch* is the time from one
 //! flush to the next: what was durable when it began, and the groups that may be written
-//! before it ends. It ends where somebody was told that a later ticket is durable, or
+//! before it ends. It ends where an answer said that a later ticket is durable, or
 //! where a group follows one that is not: the disk flushes, and with that one all before it.
 //!
 //! Of every epoch there are
@@ -36,7 +36,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use draconis_exchange::heap::Block;
 
-use crate::dice::Dice;
+use crate::Random;
 use crate::{
     Atomic, Disk, Error, Event, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket,
     Urgency,
@@ -205,7 +205,7 @@ impl Crashes {
         let may = |it: &mut Discarded| it.place < end && it.follows <= durable;
         let due: Vec<_> = self.log.discards.extract_if(.., may).collect();
         for Discarded { place, extents, .. } in due {
-            let mut dice = Dice(self.options.seed ^ (place as u64) << 32);
+            let mut dice = Random::new(self.options.seed ^ (place as u64) << 32);
             // What was written there since took the discard's place.
             let newer = self.log.between(0, durable).iter().filter(|group| group.place > place);
             let is_old = |at: &&Extent| !newer.clone().any(|group| group.touches(**at));
@@ -247,7 +247,7 @@ impl Iterator for Crashes {
             };
             self.states += 1;
             let mut dice =
-                Dice(self.options.seed ^ self.states.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+                Random::new(self.options.seed ^ self.states.wrapping_mul(0x9E37_79B9_7F4A_7C15));
             let sectors = epoch.sectors(plan, &mut dice);
             if !epoch.seen.insert(fingerprint(&sectors)) {
                 continue;
@@ -305,7 +305,7 @@ impl Log {
         let all = self.between(durable, u64::MAX);
         let window = &all[..all.iter().take_while(may_be_written).count()];
         let written = window.last().map_or(durable, |group| group.ticket);
-        // Either somebody was told, or the next group needs a flush; the first of both.
+        // Either an answer was given, or the next group needs a flush; the first of both.
         let stalled = all.get(window.len()).filter(|group| group.follows > durable);
         let told = told.map(|(_, ticket)| *ticket);
         let next = [told, stalled.map(|_| written)].into_iter().flatten().min();
@@ -371,7 +371,7 @@ impl Epoch {
     }
 
     /// The sectors of a state that differ from what is durable.
-    fn sectors(&self, plan: Plan, dice: &mut Dice) -> Sectors {
+    fn sectors(&self, plan: Plan, dice: &mut Random) -> Sectors {
         let mut sectors = Sectors::new();
         match plan {
             Plan::Prefix(n) => {
@@ -633,7 +633,7 @@ mod tests {
             Event::Mark(4),
         ];
         let got = states(events, ALL);
-        // Before the answer all is open, even the second group; of the third nobody had
+        // Before the answer all is open, even the second group; of the third no one had
         // heard. Then the first is there, and with the last answer everything is.
         let at = |durable: u64| -> Vec<_> {
             got.iter().filter(|(at, ..)| *at == durable).map(|(_, m, s)| (m.clone(), *s)).collect()

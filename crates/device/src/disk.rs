@@ -79,12 +79,12 @@ pub struct Properties {
     pub discards: bool,
 }
 
-/// How soon somebody needs a read.
+/// How soon a read is needed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Urgency {
-    /// Somebody waits for it: served at once, in the thread that asks where possible.
+    /// It has a waiter: served at once, in the thread that asks where possible.
     Now,
-    /// Nobody waits yet: served in disk order, behind everything that is `Now`.
+    /// It has no waiter yet: served in disk order, behind everything that is `Now`.
     Ahead,
 }
 
@@ -279,13 +279,13 @@ pub trait Disk: Send + Sync {
     fn settle(&self, ticket: Ticket) -> Result<(), Error>;
 
     /// Returns once the group is durable, with all tickets before it. Does not wait for
-    /// later groups, and flushes only if nobody did since the group was written.
+    /// later groups, and flushes only if none came since the group was written.
     ///
     /// # Errors
     /// What the device said of the first write or flush that failed.
     fn wait(&self, ticket: Ticket) -> Result<(), Error>;
 
-    /// Says that nobody needs what is in `extents` any more, once the tickets in `after`
+    /// Says that what is in `extents` is not needed any more, once the tickets in `after`
     /// are durable. A hint: until it is written again, a read there returns the old bytes
     /// or zeroes, now one and then the other, and the same goes for what a power cut leaves.
     ///

@@ -22,16 +22,22 @@
 mod ahead;
 pub mod conform;
 mod crash;
-mod dice;
+
 mod disk;
+mod elevator;
 mod fault;
 mod file;
 mod memory;
 mod partition;
 mod pending;
+mod random;
+mod raw;
 mod record;
 mod remote;
 pub mod sim;
+#[cfg(test)]
+#[path = "../../../tests/common/skipped.rs"]
+mod skipped;
 mod uring;
 mod view;
 mod writer;
@@ -43,6 +49,7 @@ pub use file::{Claim, FileDisk, FileOptions, OpenedFile, claim, written_unit_byt
 pub use memory::MemoryDisk;
 pub use partition::{Partition, PartitionError, partition, partitions};
 pub use pending::{Answer, Pending, Promise, pending};
+pub use random::Random;
 pub use record::{Event, RecordDisk};
 pub use remote::{Blocks, CHAIN_BOUNDS, RemoteDisk, serve};
 pub use view::View;

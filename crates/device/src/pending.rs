@@ -14,7 +14,7 @@ enum State<T> {
     Run(Box<dyn Answer<T>>),
 }
 
-/// An answer that comes about because somebody waits for it: of a simulated disk, whose
+/// An answer that comes about because it has a waiter: of a simulated disk, whose
 /// time stands still otherwise.
 pub trait Answer<T>: Send + Sync + std::fmt::Debug {
     /// Whether [`Answer::wait`] would return at once.
@@ -107,7 +107,7 @@ impl<T> Promise<T> {
 impl<T> Drop for Promise<T> {
     fn drop(&mut self) {
         // After `keep` the waiter may have taken the value already; a late `Broken`
-        // then lands in a slot that nobody looks at any more.
+        // then lands in a slot without a reader.
         self.put(Kept::Broken);
     }
 }

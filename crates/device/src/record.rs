@@ -26,7 +26,7 @@ pub enum Event {
         /// First byte and contents of each write.
         writes: Vec<(u64, Vec<u8>)>,
     },
-    /// Extents that nobody needs any more once what it follows is durable.
+    /// Extents that are not needed any more once what it follows is durable.
     Discard {
         /// Where.
         extents: Vec<Extent>,

@@ -1,4 +1,4 @@
-//! Simulated disks: what they hold and how long they take, kept apart.
+//! Simulated disks: what they hold and how long they take, each by itself.
 //!
 //! ```text
 //!   SimDisk ── state:  sparse image · what a power cut would undo
@@ -6,13 +6,13 @@
 //!      ▼
 //!   Timing: take(request) · next_ns · advance      Hdd │ Ssd
 //!      │
-//!   Clock: virtual nanoseconds, moved by whoever waits
+//!   Clock: virtual nanoseconds, moved by waiters
 //! ```
 //!
 //! A request is made at the virtual time at which its caller asks. Time stands still until
-//! somebody waits - for a read, a group, a flush - and then goes on to the moment at which
+//! there is a waiter - for a read, a group, a flush - and then goes on to the moment at which
 //! that is done; what else was asked for by then is done meanwhile. [`Clock::advance`] is
-//! time that passes without anybody waiting for a disk: somebody thinks.
+//! time that passes without a waiter: a client that thinks.
 //!
 //! Law 1: reads see what was submitted at once, and take the time that the device takes.
 //! Law 2: what is not durable may be lost: [`SimDisk::crash`].

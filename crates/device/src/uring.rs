@@ -14,7 +14,6 @@
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
-use std::io::IoSlice;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -24,8 +23,8 @@ use io_uring::{IoUring, opcode, squeue, types};
 use rustix::io::Errno;
 use rustix::ioctl;
 
-use crate::ahead::{Elevator, Request};
-use crate::file::RawFile;
+use crate::elevator::{Elevator, Request};
+use crate::raw::{Gathered, RawFile};
 use crate::{Extent, Promise, ReadAnswer};
 
 /// Requests in flight at once: where the disks we measured are close to their best. A
@@ -201,13 +200,6 @@ impl Shared {
     }
 }
 
-/// One write: where, and its parts one behind the other.
-#[derive(Debug)]
-pub(crate) struct Gathered<'a> {
-    pub(crate) at: Extent,
-    pub(crate) parts: Vec<IoSlice<'a>>,
-}
-
 /// A ring that writes for the thread that owns it.
 ///
 /// ```text
@@ -229,7 +221,7 @@ pub(crate) struct WriteRing {
 /// Memory that a ring's kernel side holds on to: registered buffer 0.
 struct Pool {
     memory: Private,
-    /// Slots that nobody writes from.
+    /// Slots that are free.
     free: Vec<usize>,
 }
 
@@ -352,7 +344,7 @@ impl std::fmt::Debug for WriteRing {
     }
 }
 
-/// Tells a block device that nobody needs what is in `extent`.
+/// Tells a block device that what is in `extent` is not needed any more.
 ///
 /// # Errors
 /// What the system says, `ENOTTY` of what is no block device.
@@ -377,6 +369,7 @@ impl InFlight {
 
 #[cfg(test)]
 mod tests {
+    use std::io::IoSlice;
     use std::os::fd::OwnedFd;
     use std::sync::atomic::AtomicU64;
 
@@ -390,7 +383,7 @@ mod tests {
             let fd = OwnedFd::from(file.try_clone().unwrap());
             let file_of_disk = RawFile { fd, align_bytes: 1, flushes: AtomicU64::new(0) };
             let Ok(mut ring) = WriteRing::start(&file_of_disk, with_pool) else {
-                eprintln!("skipped: no io_uring here");
+                crate::skipped::skipped("no io_uring here");
                 return;
             };
             // More than there are slots, in several parts, some too long for one.

@@ -3,19 +3,19 @@
 //! ```text
 //!   given ≥ written ≥ durable        three counts of one line of tickets
 //!     a group that follows ticket t:  flush first, unless t ≤ durable
-//!     wait(t):                        flush, unless t ≤ durable or somebody does already
+//!     wait(t):                        flush, unless t ≤ durable or another does already
 //!     settle(t):                      t ≤ written
 //! ```
 //!
-//! One at a time writes: the thread that is there for it, or whoever waits and would only
-//! sleep otherwise, since waking a thread costs more than a small write. So the thread is
-//! not woken for a small group as long as it looks by itself every millisecond: whoever
-//! waits for the group has written it by then.
+//! One at a time writes: the thread that is there for it, or a waiter, which would
+//! only sleep otherwise, since waking a thread costs more than a small write. So the thread is
+//! not woken for a small group as long as it looks by itself every millisecond: a
+//! waiter for the group has written it by then.
 //!
 //! Discards wait beside the line until what they follow is durable; the writing thread
 //! carries them out when it comes by. A group that goes where one waits takes its place.
 //!
-//! Law 1: a flush covers what was written when it starts, whoever asked for it.
+//! Law 1: a flush covers what was written when it starts, for all who asked.
 //! Law 2: after the first failure nothing is written; what waits goes home.
 
 use std::collections::VecDeque;
@@ -23,8 +23,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::file::{DISCARD_UNIT_BYTES, RawFile};
-use crate::uring::WriteRing;
+use crate::raw::{DISCARD_UNIT_BYTES, RawFile};
+use crate::uring::{WriteRing, discard_blocks};
 use crate::{ChainBounds, Error, Extent, Group, Refused, Ticket, Write};
 
 /// Groups that may wait to be written; a submitter beyond this waits its turn.
@@ -36,7 +36,7 @@ const RUN_BYTES: u64 = 1 << 20;
 /// The most blocks in one request (`IOV_MAX`).
 const RUN_WRITES: usize = 1024;
 
-/// Waiting groups of up to so many bytes are left to whoever waits for them, or to the next
+/// Waiting groups of up to so many bytes are left to their waiters, or to the next
 /// tick of the thread.
 const LAZY_BYTES: u64 = 64 << 10;
 /// How often the thread looks by itself while there is something to do now and then.
@@ -64,7 +64,7 @@ struct Shared {
     work: Condvar,
     /// For all others: something was written, is durable, has failed.
     changed: Condvar,
-    /// For whoever writes.
+    /// For the thread that writes.
     ring: Mutex<Option<WriteRing>>,
 }
 
@@ -109,7 +109,7 @@ struct Queued {
     follows: u64,
 }
 
-/// Room that nobody needs once `follows` is durable.
+/// Room that is not needed once `follows` is durable.
 #[derive(Clone, Copy, Debug)]
 struct Discard {
     extent: Extent,
@@ -285,7 +285,7 @@ impl Shared {
         }
     }
 
-    /// Flushes, or waits for whoever does that now: the caller looks again whether that
+    /// Flushes, or waits for the flush under way: the caller looks again whether that
     /// was enough.
     fn flush<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         if state.flushing {
@@ -327,7 +327,11 @@ impl Shared {
     ) -> MutexGuard<'a, State> {
         state.discarding = Some(extent);
         drop(state);
-        if let Err(errno) = self.file.discard(extent) {
+        // A device that does not promise zeroes afterwards has another word for it.
+        let discarded = self.file.punch(extent);
+        let discarded =
+            discarded.or_else(|errno| discard_blocks(&self.file.fd, extent).map_err(|_| errno));
+        if let Err(errno) = discarded {
             log::info!("{extent} could not be discarded: {errno}");
         }
         let mut state = self.lock();
@@ -336,7 +340,7 @@ impl Shared {
         state
     }
 
-    /// Writes the first group that waits, or flushes what it follows. Nobody else writes
+    /// Writes the first group that waits, or flushes what it follows. No other thread writes
     /// meanwhile.
     fn advance<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         let durable = state.durable;

@@ -1,5 +1,8 @@
 //! What only a real block device shows. Needs root and a loop device; says so where not.
 
+#[path = "../../../tests/common/skipped.rs"]
+mod skipped;
+
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -22,7 +25,7 @@ impl Loop {
         match path {
             Some(path) => Some(Self(path.trim().into())),
             None => {
-                eprintln!("skipped: {test} needs root and a loop device");
+                skipped::skipped(format_args!("{test} needs root and a loop device"));
                 None
             }
         }
@@ -66,7 +69,7 @@ fn what_is_discarded_becomes_room_below_the_device() {
 
         let disk = FileDisk::open_discarding(&device.0, options).unwrap();
         if !disk.properties().discards {
-            eprintln!("skipped: {test} needs a loop device that discards");
+            skipped::skipped(format_args!("{test} needs a loop device that discards"));
             return;
         }
         let discarded = Extent::new(1 << 20, 2 << 20);

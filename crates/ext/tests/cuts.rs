@@ -5,10 +5,10 @@ mod common;
 use std::process::Command;
 use std::sync::Arc;
 
+use common::Image;
 use common::spoil::{bases, rounds};
 use common::storm::Storm;
-use common::{Image, Random};
-use draconis_device::{CrashOptions, Crashes, MemoryDisk, RecordDisk};
+use draconis_device::{CrashOptions, Crashes, MemoryDisk, Random, RecordDisk};
 use draconis_ext::Options;
 
 const STEPS: u64 = 14;

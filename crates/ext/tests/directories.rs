@@ -8,7 +8,8 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
 
-use common::{Image, Random, compare, run};
+use common::{Image, compare, run};
+use draconis_device::Random;
 use draconis_ext::format::hash::{Hash, Seed};
 use draconis_ext::{Error, InodeNumber, Volume};
 

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use common::compare::{self, Beside};
-use common::{Image, Random, run, tree};
-use draconis_device::{CrashOptions, Crashes, Disk, Event, MemoryDisk, RecordDisk};
+use common::{Image, run, tree};
+use draconis_device::{CrashOptions, Crashes, Disk, Event, MemoryDisk, Random, RecordDisk};
 use draconis_exchange::contract::Time;
 use draconis_ext::grow::{Error, Growth, Target};
 use draconis_ext::{InodeNumber, Options, Volume};

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use common::spoil::{assert_memory_stayed_small, bases, rounds, spoil, structures};
 use common::storm::{Outcome, Storm, writing};
-use common::{Random, exercise, tree};
-use draconis_device::MemoryDisk;
+use common::{exercise, tree};
+use draconis_device::{MemoryDisk, Random};
 use draconis_exchange::contract::{AttributeChange, Kind};
 use draconis_ext::grow::{Growth, Target};
 use draconis_ext::{Cookie, Error, InodeNumber, NewNode, Volume};
 
-/// Nobody waits this long for half a megabyte.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// What takes longer than this does not end: each takes milliseconds on a quiet machine.
+const HANGS: Duration = Duration::from_secs(120);
 const STEPS: u64 = 60;
 
 /// What it came to, and the bytes it left.
@@ -51,7 +51,7 @@ fn storm(image: Vec<u8>, seed: u64) -> Ran {
 fn run(what: &str, seed: u64, image: Vec<u8>) -> Ran {
     let start = Instant::now();
     let ran = std::panic::catch_unwind(|| storm(image, seed));
-    assert!(start.elapsed() < PATIENCE, "{what}, seed {seed}: took {:?}", start.elapsed());
+    assert!(start.elapsed() < HANGS, "{what}, seed {seed}: took {:?}", start.elapsed());
     ran.unwrap_or_else(|_| panic!("{what}, seed {seed}: panicked"))
 }
 
@@ -123,7 +123,7 @@ fn flipped_bytes_anywhere() {
         let mut image = base.clone();
         for _ in 0..(1 << random.below(12)) {
             let at = random.below(image.len() as u64) as usize;
-            image[at] ^= random.next() as u8;
+            image[at] ^= random.next_u64() as u8;
         }
         let _ = run("flipped", seed, image);
     }
@@ -267,7 +267,7 @@ fn a_hole_as_long_as_a_file_can_be_costs_nothing() {
         volume.unlink(volume.root(), &name).unwrap();
     }
     volume.close().unwrap();
-    assert!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
+    assert!(start.elapsed() < HANGS, "{:?}", start.elapsed());
 
     // An inode may claim more than that; it is buried all the same.
     assert!(image.debugfs_write("mknod long p").is_some());
@@ -282,7 +282,7 @@ fn a_hole_as_long_as_a_file_can_be_costs_nothing() {
     volume.write(file, 4, b"thing").unwrap();
     volume.unlink(volume.root(), b"long").unwrap();
     volume.close().unwrap();
-    assert!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
+    assert!(start.elapsed() < HANGS, "{:?}", start.elapsed());
 }
 
 #[test]
@@ -307,6 +307,6 @@ fn a_directory_whose_map_leads_in_circles_is_changed_all_the_same() {
     volume.link(volume.lookup(dir, b"a name of some length 3").unwrap(), dir, b"more").unwrap();
     volume.unlink(dir, b"a name of some length 50").unwrap();
     volume.sync().unwrap();
-    assert!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
+    assert!(start.elapsed() < HANGS, "{:?}", start.elapsed());
     assert_memory_stayed_small();
 }

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::Command;
 
 use common::compare::Beside;
-use common::{Image, Random, run};
-use draconis_device::{Fault, FaultDisk, FileDisk, FileOptions, Hits, MemoryDisk};
+use common::{Image, run};
+use draconis_device::{Fault, FaultDisk, FileDisk, FileOptions, Hits, MemoryDisk, Random};
 use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{
     self, Contents, Error, Inodes, Layout, Node, NodeId, Options, Plan, Target, Tree, What,
@@ -499,7 +499,7 @@ fn large_directories_are_trees_of_every_hash() {
         let dir = made.dir(NodeId::ROOT, "large");
         let mut random = Random::new(version);
         let names: Vec<String> =
-            (0..count).map(|nth| format!("{:032x}-{nth}", random.next())).collect();
+            (0..count).map(|nth| format!("{:032x}-{nth}", random.next_u64())).collect();
         for name in &names {
             made.full(dir, name, 0);
         }
@@ -671,7 +671,7 @@ fn no_options_and_no_size_make_a_panic() {
     for _ in 0..3000 {
         let wild = |random: &mut Random| {
             let bits = random.below(64);
-            random.next() >> bits
+            random.next_u64() >> bits
         };
         let options = Options {
             block_bytes: (random.below(4) > 0).then(|| 512 << random.below(9)),

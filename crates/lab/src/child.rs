@@ -8,7 +8,7 @@ use anyhow::{Context as _, bail};
 
 use crate::context::Context;
 
-/// How often somebody looks whether the run was stopped.
+/// How often it is looked whether the run was stopped.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// What a program writes to its standard output, once it has ended well.

@@ -4,11 +4,11 @@ use std::cell::RefCell;
 
 use anyhow::{Context as _, anyhow};
 
-use crate::random::Random;
 use crate::stop::{Stop, Stopped};
 use crate::store_profile::StoreProfile;
 use crate::subject::Workshop;
 use crate::units;
+use draconis_device::Random;
 
 /// What an experiment is told.
 pub struct Context {

@@ -30,7 +30,7 @@ use draconis_ext::{AccessTimes, Options, Volume, Writing};
 use judge::{Judge, Violation};
 use workloads::Workload;
 
-use crate::random::Random;
+use draconis_device::Random;
 
 /// What is cut, and how often.
 #[derive(Debug, clap::Args)]

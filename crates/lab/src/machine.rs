@@ -15,7 +15,7 @@ pub struct Machine {
     pub cpu: String,
     /// CPUs that may be used.
     pub cpus: usize,
-    /// Who sets their clock: a governor, or nobody that can be seen.
+    /// Who sets their clock: a governor, or nothing that can be seen.
     pub governor: String,
     /// Memory in MiB.
     pub memory_mib: u64,

@@ -27,10 +27,12 @@ mod parameters;
 mod pin;
 mod plot;
 mod pressure;
-mod random;
 mod report;
 mod results;
 mod runner;
+#[cfg(test)]
+#[path = "../../../tests/common/skipped.rs"]
+mod skipped;
 mod stats;
 mod stop;
 mod store_crash;
@@ -168,7 +170,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Writes to standard output; whoever closed it has seen enough.
+/// Writes to standard output; the reader who closed it has seen enough.
 fn say(text: &str) -> anyhow::Result<()> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),

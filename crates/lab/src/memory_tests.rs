@@ -23,7 +23,7 @@ struct Mounted {
 
 fn mounted(write_back: bool) -> Option<Mounted> {
     if !rustix::process::geteuid().is_root() || File::open("/dev/fuse").is_err() {
-        eprintln!("skipped: mounting needs root and /dev/fuse");
+        crate::skipped::skipped("mounting needs root and /dev/fuse");
         return None;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -191,7 +191,7 @@ fn attributes_are_set_and_privileges_lost(m: &Mounted) {
     std::os::unix::fs::chown(&path, Some(7), Some(8)).unwrap();
     assert_eq!((look().uid(), look().gid(), look().mode()), (7, 8, 0o100_755));
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o4755)).unwrap();
-    // Root may keep them; nobody else may.
+    // Root may keep them; no other user may.
     file.write_all(b"by root").unwrap();
     assert_eq!(look().mode(), 0o104_755);
     std::os::unix::fs::chown(&path, Some(65534), None).unwrap();

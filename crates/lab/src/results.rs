@@ -261,7 +261,7 @@ pub struct Results {
     pub size: String,
     /// What replays its chances.
     pub seed: u64,
-    /// Whether somebody stopped it.
+    /// Whether it was stopped.
     pub interrupted: bool,
     /// What it was measured on.
     pub machine: Machine,

@@ -37,7 +37,7 @@ pub struct Plan {
     pub settings: Settings,
     /// Where it works.
     pub workshop: Workshop,
-    /// Whether somebody asked to stop.
+    /// Whether it is asked to stop.
     pub stop: Stop,
     /// Whether progress is shown.
     pub progress: bool,
@@ -48,7 +48,7 @@ const SPARE_BYTES: u64 = 512 << 20;
 /// Memory that is left to the rest of the machine, in bytes.
 const SPARE_MEMORY_BYTES: u64 = 256 << 20;
 
-/// Runs the plan. Whatever was measured when somebody stopped it is in the results; `keep`
+/// Runs the plan. Whatever was measured when it was stopped is in the results; `keep`
 /// gets them after each experiment, as if it were the last: a run may take hours.
 ///
 /// # Errors

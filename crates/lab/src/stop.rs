@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-/// Whether somebody asked to stop.
+/// Whether it is asked to stop.
 #[derive(Clone, Default)]
 pub struct Stop(Arc<AtomicBool>);
 

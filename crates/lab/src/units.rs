@@ -18,7 +18,7 @@ pub fn parse_size(text: &str) -> Option<u64> {
 
 /// `4 KiB`, `1.5 MiB`.
 pub fn bytes(bytes: f64) -> String {
-    // 6000 is not 5.86 KiB to anybody who chose it.
+    // 6000 is not 5.86 KiB to the one who chose it.
     if bytes < 1e4 && bytes % 512.0 != 0.0 {
         return format!("{} B", significant(bytes));
     }

@@ -1,5 +1,8 @@
 //! The lab judged by answers that are known, and by what it leaves behind.
 
+#[path = "../../../tests/common/skipped.rs"]
+mod skipped;
+
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -324,7 +327,7 @@ fn the_report_is_drawn_by_a_browser() {
     let names = ["chromium", "chromium-browser", "google-chrome"];
     let there = |name: &&&str| Command::new(name).arg("--version").output().is_ok();
     let Some(browser) = names.iter().find(there) else {
-        eprintln!("skipped: no chromium here to draw the report with");
+        skipped::skipped("no chromium here to draw the report with");
         return;
     };
     let dir = tempfile::tempdir().unwrap();

@@ -13,6 +13,12 @@
 //! after an accident, and replayed before the log behind it.
 //! Law 3: what a checkpoint does away with is free once the checkpoint is durable and
 //! everybody who might read it has gone.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::indexing_slicing,
+    reason = "sequence numbers, counts and places are this process's own; what was decoded was bounded there"
+)]
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -443,7 +449,7 @@ impl Core {
         Ok(())
     }
 
-    /// Frees segments that nobody reads any more.
+    /// Frees segments that have no reader any more.
     pub fn release(&mut self) {
         while let Some((token, _)) = self.epochs.front()
             && Arc::strong_count(token) == 1

@@ -2,8 +2,15 @@
 //!
 //! Law 1: a moved payload is a change like any other: in the log, with the same key. It was
 //! verified first; what is rotten stays where it is.
-//! Law 2: the cleaner works as much as is written, so that nobody waits for a whole segment;
+//! Law 2: the cleaner works as much as is written, so that no writer waits for a whole segment;
 //! only a store that has nothing left to write into cleans at once.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::indexing_slicing,
+    reason = "sequence numbers, counts and places are this process's own; what was decoded was bounded there"
+)]
 
 use crate::core::{Core, live_parts};
 use crate::entry::{Data, Entry, Key};
@@ -170,7 +177,7 @@ impl Core {
             if in_vain == 8 {
                 break;
             }
-            // While somebody keeps what was given up, cleaning only uses up what is left.
+            // While a snapshot keeps what was given up, cleaning only uses up what is left.
             if !self.epochs.is_empty() {
                 if is_counted {
                     break;
@@ -179,7 +186,7 @@ impl Core {
                 self.checkpoint_now()?;
                 continue;
             }
-            // Whoever waits does not pay for more than is missing, unless that gains nothing.
+            // A waiter does not pay for more than is missing, unless that gains nothing.
             let waiting = self.cleaned_since.len() + self.cleaned_before.len();
             let is_enough = in_vain < 4 && waiting >= needed - self.segments.free();
             let is_due = is_enough
@@ -240,7 +247,7 @@ impl Core {
             return Ok(());
         }
         if self.cleaning.is_none() && !self.epochs.is_empty() {
-            // Somebody keeps what was given up: cleaning would only use up what is left.
+            // A snapshot keeps what was given up: cleaning would only use up what is left.
             return Ok(());
         }
         if self.cleaning.is_none() && !self.choose()? {
@@ -259,7 +266,7 @@ impl Core {
         let haste = (missing * 64 * 8 / low).clamp(8, 4 * 64);
         let spent = bytes * self.spent_64ths / 64;
         self.cleaning_debt += spent * len / cleaning.dead * haste / 64;
-        // Nobody pays for many at once.
+        // No caller pays for many at once.
         let mut left = (bytes * 16).max(CLEANED_AT_ONCE);
         let mut waits = bytes / 8192 + 1 + self.cleaning_debt / (OWED_MAX * 4);
         while self.cleaning_debt > 0

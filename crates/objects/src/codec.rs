@@ -27,10 +27,33 @@ pub(crate) fn mix(mut x: u64) -> u64 {
 /// Appends a number in 7-bit groups, least significant first.
 pub(crate) fn put_varint(into: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
-        into.push(value as u8 | 0x80);
+        into.push(low_byte(value) | 0x80);
         value >>= 7;
     }
-    into.push(value as u8);
+    into.push(low_byte(value));
+}
+
+/// The lowest eight bits.
+pub(crate) fn low_byte(value: u64) -> u8 {
+    let [low, ..] = value.to_le_bytes();
+    low
+}
+
+/// The lowest 32 bits.
+pub(crate) fn low_half(value: u64) -> u32 {
+    let [a, b, c, d, ..] = value.to_le_bytes();
+    u32::from_le_bytes([a, b, c, d])
+}
+
+/// A length or place in memory: what is beyond all memory becomes the largest there is, which
+/// no slice has.
+pub(crate) fn index(value: u64) -> usize {
+    usize::try_from(value).unwrap_or(usize::MAX)
+}
+
+/// A length on the disk, which has 32 bits there: what is beyond becomes the largest.
+pub(crate) fn narrow(value: u64) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
 }
 
 /// Reads what the `put_..` functions wrote; never behind the end, never panics.
@@ -53,7 +76,7 @@ impl<'a> Reader<'a> {
 
     /// What was not read yet.
     pub fn rest(&self) -> &'a [u8] {
-        &self.bytes[self.pos..]
+        self.bytes.get(self.pos..).unwrap_or_default()
     }
 
     pub fn is_done(&self) -> bool {
@@ -62,23 +85,25 @@ impl<'a> Reader<'a> {
 
     /// The complaint about the place where the reader stands.
     pub fn corrupt(&self, what: &'static str) -> Error {
-        Error::Corrupt { what, at_bytes: self.at + self.pos as u64 }
+        Error::Corrupt { what, at_bytes: self.at.saturating_add(self.pos as u64) }
     }
 
     pub fn bytes(&mut self, len: usize) -> Result<&'a [u8]> {
-        let rest = &self.bytes[self.pos..];
-        let bytes = rest.get(..len).ok_or_else(|| self.corrupt("a structure that ends early"))?;
-        self.pos += len;
+        let bytes = self.rest().get(..len);
+        let bytes = bytes.ok_or_else(|| self.corrupt("a structure that ends early"))?;
+        self.pos = self.pos.saturating_add(len);
         Ok(bytes)
     }
 
     pub fn u8(&mut self) -> Result<u8> {
-        Ok(self.bytes(1)?[0])
+        let byte = self.bytes(1)?.first().copied();
+        byte.ok_or_else(|| self.corrupt("a structure that ends early"))
     }
 
     pub fn u32(&mut self) -> Result<u32> {
-        let bytes = self.bytes(4)?;
-        Ok(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+        let mut word = [0; 4];
+        word.copy_from_slice(self.bytes(4)?);
+        Ok(u32::from_le_bytes(word))
     }
 
     pub fn u64(&mut self) -> Result<u64> {

@@ -30,13 +30,15 @@ impl Kv {
         let mut cursor = Cursor::at(view, io, &value_key(&[]))?;
         while let Some((key, entry)) = cursor.next(view, io)? {
             let Some(Named::Value(name)) = named(&key) else { break };
-            count.keys += 1;
-            count.key_bytes += name.len() as u64;
+            count.keys = count.keys.saturating_add(1);
+            count.key_bytes = count.key_bytes.saturating_add(name.len() as u64);
             match entry {
-                Entry::Data(data) => count.value_bytes += u64::from(data.len),
+                Entry::Data(data) => {
+                    count.value_bytes = count.value_bytes.saturating_add(u64::from(data.len));
+                }
                 Entry::Link(_, len) => {
-                    count.value_bytes += len;
-                    count.long_values += 1;
+                    count.value_bytes = count.value_bytes.saturating_add(len);
+                    count.long_values = count.long_values.saturating_add(1);
                 }
                 _ => {}
             }

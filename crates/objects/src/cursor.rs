@@ -76,7 +76,7 @@ impl Cursor {
             let entry = match (entry, &self.leaf) {
                 (Some(entry), _) => entry.clone(),
                 (None, Some(Stand { pairs, place, .. })) => {
-                    pairs.entry(*place - usize::from(!self.is_front))?
+                    pairs.entry(place.saturating_sub(usize::from(!self.is_front)))?
                 }
                 (None, None) => return Ok(None),
             };
@@ -95,7 +95,9 @@ impl Cursor {
     /// Leaves `key` behind, wherever it is.
     fn go_on(&mut self, view: &View, nodes: &dyn Nodes, key: &[u8]) -> Result<()> {
         let is_front = self.is_front;
-        let step = |place: &mut usize| if is_front { *place += 1 } else { *place -= 1 };
+        let step = |place: &mut usize| {
+            *place = if is_front { place.saturating_add(1) } else { place.saturating_sub(1) };
+        };
         for (layer, place) in view.layers.iter().zip(&mut self.layers) {
             if at(layer, *place, is_front).is_some_and(|(have, _)| have == key) {
                 step(place);
@@ -112,15 +114,15 @@ impl Cursor {
 
     fn tree_key(&self) -> Option<&[u8]> {
         let Stand { pairs, place, .. } = self.leaf.as_ref()?;
-        Some(pairs.key(*place - usize::from(!self.is_front)))
+        Some(pairs.key(place.saturating_sub(usize::from(!self.is_front))))
     }
 
     /// Reads what comes from the leaf of `key` on, if that is not there.
     fn look_ahead(&mut self, tree: &Tree, nodes: &dyn Nodes, key: &[u8]) -> Result<()> {
         let next = tree.leaves_from(nodes, key, !self.is_front, TOGETHER_MAX)?;
         if next.first().is_some_and(|next| !self.ahead.contains_key(&next.sum)) {
-            self.together = (self.together * 2).min(TOGETHER_MAX);
-            self.ahead = nodes.load_together(&next[..next.len().min(self.together)]);
+            self.together = self.together.saturating_mul(2).min(TOGETHER_MAX);
+            self.ahead = nodes.load_together(next.get(..self.together).unwrap_or(&next));
         }
         Ok(())
     }

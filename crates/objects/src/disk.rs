@@ -27,6 +27,7 @@ use crate::{Error, Group, ObjectId, Result, Store, Ticket};
 /// can live with.
 const SECTOR_BYTES: u32 = 512;
 /// The longest payload of one entry: longer requests gain nothing.
+#[allow(clippy::cast_possible_truncation, reason = "a constant that fits")]
 const BEST_IO_BYTES: u32 = crate::entry::PAYLOAD_MAX as u32;
 
 /// An object as a disk: see [`Store::disk`].
@@ -53,8 +54,8 @@ impl Given {
 
     /// Names a group that the store took.
     fn name(&mut self, groups: usize, ticket: Ticket) -> Vec<DiskTicket> {
-        let first = self.last + 1;
-        self.last += groups as u64;
+        let first = self.last.saturating_add(1);
+        self.last = self.last.saturating_add(groups as u64);
         let newest = DiskTicket(self.last);
         match self.open.back_mut() {
             Some((last, same)) if *same == ticket => *last = newest,
@@ -78,14 +79,14 @@ impl Given {
 
 impl Store {
     /// The object as a disk of the length that it has now, whose groups are atomic against
-    /// power cuts. Nobody else should change the object meanwhile.
+    /// power cuts. It must not be changed by others meanwhile.
     ///
     /// # Errors
     /// [`Error::NoObject`], or what reading the index gave.
     pub fn disk(self: &Arc<Self>, id: ObjectId) -> Result<ObjectDisk> {
         let len = self.len(id)?;
         let properties = Properties {
-            len_bytes: len - len % u64::from(SECTOR_BYTES),
+            len_bytes: len.saturating_sub(len.checked_rem(u64::from(SECTOR_BYTES)).unwrap_or(0)),
             sector_bytes: SECTOR_BYTES,
             best_io_bytes: BEST_IO_BYTES,
             rotational: self.is_rotational(),

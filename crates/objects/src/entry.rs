@@ -7,12 +7,12 @@
 //! ```
 //!
 //! Law 1: intervals of one object do not overlap within one layer or the tree.
-//! Law 2: a payload has a sum for each piece of 4 KiB. Whoever needs a part of a piece
+//! Law 2: a payload has a sum for each piece of 4 KiB. A reader of a part of a piece
 //! reads all of it, so what is left of a payload keeps the whole pieces it touches.
 
 use smallvec::SmallVec;
 
-use crate::codec::{Reader, put_varint};
+use crate::codec::{Reader, narrow, put_varint};
 use crate::{Hint, ObjectId, Result};
 
 /// Sorts as bytes do.
@@ -47,7 +47,7 @@ pub(crate) fn extent_key(id: ObjectId, at: u64) -> Key {
 }
 
 pub(crate) fn value_key(of: &[u8]) -> Key {
-    let mut key = Key::with_capacity(of.len() + 1);
+    let mut key = Key::with_capacity(of.len().saturating_add(1));
     key.push(VALUE);
     key.extend_from_slice(of);
     key
@@ -61,10 +61,10 @@ pub(crate) enum Named<'a> {
     Value(&'a [u8]),
 }
 
-/// Reads a key; `None` if nobody made it.
+/// Reads a key; `None` if it is none of ours.
 pub(crate) fn named(key: &[u8]) -> Option<Named<'_>> {
     let (&kind, rest) = key.split_first()?;
-    let word = |at: usize| Some(u64::from_be_bytes(rest.get(at..at + 8)?.try_into().ok()?));
+    let word = |at: usize| Some(u64::from_be_bytes(*rest.get(at..)?.first_chunk()?));
     match kind {
         OBJECT if rest.len() == 8 => Some(Named::Object(ObjectId(word(0)?))),
         EXTENT if rest.len() == 16 => Some(Named::Extent(ObjectId(word(0)?), word(8)?)),
@@ -91,24 +91,25 @@ pub(crate) struct Data {
 impl Data {
     /// The part from `from`, `len` bytes, with the pieces it touches.
     pub fn part(&self, from: u32, len: u32) -> Self {
-        debug_assert!(len > 0 && from + len <= self.len);
-        let skip = self.skip + from;
+        debug_assert!(len > 0 && from.saturating_add(len) <= self.len);
+        let skip = self.skip.saturating_add(from);
         let first = skip / PIECE;
-        let pieces = (skip % PIECE + len).div_ceil(PIECE);
-        let stored = (self.stored - first * PIECE).min(pieces * PIECE);
-        let sums = &self.sums[first as usize..(first + pieces) as usize];
+        let pieces = (skip % PIECE).saturating_add(len).div_ceil(PIECE);
+        let begin = first.saturating_mul(PIECE);
+        let stored = self.stored.saturating_sub(begin).min(pieces.saturating_mul(PIECE));
+        let sums = self.sums.get(first as usize..first.saturating_add(pieces) as usize);
         Self {
-            at: self.at + u64::from(first * PIECE),
+            at: self.at.saturating_add(u64::from(begin)),
             stored,
             skip: skip % PIECE,
             len,
-            sums: sums.into(),
+            sums: sums.unwrap_or_default().into(),
         }
     }
 
     /// One behind the last stored byte.
     pub fn end(&self) -> u64 {
-        self.at + u64::from(self.stored)
+        self.at.saturating_add(u64::from(self.stored))
     }
 }
 
@@ -152,7 +153,7 @@ impl Entry {
     /// The part from `from`, `len` bytes, of an interval.
     pub fn part(&self, from: u64, len: u64) -> Self {
         match self {
-            Self::Data(data) => Self::Data(data.part(from as u32, len as u32)),
+            Self::Data(data) => Self::Data(data.part(narrow(from), narrow(len))),
             Self::Hole(_) => Self::Hole(len),
             other => other.clone(),
         }
@@ -203,10 +204,10 @@ impl Entry {
             kind @ (0 | 1) => {
                 reader.varint()?;
                 let stored = reader.varint_u32()?;
-                for _ in 0..kind * 2 {
+                for _ in 0..kind.saturating_mul(2) {
                     reader.varint()?;
                 }
-                return reader.bytes(pieces(stored as usize) * 8).map(|_| ());
+                return reader.bytes(pieces(stored as usize).saturating_mul(8)).map(|_| ());
             }
             2 => 1,
             3 => 0,
@@ -269,7 +270,7 @@ pub(crate) fn put_key(into: &mut Vec<u8>, key: &[u8]) {
 pub(crate) fn put_key_behind(into: &mut Vec<u8>, previous: &[u8], key: &[u8]) {
     let shared = previous.iter().zip(key).take_while(|(a, b)| a == b).count();
     put_varint(into, shared as u64);
-    put_key(into, &key[shared..]);
+    put_key(into, key.get(shared..).unwrap_or_default());
 }
 
 /// Makes of a key the next one, which must be behind it.
@@ -277,7 +278,7 @@ pub(crate) fn read_key_behind(reader: &mut Reader<'_>, key: &mut Key) -> Result<
     let shared = reader.varint_u32()? as usize;
     let rest = reader.sized()?;
     let is_behind = key.get(shared..).is_some_and(|old| old < rest);
-    if !is_behind || shared + rest.len() > KEY_MAX + 1 {
+    if !is_behind || shared.saturating_add(rest.len()) > KEY_MAX + 1 {
         return Err(reader.corrupt("pairs that are out of order"));
     }
     key.truncate(shared);
@@ -286,9 +287,9 @@ pub(crate) fn read_key_behind(reader: &mut Reader<'_>, key: &mut Key) -> Result<
 }
 
 /// The most that `len` bytes with pairs may become in memory, in bytes: long keys that hardly
-/// differ take little on the disk, but nobody writes more of them than this.
+/// differ take little on the disk, but no store writes more of them than this.
 pub(crate) const fn unfolded_max(len: usize) -> usize {
-    len * 32 + 4 * KEY_MAX
+    len.saturating_mul(32).saturating_add(4 * KEY_MAX)
 }
 
 /// Makes of a key the next one, and reads its entry, which must fit.

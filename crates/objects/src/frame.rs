@@ -24,8 +24,7 @@ use crate::table::Table;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"DrFr");
 pub(crate) const HEADER: usize = 72;
-/// Bytes of the header that its sum covers.
-const SUMMED: usize = 64;
+/// Marks the last part of a commit.
 const LAST: u32 = 1 << 31;
 
 /// What the header says.
@@ -62,7 +61,7 @@ impl Header {
         for word in [self.len, self.table_at, self.table_len, part, self.next_segment, 0] {
             out.extend_from_slice(&word.to_le_bytes());
         }
-        let sum = summer.sum(self.at, &out) ^ summer.sum(self.at + 1, table);
+        let sum = summer.sum(self.at, &out) ^ summer.sum(self.at.wrapping_add(1), table);
         out.extend_from_slice(&sum.to_le_bytes());
         let mut header = [0; HEADER];
         header.copy_from_slice(&out);
@@ -82,7 +81,7 @@ impl Header {
         let mut half = || reader.u32().ok();
         let (len, table_at, table_len, part) = (half()?, half()?, half()?, half()?);
         let next_segment = half()?;
-        let table_end = u64::from(table_at) + u64::from(table_len);
+        let table_end = u64::from(table_at).saturating_add(u64::from(table_len));
         let is_sane = place == at
             && len as usize >= HEADER
             && u64::from(len) <= room
@@ -105,10 +104,9 @@ impl Header {
     /// Whether header and table are what was written.
     pub fn is_whole(&self, header: &[u8], table: &[u8], summer: Summer) -> bool {
         let Some(bytes) = header.get(..HEADER) else { return false };
-        let mut sum = [0; 8];
-        sum.copy_from_slice(&bytes[SUMMED..]);
-        let expected = summer.sum(self.at, &bytes[..SUMMED]) ^ summer.sum(self.at + 1, table);
-        u64::from_le_bytes(sum) == expected || is_left_out(Omission::FrameSum)
+        let Some((told, sum)) = bytes.split_last_chunk() else { return false };
+        let expected = summer.sum(self.at, told) ^ summer.sum(self.at.wrapping_add(1), table);
+        u64::from_le_bytes(*sum) == expected || is_left_out(Omission::FrameSum)
     }
 }
 
@@ -125,6 +123,12 @@ pub(crate) struct Frame {
     table: Table,
 }
 
+#[allow(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::indexing_slicing,
+    reason = "builds in a buffer of its own: `holds` was asked before anything is put"
+)]
 impl Frame {
     /// An empty frame of at most `capacity` bytes.
     pub fn new(at: u64, capacity: usize) -> Self {
@@ -228,6 +232,12 @@ pub(crate) struct Done {
     pub next_segment: u32,
 }
 
+#[allow(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::indexing_slicing,
+    reason = "built here: header, payloads and table lie in the buffer"
+)]
 impl Done {
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]

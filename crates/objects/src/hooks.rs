@@ -6,7 +6,7 @@
 /// Something that a store does, and that its promises need. Left out, the campaign fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Omission {
-    /// Waiting for the disk before somebody is told that a group is durable.
+    /// Waiting for the disk before an answer says that a group is durable.
     Flush,
     /// A checkpoint is durable before a superblock leads to it.
     SuperblockAfterFrames,
@@ -99,7 +99,7 @@ pub(crate) fn commit_bytes() -> usize {
     set::settings().commit_bytes
 }
 
-/// Bytes of log after which the disk is asked to flush, whoever waits: so much may have
+/// Bytes of log after which the disk is asked to flush, with or without a waiter: so much may have
 /// holes after a power cut, and is verified then.
 #[inline]
 pub(crate) fn barrier_bytes() -> u64 {

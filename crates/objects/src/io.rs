@@ -5,6 +5,12 @@
 //! memory (`recent`), which holds it until the disk says that reads see it.
 //! Law 3: what is remembered may be old or rotten: where it has the wrong sum the disk is
 //! asked again.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::indexing_slicing,
+    reason = "requests lie on the disk: `Geometry::holds` was asked of every address before it is read"
+)]
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -27,7 +33,7 @@ use crate::{Error, Result};
 /// Reads longer than this are not remembered.
 const REMEMBERED_MAX: u64 = 64 << 10;
 
-/// Payloads that lie no further apart are read as one.
+/// Payloads with no larger a gap between them are read as one.
 const FAR_GAP: u64 = 16 << 10;
 /// The longest read of several payloads.
 const FAR_MAX: u64 = 256 << 10;
@@ -68,7 +74,7 @@ struct Queue {
     bytes: usize,
 }
 
-/// What may wait to be written, in bytes, before whoever writes more waits too.
+/// What may wait to be written, in bytes, before a writer of more waits too.
 const RECENT_MAX: usize = 16 << 20;
 
 impl Io {
@@ -174,7 +180,7 @@ impl Io {
     fn fetch(&self, (start, end): (u64, u64), keeps: bool) -> Result<(u64, Private)> {
         let (from, to) = if keeps { self.around((start, end)) } else { (start, end) };
         match self.direct(from, to.saturating_sub(from) as usize) {
-            // What cannot be read may be what nobody asked for.
+            // What cannot be read may be what was not asked for.
             Err(_) if (from, to) != (start, end) => {
                 Ok((start, self.direct(start, end.saturating_sub(start) as usize)?))
             }
@@ -312,7 +318,7 @@ impl Io {
         *self.ahead.write() = self.loaded(ptrs);
     }
 
-    /// Nodes from the disk by their sums. What cannot be read is found out by whoever needs it.
+    /// Nodes from the disk by their sums. What cannot be read is found out when it is needed.
     fn loaded(&self, ptrs: &[Ptr]) -> Loaded {
         let mut loaded = Loaded::new();
         let places = ptrs.iter().enumerate();
@@ -341,7 +347,7 @@ impl Io {
         (at / page * page, end.next_multiple_of(page).min(limit))
     }
 
-    /// Reads numbered places, all at once; what is no more than `gap` bytes apart in one request.
+    /// Reads numbered places, all at once; what has gaps of `gap` bytes at most in one request.
     /// Yields where each request began, its bytes, and the numbers of what is in it.
     fn read_together(
         &self,

@@ -221,9 +221,8 @@ impl KvSnapshot {
             Bound::Included(key) => behind(key),
             Bound::Excluded(key) => value_key(key),
             Bound::Unbounded => {
-                let mut end = value_key(&[]);
-                end[0] += 1;
-                end
+                // Behind all that begin like a value.
+                value_key(&[]).into_iter().map(|kind| kind.saturating_add(1)).collect()
             }
         };
         Scan { snapshot: self.clone(), from, to, front: End::default(), back: End::default() }
@@ -308,7 +307,7 @@ impl Scan {
             return;
         }
         let snapshot = self.snapshot.clone();
-        let asked = (self.end(is_front).asked * 4).clamp(4, AHEAD);
+        let asked = self.end(is_front).asked.saturating_mul(4).clamp(4, AHEAD);
         self.end(is_front).asked = asked;
         let mut found: Vec<(Key, Entry)> = Vec::with_capacity(asked);
         let failed = self.look_ahead(&snapshot.snapshot, is_front, asked, &mut found).err();
@@ -353,7 +352,7 @@ impl Scan {
         while found.len() < asked && bytes < AHEAD_BYTES {
             match cursor.next(view, io)? {
                 Some((key, entry)) if key >= from && key < to => {
-                    bytes += entry.covers() as usize;
+                    bytes = bytes.saturating_add(crate::codec::index(entry.covers()));
                     found.push((key, entry));
                 }
                 _ => {

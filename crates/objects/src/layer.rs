@@ -5,8 +5,14 @@
 //! ```
 //!
 //! Law 1: an interval hides what older layers have in it, whatever keys that has.
-//! Law 2: what is replaced within one layer is told to whoever replaces it: those bytes
+//! Law 2: what is replaced within one layer is told to the caller that replaces it: those bytes
 //! are dead at once. What is hidden in older layers is counted later, once.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::indexing_slicing,
+    reason = "entries were held against `fits` when they were decoded, so their ends do not overflow, and slots are masked"
+)]
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;

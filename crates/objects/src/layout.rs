@@ -13,7 +13,7 @@ use crate::{Hint, LayoutKind};
 /// What is known of a payload when its place is chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
-    /// Written by somebody.
+    /// Written by a client.
     Written {
         hint: Hint,
         /// Bytes that were written since what it replaces was; none if it replaces
@@ -32,7 +32,7 @@ pub(crate) enum Kind {
 pub(crate) trait Layout: Send + Sync {
     /// How many segments are filled at a time.
     fn streams(&self) -> usize;
-    /// Which of them gets a payload. In a trickle commits are small: somebody waits for each.
+    /// Which of them gets a payload. In a trickle commits are small: each has a waiter.
     fn stream_of(&self, kind: Kind, is_trickle: bool) -> usize;
     /// Which of them has nodes and runs, and nothing else but in a trickle.
     fn index_stream(&self) -> usize;
@@ -43,7 +43,7 @@ pub(crate) trait Layout: Send + Sync {
     /// Whether what is as long as a page begins with one: then no more pages than it needs are
     /// read for it.
     fn aligns(&self) -> bool;
-    /// What is gathered of changes that nobody waits for, in bytes: the more, the less is
+    /// What is gathered of changes without a waiter, in bytes: the more, the less is
     /// lost where frames end.
     fn commit_bytes(&self) -> usize;
     /// What the cleaner reads at once, in bytes.

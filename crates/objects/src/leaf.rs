@@ -6,13 +6,13 @@
 //! ```
 //!
 //! A leaf stays folded in memory, so that half as much of it holds the same index: a key is
-//! found by halving between marks, and then one pair after the other. Whoever goes through
+//! found by halving between marks, and then one pair after the other. A reader that goes through
 //! all, or changes some, unfolds it.
 //!
 //! Law: every pair was read once when the leaf was, so reading it again cannot fail.
 
 use crate::Result;
-use crate::codec::{Reader, put_varint};
+use crate::codec::{Reader, narrow, put_varint};
 use crate::entry::{Entry, Key, put_key_behind, read_key_behind, read_pair_behind, unfolded_max};
 
 /// Pairs from one mark to the next.
@@ -41,28 +41,29 @@ impl Leaf {
     /// Reads `count` pairs, all that `reader` has left of `bytes`; `at` is for complaints.
     pub fn decode(reader: &mut Reader<'_>, bytes: &[u8], count: usize, at: u64) -> Result<Self> {
         let begin = reader.pos();
-        let (mut key, mut unfolded) = (Key::new(), 0);
+        let (mut key, mut unfolded) = (Key::new(), 0usize);
         let mut marks = Vec::with_capacity(count.div_ceil(STRIDE));
         let mut keys = vec![];
         for index in 0..count {
-            let pair = (reader.pos() - begin) as u32;
+            let pair = narrow(reader.pos().saturating_sub(begin) as u64);
             let entry = read_pair_behind(reader, &mut key)?;
             if matches!(entry, Entry::Gone | Entry::Hole(_)) {
                 return Err(reader.corrupt("an entry that hides another"));
             }
-            unfolded += key.len();
+            unfolded = unfolded.saturating_add(key.len());
             if unfolded > unfolded_max(bytes.len()) {
                 return Err(reader.corrupt("a leaf's length"));
             }
             if index.is_multiple_of(STRIDE) {
-                marks.push(Mark { pair, key: keys.len() as u32 });
+                marks.push(Mark { pair, key: narrow(keys.len() as u64) });
                 keys.extend_from_slice(&key);
             }
         }
-        let pairs = &bytes[begin..reader.pos()];
-        marks.iter_mut().for_each(|mark| mark.key += pairs.len() as u32);
+        let pairs = bytes.get(begin..reader.pos()).unwrap_or_default();
+        let behind = narrow(pairs.len() as u64);
+        marks.iter_mut().for_each(|mark| mark.key = mark.key.saturating_add(behind));
         let bytes = [pairs, &keys].concat().into();
-        Ok(Self { bytes, marks: marks.into(), count: count as u32, at })
+        Ok(Self { bytes, marks: marks.into(), count: narrow(count as u64), at })
     }
 
     /// As it is on the disk.
@@ -79,16 +80,21 @@ impl Leaf {
 
     /// Memory that it takes, about.
     pub fn weight(&self) -> u64 {
-        (self.bytes.len() + size_of_val(&*self.marks) + 96) as u64
+        self.bytes.len().saturating_add(size_of_val(&*self.marks)).saturating_add(96) as u64
     }
 
     fn pairs(&self) -> &[u8] {
-        &self.bytes[..self.marks.first().map_or(0, |mark| mark.key as usize)]
+        let end = self.marks.first().map_or(0, |mark| mark.key as usize);
+        self.bytes.get(..end).unwrap_or_default()
     }
 
     fn key_of(&self, mark: usize) -> &[u8] {
-        let to = self.marks.get(mark + 1).map_or(self.bytes.len(), |next| next.key as usize);
-        &self.bytes[self.marks[mark].key as usize..to]
+        let to = self
+            .marks
+            .get(mark.saturating_add(1))
+            .map_or(self.bytes.len(), |next| next.key as usize);
+        let from = self.marks.get(mark).map_or(to, |mark| mark.key as usize);
+        self.bytes.get(from..to).unwrap_or_default()
     }
 
     pub fn first_key(&self) -> &[u8] {
@@ -101,8 +107,8 @@ impl Leaf {
     }
 
     fn walk_from(&self, mark: usize) -> Walk<'_> {
-        let Mark { pair, .. } = self.marks[mark];
-        let reader = Reader::new(&self.pairs()[pair as usize..], self.at);
+        let pair = self.marks.get(mark).map_or(usize::MAX, |mark| mark.pair as usize);
+        let reader = Reader::new(self.pairs().get(pair..).unwrap_or_default(), self.at);
         Walk { reader, key: Key::new(), first: Some(self.key_of(mark)) }
     }
 
@@ -113,7 +119,7 @@ impl Leaf {
         while low < high {
             let middle = usize::midpoint(low, high);
             if is_before(self.key_of(middle)) {
-                low = middle + 1;
+                low = middle.saturating_add(1);
             } else {
                 high = middle;
             }
@@ -188,7 +194,8 @@ impl<'a> Walk<'a> {
         let rest = self.reader.rest();
         let from = self.reader.pos();
         Entry::pass(&mut self.reader)?;
-        Ok(Some((&self.key, &rest[..self.reader.pos() - from])))
+        let entry = rest.get(..self.reader.pos().saturating_sub(from)).unwrap_or_default();
+        Ok(Some((&self.key, entry)))
     }
 }
 
@@ -207,7 +214,7 @@ impl Pairs {
     fn push(&mut self, key: &[u8], entry: impl FnOnce(&mut Vec<u8>)) {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(key);
-        self.places.push((start as u32, self.bytes.len() as u32));
+        self.places.push((narrow(start as u64), narrow(self.bytes.len() as u64)));
         entry(&mut self.bytes);
     }
 
@@ -221,8 +228,9 @@ impl Pairs {
 
     /// Adds a leaf's pairs with edits.
     pub fn merge(&mut self, leaf: &Leaf, edits: &[Edit]) -> Result<()> {
-        self.bytes.reserve(leaf.bytes.len() * 2 + edits.len() * 64);
-        self.places.reserve(leaf.len() + edits.len());
+        let room = leaf.bytes.len().saturating_mul(2);
+        self.bytes.reserve(room.saturating_add(edits.len().saturating_mul(64)));
+        self.places.reserve(leaf.len().saturating_add(edits.len()));
         let mut edits = edits.iter().peekable();
         let mut walk = leaf.walk();
         while let Some((key, entry)) = walk.next()? {
@@ -248,8 +256,12 @@ impl Pairs {
     }
 
     pub fn key(&self, index: usize) -> &[u8] {
-        let (from, to) = self.places[index];
-        &self.bytes[from as usize..to as usize]
+        let (from, to) = self.place(index);
+        self.bytes.get(from..to).unwrap_or_default()
+    }
+
+    fn place(&self, index: usize) -> (usize, usize) {
+        self.places.get(index).map_or((0, 0), |&(from, to)| (from as usize, to as usize))
     }
 
     pub fn entry(&self, index: usize) -> Result<Entry> {
@@ -257,22 +269,23 @@ impl Pairs {
     }
 
     fn raw_entry(&self, index: usize) -> &[u8] {
-        &self.bytes[self.places[index].1 as usize..self.end(index)]
+        self.bytes.get(self.place(index).1..self.end(index)).unwrap_or_default()
     }
 
     /// Where a pair begins in all bytes.
     pub fn start(&self, index: usize) -> usize {
-        self.places[index].0 as usize
+        self.place(index).0
     }
 
     /// Where it ends.
     pub fn end(&self, index: usize) -> usize {
-        self.places.get(index + 1).map_or(self.bytes.len(), |next| next.0 as usize)
+        self.places.get(index.saturating_add(1)).map_or(self.bytes.len(), |next| next.0 as usize)
     }
 
     /// The number of the first pair at `key` or behind it.
     pub fn seek(&self, key: &[u8]) -> usize {
-        self.places.partition_point(|&(from, to)| &self.bytes[from as usize..to as usize] < key)
+        let key_at = |from: u32, to: u32| self.bytes.get(from as usize..to as usize);
+        self.places.partition_point(|&(from, to)| key_at(from, to).unwrap_or_default() < key)
     }
 
     /// Some of them as a leaf on the disk.

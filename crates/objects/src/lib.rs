@@ -22,18 +22,32 @@
 //! - **E, no leak, no resurrection**: space of what is not there is free; a deleted
 //!   object never comes back, and its number is not given out again.
 //! - **F, room to give up**: delete and truncate to less do not fail for lack of space. What
-//!   they give up is free once no snapshot shows it: whoever holds one and gives up without
+//!   they give up is free once no snapshot shows it: a client that holds one and gives up without
 //!   end uses up what is kept for that.
 //!
 //! Law 1: nothing on the disk is changed in place but the superblocks, two at a time.
 //! Law 2: the sum of whatever is pointed to is kept where the pointer is.
 //! Law 3: a segment is used again only once a durable checkpoint does without it, and
-//! nobody reads what was there.
+//! what was there has no reader.
 //! Law 4: after a failed write the store takes no more groups, and says why.
 //!
 //! This crate does not know what a file system is, reads no clock and starts no thread.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        clippy::cast_sign_loss,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
 
 pub mod check;
 mod checkpoint;

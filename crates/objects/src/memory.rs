@@ -39,7 +39,7 @@ struct ByWeight;
 impl Weighter<Name, Kept> for ByWeight {
     fn weight(&self, _: &Name, kept: &Kept) -> u64 {
         match kept {
-            Kept::Page(page) => page.len() as u64 + 64,
+            Kept::Page(page) => (page.len() as u64).saturating_add(64),
             Kept::Node(node) => node.weight(),
         }
     }
@@ -73,7 +73,8 @@ pub(crate) struct Memory(Table);
 impl Memory {
     /// At most `capacity` bytes; most things have about `typical`.
     pub fn new(capacity: u64, typical: u64) -> Self {
-        let items = (capacity / typical).clamp(16, 1 << 24) as usize;
+        let items = capacity.checked_div(typical).unwrap_or(0).clamp(16, 1 << 24);
+        let items = crate::codec::index(items);
         let (hasher, lifecycle) = (BuildHasherDefault::default(), DefaultLifecycle::default());
         let options = OptionsBuilder::new()
             .weight_capacity(capacity)

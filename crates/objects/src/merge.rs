@@ -10,10 +10,18 @@
 //! each.
 //!
 //! Law 1: until all is merged the runs stay above the tree, and hide in it what they did
-//! before and what came of them: whoever reads sees no difference, and a crash in the middle
+//! before and what came of them: a reader sees no difference, and a crash in the middle
 //! begins anew with the same result.
 //! Law 2: a run that is replaced is free only when a checkpoint does without it, as
 //! everything is.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    clippy::indexing_slicing,
+    reason = "sequence numbers, counts and places are this process's own; what was decoded was bounded there"
+)]
 
 use std::sync::Arc;
 
@@ -166,7 +174,7 @@ impl Core {
             let pairs = folding.credit / span.max(1);
             let is_due = pairs >= STEP as u64 || pairs as usize >= folding.fold.pairs();
             if is_due && has_room {
-                // About a chunk: nobody pays for many at once.
+                // About a chunk: no caller pays for many at once.
                 let pairs = pairs.min(FOLDED_AT_ONCE + bytes / FOLDED_FOR_BYTES);
                 folding.credit -= pairs * span.max(1);
                 self.fold_step(pairs as usize + 1)?;
@@ -393,7 +401,7 @@ fn edits(
     }
     flush(&mut out, &mut rest);
     if !out.is_sorted_by(|(a, _), (b, _)| a < b) {
-        // Only a tree or a run that nobody here made has intervals that overlap.
+        // Only a tree or a run that was not made here has intervals that overlap.
         let at = out.iter().find_map(|(_, entry)| match entry {
             Some(Entry::Data(data)) => Some(data.at),
             _ => None,

@@ -9,7 +9,7 @@
 //!
 //! The page is not found by throughput alone, which small writes lose to the cost of each
 //! command: writes of two units are compared that lie on a multiple of two units, and one
-//! unit off it. Within a page nobody can tell; across its boundary two pages are read and
+//! unit off it. Within a page there is no telling; across its boundary two pages are read and
 //! written where one was written.
 //!
 //! Who else uses the disk makes any two measurements differ. So what is compared is measured
@@ -20,6 +20,13 @@
 //! Law 1: only the region is written.
 //! Law 2: time is an argument, so that a simulated disk is measured in its own.
 //! Law 3: each step ends after its share of time, however slow the disk is.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::indexing_slicing,
+    reason = "reads nothing of a store: all numbers are measured here"
+)]
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -675,7 +682,7 @@ mod tests {
     fn nothing_but_the_region_is_written() {
         let disk = RecordDisk::new(MemoryDisk::new(vec![0; 8 << 20], 512));
         let region = Extent::new(1_000_000, 6 << 20);
-        // A clock that goes on whenever somebody looks.
+        // A clock that goes on whenever it is asked.
         let time = std::cell::Cell::new(0);
         let clock = || time.replace(time.get() + 2_000_000);
         let mut steps = vec![];

@@ -5,6 +5,12 @@
 //! ```
 //!
 //! Law: what is asked for ahead follows what is held without a gap.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::indexing_slicing,
+    reason = "entries were held against `fits` when they were decoded, so their ends do not overflow"
+)]
 
 use std::collections::VecDeque;
 

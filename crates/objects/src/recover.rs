@@ -20,6 +20,7 @@ use std::sync::Arc;
 use draconis_device::Disk;
 
 use crate::checkpoint::{Blob, Place, Run, read_chunk};
+use crate::codec::{index, low_half, narrow};
 use crate::core::{Batch, Core, Counters, Stream};
 use crate::entry::{Entry, Key, Named, named};
 use crate::frame::{HEADER, Header, missing};
@@ -63,12 +64,12 @@ fn empty_core(disk: Arc<dyn Disk>, superblock: Superblock, cache_bytes: u64) -> 
     let geometry = superblock.geometry;
     let profile = superblock.profile;
     let summer = superblock.summer();
-    let capacity = u64::from(geometry.segments) * u64::from(geometry.segment_bytes);
+    let capacity = u64::from(geometry.segments).saturating_mul(u64::from(geometry.segment_bytes));
     let token = Arc::new(Token);
     Core {
         io: Arc::new(Io::new(disk, geometry, summer, cache_bytes)),
         layout: layout(profile.layout, profile.page_bytes, profile.segment_bytes, capacity),
-        tag: crate::codec::mix(summer.0) as u32,
+        tag: low_half(crate::codec::mix(summer.0)),
         superblock,
         active: Active::default(),
         log_layers: vec![],
@@ -164,7 +165,7 @@ pub(crate) fn open(disk: Arc<dyn Disk>, options: &OpenOptions) -> Result<Core> {
         return Ok(core);
     }
     if !is_left_out(Omission::Incarnation) {
-        core.superblock.incarnation += 1;
+        core.superblock.incarnation = core.superblock.incarnation.saturating_add(1);
         core.write_superblock(true)?;
     }
     core.superblock.log_incarnation = core.superblock.incarnation;
@@ -216,7 +217,7 @@ fn load(core: &mut Core, blob: &Blob) -> Result<()> {
         core.segments.reopen(next);
         core.streams.push(Stream { segment, pos, next, frame: None });
     }
-    core.batch.seq = blob.seq + 1;
+    core.batch.seq = blob.seq.saturating_add(1);
     Ok(())
 }
 
@@ -241,12 +242,12 @@ fn scan(core: &Core, stream: usize, place: Place, out: &mut Vec<Found>) -> Resul
             seq = header.seq;
             durable = durable.max(header.durable);
             next = header.next_segment;
-            pos += header.len;
+            pos = pos.saturating_add(header.len);
             out.push(Found { header, stream, segment, table });
         }
         // Something behind the hole may know that it should not be one.
-        let reach = (LOOK_BYTES as usize).max(core.layout.frame_bytes()) as u32;
-        let reach = reach.saturating_add(geometry.page_bytes * 2);
+        let reach = narrow((LOOK_BYTES as usize).max(core.layout.frame_bytes()) as u64);
+        let reach = reach.saturating_add(geometry.page_bytes.saturating_mul(2));
         let end = pos.saturating_add(reach).min(geometry.segment_bytes);
         let mut look = pos.saturating_add(geometry.page_bytes);
         while look < end {
@@ -255,7 +256,7 @@ fn scan(core: &Core, stream: usize, place: Place, out: &mut Vec<Found>) -> Resul
             {
                 durable = durable.max(header.durable);
             }
-            look += geometry.page_bytes;
+            look = look.saturating_add(geometry.page_bytes);
         }
         if out.len() == before && pos == 0 {
             // A frame that was all of its segment took the way to the next one with it. Where
@@ -281,12 +282,13 @@ fn frame_at(
     window: &mut Option<(u32, draconis_exchange::heap::Private)>,
 ) -> Result<Option<(Header, Vec<u8>)>> {
     let geometry = core.superblock.geometry;
-    let at = start + u64::from(pos);
-    let room = (geometry.segment_bytes - pos) as usize;
+    let at = start.saturating_add(u64::from(pos));
+    let room = geometry.segment_bytes.saturating_sub(pos) as usize;
     let mut wanted = (geometry.page_bytes as usize).max(HEADER);
     for _ in 0..2 {
         let is_held = window.as_ref().is_some_and(|(from, bytes)| {
-            *from <= pos && *from as usize + bytes.len() >= pos as usize + wanted.min(room)
+            let skip = pos.checked_sub(*from);
+            skip.is_some_and(|skip| bytes.len() >= (skip as usize).saturating_add(wanted.min(room)))
         });
         if !is_held {
             let len =
@@ -294,19 +296,18 @@ fn frame_at(
             *window = Some((pos, core.io.direct(at, len)?));
         }
         let Some((from, bytes)) = window.as_ref() else { return Ok(None) };
-        let bytes = &bytes[(pos - from) as usize..];
+        let bytes = bytes.get(pos.saturating_sub(*from) as usize..).unwrap_or_default();
         let Some(header) = Header::peek(bytes, at, core.tag, room as u64) else { return Ok(None) };
         let is_ours = header.incarnation == core.superblock.log_incarnation
             && (header.len).is_multiple_of(geometry.page_bytes);
         if !is_ours {
             return Ok(None);
         }
-        let end = (header.table_at + header.table_len) as usize;
-        if end > bytes.len() {
+        let end = header.table_at.saturating_add(header.table_len) as usize;
+        let Some(table) = bytes.get(header.table_at as usize..end) else {
             wanted = end;
             continue;
-        }
-        let table = &bytes[header.table_at as usize..end];
+        };
         return Ok(header.is_whole(bytes, table, core.io.summer).then(|| (header, table.to_vec())));
     }
     Ok(None)
@@ -323,7 +324,7 @@ fn has_payloads(core: &Core, found: &Found) -> Result<bool> {
             let within = data
                 .at
                 .checked_sub(found.header.at)
-                .and_then(|from| bytes.get(from as usize..from as usize + data.stored as usize));
+                .and_then(|from| bytes.get(index(from)..)?.get(..data.stored as usize));
             let Some(stored) = within else { return Ok(false) };
             if core.io.verify(&data, stored).is_err() {
                 return Ok(false);
@@ -346,14 +347,16 @@ fn replay(core: &mut Core, blob: &Blob) -> Result<()> {
         }
     }
     let mut seq = blob.seq;
-    while let Some(mut frames) = commits.remove(&(seq + 1)).or_else(|| behind_a_gap(&mut commits)) {
+    while let Some(mut frames) =
+        commits.remove(&seq.saturating_add(1)).or_else(|| behind_a_gap(&mut commits))
+    {
         frames.sort_by_key(|frame| frame.header.part);
         let is_numbered = frames.iter().zip(0..).all(|(frame, part)| frame.header.part == part);
         let is_ended = frames.last().is_some_and(|frame| frame.header.is_last);
         if (!is_numbered || !is_ended) && !is_left_out(Omission::WholeCommits) {
             break;
         }
-        if seq + 1 > durable && !is_left_out(Omission::VerifiedReplay) {
+        if seq >= durable && !is_left_out(Omission::VerifiedReplay) {
             let mut is_whole = true;
             for frame in &frames {
                 is_whole &= has_payloads(core, frame)?;
@@ -363,20 +366,20 @@ fn replay(core: &mut Core, blob: &Blob) -> Result<()> {
             }
         }
         accept(core, frames)?;
-        seq += 1;
+        seq = seq.saturating_add(1);
     }
     if seq < durable {
         let at = commits.values().flatten().map(|frame| frame.header.at).next();
         return Err(missing(at.unwrap_or(core.superblock.checkpoint.at)));
     }
-    core.batch.seq = seq + 1;
+    core.batch.seq = seq.saturating_add(1);
     core.durable = seq;
     core.barrier = seq;
     // What nothing leads to, and no stream stands in, is free.
     let standing: HashSet<u32> =
         core.streams.iter().flat_map(|stream| [stream.segment, stream.next]).collect();
     for number in 0..core.superblock.geometry.segments {
-        let segment = core.segments.all[number as usize];
+        let Some(segment) = core.segments.all.get(number as usize) else { continue };
         if segment.live == 0
             && !standing.contains(&number)
             && segment.state != crate::segment::State::Free
@@ -402,31 +405,33 @@ fn accept(core: &mut Core, frames: Vec<Found>) -> Result<()> {
                 pairs.push((order, key, entry));
             }
         }
-        let stream = &mut core.streams[frame.stream];
+        let Some(stream) = core.streams.get_mut(frame.stream) else { continue };
         if stream.segment != frame.segment {
             core.segments.close(stream.segment, core.clock);
             core.segments.reopen(frame.segment);
             stream.segment = frame.segment;
         }
-        stream.pos = (frame.header.at - core.superblock.geometry.start_of(frame.segment)) as u32
-            + frame.header.len;
+        let begin = core.superblock.geometry.start_of(frame.segment);
+        let within = narrow(frame.header.at.saturating_sub(begin));
+        stream.pos = within.saturating_add(frame.header.len);
         stream.next = frame.header.next_segment;
         core.segments.reopen(stream.next);
-        let segment = &mut core.segments.all[frame.segment as usize];
-        segment.used = segment.used.max(stream.pos);
-        segment.last_seq = frame.header.seq;
+        if let Some(segment) = core.segments.all.get_mut(frame.segment as usize) {
+            segment.used = segment.used.max(stream.pos);
+            segment.last_seq = frame.header.seq;
+        }
     }
     pairs.sort_by_key(|(order, ..)| *order);
     for (_, key, entry) in pairs {
         if let Entry::Data(data) = &entry {
-            core.clock += u64::from(data.stored);
+            core.clock = core.clock.saturating_add(u64::from(data.stored));
             core.segments.add(data.at, data.stored, core.clock, true);
         }
         match (named(&key), &entry) {
             (Some(Named::Object(id)), Entry::Object(_)) => {
-                core.next_id = core.next_id.max(id.0 + 1)
+                core.next_id = core.next_id.max(id.0.saturating_add(1))
             }
-            (_, Entry::Link(..)) => core.links += 1,
+            (_, Entry::Link(..)) => core.links = core.links.saturating_add(1),
             _ => {}
         }
         core.set(key, entry);

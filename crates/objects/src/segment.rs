@@ -11,7 +11,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::codec::{Reader, put_varint};
+use crate::codec::{Reader, narrow, put_varint};
 use crate::superblock::Geometry;
 use crate::{Error, Result};
 
@@ -98,22 +98,24 @@ impl Segments {
     /// Takes this segment.
     pub fn open(&mut self, segment: u32) {
         self.free.remove(&segment);
-        self.all[segment as usize] = Segment { state: State::Open, ..FREE };
+        self.set(segment, |it| *it = Segment { state: State::Open, ..FREE });
     }
 
     /// What was found in use is in use.
     pub fn reopen(&mut self, segment: u32) {
         self.free.remove(&segment);
-        self.all[segment as usize].state = State::Open;
+        self.set(segment, |it| it.state = State::Open);
     }
 
     pub fn close(&mut self, segment: u32, clock: u64) {
-        self.all[segment as usize].state = State::Closed;
-        self.all[segment as usize].closed = clock;
+        self.set(segment, |it| {
+            it.state = State::Closed;
+            it.closed = clock;
+        });
     }
 
     pub fn release(&mut self, segment: u32) {
-        self.all[segment as usize] = FREE;
+        self.set(segment, |it| *it = FREE);
         self.free.insert(segment);
     }
 
@@ -122,30 +124,36 @@ impl Segments {
         self.all.get_mut(segment as usize)
     }
 
+    fn set(&mut self, segment: u32, change: impl FnOnce(&mut Segment)) {
+        if let Some(segment) = self.all.get_mut(segment as usize) {
+            change(segment);
+        }
+    }
+
     /// Something leads to `len` bytes at `at` now, which were written when the clock was at
     /// `stamp`.
     pub fn add(&mut self, at: u64, len: u32, stamp: u64, is_log: bool) {
-        self.live += i64::from(len);
+        self.live = self.live.saturating_add(i64::from(len));
         if let Some(segment) = self.of(at) {
-            segment.live += i64::from(len);
+            segment.live = segment.live.saturating_add(i64::from(len));
             if is_log {
-                segment.since += i64::from(len);
+                segment.since = segment.since.saturating_add(i64::from(len));
             }
             let (old, new) = (segment.stamped, u64::from(len));
-            let sum =
-                u128::from(segment.stamp) * u128::from(old) + u128::from(stamp) * u128::from(new);
-            segment.stamped = old + new;
-            segment.stamp = (sum / u128::from(segment.stamped.max(1))) as u64;
+            let sum = weighted(segment.stamp, old).saturating_add(weighted(stamp, new));
+            segment.stamped = old.saturating_add(new);
+            let mean = sum.checked_div(u128::from(segment.stamped)).unwrap_or(0);
+            segment.stamp = u64::try_from(mean).unwrap_or(u64::MAX);
         }
     }
 
     /// Nothing leads to these bytes any more.
     pub fn kill(&mut self, at: u64, len: u32, is_log: bool) {
-        self.live -= i64::from(len);
+        self.live = self.live.saturating_sub(i64::from(len));
         if let Some(segment) = self.of(at) {
-            segment.live -= i64::from(len);
+            segment.live = segment.live.saturating_sub(i64::from(len));
             if is_log {
-                segment.since -= i64::from(len);
+                segment.since = segment.since.saturating_sub(i64::from(len));
             }
             // Of our own tests: a crafted store may say what it likes.
             debug_assert!(
@@ -160,7 +168,7 @@ impl Segments {
     /// When what is at `at` was written, about.
     pub fn stamp_of(&self, at: u64) -> u64 {
         let segment = self.geometry.segment_of(at);
-        segment.map_or(0, |segment| self.all[segment as usize].stamp)
+        segment.and_then(|segment| self.all.get(segment as usize)).map_or(0, |it| it.stamp)
     }
 
     /// A checkpoint begins: from now on the log counts for the next.
@@ -186,13 +194,16 @@ impl Segments {
     }
 
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(self.all.len() * 8);
+        let mut out = Vec::with_capacity(self.all.len().saturating_mul(8));
         for segment in &self.all {
             let is_used = !matches!(segment.state, State::Free | State::Emptied);
             let flags = [is_used, segment.is_bad, segment.is_index];
             out.push((0..).zip(flags).map(|(bit, flag)| u8::from(flag) << bit).sum());
             if is_used {
-                put_varint(&mut out, (segment.live - segment.since).max(0) as u64);
+                put_varint(
+                    &mut out,
+                    segment.live.saturating_sub(segment.since).max(0).unsigned_abs(),
+                );
                 put_varint(&mut out, segment.stamp);
                 put_varint(&mut out, segment.stamped);
                 put_varint(&mut out, u64::from(segment.used));
@@ -217,10 +228,12 @@ impl Segments {
                 return Err(Error::Corrupt { what: "a segment's counts", at_bytes: at });
             }
             table.free.remove(&number);
-            table.live += live as i64;
-            table.all[number as usize] = Segment {
+            let live = i64::from(narrow(live));
+            table.live = table.live.saturating_add(live);
+            let Some(segment) = table.all.get_mut(number as usize) else { continue };
+            *segment = Segment {
                 state: State::Closed,
-                live: live as i64,
+                live,
                 stamp,
                 stamped,
                 used,
@@ -231,4 +244,9 @@ impl Segments {
         }
         Ok(table)
     }
+}
+
+/// A stamp, as often as it counts.
+fn weighted(stamp: u64, count: u64) -> u128 {
+    u128::from(stamp).saturating_mul(u128::from(count))
 }

@@ -1,4 +1,10 @@
 //! The store: what people call.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::indexing_slicing,
+    reason = "sequence numbers, counts and places are this process's own; what was decoded was bounded there"
+)]
 
 use std::fmt;
 use std::sync::Arc;
@@ -366,7 +372,7 @@ impl Store {
     /// The store as it is now. Changes go on; what the snapshot shows does not.
     pub fn snapshot(self: &Arc<Self>) -> Snapshot {
         let mut core = self.core.write();
-        // Half a group stays where nobody sees it.
+        // Half a group stays where it is not seen.
         if !core.is_torn {
             core.seal_layer();
         }

@@ -13,7 +13,7 @@
 use draconis_device::{Disk, Extent, Urgency};
 use draconis_exchange::heap::Block;
 
-use crate::codec::{Reader, Summer};
+use crate::codec::{Reader, Summer, index};
 use crate::hooks::{Omission, is_left_out};
 use crate::tree::Ptr;
 use crate::{Error, LayoutKind, Profile, Result};
@@ -25,7 +25,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"DracoObj");
 const VERSION: u32 = 3;
 /// Encoded length with its sum.
 const LEN: usize = 128;
-/// Copies are at least so far apart, in bytes.
+/// Copies have at least so much between their starts, in bytes.
 const COPY_BYTES_MIN: u32 = 4096;
 /// The smallest segment, in pages.
 pub(crate) const SEGMENT_PAGES_MIN: u32 = 4;
@@ -49,7 +49,9 @@ impl Geometry {
         if !page.is_power_of_two() || !(512..=1 << 20).contains(&page) {
             return Err(Error::Misuse("a page is a power of two from 512 bytes to 1 MiB"));
         }
-        if !segment.is_multiple_of(page) || segment / page < SEGMENT_PAGES_MIN || segment > 1 << 30
+        if !segment.is_multiple_of(page)
+            || segment < page.saturating_mul(SEGMENT_PAGES_MIN)
+            || segment > 1 << 30
         {
             return Err(Error::Misuse(
                 "a segment is at least four pages, whole ones, and at most 1 GiB",
@@ -62,10 +64,10 @@ impl Geometry {
             0 => copies,
             _ => copies.next_multiple_of(align.next_multiple_of(u64::from(page))),
         };
-        let usable = (disk_bytes - disk_bytes % u64::from(page))
-            .checked_sub(first_byte + copies)
+        let usable = whole_pages(disk_bytes, page)
+            .checked_sub(first_byte.saturating_add(copies))
             .ok_or(Error::Misuse("the disk is too small for a store"))?;
-        let segments = usable / u64::from(segment);
+        let segments = usable.checked_div(u64::from(segment)).unwrap_or(0);
         if segments < 24 {
             return Err(Error::Misuse("the disk is too small: a store needs 24 segments"));
         }
@@ -75,26 +77,36 @@ impl Geometry {
     }
 
     pub fn start_of(&self, segment: u32) -> u64 {
-        self.first_byte + u64::from(segment) * u64::from(self.segment_bytes)
+        let behind = u64::from(segment).saturating_mul(u64::from(self.segment_bytes));
+        self.first_byte.saturating_add(behind)
     }
 
     /// The segment that holds a byte.
     pub fn segment_of(&self, at: u64) -> Option<u32> {
-        let index = at.checked_sub(self.first_byte)? / u64::from(self.segment_bytes);
-        (index < u64::from(self.segments)).then_some(index as u32)
+        let behind = at.checked_sub(self.first_byte)?;
+        let segment = behind.checked_div(u64::from(self.segment_bytes))?;
+        u32::try_from(segment).ok().filter(|segment| *segment < self.segments)
     }
 
     /// Whether `[at, at + len)` lies in one segment.
     pub fn holds(&self, at: u64, len: u64) -> bool {
         let Some(end) = at.checked_add(len.max(1)) else { return false };
-        self.segment_of(at).is_some() && self.segment_of(at) == self.segment_of(end - 1)
+        self.segment_of(at).is_some()
+            && self.segment_of(at) == self.segment_of(end.saturating_sub(1))
     }
 
     fn copies(&self) -> [u64; 4] {
         let stride = u64::from(self.page_bytes.max(COPY_BYTES_MIN));
-        let end = self.disk_bytes - self.disk_bytes % u64::from(self.page_bytes);
-        [0, stride, end - 2 * stride, end - stride]
+        let end = whole_pages(self.disk_bytes, self.page_bytes);
+        let before_end = |copies| end.saturating_sub(stride.saturating_mul(copies));
+        [0, stride, before_end(2), before_end(1)]
     }
+}
+
+/// The part of `len_bytes` that is whole pages.
+fn whole_pages(len_bytes: u64, page_bytes: u32) -> u64 {
+    let rest = len_bytes.checked_rem(u64::from(page_bytes)).unwrap_or(0);
+    len_bytes.saturating_sub(rest)
 }
 
 /// What the newest copy says.
@@ -102,7 +114,7 @@ impl Geometry {
 pub(crate) struct Superblock {
     pub id: u128,
     pub generation: u64,
-    /// Counts how often somebody began to open the store for writing.
+    /// Counts how often opening began of the store for writing.
     pub incarnation: u64,
     /// The incarnation that wrote the log behind the checkpoint.
     pub log_incarnation: u64,
@@ -114,7 +126,9 @@ pub(crate) struct Superblock {
 impl Superblock {
     /// Guards everything in the store but the superblocks.
     pub fn summer(&self) -> Summer {
-        Summer(crate::codec::mix(self.id as u64) ^ crate::codec::mix((self.id >> 64) as u64 ^ 1))
+        let half = |id: u128| u64::try_from(id & u128::from(u64::MAX)).unwrap_or_default();
+        let (low, high) = (half(self.id), half(self.id >> 64));
+        Summer(crate::codec::mix(low) ^ crate::codec::mix(high ^ 1))
     }
 
     fn encode(&self, at: u64) -> Vec<u8> {
@@ -150,9 +164,8 @@ impl Superblock {
         if reader.u64()? != MAGIC {
             return Err(not("no superblock"));
         }
-        let mut sum = [0; 8];
-        sum.copy_from_slice(&bytes[LEN - 8..]);
-        let is_whole = Summer(MAGIC).sum(at, &bytes[..LEN - 8]) == u64::from_le_bytes(sum);
+        let (told, sum) = bytes.split_last_chunk().ok_or_else(|| not("the disk is too small"))?;
+        let is_whole = Summer(MAGIC).sum(at, told) == u64::from_le_bytes(*sum);
         if !is_whole && !is_left_out(Omission::SuperblockSum) {
             return Err(Error::Corrupt { what: "a superblock's sum", at_bytes: at });
         }
@@ -192,9 +205,11 @@ impl Superblock {
     /// The writes of one pair of copies.
     pub fn writes(&self, pair: usize) -> Vec<draconis_device::Write> {
         let page = self.geometry.page_bytes as usize;
-        self.geometry.copies()[pair * 2..pair * 2 + 2]
-            .iter()
-            .map(|&at_bytes| {
+        let copies = self.geometry.copies().into_iter();
+        copies
+            .skip(pair.saturating_mul(2))
+            .take(2)
+            .map(|at_bytes| {
                 let mut block = Block::private(page);
                 block.copy_in(0, &self.encode(at_bytes));
                 draconis_device::Write { at_bytes, block }
@@ -241,9 +256,8 @@ impl Superblock {
 fn everywhere(disk_bytes: u64) -> Vec<u64> {
     let places = (12..=20).flat_map(|shift| {
         let stride = 1u64 << shift;
-        let end = disk_bytes - disk_bytes % 512;
-        let end = end - end % stride.min(4096);
-        [Some(stride), end.checked_sub(2 * stride), end.checked_sub(stride)]
+        let end = whole_pages(disk_bytes, 4096);
+        [Some(stride), end.checked_sub(stride.saturating_mul(2)), end.checked_sub(stride)]
     });
     places.flatten().collect()
 }
@@ -269,7 +283,7 @@ fn read_copy(disk: &dyn Disk, at: u64) -> Result<Superblock> {
         return Err(Error::NotAStore("no superblock".to_owned()));
     }
     let block = disk
-        .read(Extent::new(at, len), Block::private(len as usize), Urgency::Now)
+        .read(Extent::new(at, len), Block::private(index(len)), Urgency::Now)
         .wait()
         .unwrap_or(Err(draconis_device::Refused {
             goods: None,

@@ -9,10 +9,10 @@
 //! key before it, and a payload that follows the one before, of the same length, says only
 //! its sums. So a mebibyte of 4 KiB updates has its table in the page of its header.
 //!
-//! Law: what one line adds to the key before it is bounded, so that a table that nobody
+//! Law: what one line adds to the key before it is bounded, so that a table that no store
 //! here made cannot ask for much more memory than it has bytes.
 
-use crate::codec::{Reader, put_varint};
+use crate::codec::{Reader, low_byte, put_varint};
 use crate::entry::{Data, Entry, Key, fits, pieces};
 use crate::{Error, Result};
 
@@ -85,32 +85,33 @@ impl Table {
 
     /// The most that a pair takes, with a payload of `len` bytes.
     pub fn most(key_len: usize, len: usize) -> usize {
-        key_len + pieces(len) * 8 + 56
+        key_len.saturating_add(pieces(len).saturating_mul(8)).saturating_add(56)
     }
 
     pub fn pair(&mut self, order: u64, key: &[u8], entry: &Entry) {
         let before = &self.before;
-        let is_in_order = order == before.order + 1;
+        let is_in_order = Some(order) == before.order.checked_add(1);
         let alike = match entry {
             Entry::Data(data) if before.is_alike(data) => Some(data),
             _ => None,
         };
         let zeros = key.iter().rev().take(ZEROS_MAX).take_while(|&&byte| byte == 0).count();
-        let told = &key[..key.len() - zeros];
+        let told = key.get(..key.len().saturating_sub(zeros)).unwrap_or_default();
         let shared = before.key.iter().zip(told).take(SHARED_MAX).take_while(|(a, b)| a == b);
         let shared = shared.count();
         let flags = PAIR
             | if is_in_order { IN_ORDER } else { 0 }
             | if alike.is_some() { ALIKE } else { 0 }
-            | (zeros as u8) << ZEROS_SHIFT;
+            | low_byte(zeros as u64) << ZEROS_SHIFT;
         let out = &mut self.bytes;
         out.push(flags);
         if !is_in_order {
             put_varint(out, order);
         }
-        out.push(shared as u8);
-        put_varint(out, (told.len() - shared) as u64);
-        out.extend_from_slice(&told[shared..]);
+        out.push(low_byte(shared as u64));
+        let rest = told.get(shared..).unwrap_or_default();
+        put_varint(out, rest.len() as u64);
+        out.extend_from_slice(rest);
         match alike {
             Some(data) => {
                 data.sums.iter().for_each(|sum| out.extend_from_slice(&sum.to_le_bytes()))
@@ -123,9 +124,9 @@ impl Table {
     /// Notes a payload that is a node, or a chunk.
     pub fn note(&mut self, is_node: bool, at: u64, len: u32) {
         self.bytes.push(if is_node { NODE } else { CHUNK });
-        put_varint(&mut self.bytes, at - self.frame_at);
+        put_varint(&mut self.bytes, at.saturating_sub(self.frame_at));
         put_varint(&mut self.bytes, u64::from(len));
-        self.before.end = at + u64::from(len);
+        self.before.end = at.saturating_add(u64::from(len));
     }
 }
 
@@ -141,7 +142,7 @@ impl<'a> Items<'a> {
     /// The lines of `table`, which lies `table_at` bytes into the frame at byte `frame_at` of
     /// the disk.
     pub fn new(table: &'a [u8], frame_at: u64, table_at: u32) -> Self {
-        let reader = Reader::new(table, frame_at + u64::from(table_at));
+        let reader = Reader::new(table, frame_at.saturating_add(u64::from(table_at)));
         Self { reader, frame_at, before: Before::default() }
     }
 
@@ -150,9 +151,9 @@ impl<'a> Items<'a> {
         match flags & KIND {
             PAIR if flags >> 4 & 1 == 0 => self.read_pair(flags),
             kind @ (NODE | CHUNK) if flags == kind => {
-                let at = self.frame_at + u64::from(self.reader.varint_u32()?);
+                let at = self.frame_at.saturating_add(u64::from(self.reader.varint_u32()?));
                 let len = self.reader.varint_u32()?;
-                self.before.end = at + u64::from(len);
+                self.before.end = at.saturating_add(u64::from(len));
                 Ok(if kind == NODE { Item::Node { at, len } } else { Item::Chunk { at, len } })
             }
             _ => Err(self.reader.corrupt("an item of a kind that is not known")),

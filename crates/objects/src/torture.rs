@@ -13,6 +13,18 @@
 //! prefix holds every group that was waited for.
 //! Law 2: a seed makes a run; a state is named by seed and number.
 //! Law 3: the judge knows nothing of how a store works: it opens, reads and writes.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unreachable,
+    clippy::unwrap_used,
+    reason = "a judge for tests and the lab, never part of a store: it may stop with a panic"
+)]
 
 mod damage;
 mod history;
@@ -22,6 +34,8 @@ mod making;
 mod run;
 mod script;
 
+pub use draconis_device::Random;
+
 pub use crate::hooks::{Omission, Settings, set};
 pub use damage::{Damage, Harm, damage, fail};
 pub use history::{Contents, History};
@@ -30,30 +44,3 @@ pub use judge::{Effort, Judge, Violation};
 pub use making::make_over;
 pub use run::{Recorded, Tally, cut, record};
 pub use script::{Op, Script, Shape, Step, random, random_large, sequence, sequences};
-
-/// Chance that a seed replays (SplitMix64).
-#[derive(Clone, Debug)]
-pub struct Dice(u64);
-
-impl Dice {
-    /// Chance from `seed`.
-    pub fn new(seed: u64) -> Self {
-        Self(crate::codec::mix(seed))
-    }
-
-    /// Any number.
-    pub fn number(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        crate::codec::mix(self.0)
-    }
-
-    /// Less than `end`, which is not 0.
-    pub fn below(&mut self, end: u64) -> u64 {
-        (self.number() >> 16) % end
-    }
-
-    /// True once in `of` times.
-    pub fn once_in(&mut self, of: u64) -> bool {
-        self.below(of) == 0
-    }
-}

@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use crate::codec::narrow;
 use crate::entry::{Data, Entry, Named, extent_key, named, object_key};
 use crate::layer::{Layer, Sorted, intervals};
 use crate::tree::{Found, Nodes, Tree};
 use crate::{ObjectId, Result};
 
-/// Held by whoever may still read what a checkpoint did away with.
+/// Held by those who may still read what a checkpoint did away with.
 #[derive(Debug, Default)]
 pub(crate) struct Token;
 
@@ -87,12 +88,16 @@ impl Index<'_> {
         intervals(top, id, from, to, &mut |at, entry| found.push((at, entry)));
         let mut done = from;
         for (at, entry) in found {
-            let (start, end) = (at.max(from), (at + entry.covers()).min(to));
+            let (start, end) = (at.max(from), at.saturating_add(entry.covers()).min(to));
             if start > done && below.resolve(nodes, id, (done, start), hint, take)?.is_break() {
                 return Ok(ControlFlow::Break(()));
             }
             if let Entry::Data(data) = entry
-                && take(start, data.part((start - at) as u32, (end - start) as u32)).is_break()
+                && take(
+                    start,
+                    data.part(narrow(start.saturating_sub(at)), narrow(end.saturating_sub(start))),
+                )
+                .is_break()
             {
                 return Ok(ControlFlow::Break(()));
             }
@@ -124,11 +129,11 @@ fn resolve_tree(
 ) -> Result<ControlFlow<()>> {
     let mut give = |at: u64, entry: &Entry| {
         let Entry::Data(data) = entry else { return ControlFlow::Continue(()) };
-        let (start, end) = (at.max(from), (at + u64::from(data.len)).min(to));
+        let (start, end) = (at.max(from), at.saturating_add(u64::from(data.len)).min(to));
         if start >= end {
             return ControlFlow::Continue(());
         }
-        take(start, data.part((start - at) as u32, (end - start) as u32))
+        take(start, data.part(narrow(start.saturating_sub(at)), narrow(end.saturating_sub(start))))
     };
     let mut key = extent_key(id, from);
     if let Some((key, entry)) = tree.before(nodes, &key, hint)?

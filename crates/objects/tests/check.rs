@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use draconis_device::{Disk, MemoryDisk};
+use draconis_device::{Disk, MemoryDisk, Random};
 use draconis_objects::check::CheckOptions;
 use draconis_objects::kv::Kv;
 use draconis_objects::{
@@ -10,11 +10,6 @@ use draconis_objects::{
 };
 
 const DISK: usize = 8 << 20;
-
-fn random(state: &mut u64, below: u64) -> u64 {
-    *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-    (*state >> 33) % below
-}
 
 fn content(id: u64) -> Vec<u8> {
     (0..20_000 + id * 1000).map(|at| (at * 7 + id) as u8).collect()
@@ -49,15 +44,15 @@ fn made(layout: LayoutKind) -> Vec<u8> {
 fn rot_anywhere_is_found_before_it_is_read() {
     for layout in [LayoutKind::Log, LayoutKind::Cow] {
         let whole = made(layout);
-        let mut state = 11;
+        let mut random = Random::new(11);
         let mut found = 0;
         for _ in 0..150 {
             let mut bytes = whole.clone();
-            for _ in 0..1 + random(&mut state, 20) {
-                let at = random(&mut state, DISK as u64) as usize;
+            for _ in 0..1 + random.below(20) {
+                let at = random.below(DISK as u64) as usize;
                 // Most of the disk is empty: look for something near.
                 let at = (at..DISK).find(|&at| bytes[at] != 0).unwrap_or(0);
-                bytes[at] ^= 1 << random(&mut state, 8);
+                bytes[at] ^= 1 << random.below(8);
             }
             let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(bytes, 512));
             let checked = Store::check(disk.clone(), &CheckOptions::default(), &mut |_, _| {});

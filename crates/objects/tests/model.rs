@@ -4,17 +4,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use draconis_device::{Disk, MemoryDisk};
+use draconis_device::{Disk, MemoryDisk, Random};
 use draconis_objects::check::CheckOptions;
 use draconis_objects::kv::Kv;
 use draconis_objects::{
     CreateOptions, Error, Group, Hint, LayoutKind, ObjectId, OpenOptions, Profile, Store,
 };
-
-fn random(state: &mut u64, below: u64) -> u64 {
-    *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-    (*state >> 33) % below
-}
 
 fn profile(layout: LayoutKind, segment_bytes: u32) -> CreateOptions {
     let profile = Profile { layout, page_bytes: 4096, segment_bytes, queue_depth: 8 };
@@ -59,30 +54,30 @@ fn run(layout: LayoutKind, seed: u64, disk_bytes: usize, segment_bytes: u32, rou
     Store::create(disk.clone(), &profile(layout, segment_bytes)).unwrap();
     let mut store = Store::open(disk.clone(), &options()).unwrap();
     let (mut objects, mut keys) = (Objects::new(), Keys::new());
-    let mut state = seed;
+    let mut random = Random::new(seed);
     let (mut full, mut taken, mut cleaned) = (0, 0, 0);
     let mut kept: Option<(draconis_objects::Snapshot, Objects)> = None;
     for round in 0..rounds {
-        let next = &mut state;
+        let next = &mut random;
         let mut group = Group::new();
         let mut batch = draconis_objects::kv::Batch::new();
         let (mut new_objects, mut new_keys) = (objects.clone(), keys.clone());
-        let is_kv = random(next, 3) == 0;
-        for _ in 0..1 + random(next, 4) {
-            let pick = |next: &mut u64, of: &Objects| {
-                let n = random(next, of.len() as u64) as usize;
+        let is_kv = next.below(3) == 0;
+        for _ in 0..1 + next.below(4) {
+            let pick = |next: &mut Random, of: &Objects| {
+                let n = next.below(of.len() as u64) as usize;
                 *of.keys().nth(n).unwrap()
             };
-            let len = match random(next, 6) {
-                0 => random(next, 30_000),
-                1 => 4096 * (1 + random(next, 4)),
-                _ => 1 + random(next, 700),
+            let len = match next.below(6) {
+                0 => next.below(30_000),
+                1 => 4096 * (1 + next.below(4)),
+                _ => 1 + next.below(700),
             };
             let bytes: Vec<u8> =
                 (0..len).map(|i| (i as u8) ^ (round as u8).wrapping_mul(31)).collect();
             if is_kv {
-                let key = format!("{:04}", random(next, 300)).into_bytes();
-                if random(next, 4) == 0 {
+                let key = format!("{:04}", next.below(300)).into_bytes();
+                if next.below(4) == 0 {
                     batch.delete(&key);
                     new_keys.remove(&key);
                 } else {
@@ -91,7 +86,7 @@ fn run(layout: LayoutKind, seed: u64, disk_bytes: usize, segment_bytes: u32, rou
                 }
                 continue;
             }
-            match random(next, 10) {
+            match next.below(10) {
                 0 | 1 if new_objects.len() < 20 => {
                     let id = group.create(store.new_object(), Hint::Unknown);
                     new_objects.insert(id, vec![]);
@@ -105,7 +100,7 @@ fn run(layout: LayoutKind, seed: u64, disk_bytes: usize, segment_bytes: u32, rou
                 3 => {
                     let id = pick(next, &new_objects);
                     let bytes = new_objects.get_mut(&id).unwrap();
-                    let len = random(next, bytes.len() as u64 * 5 / 4 + 10);
+                    let len = next.below(bytes.len() as u64 * 5 / 4 + 10);
                     group.truncate(id, len);
                     bytes.resize(len as usize, 0);
                 }
@@ -117,7 +112,7 @@ fn run(layout: LayoutKind, seed: u64, disk_bytes: usize, segment_bytes: u32, rou
                 _ => {
                     let id = pick(next, &new_objects);
                     let have = new_objects.get_mut(&id).unwrap();
-                    let at = random(next, have.len() as u64 + 500) as usize;
+                    let at = next.below(have.len() as u64 + 500) as usize;
                     group.write(id, at as u64, &bytes);
                     have.resize(have.len().max(at + bytes.len()), 0);
                     have[at..at + bytes.len()].copy_from_slice(&bytes);
@@ -132,7 +127,7 @@ fn run(layout: LayoutKind, seed: u64, disk_bytes: usize, segment_bytes: u32, rou
             Ok(ticket) => {
                 (objects, keys) = (new_objects, new_keys);
                 taken += 1;
-                if random(&mut state, 3) == 0 {
+                if random.below(3) == 0 {
                     store.wait(ticket).unwrap();
                 }
             }
@@ -156,7 +151,7 @@ fn run(layout: LayoutKind, seed: u64, disk_bytes: usize, segment_bytes: u32, rou
             }
             Err(error) => panic!("round {round}: {error}"),
         }
-        match random(&mut state, 60) {
+        match random.below(60) {
             0 => {
                 if let Some((snapshot, was)) = kept.take() {
                     for (id, bytes) in &was {

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use draconis_device::Disk;
 use draconis_device::sim::SimDisk;
-use draconis_objects::torture::{self, Dice, Omission, Settings};
+use draconis_objects::torture::{self, Omission, Random, Settings};
 use draconis_objects::{
     CreateOptions, Group, Hint, LayoutKind, ObjectId, OpenOptions, Profile, Store, Ticket,
 };
@@ -41,7 +41,7 @@ fn all(of: &[AtomicU64; WRITERS]) -> Reached {
 /// What a writer's object holds from [`AT`] on after group `n`, which knew of `others`.
 fn record(n: u64, others: Reached) -> Vec<u8> {
     let mut bytes: Vec<u8> = [n].iter().chain(&others).flat_map(|it| it.to_le_bytes()).collect();
-    let mut dice = Dice::new(n);
+    let mut dice = Random::new(n);
     bytes.resize(bytes.len() + dice.below(9000) as usize, n as u8);
     bytes
 }
@@ -104,7 +104,7 @@ fn write(
     seed: u64,
     settings: Settings,
 ) {
-    let mut dice = Dice::new(seed * 31 + writer as u64);
+    let mut dice = Random::new(seed * 31 + writer as u64);
     torture::set(settings);
     for n in 1..=GROUPS {
         let others = all(&progress.submitted);
@@ -167,13 +167,13 @@ fn run(seed: u64, without: Option<Omission>) -> usize {
                 least = judge(objects, &read, before);
             }
         });
-        let mut dice = Dice::new(seed);
+        let mut dice = Random::new(seed);
         while writers.iter().any(|writer| !writer.is_finished()) {
             // A few things happen in the disk, or in the store.
             (0..dice.below(2000)).for_each(|_| std::hint::spin_loop());
             if states.len() < 200 && dice.once_in(3) {
                 let waited = all(&progress.waited);
-                states.push((waited, disk.crash(dice.number())));
+                states.push((waited, disk.crash(dice.next_u64())));
             }
             std::thread::yield_now();
         }

@@ -168,7 +168,7 @@ macro_rules! store {
 
             impl Drop for Store {
                 fn drop(&mut self) {
-                    // SAFETY: all came from the library and nobody uses them any more.
+                    // SAFETY: all came from the library and they have no user any more.
                     unsafe {
                         $close(self.db);
                         $write_drop(self.write);
@@ -246,7 +246,7 @@ macro_rules! store {
                         if !visit(cursor.at($key_at), cursor.at($value_at)) {
                             break;
                         }
-                        // SAFETY: it stands on a pair, and nobody has a look at that any more.
+                        // SAFETY: it stands on a pair, and nothing looks at that any more.
                         unsafe { $next(cursor.0) };
                     }
                     let mut error = ptr::null_mut();

@@ -11,6 +11,6 @@ use anyhow::Context as _;
 /// What the system says.
 pub fn join(group: Option<&Path>) -> anyhow::Result<()> {
     let Some(group) = group else { return Ok(()) };
-    // 0 is whoever writes it.
+    // 0 is the process that writes it.
     std::fs::write(group.join("cgroup.procs"), "0").context("joining the control group")
 }

@@ -1,9 +1,9 @@
 //! Which keys, and what their values must be.
 //!
-//! Law: a value follows from the seed, the key and how often the key was set, so whoever
+//! Law: a value follows from the seed, the key and how often the key was set, so a reader
 //! reads it knows what it must be.
 
-use crate::random::Random;
+use draconis_device::Random;
 
 /// Bytes of a key.
 pub const KEY_BYTES: usize = 16;

@@ -33,7 +33,7 @@ pub struct Opening {
 pub type Visit<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> bool;
 
 /// A store under measurement. One that opens durable makes each put durable before it
-/// returns; else nothing is but by [`KvSubject::sync`]. Whoever wants another store measured
+/// returns; else nothing is but by [`KvSubject::sync`]. To have another store measured
 /// implements this and adds it to [`STORES`] and [`open`].
 pub trait KvSubject: Send + Sync {
     /// Sets the value of a key.

@@ -34,7 +34,7 @@ impl Lmdb {
             // away after the run.
             unsafe { options.flags(EnvFlags::NO_SYNC) };
         }
-        // SAFETY: nobody else opens or changes the file, which was made for this run.
+        // SAFETY: no other process opens or changes the file, which was made for this run.
         let env = unsafe { options.open(dir)? };
         let mut transaction = env.write_txn()?;
         let database = env.create_database(&mut transaction, None)?;

@@ -1,12 +1,12 @@
 //! The lab's helper: one workload on one store, or on memory that is paged, for each start.
 //!
 //! ```text
-//!   draconis-lab ── command line ──▶ kv: a store that somebody else wrote, or ours
+//!   draconis-lab ── command line ──▶ kv: a store that others wrote, or ours
 //!                ◀── one line JSON ── memory: a mapping that is larger than what may stay
 //! ```
 //!
 //! It is a program of its own so that the lab itself needs neither C++ nor unsafe code, and
-//! so that a process may be limited in memory that is nobody else's.
+//! so that a process may be limited in memory that is its own.
 #![deny(unsafe_code)]
 
 #[cfg(any(feature = "leveldb", feature = "rocksdb"))]
@@ -24,9 +24,6 @@ mod lmdb;
 mod mapping;
 mod memory;
 mod puts;
-// The lab's own: too little for a crate.
-#[path = "../../lab/src/random.rs"]
-mod random;
 mod reads;
 #[cfg(feature = "redb")]
 mod redb_store;

@@ -58,7 +58,7 @@ impl Mapping {
     /// Sets the byte at a place; nothing beyond the end.
     pub fn set(&mut self, at: usize, byte: u8) {
         if at < self.len {
-            // SAFETY: within the mapping, which nobody else uses.
+            // SAFETY: within the mapping, which has no other user.
             unsafe { self.start.as_ptr().add(at).write_volatile(byte) };
         }
     }
@@ -82,7 +82,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: nobody has a reference into it.
+        // SAFETY: there is no reference into it.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
     }
 }

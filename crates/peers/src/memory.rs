@@ -14,7 +14,7 @@ use anyhow::Context;
 use serde::Serialize;
 
 use crate::mapping::Mapping;
-use crate::random::Random;
+use draconis_device::Random;
 
 /// What is read.
 #[derive(Debug, clap::Args)]

@@ -18,7 +18,7 @@ use serde::Serialize;
 use crate::keys::{Keys, Pattern, Values, key_of, number_of};
 use crate::kv::{self, KvSubject, Opening};
 use crate::latency::{Latencies, Quantiles};
-use crate::random::Random;
+use draconis_device::Random;
 
 /// Pairs that are loaded at once.
 const BATCH: usize = 1000;
@@ -203,7 +203,7 @@ impl<'a> Reading<'a> {
     fn scan(&mut self, most: Duration) -> anyhow::Result<Phase> {
         let store = self.store.as_deref().context("a store")?;
         let (mut count, mut checking, mut wrong) = (0, Duration::ZERO, None);
-        // Some stores show bytes that nobody has looked at yet: whoever scans does.
+        // Some stores show bytes that were not looked at yet: a scan does.
         let mut copy = Vec::new();
         let started = Instant::now();
         store.scan(&mut |key, value| {
@@ -265,7 +265,7 @@ fn files(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(all)
 }
 
-/// Has the kernel forget what it keeps of the files of a directory that nobody has open.
+/// Has the kernel forget what it keeps of the files of a directory that are not open.
 fn forget(dir: &Path) -> anyhow::Result<()> {
     for path in files(dir)? {
         let file = std::fs::File::open(path)?;

@@ -2,6 +2,9 @@
 
 mod common;
 
+#[path = "../../../tests/common/skipped.rs"]
+mod skipped;
+
 use std::io::{Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
@@ -211,7 +214,7 @@ fn an_extractor_reaches_its_directory_and_nothing_beside_it() {
     std::fs::write(dir.path().join("outside"), "secret").unwrap();
     let (status, said) = run("extractor paths", &inside);
     if status.code() == Some(NO_LANDLOCK) {
-        eprintln!("skipped: the extractor's paths: this kernel has no landlock");
+        skipped::skipped("the extractor's paths: this kernel has no landlock");
         return;
     }
     assert!(status.success(), "{status} {said}");

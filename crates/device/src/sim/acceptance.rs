@@ -4,7 +4,7 @@
 //! 4.17 ms half a turn), appends from its 120 turns a second, transfer rates are those of
 //! Barracuda XT and ST1000DM010. Reads of the Intel P3700 800 GB were measured by AnandTech
 //! (11209, 8104); 450,000 to 460,000 of them at most are its specification. Of its writes,
-//! 20 µs and 175,000 a second are what is commonly said; nobody here measured it. A row
+//! 20 µs and 175,000 a second are what is commonly said, and were not measured here. A row
 //! without a published figure is there to be seen.
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use draconis_exchange::heap::Block;
 
 use super::{Hdd, HddParameters, SimDisk, Ssd, SsdParameters};
-use crate::dice::Dice;
+use crate::Random;
 use crate::{Disk, Extent, Group, Pending, Ticket, Urgency, Write};
 
 /// A figure of a model beside the published one.
@@ -164,7 +164,7 @@ fn knee(worn: &Ssd) -> u32 {
 /// A disk and what is asked of it.
 struct Load {
     disk: Arc<SimDisk>,
-    dice: Dice,
+    dice: Random,
     /// When it began, and how much of the disk it uses.
     begin_s: f64,
     len_bytes: u64,
@@ -174,7 +174,7 @@ impl Load {
     fn new(timing: impl super::Timing + 'static) -> Self {
         let len_bytes = timing.model().len_bytes;
         let disk = SimDisk::new(timing, &super::Clock::new());
-        Self { disk, dice: Dice(SEED), begin_s: 0.0, len_bytes }
+        Self { disk, dice: Random::new(SEED), begin_s: 0.0, len_bytes }
     }
 
     fn now_s(&self) -> f64 {

@@ -19,7 +19,7 @@ impl Clock {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Lets `ns` pass: somebody thinks.
+    /// Lets `ns` pass: a client thinks.
     pub fn advance(&self, ns: u64) {
         self.0.fetch_add(ns, Ordering::AcqRel);
     }

@@ -8,7 +8,7 @@
 //!
 //! Law 1: groups go to the device in the order of their tickets, many at once unless one
 //! follows another that is not durable yet.
-//! Law 2: the device never runs ahead of the clock but while somebody waits, and then the
+//! Law 2: the device never runs ahead of the clock but for a waiter, and then the
 //! clock comes after.
 
 use std::collections::{HashMap, VecDeque};
@@ -21,7 +21,7 @@ use super::undo::{Undo, Undone};
 use super::{
     Clock, Done, Hdd, HddParameters, Kind, Model, Request, Ssd, SsdParameters, Timing, Work,
 };
-use crate::dice::Dice;
+use crate::Random;
 use crate::{
     Answer, Atomic, ChainBounds, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer,
     Refused, Ticket, Urgency,
@@ -207,7 +207,7 @@ impl SimDisk {
         core.catch_up();
         let mut undo = core.undo.clone();
         let mut image = core.image.clone();
-        undo.cut(&mut image, core.started, &mut Dice(seed));
+        undo.cut(&mut image, core.started, &mut Random::new(seed));
         core.copy(image)
     }
 

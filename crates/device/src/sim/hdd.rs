@@ -10,7 +10,7 @@
 //! ```
 //!
 //! When nothing waits, the head reads on behind the last read; what comes by is in the cache.
-//! Reads go before the writes that the cache holds, unless it is nearly full or somebody
+//! Reads go before the writes that the cache holds, unless it is nearly full or a waiter
 //! waits for a flush: then whatever is nearest in time is next. What was written before a
 //! flush is written before anything behind it.
 //!
@@ -27,7 +27,7 @@ use self::cache::{Dirty, ReadCache};
 use self::geometry::{Geometry, Place};
 use super::{Done, Kind, Model, Request, Timing, Work};
 use crate::Extent;
-use crate::dice::Dice;
+use crate::Random;
 
 /// What a hard disk is made of.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -179,7 +179,7 @@ impl Hdd {
         assert!(outer >= inner && inner >= 4096, "a track holds something");
         let len_bytes = parameters.len_bytes - parameters.len_bytes % 4096;
         let parameters = HddParameters { len_bytes, ..parameters };
-        let geometry = Geometry::new(&parameters, Dice(parameters.seed).next());
+        let geometry = Geometry::new(&parameters, Random::new(parameters.seed).next_u64());
         Self {
             parameters,
             head: geometry.place(0),

@@ -107,13 +107,13 @@ fn is_zero(bytes: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dice::Dice;
+    use crate::Random;
 
     #[test]
     fn it_holds_what_a_plain_one_holds() {
         const LEN: usize = 5 << 20;
         let (mut image, mut plain) = (Image::new(LEN as u64), vec![0; LEN]);
-        let mut dice = Dice(1);
+        let mut dice = Random::new(1);
         for round in 0..2000u32 {
             let len = 512 * (1 + dice.below(40) as usize);
             let at = 512 * dice.below(((LEN - len) / 512) as u64) as usize;

@@ -23,7 +23,7 @@ use std::collections::{BinaryHeap, HashSet, VecDeque};
 use self::ftl::{Ftl, Op, Shape};
 use super::{Done, Kind, Model, Request, Timing, Work};
 use crate::Extent;
-use crate::dice::Dice;
+use crate::Random;
 
 /// What a flash disk is made of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -80,7 +80,7 @@ const DEPTH: usize = 256;
 #[derive(Clone, Debug)]
 pub struct Ssd {
     parameters: SsdParameters,
-    dice: Dice,
+    dice: Random,
     ftl: Ftl,
     controller: Server,
     link: Server,
@@ -97,9 +97,9 @@ pub struct Ssd {
 /// Something that does one thing after the other.
 #[derive(Clone, Copy, Default, Debug)]
 struct Server {
-    /// Until when it works for somebody who waits.
+    /// Until when it works for a waiter.
     urgent_ns: u64,
-    /// Until when it works for anybody.
+    /// Until when it works at all.
     usual_ns: u64,
     busy_ns: u64,
 }
@@ -160,7 +160,7 @@ impl Ssd {
         let parameters = SsdParameters { len_bytes, ..parameters };
         Self {
             parameters,
-            dice: Dice(parameters.seed),
+            dice: Random::new(parameters.seed),
             ftl: Ftl::new(Shape::of(&parameters)),
             controller: Server::default(),
             link: Server::default(),

@@ -13,7 +13,7 @@
 use std::collections::VecDeque;
 
 use super::image::Image;
-use crate::dice::Dice;
+use crate::Random;
 
 /// What is written whole or not at all, in bytes.
 const SECTOR_BYTES: u64 = 512;
@@ -58,7 +58,7 @@ impl Undo {
     }
 
     /// Undoes all writes, and does some sectors of those that were started again.
-    pub(crate) fn cut(&mut self, image: &mut Image, started: u64, dice: &mut Dice) {
+    pub(crate) fn cut(&mut self, image: &mut Image, started: u64, dice: &mut Random) {
         for write in self.writes.iter_mut().rev() {
             let mut new = vec![0; write.bytes.len()];
             image.read(write.at_bytes, &mut new);
@@ -99,7 +99,7 @@ mod tests {
             .map(|seed| {
                 let (mut image, mut undo) = written(writes);
                 undo.forget(durable);
-                undo.cut(&mut image, started, &mut Dice(seed));
+                undo.cut(&mut image, started, &mut Random::new(seed));
                 let mut bytes = [0; 1536];
                 image.read(0, &mut bytes);
                 [bytes[0], bytes[512], bytes[1024]]

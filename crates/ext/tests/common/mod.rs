@@ -1,6 +1,9 @@
 //! Images made by others, and what others see in them.
 #![allow(dead_code, reason = "every test binary takes what it needs")]
 
+#[path = "../../../../tests/common/skipped.rs"]
+mod skipped;
+
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -12,6 +15,7 @@ use draconis_device::{
 };
 use draconis_exchange::heap::Block;
 use draconis_ext::{Options, Volume};
+pub use skipped::skipped;
 use tempfile::TempDir;
 
 pub mod compare;
@@ -85,7 +89,7 @@ pub fn run(tool: &str, arguments: &[&str]) -> Option<String> {
     let output = match Command::new(tool).args(arguments).env("PATH", path).output() {
         Ok(output) => output,
         Err(error) => {
-            eprintln!("skipped: {tool}: {error}");
+            skipped(format_args!("{tool}: {error}"));
             return None;
         }
     };
@@ -159,7 +163,7 @@ impl Image {
 
     fn mount_with(&self, options: &str) -> Option<Mount> {
         if !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: mounting needs root");
+            skipped("mounting needs root");
             return None;
         }
         let dir = tempfile::tempdir().unwrap();
@@ -168,11 +172,11 @@ impl Image {
         match output {
             Ok(output) if output.status.success() => Some(Mount { dir }),
             Ok(output) => {
-                eprintln!("skipped: mount: {}", String::from_utf8_lossy(&output.stderr).trim());
+                skipped(format_args!("mount: {}", String::from_utf8_lossy(&output.stderr).trim()));
                 None
             }
             Err(error) => {
-                eprintln!("skipped: mount: {error}");
+                skipped(format_args!("mount: {error}"));
                 None
             }
         }
@@ -201,25 +205,5 @@ impl Drop for Mount {
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
         let _ = Command::new("umount").arg("-l").arg(self.dir.path()).status();
-    }
-}
-
-/// Numbers from a seed (xorshift64*).
-pub struct Random(u64);
-
-impl Random {
-    pub fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-
-    pub fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
-    }
-
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit.max(1)
     }
 }

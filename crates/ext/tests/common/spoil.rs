@@ -4,7 +4,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use super::{Image, Random, tree};
+use draconis_device::Random;
+
+use super::{Image, tree};
 
 /// How many images: `DRACONIS_ROUNDS` times as many as usual.
 pub fn rounds(usual: u64) -> u64 {
@@ -113,7 +115,7 @@ pub fn spoil(image: &mut [u8], range: std::ops::Range<usize>, random: &mut Rando
         6 => old ^ (1 << random.below(8 * width as u64)),
         7 => random.below(800),
         8 => 1 << random.below(33),
-        _ => random.next(),
+        _ => random.next_u64(),
     };
     image[at..at + width].copy_from_slice(&new.to_le_bytes()[..width]);
 }

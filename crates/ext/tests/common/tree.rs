@@ -6,14 +6,16 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::Path;
 
+use draconis_device::Random;
 use rustix::fs::{CWD, FileType, Mode, Timespec, Timestamps, XattrFlags};
 
-use super::Random;
+use super::skipped;
 
 /// Bytes that show where in a file they are.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut random = Random::new(seed);
-    let mut bytes: Vec<u8> = (0..len / 8 + 1).flat_map(|_| random.next().to_le_bytes()).collect();
+    let mut bytes: Vec<u8> =
+        (0..len / 8 + 1).flat_map(|_| random.next_u64().to_le_bytes()).collect();
     bytes.truncate(len);
     bytes
 }
@@ -73,7 +75,7 @@ fn nodes(root: &Path) {
         if let Err(error) =
             rustix::fs::mknodat(CWD, root.join(name), kind, Mode::from_raw_mode(0o640), device)
         {
-            eprintln!("skipped: {name}: {error}");
+            skipped(format_args!("{name}: {error}"));
         }
     };
     make("fifo", FileType::Fifo, 0, 0);
@@ -87,7 +89,7 @@ fn attributes(root: &Path) {
         let path = root.join(file);
         fs::write(&path, file).unwrap();
         if let Err(error) = rustix::fs::setxattr(&path, name, value, XattrFlags::empty()) {
-            eprintln!("skipped: {name}: {error}");
+            skipped(format_args!("{name}: {error}"));
         }
     };
     set("small-attribute", "user.small", b"v");

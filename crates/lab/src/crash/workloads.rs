@@ -13,7 +13,7 @@ use draconis_device::{MemoryDisk, RecordDisk};
 use draconis_exchange::contract::Kind;
 use draconis_ext::{Cookie, Follow, InodeNumber, NewNode, Volume};
 
-use crate::random::Random;
+use draconis_device::Random;
 
 /// A recorder on memory: what every workload runs on.
 pub(super) type Record = RecordDisk<MemoryDisk>;

@@ -37,7 +37,7 @@ const SECONDS: &[(&str, u64, u64)] = &[
     ("fio-check", 20, 210),
 ];
 
-/// Seconds of a run of the named experiment; `None` if nobody measured it.
+/// Seconds of a run of the named experiment; `None` if it was not measured.
 pub fn seconds(name: &str, is_paper: bool) -> Option<u64> {
     let (_, quick, paper) = SECONDS.iter().find(|(known, _, _)| *known == name)?;
     Some(if is_paper { *paper } else { *quick })

@@ -129,8 +129,8 @@ impl FioCheck {
     }
 }
 
-/// Past the caches there is nothing to empty; but what somebody wrote before must be out of
-/// the way, also for whoever does not first take a while to start.
+/// Past the caches there is nothing to empty; but what was written before must be out of
+/// the way, also for a subject that does not first take a while to start.
 fn settle() {
     rustix::fs::sync();
     std::thread::sleep(Duration::from_millis(150));

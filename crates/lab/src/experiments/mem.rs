@@ -12,10 +12,10 @@ use crate::context::Context;
 use crate::machine;
 use crate::parameters::parameter;
 use crate::pressure::Pressure;
-use crate::random::Random;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::subject::{Device, Kind, Subject};
 use crate::units;
+use draconis_device::Random;
 
 /// One of the experiments on memory.
 pub struct Mem {
@@ -205,7 +205,7 @@ fn make_file(context: &Context, bytes: u64) -> anyhow::Result<tempfile::NamedTem
         left -= len;
     }
     file.as_file().sync_all()?;
-    // Whoever brings a page in is charged for it: that must be the child.
+    // The process that brings a page in is charged for it: that must be the child.
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
     Ok(file)
 }

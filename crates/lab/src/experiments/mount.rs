@@ -20,10 +20,10 @@ use super::reading::Chill;
 use super::{About, Experiment, Paper};
 use crate::context::Context;
 use crate::parameters::parameter;
-use crate::random::Random;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::subject::{Kind, Subject, time_output};
 use crate::units;
+use draconis_device::Random;
 
 /// See the module.
 pub struct Mount;

@@ -9,10 +9,10 @@ use super::{About, Experiment, Paper};
 use crate::buffer::Buffer;
 use crate::context::Context;
 use crate::parameters::parameter;
-use crate::random::Random;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::subject::{How, Kind, Subject};
 use crate::units;
+use draconis_device::Random;
 
 /// See the module.
 pub struct Parallel;

@@ -6,8 +6,8 @@ use anyhow::bail;
 
 use crate::buffer::Buffer;
 use crate::context::Context;
-use crate::random::Random;
 use crate::subject::{Cold, Files, Handle, How, Subject};
+use draconis_device::Random;
 
 /// What files are filled with at once, in bytes.
 const PIECE_BYTES: usize = 1 << 20;

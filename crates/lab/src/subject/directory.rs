@@ -1,4 +1,4 @@
-//! File systems that are mounted: by somebody else, or by us for one experiment.
+//! File systems that are mounted: by others, or by us for one experiment.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};

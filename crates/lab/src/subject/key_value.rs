@@ -1,4 +1,4 @@
-//! A key-value store, ours or somebody else's, driven by the helper program.
+//! A key-value store, ours or another's, driven by the helper program.
 
 use std::path::PathBuf;
 use std::process::Command;

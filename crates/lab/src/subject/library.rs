@@ -150,7 +150,7 @@ impl Subject for Library {
     }
 }
 
-/// A new file or directory of nobody in particular.
+/// A new file or directory that has no owner yet.
 pub fn plain_node(kind: NodeKind, mode: u32) -> NewNode<'static> {
     NewNode { kind, mode, uid: 0, gid: 0, device: (0, 0), target: b"" }
 }

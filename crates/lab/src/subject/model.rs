@@ -31,7 +31,7 @@ const CALL_NS: u64 = 300;
 const COPY_BYTES_PER_NS: u64 = 10;
 /// A page of the host's cache, in bytes.
 const PAGE_BYTES: u64 = 4096;
-/// What is read at once where somebody reads on.
+/// What is read at once where a client reads on.
 const READ_AHEAD_BYTES: u64 = 128 << 10;
 /// A sector, in bytes: what is dirty is known by the sector.
 const SECTOR_BYTES: u64 = 512;

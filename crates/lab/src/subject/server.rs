@@ -132,7 +132,7 @@ pub fn drop_caches() -> anyhow::Result<()> {
     std::fs::write("/proc/sys/vm/drop_caches", "3").context("cold caches need root")
 }
 
-/// How long a command runs whose output somebody reads and nobody keeps.
+/// How long a command runs whose output is read and not kept.
 pub fn time_output(command: &mut Command) -> anyhow::Result<Duration> {
     let started = Instant::now();
     let mut child = command.stdout(Stdio::piped()).stdin(Stdio::null()).spawn()?;

@@ -27,7 +27,7 @@ impl Layout for Cow {
             // Young, and moved only because its neighbours died even sooner: it will follow.
             Kind::Moved { age } if age < self.capacity / 4 => HOT,
             Kind::Moved { .. } => MOVED,
-            // One request for a commit that somebody waits for.
+            // One request for a commit with a waiter.
             Kind::Written { .. } if is_trickle => TRICKLE,
             Kind::Written { hint: Hint::Hot, .. } => HOT,
             Kind::Written { hint: Hint::Cold, .. } => COLD,
@@ -54,11 +54,11 @@ impl Layout for Cow {
     }
 
     fn commit_bytes(&self) -> usize {
-        (4 << 20).min(self.log_bytes() / 2) as usize
+        crate::codec::index((4 << 20).min(self.log_bytes() / 2))
     }
 
     fn read_bytes(&self) -> usize {
-        // Whoever waits for a commit waits for it too.
+        // The waiter for a commit waits for it too.
         64 << 10
     }
 

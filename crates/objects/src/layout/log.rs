@@ -14,7 +14,7 @@ impl Layout for Log {
 
     fn stream_of(&self, kind: Kind, is_trickle: bool) -> usize {
         match kind {
-            // Nobody waits for two places.
+            // No commit waits for two places.
             _ if is_trickle && !matches!(kind, Kind::Moved { .. }) => 0,
             Kind::Written { .. } => 0,
             // What survived until its segment was cleaned is older than what is written:
@@ -46,7 +46,7 @@ impl Layout for Log {
     }
 
     fn commit_bytes(&self) -> usize {
-        (16 << 20).min(self.log_bytes() / 2) as usize
+        crate::codec::index((16 << 20).min(self.log_bytes() / 2))
     }
 
     fn read_bytes(&self) -> usize {
@@ -74,6 +74,6 @@ impl Layout for Log {
     fn log_bytes(&self) -> u64 {
         // Superblocks are far away: a checkpoint takes as long as 12 MB of log. Reading all of
         // it when the store is opened takes a quarter of a second.
-        super::log_bytes(self.segment_bytes, self.capacity * 4, 40 << 20)
+        super::log_bytes(self.segment_bytes, self.capacity.saturating_mul(4), 40 << 20)
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use draconis_device::{Disk, Event, Extent, Fault, FaultDisk, Hits, MemoryDisk, RecordDisk};
 
 use super::run::{Actor, SMALL};
-use super::{Contents, Dice, History, Recorded, Script, Settings, Shape, Violation, record};
+use super::{Contents, History, Random, Recorded, Script, Settings, Shape, Violation, record};
 use crate::kv::Kv;
 use crate::{Error, ObjectId, OpenOptions, Store};
 
@@ -67,7 +67,7 @@ pub fn damage(
     settings: Settings,
 ) -> Result<Harm, Violation> {
     let recorded = record(shape, script, settings)?;
-    let mut dice = Dice::new(script.seed ^ 0xDA);
+    let mut dice = Random::new(script.seed ^ 0xDA);
     let mut harm = Harm::default();
     for round in 0..rounds {
         let kind = Damage::ALL[(round % 3) as usize];
@@ -112,7 +112,7 @@ fn spoil(
     shape: Shape,
     recorded: &Recorded,
     kind: Damage,
-    dice: &mut Dice,
+    dice: &mut Random,
 ) -> (Vec<u8>, bool, Vec<Extent>) {
     let writes: Vec<Write<'_>> = recorded
         .events
@@ -335,7 +335,7 @@ fn try_fail(
     seed: u64,
     settings: Settings,
 ) -> Result<Harm, Violation> {
-    let mut dice = Dice::new(seed);
+    let mut dice = Random::new(seed);
     let below = Arc::new(MemoryDisk::new(vec![0xEE; shape.disk_bytes], 512));
     let faults = Arc::new(FaultDisk::new(below.clone()));
     let disk = Arc::new(RecordDisk::new(faults.clone()));

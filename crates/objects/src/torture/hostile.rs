@@ -6,7 +6,7 @@ use std::sync::Arc;
 use draconis_device::{Disk, MemoryDisk};
 
 use super::run::SMALL;
-use super::{Dice, Recorded, Settings, Shape, Violation, random, record};
+use super::{Random, Recorded, Settings, Shape, Violation, random, record};
 use crate::kv::{Kv, Scan};
 use crate::{Error, Group, Hint, OpenOptions, Store};
 
@@ -26,7 +26,7 @@ pub fn base(seed: u64) -> Result<Vec<u8>, Violation> {
 }
 
 /// Changes some bytes of an image where something is.
-pub fn spoil(image: &mut [u8], dice: &mut Dice) {
+pub fn spoil(image: &mut [u8], dice: &mut Random) {
     for _ in 0..1 + dice.below(8) {
         // Most of what means something begins a page, or is near.
         let mut at = dice.below(image.len() as u64) as usize;

@@ -129,7 +129,7 @@ impl<'a> Judge<'a> {
             let judged = (|| {
                 let store = Store::open(again.disk.clone(), &SMALL).map_err(said("open"))?;
                 match again.marks().last() {
-                    // Nobody was told what there is.
+                    // What there is was in no answer.
                     None => find(&store, self.history, waited),
                     Some(mark) => find(&store, &second, *mark as usize),
                 }

@@ -7,7 +7,9 @@ use draconis_device::{CrashOptions, Crashes, Disk, Event, Extent, MemoryDisk, Re
 use draconis_exchange::heap::Block;
 
 use super::damage::Partly;
-use super::{Contents, Dice, Effort, History, Judge, Op, Script, Settings, Shape, Step, Violation};
+use super::{
+    Contents, Effort, History, Judge, Op, Random, Script, Settings, Shape, Step, Violation,
+};
 use crate::{Error, Group, Hint, ObjectId, OpenOptions, Snapshot, Store, Ticket};
 
 /// What a script did.
@@ -77,7 +79,7 @@ pub(super) struct Actor<D: Disk + 'static> {
     /// Of each group, with how many groups there are with it.
     tickets: Vec<(Ticket, usize)>,
     pub waited: usize,
-    dice: Dice,
+    dice: Random,
     kept: Option<(Snapshot, Contents)>,
     is_failing: bool,
     full: u64,
@@ -120,7 +122,7 @@ pub(super) enum Stop {
     Broken(Violation),
     /// The store says that something failed.
     Failed(&'static str, Error),
-    /// What nobody waited for is gone, as it may be.
+    /// What had no waiter is gone, as it may be.
     Shorter,
 }
 
@@ -162,7 +164,7 @@ impl<D: Disk + 'static> Actor<D> {
             history: History::new(Contents::default()),
             tickets: vec![],
             waited: 0,
-            dice: Dice::new(script.seed ^ 0x0B5),
+            dice: Random::new(script.seed ^ 0x0B5),
             kept: None,
             is_failing: false,
             full: 0,
@@ -345,7 +347,7 @@ impl<D: Disk + 'static> Actor<D> {
                     }
                     error @ (Error::Misuse(_) | Error::NoObject(_)) => Err(broken(error)),
                     error => {
-                        // Nobody was told that it was taken; it may be there all the same.
+                        // No answer said that it was taken; it may be there all the same.
                         self.history.push(next);
                         Err(Stop::Failed("submit", error))
                     }
@@ -425,7 +427,7 @@ impl<D: Disk + 'static> Actor<D> {
 
     /// Bytes that are nowhere else.
     fn payload(&mut self, len: u32) -> Vec<u8> {
-        let words = (0..len.div_ceil(8)).flat_map(|_| self.dice.number().to_le_bytes());
+        let words = (0..len.div_ceil(8)).flat_map(|_| self.dice.next_u64().to_le_bytes());
         words.take(len as usize).collect()
     }
 }

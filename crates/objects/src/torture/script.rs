@@ -1,6 +1,6 @@
 //! What is done to a store.
 
-use super::Dice;
+use super::Random;
 use crate::{CreateOptions, LayoutKind, Profile};
 
 /// Layout and sizes of a store that is cut.
@@ -165,7 +165,7 @@ pub fn sequence(groups: usize, number: usize, shape: Shape) -> Script {
 /// As [`random`], with groups among its steps that are longer than a small segment: one in 30.
 pub fn random_large(seed: u64, shape: Shape, steps: usize) -> Script {
     let mut script = random(seed, shape, steps);
-    let mut dice = Dice::new(seed ^ 0x1A26E);
+    let mut dice = Random::new(seed ^ 0x1A26E);
     for step in script.before.iter_mut().chain(&mut script.steps) {
         if dice.once_in(30) {
             *step = large(&mut dice, shape);
@@ -176,7 +176,7 @@ pub fn random_large(seed: u64, shape: Shape, steps: usize) -> Script {
 
 /// A long run with everything in it.
 pub fn random(seed: u64, shape: Shape, steps: usize) -> Script {
-    let mut dice = Dice::new(seed);
+    let mut dice = Random::new(seed);
     let dice = &mut dice;
     let wait_in = [1, 3, 10, 60][dice.below(4) as usize];
     let (rare, large_in) = (20 + dice.below(100), 2 + dice.below(20));
@@ -196,10 +196,10 @@ pub fn random(seed: u64, shape: Shape, steps: usize) -> Script {
 
 /// A group that is longer than a segment of a small store: values that are objects of their
 /// own, payloads at odd bytes, objects with holes.
-fn large(dice: &mut Dice, shape: Shape) -> Step {
+fn large(dice: &mut Random, shape: Shape) -> Step {
     let segment = u64::from(shape.segment_bytes).min(64 << 10);
     let (slot, key) = (dice.below(12) as u8, dice.below(50) as u16);
-    let odd = |dice: &mut Dice, end: u64| dice.below(end / 2) * 2 + 1;
+    let odd = |dice: &mut Random, end: u64| dice.below(end / 2) * 2 + 1;
     let (at, len) = (odd(dice, 20_000), (segment + dice.below(2 * segment)) as u32);
     Step::Group(match dice.below(4) {
         // Longer than 128 KiB it is not in the log of the keys.
@@ -213,7 +213,14 @@ fn large(dice: &mut Dice, shape: Shape) -> Step {
     })
 }
 
-fn step(dice: &mut Dice, shape: Shape, wait_in: u64, rare: u64, large_in: u64, keys: u64) -> Step {
+fn step(
+    dice: &mut Random,
+    shape: Shape,
+    wait_in: u64,
+    rare: u64,
+    large_in: u64,
+    keys: u64,
+) -> Step {
     if dice.once_in(wait_in + 1) {
         return if dice.once_in(3) { Step::WaitOlder(dice.below(8) as usize) } else { Step::Wait };
     }
@@ -224,7 +231,7 @@ fn step(dice: &mut Dice, shape: Shape, wait_in: u64, rare: u64, large_in: u64, k
             _ => Step::Reopen,
         };
     }
-    let len = |dice: &mut Dice| {
+    let len = |dice: &mut Random| {
         let page = u64::from(shape.page_bytes);
         let large = if dice.once_in(large_in) { 6 } else { 1 };
         (match dice.below(4) {

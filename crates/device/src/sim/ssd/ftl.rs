@@ -341,7 +341,7 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dice::Dice;
+    use crate::Random;
 
     fn ftl(len_bytes: u64) -> Ftl {
         Ftl::new(Shape::of(&SsdParameters::p3700(len_bytes)))
@@ -363,7 +363,7 @@ mod tests {
     #[test]
     fn pages_are_found_whatever_is_moved() {
         let mut ftl = ftl(16 << 20);
-        let (mut dice, mut ops) = (Dice(1), vec![]);
+        let (mut dice, mut ops) = (Random::new(1), vec![]);
         let pages = ftl.shape.pages;
         for round in 0..60_000 {
             let page = dice.below(pages.into()) as u32;
@@ -397,7 +397,7 @@ mod tests {
     #[test]
     fn random_writes_amplify_as_the_theory_says() {
         let mut ftl = ftl(64 << 20);
-        let (mut dice, mut ops) = (Dice(7), vec![]);
+        let (mut dice, mut ops) = (Random::new(7), vec![]);
         let pages = u64::from(ftl.shape.pages);
         (0..pages).for_each(|page| ftl.write(page as u32, &mut ops));
         (0..4 * pages).for_each(|_| ftl.write(dice.below(pages) as u32, &mut ops));

@@ -4,7 +4,7 @@ use draconis_exchange::contract::Kind;
 use draconis_ext::{InodeNumber, Volume};
 
 use super::{CELL, Record, Workload, cells, contents, create, find, versions, write};
-use crate::random::Random;
+use draconis_device::Random;
 
 const PAGES: u64 = 20;
 const PAGE: u64 = 4096;

@@ -5,7 +5,7 @@ use draconis_exchange::contract::{AttributeChange, Kind};
 use draconis_ext::{InodeNumber, NewNode, Renaming, Reserve, Volume, Whiteout, XattrSet};
 
 use super::{Record, Workload, cell, cells, contents, create, walk, write};
-use crate::random::Random;
+use draconis_device::Random;
 
 pub(super) struct Anything {
     steps: u64,

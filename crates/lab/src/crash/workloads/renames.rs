@@ -6,7 +6,7 @@ use draconis_exchange::contract::Kind;
 use draconis_ext::{InodeNumber, Renaming, Volume};
 
 use super::{Record, Workload, cells, contents, create, find, versions, write};
-use crate::random::Random;
+use draconis_device::Random;
 
 const FILES: u64 = 24;
 const DIRECTORIES: u64 = 3;

@@ -4,7 +4,7 @@ use draconis_exchange::contract::Kind;
 use draconis_ext::{InodeNumber, Renaming, Volume};
 
 use super::{Record, Workload, cells, contents, create, find, versions, write};
-use crate::random::Random;
+use draconis_device::Random;
 
 const DOCUMENTS: u64 = 5;
 

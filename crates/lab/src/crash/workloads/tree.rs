@@ -4,7 +4,7 @@ use draconis_exchange::contract::Kind;
 use draconis_ext::{InodeNumber, Volume};
 
 use super::{Record, Workload, cells, contents, create, find, versions, write};
-use crate::random::Random;
+use draconis_device::Random;
 
 /// Files made between two syncs.
 const BATCH: u64 = 15;

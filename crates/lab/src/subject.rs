@@ -192,7 +192,7 @@ pub trait Subject {
         Ok(Cold::No)
     }
 
-    /// Bytes that the device behind it has read so far, where somebody counts them.
+    /// Bytes that the device behind it has read so far, where they are counted.
     fn device_read_bytes(&self) -> Option<u64> {
         None
     }

@@ -23,7 +23,7 @@ use draconis_ext::mkfs::{Contents, Node, NodeId, Tree};
 pub struct Source<'a> {
     pub tree: Tree,
     pub contents: Box<dyn Contents + 'a>,
-    /// Directories that nobody described: they are only on the way to others.
+    /// Directories that the source does not describe: they are only on the way to others.
     pub implied: HashSet<NodeId>,
 }
 

@@ -1,0 +1,106 @@
+//! Requests to read, in disk order: the next one is the first at or behind the last one's
+//! end, else the first of the disk.
+
+use std::collections::BTreeMap;
+
+use draconis_exchange::heap::Block;
+
+use crate::{Extent, Promise, ReadAnswer};
+
+/// One read and where its answer goes.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) at: Extent,
+    pub(crate) into: Block,
+    pub(crate) promise: Promise<ReadAnswer>,
+}
+
+/// The most that neighbours are read together, in bytes.
+const RUN_BYTES: u64 = 512 << 10;
+/// The most neighbours.
+const RUN_REQUESTS: usize = 64;
+
+/// Requests in disk order.
+#[derive(Debug, Default)]
+pub(crate) struct Elevator {
+    waiting: BTreeMap<(u64, u64), Request>,
+    waiting_bytes: u64,
+    arrivals: u64,
+    head_bytes: u64,
+}
+
+impl Elevator {
+    pub(crate) fn push(&mut self, request: Request) {
+        // The arrival number tells two requests for one place from each other.
+        self.arrivals += 1;
+        self.waiting_bytes += request.at.len_bytes;
+        self.waiting.insert((request.at.start_bytes, self.arrivals), request);
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<Request> {
+        let ahead = self.waiting.range((self.head_bytes, 0)..).next();
+        let key = *ahead.or_else(|| self.waiting.first_key_value())?.0;
+        self.take(&key)
+    }
+
+    fn take(&mut self, key: &(u64, u64)) -> Option<Request> {
+        let request = self.waiting.remove(key)?;
+        self.waiting_bytes -= request.at.len_bytes;
+        self.head_bytes = request.at.end_bytes().unwrap_or(0);
+        Some(request)
+    }
+
+    /// How many runs what waits would make, at the least.
+    pub(crate) fn runs(&self) -> u64 {
+        self.waiting_bytes.div_ceil(RUN_BYTES)
+    }
+
+    /// The next request with those that follow it without a gap.
+    pub(crate) fn pop_run(&mut self) -> Vec<Request> {
+        let mut run: Vec<Request> = self.pop().into_iter().collect();
+        let mut bytes = run.first().map_or(0, |first| first.at.len_bytes);
+        while let Some(entry) = self.waiting.range((self.head_bytes, 0)..).next() {
+            let (key, at) = (*entry.0, entry.1.at);
+            let fits = bytes + at.len_bytes <= RUN_BYTES && run.len() < RUN_REQUESTS;
+            if run.is_empty() || at.start_bytes != self.head_bytes || !fits {
+                break;
+            }
+            bytes += at.len_bytes;
+            run.extend(self.take(&key));
+        }
+        run
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pending;
+
+    #[test]
+    fn the_elevator_goes_up_and_starts_again() {
+        let mut elevator = Elevator::default();
+        let mut push = |start| {
+            let (promise, _) = pending();
+            let at = Extent::new(start, 10);
+            elevator.push(Request { at, into: Block::private(0), promise });
+        };
+        [50, 10, 90, 10].into_iter().for_each(&mut push);
+        let order: Vec<u64> =
+            std::iter::from_fn(|| elevator.pop()).map(|r| r.at.start_bytes).collect();
+        assert_eq!(order, [10, 50, 90, 10]);
+    }
+
+    #[test]
+    fn neighbours_are_taken_together() {
+        let mut elevator = Elevator::default();
+        for start in [30, 10, 20, 50, 60, 60] {
+            let (promise, _) = pending();
+            let at = Extent::new(start, 10);
+            elevator.push(Request { at, into: Block::private(0), promise });
+        }
+        let runs: Vec<usize> =
+            std::iter::from_fn(|| Some(elevator.pop_run().len()).filter(|len| *len > 0)).collect();
+        assert_eq!(runs, [3, 2, 1]);
+    }
+}

@@ -1,0 +1,339 @@
+use std::io::Write as _;
+
+use super::told::queue_says;
+use super::*;
+use crate::Write;
+use crate::uring::discard_blocks;
+
+fn image(len: usize) -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    let bytes: Vec<u8> = (0..len).map(|i| (i / 512) as u8).collect();
+    file.write_all(&bytes).unwrap();
+    file
+}
+
+fn variants() -> Vec<FileOptions> {
+    let mut all = vec![];
+    for direct in [false, true] {
+        for uring in [false, true] {
+            all.push(FileOptions { write: true, direct, uring });
+        }
+    }
+    all
+}
+
+#[test]
+fn any_whole_sectors_can_be_read_in_every_mode() {
+    // 100,000 is no multiple of any alignment: the last sectors need the bounce.
+    let file = image(100_000);
+    for options in variants() {
+        let disk = FileDisk::open(file.path(), options).unwrap();
+        assert_eq!(disk.properties().len_bytes, 99_840);
+        for (start, len) in [(0, 512), (512, 4096), (4096, 65_536), (98_816, 1024), (0, 99_840)] {
+            for urgency in [Urgency::Now, Urgency::Ahead] {
+                let block = Block::private(len as usize);
+                let answer = disk.read(Extent::new(start, len), block, urgency).wait();
+                let got = answer.unwrap().unwrap().into_private();
+                assert!(
+                    got.chunks(512).zip((start / 512)..).all(|(s, n)| s == [n as u8; 512]),
+                    "{options:?} {urgency:?} {start} {len}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn many_reads_ahead_all_arrive() {
+    let file = image(1 << 20);
+    for options in variants() {
+        let disk = FileDisk::open(file.path(), options).unwrap();
+        let pending: Vec<_> = (0..512u64)
+            .map(|i| {
+                let at = Extent::new((i * 37 % 512) * 2048, 2048);
+                (at, disk.read(at, Block::private(2048), Urgency::Ahead))
+            })
+            .collect();
+        for (at, pending) in pending {
+            let got = pending.wait().unwrap().unwrap().into_private();
+            assert_eq!(got[0], (at.start_bytes / 512) as u8);
+        }
+    }
+}
+
+#[test]
+fn groups_are_written_in_order_and_survive_reopening() {
+    for options in variants() {
+        let file = image(100_000);
+        let disk = FileDisk::open(file.path(), options).unwrap();
+        let write = |at_bytes, byte| {
+            let mut block = Block::private(1024);
+            block.copy_in(0, &[byte; 1024]);
+            Write { at_bytes, block }
+        };
+        let first = Group { writes: vec![write(512, 0xaa), write(98_816, 0xbb)] };
+        let first = disk.submit(first, &[]).unwrap();
+        let second = disk.submit(Group { writes: vec![write(1024, 0xcc)] }, &[first]).unwrap();
+        disk.wait(second).unwrap();
+        disk.wait(first).unwrap();
+        drop(disk);
+        let bytes = std::fs::read(file.path()).unwrap();
+        assert_eq!(bytes.len(), 100_000);
+        assert_eq!((bytes[511], bytes[512], bytes[1024]), (0, 0xaa, 0xcc));
+        assert_eq!((bytes[2047], bytes[2048], bytes[98_816]), (0xcc, 4, 0xbb));
+        assert_eq!((bytes[99_839], bytes[99_840]), (0xbb, 195));
+    }
+}
+
+fn group(writes: &[(u64, usize, u8)]) -> Group {
+    let write = |&(at_bytes, len, byte): &(u64, usize, u8)| {
+        let mut block = Block::private(len);
+        block.copy_in(0, &vec![byte; len]);
+        Write { at_bytes, block }
+    };
+    Group { writes: writes.iter().map(write).collect() }
+}
+
+#[test]
+fn order_costs_a_flush_where_it_is_asked_for_and_only_there() {
+    let file = image(100_000);
+    for options in variants() {
+        let disk = FileDisk::open(file.path(), options).unwrap();
+        let small = || group(&[(0, 512, 1)]);
+        let mut flushes = 0;
+        let mut costs = |expected, what: &dyn Fn() -> Ticket| {
+            let ticket = what();
+            let after = disk.flushes();
+            assert_eq!(after - flushes, expected, "{options:?}");
+            flushes = after;
+            ticket
+        };
+        let settled = |ticket| {
+            disk.settle(ticket).unwrap();
+            ticket
+        };
+        let first = costs(0, &|| settled(disk.submit(small(), &[]).unwrap()));
+        let second = costs(0, &|| settled(disk.submit(small(), &[]).unwrap()));
+        // The flush for the older one covers the newer one.
+        let third = costs(1, &|| settled(disk.submit(small(), &[first]).unwrap()));
+        costs(0, &|| settled(disk.submit(small(), &[second, first]).unwrap()));
+        costs(1, &|| settled(disk.submit(small(), &[third]).unwrap()));
+        // Three links, two flushes; the last link is durable by a third one only.
+        let chain = || vec![small(), small(), small()];
+        let last = costs(2, &|| {
+            let tickets = disk.submit_chain(chain(), &[third]).unwrap();
+            settled(tickets[2]);
+            // Durable by the chain's own flush.
+            disk.wait(tickets[0]).unwrap();
+            disk.wait(tickets[1]).unwrap();
+            tickets[2]
+        });
+        let wait = |ticket| {
+            disk.wait(ticket).unwrap();
+            ticket
+        };
+        costs(1, &|| wait(last));
+        costs(0, &|| wait(last));
+        costs(0, &|| settled(disk.submit(small(), &[last]).unwrap()));
+    }
+}
+
+#[test]
+fn concurrent_waiters_share_flushes() {
+    let file = image(100_000);
+    let disk = FileDisk::open(file.path(), variants()[0]).unwrap();
+    let ticket = disk.submit(group(&[(0, 512, 1)]), &[]).unwrap();
+    disk.settle(ticket).unwrap();
+    let barrier = std::sync::Barrier::new(8);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                barrier.wait();
+                disk.wait(ticket).unwrap();
+            });
+        }
+    });
+    assert_eq!(disk.flushes(), 1);
+}
+
+#[test]
+fn what_nobody_waits_for_is_written_too() {
+    let file = image(100_000);
+    let disk = FileDisk::open(file.path(), variants()[0]).unwrap();
+    // At once, while its thread dozes, and after it fell asleep.
+    for (byte, pause_ms) in [(1, 0), (2, 0), (3, 2), (4, 60), (5, 0)] {
+        std::thread::sleep(std::time::Duration::from_millis(pause_ms));
+        disk.submit(group(&[(4096, 512, byte)]), &[]).unwrap();
+        let began = std::time::Instant::now();
+        while std::fs::read(file.path()).unwrap()[4096] != byte {
+            assert!(began.elapsed().as_secs() < 20, "{byte} was not written");
+            std::thread::yield_now();
+        }
+    }
+    assert_eq!(disk.flushes(), 0);
+}
+
+#[test]
+fn nothing_follows_what_failed() {
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+    for options in variants() {
+        let fd = memfd_create("disk", MemfdFlags::ALLOW_SEALING).unwrap();
+        let file = File::from(fd.try_clone().unwrap());
+        file.set_len(1 << 16).unwrap();
+        let disk = FileDisk::from_fd(fd, options).unwrap();
+        // From here on writes beyond the first two pages fail.
+        file.set_len(8192).unwrap();
+        fcntl_add_seals(&file, SealFlags::GROW).unwrap();
+        let first = disk.submit(group(&[(0, 4096, 1)]), &[]).unwrap();
+        disk.wait(first).unwrap();
+        let at = [4096, 8192, 0, 4096].into_iter();
+        let chain = at.zip(2..).map(|(at, byte)| group(&[(at, 4096, byte)])).collect();
+        let tickets = disk.submit_chain(chain, &[first]).unwrap();
+        for &ticket in tickets[1..].iter().rev() {
+            assert!(matches!(disk.wait(ticket), Err(Error::Io { what: "write", .. })));
+            assert!(matches!(disk.settle(ticket), Err(Error::Io { what: "write", .. })));
+        }
+        // What was durable stays so: the chain's own flush covered its first group.
+        assert_eq!((disk.wait(first), disk.wait(tickets[0])), (Ok(()), Ok(())));
+        let refused = disk.submit(group(&[(0, 512, 9)]), &[]).unwrap_err();
+        assert_eq!(refused.error, Error::Stopped);
+        assert_eq!(disk.wait(Ticket(6)), Err(Error::NoTicket(Ticket(6))));
+        drop(disk);
+        let mut bytes = vec![0; 8192];
+        rustix::io::pread(&file, &mut bytes[..], 0).unwrap();
+        assert_eq!((bytes[0], bytes[4096]), (1, 2));
+    }
+}
+
+#[test]
+fn neighbours_go_as_one_and_land_where_they_belong() {
+    for options in variants() {
+        let file = image(1 << 20);
+        let disk = FileDisk::open(file.path(), options).unwrap();
+        // Backwards, with a gap, with sizes that direct I/O does not take, more than
+        // one request carries; and overlapping ones, whose order counts.
+        let scattered: Vec<_> =
+            (0..1500u64).rev().filter(|n| n % 700 != 3).map(|n| (n * 512, 512, 0xa0)).collect();
+        let blocks: Vec<_> = (0..32).map(|n| ((800 << 10) + (n << 12), 4096, n as u8)).collect();
+        let overlapping = [(1000 << 10, 8192, 1), (1004 << 10, 8192, 2), (1002 << 10, 4096, 3)];
+        let chain = vec![group(&scattered), group(&blocks), group(&overlapping)];
+        let tickets = disk.submit_chain(chain, &[]).unwrap();
+        disk.wait(tickets[2]).unwrap();
+        let bytes = std::fs::read(file.path()).unwrap();
+        for n in 0..1500 {
+            let expected = if n % 700 == 3 { n as u8 } else { 0xa0 };
+            assert!(bytes[n * 512..][..512].iter().all(|b| *b == expected), "{options:?} {n}");
+        }
+        for n in 0..32 {
+            assert_eq!(bytes[(800 << 10) + (n << 12)], n as u8);
+        }
+        let kib: Vec<_> = (1000..1012).map(|kib| bytes[kib << 10]).collect();
+        assert_eq!(kib, [1, 1, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2]);
+    }
+}
+
+#[test]
+fn a_refused_request_returns_its_block() {
+    let file = image(4096);
+    let options = FileOptions { write: false, direct: true, uring: false };
+    let disk = FileDisk::open(file.path(), options).unwrap();
+    let refused = disk.read_now(Extent::new(4096, 512), Block::private(512)).unwrap_err();
+    assert_eq!(refused.goods.unwrap().len(), 512);
+    assert!(matches!(refused.error, Error::OutOfRange { .. }));
+    let refused = disk.read_now(Extent::new(1, 512), Block::private(512)).unwrap_err();
+    assert!(matches!(refused.error, Error::Misaligned { .. }));
+    let refused = disk.submit(Group::default(), &[]).unwrap_err();
+    assert_eq!(refused.error, Error::ReadOnly);
+}
+
+#[test]
+fn a_file_that_shrank_is_an_error_not_a_signal() {
+    let file = image(1 << 16);
+    for options in variants() {
+        let disk = FileDisk::open(file.path(), options).unwrap();
+        file.as_file().set_len(4096).unwrap();
+        let at = Extent::new(0, 1 << 16);
+        for urgency in [Urgency::Now, Urgency::Ahead] {
+            let answer = disk.read(at, Block::private(1 << 16), urgency).wait().unwrap();
+            assert!(matches!(answer.unwrap_err().error, Error::Short { .. }));
+        }
+        file.as_file().set_len(1 << 16).unwrap();
+    }
+}
+
+#[test]
+fn a_disk_in_use_is_refused() {
+    let file = image(4096);
+    let read = FileOptions { write: false, direct: false, uring: false };
+    let write = FileOptions { write: true, ..read };
+    let one = FileDisk::open(file.path(), read).unwrap();
+    let two = FileDisk::open(file.path(), read).unwrap();
+    let refused = FileDisk::open(file.path(), write).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ResourceBusy);
+    drop((one, two));
+    let alone = FileDisk::open(file.path(), write).unwrap();
+    assert!(FileDisk::open(file.path(), read).is_err());
+    drop(alone);
+    assert!(FileDisk::open(file.path(), read).is_ok());
+}
+
+#[test]
+fn a_file_is_written_in_blocks_of_its_file_system() {
+    let file = image(8192);
+    let block = rustix::fs::fstatvfs(&file).unwrap().f_frsize;
+    let unit = written_unit_bytes(&file).unwrap();
+    assert!(u64::from(unit) >= block.min(16 << 10) && unit.is_power_of_two(), "{unit}");
+    assert_eq!(queue_says(rustix::fs::makedev(0, 0), "physical_block_size"), None);
+}
+
+#[test]
+fn a_file_is_no_device_to_discard_on() {
+    let file = image(8192);
+    let fd = OwnedFd::from(file.reopen().unwrap());
+    assert_eq!(discard_blocks(&fd, Extent::new(0, 4096)), Err(Errno::NOTTY));
+}
+
+#[test]
+fn what_is_discarded_becomes_room_once_what_it_follows_is_durable() {
+    use std::os::unix::fs::MetadataExt;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().write_all(&vec![7; 1 << 20]).unwrap();
+    file.as_file().sync_all().unwrap();
+    let options = FileOptions { write: true, direct: false, uring: false };
+    let ordinary = FileDisk::open(file.path(), options).unwrap();
+    assert!(!ordinary.properties().discards);
+    ordinary.discard(&[Extent::new(0, 1 << 20)], &[]).unwrap();
+    drop(ordinary);
+    let disk = FileDisk::open_discarding(file.path(), options).unwrap();
+    if !disk.properties().discards {
+        return;
+    }
+    let write = |at_bytes| {
+        let mut block = Block::private(4096);
+        block.copy_in(0, &[9; 4096]);
+        let group = Group { writes: vec![Write { at_bytes, block }] };
+        disk.submit(group, &[]).unwrap()
+    };
+    let first = write(0);
+    let beyond = disk.discard(&[Extent::new(1 << 20, 1)], &[]).unwrap_err();
+    assert!(matches!(beyond, Error::OutOfRange { .. }));
+    assert_eq!(disk.discard(&[], &[Ticket(7)]), Err(Error::NoTicket(Ticket(7))));
+    disk.discard(&[Extent::new(65536, 65536), Extent::new(100, 9000)], &[first]).unwrap();
+    disk.discard(&[Extent::new(512 << 10, 65536)], &[first]).unwrap();
+    // Nothing is flushed for a hint, and it waits for what it follows: long enough for
+    // a thread that would not.
+    disk.settle(first).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    assert_eq!((disk.flushes(), std::fs::read(file.path()).unwrap()[65536]), (0, 7));
+    let kept = write(520 << 10);
+    disk.wait(kept).unwrap();
+    drop(disk);
+    let bytes = std::fs::read(file.path()).unwrap();
+    let byte = |at: usize| bytes[at];
+    assert_eq!((bytes.len(), byte(0), byte(4095), byte(520 << 10)), (1 << 20, 9, 9, 9));
+    assert_eq!((byte(4096), byte(8191), byte(8192)), (0, 0, 7));
+    assert_eq!((byte(65535), byte(65536), byte(131_071), byte(131_072)), (7, 0, 0, 7));
+    // Written to since: it was not carried out.
+    assert_eq!((byte(512 << 10), byte((576 << 10) - 1)), (7, 7));
+    assert!(file.as_file().metadata().unwrap().blocks() < 2048);
+}

@@ -1,0 +1,90 @@
+//! Chance that a seed replays: the one generator of all crates.
+
+/// SplitMix64: enough to choose with, and the same everywhere.
+///
+/// Law: a seed gives the same numbers in every version. What is made with `--seed`, and what a
+/// failure prints, depends on them.
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// From a seed. Any seeds differ, but those that are multiples of the generator's own step
+    /// apart, which are the same numbers from another place on: give it no seed that was
+    /// multiplied by 0x9E37_79B9_7F4A_7C15.
+    pub const fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// Any number.
+    pub fn next_u64(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ mixed >> 31
+    }
+
+    /// A number below `end`; 0 if there is none.
+    pub fn below(&mut self, end: u64) -> u64 {
+        ((u128::from(self.next_u64()) * u128::from(end)) >> 64) as u64
+    }
+
+    /// True once in `of` times.
+    pub fn once_in(&mut self, of: u64) -> bool {
+        self.below(of) == 0
+    }
+
+    /// True so many times in 256.
+    pub(crate) fn chance(&mut self, of_256: u64) -> bool {
+        self.next_u64() % 256 < of_256
+    }
+
+    pub(crate) fn pick(&mut self, of: &[u64]) -> u64 {
+        of[(self.next_u64() % of.len() as u64) as usize]
+    }
+
+    /// Fills bytes that no layer can guess.
+    pub fn fill(&mut self, bytes: &mut [u8]) {
+        for piece in bytes.chunks_mut(8) {
+            let next = self.next_u64().to_le_bytes();
+            piece.copy_from_slice(&next[..piece.len()]);
+        }
+    }
+
+    /// The numbers below `end`, each once, in any order.
+    pub fn shuffled(&mut self, end: u64) -> Vec<u64> {
+        let mut all: Vec<u64> = (0..end).collect();
+        for i in (1..all.len()).rev() {
+            all.swap(i, self.below(i as u64 + 1) as usize);
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_gives_the_published_numbers() {
+        // Those of Vigna's splitmix64.c for 1234567.
+        let mut random = Random::new(1_234_567);
+        let numbers = [6_457_827_717_110_365_317, 3_203_168_211_198_807_973];
+        assert_eq!([random.next_u64(), random.next_u64()], numbers);
+    }
+
+    #[test]
+    fn a_seed_replays_and_another_differs() {
+        let five = |seed| {
+            let mut random = Random::new(seed);
+            (0..5).map(|_| random.below(1000)).collect::<Vec<_>>()
+        };
+        assert_eq!(five(1), five(1));
+        assert_ne!(five(1), five(2));
+        assert_eq!(Random::new(1).below(0), 0);
+        let mut all = Random::new(3).shuffled(100);
+        assert_ne!(all, (0..100).collect::<Vec<_>>());
+        all.sort_unstable();
+        assert_eq!(all, (0..100).collect::<Vec<_>>());
+    }
+}

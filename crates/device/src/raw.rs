@@ -1,0 +1,257 @@
+//! An open file or device: one request at a time, in the calling thread.
+//!
+//! Law: a request whose ends or memory direct I/O cannot take goes through a bounce buffer.
+
+use std::io::IoSlice;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use draconis_exchange::heap::{Block, Private};
+use rustix::fs::{FallocateFlags, OFlags};
+use rustix::io::Errno;
+
+use crate::{Error, Extent, ReadAnswer, Refused, Write};
+
+/// Room is given back in multiples of this: parts of a block of the file system below would
+/// be zeroed instead.
+pub(crate) const DISCARD_UNIT_BYTES: u64 = 4096;
+
+/// How room is given back. A block device takes this as a discard that reads as zeroes.
+pub(crate) const PUNCH: FallocateFlags =
+    FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
+
+/// The descriptor and how it wants its requests.
+#[derive(Debug)]
+pub(crate) struct RawFile {
+    pub(crate) fd: OwnedFd,
+    /// Offsets, lengths and memory of a request must be multiples of this.
+    pub(crate) align_bytes: u32,
+    pub(crate) flushes: AtomicU64,
+}
+
+/// One write: where, and its parts one behind the other.
+#[derive(Debug)]
+pub(crate) struct Gathered<'a> {
+    pub(crate) at: Extent,
+    pub(crate) parts: Vec<IoSlice<'a>>,
+}
+
+impl RawFile {
+    /// Reads in the calling thread.
+    pub(crate) fn read(&self, at: Extent, mut into: Block) -> ReadAnswer {
+        let done = match into.bytes_mut().filter(|_| self.aligned(at)) {
+            Some(bytes) => self.read_bytes(at, bytes),
+            None => self.read_bounced(at, &mut into),
+        };
+        match done {
+            Ok(()) => Ok(into),
+            Err(error) => Err(Refused { goods: Some(into), error }),
+        }
+    }
+
+    /// Fills `blocks`, one after the other on the file, with one request; says whether
+    /// that went well.
+    pub(crate) fn read_scattered<'a>(
+        &self,
+        start_bytes: u64,
+        blocks: impl Iterator<Item = &'a mut Block>,
+    ) -> bool {
+        let mut len_bytes = 0;
+        let mut parts = Vec::new();
+        for bytes in blocks.map(Block::bytes_mut) {
+            // Shared memory cannot be lent to the kernel like this.
+            let Some(bytes) = bytes else { return false };
+            if !self.aligned(Extent::new(start_bytes + len_bytes, bytes.len() as u64)) {
+                return false;
+            }
+            len_bytes += bytes.len() as u64;
+            parts.push(std::io::IoSliceMut::new(bytes));
+        }
+        let got = rustix::io::preadv(&self.fd, &mut parts, start_bytes);
+        got.is_ok_and(|got| got as u64 == len_bytes)
+    }
+
+    /// Whether a request for `at` can go to the file as it is.
+    pub(crate) fn aligned(&self, at: Extent) -> bool {
+        let align = u64::from(self.align_bytes);
+        at.start_bytes.is_multiple_of(align) && at.len_bytes.is_multiple_of(align)
+    }
+
+    fn read_bounced(&self, at: Extent, into: &mut Block) -> Result<(), Error> {
+        let (wide, skip) = self.widen(at);
+        let mut bounce = Private::new(wide.len_bytes as usize);
+        // The widened end may lie beyond the end of the file: what counts is that the
+        // bytes asked for came.
+        let got = self.read_up_to(wide, &mut bounce).map_err(|errno| io("read", at, errno))?;
+        let end = skip + at.len_bytes as usize;
+        if got < end {
+            return Err(Error::Short { extent: at, got_bytes: got.saturating_sub(skip) as u64 });
+        }
+        into.copy_in(0, &bounce[skip..end]);
+        Ok(())
+    }
+
+    /// The aligned run around `at`, and where `at` starts in it.
+    fn widen(&self, at: Extent) -> (Extent, usize) {
+        let align = u64::from(self.align_bytes);
+        let start = at.start_bytes - at.start_bytes % align;
+        let skip = at.start_bytes - start;
+        (Extent::new(start, (skip + at.len_bytes).next_multiple_of(align)), skip as usize)
+    }
+
+    fn read_bytes(&self, at: Extent, into: &mut [u8]) -> Result<(), Error> {
+        let got = self.read_up_to(at, into).map_err(|errno| io("read", at, errno))?;
+        if (got as u64) < at.len_bytes {
+            return Err(Error::Short { extent: at, got_bytes: got as u64 });
+        }
+        Ok(())
+    }
+
+    /// Reads until `into` is full or the file ends.
+    fn read_up_to(&self, at: Extent, into: &mut [u8]) -> rustix::io::Result<usize> {
+        let mut got = 0;
+        while got < into.len() {
+            let from = at.start_bytes + got as u64;
+            match rustix::io::pread(&self.fd, &mut into[got..], from) {
+                Ok(0) => break,
+                Ok(n) => got += n,
+                Err(Errno::INTR) => {}
+                // A direct read that stopped at the end of the file leaves us misaligned.
+                Err(Errno::INVAL) if got > 0 => break,
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(got)
+    }
+
+    /// Writes a run in the calling thread: each write begins where the one before it ends.
+    /// One request if all of them can go to the file as they are; else they are put
+    /// together first.
+    pub(crate) fn write_run(&self, run: &[&Write]) -> Result<(), Error> {
+        let extent = extent_of(run);
+        let written = match self.gather(run) {
+            Some(gathered) => self.write_gathered(extent, &gathered.parts),
+            None => self.write_bounced(extent, run),
+        };
+        written.map_err(|errno| io("write", extent, errno))
+    }
+
+    /// A run as one request, if all of it can go to the file as it is.
+    pub(crate) fn gather<'a>(&self, run: &[&'a Write]) -> Option<Gathered<'a>> {
+        let part = |write: &&'a Write| {
+            let at = Extent::new(write.at_bytes, write.block.len() as u64);
+            write.block.bytes().filter(|_| self.aligned(at)).map(IoSlice::new)
+        };
+        Some(Gathered { at: extent_of(run), parts: run.iter().map(part).collect::<Option<_>>()? })
+    }
+
+    fn write_gathered(&self, extent: Extent, parts: &[IoSlice<'_>]) -> rustix::io::Result<()> {
+        if let [one] = parts {
+            return self.write_all(extent.start_bytes, one);
+        }
+        let put = loop {
+            match rustix::io::pwritev(&self.fd, parts, extent.start_bytes) {
+                Err(Errno::INTR) => {}
+                put => break put?,
+            }
+        };
+        if put as u64 == extent.len_bytes {
+            return Ok(());
+        }
+        // Written in part: each for itself tells what is the matter.
+        let mut at_bytes = extent.start_bytes;
+        parts.iter().try_for_each(|part| {
+            let from = at_bytes;
+            at_bytes += part.len() as u64;
+            self.write_all(from, part)
+        })
+    }
+
+    /// Reads the aligned run around a misaligned one, changes it, writes it back.
+    fn write_bounced(&self, extent: Extent, run: &[&Write]) -> rustix::io::Result<()> {
+        let (wide, skip) = self.widen(extent);
+        let mut bounce = Private::unset(wide.len_bytes as usize);
+        let end = skip + extent.len_bytes as usize;
+        if wide != extent {
+            let got = self.read_up_to(wide, &mut bounce)?;
+            if got < bounce.len() {
+                // The file ends inside the run: writing it whole would lengthen the file.
+                put_together(run, &mut bounce[skip..end]);
+                return self.write_buffered(extent.start_bytes, &bounce[skip..end]);
+            }
+        }
+        put_together(run, &mut bounce[skip..end]);
+        self.write_all(wide.start_bytes, &bounce)
+    }
+
+    /// Writes the end of a file whose length direct I/O cannot express.
+    fn write_buffered(&self, at_bytes: u64, bytes: &[u8]) -> rustix::io::Result<()> {
+        let flags = rustix::fs::fcntl_getfl(&self.fd)?;
+        rustix::fs::fcntl_setfl(&self.fd, flags - OFlags::DIRECT)?;
+        let written = self.write_all(at_bytes, bytes);
+        rustix::fs::fcntl_setfl(&self.fd, flags)?;
+        written
+    }
+
+    fn write_all(&self, at_bytes: u64, bytes: &[u8]) -> rustix::io::Result<()> {
+        let mut put = 0;
+        while put < bytes.len() {
+            match rustix::io::pwrite(&self.fd, &bytes[put..], at_bytes + put as u64) {
+                Ok(0) => return Err(Errno::IO),
+                Ok(n) => put += n,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a hole of `extent`: its room goes back to the file system or device.
+    pub(crate) fn punch(&self, extent: Extent) -> rustix::io::Result<()> {
+        rustix::fs::fallocate(&self.fd, PUNCH, extent.start_bytes, extent.len_bytes)
+    }
+
+    /// Makes everything written durable.
+    pub(crate) fn flush(&self) -> Result<(), Error> {
+        self.flushes.fetch_add(1, Ordering::Relaxed);
+        rustix::fs::fdatasync(&self.fd).map_err(|errno| io("flush", Extent::new(0, 0), errno))
+    }
+}
+
+fn io(what: &'static str, extent: Extent, errno: Errno) -> Error {
+    Error::Io { what, extent, errno }
+}
+
+/// What a run covers.
+fn extent_of(run: &[&Write]) -> Extent {
+    let start_bytes = run.first().map_or(0, |first| first.at_bytes);
+    Extent::new(start_bytes, run.iter().map(|write| write.block.len() as u64).sum())
+}
+
+/// Copies the blocks of `run` into `bytes`, one behind the other.
+fn put_together(run: &[&Write], bytes: &mut [u8]) {
+    let mut at = 0;
+    for write in run {
+        at += write.block.copy_out(0, &mut bytes[at..]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_read_together_lands_in_its_own_blocks() {
+        let mut file = tempfile::tempfile().unwrap();
+        let bytes: Vec<u8> = (0..100_000u32).map(|at| (at / 512) as u8).collect();
+        std::io::Write::write_all(&mut file, &bytes).unwrap();
+        let file = RawFile { fd: file.into(), align_bytes: 1, flushes: Default::default() };
+        let read = |start, lens: [usize; 3]| {
+            let mut blocks = lens.map(Block::private);
+            file.read_scattered(start, blocks.iter_mut())
+                .then(|| blocks.map(|block| block.bytes().unwrap().to_vec()).concat())
+        };
+        assert_eq!(read(512, [512, 4096, 1024]).as_deref(), bytes.get(512..512 + 5632));
+        assert_eq!(read(99_000, [512, 512, 512]), None);
+    }
+}

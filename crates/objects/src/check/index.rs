@@ -1,0 +1,195 @@
+//! The first walk: the index itself, what it says is alive, and which owner it says.
+
+use super::Check;
+use super::report::{Finding, Of, What, finding};
+use super::walk::{Map, Seen};
+use crate::ObjectId;
+use crate::entry::{Data, Named, ObjectRecord};
+use crate::tree::Ptr;
+
+impl Check<'_> {
+    /// Runs, tables and checkpoint: everything but nodes and payloads.
+    pub(super) fn chunks(&self) -> Vec<Ptr> {
+        let runs = self.core.runs.iter().flat_map(|run| run.chunks.iter().copied());
+        runs.chain(self.core.checkpoint_ptrs.iter().copied()).collect()
+    }
+
+    /// Looks at the index, counts, and asks who owns what.
+    pub(super) fn first_walk(&mut self) {
+        for ptr in self.chunks() {
+            // They were read when the store was opened, but perhaps not all.
+            if let Err(error) = self.core.io.read_ptr(ptr) {
+                self.broken(finding(
+                    What::Node,
+                    format!("a part of the index: {error}"),
+                    Some(ptr.at),
+                    None,
+                ));
+            }
+            self.node(ptr);
+        }
+        let map = self.map.clone();
+        let mut owners = Owners::default();
+        map.walk(&mut |seen| match seen {
+            Seen::Node(ptr) => self.node(ptr),
+            Seen::Broken(finding) => self.broken(finding),
+            Seen::Live(of, data) => {
+                let at = data.at.saturating_add(u64::from(data.skip));
+                self.count(at, data.len, 32, of.map(Of::Object));
+            }
+            Seen::Payload(name, data) => self.payload(&map, &mut owners, name, data),
+            Seen::Object(id, record) => self.object(&mut owners, id, record),
+            Seen::Link(key, id, len) => self.link(&map, &mut owners, key, id, len),
+        });
+        self.values(owners);
+    }
+
+    fn broken(&mut self, finding: Finding) {
+        self.report.is_complete = false;
+        self.report.add(self.options, finding);
+    }
+
+    fn node(&mut self, ptr: Ptr) {
+        let bytes = &mut self.report.index_bytes;
+        *bytes = bytes.saturating_add(u64::from(ptr.len));
+        self.count(ptr.at, ptr.len, 32, None);
+        self.did(u64::from(ptr.len));
+    }
+
+    /// Counts what is alive, in its segment.
+    fn count(&mut self, at: u64, len: u32, weight: u64, of: Option<Of>) {
+        let geometry = self.core.superblock.geometry;
+        let Some(segment) = geometry.segment_of(at).filter(|_| geometry.holds(at, u64::from(len)))
+        else {
+            return self.add(
+                What::Outside,
+                "an address outside of all segments".into(),
+                Some(at),
+                of,
+            );
+        };
+        if let Some(count) = self.counts.get_mut(segment as usize) {
+            *count = count.saturating_add(i64::from(len));
+        }
+        self.weigh(segment, weight);
+    }
+
+    /// What the payloads of a segment take in memory.
+    fn weigh(&mut self, segment: u32, more: u64) {
+        if let Some(weight) = self.weights.get_mut(segment as usize) {
+            *weight = weight.saturating_add(more);
+        }
+    }
+
+    fn payload(&mut self, map: &Map, owners: &mut Owners, name: Named<'_>, data: &Data) {
+        let bytes = &mut self.report.payload_bytes;
+        *bytes = bytes.saturating_add(u64::from(data.len));
+        let geometry = self.core.superblock.geometry;
+        let of = match name {
+            Named::Object(id) | Named::Extent(id, _) => Of::Object(id),
+            Named::Value(key) => Of::Key(key.to_vec()),
+        };
+        if let Some(segment) = geometry.segment_of(data.at) {
+            let end = data.end().saturating_sub(geometry.start_of(segment));
+            let used =
+                self.core.segments.all.get(segment as usize).map_or(0, |segment| segment.used);
+            if end > u64::from(used) {
+                let text = "bytes behind what was written in their segment".to_owned();
+                self.add(What::Unused, text, Some(data.at), Some(of.clone()));
+            }
+            self.weigh(segment, (data.sums.len() as u64).saturating_mul(8).saturating_add(128));
+        }
+        match name {
+            Named::Extent(id, at) => match owners.record(map, id) {
+                None => {}
+                Some(None) => {
+                    let text = format!("has bytes at {at}, but is not there");
+                    self.add(What::NoObject, text, Some(data.at), Some(of));
+                }
+                Some(Some(record)) if at.saturating_add(u64::from(data.len)) > record.len => {
+                    let text = format!("has bytes at {at}, but is {} long", record.len);
+                    self.add(What::BehindEnd, text, Some(data.at), Some(of));
+                }
+                Some(Some(_)) => {}
+            },
+            Named::Value(_) => self.report.keys = self.report.keys.saturating_add(1),
+            Named::Object(_) => {}
+        }
+    }
+
+    fn object(&mut self, owners: &mut Owners, id: ObjectId, record: ObjectRecord) {
+        if record.is_value {
+            owners.values.push(id);
+        } else {
+            self.report.objects = self.report.objects.saturating_add(1);
+        }
+        if id.0 >= self.core.next_id {
+            let text = "has a number that will be given out again".to_owned();
+            self.add(What::Number, text, None, Some(Of::Object(id)));
+        }
+    }
+
+    fn link(&mut self, map: &Map, owners: &mut Owners, key: &[u8], id: ObjectId, len: u64) {
+        self.report.keys = self.report.keys.saturating_add(1);
+        owners.links.push(id);
+        let text = match owners.record(map, id) {
+            Some(None) => format!("its value, object {id}, is not there"),
+            Some(Some(record)) if !record.is_value || record.len != len => {
+                format!("object {id} is not its value of {len} bytes")
+            }
+            _ => return,
+        };
+        self.add(What::NoValue, text, None, Some(Of::Key(key.to_vec())));
+    }
+
+    /// Each value has one key.
+    fn values(&mut self, mut owners: Owners) {
+        owners.values.sort_unstable();
+        owners.links.sort_unstable();
+        if !self.report.is_complete {
+            return;
+        }
+        // Replaying counts links and not what took them away, so there may be fewer.
+        if owners.links.len() as u64 > self.core.links {
+            let (counted, is) = (self.core.links, owners.links.len());
+            let text = format!("{counted} long values are counted, {is} are there");
+            self.add(What::Count, text, None, None);
+        }
+        for (id, _) in owners.links.iter().zip(owners.links.iter().skip(1)).filter(|(a, b)| a == b)
+        {
+            let text = "is the value of two keys".to_owned();
+            self.add(What::NoValue, text, None, Some(Of::Object(*id)));
+        }
+        for id in owners.values {
+            if owners.links.binary_search(&id).is_err() {
+                let text = "is a value that no key leads to".to_owned();
+                self.add(What::NoKey, text, None, Some(Of::Object(id)));
+            }
+        }
+    }
+}
+
+/// Who owns what.
+#[derive(Default)]
+struct Owners {
+    /// The object that was asked for last.
+    last: Option<(ObjectId, Option<ObjectRecord>)>,
+    /// Objects that are values.
+    values: Vec<ObjectId>,
+    /// Objects that keys lead to.
+    links: Vec<ObjectId>,
+}
+
+impl Owners {
+    /// The record of an object; none if the index cannot be read there.
+    fn record(&mut self, map: &Map, id: ObjectId) -> Option<Option<ObjectRecord>> {
+        if let Some((last, record)) = self.last
+            && last == id
+        {
+            return Some(record);
+        }
+        let record = map.index().object(&*map.io, id).ok()?;
+        self.last = Some((id, record));
+        Some(record)
+    }
+}

@@ -1,0 +1,199 @@
+//! Payloads, a window of segments at a time: that no two have the same bytes, and that each
+//! is what was written.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::indexing_slicing,
+    reason = "only payloads that `Geometry::holds` are kept, and requests cover what they bring"
+)]
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use draconis_device::{Extent, Pending, ReadAnswer, Urgency};
+use draconis_exchange::heap::{Block, Private};
+
+use super::Check;
+use super::report::{Of, What};
+use super::walk::{Map, Seen};
+use crate::entry::{Data, Key, Named, named, object_key};
+use crate::{Error, ObjectId};
+
+/// The longest request.
+const REQUEST_BYTES: u64 = 1 << 20;
+/// Bytes that are not asked for are read, if that saves a request.
+const GAP_BYTES: u64 = 64 << 10;
+/// Requests in flight.
+const REQUESTS_MAX: u32 = 32;
+
+impl Check<'_> {
+    /// Gathers payloads for as many segments as fit, and reads them in disk order.
+    pub(super) fn look_at_payloads(&mut self) {
+        let map = self.map.clone();
+        let geometry = self.core.superblock.geometry;
+        let mut first = 0;
+        while first < geometry.segments {
+            let mut end = first;
+            let mut weight = 0;
+            while end < geometry.segments
+                && (end == first
+                    || weight + self.weights[end as usize] <= self.options.memory_bytes)
+            {
+                weight += self.weights[end as usize];
+                end += 1;
+            }
+            if weight > 0 {
+                let from = geometry.start_of(first);
+                self.window(&map, from..geometry.start_of(end));
+            }
+            first = end;
+        }
+    }
+
+    fn window(&mut self, map: &Map, window: Range<u64>) {
+        let geometry = self.core.superblock.geometry;
+        let span = |at: u64, len: u32, of| Span { from: at, to: at + u64::from(len), of };
+        let mut spans: Vec<Span> = vec![];
+        let mut payloads: Vec<Payload> = vec![];
+        let chunks = self.chunks().into_iter().filter(|ptr| window.contains(&ptr.at));
+        spans.extend(chunks.map(|ptr| span(ptr.at, ptr.len, None)));
+        map.walk(&mut |seen| match seen {
+            Seen::Node(ptr) if window.contains(&ptr.at) => spans.push(span(ptr.at, ptr.len, None)),
+            Seen::Live(of, data) if window.contains(&data.at) => {
+                spans.push(span(data.at + u64::from(data.skip), data.len, of));
+            }
+            Seen::Payload(name, data)
+                if window.contains(&data.at) && geometry.holds(data.at, u64::from(data.stored)) =>
+            {
+                let key = match name {
+                    Named::Object(id) | Named::Extent(id, _) => object_key(id),
+                    Named::Value(key) => crate::entry::value_key(key),
+                };
+                payloads.push(Payload { data: data.clone(), key });
+            }
+            _ => {}
+        });
+        self.overlaps(spans);
+        payloads.sort_unstable_by_key(|payload| payload.data.at);
+        self.read(&payloads);
+    }
+
+    fn overlaps(&mut self, mut spans: Vec<Span>) {
+        spans.sort_unstable();
+        let mut last: Option<Span> = None;
+        for span in spans {
+            if span.from == span.to {
+                continue;
+            }
+            if let Some(before) = last.filter(|before| before.to > span.from) {
+                let name = |of: Option<ObjectId>| match of {
+                    Some(id) => format!("object {id}"),
+                    None => "a value or the index".to_owned(),
+                };
+                let text = format!("{} and {} have the same bytes", name(before.of), name(span.of));
+                self.add(What::Shared, text, Some(span.from), span.of.map(Of::Object));
+            }
+            last = last.filter(|before| before.to > span.to).or(Some(span));
+        }
+    }
+
+    /// Reads and verifies payloads, in the order in which they lie.
+    fn read(&mut self, payloads: &[Payload]) {
+        let depth = self.core.superblock.profile.queue_depth.clamp(1, REQUESTS_MAX) as usize;
+        let mut flying: VecDeque<(u64, &[Payload], Pending<ReadAnswer>)> = VecDeque::new();
+        let mut rest = payloads;
+        while !rest.is_empty() || !flying.is_empty() {
+            while flying.len() < depth && !rest.is_empty() {
+                let (extent, count) = self.request(rest);
+                let (these, others) = rest.split_at(count);
+                let block = Block::from(Private::unset(extent.len_bytes as usize));
+                let answer = self.core.io.disk.read(extent, block, Urgency::Ahead);
+                flying.push_back((extent.start_bytes, these, answer));
+                rest = others;
+            }
+            let Some((start, these, answer)) = flying.pop_front() else { break };
+            let block = answer.wait().and_then(std::result::Result::ok);
+            let bytes = block.map(Block::into_private);
+            for payload in these {
+                self.verify(payload, start, bytes.as_deref());
+                self.did(u64::from(payload.data.len));
+            }
+        }
+    }
+
+    /// The request that brings the first of `payloads`, and how many it brings.
+    fn request(&self, payloads: &[Payload]) -> (Extent, usize) {
+        let page = u64::from(self.core.superblock.geometry.page_bytes);
+        let start = payloads[0].data.at / page * page;
+        let mut end = start;
+        let mut count = 0;
+        for payload in payloads {
+            let is_near = payload.data.at <= end + GAP_BYTES;
+            let behind = payload.data.end().max(end);
+            if count > 0 && (!is_near || behind - start > REQUEST_BYTES) {
+                break;
+            }
+            end = behind;
+            count += 1;
+        }
+        // Segments end on pages, so this stays on the disk.
+        (Extent::new(start, (end - start).next_multiple_of(page).max(page)), count)
+    }
+
+    fn verify(&mut self, payload: &Payload, start: u64, bytes: Option<&[u8]>) {
+        let Payload { data, .. } = payload;
+        if data.stored == 0 {
+            return;
+        }
+        let io = self.core.io.clone();
+        let verified = match bytes {
+            Some(bytes) => {
+                let from = (data.at - start) as usize;
+                io.verify(data, &bytes[from..from + data.stored as usize])
+            }
+            // The request failed: perhaps not because of this one.
+            None => {
+                let page = u64::from(self.core.superblock.geometry.page_bytes);
+                let first = data.at / page * page;
+                let len = (data.end() - first).next_multiple_of(page);
+                io.direct(first, len as usize).and_then(|bytes| {
+                    let from = (data.at - first) as usize;
+                    io.verify(data, &bytes[from..from + data.stored as usize])
+                })
+            }
+        };
+        match verified {
+            Ok(()) => {}
+            Err(Error::Corrupt { at_bytes, .. }) => {
+                let text = "bytes that are not what was written".to_owned();
+                self.add(What::Payload, text, Some(at_bytes), payload.of());
+            }
+            Err(error) => {
+                self.add(What::Unreadable, error.to_string(), Some(data.at), payload.of());
+            }
+        }
+    }
+}
+
+/// Bytes of the disk that have an owner.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Span {
+    from: u64,
+    to: u64,
+    of: Option<ObjectId>,
+}
+
+/// A payload that is read.
+struct Payload {
+    data: Data,
+    key: Key,
+}
+
+impl Payload {
+    fn of(&self) -> Option<Of> {
+        match named(&self.key)? {
+            Named::Object(id) | Named::Extent(id, _) => Some(Of::Object(id)),
+            Named::Value(key) => Some(Of::Key(key.to_vec())),
+        }
+    }
+}

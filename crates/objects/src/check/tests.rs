@@ -1,0 +1,339 @@
+use std::sync::Arc;
+
+use draconis_device::{Extent, Group as DiskGroup, MemoryDisk, Write};
+use draconis_exchange::heap::Block;
+
+use super::*;
+use crate::entry::{Data, Entry, Key, ObjectRecord, extent_key, object_key, value_key};
+use crate::kv::{Batch, Kv};
+use crate::superblock::Superblock;
+use crate::tree::{Child, Inner, Node, Nodes};
+use crate::{CreateOptions, Group, Hint, LayoutKind, ObjectId, Profile};
+
+const LONG: usize = 200_000;
+
+fn made(layout: LayoutKind) -> Arc<dyn Disk> {
+    let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(vec![0; 16 << 20], 512));
+    let profile = Profile { layout, page_bytes: 4096, segment_bytes: 128 << 10, queue_depth: 4 };
+    Store::create(disk.clone(), &CreateOptions { profile, id: 9 }).unwrap();
+    let store = Store::open(disk.clone(), &OpenOptions::default()).unwrap();
+    let mut group = Group::new();
+    for nth in 0..4u8 {
+        let id = group.create(store.new_object(), Hint::Unknown);
+        group.write(id, 0, &vec![nth; 40_000]);
+    }
+    store.submit(group, &[]).unwrap();
+    let kv = Kv::new(store.clone());
+    let mut batch = Batch::new();
+    for nth in 0..600u32 {
+        batch.put(&nth.to_be_bytes(), &[nth as u8; 300]);
+    }
+    batch.put(b"long", &[5; LONG]);
+    kv.write(batch).unwrap();
+    // All of it in the tree, and something over it.
+    store.checkpoint().unwrap();
+    let mut core = crate::recover::open(disk.clone(), &OpenOptions::default()).unwrap();
+    drop(store);
+    core.checkpoint_now().unwrap();
+    core.merge_all().unwrap();
+    core.checkpoint_now().unwrap();
+    let mut group = Group::new();
+    group.write(ObjectId(1), 100, &[77; 5000]);
+    core.submit(&group, &[]).unwrap();
+    core.checkpoint_now().unwrap();
+    core.submit(&group, &[]).unwrap();
+    core.commit().unwrap();
+    disk
+}
+
+fn check(disk: &Arc<dyn Disk>) -> Report {
+    Store::check(disk.clone(), &CheckOptions::default(), &mut |_, _| {}).unwrap()
+}
+
+fn whats(report: &Report) -> Vec<What> {
+    let mut whats: Vec<What> = vec![];
+    for finding in &report.damage {
+        if !whats.contains(&finding.what) {
+            whats.push(finding.what);
+        }
+    }
+    whats
+}
+
+/// Spoils a store from the inside, in a way that its next checkpoint writes down.
+fn plant(spoil: impl FnOnce(&mut Core)) -> Report {
+    let disk = made(LayoutKind::Cow);
+    let mut core = crate::recover::open(disk.clone(), &OpenOptions::default()).unwrap();
+    spoil(&mut core);
+    core.checkpoint_now().unwrap();
+    drop(core);
+    check(&disk)
+}
+
+fn flip(disk: &Arc<dyn Disk>, at: u64) {
+    let sector = at / 512 * 512;
+    let block = disk.read_now(Extent::new(sector, 512), Block::private(512)).unwrap();
+    let mut bytes = block.into_private();
+    bytes[(at - sector) as usize] ^= 0x10;
+    let write = Write { at_bytes: sector, block: Block::from(bytes) };
+    disk.submit(DiskGroup { writes: vec![write] }, &[]).unwrap();
+}
+
+fn data_of(core: &Core, id: u64) -> Data {
+    let mut found = None;
+    let _ = core
+        .index()
+        .resolve(&*core.io, ObjectId(id), (8192, u64::MAX), &mut None, &mut |_, data| {
+            found = Some(data);
+            std::ops::ControlFlow::Break(())
+        })
+        .unwrap();
+    found.unwrap()
+}
+
+#[test]
+fn a_whole_store_has_no_damage_whatever_is_under_way() {
+    for layout in [LayoutKind::Log, LayoutKind::Cow] {
+        let disk = made(layout);
+        let report = check(&disk);
+        assert!(report.is_clean(), "{layout}: {:#?}", report.damage);
+        assert_eq!((report.objects, report.keys), (4, 601));
+        assert_eq!(report.payload_bytes, 4 * 40_000 + 600 * 300 + LONG as u64);
+        assert!(report.index_bytes > 600 * 10 && report.notes.is_empty());
+        let store = Store::open(disk, &OpenOptions::default()).unwrap();
+        let segments = store.info().segments;
+        assert_eq!(report.used_segments + report.free_segments, segments);
+    }
+}
+
+#[test]
+fn little_memory_gives_the_same_report() {
+    let disk = made(LayoutKind::Log);
+    let id = {
+        let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+        let core = crate::recover::open(disk.clone(), &options).unwrap();
+        data_of(&core, 2).at
+    };
+    flip(&disk, id);
+    let all = check(&disk);
+    let options = CheckOptions { memory_bytes: 1, ..CheckOptions::default() };
+    let (mut last, mut calls) = (0, 0);
+    let report = Store::check(disk, &options, &mut |done, total| {
+        assert!(last <= done && done <= total);
+        (last, calls) = (done, calls + 1);
+    })
+    .unwrap();
+    assert_eq!(report, all);
+    assert_eq!(whats(&report), [What::Payload]);
+    assert!(calls > 3);
+}
+
+#[test]
+fn rot_is_named_with_its_owner() {
+    let disk = made(LayoutKind::Cow);
+    let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let core = crate::recover::open(disk.clone(), &options).unwrap();
+    let of_object = data_of(&core, 3).at;
+    let key = value_key(&7u32.to_be_bytes());
+    let Some(Entry::Data(of_key)) = core.index().get(&*core.io, &key).unwrap() else {
+        panic!("a value")
+    };
+    flip(&disk, of_object);
+    flip(&disk, of_key.at);
+    let report = check(&disk);
+    let of: Vec<_> = report.damage.iter().map(|finding| finding.of.clone().unwrap()).collect();
+    assert!(of.contains(&Of::Object(ObjectId(3))), "{report:#?}");
+    assert!(of.contains(&Of::Key(7u32.to_be_bytes().to_vec())), "{report:#?}");
+    assert_eq!(whats(&report), [What::Payload]);
+    assert!(report.is_complete);
+}
+
+#[test]
+fn a_node_that_is_not_what_it_was() {
+    let disk = made(LayoutKind::Cow);
+    let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let core = crate::recover::open(disk.clone(), &options).unwrap();
+    let Some(Child::Disk(root)) = core.tree.root else { panic!("a root on the disk") };
+    flip(&disk, root.at + 5);
+    let report = check(&disk);
+    assert_eq!(whats(&report), [What::Node]);
+    assert!(!report.is_complete && !report.is_clean());
+}
+
+#[test]
+fn a_node_in_the_wrong_place() {
+    let report = plant(|core| {
+        let Some(Child::Disk(root)) = core.tree.root.clone() else { panic!("a root") };
+        let node = core.io.load(root).unwrap();
+        let Node::Inner(inner) = &*node else { panic!("an inner node") };
+        let mut children = inner.children.clone();
+        let (first, second) = (children[0].1.clone(), children[1].1.clone());
+        (children[0].1, children[1].1) = (second, first);
+        let inner = Inner { level: inner.level, children };
+        core.tree.root = Some(Child::Changed(Arc::new(inner)));
+    });
+    assert!(whats(&report).contains(&What::Order), "{report:#?}");
+    let report = plant(|core| {
+        let Some(Child::Disk(root)) = core.tree.root.clone() else { panic!("a root") };
+        let children = vec![(Key::new(), Child::Disk(root))];
+        core.tree.root = Some(Child::Changed(Arc::new(Inner { level: 9, children })));
+    });
+    assert_eq!(whats(&report), [What::Order]);
+}
+
+#[test]
+fn copies_of_the_superblock() {
+    let disk = made(LayoutKind::Log);
+    flip(&disk, 4096 + 9);
+    let report = check(&disk);
+    assert_eq!(whats(&report), [What::Superblock]);
+    assert!(report.damage[0].text.contains("copy 1"), "{report:#?}");
+    // The last two one checkpoint old: that is what a power cut leaves.
+    let disk = made(LayoutKind::Log);
+    let (newest, _) = Superblock::find(&*disk).unwrap();
+    for (behind, is_clean) in [(1, true), (2, false)] {
+        let mut old = newest.clone();
+        old.generation -= behind;
+        disk.submit(DiskGroup { writes: old.writes(1) }, &[]).unwrap();
+        let report = check(&disk);
+        assert_eq!(report.is_clean(), is_clean, "{report:#?}");
+        assert_eq!(report.notes.len(), if is_clean { 2 } else { 0 });
+    }
+    // The log names its checkpoint: an old superblock is the store of then, or none.
+    for pair in 0..2 {
+        let zeros = newest.writes(pair).into_iter().map(|mut write| {
+            write.block = Block::private(write.block.len());
+            write
+        });
+        disk.submit(DiskGroup { writes: zeros.collect() }, &[]).unwrap();
+    }
+    let error = Store::check(disk, &CheckOptions::default(), &mut |_, _| {}).unwrap_err();
+    assert!(matches!(error, Error::NotAStore(_)));
+}
+
+#[test]
+fn a_store_that_cannot_be_opened_is_a_finding() {
+    let disk = made(LayoutKind::Log);
+    let (newest, _) = Superblock::find(&*disk).unwrap();
+    flip(&disk, newest.checkpoint.at);
+    let report = check(&disk);
+    assert_eq!(whats(&report), [What::Open]);
+    assert!(!report.is_complete);
+}
+
+#[test]
+fn bytes_of_nobody() {
+    let report = plant(|core| {
+        let payload = [1; 600];
+        let key = extent_key(ObjectId(900), 0);
+        core.payload(key, &payload, crate::layout::Kind::Moved { age: 0 }, None).unwrap();
+    });
+    assert_eq!(whats(&report), [What::NoObject]);
+    assert_eq!(report.damage[0].of, Some(Of::Object(ObjectId(900))));
+}
+
+#[test]
+fn bytes_behind_the_end() {
+    let report = plant(|core| {
+        let record = core.index().object(&*core.io, ObjectId(2)).unwrap().unwrap();
+        let short = Entry::Object(ObjectRecord { len: 39_999, ..record });
+        core.pair(object_key(ObjectId(2)), short).unwrap();
+    });
+    assert_eq!(whats(&report), [What::BehindEnd]);
+}
+
+#[test]
+fn two_with_the_same_bytes() {
+    let report = plant(|core| {
+        let data = data_of(core, 2);
+        let to = extent_key(ObjectId(4), 1 << 20);
+        core.pair(to, Entry::Data(data)).unwrap();
+        let record = ObjectRecord { len: 2 << 20, hint: Hint::Cold, is_value: false };
+        core.pair(object_key(ObjectId(4)), Entry::Object(record)).unwrap();
+    });
+    assert_eq!(whats(&report), [What::Count, What::Shared]);
+}
+
+#[test]
+fn addresses_that_cannot_be() {
+    let report = plant(|core| {
+        let data = Data { at: 1 << 50, ..data_of(core, 2) };
+        core.pair(extent_key(ObjectId(4), 0), Entry::Data(data)).unwrap();
+    });
+    assert!(whats(&report).contains(&What::Outside), "{report:#?}");
+}
+
+#[test]
+fn a_free_segment_that_holds_something() {
+    let report = plant(|core| {
+        let segment = core.segments.geometry.segment_of(data_of(core, 3).at).unwrap();
+        let live = core.segments.all[segment as usize].live;
+        core.segments.kill(core.segments.geometry.start_of(segment), live as u32, false);
+        core.segments.release(segment);
+    });
+    assert!(whats(&report).contains(&What::Unused), "{report:#?}");
+}
+
+#[test]
+fn counts_that_are_wrong() {
+    let report = plant(|core| {
+        let at = data_of(core, 2).at;
+        core.segments.add(at, 11, 0, false);
+    });
+    assert_eq!(whats(&report), [What::Count]);
+    let report = plant(|core| core.links -= 1);
+    assert_eq!(whats(&report), [What::Count]);
+}
+
+#[test]
+fn values_and_their_keys() {
+    let report = plant(|core| {
+        core.links += 1;
+        core.pair(value_key(b"lost"), Entry::Link(ObjectId(99), 5)).unwrap();
+    });
+    assert_eq!(whats(&report), [What::NoValue]);
+    assert_eq!(report.damage[0].of, Some(Of::Key(b"lost".to_vec())));
+    let report = plant(|core| {
+        core.pair(value_key(b"long"), Entry::Gone).unwrap();
+    });
+    assert_eq!(whats(&report), [What::NoKey]);
+}
+
+#[test]
+fn a_long_value_that_is_not_there_is_an_error_for_who_asks() {
+    let disk = made(LayoutKind::Cow);
+    let mut core = crate::recover::open(disk.clone(), &OpenOptions::default()).unwrap();
+    let endless = ObjectRecord { len: 1 << 60, hint: Hint::Cold, is_value: true };
+    core.pair(object_key(ObjectId(4)), Entry::Object(endless)).unwrap();
+    let links = [(&b"lost"[..], 99, 5), (b"other", 2, 5), (b"endless", 4, 1 << 60)];
+    for (name, id, len) in links {
+        core.links += 1;
+        core.pair(value_key(name), Entry::Link(ObjectId(id), len)).unwrap();
+    }
+    core.checkpoint_now().unwrap();
+    drop(core);
+    let kv = crate::kv::Kv::new(Store::open(disk, &OpenOptions::default()).unwrap());
+    for (name, ..) in links {
+        for value in [kv.get(name), kv.snapshot().get(name)] {
+            assert!(matches!(value, Err(Error::Corrupt { .. })), "{value:?}");
+        }
+        let scanned = kv.scan(&(std::ops::Bound::Included(name), std::ops::Bound::Unbounded));
+        assert!(matches!(scanned.take(1).next(), Some(Err(Error::Corrupt { .. }))));
+    }
+}
+
+#[test]
+fn a_number_that_comes_again() {
+    let report = plant(|core| {
+        let record = ObjectRecord { len: 0, hint: Hint::Cold, is_value: false };
+        core.pair(object_key(ObjectId(5000)), Entry::Object(record)).unwrap();
+    });
+    assert_eq!(whats(&report), [What::Number]);
+}
+
+#[test]
+fn a_disk_without_a_store_is_an_error() {
+    let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(vec![0; 1 << 20], 512));
+    let error = Store::check(disk, &CheckOptions::default(), &mut |_, _| {}).unwrap_err();
+    assert!(matches!(error, Error::NotAStore(_)));
+}

@@ -1,0 +1,35 @@
+//! Each command, one file each: its arguments with their help, and what it does.
+
+pub mod cat;
+pub mod check;
+pub mod chmod;
+pub mod chown;
+pub mod complete_path;
+pub mod completions;
+pub mod cp;
+pub mod format;
+pub mod get;
+pub mod grow;
+pub mod info;
+pub mod kv;
+pub mod lab;
+pub mod ln;
+pub mod ls;
+pub mod manpages;
+pub mod mkdir;
+pub mod mount;
+pub mod mv;
+pub mod put;
+pub mod rm;
+pub mod serve;
+pub mod set_label;
+pub mod stat;
+pub mod status;
+pub mod store;
+pub mod tar;
+pub mod touch;
+pub mod tree;
+pub mod truncate;
+pub mod umount;
+pub mod untar;
+pub mod worker;

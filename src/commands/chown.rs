@@ -1,0 +1,99 @@
+//! `draconis chown`
+
+use std::process::ExitCode;
+
+use clap::Args;
+use draconis_exchange::contract::{AttributeChange, Kind};
+use draconis_ext::{Follow, Inode, Volume};
+
+use crate::change;
+use crate::image::Place;
+use crate::target::Target;
+
+/// Change the owners of files of a volume.
+#[derive(Debug, Args)]
+#[command(disable_help_flag = true)]
+pub struct Arguments {
+    /// Print help.
+    #[arg(long, action = clap::ArgAction::Help)]
+    help: Option<bool>,
+    /// Where the volume is.
+    #[command(flatten)]
+    place: Place,
+    /// Change all that is in directories, too; of symbolic links in them, the links.
+    #[arg(short = 'R', long)]
+    recursive: bool,
+    /// Change a symbolic link itself.
+    #[arg(short = 'h', long)]
+    no_dereference: bool,
+    /// UID, UID:GID or :GID.
+    owner: NewOwner,
+    /// The files.
+    #[arg(value_name = "IMAGE:/path", required = true)]
+    targets: Vec<Target>,
+}
+
+const SET_UID: u32 = 0o4000;
+const SET_GID: u32 = 0o2000;
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let change = |volume: &Volume, inode: &Inode| {
+        let old = volume.attributes_of(inode).mode;
+        // A program must not run with the rights of an owner who never said so.
+        let executable_by_group = if old & 0o010 != 0 { SET_GID } else { 0 };
+        let kept = old & 0o7777 & !(SET_UID | executable_by_group);
+        let mode = (inode.kind == Kind::File && kept != old & 0o7777).then_some(kept);
+        let NewOwner { uid, gid } = arguments.owner;
+        Some(AttributeChange { mode, uid, gid, ..AttributeChange::default() })
+    };
+    let follow = if arguments.no_dereference { Follow::No } else { Follow::Yes };
+    change::each(arguments.place, &arguments.targets, |volume, target| {
+        change::attributes(volume, target, arguments.recursive, follow, &change)
+    })
+}
+
+/// `OWNER`, `OWNER:GROUP`, `OWNER:` or `:GROUP`, in numbers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NewOwner {
+    uid: Option<u32>,
+    gid: Option<u32>,
+}
+
+impl std::str::FromStr for NewOwner {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (uid, gid) = text.split_once(':').unwrap_or((text, ""));
+        let number = |text: &str| -> Result<Option<u32>, String> {
+            if text.is_empty() {
+                return Ok(None);
+            }
+            let number = text.parse().map_err(|_| {
+                format!("{text}: names are this machine's, not the volume's: a number is needed")
+            });
+            number.map(Some)
+        };
+        let owner = Self { uid: number(uid)?, gid: number(gid)? };
+        if owner == (Self { uid: None, gid: None }) {
+            return Err("OWNER, OWNER:GROUP or :GROUP is needed".to_string());
+        }
+        Ok(owner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owners_of_all_forms() {
+        let owner = |uid, gid| Ok(NewOwner { uid, gid });
+        assert_eq!("7".parse(), owner(Some(7), None));
+        assert_eq!("7:8".parse(), owner(Some(7), Some(8)));
+        assert_eq!(":8".parse(), owner(None, Some(8)));
+        assert_eq!("7:".parse(), owner(Some(7), None));
+        for wrong in ["", ":", "root", "1:wheel", "1:2:3"] {
+            assert!(wrong.parse::<NewOwner>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! `draconis completions`, made from the command line's own description.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{Args, Command};
+use clap_complete::Shell;
+
+/// Write a completion script for a shell to standard output.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// The shell.
+    shell: Shell,
+}
+
+/// What bash needs besides: paths, on this machine and in images.
+const BASH_PATHS: &str = include_str!("completions/paths.bash");
+
+pub fn run(arguments: &Arguments, mut line: Command) -> anyhow::Result<ExitCode> {
+    let mut script = vec![];
+    clap_complete::generate(arguments.shell, &mut line, "draconis", &mut script);
+    if arguments.shell == Shell::Bash {
+        script.extend_from_slice(BASH_PATHS.as_bytes());
+    }
+    std::io::stdout().write_all(&script)?;
+    Ok(ExitCode::SUCCESS)
+}

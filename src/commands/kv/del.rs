@@ -1,0 +1,29 @@
+//! `draconis kv del`
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use clap::Args;
+use draconis_objects::kv::{Batch, Kv};
+
+use super::write;
+use crate::commands::store::opened::{close, writable};
+
+/// Take keys away, all at once.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// The file or block device.
+    store: PathBuf,
+    /// The keys; one that is not there is no error.
+    #[arg(value_name = "KEY", required = true)]
+    keys: Vec<OsString>,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let kv = Kv::new(writable(&arguments.store)?);
+    let mut batch = Batch::new();
+    arguments.keys.iter().for_each(|key| batch.delete(key.as_bytes()));
+    write(&kv, &arguments.store, batch)?;
+    close(kv.store(), &arguments.store)
+}

@@ -1,0 +1,36 @@
+//! `draconis kv get`
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use anyhow::bail;
+use clap::Args;
+use draconis_objects::kv::Kv;
+
+use crate::commands::store::opened::{readable, tell};
+use crate::text::printable;
+
+/// Write the value of a key to standard output, as it is.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// The file or block device.
+    store: PathBuf,
+    /// The key.
+    key: OsString,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let kv = Kv::new(readable(&arguments.store)?);
+    let key = arguments.key.as_bytes();
+    match kv.get(key).map_err(|error| tell(&arguments.store, error))? {
+        Some(value) => {
+            let mut out = std::io::stdout().lock();
+            out.write_all(&value)?;
+            out.flush()?;
+            Ok(())
+        }
+        None => bail!("{}: there is no key {}", arguments.store.display(), printable(key)),
+    }
+}

@@ -1,0 +1,80 @@
+//! `draconis kv load`
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+
+use anyhow::{anyhow, bail};
+use clap::Args;
+use draconis_objects::Error;
+use draconis_objects::kv::{Batch, Kv};
+
+use crate::commands::store::opened::{close, tell, writable};
+use crate::commands::store::stream::source;
+use crate::progress::{Progress, When};
+
+/// Put what a file says: lines of key, tab, value.
+///
+/// Lines come in by lots of 1 MiB: after a power cut the first ones are there, up to
+/// some line.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// When to show progress.
+    #[arg(long, value_enum, default_value_t = When::Auto)]
+    progress: When,
+    /// The file or block device.
+    store: PathBuf,
+    /// The lines; - is standard input.
+    #[arg(value_name = "FILE|-")]
+    file: PathBuf,
+}
+
+/// Lines that come in together, in bytes.
+const LOT_BYTES: usize = 1 << 20;
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let (from, len) = source(Some(&arguments.file))?;
+    let kv = Kv::new(writable(&arguments.store)?);
+    let mut from = BufReader::with_capacity(LOT_BYTES, from);
+    let mut progress = Progress::new(arguments.progress, len);
+    let (mut line, mut number, mut batch) = (vec![], 0u64, Batch::new());
+    // What came before a line that makes no sense is kept, and the line is named.
+    let wrong = loop {
+        line.clear();
+        let got = from.read_until(b'\n', &mut line)?;
+        if got == 0 {
+            break None;
+        }
+        number += 1;
+        progress.add(got as u64);
+        let text = line.strip_suffix(b"\n").unwrap_or(&line);
+        let Some(tab) = text.iter().position(|byte| *byte == b'\t') else { break Some(number) };
+        batch.put(&text[..tab], &text[tab + 1..]);
+        if batch.len_bytes() >= LOT_BYTES {
+            write_lines(&kv, arguments, std::mem::take(&mut batch), number)?;
+        }
+    };
+    write_lines(&kv, arguments, batch, number)?;
+    close(kv.store(), &arguments.store)?;
+    match wrong {
+        None => Ok(()),
+        Some(number) => bail!(
+            "{}: line {number} has no tab: key, tab, value; the lines before it were loaded",
+            arguments.file.display()
+        ),
+    }
+}
+
+fn write_lines(kv: &Kv, arguments: &Arguments, batch: Batch, number: u64) -> anyhow::Result<()> {
+    match kv.write(batch) {
+        Ok(_) => Ok(()),
+        Err(refused) => {
+            // What was taken before is kept.
+            close(kv.store(), &arguments.store)?;
+            let place = format!("{}, up to line {number}", arguments.file.display());
+            match refused.1 {
+                Error::Misuse(why) => Err(anyhow!("{place}: {why}")),
+                error => Err(tell(&arguments.store, error).context(place)),
+            }
+        }
+    }
+}

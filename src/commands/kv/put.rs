@@ -1,0 +1,39 @@
+//! `draconis kv put`
+
+use std::ffi::OsString;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use clap::Args;
+use draconis_objects::kv::{Batch, Kv};
+
+use super::write;
+use crate::commands::store::opened::{close, writable};
+
+/// Give a key a value.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// The file or block device.
+    store: PathBuf,
+    /// The key.
+    key: OsString,
+    /// The value; standard input if left out.
+    value: Option<OsString>,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let value = match &arguments.value {
+        Some(value) => value.as_bytes().to_vec(),
+        None => {
+            let mut value = vec![];
+            std::io::stdin().lock().read_to_end(&mut value)?;
+            value
+        }
+    };
+    let kv = Kv::new(writable(&arguments.store)?);
+    let mut batch = Batch::new();
+    batch.put(arguments.key.as_bytes(), &value);
+    write(&kv, &arguments.store, batch)?;
+    close(kv.store(), &arguments.store)
+}

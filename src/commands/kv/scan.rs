@@ -1,0 +1,78 @@
+//! `draconis kv scan`
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::ops::Bound;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+use clap::Args;
+use draconis_objects::kv::Kv;
+
+use crate::commands::store::opened::{readable, tell};
+use crate::text::Output;
+
+/// Write keys and values in order: key, tab, value.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Begin at this key.
+    #[arg(long, value_name = "KEY")]
+    from: Option<OsString>,
+    /// End before this key.
+    #[arg(long, value_name = "KEY")]
+    to: Option<OsString>,
+    /// Only keys that begin like this.
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["from", "to"])]
+    prefix: Option<OsString>,
+    /// From the last to the first.
+    #[arg(short, long)]
+    reverse: bool,
+    /// At most so many.
+    #[arg(short = 'n', long, value_name = "N")]
+    limit: Option<usize>,
+    /// Keys only.
+    #[arg(short, long)]
+    keys: bool,
+    /// The file or block device.
+    store: PathBuf,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let kv = Kv::new(readable(&arguments.store)?);
+    let bytes = |text: &std::ffi::OsString| text.clone().into_vec();
+    let (from, to) = match &arguments.prefix {
+        Some(prefix) => (Bound::Included(bytes(prefix)), behind(prefix.as_bytes())),
+        None => (
+            arguments.from.as_ref().map_or(Bound::Unbounded, |key| Bound::Included(bytes(key))),
+            arguments.to.as_ref().map_or(Bound::Unbounded, |key| Bound::Excluded(bytes(key))),
+        ),
+    };
+    let range = (from.as_ref().map(Vec::as_slice), to.as_ref().map(Vec::as_slice));
+    let mut pairs = kv.scan::<(Bound<&[u8]>, Bound<&[u8]>)>(&range);
+    let mut out = Output::new();
+    for _ in 0..arguments.limit.unwrap_or(usize::MAX) {
+        let next = if arguments.reverse { pairs.next_back() } else { pairs.next() };
+        let Some(pair) = next else { break };
+        let (key, value) = pair.map_err(|error| tell(&arguments.store, error))?;
+        out.name(&key)?;
+        if !arguments.keys {
+            out.write_all(b"\t")?;
+            out.name(&value)?;
+        }
+        out.write_all(b"\n")?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+/// The first key behind all that begin with `prefix`, if there is one.
+fn behind(prefix: &[u8]) -> Bound<Vec<u8>> {
+    let mut end = prefix.to_vec();
+    while let Some(last) = end.pop() {
+        if last < u8::MAX {
+            end.push(last + 1);
+            return Bound::Excluded(end);
+        }
+    }
+    Bound::Unbounded
+}

@@ -1,0 +1,60 @@
+//! `draconis kv stats`
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::Args;
+use draconis_objects::kv::Kv;
+use serde::Serialize;
+
+use crate::commands::store::opened::{readable, tell};
+use crate::text;
+
+/// Count keys and bytes.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Write JSON.
+    #[arg(long)]
+    json: bool,
+    /// The file or block device.
+    store: PathBuf,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let kv = Kv::new(readable(&arguments.store)?);
+    let count = kv.count().map_err(|error| tell(&arguments.store, error))?;
+    let info = kv.store().info();
+    if arguments.json {
+        let facts = Facts {
+            keys: count.keys,
+            key_bytes: count.key_bytes,
+            value_bytes: count.value_bytes,
+            long_values: count.long_values,
+            used_bytes: info.used_bytes,
+            capacity_bytes: info.capacity_bytes,
+            pending_keys: info.pending_keys,
+        };
+        println!("{}", serde_json::to_string_pretty(&facts)?);
+        return Ok(());
+    }
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "keys          {}", count.keys)?;
+    writeln!(out, "their bytes   {}", text::bytes(count.key_bytes))?;
+    writeln!(out, "values        {}", text::bytes(count.value_bytes))?;
+    writeln!(out, "long values   {}", count.long_values)?;
+    writeln!(out, "not in tree   {} changes", info.pending_keys)?;
+    let (used, capacity) = (text::bytes(info.used_bytes), text::bytes(info.capacity_bytes));
+    writeln!(out, "store         {used} of {capacity}")?;
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct Facts {
+    keys: u64,
+    key_bytes: u64,
+    value_bytes: u64,
+    long_values: u64,
+    used_bytes: u64,
+    capacity_bytes: u64,
+    pending_keys: u64,
+}

@@ -1,0 +1,47 @@
+//! `draconis store append`
+
+use std::path::PathBuf;
+
+use clap::Args;
+use draconis_objects::{Group, ObjectId};
+
+use super::number;
+use super::opened::{close, tell, writable};
+use super::stream::{GROUP_BYTES, LOT_BYTES, source, take};
+use crate::progress::{Progress, When};
+
+/// Write a file behind the end of an object.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// When to show progress.
+    #[arg(long, value_enum, default_value_t = When::Auto)]
+    progress: When,
+    /// The file or block device.
+    device: PathBuf,
+    /// The number of the object.
+    #[arg(value_parser = number)]
+    object: u64,
+    /// What to append; standard input if left out or -.
+    file: Option<PathBuf>,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let device = &arguments.device;
+    let (mut from, len) = source(arguments.file.as_deref())?;
+    let store = writable(device)?;
+    let id = ObjectId(arguments.object);
+    store.len(id).map_err(|error| tell(device, error))?;
+    let mut progress = Progress::new(arguments.progress, len);
+    let mut most = GROUP_BYTES;
+    loop {
+        let bytes = take(&mut *from, most, &mut progress)?;
+        if bytes.is_empty() {
+            break;
+        }
+        let mut group = Group::new();
+        group.append(id, &bytes);
+        store.submit(group, &[]).map_err(|refused| tell(device, refused.error))?;
+        most = LOT_BYTES;
+    }
+    close(&store, device)
+}

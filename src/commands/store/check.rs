@@ -1,0 +1,140 @@
+//! `draconis store check`
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use draconis_objects::Store;
+use draconis_objects::check::{CheckOptions, Finding, Of, Report};
+use serde::Serialize;
+
+use super::opened::{shared, tell};
+use crate::image;
+use crate::progress::{Progress, When};
+use crate::text::{self, printable};
+
+/// Check a store without changing it: every sum, map and count.
+#[derive(Debug, Args)]
+#[command(after_help = "Exit status: 0 clean, 4 damaged, 8 it cannot be checked.")]
+pub struct Arguments {
+    /// Write JSON.
+    #[arg(long)]
+    json: bool,
+    /// When to show progress.
+    #[arg(long, value_enum, default_value_t = When::Auto)]
+    progress: When,
+    /// The file or block device.
+    device: PathBuf,
+}
+
+/// The statuses of `draconis check`.
+const DAMAGED: u8 = 4;
+const FAILED: u8 = 8;
+
+/// Everything that can go wrong has the same status, so there is no error.
+pub fn run(arguments: &Arguments) -> ExitCode {
+    match try_check(arguments) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(DAMAGED),
+        Err(error) => {
+            eprintln!("draconis: {error:#}");
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+fn try_check(arguments: &Arguments) -> anyhow::Result<bool> {
+    // A sandbox cannot see what goes through a ring.
+    let disk = shared(&arguments.device, false)?;
+    image::confine()?;
+    let mut bar: Option<Progress> = None;
+    let mut told = 0;
+    let report = Store::check(disk, &CheckOptions::default(), &mut |done, total| {
+        bar.get_or_insert_with(|| Progress::new(arguments.progress, total))
+            .add(done.saturating_sub(told));
+        told = done;
+    });
+    drop(bar);
+    let report = report.map_err(|error| tell(&arguments.device, error))?;
+    show(arguments, &report)?;
+    Ok(report.is_clean())
+}
+
+fn show(arguments: &Arguments, report: &Report) -> anyhow::Result<()> {
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    if arguments.json {
+        let checked = Checked {
+            clean: report.is_clean(),
+            complete: report.is_complete,
+            objects: report.objects,
+            keys: report.keys,
+            payload_bytes: report.payload_bytes,
+            index_bytes: report.index_bytes,
+            used_segments: report.used_segments,
+            free_segments: report.free_segments,
+            damage: report.damage.iter().map(said).collect(),
+            more_damage: report.more,
+            notes: report.notes.iter().map(said).collect(),
+        };
+        writeln!(out, "{}", serde_json::to_string_pretty(&checked)?)?;
+    } else {
+        for finding in &report.damage {
+            writeln!(out, "{finding}")?;
+        }
+        if report.more > 0 {
+            writeln!(out, "and {} more", report.more)?;
+        }
+        for note in &report.notes {
+            writeln!(out, "note: {note}")?;
+        }
+        writeln!(
+            out,
+            "{}: {}, {}, {}, index {}, {}/{} segments{}",
+            arguments.device.display(),
+            text::counted(report.objects, "object", "objects"),
+            text::counted(report.keys, "key", "keys"),
+            text::bytes(report.payload_bytes),
+            text::bytes(report.index_bytes),
+            report.used_segments,
+            report.used_segments + report.free_segments,
+            if report.is_clean() { "" } else { ", damaged" }
+        )?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct Checked {
+    clean: bool,
+    complete: bool,
+    objects: u64,
+    keys: u64,
+    payload_bytes: u64,
+    index_bytes: u64,
+    used_segments: u32,
+    free_segments: u32,
+    damage: Vec<Said>,
+    more_damage: u64,
+    notes: Vec<Said>,
+}
+
+#[derive(Serialize)]
+struct Said {
+    what: &'static str,
+    text: String,
+    at_bytes: Option<u64>,
+    object: Option<u64>,
+    key: Option<String>,
+}
+
+fn said(finding: &Finding) -> Said {
+    let (object, key) = match &finding.of {
+        Some(Of::Object(id)) => (Some(id.0), None),
+        Some(Of::Key(key)) => (None, Some(printable(key))),
+        None => (None, None),
+    };
+    let text = finding.to_string();
+    Said { what: finding.what.code(), text, at_bytes: finding.at_bytes, object, key }
+}

@@ -1,0 +1,138 @@
+//! `draconis store probe`
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow, bail};
+use clap::Args;
+use draconis_objects::probe::{self, Measured};
+use rustix::fs::OFlags;
+use serde::Serialize;
+
+use super::opened::missing;
+use super::profile::{Chosen, measured, tell_profile};
+use crate::image;
+use crate::progress::When;
+use crate::text::{self, size};
+
+/// Measure a disk, and say which store suits it.
+///
+/// Measured is a file that is made beside DEVICE and is gone afterwards; a block device
+/// itself only with --destroy. Takes some ten seconds and 256 MiB.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Measure the block device itself: what it holds is lost.
+    #[arg(long)]
+    destroy: bool,
+    /// Write JSON, which store create --profile reads.
+    #[arg(long)]
+    json: bool,
+    /// Room to measure in.
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    size: Option<u64>,
+    /// When to show progress.
+    #[arg(long, value_enum, default_value_t = When::Auto)]
+    progress: When,
+    /// A directory, a file or a block device.
+    device: PathBuf,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let device = &arguments.device;
+    let shown = device.display();
+    let is_device = std::fs::metadata(device).is_ok_and(|it| it.file_type().is_block_device());
+    let wanted = arguments.size.unwrap_or(probe::REGION_BYTES);
+    let (file, disk_bytes) = if is_device {
+        if !arguments.destroy {
+            bail!(
+                "{shown}: measuring it overwrites it; --destroy says so, or give a directory that is on it"
+            );
+        }
+        let file = image::alone(device)?.with_context(|| missing(device))?;
+        let len = image::len_bytes(&file)?;
+        (file, len)
+    } else {
+        let file = nameless(device, wanted)?;
+        // A store is made as large as one likes; sizes are for a large one.
+        let there = std::fs::metadata(device).ok().filter(std::fs::Metadata::is_file);
+        (file, there.map_or(64 << 30, |there| there.len()))
+    };
+    let measured = measured(device, file, wanted, arguments.progress)
+        .map_err(|error| anyhow!("{shown}: {error}"))?;
+    let (profile, why) = measured.profile(disk_bytes);
+    if arguments.json {
+        let probed = Probed { profile: profile.into(), why, measured: figures(&measured) };
+        println!("{}", serde_json::to_string_pretty(&probed)?);
+        return Ok(());
+    }
+    let mut out = std::io::stdout().lock();
+    let per_second = |bytes| format!("{}/s", text::bytes(bytes));
+    writeln!(out, "writes in order    {}", per_second(measured.write_bytes_per_s))?;
+    writeln!(out, "reads in order     {}", per_second(measured.read_bytes_per_s))?;
+    let micros = |ns: u64| format!("{:.1} µs", ns as f64 / 1e3);
+    let (near, far) = (micros(measured.near_read_ns), micros(measured.far_read_ns));
+    writeln!(out, "4 KiB reads        {near} near, {far} far")?;
+    let (near, far) = (micros(measured.near_write_ns), micros(measured.far_write_ns));
+    writeln!(out, "4 KiB writes       {near} near, {far} far, 32 with one flush")?;
+    writeln!(out, "write and flush    {}", micros(measured.flush_ns))?;
+    let rates = measured.reads_per_s.map(|rate| rate.to_string()).join(", ");
+    writeln!(out, "reads a second     {rates} with 1, 2, 4, 8, 16, 32 in flight")?;
+    tell_profile(&mut out, &why)?;
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct Probed {
+    profile: Chosen,
+    why: Vec<String>,
+    measured: Figures,
+}
+
+#[derive(Serialize)]
+struct Figures {
+    write_bytes_per_s: u64,
+    read_bytes_per_s: u64,
+    near_read_ns: u64,
+    far_read_ns: u64,
+    near_write_ns: u64,
+    far_write_ns: u64,
+    flush_ns: u64,
+    reads_per_s: [u64; 6],
+    across: [f64; 6],
+    told_bytes: u32,
+}
+
+fn figures(measured: &Measured) -> Figures {
+    let &Measured { write_bytes_per_s, read_bytes_per_s, near_read_ns, far_read_ns, .. } = measured;
+    let &Measured {
+        near_write_ns, far_write_ns, flush_ns, reads_per_s, across, told_bytes, ..
+    } = measured;
+    Figures {
+        write_bytes_per_s,
+        read_bytes_per_s,
+        near_read_ns,
+        far_read_ns,
+        near_write_ns,
+        far_write_ns,
+        flush_ns,
+        reads_per_s,
+        across,
+        told_bytes,
+    }
+}
+
+/// A file without a name on the file system that `near` is on; it goes when it is closed.
+fn nameless(near: &Path, len_bytes: u64) -> anyhow::Result<File> {
+    let dir = match near.parent() {
+        _ if near.is_dir() => near,
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let file = rustix::fs::open(dir, flags, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR);
+    let file = File::from(file.with_context(|| format!("{}: no file to measure", dir.display()))?);
+    file.set_len(len_bytes)?;
+    Ok(file)
+}

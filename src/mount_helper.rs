@@ -1,0 +1,71 @@
+//! What mount(8) calls for the type `fuse.draconis`: this program, under another name.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+use clap::CommandFactory;
+
+use crate::cli::Cli;
+
+/// Names under which mount(8) calls this program, for the types `fuse.draconis` and
+/// `draconis`.
+const HELPERS: [&str; 3] = ["mount.fuse.draconis", "mount.fuseblk.draconis", "mount.draconis"];
+
+/// Turns what mount(8) says into `draconis mount`; anything else stays as it is. It says
+/// `mount.fuse.draconis IMAGE DIR [-sfnv] [-o OPTIONS] [-t TYPE]`, and where it finds no such
+/// helper `draconis IMAGE DIR -o OPTIONS`, by way of mount.fuse3.
+pub fn command_line(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let arguments: Vec<OsString> = arguments.collect();
+    let called = arguments.first().and_then(|name| Path::new(name).file_name());
+    let called = called.and_then(OsStr::to_str).unwrap_or_default();
+    if !HELPERS.contains(&called) && !names_image_and_dir(&arguments) {
+        return arguments;
+    }
+    let mut translated: Vec<OsString> = vec!["draconis".into(), "mount".into()];
+    let mut rest = arguments.into_iter().skip(1);
+    while let Some(argument) = rest.next() {
+        match argument.to_str() {
+            // Sloppy options, no entry in mtab, verbose: without a meaning here.
+            Some("-s" | "-n" | "-v") => {}
+            Some("-t") => drop(rest.next()),
+            _ => translated.push(argument),
+        }
+    }
+    translated
+}
+
+/// Whether these are `IMAGE DIR -o OPTIONS` without a command before them.
+fn names_image_and_dir(arguments: &[OsString]) -> bool {
+    let [_, image, dir, option, _] = arguments else { return false };
+    let is_command = |name: &OsStr| {
+        let name = name.to_str().unwrap_or_default();
+        Cli::command().find_subcommand(name).is_some()
+    };
+    let starts = |word: &OsStr| word.as_encoded_bytes().first() == Some(&b'-');
+    option == "-o" && !starts(image) && !starts(dir) && !is_command(image)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mount_helper_understands_what_mount_says() {
+        let helped = |line: &str| {
+            let arguments = line.split(' ').map(OsString::from);
+            command_line(arguments).join(" ".as_ref()).into_string().unwrap()
+        };
+        assert_eq!(
+            helped("/sbin/mount.fuse.draconis a.img /mnt -n -o ro,noatime -t fuse.draconis"),
+            "draconis mount a.img /mnt -o ro,noatime"
+        );
+        assert_eq!(helped("mount.draconis a b -o rw"), "draconis mount a b -o rw");
+        assert_eq!(
+            helped("draconis /a.img /mnt -o rw,dev,suid"),
+            "draconis mount /a.img /mnt -o rw,dev,suid"
+        );
+        for other in ["draconis mount -f a b", "draconis mount a -o ro", "draconis cp a -o b"] {
+            assert_eq!(helped(other), other);
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! What a test does where the machine lacks what it needs.
+
+use std::fmt::Display;
+
+/// Says what is skipped. With `DRACONIS_REQUIRE=all` the machine is one that has all that the
+/// tests need, so that is a failure, unless a word of `DRACONIS_LACKS` is in `what`.
+#[track_caller]
+pub fn skipped(what: impl Display) {
+    let what = what.to_string();
+    let list = |name| std::env::var(name).unwrap_or_default();
+    let lacks = list("DRACONIS_LACKS");
+    let is_known = lacks.split_whitespace().any(|word| what.contains(word));
+    assert!(
+        list("DRACONIS_REQUIRE") != "all" || is_known,
+        "DRACONIS_REQUIRE=all, but this would be skipped: {what}"
+    );
+    eprintln!("skipped: {what}");
+}
