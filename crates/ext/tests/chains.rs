@@ -7,9 +7,8 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use common::Random;
 use common::storm::{Choose, Storm};
-use draconis_device::{Event, MemoryDisk, RecordDisk};
+use draconis_device::{Event, MemoryDisk, Random, RecordDisk};
 use draconis_exchange::contract::{Kind, Time};
 use draconis_ext::mkfs::{self, Contents, Node, Target, Tree, What};
 use draconis_ext::{AccessTimes, NewNode, Options, Renaming, Whiteout, Writing};
