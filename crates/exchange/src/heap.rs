@@ -109,6 +109,12 @@ impl Block {
         Self(Memory::Private(Private::new(len)))
     }
 
+    /// The block, and an empty one in its place: for a server that passes on what it is lent.
+    #[must_use]
+    pub fn take(&mut self) -> Self {
+        std::mem::replace(self, Self::private(0))
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> usize {
         match &self.0 {

@@ -69,7 +69,7 @@ impl RemoteDisk {
         let readers = ends.len().saturating_sub(1).max(1);
         let lanes = Lanes::new(ends, patience);
         let asked = lanes.lend(Need::Now)?.call(disk::Properties {});
-        let told = asked.map_err(|_| Error::Gone)?.map_err(|_| Error::Gone)?;
+        let told = asked.map_err(|_| Error::Gone)?.map_err(|_| Error::Gone)?.properties;
         let properties = properties(&told).ok_or(Error::Gone)?;
         let bounds = ChainBounds {
             groups: told.chain_groups_max as usize,
@@ -90,7 +90,7 @@ impl RemoteDisk {
 }
 
 /// What the server says, if a disk can be that.
-fn properties(told: &disk::AckProperties) -> Option<Properties> {
+fn properties(told: &disk::DiskProperties) -> Option<Properties> {
     let sector = told.sector_bytes;
     (sector.is_power_of_two() && sector as usize <= PART_BYTES).then_some(())?;
     Some(Properties {

@@ -10,7 +10,10 @@
 
 use super::{
     Access, AttributeChange, AttributeName, Attributes, Caller, Kept, Kind, Name, Node, Refusal,
-    Reservation, SetTime, Space, Time, fsm::kind,
+    Reservation, SetTime, Space, Time,
+    disk::DiskProperties,
+    fsm::kind,
+    volume::{Mounted, NotMounted},
 };
 use crate::heap::Block;
 
@@ -404,6 +407,12 @@ records! {
         clear_privileges: Option<Caller>
     }
     Caller { uid: u32, gid: u32 }
+    DiskProperties {
+        len_bytes: u64, sector_bytes: u32, best_io_bytes: u32, rotational: bool, read_only: bool,
+        atomic: u32, chain_groups_max: u32, chain_writes_max: u32, chain_bytes_max: u64
+    }
+    Mounted { space: Space, read_only: bool }
+    NotMounted { why: Refusal, said_bytes: u32 }
 }
 
 impl Field for Time {

@@ -188,8 +188,7 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
             })),
             Message::Statx => answered(self.attributes(node).map(|it| reply::statx(&it))),
             Message::SyncVolume => {
-                let synced = self.tree.sync_volume(SyncVolume {});
-                answered(synced.map(|_| Bytes::default()).map_err(|nak| nak.why))
+                answered(self.tree.sync_volume(&mut SyncVolume {}).map(|()| Bytes::default()))
             }
         };
         link.tell(&reply_to(header, answer));
@@ -224,20 +223,20 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
         let value = request.get(set.value.clone()).ok_or(Refusal::Invalid)?;
         let mut block = Block::private(value.len());
         block.copy_in(0, value);
-        let asked = self.tree.set_xattr(SetXattr {
+        let mut request = SetXattr {
             node,
             name: set.name,
             value: block,
             len: value.len() as u32,
             flags: set.flags,
             clear_setgid: set.clear_setgid,
-        });
-        asked.map(|_| Bytes::default()).map_err(|nak| nak.why)
+        };
+        self.tree.set_xattr(&mut request).map(|()| Bytes::default())
     }
 
     /// Changes flags, and with them the time of change, which the kernel does not expect.
     fn set_flags(&self, link: &Link<'_>, node: Node, flags: u32) -> Result<Bytes, Refusal> {
-        self.tree.set_flags(SetFlags { node, flags }).map_err(|nak| nak.why)?;
+        self.tree.set_flags(&mut SetFlags { node, flags })?;
         if !Omission::TimeOfFlags.is_made() {
             link.tell(&Reply::forget_attributes(node));
         }
@@ -245,8 +244,7 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
     }
 
     fn attributes(&self, node: Node) -> Result<Attributes, Refusal> {
-        let asked = self.tree.get_attributes(GetAttributes { node });
-        asked.map(|ack| ack.attributes).map_err(|nak| nak.why)
+        self.tree.get_attributes(&mut GetAttributes { node })
     }
 }
 
@@ -324,20 +322,16 @@ impl Request {
         write: raw::Write,
         done: u32,
     ) -> Result<u32, Refusal> {
-        let buffer = std::mem::replace(&mut self.block, Block::private(0));
-        let request = Write {
-            buffer,
+        let mut request = Write {
+            buffer: self.block.take(),
             buffer_offset: raw::WRITE_DATA_AT as u32 + done,
             offset: write.offset.saturating_add(done.into()),
             len: write.len - done,
             clear_privileges: write.clear_privileges,
         };
-        let (block, written) = match tree.file(node).write(request) {
-            Ok(ack) => (ack.buffer, Ok(ack.len.min(write.len - done))),
-            Err(nak) => (nak.buffer, Err(nak.why)),
-        };
-        self.block = block;
-        written
+        let written = tree.file(node).write(&mut request);
+        self.block = request.buffer;
+        written.map(|len| len.min(write.len - done))
     }
 }
 
