@@ -17,6 +17,7 @@
 
 pub mod channel;
 pub mod contract;
+pub mod copies;
 pub mod descriptors;
 pub mod heap;
 pub mod omission;

@@ -13,10 +13,13 @@ use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{
     Attributes, Kind, Name, Node, Refusal, Reservation, SetTime, Space, Time, without_privileges,
 };
-use draconis_exchange::heap::Block;
+use draconis_exchange::heap::{Block, Piece};
 
 /// What the blocks of a file are counted in, in bytes.
 const BLOCK_BYTES: u64 = 4096;
+
+/// What files hold that are not kept, and holes.
+static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
 
 /// The tree.
 pub struct Memory {
@@ -494,6 +497,9 @@ pub struct MemoryFile<'a> {
 
 impl FileServer for MemoryFile<'_> {
     fn read(&self, request: &mut file::Read) -> Done<u32> {
+        if !request.fits() {
+            return Err(Refusal::Invalid);
+        }
         let nodes = self.tree.lock();
         let object = nodes.get(self.node)?;
         let What::File(bytes) = &object.what else { return Err(Refusal::Invalid) };
@@ -503,12 +509,11 @@ impl FileServer for MemoryFile<'_> {
         let from = usize::try_from(request.offset).unwrap_or(usize::MAX);
         let there = bytes.get(from..).unwrap_or_default();
         let there = &there[..there.len().min(len)];
-        let at = request.buffer_offset as usize;
-        request.buffer.copy_in(at, there);
-        if let Some(hole) =
-            request.buffer.bytes_mut().and_then(|b| b.get_mut(at + there.len()..at + len))
-        {
-            hole.fill(0);
+        let mut at = request.buffer_offset as usize;
+        let end = at + len;
+        at += request.buffer.copy_in(at, there);
+        while at < end {
+            at += request.buffer.put(at, Piece::new(&ZEROS[..ZEROS.len().min(end - at)]));
         }
         Ok(len as u32)
     }

@@ -1,7 +1,8 @@
 //! The file contract: one node's bytes. The node is chosen when the end is bound.
 //!
 //! Offsets are absolute, so a replayed read or write does no harm, and the buffer comes
-//! back in every reply.
+//! back in every reply. A client in the server's process may read into a vacant block: the
+//! server lends its data then, and nothing is copied ([`Block::put`]).
 
 use super::{Attributes, Refusal, Reservation};
 use crate::heap::Block;

@@ -37,7 +37,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use draconis_device::{ChainBounds, Group, Ticket, Write};
-use draconis_exchange::heap::Block;
+use draconis_exchange::heap::{Block, Piece};
 
 use super::Edit;
 use super::edit::{Batch, Flight, Frozen, Stop};
@@ -318,9 +318,9 @@ impl Edit<'_> {
             if run.is_empty() {
                 return;
             }
-            let mut block = Block::private(run.len() * block_bytes);
+            let mut block = Block::vacant(run.len() * block_bytes);
             for (nth, data) in run.drain(..).enumerate() {
-                block.copy_in(nth * block_bytes, data);
+                block.put(nth * block_bytes, Piece::new(data.clone()));
             }
             bytes += block.len() as u64;
             writes.push(Write { at_bytes: start * block_bytes as u64, block });

@@ -224,6 +224,7 @@ impl Edit<'_> {
         let end = (offset + bytes.len() as u64).min(start + len);
         let part = bytes.get(index(from - offset)..index(end - offset)).unwrap_or_default();
         let exact = part.len() as u64 == len;
+        draconis_exchange::copies::count(part.len());
         let memory: Box<[u8]> = if exact {
             part.into()
         } else {

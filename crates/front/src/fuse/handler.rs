@@ -15,7 +15,7 @@ use draconis_exchange::contract::directory::{
     Create, Enumerate, GetAttributes, GetXattr, Link, ListXattr, Lookup, MakeDirectory, ReadLink,
     Records, RemoveDirectory, RemoveXattr, Rename, SetAttributes, Symlink, Unlink,
 };
-use draconis_exchange::contract::file::{FileServer, Read, Reserve, Seek, Sync as SyncFile};
+use draconis_exchange::contract::file::{FileServer, Reserve, Seek, Sync as SyncFile};
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{
     AttributeChange, AttributeName, Attributes, Caller, Kind, Name, Node, Refusal, Reservation,
@@ -25,9 +25,8 @@ use draconis_exchange::heap::Block;
 use draconis_exchange::omission::Omission;
 use fuse_backend_rs::abi::fuse_abi::{SetattrValid, stat64, statvfs64};
 use fuse_backend_rs::api::filesystem::{
-    Context, DirEntry, Entry, FileSystem, GetxattrReply, ListxattrReply, ZeroCopyWriter,
+    Context, DirEntry, Entry, FileSystem, GetxattrReply, ListxattrReply,
 };
-use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::opening::NO_ATIME;
@@ -54,7 +53,7 @@ pub(super) struct Handler<'a, T> {
     pub(super) tree: &'a T,
     /// The root directory's number in the tree.
     root: OnceLock<Node>,
-    /// Blocks that reads have used: zeroing a new one costs more than the read.
+    /// Blocks that listings have used: zeroing a new one costs more than the listing.
     buffers: Mutex<Vec<Block>>,
 }
 
@@ -427,30 +426,6 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
 
     fn releasedir(&self, _: &Context, _: u64, _: u32, _: u64) -> io::Result<()> {
         Ok(())
-    }
-
-    fn read(
-        &self,
-        _: &Context,
-        inode: u64,
-        _: u64,
-        into: &mut dyn ZeroCopyWriter,
-        size: u32,
-        offset: u64,
-        _: Option<u64>,
-        flags: u32,
-    ) -> io::Result<usize> {
-        let buffer = self.buffer(size as usize);
-        let no_atime = flags & OFlags::NOATIME.bits() != 0 && !Omission::NoAtime.is_made();
-        let mut request = Read { buffer, buffer_offset: 0, offset, len: size, no_atime };
-        let read = self.tree.file(Node(inode)).read(&mut request).map_err(errno);
-        let sent = read.and_then(|len| {
-            let bytes = request.buffer.bytes().and_then(|bytes| bytes.get(..len as usize));
-            let bytes = bytes.ok_or_else(|| errno(Refusal::Io))?;
-            into.write_all(bytes).map(|()| bytes.len())
-        });
-        self.give_back(request.buffer);
-        sent
     }
 
     fn lseek(&self, _: &Context, inode: u64, _: u64, offset: u64, whence: u32) -> io::Result<u64> {

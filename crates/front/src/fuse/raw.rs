@@ -1,5 +1,6 @@
-//! The requests that we decode ourselves: writes, whose bytes stay where they were read,
-//! and what the library does not know or cannot answer.
+//! The requests that we decode ourselves: reads, whose bytes go from where they are to the
+//! kernel, writes, whose bytes stay where they were read, and what the library does not know
+//! or cannot answer.
 //!
 //! ```text
 //!   header 40 bytes │ fixed fields of the operation │ what belongs to it
@@ -90,6 +91,7 @@ pub(super) enum Message {
         umask: u32,
     },
     SetXattr(SetXattr),
+    Read(Read),
     Write(Write),
     GetFlags {
         room: usize,
@@ -131,6 +133,15 @@ pub(super) struct SetXattr {
     pub value: Range<usize>,
     pub flags: u32,
     pub clear_setgid: bool,
+}
+
+/// A read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Read {
+    pub offset: u64,
+    pub len: u32,
+    /// The time of access stays.
+    pub no_atime: bool,
 }
 
 /// A write, whose bytes lie at [`WRITE_DATA_AT`].
@@ -247,6 +258,11 @@ pub(super) fn decode(header: Header, request: &[u8], long_setxattr: bool) -> Opt
             Some(set) => Message::SetXattr(set),
             None => Message::Malformed,
         }),
+        READ => Some(Message::Read(Read {
+            offset: u64_at(body, 8)?,
+            len: u32_at(body, 16)?,
+            no_atime: u32_at(body, 32)? & OFlags::NOATIME.bits() != 0,
+        })),
         WRITE => {
             let len = u32_at(body, 16)?;
             let there = request.len().checked_sub(WRITE_DATA_AT)?;
@@ -337,6 +353,19 @@ mod tests {
             Write { offset: 4096, len: 5, direct: false, from_cache: true, clear_privileges: true };
         assert_eq!(decoded(&bytes), Some(Message::Write(write)));
         assert_eq!(bytes.len() - WRITE_DATA_AT, 5);
+    }
+
+    #[test]
+    fn a_read_says_where_and_whether_it_counts_as_access() {
+        for (flags, no_atime) in [(0, false), (OFlags::NOATIME.bits(), true)] {
+            let mut body = [0; 40];
+            body[8..16].copy_from_slice(&(1_u64 << 40).to_ne_bytes());
+            body[16..20].copy_from_slice(&4097_u32.to_ne_bytes());
+            body[32..36].copy_from_slice(&flags.to_ne_bytes());
+            let read = Read { offset: 1 << 40, len: 4097, no_atime };
+            assert_eq!(decoded(&request(READ, &body)), Some(Message::Read(read)));
+            assert_eq!(decoded(&request(READ, &body[..35])), None);
+        }
     }
 
     #[test]

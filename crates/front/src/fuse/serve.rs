@@ -10,7 +10,7 @@
 //! turn to another thread and answers when the disk has: requests behind it go on, and
 //! several that wait share a flush.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ use std::thread::Scope;
 use std::time::{Duration, Instant};
 
 use draconis_exchange::contract::directory::{GetAttributes, SetFlags, SetXattr, SyncVolume};
-use draconis_exchange::contract::file::{FileServer, Write};
+use draconis_exchange::contract::file::{FileServer, Read, Write};
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{Attributes, Node, Refusal};
 use draconis_exchange::heap::Block;
@@ -169,6 +169,7 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
             Message::SetXattr(set) => answered(self.set_xattr(node, &set, request.bytes())),
             Message::Malformed => Err(Errno::INVAL),
             Message::Unsupported => Err(Errno::OPNOTSUPP),
+            Message::Read(read) => return self.read(link, header, read),
             Message::Write(write) => return self.write(link, header, write, request),
             Message::GetFlags { room } => {
                 answered(self.attributes(node).map(|it| reply::ioctl_value(it.flags, room)))
@@ -199,6 +200,26 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
         let (answer, agreed) = answer.ok_or(Errno::PROTO)?;
         self.long_setxattr.store(agreed.long_setxattr, Ordering::Relaxed);
         Ok(answer)
+    }
+
+    /// Reads; what the tree lends goes to the kernel from where it is.
+    fn read(&self, link: &Link<'_>, header: Header, read: raw::Read) {
+        let mut request = Read {
+            buffer: Block::vacant(read.len as usize),
+            buffer_offset: 0,
+            offset: read.offset,
+            len: read.len,
+            no_atime: read.no_atime && !Omission::NoAtime.is_made(),
+        };
+        // The kernel asks for no more at once.
+        let told = match read.len as usize {
+            ..=REQUEST_BYTES => self.tree.file(header.node).read(&mut request),
+            _ => Err(Refusal::Invalid),
+        };
+        match told.and_then(|len| first(len, &request.buffer).ok_or(Refusal::Io)) {
+            Ok(data) => link.tell_data(header.unique, &data),
+            Err(why) => link.tell(&reply_to(header, Err(why.errno()))),
+        }
     }
 
     /// Writes; the kernel hears of it once it has no page that is older.
@@ -248,6 +269,18 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
     }
 }
 
+/// The first `len` bytes of a block, in pieces; `None` if they cannot be lent.
+fn first(len: u32, block: &Block) -> Option<Vec<&[u8]>> {
+    let mut left = len as usize;
+    let mut data = vec![];
+    for piece in block.pieces() {
+        let piece = piece.get(..left).unwrap_or(piece);
+        left -= piece.len();
+        data.push(piece);
+    }
+    (left == 0).then_some(data)
+}
+
 /// What a refusal is to the kernel.
 fn answered(answer: Result<Bytes, Refusal>) -> Result<Bytes, Errno> {
     answer.map_err(Refusal::errno)
@@ -274,6 +307,14 @@ struct Link<'l> {
 impl Link<'_> {
     fn tell(&self, reply: &Reply) {
         tell(self.fuse, reply);
+    }
+
+    /// Replies with data, where it lies.
+    fn tell_data(&self, unique: u64, data: &[&[u8]]) {
+        let head = Reply::before_data(unique, data.iter().map(|piece| piece.len()).sum());
+        let data = data.iter().copied().filter(|piece| !piece.is_empty());
+        let parts: Vec<_> = [&head[..]].into_iter().chain(data).map(IoSlice::new).collect();
+        taken(rustix::io::writev(self.fuse, &parts));
     }
 }
 
@@ -337,7 +378,12 @@ impl Request {
 
 /// Writes a reply or a notification of ours.
 fn tell(fuse: impl AsFd, reply: &Reply) {
-    if let Err(error) = rustix::io::write(fuse, reply.as_bytes()) {
+    taken(rustix::io::write(fuse, reply.as_bytes()));
+}
+
+/// Whether the kernel took a reply is of no consequence.
+fn taken(told: rustix::io::Result<usize>) {
+    if let Err(error) = told {
         // The request was withdrawn, most often.
         log::debug!("a reply was not taken: {error}");
     }
@@ -363,6 +409,8 @@ impl<T: Tree + Sync, F: AsFd + Sync> Turns<'_, '_, T, F> {
             let mut patience = self.turn();
             loop {
                 match request.read(self.fuse) {
+                    // The other end of what is no device was closed.
+                    Ok(()) if request.len == 0 => return Ok(()),
                     Ok(()) => {}
                     Err(Errno::AGAIN) => {
                         patience.wait(self.fuse)?;

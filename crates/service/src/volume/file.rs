@@ -6,6 +6,7 @@ use draconis_exchange::contract::file::{
 use draconis_exchange::contract::{
     AttributeChange, Attributes, Node, Refusal, Reservation, without_privileges,
 };
+use draconis_exchange::heap::Piece;
 use draconis_ext::InodeNumber;
 
 use super::{VolumeTree, inode, refusal};
@@ -41,7 +42,8 @@ impl FileServer for VolumeFile<'_> {
             if piece.is_empty() {
                 break;
             }
-            done += request.buffer.copy_in((request.buffer_offset + done) as usize, &piece) as u32;
+            let at = (request.buffer_offset + done) as usize;
+            done += request.buffer.put(at, Piece::new(piece)) as u32;
         }
         if !request.no_atime {
             self.tree.was_read(self.node);
