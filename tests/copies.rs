@@ -115,5 +115,5 @@ fn contents_are_copied_as_rarely_as_the_map_says() {
     });
 }
 
-/// Into what waits to be written, into shared memory, and out of it.
-const WRITE_COPIES: u64 = 3;
+/// Into memory that the disk service shares, and out of it.
+const WRITE_COPIES: u64 = 2;

@@ -77,6 +77,12 @@ impl std::ops::DerefMut for Private {
     }
 }
 
+impl AsRef<[u8]> for Private {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
 impl fmt::Debug for Private {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Private({} bytes)", self.len)

@@ -31,8 +31,10 @@ use std::sync::Arc;
 
 use draconis_device::Disk;
 use draconis_exchange::contract::{AttributeChange, Attributes, Kind, Time};
+use draconis_exchange::heap::Piece;
 
 use crate::Error;
+use crate::data::Data;
 use crate::format::inode::flags;
 use crate::volume::{Options, Volume};
 use crate::{InodeNumber, Result};
@@ -312,7 +314,15 @@ impl Volume {
     /// [`Error::NoSpace`], [`Error::TooLarge`], [`Error::IsADirectory`],
     /// [`Error::ReadOnly`].
     pub fn write(&self, inode: InodeNumber, offset: u64, bytes: &[u8]) -> Result<usize> {
-        self.write_some(inode, offset, bytes)
+        self.write_some(inode, offset, bytes, None)
+    }
+
+    /// [`Volume::write`] of bytes that are lent: whole blocks of them are not copied.
+    ///
+    /// # Errors
+    /// As [`Volume::write`].
+    pub fn write_lent(&self, inode: InodeNumber, offset: u64, bytes: &Piece) -> Result<usize> {
+        self.write_some(inode, offset, bytes, Some(&Data::lent(bytes.clone())))
     }
 
     /// `fallocate`.

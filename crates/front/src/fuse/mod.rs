@@ -17,6 +17,7 @@ mod notifier;
 mod opening;
 mod raw;
 mod reply;
+mod request;
 mod serve;
 
 pub use mount::{AccessTimes, MountError, MountOptions, mount, read_ahead_file, remount, unmount};

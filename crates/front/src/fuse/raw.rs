@@ -198,6 +198,11 @@ impl Header {
         }
     }
 
+    /// Whether it brings contents.
+    pub(super) fn writes(self) -> bool {
+        self.opcode == WRITE
+    }
+
     /// Whether it asks where data is.
     pub(super) fn seeks(self) -> bool {
         self.opcode == LSEEK
@@ -236,8 +241,14 @@ fn set_xattr(request: &[u8], body: &[u8], long: bool) -> Option<SetXattr> {
 }
 
 /// Decodes what is answered here; the rest is the library's. What makes no sense is left to
-/// it, too: it refuses that.
-pub(super) fn decode(header: Header, request: &[u8], long_setxattr: bool) -> Option<Message> {
+/// it, too: it refuses that. `elsewhere` bytes of a write's data
+/// are not in `request`.
+pub(super) fn decode(
+    header: Header,
+    request: &[u8],
+    elsewhere: usize,
+    long_setxattr: bool,
+) -> Option<Message> {
     let body = request.get(HEADER_BYTES..)?;
     match header.opcode {
         INIT => Init::of(body).map(Message::Init),
@@ -265,7 +276,7 @@ pub(super) fn decode(header: Header, request: &[u8], long_setxattr: bool) -> Opt
         })),
         WRITE => {
             let len = u32_at(body, 16)?;
-            let there = request.len().checked_sub(WRITE_DATA_AT)?;
+            let there = request.len().checked_sub(WRITE_DATA_AT)? + elsewhere;
             // The library refuses what is cut short.
             let flags = u32_at(body, 20)?;
             (len as usize <= there).then_some(Message::Write(Write {
@@ -341,7 +352,7 @@ mod tests {
     }
 
     fn decoded(bytes: &[u8]) -> Option<Message> {
-        decode(Header::of(bytes)?, bytes, true)
+        decode(Header::of(bytes)?, bytes, 0, true)
     }
 
     #[test]
@@ -448,11 +459,11 @@ mod tests {
             body.extend_from_slice(b"user.a\0value");
             let bytes = request(SETXATTR, &body);
             let header = Header::of(&bytes).unwrap();
-            let Some(Message::SetXattr(set)) = decode(header, &bytes, long) else { panic!() };
+            let Some(Message::SetXattr(set)) = decode(header, &bytes, 0, long) else { panic!() };
             assert_eq!((&bytes[set.value.clone()], set.flags), (&b"value"[..], 2));
             assert_eq!((set.name.as_bytes(), set.clear_setgid), (&b"user.a"[..], long));
             // A value that is not all there.
-            let cut = decode(header, &bytes[..bytes.len() - 1], long);
+            let cut = decode(header, &bytes[..bytes.len() - 1], 0, long);
             assert_eq!(cut, Some(Message::Malformed));
         }
     }

@@ -18,7 +18,7 @@ use std::thread::Scope;
 use std::time::{Duration, Instant};
 
 use draconis_exchange::contract::directory::{GetAttributes, SetFlags, SetXattr, SyncVolume};
-use draconis_exchange::contract::file::{FileServer, Read, Write};
+use draconis_exchange::contract::file::{FileServer, Read};
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{Attributes, Node, Refusal};
 use draconis_exchange::heap::Block;
@@ -34,11 +34,8 @@ use super::notifier::{Late, Notifier, Pages};
 use super::opening;
 use super::raw::{self, Header, Message};
 use super::reply::{self, Bytes, Reply};
+use super::request::{REQUEST_BYTES, Request};
 
-/// Largest read or write of one request, in bytes: what the kernel allows without tuning.
-const REQUEST_BYTES: usize = 1 << 20;
-/// Room for the headers around it.
-const ROOM_BYTES: usize = 4096;
 /// Most threads: all but one may wait for the disk.
 const THREADS_MAX: usize = 8;
 
@@ -318,64 +315,6 @@ impl Link<'_> {
     }
 }
 
-/// The room for a request and its reply: each thread has its own.
-struct Request {
-    /// The request. A write's data goes to the tree in this very block.
-    block: Block,
-    len: usize,
-    reply: Vec<u8>,
-}
-
-impl Request {
-    fn new() -> Self {
-        // Zero pages until they are used.
-        let reply = vec![0; REQUEST_BYTES + ROOM_BYTES];
-        Self { block: Block::private(REQUEST_BYTES + ROOM_BYTES), len: 0, reply }
-    }
-
-    fn bytes(&self) -> &[u8] {
-        self.block.bytes().and_then(|bytes| bytes.get(..self.len)).unwrap_or_default()
-    }
-
-    fn read(&mut self, fuse: impl AsFd) -> Result<(), Errno> {
-        let into = self.block.bytes_mut().unwrap_or_default();
-        self.len = rustix::io::read(fuse, into)?;
-        Ok(())
-    }
-
-    /// Writes the bytes of the request, all of them if they come from the kernel's cache:
-    /// there they would be taken for written, so what is left over must give the error.
-    fn write<T: Tree>(&mut self, tree: &T, node: Node, write: raw::Write) -> Result<u32, Refusal> {
-        let mut done = self.write_some(tree, node, write, 0)?;
-        while write.from_cache && done < write.len {
-            done += match self.write_some(tree, node, write, done)? {
-                0 => return Err(Refusal::NoSpace),
-                more => more,
-            };
-        }
-        Ok(done)
-    }
-
-    fn write_some<T: Tree>(
-        &mut self,
-        tree: &T,
-        node: Node,
-        write: raw::Write,
-        done: u32,
-    ) -> Result<u32, Refusal> {
-        let mut request = Write {
-            buffer: self.block.take(),
-            buffer_offset: raw::WRITE_DATA_AT as u32 + done,
-            offset: write.offset.saturating_add(done.into()),
-            len: write.len - done,
-            clear_privileges: write.clear_privileges,
-        };
-        let written = tree.file(node).write(&mut request);
-        self.block = request.buffer;
-        written.map(|len| len.min(write.len - done))
-    }
-}
-
 /// Writes a reply or a notification of ours.
 fn tell(fuse: impl AsFd, reply: &Reply) {
     taken(rustix::io::write(fuse, reply.as_bytes()));
@@ -410,7 +349,7 @@ impl<T: Tree + Sync, F: AsFd + Sync> Turns<'_, '_, T, F> {
             loop {
                 match request.read(self.fuse) {
                     // The other end of what is no device was closed.
-                    Ok(()) if request.len == 0 => return Ok(()),
+                    Ok(()) if request.is_empty() => return Ok(()),
                     Ok(()) => {}
                     Err(Errno::AGAIN) => {
                         patience.wait(self.fuse)?;
@@ -482,7 +421,7 @@ impl<T: Tree + Sync, F: AsFd + Sync> Turns<'_, '_, T, F> {
         }
         let long_setxattr = self.server.long_setxattr.load(Ordering::Relaxed);
         let link = Link { fuse: self.fuse.as_fd(), notifier: self.notifier };
-        match raw::decode(header, request.bytes(), long_setxattr) {
+        match raw::decode(header, request.bytes(), request.elsewhere(), long_setxattr) {
             Some(message) => self.server.answer(&link, header, message, request),
             None => self.leave_to_library(request),
         }
@@ -490,8 +429,7 @@ impl<T: Tree + Sync, F: AsFd + Sync> Turns<'_, '_, T, F> {
     }
 
     fn leave_to_library(&self, request: &mut Request) {
-        let Request { block, len, reply } = request;
-        let Some(bytes) = block.bytes_mut().and_then(|bytes| bytes.get_mut(..*len)) else { return };
+        let (bytes, reply) = request.for_library();
         let raw = self.fuse.as_fd().as_raw_fd();
         let handled = Reader::from_fuse_buffer(FuseBuf::new(bytes))
             .and_then(|reader| Ok((reader, FuseDevWriter::new(raw, reply)?)))

@@ -60,11 +60,16 @@ impl FileServer for VolumeFile<'_> {
             self.clear_privileges(node)?;
         }
         let (from, len) = (request.buffer_offset as usize, request.len as usize);
-        let volume = &self.tree.volume;
-        let written = match request.buffer.bytes().and_then(|bytes| bytes.get(from..from + len)) {
-            Some(bytes) => volume.write(node, request.offset, bytes).map_err(refusal)?,
+        let (volume, offset) = (&self.tree.volume, request.offset);
+        let written = match (request.buffer.lent(), request.buffer.bytes()) {
+            ([lent], _) if lent.len() >= from + len => {
+                volume.write_lent(node, offset, &lent.slice(from..from + len)).map_err(refusal)?
+            }
+            (_, Some(bytes)) => {
+                volume.write(node, offset, &bytes[from..from + len]).map_err(refusal)?
+            }
             // Shared memory cannot be lent to the library: by way of a private piece.
-            None => self.write_pieces(node, request)?,
+            _ => self.write_pieces(node, request)?,
         };
         self.tree.contents_changed()?;
         Ok(written as u32)
