@@ -6,6 +6,12 @@
 //!         └──── Reply::{Ack, Nak}(.., end) ◀──┘
 //! ```
 //!
+//! ```text
+//!   contract ──▶ heap ──▶ shm        what a message holds, and where its blocks are
+//!      ▲                   ▲
+//!      └───── channel ─────┘         moves it; and an end is itself a field of a message,
+//! ```                                so contracts name `LaneEnd` and `Core` of this module
+//!
 //! Law 1: sending uses up the end and never blocks, allocates or fails.
 //! Law 2: every receive has a deadline; an end whose peer is lost says so in every state.
 //! Law 3: dropping an end closes it; the peer sees [`Lost::Closed`] after what was queued.

@@ -23,3 +23,4 @@ pub mod heap;
 pub mod omission;
 #[allow(unsafe_code)]
 pub mod shm;
+mod violation;

@@ -466,6 +466,7 @@ impl Tree for Memory {
             inodes: 1 << 30,
             free_inodes: 1 << 29,
             name_bytes_max: Name::MAX_BYTES as u32,
+            id: 0,
         }
     }
 

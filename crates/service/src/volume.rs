@@ -14,7 +14,7 @@ use std::time::SystemTime;
 
 use draconis_device::{Disk, PartitionError, View, partition};
 use draconis_exchange::contract::tree::Tree;
-use draconis_exchange::contract::{Attributes, Kind, Node, Refusal, Space, Time};
+use draconis_exchange::contract::{AccessTimes, Attributes, Kind, Node, Refusal, Space, Time};
 use draconis_ext::{InodeNumber, Options, Volume, Writing};
 
 use crate::options::MountOptions;
@@ -78,7 +78,7 @@ pub fn open_for_writing(
     let writing = Writing {
         clock: Arc::new(now),
         dirty_bytes: options.dirty_bytes,
-        atime: options.access_times.into(),
+        atime: options.access_times,
     };
     if !options.ignore_errors {
         let volume = Volume::open(disk.clone(), caches(options))?;
@@ -352,15 +352,8 @@ impl Tree for VolumeTree {
 
     fn space(&self) -> Space {
         let space = self.volume.space();
-        Space {
-            block_bytes: space.block_bytes,
-            blocks: if self.minix_df { self.volume.superblock().blocks } else { space.blocks },
-            free_blocks: space.free_blocks,
-            available_blocks: space.available_blocks,
-            inodes: space.inodes,
-            free_inodes: space.free_inodes,
-            name_bytes_max: space.name_bytes,
-        }
+        let blocks = if self.minix_df { self.volume.superblock().blocks } else { space.blocks };
+        Space { blocks, ..space }
     }
 
     fn is_writable(&self) -> bool {
@@ -369,7 +362,7 @@ impl Tree for VolumeTree {
 
     fn decides_opening(&self, kind: Kind) -> bool {
         // Files may be immutable or append-only; times of access are kept of both.
-        let keeps_times = self.volume.access_times() != draconis_ext::AccessTimes::Never;
+        let keeps_times = self.volume.access_times() != AccessTimes::Never;
         self.writing && (kind == Kind::File || keeps_times && !self.no_directory_atime)
     }
 

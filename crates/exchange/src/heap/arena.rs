@@ -25,10 +25,18 @@ use std::sync::{
 };
 
 use super::Block;
-use crate::{
-    contract::{Violation, wire::BlockName},
-    shm::Shared,
-};
+use crate::{shm::Shared, violation::Violation};
+
+/// A block's name on the wire.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BlockName {
+    /// Index of the slot.
+    pub slot: u32,
+    /// How often the slot was handed out.
+    pub generation: u32,
+    /// Length of the block in bytes.
+    pub len: u32,
+}
 
 /// Last generation of a slot.
 const GENERATION_MAX: u32 = (1 << 31) - 1;

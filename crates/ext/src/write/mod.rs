@@ -30,6 +30,7 @@ pub(crate) use edit::{Edit, Writer};
 use std::sync::Arc;
 
 use draconis_device::Disk;
+pub use draconis_exchange::contract::{Access, AccessTimes, Reservation as Reserve};
 use draconis_exchange::contract::{AttributeChange, Attributes, Kind, Time};
 use draconis_exchange::heap::Piece;
 
@@ -48,20 +49,6 @@ pub struct Writing {
     pub dirty_bytes: u64,
     /// When reading is written down.
     pub atime: AccessTimes,
-}
-
-/// When reading a file changes its time of access; the names are those of mount options.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum AccessTimes {
-    /// If it is not later than the last change, or a day old.
-    #[default]
-    Relative,
-    /// Never.
-    Never,
-    /// Always.
-    Strict,
-    /// In memory; on disk when something else of the inode is written.
-    Lazy,
 }
 
 /// What is to be made.
@@ -99,33 +86,6 @@ pub struct Whiteout {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-}
-
-/// What a file is opened for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Access {
-    /// Reading, in a way that counts as access.
-    pub read: bool,
-    /// Writing.
-    pub write: bool,
-    /// Writing at the end only.
-    pub append: bool,
-}
-
-/// What `fallocate` does.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Reserve {
-    /// Gives blocks that read as zeros; the file grows if need be.
-    Extend,
-    /// Gives blocks and leaves the length as it is.
-    KeepSize,
-    /// Takes blocks away.
-    PunchHole,
-    /// Makes a range read as zeros.
-    ZeroRange {
-        /// The length stays as it is.
-        keep_size: bool,
-    },
 }
 
 /// Whether an extended attribute must be new, or must not.

@@ -7,7 +7,7 @@ use draconis_exchange::contract::directory::{
     SetXattr, Symlink, SyncVolume, Unlink,
 };
 use draconis_exchange::contract::{
-    Access, Attributes, Kept, Kind, Name, Node, Refusal, without_privileges,
+    AccessTimes, Attributes, Kept, Kind, Name, Node, Refusal, without_privileges,
 };
 use draconis_exchange::heap::Block;
 use draconis_exchange::omission::Omission;
@@ -82,15 +82,14 @@ impl DirectoryServer for VolumeTree {
 
     fn open(&self, request: &mut Open) -> Result<Kept, Refusal> {
         let node = inode(request.node)?;
-        let Access { read, write, append } = request.access;
         if !Omission::OpenFlags.is_made() {
-            let access = draconis_ext::Access { read, write, append };
-            self.volume.may_open(node, access).map_err(refusal)?;
+            self.volume.may_open(node, request.access).map_err(refusal)?;
         }
+        let read = request.access.read;
         let listed = self.no_directory_atime && self.attributes(node)?.kind == Kind::Directory;
         let due =
             read && !listed && self.volume.is_access_due(node) && !Omission::AccessTime.is_made();
-        let strict = self.volume.access_times() == draconis_ext::AccessTimes::Strict;
+        let strict = self.volume.access_times() == AccessTimes::Strict;
         Ok(match due {
             false => Kept::Valid,
             true if strict => Kept::Never,

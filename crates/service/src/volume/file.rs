@@ -3,9 +3,7 @@
 use draconis_exchange::contract::file::{
     FileServer, GetAttributes, Read, Reserve, Seek, Sync as SyncFile, Write,
 };
-use draconis_exchange::contract::{
-    AttributeChange, Attributes, Node, Refusal, Reservation, without_privileges,
-};
+use draconis_exchange::contract::{AttributeChange, Attributes, Node, Refusal, without_privileges};
 use draconis_exchange::heap::Piece;
 use draconis_ext::InodeNumber;
 
@@ -85,14 +83,8 @@ impl FileServer for VolumeFile<'_> {
     }
 
     fn reserve(&self, request: &mut Reserve) -> Result<(), Refusal> {
-        let how = match request.how {
-            Reservation::Extend => draconis_ext::Reserve::Extend,
-            Reservation::KeepSize => draconis_ext::Reserve::KeepSize,
-            Reservation::PunchHole => draconis_ext::Reserve::PunchHole,
-            Reservation::ZeroRange { keep_size } => draconis_ext::Reserve::ZeroRange { keep_size },
-        };
-        let node = inode(self.node)?;
-        self.tree.volume.reserve(node, request.offset, request.len, how).map_err(refusal)?;
+        let Reserve { offset, len, how } = *request;
+        self.tree.volume.reserve(inode(self.node)?, offset, len, how).map_err(refusal)?;
         self.tree.contents_changed()
     }
 
