@@ -5,7 +5,7 @@ use std::path::Path;
 
 use draconis_front::fuse;
 use draconis_service::manager::{Front, NotDetached};
-use draconis_service::options::{AccessTimes, MountOptions};
+use draconis_service::options::MountOptions;
 
 /// Read-ahead of the kernel on our mounts, in KiB. FUSE starts at 128, where every read of
 /// a cold file waits for a round trip.
@@ -22,7 +22,7 @@ impl Front for Fuse {
         device: Option<&Path>,
         options: &MountOptions,
     ) -> Result<OwnedFd, String> {
-        let options = fuse::MountOptions {
+        let options = fuse::KernelOptions {
             device: device.map(Path::to_path_buf),
             ..of_mount(volume, options)
         };
@@ -60,9 +60,9 @@ fn not_done(error: fuse::MountError) -> NotDetached {
     }
 }
 
-fn of_mount(volume: &Path, options: &MountOptions) -> fuse::MountOptions {
+fn of_mount(volume: &Path, options: &MountOptions) -> fuse::KernelOptions {
     let source = options.source.clone();
-    fuse::MountOptions {
+    fuse::KernelOptions {
         source: source.unwrap_or_else(|| volume.to_string_lossy().into_owned()),
         device: None,
         subtype: options.subtype.clone().unwrap_or_else(|| "draconis".into()),
@@ -72,12 +72,7 @@ fn of_mount(volume: &Path, options: &MountOptions) -> fuse::MountOptions {
         dev: options.dev,
         suid: options.suid,
         no_exec: options.no_exec,
-        access_times: match options.access_times {
-            AccessTimes::Relative => fuse::AccessTimes::Relative,
-            AccessTimes::Never => fuse::AccessTimes::Never,
-            AccessTimes::Strict => fuse::AccessTimes::Strict,
-            AccessTimes::Lazy => fuse::AccessTimes::Lazy,
-        },
+        access_times: options.access_times,
         sync: options.sync,
         dir_sync: options.dir_sync,
     }

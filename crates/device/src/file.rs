@@ -201,14 +201,22 @@ impl Disk for FileDisk {
 
     fn submit_chain(
         &self,
-        chain: Vec<Group>,
+        mut chain: Vec<Group>,
         after: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         let Some(writer) = &self.writer else {
             return Err(Refused { goods: Some(chain), error: Error::ReadOnly });
         };
         match self.properties.check_chain(&chain) {
-            Ok(()) => writer.submit(chain, after),
+            Ok(()) => {
+                // A device wants whole pages, and what is lent is where its owner has it.
+                for write in chain.iter_mut().flat_map(|group| &mut group.writes) {
+                    if !write.block.lent().is_empty() {
+                        write.block.own();
+                    }
+                }
+                writer.submit(chain, after)
+            }
             Err(error) => Err(Refused { goods: Some(chain), error }),
         }
     }

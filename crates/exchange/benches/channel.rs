@@ -21,7 +21,7 @@ use draconis_exchange::{
         process::{self, Plan, Session},
     },
     contract::{
-        Call, Refusal,
+        Attributes, Refusal,
         file::{self, File, FileServer},
     },
     heap::{Block, arena::Class},
@@ -43,15 +43,11 @@ struct Filler;
 const FILL: [u8; REPLY_BYTES] = [7; REPLY_BYTES];
 
 impl FileServer for Filler {
-    fn read(&self, mut m: file::Read) -> Result<file::AckRead, file::NakRead> {
-        let len = m.buffer.copy_in(0, &FILL[..m.len as usize]) as u32;
-        Ok(file::AckRead { buffer: m.buffer, len })
+    fn read(&self, request: &mut file::Read) -> Result<u32, Refusal> {
+        Ok(request.buffer.copy_in(0, &FILL[..request.len as usize]) as u32)
     }
-    fn get_attributes(
-        &self,
-        m: file::GetAttributes,
-    ) -> Result<file::AckGetAttributes, file::NakGetAttributes> {
-        Err(m.refuse(Refusal::NotSupported))
+    fn get_attributes(&self, _: &mut file::GetAttributes) -> Result<Attributes, Refusal> {
+        Err(Refusal::NotSupported)
     }
 }
 

@@ -6,6 +6,12 @@
 //!         └──── Reply::{Ack, Nak}(.., end) ◀──┘
 //! ```
 //!
+//! ```text
+//!   contract ──▶ heap ──▶ shm        what a message holds, and where its blocks are
+//!      ▲                   ▲
+//!      └───── channel ─────┘         moves it; and an end is itself a field of a message,
+//! ```                                so contracts name `LaneEnd` and `Core` of this module
+//!
 //! Law 1: sending uses up the end and never blocks, allocates or fails.
 //! Law 2: every receive has a deadline; an end whose peer is lost says so in every state.
 //! Law 3: dropping an end closes it; the peer sees [`Lost::Closed`] after what was queued.
@@ -24,7 +30,7 @@ use std::{
 };
 
 use crate::contract::{
-    Answer, Awaiting, Call, Contract, Open, Refusal, Request, State, Violation,
+    Awaiting, Call, Contract, Open, Refusal, Replied, Request, State, Violation,
     fsm::{Fsm, Sender, kind},
     wire::{Field, LaneName, Packer, Unpacker, Wire},
 };
@@ -215,7 +221,7 @@ impl<C: Contract, S: State<Contract = C>> Client<C, S> {
     ///
     /// # Errors
     /// Why there is no reply; the channel is closed then.
-    pub fn call<M>(self, message: M, deadline: Instant) -> Result<(Answer<M>, Self), Lost>
+    pub fn call<M>(self, message: M, deadline: Instant) -> Result<(Replied<M>, Self), Lost>
     where
         M: Call<Contract = C, From = S, AckTo = S, NakTo = S>,
     {
@@ -271,15 +277,16 @@ impl<C: Contract, S: Open<Contract = C>> Server<C, S> {
 }
 
 impl<C: Contract, M: Call<Contract = C>> Server<C, Awaiting<M>> {
-    /// Sends the Ack.
-    pub fn ack(mut self, message: M::Ack) -> Server<C, M::AckTo> {
-        self.core.send(message.into());
-        self.core.into()
+    /// Sends the Ack of `request`, which returns its goods; what it gives away stays here.
+    pub fn ack(mut self, request: M, answer: M::Answer) -> (Server<C, M::AckTo>, M::Given) {
+        let (ack, given) = request.grant(answer);
+        self.core.send(ack.into());
+        (self.core.into(), given)
     }
 
-    /// Sends the Nak.
-    pub fn nak(mut self, message: M::Nak) -> Server<C, M::NakTo> {
-        self.core.send(message.into());
+    /// Sends the Nak of `request`, which returns all of it.
+    pub fn nak(mut self, request: M, why: M::Why) -> Server<C, M::NakTo> {
+        self.core.send(request.refuse(why).into());
         self.core.into()
     }
 }
@@ -338,7 +345,7 @@ impl<C: Contract, S: State<Contract = C>> Caller<C, S> {
     ///
     /// # Errors
     /// Why there is none.
-    pub fn call<M>(&mut self, message: M) -> Result<Answer<M>, Lost>
+    pub fn call<M>(&mut self, message: M) -> Result<Replied<M>, Lost>
     where
         M: Call<Contract = C, From = S, AckTo = S, NakTo = S>,
     {

@@ -1,105 +1,36 @@
 //! Blocks: buffers with one owner.
 //!
-//! A block is private memory, or a slot of an [`arena`](arena::Arena) that two processes
-//! share: the exchange heap.
+//! ```text
+//!   private memory     this process alone: page-aligned, may be borrowed
+//!   a slot             of an arena that two processes map: copied, never borrowed
+//!   lent pieces        read-only data whose owner is in this process: borrowed, not changed
+//! ```
 
 pub mod arena;
+mod lent;
+mod private;
 mod spare;
 
-use std::alloc::{self, Layout};
-use std::fmt;
+use arena::Held;
+use lent::Lent;
+pub use lent::Piece;
+pub use private::{ALIGN_BYTES, Private};
 
-use arena::Lent;
-
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
-
-/// Alignment of every private block, in bytes: what direct I/O asks of memory.
-pub const ALIGN_BYTES: usize = 4096;
-
-#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Clone)]
-#[repr(C, align(4096))]
-struct Page([u8; ALIGN_BYTES]);
-
-/// Memory nobody else can reach: page-aligned.
-pub struct Private {
-    pages: Vec<Page>,
-    len: usize,
-}
-
-impl Private {
-    /// `len` zero bytes.
-    pub fn new(len: usize) -> Self {
-        match spare::take(len.div_ceil(ALIGN_BYTES)) {
-            Some(mut pages) => {
-                pages.as_mut_slice().as_mut_bytes().fill(0);
-                Self { pages, len }
-            }
-            None => Self::zeroed(len),
-        }
-    }
-
-    /// `len` bytes that hold whatever was there before: for who overwrites all of them.
-    pub fn unset(len: usize) -> Self {
-        match spare::take(len.div_ceil(ALIGN_BYTES)) {
-            Some(pages) => Self { pages, len },
-            None => Self::zeroed(len),
-        }
-    }
-
-    /// Makes it `len` bytes long, if it is longer. Its memory stays as large, and serves the
-    /// next block of that size.
-    pub fn shorten(&mut self, len: usize) {
-        self.len = self.len.min(len);
-    }
-
-    fn zeroed(len: usize) -> Self {
-        let count = len.div_ceil(ALIGN_BYTES);
-        match Page::new_vec_zeroed(count) {
-            Ok(pages) => Self { pages, len },
-            // As `vec![0; len]` ends when there is no memory.
-            Err(_) => alloc::handle_alloc_error(
-                Layout::array::<Page>(count).unwrap_or(Layout::new::<Page>()),
-            ),
-        }
-    }
-}
-
-impl Drop for Private {
-    fn drop(&mut self) {
-        spare::put(std::mem::take(&mut self.pages));
-    }
-}
-
-impl std::ops::Deref for Private {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
-        &self.pages.as_slice().as_bytes()[..self.len]
-    }
-}
-
-impl std::ops::DerefMut for Private {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.pages.as_mut_slice().as_mut_bytes()[..self.len]
-    }
-}
-
-impl fmt::Debug for Private {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Private({} bytes)", self.len)
-    }
-}
+use crate::copies;
 
 /// A buffer with one owner.
 ///
-/// A block is either private memory or a slot of an arena that another process maps
-/// too. Arena bytes may change under their reader, so there is no way to borrow them:
-/// copy with [`Block::copy_out`], or turn the block into [`Private`] memory first.
+/// A block is private memory, a slot of an arena that another process maps too, or pieces
+/// of data that a server in this process lent. Arena bytes may change under their reader,
+/// so there is no way to borrow them: copy with [`Block::copy_out`], or turn the block into
+/// [`Private`] memory first.
 #[derive(Debug)]
 pub struct Block(Memory);
 
 #[derive(Debug)]
 enum Memory {
     Private(Private),
+    Slot(Held),
     Lent(Lent),
 }
 
@@ -109,11 +40,24 @@ impl Block {
         Self(Memory::Private(Private::new(len)))
     }
 
+    /// Room for `len` bytes, without memory: who fills it lends pieces with [`Block::put`],
+    /// or writes, and it becomes private memory.
+    pub fn vacant(len: usize) -> Self {
+        Self(Memory::Lent(Lent::new(len)))
+    }
+
+    /// The block, and an empty one in its place: for a server that passes on what it is lent.
+    #[must_use]
+    pub fn take(&mut self) -> Self {
+        std::mem::replace(self, Self::private(0))
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> usize {
         match &self.0 {
             Memory::Private(memory) => memory.len(),
-            Memory::Lent(slot) => slot.len(),
+            Memory::Slot(slot) => slot.len(),
+            Memory::Lent(lent) => lent.len,
         }
     }
 
@@ -125,12 +69,14 @@ impl Block {
     /// Copies from the block at `at_bytes` into `into`; returns how many bytes there were.
     pub fn copy_out(&self, at_bytes: usize, into: &mut [u8]) -> usize {
         let n = self.len().saturating_sub(at_bytes).min(into.len());
-        match &self.0 {
-            Memory::Private(memory) if n > 0 => {
-                into[..n].copy_from_slice(&memory[at_bytes..at_bytes + n]);
+        if n > 0 {
+            copies::count(n);
+            let into = &mut into[..n];
+            match &self.0 {
+                Memory::Private(memory) => into.copy_from_slice(&memory[at_bytes..at_bytes + n]),
+                Memory::Slot(slot) => slot.copy_out(at_bytes, into),
+                Memory::Lent(lent) => lent.copy_out(at_bytes, into),
             }
-            Memory::Lent(slot) if n > 0 => slot.copy_out(at_bytes, &mut into[..n]),
-            _ => {}
         }
         n
     }
@@ -138,50 +84,133 @@ impl Block {
     /// Copies `from` into the block at `at_bytes`; returns how many bytes fitted.
     pub fn copy_in(&mut self, at_bytes: usize, from: &[u8]) -> usize {
         let n = self.len().saturating_sub(at_bytes).min(from.len());
-        match &mut self.0 {
-            Memory::Private(memory) if n > 0 => {
-                memory[at_bytes..at_bytes + n].copy_from_slice(&from[..n]);
+        if n > 0 {
+            copies::count(n);
+            match &mut self.0 {
+                Memory::Slot(slot) => slot.copy_in(at_bytes, &from[..n]),
+                _ => self.own()[at_bytes..at_bytes + n].copy_from_slice(&from[..n]),
             }
-            Memory::Lent(slot) if n > 0 => slot.copy_in(at_bytes, &from[..n]),
-            _ => {}
         }
         n
+    }
+
+    /// Copies `len` bytes of `from` into the block, as far as both have them: once, unless
+    /// both are shared.
+    pub fn copy_from(&mut self, at_bytes: usize, from: &Block, from_at: usize, len: usize) {
+        match (&from.0, &mut self.0) {
+            (Memory::Private(bytes), _) => {
+                let bytes = bytes.get(from_at..).unwrap_or_default();
+                self.copy_in(at_bytes, &bytes[..len.min(bytes.len())]);
+            }
+            (Memory::Lent(lent), Memory::Slot(_)) => {
+                let mut skip = from_at;
+                let mut done = 0;
+                for piece in lent.pieces() {
+                    let bytes = piece.get(skip..).unwrap_or_default();
+                    skip = skip.saturating_sub(piece.len());
+                    let n = bytes.len().min(len - done);
+                    done += self.copy_in(at_bytes + done, &bytes[..n]);
+                }
+            }
+            (_, Memory::Slot(_)) => {
+                let mut bytes = vec![0; len];
+                let n = from.copy_out(from_at, &mut bytes);
+                self.copy_in(at_bytes, &bytes[..n]);
+            }
+            _ => {
+                let room = self.own().get_mut(at_bytes..).unwrap_or_default();
+                let n = len.min(room.len());
+                from.copy_out(from_at, &mut room[..n]);
+            }
+        }
+    }
+
+    /// Puts `piece` into the block at `at_bytes`: as it is where a vacant block is filled
+    /// from its start, by a copy elsewhere. Returns how many bytes fitted.
+    pub fn put(&mut self, at_bytes: usize, piece: Piece) -> usize {
+        let copied = match &mut self.0 {
+            Memory::Lent(lent) => match lent.push(at_bytes, piece) {
+                Ok(n) => return n,
+                Err(piece) => piece,
+            },
+            _ => piece,
+        };
+        self.copy_in(at_bytes, &copied)
+    }
+
+    /// What lies in the block from its start on, without a copy: all of private memory, the
+    /// pieces that were lent, nothing of shared memory.
+    pub fn pieces(&self) -> impl Iterator<Item = &[u8]> {
+        let (private, lent) = match &self.0 {
+            Memory::Private(memory) => (Some(&memory[..]), &[][..]),
+            Memory::Slot(_) => (None, &[][..]),
+            Memory::Lent(lent) => (None, lent.pieces()),
+        };
+        private.into_iter().chain(lent.iter().map(|piece| &piece[..]))
+    }
+
+    /// The pieces that were lent; none of a block with memory of its own.
+    pub fn lent(&self) -> &[Piece] {
+        match &self.0 {
+            Memory::Lent(lent) => lent.pieces(),
+            _ => &[],
+        }
     }
 
     /// The bytes, if this block is private memory.
     pub fn bytes(&self) -> Option<&[u8]> {
         match &self.0 {
             Memory::Private(memory) => Some(memory),
-            Memory::Lent(_) => None,
+            _ => None,
         }
     }
 
-    /// The bytes, if this block is private memory.
+    /// The bytes, if this block is private memory or can become that: not if it is shared.
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        match &self.0 {
+            Memory::Slot(_) => None,
+            _ => Some(self.own()),
+        }
+    }
+
+    /// Makes it private memory: no copy if it was, else one copy, and what it was goes home.
+    pub fn own(&mut self) -> &mut Private {
+        if !matches!(self.0, Memory::Private(_)) {
+            *self = self.take().into_private().into();
+        }
         match &mut self.0 {
-            Memory::Private(memory) => Some(memory),
-            Memory::Lent(_) => None,
+            Memory::Private(memory) => memory,
+            _ => unreachable!("made private above"),
         }
     }
 
     /// Private memory with the block's contents: no copy if it was private,
     /// else one copy, and the block goes home.
     pub fn into_private(self) -> Private {
-        match self.0 {
-            Memory::Private(memory) => memory,
-            Memory::Lent(slot) => {
-                let mut memory = Private::unset(slot.len());
-                slot.copy_out(0, &mut memory);
-                memory
-            }
-        }
+        let block = match self.0 {
+            Memory::Private(memory) => return memory,
+            // Nothing was put there yet.
+            Memory::Lent(lent) if lent.filled() == 0 => return Private::new(lent.len),
+            shared => Self(shared),
+        };
+        let mut memory = Private::unset(block.len());
+        block.copy_out(0, &mut memory);
+        memory
     }
 
     /// The slot behind the block, or the block itself.
-    pub(crate) fn into_lent(self) -> Result<Lent, Self> {
+    pub(crate) fn into_slot(self) -> Result<Held, Self> {
         match self.0 {
-            Memory::Lent(slot) => Ok(slot),
-            Memory::Private(_) => Err(self),
+            Memory::Slot(slot) => Ok(slot),
+            _ => Err(self),
+        }
+    }
+
+    /// How many of its bytes have been said.
+    fn filled(&self) -> usize {
+        match &self.0 {
+            Memory::Lent(lent) => lent.filled(),
+            _ => self.len(),
         }
     }
 }
@@ -192,8 +221,70 @@ impl From<Private> for Block {
     }
 }
 
-impl From<Lent> for Block {
-    fn from(slot: Lent) -> Self {
-        Self(Memory::Lent(slot))
+impl From<Held> for Block {
+    fn from(slot: Held) -> Self {
+        Self(Memory::Slot(slot))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lent(pieces: &[&'static [u8]], len: usize) -> Block {
+        let mut block = Block::vacant(len);
+        let mut at = 0;
+        for piece in pieces {
+            at += block.put(at, Piece::new(*piece));
+        }
+        block
+    }
+
+    #[test]
+    fn lent_pieces_are_seen_and_not_copied() {
+        let data: &'static [u8] = b"the cache's own";
+        let block = lent(&[&data[..4], &data[4..]], 20);
+        let seen: Vec<_> = block.pieces().map(<[u8]>::as_ptr).collect();
+        assert_eq!(seen, [data.as_ptr(), data[4..].as_ptr()]);
+        assert!(block.bytes().is_none() && block.len() == 20);
+        let mut bytes = [1; 9];
+        assert_eq!(block.copy_out(2, &mut bytes), 9);
+        assert_eq!(&bytes, b"e cache's");
+        assert_eq!(&block.into_private()[..], b"the cache's own\0\0\0\0\0");
+    }
+
+    #[test]
+    fn what_is_not_put_at_the_end_is_copied() {
+        let mut block = lent(&[b"ab"], 6);
+        assert_eq!(block.put(4, Piece::new(*b"efgh")), 2);
+        assert_eq!(block.bytes(), Some(&b"ab\0\0ef"[..]));
+        let mut block = lent(&[b"abc"], 3);
+        assert_eq!(block.put(3, Piece::new(*b"d")), 0, "no room");
+        block.copy_in(1, b"X");
+        assert_eq!(block.bytes(), Some(&b"aXc"[..]));
+        assert_eq!(Block::vacant(3).bytes_mut(), Some(&mut [0; 3][..]));
+    }
+
+    #[test]
+    fn blocks_are_copied_from_each_other() {
+        let sources = [lent(&[b"01", b"234", b"5"], 6), lent(&[b"012345"], 6).own_block()];
+        for from in &sources {
+            for (at, from_at, len) in [(0, 0, 6), (1, 1, 4), (3, 2, 4), (0, 5, 9), (6, 0, 1)] {
+                let mut into = Block::private(6);
+                into.copy_from(at, from, from_at, len);
+                let mut expected = [0; 6];
+                let there = b"012345".get(from_at..(from_at + len).min(6)).unwrap();
+                let n = there.len().min(6 - at);
+                expected[at..at + n].copy_from_slice(&there[..n]);
+                assert_eq!(into.bytes(), Some(&expected[..]), "{at} {from_at} {len}");
+            }
+        }
+    }
+
+    impl Block {
+        fn own_block(mut self) -> Self {
+            self.own();
+            self
+        }
     }
 }

@@ -17,8 +17,10 @@
 
 pub mod channel;
 pub mod contract;
+pub mod copies;
 pub mod descriptors;
 pub mod heap;
 pub mod omission;
 #[allow(unsafe_code)]
 pub mod shm;
+mod violation;

@@ -23,7 +23,7 @@ use rustix::{
     mm::{self, MapFlags, ProtFlags},
 };
 
-use crate::contract::Violation;
+use crate::violation::Violation;
 
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 

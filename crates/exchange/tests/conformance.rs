@@ -276,12 +276,12 @@ fn states_lead_where_the_reply_says<T: Transport>() {
     let mount = volume::Mount { options: transport.block(100), len: 0 };
     let running = match client.send(mount).receive(soon()).unwrap() {
         Reply::Ack(ack, running) => {
-            assert!(ack.read_only);
+            assert!(ack.mounted.read_only);
             running
         }
-        Reply::Nak(nak, _) => panic!("{}", nak.why),
+        Reply::Nak(nak, _) => panic!("{}", nak.why.why),
     };
-    let running = match running.send(volume::Unmount { force: false }).receive(soon()).unwrap() {
+    let running = match running.send(volume::Unmount {}).receive(soon()).unwrap() {
         Reply::Nak(nak, running) => {
             assert_eq!(nak.why, Refusal::Busy);
             running
@@ -333,17 +333,16 @@ fn a_peer_that_dies_is_told_in_every_state<T: Transport>() {
     }
     dies! { T, Volume, t, 0, |client| client;
         volume::Mount { options: t.block(10), len: 0 },
-        volume::Format { options: t.block(10), len: 0 },
     }
     dies! { T, Volume, t, 1, |client| {
             let mount = volume::Mount { options: t.block(10), len: 0 };
             match client.send(mount).receive(soon()).unwrap() {
                 draconis_exchange::channel::Reply::Ack(_, running) => running,
-                draconis_exchange::channel::Reply::Nak(nak, _) => panic!("{}", nak.why),
+                draconis_exchange::channel::Reply::Nak(nak, _) => panic!("{}", nak.why.why),
             }
         };
         volume::Status { buffer: t.block(10) },
-        volume::Unmount { force: true },
+        volume::Unmount {},
     }
     dies! { T, Directory, t, 0, |client| client;
         directory::Bind {

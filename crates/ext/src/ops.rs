@@ -23,9 +23,12 @@ mod nodes;
 use std::sync::Arc;
 
 use draconis_device::Disk;
+pub use draconis_exchange::contract::{Access, AccessTimes, Reservation as Reserve};
 use draconis_exchange::contract::{AttributeChange, Attributes, Kind, Time};
+use draconis_exchange::heap::Piece;
 
 use crate::Error;
+use crate::blocks::data::Data;
 use crate::format::inode::flags;
 use crate::transaction::WriteSide;
 use crate::volume::{Options, Volume};
@@ -40,20 +43,6 @@ pub struct Writing {
     pub dirty_bytes: u64,
     /// When reading is written down.
     pub atime: AccessTimes,
-}
-
-/// When reading a file changes its time of access; the names are those of mount options.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum AccessTimes {
-    /// If it is not later than the last change, or a day old.
-    #[default]
-    Relative,
-    /// Never.
-    Never,
-    /// Always.
-    Strict,
-    /// In memory; on disk when something else of the inode is written.
-    Lazy,
 }
 
 /// What is to be made.
@@ -91,33 +80,6 @@ pub struct Whiteout {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-}
-
-/// What a file is opened for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Access {
-    /// Reading, as an access that is noted.
-    pub read: bool,
-    /// Writing.
-    pub write: bool,
-    /// Writing at the end only.
-    pub append: bool,
-}
-
-/// What `fallocate` does.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Reserve {
-    /// Gives blocks that read as zeros; the file grows if need be.
-    Extend,
-    /// Gives blocks and leaves the length as it is.
-    KeepSize,
-    /// Takes blocks away.
-    PunchHole,
-    /// Makes a range read as zeros.
-    ZeroRange {
-        /// The length stays as it is.
-        keep_size: bool,
-    },
 }
 
 /// Whether an extended attribute must be new, or must not.
@@ -274,7 +236,15 @@ impl Volume {
     /// [`Error::NoSpace`], [`Error::TooLarge`], [`Error::IsADirectory`],
     /// [`Error::ReadOnly`].
     pub fn write(&self, inode: InodeNumber, offset: u64, bytes: &[u8]) -> Result<usize> {
-        self.write_some(inode, offset, bytes)
+        self.write_some(inode, offset, bytes, None)
+    }
+
+    /// [`Volume::write`] of bytes that are lent: whole blocks of them are not copied.
+    ///
+    /// # Errors
+    /// As [`Volume::write`].
+    pub fn write_lent(&self, inode: InodeNumber, offset: u64, bytes: &Piece) -> Result<usize> {
+        self.write_some(inode, offset, bytes, Some(&Data::lent(bytes.clone())))
     }
 
     /// `fallocate`.

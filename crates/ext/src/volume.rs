@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use draconis_device::{Disk, Extent};
 use draconis_exchange::contract::Attributes;
+pub use draconis_exchange::contract::Space;
 use draconis_exchange::heap::Block;
 use parking_lot::RwLockReadGuard;
 
@@ -66,27 +67,6 @@ impl Weigh for Arc<Inode> {
     fn weight(&self) -> u64 {
         1
     }
-}
-
-/// What `statfs` shows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Space {
-    /// Block size in bytes.
-    pub block_bytes: u32,
-    /// Blocks that files can have, used ones included.
-    pub blocks: u64,
-    /// Free blocks.
-    pub free_blocks: u64,
-    /// Free blocks that users other than the superuser may take.
-    pub available_blocks: u64,
-    /// Inodes.
-    pub inodes: u64,
-    /// Free inodes.
-    pub free_inodes: u64,
-    /// Longest name in bytes.
-    pub name_bytes: u32,
-    /// What tells this volume from others, as `f_fsid` shows it.
-    pub id: u64,
 }
 
 /// What there is to know of a volume.
@@ -287,7 +267,7 @@ impl Volume {
             available_blocks: free_blocks.saturating_sub(super_.reserved_blocks),
             inodes: u64::from(super_.inodes),
             free_inodes,
-            name_bytes: 255,
+            name_bytes_max: 255,
             id: fsid(&super_.uuid),
         }
     }

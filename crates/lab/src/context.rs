@@ -53,7 +53,7 @@ impl Context {
     /// If it is none.
     pub fn number(&self, name: &str) -> anyhow::Result<u64> {
         let text = self.text(name)?;
-        units::parse_size(text).with_context(|| format!("{name}={text}: a number is needed"))
+        units::parse_amount(text).with_context(|| format!("{name}={text}: a number is needed"))
     }
 
     /// A list of numbers or sizes.
@@ -62,7 +62,7 @@ impl Context {
     /// If it is none.
     pub fn numbers(&self, name: &str) -> anyhow::Result<Vec<u64>> {
         let text = self.text(name)?;
-        let parse = |one: &str| units::parse_size(one).ok_or_else(|| anyhow!("{name}={text}"));
+        let parse = |one: &str| units::parse_amount(one).ok_or_else(|| anyhow!("{name}={text}"));
         text.split(',').map(parse).collect()
     }
 

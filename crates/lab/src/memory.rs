@@ -11,12 +11,15 @@ use draconis_exchange::contract::directory::{
 use draconis_exchange::contract::file::{self, FileServer};
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{
-    Attributes, Call, Kind, Name, Node, Refusal, Reservation, SetTime, Space, Time,
-    without_privileges,
+    Attributes, Kind, Name, Node, Refusal, Reservation, SetTime, Space, Time, without_privileges,
 };
+use draconis_exchange::heap::{Block, Piece};
 
 /// What the blocks of a file are counted in, in bytes.
 const BLOCK_BYTES: u64 = 4096;
+
+/// What files hold that are not kept, and holes.
+static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
 
 /// The tree.
 pub struct Memory {
@@ -296,13 +299,25 @@ impl Memory {
     fn attributes(&self, node: Node) -> Done<Attributes> {
         Ok(self.lock().get(node)?.attributes)
     }
+}
 
-    fn list(&self, m: &mut directory::Enumerate) -> Done<u32> {
+impl DirectoryServer for Memory {
+    fn lookup(&self, request: &mut directory::Lookup) -> Done<Attributes> {
         let mut nodes = self.lock();
-        let names = std::mem::take(nodes.names(m.node)?);
-        let mut entries = Entries::new(&mut m.buffer);
+        let node = nodes.find(request.parent, request.name.as_bytes())?;
+        Ok(nodes.get(node)?.attributes)
+    }
+
+    fn get_attributes(&self, request: &mut directory::GetAttributes) -> Done<Attributes> {
+        self.attributes(request.node)
+    }
+
+    fn enumerate(&self, request: &mut directory::Enumerate) -> Done<u32> {
+        let mut nodes = self.lock();
+        let names = std::mem::take(nodes.names(request.node)?);
+        let mut entries = Entries::new(&mut request.buffer);
         let mut full = false;
-        for (age, name) in names.by_age.range(m.cookie + 1..) {
+        for (age, name) in names.by_age.range(request.cookie + 1..) {
             let node = Node(names.by_name.get(name).map_or(0, |(node, _)| *node));
             let Ok(object) = nodes.get(node) else { continue };
             let entry = directory::Entry {
@@ -310,7 +325,7 @@ impl Memory {
                 node,
                 kind: Some(object.attributes.kind),
                 name: Name::new(name)?,
-                attributes: m.with_attributes.then_some(object.attributes),
+                attributes: request.with_attributes.then_some(object.attributes),
             };
             if !entries.push(&entry) {
                 full = entries.is_empty();
@@ -318,161 +333,121 @@ impl Memory {
             }
         }
         let len = entries.len();
-        *nodes.names(m.node)? = names;
+        *nodes.names(request.node)? = names;
         if full { Err(Refusal::BufferTooSmall) } else { Ok(len) }
     }
 
-    fn get(&self, m: &mut directory::GetXattr) -> Done<u32> {
-        let nodes = self.lock();
-        let xattrs = &nodes.get(m.node)?.xattrs;
-        let value = xattrs.get(m.name.as_bytes()).ok_or(Refusal::NoAttribute)?;
-        if !m.buffer.is_empty() && m.buffer.copy_in(0, value) < value.len() {
-            return Err(Refusal::BufferTooSmall);
-        }
-        Ok(value.len() as u32)
-    }
-
-    fn names(&self, m: &mut directory::ListXattr) -> Done<u32> {
-        let nodes = self.lock();
-        let xattrs = &nodes.get(m.node)?.xattrs;
-        let list: Vec<u8> = xattrs.keys().flat_map(|name| [&name[..], b"\0"].concat()).collect();
-        if !m.buffer.is_empty() && m.buffer.copy_in(0, &list) < list.len() {
-            return Err(Refusal::BufferTooSmall);
-        }
-        Ok(list.len() as u32)
-    }
-
-    fn target(&self, m: &mut directory::ReadLink) -> Done<u32> {
-        match &self.lock().get(m.node)?.what {
-            What::Link(target) => Ok(m.buffer.copy_in(0, target) as u32),
+    fn read_link(&self, request: &mut directory::ReadLink) -> Done<u32> {
+        match &self.lock().get(request.node)?.what {
+            What::Link(target) => Ok(request.buffer.copy_in(0, target) as u32),
             _ => Err(Refusal::Invalid),
         }
     }
 
-    fn symlink(&self, m: &directory::Symlink) -> Done<Attributes> {
-        let mut target = vec![0; m.len as usize];
-        m.target.copy_out(0, &mut target);
-        let (owner, what) = ((m.uid, m.gid), What::Link(target));
-        self.lock().make(m.parent, &m.name, 0o120_777, owner, (0, 0), what)
+    fn get_xattr(&self, request: &mut directory::GetXattr) -> Done<u32> {
+        let nodes = self.lock();
+        let xattrs = &nodes.get(request.node)?.xattrs;
+        let value = xattrs.get(request.name.as_bytes()).ok_or(Refusal::NoAttribute)?;
+        fill(&mut request.buffer, value)
     }
 
-    fn link(&self, m: &directory::Link) -> Done<Attributes> {
+    fn list_xattr(&self, request: &mut directory::ListXattr) -> Done<u32> {
+        let nodes = self.lock();
+        let xattrs = &nodes.get(request.node)?.xattrs;
+        let list: Vec<u8> = xattrs.keys().flat_map(|name| [&name[..], b"\0"].concat()).collect();
+        fill(&mut request.buffer, &list)
+    }
+
+    fn create(&self, request: &mut directory::Create) -> Done<Attributes> {
+        let what = match Kind::from_mode(request.mode) {
+            Some(Kind::File) => What::File(vec![]),
+            _ => What::Other,
+        };
+        let (mode, owner) = (request.mode & !request.umask, (request.uid, request.gid));
+        self.lock().make(request.parent, &request.name, mode, owner, request.device, what)
+    }
+
+    fn make_directory(&self, request: &mut directory::MakeDirectory) -> Done<Attributes> {
+        let mode = Kind::Directory.mode_bits() | (request.mode & 0o7777 & !request.umask);
+        let what = What::Directory(Names { parent: request.parent.0, ..Names::default() });
+        let owner = (request.uid, request.gid);
+        self.lock().make(request.parent, &request.name, mode, owner, (0, 0), what)
+    }
+
+    fn symlink(&self, request: &mut directory::Symlink) -> Done<Attributes> {
+        let mut target = vec![0; request.len as usize];
+        request.target.copy_out(0, &mut target);
+        let (owner, what) = ((request.uid, request.gid), What::Link(target));
+        self.lock().make(request.parent, &request.name, 0o120_777, owner, (0, 0), what)
+    }
+
+    fn link(&self, request: &mut directory::Link) -> Done<Attributes> {
         let mut nodes = self.lock();
-        if nodes.find(m.parent, m.name.as_bytes()).is_ok() {
+        if nodes.find(request.parent, request.name.as_bytes()).is_ok() {
             return Err(Refusal::Exists);
         }
-        nodes.names(m.parent)?.add(m.name.as_bytes(), m.node.0);
-        nodes.touch(m.parent);
-        let object = nodes.get_mut(m.node)?;
+        nodes.names(request.parent)?.add(request.name.as_bytes(), request.node.0);
+        nodes.touch(request.parent);
+        let object = nodes.get_mut(request.node)?;
         object.attributes.links += 1;
         object.attributes.changed = now();
         Ok(object.attributes)
     }
 
-    fn set(&self, m: &directory::SetXattr) -> Done<()> {
-        let mut value = vec![0; m.len as usize];
-        m.value.copy_out(0, &mut value);
+    fn unlink(&self, request: &mut directory::Unlink) -> Done<()> {
+        self.lock().remove(request.parent, request.name.as_bytes(), false)
+    }
+
+    fn remove_directory(&self, request: &mut directory::RemoveDirectory) -> Done<()> {
+        self.lock().remove(request.parent, request.name.as_bytes(), true)
+    }
+
+    fn rename(&self, request: &mut directory::Rename) -> Done<()> {
+        self.lock().rename(request)
+    }
+
+    fn set_attributes(&self, request: &mut directory::SetAttributes) -> Done<Attributes> {
+        self.lock().change(request)
+    }
+
+    fn set_flags(&self, request: &mut directory::SetFlags) -> Done<Attributes> {
         let mut nodes = self.lock();
-        let xattrs = &mut nodes.get_mut(m.node)?.xattrs;
-        match (m.flags, xattrs.contains_key(m.name.as_bytes())) {
+        let object = nodes.get_mut(request.node)?;
+        object.attributes.flags = request.flags;
+        Ok(object.attributes)
+    }
+
+    fn set_xattr(&self, request: &mut directory::SetXattr) -> Done<()> {
+        let mut value = vec![0; request.len as usize];
+        request.value.copy_out(0, &mut value);
+        let mut nodes = self.lock();
+        let xattrs = &mut nodes.get_mut(request.node)?.xattrs;
+        match (request.flags, xattrs.contains_key(request.name.as_bytes())) {
             (1, true) => return Err(Refusal::Exists),
             (2, false) => return Err(Refusal::NoAttribute),
             _ => {}
         }
-        xattrs.insert(m.name.as_bytes().to_vec(), value);
+        xattrs.insert(request.name.as_bytes().to_vec(), value);
         Ok(())
     }
 
-    fn unset(&self, m: &directory::RemoveXattr) -> Done<()> {
+    fn remove_xattr(&self, request: &mut directory::RemoveXattr) -> Done<()> {
         let mut nodes = self.lock();
-        let removed = nodes.get_mut(m.node)?.xattrs.remove(m.name.as_bytes());
+        let removed = nodes.get_mut(request.node)?.xattrs.remove(request.name.as_bytes());
         removed.map(drop).ok_or(Refusal::NoAttribute)
     }
 
-    fn flag(&self, m: &directory::SetFlags) -> Done<Attributes> {
-        let mut nodes = self.lock();
-        let object = nodes.get_mut(m.node)?;
-        object.attributes.flags = m.flags;
-        Ok(object.attributes)
+    fn sync_volume(&self, _: &mut directory::SyncVolume) -> Done<()> {
+        Ok(())
     }
 }
 
-/// Answers each message with what a method gives: attributes, nothing, or goods as well.
-macro_rules! answers {
-    ($($method:ident($m:ident: $T:ident) $Ack:ident $Nak:ident = $call:expr => $value:pat => { $($f:ident: $v:expr),* };)*) => {$(
-        fn $method(
-            &self,
-            #[allow(unused_mut)] mut $m: directory::$T,
-        ) -> Result<directory::$Ack, directory::$Nak> {
-            // The method's name for itself inside the expression.
-            let answer = |tree: &Self, $m: &mut directory::$T| ($call)(tree, $m);
-            match answer(self, &mut $m) {
-                Ok($value) => Ok(directory::$Ack { $($f: $v),* }),
-                Err(why) => Err($m.refuse(why)),
-            }
-        }
-    )*};
-}
-
-impl DirectoryServer for Memory {
-    answers! {
-        lookup(m: Lookup) AckLookup NakLookup = |tree: &Self, m: &mut directory::Lookup| {
-            let mut nodes = tree.lock();
-            let node = nodes.find(m.parent, m.name.as_bytes())?;
-            Ok(nodes.get(node)?.attributes)
-        } => attributes => { attributes: attributes };
-        get_attributes(m: GetAttributes) AckGetAttributes NakGetAttributes =
-            |tree: &Self, m: &mut directory::GetAttributes| tree.attributes(m.node)
-            => attributes => { attributes: attributes };
-        enumerate(m: Enumerate) AckEnumerate NakEnumerate = Self::list
-            => len => { buffer: m.buffer, len: len };
-        read_link(m: ReadLink) AckReadLink NakReadLink = Self::target
-            => len => { buffer: m.buffer, len: len };
-        get_xattr(m: GetXattr) AckGetXattr NakGetXattr = Self::get
-            => len => { buffer: m.buffer, len: len };
-        list_xattr(m: ListXattr) AckListXattr NakListXattr = Self::names
-            => len => { buffer: m.buffer, len: len };
-        create(m: Create) AckCreate NakCreate = |tree: &Self, m: &mut directory::Create| {
-            let what = match Kind::from_mode(m.mode) {
-                Some(Kind::File) => What::File(vec![]),
-                _ => What::Other,
-            };
-            let (mode, owner) = (m.mode & !m.umask, (m.uid, m.gid));
-            tree.lock().make(m.parent, &m.name, mode, owner, m.device, what)
-        } => attributes => { attributes: attributes };
-        make_directory(m: MakeDirectory) AckMakeDirectory NakMakeDirectory =
-            |tree: &Self, m: &mut directory::MakeDirectory| {
-                let mode = Kind::Directory.mode_bits() | (m.mode & 0o7777 & !m.umask);
-                let what = What::Directory(Names { parent: m.parent.0, ..Names::default() });
-                tree.lock().make(m.parent, &m.name, mode, (m.uid, m.gid), (0, 0), what)
-            } => attributes => { attributes: attributes };
-        symlink(m: Symlink) AckSymlink NakSymlink = |tree: &Self, m: &mut _| Self::symlink(tree, m)
-            => attributes => { target: m.target, attributes: attributes };
-        link(m: Link) AckLink NakLink = |tree: &Self, m: &mut _| Self::link(tree, m)
-            => attributes => { attributes: attributes };
-        unlink(m: Unlink) AckUnlink NakUnlink =
-            |tree: &Self, m: &mut directory::Unlink| tree.lock().remove(m.parent, m.name.as_bytes(), false)
-            => () => {};
-        remove_directory(m: RemoveDirectory) AckRemoveDirectory NakRemoveDirectory =
-            |tree: &Self, m: &mut directory::RemoveDirectory| {
-                tree.lock().remove(m.parent, m.name.as_bytes(), true)
-            } => () => {};
-        rename(m: Rename) AckRename NakRename = |tree: &Self, m: &mut _| tree.lock().rename(m)
-            => () => {};
-        set_attributes(m: SetAttributes) AckSetAttributes NakSetAttributes =
-            |tree: &Self, m: &mut _| tree.lock().change(m)
-            => attributes => { attributes: attributes };
-        set_flags(m: SetFlags) AckSetFlags NakSetFlags = |tree: &Self, m: &mut _| Self::flag(tree, m)
-            => attributes => { attributes: attributes };
-        set_xattr(m: SetXattr) AckSetXattr NakSetXattr = |tree: &Self, m: &mut _| Self::set(tree, m)
-            => () => { value: m.value };
-        remove_xattr(m: RemoveXattr) AckRemoveXattr NakRemoveXattr =
-            |tree: &Self, m: &mut _| Self::unset(tree, m)
-            => () => {};
-        sync_volume(m: SyncVolume) AckSyncVolume NakSyncVolume =
-            |_: &Self, _: &mut directory::SyncVolume| Ok(())
-            => () => {};
+/// Copies an answer into a buffer; an empty buffer asks for its length.
+fn fill(buffer: &mut Block, bytes: &[u8]) -> Done<u32> {
+    if !buffer.is_empty() && buffer.copy_in(0, bytes) < bytes.len() {
+        return Err(Refusal::BufferTooSmall);
     }
+    Ok(bytes.len() as u32)
 }
 
 impl Tree for Memory {
@@ -491,6 +466,7 @@ impl Tree for Memory {
             inodes: 1 << 30,
             free_inodes: 1 << 29,
             name_bytes_max: Name::MAX_BYTES as u32,
+            id: 0,
         }
     }
 
@@ -520,113 +496,84 @@ pub struct MemoryFile<'a> {
     node: Node,
 }
 
-impl MemoryFile<'_> {
-    fn fill(&self, m: &mut file::Read) -> Done<u32> {
+impl FileServer for MemoryFile<'_> {
+    fn read(&self, request: &mut file::Read) -> Done<u32> {
+        if !request.fits() {
+            return Err(Refusal::Invalid);
+        }
         let nodes = self.tree.lock();
         let object = nodes.get(self.node)?;
         let What::File(bytes) = &object.what else { return Err(Refusal::Invalid) };
-        let end = object.attributes.size_bytes.min(m.offset.saturating_add(m.len.into()));
-        let len = end.saturating_sub(m.offset) as usize;
-        let from = usize::try_from(m.offset).unwrap_or(usize::MAX);
+        let end =
+            object.attributes.size_bytes.min(request.offset.saturating_add(request.len.into()));
+        let len = end.saturating_sub(request.offset) as usize;
+        let from = usize::try_from(request.offset).unwrap_or(usize::MAX);
         let there = bytes.get(from..).unwrap_or_default();
         let there = &there[..there.len().min(len)];
-        let at = m.buffer_offset as usize;
-        m.buffer.copy_in(at, there);
-        if let Some(hole) = m.buffer.bytes_mut().and_then(|b| b.get_mut(at + there.len()..at + len))
-        {
-            hole.fill(0);
+        let mut at = request.buffer_offset as usize;
+        let end = at + len;
+        at += request.buffer.copy_in(at, there);
+        while at < end {
+            at += request.buffer.put(at, Piece::new(&ZEROS[..ZEROS.len().min(end - at)]));
         }
         Ok(len as u32)
     }
 
-    fn take(&self, m: &file::Write) -> Done<u32> {
+    fn write(&self, request: &mut file::Write) -> Done<u32> {
         let mut nodes = self.tree.lock();
         let object = nodes.get_mut(self.node)?;
         let What::File(bytes) = &mut object.what else { return Err(Refusal::Invalid) };
-        let end = m.offset + u64::from(m.len);
+        let end = request.offset + u64::from(request.len);
         if self.tree.keeps {
-            let (from, len) = (m.offset as usize, m.len as usize);
+            let (from, len) = (request.offset as usize, request.len as usize);
             if bytes.len() < from + len {
                 bytes.resize(from + len, 0);
             }
-            m.buffer.copy_out(m.buffer_offset as usize, &mut bytes[from..from + len]);
+            request.buffer.copy_out(request.buffer_offset as usize, &mut bytes[from..from + len]);
         }
         let a = &mut object.attributes;
         a.size_bytes = a.size_bytes.max(end);
         a.blocks_512 = a.size_bytes.div_ceil(BLOCK_BYTES) * (BLOCK_BYTES / 512);
-        if m.clear_privileges {
+        if request.clear_privileges {
             a.mode = without_privileges(a.mode, a.gid, None);
         }
         (a.modified, a.changed) = (now(), now());
-        Ok(m.len)
+        Ok(request.len)
     }
 
-    fn space(&self, m: &file::Reserve) -> Done<()> {
+    fn get_attributes(&self, _: &mut file::GetAttributes) -> Done<Attributes> {
+        self.tree.attributes(self.node)
+    }
+
+    fn reserve(&self, request: &mut file::Reserve) -> Done<()> {
         let mut nodes = self.tree.lock();
         let object = nodes.get_mut(self.node)?;
         let What::File(bytes) = &mut object.what else { return Err(Refusal::Invalid) };
-        let end = m.offset.checked_add(m.len).ok_or(Refusal::TooLarge)?;
-        let grows =
-            matches!(m.how, Reservation::Extend | Reservation::ZeroRange { keep_size: false });
+        let end = request.offset.checked_add(request.len).ok_or(Refusal::TooLarge)?;
+        let grows = matches!(
+            request.how,
+            Reservation::Extend | Reservation::ZeroRange { keep_size: false }
+        );
         if grows {
             object.attributes.size_bytes = object.attributes.size_bytes.max(end);
         }
-        if matches!(m.how, Reservation::PunchHole | Reservation::ZeroRange { .. }) {
+        if matches!(request.how, Reservation::PunchHole | Reservation::ZeroRange { .. }) {
             let end = (end as usize).min(bytes.len());
-            if let Some(range) = bytes.get_mut((m.offset as usize).min(end)..end) {
+            if let Some(range) = bytes.get_mut((request.offset as usize).min(end)..end) {
                 range.fill(0);
             }
         }
         Ok(())
     }
-}
 
-impl FileServer for MemoryFile<'_> {
-    fn read(&self, mut m: file::Read) -> Result<file::AckRead, file::NakRead> {
-        match self.fill(&mut m) {
-            Ok(len) => Ok(file::AckRead { buffer: m.buffer, len }),
-            Err(why) => Err(m.refuse(why)),
-        }
-    }
-
-    fn write(&self, m: file::Write) -> Result<file::AckWrite, file::NakWrite> {
-        match self.take(&m) {
-            Ok(len) => Ok(file::AckWrite { buffer: m.buffer, len }),
-            Err(why) => Err(m.refuse(why)),
-        }
-    }
-
-    fn get_attributes(
-        &self,
-        m: file::GetAttributes,
-    ) -> Result<file::AckGetAttributes, file::NakGetAttributes> {
-        match self.tree.attributes(self.node) {
-            Ok(attributes) => Ok(file::AckGetAttributes { attributes }),
-            Err(why) => Err(m.refuse(why)),
-        }
-    }
-
-    fn reserve(&self, m: file::Reserve) -> Result<file::AckReserve, file::NakReserve> {
-        match self.space(&m) {
-            Ok(()) => Ok(file::AckReserve {}),
-            Err(why) => Err(m.refuse(why)),
-        }
-    }
-
-    fn seek(&self, m: file::Seek) -> Result<file::AckSeek, file::NakSeek> {
+    fn seek(&self, request: &mut file::Seek) -> Done<Option<u64>> {
         // All is data.
-        match self.tree.attributes(self.node) {
-            Ok(a) if m.offset >= a.size_bytes => Ok(file::AckSeek { offset: None }),
-            Ok(a) => {
-                let offset = Some(if m.hole { a.size_bytes } else { m.offset });
-                Ok(file::AckSeek { offset })
-            }
-            Err(why) => Err(m.refuse(why)),
-        }
+        let len = self.tree.attributes(self.node)?.size_bytes;
+        Ok((request.offset < len).then_some(if request.hole { len } else { request.offset }))
     }
 
-    fn sync(&self, _: file::Sync) -> Result<file::AckSync, file::NakSync> {
-        Ok(file::AckSync {})
+    fn sync(&self, _: &mut file::Sync) -> Done<()> {
+        Ok(())
     }
 }
 

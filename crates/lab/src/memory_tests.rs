@@ -27,7 +27,7 @@ fn mounted(write_back: bool) -> Option<Mounted> {
         return None;
     }
     let dir = tempfile::tempdir().unwrap();
-    let options = fuse::MountOptions {
+    let options = fuse::KernelOptions {
         source: "memory".into(),
         device: None,
         subtype: "draconis".into(),
@@ -37,7 +37,7 @@ fn mounted(write_back: bool) -> Option<Mounted> {
         dev: true,
         suid: true,
         no_exec: false,
-        access_times: fuse::AccessTimes::Relative,
+        access_times: draconis_exchange::contract::AccessTimes::Relative,
         sync: false,
         dir_sync: false,
     };

@@ -11,7 +11,7 @@ use crate::memory::Memory;
 /// # Errors
 /// What the system says of the mount.
 pub fn serve(at: &Path, write_back: bool) -> anyhow::Result<()> {
-    let options = fuse::MountOptions {
+    let options = fuse::KernelOptions {
         source: "memory".into(),
         device: None,
         subtype: "draconis".into(),
@@ -21,7 +21,7 @@ pub fn serve(at: &Path, write_back: bool) -> anyhow::Result<()> {
         dev: false,
         suid: false,
         no_exec: false,
-        access_times: fuse::AccessTimes::Relative,
+        access_times: draconis_exchange::contract::AccessTimes::Relative,
         sync: false,
         dir_sync: false,
     };

@@ -115,7 +115,7 @@ pub fn value(experiment: &str, parameter: &Parameter, size: Size, settings: &Set
         Size::Quick => parameter.quick.to_string(),
         Size::Paper => parameter.paper.to_string(),
         Size::Times(times) => {
-            let both = (units::parse_size(parameter.quick), units::parse_size(parameter.paper));
+            let both = (units::parse_amount(parameter.quick), units::parse_amount(parameter.paper));
             match both {
                 (Some(quick), Some(paper)) => {
                     let (least, most) = (quick.min(paper), quick.max(paper));

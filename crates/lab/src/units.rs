@@ -1,19 +1,15 @@
 //! Sizes, times and rates as people read and write them.
 
-/// Parses `4096`, `16K`, `350M`, `2G`, `1.5K`: binary multiples. Also plain numbers with a
-/// fraction, rounded down.
-pub fn parse_size(text: &str) -> Option<u64> {
+use draconis_service::options::parse_size;
+
+/// A number, with a fraction perhaps, and with the unit of a size: `4096`, `16K`, `1.5KiB`.
+/// Rounded down.
+pub fn parse_amount(text: &str) -> Option<u64> {
     let text = text.trim();
-    let digits = text.trim_end_matches(['B', 'i']);
-    let (number, shift) = match digits.chars().last()? {
-        'K' | 'k' => (&digits[..digits.len() - 1], 10),
-        'M' | 'm' => (&digits[..digits.len() - 1], 20),
-        'G' | 'g' => (&digits[..digits.len() - 1], 30),
-        'T' | 't' => (&digits[..digits.len() - 1], 40),
-        _ => (digits, 0),
-    };
+    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = parse_size(&format!("1{}", &text[number.len()..]))?;
     let number: f64 = number.parse().ok()?;
-    (number >= 0.0).then_some((number * (1u64 << shift) as f64) as u64)
+    (number >= 0.0).then_some((number * unit as f64) as u64)
 }
 
 /// `4 KiB`, `1.5 MiB`.
@@ -108,10 +104,10 @@ mod tests {
 
     #[test]
     fn sizes_are_read_and_written() {
-        assert_eq!(parse_size("4K"), Some(4096));
-        assert_eq!(parse_size("350M"), Some(350 << 20));
-        assert_eq!(parse_size("1.5KiB"), Some(1536));
-        assert_eq!(parse_size("x"), None);
+        assert_eq!(parse_amount("4K"), Some(4096));
+        assert_eq!(parse_amount("350M"), Some(350 << 20));
+        assert_eq!(parse_amount("1.5KiB"), Some(1536));
+        assert_eq!(parse_amount("x"), None);
         assert_eq!(bytes(1536.0), "1.5 KiB");
         assert_eq!(time_ns(12_345.0), "12.3 µs");
         assert_eq!((duration(40), duration(720)), ("40 s".into(), "12 min".into()));

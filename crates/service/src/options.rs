@@ -1,5 +1,6 @@
 //! What `-o` may hold.
 
+use draconis_exchange::contract::AccessTimes;
 use serde::{Deserialize, Serialize};
 
 /// How a volume is mounted: everything `-o` can say, with its defaults.
@@ -32,6 +33,7 @@ pub struct MountOptions {
     /// Seconds after which a worker that does not answer is killed.
     pub deadline_s: u64,
     /// When reading a file changes its time of access.
+    #[serde(with = "by_name")]
     pub access_times: AccessTimes,
     /// Reading directories leaves their times of access.
     pub no_directory_atime: bool,
@@ -62,29 +64,18 @@ pub struct MountOptions {
     pub remount: bool,
 }
 
-/// When reading a file changes its time of access, by the names of mount(8).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AccessTimes {
-    /// `relatime`: if it is not later than the last change, or a day old.
-    #[default]
-    Relative,
-    /// `noatime`: never.
-    Never,
-    /// `strictatime`: always.
-    Strict,
-    /// `lazytime`: in memory, and on disk with whatever else of the inode is written.
-    Lazy,
-}
+/// Times of access in JSON: by the names of mount(8).
+mod by_name {
+    use draconis_exchange::contract::AccessTimes;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
-impl From<AccessTimes> for draconis_ext::AccessTimes {
-    fn from(times: AccessTimes) -> Self {
-        match times {
-            AccessTimes::Relative => Self::Relative,
-            AccessTimes::Never => Self::Never,
-            AccessTimes::Strict => Self::Strict,
-            AccessTimes::Lazy => Self::Lazy,
-        }
+    pub fn serialize<S: Serializer>(times: &AccessTimes, into: S) -> Result<S::Ok, S::Error> {
+        into.serialize_str(times.name())
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<AccessTimes, D::Error> {
+        let name = String::deserialize(from)?;
+        AccessTimes::from_name(&name).ok_or_else(|| D::Error::custom(format!("no times: {name}")))
     }
 }
 

@@ -205,9 +205,11 @@ impl Worker {
             Reply::Ack(ack, client) => {
                 self.text = Some(ack.options);
                 self.volume = Some(client);
-                self.read_only = ack.read_only;
+                self.read_only = ack.mounted.read_only;
             }
-            Reply::Nak(nak, _) => return Err(refused(nak.why, &nak.options, nak.len)),
+            Reply::Nak(nak, _) => {
+                return Err(refused(nak.why.why, &nak.options, nak.why.said_bytes));
+            }
         }
         let told = self.status(until).map_err(|error| lost(&error))?;
         self.notes.clone_from(&told.notes);
@@ -263,7 +265,7 @@ impl Worker {
     /// [`Fault`], or that it could not.
     pub fn close(&mut self, deadline: Instant) -> Result<(), Fault> {
         let volume = self.volume.take().ok_or(Fault(Lost::Closed))?;
-        let sent = volume.send(volume::Unmount { force: true });
+        let sent = volume.send(volume::Unmount {});
         match sent.receive(deadline).map_err(Fault)? {
             Reply::Ack(..) => Ok(()),
             Reply::Nak(_, volume) => {

@@ -4,34 +4,21 @@
 //! file is where they meet. It is also the one place where an option becomes a cache size
 //! and a partition becomes a disk.
 
-mod change;
+mod directory;
+mod file;
+
+pub use file::VolumeFile;
 
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use draconis_device::{Disk, PartitionError, View, partition};
-use draconis_exchange::contract::directory::{
-    self, AckEnumerate, AckGetXattr, AckListXattr, AckLookup, AckReadLink, DirectoryServer,
-    Entries, Enumerate, GetXattr, ListXattr, Lookup, NakEnumerate, NakGetXattr, NakListXattr,
-    NakLookup, NakReadLink, ReadLink,
-};
-use draconis_exchange::contract::file::{
-    self, AckRead, AckReserve, AckSeek, AckSync, AckWrite, FileServer, NakRead, NakReserve,
-    NakSeek, NakSync, NakWrite, Read, Reserve, Seek, Sync as SyncFile, Write,
-};
 use draconis_exchange::contract::tree::Tree;
-use draconis_exchange::contract::{
-    Access, Attributes, Call, Kept, Kind, Name, Node, Refusal, Space, Time,
-};
-use draconis_exchange::heap::Block;
-use draconis_exchange::omission::Omission;
-use draconis_ext::{Cookie, InodeNumber, Options, Volume, Writing};
+use draconis_exchange::contract::{AccessTimes, Attributes, Kind, Node, Refusal, Space, Time};
+use draconis_ext::{InodeNumber, Options, Volume, Writing};
 
 use crate::options::MountOptions;
 use crate::protocol::{CacheStatus, WorkerStatus};
-
-/// Most that a contract reads in one go when the buffer is not private memory, in bytes.
-const PIECE_BYTES: usize = 128 << 10;
 
 /// Said of a volume that is marked as damaged, as the reason why it is not written.
 const DAMAGED: &str = "the volume says that it is damaged; run e2fsck on it, or mount it with \
@@ -91,7 +78,7 @@ pub fn open_for_writing(
     let writing = Writing {
         clock: Arc::new(now),
         dirty_bytes: options.dirty_bytes,
-        atime: options.access_times.into(),
+        atime: options.access_times,
     };
     if !options.ignore_errors {
         let volume = Volume::open(disk.clone(), caches(options))?;
@@ -326,272 +313,32 @@ impl VolumeTree {
         Ok(Attributes { node: Node(node.0.into()), ..attributes })
     }
 
-    /// A node under its own number, of any kind: so file handles are found again. Numbers that
-    /// no name leads to, as that of a journal, are none.
-    fn itself(&self, node: InodeNumber) -> Result<InodeNumber, Refusal> {
-        let first = self.volume.superblock().first_inode;
-        let named = node == InodeNumber::ROOT || node >= first;
-        let found = named && !Omission::Handles.is_made();
-        if found { Ok(node) } else { Err(Refusal::NotFound) }
-    }
-
-    fn opened(&self, m: &directory::Open) -> Result<Kept, Refusal> {
-        let node = inode(m.node)?;
-        let Access { read, write, append } = m.access;
-        if !Omission::OpenFlags.is_made() {
-            let access = draconis_ext::Access { read, write, append };
-            self.volume.may_open(node, access).map_err(refusal)?;
-        }
-        let listed = self.no_directory_atime && self.attributes(node)?.kind == Kind::Directory;
-        let due =
-            read && !listed && self.volume.is_access_due(node) && !Omission::AccessTime.is_made();
-        let strict = self.volume.access_times() == draconis_ext::AccessTimes::Strict;
-        Ok(match due {
-            false => Kept::Valid,
-            true if strict => Kept::Never,
-            true => Kept::Stale,
-        })
-    }
-
-    fn fill(&self, m: &mut Enumerate) -> Result<u32, Refusal> {
-        let dir = inode(m.node)?;
-        let (cookie, with_attributes) = (Cookie(m.cookie), m.with_attributes);
-        let dots = self.volume.options().dots;
-        let mut entries = Entries::new(&mut m.buffer);
-        let mut why = None;
-        self.volume
-            .entries(dir, cookie, dots, |found| {
-                let found = match found {
-                    Ok(found) => found,
-                    Err(damage) => {
-                        why = Some(refusal(damage.error));
-                        return false;
-                    }
-                };
-                // A name that is none cannot be asked for either: damage, but not of the rest.
-                let Ok(name) = Name::new(found.name) else { return true };
-                let entry = directory::Entry {
-                    cookie: found.next.0,
-                    node: Node(found.inode.0.into()),
-                    kind: found.kind,
-                    name,
-                    attributes: with_attributes
-                        .then(|| self.attributes(found.inode).ok())
-                        .flatten(),
-                };
-                let fits = entries.push(&entry);
-                if fits && with_attributes && found.kind == Some(Kind::Directory) {
-                    self.volume.will_list(found.inode);
-                }
-                if !fits && entries.is_empty() {
-                    why = Some(Refusal::BufferTooSmall);
-                }
-                fits
-            })
-            .map_err(refusal)?;
-        match why {
-            // What came before the damage is delivered first; the next question meets it.
-            Some(why) if entries.is_empty() => Err(why),
-            _ => Ok(entries.len()),
-        }
-    }
-}
-
-/// Copies an answer of any length into a buffer; an empty buffer asks for the length.
-fn answer(bytes: &[u8], buffer: &mut Block) -> Result<u32, Refusal> {
-    if !buffer.is_empty() && buffer.copy_in(0, bytes) < bytes.len() {
-        return Err(Refusal::BufferTooSmall);
-    }
-    Ok(bytes.len() as u32)
-}
-
-impl DirectoryServer for VolumeTree {
-    fn lookup(&self, m: Lookup) -> Result<AckLookup, NakLookup> {
-        let found = inode(m.parent)
-            .and_then(|dir| match m.name.as_bytes() {
-                b"." => self.itself(dir),
-                name => self.volume.lookup(dir, name).map_err(refusal),
-            })
-            .and_then(|found| self.attributes(found));
-        match found {
-            Ok(attributes) => Ok(AckLookup { attributes }),
-            Err(why) => Err(m.refuse(why)),
+    /// After a change of names: durable, if the options want that.
+    fn names_changed(&self) -> Result<(), Refusal> {
+        match self.durable {
+            Durable::OnRequest => Ok(()),
+            Durable::Names | Durable::All => self.make_durable(),
         }
     }
 
-    fn get_attributes(
-        &self,
-        m: directory::GetAttributes,
-    ) -> Result<directory::AckGetAttributes, directory::NakGetAttributes> {
-        match inode(m.node).and_then(|node| self.attributes(node)) {
-            Ok(attributes) => Ok(directory::AckGetAttributes { attributes }),
-            Err(why) => Err(m.refuse(why)),
+    /// After any other change.
+    fn contents_changed(&self) -> Result<(), Refusal> {
+        match self.durable {
+            Durable::OnRequest | Durable::Names => Ok(()),
+            Durable::All => self.make_durable(),
         }
     }
 
-    fn enumerate(&self, mut m: Enumerate) -> Result<AckEnumerate, NakEnumerate> {
-        match self.fill(&mut m) {
-            Ok(len) => {
-                if !m.no_atime && !self.no_directory_atime {
-                    self.was_read(m.node);
-                }
-                Ok(AckEnumerate { buffer: m.buffer, len })
-            }
-            Err(why) => Err(m.refuse(why)),
-        }
+    fn make_durable(&self) -> Result<(), Refusal> {
+        if self.writing { self.volume.sync().map_err(refusal) } else { Ok(()) }
     }
 
-    fn read_link(&self, mut m: ReadLink) -> Result<AckReadLink, NakReadLink> {
-        let target = inode(m.node).and_then(|node| self.volume.read_link(node).map_err(refusal));
-        match target.and_then(|target| answer(&target, &mut m.buffer)) {
-            Ok(len) => {
-                self.was_read(m.node);
-                Ok(AckReadLink { buffer: m.buffer, len })
-            }
-            Err(why) => Err(m.refuse(why)),
-        }
-    }
-
-    fn get_xattr(&self, mut m: GetXattr) -> Result<AckGetXattr, NakGetXattr> {
-        let value = inode(m.node)
-            .and_then(|node| self.volume.xattr(node, m.name.as_bytes()).map_err(refusal));
-        match value.and_then(|value| answer(&value, &mut m.buffer)) {
-            Ok(len) => Ok(AckGetXattr { buffer: m.buffer, len }),
-            Err(why) => Err(m.refuse(why)),
-        }
-    }
-
-    fn list_xattr(&self, mut m: ListXattr) -> Result<AckListXattr, NakListXattr> {
-        let names = inode(m.node).and_then(|node| self.volume.xattr_names(node).map_err(refusal));
-        let list = names.map(|names| names.iter().flat_map(|n| [&n[..], b"\0"].concat()).collect());
-        match list.and_then(|list: Vec<u8>| answer(&list, &mut m.buffer)) {
-            Ok(len) => Ok(AckListXattr { buffer: m.buffer, len }),
-            Err(why) => Err(m.refuse(why)),
-        }
-    }
-
-    fn create(&self, m: directory::Create) -> Result<directory::AckCreate, directory::NakCreate> {
-        match self.make_node(&m) {
-            Ok(attributes) => Ok(directory::AckCreate { attributes }),
-            Err(why) => Err(m.refuse(why)),
-        }
-    }
-
-    fn create_unnamed(
-        &self,
-        m: directory::CreateUnnamed,
-    ) -> Result<directory::AckCreateUnnamed, directory::NakCreateUnnamed> {
-        match self.make_unnamed(&m) {
-            Ok(attributes) => Ok(directory::AckCreateUnnamed { attributes }),
-            Err(why) => Err(m.refuse(why)),
-        }
-    }
-
-    fn open(&self, m: directory::Open) -> Result<directory::AckOpen, directory::NakOpen> {
-        match self.opened(&m) {
-            Ok(kept) => Ok(directory::AckOpen { kept }),
-            Err(why) => Err(m.refuse(why)),
-        }
-    }
-
-    fn make_directory(
-        &self,
-        m: directory::MakeDirectory,
-    ) -> Result<directory::AckMakeDirectory, directory::NakMakeDirectory> {
-        match self.make_dir(&m) {
-            Ok(attributes) => Ok(directory::AckMakeDirectory { attributes }),
-            Err(why) => Err(m.refuse(why)),
-        }
-    }
-
-    fn symlink(
-        &self,
-        m: directory::Symlink,
-    ) -> Result<directory::AckSymlink, directory::NakSymlink> {
-        match self.make_symlink(&m) {
-            Ok(attributes) => Ok(directory::AckSymlink { target: m.target, attributes }),
-            Err(why) => Err(m.refuse(why)),
-        }
-    }
-
-    fn link(&self, m: directory::Link) -> Result<directory::AckLink, directory::NakLink> {
-        match self.add_name(&m) {
-            Ok(attributes) => Ok(directory::AckLink { attributes }),
-            Err(why) => Err(m.refuse(why)),
-        }
-    }
-
-    fn unlink(&self, m: directory::Unlink) -> Result<directory::AckUnlink, directory::NakUnlink> {
-        match self.drop_name(&m) {
-            Ok(()) => Ok(directory::AckUnlink {}),
-            Err(why) => Err(m.refuse(why)),
-        }
-    }
-
-    fn remove_directory(
-        &self,
-        m: directory::RemoveDirectory,
-    ) -> Result<directory::AckRemoveDirectory, directory::NakRemoveDirectory> {
-        match self.drop_directory(&m) {
-            Ok(()) => Ok(directory::AckRemoveDirectory {}),
-            Err(why) => Err(m.refuse(why)),
-        }
-    }
-
-    fn rename(&self, m: directory::Rename) -> Result<directory::AckRename, directory::NakRename> {
-        match self.move_name(&m) {
-            Ok(()) => Ok(directory::AckRename {}),
-            Err(why) => Err(m.refuse(why)),
-        }
-    }
-
-    fn set_attributes(
-        &self,
-        m: directory::SetAttributes,
-    ) -> Result<directory::AckSetAttributes, directory::NakSetAttributes> {
-        match self.change_attributes(&m) {
-            Ok(attributes) => Ok(directory::AckSetAttributes { attributes }),
-            Err(why) => Err(m.refuse(why)),
-        }
-    }
-
-    fn set_flags(
-        &self,
-        m: directory::SetFlags,
-    ) -> Result<directory::AckSetFlags, directory::NakSetFlags> {
-        match self.change_flags(&m) {
-            Ok(attributes) => Ok(directory::AckSetFlags { attributes }),
-            Err(why) => Err(m.refuse(why)),
-        }
-    }
-
-    fn set_xattr(
-        &self,
-        m: directory::SetXattr,
-    ) -> Result<directory::AckSetXattr, directory::NakSetXattr> {
-        match self.change_xattr(&m) {
-            Ok(()) => Ok(directory::AckSetXattr { value: m.value }),
-            Err(why) => Err(m.refuse(why)),
-        }
-    }
-
-    fn remove_xattr(
-        &self,
-        m: directory::RemoveXattr,
-    ) -> Result<directory::AckRemoveXattr, directory::NakRemoveXattr> {
-        match self.drop_xattr(&m) {
-            Ok(()) => Ok(directory::AckRemoveXattr {}),
-            Err(why) => Err(m.refuse(why)),
-        }
-    }
-
-    fn sync_volume(
-        &self,
-        m: directory::SyncVolume,
-    ) -> Result<directory::AckSyncVolume, directory::NakSyncVolume> {
-        match self.make_durable() {
-            Ok(()) => Ok(directory::AckSyncVolume {}),
-            Err(why) => Err(m.refuse(why)),
+    /// Reading is written down, where it is to be.
+    fn was_read(&self, node: Node) {
+        if self.writing
+            && let Ok(inode) = inode(node)
+        {
+            self.volume.touch_access(inode);
         }
     }
 }
@@ -600,20 +347,13 @@ impl Tree for VolumeTree {
     type File<'a> = VolumeFile<'a>;
 
     fn file(&self, node: Node) -> VolumeFile<'_> {
-        VolumeFile { tree: self, node }
+        VolumeFile::new(self, node)
     }
 
     fn space(&self) -> Space {
         let space = self.volume.space();
-        Space {
-            block_bytes: space.block_bytes,
-            blocks: if self.minix_df { self.volume.superblock().blocks } else { space.blocks },
-            free_blocks: space.free_blocks,
-            available_blocks: space.available_blocks,
-            inodes: space.inodes,
-            free_inodes: space.free_inodes,
-            name_bytes_max: space.name_bytes,
-        }
+        let blocks = if self.minix_df { self.volume.superblock().blocks } else { space.blocks };
+        Space { blocks, ..space }
     }
 
     fn is_writable(&self) -> bool {
@@ -622,7 +362,7 @@ impl Tree for VolumeTree {
 
     fn decides_opening(&self, kind: Kind) -> bool {
         // Files may be immutable or append-only; times of access are kept of both.
-        let keeps_times = self.volume.access_times() != draconis_ext::AccessTimes::Never;
+        let keeps_times = self.volume.access_times() != AccessTimes::Never;
         self.writing && (kind == Kind::File || keeps_times && !self.no_directory_atime)
     }
 
@@ -639,110 +379,6 @@ impl Tree for VolumeTree {
             && let Ok(inode) = inode(node)
         {
             self.volume.release(inode, users);
-        }
-    }
-}
-
-/// One file of a volume.
-#[derive(Clone, Copy)]
-pub struct VolumeFile<'a> {
-    tree: &'a VolumeTree,
-    node: Node,
-}
-
-impl VolumeFile<'_> {
-    fn read_into(&self, m: &mut Read) -> Result<usize, Refusal> {
-        if !m.fits() {
-            return Err(Refusal::Invalid);
-        }
-        let node = inode(self.node)?;
-        let (from, len) = (m.buffer_offset as usize, m.len as usize);
-        if let Some(into) = m.buffer.bytes_mut().and_then(|bytes| bytes.get_mut(from..from + len)) {
-            return self.fill(node, m.offset, into);
-        }
-        // Shared memory cannot be lent to the library: by way of a private piece.
-        let mut piece = vec![0; len.min(PIECE_BYTES)];
-        let mut done = 0;
-        while done < len {
-            let want = (len - done).min(piece.len());
-            let got = self.fill(node, m.offset + done as u64, &mut piece[..want])?;
-            m.buffer.copy_in(from + done, &piece[..got]);
-            done += got;
-            if got < want {
-                break;
-            }
-        }
-        Ok(done)
-    }
-
-    /// Fills `into`, or as much of it as the file has. The library stops before damage too,
-    /// but a short answer means the end of the file here: the kernel would cut it there.
-    fn fill(&self, node: InodeNumber, offset: u64, into: &mut [u8]) -> Result<usize, Refusal> {
-        let volume = &self.tree.volume;
-        let got = volume.read_into(node, offset, into).map_err(refusal)?;
-        match into.get_mut(got..got + 1) {
-            // There is more, or there is nothing, or this says why not.
-            Some(next) => match volume.read_into(node, offset + got as u64, next) {
-                Ok(0) => Ok(got),
-                Ok(_) => Err(Refusal::Io),
-                Err(error) => Err(refusal(error)),
-            },
-            None => Ok(got),
-        }
-    }
-}
-
-impl FileServer for VolumeFile<'_> {
-    fn read(&self, mut m: Read) -> Result<AckRead, NakRead> {
-        match self.read_into(&mut m) {
-            Ok(len) => {
-                if !m.no_atime {
-                    self.tree.was_read(self.node);
-                }
-                Ok(AckRead { buffer: m.buffer, len: len as u32 })
-            }
-            Err(why) => Err(m.refuse(why)),
-        }
-    }
-
-    fn get_attributes(
-        &self,
-        m: file::GetAttributes,
-    ) -> Result<file::AckGetAttributes, file::NakGetAttributes> {
-        match inode(self.node).and_then(|node| self.tree.attributes(node)) {
-            Ok(attributes) => Ok(file::AckGetAttributes { attributes }),
-            Err(why) => Err(m.refuse(why)),
-        }
-    }
-
-    fn seek(&self, m: Seek) -> Result<AckSeek, NakSeek> {
-        let what = if m.hole { draconis_ext::Seek::Hole } else { draconis_ext::Seek::Data };
-        let found = inode(self.node)
-            .and_then(|node| self.tree.volume.seek(node, m.offset, what).map_err(refusal));
-        match found {
-            Ok(offset) => Ok(AckSeek { offset }),
-            Err(why) => Err(m.refuse(why)),
-        }
-    }
-
-    fn write(&self, m: Write) -> Result<AckWrite, NakWrite> {
-        match self.write_from(&m) {
-            Ok(len) => Ok(AckWrite { buffer: m.buffer, len }),
-            Err(why) => Err(m.refuse(why)),
-        }
-    }
-
-    fn reserve(&self, m: Reserve) -> Result<AckReserve, NakReserve> {
-        match self.change_space(&m) {
-            Ok(()) => Ok(AckReserve {}),
-            Err(why) => Err(m.refuse(why)),
-        }
-    }
-
-    fn sync(&self, m: SyncFile) -> Result<AckSync, NakSync> {
-        match self.make_durable(m.data_only) {
-            Ok(()) => Ok(AckSync {}),
-            Err(why) => Err(m.refuse(why)),
         }
     }
 }

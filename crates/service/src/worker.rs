@@ -12,11 +12,9 @@ use std::time::{Duration, Instant};
 use draconis_device::{FileOptions, OpenedFile};
 use draconis_exchange::channel::process::{Session, accept};
 use draconis_exchange::contract::volume::{
-    self, AckMount, AckStatus, AckUnmount, Mount, NakMount, NakStatus, NakUnmount, Status, Unmount,
-    Volume, VolumeServer,
+    self, Mount, Mounted, NotMounted, Status, Unmount, Volume, VolumeServer,
 };
-use draconis_exchange::contract::{Call, Refusal, tree::Tree};
-use draconis_exchange::heap::Block;
+use draconis_exchange::contract::{Refusal, tree::Tree};
 use draconis_ext::Volume as ExtVolume;
 
 use crate::disk::split_disk;
@@ -213,40 +211,30 @@ fn wait_for_a_pause(volume: &ExtVolume, mut changes: u64, period: Duration) {
 }
 
 impl<S: Serve> VolumeServer for Control<S> {
-    fn mount(&self, m: Mount) -> Result<AckMount, NakMount> {
-        let mut text = vec![0; (m.len as usize).min(m.options.len())];
-        m.options.copy_out(0, &mut text);
-        let refuse = |mut options: Block, why: Refusal, said: String| {
-            let len = options.copy_in(0, said.as_bytes()) as u32;
-            Err(NakMount { options, len, why })
+    fn mount(&self, request: &mut Mount) -> Result<Mounted, NotMounted> {
+        let mut text = vec![0; (request.len as usize).min(request.options.len())];
+        request.options.copy_out(0, &mut text);
+        let mut refuse = |why, said: &str| {
+            let said_bytes = request.options.copy_in(0, said.as_bytes()) as u32;
+            NotMounted { why, said_bytes }
         };
-        match self.open(&text) {
-            Ok(tree) => {
-                let (space, read_only) = (tree.space(), tree.read_only());
-                if self.tree.set(tree).is_err() {
-                    return refuse(m.options, Refusal::Busy, "mounted already".into());
-                }
-                Ok(AckMount { options: m.options, space, read_only })
-            }
-            Err(error) => refuse(m.options, error.refusal(), error.to_string()),
-        }
+        let tree = self.open(&text).map_err(|error| refuse(error.refusal(), &error.to_string()))?;
+        let mounted = Mounted { space: tree.space(), read_only: tree.read_only() };
+        self.tree.set(tree).map_err(|_| refuse(Refusal::Busy, "mounted already"))?;
+        Ok(mounted)
     }
 
-    fn status(&self, mut m: Status) -> Result<AckStatus, NakStatus> {
+    fn status(&self, request: &mut Status) -> Result<u32, Refusal> {
         match serde_json::to_vec(&Control::status(self)) {
-            Ok(text) if text.len() <= m.buffer.len() => {
-                m.buffer.copy_in(0, &text);
-                Ok(AckStatus { buffer: m.buffer, len: text.len() as u32 })
+            Ok(text) if text.len() <= request.buffer.len() => {
+                Ok(request.buffer.copy_in(0, &text) as u32)
             }
-            _ => Err(NakStatus { buffer: m.buffer, why: Refusal::BufferTooSmall }),
+            _ => Err(Refusal::BufferTooSmall),
         }
     }
 
-    fn unmount(&self, m: Unmount) -> Result<AckUnmount, NakUnmount> {
-        match self.tree.get().map_or(Ok(()), VolumeTree::close) {
-            Ok(()) => Ok(AckUnmount {}),
-            // What stopped writing is in the status.
-            Err(_) => Err(m.refuse(Refusal::Io)),
-        }
+    fn unmount(&self, _: &mut Unmount) -> Result<(), Refusal> {
+        // What stopped writing is in the status.
+        self.tree.get().map_or(Ok(()), VolumeTree::close).map_err(|_| Refusal::Io)
     }
 }

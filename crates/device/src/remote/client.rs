@@ -69,7 +69,7 @@ impl RemoteDisk {
         let readers = ends.len().saturating_sub(1).max(1);
         let lanes = Lanes::new(ends, patience);
         let asked = lanes.lend(Need::Now)?.call(disk::Properties {});
-        let told = asked.map_err(|_| Error::Gone)?.map_err(|_| Error::Gone)?;
+        let told = asked.map_err(|_| Error::Gone)?.map_err(|_| Error::Gone)?.properties;
         let properties = properties(&told).ok_or(Error::Gone)?;
         let bounds = ChainBounds {
             groups: told.chain_groups_max as usize,
@@ -90,7 +90,7 @@ impl RemoteDisk {
 }
 
 /// What the server says, if a disk can be that.
-fn properties(told: &disk::AckProperties) -> Option<Properties> {
+fn properties(told: &disk::DiskProperties) -> Option<Properties> {
     let sector = told.sector_bytes;
     (sector.is_power_of_two() && sector as usize <= PART_BYTES).then_some(())?;
     Some(Properties {
@@ -344,8 +344,7 @@ impl Place {
         let mut part = Part::default();
         while self.next_write(chain, &mut part) {
             let write = &mut chain[self.group].writes[self.write];
-            let block = std::mem::replace(&mut write.block, Block::private(0));
-            part.blocks.push((write.at_bytes, block));
+            part.blocks.push((write.at_bytes, write.block.take()));
             part.homes.push((self.group, self.write));
             self.write += 1;
         }
@@ -387,7 +386,7 @@ impl Place {
         let mut at = 0;
         for write in writes {
             let len = (write.block.len() - self.skip).min(block.len() - at);
-            copy(&write.block, self.skip, block, at, len);
+            block.copy_from(at, &write.block, self.skip, len);
             at += len;
             self.skip += len;
             if self.skip < write.block.len() {
@@ -445,7 +444,7 @@ fn read_by_copy(
             Ok(Err(nak)) => return Err(error(nak.why, "read", at)),
             Err(_) => return Err(Error::Gone),
         };
-        copy(&buffer, 0, into, done, len);
+        into.copy_from(done, &buffer, 0, len);
         done += len;
     }
     Ok(())
@@ -469,17 +468,4 @@ fn room(blocks: &Blocks, sector: usize, want: usize) -> Option<Block> {
 
 fn no_room(what: &'static str, extent: Extent) -> Error {
     Error::Io { what, extent, errno: rustix::io::Errno::NOBUFS }
-}
-
-/// Copies `len` bytes between blocks, of which at most one is shared as a rule.
-fn copy(from: &Block, from_at: usize, into: &mut Block, into_at: usize, len: usize) {
-    if let Some(bytes) = from.bytes() {
-        into.copy_in(into_at, &bytes[from_at..from_at + len]);
-    } else if let Some(bytes) = into.bytes_mut() {
-        from.copy_out(from_at, &mut bytes[into_at..into_at + len]);
-    } else {
-        let mut bytes = vec![0; len];
-        from.copy_out(from_at, &mut bytes);
-        into.copy_in(into_at, &bytes);
-    }
 }

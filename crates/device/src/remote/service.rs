@@ -7,11 +7,10 @@ use std::thread;
 use std::time::Duration;
 
 use draconis_exchange::channel::{Lost, Server};
+use draconis_exchange::contract::Refusal;
 use draconis_exchange::contract::disk::{
-    self, AckProperties, AckRead, AckSettle, AckSubmit, AckWait, DiskServer, NakProperties,
-    NakRead, NakSettle, NakSubmit, NakWait, Read, Settle, Submit, Wait,
+    self, DiskProperties, DiskServer, Read, Settle, Submit, Wait,
 };
-use draconis_exchange::contract::{Call, Refusal};
 use draconis_exchange::heap::{ALIGN_BYTES, Block, Private};
 
 use super::refusal;
@@ -103,10 +102,10 @@ struct Needs {
 }
 
 impl DiskServer for Lane<'_> {
-    fn properties(&self, _: disk::Properties) -> Result<AckProperties, NakProperties> {
+    fn properties(&self, _: &mut disk::Properties) -> Result<DiskProperties, Refusal> {
         let ours = self.service.disk.properties();
         let bounds = self.service.bounds();
-        Ok(AckProperties {
+        Ok(DiskProperties {
             len_bytes: ours.len_bytes,
             sector_bytes: ours.sector_bytes,
             best_io_bytes: ours.best_io_bytes,
@@ -122,48 +121,37 @@ impl DiskServer for Lane<'_> {
         })
     }
 
-    fn read(&self, m: Read) -> Result<AckRead, NakRead> {
-        let at = Extent::new(m.at_bytes, m.buffer.len() as u64);
-        let len = m.buffer.len();
-        let urgency = if m.urgent { Urgency::Now } else { Urgency::Ahead };
-        match self.service.disk.read(at, m.buffer, urgency).wait() {
-            Some(Ok(buffer)) => Ok(AckRead { buffer }),
-            Some(Err(refused)) => {
-                let why = refusal(&refused.error);
-                Err(NakRead { buffer: refused.goods.unwrap_or_else(|| Block::private(len)), why })
-            }
-            None => Err(NakRead { buffer: Block::private(len), why: Refusal::Gone }),
-        }
+    fn read(&self, request: &mut Read) -> Result<(), Refusal> {
+        let at = Extent::new(request.at_bytes, request.buffer.len() as u64);
+        let urgency = if request.urgent { Urgency::Now } else { Urgency::Ahead };
+        let answer = self.service.disk.read(at, request.buffer.take(), urgency).wait();
+        let (goods, read) = match answer {
+            Some(Ok(buffer)) => (Some(buffer), Ok(())),
+            Some(Err(refused)) => (refused.goods, Err(refusal(&refused.error))),
+            None => (None, Err(Refusal::Gone)),
+        };
+        // A disk that loses a block answers for it with another of that length.
+        request.buffer = goods.unwrap_or_else(|| Block::private(at.len_bytes as usize));
+        read
     }
 
-    fn submit(&self, m: Submit) -> Result<AckSubmit, NakSubmit> {
+    fn submit(&self, request: &mut Submit) -> Result<Option<u64>, Refusal> {
         // Taken out: a part that is refused leaves nothing of its chain.
         let mut parts = self.parts.take();
-        let done = parts.add(self.service, &m).and_then(|()| {
-            if m.more {
-                self.parts.replace(parts);
-                return Ok(None);
-            }
-            self.service.apply(parts).map(Some)
-        });
-        match done {
-            Ok(first) => Ok(AckSubmit { blocks: m.blocks, first }),
-            Err(why) => Err(m.refuse(why)),
+        parts.add(self.service, request)?;
+        if request.more {
+            self.parts.replace(parts);
+            return Ok(None);
         }
+        self.service.apply(parts).map(Some)
     }
 
-    fn settle(&self, m: Settle) -> Result<AckSettle, NakSettle> {
-        match self.service.settle(m.ticket) {
-            Ok(()) => Ok(AckSettle {}),
-            Err(why) => Err(m.refuse(why)),
-        }
+    fn settle(&self, request: &mut Settle) -> Result<(), Refusal> {
+        self.service.settle(request.ticket)
     }
 
-    fn wait(&self, m: Wait) -> Result<AckWait, NakWait> {
-        match self.service.wait(m.ticket) {
-            Ok(()) => Ok(AckWait {}),
-            Err(why) => Err(m.refuse(why)),
-        }
+    fn wait(&self, request: &mut Wait) -> Result<(), Refusal> {
+        self.service.wait(request.ticket)
     }
 }
 
@@ -406,16 +394,20 @@ mod tests {
         let disk = MemoryDisk::new(vec![0; 8192], 512);
         let service = Service::new(&disk);
         let lane = lane_of(&service);
-        let ack = lane.submit(part(0, 1, &[], true)).unwrap();
-        assert_eq!((ack.first, ack.blocks.len(), byte(&disk, 0)), (None, 1, 0));
+        let mut first = part(0, 1, &[], true);
+        let begun = lane.submit(&mut first).unwrap();
+        assert_eq!((begun, first.blocks.len(), byte(&disk, 0)), (None, 1, 0));
         // Another lane's group is another group.
-        assert_eq!(lane_of(&service).submit(part(512, 2, &[], false)).unwrap().first, Some(1));
+        assert_eq!(lane_of(&service).submit(&mut part(512, 2, &[], false)).unwrap(), Some(1));
         assert_eq!((byte(&disk, 0), byte(&disk, 512)), (0, 2));
-        assert_eq!(lane.submit(part(1024, 3, &[1], false)).unwrap().first, Some(2));
+        assert_eq!(lane.submit(&mut part(1024, 3, &[1], false)).unwrap(), Some(2));
         assert_eq!((byte(&disk, 0), byte(&disk, 1024)), (1, 3));
-        assert!(lane.wait(Wait { ticket: 1 }).is_ok() && lane.wait(Wait { ticket: 1 }).is_ok());
+        assert!(
+            lane.wait(&mut Wait { ticket: 1 }).is_ok()
+                && lane.wait(&mut Wait { ticket: 1 }).is_ok()
+        );
         for unknown in [0, 3, u64::MAX] {
-            assert_eq!(lane.wait(Wait { ticket: unknown }).unwrap_err().why, Refusal::NotFound);
+            assert_eq!(lane.wait(&mut Wait { ticket: unknown }).unwrap_err(), Refusal::NotFound);
         }
     }
 
@@ -424,17 +416,17 @@ mod tests {
         let disk = MemoryDisk::new(vec![0; 8192], 512);
         let service = Service::new(&disk);
         let lane = lane_of(&service);
-        for (bad, why) in [
+        for (mut bad, why) in [
             (part(8192, 9, &[], false), Refusal::Invalid),
             (part(1, 9, &[], true), Refusal::Invalid),
             (part(u64::MAX - 511, 9, &[], true), Refusal::Invalid),
             (part(512, 9, &[7], false), Refusal::NotFound),
         ] {
-            lane.submit(part(0, 9, &[], true)).unwrap();
-            let nak = lane.submit(bad).unwrap_err();
-            assert_eq!((nak.why, nak.blocks.len(), nak.blocks[0].1.len()), (why, 1, 512));
+            lane.submit(&mut part(0, 9, &[], true)).unwrap();
+            assert_eq!(lane.submit(&mut bad), Err(why));
+            assert_eq!((bad.blocks.len(), bad.blocks[0].1.len()), (1, 512));
             // What follows is a group of its own.
-            lane.submit(part(1024, 1, &[], false)).unwrap();
+            lane.submit(&mut part(1024, 1, &[], false)).unwrap();
             assert_eq!((byte(&disk, 0), byte(&disk, 512)), (0, 0));
         }
     }
@@ -455,11 +447,11 @@ mod tests {
             events.map(group).collect::<Vec<(Vec<Ticket>, Vec<(u64, usize)>)>>()
         };
         // Three groups over two parts, the middle one split and the last one empty.
-        let first = writes(&[(0, 1), (512, 1), (2048, 2)], &[2], &[], true);
-        assert_eq!(lane.submit(first).unwrap().first, None);
+        let mut first = writes(&[(0, 1), (512, 1), (2048, 2)], &[2], &[], true);
+        assert_eq!(lane.submit(&mut first).unwrap(), None);
         assert!(groups().is_empty());
-        let second = writes(&[(2560, 2), (0, 2)], &[2, 2], &[], false);
-        assert_eq!(lane.submit(second).unwrap().first, Some(1));
+        let mut second = writes(&[(2560, 2), (0, 2)], &[2, 2], &[], false);
+        assert_eq!(lane.submit(&mut second).unwrap(), Some(1));
         assert_eq!(
             groups(),
             [
@@ -470,14 +462,14 @@ mod tests {
         );
         // Ends that go back, lie beyond the part, or are missing at the end.
         for (ends, more) in [(&[1, 0][..], true), (&[2], true), (&[], false), (&[0], false)] {
-            let nak = lane.submit(writes(&[(0, 9)], ends, &[], more)).unwrap_err();
-            assert_eq!(nak.why, Refusal::Invalid, "{ends:?}");
+            let refused = lane.submit(&mut writes(&[(0, 9)], ends, &[], more));
+            assert_eq!(refused, Err(Refusal::Invalid), "{ends:?}");
         }
-        assert_eq!(lane.submit(writes(&[], &[], &[], false)).unwrap_err().why, Refusal::Invalid);
+        assert_eq!(lane.submit(&mut writes(&[], &[], &[], false)).unwrap_err(), Refusal::Invalid);
         assert!(groups().is_empty());
-        assert_eq!(lane.submit(part(0, 3, &[3], false)).unwrap().first, Some(4));
-        assert!(lane.settle(Settle { ticket: 4 }).is_ok());
-        assert_eq!(lane.settle(Settle { ticket: 5 }).unwrap_err().why, Refusal::NotFound);
+        assert_eq!(lane.submit(&mut part(0, 3, &[3], false)).unwrap(), Some(4));
+        assert!(lane.settle(&mut Settle { ticket: 4 }).is_ok());
+        assert_eq!(lane.settle(&mut Settle { ticket: 5 }).unwrap_err(), Refusal::NotFound);
     }
 
     #[test]
@@ -492,30 +484,30 @@ mod tests {
             more: true,
         };
         for _ in 0..64 {
-            lane.submit(large()).unwrap();
+            lane.submit(&mut large()).unwrap();
         }
-        assert_eq!(lane.submit(large()).unwrap_err().why, Refusal::Quota);
+        assert_eq!(lane.submit(&mut large()).unwrap_err(), Refusal::Quota);
         // Small writes take a page each.
         let mut small = 0u64;
         let refused = loop {
-            match lane.submit(writes(&[(0, 0); 64], &[], &[], true)) {
+            match lane.submit(&mut writes(&[(0, 0); 64], &[], &[], true)) {
                 Ok(_) => small += 64,
-                Err(nak) => break nak.why,
+                Err(why) => break why,
             }
         };
         assert_eq!((refused, small), (Refusal::Quota, HELD_BYTES_MAX / 4096));
         let ends = |more| writes(&[], &[0; 16], &[], more);
         for _ in 0..CHAIN_BOUNDS.groups / 16 {
-            lane.submit(ends(true)).unwrap();
+            lane.submit(&mut ends(true)).unwrap();
         }
-        assert_eq!(lane.submit(ends(false)).unwrap_err().why, Refusal::Quota);
+        assert_eq!(lane.submit(&mut ends(false)).unwrap_err(), Refusal::Quota);
         for _ in 0..LIVE_GROUPS_MAX + 100 {
-            lane.submit(part(0, 0, &[], false)).unwrap();
+            lane.submit(&mut part(0, 0, &[], false)).unwrap();
         }
         assert!(service.lock().live.len() <= LIVE_GROUPS_MAX);
-        assert!(lane.wait(Wait { ticket: 1 }).is_ok(), "forgotten because it is durable");
+        assert!(lane.wait(&mut Wait { ticket: 1 }).is_ok(), "forgotten because it is durable");
         let last = LIVE_GROUPS_MAX as u64 + 100;
-        assert!(lane.wait(Wait { ticket: last }).is_ok());
+        assert!(lane.wait(&mut Wait { ticket: last }).is_ok());
         let tickets = service.lock();
         assert_eq!((tickets.live.len(), tickets.unsettled_bytes), (0, 0));
     }

@@ -22,9 +22,9 @@ use crate::{
     contract::{
         Contract, Violation,
         fsm::Sender,
-        wire::{BlockName, GoodsIn, GoodsOut, LINE_BYTES, LaneName, Packer, Unpacker, Wire},
+        wire::{GoodsIn, GoodsOut, LINE_BYTES, LaneName, Packer, Unpacker, Wire},
     },
-    heap::Block,
+    heap::{Block, arena::BlockName},
 };
 
 /// Bytes from one line to the next; an odd number of pairs of cache lines.

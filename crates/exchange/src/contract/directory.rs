@@ -67,47 +67,47 @@ crate::contract! {
             /// Binds `end` to what the first `len` bytes of `path` name, walked from
             /// `from`; a leading `/` starts at the root of the volume, an empty path is
             /// `from` itself.
-            call bind: Bind { from: Node, path: Block, len: u32, end: End }
-                -> AckBind { path: Block, attributes: Attributes } => Ready
-                 | NakBind { path: Block, end: End } why NotBound => Ready, or NotSupported;
+            call bind: Bind (path: Block) { from: Node, len: u32 } giving (end: End)
+                -> AckBind { attributes: Attributes } => Ready
+                 | NakBind why NotBound => Ready, or NotSupported;
 
             /// The attributes of what `name` names in `parent`. `.` and `..` are names, and `.`
             /// is one of any node: its own.
             call lookup: Lookup { parent: Node, name: Name }
                 -> AckLookup { attributes: Attributes } => Ready
-                 | NakLookup {} why Refusal => Ready;
+                 | NakLookup why Refusal => Ready;
 
             /// The attributes of a node.
             call get_attributes: GetAttributes { node: Node }
                 -> AckGetAttributes { attributes: Attributes } => Ready
-                 | NakGetAttributes {} why Refusal => Ready;
+                 | NakGetAttributes why Refusal => Ready;
 
             /// Packs entries of a directory into `buffer`, from the one after `cookie`
             /// (0: from the first). `AckEnumerate::len` bytes were written; none at the
             /// end. [`Refusal::BufferTooSmall`] if not even one entry fits. With `no_atime`
             /// the time of access stays.
-            call enumerate: Enumerate {
-                node: Node, cookie: u64, buffer: Block, with_attributes: bool, no_atime: bool
+            call enumerate: Enumerate (buffer: Block) {
+                node: Node, cookie: u64, with_attributes: bool, no_atime: bool
             }
-                -> AckEnumerate { buffer: Block, len: u32 } => Ready
-                 | NakEnumerate { buffer: Block } why Refusal => Ready;
+                -> AckEnumerate { len: u32 } => Ready
+                 | NakEnumerate why Refusal => Ready;
 
             /// Writes a symbolic link's target into `buffer`.
-            call read_link: ReadLink { node: Node, buffer: Block }
-                -> AckReadLink { buffer: Block, len: u32 } => Ready
-                 | NakReadLink { buffer: Block } why Refusal => Ready, or NotSupported;
+            call read_link: ReadLink (buffer: Block) { node: Node }
+                -> AckReadLink { len: u32 } => Ready
+                 | NakReadLink why Refusal => Ready, or NotSupported;
 
             /// Writes the value of an extended attribute into `buffer`. An empty buffer
             /// asks for the length only.
-            call get_xattr: GetXattr { node: Node, name: AttributeName, buffer: Block }
-                -> AckGetXattr { buffer: Block, len: u32 } => Ready
-                 | NakGetXattr { buffer: Block } why Refusal => Ready, or NotSupported;
+            call get_xattr: GetXattr (buffer: Block) { node: Node, name: AttributeName }
+                -> AckGetXattr { len: u32 } => Ready
+                 | NakGetXattr why Refusal => Ready, or NotSupported;
 
             /// Writes the names of a node's extended attributes into `buffer`, each with
             /// a NUL behind it. An empty buffer asks for the length only.
-            call list_xattr: ListXattr { node: Node, buffer: Block }
-                -> AckListXattr { buffer: Block, len: u32 } => Ready
-                 | NakListXattr { buffer: Block } why Refusal => Ready, or NotSupported;
+            call list_xattr: ListXattr (buffer: Block) { node: Node }
+                -> AckListXattr { len: u32 } => Ready
+                 | NakListXattr why Refusal => Ready, or NotSupported;
 
             /// Makes a file, device, fifo or socket: `mode` says which. The bits of `umask`
             /// are taken away from it, unless the parent has a default ACL, which then says
@@ -117,7 +117,7 @@ crate::contract! {
                 device: (u32, u32)
             }
                 -> AckCreate { attributes: Attributes } => Ready
-                 | NakCreate {} why Refusal => Ready, or NotSupported;
+                 | NakCreate why Refusal => Ready, or NotSupported;
 
             /// Makes a file without a name, as `Create` would in `parent`. It lives for as long
             /// as it has users, or until `Link` names it.
@@ -125,79 +125,78 @@ crate::contract! {
                 parent: Node, mode: u32, umask: u32, uid: u32, gid: u32
             }
                 -> AckCreateUnnamed { attributes: Attributes } => Ready
-                 | NakCreateUnnamed {} why Refusal => Ready, or NotSupported;
+                 | NakCreateUnnamed why Refusal => Ready, or NotSupported;
 
             /// Asks whether a file or directory may be opened, where the node itself and not
             /// its mode decides, and what a client that keeps its bytes may do with them.
             call open: Open { node: Node, access: Access }
                 -> AckOpen { kept: Kept } => Ready
-                 | NakOpen {} why Refusal => Ready, or NotSupported;
+                 | NakOpen why Refusal => Ready, or NotSupported;
 
             /// Makes a directory.
             call make_directory: MakeDirectory {
                 parent: Node, name: Name, mode: u32, umask: u32, uid: u32, gid: u32
             }
                 -> AckMakeDirectory { attributes: Attributes } => Ready
-                 | NakMakeDirectory {} why Refusal => Ready, or NotSupported;
+                 | NakMakeDirectory why Refusal => Ready, or NotSupported;
 
             /// Makes a symbolic link to the first `len` bytes of `target`.
-            call symlink: Symlink {
-                parent: Node, name: Name, target: Block, len: u32, uid: u32, gid: u32
+            call symlink: Symlink (target: Block) {
+                parent: Node, name: Name, len: u32, uid: u32, gid: u32
             }
-                -> AckSymlink { target: Block, attributes: Attributes } => Ready
-                 | NakSymlink { target: Block } why Refusal => Ready, or NotSupported;
+                -> AckSymlink { attributes: Attributes } => Ready
+                 | NakSymlink why Refusal => Ready, or NotSupported;
 
             /// Gives `node` another name.
             call link: Link { node: Node, parent: Node, name: Name }
                 -> AckLink { attributes: Attributes } => Ready
-                 | NakLink {} why Refusal => Ready, or NotSupported;
+                 | NakLink why Refusal => Ready, or NotSupported;
 
             /// Takes a name away from something that is not a directory.
             call unlink: Unlink { parent: Node, name: Name }
                 -> AckUnlink {} => Ready
-                 | NakUnlink {} why Refusal => Ready, or NotSupported;
+                 | NakUnlink why Refusal => Ready, or NotSupported;
 
             /// Removes an empty directory.
             call remove_directory: RemoveDirectory { parent: Node, name: Name }
                 -> AckRemoveDirectory {} => Ready
-                 | NakRemoveDirectory {} why Refusal => Ready, or NotSupported;
+                 | NakRemoveDirectory why Refusal => Ready, or NotSupported;
 
             /// Moves a name. `flags` as `RENAME_*`; `uid` and `gid` own the whiteout.
             call rename: Rename {
                 from: Node, name: Name, to: Node, new_name: Name, flags: u32, uid: u32, gid: u32
             }
                 -> AckRename {} => Ready
-                 | NakRename {} why Refusal => Ready, or NotSupported;
+                 | NakRename why Refusal => Ready, or NotSupported;
 
             /// Changes some attributes of a node.
             call set_attributes: SetAttributes { node: Node, change: AttributeChange }
                 -> AckSetAttributes { attributes: Attributes } => Ready
-                 | NakSetAttributes {} why Refusal => Ready, or NotSupported;
+                 | NakSetAttributes why Refusal => Ready, or NotSupported;
 
             /// Sets the inode flags that users may change, as `chattr` does (`FS_*_FL`).
             call set_flags: SetFlags { node: Node, flags: u32 }
                 -> AckSetFlags { attributes: Attributes } => Ready
-                 | NakSetFlags {} why Refusal => Ready, or NotSupported;
+                 | NakSetFlags why Refusal => Ready, or NotSupported;
 
             /// Sets an extended attribute to the first `len` bytes of `value`; `flags` as
             /// `XATTR_CREATE` and `XATTR_REPLACE`. With `clear_setgid` an access list takes
             /// setgid away: the caller is not in the file's group.
-            call set_xattr: SetXattr {
-                node: Node, name: AttributeName, value: Block, len: u32, flags: u32,
-                clear_setgid: bool
+            call set_xattr: SetXattr (value: Block) {
+                node: Node, name: AttributeName, len: u32, flags: u32, clear_setgid: bool
             }
-                -> AckSetXattr { value: Block } => Ready
-                 | NakSetXattr { value: Block } why Refusal => Ready, or NotSupported;
+                -> AckSetXattr {} => Ready
+                 | NakSetXattr why Refusal => Ready, or NotSupported;
 
             /// Removes an extended attribute.
             call remove_xattr: RemoveXattr { node: Node, name: AttributeName }
                 -> AckRemoveXattr {} => Ready
-                 | NakRemoveXattr {} why Refusal => Ready, or NotSupported;
+                 | NakRemoveXattr why Refusal => Ready, or NotSupported;
 
             /// Makes everything durable that was changed in the volume before.
             call sync_volume: SyncVolume {}
                 -> AckSyncVolume {} => Ready
-                 | NakSyncVolume {} why Refusal => Ready, or NotSupported;
+                 | NakSyncVolume why Refusal => Ready, or NotSupported;
 
             tell close: Close {} => Done;
         }

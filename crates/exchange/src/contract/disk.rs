@@ -14,6 +14,29 @@ pub const ENDS_MAX: usize = 16;
 /// Most tickets in one `Submit`; a chain that follows more names them in several parts.
 pub const AFTER_MAX: usize = 16;
 
+/// What a disk says of itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DiskProperties {
+    /// Length in bytes.
+    pub len_bytes: u64,
+    /// Reads and writes start and end on multiples of this; a power of two.
+    pub sector_bytes: u32,
+    /// Size from which larger requests gain nothing much.
+    pub best_io_bytes: u32,
+    /// Whether distance costs time.
+    pub rotational: bool,
+    /// Whether `Submit` is refused always.
+    pub read_only: bool,
+    /// What groups survive: 0 nothing, 1 the client's death, 2 a power cut.
+    pub atomic: u32,
+    /// Most groups of one chain.
+    pub chain_groups_max: u32,
+    /// Most writes of all groups of one chain.
+    pub chain_writes_max: u32,
+    /// Most bytes of all writes of one chain.
+    pub chain_bytes_max: u64,
+}
+
 crate::contract! {
     /// A disk, and what it promises.
     pub contract Disk served by DiskServer, starting in Ready {
@@ -21,33 +44,14 @@ crate::contract! {
         state Ready {
             /// Sizes and promises. They do not change while the disk is open.
             call properties: Properties {}
-                -> AckProperties {
-                    /// Length in bytes.
-                    len_bytes: u64,
-                    /// Reads and writes start and end on multiples of this; a power of two.
-                    sector_bytes: u32,
-                    /// Size from which larger requests gain nothing much.
-                    best_io_bytes: u32,
-                    /// Whether distance costs time.
-                    rotational: bool,
-                    /// Whether `Submit` is refused always.
-                    read_only: bool,
-                    /// What groups survive: 0 nothing, 1 the client's death, 2 a power cut.
-                    atomic: u32,
-                    /// Most groups of one chain.
-                    chain_groups_max: u32,
-                    /// Most writes of all groups of one chain.
-                    chain_writes_max: u32,
-                    /// Most bytes of all writes of one chain.
-                    chain_bytes_max: u64,
-                } => Ready
-                 | NakProperties {} why Refusal => Ready;
+                -> AckProperties { properties: DiskProperties } => Ready
+                 | NakProperties why Refusal => Ready;
 
             /// Fills the whole of `buffer` from `at_bytes`. With `urgent` somebody waits
             /// for it; otherwise it is read ahead, behind everything urgent.
-            call read: Read { at_bytes: u64, buffer: Block, urgent: bool }
-                -> AckRead { buffer: Block } => Ready
-                 | NakRead { buffer: Block } why Refusal => Ready;
+            call read: Read (buffer: Block) { at_bytes: u64, urgent: bool }
+                -> AckRead {} => Ready
+                 | NakRead why Refusal => Ready;
 
             /// Brings a part of a chain of groups: its first group follows those named in
             /// `after`, each other one the group before it. What a group follows is durable
@@ -63,24 +67,23 @@ crate::contract! {
             /// last part ends the last group. `AckSubmit::first` names the first group once
             /// the chain is whole; the others count on from it. `after` of all parts counts.
             /// A refused part ends the chain: no part of it is applied.
-            call submit: Submit {
-                blocks: List<(u64, Block), WRITES_MAX>,
+            call submit: Submit (blocks: List<(u64, Block), WRITES_MAX>) {
                 ends: List<u32, ENDS_MAX>,
                 after: List<u64, AFTER_MAX>,
                 more: bool,
             }
-                -> AckSubmit { blocks: List<(u64, Block), WRITES_MAX>, first: Option<u64> } => Ready
-                 | NakSubmit { blocks: List<(u64, Block), WRITES_MAX> } why Refusal => Ready, or ReadOnly;
+                -> AckSubmit { first: Option<u64> } => Ready
+                 | NakSubmit why Refusal => Ready, or ReadOnly;
 
             /// Returns once every read sees the group `ticket`; it is not durable for that.
             call settle: Settle { ticket: u64 }
                 -> AckSettle {} => Ready
-                 | NakSettle {} why Refusal => Ready, or ReadOnly;
+                 | NakSettle why Refusal => Ready, or ReadOnly;
 
             /// Returns once the group `ticket` is durable, with all before it.
             call wait: Wait { ticket: u64 }
                 -> AckWait {} => Ready
-                 | NakWait {} why Refusal => Ready, or ReadOnly;
+                 | NakWait why Refusal => Ready, or ReadOnly;
 
             tell close: Close {} => Done;
         }

@@ -1,7 +1,8 @@
 //! The file contract: one node's bytes. The node is chosen when the end is bound.
 //!
 //! Offsets are absolute, so a replayed read or write does no harm, and the buffer comes
-//! back in every reply.
+//! back in every reply. A client in the server's process may read into a vacant block: the
+//! server lends its data then, and nothing is copied ([`Block::put`]).
 
 use super::{Attributes, Refusal, Reservation};
 use crate::heap::Block;
@@ -16,45 +17,45 @@ crate::contract! {
             /// `AckRead::len` is less than asked only at the end of the file. A request
             /// that reaches beyond the buffer is refused with [`Refusal::Invalid`].
             /// With `no_atime` the time of access stays.
-            call read: Read {
-                buffer: Block, buffer_offset: u32, offset: u64, len: u32, no_atime: bool
+            call read: Read (buffer: Block) {
+                buffer_offset: u32, offset: u64, len: u32, no_atime: bool
             }
-                -> AckRead { buffer: Block, len: u32 } => Ready
-                 | NakRead { buffer: Block } why Refusal => Ready;
+                -> AckRead { len: u32 } => Ready
+                 | NakRead why Refusal => Ready;
 
             /// Writes `len` bytes of `buffer` at `buffer_offset` to the file at `offset`.
             ///
             /// `AckWrite::len` bytes were taken; durable after `Sync`. With
             /// `clear_privileges` the writer may not keep setuid and setgid: see
             /// [`AttributeChange`](super::AttributeChange).
-            call write: Write {
-                buffer: Block, buffer_offset: u32, offset: u64, len: u32, clear_privileges: bool
+            call write: Write (buffer: Block) {
+                buffer_offset: u32, offset: u64, len: u32, clear_privileges: bool
             }
-                -> AckWrite { buffer: Block, len: u32 } => Ready
-                 | NakWrite { buffer: Block } why Refusal => Ready, or NotSupported;
+                -> AckWrite { len: u32 } => Ready
+                 | NakWrite why Refusal => Ready, or NotSupported;
 
             /// What `stat` tells of the file.
             call get_attributes: GetAttributes {}
                 -> AckGetAttributes { attributes: Attributes } => Ready
-                 | NakGetAttributes {} why Refusal => Ready;
+                 | NakGetAttributes why Refusal => Ready;
 
             /// Where the next data begins, or with `hole` the next hole, at or after
             /// `offset`; the end of the file counts as a hole. `None` where there is
             /// none: `offset` is not before the end, or no data follows it.
             call seek: Seek { offset: u64, hole: bool }
                 -> AckSeek { offset: Option<u64> } => Ready
-                 | NakSeek {} why Refusal => Ready, or NotSupported;
+                 | NakSeek why Refusal => Ready, or NotSupported;
 
             /// Gives blocks to the `len` bytes from `offset`, or takes them away.
             call reserve: Reserve { offset: u64, len: u64, how: Reservation }
                 -> AckReserve {} => Ready
-                 | NakReserve {} why Refusal => Ready, or NotSupported;
+                 | NakReserve why Refusal => Ready, or NotSupported;
 
             /// Makes what was written durable; with `data_only`, whatever is needed to
             /// read it back and no more.
             call sync: Sync { data_only: bool }
                 -> AckSync {} => Ready
-                 | NakSync {} why Refusal => Ready, or NotSupported;
+                 | NakSync why Refusal => Ready, or NotSupported;
 
             tell close: Close {} => Done;
         }

@@ -14,6 +14,6 @@ mod types;
 pub mod volume;
 pub mod wire;
 
-pub use text::{Answer, Awaiting, Call, Contract, Open, Owed, Request, State};
+pub use text::{Awaiting, Call, Contract, Open, Owed, Replied, Request, State};
 pub use types::*;
 pub use wire::{List, Violation};

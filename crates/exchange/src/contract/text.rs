@@ -76,11 +76,18 @@ pub trait Request: Into<<Self::Contract as Contract>::ToServer> {
     type Next: State<Contract = Self::Contract>;
 }
 
-/// A request that is answered.
+/// A request that is answered. It keeps its goods while a server works on it: whatever the
+/// server says, they are in the reply that is made of it.
 pub trait Call: Request<Next = Awaiting<Self>> + Debug + 'static {
-    /// The answer when it was done.
+    /// What a server says when it was done.
+    type Answer;
+    /// What a server says when it was not.
+    type Why: From<Refusal>;
+    /// What stays with a server that has done it: an end, or nothing.
+    type Given;
+    /// The reply when it was done: the goods, and the answer.
     type Ack: Into<<Self::Contract as Contract>::ToClient> + Debug;
-    /// The answer when it was not.
+    /// The reply when it was not: the goods, what was to be given, and the reason.
     type Nak: Into<<Self::Contract as Contract>::ToClient> + Debug;
     /// Where the Ack leads.
     type AckTo: State<Contract = Self::Contract>;
@@ -88,16 +95,26 @@ pub trait Call: Request<Next = Awaiting<Self>> + Debug + 'static {
     type NakTo: State<Contract = Self::Contract>;
     /// Index of the awaiting state.
     const AWAITING: u8;
-    /// The Nak that gives everything back.
-    fn refuse(self, why: Refusal) -> Self::Nak;
+    /// The Ack, and what stays here.
+    fn grant(self, answer: Self::Answer) -> (Self::Ack, Self::Given);
+    /// The Nak.
+    fn refuse(self, why: Self::Why) -> Self::Nak;
     /// Sorts an arrived reply; `None` if it answers something else.
-    fn reply(
-        message: <Self::Contract as Contract>::ToClient,
-    ) -> Option<Result<Self::Ack, Self::Nak>>;
+    fn reply(message: <Self::Contract as Contract>::ToClient) -> Option<Replied<Self>>;
+    /// The reply that says `answered`. An end that was given and not kept is closed.
+    fn answered(
+        self,
+        answered: Result<Self::Answer, Self::Why>,
+    ) -> <Self::Contract as Contract>::ToClient {
+        match answered {
+            Ok(answer) => self.grant(answer).0.into(),
+            Err(why) => self.refuse(why).into(),
+        }
+    }
 }
 
-/// What a server makes of request `M`.
-pub type Answer<M> = Result<<M as Call>::Ack, <M as Call>::Nak>;
+/// The reply to request `M`, as its client sees it.
+pub type Replied<M> = Result<<M as Call>::Ack, <M as Call>::Nak>;
 
 /// Hands an arrived request to a server that owes `M`'s replies.
 pub type Owed<M> = Server<<M as Request>::Contract, Awaiting<M>>;
@@ -112,8 +129,12 @@ pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
 /// A text names the states in which the client speaks. In each it lists *calls* - a
 /// request with its two replies, and where each leads - and then *tells*, which nothing
 /// answers. After a call the channel is in the state "awaiting" that request, and only
-/// its two replies can be sent. A Nak lists the goods of the request that it returns; its
-/// reason, `why`, comes from [`Refusal`].
+/// its two replies can be sent.
+///
+/// A request lists its goods in parentheses: blocks, which are in both replies, and are
+/// named nowhere else. What it gives away for good, if it is done, follows its fields:
+/// `giving (end: End)`; that is in the Nak alone. An Ack has one field more at the most, the
+/// server's answer, and a Nak a reason that can say a [`Refusal`].
 ///
 /// ```
 /// use draconis_exchange::{channel, contract, heap::Block, contract::Refusal};
@@ -125,9 +146,9 @@ pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
 ///         /// Anything may be asked.
 ///         state Ready {
 ///             /// Reverses the bytes of `buffer`.
-///             call flip: Flip { buffer: Block }
-///                 -> AckFlip { buffer: Block } => Ready
-///                  | NakFlip { buffer: Block } why Refusal => Ready, or NotSupported;
+///             call flip: Flip (buffer: Block) {}
+///                 -> AckFlip { first: u8 } => Ready
+///                  | NakFlip why Refusal => Ready, or NotSupported;
 ///             tell close: Close {} => Done;
 ///         }
 ///         /// Nothing more is said.
@@ -137,12 +158,10 @@ pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
 ///
 /// struct Hand;
 /// impl MirrorServer for Hand {
-///     fn flip(&self, mut m: Flip) -> Result<AckFlip, NakFlip> {
-///         let Some(bytes) = m.buffer.bytes_mut() else {
-///             return Err(NakFlip { buffer: m.buffer, why: Refusal::Invalid });
-///         };
+///     fn flip(&self, request: &mut Flip) -> Result<u8, Refusal> {
+///         let bytes = request.buffer.bytes_mut().ok_or(Refusal::Invalid)?;
 ///         bytes.reverse();
-///         Ok(AckFlip { buffer: m.buffer })
+///         bytes.first().copied().ok_or(Refusal::Invalid)
 ///     }
 /// }
 ///
@@ -154,7 +173,7 @@ pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
 ///     buffer.copy_in(0, b"ab");
 ///     let client = match client.send(Flip { buffer }).receive(soon)? {
 ///         channel::Reply::Ack(ack, client) => {
-///             assert_eq!(ack.buffer.bytes(), Some(&b"ba"[..]));
+///             assert_eq!((ack.buffer.bytes(), ack.first), (Some(&b"ba"[..]), b'b'));
 ///             client
 ///         }
 ///         channel::Reply::Nak(nak, _) => panic!("{}", nak.why),
@@ -170,8 +189,9 @@ pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
 ///   queue bound and the fingerprint;
 /// - the states `Ready` and `Done`, and a struct per message;
 /// - `ToServer` and `ToClient`, the messages of each direction;
-/// - `MirrorServer`, the trait of its servers: one method per call. `or NotSupported` gives
-///   a method a body that refuses with that reason and returns the goods;
+/// - `MirrorServer`, the trait of its servers: one method per call, a function of the
+///   request that it is lent. `or NotSupported` gives a method a body that refuses with that
+///   reason;
 /// - `received::Ready`, what [`Server::receive`](crate::channel::Server::receive) answers
 ///   in that state;
 /// - `answer`, which hands one message to a server, and `serve`, the loop around it.
@@ -215,7 +235,7 @@ pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
 /// }
 /// ```
 ///
-/// A buffer that does not come back, in the Ack or in the Nak:
+/// A buffer among the fields, where no reply would return it:
 /// ```compile_fail,E0080
 /// # fn main() {}
 /// use draconis_exchange::{contract::Refusal, heap::Block};
@@ -225,26 +245,23 @@ pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
 ///         /// Always.
 ///         state Ready {
 ///             /// Swallows.
-///             call eat: Eat { buffer: Block }
-///                 -> AckEat {} => Ready
-///                  | NakEat { buffer: Block } why Refusal => Ready;
+///             call eat: Eat { buffer: Block } -> AckEat {} => Ready | NakEat why Refusal => Ready;
 ///         }
 ///     }
 /// }
 /// ```
-/// ```compile_fail,E0080
-/// # fn main() {}
-/// use draconis_exchange::{contract::Refusal, heap::Block};
-/// draconis_exchange::contract! {
-///     /// Keeps what it refuses.
-///     pub contract Sink served by SinkServer, starting in Ready {
-///         /// Always.
-///         state Ready {
-///             /// Swallows.
-///             call eat: Eat { buffer: Block }
-///                 -> AckEat { buffer: Block } => Ready
-///                  | NakEat {} why Refusal => Ready;
-///         }
+///
+/// A server that keeps a buffer it was lent:
+/// ```compile_fail,E0507
+/// use draconis_exchange::{contract::{Attributes, Refusal, file}, heap::Block};
+/// struct Keeper(std::cell::RefCell<Vec<Block>>);
+/// impl file::FileServer for Keeper {
+///     fn read(&self, request: &mut file::Read) -> Result<u32, Refusal> {
+///         self.0.borrow_mut().push(request.buffer);
+///         Ok(0)
+///     }
+///     fn get_attributes(&self, _: &mut file::GetAttributes) -> Result<Attributes, Refusal> {
+///         Err(Refusal::NotFound)
 ///     }
 /// }
 /// ```
@@ -257,9 +274,11 @@ macro_rules! contract {
             state $S:ident {
                 $(
                     $(#[$rmeta:meta])*
-                    call $method:ident: $R:ident { $($(#[$fmeta:meta])* $f:ident: $ft:ty),* $(,)? }
-                        -> $A:ident { $($(#[$ameta:meta])* $a:ident: $at:ty),* $(,)? } => $ATo:ident
-                         | $N:ident { $($n:ident: $nt:ty),* $(,)? } why $why:ty => $NTo:ident
+                    call $method:ident: $R:ident $(($($g:ident: $gt:ty),*))?
+                        { $($(#[$fmeta:meta])* $f:ident: $ft:ty),* $(,)? }
+                        $(giving ($e:ident: $et:ty))?
+                        -> $A:ident { $($a:ident: $at:ty)? } => $ATo:ident
+                         | $N:ident why $why:ty => $NTo:ident
                          $(, or $default:ident)?;
                 )*
                 $(
@@ -282,17 +301,22 @@ macro_rules! contract {
             $(#[$rmeta])*
             #[derive(Debug)]
             #[allow(missing_docs)]
-            pub struct $R { $($(#[$fmeta])* pub $f: $ft),* }
+            pub struct $R {
+                $($(pub $g: $gt,)*)?
+                $($(#[$fmeta])* pub $f: $ft,)*
+                $(pub $e: $et,)?
+            }
 
-            #[doc = concat!("[`", stringify!($R), "`] was done.")]
+            #[doc = concat!("[`", stringify!($R), "`] was done; its goods come back.")]
             #[derive(Debug)]
             #[allow(missing_docs)]
-            pub struct $A { $($(#[$ameta])* pub $a: $at),* }
+            pub struct $A { $($(pub $g: $gt,)*)? $(pub $a: $at,)? }
 
             #[doc = concat!("[`", stringify!($R), "`] was refused; its goods come back.")]
             #[derive(Debug)]
             pub struct $N {
-                $(#[doc = "As it was sent."] pub $n: $nt,)*
+                $($(#[doc = "As it was sent."] pub $g: $gt,)*)?
+                $(#[doc = "As it was sent."] pub $e: $et,)?
                 /// Why.
                 pub why: $why,
             }
@@ -331,10 +355,14 @@ macro_rules! contract {
 
         #[doc = concat!("A server of the [`", stringify!($C), "`] contract.")]
         ///
-        /// A method that has a body refuses with the reason the contract names.
+        /// Each method is lent a request, whose goods are in the reply whatever it says. One
+        /// that has a body refuses with the reason the contract names.
+        #[allow(unused_parens)]
         pub trait $Trait {
             $($(
-                $crate::contract!(@method { $(#[$rmeta])* } $method $R $A $N $($default)?);
+                $crate::contract!(
+                    @method { $(#[$rmeta])* } $method $R ($($at)?) ($why) $($default)?
+                );
             )*
             $(
                 #[doc = concat!("[`", stringify!($T), "`] arrived.")]
@@ -347,10 +375,10 @@ macro_rules! contract {
         /// Hands one message to `server`; what nothing answers gives `None`.
         pub fn answer<S: $Trait + ?Sized>(server: &S, message: ToServer) -> Option<ToClient> {
             match message {
-                $($(ToServer::$R(m) => Some(match server.$method(m) {
-                    Ok(ack) => ToClient::$A(ack),
-                    Err(nak) => ToClient::$N(nak),
-                }),)*
+                $($(ToServer::$R(mut request) => {
+                    let answered = server.$method(&mut request);
+                    Some($crate::contract::Call::answered(request, answered))
+                })*
                 $(ToServer::$T(m) => {
                     server.$tmethod(m);
                     None
@@ -392,18 +420,26 @@ macro_rules! contract {
                             fsm::MessageInfo {
                                 name: stringify!($R),
                                 sender: fsm::Sender::Client,
-                                fields: &[$(text::field::<$ft>(stringify!($f))),*],
+                                fields: &[
+                                    $($(text::field::<$gt>(stringify!($g)),)*)?
+                                    $(text::field::<$ft>(stringify!($f)),)*
+                                    $(text::field::<$et>(stringify!($e)),)?
+                                ],
                             },
                             fsm::MessageInfo {
                                 name: stringify!($A),
                                 sender: fsm::Sender::Server,
-                                fields: &[$(text::field::<$at>(stringify!($a))),*],
+                                fields: &[
+                                    $($(text::field::<$gt>(stringify!($g)),)*)?
+                                    $(text::field::<$at>(stringify!($a)),)?
+                                ],
                             },
                             fsm::MessageInfo {
                                 name: stringify!($N),
                                 sender: fsm::Sender::Server,
                                 fields: &[
-                                    $(text::field::<$nt>(stringify!($n)),)*
+                                    $($(text::field::<$gt>(stringify!($g)),)*)?
+                                    $(text::field::<$et>(stringify!($e)),)?
                                     text::field::<$why>("why"),
                                 ],
                             },
@@ -475,14 +511,21 @@ macro_rules! contract {
                         type From = $S;
                         type Next = text::Awaiting<$R>;
                     }
+                    #[allow(unused_parens, unused_variables)]
                     impl text::Call for $R {
+                        type Answer = ($($at)?);
+                        type Why = $why;
+                        type Given = ($($et)?);
                         type Ack = $A;
                         type Nak = $N;
                         type AckTo = $ATo;
                         type NakTo = $NTo;
                         const AWAITING: u8 = StateId::$R as u8;
-                        fn refuse(self, why: $crate::contract::Refusal) -> $N {
-                            $N { $($n: self.$n,)* why: why.into() }
+                        fn grant(self, answer: Self::Answer) -> ($A, Self::Given) {
+                            ($A { $($($g: self.$g,)*)? $($a: answer,)? }, ($(self.$e)?))
+                        }
+                        fn refuse(self, why: $why) -> $N {
+                            $N { $($($g: self.$g,)*)? $($e: self.$e,)? why }
                         }
                         fn reply(message: ToClient) -> Option<Result<$A, $N>> {
                             match message {
@@ -517,13 +560,21 @@ macro_rules! contract {
                 }
                 fn pack(self, into: &mut wire::Packer<'_>) {
                     match self {
-                        $($(ToServer::$R(m) => { $(wire::Field::pack(m.$f, into);)* })*
+                        $($(ToServer::$R(m) => {
+                            $($(wire::Field::pack(m.$g, into);)*)?
+                            $(wire::Field::pack(m.$f, into);)*
+                            $(wire::Field::pack(m.$e, into);)?
+                        })*
                         $(ToServer::$T(m) => { $(wire::Field::pack(m.$tf, into);)* })*)*
                     }
                 }
                 fn unpack(tag: u8, from: &mut wire::Unpacker<'_>) -> Result<Self, wire::Violation> {
                     $($(if tag == Tag::$R as u8 {
-                        return Ok(ToServer::$R($R { $($f: wire::Field::unpack(from)?),* }));
+                        return Ok(ToServer::$R($R {
+                            $($($g: wire::Field::unpack(from)?,)*)?
+                            $($f: wire::Field::unpack(from)?,)*
+                            $($e: wire::Field::unpack(from)?,)?
+                        }));
                     })*
                     $(if tag == Tag::$T as u8 {
                         return Ok(ToServer::$T($T { $($tf: wire::Field::unpack(from)?),* }));
@@ -542,9 +593,13 @@ macro_rules! contract {
                 fn pack(self, into: &mut wire::Packer<'_>) {
                     match self {
                         $($(
-                            ToClient::$A(m) => { $(wire::Field::pack(m.$a, into);)* }
+                            ToClient::$A(m) => {
+                                $($(wire::Field::pack(m.$g, into);)*)?
+                                $(wire::Field::pack(m.$a, into);)?
+                            }
                             ToClient::$N(m) => {
-                                $(wire::Field::pack(m.$n, into);)*
+                                $($(wire::Field::pack(m.$g, into);)*)?
+                                $(wire::Field::pack(m.$e, into);)?
                                 wire::Field::pack(m.why, into);
                             }
                         )*)*
@@ -553,11 +608,15 @@ macro_rules! contract {
                 fn unpack(tag: u8, from: &mut wire::Unpacker<'_>) -> Result<Self, wire::Violation> {
                     $($(
                         if tag == Tag::$A as u8 {
-                            return Ok(ToClient::$A($A { $($a: wire::Field::unpack(from)?),* }));
+                            return Ok(ToClient::$A($A {
+                                $($($g: wire::Field::unpack(from)?,)*)?
+                                $($a: wire::Field::unpack(from)?,)?
+                            }));
                         }
                         if tag == Tag::$N as u8 {
                             return Ok(ToClient::$N($N {
-                                $($n: wire::Field::unpack(from)?,)*
+                                $($($g: wire::Field::unpack(from)?,)*)?
+                                $($e: wire::Field::unpack(from)?,)?
                                 why: wire::Field::unpack(from)?,
                             }));
                         }
@@ -568,20 +627,21 @@ macro_rules! contract {
         };
     };
 
-    (@method { $($meta:tt)* } $method:ident $R:ident $A:ident $N:ident) => {
+    (@method { $($meta:tt)* } $method:ident $R:ident ($($answer:ty)?) ($why:ty)) => {
         $($meta)*
         ///
         /// # Errors
-        /// The refusal, with the goods of the request.
-        fn $method(&self, message: $R) -> Result<$A, $N>;
+        /// Why it was not done.
+        fn $method(&self, request: &mut $R) -> Result<($($answer)?), $why>;
     };
-    (@method { $($meta:tt)* } $method:ident $R:ident $A:ident $N:ident $default:ident) => {
+    (@method { $($meta:tt)* } $method:ident $R:ident ($($answer:ty)?) ($why:ty) $default:ident) => {
         $($meta)*
         ///
         /// # Errors
-        /// The refusal, with the goods of the request.
-        fn $method(&self, message: $R) -> Result<$A, $N> {
-            Err($crate::contract::Call::refuse(message, $crate::contract::Refusal::$default))
+        /// Why it was not done.
+        fn $method(&self, request: &mut $R) -> Result<($($answer)?), $why> {
+            let _ = request;
+            Err($crate::contract::Refusal::$default.into())
         }
     };
 }

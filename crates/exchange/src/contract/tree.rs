@@ -7,8 +7,8 @@ use std::{
 };
 
 use super::{
-    Attributes, Kind, Name, Node, Refusal, Space,
-    directory::{self, AckBind, Bind, Directory, DirectoryServer, End, Lookup, NakBind, NotBound},
+    Attributes, Call, Kind, Name, Node, Refusal, Space,
+    directory::{self, Bind, Directory, DirectoryServer, End, Lookup, NotBound},
     file::{self, FileServer},
 };
 use crate::{
@@ -82,10 +82,7 @@ pub fn walk<T: DirectoryServer + ?Sized>(
     follow_last: bool,
 ) -> Result<Walked, Refusal> {
     let start = if path.first() == Some(&b'/') { Node::ROOT } else { from };
-    let mut here = match tree.get_attributes(directory::GetAttributes { node: start }) {
-        Ok(ack) => ack.attributes,
-        Err(nak) => return Err(nak.why),
-    };
+    let mut here = tree.get_attributes(&mut directory::GetAttributes { node: start })?;
     let mut at = 0;
     while let Some((name_at, rest_at)) = next_name(path, at) {
         if here.kind != Kind::Directory {
@@ -93,10 +90,7 @@ pub fn walk<T: DirectoryServer + ?Sized>(
         }
         let end = path[name_at..rest_at].iter().position(|&b| b == b'/');
         let name = Name::new(&path[name_at..end.map_or(rest_at, |end| name_at + end)])?;
-        here = match tree.lookup(Lookup { parent: here.node, name }) {
-            Ok(ack) => ack.attributes,
-            Err(nak) => return Err(nak.why),
-        };
+        here = tree.lookup(&mut Lookup { parent: here.node, name })?;
         let last = rest_at == path.len() && !path.ends_with(b"/");
         if here.kind == Kind::Symlink && (follow_last || !last) {
             return Ok(Walked::Link { link: here.node, name_at, rest_at });
@@ -139,12 +133,13 @@ fn serve_in<'scope, 'env, T: Tree + Sync + ?Sized>(
     patience: Duration,
 ) -> Result<(), Lost> {
     end.serve(patience, |message| match message {
-        directory::ToServer::Bind(bind) => Some(match resolve(tree, bind) {
-            Ok((ack, end, node)) => {
-                start(scope, end, tree, node, patience);
+        directory::ToServer::Bind(mut bind) => Some(match resolve(tree, &mut bind) {
+            Ok(attributes) => {
+                let (ack, end) = bind.grant(attributes);
+                start(scope, end, tree, attributes.node, patience);
                 ack.into()
             }
-            Err(nak) => nak.into(),
+            Err(why) => bind.refuse(why).into(),
         }),
         other => directory::answer(tree, other),
     })
@@ -183,32 +178,26 @@ impl<T: Tree + ?Sized> Drop for Held<'_, T> {
     }
 }
 
-fn resolve<T: DirectoryServer + ?Sized>(
-    tree: &T,
-    mut bind: Bind,
-) -> Result<(AckBind, End, Node), NakBind> {
-    let refuse = |bind: Bind, why: NotBound| NakBind { path: bind.path, end: bind.end, why };
+/// What a path names, if the end is of its kind.
+fn resolve<T: DirectoryServer + ?Sized>(tree: &T, bind: &mut Bind) -> Result<Attributes, NotBound> {
     let len = bind.len as usize;
     if len > PATH_MAX_BYTES || len > bind.path.len() {
-        return Err(refuse(bind, Refusal::Invalid.into()));
+        return Err(Refusal::Invalid.into());
     }
     let mut path = vec![0; len];
     bind.path.copy_out(0, &mut path);
-    let attributes = match walk(tree, bind.from, &path, true) {
-        Ok(Walked::At(attributes)) => attributes,
-        Ok(Walked::Link { link, name_at, rest_at }) => {
-            let why = reparse(tree, link, &path, name_at, rest_at, &mut bind.path);
-            return Err(refuse(bind, why));
+    let attributes = match walk(tree, bind.from, &path, true)? {
+        Walked::At(attributes) => attributes,
+        Walked::Link { link, name_at, rest_at } => {
+            return Err(reparse(tree, link, &path, name_at, rest_at, &mut bind.path));
         }
-        Err(why) => return Err(refuse(bind, why.into())),
     };
     match (&bind.end, attributes.kind) {
-        (End::Directory(_), Kind::Directory) => {}
-        (End::Directory(_), _) => return Err(refuse(bind, Refusal::NotADirectory.into())),
-        (End::File(_), Kind::Directory) => return Err(refuse(bind, Refusal::IsADirectory.into())),
-        (End::File(_), _) => {}
+        (End::Directory(_), Kind::Directory) => Ok(attributes),
+        (End::Directory(_), _) => Err(Refusal::NotADirectory.into()),
+        (End::File(_), Kind::Directory) => Err(Refusal::IsADirectory.into()),
+        (End::File(_), _) => Ok(attributes),
     }
-    Ok((AckBind { path: bind.path, attributes }, bind.end, attributes.node))
 }
 
 /// Longest path, in bytes, as Linux has it.
@@ -223,13 +212,13 @@ fn reparse<T: DirectoryServer + ?Sized>(
     rest_at: usize,
     into: &mut Block,
 ) -> NotBound {
-    let buffer = Block::private(PATH_MAX_BYTES);
-    let (buffer, len) = match tree.read_link(directory::ReadLink { node: link, buffer }) {
-        Ok(ack) => (ack.buffer, ack.len as usize),
-        Err(nak) => return nak.why.into(),
+    let mut asked = directory::ReadLink { node: link, buffer: Block::private(PATH_MAX_BYTES) };
+    let len = match tree.read_link(&mut asked) {
+        Ok(len) => len as usize,
+        Err(why) => return why.into(),
     };
     let mut target = vec![0; len.min(PATH_MAX_BYTES)];
-    buffer.copy_out(0, &mut target);
+    asked.buffer.copy_out(0, &mut target);
     let mut new = if target.starts_with(b"/") { Vec::new() } else { path[..name_at].to_vec() };
     new.extend_from_slice(&target);
     let prefix_len = new.len() as u32;

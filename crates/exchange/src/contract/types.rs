@@ -201,6 +201,40 @@ pub enum Kept {
     Never,
 }
 
+/// When reading a file changes its time of access.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum AccessTimes {
+    /// If it is not later than the last change, or a day old.
+    #[default]
+    Relative,
+    /// Never.
+    Never,
+    /// Always.
+    Strict,
+    /// In memory; on disk when something else of the inode is written.
+    Lazy,
+}
+
+impl AccessTimes {
+    /// Each with its name among the options of mount(8).
+    pub const NAMES: [(&'static str, AccessTimes); 4] = [
+        ("relatime", AccessTimes::Relative),
+        ("noatime", AccessTimes::Never),
+        ("strictatime", AccessTimes::Strict),
+        ("lazytime", AccessTimes::Lazy),
+    ];
+
+    /// The one that an option names.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::NAMES.into_iter().find(|(of, _)| *of == name).map(|(_, times)| times)
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        Self::NAMES.into_iter().find(|(_, of)| *of == self).map_or("", |(name, _)| name)
+    }
+}
+
 /// How `Reserve` changes the space of a file, as fallocate(2) has it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reservation {
@@ -235,6 +269,8 @@ pub struct Space {
     pub free_inodes: u64,
     /// Longest name, in bytes.
     pub name_bytes_max: u32,
+    /// What tells this volume from others, as `f_fsid` shows it.
+    pub id: u64,
 }
 
 /// One name of a path: 1 to 255 bytes, none of them `/` or NUL.

@@ -2,12 +2,36 @@
 //!
 //! ```text
 //!   Start ── Mount ──▶ mounting ── AckMount ──▶ Running ── Unmount ──▶ Done
-//!     │                    └────── NakMount ──▶ Done        ▲    │
-//!     └── Format ──▶ back to Start        NakUnmount, Status┴────┘
+//!                          └────── NakMount ──▶ Done        ▲    │
+//!                                          NakUnmount, Status┴────┘
 //! ```
 
 use super::{Refusal, Space};
 use crate::heap::Block;
+
+/// What a mounted volume is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Mounted {
+    /// What `statfs` will tell.
+    pub space: Space,
+    /// Whether nothing can be written.
+    pub read_only: bool,
+}
+
+/// Why a volume was not mounted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NotMounted {
+    /// The reason.
+    pub why: Refusal,
+    /// Length of the explanation that was left in the options' block, in bytes.
+    pub said_bytes: u32,
+}
+
+impl From<Refusal> for NotMounted {
+    fn from(why: Refusal) -> Self {
+        Self { why, said_bytes: 0 }
+    }
+}
 
 crate::contract! {
     /// The control of one volume.
@@ -15,33 +39,22 @@ crate::contract! {
         /// Nothing is mounted yet.
         state Start {
             /// Mounts the volume. `len` bytes of `options` are its options as text.
-            /// A refusal leaves an explanation there, in `len` bytes of UTF-8.
-            call mount: Mount { options: Block, len: u32 }
-                -> AckMount {
-                    options: Block,
-                    /// What `statfs` will tell.
-                    space: Space,
-                    /// Whether nothing can be written.
-                    read_only: bool,
-                } => Running
-                 | NakMount { options: Block, len: u32 } why Refusal => Done;
-
-            /// Makes an empty volume. `len` bytes of `options` are its options as text.
-            call format: Format { options: Block, len: u32 }
-                -> AckFormat { options: Block } => Start
-                 | NakFormat { options: Block, len: u32 } why Refusal => Start, or NotSupported;
+            /// A refusal leaves an explanation there, in UTF-8: see [`NotMounted`].
+            call mount: Mount (options: Block) { len: u32 }
+                -> AckMount { mounted: Mounted } => Running
+                 | NakMount why NotMounted => Done;
         }
         /// The volume is mounted.
         state Running {
             /// Writes the worker's figures into `buffer`: `AckStatus::len` bytes of JSON.
-            call status: Status { buffer: Block }
-                -> AckStatus { buffer: Block, len: u32 } => Running
-                 | NakStatus { buffer: Block } why Refusal => Running;
+            call status: Status (buffer: Block) {}
+                -> AckStatus { len: u32 } => Running
+                 | NakStatus why Refusal => Running;
 
-            /// Ends the mount; with `force`, even while it is in use.
-            call unmount: Unmount { force: bool }
+            /// Ends the mount, whoever uses it: what has changed is durable then.
+            call unmount: Unmount {}
                 -> AckUnmount {} => Done
-                 | NakUnmount {} why Refusal => Running;
+                 | NakUnmount why Refusal => Running;
         }
         /// Nothing more is said.
         state Done {}

@@ -5,69 +5,24 @@
 //!   fields ◀─ unpack ─ private copy  ◀── line in shared memory
 //! ```
 //!
+//! An end of a channel is a field as well, so this file and `channel` name each other: the
+//! one says how an end travels, the other what it is.
+//!
 //! Law: unpacking sees a private copy and believes none of it; what it cannot accept it
 //! names in a [`Violation`].
 
 use super::{
     Access, AttributeChange, AttributeName, Attributes, Caller, Kept, Kind, Name, Node, Refusal,
-    Reservation, SetTime, Space, Time, fsm::kind,
+    Reservation, SetTime, Space, Time,
+    disk::DiskProperties,
+    fsm::kind,
+    volume::{Mounted, NotMounted},
 };
-use crate::heap::Block;
+use crate::heap::{Block, arena::BlockName};
+pub use crate::violation::Violation;
 
 /// The most bytes a packed message may take.
 pub const LINE_BYTES: usize = 1984;
-
-/// How a peer broke the contract.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Violation {
-    /// No message has this tag.
-    #[error("tag {0} names no message")]
-    Tag(u32),
-    /// The message may not be sent now.
-    #[error("{message} may not be sent in state {state}")]
-    State {
-        /// What came.
-        message: &'static str,
-        /// When.
-        state: &'static str,
-    },
-    /// The message is longer or shorter than its fields.
-    #[error("a message of {0} bytes has the wrong length")]
-    Length(u32),
-    /// A field holds what its type does not allow.
-    #[error("a field of type {0} holds an impossible value")]
-    Value(&'static str),
-    /// No slot of the arena has this number.
-    #[error("slot {0} does not exist")]
-    Slot(u32),
-    /// The peer names a slot that it does not own.
-    #[error("slot {0} is not the sender's to give")]
-    Owner(u32),
-    /// The slot was given with another generation.
-    #[error("slot {0} has another generation")]
-    Generation(u32),
-    /// A block is longer than its slot, or another length than was lent.
-    #[error("a block of slot {0} has a length it cannot have")]
-    BlockLength(u32),
-    /// No lane has this number, or it is taken.
-    #[error("lane {0} cannot be bound")]
-    Lane(u32),
-    /// The two ends were built from different contracts.
-    #[error("the peer speaks another contract")]
-    Fingerprint,
-    /// A line was written before its predecessor was read, or out of turn.
-    #[error("a line was written out of turn")]
-    Turn,
-    /// The peer rang again and again without saying anything.
-    #[error("the peer rings without a message")]
-    Flood,
-    /// The shared memory is not sealed or has another size.
-    #[error("the shared memory is not what was agreed: {0}")]
-    Memory(&'static str),
-    /// The session was opened with the wrong descriptors.
-    #[error("the session's descriptors are not what was agreed: {0}")]
-    Descriptors(&'static str),
-}
 
 /// Takes the blocks and ends of a message that leaves.
 pub trait GoodsOut {
@@ -89,17 +44,6 @@ pub trait GoodsIn {
     /// # Errors
     /// [`Violation::Lane`].
     fn end(&mut self, lane: u32) -> Result<crate::channel::LaneEnd, Violation>;
-}
-
-/// A block's name on the wire.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct BlockName {
-    /// Index of the slot.
-    pub slot: u32,
-    /// How often the slot was handed out.
-    pub generation: u32,
-    /// Length of the block in bytes.
-    pub len: u32,
 }
 
 /// A lane of one session, with how often it was used.
@@ -391,7 +335,7 @@ records! {
     Node { 0: u64 }
     Space {
         block_bytes: u32, blocks: u64, free_blocks: u64, available_blocks: u64,
-        inodes: u64, free_inodes: u64, name_bytes_max: u32
+        inodes: u64, free_inodes: u64, name_bytes_max: u32, id: u64
     }
     Attributes {
         node: Node, generation: u32, kind: Kind, mode: u32, links: u32, uid: u32, gid: u32,
@@ -404,6 +348,12 @@ records! {
         clear_privileges: Option<Caller>
     }
     Caller { uid: u32, gid: u32 }
+    DiskProperties {
+        len_bytes: u64, sector_bytes: u32, best_io_bytes: u32, rotational: bool, read_only: bool,
+        atomic: u32, chain_groups_max: u32, chain_writes_max: u32, chain_bytes_max: u64
+    }
+    Mounted { space: Space, read_only: bool }
+    NotMounted { why: Refusal, said_bytes: u32 }
 }
 
 impl Field for Time {

@@ -25,10 +25,18 @@ use std::sync::{
 };
 
 use super::Block;
-use crate::{
-    contract::{Violation, wire::BlockName},
-    shm::Shared,
-};
+use crate::{shm::Shared, violation::Violation};
+
+/// A block's name on the wire.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BlockName {
+    /// Index of the slot.
+    pub slot: u32,
+    /// How often the slot was handed out.
+    pub generation: u32,
+    /// Length of the block in bytes.
+    pub len: u32,
+}
 
 /// Last generation of a slot.
 const GENERATION_MAX: u32 = (1 << 31) - 1;
@@ -202,7 +210,7 @@ impl Arena {
         self.lend(len).map(Block::from)
     }
 
-    fn lend(self: &Arc<Self>, len: usize) -> Option<Lent> {
+    fn lend(self: &Arc<Self>, len: usize) -> Option<Held> {
         let index = self.pop(len).or_else(|| {
             self.collect();
             self.pop(len)
@@ -211,7 +219,7 @@ impl Arena {
         let generation = slot.load().generation;
         // A slot is smaller than 2^30 bytes, and `len` fits it.
         slot.store(Entry { place: Place::Held, generation, len: len as u32 });
-        Some(Lent::new(self, index, len as u32))
+        Some(Held::new(self, index, len as u32))
     }
 
     fn pop(&self, len: usize) -> Option<u32> {
@@ -235,38 +243,38 @@ impl Arena {
     /// Gives a block to the peer; returns its name. Private memory, and slots of other
     /// arenas, are copied into a slot of this one first; `None` if there is no room.
     pub(crate) fn give(self: &Arc<Self>, block: Block) -> Option<BlockName> {
-        match block.into_lent() {
-            Ok(lent) if lent.can_go_over(self) => Some(self.hand_over(lent)),
-            Ok(lent) => self.copied(&lent.into()).map(|lent| self.hand_over(lent)),
-            Err(private) => self.copied(&private).map(|lent| self.hand_over(lent)),
+        match block.into_slot() {
+            Ok(held) if held.can_go_over(self) => Some(self.hand_over(held)),
+            Ok(held) => self.copied(&held.into()).map(|held| self.hand_over(held)),
+            Err(private) => self.copied(&private).map(|held| self.hand_over(held)),
         }
     }
 
-    fn copied(self: &Arc<Self>, block: &Block) -> Option<Lent> {
-        let mut lent = self.lend(block.len())?;
+    fn copied(self: &Arc<Self>, block: &Block) -> Option<Held> {
+        let mut held = self.lend(block.len())?;
         let mut piece = [0; 4096];
-        for at in (0..block.len()).step_by(piece.len()) {
+        for at in (0..block.filled()).step_by(piece.len()) {
             let n = block.copy_out(at, &mut piece);
-            lent.copy_in(at, &piece[..n]);
+            held.copy_in(at, &piece[..n]);
         }
-        Some(lent)
+        Some(held)
     }
 
-    fn hand_over(&self, mut lent: Lent) -> BlockName {
-        lent.arena = None;
-        let slot = &self.slots[lent.index as usize];
+    fn hand_over(&self, mut held: Held) -> BlockName {
+        held.arena = None;
+        let slot = &self.slots[held.index as usize];
         let mut entry = slot.load();
         debug_assert_eq!(entry.place, Place::Held);
         if slot.home {
             entry.generation += 1;
         }
-        let len = lent.len;
+        let len = held.len;
         slot.store(Entry { place: Place::Away, len, ..entry });
-        BlockName { slot: lent.index, generation: entry.generation, len }
+        BlockName { slot: held.index, generation: entry.generation, len }
     }
 
     /// Takes a slot that the peer gives.
-    pub(crate) fn claim(self: &Arc<Self>, name: BlockName) -> Result<Lent, Violation> {
+    pub(crate) fn claim(self: &Arc<Self>, name: BlockName) -> Result<Held, Violation> {
         let index = name.slot;
         let slot = self.slots.get(index as usize).ok_or(Violation::Slot(index))?;
         let entry = slot.load();
@@ -289,15 +297,15 @@ impl Arena {
         if !slot.swap(entry, held) {
             return Err(Violation::Owner(index));
         }
-        Ok(Lent::new(self, index, name.len))
+        Ok(Held::new(self, index, name.len))
     }
 
     /// Takes back what [`Arena::give`] gave in a message that was never sent.
-    pub(crate) fn take_back(self: &Arc<Self>, name: BlockName) -> Option<Lent> {
+    pub(crate) fn take_back(self: &Arc<Self>, name: BlockName) -> Option<Held> {
         let slot = self.slots.get(name.slot as usize)?;
         let given = Entry { place: Place::Away, generation: name.generation, len: name.len };
         let held = Entry { place: Place::Held, ..given };
-        slot.swap(given, held).then(|| Lent::new(self, name.slot, name.len))
+        slot.swap(given, held).then(|| Held::new(self, name.slot, name.len))
     }
 
     fn let_go(&self, index: u32) {
@@ -360,7 +368,7 @@ impl Arena {
 }
 
 /// A slot that a block of this side holds. Dropped, it goes home.
-pub(crate) struct Lent {
+pub(crate) struct Held {
     /// `None` only once the slot was given away.
     arena: Option<Arc<Arena>>,
     index: u32,
@@ -368,7 +376,7 @@ pub(crate) struct Lent {
     len: u32,
 }
 
-impl Lent {
+impl Held {
     fn new(arena: &Arc<Arena>, index: u32, len: u32) -> Self {
         Self { arena: Some(arena.clone()), index, at: arena.slots[index as usize].at, len }
     }
@@ -397,13 +405,13 @@ impl Lent {
     }
 }
 
-impl std::fmt::Debug for Lent {
+impl std::fmt::Debug for Held {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "slot {}, {} bytes", self.index, self.len)
     }
 }
 
-impl Drop for Lent {
+impl Drop for Held {
     fn drop(&mut self) {
         if let Some(arena) = self.arena.take() {
             arena.let_go(self.index);

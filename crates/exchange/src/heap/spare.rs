@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{ALIGN_BYTES, Page};
+use super::private::{ALIGN_BYTES, Page};
 
 /// Sizes that are kept, in pages: 64 KiB to 1 MiB.
 const KEPT_PAGES: std::ops::RangeInclusive<usize> = 16..=256;

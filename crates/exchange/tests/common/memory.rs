@@ -56,83 +56,59 @@ fn attributes(o: &Object) -> Attributes {
 }
 
 impl DirectoryServer for Memory {
-    fn lookup(&self, m: directory::Lookup) -> Result<directory::AckLookup, directory::NakLookup> {
-        let parent = object(m.parent).map_err(|why| directory::NakLookup { why })?;
-        let found = match m.name.as_bytes() {
-            b"." => Some(parent),
-            b".." => object(Node(parent.parent)).ok(),
+    fn lookup(&self, request: &mut directory::Lookup) -> Result<Attributes, Refusal> {
+        let parent = object(request.parent)?;
+        let found = match request.name.as_bytes() {
+            b"." => parent,
+            b".." => object(Node(parent.parent))?,
             name => OBJECTS
                 .iter()
-                .find(|o| o.parent == parent.node && o.node != 1 && o.name.as_bytes() == name),
+                .find(|o| o.parent == parent.node && o.node != 1 && o.name.as_bytes() == name)
+                .ok_or(Refusal::NotFound)?,
         };
-        match found {
-            Some(o) => Ok(directory::AckLookup { attributes: attributes(o) }),
-            None => Err(directory::NakLookup { why: Refusal::NotFound }),
-        }
+        Ok(attributes(found))
     }
 
     fn get_attributes(
         &self,
-        m: directory::GetAttributes,
-    ) -> Result<directory::AckGetAttributes, directory::NakGetAttributes> {
-        match object(m.node) {
-            Ok(o) => Ok(directory::AckGetAttributes { attributes: attributes(o) }),
-            Err(why) => Err(directory::NakGetAttributes { why }),
-        }
+        request: &mut directory::GetAttributes,
+    ) -> Result<Attributes, Refusal> {
+        object(request.node).map(attributes)
     }
 
-    fn enumerate(
-        &self,
-        mut m: directory::Enumerate,
-    ) -> Result<directory::AckEnumerate, directory::NakEnumerate> {
-        let mut entries = Entries::new(&mut m.buffer);
-        for o in OBJECTS.iter().filter(|o| o.parent == m.node.0 && o.node != 1) {
+    fn enumerate(&self, request: &mut directory::Enumerate) -> Result<u32, Refusal> {
+        let mut entries = Entries::new(&mut request.buffer);
+        for o in OBJECTS.iter().filter(|o| o.parent == request.node.0 && o.node != 1) {
             let mut entry = Entry::new(o.node, name(o.name), o.kind, Node(o.node));
-            entry.attributes = m.with_attributes.then(|| attributes(o));
-            if o.node > m.cookie && !entries.push(&entry) {
+            entry.attributes = request.with_attributes.then(|| attributes(o));
+            if o.node > request.cookie && !entries.push(&entry) {
                 break;
             }
         }
-        let len = entries.len();
-        Ok(directory::AckEnumerate { buffer: m.buffer, len })
+        Ok(entries.len())
     }
 
-    fn read_link(
-        &self,
-        mut m: directory::ReadLink,
-    ) -> Result<directory::AckReadLink, directory::NakReadLink> {
-        match object(m.node) {
-            Ok(o) => {
-                let len = m.buffer.copy_in(0, o.bytes) as u32;
-                Ok(directory::AckReadLink { buffer: m.buffer, len })
-            }
-            Err(why) => Err(directory::NakReadLink { buffer: m.buffer, why }),
-        }
+    fn read_link(&self, request: &mut directory::ReadLink) -> Result<u32, Refusal> {
+        let target = object(request.node)?.bytes;
+        Ok(request.buffer.copy_in(0, target) as u32)
     }
 }
 
 pub struct MemoryFile(Node);
 
 impl FileServer for MemoryFile {
-    fn read(&self, mut m: file::Read) -> Result<file::AckRead, file::NakRead> {
-        if !m.fits() {
-            return Err(file::NakRead { buffer: m.buffer, why: Refusal::Invalid });
+    fn read(&self, request: &mut file::Read) -> Result<u32, Refusal> {
+        if !request.fits() {
+            return Err(Refusal::Invalid);
         }
         let bytes = object(self.0).map_or(&b""[..], |o| o.bytes);
-        let from = bytes.get(m.offset as usize..).unwrap_or_default();
-        let from = &from[..from.len().min(m.len as usize)];
-        let len = m.buffer.copy_in(m.buffer_offset as usize, from) as u32;
-        Ok(file::AckRead { buffer: m.buffer, len })
+        let from = bytes.get(request.offset as usize..).unwrap_or_default();
+        let from = &from[..from.len().min(request.len as usize)];
+        Ok(request.buffer.copy_in(request.buffer_offset as usize, from) as u32)
     }
 
-    fn get_attributes(
-        &self,
-        _: file::GetAttributes,
-    ) -> Result<file::AckGetAttributes, file::NakGetAttributes> {
-        match object(self.0) {
-            Ok(o) => Ok(file::AckGetAttributes { attributes: attributes(o) }),
-            Err(why) => Err(file::NakGetAttributes { why }),
-        }
+    fn get_attributes(&self, _: &mut file::GetAttributes) -> Result<Attributes, Refusal> {
+        object(self.0).map(attributes)
     }
 }
 

@@ -14,12 +14,12 @@ use draconis_exchange::{
         process::{self, Plan, Session},
     },
     contract::{
-        Call, Contract, Refusal, Space,
+        Attributes, Contract, Refusal, Space,
         directory::{self, Directory, DirectoryServer},
         disk::{self, Disk, DiskServer},
         file::{self, File, FileServer},
         tree,
-        volume::{self, Volume, VolumeServer},
+        volume::{self, Mounted, NotMounted, Volume, VolumeServer},
     },
     heap::Block,
 };
@@ -46,53 +46,44 @@ pub enum Role {
 pub struct Refuser;
 
 impl FileServer for Refuser {
-    fn read(&self, m: file::Read) -> Result<file::AckRead, file::NakRead> {
-        Err(m.refuse(Refusal::Io))
+    fn read(&self, _: &mut file::Read) -> Result<u32, Refusal> {
+        Err(Refusal::Io)
     }
-    fn get_attributes(
-        &self,
-        m: file::GetAttributes,
-    ) -> Result<file::AckGetAttributes, file::NakGetAttributes> {
-        Err(m.refuse(Refusal::Io))
+    fn get_attributes(&self, _: &mut file::GetAttributes) -> Result<Attributes, Refusal> {
+        Err(Refusal::Io)
     }
 }
 
 impl DirectoryServer for Refuser {
-    fn lookup(&self, m: directory::Lookup) -> Result<directory::AckLookup, directory::NakLookup> {
-        Err(m.refuse(Refusal::Io))
+    fn lookup(&self, _: &mut directory::Lookup) -> Result<Attributes, Refusal> {
+        Err(Refusal::Io)
     }
-    fn get_attributes(
-        &self,
-        m: directory::GetAttributes,
-    ) -> Result<directory::AckGetAttributes, directory::NakGetAttributes> {
-        Err(m.refuse(Refusal::Io))
+    fn get_attributes(&self, _: &mut directory::GetAttributes) -> Result<Attributes, Refusal> {
+        Err(Refusal::Io)
     }
-    fn enumerate(
-        &self,
-        m: directory::Enumerate,
-    ) -> Result<directory::AckEnumerate, directory::NakEnumerate> {
-        Err(m.refuse(Refusal::Io))
+    fn enumerate(&self, _: &mut directory::Enumerate) -> Result<u32, Refusal> {
+        Err(Refusal::Io)
     }
 }
 
 impl DiskServer for Refuser {
-    fn properties(&self, m: disk::Properties) -> Result<disk::AckProperties, disk::NakProperties> {
-        Err(m.refuse(Refusal::Io))
+    fn properties(&self, _: &mut disk::Properties) -> Result<disk::DiskProperties, Refusal> {
+        Err(Refusal::Io)
     }
-    fn read(&self, m: disk::Read) -> Result<disk::AckRead, disk::NakRead> {
-        Err(m.refuse(Refusal::Io))
+    fn read(&self, _: &mut disk::Read) -> Result<(), Refusal> {
+        Err(Refusal::Io)
     }
 }
 
 impl VolumeServer for Refuser {
-    fn mount(&self, m: volume::Mount) -> Result<volume::AckMount, volume::NakMount> {
-        Ok(volume::AckMount { options: m.options, space: Space::default(), read_only: true })
+    fn mount(&self, _: &mut volume::Mount) -> Result<Mounted, NotMounted> {
+        Ok(Mounted { space: Space::default(), read_only: true })
     }
-    fn status(&self, m: volume::Status) -> Result<volume::AckStatus, volume::NakStatus> {
-        Err(m.refuse(Refusal::Io))
+    fn status(&self, _: &mut volume::Status) -> Result<u32, Refusal> {
+        Err(Refusal::Io)
     }
-    fn unmount(&self, m: volume::Unmount) -> Result<volume::AckUnmount, volume::NakUnmount> {
-        Err(m.refuse(Refusal::Busy))
+    fn unmount(&self, _: &mut volume::Unmount) -> Result<(), Refusal> {
+        Err(Refusal::Busy)
     }
 }
 

@@ -4,6 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use draconis_exchange::heap::Piece;
+
 use crate::blocks::pool::Memory;
 use crate::cache::Weigh;
 
@@ -90,9 +92,16 @@ impl Data {
         Self { chunk: Chunk::new(Memory::Exact(bytes), range.clone()), range }
     }
 
+    /// All of what is lent.
+    pub(crate) fn lent(piece: Piece) -> Self {
+        let range = 0..piece.len();
+        Self { chunk: Chunk::new(Memory::Lent(piece), range.clone()), range }
+    }
+
     /// The bytes to be changed: copied first if they are shared.
     pub(crate) fn make_mut(&mut self) -> &mut [u8] {
-        if Arc::get_mut(&mut self.chunk).is_none() {
+        let lent = matches!(self.chunk.memory, Memory::Lent(_));
+        if lent || Arc::get_mut(&mut self.chunk).is_none() {
             *self = Self::owned(self.to_vec().into_boxed_slice());
         }
         let range = self.range.clone();

@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use draconis_exchange::heap::{ALIGN_BYTES, Block, Private};
+use draconis_exchange::heap::{ALIGN_BYTES, Block, Piece, Private};
 
 use crate::units::index;
 
@@ -65,6 +65,8 @@ pub(crate) enum Memory {
     Pages(Private, Weak<Pool>),
     /// Exactly as long as what it holds.
     Exact(Box<[u8]>),
+    /// Somebody else's, who has counted it: to be read only.
+    Lent(Piece),
 }
 
 /// From this length on memory stays as the device filled it, in bytes. Less is copied to
@@ -101,6 +103,7 @@ impl Memory {
         match self {
             Self::Pages(memory, _) => memory.len().next_multiple_of(ALIGN_BYTES),
             Self::Exact(memory) => memory.len(),
+            Self::Lent(memory) => memory.len(),
         }
     }
 }
@@ -111,6 +114,7 @@ impl std::ops::Deref for Memory {
         match self {
             Self::Pages(memory, _) => memory,
             Self::Exact(memory) => memory,
+            Self::Lent(memory) => memory,
         }
     }
 }
@@ -120,6 +124,7 @@ impl std::ops::DerefMut for Memory {
         match self {
             Self::Pages(memory, _) => memory,
             Self::Exact(memory) => memory,
+            Self::Lent(_) => &mut [],
         }
     }
 }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use draconis_device::{ChainBounds, Disk, Group, Ticket, Write};
-use draconis_exchange::heap::Block;
+use draconis_exchange::heap::{Block, Piece};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::protocol::Stage;
@@ -228,9 +228,9 @@ impl Outbox {
         if run.is_empty() {
             return None;
         }
-        let mut block = Block::private(run.len().saturating_mul(self.block_bytes));
+        let mut block = Block::vacant(run.len().saturating_mul(self.block_bytes));
         for (nth, data) in run.drain(..).enumerate() {
-            block.copy_in(nth.saturating_mul(self.block_bytes), data);
+            block.put(nth.saturating_mul(self.block_bytes), Piece::new(data.clone()));
         }
         Some(Write { at_bytes: start.saturating_mul(self.block_bytes as u64), block })
     }

@@ -48,6 +48,7 @@ impl Volume {
         number: InodeNumber,
         offset: u64,
         bytes: &[u8],
+        lent: Option<&Data>,
     ) -> Result<usize> {
         let mut done = 0;
         while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
@@ -55,7 +56,9 @@ impl Volume {
             let at = offset.saturating_add(done as u64);
             let skew = index(at % WRITE_BYTES as u64);
             let part = rest.get(..WRITE_BYTES - skew).unwrap_or(rest);
-            let taken = match self.transact_with_room(|tx| tx.write(number, at, part)) {
+            let lent = lent.map(|lent| lent.slice(done..done + part.len()));
+            let write = |tx: &mut Transaction<'_>| tx.write(number, at, part, lent.as_ref());
+            let taken = match self.transact_with_room(write) {
                 Ok(taken) => taken,
                 Err(Error::NoSpace) if done > 0 => return Ok(done),
                 Err(error) => return Err(error),
@@ -166,8 +169,15 @@ impl Transaction<'_> {
         Taking { grows, privileged: self.is_privileged(uid) }
     }
 
-    /// Writes bytes that do not cross a large piece; says how many were taken.
-    fn write(&mut self, number: InodeNumber, offset: u64, bytes: &[u8]) -> Result<usize> {
+    /// Writes bytes that do not cross a large piece, which may be lent; says how many were
+    /// taken.
+    fn write(
+        &mut self,
+        number: InodeNumber,
+        offset: u64,
+        bytes: &[u8],
+        lent: Option<&Data>,
+    ) -> Result<usize> {
         let inode = self.file(number)?;
         let most = self.volume.most_file_bytes().saturating_sub(offset);
         if most == 0 {
@@ -208,7 +218,7 @@ impl Transaction<'_> {
             if u64::from(run.from) * block_bytes > taken {
                 break;
             }
-            taken = self.fill(run, offset, bytes)?;
+            taken = self.fill(run, offset, bytes, lent)?;
         }
         let size = inode.size_bytes;
         if taken > size {
@@ -220,7 +230,13 @@ impl Transaction<'_> {
     }
 
     /// Puts the part of `bytes` that belongs there into a run of blocks; says where it ends.
-    fn fill(&mut self, run: &MappedRun, offset: u64, bytes: &[u8]) -> Result<u64> {
+    fn fill(
+        &mut self,
+        run: &MappedRun,
+        offset: u64,
+        bytes: &[u8],
+        lent: Option<&Data>,
+    ) -> Result<u64> {
         let block_bytes = self.block_bytes();
         let start = u64::from(run.from) * block_bytes;
         let len = u64::from(run.blocks) * block_bytes;
@@ -228,6 +244,11 @@ impl Transaction<'_> {
         let end = (offset + bytes.len() as u64).min(start + len);
         let part = bytes.get(index(from - offset)..index(end - offset)).unwrap_or_default();
         let exact = part.len() as u64 == len;
+        if let (true, Some(lent)) = (exact, lent) {
+            self.put_contents(run.at, &lent.slice(index(from - offset)..index(end - offset)));
+            return Ok(end);
+        }
+        draconis_exchange::copies::count(part.len());
         let memory: Box<[u8]> = if exact {
             part.into()
         } else {

@@ -15,7 +15,7 @@ use draconis_exchange::contract::directory::{
     Create, Enumerate, GetAttributes, GetXattr, Link, ListXattr, Lookup, MakeDirectory, ReadLink,
     Records, RemoveDirectory, RemoveXattr, Rename, SetAttributes, Symlink, Unlink,
 };
-use draconis_exchange::contract::file::{FileServer, Read, Reserve, Seek, Sync as SyncFile};
+use draconis_exchange::contract::file::{FileServer, Reserve, Seek, Sync as SyncFile};
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{
     AttributeChange, AttributeName, Attributes, Caller, Kind, Name, Node, Refusal, Reservation,
@@ -25,9 +25,8 @@ use draconis_exchange::heap::Block;
 use draconis_exchange::omission::Omission;
 use fuse_backend_rs::abi::fuse_abi::{SetattrValid, stat64, statvfs64};
 use fuse_backend_rs::api::filesystem::{
-    Context, DirEntry, Entry, FileSystem, GetxattrReply, ListxattrReply, ZeroCopyWriter,
+    Context, DirEntry, Entry, FileSystem, GetxattrReply, ListxattrReply,
 };
-use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::opening::NO_ATIME;
@@ -54,7 +53,7 @@ pub(super) struct Handler<'a, T> {
     pub(super) tree: &'a T,
     /// The root directory's number in the tree.
     root: OnceLock<Node>,
-    /// Blocks that reads have used: zeroing a new one costs more than the read.
+    /// Blocks that listings have used: zeroing a new one costs more than the listing.
     buffers: Mutex<Vec<Block>>,
 }
 
@@ -102,8 +101,7 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
     }
 
     fn attributes(&self, inode: u64) -> io::Result<Attributes> {
-        let asked = self.tree.get_attributes(GetAttributes { node: Node(inode) });
-        Ok(asked.map_err(|nak| errno(nak.why))?.attributes)
+        self.tree.get_attributes(&mut GetAttributes { node: Node(inode) }).map_err(errno)
     }
 
     fn buffer(&self, len: usize) -> Block {
@@ -134,9 +132,8 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
             if offset > at {
                 continue;
             }
-            let lookup = Lookup { parent: Node(inode), name: Name::new(dot).map_err(errno)? };
-            let found = self.tree.lookup(lookup).map_err(|nak| errno(nak.why))?;
-            let ino = found.attributes.node.0;
+            let mut lookup = Lookup { parent: Node(inode), name: Name::new(dot).map_err(errno)? };
+            let ino = self.tree.lookup(&mut lookup).map_err(errno)?.node.0;
             let entry =
                 DirEntry { ino, offset: at + 1, type_: libc_type(Kind::Directory), name: dot };
             if add(entry)? == 0 {
@@ -158,21 +155,18 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
             return Ok(());
         };
         loop {
-            let buffer = self.buffer((size as usize).max(4096));
-            let asked = self.tree.enumerate(Enumerate {
+            let mut request = Enumerate {
                 node: Node(inode),
                 cookie,
-                buffer,
+                buffer: self.buffer((size as usize).max(4096)),
                 with_attributes,
                 no_atime: handle == NO_ATIME,
-            });
-            let ack = asked.map_err(|nak| {
-                self.give_back(nak.buffer);
-                errno(nak.why)
-            })?;
-            let records = Records::new(&ack.buffer, ack.len);
-            self.give_back(ack.buffer);
-            let records = records.map_err(|_| errno(Refusal::Corrupt))?;
+            };
+            let listed = self.tree.enumerate(&mut request);
+            let records = listed
+                .and_then(|len| Records::new(&request.buffer, len).map_err(|_| Refusal::Corrupt));
+            self.give_back(request.buffer);
+            let records = records.map_err(errno)?;
             let before = cookie;
             for record in records {
                 let record = record.map_err(|_| errno(Refusal::Corrupt))?;
@@ -249,13 +243,11 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
     type Handle = u64;
 
     fn lookup(&self, _: &Context, parent: u64, child: &CStr) -> io::Result<Entry> {
-        match self.tree.lookup(Lookup { parent: Node(parent), name: name(child)? }) {
-            Ok(ack) => Ok(self.entry(&ack.attributes)),
+        match self.tree.lookup(&mut Lookup { parent: Node(parent), name: name(child)? }) {
+            Ok(found) => Ok(self.entry(&found)),
             // An answer without a node lets the kernel remember that there is none.
-            Err(nak) if nak.why == Refusal::NotFound => {
-                Ok(Entry { entry_timeout: FOR_EVER, ..Entry::default() })
-            }
-            Err(nak) => Err(errno(nak.why)),
+            Err(Refusal::NotFound) => Ok(Entry { entry_timeout: FOR_EVER, ..Entry::default() }),
+            Err(why) => Err(errno(why)),
         }
     }
 
@@ -277,9 +269,9 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
     ) -> io::Result<(stat64, Duration)> {
         let caller = Caller { uid: context.uid, gid: context.gid };
         let change = change(&attr, valid, caller);
-        let request = SetAttributes { node: Node(inode), change };
-        let ack = self.tree.set_attributes(request).map_err(|nak| errno(nak.why))?;
-        Ok((stat(&ack.attributes), FOR_EVER))
+        let mut request = SetAttributes { node: Node(inode), change };
+        let changed = self.tree.set_attributes(&mut request).map_err(errno)?;
+        Ok((stat(&changed), FOR_EVER))
     }
 
     fn mknod(
@@ -291,7 +283,7 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
         rdev: u32,
         umask: u32,
     ) -> io::Result<Entry> {
-        let ack = self.tree.create(Create {
+        let made = self.tree.create(&mut Create {
             parent: Node(parent),
             name: name(child)?,
             mode,
@@ -300,7 +292,7 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
             gid: context.gid,
             device: device(rdev),
         });
-        Ok(self.entry(&ack.map_err(|nak| errno(nak.why))?.attributes))
+        made.map(|made| self.entry(&made)).map_err(errno)
     }
 
     fn mkdir(
@@ -311,7 +303,7 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
         mode: u32,
         umask: u32,
     ) -> io::Result<Entry> {
-        let ack = self.tree.make_directory(MakeDirectory {
+        let made = self.tree.make_directory(&mut MakeDirectory {
             parent: Node(parent),
             name: name(child)?,
             mode,
@@ -319,7 +311,7 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
             uid: context.uid,
             gid: context.gid,
         });
-        Ok(self.entry(&ack.map_err(|nak| errno(nak.why))?.attributes))
+        made.map(|made| self.entry(&made)).map_err(errno)
     }
 
     fn symlink(
@@ -334,36 +326,32 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
         if block.copy_in(0, target) < target.len() {
             return Err(errno(Refusal::NameTooLong));
         }
-        let made = self.tree.symlink(Symlink {
+        let mut request = Symlink {
             parent: Node(parent),
             name: name(child)?,
             target: block,
             len: target.len() as u32,
             uid: context.uid,
             gid: context.gid,
-        });
-        let (block, made) = match made {
-            Ok(ack) => (ack.target, Ok(ack.attributes)),
-            Err(nak) => (nak.target, Err(errno(nak.why))),
         };
-        self.give_back(block);
-        made.map(|attributes| self.entry(&attributes))
+        let made = self.tree.symlink(&mut request);
+        self.give_back(request.target);
+        made.map(|made| self.entry(&made)).map_err(errno)
     }
 
     fn link(&self, _: &Context, inode: u64, parent: u64, child: &CStr) -> io::Result<Entry> {
-        let request = Link { node: Node(inode), parent: Node(parent), name: name(child)? };
-        let ack = self.tree.link(request).map_err(|nak| errno(nak.why))?;
-        Ok(self.entry(&ack.attributes))
+        let mut request = Link { node: Node(inode), parent: Node(parent), name: name(child)? };
+        self.tree.link(&mut request).map(|linked| self.entry(&linked)).map_err(errno)
     }
 
     fn unlink(&self, _: &Context, parent: u64, child: &CStr) -> io::Result<()> {
-        let request = Unlink { parent: Node(parent), name: name(child)? };
-        self.tree.unlink(request).map(drop).map_err(|nak| errno(nak.why))
+        let mut request = Unlink { parent: Node(parent), name: name(child)? };
+        self.tree.unlink(&mut request).map_err(errno)
     }
 
     fn rmdir(&self, _: &Context, parent: u64, child: &CStr) -> io::Result<()> {
-        let request = RemoveDirectory { parent: Node(parent), name: name(child)? };
-        self.tree.remove_directory(request).map(drop).map_err(|nak| errno(nak.why))
+        let mut request = RemoveDirectory { parent: Node(parent), name: name(child)? };
+        self.tree.remove_directory(&mut request).map_err(errno)
     }
 
     fn rename(
@@ -375,7 +363,7 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
         new: &CStr,
         flags: u32,
     ) -> io::Result<()> {
-        let request = Rename {
+        let mut request = Rename {
             from: Node(from),
             name: name(old)?,
             to: Node(to),
@@ -384,7 +372,7 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
             uid: context.uid,
             gid: context.gid,
         };
-        self.tree.rename(request).map(drop).map_err(|nak| errno(nak.why))
+        self.tree.rename(&mut request).map_err(errno)
     }
 
     fn fallocate(
@@ -397,13 +385,12 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
         len: u64,
     ) -> io::Result<()> {
         let how = reservation(mode).ok_or_else(|| errno(Refusal::NotSupported))?;
-        let reserved = self.tree.file(Node(inode)).reserve(Reserve { offset, len, how });
-        reserved.map(drop).map_err(|nak| errno(nak.why))
+        self.tree.file(Node(inode)).reserve(&mut Reserve { offset, len, how }).map_err(errno)
     }
 
     fn fsync(&self, _: &Context, inode: u64, data_only: bool, _: u64) -> io::Result<()> {
-        let synced = self.tree.file(Node(inode)).sync(SyncFile { data_only });
-        synced.map(drop).map_err(|nak| errno_or_never(nak.why))
+        let file = self.tree.file(Node(inode));
+        file.sync(&mut SyncFile { data_only }).map_err(errno_or_never)
     }
 
     fn fsyncdir(&self, context: &Context, inode: u64, data_only: bool, _: u64) -> io::Result<()> {
@@ -412,20 +399,15 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
 
     fn removexattr(&self, _: &Context, inode: u64, key: &CStr) -> io::Result<()> {
         let name = AttributeName::new(key.to_bytes()).map_err(errno)?;
-        let removed = self.tree.remove_xattr(RemoveXattr { node: Node(inode), name });
-        removed.map(drop).map_err(|nak| errno(nak.why))
+        self.tree.remove_xattr(&mut RemoveXattr { node: Node(inode), name }).map_err(errno)
     }
 
     fn readlink(&self, _: &Context, inode: u64) -> io::Result<Vec<u8>> {
-        let buffer = self.buffer(LINK_BYTES);
-        let ack = self
-            .tree
-            .read_link(ReadLink { node: Node(inode), buffer })
-            .map_err(|nak| errno(nak.why))?;
-        let mut target = vec![0; (ack.len as usize).min(ack.buffer.len())];
-        ack.buffer.copy_out(0, &mut target);
-        self.give_back(ack.buffer);
-        Ok(target)
+        let mut request = ReadLink { node: Node(inode), buffer: self.buffer(LINK_BYTES) };
+        let len = self.tree.read_link(&mut request);
+        let target = len.map(|len| taken(&request.buffer, len));
+        self.give_back(request.buffer);
+        target.map_err(errno)
     }
 
     fn release(
@@ -446,33 +428,6 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
         Ok(())
     }
 
-    fn read(
-        &self,
-        _: &Context,
-        inode: u64,
-        _: u64,
-        into: &mut dyn ZeroCopyWriter,
-        size: u32,
-        offset: u64,
-        _: Option<u64>,
-        flags: u32,
-    ) -> io::Result<usize> {
-        let buffer = self.buffer(size as usize);
-        let no_atime = flags & OFlags::NOATIME.bits() != 0 && !Omission::NoAtime.is_made();
-        let request = Read { buffer, buffer_offset: 0, offset, len: size, no_atime };
-        let ack = self.tree.file(Node(inode)).read(request).map_err(|nak| {
-            self.give_back(nak.buffer);
-            errno(nak.why)
-        })?;
-        let len = ack.len as usize;
-        let sent = match ack.buffer.bytes().and_then(|bytes| bytes.get(..len)) {
-            Some(bytes) => into.write_all(bytes).map(|()| len),
-            None => Err(errno(Refusal::Io)),
-        };
-        self.give_back(ack.buffer);
-        sent
-    }
-
     fn lseek(&self, _: &Context, inode: u64, _: u64, offset: u64, whence: u32) -> io::Result<u64> {
         // The kernel asks for nothing else: the rest it knows itself.
         let hole = match whence {
@@ -480,11 +435,9 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
             SEEK_HOLE => true,
             _ => return Err(Errno::INVAL.into()),
         };
-        match self.tree.file(Node(inode)).seek(Seek { offset, hole }) {
-            Ok(ack) => ack.offset.ok_or_else(|| Errno::NXIO.into()),
-            // Told so, the kernel does not ask again: all is data then.
-            Err(nak) => Err(errno_or_never(nak.why)),
-        }
+        // Told that it is not done, the kernel does not ask again: all is data then.
+        let found = self.tree.file(Node(inode)).seek(&mut Seek { offset, hole });
+        found.map_err(errno_or_never)?.ok_or_else(|| Errno::NXIO.into())
     }
 
     fn readdir(
@@ -538,18 +491,18 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
     ) -> io::Result<GetxattrReply> {
         let buffer = Block::private((size as usize).min(XATTR_BYTES));
         let name = AttributeName::new(key.to_bytes()).map_err(errno)?;
-        let request = GetXattr { node: Node(inode), name, buffer };
-        let ack = self.tree.get_xattr(request).map_err(|nak| errno(nak.why))?;
+        let mut request = GetXattr { node: Node(inode), name, buffer };
+        let len = self.tree.get_xattr(&mut request).map_err(errno)?;
         if size == 0 {
-            return Ok(GetxattrReply::Count(ack.len));
+            return Ok(GetxattrReply::Count(len));
         }
-        Ok(GetxattrReply::Value(taken(&ack.buffer, ack.len)))
+        Ok(GetxattrReply::Value(taken(&request.buffer, len)))
     }
 
     fn listxattr(&self, context: &Context, inode: u64, size: u32) -> io::Result<ListxattrReply> {
-        let request = ListXattr { node: Node(inode), buffer: Block::private(XATTR_BYTES) };
-        let ack = self.tree.list_xattr(request).map_err(|nak| errno(nak.why))?;
-        let mut names = taken(&ack.buffer, ack.len);
+        let mut request = ListXattr { node: Node(inode), buffer: Block::private(XATTR_BYTES) };
+        let len = self.tree.list_xattr(&mut request).map_err(errno)?;
+        let mut names = taken(&request.buffer, len);
         if context.uid != 0 {
             names = without_trusted(&names);
         }

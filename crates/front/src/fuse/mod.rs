@@ -17,7 +17,8 @@ mod notifier;
 mod opening;
 mod raw;
 mod reply;
+mod request;
 mod serve;
 
-pub use mount::{AccessTimes, MountError, MountOptions, mount, read_ahead_file, remount, unmount};
+pub use mount::{KernelOptions, MountError, mount, read_ahead_file, remount, unmount};
 pub use serve::{Activity, Behaviour, Server};

@@ -8,6 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use draconis_exchange::contract::AccessTimes;
 use draconis_exchange::descriptors;
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -18,7 +19,7 @@ const BLOCK_BYTES: u32 = 4096;
 
 /// How to mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MountOptions {
+pub struct KernelOptions {
     /// What `/proc/mounts` shows as the source.
     pub source: String,
     /// A block device as the source instead, which the mount then has for itself (root only).
@@ -47,20 +48,6 @@ pub struct MountOptions {
     pub dir_sync: bool,
 }
 
-/// When reading a file changes its time of access.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum AccessTimes {
-    /// If it is not later than the last change, or a day old.
-    #[default]
-    Relative,
-    /// Never.
-    Never,
-    /// Always.
-    Strict,
-    /// In memory, at first.
-    Lazy,
-}
-
 /// Why a directory was not mounted or unmounted.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
@@ -85,7 +72,7 @@ pub enum MountError {
 ///
 /// # Errors
 /// See [`MountError`].
-pub fn mount(dir: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
+pub fn mount(dir: &Path, options: &KernelOptions) -> Result<OwnedFd, MountError> {
     if rustix::process::geteuid().is_root() {
         mount_as_root(dir, options)
     } else {
@@ -123,7 +110,7 @@ pub fn unmount(dir: &Path, force: bool) -> Result<(), MountError> {
 ///
 /// # Errors
 /// [`MountError::Busy`] while files are open for writing, as for any file system.
-pub fn remount(dir: &Path, options: &MountOptions) -> Result<(), MountError> {
+pub fn remount(dir: &Path, options: &KernelOptions) -> Result<(), MountError> {
     let remounted = rustix::mount::mount_remount(dir, flags_of(options), c"");
     remounted.map_err(|errno| match errno {
         rustix::io::Errno::BUSY => MountError::Busy,
@@ -131,7 +118,7 @@ pub fn remount(dir: &Path, options: &MountOptions) -> Result<(), MountError> {
     })
 }
 
-fn mount_as_root(dir: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
+fn mount_as_root(dir: &Path, options: &KernelOptions) -> Result<OwnedFd, MountError> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let fuse = rustix::fs::open("/dev/fuse", flags, Mode::empty()).map_err(MountError::NoFuse)?;
     let failed = |errno| MountError::Kernel(dir.into(), errno);
@@ -155,7 +142,7 @@ fn mount_as_root(dir: &Path, options: &MountOptions) -> Result<OwnedFd, MountErr
     Ok(fuse)
 }
 
-fn flags_of(options: &MountOptions) -> MountFlags {
+fn flags_of(options: &KernelOptions) -> MountFlags {
     let mut flags = MountFlags::empty();
     for (wanted, flag) in [
         (options.read_only, MountFlags::RDONLY),
@@ -177,7 +164,7 @@ fn flags_of(options: &MountOptions) -> MountFlags {
 
 /// `fusermount3` mounts for ordinary users and passes the descriptor back over the socket
 /// that `_FUSE_COMMFD` names; it is given the socket as its standard input.
-fn mount_by_helper(dir: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
+fn mount_by_helper(dir: &Path, options: &KernelOptions) -> Result<OwnedFd, MountError> {
     let (ours, theirs) = UnixStream::pair().map_err(MountError::NoHelper)?;
     let mut child = Command::new("fusermount3")
         .arg("-o")
@@ -218,7 +205,7 @@ fn helper_said(stderr: &[u8]) -> MountError {
     })
 }
 
-fn helper_options(options: &MountOptions) -> std::ffi::OsString {
+fn helper_options(options: &KernelOptions) -> std::ffi::OsString {
     let escaped = |text: &str| -> String {
         text.chars()
             .flat_map(|c| matches!(c, ',' | '\\').then_some('\\').into_iter().chain([c]))
@@ -286,7 +273,7 @@ mod tests {
 
     #[test]
     fn a_source_with_commas_stays_one_option() {
-        let options = MountOptions {
+        let options = KernelOptions {
             source: "/a,b\\c".into(),
             device: None,
             subtype: "draconis".into(),

@@ -50,9 +50,9 @@ pub(super) fn open<T: Tree>(tree: &T, node: Node, access: Access, directory: boo
     if !tree.decides_opening(kind) {
         return Err(Refusal::NotSupported);
     }
-    let ack = tree.open(OpenNode { node, access }).map_err(|nak| nak.why)?;
+    let kept = tree.open(&mut OpenNode { node, access })?;
     let handle = if access.read { 0 } else { NO_ATIME };
-    Ok(opened(handle, flags(kind, ack.kept)))
+    Ok(opened(handle, flags(kind, kept)))
 }
 
 /// Makes a file and opens it.
@@ -67,17 +67,16 @@ pub(super) fn create<T: Tree>(tree: &T, header: Header, create: Create) -> Answe
     let Create { name, mode, umask, access, exclusive } = create;
     let parent = header.node;
     let (uid, gid) = (header.uid, header.gid);
-    let made = tree.create(CreateNode { parent, name, mode, umask, uid, gid, device: (0, 0) });
-    match made {
-        Ok(ack) => Ok(hold(tree, &ack.attributes, Kept::Valid)),
+    let device = (0, 0);
+    match tree.create(&mut CreateNode { parent, name, mode, umask, uid, gid, device }) {
+        Ok(made) => Ok(hold(tree, &made, Kept::Valid)),
         // Made by another caller since the kernel looked.
-        Err(nak) if nak.why == Refusal::Exists && !exclusive => {
-            let found = tree.lookup(Lookup { parent, name }).map_err(|nak| nak.why)?.attributes;
-            let asked = OpenNode { node: found.node, access };
-            let ack = tree.open(asked).map_err(|nak| nak.why)?;
-            Ok(hold(tree, &found, ack.kept))
+        Err(Refusal::Exists) if !exclusive => {
+            let found = tree.lookup(&mut Lookup { parent, name })?;
+            let kept = tree.open(&mut OpenNode { node: found.node, access })?;
+            Ok(hold(tree, &found, kept))
         }
-        Err(nak) => Err(nak.why),
+        Err(why) => Err(why),
     }
 }
 
@@ -91,8 +90,8 @@ pub(super) fn create_unnamed<T: Tree>(
     (mode, umask): (u32, u32),
 ) -> Answer {
     let (parent, uid, gid) = (header.node, header.uid, header.gid);
-    let made = tree.create_unnamed(CreateUnnamed { parent, mode, umask, uid, gid });
-    Ok(hold(tree, &made.map_err(|nak| nak.why)?.attributes, Kept::Valid))
+    let made = tree.create_unnamed(&mut CreateUnnamed { parent, mode, umask, uid, gid })?;
+    Ok(hold(tree, &made, Kept::Valid))
 }
 
 /// The answer that gives a node out: the kernel knows it from now on.

@@ -1,5 +1,6 @@
-//! The requests that we decode ourselves: writes, whose bytes stay where they were read,
-//! and what the library does not know or cannot answer.
+//! The requests that we decode ourselves: reads, whose bytes go from where they are to the
+//! kernel, writes, whose bytes stay where they were read, and what the library does not know
+//! or cannot answer.
 //!
 //! ```text
 //!   header 40 bytes │ fixed fields of the operation │ what belongs to it
@@ -90,6 +91,7 @@ pub(super) enum Message {
         umask: u32,
     },
     SetXattr(SetXattr),
+    Read(Read),
     Write(Write),
     GetFlags {
         room: usize,
@@ -131,6 +133,15 @@ pub(super) struct SetXattr {
     pub value: Range<usize>,
     pub flags: u32,
     pub clear_setgid: bool,
+}
+
+/// A read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Read {
+    pub offset: u64,
+    pub len: u32,
+    /// The time of access stays.
+    pub no_atime: bool,
 }
 
 /// A write, whose bytes lie at [`WRITE_DATA_AT`].
@@ -187,6 +198,11 @@ impl Header {
         }
     }
 
+    /// Whether it brings contents.
+    pub(super) fn writes(self) -> bool {
+        self.opcode == WRITE
+    }
+
     /// Whether it asks where data is.
     pub(super) fn seeks(self) -> bool {
         self.opcode == LSEEK
@@ -225,8 +241,14 @@ fn set_xattr(request: &[u8], body: &[u8], long: bool) -> Option<SetXattr> {
 }
 
 /// Decodes what is answered here; the rest is the library's. What makes no sense is left to
-/// it, too: it refuses that.
-pub(super) fn decode(header: Header, request: &[u8], long_setxattr: bool) -> Option<Message> {
+/// it, too: it refuses that. `elsewhere` bytes of a write's data
+/// are not in `request`.
+pub(super) fn decode(
+    header: Header,
+    request: &[u8],
+    elsewhere: usize,
+    long_setxattr: bool,
+) -> Option<Message> {
     let body = request.get(HEADER_BYTES..)?;
     match header.opcode {
         INIT => Init::of(body).map(Message::Init),
@@ -247,9 +269,14 @@ pub(super) fn decode(header: Header, request: &[u8], long_setxattr: bool) -> Opt
             Some(set) => Message::SetXattr(set),
             None => Message::Malformed,
         }),
+        READ => Some(Message::Read(Read {
+            offset: u64_at(body, 8)?,
+            len: u32_at(body, 16)?,
+            no_atime: u32_at(body, 32)? & OFlags::NOATIME.bits() != 0,
+        })),
         WRITE => {
             let len = u32_at(body, 16)?;
-            let there = request.len().checked_sub(WRITE_DATA_AT)?;
+            let there = request.len().checked_sub(WRITE_DATA_AT)? + elsewhere;
             // The library refuses what is cut short.
             let flags = u32_at(body, 20)?;
             (len as usize <= there).then_some(Message::Write(Write {
@@ -325,7 +352,7 @@ mod tests {
     }
 
     fn decoded(bytes: &[u8]) -> Option<Message> {
-        decode(Header::of(bytes)?, bytes, true)
+        decode(Header::of(bytes)?, bytes, 0, true)
     }
 
     #[test]
@@ -337,6 +364,19 @@ mod tests {
             Write { offset: 4096, len: 5, direct: false, from_cache: true, clear_privileges: true };
         assert_eq!(decoded(&bytes), Some(Message::Write(write)));
         assert_eq!(bytes.len() - WRITE_DATA_AT, 5);
+    }
+
+    #[test]
+    fn a_read_says_where_and_whether_it_counts_as_access() {
+        for (flags, no_atime) in [(0, false), (OFlags::NOATIME.bits(), true)] {
+            let mut body = [0; 40];
+            body[8..16].copy_from_slice(&(1_u64 << 40).to_ne_bytes());
+            body[16..20].copy_from_slice(&4097_u32.to_ne_bytes());
+            body[32..36].copy_from_slice(&flags.to_ne_bytes());
+            let read = Read { offset: 1 << 40, len: 4097, no_atime };
+            assert_eq!(decoded(&request(READ, &body)), Some(Message::Read(read)));
+            assert_eq!(decoded(&request(READ, &body[..35])), None);
+        }
     }
 
     #[test]
@@ -419,11 +459,11 @@ mod tests {
             body.extend_from_slice(b"user.a\0value");
             let bytes = request(SETXATTR, &body);
             let header = Header::of(&bytes).unwrap();
-            let Some(Message::SetXattr(set)) = decode(header, &bytes, long) else { panic!() };
+            let Some(Message::SetXattr(set)) = decode(header, &bytes, 0, long) else { panic!() };
             assert_eq!((&bytes[set.value.clone()], set.flags), (&b"value"[..], 2));
             assert_eq!((set.name.as_bytes(), set.clear_setgid), (&b"user.a"[..], long));
             // A value that is not all there.
-            let cut = decode(header, &bytes[..bytes.len() - 1], long);
+            let cut = decode(header, &bytes[..bytes.len() - 1], 0, long);
             assert_eq!(cut, Some(Message::Malformed));
         }
     }

@@ -93,6 +93,14 @@ impl Reply {
         Self { bytes, len }
     }
 
+    /// What comes before `len` bytes of data in the reply that they are.
+    pub(super) fn before_data(unique: u64, len: usize) -> [u8; HEADER_BYTES] {
+        let mut head = [0; HEADER_BYTES];
+        head[..4].copy_from_slice(&((HEADER_BYTES + len) as u32).to_ne_bytes());
+        head[8..].copy_from_slice(&unique.to_ne_bytes());
+        head
+    }
+
     /// The notification that pages of a node are to be brought here and forgotten by the
     /// kernel: `len` bytes of it from `offset` on, all behind it if that is 0. The kernel
     /// waits for pages that it has asked for, so the thread that sends it must not be needed

@@ -10,7 +10,7 @@
 //! turn to another thread and answers when the disk has: requests behind it go on, and
 //! several that wait share a flush.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ use std::thread::Scope;
 use std::time::{Duration, Instant};
 
 use draconis_exchange::contract::directory::{GetAttributes, SetFlags, SetXattr, SyncVolume};
-use draconis_exchange::contract::file::{FileServer, Write};
+use draconis_exchange::contract::file::{FileServer, Read};
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{Attributes, Node, Refusal};
 use draconis_exchange::heap::Block;
@@ -34,11 +34,8 @@ use super::notifier::{Late, Notifier, Pages};
 use super::opening;
 use super::raw::{self, Header, Message};
 use super::reply::{self, Bytes, Reply};
+use super::request::{REQUEST_BYTES, Request};
 
-/// Largest read or write of one request, in bytes: what the kernel allows without tuning.
-const REQUEST_BYTES: usize = 1 << 20;
-/// Room for the headers around it.
-const ROOM_BYTES: usize = 4096;
 /// Most threads: all but one may wait for the disk.
 const THREADS_MAX: usize = 8;
 
@@ -169,6 +166,7 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
             Message::SetXattr(set) => answered(self.set_xattr(node, &set, request.bytes())),
             Message::Malformed => Err(Errno::INVAL),
             Message::Unsupported => Err(Errno::OPNOTSUPP),
+            Message::Read(read) => return self.read(link, header, read),
             Message::Write(write) => return self.write(link, header, write, request),
             Message::GetFlags { room } => {
                 answered(self.attributes(node).map(|it| reply::ioctl_value(it.flags, room)))
@@ -188,8 +186,7 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
             })),
             Message::Statx => answered(self.attributes(node).map(|it| reply::statx(&it))),
             Message::SyncVolume => {
-                let synced = self.tree.sync_volume(SyncVolume {});
-                answered(synced.map(|_| Bytes::default()).map_err(|nak| nak.why))
+                answered(self.tree.sync_volume(&mut SyncVolume {}).map(|()| Bytes::default()))
             }
         };
         link.tell(&reply_to(header, answer));
@@ -200,6 +197,26 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
         let (answer, agreed) = answer.ok_or(Errno::PROTO)?;
         self.long_setxattr.store(agreed.long_setxattr, Ordering::Relaxed);
         Ok(answer)
+    }
+
+    /// Reads; what the tree lends goes to the kernel from where it is.
+    fn read(&self, link: &Link<'_>, header: Header, read: raw::Read) {
+        let mut request = Read {
+            buffer: Block::vacant(read.len as usize),
+            buffer_offset: 0,
+            offset: read.offset,
+            len: read.len,
+            no_atime: read.no_atime && !Omission::NoAtime.is_made(),
+        };
+        // The kernel asks for no more at once.
+        let told = match read.len as usize {
+            ..=REQUEST_BYTES => self.tree.file(header.node).read(&mut request),
+            _ => Err(Refusal::Invalid),
+        };
+        match told.and_then(|len| first(len, &request.buffer).ok_or(Refusal::Io)) {
+            Ok(data) => link.tell_data(header.unique, &data),
+            Err(why) => link.tell(&reply_to(header, Err(why.errno()))),
+        }
     }
 
     /// Writes; the kernel hears of it once it has no page that is older.
@@ -224,20 +241,20 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
         let value = request.get(set.value.clone()).ok_or(Refusal::Invalid)?;
         let mut block = Block::private(value.len());
         block.copy_in(0, value);
-        let asked = self.tree.set_xattr(SetXattr {
+        let mut request = SetXattr {
             node,
             name: set.name,
             value: block,
             len: value.len() as u32,
             flags: set.flags,
             clear_setgid: set.clear_setgid,
-        });
-        asked.map(|_| Bytes::default()).map_err(|nak| nak.why)
+        };
+        self.tree.set_xattr(&mut request).map(|()| Bytes::default())
     }
 
     /// Changes flags, and with them the time of change, which the kernel does not expect.
     fn set_flags(&self, link: &Link<'_>, node: Node, flags: u32) -> Result<Bytes, Refusal> {
-        self.tree.set_flags(SetFlags { node, flags }).map_err(|nak| nak.why)?;
+        self.tree.set_flags(&mut SetFlags { node, flags })?;
         if !Omission::TimeOfFlags.is_made() {
             link.tell(&Reply::forget_attributes(node));
         }
@@ -245,9 +262,20 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
     }
 
     fn attributes(&self, node: Node) -> Result<Attributes, Refusal> {
-        let asked = self.tree.get_attributes(GetAttributes { node });
-        asked.map(|ack| ack.attributes).map_err(|nak| nak.why)
+        self.tree.get_attributes(&mut GetAttributes { node })
     }
+}
+
+/// The first `len` bytes of a block, in pieces; `None` if they cannot be lent.
+fn first(len: u32, block: &Block) -> Option<Vec<&[u8]>> {
+    let mut left = len as usize;
+    let mut data = vec![];
+    for piece in block.pieces() {
+        let piece = piece.get(..left).unwrap_or(piece);
+        left -= piece.len();
+        data.push(piece);
+    }
+    (left == 0).then_some(data)
 }
 
 /// What a refusal is to the kernel.
@@ -277,73 +305,24 @@ impl Link<'_> {
     fn tell(&self, reply: &Reply) {
         tell(self.fuse, reply);
     }
-}
 
-/// The room for a request and its reply: each thread has its own.
-struct Request {
-    /// The request. A write's data goes to the tree in this very block.
-    block: Block,
-    len: usize,
-    reply: Vec<u8>,
-}
-
-impl Request {
-    fn new() -> Self {
-        // Zero pages until they are used.
-        let reply = vec![0; REQUEST_BYTES + ROOM_BYTES];
-        Self { block: Block::private(REQUEST_BYTES + ROOM_BYTES), len: 0, reply }
-    }
-
-    fn bytes(&self) -> &[u8] {
-        self.block.bytes().and_then(|bytes| bytes.get(..self.len)).unwrap_or_default()
-    }
-
-    fn read(&mut self, fuse: impl AsFd) -> Result<(), Errno> {
-        let into = self.block.bytes_mut().unwrap_or_default();
-        self.len = rustix::io::read(fuse, into)?;
-        Ok(())
-    }
-
-    /// Writes the bytes of the request, all of them if they come from the kernel's cache:
-    /// there they would be taken for written, so what is left over must give the error.
-    fn write<T: Tree>(&mut self, tree: &T, node: Node, write: raw::Write) -> Result<u32, Refusal> {
-        let mut done = self.write_some(tree, node, write, 0)?;
-        while write.from_cache && done < write.len {
-            done += match self.write_some(tree, node, write, done)? {
-                0 => return Err(Refusal::NoSpace),
-                more => more,
-            };
-        }
-        Ok(done)
-    }
-
-    fn write_some<T: Tree>(
-        &mut self,
-        tree: &T,
-        node: Node,
-        write: raw::Write,
-        done: u32,
-    ) -> Result<u32, Refusal> {
-        let buffer = std::mem::replace(&mut self.block, Block::private(0));
-        let request = Write {
-            buffer,
-            buffer_offset: raw::WRITE_DATA_AT as u32 + done,
-            offset: write.offset.saturating_add(done.into()),
-            len: write.len - done,
-            clear_privileges: write.clear_privileges,
-        };
-        let (block, written) = match tree.file(node).write(request) {
-            Ok(ack) => (ack.buffer, Ok(ack.len.min(write.len - done))),
-            Err(nak) => (nak.buffer, Err(nak.why)),
-        };
-        self.block = block;
-        written
+    /// Replies with data, where it lies.
+    fn tell_data(&self, unique: u64, data: &[&[u8]]) {
+        let head = Reply::before_data(unique, data.iter().map(|piece| piece.len()).sum());
+        let data = data.iter().copied().filter(|piece| !piece.is_empty());
+        let parts: Vec<_> = [&head[..]].into_iter().chain(data).map(IoSlice::new).collect();
+        taken(rustix::io::writev(self.fuse, &parts));
     }
 }
 
 /// Writes a reply or a notification of ours.
 fn tell(fuse: impl AsFd, reply: &Reply) {
-    if let Err(error) = rustix::io::write(fuse, reply.as_bytes()) {
+    taken(rustix::io::write(fuse, reply.as_bytes()));
+}
+
+/// Whether the kernel took a reply is of no consequence.
+fn taken(told: rustix::io::Result<usize>) {
+    if let Err(error) = told {
         // The request was withdrawn, most often.
         log::debug!("a reply was not taken: {error}");
     }
@@ -369,6 +348,8 @@ impl<T: Tree + Sync, F: AsFd + Sync> Turns<'_, '_, T, F> {
             let mut patience = self.turn();
             loop {
                 match request.read(self.fuse) {
+                    // The other end of what is no device was closed.
+                    Ok(()) if request.is_empty() => return Ok(()),
                     Ok(()) => {}
                     Err(Errno::AGAIN) => {
                         patience.wait(self.fuse)?;
@@ -440,7 +421,7 @@ impl<T: Tree + Sync, F: AsFd + Sync> Turns<'_, '_, T, F> {
         }
         let long_setxattr = self.server.long_setxattr.load(Ordering::Relaxed);
         let link = Link { fuse: self.fuse.as_fd(), notifier: self.notifier };
-        match raw::decode(header, request.bytes(), long_setxattr) {
+        match raw::decode(header, request.bytes(), request.elsewhere(), long_setxattr) {
             Some(message) => self.server.answer(&link, header, message, request),
             None => self.leave_to_library(request),
         }
@@ -448,8 +429,7 @@ impl<T: Tree + Sync, F: AsFd + Sync> Turns<'_, '_, T, F> {
     }
 
     fn leave_to_library(&self, request: &mut Request) {
-        let Request { block, len, reply } = request;
-        let Some(bytes) = block.bytes_mut().and_then(|bytes| bytes.get_mut(..*len)) else { return };
+        let (bytes, reply) = request.for_library();
         let raw = self.fuse.as_fd().as_raw_fd();
         let handled = Reader::from_fuse_buffer(FuseBuf::new(bytes))
             .and_then(|reader| Ok((reader, FuseDevWriter::new(raw, reply)?)))

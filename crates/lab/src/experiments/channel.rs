@@ -15,7 +15,7 @@ use draconis_exchange::channel::{
     process::{self, Plan, Session},
 };
 use draconis_exchange::contract::file::{self, File, FileServer};
-use draconis_exchange::contract::{Call, Refusal};
+use draconis_exchange::contract::{Attributes, Refusal};
 use draconis_exchange::heap::{Block, arena::Class};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::pipe::pipe;
@@ -41,16 +41,12 @@ const MOST: usize = 1 << 20;
 struct Idle;
 
 impl FileServer for Idle {
-    fn read(&self, m: file::Read) -> Result<file::AckRead, file::NakRead> {
-        let len = m.len;
-        Ok(file::AckRead { buffer: m.buffer, len })
+    fn read(&self, request: &mut file::Read) -> Result<u32, Refusal> {
+        Ok(request.len)
     }
 
-    fn get_attributes(
-        &self,
-        m: file::GetAttributes,
-    ) -> Result<file::AckGetAttributes, file::NakGetAttributes> {
-        Err(m.refuse(Refusal::NotSupported))
+    fn get_attributes(&self, _: &mut file::GetAttributes) -> Result<Attributes, Refusal> {
+        Err(Refusal::NotSupported)
     }
 }
 
@@ -147,14 +143,12 @@ impl Way {
         let server: &dyn FileServer = std::hint::black_box(&Idle);
         let mut times = vec![];
         for payload in payloads {
-            let mut buffer = Some(Block::private(*payload));
+            let buffer = Block::private(*payload);
+            let len = buffer.len() as u32;
+            let mut asked =
+                file::Read { buffer, buffer_offset: 0, offset: 0, len, no_atime: false };
             times.push(batches(self.trips * 10, || {
-                let block = buffer.take().context("it came back")?;
-                let len = block.len() as u32;
-                let asked =
-                    file::Read { buffer: block, buffer_offset: 0, offset: 0, len, no_atime: false };
-                let ack = server.read(asked).map_err(|_| anyhow!("refused"))?;
-                buffer = Some(ack.buffer);
+                server.read(std::hint::black_box(&mut asked))?;
                 Ok(())
             })?);
         }

@@ -104,9 +104,9 @@ fn by_call(image: &Path, bytes: u64, requests: &[u64]) -> anyhow::Result<Vec<u64
     let file = tree.file(node(&tree)?);
     let time = |len: &u64| {
         let mut buffer = Some(Block::private(MOST as usize));
-        read_twice(bytes, *len as u32, &mut buffer, |message| match file.read(message) {
-            Ok(ack) => Ok(ack.buffer),
-            Err(nak) => bail!("{}", nak.why),
+        read_twice(bytes, *len as u32, &mut buffer, |mut message| match file.read(&mut message) {
+            Ok(_) => Ok(message.buffer),
+            Err(why) => bail!("{why}"),
         })
     };
     requests.iter().map(time).collect()

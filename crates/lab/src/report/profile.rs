@@ -87,7 +87,7 @@ impl<'a> Found<'a> {
         let outcome = self.outcome("fs-sweep")?;
         let (points, subject) = self.real("fs-sweep")?;
         let writes = outcome.parameters.iter().find(|used| used.name == "writes")?;
-        let writes = crate::units::parse_size(&writes.value)? as f64;
+        let writes = crate::units::parse_amount(&writes.value)? as f64;
         let line = points.line("speed", subject, "");
         let interval = |percent: f64| (percent * writes / 100.0).round().clamp(1.0, writes);
         let line = line.into_iter().map(|(percent, speed)| (interval(percent), speed));

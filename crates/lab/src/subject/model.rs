@@ -64,7 +64,7 @@ fn device(spec: &str, bytes: u64) -> anyhow::Result<(Box<dyn Timing>, String)> {
     let mut ssd = SsdParameters::p3700((bytes * 2).max(SSD_BYTES).next_multiple_of(64 << 20));
     for part in parts {
         let (key, value) = part.split_once('=').unwrap_or((part, ""));
-        let value = units::parse_size(value).with_context(|| format!("model: {part}"))?;
+        let value = units::parse_amount(value).with_context(|| format!("model: {part}"))?;
         match (name, key) {
             ("ssd", "page")
                 if value.is_power_of_two()

@@ -16,7 +16,7 @@ use crate::{
         lane::{FINGERPRINT_AT, Head, PAYLOAD_AT},
     },
     contract::{
-        Call,
+        Attributes,
         directory::{self, Directory},
         disk::Disk,
         file::{self, File},
@@ -148,8 +148,9 @@ fn another_contract_is_not_spoken_with() {
 
 /// A `Bind` whose path is slot 3 (the guest's first) and whose end is named as given.
 fn bind(kind: u8, lane: u32, fingerprint: u64) -> Vec<u8> {
-    let mut bytes = 1u64.to_le_bytes().to_vec();
-    bytes.extend(words(&[SLOTS, 1, 10, 1]));
+    let mut bytes = words(&[SLOTS, 1, 10]);
+    bytes.extend(1u64.to_le_bytes());
+    bytes.extend(words(&[1]));
     bytes.push(kind);
     bytes.extend(lane.to_le_bytes());
     bytes.extend(fingerprint.to_le_bytes());
@@ -226,14 +227,11 @@ fn a_full_bell_blocks_nobody_and_a_drained_one_nobody_for_long() {
 struct Nobody;
 
 impl file::FileServer for Nobody {
-    fn read(&self, m: file::Read) -> Result<file::AckRead, file::NakRead> {
-        Err(m.refuse(Refusal::Io))
+    fn read(&self, _: &mut file::Read) -> Result<u32, Refusal> {
+        Err(Refusal::Io)
     }
-    fn get_attributes(
-        &self,
-        m: file::GetAttributes,
-    ) -> Result<file::AckGetAttributes, file::NakGetAttributes> {
-        Err(m.refuse(Refusal::Io))
+    fn get_attributes(&self, _: &mut file::GetAttributes) -> Result<Attributes, Refusal> {
+        Err(Refusal::Io)
     }
 }
 
@@ -281,9 +279,9 @@ fn a_message_that_changes_after_it_was_sent_is_judged_as_it_was_copied() {
             let received = server.receive(soon());
             over.store(true, Relaxed);
             match received {
-                Ok(directory::received::Ready::Bind(m, end)) => {
-                    assert!(m.path.len() <= SLOT_BYTES as usize);
-                    drop(end.nak(m.refuse(Refusal::Io)));
+                Ok(directory::received::Ready::Bind(request, end)) => {
+                    assert!(request.path.len() <= SLOT_BYTES as usize);
+                    drop(end.nak(request, Refusal::Io.into()));
                 }
                 Ok(other) => panic!("{other:?}"),
                 Err(Lost::Violation(_)) => {}

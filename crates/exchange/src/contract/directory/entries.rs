@@ -11,11 +11,9 @@
 use crate::{
     contract::{
         Attributes, Kind, Name, Node,
-        wire::{
-            BlockName, Field, GoodsIn, GoodsOut, LINE_BYTES, LaneName, Packer, Unpacker, Violation,
-        },
+        wire::{Field, GoodsIn, GoodsOut, LINE_BYTES, LaneName, Packer, Unpacker, Violation},
     },
-    heap::Block,
+    heap::{Block, arena::BlockName},
 };
 
 /// One directory entry.

@@ -1,0 +1,104 @@
+//! Data that is lent: read-only, counted, never copied on its way.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A part of data that its owner keeps for as long as a piece of it lives: of a cache, or of
+/// what a client sent. It can be read by all who have a clone, and changed by none of them.
+#[derive(Clone)]
+pub struct Piece {
+    owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
+    range: Range<usize>,
+}
+
+impl Piece {
+    /// All bytes of `owner`.
+    pub fn new(owner: impl AsRef<[u8]> + Send + Sync + 'static) -> Self {
+        let range = 0..owner.as_ref().len();
+        Self { owner: Arc::new(owner), range }
+    }
+
+    /// The bytes of `owner` in `range`, as far as it has them.
+    pub fn of(owner: Arc<dyn AsRef<[u8]> + Send + Sync>, range: Range<usize>) -> Self {
+        let end = range.end.min((*owner).as_ref().len());
+        Self { range: range.start.min(end)..end, owner }
+    }
+
+    /// A part of it; what lies outside is left out.
+    #[must_use]
+    pub fn slice(&self, part: Range<usize>) -> Self {
+        let Range { start, end } = self.range;
+        let from = start.saturating_add(part.start).min(end);
+        let to = start.saturating_add(part.end).clamp(from, end);
+        Self { owner: self.owner.clone(), range: from..to }
+    }
+}
+
+impl std::ops::Deref for Piece {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        (*self.owner).as_ref().get(self.range.clone()).unwrap_or_default()
+    }
+}
+
+impl AsRef<[u8]> for Piece {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl fmt::Debug for Piece {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Piece({} bytes)", self.range.len())
+    }
+}
+
+/// Room for a block's bytes, filled from its start with pieces.
+#[derive(Debug)]
+pub(super) struct Lent {
+    pub(super) len: usize,
+    filled: usize,
+    pieces: Vec<Piece>,
+}
+
+impl Lent {
+    pub(super) fn new(len: usize) -> Self {
+        Self { len, filled: 0, pieces: Vec::new() }
+    }
+
+    /// Puts `piece` behind the others, if that is where it belongs and it fits.
+    pub(super) fn push(&mut self, at_bytes: usize, piece: Piece) -> Result<usize, Piece> {
+        let n = piece.len();
+        if at_bytes != self.filled || n > self.len - self.filled {
+            return Err(piece);
+        }
+        self.filled += n;
+        self.pieces.push(piece);
+        Ok(n)
+    }
+
+    pub(super) fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    /// How many bytes are there.
+    pub(super) fn filled(&self) -> usize {
+        self.filled
+    }
+
+    /// Copies from `at` on; what no piece fills is zero.
+    pub(super) fn copy_out(&self, mut at: usize, mut into: &mut [u8]) {
+        for piece in &self.pieces {
+            let Some(from) = piece.get(at..) else {
+                at -= piece.len();
+                continue;
+            };
+            let n = from.len().min(into.len());
+            let (head, rest) = into.split_at_mut(n);
+            head.copy_from_slice(&from[..n]);
+            (into, at) = (rest, 0);
+        }
+        into.fill(0);
+    }
+}

@@ -1,0 +1,90 @@
+//! Private memory of a block: whole pages, aligned as direct I/O asks for.
+
+use std::alloc::{self, Layout};
+use std::fmt;
+
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+use super::spare;
+
+/// Alignment of every private block, in bytes: what direct I/O asks of memory.
+pub const ALIGN_BYTES: usize = 4096;
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Clone)]
+#[repr(C, align(4096))]
+pub(super) struct Page([u8; ALIGN_BYTES]);
+
+/// Memory nobody else can reach: page-aligned.
+pub struct Private {
+    pages: Vec<Page>,
+    len: usize,
+}
+
+impl Private {
+    /// `len` zero bytes.
+    pub fn new(len: usize) -> Self {
+        match spare::take(len.div_ceil(ALIGN_BYTES)) {
+            Some(mut pages) => {
+                pages.as_mut_slice().as_mut_bytes().fill(0);
+                Self { pages, len }
+            }
+            None => Self::zeroed(len),
+        }
+    }
+
+    /// `len` bytes that hold whatever was there before: for who overwrites all of them.
+    pub fn unset(len: usize) -> Self {
+        match spare::take(len.div_ceil(ALIGN_BYTES)) {
+            Some(pages) => Self { pages, len },
+            None => Self::zeroed(len),
+        }
+    }
+
+    /// Makes it `len` bytes long, if it is longer. Its memory stays as large, and serves the
+    /// next block of that size.
+    pub fn shorten(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    fn zeroed(len: usize) -> Self {
+        let count = len.div_ceil(ALIGN_BYTES);
+        match Page::new_vec_zeroed(count) {
+            Ok(pages) => Self { pages, len },
+            // As `vec![0; len]` ends when there is no memory.
+            Err(_) => alloc::handle_alloc_error(
+                Layout::array::<Page>(count).unwrap_or(Layout::new::<Page>()),
+            ),
+        }
+    }
+}
+
+impl Drop for Private {
+    fn drop(&mut self) {
+        spare::put(std::mem::take(&mut self.pages));
+    }
+}
+
+impl std::ops::Deref for Private {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.pages.as_slice().as_bytes()[..self.len]
+    }
+}
+
+impl std::ops::DerefMut for Private {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.pages.as_mut_slice().as_mut_bytes()[..self.len]
+    }
+}
+
+impl AsRef<[u8]> for Private {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl fmt::Debug for Private {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Private({} bytes)", self.len)
+    }
+}

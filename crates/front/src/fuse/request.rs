@@ -1,0 +1,270 @@
+//! The room for a request and its reply: each thread has its own.
+//!
+//! ```text
+//!   readv:   head of a write │ data, if it is as long as that of the two before │ the rest
+//!   a write as expected:       └─▶ lent to the tree, which may keep it
+//!   any other request:       all of it, together at the front of the rest
+//! ```
+//!
+//! A client that writes one piece after the other writes pieces of one length, most often.
+//! So data that is as long as expected arrives in memory of its own and is not copied on
+//! its way into what waits to be written.
+
+use std::io::IoSliceMut;
+use std::os::fd::AsFd;
+
+use draconis_exchange::contract::file::{FileServer, Write};
+use draconis_exchange::contract::tree::Tree;
+use draconis_exchange::contract::{Node, Refusal};
+use draconis_exchange::heap::{Block, Piece, Private};
+use rustix::io::Errno;
+
+use super::raw::{self, Header, WRITE_DATA_AT};
+
+/// Largest read or write of one request, in bytes: what the kernel allows without tuning.
+pub(super) const REQUEST_BYTES: usize = 1 << 20;
+/// Room for the headers around it.
+const ROOM_BYTES: usize = 4096;
+
+/// Lengths of writes that are expected again: whole blocks of any volume there is.
+const UNIT_BYTES: usize = 1024;
+/// From this length on memory comes in whole pages, which are used again.
+const PAGES_FROM_BYTES: usize = 64 << 10;
+
+/// See the head of the file.
+pub(super) struct Request {
+    /// The request, unless it is a write as expected. A write's data goes to the tree in this
+    /// very block.
+    block: Block,
+    len: usize,
+    reply: Vec<u8>,
+    /// The first bytes, up to where a write's data begins.
+    head: [u8; WRITE_DATA_AT],
+    /// Where the data of a write as expected arrives.
+    expected: Memory,
+    /// The data of a write as expected, in a vacant block.
+    data: Option<Block>,
+    /// How long the last write was, in bytes.
+    last_write: usize,
+}
+
+impl Request {
+    pub(super) fn new() -> Self {
+        // Zero pages until they are used.
+        let reply = vec![0; REQUEST_BYTES + ROOM_BYTES];
+        Self {
+            block: Block::private(REQUEST_BYTES + ROOM_BYTES),
+            len: 0,
+            reply,
+            head: [0; WRITE_DATA_AT],
+            expected: Memory::new(0),
+            data: None,
+            last_write: 0,
+        }
+    }
+
+    /// Reads the next one.
+    pub(super) fn read(&mut self, fuse: impl AsFd) -> Result<(), Errno> {
+        self.data = None;
+        let Self { block, head, expected, .. } = self;
+        let block = block.bytes_mut().unwrap_or_default();
+        let apart = head.len() + expected.as_ref().len();
+        let (_, rest) = block.split_at_mut_checked(apart).unwrap_or_default();
+        let parts = &mut [&mut head[..], expected.as_mut(), rest].map(IoSliceMut::new);
+        self.len = rustix::io::readv(fuse, parts)?;
+        self.arrange();
+        Ok(())
+    }
+
+    /// Lends what came as expected, or puts the request together.
+    fn arrange(&mut self) {
+        let len = self.len;
+        let writes = Header::of(&self.head[..len.min(WRITE_DATA_AT)]).is_some_and(Header::writes);
+        let data_len = len.saturating_sub(WRITE_DATA_AT);
+        let expected = self.expected.as_ref().len();
+        if writes && data_len == expected && data_len > 0 {
+            let mut data = Block::vacant(data_len);
+            let next = Memory::new(expected);
+            data.put(0, Piece::new(std::mem::replace(&mut self.expected, next)));
+            self.data = Some(data);
+        } else {
+            // Short, as a rule: no request but a write is long.
+            let (head, apart) = (len.min(WRITE_DATA_AT), data_len.min(expected));
+            self.block.copy_in(0, &self.head[..head]);
+            self.block.copy_in(head, &self.expected.as_ref()[..apart]);
+        }
+        if writes {
+            let repeated = data_len == self.last_write && data_len.is_multiple_of(UNIT_BYTES);
+            if repeated && data_len != expected && data_len <= REQUEST_BYTES {
+                self.expected = Memory::new(data_len);
+            }
+            self.last_write = data_len;
+        }
+    }
+
+    /// Whether nothing came.
+    pub(super) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The request, but for a write's data that came as expected.
+    pub(super) fn bytes(&self) -> &[u8] {
+        match &self.data {
+            Some(_) => &self.head,
+            None => self.block.bytes().and_then(|it| it.get(..self.len)).unwrap_or_default(),
+        }
+    }
+
+    /// How much of a write's data is not among the bytes.
+    pub(super) fn elsewhere(&self) -> usize {
+        self.data.as_ref().map_or(0, Block::len)
+    }
+
+    /// The request in one piece, and the room for its reply.
+    pub(super) fn for_library(&mut self) -> (&mut [u8], &mut [u8]) {
+        if let Some(data) = self.data.take() {
+            // A write that makes no sense: nobody else leaves one to the library.
+            self.block.copy_in(0, &self.head);
+            self.block.copy_from(WRITE_DATA_AT, &data, 0, data.len());
+        }
+        let bytes = self.block.bytes_mut().and_then(|bytes| bytes.get_mut(..self.len));
+        (bytes.unwrap_or_default(), &mut self.reply)
+    }
+
+    /// Writes the bytes of the request, all of them if they come from the kernel's cache:
+    /// there they would be taken for written, so what is left over must give the error.
+    pub(super) fn write<T: Tree>(
+        &mut self,
+        tree: &T,
+        node: Node,
+        write: raw::Write,
+    ) -> Result<u32, Refusal> {
+        let mut done = self.write_some(tree, node, write, 0)?;
+        while write.from_cache && done < write.len {
+            done += match self.write_some(tree, node, write, done)? {
+                0 => return Err(Refusal::NoSpace),
+                more => more,
+            };
+        }
+        Ok(done)
+    }
+
+    fn write_some<T: Tree>(
+        &mut self,
+        tree: &T,
+        node: Node,
+        write: raw::Write,
+        done: u32,
+    ) -> Result<u32, Refusal> {
+        let (block, data_at) = match &mut self.data {
+            Some(data) => (data, 0),
+            None => (&mut self.block, WRITE_DATA_AT as u32),
+        };
+        let mut request = Write {
+            buffer: block.take(),
+            buffer_offset: data_at + done,
+            offset: write.offset.saturating_add(done.into()),
+            len: write.len - done,
+            clear_privileges: write.clear_privileges,
+        };
+        let written = tree.file(node).write(&mut request);
+        *block = request.buffer;
+        written.map(|len| len.min(write.len - done))
+    }
+}
+
+/// Memory for the data of one write.
+enum Memory {
+    Small(Box<[u8]>),
+    Pages(Private),
+}
+
+impl Memory {
+    /// `len` bytes, all of which are overwritten before they are read.
+    fn new(len: usize) -> Self {
+        if len < PAGES_FROM_BYTES {
+            Self::Small(vec![0; len].into_boxed_slice())
+        } else {
+            Self::Pages(Private::unset(len))
+        }
+    }
+
+    fn as_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Small(bytes) => bytes,
+            Self::Pages(bytes) => bytes,
+        }
+    }
+}
+
+impl AsRef<[u8]> for Memory {
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            Self::Small(bytes) => bytes,
+            Self::Pages(bytes) => bytes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
+
+    use super::*;
+
+    const OPCODE_WRITE: u32 = 16;
+
+    fn message(opcode: u32, body: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0; WRITE_DATA_AT];
+        bytes[4..8].copy_from_slice(&opcode.to_ne_bytes());
+        bytes.extend_from_slice(body);
+        bytes
+    }
+
+    #[test]
+    fn data_as_long_as_twice_before_has_memory_of_its_own() {
+        let (flags, kind) = (SocketFlags::CLOEXEC, SocketType::SEQPACKET);
+        let (kernel, device) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
+        let mut request = Request::new();
+        let mut ask = |opcode, len: usize| {
+            let body: Vec<u8> = (0..len).map(|at| at as u8).collect();
+            let sent = message(opcode, &body);
+            send(&kernel, &sent, SendFlags::empty()).unwrap();
+            request.read(&device).unwrap();
+            let elsewhere = request.elsewhere();
+            if elsewhere > 0 {
+                let data = request.data.as_ref().unwrap();
+                assert!(data.pieces().collect::<Vec<_>>().concat() == body);
+            }
+            assert!(request.bytes() == &sent[..sent.len() - elsewhere], "{len}");
+            let sent_len = sent.len();
+            assert_eq!(request.for_library().0.len(), sent_len);
+            assert!(request.for_library().0 == sent, "{len}");
+            elsewhere
+        };
+        let write = OPCODE_WRITE;
+        assert_eq!([ask(write, 4096), ask(write, 4096), ask(write, 4096)], [0, 0, 4096]);
+        // Anything else in between, also where a write was expected.
+        assert_eq!([ask(1, 4), ask(1, 5000), ask(write, 4096), ask(write, 100)], [0, 0, 4096, 0]);
+        assert_eq!(
+            [ask(write, 4096), ask(write, 5), ask(write, 5), ask(write, 5)],
+            [4096, 0, 0, 0]
+        );
+        let long = 128 << 10;
+        assert_eq!([ask(write, long), ask(write, long), ask(write, long)], [0, 0, long]);
+        assert_eq!([ask(write, long), ask(write, 4096)], [long, 0]);
+    }
+
+    #[test]
+    fn what_is_shorter_than_a_header_is_empty_or_short() {
+        let (flags, kind) = (SocketFlags::CLOEXEC, SocketType::SEQPACKET);
+        let (kernel, device) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
+        let mut request = Request::new();
+        send(&kernel, &[1, 2, 3], SendFlags::empty()).unwrap();
+        request.read(&device).unwrap();
+        assert_eq!((request.bytes(), request.is_empty()), (&[1, 2, 3][..], false));
+        drop(kernel);
+        request.read(&device).unwrap();
+        assert!(request.is_empty() && request.bytes().is_empty());
+    }
+}

@@ -1,0 +1,141 @@
+//! The kernel's end of a connection: messages over a socket that keeps their bounds.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+pub const LOOKUP: u32 = 1;
+pub const FORGET: u32 = 2;
+pub const GETATTR: u32 = 3;
+pub const MKDIR: u32 = 9;
+pub const UNLINK: u32 = 10;
+pub const OPEN: u32 = 14;
+pub const READ: u32 = 15;
+pub const WRITE: u32 = 16;
+pub const FSYNC: u32 = 20;
+pub const SETXATTR: u32 = 21;
+pub const GETXATTR: u32 = 22;
+pub const INIT: u32 = 26;
+pub const OPENDIR: u32 = 27;
+pub const CREATE: u32 = 35;
+pub const IOCTL: u32 = 39;
+pub const READDIRPLUS: u32 = 44;
+
+/// The longest reply that is expected, in bytes.
+const REPLY_BYTES: usize = 256 << 10;
+/// Length of the header of a request, in bytes.
+pub const REQUEST_HEADER_BYTES: usize = 40;
+/// Length of the header of a reply, in bytes.
+const REPLY_HEADER_BYTES: usize = 16;
+
+/// A client whose every byte the test says.
+pub struct Kernel {
+    socket: OwnedFd,
+    unique: u64,
+    /// What came that answers no request: a code, and a body.
+    pub notices: VecDeque<(i32, Vec<u8>)>,
+}
+
+impl Kernel {
+    /// The two ends: the kernel's, and what a server takes for the device.
+    pub fn new() -> (Self, OwnedFd) {
+        let (socket, device) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap();
+        (Self { socket, unique: 0, notices: VecDeque::new() }, device)
+    }
+
+    /// Sends a request; its number.
+    pub fn send(&mut self, opcode: u32, node: u64, body: &[u8]) -> u64 {
+        self.unique += 2;
+        let message = request(opcode, self.unique, node, body);
+        self.send_bytes(&message);
+        self.unique
+    }
+
+    /// Sends whatever that is.
+    pub fn send_bytes(&self, message: &[u8]) {
+        let sent = rustix::net::send(&self.socket, message, SendFlags::NOSIGNAL).unwrap();
+        assert_eq!(sent, message.len());
+    }
+
+    /// The next reply: the request that it answers, and a body or an errno.
+    pub fn receive(&mut self) -> (u64, Result<Vec<u8>, i32>) {
+        loop {
+            let mut bytes = vec![0; REPLY_BYTES];
+            let (n, _) =
+                rustix::net::recv(&self.socket, &mut bytes[..], RecvFlags::empty()).unwrap();
+            assert!(n >= REPLY_HEADER_BYTES, "a reply of {n} bytes");
+            let word = |at: usize| u32::from_ne_bytes(*bytes[at..].first_chunk().unwrap());
+            assert_eq!(word(0) as usize, n, "the length that a reply says");
+            let unique = u64::from_ne_bytes(*bytes[8..].first_chunk().unwrap());
+            let (code, body) = (word(4) as i32, bytes[REPLY_HEADER_BYTES..n].to_vec());
+            match unique {
+                0 => self.notices.push_back((code, body)),
+                _ if code == 0 => return (unique, Ok(body)),
+                _ => return (unique, Err(-code)),
+            }
+        }
+    }
+
+    /// Asks, and waits for the answer.
+    pub fn ask(&mut self, opcode: u32, node: u64, body: &[u8]) -> Result<Vec<u8>, i32> {
+        let sent = self.send(opcode, node, body);
+        let (unique, answer) = self.receive();
+        assert_eq!(unique, sent, "a reply to another request");
+        answer
+    }
+
+    pub fn read(&mut self, node: u64, offset: u64, len: u32) -> Result<Vec<u8>, i32> {
+        self.ask(
+            READ,
+            node,
+            &[&[0; 8][..], &offset.to_ne_bytes(), &words(&[len, 0, 0, 0, 0, 0])].concat(),
+        )
+    }
+
+    pub fn write(&mut self, node: u64, offset: u64, bytes: &[u8], flags: u32) -> Result<u32, i32> {
+        let fixed = words(&[bytes.len() as u32, flags, 0, 0, 0, 0]);
+        let body = [&[0; 8][..], &offset.to_ne_bytes(), &fixed, bytes].concat();
+        self.ask(WRITE, node, &body).map(|answer| word(&answer, 0))
+    }
+
+    pub fn lookup(&mut self, parent: u64, name: &str) -> Result<Vec<u8>, i32> {
+        self.ask(LOOKUP, parent, &[name.as_bytes(), b"\0"].concat())
+    }
+
+    /// Makes and opens a file; its number.
+    pub fn create(&mut self, parent: u64, name: &str) -> Result<u64, i32> {
+        let fixed = words(&[0o102, 0o100_644, 0o022, 0]);
+        let answer = self.ask(CREATE, parent, &[&fixed, name.as_bytes(), b"\0"].concat())?;
+        Ok(long(&answer, 0))
+    }
+
+    pub fn fsync(&mut self, node: u64) -> Result<(), i32> {
+        self.ask(FSYNC, node, &[0; 16]).map(drop)
+    }
+}
+
+/// A request as the kernel writes it, of user 1 and group 2.
+pub fn request(opcode: u32, unique: u64, node: u64, body: &[u8]) -> Vec<u8> {
+    let len = (REQUEST_HEADER_BYTES + body.len()) as u32;
+    let head = words(&[len, opcode]);
+    [&head[..], &unique.to_ne_bytes(), &node.to_ne_bytes(), &words(&[1, 2, 3, 0]), body].concat()
+}
+
+pub fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+pub fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_ne_bytes(*bytes[at..].first_chunk().unwrap())
+}
+
+pub fn long(bytes: &[u8], at: usize) -> u64 {
+    u64::from_ne_bytes(*bytes[at..].first_chunk().unwrap())
+}

@@ -1,0 +1,23 @@
+//! What the tests of the front share: the kernel's end, and a tree to serve.
+
+pub mod kernel;
+pub mod tree;
+
+use draconis_front::fuse::{Activity, Behaviour, Server};
+
+use kernel::Kernel;
+use tree::Memory;
+
+/// Serves a tree to a kernel whose messages the test says, until the test is done.
+pub fn with_kernel(tree: &Memory, test: impl FnOnce(&mut Kernel)) {
+    let (mut kernel, device) = Kernel::new();
+    let activity = Activity::default();
+    std::thread::scope(|scope| {
+        let server = Server::new(tree, Behaviour::default());
+        let activity = &activity;
+        let served = scope.spawn(move || server.serve(device, activity));
+        test(&mut kernel);
+        drop(kernel);
+        served.join().unwrap().unwrap();
+    });
+}

@@ -1,0 +1,275 @@
+//! The front between a tree in memory and a kernel whose messages are said here: what goes
+//! to the tree, what comes back, and what is done with messages that make no sense.
+
+mod common;
+
+use common::kernel::*;
+use common::tree::Memory;
+use common::with_kernel;
+use draconis_exchange::contract::{Kept, Kind, Refusal};
+
+const EINVAL: i32 = 22;
+const EPERM: i32 = 1;
+const ENOSYS: i32 = 38;
+const ENODATA: i32 = 61;
+
+/// Flags of an answer to opening.
+const DIRECT_IO: u32 = 1;
+const KEEP_CACHE: u32 = 2;
+
+/// Of a write: it comes from the kernel's cache; it goes past its pages.
+const FROM_CACHE: u32 = 1;
+const DIRECT: u32 = 2;
+
+#[test]
+fn what_is_written_is_read_in_any_lengths() {
+    let tree = Memory::new();
+    with_kernel(&tree, |kernel| {
+        let file = kernel.create(1, "file").unwrap_err();
+        assert_eq!(file, ENOSYS, "opening needs no message here, so making does not open");
+        let file = tree.add(1, b"file", Kind::File);
+        let mut expected = vec![];
+        // Some lengths twice and more, so that they are expected, and others after them.
+        for (nth, len) in [1024, 1024, 1024, 1024, 7, 7, 7, 65536, 65536, 65536, 1024, 0, 131_072]
+            .into_iter()
+            .enumerate()
+        {
+            let bytes = vec![nth as u8 + 1; len];
+            assert_eq!(kernel.write(file, expected.len() as u64, &bytes, 0), Ok(len as u32));
+            expected.extend(bytes);
+        }
+        kernel.fsync(file).unwrap();
+        let read = kernel.read(file, 0, 131_072).unwrap();
+        assert!(read == expected[..131_072]);
+        let len = expected.len();
+        assert!(kernel.read(file, len as u64 - 9, 100).unwrap() == expected[len - 9..]);
+        assert_eq!(kernel.read(file, len as u64, 100), Ok(vec![]));
+        assert_eq!(kernel.read(file, 0, 0), Ok(vec![]));
+        assert_eq!(kernel.read(77, 0, 10), Err(2));
+        assert_eq!(kernel.read(file, 0, u32::MAX), Err(EINVAL), "more than a request can be");
+    });
+}
+
+#[test]
+fn a_write_from_the_cache_is_written_whole() {
+    let tree = Memory::new();
+    let file = tree.add(1, b"file", Kind::File);
+    with_kernel(&tree, |kernel| {
+        tree.state().write_most = Some(1000);
+        for nth in 0..4u64 {
+            let bytes = [nth as u8 + 1; 4096];
+            assert_eq!(kernel.write(file, nth * 4096, &bytes, FROM_CACHE), Ok(4096));
+            assert_eq!(kernel.write(file, nth * 4096, &bytes, 0), Ok(1000), "told as it is");
+        }
+        let read = kernel.read(file, 0, 16384).unwrap();
+        assert!(read.chunks(4096).zip(1..).all(|(piece, byte)| piece == [byte; 4096]));
+        tree.state().write_most = Some(0);
+        assert_eq!(kernel.write(file, 0, &[9; 100], FROM_CACHE), Err(28), "no space");
+    });
+}
+
+#[test]
+fn a_direct_write_beside_pages_is_told_before_it_is_answered() {
+    let tree = Memory::new();
+    let file = tree.add(1, b"file", Kind::File);
+    with_kernel(&tree, |kernel| {
+        kernel.write(file, 0, &[1; 8192], DIRECT).unwrap();
+        assert!(kernel.notices.is_empty(), "there are no pages yet");
+        kernel.read(file, 0, 4096).unwrap();
+        kernel.write(file, 4096, &[2; 4096], DIRECT).unwrap();
+        let (code, body) = kernel.notices.pop_front().expect("told before the answer");
+        assert_eq!((code, long(&body, 0), long(&body, 8), long(&body, 16)), (2, file, 4096, 4096));
+        // With privileges taken away, attributes are told of as well.
+        let kill = 1 << 2;
+        kernel.write(file, 0, &[3; 512], DIRECT | kill).unwrap();
+        let told: Vec<_> =
+            kernel.notices.drain(..).map(|(_, body)| long(&body, 8) as i64).collect();
+        assert_eq!(told, [-1, 0]);
+    });
+}
+
+#[test]
+fn names_are_counted_and_forgotten() {
+    let tree = Memory::new();
+    let file = tree.add(1, b"file", Kind::File);
+    with_kernel(&tree, |kernel| {
+        for _ in 0..2 {
+            let entry = kernel.lookup(1, "file").unwrap();
+            assert_eq!((long(&entry, 0), long(&entry, 8)), (file, 3));
+        }
+        let none = kernel.lookup(1, "nothing").unwrap();
+        assert_eq!(long(&none, 0), 0, "that there is none may be remembered");
+        kernel.send(FORGET, file, &2u64.to_ne_bytes());
+        // Nothing answers a forget; the next question comes after it.
+        kernel.ask(GETATTR, file, &[0; 16]).unwrap();
+    });
+    assert_eq!(tree.state().holds.get(&file), Some(&0));
+}
+
+/// The entries of a listing with attributes: node of the entry, offset of the next, name.
+fn plus(mut bytes: &[u8]) -> Vec<(u64, u64, String)> {
+    let mut all = vec![];
+    while !bytes.is_empty() {
+        let (node, next) = (long(bytes, 0), long(bytes, 128 + 8));
+        let name_len = word(bytes, 128 + 16) as usize;
+        let name = String::from_utf8(bytes[152..152 + name_len].to_vec()).unwrap();
+        all.push((node, next, name));
+        bytes = &bytes[(152 + name_len).next_multiple_of(8)..];
+    }
+    all
+}
+
+#[test]
+fn a_listing_goes_on_where_it_ended_and_holds_what_it_gives() {
+    let tree = Memory::new();
+    for nth in 0..40 {
+        tree.add(1, format!("name {nth:02}").as_bytes(), Kind::File);
+    }
+    let mut found = vec![];
+    with_kernel(&tree, |kernel| {
+        let mut offset = 0u64;
+        loop {
+            let fixed = words(&[1000, 0, 0, 0, 0, 0]);
+            let body = [&[0; 8][..], &offset.to_ne_bytes(), &fixed].concat();
+            let answer = kernel.ask(READDIRPLUS, 1, &body).unwrap();
+            assert!(answer.len() <= 1000);
+            let Some((_, next, _)) = plus(&answer).last().cloned() else { break };
+            offset = next;
+            found.extend(plus(&answer));
+        }
+    });
+    let names: Vec<_> = found.iter().map(|(_, _, name)| name.clone()).collect();
+    let expected: Vec<_> = [".", ".."]
+        .into_iter()
+        .map(String::from)
+        .chain((0..40).map(|nth| format!("name {nth:02}")))
+        .collect();
+    assert_eq!(names, expected);
+    let state = tree.state();
+    for (node, _, name) in &found {
+        let held = if name.starts_with('.') { 0 } else { *node };
+        assert_eq!(state.holds.get(&held).copied().unwrap_or(0), i64::from(held != 0), "{name}");
+    }
+}
+
+#[test]
+fn opening_says_what_the_kernel_may_keep() {
+    let tree = Memory::new();
+    let file = tree.add(1, b"file", Kind::File);
+    let open = |kernel: &mut Kernel| kernel.ask(OPEN, file, &[0; 8]).map(|it| word(&it, 8));
+    with_kernel(&tree, |kernel| {
+        assert_eq!(open(kernel), Err(ENOSYS), "never again");
+        for (kept, flags) in [(Kept::Valid, KEEP_CACHE), (Kept::Stale, 0), (Kept::Never, DIRECT_IO)]
+        {
+            tree.state().opening = Some(Ok(kept));
+            assert_eq!(open(kernel).map(|it| it & (KEEP_CACHE | DIRECT_IO)), Ok(flags));
+        }
+        tree.state().opening = Some(Err(Refusal::NotPermitted));
+        assert_eq!(open(kernel), Err(EPERM));
+        tree.state().opening = Some(Ok(Kept::Valid));
+        let made = kernel.create(1, "made").unwrap();
+        assert_eq!(tree.state().nodes[&1].names[&b"made"[..]], made);
+        assert_eq!(kernel.create(1, "made"), Ok(made), "not exclusive");
+    });
+}
+
+#[test]
+fn attributes_are_set_and_read_at_the_length_that_is_asked() {
+    let tree = Memory::new();
+    let file = tree.add(1, b"file", Kind::File);
+    let get = |kernel: &mut Kernel, name: &str, room: u32| {
+        kernel.ask(GETXATTR, file, &[&words(&[room, 0])[..], name.as_bytes(), b"\0"].concat())
+    };
+    with_kernel(&tree, |kernel| {
+        let value = vec![7; 5000];
+        let fixed = words(&[value.len() as u32, 0, 0, 0]);
+        let body = [&fixed[..], b"user.long\0", &value].concat();
+        assert_eq!(kernel.ask(SETXATTR, file, &body), Ok(vec![]));
+        assert_eq!(get(kernel, "user.long", 0).map(|it| word(&it, 0)), Ok(5000));
+        assert_eq!(get(kernel, "user.long", 5000), Ok(value));
+        assert_eq!(get(kernel, "user.long", 4999), Err(34));
+        assert_eq!(get(kernel, "user.none", 10), Err(ENODATA));
+        let beyond = [&words(&[9000, 0, 0, 0])[..], b"user.a\0", b"value"].concat();
+        assert_eq!(kernel.ask(SETXATTR, file, &beyond), Err(EINVAL));
+    });
+}
+
+#[test]
+fn flags_are_changed_and_the_kernel_told() {
+    let tree = Memory::new();
+    let file = tree.add(1, b"file", Kind::File);
+    with_kernel(&tree, |kernel| {
+        let ioctl = |command: u32, flags: u32| words(&[0, 0, 0, command, 0, 0, 4, 4, flags]);
+        kernel.ask(IOCTL, file, &ioctl(0x4008_6602, 0x10)).unwrap();
+        assert_eq!(
+            kernel.notices.pop_front().map(|(code, body)| (code, long(&body, 0))),
+            Some((2, file))
+        );
+        let told = kernel.ask(IOCTL, file, &ioctl(0x8008_6601, 0)).unwrap();
+        assert_eq!(word(&told, 16), 0x10);
+    });
+    assert_eq!(tree.state().nodes[&file].flags, 0x10);
+}
+
+#[test]
+fn the_handshake_agrees_on_what_both_can_do() {
+    with_kernel(&Memory::new(), |kernel| {
+        let all = words(&[7, 41, 1 << 17, u32::MAX, u32::MAX]);
+        let body = [&all[..], &[0; 44]].concat();
+        let answer = kernel.ask(INIT, 0, &body).unwrap();
+        assert_eq!((word(&answer, 0), answer.len()), (7, 64));
+        let none = [&words(&[7, 41, 1 << 17, 0, 0])[..], &[0; 44]].concat();
+        assert_eq!(kernel.ask(INIT, 0, &none).map(|it| word(&it, 12)), Ok(0));
+    });
+}
+
+/// Numbers that look random, from a seed.
+fn random(seed: &mut u64) -> u64 {
+    *seed ^= *seed << 13;
+    *seed ^= *seed >> 7;
+    *seed ^= *seed << 17;
+    *seed
+}
+
+#[test]
+fn messages_that_make_no_sense_harm_nobody() {
+    let tree = Memory::new();
+    let file = tree.add(1, b"file", Kind::File);
+    // What changes nothing here may be asked for; the others would not be answered at all.
+    let asked = [LOOKUP, GETATTR, MKDIR, UNLINK, OPEN, READ, FSYNC, SETXATTR, GETXATTR];
+    let more = [INIT, OPENDIR, CREATE, IOCTL, READDIRPLUS];
+    let opcodes: Vec<u32> = asked.into_iter().chain(more).collect();
+    with_kernel(&tree, |kernel| {
+        let mut seed = 0x9e37_79b9_7f4a_7c15;
+        for nth in 0..3000 {
+            let opcode = opcodes[random(&mut seed) as usize % opcodes.len()];
+            let len = random(&mut seed) as usize % 120;
+            let body: Vec<u8> = (0..len)
+                .map(|_| if random(&mut seed) & 1 == 0 { 0 } else { random(&mut seed) as u8 })
+                .collect();
+            let node = random(&mut seed) % 4;
+            kernel.send_bytes(&request(opcode, nth * 2 + 2, node, &body));
+            // Short of its header, or of what its length says, it may be left unanswered; what
+            // comes next is answered.
+            if nth % 100 == 0 {
+                kernel.send_bytes(&request(opcode, 1, node, &[])[..(nth / 100) as usize + 1]);
+            }
+            let sent = u64::MAX - nth * 2;
+            kernel.send_bytes(&request(GETATTR, sent, file, &[0; 16]));
+            let answer = loop {
+                match kernel.receive() {
+                    (unique, answer) if unique == sent => break answer,
+                    _ => {}
+                }
+            };
+            assert_eq!(answer.map(|it| it.len()), Ok(104));
+        }
+        // Writes whose lengths lie, among those that are expected.
+        for len in [1024u32, 1024, 1024, 5, 2000, u32::MAX] {
+            let fixed = words(&[len, 0, 0, 0, 0, 0]);
+            let body = [&[0; 16][..], &fixed, &[1; 1024]].concat();
+            let answer = kernel.ask(WRITE, file, &body);
+            assert_eq!(answer.is_ok(), len <= 1024, "{len}: {answer:?}");
+        }
+    });
+}

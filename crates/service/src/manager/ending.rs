@@ -1,0 +1,196 @@
+//! How a mount ends, or turns read-only, because it was asked to.
+
+use std::path::Path;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::fs::OFlags;
+
+use super::{Ask, CLOSE_WAIT, Manager, Mount, NotDetached, Phase, SERVE_WAIT, lock};
+use crate::claimed::said;
+use crate::holders::is_held_in_sight;
+use crate::options::MountOptions;
+use crate::table;
+
+/// How long a worker may take to answer when its mount is taken away by force.
+const FORCE_WAIT: Duration = Duration::from_secs(2);
+/// How long what uses a mount, and cannot be seen, may take to end; and how often that is
+/// looked at.
+const BUSY_WAIT: Duration = Duration::from_millis(500);
+const BUSY_PAUSE: Duration = Duration::from_millis(10);
+/// How long the kernel may take to write back what programs have changed, when the manager
+/// is asked to end while files are open.
+const SYNC_WAIT: Duration = Duration::from_secs(30);
+/// How long an unmounted worker may take to end by itself.
+const END_WAIT: Duration = Duration::from_secs(10);
+
+impl Manager {
+    /// Takes a mount point away, and waits a moment for users of it that are not to be seen.
+    pub(super) fn detach(&self, mount_point: &Path, force: bool) -> Result<(), NotDetached> {
+        let until = Instant::now() + BUSY_WAIT;
+        loop {
+            let detached = self.front.detach(mount_point, force);
+            let held = || table::at(mount_point).is_none_or(|mount| is_held_in_sight(&mount));
+            if detached != Err(NotDetached::Busy) || Instant::now() > until || held() {
+                return detached;
+            }
+            std::thread::sleep(BUSY_PAUSE);
+        }
+    }
+
+    /// Unmounts, and waits until the worker is gone and the volume free. Of a mount that was
+    /// dead it says what had happened.
+    pub(super) fn unmount(
+        &self,
+        mount: &Arc<Mount>,
+        force: bool,
+    ) -> Result<Option<String>, String> {
+        self.wait_while(mount, Some(SERVE_WAIT), |mount| mount.phase() == Phase::Starting);
+        let mount_point = &mount.mount_point;
+        if force && mount.is_served() && !mount.answers(FORCE_WAIT) {
+            // The kernel would wait for it, too, to tell it that the mount goes.
+            log::error!("{}: its worker does not answer, and is killed", mount_point.display());
+            mount.kill();
+            self.wait_while(mount, Some(END_WAIT), Mount::is_served);
+        }
+        // Of a dead mount there is nothing that could be lost, by any of its users.
+        let detached = self.detach(mount_point, force || mount.is_dead());
+        match detached {
+            // It died, or was taken away by another, while we were at it.
+            Err(_) if mount.is_ending() => {}
+            detached => detached.map_err(|why| why.sentence(mount_point))?,
+        }
+        if let Phase::Ended { why, dead: true } = mount.phase() {
+            lock(&self.mounts).retain(|_, other| !Arc::ptr_eq(other, mount));
+            self.tell();
+            return Ok(why);
+        }
+        let patient = !force && !lock(&mount.state).status.read_only;
+        let wait = if patient { CLOSE_WAIT } else { END_WAIT };
+        if !self.wait_while(mount, Some(wait), Mount::is_served) {
+            return Err(format!(
+                "{} is unmounted, but its worker still runs: files are open there",
+                mount_point.display()
+            ));
+        }
+        match mount.phase() {
+            // Who forces it does so because of the worker.
+            Phase::Ended { why: Some(why), .. } if !force => {
+                Err(format!("{}: {why}", mount_point.display()))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Makes a mount read-only, with everything brought home and the volume marked as
+    /// unmounted, or writable again.
+    pub(super) fn remount(&self, mount: &Mount, read_only: bool) -> Result<(), String> {
+        if mount.phase() != Phase::Serving {
+            return Err("nothing serves it; clear it with draconis umount".into());
+        }
+        if lock(&mount.state).status.read_only == read_only {
+            return Ok(());
+        }
+        if !rustix::process::geteuid().is_root() {
+            return Err("only root may remount; unmount it and mount it again".into());
+        }
+        let options = MountOptions { read_only, ..mount.options.clone() };
+        let kernel = || {
+            let done = self.front.remount(&mount.mount_point, &mount.volume, &options);
+            done.map_err(|why| match why {
+                NotDetached::Busy => "it is busy: files are open for writing there".to_string(),
+                NotDetached::Failed(why) => why,
+            })
+        };
+        let worker = || {
+            let asks = lock(&mount.state).asks.clone();
+            let (done, wait) = channel();
+            let sent = asks.is_some_and(|asks| asks.send(Ask::ReadOnly(read_only, done)).is_ok());
+            let answer = wait.recv_timeout(CLOSE_WAIT).ok().filter(|_| sent);
+            answer.unwrap_or_else(|| Err("its worker does not answer".into()))
+        };
+        // The kernel never lets through what the worker would refuse.
+        if read_only {
+            kernel()?;
+            worker()?;
+        } else {
+            worker()?;
+            kernel()?;
+        }
+        lock(&mount.state).status.read_only = read_only;
+        Ok(())
+    }
+
+    /// Waits while `mount` is in the table and something holds of it, for so long at most;
+    /// says whether that has ended.
+    pub(super) fn wait_while(
+        &self,
+        mount: &Arc<Mount>,
+        wait: Option<Duration>,
+        holds: impl Fn(&Mount) -> bool,
+    ) -> bool {
+        let until = wait.map(|wait| Instant::now() + wait);
+        let mut mounts = lock(&self.mounts);
+        while holds(mount) && mounts.values().any(|other| Arc::ptr_eq(other, mount)) {
+            mounts = match until {
+                None => self.ended.wait(mounts).unwrap_or_else(PoisonError::into_inner),
+                Some(until) => {
+                    let Some(left) = until.checked_duration_since(Instant::now()) else {
+                        return false;
+                    };
+                    let waited = self.ended.wait_timeout(mounts, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+        true
+    }
+
+    /// Unmounts everything, in use or not. What programs have changed is brought home;
+    /// what they change after that is refused.
+    pub fn unmount_all(&self) {
+        let mounts: Vec<Arc<Mount>> = lock(&self.mounts).values().cloned().collect();
+        for mount in mounts {
+            if let Err(why) = self.end(&mount) {
+                log::error!("{why}");
+            }
+        }
+    }
+
+    pub(super) fn end(&self, mount: &Arc<Mount>) -> Result<(), String> {
+        let Err(in_use) = self.unmount(mount, false) else { return Ok(()) };
+        if !mount.is_served() {
+            return Err(in_use);
+        }
+        write_back(&mount.mount_point);
+        let detached = self.front.detach(&mount.mount_point, true);
+        detached.map_err(|why| why.sentence(&mount.mount_point))?;
+        let asks = lock(&mount.state).asks.clone();
+        let (done, wait) = channel();
+        if asks.is_some_and(|asks| asks.send(Ask::Close(done)).is_ok()) {
+            // The end is dropped when it is done: that is the answer.
+            let _ = wait.recv_timeout(CLOSE_WAIT);
+        }
+        Ok(())
+    }
+}
+
+/// Has the kernel write back what it keeps of a mount. A worker that hangs may hang this,
+/// too, and is then left behind.
+fn write_back(mount_point: &Path) {
+    let path = mount_point.to_path_buf();
+    let (done, wait) = channel();
+    std::thread::spawn(move || {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = rustix::fs::open(&path, flags, rustix::fs::Mode::empty());
+        let synced = opened.and_then(rustix::fs::syncfs);
+        // Whoever waited has gone on if nobody hears this.
+        let _ = done.send(synced);
+    });
+    match wait.recv_timeout(SYNC_WAIT) {
+        Ok(Ok(())) => {}
+        Ok(Err(errno)) => log::error!("{}", said(mount_point, errno)),
+        Err(_) => log::error!("{}: it does not answer", mount_point.display()),
+    }
+}

@@ -1,0 +1,260 @@
+//! How a mount begins: its place is taken, a worker started, the directory attached.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::fs::FileType;
+
+use super::watching::resident_bytes;
+use super::{Ask, Manager, Mount, MountState, Phase, SERVE_WAIT, lock};
+use crate::claimed::{Claimed, Keep, identity, said};
+use crate::options::MountOptions;
+use crate::process::{StartError, Worker};
+use crate::protocol::MountStatus;
+use crate::sandbox::Confinement;
+use crate::table;
+
+/// How long a mount that is just ending may take to give its volume and directory back.
+const GIVE_BACK_WAIT: Duration = Duration::from_secs(3);
+
+impl Manager {
+    /// Mounts `volume` on `mount_point` and returns what the user should be told; with
+    /// `replace` a dead mount of ours is cleared first.
+    ///
+    /// # Errors
+    /// A sentence for the user.
+    pub fn mount(
+        self: &Arc<Self>,
+        volume: PathBuf,
+        mount_point: PathBuf,
+        options: MountOptions,
+        replace: bool,
+    ) -> Result<Vec<String>, String> {
+        let identity = identity(&volume)?;
+        if replace {
+            self.clear(&mount_point)?;
+        }
+        // The place in the table is taken first: two requests for one volume cannot both pass.
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let status = first_status(&volume, &mount_point, &options);
+        let state =
+            MountState { phase: Phase::Starting, device: None, asks: None, worker: None, status };
+        let mount =
+            Arc::new(Mount { volume, identity, mount_point, options, state: Mutex::new(state) });
+        self.enter(id, &mount)?;
+        let started = check_mount_point(&mount.mount_point)
+            .and_then(|()| Claimed::open(&mount.volume, mount.options.read_only, GIVE_BACK_WAIT))
+            .and_then(|claimed| self.start(id, &mount, claimed));
+        if started.is_err() {
+            self.leave(id);
+        }
+        started
+    }
+
+    /// Takes a dead mount of ours away, whichever manager it had.
+    pub(super) fn clear(&self, mount_point: &Path) -> Result<(), String> {
+        if let Some(mount) = self.find(mount_point).filter(|mount| mount.is_dead()) {
+            return self.unmount(&mount, true).map(drop);
+        }
+        match table::at(mount_point) {
+            Some(entry) if entry.is_ours() && entry.answers() == table::Answer::Dead => {
+                let detached = self.front.detach(mount_point, true);
+                detached.map_err(|why| why.sentence(mount_point))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn enter(&self, id: u64, mount: &Arc<Mount>) -> Result<(), String> {
+        let until = Instant::now() + GIVE_BACK_WAIT;
+        let mut mounts = lock(&self.mounts);
+        loop {
+            mounts.retain(|_, other| !other.was_cleared());
+            let Some((other, why)) = conflict(&mounts, mount) else { break };
+            // One that is just ending gives back what it has.
+            let left = until.checked_duration_since(Instant::now());
+            let Some(left) = left.filter(|_| other.is_ending()) else { return Err(why) };
+            mounts =
+                self.ended.wait_timeout(mounts, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        lock(&self.lost).retain(|lost| lost.mount_point != mount.mount_point);
+        mounts.insert(id, mount.clone());
+        Ok(())
+    }
+
+    pub(super) fn leave(&self, id: u64) {
+        lock(&self.mounts).remove(&id);
+        self.ended.notify_all();
+    }
+
+    pub(super) fn start(
+        self: &Arc<Self>,
+        id: u64,
+        mount: &Arc<Mount>,
+        claimed: Claimed,
+    ) -> Result<Vec<String>, String> {
+        let Claimed { image, disk, note, mut keep } = claimed;
+        let read_only = disk.is_none();
+        let options = MountOptions { read_only, ..mount.options.clone() };
+        let started = Worker::start(image, disk, &options);
+        let mut worker = started.map_err(|error| match error {
+            StartError::Refused(why) => format!("{}: {why}", mount.volume.display()),
+            other => other.to_string(),
+        })?;
+        let options = MountOptions { read_only: worker.read_only, ..options };
+        let attached = self.attach(mount, &mut keep, &options);
+        let fuse = attached.inspect_err(|_| worker.kill())?;
+        let device = table::at(&mount.mount_point).map(|entry| entry.device);
+        lock(&mount.state).device = device;
+        let given = worker.give(&fuse);
+        let given = given.map_err(|error| format!("the worker died before it served: {error}"));
+        if let Err(why) = given.and_then(|()| wait_until_served(&mut worker)) {
+            worker.kill();
+            self.clean(mount);
+            return Err(why);
+        }
+        let mut notes: Vec<String> = note.into_iter().collect();
+        notes.extend(worker.notes.iter().cloned());
+        self.front.tune(&mount.mount_point);
+        let (asks, asked) = channel();
+        let exits = asks.clone();
+        let pid = worker.pid();
+        {
+            let mut state = lock(&mount.state);
+            state.phase = Phase::Serving;
+            state.asks = Some(asks);
+            state.worker = worker.pidfd().ok();
+            let MountStatus { worker_pid, state, read_only, sandbox, memory_bytes, .. } =
+                &mut state.status;
+            (*worker_pid, *state) = (pid, "serving".into());
+            (*read_only, *sandbox) = (worker.read_only, worker.confinement.clone());
+            *memory_bytes = resident_bytes(pid);
+        }
+        self.tell();
+        log::info!(
+            "{} is mounted on {}, served by process {pid}",
+            mount.volume.display(),
+            mount.mount_point.display()
+        );
+        worker.when_it_ends(move |exit| {
+            // Nobody listens any more only if the watcher has ended, which then knows.
+            let _ = exits.send(Ask::Died(exit));
+        });
+        let (manager, mount) = (self.clone(), mount.clone());
+        std::thread::spawn(move || {
+            // The volume is given back as this returns.
+            let why = manager.watch(&mount, worker, &asked);
+            drop(keep);
+            // Closing our descriptor of the connection is what ends the waits of clients.
+            drop(fuse);
+            manager.has_ended(id, &mount, why);
+        });
+        Ok(notes)
+    }
+
+    /// Attaches a mount; one that writes has a block device as its source where that can be
+    /// done, since only then does the kernel pass `sync` on.
+    pub(super) fn attach(
+        &self,
+        mount: &Mount,
+        keep: &mut Keep,
+        options: &MountOptions,
+    ) -> Result<OwnedFd, String> {
+        let Mount { mount_point, volume, .. } = mount;
+        let attach =
+            |device: Option<&Path>| self.front.attach(mount_point, volume, device, options);
+        let is_root = rustix::process::geteuid().is_root();
+        if options.block_device == Some(true) && !is_root {
+            return Err("mount option 'fuseblk' is for root only; leave it out".into());
+        }
+        let may = is_root && options.source.is_none();
+        if options.read_only || !options.block_device.unwrap_or(may) {
+            return attach(None);
+        }
+        let attached = keep.source(volume).and_then(|source| attach(Some(&source.path)));
+        attached.or_else(|why| {
+            if options.block_device == Some(true) {
+                return Err(format!("mount option 'fuseblk' cannot be had: {why}"));
+            }
+            log::info!("{}: not mounted as a block device: {why}", volume.display());
+            keep.guard_again(volume)?;
+            attach(None)
+        })
+    }
+}
+
+/// What of `mounts` has the volume or the directory that `mount` wants, and how to say it.
+fn conflict(mounts: &BTreeMap<u64, Arc<Mount>>, mount: &Mount) -> Option<(Arc<Mount>, String)> {
+    mounts.values().find_map(|other| {
+        let (volume, at) = (other.volume.display(), other.mount_point.display());
+        let why = if other.is_served() && other.identity == mount.identity {
+            format!("{} is already mounted on {at}", mount.volume.display())
+        } else if other.mount_point != mount.mount_point {
+            return None;
+        } else if other.is_dead() {
+            dead_there(&other.mount_point, &other.volume)
+        } else {
+            format!("{at} is already a mount point, of {volume}")
+        };
+        Some((other.clone(), why))
+    })
+}
+
+fn dead_there(mount_point: &Path, volume: &Path) -> String {
+    let (at, volume) = (mount_point.display(), volume.display());
+    format!(
+        "{at} has a dead mount of {volume} on it: clear it with draconis umount, or mount with \
+         --replace"
+    )
+}
+
+/// Waits for the first request, by which the kernel sets the mount up: before it the
+/// kernel's own settings would overwrite what [`Front::tune`] sets.
+fn wait_until_served(worker: &mut Worker) -> Result<(), String> {
+    let until = Instant::now() + SERVE_WAIT;
+    loop {
+        match worker.status(until) {
+            Ok(told) if told.requests > 0 => return Ok(()),
+            Ok(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(1)),
+            Ok(_) => return Err("the kernel did not begin to use the mount".into()),
+            Err(fault) => return Err(format!("the worker was lost before it served: {fault}")),
+        }
+    }
+}
+
+fn first_status(volume: &Path, mount_point: &Path, options: &MountOptions) -> MountStatus {
+    MountStatus {
+        volume: volume.to_path_buf(),
+        mount_point: mount_point.to_path_buf(),
+        worker_pid: 0,
+        state: "starting".into(),
+        why: None,
+        read_only: options.read_only,
+        sandbox: Confinement::default(),
+        memory_bytes: 0,
+        disk: None,
+        worker: None,
+    }
+}
+
+fn check_mount_point(mount_point: &Path) -> Result<(), String> {
+    let name = mount_point.display();
+    // Asked first: a mount whose worker is gone does not answer `stat`.
+    match table::at(mount_point) {
+        Some(entry) if entry.is_ours() && entry.answers() == table::Answer::Dead => {
+            return Err(dead_there(mount_point, &entry.volume()));
+        }
+        Some(_) => return Err(format!("{name} is already a mount point")),
+        None => {}
+    }
+    let stat = rustix::fs::stat(mount_point).map_err(|errno| said(mount_point, errno))?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Directory => Ok(()),
+        _ => Err(format!("{name} is not a directory")),
+    }
+}

@@ -1,0 +1,296 @@
+//! The directory contract, served by a volume: from messages to the library's operations.
+
+use draconis_exchange::contract::directory::{
+    Create, CreateUnnamed, DirectoryServer, Entries, Entry, Enumerate, GetAttributes, GetXattr,
+    Link, ListXattr, Lookup, MakeDirectory, Open, RENAME_EXCHANGE, RENAME_NO_REPLACE,
+    RENAME_WHITEOUT, ReadLink, RemoveDirectory, RemoveXattr, Rename, SetAttributes, SetFlags,
+    SetXattr, Symlink, SyncVolume, Unlink,
+};
+use draconis_exchange::contract::{
+    AccessTimes, Attributes, Kept, Kind, Name, Node, Refusal, without_privileges,
+};
+use draconis_exchange::heap::Block;
+use draconis_exchange::omission::Omission;
+use draconis_ext::{Cookie, InodeNumber, NewNode, Renaming, Whiteout, XattrSet};
+
+use super::{VolumeTree, inode, refusal};
+
+/// The ACL of new nodes in a directory; where there is one, the umask counts for nothing.
+const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
+/// Flags of `setxattr`, as Linux numbers them.
+const XATTR_CREATE: u32 = 1;
+const XATTR_REPLACE: u32 = 2;
+
+impl DirectoryServer for VolumeTree {
+    fn lookup(&self, request: &mut Lookup) -> Result<Attributes, Refusal> {
+        let parent = inode(request.parent)?;
+        let found = match request.name.as_bytes() {
+            b"." => self.itself(parent)?,
+            name => self.volume.lookup(parent, name).map_err(refusal)?,
+        };
+        self.attributes(found)
+    }
+
+    fn get_attributes(&self, request: &mut GetAttributes) -> Result<Attributes, Refusal> {
+        self.attributes(inode(request.node)?)
+    }
+
+    fn enumerate(&self, request: &mut Enumerate) -> Result<u32, Refusal> {
+        let len = self.list(request)?;
+        if !request.no_atime && !self.no_directory_atime {
+            self.was_read(request.node);
+        }
+        Ok(len)
+    }
+
+    fn read_link(&self, request: &mut ReadLink) -> Result<u32, Refusal> {
+        let target = self.volume.read_link(inode(request.node)?).map_err(refusal)?;
+        let len = fill(&mut request.buffer, &target)?;
+        self.was_read(request.node);
+        Ok(len)
+    }
+
+    fn get_xattr(&self, request: &mut GetXattr) -> Result<u32, Refusal> {
+        let value = self.volume.xattr(inode(request.node)?, request.name.as_bytes());
+        fill(&mut request.buffer, &value.map_err(refusal)?)
+    }
+
+    fn list_xattr(&self, request: &mut ListXattr) -> Result<u32, Refusal> {
+        let names = self.volume.xattr_names(inode(request.node)?).map_err(refusal)?;
+        let list: Vec<u8> = names.iter().flat_map(|name| [&name[..], b"\0"].concat()).collect();
+        fill(&mut request.buffer, &list)
+    }
+
+    fn create(&self, request: &mut Create) -> Result<Attributes, Refusal> {
+        let kind = Kind::from_mode(request.mode).ok_or(Refusal::Invalid)?;
+        if matches!(kind, Kind::Directory | Kind::Symlink) {
+            return Err(Refusal::Invalid);
+        }
+        let mode = self.permissions_in(request.parent, request.mode, request.umask)?;
+        let (uid, gid, device) = (request.uid, request.gid, request.device);
+        let new = NewNode { kind, mode, uid, gid, device, target: &[] };
+        self.make(request.parent, &request.name, &new)
+    }
+
+    fn create_unnamed(&self, request: &mut CreateUnnamed) -> Result<Attributes, Refusal> {
+        let mode = self.permissions_in(request.parent, request.mode, request.umask)?;
+        let (kind, uid, gid) = (Kind::File, request.uid, request.gid);
+        let new = NewNode { kind, mode, uid, gid, device: (0, 0), target: &[] };
+        let made = self.volume.create_unnamed(inode(request.parent)?, &new).map_err(refusal)?;
+        self.attributes(made)
+    }
+
+    fn open(&self, request: &mut Open) -> Result<Kept, Refusal> {
+        let node = inode(request.node)?;
+        if !Omission::OpenFlags.is_made() {
+            self.volume.may_open(node, request.access).map_err(refusal)?;
+        }
+        let read = request.access.read;
+        let listed = self.no_directory_atime && self.attributes(node)?.kind == Kind::Directory;
+        let due =
+            read && !listed && self.volume.is_access_due(node) && !Omission::AccessTime.is_made();
+        let strict = self.volume.access_times() == AccessTimes::Strict;
+        Ok(match due {
+            false => Kept::Valid,
+            true if strict => Kept::Never,
+            true => Kept::Stale,
+        })
+    }
+
+    fn make_directory(&self, request: &mut MakeDirectory) -> Result<Attributes, Refusal> {
+        let mode = self.permissions_in(request.parent, request.mode, request.umask)?;
+        let (kind, uid, gid) = (Kind::Directory, request.uid, request.gid);
+        let new = NewNode { kind, mode, uid, gid, device: (0, 0), target: &[] };
+        self.make(request.parent, &request.name, &new)
+    }
+
+    fn symlink(&self, request: &mut Symlink) -> Result<Attributes, Refusal> {
+        let target = front_of(&request.target, request.len)?;
+        let (kind, mode, uid, gid) = (Kind::Symlink, 0o777, request.uid, request.gid);
+        let new = NewNode { kind, mode, uid, gid, device: (0, 0), target: &target };
+        self.make(request.parent, &request.name, &new)
+    }
+
+    fn link(&self, request: &mut Link) -> Result<Attributes, Refusal> {
+        let (node, parent) = (inode(request.node)?, inode(request.parent)?);
+        self.volume.link(node, parent, request.name.as_bytes()).map_err(refusal)?;
+        self.names_changed()?;
+        self.attributes(node)
+    }
+
+    fn unlink(&self, request: &mut Unlink) -> Result<(), Refusal> {
+        let parent = inode(request.parent)?;
+        self.volume.unlink(parent, request.name.as_bytes()).map_err(refusal)?;
+        self.names_changed()
+    }
+
+    fn remove_directory(&self, request: &mut RemoveDirectory) -> Result<(), Refusal> {
+        let parent = inode(request.parent)?;
+        self.volume.remove_directory(parent, request.name.as_bytes()).map_err(refusal)?;
+        self.names_changed()
+    }
+
+    fn rename(&self, request: &mut Rename) -> Result<(), Refusal> {
+        let how = match request.flags & !RENAME_WHITEOUT {
+            0 => Renaming::Replace,
+            RENAME_NO_REPLACE => Renaming::NoReplace,
+            RENAME_EXCHANGE => Renaming::Exchange,
+            _ => return Err(Refusal::Invalid),
+        };
+        let (from, to) = (inode(request.from)?, inode(request.to)?);
+        let (name, new_name) = (request.name.as_bytes(), request.new_name.as_bytes());
+        let plain = request.flags & RENAME_WHITEOUT == 0 || Omission::Whiteout.is_made();
+        let renamed = if plain {
+            self.volume.rename(from, name, to, new_name, how)
+        } else {
+            let whiteout = Whiteout { uid: request.uid, gid: request.gid };
+            self.volume.rename_with_whiteout(from, name, to, new_name, how, whiteout)
+        };
+        renamed.map_err(refusal)?;
+        self.names_changed()
+    }
+
+    fn set_attributes(&self, request: &mut SetAttributes) -> Result<Attributes, Refusal> {
+        let node = inode(request.node)?;
+        let mut change = request.change;
+        if change.clear_privileges.is_some() {
+            let now = self.volume.attributes(node).map_err(refusal)?;
+            let mode = change.mode.unwrap_or(now.mode);
+            let left = without_privileges(mode, now.gid, change.clear_privileges);
+            if now.kind != Kind::Directory && left != mode {
+                change.mode = Some(left);
+            }
+        }
+        let changed = self.volume.set_attributes(node, &change).map_err(refusal)?;
+        self.contents_changed()?;
+        Ok(Attributes { node: Node(node.0.into()), ..changed })
+    }
+
+    fn set_flags(&self, request: &mut SetFlags) -> Result<Attributes, Refusal> {
+        let node = inode(request.node)?;
+        self.volume.set_flags(node, request.flags).map_err(refusal)?;
+        self.contents_changed()?;
+        self.attributes(node)
+    }
+
+    fn set_xattr(&self, request: &mut SetXattr) -> Result<(), Refusal> {
+        let how = match request.flags {
+            0 => XattrSet::Any,
+            XATTR_CREATE if Omission::NewXattr.is_made() => XattrSet::Any,
+            XATTR_CREATE => XattrSet::Create,
+            XATTR_REPLACE => XattrSet::Replace,
+            _ => return Err(Refusal::Invalid),
+        };
+        let value = front_of(&request.value, request.len)?;
+        let (node, name) = (inode(request.node)?, request.name.as_bytes());
+        let clear_setgid = request.clear_setgid && !Omission::ListSetgid.is_made();
+        self.volume.set_xattr(node, name, &value, how, clear_setgid).map_err(refusal)?;
+        self.contents_changed()
+    }
+
+    fn remove_xattr(&self, request: &mut RemoveXattr) -> Result<(), Refusal> {
+        let node = inode(request.node)?;
+        self.volume.remove_xattr(node, request.name.as_bytes()).map_err(refusal)?;
+        self.contents_changed()
+    }
+
+    fn sync_volume(&self, _: &mut SyncVolume) -> Result<(), Refusal> {
+        self.make_durable()
+    }
+}
+
+impl VolumeTree {
+    /// A node under its own number, of any kind: so file handles are found again. Numbers that
+    /// no name leads to, as that of a journal, are none.
+    fn itself(&self, node: InodeNumber) -> Result<InodeNumber, Refusal> {
+        let first = self.volume.superblock().first_inode;
+        let named = node == InodeNumber::ROOT || node >= first;
+        let found = named && !Omission::Handles.is_made();
+        if found { Ok(node) } else { Err(Refusal::NotFound) }
+    }
+
+    fn list(&self, request: &mut Enumerate) -> Result<u32, Refusal> {
+        let dir = inode(request.node)?;
+        let (cookie, with_attributes) = (Cookie(request.cookie), request.with_attributes);
+        let dots = self.volume.options().dots;
+        let mut entries = Entries::new(&mut request.buffer);
+        let mut why = None;
+        self.volume
+            .entries(dir, cookie, dots, |found| {
+                let found = match found {
+                    Ok(found) => found,
+                    Err(damage) => {
+                        why = Some(refusal(damage.error));
+                        return false;
+                    }
+                };
+                // A name that is none cannot be asked for either: damage, but not of the rest.
+                let Ok(name) = Name::new(found.name) else { return true };
+                let entry = Entry {
+                    cookie: found.next.0,
+                    node: Node(found.inode.0.into()),
+                    kind: found.kind,
+                    name,
+                    attributes: with_attributes
+                        .then(|| self.attributes(found.inode).ok())
+                        .flatten(),
+                };
+                let fits = entries.push(&entry);
+                if fits && with_attributes && found.kind == Some(Kind::Directory) {
+                    self.volume.will_list(found.inode);
+                }
+                if !fits && entries.is_empty() {
+                    why = Some(Refusal::BufferTooSmall);
+                }
+                fits
+            })
+            .map_err(refusal)?;
+        match why {
+            // What came before the damage is delivered first; the next question meets it.
+            Some(why) if entries.is_empty() => Err(why),
+            _ => Ok(entries.len()),
+        }
+    }
+
+    fn make(&self, parent: Node, name: &Name, new: &NewNode<'_>) -> Result<Attributes, Refusal> {
+        let parent = inode(parent)?;
+        let mut new = *new;
+        if self.directory_group {
+            new.gid = self.attributes(parent)?.gid;
+        }
+        let made = self.volume.create(parent, name.as_bytes(), &new).map_err(refusal)?;
+        self.names_changed()?;
+        self.attributes(made)
+    }
+
+    /// The permission bits of a new node: the umask takes some away, unless the directory
+    /// has an ACL for that.
+    fn permissions_in(&self, parent: Node, mode: u32, umask: u32) -> Result<u32, Refusal> {
+        if mode & umask == 0 || Omission::Umask.is_made() {
+            return Ok(mode);
+        }
+        let parent = inode(parent)?;
+        let has_acl = self.volume.inode(parent).map_err(refusal)?.has_attributes()
+            && self.volume.xattr(parent, DEFAULT_ACL).is_ok();
+        Ok(if has_acl { mode } else { mode & !umask })
+    }
+}
+
+/// Copies an answer of any length into a buffer; an empty buffer asks for the length.
+fn fill(buffer: &mut Block, bytes: &[u8]) -> Result<u32, Refusal> {
+    if !buffer.is_empty() && buffer.copy_in(0, bytes) < bytes.len() {
+        return Err(Refusal::BufferTooSmall);
+    }
+    Ok(bytes.len() as u32)
+}
+
+/// The first `len` bytes of a block.
+fn front_of(block: &Block, len: u32) -> Result<Vec<u8>, Refusal> {
+    let len = len as usize;
+    if len > block.len() {
+        return Err(Refusal::Invalid);
+    }
+    let mut bytes = vec![0; len];
+    block.copy_out(0, &mut bytes);
+    Ok(bytes)
+}

@@ -1,0 +1,131 @@
+//! The file contract, served by a volume.
+
+use draconis_exchange::contract::file::{
+    FileServer, GetAttributes, Read, Reserve, Seek, Sync as SyncFile, Write,
+};
+use draconis_exchange::contract::{AttributeChange, Attributes, Node, Refusal, without_privileges};
+use draconis_exchange::heap::Piece;
+use draconis_ext::InodeNumber;
+
+use super::{VolumeTree, inode, refusal};
+
+/// Most that is written in one go from a buffer that is not private memory, in bytes.
+const PIECE_BYTES: usize = 128 << 10;
+
+/// One file of a volume.
+#[derive(Clone, Copy)]
+pub struct VolumeFile<'a> {
+    tree: &'a VolumeTree,
+    node: Node,
+}
+
+impl<'a> VolumeFile<'a> {
+    pub(super) fn new(tree: &'a VolumeTree, node: Node) -> Self {
+        Self { tree, node }
+    }
+}
+
+impl FileServer for VolumeFile<'_> {
+    fn read(&self, request: &mut Read) -> Result<u32, Refusal> {
+        if !request.fits() {
+            return Err(Refusal::Invalid);
+        }
+        let node = inode(self.node)?;
+        let mut done = 0;
+        // The library stops before damage, and at the ends of its pieces. A short answer
+        // means the end of the file here: the kernel would cut it there.
+        while done < request.len {
+            let (at, left) = (request.offset + u64::from(done), request.len - done);
+            let piece = self.tree.volume.read(node, at, left as usize).map_err(refusal)?;
+            if piece.is_empty() {
+                break;
+            }
+            let at = (request.buffer_offset + done) as usize;
+            done += request.buffer.put(at, Piece::new(piece)) as u32;
+        }
+        if !request.no_atime {
+            self.tree.was_read(self.node);
+        }
+        Ok(done)
+    }
+
+    fn write(&self, request: &mut Write) -> Result<u32, Refusal> {
+        if !request.fits() {
+            return Err(Refusal::Invalid);
+        }
+        let node = inode(self.node)?;
+        if request.clear_privileges {
+            self.clear_privileges(node)?;
+        }
+        let (from, len) = (request.buffer_offset as usize, request.len as usize);
+        let (volume, offset) = (&self.tree.volume, request.offset);
+        let written = match (request.buffer.lent(), request.buffer.bytes()) {
+            ([lent], _) if lent.len() >= from + len => {
+                volume.write_lent(node, offset, &lent.slice(from..from + len)).map_err(refusal)?
+            }
+            (_, Some(bytes)) => {
+                volume.write(node, offset, &bytes[from..from + len]).map_err(refusal)?
+            }
+            // Shared memory cannot be lent to the library: by way of a private piece.
+            _ => self.write_pieces(node, request)?,
+        };
+        self.tree.contents_changed()?;
+        Ok(written as u32)
+    }
+
+    fn get_attributes(&self, _: &mut GetAttributes) -> Result<Attributes, Refusal> {
+        self.tree.attributes(inode(self.node)?)
+    }
+
+    fn seek(&self, request: &mut Seek) -> Result<Option<u64>, Refusal> {
+        let what = if request.hole { draconis_ext::Seek::Hole } else { draconis_ext::Seek::Data };
+        self.tree.volume.seek(inode(self.node)?, request.offset, what).map_err(refusal)
+    }
+
+    fn reserve(&self, request: &mut Reserve) -> Result<(), Refusal> {
+        let Reserve { offset, len, how } = *request;
+        self.tree.volume.reserve(inode(self.node)?, offset, len, how).map_err(refusal)?;
+        self.tree.contents_changed()
+    }
+
+    fn sync(&self, request: &mut SyncFile) -> Result<(), Refusal> {
+        if !self.tree.writing {
+            return Ok(());
+        }
+        self.tree.volume.sync_inode(inode(self.node)?, request.data_only).map_err(refusal)
+    }
+}
+
+impl VolumeFile<'_> {
+    fn write_pieces(&self, node: InodeNumber, request: &Write) -> Result<usize, Refusal> {
+        let len = request.len as usize;
+        let mut piece = vec![0; len.min(PIECE_BYTES)];
+        let mut done = 0;
+        while done < len {
+            let want = (len - done).min(piece.len());
+            request.buffer.copy_out(request.buffer_offset as usize + done, &mut piece[..want]);
+            let at = request.offset + done as u64;
+            match self.tree.volume.write(node, at, &piece[..want]) {
+                Ok(written) => done += written,
+                // What was written before is told first.
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(refusal(error)),
+            }
+            if !done.is_multiple_of(PIECE_BYTES) {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    fn clear_privileges(&self, node: InodeNumber) -> Result<(), Refusal> {
+        let volume = &self.tree.volume;
+        let now = volume.attributes(node).map_err(refusal)?;
+        let left = without_privileges(now.mode, now.gid, None);
+        if left == now.mode {
+            return Ok(());
+        }
+        let change = AttributeChange { mode: Some(left), ..AttributeChange::default() };
+        volume.set_attributes(node, &change).map(drop).map_err(refusal)
+    }
+}
