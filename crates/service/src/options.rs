@@ -125,7 +125,7 @@ const WRITING_BYTES: u64 = 64 << 20;
 /// An option that is not one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OptionError {
-    /// Nobody knows it.
+    /// It is unknown.
     #[error("unknown mount option '{0}'; see draconis-mount(1)")]
     Unknown(String),
     /// It needs a value, or another one.
