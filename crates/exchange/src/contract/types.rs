@@ -216,15 +216,15 @@ pub enum AccessTimes {
 }
 
 impl AccessTimes {
-    /// Each with its name among the options of mount(8).
+    /// Each with its name in messages between a manager and its clients.
     pub const NAMES: [(&'static str, AccessTimes); 4] = [
-        ("relatime", AccessTimes::Relative),
-        ("noatime", AccessTimes::Never),
-        ("strictatime", AccessTimes::Strict),
-        ("lazytime", AccessTimes::Lazy),
+        ("relative", AccessTimes::Relative),
+        ("never", AccessTimes::Never),
+        ("strict", AccessTimes::Strict),
+        ("lazy", AccessTimes::Lazy),
     ];
 
-    /// The one that an option names.
+    /// The one with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::NAMES.into_iter().find(|(of, _)| *of == name).map(|(_, times)| times)
     }
