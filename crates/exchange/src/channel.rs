@@ -362,7 +362,7 @@ impl<C: Contract, S: State<Contract = C>> Caller<C, S> {
 }
 
 /// An end in a message: only a server's, and only before its first message, so that
-/// nobody else can be using it.
+/// it has no other user.
 impl<C: Contract> Field for Server<C> {
     // By name: a contract may carry ends of itself. The fingerprint travels with the end.
     const KIND: u64 = kind("Server", &[kind(C::NAME, &[])]);

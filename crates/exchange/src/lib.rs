@@ -6,8 +6,8 @@
 //!      └──────────── blocks of the exchange heap ───────────────┘
 //! ```
 //!
-//! Law 1: a [`heap::Block`] has one owner, and it comes home.
-//! Law 2: nobody waits for ever.
+//! Law 1: a [`heap::Block`] has one owner, and returns to it.
+//! Law 2: no end waits for ever.
 //! Law 3: believe nothing a peer can write.
 //!
 //! Unsafe code lives in [`shm`] and [`channel::thread`] and nowhere else. This crate does

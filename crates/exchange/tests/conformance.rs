@@ -51,7 +51,7 @@ conform! {
         a_refused_end_comes_back,
         bulk_comes_back,
         a_reply_that_was_sent_is_heard_before_the_closing,
-        a_request_that_nobody_reads_comes_home,
+        an_unread_request_comes_home,
         a_request_to_a_closed_server_comes_home,
         a_silent_server_is_given_up_and_its_late_reply_comes_home,
         a_thousand_binds_use_the_same_lanes,
@@ -205,7 +205,7 @@ fn a_reply_that_was_sent_is_heard_before_the_closing<T: Transport>() {
     }
 }
 
-fn a_request_that_nobody_reads_comes_home<T: Transport>() {
+fn an_unread_request_comes_home<T: Transport>() {
     let (transport, directory) = T::start::<Directory>(Role::CloseAfter(0));
     let (client, server) = transport.pair::<File>();
     // The end travels in a request that the server drops unread, and closes then.
@@ -220,7 +220,7 @@ fn a_request_that_nobody_reads_comes_home<T: Transport>() {
 
 fn a_request_to_a_closed_server_comes_home<T: Transport>() {
     let (transport, directory) = T::start::<Directory>(Role::Close);
-    // Time to close; if it takes longer, the request is one that nobody reads.
+    // Time to close; if it takes longer, the request stays unread.
     std::thread::sleep(Duration::from_millis(100));
     let (client, server) = transport.pair::<File>();
     let waiting = client.send(read(&transport));

@@ -232,7 +232,7 @@ fn random(seed: &mut u64) -> u64 {
 }
 
 #[test]
-fn messages_that_make_no_sense_harm_nobody() {
+fn messages_that_make_no_sense_do_no_harm() {
     let tree = Memory::new();
     let file = tree.add(1, b"file", Kind::File);
     // What changes nothing here may be asked for; the others would not be answered at all.

@@ -20,7 +20,7 @@ impl Directory {
     /// for root, else `$XDG_RUNTIME_DIR/draconis`, else `/tmp/draconis-UID`.
     ///
     /// # Errors
-    /// When it cannot be made, or belongs to somebody else.
+    /// When it cannot be made, or belongs to another user.
     pub fn open() -> std::io::Result<Self> {
         let uid = rustix::process::geteuid();
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
@@ -31,7 +31,7 @@ impl Directory {
             _ => PathBuf::from(format!("/tmp/draconis-{}", uid.as_raw())),
         };
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
-        // Whoever owns the directory answers our requests.
+        // The owner of the directory answers our requests.
         let found = std::fs::symlink_metadata(&path)?;
         if !found.is_dir() || found.uid() != uid.as_raw() || found.mode() & 0o022 != 0 {
             let text = format!("{}: must be a directory that only you can write", path.display());

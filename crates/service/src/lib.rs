@@ -6,7 +6,7 @@
 //!   library ── local (a thread instead of a process) ──────────────▶ volume ──▶ ext
 //! ```
 //!
-//! This crate knows ext and the contracts. It does not know FUSE: whoever puts the program
+//! This crate knows ext and the contracts. It does not know FUSE: the one who puts the program
 //! together passes a [`manager::Front`] and a [`worker::Serve`].
 #![deny(unsafe_code)]
 

@@ -4,7 +4,7 @@
 //!   Caller<Directory> ── channel (blocks are moved) ──▶ thread ── volume ──▶ ext
 //! ```
 //!
-//! What keeps it apart is safe Rust, not the kernel: the parser has no memory but what it
+//! What isolates it is safe Rust, not the kernel: the parser has no memory but what it
 //! was given, and a panic of it closes the end that it was serving. Use it for volumes one
 //! trusts, or in a process that has confined itself; a [`worker`](crate::worker) is for
 //! the others. The contracts are the same, and so is what is written over them.
@@ -78,7 +78,7 @@ impl Local {
     }
 
     /// Opens the volume in `image` for reading and writing, as [`Local::open`] does for
-    /// reading. Changes are handed to the disk when they are many, when somebody waits for
+    /// reading. Changes are handed to the disk when they are many, when a client waits for
     /// them and when [`VolumeTree::close`] is called, which should be.
     ///
     /// # Errors

@@ -121,7 +121,7 @@ impl Manager {
                 let manager = manager.clone();
                 std::thread::spawn(move || {
                     manager.serve(&client);
-                    // Under the lock, or whoever waits for it could miss it.
+                    // Under the lock, or a waiter could miss it.
                     let mounts = lock(&manager.mounts);
                     manager.clients.fetch_sub(1, Ordering::Relaxed);
                     manager.ended.notify_all();

@@ -64,7 +64,7 @@ pub struct MountOptions {
     pub remount: bool,
 }
 
-/// Times of access in JSON: by the names of mount(8).
+/// Times of access in JSON, as managers and clients of any age say them.
 mod by_name {
     use draconis_exchange::contract::AccessTimes;
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
@@ -125,7 +125,7 @@ const WRITING_BYTES: u64 = 64 << 20;
 /// An option that is not one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OptionError {
-    /// Nobody knows it.
+    /// It is unknown.
     #[error("unknown mount option '{0}'; see draconis-mount(1)")]
     Unknown(String),
     /// It needs a value, or another one.
@@ -490,6 +490,17 @@ mod tests {
             assert!(said.contains(name) && said.contains(why), "{said}");
             assert!(!WITHOUT_EFFECT.contains(name));
         }
+    }
+
+    #[test]
+    fn times_of_access_have_the_names_that_a_running_manager_knows() {
+        let text = serde_json::to_string(&MountOptions::default()).unwrap();
+        assert!(text.contains(r#""access_times":"relative""#), "{text}");
+        let strict = text.replace(r#""relative""#, r#""strict""#);
+        let options: MountOptions = serde_json::from_str(&strict).unwrap();
+        assert_eq!(options.access_times, AccessTimes::Strict);
+        let none = text.replace(r#""relative""#, r#""relatime""#);
+        assert!(serde_json::from_str::<MountOptions>(&none).is_err());
     }
 
     #[test]

@@ -157,7 +157,7 @@ impl Worker {
             .stdout(Stdio::null())
             .spawn()?;
         let pid = child.id();
-        // A child that nobody has waited for keeps its number.
+        // A child that was not waited for keeps its number.
         let raw = Pid::from_raw(pid as i32)
             .ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotFound))?;
         let pidfd =
@@ -297,7 +297,7 @@ impl Worker {
         }
     }
 
-    /// What it said before it ended. It is a sentence of somebody who is not trusted.
+    /// What it said before it ended. It is a sentence of a process that is not trusted.
     pub fn last_words(&self) -> String {
         let mut said = vec![];
         // It is gone, so there is an end; and what cannot be read was not said.
@@ -338,7 +338,7 @@ impl Drop for Worker {
         self.kill();
         self.reap();
         if let Some(disk) = self.disk.take() {
-            // What was taken whole is written before the volume is anybody else's.
+            // What was taken whole is written before the volume is free for others.
             disk.join();
         }
     }

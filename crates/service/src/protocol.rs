@@ -74,7 +74,7 @@ pub enum Reply {
     Status(Status),
     /// A mount has ended.
     Ended {
-        /// Why, if not because somebody asked for it.
+        /// Why, if not because it was asked for.
         why: Option<String>,
     },
     /// It is not done.

@@ -90,7 +90,7 @@ pub fn at(path: &Path) -> Option<Entry> {
     entries().into_iter().rfind(|entry| entry.at == path)
 }
 
-/// Mounts of ours whose server is gone: those of `user`, or of everybody for root.
+/// Mounts of ours whose server is gone: those of `user`, or of all users for root.
 pub fn dead(user: rustix::process::Uid) -> Vec<Entry> {
     let all = entries().into_iter();
     let own = all.filter(|it| it.is_ours() && (user.is_root() || it.user == Some(user.as_raw())));

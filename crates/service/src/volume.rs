@@ -165,7 +165,7 @@ pub struct VolumeTree {
 /// What is durable before it is answered.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Durable {
-    /// What somebody waits for.
+    /// What a process waits for.
     OnRequest,
     /// Every change of a directory.
     Names,
@@ -218,7 +218,7 @@ impl VolumeTree {
         self.write_back
     }
 
-    /// Brings everything home and marks the volume as unmounted. Later changes are refused.
+    /// Writes everything and marks the volume as unmounted. Later changes are refused.
     ///
     /// # Errors
     /// What stopped writing, now or before, for the user.

@@ -83,7 +83,7 @@ pub fn run(serve: impl Serve, memory_limit_bytes: Option<u64>) -> Result<(), Str
         .map_err(|error| error.to_string())?;
     let end =
         session.server::<Volume>(VOLUME_LANE).ok_or("the session has no lane for a volume")?;
-    // However the conversation ends, there is nobody to serve for any more.
+    // However the conversation ends, there is no manager to serve for any more.
     volume::serve(end, &*worker, PATIENCE).map_err(|error| format!("the manager is gone: {error}"))
 }
 

@@ -60,7 +60,7 @@ impl RemoteDisk {
     /// for a sector a lane at the least; without, the blocks themselves are sent.
     ///
     /// # Errors
-    /// [`Error::Gone`] when nobody answers, or the answer makes no sense.
+    /// [`Error::Gone`] when there is no answer, or the answer makes no sense.
     pub fn new(
         ends: Vec<Client<disk::Disk>>,
         blocks: Option<Blocks>,
@@ -204,7 +204,7 @@ impl Shared {
     /// What each reader does until the disk is dropped.
     fn read_ahead(&self) {
         let mut ahead = self.lock();
-        // Closing breaks the promises that still wait: nobody can be there to hear them.
+        // Closing breaks the promises that still wait: no waiter can be left.
         while !ahead.closing {
             match ahead.elevator.pop() {
                 Some(Request { at, into, promise }) => {

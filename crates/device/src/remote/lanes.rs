@@ -1,8 +1,8 @@
 //! The lanes of a remote disk: lent to one request at a time, urgent requests first.
 //!
 //! ```text
-//!   Now    reads that somebody waits for, chains     any lane
-//!   Ahead  reads that nobody waits for yet           one lane is left to others
+//!   Now    awaited reads, chains                   any lane
+//!   Ahead  reads ahead                               one lane is left to others
 //!   Long   settle and wait                           half of the lanes at most
 //! ```
 //!
@@ -36,9 +36,9 @@ struct State {
 /// How soon a request needs its lane.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Need {
-    /// Before everybody else.
+    /// Before all others.
     Now,
-    /// Once nobody is more urgent, and leaving one lane to whoever will be.
+    /// Once no request is more urgent, and leaving one lane to those that will be.
     Ahead,
     /// As `Ahead`, and it may take as long as a flush.
     Long,
@@ -86,7 +86,7 @@ impl Lanes {
         state.urgent -= urgent;
         state.long += usize::from(need == Need::Long && end.is_ok());
         drop(state);
-        // Fewer urgent requests wait: somebody else may have one now.
+        // Fewer urgent requests wait: another may have a lane now.
         self.changed.notify_all();
         Ok(Lane { lanes: self, caller: Some(Caller::new(end?, self.patience)), need })
     }

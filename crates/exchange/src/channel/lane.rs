@@ -8,8 +8,8 @@
 //! Law 1: a line holds one message; the contract's alternation is what empties it, so
 //! there is no shared index for a peer to bend.
 //! Law 2: a message is copied once, then judged; the shared bytes are not looked at again.
-//! Law 3: what a lost message carried is found again: a reply that nobody awaits any more
-//! is drained, a request that nobody read is taken back, the rest comes home with the
+//! Law 3: what a lost message carried is found again: a reply without a waiter
+//! is drained, an unread request is taken back, the rest returns with the
 //! peer's death.
 
 use std::{
@@ -104,7 +104,7 @@ impl Place {
 pub(super) struct Reader {
     place: Place,
     line_at: usize,
-    got: u16,
+    received: u16,
     fingerprint: u64,
     copy: Box<[u8; LINE_BYTES]>,
 }
@@ -112,17 +112,17 @@ pub(super) struct Reader {
 impl Reader {
     fn new(place: Place, fingerprint: u64) -> Self {
         let line_at = place.incoming() * LINE_STRIDE;
-        Self { place, line_at, got: 0, fingerprint, copy: Box::new([0; LINE_BYTES]) }
+        Self { place, line_at, received: 0, fingerprint, copy: Box::new([0; LINE_BYTES]) }
     }
 
     /// The head of a message that was not taken yet.
     fn look(&self, session: &Session) -> Result<Option<Head>, Violation> {
         // Sequentially consistent: a sleeper looks after it has said that it sleeps.
         let head = Head::from_bits(session.shared().long(self.line_at).load(SeqCst));
-        if head.epoch != self.place.epoch || head.seq == self.got {
+        if head.epoch != self.place.epoch || head.seq == self.received {
             return Ok(None);
         }
-        if head.seq != self.got.wrapping_add(1) {
+        if head.seq != self.received.wrapping_add(1) {
             return Err(Violation::Turn);
         }
         if usize::from(head.len) > LINE_BYTES {
@@ -135,10 +135,10 @@ impl Reader {
         closed_word(self.place, session)
     }
 
-    /// Copies the message out, so that nobody can change it any more.
+    /// Copies the message out, so that its sender cannot change it any more.
     fn take(&mut self, session: &Session, head: Head) -> Result<(), Violation> {
         let shared = session.shared();
-        if self.got == 0 {
+        if self.received == 0 {
             let theirs = shared.long(self.line_at + FINGERPRINT_AT).load(Relaxed);
             if theirs != self.fingerprint {
                 return Err(Violation::Fingerprint);
@@ -148,7 +148,7 @@ impl Reader {
         for (i, into) in self.copy.as_chunks_mut::<8>().0[..words].iter_mut().enumerate() {
             *into = shared.long(self.line_at + PAYLOAD_AT + i * 8).load(Relaxed).to_ne_bytes();
         }
-        self.got = head.seq;
+        self.received = head.seq;
         Ok(())
     }
 
@@ -163,12 +163,12 @@ impl Reader {
 }
 
 /// A request whose client has gone: its goods must still come home, in a late reply or,
-/// if nobody read it, out of its own line.
+/// if it stays unread, out of its own line.
 pub(super) struct Orphan {
     reader: Reader,
     awaits: Turn,
     request: Sent,
-    homing: Homing,
+    reclaim: Reclaim,
 }
 
 /// A message as it was packed.
@@ -190,13 +190,13 @@ impl Orphan {
             (Ok(Some(head)), _) => {
                 let admitted = self.awaits.admit(head.tag.into()).is_ok();
                 if admitted && self.reader.take(session, head).is_ok() {
-                    (self.homing.drain)(&self.reader, session, head);
+                    (self.reclaim.drain)(&self.reader, session, head);
                 }
                 true
             }
             (Ok(None), Some(got)) => {
                 if got != self.request.head.seq {
-                    self.homing.take_back(session, &self.request);
+                    self.reclaim.take_back(session, &self.request);
                 }
                 true
             }
@@ -211,26 +211,26 @@ pub(super) struct LaneLink {
     session: Arc<Session>,
     reader: Reader,
     out_at: usize,
-    /// The last message, to take it back should nobody read it.
+    /// The last message, to take it back should it stay unread.
     sent: Sent,
     failed: Option<Lost>,
     /// The turn in which an answer is awaited.
     awaits: Option<Turn>,
     spin: Spin,
     table: &'static crate::contract::fsm::Fsm,
-    /// Knows the types of the messages, for the way home.
-    homing: Homing,
+    /// Knows the types of the messages, to reclaim their goods.
+    reclaim: Reclaim,
     given: bool,
 }
 
-/// How to bring messages home whose types are known to the link only.
+/// How to reclaim the goods of messages whose types are known to the link only.
 #[derive(Clone, Copy)]
-struct Homing {
+struct Reclaim {
     drain: fn(&Reader, &Arc<Session>, Head),
     unsend: fn(&Arc<Session>, &[u8], Head),
 }
 
-impl Homing {
+impl Reclaim {
     fn take_back(self, session: &Arc<Session>, sent: &Sent) {
         (self.unsend)(session, &sent.bytes[..usize::from(sent.head.len)], sent.head);
     }
@@ -264,9 +264,9 @@ impl LaneLink {
             awaits: None,
             spin: Spin::new(),
             table: C::TABLE,
-            homing: match place.side {
-                Sender::Client => Homing::of::<C::ToServer, C::ToClient>(),
-                Sender::Server => Homing::of::<C::ToClient, C::ToServer>(),
+            reclaim: match place.side {
+                Sender::Client => Reclaim::of::<C::ToServer, C::ToClient>(),
+                Sender::Server => Reclaim::of::<C::ToClient, C::ToServer>(),
             },
             given: false,
         }
@@ -344,7 +344,7 @@ impl<Tx: Wire, Rx: Wire> Link<Tx, Rx> for LaneLink {
         self.sent.head.tag = tag.into();
         self.sent.head.len = len;
         if self.failed.is_some() {
-            self.homing.take_back(&self.session, &self.sent);
+            self.reclaim.take_back(&self.session, &self.sent);
             return;
         }
         self.sent.head.seq = self.sent.head.seq.wrapping_add(1);
@@ -387,7 +387,7 @@ impl<Tx: Wire, Rx: Wire> Link<Tx, Rx> for LaneLink {
     }
 
     fn give(mut self: Box<Self>) -> Option<LaneName> {
-        let unused = self.sent.head.seq == 0 && self.reader.got == 0;
+        let unused = self.sent.head.seq == 0 && self.reader.received == 0;
         if self.place().side == Sender::Client || !unused {
             return None;
         }
@@ -409,21 +409,21 @@ impl Drop for LaneLink {
             && usize::from(head.tag) < self.table.messages.len()
             && self.reader.take(&session, head).is_ok()
         {
-            (self.homing.drain)(&self.reader, &session, head);
+            (self.reclaim.drain)(&self.reader, &session, head);
         }
         // Its maker uses a lane again once the server says that it closed: by then our
         // own table must say so, too.
         if self.place().side == Sender::Server {
             session.end_dropped(self.place());
         }
-        let bits = closed_bits(self.place().epoch, self.reader.got);
+        let bits = closed_bits(self.place().epoch, self.reader.received);
         session.shared().long(self.out_at + CLOSED_AT).store(bits, SeqCst);
         self.wake();
         if self.awaits.is_some() {
             self.leave_orphan();
         }
         self.set_awaiting(None);
-        // And not before a late reply has somebody to look for it.
+        // And not before a late reply has an owner that looks for it.
         if self.place().side == Sender::Client {
             session.end_dropped(self.place());
         }
@@ -440,7 +440,7 @@ impl LaneLink {
         let head = self.sent.head;
         let bytes = std::mem::replace(&mut self.sent.bytes, Box::new([0; LINE_BYTES]));
         let request = Sent { head, bytes };
-        self.session.adopt(Orphan { reader, awaits, request, homing: self.homing });
+        self.session.adopt(Orphan { reader, awaits, request, reclaim: self.reclaim });
     }
 }
 
@@ -511,7 +511,7 @@ impl GoodsIn for Arrived<'_> {
     }
 }
 
-/// Takes the goods back of a message that nobody read.
+/// Takes the goods back of an unread message.
 struct NeverSent<'a> {
     session: &'a Arc<Session>,
 }

@@ -434,7 +434,7 @@ impl Session {
         let [rung, died] = [fds[0].revents(), fds[1].revents()];
         self.note_death(died);
         if rung.contains(PollFlags::IN) {
-            // Somebody may have drained it meanwhile; it does not block.
+            // It may have been drained meanwhile; it does not block.
             let _ = io::read(&self.bells[bell], &mut [0; 8]);
         }
         Ok(())
@@ -505,7 +505,7 @@ impl Session {
     }
 
     /// Brings home what can come home: late replies, and all of a dead peer's slots once
-    /// nobody has a message of it left to read.
+    /// no message of it is left to read.
     pub(super) fn settle(self: &Arc<Self>) {
         // Taken out first: settling drops ends, which settle in their turn.
         let mut orphans = std::mem::take(&mut *lock(&self.orphans));

@@ -80,7 +80,7 @@ mod model {
             Self { word: AtomicU32::new(value), entry: Mutex::new(()), queue: Condvar::new() }
         }
 
-        /// Compares and enqueues in one step, as the kernel does. Nobody's time runs out.
+        /// Compares and enqueues in one step, as the kernel does. No deadline passes.
         pub(in super::super) fn wait(&self, expected: u32, _: Duration) {
             let entry = self.entry.lock().unwrap();
             if self.word.load(Relaxed) == expected {

@@ -47,7 +47,7 @@ crate::contract! {
                 -> AckProperties { properties: DiskProperties } => Ready
                  | NakProperties why Refusal => Ready;
 
-            /// Fills the whole of `buffer` from `at_bytes`. With `urgent` somebody waits
+            /// Fills the whole of `buffer` from `at_bytes`. With `urgent` a process waits
             /// for it; otherwise it is read ahead, behind everything urgent.
             call read: Read (buffer: Block) { at_bytes: u64, urgent: bool }
                 -> AckRead {} => Ready

@@ -12,7 +12,7 @@ use crate::channel::{Core, Server};
 // Sending allocates nothing, so messages stand unboxed in the enums: large variants are
 // meant.
 
-/// A contract: a type nobody can make a value of, naming the text.
+/// A contract: a type without values, naming the text.
 pub trait Contract: Sized + 'static {
     /// Where a channel begins.
     type Start: State<Contract = Self>;
@@ -467,7 +467,7 @@ macro_rules! contract {
                 };
             }
 
-            // Evaluated even if nobody makes a channel.
+            // Evaluated even where no channel is made.
             const _: usize = <$C as text::Contract>::QUEUE;
             const _: () = <$C as text::Contract>::FSM.check(wire::LINE_BYTES);
 

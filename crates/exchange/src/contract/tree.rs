@@ -43,7 +43,7 @@ pub trait Tree: DirectoryServer {
     }
 
     /// One more user of `node`, who may ask for it by number: it lives on without a name
-    /// until everybody has gone. A tree that never changes has nothing to do.
+    /// until all of them have gone. A tree that never changes has nothing to do.
     fn hold(&self, node: Node) {
         let _ = node;
     }

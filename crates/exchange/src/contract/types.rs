@@ -216,15 +216,15 @@ pub enum AccessTimes {
 }
 
 impl AccessTimes {
-    /// Each with its name among the options of mount(8).
+    /// Each with its name in messages between a manager and its clients.
     pub const NAMES: [(&'static str, AccessTimes); 4] = [
-        ("relatime", AccessTimes::Relative),
-        ("noatime", AccessTimes::Never),
-        ("strictatime", AccessTimes::Strict),
-        ("lazytime", AccessTimes::Lazy),
+        ("relative", AccessTimes::Relative),
+        ("never", AccessTimes::Never),
+        ("strict", AccessTimes::Strict),
+        ("lazy", AccessTimes::Lazy),
     ];
 
-    /// The one that an option names.
+    /// The one with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::NAMES.into_iter().find(|(of, _)| *of == name).map(|(_, times)| times)
     }
@@ -259,13 +259,13 @@ pub struct Space {
     pub block_bytes: u32,
     /// All blocks.
     pub blocks: u64,
-    /// Blocks nobody uses.
+    /// Unused blocks.
     pub free_blocks: u64,
     /// Free blocks that an ordinary user may take.
     pub available_blocks: u64,
     /// All inodes.
     pub inodes: u64,
-    /// Inodes nobody uses.
+    /// Unused inodes.
     pub free_inodes: u64,
     /// Longest name, in bytes.
     pub name_bytes_max: u32,
@@ -431,7 +431,7 @@ pub enum Refusal {
     /// It took longer than the deadline.
     #[error("timer expired")]
     Timeout = 23,
-    /// Not allowed to anybody: the inode is immutable or takes appended data only.
+    /// Not allowed to any caller: the inode is immutable or takes appended data only.
     #[error("operation not permitted")]
     NotPermitted = 24,
 }
@@ -508,7 +508,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn privileges_are_those_of_somebody_else() {
+    fn privileges_are_taken_from_those_outside() {
         for (mode, left) in [(0o106755, 0o100755), (0o102644, 0o102644), (0o104600, 0o100600)] {
             assert_eq!(without_privileges(mode, 5, None), left, "{mode:o}");
             let member = Some(Caller { uid: 1, gid: 5 });

@@ -51,7 +51,7 @@ crate::contract! {
                 -> AckStatus { len: u32 } => Running
                  | NakStatus why Refusal => Running;
 
-            /// Ends the mount, whoever uses it: what has changed is durable then.
+            /// Ends the mount, in use or not: what has changed is durable then.
             call unmount: Unmount {}
                 -> AckUnmount {} => Done
                  | NakUnmount why Refusal => Running;

@@ -133,7 +133,7 @@ pub struct Arena {
 /// Where the bytes of one side's slots are. They add up to what the arena has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Audit {
-    /// Nobody uses them.
+    /// Unused.
     pub free_bytes: u64,
     /// In blocks that this side holds.
     pub held_bytes: u64,

@@ -14,7 +14,7 @@ pub const ALIGN_BYTES: usize = 4096;
 #[repr(C, align(4096))]
 pub(super) struct Page([u8; ALIGN_BYTES]);
 
-/// Memory nobody else can reach: page-aligned.
+/// Memory of this process alone: page-aligned.
 pub struct Private {
     pages: Vec<Page>,
     len: usize,

@@ -514,8 +514,8 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
     }
 }
 
-/// What the kernel wants changed. A new owner takes privileges away from the file, whoever
-/// gives it; so does a change of nothing, which is how the kernel says, before it writes to
+/// What the kernel wants changed. A new owner takes privileges away from the file, whichever
+/// caller gives it; so does a change of nothing, which is how the kernel says, before it writes to
 /// the file or makes a hole in it, that the caller may not keep them. A new length says so
 /// itself.
 fn change(attr: &stat64, valid: SetattrValid, caller: Caller) -> AttributeChange {

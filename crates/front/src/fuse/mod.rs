@@ -1,10 +1,10 @@
-//! FUSE: the kernel's requests answered by whoever serves the directory contract.
+//! FUSE: the kernel's requests answered by a server of the directory contract.
 //!
 //! ```text
 //!   mount ──▶ /dev/fuse descriptor ──▶ (another process) ──▶ Server::serve
 //! ```
 //!
-//! Law 1: mounting and serving are apart, so the process that serves needs no path and
+//! Law 1: mounting and serving are two steps, so the process that serves needs no path and
 //! no privilege, and the descriptor can outlive it.
 //! Law 2: the volume changes only through us, so the kernel may keep names, attributes
 //! and pages for as long as it likes; where a change does more than the kernel can know of,

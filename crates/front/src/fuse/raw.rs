@@ -52,7 +52,7 @@ const SETXATTR_CLEAR_SETGID: u32 = 1 << 0;
 const GET_FLAGS: [u32; 2] = [0x8008_6601, 0x8004_6601];
 const SET_FLAGS: [u32; 2] = [0x4008_6602, 0x4004_6602];
 const GET_VERSION: [u32; 2] = [0x8008_7601, 0x8004_7601];
-/// The same flags under other numbers (`struct fsxattr`). Whoever sets flags in the first
+/// The same flags under other numbers (`struct fsxattr`). A program that sets flags in the first
 /// way is asked for them in this one by the kernel.
 const GET_EXTENDED: u32 = 0x801c_581f;
 const SET_EXTENDED: u32 = 0x401c_5820;
@@ -151,7 +151,7 @@ pub(super) struct Write {
     pub len: u32,
     /// The kernel's pages do not have it.
     pub direct: bool,
-    /// Nobody is there to be told that less was written.
+    /// Its writer has gone on and cannot be told that less was written.
     pub from_cache: bool,
     pub clear_privileges: bool,
 }

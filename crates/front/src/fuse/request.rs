@@ -68,8 +68,8 @@ impl Request {
         self.data = None;
         let Self { block, head, expected, .. } = self;
         let block = block.bytes_mut().unwrap_or_default();
-        let apart = head.len() + expected.as_ref().len();
-        let (_, rest) = block.split_at_mut_checked(apart).unwrap_or_default();
+        let before = head.len() + expected.as_ref().len();
+        let (_, rest) = block.split_at_mut_checked(before).unwrap_or_default();
         let parts = &mut [&mut head[..], expected.as_mut(), rest].map(IoSliceMut::new);
         self.len = rustix::io::readv(fuse, parts)?;
         self.arrange();
@@ -89,9 +89,9 @@ impl Request {
             self.data = Some(data);
         } else {
             // Short, as a rule: no request but a write is long.
-            let (head, apart) = (len.min(WRITE_DATA_AT), data_len.min(expected));
+            let (head, behind) = (len.min(WRITE_DATA_AT), data_len.min(expected));
             self.block.copy_in(0, &self.head[..head]);
-            self.block.copy_in(head, &self.expected.as_ref()[..apart]);
+            self.block.copy_in(head, &self.expected.as_ref()[..behind]);
         }
         if writes {
             let repeated = data_len == self.last_write && data_len.is_multiple_of(UNIT_BYTES);
@@ -123,7 +123,7 @@ impl Request {
     /// The request in one piece, and the room for its reply.
     pub(super) fn for_library(&mut self) -> (&mut [u8], &mut [u8]) {
         if let Some(data) = self.data.take() {
-            // A write that makes no sense: nobody else leaves one to the library.
+            // A write that makes no sense: no other is left to the library.
             self.block.copy_in(0, &self.head);
             self.block.copy_from(WRITE_DATA_AT, &data, 0, data.len());
         }

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! On a small machine a second reader costs more in wake-ups than it brings, so there is
-//! one, as long as nobody waits. Whoever reads a request that waits for the disk gives the
+//! one, as long as no request waits. A thread that reads one that waits for the disk gives the
 //! turn to another thread and answers when the disk has: requests behind it go on, and
 //! several that wait share a flush.
 
@@ -39,7 +39,7 @@ use super::request::{REQUEST_BYTES, Request};
 /// Most threads: all but one may wait for the disk.
 const THREADS_MAX: usize = 8;
 
-/// What a server is doing, for whoever watches it.
+/// What a server is doing, for its watcher.
 #[derive(Debug)]
 pub struct Activity {
     start: Instant,
@@ -364,7 +364,7 @@ impl<T: Tree + Sync, F: AsFd + Sync> Turns<'_, '_, T, F> {
                 patience.paid();
                 let Some(header) = Header::of(request.bytes()) else { continue };
                 let away = header.waits() || header.seeks() && self.server.tree.is_writable();
-                if away && self.somebody_else_can_read(scope) {
+                if away && self.another_can_read(scope) {
                     drop(patience);
                     if header.seeks() {
                         self.fetch_pages(header, &request);
@@ -388,7 +388,7 @@ impl<T: Tree + Sync, F: AsFd + Sync> Turns<'_, '_, T, F> {
 
     /// Whether there is a thread to give the turn to; starts one if need be. Asked by the
     /// thread whose turn it is.
-    fn somebody_else_can_read<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> bool {
+    fn another_can_read<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> bool {
         if self.ready.load(Ordering::Relaxed) > 0 {
             return true;
         }
@@ -480,7 +480,7 @@ impl Patience {
     fn wait(&mut self, fuse: impl AsFd) -> io::Result<()> {
         let since = *self.since.get_or_insert_with(Instant::now);
         if since.elapsed() < self.budget {
-            // Whoever else wants this CPU goes first.
+            // Another that wants this CPU goes first.
             rustix::thread::sched_yield();
             return Ok(());
         }

@@ -185,7 +185,7 @@ fn write_back(mount_point: &Path) {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = rustix::fs::open(&path, flags, rustix::fs::Mode::empty());
         let synced = opened.and_then(rustix::fs::syncfs);
-        // Whoever waited has gone on if nobody hears this.
+        // A waiter that has gone on does not hear this.
         let _ = done.send(synced);
     });
     match wait.recv_timeout(SYNC_WAIT) {

@@ -142,7 +142,7 @@ impl Manager {
             mount.mount_point.display()
         );
         worker.when_it_ends(move |exit| {
-            // Nobody listens any more only if the watcher has ended, which then knows.
+            // It is not heard only if the watcher has ended, which then knows.
             let _ = exits.send(Ask::Died(exit));
         });
         let (manager, mount) = (self.clone(), mount.clone());

@@ -191,13 +191,13 @@ fn one_breach_closes_every_lane() {
 }
 
 #[test]
-fn a_full_bell_blocks_nobody_and_a_drained_one_nobody_for_long() {
+fn a_full_bell_blocks_no_end_and_a_drained_one_none_for_long() {
     let (host, guest) = sides();
     for bell in &guest.bells {
         io::write(bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     }
     let server = guest.server::<File>(0).unwrap();
-    let hand = thread::spawn(move || file::serve(server, &Nobody, Duration::from_secs(20)));
+    let hand = thread::spawn(move || file::serve(server, &Refuser, Duration::from_secs(20)));
     let mut caller = Caller::new(host.client::<File>(0).unwrap(), Duration::from_secs(20));
     for _ in 0..100 {
         assert!(caller.call(file::GetAttributes {}).unwrap().is_err());
@@ -224,9 +224,9 @@ fn a_full_bell_blocks_nobody_and_a_drained_one_nobody_for_long() {
     });
 }
 
-struct Nobody;
+struct Refuser;
 
-impl file::FileServer for Nobody {
+impl file::FileServer for Refuser {
     fn read(&self, _: &mut file::Read) -> Result<u32, Refusal> {
         Err(Refusal::Io)
     }
@@ -343,7 +343,7 @@ fn fuzz_server<C: Contract>(
 
 #[test]
 fn random_messages_are_refused_or_served_but_never_trusted() {
-    assert!(fuzz_server::<File>(1, |m| file::answer(&Nobody, m)) > 20);
+    assert!(fuzz_server::<File>(1, |m| file::answer(&Refuser, m)) > 20);
     assert!(fuzz_server::<Disk>(2, |_| None) > 20);
     assert!(fuzz_server::<Volume>(3, |_| None) > 20);
     assert!(fuzz_server::<Directory>(4, |_| None) > 20);
