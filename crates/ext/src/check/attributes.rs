@@ -7,7 +7,7 @@ use super::blocks::Claim;
 use super::complaint::{Complaint, What};
 use crate::Result;
 use crate::blocks::role::Role as BlockRole;
-use crate::format::{le16, le32};
+use crate::format::{le16, le32, xattr};
 use crate::units::index;
 
 /// What a list of attributes starts with.
@@ -72,7 +72,7 @@ pub(super) fn references(check: &Check<'_>) -> Result<()> {
         if check.metadata.has(check.nth(block)) {
             continue;
         }
-        let found = le32(&check.block(block, BlockRole::Attributes)?, 4).unwrap_or(0);
+        let found = xattr::owners(&check.block(block, BlockRole::Attributes)?).unwrap_or(0);
         if found != count {
             let complaint = Complaint::new(What::AttributeReferences).block(block);
             check.log.add(complaint.found(found).expected(count));

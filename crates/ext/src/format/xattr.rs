@@ -8,7 +8,7 @@
 
 pub(crate) mod edit;
 
-use super::{le16, le32};
+use super::{le16, le32, put32};
 use crate::{Error, Result};
 
 const ENTRY_BYTES: usize = 16;
@@ -60,6 +60,16 @@ impl<'a> Attribute<'a> {
     pub fn value(&self) -> Result<&'a [u8]> {
         self.value.ok_or(Error::corrupt("extended attribute: value"))
     }
+}
+
+/// How many inodes share a block of attributes.
+pub(crate) fn owners(block: &[u8]) -> Option<u32> {
+    le32(block, 4)
+}
+
+/// Sets how many inodes share a block of attributes.
+pub(crate) fn set_owners(block: &mut [u8], owners: u32) -> Option<()> {
+    put32(block, 4, owners)
 }
 
 /// A list of attributes.

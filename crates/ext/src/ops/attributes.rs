@@ -13,8 +13,7 @@ use crate::format::acl::Acl;
 use crate::format::features::Compatible;
 use crate::format::inode::{Inode, flags};
 use crate::format::slot::Stamp;
-use crate::format::xattr::{NewAttribute, edit, is_name};
-use crate::format::{le32, put32};
+use crate::format::xattr::{self, NewAttribute, edit, is_name};
 use crate::transaction::Transaction;
 use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
 
@@ -308,7 +307,7 @@ impl Transaction<'_> {
         }
         let bytes = self.block(FsBlock(old.into()), Role::Attributes)?;
         let before = edit::read_block(&bytes)?.len();
-        Ok(le32(&bytes, 4) == Some(1) && edit::read_block(new)?.len() < before)
+        Ok(xattr::owners(&bytes) == Some(1) && edit::read_block(new)?.len() < before)
     }
 
     /// Gives the block of attributes up, or this inode's share of it.
@@ -322,7 +321,7 @@ impl Transaction<'_> {
         if !self.volume.super_.holds(at) {
             return Err(wrong.of_inode(number));
         }
-        let owners = le32(&self.block(at, Role::Attributes)?, 4).unwrap_or(1);
+        let owners = xattr::owners(&self.block(at, Role::Attributes)?).unwrap_or(1);
         let sectors = self.volume.super_.block_bytes / 512;
         self.change_slot(number, |it| {
             it.set_attribute_block(0);
@@ -330,7 +329,7 @@ impl Transaction<'_> {
         })?;
         if owners > 1 {
             return self.change(at, Role::Attributes, |bytes| {
-                put32(bytes, 4, owners.saturating_sub(1));
+                xattr::set_owners(bytes, owners.saturating_sub(1));
             });
         }
         self.free_blocks(at.0, 1)
