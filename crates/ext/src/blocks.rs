@@ -28,6 +28,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use draconis_device::{Disk, Extent, Pending, ReadAnswer, Urgency};
 use draconis_exchange::heap::Block;
 
+pub(crate) use crate::blocks::data::CHUNK_BYTES;
 use crate::blocks::data::{Chunk, Data};
 use crate::blocks::overlay::Overlay;
 use crate::blocks::pool::{Memory, Pool};
@@ -41,8 +42,6 @@ use crate::{Error, FsBlock, Result};
 /// large enough for an inode table or a stretch of small files to take few reads, small
 /// enough for the cache to hold the blocks of many directories.
 const PIECE_BYTES: u64 = 32 << 10;
-/// Files are cached in aligned chunks of this many bytes.
-pub(crate) const CHUNK_BYTES: u64 = 128 << 10;
 
 /// Runs that a small file may have to be read with its neighbours: scattered files have
 /// none.

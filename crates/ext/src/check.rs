@@ -1,12 +1,13 @@
 //! A full check of a volume that changes nothing.
 //!
 //! ```text
-//!   0 superblock, groups        where everything is           layout
-//!   1 inode tables, block maps  which inode claims which block        inodes · blocks · attributes
-//!   2 directory blocks          which directory names which inode         entries · tree
-//!   3 directories               reached from the root?        connect
-//!   4 link counts               as many as names?             counts
-//!   5 bitmaps and counters      as passes 0 to 2 found them?  counts
+//!   0 superblock, groups        where everything is                layout
+//!   1 inode tables, block maps  which inode claims which block     inodes · blocks · attributes
+//!                               and where two claim one            twice
+//!   2 directory blocks          which directory names which inode  entries · tree
+//!   3 directories               reached from the root?             connect
+//!   4 link counts               as many as names?                  counts
+//!   5 bitmaps and counters      as passes 0 to 2 found them?       counts
 //! ```
 //! Law 1: passes 1 and 2 share their work among threads and share nothing but sets of
 //! bits, a word for each inode, and the list of complaints. The verdict does not depend on
@@ -28,6 +29,7 @@ mod notes;
 mod orphans;
 mod preen;
 mod tree;
+mod twice;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -190,7 +192,7 @@ pub fn check(disk: &Arc<dyn Disk>, options: Options, progress: Progress<'_>) -> 
     check.orphans = orphans::listed(&check)?;
     inodes::tables(&check)?;
     let directories = check.sorted_directories();
-    blocks::name_twice(&check)?;
+    twice::name_twice(&check)?;
     attributes::references(&check)?;
     let parents = entries::directories(&check, &directories)?;
     let connected = connect::directories(&check, &parents);

@@ -9,6 +9,9 @@ use draconis_exchange::heap::Piece;
 use crate::blocks::pool::Memory;
 use crate::cache::Weigh;
 
+/// Files are cached in aligned chunks of this many bytes.
+pub(crate) const CHUNK_BYTES: u64 = 128 << 10;
+
 /// A piece of a file or of the device in memory. Its holder keeps it alive, also
 /// when the cache has let it go.
 #[derive(Clone)]

@@ -11,7 +11,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::blocks::CHUNK_BYTES;
+use crate::blocks::data::CHUNK_BYTES;
 
 const PLACES: usize = 64;
 /// How far behind its stream a read may come and still be of it.

@@ -1,13 +1,9 @@
-//! The blocks of files: claimed, and named where two claim one.
+//! The blocks of files, claimed.
 
-use std::collections::HashMap;
 use std::ops::ControlFlow;
-use std::sync::{Mutex, PoisonError};
 
 use super::Check;
-use super::bits::Bits;
 use super::complaint::{Complaint, What};
-use super::inodes::{self, Role};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::inode::POINTERS;
 use crate::map::pointers::{Pointers, reach_blocks};
@@ -103,67 +99,4 @@ impl Visit for Claim<'_, '_> {
         self.skipped |= !mine;
         mine
     }
-}
-
-/// Finds every inode that claims one of the blocks that were claimed twice.
-struct Name<'a, 'b> {
-    check: &'a Check<'b>,
-    inode: u32,
-    walked: &'a Bits,
-    first_claims: &'a Mutex<HashMap<u64, u32>>,
-}
-
-impl Name<'_, '_> {
-    fn look(&self, block: u64) {
-        if !self.check.twice.has(self.check.nth(block)) {
-            return;
-        }
-        let complaint = Complaint::new(What::ClaimedTwice).block(block);
-        let mut first = self.first_claims.lock().unwrap_or_else(PoisonError::into_inner);
-        // Claims of one file are told once; a file that claims a block of its own again
-        // is told with the first.
-        match first.insert(block, self.inode) {
-            Some(before) if before == self.inode => {}
-            _ => self.check.log.add(complaint.inode(self.inode)),
-        }
-    }
-}
-
-impl Visit for Name<'_, '_> {
-    fn run(&mut self, _: u64, blocks: u64, place: Place) -> ControlFlow<()> {
-        if let Place::At(FsBlock(block)) = place {
-            (0..blocks).for_each(|nth| self.look(block.saturating_add(nth)));
-        }
-        ControlFlow::Continue(())
-    }
-
-    fn node(&mut self, Node { block: FsBlock(block), .. }: Node) -> bool {
-        self.look(block);
-        !self.walked.set(self.check.nth(block)) && !self.check.metadata.has(self.check.nth(block))
-    }
-}
-
-/// Says of every block that is claimed twice which inodes claim it.
-pub(super) fn name_twice(check: &Check<'_>) -> Result<()> {
-    if check.twice.is_empty() {
-        return Ok(());
-    }
-    let walked = Bits::new(check.super_.blocks);
-    let first_claims = Mutex::default();
-    for group in 0..check.super_.groups {
-        inodes::each(check, group, &|number, slot| {
-            let Some(raw) = inodes::mapped(check, number, slot) else { return Ok(()) };
-            let visit =
-                &mut Name { check, inode: number, walked: &walked, first_claims: &first_claims };
-            let attributes = u64::from(raw.i_file_acl_lo.get());
-            if attributes != 0 && Role::of(check, number) == Role::Ordinary {
-                visit.look(attributes);
-            }
-            if inodes::has_map(check, raw) {
-                walk(check, number, &raw.i_block.map(|it| it.get()), visit)?;
-            }
-            Ok(())
-        })?;
-    }
-    Ok(())
 }

@@ -8,6 +8,7 @@ use zerocopy::FromBytes;
 use super::bits::Bits;
 use super::blocks::walk;
 use super::complaint::{Complaint, What};
+use super::tree::Range;
 use super::{Check, inodes, tree};
 use crate::FsBlock;
 use crate::blocks::role::Role as BlockRole;
@@ -178,9 +179,6 @@ fn holes(check: &Check<'_>, dir: u32, blocks: &[(u64, u64)]) {
         next = at.saturating_add(1);
     }
 }
-
-/// The lowest and the highest hash of a block's names.
-pub(super) type Range = Option<(u32, u32)>;
 
 /// One block of a directory.
 struct Scan<'a, 'b> {

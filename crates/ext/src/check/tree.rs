@@ -2,12 +2,14 @@
 
 use super::Check;
 use super::complaint::{Complaint, What};
-use super::entries::Range;
 use crate::Result;
 use crate::blocks::role::Role as BlockRole;
 use crate::format::features::Incompatible;
 use crate::format::hash::Hash;
 use crate::format::{le16, le32};
+
+/// The lowest and the highest hash of a block's names.
+pub(super) type Range = Option<(u32, u32)>;
 
 const INFO_AT: usize = 24;
 const ROOT_AT: usize = 32;
