@@ -1,0 +1,289 @@
+//! Which blocks to take: behind those before, from a window, or where a long run is free.
+
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "computes with block numbers of a volume of fewer than 2^32 blocks"
+)]
+
+use super::{Group, MOST_WINDOWS, WINDOW_BLOCKS, Window, bits, is_all, mark};
+use crate::blocks::overlay::State;
+use crate::blocks::role::Role;
+use crate::format::bitmap::BitRun;
+use crate::transaction::Transaction;
+use crate::units::narrow;
+use crate::{Error, FsBlock, Result};
+
+/// Where to look for blocks, and for whom.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    /// The best first block.
+    pub(crate) goal: u64,
+    /// How many, at least 1.
+    pub(crate) want: u32,
+    /// The file, if it is one that grows at its end.
+    pub(crate) grows: Option<u32>,
+    /// May take what is kept for the superuser.
+    pub(crate) privileged: bool,
+}
+
+impl Transaction<'_> {
+    /// Blocks that may be taken by such a user, the frozen ones among them.
+    pub(crate) fn available(&self, privileged: bool) -> u64 {
+        let reserved = if privileged { 0 } else { self.volume.super_.reserved_blocks };
+        self.writer.groups.free_blocks.saturating_sub(reserved)
+    }
+
+    /// Those of them that may be taken now.
+    pub(crate) fn available_now(&self, privileged: bool) -> u64 {
+        self.available(privileged).saturating_sub(self.writer.groups.frozen_blocks)
+    }
+
+    /// Takes up to `want` blocks that follow each other; [`Error::NoSpace`] if there is
+    /// none.
+    pub(crate) fn allocate_blocks(&mut self, request: Request) -> Result<(u64, u32)> {
+        let want = u64::from(request.want).min(self.available(request.privileged));
+        let request = Request { want: narrow(want), ..request };
+        if request.want == 0 {
+            return Err(Error::NoSpace);
+        }
+        self.have_bitmap_of(request.goal)?;
+        if let Some(found) = self.take_from_window(request) {
+            return self.take_found(found);
+        }
+        if let Some(grows) = request.grows {
+            self.writer.groups.drop_window(grows);
+        }
+        let found = match self.find_blocks(request)? {
+            Some(found) => found,
+            None if self.writer.groups.drop_windows() => {
+                self.find_blocks(request)?.ok_or(Error::NoSpace)?
+            }
+            None => return Err(Error::NoSpace),
+        };
+        let taken = self.take_found(found)?;
+        if let Some(grows) = request.grows {
+            self.open_window(grows, taken);
+        }
+        Ok(taken)
+    }
+
+    fn take_found(&mut self, (start, count): (u64, u32)) -> Result<(u64, u32)> {
+        self.mark_used(start, count)?;
+        Ok((start, count))
+    }
+
+    fn take_from_window(&mut self, request: Request) -> Option<(u64, u32)> {
+        let window = self.writer.groups.windows.get_mut(&request.grows?)?;
+        if window.next != request.goal {
+            return None;
+        }
+        let count = narrow(window.end - window.next).min(request.want);
+        let start = window.next;
+        window.next += u64::from(count);
+        if window.next >= window.end {
+            // Used up: the next one is twice as large.
+            window.end = window.next;
+        }
+        (count > 0).then_some((start, count))
+    }
+
+    /// Keeps free blocks behind those that a file was just given.
+    fn open_window(&mut self, inode: u32, (start, count): (u64, u32)) {
+        let groups = &mut self.writer.groups;
+        let before = groups.windows.get(&inode).map_or(0, |window| window.len);
+        let len =
+            (before * 2).clamp(WINDOW_BLOCKS.0, WINDOW_BLOCKS.1).max(count.min(WINDOW_BLOCKS.1));
+        let next = start + u64::from(count);
+        let Some((group, at)) = groups.group_of(next) else { return };
+        if groups.windows.len() >= MOST_WINDOWS {
+            groups.drop_windows();
+        }
+        let Ok(Group { search: Some(search), .. }) = groups.get_mut(group) else { return };
+        let kept = bits(&search.blocks).zeros_at(at, len);
+        if kept > 0 {
+            mark(&mut search.blocks, at, kept, true);
+            groups.windows.insert(inode, Window { next, end: next + u64::from(kept), len });
+        }
+    }
+
+    /// Makes the search image of a group, if there is none.
+    pub(super) fn prepare_group(&mut self, number: u32) -> Result<()> {
+        let Some(Group { search: None, block_bitmap, inode_bitmap, .. }) =
+            self.writer.groups.get(number)
+        else {
+            return Ok(());
+        };
+        self.block(*block_bitmap, Role::BlockBitmap(number))?;
+        self.block(*inode_bitmap, Role::InodeBitmap(number))?;
+        self.writer.groups.prepare(number, &self.volume.store, &self.volume.super_)
+    }
+
+    /// Sees to it that a bitmap can be changed without the device, before what is counted
+    /// beside it is; where it is.
+    pub(super) fn have_bitmap(&self, number: u32, role: Role) -> Result<FsBlock> {
+        let group = self.writer.groups.get(number).ok_or(Error::corrupt("group number"))?;
+        let at = match role {
+            Role::InodeBitmap(_) => group.inode_bitmap,
+            _ => group.block_bitmap,
+        };
+        self.block(at, role).map(|_| at)
+    }
+
+    /// The same of the group of a block, and its search image.
+    pub(crate) fn have_bitmap_of(&mut self, block: u64) -> Result<()> {
+        let Some((number, _)) = self.writer.groups.group_of(block) else { return Ok(()) };
+        if self.writer.groups.get(number).is_none() {
+            return Ok(());
+        }
+        self.prepare_group(number)?;
+        self.have_bitmap(number, Role::BlockBitmap(number)).map(drop)
+    }
+
+    /// Finds blocks, but does not take them.
+    fn find_blocks(&mut self, request: Request) -> Result<Option<(u64, u32)>> {
+        let super_ = &self.volume.super_;
+        let goal = request.goal.clamp(u64::from(super_.first_data_block), super_.blocks - 1);
+        let (first_group, at) =
+            self.writer.groups.group_of(goal).ok_or(Error::corrupt("block number"))?;
+        let count = super_.groups;
+        let mut best: Option<(u64, u32)> = None;
+        for step in 0..count {
+            let number = (first_group + step) % count;
+            let Some(group) = self.writer.groups.get(number) else { continue };
+            if group.free_blocks == 0 {
+                continue;
+            }
+            self.prepare_group(number)?;
+            let Some(Group { first, search: Some(search), .. }) = self.writer.groups.get(number)
+            else {
+                continue;
+            };
+            let from = if step == 0 { at } else { 0 };
+            // Right behind what came before is the best place, however short.
+            if step == 0 {
+                let run = bits(&search.blocks).zeros_at(from, request.want);
+                if run > 0 {
+                    return Ok(Some((first + u64::from(from), run)));
+                }
+            }
+            let mut found = bits(&search.blocks).next_zero_run(from, request.want);
+            if from > 0 && found.is_none_or(|found| found.len < request.want) {
+                let wrapped = bits(&search.blocks).next_zero_run(0, request.want);
+                found = [found, wrapped].into_iter().flatten().max_by_key(|run| run.len);
+            }
+            let Some(BitRun { start: at, len: run }) = found else { continue };
+            let found = (first + u64::from(at), run);
+            if run >= request.want {
+                return Ok(Some(found));
+            }
+            if best.is_none_or(|(_, best)| best < run) {
+                best = Some(found);
+            }
+            // Near and large enough is better than whole and far away.
+            if step >= 8 && best.is_some_and(|(_, run)| run >= 64) {
+                break;
+            }
+        }
+        Ok(best)
+    }
+
+    fn mark_used(&mut self, start: u64, count: u32) -> Result<()> {
+        let (number, at) =
+            self.writer.groups.group_of(start).ok_or(Error::corrupt("block number"))?;
+        if self.writer.groups.owns(start, start + u64::from(count)) {
+            return Err(Error::corrupt("block bitmap: the volume's own block is free"));
+        }
+        let bitmap_at = self.have_bitmap(number, Role::BlockBitmap(number))?;
+        self.may_wait = true;
+        let group = self.writer.groups.get_mut(number)?;
+        group.free_blocks = group.free_blocks.saturating_sub(count);
+        group.changed = true;
+        if let Some(search) = &mut group.search {
+            mark(&mut search.blocks, at, count, true);
+        }
+        self.writer.groups.free_blocks =
+            self.writer.groups.free_blocks.saturating_sub(u64::from(count));
+        let new = self.change(bitmap_at, Role::BlockBitmap(number), |bits| {
+            let new = is_all(bits, at, count, false);
+            mark(bits, at, count, true);
+            new
+        })?;
+        if !new {
+            return Err(Error::corrupt("block bitmap").in_block(bitmap_at));
+        }
+        Ok(())
+    }
+
+    /// Gives blocks back that nothing leads to any more.
+    pub(crate) fn free_blocks(&mut self, start: u64, count: u32) -> Result<()> {
+        let mut start = start;
+        let mut left = count;
+        while left > 0 {
+            let wrong = Error::corrupt("block map: pointer").in_block(FsBlock(start));
+            let end = start + u64::from(left);
+            if end > self.volume.super_.blocks || self.writer.groups.owns(start, end) {
+                return Err(wrong);
+            }
+            let (number, at) = self.writer.groups.group_of(start).ok_or(wrong.clone())?;
+            self.prepare_group(number)?;
+            let bitmap_at = self.have_bitmap(number, Role::BlockBitmap(number))?;
+            self.may_wait = true;
+            let group = self.writer.groups.get_mut(number)?;
+            let now = left.min(group.blocks.saturating_sub(at));
+            if now == 0 {
+                return Err(wrong);
+            }
+            group.free_blocks += now;
+            group.changed = true;
+            self.writer.groups.free_blocks += u64::from(now);
+            let used = self.change(bitmap_at, Role::BlockBitmap(number), |bits| {
+                let used = is_all(bits, at, now, true);
+                mark(bits, at, now, false);
+                used
+            })?;
+            if !used {
+                return Err(
+                    Error::corrupt("block bitmap: a used block is free").in_block(FsBlock(start))
+                );
+            }
+            self.freeze(bitmap_at, start, at, now);
+            start += u64::from(now);
+            left -= now;
+        }
+        Ok(())
+    }
+
+    /// Blocks that were taken in this batch are free at once: the disk never knew.
+    fn freeze(&mut self, bitmap_at: FsBlock, start: u64, at: u32, count: u32) {
+        let store = &self.volume.store;
+        let mut changing = store.overlay.change();
+        for block in (start..start + u64::from(count)).map(FsBlock) {
+            changing.drop_block(block);
+        }
+        let mut new = Vec::new();
+        if let Some(buffer) = changing.metadata.get(&bitmap_at.0)
+            && let State::Changed(base) = &buffer.state
+        {
+            // One by one: this is rare but in short-lived files, which are small.
+            let mut nth = 0;
+            while nth < count {
+                let fresh = bits(base).zeros_at(at + nth, count - nth);
+                if fresh > 0 {
+                    new.push((start + u64::from(nth), fresh));
+                }
+                nth += fresh;
+                let known = bits(base).ones_at(at + nth, count - nth);
+                if known > 0 {
+                    self.writer.batch.freed.push((start + u64::from(nth), known));
+                    self.writer.groups.frozen_blocks += u64::from(known);
+                }
+                nth += known;
+            }
+        } else {
+            self.writer.batch.freed.push((start, count));
+            self.writer.groups.frozen_blocks += u64::from(count);
+        }
+        drop(changing);
+        self.writer.groups.unmark(&new, &[]);
+    }
+}

@@ -1,0 +1,181 @@
+//! Which inodes to take: near their directory; directories at the top spread.
+
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "computes with counts and numbers of inodes, which have 32 bits"
+)]
+
+use draconis_exchange::contract::Kind;
+
+use super::{Group, bits, is_all, mark};
+use crate::blocks::role::Role;
+use crate::format::bitmap::Bitmap;
+use crate::format::inode::flags;
+use crate::transaction::Transaction;
+use crate::units::narrow;
+use crate::{Error, InodeNumber, Result};
+
+impl Transaction<'_> {
+    /// Counts what is free in every group; the inodes that are marked as used.
+    pub(crate) fn used_inodes(&mut self) -> Result<Vec<InodeNumber>> {
+        let super_ = &self.volume.super_;
+        let mut used = Vec::new();
+        for number in 0..super_.groups {
+            self.prepare_group(number)?;
+            let Some(Group { inodes, search: Some(search), .. }) = self.writer.groups.get(number)
+            else {
+                continue;
+            };
+            let bits = Bitmap::new(&search.inodes, *inodes);
+            let mut at = 0;
+            while let Some(found) = bits.next_one(at) {
+                let inode = InodeNumber(number * super_.inodes_per_group + found + 1);
+                if inode >= super_.first_inode {
+                    used.push(inode);
+                }
+                at = found + 1;
+            }
+        }
+        Ok(used)
+    }
+
+    /// Takes an inode near `dir`.
+    pub(crate) fn allocate_inode(&mut self, dir: InodeNumber, kind: Kind) -> Result<InodeNumber> {
+        if self.writer.groups.free_inodes == 0 {
+            return Err(Error::NoSpace);
+        }
+        let (own_group, _) = self.writer.groups.place_of_inode(dir).ok_or(Error::NotFound)?;
+        let groups = self.volume.super_.groups;
+        let first = if kind == Kind::Directory { self.spread(dir, own_group)? } else { own_group };
+        // Files: their directory's group, then ever farther ones, then any.
+        let hops = (0..31u32).map(|hop| (1u32 << hop) - 1).take_while(|hop| *hop < groups);
+        let order = hops.chain(0..groups).map(|hop| (first + hop) % groups);
+        for number in order {
+            let Some(group) = self.writer.groups.get(number) else { continue };
+            if group.free_inodes == 0
+                || (kind == Kind::File && group.free_blocks == 0 && number != first)
+            {
+                continue;
+            }
+            self.prepare_group(number)?;
+            if let Some(inode) = self.allocate_inode_in(number, kind)? {
+                return Ok(inode);
+            }
+        }
+        for number in 0..groups {
+            self.prepare_group(number)?;
+            if let Some(inode) = self.allocate_inode_in(number, kind)? {
+                return Ok(inode);
+            }
+        }
+        Err(Error::NoSpace)
+    }
+
+    fn allocate_inode_in(&mut self, number: u32, kind: Kind) -> Result<Option<InodeNumber>> {
+        let per_group = self.volume.super_.inodes_per_group;
+        let bitmap_at = self.have_bitmap(number, Role::InodeBitmap(number))?;
+        let Some(Group { search: Some(search), .. }) = self.writer.groups.get(number) else {
+            return Ok(None);
+        };
+        let Some(at) = bits(&search.inodes).next_zero(0) else { return Ok(None) };
+        // It is going to be written.
+        self.read_slot(InodeNumber(number * per_group + at + 1), |_| ())?;
+        self.may_wait = true;
+        let group = self.writer.groups.get_mut(number)?;
+        let Some(search) = &mut group.search else { return Ok(None) };
+        mark(&mut search.inodes, at, 1, true);
+        group.free_inodes = group.free_inodes.saturating_sub(1);
+        group.directories += u32::from(kind == Kind::Directory);
+        group.changed = true;
+        self.writer.groups.directories += u64::from(kind == Kind::Directory);
+        self.writer.groups.free_inodes = self.writer.groups.free_inodes.saturating_sub(1);
+        self.change(bitmap_at, Role::InodeBitmap(number), |bits| mark(bits, at, 1, true))?;
+        Ok(Some(InodeNumber(number * per_group + at + 1)))
+    }
+
+    /// Marks an inode as used that is not to be given out, if it is not marked.
+    pub(crate) fn set_aside(&mut self, inode: InodeNumber) -> Result<()> {
+        let (number, at) = self.writer.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
+        self.prepare_group(number)?;
+        let bitmap_at = self.have_bitmap(number, Role::InodeBitmap(number))?;
+        self.may_wait = true;
+        let group = self.writer.groups.get_mut(number)?;
+        let Some(search) = &mut group.search else { return Ok(()) };
+        if is_all(&search.inodes, at, 1, true) {
+            return Ok(());
+        }
+        mark(&mut search.inodes, at, 1, true);
+        group.free_inodes = group.free_inodes.saturating_sub(1);
+        group.changed = true;
+        self.writer.groups.free_inodes = self.writer.groups.free_inodes.saturating_sub(1);
+        self.change(bitmap_at, Role::InodeBitmap(number), |bits| mark(bits, at, 1, true))
+    }
+
+    /// Gives an inode back that no name leads to any more.
+    pub(crate) fn free_inode(&mut self, inode: InodeNumber, kind: Kind) -> Result<()> {
+        let (number, at) = self.writer.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
+        self.prepare_group(number)?;
+        let bitmap_at = self.have_bitmap(number, Role::InodeBitmap(number))?;
+        self.may_wait = true;
+        let group = self.writer.groups.get_mut(number)?;
+        group.free_inodes += 1;
+        group.directories = group.directories.saturating_sub(u32::from(kind == Kind::Directory));
+        group.changed = true;
+        self.writer.groups.free_inodes += 1;
+        let fewer = u64::from(kind == Kind::Directory);
+        self.writer.groups.directories = self.writer.groups.directories.saturating_sub(fewer);
+        self.writer.groups.drop_window(inode.0);
+        let used = self.change(bitmap_at, Role::InodeBitmap(number), |bits| {
+            let used = is_all(bits, at, 1, true);
+            mark(bits, at, 1, false);
+            used
+        })?;
+        if !used {
+            return Err(Error::corrupt("inode bitmap: a used inode is free").of_inode(inode));
+        }
+        if self.writer.batch.born.remove(&inode.0) {
+            self.writer.groups.unmark(&[], &[inode.0]);
+        } else {
+            self.writer.batch.freed_inodes.push(inode.0);
+            self.writer.groups.frozen_inodes += 1;
+        }
+        Ok(())
+    }
+
+    /// The group for a new directory: near its parent while there is room for its files,
+    /// but those at the top of the tree are spread (Orlov's allocator).
+    fn spread(&mut self, parent: InodeNumber, own_group: u32) -> Result<u32> {
+        let groups = self.volume.super_.groups;
+        let count = u64::from(groups);
+        let all = &self.writer.groups;
+        let mean_inodes = narrow(all.free_inodes / count);
+        let mean_blocks = narrow(all.free_blocks / count);
+        let top = parent == InodeNumber::ROOT || self.node(parent)?.flags & flags::TOP_DIR != 0;
+        let order = |start: u32| (0..groups).map(move |step| (start + step) % groups);
+        let room = |group: &Group, inodes: u32, blocks: u32| {
+            group.free_inodes > 0 && group.free_inodes >= inodes && group.free_blocks >= blocks
+        };
+        if top {
+            // The one with the fewest directories among those with average room.
+            let start = self.writer.turn % groups;
+            self.writer.turn = self.writer.turn.wrapping_add(1);
+            let found = order(start)
+                .filter_map(|number| all.get(number).map(|group| (number, group)))
+                .filter(|(_, group)| room(group, mean_inodes, mean_blocks))
+                .min_by_key(|(_, group)| group.directories);
+            if let Some((number, _)) = found {
+                return Ok(number);
+            }
+        }
+        let per_group = self.volume.super_.inodes_per_group;
+        let most = narrow(all.directories / count) + per_group / 16;
+        let least_inodes = mean_inodes.saturating_sub(per_group / 4);
+        let least_blocks = mean_blocks.saturating_sub(self.volume.super_.blocks_per_group / 4);
+        let found = order(own_group).find(|number| {
+            all.get(*number).is_some_and(|group| {
+                group.directories < most && room(group, least_inodes.max(1), least_blocks)
+            })
+        });
+        Ok(found.unwrap_or(own_group))
+    }
+}
