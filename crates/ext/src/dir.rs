@@ -102,12 +102,7 @@ impl Volume {
     }
 
     pub(crate) fn directory(&self, number: InodeNumber) -> Result<std::sync::Arc<Inode>> {
-        let inode = self.node(number)?;
-        if inode.kind != Kind::Directory {
-            return Err(Error::NotADirectory);
-        }
-        inode.readable()?;
-        Ok(inode)
+        self.node(number)?.as_directory()
     }
 
     pub(crate) fn has_tree(&self, dir: &Inode) -> bool {

@@ -359,19 +359,23 @@ impl Transaction<'_> {
 
     /// An inode in use.
     pub(crate) fn node(&self, inode: InodeNumber) -> Result<Arc<Inode>> {
+        if let Some(node) = self.volume.inodes.peek(inode.0) {
+            return Ok(node);
+        }
         self.have_inode(inode)?;
         self.volume.node(inode)
     }
 
     pub(crate) fn directory(&self, inode: InodeNumber) -> Result<Arc<Inode>> {
-        self.have_inode(inode)?;
-        self.volume.directory(inode)
+        self.node(inode)?.as_directory()
     }
 
     /// An inode, in use or not.
     pub(crate) fn peek(&self, inode: InodeNumber) -> Result<Inode> {
-        self.have_inode(inode)?;
-        self.volume.peek(inode)
+        let (block, at) = self.place(inode)?;
+        let block = self.block(block, Role::Inodes).map_err(|error| error.of_inode(inode))?;
+        let len = index(self.volume.super_.inode_bytes.into());
+        Inode::of_slot(&block.slice(at..at + len), inode, &self.volume.super_)
     }
 
     /// The block that an inode is in, and where in that block.

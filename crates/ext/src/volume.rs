@@ -218,11 +218,6 @@ impl Volume {
         }
     }
 
-    /// An inode, whether a name leads to it or not.
-    pub(crate) fn peek(&self, number: InodeNumber) -> Result<Inode> {
-        Inode::of_slot(&self.inode_slot(number)?, number, &self.super_)
-    }
-
     /// All the bytes of an inode.
     pub(crate) fn inode_slot(&self, number: InodeNumber) -> Result<Data> {
         let (block, at) = self.inode_place(number)?;

@@ -4,6 +4,7 @@
 //!   | 128 bytes of ext2 | i_extra_isize bytes more | attributes inside the inode |
 //! ```
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use draconis_exchange::contract::{Attributes, Kind, Time};
@@ -150,6 +151,18 @@ impl Inode {
             return Err(Error::NotFound);
         }
         Self::of_slot(bytes, number, super_)
+    }
+
+    /// A directory that can be read.
+    ///
+    /// # Errors
+    /// [`Error::NotADirectory`]; [`Error::Unsupported`] as [`Inode::readable`].
+    pub(crate) fn as_directory(self: Arc<Self>) -> Result<Arc<Self>> {
+        if self.kind != Kind::Directory {
+            return Err(Error::NotADirectory);
+        }
+        self.readable()?;
+        Ok(self)
     }
 
     /// [`Inode::check`] for those who know that the inode is in use though nothing names it.

@@ -15,7 +15,7 @@ use draconis_exchange::contract::Kind;
 
 use crate::alloc::Request;
 use crate::blocks::role::Role;
-use crate::format::inode::{DIRECT, Inode};
+use crate::format::inode::{DIRECT, Inode, POINTERS};
 use crate::format::{le32, put32};
 use crate::map::pointers::{Path, PointerAt, Pointers, fan_out, path};
 use crate::map::{Map, Node, Place, SEGMENT_BLOCKS, SegmentKey, Source, Visit};
@@ -126,12 +126,22 @@ impl Transaction<'_> {
         range: Range<u64>,
         visit: &mut dyn Visit,
     ) -> Result<()> {
-        let super_ = &self.volume.super_;
         let pointers = self.read_slot(inode, |it| it.pointers())?;
+        self.walk_from(&pointers, inode, range, visit)
+    }
+
+    fn walk_from(
+        &self,
+        pointers: &[u32; POINTERS],
+        inode: InodeNumber,
+        range: Range<u64>,
+        visit: &mut dyn Visit,
+    ) -> Result<()> {
+        let super_ = &self.volume.super_;
         let read = |block: FsBlock| self.block(block, Role::Map(inode.0)).map(Some);
         let blocks = u64::from(super_.first_data_block) + 1..super_.blocks;
         let source = Source { block_bytes: super_.block_bytes, blocks, read: &read };
-        Pointers(&pointers).walk(&source, range, visit)
+        Pointers(pointers).walk(&source, range, visit)
     }
 
     /// The device block of a file block, if it has one.
@@ -232,7 +242,7 @@ impl Transaction<'_> {
         let end = inode.size_bytes.div_ceil(super_.block_bytes.into());
         let per_group = u64::from(super_.blocks_per_group);
         let mut look = Look { per_group, nodes: 0, of_groups: vec![] };
-        self.walk(inode.number, from..end, &mut look)?;
+        self.walk_from(&inode.pointers, inode.number, from..end, &mut look)?;
         for block in look.of_groups {
             self.have_bitmap_of(block)?;
         }
