@@ -167,8 +167,18 @@ impl Image {
             return None;
         }
         let dir = tempfile::tempdir().unwrap();
-        let output =
-            Command::new("mount").args(["-o", options, self.path()]).arg(dir.path()).output();
+        let attach =
+            || Command::new("mount").args(["-o", options, self.path()]).arg(dir.path()).output();
+        let mut output = attach();
+        // The loop device of a mount of it that has just ended may not have given it back yet.
+        for _ in 0..100 {
+            let said = output.as_ref().map(|it| String::from_utf8_lossy(&it.stderr));
+            if !said.is_ok_and(|said| said.contains("busy")) {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            output = attach();
+        }
         match output {
             Ok(output) if output.status.success() => Some(Mount { dir }),
             Ok(output) => {
