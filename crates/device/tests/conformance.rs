@@ -175,7 +175,7 @@ conform! {
         a_chain_that_is_refused_comes_back_whole_and_changes_nothing,
         what_is_settled_is_seen_by_every_read,
         waiting_in_many_threads_ends_for_all,
-        tickets_ascend_whoever_submits,
+        tickets_ascend_across_threads,
         a_discard_harms_nothing_else,
     }
 }
@@ -360,7 +360,7 @@ fn errors_of_the_disk_come_through() {
     });
 }
 
-/// A disk whose flushes take until somebody opens the gate.
+/// A disk whose flushes take until a test opens the gate.
 struct Gated(MemoryDisk, std::sync::Mutex<bool>, std::sync::Condvar);
 
 impl Disk for Gated {
@@ -388,7 +388,7 @@ impl Disk for Gated {
 }
 
 #[test]
-fn whoever_waits_for_a_flush_is_in_nobodys_way() {
+fn a_waiter_for_a_flush_holds_up_no_other_request() {
     let disk = Gated(MemoryDisk::new(contents(), 512), false.into(), Default::default());
     let (clients, servers) = (0..LANES).map(|_| channel::pair::<disk::Disk>()).unzip();
     std::thread::scope(|outer| {
