@@ -321,10 +321,10 @@ fn a_disk_whose_service_is_killed_says_so() {
     let (session, mut child) = spawn("serve", image.path());
     let clients = (0..LANES).map(|lane| session.client(lane).unwrap()).collect();
     let blocks = Box::new(move |len| session.block(len));
-    let disk = RemoteDisk::new(clients, Some(blocks), PATIENCE).unwrap();
+    // No deadline comes in time: its death alone can tell.
+    let disk = RemoteDisk::new(clients, Some(blocks), Duration::from_secs(24 * 3600)).unwrap();
     child.kill().unwrap();
     child.wait().unwrap();
-    let before = Instant::now();
     for urgency in [Urgency::Now, Urgency::Ahead].repeat(4) {
         let answer = disk.read(Extent::new(0, 512), Block::private(512), urgency).wait().unwrap();
         let refused = answer.unwrap_err();
@@ -333,7 +333,6 @@ fn a_disk_whose_service_is_killed_says_so() {
     let refused = disk.submit(group(&[(0, 512, 1)]), &[]).unwrap_err();
     assert_eq!((refused.error, refused.goods.unwrap().writes.len()), (Error::Gone, 1));
     assert_eq!(disk.wait(Ticket(1)), Err(Error::Gone));
-    assert!(before.elapsed() < PATIENCE, "told by its death, not by a deadline");
 }
 
 #[test]

@@ -137,7 +137,7 @@ fn sizes_of_all_kinds_are_sound() {
 #[test]
 fn a_power_cut_leaves_what_a_preening_mends() {
     let every = std::env::var("DRACONIS_CUTS").ok().and_then(|text| text.parse().ok());
-    let every = every.unwrap_or(64);
+    let every = every.unwrap_or(64).max(1);
     let source = tempfile::tempdir().unwrap();
     common::spoil::small_tree(source.path());
     let small = ["-b", "1024", "-g", "256", "-N", "512", "-I", "128", "-E", "resize=65536"];
