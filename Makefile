@@ -24,11 +24,11 @@ test:
 	$(MAKE) lint
 	@tools/test-times $(CARGO) test --workspace --locked
 
-# Looks for tests that do not always pass: all of them, again and again, the second half of the
-# runs beside four busy processes: make test-often RUNS=20
+# Looks for tests that do not always pass: all of them, or those of TESTS, again and again, the
+# second half of the runs beside four busy processes: make test-often RUNS=20 TESTS="mount tools"
 test-often:
 	@tools/packages test
-	@tools/test-often $(or $(RUNS),20) $(CARGO) test --workspace --locked
+	@tools/test-often $(or $(RUNS),20) $(CARGO) test --workspace --locked $(addprefix --test ,$(TESTS))
 
 # The comparison of real trees with all of /usr, in every block size, optimised. Needs root.
 long:

@@ -66,7 +66,7 @@ fn no_crate_uses_another_against_the_arrows() {
         };
         for dependency in package["dependencies"].as_array().unwrap() {
             let used = dependency["name"].as_str().unwrap();
-            // What a crate's own tests use binds nobody.
+            // What a crate's own tests use binds no user of it.
             if !dependency["kind"].is_null() {
                 continue;
             }

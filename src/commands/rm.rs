@@ -46,16 +46,16 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Removes all that a directory holds. Only the directories on the way down are remembered,
+/// Removes all that a directory holds. Only the directories on the path down are remembered,
 /// each with the directories in it that are still to go.
 fn remove_below(volume: &Volume, target: &Target, top: InodeNumber) -> anyhow::Result<()> {
     let label = target.to_string();
-    let mut way = vec![(top, directories(volume, top, &label)?)];
-    while let Some((dir, below)) = way.last_mut() {
+    let mut stack = vec![(top, directories(volume, top, &label)?)];
+    while let Some((dir, below)) = stack.last_mut() {
         let dir = *dir;
         let Some((name, number)) = below.last().cloned() else {
-            way.pop();
-            if let Some((above, below)) = way.last_mut()
+            stack.pop();
+            if let Some((above, below)) = stack.last_mut()
                 && let Some((name, _)) = below.pop()
             {
                 volume.remove_directory(*above, &name).map_err(|e| change::tell(&label, e))?;
@@ -63,12 +63,12 @@ fn remove_below(volume: &Volume, target: &Target, top: InodeNumber) -> anyhow::R
             continue;
         };
         ensure!(
-            !way.iter().any(|(above, _)| *above == number) && number != dir,
+            !stack.iter().any(|(above, _)| *above == number) && number != dir,
             "{label}: {} leads back up; draconis check shows the damage",
             crate::text::printable(&name)
         );
         let below = directories(volume, number, &label)?;
-        way.push((number, below));
+        stack.push((number, below));
     }
     Ok(())
 }

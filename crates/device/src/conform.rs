@@ -35,7 +35,7 @@ pub const CHECKS: [Check; 13] = [
     ("a refused chain comes back", a_chain_that_is_refused_comes_back_whole_and_changes_nothing),
     ("what is settled is seen", what_is_settled_is_seen_by_every_read),
     ("waiting ends for all", waiting_in_many_threads_ends_for_all),
-    ("tickets ascend", tickets_ascend_whoever_submits),
+    ("tickets ascend", tickets_ascend_across_threads),
     ("discards harm nothing else", a_discard_harms_nothing_else),
 ];
 
@@ -376,7 +376,7 @@ pub fn waiting_in_many_threads_ends_for_all(disk: &dyn Disk) {
 }
 
 /// Tickets are different, and each thread's ascend.
-pub fn tickets_ascend_whoever_submits(disk: &dyn Disk) {
+pub fn tickets_ascend_across_threads(disk: &dyn Disk) {
     let it = Subject::of(disk);
     let each = |user: u64| {
         let tickets: Vec<_> = (0..30).map(|nth| it.submit(&[(user * 30 + nth, 1, 1)])).collect();

@@ -15,6 +15,30 @@
 //! Law 3: order holds against power cuts too: a group is written once what it follows is
 //! durable. The disk flushes for that and for `wait`, and for nothing else.
 //!
+//! Two writes that come after a power cut both or not at all, the second group only after them:
+//!
+//! ```
+//! use draconis_device::{Disk, Extent, Group, MemoryDisk, Write};
+//! use draconis_exchange::heap::Block;
+//!
+//! fn sector(byte: u8) -> Block {
+//!     let mut block = Block::private(512);
+//!     block.copy_in(0, &[byte; 512]);
+//!     block
+//! }
+//!
+//! let disk = MemoryDisk::new(vec![0; 1 << 20], 512);
+//! let data = [(0, 1), (4096, 2)].map(|(at_bytes, byte)| Write { at_bytes, block: sector(byte) });
+//! let data = disk.submit(Group { writes: data.into() }, &[])?;
+//! let pointer = Group { writes: vec![Write { at_bytes: 8192, block: sector(3) }] };
+//! let pointer = disk.submit(pointer, &[data])?;
+//! disk.wait(pointer)?;
+//!
+//! let read = disk.read_now(Extent::new(4096, 512), Block::private(512))?;
+//! assert_eq!(read.bytes(), Some(&[2; 512][..]));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! This crate does not know what a file system is.
 
 #![deny(unsafe_code)]

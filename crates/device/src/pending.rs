@@ -4,7 +4,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 /// Waits for the value that a [`Promise`] will keep.
 #[derive(Debug)]
-#[must_use = "the answer of a disk is lost if nobody waits for it"]
+#[must_use = "the answer of a disk is lost without a waiter"]
 pub struct Pending<T>(State<T>);
 
 #[derive(Debug)]

@@ -175,7 +175,7 @@ conform! {
         a_chain_that_is_refused_comes_back_whole_and_changes_nothing,
         what_is_settled_is_seen_by_every_read,
         waiting_in_many_threads_ends_for_all,
-        tickets_ascend_whoever_submits,
+        tickets_ascend_across_threads,
         a_discard_harms_nothing_else,
     }
 }
@@ -321,10 +321,10 @@ fn a_disk_whose_service_is_killed_says_so() {
     let (session, mut child) = spawn("serve", image.path());
     let clients = (0..LANES).map(|lane| session.client(lane).unwrap()).collect();
     let blocks = Box::new(move |len| session.block(len));
-    let disk = RemoteDisk::new(clients, Some(blocks), PATIENCE).unwrap();
+    // No deadline comes in time: its death alone can tell.
+    let disk = RemoteDisk::new(clients, Some(blocks), Duration::from_secs(24 * 3600)).unwrap();
     child.kill().unwrap();
     child.wait().unwrap();
-    let before = Instant::now();
     for urgency in [Urgency::Now, Urgency::Ahead].repeat(4) {
         let answer = disk.read(Extent::new(0, 512), Block::private(512), urgency).wait().unwrap();
         let refused = answer.unwrap_err();
@@ -333,7 +333,6 @@ fn a_disk_whose_service_is_killed_says_so() {
     let refused = disk.submit(group(&[(0, 512, 1)]), &[]).unwrap_err();
     assert_eq!((refused.error, refused.goods.unwrap().writes.len()), (Error::Gone, 1));
     assert_eq!(disk.wait(Ticket(1)), Err(Error::Gone));
-    assert!(before.elapsed() < PATIENCE, "told by its death, not by a deadline");
 }
 
 #[test]
@@ -360,7 +359,7 @@ fn errors_of_the_disk_come_through() {
     });
 }
 
-/// A disk whose flushes take until somebody opens the gate.
+/// A disk whose flushes take until a test opens the gate.
 struct Gated(MemoryDisk, std::sync::Mutex<bool>, std::sync::Condvar);
 
 impl Disk for Gated {
@@ -388,7 +387,7 @@ impl Disk for Gated {
 }
 
 #[test]
-fn whoever_waits_for_a_flush_is_in_nobodys_way() {
+fn a_waiter_for_a_flush_holds_up_no_other_request() {
     let disk = Gated(MemoryDisk::new(contents(), 512), false.into(), Default::default());
     let (clients, servers) = (0..LANES).map(|_| channel::pair::<disk::Disk>()).unzip();
     std::thread::scope(|outer| {

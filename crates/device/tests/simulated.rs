@@ -43,7 +43,7 @@ fn both() -> [(Arc<SimDisk>, Clock); 2] {
 }
 
 #[test]
-fn time_stands_still_until_somebody_waits() {
+fn time_stands_still_without_a_waiter() {
     for (disk, clock) in both() {
         let ticket = put(&disk, MIB, 4096, 7);
         let one = ask(&disk, MIB, 4096);
@@ -109,7 +109,7 @@ fn order_costs_a_flush_where_there_is_something_to_flush() {
 }
 
 #[test]
-fn waiters_share_a_flush_and_nobody_flushes_for_nothing() {
+fn waiters_share_a_flush_and_none_is_needless() {
     let (disk, _) = SimDisk::hdd(64 * MIB, 1);
     let tickets: Vec<_> = (0..100).map(|nth| put(&disk, nth * 4096, 4096, 1)).collect();
     disk.wait(tickets[99]).unwrap();
@@ -129,7 +129,7 @@ fn neighbours_in_a_group_are_one_request() {
 }
 
 #[test]
-fn writes_that_nobody_waits_for_take_time_in_the_end() {
+fn writes_without_a_waiter_take_time_in_the_end() {
     for (disk, clock) in both() {
         for nth in 0..200 {
             put(&disk, nth % 50 * MIB, MIB as usize, 0);

@@ -10,6 +10,64 @@
 //! Law 2: no end waits for ever.
 //! Law 3: believe nothing a peer can write.
 //!
+//! A contract, a server of it in a thread, and a client that lends it a block:
+//!
+//! ```
+//! use std::time::{Duration, Instant};
+//!
+//! use draconis_exchange::{channel, contract, contract::Refusal, heap::Block};
+//!
+//! contract! {
+//!     /// Writes letters.
+//!     pub contract Letters served by LettersServer, starting in Ready {
+//!         /// Anything may be asked.
+//!         state Ready {
+//!             /// Fills `page` with the letter of number `nth`.
+//!             call write: Write (page: Block) { nth: u32 }
+//!                 -> AckWrite { len: u32 } => Ready
+//!                  | NakWrite why Refusal => Ready;
+//!             tell close: Close {} => Done;
+//!         }
+//!         /// Nothing more is said.
+//!         state Done {}
+//!     }
+//! }
+//!
+//! struct Clerk;
+//! impl LettersServer for Clerk {
+//!     fn write(&self, request: &mut Write) -> Result<u32, Refusal> {
+//!         let letter = ["Dear reader,", "Yours"].get(request.nth as usize);
+//!         let letter = letter.ok_or(Refusal::NotFound)?;
+//!         Ok(request.page.copy_in(0, letter.as_bytes()) as u32)
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), channel::Lost> {
+//! let patience = Duration::from_secs(10);
+//! let (client, server) = channel::pair::<Letters>();
+//! let clerk = std::thread::spawn(move || serve(server, &Clerk, patience));
+//!
+//! let sent = client.send(Write { page: Block::private(64), nth: 0 });
+//! let (page, client) = match sent.receive(Instant::now() + patience)? {
+//!     channel::Reply::Ack(ack, client) => {
+//!         assert_eq!(&ack.page.bytes().unwrap()[..ack.len as usize], b"Dear reader,");
+//!         (ack.page, client)
+//!     }
+//!     channel::Reply::Nak(nak, _) => panic!("{}", nak.why),
+//! };
+//! // A refusal returns the block, too.
+//! let sent = client.send(Write { page, nth: 7 });
+//! match sent.receive(Instant::now() + patience)? {
+//!     channel::Reply::Ack(..) => panic!("there is no such letter"),
+//!     channel::Reply::Nak(nak, client) => {
+//!         assert_eq!((nak.why, nak.page.len()), (Refusal::NotFound, 64));
+//!         client.send(Close {});
+//!     }
+//! }
+//! clerk.join().unwrap()
+//! # }
+//! ```
+//!
 //! Unsafe code lives in [`shm`] and [`channel::thread`] and nowhere else. This crate does
 //! not know what a disk, a file system or a kernel protocol is.
 

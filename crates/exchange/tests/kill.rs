@@ -35,10 +35,9 @@ fn a_peer_that_dies_while_nothing_is_asked_is_told_at_the_next_call() {
     child.kill().unwrap();
     child.wait().unwrap();
     let buffer = session.block(4096).unwrap();
-    let before = Instant::now();
     let read = file::Read { buffer, buffer_offset: 0, offset: 0, len: 4096, no_atime: false };
+    // By its death: a deadline would be `Timeout`.
     assert_eq!(hello.call(read).unwrap_err(), Lost::Closed);
-    assert!(before.elapsed() < Duration::from_secs(1), "told after {:?}", before.elapsed());
     assert!(session.is_dead());
     expect_all_home(&session);
 }
@@ -73,7 +72,6 @@ fn a_peer_killed_at_any_moment_takes_nothing_along() {
             std::thread::sleep(kill_after);
             child.kill().unwrap();
             child.wait().unwrap();
-            Instant::now()
         });
         let told = loop {
             let buffer = session.block(4096).unwrap();
@@ -84,9 +82,9 @@ fn a_peer_killed_at_any_moment_takes_nothing_along() {
                 Err(lost) => break lost,
             }
         };
-        let late = Instant::now().saturating_duration_since(killer.join().unwrap());
+        killer.join().unwrap();
+        // By its death: a deadline would be `Timeout`.
         assert_eq!(told, Lost::Closed);
-        assert!(late < Duration::from_secs(1), "told {late:?} after the death");
         drop((hello, directory));
         session.wait_for_death(soon()).unwrap();
         expect_all_home(&session);

@@ -17,6 +17,57 @@
 //! Law 2: damage costs the file it is in; everything else stays readable.
 //! Law 3: the holder of [`Data`] holds it for good; caches forget, they never take back.
 //!
+//! A volume made in memory, a file written, and read after the volume was opened again:
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use draconis_device::MemoryDisk;
+//! use draconis_exchange::contract::{Kind, Time};
+//! use draconis_ext::mkfs::{self, Contents, Node, Target, Tree, What};
+//! use draconis_ext::{AccessTimes, Follow, NewNode, Options, Volume, Writing};
+//!
+//! /// What the files of the new volume hold: it has none.
+//! struct NoFiles;
+//! impl Contents for NoFiles {
+//!     fn read(&self, _: u64, _: u64, _: &mut [u8]) -> std::io::Result<()> {
+//!         Err(std::io::ErrorKind::NotFound.into())
+//!     }
+//! }
+//!
+//! let disk = Arc::new(MemoryDisk::new(vec![0; 4 << 20], 512));
+//! let mut tree = Tree::new(Node::new(What::Directory, 0o755));
+//! let plan = mkfs::sized(&mkfs::Options::default(), &mut tree, 4 << 20)?;
+//! mkfs::write(&plan, &NoFiles, &Target { disk: &disk, zeroed: true, progress: &|_| {} })?;
+//!
+//! let writing = Writing {
+//!     clock: Arc::new(|| Time { seconds: 1_700_000_000, nanoseconds: 0 }),
+//!     dirty_bytes: 8 << 20,
+//!     atime: AccessTimes::Relative,
+//! };
+//! let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing)?;
+//! let file = NewNode {
+//!     kind: Kind::File,
+//!     mode: 0o644,
+//!     uid: 0,
+//!     gid: 0,
+//!     device: (0, 0),
+//!     target: b"",
+//! };
+//! let letter = volume.create(volume.root(), b"letter", &file)?;
+//! volume.write(letter, 0, b"Dear reader,\n")?;
+//! // What this returned for is durable; closing marks the volume as unmounted.
+//! volume.sync_inode(letter, false)?;
+//! volume.close()?;
+//!
+//! let volume = Volume::open(disk, Options::default())?;
+//! let letter = volume.resolve(volume.root(), b"/letter", Follow::Yes)?;
+//! let mut bytes = [0; 100];
+//! let len = volume.read_into(letter, 0, &mut bytes)?;
+//! assert_eq!(&bytes[..len], b"Dear reader,\n");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! This crate does not know what a channel, a mount or a path of the host is.
 
 #![forbid(unsafe_code)]

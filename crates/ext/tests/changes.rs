@@ -120,7 +120,7 @@ fn syncs_cost_one_flush_or_two() {
         volume.sync_inode(new, false).unwrap();
     };
     assert_eq!(cost(&create), 2, "a new file");
-    // Whoever comes while a flush is under way shares the next one.
+    // Callers that come while a flush is under way share the next one.
     std::thread::scope(|scope| {
         let all = cost(&|| {
             for nth in 0..8u64 {

@@ -16,7 +16,7 @@ fn check(arguments: &[&str]) {
     let volume = image.open();
     let count = compare::tree(&volume, InodeNumber::ROOT, source.path(), Beside::Source);
     assert!(count > 400);
-    if let Some(mount) = image.mount() {
+    if let Some(mount) = image.mount_large() {
         compare::tree(&volume, InodeNumber::ROOT, mount.path(), Beside::Mount);
         compare::paths(&volume, mount.path(), &["into", "into/d/e/../e/f/g", "a/b/c/", "many"]);
         space(&volume, mount.path());

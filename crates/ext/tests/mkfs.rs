@@ -549,7 +549,7 @@ fn what_does_not_fit_is_said_before_anything_is_written() {
     assert!(matches!(error, Error::NoInodes { needed: 100, free: 53 }), "{error}");
     assert!(mkfs::fitting(&parse("-N 64"), &mut made.tree, 0).is_err());
     mkfs::fitting(&parse("-N 112"), &mut made.tree, 0).unwrap();
-    // Nobody said how many: there are enough, even of more than a volume of this size gets.
+    // Without a number there are enough, even of more than a volume of this size gets.
     for nth in 100..2000 {
         made.full(NodeId::ROOT, &format!("{nth}"), 0);
     }
@@ -630,7 +630,7 @@ fn what_is_asked_to_stay_free_is_free() {
     }
 }
 
-/// Arguments nobody would think of; `DRACONIS_LAYOUTS=1000` tries more of them.
+/// Arguments at random; `DRACONIS_LAYOUTS=1000` tries more of them.
 #[test]
 fn any_size_is_laid_out_as_mke2fs_s() {
     let count = std::env::var("DRACONIS_LAYOUTS").ok().and_then(|text| text.parse().ok());

@@ -480,7 +480,7 @@ fn storm(arguments: &[&str], size: &str, seed: u64, steps: u32) {
         let plain = Volume::open(disk.clone() as Arc<dyn Disk>, Options::default()).unwrap();
         same(&plain, &model, 0, &mut BTreeMap::new());
     }
-    // Whoever dies between two commits leaves nothing to mend.
+    // A death between two commits leaves nothing to mend.
     let volume = open(&disk);
     for _ in 0..steps / 3 {
         step(&volume, &mut model);

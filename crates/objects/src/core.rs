@@ -430,8 +430,8 @@ impl Core {
 
     fn write(&mut self, id: ObjectId, record: ObjectRecord, at: u64, bytes: &[u8]) -> Result<()> {
         let mut offset = at;
-        // Payloads begin on multiples of their longest, so that what is written again in the
-        // same way replaces whole ones.
+        // Payloads begin on multiples of their longest, so that what is written again with the
+        // same bounds replaces whole ones.
         let step = self.payload_max() as u64;
         let mut rest = bytes;
         while !rest.is_empty() {

@@ -31,6 +31,42 @@
 //! what was there has no reader.
 //! Law 4: after a failed write the store takes no more groups, and says why.
 //!
+//! A store made, an object put, and read after the store was opened again:
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use draconis_device::MemoryDisk;
+//! use draconis_objects::{
+//!     CreateOptions, Group, Hint, LayoutKind, OpenOptions, Profile, Store,
+//! };
+//!
+//! let disk = Arc::new(MemoryDisk::new(vec![0; 16 << 20], 512));
+//! let profile = Profile {
+//!     layout: LayoutKind::Cow,
+//!     page_bytes: 4096,
+//!     segment_bytes: 256 << 10,
+//!     queue_depth: 8,
+//! };
+//! Store::create(disk.clone(), &CreateOptions { profile, id: 1 })?;
+//! let options = OpenOptions { cache_bytes: 1 << 20, read_only: false };
+//! let store = Store::open(disk.clone(), &options)?;
+//!
+//! let mut group = Group::new();
+//! let letter = group.create(store.new_object(), Hint::Unknown);
+//! group.append(letter, b"Dear reader,\n");
+//! // The group is atomic, follows all before it, and is durable once it was waited for.
+//! let ticket = store.submit(group, &[])?;
+//! store.wait(ticket)?;
+//! drop(store);
+//!
+//! let store = Store::open(disk, &options)?;
+//! let mut bytes = [0; 100];
+//! let len = store.read(letter, 0, &mut bytes)?;
+//! assert_eq!(&bytes[..len], b"Dear reader,\n");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! This crate does not know what a file system is, reads no clock and starts no thread.
 
 #![forbid(unsafe_code)]

@@ -449,7 +449,7 @@ impl Probe<'_> {
         let first = self.anywhere(SHORT_BYTES, half);
         let start = self.now();
         while near.len() < 2000 && (near.is_empty() || self.now() - start < 2 * STEP_NS) {
-            // The way to the first of a turn is not a short one.
+            // The seek to the first of a turn is not a short one.
             let next = near.len() as u64;
             for nth in 0..=TURN {
                 let at = first + (next + nth) * SHORT_BYTES % half;

@@ -259,7 +259,7 @@ fn scan(core: &Core, stream: usize, place: Place, out: &mut Vec<Found>) -> Resul
             look = look.saturating_add(geometry.page_bytes);
         }
         if out.len() == before && pos == 0 {
-            // A frame that was all of its segment took the way to the next one with it. Where
+            // A frame that was all of its segment took the link to the next one with it. Where
             // the stream most likely went is known: to what was free behind it.
             for next in core.segments.free_behind(segment).take(LOOK_SEGMENTS) {
                 let header = frame_at(core, geometry.start_of(next), 0, 0, &mut None)?;

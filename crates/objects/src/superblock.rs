@@ -262,8 +262,8 @@ fn everywhere(disk_bytes: u64) -> Vec<u64> {
     places.flatten().collect()
 }
 
-/// Writes that make copies nobody's, of whatever store and with whatever pages; nothing else
-/// is touched, so a store that keeps one of them is still whole.
+/// Writes that make copies belong to no store, whichever they were of, and with whatever pages;
+/// nothing else is touched, so a store that keeps one of them is still whole.
 pub(crate) fn wipe(disk: &dyn Disk) -> Vec<draconis_device::Write> {
     let properties = disk.properties();
     let len = properties.sector_bytes.max(512) as usize;

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Law 1: a node on the disk never changes; what changes is written elsewhere, and so is
-//! the way to it. Inner nodes that changed stay in memory until a checkpoint.
+//! the path to it. Inner nodes that changed stay in memory until a checkpoint.
 //! Law 2: a `Tree` is read as it was by its holders, whatever is applied to its clones.
 //! Law 3: no leaf is empty; a tree without pairs has no root.
 #![allow(
@@ -468,7 +468,7 @@ impl Tree {
     }
 
     /// Writes the node at `at` on `level` that begins with `key` elsewhere, if it belongs
-    /// to the tree. The way to it becomes one that changed; an inner node is not written
+    /// to the tree. The path to it becomes one that changed; an inner node is not written
     /// before the next checkpoint.
     pub fn move_node(
         &mut self,

@@ -1,4 +1,5 @@
-//! Power cuts, judged: the short form. The long one is `draconis-lab store-crash`.
+//! Power cuts, judged: the short form. The long one is `draconis-lab store-crash`; `RUNS`,
+//! `LETTERS` and `SECTORS` in the environment make this one longer.
 
 use draconis_device::CrashOptions;
 use draconis_objects::torture::{self, Effort, Harm, Settings, Shape, Tally, Violation};
@@ -15,7 +16,6 @@ fn options(seed: u64) -> CrashOptions {
 #[test]
 fn long_runs() {
     let first = number("SEED", 1);
-    let began = std::time::Instant::now();
     let mut all = Tally::default();
     for seed in first..first + number("RUNS", 12) {
         let shape = Shape::ALL[(seed % 4) as usize];
@@ -25,7 +25,7 @@ fn long_runs() {
             Err(violation) => panic!("SEED={seed} RUNS=1: {shape:?}: {violation}"),
         }
     }
-    println!("{all:?} in {:?}", began.elapsed());
+    println!("{all:?}");
 }
 
 /// Values that are objects, payloads at odd bytes, holes, groups over several segments.
@@ -67,13 +67,12 @@ fn real_segments() {
 
 #[test]
 fn sequences() {
-    let began = std::time::Instant::now();
     let groups = number("LETTERS", 2) as usize;
     let mut all = Tally::default();
     for shape in Shape::ALL {
         for nth in 0..torture::sequences(groups) {
             let script = torture::sequence(groups, nth, shape);
-            let exhaustive_sectors = number("SECTORS", 12) as u32;
+            let exhaustive_sectors = number("SECTORS", 8) as u32;
             let options = CrashOptions { seed: nth as u64, subsets: 8, exhaustive_sectors };
             match torture::cut(shape, &script, options, Effort::SOME, Settings::USUAL) {
                 Ok(tally) => all += tally,
@@ -81,12 +80,11 @@ fn sequences() {
             }
         }
     }
-    println!("{all:?} in {:?}", began.elapsed());
+    println!("{all:?}");
 }
 
 #[test]
 fn making() {
-    let began = std::time::Instant::now();
     let first = number("SEED", 1);
     let mut all = Tally::default();
     for seed in first..first + number("RUNS", 4) {
@@ -95,7 +93,7 @@ fn making() {
             Err(violation) => panic!("SEED={seed} RUNS=1: {violation}"),
         }
     }
-    println!("{all:?} in {:?}", began.elapsed());
+    println!("{all:?}");
 }
 
 #[test]
@@ -121,7 +119,7 @@ fn damaged_disks() {
 fn failing_disks() {
     let first = number("SEED", 1);
     let mut all = Harm::default();
-    for seed in first..first + number("RUNS", 300) {
+    for seed in first..first + number("RUNS", 80) {
         let shape = Shape::ALL[(seed % 4) as usize];
         let script = torture::random(seed / 8, shape, 100);
         match torture::fail(shape, &script, seed, Settings::USUAL) {

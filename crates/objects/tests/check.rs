@@ -37,7 +37,7 @@ fn made(layout: LayoutKind) -> Vec<u8> {
     }
     store.sync().unwrap();
     drop((kv, store, disk));
-    Arc::into_inner(memory).expect("nobody else has it").into_bytes()
+    Arc::into_inner(memory).expect("no other holds it").into_bytes()
 }
 
 #[test]

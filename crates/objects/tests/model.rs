@@ -42,7 +42,7 @@ fn compare(store: &Arc<Store>, objects: &Objects, keys: &Keys) {
     assert!(back.iter().map(|(k, v)| (k, v)).eq(keys.iter().rev()));
 }
 
-/// What is on the disk is whole, whoever has it open.
+/// What is on the disk is whole, also while a store has it open.
 fn check(disk: &Arc<dyn Disk>, objects: &Objects, keys: &Keys) {
     let report = Store::check(disk.clone(), &CheckOptions::default(), &mut |_, _| {}).unwrap();
     assert!(report.is_clean(), "{:#?}", report.damage);

@@ -86,7 +86,7 @@ fn place_of(disk: &dyn Disk, block: u64) -> Extent {
 }
 
 #[test]
-fn what_came_along_and_is_rotten_harms_nobody_else() {
+fn rot_that_was_read_along_harms_no_other_read() {
     let faults = Arc::new(FaultDisk::new(MemoryDisk::new(vec![0; 32 << 20], 512)));
     let id = fill(&create(faults.clone()));
     let place = place_of(&*faults, 501);
@@ -132,6 +132,6 @@ fn a_scan_asks_for_leaves_together() {
     };
     reads_of(&mut || all().count(), 1);
     reads_of(&mut || all().rev().count(), 1);
-    // Nobody takes another's leaves away.
+    // No reader takes another's leaves away.
     reads_of(&mut || all().zip(all().rev()).count() * 2, 2);
 }

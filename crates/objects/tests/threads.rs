@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A state shows of each thread some number of groups, whole. It holds all that were waited
-//! for, and with a group all that were submitted, by anybody, before that group was.
+//! for, and with a group all that were submitted, by any thread, before that group was.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};

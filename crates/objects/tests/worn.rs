@@ -1,4 +1,4 @@
-//! What updates cost a store that is nearly full, and whoever waits for them.
+//! What updates cost a store that is nearly full, and their waiters.
 
 use std::sync::Arc;
 
@@ -171,7 +171,7 @@ fn waits_are_bounded_while_segments_are_cleaned() {
 }
 
 /// A group of thousands of pairs folds and merges as many: else runs stay until all are folded
-/// at once, by one group, out of more memory than anybody allowed.
+/// at once, by one group, out of more memory than was allowed.
 #[test]
 fn long_groups_leave_no_more_behind_than_short_ones() {
     const PAIRS: u32 = 600_000;

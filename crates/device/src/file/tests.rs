@@ -157,7 +157,7 @@ fn concurrent_waiters_share_flushes() {
 }
 
 #[test]
-fn what_nobody_waits_for_is_written_too() {
+fn writes_without_a_waiter_are_written_too() {
     let file = image(100_000);
     let disk = FileDisk::open(file.path(), variants()[0]).unwrap();
     // At once, while its thread dozes, and after it fell asleep.

@@ -205,15 +205,12 @@ fn change(bytes: &mut [u8], bits: u32, run: BitRun, value: bool) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use draconis_device::Random;
+
     use super::*;
 
-    struct Chance(u64);
-
-    impl Chance {
-        fn below(&mut self, limit: u32) -> u32 {
-            self.0 = self.0.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
-            ((self.0 >> 33) % u64::from(limit)) as u32
-        }
+    fn below(random: &mut Random, limit: u32) -> u32 {
+        random.below(u64::from(limit)) as u32
     }
 
     fn naive(bits: &[bool], from: u32, want: u32) -> Option<BitRun> {
@@ -236,13 +233,13 @@ mod tests {
     }
 
     /// A bitmap of runs of random lengths, and the same bit by bit.
-    fn random(chance: &mut Chance, bytes: u32, longest: u32) -> (Vec<u8>, Vec<bool>, u32) {
+    fn runs(random: &mut Random, bytes: u32, longest: u32) -> (Vec<u8>, Vec<bool>, u32) {
         let mut block = vec![0u8; bytes as usize];
-        let bits = chance.below(bytes * 8 + 1);
+        let bits = below(random, bytes * 8 + 1);
         let mut naive = Vec::new();
-        let mut value = chance.below(2) == 1;
+        let mut value = below(random, 2) == 1;
         while naive.len() < block.len() * 8 {
-            let len = 1 + chance.below(longest) as usize;
+            let len = 1 + below(random, longest) as usize;
             naive.resize((naive.len() + len).min(block.len() * 8), value);
             value = !value;
         }
@@ -255,23 +252,23 @@ mod tests {
 
     #[test]
     fn words_find_what_single_bits_find() {
-        let mut chance = Chance(1);
+        let mut random = Random::new(1);
         for round in 0..2000 {
-            let bytes = [1, 7, 8, 20, 128, 1024][chance.below(6) as usize];
-            let (block, naive_bits, bits) = random(&mut chance, bytes, [3, 40, 300][round % 3]);
+            let bytes = [1, 7, 8, 20, 128, 1024][below(&mut random, 6) as usize];
+            let (block, naive_bits, bits) = runs(&mut random, bytes, [3, 40, 300][round % 3]);
             let map = Bitmap::new(&block, bits);
             let zeros = naive_bits.iter().filter(|bit| !**bit).count();
             assert_eq!((map.len(), map.count_zeros()), (bits, zeros as u32));
             for _ in 0..8 {
-                let from = chance.below(bits + 70);
+                let from = below(&mut random, bits + 70);
                 let after = naive_bits.get(from as usize..).unwrap_or_default();
                 let first = |value| after.iter().position(|it| *it == value);
                 assert_eq!(map.next_zero(from), first(false).map(|at| at as u32 + from));
                 assert_eq!(map.next_one(from), first(true).map(|at| at as u32 + from));
-                let most = chance.below(200);
+                let most = below(&mut random, 200);
                 let zeros = after.iter().take_while(|it| !**it).count() as u32;
                 assert_eq!(map.zeros_at(from, most), zeros.min(most));
-                let want = 1 + chance.below(400);
+                let want = 1 + below(&mut random, 400);
                 assert_eq!(map.next_zero_run(from, want), naive(&naive_bits, from, want));
                 assert_eq!(map.get(from), naive_bits.get(from as usize).copied());
             }
@@ -280,12 +277,12 @@ mod tests {
 
     #[test]
     fn ranges_change_exactly_their_bits_or_nothing() {
-        let mut chance = Chance(2);
+        let mut random = Random::new(2);
         let mut done = 0;
         for _ in 0..20_000 {
-            let (mut block, mut bits, valid) = random(&mut chance, 24, 60);
-            let run = BitRun { start: chance.below(200), len: chance.below(90) };
-            let value = chance.below(2) == 1;
+            let (mut block, mut bits, valid) = runs(&mut random, 24, 60);
+            let run = BitRun { start: below(&mut random, 200), len: below(&mut random, 90) };
+            let value = below(&mut random, 2) == 1;
             let range = run.start as usize..(run.start + run.len) as usize;
             let sound = bits.get(range.clone()).is_some_and(|it| it.iter().all(|it| *it != value));
             let before = block.clone();
@@ -324,7 +321,7 @@ mod tests {
         let map = Bitmap::new(std::hint::black_box(&full), 32768);
         time("last zero of 32,768", &|| map.next_zero(0));
         time("count", &|| Some(map.count_zeros()));
-        let (block, ..) = random(&mut Chance(4), 4096, 16);
+        let (block, ..) = runs(&mut Random::new(4), 4096, 16);
         let map = Bitmap::new(std::hint::black_box(&block), 32768);
         time("a run that is not there, among short ones", &|| {
             map.next_zero_run(0, 64).map(|it| it.len)

@@ -384,8 +384,9 @@ fn text(field: &[u8]) -> Vec<u8> {
 impl Superblock {
     /// The block that holds the superblock, and where in that block it starts, in bytes.
     pub fn place(&self) -> (FsBlock, usize) {
-        let block_bytes = u64::from(self.block_bytes).max(1);
-        let (block, at) = (OFFSET_BYTES / block_bytes, OFFSET_BYTES % block_bytes);
+        let block_bytes = u64::from(self.block_bytes);
+        let block = OFFSET_BYTES.checked_div(block_bytes).unwrap_or(0);
+        let at = OFFSET_BYTES.checked_rem(block_bytes).unwrap_or(0);
         (FsBlock(block), crate::units::index(at))
     }
 

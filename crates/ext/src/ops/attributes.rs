@@ -19,7 +19,6 @@ use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
 
 const ACCESS: &[u8] = b"system.posix_acl_access";
 const DEFAULT: &[u8] = b"system.posix_acl_default";
-/// Seconds after which reading is written down in any case, with `relatime`.
 
 /// What a new inode gets from its directory.
 pub(crate) struct Inherited {

@@ -156,6 +156,25 @@ impl Image {
         self.mount_with("ro,loop")
     }
 
+    /// The image as the kernel shows it, where its blocks are no larger than the kernel's pages or
+    /// the kernel mounts it all the same; not every kernel does.
+    pub fn mount_large(&self) -> Option<Mount> {
+        let block_bytes = self.open().superblock().block_bytes;
+        if block_bytes as usize <= rustix::param::page_size() {
+            return self.mount();
+        }
+        if !rustix::process::geteuid().is_root() {
+            return None;
+        }
+        match self.try_mount("ro,loop") {
+            Ok(mount) => Some(mount),
+            Err(why) => {
+                eprintln!("the kernel does not mount blocks of {block_bytes} bytes: {why}");
+                None
+            }
+        }
+    }
+
     /// The image for the kernel to write.
     pub fn mount_writable(&self) -> Option<Mount> {
         self.mount_with("loop")
@@ -166,19 +185,26 @@ impl Image {
             skipped("mounting needs root");
             return None;
         }
+        self.try_mount(options).map_err(|why| skipped(format_args!("mount: {why}"))).ok()
+    }
+
+    fn try_mount(&self, options: &str) -> Result<Mount, String> {
         let dir = tempfile::tempdir().unwrap();
-        let output =
-            Command::new("mount").args(["-o", options, self.path()]).arg(dir.path()).output();
-        match output {
-            Ok(output) if output.status.success() => Some(Mount { dir }),
-            Ok(output) => {
-                skipped(format_args!("mount: {}", String::from_utf8_lossy(&output.stderr).trim()));
-                None
+        let mut tries = 0;
+        loop {
+            let output =
+                Command::new("mount").args(["-o", options, self.path()]).arg(dir.path()).output();
+            let output = output.map_err(|error| error.to_string())?;
+            if output.status.success() {
+                return Ok(Mount { dir });
             }
-            Err(error) => {
-                skipped(format_args!("mount: {error}"));
-                None
+            let why = String::from_utf8_lossy(&output.stderr).trim().to_string();
+            tries += 1;
+            // The loop device of a mount of it that has just ended may not have given it back yet.
+            if !why.contains("busy") || tries == 100 {
+                return Err(why);
             }
+            std::thread::sleep(std::time::Duration::from_millis(50));
         }
     }
 }

@@ -1,5 +1,5 @@
 //! What a round trip costs: a call, a thread behind a channel, a process behind one, and the
-//! kernel's own ways.
+//! kernel's own transports.
 
 use std::fs::File as Stream;
 use std::io::{Read, Write};
@@ -132,13 +132,13 @@ fn typed(caller: &mut Caller<File>, buffer: &mut Option<Block>, len: u32) -> any
     Ok(())
 }
 
-/// One way to ask for bytes.
-struct Way {
+/// One means to ask for bytes.
+struct Transport {
     name: &'static str,
     trips: u64,
 }
 
-impl Way {
+impl Transport {
     fn function(&self, payloads: &[usize]) -> anyhow::Result<Vec<f64>> {
         let server: &dyn FileServer = std::hint::black_box(&Idle);
         let mut times = vec![];
@@ -294,24 +294,28 @@ impl Experiment for Channel {
         let two = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1);
         let mut samples = vec![];
         let mut all: Vec<(&'static str, &dyn Measure)> = vec![
-            ("function call", &|way: &Way, p: &[usize]| way.function(p)),
-            ("system call", &|way: &Way, p: &[usize]| way.call(p)),
-            ("thread, sleeping", &|way: &Way, p: &[usize]| way.thread(p, 0)),
-            ("process, sleeping", &|way: &Way, p: &[usize]| way.process(p, 0)),
-            ("Unix socket", &|way: &Way, p: &[usize]| way.unix(p)),
-            ("pipe", &|way: &Way, p: &[usize]| way.pipes(p)),
+            ("function call", &|transport: &Transport, p: &[usize]| transport.function(p)),
+            ("system call", &|transport: &Transport, p: &[usize]| transport.call(p)),
+            ("thread, sleeping", &|transport: &Transport, p: &[usize]| transport.thread(p, 0)),
+            ("process, sleeping", &|transport: &Transport, p: &[usize]| transport.process(p, 0)),
+            ("Unix socket", &|transport: &Transport, p: &[usize]| transport.unix(p)),
+            ("pipe", &|transport: &Transport, p: &[usize]| transport.pipes(p)),
         ];
         if two {
-            all.push(("thread, spinning", &|way: &Way, p: &[usize]| way.thread(p, 1)));
-            all.push(("process, spinning", &|way: &Way, p: &[usize]| way.process(p, 1)));
+            all.push(("thread, spinning", &|transport: &Transport, p: &[usize]| {
+                transport.thread(p, 1)
+            }));
+            all.push(("process, spinning", &|transport: &Transport, p: &[usize]| {
+                transport.process(p, 1)
+            }));
         } else {
             context.note("one CPU: nobody can spin while the other works");
         }
         for (name, measure) in all {
             context.check()?;
-            let way = Way { name, trips };
-            let times = pinned(0, || measure.times(&way, &payloads))
-                .with_context(|| way.name.to_string())?;
+            let transport = Transport { name, trips };
+            let times = pinned(0, || measure.times(&transport, &payloads))
+                .with_context(|| transport.name.to_string())?;
             let sample = |(bytes, ns): (&usize, f64)| Sample::at("time", name, *bytes as f64, ns);
             samples.extend(payloads.iter().zip(times).map(sample));
         }
@@ -334,13 +338,13 @@ impl Experiment for Channel {
     }
 }
 
-/// Measures one way for all payloads.
+/// Measures one transport for all payloads.
 trait Measure: Sync {
-    fn times(&self, way: &Way, payloads: &[usize]) -> anyhow::Result<Vec<f64>>;
+    fn times(&self, transport: &Transport, payloads: &[usize]) -> anyhow::Result<Vec<f64>>;
 }
 
-impl<F: Fn(&Way, &[usize]) -> anyhow::Result<Vec<f64>> + Sync> Measure for F {
-    fn times(&self, way: &Way, payloads: &[usize]) -> anyhow::Result<Vec<f64>> {
-        self(way, payloads)
+impl<F: Fn(&Transport, &[usize]) -> anyhow::Result<Vec<f64>> + Sync> Measure for F {
+    fn times(&self, transport: &Transport, payloads: &[usize]) -> anyhow::Result<Vec<f64>> {
+        self(transport, payloads)
     }
 }

@@ -60,7 +60,7 @@ fn whats(report: &Report) -> Vec<What> {
     whats
 }
 
-/// Spoils a store from the inside, in a way that its next checkpoint writes down.
+/// Spoils a store from the inside, so that its next checkpoint writes it down.
 fn plant(spoil: impl FnOnce(&mut Core)) -> Report {
     let disk = made(LayoutKind::Cow);
     let mut core = crate::recover::open(disk.clone(), &OpenOptions::default()).unwrap();
@@ -222,7 +222,7 @@ fn a_store_that_cannot_be_opened_is_a_finding() {
 }
 
 #[test]
-fn bytes_of_nobody() {
+fn bytes_of_no_object() {
     let report = plant(|core| {
         let payload = [1; 600];
         let key = extent_key(ObjectId(900), 0);

@@ -18,7 +18,7 @@ impl Layout for Log {
             _ if is_trickle && !matches!(kind, Kind::Moved { .. }) => 0,
             Kind::Written { .. } => 0,
             // What survived until its segment was cleaned is older than what is written:
-            // apart from it, it stays together. The cleaner writes long frames, so the way
+            // apart from it, it stays together. The cleaner writes long frames, so the seek
             // between the two is paid rarely.
             Kind::Moved { .. } => 1,
             // A merge replaces nearly all: then they leave whole segments behind. Among
@@ -40,7 +40,7 @@ impl Layout for Log {
     }
 
     fn aligns(&self) -> bool {
-        // A page more takes less than a hundredth of the way there; what is lost between nodes
+        // A page more takes less than a hundredth of the seek there; what is lost between nodes
         // is a tenth of them.
         false
     }

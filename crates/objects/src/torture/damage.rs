@@ -56,7 +56,7 @@ impl std::ops::AddAssign for Harm {
 /// One write of a run.
 type Write<'a> = (u64, &'a [u8]);
 
-/// Runs a script, then damages what it left in `rounds` ways, one at a time.
+/// Runs a script, then damages what it left `rounds` times, each time from the same state.
 ///
 /// # Errors
 /// The first promise that is broken.

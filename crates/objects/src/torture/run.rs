@@ -131,7 +131,7 @@ impl From<Stop> for Violation {
         match stop {
             Stop::Broken(violation) => violation,
             Stop::Failed(doing, error) => Self(format!("{doing}: {error}")),
-            Stop::Shorter => Self("what nobody waited for is gone".to_owned()),
+            Stop::Shorter => Self("what had no waiter is gone".to_owned()),
         }
     }
 }

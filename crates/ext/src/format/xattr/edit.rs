@@ -155,6 +155,8 @@ fn share(
 mod tests {
     use std::collections::BTreeMap;
 
+    use draconis_device::Random;
+
     use super::super::{Attributes, encode_body};
     use super::*;
 
@@ -180,30 +182,29 @@ mod tests {
         list
     }
 
-    fn below(state: &mut u64, limit: usize) -> usize {
-        *state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
-        ((*state >> 33) % limit as u64) as usize
+    fn below(random: &mut Random, limit: usize) -> usize {
+        random.below(limit as u64) as usize
     }
 
     #[test]
     fn random_changes_keep_to_the_model_until_there_is_no_space() {
         for (body_bytes, block_bytes) in [(0, 1024), (92, 1024), (92, 4096), (860, 65536)] {
-            let mut chance = 5u64 + body_bytes as u64;
+            let mut random = Random::new(5 + body_bytes as u64);
             let (mut model, mut list) = (Model::new(), Vec::new());
             let (mut full, mut inside, mut outside) = (0, 0, 0);
             for _ in 0..2000 {
-                let nth = below(&mut chance, 12);
+                let nth = below(&mut random, 12);
                 let name = [&b"user."[..], b"trusted.", b"security."][nth % 3].to_vec();
                 let name = [name, vec![b'x'; 1 + nth]].concat();
                 let (before, model_before) = (list.clone(), model.clone());
-                if below(&mut chance, 4) == 0 {
+                if below(&mut random, 4) == 0 {
                     let expected = model.remove(&name).map(drop).ok_or(Error::NoAttribute);
                     assert_eq!(remove(&mut list, &name), expected);
                 } else {
-                    let largest = if below(&mut chance, 3) == 0 { block_bytes / 3 } else { 40 };
-                    let value = vec![nth as u8; below(&mut chance, largest as usize)];
+                    let largest = if below(&mut random, 3) == 0 { block_bytes / 3 } else { 40 };
+                    let value = vec![nth as u8; below(&mut random, largest as usize)];
                     let how = [XattrSet::Any, XattrSet::Create, XattrSet::Replace];
-                    let how = how[below(&mut chance, 3)];
+                    let how = how[below(&mut random, 3)];
                     let there = model.contains_key(&name);
                     let expected = match how {
                         XattrSet::Create if there => Err(Error::Exists),
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_knows_is_kept() {
+    fn attributes_with_unknown_prefixes_are_kept() {
         let strange = NewAttribute {
             number: 9,
             suffix_bytes: 3,
@@ -280,14 +281,14 @@ mod tests {
             assert!(read_body(&damaged).is_err());
         }
         assert!(read_block(&body).is_err());
-        let mut chance = 1;
+        let mut random = Random::new(1);
         for _ in 0..20_000 {
             let mut block =
                 encode_block(&[new(b"user.a", b"12345"), new(b"user.b", b"6")], 1024, 1);
-            for _ in 0..1 + below(&mut chance, 5) {
-                block[below(&mut chance, 80)] = below(&mut chance, 256) as u8;
+            for _ in 0..1 + below(&mut random, 5) {
+                block[below(&mut random, 80)] = below(&mut random, 256) as u8;
             }
-            block.truncate(1024 - below(&mut chance, 2) * below(&mut chance, 1024));
+            block.truncate(1024 - below(&mut random, 2) * below(&mut random, 1024));
             if let Ok(list) = read_block(&block) {
                 let _ = place(&list, 92, 1024);
             }

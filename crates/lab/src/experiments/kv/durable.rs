@@ -76,7 +76,7 @@ impl Counting<'_> {
         Ok(command)
     }
 
-    /// Calls of so many puts; nothing if there is nobody to count them.
+    /// Calls of so many puts; nothing if they cannot be counted.
     fn trace(&self, puts: u64) -> anyhow::Result<BTreeMap<String, u64>> {
         let dir = self.context.workshop.directory()?;
         let trace = dir.path().join("trace");

@@ -203,7 +203,7 @@ fn dots(block_bytes: u32) -> Vec<u8> {
 
 #[test]
 fn entries_are_kept_in_order_up_to_the_limit() {
-    let mut chance = Chance(5);
+    let mut chance = Chance::new(5);
     for block_bytes in [1024, 2048, 4096, 65536] {
         let first = Entry { hash: 0, block: 1 };
         let mut block = htree::node(&[first], block_bytes).unwrap();
@@ -249,7 +249,7 @@ fn an_index_that_makes_no_sense_is_not_edited() {
     block[8..10].copy_from_slice(&500u16.to_le_bytes());
     assert!(insert(&mut block, Level::Node, 2, entry(30)).is_err(), "a limit beyond the block");
     assert!(split_node(&htree::node(&[entry(0)], 1024).unwrap()).is_err());
-    let mut chance = Chance(8);
+    let mut chance = Chance::new(8);
     for _ in 0..20_000 {
         let mut block = if chance.below(2) == 0 { node.clone() } else { dots(1024) };
         for _ in 0..1 + chance.below(5) {
