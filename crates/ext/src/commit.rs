@@ -182,6 +182,8 @@ impl Volume {
         self.or_stop(writing.outbox.send())?;
         while writing.outbox.flying_bytes() > writing.dirty_limit / 2 {
             self.settle(false)?;
+            // What other threads sealed meanwhile, and are about to send.
+            self.or_stop(writing.outbox.send())?;
         }
         let most = KEPT_BYTES / index(self.super_.block_bytes.into());
         if self.store.overlay.has_more_metadata_than(most) {

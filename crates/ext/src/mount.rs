@@ -51,9 +51,16 @@ impl Volume {
         let writer = Writer::new(protocol::of(&properties), groups, &writing, clean);
         volume.writing = Some(WriteSide::new(writer, outbox, writing));
         let first = volume.super_.last_orphan;
-        volume.transact(|tx| tx.process_orphans(first))?;
+        volume.transact(|tx| {
+            // There is nothing yet that would wait for it.
+            tx.may_wait = true;
+            tx.process_orphans(first)
+        })?;
         if !clean {
-            volume.transact(|tx| tx.recount())?;
+            volume.transact(|tx| {
+                tx.may_wait = true;
+                tx.recount()
+            })?;
         }
         Ok(volume)
     }

@@ -222,6 +222,8 @@ impl Volume {
         let mut may_wait = false;
         loop {
             match self.attempt(&mut change, may_wait) {
+                // Nothing is written any more.
+                Attempt::Done(Err(Error::ReadOnly)) => return Err(Error::ReadOnly),
                 Attempt::Done(done) => {
                     self.after_change()?;
                     return done;

@@ -273,10 +273,10 @@ impl Outbox {
     /// `all`, all of them. Those that landed.
     ///
     /// # Errors
-    /// What made the disk fail.
+    /// What made the disk fail or refuse.
     pub(crate) fn settle(&self, all: bool) -> Result<Vec<Flight>> {
         let last = {
-            let sent = self.sent.lock();
+            let sent = self.sent()?;
             let flight = if all { sent.flights.back() } else { sent.flights.front() };
             flight.map(|flight| flight.last)
         };
