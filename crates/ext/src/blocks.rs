@@ -264,21 +264,6 @@ impl Store {
         self.cache.get_or_load(key, || self.fetch(key, plan, started))
     }
 
-    /// [`Store::chunk`] beside changes: a chunk that one of them forgets meanwhile is not kept.
-    pub(crate) fn chunk_beside(
-        &self,
-        key: Key,
-        plan: impl FnOnce() -> Result<Plan>,
-        started: impl FnOnce(),
-    ) -> Result<Arc<Chunk>> {
-        self.cache.get_or_load_beside(key, || self.fetch(key, plan, started))
-    }
-
-    /// Whether a chunk can be had without the device.
-    pub(crate) fn holds(&self, key: Key) -> bool {
-        self.cache.holds(key)
-    }
-
     fn fetch(
         &self,
         key: Key,

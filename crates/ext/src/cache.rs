@@ -6,7 +6,6 @@
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
 use quick_cache::sync::{Cache as Table, DefaultLifecycle};
 use quick_cache::{OptionsBuilder, Weighter};
 
@@ -39,8 +38,6 @@ pub(crate) struct Cache<K, V: Weigh> {
     hits: AtomicU64,
     misses: AtomicU64,
     capacity: u64,
-    /// What is loaded beside changes.
-    beside: Mutex<Vec<K>>,
 }
 
 #[derive(Clone, Debug)]
@@ -81,13 +78,7 @@ impl<K: Hash + Eq + Copy, V: Weigh + Clone> Cache<K, V> {
                 DefaultLifecycle::default(),
             ),
         };
-        Self {
-            table,
-            hits: AtomicU64::new(0),
-            misses: AtomicU64::new(0),
-            capacity,
-            beside: Mutex::default(),
-        }
+        Self { table, hits: AtomicU64::new(0), misses: AtomicU64::new(0), capacity }
     }
 
     /// The value of `key`, loaded if it is not there. Others who ask for it meanwhile
@@ -99,18 +90,6 @@ impl<K: Hash + Eq + Copy, V: Weigh + Clone> Cache<K, V> {
         }
         self.misses.fetch_add(1, Ordering::Relaxed);
         self.table.get_or_insert_with(&key, load)
-    }
-
-    /// [`Cache::get_or_load`] by a loader that does not keep changes out: what is forgotten
-    /// while it loads is not kept.
-    pub(crate) fn get_or_load_beside(&self, key: K, load: impl FnOnce() -> Result<V>) -> Result<V> {
-        self.beside.lock().push(key);
-        let value = self.get_or_load(key, load);
-        let mut beside = self.beside.lock();
-        if let Some(nth) = beside.iter().position(|it| *it == key) {
-            beside.swap_remove(nth);
-        }
-        value
     }
 
     /// The value of `key`, if it is there; says nothing to the statistics.
@@ -136,8 +115,6 @@ impl<K: Hash + Eq + Copy, V: Weigh + Clone> Cache<K, V> {
     /// Forgets all values whose keys are `among` them; looks at every value there is.
     pub(crate) fn forget_all(&self, among: impl Fn(&K) -> bool) {
         self.table.retain(|key, _| !among(key));
-        // What is not there yet is left alone by that.
-        self.beside.lock().iter().filter(|key| among(key)).for_each(|key| self.forget(*key));
     }
 
     /// Forgets what lies between two keys of a row: one after the other, or, where they are

@@ -33,7 +33,6 @@ impl Volume {
     /// [`Error::IsADirectory`] and [`Error::Misuse`] for what is no file;
     /// [`Error::Corrupt`] naming the block if its place is unknown; [`Error::Io`].
     pub fn read(&self, number: InodeNumber, offset: u64, len: usize) -> Result<Data> {
-        self.fetch(number, offset, 1);
         let _reading = self.reading();
         self.read_of(&*self.node(number)?, offset, len)
     }
@@ -43,50 +42,9 @@ impl Volume {
     /// # Errors
     /// As [`Volume::read`].
     pub fn read_of(&self, inode: &Inode, offset: u64, len: usize) -> Result<Data> {
-        self.fetch(inode.number, offset, 1);
         let _reading = self.reading();
         let now = self.as_is_now(inode)?;
         self.piece_of(now.as_deref().unwrap_or(inode), offset, len)
-    }
-
-    /// Reads the chunks that hold these bytes into the data cache, on a volume that is written:
-    /// what changes it does not wait for the device then. Reads find them there, or, where a
-    /// change came between, read them again.
-    fn fetch(&self, number: InodeNumber, offset: u64, len: usize) {
-        if self.writing.is_none() || len == 0 {
-            return;
-        }
-        let end = offset.saturating_add(len as u64);
-        for index in offset / CHUNK_BYTES..end.div_ceil(CHUNK_BYTES) {
-            let key = Key { inode: number.0, index };
-            if self.store.holds(key) {
-                continue;
-            }
-            // As it is once the chunk is being loaded: a later change forgets that.
-            let as_is_now = || {
-                let reading = self.reading();
-                let inode = self.node(number)?;
-                let plan = self.plan(&inode, index);
-                drop(reading);
-                plan
-            };
-            let started = || {
-                let _reading = self.reading();
-                if let Ok(inode) = self.node(number) {
-                    self.run_ahead(&inode, index, false);
-                }
-            };
-            let is_file = |inode: &Inode| {
-                inode.kind == Kind::File && index.saturating_mul(CHUNK_BYTES) < inode.size_bytes
-            };
-            let exists = {
-                let _reading = self.reading();
-                self.node(number).is_ok_and(|inode| is_file(&inode))
-            };
-            if !exists || self.store.chunk_beside(key, as_is_now, started).is_err() {
-                return;
-            }
-        }
     }
 
     fn piece_of(&self, inode: &Inode, offset: u64, len: usize) -> Result<Data> {
@@ -103,7 +61,6 @@ impl Volume {
     /// # Errors
     /// As [`Volume::read`], if not even the first byte can be read.
     pub fn read_into(&self, number: InodeNumber, offset: u64, into: &mut [u8]) -> Result<usize> {
-        self.fetch(number, offset, into.len());
         let _reading = self.reading();
         self.read_into_of(&*self.node(number)?, offset, into)
     }
@@ -113,14 +70,13 @@ impl Volume {
     /// # Errors
     /// As [`Volume::read_into`].
     pub fn read_into_of(&self, inode: &Inode, offset: u64, into: &mut [u8]) -> Result<usize> {
-        self.fetch(inode.number, offset, into.len());
         let _reading = self.reading();
         let now = self.as_is_now(inode)?;
         self.read_now(now.as_deref().unwrap_or(inode), offset, into)
     }
 
-    /// [`Volume::read_into_of`] under the gate.
-    fn read_now(&self, inode: &Inode, offset: u64, into: &mut [u8]) -> Result<usize> {
+    /// [`Volume::read_into_of`] for those who hold the gate.
+    pub(crate) fn read_now(&self, inode: &Inode, offset: u64, into: &mut [u8]) -> Result<usize> {
         let mut done = 0usize;
         while let Some(rest) = into.get_mut(done..).filter(|rest| !rest.is_empty()) {
             let at = offset.saturating_add(done as u64);

@@ -188,7 +188,7 @@ impl Transaction<'_> {
             // A cache above writes whole pages: what it repeats is no change.
             let len = index(inode.size_bytes - offset).min(bytes.len());
             let mut old = vec![0; len];
-            self.read_old(number, offset, &mut old)?;
+            self.volume.read_now(&inode, offset, &mut old)?;
             if bytes.get(..len) != Some(&old[..]) {
                 return Err(Error::NotPermitted);
             }
@@ -264,24 +264,6 @@ impl Transaction<'_> {
         };
         self.put_contents(run.at, &Data::owned(memory));
         Ok(end)
-    }
-
-    /// What a file holds from `offset` on, before its end.
-    fn read_old(&self, number: InodeNumber, offset: u64, into: &mut [u8]) -> Result<()> {
-        let block_bytes = self.block_bytes();
-        let mut at = offset;
-        let mut rest = into;
-        while !rest.is_empty() {
-            let skew = index(at % block_bytes);
-            let len = rest.len().min(index(block_bytes) - skew);
-            let (part, behind) = rest.split_at_mut_checked(len).unwrap_or_default();
-            if let Some(block) = self.mapped(number, narrow(at / block_bytes))? {
-                let bytes = self.block(block, Role::Contents)?;
-                part.copy_from_slice(bytes.get(skew..skew + len).unwrap_or_default());
-            }
-            (rest, at) = (behind, at + len as u64);
-        }
-        Ok(())
     }
 
     /// Sees to it that blocks which are overwritten in part can be kept without the device.

@@ -1,7 +1,7 @@
 //! Nothing is asked of the disk under the exclusive gate.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak, mpsc};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 
 use draconis_device::{
     ChainBounds, Disk, Error, Extent, Group, MemoryDisk, Pending, Properties, ReadAnswer, Refused,
@@ -10,7 +10,7 @@ use draconis_device::{
 use draconis_exchange::contract::{AttributeChange, Kind};
 use draconis_exchange::heap::Block;
 
-use crate::testing::{FILE, disk, open, writing};
+use crate::testing::{FILE, disk, writing};
 use crate::{NewNode, Options, Renaming, Volume, XattrSet};
 
 /// A disk that looks whether the gate is held when it is asked for something.
@@ -60,76 +60,6 @@ impl Disk for Watch {
         self.look(1);
         self.disk.wait(ticket)
     }
-}
-
-/// A disk whose reads wait for leave.
-struct Slow {
-    disk: Arc<MemoryDisk>,
-    asked: mpsc::SyncSender<()>,
-    leave: Mutex<mpsc::Receiver<()>>,
-    is_slow: AtomicBool,
-}
-
-impl Disk for Slow {
-    fn properties(&self) -> Properties {
-        self.disk.properties()
-    }
-    fn chain_bounds(&self) -> ChainBounds {
-        self.disk.chain_bounds()
-    }
-    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        if self.is_slow.load(Ordering::Relaxed) {
-            self.asked.send(()).unwrap();
-            self.leave.lock().unwrap().recv().unwrap();
-        }
-        self.disk.read(at, into, urgency)
-    }
-    fn submit_chain(
-        &self,
-        chain: Vec<Group>,
-        after: &[Ticket],
-    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        self.disk.submit_chain(chain, after)
-    }
-    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
-        self.disk.settle(ticket)
-    }
-    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
-        self.disk.wait(ticket)
-    }
-}
-
-#[test]
-fn a_change_does_not_wait_for_a_slow_read_and_the_read_sees_it() {
-    let disk = disk(4096, 64 << 20);
-    let volume = open(disk.clone());
-    let file = volume.create(volume.root(), b"file", &FILE).unwrap();
-    volume.write(file, 0, &vec![1; 400 << 10]).unwrap();
-    volume.close().unwrap();
-    drop(volume);
-    let (asked, was_asked) = mpsc::sync_channel(64);
-    let (leave, may_go) = mpsc::channel();
-    let (leave_lock, is_slow) = (Mutex::new(may_go), AtomicBool::new(false));
-    let slow = Arc::new(Slow { disk, asked, leave: leave_lock, is_slow });
-    let options = Options { read_ahead_bytes: 0, ..Options::default() };
-    let volume = Volume::open_for_writing(slow.clone(), options, writing()).unwrap();
-    // What the change looks at is in memory.
-    volume.create(volume.root(), b"before", &FILE).unwrap();
-    volume.write(file, 300 << 10, &[2; 4096]).unwrap();
-    slow.is_slow.store(true, Ordering::Relaxed);
-    let bytes = std::thread::scope(|scope| {
-        let reader = scope.spawn(|| volume.read(file, 0, 1 << 20).unwrap().to_vec());
-        was_asked.recv().unwrap();
-        // The device has been asked and does not answer.
-        volume.create(volume.root(), b"meanwhile", &FILE).unwrap();
-        volume.write(file, 0, &[3; 4096]).unwrap();
-        slow.is_slow.store(false, Ordering::Relaxed);
-        leave.send(()).unwrap();
-        reader.join().unwrap()
-    });
-    assert_eq!((bytes[0], bytes[4096]), (3, 1));
-    assert_eq!(volume.read(file, 0, 1).unwrap()[0], 3);
-    volume.close().unwrap();
 }
 
 /// Each round works on a volume that was just opened: nothing of it is in memory.
