@@ -20,7 +20,7 @@ const MOUNT_OPTIONS: &str = "\
 Options for -o, separated by commas:
   ro, rw               read-only, or as the volume allows (rw)
   allow_other          let other users in (user_allow_other in /etc/fuse.conf)
-  fakeroot             no permission checks: whoever may enter may read everything
+  fakeroot             no permission checks: every user who may enter may read everything
   inode_cache=N        inodes kept in memory (16384)
   block_map_cache=N    files whose block lists are kept (4096)
   data_cache=SIZE      file data kept, such as 64M

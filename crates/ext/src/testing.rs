@@ -21,13 +21,19 @@ impl Contents for Nothing {
 
 /// A disk with an empty volume.
 pub(crate) fn disk(block_bytes: u32, len_bytes: usize) -> Arc<MemoryDisk> {
+    Arc::new(plain_disk(block_bytes, len_bytes))
+}
+
+/// The same, to be changed before it is shared.
+pub(crate) fn plain_disk(block_bytes: u32, len_bytes: usize) -> MemoryDisk {
     let options = mkfs::Options { block_bytes: Some(block_bytes), ..mkfs::Options::default() };
     let disk = MemoryDisk::new(vec![0; len_bytes], 512);
     let mut tree = Tree::new(Node::new(What::Directory, 0o755));
     let plan = mkfs::sized(&options, &mut tree, len_bytes as u64).unwrap();
     let target = Target { disk: &disk, zeroed: true, progress: &|_| {} };
     mkfs::write(&plan, &Nothing, &target).unwrap();
-    Arc::new(disk)
+    drop(plan);
+    disk
 }
 
 pub(crate) fn writing() -> Writing {
