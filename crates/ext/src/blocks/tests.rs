@@ -35,6 +35,13 @@ fn blocks_are_read_in_the_role_in_which_they_were_sealed() {
         volume.store.sums = Some(Box::new(roles.clone()));
         let root = volume.root();
         let name = |what: &str, nth: u32| format!("{what} {round} {nth}").into_bytes();
+        // What earlier rounds wrote comes from the disk.
+        for before in 0..round {
+            let old = volume.lookup(root, format!("dir {before} 0").as_bytes()).unwrap();
+            let file = volume.lookup(old, format!("file {before} 20").as_bytes()).unwrap();
+            assert_eq!(volume.xattr(file, b"user.a").unwrap(), [1; 500]);
+            assert_eq!(volume.read(file, 20 * 3000, 900).unwrap()[..], [7; 900]);
+        }
         let directory = NewNode { kind: Kind::Directory, mode: 0o755, ..FILE };
         let dir = volume.create(root, &name("dir", 0), &directory).unwrap();
         for nth in 0..200 {
