@@ -48,7 +48,8 @@ impl Volume {
         let clean = super_.clean && !super_.errors;
         let groups = Groups::load(&volume.store, super_)?;
         let outbox = Outbox::new(disk, super_.block_bytes);
-        let writer = Writer::new(protocol::of(&properties), groups, &writing, clean);
+        let writer =
+            Writer::new(protocol::of(&volume.super_, &properties), groups, &writing, clean);
         volume.writing = Some(WriteSide::new(writer, outbox, writing));
         let first = volume.super_.last_orphan;
         volume.transact(|tx| {

@@ -7,7 +7,10 @@ use draconis_device::{Atomic, Properties};
 use super::atomic::AtomicGroups;
 use super::batch::{Batch, Intent, Operation};
 use super::ordered::Ordered;
+use super::unordered::Unordered;
 use crate::blocks::data::Data;
+use crate::format::features::{Incompatible, ReadOnlyCompatible};
+use crate::format::superblock::Superblock;
 use crate::transaction::Transaction;
 use crate::{InodeNumber, Result};
 
@@ -50,9 +53,20 @@ pub(crate) trait Protocol: Send + Sync + std::fmt::Debug {
 }
 
 /// The protocol for a volume on a disk of these properties.
-pub(crate) fn of(disk: &Properties) -> Box<dyn Protocol> {
+pub(crate) fn of(super_: &Superblock, disk: &Properties) -> Box<dyn Protocol> {
     match disk.atomic {
         Atomic::AgainstPowerCut => Box::new(AtomicGroups),
-        Atomic::None | Atomic::AgainstDeath => Box::new(Ordered::default()),
+        Atomic::None | Atomic::AgainstDeath if can_be_ordered(super_) => {
+            Box::new(Ordered::default())
+        }
+        Atomic::None | Atomic::AgainstDeath => Box::new(Unordered),
     }
+}
+
+/// Whether the order of writes alone can keep a volume in order: a block with a checksum, or a
+/// tree that is balanced, changes in more places at once than one write reaches.
+fn can_be_ordered(super_: &Superblock) -> bool {
+    let extents = super_.incompatible.contains(Incompatible::EXTENTS);
+    let sums = super_.read_only_compatible.intersects(ReadOnlyCompatible::SUMS);
+    !extents && !sums
 }

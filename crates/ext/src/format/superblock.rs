@@ -270,11 +270,14 @@ impl RawSuperblock {
     /// # Errors
     /// [`Error::Corrupt`] for more than the fields hold.
     pub fn set_free(&mut self, blocks: u64, inodes: u64) -> Result<()> {
-        let field = |count: u64| {
-            u32::try_from(count).map_err(|_| Error::corrupt("superblock: free counts"))
-        };
-        self.s_free_blocks_count_lo.set(field(blocks)?);
-        self.s_free_inodes_count.set(field(inodes)?);
+        let corrupt = |_| Error::corrupt("superblock: free counts");
+        if self.s_feature_incompat.get() & Incompatible::SIXTY_FOUR_BIT.bits() != 0 {
+            self.s_free_blocks_count_hi.set(u32::try_from(blocks >> 32).map_err(corrupt)?);
+            self.s_free_blocks_count_lo.set(super::inode::low32(blocks));
+        } else {
+            self.s_free_blocks_count_lo.set(u32::try_from(blocks).map_err(corrupt)?);
+        }
+        self.s_free_inodes_count.set(u32::try_from(inodes).map_err(corrupt)?);
         Ok(())
     }
 
