@@ -18,6 +18,7 @@ pub mod group;
 pub mod hash;
 pub mod htree;
 pub mod inode;
+pub mod jbd2;
 pub mod slot;
 pub mod superblock;
 pub mod xattr;
