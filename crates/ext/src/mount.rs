@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use draconis_device::Disk;
+use draconis_device::{Disk, Properties};
 use draconis_exchange::contract::Kind;
 
 use crate::alloc::Groups;
@@ -19,11 +19,12 @@ use crate::commit::protocol::{self, Stage};
 use crate::commit::seconds_of;
 use crate::dir::edit::targets;
 use crate::format::slot::Slot;
-use crate::format::superblock::RawSuperblock;
+use crate::format::superblock::{RawSuperblock, Superblock};
+use crate::journal;
 use crate::ops::Writing;
 use crate::transaction::{Stop, Transaction, WriteSide, Writer};
 use crate::units::index;
-use crate::volume::{Options, Volume};
+use crate::volume::{Options, Volume, read_superblock};
 use crate::{Error, InodeNumber, Result};
 
 impl Volume {
@@ -32,19 +33,15 @@ impl Volume {
         if properties.read_only {
             return Err(Error::ReadOnly);
         }
-        let mut volume = Self::open(disk.clone(), options)?;
-        if let Some(feature) = volume.read_only_reason() {
-            return Err(Error::Unsupported { feature });
+        let mut super_ = read_superblock(&*disk)?;
+        refuse_what_is_not_written(&super_, &properties)?;
+        if super_.needs_recovery() {
+            journal::replay(&disk, &super_)?;
+            super_ = read_superblock(&*disk)?;
+            refuse_what_is_not_written(&super_, &properties)?;
         }
+        let mut volume = Self::of(disk.clone(), options, super_);
         let super_ = &volume.super_;
-        if super_.len_bytes() > volume.disk_bytes {
-            let feature = "writing needs: all of the volume; its disk is shorter".to_owned();
-            return Err(Error::Unsupported { feature });
-        }
-        if super_.block_bytes < properties.sector_bytes {
-            let feature = format!("writing needs: blocks of {} bytes", properties.sector_bytes);
-            return Err(Error::Unsupported { feature });
-        }
         let clean = super_.clean && !super_.errors;
         let groups = Groups::load(&volume.store, super_)?;
         let outbox = Outbox::new(disk, super_.block_bytes);
@@ -170,6 +167,21 @@ impl Transaction<'_> {
         }
         named
     }
+}
+
+fn refuse_what_is_not_written(super_: &Superblock, disk: &Properties) -> Result<()> {
+    if let Some(feature) = super_.read_only_reason() {
+        return Err(Error::Unsupported { feature });
+    }
+    if super_.len_bytes() > disk.len_bytes {
+        let feature = "writing needs: all of the volume; its disk is shorter".to_owned();
+        return Err(Error::Unsupported { feature });
+    }
+    if super_.block_bytes < disk.sector_bytes {
+        let feature = format!("writing needs: blocks of {} bytes", disk.sector_bytes);
+        return Err(Error::Unsupported { feature });
+    }
+    Ok(())
 }
 
 /// The bit of an inode: word and bit.
