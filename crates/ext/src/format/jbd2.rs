@@ -17,10 +17,10 @@ use bitflags::bitflags;
 use zerocopy::big_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::checksum::Checksum;
 use crate::{Error, Result};
 pub use blocks::{Commit, Kind, Soundness, Tag};
 pub use crc::crc32_be;
-use crc::crc32c;
 
 /// What every block that belongs to the journal itself begins with.
 pub const MAGIC: u32 = 0xC03B_3998;
@@ -325,4 +325,9 @@ fn refuse_what_is_missing(incompatible: u32, read_only_compatible: u32) -> Resul
         return Ok(());
     }
     Err(Error::Unsupported { feature: format!("needs, in the journal: {}", unknown.join(", ")) })
+}
+
+/// The sum of `bytes`, going on from `seed`, which is `!0` at the beginning.
+fn crc32c(seed: u32, bytes: &[u8]) -> u32 {
+    Checksum::seeded(seed).of(bytes).get()
 }

@@ -73,7 +73,7 @@ impl Log {
         let run = self.runs.get(nth)?.clip(at, at.after(1))?;
         match run.place {
             Place::At(block) => Some(block),
-            Place::Hole | Place::Damaged(_) => None,
+            _ => None,
         }
     }
 
@@ -166,6 +166,7 @@ impl RawSuperblock {
         if failed {
             self.mark_errors();
         }
+        self.seal();
     }
 }
 

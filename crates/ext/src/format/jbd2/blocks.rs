@@ -5,8 +5,7 @@ use std::time::Duration;
 use zerocopy::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::crc::crc32c;
-use super::{Form, MAGIC, Sums};
+use super::{Form, MAGIC, Sums, crc32c};
 use crate::units::index;
 
 /// What kind of block of the journal this is.
