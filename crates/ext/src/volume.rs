@@ -386,7 +386,8 @@ impl Volume {
 impl Superblock {
     /// Why the volume must not be written, if it says so by its features.
     pub(crate) fn read_only_reason(&self) -> Option<String> {
-        let mut unknown = self.incompatible.difference(Incompatible::WRITABLE).names();
+        let mut unknown =
+            self.incompatible.difference(Incompatible::WRITABLE | Incompatible::RECOVER).names();
         unknown.extend(self.read_only_compatible.difference(ReadOnlyCompatible::WRITABLE).names());
         (!unknown.is_empty()).then(|| format!("writing needs: {}", unknown.join(", ")))
     }
