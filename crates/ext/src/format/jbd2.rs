@@ -298,6 +298,11 @@ impl JournalSuperblock {
         }
     }
 
+    /// Whether the superblock says that there may be revoke blocks.
+    pub fn may_revoke(&self) -> bool {
+        self.incompatible.contains(Incompatible::REVOKE)
+    }
+
     /// Blocks of the log.
     pub fn log_blocks(&self) -> u32 {
         self.end.saturating_sub(self.first)

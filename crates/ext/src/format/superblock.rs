@@ -262,6 +262,21 @@ impl RawSuperblock {
         self.s_wtime.set(now);
     }
 
+    /// Says that the journal makes the volume whole, from `now` on, in seconds: it is in use.
+    pub fn need_recovery(&mut self, now: u32) {
+        let features = self.s_feature_incompat.get() | Incompatible::RECOVER.bits();
+        self.s_feature_incompat.set(features);
+        self.s_mnt_count.set(self.s_mnt_count.get().saturating_add(1));
+        self.s_mtime.set(now);
+        self.s_wtime.set(now);
+    }
+
+    /// Says that the journal holds nothing that is not in place.
+    pub fn set_recovered(&mut self) {
+        let features = self.s_feature_incompat.get() & !Incompatible::RECOVER.bits();
+        self.s_feature_incompat.set(features);
+    }
+
     /// Says that the volume was unmounted properly.
     pub fn mark_clean(&mut self) {
         self.s_state.set(self.s_state.get() | STATE_CLEAN);

@@ -9,7 +9,6 @@ use draconis_exchange::heap::Block;
 use super::missing;
 use super::recovery::{Copy, Recovery, recover};
 use crate::blocks::data::Data;
-use crate::format::features::Incompatible;
 use crate::format::inode::Inode;
 use crate::format::jbd2::blocks::unescape;
 use crate::format::jbd2::{JournalSuperblock, RawJournalSuperblock};
@@ -150,23 +149,19 @@ impl Log {
             None => read_block(&*self.disk, &self.volume, block)?,
         };
         let raw = RawSuperblock::view_mut(bytes.make_mut().get_mut(at..).unwrap_or_default())?;
-        raw.set_recovered(self.super_.errno != 0);
+        raw.set_recovered();
+        if self.super_.errno != 0 {
+            raw.mark_errors();
+        }
+        raw.seal();
         sender.send(vec![write(block.0.saturating_mul(block_bytes), &bytes)], true)?;
         sender.wait()
     }
 }
 
-impl RawSuperblock {
-    /// Says that the journal holds nothing that is not in place; with `failed`, that its last
-    /// user gave up.
-    fn set_recovered(&mut self, failed: bool) {
-        let [compatible, incompatible, read_only] = self.features();
-        let incompatible = incompatible & !Incompatible::RECOVER.bits();
-        self.set_features([compatible, incompatible, read_only]);
-        if failed {
-            self.mark_errors();
-        }
-        self.seal();
+impl std::fmt::Debug for Log {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Log").field("super_", &self.super_).finish_non_exhaustive()
     }
 }
 
