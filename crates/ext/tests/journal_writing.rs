@@ -37,6 +37,7 @@ fn bases() -> &'static [Vec<u8>] {
         let Some(image) = Image::make(Some(source.path()), "2600k", &arguments) else {
             return vec![];
         };
+        run("e2fsck", &["-fyD", image.path()]).unwrap();
         KINDS
             .iter()
             .map(|(compatible, incompatible)| {
@@ -81,12 +82,12 @@ fn cuts(base: &[u8], events: Vec<Event>, seed: u64) -> Crashes {
 #[test]
 fn storms_that_are_cut_off_leave_whole_volumes() {
     let mut states = 0;
-    for seed in 0..rounds(10) {
+    for seed in 0..rounds(20) {
         let Some(base) = bases().get(seed as usize % KINDS.len()) else { return };
         let mut random = Random::new(seed ^ 0x10C);
         let disk = recorded(base);
         let mut storm = Storm::new(disk.clone(), Options::default()).unwrap();
-        for _ in 0..40 {
+        for _ in 0..60 {
             storm.step(&mut |limit| random.below(limit));
         }
         storm.end();
@@ -155,10 +156,13 @@ fn what_was_synced_is_there() {
     }
 }
 
+/// Files that are kept.
+const KEPT: u64 = 4;
+
 /// Blocks of names become contents and the other way round, over several turns through the log.
-fn wear(volume: &Volume, rounds: u64) {
+fn wear(volume: &Volume, rounds: std::ops::Range<u64>, synced: &dyn Fn(u64)) {
     let root = volume.root();
-    for round in 0..rounds {
+    for round in rounds {
         let dir = volume
             .create(root, b"dir", &NewNode { kind: Kind::Directory, mode: 0o755, ..FILE })
             .unwrap();
@@ -172,15 +176,41 @@ fn wear(volume: &Volume, rounds: u64) {
         }
         volume.remove_directory(root, b"dir").unwrap();
         volume.sync().unwrap();
-        let file = volume.create(root, format!("file{}", round % 3).as_bytes(), &FILE);
-        let file = match file {
-            Ok(file) => file,
-            Err(_) => volume.lookup(root, format!("file{}", round % 3).as_bytes()).unwrap(),
-        };
+        let file = volume.create(root, format!("file{round}").as_bytes(), &FILE).unwrap();
         volume.write(file, 0, &common::tree::pattern(round, 60_000)).unwrap();
         volume.sync_inode(file, false).unwrap();
-        if round % 4 == 3 {
-            volume.unlink(root, format!("file{}", round % 3).as_bytes()).unwrap();
+        synced(round);
+        if round >= KEPT {
+            volume.unlink(root, format!("file{}", round - KEPT).as_bytes()).unwrap();
+        }
+    }
+}
+
+#[test]
+fn nothing_is_put_over_what_a_block_is_used_for_next() {
+    for (kind, base) in bases().iter().enumerate() {
+        let disk = recorded(base);
+        let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+        wear(&volume, 0..25, &|round| disk.mark(round));
+        volume.close().unwrap();
+        drop(volume);
+        let mut random = Random::new(5);
+        for crash in cuts(base, disk.take(), kind as u64) {
+            let what = format!("kind {kind}, {:?}, {:?}", crash.cut, crash.marks().last());
+            if random.below(8) == 0 {
+                is_whole(&crash.disk, random.below(SAMPLE) == 0, &what);
+            }
+            let volume = Volume::open(crash.disk.clone(), Options::default()).unwrap();
+            let Some(last) = crash.marks().last() else { continue };
+            // The next round may have begun to take one away.
+            for round in last.saturating_sub(KEPT - 2)..=*last {
+                let name = format!("file{round}");
+                let file = volume.lookup(volume.root(), name.as_bytes());
+                let file = file.unwrap_or_else(|error| panic!("{what}: {name}: {error}"));
+                let mut bytes = vec![0; 60_000];
+                assert_eq!(volume.read_into(file, 0, &mut bytes).unwrap(), bytes.len());
+                assert!(bytes == common::tree::pattern(round, 60_000), "{what}: {name}");
+            }
         }
     }
 }
@@ -190,7 +220,7 @@ fn what_is_left_is_recovered_by_all_to_the_same() {
     for (kind, base) in bases().iter().enumerate() {
         let disk = recorded(base);
         let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
-        wear(&volume, 40);
+        wear(&volume, 0..40, &|_| {});
         let events = disk.take();
         let options = CrashOptions { seed: 1, subsets: 0, exhaustive_sectors: 0 };
         let all: Vec<_> = Crashes::new(base.clone(), events, options).collect();
@@ -233,12 +263,12 @@ fn a_closed_volume_has_an_empty_log_and_is_clean() {
     for base in bases() {
         let disk = Arc::new(MemoryDisk::new(base.clone(), 512));
         let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
-        for _ in 0..3 {
-            wear(&volume, 30);
+        for turn in 0..3 {
+            wear(&volume, turn * 30..turn * 30 + 30, &|_| {});
             volume.close().unwrap();
             volume.reopen().unwrap();
         }
-        wear(&volume, 7);
+        wear(&volume, 90..97, &|_| {});
         volume.close().unwrap();
         drop(volume);
         let image = Image::of(&Arc::into_inner(disk).unwrap().into_bytes());
