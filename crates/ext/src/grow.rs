@@ -249,7 +249,7 @@ fn refuse_what_is_not_grown(disk: &dyn Disk, super_: &Superblock) -> Result<()> 
     if u64::from(properties.sector_bytes) > write::SECTOR_BYTES {
         return unsupported(&format!("a disk with sectors of {} bytes", properties.sector_bytes));
     }
-    if !super_.clean || super_.errors || super_.last_orphan != 0 {
+    if super_.needs_recovery() || !super_.clean || super_.errors || super_.last_orphan != 0 {
         return Err(Error::NotClean);
     }
     let needed_bytes = super_.len_bytes();

@@ -30,7 +30,7 @@ impl Protocol for Unordered {
 
     fn record(&mut self, _: &Batch, _: Intent) {}
 
-    fn is_complete(&self) -> bool {
+    fn is_complete(&self, _: &Batch) -> bool {
         false
     }
 
@@ -50,6 +50,6 @@ impl Protocol for Unordered {
         drop(blocks);
         let stages: Vec<Stage> = [first, last].into_iter().filter(|it| !it.is_empty()).collect();
         let needed = stages.len().saturating_sub(1);
-        Ok(Chain { stages, needed })
+        Ok(Chain { stages, needed, follows_all: false })
     }
 }

@@ -180,7 +180,7 @@ impl Image {
         self.mount_with("loop")
     }
 
-    fn mount_with(&self, options: &str) -> Option<Mount> {
+    pub fn mount_with(&self, options: &str) -> Option<Mount> {
         if !rustix::process::geteuid().is_root() {
             skipped("mounting needs root");
             return None;
@@ -192,8 +192,12 @@ impl Image {
         let dir = tempfile::tempdir().unwrap();
         let mut tries = 0;
         loop {
-            let output =
-                Command::new("mount").args(["-o", options, self.path()]).arg(dir.path()).output();
+            let output = Command::new("mount")
+                .arg("-o")
+                .args(options.split(' '))
+                .args([self.path()])
+                .arg(dir.path())
+                .output();
             let output = output.map_err(|error| error.to_string())?;
             if output.status.success() {
                 return Ok(Mount { dir });
