@@ -20,6 +20,7 @@ pub(crate) mod journal;
 mod ordered;
 pub(crate) mod outbox;
 pub(crate) mod protocol;
+mod unordered;
 
 use draconis_device::Ticket;
 use draconis_exchange::contract::Time;
@@ -27,7 +28,6 @@ use draconis_exchange::contract::Time;
 use crate::blocks::overlay::{Buffer, State};
 use crate::blocks::role::Role;
 use crate::format::features::{Compatible, ReadOnlyCompatible};
-use crate::format::group::Group;
 use crate::format::slot::Change;
 use crate::format::superblock::RawSuperblock;
 use crate::ops::accesses::Accesses;
@@ -475,13 +475,20 @@ impl Transaction<'_> {
             return Ok(());
         }
         let super_ = &self.volume.super_;
-        for (group, counts) in changed {
+        for (group, mut said) in changed {
+            if super_.checksum_seed.is_some() {
+                let bitmaps = self.volume.store.overlay.read();
+                if let Some(bits) = bitmaps.get(said.block_bitmap) {
+                    said.sum_blocks(&bits, super_);
+                }
+                if let Some(bits) = bitmaps.get(said.inode_bitmap) {
+                    said.sum_inodes(&bits, super_);
+                }
+                drop(bitmaps);
+                self.writer.groups.set_sums(group, said.bitmap_sums);
+            }
             let (block, slot) = super_.descriptor_place(group);
-            self.change(block, Role::Descriptors, |bytes| {
-                let mut descriptor = Group::read(bytes, slot, super_)?;
-                [descriptor.free_clusters, descriptor.free_inodes, descriptor.directories] = counts;
-                descriptor.write(bytes, slot, super_, group)
-            })??;
+            self.change(block, Role::Descriptors, |bytes| said.write(bytes, slot, super_, group))??;
         }
         let (blocks, inodes) = self.writer.free();
         let now = seconds_of(self.now);
@@ -502,7 +509,7 @@ impl Transaction<'_> {
         self.change(block, Role::Superblock, |bytes| {
             let raw = RawSuperblock::view_mut(bytes.get_mut(at..).unwrap_or_default())?;
             change(raw)?;
-            raw.seal();
+            raw.balance();
             Ok(())
         })?
     }

@@ -50,7 +50,8 @@ impl Volume {
         let clean = super_.clean && !super_.errors;
         let groups = Groups::load(&volume.store, super_)?;
         let outbox = Outbox::new(disk, super_.block_bytes);
-        let writer = Writer::new(protocol::of(&properties, journal), groups, &writing, clean);
+        let protocol = protocol::of(super_, &properties, journal);
+        let writer = Writer::new(protocol, groups, &writing, clean);
         volume.writing = Some(WriteSide::new(writer, outbox, writing));
         let first = volume.super_.last_orphan;
         volume.transact(|tx| {
@@ -101,7 +102,7 @@ impl Transaction<'_> {
                 } else {
                     raw.mark_in_use(now);
                 }
-                raw.seal();
+                raw.balance();
             })
         };
         // As a change of its own, so that the block is in the overlay.

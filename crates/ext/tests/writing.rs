@@ -554,3 +554,29 @@ fn a_directory_of_many_names() {
     drop(volume);
     judge(disk, "many names");
 }
+
+/// Extents, checksums, groups that were never written, descriptors of 64 bytes.
+const EXT4: &[&[&str]] = &[
+    &["-t", "ext4", "-b", "1024"],
+    &["-t", "ext4", "-b", "4096", "-I", "1024"],
+    &["-t", "ext4", "-b", "1024", "-O", "^has_journal", "-I", "128"],
+    &["-t", "ext4", "-b", "1024", "-O", "^metadata_csum,uninit_bg,^64bit"],
+    &["-t", "ext4", "-b", "2048", "-O", "^extent,^64bit,metadata_csum_seed", "-g", "1024"],
+    &["-t", "ext4", "-b", "1024", "-O", "meta_bg,^resize_inode,large_dir", "-g", "512"],
+    &["-t", "ext4", "-b", "65536"],
+];
+
+#[test]
+fn storms_on_ext4() {
+    for (seed, arguments) in (40..).zip(EXT4) {
+        storm(arguments, "64M", seed, 1500);
+    }
+}
+
+#[test]
+fn storms_on_tiny_ext4_volumes_that_run_full() {
+    for seed in 60..70 {
+        let arguments = ["-t", "ext4", "-b", "1024", "-N", "64", "-m", "0", "-O", "^has_journal"];
+        storm(&arguments, "1M", seed, 1500);
+    }
+}

@@ -8,7 +8,10 @@ use super::atomic::AtomicGroups;
 use super::batch::{Batch, Intent, Operation};
 use super::journal::Journal;
 use super::ordered::Ordered;
+use super::unordered::Unordered;
 use crate::blocks::data::Data;
+use crate::format::features::{Incompatible, ReadOnlyCompatible};
+use crate::format::superblock::Superblock;
 use crate::transaction::Transaction;
 use crate::{InodeNumber, Result};
 
@@ -70,10 +73,25 @@ pub(crate) trait Protocol: Send + Sync + std::fmt::Debug {
 }
 
 /// The protocol for a volume on a disk of these properties, with that journal.
-pub(crate) fn of(disk: &Properties, journal: Option<Journal>) -> Box<dyn Protocol> {
+pub(crate) fn of(
+    super_: &Superblock,
+    disk: &Properties,
+    journal: Option<Journal>,
+) -> Box<dyn Protocol> {
     match (disk.atomic, journal) {
         (Atomic::AgainstPowerCut, _) => Box::new(AtomicGroups),
         (Atomic::None | Atomic::AgainstDeath, Some(journal)) => Box::new(journal),
-        (Atomic::None | Atomic::AgainstDeath, None) => Box::new(Ordered::default()),
+        (Atomic::None | Atomic::AgainstDeath, None) if can_be_ordered(super_) => {
+            Box::new(Ordered::default())
+        }
+        (Atomic::None | Atomic::AgainstDeath, None) => Box::new(Unordered),
     }
+}
+
+/// Whether the order of writes alone can keep a volume in order: a block with a checksum, or a
+/// tree that is balanced, changes in more places at once than one write reaches.
+fn can_be_ordered(super_: &Superblock) -> bool {
+    let extents = super_.incompatible.contains(Incompatible::EXTENTS);
+    let sums = super_.read_only_compatible.intersects(ReadOnlyCompatible::SUMS);
+    !extents && !sums
 }

@@ -156,7 +156,7 @@ impl Log {
         if self.super_.errno != 0 {
             raw.mark_errors();
         }
-        raw.seal();
+        raw.balance();
         sender.send(vec![write(block.0.saturating_mul(block_bytes), &bytes)], true)?;
         sender.wait()
     }
