@@ -180,7 +180,7 @@ impl Image {
         self.mount_with("loop")
     }
 
-    fn mount_with(&self, options: &str) -> Option<Mount> {
+    pub fn mount_with(&self, options: &str) -> Option<Mount> {
         if !rustix::process::geteuid().is_root() {
             skipped("mounting needs root");
             return None;
