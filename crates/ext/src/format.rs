@@ -12,12 +12,15 @@
 
 pub mod acl;
 pub mod bitmap;
+pub mod checksum;
 pub mod dirent;
+pub mod extent;
 pub mod features;
 pub mod group;
 pub mod hash;
 pub mod htree;
 pub mod inode;
+pub mod leaf;
 pub mod slot;
 pub mod superblock;
 pub mod xattr;

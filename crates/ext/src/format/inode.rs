@@ -12,10 +12,11 @@ use draconis_exchange::omission::Omission;
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::checksum::Checksum;
 use super::features::{Incompatible, ReadOnlyCompatible};
 use super::superblock::Superblock;
-use super::{le16, le32};
-use crate::{Error, FsBlock, InodeNumber, Result};
+use super::{le16, le32, put16};
+use crate::{Error, FileId, FsBlock, InodeNumber, Result};
 
 /// Block pointers of an inode: twelve direct ones, then one of each level.
 pub const POINTERS: usize = 15;
@@ -175,10 +176,14 @@ impl Inode {
         let mode = raw.i_mode.get();
         let kind = Kind::from_mode(u32::from(mode)).ok_or(corrupt("inode: kind"))?;
         let extra = Extra::of(bytes).ok_or(corrupt("inode: extra size"))?;
-        let attribute_block = match raw.i_file_acl_lo.get() {
-            0 => None,
-            block => Some(FsBlock(u64::from(block))),
-        };
+        let attribute_block = match super_.incompatible.contains(Incompatible::SIXTY_FOUR_BIT) {
+            true => u64::from(raw.i_file_acl_high.get()) << 32,
+            false => 0,
+        } | u64::from(raw.i_file_acl_lo.get());
+        let attribute_block = (attribute_block != 0).then_some(FsBlock(attribute_block));
+        if !is_sealed(bytes, number, super_) {
+            return Err(corrupt("inode: checksum"));
+        }
         Ok(Self {
             number,
             kind,
@@ -221,6 +226,16 @@ impl Inode {
     /// The generation that tells two files apart that had the same number.
     pub fn generation(&self) -> u32 {
         self.stat.generation
+    }
+
+    /// The file, as what belongs to it names it.
+    pub fn id(&self) -> FileId {
+        FileId { inode: self.number.0, generation: self.stat.generation }
+    }
+
+    /// Whether its blocks are found by extents.
+    pub fn has_extents(&self) -> bool {
+        self.flags & flags::EXTENTS != 0
     }
 
     /// Whether extended attributes may be there.
@@ -284,7 +299,6 @@ impl Inode {
     /// [`Error::Unsupported`] naming how the contents are stored.
     pub fn readable(&self) -> Result<()> {
         let unread = [
-            (flags::EXTENTS, "needs: extent"),
             (flags::INLINE_DATA, "needs: inline_data"),
             (flags::ENCRYPT, "needs: encrypt"),
             (flags::COMPRESSED, "needs: compression"),
@@ -328,6 +342,49 @@ impl Extra {
             created: created.map(|low| (low, field(0x94))),
             attributes_at: (magic && some).then(|| u16::try_from(first).ok()).flatten(),
         })
+    }
+}
+
+/// Where the two halves of the checksum of an inode stand.
+const CHECKSUM_AT: [usize; 2] = [0x7C, 0x82];
+
+/// The checksum of an inode, on volumes that have them: 16 bits of it where its extra fields are
+/// too few for all 32.
+fn checksum(bytes: &[u8], number: InodeNumber, super_: &Superblock) -> Option<Checksum> {
+    let [low_at, high_at] = CHECKSUM_AT;
+    let part = |from: usize, to: usize| bytes.get(from..to).unwrap_or_default();
+    let raw = RawInode::ref_from_prefix(bytes).ok()?.0;
+    let seed =
+        super_.checksum_of_file(FileId { inode: number.0, generation: raw.i_generation.get() })?;
+    let sum = seed.of(part(0, low_at)).of(&[0; 2]).of(part(low_at.checked_add(2)?, OLD_BYTES));
+    if bytes.len() <= OLD_BYTES {
+        return Some(sum);
+    }
+    let after = high_at.checked_add(2)?;
+    let high = if has_high_sum(bytes) { &[0; 2] } else { part(high_at, after) };
+    Some(sum.of(part(OLD_BYTES, high_at)).of(high).of(part(after, bytes.len())))
+}
+
+/// Whether the extra fields of an inode reach the second half of its checksum.
+fn has_high_sum(bytes: &[u8]) -> bool {
+    le16(bytes, OLD_BYTES).is_some_and(|extra| extra >= 4)
+}
+
+/// Whether the checksum of an inode is right, or there is none.
+fn is_sealed(bytes: &[u8], number: InodeNumber, super_: &Superblock) -> bool {
+    let Some(sum) = checksum(bytes, number, super_) else { return true };
+    let [low_at, high_at] = CHECKSUM_AT;
+    le16(bytes, low_at) == Some(sum.low())
+        && (!has_high_sum(bytes) || le16(bytes, high_at) == Some(sum.high()))
+}
+
+/// Makes the checksum of an inode right, on volumes that have them.
+pub fn seal(bytes: &mut [u8], number: InodeNumber, super_: &Superblock) {
+    let Some(sum) = checksum(bytes, number, super_) else { return };
+    let [low_at, high_at] = CHECKSUM_AT;
+    let _ = put16(bytes, low_at, sum.low());
+    if has_high_sum(bytes) {
+        let _ = put16(bytes, high_at, sum.high());
     }
 }
 
