@@ -32,15 +32,6 @@ pub fn generation(file: &File) -> Result<u32> {
     Ok(answer[0])
 }
 
-/// The project that a file belongs to.
-pub fn project(file: &File) -> Result<u32> {
-    const FSGETXATTR: u32 = 0x801C_581F;
-    let mut answer = [0u32; 7];
-    // SAFETY: the kernel writes 28 bytes.
-    unsafe { ioctl(file, Updater::<FSGETXATTR, _>::new(&mut answer))? };
-    Ok(answer[3])
-}
-
 /// The two kinds of encryption policies, which differ in how they name their key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Policy {

@@ -206,9 +206,10 @@ pub fn differences(made: &Made) -> Vec<String> {
         Oracle::Kernel => {
             let mount = made.image.mount().expect("the kernel has mounted it before");
             let mut theirs = Seen::by_kernel(mount.path());
+            let ours = Seen::by_us(&volume);
             let path = format!("/{}", fill::VERITY);
-            theirs.set_refused(path.as_bytes(), &fill::verity_contents());
-            Seen::by_us(&volume).differences(&theirs)
+            theirs.set_refused(path.as_bytes(), &fill::verity_contents(), &ours);
+            ours.differences(&theirs)
         }
         Oracle::Source(source) => beside_source(&volume, source.path()),
     }

@@ -91,14 +91,20 @@ impl Seen {
         lines
     }
 
-    /// What the kernel refuses to read, as one without fs-verity does its files, is `bytes`.
-    pub fn set_refused(&mut self, path: &[u8], bytes: &[u8]) {
+    /// What the kernel refuses to open, as one without fs-verity does its files, is `bytes`; what
+    /// it tells only of open files is as `other` says.
+    pub fn set_refused(&mut self, path: &[u8], bytes: &[u8], other: &Self) {
         let Some((number, _)) = self.names.get(path) else { return };
         if let Some(node) = self.nodes.get_mut(number)
             && node.get("contents").is_some_and(|it| it == REFUSED)
         {
             let end = bytes.len() as u64;
             put(node, "contents", format!("0-{end} {:x} ", digest(bytes)));
+            for field in ["flags", "generation"] {
+                if let Some(value) = other.nodes.get(number).and_then(|node| node.get(field)) {
+                    put(node, field, value);
+                }
+            }
         }
     }
 

@@ -120,12 +120,9 @@ pub const COMBINATIONS: &[&str] = &[
 /// Features, and combinations as above, that are not read as the kernel reads them, and why. What
 /// is read by now fails the test until its line is gone.
 pub const NOT_YET: &[(&str, &str)] = &[
-    ("extent", "refused at opening"),
-    ("64bit", "refused at opening"),
     ("inline_data", "refused at opening"),
     ("ea_inode", "refused at opening"),
     ("encrypt", "refused at opening"),
-    ("mmp", "refused at opening"),
     ("casefold", "refused at opening"),
     ("needs_recovery", "refused at opening"),
 ];
