@@ -20,6 +20,8 @@ use draconis_device::Random;
 use fill::Scale;
 use ioctl::Shutdown;
 
+/// More than a small machine has processors: mounting waits for devices.
+const THREADS: usize = 4;
 /// Combinations from the seed, where none are asked for.
 const USUAL_RANDOM: usize = 6;
 /// How many differences of one volume are told.
@@ -46,7 +48,7 @@ fn lines() -> (Vec<String>, Scale, u64) {
 #[test]
 fn what_the_kernel_wrote_is_read() {
     let (lines, scale, seed) = lines();
-    let results = pool::each(&lines, |line| {
+    let results = pool::each(THREADS, &lines, |line| {
         let made = made::make(line, scale, &mut Random::new(seed))?;
         verdict(line, &made::differences(&made), |feature| made.facts.has(feature))
     });
@@ -64,7 +66,7 @@ fn what_the_kernel_left_in_a_journal_is_read() {
             cases.extend((seed..seed + rounds).map(|seed| (*line, *options, how, seed)));
         }
     }
-    let results = pool::each(&cases, |(line, options, how, seed)| {
+    let results = pool::each(THREADS, &cases, |(line, options, how, seed)| {
         let dirty = journals::leave(line, options, *how, &mut Random::new(*seed))?;
         let differences = journals::differences(&dirty);
         verdict(line, &differences, |feature| dirty.facts.has(feature))

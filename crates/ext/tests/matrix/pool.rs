@@ -1,25 +1,23 @@
-//! Many things at once, on few threads.
+//! Many things on few threads.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// More than the machine's two or four processors: mounting waits for devices.
-const THREADS: usize = 4;
-
 /// What is kept of what a panic said.
 const LONGEST: usize = 1500;
 
 /// What `work` makes of each, in their order; a panic is its message.
 pub fn each<T: Sync, R: Send>(
+    threads: usize,
     things: &[T],
     work: impl Fn(&T) -> R + Sync,
 ) -> Vec<Result<R, String>> {
     let next = AtomicUsize::new(0);
     let results = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
-        for _ in 0..THREADS.min(things.len()) {
+        for _ in 0..threads.min(things.len()) {
             scope.spawn(|| {
                 loop {
                     let nth = next.fetch_add(1, Ordering::Relaxed);
