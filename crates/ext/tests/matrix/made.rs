@@ -1,9 +1,12 @@
 //! A combination made: a volume that mke2fs made and the kernel filled, judged by e2fsck.
 
+use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use draconis_device::Random;
 use draconis_ext::{Follow, InodeNumber, Volume};
+use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::common::compare::{self, Beside};
 use crate::common::{Image, run, skipped, tree};
@@ -124,8 +127,21 @@ fn from_source(combination: &Combination, size: &str, facts: Facts) -> Made {
     let source = scratch();
     tree::build(source.path());
     fill::fill_source(source.path(), &facts);
+    if facts.has("inline_data") {
+        // mke2fs 1.47.0 then leaves holes at the ends of files out.
+        let sparse = File::options().append(true).open(source.path().join("sparse"));
+        sparse.unwrap().write_all(b"end").unwrap();
+    }
     let image = combination.make(size, Some(source.path())).unwrap();
-    let mut requests = Vec::new();
+    // Blocks that are reserved and not written, inside a file and beyond its end, and a hole.
+    let mut requests = vec![
+        "fallocate f131073 0 40".to_owned(),
+        "fallocate sparse 0 30".to_owned(),
+        "punch large 2 3".to_owned(),
+    ];
+    let large = File::options().write(true).open(source.path().join("large")).unwrap();
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(&large, hole, 2 * facts.block_bytes, 2 * facts.block_bytes).unwrap();
     if facts.has("casefold") {
         let flags = if facts.has("extent") { 0x4008_0000u32 } else { 0x4000_0000 };
         requests.push("mkdir folded".to_owned());
@@ -194,6 +210,18 @@ fn assert_depth(made: &Made, scale: Scale) {
         let levels = tree.lines().find_map(|line| line.trim().strip_prefix("Indirect levels: "));
         assert!(levels.is_some_and(|levels| levels != "0"), "{tree:.500}");
     }
+}
+
+/// Keeps a volume that was not read as it should be, where `DRACONIS_MATRIX_KEEP` says, and says
+/// under which name.
+pub fn keep(image: &Image) -> String {
+    let Some(dir) = std::env::var_os("DRACONIS_MATRIX_KEEP") else {
+        return "DRACONIS_MATRIX_KEEP=DIR keeps it".into();
+    };
+    let name = image.dir.path().file_name().unwrap().to_string_lossy().replace('.', "image-");
+    let kept = PathBuf::from(dir).join(name);
+    std::fs::copy(&image.path, &kept).unwrap();
+    format!("kept as {}", kept.display())
 }
 
 /// What differs between what the volume is filled with and what we show; a line each.

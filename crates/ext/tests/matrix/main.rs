@@ -3,7 +3,8 @@
 //!
 //! A combination is a line in `table.rs`. `DRACONIS_MATRIX=50` adds so many combinations from a
 //! seed to the usual few, and puts more on every volume; `DRACONIS_MATRIX_SEED` is the seed,
-//! `DRACONIS_MATRIX_ONLY` a part of the lines to be tried.
+//! `DRACONIS_MATRIX_ONLY` a part of the lines to be tried, and `DRACONIS_MATRIX_KEEP` a directory for
+//! the images of those that fail.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -16,6 +17,7 @@ mod random;
 mod seen;
 mod table;
 
+use common::Image;
 use draconis_device::Random;
 use fill::Scale;
 use ioctl::Shutdown;
@@ -50,7 +52,8 @@ fn what_the_kernel_wrote_is_read() {
     let (lines, scale, seed) = lines();
     let results = pool::each(THREADS, &lines, |line| {
         let made = made::make(line, scale, &mut Random::new(seed))?;
-        verdict(line, &made::differences(&made), |feature| made.facts.has(feature))
+        let differences = made::differences(&made);
+        verdict(line, &made.image, &differences, |feature| made.facts.has(feature))
     });
     judge(seed, &lines, results);
 }
@@ -69,18 +72,23 @@ fn what_the_kernel_left_in_a_journal_is_read() {
     let results = pool::each(THREADS, &cases, |(line, options, how, seed)| {
         let dirty = journals::leave(line, options, *how, &mut Random::new(*seed))?;
         let differences = journals::differences(&dirty);
-        verdict(line, &differences, |feature| dirty.facts.has(feature))
+        verdict(line, &dirty.image, &differences, |feature| dirty.facts.has(feature))
     });
     let lines: Vec<String> = cases.iter().map(|case| format!("{case:?}")).collect();
     judge(seed, &lines, results);
 }
 
 /// What is wrong with these differences, if they are not known.
-fn verdict(line: &str, differences: &[String], has: impl FnMut(&str) -> bool) -> Option<String> {
+fn verdict(
+    line: &str,
+    image: &Image,
+    differences: &[String],
+    has: impl FnMut(&str) -> bool,
+) -> Option<String> {
     match (differences, table::not_yet(line, has)) {
         ([], None) => None,
         ([], Some((key, _))) => Some(format!("is read by now: delete {key:?} from NOT_YET")),
-        (all, None) => Some(told(all)),
+        (all, None) => Some(format!("{} {}", told(all), made::keep(image))),
         (all, Some((key, why))) => {
             println!("not yet ({key}: {why}): {line}: {}", told(all));
             None
@@ -104,5 +112,5 @@ fn judge(seed: u64, lines: &[String], results: Vec<Result<Option<String>, String
 /// The first of the differences.
 fn told(differences: &[String]) -> String {
     let first: Vec<&str> = differences.iter().take(TOLD).map(String::as_str).collect();
-    format!("{} differences\n  {}", differences.len(), first.join("\n  "))
+    format!("{} differences\n  {}\n ", differences.len(), first.join("\n  "))
 }
