@@ -133,12 +133,8 @@ fn from_source(combination: &Combination, size: &str, facts: Facts) -> Made {
         sparse.unwrap().write_all(b"end").unwrap();
     }
     let image = combination.make(size, Some(source.path())).unwrap();
-    // Blocks that are reserved and not written, inside a file and beyond its end, and a hole.
-    let mut requests = vec![
-        "fallocate f131073 0 40".to_owned(),
-        "fallocate sparse 0 30".to_owned(),
-        "punch large 2 3".to_owned(),
-    ];
+    // Blocks that are reserved and not written, and a hole.
+    let mut requests = vec!["fallocate sparse 0 30".to_owned(), "punch large 2 3".to_owned()];
     let large = File::options().write(true).open(source.path().join("large")).unwrap();
     let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     fallocate(&large, hole, 2 * facts.block_bytes, 2 * facts.block_bytes).unwrap();
