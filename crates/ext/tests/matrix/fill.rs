@@ -134,7 +134,6 @@ pub fn finish(facts: &Facts, tune2fs: &[&str]) -> Vec<String> {
         requests.push("sif f1024 projid 77".into());
         requests.push("sif f4096 projid 4000000000".into());
         requests.push("sif a projid 77".into());
-        requests.push(format!("sif a flags {:#x}", 0x2000_0000 | extents));
     }
     requests
 }
