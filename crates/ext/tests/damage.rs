@@ -78,7 +78,7 @@ const DIRTY: &[(&str, &str)] = &[
 const ROUNDS: u64 = 120;
 /// Two images are in memory for each.
 const THREADS: usize = 2;
-/// The most that reading all of such a volume takes, many times over: who asks for more loops.
+/// Many times what reading all of such a volume takes: more is a loop.
 const MOST_READS: u64 = 400_000;
 
 #[test]
@@ -177,7 +177,7 @@ fn look(image: Vec<u8>) -> Result<Outcome, Error> {
     looked
 }
 
-/// A disk that ends those who read without end.
+/// A disk that refuses more reads than that.
 struct Counted {
     disk: MemoryDisk,
     reads: AtomicU64,

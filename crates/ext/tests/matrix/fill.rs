@@ -213,7 +213,7 @@ fn owners(root: &Path) {
     }
 }
 
-/// Flags that bind nobody at unmounting; files that are mapped by blocks among others by extents.
+/// Flags that `chattr` sets; a file that is mapped by blocks among others by extents.
 fn flags(root: &Path, facts: &Facts) {
     let all = [
         ("append", IFlags::APPEND),

@@ -83,6 +83,10 @@ pub fn leave(line: &str, options: &str, how: Shutdown, random: &mut Random) -> O
     for _ in 0..STEPS / 8 {
         work.step(random);
     }
+    if line.contains("fast_commit") {
+        rustix::fs::syncfs(&handle).unwrap();
+        work.commit_fast(random);
+    }
     if let Err(error) = ioctl::shut_down(&handle, how) {
         skipped(format_args!("shutting a mount down: {error}"));
         return None;
@@ -208,6 +212,26 @@ impl Work {
             }
             (15, Some(path)) => File::open(path).unwrap().sync_all().unwrap(),
             (_, Some(_)) => fs::write(self.root.join("kept"), contents(self.next, 3000)).unwrap(),
+        }
+    }
+
+    /// Changes that the kernel makes durable by fast commits, where it has them: each with its own.
+    fn commit_fast(&mut self, random: &mut Random) {
+        let dir = self.root.join("fast");
+        fs::create_dir(&dir).unwrap();
+        File::open(&dir).unwrap().sync_all().unwrap();
+        for nth in 0..8 {
+            let path = dir.join(format!("file {nth}"));
+            let file = File::create(&path).unwrap();
+            file.write_all_at(&contents(nth, 1 + random.below(30_000)), 0).unwrap();
+            file.sync_all().unwrap();
+            match nth % 4 {
+                0 => fs::hard_link(&path, dir.join(format!("linked {nth}"))).unwrap(),
+                1 => file.set_len(random.below(9_000)).unwrap(),
+                2 => fs::remove_file(dir.join(format!("file {}", nth - 1))).unwrap(),
+                _ => file.write_all_at(&contents(nth, 5_000), 60_000).unwrap(),
+            }
+            file.sync_all().unwrap();
         }
     }
 

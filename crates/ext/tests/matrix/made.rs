@@ -13,7 +13,7 @@ use crate::common::{Image, run, skipped, tree};
 use crate::fill::{self, FOLDED, Facts, Scale};
 use crate::seen::Seen;
 
-/// A line of the table, taken apart.
+/// A line of the table, in its parts.
 pub struct Combination<'a> {
     pub mke2fs: Vec<&'a str>,
     pub before: Vec<&'a str>,
@@ -181,7 +181,7 @@ fn tune2fs(image: &Image, words: &[&str]) {
     run("e2fsck", &["-fp", image.path()]);
     let all: Vec<&str> = ["-f"].iter().chain(words).copied().chain([image.path()]).collect();
     run("tune2fs", &all);
-    // It leaves directories without room for their sums, and counts quotas in its own way.
+    // It leaves directories without room for their sums, and counts quotas differently.
     let again =
         ["dir_index", "metadata_csum"].iter().any(|it| words.iter().any(|word| word.contains(it)));
     run("e2fsck", &[if again { "-fyD" } else { "-fy" }, image.path()]);

@@ -1,10 +1,10 @@
 //! Volumes of every combination of features that mke2fs makes, filled by the kernel, read by us:
 //! all that `stat`, `getfattr`, `ls`, `cat` and `readlink` show is compared.
 //!
-//! A combination is a line in `table.rs`. `DRACONIS_MATRIX=50` adds so many combinations from a
-//! seed to the usual few, and puts more on every volume; `DRACONIS_MATRIX_SEED` is the seed,
-//! `DRACONIS_MATRIX_ONLY` a part of the lines to be tried, and `DRACONIS_MATRIX_KEEP` a directory for
-//! the images of those that fail.
+//! A combination is a line in `table.rs`. `DRACONIS_MATRIX=50` takes so many combinations from a
+//! seed instead of a few, and puts more on every volume; `DRACONIS_MATRIX_SEED` is the seed,
+//! `DRACONIS_MATRIX_ONLY` a part of the lines to be tried, and `DRACONIS_MATRIX_KEEP` a directory
+//! for the images of those that fail.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -72,7 +72,8 @@ fn what_the_kernel_left_in_a_journal_is_read() {
     let results = pool::each(THREADS, &cases, |(line, options, how, seed)| {
         let dirty = journals::leave(line, options, *how, &mut Random::new(*seed))?;
         let differences = journals::differences(&dirty);
-        verdict(line, &dirty.image, &differences, |feature| dirty.facts.has(feature))
+        let name = format!("{line} ; {options} ; {how:?}");
+        verdict(&name, &dirty.image, &differences, |feature| dirty.facts.has(feature))
     });
     let lines: Vec<String> = cases.iter().map(|case| format!("{case:?}")).collect();
     judge(seed, &lines, results);
