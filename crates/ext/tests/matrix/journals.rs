@@ -45,7 +45,8 @@ pub const JOURNALS: &[(&str, &str)] = &[
     ("-t ext4 -b 4096 -O bigalloc -C 16384", ""),
     ("-t ext4 -b 1024 -O inline_data,ea_inode -I 512", ""),
     ("-t ext4 -b 4096 -O fast_commit", ""),
-    ("-t ext4 -b 1024 -O fast_commit,inline_data", ""),
+    // Not with inline_data: Linux 6.18 miscounts the blocks of files that leave their inodes so.
+    ("-t ext4 -b 1024 -O fast_commit,^metadata_csum", ""),
 ];
 
 /// A volume whose journal holds what is not in place.
