@@ -20,6 +20,7 @@ pub mod group;
 pub mod hash;
 pub mod htree;
 pub mod inode;
+pub mod jbd2;
 pub mod leaf;
 pub mod slot;
 pub mod superblock;
