@@ -12,12 +12,15 @@
 
 pub mod acl;
 pub mod bitmap;
+pub mod casefold;
 pub mod dirent;
 pub mod features;
 pub mod group;
 pub mod hash;
 pub mod htree;
+pub mod inline;
 pub mod inode;
+pub mod nokey;
 pub mod slot;
 pub mod superblock;
 pub mod xattr;
