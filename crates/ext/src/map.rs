@@ -200,6 +200,9 @@ pub(crate) trait Map {
 /// [`Error::Unsupported`] if this is none that can be read.
 pub(crate) fn of(inode: &Inode) -> Result<impl Map + use<'_>> {
     inode.readable()?;
+    if inode.is_inline() {
+        return Err(Error::Misuse("contents inside an inode have no map"));
+    }
     Ok(Pointers(&inode.pointers))
 }
 

@@ -55,6 +55,9 @@ impl Volume {
         if let Some(body) = self.attribute_body(inode)? {
             for attribute in Attributes::of_body(&body) {
                 let attribute = attribute.map_err(|error| error.of_inode(number))?;
+                if attribute.is_inline_data() {
+                    continue;
+                }
                 if let Some(found) = visit(&attribute) {
                     return Ok(Some(found));
                 }
@@ -75,7 +78,7 @@ impl Volume {
     }
 
     /// The part of an inode's slot that holds its attributes.
-    fn attribute_body(&self, inode: &Inode) -> Result<Option<Data>> {
+    pub(crate) fn attribute_body(&self, inode: &Inode) -> Result<Option<Data>> {
         let Some(at) = inode.attributes_at else { return Ok(None) };
         let slot = self.inode_slot(inode.number)?;
         let len = slot.len();

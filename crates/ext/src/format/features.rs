@@ -159,7 +159,11 @@ impl Incompatible {
         .union(Self::META_BG)
         .union(Self::FLEX_BG)
         .union(Self::CSUM_SEED)
-        .union(Self::LARGEDIR);
+        .union(Self::LARGEDIR)
+        .union(Self::INLINE_DATA)
+        .union(Self::EA_INODE)
+        .union(Self::ENCRYPT)
+        .union(Self::CASEFOLD);
 }
 
 impl ReadOnlyCompatible {

@@ -10,7 +10,8 @@
 
 use sha2::{Digest, Sha256};
 
-use super::le32;
+use super::le16;
+use crate::{Error, Result};
 
 /// Bytes of ciphertext that are shown as they are.
 const PLAIN_BYTES: usize = 149;
@@ -41,10 +42,30 @@ pub fn shown_bytes(ciphertext_bytes: u64) -> u64 {
     all.saturating_mul(4).div_ceil(3)
 }
 
+/// Bytes before the ciphertext of a symbolic link's target: its length.
+const TARGET_HEAD_BYTES: usize = 2;
+
+/// What the target of a symbolic link with these contents is shown as.
+///
+/// # Errors
+/// [`Error::Corrupt`] if it is empty or longer than the contents.
+pub fn target(contents: &[u8]) -> Result<Vec<u8>> {
+    let len = le16(contents, 0).map_or(0, usize::from);
+    let ciphertext = contents.get(TARGET_HEAD_BYTES..).and_then(|rest| rest.get(..len));
+    match ciphertext.filter(|it| !it.is_empty()) {
+        Some(ciphertext) => Ok(shown((0, 0), ciphertext)),
+        None => Err(Error::corrupt("symbolic link: length of its encrypted target")),
+    }
+}
+
+/// How long [`target`] is for a link of so many bytes.
+pub fn target_bytes(size_bytes: u64) -> u64 {
+    shown_bytes(size_bytes.saturating_sub(TARGET_HEAD_BYTES as u64))
+}
+
 /// A name as it was shown.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NoKeyName {
-    hash: u32,
     plain: Vec<u8>,
     digest: Option<[u8; DIGEST_BYTES]>,
 }
@@ -59,7 +80,7 @@ impl NoKeyName {
             [] => None,
             digest => Some(digest.try_into().ok()?),
         };
-        Some(Self { hash: le32(&bytes, 0)?, plain: plain.to_vec(), digest })
+        Some(Self { plain: plain.to_vec(), digest })
     }
 
     /// Whether it shows `ciphertext`.
@@ -69,16 +90,6 @@ impl NoKeyName {
             None => rest.is_empty(),
             Some(digest) => !rest.is_empty() && Sha256::digest(rest).as_slice() == digest,
         }
-    }
-
-    /// All of the ciphertext, if the name holds it.
-    pub fn ciphertext(&self) -> Option<&[u8]> {
-        self.digest.is_none().then_some(&self.plain[..])
-    }
-
-    /// The first hash that it was shown with.
-    pub fn hash(&self) -> u32 {
-        self.hash
     }
 }
 
@@ -136,8 +147,6 @@ mod tests {
             assert!(name.len() <= 255 && name.len() as u64 == shown_bytes(len as u64));
             let read = NoKeyName::read(&name).unwrap();
             assert!(read.is(&ciphertext), "{len}");
-            assert_eq!(read.hash(), 0x1234_5678);
-            assert_eq!(read.ciphertext(), (len <= 149).then_some(&ciphertext[..]));
             let mut other = ciphertext.clone();
             other[len - 1] ^= 1;
             assert!(!read.is(&other) && !read.is(&ciphertext[..len - 1]));

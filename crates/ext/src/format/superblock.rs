@@ -180,6 +180,8 @@ pub struct Superblock {
     pub backup_groups: [u32; 2],
     /// Blocks that can never be a file's, as the volume's maker counted them; 0 if not.
     pub overhead_blocks: u32,
+    /// How names ignore case (`casefold`), and flags of that.
+    pub encoding: (u16, u16),
 }
 
 /// Dates of a volume, in seconds since 1970; 0 where it never happened.
@@ -358,6 +360,10 @@ impl RawSuperblock {
             reserved_descriptor_blocks: self.s_reserved_gdt_blocks.get(),
             backup_groups: self.s_backup_bgs.map(U32::get),
             overhead_blocks: self.s_overhead_blocks.get(),
+            encoding: (
+                super::le16(&self.s_rest, 0x28).unwrap_or(0),
+                super::le16(&self.s_rest, 0x2A).unwrap_or(0),
+            ),
         })
     }
 }

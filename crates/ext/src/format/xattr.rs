@@ -53,6 +53,12 @@ impl<'a> Attribute<'a> {
         self.suffix.is_empty() && self.prefix.starts_with(b"system.posix_acl_")
     }
 
+    /// Whether its value is the rest of a file or directory inside its inode, which is no
+    /// attribute to those who ask for one.
+    pub fn is_inline_data(&self) -> bool {
+        self.prefix == b"system." && self.suffix == b"data"
+    }
+
     /// The bytes on disk.
     ///
     /// # Errors

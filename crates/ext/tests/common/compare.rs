@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use draconis_exchange::contract::Kind;
-use draconis_ext::{Cookie, Follow, InodeNumber, Seek, Volume};
+use draconis_ext::{Cookie, Error, Follow, InodeNumber, Seek, Volume};
 use rustix::fs::SeekFrom;
 
 /// What the host's tree is.
@@ -100,6 +100,11 @@ fn node(volume: &Volume, number: InodeNumber, path: &Path, beside: Beside) {
         attributes(volume, number, path);
     }
     match ours.kind {
+        Kind::File if is_locked(path) => {
+            assert_eq!(volume.read(number, 0, 10).unwrap_err(), Error::NoKey, "{shown}");
+            assert_eq!(volume.seek(number, 0, Seek::Data), Err(Error::NoKey), "{shown}");
+            assert_eq!(volume.map(number, 0), Err(Error::NoKey), "{shown}");
+        }
         Kind::File => {
             contents(volume, number, path);
             if beside == Beside::Mount {
@@ -113,6 +118,12 @@ fn node(volume: &Volume, number: InodeNumber, path: &Path, beside: Beside) {
         }
         _ => {}
     }
+}
+
+/// Whether the contents are encrypted and the key is not there.
+fn is_locked(path: &Path) -> bool {
+    let opened = File::open(path).map_err(|error| error.raw_os_error());
+    opened.is_err_and(|errno| errno == Some(rustix::io::Errno::NOKEY.raw_os_error()))
 }
 
 fn attributes(volume: &Volume, number: InodeNumber, path: &Path) {

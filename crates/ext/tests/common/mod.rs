@@ -180,7 +180,8 @@ impl Image {
         self.mount_with("loop")
     }
 
-    fn mount_with(&self, options: &str) -> Option<Mount> {
+    /// The image mounted with these options.
+    pub fn mount_with(&self, options: &str) -> Option<Mount> {
         if !rustix::process::geteuid().is_root() {
             skipped("mounting needs root");
             return None;
