@@ -27,7 +27,7 @@ pub(crate) use blocks::Request;
 use crate::blocks::Store;
 use crate::blocks::role::Role;
 use crate::format::bitmap::{self, BitRun, Bitmap};
-use crate::format::group::RawGroup;
+use crate::format::group;
 use crate::format::superblock::Superblock;
 use crate::units::{index, narrow};
 use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
@@ -115,7 +115,7 @@ impl Groups {
         for number in (0..super_.groups).map(GroupNumber) {
             let (at, slot) = super_.descriptor_place(number);
             let bytes = store.block(at, Role::Descriptors)?;
-            let group = Group::read(RawGroup::view(&bytes, slot, super_)?, number, super_)
+            let group = Group::of(group::Group::read(&bytes, slot, super_)?, number, super_)
                 .map_err(|error| error.in_block(at))?;
             own.push((group.block_bitmap.0, group.block_bitmap.0 + 1));
             own.push((group.inode_bitmap.0, group.inode_bitmap.0 + 1));
@@ -287,11 +287,10 @@ impl Groups {
 }
 
 impl Group {
-    fn read(raw: &RawGroup, number: GroupNumber, super_: &Superblock) -> Result<Self> {
-        let table = raw.check(super_)?.inode_table;
+    fn of(said: group::Group, number: GroupNumber, super_: &Superblock) -> Result<Self> {
+        let table = said.check(super_)?.inode_table;
         let first = super_.group_start(number).0;
-        let on_volume = |block: u32, what| {
-            let block = FsBlock(block.into());
+        let on_volume = |block, what| {
             if super_.holds(block) { Ok(block) } else { Err(Error::corrupt(what)) }
         };
         let blocks = narrow(super_.blocks.saturating_sub(first)).min(super_.blocks_per_group);
@@ -301,19 +300,13 @@ impl Group {
         Ok(Self {
             first,
             blocks,
-            block_bitmap: on_volume(
-                raw.bg_block_bitmap_lo.get(),
-                "group descriptor: block bitmap",
-            )?,
-            inode_bitmap: on_volume(
-                raw.bg_inode_bitmap_lo.get(),
-                "group descriptor: inode bitmap",
-            )?,
+            block_bitmap: on_volume(said.block_bitmap, "group descriptor: block bitmap")?,
+            inode_bitmap: on_volume(said.inode_bitmap, "group descriptor: inode bitmap")?,
             table,
             inodes,
-            free_blocks: u32::from(raw.bg_free_blocks_count_lo.get()).min(blocks),
-            free_inodes: u32::from(raw.bg_free_inodes_count_lo.get()).min(inodes),
-            directories: raw.bg_used_dirs_count_lo.get().into(),
+            free_blocks: said.free_clusters.min(blocks),
+            free_inodes: said.free_inodes.min(inodes),
+            directories: said.directories,
             changed: false,
             search: None,
         })

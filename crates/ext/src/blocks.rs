@@ -17,6 +17,7 @@ pub(crate) mod overlay;
 pub(crate) mod pool;
 pub(crate) mod role;
 pub(crate) mod stream;
+pub(crate) mod sums;
 #[cfg(test)]
 mod tests;
 
@@ -171,10 +172,12 @@ impl Store {
             return Ok(newer);
         }
         let bytes = self.block_of_disk(block)?;
-        match &self.sums {
-            Some(sums) => sums.verify(role, block, &bytes).map(|()| bytes),
-            None => Ok(bytes),
-        }
+        self.verify(block, role, &bytes).map(|()| bytes)
+    }
+
+    /// Looks whether a block of the disk is what was sealed.
+    pub(crate) fn verify(&self, block: FsBlock, role: Role, bytes: &[u8]) -> Result<()> {
+        self.sums.as_ref().map_or(Ok(()), |sums| sums.verify(role, block, bytes))
     }
 
     /// A block of metadata, if no device must be asked for it.

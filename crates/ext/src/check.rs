@@ -43,7 +43,7 @@ use crate::blocks::role::Role as BlockRole;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::superblock::{self, RawSuperblock, Superblock};
 use crate::units::index;
-use crate::{Data, Error, FsBlock, Result};
+use crate::{Data, Error, FileId, FsBlock, Result};
 
 use bits::Bits;
 use complaint::Log;
@@ -225,7 +225,7 @@ fn read_superblock(disk: &dyn Disk) -> Result<RawSuperblock> {
 /// The features count in revision 0, too, as they do for the kernel and `e2fsck`.
 fn with_features(raw: &RawSuperblock, super_: Superblock) -> Result<Superblock> {
     let incompatible = Incompatible::from_bits_retain(raw.s_feature_incompat.get());
-    let missing = incompatible.difference(Incompatible::READABLE);
+    let missing = incompatible.difference(Incompatible::CHECKABLE);
     if !missing.is_empty() {
         let feature = format!("needs: {}", missing.names().join(", "));
         return Err(Error::Unsupported { feature });
@@ -255,6 +255,11 @@ fn refuse_what_is_unchecked(raw: &RawSuperblock, super_: &Superblock) -> Result<
 }
 
 impl Check<'_> {
+    /// The role of what belongs to a file needs no generation here: nothing is verified by it.
+    fn file(inode: u32) -> FileId {
+        FileId { inode, generation: 0 }
+    }
+
     /// The place of a block in the sets of blocks.
     fn nth(&self, block: u64) -> u64 {
         block.wrapping_sub(u64::from(self.super_.first_data_block))

@@ -26,7 +26,7 @@ use draconis_exchange::contract::Time;
 use crate::blocks::overlay::{Buffer, State};
 use crate::blocks::role::Role;
 use crate::format::features::{Compatible, ReadOnlyCompatible};
-use crate::format::group::RawGroup;
+use crate::format::group::Group;
 use crate::format::slot::Change;
 use crate::format::superblock::RawSuperblock;
 use crate::ops::accesses::Accesses;
@@ -458,7 +458,9 @@ impl Transaction<'_> {
         for (group, counts) in changed {
             let (block, slot) = super_.descriptor_place(group);
             self.change(block, Role::Descriptors, |bytes| {
-                RawGroup::set_counts(bytes, slot, super_, counts)
+                let mut descriptor = Group::read(bytes, slot, super_)?;
+                [descriptor.free_clusters, descriptor.free_inodes, descriptor.directories] = counts;
+                descriptor.write(bytes, slot, super_, group)
             })??;
         }
         let (blocks, inodes) = self.writer.free();
@@ -478,7 +480,10 @@ impl Transaction<'_> {
     ) -> Result<()> {
         let (block, at) = self.volume.super_.place();
         self.change(block, Role::Superblock, |bytes| {
-            change(RawSuperblock::view_mut(bytes.get_mut(at..).unwrap_or_default())?)
+            let raw = RawSuperblock::view_mut(bytes.get_mut(at..).unwrap_or_default())?;
+            change(raw)?;
+            raw.seal();
+            Ok(())
         })?
     }
 

@@ -136,7 +136,7 @@ impl Volume {
         let run = self.runs_of(dir, nth, nth.after(1))?.first().copied();
         match run.map(|run| run.place) {
             Some(Place::At(_)) => {}
-            Some(Place::Hole) | None => return Ok(None),
+            Some(Place::Hole | Place::Unwritten(_)) | None => return Ok(None),
             Some(Place::Damaged(block)) => {
                 let what = "block map: pointer";
                 return Err(Error::Corrupt { what, inode: Some(dir.number), block: Some(block) });
@@ -148,13 +148,19 @@ impl Volume {
         {
             return self
                 .store
-                .block(block, Role::Directory(dir.number.0))
+                .block(block, Role::Directory(dir.id()))
                 .map(Some)
                 .map_err(|error| error.of_inode(dir.number));
         }
         let len = u64::from(self.super_.block_bytes);
         let block = self.contents(dir, u64::from(nth.0).saturating_mul(len), index(len));
-        block.map(Some).map_err(|error| error.of_inode(dir.number))
+        let block = block.map_err(|error| error.of_inode(dir.number))?;
+        if let Some(Place::At(at)) = run.map(|run| run.place) {
+            self.store
+                .verify(at, Role::Directory(dir.id()), &block)
+                .map_err(|error| error.of_inode(dir.number))?;
+        }
+        Ok(Some(block))
     }
 
     /// Says of damage in a directory block where it is.

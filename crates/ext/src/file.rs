@@ -7,7 +7,7 @@ use draconis_exchange::contract::Kind;
 use crate::blocks::data::{Chunk, Data};
 use crate::blocks::{CHUNK_BYTES, Key, Part, Plan};
 use crate::format::inode::Inode;
-use crate::map::{self, Place, Run, SEGMENT_BLOCKS, SegmentKey};
+use crate::map::{self, Map, Place, Run, SEGMENT_BLOCKS, SegmentKey};
 use crate::units::{index, narrow};
 use crate::volume::Volume;
 use crate::{Error, FileBlock, FsBlock, InodeNumber, Result};
@@ -158,7 +158,7 @@ impl Volume {
         let mut parts = Vec::new();
         for run in self.runs_of(inode, from, end)? {
             match run.place {
-                Place::Hole => {}
+                Place::Hole | Place::Unwritten(_) => {}
                 Place::At(block) => {
                     let skipped = u64::from(run.from.0.saturating_sub(from.0));
                     let to = index(skipped.saturating_mul(block_bytes));
@@ -216,7 +216,7 @@ impl Volume {
         from: FileBlock,
         end: FileBlock,
     ) -> Result<Vec<Run>> {
-        if map::is_direct(end) {
+        if map::is_direct(inode, end) {
             let runs = self.scan(inode, from, end)?;
             return Ok(runs.between(from, end).collect());
         }
@@ -233,7 +233,7 @@ impl Volume {
 
     fn scan(&self, inode: &Inode, from: FileBlock, end: FileBlock) -> Result<map::Runs> {
         let map = map::of(inode)?;
-        map::with_source(&self.store, &self.super_, inode.number.0, |source| {
+        map::with_source(&self.store, &self.super_, map.role(inode.id()), |source| {
             map::scan(&map, source, from, end)
         })
     }
@@ -279,9 +279,10 @@ impl Volume {
         let mut found: Vec<Run> = runs.between(at, end.min(segment_end)).collect();
         if runs.is_hole() {
             let map = map::of(inode)?;
-            let hole = map::with_source(&self.store, &self.super_, inode.number.0, |source| {
-                map::hole_end(&map, source, segment_end.min(end))
-            })?;
+            let hole =
+                map::with_source(&self.store, &self.super_, map.role(inode.id()), |source| {
+                    map::hole_end(&map, source, segment_end.min(end))
+                })?;
             if let (Some(run), Some(hole)) = (found.last_mut(), hole) {
                 let whole = hole.min(end).0.saturating_sub(run.from.0);
                 run.blocks = run.blocks.max(whole);
@@ -311,7 +312,7 @@ impl Volume {
         for _ in 0..SEEK_SEGMENTS {
             let runs = self.map_of(&inode, at)?;
             let Some(last) = runs.last() else { break };
-            let is_hole = |run: &&Run| (run.place == Place::Hole) == (what == Seek::Hole);
+            let is_hole = |run: &&Run| run.place.is_zeros() == (what == Seek::Hole);
             if let Some(run) = runs.iter().find(is_hole) {
                 let start = u64::from(run.from.0).saturating_mul(block_bytes).max(offset);
                 return Ok(Some(start).filter(|start| *start < inode.size_bytes));
@@ -332,7 +333,6 @@ impl Volume {
     pub fn first_block(&self, inode: &Inode) -> Option<FsBlock> {
         (!inode.is_inline() && inode.fast_target(&self.super_).is_none()).then_some(())?;
         matches!(inode.kind, Kind::File | Kind::Directory | Kind::Symlink).then_some(())?;
-        let first = inode.pointers.iter().find(|pointer| **pointer != 0)?;
-        Some(FsBlock(u64::from(*first)))
+        map::first_block(inode)
     }
 }

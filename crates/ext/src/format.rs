@@ -13,13 +13,16 @@
 pub mod acl;
 pub mod bitmap;
 pub mod casefold;
+pub mod checksum;
 pub mod dirent;
+pub mod extent;
 pub mod features;
 pub mod group;
 pub mod hash;
 pub mod htree;
 pub mod inline;
 pub mod inode;
+pub mod leaf;
 pub mod nokey;
 pub mod slot;
 pub mod superblock;

@@ -22,7 +22,7 @@ use draconis_exchange::heap::Block;
 use zerocopy::IntoBytes;
 
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
-use crate::format::group::RawGroup;
+use crate::format::group::{Group, RawGroup};
 use crate::format::le32;
 use crate::format::slot::Slot;
 use crate::format::superblock::{LEN_BYTES, OFFSET_BYTES, RawSuperblock, Superblock};
@@ -195,7 +195,8 @@ impl Growth {
         let (nth, per_group) = (RESIZE_INODE.saturating_sub(1), self.old.inodes_per_group);
         let group = GroupNumber(nth.checked_div(per_group).ok_or_else(damaged)?);
         let nth = u64::from(nth.checked_rem(per_group).ok_or_else(damaged)?);
-        let table = self.descriptor(group)?.check(&self.old)?.inode_table;
+        let table =
+            Group::read(&self.descriptors, group.0, &self.old)?.check(&self.old)?.inode_table;
         let block_bytes = u64::from(self.old.block_bytes);
         let at = nth.saturating_mul(self.old.inode_bytes.into());
         let block = table.after(at.checked_div(block_bytes).ok_or_else(damaged)?);
@@ -228,9 +229,10 @@ fn reserve(super_: &Superblock) -> impl Iterator<Item = (usize, FsBlock)> + use<
 
 fn refuse_what_is_not_grown(disk: &dyn Disk, super_: &Superblock) -> Result<()> {
     let unsupported = |what: &str| Err(Error::Unsupported(what.to_owned()));
-    let unknown = super_.read_only_compatible.difference(ReadOnlyCompatible::WRITABLE);
+    let mut unknown = super_.incompatible.difference(Incompatible::WRITABLE).names();
+    unknown.extend(super_.read_only_compatible.difference(ReadOnlyCompatible::WRITABLE).names());
     if !unknown.is_empty() {
-        return unsupported(&unknown.names().join(", "));
+        return unsupported(&unknown.join(", "));
     }
     if super_.incompatible.contains(Incompatible::META_BG) {
         return unsupported("meta_bg");
@@ -328,9 +330,9 @@ fn with_blocks(
     let reserved = old.reserved_blocks.saturating_mul(blocks).checked_div(old.blocks);
     raw.s_r_blocks_count_lo = FsBlock(reserved.unwrap_or(0)).in_32_bits()?.into();
     let new = raw.check()?;
-    if old.overhead_blocks != 0 {
+    if old.overhead_clusters != 0 {
         let more = new.overhead().saturating_sub(old.overhead());
-        raw.s_overhead_blocks = narrow(more).saturating_add(old.overhead_blocks).into();
+        raw.s_overhead_blocks = narrow(more).saturating_add(old.overhead_clusters).into();
     }
     Ok((raw, new))
 }

@@ -122,5 +122,5 @@ pub use label::set_label;
 pub use map::{Place, Run};
 pub use ops::{Access, AccessTimes, NewNode, Renaming, Reserve, Whiteout, Writing, XattrSet};
 pub use path::Follow;
-pub use units::{FileBlock, FsBlock, GroupNumber, InodeNumber};
+pub use units::{FileBlock, FileId, FsBlock, GroupNumber, InodeNumber};
 pub use volume::{Info, Options, Space, Statistics, Volume};

@@ -3,10 +3,9 @@
 //! ```text
 //!   file blocks  | segment 0: runs | segment 1: runs | ..      4,096 blocks each
 //!                      ▲ block-map cache
-//!   on disk      twelve direct pointers, then trees of indirect blocks (extents: ext4)
+//!   on disk      twelve direct pointers, then trees of indirect blocks; or a tree of extents
 //! ```
-//! A [`Map`] is what extents will be a second one of; nothing outside of this folder knows how
-//! a map is made.
+//! A [`Map`] is either; nothing outside of this folder knows how a map is made.
 //!
 //! Law 1: a map is made and cached in segments, so no file costs more memory than the
 //! cache allows, whatever it claims.
@@ -14,6 +13,7 @@
 
 pub(crate) mod build;
 pub(crate) mod edit;
+pub(crate) mod extents;
 pub(crate) mod pointers;
 #[cfg(test)]
 mod tests;
@@ -27,8 +27,9 @@ use crate::cache::Weigh;
 use crate::format::inode::{DIRECT, Inode};
 use crate::format::superblock::Superblock;
 use crate::transaction::Transaction;
-use crate::{Data, Error, FileBlock, FsBlock, InodeNumber, Result};
+use crate::{Data, Error, FileBlock, FileId, FsBlock, InodeNumber, Result};
 use edit::{MappedRun, Taking};
+use extents::Extents;
 use pointers::{PointerAt, Pointers};
 
 /// Blocks of a file whose map is cached together.
@@ -43,6 +44,8 @@ pub enum Place {
     Hole,
     /// On the device, from this block on.
     At(FsBlock),
+    /// Kept for the file on the device, from this block on: it reads as zeros.
+    Unwritten(FsBlock),
     /// Unknown: this pointer leads nowhere.
     Damaged(FsBlock),
 }
@@ -71,6 +74,7 @@ impl Run {
         let skipped = u64::from(start.0.saturating_sub(self.from.0));
         let place = match self.place {
             Place::At(first) => Place::At(first.after(skipped)),
+            Place::Unwritten(first) => Place::Unwritten(first.after(skipped)),
             other => other,
         };
         Some(Self { from: start, blocks, place })
@@ -89,7 +93,10 @@ impl Runs {
         if let Some(last) = self.0.last_mut() {
             let joins = match (last.place, run.place) {
                 (Place::Hole, Place::Hole) => true,
-                (Place::At(first), Place::At(next)) => first.after(u64::from(last.blocks)) == next,
+                (Place::At(first), Place::At(next))
+                | (Place::Unwritten(first), Place::Unwritten(next)) => {
+                    first.after(u64::from(last.blocks)) == next
+                }
                 _ => false,
             };
             if joins {
@@ -117,6 +124,13 @@ impl Runs {
     }
 }
 
+impl Place {
+    /// Whether what is there reads as zeros.
+    pub const fn is_zeros(self) -> bool {
+        matches!(self, Self::Hole | Self::Unwritten(_))
+    }
+}
+
 impl Weigh for Arc<Runs> {
     fn weight(&self) -> u64 {
         (self.0.len() / RUNS_PER_ENTRY).saturating_add(1) as u64
@@ -130,9 +144,23 @@ pub(crate) struct SegmentKey {
     pub(crate) segment: u32,
 }
 
-/// Whether the inode itself holds all pointers up to `end`.
-pub(crate) fn is_direct(end: FileBlock) -> bool {
-    end.0 <= DIRECT
+/// Whether the inode itself says where all blocks up to `end` are.
+pub(crate) fn is_direct(inode: &Inode, end: FileBlock) -> bool {
+    match of(inode) {
+        Ok(Either::Extents(extents)) => extents.root().is_ok_and(|root| root.depth == 0),
+        _ => end.0 <= DIRECT,
+    }
+}
+
+/// The first block of a file on the device, or of its map; `None` without any.
+pub(crate) fn first_block(inode: &Inode) -> Option<FsBlock> {
+    match of(inode).ok()? {
+        Either::Extents(extents) => extents.first_block(),
+        Either::Pointers(Pointers(pointers)) => {
+            let first = pointers.iter().find(|pointer| **pointer != 0)?;
+            Some(FsBlock(u64::from(*first)))
+        }
+    }
 }
 
 /// What a walk reads from.
@@ -165,6 +193,9 @@ pub(crate) trait Visit {
 /// How the blocks of a file are found, given and taken. Everything that asks where blocks are
 /// asks by [`Map::walk`]: reads, changes, the order of commits, the check.
 pub(crate) trait Map {
+    /// What its blocks are.
+    fn role(&self, file: FileId) -> Role;
+
     /// Visits what of the map is in `range`, in the order of the file: holes, blocks, damage,
     /// and the blocks of the map itself before what they lead to.
     ///
@@ -198,22 +229,71 @@ pub(crate) trait Map {
 ///
 /// # Errors
 /// [`Error::Unsupported`] if this is none that can be read.
-pub(crate) fn of(inode: &Inode) -> Result<impl Map + use<'_>> {
+pub(crate) fn of(inode: &Inode) -> Result<Either<'_>> {
     inode.readable()?;
     if inode.is_inline() {
         return Err(Error::Misuse("contents inside an inode have no map"));
     }
-    Ok(Pointers(&inode.pointers))
+    Ok(if inode.has_extents() {
+        Either::Extents(Extents::new(&inode.pointers))
+    } else {
+        Either::Pointers(Pointers(&inode.pointers))
+    })
+}
+
+/// The maps there are.
+#[derive(Debug)]
+pub(crate) enum Either<'a> {
+    Pointers(Pointers<'a>),
+    Extents(Extents),
+}
+
+impl Either<'_> {
+    fn map(&self) -> &dyn Map {
+        match self {
+            Self::Pointers(map) => map,
+            Self::Extents(map) => map,
+        }
+    }
+}
+
+impl Map for Either<'_> {
+    fn role(&self, file: FileId) -> Role {
+        self.map().role(file)
+    }
+
+    fn walk(&self, source: &Source<'_>, range: Range<u64>, visit: &mut dyn Visit) -> Result<()> {
+        self.map().walk(source, range, visit)
+    }
+
+    fn map_blocks(
+        &self,
+        tx: &mut Transaction<'_>,
+        inode: InodeNumber,
+        range: Range<u32>,
+        taking: Taking,
+    ) -> Result<Vec<MappedRun>> {
+        self.map().map_blocks(tx, inode, range, taking)
+    }
+
+    fn unmap(
+        &self,
+        tx: &mut Transaction<'_>,
+        inode: InodeNumber,
+        range: Range<u32>,
+    ) -> Result<u64> {
+        self.map().unmap(tx, inode, range)
+    }
 }
 
 /// [`Source`] of what readers see: a block that is not there damages what hangs on it.
 pub(crate) fn with_source<T>(
     store: &Store,
     super_: &Superblock,
-    inode: u32,
+    role: Role,
     walk: impl FnOnce(&Source<'_>) -> T,
 ) -> T {
-    let read = |block: FsBlock| match store.block(block, Role::Map(inode)) {
+    let read = |block: FsBlock| match store.block(block, role) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(Error::Corrupt { .. }) => Ok(None),
         Err(other) => Err(other),

@@ -92,7 +92,10 @@ impl Transaction<'_> {
         let now = seconds_of(self.now);
         let mark = |bytes: &mut Data| {
             let bytes = bytes.make_mut().get_mut(at..).unwrap_or_default();
-            RawSuperblock::view_mut(bytes).map(|raw| raw.mark_in_use(now))
+            RawSuperblock::view_mut(bytes).map(|raw| {
+                raw.mark_in_use(now);
+                raw.seal();
+            })
         };
         // As a change of its own, so that the block is in the overlay.
         self.change_super(|_| Ok(()))?;

@@ -24,13 +24,13 @@ use crate::blocks::role::Role;
 use crate::commit::batch::Batch;
 use crate::commit::outbox::Outbox;
 use crate::commit::protocol::Protocol;
-use crate::format::inode::Inode;
+use crate::format::inode::{self, Inode};
 use crate::format::slot::{Slot, Stamp};
 use crate::ops::Writing;
 use crate::ops::accesses::Accesses;
 use crate::units::index;
 use crate::volume::Volume;
-use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
+use crate::{Error, FileId, FsBlock, GroupNumber, InodeNumber, Result};
 
 /// Why nothing is written any more.
 #[derive(Clone, Debug)]
@@ -393,6 +393,26 @@ impl Transaction<'_> {
         Ok((table.after(at / block_bytes), index(at % block_bytes)))
     }
 
+    /// The role of a block of a directory.
+    pub(crate) fn directory_role(&self, dir: InodeNumber) -> Result<Role> {
+        self.file_id(dir).map(Role::Directory)
+    }
+
+    /// The role of a block of the map of an inode.
+    pub(crate) fn map_role(&self, inode: InodeNumber) -> Result<Role> {
+        self.file_id(inode).map(Role::Map)
+    }
+
+    /// The file that has an inode now.
+    fn file_id(&self, inode: InodeNumber) -> Result<FileId> {
+        let node = self.volume.inodes.peek(inode.0);
+        let generation = match node {
+            Some(node) => node.generation(),
+            None => self.read_slot(inode, |it| it.generation())?,
+        };
+        Ok(FileId { inode: inode.0, generation })
+    }
+
     /// Reads fields of an inode, whether it is in use or not.
     pub(crate) fn read_slot<T>(
         &self,
@@ -409,16 +429,20 @@ impl Transaction<'_> {
     /// Changes fields of an inode.
     pub(crate) fn change_slot<T>(
         &mut self,
-        inode: InodeNumber,
+        number: InodeNumber,
         change: impl FnOnce(&mut Slot<'_>) -> T,
     ) -> Result<T> {
-        let (block, at) = self.place(inode)?;
+        let (block, at) = self.place(number)?;
         let end = at + index(self.volume.super_.inode_bytes.into());
+        let super_ = &self.volume.super_;
         let done = self.change(block, Role::Inodes, |bytes| {
-            Slot::of(bytes.get_mut(at..end).unwrap_or_default()).map(|mut slot| change(&mut slot))
+            let bytes = bytes.get_mut(at..end).unwrap_or_default();
+            let done = change(&mut Slot::of(bytes)?);
+            inode::seal(bytes, number, super_);
+            Ok(done)
         });
-        self.volume.inodes.forget(inode.0);
-        self.writer.batch.inodes.insert(inode.0);
+        self.volume.inodes.forget(number.0);
+        self.writer.batch.inodes.insert(number.0);
         done?
     }
 

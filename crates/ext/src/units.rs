@@ -18,6 +18,15 @@ pub struct InodeNumber(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct GroupNumber(pub u32);
 
+/// A file, told from those that had its number before.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct FileId {
+    /// The number of its inode.
+    pub inode: u32,
+    /// The generation of that.
+    pub generation: u32,
+}
+
 impl FsBlock {
     /// The block `count` further on; stays at the end of the number space.
     #[must_use]

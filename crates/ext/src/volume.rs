@@ -1,6 +1,6 @@
 //! A volume that is open for reading.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use draconis_device::{Disk, Extent};
 use draconis_exchange::contract::Attributes;
@@ -11,10 +11,11 @@ use parking_lot::RwLockReadGuard;
 use crate::blocks::data::Data;
 use crate::blocks::role::Role;
 use crate::blocks::stream::Streams;
+use crate::blocks::sums::MetadataSums;
 use crate::blocks::{DeviceStatistics, Store};
 use crate::cache::{Cache, CacheStatistics, Weigh};
-use crate::format::features::ReadOnlyCompatible;
-use crate::format::group::{Group, RawGroup};
+use crate::format::features::{Incompatible, ReadOnlyCompatible};
+use crate::format::group::{self, Group};
 use crate::format::inode::Inode;
 use crate::format::superblock::{self, Dates, RawSuperblock, Superblock};
 use crate::map::{Runs, SegmentKey};
@@ -60,6 +61,8 @@ pub struct Volume {
     /// What a volume has that is written; none on one that is only read.
     pub(crate) writing: Option<WriteSide>,
     pub(crate) disk_bytes: u64,
+    /// Clusters of the volume's own, once they were counted.
+    own_clusters: OnceLock<u64>,
     options: Options,
 }
 
@@ -72,7 +75,7 @@ impl Weigh for Arc<Inode> {
 /// What there is to know of a volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Info {
-    /// `ext2` or `ext3`.
+    /// `ext2`, `ext3` or `ext4`.
     pub kind: &'static str,
     /// Label, without padding.
     pub label: Vec<u8>,
@@ -138,13 +141,15 @@ impl Volume {
             let (volume, disk) = (super_.len_bytes(), disk_bytes);
             log::warn!("the volume has {volume} bytes, its image only {disk}: the rest is missing");
         }
+        let mut store = Store::new(
+            disk,
+            super_.block_bytes,
+            options.data_cache_bytes,
+            options.read_ahead_bytes,
+        );
+        store.sums = MetadataSums::of(&super_);
         Ok(Self {
-            store: Store::new(
-                disk,
-                super_.block_bytes,
-                options.data_cache_bytes,
-                options.read_ahead_bytes,
-            ),
+            store,
             streams: Streams::new(options.read_ahead_bytes),
             maps: Cache::new(options.block_map_cache, 1, 65),
             inodes: Cache::new(options.inode_cache, 1, 1),
@@ -152,6 +157,7 @@ impl Volume {
             super_,
             options,
             disk_bytes,
+            own_clusters: OnceLock::new(),
         })
     }
 
@@ -244,7 +250,10 @@ impl Volume {
     fn group(&self, group: GroupNumber) -> Result<Group> {
         let (block, slot) = self.super_.descriptor_place(group);
         let bytes = self.store.block(block, Role::Descriptors)?;
-        let group = RawGroup::view(&bytes, slot, &self.super_)?.check(&self.super_);
+        if !group::is_sealed(&bytes, slot, &self.super_, group) {
+            return Err(Error::corrupt("group descriptor: checksum").in_block(block));
+        }
+        let group = Group::read(&bytes, slot, &self.super_)?.check(&self.super_);
         group.map_err(|error| error.in_block(block))
     }
 
@@ -259,7 +268,7 @@ impl Volume {
             block_bytes: super_.block_bytes,
             blocks: super_.blocks.saturating_sub(self.overhead()),
             free_blocks,
-            available_blocks: free_blocks.saturating_sub(super_.reserved_blocks),
+            available_blocks: free_blocks.saturating_sub(super_.set_aside()),
             inodes: u64::from(super_.inodes),
             free_inodes,
             name_bytes_max: 255,
@@ -269,20 +278,55 @@ impl Volume {
 
     /// Blocks that can never be a file's, the journal among them.
     fn overhead(&self) -> u64 {
-        let claimed = u64::from(self.super_.overhead_blocks);
+        let ratio = u64::from(self.super_.cluster_blocks);
+        let claimed = u64::from(self.super_.overhead_clusters).saturating_mul(ratio);
         if claimed != 0 && claimed < self.super_.blocks {
             return claimed;
         }
         let journal = self.super_.journal.and_then(|number| self.inode(number).ok());
         let bytes = journal.map_or(0, |journal| journal.size_bytes);
         let blocks = bytes.div_ceil(u64::from(self.super_.block_bytes));
-        self.super_.overhead().saturating_add(blocks)
+        if self.super_.cluster_blocks == 1 {
+            return self.super_.overhead().saturating_add(blocks);
+        }
+        let own = self.own_clusters.get_or_init(|| self.count_own_clusters());
+        own.saturating_add(blocks.div_ceil(ratio)).saturating_mul(ratio)
+    }
+
+    /// Clusters that the volume's own structures are in, whole ones. Descriptors that cannot be
+    /// read count for nothing.
+    fn count_own_clusters(&self) -> u64 {
+        let super_ = &self.super_;
+        let mut own: Vec<(u64, u64)> = Vec::new();
+        let mut push = |start: FsBlock, blocks: u64| {
+            let ratio = u64::from(super_.cluster_blocks);
+            let cluster = |block: u64| block.checked_div(ratio).unwrap_or(0);
+            let end = start.after(blocks).0.div_ceil(ratio);
+            own.push((cluster(start.0), end));
+        };
+        for number in (0..super_.groups).map(GroupNumber) {
+            push(super_.group_start(number), super_.copy_blocks(number));
+            let Ok(group) = self.group(number) else { continue };
+            push(group.block_bitmap, 1);
+            push(group.inode_bitmap, 1);
+            push(group.inode_table, super_.inode_table_blocks().into());
+        }
+        own.sort_unstable();
+        let mut end = 0;
+        own.into_iter().fold(0, |sum: u64, (from, to)| {
+            let fresh = to.saturating_sub(from.max(end));
+            end = end.max(to);
+            sum.saturating_add(fresh)
+        })
     }
 
     /// Why the volume must not be written, if it says so by its features.
     pub fn read_only_reason(&self) -> Option<String> {
-        let unknown = self.super_.read_only_compatible.difference(ReadOnlyCompatible::WRITABLE);
-        (!unknown.is_empty()).then(|| format!("writing needs: {}", unknown.names().join(", ")))
+        let super_ = &self.super_;
+        let mut unknown = super_.incompatible.difference(Incompatible::WRITABLE).names();
+        unknown
+            .extend(super_.read_only_compatible.difference(ReadOnlyCompatible::WRITABLE).names());
+        (!unknown.is_empty()).then(|| format!("writing needs: {}", unknown.join(", ")))
     }
 
     /// What there is to know of the volume.
@@ -292,7 +336,7 @@ impl Volume {
         features.extend(super_.incompatible.names());
         features.extend(super_.read_only_compatible.names());
         Info {
-            kind: if super_.journal.is_some() { "ext3" } else { "ext2" },
+            kind: super_.kind(),
             label: super_.label.clone(),
             uuid: super_.uuid,
             last_mounted: super_.last_mounted.clone(),

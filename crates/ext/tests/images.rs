@@ -72,12 +72,20 @@ images! {
     ext4_fields: "-b" "1024" "-O" "huge_file,dir_nlink,extra_isize,large_file" "-I" "256";
     uninit_groups: "-b" "1024" "-O" "uninit_bg";
     checksums: "-b" "1024" "-O" "metadata_csum,flex_bg";
+    ext4: "-t" "ext4" "-b" "1024";
+    ext4_of_4k: "-t" "ext4" "-b" "4096";
+    ext4_of_64k: "-t" "ext4" "-b" "65536";
+    ext4_of_32_bits: "-t" "ext4" "-b" "1024" "-O" "^64bit,^metadata_csum,uninit_bg";
+    ext4_inodes_of_128: "-t" "ext4" "-b" "1024" "-I" "128";
+    ext4_seeded: "-t" "ext4" "-b" "1024" "-O" "metadata_csum_seed,meta_bg,^resize_inode" "-g" "512";
+    clusters: "-t" "ext4" "-b" "1024" "-O" "bigalloc" "-C" "8192";
 }
 
 #[test]
 fn what_is_missing_is_refused_by_name() {
     let Some(image) = Image::make(None, "8M", &["-t", "ext4"]) else { return };
-    assert_eq!(image.try_open().unwrap_err().to_string(), "needs: extent, 64bit");
+    image.debugfs_write("feature FEATURE_I31");
+    assert_eq!(image.try_open().unwrap_err().to_string(), "needs: FEATURE_I31");
     let Some(image) = Image::make(None, "8M", &["-t", "ext3"]) else { return };
     image.debugfs_write("feature needs_recovery");
     let error = image.try_open().unwrap_err();

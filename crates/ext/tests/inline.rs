@@ -11,14 +11,14 @@ use common::{Image, tree};
 use draconis_ext::{Cookie, FsBlock, InodeNumber, Seek};
 use rustix::fs::XattrFlags;
 
-/// Volumes of several sizes of inodes; the map of blocks and checksums are not what is tested here.
+/// Volumes of several sizes of inodes.
 const MAKES: [&[&str]; 4] = [
     &["-t", "ext4", "-I", "256", "-b", "1024"],
     &["-t", "ext4", "-I", "512", "-b", "2048"],
     &["-t", "ext4", "-I", "1024", "-b", "4096"],
     &["-t", "ext4", "-I", "256", "-b", "4096"],
 ];
-const FEATURES: &str = "inline_data,^has_journal,^extent,^64bit,^metadata_csum";
+const FEATURES: &str = "inline_data,^has_journal";
 
 fn make(source: Option<&Path>, arguments: &[&str]) -> Option<Image> {
     let mut all = arguments.to_vec();

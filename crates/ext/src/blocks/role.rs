@@ -4,7 +4,7 @@
 //! belongs to, and whether it must carry a checksum, and which, follows from it.
 
 use crate::blocks::data::Data;
-use crate::{FsBlock, Result};
+use crate::{FileId, FsBlock, Result};
 
 /// What a block is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -20,9 +20,11 @@ pub(crate) enum Role {
     /// A block of an inode table.
     Inodes,
     /// A block of this directory.
-    Directory(u32),
-    /// A block of the map of this inode.
-    Map(u32),
+    Directory(FileId),
+    /// A block of pointers of this file.
+    Map(FileId),
+    /// A node of the tree of extents of this file.
+    Extents(FileId),
     /// A block of extended attributes.
     Attributes,
     /// Contents of a file, or the target of a symbolic link.

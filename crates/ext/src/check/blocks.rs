@@ -20,7 +20,7 @@ pub(super) fn walk(
     pointers: &[u32; POINTERS],
     visit: &mut dyn Visit,
 ) -> Result<()> {
-    let read = |block: FsBlock| check.block(block.0, BlockRole::Map(inode)).map(Some);
+    let read = |block: FsBlock| check.block(block.0, BlockRole::Map(Check::file(inode))).map(Some);
     let super_ = &check.super_;
     let blocks = super_.first_data_block.into()..super_.blocks;
     let source = Source { block_bytes: super_.block_bytes, blocks, read: &read };
@@ -73,7 +73,7 @@ impl<'a, 'b> Claim<'a, 'b> {
 impl Visit for Claim<'_, '_> {
     fn run(&mut self, at: u64, blocks: u64, place: Place) -> ControlFlow<()> {
         match place {
-            Place::Hole => {}
+            Place::Hole | Place::Unwritten(_) => {}
             Place::At(FsBlock(block)) => {
                 for nth in 0..blocks {
                     self.last = self.last.max(Some(at.saturating_add(nth)));

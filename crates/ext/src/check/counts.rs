@@ -85,10 +85,11 @@ fn used_inodes(check: &Check<'_>) -> Bits {
     bits
 }
 
-fn counter(check: &Check<'_>, group: u32, what: What, found: u16, all: u64, used: u64) {
+fn counter(check: &Check<'_>, group: u32, what: What, found: u32, all: u64, used: u64) {
     let expected = all.saturating_sub(used);
-    // Sixteen bits cannot say 65,536.
-    if u64::from(found) != expected & 0xFFFF {
+    // The sixteen bits of short descriptors cannot say 65,536.
+    let bits = if check.super_.descriptor_bytes > 32 { u64::MAX } else { 0xFFFF };
+    if u64::from(found) != expected & bits {
         check.log.add(Complaint::new(what).group(group).found(found).expected(expected));
     }
 }

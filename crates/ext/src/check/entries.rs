@@ -114,7 +114,7 @@ impl Collect<'_, '_> {
 impl Visit for Collect<'_, '_> {
     fn run(&mut self, at: u64, blocks: u64, place: Place) -> ControlFlow<()> {
         match place {
-            Place::Hole => {}
+            Place::Hole | Place::Unwritten(_) => {}
             Place::At(FsBlock(block)) => {
                 for nth in 0..blocks {
                     let block = block.saturating_add(nth);
@@ -150,13 +150,13 @@ fn directory(check: &Check<'_>, dir: u32, parents: &Parents<'_>, walked: &Bits) 
     let mut first = None;
     let mut hash = None;
     if indexed && let Some((0, block)) = blocks.first() {
-        let bytes = check.block(*block, BlockRole::Directory(dir))?;
+        let bytes = check.block(*block, BlockRole::Directory(Check::file(dir)))?;
         hash = tree::hash(check, &bytes);
         first = Some(bytes);
     }
     let mut ranges = Vec::new();
     for (at, block) in &blocks {
-        let bytes = check.block(*block, BlockRole::Directory(dir))?;
+        let bytes = check.block(*block, BlockRole::Directory(Check::file(dir)))?;
         let scan = Scan { check, dir, at: *at, block: *block, parents, hash };
         let range = scan.entries(&bytes);
         if first.is_some() {

@@ -7,7 +7,7 @@ use super::bits::Bits;
 use super::complaint::{Complaint, Log, What};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::features::{Compatible, Incompatible};
-use crate::format::group::RawGroup;
+use crate::format::group::{Group, flags};
 use crate::format::inode::RawInode;
 use crate::format::le32;
 use crate::format::superblock::{RawSuperblock, Superblock};
@@ -17,8 +17,6 @@ use crate::{GroupNumber, Result};
 /// Bits of `bg_flags` and what `uninit_bg` makes of them.
 /// The inode whose map holds the blocks kept for more descriptors.
 const RESIZE_INODE: u32 = 7;
-const INODES_UNINITIALISED: u16 = 1;
-const BLOCKS_UNINITIALISED: u16 = 2;
 
 /// What a group's descriptor says.
 #[derive(Clone, Copy, Debug)]
@@ -26,9 +24,9 @@ pub(super) struct GroupPlaces {
     pub(super) block_bitmap: u64,
     pub(super) inode_bitmap: u64,
     pub(super) inode_table: u64,
-    pub(super) free_blocks: u16,
-    pub(super) free_inodes: u16,
-    pub(super) directories: u16,
+    pub(super) free_blocks: u32,
+    pub(super) free_inodes: u32,
+    pub(super) directories: u32,
     /// Inodes at the end of the table that were never used, if the descriptor is right.
     pub(super) unused: u32,
 }
@@ -130,25 +128,23 @@ fn descriptor(check: &Check<'_>, group: u32) -> Result<GroupPlaces> {
     let super_ = &check.super_;
     let (block, slot) = super_.descriptor_place(GroupNumber(group));
     let bytes = check.store.block(block, BlockRole::Descriptors)?;
-    let raw = RawGroup::view(&bytes, slot, super_)?;
-    let flags = raw.bg_flags.get();
-    let said = raw.bg_itable_unused_lo.get();
-    let unused = match u32::from(said) {
-        _ if flags & INODES_UNINITIALISED != 0 => super_.inodes_per_group,
+    let said = Group::read(&bytes, slot, super_)?;
+    let unused = match said.unused_inodes {
+        _ if said.flags & flags::INODE_UNINIT != 0 => super_.inodes_per_group,
         // A number is not heeded that makes no sense.
         unused if unused > super_.inodes_per_group => 0,
         unused => unused,
     };
-    if said != 0 || unused != 0 || flags & BLOCKS_UNINITIALISED != 0 {
+    if said.unused_inodes != 0 || unused != 0 || said.flags & flags::BLOCK_UNINIT != 0 {
         check.log.add(Complaint::new(What::GroupUninitialised).group(group));
     }
     Ok(GroupPlaces {
-        block_bitmap: raw.bg_block_bitmap_lo.get().into(),
-        inode_bitmap: raw.bg_inode_bitmap_lo.get().into(),
-        inode_table: raw.bg_inode_table_lo.get().into(),
-        free_blocks: raw.bg_free_blocks_count_lo.get(),
-        free_inodes: raw.bg_free_inodes_count_lo.get(),
-        directories: raw.bg_used_dirs_count_lo.get(),
+        block_bitmap: said.block_bitmap.0,
+        inode_bitmap: said.inode_bitmap.0,
+        inode_table: said.inode_table.0,
+        free_blocks: said.free_clusters,
+        free_inodes: said.free_inodes,
+        directories: said.directories,
         unused,
     })
 }
@@ -282,7 +278,7 @@ pub(super) fn reserve(check: &Check<'_>, raw: &RawInode) -> Result<Option<Reserv
             *word = reserved;
         }
         let copies = copies.iter().map(|copy| reserved.saturating_add(*copy));
-        if !words(&check.block(reserved, BlockRole::Map(RESIZE_INODE))?)
+        if !words(&check.block(reserved, BlockRole::Map(Check::file(RESIZE_INODE)))?)
             .eq(copies.chain(std::iter::repeat(0)).take(right.len()))
         {
             return Ok(None);
@@ -290,7 +286,8 @@ pub(super) fn reserve(check: &Check<'_>, raw: &RawInode) -> Result<Option<Reserv
         let before = u64::from(slot).saturating_add(1).saturating_mul(fan_out.into());
         reserve.last = reserve.last.max(before.saturating_add(12));
     }
-    let sound = words(&check.block(list, BlockRole::Map(RESIZE_INODE))?).eq(right.iter().copied());
+    let sound = words(&check.block(list, BlockRole::Map(Check::file(RESIZE_INODE)))?)
+        .eq(right.iter().copied());
     let reserved = u64::from(super_.reserved_descriptor_blocks);
     let each = (copies.len() as u64).saturating_add(1);
     reserve.count = reserve.count.saturating_add(reserved.saturating_mul(each));

@@ -112,7 +112,7 @@ impl Walk<'_, '_> {
             return Ok(());
         };
         if level < self.levels {
-            let bytes = self.check.block(block, BlockRole::Directory(self.dir))?;
+            let bytes = self.check.block(block, BlockRole::Directory(Check::file(self.dir)))?;
             let unused = le32(&bytes, 0) == Some(0);
             if !unused {
                 self.broken = true;

@@ -154,19 +154,53 @@ feature_set! {
 }
 
 impl Incompatible {
-    /// What this library reads. Needing recovery has its own refusal.
-    pub const READABLE: Self = Self::FILETYPE
-        .union(Self::META_BG)
+    /// What only Linux's ext4 driver mounts.
+    pub const OF_EXT4: Self = Self::EXTENTS
+        .union(Self::SIXTY_FOUR_BIT)
+        .union(Self::MMP)
         .union(Self::FLEX_BG)
+        .union(Self::EA_INODE)
         .union(Self::CSUM_SEED)
         .union(Self::LARGEDIR)
+        .union(Self::INLINE_DATA)
+        .union(Self::ENCRYPT)
+        .union(Self::CASEFOLD);
+
+    /// What this library reads. Needing recovery has its own refusal.
+    pub const READABLE: Self = Self::WRITABLE
+        .union(Self::EXTENTS)
+        .union(Self::SIXTY_FOUR_BIT)
+        .union(Self::MMP)
         .union(Self::INLINE_DATA)
         .union(Self::EA_INODE)
         .union(Self::ENCRYPT)
         .union(Self::CASEFOLD);
+
+    /// What a writer keeps intact.
+    pub const WRITABLE: Self = Self::FILETYPE
+        .union(Self::META_BG)
+        .union(Self::FLEX_BG)
+        .union(Self::CSUM_SEED)
+        .union(Self::LARGEDIR);
+
+    /// What a check understands.
+    pub const CHECKABLE: Self = Self::WRITABLE;
 }
 
 impl ReadOnlyCompatible {
+    /// What only Linux's ext4 driver mounts.
+    pub const OF_EXT4: Self = Self::HUGE_FILE
+        .union(Self::GDT_CSUM)
+        .union(Self::DIR_NLINK)
+        .union(Self::EXTRA_ISIZE)
+        .union(Self::QUOTA)
+        .union(Self::BIGALLOC)
+        .union(Self::METADATA_CSUM)
+        .union(Self::PROJECT)
+        .union(Self::SHARED_BLOCKS)
+        .union(Self::VERITY)
+        .union(Self::ORPHAN_PRESENT);
+
     /// What a writer of ext2 keeps intact.
     pub const WRITABLE: Self = Self::SPARSE_SUPER
         .union(Self::LARGE_FILE)

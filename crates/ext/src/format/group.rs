@@ -5,9 +5,12 @@
 //!   meta_bg   | super?| one descriptor block  | ...        in the first group it describes
 //! ```
 
+use std::mem::offset_of;
+
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::checksum::crc16;
 use super::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use super::superblock::Superblock;
 use crate::units::index;
@@ -32,11 +35,55 @@ pub struct RawGroup {
     pub bg_checksum: U16,
 }
 
-/// A group whose inode table lies on the volume.
-#[derive(Clone, Copy, Debug)]
+/// The second half of the descriptors of volumes with `64bit`.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct RawGroupHigh {
+    pub bg_block_bitmap_hi: U32,
+    pub bg_inode_bitmap_hi: U32,
+    pub bg_inode_table_hi: U32,
+    pub bg_free_blocks_count_hi: U16,
+    pub bg_free_inodes_count_hi: U16,
+    pub bg_used_dirs_count_hi: U16,
+    pub bg_itable_unused_hi: U16,
+    pub bg_exclude_bitmap_hi: U32,
+    pub bg_block_bitmap_csum_hi: U16,
+    pub bg_inode_bitmap_csum_hi: U16,
+    pub bg_reserved: U32,
+}
+
+/// What `bg_flags` says.
+pub mod flags {
+    /// The inode table and bitmap were never initialised: no inode is in use.
+    pub const INODE_UNINIT: u16 = 1;
+    /// The block bitmap was never initialised: only the group's own blocks are in use.
+    pub const BLOCK_UNINIT: u16 = 2;
+    /// The inode table holds zeros where no inode was.
+    pub const INODE_ZEROED: u16 = 4;
+}
+
+/// What a descriptor of either length says of its group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Group {
-    /// The first block of the inode table.
+    /// The block of its block bitmap.
+    pub block_bitmap: FsBlock,
+    /// The block of its inode bitmap.
+    pub inode_bitmap: FsBlock,
+    /// The first block of its inode table.
     pub inode_table: FsBlock,
+    /// Clusters that are free.
+    pub free_clusters: u32,
+    /// Inodes that are free.
+    pub free_inodes: u32,
+    /// Directories.
+    pub directories: u32,
+    /// Inodes at the end of the table that were never used.
+    pub unused_inodes: u32,
+    /// See [`flags`].
+    pub flags: u16,
+    /// The checksums of the bitmaps of blocks and inodes, as far as the descriptor holds them.
+    pub bitmap_sums: [u32; 2],
 }
 
 impl RawGroup {
@@ -62,48 +109,159 @@ impl RawGroup {
         self.bg_inode_table_lo.set(table.in_32_bits()?);
         Ok(())
     }
+}
 
-    /// Sets the counts of descriptor `slot` in a block of descriptors: free blocks, free inodes,
-    /// directories.
+impl Group {
+    /// Reads descriptor `slot` of a block of descriptors, whatever it says.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if the block is too short for it, or for more than the fields hold.
-    pub fn set_counts(
-        block: &mut [u8],
-        slot: u32,
-        super_: &Superblock,
-        counts: [u32; 3],
-    ) -> Result<()> {
-        let at = u64::from(slot).saturating_mul(u64::from(super_.descriptor_bytes));
-        let bytes = block.get_mut(index(at)..).unwrap_or_default();
-        let (raw, _) =
-            Self::mut_from_prefix(bytes).map_err(|_| Error::corrupt("group descriptor"))?;
-        let field = |count: u32| {
-            u16::try_from(count).map_err(|_| Error::corrupt("group descriptor: counts"))
+    /// [`Error::Corrupt`] if the block is too short for it.
+    pub fn read(block: &[u8], slot: u32, super_: &Superblock) -> Result<Self> {
+        let low = RawGroup::view(block, slot, super_)?;
+        let high = descriptor(block, slot, super_)
+            .and_then(|bytes| RawGroupHigh::ref_from_prefix(bytes.get(32..)?).ok());
+        let wide = |low: U32, high: Option<U32>| {
+            u64::from(low.get()) | u64::from(high.map_or(0, |it| it.get())) << 32
         };
-        let [blocks, inodes, directories] = counts;
-        raw.bg_free_blocks_count_lo.set(field(blocks)?);
-        raw.bg_free_inodes_count_lo.set(field(inodes)?);
-        raw.bg_used_dirs_count_lo.set(field(directories)?);
-        Ok(())
+        let join = |low: U16, high: Option<U16>| {
+            u32::from(low.get()) | u32::from(high.map_or(0, |it| it.get())) << 16
+        };
+        let high = high.map(|(high, _)| high);
+        Ok(Self {
+            block_bitmap: FsBlock(wide(
+                low.bg_block_bitmap_lo,
+                high.map(|it| it.bg_block_bitmap_hi),
+            )),
+            inode_bitmap: FsBlock(wide(
+                low.bg_inode_bitmap_lo,
+                high.map(|it| it.bg_inode_bitmap_hi),
+            )),
+            inode_table: FsBlock(wide(low.bg_inode_table_lo, high.map(|it| it.bg_inode_table_hi))),
+            free_clusters: join(
+                low.bg_free_blocks_count_lo,
+                high.map(|it| it.bg_free_blocks_count_hi),
+            ),
+            free_inodes: join(
+                low.bg_free_inodes_count_lo,
+                high.map(|it| it.bg_free_inodes_count_hi),
+            ),
+            directories: join(low.bg_used_dirs_count_lo, high.map(|it| it.bg_used_dirs_count_hi)),
+            unused_inodes: join(low.bg_itable_unused_lo, high.map(|it| it.bg_itable_unused_hi)),
+            flags: low.bg_flags.get(),
+            bitmap_sums: [
+                join(low.bg_block_bitmap_csum_lo, high.map(|it| it.bg_block_bitmap_csum_hi)),
+                join(low.bg_inode_bitmap_csum_lo, high.map(|it| it.bg_inode_bitmap_csum_hi)),
+            ],
+        })
     }
 
     /// Checks that the inode table lies on the volume.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if it does not.
-    pub fn check(&self, super_: &Superblock) -> Result<Group> {
-        let inode_table = FsBlock(u64::from(self.bg_inode_table_lo.get()));
-        let end = inode_table.after(u64::from(super_.inode_table_blocks()));
-        if !super_.holds(inode_table) || end.0 > super_.blocks {
+    pub fn check(self, super_: &Superblock) -> Result<Self> {
+        let end = self.inode_table.after(u64::from(super_.inode_table_blocks()));
+        if !super_.holds(self.inode_table) || end.0 > super_.blocks {
             return Err(Error::Corrupt {
                 what: "group descriptor: inode table",
                 inode: None,
-                block: Some(inode_table),
+                block: Some(self.inode_table),
             });
         }
-        Ok(Group { inode_table })
+        Ok(self)
     }
+
+    /// Writes what changes while a volume is used into descriptor `slot` of a block of
+    /// descriptors, and seals that: counts, flags, checksums of the bitmaps.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the block is too short for it, or for more than the fields hold.
+    pub fn write(
+        &self,
+        block: &mut [u8],
+        slot: u32,
+        super_: &Superblock,
+        number: GroupNumber,
+    ) -> Result<()> {
+        let missing = Error::corrupt("group descriptor");
+        let is_long = super_.descriptor_bytes >= 64;
+        let bytes = descriptor_mut(block, slot, super_).ok_or(missing.clone())?;
+        let (low, rest) = RawGroup::mut_from_prefix(bytes).map_err(|_| missing.clone())?;
+        let counts = [self.free_clusters, self.free_inodes, self.directories, self.unused_inodes];
+        if !is_long && counts.iter().any(|count| *count > u32::from(u16::MAX)) {
+            return Err(Error::corrupt("group descriptor: counts"));
+        }
+        let [clusters, inodes, directories, unused] = counts.map(halves);
+        let [block_sum, inode_sum] = self.bitmap_sums.map(halves);
+        low.bg_free_blocks_count_lo.set(clusters.0);
+        low.bg_free_inodes_count_lo.set(inodes.0);
+        low.bg_used_dirs_count_lo.set(directories.0);
+        low.bg_itable_unused_lo.set(unused.0);
+        low.bg_flags.set(self.flags);
+        if super_.checksum_seed.is_some() {
+            low.bg_block_bitmap_csum_lo.set(block_sum.0);
+            low.bg_inode_bitmap_csum_lo.set(inode_sum.0);
+        }
+        if is_long {
+            let (high, _) = RawGroupHigh::mut_from_prefix(rest).map_err(|_| missing.clone())?;
+            high.bg_free_blocks_count_hi.set(clusters.1);
+            high.bg_free_inodes_count_hi.set(inodes.1);
+            high.bg_used_dirs_count_hi.set(directories.1);
+            high.bg_itable_unused_hi.set(unused.1);
+            if super_.checksum_seed.is_some() {
+                high.bg_block_bitmap_csum_hi.set(block_sum.1);
+                high.bg_inode_bitmap_csum_hi.set(inode_sum.1);
+            }
+        }
+        let sum = checksum(bytes, super_, number);
+        if let Some(sum) = sum
+            && let Ok((low, _)) = RawGroup::mut_from_prefix(bytes)
+        {
+            low.bg_checksum.set(sum);
+        }
+        Ok(())
+    }
+}
+
+fn halves(value: u32) -> (u16, u16) {
+    let [a, b, c, d] = value.to_le_bytes();
+    (u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]))
+}
+
+fn range(slot: u32, super_: &Superblock) -> Option<std::ops::Range<usize>> {
+    let len = index(super_.descriptor_bytes.into());
+    let at = index(slot.into()).checked_mul(len)?;
+    Some(at..at.checked_add(len)?)
+}
+
+fn descriptor<'a>(block: &'a [u8], slot: u32, super_: &Superblock) -> Option<&'a [u8]> {
+    block.get(range(slot, super_)?)
+}
+
+fn descriptor_mut<'a>(block: &'a mut [u8], slot: u32, super_: &Superblock) -> Option<&'a mut [u8]> {
+    block.get_mut(range(slot, super_)?)
+}
+
+/// Whether the checksum of descriptor `slot` is right, or there is none.
+pub fn is_sealed(block: &[u8], slot: u32, super_: &Superblock, number: GroupNumber) -> bool {
+    let Some(bytes) = descriptor(block, slot, super_) else { return false };
+    let Ok((low, _)) = RawGroup::ref_from_prefix(bytes) else { return false };
+    checksum(bytes, super_, number).is_none_or(|sum| sum == low.bg_checksum.get())
+}
+
+/// The checksum of a descriptor, on volumes that have them.
+fn checksum(bytes: &[u8], super_: &Superblock, number: GroupNumber) -> Option<u16> {
+    let at = offset_of!(RawGroup, bg_checksum);
+    let before = bytes.get(..at)?;
+    let after = bytes.get(at.checked_add(2)?..)?;
+    if let Some(seed) = super_.checksum_seed {
+        return Some(seed.of32(number.0).of(before).of(&[0; 2]).of(after).low());
+    }
+    if !super_.read_only_compatible.contains(ReadOnlyCompatible::GDT_CSUM) {
+        return None;
+    }
+    let sum = crc16(crc16(!0, &super_.uuid), &number.0.to_le_bytes());
+    Some(crc16(crc16(sum, before), after))
 }
 
 impl Superblock {
@@ -124,11 +282,14 @@ impl Superblock {
         let nth = group.0.checked_div(per_block).unwrap_or(0);
         let slot = group.0.checked_rem(per_block).unwrap_or(0);
         if !self.in_meta_group(group) {
-            let first = FsBlock(u64::from(self.first_data_block)).after(1);
+            // Behind the superblock: with clusters of small blocks group 0 starts before it.
+            let first = self.place().0.after(1);
             return (first.after(u64::from(nth)), slot);
         }
         let holder = GroupNumber(nth.saturating_mul(per_block));
-        (self.group_start(holder).after(u64::from(self.has_superblock(holder))), slot)
+        let start =
+            self.group_start(holder).max(if holder.0 == 0 { self.place().0 } else { FsBlock(0) });
+        (start.after(u64::from(self.has_superblock(holder))), slot)
     }
 
     /// Whether the descriptor of `group` lies by the rules of `meta_bg`.
@@ -164,7 +325,13 @@ impl Superblock {
             return 0;
         }
         let table = u64::from(self.descriptor_blocks());
-        table.saturating_add(self.reserved_descriptor_blocks.into()).saturating_add(1)
+        let before = if group.0 == 0 {
+            self.place().0.0.saturating_sub(self.first_data_block.into())
+        } else {
+            0
+        };
+        let copies = table.saturating_add(self.reserved_descriptor_blocks.into()).saturating_add(1);
+        copies.saturating_add(before)
     }
 
     /// The groups that start with a copy of the superblock, if not all do.

@@ -12,11 +12,12 @@ use draconis_exchange::omission::Omission;
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::checksum::Checksum;
 use super::features::{Incompatible, ReadOnlyCompatible};
 use super::inline::POINTER_BYTES;
 use super::superblock::Superblock;
-use super::{le16, le32, nokey};
-use crate::{Error, FsBlock, InodeNumber, Result};
+use super::{le16, le32, nokey, put16};
+use crate::{Error, FileId, FsBlock, InodeNumber, Result};
 
 /// Block pointers of an inode: twelve direct ones, then one of each level.
 pub const POINTERS: usize = 15;
@@ -183,10 +184,14 @@ impl Inode {
         let mode = raw.i_mode.get();
         let kind = Kind::from_mode(u32::from(mode)).ok_or(corrupt("inode: kind"))?;
         let extra = Extra::of(bytes).ok_or(corrupt("inode: extra size"))?;
-        let attribute_block = match raw.i_file_acl_lo.get() {
-            0 => None,
-            block => Some(FsBlock(u64::from(block))),
-        };
+        let attribute_block = match super_.incompatible.contains(Incompatible::SIXTY_FOUR_BIT) {
+            true => u64::from(raw.i_file_acl_high.get()) << 32,
+            false => 0,
+        } | u64::from(raw.i_file_acl_lo.get());
+        let attribute_block = (attribute_block != 0).then_some(FsBlock(attribute_block));
+        if !is_sealed(bytes, number, super_) {
+            return Err(corrupt("inode: checksum"));
+        }
         Ok(Self {
             number,
             kind,
@@ -254,6 +259,16 @@ impl Inode {
         self.stat.generation
     }
 
+    /// The file, as what belongs to it names it.
+    pub fn id(&self) -> FileId {
+        FileId { inode: self.number.0, generation: self.stat.generation }
+    }
+
+    /// Whether its blocks are found by extents.
+    pub fn has_extents(&self) -> bool {
+        self.flags & flags::EXTENTS != 0
+    }
+
     /// Whether extended attributes may be there.
     pub fn has_attributes(&self) -> bool {
         self.attribute_block.is_some() || self.attributes_at.is_some()
@@ -264,7 +279,9 @@ impl Inode {
         // A fast link has no data block; the only block it may own is its attributes'.
         let len = usize::try_from(self.size_bytes).ok()?;
         let fast = self.kind == Kind::Symlink && len < size_of_val(&self.pointers);
-        let attributes = self.attribute_block.map_or(0, |_| u64::from(super_.block_bytes >> 9));
+        let cluster =
+            u64::from(super_.block_bytes >> 9).saturating_mul(super_.cluster_blocks.into());
+        let attributes = self.attribute_block.map_or(0, |_| cluster);
         // Values in inodes of their own are counted, too: there the length decides alone.
         let by_length = super_.incompatible.contains(Incompatible::EA_INODE);
         if !fast || (!by_length && self.stat.blocks_512 > attributes) {
@@ -331,7 +348,7 @@ impl Inode {
     /// [`Error::Unsupported`] naming how the contents are stored; [`Error::NoKey`] for an
     /// encrypted file.
     pub fn readable(&self) -> Result<()> {
-        let unread = [(flags::EXTENTS, "needs: extent"), (flags::COMPRESSED, "needs: compression")];
+        let unread = [(flags::COMPRESSED, "needs: compression")];
         match unread.into_iter().find(|(flag, _)| self.flags & flag != 0) {
             Some((_, feature)) => Err(Error::Unsupported { feature: feature.to_owned() }),
             None if self.is_encrypted() && self.kind == Kind::File => Err(Error::NoKey),
@@ -374,6 +391,49 @@ impl Extra {
             project: field(0x9C),
             attributes_at: (magic && some).then(|| u16::try_from(first).ok()).flatten(),
         })
+    }
+}
+
+/// Where the two halves of the checksum of an inode stand.
+const CHECKSUM_AT: [usize; 2] = [0x7C, 0x82];
+
+/// The checksum of an inode, on volumes that have them: 16 bits of it where its extra fields are
+/// too few for all 32.
+fn checksum(bytes: &[u8], number: InodeNumber, super_: &Superblock) -> Option<Checksum> {
+    let [low_at, high_at] = CHECKSUM_AT;
+    let part = |from: usize, to: usize| bytes.get(from..to).unwrap_or_default();
+    let raw = RawInode::ref_from_prefix(bytes).ok()?.0;
+    let seed =
+        super_.checksum_of_file(FileId { inode: number.0, generation: raw.i_generation.get() })?;
+    let sum = seed.of(part(0, low_at)).of(&[0; 2]).of(part(low_at.checked_add(2)?, OLD_BYTES));
+    if bytes.len() <= OLD_BYTES {
+        return Some(sum);
+    }
+    let after = high_at.checked_add(2)?;
+    let high = if has_high_sum(bytes) { &[0; 2] } else { part(high_at, after) };
+    Some(sum.of(part(OLD_BYTES, high_at)).of(high).of(part(after, bytes.len())))
+}
+
+/// Whether the extra fields of an inode reach the second half of its checksum.
+fn has_high_sum(bytes: &[u8]) -> bool {
+    le16(bytes, OLD_BYTES).is_some_and(|extra| extra >= 4)
+}
+
+/// Whether the checksum of an inode is right, or there is none.
+fn is_sealed(bytes: &[u8], number: InodeNumber, super_: &Superblock) -> bool {
+    let Some(sum) = checksum(bytes, number, super_) else { return true };
+    let [low_at, high_at] = CHECKSUM_AT;
+    le16(bytes, low_at) == Some(sum.low())
+        && (!has_high_sum(bytes) || le16(bytes, high_at) == Some(sum.high()))
+}
+
+/// Makes the checksum of an inode right, on volumes that have them.
+pub fn seal(bytes: &mut [u8], number: InodeNumber, super_: &Superblock) {
+    let Some(sum) = checksum(bytes, number, super_) else { return };
+    let [low_at, high_at] = CHECKSUM_AT;
+    let _ = put16(bytes, low_at, sum.low());
+    if has_high_sum(bytes) {
+        let _ = put16(bytes, high_at, sum.high());
     }
 }
 

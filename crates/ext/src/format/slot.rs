@@ -210,7 +210,12 @@ impl<'a> Slot<'a> {
         self.with(|raw| raw.i_file_acl_lo = block.into());
     }
 
-    /// Sets what tells this inode from its number's earlier ones.
+    /// What tells this inode from its number's earlier ones.
+    pub fn generation(&self) -> u32 {
+        self.get(|raw| raw.i_generation.get()).unwrap_or(0)
+    }
+
+    /// Sets [`Slot::generation`].
     pub fn set_generation(&mut self, generation: u32) {
         self.with(|raw| raw.i_generation = generation.into());
     }

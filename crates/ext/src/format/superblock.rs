@@ -3,12 +3,16 @@
 //! What the rest of the crate computes with is checked here once: a [`Superblock`] has a
 //! block size of 1 to 64 KiB, groups that are not empty, inodes that fit their blocks.
 
+use std::mem::offset_of;
+
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::casefold;
+use super::checksum::Checksum;
 use super::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use super::hash::Seed;
-use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
+use crate::{Error, FileId, FsBlock, GroupNumber, InodeNumber, Result};
 
 /// Where the superblock starts, in bytes.
 pub const OFFSET_BYTES: u64 = 1024;
@@ -23,6 +27,8 @@ const FLAG_UNSIGNED_HASH: u32 = 2;
 /// Of `s_state`: unmounted properly.
 pub const STATE_CLEAN: u16 = 1;
 const STATE_ERRORS: u16 = 2;
+/// Of `s_checksum_type`: the only one there is.
+const CHECKSUM_CRC32C: u8 = 1;
 
 /// The bytes of a superblock, with the names of the format manual.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Debug)]
@@ -101,7 +107,23 @@ pub struct RawSuperblock {
     pub s_grp_quota_inum: U32,
     pub s_overhead_blocks: U32,
     pub s_backup_bgs: [U32; 2],
-    pub s_rest: [u8; 424],
+    pub s_encrypt_algos: [u8; 4],
+    pub s_encrypt_pw_salt: [u8; 16],
+    pub s_lpf_ino: U32,
+    pub s_prj_quota_inum: U32,
+    pub s_checksum_seed: U32,
+    pub s_wtime_hi: u8,
+    pub s_mtime_hi: u8,
+    pub s_mkfs_time_hi: u8,
+    pub s_lastcheck_hi: u8,
+    pub s_first_error_time_hi: u8,
+    pub s_last_error_time_hi: u8,
+    pub s_first_error_errcode: u8,
+    pub s_last_error_errcode: u8,
+    pub s_encoding: U16,
+    pub s_encoding_flags: U16,
+    pub s_orphan_file_inum: U32,
+    pub s_reserved: [U32; 94],
     pub s_checksum: U32,
 }
 
@@ -178,10 +200,24 @@ pub struct Superblock {
     pub reserved_descriptor_blocks: u16,
     /// The groups of the two backups of `sparse_super2`.
     pub backup_groups: [u32; 2],
-    /// Blocks that can never be a file's, as the volume's maker counted them; 0 if not.
-    pub overhead_blocks: u32,
+    /// Clusters that can never be a file's, as the volume's maker counted them; 0 if not.
+    pub overhead_clusters: u32,
+    /// What the checksums of metadata begin with, where there are any (`metadata_csum`).
+    pub checksum_seed: Option<Checksum>,
+    /// What the hashes of values in inodes of their own begin with (`ea_inode`).
+    pub value_seed: Checksum,
+    /// Blocks of a cluster: a power of two; 1 without `bigalloc`.
+    pub cluster_blocks: u32,
+    /// Groups of a flex group: a power of two; 1 without `flex_bg`.
+    pub flex_groups: u32,
+    /// The block by which hosts see that the volume is in use (`mmp`).
+    pub mmp_block: Option<FsBlock>,
+    /// The inode of the file of orphans (`orphan_file`).
+    pub orphan_file: Option<InodeNumber>,
     /// How names ignore case (`casefold`), and flags of that.
     pub encoding: (u16, u16),
+    /// Inodes of the quotas of users, groups and projects; 0 where there is none.
+    pub quotas: [u32; 3],
 }
 
 /// Dates of a volume, in seconds since 1970; 0 where it never happened.
@@ -275,6 +311,12 @@ impl RawSuperblock {
         let read_only_compatible =
             ReadOnlyCompatible::from_bits_retain(features(&self.s_feature_ro_compat));
         refuse_what_is_missing(incompatible)?;
+        self.refuse_encodings(incompatible)?;
+        let checksum_seed = self.verify(incompatible, read_only_compatible)?;
+        let wide = incompatible.contains(Incompatible::SIXTY_FOUR_BIT);
+        let join = |low: U32, high: U32| {
+            u64::from(low.get()) | if wide { u64::from(high.get()) << 32 } else { 0 }
+        };
 
         let block_bytes = 1024u32
             .checked_shl(self.s_log_block_size.get())
@@ -284,21 +326,26 @@ impl RawSuperblock {
         let in_group = |count: u32, what| {
             (1..=bitmap_bits).contains(&count).then_some(count).ok_or(Error::corrupt(what))
         };
-        let blocks_per_group = if read_only_compatible.contains(ReadOnlyCompatible::BIGALLOC) {
-            Some(self.s_blocks_per_group.get())
-                .filter(|count| *count > 0)
-                .ok_or(Error::corrupt("superblock: blocks per group"))?
-        } else {
+        let cluster_blocks = self.cluster_blocks(block_bytes, read_only_compatible)?;
+        let blocks_per_group = if cluster_blocks == 1 {
             in_group(self.s_blocks_per_group.get(), "superblock: blocks per group")?
+        } else {
+            let clusters =
+                in_group(self.s_clusters_per_group.get(), "superblock: clusters per group")?;
+            let blocks = clusters.checked_mul(cluster_blocks);
+            blocks
+                .filter(|blocks| *blocks == self.s_blocks_per_group.get())
+                .ok_or(Error::corrupt("superblock: blocks per group"))?
         };
         let inodes_per_group =
             in_group(self.s_inodes_per_group.get(), "superblock: inodes per group")?;
 
         let first_data_block = self.s_first_data_block.get();
-        let blocks = u64::from(self.s_blocks_count_lo.get());
+        let blocks = join(self.s_blocks_count_lo, self.s_blocks_count_hi);
+        // What 64 bits can count and bytes cannot is no size.
         let in_groups = blocks
             .checked_sub(u64::from(first_data_block))
-            .filter(|count| *count > 0)
+            .filter(|count| *count > 0 && blocks < 1 << 48)
             .ok_or(Error::corrupt("superblock: blocks count"))?;
         let groups = u32::try_from(in_groups.div_ceil(u64::from(blocks_per_group)))
             .map_err(|_| Error::corrupt("superblock: blocks count"))?;
@@ -321,10 +368,10 @@ impl RawSuperblock {
         Ok(Superblock {
             block_bytes,
             blocks,
-            reserved_blocks: u64::from(self.s_r_blocks_count_lo.get()).min(blocks),
+            reserved_blocks: join(self.s_r_blocks_count_lo, self.s_r_blocks_count_hi).min(blocks),
             reserved_uid: self.s_def_resuid.get().into(),
             last_orphan: self.s_last_orphan.get(),
-            free_blocks: u64::from(self.s_free_blocks_count_lo.get()).min(blocks),
+            free_blocks: join(self.s_free_blocks_count_lo, self.s_free_blocks_count_hi).min(blocks),
             inodes,
             free_inodes: self.s_free_inodes_count.get().min(inodes),
             first_data_block,
@@ -332,7 +379,7 @@ impl RawSuperblock {
             inodes_per_group,
             groups,
             inode_bytes,
-            descriptor_bytes: 32,
+            descriptor_bytes: self.descriptor_bytes(incompatible, block_bytes)?,
             first_inode: InodeNumber(first_inode),
             revision: (revision, self.s_minor_rev_level.get()),
             compatible,
@@ -359,12 +406,98 @@ impl RawSuperblock {
             first_meta_group: self.s_first_meta_bg.get(),
             reserved_descriptor_blocks: self.s_reserved_gdt_blocks.get(),
             backup_groups: self.s_backup_bgs.map(U32::get),
-            overhead_blocks: self.s_overhead_blocks.get(),
-            encoding: (
-                super::le16(&self.s_rest, 0x28).unwrap_or(0),
-                super::le16(&self.s_rest, 0x2A).unwrap_or(0),
-            ),
+            overhead_clusters: self.s_overhead_blocks.get(),
+            checksum_seed,
+            value_seed: self.seed(incompatible),
+            cluster_blocks,
+            flex_groups: self.flex_groups(incompatible),
+            mmp_block: (incompatible.contains(Incompatible::MMP) && self.s_mmp_block.get() != 0)
+                .then(|| FsBlock(self.s_mmp_block.get())),
+            orphan_file: (compatible.contains(Compatible::ORPHAN_FILE)
+                && self.s_orphan_file_inum.get() != 0)
+                .then(|| InodeNumber(self.s_orphan_file_inum.get())),
+            encoding: (self.s_encoding.get(), self.s_encoding_flags.get()),
+            quotas: [self.s_usr_quota_inum, self.s_grp_quota_inum, self.s_prj_quota_inum]
+                .map(|it| it.get()),
         })
+    }
+
+    /// Verifies its own checksum, where it has one; what other checksums begin with.
+    fn verify(
+        &self,
+        incompatible: Incompatible,
+        read_only_compatible: ReadOnlyCompatible,
+    ) -> Result<Option<Checksum>> {
+        if !read_only_compatible.contains(ReadOnlyCompatible::METADATA_CSUM) {
+            return Ok(None);
+        }
+        if self.s_checksum_type != CHECKSUM_CRC32C {
+            let feature = format!("needs: checksums of type {}", self.s_checksum_type);
+            return Err(Error::Unsupported { feature });
+        }
+        if self.s_checksum.get() != self.checksum() {
+            return Err(Error::corrupt("superblock: checksum"));
+        }
+        Ok(Some(self.seed(incompatible)))
+    }
+
+    /// What other checksums begin with.
+    fn seed(&self, incompatible: Incompatible) -> Checksum {
+        match incompatible.contains(Incompatible::CSUM_SEED) {
+            true => Checksum::seeded(self.s_checksum_seed.get()),
+            false => Checksum::new().of(&self.s_uuid),
+        }
+    }
+
+    fn refuse_encodings(&self, incompatible: Incompatible) -> Result<()> {
+        let encoding = self.s_encoding.get();
+        if incompatible.contains(Incompatible::CASEFOLD) && encoding != casefold::UTF8 {
+            return Err(Error::Unsupported { feature: format!("needs: encoding {encoding}") });
+        }
+        Ok(())
+    }
+
+    /// What `s_checksum` must be.
+    fn checksum(&self) -> u32 {
+        let bytes = self.as_bytes();
+        let sealed = bytes.get(..offset_of!(Self, s_checksum)).unwrap_or_default();
+        Checksum::new().of(sealed).get()
+    }
+
+    /// Makes its checksum right, where it has one.
+    pub fn seal(&mut self) {
+        let features = ReadOnlyCompatible::from_bits_retain(self.s_feature_ro_compat.get());
+        if self.s_rev_level.get() > 0 && features.contains(ReadOnlyCompatible::METADATA_CSUM) {
+            self.s_checksum.set(self.checksum());
+        }
+    }
+
+    fn cluster_blocks(&self, block_bytes: u32, features: ReadOnlyCompatible) -> Result<u32> {
+        if !features.contains(ReadOnlyCompatible::BIGALLOC) {
+            return Ok(1);
+        }
+        // Linux: at most 1 GiB for one cluster.
+        let bytes = 1024u32.checked_shl(self.s_log_cluster_size.get());
+        bytes
+            .filter(|bytes| (block_bytes..=1 << 30).contains(bytes) && bytes.is_power_of_two())
+            .and_then(|bytes| bytes.checked_div(block_bytes))
+            .ok_or(Error::corrupt("superblock: cluster size"))
+    }
+
+    fn descriptor_bytes(&self, incompatible: Incompatible, block_bytes: u32) -> Result<u32> {
+        if !incompatible.contains(Incompatible::SIXTY_FOUR_BIT) {
+            return Ok(32);
+        }
+        let bytes = u32::from(self.s_desc_size.get());
+        let sane = (64..=block_bytes.min(1024)).contains(&bytes) && bytes.is_power_of_two();
+        sane.then_some(bytes).ok_or(Error::corrupt("superblock: descriptor size"))
+    }
+
+    /// A power of two; Linux ignores what is larger than 2^31.
+    fn flex_groups(&self, incompatible: Incompatible) -> u32 {
+        let is_flex = incompatible.contains(Incompatible::FLEX_BG);
+        let groups = 1u32.checked_shl(self.s_log_groups_per_flex.into());
+        groups.filter(|_| is_flex).unwrap_or(1)
     }
 }
 
@@ -394,6 +527,34 @@ impl Superblock {
         let block = OFFSET_BYTES.checked_div(block_bytes).unwrap_or(0);
         let at = OFFSET_BYTES.checked_rem(block_bytes).unwrap_or(0);
         (FsBlock(block), crate::units::index(at))
+    }
+
+    /// Which of the family the volume is, as `mke2fs -t` names it: one with a journal alone is
+    /// `ext3`, one with any feature that came with ext4 is `ext4`.
+    pub fn kind(&self) -> &'static str {
+        let newer = self.incompatible.intersects(Incompatible::OF_EXT4)
+            || self.read_only_compatible.intersects(ReadOnlyCompatible::OF_EXT4);
+        match (newer, self.compatible.contains(Compatible::HAS_JOURNAL)) {
+            (true, _) => "ext4",
+            (false, true) => "ext3",
+            (false, false) => "ext2",
+        }
+    }
+
+    /// Free blocks that no user is given: those kept for the superuser, and with extents as many
+    /// as Linux keeps for what a change of their trees may need.
+    pub fn set_aside(&self) -> u64 {
+        if !self.incompatible.contains(Incompatible::EXTENTS) {
+            return self.reserved_blocks;
+        }
+        let ratio = u64::from(self.cluster_blocks.max(1));
+        let clusters = self.blocks.checked_div(ratio).unwrap_or(0) / 50;
+        self.reserved_blocks.saturating_add(clusters.min(4096).saturating_mul(ratio))
+    }
+
+    /// What the checksums of what belongs to a file begin with, on volumes that have them.
+    pub fn checksum_of_file(&self, file: FileId) -> Option<Checksum> {
+        self.checksum_seed.map(|seed| seed.of32(file.inode).of32(file.generation))
     }
 
     /// The size the superblock claims for the volume, in bytes.
@@ -484,9 +645,9 @@ mod tests {
         bytes[0x4C] = 1;
         bytes[0x58] = 128;
         bytes[0x54] = 11;
-        bytes[0x60..0x64].copy_from_slice(&0x2C2u32.to_le_bytes());
+        bytes[0x60..0x64].copy_from_slice(&0x8001u32.to_le_bytes());
         let error = RawSuperblock::view(&bytes).unwrap().check().unwrap_err();
-        assert_eq!(error.to_string(), "needs: extent, 64bit");
+        assert_eq!(error.to_string(), "needs: compression, inline_data");
         bytes[0x60..0x64].copy_from_slice(&6u32.to_le_bytes());
         let error = RawSuperblock::view(&bytes).unwrap().check().unwrap_err();
         assert!(error.to_string().starts_with("needs_recovery"), "{error}");

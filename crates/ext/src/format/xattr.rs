@@ -8,8 +8,9 @@
 
 pub(crate) mod edit;
 
+use super::checksum::Checksum;
 use super::{le16, le32, put32};
-use crate::{Error, Result};
+use crate::{Error, FsBlock, Result};
 
 const ENTRY_BYTES: usize = 16;
 const MAGIC: u32 = 0xEA02_0000;
@@ -76,6 +77,27 @@ pub(crate) fn owners(block: &[u8]) -> Option<u32> {
 /// Sets how many inodes share a block of attributes.
 pub(crate) fn set_owners(block: &mut [u8], owners: u32) -> Option<()> {
     put32(block, 4, owners)
+}
+
+/// Where a block of attributes has its checksum.
+const CHECKSUM_AT: usize = 16;
+
+/// The checksum of the block of attributes that is `at`.
+fn checksum(block: &[u8], seed: Checksum, at: FsBlock) -> Option<u32> {
+    let (before, rest) = block.split_at_checked(CHECKSUM_AT)?;
+    Some(seed.of64(at.0).of(before).of(&[0; 4]).of(rest.get(4..)?).get())
+}
+
+/// Whether the checksum of a block of attributes is right; `seed` is the volume's.
+pub fn is_sealed(block: &[u8], seed: Checksum, at: FsBlock) -> bool {
+    le32(block, CHECKSUM_AT) == checksum(block, seed, at)
+}
+
+/// Makes the checksum of a block of attributes right.
+pub fn seal(block: &mut [u8], seed: Checksum, at: FsBlock) {
+    if let Some(sum) = checksum(block, seed, at) {
+        let _ = put32(block, CHECKSUM_AT, sum);
+    }
 }
 
 /// A list of attributes.

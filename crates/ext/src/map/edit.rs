@@ -14,7 +14,6 @@ use std::ops::{ControlFlow, Range};
 use draconis_exchange::contract::Kind;
 
 use crate::alloc::Request;
-use crate::blocks::role::Role;
 use crate::format::inode::{DIRECT, Inode, POINTERS};
 use crate::format::{le32, put32};
 use crate::map::pointers::{Path, PointerAt, Pointers, fan_out, path};
@@ -89,7 +88,7 @@ impl Transaction<'_> {
         match place {
             PointerAt::Inode(slot) => self.read_slot(inode, |it| it.pointer(slot)),
             PointerAt::Block(block, nth) => {
-                let bytes = self.block(block, Role::Map(inode.0))?;
+                let bytes = self.block(block, self.map_role(inode)?)?;
                 Ok(le32(&bytes, index(nth) * 4).unwrap_or(0))
             }
         }
@@ -105,7 +104,7 @@ impl Transaction<'_> {
         let to = to.in_32_bits()?;
         match place {
             PointerAt::Inode(slot) => self.change_slot(inode, |it| it.set_pointer(slot, to)),
-            PointerAt::Block(block, nth) => self.change(block, Role::Map(inode.0), |bytes| {
+            PointerAt::Block(block, nth) => self.change(block, self.map_role(inode)?, |bytes| {
                 put32(bytes, index(nth) * 4, to);
             }),
         }
@@ -138,7 +137,8 @@ impl Transaction<'_> {
         visit: &mut dyn Visit,
     ) -> Result<()> {
         let super_ = &self.volume.super_;
-        let read = |block: FsBlock| self.block(block, Role::Map(inode.0)).map(Some);
+        let role = self.map_role(inode)?;
+        let read = |block: FsBlock| self.block(block, role).map(Some);
         let blocks = u64::from(super_.first_data_block) + 1..super_.blocks;
         let source = Source { block_bytes: super_.block_bytes, blocks, read: &read };
         Pointers(pointers).walk(&source, range, visit)
@@ -156,7 +156,7 @@ impl Transaction<'_> {
         let mut first = First(Place::Hole);
         self.walk(inode, at.into()..u64::from(at) + 1, &mut first)?;
         match first.0 {
-            Place::Hole => Ok(None),
+            Place::Hole | Place::Unwritten(_) => Ok(None),
             Place::At(block) => Ok(Some(block)),
             Place::Damaged(FsBlock(0)) => Err(Error::TooLarge),
             Place::Damaged(block) => Err(wrong_pointer(block, inode)),
@@ -214,7 +214,7 @@ impl Transaction<'_> {
                 };
                 let (start, _) = self.allocate_blocks(request)?;
                 *goal = start + 1;
-                self.fresh(FsBlock(start), Role::Map(inode.0));
+                self.fresh(FsBlock(start), self.map_role(inode)?);
                 self.set_pointer(inode, place, FsBlock(start))?;
                 self.count_sectors(inode, 1)?;
                 FsBlock(start)
@@ -358,7 +358,7 @@ impl Transaction<'_> {
                 (slot..slot + index(count.into())).map(|nth| it.pointer(nth)).collect()
             }),
             PointerAt::Block(block, nth) => {
-                let bytes = self.block(block, Role::Map(inode.0))?;
+                let bytes = self.block(block, self.map_role(inode)?)?;
                 let places = index(nth)..index(nth) + index(count.into());
                 Ok(places.map(|nth| le32(&bytes, nth * 4).unwrap_or(0)).collect())
             }
@@ -379,7 +379,7 @@ impl Transaction<'_> {
                     it.set_pointer(slot + index((skip + nth).into()), first + nth);
                 }
             }),
-            PointerAt::Block(block, at) => self.change(block, Role::Map(inode.0), |bytes| {
+            PointerAt::Block(block, at) => self.change(block, self.map_role(inode)?, |bytes| {
                 for nth in 0..count {
                     put32(bytes, index(at + u64::from(skip + nth)) * 4, first + nth);
                 }
@@ -456,7 +456,8 @@ impl Transaction<'_> {
     ) -> Result<bool> {
         let fan_out = fan_out(self.volume.super_.block_bytes);
         let below = fan_out.saturating_pow(levels - 1);
-        let bytes = self.block(block, Role::Map(inode.0)).map_err(|error| error.of_inode(inode))?;
+        let bytes =
+            self.block(block, self.map_role(inode)?).map_err(|error| error.of_inode(inode))?;
         let whole = low == 0 && high >= below * fan_out;
         let mut cleared = Vec::new();
         for nth in low / below..high.div_ceil(below).min(fan_out) {
@@ -481,7 +482,7 @@ impl Transaction<'_> {
         if cleared.is_empty() {
             return Ok(false);
         }
-        self.change(block, Role::Map(inode.0), |bytes| {
+        self.change(block, self.map_role(inode)?, |bytes| {
             for nth in cleared {
                 put32(bytes, index(nth) * 4, 0);
             }

@@ -11,11 +11,12 @@ use std::ops::{ControlFlow, Range};
 
 use super::edit::{MappedRun, Taking};
 use super::{Map, Node, Place, Source, Visit};
+use crate::blocks::role::Role;
 use crate::format::inode::{DIRECT, POINTERS};
 use crate::format::le32;
 use crate::transaction::Transaction;
 use crate::units::index;
-use crate::{FsBlock, InodeNumber, Result};
+use crate::{FileId, FsBlock, InodeNumber, Result};
 
 /// Where a pointer stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -86,6 +87,10 @@ pub(crate) fn pointer_at(block: &[u8], nth: u64) -> u32 {
 pub(crate) struct Pointers<'a>(pub(crate) &'a [u32; POINTERS]);
 
 impl Map for Pointers<'_> {
+    fn role(&self, file: FileId) -> Role {
+        Role::Map(file)
+    }
+
     fn walk(&self, source: &Source<'_>, range: Range<u64>, visit: &mut dyn Visit) -> Result<()> {
         walk(self.0, source, range, visit)
     }

@@ -5,9 +5,10 @@ use std::ops::{ControlFlow, Range};
 use super::edit::{MappedRun, Taking};
 use super::{Map, Node, Place, Run, Source, Visit, hole_end, scan, with_source};
 use crate::alloc::Request;
+use crate::blocks::role::Role;
 use crate::testing::{FILE, disk, open};
 use crate::transaction::Transaction;
-use crate::{Error, FileBlock, FsBlock, InodeNumber, Result};
+use crate::{Error, FileBlock, FileId, FsBlock, InodeNumber, Result};
 
 /// Of the inode's words the first is the first block and the second how many there are.
 struct OneRun([u32; 2]);
@@ -25,6 +26,10 @@ impl OneRun {
 }
 
 impl Map for OneRun {
+    fn role(&self, file: FileId) -> Role {
+        Role::Map(file)
+    }
+
     fn walk(&self, source: &Source<'_>, range: Range<u64>, visit: &mut dyn Visit) -> Result<()> {
         let [first, count] = self.0.map(u64::from);
         let there = range.start.min(count)..range.end.min(count);
@@ -90,7 +95,7 @@ fn another_map_is_read_given_and_taken_through_the_same_seam() {
     assert_eq!((taken.len(), taken[0].blocks), (1, 40));
     assert_eq!(volume.space().free_blocks, before - 40);
     let (super_, store) = (volume.superblock(), &volume.store);
-    with_source(store, super_, file.0, |source| {
+    with_source(store, super_, map.role(FileId { inode: file.0, generation: 0 }), |source| {
         let runs = scan(&map, source, FileBlock(0), FileBlock(100)).unwrap();
         let all: Vec<Run> = runs.between(FileBlock(0), FileBlock(100)).collect();
         let there = Run { from: FileBlock(0), blocks: 40, place: Place::At(at) };

@@ -266,7 +266,7 @@ impl Layout {
         raw.s_overhead_blocks = overhead_blocks.into();
         let free = super_.blocks.saturating_sub(overhead);
         raw.s_free_blocks_count_lo = field(free)?.into();
-        (super_.free_blocks, super_.overhead_blocks) = (free, overhead_blocks);
+        (super_.free_blocks, super_.overhead_clusters) = (free, overhead_blocks);
         Ok(Self { options: options.clone(), super_, raw })
     }
 

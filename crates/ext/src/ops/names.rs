@@ -27,7 +27,7 @@ use crate::format::inode::{Inode, flags};
 use crate::format::slot::Stamp;
 use crate::map::edit::Taking;
 use crate::transaction::Transaction;
-use crate::{Error, FileBlock, FsBlock, InodeNumber, Result, units};
+use crate::{Error, FileBlock, FileId, FsBlock, InodeNumber, Result, units};
 
 /// Blocks that one more name can take at most: a leaf, two nodes, and indirect blocks.
 pub(crate) const NAME_BLOCKS: u64 = 8;
@@ -59,7 +59,7 @@ pub(crate) enum Place {
 /// The path down a hash tree.
 #[derive(Clone, Debug)]
 pub(crate) struct Descent {
-    dir: u32,
+    dir: FileId,
     hash: Hash,
     levels: u8,
     of_name: u32,
@@ -101,7 +101,7 @@ impl Transaction<'_> {
     pub(crate) fn names_in(&self, dir: &Inode, nth: u32) -> Result<Option<(FsBlock, crate::Data)>> {
         let of_dir = |error: Error| error.of_inode(dir.number);
         let Some(block) = self.mapped(dir.number, nth).map_err(of_dir)? else { return Ok(None) };
-        Ok(Some((block, self.block(block, Role::Directory(dir.number.0)).map_err(of_dir)?)))
+        Ok(Some((block, self.block(block, Role::Directory(dir.id())).map_err(of_dir)?)))
     }
 
     /// Looks for a name, and if it is not there, for a place for it.
@@ -157,7 +157,7 @@ impl Transaction<'_> {
         let (root, top) = Root::check(&root_bytes, super_.hash_unsigned, super_.hash_seed)?;
         let of_name = root.hash.of(name);
         let mut descent = Descent {
-            dir: dir.number.0,
+            dir: dir.id(),
             hash: root.hash,
             levels: root.levels,
             of_name,
@@ -193,7 +193,7 @@ impl Transaction<'_> {
         let wrong = Error::corrupt("hash tree index").of_inode(dir.number);
         loop {
             let step = *descent.steps.last().ok_or(wrong.clone())?;
-            let bytes = self.block(step.block, Role::Directory(dir.number.0))?;
+            let bytes = self.block(step.block, Role::Directory(dir.id()))?;
             let next = self.index(step.level, &bytes)?.block(step.nth).ok_or(wrong.clone())?;
             let (block, bytes) = self.tree_block(dir, next)?;
             if descent.steps.len() > usize::from(descent.levels) {
@@ -267,7 +267,7 @@ impl Transaction<'_> {
             match place {
                 Place::Room(block, room) => {
                     let kinds = self.has_kinds();
-                    return self.change(block, Role::Directory(dir.0), |bytes| {
+                    return self.change(block, self.directory_role(dir)?, |bytes| {
                         edit::insert(bytes, &room, inode, kind, name, kinds)
                     })?;
                 }
@@ -299,8 +299,8 @@ impl Transaction<'_> {
                 index::make_indexed(&bytes, self.volume.super_.default_hash(), 1)
         {
             let (_, block) = self.append_block(dir)?;
-            self.put_fresh(block, Role::Directory(dir.0), leaf);
-            self.change(first, Role::Directory(dir.0), |bytes| bytes.copy_from_slice(&root))?;
+            self.put_fresh(block, self.directory_role(dir)?, leaf);
+            self.change(first, self.directory_role(dir)?, |bytes| bytes.copy_from_slice(&root))?;
             return self.change_slot(dir, |it| it.set_flags(it.flags() | flags::INDEX));
         }
         // What was a tree and made no sense is none any more.
@@ -308,7 +308,7 @@ impl Transaction<'_> {
             self.forget_tree(dir)?;
         }
         let (nth, block) = self.append_block(dir)?;
-        self.put_fresh(block, Role::Directory(dir.0), edit::empty(len));
+        self.put_fresh(block, self.directory_role(dir)?, edit::empty(len));
         self.writer.hints.insert(dir.0, nth);
         Ok(())
     }
@@ -333,7 +333,7 @@ impl Transaction<'_> {
 
     /// Splits the leaf at the end of a path, or what must be split before it can be.
     fn split(&mut self, dir: InodeNumber, descent: &Descent) -> Result<()> {
-        let role = Role::Directory(dir.0);
+        let role = self.directory_role(dir)?;
         let mut full = None;
         // The lowest index block with room, and the full one below it.
         for (depth, step) in descent.steps.iter().enumerate().rev() {
@@ -364,7 +364,7 @@ impl Transaction<'_> {
     }
 
     fn split_leaf(&mut self, dir: InodeNumber, descent: &Descent, above: Step) -> Result<()> {
-        let role = Role::Directory(dir.0);
+        let role = self.directory_role(dir)?;
         let old = self.block(descent.leaf.1, role)?;
         let halves = edit::split(&old, &descent.hash)?;
         let (nth, block) = self.append_block(dir)?;
@@ -380,7 +380,9 @@ impl Transaction<'_> {
     /// Takes a name out.
     pub(crate) fn take_out(&mut self, dir: InodeNumber, spot: Spot) -> Result<()> {
         self.record(Intent::Unnamed { dir });
-        self.change(spot.block, Role::Directory(dir.0), |bytes| edit::remove(bytes, &spot.found))?
+        self.change(spot.block, self.directory_role(dir)?, |bytes| {
+            edit::remove(bytes, &spot.found)
+        })?
     }
 
     /// Lets a name lead to another inode.
@@ -393,7 +395,7 @@ impl Transaction<'_> {
     ) -> Result<()> {
         self.record(Intent::Named { dir });
         let kinds = self.has_kinds();
-        self.change(spot.block, Role::Directory(dir.0), |bytes| {
+        self.change(spot.block, self.directory_role(dir)?, |bytes| {
             edit::set_inode(bytes, spot.found.at, inode, kind, kinds)
         })?
     }

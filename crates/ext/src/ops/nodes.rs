@@ -15,7 +15,6 @@ use super::attributes::Inherited;
 use super::names::Spot;
 use super::{NewNode, Renaming, Whiteout};
 use crate::blocks::data::Data;
-use crate::blocks::role::Role;
 use crate::commit::batch::{Intent, Move, Operation};
 use crate::format::features::ReadOnlyCompatible;
 use crate::format::inode::{Inode, POINTERS, device_pointers, flags, target_pointers};
@@ -245,7 +244,7 @@ impl Transaction<'_> {
             let all = self.map_blocks(number, 0..1, Taking { grows: false, privileged })?;
             let first = all.first().ok_or(Error::NoSpace)?.at;
             let names = self.first_names(number, dir);
-            self.put_fresh(first, Role::Directory(number.0), names);
+            self.put_fresh(first, self.directory_role(number)?, names);
             self.change_slot(number, |it| it.set_size(block_bytes.into()))?;
             self.count_subdirectory(dir, true)?;
         } else if matches!(birth.target, Some(None)) {

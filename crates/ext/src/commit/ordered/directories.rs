@@ -36,7 +36,7 @@ struct Found {
 impl Visit for Found {
     fn run(&mut self, at: u64, blocks: u64, place: Place) -> ControlFlow<()> {
         match place {
-            Place::Hole => {}
+            Place::Hole | Place::Unwritten(_) => {}
             Place::At(first) => {
                 let all = (0..blocks).map(|nth| (at + nth, first.after(nth)));
                 self.names.extend(all.filter(|(_, block)| self.own.contains(&block.0)));
@@ -70,8 +70,8 @@ impl Transaction<'_> {
                 else {
                     continue;
                 };
-                if let Role::Directory(dir) | Role::Map(dir) = role {
-                    changed.entry(*dir).or_default().push(*block);
+                if let Role::Directory(file) | Role::Map(file) | Role::Extents(file) = role {
+                    changed.entry(file.inode).or_default().push(*block);
                 }
             }
         }
@@ -89,7 +89,7 @@ impl Transaction<'_> {
                 for block in &own {
                     let Some(buffer) = blocks.metadata.get(block) else { continue };
                     let State::Changed(base) = &buffer.state else { continue };
-                    map_switches |= matches!(buffer.role, Role::Map(_));
+                    map_switches |= matches!(buffer.role, Role::Map(_) | Role::Extents(_));
                     let pairs = base.chunks(SECTOR_BYTES).zip(buffer.now.chunks(SECTOR_BYTES));
                     sectors += pairs.filter(|(old, new)| old != new).count();
                 }
@@ -133,7 +133,7 @@ impl Transaction<'_> {
             return Err(Error::corrupt("block map: pointer").in_block(block).of_inode(dir));
         }
         for (at, block) in found.names {
-            let new = self.shift(block, Role::Directory(dir.0))?;
+            let new = self.shift(block, self.directory_role(dir)?)?;
             let pointer = self.pointer_of(dir, at)?;
             self.set_pointer(dir, pointer, new)?;
         }
@@ -147,7 +147,7 @@ impl Transaction<'_> {
             if !is_changed {
                 continue;
             }
-            let new = self.shift(block, Role::Map(dir.0))?;
+            let new = self.shift(block, self.map_role(dir)?)?;
             self.set_pointer(dir, pointer, new)?;
         }
         self.forget_map(dir, 0, count);

@@ -62,11 +62,11 @@ impl Transaction<'_> {
                     }
                 }
                 (State::Changed(_), Role::Directory(dir)) => {
-                    let stage = plan.dirs.get(&dir).map_or(0, |(stage, _)| *stage);
+                    let stage = plan.dirs.get(&dir.inode).map_or(0, |(stage, _)| *stage);
                     stages.entry(stage).or_default().insert(block, now);
                 }
-                (State::Changed(_), Role::Map(inode)) => {
-                    let stage = plan.dirs.get(&inode).map_or(1, |(stage, _)| (*stage).max(1));
+                (State::Changed(_), Role::Map(file) | Role::Extents(file)) => {
+                    let stage = plan.dirs.get(&file.inode).map_or(1, |(stage, _)| (*stage).max(1));
                     stages.entry(stage).or_default().insert(block, now);
                 }
             }

@@ -1,0 +1,265 @@
+//! Extents: a tree of sorted runs, its root in the inode.
+//!
+//! ```text
+//!   | magic entries max depth generation | entry .. entry | free | checksum (not in the inode) |
+//!   depth 0: entry = file block, length, place        depth > 0: entry = file block, node below
+//! ```
+//! (`Documentation/filesystems/ext4/ifork.rst`.) Law: a [`Node`] is sorted, its entries do not
+//! overlap, and it claims no more of them than its bytes hold.
+
+use super::checksum::Checksum;
+use super::{le16, le32, put16, put32};
+use crate::{Error, FsBlock, Result};
+
+/// What begins every node.
+pub const MAGIC: u16 = 0xF30A;
+/// Bytes of the head of a node, and of each entry.
+pub const ENTRY_BYTES: usize = 12;
+/// Levels below the root, at most.
+pub const MOST_DEPTH: u16 = 5;
+/// Blocks of a written extent, at most; one of more is unwritten and that much shorter.
+pub const MOST_BLOCKS: u32 = 1 << 15;
+/// Entries of a root.
+pub const ROOT_ENTRIES: u16 = 4;
+
+/// A run of blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extent {
+    /// The first block in the file.
+    pub from: u32,
+    /// How many: 1 to [`MOST_BLOCKS`], one less if it is unwritten.
+    pub blocks: u32,
+    /// Where they are.
+    pub start: FsBlock,
+    /// They are there and read as zeros.
+    pub is_unwritten: bool,
+}
+
+impl Extent {
+    /// The block of the file after it.
+    pub fn end(&self) -> u64 {
+        u64::from(self.from).saturating_add(self.blocks.into())
+    }
+
+    /// Its bytes in a leaf.
+    pub fn encode(&self) -> [u8; ENTRY_BYTES] {
+        let flag = if self.is_unwritten { MOST_BLOCKS } else { 0 };
+        let [len_a, len_b, ..] = self.blocks.saturating_add(flag).to_le_bytes();
+        let [a, b, c, d] = self.from.to_le_bytes();
+        let [e, f, g, h, i, j, ..] = self.start.0.to_le_bytes();
+        [a, b, c, d, len_a, len_b, i, j, e, f, g, h]
+    }
+}
+
+/// What leads to a node further down.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Index {
+    /// The first block of the file that is below.
+    pub from: u32,
+    /// Where the node is.
+    pub node: FsBlock,
+}
+
+impl Index {
+    /// Its bytes in a node.
+    pub fn encode(&self) -> [u8; ENTRY_BYTES] {
+        let [a, b, c, d] = self.from.to_le_bytes();
+        let [e, f, g, h, i, j, ..] = self.node.0.to_le_bytes();
+        [a, b, c, d, e, f, g, h, i, j, 0, 0]
+    }
+}
+
+/// A node of the tree that makes sense by itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Node<'a> {
+    /// Levels below it.
+    pub depth: u16,
+    /// Entries that it has room for.
+    pub room: u16,
+    entries: &'a [[u8; ENTRY_BYTES]],
+}
+
+impl<'a> Node<'a> {
+    /// Checks the node in `bytes`, of which it is known to be `depth` levels above the leaves, or
+    /// which is a root.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] naming what makes no sense.
+    pub fn check(bytes: &'a [u8], depth: Option<u16>) -> Result<Self> {
+        let corrupt = |what| Error::corrupt(what);
+        let head = (le16(bytes, 0), le16(bytes, 2), le16(bytes, 4), le16(bytes, 6));
+        let (Some(MAGIC), Some(count), Some(room), Some(own_depth)) = head else {
+            return Err(corrupt("extent tree: magic number"));
+        };
+        if depth.is_some_and(|depth| depth != own_depth) || own_depth > MOST_DEPTH {
+            return Err(corrupt("extent tree: depth"));
+        }
+        let (all, _) = bytes.get(ENTRY_BYTES..).unwrap_or_default().as_chunks();
+        if usize::from(room) > all.len() || room == 0 {
+            return Err(corrupt("extent tree: room"));
+        }
+        let entries = all.get(..usize::from(count)).filter(|_| count <= room);
+        let node =
+            Self { depth: own_depth, room, entries: entries.ok_or(corrupt("extent tree: count"))? };
+        if count == 0 && own_depth > 0 {
+            return Err(corrupt("extent tree: node without entries"));
+        }
+        node.is_sorted().then_some(node).ok_or(corrupt("extent tree: order"))
+    }
+
+    fn is_sorted(&self) -> bool {
+        if self.depth == 0 {
+            let mut end = 0;
+            return self.extents().all(|extent| {
+                let follows = u64::from(extent.from) >= end && extent.blocks > 0;
+                end = extent.end();
+                follows && end <= 1 << 32
+            });
+        }
+        let firsts = || (0..self.len()).filter_map(|nth| self.index(nth)).map(|index| index.from);
+        firsts().zip(firsts().skip(1)).all(|(a, b)| a < b)
+    }
+
+    /// Entries.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Extent `nth` of a leaf.
+    pub fn extent(&self, nth: usize) -> Option<Extent> {
+        let entry = self.entries.get(nth)?;
+        let raw = u32::from(le16(entry, 4)?);
+        let is_unwritten = raw > MOST_BLOCKS;
+        Some(Extent {
+            from: le32(entry, 0)?,
+            blocks: if is_unwritten { raw.saturating_sub(MOST_BLOCKS) } else { raw },
+            start: FsBlock(u64::from(le32(entry, 8)?) | u64::from(le16(entry, 6)?) << 32),
+            is_unwritten,
+        })
+    }
+
+    /// All extents of a leaf.
+    pub fn extents(&self) -> impl Iterator<Item = Extent> + use<'a> {
+        let node = *self;
+        (0..node.len()).filter_map(move |nth| node.extent(nth))
+    }
+
+    /// Entry `nth` of a node that is no leaf.
+    pub fn index(&self, nth: usize) -> Option<Index> {
+        let entry = self.entries.get(nth)?;
+        let node = u64::from(le32(entry, 4)?) | u64::from(le16(entry, 8)?) << 32;
+        Some(Index { from: le32(entry, 0)?, node: FsBlock(node) })
+    }
+
+    /// The last entry that does not begin after file block `at`; the first stands for all
+    /// before it, too.
+    pub fn find(&self, at: u32) -> usize {
+        let after = self.entries.partition_point(|entry| le32(entry, 0).is_some_and(|it| it <= at));
+        after.saturating_sub(1)
+    }
+}
+
+/// Where the checksum of a node stands in its block: behind the entries it has room for.
+fn checksum_at(block: &[u8]) -> Option<usize> {
+    usize::from(le16(block, 4)?).checked_add(1)?.checked_mul(ENTRY_BYTES)
+}
+
+/// Whether the checksum of a node in a block is right; `seed` is that of its inode.
+pub fn is_sealed(block: &[u8], seed: Checksum) -> bool {
+    checksum_at(block).is_some_and(|at| {
+        let sum = block.get(..at).map(|bytes| seed.of(bytes).get());
+        sum.is_some() && le32(block, at) == sum
+    })
+}
+
+/// Makes the checksum of a node in a block right.
+pub fn seal(block: &mut [u8], seed: Checksum) {
+    if let Some(at) = checksum_at(block)
+        && let Some(bytes) = block.get(..at)
+    {
+        let sum = seed.of(bytes).get();
+        let _ = put32(block, at, sum);
+    }
+}
+
+/// Entries that a node in a block of its own has room for: the rest is for the checksum.
+pub fn block_room(block_bytes: u32) -> u16 {
+    let room = (crate::units::index(block_bytes.into()) / ENTRY_BYTES).saturating_sub(1);
+    u16::try_from(room).unwrap_or(u16::MAX)
+}
+
+/// Writes a node: its head, and entries that fit.
+pub fn write(bytes: &mut [u8], depth: u16, room: u16, entries: &[[u8; ENTRY_BYTES]]) {
+    let count = u16::try_from(entries.len()).unwrap_or(u16::MAX).min(room);
+    for (at, field) in [(0, MAGIC), (2, count), (4, room), (6, depth)] {
+        let _ = put16(bytes, at, field);
+    }
+    let (all, _) = bytes.get_mut(ENTRY_BYTES..).unwrap_or_default().as_chunks_mut();
+    all.iter_mut().zip(entries).for_each(|(to, from)| *to = *from);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn leaf(extents: &[Extent]) -> Vec<u8> {
+        let mut bytes = vec![0; 60];
+        let entries: Vec<_> = extents.iter().map(Extent::encode).collect();
+        write(&mut bytes, 0, ROOT_ENTRIES, &entries);
+        bytes
+    }
+
+    fn extent(from: u32, blocks: u32, start: u64) -> Extent {
+        Extent { from, blocks, start: FsBlock(start), is_unwritten: false }
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let unwritten = Extent { is_unwritten: true, ..extent(50_000, 32_767, 7) };
+        let all = [extent(0, 1 << 15, 0xABCD_1234_5678), unwritten];
+        let bytes = leaf(&all);
+        let node = Node::check(&bytes, Some(0)).unwrap();
+        assert_eq!(node.extents().collect::<Vec<_>>(), all);
+        assert_eq!((node.find(0), node.find(49_999), node.find(u32::MAX)), (0, 0, 1));
+        let index = Index { from: 9, node: FsBlock(0xABCD_1234_5678) };
+        let mut bytes = vec![0; 60];
+        write(&mut bytes, 1, ROOT_ENTRIES, &[index.encode()]);
+        assert_eq!(Node::check(&bytes, None).unwrap().index(0), Some(index));
+    }
+
+    #[test]
+    fn nodes_that_make_no_sense_are_refused() {
+        let bad = [
+            leaf(&[extent(5, 2, 9), extent(6, 1, 20)]),
+            leaf(&[extent(5, 0, 9)]),
+            leaf(&[extent(u32::MAX, 2, 9)]),
+        ];
+        for bytes in bad {
+            assert!(Node::check(&bytes, None).is_err());
+        }
+        let good = leaf(&[extent(5, 2, 9)]);
+        assert!(Node::check(&good, Some(1)).is_err());
+        for (at, value) in [(0, 0), (2, 5), (4, 5), (6, 6), (6, 1)] {
+            let mut bytes = good.clone();
+            bytes[at] = value;
+            let refused = Node::check(&bytes, None).is_err();
+            assert_eq!(refused, (at, value) != (6, 1), "{at} {value}");
+        }
+    }
+
+    #[test]
+    fn a_changed_block_is_found_out() {
+        let mut block = vec![7; 1024];
+        write(&mut block, 0, block_room(1024), &[extent(0, 1, 9).encode()]);
+        let seed = Checksum::seeded(3);
+        seal(&mut block, seed);
+        assert!(is_sealed(&block, seed) && !is_sealed(&block, Checksum::seeded(4)));
+        block[40] ^= 1;
+        assert!(!is_sealed(&block, seed));
+    }
+}

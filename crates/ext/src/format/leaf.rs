@@ -1,0 +1,85 @@
+//! The ends of directory blocks, where their checksums stand (`metadata_csum`).
+//!
+//! ```text
+//!   names    | entry .. entry                        | 0 · 12 · 0 · 0xDE · sum |
+//!   index    | head | limit,count .. entry .. free   | 0 · sum |   behind `limit` entries
+//! ```
+//! (`Documentation/filesystems/ext4/directory.rst`.) To those who do not know of them, the first
+//! is an entry that is not in use, the second lies inside of one.
+
+use super::checksum::Checksum;
+use super::htree::{ENTRY_BYTES, NODE_ENTRIES_AT, ROOT_ENTRIES_AT};
+use super::{le16, le32, put16, put32};
+
+/// Bytes of the end of a block of names.
+pub const TAIL_BYTES: usize = 12;
+/// Bytes behind the entries of an index.
+pub const INDEX_TAIL_BYTES: usize = 8;
+const TAIL_TYPE: u8 = 0xDE;
+
+/// Where the entries of an index begin, if the block is one: a node is one unused entry, a root
+/// has nothing but `.` and `..` before its head.
+fn entries_at(block: &[u8]) -> Option<usize> {
+    let whole = |at: usize, len: usize| {
+        le16(block, at).is_some_and(|raw| super::dirent::record_len(raw, block.len()) == len)
+    };
+    if whole(4, block.len()) && le32(block, 0) == Some(0) {
+        return Some(NODE_ENTRIES_AT);
+    }
+    let is_root = whole(4, 12)
+        && whole(16, block.len().checked_sub(12)?)
+        && le32(block, 24) == Some(0)
+        && block.get(29) == Some(&8);
+    is_root.then_some(ROOT_ENTRIES_AT)
+}
+
+/// Whether a block of a directory has the right checksum; `seed` is that of the directory.
+pub fn is_sealed(block: &[u8], seed: Checksum) -> bool {
+    match entries_at(block) {
+        Some(at) => of_index(block, at, seed).is_some_and(|(at, sum)| le32(block, at) == Some(sum)),
+        None => of_names(block, seed).is_some_and(|(at, sum)| le32(block, at) == Some(sum)),
+    }
+}
+
+/// Makes the checksum of a block of a directory right, where it has room for one.
+pub fn seal(block: &mut [u8], seed: Checksum) {
+    let place = match entries_at(block) {
+        Some(at) => of_index(block, at, seed),
+        None => of_names(block, seed),
+    };
+    if let Some((at, sum)) = place {
+        let _ = put32(block, at, sum);
+    }
+}
+
+/// Where the checksum of a block of names stands, and what it must be.
+fn of_names(block: &[u8], seed: Checksum) -> Option<(usize, u32)> {
+    let tail_at = block.len().checked_sub(TAIL_BYTES)?;
+    let (names, tail) = block.split_at_checked(tail_at)?;
+    let &[0, 0, 0, 0, 12, 0, 0, TAIL_TYPE, ..] = tail else { return None };
+    Some((tail_at.checked_add(8)?, seed.of(names).get()))
+}
+
+/// The same of an index whose entries begin at `at`.
+fn of_index(block: &[u8], at: usize, seed: Checksum) -> Option<(usize, u32)> {
+    let entries = |count: u16| usize::from(count).checked_mul(ENTRY_BYTES)?.checked_add(at);
+    let tail_at = entries(le16(block, at)?)?;
+    let used = block.get(..entries(le16(block, at.checked_add(2)?)?)?)?;
+    let reserved = block.get(tail_at..tail_at.checked_add(4)?)?;
+    let sum_at = tail_at.checked_add(4)?;
+    block.get(sum_at..sum_at.checked_add(4)?)?;
+    Some((sum_at, seed.of(used).of(reserved).of(&[0; 4]).get()))
+}
+
+/// Puts the end of a block of names in its place: what is there is lost.
+pub fn put_tail(block: &mut [u8]) {
+    if let Some(at) = block.len().checked_sub(TAIL_BYTES) {
+        if let Some(tail) = block.get_mut(at..) {
+            tail.fill(0);
+        }
+        let _ = put16(block, at.saturating_add(4), 12);
+        if let Some(kind) = block.get_mut(at.saturating_add(7)) {
+            *kind = TAIL_TYPE;
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! Maps of ext4: a tree of extents, its root in the inode.
+//!
+//! ```text
+//!   i_block: root, up to four entries ─▶ node ─▶ .. ─▶ leaf: extents, sorted      at most 5 down
+//! ```
+//! Law: each node answers for the part of the file between its entry and the next, and for
+//! nothing else: a walk visits no part twice, whatever the entries say. What a node says beyond
+//! its part, or without order, or with a wrong checksum, damages its part.
+
+use std::ops::{ControlFlow, Range};
+
+use super::edit::{MappedRun, Taking};
+use super::pointers::PointerAt;
+use super::{Map, Node, Place, Source, Visit};
+use crate::blocks::role::Role;
+use crate::format::extent::{self, Extent};
+use crate::format::inode::POINTERS;
+use crate::transaction::Transaction;
+use crate::units::narrow;
+use crate::{Error, FileId, FsBlock, InodeNumber, Result};
+
+/// Bytes of a root.
+pub(crate) const ROOT_BYTES: usize = POINTERS * 4;
+
+/// The root of the tree of an inode.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extents {
+    root: [u8; ROOT_BYTES],
+}
+
+impl Extents {
+    pub(crate) fn new(words: &[u32; POINTERS]) -> Self {
+        let mut root = [0; ROOT_BYTES];
+        let (fields, _) = root.as_chunks_mut();
+        fields.iter_mut().zip(words).for_each(|(to, word)| *to = word.to_le_bytes());
+        Self { root }
+    }
+
+    pub(crate) fn root(&self) -> Result<extent::Node<'_>> {
+        extent::Node::check(&self.root, None)
+    }
+
+    /// Where the file begins on the device, or what leads there.
+    pub(crate) fn first_block(&self) -> Option<FsBlock> {
+        let root = self.root().ok()?;
+        match root.depth {
+            0 => root.extent(0).map(|extent| extent.start),
+            _ => root.index(0).map(|index| index.node),
+        }
+    }
+}
+
+impl Map for Extents {
+    fn role(&self, file: FileId) -> Role {
+        Role::Extents(file)
+    }
+
+    fn walk(&self, source: &Source<'_>, range: Range<u64>, visit: &mut dyn Visit) -> Result<()> {
+        let mut walk = Walk { source, range, visit, depth: None };
+        let all = 0..1 << 32;
+        let flow = walk.node(&self.root, None, &all)?;
+        let beyond = walk.range.start.max(all.end)..walk.range.end;
+        if flow.is_continue() && !beyond.is_empty() {
+            let blocks = beyond.end.saturating_sub(beyond.start);
+            let _ = walk.visit.run(beyond.start, blocks, Place::Damaged(FsBlock(0)));
+        }
+        Ok(())
+    }
+
+    fn map_blocks(
+        &self,
+        _: &mut Transaction<'_>,
+        _: InodeNumber,
+        _: Range<u32>,
+        _: Taking,
+    ) -> Result<Vec<MappedRun>> {
+        Err(Error::Unsupported { feature: "writing needs: extent".to_owned() })
+    }
+
+    fn unmap(&self, _: &mut Transaction<'_>, _: InodeNumber, _: Range<u32>) -> Result<u64> {
+        Err(Error::Unsupported { feature: "writing needs: extent".to_owned() })
+    }
+}
+
+/// A walk over the part of a tree that is in `range`.
+struct Walk<'a> {
+    source: &'a Source<'a>,
+    range: Range<u64>,
+    visit: &'a mut dyn Visit,
+    /// Levels below the node that is walked; `None` before the root.
+    depth: Option<u16>,
+}
+
+impl Walk<'_> {
+    /// What of `part` is asked for.
+    fn asked(&self, part: &Range<u64>) -> Option<Range<u64>> {
+        let asked = part.start.max(self.range.start)..part.end.min(self.range.end);
+        (!asked.is_empty()).then_some(asked)
+    }
+
+    fn run(&mut self, part: &Range<u64>, place: impl FnOnce(u64) -> Place) -> ControlFlow<()> {
+        match self.asked(part) {
+            Some(Range { start, end }) => {
+                let skipped = start.saturating_sub(part.start);
+                self.visit.run(start, end.saturating_sub(start), place(skipped))
+            }
+            None => ControlFlow::Continue(()),
+        }
+    }
+
+    /// A node that answers for `part`; `at` is its block.
+    fn node(
+        &mut self,
+        bytes: &[u8],
+        at: Option<FsBlock>,
+        part: &Range<u64>,
+    ) -> Result<ControlFlow<()>> {
+        let damaged = Place::Damaged(at.unwrap_or(FsBlock(0)));
+        let depth = self.depth.map(|depth| depth.saturating_sub(1));
+        let Ok(node) = extent::Node::check(bytes, depth) else {
+            return Ok(self.run(part, |_| damaged));
+        };
+        match node.depth {
+            0 if is_within(&node, part) => Ok(self.leaf(&node, part)),
+            0 => Ok(self.run(part, |_| damaged)),
+            depth => {
+                let above = self.depth.replace(depth);
+                let flow = self.children(&node, at, part);
+                self.depth = above;
+                flow
+            }
+        }
+    }
+
+    /// The nodes below one that is no leaf: each answers for what lies before the next.
+    fn children(
+        &mut self,
+        node: &extent::Node<'_>,
+        at: Option<FsBlock>,
+        part: &Range<u64>,
+    ) -> Result<ControlFlow<()>> {
+        let first = match self.asked(part) {
+            Some(asked) => node.find(narrow(asked.start)),
+            None => return Ok(ControlFlow::Continue(())),
+        };
+        let firsts = |nth| node.index(nth).map(|index| u64::from(index.from));
+        for nth in first..node.len() {
+            let Some(index) = node.index(nth) else { break };
+            let start = if nth == 0 { part.start } else { u64::from(index.from) };
+            let end = firsts(nth.saturating_add(1)).unwrap_or(part.end);
+            let own = start.max(part.start)..end.min(part.end);
+            if own.start >= self.range.end {
+                break;
+            }
+            if own.is_empty() {
+                continue;
+            }
+            let flow = self.child(index.node, at, nth, &own)?;
+            if flow.is_break() {
+                return Ok(flow);
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    fn child(
+        &mut self,
+        block: FsBlock,
+        above: Option<FsBlock>,
+        nth: usize,
+        part: &Range<u64>,
+    ) -> Result<ControlFlow<()>> {
+        let damaged = Place::Damaged(block);
+        if !self.source.blocks.contains(&block.0) {
+            return Ok(self.run(part, |_| damaged));
+        }
+        let pointer = above.map_or(PointerAt::Inode(nth), |it| PointerAt::Block(it, nth as u64));
+        if !self.visit.node(Node { block, pointer }) {
+            return Ok(ControlFlow::Continue(()));
+        }
+        match (self.source.read)(block)? {
+            Some(bytes) => self.node(&bytes, Some(block), part),
+            None => Ok(self.run(part, |_| damaged)),
+        }
+    }
+
+    /// The extents of a leaf, and the holes around them.
+    fn leaf(&mut self, node: &extent::Node<'_>, part: &Range<u64>) -> ControlFlow<()> {
+        let from = match self.asked(part) {
+            Some(asked) => node.find(narrow(asked.start)),
+            None => return ControlFlow::Continue(()),
+        };
+        // The extent that was found may begin behind what is asked for; holes follow from the
+        // end of the one before it.
+        let mut at = match from.checked_sub(1).and_then(|before| node.extent(before)) {
+            Some(before) => before.end(),
+            None => part.start,
+        };
+        for nth in from..node.len() {
+            let Some(extent) = node.extent(nth) else { break };
+            let start = u64::from(extent.from);
+            self.run(&(at..start), |_| Place::Hole)?;
+            if start >= self.range.end {
+                return ControlFlow::Continue(());
+            }
+            at = extent.end();
+            let blocks = &self.source.blocks;
+            self.run(&(start..at), |skipped| place(&extent, skipped, blocks))?;
+        }
+        self.run(&(at..part.end), |_| Place::Hole)
+    }
+}
+
+/// Whether all extents of a leaf are in the part that it answers for.
+fn is_within(leaf: &extent::Node<'_>, part: &Range<u64>) -> bool {
+    let (first, last) = (leaf.extent(0), leaf.extent(leaf.len().saturating_sub(1)));
+    first.is_none_or(|it| u64::from(it.from) >= part.start)
+        && last.is_none_or(|it| it.end() <= part.end)
+}
+
+/// Where the blocks of an extent are, from the `skipped`th on.
+fn place(extent: &Extent, skipped: u64, volume: &Range<u64>) -> Place {
+    let end = extent.start.after(extent.blocks.into());
+    if extent.start.0 < volume.start || end.0 > volume.end {
+        return Place::Damaged(extent.start);
+    }
+    let first = extent.start.after(skipped);
+    if extent.is_unwritten { Place::Unwritten(first) } else { Place::At(first) }
+}
