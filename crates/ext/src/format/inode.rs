@@ -242,6 +242,23 @@ impl Inode {
         self.flags & flags::INLINE_DATA != 0
     }
 
+    /// Whether its contents are the value of an extended attribute.
+    pub fn is_value(&self) -> bool {
+        self.flags & flags::EA_INODE != 0
+    }
+
+    /// The hash of the value that it holds.
+    pub(crate) fn value_hash(&self) -> u32 {
+        low32(self.stat.accessed.seconds.cast_unsigned())
+    }
+
+    /// Whether it says that it holds a value of `owner` alone, as a forerunner of `ea_inode` did,
+    /// which kept no hash.
+    pub(crate) fn is_value_of(&self, owner: &Self) -> bool {
+        low32(self.stat.modified.seconds.cast_unsigned()) == owner.number.0
+            && self.stat.generation == owner.stat.generation
+    }
+
     /// The bytes in the place of its block pointers.
     pub(crate) fn pointer_bytes(&self) -> [u8; POINTER_BYTES] {
         let mut bytes = [0; POINTER_BYTES];
