@@ -10,7 +10,7 @@ use std::path::Path;
 use common::Image;
 use common::compare::{self, Beside};
 use draconis_exchange::contract::{Kind, Refusal};
-use draconis_ext::{Cookie, Error, InodeNumber};
+use draconis_ext::{Access, Cookie, Error, InodeNumber};
 
 /// The kernel encrypts whatever is new below a mount with this option.
 const WITH_KEY: &str = "loop,test_dummy_encryption=v2";
@@ -67,6 +67,10 @@ fn names_targets_and_sizes_are_as_the_kernel_shows_them() {
         let top = volume.lookup(volume.root(), b"file at the top").unwrap();
         let refused = volume.read(top, 0, 10).unwrap_err();
         assert_eq!((refused.clone(), refused.refusal()), (Error::NoKey, Refusal::NoKey));
+        let reading = Access { read: true, write: false, append: false };
+        assert_eq!(volume.may_open(top, reading), Err(Error::NoKey));
+        let dir = volume.lookup(volume.root(), b"directory").unwrap();
+        assert_eq!(volume.may_open(dir, reading), Ok(()));
     }
 }
 

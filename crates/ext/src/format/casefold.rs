@@ -127,6 +127,26 @@ mod tests {
     }
 
     #[test]
+    fn folding_again_changes_nothing() {
+        let mut random = draconis_device::Random::new(7);
+        let ranges =
+            [0x40..0x500, 0x1E00..0x2100, 0xA640..0xABC0, 0x1_0400..0x1_0500, 0..0x11_0000];
+        for _ in 0..20_000 {
+            let name: String = (0..random.below(12))
+                .filter_map(|_| {
+                    let range = &ranges[random.below(5) as usize];
+                    let span = u64::from(range.end - range.start);
+                    char::from_u32(range.start + random.below(span) as u32)
+                })
+                // Between two marks these keep an order that is another one without them.
+                .filter(|point| !is_ignorable(*point))
+                .collect();
+            let folded = fold(&name).unwrap();
+            assert_eq!(fold(&folded).as_ref(), Some(&folded), "{}", name.escape_unicode());
+        }
+    }
+
+    #[test]
     fn what_is_no_text_is_not_folded_and_characters_of_later_versions_are_left_as_they_are() {
         for name in [&b"\xFF"[..], b"a\xC0\x80", b"\xED\xA0\x80"] {
             assert_eq!(folded(name), None, "{}", name.escape_ascii());

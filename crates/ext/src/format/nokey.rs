@@ -156,6 +156,32 @@ mod tests {
     }
 
     #[test]
+    fn targets_are_as_long_as_they_are_said_to_be() {
+        for len in [1u16, 16, 58, 149, 150, 1000] {
+            let contents = [&len.to_le_bytes()[..], &vec![b'c'; usize::from(len)]].concat();
+            let shown = target(&contents).unwrap();
+            assert_eq!(shown.len() as u64, target_bytes(contents.len() as u64));
+            assert!(target(&contents[..contents.len() - 1]).is_err());
+        }
+        assert!(target(&[]).is_err() && target(&[0, 0, 1]).is_err());
+    }
+
+    #[test]
+    fn no_bytes_panic() {
+        let mut random = draconis_device::Random::new(3);
+        for _ in 0..20_000 {
+            let len = random.below(300) as usize;
+            let digits: Vec<u8> = (0..len).map(|_| ALPHABET[random.below(64) as usize]).collect();
+            let bytes: Vec<u8> = (0..len).map(|_| random.next_u64() as u8).collect();
+            for name in [digits, bytes] {
+                let read = NoKeyName::read(&name);
+                assert!(read.is_none_or(|read| !read.is(&[]) && !read.is(b"another")));
+                let _ = target(&name);
+            }
+        }
+    }
+
+    #[test]
     fn what_is_no_such_name_is_said_so() {
         assert_eq!(encode(b"\xfb\xff"), b"-_8");
         for wrong in

@@ -645,9 +645,9 @@ mod tests {
         bytes[0x4C] = 1;
         bytes[0x58] = 128;
         bytes[0x54] = 11;
-        bytes[0x60..0x64].copy_from_slice(&0x8001u32.to_le_bytes());
+        bytes[0x60..0x64].copy_from_slice(&0x1001u32.to_le_bytes());
         let error = RawSuperblock::view(&bytes).unwrap().check().unwrap_err();
-        assert_eq!(error.to_string(), "needs: compression, inline_data");
+        assert_eq!(error.to_string(), "needs: compression, dirdata");
         bytes[0x60..0x64].copy_from_slice(&6u32.to_le_bytes());
         let error = RawSuperblock::view(&bytes).unwrap().check().unwrap_err();
         assert!(error.to_string().starts_with("needs_recovery"), "{error}");
