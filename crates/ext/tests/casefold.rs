@@ -77,15 +77,20 @@ fn is_plain(point: char) -> bool {
     !point.is_control() && !point.is_whitespace() && !matches!(point, '"' | '\\' | '/')
 }
 
+/// Of the planes that hold nothing, and those for private use, one place in sixteen is looked at.
+fn is_populated(point: char) -> bool {
+    point < '\u{30000}' || ('\u{E0000}'..'\u{E2000}').contains(&point)
+}
+
 #[test]
 fn every_character_is_folded_as_the_tables_of_the_volume_say() {
     let Some(image) = Image::make(None, "1M", &[]) else { return };
     let names: Vec<String> = ('!'..=char::MAX)
-        .filter(|point| is_plain(*point))
+        .filter(|point| is_plain(*point) && (is_populated(*point) || u32::from(*point) % 16 == 0))
         .map(|point| format!("X{point}\u{307}"))
         .collect();
     let Some(changed) = check(&image, &names) else { return };
-    assert!(changed > 1_000_000, "{changed}");
+    assert!(changed > 200_000, "{changed}");
 }
 
 #[test]
