@@ -27,6 +27,7 @@ pub(crate) use blocks::Request;
 use crate::blocks::Store;
 use crate::blocks::role::Role;
 use crate::format::bitmap::{self, BitRun, Bitmap};
+use crate::format::features::Incompatible;
 use crate::format::group;
 use crate::format::superblock::Superblock;
 use crate::units::{index, narrow};
@@ -44,17 +45,16 @@ const MOST_WINDOWS: usize = 256;
 pub(crate) struct Group {
     first: u64,
     blocks: u32,
-    block_bitmap: FsBlock,
-    inode_bitmap: FsBlock,
-    pub(crate) table: FsBlock,
     inodes: u32,
-    pub(crate) free_blocks: u32,
-    pub(crate) free_inodes: u32,
-    pub(crate) directories: u32,
+    /// What its descriptor says from now on.
+    pub(crate) said: group::Group,
     /// The counts differ from the descriptor.
     pub(crate) changed: bool,
     /// What must not be given out; `None` until it is needed.
     search: Option<Search>,
+    /// Bitmaps that were never written, as they must be once something is taken.
+    initial_blocks: Option<Vec<u8>>,
+    initial_inodes: Option<Vec<u8>>,
 }
 
 #[derive(Debug)]
@@ -115,20 +115,25 @@ impl Groups {
         for number in (0..super_.groups).map(GroupNumber) {
             let (at, slot) = super_.descriptor_place(number);
             let bytes = store.block(at, Role::Descriptors)?;
+            if !group::is_sealed(&bytes, slot, super_, number) {
+                return Err(Error::corrupt("group descriptor: checksum").in_block(at));
+            }
             let group = Group::of(group::Group::read(&bytes, slot, super_)?, number, super_)
                 .map_err(|error| error.in_block(at))?;
-            own.push((group.block_bitmap.0, group.block_bitmap.0 + 1));
-            own.push((group.inode_bitmap.0, group.inode_bitmap.0 + 1));
+            let group::Group { block_bitmap, inode_bitmap, inode_table, .. } = group.said;
+            own.push((block_bitmap.0, block_bitmap.0 + 1));
+            own.push((inode_bitmap.0, inode_bitmap.0 + 1));
             let table = u64::from(super_.inode_table_blocks());
-            own.push((group.table.0, group.table.0 + table));
+            own.push((inode_table.0, inode_table.0 + table));
             let head = super_.head_blocks(number);
             own.push((group.first, group.first + head));
             all.push(group);
         }
         let own = disjoint(own)?;
         let sum = |count: fn(&Group) -> u32| all.iter().map(|group| u64::from(count(group))).sum();
-        let (free_blocks, free_inodes) = (sum(|it| it.free_blocks), sum(|it| it.free_inodes));
-        let directories = sum(|it| it.directories);
+        let (free_blocks, free_inodes) =
+            (sum(|it| it.said.free_clusters), sum(|it| it.said.free_inodes));
+        let directories = sum(|it| it.said.directories);
         Ok(Self {
             own,
             free_blocks,
@@ -158,14 +163,21 @@ impl Groups {
     }
 
     /// Groups whose counts changed; they count as written from now on.
-    pub(crate) fn take_changed(&mut self) -> Vec<(GroupNumber, [u32; 3])> {
+    pub(crate) fn take_changed(&mut self) -> Vec<(GroupNumber, group::Group)> {
         let changed = (0..).map(GroupNumber).zip(&mut self.all).filter(|(_, group)| group.changed);
         changed
             .map(|(number, group)| {
                 group.changed = false;
-                (number, [group.free_blocks, group.free_inodes, group.directories])
+                (number, group.said)
             })
             .collect()
+    }
+
+    /// Notes the checksums of the bitmaps of a group.
+    pub(crate) fn set_sums(&mut self, group: GroupNumber, sums: [u32; 2]) {
+        if let Ok(group) = self.get_mut(group.0) {
+            group.said.bitmap_sums = sums;
+        }
     }
 
     fn group_of(&self, block: u64) -> Option<(u32, u32)> {
@@ -245,13 +257,37 @@ impl Groups {
                 .collect()
         };
         let group = self.get_mut(number)?;
-        let mut blocks = store.block(group.block_bitmap, Role::BlockBitmap(number))?.to_vec();
-        let mut inodes = store.block(group.inode_bitmap, Role::InodeBitmap(number))?.to_vec();
+        let group::Group { block_bitmap, inode_bitmap, flags, .. } = group.said;
         let corrupt = |what, at| Err(Error::corrupt(what).in_block(at));
+        let len = index(super_.block_bytes.into());
+        let mut blocks = if flags & group::flags::BLOCK_UNINIT != 0 {
+            let mut bytes = vec![0; len];
+            for &(start, end) in &own {
+                mark(&mut bytes, narrow(start), narrow(end - start), true);
+            }
+            group.initial_blocks = Some(padded(bytes.clone(), group.blocks));
+            bytes
+        } else {
+            let bytes = store.block(block_bitmap, Role::BlockBitmap(number))?;
+            if !group.said.has_sum_of_blocks(&bytes, super_) {
+                return corrupt("block bitmap: checksum", block_bitmap);
+            }
+            bytes.to_vec()
+        };
+        let mut inodes = if flags & group::flags::INODE_UNINIT != 0 {
+            group.initial_inodes = Some(padded(vec![0; len], group.inodes));
+            vec![0; len]
+        } else {
+            let bytes = store.block(inode_bitmap, Role::InodeBitmap(number))?;
+            if !group.said.has_sum_of_inodes(&bytes, super_) {
+                return corrupt("inode bitmap: checksum", inode_bitmap);
+            }
+            bytes.to_vec()
+        };
         for (start, end) in own {
             let (at, count) = (narrow(start), narrow(end - start));
             if !is_all(&blocks, at, count, true) {
-                return corrupt("block bitmap: the volume's own block is free", group.block_bitmap);
+                return corrupt("block bitmap: the volume's own block is free", block_bitmap);
             }
         }
         if number == 0 {
@@ -261,12 +297,12 @@ impl Groups {
             Bitmap::new(&blocks, group.blocks).count_zeros(),
             Bitmap::new(&inodes, group.inodes).count_zeros(),
         ];
-        let claimed = [group.free_blocks, group.free_inodes];
+        let claimed = [group.said.free_clusters, group.said.free_inodes];
         if free != claimed {
             if !forgiving {
-                return corrupt("group descriptor: free counts", group.block_bitmap);
+                return corrupt("group descriptor: free counts", block_bitmap);
             }
-            [group.free_blocks, group.free_inodes] = free;
+            [group.said.free_clusters, group.said.free_inodes] = free;
             group.changed = true;
         }
         // Nothing beyond the end is ever found.
@@ -288,11 +324,16 @@ impl Groups {
 
 impl Group {
     fn of(said: group::Group, number: GroupNumber, super_: &Superblock) -> Result<Self> {
-        let table = said.check(super_)?.inode_table;
+        let said = said.check(super_)?;
         let first = super_.group_start(number).0;
-        let on_volume = |block, what| {
-            if super_.holds(block) { Ok(block) } else { Err(Error::corrupt(what)) }
-        };
+        for (block, what) in [
+            (said.block_bitmap, "group descriptor: block bitmap"),
+            (said.inode_bitmap, "group descriptor: inode bitmap"),
+        ] {
+            if !super_.holds(block) {
+                return Err(Error::corrupt(what));
+            }
+        }
         let blocks = narrow(super_.blocks.saturating_sub(first)).min(super_.blocks_per_group);
         let before = u64::from(number.0) * u64::from(super_.inodes_per_group);
         let inodes = narrow(u64::from(super_.inodes).saturating_sub(before));
@@ -300,17 +341,25 @@ impl Group {
         Ok(Self {
             first,
             blocks,
-            block_bitmap: on_volume(said.block_bitmap, "group descriptor: block bitmap")?,
-            inode_bitmap: on_volume(said.inode_bitmap, "group descriptor: inode bitmap")?,
-            table,
             inodes,
-            free_blocks: said.free_clusters.min(blocks),
-            free_inodes: said.free_inodes.min(inodes),
-            directories: said.directories,
+            said: group::Group {
+                free_clusters: said.free_clusters.min(blocks),
+                free_inodes: said.free_inodes.min(inodes),
+                ..said
+            },
             changed: false,
             search: None,
+            initial_blocks: None,
+            initial_inodes: None,
         })
     }
+}
+
+/// A bitmap of `count` bits with all bits behind them set.
+fn padded(mut bits: Vec<u8>, count: u32) -> Vec<u8> {
+    let all = narrow((bits.len() as u64) * 8);
+    mark(&mut bits, count, all.saturating_sub(count), true);
+    bits
 }
 
 /// Ranges in order, those that touch made one.
@@ -337,19 +386,19 @@ impl Superblock {
     /// Blocks at the start of a group that hold the superblock, the descriptors and what is
     /// kept for more of them.
     fn head_blocks(&self, group: GroupNumber) -> u64 {
-        let super_ = u64::from(self.has_superblock(group));
-        let (first, _) = self.descriptor_place(group);
-        let meta = first.0.saturating_sub(self.group_start(group).0) <= 1 && group.0 > 0;
-        match super_ {
-            0 => u64::from(meta && first >= self.group_start(group)),
-            _ if self.incompatible.contains(crate::format::features::Incompatible::META_BG) => {
-                let classic = self.first_meta_group.min(self.descriptor_blocks());
-                1 + u64::from(classic).max(u64::from(meta))
-            }
-            _ => {
-                let table = u64::from(self.descriptor_blocks());
-                1 + table + u64::from(self.reserved_descriptor_blocks)
-            }
+        let copy = u64::from(self.has_superblock(group));
+        let per_block = self.descriptors_per_block();
+        let is_meta = self.incompatible.contains(Incompatible::META_BG)
+            && group.0 / per_block >= self.first_meta_group;
+        if is_meta {
+            // In its first two groups and its last one a meta group has its descriptors.
+            let in_meta = group.0 % per_block;
+            return copy + u64::from(in_meta < 2 || in_meta == per_block - 1);
         }
+        let table = match self.incompatible.contains(Incompatible::META_BG) {
+            true => self.first_meta_group.min(self.descriptor_blocks()),
+            false => self.descriptor_blocks(),
+        };
+        copy * (1 + u64::from(table) + u64::from(self.reserved_descriptor_blocks))
     }
 }

@@ -42,6 +42,7 @@ use crate::blocks::Store;
 use crate::blocks::role::Role as BlockRole;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::superblock::{self, RawSuperblock, Superblock};
+use crate::journal;
 use crate::units::index;
 use crate::{Data, Error, FileId, FsBlock, Result};
 
@@ -144,7 +145,15 @@ struct Check<'a> {
 /// [`Error::NotExt`]; [`Error::Unsupported`] naming what the volume needs that cannot be
 /// checked; [`Error::Io`]. Damage is no error.
 pub fn check(disk: &Arc<dyn Disk>, options: Options, progress: Progress<'_>) -> Result<Report> {
-    let raw = read_superblock(&**disk)?;
+    let mut raw = read_superblock(&**disk)?;
+    let mut disk = disk.clone();
+    if let Ok(super_) = raw.check()
+        && super_.needs_recovery()
+    {
+        (disk, _) = journal::replayed(disk, &super_)?;
+        raw = read_superblock(&*disk)?;
+    }
+    let disk = &disk;
     let log = Log::new(options.most);
     let super_ = match raw.check() {
         Ok(super_) => with_features(&raw, super_)?,
@@ -225,7 +234,7 @@ fn read_superblock(disk: &dyn Disk) -> Result<RawSuperblock> {
 /// The features count in revision 0, too, as they do for the kernel and `e2fsck`.
 fn with_features(raw: &RawSuperblock, super_: Superblock) -> Result<Superblock> {
     let incompatible = Incompatible::from_bits_retain(raw.s_feature_incompat.get());
-    let missing = incompatible.difference(Incompatible::CHECKABLE);
+    let missing = incompatible.difference(Incompatible::CHECKABLE | Incompatible::RECOVER);
     if !missing.is_empty() {
         let feature = format!("needs: {}", missing.names().join(", "));
         return Err(Error::Unsupported { feature });

@@ -16,9 +16,11 @@
 
 mod atomic;
 pub(crate) mod batch;
+pub(crate) mod journal;
 mod ordered;
 pub(crate) mod outbox;
 pub(crate) mod protocol;
+mod unordered;
 
 use draconis_device::Ticket;
 use draconis_exchange::contract::Time;
@@ -26,7 +28,6 @@ use draconis_exchange::contract::Time;
 use crate::blocks::overlay::{Buffer, State};
 use crate::blocks::role::Role;
 use crate::format::features::{Compatible, ReadOnlyCompatible};
-use crate::format::group::Group;
 use crate::format::slot::Change;
 use crate::format::superblock::RawSuperblock;
 use crate::ops::accesses::Accesses;
@@ -36,7 +37,7 @@ use crate::volume::Volume;
 use crate::{Error, FsBlock, InodeNumber, Result};
 use batch::{Batch, Intent, Operation};
 use outbox::{After, Flight, Freed, Outbox, Sealed};
-use protocol::{Chain, Stage};
+use protocol::{Chain, Protocol, Stage};
 
 /// Contents that go ahead of a chain that would carry more, in bytes.
 const CHAIN_BYTES: u64 = 4 << 20;
@@ -120,7 +121,11 @@ impl Volume {
                 return Ok(false);
             }
             let (clean, now) = (tx.writer.was_clean, seconds_of(tx.now));
+            let recovers = tx.writer.protocol.recovers();
             tx.change_super(|raw| {
+                if recovers {
+                    raw.set_recovered();
+                }
                 if clean {
                     raw.mark_clean();
                 }
@@ -128,6 +133,7 @@ impl Volume {
                 Ok(())
             })?;
             // Clean it is once all of that is durable, the freeing included.
+            tx.writer.protocol.close();
             tx.seal_batch(After::Everything)?;
             Ok(true)
         });
@@ -232,6 +238,13 @@ impl Volume {
                     self.store.forget_block(FsBlock(*block));
                 }
             }
+            for block in &flight.placed {
+                let gone = blocks.logged.get(block);
+                if gone.is_some_and(|it| it.checkpoint.is_some_and(|at| at <= flight.sealed)) {
+                    blocks.logged.remove(block);
+                    self.store.forget_block(FsBlock(*block));
+                }
+            }
             drop(blocks);
             writer.landed = writer.landed.max(flight.sealed);
         }
@@ -273,7 +286,7 @@ impl Transaction<'_> {
     /// Ends the batch where it is complete, and keeps what is changed in memory below its
     /// bounds.
     pub(crate) fn keep_bounds(&mut self) -> Result<()> {
-        if self.writer.protocol.is_complete() {
+        if self.writer.protocol.is_complete(&self.writer.batch) {
             self.end_batch()?;
         }
         let block_bytes = u64::from(self.volume.super_.block_bytes);
@@ -300,8 +313,9 @@ impl Transaction<'_> {
         let after = if was_marked { After::Nothing } else { After::Needed };
         let (needed, freed) = (None, Freed::default());
         let stages = vec![stage];
-        let sealed = Sealed { after, stages, needed, contents, freed };
-        self.seal(sealed)
+        let placed = vec![];
+        let sealed = Sealed { after, stages, needed, contents, freed, placed };
+        self.seal(sealed).map(drop)
     }
 
     /// Sends contents alone, if nothing else is needed to read this file back: whatever its
@@ -387,7 +401,9 @@ impl Transaction<'_> {
             self.send_contents()?;
         }
         self.take_into_use()?;
-        let Chain { mut stages, needed } = self.chain()?;
+        let Chain { mut stages, needed, follows_all } =
+            self.as_the_protocol_has_it(|protocol, tx| protocol.chain(tx))?;
+        let after = if follows_all { After::Everything } else { after };
         self.put_sums(&mut stages);
         let batch = std::mem::take(&mut self.writer.batch);
         let Some(first) = stages.first() else { return Ok(()) };
@@ -403,6 +419,7 @@ impl Transaction<'_> {
             needed: Some(needed),
             contents: contents.clone(),
             freed,
+            placed: vec![],
         });
         let mut blocks = self.volume.store.overlay.change();
         for block in written {
@@ -412,17 +429,20 @@ impl Transaction<'_> {
             }
         }
         blocks.contents_sealed(&contents, sealed);
-        Ok(())
+        drop(blocks);
+        self.as_the_protocol_has_it(|protocol, tx| protocol.checkpoint(tx))
     }
 
-    /// The chain of the batch, as the protocol has it.
-    fn chain(&mut self) -> Result<Chain> {
+    fn as_the_protocol_has_it<T>(
+        &mut self,
+        ask: impl FnOnce(&mut dyn Protocol, &mut Self) -> Result<T>,
+    ) -> Result<T> {
         // Nothing is recorded meanwhile: blocks of directories may move, and that is all.
         let idle = Box::new(atomic::AtomicGroups);
         let mut protocol = std::mem::replace(&mut self.writer.protocol, idle);
-        let chain = protocol.chain(self);
+        let answer = ask(&mut *protocol, self);
         self.writer.protocol = protocol;
-        chain
+        answer
     }
 
     /// Gives every block of metadata the checksum that its role asks for.
@@ -441,11 +461,11 @@ impl Transaction<'_> {
     }
 
     /// Seals blocks of contents, or one of metadata that carries its mark already.
-    pub(crate) fn seal(&mut self, chain: Sealed) -> Result<()> {
+    pub(crate) fn seal(&mut self, chain: Sealed) -> Result<u64> {
         let contents = chain.contents.clone();
         let sealed = self.outbox()?.seal(chain);
         self.volume.store.overlay.change().contents_sealed(&contents, sealed);
-        Ok(())
+        Ok(sealed)
     }
 
     /// Brings descriptors and superblock up to date.
@@ -455,13 +475,20 @@ impl Transaction<'_> {
             return Ok(());
         }
         let super_ = &self.volume.super_;
-        for (group, counts) in changed {
+        for (group, mut said) in changed {
+            if super_.checksum_seed.is_some() {
+                let bitmaps = self.volume.store.overlay.read();
+                if let Some(bits) = bitmaps.get(said.block_bitmap) {
+                    said.sum_blocks(&bits, super_);
+                }
+                if let Some(bits) = bitmaps.get(said.inode_bitmap) {
+                    said.sum_inodes(&bits, super_);
+                }
+                drop(bitmaps);
+                self.writer.groups.set_sums(group, said.bitmap_sums);
+            }
             let (block, slot) = super_.descriptor_place(group);
-            self.change(block, Role::Descriptors, |bytes| {
-                let mut descriptor = Group::read(bytes, slot, super_)?;
-                [descriptor.free_clusters, descriptor.free_inodes, descriptor.directories] = counts;
-                descriptor.write(bytes, slot, super_, group)
-            })??;
+            self.change(block, Role::Descriptors, |bytes| said.write(bytes, slot, super_, group))??;
         }
         let (blocks, inodes) = self.writer.free();
         let now = seconds_of(self.now);

@@ -22,6 +22,7 @@ pub mod hash;
 pub mod htree;
 pub mod inline;
 pub mod inode;
+pub mod jbd2;
 pub mod leaf;
 pub mod nokey;
 pub mod slot;

@@ -229,8 +229,13 @@ fn reserve(super_: &Superblock) -> impl Iterator<Item = (usize, FsBlock)> + use<
 
 fn refuse_what_is_not_grown(disk: &dyn Disk, super_: &Superblock) -> Result<()> {
     let unsupported = |what: &str| Err(Error::Unsupported(what.to_owned()));
-    let mut unknown = super_.incompatible.difference(Incompatible::WRITABLE).names();
-    unknown.extend(super_.read_only_compatible.difference(ReadOnlyCompatible::WRITABLE).names());
+    let mut unknown = super_.incompatible.difference(Incompatible::CHECKABLE).names();
+    unknown.extend(
+        super_
+            .read_only_compatible
+            .difference(ReadOnlyCompatible::CHECKABLE.difference(ReadOnlyCompatible::READONLY))
+            .names(),
+    );
     if !unknown.is_empty() {
         return unsupported(&unknown.join(", "));
     }
@@ -244,7 +249,7 @@ fn refuse_what_is_not_grown(disk: &dyn Disk, super_: &Superblock) -> Result<()> 
     if u64::from(properties.sector_bytes) > write::SECTOR_BYTES {
         return unsupported(&format!("a disk with sectors of {} bytes", properties.sector_bytes));
     }
-    if !super_.clean || super_.errors || super_.last_orphan != 0 {
+    if super_.needs_recovery() || !super_.clean || super_.errors || super_.last_orphan != 0 {
         return Err(Error::NotClean);
     }
     let needed_bytes = super_.len_bytes();

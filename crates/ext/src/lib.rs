@@ -97,6 +97,7 @@ mod file;
 pub mod format;
 pub mod grow;
 mod inline;
+mod journal;
 mod label;
 mod map;
 pub mod mkfs;

@@ -216,6 +216,14 @@ pub(crate) trait Map {
         taking: Taking,
     ) -> Result<Vec<MappedRun>>;
 
+    /// Sees to it that [`Map::unmap`] of a range in the middle of a file will not lack space.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]; damage.
+    fn have_room_for_hole(&self, _: &Transaction<'_>, _: InodeNumber, _: Range<u32>) -> Result<()> {
+        Ok(())
+    }
+
     /// Takes the blocks of a file in `range` away, and what of the map leads nowhere then; how
     /// many that were.
     ///
@@ -274,6 +282,15 @@ impl Map for Either<'_> {
         taking: Taking,
     ) -> Result<Vec<MappedRun>> {
         self.map().map_blocks(tx, inode, range, taking)
+    }
+
+    fn have_room_for_hole(
+        &self,
+        tx: &Transaction<'_>,
+        inode: InodeNumber,
+        range: Range<u32>,
+    ) -> Result<()> {
+        self.map().have_room_for_hole(tx, inode, range)
     }
 
     fn unmap(

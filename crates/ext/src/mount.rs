@@ -8,22 +8,24 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use draconis_device::Disk;
+use draconis_device::{Disk, Properties};
 use draconis_exchange::contract::Kind;
 
 use crate::alloc::Groups;
 use crate::blocks::data::Data;
 use crate::blocks::overlay::State;
+use crate::commit::journal::Journal;
 use crate::commit::outbox::{After, Freed, Outbox, Sealed};
 use crate::commit::protocol::{self, Stage};
 use crate::commit::seconds_of;
 use crate::dir::edit::targets;
 use crate::format::slot::Slot;
-use crate::format::superblock::RawSuperblock;
+use crate::format::superblock::{RawSuperblock, Superblock};
+use crate::journal::{self, Log};
 use crate::ops::Writing;
 use crate::transaction::{Stop, Transaction, WriteSide, Writer};
 use crate::units::index;
-use crate::volume::{Options, Volume};
+use crate::volume::{Options, Volume, read_superblock};
 use crate::{Error, InodeNumber, Result};
 
 impl Volume {
@@ -32,23 +34,24 @@ impl Volume {
         if properties.read_only {
             return Err(Error::ReadOnly);
         }
-        let mut volume = Self::open(disk.clone(), options)?;
-        if let Some(feature) = volume.read_only_reason() {
-            return Err(Error::Unsupported { feature });
+        let mut super_ = read_superblock(&*disk)?;
+        refuse_what_is_not_written(&super_, &properties)?;
+        if super_.needs_recovery() {
+            journal::replay(&disk, &super_)?;
+            super_ = read_superblock(&*disk)?;
+            refuse_what_is_not_written(&super_, &properties)?;
         }
+        let journal = match super_.journal {
+            Some(_) => Some(Journal::new(Log::find(disk.clone(), &super_)?)),
+            None => None,
+        };
+        let mut volume = Self::of(disk.clone(), options, super_);
         let super_ = &volume.super_;
-        if super_.len_bytes() > volume.disk_bytes {
-            let feature = "writing needs: all of the volume; its disk is shorter".to_owned();
-            return Err(Error::Unsupported { feature });
-        }
-        if super_.block_bytes < properties.sector_bytes {
-            let feature = format!("writing needs: blocks of {} bytes", properties.sector_bytes);
-            return Err(Error::Unsupported { feature });
-        }
         let clean = super_.clean && !super_.errors;
         let groups = Groups::load(&volume.store, super_)?;
         let outbox = Outbox::new(disk, super_.block_bytes);
-        let writer = Writer::new(protocol::of(&properties), groups, &writing, clean);
+        let protocol = protocol::of(&volume.super_, &properties, journal);
+        let writer = Writer::new(protocol, groups, &writing, clean);
         volume.writing = Some(WriteSide::new(writer, outbox, writing));
         let first = volume.super_.last_orphan;
         volume.transact(|tx| {
@@ -90,10 +93,15 @@ impl Transaction<'_> {
         self.writer.marked = true;
         let (block, at) = self.volume.super_.place();
         let now = seconds_of(self.now);
+        let recovers = self.writer.protocol.recovers();
         let mark = |bytes: &mut Data| {
             let bytes = bytes.make_mut().get_mut(at..).unwrap_or_default();
             RawSuperblock::view_mut(bytes).map(|raw| {
-                raw.mark_in_use(now);
+                if recovers {
+                    raw.need_recovery(now);
+                } else {
+                    raw.mark_in_use(now);
+                }
                 raw.seal();
             })
         };
@@ -112,7 +120,8 @@ impl Transaction<'_> {
         drop(blocks);
         let stages = vec![Stage::from([(block.0, marked)])];
         let (after, needed) = (After::Needed, Some(0));
-        self.seal(Sealed { after, stages, needed, contents: vec![], freed: Freed::default() })
+        let (contents, freed, placed) = (vec![], Freed::default(), vec![]);
+        self.seal(Sealed { after, stages, needed, contents, freed, placed }).map(drop)
     }
 
     /// On a volume that was not unmounted properly: counts what is free, and frees what was
@@ -173,6 +182,25 @@ impl Transaction<'_> {
         }
         named
     }
+}
+
+fn refuse_what_is_not_written(super_: &Superblock, disk: &Properties) -> Result<()> {
+    if let Some(feature) = super_.read_only_reason() {
+        return Err(Error::Unsupported { feature });
+    }
+    if super_.journal_device != 0 {
+        let feature = "writing needs: the journal, which is on another device".to_owned();
+        return Err(Error::Unsupported { feature });
+    }
+    if super_.len_bytes() > disk.len_bytes {
+        let feature = "writing needs: all of the volume; its disk is shorter".to_owned();
+        return Err(Error::Unsupported { feature });
+    }
+    if super_.block_bytes < disk.sector_bytes {
+        let feature = format!("writing needs: blocks of {} bytes", disk.sector_bytes);
+        return Err(Error::Unsupported { feature });
+    }
+    Ok(())
 }
 
 /// The bit of an inode: word and bit.

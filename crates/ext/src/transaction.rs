@@ -387,7 +387,7 @@ impl Transaction<'_> {
             return Err(Error::NotFound);
         }
         let (group, nth) = self.writer.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
-        let table = self.writer.groups.get(group).ok_or(Error::NotFound)?.table;
+        let table = self.writer.groups.get(group).ok_or(Error::NotFound)?.said.inode_table;
         let at = u64::from(nth) * u64::from(super_.inode_bytes);
         let block_bytes = u64::from(super_.block_bytes);
         Ok((table.after(at / block_bytes), index(at % block_bytes)))
@@ -404,7 +404,7 @@ impl Transaction<'_> {
     }
 
     /// The file that has an inode now.
-    fn file_id(&self, inode: InodeNumber) -> Result<FileId> {
+    pub(crate) fn file_id(&self, inode: InodeNumber) -> Result<FileId> {
         let node = self.volume.inodes.peek(inode.0);
         let generation = match node {
             Some(node) => node.generation(),

@@ -18,6 +18,7 @@ use crate::format::features::{Incompatible, ReadOnlyCompatible};
 use crate::format::group::{self, Group};
 use crate::format::inode::Inode;
 use crate::format::superblock::{self, Dates, RawSuperblock, Superblock};
+use crate::journal;
 use crate::map::{Runs, SegmentKey};
 use crate::transaction::{WriteSide, Writer};
 use crate::units::index;
@@ -129,18 +130,30 @@ pub struct Statistics {
 }
 
 impl Volume {
-    /// Opens the volume on `disk`.
+    /// Opens the volume on `disk`. What its journal holds and is not in place yet is read from
+    /// the journal; the disk stays as it is.
     ///
     /// # Errors
     /// [`Error::NotExt`]; [`Error::Unsupported`] naming everything it needs;
-    /// [`Error::Corrupt`] if its superblock makes no sense; [`Error::Io`].
+    /// [`Error::Corrupt`] if its superblock makes no sense, or a journal that it needs;
+    /// [`Error::Io`].
     pub fn open(disk: Arc<dyn Disk>, options: Options) -> Result<Self> {
-        let super_ = read_superblock(&*disk)?;
+        let mut super_ = read_superblock(&*disk)?;
+        let mut disk = disk;
+        if super_.needs_recovery() {
+            (disk, super_) = journal::replayed(disk, &super_)?;
+        }
         let disk_bytes = disk.properties().len_bytes;
         if super_.len_bytes() > disk_bytes {
             let (volume, disk) = (super_.len_bytes(), disk_bytes);
             log::warn!("the volume has {volume} bytes, its image only {disk}: the rest is missing");
         }
+        Ok(Self::of(disk, options, super_))
+    }
+
+    /// The volume on `disk` as that is, with this superblock, whatever its journal holds.
+    pub(crate) fn of(disk: Arc<dyn Disk>, options: Options, super_: Superblock) -> Self {
+        let disk_bytes = disk.properties().len_bytes;
         let mut store = Store::new(
             disk,
             super_.block_bytes,
@@ -148,7 +161,7 @@ impl Volume {
             options.read_ahead_bytes,
         );
         store.sums = MetadataSums::of(&super_);
-        Ok(Self {
+        Self {
             store,
             streams: Streams::new(options.read_ahead_bytes),
             maps: Cache::new(options.block_map_cache, 1, 65),
@@ -158,7 +171,12 @@ impl Volume {
             options,
             disk_bytes,
             own_clusters: OnceLock::new(),
-        })
+        }
+    }
+
+    /// Blocks that the disk has.
+    pub(crate) fn disk_blocks(&self) -> u64 {
+        self.disk_bytes.checked_div(self.super_.block_bytes.into()).unwrap_or(0)
     }
 
     /// How it was opened.
@@ -327,11 +345,7 @@ impl Volume {
 
     /// Why the volume must not be written, if it says so by its features.
     pub fn read_only_reason(&self) -> Option<String> {
-        let super_ = &self.super_;
-        let mut unknown = super_.incompatible.difference(Incompatible::WRITABLE).names();
-        unknown
-            .extend(super_.read_only_compatible.difference(ReadOnlyCompatible::WRITABLE).names());
-        (!unknown.is_empty()).then(|| format!("writing needs: {}", unknown.join(", ")))
+        self.super_.read_only_reason()
     }
 
     /// What there is to know of the volume.
@@ -374,13 +388,24 @@ impl Volume {
     }
 }
 
+impl Superblock {
+    /// Why the volume must not be written, if it says so by its features.
+    pub(crate) fn read_only_reason(&self) -> Option<String> {
+        let mut unknown =
+            self.incompatible.difference(Incompatible::WRITABLE | Incompatible::RECOVER).names();
+        unknown.extend(self.read_only_compatible.difference(ReadOnlyCompatible::WRITABLE).names());
+        (!unknown.is_empty()).then(|| format!("writing needs: {}", unknown.join(", ")))
+    }
+}
+
 /// The two halves of the identity, folded as Linux folds them.
 fn fsid(uuid: &[u8; 16]) -> u64 {
     let halves = uuid.as_chunks::<8>().0.iter().map(|half| u64::from_le_bytes(*half));
     halves.fold(0, |id, half| id ^ half)
 }
 
-fn read_superblock(disk: &dyn Disk) -> Result<Superblock> {
+/// The superblock of what `disk` holds.
+pub(crate) fn read_superblock(disk: &dyn Disk) -> Result<Superblock> {
     let properties = disk.properties();
     let sector = u64::from(properties.sector_bytes.max(1));
     let end = superblock::OFFSET_BYTES.saturating_add(superblock::LEN_BYTES as u64);

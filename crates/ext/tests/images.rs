@@ -86,7 +86,7 @@ fn what_is_missing_is_refused_by_name() {
     let Some(image) = Image::make(None, "8M", &["-t", "ext4"]) else { return };
     image.debugfs_write("feature FEATURE_I31");
     assert_eq!(image.try_open().unwrap_err().to_string(), "needs: FEATURE_I31");
-    let Some(image) = Image::make(None, "8M", &["-t", "ext3"]) else { return };
+    let Some(image) = Image::make(None, "8M", &["-t", "ext2"]) else { return };
     image.debugfs_write("feature needs_recovery");
     let error = image.try_open().unwrap_err();
     assert!(error.to_string().starts_with("needs_recovery"), "{error}");

@@ -80,3 +80,9 @@ fn any_image_beside_the_kernel() {
     let names = compare::tree(&volume, InodeNumber::ROOT, mount.path(), Beside::Mount);
     println!("{names} names are the same");
 }
+
+#[test]
+fn ext4_as_the_kernel_writes_it() {
+    check(&["-t", "ext4", "-b", "1024", "-N", "16000"]);
+    check(&["-t", "ext4", "-b", "4096", "-N", "16000", "-O", "large_dir,metadata_csum_seed"]);
+}

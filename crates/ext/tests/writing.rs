@@ -26,10 +26,16 @@ fn open(disk: &Arc<MemoryDisk>) -> Volume {
     Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap()
 }
 
+/// Where a superblock says whether its journal holds anything that is not in place.
+const NEEDS_RECOVERY_AT: usize = 1024 + 0x60;
+
 /// What `e2fsck -fn` says of the disk: nothing, or the test fails.
 fn judge(disk: Arc<MemoryDisk>, what: &str) -> Vec<u8> {
     let bytes = Arc::try_unwrap(disk).unwrap().into_bytes();
     let image = Image::of(&bytes);
+    if bytes[NEEDS_RECOVERY_AT] & 4 != 0 {
+        run("e2fsck", &["-y", "-E", "journal_only", image.path()]);
+    }
     let out = run("e2fsck", &["-fn", image.path()]);
     if out.is_none() {
         std::fs::copy(image.path(), "/tmp/judged.img").unwrap();
@@ -553,4 +559,30 @@ fn a_directory_of_many_names() {
     volume.close().unwrap();
     drop(volume);
     judge(disk, "many names");
+}
+
+/// Extents, checksums, groups that were never written, descriptors of 64 bytes.
+const EXT4: &[&[&str]] = &[
+    &["-t", "ext4", "-b", "1024"],
+    &["-t", "ext4", "-b", "4096", "-I", "1024"],
+    &["-t", "ext4", "-b", "1024", "-O", "^has_journal", "-I", "128"],
+    &["-t", "ext4", "-b", "1024", "-O", "^metadata_csum,uninit_bg,^64bit"],
+    &["-t", "ext4", "-b", "2048", "-O", "^extent,^64bit,metadata_csum_seed", "-g", "1024"],
+    &["-t", "ext4", "-b", "1024", "-O", "meta_bg,^resize_inode,large_dir", "-g", "512"],
+    &["-t", "ext4", "-b", "65536"],
+];
+
+#[test]
+fn storms_on_ext4() {
+    for (seed, arguments) in (40..).zip(EXT4) {
+        storm(arguments, "64M", seed, 1500);
+    }
+}
+
+#[test]
+fn storms_on_tiny_ext4_volumes_that_run_full() {
+    for seed in 60..70 {
+        let arguments = ["-t", "ext4", "-b", "1024", "-N", "64", "-m", "0", "-O", "^has_journal"];
+        storm(&arguments, "1M", seed, 1500);
+    }
 }

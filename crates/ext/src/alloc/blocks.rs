@@ -9,6 +9,7 @@ use super::{Group, MOST_WINDOWS, WINDOW_BLOCKS, Window, bits, is_all, mark};
 use crate::blocks::overlay::State;
 use crate::blocks::role::Role;
 use crate::format::bitmap::BitRun;
+use crate::format::group::flags;
 use crate::transaction::Transaction;
 use crate::units::narrow;
 use crate::{Error, FsBlock, Result};
@@ -108,13 +109,15 @@ impl Transaction<'_> {
 
     /// Makes the search image of a group, if there is none.
     pub(super) fn prepare_group(&mut self, number: u32) -> Result<()> {
-        let Some(Group { search: None, block_bitmap, inode_bitmap, .. }) =
-            self.writer.groups.get(number)
-        else {
+        let Some(Group { search: None, said, .. }) = self.writer.groups.get(number) else {
             return Ok(());
         };
-        self.block(*block_bitmap, Role::BlockBitmap(number))?;
-        self.block(*inode_bitmap, Role::InodeBitmap(number))?;
+        if said.flags & flags::BLOCK_UNINIT == 0 {
+            self.block(said.block_bitmap, Role::BlockBitmap(number))?;
+        }
+        if said.flags & flags::INODE_UNINIT == 0 {
+            self.block(said.inode_bitmap, Role::InodeBitmap(number))?;
+        }
         self.writer.groups.prepare(number, &self.volume.store, &self.volume.super_)
     }
 
@@ -123,10 +126,17 @@ impl Transaction<'_> {
     pub(super) fn have_bitmap(&self, number: u32, role: Role) -> Result<FsBlock> {
         let group = self.writer.groups.get(number).ok_or(Error::corrupt("group number"))?;
         let at = match role {
-            Role::InodeBitmap(_) => group.inode_bitmap,
-            _ => group.block_bitmap,
+            Role::InodeBitmap(_) => group.said.inode_bitmap,
+            _ => group.said.block_bitmap,
         };
-        self.block(at, role).map(|_| at)
+        let never_written = match role {
+            Role::InodeBitmap(_) => flags::INODE_UNINIT,
+            _ => flags::BLOCK_UNINIT,
+        };
+        if group.said.flags & never_written == 0 {
+            self.block(at, role)?;
+        }
+        Ok(at)
     }
 
     /// The same of the group of a block, and its search image.
@@ -150,7 +160,7 @@ impl Transaction<'_> {
         for step in 0..count {
             let number = (first_group + step) % count;
             let Some(group) = self.writer.groups.get(number) else { continue };
-            if group.free_blocks == 0 {
+            if group.said.free_clusters == 0 {
                 continue;
             }
             self.prepare_group(number)?;
@@ -187,6 +197,26 @@ impl Transaction<'_> {
         Ok(best)
     }
 
+    /// Makes the bitmaps of a group that were never written: something in it is going to be
+    /// taken. Inodes do not come without blocks.
+    pub(super) fn initialise(&mut self, number: u32, with_inodes: bool) -> Result<()> {
+        let group = self.writer.groups.get_mut(number)?;
+        let said = group.said;
+        let blocks = group.initial_blocks.take();
+        let inodes = if with_inodes { group.initial_inodes.take() } else { None };
+        for (bits, at, role, flag) in [
+            (blocks, said.block_bitmap, Role::BlockBitmap(number), flags::BLOCK_UNINIT),
+            (inodes, said.inode_bitmap, Role::InodeBitmap(number), flags::INODE_UNINIT),
+        ] {
+            let Some(bits) = bits else { continue };
+            self.put_fresh(at, role, bits);
+            let group = self.writer.groups.get_mut(number)?;
+            group.said.flags &= !flag;
+            group.changed = true;
+        }
+        Ok(())
+    }
+
     fn mark_used(&mut self, start: u64, count: u32) -> Result<()> {
         let (number, at) =
             self.writer.groups.group_of(start).ok_or(Error::corrupt("block number"))?;
@@ -195,8 +225,9 @@ impl Transaction<'_> {
         }
         let bitmap_at = self.have_bitmap(number, Role::BlockBitmap(number))?;
         self.may_wait = true;
+        self.initialise(number, false)?;
         let group = self.writer.groups.get_mut(number)?;
-        group.free_blocks = group.free_blocks.saturating_sub(count);
+        group.said.free_clusters = group.said.free_clusters.saturating_sub(count);
         group.changed = true;
         if let Some(search) = &mut group.search {
             mark(&mut search.blocks, at, count, true);
@@ -233,7 +264,7 @@ impl Transaction<'_> {
             if now == 0 {
                 return Err(wrong);
             }
-            group.free_blocks += now;
+            group.said.free_clusters += now;
             group.changed = true;
             self.writer.groups.free_blocks += u64::from(now);
             let used = self.change(bitmap_at, Role::BlockBitmap(number), |bits| {

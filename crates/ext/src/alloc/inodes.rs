@@ -52,8 +52,8 @@ impl Transaction<'_> {
         let order = hops.chain(0..groups).map(|hop| (first + hop) % groups);
         for number in order {
             let Some(group) = self.writer.groups.get(number) else { continue };
-            if group.free_inodes == 0
-                || (kind == Kind::File && group.free_blocks == 0 && number != first)
+            if group.said.free_inodes == 0
+                || (kind == Kind::File && group.said.free_clusters == 0 && number != first)
             {
                 continue;
             }
@@ -78,19 +78,27 @@ impl Transaction<'_> {
             return Ok(None);
         };
         let Some(at) = bits(&search.inodes).next_zero(0) else { return Ok(None) };
-        // It is going to be written.
-        self.read_slot(InodeNumber(number * per_group + at + 1), |_| ())?;
+        // It is going to be written. What was never used may hold anything.
+        let inode = InodeNumber(number * per_group + at + 1);
+        let is_linked = self.read_slot(inode, |it| it.links() != 0)?;
+        let group = self.writer.groups.get(number).ok_or(Error::corrupt("group number"))?;
+        if is_linked && at < group.inodes.saturating_sub(group.said.unused_inodes) {
+            return Err(Error::corrupt("inode bitmap: a used inode is free").of_inode(inode));
+        }
         self.may_wait = true;
+        self.initialise(number, true)?;
         let group = self.writer.groups.get_mut(number)?;
+        let never_used = group.inodes.saturating_sub(at + 1);
+        group.said.unused_inodes = group.said.unused_inodes.min(never_used);
         let Some(search) = &mut group.search else { return Ok(None) };
         mark(&mut search.inodes, at, 1, true);
-        group.free_inodes = group.free_inodes.saturating_sub(1);
-        group.directories += u32::from(kind == Kind::Directory);
+        group.said.free_inodes = group.said.free_inodes.saturating_sub(1);
+        group.said.directories += u32::from(kind == Kind::Directory);
         group.changed = true;
         self.writer.groups.directories += u64::from(kind == Kind::Directory);
         self.writer.groups.free_inodes = self.writer.groups.free_inodes.saturating_sub(1);
         self.change(bitmap_at, Role::InodeBitmap(number), |bits| mark(bits, at, 1, true))?;
-        Ok(Some(InodeNumber(number * per_group + at + 1)))
+        Ok(Some(inode))
     }
 
     /// Marks an inode as used that is not to be given out, if it is not marked.
@@ -99,13 +107,16 @@ impl Transaction<'_> {
         self.prepare_group(number)?;
         let bitmap_at = self.have_bitmap(number, Role::InodeBitmap(number))?;
         self.may_wait = true;
+        self.initialise(number, true)?;
         let group = self.writer.groups.get_mut(number)?;
+        let never_used = group.inodes.saturating_sub(at + 1);
+        group.said.unused_inodes = group.said.unused_inodes.min(never_used);
         let Some(search) = &mut group.search else { return Ok(()) };
         if is_all(&search.inodes, at, 1, true) {
             return Ok(());
         }
         mark(&mut search.inodes, at, 1, true);
-        group.free_inodes = group.free_inodes.saturating_sub(1);
+        group.said.free_inodes = group.said.free_inodes.saturating_sub(1);
         group.changed = true;
         self.writer.groups.free_inodes = self.writer.groups.free_inodes.saturating_sub(1);
         self.change(bitmap_at, Role::InodeBitmap(number), |bits| mark(bits, at, 1, true))
@@ -118,8 +129,9 @@ impl Transaction<'_> {
         let bitmap_at = self.have_bitmap(number, Role::InodeBitmap(number))?;
         self.may_wait = true;
         let group = self.writer.groups.get_mut(number)?;
-        group.free_inodes += 1;
-        group.directories = group.directories.saturating_sub(u32::from(kind == Kind::Directory));
+        group.said.free_inodes += 1;
+        group.said.directories =
+            group.said.directories.saturating_sub(u32::from(kind == Kind::Directory));
         group.changed = true;
         self.writer.groups.free_inodes += 1;
         let fewer = u64::from(kind == Kind::Directory);
@@ -153,7 +165,9 @@ impl Transaction<'_> {
         let top = parent == InodeNumber::ROOT || self.node(parent)?.flags & flags::TOP_DIR != 0;
         let order = |start: u32| (0..groups).map(move |step| (start + step) % groups);
         let room = |group: &Group, inodes: u32, blocks: u32| {
-            group.free_inodes > 0 && group.free_inodes >= inodes && group.free_blocks >= blocks
+            group.said.free_inodes > 0
+                && group.said.free_inodes >= inodes
+                && group.said.free_clusters >= blocks
         };
         if top {
             // The one with the fewest directories among those with average room.
@@ -162,7 +176,7 @@ impl Transaction<'_> {
             let found = order(start)
                 .filter_map(|number| all.get(number).map(|group| (number, group)))
                 .filter(|(_, group)| room(group, mean_inodes, mean_blocks))
-                .min_by_key(|(_, group)| group.directories);
+                .min_by_key(|(_, group)| group.said.directories);
             if let Some((number, _)) = found {
                 return Ok(number);
             }
@@ -173,7 +187,7 @@ impl Transaction<'_> {
         let least_blocks = mean_blocks.saturating_sub(self.volume.super_.blocks_per_group / 4);
         let found = order(own_group).find(|number| {
             all.get(*number).is_some_and(|group| {
-                group.directories < most && room(group, least_inodes.max(1), least_blocks)
+                group.said.directories < most && room(group, least_inodes.max(1), least_blocks)
             })
         });
         Ok(found.unwrap_or(own_group))

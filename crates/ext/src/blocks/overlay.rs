@@ -8,7 +8,7 @@
 //! Law: what is in here is what the volume is; whatever the data cache holds of the same
 //! block is older and is forgotten when a block leaves.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::BuildHasherDefault;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -65,6 +65,14 @@ pub(crate) struct Content {
     pub(crate) sealed: u64,
 }
 
+/// A block as a log has it that was committed and is not in place.
+#[derive(Debug)]
+pub(crate) struct Logged {
+    pub(crate) now: Data,
+    /// The chain that puts it in place, once that is sealed.
+    pub(crate) checkpoint: Option<u64>,
+}
+
 type Map<V> = HashMap<u64, V, BuildHasherDefault<Mixer>>;
 
 /// All of them.
@@ -72,6 +80,8 @@ type Map<V> = HashMap<u64, V, BuildHasherDefault<Mixer>>;
 pub(crate) struct Blocks {
     pub(crate) metadata: Map<Buffer>,
     pub(crate) contents: Map<Content>,
+    /// What was committed to a log and is not in place yet.
+    pub(crate) logged: BTreeMap<u64, Logged>,
     /// Dirty blocks of contents.
     pub(crate) dirty_contents: usize,
     /// Inodes without names that still have users.
@@ -83,7 +93,10 @@ impl Blocks {
         if let Some(buffer) = self.metadata.get(&block.0) {
             return Some(buffer.now.clone());
         }
-        self.contents.get(&block.0).map(|content| content.now.clone())
+        if let Some(content) = self.contents.get(&block.0) {
+            return Some(content.now.clone());
+        }
+        self.logged.get(&block.0).map(|logged| logged.now.clone())
     }
 
     /// Puts contents in, in place of whatever was there.
@@ -115,7 +128,8 @@ impl Blocks {
     }
 
     fn len(&self) -> usize {
-        self.metadata.len().saturating_add(self.contents.len())
+        let changed = self.metadata.len().saturating_add(self.contents.len());
+        changed.saturating_add(self.logged.len())
     }
 }
 

@@ -452,7 +452,7 @@ fn journal(check: &Check<'_>, number: u32, raw: &RawInode) -> Result<()> {
             && matches!(word(4), Some([0, 0, 0, 3 | 4]))
             && word(12) == Some(check.super_.block_bytes.to_be_bytes())
             && u64::from(blocks) <= have
-            && word(28) == Some([0; 4])
+            && (word(28) == Some([0; 4]) || check.super_.needs_recovery())
             && (word(4) == Some([0, 0, 0, 3]) || {
                 let incompatible = word(40).map_or(0, u32::from_be_bytes);
                 incompatible & !JOURNAL_FEATURES == 0 && word(44) == Some([0; 4])

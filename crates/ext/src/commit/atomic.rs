@@ -28,7 +28,7 @@ impl Protocol for AtomicGroups {
 
     fn record(&mut self, _: &Batch, _: Intent) {}
 
-    fn is_complete(&self) -> bool {
+    fn is_complete(&self, _: &Batch) -> bool {
         false
     }
 
@@ -42,6 +42,6 @@ impl Protocol for AtomicGroups {
         }
         drop(blocks);
         let stages = if stage.is_empty() { vec![] } else { vec![stage] };
-        Ok(Chain { stages, needed: 0 })
+        Ok(Chain { stages, needed: 0, follows_all: false })
     }
 }

@@ -188,7 +188,7 @@ impl Protocol for Ordered {
         }
     }
 
-    fn is_complete(&self) -> bool {
+    fn is_complete(&self, _: &Batch) -> bool {
         self.complete
     }
 

@@ -47,6 +47,8 @@ pub(crate) struct Sealed {
     pub(crate) contents: Vec<u64>,
     /// What it frees.
     pub(crate) freed: Freed,
+    /// Blocks that were committed to a log and that it puts in place.
+    pub(crate) placed: Vec<u64>,
 }
 
 /// What a chain frees, to be given out again once that is durable.
@@ -69,6 +71,7 @@ pub(crate) struct Flight {
     pub(crate) sealed: u64,
     last: Ticket,
     pub(crate) contents: Vec<u64>,
+    pub(crate) placed: Vec<u64>,
     bytes: u64,
 }
 
@@ -177,7 +180,8 @@ impl Outbox {
         if !chain.freed.is_empty() {
             sent.frozen.push_back((last, chain.freed));
         }
-        sent.flights.push_back(Flight { sealed, last, contents: chain.contents, bytes });
+        let Sealed { contents, placed, .. } = chain;
+        sent.flights.push_back(Flight { sealed, last, contents, placed, bytes });
         Ok(())
     }
 

@@ -6,8 +6,12 @@ use draconis_device::{Atomic, Properties};
 
 use super::atomic::AtomicGroups;
 use super::batch::{Batch, Intent, Operation};
+use super::journal::Journal;
 use super::ordered::Ordered;
+use super::unordered::Unordered;
 use crate::blocks::data::Data;
+use crate::format::features::{Incompatible, ReadOnlyCompatible};
+use crate::format::superblock::Superblock;
 use crate::transaction::Transaction;
 use crate::{InodeNumber, Result};
 
@@ -21,6 +25,8 @@ pub(crate) struct Chain {
     pub(crate) stages: Vec<Stage>,
     /// The stage with which everything is there that the batch promises.
     pub(crate) needed: usize,
+    /// Whether it follows all that was sent, not only what syncs wait for.
+    pub(crate) follows_all: bool,
 }
 
 /// A commit protocol. It knows what was recorded since the last chain; operations know
@@ -40,19 +46,52 @@ pub(crate) trait Protocol: Send + Sync + std::fmt::Debug {
     fn record(&mut self, batch: &Batch, intent: Intent);
 
     /// Whether nothing more can be in the batch.
-    fn is_complete(&self) -> bool;
+    fn is_complete(&self, batch: &Batch) -> bool;
+
+    /// Whether a log makes the volume whole after a cut: the superblock says so while it is in
+    /// use, in place of saying that it was not unmounted.
+    fn recovers(&self) -> bool {
+        false
+    }
 
     /// The chain of the batch in hand. What was recorded is forgotten.
     ///
     /// # Errors
     /// What damage and devices answer; the volume stops then.
     fn chain(&mut self, tx: &mut Transaction<'_>) -> Result<Chain>;
+
+    /// Seals what follows the chain that was just sealed, where it is time for that.
+    ///
+    /// # Errors
+    /// As [`Protocol::chain`].
+    fn checkpoint(&mut self, _: &mut Transaction<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    /// Says that the next batch is the last one.
+    fn close(&mut self) {}
 }
 
-/// The protocol for a volume on a disk of these properties.
-pub(crate) fn of(disk: &Properties) -> Box<dyn Protocol> {
-    match disk.atomic {
-        Atomic::AgainstPowerCut => Box::new(AtomicGroups),
-        Atomic::None | Atomic::AgainstDeath => Box::new(Ordered::default()),
+/// The protocol for a volume on a disk of these properties, with that journal.
+pub(crate) fn of(
+    super_: &Superblock,
+    disk: &Properties,
+    journal: Option<Journal>,
+) -> Box<dyn Protocol> {
+    match (disk.atomic, journal) {
+        (Atomic::AgainstPowerCut, _) => Box::new(AtomicGroups),
+        (Atomic::None | Atomic::AgainstDeath, Some(journal)) => Box::new(journal),
+        (Atomic::None | Atomic::AgainstDeath, None) if can_be_ordered(super_) => {
+            Box::new(Ordered::default())
+        }
+        (Atomic::None | Atomic::AgainstDeath, None) => Box::new(Unordered),
     }
+}
+
+/// Whether the order of writes alone can keep a volume in order: a block with a checksum, or a
+/// tree that is balanced, changes in more places at once than one write reaches.
+fn can_be_ordered(super_: &Superblock) -> bool {
+    let extents = super_.incompatible.contains(Incompatible::EXTENTS);
+    let sums = super_.read_only_compatible.intersects(ReadOnlyCompatible::SUMS);
+    !extents && !sums
 }

@@ -14,7 +14,7 @@
 
 use draconis_exchange::contract::Kind;
 
-use crate::format::dirent::{BlockWriter, record_bytes};
+use crate::format::dirent::{BlockWriter, Shape, record_bytes};
 use crate::format::hash::Hash;
 use crate::format::htree::{self, Entry};
 use crate::units::index;
@@ -30,9 +30,7 @@ pub(crate) struct Name<'a> {
 /// How the directories of a volume look.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Style {
-    pub(crate) block_bytes: u32,
-    /// Entries name the kind of their inode.
-    pub(crate) filetype: bool,
+    pub(crate) shape: Shape,
     /// How larger ones are indexed, and the number of that function.
     pub(crate) index: Option<(Hash, u8)>,
 }
@@ -56,9 +54,9 @@ pub(crate) fn build(own: u32, parent: u32, names: &[Name<'_>], style: Style) -> 
         Name { name: b".", inode: own, kind: Kind::Directory },
         Name { name: b"..", inode: parent, kind: Kind::Directory },
     ];
-    let block_bytes = index(style.block_bytes.into());
+    let room = style.shape.names_bytes();
     let one: usize = dots.iter().chain(names).map(|it| record_bytes(it.name.len())).sum();
-    if one > block_bytes
+    if one > room
         && let Some((hash, version)) = style.index
         && let Some(bytes) = tree(dots, names, hash, version, style)
     {
@@ -69,7 +67,7 @@ pub(crate) fn build(own: u32, parent: u32, names: &[Name<'_>], style: Style) -> 
 
 fn linear<'a>(names: impl Iterator<Item = &'a Name<'a>>, style: Style) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let mut block = BlockWriter::new(style.block_bytes, style.filetype);
+    let mut block = BlockWriter::new(style.shape);
     for it in names {
         if !block.push(it.inode, it.kind, it.name) {
             bytes.extend(block.finish());
@@ -89,8 +87,8 @@ fn tree(
     style: Style,
 ) -> Option<Vec<u8>> {
     let (leaves, entries) = leaves(names, hash, style);
-    let root_room = htree::root_room(style.block_bytes);
-    let node_room = htree::node_room(style.block_bytes);
+    let root_room = htree::root_room(style.shape);
+    let node_room = htree::node_room(style.shape);
     // Lowest level first; blocks are numbered once the number of nodes is known.
     let mut levels: u8 = 0;
     let mut tops = entries.len();
@@ -111,15 +109,7 @@ fn tree(
     let [own, parent] = dots.map(|dot| dot.inode);
     let mut bytes = Vec::with_capacity((nodes + 1) * leaves.len().max(1));
     if levels == 0 {
-        bytes.extend(htree::root(
-            own,
-            parent,
-            version,
-            0,
-            &entries,
-            style.block_bytes,
-            style.filetype,
-        )?);
+        bytes.extend(htree::root(own, parent, version, 0, &entries, style.shape)?);
     } else {
         let mut upper = Vec::new();
         let mut written = Vec::new();
@@ -127,13 +117,12 @@ fn tree(
         for (nth, part) in entries.chunks(entries.len().div_ceil(nodes)).enumerate() {
             let block = u32::try_from(nth).ok()?.checked_add(1)?;
             upper.push(Entry { hash: part.first()?.hash, block });
-            written.extend(htree::node(part, style.block_bytes)?);
+            written.extend(htree::node(part, style.shape)?);
         }
-        let root =
-            htree::root(own, parent, version, levels, &upper, style.block_bytes, style.filetype)?;
+        let root = htree::root(own, parent, version, levels, &upper, style.shape)?;
         bytes.extend(root);
         bytes.extend(written);
-        bytes.resize(index(u64::from(first_leaf)) * index(style.block_bytes.into()), 0);
+        bytes.resize(index(u64::from(first_leaf)) * index(style.shape.block_bytes.into()), 0);
     }
     bytes.extend(leaves);
     Some(bytes)
@@ -144,11 +133,11 @@ fn tree(
 fn leaves(names: &[Name<'_>], hash: Hash, style: Style) -> (Vec<u8>, Vec<Entry>) {
     let mut hashed: Vec<(u32, &Name<'_>)> = names.iter().map(|it| (hash.of(it.name), it)).collect();
     hashed.sort_unstable_by(|a, b| (a.0, a.1.name).cmp(&(b.0, b.1.name)));
-    let block_bytes = index(style.block_bytes.into());
+    let block_bytes = index(style.shape.block_bytes.into());
     let full = block_bytes - block_bytes / SPARE;
     let mut bytes = Vec::new();
     let mut entries: Vec<Entry> = vec![Entry { hash: 0, block: 0 }];
-    let mut block = BlockWriter::new(style.block_bytes, style.filetype);
+    let mut block = BlockWriter::new(style.shape);
     let mut last = None;
     for (hash, it) in hashed {
         let crowded = block.used_bytes() + record_bytes(it.name.len()) > full;
@@ -181,7 +170,10 @@ mod tests {
         let names: Vec<Name<'_>> =
             names.iter().map(|name| Name { name, inode: 12, kind: Kind::File }).collect();
         let hash = Hash::of_version(1, false, Seed::new([1; 4])).unwrap();
-        let style = Style { block_bytes: 1024, filetype: true, index: Some((hash, 1)) };
+        let style = Style {
+            shape: Shape { block_bytes: 1024, filetype: true, sums: false },
+            index: Some((hash, 1)),
+        };
         build(2, 2, &names, style)
     }
 

@@ -27,7 +27,7 @@ pub(crate) mod index;
 
 use draconis_exchange::contract::Kind;
 
-use crate::format::dirent::{self, HEAD_BYTES, record_bytes, record_len};
+use crate::format::dirent::{self, HEAD_BYTES, Shape, record_bytes, record_len};
 use crate::format::hash::Hash;
 use crate::format::{put16, put32};
 use crate::{Error, InodeNumber, Result};
@@ -199,8 +199,8 @@ fn all(block: &[u8]) -> Result<Vec<Record>> {
 }
 
 /// A block without names.
-pub(crate) fn empty(block_bytes: usize) -> Vec<u8> {
-    pack_of([], &vec![0; block_bytes])
+pub(crate) fn empty(shape: Shape) -> Vec<u8> {
+    shape.whole(pack_of([], &vec![0; shape.names_bytes()]))
 }
 
 /// Looks for `name` in a block; with `filetype`, entries know the kind of their inode.

@@ -11,7 +11,7 @@ use draconis_exchange::contract::Kind;
 
 use super::features::Incompatible;
 use super::superblock::Superblock;
-use super::{le16, le32};
+use super::{le16, le32, leaf};
 use crate::{Error, InodeNumber, Result};
 
 /// Bytes before the name.
@@ -166,21 +166,55 @@ pub const fn kind_number(kind: Kind) -> u8 {
     }
 }
 
+/// How the blocks of a volume's directories look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shape {
+    /// Bytes of a block.
+    pub block_bytes: u32,
+    /// Entries name the kind of their inode.
+    pub filetype: bool,
+    /// Blocks end with a checksum.
+    pub sums: bool,
+}
+
+impl Shape {
+    /// Bytes of a block that are for names.
+    pub fn names_bytes(self) -> usize {
+        let tail = if self.sums { leaf::TAIL_BYTES } else { 0 };
+        crate::units::index(self.block_bytes.into()).saturating_sub(tail)
+    }
+
+    /// Bytes of a block of an index that are for its head and entries.
+    pub fn index_bytes(self) -> usize {
+        let tail = if self.sums { leaf::INDEX_TAIL_BYTES } else { 0 };
+        crate::units::index(self.block_bytes.into()).saturating_sub(tail)
+    }
+
+    /// A whole block from the part of it that is for names.
+    pub fn whole(self, mut names: Vec<u8>) -> Vec<u8> {
+        names.resize(crate::units::index(self.block_bytes.into()), 0);
+        if self.sums {
+            leaf::put_tail(&mut names);
+        }
+        names
+    }
+}
+
 /// Fills directory blocks, one after the other.
 #[derive(Debug)]
 pub struct BlockWriter {
     bytes: Vec<u8>,
     block_bytes: usize,
-    filetype: bool,
+    shape: Shape,
     /// Where the last entry starts, whose record will reach to the end.
     last: usize,
 }
 
 impl BlockWriter {
-    /// Blocks of that size, with kinds or without.
-    pub fn new(block_bytes: u32, filetype: bool) -> Self {
-        let block_bytes = crate::units::index(block_bytes.into());
-        Self { bytes: Vec::with_capacity(block_bytes), block_bytes, filetype, last: 0 }
+    /// Blocks that look like that.
+    pub fn new(shape: Shape) -> Self {
+        let block_bytes = shape.names_bytes();
+        Self { bytes: Vec::with_capacity(block_bytes), block_bytes, shape, last: 0 }
     }
 
     /// Whether the block holds no entry.
@@ -205,7 +239,7 @@ impl BlockWriter {
         // A name is at most 255 bytes long, and so a record is 264 at most.
         self.bytes.extend(raw_record_len(len, self.block_bytes).to_le_bytes());
         self.bytes.push(name_len);
-        self.bytes.push(if self.filetype { kind_number(kind) } else { 0 });
+        self.bytes.push(if self.shape.filetype { kind_number(kind) } else { 0 });
         self.bytes.extend(name);
         self.bytes.resize(self.last.saturating_add(len), 0);
         true
@@ -223,7 +257,7 @@ impl BlockWriter {
             field.copy_from_slice(&len.to_le_bytes());
         }
         self.last = 0;
-        bytes
+        self.shape.whole(bytes)
     }
 }
 

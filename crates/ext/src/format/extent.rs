@@ -120,6 +120,11 @@ impl<'a> Node<'a> {
         firsts().zip(firsts().skip(1)).all(|(a, b)| a < b)
     }
 
+    /// Their bytes.
+    pub(crate) fn entries(&self) -> &'a [[u8; ENTRY_BYTES]] {
+        self.entries
+    }
+
     /// Entries.
     pub fn len(&self) -> usize {
         self.entries.len()

@@ -168,8 +168,6 @@ impl Incompatible {
 
     /// What this library reads. Needing recovery has its own refusal.
     pub const READABLE: Self = Self::WRITABLE
-        .union(Self::EXTENTS)
-        .union(Self::SIXTY_FOUR_BIT)
         .union(Self::MMP)
         .union(Self::INLINE_DATA)
         .union(Self::EA_INODE)
@@ -177,14 +175,14 @@ impl Incompatible {
         .union(Self::CASEFOLD);
 
     /// What a writer keeps intact.
-    pub const WRITABLE: Self = Self::FILETYPE
+    pub const WRITABLE: Self = Self::CHECKABLE.union(Self::EXTENTS).union(Self::SIXTY_FOUR_BIT);
+
+    /// What a check understands, and what grows.
+    pub const CHECKABLE: Self = Self::FILETYPE
         .union(Self::META_BG)
         .union(Self::FLEX_BG)
         .union(Self::CSUM_SEED)
         .union(Self::LARGEDIR);
-
-    /// What a check understands.
-    pub const CHECKABLE: Self = Self::WRITABLE;
 }
 
 impl ReadOnlyCompatible {
@@ -201,15 +199,19 @@ impl ReadOnlyCompatible {
         .union(Self::VERITY)
         .union(Self::ORPHAN_PRESENT);
 
-    /// What a writer of ext2 keeps intact.
-    pub const WRITABLE: Self = Self::SPARSE_SUPER
+    /// What a writer keeps intact.
+    pub const WRITABLE: Self = Self::CHECKABLE.difference(Self::READONLY).union(Self::SUMS);
+
+    /// Groups, or all metadata, carry checksums.
+    pub const SUMS: Self = Self::GDT_CSUM.union(Self::METADATA_CSUM);
+
+    /// What a check understands, and what grows: no checksums, no quotas.
+    pub const CHECKABLE: Self = Self::SPARSE_SUPER
         .union(Self::LARGE_FILE)
         .union(Self::HUGE_FILE)
         .union(Self::DIR_NLINK)
-        .union(Self::EXTRA_ISIZE);
-
-    /// What a check understands: checksums and quotas it does not.
-    pub const CHECKABLE: Self = Self::WRITABLE.union(Self::READONLY);
+        .union(Self::EXTRA_ISIZE)
+        .union(Self::READONLY);
 }
 
 #[cfg(test)]

@@ -155,6 +155,26 @@ impl Group {
         })
     }
 
+    /// Whether its block bitmap has the checksum that it says, or there is none.
+    pub fn has_sum_of_blocks(&self, bitmap: &[u8], super_: &Superblock) -> bool {
+        is_sum_of(self.bitmap_sums[0], bitmap, super_.clusters_per_group(), super_)
+    }
+
+    /// The same of its inode bitmap.
+    pub fn has_sum_of_inodes(&self, bitmap: &[u8], super_: &Superblock) -> bool {
+        is_sum_of(self.bitmap_sums[1], bitmap, super_.inodes_per_group, super_)
+    }
+
+    /// Notes the checksum of its block bitmap, on volumes that have them.
+    pub fn sum_blocks(&mut self, bitmap: &[u8], super_: &Superblock) {
+        self.bitmap_sums[0] = sum_of(bitmap, super_.clusters_per_group(), super_).unwrap_or(0);
+    }
+
+    /// Notes the checksum of its inode bitmap, on volumes that have them.
+    pub fn sum_inodes(&mut self, bitmap: &[u8], super_: &Superblock) {
+        self.bitmap_sums[1] = sum_of(bitmap, super_.inodes_per_group, super_).unwrap_or(0);
+    }
+
     /// Checks that the inode table lies on the volume.
     ///
     /// # Errors
@@ -223,6 +243,18 @@ impl Group {
     }
 }
 
+/// The checksum of a bitmap of `bits`.
+fn sum_of(bitmap: &[u8], bits: u32, super_: &Superblock) -> Option<u32> {
+    let bytes = bitmap.get(..index((bits / 8).into()))?;
+    super_.checksum_seed.map(|seed| seed.of(bytes).get())
+}
+
+/// Whether `said` is that, as far as a descriptor holds it.
+fn is_sum_of(said: u32, bitmap: &[u8], bits: u32, super_: &Superblock) -> bool {
+    let held = if super_.descriptor_bytes >= 64 { u32::MAX } else { 0xFFFF };
+    sum_of(bitmap, bits, super_).is_none_or(|sum| sum & held == said & held)
+}
+
 fn halves(value: u32) -> (u16, u16) {
     let [a, b, c, d] = value.to_le_bytes();
     (u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]))
@@ -265,6 +297,11 @@ fn checksum(bytes: &[u8], super_: &Superblock, number: GroupNumber) -> Option<u1
 }
 
 impl Superblock {
+    /// Clusters of a full group: as many bits as its bitmap has.
+    pub fn clusters_per_group(&self) -> u32 {
+        self.blocks_per_group.checked_div(self.cluster_blocks).unwrap_or(0)
+    }
+
     /// Descriptors that a block holds.
     pub fn descriptors_per_block(&self) -> u32 {
         // Both are powers of two, and a descriptor is never larger than a block.

@@ -9,6 +9,7 @@
 
 use draconis_exchange::contract::Kind;
 
+use super::dirent::Shape;
 use super::hash::{Hash, Seed};
 use super::{dirent, le16, le32};
 use crate::{Error, FileBlock, Result};
@@ -131,13 +132,13 @@ pub struct Entry {
 }
 
 /// Entries that a root has room for.
-pub fn root_room(block_bytes: u32) -> usize {
-    crate::units::index(block_bytes.into()).saturating_sub(ROOT_ENTRIES_AT) / ENTRY_BYTES
+pub fn root_room(shape: Shape) -> usize {
+    shape.index_bytes().saturating_sub(ROOT_ENTRIES_AT) / ENTRY_BYTES
 }
 
 /// Entries that a node has room for.
-pub fn node_room(block_bytes: u32) -> usize {
-    crate::units::index(block_bytes.into()).saturating_sub(NODE_ENTRIES_AT) / ENTRY_BYTES
+pub fn node_room(shape: Shape) -> usize {
+    shape.index_bytes().saturating_sub(NODE_ENTRIES_AT) / ENTRY_BYTES
 }
 
 /// The first block of an indexed directory; `None` if the entries do not fit or are none.
@@ -147,29 +148,28 @@ pub fn root(
     version: u8,
     levels: u8,
     entries: &[Entry],
-    block_bytes: u32,
-    filetype: bool,
+    shape: Shape,
 ) -> Option<Vec<u8>> {
-    let len = crate::units::index(block_bytes.into());
-    let kind = if filetype { dirent::kind_number(Kind::Directory) } else { 0 };
+    let len = crate::units::index(shape.block_bytes.into());
+    let kind = if shape.filetype { dirent::kind_number(Kind::Directory) } else { 0 };
     let mut block = own.to_le_bytes().to_vec();
     block.extend([12, 0, 1, kind, b'.', 0, 0, 0]);
     block.extend(parent.to_le_bytes());
     block.extend(dirent::raw_record_len(len.checked_sub(12)?, len).to_le_bytes());
     block.extend([2, kind, b'.', b'.', 0, 0]);
     block.extend([0, 0, 0, 0, version, 8, levels, 0]);
-    put_entries(&mut block, entries, root_room(block_bytes))?;
+    put_entries(&mut block, entries, root_room(shape))?;
     block.resize(len, 0);
     Some(block)
 }
 
 /// A block of index entries below a root; `None` if they do not fit or are none.
-pub fn node(entries: &[Entry], block_bytes: u32) -> Option<Vec<u8>> {
-    let len = crate::units::index(block_bytes.into());
+pub fn node(entries: &[Entry], shape: Shape) -> Option<Vec<u8>> {
+    let len = crate::units::index(shape.block_bytes.into());
     let mut block = vec![0; 4];
     block.extend(dirent::raw_record_len(len, len).to_le_bytes());
     block.extend([0; 2]);
-    put_entries(&mut block, entries, node_room(block_bytes))?;
+    put_entries(&mut block, entries, node_room(shape))?;
     block.resize(len, 0);
     Some(block)
 }

@@ -71,6 +71,25 @@ fn of_index(block: &[u8], at: usize, seed: Checksum) -> Option<(usize, u32)> {
     Some((sum_at, seed.of(used).of(reserved).of(&[0; 4]).get()))
 }
 
+/// The part of a block that holds names: all but its end, where blocks end with checksums and it
+/// is none of an index.
+pub fn names(block: &[u8], sums: bool) -> &[u8] {
+    block.get(..names_end(block, sums)).unwrap_or(block)
+}
+
+/// The same, to be changed.
+pub fn names_mut(block: &mut [u8], sums: bool) -> &mut [u8] {
+    let end = names_end(block, sums);
+    block.get_mut(..end).unwrap_or_default()
+}
+
+fn names_end(block: &[u8], sums: bool) -> usize {
+    match entries_at(block) {
+        None if sums => block.len().saturating_sub(TAIL_BYTES),
+        _ => block.len(),
+    }
+}
+
 /// Puts the end of a block of names in its place: what is there is lost.
 pub fn put_tail(block: &mut [u8]) {
     if let Some(at) = block.len().checked_sub(TAIL_BYTES) {

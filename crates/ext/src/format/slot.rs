@@ -4,7 +4,9 @@ use draconis_exchange::contract::Time;
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U32;
 
-use super::inode::{EXTRA_BYTES, POINTERS, RawInode, low16, low32, split_time, without_epoch};
+use super::inode::{
+    EXTRA_BYTES, POINTERS, RawInode, flags, low16, low32, split_time, without_epoch,
+};
 use super::{le16, le32};
 use crate::{Error, Result};
 
@@ -50,7 +52,7 @@ impl<'a> Change<'a> {
 
     /// Other blocks than before belong to it, of its contents or its attributes.
     pub fn is_of_blocks(self) -> bool {
-        self.differs(|it| (it.i_block, it.i_file_acl_lo))
+        self.differs(|it| (it.i_block, it.i_file_acl_lo, it.i_file_acl_high))
     }
 
     /// Other blocks than before belong to it, or it has another length or other flags: what a
@@ -156,14 +158,32 @@ impl<'a> Slot<'a> {
         });
     }
 
-    /// Sectors of 512 bytes, as far as 32 bits count them.
-    pub fn sectors(&self) -> u32 {
-        self.get(|raw| raw.i_blocks_lo.get()).unwrap_or(0)
+    /// Sectors of 512 bytes, or blocks where the flag `HUGE_FILE` says so: 48 bits.
+    pub fn sectors(&self) -> u64 {
+        let join = |raw: &RawInode| {
+            u64::from(raw.i_blocks_lo.get()) | u64::from(raw.i_blocks_high.get()) << 32
+        };
+        self.get(join).unwrap_or(0)
     }
 
-    /// Sets the number of sectors.
-    pub fn set_sectors(&mut self, sectors: u32) {
-        self.with(|raw| raw.i_blocks_lo = sectors.into());
+    /// Sets [`Slot::sectors`].
+    pub fn set_sectors(&mut self, sectors: u64) {
+        self.with(|raw| {
+            raw.i_blocks_lo = low32(sectors).into();
+            raw.i_blocks_high = low16(low32(sectors >> 32)).into();
+        });
+    }
+
+    /// Counts blocks of so many bytes more or less.
+    pub fn count_blocks(&mut self, blocks: u64, more: bool, block_bytes: u32) {
+        let unit = if self.flags() & flags::HUGE_FILE != 0 { 1 } else { block_bytes / 512 };
+        let change = blocks.saturating_mul(unit.into());
+        let now = self.sectors();
+        self.set_sectors(if more {
+            now.saturating_add(change)
+        } else {
+            now.saturating_sub(change)
+        });
     }
 
     /// `i_flags`.
@@ -201,13 +221,19 @@ impl<'a> Slot<'a> {
     }
 
     /// The block of extended attributes; 0 if there is none.
-    pub fn attribute_block(&self) -> u32 {
-        self.get(|raw| raw.i_file_acl_lo.get()).unwrap_or(0)
+    pub fn attribute_block(&self) -> u64 {
+        let join = |raw: &RawInode| {
+            u64::from(raw.i_file_acl_lo.get()) | u64::from(raw.i_file_acl_high.get()) << 32
+        };
+        self.get(join).unwrap_or(0)
     }
 
     /// Sets the block of extended attributes.
-    pub fn set_attribute_block(&mut self, block: u32) {
-        self.with(|raw| raw.i_file_acl_lo = block.into());
+    pub fn set_attribute_block(&mut self, block: u64) {
+        self.with(|raw| {
+            raw.i_file_acl_lo = low32(block).into();
+            raw.i_file_acl_high = low16(low32(block >> 32)).into();
+        });
     }
 
     /// What tells this inode from its number's earlier ones.

@@ -192,6 +192,8 @@ pub struct Superblock {
     pub mounts: u16,
     /// The inode of the journal, if there is one inside.
     pub journal: Option<InodeNumber>,
+    /// The device of the journal, as Linux numbers them, if it is outside; 0 if not.
+    pub journal_device: u32,
     /// The operating system that made it, as a number.
     pub creator_os: u32,
     /// First meta block group.
@@ -263,9 +265,29 @@ impl RawSuperblock {
         self.s_wtime.set(now);
     }
 
+    /// Says that the journal makes the volume whole, from `now` on, in seconds: it is in use.
+    pub fn need_recovery(&mut self, now: u32) {
+        let features = self.s_feature_incompat.get() | Incompatible::RECOVER.bits();
+        self.s_feature_incompat.set(features);
+        self.s_mnt_count.set(self.s_mnt_count.get().saturating_add(1));
+        self.s_mtime.set(now);
+        self.s_wtime.set(now);
+    }
+
+    /// Says that the journal holds nothing that is not in place.
+    pub fn set_recovered(&mut self) {
+        let features = self.s_feature_incompat.get() & !Incompatible::RECOVER.bits();
+        self.s_feature_incompat.set(features);
+    }
+
     /// Says that the volume was unmounted properly.
     pub fn mark_clean(&mut self) {
         self.s_state.set(self.s_state.get() | STATE_CLEAN);
+    }
+
+    /// Says that there is damage, or may be.
+    pub fn mark_errors(&mut self) {
+        self.s_state.set(self.s_state.get() | STATE_ERRORS);
     }
 
     /// Sets how many blocks and inodes are free.
@@ -273,11 +295,14 @@ impl RawSuperblock {
     /// # Errors
     /// [`Error::Corrupt`] for more than the fields hold.
     pub fn set_free(&mut self, blocks: u64, inodes: u64) -> Result<()> {
-        let field = |count: u64| {
-            u32::try_from(count).map_err(|_| Error::corrupt("superblock: free counts"))
-        };
-        self.s_free_blocks_count_lo.set(field(blocks)?);
-        self.s_free_inodes_count.set(field(inodes)?);
+        let corrupt = |_| Error::corrupt("superblock: free counts");
+        if self.s_feature_incompat.get() & Incompatible::SIXTY_FOUR_BIT.bits() != 0 {
+            self.s_free_blocks_count_hi.set(u32::try_from(blocks >> 32).map_err(corrupt)?);
+            self.s_free_blocks_count_lo.set(super::inode::low32(blocks));
+        } else {
+            self.s_free_blocks_count_lo.set(u32::try_from(blocks).map_err(corrupt)?);
+        }
+        self.s_free_inodes_count.set(u32::try_from(inodes).map_err(corrupt)?);
         Ok(())
     }
 
@@ -402,6 +427,7 @@ impl RawSuperblock {
             mounts: self.s_mnt_count.get(),
             journal: (compatible.contains(Compatible::HAS_JOURNAL) && journal != 0)
                 .then_some(InodeNumber(journal)),
+            journal_device: self.s_journal_dev.get(),
             creator_os: self.s_creator_os.get(),
             first_meta_group: self.s_first_meta_bg.get(),
             reserved_descriptor_blocks: self.s_reserved_gdt_blocks.get(),
@@ -508,10 +534,6 @@ fn refuse_what_is_missing(incompatible: Incompatible) -> Result<()> {
             feature: format!("needs: {}", missing.names().join(", ")),
         });
     }
-    if incompatible.contains(Incompatible::RECOVER) {
-        let feature = "needs_recovery: the journal holds changes that are not in place yet";
-        return Err(Error::Unsupported { feature: feature.to_owned() });
-    }
     Ok(())
 }
 
@@ -527,6 +549,11 @@ impl Superblock {
         let block = OFFSET_BYTES.checked_div(block_bytes).unwrap_or(0);
         let at = OFFSET_BYTES.checked_rem(block_bytes).unwrap_or(0);
         (FsBlock(block), crate::units::index(at))
+    }
+
+    /// Whether the journal holds changes that are not in place.
+    pub fn needs_recovery(&self) -> bool {
+        self.incompatible.contains(Incompatible::RECOVER)
     }
 
     /// Which of the family the volume is, as `mke2fs -t` names it: one with a journal alone is
@@ -649,7 +676,6 @@ mod tests {
         let error = RawSuperblock::view(&bytes).unwrap().check().unwrap_err();
         assert_eq!(error.to_string(), "needs: compression, dirdata");
         bytes[0x60..0x64].copy_from_slice(&6u32.to_le_bytes());
-        let error = RawSuperblock::view(&bytes).unwrap().check().unwrap_err();
-        assert!(error.to_string().starts_with("needs_recovery"), "{error}");
+        assert!(RawSuperblock::view(&bytes).unwrap().check().unwrap().needs_recovery());
     }
 }

@@ -126,6 +126,15 @@ pub fn is_sealed(block: &[u8], seed: Checksum, at: FsBlock) -> bool {
     le32(block, CHECKSUM_AT) == checksum(block, seed, at)
 }
 
+/// Whether two blocks of attributes hold the same, whatever their checksums.
+pub(crate) fn is_same(a: &[u8], b: &[u8]) -> bool {
+    let but_for_sum = |block: &[u8]| {
+        let (before, rest) = block.split_at_checked(CHECKSUM_AT)?;
+        Some((before.to_vec(), rest.get(4..)?.to_vec()))
+    };
+    but_for_sum(a) == but_for_sum(b)
+}
+
 /// Makes the checksum of a block of attributes right.
 pub fn seal(block: &mut [u8], seed: Checksum, at: FsBlock) {
     if let Some(sum) = checksum(block, seed, at) {

@@ -240,7 +240,7 @@ impl Growth {
         let sectors = owned.saturating_mul((new.block_bytes / 512).into());
         let mut bytes = owner.bytes.clone();
         if let Some(Ok(mut slot)) = bytes.get_mut(owner.at..).map(Slot::of) {
-            slot.set_sectors(narrow(sectors));
+            slot.set_sectors(sectors);
             slot.set_time(Stamp::Accessed, now);
             slot.set_time(Stamp::Modified, now);
         }

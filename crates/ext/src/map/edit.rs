@@ -10,13 +10,14 @@
 )]
 
 use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
 
 use draconis_exchange::contract::Kind;
 
 use crate::alloc::Request;
-use crate::format::inode::{DIRECT, Inode, POINTERS};
+use crate::format::inode::{DIRECT, Inode};
 use crate::format::{le32, put32};
-use crate::map::pointers::{Path, PointerAt, Pointers, fan_out, path};
+use crate::map::pointers::{Path, PointerAt, fan_out, path};
 use crate::map::{Map, Node, Place, SEGMENT_BLOCKS, SegmentKey, Source, Visit};
 use crate::transaction::Transaction;
 use crate::units::{index, narrow};
@@ -37,6 +38,8 @@ pub(crate) struct MappedRun {
 pub(crate) struct Taking {
     pub(crate) grows: bool,
     pub(crate) privileged: bool,
+    /// Blocks that are taken read as zeros without being written; only extents can say so.
+    pub(crate) unwritten: bool,
 }
 
 fn wrong_pointer(block: FsBlock, inode: InodeNumber) -> Error {
@@ -125,23 +128,21 @@ impl Transaction<'_> {
         range: Range<u64>,
         visit: &mut dyn Visit,
     ) -> Result<()> {
-        let pointers = self.read_slot(inode, |it| it.pointers())?;
-        self.walk_from(&pointers, inode, range, visit)
+        let node = match self.volume.inodes.peek(inode.0) {
+            Some(node) => node,
+            None => Arc::new(self.peek(inode)?),
+        };
+        self.walk_of(&node, range, visit)
     }
 
-    fn walk_from(
-        &self,
-        pointers: &[u32; POINTERS],
-        inode: InodeNumber,
-        range: Range<u64>,
-        visit: &mut dyn Visit,
-    ) -> Result<()> {
+    fn walk_of(&self, inode: &Inode, range: Range<u64>, visit: &mut dyn Visit) -> Result<()> {
         let super_ = &self.volume.super_;
-        let role = self.map_role(inode)?;
+        let map = super::of(inode)?;
+        let role = map.role(inode.id());
         let read = |block: FsBlock| self.block(block, role).map(Some);
         let blocks = u64::from(super_.first_data_block) + 1..super_.blocks;
         let source = Source { block_bytes: super_.block_bytes, blocks, read: &read };
-        Pointers(pointers).walk(&source, range, visit)
+        map.walk(&source, range, visit)
     }
 
     /// The device block of a file block, if it has one.
@@ -242,7 +243,7 @@ impl Transaction<'_> {
         let end = inode.size_bytes.div_ceil(super_.block_bytes.into());
         let per_group = u64::from(super_.blocks_per_group);
         let mut look = Look { per_group, nodes: 0, of_groups: vec![] };
-        self.walk_from(&inode.pointers, inode.number, from..end, &mut look)?;
+        self.walk_of(inode, from..end, &mut look)?;
         for block in look.of_groups {
             self.have_bitmap_of(block)?;
         }
@@ -265,8 +266,7 @@ impl Transaction<'_> {
         let node = self.peek(inode)?;
         let freed = super::of(&node)?.unmap(self, inode, range.clone())?;
         if freed > 0 {
-            let sectors = self.sectors(freed)?;
-            self.change_slot(inode, |it| it.set_sectors(it.sectors().saturating_sub(sectors)))?;
+            self.uncount_sectors(inode, freed)?;
             self.forget_map(inode, range.start, range.end);
         }
         Ok(())
@@ -511,16 +511,16 @@ impl Transaction<'_> {
         }
     }
 
-    /// Blocks as the field of an inode counts them.
-    fn sectors(&self, blocks: u64) -> Result<u32> {
-        let sectors = blocks * u64::from(self.volume.super_.block_bytes / 512);
-        u32::try_from(sectors).map_err(|_| Error::TooLarge)
-    }
-
     /// Counts blocks that an inode was given.
     pub(crate) fn count_sectors(&mut self, inode: InodeNumber, blocks: u64) -> Result<()> {
-        let sectors = self.sectors(blocks)?;
-        self.change_slot(inode, |it| it.set_sectors(it.sectors().saturating_add(sectors)))
+        let block_bytes = self.volume.super_.block_bytes;
+        self.change_slot(inode, |it| it.count_blocks(blocks, true, block_bytes))
+    }
+
+    /// Counts blocks that were taken from an inode.
+    pub(crate) fn uncount_sectors(&mut self, inode: InodeNumber, blocks: u64) -> Result<()> {
+        let block_bytes = self.volume.super_.block_bytes;
+        self.change_slot(inode, |it| it.count_blocks(blocks, false, block_bytes))
     }
 
     /// Forgets what the block-map cache says of these blocks.

@@ -7,6 +7,8 @@
 //! nothing else: a walk visits no part twice, whatever the entries say. What a node says beyond
 //! its part, or without order, or with a wrong checksum, damages its part.
 
+mod edit;
+
 use std::ops::{ControlFlow, Range};
 
 use super::edit::{MappedRun, Taking};
@@ -17,10 +19,28 @@ use crate::format::extent::{self, Extent};
 use crate::format::inode::POINTERS;
 use crate::transaction::Transaction;
 use crate::units::narrow;
-use crate::{Error, FileId, FsBlock, InodeNumber, Result};
+use crate::{FileId, FsBlock, InodeNumber, Result};
+
+/// What the nodes of the tree of a file are.
+const fn role(file: FileId) -> Role {
+    Role::Extents(file)
+}
 
 /// Bytes of a root.
 pub(crate) const ROOT_BYTES: usize = POINTERS * 4;
+
+/// The root of a file without blocks, as words.
+pub(crate) fn empty_root() -> [u32; POINTERS] {
+    words(0, extent::ROOT_ENTRIES, &[])
+}
+
+/// A root as the words of an inode.
+fn words(depth: u16, room: u16, entries: &[[u8; extent::ENTRY_BYTES]]) -> [u32; POINTERS] {
+    let mut bytes = [0; ROOT_BYTES];
+    extent::write(&mut bytes, depth, room, entries);
+    let mut words = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
+    std::array::from_fn(|_| words.next().unwrap_or(0))
+}
 
 /// The root of the tree of an inode.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +72,7 @@ impl Extents {
 
 impl Map for Extents {
     fn role(&self, file: FileId) -> Role {
-        Role::Extents(file)
+        role(file)
     }
 
     fn walk(&self, source: &Source<'_>, range: Range<u64>, visit: &mut dyn Visit) -> Result<()> {
@@ -69,16 +89,30 @@ impl Map for Extents {
 
     fn map_blocks(
         &self,
-        _: &mut Transaction<'_>,
-        _: InodeNumber,
-        _: Range<u32>,
-        _: Taking,
+        tx: &mut Transaction<'_>,
+        inode: InodeNumber,
+        range: Range<u32>,
+        taking: Taking,
     ) -> Result<Vec<MappedRun>> {
-        Err(Error::Unsupported { feature: "writing needs: extent".to_owned() })
+        tx.map_by_extents(inode, range, taking)
     }
 
-    fn unmap(&self, _: &mut Transaction<'_>, _: InodeNumber, _: Range<u32>) -> Result<u64> {
-        Err(Error::Unsupported { feature: "writing needs: extent".to_owned() })
+    fn have_room_for_hole(
+        &self,
+        tx: &Transaction<'_>,
+        inode: InodeNumber,
+        range: Range<u32>,
+    ) -> Result<()> {
+        tx.have_room_for_hole(inode, range)
+    }
+
+    fn unmap(
+        &self,
+        tx: &mut Transaction<'_>,
+        inode: InodeNumber,
+        range: Range<u32>,
+    ) -> Result<u64> {
+        tx.unmap_extents(inode, range)
     }
 }
 

@@ -86,7 +86,7 @@ fn another_map_is_read_given_and_taken_through_the_same_seam() {
     let before = volume.space().free_blocks;
     let (map, taken) = volume
         .transact(|tx| {
-            let taking = Taking { grows: false, privileged: false };
+            let taking = Taking { grows: false, privileged: false, unwritten: false };
             let taken = OneRun::of(tx, file)?.map_blocks(tx, file, 0..40, taking)?;
             Ok((OneRun::of(tx, file)?, taken))
         })

@@ -18,6 +18,7 @@ use super::tree::{Node, NodeId, Tree, What};
 use super::{Error, Inodes, Options, Result};
 use crate::GroupNumber;
 use crate::dir::build::{self as directory, Name, Style};
+use crate::format::dirent::Shape;
 use crate::format::features::{Compatible, Incompatible};
 use crate::format::hash::{Hash, Seed};
 use crate::format::inode::target_pointers;
@@ -272,8 +273,11 @@ pub(super) fn style(layout: &Layout) -> Style {
     let seed = Seed::new(std::array::from_fn(|_| words.next().unwrap_or(0)));
     let index = options.compatible.contains(Compatible::DIR_INDEX);
     Style {
-        block_bytes: layout.super_.block_bytes,
-        filetype: options.incompatible.contains(Incompatible::FILETYPE),
+        shape: Shape {
+            block_bytes: layout.super_.block_bytes,
+            filetype: options.incompatible.contains(Incompatible::FILETYPE),
+            sums: layout.super_.checksum_seed.is_some(),
+        },
         index: index
             .then(|| Hash::of_version(version, false, seed))
             .flatten()

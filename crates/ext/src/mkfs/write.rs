@@ -401,7 +401,7 @@ impl<'a> Producer<'a> {
 
 /// The blocks of a directory, padded to what it was given; whether it is indexed.
 fn directory_bytes(plan: &Plan<'_>, placed: &Placed) -> (Vec<u8>, bool) {
-    let Style { block_bytes, filetype, .. } = plan.style;
+    let Style { shape, .. } = plan.style;
     let parent = plan.inodes.get(index(placed.parent.into())).copied().unwrap_or(0);
     let own = (placed.inode, parent);
     let built = plan::directory_of(plan.tree, NodeId(placed.node), own, &plan.inodes, plan.style);
@@ -409,7 +409,7 @@ fn directory_bytes(plan: &Plan<'_>, placed: &Placed) -> (Vec<u8>, bool) {
     if placed.inode == plan::LOST_FOUND && !built.indexed {
         let least = index(plan.layout.lost_found_blocks()) * plan.layout.block_len();
         while bytes.len() < least {
-            bytes.extend(BlockWriter::new(block_bytes, filetype).finish());
+            bytes.extend(BlockWriter::new(shape).finish());
         }
     }
     (bytes, built.indexed)

@@ -254,7 +254,7 @@ impl Transaction<'_> {
         let old = self.read_slot(number, |it| it.attribute_block())?;
         let placed = edit::place(all, room, block_bytes)?;
         let same = match (&placed.block, old) {
-            (Some(new), 1..) => self.block(FsBlock(old.into()), Role::Attributes)?[..] == new[..],
+            (Some(new), 1..) => xattr::is_same(&self.block(FsBlock(old), Role::Attributes)?, new),
             (None, 0) => true,
             _ => false,
         };
@@ -267,7 +267,7 @@ impl Transaction<'_> {
                     self.change_slot(number, |it| {
                         it.set_attributes(if placed.in_body { &placed.body } else { &[] });
                     })?;
-                    return self.change(FsBlock(old.into()), Role::Attributes, |bytes| {
+                    return self.change(FsBlock(old), Role::Attributes, |bytes| {
                         bytes.copy_from_slice(block);
                     });
                 }
@@ -289,8 +289,7 @@ impl Transaction<'_> {
             let (at, _) =
                 self.allocate_blocks(Request { goal, want: 1, grows: None, privileged })?;
             self.put_fresh(FsBlock(at), Role::Attributes, block);
-            let block = FsBlock(at).in_32_bits()?;
-            self.change_slot(number, |it| it.set_attribute_block(block))?;
+            self.change_slot(number, |it| it.set_attribute_block(at))?;
             self.count_sectors(number, 1)?;
         }
         if !all.is_empty() && !self.volume.super_.compatible.contains(Compatible::EXT_ATTR) {
@@ -300,11 +299,11 @@ impl Transaction<'_> {
     }
 
     /// Whether `new` holds fewer attributes than the block `old`, which no other inode shares.
-    fn gets_less(&self, old: u32, new: &[u8]) -> Result<bool> {
+    fn gets_less(&self, old: u64, new: &[u8]) -> Result<bool> {
         if old == 0 {
             return Ok(false);
         }
-        let bytes = self.block(FsBlock(old.into()), Role::Attributes)?;
+        let bytes = self.block(FsBlock(old), Role::Attributes)?;
         let before = edit::read_block(&bytes)?.len();
         Ok(xattr::owners(&bytes) == Some(1) && edit::read_block(new)?.len() < before)
     }
@@ -315,16 +314,16 @@ impl Transaction<'_> {
         if old == 0 {
             return Ok(());
         }
-        let at = FsBlock(old.into());
+        let at = FsBlock(old);
         let wrong = Error::corrupt("extended attribute block: number").in_block(at);
         if !self.volume.super_.holds(at) {
             return Err(wrong.of_inode(number));
         }
         let owners = xattr::owners(&self.block(at, Role::Attributes)?).unwrap_or(1);
-        let sectors = self.volume.super_.block_bytes / 512;
+        let block_bytes = self.volume.super_.block_bytes;
         self.change_slot(number, |it| {
             it.set_attribute_block(0);
-            it.set_sectors(it.sectors().saturating_sub(sectors));
+            it.count_blocks(1, false, block_bytes);
         })?;
         if owners > 1 {
             return self.change(at, Role::Attributes, |bytes| {

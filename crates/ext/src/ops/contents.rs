@@ -15,11 +15,12 @@ use super::Reserve;
 use crate::blocks::data::Data;
 use crate::blocks::role::Role;
 use crate::commit::batch::Intent;
-use crate::format::features::ReadOnlyCompatible;
+use crate::format::features::{Incompatible, ReadOnlyCompatible};
 use crate::format::inode::{Inode, flags};
 use crate::format::slot::Stamp;
 use crate::map::edit::{MappedRun, Taking};
 use crate::map::pointers::reach_blocks;
+use crate::map::{self, Map};
 use crate::transaction::Transaction;
 use crate::units::{index, narrow};
 use crate::volume::Volume;
@@ -33,8 +34,31 @@ const WRITE_BYTES: usize = 1 << 20;
 const RESERVE_BYTES: u64 = 4 << 20;
 
 impl Volume {
-    /// The longest file that the format can hold, in bytes.
+    /// The longest file that the format can hold, in bytes: by extents, if the volume has them.
     pub fn most_file_bytes(&self) -> u64 {
+        match self.super_.incompatible.contains(Incompatible::EXTENTS) {
+            true => self.most_bytes_by_extents(),
+            false => self.most_bytes_by_pointers(),
+        }
+    }
+
+    /// The longest that a file can become.
+    fn most_bytes_of(&self, inode: &Inode) -> u64 {
+        match inode.has_extents() {
+            true => self.most_bytes_by_extents(),
+            false => self.most_bytes_by_pointers(),
+        }
+    }
+
+    /// File blocks have 32 bits, the last of which says that there is none.
+    fn most_bytes_by_extents(&self) -> u64 {
+        let bytes = u64::from(self.super_.block_bytes);
+        let huge = self.super_.read_only_compatible.contains(ReadOnlyCompatible::HUGE_FILE);
+        let blocks = u64::from(u32::MAX);
+        if huge { blocks * bytes } else { (blocks * bytes).min(u64::from(u32::MAX) * 512) }
+    }
+
+    fn most_bytes_by_pointers(&self) -> u64 {
         let bytes = u64::from(self.super_.block_bytes);
         // Sectors are counted in 32 bits, those of indirect blocks among them.
         let sectors = u64::from(u32::MAX) * 512;
@@ -81,13 +105,14 @@ impl Volume {
         if len == 0 {
             return Err(Error::Misuse("no bytes to reserve"));
         }
-        let end = offset.checked_add(len).filter(|end| *end <= self.most_file_bytes());
+        let inode = self.inode(number)?;
+        let end = offset.checked_add(len).filter(|end| *end <= self.most_bytes_of(&inode));
         let end = end.ok_or(Error::TooLarge)?;
         if how == Reserve::PunchHole {
-            return self.transact(|tx| tx.punch(number, offset, end));
+            return self.transact_with_room(|tx| tx.punch(number, offset, end));
         }
         let keep = matches!(how, Reserve::KeepSize | Reserve::ZeroRange { keep_size: true });
-        if keep {
+        if keep && !inode.has_extents() {
             // A map of blocks cannot say that blocks behind the end are meant.
             let size = self.transact(|tx| Ok(tx.file(number)?.size_bytes))?;
             if end > size.next_multiple_of(self.super_.block_bytes.into()) {
@@ -96,7 +121,7 @@ impl Volume {
             }
         }
         if matches!(how, Reserve::ZeroRange { .. }) {
-            self.transact(|tx| tx.punch(number, offset, end))?;
+            self.transact_with_room(|tx| tx.punch(number, offset, end))?;
         }
         let bytes = u64::from(self.super_.block_bytes);
         let before = self.transact(|tx| Ok(tx.file(number)?.size_bytes))?;
@@ -166,7 +191,7 @@ impl Transaction<'_> {
 
     fn taking(&self, inode: &Inode, grows: bool) -> Taking {
         let (uid, _) = inode.owner();
-        Taking { grows, privileged: self.is_privileged(uid) }
+        Taking { grows, privileged: self.is_privileged(uid), unwritten: false }
     }
 
     /// Writes bytes that do not cross a large piece, which may be lent; says how many were
@@ -179,7 +204,7 @@ impl Transaction<'_> {
         lent: Option<&Data>,
     ) -> Result<usize> {
         let inode = self.file(number)?;
-        let most = self.volume.most_file_bytes().saturating_sub(offset);
+        let most = self.volume.most_bytes_of(&inode).saturating_sub(offset);
         if most == 0 {
             return Err(Error::TooLarge);
         }
@@ -369,7 +394,7 @@ impl Transaction<'_> {
 
     /// Cuts a file, or lets it grow by a hole.
     pub(crate) fn resize(&mut self, inode: &Inode, bytes: u64) -> Result<()> {
-        if bytes > self.volume.most_file_bytes() {
+        if bytes > self.volume.most_bytes_of(inode) {
             return Err(Error::TooLarge);
         }
         let number = inode.number;
@@ -403,13 +428,15 @@ impl Transaction<'_> {
         let block_bytes = self.block_bytes();
         let (first, last) = (from.div_ceil(block_bytes), end / block_bytes);
         if first <= last {
+            let range = narrow(first)..narrow(last);
+            map::of(&inode)?.have_room_for_hole(self, number, range.clone())?;
             if !from.is_multiple_of(block_bytes) {
                 self.zero_part(number, from, first * block_bytes)?;
             }
             if !end.is_multiple_of(block_bytes) {
                 self.zero_part(number, last * block_bytes, end)?;
             }
-            self.unmap(number, narrow(first)..narrow(last))?;
+            self.unmap(number, range)?;
         } else {
             self.zero_part(number, from, end)?;
         }
@@ -420,7 +447,7 @@ impl Transaction<'_> {
     /// Gives blocks that read as zeros; says up to which file block there are any.
     fn reserve(&mut self, number: InodeNumber, from: u32, end: u32) -> Result<u32> {
         let inode = self.file(number)?;
-        let taking = self.taking(&inode, false);
+        let taking = Taking { unwritten: inode.has_extents(), ..self.taking(&inode, false) };
         let touched = self.writer.touched;
         let all = match self.map_blocks(number, from..end, taking) {
             Err(Error::NoSpace) => {

@@ -20,14 +20,16 @@ use crate::blocks::role::Role;
 use crate::commit::batch::Intent;
 use crate::dir::edit::index::{self, Level};
 use crate::dir::edit::{self, Found, Room, Sought};
+use crate::format::dirent::Shape;
 use crate::format::features::{Compatible, Incompatible};
 use crate::format::hash::Hash;
 use crate::format::htree::{Entry, Index, Root};
 use crate::format::inode::{Inode, flags};
+use crate::format::leaf;
 use crate::format::slot::Stamp;
 use crate::map::edit::Taking;
 use crate::transaction::Transaction;
-use crate::{Error, FileBlock, FileId, FsBlock, InodeNumber, Result, units};
+use crate::{Error, FileBlock, FileId, FsBlock, InodeNumber, Result};
 
 /// Blocks that one more name can take at most: a leaf, two nodes, and indirect blocks.
 pub(crate) const NAME_BLOCKS: u64 = 8;
@@ -93,6 +95,18 @@ impl Transaction<'_> {
         self.volume.super_.incompatible.contains(Incompatible::FILETYPE)
     }
 
+    /// How blocks of directories look.
+    fn shape(&self) -> Shape {
+        let super_ = &self.volume.super_;
+        let sums = super_.checksum_seed.is_some();
+        Shape { block_bytes: super_.block_bytes, filetype: self.has_kinds(), sums }
+    }
+
+    /// The part of a block that holds names.
+    fn names_of<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
+        leaf::names(bytes, self.volume.super_.checksum_seed.is_some())
+    }
+
     fn large_dir(&self) -> bool {
         self.volume.super_.incompatible.contains(Incompatible::LARGEDIR)
     }
@@ -128,7 +142,7 @@ impl Transaction<'_> {
         let mut place = None;
         for nth in (hint..count).chain(0..hint) {
             let Some((block, bytes)) = self.names_in(dir, nth)? else { continue };
-            let sought = edit::seek(&bytes, self.has_kinds(), name);
+            let sought = edit::seek(self.names_of(&bytes), self.has_kinds(), name);
             match sought.map_err(|error| error.in_block(block).of_inode(dir.number))? {
                 Sought::Found(found) => return Ok(Ok(Spot { block, found })),
                 // In the root of a tree there is room that belongs to the index.
@@ -169,7 +183,7 @@ impl Transaction<'_> {
             let hash = if turn == 0 { of_name } else { 0 };
             let bytes = self.down(dir, &mut descent, hash)?;
             let block = descent.leaf.1;
-            let sought = edit::seek(&bytes, self.has_kinds(), name);
+            let sought = edit::seek(self.names_of(&bytes), self.has_kinds(), name);
             match sought.map_err(|error| error.in_block(block).of_inode(dir.number))? {
                 Sought::Found(found) => return Ok(Ok(Spot { block, found })),
                 Sought::Room(room) => drop(place.get_or_insert(Place::Room(block, room))),
@@ -266,9 +280,10 @@ impl Transaction<'_> {
         for _ in 0..MOST_SPLITS {
             match place {
                 Place::Room(block, room) => {
-                    let kinds = self.has_kinds();
+                    let Shape { filetype, sums, .. } = self.shape();
                     return self.change(block, self.directory_role(dir)?, |bytes| {
-                        edit::insert(bytes, &room, inode, kind, name, kinds)
+                        let names = leaf::names_mut(bytes, sums);
+                        edit::insert(names, &room, inode, kind, name, filetype)
                     })?;
                 }
                 Place::Listed => self.forget_tree(dir)?,
@@ -290,13 +305,12 @@ impl Transaction<'_> {
         let node = self.directory(dir)?;
         let count = self.volume.directory_blocks(&node);
         let indexed = self.volume.super_.compatible.contains(Compatible::DIR_INDEX);
-        let len = units::index(self.volume.super_.block_bytes.into());
         if indexed
             && count == 1
             && !self.volume.has_tree(&node)
             && let Some((first, bytes)) = self.names_in(&node, 0)?
             && let Ok((root, leaf)) =
-                index::make_indexed(&bytes, self.volume.super_.default_hash(), 1)
+                index::make_indexed(&bytes, self.volume.super_.default_hash(), 1, self.shape())
         {
             let (_, block) = self.append_block(dir)?;
             self.put_fresh(block, self.directory_role(dir)?, leaf);
@@ -308,12 +322,16 @@ impl Transaction<'_> {
             self.forget_tree(dir)?;
         }
         let (nth, block) = self.append_block(dir)?;
-        self.put_fresh(block, self.directory_role(dir)?, edit::empty(len));
+        self.put_fresh(block, self.directory_role(dir)?, edit::empty(self.shape()));
         self.writer.hints.insert(dir.0, nth);
         Ok(())
     }
 
     fn forget_tree(&mut self, dir: InodeNumber) -> Result<()> {
+        if self.shape().sums {
+            // Its blocks would have to end in other ways.
+            return Err(Error::corrupt("hash tree").of_inode(dir));
+        }
         self.change_slot(dir, |it| it.set_flags(it.flags() & !flags::INDEX))
     }
 
@@ -322,7 +340,7 @@ impl Transaction<'_> {
         let node = self.directory(dir)?;
         let nth = self.volume.directory_blocks(&node);
         let (uid, _) = node.owner();
-        let taking = Taking { grows: true, privileged: self.is_privileged(uid) };
+        let taking = Taking { grows: true, privileged: self.is_privileged(uid), unwritten: false };
         let all = self.map_blocks(dir, nth..nth + 1, taking)?;
         let run = all.first().filter(|run| run.fresh).ok_or(Error::corrupt("directory: size"))?;
         let bytes = u64::from(nth + 1) * u64::from(self.volume.super_.block_bytes);
@@ -340,7 +358,7 @@ impl Transaction<'_> {
             if index::has_room(&self.block(step.block, role)?, step.level)? {
                 let Some(lower) = full else { return self.split_leaf(dir, descent, *step) };
                 let lower: Step = lower;
-                let split = index::split_node(&self.block(lower.block, role)?)?;
+                let split = index::split_node(&self.block(lower.block, role)?, self.shape())?;
                 let (nth, block) = self.append_block(dir)?;
                 self.put_fresh(block, role, split.high);
                 self.change(lower.block, role, |bytes| bytes.copy_from_slice(&split.low))?;
@@ -354,7 +372,8 @@ impl Transaction<'_> {
             if depth == 0 {
                 let most = index::most_levels(self.large_dir());
                 let nth = self.volume.directory_blocks(&*self.directory(dir)?);
-                let (root, node) = index::deepen(&self.block(step.block, role)?, nth, most)?;
+                let (root, node) =
+                    index::deepen(&self.block(step.block, role)?, nth, most, self.shape())?;
                 let (_, block) = self.append_block(dir)?;
                 self.put_fresh(block, role, node);
                 return self.change(step.block, role, |bytes| bytes.copy_from_slice(&root));
@@ -366,10 +385,13 @@ impl Transaction<'_> {
     fn split_leaf(&mut self, dir: InodeNumber, descent: &Descent, above: Step) -> Result<()> {
         let role = self.directory_role(dir)?;
         let old = self.block(descent.leaf.1, role)?;
-        let halves = edit::split(&old, &descent.hash)?;
+        let shape = self.shape();
+        let halves = edit::split(self.names_of(&old), &descent.hash)?;
         let (nth, block) = self.append_block(dir)?;
-        self.put_fresh(block, role, halves.high);
-        self.change(descent.leaf.1, role, |bytes| bytes.copy_from_slice(&halves.low))?;
+        self.put_fresh(block, role, shape.whole(halves.high));
+        self.change(descent.leaf.1, role, |bytes| {
+            leaf::names_mut(bytes, shape.sums).copy_from_slice(&halves.low);
+        })?;
         let entry = Entry { hash: halves.hash, block: nth };
         let put = self.change(above.block, role, |bytes| {
             index::insert(bytes, above.level, above.nth, entry)
@@ -380,8 +402,9 @@ impl Transaction<'_> {
     /// Takes a name out.
     pub(crate) fn take_out(&mut self, dir: InodeNumber, spot: Spot) -> Result<()> {
         self.record(Intent::Unnamed { dir });
+        let sums = self.shape().sums;
         self.change(spot.block, self.directory_role(dir)?, |bytes| {
-            edit::remove(bytes, &spot.found)
+            edit::remove(leaf::names_mut(bytes, sums), &spot.found)
         })?
     }
 
@@ -404,7 +427,7 @@ impl Transaction<'_> {
     pub(crate) fn is_empty(&self, dir: &Inode) -> Result<bool> {
         for nth in 0..self.volume.directory_blocks(dir) {
             let Some((block, bytes)) = self.names_in(dir, nth)? else { continue };
-            let empty = edit::is_empty(&bytes, nth == 0);
+            let empty = edit::is_empty(self.names_of(&bytes), nth == 0);
             if !empty.map_err(|error| error.in_block(block).of_inode(dir.number))? {
                 return Ok(false);
             }
@@ -423,8 +446,7 @@ impl Transaction<'_> {
 
     /// The first block of a new directory.
     pub(crate) fn first_names(&self, own: InodeNumber, parent: InodeNumber) -> Vec<u8> {
-        let block_bytes = self.volume.super_.block_bytes;
-        let mut block = crate::format::dirent::BlockWriter::new(block_bytes, self.has_kinds());
+        let mut block = crate::format::dirent::BlockWriter::new(self.shape());
         block.push(own.0, Kind::Directory, b".");
         block.push(parent.0, Kind::Directory, b"..");
         block.finish()

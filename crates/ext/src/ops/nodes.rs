@@ -16,11 +16,12 @@ use super::names::Spot;
 use super::{NewNode, Renaming, Whiteout};
 use crate::blocks::data::Data;
 use crate::commit::batch::{Intent, Move, Operation};
-use crate::format::features::ReadOnlyCompatible;
+use crate::format::features::{Incompatible, ReadOnlyCompatible};
 use crate::format::inode::{Inode, POINTERS, device_pointers, flags, target_pointers};
 use crate::format::slot::Stamp;
 use crate::format::xattr::NewAttribute;
 use crate::map::edit::Taking;
+use crate::map::extents::empty_root;
 use crate::transaction::Transaction;
 use crate::units::index;
 use crate::{Error, InodeNumber, Result};
@@ -202,10 +203,6 @@ impl Transaction<'_> {
         let dir = parent.number;
         let is_dir = new.kind == Kind::Directory;
         let privileged = self.is_privileged(new.uid);
-        let used = self.read_slot(number, |it| it.links() != 0)?;
-        if used {
-            return Err(Error::corrupt("inode bitmap: a used inode is free").of_inode(number));
-        }
         self.forget_access(number);
         self.record(Intent::Born { inode: number, parent: is_dir.then_some(dir) });
         self.writer.generation =
@@ -216,6 +213,11 @@ impl Transaction<'_> {
             Kind::File => parent.flags & flags::INHERITED & !flags::DIR_SYNC,
             _ => parent.flags & flags::INHERITED & (flags::NO_ATIME | flags::NO_DUMP),
         };
+        // A target in the inode needs no map.
+        let is_mapped =
+            matches!(new.kind, Kind::File | Kind::Directory) || matches!(birth.target, Some(None));
+        let has_extents = self.volume.super_.incompatible.contains(Incompatible::EXTENTS);
+        let of_map = if is_mapped && has_extents { flags::EXTENTS } else { 0 };
         let full_mode = u16::try_from(new.kind.mode_bits() | birth.mode).unwrap_or(0);
         self.change_slot(number, |it| {
             it.clear();
@@ -223,7 +225,7 @@ impl Transaction<'_> {
             it.set_mode(full_mode);
             it.set_owner(new.uid, birth.gid);
             it.set_links(links);
-            it.set_flags(inherited_flags);
+            it.set_flags(inherited_flags | of_map);
             it.set_generation(generation);
             for stamp in [Stamp::Accessed, Stamp::Modified, Stamp::Changed, Stamp::Created] {
                 it.set_time(stamp, now);
@@ -236,19 +238,23 @@ impl Transaction<'_> {
                     it.set_pointers(fast);
                     it.set_size(new.target.len() as u64);
                 }
+                (Kind::File | Kind::Directory | Kind::Symlink, _) if of_map != 0 => {
+                    it.set_pointers(empty_root());
+                }
                 _ => {}
             }
         })?;
         let block_bytes = self.volume.super_.block_bytes;
+        let taking = Taking { grows: false, privileged, unwritten: false };
         if is_dir {
-            let all = self.map_blocks(number, 0..1, Taking { grows: false, privileged })?;
+            let all = self.map_blocks(number, 0..1, taking)?;
             let first = all.first().ok_or(Error::NoSpace)?.at;
             let names = self.first_names(number, dir);
             self.put_fresh(first, self.directory_role(number)?, names);
             self.change_slot(number, |it| it.set_size(block_bytes.into()))?;
             self.count_subdirectory(dir, true)?;
         } else if matches!(birth.target, Some(None)) {
-            let all = self.map_blocks(number, 0..1, Taking { grows: false, privileged })?;
+            let all = self.map_blocks(number, 0..1, taking)?;
             let first = all.first().ok_or(Error::NoSpace)?.at;
             let mut bytes = new.target.to_vec();
             bytes.resize(index(block_bytes.into()), 0);

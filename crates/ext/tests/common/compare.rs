@@ -21,6 +21,11 @@ pub enum Beside {
 
 /// Compares everything below `dir`; returns how many names there were.
 pub fn tree(volume: &Volume, dir: InodeNumber, host: &Path, beside: Beside) -> u64 {
+    if beside == Beside::Mount && dir == InodeNumber::ROOT {
+        // Before anything is read: what the kernel has read of blocks that were never written it
+        // calls data.
+        all_holes(volume, host);
+    }
     let ours = names(volume, dir);
     let mut theirs: BTreeMap<Vec<u8>, _> = BTreeMap::new();
     for entry in fs::read_dir(host).unwrap() {
@@ -107,9 +112,6 @@ fn node(volume: &Volume, number: InodeNumber, path: &Path, beside: Beside) {
         }
         Kind::File => {
             contents(volume, number, path);
-            if beside == Beside::Mount {
-                holes(volume, number, path);
-            }
         }
         Kind::Symlink => {
             let target = fs::read_link(path).unwrap();
@@ -201,6 +203,18 @@ pub fn paths(volume: &Volume, host: &Path, paths: &[&str]) {
         let theirs = fs::metadata(host.join(path)).unwrap().ino();
         let ours = volume.resolve(volume.root(), path.as_bytes(), Follow::Yes).unwrap();
         assert_eq!(u64::from(ours.0), theirs, "{path}");
+    }
+}
+
+fn all_holes(volume: &Volume, host: &Path) {
+    for entry in fs::read_dir(host).unwrap() {
+        let path = entry.unwrap().path();
+        let found = fs::symlink_metadata(&path).unwrap();
+        if found.is_dir() {
+            all_holes(volume, &path);
+        } else if found.is_file() && !is_locked(&path) {
+            holes(volume, InodeNumber(u32::try_from(found.ino()).unwrap()), &path);
+        }
     }
 }
 

@@ -193,8 +193,12 @@ impl Image {
         let dir = tempfile::tempdir().unwrap();
         let mut tries = 0;
         loop {
-            let output =
-                Command::new("mount").args(["-o", options, self.path()]).arg(dir.path()).output();
+            let output = Command::new("mount")
+                .arg("-o")
+                .args(options.split(' '))
+                .args([self.path()])
+                .arg(dir.path())
+                .output();
             let output = output.map_err(|error| error.to_string())?;
             if output.status.success() {
                 return Ok(Mount { dir });

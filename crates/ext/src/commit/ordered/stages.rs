@@ -83,7 +83,7 @@ impl Transaction<'_> {
                 needed = 0;
             }
         }
-        Ok(Chain { stages: all, needed })
+        Ok(Chain { stages: all, needed, follows_all: false })
     }
 
     /// The superblock with new features and nothing else: what needs them comes behind.

@@ -11,11 +11,12 @@
 //! Law 2: the limit that a block states is kept, and believed only if it fits the block.
 
 use super::{Record, all, pack_of, put_len};
+use crate::format::dirent::Shape;
 use crate::format::htree::{
     BLOCK_MASK, ENTRY_BYTES, Entry, Index, NODE_ENTRIES_AT, ROOT_ENTRIES_AT, ROOT_INFO_AT,
     node_room, root_room,
 };
-use crate::format::{htree, le16, put16, put32};
+use crate::format::{htree, le16, leaf, put16, put32};
 use crate::units::narrow;
 use crate::{Error, Result};
 
@@ -39,10 +40,12 @@ impl Level {
         }
     }
 
+    /// Entries that there is room for, at most: a block with a checksum has room for one less.
     fn room(self, block_bytes: u32) -> usize {
+        let shape = Shape { block_bytes, filetype: false, sums: false };
         match self {
-            Self::Root => root_room(block_bytes),
-            Self::Node => node_room(block_bytes),
+            Self::Root => root_room(shape),
+            Self::Node => node_room(shape),
         }
     }
 }
@@ -122,14 +125,14 @@ fn set_count(block: &mut [u8], level: Level, count: usize) -> Option<()> {
 /// # Errors
 /// [`Error::Corrupt`] if limit or count make no sense; [`Error::Misuse`] if there are less
 /// than two entries.
-pub(crate) fn split_node(block: &[u8]) -> Result<NodeSplit> {
+pub(crate) fn split_node(block: &[u8], shape: Shape) -> Result<NodeSplit> {
     let (index, _) = look(block, Level::Node)?;
     let all = entries(index);
     let kept = all.len() / 2;
     let go = all.get(kept..).unwrap_or_default();
     let few = Error::Misuse("hash tree index: too few entries to split");
     let (true, Some(first)) = (kept > 0, go.first()) else { return Err(few) };
-    let high = htree::node(go, narrow(block.len() as u64)).ok_or(few.clone())?;
+    let high = htree::node(go, shape).ok_or(few.clone())?;
     let mut low = block.to_vec();
     set_count(&mut low, Level::Node, kept).ok_or(few)?;
     Ok(NodeSplit { low, high, hash: first.hash, kept })
@@ -141,7 +144,12 @@ pub(crate) fn split_node(block: &[u8]) -> Result<NodeSplit> {
 /// # Errors
 /// [`Error::NoSpace`] if the tree has `most_levels`; [`Error::Corrupt`] if the root makes no
 /// sense.
-pub(crate) fn deepen(root: &[u8], node: u32, most_levels: u8) -> Result<(Vec<u8>, Vec<u8>)> {
+pub(crate) fn deepen(
+    root: &[u8],
+    node: u32,
+    most_levels: u8,
+    shape: Shape,
+) -> Result<(Vec<u8>, Vec<u8>)> {
     let corrupt = Error::corrupt("hash tree root");
     let (index, _) = look(root, Level::Root)?;
     let levels_at = ROOT_INFO_AT.saturating_add(6);
@@ -149,7 +157,7 @@ pub(crate) fn deepen(root: &[u8], node: u32, most_levels: u8) -> Result<(Vec<u8>
     if levels >= most_levels {
         return Err(Error::NoSpace);
     }
-    let below = htree::node(&entries(index), narrow(root.len() as u64)).ok_or(corrupt.clone())?;
+    let below = htree::node(&entries(index), shape).ok_or(corrupt.clone())?;
     let mut root = root.to_vec();
     if let Some(byte) = root.get_mut(levels_at) {
         *byte = levels.saturating_add(1);
@@ -165,19 +173,31 @@ pub(crate) fn deepen(root: &[u8], node: u32, most_levels: u8) -> Result<(Vec<u8>
 ///
 /// # Errors
 /// [`Error::Corrupt`] if the chain breaks or does not begin with `.` and `..`.
-pub(crate) fn make_indexed(block: &[u8], version: u8, leaf: u32) -> Result<(Vec<u8>, Vec<u8>)> {
+pub(crate) fn make_indexed(
+    block: &[u8],
+    version: u8,
+    leaf: u32,
+    shape: Shape,
+) -> Result<(Vec<u8>, Vec<u8>)> {
     let corrupt = Error::corrupt("directory: no `.` and `..` at its start");
-    let all = all(block)?;
+    let own = leaf::names(block, shape.sums);
+    let all = all(own)?;
     let [dot, dot_dot, names @ ..] = all.as_slice() else { return Err(corrupt) };
-    let is = |record: &Record, name: &[u8]| record.inode != 0 && record.name(block) == name;
+    let is = |record: &Record, name: &[u8]| record.inode != 0 && record.name(own) == name;
     if !is(dot, b".") || !is(dot_dot, b"..") {
         return Err(corrupt);
     }
-    let names = pack_of(names.iter().copied(), block);
-    let block_bytes = narrow(block.len() as u64);
+    let names = shape.whole(pack_of(names.iter().copied(), own));
     let entry = Entry { hash: 0, block: leaf };
-    let head = htree::root(dot.inode, dot_dot.inode, version, 0, &[entry], block_bytes, false)
-        .ok_or(corrupt.clone())?;
+    let head = htree::root(
+        dot.inode,
+        dot_dot.inode,
+        version,
+        0,
+        &[entry],
+        Shape { filetype: false, ..shape },
+    )
+    .ok_or(corrupt.clone())?;
     let mut root = block.to_vec();
     let end = ROOT_ENTRIES_AT.saturating_add(ENTRY_BYTES);
     let (Some(into), Some(head)) = (root.get_mut(..end), head.get(..end)) else {

@@ -76,7 +76,7 @@ struct Model {
 
 impl Model {
     fn new(block_bytes: usize, filetype: bool, seed: u64) -> Self {
-        let block = empty(block_bytes);
+        let block = empty(Shape { block_bytes: block_bytes as u32, filetype: true, sums: false });
         let names = Names::new();
         Self { block, names, filetype, chance: Chance::new(seed), whole: 0, parted: 0 }
     }
@@ -263,7 +263,7 @@ fn names_with_one_hash_are_parted_only_if_there_are_no_others() {
         }
     };
     let block_of = |names: &[&[u8]]| {
-        let mut writer = BlockWriter::new(1024, true);
+        let mut writer = BlockWriter::new(Shape { block_bytes: 1024, filetype: true, sums: false });
         names.iter().for_each(|name| assert!(writer.push(12, Kind::File, name)));
         writer.finish()
     };
@@ -277,12 +277,14 @@ fn names_with_one_hash_are_parted_only_if_there_are_no_others() {
         .any(|half| half.contains_key(&one) && half.contains_key(&two));
     assert!(together);
     assert!(split(&block_of(&[b"alone"]), &hash).is_err());
-    assert!(split(&empty(1024), &hash).is_err());
+    assert!(
+        split(&empty(Shape { block_bytes: 1024, filetype: true, sums: false }), &hash).is_err()
+    );
 }
 
 #[test]
 fn dots_are_no_names_in_the_first_block_only() {
-    let mut writer = BlockWriter::new(1024, true);
+    let mut writer = BlockWriter::new(Shape { block_bytes: 1024, filetype: true, sums: false });
     assert!(writer.push(2, Kind::Directory, b".") && writer.push(2, Kind::Directory, b".."));
     let mut block = writer.finish();
     assert!(is_empty(&block, true).unwrap());
@@ -299,7 +301,7 @@ fn dots_are_no_names_in_the_first_block_only() {
 
 #[test]
 fn what_cannot_be_is_refused_and_changes_nothing() {
-    let mut block = empty(1024);
+    let mut block = empty(Shape { block_bytes: 1024, filetype: true, sums: false });
     let before = block.clone();
     let room = room(&block, 16).unwrap().unwrap();
     let inode = InodeNumber(12);
@@ -326,7 +328,11 @@ fn no_bytes_make_it_panic() {
     let mut chance = Chance::new(11);
     let mut refused = 0;
     for round in 0..20_000 {
-        let mut model = empty([1024, 65536][usize::from(round % 50 == 0)]);
+        let mut model = empty(Shape {
+            block_bytes: [1024, 65536][usize::from(round % 50 == 0)],
+            filetype: true,
+            sums: false,
+        });
         for _ in 0..chance.below(4) {
             if let Some(room) = room(&model, 40).unwrap() {
                 let name = chance.name(32);
@@ -342,7 +348,9 @@ fn no_bytes_make_it_panic() {
         refused += usize::from(is_empty(block, true).is_err());
         let found = find(block, true, b"a").ok().flatten();
         let room = room(block, 12 + chance.below(300)).ok().flatten();
-        let _ = (pack(block), split(block, &hash()), index::make_indexed(block, 1, 1));
+        let shape = Shape { block_bytes: block.len() as u32, filetype: true, sums: false };
+        let make = |block: &[u8]| index::make_indexed(block, 1, 1, shape);
+        let _ = (pack(block), split(block, &hash()), make(block));
         let mut block = block.to_vec();
         if let Some(found) = found {
             remove(&mut block, &found).unwrap();
@@ -359,7 +367,7 @@ fn no_bytes_make_it_panic() {
 #[ignore = "measures"]
 fn a_full_block_is_searched_quickly() {
     for len in [4, 8, 12, 24] {
-        let mut block = empty(4096);
+        let mut block = empty(Shape { block_bytes: 4096, filetype: true, sums: false });
         let mut nth = 0u32;
         while let Some(room) = room(&block, record_bytes(len)).unwrap() {
             let name = format!("{nth:0len$}").into_bytes();

@@ -12,6 +12,10 @@ use crate::format::dirent::{BlockWriter, Dirents, record_bytes};
 use crate::format::hash::Seed;
 use crate::format::htree::Root;
 
+const fn shape(block_bytes: u32, filetype: bool) -> Shape {
+    Shape { block_bytes, filetype, sums: false }
+}
+
 /// A directory in memory.
 struct Directory {
     blocks: Vec<Vec<u8>>,
@@ -20,9 +24,9 @@ struct Directory {
 
 impl Directory {
     fn new(block_bytes: u32, most_levels: u8) -> Self {
-        let mut writer = BlockWriter::new(block_bytes, true);
+        let mut writer = BlockWriter::new(shape(block_bytes, true));
         assert!(writer.push(20, Kind::Directory, b".") && writer.push(2, Kind::Directory, b".."));
-        let (root, leaf) = make_indexed(&writer.finish(), 1, 1).unwrap();
+        let (root, leaf) = make_indexed(&writer.finish(), 1, 1, shape(block_bytes, true)).unwrap();
         Self { blocks: vec![root, leaf], most_levels }
     }
 
@@ -81,7 +85,12 @@ impl Directory {
         }
         if start == 0 {
             let block = self.blocks.len();
-            let (root, node) = deepen(&self.blocks[0], block as u32, self.most_levels)?;
+            let (root, node) = deepen(
+                &self.blocks[0],
+                block as u32,
+                self.most_levels,
+                shape(self.blocks[0].len() as u32, true),
+            )?;
             for torn in tears(&self.blocks[0], &root) {
                 assert!(torn == self.blocks[0] || torn == root);
             }
@@ -90,7 +99,7 @@ impl Directory {
         } else {
             let (above, place) = path[start - 1];
             let (node, _) = path[start];
-            let halves = split_node(&self.blocks[node])?;
+            let halves = split_node(&self.blocks[node], shape(self.blocks[0].len() as u32, true))?;
             let block = self.blocks.len() as u32;
             for torn in tears(&self.blocks[node], &halves.low) {
                 assert!(torn == self.blocks[node] || torn == halves.low);
@@ -165,14 +174,14 @@ fn a_full_tree_says_so_and_large_directories_go_one_level_deeper() {
 
 #[test]
 fn a_block_becomes_a_root_in_its_first_sector() {
-    let mut writer = BlockWriter::new(4096, true);
+    let mut writer = BlockWriter::new(shape(4096, true));
     assert!(writer.push(20, Kind::Directory, b".") && writer.push(2, Kind::Directory, b".."));
     let mut names = 2;
     while writer.push(30, Kind::Fifo, format!("name {names}").as_bytes()) {
         names += 1;
     }
     let old = writer.finish();
-    let (root, leaf) = make_indexed(&old, 1, 5).unwrap();
+    let (root, leaf) = make_indexed(&old, 1, 5, shape(4096, true)).unwrap();
     let mixtures = tears(&old, &root);
     assert_eq!(mixtures.len(), 2, "one sector differs");
     let (head, index) = Root::check(&root, false, Seed::new([7; 4])).unwrap();
@@ -186,17 +195,19 @@ fn a_block_becomes_a_root_in_its_first_sector() {
     };
     assert_eq!([read(&root), read(&leaf)].concat(), read(&old));
     // Without kinds there are none afterwards.
-    let mut writer = BlockWriter::new(1024, false);
+    let mut writer = BlockWriter::new(shape(1024, false));
     assert!(writer.push(20, Kind::Directory, b".") && writer.push(2, Kind::Directory, b".."));
-    let (root, _) = make_indexed(&writer.finish(), 1, 1).unwrap();
+    let (root, _) = make_indexed(&writer.finish(), 1, 1, shape(1024, false)).unwrap();
     assert_eq!((root[7], root[19]), (0, 0));
-    assert!(make_indexed(&super::super::empty(1024), 1, 1).is_err());
-    let (largest, _) = make_indexed(&dots(65536), 1, 1).unwrap();
+    assert!(
+        make_indexed(&super::super::empty(shape(1024, false)), 1, 1, shape(1024, false)).is_err()
+    );
+    let (largest, _) = make_indexed(&dots(65536), 1, 1, shape(65536, true)).unwrap();
     assert_eq!(read(&largest).len(), 2);
 }
 
 fn dots(block_bytes: u32) -> Vec<u8> {
-    let mut writer = BlockWriter::new(block_bytes, true);
+    let mut writer = BlockWriter::new(shape(block_bytes, true));
     assert!(writer.push(20, Kind::Directory, b".") && writer.push(2, Kind::Directory, b".."));
     writer.finish()
 }
@@ -206,7 +217,7 @@ fn entries_are_kept_in_order_up_to_the_limit() {
     let mut chance = Chance::new(5);
     for block_bytes in [1024, 2048, 4096, 65536] {
         let first = Entry { hash: 0, block: 1 };
-        let mut block = htree::node(&[first], block_bytes).unwrap();
+        let mut block = htree::node(&[first], shape(block_bytes, true)).unwrap();
         let mut model = BTreeMap::new();
         for nth in 1.. {
             let hash = 2 + 2 * chance.below(1 << 30) as u32;
@@ -220,12 +231,12 @@ fn entries_are_kept_in_order_up_to_the_limit() {
             }
             model.insert(hash, nth);
         }
-        assert_eq!(model.len() + 1, node_room(block_bytes));
+        assert_eq!(model.len() + 1, node_room(shape(block_bytes, true)));
         let index = Index::of_node(&block).unwrap();
         for (hash, block) in &model {
             assert_eq!(index.block(index.find(*hash)).unwrap().0, *block);
         }
-        let halves = split_node(&block).unwrap();
+        let halves = split_node(&block, shape(block_bytes, true)).unwrap();
         let (low, high) =
             (Index::of_node(&halves.low).unwrap(), Index::of_node(&halves.high).unwrap());
         assert_eq!((low.len(), low.len() + high.len()), (halves.kept, model.len() + 1));
@@ -239,7 +250,7 @@ fn entries_are_kept_in_order_up_to_the_limit() {
 #[test]
 fn an_index_that_makes_no_sense_is_not_edited() {
     let entry = |hash| Entry { hash, block: 9 };
-    let node = htree::node(&[entry(0), entry(10), entry(20)], 1024).unwrap();
+    let node = htree::node(&[entry(0), entry(10), entry(20)], shape(1024, true)).unwrap();
     let mut block = node.clone();
     assert!(insert(&mut block, Level::Node, 0, entry(12)).is_err(), "above the next");
     assert!(insert(&mut block, Level::Node, 2, entry(12)).is_err(), "below the last");
@@ -248,7 +259,10 @@ fn an_index_that_makes_no_sense_is_not_edited() {
     assert_eq!(block, node);
     block[8..10].copy_from_slice(&500u16.to_le_bytes());
     assert!(insert(&mut block, Level::Node, 2, entry(30)).is_err(), "a limit beyond the block");
-    assert!(split_node(&htree::node(&[entry(0)], 1024).unwrap()).is_err());
+    assert!(
+        split_node(&htree::node(&[entry(0)], shape(1024, true)).unwrap(), shape(1024, true))
+            .is_err()
+    );
     let mut chance = Chance::new(8);
     for _ in 0..20_000 {
         let mut block = if chance.below(2) == 0 { node.clone() } else { dots(1024) };
@@ -261,6 +275,8 @@ fn an_index_that_makes_no_sense_is_not_edited() {
             let _ = has_room(&block, level);
             let _ = insert(&mut block, level, chance.below(4), entry(chance.below(30) as u32));
         }
-        let _ = (split_node(&block), deepen(&block, 7, 2), make_indexed(&block, 1, 1));
+        let shape = shape(block.len() as u32, true);
+        let _ = (split_node(&block, shape), deepen(&block, 7, 2, shape));
+        let _ = make_indexed(&block, 1, 1, shape);
     }
 }

@@ -1,0 +1,55 @@
+//! Contents and new blocks first, then all other metadata, in place: for volumes with extents or
+//! checksums and no journal.
+//!
+//! Law: what `fsync` returned for is on the disk, and nothing leads to contents that are not. A
+//! cut between the writes of one batch leaves what the kernel's driver leaves on such a volume:
+//! structures of before beside others of after, which `e2fsck` repairs.
+
+use super::batch::{Batch, Intent, Operation};
+use super::protocol::{Chain, Protocol, Stage};
+use crate::blocks::overlay::State;
+use crate::transaction::Transaction;
+use crate::{InodeNumber, Result};
+
+/// See the head of the file. It keeps no records.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unordered;
+
+impl Protocol for Unordered {
+    fn admits(&self, _: &Batch, _: &Operation) -> bool {
+        true
+    }
+
+    fn swaps_names(&self, _: &Batch, _: InodeNumber) -> bool {
+        false
+    }
+
+    fn lists_orphans(&self) -> bool {
+        true
+    }
+
+    fn record(&mut self, _: &Batch, _: Intent) {}
+
+    fn is_complete(&self, _: &Batch) -> bool {
+        false
+    }
+
+    fn chain(&mut self, tx: &mut Transaction<'_>) -> Result<Chain> {
+        tx.write_counts()?;
+        let mut first: Stage = tx.dirty_contents();
+        let mut last = Stage::new();
+        let blocks = tx.volume.store.overlay.read();
+        for block in &tx.writer.batch.blocks {
+            let Some(buffer) = blocks.metadata.get(block) else { continue };
+            match buffer.state {
+                State::Clean => {}
+                State::Fresh => drop(first.insert(*block, buffer.now.clone())),
+                State::Changed(_) => drop(last.insert(*block, buffer.now.clone())),
+            }
+        }
+        drop(blocks);
+        let stages: Vec<Stage> = [first, last].into_iter().filter(|it| !it.is_empty()).collect();
+        let needed = stages.len().saturating_sub(1);
+        Ok(Chain { stages, needed, follows_all: false })
+    }
+}

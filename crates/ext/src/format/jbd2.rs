@@ -1,0 +1,338 @@
+//! The journal of ext3 and ext4, which is big-endian whatever the machine.
+//!
+//! ```text
+//!   log block 0   first                                              len
+//!   | superblock | descriptor: tag tag tag | copy | copy | copy | commit | revoke | ..
+//!                        each tag names the block of the volume that a copy is of
+//! ```
+//! A copy that begins like a block of the journal has its first four bytes zeroed, and its tag
+//! says so. How long a tag is, and what is summed, follows from the features of the journal.
+//!
+//! Law: what is read here has any bytes; every loop ends with the block it walks.
+
+pub mod blocks;
+mod crc;
+
+use bitflags::bitflags;
+use zerocopy::big_endian::U32;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::checksum::Checksum;
+use crate::{Error, Result};
+pub use blocks::{Commit, Kind, Soundness, Tag};
+pub use crc::crc32_be;
+
+/// What every block that belongs to the journal itself begins with.
+pub const MAGIC: u32 = 0xC03B_3998;
+/// How long a superblock of a journal is, in bytes.
+pub const SUPERBLOCK_BYTES: usize = 1024;
+/// What `s_checksum_type` says of CRC-32C, the only one that is in use.
+const CRC32C: u8 = 4;
+/// Blocks of fast commits where the superblock does not say how many.
+const FAST_COMMIT_BLOCKS: u32 = 256;
+
+bitflags! {
+    /// Compatible features of a journal.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct Compatible: u32 {
+        /// Commit blocks have a sum of all blocks of their transactions.
+        const CHECKSUM = 1;
+        const _ = !0;
+    }
+
+    /// Incompatible features of a journal.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct Incompatible: u32 {
+        /// There may be revoke blocks.
+        const REVOKE = 1;
+        /// Block numbers have 64 bits.
+        const WIDE = 2;
+        /// A commit block may be durable before its transaction is.
+        const ASYNC_COMMIT = 4;
+        /// Everything is summed; the sums of copies have 16 bits.
+        const CSUM_V2 = 8;
+        /// Everything is summed; the sums of copies have 32 bits.
+        const CSUM_V3 = 0x10;
+        /// The last blocks may hold fast commits.
+        const FAST_COMMIT = 0x20;
+        const _ = !0;
+    }
+}
+
+/// The bytes of the superblock of a journal, with the names of the format manual.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Debug)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct RawJournalSuperblock {
+    pub h_magic: U32,
+    pub h_blocktype: U32,
+    pub h_sequence: U32,
+    pub s_blocksize: U32,
+    pub s_maxlen: U32,
+    pub s_first: U32,
+    pub s_sequence: U32,
+    pub s_start: U32,
+    pub s_errno: U32,
+    pub s_feature_compat: U32,
+    pub s_feature_incompat: U32,
+    pub s_feature_ro_compat: U32,
+    pub s_uuid: [u8; 16],
+    pub s_nr_users: U32,
+    pub s_dynsuper: U32,
+    pub s_max_transaction: U32,
+    pub s_max_trans_data: U32,
+    pub s_checksum_type: u8,
+    pub s_padding2: [u8; 3],
+    pub s_num_fc_blks: U32,
+    pub s_head: U32,
+    pub s_padding: [U32; 40],
+    pub s_checksum: U32,
+    pub s_users: [[u8; 16]; 48],
+}
+
+const _: () = assert!(size_of::<RawJournalSuperblock>() == SUPERBLOCK_BYTES);
+
+/// How the blocks of a journal are summed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sums {
+    /// Not at all.
+    None,
+    /// One sum in the commit block, of descriptors and copies.
+    Commit,
+    /// Every block; tags keep half of the sums of copies.
+    V2,
+    /// Every block.
+    V3,
+}
+
+/// How the blocks of a journal are made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Form {
+    /// Block size in bytes, the volume's.
+    pub block_bytes: u32,
+    /// What is summed.
+    pub sums: Sums,
+    /// Whether block numbers have 64 bits.
+    pub wide: bool,
+    /// What sums begin with: that of the identity.
+    seed: u32,
+}
+
+/// The superblock of a journal that can be computed with.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct JournalSuperblock {
+    /// How its blocks are made.
+    pub form: Form,
+    /// Blocks of the journal, the superblock and those of fast commits among them.
+    pub len: u32,
+    /// The first block of the log.
+    pub first: u32,
+    /// The block behind the last one of the log; more than `first`.
+    pub end: u32,
+    /// The number of the first transaction in the log, or of the next one.
+    pub sequence: u32,
+    /// Where the log begins; `None` if there is nothing in it.
+    pub start: Option<u32>,
+    /// What made the last user give up, if something did.
+    pub errno: u32,
+    /// Compatible features.
+    pub compatible: Compatible,
+    /// Incompatible features.
+    pub incompatible: Incompatible,
+    /// Identity.
+    pub uuid: [u8; 16],
+}
+
+impl RawJournalSuperblock {
+    /// Finds the superblock in the first block of a journal.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if this is none.
+    pub fn view(bytes: &[u8]) -> Result<&Self> {
+        let (raw, _) = Self::ref_from_prefix(bytes)
+            .map_err(|_| Error::corrupt("journal superblock: length"))?;
+        if raw.h_magic.get() != MAGIC {
+            return Err(Error::corrupt("journal superblock: magic number"));
+        }
+        Ok(raw)
+    }
+
+    /// The bytes of a superblock, to be changed.
+    ///
+    /// # Errors
+    /// As [`RawJournalSuperblock::view`].
+    pub fn view_mut(bytes: &mut [u8]) -> Result<&mut Self> {
+        Self::view(bytes)?;
+        Self::mut_from_prefix(bytes)
+            .map(|(raw, _)| raw)
+            .map_err(|_| Error::corrupt("journal superblock: length"))
+    }
+
+    /// Checks what the rest of the crate computes with, for a journal of `blocks` blocks of
+    /// `block_bytes`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] naming what is missing here; [`Error::Corrupt`] naming the first
+    /// field that makes no sense.
+    pub fn check(&self, block_bytes: u32, blocks: u64) -> Result<JournalSuperblock> {
+        let has_features = match Kind::of(self.h_blocktype.get()) {
+            Some(Kind::SuperblockV1) => false,
+            Some(Kind::SuperblockV2) => true,
+            _ => return Err(Error::corrupt("journal superblock: kind of block")),
+        };
+        let features = |field: &U32| if has_features { field.get() } else { 0 };
+        let compatible = Compatible::from_bits_retain(features(&self.s_feature_compat));
+        let incompatible = Incompatible::from_bits_retain(features(&self.s_feature_incompat));
+        refuse_what_is_missing(incompatible.bits(), features(&self.s_feature_ro_compat))?;
+        if has_features && self.s_nr_users.get() > 1 {
+            let feature = "needs: a journal of one volume; this one is shared".to_owned();
+            return Err(Error::Unsupported { feature });
+        }
+        let sums = self.sums(compatible, incompatible)?;
+        if self.s_blocksize.get() != block_bytes {
+            return Err(Error::corrupt("journal superblock: block size"));
+        }
+        let len = self.s_maxlen.get();
+        if u64::from(len) > blocks {
+            return Err(Error::corrupt(
+                "journal superblock: length: the journal's file is shorter",
+            ));
+        }
+        let fast = match self.s_num_fc_blks.get() {
+            _ if !incompatible.contains(Incompatible::FAST_COMMIT) => 0,
+            0 => FAST_COMMIT_BLOCKS,
+            blocks => blocks,
+        };
+        let first = self.s_first.get();
+        let end = len.checked_sub(fast).filter(|end| *end > first && first > 0);
+        let end = end.ok_or(Error::corrupt("journal superblock: first block"))?;
+        let start = Some(self.s_start.get()).filter(|start| *start != 0);
+        if start.is_some_and(|start| !(first..end).contains(&start)) {
+            return Err(Error::corrupt("journal superblock: start"));
+        }
+        let seed = crc32c(!0, &self.s_uuid);
+        let wide = incompatible.contains(Incompatible::WIDE);
+        Ok(JournalSuperblock {
+            form: Form { block_bytes, sums, wide, seed },
+            len,
+            first,
+            end,
+            sequence: self.s_sequence.get(),
+            start,
+            errno: self.s_errno.get(),
+            compatible,
+            incompatible,
+            uuid: self.s_uuid,
+        })
+    }
+
+    fn sums(&self, compatible: Compatible, incompatible: Incompatible) -> Result<Sums> {
+        let commits = compatible.contains(Compatible::CHECKSUM);
+        let (v2, v3) = (Incompatible::CSUM_V2, Incompatible::CSUM_V3);
+        let sums = match (commits, incompatible.contains(v2), incompatible.contains(v3)) {
+            (false, false, false) => return Ok(Sums::None),
+            (true, false, false) => return Ok(Sums::Commit),
+            (false, true, false) => Sums::V2,
+            (false, false, true) => Sums::V3,
+            _ => return Err(Error::corrupt("journal superblock: features: two kinds of sums")),
+        };
+        if self.s_checksum_type != CRC32C {
+            return Err(Error::corrupt("journal superblock: kind of sums"));
+        }
+        if self.s_checksum.get() != self.sum() {
+            return Err(Error::corrupt("journal superblock: checksum"));
+        }
+        Ok(sums)
+    }
+
+    /// The sum of all bytes, as if the sum itself were zero.
+    fn sum(&self) -> u32 {
+        let mut bytes = self.clone();
+        bytes.s_checksum.set(0);
+        crc32c(!0, bytes.as_bytes())
+    }
+
+    /// Says where the log begins, if anything is in it, and with which transaction.
+    pub fn set_tail(&mut self, start: Option<u32>, sequence: u32) {
+        self.s_start.set(start.unwrap_or(0));
+        self.s_sequence.set(sequence);
+        self.seal();
+    }
+
+    /// Says that there may be revoke blocks. A superblock of the first version has no place for
+    /// that: it becomes one of the second.
+    pub fn need_revokes(&mut self) {
+        if Kind::of(self.h_blocktype.get()) == Some(Kind::SuperblockV1) {
+            self.h_blocktype.set(Kind::SuperblockV2.number());
+            self.s_feature_compat.set(0);
+            self.s_feature_incompat.set(0);
+            self.s_feature_ro_compat.set(0);
+        }
+        let features = self.s_feature_incompat.get() | Incompatible::REVOKE.bits();
+        self.s_feature_incompat.set(features);
+        self.seal();
+    }
+
+    /// Forgets what made the last user give up.
+    pub fn clear_errno(&mut self) {
+        self.s_errno.set(0);
+        self.seal();
+    }
+
+    fn seal(&mut self) {
+        let sums = Incompatible::CSUM_V2.union(Incompatible::CSUM_V3).bits();
+        let is_v2 = Kind::of(self.h_blocktype.get()) == Some(Kind::SuperblockV2);
+        if is_v2 && self.s_feature_incompat.get() & sums != 0 {
+            let sum = self.sum();
+            self.s_checksum.set(sum);
+        }
+    }
+}
+
+impl JournalSuperblock {
+    /// The block of the log behind `at`, which is in the log: the first one behind the last.
+    pub fn next(&self, at: u32) -> u32 {
+        match at.saturating_add(1) {
+            next if next < self.end => next,
+            _ => self.first,
+        }
+    }
+
+    /// Whether the superblock says that there may be revoke blocks.
+    pub fn may_revoke(&self) -> bool {
+        self.incompatible.contains(Incompatible::REVOKE)
+    }
+
+    /// Blocks of the log.
+    pub fn log_blocks(&self) -> u32 {
+        self.end.saturating_sub(self.first)
+    }
+
+    /// Whether a fast commit that follows transaction `last` begins in `block`, which is the
+    /// block at [`JournalSuperblock::end`].
+    pub fn is_fast_commit(&self, block: &[u8], next: u32) -> bool {
+        const HEAD: u16 = 9;
+        // Unlike the rest of the journal it is little-endian: tag, length, features, transaction.
+        let tag = super::le16(block, 0);
+        tag == Some(HEAD) && super::le32(block, 8) == Some(next)
+    }
+}
+
+fn refuse_what_is_missing(incompatible: u32, read_only_compatible: u32) -> Result<()> {
+    const KNOWN: u32 = 0x3F;
+    let named = |set: char, bits: u32| {
+        let bits = (0..u32::BITS).filter(move |bit| bits & (1 << bit) != 0);
+        bits.map(move |bit| format!("FEATURE_{set}{bit}"))
+    };
+    let unknown = named('I', incompatible & !KNOWN).chain(named('R', read_only_compatible));
+    let unknown: Vec<String> = unknown.collect();
+    if unknown.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Unsupported { feature: format!("needs, in the journal: {}", unknown.join(", ")) })
+}
+
+/// The sum of `bytes`, going on from `seed`, which is `!0` at the beginning.
+fn crc32c(seed: u32, bytes: &[u8]) -> u32 {
+    Checksum::seeded(seed).of(bytes).get()
+}

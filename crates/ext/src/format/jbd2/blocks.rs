@@ -1,0 +1,491 @@
+//! The blocks of a log: descriptors, revokes and commits, read and made.
+
+use std::time::Duration;
+
+use zerocopy::big_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::{Form, MAGIC, Sums, crc32c};
+use crate::units::index;
+
+/// What kind of block of the journal this is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Names the blocks whose copies follow.
+    Descriptor,
+    /// Ends a transaction.
+    Commit,
+    /// A superblock without features.
+    SuperblockV1,
+    /// A superblock.
+    SuperblockV2,
+    /// Names blocks whose older copies do not count.
+    Revoke,
+}
+
+/// A tag of a descriptor: of one copy in the log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tag {
+    /// The block of the volume.
+    pub block: u64,
+    /// Whether the first four bytes of the copy were zeroed.
+    pub escaped: bool,
+    /// The sum of the copy; 16 bits of it in journals of [`Sums::V2`].
+    pub sum: u32,
+}
+
+/// What a commit block says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Commit {
+    /// When, since 1970.
+    pub time: Duration,
+    /// Whether the block itself is sound.
+    pub soundness: Soundness,
+    /// The sum of descriptors and copies, if it holds one.
+    pub transaction_sum: Option<u32>,
+}
+
+/// What the sum of a block says of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Soundness {
+    /// It is as it was written.
+    Sound,
+    /// It is not.
+    Damaged,
+}
+
+/// What every block of the journal itself begins with.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct RawHeader {
+    h_magic: U32,
+    h_blocktype: U32,
+    h_sequence: U32,
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct RawTag {
+    t_blocknr: U32,
+    t_checksum: U16,
+    t_flags: U16,
+    /// Only with wide numbers.
+    t_blocknr_high: U32,
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct RawTag3 {
+    t_blocknr: U32,
+    t_flags: U32,
+    t_blocknr_high: U32,
+    t_checksum: U32,
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct RawRevoke {
+    header: RawHeader,
+    /// Bytes in use, this head among them.
+    r_count: U32,
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct RawCommit {
+    header: RawHeader,
+    h_chksum_type: u8,
+    h_chksum_size: u8,
+    h_padding: [u8; 2],
+    h_chksum: [U32; 8],
+    h_commit_sec: U64,
+    h_commit_nsec: U32,
+}
+
+const HEADER_BYTES: usize = size_of::<RawHeader>();
+const REVOKE_BYTES: usize = size_of::<RawRevoke>();
+const COMMIT_BYTES: usize = size_of::<RawCommit>();
+const UUID_BYTES: usize = 16;
+const TAIL_BYTES: usize = 4;
+/// Flags of tags.
+const ESCAPED: u32 = 1;
+const SAME_UUID: u32 = 2;
+const LAST: u32 = 8;
+/// What `h_chksum_type` and `h_chksum_size` say of a CRC-32.
+const CRC32: (u8, u8) = (1, 4);
+
+impl Kind {
+    /// The kind of that number.
+    pub(super) fn of(number: u32) -> Option<Self> {
+        let all =
+            [Self::Descriptor, Self::Commit, Self::SuperblockV1, Self::SuperblockV2, Self::Revoke];
+        all.into_iter().find(|kind| kind.number() == number)
+    }
+
+    pub(super) const fn number(self) -> u32 {
+        match self {
+            Self::Descriptor => 1,
+            Self::Commit => 2,
+            Self::SuperblockV1 => 3,
+            Self::SuperblockV2 => 4,
+            Self::Revoke => 5,
+        }
+    }
+}
+
+/// The kind of a block of the log, and its transaction; `None` if it does not belong to the
+/// journal itself.
+pub fn header(block: &[u8]) -> Option<(Kind, u32)> {
+    let (raw, _) = RawHeader::ref_from_prefix(block).ok()?;
+    if raw.h_magic.get() != MAGIC {
+        return None;
+    }
+    Some((Kind::of(raw.h_blocktype.get())?, raw.h_sequence.get()))
+}
+
+/// Whether a copy of this block must be escaped: it begins like a block of the journal.
+pub fn needs_escape(block: &[u8]) -> bool {
+    block.starts_with(&MAGIC.to_be_bytes())
+}
+
+/// Zeroes the beginning of a copy.
+pub fn escape(block: &mut [u8]) {
+    block.iter_mut().take(4).for_each(|byte| *byte = 0);
+}
+
+/// Gives a copy the beginning back that it was escaped for.
+pub fn unescape(block: &mut [u8]) {
+    block.iter_mut().zip(MAGIC.to_be_bytes()).for_each(|(byte, magic)| *byte = magic);
+}
+
+impl Form {
+    fn block_len(&self) -> usize {
+        index(self.block_bytes.into())
+    }
+
+    fn has_tails(&self) -> bool {
+        matches!(self.sums, Sums::V2 | Sums::V3)
+    }
+
+    /// Bytes of a descriptor or a revoke block before its tail.
+    fn body_len(&self) -> usize {
+        self.block_len().saturating_sub(if self.has_tails() { TAIL_BYTES } else { 0 })
+    }
+
+    fn tag_bytes(&self) -> usize {
+        match (self.sums, self.wide) {
+            (Sums::V3, _) => size_of::<RawTag3>(),
+            // Two bytes more than the tag has, for ever: the first implementation had them.
+            (Sums::V2, true) => 14,
+            (Sums::V2, false) => 10,
+            (_, true) => 12,
+            (_, false) => 8,
+        }
+    }
+
+    /// Blocks that one descriptor can name.
+    pub fn tags_per_descriptor(&self) -> usize {
+        let room = self.body_len().saturating_sub(HEADER_BYTES.saturating_add(UUID_BYTES));
+        room.checked_div(self.tag_bytes()).unwrap_or(0)
+    }
+
+    /// Blocks that one revoke block can name.
+    pub fn revokes_per_block(&self) -> usize {
+        let room = self.body_len().saturating_sub(REVOKE_BYTES);
+        room.checked_div(self.revoke_bytes()).unwrap_or(0)
+    }
+
+    fn revoke_bytes(&self) -> usize {
+        if self.wide { 8 } else { 4 }
+    }
+
+    /// The tags of a descriptor; they end where it does, whatever it says.
+    pub fn tags(&self, block: &[u8]) -> Vec<Tag> {
+        let len = self.tag_bytes();
+        let mut rest = block.get(HEADER_BYTES..self.body_len()).unwrap_or_default();
+        let mut tags = Vec::new();
+        while let Some((bytes, behind)) = rest.split_at_checked(len) {
+            let Some((tag, flags)) = self.tag(bytes) else { break };
+            tags.push(tag);
+            let skipped = if flags & SAME_UUID == 0 { UUID_BYTES } else { 0 };
+            rest = behind.get(skipped..).unwrap_or_default();
+            if flags & LAST != 0 {
+                break;
+            }
+        }
+        tags
+    }
+
+    fn tag(&self, bytes: &[u8]) -> Option<(Tag, u32)> {
+        let (low, high, flags, sum) = if self.sums == Sums::V3 {
+            let (raw, _) = RawTag3::ref_from_prefix(bytes).ok()?;
+            (&raw.t_blocknr, raw.t_blocknr_high.get(), raw.t_flags.get(), raw.t_checksum.get())
+        } else {
+            let mut whole = [0; size_of::<RawTag>()];
+            whole.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+            let raw: RawTag = zerocopy::transmute!(whole);
+            let number = u64::from(raw.t_blocknr.get());
+            let high = if self.wide { raw.t_blocknr_high.get() } else { 0 };
+            let (flags, sum) = (raw.t_flags.get().into(), raw.t_checksum.get().into());
+            let block = number | u64::from(high) << 32;
+            return Some((Tag { block, escaped: flags & ESCAPED != 0, sum }, flags));
+        };
+        // Wide or not, tags of this kind have a place for all of a number.
+        let high = if self.wide { high } else { 0 };
+        let block = u64::from(low.get()) | u64::from(high) << 32;
+        Some((Tag { block, escaped: flags & ESCAPED != 0, sum }, flags))
+    }
+
+    /// What the tail of a descriptor or a revoke block says of it.
+    pub fn soundness(&self, block: &[u8]) -> Soundness {
+        if !self.has_tails() {
+            return Soundness::Sound;
+        }
+        let Some((body, tail)) = block.split_at_checked(self.body_len()) else {
+            return Soundness::Damaged;
+        };
+        let sum = U32::new(crc32c(crc32c(self.seed, body), &[0; TAIL_BYTES]));
+        if tail == sum.as_bytes() { Soundness::Sound } else { Soundness::Damaged }
+    }
+
+    /// What a revoke block revokes; `None` if its length makes no sense.
+    pub fn revokes<'a>(&self, block: &'a [u8]) -> Option<impl Iterator<Item = u64> + use<'a>> {
+        let (raw, _) = RawRevoke::ref_from_prefix(block).ok()?;
+        let end = index(raw.r_count.get().into());
+        if end > self.body_len() {
+            return None;
+        }
+        let entries = block.get(REVOKE_BYTES..end)?.chunks_exact(self.revoke_bytes());
+        let number = |entry: &[u8]| entry.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+        Some(entries.map(number))
+    }
+
+    /// The sum of a copy as it is stored, escaped, as the tag of this kind of journal has it.
+    pub fn copy_sum(&self, sequence: u32, stored: &[u8]) -> u32 {
+        let sum = || crc32c(crc32c(self.seed, &sequence.to_be_bytes()), stored);
+        match self.sums {
+            Sums::None | Sums::Commit => 0,
+            Sums::V2 => sum() & 0xFFFF,
+            Sums::V3 => sum(),
+        }
+    }
+
+    /// What a commit block says; `None` if it is too short.
+    pub fn commit(&self, block: &[u8]) -> Option<Commit> {
+        let (raw, _) = RawCommit::ref_from_prefix(block).ok()?;
+        let [claimed, ..] = &raw.h_chksum;
+        let has_sum = (raw.h_chksum_type, raw.h_chksum_size) == CRC32;
+        let is_sound = !self.has_tails() || {
+            // Of a block that was torn, all that counts is in the first sector; the rest is zero
+            // in a block that is whole.
+            let head = block.get(..COMMIT_BYTES).unwrap_or_default();
+            let zeros = vec![0; block.len().saturating_sub(COMMIT_BYTES)];
+            self.commit_sum(head, block.get(COMMIT_BYTES..).unwrap_or_default()) == claimed.get()
+                || self.commit_sum(head, &zeros) == claimed.get()
+        };
+        let time = Duration::new(raw.h_commit_sec.get(), 0)
+            .saturating_add(Duration::from_nanos(raw.h_commit_nsec.get().into()));
+        Some(Commit {
+            time,
+            soundness: if is_sound { Soundness::Sound } else { Soundness::Damaged },
+            transaction_sum: (self.sums == Sums::Commit && has_sum).then_some(claimed.get()),
+        })
+    }
+
+    /// The sum of a commit block, as if the sum in its head were zero.
+    fn commit_sum(&self, head: &[u8], rest: &[u8]) -> u32 {
+        let mut head = head.to_vec();
+        if let Ok((raw, _)) = RawCommit::mut_from_prefix(&mut head)
+            && let [sum, ..] = &mut raw.h_chksum
+        {
+            sum.set(0);
+        }
+        crc32c(crc32c(self.seed, &head), rest)
+    }
+
+    /// A descriptor; there are no more tags than [`Form::tags_per_descriptor`].
+    pub fn descriptor(&self, sequence: u32, tags: &[Tag]) -> Vec<u8> {
+        let mut block = self.begin(Kind::Descriptor, sequence);
+        for (nth, tag) in tags.iter().enumerate() {
+            let same = if nth == 0 { 0 } else { SAME_UUID };
+            let last = if nth.saturating_add(1) == tags.len() { LAST } else { 0 };
+            let flags = if tag.escaped { ESCAPED } else { 0 } | same | last;
+            self.put_tag(&mut block, tag, flags);
+            if nth == 0 {
+                // The identity of the one volume that has this journal: zero, as Linux has it.
+                block.extend([0; UUID_BYTES]);
+            }
+        }
+        self.end(block)
+    }
+
+    #[allow(clippy::cast_possible_truncation, reason = "halves of numbers")]
+    fn put_tag(&self, into: &mut Vec<u8>, tag: &Tag, flags: u32) {
+        let (low, high) = (U32::new(tag.block as u32), U32::new((tag.block >> 32) as u32));
+        let end = into.len().saturating_add(self.tag_bytes());
+        if self.sums == Sums::V3 {
+            let (flags, sum) = (U32::new(flags), U32::new(tag.sum));
+            let raw =
+                RawTag3 { t_blocknr: low, t_flags: flags, t_blocknr_high: high, t_checksum: sum };
+            into.extend(raw.as_bytes());
+        } else {
+            let (flags, sum) = (U16::new(flags as u16), U16::new(tag.sum as u16));
+            let raw =
+                RawTag { t_blocknr: low, t_checksum: sum, t_flags: flags, t_blocknr_high: high };
+            into.extend(raw.as_bytes());
+        }
+        into.resize(end, 0);
+    }
+
+    /// A revoke block; there are no more blocks than [`Form::revokes_per_block`].
+    #[allow(clippy::cast_possible_truncation, reason = "numbers of 32 bits, and lengths of blocks")]
+    pub fn revoke_block(&self, sequence: u32, blocks: &[u64]) -> Vec<u8> {
+        let mut block = self.begin(Kind::Revoke, sequence);
+        let len = blocks.len().saturating_mul(self.revoke_bytes()).saturating_add(REVOKE_BYTES);
+        block.extend((len as u32).to_be_bytes());
+        for revoked in blocks {
+            match self.wide {
+                true => block.extend(revoked.to_be_bytes()),
+                false => block.extend((*revoked as u32).to_be_bytes()),
+            }
+        }
+        self.end(block)
+    }
+
+    /// A commit block; `transaction_sum` is of descriptors and copies, for journals of
+    /// [`Sums::Commit`].
+    pub fn commit_block(&self, sequence: u32, time: Duration, transaction_sum: u32) -> Vec<u8> {
+        let header = self.header(Kind::Commit, sequence);
+        let (kind, len, sum) = match self.sums {
+            Sums::Commit => (CRC32.0, CRC32.1, transaction_sum),
+            _ => (0, 0, 0),
+        };
+        let mut raw = RawCommit {
+            header,
+            h_chksum_type: kind,
+            h_chksum_size: len,
+            h_padding: [0; 2],
+            h_chksum: [U32::ZERO; 8],
+            h_commit_sec: U64::new(time.as_secs()),
+            h_commit_nsec: U32::new(time.subsec_nanos()),
+        };
+        let zeros = vec![0; self.block_len().saturating_sub(COMMIT_BYTES)];
+        let sum = if self.has_tails() { self.commit_sum(raw.as_bytes(), &zeros) } else { sum };
+        let [first, ..] = &mut raw.h_chksum;
+        first.set(sum);
+        let mut block = raw.as_bytes().to_vec();
+        block.extend(zeros);
+        block
+    }
+
+    fn header(&self, kind: Kind, sequence: u32) -> RawHeader {
+        RawHeader {
+            h_magic: U32::new(MAGIC),
+            h_blocktype: U32::new(kind.number()),
+            h_sequence: U32::new(sequence),
+        }
+    }
+
+    fn begin(&self, kind: Kind, sequence: u32) -> Vec<u8> {
+        let mut block = Vec::with_capacity(self.block_len());
+        block.extend(self.header(kind, sequence).as_bytes());
+        block
+    }
+
+    /// Fills a descriptor or a revoke block up, with its tail.
+    fn end(&self, mut block: Vec<u8>) -> Vec<u8> {
+        block.resize(self.block_len(), 0);
+        if self.has_tails()
+            && let Some((body, tail)) = block.split_at_mut_checked(self.body_len())
+        {
+            let sum = U32::new(crc32c(crc32c(self.seed, body), &[0; TAIL_BYTES]));
+            tail.copy_from_slice(sum.as_bytes());
+        }
+        block
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn forms() -> impl Iterator<Item = Form> {
+        let sums = [Sums::None, Sums::Commit, Sums::V2, Sums::V3];
+        let all = sums.into_iter().flat_map(|sums| [(sums, false), (sums, true)]);
+        all.map(|(sums, wide)| Form { block_bytes: 1024, sums, wide, seed: 0x1234_5678 })
+    }
+
+    #[test]
+    fn what_is_made_is_read_back() {
+        for form in forms() {
+            let high = if form.wide { 1 << 40 } else { 0 };
+            let sum = if form.sums == Sums::V3 { 0xDEAD_BEEF } else { 0xBEEF };
+            let sum = if matches!(form.sums, Sums::None | Sums::Commit) { 0 } else { sum };
+            let tag = |nth: u64| Tag { block: nth * 3 | high, escaped: nth % 2 == 1, sum };
+            let tags: Vec<Tag> = (0..form.tags_per_descriptor() as u64).map(tag).collect();
+            for count in [1, 2, tags.len()] {
+                let mut block = form.descriptor(7, &tags[..count]);
+                assert_eq!(block.len(), 1024);
+                assert_eq!(header(&block), Some((Kind::Descriptor, 7)));
+                assert_eq!(form.soundness(&block), Soundness::Sound);
+                assert_eq!(form.tags(&block), tags[..count], "{form:?}");
+                block[20] ^= 1;
+                assert_eq!(form.soundness(&block) == Soundness::Damaged, form.has_tails());
+            }
+            let blocks: Vec<u64> = (0..form.revokes_per_block() as u64).map(|n| n | high).collect();
+            for count in [0, 1, blocks.len()] {
+                let block = form.revoke_block(9, &blocks[..count]);
+                assert_eq!((block.len(), header(&block)), (1024, Some((Kind::Revoke, 9))));
+                assert_eq!(form.soundness(&block), Soundness::Sound);
+                assert!(form.revokes(&block).unwrap().eq(blocks[..count].iter().copied()));
+            }
+        }
+    }
+
+    #[test]
+    fn a_commit_block_holds_through_a_tear_and_no_flipped_bit() {
+        for form in forms() {
+            let time = Duration::new(1_700_000_000, 5);
+            let block = form.commit_block(3, time, 77);
+            assert_eq!((block.len(), header(&block)), (1024, Some((Kind::Commit, 3))));
+            let commit = form.commit(&block).unwrap();
+            assert_eq!((commit.time, commit.soundness), (time, Soundness::Sound));
+            assert_eq!(commit.transaction_sum, (form.sums == Sums::Commit).then_some(77));
+            let mut torn = block.clone();
+            torn[512..].fill(9);
+            assert_eq!(form.commit(&torn).unwrap().soundness, Soundness::Sound);
+            let mut other = block;
+            other[0x37] ^= 1;
+            assert_eq!(
+                form.commit(&other).unwrap().soundness == Soundness::Damaged,
+                form.has_tails()
+            );
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_walked_to_their_end() {
+        for form in forms() {
+            for byte in [0u8, 0xFF, 0x08] {
+                for len in [0, 5, 12, 30, 1023, 1024] {
+                    let block = vec![byte; len];
+                    assert!(form.tags(&block).len() <= 128);
+                    let _ = form.revokes(&block).map(Iterator::count);
+                    let _ = (form.commit(&block), form.soundness(&block), header(&block));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_block_that_looks_like_the_journals_is_escaped_and_restored() {
+        let mut block = MAGIC.to_be_bytes().to_vec();
+        block.push(9);
+        assert!(needs_escape(&block));
+        escape(&mut block);
+        assert_eq!(block, [0, 0, 0, 0, 9]);
+        assert!(!needs_escape(&block));
+        unescape(&mut block);
+        assert!(needs_escape(&block) && block[4] == 9);
+    }
+}

@@ -1,0 +1,245 @@
+//! The file that the journal is, block by block.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use draconis_device::{Disk, Extent, Group, Ticket, Write};
+use draconis_exchange::heap::Block;
+
+use super::missing;
+use super::recovery::{Copy, Recovery, recover};
+use crate::blocks::data::Data;
+use crate::format::inode::Inode;
+use crate::format::jbd2::blocks::unescape;
+use crate::format::jbd2::{JournalSuperblock, RawJournalSuperblock};
+use crate::format::superblock::{RawSuperblock, Superblock};
+use crate::map::{Place, SEGMENT_BLOCKS};
+use crate::units::index;
+use crate::volume::{Options, Volume};
+use crate::{Error, FileBlock, FsBlock, Result, Run};
+
+/// What opening a volume takes that nothing but the map of one inode is read from.
+const FEW: Options = Options {
+    inode_cache: 16,
+    block_map_cache: 64,
+    data_cache_bytes: 1 << 20,
+    dots: false,
+    read_ahead_bytes: 0,
+};
+/// Runs of a journal that are remembered.
+const MOST_RUNS: usize = 1 << 16;
+const MISSING: &str = "journal: a block of its file is missing";
+/// Bytes that are put in place at once.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// A journal inside of its volume.
+pub(crate) struct Log {
+    disk: Arc<dyn Disk>,
+    volume: Superblock,
+    pub(crate) super_: JournalSuperblock,
+    /// Its first block.
+    pub(crate) first: Data,
+    /// Where its blocks are, in order.
+    runs: Vec<Run>,
+}
+
+impl Log {
+    /// Finds the journal of a volume.
+    ///
+    /// # Errors
+    /// As [`super::replayed`].
+    pub(crate) fn find(disk: Arc<dyn Disk>, volume: &Superblock) -> Result<Self> {
+        let inode = volume.journal.ok_or_else(|| missing(volume))?;
+        let plain = Volume::of(disk.clone(), FEW, volume.clone());
+        let node = plain.inode(inode)?;
+        let blocks = node.size_bytes.checked_div(volume.block_bytes.into()).unwrap_or(0);
+        let mut runs = runs(&plain, &node, FileBlock(0)..FileBlock(1))?;
+        let Some(Run { place: Place::At(first), .. }) = runs.pop() else {
+            return Err(Error::corrupt(MISSING).of_inode(inode));
+        };
+        let first = read_block(&*disk, volume, first)?;
+        let super_ = RawJournalSuperblock::view(&first)
+            .and_then(|raw| raw.check(volume.block_bytes, blocks.min(plain.disk_blocks())))
+            .map_err(|error| error.of_inode(inode))?;
+        let runs = self::runs(&plain, &node, FileBlock(0)..FileBlock(super_.len))?;
+        Ok(Self { disk, volume: volume.clone(), super_, first, runs })
+    }
+
+    /// The block of the volume that a block of the log is.
+    pub(crate) fn place(&self, at: u32) -> Option<FsBlock> {
+        let at = FileBlock(at);
+        let nth = self.runs.partition_point(|run| run.end() <= at);
+        let run = self.runs.get(nth)?.clip(at, at.after(1))?;
+        match run.place {
+            Place::At(block) => Some(block),
+            _ => None,
+        }
+    }
+
+    fn read(&self, at: u32) -> Result<Data> {
+        read_block(&*self.disk, &self.volume, self.place(at).ok_or(Error::corrupt(MISSING))?)
+    }
+
+    /// The bytes that a copy stands for.
+    pub(crate) fn copy(&self, copy: Copy) -> Result<Data> {
+        let mut bytes = self.read(copy.at)?;
+        if copy.escaped {
+            unescape(bytes.make_mut());
+        }
+        Ok(bytes)
+    }
+
+    /// What is in the log.
+    ///
+    /// # Errors
+    /// As [`recover`]; [`Error::Corrupt`] for copies of blocks that the volume does not have or
+    /// that are the journal's own; [`Error::Unsupported`] for fast commits.
+    pub(crate) fn recover(&self) -> Result<Recovery> {
+        let found = recover(&self.super_, &|at| self.read(at))?;
+        let beyond = found.copies.range(self.volume.blocks..).next();
+        if let Some((block, _)) = beyond {
+            let what = "journal: a copy of a block that the volume does not have";
+            return Err(Error::corrupt(what).in_block(FsBlock(*block)));
+        }
+        for run in &self.runs {
+            let Place::At(first) = run.place else { continue };
+            if let Some((block, _)) = found.between(first..first.after(run.blocks.into())).next() {
+                let what = "journal: a copy of a block of its own";
+                return Err(Error::corrupt(what).in_block(block));
+            }
+        }
+        if found.has_fast_commits {
+            let feature =
+                "needs_recovery: the journal holds fast commits; mount it with Linux once";
+            return Err(Error::Unsupported { feature: feature.to_owned() });
+        }
+        Ok(found)
+    }
+
+    /// Puts the copies in place, then empties the log, then says that the volume is whole: each
+    /// durable before the next.
+    pub(crate) fn put_in_place(&self, found: &Recovery) -> Result<()> {
+        let mut sender = Sender { disk: &*self.disk, last: None };
+        let block_bytes = u64::from(self.volume.block_bytes);
+        let mut writes = Vec::new();
+        let mut held = 0usize;
+        for (block, copy) in found.between(FsBlock(0)..FsBlock(u64::MAX)) {
+            let bytes = self.copy(copy)?;
+            held = held.saturating_add(bytes.len());
+            writes.push(write(block.0.saturating_mul(block_bytes), &bytes));
+            if held >= PIECE_BYTES {
+                sender.send(std::mem::take(&mut writes), false)?;
+                held = 0;
+            }
+        }
+        sender.send(writes, false)?;
+
+        // Numbers that the log has seen are not used again: what is left in it is older.
+        let next = found.next.wrapping_add(1);
+        let mut first = self.first.clone();
+        let raw = RawJournalSuperblock::view_mut(first.make_mut())?;
+        raw.set_tail(None, next);
+        raw.clear_errno();
+        let at = self.place(0).ok_or(Error::corrupt(MISSING))?;
+        sender.send(vec![write(at.0.saturating_mul(block_bytes), &first)], true)?;
+
+        let (block, at) = self.volume.place();
+        let mut bytes = match found.copies.get(&block.0) {
+            Some(copy) => self.copy(*copy)?,
+            None => read_block(&*self.disk, &self.volume, block)?,
+        };
+        let raw = RawSuperblock::view_mut(bytes.make_mut().get_mut(at..).unwrap_or_default())?;
+        raw.set_recovered();
+        if self.super_.errno != 0 {
+            raw.mark_errors();
+        }
+        raw.seal();
+        sender.send(vec![write(block.0.saturating_mul(block_bytes), &bytes)], true)?;
+        sender.wait()
+    }
+}
+
+impl std::fmt::Debug for Log {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Log").field("super_", &self.super_).finish_non_exhaustive()
+    }
+}
+
+/// Sends groups, one after the other.
+struct Sender<'a> {
+    disk: &'a dyn Disk,
+    last: Option<Ticket>,
+}
+
+impl Sender<'_> {
+    /// Sends writes as one group; with `ordered`, once everything before it is durable.
+    fn send(&mut self, writes: Vec<Write>, ordered: bool) -> Result<()> {
+        if writes.is_empty() {
+            return Ok(());
+        }
+        let after = self.last.filter(|_| ordered);
+        let sent = self.disk.submit(Group { writes }, after.as_slice());
+        self.last = Some(sent.map_err(|refused| Error::Io(refused.error))?);
+        Ok(())
+    }
+
+    fn wait(&self) -> Result<()> {
+        match self.last {
+            Some(last) => Ok(self.disk.wait(last)?),
+            None => Ok(()),
+        }
+    }
+}
+
+fn write(at_bytes: u64, bytes: &[u8]) -> Write {
+    let mut block = Block::private(bytes.len());
+    block.copy_in(0, bytes);
+    Write { at_bytes, block }
+}
+
+/// Where the blocks of a journal are: none of them is missing.
+fn runs(volume: &Volume, node: &Inode, range: Range<FileBlock>) -> Result<Vec<Run>> {
+    let mut all = Vec::new();
+    let mut at = range.start;
+    while at < range.end {
+        let end = at.after(SEGMENT_BLOCKS).min(range.end);
+        all.extend(volume.runs_of(node, at, end)?);
+        if all.iter().rev().take(index(SEGMENT_BLOCKS.into())).any(|run| !is_there(run)) {
+            return Err(Error::corrupt(MISSING).of_inode(node.number));
+        }
+        if all.len() > MOST_RUNS {
+            let feature = format!("needs: a journal in at most {MOST_RUNS} pieces");
+            return Err(Error::Unsupported { feature });
+        }
+        at = end;
+    }
+    Ok(all)
+}
+
+fn is_there(run: &Run) -> bool {
+    matches!(run.place, Place::At(_))
+}
+
+/// A block of the volume, past all caches.
+fn read_block(disk: &dyn Disk, volume: &Superblock, block: FsBlock) -> Result<Data> {
+    let len_bytes = u64::from(volume.block_bytes);
+    let bytes = read_bytes(disk, Extent::new(block.0.saturating_mul(len_bytes), len_bytes))?;
+    Ok(Data::owned(bytes.into_boxed_slice()))
+}
+
+/// Bytes of a disk, whole sectors or not.
+pub(super) fn read_bytes(
+    disk: &dyn Disk,
+    at: Extent,
+) -> std::result::Result<Vec<u8>, draconis_device::Error> {
+    let sector = u64::from(disk.properties().sector_bytes.max(1));
+    let start = at.start_bytes.saturating_sub(at.start_bytes.checked_rem(sector).unwrap_or(0));
+    let end = at.start_bytes.saturating_add(at.len_bytes);
+    let end = end.checked_next_multiple_of(sector).unwrap_or(end);
+    let len = end.saturating_sub(start);
+    let read = disk.read_now(Extent::new(start, len), Block::private(index(len)));
+    let block = read.map_err(|refused| refused.error)?;
+    let mut bytes = vec![0; index(at.len_bytes)];
+    block.copy_out(index(at.start_bytes.saturating_sub(start)), &mut bytes);
+    Ok(bytes)
+}

@@ -1,0 +1,469 @@
+//! Extents, changed: blocks given to a file and taken away.
+//!
+//! Law 1: one leaf is changed at a time; what that means for the nodes above is done at once, so
+//! after each step the tree is whole: entries sorted, first entries said above, no empty nodes.
+//! Law 2: a step begins only when all the nodes it may need can be had.
+//! Law 3: extents that touch on the device are one, as far as the format lets them.
+
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "computes with file blocks below 2^32 and entries of a node"
+)]
+
+use std::ops::Range;
+
+use super::Extents;
+use crate::alloc::Request;
+use crate::format::extent::{self, ENTRY_BYTES, Extent, Index, MOST_BLOCKS, MOST_DEPTH, Node};
+use crate::map::edit::{MappedRun, Taking};
+use crate::transaction::Transaction;
+use crate::units::{index, narrow};
+use crate::{Error, FsBlock, InodeNumber, Result};
+
+/// A node on the way down to a leaf.
+struct Step {
+    /// Its block; the root has none.
+    at: Option<FsBlock>,
+    depth: u16,
+    room: usize,
+    entries: Vec<[u8; ENTRY_BYTES]>,
+    /// The entry that the way down goes through.
+    nth: usize,
+}
+
+impl Step {
+    fn of(node: &Node<'_>, at: Option<FsBlock>, file_block: u32) -> Self {
+        Self {
+            at,
+            depth: node.depth,
+            room: node.room.into(),
+            entries: node.entries().to_vec(),
+            nth: node.find(file_block),
+        }
+    }
+
+    /// The first file block that its first entry names.
+    fn first(&self) -> u32 {
+        self.entries.first().and_then(|entry| crate::format::le32(entry, 0)).unwrap_or(0)
+    }
+}
+
+/// The way to a leaf, root first, what is in the leaf, and the part of the file that it answers
+/// for.
+struct Path {
+    steps: Vec<Step>,
+    leaf: Vec<Extent>,
+    part: Range<u64>,
+}
+
+impl Path {
+    /// Nodes that may be needed if the leaf gets up to two more entries.
+    fn needs(&self) -> u64 {
+        let leaf = self.steps.last().is_some_and(|leaf| leaf.entries.len() + 2 <= leaf.room);
+        if leaf { 0 } else { self.steps.len() as u64 + 1 }
+    }
+}
+
+/// What became of nodes, in blocks.
+#[derive(Default)]
+struct Nodes {
+    made: u64,
+    freed: u64,
+}
+
+impl Transaction<'_> {
+    fn extents_of(&self, inode: InodeNumber) -> Result<Extents> {
+        self.read_slot(inode, |it| Extents::new(&it.pointers()))
+    }
+
+    /// The way to the leaf that answers for a file block.
+    fn path_to(&self, inode: InodeNumber, at: u32) -> Result<Path> {
+        let role = super::role(self.file_id(inode)?);
+        let of = |error: Error| error.of_inode(inode);
+        let extents = self.extents_of(inode)?;
+        let root = extents.root().map_err(of)?;
+        let mut part = 0..1u64 << 32;
+        let mut steps = vec![Step::of(&root, None, at)];
+        let mut leaf: Vec<Extent> = if root.depth == 0 { root.extents().collect() } else { vec![] };
+        let mut above = root.index(root.find(at));
+        let mut after = root.index(root.find(at) + 1);
+        for depth in (0..root.depth).rev() {
+            let damaged = || Error::corrupt("extent tree: node").of_inode(inode);
+            let Index { from, node: block } = above.ok_or_else(damaged)?;
+            let is_first = steps.last().is_some_and(|step| step.nth == 0);
+            part.start = if is_first { part.start } else { u64::from(from).max(part.start) };
+            part.end = after.map_or(part.end, |next| u64::from(next.from).min(part.end));
+            if !self.volume.super_.holds(block) {
+                return Err(damaged().in_block(block));
+            }
+            let bytes = self.block(block, role).map_err(of)?;
+            let node = Node::check(&bytes, Some(depth)).map_err(|it| of(it).in_block(block))?;
+            let step = Step::of(&node, Some(block), at);
+            if depth == 0 {
+                leaf = node.extents().collect();
+                if !super::is_within(&node, &part) {
+                    return Err(damaged().in_block(block));
+                }
+            }
+            above = node.index(step.nth);
+            after = node.index(step.nth + 1);
+            steps.push(step);
+        }
+        for extent in &leaf {
+            let end = extent.start.after(extent.blocks.into());
+            if !self.volume.super_.holds(extent.start) || end.0 > self.volume.super_.blocks {
+                let what = "extent tree: extent out of the volume";
+                return Err(of(Error::corrupt(what)).in_block(extent.start));
+            }
+        }
+        Ok(Path { steps, leaf, part })
+    }
+
+    /// [`super::Map::map_blocks`] of extents.
+    pub(super) fn map_by_extents(
+        &mut self,
+        inode: InodeNumber,
+        Range { start, end }: Range<u32>,
+        taking: Taking,
+    ) -> Result<Vec<MappedRun>> {
+        let mut all: Vec<MappedRun> = Vec::new();
+        let mut goal = None;
+        let mut at = start;
+        while at < end {
+            match self.map_step(inode, at..end, taking, &mut goal) {
+                Ok(run) => {
+                    at = run.from + run.blocks;
+                    all.push(run);
+                }
+                Err(Error::NoSpace) if !all.is_empty() => break,
+                Err(error) => return Err(error),
+            }
+        }
+        if all.iter().any(|run| run.fresh) {
+            self.forget_map(inode, start, end);
+        }
+        Ok(all)
+    }
+
+    /// Maps the first blocks of a range, which is not empty.
+    fn map_step(
+        &mut self,
+        inode: InodeNumber,
+        range: Range<u32>,
+        taking: Taking,
+        goal: &mut Option<u64>,
+    ) -> Result<MappedRun> {
+        let path = self.path_to(inode, range.start)?;
+        let from = range.start;
+        let nth = path.leaf.partition_point(|extent| extent.end() <= u64::from(from));
+        let there = path.leaf.get(nth).filter(|extent| extent.from <= from);
+        if let Some(extent) = there {
+            let skipped = from - extent.from;
+            let blocks = (extent.blocks - skipped).min(range.end - from);
+            let at = extent.start.after(skipped.into());
+            *goal = Some(at.0 + u64::from(blocks));
+            let written = !extent.is_unwritten || taking.unwritten;
+            if written {
+                return Ok(MappedRun { from, blocks, at, fresh: false });
+            }
+            self.have_nodes(&path, taking.privileged)?;
+            let new = Extent { from, blocks, start: at, is_unwritten: false };
+            self.put_extent(inode, path, new)?;
+            return Ok(MappedRun { from, blocks, at, fresh: true });
+        }
+        let next = path.leaf.get(nth).map_or(path.part.end, |extent| extent.from.into());
+        let hole = narrow(next.min(u64::from(range.end))) - from;
+        let best = match *goal {
+            Some(goal) => goal,
+            None => self.goal_of(inode, &path, nth, from)?,
+        };
+        self.have_nodes(&path, taking.privileged)?;
+        let spare = self.available_now(taking.privileged).saturating_sub(path.needs());
+        let most = if taking.unwritten { MOST_BLOCKS - 1 } else { MOST_BLOCKS };
+        let want = hole.min(most).min(narrow(spare));
+        let (start, blocks) = self.allocate_blocks(Request {
+            goal: best,
+            want,
+            grows: taking.grows.then_some(inode.0),
+            privileged: taking.privileged,
+        })?;
+        *goal = Some(start + u64::from(blocks));
+        let start = FsBlock(start);
+        let new = Extent { from, blocks, start, is_unwritten: taking.unwritten };
+        self.put_extent(inode, path, new)?;
+        self.count_sectors(inode, blocks.into())?;
+        Ok(MappedRun { from, blocks, at: start, fresh: !taking.unwritten })
+    }
+
+    /// The best place for a file block that has none: where it would be if the extent before it
+    /// were longer, or before the one behind it, or else in the inode's group.
+    fn goal_of(&self, inode: InodeNumber, path: &Path, nth: usize, at: u32) -> Result<u64> {
+        let before = nth.checked_sub(1).and_then(|nth| path.leaf.get(nth));
+        if let Some(before) = before {
+            return Ok(before.start.0 + u64::from(at - before.from));
+        }
+        if let Some(behind) = path.leaf.get(nth) {
+            return Ok(behind.start.0.saturating_sub(u64::from(behind.from - at)));
+        }
+        let (group, _) = self.writer.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
+        Ok(self.volume.super_.group_start(crate::GroupNumber(group)).0)
+    }
+
+    /// Sees to it that the nodes which a change of a leaf may need can be had.
+    fn have_nodes(&self, path: &Path, privileged: bool) -> Result<()> {
+        if self.available_now(privileged) <= path.needs() { Err(Error::NoSpace) } else { Ok(()) }
+    }
+
+    /// Puts an extent into a leaf, in place of what is there.
+    fn put_extent(&mut self, inode: InodeNumber, mut path: Path, new: Extent) -> Result<()> {
+        let range = u64::from(new.from)..new.end();
+        cut(&mut path.leaf, &range, &mut |_, _| ());
+        let nth = path.leaf.partition_point(|extent| extent.from < new.from);
+        path.leaf.insert(nth, new);
+        let next = nth + 1;
+        join(&mut path.leaf, next);
+        if let Some(before) = next.checked_sub(1) {
+            join(&mut path.leaf, before);
+        }
+        self.store_leaf(inode, path)
+    }
+
+    /// Sees to it that the nodes can be had which a hole in `range` may need: where it parts one
+    /// extent, that becomes two.
+    pub(super) fn have_room_for_hole(&self, inode: InodeNumber, range: Range<u32>) -> Result<()> {
+        let mut path = self.path_to(inode, range.start)?;
+        let before = path.leaf.len();
+        cut(&mut path.leaf, &(range.start.into()..range.end.into()), &mut |_, _| ());
+        if path.leaf.len() > before { self.have_nodes(&path, true) } else { Ok(()) }
+    }
+
+    /// [`super::Map::unmap`] of extents.
+    pub(super) fn unmap_extents(&mut self, inode: InodeNumber, range: Range<u32>) -> Result<u64> {
+        let end = match range.end {
+            // Up to the last block there can be.
+            u32::MAX => 1 << 32,
+            end => u64::from(end),
+        };
+        let mut at = u64::from(range.start);
+        let mut freed = 0;
+        while at < end {
+            let mut path = self.path_to(inode, narrow(at))?;
+            let own = at..end.min(path.part.end);
+            at = path.part.end.max(at + 1);
+            let mut gone: Vec<(FsBlock, u32)> = Vec::new();
+            cut(&mut path.leaf, &own, &mut |start, blocks| gone.push((start, blocks)));
+            if gone.is_empty() {
+                continue;
+            }
+            for (start, blocks) in gone {
+                self.free_blocks(start.0, blocks)?;
+                freed += u64::from(blocks);
+            }
+            self.store_leaf(inode, path)?;
+        }
+        Ok(freed)
+    }
+
+    /// Writes a leaf as it is now, and what follows from it further up.
+    fn store_leaf(&mut self, inode: InodeNumber, path: Path) -> Result<()> {
+        let Path { mut steps, leaf, .. } = path;
+        let mut nodes = Nodes::default();
+        if let Some(last) = steps.last_mut() {
+            last.entries = leaf.iter().map(Extent::encode).collect();
+        }
+        self.store_steps(inode, &mut steps, &mut nodes)?;
+        self.lower_root(inode, &mut nodes)?;
+        if nodes.made > 0 {
+            self.count_sectors(inode, nodes.made)?;
+        }
+        if nodes.freed > 0 {
+            self.uncount_sectors(inode, nodes.freed)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the last of these nodes, which changed, and of those above what changes with it.
+    fn store_steps(
+        &mut self,
+        inode: InodeNumber,
+        steps: &mut Vec<Step>,
+        nodes: &mut Nodes,
+    ) -> Result<()> {
+        while let Some(mut step) = steps.pop() {
+            let Some(above) = steps.last_mut() else {
+                return self.store_root(inode, step, nodes);
+            };
+            let Some(block) = step.at else { return Err(Error::corrupt("extent tree: node")) };
+            if step.entries.is_empty() {
+                above.entries.remove(above.nth.min(above.entries.len().saturating_sub(1)));
+                self.free_blocks(block.0, 1)?;
+                nodes.freed += 1;
+                continue;
+            }
+            let mut changed = false;
+            if step.entries.len() > step.room {
+                // What grows at its end leaves full nodes behind.
+                let at_end = step.nth + 1 >= step.room;
+                let kept = if at_end { step.room } else { step.entries.len() / 2 };
+                let right = step.entries.split_off(kept);
+                let node = self.make_node(inode, step.depth, &right, block, nodes)?;
+                let from = right.first().and_then(|it| crate::format::le32(it, 0)).unwrap_or(0);
+                let nth = (above.nth + 1).min(above.entries.len());
+                above.entries.insert(nth, Index { from, node }.encode());
+                changed = true;
+            }
+            let first = step.first();
+            self.write_node(inode, block, &step)?;
+            if let Some(entry) = above.entries.get_mut(above.nth)
+                && crate::format::le32(entry, 0) != Some(first)
+            {
+                *entry = Index { from: first, node: block }.encode();
+                changed = true;
+            }
+            if !changed {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the root; where it holds no more, a node gets what it held.
+    fn store_root(&mut self, inode: InodeNumber, mut root: Step, nodes: &mut Nodes) -> Result<()> {
+        if root.entries.is_empty() {
+            root.depth = 0;
+        }
+        if root.entries.len() > root.room {
+            if root.depth >= MOST_DEPTH {
+                return Err(Error::TooLarge);
+            }
+            let entries = std::mem::take(&mut root.entries);
+            let (group, _) = self.writer.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
+            let near = self.volume.super_.group_start(crate::GroupNumber(group));
+            let from = entries.first().and_then(|it| crate::format::le32(it, 0)).unwrap_or(0);
+            let node = self.make_node(inode, root.depth, &entries, near, nodes)?;
+            root.entries = vec![Index { from, node }.encode()];
+            root.depth += 1;
+        }
+        let room = u16::try_from(root.room).unwrap_or(extent::ROOT_ENTRIES);
+        let words = super::words(root.depth, room, &root.entries);
+        self.change_slot(inode, |it| it.set_pointers(words))
+    }
+
+    /// A node of its own with these entries, near `near`.
+    fn make_node(
+        &mut self,
+        inode: InodeNumber,
+        depth: u16,
+        entries: &[[u8; ENTRY_BYTES]],
+        near: FsBlock,
+        nodes: &mut Nodes,
+    ) -> Result<FsBlock> {
+        let role = super::role(self.file_id(inode)?);
+        let request = Request { goal: near.0, want: 1, grows: None, privileged: true };
+        let (at, _) = self.allocate_blocks(request)?;
+        nodes.made += 1;
+        let block_bytes = self.volume.super_.block_bytes;
+        let mut bytes = vec![0; index(block_bytes.into())];
+        extent::write(&mut bytes, depth, extent::block_room(block_bytes), entries);
+        self.put_fresh(FsBlock(at), role, bytes);
+        Ok(FsBlock(at))
+    }
+
+    fn write_node(&mut self, inode: InodeNumber, block: FsBlock, step: &Step) -> Result<()> {
+        let role = super::role(self.file_id(inode)?);
+        let room = u16::try_from(step.room).unwrap_or(0);
+        self.change(block, role, |bytes| extent::write(bytes, step.depth, room, &step.entries))
+    }
+
+    /// Where the root leads to one leaf whose extents it could hold itself, it does.
+    fn lower_root(&mut self, inode: InodeNumber, nodes: &mut Nodes) -> Result<()> {
+        let extents = self.extents_of(inode)?;
+        let root = extents.root().map_err(|error| error.of_inode(inode))?;
+        let (1, 1, Some(Index { node: block, .. })) = (root.depth, root.len(), root.index(0))
+        else {
+            return Ok(());
+        };
+        let bytes = self.block(block, super::role(self.file_id(inode)?))?;
+        let leaf = Node::check(&bytes, Some(0)).map_err(|it| it.in_block(block).of_inode(inode))?;
+        if leaf.len() > usize::from(root.room) {
+            return Ok(());
+        }
+        let mut step = Step::of(&leaf, None, 0);
+        step.room = root.room.into();
+        self.free_blocks(block.0, 1)?;
+        nodes.freed += 1;
+        self.store_root(inode, step, &mut Nodes::default())
+    }
+}
+
+/// Takes what is in `range` out of extents, and tells what that was.
+fn cut(leaf: &mut Vec<Extent>, range: &Range<u64>, gone: &mut dyn FnMut(FsBlock, u32)) {
+    let mut left = Vec::with_capacity(leaf.len() + 1);
+    for extent in leaf.drain(..) {
+        let (from, end) = (u64::from(extent.from), extent.end());
+        let (low, high) = (from.max(range.start), end.min(range.end));
+        if low >= high {
+            left.push(extent);
+            continue;
+        }
+        let part = |from: u64, end: u64, of: &Extent| Extent {
+            from: narrow(from),
+            blocks: narrow(end - from),
+            start: of.start.after(from - u64::from(of.from)),
+            is_unwritten: of.is_unwritten,
+        };
+        if from < low {
+            left.push(part(from, low, &extent));
+        }
+        let middle = part(low, high, &extent);
+        gone(middle.start, middle.blocks);
+        if high < end {
+            left.push(part(high, end, &extent));
+        }
+    }
+    *leaf = left;
+}
+
+/// Makes extent `nth` and the one before it one, if they can be.
+fn join(leaf: &mut Vec<Extent>, nth: usize) {
+    let Some(before) = nth.checked_sub(1) else { return };
+    let (Some(&a), Some(&b)) = (leaf.get(before), leaf.get(nth)) else { return };
+    let most = if a.is_unwritten { MOST_BLOCKS - 1 } else { MOST_BLOCKS };
+    let touches = a.end() == u64::from(b.from)
+        && a.start.after(a.blocks.into()) == b.start
+        && a.is_unwritten == b.is_unwritten
+        && a.blocks + b.blocks <= most;
+    if touches {
+        leaf.remove(nth);
+        if let Some(a) = leaf.get_mut(before) {
+            a.blocks += b.blocks;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extent(from: u32, blocks: u32, start: u64) -> Extent {
+        Extent { from, blocks, start: FsBlock(start), is_unwritten: false }
+    }
+
+    #[test]
+    fn extents_are_cut_and_joined() {
+        let mut leaf = vec![extent(0, 10, 100), extent(20, 10, 200)];
+        let mut gone = Vec::new();
+        cut(&mut leaf, &(5..22), &mut |start, blocks| gone.push((start.0, blocks)));
+        assert_eq!(gone, [(105, 5), (200, 2)]);
+        assert_eq!(leaf, [extent(0, 5, 100), extent(22, 8, 202)]);
+        leaf.insert(1, extent(5, 17, 105));
+        join(&mut leaf, 2);
+        assert_eq!(leaf.len(), 3, "they do not touch on the device");
+        join(&mut leaf, 1);
+        assert_eq!(leaf, [extent(0, 22, 100), extent(22, 8, 202)]);
+        let mut leaf =
+            vec![extent(0, MOST_BLOCKS - 1, 100), extent(MOST_BLOCKS - 1, 2, 100 + 32767)];
+        join(&mut leaf, 1);
+        assert_eq!(leaf.len(), 2, "no extent is longer than the format says");
+    }
+}

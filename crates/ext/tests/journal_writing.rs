@@ -1,0 +1,285 @@
+//! Volumes written through their journals, and cut off anywhere: recovered, they are whole, and
+//! what was synced is there.
+
+mod common;
+
+use std::fs;
+use std::process::Command;
+use std::sync::{Arc, OnceLock};
+
+use common::compare::{self, Beside};
+use common::spoil::{rounds, small_tree};
+use common::storm::{Storm, writing};
+use common::{Image, run};
+use draconis_device::{
+    CrashDisk, CrashOptions, Crashes, Disk, Event, MemoryDisk, Random, RecordDisk,
+};
+use draconis_exchange::contract::Kind;
+use draconis_ext::format::jbd2::RawJournalSuperblock;
+use draconis_ext::{InodeNumber, NewNode, Options, Renaming, Volume, check};
+
+/// One state of so many is shown to `e2fsck`.
+const SAMPLE: u64 = 60;
+
+const FILE: NewNode<'_> =
+    NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+
+/// Features of journals: compatible, incompatible.
+const KINDS: [(u32, u32); 5] = [(0, 0), (1, 0), (0, 8), (0, 0x10), (0, 0x12)];
+
+/// Small volumes with journals of every kind.
+fn bases() -> &'static [Vec<u8>] {
+    static BASES: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
+    BASES.get_or_init(|| {
+        let source = tempfile::tempdir().unwrap();
+        small_tree(source.path());
+        let arguments = ["-t", "ext3", "-b", "1024", "-I", "256", "-J", "size=1"];
+        let Some(image) = Image::make(Some(source.path()), "2600k", &arguments) else {
+            return vec![];
+        };
+        run("e2fsck", &["-fyD", image.path()]).unwrap();
+        KINDS
+            .iter()
+            .map(|(compatible, incompatible)| {
+                let mut bytes = fs::read(&image.path).unwrap();
+                let place: usize = image.debugfs("bmap <8> 0").unwrap().trim().parse().unwrap();
+                let raw = RawJournalSuperblock::view_mut(&mut bytes[place * 1024..]).unwrap();
+                raw.s_feature_compat.set(*compatible);
+                raw.s_feature_incompat.set(*incompatible);
+                raw.s_checksum_type = 4;
+                raw.set_tail(None, 1);
+                bytes
+            })
+            .collect()
+    })
+}
+
+fn recorded(base: &[u8]) -> Arc<RecordDisk<MemoryDisk>> {
+    Arc::new(RecordDisk::new(MemoryDisk::new(base.to_vec(), 512)))
+}
+
+/// What is left is whole: by our own check as it is, and sometimes by `e2fsck` once it was
+/// recovered by us and by itself.
+fn is_whole(left: &Arc<CrashDisk>, sampled: bool, what: &str) {
+    let disk: Arc<dyn Disk> = left.clone();
+    let report = check::check(&disk, check::Options::default(), &|_, _| {}).unwrap();
+    assert!(report.complaints.is_empty(), "{what}: {:?}", report.complaints);
+    if sampled {
+        let image = Image::of(&left.to_bytes());
+        let checked = Command::new("e2fsck").args(["-fp", image.path()]).output().unwrap();
+        let said = String::from_utf8_lossy(&checked.stdout);
+        assert!(matches!(checked.status.code(), Some(0 | 1)), "{what}: {said}");
+        Volume::open_for_writing(disk, Options::default(), writing()).unwrap().close().unwrap();
+        run("e2fsck", &["-fn", Image::of(&left.to_bytes()).path()]).unwrap();
+    }
+}
+
+fn cuts(base: &[u8], events: Vec<Event>, seed: u64) -> Crashes {
+    let options = CrashOptions { seed, subsets: 6, exhaustive_sectors: 3 };
+    Crashes::new(base.to_vec(), events, options)
+}
+
+#[test]
+fn storms_that_are_cut_off_leave_whole_volumes() {
+    let mut states = 0;
+    for seed in 0..rounds(20) {
+        let Some(base) = bases().get(seed as usize % KINDS.len()) else { return };
+        let mut random = Random::new(seed ^ 0x10C);
+        let disk = recorded(base);
+        let mut storm = Storm::new(disk.clone(), Options::default()).unwrap();
+        for _ in 0..60 {
+            storm.step(&mut |limit| random.below(limit));
+        }
+        storm.end();
+        assert!(!storm.outcome.stopped, "seed {seed}: {:?}", storm.volume.failure());
+        for crash in cuts(base, disk.take(), seed) {
+            states += 1;
+            is_whole(
+                &crash.disk,
+                random.below(SAMPLE) == 0,
+                &format!("seed {seed}, {:?}", crash.cut),
+            );
+        }
+    }
+    println!("{states} states");
+    assert!(states > 1000, "{states}");
+}
+
+/// What a file holds after its `nth` change.
+fn contents(nth: u64) -> Vec<u8> {
+    common::tree::pattern(nth, 100 + (nth as usize * 997) % 9000)
+}
+
+#[test]
+fn what_was_synced_is_there() {
+    for (kind, base) in bases().iter().enumerate() {
+        let disk = recorded(base);
+        let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+        let root = volume.root();
+        // Names come and go; each step names its file after itself and takes an old name away.
+        for step in 1..=60u64 {
+            let name = format!("step{step}");
+            let file = volume.create(root, b"new", &FILE).unwrap();
+            volume.write(file, 0, &contents(step)).unwrap();
+            volume.rename(root, b"new", root, name.as_bytes(), Renaming::Replace).unwrap();
+            if step > 5 {
+                volume.unlink(root, format!("step{}", step - 5).as_bytes()).unwrap();
+            }
+            if step % 3 == 0 {
+                volume.sync_inode(file, step % 2 == 0).unwrap();
+                disk.mark(step);
+            }
+        }
+        volume.close().unwrap();
+        drop(volume);
+        let mut random = Random::new(5);
+        for crash in cuts(base, disk.take(), kind as u64) {
+            let what = format!("kind {kind}, {:?}, {:?}", crash.cut, crash.marks().last());
+            is_whole(&crash.disk, random.below(SAMPLE * 4) == 0, &what);
+            let Some(synced) = crash.marks().last() else { continue };
+            let volume = Volume::open(crash.disk.clone(), Options::default()).unwrap();
+            let newest = (1..=60).rev().find(|step| {
+                volume.lookup(volume.root(), format!("step{step}").as_bytes()).is_ok()
+            });
+            let newest = newest.unwrap();
+            assert!(newest >= *synced, "{what}: {newest}");
+            // All of a step or nothing of it.
+            for step in newest.saturating_sub(4).max(1)..=newest {
+                let name = format!("step{step}");
+                let file = volume.lookup(volume.root(), name.as_bytes());
+                let file = file.unwrap_or_else(|error| panic!("{what}: {name}: {error}"));
+                let mut bytes = vec![0; 10_000];
+                let len = volume.read_into(file, 0, &mut bytes).unwrap();
+                assert!(bytes[..len] == contents(step), "{what}: {name}");
+            }
+        }
+    }
+}
+
+/// Files that are kept.
+const KEPT: u64 = 4;
+
+/// Blocks of names become contents and the other way round, over several turns through the log.
+fn wear(volume: &Volume, rounds: std::ops::Range<u64>, synced: &dyn Fn(u64)) {
+    let root = volume.root();
+    for round in rounds {
+        let dir = volume
+            .create(root, b"dir", &NewNode { kind: Kind::Directory, mode: 0o755, ..FILE })
+            .unwrap();
+        for nth in 0..30 {
+            let name = format!("{nth:0100}");
+            volume.create(dir, name.as_bytes(), &FILE).unwrap();
+        }
+        volume.sync().unwrap();
+        for nth in 0..30 {
+            volume.unlink(dir, format!("{nth:0100}").as_bytes()).unwrap();
+        }
+        volume.remove_directory(root, b"dir").unwrap();
+        volume.sync().unwrap();
+        let file = volume.create(root, format!("file{round}").as_bytes(), &FILE).unwrap();
+        volume.write(file, 0, &common::tree::pattern(round, 60_000)).unwrap();
+        volume.sync_inode(file, false).unwrap();
+        synced(round);
+        if round >= KEPT {
+            volume.unlink(root, format!("file{}", round - KEPT).as_bytes()).unwrap();
+        }
+    }
+}
+
+#[test]
+fn nothing_is_put_over_what_a_block_is_used_for_next() {
+    for (kind, base) in bases().iter().enumerate() {
+        let disk = recorded(base);
+        let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+        wear(&volume, 0..25, &|round| disk.mark(round));
+        volume.close().unwrap();
+        drop(volume);
+        let mut random = Random::new(5);
+        for crash in cuts(base, disk.take(), kind as u64) {
+            let what = format!("kind {kind}, {:?}, {:?}", crash.cut, crash.marks().last());
+            if random.below(8) == 0 {
+                is_whole(&crash.disk, random.below(SAMPLE) == 0, &what);
+            }
+            let volume = Volume::open(crash.disk.clone(), Options::default()).unwrap();
+            let Some(last) = crash.marks().last() else { continue };
+            // The next round may have begun to take one away.
+            for round in last.saturating_sub(KEPT - 2)..=*last {
+                let name = format!("file{round}");
+                let file = volume.lookup(volume.root(), name.as_bytes());
+                let file = file.unwrap_or_else(|error| panic!("{what}: {name}: {error}"));
+                let mut bytes = vec![0; 60_000];
+                assert_eq!(volume.read_into(file, 0, &mut bytes).unwrap(), bytes.len());
+                assert!(bytes == common::tree::pattern(round, 60_000), "{what}: {name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_left_is_recovered_by_all_to_the_same() {
+    for (kind, base) in bases().iter().enumerate() {
+        let disk = recorded(base);
+        let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+        wear(&volume, 0..40, &|_| {});
+        let events = disk.take();
+        let options = CrashOptions { seed: 1, subsets: 0, exhaustive_sectors: 0 };
+        let all: Vec<_> = Crashes::new(base.clone(), events, options).collect();
+        let last = all.last().unwrap();
+        let bytes = last.disk.to_bytes();
+        is_whole(&last.disk, false, "the last");
+
+        let image = Image::of(&bytes);
+        let seen = image.open();
+        let by_e2fsck = Image::of(&bytes);
+        run("e2fsck", &["-fp", by_e2fsck.path()]).unwrap();
+        run("e2fsck", &["-fn", by_e2fsck.path()]).unwrap();
+        let Some(mount) = by_e2fsck.mount() else { return };
+        assert!(compare::tree(&seen, InodeNumber::ROOT, mount.path(), Beside::Mount) > 10);
+        drop(mount);
+        let by_kernel = Image::of(&bytes);
+        drop(by_kernel.mount_writable());
+        run("e2fsck", &["-fn", by_kernel.path()]).unwrap();
+        let Some(mount) = by_kernel.mount() else { return };
+        assert!(compare::tree(&seen, InodeNumber::ROOT, mount.path(), Beside::Mount) > 10);
+        drop(mount);
+        let again = MemoryDisk::new(bytes, 512);
+        let again = Arc::new(again);
+        Volume::open_for_writing(again.clone(), Options::default(), writing())
+            .unwrap()
+            .close()
+            .unwrap();
+        let by_us = Image::of(&Arc::into_inner(again).unwrap().into_bytes());
+        run("e2fsck", &["-fn", by_us.path()]).unwrap();
+        let Some(mount) = by_us.mount() else { return };
+        assert!(
+            compare::tree(&seen, InodeNumber::ROOT, mount.path(), Beside::Mount) > 10,
+            "{kind}"
+        );
+    }
+}
+
+#[test]
+fn a_closed_volume_has_an_empty_log_and_is_clean() {
+    for base in bases() {
+        let disk = Arc::new(MemoryDisk::new(base.clone(), 512));
+        let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+        for turn in 0..3 {
+            wear(&volume, turn * 30..turn * 30 + 30, &|_| {});
+            volume.close().unwrap();
+            volume.reopen().unwrap();
+        }
+        wear(&volume, 90..97, &|_| {});
+        volume.close().unwrap();
+        drop(volume);
+        let image = Image::of(&Arc::into_inner(disk).unwrap().into_bytes());
+        run("e2fsck", &["-fn", image.path()]).unwrap();
+        let header = run("dumpe2fs", &["-h", image.path()]).unwrap();
+        assert!(!header.contains("needs_recovery"), "{header}");
+        let start = header.lines().find(|line| line.starts_with("Journal start:")).unwrap();
+        assert_eq!(start.split_whitespace().last(), Some("0"));
+        let Some(mount) = image.mount_writable() else { return };
+        fs::write(mount.path().join("theirs"), "x").unwrap();
+        drop(mount);
+        run("e2fsck", &["-fn", image.path()]).unwrap();
+    }
+}
