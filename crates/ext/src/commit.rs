@@ -509,7 +509,7 @@ impl Transaction<'_> {
         self.change(block, Role::Superblock, |bytes| {
             let raw = RawSuperblock::view_mut(bytes.get_mut(at..).unwrap_or_default())?;
             change(raw)?;
-            raw.seal();
+            raw.balance();
             Ok(())
         })?
     }

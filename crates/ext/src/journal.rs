@@ -17,12 +17,15 @@ mod replayed;
 
 use std::sync::Arc;
 
-use draconis_device::Disk;
+use draconis_device::{Disk, Extent};
 
+use crate::format::group::Group;
 use crate::format::superblock::Superblock;
+use crate::units::narrow;
 use crate::volume::read_superblock;
-use crate::{Error, Result};
+use crate::{Error, FsBlock, GroupNumber, Result};
 pub(crate) use log::Log;
+use log::read_bytes;
 use replayed::Replayed;
 
 /// The disk as it will be once its journal was replayed: every read of a block that the log
@@ -39,9 +42,12 @@ pub(crate) fn replayed(
     let found = log.recover()?;
     let (len, transactions) = (found.copies.len(), found.transactions);
     ::log::info!("{transactions} transactions of the journal are read from it: {len} blocks");
-    let disk = Arc::new(Replayed::new(disk, &log, found));
-    let super_ = read_superblock(&*disk)?;
-    Ok((disk, super_))
+    let disk = Replayed::new(disk, &log, Arc::new(found));
+    let mut super_ = read_superblock(&disk)?;
+    if let Some((blocks, inodes)) = free(&disk, &super_) {
+        (super_.free_blocks, super_.free_inodes) = (blocks, narrow(inodes));
+    }
+    Ok((Arc::new(disk), super_))
 }
 
 /// Puts in place on disk what the journal holds, and waits until that is durable.
@@ -53,7 +59,34 @@ pub(crate) fn replay(disk: &Arc<dyn Disk>, super_: &Superblock) -> Result<()> {
     let found = log.recover()?;
     let (len, transactions) = (found.copies.len(), found.transactions);
     ::log::info!("{transactions} transactions of the journal are put in place: {len} blocks");
-    log.put_in_place(&found)
+    let found = Arc::new(found);
+    let replayed = Replayed::new(disk.clone(), &log, found.clone());
+    let super_ = read_superblock(&replayed)?;
+    log.put_in_place(&found, free(&replayed, &super_))
+}
+
+/// The free blocks and inodes of all groups. Linux writes the sums to the superblock when it
+/// unmounts, and not to the log. `None` where descriptors are damaged.
+fn free(disk: &dyn Disk, super_: &Superblock) -> Option<(u64, u64)> {
+    let block_bytes = u64::from(super_.block_bytes);
+    let (mut blocks, mut inodes) = (0u64, 0u64);
+    let mut at: Option<(FsBlock, Vec<u8>)> = None;
+    for number in (0..super_.groups).map(GroupNumber) {
+        let (place, slot) = super_.descriptor_place(number);
+        let bytes = match at.take().filter(|(read, _)| *read == place) {
+            Some((_, bytes)) => bytes,
+            None => {
+                let start = place.0.saturating_mul(block_bytes);
+                read_bytes(disk, Extent::new(start, block_bytes)).ok()?
+            }
+        };
+        let group = Group::read(&bytes, slot, super_).ok()?;
+        blocks = blocks.saturating_add(group.free_clusters.into());
+        inodes = inodes.saturating_add(group.free_inodes.into());
+        at = Some((place, bytes));
+    }
+    let blocks = blocks.saturating_mul(super_.cluster_blocks.into());
+    Some((blocks.min(super_.blocks), inodes.min(super_.inodes.into())))
 }
 
 /// Why the journal of a volume that needs it cannot be used.

@@ -50,7 +50,7 @@ impl Volume {
         let clean = super_.clean && !super_.errors;
         let groups = Groups::load(&volume.store, super_)?;
         let outbox = Outbox::new(disk, super_.block_bytes);
-        let protocol = protocol::of(&volume.super_, &properties, journal);
+        let protocol = protocol::of(super_, &properties, journal);
         let writer = Writer::new(protocol, groups, &writing, clean);
         volume.writing = Some(WriteSide::new(writer, outbox, writing));
         let first = volume.super_.last_orphan;
@@ -102,7 +102,7 @@ impl Transaction<'_> {
                 } else {
                     raw.mark_in_use(now);
                 }
-                raw.seal();
+                raw.balance();
             })
         };
         // As a change of its own, so that the block is in the overlay.

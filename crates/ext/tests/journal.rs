@@ -12,7 +12,7 @@ use common::compare::{self, Beside};
 use common::storm::writing;
 use common::{Image, run, skipped, tree};
 use draconis_device::{Disk, MemoryDisk};
-use draconis_ext::{InodeNumber, Options, Volume};
+use draconis_ext::{InodeNumber, Options, Volume, check};
 
 /// A copy of a volume that the kernel has in use, with a log full of work; `None`, said aloud,
 /// where we may not mount.
@@ -60,6 +60,10 @@ fn memory(image: &Image) -> Arc<MemoryDisk> {
     Arc::new(MemoryDisk::new(fs::read(&image.path).unwrap(), 512))
 }
 
+fn checked(disk: Arc<dyn Disk>) -> check::Report {
+    check::check(&disk, check::Options::default(), &|_, _| {}).unwrap()
+}
+
 /// Four recoveries of one volume come to the same.
 fn recovered_by_all(bytes: &[u8]) {
     let image = Image::of(bytes);
@@ -68,12 +72,7 @@ fn recovered_by_all(bytes: &[u8]) {
     }
     let volume = image.open();
     assert_eq!(fs::read(&image.path).unwrap(), bytes, "reading changed the volume");
-    let report = draconis_ext::check::check(
-        &(memory(&image) as Arc<dyn Disk>),
-        draconis_ext::check::Options::default(),
-        &|_, _| {},
-    )
-    .unwrap();
+    let report = checked(memory(&image));
     assert!(report.complaints.is_empty(), "{:?}", report.complaints);
 
     let by_kernel = Image::of(bytes);
@@ -94,6 +93,8 @@ fn recovered_by_all(bytes: &[u8]) {
     drop(ours);
     let by_us = Image::of(&Arc::into_inner(disk).unwrap().into_bytes());
     assert!(!needs_recovery(&by_us));
+    let report = checked(memory(&by_us));
+    assert!(report.complaints.is_empty(), "{:?}", report.complaints);
     run("e2fsck", &["-fn", by_us.path()]).unwrap();
     let Some(mount) = by_us.mount() else { return };
     assert!(compare::tree(&volume, InodeNumber::ROOT, mount.path(), Beside::Mount) > 700);

@@ -61,6 +61,20 @@ impl Checksum {
     }
 }
 
+/// The number whose four bytes, between `before` and `behind`, make the sum of all three `sum`.
+pub fn balance(before: Checksum, behind: &[u8], sum: u32) -> u32 {
+    // A sum is taken back bit by bit; what the four bytes must have made of `before` remains.
+    let back = |sum: u32, byte: u8| {
+        let bits = (0..8).fold(sum, |sum, _| match sum >> 31 {
+            0 => sum << 1,
+            _ => (sum ^ 0x82F6_3B78) << 1 | 1,
+        });
+        bits ^ u32::from(byte)
+    };
+    let behind = behind.iter().rev().fold(sum, |sum, byte| back(sum, *byte));
+    before.get() ^ (0..4).fold(behind, |sum, _| back(sum, 0))
+}
+
 impl Default for Checksum {
     fn default() -> Self {
         Self::new()
@@ -80,6 +94,15 @@ pub fn crc16(sum: u16, bytes: &[u8]) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn four_bytes_make_any_sum() {
+        for (before, behind, sum) in [("", "", 0), ("ab", "c", 7), ("x", "0123456789", !0)] {
+            let start = Checksum::new().of(before.as_bytes());
+            let bytes = balance(start, behind.as_bytes(), sum).to_le_bytes();
+            assert_eq!(start.of(&bytes).of(behind.as_bytes()).get(), sum);
+        }
+    }
 
     #[test]
     fn sums_are_those_of_the_standards() {

@@ -9,7 +9,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::casefold;
-use super::checksum::Checksum;
+use super::checksum::{self, Checksum};
 use super::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use super::hash::Seed;
 use crate::{Error, FileId, FsBlock, GroupNumber, InodeNumber, Result};
@@ -488,6 +488,24 @@ impl RawSuperblock {
         let bytes = self.as_bytes();
         let sealed = bytes.get(..offset_of!(Self, s_checksum)).unwrap_or_default();
         Checksum::new().of(sealed).get()
+    }
+
+    /// Makes the checksum right without changing it, by `s_snapshot_id`, which nothing reads. The
+    /// checksum is in the second sector and all that changes while a volume is in use in the
+    /// first: so the superblock changes whole, or not at all, where sectors do.
+    pub fn balance(&mut self) {
+        /// Where `s_snapshot_id` is.
+        const AT: usize = 0x184;
+        let features = ReadOnlyCompatible::from_bits_retain(self.s_feature_ro_compat.get());
+        if self.s_rev_level.get() == 0 || !features.contains(ReadOnlyCompatible::METADATA_CSUM) {
+            return;
+        }
+        let bytes = self.as_bytes();
+        let before = Checksum::new().of(bytes.get(..AT).unwrap_or_default());
+        let behind = bytes.get(AT.saturating_add(4)..LEN_BYTES.saturating_sub(4));
+        let id = checksum::balance(before, behind.unwrap_or_default(), self.s_checksum.get());
+        let [_, snapshot_id, ..] = &mut self.s_snapshot;
+        snapshot_id.set(id);
     }
 
     /// Makes its checksum right, where it has one.

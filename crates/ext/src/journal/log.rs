@@ -117,8 +117,8 @@ impl Log {
     }
 
     /// Puts the copies in place, then empties the log, then says that the volume is whole: each
-    /// durable before the next.
-    pub(crate) fn put_in_place(&self, found: &Recovery) -> Result<()> {
+    /// durable before the next. With the counts of what is `free`, if they are known.
+    pub(crate) fn put_in_place(&self, found: &Recovery, free: Option<(u64, u64)>) -> Result<()> {
         let mut sender = Sender { disk: &*self.disk, last: None };
         let block_bytes = u64::from(self.volume.block_bytes);
         let mut writes = Vec::new();
@@ -150,10 +150,13 @@ impl Log {
         };
         let raw = RawSuperblock::view_mut(bytes.make_mut().get_mut(at..).unwrap_or_default())?;
         raw.set_recovered();
+        if let Some((blocks, inodes)) = free {
+            raw.set_free(blocks, inodes)?;
+        }
         if self.super_.errno != 0 {
             raw.mark_errors();
         }
-        raw.seal();
+        raw.balance();
         sender.send(vec![write(block.0.saturating_mul(block_bytes), &bytes)], true)?;
         sender.wait()
     }

@@ -16,14 +16,14 @@ use crate::units::index;
 /// See the head of the file. It cannot be written.
 pub(super) struct Replayed {
     disk: Arc<dyn Disk>,
-    found: Recovery,
+    found: Arc<Recovery>,
     /// Where each copy is on the disk: the block of the volume that it is in.
     places: Vec<(u32, FsBlock)>,
     block_bytes: u64,
 }
 
 impl Replayed {
-    pub(super) fn new(disk: Arc<dyn Disk>, log: &Log, found: Recovery) -> Self {
+    pub(super) fn new(disk: Arc<dyn Disk>, log: &Log, found: Arc<Recovery>) -> Self {
         let mut places: Vec<(u32, FsBlock)> =
             found.copies.values().filter_map(|copy| Some((copy.at, log.place(copy.at)?))).collect();
         places.sort_unstable();
