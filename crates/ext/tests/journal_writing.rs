@@ -297,3 +297,129 @@ fn a_closed_volume_has_an_empty_log_and_is_clean() {
         run("e2fsck", &["-fn", image.path()]).unwrap();
     }
 }
+
+#[test]
+fn a_sync_waits_for_two_groups_and_an_overwrite_for_one() {
+    let Some(base) = bases().last() else { return };
+    let disk = recorded(base);
+    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    let file = volume.create(volume.root(), b"first", &FILE).unwrap();
+    volume.write(file, 0, &contents(7)).unwrap();
+    volume.sync().unwrap();
+    disk.take();
+    let groups = || {
+        let events = disk.take();
+        events.iter().filter(|event| matches!(event, Event::Group { .. })).count()
+    };
+    let file = volume.create(volume.root(), b"second", &FILE).unwrap();
+    volume.write(file, 0, &contents(8)).unwrap();
+    volume.sync_inode(file, false).unwrap();
+    assert_eq!(groups(), 2);
+    volume.write(file, 0, &contents(8)).unwrap();
+    volume.sync_inode(file, true).unwrap();
+    assert_eq!(groups(), 1);
+    volume.unlink(volume.root(), b"second").unwrap();
+    volume.rename(volume.root(), b"first", volume.root(), b"third", Renaming::Replace).unwrap();
+    volume.sync().unwrap();
+    assert_eq!(groups(), 2);
+    volume.close().unwrap();
+}
+
+#[test]
+fn threads_with_small_caches_leave_a_sound_volume() {
+    const THREADS: u64 = 4;
+    for base in bases().iter().rev().take(2) {
+        let disk = Arc::new(MemoryDisk::new(base.clone(), 512));
+        let options = Options {
+            inode_cache: 8,
+            block_map_cache: 8,
+            data_cache_bytes: 256 << 10,
+            ..Options::default()
+        };
+        let volume = Volume::open_for_writing(disk.clone(), options, writing()).unwrap();
+        let kept = |thread: u64, nth: u64| format!("{thread}-{nth}");
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let volume = &volume;
+                scope.spawn(move || {
+                    let root = volume.root();
+                    for nth in 0..120 {
+                        let name = kept(thread, nth);
+                        let file = volume.create(root, name.as_bytes(), &FILE).unwrap();
+                        let bytes = contents(thread * 1000 + nth);
+                        volume.write(file, 0, &bytes).unwrap();
+                        if nth % 5 == 0 {
+                            volume.sync_inode(file, false).unwrap();
+                        }
+                        let mut read = vec![0; bytes.len()];
+                        assert_eq!(volume.read_into(file, 0, &mut read).unwrap(), bytes.len());
+                        assert!(read == bytes, "{name}");
+                        if nth >= 9 {
+                            volume.unlink(root, kept(thread, nth - 9).as_bytes()).unwrap();
+                        }
+                    }
+                });
+            }
+        });
+        volume.close().unwrap();
+        drop(volume);
+        let image = Image::of(&Arc::into_inner(disk).unwrap().into_bytes());
+        run("e2fsck", &["-fn", image.path()]).unwrap();
+        let volume = image.open();
+        for (thread, nth) in
+            (0..THREADS).flat_map(|thread| (111..120).map(move |nth| (thread, nth)))
+        {
+            let file = volume.lookup(volume.root(), kept(thread, nth).as_bytes()).unwrap();
+            let mut read = vec![0; 10_000];
+            let len = volume.read_into(file, 0, &mut read).unwrap();
+            assert!(read[..len] == contents(thread * 1000 + nth));
+        }
+    }
+}
+
+#[test]
+fn the_kernel_and_we_take_turns_and_both_are_cut_off() {
+    for base in
+        [&bases()[..1.min(bases().len())], &bases()[bases().len().saturating_sub(1)..]].concat()
+    {
+        let mut bytes = base;
+        for turn in 0..4u64 {
+            // Ours is left in the middle of its work.
+            let disk = Arc::new(MemoryDisk::new(bytes, 512));
+            let volume =
+                Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+            wear(&volume, turn * 10..turn * 10 + 10, &|_| {});
+            drop(volume);
+            let image = Image::of(&Arc::into_inner(disk).unwrap().into_bytes());
+            let Some(mount) = image.mount_writable() else { return };
+            for nth in 0..30 {
+                let path = mount.path().join(format!("theirs {turn} {nth}"));
+                fs::write(path, contents(nth)).unwrap();
+            }
+            let status = Command::new("sync").arg("-f").arg(mount.path()).status().unwrap();
+            assert!(status.success());
+            // And theirs: a copy of what the disk would hold if the power failed now.
+            bytes = fs::read(&image.path).unwrap();
+            for nth in 0..30 {
+                let path = mount.path().join(format!("theirs {turn} {nth}"));
+                assert!(fs::read(path).unwrap() == contents(nth));
+            }
+            drop(mount);
+            let left = Arc::new(MemoryDisk::new(bytes.clone(), 512));
+            let volume =
+                Volume::open_for_writing(left.clone(), Options::default(), writing()).unwrap();
+            for nth in 0..30 {
+                let name = format!("theirs {turn} {nth}");
+                let file = volume.lookup(volume.root(), name.as_bytes()).unwrap();
+                let mut read = vec![0; 10_000];
+                let len = volume.read_into(file, 0, &mut read).unwrap();
+                assert!(read[..len] == contents(nth), "{name}");
+                volume.unlink(volume.root(), name.as_bytes()).unwrap();
+            }
+            volume.close().unwrap();
+            drop(volume);
+            bytes = Arc::into_inner(left).unwrap().into_bytes();
+            run("e2fsck", &["-fn", Image::of(&bytes).path()]).unwrap();
+        }
+    }
+}

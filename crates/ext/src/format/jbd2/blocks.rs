@@ -421,7 +421,7 @@ mod tests {
             let high = if form.wide { 1 << 40 } else { 0 };
             let sum = if form.sums == Sums::V3 { 0xDEAD_BEEF } else { 0xBEEF };
             let sum = if matches!(form.sums, Sums::None | Sums::Commit) { 0 } else { sum };
-            let tag = |nth: u64| Tag { block: nth * 3 | high, escaped: nth % 2 == 1, sum };
+            let tag = |nth: u64| Tag { block: (nth * 3) | high, escaped: nth % 2 == 1, sum };
             let tags: Vec<Tag> = (0..form.tags_per_descriptor() as u64).map(tag).collect();
             for count in [1, 2, tags.len()] {
                 let mut block = form.descriptor(7, &tags[..count]);

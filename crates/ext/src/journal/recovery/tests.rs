@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::FromZeros;
 
 use super::*;
 use crate::format::jbd2::blocks::{escape, needs_escape};
