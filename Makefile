@@ -6,7 +6,7 @@ DESTDIR ?=
 # Where mount(8) looks for its helpers: there and in /usr/sbin, whatever the PREFIX.
 SBINDIR ?= /sbin
 
-.PHONY: all demo test test-often long exact lint loom crash crash-store lab bench bench-channel lab-programs install install-helper fuzz fuzz-images clean
+.PHONY: all demo test test-often long exact matrix lint loom crash crash-store lab bench bench-channel lab-programs install install-helper fuzz fuzz-images clean
 
 all:
 	$(CARGO) build --release --locked
@@ -46,6 +46,14 @@ else
 	DRACONIS_EXACT_SEED=$(or $(SEED),1) DRACONIS_EXACT_STEPS=$(or $(STEPS),10000) \
 		$(CARGO) test --locked --test exact walks -- --nocapture
 endif
+
+# Volumes of every combination of features that mke2fs makes, and MORE random ones from SEED, filled
+# by the kernel and read by us; KEEP=DIR keeps the images of those that fail. Needs root.
+matrix:
+	@tools/packages test
+	DRACONIS_MATRIX=$(or $(MORE),50) DRACONIS_MATRIX_SEED=$(or $(SEED),1) \
+		$(if $(KEEP),DRACONIS_MATRIX_KEEP=$(abspath $(KEEP))) \
+		$(CARGO) test --release --locked -p draconis-ext --test matrix -- --nocapture
 
 lint:
 	$(CARGO) fmt --all --check

@@ -298,7 +298,9 @@ impl Volume {
     fn overhead(&self) -> u64 {
         let ratio = u64::from(self.super_.cluster_blocks);
         let claimed = u64::from(self.super_.overhead_clusters).saturating_mul(ratio);
-        if claimed != 0 && claimed < self.super_.blocks {
+        // Linux believes the superblock only where counting takes long: tools that changed the
+        // volume may have left what was true before.
+        if ratio > 1 && claimed != 0 && claimed < self.super_.blocks {
             return claimed;
         }
         let journal = self.super_.journal.and_then(|number| self.inode(number).ok());

@@ -26,10 +26,16 @@ fn open(disk: &Arc<MemoryDisk>) -> Volume {
     Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap()
 }
 
+/// Where a superblock says whether its journal holds anything that is not in place.
+const NEEDS_RECOVERY_AT: usize = 1024 + 0x60;
+
 /// What `e2fsck -fn` says of the disk: nothing, or the test fails.
 fn judge(disk: Arc<MemoryDisk>, what: &str) -> Vec<u8> {
     let bytes = Arc::try_unwrap(disk).unwrap().into_bytes();
     let image = Image::of(&bytes);
+    if bytes[NEEDS_RECOVERY_AT] & 4 != 0 {
+        run("e2fsck", &["-y", "-E", "journal_only", image.path()]);
+    }
     let out = run("e2fsck", &["-fn", image.path()]);
     if out.is_none() {
         std::fs::copy(image.path(), "/tmp/judged.img").unwrap();

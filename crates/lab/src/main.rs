@@ -116,9 +116,10 @@ enum Command {
 const SUBJECTS: &str = "\
 Subjects:
   dir[:PATH]               a directory of a file system that is mounted
-  kernel:ext2, kernel:ext4 a volume of its own, mounted by the kernel over a loop device
-  fuse2fs, draconis        the same volume by e2fsprogs' FUSE server, and by ours
-  draconis-lib             our library in this process
+  kernel[:KIND]            a volume of its own, mounted by the kernel over a loop device;
+                           KIND is ext2, ext3 or ext4
+  fuse2fs[:KIND], draconis[:KIND]   the same volume by e2fsprogs' FUSE server, and by ours
+  draconis-lib[:KIND]      our library in this process
   file[:PATH], dev:PATH    direct I/O without a file system (dev: with --destroy)
   model:hdd, model:ssd     modelled devices, in device time; model:ssd,page=8K,channels=2
   mem                      the machine's memory

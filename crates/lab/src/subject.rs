@@ -278,7 +278,7 @@ pub fn open(spec: &str, shop: &Workshop) -> Result<Box<dyn Subject>, Unavailable
         "kernel" | "fuse2fs" | "draconis" | "no-op" => {
             directory::Mount::new(spec, shop).map(|made| Box::new(made) as _)
         }
-        "draconis-lib" => library::Library::new(shop).map(|made| Box::new(made) as _),
+        "draconis-lib" => library::Library::new(spec, shop).map(|made| Box::new(made) as _),
         "file" | "dev" => raw::Raw::new(spec, shop).map(|made| Box::new(made) as _),
         "model" => model::Model::new(rest, shop).map(|made| Box::new(made) as _),
         "leveldb" | "rocksdb" | "lmdb" | "redb" | "fjall" | "draconis-kv" => {

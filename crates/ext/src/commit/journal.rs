@@ -10,8 +10,8 @@
 //! written, and a block goes to its place once that of its transaction is durable.
 //! Law 2: what is committed and not in its place is read from memory: the overlay keeps it,
 //! frozen, whatever changes it meanwhile.
-//! Law 3: the tail moves once everything before it is in place, durably; the log is written
-//! where the tail was once that it moved is durable.
+//! Law 3: the tail moves once everything before it is in place, durably; the next transaction
+//! follows that: no log that is replayed has copies of what it does not know to be freed.
 //! Law 4: a block that is freed while the log has a copy of it is revoked in the transaction that
 //! frees it. As nothing freed is given out before that is durable, no copy is put over what the
 //! block is used for next.
@@ -60,8 +60,9 @@ pub(crate) struct Journal {
     has_revokes: bool,
     /// Blocks from the tail to the head.
     used: u32,
-    /// Blocks that may be written before the last checkpoint must be durable.
-    spare: u32,
+    /// The next transaction waits for a checkpoint: it may be written where the tail was, and
+    /// what it frees is in no copy of the log from then on.
+    follows_checkpoint: bool,
     /// When the last transaction was committed: times in a log do not go back.
     time: Duration,
     /// The next batch is the last: everything is put in place, and the log is empty.
@@ -88,7 +89,7 @@ impl Journal {
             is_open: false,
             has_revokes: log.super_.may_revoke(),
             used: 0,
-            spare: log.super_.log_blocks(),
+            follows_checkpoint: false,
             time: Duration::ZERO,
             is_closing: false,
             log,
@@ -161,9 +162,7 @@ impl Journal {
             let feature = format!("a change needs {room} blocks of the journal, which has {have}");
             return Err(Error::Unsupported { feature });
         }
-        // Where the tail was, or is until the checkpoint is durable.
-        let follows_all = room > self.spare;
-        self.spare = if follows_all { self.len() } else { self.spare } - room;
+        let follows_all = std::mem::take(&mut self.follows_checkpoint);
 
         let mut stage = contents;
         let first_revoke = !revoked.is_empty() && !self.has_revokes;
@@ -259,7 +258,7 @@ impl Journal {
             freed: Freed::default(),
             placed: vec![],
         })?;
-        self.spare = self.spare.min(self.len() - self.used);
+        self.follows_checkpoint = true;
         self.used = 0;
         Ok(())
     }

@@ -180,6 +180,7 @@ impl Image {
         self.mount_with("loop")
     }
 
+    /// The image mounted with these options.
     pub fn mount_with(&self, options: &str) -> Option<Mount> {
         if !rustix::process::geteuid().is_root() {
             skipped("mounting needs root");

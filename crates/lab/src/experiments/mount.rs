@@ -199,7 +199,15 @@ const ABOUT: About = About {
         parameter("files", "small files", "1000", "20000"),
         parameter("appends", "durable appends", "100", "500"),
     ],
-    subjects: &["kernel:ext2", "fuse2fs", "no-op", "draconis", "draconis-lib"],
+    subjects: &[
+        "kernel:ext2",
+        "kernel:ext4",
+        "fuse2fs",
+        "no-op",
+        "draconis",
+        "draconis:ext4",
+        "draconis-lib",
+    ],
     takes: |kind| matches!(kind, Kind::Directory | Kind::Library),
     repetitions: (2, 3),
     warms_up: false,
@@ -276,11 +284,19 @@ impl Experiment for Mount {
 
     fn found(&self, points: Points<'_>) -> Vec<String> {
         let subjects = points.subjects();
-        let peers = subjects.iter().filter(|subject| **subject != "draconis");
-        let tell = |peer: &&str| {
+        // Each beside those that serve a volume of the same kind.
+        let kind = |spec: &str| spec.split_once(':').map_or("ext2", |(_, kind)| kind).to_owned();
+        let ours = subjects.iter().filter(|it| it.split(':').next() == Some("draconis"));
+        let pairs = ours.flat_map(|ours| {
+            let peers = subjects.iter().filter(move |peer| *peer != ours);
+            peers
+                .filter(move |peer| **peer == "no-op" || kind(peer) == kind(ours))
+                .map(move |peer| (ours, peer))
+        });
+        let tell = |(ours, peer): (&&str, &&str)| {
             let ratio = |metric: &'static str, label: &str| {
                 let of = |subject| points.named(metric, subject, "", label);
-                let (ours, theirs) = (of("draconis")?, of(peer)?);
+                let (ours, theirs) = (of(ours)?, of(peer)?);
                 let better = if metric == "time" { theirs / ours } else { ours / theirs };
                 Some(format!("{label} {}", units::significant(better)))
             };
@@ -297,7 +313,7 @@ impl Experiment for Mount {
             ];
             let told: Vec<String> =
                 all.iter().filter_map(|(metric, label)| ratio(metric, label)).collect();
-            (!told.is_empty()).then(|| format!("draconis, times {peer}: {}.", told.join(", ")))
+            (!told.is_empty()).then(|| format!("{ours}, times {peer}: {}.", told.join(", ")))
         };
         let all = |what: &str, metric: &'static str, label: &str| {
             let of = |subject: &&str| {
@@ -311,6 +327,6 @@ impl Experiment for Mount {
             all("Files made and written in a second", "rate", "create"),
             all("Extents of a file that was copied in", "extents", COPIED),
         ];
-        peers.filter_map(tell).chain(counted.into_iter().flatten()).collect()
+        pairs.filter_map(tell).chain(counted.into_iter().flatten()).collect()
     }
 }

@@ -138,10 +138,15 @@ impl Subject for Directory {
     }
 }
 
+/// The kinds of volumes that are made, as `mke2fs -t` names them.
+const KINDS: &[&str] = &["ext2", "ext3", "ext4"];
+
 /// A volume of its own, mounted for one experiment.
 pub struct Mount {
     spec: String,
     server: Server,
+    /// Which of the family of file systems.
+    kind: String,
     clock: Arc<Wall>,
     // In this order: unmounted, then removed.
     mounted: Option<Mounted>,
@@ -156,14 +161,16 @@ impl Mount {
     /// # Errors
     /// What is missing: root, a program, room.
     pub fn new(spec: &str, shop: &Workshop) -> anyhow::Result<Self> {
-        let (server, kind) = match spec {
-            "kernel" | "kernel:ext2" => (Server::Kernel, "ext2"),
-            "kernel:ext4" => (Server::Kernel, "ext4"),
-            "fuse2fs" => (Server::Fuse2fs, "ext2"),
-            "draconis" => (Server::Draconis, "ext2"),
-            "no-op" => (Server::Memory, "ext2"),
-            _ => bail!("{spec}: kernel:ext2 or kernel:ext4"),
+        let (by, kind) = spec.split_once(':').unwrap_or((spec, "ext2"));
+        let server = match by {
+            "kernel" => Server::Kernel,
+            "fuse2fs" => Server::Fuse2fs,
+            "draconis" => Server::Draconis,
+            _ => Server::Memory,
         };
+        if !KINDS.contains(&kind) {
+            bail!("{spec}: {by}:KIND, where KIND is one of {}", KINDS.join(", "));
+        }
         if server == Server::Kernel && !rustix::process::geteuid().is_root() {
             bail!("the kernel's loop mount needs root");
         }
@@ -179,7 +186,8 @@ impl Mount {
         let spec = if spec == "kernel" { "kernel:ext2".into() } else { spec.to_string() };
         let draconis = shop.draconis.clone();
         let clock = Arc::new(Wall::new());
-        let mut mount = Self { spec, server, clock, mounted: None, dir, draconis, device };
+        let kind = kind.to_owned();
+        let mut mount = Self { spec, server, kind, clock, mounted: None, dir, draconis, device };
         mount.mount()?;
         Ok(mount)
     }
@@ -207,8 +215,8 @@ impl Subject for Mount {
     fn describe(&self) -> String {
         match self.server {
             Server::Kernel => format!("{} over a loop device", self.spec),
-            Server::Fuse2fs => "ext2 by e2fsprogs' FUSE server".into(),
-            Server::Draconis => "ext2 by draconis mount".into(),
+            Server::Fuse2fs => format!("{} by e2fsprogs' FUSE server", self.kind),
+            Server::Draconis => format!("{} by draconis mount", self.kind),
             Server::Memory => "a FUSE server that forgets: what one can reach at most".into(),
         }
     }

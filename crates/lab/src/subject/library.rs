@@ -20,6 +20,7 @@ const DIRTY_BYTES: u64 = 64 << 20;
 
 /// A volume opened in this process.
 pub struct Library {
+    spec: String,
     clock: Arc<Wall>,
     volume: Shared,
     options: Options,
@@ -35,13 +36,15 @@ impl Library {
     ///
     /// # Errors
     /// What is missing.
-    pub fn new(shop: &Workshop) -> anyhow::Result<Self> {
+    pub fn new(spec: &str, shop: &Workshop) -> anyhow::Result<Self> {
+        let kind = spec.split_once(':').map_or("ext2", |(_, kind)| kind);
         let dir = shop.directory()?;
-        make_volume("ext2", &dir.path().join("image"), shop.bytes)?;
+        make_volume(kind, &dir.path().join("image"), shop.bytes)?;
         let device = Device::of(dir.path());
         let clock = Arc::new(Wall::new());
         let options = Options::default();
-        let mut library = Self { clock, volume: Shared::default(), options, dir, device };
+        let spec = spec.to_owned();
+        let mut library = Self { spec, clock, volume: Shared::default(), options, dir, device };
         library.open()?;
         Ok(library)
     }
@@ -109,11 +112,11 @@ fn of(shared: &Shared) -> anyhow::Result<Arc<Volume>> {
 
 impl Subject for Library {
     fn name(&self) -> String {
-        "draconis-lib".into()
+        self.spec.clone()
     }
 
     fn describe(&self) -> String {
-        "ext2 by our library in this process, past the kernel's caches".into()
+        "a volume by our library in this process, past the kernel's caches".into()
     }
 
     fn kind(&self) -> Kind {

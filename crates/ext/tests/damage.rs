@@ -1,0 +1,213 @@
+//! Damage to volumes with each feature: no panic, no loop, bounded memory, whatever is asked.
+//!
+//! Images that the kernel filled, one for each feature, are spoilt where they keep what they are
+//! made of; then all there is is read. `DRACONIS_ROUNDS=50` spoils so many times as many.
+
+mod common;
+#[path = "matrix/fill.rs"]
+#[allow(dead_code, reason = "the matrix uses more of it")]
+mod fill;
+#[path = "matrix/ioctl.rs"]
+#[allow(dead_code, reason = "the matrix uses more of it")]
+mod ioctl;
+#[path = "matrix/journals.rs"]
+#[allow(dead_code, reason = "the matrix uses more of it")]
+mod journals;
+#[path = "matrix/made.rs"]
+#[allow(dead_code, reason = "the matrix uses more of it")]
+mod made;
+#[path = "matrix/pool.rs"]
+mod pool;
+#[path = "matrix/seen.rs"]
+#[allow(dead_code, reason = "the matrix uses more of it")]
+mod seen;
+#[path = "matrix/structures.rs"]
+mod structures;
+#[path = "matrix/table.rs"]
+#[allow(dead_code, reason = "the matrix uses more of it")]
+mod table;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use common::exercise::{self, Outcome};
+use common::spoil::{assert_memory_stayed_small, rounds, spoil};
+use draconis_device::{
+    Disk, Error as DiskError, Extent, Group, MemoryDisk, Pending, Properties, Random, ReadAnswer,
+    Refused, Ticket, Urgency,
+};
+use draconis_exchange::heap::Block;
+use draconis_ext::{Error, Volume};
+use fill::{Facts, Scale};
+use ioctl::Shutdown;
+use structures::Structures;
+
+/// A volume for each structure, with and without sums: without them what is spoilt is believed.
+#[rustfmt::skip]
+const BASES: &[&str] = &[
+    "-t ext2 -b 1024 -O extent,large_file,uninit_bg",
+    "-t ext4 -b 1024 -O ^has_journal,^metadata_csum",
+    "-t ext4 -b 1024 -O ^has_journal",
+    "-t ext4 -b 4096 -O ^has_journal,^metadata_csum,^64bit -I 512",
+    "-t ext4 -b 1024 -O ^has_journal,^metadata_csum,meta_bg,^resize_inode -g 1024",
+    "-t ext4 -b 1024 -O ^has_journal,^metadata_csum,large_dir",
+    "-t ext4 -b 1024 -O ^has_journal,^metadata_csum,inline_data -I 256",
+    "-t ext4 -b 2048 -O ^has_journal,inline_data -I 1024",
+    "-t ext4 -b 1024 -O ^has_journal,^metadata_csum,ea_inode",
+    "-t ext4 -b 1024 -O ^has_journal,ea_inode",
+    "-t ext4 -b 1024 -O ^has_journal,^metadata_csum,bigalloc -C 4096",
+    "-t ext4 -b 1024 -O ^has_journal,^metadata_csum,encrypt",
+    "-t ext4 -b 1024 -O ^has_journal,^metadata_csum,casefold",
+    "-t ext4 -b 1024 -O ^has_journal,^metadata_csum,verity",
+    "-t ext4 -b 1024 -O ^has_journal,^metadata_csum,sparse_super2",
+    "-t ext4 -b 1024 -O ^metadata_csum,orphan_file",
+    "-t ext4 -b 1024 -O metadata_csum_seed,orphan_file",
+    "-t ext4 -b 1024 -O ^has_journal,^metadata_csum | -O project,quota -Q usrquota,grpquota,prjquota",
+];
+
+/// Journals that are full of what is not in place.
+#[rustfmt::skip]
+const DIRTY: &[(&str, &str)] = &[
+    ("-t ext3 -b 1024 -J size=1", ""),
+    ("-t ext3 -b 1024 -O huge_file -J size=1", "journal_checksum"),
+    ("-t ext4 -b 1024 -J size=1", "data=journal"),
+    ("-t ext4 -b 1024 -O ^metadata_csum,^64bit,fast_commit -J size=1", ""),
+];
+
+/// How often each is spoilt, where no more is asked for.
+const ROUNDS: u64 = 120;
+/// Two images are in memory for each.
+const THREADS: usize = 2;
+/// Many times what reading all of such a volume takes: more is a loop.
+const MOST_READS: u64 = 400_000;
+
+#[test]
+fn spoilt_structures_of_every_feature() {
+    let made = BASES.iter().map(|line| (*line, None));
+    let left = DIRTY.iter().map(|(line, options)| (*line, Some(*options)));
+    let bases: Vec<_> = made.chain(left).collect();
+    judge(pool::each(THREADS, &bases, |(line, options)| {
+        let random = &mut Random::new(1);
+        let image = match options {
+            None => made::make(line, Scale::Tiny, random)?.image,
+            Some(options) => journals::leave(line, options, Shutdown::AfterCommit, random)?.image,
+        };
+        let facts = Facts::of(&image.path);
+        if let Some((key, why)) = table::not_yet(line, |feature| facts.has(feature)) {
+            println!("not yet ({key}: {why}): {line}");
+            return None;
+        }
+        Some(spoil_often(line, &std::fs::read(&image.path).unwrap()))
+    }));
+}
+
+/// Nothing panicked, and enough was opened and hurt for that to say something.
+fn judge(results: Vec<Result<Option<Hurt>, String>>) {
+    let mut all = Hurt::default();
+    for result in results {
+        let Some(hurt) = result.unwrap_or_else(|panic| panic!("{panic}")) else { continue };
+        all.opened += hurt.opened;
+        all.hurt += hurt.hurt;
+        all.rounds += hurt.rounds;
+    }
+    println!("{all:?}");
+    assert!(4 * all.opened >= all.rounds && 5 * all.hurt >= all.rounds, "{all:?}");
+    assert_memory_stayed_small();
+}
+
+/// What came of spoiling.
+#[derive(Default, Debug)]
+struct Hurt {
+    rounds: u64,
+    opened: u64,
+    hurt: u64,
+}
+
+fn spoil_often(line: &str, sound: &[u8]) -> Hurt {
+    let structures = structures::of(sound);
+    let mut hurt = Hurt { rounds: rounds(ROUNDS), ..Hurt::default() };
+    let untouched = look(sound.to_vec());
+    let untouched = untouched.unwrap_or_else(|error| panic!("{line}: not opened: {error}"));
+    for seed in 1..=hurt.rounds {
+        let spoilt = || {
+            let mut image = sound.to_vec();
+            let mut random = Random::new(seed);
+            for _ in 0..=random.below(8) {
+                spoil_one(&mut image, &structures, &mut random);
+            }
+            image
+        };
+        let looked = std::panic::catch_unwind(|| look(spoilt()));
+        match looked {
+            Ok(Ok(outcome)) => {
+                hurt.opened += 1;
+                hurt.hurt += u64::from(outcome != untouched);
+            }
+            Ok(Err(error)) => assert!(!error.to_string().is_empty()),
+            Err(panic) => {
+                // No second volume is the same as this one.
+                let kept = std::env::temp_dir().join(format!("draconis-damage-{seed}.image"));
+                std::fs::write(&kept, spoilt()).unwrap();
+                let (why, kept) = (pool::message(panic), kept.display());
+                panic!("{line}, seed {seed}: {why}; the image is kept as {kept}");
+            }
+        }
+    }
+    hurt
+}
+
+/// Each kind of structure is as likely as the others, however many there are of it; half of the
+/// time its head.
+fn spoil_one(image: &mut [u8], structures: &Structures, random: &mut Random) {
+    let kinds: Vec<_> = structures.values().collect();
+    let kind = kinds[random.below(kinds.len() as u64) as usize];
+    let mut range = kind[random.below(kind.len() as u64) as usize].clone();
+    if random.below(2) == 0 {
+        range.end = range.end.min(range.start + 64);
+    }
+    spoil(image, range, random);
+}
+
+/// Reads all there is of one image.
+fn look(image: Vec<u8>) -> Result<Outcome, Error> {
+    let disk = Arc::new(Counted { disk: MemoryDisk::new(image, 512), reads: AtomicU64::new(0) });
+    let volume = Volume::open(disk.clone(), exercise::options());
+    let looked = volume.map(|volume| exercise::look(&volume));
+    assert!(disk.reads.load(Ordering::Relaxed) < MOST_READS, "reading does not end");
+    looked
+}
+
+/// A disk that refuses more reads than that.
+struct Counted {
+    disk: MemoryDisk,
+    reads: AtomicU64,
+}
+
+impl Disk for Counted {
+    fn properties(&self) -> Properties {
+        Properties { read_only: true, ..self.disk.properties() }
+    }
+
+    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
+        if self.reads.fetch_add(1, Ordering::Relaxed) >= MOST_READS {
+            return Pending::ready(Err(Refused { goods: Some(into), error: DiskError::Stopped }));
+        }
+        self.disk.read(at, into, urgency)
+    }
+
+    fn submit_chain(
+        &self,
+        chain: Vec<Group>,
+        _: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        Err(Refused { goods: Some(chain), error: DiskError::ReadOnly })
+    }
+
+    fn settle(&self, ticket: Ticket) -> Result<(), DiskError> {
+        Err(DiskError::NoTicket(ticket))
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<(), DiskError> {
+        Err(DiskError::NoTicket(ticket))
+    }
+}

@@ -1,0 +1,504 @@
+//! All that can be seen of a volume, by the kernel and by us, in words that can be compared.
+//!
+//! A name leads to a number, a number to its fields; every field is a text. Contents are digests
+//! of what lies between holes, so that holes are compared, too.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt::{Debug, Write};
+use std::fs::File;
+use std::hash::{DefaultHasher, Hasher};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use draconis_exchange::contract::{Attributes, Kind};
+use draconis_ext::{Cookie, Error, InodeNumber, Seek, Volume};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, StatxFlags};
+use rustix::io::Errno;
+
+use crate::ioctl;
+
+/// What was seen, and under which name.
+pub type Fields = BTreeMap<Cow<'static, str>, String>;
+
+/// A volume as one reader sees it.
+#[derive(Default, Debug)]
+pub struct Seen {
+    /// What `statfs` tells.
+    pub space: Fields,
+    /// Paths, `.` and `..` among them: the inode's number, and its kind as the directory says.
+    pub names: BTreeMap<Vec<u8>, (u64, String)>,
+    /// What `stat`, `getfattr`, `cat` and `readlink` tell of each inode.
+    pub nodes: BTreeMap<u64, Fields>,
+}
+
+/// Contents are read in pieces of so many bytes, which end at no boundary.
+const PIECE_BYTES: usize = 100_003;
+
+impl Seen {
+    /// What the kernel shows below `mount`.
+    pub fn by_kernel(mount: &Path) -> Self {
+        let mut seen = Self::default();
+        let space = rustix::fs::statvfs(mount).unwrap();
+        seen.space = space_fields([
+            space.f_bsize,
+            space.f_blocks,
+            space.f_bfree,
+            space.f_bavail,
+            space.f_files,
+            space.f_ffree,
+            space.f_fsid,
+        ]);
+        seen.kernel_node(mount);
+        seen.kernel_directory(mount, b"");
+        seen
+    }
+
+    /// What we show of `volume`.
+    pub fn by_us(volume: &Volume) -> Self {
+        let mut seen = Self::default();
+        let space = volume.space();
+        seen.space = space_fields([
+            space.block_bytes.into(),
+            space.blocks,
+            space.free_blocks,
+            space.available_blocks,
+            space.inodes,
+            space.free_inodes,
+            space.id,
+        ]);
+        seen.our_node(volume, volume.root());
+        seen.our_directory(volume, volume.root(), b"");
+        seen
+    }
+
+    /// What differs from `theirs`, a line each: none if nothing does.
+    pub fn differences(&self, theirs: &Self) -> Vec<String> {
+        let mut lines = Vec::new();
+        fields("space", &self.space, &theirs.space, &mut lines);
+        each(&self.names, &theirs.names, |name, ours, theirs| {
+            lines.push(format!("name {}: {ours:?}, kernel {theirs:?}", name.escape_ascii()));
+        });
+        let named: BTreeMap<u64, &Vec<u8>> =
+            theirs.names.iter().map(|(name, (number, _))| (*number, name)).collect();
+        each(&self.nodes, &theirs.nodes, |number, ours, theirs| {
+            let name = named.get(number).map_or(&b"?"[..], |name| name.as_slice());
+            let none = Fields::new();
+            let what = format!("inode {number} ({})", name.escape_ascii());
+            fields(&what, ours.unwrap_or(&none), theirs.unwrap_or(&none), &mut lines);
+        });
+        lines
+    }
+
+    /// What the kernel refuses to open, as one without fs-verity does its files, is `bytes`; what
+    /// it tells only of open files is as `other` says.
+    pub fn set_refused(&mut self, path: &[u8], bytes: &[u8], other: &Self) {
+        let Some((number, _)) = self.names.get(path) else { return };
+        if let Some(node) = self.nodes.get_mut(number)
+            && node.get("contents").is_some_and(|it| it == REFUSED)
+        {
+            let end = bytes.len() as u64;
+            put(node, "contents", format!("0-{end} {:x} ", digest(bytes)));
+            for field in ["flags", "generation"] {
+                if let Some(value) = other.nodes.get(number).and_then(|node| node.get(field)) {
+                    put(node, field, value);
+                }
+            }
+        }
+    }
+
+    fn kernel_directory(&mut self, dir: &Path, path: &[u8]) {
+        let handle = open(dir, OFlags::RDONLY | OFlags::DIRECTORY).unwrap();
+        let mut below = Vec::new();
+        for entry in rustix::fs::Dir::read_from(&handle).unwrap() {
+            let entry = entry.unwrap();
+            let name = entry.file_name().to_bytes();
+            let kind = match entry.file_type() {
+                FileType::Unknown => None,
+                kind => Kind::from_mode(kind.as_raw_mode()),
+            };
+            self.name(path, name, entry.ino(), kind);
+            if matches!(name, b"." | b"..") {
+                continue;
+            }
+            let child = dir.join(std::ffi::OsStr::from_bytes(name));
+            let is_directory = if self.nodes.contains_key(&entry.ino()) {
+                false
+            } else {
+                self.kernel_node(&child)
+            };
+            if is_directory {
+                below.push((child, join(path, name)));
+            }
+        }
+        for (child, path) in below {
+            self.kernel_directory(&child, &path);
+        }
+    }
+
+    fn kernel_node(&mut self, path: &Path) -> bool {
+        let all = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+        let stat = rustix::fs::statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, all).unwrap();
+        let time = |time: rustix::fs::StatxTimestamp| (time.tv_sec, time.tv_nsec);
+        let born = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::BTIME);
+        let mut told = Stat {
+            mode: stat.stx_mode.into(),
+            links: stat.stx_nlink,
+            owner: (stat.stx_uid, stat.stx_gid),
+            device: (stat.stx_rdev_major, stat.stx_rdev_minor),
+            size: stat.stx_size,
+            sectors: stat.stx_blocks,
+            block: stat.stx_blksize,
+            times: [stat.stx_atime, stat.stx_mtime, stat.stx_ctime].map(time),
+            created: born.then(|| time(stat.stx_btime)),
+        }
+        .fields();
+        kernel_attributes(path, &mut told);
+        let kind = FileType::from_raw_mode(stat.stx_mode.into());
+        match kind {
+            FileType::RegularFile | FileType::Directory => {
+                match open(path, OFlags::RDONLY) {
+                    Ok(file) => {
+                        kernel_flags(&file, &mut told);
+                        if kind == FileType::RegularFile {
+                            put(&mut told, "contents", kernel_contents(&file, stat.stx_size));
+                        }
+                    }
+                    Err(_) => put(&mut told, "contents", REFUSED),
+                };
+            }
+            FileType::Symlink => {
+                let target = rustix::fs::readlink(path, Vec::new());
+                put(&mut told, "target", target.map_or(REFUSED.into(), |it| shown(it.as_bytes())));
+            }
+            _ => {}
+        }
+        self.nodes.insert(stat.stx_ino, told);
+        kind == FileType::Directory
+    }
+
+    fn our_directory(&mut self, volume: &Volume, dir: InodeNumber, path: &[u8]) {
+        let mut names = Vec::new();
+        let listed = volume.entries(dir, Cookie::default(), true, |entry| {
+            match entry {
+                Ok(entry) => names.push((entry.name.to_vec(), entry.inode, entry.kind)),
+                Err(damage) => names.push((
+                    format!("damage: {}", damage.error).into_bytes(),
+                    InodeNumber(0),
+                    None,
+                )),
+            }
+            true
+        });
+        if let Err(error) = listed {
+            self.name(path, format!("not listed: {error}").as_bytes(), 0, None);
+        }
+        let mut below = Vec::new();
+        for (name, number, kind) in names {
+            match volume.lookup(dir, &name) {
+                Ok(found) if found == number => {}
+                other => self.name(path, b"not looked up", 0, other.map(|_| Kind::File).ok()),
+            }
+            // Without an extra question each name is one that is not there.
+            let mut absent = name.clone();
+            absent.push(b'~');
+            if !matches!(
+                volume.lookup(dir, &absent),
+                Err(Error::NotFound | Error::NameTooLong) | Ok(_)
+            ) {
+                self.name(path, b"damage met in looking up what is not there", 0, None);
+            }
+            self.name(path, &name, number.0.into(), kind);
+            if matches!(&name[..], b"." | b"..") || self.nodes.contains_key(&number.0.into()) {
+                continue;
+            }
+            if self.our_node(volume, number) {
+                below.push((number, join(path, &name)));
+            }
+        }
+        for (number, path) in below {
+            self.our_directory(volume, number, &path);
+        }
+    }
+
+    fn our_node(&mut self, volume: &Volume, number: InodeNumber) -> bool {
+        let (told, kind) = match volume.attributes(number) {
+            Ok(attributes) => (our_fields(volume, number, &attributes), Some(attributes.kind)),
+            Err(error) => (Fields::from([("inode".into(), error.to_string())]), None),
+        };
+        self.nodes.insert(number.0.into(), told);
+        kind == Some(Kind::Directory)
+    }
+
+    fn name(&mut self, path: &[u8], name: &[u8], number: u64, kind: Option<Kind>) {
+        let twice = self.names.insert(join(path, name), (number, format!("{kind:?}")));
+        if twice.is_some() {
+            self.names.insert(join(&join(path, name), b"twice"), (number, String::new()));
+        }
+    }
+}
+
+/// What neither of the two lets be read.
+const REFUSED: &str = "refused";
+
+fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
+    [path, b"/", name].concat()
+}
+
+fn put(fields: &mut Fields, name: impl Into<Cow<'static, str>>, value: impl Into<String>) {
+    fields.insert(name.into(), value.into());
+}
+
+fn shown(bytes: impl AsRef<[u8]>) -> String {
+    bytes.as_ref().escape_ascii().to_string()
+}
+
+fn space_fields(numbers: [u64; 7]) -> Fields {
+    let names = ["block", "blocks", "free", "available", "inodes", "free inodes", "id"];
+    names.into_iter().map(Cow::from).zip(numbers.map(|number| number.to_string())).collect()
+}
+
+/// The fields of both, where they differ.
+fn fields(what: &str, ours: &Fields, theirs: &Fields, lines: &mut Vec<String>) {
+    each(ours, theirs, |name, ours, theirs| {
+        let text = |it: Option<&String>| it.map_or("nothing".into(), |it| short(it));
+        lines.push(format!("{what}: {name}: {}, kernel {}", text(ours), text(theirs)));
+    });
+}
+
+fn short(text: &str) -> String {
+    text.chars().take(300).collect()
+}
+
+/// Shows each key whose values differ.
+fn each<K: Ord, V: PartialEq>(
+    ours: &BTreeMap<K, V>,
+    theirs: &BTreeMap<K, V>,
+    mut differs: impl FnMut(&K, Option<&V>, Option<&V>),
+) {
+    for (key, value) in ours {
+        let their = theirs.get(key);
+        if their != Some(value) {
+            differs(key, Some(value), their);
+        }
+    }
+    for (key, value) in theirs.iter().filter(|(key, _)| !ours.contains_key(key)) {
+        differs(key, None, Some(value));
+    }
+}
+
+/// What `stat` tells.
+struct Stat<T> {
+    mode: u32,
+    links: u32,
+    owner: (u32, u32),
+    device: (u32, u32),
+    size: u64,
+    sectors: u64,
+    block: u32,
+    times: [T; 3],
+    created: Option<T>,
+}
+
+impl<T: Debug> Stat<T> {
+    fn fields(&self) -> Fields {
+        let [accessed, modified, changed] = &self.times;
+        let mut fields = Fields::new();
+        put(&mut fields, "mode", format!("{:o}", self.mode));
+        put(&mut fields, "links", self.links.to_string());
+        put(&mut fields, "owner", format!("{:?}", self.owner));
+        put(&mut fields, "device", format!("{:?}", self.device));
+        put(&mut fields, "size", self.size.to_string());
+        put(&mut fields, "sectors", self.sectors.to_string());
+        put(&mut fields, "block", self.block.to_string());
+        put(&mut fields, "accessed", format!("{accessed:?}"));
+        put(&mut fields, "modified", format!("{modified:?}"));
+        put(&mut fields, "changed", format!("{changed:?}"));
+        put(&mut fields, "created", format!("{:?}", self.created));
+        fields
+    }
+}
+
+fn open(path: &Path, how: OFlags) -> rustix::io::Result<File> {
+    let how = how | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    rustix::fs::open(path, how, Mode::empty()).map(File::from)
+}
+
+fn kernel_flags(file: &File, fields: &mut Fields) {
+    let flags = rustix::fs::ioctl_getflags(file).unwrap();
+    put(fields, "flags", format!("{:#x}", flags.bits()));
+    put(fields, "generation", ioctl::generation(file).unwrap().to_string());
+}
+
+fn kernel_attributes(path: &Path, fields: &mut Fields) {
+    let mut names = vec![0; 65536];
+    let len = match rustix::fs::llistxattr(path, &mut names[..]) {
+        Ok(len) => len,
+        Err(Errno::OPNOTSUPP) => 0,
+        Err(error) => panic!("{}: {error}", path.display()),
+    };
+    for name in names[..len].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+        let text = std::str::from_utf8(name).unwrap();
+        let mut value = vec![0; 65536];
+        let len = rustix::fs::lgetxattr(path, text, &mut value[..]).unwrap();
+        put(fields, format!("attribute {text}"), value_text(&value[..len]));
+    }
+}
+
+fn value_text(value: &[u8]) -> String {
+    if value.len() < 100 { shown(value) } else { format!("{} {:x}", value.len(), digest(value)) }
+}
+
+fn digest(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(bytes);
+    hasher.finish()
+}
+
+/// Where data lies between holes, and its digest. What is read is in memory then, and blocks that
+/// are reserved but not written count as data as long as they are: all is found before any is read.
+fn kernel_contents(file: &File, size: u64) -> String {
+    let mut found = Vec::new();
+    let mut at = 0;
+    while at < size {
+        let Ok(start) = rustix::fs::seek(file, SeekFrom::Data(at)) else { break };
+        let end = rustix::fs::seek(file, SeekFrom::Hole(start)).unwrap();
+        found.push((start, end));
+        at = end;
+    }
+    let mut text = String::new();
+    for (start, end) in found {
+        let digest = digest_of(start, end, |at, into| file.read_at(into, at).ok());
+        write!(text, "{start}-{end} {digest} ").unwrap();
+    }
+    text
+}
+
+/// The digest of the bytes from `start` to `end`.
+fn digest_of(start: u64, end: u64, read: impl Fn(u64, &mut [u8]) -> Option<usize>) -> String {
+    let mut hasher = DefaultHasher::new();
+    let mut piece = vec![0; PIECE_BYTES];
+    let mut at = start;
+    while at < end {
+        let len = (end - at).min(PIECE_BYTES as u64) as usize;
+        match read(at, &mut piece[..len]) {
+            Some(got) if got > 0 => {
+                hasher.write(&piece[..got]);
+                at += got as u64;
+            }
+            _ => return format!("unreadable at {at}"),
+        }
+    }
+    format!("{:x}", hasher.finish())
+}
+
+fn our_fields(volume: &Volume, number: InodeNumber, attributes: &Attributes) -> Fields {
+    let time = |time: draconis_exchange::contract::Time| (time.seconds, time.nanoseconds);
+    let mut told = Stat {
+        mode: attributes.mode,
+        links: attributes.links,
+        owner: (attributes.uid, attributes.gid),
+        device: attributes.device,
+        size: attributes.size_bytes,
+        sectors: attributes.blocks_512,
+        block: attributes.block_size_bytes,
+        times: [attributes.accessed, attributes.modified, attributes.changed].map(time),
+        created: attributes.created.map(time),
+    }
+    .fields();
+    our_attributes(volume, number, attributes, &mut told);
+    match attributes.kind {
+        Kind::File | Kind::Directory => {
+            let contents = (attributes.kind == Kind::File).then(|| our_contents(volume, number));
+            if contents.as_deref() != Some(REFUSED) {
+                put(&mut told, "flags", format!("{:#x}", attributes.flags));
+                put(&mut told, "generation", attributes.generation.to_string());
+            }
+            if let Some(contents) = contents {
+                put(&mut told, "contents", contents);
+            }
+        }
+        Kind::Symlink => match volume.read_link(number) {
+            Ok(target) => put(&mut told, "target", shown(target)),
+            Err(error) => put(&mut told, "target", error.to_string()),
+        },
+        _ => {}
+    }
+    told
+}
+
+fn our_attributes(
+    volume: &Volume,
+    number: InodeNumber,
+    attributes: &Attributes,
+    fields: &mut Fields,
+) {
+    match volume.xattr_names(number) {
+        Ok(names) => {
+            if attributes.no_xattrs && !names.is_empty() {
+                put(fields, "attributes", "some, where there are said to be none");
+            }
+            for name in names {
+                let value = volume.xattr(number, &name);
+                let text = value.map_or_else(|error| error.to_string(), |it| value_text(&it));
+                put(fields, format!("attribute {}", String::from_utf8_lossy(&name)), text);
+            }
+        }
+        Err(error) => put(fields, "attributes", error.to_string()),
+    }
+    match volume.xattr(number, b"user.not there") {
+        Err(Error::NoAttribute | Error::Unsupported { .. }) => {}
+        other => put(fields, "an attribute that is not there", format!("{other:?}")),
+    }
+}
+
+/// As [`kernel_contents`]; of each hole its ends are read.
+fn our_contents(volume: &Volume, number: InodeNumber) -> String {
+    let inode = volume.inode(number).unwrap();
+    let size = inode.size_bytes;
+    let mut text = String::new();
+    let mut at = 0;
+    loop {
+        let (start, end) = match next_data(volume, number, at, size) {
+            Ok(next) => next,
+            Err(error) if error.to_string().contains("key not available") => {
+                return REFUSED.into();
+            }
+            Err(error) => return format!("{text}then: {error}"),
+        };
+        for hole in [at..start.min(at + 5000), start.saturating_sub(5000).max(at)..start] {
+            let mut zeros = vec![1; (hole.end - hole.start) as usize];
+            let got = volume.read_into(number, hole.start, &mut zeros);
+            if got != Ok(zeros.len()) || zeros.iter().any(|byte| *byte != 0) {
+                write!(text, "hole {hole:?} is not zeros: {got:?} ").unwrap();
+            }
+        }
+        if start >= size {
+            break;
+        }
+        let digest = digest_of(start, end, |at, into| volume.read_into(number, at, into).ok());
+        write!(text, "{start}-{end} {digest} ").unwrap();
+        at = end;
+    }
+    if volume.read_into(number, size, &mut [0; 10]) != Ok(0) {
+        text.push_str("bytes beyond the end");
+    }
+    text
+}
+
+/// Where data begins and ends next; twice the size where none follows.
+fn next_data(
+    volume: &Volume,
+    number: InodeNumber,
+    at: u64,
+    size: u64,
+) -> Result<(u64, u64), Error> {
+    // An empty file is opened, too.
+    volume.read(number, at, 1)?;
+    if at >= size {
+        return Ok((size, size));
+    }
+    let Some(start) = volume.seek(number, at, Seek::Data)? else { return Ok((size, size)) };
+    Ok((start, volume.seek(number, start, Seek::Hole)?.unwrap_or(size)))
+}
