@@ -388,15 +388,6 @@ pub fn seal(bytes: &mut [u8], number: InodeNumber, super_: &Superblock) {
     }
 }
 
-/// Clears the checksum of an inode, for a comparison without it.
-pub(super) fn clear_sum(bytes: &mut [u8]) {
-    let [low_at, high_at] = CHECKSUM_AT;
-    let _ = put16(bytes, low_at, 0);
-    if has_high_sum(bytes) {
-        let _ = put16(bytes, high_at, 0);
-    }
-}
-
 /// An inode as it is to be written.
 #[derive(Clone, Debug, Default)]
 pub struct NewInode<'a> {

@@ -7,7 +7,7 @@ use zerocopy::little_endian::U32;
 use super::inode::{
     EXTRA_BYTES, POINTERS, RawInode, flags, low16, low32, split_time, without_epoch,
 };
-use super::{inode, le16, le32};
+use super::{le16, le32};
 use crate::{Error, Result};
 
 const OLD_BYTES: usize = 128;
@@ -61,7 +61,7 @@ impl<'a> Change<'a> {
         self.is_of_blocks() || self.differs(|it| (it.i_size_lo, it.i_size_high, it.i_flags))
     }
 
-    /// Nothing differs but when it was read, modified and changed, and the checksum for that.
+    /// Nothing differs but when it was read, modified and changed.
     pub fn is_of_times_only(self) -> bool {
         let without_times = |bytes: &[u8]| {
             let mut bytes = bytes.to_vec();
@@ -71,7 +71,6 @@ impl<'a> Change<'a> {
                     .into_iter()
                     .for_each(|stamp| slot.set_time(stamp, zero));
             }
-            inode::clear_sum(&mut bytes);
             bytes
         };
         without_times(self.old) == without_times(self.new)
