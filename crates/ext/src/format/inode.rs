@@ -388,6 +388,16 @@ pub fn seal(bytes: &mut [u8], number: InodeNumber, super_: &Superblock) {
     }
 }
 
+/// Zeros where the checksum of an inode stands, on volumes with checksums or without.
+pub(super) fn clear_checksum(bytes: &mut [u8]) {
+    let has_high = has_high_sum(bytes);
+    let [low_at, high_at] = CHECKSUM_AT;
+    let _ = put16(bytes, low_at, 0);
+    if has_high {
+        let _ = put16(bytes, high_at, 0);
+    }
+}
+
 /// An inode as it is to be written.
 #[derive(Clone, Debug, Default)]
 pub struct NewInode<'a> {
