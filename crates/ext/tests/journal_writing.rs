@@ -14,9 +14,9 @@ use common::{Image, run};
 use draconis_device::{
     CrashDisk, CrashOptions, Crashes, Disk, Event, MemoryDisk, Random, RecordDisk,
 };
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::{AttributeChange, Kind};
 use draconis_ext::format::jbd2::RawJournalSuperblock;
-use draconis_ext::{Error, InodeNumber, NewNode, Options, Renaming, Volume, check};
+use draconis_ext::{Error, InodeNumber, NewNode, Options, Renaming, Reserve, Volume, check};
 
 /// One state of so many is shown to `e2fsck`.
 const SAMPLE: u64 = 60;
@@ -422,4 +422,61 @@ fn the_kernel_and_we_take_turns_and_both_are_cut_off() {
             run("e2fsck", &["-fn", Image::of(&bytes).path()]).unwrap();
         }
     }
+}
+
+/// A file in more groups than a small log can hold the bitmaps of.
+#[test]
+fn a_file_that_one_transaction_cannot_lose_goes_in_several() {
+    let arguments = ["-t", "ext4", "-b", "1024", "-g", "256", "-J", "size=1", "-N", "4096"];
+    let Some(image) = Image::make(None, "320M", &arguments) else { return };
+    let base = fs::read(&image.path).unwrap();
+    drop(image);
+    let disk = Arc::new(MemoryDisk::new(base, 512));
+    let len = 250 << 20;
+    let large = |volume: &Volume, name: &[u8]| {
+        // What was freed may be given out then.
+        volume.sync().unwrap();
+        let file = volume.create(volume.root(), name, &FILE).unwrap();
+        volume.reserve(file, 0, len, Reserve::Extend).unwrap();
+        volume.sync().unwrap();
+        file
+    };
+    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    let free = volume.space().free_blocks;
+    // Unlinked, and unlinked while it is held.
+    for holds in [false, true] {
+        let file = large(&volume, b"large");
+        if holds {
+            volume.hold(file);
+        }
+        volume.unlink(volume.root(), b"large").unwrap();
+        if holds {
+            assert_eq!(volume.inode(file).unwrap().size_bytes, len);
+            volume.release(file, 1);
+        }
+        volume.sync().unwrap();
+        assert!(volume.space().free_blocks >= free - 64, "{}", volume.space().free_blocks);
+    }
+    // Cut, with a hole made first.
+    let file = large(&volume, b"cut");
+    volume.reserve(file, 5 << 20, 200 << 20, Reserve::PunchHole).unwrap();
+    volume.sync().unwrap();
+    volume.reserve(file, 0, len, Reserve::Extend).unwrap();
+    let change = AttributeChange { size_bytes: Some(100), ..AttributeChange::default() };
+    volume.set_attributes(file, &change).unwrap();
+    assert_eq!(volume.inode(file).unwrap().size_bytes, 100);
+    // One that is held when the power fails is deleted by the next mount.
+    let file = large(&volume, b"held");
+    volume.hold(file);
+    volume.unlink(volume.root(), b"held").unwrap();
+    volume.sync().unwrap();
+    assert_eq!(volume.failure(), None);
+    drop(volume);
+    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    volume.sync().unwrap();
+    assert!(volume.space().free_blocks >= free - 64, "{}", volume.space().free_blocks);
+    volume.close().unwrap();
+    drop(volume);
+    let image = Image::of(&Arc::into_inner(disk).unwrap().into_bytes());
+    run("e2fsck", &["-fn", image.path()]).unwrap();
 }
