@@ -17,6 +17,7 @@
 pub(crate) mod accesses;
 mod attributes;
 mod contents;
+mod losses;
 mod names;
 mod nodes;
 
