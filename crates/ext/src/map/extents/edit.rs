@@ -166,7 +166,7 @@ impl Transaction<'_> {
             if written {
                 return Ok(MappedRun { from, blocks, at, fresh: false });
             }
-            self.have_nodes(&path, taking.privileged)?;
+            self.have_nodes(&path)?;
             let new = Extent { from, blocks, start: at, is_unwritten: false };
             self.put_extent(inode, path, new)?;
             return Ok(MappedRun { from, blocks, at, fresh: true });
@@ -177,8 +177,8 @@ impl Transaction<'_> {
             Some(goal) => goal,
             None => self.goal_of(inode, &path, nth, from)?,
         };
-        self.have_nodes(&path, taking.privileged)?;
-        let spare = self.available_now(taking.privileged).saturating_sub(path.needs());
+        self.have_nodes(&path)?;
+        let spare = self.available_now(taking.privileged);
         let most = if taking.unwritten { MOST_BLOCKS - 1 } else { MOST_BLOCKS };
         let want = hole.min(most).min(narrow(spare));
         let (start, blocks) = self.allocate_blocks(Request {
@@ -186,6 +186,7 @@ impl Transaction<'_> {
             want,
             grows: taking.grows.then_some(inode.0),
             privileged: taking.privileged,
+            of_tree: false,
         })?;
         *goal = Some(start + u64::from(blocks));
         let start = FsBlock(start);
@@ -210,8 +211,8 @@ impl Transaction<'_> {
     }
 
     /// Sees to it that the nodes which a change of a leaf may need can be had.
-    fn have_nodes(&self, path: &Path, privileged: bool) -> Result<()> {
-        if self.available_now(privileged) <= path.needs() { Err(Error::NoSpace) } else { Ok(()) }
+    fn have_nodes(&self, path: &Path) -> Result<()> {
+        if self.available_for_trees() < path.needs() { Err(Error::NoSpace) } else { Ok(()) }
     }
 
     /// Puts an extent into a leaf, in place of what is there.
@@ -234,7 +235,7 @@ impl Transaction<'_> {
         let mut path = self.path_to(inode, range.start)?;
         let before = path.leaf.len();
         cut(&mut path.leaf, &(range.start.into()..range.end.into()), &mut |_, _| ());
-        if path.leaf.len() > before { self.have_nodes(&path, true) } else { Ok(()) }
+        if path.leaf.len() > before { self.have_nodes(&path) } else { Ok(()) }
     }
 
     /// [`super::Map::unmap`] of extents.
@@ -359,7 +360,8 @@ impl Transaction<'_> {
         nodes: &mut Nodes,
     ) -> Result<FsBlock> {
         let role = super::role(self.file_id(inode)?);
-        let request = Request { goal: near.0, want: 1, grows: None, privileged: true };
+        let request =
+            Request { goal: near.0, want: 1, grows: None, privileged: true, of_tree: true };
         let (at, _) = self.allocate_blocks(request)?;
         nodes.made += 1;
         let block_bytes = self.volume.super_.block_bytes;
