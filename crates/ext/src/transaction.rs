@@ -231,7 +231,7 @@ impl Volume {
                 Attempt::Done(done, leaves_dying) => {
                     self.after_change()?;
                     if leaves_dying {
-                        self.bury()?;
+                        self.end_deletions()?;
                     }
                     return done;
                 }

@@ -143,6 +143,8 @@ impl Volume {
             });
             match reserved {
                 Ok(reserved_to) if reserved_to == step => at = step,
+                // With extents the file keeps what it was given, as Linux leaves it.
+                Ok(_) | Err(Error::NoSpace) if inode.has_extents() => return Err(Error::NoSpace),
                 Ok(_) | Err(Error::NoSpace) => {
                     // Behind the end of a file there are no blocks.
                     self.transact(|tx| {

@@ -39,7 +39,7 @@ impl Visit for Cuts {
 
 impl Volume {
     /// Deletes what died and was too large to be deleted with its name.
-    pub(crate) fn bury(&self) -> Result<()> {
+    pub(crate) fn end_deletions(&self) -> Result<()> {
         let Some(writing) = &self.writing else { return Ok(()) };
         let next = || writing.gate.write().dying.pop();
         while let Some(inode) = next() {

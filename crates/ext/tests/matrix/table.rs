@@ -119,13 +119,7 @@ pub const COMBINATIONS: &[&str] = &[
 
 /// Features, combinations as above and journals as `line ; options ; shutdown` that are not read as
 /// the kernel reads them, and why. What is read by now fails the test until its line is gone.
-pub const NOT_YET: &[(&str, &str)] = &[
-    ("inline_data", "refused at opening"),
-    ("ea_inode", "refused at opening"),
-    ("encrypt", "refused at opening"),
-    ("casefold", "refused at opening"),
-    ("needs_recovery", "refused at opening"),
-];
+pub const NOT_YET: &[(&str, &str)] = &[("needs_recovery", "refused at opening")];
 
 /// Whether one of these makes the combination unreadable: the line, if there is one.
 pub fn not_yet<'a>(
