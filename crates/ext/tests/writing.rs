@@ -166,9 +166,10 @@ fn same(volume: &Volume, model: &Model, at: usize, seen: &mut BTreeMap<u32, usiz
             bytes.truncate(got);
             assert!(
                 bytes == node.bytes,
-                "contents of inode {} ({} bytes)",
+                "contents of inode {} ({} bytes), from byte {:?}",
                 node.number,
-                node.bytes.len()
+                node.bytes.len(),
+                bytes.iter().zip(&node.bytes).position(|(a, b)| a != b)
             );
             assert_eq!(attributes.links, node.links);
         }

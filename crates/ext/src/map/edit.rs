@@ -279,6 +279,9 @@ impl Transaction<'_> {
         let freed = super::of(&node)?.unmap(self, inode, range.clone())?;
         if freed > 0 {
             self.uncount_sectors(inode, freed)?;
+        }
+        // A part of a cluster goes without anything that is freed.
+        if freed > 0 || self.cluster_blocks() > 1 {
             self.forget_map(inode, range.start, range.end);
         }
         Ok(())
