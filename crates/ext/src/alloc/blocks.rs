@@ -25,13 +25,24 @@ pub(crate) struct Request {
     pub(crate) grows: Option<u32>,
     /// May take what is kept for the superuser.
     pub(crate) privileged: bool,
+    /// It is for the tree of a file, which may take what is kept for that.
+    pub(crate) of_tree: bool,
 }
 
 impl Transaction<'_> {
     /// Blocks that may be taken by such a user, the frozen ones among them.
     pub(crate) fn available(&self, privileged: bool) -> u64 {
-        let reserved = if privileged { 0 } else { self.volume.super_.reserved_blocks };
-        self.writer.groups.free_blocks().saturating_sub(reserved)
+        let super_ = &self.volume.super_;
+        let set_aside = super_.set_aside();
+        let kept =
+            if privileged { set_aside.saturating_sub(super_.reserved_blocks) } else { set_aside };
+        self.writer.groups.free_blocks().saturating_sub(kept)
+    }
+
+    /// Blocks that a change of a tree may take now: what Linux keeps for that, too.
+    pub(crate) fn available_for_trees(&self) -> u64 {
+        let groups = &self.writer.groups;
+        groups.free_blocks().saturating_sub(groups.frozen_blocks())
     }
 
     /// Those of them that may be taken now.
@@ -47,9 +58,13 @@ impl Transaction<'_> {
     /// Takes up to `want` blocks that follow each other, rounded up to clusters;
     /// [`Error::NoSpace`] if there is none.
     pub(crate) fn allocate_blocks(&mut self, request: Request) -> Result<(u64, u32)> {
+        let available = match request.of_tree {
+            true => self.available_for_trees(),
+            false => self.available(request.privileged),
+        };
         let ratio = self.cluster_blocks();
         // Clusters that do not make a number of blocks too large.
-        let most = narrow(self.available(request.privileged) / u64::from(ratio)).min(!0 / ratio);
+        let most = narrow(available / u64::from(ratio)).min(!0 / ratio);
         let want = request.want.div_ceil(ratio).min(most) * ratio;
         let goal = self.writer.groups.cluster_start(request.goal);
         let request = Request { goal, want, ..request };

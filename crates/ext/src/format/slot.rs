@@ -5,7 +5,7 @@ use zerocopy::FromBytes;
 use zerocopy::little_endian::U32;
 
 use super::inode::{
-    EXTRA_BYTES, POINTERS, RawInode, flags, low16, low32, split_time, without_epoch,
+    self, EXTRA_BYTES, POINTERS, RawInode, flags, low16, low32, split_time, without_epoch,
 };
 use super::{le16, le32};
 use crate::{Error, Result};
@@ -61,7 +61,7 @@ impl<'a> Change<'a> {
         self.is_of_blocks() || self.differs(|it| (it.i_size_lo, it.i_size_high, it.i_flags))
     }
 
-    /// Nothing differs but when it was read, modified and changed.
+    /// Nothing differs but when it was read, modified and changed, and the checksum over that.
     pub fn is_of_times_only(self) -> bool {
         let without_times = |bytes: &[u8]| {
             let mut bytes = bytes.to_vec();
@@ -71,6 +71,8 @@ impl<'a> Change<'a> {
                     .into_iter()
                     .for_each(|stamp| slot.set_time(stamp, zero));
             }
+            // The checksum differs as well, and says no more.
+            inode::clear_checksum(&mut bytes);
             bytes
         };
         without_times(self.old) == without_times(self.new)

@@ -212,6 +212,7 @@ impl Transaction<'_> {
                     want: 1,
                     grows: taking.grows.then_some(inode.0),
                     privileged: taking.privileged,
+                    of_tree: false,
                 };
                 let (start, _) = self.allocate_blocks(request)?;
                 *goal = start + 1;
@@ -357,6 +358,7 @@ impl Transaction<'_> {
                 want,
                 grows: taking.grows.then_some(inode.0),
                 privileged: taking.privileged,
+                of_tree: false,
             })?;
             self.put_pointers(inode, place, nth, FsBlock(start).in_32_bits()?, blocks)?;
             *goal = start + u64::from(blocks);

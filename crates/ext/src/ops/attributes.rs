@@ -286,8 +286,13 @@ impl Transaction<'_> {
             let (group, _) = self.writer.groups.place_of_inode(number).ok_or(Error::NotFound)?;
             let goal = self.volume.super_.group_start(GroupNumber(group)).0;
             let privileged = self.is_privileged(uid);
-            let (at, taken) =
-                self.allocate_blocks(Request { goal, want: 1, grows: None, privileged })?;
+            let (at, taken) = self.allocate_blocks(Request {
+                goal,
+                want: 1,
+                grows: None,
+                privileged,
+                of_tree: false,
+            })?;
             self.put_fresh(FsBlock(at), Role::Attributes, block);
             self.change_slot(number, |it| it.set_attribute_block(at))?;
             self.count_sectors(number, taken.into())?;

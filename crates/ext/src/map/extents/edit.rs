@@ -180,7 +180,7 @@ impl Transaction<'_> {
             if written {
                 return Ok(MappedRun { from, blocks, at, fresh: false });
             }
-            self.have_nodes(&path, taking.privileged, 0)?;
+            self.have_nodes(&path)?;
             let new = Extent { from, blocks, start: at, is_unwritten: false };
             self.put_extent(inode, path, new)?;
             return Ok(MappedRun { from, blocks, at, fresh: true });
@@ -188,9 +188,9 @@ impl Transaction<'_> {
         let next = path.leaf.get(nth).map_or(path.part.end, |extent| extent.from.into());
         let most = if taking.unwritten { MOST_BLOCKS - 1 } else { MOST_BLOCKS };
         let hole = (narrow(next.min(u64::from(range.end))) - from).min(most);
+        self.have_nodes(&path)?;
         let (start, blocks) = match self.cluster_of(inode, from)? {
             Some(cluster) => {
-                self.have_nodes(&path, taking.privileged, 0)?;
                 let lead = from % self.cluster_blocks();
                 (cluster.after(lead.into()), hole.min(self.cluster_blocks() - lead))
             }
@@ -212,7 +212,6 @@ impl Transaction<'_> {
         taking: Taking,
         goal: Option<u64>,
     ) -> Result<(FsBlock, u32)> {
-        self.have_nodes(path, taking.privileged, 1)?;
         let ratio = self.cluster_blocks();
         let lead = from % ratio;
         // A last cluster that the file has in part is no part of this.
@@ -227,12 +226,12 @@ impl Transaction<'_> {
             None => self.goal_of(inode, path, nth, from)?,
         };
         let spare = self.available_now(taking.privileged);
-        let spare = spare.saturating_sub(path.needs() * u64::from(ratio));
         let (start, taken) = self.allocate_blocks(Request {
             goal: best.saturating_sub(lead.into()),
             want: (lead + hole).min(narrow(spare)),
             grows: taking.grows.then_some(inode.0),
             privileged: taking.privileged,
+            of_tree: false,
         })?;
         self.count_sectors(inode, taken.into())?;
         Ok((FsBlock(start).after(lead.into()), hole.min(taken - lead)))
@@ -287,12 +286,10 @@ impl Transaction<'_> {
         Ok(self.volume.super_.group_start(crate::GroupNumber(group)).0)
     }
 
-    /// Sees to it that the nodes which a change of a leaf may need can be had, beside so many
-    /// clusters for the file itself.
-    fn have_nodes(&self, path: &Path, privileged: bool, beside: u64) -> Result<()> {
-        let ratio = u64::from(self.cluster_blocks());
-        let room = self.available_now(privileged) / ratio;
-        if room < path.needs() + beside { Err(Error::NoSpace) } else { Ok(()) }
+    /// Sees to it that the nodes which a change of a leaf may need can be had.
+    fn have_nodes(&self, path: &Path) -> Result<()> {
+        let clusters = self.available_for_trees() / u64::from(self.cluster_blocks());
+        if clusters < path.needs() { Err(Error::NoSpace) } else { Ok(()) }
     }
 
     /// Puts an extent into a leaf, in place of what is there.
@@ -315,7 +312,7 @@ impl Transaction<'_> {
         let mut path = self.path_to(inode, range.start)?;
         let before = path.leaf.len();
         cut(&mut path.leaf, &(range.start.into()..range.end.into()), &mut |_| ());
-        if path.leaf.len() > before { self.have_nodes(&path, true, 0) } else { Ok(()) }
+        if path.leaf.len() > before { self.have_nodes(&path) } else { Ok(()) }
     }
 
     /// [`super::Map::unmap`] of extents.
@@ -476,7 +473,8 @@ impl Transaction<'_> {
         nodes: &mut Nodes,
     ) -> Result<FsBlock> {
         let role = super::role(self.file_id(inode)?);
-        let request = Request { goal: near.0, want: 1, grows: None, privileged: true };
+        let request =
+            Request { goal: near.0, want: 1, grows: None, privileged: true, of_tree: true };
         let (at, taken) = self.allocate_blocks(request)?;
         nodes.made += u64::from(taken);
         let block_bytes = self.volume.super_.block_bytes;
