@@ -19,6 +19,7 @@ use crate::commit::outbox::{After, Freed, Outbox, Sealed};
 use crate::commit::protocol::{self, Stage};
 use crate::commit::seconds_of;
 use crate::dir::edit::targets;
+use crate::format::features::Incompatible;
 use crate::format::slot::Slot;
 use crate::format::superblock::{RawSuperblock, Superblock};
 use crate::journal::{self, Log};
@@ -190,6 +191,10 @@ fn refuse_what_is_not_written(super_: &Superblock, disk: &Properties) -> Result<
     }
     if super_.journal_device != 0 {
         let feature = "writing needs: the journal, which is on another device".to_owned();
+        return Err(Error::Unsupported { feature });
+    }
+    if super_.cluster_blocks > 1 && !super_.incompatible.contains(Incompatible::EXTENTS) {
+        let feature = "writing needs: extents, as the volume has clusters".to_owned();
         return Err(Error::Unsupported { feature });
     }
     if super_.len_bytes() > disk.len_bytes {

@@ -165,7 +165,7 @@ impl Writer {
 
     /// Free blocks and inodes.
     pub(crate) fn free(&self) -> (u64, u64) {
-        (self.groups.free_blocks, self.groups.free_inodes)
+        (self.groups.free_blocks(), self.groups.free_inodes)
     }
 
     pub(crate) fn failure(&self) -> Option<String> {

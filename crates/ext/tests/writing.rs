@@ -166,9 +166,10 @@ fn same(volume: &Volume, model: &Model, at: usize, seen: &mut BTreeMap<u32, usiz
             bytes.truncate(got);
             assert!(
                 bytes == node.bytes,
-                "contents of inode {} ({} bytes)",
+                "contents of inode {} ({} bytes), from byte {:?}",
                 node.number,
-                node.bytes.len()
+                node.bytes.len(),
+                bytes.iter().zip(&node.bytes).position(|(a, b)| a != b)
             );
             assert_eq!(attributes.links, node.links);
         }
@@ -584,5 +585,32 @@ fn storms_on_tiny_ext4_volumes_that_run_full() {
     for seed in 60..70 {
         let arguments = ["-t", "ext4", "-b", "1024", "-N", "64", "-m", "0", "-O", "^has_journal"];
         storm(&arguments, "1M", seed, 1500);
+    }
+}
+
+/// Clusters of two blocks and of many; groups of many clusters and of few.
+const CLUSTERS: &[&[&str]] = &[
+    &["-t", "ext4", "-b", "1024", "-O", "bigalloc", "-C", "2048"],
+    &["-t", "ext4", "-b", "4096", "-O", "bigalloc", "-C", "65536"],
+    &["-t", "ext4", "-b", "1024", "-O", "bigalloc,^has_journal,^64bit", "-C", "8192"],
+    &["-t", "ext4", "-b", "2048", "-O", "bigalloc,^metadata_csum,uninit_bg", "-C", "32768"],
+    &["-t", "ext4", "-b", "1024", "-O", "bigalloc,meta_bg,^resize_inode", "-C", "4096"],
+    &["-t", "ext4", "-b", "1024", "-O", "bigalloc,^flex_bg", "-C", "4096", "-g", "4096"],
+];
+
+#[test]
+fn storms_on_clusters() {
+    for (seed, arguments) in (80..).zip(CLUSTERS) {
+        storm(arguments, "96M", seed, 1500);
+    }
+}
+
+#[test]
+fn storms_on_tiny_volumes_with_clusters_that_run_full() {
+    for (seed, cluster) in (90..).zip(["2048", "4096", "16384"].repeat(3)) {
+        let features = "bigalloc,^has_journal";
+        let arguments =
+            ["-t", "ext4", "-b", "1024", "-N", "64", "-m", "0", "-O", features, "-C", cluster];
+        storm(&arguments, "2M", seed, 1500);
     }
 }

@@ -200,7 +200,8 @@ impl ReadOnlyCompatible {
         .union(Self::ORPHAN_PRESENT);
 
     /// What a writer keeps intact.
-    pub const WRITABLE: Self = Self::CHECKABLE.difference(Self::READONLY).union(Self::SUMS);
+    pub const WRITABLE: Self =
+        Self::CHECKABLE.difference(Self::READONLY).union(Self::SUMS).union(Self::BIGALLOC);
 
     /// Groups, or all metadata, carry checksums.
     pub const SUMS: Self = Self::GDT_CSUM.union(Self::METADATA_CSUM);

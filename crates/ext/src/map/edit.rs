@@ -259,15 +259,30 @@ impl Transaction<'_> {
         taking: Taking,
     ) -> Result<Vec<MappedRun>> {
         let node = self.peek(inode)?;
+        self.has_map_of_clusters(&node)?;
         super::of(&node)?.map_blocks(self, inode, range, taking)
+    }
+
+    /// Refuses a map of pointers where there are clusters: pointers cannot share one.
+    fn has_map_of_clusters(&self, node: &Inode) -> Result<()> {
+        let has_pointers = !node.has_extents() && node.pointers.iter().any(|it| *it != 0);
+        if self.cluster_blocks() > 1 && has_pointers {
+            let what = "inode: a map of blocks on a volume with clusters";
+            return Err(Error::corrupt(what).of_inode(node.number));
+        }
+        Ok(())
     }
 
     /// Takes the blocks of a file in `range` away; see [`Map::unmap`].
     pub(crate) fn unmap(&mut self, inode: InodeNumber, range: Range<u32>) -> Result<()> {
         let node = self.peek(inode)?;
+        self.has_map_of_clusters(&node)?;
         let freed = super::of(&node)?.unmap(self, inode, range.clone())?;
         if freed > 0 {
             self.uncount_sectors(inode, freed)?;
+        }
+        // A part of a cluster goes without anything that is freed.
+        if freed > 0 || self.cluster_blocks() > 1 {
             self.forget_map(inode, range.start, range.end);
         }
         Ok(())
@@ -508,7 +523,7 @@ impl Transaction<'_> {
 
     fn finish(&mut self, freeing: Freeing) -> Result<()> {
         match freeing.run {
-            Some((start, count)) => self.free_blocks(start, count),
+            Some((start, count)) => self.free_blocks(start, count).map(drop),
             None => Ok(()),
         }
     }

@@ -286,7 +286,7 @@ impl Transaction<'_> {
             let (group, _) = self.writer.groups.place_of_inode(number).ok_or(Error::NotFound)?;
             let goal = self.volume.super_.group_start(GroupNumber(group)).0;
             let privileged = self.is_privileged(uid);
-            let (at, _) = self.allocate_blocks(Request {
+            let (at, taken) = self.allocate_blocks(Request {
                 goal,
                 want: 1,
                 grows: None,
@@ -295,7 +295,7 @@ impl Transaction<'_> {
             })?;
             self.put_fresh(FsBlock(at), Role::Attributes, block);
             self.change_slot(number, |it| it.set_attribute_block(at))?;
-            self.count_sectors(number, 1)?;
+            self.count_sectors(number, taken.into())?;
         }
         if !all.is_empty() && !self.volume.super_.compatible.contains(Compatible::EXT_ATTR) {
             self.need_compatible(Compatible::EXT_ATTR)?;
@@ -325,17 +325,16 @@ impl Transaction<'_> {
             return Err(wrong.of_inode(number));
         }
         let owners = xattr::owners(&self.block(at, Role::Attributes)?).unwrap_or(1);
-        let block_bytes = self.volume.super_.block_bytes;
-        self.change_slot(number, |it| {
-            it.set_attribute_block(0);
-            it.count_blocks(1, false, block_bytes);
-        })?;
+        // Each of its owners counts all of it.
+        let taken = self.cluster_blocks().into();
+        self.change_slot(number, |it| it.set_attribute_block(0))?;
+        self.uncount_sectors(number, taken)?;
         if owners > 1 {
             return self.change(at, Role::Attributes, |bytes| {
                 xattr::set_owners(bytes, owners.saturating_sub(1));
             });
         }
-        self.free_blocks(at.0, 1)
+        self.free_blocks(at.0, 1).map(drop)
     }
 
     pub(crate) fn set_flags(&mut self, number: InodeNumber, wanted: u32) -> Result<()> {
