@@ -336,6 +336,7 @@ fn large_volumes_with_journals_are_laid_out_as_mke2fs_s() {
         ("-t ext4 -E packed_meta_blocks", 3 << 20),
         ("-t ext4 -J size=400", 3 << 20),
         ("-t ext4", 130 << 20),
+        ("-t ext4 -b 1024 -O ^flex_bg", 9 << 20),
     ] {
         same_as_mke2fs(arguments, kib);
     }

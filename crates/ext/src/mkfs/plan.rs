@@ -621,8 +621,9 @@ impl<'a> Placing<'a> {
         if self.layout.options.extents() {
             let (extents, _) = build_extents::extents(&runs, &places)?;
             let nodes = build_extents::nodes(extents.len() as u64, self.layout.super_.block_bytes);
-            let end = places.last().map_or(goal, |last| last.0 + last.1);
-            places.extend(self.blocks.take_from(end, nodes)?);
+            // Where mke2fs puts them: just before the file, if they have room there.
+            let before = places.first().map_or(goal, |first| first.0.saturating_sub(1));
+            places.extend(self.blocks.take_from(before, nodes)?);
         }
         self.hidden.push(Hidden { purpose, inode, blocks, places });
         Some(())
