@@ -112,10 +112,10 @@ impl Facts {
             modified: pair(attributes.modified),
             changed: pair(attributes.changed),
             created: attributes.created.map(pair),
-            runs: matches!(attributes.kind, Kind::File | Kind::Directory)
-                .then(|| count_runs(volume, number))
-                .transpose()
-                .map_err(named)?,
+            runs: match attributes.kind {
+                Kind::File | Kind::Directory => count_runs(volume, number).map_err(named)?,
+                _ => None,
+            },
             xattrs: xattrs.iter().map(|name| printable(name)).collect(),
             attributes,
         })
@@ -166,14 +166,21 @@ impl Facts {
     }
 }
 
-fn count_runs(volume: &Volume, number: draconis_ext::InodeNumber) -> draconis_ext::Result<u64> {
+/// Pieces that a file is in; none that can be told if it is encrypted.
+fn count_runs(
+    volume: &Volume,
+    number: draconis_ext::InodeNumber,
+) -> draconis_ext::Result<Option<u64>> {
     let inode = volume.inode(number)?;
+    if inode.readable() == Err(draconis_ext::Error::NoKey) {
+        return Ok(None);
+    }
     let block_bytes = u64::from(volume.space().block_bytes);
     let (mut offset, mut runs) = (0, 0);
     let mut end = None;
     loop {
         let map = volume.map_of(&inode, offset)?;
-        let Some(last) = map.last() else { return Ok(runs) };
+        let Some(last) = map.last() else { return Ok(Some(runs)) };
         for run in &map {
             if let draconis_ext::Place::At(at) = run.place {
                 // Two pieces that continue each other are one run.

@@ -7,6 +7,15 @@ use std::process::{Command, Stdio};
 use crate::common::volume::check;
 use crate::common::{self, Draconis, Kernel, Without, eventually, look, mke2fs, skipped};
 
+/// Which of the family of file systems both volumes are.
+fn kind() -> &'static str {
+    match std::env::var("DRACONIS_KIND").as_deref() {
+        Ok("ext3") => "ext3",
+        Ok("ext4") => "ext4",
+        _ => "ext2",
+    }
+}
+
 pub struct Pair {
     /// Dropped first: it is mounted below the directory of the other.
     kernel: Option<Kernel>,
@@ -36,7 +45,7 @@ impl Pair {
         let mut draconis = Draconis::new();
         draconis.leaves_out = leaves_out;
         let images = ["ours.img", "theirs.img"].map(|name| draconis.path(name));
-        let arguments = ["-t", "ext2", "-b", block, "-i", "4096", "-m", "0"];
+        let arguments = ["-t", kind(), "-b", block, "-i", "4096", "-m", "0"];
         mke2fs(&images[0], None, &arguments, size);
         let copied = Command::new("cp").arg("--sparse=always").args(&images).status().unwrap();
         assert!(copied.success());
@@ -47,7 +56,7 @@ impl Pair {
         let ours = draconis.mount(&images[0], "ours", options);
         let theirs = draconis.make_dir("theirs");
         let mounted = Command::new("mount")
-            .args(["-t", "ext2", "-o", &format!("loop,{options}")])
+            .args(["-t", kind(), "-o", &format!("loop,{options}")])
             .args([&images[1], &theirs])
             .output()
             .unwrap();

@@ -286,9 +286,7 @@ impl Transaction<'_> {
     /// Ends the batch where it is complete, and keeps what is changed in memory below its
     /// bounds.
     pub(crate) fn keep_bounds(&mut self) -> Result<()> {
-        if self.writer.protocol.is_complete(&self.writer.batch) {
-            self.end_batch()?;
-        }
+        self.end_if_complete()?;
         let block_bytes = u64::from(self.volume.super_.block_bytes);
         let dirty = self.volume.store.overlay.read().dirty_contents as u64 * block_bytes;
         if dirty >= (self.writer.dirty_limit / 8).clamp(1 << 20, 8 << 20) {
@@ -298,6 +296,11 @@ impl Transaction<'_> {
             self.end_batch()?;
         }
         Ok(())
+    }
+
+    /// Ends the batch if it holds as much as one can.
+    pub(crate) fn end_if_complete(&mut self) -> Result<()> {
+        if self.writer.protocol.is_complete(&self.writer.batch) { self.end_batch() } else { Ok(()) }
     }
 
     /// Seals contents ahead of the chain that will lead to them.

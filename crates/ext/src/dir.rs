@@ -6,6 +6,7 @@ pub(crate) mod build;
 pub(crate) mod edit;
 mod hashed;
 mod linear;
+pub(crate) mod names;
 
 use draconis_exchange::contract::Kind;
 
@@ -18,6 +19,7 @@ use crate::map::Place;
 use crate::units::{index, narrow};
 use crate::volume::Volume;
 use crate::{Error, FileBlock, InodeNumber, Result};
+use names::Wanted;
 
 /// A place in a directory: everything before it was enumerated. Stays valid while the
 /// directory does not change, whatever was enumerated in between.
@@ -65,21 +67,28 @@ impl Volume {
         if name.len() > LONGEST_NAME {
             return Err(Error::NameTooLong);
         }
-        let dots = matches!(name, b"." | b"..");
-        let found = if self.has_tree(&inode) && !dots {
-            match hashed::find(self, &inode, name) {
-                // The names are still there to be read one by one.
-                Err(Error::Corrupt { .. }) => linear::find(self, &inode, name)?,
-                other => other?,
-            }
-        } else {
-            linear::find(self, &inode, name)?
-        };
+        let found = self.find(&inode, &Wanted::of(self, &inode, name)?)?;
         if !self.super_.names(found) {
             let what = "directory entry: inode number";
             return Err(Error::Corrupt { what, inode: Some(dir), block: None });
         }
         Ok(found)
+    }
+
+    fn find(&self, dir: &Inode, wanted: &Wanted<'_>) -> Result<InodeNumber> {
+        if dir.is_inline() {
+            return self.find_inline(dir, wanted);
+        }
+        let dots = matches!(wanted.name(), b"." | b"..");
+        let Some(hashed) = wanted.hashed().filter(|_| self.has_tree(dir) && !dots) else {
+            return linear::find(self, dir, wanted);
+        };
+        match hashed::find(self, dir, wanted, hashed) {
+            // The names are still there to be read one by one.
+            Err(Error::Corrupt { .. }) => linear::find(self, dir, wanted),
+            Err(Error::NotFound) if wanted.may_be_anywhere(self) => linear::find(self, dir, wanted),
+            found => found,
+        }
     }
 
     /// Enumerates the directory `dir` from `from` on, for as long as `visit` says `true`.
@@ -98,6 +107,9 @@ impl Volume {
     ) -> Result<()> {
         let _reading = self.reading();
         let inode = self.directory(dir)?;
+        if inode.is_inline() {
+            return self.enumerate_inline(&inode, from, dots, visit);
+        }
         linear::enumerate(self, &inode, from, dots, visit)
     }
 

@@ -73,6 +73,9 @@ pub enum Error {
     /// The inode is immutable or only to be appended to.
     #[error("operation not permitted")]
     NotPermitted,
+    /// The contents are encrypted; names and attributes can be seen without the key.
+    #[error("required key not available")]
+    NoKey,
 }
 
 /// What a volume answers.
@@ -125,6 +128,7 @@ impl Error {
             Self::LinkLimit => Refusal::LinkLimit,
             Self::ReadOnly => Refusal::ReadOnly,
             Self::NotPermitted => Refusal::NotPermitted,
+            Self::NoKey => Refusal::NoKey,
         }
     }
 }

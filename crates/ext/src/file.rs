@@ -105,6 +105,9 @@ impl Volume {
             inode.readable()?;
             return Ok(Data::none());
         }
+        if inode.is_inline() {
+            return self.inline_contents(inode, offset, len);
+        }
         let key = Key { inode: inode.number.0, index: offset / CHUNK_BYTES };
         let at = index(offset % CHUNK_BYTES);
         match self.chunk(inode, key) {
@@ -266,9 +269,10 @@ impl Volume {
         let _reading = self.reading();
         let now = self.as_is_now(inode)?;
         let inode = now.as_deref().unwrap_or(inode);
+        inode.readable()?;
         let at = self.file_block(offset);
         let end = self.file_block_end(inode.size_bytes);
-        if at >= end || inode.fast_target(&self.super_).is_some() {
+        if at >= end || inode.is_inline() || inode.fast_target(&self.super_).is_some() {
             return Ok(Vec::new());
         }
         let (runs, segment_end) = self.segment(inode, at.0 / SEGMENT_BLOCKS)?;
@@ -296,8 +300,12 @@ impl Volume {
     pub fn seek(&self, number: InodeNumber, offset: u64, what: Seek) -> Result<Option<u64>> {
         let _reading = self.reading();
         let inode = self.node(number)?;
+        inode.readable()?;
         if offset >= inode.size_bytes {
             return Ok(None);
+        }
+        if inode.is_inline() {
+            return self.inline_seek(&inode, offset, what);
         }
         let block_bytes = u64::from(self.super_.block_bytes);
         let mut at = offset;
@@ -323,7 +331,7 @@ impl Volume {
     /// The first block of a file on the device: files read in this order are read in the
     /// device's. `None` without blocks, or if the map cannot be read.
     pub fn first_block(&self, inode: &Inode) -> Option<FsBlock> {
-        inode.fast_target(&self.super_).is_none().then_some(())?;
+        (!inode.is_inline() && inode.fast_target(&self.super_).is_none()).then_some(())?;
         matches!(inode.kind, Kind::File | Kind::Directory | Kind::Symlink).then_some(())?;
         map::first_block(inode)
     }

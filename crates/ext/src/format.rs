@@ -12,6 +12,7 @@
 
 pub mod acl;
 pub mod bitmap;
+pub mod casefold;
 pub mod checksum;
 pub mod dirent;
 pub mod extent;
@@ -19,9 +20,11 @@ pub mod features;
 pub mod group;
 pub mod hash;
 pub mod htree;
+pub mod inline;
 pub mod inode;
 pub mod jbd2;
 pub mod leaf;
+pub mod nokey;
 pub mod slot;
 pub mod superblock;
 pub mod xattr;

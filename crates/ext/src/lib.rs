@@ -96,6 +96,7 @@ mod error;
 mod file;
 pub mod format;
 pub mod grow;
+mod inline;
 mod journal;
 mod label;
 mod map;

@@ -240,6 +240,9 @@ pub(crate) trait Map {
 /// [`Error::Unsupported`] if this is none that can be read.
 pub(crate) fn of(inode: &Inode) -> Result<Either<'_>> {
     inode.readable()?;
+    if inode.is_inline() {
+        return Err(Error::Misuse("contents inside an inode have no map"));
+    }
     Ok(if inode.has_extents() {
         Either::Extents(Extents::new(&inode.pointers))
     } else {

@@ -17,6 +17,7 @@
 pub(crate) mod accesses;
 mod attributes;
 mod contents;
+mod losses;
 mod names;
 mod nodes;
 
@@ -164,12 +165,17 @@ impl Volume {
     /// Whether `inode` may be opened for `access`, as Linux decides it by the inode's flags.
     ///
     /// # Errors
-    /// [`Error::NotPermitted`]; as [`Volume::inode`].
+    /// [`Error::NotPermitted`]; [`Error::NoKey`] for an encrypted file; as [`Volume::inode`].
     pub fn may_open(&self, inode: InodeNumber, access: Access) -> Result<()> {
-        let has = self.inode(inode)?.flags;
+        let inode = self.inode(inode)?;
+        let has = inode.flags;
         let forbidden = access.write
             && (has & flags::IMMUTABLE != 0 || has & flags::APPEND != 0 && !access.append);
-        if forbidden { Err(Error::NotPermitted) } else { Ok(()) }
+        match forbidden {
+            true => Err(Error::NotPermitted),
+            false if inode.kind == Kind::File && inode.is_encrypted() => Err(Error::NoKey),
+            false => Ok(()),
+        }
     }
 
     /// Gives `inode` another name, or its first one to a file of [`Volume::create_unnamed`].

@@ -24,12 +24,17 @@ impl Transaction<'_> {
     /// marked as used.
     pub(crate) fn make_orphan(&mut self, inode: InodeNumber) -> Result<()> {
         self.volume.store.overlay.change().orphans.insert(inode.0);
-        let mut next = 0;
         if self.writer.protocol.lists_orphans() {
-            next = self.writer.listed.last().copied().unwrap_or(0);
-            self.writer.listed.push(inode.0);
-            self.set_last_orphan(inode.0)?;
+            return self.list_orphan(inode);
         }
+        self.change_slot(inode, |it| it.set_deleted(0))
+    }
+
+    /// Puts an inode on the list: what of it is not to be there goes at the next mount.
+    pub(crate) fn list_orphan(&mut self, inode: InodeNumber) -> Result<()> {
+        let next = self.writer.listed.last().copied().unwrap_or(0);
+        self.writer.listed.push(inode.0);
+        self.set_last_orphan(inode.0)?;
         self.change_slot(inode, |it| it.set_deleted(next))
     }
 
@@ -69,17 +74,20 @@ impl Transaction<'_> {
                 log::warn!("the list of orphans leads to inode {inode}, which is none");
                 break;
             };
-            self.change_slot(inode, |it| it.set_deleted(0))?;
+            // It stays on the list until all of it is gone: that may take several batches.
             if links == 0 {
                 self.delete(inode)?;
             } else {
                 // A cut that was not finished: everything behind the end goes.
                 let node = self.node(inode)?;
                 self.resize(&node, node.size_bytes)?;
+                self.change_slot(inode, |it| it.set_deleted(0))?;
             }
             at = next;
+            self.set_last_orphan(at)?;
+            self.end_if_complete()?;
         }
-        if first != 0 {
+        if at != 0 {
             self.set_last_orphan(0)?;
         }
         Ok(())

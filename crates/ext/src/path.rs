@@ -3,6 +3,7 @@
 use draconis_exchange::contract::Kind;
 
 use crate::format::inode::Inode;
+use crate::format::nokey;
 use crate::volume::Volume;
 use crate::{Error, InodeNumber, Result};
 
@@ -84,7 +85,7 @@ impl Volume {
             return Err(Error::Misuse("only symbolic links have a target"));
         }
         let corrupt = |what| Error::Corrupt { what, inode: Some(inode.number), block: None };
-        let mut target = match inode.fast_target(&self.super_) {
+        let target = match inode.fast_target(&self.super_) {
             Some(target) => target,
             None => {
                 let len = usize::try_from(inode.size_bytes).unwrap_or(usize::MAX);
@@ -94,6 +95,10 @@ impl Volume {
                 self.contents(inode, 0, len)?.to_vec()
             }
         };
+        if inode.is_encrypted() {
+            return nokey::target(&target).map_err(|error| error.of_inode(inode.number));
+        }
+        let mut target = target;
         // A target is a string: it ends where a program would see it end.
         if let Some(end) = target.iter().position(|byte| *byte == 0) {
             target.truncate(end);

@@ -118,6 +118,8 @@ pub(crate) struct Writer {
     pub(crate) turn: u32,
     /// Tells inodes apart that had the same number.
     pub(crate) generation: u32,
+    /// Inodes without names and users that are deleted after the change in hand.
+    pub(crate) dying: Vec<u32>,
     /// Where a name was last put into a directory without an index.
     pub(crate) hints: HashMap<u32, u32>,
     /// Something in memory differs from before the change in hand.
@@ -154,6 +156,7 @@ impl Writer {
             was_clean: clean,
             marked: false,
             turn: 0,
+            dying: vec![],
             hints: HashMap::new(),
             touched: false,
             changes: 0,
@@ -191,7 +194,8 @@ impl Writer {
 
 /// What came of trying a change.
 enum Attempt<T> {
-    Done(Result<T>),
+    /// This, and whether it leaves inodes that are to be deleted.
+    Done(Result<T>, bool),
     /// Nothing: it must see this block.
     Misses(FsBlock, Role),
 }
@@ -223,9 +227,12 @@ impl Volume {
         loop {
             match self.attempt(&mut change, may_wait) {
                 // Nothing is written any more.
-                Attempt::Done(Err(Error::ReadOnly)) => return Err(Error::ReadOnly),
-                Attempt::Done(done) => {
+                Attempt::Done(Err(Error::ReadOnly), _) => return Err(Error::ReadOnly),
+                Attempt::Done(done, leaves_dying) => {
                     self.after_change()?;
+                    if leaves_dying {
+                        self.end_deletions()?;
+                    }
                     return done;
                 }
                 Attempt::Misses(block, role) => {
@@ -243,10 +250,12 @@ impl Volume {
         change: &mut impl FnMut(&mut Transaction<'_>) -> Result<T>,
         may_wait: bool,
     ) -> Attempt<T> {
-        let Some(writing) = &self.writing else { return Attempt::Done(Err(Error::ReadOnly)) };
+        let Some(writing) = &self.writing else {
+            return Attempt::Done(Err(Error::ReadOnly), false);
+        };
         let mut writer = writing.gate.write();
         if writer.stopped().is_some() {
-            return Attempt::Done(Err(Error::ReadOnly));
+            return Attempt::Done(Err(Error::ReadOnly), false);
         }
         writer.touched = false;
         let was_dirty = writer.batch.dirty;
@@ -273,7 +282,7 @@ impl Volume {
                 writing.tell();
             }
         }
-        Attempt::Done(done)
+        Attempt::Done(done, !writer.dying.is_empty())
     }
 }
 

@@ -238,6 +238,11 @@ impl Volume {
             Err(Error::NotFound) if self.store.overlay.has_orphan(number.0) => {
                 Inode::of_slot(&slot, number, &self.super_).map(Arc::new)
             }
+            // No name leads to it, and nothing but the attribute may show it.
+            Ok(inode) if inode.is_value() => {
+                let what = "inode: holds the value of an extended attribute";
+                Err(Error::Corrupt { what, inode: Some(number), block: None })
+            }
             checked => checked.map(Arc::new),
         }
     }

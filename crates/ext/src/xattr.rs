@@ -1,5 +1,7 @@
 //! Extended attributes of an inode: those inside it, then those in its block.
 
+mod outside;
+
 use crate::blocks::data::Data;
 use crate::blocks::role::Role;
 use crate::format::acl;
@@ -37,8 +39,9 @@ impl Volume {
 
     /// [`Volume::xattr`] for those who hold the gate.
     pub(crate) fn xattr_of(&self, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
-        let found =
-            self.each_attribute(inode, |attribute| attribute.is(name).then(|| value(attribute)))?;
+        let found = self.each_attribute(inode, |attribute| {
+            attribute.is(name).then(|| self.value(inode, attribute))
+        })?;
         match found {
             Some(value) => value.map_err(|error| error.of_inode(inode.number)),
             None => Err(Error::NoAttribute),
@@ -55,6 +58,9 @@ impl Volume {
         if let Some(body) = self.attribute_body(inode)? {
             for attribute in Attributes::of_body(&body) {
                 let attribute = attribute.map_err(|error| error.of_inode(number))?;
+                if attribute.is_inline_data() {
+                    continue;
+                }
                 if let Some(found) = visit(&attribute) {
                     return Ok(Some(found));
                 }
@@ -74,16 +80,20 @@ impl Volume {
         Ok(None)
     }
 
+    /// The value of an attribute, wherever it is.
+    fn value(&self, owner: &Inode, attribute: &Attribute<'_>) -> Result<Vec<u8>> {
+        let disk = match attribute.outside() {
+            Some(outside) => self.value_outside(owner, attribute, outside)?,
+            None => attribute.value()?.to_vec(),
+        };
+        if attribute.is_acl() { acl::to_linux(&disk) } else { Ok(disk) }
+    }
+
     /// The part of an inode's slot that holds its attributes.
-    fn attribute_body(&self, inode: &Inode) -> Result<Option<Data>> {
+    pub(crate) fn attribute_body(&self, inode: &Inode) -> Result<Option<Data>> {
         let Some(at) = inode.attributes_at else { return Ok(None) };
         let slot = self.inode_slot(inode.number)?;
         let len = slot.len();
         Ok(Some(slot.slice(index(u64::from(at))..len)))
     }
-}
-
-fn value(attribute: &Attribute<'_>) -> Result<Vec<u8>> {
-    let disk = attribute.value()?;
-    if attribute.is_acl() { acl::to_linux(disk) } else { Ok(disk.to_vec()) }
 }

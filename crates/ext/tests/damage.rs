@@ -75,7 +75,7 @@ const DIRTY: &[(&str, &str)] = &[
 ];
 
 /// How often each is spoilt, where no more is asked for.
-const ROUNDS: u64 = 120;
+const ROUNDS: u64 = 80;
 /// Two images are in memory for each.
 const THREADS: usize = 2;
 /// Many times what reading all of such a volume takes: more is a loop.

@@ -14,9 +14,9 @@ use common::{Image, run};
 use draconis_device::{
     CrashDisk, CrashOptions, Crashes, Disk, Event, MemoryDisk, Random, RecordDisk,
 };
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::{AttributeChange, Kind};
 use draconis_ext::format::jbd2::RawJournalSuperblock;
-use draconis_ext::{Error, InodeNumber, NewNode, Options, Renaming, Volume, check};
+use draconis_ext::{Error, InodeNumber, NewNode, Options, Renaming, Reserve, Volume, check};
 
 /// One state of so many is shown to `e2fsck`.
 const SAMPLE: u64 = 60;
@@ -27,30 +27,30 @@ const FILE: NewNode<'_> =
 /// Features of journals: compatible, incompatible.
 const KINDS: [(u32, u32); 5] = [(0, 0), (1, 0), (0, 8), (0, 0x10), (0, 0x12)];
 
-/// Small volumes with journals of every kind.
+/// Small volumes with journals of every kind; the last one is ext4.
 fn bases() -> &'static [Vec<u8>] {
     static BASES: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
     BASES.get_or_init(|| {
         let source = tempfile::tempdir().unwrap();
         small_tree(source.path());
-        let arguments = ["-t", "ext3", "-b", "1024", "-I", "256", "-J", "size=1"];
-        let Some(image) = Image::make(Some(source.path()), "2600k", &arguments) else {
-            return vec![];
+        let make = |kind| {
+            let arguments = ["-t", kind, "-b", "1024", "-I", "256", "-J", "size=1"];
+            let image = Image::make(Some(source.path()), "2600k", &arguments)?;
+            run("e2fsck", &["-fyD", image.path()])?;
+            Some(image)
         };
-        run("e2fsck", &["-fyD", image.path()]).unwrap();
-        KINDS
-            .iter()
-            .map(|(compatible, incompatible)| {
-                let mut bytes = fs::read(&image.path).unwrap();
-                let place: usize = image.debugfs("bmap <8> 0").unwrap().trim().parse().unwrap();
-                let raw = RawJournalSuperblock::view_mut(&mut bytes[place * 1024..]).unwrap();
-                raw.s_feature_compat.set(*compatible);
-                raw.s_feature_incompat.set(*incompatible);
-                raw.s_checksum_type = 4;
-                raw.set_tail(None, 1);
-                bytes
-            })
-            .collect()
+        let (Some(ext3), Some(ext4)) = (make("ext3"), make("ext4")) else { return vec![] };
+        let place: usize = ext3.debugfs("bmap <8> 0").unwrap().trim().parse().unwrap();
+        let of_kind = |(compatible, incompatible)| {
+            let mut bytes = fs::read(&ext3.path).unwrap();
+            let raw = RawJournalSuperblock::view_mut(&mut bytes[place * 1024..]).unwrap();
+            raw.s_feature_compat.set(compatible);
+            raw.s_feature_incompat.set(incompatible);
+            raw.s_checksum_type = 4;
+            raw.set_tail(None, 1);
+            bytes
+        };
+        KINDS.into_iter().map(of_kind).chain([fs::read(&ext4.path).unwrap()]).collect()
     })
 }
 
@@ -95,16 +95,8 @@ fn storms_that_are_cut_off_leave_whole_volumes() {
 
 #[test]
 fn storms_on_ext4_that_are_cut_off_leave_whole_volumes() {
-    let source = tempfile::tempdir().unwrap();
-    small_tree(source.path());
-    let arguments = ["-t", "ext4", "-b", "1024", "-J", "size=1"];
-    let Some(image) = Image::make(Some(source.path()), "2600k", &arguments) else { return };
-    run("e2fsck", &["-fyD", image.path()]).unwrap();
-    let base = fs::read(&image.path).unwrap();
-    let mut states = 0;
-    for seed in 0..rounds(6) {
-        states += storm(&base, seed, 10);
-    }
+    let Some(base) = bases().last() else { return };
+    let states: u64 = (0..rounds(6)).map(|seed| storm(base, seed, 10)).sum();
     assert!(states > 300, "{states}");
 }
 
@@ -304,4 +296,187 @@ fn a_closed_volume_has_an_empty_log_and_is_clean() {
         drop(mount);
         run("e2fsck", &["-fn", image.path()]).unwrap();
     }
+}
+
+#[test]
+fn a_sync_waits_for_two_groups_and_an_overwrite_for_one() {
+    let Some(base) = bases().last() else { return };
+    let disk = recorded(base);
+    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    let file = volume.create(volume.root(), b"first", &FILE).unwrap();
+    volume.write(file, 0, &contents(7)).unwrap();
+    volume.sync().unwrap();
+    disk.take();
+    let groups = || {
+        let events = disk.take();
+        events.iter().filter(|event| matches!(event, Event::Group { .. })).count()
+    };
+    let file = volume.create(volume.root(), b"second", &FILE).unwrap();
+    volume.write(file, 0, &contents(8)).unwrap();
+    volume.sync_inode(file, false).unwrap();
+    assert_eq!(groups(), 2);
+    volume.write(file, 0, &contents(8)).unwrap();
+    volume.sync_inode(file, true).unwrap();
+    assert_eq!(groups(), 1);
+    volume.unlink(volume.root(), b"second").unwrap();
+    volume.rename(volume.root(), b"first", volume.root(), b"third", Renaming::Replace).unwrap();
+    volume.sync().unwrap();
+    assert_eq!(groups(), 2);
+    volume.close().unwrap();
+}
+
+#[test]
+fn threads_with_small_caches_leave_a_sound_volume() {
+    const THREADS: u64 = 4;
+    for base in bases().iter().rev().take(2) {
+        let disk = Arc::new(MemoryDisk::new(base.clone(), 512));
+        let options = Options {
+            inode_cache: 8,
+            block_map_cache: 8,
+            data_cache_bytes: 256 << 10,
+            ..Options::default()
+        };
+        let volume = Volume::open_for_writing(disk.clone(), options, writing()).unwrap();
+        let kept = |thread: u64, nth: u64| format!("{thread}-{nth}");
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let volume = &volume;
+                scope.spawn(move || {
+                    let root = volume.root();
+                    for nth in 0..120 {
+                        let name = kept(thread, nth);
+                        let file = volume.create(root, name.as_bytes(), &FILE).unwrap();
+                        let bytes = contents(thread * 1000 + nth);
+                        volume.write(file, 0, &bytes).unwrap();
+                        if nth % 5 == 0 {
+                            volume.sync_inode(file, false).unwrap();
+                        }
+                        let mut read = vec![0; bytes.len()];
+                        assert_eq!(volume.read_into(file, 0, &mut read).unwrap(), bytes.len());
+                        assert!(read == bytes, "{name}");
+                        if nth >= 9 {
+                            volume.unlink(root, kept(thread, nth - 9).as_bytes()).unwrap();
+                        }
+                    }
+                });
+            }
+        });
+        volume.close().unwrap();
+        drop(volume);
+        let image = Image::of(&Arc::into_inner(disk).unwrap().into_bytes());
+        run("e2fsck", &["-fn", image.path()]).unwrap();
+        let volume = image.open();
+        for (thread, nth) in
+            (0..THREADS).flat_map(|thread| (111..120).map(move |nth| (thread, nth)))
+        {
+            let file = volume.lookup(volume.root(), kept(thread, nth).as_bytes()).unwrap();
+            let mut read = vec![0; 10_000];
+            let len = volume.read_into(file, 0, &mut read).unwrap();
+            assert!(read[..len] == contents(thread * 1000 + nth));
+        }
+    }
+}
+
+#[test]
+fn the_kernel_and_we_take_turns_and_both_are_cut_off() {
+    for base in
+        [&bases()[..1.min(bases().len())], &bases()[bases().len().saturating_sub(1)..]].concat()
+    {
+        let mut bytes = base;
+        for turn in 0..4u64 {
+            // Ours is left in the middle of its work.
+            let disk = Arc::new(MemoryDisk::new(bytes, 512));
+            let volume =
+                Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+            wear(&volume, turn * 10..turn * 10 + 10, &|_| {});
+            drop(volume);
+            let image = Image::of(&Arc::into_inner(disk).unwrap().into_bytes());
+            let Some(mount) = image.mount_writable() else { return };
+            for nth in 0..30 {
+                let path = mount.path().join(format!("theirs {turn} {nth}"));
+                fs::write(path, contents(nth)).unwrap();
+            }
+            let status = Command::new("sync").arg("-f").arg(mount.path()).status().unwrap();
+            assert!(status.success());
+            // And theirs: a copy of what the disk would hold if the power failed now.
+            bytes = fs::read(&image.path).unwrap();
+            for nth in 0..30 {
+                let path = mount.path().join(format!("theirs {turn} {nth}"));
+                assert!(fs::read(path).unwrap() == contents(nth));
+            }
+            drop(mount);
+            let left = Arc::new(MemoryDisk::new(bytes.clone(), 512));
+            let volume =
+                Volume::open_for_writing(left.clone(), Options::default(), writing()).unwrap();
+            for nth in 0..30 {
+                let name = format!("theirs {turn} {nth}");
+                let file = volume.lookup(volume.root(), name.as_bytes()).unwrap();
+                let mut read = vec![0; 10_000];
+                let len = volume.read_into(file, 0, &mut read).unwrap();
+                assert!(read[..len] == contents(nth), "{name}");
+                volume.unlink(volume.root(), name.as_bytes()).unwrap();
+            }
+            volume.close().unwrap();
+            drop(volume);
+            bytes = Arc::into_inner(left).unwrap().into_bytes();
+            run("e2fsck", &["-fn", Image::of(&bytes).path()]).unwrap();
+        }
+    }
+}
+
+/// A file in more groups than a small log can hold the bitmaps of.
+#[test]
+fn a_file_that_one_transaction_cannot_lose_goes_in_several() {
+    let arguments = ["-t", "ext4", "-b", "1024", "-g", "256", "-J", "size=1", "-N", "4096"];
+    let Some(image) = Image::make(None, "320M", &arguments) else { return };
+    let base = fs::read(&image.path).unwrap();
+    drop(image);
+    let disk = Arc::new(MemoryDisk::new(base, 512));
+    let len = 250 << 20;
+    let large = |volume: &Volume, name: &[u8]| {
+        // What was freed may be given out then.
+        volume.sync().unwrap();
+        let file = volume.create(volume.root(), name, &FILE).unwrap();
+        volume.reserve(file, 0, len, Reserve::Extend).unwrap();
+        volume.sync().unwrap();
+        file
+    };
+    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    let free = volume.space().free_blocks;
+    // Unlinked, and unlinked while it is held.
+    for holds in [false, true] {
+        let file = large(&volume, b"large");
+        if holds {
+            volume.hold(file);
+        }
+        volume.unlink(volume.root(), b"large").unwrap();
+        if holds {
+            assert_eq!(volume.inode(file).unwrap().size_bytes, len);
+            volume.release(file, 1);
+        }
+        volume.sync().unwrap();
+        assert!(volume.space().free_blocks >= free - 64, "{}", volume.space().free_blocks);
+    }
+    // Cut, with a hole made first.
+    let file = large(&volume, b"cut");
+    volume.reserve(file, 5 << 20, 200 << 20, Reserve::PunchHole).unwrap();
+    volume.sync().unwrap();
+    volume.reserve(file, 0, len, Reserve::Extend).unwrap();
+    let change = AttributeChange { size_bytes: Some(100), ..AttributeChange::default() };
+    volume.set_attributes(file, &change).unwrap();
+    assert_eq!(volume.inode(file).unwrap().size_bytes, 100);
+    // One that is held when the power fails is deleted by the next mount.
+    let file = large(&volume, b"held");
+    volume.hold(file);
+    volume.unlink(volume.root(), b"held").unwrap();
+    volume.sync().unwrap();
+    assert_eq!(volume.failure(), None);
+    drop(volume);
+    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    volume.sync().unwrap();
+    assert!(volume.space().free_blocks >= free - 64, "{}", volume.space().free_blocks);
+    volume.close().unwrap();
+    drop(volume);
+    let image = Image::of(&Arc::into_inner(disk).unwrap().into_bytes());
+    run("e2fsck", &["-fn", image.path()]).unwrap();
 }

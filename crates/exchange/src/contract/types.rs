@@ -434,11 +434,14 @@ pub enum Refusal {
     /// Not allowed to any caller: the inode is immutable or takes appended data only.
     #[error("operation not permitted")]
     NotPermitted = 24,
+    /// The contents are encrypted, and nothing here holds the key.
+    #[error("required key not available")]
+    NoKey = 25,
 }
 
 impl Refusal {
     /// Every refusal, in the order of its number.
-    pub const ALL: [Refusal; 24] = [
+    pub const ALL: [Refusal; 25] = [
         Refusal::NotFound,
         Refusal::NotADirectory,
         Refusal::IsADirectory,
@@ -463,6 +466,7 @@ impl Refusal {
         Refusal::Quota,
         Refusal::Timeout,
         Refusal::NotPermitted,
+        Refusal::NoKey,
     ];
 
     /// The refusal with this number.
@@ -499,6 +503,7 @@ impl Refusal {
             Refusal::Quota => E::AGAIN,
             Refusal::Timeout => E::TIMEDOUT,
             Refusal::NotPermitted => E::PERM,
+            Refusal::NoKey => E::NOKEY,
         }
     }
 }

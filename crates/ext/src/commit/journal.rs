@@ -310,6 +310,12 @@ impl Protocol for Journal {
         self.is_full(batch)
     }
 
+    fn most_lost(&self, groups: u32) -> Option<u32> {
+        // Each block of a file may be of another group: its bitmap and its descriptor change.
+        let needed = u64::from(groups) * 2 + 16;
+        (needed > u64::from(self.len() / 4)).then_some((self.len() / 16).max(1))
+    }
+
     fn recovers(&self) -> bool {
         true
     }

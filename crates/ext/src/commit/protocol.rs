@@ -48,6 +48,12 @@ pub(crate) trait Protocol: Send + Sync + std::fmt::Debug {
     /// Whether nothing more can be in the batch.
     fn is_complete(&self, batch: &Batch) -> bool;
 
+    /// The blocks that a file may lose in one step on a volume of so many groups; `None` where
+    /// all of them can go at once.
+    fn most_lost(&self, _groups: u32) -> Option<u32> {
+        None
+    }
+
     /// Whether a log makes the volume whole after a cut: the superblock says so while it is in
     /// use, in place of saying that it was not unmounted.
     fn recovers(&self) -> bool {

@@ -1,6 +1,7 @@
 //! Names found through a hash tree: one block on each level, then one block of names.
 
 use super::linear::find_in_block;
+use super::names::Wanted;
 use crate::blocks::data::Data;
 use crate::format::htree::{Index, Root};
 use crate::format::inode::Inode;
@@ -32,26 +33,32 @@ impl Step {
     }
 }
 
-/// The inode that `name` names.
-pub(super) fn find(volume: &Volume, dir: &Inode, name: &[u8]) -> Result<InodeNumber> {
+/// The inode that is meant by a name, of which the tree hashes `hashed`.
+pub(super) fn find(
+    volume: &Volume,
+    dir: &Inode,
+    wanted: &Wanted<'_>,
+    hashed: &[u8],
+) -> Result<InodeNumber> {
     let super_ = &volume.super_;
     let first = tree_block(volume, dir, FileBlock(0))?;
     let (root, index) = Root::check(&first, super_.hash_unsigned, super_.hash_seed)?;
-    let hash = root.hash.of(name);
+    let hash = root.hash.of(hashed);
     let nth = index.find(hash);
     let levels = usize::from(root.levels);
     let mut path = vec![Step { block: first, root: true, nth }];
     descend(volume, dir, &mut path, levels, hash)?;
+    let mut second = None;
     for _ in 0..MOST_BLOCKS {
         let leaf = path.last().map(|step| step.below(volume)).ok_or(Error::NotFound)??;
         if leaf.0 >= volume.directory_blocks(dir) {
             return Err(Error::corrupt("hash tree index").of_inode(dir.number));
         }
-        if let Some(inode) = find_in_block(volume, dir, leaf, name)? {
+        if let Some(inode) = find_in_block(volume, dir, leaf, wanted, &mut second)? {
             return Ok(inode);
         }
         if !go_on(volume, dir, &mut path, levels, hash)? {
-            return Err(Error::NotFound);
+            return second.ok_or(Error::NotFound);
         }
     }
     Err(Error::corrupt("hash tree").of_inode(dir.number))

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use super::names::{Names, Wanted};
 use super::{Cookie, Damage, Entry, is_dots};
 use crate::format::dirent::Dirents;
 use crate::format::inode::Inode;
@@ -10,14 +11,14 @@ use crate::{Error, FileBlock, InodeNumber, Result};
 
 /// Looks through all blocks, from the one that had the last name on: programs ask for
 /// names in the order in which they were listed.
-pub(super) fn find(volume: &Volume, dir: &Inode, name: &[u8]) -> Result<InodeNumber> {
+pub(super) fn find(volume: &Volume, dir: &Inode, wanted: &Wanted<'_>) -> Result<InodeNumber> {
     let blocks = volume.directory_blocks(dir);
     let hint = dir.found_at.load(Ordering::Relaxed).min(blocks);
     // `.` and `..` are in the first block if they are anywhere.
-    let start = if matches!(name, b"." | b"..") { 0 } else { hint };
-    let mut damage = None;
+    let start = if matches!(wanted.name(), b"." | b"..") { 0 } else { hint };
+    let (mut second, mut damage) = (None, None);
     for nth in (start..blocks).chain(0..start) {
-        match find_in_block(volume, dir, FileBlock(nth), name) {
+        match find_in_block(volume, dir, FileBlock(nth), wanted, &mut second) {
             Ok(Some(inode)) => {
                 dir.found_at.store(nth, Ordering::Relaxed);
                 return Ok(inode);
@@ -31,29 +32,20 @@ pub(super) fn find(volume: &Volume, dir: &Inode, name: &[u8]) -> Result<InodeNum
             }
         }
     }
-    Err(damage.unwrap_or(Error::NotFound))
+    second.ok_or(damage.unwrap_or(Error::NotFound))
 }
 
-/// Looks for `name` in one block. Damage counts only if the name is not found.
+/// Looks for a name in one block, as [`Wanted::find_in`]. Damage counts only if it is not found.
 pub(super) fn find_in_block(
     volume: &Volume,
     dir: &Inode,
     nth: FileBlock,
-    name: &[u8],
+    wanted: &Wanted<'_>,
+    second: &mut Option<InodeNumber>,
 ) -> Result<Option<InodeNumber>> {
     let Some(block) = volume.directory_block(dir, nth)? else { return Ok(None) };
-    let mut damage = None;
-    for entry in Dirents::of(&block, &volume.super_) {
-        match entry {
-            Ok(entry) if entry.name == name => return Ok(Some(entry.inode)),
-            Ok(_) => {}
-            Err(error) => damage = Some(error),
-        }
-    }
-    match damage {
-        Some(error) => Err(volume.place_damage(dir, nth, error)),
-        None => Ok(None),
-    }
+    let found = wanted.find_in(volume, dir, &block, second);
+    found.map_err(|error| volume.place_damage(dir, nth, error))
 }
 
 /// See [`Volume::entries`]. A cookie is the byte where an entry starts; one that points
@@ -65,6 +57,7 @@ pub(super) fn enumerate(
     dots: bool,
     mut visit: impl FnMut(std::result::Result<Entry<'_>, Damage>) -> bool,
 ) -> Result<()> {
+    let names = Names::of(volume, dir);
     let (first, skip) = volume.place_of(from);
     let mut skip = skip;
     for nth in (first.0..volume.directory_blocks(dir)).map(FileBlock) {
@@ -80,13 +73,14 @@ pub(super) fn enumerate(
                 continue;
             }
         };
-        let mut entries = Dirents::of(&block, &volume.super_);
+        let mut entries = Dirents::of(&block, &volume.super_).of_any_bytes(dir.is_encrypted());
         while let Some(entry) = entries.next() {
             let next = volume.cookie(nth, entries.position());
             let wanted = match entry {
                 Ok(entry) if entry.at < skip || (is_dots(&entry) && !dots) => true,
                 Ok(entry) => {
-                    let (name, inode, kind) = (entry.name, entry.inode, entry.kind);
+                    let (inode, kind) = (entry.inode, entry.kind);
+                    let name = &names.shown(&block, &entry);
                     visit(Ok(Entry { name, inode, kind, next }))
                 }
                 Err(_) if entries.position() <= skip => true,

@@ -47,6 +47,7 @@ pub struct Dirents<'a> {
     at: usize,
     filetype: bool,
     inodes: u32,
+    any_bytes: bool,
 }
 
 impl<'a> Dirents<'a> {
@@ -58,7 +59,13 @@ impl<'a> Dirents<'a> {
 
     /// The chain of `block` on a volume of so many inodes, with kinds or without.
     pub(crate) const fn new(block: &'a [u8], filetype: bool, inodes: u32) -> Self {
-        Self { block, at: 0, filetype, inodes }
+        Self { block, at: 0, filetype, inodes, any_bytes: false }
+    }
+
+    /// Of names that are encrypted if `encrypted`: they hold any bytes.
+    #[must_use]
+    pub fn of_any_bytes(self, encrypted: bool) -> Self {
+        Self { any_bytes: encrypted, ..self }
     }
 
     /// Where the next entry starts; the length of the block at its end.
@@ -84,7 +91,8 @@ impl<'a> Dirents<'a> {
         let Some(name) = whole.get(HEAD_BYTES..).and_then(|rest| rest.get(..name_len)) else {
             return Some(Link::Damaged("directory entry: name length"));
         };
-        if name.is_empty() || name.iter().any(|byte| matches!(byte, 0 | b'/')) {
+        let is_text = self.any_bytes || !name.iter().any(|byte| matches!(byte, 0 | b'/'));
+        if name.is_empty() || !is_text {
             return Some(Link::Damaged("directory entry: name"));
         }
         if inode > self.inodes {

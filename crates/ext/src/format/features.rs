@@ -167,7 +167,12 @@ impl Incompatible {
         .union(Self::CASEFOLD);
 
     /// What this library reads. Needing recovery has its own refusal.
-    pub const READABLE: Self = Self::WRITABLE.union(Self::MMP);
+    pub const READABLE: Self = Self::WRITABLE
+        .union(Self::MMP)
+        .union(Self::INLINE_DATA)
+        .union(Self::EA_INODE)
+        .union(Self::ENCRYPT)
+        .union(Self::CASEFOLD);
 
     /// What a writer keeps intact.
     pub const WRITABLE: Self = Self::CHECKABLE.union(Self::EXTENTS).union(Self::SIXTY_FOUR_BIT);

@@ -52,14 +52,19 @@ impl Hash {
 
     /// The hash of `name`; its lowest bit is always zero.
     pub fn of(&self, name: &[u8]) -> u32 {
-        let hash = match self.function {
-            Function::Legacy => self.legacy(name),
+        self.pair(name).0
+    }
+
+    /// The hash of `name`, and a second one that no tree holds.
+    pub fn pair(&self, name: &[u8]) -> (u32, u32) {
+        let (hash, second) = match self.function {
+            Function::Legacy => (self.legacy(name), 0),
             Function::HalfMd4 => self.half_md4(name),
             Function::Tea => self.tea(name),
         };
         match hash & !1 {
-            END => END.wrapping_sub(2),
-            hash => hash,
+            END => (END.wrapping_sub(2), second),
+            hash => (hash, second),
         }
     }
 
@@ -80,22 +85,22 @@ impl Hash {
         now << 1
     }
 
-    fn half_md4(&self, name: &[u8]) -> u32 {
+    fn half_md4(&self, name: &[u8]) -> (u32, u32) {
         let mut state = self.seed.0;
         for left in remainders(name, 32) {
             compress_half_md4(&mut state, &self.words::<8>(left));
         }
-        let [_, hash, ..] = state;
-        hash
+        let [_, hash, second, _] = state;
+        (hash, second)
     }
 
-    fn tea(&self, name: &[u8]) -> u32 {
+    fn tea(&self, name: &[u8]) -> (u32, u32) {
         let mut state = self.seed.0;
         for left in remainders(name, 16) {
             compress_tea(&mut state, &self.words::<4>(left));
         }
-        let [hash, ..] = state;
-        hash
+        let [hash, second, ..] = state;
+        (hash, second)
     }
 
     /// The start of `left` as `N` big-endian words, filled up with its length in every

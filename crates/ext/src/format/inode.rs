@@ -14,8 +14,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::checksum::Checksum;
 use super::features::{Incompatible, ReadOnlyCompatible};
+use super::inline::POINTER_BYTES;
 use super::superblock::Superblock;
-use super::{le16, le32, put16};
+use super::{le16, le32, nokey, put16};
 use crate::{Error, FileId, FsBlock, InodeNumber, Result};
 
 /// Block pointers of an inode: twelve direct ones, then one of each level.
@@ -53,6 +54,12 @@ pub mod flags {
     pub const INLINE_DATA: u32 = 0x1000_0000;
     /// Encrypted.
     pub const ENCRYPT: u32 = 0x800;
+    /// Contents are sealed by a hash tree that lies behind their end.
+    pub const VERITY: u32 = 0x10_0000;
+    /// The contents are the value of an extended attribute; no name leads here.
+    pub const EA_INODE: u32 = 0x20_0000;
+    /// The names of a directory ignore case.
+    pub const CASEFOLD: u32 = 0x4000_0000;
     /// Compressed.
     pub const COMPRESSED: u32 = 0x4;
     /// What user programs may see.
@@ -137,6 +144,7 @@ struct Stat {
     modified: Time,
     changed: Time,
     created: Option<Time>,
+    project: u32,
 }
 
 impl Inode {
@@ -204,6 +212,7 @@ impl Inode {
                 modified: time(raw.i_mtime.get(), extra.modified),
                 changed: time(raw.i_ctime.get(), extra.changed),
                 created: extra.created.map(|(low, high)| time(low, high)),
+                project: extra.project,
             },
         })
     }
@@ -216,6 +225,45 @@ impl Inode {
     /// Kind and permissions.
     pub fn mode(&self) -> u32 {
         self.stat.mode.into()
+    }
+
+    /// The project whose quota it counts for; 0 is the one that everything belongs to at first.
+    pub fn project(&self) -> u32 {
+        self.stat.project
+    }
+
+    /// Whether its contents, or the names in it, are encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        self.flags & flags::ENCRYPT != 0
+    }
+
+    /// Whether its contents are inside it.
+    pub fn is_inline(&self) -> bool {
+        self.flags & flags::INLINE_DATA != 0
+    }
+
+    /// Whether its contents are the value of an extended attribute.
+    pub fn is_value(&self) -> bool {
+        self.flags & flags::EA_INODE != 0
+    }
+
+    /// The hash of the value that it holds.
+    pub(crate) fn value_hash(&self) -> u32 {
+        low32(self.stat.accessed.seconds.cast_unsigned())
+    }
+
+    /// Whether it says that it holds a value of `owner` alone, as a forerunner of `ea_inode` did,
+    /// which kept no hash.
+    pub(crate) fn is_value_of(&self, owner: &Self) -> bool {
+        low32(self.stat.modified.seconds.cast_unsigned()) == owner.number.0
+            && self.stat.generation == owner.stat.generation
+    }
+
+    /// The bytes in the place of its block pointers.
+    pub(crate) fn pointer_bytes(&self) -> [u8; POINTER_BYTES] {
+        let mut bytes = [0; POINTER_BYTES];
+        bytes.copy_from_slice(self.pointers.map(u32::to_le_bytes).as_flattened());
+        bytes
     }
 
     /// Names that lead here.
@@ -248,12 +296,15 @@ impl Inode {
         // A fast link has no data block; the only block it may own is its attributes'.
         let len = usize::try_from(self.size_bytes).ok()?;
         let fast = self.kind == Kind::Symlink && len < size_of_val(&self.pointers);
-        let attributes = self.attribute_block.map_or(0, |_| u64::from(super_.block_bytes >> 9));
-        if !fast || self.stat.blocks_512 > attributes {
+        let cluster =
+            u64::from(super_.block_bytes >> 9).saturating_mul(super_.cluster_blocks.into());
+        let attributes = self.attribute_block.map_or(0, |_| cluster);
+        // Values in inodes of their own are counted, too: there the length decides alone.
+        let by_length = super_.incompatible.contains(Incompatible::EA_INODE);
+        if !fast || (!by_length && self.stat.blocks_512 > attributes) {
             return None;
         }
-        let bytes = self.pointers.map(u32::to_le_bytes);
-        bytes.as_flattened().get(..len).map(<[u8]>::to_vec)
+        self.pointer_bytes().get(..len).map(<[u8]>::to_vec)
     }
 
     /// What `stat` shows.
@@ -268,8 +319,8 @@ impl Inode {
             uid: stat.uid,
             gid: stat.gid,
             device: self.device(),
-            size_bytes: self.size_bytes,
-            blocks_512: stat.blocks_512,
+            size_bytes: self.shown_bytes(),
+            blocks_512: self.shown_sectors(),
             block_size_bytes: super_.block_bytes,
             flags: self.flags & flags::VISIBLE,
             no_xattrs: !self.has_attributes(),
@@ -278,6 +329,21 @@ impl Inode {
             changed: stat.changed,
             created: stat.created,
         }
+    }
+
+    /// How long it is to those who have no key: an encrypted target is as long as it is shown.
+    fn shown_bytes(&self) -> u64 {
+        match (self.kind, self.is_encrypted()) {
+            (Kind::Symlink, true) => nokey::target_bytes(self.size_bytes),
+            _ => self.size_bytes,
+        }
+    }
+
+    /// Linux says that a file inside its inode has sectors, lest it be taken for a hole.
+    fn shown_sectors(&self) -> u64 {
+        let inside = self.kind == Kind::File && self.is_inline();
+        let sectors = if inside { self.size_bytes.div_ceil(512) } else { 0 };
+        self.stat.blocks_512.saturating_add(sectors)
     }
 
     /// Major and minor number of a device: 8 bits each in the first pointer, or 12 and
@@ -296,15 +362,13 @@ impl Inode {
     /// Refuses contents that this library cannot read.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] naming how the contents are stored.
+    /// [`Error::Unsupported`] naming how the contents are stored; [`Error::NoKey`] for an
+    /// encrypted file.
     pub fn readable(&self) -> Result<()> {
-        let unread = [
-            (flags::INLINE_DATA, "needs: inline_data"),
-            (flags::ENCRYPT, "needs: encrypt"),
-            (flags::COMPRESSED, "needs: compression"),
-        ];
+        let unread = [(flags::COMPRESSED, "needs: compression")];
         match unread.into_iter().find(|(flag, _)| self.flags & flag != 0) {
             Some((_, feature)) => Err(Error::Unsupported { feature: feature.to_owned() }),
+            None if self.is_encrypted() && self.kind == Kind::File => Err(Error::NoKey),
             None => Ok(()),
         }
     }
@@ -317,6 +381,7 @@ struct Extra {
     modified: u32,
     accessed: u32,
     created: Option<(u32, u32)>,
+    project: u32,
     attributes_at: Option<u16>,
 }
 
@@ -340,6 +405,7 @@ impl Extra {
             modified: field(0x88),
             accessed: field(0x8C),
             created: created.map(|low| (low, field(0x94))),
+            project: field(0x9C),
             attributes_at: (magic && some).then(|| u16::try_from(first).ok()).flatten(),
         })
     }

@@ -308,8 +308,8 @@ impl JournalSuperblock {
         self.end.saturating_sub(self.first)
     }
 
-    /// Whether a fast commit that follows transaction `last` begins in `block`, which is the
-    /// block at [`JournalSuperblock::end`].
+    /// Whether a fast commit that transaction `next` would follow begins in `block`, which is the
+    /// one after [`JournalSuperblock::end`]: Linux leaves that one free.
     pub fn is_fast_commit(&self, block: &[u8], next: u32) -> bool {
         const HEAD: u16 = 9;
         // Unlike the rest of the journal it is little-endian: tag, length, features, transaction.

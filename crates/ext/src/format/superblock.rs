@@ -8,6 +8,7 @@ use std::mem::offset_of;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::casefold;
 use super::checksum::{self, Checksum};
 use super::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use super::hash::Seed;
@@ -205,6 +206,8 @@ pub struct Superblock {
     pub overhead_clusters: u32,
     /// What the checksums of metadata begin with, where there are any (`metadata_csum`).
     pub checksum_seed: Option<Checksum>,
+    /// What the hashes of values in inodes of their own begin with (`ea_inode`).
+    pub value_seed: Checksum,
     /// Blocks of a cluster: a power of two; 1 without `bigalloc`.
     pub cluster_blocks: u32,
     /// Groups of a flex group: a power of two; 1 without `flex_bg`.
@@ -333,6 +336,7 @@ impl RawSuperblock {
         let read_only_compatible =
             ReadOnlyCompatible::from_bits_retain(features(&self.s_feature_ro_compat));
         refuse_what_is_missing(incompatible)?;
+        self.refuse_encodings(incompatible)?;
         let checksum_seed = self.verify(incompatible, read_only_compatible)?;
         let wide = incompatible.contains(Incompatible::SIXTY_FOUR_BIT);
         let join = |low: U32, high: U32| {
@@ -430,6 +434,7 @@ impl RawSuperblock {
             backup_groups: self.s_backup_bgs.map(U32::get),
             overhead_clusters: self.s_overhead_blocks.get(),
             checksum_seed,
+            value_seed: self.seed(incompatible),
             cluster_blocks,
             flex_groups: self.flex_groups(incompatible),
             mmp_block: (incompatible.contains(Incompatible::MMP) && self.s_mmp_block.get() != 0)
@@ -459,11 +464,23 @@ impl RawSuperblock {
         if self.s_checksum.get() != self.checksum() {
             return Err(Error::corrupt("superblock: checksum"));
         }
-        let seeded = incompatible.contains(Incompatible::CSUM_SEED);
-        Ok(Some(match seeded {
+        Ok(Some(self.seed(incompatible)))
+    }
+
+    /// What other checksums begin with.
+    fn seed(&self, incompatible: Incompatible) -> Checksum {
+        match incompatible.contains(Incompatible::CSUM_SEED) {
             true => Checksum::seeded(self.s_checksum_seed.get()),
             false => Checksum::new().of(&self.s_uuid),
-        }))
+        }
+    }
+
+    fn refuse_encodings(&self, incompatible: Incompatible) -> Result<()> {
+        let encoding = self.s_encoding.get();
+        if incompatible.contains(Incompatible::CASEFOLD) && encoding != casefold::UTF8 {
+            return Err(Error::Unsupported { feature: format!("needs: encoding {encoding}") });
+        }
+        Ok(())
     }
 
     /// What `s_checksum` must be.
@@ -673,9 +690,9 @@ mod tests {
         bytes[0x4C] = 1;
         bytes[0x58] = 128;
         bytes[0x54] = 11;
-        bytes[0x60..0x64].copy_from_slice(&0x8001u32.to_le_bytes());
+        bytes[0x60..0x64].copy_from_slice(&0x1001u32.to_le_bytes());
         let error = RawSuperblock::view(&bytes).unwrap().check().unwrap_err();
-        assert_eq!(error.to_string(), "needs: compression, inline_data");
+        assert_eq!(error.to_string(), "needs: compression, dirdata");
         bytes[0x60..0x64].copy_from_slice(&6u32.to_le_bytes());
         assert!(RawSuperblock::view(&bytes).unwrap().check().unwrap().needs_recovery());
     }

@@ -10,7 +10,7 @@ pub(crate) mod edit;
 
 use super::checksum::Checksum;
 use super::{le16, le32, put32};
-use crate::{Error, FsBlock, Result};
+use crate::{Error, FsBlock, InodeNumber, Result};
 
 const ENTRY_BYTES: usize = 16;
 const MAGIC: u32 = 0xEA02_0000;
@@ -36,6 +36,17 @@ pub struct Attribute<'a> {
     prefix: &'static [u8],
     suffix: &'a [u8],
     value: Option<&'a [u8]>,
+    outside: Option<Outside>,
+}
+
+/// A value in an inode of its own (`ea_inode`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Outside {
+    /// That inode.
+    pub inode: InodeNumber,
+    /// Bytes of the value.
+    pub len: u32,
+    hash: u32,
 }
 
 impl<'a> Attribute<'a> {
@@ -54,10 +65,38 @@ impl<'a> Attribute<'a> {
         self.suffix.is_empty() && self.prefix.starts_with(b"system.posix_acl_")
     }
 
+    /// Whether its value is the rest of a file or directory inside its inode, which is no
+    /// attribute to those who ask for one.
+    pub fn is_inline_data(&self) -> bool {
+        self.prefix == b"system." && self.suffix == b"data"
+    }
+
+    /// Where its value is, if it is in an inode of its own.
+    pub fn outside(&self) -> Option<Outside> {
+        self.outside
+    }
+
+    /// Whether the entry is of a value with this hash. Some writers took the characters of the name
+    /// as signed.
+    pub fn is_of_value(&self, value_hash: u32) -> bool {
+        let character = |byte: &u8, signed| match signed {
+            true => i32::from(byte.cast_signed()).cast_unsigned(),
+            false => u32::from(*byte),
+        };
+        let hash = |signed| {
+            let name = self
+                .suffix
+                .iter()
+                .fold(0u32, |sum, byte| sum.rotate_left(5) ^ character(byte, signed));
+            name.rotate_left(16) ^ value_hash
+        };
+        self.outside.is_none_or(|outside| [false, true].map(hash).contains(&outside.hash))
+    }
+
     /// The bytes on disk.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if they lie outside the list.
+    /// [`Error::Corrupt`] if they are not in the list.
     pub fn value(&self) -> Result<&'a [u8]> {
         self.value.ok_or(Error::corrupt("extended attribute: value"))
     }
@@ -133,16 +172,17 @@ impl<'a> Attributes<'a> {
     fn entry(&self, head: &'a [u8]) -> Option<(Option<Attribute<'a>>, usize)> {
         let (name_len, number) = (usize::from(*head.first()?), *head.get(1)?);
         let value_at = usize::from(le16(head, 2)?);
-        let elsewhere = le32(head, 4)? != 0;
-        let value_len = usize::try_from(le32(head, 8)?).ok()?;
+        let (inode, len, hash) = (le32(head, 4)?, le32(head, 8)?, le32(head, 12)?);
+        let outside = (inode != 0).then_some(Outside { inode: InodeNumber(inode), len, hash });
+        let value_len = usize::try_from(len).ok()?;
         let suffix = head.get(ENTRY_BYTES..)?.get(..name_len)?;
         let value = match value_len {
-            _ if elsewhere => None,
+            _ if outside.is_some() => None,
             0 => Some(&[][..]),
             len => self.values.get(value_at..).and_then(|rest| rest.get(..len)),
         };
         let len = ENTRY_BYTES.checked_add(name_len)?.checked_next_multiple_of(4)?;
-        let shown = prefix(number).map(|prefix| Attribute { prefix, suffix, value });
+        let shown = prefix(number).map(|prefix| Attribute { prefix, suffix, value, outside });
         Some((shown, self.at.checked_add(len)?))
     }
 }

@@ -89,8 +89,9 @@ pub(crate) fn recover(
             }
         }
     }
-    if journal.incompatible.contains(Incompatible::FAST_COMMIT) {
-        found.has_fast_commits = journal.is_fast_commit(&read(journal.end)?, found.next);
+    let first = journal.end.saturating_add(1);
+    if journal.incompatible.contains(Incompatible::FAST_COMMIT) && first < journal.len {
+        found.has_fast_commits = journal.is_fast_commit(&read(first)?, found.next);
     }
     Ok(found)
 }

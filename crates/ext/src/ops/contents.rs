@@ -143,6 +143,8 @@ impl Volume {
             });
             match reserved {
                 Ok(reserved_to) if reserved_to == step => at = step,
+                // With extents the file keeps what it was given, as Linux leaves it.
+                Ok(_) | Err(Error::NoSpace) if inode.has_extents() => return Err(Error::NoSpace),
                 Ok(_) | Err(Error::NoSpace) => {
                     // Behind the end of a file there are no blocks.
                     self.transact(|tx| {
@@ -403,7 +405,18 @@ impl Transaction<'_> {
         if bytes <= before {
             self.have_map(inode, bytes.div_ceil(block_bytes))?;
             self.writer.groups.drop_window(number.0);
-            self.unmap(number, narrow(bytes.div_ceil(block_bytes))..u32::MAX)?;
+            let from = narrow(bytes.div_ceil(block_bytes));
+            let cuts = self.cuts(number, from)?;
+            let lists = !cuts.is_empty() && bytes != before;
+            if lists {
+                self.list_orphan(number)?;
+                self.set_size(inode, bytes)?;
+            }
+            self.unmap_behind(number, &cuts)?;
+            if lists {
+                self.forget_orphan(number)?;
+            }
+            self.unmap(number, from..u32::MAX)?;
             if !bytes.is_multiple_of(block_bytes) {
                 let end = bytes.next_multiple_of(block_bytes);
                 self.zero_part(number, bytes, end)?;
@@ -472,6 +485,8 @@ impl Transaction<'_> {
         };
         let mapped = matches!(kind, Kind::File | Kind::Directory | Kind::Symlink) && !fast;
         if mapped {
+            let cuts = self.cuts(number, 0)?;
+            self.unmap_behind(number, &cuts)?;
             self.unmap(number, 0..u32::MAX)?;
             self.forget_contents(number, 0, size);
         }

@@ -356,9 +356,23 @@ impl Transaction<'_> {
         self.die(dir, inode)
     }
 
+    /// Whether what an inode has cannot go with its name, in one batch.
+    fn is_too_large_to_die(&self, inode: InodeNumber) -> Result<bool> {
+        if self.writer.protocol.most_lost(self.volume.super_.groups).is_none() {
+            return Ok(false);
+        }
+        let node = self.peek(inode)?;
+        let mapped = matches!(node.kind, Kind::File | Kind::Directory | Kind::Symlink)
+            && node.fast_target(&self.volume.super_).is_none();
+        Ok(mapped && !self.cuts(inode, 0)?.is_empty())
+    }
+
     fn die(&mut self, dir: InodeNumber, inode: InodeNumber) -> Result<()> {
         self.record(Intent::Died { inode, dir });
         if self.writer.users.get(&inode.0).copied().unwrap_or(0) > 0 {
+            self.make_orphan(inode)
+        } else if self.is_too_large_to_die(inode)? {
+            self.writer.dying.push(inode.0);
             self.make_orphan(inode)
         } else {
             self.delete(inode)

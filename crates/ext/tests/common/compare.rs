@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use draconis_exchange::contract::Kind;
-use draconis_ext::{Cookie, Follow, InodeNumber, Seek, Volume};
+use draconis_ext::{Cookie, Error, Follow, InodeNumber, Seek, Volume};
 use rustix::fs::SeekFrom;
 
 /// What the host's tree is.
@@ -105,6 +105,11 @@ fn node(volume: &Volume, number: InodeNumber, path: &Path, beside: Beside) {
         attributes(volume, number, path);
     }
     match ours.kind {
+        Kind::File if is_locked(path) => {
+            assert_eq!(volume.read(number, 0, 10).unwrap_err(), Error::NoKey, "{shown}");
+            assert_eq!(volume.seek(number, 0, Seek::Data), Err(Error::NoKey), "{shown}");
+            assert_eq!(volume.map(number, 0), Err(Error::NoKey), "{shown}");
+        }
         Kind::File => {
             contents(volume, number, path);
         }
@@ -115,6 +120,12 @@ fn node(volume: &Volume, number: InodeNumber, path: &Path, beside: Beside) {
         }
         _ => {}
     }
+}
+
+/// Whether the contents are encrypted and the key is not there.
+fn is_locked(path: &Path) -> bool {
+    let opened = File::open(path).map_err(|error| error.raw_os_error());
+    opened.is_err_and(|errno| errno == Some(rustix::io::Errno::NOKEY.raw_os_error()))
 }
 
 fn attributes(volume: &Volume, number: InodeNumber, path: &Path) {
@@ -201,7 +212,7 @@ fn all_holes(volume: &Volume, host: &Path) {
         let found = fs::symlink_metadata(&path).unwrap();
         if found.is_dir() {
             all_holes(volume, &path);
-        } else if found.is_file() {
+        } else if found.is_file() && !is_locked(&path) {
             holes(volume, InodeNumber(u32::try_from(found.ino()).unwrap()), &path);
         }
     }

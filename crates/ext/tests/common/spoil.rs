@@ -74,6 +74,11 @@ pub fn small_tree(root: &Path) {
 
 /// Byte ranges in which every field counts.
 pub fn structures(image: &[u8]) -> Vec<std::ops::Range<usize>> {
+    structures_of(image, &[1, 7, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21])
+}
+
+/// [`structures`], with these inodes, counted from 0.
+pub fn structures_of(image: &[u8], inodes: &[usize]) -> Vec<std::ops::Range<usize>> {
     let le16 = |at: usize| u16::from_le_bytes(image[at..at + 2].try_into().unwrap());
     let le32 = |at: usize| u32::from_le_bytes(image[at..at + 4].try_into().unwrap()) as usize;
     let block = 1024 << le32(1024 + 0x18);
@@ -84,7 +89,7 @@ pub fn structures(image: &[u8]) -> Vec<std::ops::Range<usize>> {
     for _ in 0..8 {
         found.extend([1024..1024 + 0x180, 1024..1024 + 0x70, descriptors..descriptors + 64]);
     }
-    for nth in [1, 7, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21] {
+    for nth in inodes {
         let at = table + nth * inode;
         found.push(at..at + inode);
         // What it points to: data, directory or indirect blocks, attributes.

@@ -17,7 +17,7 @@ use crate::common::tree::pattern;
 use crate::common::{Image, run, skipped};
 use crate::fill::Facts;
 use crate::ioctl::{self, Shutdown};
-use crate::made::{Combination, judge, scratch};
+use crate::made::{Combination, judge, keep, mounts, scratch};
 use crate::seen::Seen;
 
 /// What mke2fs is told, and with which options the kernel mounts.
@@ -98,11 +98,17 @@ pub fn leave(line: &str, options: &str, how: Shutdown, random: &mut Random) -> O
     Some(Dirty { image, facts })
 }
 
-/// What the three make of it differs so, a line each; none if they agree.
-pub fn differences(dirty: &Dirty) -> Vec<String> {
+/// What the three make of it differs so, a line each; none if they agree. `None` where there is
+/// nothing to compare with: Linux 6.18 does not recover all fast commits that it makes.
+pub fn differences(dirty: &Dirty) -> Option<Vec<String>> {
     let recovered = copy(&dirty.image);
     // Mounting recovers; the second mount shows what the first has written.
-    drop(recovered.mount_writable().expect("the kernel recovers its own journal"));
+    if !mounts(&recovered)? {
+        let kept = keep(&dirty.image);
+        assert!(dirty.facts.has("fast_commit"), "the kernel does not recover its journal; {kept}");
+        println!("the kernel does not recover its own fast commits; {kept}");
+        return None;
+    }
     judge(&recovered);
     let theirs = look(&recovered);
     let mut lines = Vec::new();
@@ -125,7 +131,7 @@ pub fn differences(dirty: &Dirty) -> Vec<String> {
         Err(error) => lines.push(format!("not opened: {error}")),
     }
     assert!(fs::read(&dirty.image.path).unwrap() == before, "reading has changed the image");
-    lines
+    Some(lines)
 }
 
 fn look(image: &Image) -> Seen {
@@ -221,7 +227,8 @@ impl Work {
         let dir = self.root.join("fast");
         fs::create_dir(&dir).unwrap();
         File::open(&dir).unwrap().sync_all().unwrap();
-        for nth in 0..8 {
+        // Each takes a block, and a journal has few for them: then the kernel makes a full one.
+        for nth in 0..6 {
             let path = dir.join(format!("file {nth}"));
             let file = File::create(&path).unwrap();
             file.write_all_at(&contents(nth, 1 + random.below(30_000)), 0).unwrap();

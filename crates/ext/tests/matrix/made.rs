@@ -109,7 +109,7 @@ pub fn make(line: &str, scale: Scale, random: &mut Random) -> Option<Made> {
 }
 
 /// Whether the kernel mounts it; `None` where we may not ask.
-fn mounts(image: &Image) -> Option<bool> {
+pub fn mounts(image: &Image) -> Option<bool> {
     if !rustix::process::geteuid().is_root() {
         skipped("mounting needs root");
         return None;

@@ -71,7 +71,7 @@ fn what_the_kernel_left_in_a_journal_is_read() {
     }
     let results = pool::each(THREADS, &cases, |(line, options, how, seed)| {
         let dirty = journals::leave(line, options, *how, &mut Random::new(*seed))?;
-        let differences = journals::differences(&dirty);
+        let differences = journals::differences(&dirty)?;
         let name = format!("{line} ; {options} ; {how:?}");
         verdict(&name, &dirty.image, &differences, |feature| dirty.facts.has(feature))
     });

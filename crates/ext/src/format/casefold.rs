@@ -1,0 +1,157 @@
+//! Names that ignore case: what a name is folded to before it is compared and hashed.
+//!
+//! ```text
+//!   name ──▶ decompose, fold case, decompose ──▶ leave out what is ignorable ──▶ order marks
+//! ```
+//! The tables of a volume are those of Unicode 12.1, and stay so. A newer version of Unicode
+//! neither decomposes nor folds a character of an older one differently (its stability policies),
+//! so the libraries' newer tables serve; which characters 12.1 does not know yet is in
+//! [`assigned`]: those stand for themselves, whatever newer tables say of them.
+
+mod assigned;
+
+use caseless::Caseless;
+use unicode_normalization::char::{canonical_combining_class, decompose_canonical};
+
+/// The only encoding there is, `utf8-12.1`.
+pub const UTF8: u16 = 1;
+/// Of `s_encoding_flags`: names that are not valid are refused.
+pub const FLAG_STRICT: u16 = 1;
+/// Of `s_encoding_flags`: a name is where its hash says, or nowhere.
+pub const FLAG_BY_HASH_ONLY: u16 = 2;
+
+/// Characters that are left out: `Default_Ignorable_Code_Point`, which has places for later ones.
+const IGNORABLE: [(char, char); 17] = [
+    ('\u{AD}', '\u{AD}'),
+    ('\u{34F}', '\u{34F}'),
+    ('\u{61C}', '\u{61C}'),
+    ('\u{115F}', '\u{1160}'),
+    ('\u{17B4}', '\u{17B5}'),
+    ('\u{180B}', '\u{180E}'),
+    ('\u{200B}', '\u{200F}'),
+    ('\u{202A}', '\u{202E}'),
+    ('\u{2060}', '\u{206F}'),
+    ('\u{3164}', '\u{3164}'),
+    ('\u{FE00}', '\u{FE0F}'),
+    ('\u{FEFF}', '\u{FEFF}'),
+    ('\u{FFA0}', '\u{FFA0}'),
+    ('\u{FFF0}', '\u{FFF8}'),
+    ('\u{1BCA0}', '\u{1BCA3}'),
+    ('\u{1D173}', '\u{1D17A}'),
+    ('\u{E0000}', '\u{E0FFF}'),
+];
+
+/// The most characters that one becomes, with room to spare.
+const MOST: usize = 32;
+
+/// What `name` is folded to; `None` if it is no text in UTF-8 and stays as it is.
+pub fn folded(name: &[u8]) -> Option<Vec<u8>> {
+    let name = std::str::from_utf8(name).ok()?;
+    let mut folded = String::with_capacity(name.len());
+    let mut marks: Vec<(u8, char)> = Vec::new();
+    for point in name.chars() {
+        if is_ignorable(point) || !assigned::is_assigned(point) {
+            flush(&mut marks, &mut folded);
+            folded.extend((!is_ignorable(point)).then_some(point));
+            continue;
+        }
+        for part in parts(point) {
+            match canonical_combining_class(part) {
+                0 => {
+                    flush(&mut marks, &mut folded);
+                    folded.push(part);
+                }
+                class => marks.push((class, part)),
+            }
+        }
+    }
+    flush(&mut marks, &mut folded);
+    Some(folded.into_bytes())
+}
+
+/// Writes the marks of one character, in the order of their classes.
+fn flush(marks: &mut Vec<(u8, char)>, to: &mut String) {
+    marks.sort_by_key(|(class, _)| *class);
+    to.extend(marks.drain(..).map(|(_, mark)| mark));
+}
+
+fn is_ignorable(point: char) -> bool {
+    IGNORABLE.iter().any(|(first, last)| (*first..=*last).contains(&point))
+}
+
+/// What one character becomes.
+fn parts(point: char) -> Vec<char> {
+    let mut parts = vec![point];
+    // Folding may yield what can be decomposed, and the other way round; twice is enough for all
+    // there are.
+    for _ in 0..2 {
+        let mut decomposed = Vec::with_capacity(parts.len());
+        for part in &parts {
+            decompose_canonical(*part, |piece| decomposed.push(piece));
+        }
+        parts = decomposed.into_iter().default_case_fold().take(MOST).collect();
+    }
+    let mut decomposed = Vec::with_capacity(parts.len());
+    for part in parts {
+        decompose_canonical(part, |piece| decomposed.push(piece));
+    }
+    decomposed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fold(name: &str) -> Option<String> {
+        folded(name.as_bytes()).map(|bytes| String::from_utf8(bytes).unwrap())
+    }
+
+    #[test]
+    fn case_form_and_what_is_ignorable_do_not_matter() {
+        for (one, other) in [
+            ("README", "readme"),
+            ("\u{C9}t\u{E9}", "e\u{301}TE\u{301}"),
+            ("STRASSE", "stra\u{DF}e"),
+            ("\u{1F80}", "\u{3B1}\u{313}\u{3B9}"),
+            ("soft\u{AD}hyphen", "SoftHyphen"),
+            ("a\u{323}\u{307}", "A\u{307}\u{323}"),
+            ("\u{AC01}", "\u{1100}\u{1161}\u{11A8}"),
+        ] {
+            assert_eq!(fold(one), fold(other), "{one}");
+            assert!(fold(one).is_some());
+        }
+        assert_ne!(fold("a"), fold("b"));
+        // What lies between two marks keeps them in their order.
+        assert_ne!(fold("a\u{307}\u{34F}\u{323}"), fold("a\u{323}\u{307}"));
+        assert_eq!(fold("\u{200B}"), Some(String::new()));
+    }
+
+    #[test]
+    fn folding_again_changes_nothing() {
+        let mut random = draconis_device::Random::new(7);
+        let ranges =
+            [0x40..0x500, 0x1E00..0x2100, 0xA640..0xABC0, 0x1_0400..0x1_0500, 0..0x11_0000];
+        for _ in 0..20_000 {
+            let name: String = (0..random.below(12))
+                .filter_map(|_| {
+                    let range = &ranges[random.below(5) as usize];
+                    let span = u64::from(range.end - range.start);
+                    char::from_u32(range.start + random.below(span) as u32)
+                })
+                // Between two marks these keep an order that is another one without them.
+                .filter(|point| !is_ignorable(*point))
+                .collect();
+            let folded = fold(&name).unwrap();
+            assert_eq!(fold(&folded).as_ref(), Some(&folded), "{}", name.escape_unicode());
+        }
+    }
+
+    #[test]
+    fn what_is_no_text_is_not_folded_and_characters_of_later_versions_are_left_as_they_are() {
+        for name in [&b"\xFF"[..], b"a\xC0\x80", b"\xED\xA0\x80"] {
+            assert_eq!(folded(name), None, "{}", name.escape_ascii());
+        }
+        // A capital letter of Unicode 14, and a mark of Unicode 15.
+        assert_eq!(fold("A\u{A7C0}\u{10EFD}\u{301}"), Some("a\u{A7C0}\u{10EFD}\u{301}".into()));
+    }
+}

@@ -1,0 +1,105 @@
+//! Contents inside an inode: sixty bytes where block pointers would be, then the attribute
+//! `system.data`.
+//!
+//! ```text
+//!   file       | i_block: 60 bytes of contents          | value: contents ..  |
+//!   directory  | number of `..` (4) | entries: 56 bytes  | value: entries ..   |
+//! ```
+//! Each part of a directory is a chain of entries of its own; `.` and `..` are not among them.
+//! What a file claims beyond both parts reads as zeros.
+
+use super::le32;
+use crate::{InodeNumber, Result};
+
+/// Bytes in the place of block pointers.
+pub const POINTER_BYTES: usize = 60;
+/// Where the entries of a directory begin in them.
+pub const ENTRIES_AT: usize = 4;
+
+/// The bytes of an inode's contents that are inside it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Inline {
+    bytes: Vec<u8>,
+}
+
+/// A chain of directory entries, and where it begins in the directory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Part<'a> {
+    /// The position of its first byte.
+    pub at: usize,
+    /// The entries.
+    pub entries: &'a [u8],
+}
+
+impl Inline {
+    /// Both parts put together.
+    pub fn new(pointers: &[u8; POINTER_BYTES], value: &[u8]) -> Self {
+        Self { bytes: [pointers, value].concat() }
+    }
+
+    /// How many bytes the inode has; the file may be shorter, or longer.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Fills `into` with what the file holds from `offset` on.
+    pub fn read(&self, offset: u64, into: &mut [u8]) {
+        let from = crate::units::index(offset).min(self.bytes.len());
+        let there = self.bytes.get(from..).unwrap_or_default();
+        let len = there.len().min(into.len());
+        let (stored, beyond) = into.split_at_mut(len);
+        stored.copy_from_slice(there.get(..len).unwrap_or_default());
+        beyond.fill(0);
+    }
+
+    /// The directory that a directory is in.
+    ///
+    /// # Errors
+    /// [`crate::Error::Corrupt`] for a number that is none.
+    pub fn parent(&self) -> Result<InodeNumber> {
+        let number = le32(&self.bytes, 0).filter(|number| *number != 0);
+        number.map(InodeNumber).ok_or(crate::Error::corrupt("inline directory: parent"))
+    }
+
+    /// The chains of a directory's entries.
+    pub fn parts(&self) -> [Part<'_>; 2] {
+        let part = |at: usize, end: usize| {
+            let end = end.min(self.bytes.len());
+            Part { at, entries: self.bytes.get(at..end).unwrap_or_default() }
+        };
+        [part(ENTRIES_AT, POINTER_BYTES), part(POINTER_BYTES, self.bytes.len())]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_parts_are_one_file_and_zeros_follow() {
+        let inline = Inline::new(&[7; POINTER_BYTES], b"value");
+        let mut bytes = [1; 10];
+        inline.read(57, &mut bytes);
+        assert_eq!(&bytes, b"\x07\x07\x07value\0\0");
+        inline.read(u64::MAX, &mut bytes);
+        assert_eq!(bytes, [0; 10]);
+    }
+
+    #[test]
+    fn a_directory_has_a_parent_and_two_chains() {
+        let mut pointers = [0; POINTER_BYTES];
+        assert!(Inline::new(&pointers, &[]).parent().is_err());
+        pointers[0] = 11;
+        let inline = Inline::new(&pointers, &[5; 12]);
+        assert_eq!(inline.parent(), Ok(InodeNumber(11)));
+        let [first, second] = inline.parts();
+        assert_eq!((first.at, first.entries.len()), (4, 56));
+        assert_eq!((second.at, second.entries), (60, &[5; 12][..]));
+        assert!(Inline::new(&pointers, &[]).parts()[1].entries.is_empty());
+    }
+}

@@ -1,0 +1,133 @@
+//! Files and directories inside their inodes, as a volume shows them.
+//!
+//! Law: a place in such a directory is a byte of it, as in any other; `.` and `..`, which have no
+//! bytes there, come at places 0 and 1, before the first entry at 4.
+
+use draconis_exchange::contract::Kind;
+
+use crate::blocks::CHUNK_BYTES;
+use crate::blocks::data::Data;
+use crate::dir::names::{Names, Wanted};
+use crate::dir::{Cookie, Damage, Entry};
+use crate::file::Seek;
+use crate::format::dirent::Dirents;
+use crate::format::inline::{ENTRIES_AT, Inline};
+use crate::format::inode::Inode;
+use crate::format::xattr::Attributes;
+use crate::units::index;
+use crate::volume::Volume;
+use crate::{Error, InodeNumber, Result};
+
+/// The place after `.`, and the one after `..`.
+const AFTER_DOT: u64 = 1;
+const AFTER_DOTS: u64 = ENTRIES_AT as u64;
+
+impl Volume {
+    /// All the bytes that are inside an inode.
+    fn inline_of(&self, inode: &Inode) -> Result<Inline> {
+        let body = self.attribute_body(inode)?;
+        for attribute in body.as_deref().map(Attributes::of_body).into_iter().flatten() {
+            let attribute = attribute.map_err(|error| error.of_inode(inode.number))?;
+            if attribute.is_inline_data() {
+                let value = attribute.value().map_err(|error| error.of_inode(inode.number))?;
+                return Ok(Inline::new(&inode.pointer_bytes(), value));
+            }
+        }
+        Err(Error::corrupt("inline data: no attribute holds the rest").of_inode(inode.number))
+    }
+
+    /// [`Volume::contents`] of what is inside its inode.
+    pub(crate) fn inline_contents(&self, inode: &Inode, offset: u64, len: usize) -> Result<Data> {
+        inode.readable()?;
+        let inline = self.inline_of(inode)?;
+        let left = inode.size_bytes.saturating_sub(offset);
+        let to_stop = CHUNK_BYTES.saturating_sub(offset % CHUNK_BYTES);
+        let mut bytes = vec![0; index(left.min(to_stop)).min(len)];
+        inline.read(offset, &mut bytes);
+        Ok(Data::owned(bytes.into_boxed_slice()))
+    }
+
+    /// [`Volume::seek`] in what is inside its inode.
+    pub(crate) fn inline_seek(&self, inode: &Inode, at: u64, what: Seek) -> Result<Option<u64>> {
+        inode.readable()?;
+        let stored = (self.inline_of(inode)?.len() as u64).min(inode.size_bytes);
+        Ok(match what {
+            Seek::Data => (at < stored).then_some(at),
+            Seek::Hole => Some(at.max(stored)),
+        })
+    }
+
+    /// [`Volume::lookup`] in a directory that is inside its inode.
+    pub(crate) fn find_inline(&self, dir: &Inode, wanted: &Wanted<'_>) -> Result<InodeNumber> {
+        let inline = self.inline_of(dir)?;
+        match wanted.name() {
+            b"." => return Ok(dir.number),
+            b".." => return inline.parent().map_err(|error| error.of_inode(dir.number)),
+            _ => {}
+        }
+        let (mut second, mut damage) = (None, None);
+        for part in inline.parts() {
+            match wanted.find_in(self, dir, part.entries, &mut second) {
+                Ok(Some(found)) => return Ok(found),
+                Ok(None) => {}
+                Err(error) => damage = Some(error.of_inode(dir.number)),
+            }
+        }
+        second.ok_or(damage.unwrap_or(Error::NotFound))
+    }
+
+    /// [`Volume::entries`] of a directory that is inside its inode.
+    pub(crate) fn enumerate_inline(
+        &self,
+        dir: &Inode,
+        from: Cookie,
+        dots: bool,
+        mut visit: impl FnMut(std::result::Result<Entry<'_>, Damage>) -> bool,
+    ) -> Result<()> {
+        let names = Names::of(self, dir);
+        let all = Cookie(u64::MAX);
+        let inline = match self.inline_of(dir) {
+            Ok(inline) => inline,
+            Err(error) => {
+                visit(Err(Damage { error, next: all }));
+                return Ok(());
+            }
+        };
+        let parent = inline.parent().map_err(|error| error.of_inode(dir.number));
+        let two = [(&b"."[..], Ok(dir.number), AFTER_DOT), (b"..", parent, AFTER_DOTS)];
+        for (name, inode, next) in two {
+            let next = Cookie(next);
+            let found = inode
+                .map(|inode| Entry { name, inode, kind: Some(Kind::Directory), next })
+                .map_err(|error| Damage { error, next });
+            if dots && from < next && !visit(found) {
+                return Ok(());
+            }
+        }
+        for part in inline.parts() {
+            let place = |at: usize| Cookie(part.at.saturating_add(at) as u64);
+            let mut entries =
+                Dirents::of(part.entries, &self.super_).of_any_bytes(dir.is_encrypted());
+            while let Some(entry) = entries.next() {
+                let next = place(entries.position());
+                if next <= from {
+                    continue;
+                }
+                let goes_on = match entry {
+                    Ok(entry) if place(entry.at) < from => true,
+                    Ok(entry) => visit(Ok(Entry {
+                        name: &names.shown(part.entries, &entry),
+                        inode: entry.inode,
+                        kind: entry.kind,
+                        next,
+                    })),
+                    Err(error) => visit(Err(Damage { error: error.of_inode(dir.number), next })),
+                };
+                if !goes_on {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+}

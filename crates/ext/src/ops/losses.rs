@@ -1,0 +1,77 @@
+//! Files that lose more blocks than one batch can hold.
+//!
+//! Law: where it takes several batches, the volume lists the file as an orphan from before the
+//! first until after the last. A cut between them leaves what the next mount ends.
+
+#![allow(clippy::arithmetic_side_effects, reason = "counts blocks of files below 2^32")]
+
+use std::ops::ControlFlow;
+
+use crate::map::{Place, Visit};
+use crate::transaction::Transaction;
+use crate::units::narrow;
+use crate::volume::Volume;
+use crate::{InodeNumber, Result};
+
+/// Where a file is cut into pieces of so many blocks.
+struct Cuts {
+    most: u64,
+    /// Blocks since the last cut.
+    since: u64,
+    at: Vec<u32>,
+}
+
+impl Visit for Cuts {
+    fn run(&mut self, at: u64, blocks: u64, place: Place) -> ControlFlow<()> {
+        if place == Place::Hole {
+            return ControlFlow::Continue(());
+        }
+        let (mut at, end) = (at, at + blocks);
+        while end - at >= self.most - self.since {
+            at += self.most - self.since;
+            self.since = 0;
+            self.at.push(narrow(at));
+        }
+        self.since += end - at;
+        ControlFlow::Continue(())
+    }
+}
+
+impl Volume {
+    /// Deletes what died and was too large to be deleted with its name.
+    pub(crate) fn end_deletions(&self) -> Result<()> {
+        let Some(writing) = &self.writing else { return Ok(()) };
+        let next = || writing.gate.write().dying.pop();
+        while let Some(inode) = next() {
+            self.transact(|tx| {
+                tx.may_wait = true;
+                let has_users = tx.writer.users.get(&inode).copied().unwrap_or(0) > 0;
+                let inode = InodeNumber(inode);
+                if has_users || !tx.is_orphan(inode) { Ok(()) } else { tx.delete(inode) }
+            })?;
+        }
+        Ok(())
+    }
+}
+
+impl Transaction<'_> {
+    /// Where the blocks of a file from `from` on are cut to go in several batches; nowhere if
+    /// they can all go in one.
+    pub(crate) fn cuts(&self, inode: InodeNumber, from: u32) -> Result<Vec<u32>> {
+        let groups = self.volume.super_.groups;
+        let Some(most) = self.writer.protocol.most_lost(groups) else { return Ok(vec![]) };
+        let mut cuts = Cuts { most: most.into(), since: 0, at: vec![] };
+        self.walk(inode, from.into()..u32::MAX.into(), &mut cuts)?;
+        Ok(cuts.at)
+    }
+
+    /// Takes the blocks of a file away from the last cut on, then from the one before: all that is
+    /// behind the first one.
+    pub(crate) fn unmap_behind(&mut self, inode: InodeNumber, cuts: &[u32]) -> Result<()> {
+        for cut in cuts.iter().rev() {
+            self.unmap(inode, *cut..u32::MAX)?;
+            self.end_if_complete()?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,165 @@
+//! Attributes whose values are in inodes of their own, as the kernel and `mke2fs` make them.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use common::compare::{self, Beside};
+use common::{Image, tree};
+use draconis_ext::{Error, InodeNumber, Volume};
+use rustix::fs::XattrFlags;
+
+const LENGTHS: [usize; 9] = [10, 200, 900, 1024, 3000, 4097, 20_000, 65_535, 65_536];
+
+fn set(path: &Path, name: &str, value: &[u8]) -> bool {
+    rustix::fs::lsetxattr(path, name, value, XattrFlags::empty()).is_ok()
+}
+
+/// Values of all lengths, shared ones among them.
+fn fill(root: &Path) {
+    let all = root.join("all");
+    fs::write(&all, b"contents").unwrap();
+    for len in LENGTHS {
+        let name = format!("user.of {len} \u{E9}");
+        assert!(set(&all, &name, &tree::pattern(len as u64, len)), "{len}");
+    }
+    for nth in 0..3 {
+        let file = root.join(format!("shared {nth}"));
+        fs::write(&file, b"").unwrap();
+        assert!(set(&file, "user.shared", &tree::pattern(7, 30_000)));
+        // So that they do not share a block of attributes, too.
+        assert!(set(&file, "user.own", &[nth]));
+    }
+    let dir = root.join("directory");
+    fs::create_dir(&dir).unwrap();
+    assert!(set(&dir, "user.large", &tree::pattern(8, 12_345)));
+}
+
+/// Short links have a large value beside a short target.
+fn links(root: &Path) {
+    for len in [10, 59, 60, 300] {
+        let link = root.join(format!("link {len}"));
+        symlink("t".repeat(len), &link).unwrap();
+        assert!(set(&link, "trusted.large", &tree::pattern(9, 9000)));
+    }
+}
+
+fn written(features: &str, arguments: &[&str]) -> Option<Image> {
+    let features = format!("ea_inode,^has_journal{features}");
+    let mut all = vec!["-t", "ext4", "-O", &features];
+    all.extend(arguments);
+    let image = Image::make(None, "16M", &all)?;
+    fill(image.mount_writable()?.path());
+    common::run("e2fsck", &["-fn", image.path()])?;
+    // Of these, e2fsck 1.47.0 takes the targets for blocks; the kernel decides.
+    links(image.mount_writable()?.path());
+    Some(image)
+}
+
+#[test]
+fn as_the_kernel_writes_them() {
+    let makes: [(&str, &[&str]); 5] = [
+        ("", &["-b", "1024", "-I", "256"]),
+        (",^metadata_csum,^extent,^64bit", &["-b", "1024", "-I", "256"]),
+        (",^metadata_csum", &["-b", "4096", "-I", "128"]),
+        (",metadata_csum_seed", &["-b", "2048", "-I", "512"]),
+        (",inline_data", &["-b", "4096", "-I", "1024"]),
+    ];
+    for (features, arguments) in makes {
+        let Some(image) = written(features, arguments) else { return };
+        if features.contains("csum_seed") {
+            common::run("tune2fs", &["-U", "random", image.path()]);
+        }
+        let (volume, Some(mount)) = (image.open(), image.mount()) else { return };
+        let names = compare::tree(&volume, InodeNumber::ROOT, mount.path(), Beside::Mount);
+        assert_eq!(names, 10);
+        let value = volume.xattr(number(&volume, b"all"), "user.of 65536 \u{E9}".as_bytes());
+        assert_eq!(value, Ok(tree::pattern(65_536, 65_536)));
+    }
+}
+
+fn number(volume: &Volume, name: &[u8]) -> InodeNumber {
+    volume.lookup(volume.root(), name).unwrap()
+}
+
+/// The inodes that hold values.
+fn values(volume: &Volume) -> Vec<InodeNumber> {
+    let inodes = volume.superblock().inodes;
+    let is_value = |number: &InodeNumber| {
+        let what = "inode: holds the value of an extended attribute";
+        let of_value = Error::Corrupt { what, inode: Some(*number), block: None };
+        volume.inode(*number).is_err_and(|error| error == of_value)
+    };
+    (1..=inodes).map(InodeNumber).filter(is_value).collect()
+}
+
+#[test]
+fn what_is_wrong_with_a_value_is_damage_of_its_attribute_alone() {
+    let features = ",^metadata_csum";
+    let Some(image) = written(features, &["-b", "1024", "-I", "256"]) else { return };
+    let volume = image.open();
+    let values = values(&volume);
+    // One of them is shared.
+    assert!(values.len() > 5, "{values:?}");
+    let shared = number(&volume, b"shared 0");
+    let bytes = fs::read(&image.path).unwrap();
+    let pattern = tree::pattern(7, 30_000);
+    let at = (0..bytes.len()).step_by(1024).find(|at| bytes[*at..].starts_with(&pattern[..1024]));
+    let mut spoilt = bytes.clone();
+    spoilt[at.unwrap() + 5] ^= 1;
+    let wrong = Image::of(&spoilt).open();
+    let what = "extended attribute: hash of its value";
+    let damage = Error::Corrupt { what, inode: Some(shared), block: None };
+    assert_eq!(wrong.xattr(shared, b"user.shared"), Err(damage));
+    assert_eq!(wrong.xattr_names(shared).unwrap().len(), 2);
+    assert_eq!(wrong.xattr(shared, b"user.own"), Ok(vec![0]));
+    let directory = number(&wrong, b"directory");
+    assert_eq!(wrong.xattr(directory, b"user.large"), Ok(tree::pattern(8, 12_345)));
+
+    let holder = |image: &Image| {
+        let open = image.open();
+        let found = values.iter().find(|number| {
+            let stat = image.debugfs(&format!("stat <{number}>")).unwrap();
+            stat.contains("Size: 30000")
+        });
+        drop(open);
+        *found.unwrap()
+    };
+    let holder = holder(&image);
+    for request in [
+        format!("set_inode_field <{holder}> flags 0x80000"),
+        format!("set_inode_field <{holder}> size 29999"),
+        format!("set_inode_field <{holder}> mode 040644"),
+        format!("set_inode_field <{holder}> atime @5"),
+        format!("set_inode_field <{holder}> links_count 0"),
+    ] {
+        let image = Image::of(&bytes);
+        image.debugfs_write(&request);
+        let volume = image.open();
+        let answer = volume.xattr(shared, b"user.shared");
+        assert!(matches!(answer, Err(Error::Corrupt { .. })), "{request}: {answer:?}");
+        assert!(volume.read(shared, 0, 1).is_ok());
+    }
+    let image = Image::of(&bytes);
+    image.debugfs_write("feature ^ea_inode");
+    let answer = image.open().xattr(shared, b"user.shared");
+    assert!(matches!(answer, Err(Error::Corrupt { .. })), "{answer:?}");
+}
+
+#[test]
+fn as_mke2fs_writes_them() {
+    let source = tempfile::tempdir().unwrap();
+    let file = source.path().join("file");
+    fs::write(&file, b"x").unwrap();
+    // As large as most file systems that the source may be on take.
+    if !set(&file, "user.large", &tree::pattern(3, 3500)) {
+        return common::skipped("attributes of 3,500 bytes");
+    }
+    let arguments = ["-t", "ext4", "-b", "1024", "-O", "ea_inode,^has_journal"];
+    let Some(image) = Image::make(Some(source.path()), "8M", &arguments) else { return };
+    let volume = image.open();
+    compare::tree(&volume, InodeNumber::ROOT, source.path(), Beside::Source);
+    assert_eq!(values(&volume).len(), 1);
+}

@@ -1,0 +1,145 @@
+//! Spoilt inline data, values in inodes, folded and encrypted names: no panic, no hang, bounded
+//! memory; what is sound is read.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use common::exercise::{self, Outcome};
+use common::spoil::{assert_memory_stayed_small, rounds, spoil, structures_of};
+use common::{Image, tree};
+use draconis_device::Random;
+use draconis_ext::format::inode::flags;
+use rustix::fs::XattrFlags;
+
+fn fill(root: &Path, names: u64) {
+    for len in [0, 3, 60, 61, 90] {
+        fs::write(root.join(format!("Short {len}")), tree::pattern(len, len as usize)).unwrap();
+    }
+    symlink("t".repeat(40), root.join("fast")).unwrap();
+    symlink("t".repeat(80), root.join("slow")).unwrap();
+    for count in [3, names] {
+        let dir = root.join(format!("Dir {count}"));
+        fs::create_dir(&dir).unwrap();
+        for nth in 0..count {
+            fs::write(dir.join(format!("\u{C9}ntry {nth} {}", "n".repeat(nth as usize))), b"")
+                .unwrap();
+        }
+    }
+    for len in [100, 900, 5000] {
+        let file = root.join(format!("valued {len}"));
+        fs::write(&file, b"x").unwrap();
+        let _ = rustix::fs::setxattr(&file, "user.v", &tree::pattern(2, len), XattrFlags::empty());
+    }
+}
+
+/// One image that holds it all; `None`, said aloud, where the kernel makes none.
+fn base() -> Option<&'static [u8]> {
+    static BASE: OnceLock<Option<Vec<u8>>> = OnceLock::new();
+    let made = BASE.get_or_init(|| {
+        let features = "inline_data,ea_inode,encrypt,^has_journal,^extent,^64bit,^metadata_csum";
+        let arguments = ["-t", "ext4", "-b", "1024", "-I", "256", "-N", "128", "-O", features];
+        let image = Image::make(None, "1M", &arguments)?;
+        fill(image.mount_with("loop")?.path(), 40);
+        {
+            let mount = image.mount_with("loop,test_dummy_encryption=v2")?;
+            let dir = mount.path().join("encrypted");
+            fs::create_dir(&dir).unwrap();
+            fill(&dir, 20);
+        }
+        common::run("e2fsck", &["-fn", image.path()])?;
+        image.debugfs_write("feature casefold")?;
+        image.debugfs_write("set_super_value encoding 1")?;
+        for name in ["Dir 3", "Dir 40"] {
+            let volume = image.open();
+            let dir = volume.lookup(volume.root(), name.as_bytes()).unwrap();
+            let all = volume.inode(dir).unwrap().flags | flags::CASEFOLD;
+            image.debugfs_write(&format!("set_inode_field <{dir}> flags {all:#x}"))?;
+        }
+        Some(fs::read(&image.path).unwrap())
+    });
+    made.as_deref()
+}
+
+/// All inodes that are in use.
+fn used(base: &[u8]) -> Vec<usize> {
+    let mut inodes = vec![1];
+    inodes.extend(10..base.len().min(110));
+    inodes
+}
+
+#[test]
+fn a_sound_image_is_read_without_an_error() {
+    let Some(base) = base() else { return };
+    let outcome = exercise::all(base.to_vec()).unwrap();
+    assert!(outcome.names > 90 && !outcome.cut_short, "{outcome:?}");
+    // Inodes that are not in use or are none, and of each encrypted file the pieces that are asked
+    // for.
+    assert!(outcome.errors < 60, "{outcome:?}");
+}
+
+#[test]
+fn spoilt_structures() {
+    let Some(base) = base() else { return };
+    let sound = exercise::all(base.to_vec()).unwrap();
+    let structures = structures_of(base, &used(base));
+    // The first ones are the superblock and descriptors, of which other tests spoil plenty.
+    let own: Vec<_> = structures.into_iter().skip(24).collect();
+    let (mut opened, mut hurt) = (0, 0);
+    let rounds = rounds(1500);
+    for seed in 0..rounds {
+        let mut random = Random::new(seed ^ 0x5A11);
+        let mut image = base.to_vec();
+        for _ in 0..=random.below(24) {
+            let nth = random.below(own.len() as u64) as usize;
+            spoil(&mut image, own[nth].clone(), &mut random);
+        }
+        let outcome = std::panic::catch_unwind(|| exercise::all(image))
+            .unwrap_or_else(|_| panic!("seed {seed}: panicked"));
+        if let Ok(outcome) = outcome {
+            opened += 1;
+            hurt += u64::from(outcome != sound);
+        }
+    }
+    assert_eq!(opened, rounds);
+    assert!(hurt > rounds / 3, "{hurt}");
+    assert_memory_stayed_small();
+}
+
+#[test]
+fn inodes_with_flags_of_others() {
+    let Some(base) = base() else { return };
+    let one_of = [
+        flags::INLINE_DATA,
+        flags::EA_INODE,
+        flags::ENCRYPT,
+        flags::CASEFOLD,
+        flags::INDEX,
+        flags::EXTENTS,
+        flags::VERITY,
+    ];
+    let slots: Vec<_> =
+        structures_of(base, &used(base)).into_iter().filter(|range| range.len() == 256).collect();
+    let mut differ = 0;
+    let sound: Outcome = exercise::all(base.to_vec()).unwrap();
+    for seed in 0..rounds(500) {
+        let mut random = Random::new(seed ^ 0xF1A6);
+        let mut image = base.to_vec();
+        for _ in 0..=random.below(6) {
+            let slot = &slots[random.below(slots.len() as u64) as usize];
+            let flag = one_of[random.below(one_of.len() as u64) as usize];
+            let at = slot.start + 0x20;
+            for (byte, flip) in image[at..at + 4].iter_mut().zip(flag.to_le_bytes()) {
+                *byte ^= flip;
+            }
+        }
+        let outcome = std::panic::catch_unwind(|| exercise::all(image));
+        let outcome = outcome.unwrap_or_else(|_| panic!("seed {seed}: panicked"));
+        differ += u64::from(outcome.unwrap() != sound);
+    }
+    assert!(differ > 200, "{differ}");
+    assert_memory_stayed_small();
+}

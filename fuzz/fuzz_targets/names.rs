@@ -1,0 +1,17 @@
+//! Any bytes as a name: folded, shown without a key, and read back.
+#![no_main]
+
+use draconis_ext::format::{casefold, nokey};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|name: &[u8]| {
+    if let Some(folded) = casefold::folded(name) {
+        assert!(std::str::from_utf8(&folded).is_ok());
+    }
+    let _ = nokey::target(name);
+    let _ = nokey::NoKeyName::read(name);
+    if (1..=255).contains(&name.len()) {
+        let shown = nokey::shown((0, 0), name);
+        assert!(nokey::NoKeyName::read(&shown).is_some_and(|read| read.is(name)));
+    }
+});
