@@ -298,6 +298,8 @@ fn small_volumes_with_journals_are_mke2fs_s_byte_for_byte() {
         ("-t ext4 -O meta_bg,^resize_inode", 65536),
         ("-t ext4 -O large_dir,verity,fast_commit,stable_inodes", 65536),
         ("-t ext4 -O ^resize_inode,^huge_file,^dir_nlink,^extra_isize", 65536),
+        ("-t ext4 -O encrypt,ea_inode,project", 20000),
+        ("-t ext4 -O casefold", 20000),
         ("-t ext4 -G 4", 65536),
         ("-t ext4 -G 1", 65536),
         ("-t ext4 -G 64", 65536),

@@ -45,6 +45,11 @@ const LOST_FOUND_BYTES: u32 = 16 << 10;
 /// `user_xattr` and `acl`.
 const MOUNT_OPTIONS: u32 = 0xC;
 
+/// How files and names would be encrypted: AES-256-XTS and AES-256-CTS.
+const ENCRYPTION: (u8, u8) = (1, 4);
+/// The encoding of names that ignore case: UTF-8, Unicode 12.1.
+const UTF8: u16 = 1;
+
 /// A volume without files: where everything is.
 #[derive(Clone, Debug)]
 pub struct Layout {
@@ -344,6 +349,14 @@ impl Layout {
         if options.read_only_compatible.contains(ReadOnlyCompatible::METADATA_CSUM) {
             raw.s_checksum_type = CHECKSUM_CRC32C;
         }
+        if options.incompatible.contains(Incompatible::ENCRYPT) {
+            let [contents, names, ..] = &mut raw.s_encrypt_algos;
+            (*contents, *names) = ENCRYPTION;
+        }
+        if options.incompatible.contains(Incompatible::CASEFOLD) {
+            raw.s_encoding = UTF8.into();
+            raw.s_encoding_flags = u16::from(options.strict_names).into();
+        }
         if journal.is_some() {
             raw.s_journal_inum = journal::INODE.into();
             raw.s_jnl_backup_type = journal::BACKUP_IS_INODE;
@@ -553,6 +566,11 @@ fn check(options: &Options, size_bytes: u64) -> Result<(u32, Inodes)> {
         && !has(Incompatible::EXTENTS)
     {
         return misuse("-O verity needs extent".into());
+    }
+    if options.read_only_compatible.contains(ReadOnlyCompatible::PROJECT)
+        && options.inode_bytes < 256
+    {
+        return misuse("-O project needs inodes of 256 bytes (-I)".into());
     }
     if has(Incompatible::CSUM_SEED)
         && !options.read_only_compatible.contains(ReadOnlyCompatible::METADATA_CSUM)

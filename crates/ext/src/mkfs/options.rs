@@ -56,6 +56,8 @@ pub struct Options {
     pub backups: u32,
     /// All bitmaps and tables lie at the start of the volume (with `flex_bg`).
     pub packed: bool,
+    /// Names that ignore case have to be valid (with `casefold`).
+    pub strict_names: bool,
 }
 
 /// What the journal of a volume is to be like.
@@ -103,6 +105,7 @@ impl Default for Options {
             stripe_width: 0,
             backups: 2,
             packed: false,
+            strict_names: false,
         }
     }
 }
@@ -122,7 +125,10 @@ impl Options {
         .union(Incompatible::SIXTY_FOUR_BIT)
         .union(Incompatible::FLEX_BG)
         .union(Incompatible::CSUM_SEED)
-        .union(Incompatible::LARGEDIR);
+        .union(Incompatible::LARGEDIR)
+        .union(Incompatible::EA_INODE)
+        .union(Incompatible::CASEFOLD)
+        .union(Incompatible::ENCRYPT);
     const READ_ONLY_COMPATIBLE: ReadOnlyCompatible = ReadOnlyCompatible::SPARSE_SUPER
         .union(ReadOnlyCompatible::LARGE_FILE)
         .union(ReadOnlyCompatible::HUGE_FILE)
@@ -130,6 +136,7 @@ impl Options {
         .union(ReadOnlyCompatible::DIR_NLINK)
         .union(ReadOnlyCompatible::EXTRA_ISIZE)
         .union(ReadOnlyCompatible::METADATA_CSUM)
+        .union(ReadOnlyCompatible::PROJECT)
         .union(ReadOnlyCompatible::VERITY);
 
     /// The defaults of mke2fs for `ext2`, `ext3` or `ext4`.
