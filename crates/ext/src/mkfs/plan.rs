@@ -108,6 +108,11 @@ impl Plan<'_> {
         self.data_bytes
     }
 
+    /// Bytes of blocks that files without a name take: the journal, mostly.
+    pub fn hidden_bytes(&self) -> u64 {
+        self.layout.hidden_blocks() * u64::from(self.layout.super_.block_bytes)
+    }
+
     pub(super) fn runs_of(&self, placed: &Placed) -> &[Blocks] {
         let start = index(placed.runs.0.into());
         let end = start.saturating_add(index(placed.runs.1.into()));
@@ -316,6 +321,7 @@ pub(super) fn style(layout: &Layout) -> Style {
             .then(|| Hash::of_version(version, false, seed))
             .flatten()
             .map(|hash| (hash, version)),
+        levels: 1 + u8::from(options.incompatible.contains(Incompatible::LARGEDIR)),
     }
 }
 
