@@ -12,6 +12,7 @@
 //! Law 2: a pointer that leads nowhere damages the blocks it stands for and no others.
 
 pub(crate) mod build;
+pub(crate) mod build_extents;
 pub(crate) mod edit;
 pub(crate) mod extents;
 pub(crate) mod pointers;
