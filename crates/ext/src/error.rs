@@ -73,6 +73,9 @@ pub enum Error {
     /// The inode is immutable or only to be appended to.
     #[error("operation not permitted")]
     NotPermitted,
+    /// What is in that directory belongs to its project, and this belongs to another one.
+    #[error("the directory is of another project")]
+    OtherProject,
     /// The contents are encrypted; names and attributes can be seen without the key.
     #[error("required key not available")]
     NoKey,
@@ -128,6 +131,7 @@ impl Error {
             Self::LinkLimit => Refusal::LinkLimit,
             Self::ReadOnly => Refusal::ReadOnly,
             Self::NotPermitted => Refusal::NotPermitted,
+            Self::OtherProject => Refusal::CrossVolume,
             Self::NoKey => Refusal::NoKey,
         }
     }

@@ -24,6 +24,7 @@ use crate::format::slot::Slot;
 use crate::format::superblock::{RawSuperblock, Superblock};
 use crate::journal::{self, Log};
 use crate::ops::Writing;
+use crate::quota::Quotas;
 use crate::transaction::{Stop, Transaction, WriteSide, Writer};
 use crate::units::index;
 use crate::volume::{Options, Volume, read_superblock};
@@ -52,12 +53,14 @@ impl Volume {
         let groups = Groups::load(&volume.store, super_)?;
         let outbox = Outbox::new(disk, super_.block_bytes);
         let protocol = protocol::of(super_, &properties, journal);
-        let writer = Writer::new(protocol, groups, &writing, clean);
+        let mut writer = Writer::new(protocol, groups, &writing, clean);
+        writer.quotas = Quotas::of(super_)?;
         volume.writing = Some(WriteSide::new(writer, outbox, writing));
         let first = volume.super_.last_orphan;
         volume.transact(|tx| {
             // There is nothing yet that would wait for it.
             tx.may_wait = true;
+            tx.look_at_quotas()?;
             tx.process_orphans(first)
         })?;
         if !clean {

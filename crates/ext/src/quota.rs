@@ -257,8 +257,7 @@ impl Transaction<'_> {
     /// Writes what the batch has changed into the files of quotas.
     pub(crate) fn write_usage(&mut self) -> Result<()> {
         let sums = std::mem::take(&mut self.writer.batch.usage);
-        let files: BTreeMap<Kind, InodeNumber> =
-            self.writer.quotas.files.iter().copied().collect();
+        let files: BTreeMap<Kind, InodeNumber> = self.writer.quotas.files.iter().copied().collect();
         self.writer.quotas.promised.clear();
         self.writer.quotas.kept_blocks = 0;
         for (account, usage) in sums.into_iter().filter(|(_, usage)| *usage != Usage::default()) {

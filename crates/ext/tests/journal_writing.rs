@@ -100,6 +100,19 @@ fn storms_on_ext4_that_are_cut_off_leave_whole_volumes() {
     assert!(states > 300, "{states}");
 }
 
+#[test]
+fn storms_with_quotas_or_clusters_that_are_cut_off_leave_whole_volumes() {
+    let plain = ["-t", "ext4", "-b", "1024", "-N", "256", "-J", "size=1"];
+    let features: [&[&str]; 2] = [&["-O", "quota"], &["-O", "bigalloc", "-C", "4096"]];
+    for (seed, features) in (50..).zip(features) {
+        let Some(image) = Image::make(None, "4M", &[&plain, features].concat()) else { return };
+        let base = fs::read(&image.path).unwrap();
+        let seeds = (0..rounds(3)).map(|nth| seed + nth * 10);
+        let states: u64 = seeds.map(|seed| storm(&base, seed, 10)).sum();
+        assert!(states > 100, "{states}");
+    }
+}
+
 /// Changes of every kind, cut off anywhere; how many states that makes.
 fn storm(base: &[u8], seed: u64, sample: u64) -> u64 {
     let mut random = Random::new(seed ^ 0x10C);

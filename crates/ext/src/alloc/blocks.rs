@@ -36,13 +36,15 @@ impl Transaction<'_> {
         let set_aside = super_.set_aside();
         let kept =
             if privileged { set_aside.saturating_sub(super_.reserved_blocks) } else { set_aside };
+        let kept = kept.saturating_add(self.writer.quotas.kept_blocks);
         self.writer.groups.free_blocks().saturating_sub(kept)
     }
 
     /// Blocks that a change of a tree may take now: what Linux keeps for that, too.
     pub(crate) fn available_for_trees(&self) -> u64 {
         let groups = &self.writer.groups;
-        groups.free_blocks().saturating_sub(groups.frozen_blocks())
+        let kept = groups.frozen_blocks().saturating_add(self.writer.quotas.kept_blocks);
+        groups.free_blocks().saturating_sub(kept)
     }
 
     /// Those of them that may be taken now.

@@ -39,6 +39,7 @@ impl Sums for MetadataSums {
             | Role::InodeBitmap(_)
             | Role::Inodes
             | Role::Map(_)
+            | Role::Quota
             | Role::Contents => return Ok(()),
         };
         if sound { Ok(()) } else { Err(Error::corrupt(what).in_block(block)) }
@@ -57,6 +58,7 @@ impl Sums for MetadataSums {
             | Role::InodeBitmap(_)
             | Role::Inodes
             | Role::Map(_)
+            | Role::Quota
             | Role::Contents => {}
         }
     }

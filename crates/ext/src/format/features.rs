@@ -200,8 +200,12 @@ impl ReadOnlyCompatible {
         .union(Self::ORPHAN_PRESENT);
 
     /// What a writer keeps intact.
-    pub const WRITABLE: Self =
-        Self::CHECKABLE.difference(Self::READONLY).union(Self::SUMS).union(Self::BIGALLOC);
+    pub const WRITABLE: Self = Self::CHECKABLE
+        .difference(Self::READONLY)
+        .union(Self::SUMS)
+        .union(Self::BIGALLOC)
+        .union(Self::QUOTA)
+        .union(Self::PROJECT);
 
     /// Groups, or all metadata, carry checksums.
     pub const SUMS: Self = Self::GDT_CSUM.union(Self::METADATA_CSUM);

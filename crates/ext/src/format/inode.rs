@@ -44,6 +44,8 @@ pub mod flags {
     pub const SETTABLE: u32 = 0x0003_80FF & !COMPRESSED;
     /// What a new inode takes over from its directory.
     pub const INHERITED: u32 = 0x0001_C0CB;
+    /// What is made in a directory belongs to its project.
+    pub const PROJECT: u32 = 0x2000_0000;
     /// A directory has a hash tree.
     pub const INDEX: u32 = 0x1000;
     /// `i_blocks` counts file system blocks.

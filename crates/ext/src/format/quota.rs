@@ -154,6 +154,9 @@ impl Header {
         }
         header.leads_to(header.unused)?;
         header.leads_to(header.room)?;
+        if header.room != 0 && header.room == header.unused {
+            return Err(Error::corrupt("quota file: a block with entries is unused"));
+        }
         Ok(header)
     }
 

@@ -12,6 +12,8 @@ use crate::{Error, Result};
 
 const OLD_BYTES: usize = 128;
 const XATTR_MAGIC: u32 = 0xEA02_0000;
+/// Where the project is.
+const PROJECT_AT: usize = 0x9C;
 
 /// Which time of an inode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -186,6 +188,27 @@ impl<'a> Slot<'a> {
         } else {
             now.saturating_sub(change)
         });
+    }
+
+    /// Bytes of the blocks that it counts.
+    pub fn bytes_of_blocks(&self, block_bytes: u32) -> u64 {
+        let unit = if self.flags() & flags::HUGE_FILE != 0 { block_bytes } else { 512 };
+        self.sectors().saturating_mul(unit.into())
+    }
+
+    /// The project that it belongs to; 0 where it has no room to say so.
+    pub fn project(&self) -> u32 {
+        if self.extra_end() < PROJECT_AT.saturating_add(4) {
+            return 0;
+        }
+        le32(self.0, PROJECT_AT).unwrap_or(0)
+    }
+
+    /// Sets the project that it belongs to, where it has room to say so.
+    pub fn set_project(&mut self, project: u32) {
+        if self.extra_end() >= PROJECT_AT.saturating_add(4) {
+            self.put(PROJECT_AT, &project.to_le_bytes());
+        }
     }
 
     /// `i_flags`.

@@ -258,6 +258,9 @@ impl Transaction<'_> {
         range: Range<u32>,
         taking: Taking,
     ) -> Result<Vec<MappedRun>> {
+        if !self.writer.touched {
+            self.have_entries_of(inode)?;
+        }
         let node = self.peek(inode)?;
         self.has_map_of_clusters(&node)?;
         super::of(&node)?.map_blocks(self, inode, range, taking)
@@ -531,13 +534,15 @@ impl Transaction<'_> {
     /// Counts blocks that an inode was given.
     pub(crate) fn count_sectors(&mut self, inode: InodeNumber, blocks: u64) -> Result<()> {
         let block_bytes = self.volume.super_.block_bytes;
-        self.change_slot(inode, |it| it.count_blocks(blocks, true, block_bytes))
+        self.change_slot(inode, |it| it.count_blocks(blocks, true, block_bytes))?;
+        self.count_usage_of_blocks(inode, blocks, true)
     }
 
     /// Counts blocks that were taken from an inode.
     pub(crate) fn uncount_sectors(&mut self, inode: InodeNumber, blocks: u64) -> Result<()> {
         let block_bytes = self.volume.super_.block_bytes;
-        self.change_slot(inode, |it| it.count_blocks(blocks, false, block_bytes))
+        self.change_slot(inode, |it| it.count_blocks(blocks, false, block_bytes))?;
+        self.count_usage_of_blocks(inode, blocks, false)
     }
 
     /// Forgets what the block-map cache says of these blocks.

@@ -14,6 +14,7 @@ use crate::format::features::Compatible;
 use crate::format::inode::{Inode, flags};
 use crate::format::slot::Stamp;
 use crate::format::xattr::{self, NewAttribute, edit, is_name};
+use crate::quota::Owner;
 use crate::transaction::Transaction;
 use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
 
@@ -45,14 +46,16 @@ impl Transaction<'_> {
         if inode.flags & flags::APPEND != 0 && sets && !Omission::AppendOnly.is_made() {
             return Err(Error::NotPermitted);
         }
+        let (uid, gid) = inode.owner();
+        let (uid, gid) = (change.uid.unwrap_or(uid), change.gid.unwrap_or(gid));
+        let project = inode.project();
+        self.have_entries(Owner { uid, gid, project })?;
         if let Some(size) = change.size_bytes {
             let file = self.file(number)?;
             self.resize(&file, size)?;
         }
         if change.uid.is_some() || change.gid.is_some() {
-            let (uid, gid) = inode.owner();
-            let (uid, gid) = (change.uid.unwrap_or(uid), change.gid.unwrap_or(gid));
-            self.change_slot(number, |it| it.set_owner(uid, gid))?;
+            self.give_usage(number, |it| it.set_owner(uid, gid))?;
         }
         if let Some(mode) = change.mode {
             let bits = u16::try_from(mode & 0o7777).unwrap_or(0);

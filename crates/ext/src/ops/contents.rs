@@ -17,6 +17,7 @@ use crate::blocks::role::Role;
 use crate::commit::batch::Intent;
 use crate::format::features::{Incompatible, ReadOnlyCompatible};
 use crate::format::inode::{Inode, flags};
+use crate::format::quota::Usage;
 use crate::format::slot::Stamp;
 use crate::map::edit::{MappedRun, Taking};
 use crate::map::pointers::reach_blocks;
@@ -495,6 +496,7 @@ impl Transaction<'_> {
             self.forget_contents(number, 0, size);
         }
         self.drop_attribute_block(number)?;
+        self.count_usage(number, Usage { inodes: -1, bytes: 0 })?;
         let old = self.is_old(number);
         let now = u32::try_from(self.now.seconds.max(1)).unwrap_or(u32::MAX);
         self.forget_access(number);
