@@ -69,6 +69,12 @@ pub enum Error {
     /// An option makes no sense, or not with another.
     #[error("{0}")]
     Misuse(String),
+    /// The inode tables of a flex group do not fit between what has its place.
+    #[error(
+        "the inode tables find no room: give fewer inodes (-N), more bytes per inode (-i), \
+         ^flex_bg (-O), or a larger SIZE"
+    )]
+    NoTables,
     /// The tree needs more blocks than there are.
     #[error(
         "no room: the tree needs {needed} blocks of {block_bytes} bytes, the volume has {free}; \

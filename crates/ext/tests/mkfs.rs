@@ -359,6 +359,17 @@ fn what_makes_no_sense_is_said_and_nothing_panics() {
         ("", 0),
         ("-b 65536 -I 32768", u64::MAX >> 12),
         ("-N 0", 8192),
+        ("-t ext4 -G 3", 8192),
+        ("-t ext4 -G 0", 8192),
+        ("-t ext4 -O ^extent", 8192),
+        ("-t ext4 -O meta_bg", 8192),
+        ("-t ext4 -O ^metadata_csum,metadata_csum_seed", 8192),
+        ("-t ext4 -O ^has_journal,orphan_file", 8192),
+        ("-t ext4 -O project -I 128", 8192),
+        ("-t ext4 -J size=1", 8192 << 2),
+        ("-t ext4 -J size=5", 8192),
+        ("-t ext4 -E resize=1000", 8192),
+        ("-t ext4", u64::MAX >> 20),
     ] {
         let layout = Layout::new(&parse(arguments), size.saturating_mul(1024));
         assert!(layout.is_err(), "{arguments} {size}");
@@ -752,6 +763,99 @@ fn what_does_not_fit_is_said_before_anything_is_written() {
 }
 
 #[test]
+fn long_files_are_one_piece_and_broken_ones_have_trees() {
+    let mut made = Made::new();
+    // Holes in every second block: as many extents as blocks.
+    let block = 1024;
+    for (name, count) in [("few", 4), ("some", 5), ("many", 400), ("trees", 3000)] {
+        let data = (0..count).map(|nth| (nth * 2 * block, nth * 2 * block + 1)).collect();
+        made.file(NodeId::ROOT, name, count * 2 * block, data);
+    }
+    // Longer than a group, and than an extent can be.
+    made.full(NodeId::ROOT, "long", 50 << 20);
+    for (arguments, pieces) in [("-t ext4 -b 1024", 3), ("-t ext4 -b 1024 -O ^has_journal", 3)] {
+        let options = parse(arguments);
+        let image = Image::of(&[]);
+        let mut tree = made.tree.clone();
+        let layout = Layout::new(&options, 200 << 20).unwrap();
+        write(&Plan::new(layout, &mut tree).unwrap(), &made, &image.path).unwrap();
+        check(&image);
+        let extents = |path: &str| {
+            let shown = image.debugfs(&format!("dump_extents -n {path}")).unwrap();
+            let leaf = |line: &&str| line.trim_start().starts_with("0/ 0")
+                || line.trim_start().starts_with("1/ 1") || line.trim_start().starts_with("2/ 2");
+            shown.lines().filter(leaf).count()
+        };
+        let found = extents("/long");
+        assert!((2..=pieces).contains(&found), "{arguments}: {found} extents");
+        same_for_the_kernel(&image, &tree, &made);
+        let volume = image.open();
+        for (name, id) in tree.names(NodeId::ROOT) {
+            if let What::File { source, data, .. } = &tree.node(id).what {
+                let inode = volume.lookup(volume.root(), name).unwrap();
+                same_contents(&volume, inode, &made, *source, data);
+            }
+        }
+    }
+}
+
+#[test]
+fn directories_have_more_subdirectories_than_can_be_counted() {
+    let mut made = Made::new();
+    let top = made.dir(NodeId::ROOT, "top");
+    for nth in 0..65_100 {
+        made.dir(top, &format!("{nth}"));
+    }
+    let error = mkfs::fitting(&parse("-b 4096"), &mut made.tree, 0).unwrap_err();
+    assert!(error.to_string().contains("65000 links"), "{error}");
+    let (mut tree, made) = split(made);
+    let image = Image::of(&[]);
+    let plan = mkfs::fitting(&parse("-t ext4 -b 4096"), &mut tree, 0).unwrap();
+    write(&plan, &made, &image.path).unwrap();
+    check(&image);
+    let volume = image.open();
+    let top = volume.lookup(volume.root(), b"top").unwrap();
+    assert_eq!(volume.attributes(top).unwrap().links, 1);
+}
+
+#[test]
+fn volumes_of_every_kind_are_changed_by_the_kernel() {
+    for arguments in [
+        "-t ext3 -b 1024",
+        "-t ext4 -b 1024",
+        "-t ext4 -b 4096 -O orphan_file,metadata_csum_seed,large_dir,fast_commit",
+        "-t ext4 -b 1024 -O ^metadata_csum,uninit_bg",
+        "-t ext4 -b 2048 -O meta_bg,^resize_inode,^has_journal",
+        "-t ext4 -b 4096 -O sparse_super2,^flex_bg",
+    ] {
+        let mut made = Made::new();
+        made.full(NodeId::ROOT, "there", 3 << 20);
+        let (mut tree, made) = split(made);
+        let image = Image::of(&[]);
+        let layout = Layout::new(&parse(arguments), 100 << 20).unwrap();
+        write(&Plan::new(layout, &mut tree).unwrap(), &made, &image.path).unwrap();
+        let Some(mount) = image.mount_writable() else { return };
+        for nth in 0..300 {
+            let dir = mount.path().join(format!("{}", nth % 20));
+            std::fs::create_dir_all(&dir).unwrap();
+            std::fs::write(dir.join(format!("{nth}")), vec![7; nth * 500]).unwrap();
+        }
+        // An orphan, and a file that uses blocks of groups that were never written.
+        let held = std::fs::File::create(mount.path().join("held")).unwrap();
+        held.set_len(40 << 20).unwrap();
+        std::fs::write(mount.path().join("large"), vec![1; 40 << 20]).unwrap();
+        std::fs::remove_file(mount.path().join("held")).unwrap();
+        drop(held);
+        std::fs::remove_file(mount.path().join("there")).unwrap();
+        drop(mount);
+        check(&image);
+        let volume = image.open();
+        let large = volume.lookup(volume.root(), b"large").unwrap();
+        assert_eq!(volume.attributes(large).unwrap().size_bytes, 40 << 20);
+    }
+}
+
+#[test]
 fn a_run_that_fails_leaves_no_volume() {
     let mut whole = None;
     for fails_at in 0.. {
@@ -811,8 +915,10 @@ fn what_is_asked_to_stay_free_is_free() {
 fn any_size_is_laid_out_as_mke2fs_s() {
     let count = std::env::var("DRACONIS_LAYOUTS").ok().and_then(|text| text.parse().ok());
     let mut random = Random::new(11);
-    for _ in 0..count.unwrap_or(40) {
-        let mut arguments = String::new();
+    for _ in 0..count.unwrap_or(80) {
+        let mut arguments =
+            ["", "-t ext3 ", "-t ext4 ", "-t ext4 "][random.below(4) as usize].to_owned();
+        let is_ext4 = arguments.contains("ext4");
         let block = 1024 << random.below(4);
         if random.below(3) > 0 {
             arguments += &format!("-b {block} ");
@@ -833,7 +939,12 @@ fn any_size_is_laid_out_as_mke2fs_s() {
         match random.below(6) {
             0 => arguments += "-O ^resize_inode ",
             1 => arguments += "-O ^resize_inode,^sparse_super ",
+            2 if is_ext4 => arguments += "-O meta_bg,^resize_inode,orphan_file ",
+            3 if is_ext4 => arguments += "-O sparse_super2,^metadata_csum,uninit_bg ",
             _ => {}
+        }
+        if is_ext4 && random.below(3) == 0 {
+            arguments += &format!("-G {} ", 1 << random.below(7));
         }
         let digits = 8 + random.below(12);
         let size = random.below(1 << digits) + 40;
@@ -858,32 +969,41 @@ fn no_options_and_no_size_make_a_panic() {
                 _ => Inodes::Count(wild(&mut random) as u32),
             },
             reserved_ppm: random.below(600_000) as u32,
-            ..options()
+            flex_groups: random.below(40) as u32,
+            resize_blocks: (random.below(3) == 0).then(|| wild(&mut random)),
+            backups: random.below(4) as u32,
+            ..parse(["", "-t ext3", "-t ext4", "-t ext4 -O sparse_super2,meta_bg,^resize_inode"]
+                [random.below(4) as usize])
         };
         let size = wild(&mut random);
         let Ok(layout) = Layout::new(&options, size) else { continue };
         let super_ = layout.superblock();
         assert!(super_.len_bytes() <= size && super_.free_blocks < super_.blocks);
         assert!(super_.inodes >= 11 && super_.overhead() + super_.free_blocks == super_.blocks);
+        if super_.groups < 5000 {
+            let mut tree = root();
+            let _ = Plan::new(layout, &mut tree);
+        }
     }
 }
 
 #[test]
 fn a_disk_full_of_something_else_becomes_the_same_volume() {
-    let mut images = vec![];
-    for old in [0, 0xA5] {
-        let (mut tree, made) = split(made(9, 1024));
-        let layout = Layout::new(&options(), 60 << 20).unwrap();
-        let plan = Plan::new(layout, &mut tree).unwrap();
-        let disk = MemoryDisk::new(vec![old; 60 << 20], 512);
-        mkfs::write(&plan, &made, &Target { disk: &disk, zeroed: old == 0, progress: &|_| {} })
-            .unwrap();
-        let image = Image::of(&disk.into_bytes());
-        check(&image);
-        same_as_made(&image, &tree, &made);
-        images.push(image);
+    for arguments in ["", "-t ext4 -O orphan_file", "-t ext3"] {
+        let mut images = vec![];
+        for old in [0, 0xA5] {
+            let (mut tree, made) = split(made(9, 1024));
+            let layout = Layout::new(&parse(arguments), 60 << 20).unwrap();
+            let plan = Plan::new(layout, &mut tree).unwrap();
+            let disk = MemoryDisk::new(vec![old; 60 << 20], 512);
+            let target = Target { disk: &disk, zeroed: old == 0, progress: &|_| {} };
+            mkfs::write(&plan, &made, &target).unwrap();
+            let image = Image::of(&disk.into_bytes());
+            check(&image);
+            same_as_made(&image, &tree, &made);
+            images.push(image);
+        }
+        // All that a volume uses is the same; the rest was never its own.
+        assert_eq!(dump(&images[0]), dump(&images[1]));
     }
-    // All that a volume uses is the same; the rest was never its own.
-    let dump = |image: &Image| run("dumpe2fs", &[image.path()]).unwrap();
-    assert_eq!(dump(&images[0]), dump(&images[1]));
 }

@@ -158,7 +158,8 @@ pub fn fitting<'a>(options: &Options, tree: &'a mut Tree, free_bytes: u64) -> Re
     fit(&options, tree, free_bytes)
 }
 
-/// How often what a count missed makes a volume larger: maps of extents of files in many pieces.
+/// How often what a count missed makes a volume larger: maps of extents of files in many pieces, and
+/// inode tables that do not fit between what has its place.
 const MOST_FITTINGS: u64 = 20;
 
 /// The smallest volume for a tree, in blocks of a size that is given.
@@ -167,7 +168,7 @@ fn fit<'a>(options: &Options, tree: &'a Tree, free_bytes: u64) -> Result<Plan<'a
     loop {
         let (layout, needs) = fitting_layout(options, tree, free_bytes, missed)?;
         match place(layout, tree, needs) {
-            Err(Error::NoBlocks { .. }) if missed < 1 << MOST_FITTINGS => {
+            Err(Error::NoBlocks { .. } | Error::NoTables) if missed < 1 << MOST_FITTINGS => {
                 missed = (missed * 2).max(1);
             }
             done => return done,

@@ -109,14 +109,14 @@ pub(super) struct Tables {
 /// Places the tables of all groups; what is left has room for files.
 ///
 /// # Errors
-/// [`Error::Misuse`] where the tables of a flex group have no room.
+/// [`Error::NoTables`] where the tables of a flex group have no room.
 pub(super) fn place(layout: &Layout) -> Result<(Vec<Tables>, Space)> {
     let super_ = &layout.super_;
     let mut space = Space::new(super_.first_data_block.into(), super_.blocks);
     for group in 0..super_.groups {
         let copies = layout.copies(group);
         if copies > 0 {
-            space.take(layout.group_start(group), copies).ok_or_else(no_room)?;
+            space.take(layout.group_start(group), copies).ok_or(Error::NoTables)?;
         }
     }
     let mut placing = Placing {
@@ -131,14 +131,8 @@ pub(super) fn place(layout: &Layout) -> Result<(Vec<Tables>, Space)> {
         (_, true) => placing.packed(),
         (_, false) => (0..super_.groups).try_for_each(|group| placing.flex(group)),
     };
-    placed.ok_or_else(no_room)?;
+    placed.ok_or(Error::NoTables)?;
     Ok((placing.all, placing.space))
-}
-
-fn no_room() -> Error {
-    let text = "the inode tables find no room in their groups: give fewer inodes (-N), more bytes \
-                per inode (-i), or ^flex_bg (-O)";
-    Error::Misuse(text.into())
 }
 
 struct Placing<'a> {
