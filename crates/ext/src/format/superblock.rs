@@ -28,7 +28,7 @@ const FLAG_UNSIGNED_HASH: u32 = 2;
 pub const STATE_CLEAN: u16 = 1;
 const STATE_ERRORS: u16 = 2;
 /// Of `s_checksum_type`: the only one there is.
-const CHECKSUM_CRC32C: u8 = 1;
+pub(crate) const CHECKSUM_CRC32C: u8 = 1;
 
 /// The bytes of a superblock, with the names of the format manual.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Debug)]

@@ -110,7 +110,7 @@ impl Volume {
         let end = offset.checked_add(len).filter(|end| *end <= self.most_bytes_of(&inode));
         let end = end.ok_or(Error::TooLarge)?;
         if how == Reserve::PunchHole {
-            return self.transact_with_room(|tx| tx.punch(number, offset, end));
+            return self.transact_with_room(|tx| tx.clear(number, offset, end, false));
         }
         let keep = matches!(how, Reserve::KeepSize | Reserve::ZeroRange { keep_size: true });
         if keep && !inode.has_extents() {
@@ -122,7 +122,7 @@ impl Volume {
             }
         }
         if matches!(how, Reserve::ZeroRange { .. }) {
-            self.transact_with_room(|tx| tx.punch(number, offset, end))?;
+            self.transact_with_room(|tx| tx.clear(number, offset, end, true))?;
         }
         let bytes = u64::from(self.super_.block_bytes);
         let before = self.transact(|tx| Ok(tx.file(number)?.size_bytes))?;
@@ -143,7 +143,8 @@ impl Volume {
                 Ok(reserved_to)
             });
             match reserved {
-                Ok(reserved_to) if reserved_to == step => at = step,
+                // What is left may have room once what was freed is free.
+                Ok(reserved_to) if reserved_to > at => at = reserved_to,
                 // With extents the file keeps what it was given, as Linux leaves it.
                 Ok(_) | Err(Error::NoSpace) if inode.has_extents() => return Err(Error::NoSpace),
                 Ok(_) | Err(Error::NoSpace) => {
@@ -433,8 +434,8 @@ impl Transaction<'_> {
         self.stamp(number, &[Stamp::Modified, Stamp::Changed])
     }
 
-    /// Makes a hole; what it covers only in part becomes zero.
-    fn punch(&mut self, number: InodeNumber, from: u64, end: u64) -> Result<()> {
+    /// Makes a hole, or keeps blocks that read as zeros; what is covered only in part becomes zero.
+    fn clear(&mut self, number: InodeNumber, from: u64, end: u64, keep_blocks: bool) -> Result<()> {
         let inode = self.file(number)?;
         if inode.flags & flags::APPEND != 0 {
             return Err(Error::NotPermitted);
@@ -450,7 +451,10 @@ impl Transaction<'_> {
             if !end.is_multiple_of(block_bytes) {
                 self.zero_part(number, last * block_bytes, end)?;
             }
-            self.unmap(number, range)?;
+            match keep_blocks {
+                true => map::of(&*self.node(number)?)?.zero(self, number, range)?,
+                false => self.unmap(number, range)?,
+            }
         } else {
             self.zero_part(number, from, end)?;
         }

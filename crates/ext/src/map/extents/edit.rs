@@ -294,15 +294,7 @@ impl Transaction<'_> {
 
     /// Puts an extent into a leaf, in place of what is there.
     fn put_extent(&mut self, inode: InodeNumber, mut path: Path, new: Extent) -> Result<()> {
-        let range = u64::from(new.from)..new.end();
-        cut(&mut path.leaf, &range, &mut |_| ());
-        let nth = path.leaf.partition_point(|extent| extent.from < new.from);
-        path.leaf.insert(nth, new);
-        let next = nth + 1;
-        join(&mut path.leaf, next);
-        if let Some(before) = next.checked_sub(1) {
-            join(&mut path.leaf, before);
-        }
+        place_in(&mut path.leaf, new);
         self.store_leaf(inode, path)
     }
 
@@ -379,6 +371,42 @@ impl Transaction<'_> {
         Ok(freed)
     }
 
+    /// [`super::Map::zero`] of extents: what is there reads as zeros from now on and stays.
+    pub(super) fn unwrite_extents(&mut self, inode: InodeNumber, range: Range<u32>) -> Result<()> {
+        let end = u64::from(range.end);
+        let mut at = u64::from(range.start);
+        while at < end {
+            let mut path = self.path_to(inode, narrow(at))?;
+            let own = at..end.min(path.part.end);
+            at = path.part.end.max(at + 1);
+            let mut written = path.leaf.clone();
+            written.retain(|extent| !extent.is_unwritten);
+            let mut inside = Vec::new();
+            for extent in &written {
+                let (low, high) =
+                    (u64::from(extent.from).max(own.start), extent.end().min(own.end));
+                let mut from = low;
+                while from < high {
+                    let blocks = (high - from).min(u64::from(MOST_BLOCKS - 1));
+                    let start = extent.start.after(from - u64::from(extent.from));
+                    let (first, blocks) = (narrow(from), narrow(blocks));
+                    inside.push(Extent { from: first, blocks, start, is_unwritten: true });
+                    from += u64::from(blocks);
+                }
+            }
+            if inside.is_empty() {
+                continue;
+            }
+            self.have_nodes(&path)?;
+            for extent in inside {
+                place_in(&mut path.leaf, extent);
+            }
+            self.store_leaf(inode, path)?;
+        }
+        self.forget_map(inode, range.start, range.end);
+        Ok(())
+    }
+
     /// Writes a leaf as it is now, and what follows from it further up.
     fn store_leaf(&mut self, inode: InodeNumber, path: Path) -> Result<()> {
         let Path { mut steps, leaf, .. } = path;
@@ -419,11 +447,13 @@ impl Transaction<'_> {
                 // What grows at its end leaves full nodes behind.
                 let at_end = step.nth + 1 >= step.room;
                 let kept = if at_end { step.room } else { step.entries.len() / 2 };
-                let right = step.entries.split_off(kept);
-                let node = self.make_node(inode, step.depth, &right, block, nodes)?;
-                let from = right.first().and_then(|it| crate::format::le32(it, 0)).unwrap_or(0);
-                let nth = (above.nth + 1).min(above.entries.len());
-                above.entries.insert(nth, Index { from, node }.encode());
+                let rest = step.entries.split_off(kept);
+                for (nth, right) in (above.nth + 1..).zip(rest.chunks(step.room.max(1))) {
+                    let node = self.make_node(inode, step.depth, right, block, nodes)?;
+                    let from = right.first().and_then(|it| crate::format::le32(it, 0)).unwrap_or(0);
+                    let nth = nth.min(above.entries.len());
+                    above.entries.insert(nth, Index { from, node }.encode());
+                }
                 changed = true;
             }
             let first = step.first();
@@ -535,6 +565,15 @@ fn cut(leaf: &mut Vec<Extent>, range: &Range<u64>, gone: &mut dyn FnMut(Extent))
         }
     }
     *leaf = left;
+}
+
+/// Puts an extent in place of what is there, as one with those it touches.
+fn place_in(leaf: &mut Vec<Extent>, new: Extent) {
+    cut(leaf, &(u64::from(new.from)..new.end()), &mut |_| ());
+    let nth = leaf.partition_point(|extent| extent.from < new.from);
+    leaf.insert(nth, new);
+    join(leaf, nth + 1);
+    join(leaf, nth);
 }
 
 /// The clusters that extents lie in, each once: the first file block, the first block on the
