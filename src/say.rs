@@ -100,6 +100,7 @@ fn of_volume(error: &Error) -> Option<&'static str> {
         Error::Unsupported { .. } => "Linux's own driver may know it: mount -o loop",
         Error::NotPermitted => "it is immutable or append-only: chattr -ia on the mounted volume",
         Error::NotEmpty => "rm -r removes a directory with all it holds",
+        Error::OtherProject => "copy it there, and remove it here",
         Error::LinkLimit => "ext2 has room for no more names of it",
         Error::Io(error) => return of_disk(error),
         _ => return None,

@@ -48,8 +48,9 @@ impl Transaction<'_> {
         }
         let (uid, gid) = inode.owner();
         let (uid, gid) = (change.uid.unwrap_or(uid), change.gid.unwrap_or(gid));
-        let project = inode.project();
-        self.have_entries(Owner { uid, gid, project })?;
+        if (uid, gid) != inode.owner() {
+            self.have_entries(Owner { uid, gid, project: inode.project() })?;
+        }
         if let Some(size) = change.size_bytes {
             let file = self.file(number)?;
             self.resize(&file, size)?;

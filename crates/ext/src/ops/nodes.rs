@@ -309,8 +309,8 @@ impl Transaction<'_> {
         if is_dots(name) {
             return Err(Error::Exists);
         }
-        self.may_belong(&node, &parent)?;
         let Err(place) = self.seek(&parent, name)? else { return Err(Error::Exists) };
+        self.may_belong(&node, &parent)?;
         if place.needs() > 0 {
             self.need_blocks(place.needs(), self.is_privileged(parent.owner().0))?;
         }
@@ -462,7 +462,6 @@ impl Transaction<'_> {
         if node.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {
             return Err(Error::NotPermitted);
         }
-        self.may_belong(&node, &target)?;
         let is_dir = node.kind == Kind::Directory;
         if is_dir && from_dir != to_dir {
             self.not_below(to_dir, moved)?;
@@ -479,6 +478,7 @@ impl Transaction<'_> {
             (Ok(_), Renaming::NoReplace) => Err(Error::Exists),
             (Err(_), Renaming::Exchange) => Err(Error::NotFound),
             (Ok(other), _) if other.found.inode == moved => Ok(()),
+            _ if self.may_belong(&node, &target).is_err() => Err(Error::OtherProject),
             (Ok(_), Renaming::Exchange) => self.exchange(from_dir, from, to_dir, to),
             (Ok(other), Renaming::Replace) => {
                 let victim = self.node(other.found.inode)?;

@@ -215,12 +215,12 @@ impl Transaction<'_> {
         let ratio = self.cluster_blocks();
         let lead = from % ratio;
         // A last cluster that the file has in part is no part of this.
-        let last_part = u64::from((u64::from(from) + u64::from(hole)) % u64::from(ratio));
-        let behind = u64::from(from) + u64::from(hole) - last_part;
-        let hole = match last_part > 0 && behind > u64::from(from) {
-            true if self.cluster_of(inode, narrow(behind))?.is_some() => narrow(behind) - from,
-            _ => hole,
-        };
+        let end = u64::from(from) + u64::from(hole);
+        let begun = end - end % u64::from(ratio);
+        let is_had = u64::from(from) < begun
+            && begun < end
+            && self.cluster_of(inode, narrow(begun))?.is_some();
+        let hole = if is_had { narrow(begun) - from } else { hole };
         let best = match goal {
             Some(goal) => goal,
             None => self.goal_of(inode, path, nth, from)?,
