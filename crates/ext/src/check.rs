@@ -1,20 +1,24 @@
 //! A full check of a volume that changes nothing.
 //!
 //! ```text
-//!   0 superblock, groups        where everything is                layout
+//!   0 superblock, groups        where everything is                layout · orphans
 //!   1 inode tables, block maps  which inode claims which block     inodes · blocks · attributes
 //!                               and where two claim one            twice
 //!   2 directory blocks          which directory names which inode  entries · tree
 //!   3 directories               reached from the root?             connect
 //!   4 link counts               as many as names?                  counts
-//!   5 bitmaps and counters      as passes 0 to 2 found them?       counts
+//!   5 bitmaps and counters      as passes 0 to 2 found them?       counts · quota
 //! ```
 //! Law 1: passes 1 and 2 share their work among threads and share nothing but sets of
 //! bits, a word for each inode, and the list of complaints. The verdict does not depend on
 //! which came first; of files that share an indirect block, the first to come tells more.
 //! Law 2: an indirect block is walked once, however many point to it; so is a directory block.
+//! Blocks that are claimed once more are counted, and no further than a multiple of all there are.
 //! Time and memory follow the size of the disk, whatever it holds.
-//! Law 3: the verdict is that of `e2fsck -fn`, found out by watching it.
+//! Law 3: what a checksum seals is verified once, where it is first looked at; it is looked at
+//! whether its checksum is right or not, and each wrong one is a complaint of its own.
+//! Law 4: a volume whose journal needs recovery is checked as it will be after that.
+//! Law 5: the verdict is that of `e2fsck -fn`, found out by watching it.
 
 mod attributes;
 mod bits;
@@ -28,6 +32,7 @@ mod layout;
 mod notes;
 mod orphans;
 mod preen;
+mod quota;
 mod tree;
 mod twice;
 
@@ -46,6 +51,7 @@ use crate::journal;
 use crate::units::index;
 use crate::{Data, Error, FileId, FsBlock, Result};
 
+use attributes::{Shared, Value};
 use bits::Bits;
 use complaint::Log;
 use layout::GroupPlaces;
@@ -54,10 +60,10 @@ use notes::Notes;
 pub use complaint::{Complaint, Severity, What};
 
 /// Features that change what a sound volume looks like, beyond what is looked at here.
-const UNCHECKED: Compatible = Compatible::LAZY_BG
-    .union(Compatible::EXCLUDE_INODE)
-    .union(Compatible::EXCLUDE_BITMAP)
-    .union(Compatible::ORPHAN_FILE);
+const UNCHECKED: Compatible =
+    Compatible::LAZY_BG.union(Compatible::EXCLUDE_INODE).union(Compatible::EXCLUDE_BITMAP);
+/// How often blocks are come by another time on a volume of any size.
+const MOST_AGAIN: u64 = 1 << 20;
 const KNOWN_COMPATIBLE: u32 = (1 << 13) - 1;
 
 /// How a volume is checked.
@@ -86,6 +92,8 @@ pub struct Report {
     pub more: u64,
     /// Whether the check went through all passes.
     pub complete: bool,
+    /// Whether what the journal holds was read as if it were in place.
+    pub replayed: bool,
     /// Label of the volume.
     pub label: Vec<u8>,
     /// Inodes in use, reserved ones included, as found.
@@ -114,6 +122,8 @@ pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
 /// What all passes share.
 struct Check<'a> {
     disk: &'a dyn Disk,
+    /// The journal is read as if it were in place.
+    replayed: bool,
     raw: RawSuperblock,
     super_: Superblock,
     store: Store,
@@ -124,10 +134,12 @@ struct Check<'a> {
     groups: Vec<GroupPlaces>,
     /// Blocks of the volume's own structures, from the first data block on.
     metadata: Bits,
-    /// Blocks that something claims.
+    /// Clusters that something claims.
     used: Bits,
-    /// Blocks that are claimed again.
+    /// Clusters that are claimed again.
     twice: Bits,
+    /// Blocks that were claimed, looked at or listed another time.
+    again: AtomicU64,
     /// What is known of each inode.
     notes: Notes,
     /// Inodes on the list that the superblock begins.
@@ -136,7 +148,13 @@ struct Check<'a> {
     /// Memory of requests that are done; a few for each thread.
     buffers: Mutex<Vec<Private>>,
     /// How often each block of attributes is referred to.
-    attribute_blocks: Mutex<HashMap<u64, u32>>,
+    attribute_blocks: Mutex<HashMap<u64, Shared>>,
+    /// How encrypted inodes are.
+    policies: Mutex<HashMap<u32, Vec<u8>>>,
+    /// What users, groups and projects use.
+    usage: Mutex<[quota::Usage; 3]>,
+    /// Which attributes have values in inodes of their own.
+    values: Mutex<Vec<Value>>,
 }
 
 /// Checks the volume on `disk`. It must not be written meanwhile.
@@ -147,18 +165,23 @@ struct Check<'a> {
 pub fn check(disk: &Arc<dyn Disk>, options: Options, progress: Progress<'_>) -> Result<Report> {
     let mut raw = read_superblock(&**disk)?;
     let mut disk = disk.clone();
+    let mut replayed = false;
     if let Ok(super_) = raw.check()
         && super_.needs_recovery()
     {
         (disk, _) = journal::replayed(disk, &super_)?;
         raw = read_superblock(&*disk)?;
+        replayed = true;
     }
     let disk = &disk;
     let log = Log::new(options.most);
     let super_ = match raw.check() {
         Ok(super_) => with_features(&raw, super_)?,
         Err(Error::Corrupt { what, .. }) => {
-            log.add(Complaint::new(What::Superblock).name(what.as_bytes()));
+            log.add(match what {
+                superblock::WRONG_CHECKSUM => Complaint::new(What::SuperblockChecksum),
+                field => Complaint::new(What::Superblock).name(field.as_bytes()),
+            });
             return Ok(report(log, Report::default()));
         }
         Err(other) => return Err(other),
@@ -168,6 +191,7 @@ pub fn check(disk: &Arc<dyn Disk>, options: Options, progress: Progress<'_>) -> 
         label: super_.label.clone(),
         inodes: u64::from(super_.inodes),
         blocks: super_.blocks,
+        replayed,
         ..Report::default()
     };
     layout::superblock(&raw, &super_, disk.properties().len_bytes, &log);
@@ -175,8 +199,10 @@ pub fn check(disk: &Arc<dyn Disk>, options: Options, progress: Progress<'_>) -> 
         return Ok(report(log, empty));
     }
     let in_groups = super_.blocks.saturating_sub(u64::from(super_.first_data_block));
+    let clusters = in_groups.div_ceil(super_.cluster_blocks.max(1).into());
     let mut check = Check {
         disk: &**disk,
+        replayed,
         store: Store::new(disk.clone(), super_.block_bytes, options.cache_bytes, 1 << 20),
         options,
         progress,
@@ -184,29 +210,45 @@ pub fn check(disk: &Arc<dyn Disk>, options: Options, progress: Progress<'_>) -> 
         log,
         groups: Vec::new(),
         metadata: Bits::new(in_groups),
-        used: Bits::new(in_groups),
-        twice: Bits::new(in_groups),
+        used: Bits::new(clusters),
+        twice: Bits::new(clusters),
+        again: AtomicU64::new(0),
         notes: Notes::new(super_.inodes),
         orphans: HashSet::new(),
         directories: Mutex::default(),
         buffers: Mutex::default(),
         attribute_blocks: Mutex::default(),
+        policies: Mutex::default(),
+        usage: Mutex::default(),
+        values: Mutex::default(),
         raw,
         super_,
     };
-    check.groups = layout::groups(&check)?;
-    if check.log.is_damaged() {
+    let unsealed;
+    (check.groups, unsealed) = layout::groups(&check)?;
+    let is_damaged = check.log.is_damaged();
+    for group in unsealed {
+        check.log.add(Complaint::new(What::GroupChecksum).group(group));
+    }
+    if is_damaged {
         return Ok(report(check.log, empty));
     }
+    let unwritten = layout::unwritten(&check);
     check.orphans = orphans::listed(&check)?;
+    let in_file = orphans::file(&check)?;
+    if check.replayed {
+        check.orphans.extend(in_file);
+    }
     inodes::tables(&check)?;
     let directories = check.sorted_directories();
     twice::name_twice(&check)?;
     attributes::references(&check)?;
+    attributes::values(&check)?;
     let parents = entries::directories(&check, &directories)?;
     let connected = connect::directories(&check, &parents);
     counts::links(&check, &connected)?;
-    let (used_inodes, used_blocks) = counts::bitmaps(&check)?;
+    let (used_inodes, used_blocks) = counts::bitmaps(&check, &unwritten)?;
+    quota::compare(&check)?;
     let directories = directories.len() as u64;
     let full = Report { complete: true, used_inodes, used_blocks, directories, ..empty };
     Ok(report(check.log, full))
@@ -257,6 +299,10 @@ fn refuse_what_is_unchecked(raw: &RawSuperblock, super_: &Superblock) -> Result<
     if journal && raw.s_journal_inum.get() == 0 && raw.s_journal_dev.get() != 0 {
         names.push("external journal".to_owned());
     }
+    let both = Incompatible::CASEFOLD | Incompatible::ENCRYPT;
+    if super_.incompatible.contains(both) {
+        names.push("casefold with encrypt".to_owned());
+    }
     if names.is_empty() {
         return Ok(());
     }
@@ -267,6 +313,31 @@ impl Check<'_> {
     /// The role of what belongs to a file needs no generation here: nothing is verified by it.
     fn file(inode: u32) -> FileId {
         FileId { inode, generation: 0 }
+    }
+
+    /// Notes that a block was come by another time. An extent of few bytes claims many blocks, so
+    /// this is done only so often; whether it may be done again.
+    fn once_more(&self) -> bool {
+        let most = self.used.len().saturating_mul(4).saturating_add(MOST_AGAIN);
+        self.again.fetch_add(1, Ordering::Relaxed) < most
+    }
+
+    /// The place of the cluster of a block in the sets of clusters.
+    fn cluster(&self, block: u64) -> u64 {
+        self.nth(block).checked_div(self.super_.cluster_blocks.into()).unwrap_or(0)
+    }
+
+    /// Whether an inode was in use without a name, or about to be cut short, when the volume was
+    /// left: who recovers it goes on with that, and until then it is in use.
+    fn is_pending(&self, number: u32) -> bool {
+        self.replayed && self.orphans.contains(&number)
+    }
+
+    /// Whether `number` is the inode of a quota.
+    fn is_quota(&self, number: u32) -> bool {
+        self.super_.read_only_compatible.contains(ReadOnlyCompatible::QUOTA)
+            && number != 0
+            && self.super_.quotas.contains(&number)
     }
 
     /// The place of a block in the sets of blocks.

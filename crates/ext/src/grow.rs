@@ -229,13 +229,8 @@ fn reserve(super_: &Superblock) -> impl Iterator<Item = (usize, FsBlock)> + use<
 
 fn refuse_what_is_not_grown(disk: &dyn Disk, super_: &Superblock) -> Result<()> {
     let unsupported = |what: &str| Err(Error::Unsupported(what.to_owned()));
-    let mut unknown = super_.incompatible.difference(Incompatible::CHECKABLE).names();
-    unknown.extend(
-        super_
-            .read_only_compatible
-            .difference(ReadOnlyCompatible::CHECKABLE.difference(ReadOnlyCompatible::READONLY))
-            .names(),
-    );
+    let mut unknown = super_.incompatible.difference(Incompatible::GROWABLE).names();
+    unknown.extend(super_.read_only_compatible.difference(ReadOnlyCompatible::GROWABLE).names());
     if !unknown.is_empty() {
         return unsupported(&unknown.join(", "));
     }

@@ -59,8 +59,7 @@ fn parse(arguments: &str) -> Options {
         match flag {
             "-t" => {
                 let Options { uuid, hash_seed, time, .. } = options;
-                options =
-                    Options { uuid, hash_seed, time, ..Options::of_type(value).unwrap() };
+                options = Options { uuid, hash_seed, time, ..Options::of_type(value).unwrap() };
             }
             "-G" => options.flex_groups = value.parse().unwrap(),
             "-J" => options.journal.mib = Some(value["size=".len()..].parse().unwrap()),
@@ -165,7 +164,8 @@ fn same_as_mke2fs(arguments: &str, size: u64) {
 /// What dumpe2fs says, without how much was written to make the volume, and the sum over that.
 fn dump(image: &Image) -> String {
     let shown = run("dumpe2fs", &[image.path()]).unwrap();
-    let is_own = |line: &&str| !line.starts_with("Lifetime writes:") && !line.starts_with("Checksum:");
+    let is_own =
+        |line: &&str| !line.starts_with("Lifetime writes:") && !line.starts_with("Checksum:");
     shown.lines().filter(is_own).map(|line| format!("{line}\n")).collect()
 }
 
@@ -699,7 +699,11 @@ fn large_directories_are_trees_of_every_hash() {
         let volume = image.open();
         let large = volume.lookup(volume.root(), b"large").unwrap();
         let dump = image.debugfs("htree_dump /large").unwrap();
-        assert!(dump.contains(&format!("Indirect levels: {levels}")), "{}", &dump[..300.min(dump.len())]);
+        assert!(
+            dump.contains(&format!("Indirect levels: {levels}")),
+            "{}",
+            &dump[..300.min(dump.len())]
+        );
         for name in &names {
             volume.lookup(large, name.as_bytes()).unwrap();
         }
@@ -782,8 +786,11 @@ fn long_files_are_one_piece_and_broken_ones_have_trees() {
         check(&image);
         let extents = |path: &str| {
             let shown = image.debugfs(&format!("dump_extents -n {path}")).unwrap();
-            let leaf = |line: &&str| line.trim_start().starts_with("0/ 0")
-                || line.trim_start().starts_with("1/ 1") || line.trim_start().starts_with("2/ 2");
+            let leaf = |line: &&str| {
+                line.trim_start().starts_with("0/ 0")
+                    || line.trim_start().starts_with("1/ 1")
+                    || line.trim_start().starts_with("2/ 2")
+            };
             shown.lines().filter(leaf).count()
         };
         let found = extents("/long");
@@ -972,8 +979,10 @@ fn no_options_and_no_size_make_a_panic() {
             flex_groups: random.below(40) as u32,
             resize_blocks: (random.below(3) == 0).then(|| wild(&mut random)),
             backups: random.below(4) as u32,
-            ..parse(["", "-t ext3", "-t ext4", "-t ext4 -O sparse_super2,meta_bg,^resize_inode"]
-                [random.below(4) as usize])
+            ..parse(
+                ["", "-t ext3", "-t ext4", "-t ext4 -O sparse_super2,meta_bg,^resize_inode"]
+                    [random.below(4) as usize],
+            )
         };
         let size = wild(&mut random);
         let Ok(layout) = Layout::new(&options, size) else { continue };

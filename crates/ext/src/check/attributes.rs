@@ -2,13 +2,19 @@
 
 use std::sync::PoisonError;
 
-use super::Check;
+use draconis_exchange::contract::Kind;
+use zerocopy::FromBytes;
+
 use super::blocks::Claim;
 use super::complaint::{Complaint, What};
-use crate::Result;
+use super::{Check, entries, inodes};
 use crate::blocks::role::Role as BlockRole;
+use crate::format::features::Incompatible;
+use crate::format::inode::{RawInode, flags};
+use crate::format::xattr::{Attribute, Attributes};
 use crate::format::{le16, le32, xattr};
 use crate::units::index;
+use crate::{FsBlock, Result};
 
 /// What a list of attributes starts with.
 pub(super) const MAGIC: u32 = 0xEA02_0000;
@@ -20,6 +26,30 @@ const ENTRY_BYTES: usize = 16;
 pub(super) enum Container {
     Block,
     Inode,
+}
+
+/// What is known of a block of attributes.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Shared {
+    /// Inodes that refer to it.
+    count: u32,
+    /// Clusters of the values that it has in inodes of their own: each user counts them as its.
+    outside: u64,
+    /// How many values those are.
+    values: u64,
+}
+
+/// An attribute with its value in an inode of its own.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Value {
+    /// The inode that has the attribute.
+    owner: u32,
+    inode: u32,
+    len: u32,
+    /// What it hashes to, but for the value, with the characters of its name as unsigned and as
+    /// signed; 0 if there is no hash.
+    hash: u32,
+    names: [u32; 2],
 }
 
 /// A reference to a block of attributes; the first one claims the block and looks at it.
@@ -40,32 +70,76 @@ pub(super) fn block(
         claim.skipped = true;
         return Ok(());
     }
-    let first = {
-        let mut blocks = check.attribute_blocks.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = blocks.entry(block).or_insert(0);
-        *count = count.saturating_add(1);
-        *count == 1
-    };
-    if !first {
-        claim.count = claim.count.saturating_add(1);
+    let mut blocks = check.attribute_blocks.lock().unwrap_or_else(PoisonError::into_inner);
+    let shared = blocks.entry(block).or_default();
+    shared.count = shared.count.saturating_add(1);
+    if shared.count > 1 {
+        claim.count = claim.count.saturating_add(1).saturating_add(shared.outside);
+        claim.values = claim.values.saturating_add(shared.values);
         return Ok(());
     }
     if claim.claim(block) {
         let bytes = check.block(block, BlockRole::Attributes)?;
-        let sound = le32(&bytes, 0) == Some(MAGIC)
-            && le32(&bytes, 8) == Some(1)
-            && is_sound(&bytes, HEAD_BYTES, Container::Block);
-        if !sound {
-            complain();
+        let found = Some(&bytes)
+            .filter(|bytes| le32(bytes, 0) == Some(MAGIC) && le32(bytes, 8) == Some(1))
+            .and_then(|bytes| list(check, inode, bytes, HEAD_BYTES, Container::Block));
+        match found {
+            None => complain(),
+            Some(values) => {
+                (shared.outside, shared.values) = note(check, values);
+                claim.values = claim.values.saturating_add(shared.values);
+                claim.count = claim.count.saturating_add(shared.outside);
+            }
+        }
+        let seed = check.super_.checksum_seed;
+        if seed.is_some_and(|seed| !xattr::is_sealed(&bytes, seed, FsBlock(block))) {
+            let complaint = Complaint::new(What::AttributeChecksum).inode(inode);
+            check.log.add(complaint.block(block));
         }
     }
     Ok(())
 }
 
+/// Remembers values in inodes of their own; their clusters, and how many they are.
+pub(super) fn note(check: &Check<'_>, values: Vec<Value>) -> (u64, u64) {
+    let ratio = u64::from(check.super_.cluster_blocks);
+    let cluster = u64::from(check.super_.block_bytes).saturating_mul(ratio).max(1);
+    let clusters = values.iter().map(|value| u64::from(value.len).div_ceil(cluster));
+    let count = values.len() as u64;
+    let sum = clusters.fold(0, u64::saturating_add);
+    if !values.is_empty() {
+        check.values.lock().unwrap_or_else(PoisonError::into_inner).extend(values);
+    }
+    (sum, count)
+}
+
+/// Complains of an inode that is encrypted and does not say how; what others say does not count.
+pub(super) fn encryption(check: &Check<'_>, inode: u32, encrypted: bool) {
+    if !check.super_.incompatible.contains(Incompatible::ENCRYPT) {
+        return;
+    }
+    let mut policies = check.policies.lock().unwrap_or_else(PoisonError::into_inner);
+    if !encrypted {
+        policies.remove(&inode);
+    } else if !policies.contains_key(&inode) {
+        check.log.add(Complaint::new(What::Encryption).inode(inode));
+    }
+}
+
+/// What of the context of an encrypted inode its directory has, too: all but the last 16 bytes,
+/// which are its own.
+fn policy(context: &[u8]) -> Option<&[u8]> {
+    match (context.first(), context.len()) {
+        (Some(1), 28) | (Some(2), 40) => context.get(..context.len().checked_sub(16)?),
+        _ => None,
+    }
+}
+
 /// Compares the number of references with what each block says of it.
 pub(super) fn references(check: &Check<'_>) -> Result<()> {
     let blocks = check.attribute_blocks.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut all: Vec<(u64, u32)> = blocks.iter().map(|(block, count)| (*block, *count)).collect();
+    let mut all: Vec<(u64, u32)> =
+        blocks.iter().map(|(block, shared)| (*block, shared.count)).collect();
     drop(blocks);
     all.sort_unstable();
     for (block, count) in all {
@@ -81,45 +155,146 @@ pub(super) fn references(check: &Check<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Whether the entries from `at` on, and the values they have in `bytes`, are whole, clear
-/// from each other, and have the hashes they should.
-pub(super) fn is_sound(bytes: &[u8], start: usize, container: Container) -> bool {
+/// Looks at the inodes that hold values: each is there, says what it is and how often it is used,
+/// and fits the attributes that refer to it.
+pub(super) fn values(check: &Check<'_>) -> Result<()> {
+    let mut all = std::mem::take(&mut *check.values.lock().unwrap_or_else(PoisonError::into_inner));
+    all.sort_unstable_by_key(|value| (value.inode, value.owner));
+    for users in all.chunk_by(|one, two| one.inode == two.inode) {
+        let Some(inode) = users.first().map(|value| value.inode) else { continue };
+        let complain = |owner: u32| {
+            let complaint = Complaint::new(What::AttributeValue).inode(owner);
+            check.log.add(complaint.found(inode));
+        };
+        let ordinary = (check.super_.first_inode.0..=check.super_.inodes).contains(&inode);
+        if !ordinary || !check.notes.get(inode).is_used() {
+            users.iter().for_each(|value| complain(value.owner));
+            continue;
+        }
+        check.notes.name(inode);
+        let slot = entries::slot(check, inode)?;
+        let Ok((raw, _)) = RawInode::ref_from_prefix(&slot) else { continue };
+        let is_value =
+            raw.i_flags.get() & flags::EA_INODE != 0 && inodes::kind(raw) == Some(Kind::File);
+        let value_hash = raw.i_atime.get();
+        for value in users {
+            let fits = value.hash == 0
+                || value.names.iter().any(|name| name.rotate_left(16) ^ value_hash == value.hash);
+            if !is_value || !fits || inodes::size(raw) != u64::from(value.len) {
+                complain(value.owner);
+            }
+        }
+        let found = u64::from(raw.i_ctime.get()) << 32 | u64::from(raw.i_version.get());
+        let expected = users.len() as u64;
+        if found != expected {
+            let complaint = Complaint::new(What::AttributeValueReferences).inode(inode);
+            check.log.add(complaint.found(found).expected(expected));
+        }
+    }
+    Ok(())
+}
+
+/// Looks whether the entries from `start` on, and the values they have in `bytes`, are whole,
+/// clear from each other, and have the hashes they should; the values that are elsewhere.
+pub(super) fn list(
+    check: &Check<'_>,
+    inode: u32,
+    bytes: &[u8],
+    start: usize,
+    container: Container,
+) -> Option<Vec<Value>> {
     let mut taken = vec![(0, start)];
+    let mut values = Vec::new();
+    let outside = check.super_.incompatible.contains(Incompatible::EA_INODE);
     let mut at = start;
     // Each turn goes on by the length of an entry.
     while let Some(head) = bytes.get(at..).filter(|rest| le32(rest, 0).is_some_and(|it| it != 0)) {
-        let Some((len, value)) = entry(bytes, head, container) else { return false };
-        taken.push((at, len));
-        taken.extend(value);
-        at = at.saturating_add(len);
+        let entry = entry(bytes, head, container)?;
+        if entry.is_context
+            && let Some((at, _)) = entry.value
+            && let Some(policy) =
+                bytes.get(at..at.saturating_add(index(entry.size.into()))).and_then(policy)
+        {
+            let mut policies = check.policies.lock().unwrap_or_else(PoisonError::into_inner);
+            policies.insert(inode, policy.to_vec());
+        }
+        if entry.elsewhere != 0 {
+            if !outside {
+                return None;
+            }
+            let (names, hash) = (hashes(entry.name, &[]), entry.hash);
+            values.push(Value {
+                owner: inode,
+                inode: entry.elsewhere,
+                len: entry.size,
+                hash,
+                names,
+            });
+        }
+        taken.push((at, entry.len));
+        taken.extend(entry.value);
+        at = at.saturating_add(entry.len);
     }
     if bytes.len().saturating_sub(at) >= 4 {
         taken.push((at, 4));
     }
     taken.sort_unstable();
-    taken.windows(2).all(|pair| match pair {
+    let clear = taken.windows(2).all(|pair| match pair {
         [(start, len), (next, _)] => start.saturating_add(*len) <= *next,
         _ => true,
-    })
+    });
+    clear.then_some(values)
 }
 
-/// The length of an entry, and place and length of its value.
-fn entry(
-    bytes: &[u8],
-    head: &[u8],
-    container: Container,
-) -> Option<(usize, Option<(usize, usize)>)> {
+/// The value that is the rest of a file inside its inode. Values that begin outside of the inode,
+/// though they are empty, have `e2fsck` find none at all.
+pub(super) fn inline_data(slot: &[u8]) -> Option<&[u8]> {
+    let extra = le16(slot, size_of::<RawInode>())?;
+    let rest = slot.get(size_of::<RawInode>().checked_add(extra.into())?..)?;
+    let body = rest.get(4..).filter(|_| le32(rest, 0) == Some(MAGIC))?;
+    let mut at = 0usize;
+    // Each turn goes on by the length of an entry.
+    while let Some(head) = body.get(at..).filter(|rest| le32(rest, 0).is_some_and(|it| it != 0)) {
+        let entry = entry(body, head, Container::Inode)?;
+        let end = u64::from(le16(head, 2)?).saturating_add(entry.size.into());
+        if entry.elsewhere == 0 && end > body.len() as u64 {
+            return None;
+        }
+        at = at.saturating_add(entry.len);
+    }
+    let mut attributes = Attributes::of_body(body);
+    let found = attributes.find_map(|it| it.ok().filter(Attribute::is_inline_data))?;
+    found.value().ok()
+}
+
+struct Entry<'a> {
+    len: usize,
+    name: &'a [u8],
+    size: u32,
+    hash: u32,
+    /// It says how an inode is encrypted.
+    is_context: bool,
+    /// The inode of its value.
+    elsewhere: u32,
+    /// Place and length of its value.
+    value: Option<(usize, usize)>,
+}
+
+fn entry<'a>(bytes: &[u8], head: &'a [u8], container: Container) -> Option<Entry<'a>> {
     let (name_len, number) = (usize::from(*head.first()?), *head.get(1)?);
     let (value_at, elsewhere) = (usize::from(le16(head, 2)?), le32(head, 4)?);
-    let value_len = index(le32(head, 8)?.into());
-    let hash = le32(head, 12)?;
+    let (size, hash) = (le32(head, 8)?, le32(head, 12)?);
+    let value_len = index(size.into());
     let name = head.get(ENTRY_BYTES..)?.get(..name_len)?;
     let len = ENTRY_BYTES.checked_add(name_len)?.checked_next_multiple_of(4)?;
-    let outside = value_at.checked_add(value_len)? > bytes.len();
-    if elsewhere != 0
-        || head.len() < len
-        || container == Container::Block && (number == 0 || outside)
-    {
+    if head.len() < len || container == Container::Block && number == 0 {
+        return None;
+    }
+    let is_context = (number, name) == (9, &b"c"[..]);
+    if elsewhere != 0 {
+        return Some(Entry { len, name, size, hash, is_context, elsewhere, value: None });
+    }
+    if container == Container::Block && value_at.checked_add(value_len)? > bytes.len() {
         return None;
     }
     let padded = value_len.checked_next_multiple_of(4)?;
@@ -129,7 +304,8 @@ fn entry(
     if hashed && !hashes(name, value).contains(&hash) {
         return None;
     }
-    Some((len, (value_len != 0).then_some((value_at, padded))))
+    let value = (value_len != 0).then_some((value_at, padded));
+    Some(Entry { len, name, size, hash, is_context, elsewhere, value })
 }
 
 /// The hash of an attribute, with the characters of its name as unsigned and as signed:

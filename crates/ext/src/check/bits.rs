@@ -19,6 +19,11 @@ impl Bits {
         Self { words, len }
     }
 
+    /// Numbers below this may be in the set.
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
     fn word(&self, nth: u64) -> Option<(&AtomicU64, u64)> {
         (nth < self.len).then_some(())?;
         Some((self.words.get(index(nth / 64))?, 1 << (nth % 64)))

@@ -1,30 +1,89 @@
 //! The blocks of files, claimed.
+//!
+//! What is claimed are clusters; without `bigalloc` each is a block.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 
 use super::Check;
 use super::complaint::{Complaint, What};
 use crate::blocks::role::Role as BlockRole;
-use crate::format::inode::POINTERS;
+use crate::format::checksum::Checksum;
+use crate::format::extent::{self, ENTRY_BYTES};
+use crate::format::inode::{RawInode, flags};
+use crate::format::{le16, le32};
+use crate::map::extents::Extents;
 use crate::map::pointers::{Pointers, reach_blocks};
 use crate::map::{Map, Node, Place, Source, Visit};
-use crate::{FsBlock, Result};
+use crate::{Data, FileId, FsBlock, Result};
 
 /// Pointers out of the volume that are told of one file.
 const MOST_OUTSIDE: u64 = 12;
 
-/// Walks the map of `pointers`, in the order of the file.
+/// Walks the map of an inode, in the order of the file.
 pub(super) fn walk(
     check: &Check<'_>,
     inode: u32,
-    pointers: &[u32; POINTERS],
+    raw: &RawInode,
     visit: &mut dyn Visit,
 ) -> Result<()> {
-    let read = |block: FsBlock| check.block(block.0, BlockRole::Map(Check::file(inode))).map(Some);
     let super_ = &check.super_;
+    let block_bytes = super_.block_bytes;
     let blocks = super_.first_data_block.into()..super_.blocks;
-    let source = Source { block_bytes: super_.block_bytes, blocks, read: &read };
-    Pointers(pointers).walk(&source, 0..reach_blocks(super_.block_bytes), visit)
+    let words = raw.i_block.map(|it| it.get());
+    if raw.i_flags.get() & flags::EXTENTS != 0 {
+        let file = FileId { inode, generation: raw.i_generation.get() };
+        let nodes = Nodes { check, file, starts: RefCell::default() };
+        nodes.note(zerocopy::IntoBytes::as_bytes(&raw.i_block));
+        let read = |block: FsBlock| nodes.read(block).map(Some);
+        let source = Source { block_bytes, blocks, read: &read };
+        return Extents::new(&words).walk(&source, 0..1 << 32, visit);
+    }
+    let read = |block: FsBlock| check.block(block.0, BlockRole::Map(Check::file(inode))).map(Some);
+    let source = Source { block_bytes, blocks, read: &read };
+    Pointers(&words).walk(&source, 0..reach_blocks(block_bytes), visit)
+}
+
+/// The nodes of a tree of extents, each looked at as it is read.
+struct Nodes<'a, 'b> {
+    check: &'a Check<'b>,
+    file: FileId,
+    /// Where nodes begin in the file, as the nodes above them say.
+    starts: RefCell<HashMap<u64, u32>>,
+}
+
+impl Nodes<'_, '_> {
+    fn read(&self, block: FsBlock) -> Result<Data> {
+        let bytes = self.check.block(block.0, BlockRole::Extents(self.file))?;
+        let complain = |what| {
+            self.check.log.add(Complaint::new(what).inode(self.file.inode).block(block.0));
+        };
+        let seed = self.check.super_.checksum_of_file(self.file);
+        if seed.is_some_and(|seed: Checksum| !extent::is_sealed(&bytes, seed)) {
+            complain(What::ExtentChecksum);
+        }
+        let room = bytes.len().saturating_sub(ENTRY_BYTES) / ENTRY_BYTES;
+        let said = usize::from(le16(&bytes, 4).unwrap_or(0));
+        if !(room.saturating_sub(2)..=room).contains(&said) {
+            complain(What::ExtentNode);
+        }
+        let said = self.starts.borrow_mut().remove(&block.0);
+        if said.is_some_and(|said| le32(&bytes, ENTRY_BYTES) != Some(said)) {
+            complain(What::ExtentStart);
+        }
+        self.note(&bytes);
+        Ok(bytes)
+    }
+
+    /// Remembers what a node says of those below it.
+    fn note(&self, bytes: &[u8]) {
+        let Ok(node) = extent::Node::check(bytes, None) else { return };
+        if node.depth > 0 {
+            let below = (0..node.len()).filter_map(|nth| node.index(nth));
+            self.starts.borrow_mut().extend(below.map(|index| (index.node.0, index.from)));
+        }
+    }
 }
 
 /// Claims the blocks of a file.
@@ -33,57 +92,122 @@ pub(super) struct Claim<'a, 'b> {
     inode: u32,
     /// Whether the volume's own blocks are this file's by right.
     of_the_volume: bool,
-    /// Blocks claimed, indirect ones included.
+    /// Clusters claimed, those of the map included.
     pub(super) count: u64,
-    /// Indirect blocks among them.
+    /// Blocks of the map among them.
     pub(super) indirect: u64,
     /// The last block of the file that is there.
     pub(super) last: Option<u64>,
+    /// The last one that was written.
+    pub(super) last_written: Option<u64>,
+    /// The first one, if it is the first of the file.
+    pub(super) first: Option<u64>,
+    /// Inodes of its own that hold values of attributes.
+    pub(super) values: u64,
+    /// Blocks that are there and were never written.
+    pub(super) unwritten: u64,
     /// Pointers that lead out of the volume.
     pub(super) outside: u64,
-    /// Indirect blocks that were not walked, being claimed elsewhere, too.
+    /// Blocks of the map that were not walked, being claimed elsewhere, too.
     pub(super) skipped: bool,
+    /// The cluster of the file that was claimed last, and the one on the device.
+    cluster: Option<(u64, u64)>,
+    /// A complaint of a misaligned block was made.
+    misaligned: bool,
 }
 
 impl<'a, 'b> Claim<'a, 'b> {
     pub(super) fn new(check: &'a Check<'b>, inode: u32, of_the_volume: bool) -> Self {
-        let (count, indirect, last, outside) = (0, 0, None, 0);
-        Self { check, inode, of_the_volume, count, indirect, last, outside, skipped: false }
+        Self {
+            check,
+            inode,
+            of_the_volume,
+            count: 0,
+            indirect: 0,
+            last: None,
+            last_written: None,
+            first: None,
+            values: 0,
+            unwritten: 0,
+            outside: 0,
+            skipped: false,
+            cluster: None,
+            misaligned: false,
+        }
     }
 
-    /// Claims a block; whether it was free to be claimed.
+    /// Claims the cluster of a block; whether it was free to be claimed.
     pub(super) fn claim(&mut self, block: u64) -> bool {
         self.count = self.count.saturating_add(1);
-        let nth = self.check.nth(block);
-        if self.check.metadata.has(nth) {
+        if self.check.metadata.has(self.check.nth(block)) {
             if !self.of_the_volume {
                 let complaint = Complaint::new(What::InMetadata).inode(self.inode);
                 self.check.log.add(complaint.block(block));
             }
             return self.of_the_volume;
         }
-        let taken = self.check.used.set(nth);
+        let cluster = self.check.cluster(block);
+        let taken = self.check.used.set(cluster);
         if taken {
-            self.check.twice.set(nth);
+            self.check.twice.set(cluster);
         }
         !taken
+    }
+
+    /// Claims the blocks of a file from `at` on.
+    fn claim_run(&mut self, at: u64, blocks: u64, block: u64) {
+        let ratio = u64::from(self.check.super_.cluster_blocks.max(1));
+        if at == 0 {
+            self.first = Some(block);
+        }
+        self.last = self.last.max(Some(at.saturating_add(blocks).saturating_sub(1)));
+        if ratio == 1 {
+            for nth in 0..blocks {
+                if !self.claim(block.saturating_add(nth)) && !self.check.once_more() {
+                    self.skipped = true;
+                    return;
+                }
+            }
+            return;
+        }
+        for nth in 0..blocks {
+            let (at, block) = (at.saturating_add(nth), block.saturating_add(nth));
+            let in_file = at.checked_div(ratio).unwrap_or(0);
+            let on_device = self.check.cluster(block);
+            let aligned = at.checked_rem(ratio) == block.checked_rem(ratio);
+            let parted =
+                self.cluster.is_some_and(|(before, place)| before == in_file && place != on_device);
+            if (!aligned || parted) && !std::mem::replace(&mut self.misaligned, true) {
+                let complaint = Complaint::new(What::Misaligned).inode(self.inode);
+                self.check.log.add(complaint.block(block));
+            }
+            let is_new = self.cluster.replace((in_file, on_device)) != Some((in_file, on_device));
+            if is_new && !self.claim(block) && !self.check.once_more() {
+                self.skipped = true;
+                return;
+            }
+        }
     }
 }
 
 impl Visit for Claim<'_, '_> {
     fn run(&mut self, at: u64, blocks: u64, place: Place) -> ControlFlow<()> {
         match place {
-            Place::Hole | Place::Unwritten(_) => {}
+            Place::Hole => {}
             Place::At(FsBlock(block)) => {
-                for nth in 0..blocks {
-                    self.last = self.last.max(Some(at.saturating_add(nth)));
-                    self.claim(block.saturating_add(nth));
-                }
+                self.claim_run(at, blocks, block);
+                self.last_written = self.last;
+            }
+            Place::Unwritten(FsBlock(block)) => {
+                self.claim_run(at, blocks, block);
+                self.unwritten = self.unwritten.saturating_add(blocks);
             }
             Place::Damaged(FsBlock(block)) => {
                 self.outside = self.outside.saturating_add(1);
                 if self.outside <= MOST_OUTSIDE {
-                    let complaint = Complaint::new(What::PointerOutside).inode(self.inode);
+                    let held = self.check.holds(block) || block == 0;
+                    let what = if held { What::ExtentNode } else { What::PointerOutside };
+                    let complaint = Complaint::new(what).inode(self.inode);
                     self.check.log.add(complaint.block(block));
                 }
             }

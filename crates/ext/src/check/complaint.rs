@@ -55,19 +55,26 @@ whats! {
     Damage VolumeBeyondDisk "volume-beyond-disk" "the volume is longer than its disk (blocks)";
     Damage FeatureClash "feature-clash" "features that exclude each other";
     Damage JournalWithoutFeature "journal-without-feature" "a journal inode is named, the feature is not there";
+    Damage SuperblockChecksum "superblock-checksum" "the checksum of the superblock is wrong";
     Damage JournalInode "journal-inode" "the journal's inode or its first block makes no sense";
+    Remark JournalNotEmpty "journal-not-empty" "the journal holds changes, the volume says it does not";
     Remark FeaturesInRevision0 "features-in-revision-0" "features are set, revision 0 has none";
     Remark ReserveWithoutFeature "reserve-without-feature" "descriptor blocks are reserved, the resize_inode feature is not there";
     Damage GroupBlockBitmap "group-block-bitmap" "the block bitmap lies where it cannot";
     Damage GroupInodeBitmap "group-inode-bitmap" "the inode bitmap lies where it cannot";
     Damage GroupInodeTable "group-inode-table" "the inode table lies where it cannot";
+    Damage GroupChecksum "group-checksum" "the checksum of the group's descriptor is wrong";
+    Remark GroupUnused "group-unused" "the group says that more inodes were never used than it has";
     Damage GroupOverlap "group-overlap" "two structures of the groups lie in one block";
     Remark GroupUninitialised "group-uninitialised" "a group says it was not initialised, the feature is not there";
+    Damage MmpBlock "mmp-block" "the block that guards against mounting twice makes no sense";
+    Damage OrphanFile "orphan-file" "the file of orphans makes no sense";
     Damage UsedUninitialised "used-uninitialised" "an inode in use lies where the group says it has none";
     Damage ResizeInode "resize-inode" "the resize inode does not lead to the reserved descriptor blocks";
     Remark ResizeInodeWithoutFeature "resize-inode-without-feature" "the resize inode is in use, the feature is not there";
 
     1:
+    Damage InodeChecksum "inode-checksum" "the checksum of the inode is wrong";
     Damage RootMissing "root-missing" "the root is not a directory";
     Damage ReservedInode "reserved-inode" "a reserved inode holds what it should not";
     Damage DeletedWithoutTime "deleted-without-time" "a deleted inode has no deletion time";
@@ -85,16 +92,29 @@ whats! {
     Damage Size "size" "the size does not fit the blocks";
     Damage BlockCount "block-count" "i_blocks counts wrong (sectors)";
     Damage PointerOutside "pointer-outside" "a block pointer leads out of the volume";
+    Damage ExtentNode "extent-node" "a node of the tree of extents makes no sense";
+    Damage ExtentChecksum "extent-checksum" "the checksum of a node of the tree of extents is wrong";
+    Damage ExtentStart "extent-start" "a node of the tree of extents begins elsewhere than is said above it";
+    Damage ExtentFlag "extent-flag" "the map of blocks is a tree of extents, the flag says otherwise";
+    Damage Misaligned "misaligned" "a block lies elsewhere in its cluster than in the file's";
     Damage InMetadata "in-metadata" "a file claims a block of the volume's own structures";
     Damage ClaimedTwice "claimed-twice" "a block is claimed more than once";
     Damage AttributeBlock "attribute-block" "the block of attributes makes no sense";
+    Damage AttributeChecksum "attribute-checksum" "the checksum of the block of attributes is wrong";
+    Damage AttributeValue "attribute-value" "the inode with the value of an attribute does not fit it";
+    Damage AttributeValueReferences "attribute-value-references" "the inode with the value of an attribute counts its users wrong";
+    Damage Encryption "encryption" "the inode is encrypted, and does not say how";
+    Damage InlineData "inline-data" "contents inside the inode are missing, or the flag that they are there";
     Damage AttributeReferences "attribute-references" "the block of attributes counts its users wrong";
     Damage LargeFileFeature "large-file-feature" "a file of 2 GiB and more needs the large_file feature";
 
     2:
     Damage DirectoryHole "directory-hole" "a directory has a hole";
+    Damage DirectoryUnwritten "directory-unwritten" "a block of a directory was never written";
+    Damage DirectoryChecksum "directory-checksum" "the checksum of the directory's block is wrong, or has no room";
     Damage EntryChain "entry-chain" "the chain of directory entries breaks (byte)";
     Damage EntryName "entry-name" "a name that cannot be";
+    Damage EntryEncryption "entry-encryption" "the inode is not encrypted as its directory is";
     Damage EntryInode "entry-inode" "a name for an inode that no name may name";
     Damage EntryUnused "entry-unused" "a name for an inode that is not in use";
     Damage EntryKind "entry-kind" "the kind in the entry is not that of the inode";
@@ -122,11 +142,14 @@ whats! {
     Damage BlockFreeButUsed "block-free-but-used" "blocks that nothing uses are taken in the bitmap (count)";
     Damage InodeUsedButFree "inode-used-but-free" "inodes in use are free in the bitmap (count)";
     Damage InodeFreeButUsed "inode-free-but-used" "inodes that are not in use are taken in the bitmap (count)";
+    Damage BlockBitmapChecksum "block-bitmap-checksum" "the checksum of the block bitmap is wrong";
+    Damage InodeBitmapChecksum "inode-bitmap-checksum" "the checksum of the inode bitmap is wrong";
     Damage BlockBitmapEnd "block-bitmap-end" "the end of the block bitmap is not filled up";
     Damage InodeBitmapEnd "inode-bitmap-end" "the end of the inode bitmap is not filled up";
     Damage GroupFreeBlocks "group-free-blocks" "the group counts its free blocks wrong";
     Damage GroupFreeInodes "group-free-inodes" "the group counts its free inodes wrong";
     Damage GroupDirectories "group-directories" "the group counts its directories wrong";
+    Damage Quota "quota" "a quota counts wrong, or its file makes no sense";
     Remark FreeBlocks "free-blocks" "the superblock counts free blocks wrong";
     Remark FreeInodes "free-inodes" "the superblock counts free inodes wrong";
 }

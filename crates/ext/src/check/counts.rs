@@ -5,10 +5,11 @@ use zerocopy::FromBytes;
 
 use super::bits::{Bits, ones};
 use super::complaint::{Complaint, What};
-use super::layout::{GroupPlaces, blocks_in, masked};
+use super::layout::{GroupPlaces, clusters_in, masked};
 use super::{Check, entries, inodes};
 use crate::blocks::role::Role as BlockRole;
-use crate::format::features::ReadOnlyCompatible;
+use crate::format::features::{Incompatible, ReadOnlyCompatible};
+use crate::format::group::Group;
 use crate::format::inode::RawInode;
 use crate::{GroupNumber, Result};
 
@@ -20,6 +21,9 @@ pub(super) fn links(check: &Check<'_>, lost: &[u32]) -> Result<()> {
     let super_ = &check.super_;
     for inode in (2..3).chain(super_.first_inode.0..=super_.inodes) {
         let note = check.notes.get(inode);
+        if inodes::Role::of(check, inode) == inodes::Role::Hidden {
+            continue;
+        }
         if !note.is_used() || note.is_even() || lost.binary_search(&inode).is_ok() {
             continue;
         }
@@ -43,39 +47,55 @@ pub(super) fn links(check: &Check<'_>, lost: &[u32]) -> Result<()> {
 }
 
 /// Compares the bitmaps and counters with what was found; inodes and blocks in use.
-pub(super) fn bitmaps(check: &Check<'_>) -> Result<(u64, u64)> {
+/// `unwritten` is what is in use where block bitmaps were never written.
+pub(super) fn bitmaps(check: &Check<'_>, unwritten: &Bits) -> Result<(u64, u64)> {
     let super_ = &check.super_;
     let inodes = used_inodes(check);
     let (mut used_inodes, mut used_blocks) = (0u64, 0u64);
     for (group, place) in (0u32..).zip(&check.groups) {
-        let blocks = blocks_in(super_, group);
+        let blocks = clusters_in(super_, group);
         let first = super_.group_start(GroupNumber(group)).0;
-        let used = compare(check, &Side::blocks(check, group, place, first, blocks))?;
+        let side = Side::blocks(check, group, place, first, blocks);
+        let used = match place.blocks_unwritten {
+            true => compare_words(check, &side, side.words_of(unwritten)),
+            false => compare(check, &side)?,
+        };
         used_blocks = used_blocks.saturating_add(used);
         counter(check, group, What::GroupFreeBlocks, place.free_blocks, blocks, used);
 
         let per_group = u64::from(super_.inodes_per_group);
         let start = u64::from(group).saturating_mul(per_group);
-        let used = compare(check, &Side::inodes(&inodes, group, place, start, per_group))?;
+        let side = Side::inodes(&inodes, group, place, start, per_group);
+        let used = match place.inodes_unwritten {
+            true => compare_words(check, &side, side.words_of(&Bits::new(0))),
+            false => compare(check, &side)?,
+        };
         used_inodes = used_inodes.saturating_add(used);
         counter(check, group, What::GroupFreeInodes, place.free_inodes, per_group, used);
         of_inodes(check, group, place, &inodes, start);
     }
+    let ratio = u64::from(super_.cluster_blocks.max(1));
+    let free_blocks = check.used.len().saturating_sub(used_blocks).saturating_mul(ratio);
+    let free_inodes = u64::from(super_.inodes).saturating_sub(used_inodes);
+    let used_blocks = super_.blocks.saturating_sub(free_blocks);
     if super_.needs_recovery() {
         // Linux brings these up to date when it unmounts; those of the groups count.
-        return Ok((used_inodes, used_blocks.saturating_add(super_.first_data_block.into())));
+        return Ok((used_inodes, used_blocks));
     }
-    let in_groups = super_.blocks.saturating_sub(super_.first_data_block.into());
-    for (what, found, all, used) in [
-        (What::FreeBlocks, check.raw.s_free_blocks_count_lo.get(), in_groups, used_blocks),
-        (What::FreeInodes, check.raw.s_free_inodes_count.get(), super_.inodes.into(), used_inodes),
+    let high = match super_.incompatible.contains(Incompatible::SIXTY_FOUR_BIT) {
+        true => u64::from(check.raw.s_free_blocks_count_hi.get()) << 32,
+        false => 0,
+    };
+    let found_blocks = u64::from(check.raw.s_free_blocks_count_lo.get()) | high;
+    for (what, found, expected) in [
+        (What::FreeBlocks, found_blocks, free_blocks),
+        (What::FreeInodes, check.raw.s_free_inodes_count.get().into(), free_inodes),
     ] {
-        let expected = all.saturating_sub(used);
-        if u64::from(found) != expected {
+        if found != expected {
             check.log.add(Complaint::new(what).found(found).expected(expected));
         }
     }
-    Ok((used_inodes, used_blocks.saturating_add(super_.first_data_block.into())))
+    Ok((used_inodes, used_blocks))
 }
 
 fn used_inodes(check: &Check<'_>) -> Bits {
@@ -122,9 +142,12 @@ struct Side<'a> {
     group: u32,
     bitmap: u64,
     set: &'a Bits,
+    said: Group,
     /// Its first member in the set, and the number that has.
     start: u64,
     named_from: u64,
+    /// What a member stands for in numbers of that kind.
+    step: u64,
     count: u64,
     inodes: bool,
 }
@@ -144,20 +167,46 @@ impl<'a> Side<'a> {
         first: u64,
         count: u64,
     ) -> Self {
-        let (bitmap, start) = (place.block_bitmap, check.nth(first));
-        Self { group, bitmap, set: &check.used, start, named_from: first, count, inodes: false }
+        Self {
+            group,
+            bitmap: place.block_bitmap,
+            set: &check.used,
+            said: place.said,
+            start: check.cluster(first),
+            named_from: first,
+            step: check.super_.cluster_blocks.into(),
+            count,
+            inodes: false,
+        }
     }
 
     fn inodes(set: &'a Bits, group: u32, place: &GroupPlaces, start: u64, count: u64) -> Self {
         let (bitmap, named_from) = (place.inode_bitmap, start.saturating_add(1));
-        Self { group, bitmap, set, start, named_from, count, inodes: true }
+        let said = place.said;
+        Self { group, bitmap, set, said, start, named_from, step: 1, count, inodes: true }
+    }
+
+    /// What a set has where this bitmap is.
+    fn words_of(&self, set: &'a Bits) -> impl Iterator<Item = u64> {
+        (0..self.count.div_ceil(64)).map(|nth| {
+            let at = nth.saturating_mul(64);
+            masked(set.from(self.start.saturating_add(at)), self.count.saturating_sub(at))
+        })
+    }
+
+    /// Whether the bitmap has the checksum that its group says.
+    fn is_sealed(&self, check: &Check<'_>, bytes: &[u8]) -> bool {
+        match self.inodes {
+            true => self.said.has_sum_of_inodes(bytes, &check.super_),
+            false => self.said.has_sum_of_blocks(bytes, &check.super_),
+        }
     }
 
     fn complain(&self, check: &Check<'_>, what: What, (first, count): (u64, u64)) {
         if count == 0 {
             return;
         }
-        let named = self.named_from.saturating_add(first);
+        let named = self.named_from.saturating_add(first.saturating_mul(self.step));
         let complaint = Complaint::new(what).group(self.group).found(count);
         let complaint = if self.inodes {
             complaint.inode(u32::try_from(named).unwrap_or(u32::MAX))
@@ -168,34 +217,46 @@ impl<'a> Side<'a> {
     }
 }
 
-/// Compares 64 bits at a time; how many members the set has here.
+/// Compares a bitmap with the set that it should be; how many members the set has here.
 fn compare(check: &Check<'_>, side: &Side<'_>) -> Result<u64> {
     let bytes = check.block(side.bitmap, side.role())?;
+    let words = || bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
+    let what = |of_inodes, of_blocks| if side.inodes { of_inodes } else { of_blocks };
+    if !side.is_sealed(check, &bytes) {
+        let what = what(What::InodeBitmapChecksum, What::BlockBitmapChecksum);
+        check.log.add(Complaint::new(what).group(side.group).block(side.bitmap));
+    }
+    let filled = words().zip(0u64..).all(|(there, nth)| {
+        let left = side.count.saturating_sub(nth.saturating_mul(64));
+        there | masked(u64::MAX, left) == u64::MAX
+    });
+    if !filled {
+        let what = what(What::InodeBitmapEnd, What::BlockBitmapEnd);
+        check.log.add(Complaint::new(what).group(side.group).block(side.bitmap));
+    }
+    Ok(compare_words(check, side, words()))
+}
+
+/// The same, 64 bits at a time.
+fn compare_words(check: &Check<'_>, side: &Side<'_>, words: impl Iterator<Item = u64>) -> u64 {
     let (mut free, mut taken) = ((0, 0u64), (0, 0u64));
     let (mut used, mut at) = (0u64, 0u64);
-    let mut filled = true;
-    for word in bytes.as_chunks::<8>().0 {
-        let there = u64::from_le_bytes(*word);
+    for there in words {
         let left = side.count.saturating_sub(at);
         let should = masked(side.set.from(side.start.saturating_add(at)), left);
         used = used.saturating_add(should.count_ones().into());
         note(&mut free, at, should & !there);
         note(&mut taken, at, masked(there, left) & !should);
-        filled &= there | masked(u64::MAX, left) == u64::MAX;
         at = at.saturating_add(64);
     }
-    let (used_but_free, free_but_used, end) = if side.inodes {
-        (What::InodeUsedButFree, What::InodeFreeButUsed, What::InodeBitmapEnd)
+    let (used_but_free, free_but_used) = if side.inodes {
+        (What::InodeUsedButFree, What::InodeFreeButUsed)
     } else {
-        (What::BlockUsedButFree, What::BlockFreeButUsed, What::BlockBitmapEnd)
+        (What::BlockUsedButFree, What::BlockFreeButUsed)
     };
     side.complain(check, used_but_free, free);
     side.complain(check, free_but_used, taken);
-    if !filled {
-        let complaint = Complaint::new(end).group(side.group).block(side.bitmap);
-        check.log.add(complaint);
-    }
-    Ok(used)
+    used
 }
 
 /// Counts the bits of `word` and keeps the first one there ever was.

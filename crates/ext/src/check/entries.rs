@@ -1,28 +1,32 @@
 //! Pass 2: the names in every directory.
 
+use std::borrow::Cow;
 use std::ops::ControlFlow;
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::bits::Bits;
 use super::blocks::walk;
 use super::complaint::{Complaint, What};
 use super::tree::Range;
-use super::{Check, inodes, tree};
-use crate::FsBlock;
+use super::{Check, attributes, inodes, tree};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::dirent::{HEAD_BYTES, record_len};
 use crate::format::features::{Compatible, Incompatible};
 use crate::format::hash::Hash;
+use crate::format::inline::{Inline, POINTER_BYTES};
 use crate::format::inode::{RawInode, flags};
-use crate::format::{le16, le32};
+use crate::format::{casefold, le16, le32, leaf};
 use crate::map::{Node, Place, Visit};
 use crate::units::index;
-use crate::{Data, Result};
+use crate::{Data, FileId, FsBlock, InodeNumber, Result};
 
 /// No directory has been found yet that names this one.
 const NO_PARENT: u32 = u32::MAX;
+/// The shortest name that is encrypted.
+const ENCRYPTED_BYTES: usize = 16;
 /// The shortest record.
 const LEAST_BYTES: usize = 12;
 
@@ -114,12 +118,14 @@ impl Collect<'_, '_> {
 impl Visit for Collect<'_, '_> {
     fn run(&mut self, at: u64, blocks: u64, place: Place) -> ControlFlow<()> {
         match place {
-            Place::Hole | Place::Unwritten(_) => {}
-            Place::At(FsBlock(block)) => {
+            Place::Hole => {}
+            Place::At(FsBlock(block)) | Place::Unwritten(FsBlock(block)) => {
                 for nth in 0..blocks {
                     let block = block.saturating_add(nth);
                     if self.first_time(block) {
                         self.blocks.push((at.saturating_add(nth), block));
+                    } else if !self.check.once_more() {
+                        break;
                     }
                 }
             }
@@ -136,11 +142,23 @@ impl Visit for Collect<'_, '_> {
 fn directory(check: &Check<'_>, dir: u32, parents: &Parents<'_>, walked: &Bits) -> Result<()> {
     let bytes = slot(check, dir)?;
     let Ok((raw, _)) = RawInode::ref_from_prefix(&bytes) else { return Ok(()) };
+    let policy = match raw.i_flags.get() & flags::ENCRYPT != 0 {
+        true => check.policies.lock().unwrap_or_else(PoisonError::into_inner).get(&dir).cloned(),
+        false => None,
+    };
+    let folds = raw.i_flags.get() & flags::CASEFOLD != 0
+        && check.super_.incompatible.contains(Incompatible::CASEFOLD);
+    if raw.i_flags.get() & flags::INLINE_DATA != 0 {
+        inline(check, dir, &bytes, parents, folds, policy);
+        return Ok(());
+    }
     let mut collect = Collect { check, walked, blocks: Vec::new(), skipped: false };
     if inodes::has_map(check, raw) {
-        walk(check, dir, &raw.i_block.map(|it| it.get()), &mut collect)?;
+        walk(check, dir, raw, &mut collect)?;
     }
     let Collect { blocks, skipped, .. } = collect;
+    let file = FileId { inode: dir, generation: raw.i_generation.get() };
+    let seed = check.super_.checksum_of_file(file);
     if !skipped {
         holes(check, dir, &blocks);
     }
@@ -157,8 +175,20 @@ fn directory(check: &Check<'_>, dir: u32, parents: &Parents<'_>, walked: &Bits) 
     let mut ranges = Vec::new();
     for (at, block) in &blocks {
         let bytes = check.block(*block, BlockRole::Directory(Check::file(dir)))?;
-        let scan = Scan { check, dir, at: *at, block: *block, parents, hash };
-        let range = scan.entries(&bytes);
+        let scan = Scan {
+            check,
+            dir,
+            at: *at,
+            block: Some(*block),
+            parents,
+            hash,
+            folds,
+            policy: policy.as_deref(),
+        };
+        if seed.is_some_and(|seed| !leaf::is_sealed(&bytes, seed)) {
+            scan.complain(What::DirectoryChecksum, |it| it);
+        }
+        let range = scan.entries(leaf::names(&bytes, seed.is_some()));
         if first.is_some() {
             ranges.push((*at, *block, range));
         }
@@ -166,6 +196,43 @@ fn directory(check: &Check<'_>, dir: u32, parents: &Parents<'_>, walked: &Bits) 
     match first {
         Some(root) => tree::check(check, dir, &root, &ranges),
         None => Ok(()),
+    }
+}
+
+/// A directory that is inside its inode.
+fn inline(
+    check: &Check<'_>,
+    dir: u32,
+    slot: &[u8],
+    parents: &Parents<'_>,
+    folds: bool,
+    policy: Option<Vec<u8>>,
+) {
+    let Ok((raw, _)) = RawInode::ref_from_prefix(slot) else { return };
+    let Some(value) = attributes::inline_data(slot) else { return };
+    let pointers = raw.i_block.as_bytes().first_chunk::<POINTER_BYTES>();
+    let Some(data) = pointers.map(|pointers| Inline::new(pointers, value)) else { return };
+    // `.` and `..` are nowhere else.
+    let scan = Scan {
+        check,
+        dir,
+        at: 1,
+        block: None,
+        parents,
+        hash: None,
+        folds,
+        policy: policy.as_deref(),
+    };
+    check.notes.name(dir);
+    match data.parent() {
+        Ok(InodeNumber(parent)) => {
+            parents.put_dot_dot(dir, parent);
+            scan.target(&Entry { inode: parent, kind: 2, name: b"..", ended: true }, true);
+        }
+        Err(_) => scan.complain(What::DotDot, |it| it),
+    }
+    for part in data.parts() {
+        scan.entries(part.entries);
     }
 }
 
@@ -185,9 +252,14 @@ struct Scan<'a, 'b> {
     check: &'a Check<'b>,
     dir: u32,
     at: u64,
-    block: u64,
+    /// None if the directory is inside its inode.
+    block: Option<u64>,
     parents: &'a Parents<'a>,
     hash: Option<Hash>,
+    /// Names ignore case.
+    folds: bool,
+    /// How names are encrypted, if they are.
+    policy: Option<&'a [u8]>,
 }
 
 struct Entry<'a> {
@@ -200,13 +272,14 @@ struct Entry<'a> {
 
 impl Scan<'_, '_> {
     fn complain(&self, what: What, with: impl FnOnce(Complaint) -> Complaint) {
-        let complaint = Complaint::new(what).inode(self.dir).block(self.block);
+        let complaint = Complaint::new(what).inode(self.dir);
+        let complaint = Complaint { block: self.block.map(FsBlock), ..complaint };
         self.check.log.add(with(complaint));
     }
 
     fn entries(&self, bytes: &[u8]) -> Range {
         let mut at = 0usize;
-        let mut names: Vec<&[u8]> = Vec::new();
+        let mut names: Vec<Cow<'_, [u8]>> = Vec::new();
         let mut range = None;
         let mut nth = 0u32;
         while at < bytes.len() {
@@ -220,11 +293,11 @@ impl Scan<'_, '_> {
             }
             if entry.inode != 0 {
                 if !dots && self.name(&entry) {
-                    names.push(entry.name);
+                    names.push(self.meant(entry.name));
                 }
                 self.target(&entry, dots);
                 if !dots && let Some(hash) = self.hash {
-                    let hash = hash.of(entry.name);
+                    let hash = hash.of(&self.meant(entry.name));
                     let (low, high) = range.unwrap_or((hash, hash));
                     range = Some((hash.min(low), hash.max(high)));
                 }
@@ -246,6 +319,12 @@ impl Scan<'_, '_> {
         range
     }
 
+    /// What a name is compared by.
+    fn meant<'n>(&self, name: &'n [u8]) -> Cow<'n, [u8]> {
+        let folded = if self.folds { casefold::folded(name) } else { None };
+        folded.map_or(Cow::Borrowed(name), Cow::Owned)
+    }
+
     /// The first two entries of a directory.
     fn dots(&self, nth: u32, entry: &Entry<'_>) {
         if nth == 0 {
@@ -263,6 +342,13 @@ impl Scan<'_, '_> {
 
     /// Whether a name can be one.
     fn name(&self, entry: &Entry<'_>) -> bool {
+        if self.policy.is_some() {
+            let whole = entry.name.len() >= ENCRYPTED_BYTES;
+            if !whole {
+                self.complain(What::EntryName, |it| it.name(entry.name));
+            }
+            return whole;
+        }
         let wrong = entry.name.is_empty()
             || matches!(entry.name, b"." | b"..")
             || entry.name.iter().any(|byte| matches!(byte, 0 | b'/'));
@@ -291,6 +377,15 @@ impl Scan<'_, '_> {
         if entry.kind != expected && !(typed && entry.kind == 0) {
             let with = |it: Complaint| it.name(named).found(entry.kind).expected(expected);
             self.complain(What::EntryKind, with);
+        }
+        if let Some(policy) = self.policy
+            && !dots
+            && matches!(note.file_type(), 1 | 2 | 7)
+        {
+            let all = self.check.policies.lock().unwrap_or_else(PoisonError::into_inner);
+            if all.get(&inode).map(Vec::as_slice) != Some(policy) {
+                self.complain(What::EntryEncryption, |it| it.name(named).found(inode));
+            }
         }
         self.check.notes.name(inode);
         if note.is_directory() && !dots && !self.parents.adopt(inode, self.dir) {

@@ -1,35 +1,35 @@
 //! Pass 1: every inode by itself, and the blocks it claims.
 
+use std::ops::ControlFlow;
 use std::sync::PoisonError;
 
 use draconis_device::{Extent, Urgency};
 use draconis_exchange::contract::Kind;
 use draconis_exchange::heap::Block;
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::blocks::{Claim, walk};
 use super::complaint::{Complaint, What};
 use super::{Check, attributes};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
-use crate::format::inode::{RawInode, flags};
-use crate::format::{le16, le32};
+use crate::format::inline::POINTER_BYTES as INLINE_BYTES;
+use crate::format::inode::{RawInode, flags, is_sealed};
+use crate::format::jbd2::RawJournalSuperblock;
+use crate::format::{extent, le16, le32};
 use crate::map::pointers::reach_blocks;
+use crate::map::{Place, Visit};
 use crate::units::index;
-use crate::{Error, Result};
+use crate::{Error, FsBlock, InodeNumber, Result};
 
 /// Inode tables are read in requests of this many bytes, two at a time.
 const REQUEST_BYTES: u64 = 1 << 20;
 
+const ROOT: u32 = 2;
 const IMAGIC: u32 = 0x2000;
-const CASEFOLD: u32 = 0x4000_0000;
+const CASEFOLD: u32 = flags::CASEFOLD;
 /// The largest file without the `large_file` feature, in bytes.
 const LARGE: u64 = 0x7FFF_FFFF;
-/// What the first block of a journal starts with, in big-endian order.
-const JOURNAL_MAGIC: [u8; 4] = [0xC0, 0x3B, 0x39, 0x98];
-
-/// The incompatible features that a journal may have.
-const JOURNAL_FEATURES: u32 = 0x3F;
 
 /// What an inode is there for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,6 +40,8 @@ pub(super) enum Role {
     Idle,
     Resize,
     Journal,
+    /// The file of orphans, or of a quota: a file that no name leads to.
+    Hidden,
     Reserved,
     Ordinary,
 }
@@ -47,6 +49,9 @@ pub(super) enum Role {
 impl Role {
     pub(super) fn of(check: &Check<'_>, number: u32) -> Self {
         let has = |feature| check.super_.compatible.contains(feature);
+        if check.super_.orphan_file == Some(InodeNumber(number)) || check.is_quota(number) {
+            return Self::Hidden;
+        }
         match number {
             1 => Self::BadBlocks,
             2 => Self::Root,
@@ -65,7 +70,12 @@ pub(super) fn tables(check: &Check<'_>) -> Result<()> {
         each(check, u32::try_from(group).unwrap_or(u32::MAX), &|number, slot| {
             inode(check, number, slot)
         })
-    })
+    })?;
+    // Where the group says that it was never used, it was not looked at.
+    if !check.notes.get(ROOT).is_used() {
+        check.log.add(Complaint::new(What::RootMissing).inode(ROOT));
+    }
+    Ok(())
 }
 
 /// Visits the inodes of a group, with the request after this one made.
@@ -78,14 +88,24 @@ pub(super) fn each(
     let Some(place) = check.groups.get(index(group.into())) else { return Ok(()) };
     let block_bytes = u64::from(super_.block_bytes);
     let start = place.inode_table.saturating_mul(block_bytes);
-    let len = u64::from(super_.inode_table_blocks()).saturating_mul(block_bytes);
+    // What was never used is not read where a checksum says so.
+    let lazy = super_.read_only_compatible.intersects(ReadOnlyCompatible::SUMS);
+    let unused = if lazy { place.unused } else { 0 };
+    let there = super_.inodes_per_group.saturating_sub(unused);
+    let len = u64::from(there).saturating_mul(super_.inode_bytes.into());
+    let len = len.checked_next_multiple_of(block_bytes).unwrap_or(len);
+    let whole = u64::from(super_.inode_table_blocks()).saturating_mul(block_bytes);
+    check.advance(whole.saturating_sub(len));
+    if len == 0 {
+        return Ok(());
+    }
     let order = |at: u64| {
         let count = len.saturating_sub(at).min(REQUEST_BYTES);
         let extent = Extent::new(start.saturating_add(at), count);
         check.disk.read(extent, buffer(check, index(count)), Urgency::Ahead)
     };
     let mut number = group.saturating_mul(super_.inodes_per_group);
-    let last = number.saturating_add(super_.inodes_per_group);
+    let last = number.saturating_add(there);
     let mut at = 0;
     let mut pending = Some(order(at));
     while let Some(read) = pending.take() {
@@ -120,16 +140,15 @@ pub(super) fn mapped<'s>(check: &Check<'_>, number: u32, slot: &'s [u8]) -> Opti
     let (raw, _) = RawInode::ref_from_prefix(slot).ok()?;
     let counts = match Role::of(check, number) {
         Role::Idle => false,
-        Role::Ordinary | Role::Root => raw.i_links_count.get() != 0,
-        Role::BadBlocks | Role::Resize | Role::Journal | Role::Reserved => true,
+        Role::Ordinary | Role::Root => raw.i_links_count.get() != 0 || check.is_pending(number),
+        Role::BadBlocks | Role::Resize | Role::Journal | Role::Hidden | Role::Reserved => true,
     };
     counts.then_some(raw)
 }
 
-/// Whether the pointers of an inode are a block map.
+/// Whether an inode has a map of blocks, of pointers or extents.
 pub(super) fn has_map(check: &Check<'_>, raw: &RawInode) -> bool {
-    let inside = flags::EXTENTS | flags::INLINE_DATA;
-    raw.i_flags.get() & inside == 0
+    raw.i_flags.get() & flags::INLINE_DATA == 0
         && match kind(raw) {
             Some(Kind::File | Kind::Directory) => true,
             Some(Kind::Symlink) => !is_fast(check, raw),
@@ -144,36 +163,56 @@ pub(super) fn kind(raw: &RawInode) -> Option<Kind> {
 /// Whether a symbolic link has its target in the place of its pointers: it has no block
 /// but that of its attributes.
 pub(super) fn is_fast(check: &Check<'_>, raw: &RawInode) -> bool {
-    let attributes = if raw.i_file_acl_lo.get() == 0 { 0 } else { check.super_.block_bytes >> 9 };
-    raw.i_blocks_lo.get() == attributes
+    let flags = raw.i_flags.get();
+    if check.super_.incompatible.contains(Incompatible::EA_INODE) {
+        // Values in inodes of their own are counted, too.
+        return size(raw) < INLINE_BYTES as u64 && flags & flags::EXTENTS == 0;
+    }
+    let cluster = (check.super_.block_bytes >> 9).saturating_mul(check.super_.cluster_blocks);
+    let attributes = if attribute_block(check, raw) == 0 { 0 } else { cluster };
+    raw.i_blocks_lo.get() == attributes && flags & flags::EXTENTS == 0
 }
 
-fn size(raw: &RawInode) -> u64 {
+/// The block of an inode's attributes; 0 if there is none.
+pub(super) fn attribute_block(check: &Check<'_>, raw: &RawInode) -> u64 {
+    let high = match check.super_.incompatible.contains(Incompatible::SIXTY_FOUR_BIT) {
+        true => u64::from(raw.i_file_acl_high.get()) << 32,
+        false => 0,
+    };
+    high | u64::from(raw.i_file_acl_lo.get())
+}
+
+pub(super) fn size(raw: &RawInode) -> u64 {
     u64::from(raw.i_size_lo.get()) | u64::from(raw.i_size_high.get()) << 32
 }
 
 fn inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
     let Ok((raw, _)) = RawInode::ref_from_prefix(slot) else { return Ok(()) };
     let complain = |what| check.log.add(Complaint::new(what).inode(number));
+    // A slot of zeros was never used and needs no sum.
+    if !is_sealed(slot, InodeNumber(number), &check.super_) && slot.iter().any(|it| *it != 0) {
+        complain(What::InodeChecksum);
+    }
     let role = Role::of(check, number);
     let (mode, links) = (raw.i_mode.get(), raw.i_links_count.get());
     let kind = kind(raw);
     let died = raw.i_dtime.get();
-    if died != 0 && died < check.super_.inodes {
+    let pending = check.is_pending(number);
+    if died != 0 && died < check.super_.inodes && !pending {
         let listed = check.orphans.contains(&number);
         complain(if listed { What::OnOrphanList } else { What::InOrphanList });
     }
-    if raw.i_flags.get() & never(role, number, mode) != 0 {
+    if raw.i_flags.get() & never(check, role, number, mode) != 0 {
         complain(What::Flags);
     }
     match role {
         Role::BadBlocks => {
             check.notes.put(number, None, links);
-            if mode != 0 || links != 0 || raw.i_file_acl_lo.get() != 0 {
+            if mode != 0 || links != 0 || attribute_block(check, raw) != 0 {
                 complain(What::ReservedInode);
             }
             let mut claim = Claim::new(check, number, true);
-            return walk(check, number, &raw.i_block.map(|it| it.get()), &mut claim);
+            return walk(check, number, raw, &mut claim);
         }
         Role::Idle => {
             check.notes.put(number, None, links);
@@ -196,6 +235,11 @@ fn inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
             return resize(check, number, raw);
         }
         Role::Journal => journal(check, number, raw)?,
+        Role::Hidden => {
+            if kind != Some(Kind::File) || links == 0 {
+                complain(What::ReservedInode);
+            }
+        }
         Role::Reserved => {
             let fits = mode == 0 || number == 5 && kind != Some(Kind::Directory) || number == 7;
             if !fits {
@@ -209,14 +253,14 @@ fn inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
                 return Ok(());
             }
         }
-        Role::Ordinary if links == 0 => {
+        Role::Ordinary if links == 0 && !pending => {
             if mode != 0 && died == 0 {
                 complain(What::DeletedWithoutTime);
             }
             return Ok(());
         }
         Role::Ordinary => {
-            if died != 0 {
+            if died != 0 && !pending {
                 complain(What::UsedWithDeletionTime);
             }
             if kind.is_none() {
@@ -224,27 +268,33 @@ fn inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
             }
         }
     }
+    let mut outside = (0, 0);
     check.notes.put(number, kind, links);
     if kind == Some(Kind::Directory) {
         check.directories.lock().unwrap_or_else(PoisonError::into_inner).push(number);
     }
     if matches!(role, Role::Ordinary | Role::Root) {
         fields(check, number, raw, kind);
-        extra(check, number, slot)?;
+        outside = extra(check, number, slot);
     }
-    contents(check, number, raw, kind, role)
+    let mut claim = Claim::new(check, number, false);
+    (claim.count, claim.values) = outside;
+    contents(check, number, slot, kind, role, claim)
 }
 
 /// Flags that a reserved inode never has; those of others are looked at with their kind.
-fn never(role: Role, number: u32, mode: u16) -> u32 {
-    let mapped = flags::EXTENTS | flags::INLINE_DATA;
+fn never(check: &Check<'_>, role: Role, number: u32, mode: u16) -> u32 {
+    let extents = check.super_.incompatible.contains(Incompatible::EXTENTS);
+    let mapped = if extents { 0 } else { flags::EXTENTS } | flags::INLINE_DATA;
     match role {
         Role::Ordinary | Role::Root => 0,
         Role::BadBlocks => mapped | CASEFOLD,
-        Role::Idle if number == 8 => flags::EXTENTS | CASEFOLD,
+        Role::Idle if number == 8 => mapped & flags::EXTENTS | CASEFOLD,
         Role::Idle => CASEFOLD,
         Role::Reserved if mode == 0 => flags::INDEX | CASEFOLD,
-        Role::Resize | Role::Journal | Role::Reserved => flags::INDEX | mapped | CASEFOLD,
+        Role::Resize | Role::Journal | Role::Hidden | Role::Reserved => {
+            flags::INDEX | mapped | CASEFOLD
+        }
     }
 }
 
@@ -253,7 +303,24 @@ fn fields(check: &Check<'_>, number: u32, raw: &RawInode, kind: Option<Kind>) {
     let super_ = &check.super_;
     let set = raw.i_flags.get();
     let directory = kind == Some(Kind::Directory);
-    let mut wrong = flags::ENCRYPT | flags::EXTENTS | flags::INLINE_DATA | CASEFOLD;
+    let mut wrong = 0;
+    for (feature, flag) in [
+        (Incompatible::EXTENTS, flags::EXTENTS),
+        (Incompatible::INLINE_DATA, flags::INLINE_DATA),
+        (Incompatible::ENCRYPT, flags::ENCRYPT),
+        (Incompatible::CASEFOLD, CASEFOLD),
+    ] {
+        if !super_.incompatible.contains(feature) {
+            wrong |= flag;
+        }
+    }
+    if !directory {
+        wrong |= CASEFOLD;
+    }
+    let mapped = flags::EXTENTS | flags::INLINE_DATA;
+    if set & mapped == mapped {
+        wrong |= mapped;
+    }
     if !super_.compatible.contains(Compatible::IMAGIC_INODES) {
         wrong |= IMAGIC;
     }
@@ -265,10 +332,11 @@ fn fields(check: &Check<'_>, number: u32, raw: &RawInode, kind: Option<Kind>) {
         complain(Complaint::new(What::Flags).found(set).expected(set & !wrong));
     }
     let huge = super_.read_only_compatible.contains(ReadOnlyCompatible::HUGE_FILE);
+    let wide = super_.incompatible.contains(Incompatible::SIXTY_FOUR_BIT);
     let large = super_.incompatible.contains(Incompatible::LARGEDIR);
     for (field, high) in [
         ("i_blocks_hi", if huge { 0 } else { raw.i_blocks_high.get().into() }),
-        ("i_file_acl_hi", raw.i_file_acl_high.get().into()),
+        ("i_file_acl_hi", if wide { 0 } else { raw.i_file_acl_high.get().into() }),
         ("i_size_high", if directory && !large { raw.i_size_high.get() } else { 0 }),
     ] {
         if high != 0 {
@@ -280,26 +348,31 @@ fn fields(check: &Check<'_>, number: u32, raw: &RawInode, kind: Option<Kind>) {
     }
 }
 
-/// What a slot of more than 128 bytes holds beyond them.
-fn extra(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
+/// What a slot of more than 128 bytes holds beyond them; the clusters of values of attributes that
+/// are in inodes of their own, and how many.
+fn extra(check: &Check<'_>, number: u32, slot: &[u8]) -> (u64, u64) {
     let old = size_of::<RawInode>();
-    let Some(extra) = le16(slot, old) else { return Ok(()) };
+    let Some(extra) = le16(slot, old) else { return (0, 0) };
     let end = old.saturating_add(extra.into());
     if extra == 0 {
-        return Ok(());
+        return (0, 0);
     }
     if !extra.is_multiple_of(4) || end > slot.len() {
         check.log.add(Complaint::new(What::ExtraSize).inode(number).found(extra));
-        return Ok(());
+        return (0, 0);
     }
     let rest = slot.get(end..).unwrap_or_default();
-    if le32(rest, 0) == Some(attributes::MAGIC) {
-        let list = rest.get(4..).unwrap_or_default();
-        if !attributes::is_sound(list, 0, attributes::Container::Inode) {
+    if le32(rest, 0) != Some(attributes::MAGIC) {
+        return (0, 0);
+    }
+    let list = rest.get(4..).unwrap_or_default();
+    match attributes::list(check, number, list, 0, attributes::Container::Inode) {
+        Some(values) => attributes::note(check, values),
+        None => {
             check.log.add(Complaint::new(What::AttributesInInode).inode(number));
+            (0, 0)
         }
     }
-    Ok(())
 }
 
 /// The resize inode. Its blocks are the volume's own, but for one.
@@ -314,7 +387,7 @@ fn resize(check: &Check<'_>, number: u32, raw: &RawInode) -> Result<()> {
         return Ok(());
     };
     let mut claim = Claim::new(check, number, false);
-    let attributes = u64::from(raw.i_file_acl_lo.get());
+    let attributes = attribute_block(check, raw);
     if attributes != 0 && check.holds(attributes) {
         attributes::block(check, number, attributes, &mut claim)?;
     }
@@ -330,23 +403,63 @@ fn resize(check: &Check<'_>, number: u32, raw: &RawInode) -> Result<()> {
 fn contents(
     check: &Check<'_>,
     number: u32,
-    raw: &RawInode,
+    slot: &[u8],
     kind: Option<Kind>,
     role: Role,
+    mut claim: Claim<'_, '_>,
 ) -> Result<()> {
-    let mut claim = Claim::new(check, number, false);
-    let attributes = u64::from(raw.i_file_acl_lo.get());
+    let Ok((raw, _)) = RawInode::ref_from_prefix(slot) else { return Ok(()) };
+    let attributes = attribute_block(check, raw);
     // Where a reserved inode points to nothing, that is no damage.
     let heeded = matches!(role, Role::Ordinary | Role::Root) || check.holds(attributes);
     if attributes != 0 && heeded {
         attributes::block(check, number, attributes, &mut claim)?;
     }
     if has_map(check, raw) {
-        walk(check, number, &raw.i_block.map(|it| it.get()), &mut claim)?;
+        walk(check, number, raw, &mut claim)?;
     }
-    lengths(check, number, raw, kind, &claim)?;
+    if raw.i_flags.get() & flags::INLINE_DATA != 0 {
+        inline(check, number, slot, kind);
+    } else {
+        lengths(check, number, raw, kind, &claim)?;
+    }
     block_count(check, number, raw, kind, &claim);
+    attributes::encryption(check, number, raw.i_flags.get() & flags::ENCRYPT != 0);
+    let counted = matches!(role, Role::Ordinary | Role::Root);
+    if counted && raw.i_flags.get() & flags::EA_INODE == 0 {
+        super::quota::count(check, slot, claim.count, claim.values);
+    }
     Ok(())
+}
+
+/// The size of what is inside its inode.
+fn inline(check: &Check<'_>, number: u32, slot: &[u8], kind: Option<Kind>) {
+    let Ok((raw, _)) = RawInode::ref_from_prefix(slot) else { return };
+    let Some(value) = attributes::inline_data(slot) else {
+        check.log.add(Complaint::new(What::InlineData).inode(number));
+        return;
+    };
+    let there = (INLINE_BYTES as u64).saturating_add(value.len() as u64);
+    let size = size(raw);
+    let fits = match kind {
+        Some(Kind::File) => size <= there,
+        _ => size == there,
+    };
+    if !fits {
+        let complaint = Complaint::new(What::Size).inode(number);
+        check.log.add(complaint.found(size).expected(there));
+    }
+}
+
+/// Whether what looks like a tree of extents is said to be one.
+fn extent_flag(check: &Check<'_>, number: u32, raw: &RawInode, kind: Option<Kind>) {
+    let mapped = flags::EXTENTS | flags::INLINE_DATA;
+    let may_have = matches!(kind, Some(Kind::File | Kind::Directory))
+        && check.super_.incompatible.contains(Incompatible::EXTENTS)
+        && raw.i_flags.get() & mapped == 0;
+    if may_have && extent::Node::check(raw.i_block.as_bytes(), None).is_ok() {
+        check.log.add(Complaint::new(What::ExtentFlag).inode(number));
+    }
 }
 
 fn block_count(
@@ -356,6 +469,7 @@ fn block_count(
     kind: Option<Kind>,
     claim: &Claim<'_, '_>,
 ) {
+    extent_flag(check, number, raw, kind);
     // What is unknown below a pointer that leads nowhere cannot be counted.
     if claim.outside > 0 || claim.skipped || kind.is_none() && raw.i_mode.get() != 0 {
         return;
@@ -369,7 +483,8 @@ fn block_count(
             unit = 1;
         }
     }
-    let expected = claim.count.saturating_mul(unit);
+    let blocks = claim.count.saturating_mul(check.super_.cluster_blocks.into());
+    let expected = blocks.saturating_mul(unit);
     if found != expected {
         let complaint = Complaint::new(What::BlockCount).inode(number);
         check.log.add(complaint.found(found).expected(expected));
@@ -400,10 +515,17 @@ fn lengths(
             if !claim.skipped && (size != whole || whole == 0) {
                 wrong_size();
             }
+            if claim.unwritten > 0 {
+                complain(What::DirectoryUnwritten);
+            }
         }
         Some(Kind::File) => {
-            let most = reach_blocks(check.super_.block_bytes).saturating_mul(block_bytes);
-            if size < whole.saturating_sub(block_bytes) || size > most {
+            let extents = raw.i_flags.get() & flags::EXTENTS != 0;
+            // Blocks may be kept behind the end if they were never written.
+            let last = if extents { claim.last_written } else { claim.last };
+            let least = last.map_or(0, |last| last.saturating_mul(block_bytes));
+            let verity = raw.i_flags.get() & flags::VERITY != 0;
+            if size < least && !verity && !check.is_pending(number) || size > reach(check, raw) {
                 wrong_size();
             }
             let large = check.super_.read_only_compatible.contains(ReadOnlyCompatible::LARGE_FILE);
@@ -411,6 +533,7 @@ fn lengths(
                 complain(What::LargeFileFeature);
             }
         }
+        None if size > reach(check, raw) => wrong_size(),
         Some(Kind::Symlink) if !is_symlink(check, raw, claim)? => complain(What::Symlink),
         Some(Kind::CharDevice | Kind::BlockDevice | Kind::Fifo | Kind::Socket) if size != 0 => {
             complain(What::SpecialSize);
@@ -420,43 +543,66 @@ fn lengths(
     Ok(())
 }
 
+/// The longest that a file may be.
+fn reach(check: &Check<'_>, raw: &RawInode) -> u64 {
+    let block_bytes = u64::from(check.super_.block_bytes);
+    match raw.i_flags.get() & flags::EXTENTS != 0 {
+        true => (1u64 << 32).saturating_mul(block_bytes).saturating_sub(1),
+        false => reach_blocks(check.super_.block_bytes).saturating_mul(block_bytes),
+    }
+}
+
 /// Whether a target is as long as its link says.
 fn is_symlink(check: &Check<'_>, raw: &RawInode, claim: &Claim<'_, '_>) -> Result<bool> {
+    let encrypted = raw.i_flags.get() & flags::ENCRYPT != 0;
     let len = |bytes: &[u8]| bytes.iter().take_while(|byte| **byte != 0).count() as u64;
     let size = size(raw);
     if is_fast(check, raw) {
         let words = raw.i_block.map(|word| word.get().to_le_bytes());
         let bytes = words.as_flattened();
-        return Ok(size > 0 && size < bytes.len() as u64 && len(bytes) == size);
+        return Ok(size > 0 && size < bytes.len() as u64 && (encrypted || len(bytes) == size));
     }
-    let [first, ..] = raw.i_block;
-    let block = u64::from(first.get());
-    if claim.last != Some(0) || claim.indirect > 0 || !check.holds(block) {
+    let Some(block) = claim.first.filter(|block| check.holds(*block)) else { return Ok(false) };
+    if claim.last != Some(0) || claim.indirect > 0 {
         return Ok(false);
     }
     let bytes = check.block(block, BlockRole::Contents)?;
-    Ok(size > 0 && size < bytes.len() as u64 && len(&bytes) == size)
+    Ok(size > 0 && size < bytes.len() as u64 && (encrypted || len(&bytes) == size))
 }
 
 /// Whether the journal's inode leads to a journal that is empty.
 fn journal(check: &Check<'_>, number: u32, raw: &RawInode) -> Result<()> {
-    let [first, ..] = raw.i_block;
-    let block = u64::from(first.get());
+    struct First(Option<u64>);
+    impl Visit for First {
+        fn run(&mut self, at: u64, _: u64, place: Place) -> ControlFlow<()> {
+            if let (0, Place::At(FsBlock(block))) = (at, place) {
+                self.0 = Some(block);
+            }
+            ControlFlow::Break(())
+        }
+    }
+    let mut first = First(None);
     let there = kind(raw) == Some(Kind::File) && raw.i_links_count.get() != 0;
-    let sound = there && check.holds(block) && {
-        let bytes = check.block(block, BlockRole::Contents)?;
-        let word = |at: usize| bytes.get(at..).and_then(|rest| rest.first_chunk::<4>()).copied();
-        let blocks = word(16).map_or(0, u32::from_be_bytes);
-        let have = size(raw).checked_div(check.super_.block_bytes.into()).unwrap_or(0);
-        word(0) == Some(JOURNAL_MAGIC)
-            && matches!(word(4), Some([0, 0, 0, 3 | 4]))
-            && word(12) == Some(check.super_.block_bytes.to_be_bytes())
-            && u64::from(blocks) <= have
-            && (word(28) == Some([0; 4]) || check.super_.needs_recovery())
-            && (word(4) == Some([0, 0, 0, 3]) || {
-                let incompatible = word(40).map_or(0, u32::from_be_bytes);
-                incompatible & !JOURNAL_FEATURES == 0 && word(44) == Some([0; 4])
-            })
+    if there {
+        walk(check, number, raw, &mut first)?;
+    }
+    let have = size(raw).checked_div(check.super_.block_bytes.into()).unwrap_or(0);
+    let sound = match first.0.filter(|block| check.holds(*block)) {
+        None => false,
+        Some(block) => {
+            let bytes = check.block(block, BlockRole::Contents)?;
+            let raw = RawJournalSuperblock::view(&bytes);
+            if raw.as_ref().is_ok_and(|raw| raw.s_start.get() != 0)
+                && !check.super_.needs_recovery()
+            {
+                check.log.add(Complaint::new(What::JournalNotEmpty).inode(number));
+            }
+            match raw.and_then(|raw| raw.check(check.super_.block_bytes, have)) {
+                Ok(_) => true,
+                // What is in the log does not count then, and so does where it begins.
+                Err(error) => error == RawJournalSuperblock::WRONG_START,
+            }
+        }
     };
     if !sound {
         check.log.add(Complaint::new(What::JournalInode).inode(number));

@@ -6,21 +6,21 @@ use super::Check;
 use super::bits::Bits;
 use super::complaint::{Complaint, Log, What};
 use crate::blocks::role::Role as BlockRole;
-use crate::format::features::{Compatible, Incompatible};
-use crate::format::group::{Group, flags};
+use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
+use crate::format::group::{self, Group, flags};
 use crate::format::inode::RawInode;
 use crate::format::le32;
 use crate::format::superblock::{RawSuperblock, Superblock};
 use crate::units::index;
-use crate::{GroupNumber, Result};
+use crate::{FsBlock, GroupNumber, Result};
 
-/// Bits of `bg_flags` and what `uninit_bg` makes of them.
 /// The inode whose map holds the blocks kept for more descriptors.
 const RESIZE_INODE: u32 = 7;
 
 /// What a group's descriptor says.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GroupPlaces {
+    pub(super) said: Group,
     pub(super) block_bitmap: u64,
     pub(super) inode_bitmap: u64,
     pub(super) inode_table: u64,
@@ -29,6 +29,10 @@ pub(super) struct GroupPlaces {
     pub(super) directories: u32,
     /// Inodes at the end of the table that were never used, if the descriptor is right.
     pub(super) unused: u32,
+    /// Its block bitmap was never written: the group's own blocks are in use, no others.
+    pub(super) blocks_unwritten: bool,
+    /// Its inode bitmap was never written: no inode is in use.
+    pub(super) inodes_unwritten: bool,
 }
 
 /// Checks the fields that [`RawSuperblock::check`] leaves alone.
@@ -41,20 +45,21 @@ pub(super) fn superblock(raw: &RawSuperblock, super_: &Superblock, disk_bytes: u
     if super_.revision.0 == 0 && features.iter().any(|set| set.get() != 0) {
         log.add(Complaint::new(What::FeaturesInRevision0));
     }
-    let first = u64::from(super_.block_bytes == 1024);
+    let clusters = super_.read_only_compatible.contains(ReadOnlyCompatible::BIGALLOC);
+    let first = u64::from(super_.block_bytes == 1024 && !clusters);
     if u64::from(super_.first_data_block) != first {
         wrong("first data block", super_.first_data_block.into(), Some(first));
     }
-    let reserved = u64::from(raw.s_r_blocks_count_lo.get());
-    if reserved > super_.blocks / 2 {
-        wrong("reserved blocks", reserved, None);
+    if super_.reserved_blocks > super_.blocks / 2 {
+        wrong("reserved blocks", super_.reserved_blocks, None);
     }
-    if raw.s_log_cluster_size != raw.s_log_block_size {
+    if !clusters && raw.s_log_cluster_size != raw.s_log_block_size {
         wrong("cluster size", raw.s_log_cluster_size.get().into(), None);
     }
-    if raw.s_clusters_per_group != raw.s_blocks_per_group {
-        let expected = u64::from(super_.blocks_per_group);
-        wrong("clusters per group", raw.s_clusters_per_group.get().into(), Some(expected));
+    let per_group = super_.clusters_per_group();
+    if raw.s_clusters_per_group.get() != per_group {
+        let expected = Some(per_group.into());
+        wrong("clusters per group", raw.s_clusters_per_group.get().into(), expected);
     }
     if !super_.blocks_per_group.is_multiple_of(8) || super_.blocks_per_group < 256 {
         wrong("blocks per group", super_.blocks_per_group.into(), None);
@@ -93,6 +98,23 @@ pub(super) fn superblock(raw: &RawSuperblock, super_: &Superblock, disk_bytes: u
 
 fn clashes(raw: &RawSuperblock, super_: &Superblock, log: &Log) {
     let resize = super_.compatible.contains(Compatible::RESIZE_INODE);
+    let has = |feature| super_.incompatible.contains(feature);
+    let sums = super_.read_only_compatible.contains(ReadOnlyCompatible::METADATA_CSUM);
+    let clash = |names: &str| {
+        log.add(Complaint::new(What::FeatureClash).name(names.as_bytes()));
+    };
+    if super_.read_only_compatible.contains(ReadOnlyCompatible::SUMS) {
+        clash("metadata_csum, uninit_bg");
+    }
+    if has(Incompatible::MMP) && raw.s_mmp_block.get() == 0 {
+        log.add(Complaint::new(What::MmpBlock).block(0));
+    }
+    if has(Incompatible::SIXTY_FOUR_BIT) && !has(Incompatible::EXTENTS) {
+        clash("64bit, ^extent");
+    }
+    if has(Incompatible::CSUM_SEED) && !sums {
+        clash("metadata_csum_seed, ^metadata_csum");
+    }
     if resize && super_.incompatible.contains(Incompatible::META_BG) {
         log.add(Complaint::new(What::FeatureClash).name(b"resize_inode, meta_bg"));
     }
@@ -111,34 +133,51 @@ fn clashes(raw: &RawSuperblock, super_: &Superblock, log: &Log) {
     }
 }
 
-/// Reads all descriptors and marks what the groups take for themselves.
-pub(super) fn groups(check: &Check<'_>) -> Result<Vec<GroupPlaces>> {
-    let mut places = Vec::new();
+/// Reads all descriptors and marks what the groups take for themselves; those whose checksums
+/// are wrong.
+pub(super) fn groups(check: &Check<'_>) -> Result<(Vec<GroupPlaces>, Vec<u32>)> {
+    let (mut places, mut unsealed) = (Vec::new(), Vec::new());
     for group in 0..check.super_.groups {
         mark_super_and_descriptors(check, group);
-        places.push(descriptor(check, group)?);
+        let (place, is_sealed) = descriptor(check, group)?;
+        places.push(place);
+        if !is_sealed {
+            unsealed.push(group);
+        }
     }
     for (group, place) in (0u32..).zip(&places) {
         mark_tables(check, group, place);
     }
-    Ok(places)
+    if let Some(FsBlock(block)) = check.super_.mmp_block {
+        mmp(check, block)?;
+    }
+    Ok((places, unsealed))
 }
 
-fn descriptor(check: &Check<'_>, group: u32) -> Result<GroupPlaces> {
+/// The descriptor of a group, and whether its checksum is right.
+fn descriptor(check: &Check<'_>, group: u32) -> Result<(GroupPlaces, bool)> {
     let super_ = &check.super_;
     let (block, slot) = super_.descriptor_place(GroupNumber(group));
     let bytes = check.store.block(block, BlockRole::Descriptors)?;
     let said = Group::read(&bytes, slot, super_)?;
+    let is_sealed = group::is_sealed(&bytes, slot, super_, GroupNumber(group));
+    let lazy = super_.read_only_compatible.intersects(ReadOnlyCompatible::SUMS);
     let unused = match said.unused_inodes {
         _ if said.flags & flags::INODE_UNINIT != 0 => super_.inodes_per_group,
-        // A number is not heeded that makes no sense.
-        unused if unused > super_.inodes_per_group => 0,
-        unused => unused,
+        // Without checksums a number is not heeded that makes no sense.
+        unused if unused > super_.inodes_per_group && !lazy => 0,
+        unused => unused.min(super_.inodes_per_group),
     };
-    if said.unused_inodes != 0 || unused != 0 || said.flags & flags::BLOCK_UNINIT != 0 {
+    let says_so = said.unused_inodes != 0 || unused != 0 || said.flags & flags::BLOCK_UNINIT != 0;
+    if says_so && !lazy {
         check.log.add(Complaint::new(What::GroupUninitialised).group(group));
     }
-    Ok(GroupPlaces {
+    if lazy && said.unused_inodes > super_.inodes_per_group {
+        let complaint = Complaint::new(What::GroupUnused).group(group);
+        check.log.add(complaint.found(said.unused_inodes));
+    }
+    let place = GroupPlaces {
+        said,
         block_bitmap: said.block_bitmap.0,
         inode_bitmap: said.inode_bitmap.0,
         inode_table: said.inode_table.0,
@@ -146,30 +185,66 @@ fn descriptor(check: &Check<'_>, group: u32) -> Result<GroupPlaces> {
         free_inodes: said.free_inodes,
         directories: said.directories,
         unused,
-    })
+        blocks_unwritten: lazy && said.flags & flags::BLOCK_UNINIT != 0,
+        inodes_unwritten: lazy && said.flags & flags::INODE_UNINIT != 0,
+    };
+    Ok((place, is_sealed))
+}
+
+/// The block by which hosts see that the volume is in use.
+fn mmp(check: &Check<'_>, block: u64) -> Result<()> {
+    let complain = || check.log.add(Complaint::new(What::MmpBlock).block(block));
+    if !check.holds(block) || take(check, block) {
+        complain();
+        return Ok(());
+    }
+    let bytes = check.block(block, BlockRole::Contents)?;
+    let sum = bytes.get(..1020).and_then(|bytes| Some(check.super_.checksum_seed?.of(bytes).get()));
+    if le32(&bytes, 0) != Some(0x004D_4D50) || sum.is_some() && le32(&bytes, 1020) != sum {
+        complain();
+    }
+    Ok(())
 }
 
 fn take(check: &Check<'_>, block: u64) -> bool {
-    let nth = check.nth(block);
-    check.used.set(nth);
-    check.metadata.set(nth)
+    check.used.set(check.cluster(block));
+    check.metadata.set(check.nth(block))
 }
 
 /// Superblocks and descriptors, the copies included.
-fn mark_super_and_descriptors(check: &Check<'_>, group: u32) {
-    let super_ = &check.super_;
+fn super_and_descriptors(super_: &Superblock, group: u32) -> std::ops::Range<u64> {
     let start = super_.group_start(GroupNumber(group)).0;
-    let mut next = start;
     let copy = super_.has_superblock(GroupNumber(group));
-    if copy {
-        take(check, next);
-        next = next.saturating_add(1);
-    }
-    let end = start.saturating_add(u64::from(super_.blocks_per_group));
-    let count = descriptor_blocks_in(super_, group, copy);
-    for block in next..next.saturating_add(count).min(end) {
+    // With clusters of small blocks group 0 begins before the superblock.
+    let first = if group == 0 { super_.place().0.0.max(start) } else { start };
+    let end = start.saturating_add(u64::from(super_.blocks_per_group)).min(super_.blocks);
+    let count = descriptor_blocks_in(super_, group, copy).saturating_add(copy.into());
+    start..first.saturating_add(count).min(end).max(start)
+}
+
+fn mark_super_and_descriptors(check: &Check<'_>, group: u32) {
+    super_and_descriptors(&check.super_, group).for_each(|block| {
         take(check, block);
+    });
+}
+
+/// What is in use in the groups whose block bitmaps were never written: their own structures.
+pub(super) fn unwritten(check: &Check<'_>) -> Bits {
+    let places = || (0u32..).zip(&check.groups).filter(|(_, place)| place.blocks_unwritten);
+    if places().next().is_none() {
+        return Bits::new(0);
     }
+    let bits = Bits::new(check.used.len());
+    let mark = |block: u64| {
+        bits.set(check.cluster(block));
+    };
+    let table_blocks = u64::from(check.super_.inode_table_blocks());
+    for (group, place) in places() {
+        super_and_descriptors(&check.super_, group).for_each(mark);
+        [place.block_bitmap, place.inode_bitmap].into_iter().for_each(mark);
+        (place.inode_table..place.inode_table.saturating_add(table_blocks)).for_each(mark);
+    }
+    bits
 }
 
 /// Descriptor blocks, with their reserve, that `group` holds.
@@ -217,10 +292,11 @@ fn mark_tables(check: &Check<'_>, group: u32, place: &GroupPlaces) {
     }
 }
 
-/// Blocks of a group.
-pub(super) fn blocks_in(super_: &Superblock, group: u32) -> u64 {
+/// Clusters of a group.
+pub(super) fn clusters_in(super_: &Superblock, group: u32) -> u64 {
     let start = super_.group_start(GroupNumber(group)).0;
-    super_.blocks.saturating_sub(start).min(u64::from(super_.blocks_per_group))
+    let blocks = super_.blocks.saturating_sub(start).min(u64::from(super_.blocks_per_group));
+    blocks.div_ceil(u64::from(super_.cluster_blocks.max(1)))
 }
 
 /// Members of `bits` in `start..end`.
@@ -269,7 +345,7 @@ pub(super) fn reserve(check: &Check<'_>, raw: &RawInode) -> Result<Option<Reserv
     let fan_out = super_.block_bytes / 4;
     let mut right = vec![0; index(fan_out.into())];
     let mut reserve = Reserve { list, count: 1, last: 0 };
-    let first = u64::from(super_.first_data_block).saturating_add(1);
+    let first = super_.place().0.0.saturating_add(1);
     for nth in 0..u32::from(super_.reserved_descriptor_blocks) {
         let nth = super_.descriptor_blocks().saturating_add(nth);
         let reserved = first.saturating_add(nth.into());

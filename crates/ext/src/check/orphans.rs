@@ -1,14 +1,31 @@
 //! The list of inodes that were deleted, or cut short, while in use.
 //!
-//! The superblock names the first; each one's deletion time is the number of the next.
+//! The superblock names the first; each one's deletion time is the number of the next. With
+//! `orphan_file` they are in the blocks of a file instead:
+//!
+//! ```text
+//!   | inode .. inode | magic | checksum |     each block
+//! ```
 
 use std::collections::HashSet;
+use std::ops::ControlFlow;
 
+use draconis_exchange::contract::Kind;
 use zerocopy::FromBytes;
 
-use super::{Check, entries};
-use crate::Result;
+use super::blocks::walk;
+use super::complaint::{Complaint, What};
+use super::{Check, entries, inodes};
+use crate::blocks::role::Role as BlockRole;
+use crate::format::features::ReadOnlyCompatible;
 use crate::format::inode::RawInode;
+use crate::format::le32;
+use crate::map::{Place, Visit};
+use crate::{FileId, FsBlock, InodeNumber, Result};
+
+/// What each block of the file of orphans ends with.
+const TAIL_BYTES: usize = 8;
+const TAIL_MAGIC: u32 = 0x0B10_CA04;
 
 /// The inodes on the list, as far as it makes sense.
 pub(super) fn listed(check: &Check<'_>) -> Result<HashSet<u32>> {
@@ -22,4 +39,63 @@ pub(super) fn listed(check: &Check<'_>) -> Result<HashSet<u32>> {
         next = raw.i_dtime.get();
     }
     Ok(listed)
+}
+
+/// The file of orphans.
+struct Blocks {
+    found: Vec<(u64, u64)>,
+    /// No file has more.
+    most: u64,
+}
+
+impl Visit for Blocks {
+    fn run(&mut self, at: u64, blocks: u64, place: Place) -> ControlFlow<()> {
+        if let Place::At(FsBlock(block)) = place {
+            let blocks = blocks.min(self.most);
+            self.most = self.most.saturating_sub(blocks);
+            self.found
+                .extend((0..blocks).map(|nth| (at.saturating_add(nth), block.saturating_add(nth))));
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+/// Looks at the file of orphans: all its blocks are there and sealed, and nothing is in them
+/// unless the volume says so; the inodes that it names.
+pub(super) fn file(check: &Check<'_>) -> Result<Vec<u32>> {
+    let mut named = Vec::new();
+    let Some(InodeNumber(number)) = check.super_.orphan_file else { return Ok(named) };
+    let complain = || check.log.add(Complaint::new(What::OrphanFile).inode(number));
+    if number > check.super_.inodes {
+        complain();
+        return Ok(named);
+    }
+    let slot = entries::slot(check, number)?;
+    let Ok((raw, _)) = RawInode::ref_from_prefix(&slot) else { return Ok(named) };
+    let mut blocks = Blocks { found: vec![], most: check.super_.blocks };
+    if inodes::kind(raw) == Some(Kind::File) {
+        walk(check, number, raw, &mut blocks)?;
+    }
+    let block_bytes = u64::from(check.super_.block_bytes);
+    let len = inodes::size(raw).checked_div(block_bytes).unwrap_or(0);
+    let file = FileId { inode: number, generation: raw.i_generation.get() };
+    let seed = check.super_.checksum_of_file(file);
+    let present = ReadOnlyCompatible::ORPHAN_PRESENT;
+    let present = check.super_.read_only_compatible.contains(present);
+    let whole = len == blocks.found.len() as u64 && len > 0;
+    let mut sound = whole && blocks.found.iter().zip(0..).all(|((at, _), nth)| *at == nth);
+    for (_, block) in blocks.found {
+        let bytes = check.block(block, BlockRole::Contents)?;
+        let (entries, tail) = bytes.split_at(bytes.len().saturating_sub(TAIL_BYTES));
+        let sum = seed.map(|seed| seed.of64(block).of(entries).get());
+        sound &= le32(tail, 0) == Some(TAIL_MAGIC)
+            && (sum.is_none() || le32(tail, 4) == sum)
+            && (present || entries.iter().all(|byte| *byte == 0));
+        let words = entries.chunks_exact(4).filter_map(|word| le32(word, 0));
+        named.extend(words.filter(|inode| *inode != 0));
+    }
+    if !sound {
+        complain();
+    }
+    Ok(named)
 }

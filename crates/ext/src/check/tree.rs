@@ -85,7 +85,10 @@ impl Walk<'_, '_> {
         let entries = bytes.get(start..).unwrap_or_default();
         let limit = usize::from(le16(entries, 0).unwrap_or(0));
         let count = usize::from(le16(entries, 2).unwrap_or(0));
-        if limit != entries.len() / ENTRY_BYTES || count == 0 || count > limit {
+        // Checksums stand behind the entries.
+        let sums = self.check.super_.checksum_seed.is_some();
+        let room = entries.len() / ENTRY_BYTES;
+        if limit != room.saturating_sub(sums.into()) || count == 0 || count > limit {
             self.broken = true;
             self.complain(What::TreeNode, u64::from(level));
             return Ok(());

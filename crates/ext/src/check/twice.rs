@@ -21,9 +21,13 @@ struct Name<'a, 'b> {
 }
 
 impl Name<'_, '_> {
-    fn look(&self, block: u64) {
-        if !self.check.twice.has(self.check.nth(block)) {
-            return;
+    /// Whether to look on.
+    fn look(&self, block: u64) -> bool {
+        if !self.check.twice.has(self.check.cluster(block)) {
+            return true;
+        }
+        if !self.check.once_more() {
+            return false;
         }
         let complaint = Complaint::new(What::ClaimedTwice).block(block);
         let mut first = self.first_claims.lock().unwrap_or_else(PoisonError::into_inner);
@@ -33,13 +37,14 @@ impl Name<'_, '_> {
             Some(before) if before == self.inode => {}
             _ => self.check.log.add(complaint.inode(self.inode)),
         }
+        true
     }
 }
 
 impl Visit for Name<'_, '_> {
     fn run(&mut self, _: u64, blocks: u64, place: Place) -> ControlFlow<()> {
-        if let Place::At(FsBlock(block)) = place {
-            (0..blocks).for_each(|nth| self.look(block.saturating_add(nth)));
+        if let Place::At(FsBlock(block)) | Place::Unwritten(FsBlock(block)) = place {
+            let _ = (0..blocks).all(|nth| self.look(block.saturating_add(nth)));
         }
         ControlFlow::Continue(())
     }
@@ -62,12 +67,12 @@ pub(super) fn name_twice(check: &Check<'_>) -> Result<()> {
             let Some(raw) = inodes::mapped(check, number, slot) else { return Ok(()) };
             let visit =
                 &mut Name { check, inode: number, walked: &walked, first_claims: &first_claims };
-            let attributes = u64::from(raw.i_file_acl_lo.get());
+            let attributes = inodes::attribute_block(check, raw);
             if attributes != 0 && Role::of(check, number) == Role::Ordinary {
                 visit.look(attributes);
             }
             if inodes::has_map(check, raw) {
-                walk(check, number, &raw.i_block.map(|it| it.get()), visit)?;
+                walk(check, number, raw, visit)?;
             }
             Ok(())
         })?;

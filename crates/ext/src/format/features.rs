@@ -175,14 +175,24 @@ impl Incompatible {
         .union(Self::CASEFOLD);
 
     /// What a writer keeps intact.
-    pub const WRITABLE: Self = Self::CHECKABLE.union(Self::EXTENTS).union(Self::SIXTY_FOUR_BIT);
+    pub const WRITABLE: Self = Self::GROWABLE.union(Self::EXTENTS).union(Self::SIXTY_FOUR_BIT);
 
-    /// What a check understands, and what grows.
-    pub const CHECKABLE: Self = Self::FILETYPE
+    /// What grows.
+    pub const GROWABLE: Self = Self::FILETYPE
         .union(Self::META_BG)
         .union(Self::FLEX_BG)
         .union(Self::CSUM_SEED)
         .union(Self::LARGEDIR);
+
+    /// What a check understands.
+    pub const CHECKABLE: Self = Self::GROWABLE
+        .union(Self::EXTENTS)
+        .union(Self::SIXTY_FOUR_BIT)
+        .union(Self::MMP)
+        .union(Self::INLINE_DATA)
+        .union(Self::EA_INODE)
+        .union(Self::ENCRYPT)
+        .union(Self::CASEFOLD);
 }
 
 impl ReadOnlyCompatible {
@@ -200,8 +210,7 @@ impl ReadOnlyCompatible {
         .union(Self::ORPHAN_PRESENT);
 
     /// What a writer keeps intact.
-    pub const WRITABLE: Self = Self::CHECKABLE
-        .difference(Self::READONLY)
+    pub const WRITABLE: Self = Self::GROWABLE
         .union(Self::SUMS)
         .union(Self::BIGALLOC)
         .union(Self::QUOTA)
@@ -210,12 +219,21 @@ impl ReadOnlyCompatible {
     /// Groups, or all metadata, carry checksums.
     pub const SUMS: Self = Self::GDT_CSUM.union(Self::METADATA_CSUM);
 
-    /// What a check understands, and what grows: no checksums, no quotas.
-    pub const CHECKABLE: Self = Self::SPARSE_SUPER
+    /// What grows: no checksums, no quotas.
+    pub const GROWABLE: Self = Self::SPARSE_SUPER
         .union(Self::LARGE_FILE)
         .union(Self::HUGE_FILE)
         .union(Self::DIR_NLINK)
-        .union(Self::EXTRA_ISIZE)
+        .union(Self::EXTRA_ISIZE);
+
+    /// What a check understands.
+    pub const CHECKABLE: Self = Self::GROWABLE
+        .union(Self::SUMS)
+        .union(Self::BIGALLOC)
+        .union(Self::QUOTA)
+        .union(Self::PROJECT)
+        .union(Self::VERITY)
+        .union(Self::ORPHAN_PRESENT)
         .union(Self::READONLY);
 }
 

@@ -439,7 +439,7 @@ fn has_high_sum(bytes: &[u8]) -> bool {
 }
 
 /// Whether the checksum of an inode is right, or there is none.
-fn is_sealed(bytes: &[u8], number: InodeNumber, super_: &Superblock) -> bool {
+pub fn is_sealed(bytes: &[u8], number: InodeNumber, super_: &Superblock) -> bool {
     let Some(sum) = checksum(bytes, number, super_) else { return true };
     let [low_at, high_at] = CHECKSUM_AT;
     le16(bytes, low_at) == Some(sum.low())

@@ -144,6 +144,10 @@ pub struct JournalSuperblock {
 }
 
 impl RawJournalSuperblock {
+    /// The log begins outside of itself, everything else makes sense.
+    pub(crate) const WRONG_START: Error =
+        Error::Corrupt { what: "journal superblock: start", inode: None, block: None };
+
     /// Finds the superblock in the first block of a journal.
     ///
     /// # Errors
@@ -208,7 +212,7 @@ impl RawJournalSuperblock {
         let end = end.ok_or(Error::corrupt("journal superblock: first block"))?;
         let start = Some(self.s_start.get()).filter(|start| *start != 0);
         if start.is_some_and(|start| !(first..end).contains(&start)) {
-            return Err(Error::corrupt("journal superblock: start"));
+            return Err(Self::WRONG_START);
         }
         let seed = crc32c(!0, &self.s_uuid);
         let wide = incompatible.contains(Incompatible::WIDE);

@@ -27,6 +27,8 @@ const FLAG_UNSIGNED_HASH: u32 = 2;
 /// Of `s_state`: unmounted properly.
 pub const STATE_CLEAN: u16 = 1;
 const STATE_ERRORS: u16 = 2;
+/// What is wrong with a superblock that is not as it was sealed.
+pub(crate) const WRONG_CHECKSUM: &str = "superblock: checksum";
 /// Of `s_checksum_type`: the only one there is.
 pub(crate) const CHECKSUM_CRC32C: u8 = 1;
 
@@ -462,7 +464,7 @@ impl RawSuperblock {
             return Err(Error::Unsupported { feature });
         }
         if self.s_checksum.get() != self.checksum() {
-            return Err(Error::corrupt("superblock: checksum"));
+            return Err(Error::corrupt(WRONG_CHECKSUM));
         }
         Ok(Some(self.seed(incompatible)))
     }
