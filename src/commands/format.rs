@@ -234,13 +234,15 @@ fn options(arguments: &Arguments) -> anyhow::Result<(Options, Option<(u32, u32)>
 /// One option of -J.
 fn journal(options: &mut Options, option: &str) -> anyhow::Result<()> {
     let (name, value) = option.split_once('=').unwrap_or((option, ""));
-    let number = || {
-        value.parse::<u32>().with_context(|| format!("-J {name}={value}: a number is needed"))
-    };
+    let number =
+        || value.parse::<u32>().with_context(|| format!("-J {name}={value}: a number is needed"));
     match name {
         "size" => options.journal.mib = Some(number()?),
         "fast_commit_size" => options.journal.fast_kib = Some(number()?),
-        "location" => options.journal.at = Some(number()?.into()),
+        "location" => {
+            let at = value.parse::<u64>();
+            options.journal.at = Some(at.with_context(|| format!("-J {option}: a block"))?);
+        }
         "device" => bail!("-J device: journals outside of their volume are not made"),
         "" => return Ok(()),
         _ => bail!("-J {name}: no such option; see draconis format --help"),

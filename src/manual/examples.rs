@@ -123,7 +123,10 @@ pub const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         "draconis-format",
         &[
             ("Make an empty volume of 1 GiB", "draconis format new.img 1G"),
-            ("Make one of ext4, without a journal", "draconis format -t ext4 -O ^has_journal new.img 1G"),
+            (
+                "Make one of ext4, without a journal",
+                "draconis format -t ext4 -O ^has_journal new.img 1G",
+            ),
             (
                 "Make the smallest one of ext4 that holds a directory",
                 "draconis format -t ext4 --min --from tree small.img",
