@@ -334,7 +334,7 @@ fn what_is_there_is_not_overwritten_unless_forced() {
     check(&image);
     assert!(draconis.ok(["info", name]).contains("second"));
     for (arguments, said) in [
-        (&["-t", "ext4", name, "1M"][..], "ext4"),
+        (&["-t", "ext5", name, "1M"][..], "ext5"),
         (&["-O", "extent", name, "1M"], "extent"),
         (&["-O", "nonsense", name, "1M"], "nonsense"),
         (&["-E", "stride=4", name, "1M"], "stride"),

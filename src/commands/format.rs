@@ -239,7 +239,10 @@ fn journal(options: &mut Options, option: &str) -> anyhow::Result<()> {
     match name {
         "size" => options.journal.mib = Some(number()?),
         "fast_commit_size" => options.journal.fast_kib = Some(number()?),
-        "location" => options.journal.at = Some(number()?.into()),
+        "location" => {
+            let at = value.parse::<u64>();
+            options.journal.at = Some(at.with_context(|| format!("-J {option}: a block"))?);
+        }
         "device" => bail!("-J device: journals outside of their volume are not made"),
         "" => return Ok(()),
         _ => bail!("-J {name}: no such option; see draconis format --help"),

@@ -69,6 +69,12 @@ pub enum Error {
     /// An option makes no sense, or not with another.
     #[error("{0}")]
     Misuse(String),
+    /// The journal would take more than half of the volume.
+    #[error(
+        "-J size: a journal of {0} blocks takes more than half of the volume; give a smaller one, \
+         or a larger SIZE"
+    )]
+    LargeJournal(u32),
     /// The inode tables of a flex group do not fit between what has its place.
     #[error(
         "the inode tables find no room: give fewer inodes (-N), more bytes per inode (-i), \

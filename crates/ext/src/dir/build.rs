@@ -126,7 +126,8 @@ fn tree(
         entries = upper;
         below.insert(0, written);
     }
-    let mut bytes = Vec::with_capacity(leaves.len() + (nodes + 1) * index(style.shape.block_bytes.into()));
+    let mut bytes =
+        Vec::with_capacity(leaves.len() + (nodes + 1) * index(style.shape.block_bytes.into()));
     bytes.extend(htree::root(own, parent, version, levels, &entries, style.shape)?);
     bytes.extend(below.into_iter().flatten());
     bytes.extend(leaves);

@@ -15,6 +15,9 @@ use crate::format::extent::{self, ENTRY_BYTES, Extent, Index, MOST_BLOCKS, ROOT_
 use crate::format::inode::POINTERS;
 use crate::units::index;
 
+/// Blocks that follow each other on the disk: the first, and how many.
+pub(crate) type Place = (u64, u64);
+
 /// Nodes beside the root that so many extents need.
 pub(crate) fn nodes(extents: u64, block_bytes: u32) -> u64 {
     let room = u64::from(extent::block_room(block_bytes));
@@ -34,10 +37,7 @@ pub(crate) fn fewest_nodes(runs: &[(u32, u32)], block_bytes: u32) -> u64 {
 
 /// Extents of a file with data in `runs` that lies in `places` (first block, count) in this order;
 /// `None` if that is too little. What is left over of the places is returned, too.
-pub(crate) fn extents(
-    runs: &[(u32, u32)],
-    places: &[(u64, u64)],
-) -> Option<(Vec<Extent>, Vec<(u64, u64)>)> {
+pub(crate) fn extents(runs: &[(u32, u32)], places: &[Place]) -> Option<(Vec<Extent>, Vec<Place>)> {
     let mut extents: Vec<Extent> = vec![];
     let mut places = places.iter().copied();
     let mut place = (0, 0);
@@ -77,11 +77,7 @@ fn put(extents: &mut Vec<Extent>, from: u32, blocks: u32, start: u64) -> u32 {
 /// Builds the map of a file with data in `runs` (first block, count; rising): first the data is in
 /// `places` (first block, count), then the nodes. `None` if the places are too few. The nodes are
 /// not sealed.
-pub(crate) fn build(
-    runs: &[(u32, u32)],
-    block_bytes: u32,
-    places: &[(u64, u64)],
-) -> Option<Built> {
+pub(crate) fn build(runs: &[(u32, u32)], block_bytes: u32, places: &[Place]) -> Option<Built> {
     let (extents, rest) = extents(runs, places)?;
     let mut built = Built::default();
     for extent in &extents {

@@ -202,7 +202,8 @@ fn group_of(plan: &Plan<'_>, number: u32, mine: &[usize]) -> (Group, [Option<Bit
     };
     let mut is_needed = [true; 2];
     if super_.read_only_compatible.intersects(ReadOnlyCompatible::SUMS) {
-        let own = if layout.options.flex() > 1 { 0 } else { 2 + u64::from(super_.inode_table_blocks()) };
+        let own =
+            if layout.options.flex() > 1 { 0 } else { 2 + u64::from(super_.inode_table_blocks()) };
         let least = layout.copies(number) + own;
         let is_last = number + 1 == super_.groups;
         is_needed = [is_last || free + least < end - start, inodes.last > 0];
@@ -241,7 +242,8 @@ impl Inodes {
         // The root is one of these ten. A group may have only eight.
         let reserved = (RESERVED_INODES + 1).saturating_sub(first).min(per_group);
         bitmap.set(0, reserved);
-        let mut inodes = Self { bitmap, free: per_group - reserved, directories: 0, last: reserved };
+        let mut inodes =
+            Self { bitmap, free: per_group - reserved, directories: 0, last: reserved };
         let mut take = |inode: u32| {
             let nth = u64::from(inode) - first;
             if u64::from(inode) > RESERVED_INODES {

@@ -188,8 +188,8 @@ impl Layout {
     /// Lays out a volume in `size_bytes`.
     ///
     /// # Errors
-    /// [`Error::TooSmall`], [`Error::TooLarge`], and [`Error::Misuse`] for options that make
-    /// no sense.
+    /// [`Error::TooSmall`], [`Error::TooLarge`], [`Error::TooManyInodes`],
+    /// [`Error::LargeJournal`], and [`Error::Misuse`] for options that make no sense.
     pub fn new(options: &Options, size_bytes: u64) -> Result<Self> {
         let (block_bytes, inodes) = check(options, size_bytes)?;
         let blocks = size_bytes / u64::from(block_bytes);
@@ -387,14 +387,10 @@ impl Layout {
             let tables = u64::from(self.super_.inode_table_blocks()) + 2;
             free += tables * u64::from(self.super_.groups);
         }
-        if u64::from(sizes.all()) > free / 2 {
-            let all = sizes.all();
-            return Err(Error::Misuse(format!(
-                "-J size: a journal of {all} blocks takes more than half of the volume; \
-                 give a smaller one, or a larger SIZE"
-            )));
+        match u64::from(sizes.all()) > free / 2 {
+            true => Err(Error::LargeJournal(sizes.all())),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     /// Blocks that hidden files take: the reserve's map, the journal, the file of orphans.

@@ -225,7 +225,7 @@ fn fitting_layout(
     loop {
         let layout = match Layout::new(&options, blocks.saturating_mul(block_bytes)) {
             Ok(layout) => layout,
-            Err(Error::TooSmall { .. } | Error::TooManyInodes(_)) => {
+            Err(Error::TooSmall { .. } | Error::TooManyInodes(_) | Error::LargeJournal(_)) => {
                 blocks += blocks.div_ceil(64).next_multiple_of(step);
                 continue;
             }

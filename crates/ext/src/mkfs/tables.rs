@@ -177,14 +177,14 @@ impl Placing<'_> {
         let before = self.all.last().copied().filter(|_| nth > 0);
         let last = (group | (self.flex - 1)).min(self.layout.super_.groups - 1);
         let rest = u64::from(last - group + 1);
-        let apart = match last % self.flex {
+        let gap = match last % self.flex {
             others if last == self.layout.super_.groups - 1 && others > 0 => u64::from(others) + 1,
             _ => u64::from(self.flex),
         };
         let blocks = self.take(group, before.map(|it| it.blocks + 1), rest, 1)?;
-        let next = before.map_or(blocks + apart, |it| it.inodes + 1);
+        let next = before.map_or(blocks + gap, |it| it.inodes + 1);
         let inodes = self.take(group, Some(next), rest, 1)?;
-        let next = before.map_or(inodes + apart, |it| it.table + self.table);
+        let next = before.map_or(inodes + gap, |it| it.table + self.table);
         let table = self.take(group, Some(next), rest, self.table)?;
         self.all.push(Tables { blocks, inodes, table });
         Some(())
