@@ -91,9 +91,8 @@ sound! {
 #[test]
 fn what_cannot_be_checked_is_named() {
     for (arguments, why) in [
-        (["-t", "ext4"], "needs: extent, 64bit"),
-        (["-O", "uninit_bg"], "needs: uninit_bg"),
-        (["-O", "quota"], "needs: quota"),
+        (["-O", "casefold,encrypt"], "needs: casefold with encrypt"),
+        (["-O", "journal_dev"], "needs: journal_dev"),
     ] {
         let Some(image) = Image::make(None, "8M", &arguments) else { return };
         assert_eq!(look(&image.path).unwrap_err().to_string(), why);

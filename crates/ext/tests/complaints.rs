@@ -190,9 +190,37 @@ fn every_complaint_has_been_planted() {
     let wrong = WRONG.lock().unwrap();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     let planted = PLANTED.lock().unwrap();
-    let left: Vec<_> = What::ALL.iter().filter(|what| !planted.contains(what)).collect();
+    let known = |what: &&What| planted.contains(what) || OF_EXT4.contains(what);
+    let left: Vec<_> = What::ALL.iter().filter(|what| !known(what)).collect();
     assert!(left.is_empty(), "never planted: {left:?}");
 }
+
+/// Those that volumes of ext2 cannot give rise to: the test of the features plants them.
+const OF_EXT4: &[What] = &[
+    What::SuperblockChecksum,
+    What::GroupChecksum,
+    What::GroupUnused,
+    What::BlockBitmapChecksum,
+    What::InodeBitmapChecksum,
+    What::OrphanFile,
+    What::MmpBlock,
+    What::JournalNotEmpty,
+    What::InodeChecksum,
+    What::ExtentNode,
+    What::ExtentChecksum,
+    What::ExtentStart,
+    What::ExtentFlag,
+    What::Misaligned,
+    What::DirectoryUnwritten,
+    What::DirectoryChecksum,
+    What::AttributeChecksum,
+    What::AttributeValue,
+    What::AttributeValueReferences,
+    What::InlineData,
+    What::Encryption,
+    What::EntryEncryption,
+    What::Quota,
+];
 
 fn superblock_and_groups(s: &Sound) {
     let compat = s.le32(SUPER + 0x5C);

@@ -1,0 +1,276 @@
+//! The check of ext3 and ext4 beside `e2fsck -fn`: volumes with each feature that the kernel
+//! filled are clean, and those that were spoilt have the same verdict.
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../matrix/fill.rs"]
+mod fill;
+#[path = "../matrix/ioctl.rs"]
+#[allow(dead_code, reason = "the matrix leaves more kinds of journals")]
+mod ioctl;
+#[path = "../matrix/journals.rs"]
+#[allow(dead_code, reason = "the matrix compares what is on the volumes, too")]
+mod journals;
+#[path = "../matrix/made.rs"]
+#[allow(dead_code, reason = "the matrix compares what is on the volumes, too")]
+mod made;
+mod parts;
+mod plants;
+#[path = "../matrix/pool.rs"]
+mod pool;
+#[path = "../matrix/seen.rs"]
+#[allow(dead_code, reason = "the matrix compares what is on the volumes, too")]
+mod seen;
+#[path = "../matrix/table.rs"]
+#[allow(dead_code, reason = "the matrix knows what is not read")]
+mod table;
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+
+use draconis_device::{Disk, MemoryDisk, Random};
+use draconis_ext::check::{Options, Report, Severity, What, check};
+use draconis_ext::{Error, Result};
+use fill::Scale;
+use parts::Base;
+
+const THREADS: usize = 2;
+
+fn look(image: Vec<u8>) -> Result<Report> {
+    let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(image, 512));
+    check(&disk, Options::default(), &|_, _| {})
+}
+
+fn lines_of(report: &Result<Report>) -> String {
+    match report {
+        Ok(report) => report.complaints.iter().take(12).map(|it| format!("  {it}\n")).collect(),
+        Err(error) => format!("  cannot check: {error}\n"),
+    }
+}
+
+/// Whether `e2fsck -fn` finds nothing, and what it says.
+fn e2fsck(path: &Path) -> (bool, String) {
+    let tools = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
+    let output = Command::new("e2fsck").arg("-fn").arg(path).env("PATH", tools).output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.code() == Some(0), String::from_utf8_lossy(&said).into_owned())
+}
+
+fn wanted(line: &str) -> bool {
+    std::env::var("DRACONIS_MATRIX_ONLY").map_or(true, |only| line.contains(&only))
+}
+
+#[test]
+fn volumes_that_the_kernel_filled_are_clean() {
+    let all: Vec<&str> = table::COMBINATIONS.iter().copied().filter(|it| wanted(it)).collect();
+    let results = pool::each(THREADS, &all, |line| {
+        let large = ["-C", "-b 32768", "-b 65536"].iter().any(|it| line.contains(it));
+        let scale = if large { Scale::Usual } else { Scale::Tiny };
+        let made = made::make(line, scale, &mut Random::new(1))?;
+        let (clean, said) = e2fsck(&made.image.path);
+        let report = look(std::fs::read(&made.image.path).unwrap());
+        if let Err(Error::Unsupported { feature }) = &report {
+            return Some(format!("refused: {feature}"));
+        }
+        if !report.as_ref().is_ok_and(Report::is_clean) || !clean {
+            return Some(format!("\n{} e2fsck: {said}", lines_of(&report)));
+        }
+        let Report { used_inodes, inodes, used_blocks, blocks, .. } = report.unwrap();
+        let [files, used] =
+            [format!(": {used_inodes}/{inodes} files"), format!(" {used_blocks}/{blocks} blocks")];
+        (!said.contains(&files) || !said.contains(&used))
+            .then(|| format!("counted{files}{used}, e2fsck: {said}"))
+    });
+    let wrong: Vec<String> = results
+        .into_iter()
+        .zip(all)
+        .filter_map(|(result, line)| {
+            Some(format!("{line}: {}", result.unwrap_or_else(|panic| Some(panic))?))
+        })
+        .collect();
+    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// Where the verdict differs and means to, by name (docs/decisions/0066):
+/// - *feature*: e2fsck passes over features that we do not know how to check;
+/// - *copies*: it may be content with copies of damaged superblocks and descriptors;
+/// - *writes*: it wants to write in spite of `-n`, and fails;
+/// - *reserve*: what the resize inode leads to is wrong, which it says, or does not, and is content;
+/// - *kernel*: it is content with what the kernel does not mount for writing, or does not read.
+fn exception(
+    report: &Result<Report>,
+    theirs: bool,
+    said: &str,
+    path: &Path,
+) -> Option<&'static str> {
+    match report {
+        Err(Error::Unsupported { .. }) if theirs => Some("feature"),
+        Ok(_) if theirs && said.contains("trying backup blocks") => Some("copies"),
+        Ok(_) if !theirs && said.contains("Error writing block") => Some("writes"),
+        Ok(report) if theirs => {
+            let damage = || {
+                let all = report.complaints.iter().map(|it| it.what);
+                all.filter(|what| what.severity() == Severity::Damage)
+            };
+            let only = |whats: &[What]| damage().all(|what| whats.contains(&what));
+            if only(&[What::ResizeInode]) {
+                return Some("reserve");
+            }
+            let fatal = [What::GroupChecksum, What::JournalInode, What::ResizeInode];
+            let nodes = damage().any(|what| what == What::ExtentNode);
+            let refused = only(&fatal) && !mounts(path, "loop") || nodes && !is_read(path);
+            refused.then_some("kernel")
+        }
+        _ => None,
+    }
+}
+
+/// Whether the kernel mounts a volume so.
+fn mounts(path: &Path, options: &str) -> bool {
+    with_mount(path, options, |_| ()).is_some()
+}
+
+/// Whether the kernel reads all files of a volume.
+fn is_read(path: &Path) -> bool {
+    let read = |root: &Path| {
+        let mut cat = Command::new("find");
+        let output = cat.arg(root).args(["-type", "f", "-exec", "cat", "{}", "+"]).output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    with_mount(path, "loop,ro", read).unwrap_or(true)
+}
+
+fn with_mount<T>(path: &Path, options: &str, work: impl FnOnce(&Path) -> T) -> Option<T> {
+    let dir = made::scratch();
+    let mounted = Command::new("mount").args(["-o", options]).arg(path).arg(dir.path()).output();
+    mounted.ok().filter(|output| output.status.success())?;
+    let done = work(dir.path());
+    let _ = Command::new("umount").arg(dir.path()).status();
+    Some(done)
+}
+
+/// What is spoilt.
+const SPOILT: &[&str] = &[
+    "-t ext4 -b 1024",
+    "-t ext4 -b 4096 -O ^metadata_csum,uninit_bg",
+    "-t ext4 -b 1024 -O ^metadata_csum,^64bit",
+    "-t ext4 -b 2048 -O orphan_file -I 512",
+    "-t ext3 -b 1024 -O uninit_bg,flex_bg",
+    "-t ext4 -b 1024 -O meta_bg,^resize_inode -g 1024",
+    "-t ext4 -b 1024 -O inline_data -I 256",
+    "-t ext4 -b 4096 -O inline_data,ea_inode,^metadata_csum -I 512",
+    "-t ext4 -b 1024 -O ea_inode",
+    "-t ext4 -b 1024 -O bigalloc -C 4096",
+    "-t ext4 -b 4096 -O casefold",
+    "-t ext4 -b 1024 -O mmp,verity,metadata_csum_seed",
+    "-t ext4 -b 1024 -O large_dir,sparse_super2,^resize_inode",
+    "-t ext4 -b 1024 -O encrypt",
+    "-t ext4 -b 4096 | -O project,quota -Q usrquota,grpquota,prjquota",
+];
+
+fn bases(lines: &[&str]) -> Vec<Base> {
+    let made = pool::each(THREADS, lines, |line| {
+        let made = made::make(line, Scale::Tiny, &mut Random::new(1))?;
+        Some(Base::of(line, std::fs::read(&made.image.path).unwrap()))
+    });
+    made.into_iter().filter_map(|it| it.unwrap()).collect()
+}
+
+#[test]
+fn the_verdict_is_that_of_e2fsck() {
+    let number = |name: &str| std::env::var(name).ok().and_then(|it| it.parse::<u64>().ok());
+    let all: Vec<&str> = SPOILT.iter().copied().filter(|it| wanted(it)).collect();
+    let bases = bases(&all);
+    if bases.is_empty() {
+        return;
+    }
+    let first = number("DRACONIS_SEED").unwrap_or(0);
+    let rounds = 300 * number("DRACONIS_ROUNDS").unwrap_or(1);
+    let seeds: Vec<u64> = (first..first + rounds).collect();
+    let tally = Mutex::new((0u64, 0u64, 0u64));
+    let results = pool::each(THREADS, &seeds, |seed| {
+        let base = &bases[*seed as usize % bases.len()];
+        let (image, told) = base.spoilt(&mut Random::new(seed ^ 0xE4C4));
+        let dir = made::scratch();
+        let path = dir.path().join("image");
+        std::fs::write(&path, &image).unwrap();
+        let (theirs, said) = e2fsck(&path);
+        let report = look(image);
+        let ours = report.as_ref().is_ok_and(Report::is_clean);
+        let mut tally = tally.lock().unwrap();
+        tally.0 += u64::from(theirs);
+        tally.1 += u64::from(!theirs);
+        if ours == theirs {
+            return None;
+        }
+        if exception(&report, theirs, &said, &path).is_some() {
+            tally.2 += 1;
+            return None;
+        }
+        drop(tally);
+        if let Some(dir) = std::env::var_os("DRACONIS_MATRIX_KEEP") {
+            std::fs::copy(&path, Path::new(&dir).join(format!("seed-{seed}"))).unwrap();
+        }
+        let said: String = said.lines().take(12).map(|it| format!("  {it}\n")).collect();
+        let what = if theirs { "nothing" } else { "damage" };
+        let ours = lines_of(&report);
+        Some(format!(
+            "seed {seed}, {}: {told}\n e2fsck finds {what}\n ours:\n{ours} e2fsck:\n{said}",
+            base.line
+        ))
+    });
+    let odd: Vec<String> = results.into_iter().filter_map(|it| it.unwrap_or_else(Some)).collect();
+    let (clean, damaged, exceptions) = tally.into_inner().unwrap();
+    assert!(odd.is_empty(), "{} of {rounds} ({clean} clean):\n{}", odd.len(), odd.join("\n"));
+    eprintln!("{rounds} volumes, {clean} clean, {exceptions} exceptions");
+    assert!(exceptions <= rounds / 20);
+    assert!(clean > rounds / 50 && damaged > rounds / 4, "{clean} {damaged}");
+}
+
+/// Every complaint that volumes of ext2 cannot give rise to; `complaints.rs` has the others.
+#[test]
+fn every_complaint_has_been_planted() {
+    let mut lines: Vec<&str> = plants::PLANTS.iter().map(|(line, ..)| *line).collect();
+    lines.dedup();
+    let bases = bases(&lines);
+    let mut wrong = Vec::new();
+    for (line, what, plant) in plants::PLANTS {
+        let Some(base) = bases.iter().find(|base| base.line == *line) else { continue };
+        let mut changed = plants::Changed { base, image: base.image.clone() };
+        plant(&mut changed);
+        let dir = made::scratch();
+        let path = dir.path().join("image");
+        std::fs::write(&path, &changed.image).unwrap();
+        let (theirs, said) = e2fsck(&path);
+        let report = look(changed.image);
+        let found = report.as_ref().is_ok_and(|it| it.complaints.iter().any(|it| it.what == *what));
+        let ours = report.as_ref().is_ok_and(Report::is_clean);
+        let same = ours == theirs || exception(&report, theirs, &said, &path).is_some();
+        if !found || !same {
+            wrong.push(format!("{line}: {what:?}\n ours:\n{}{said}", lines_of(&report)));
+        }
+    }
+    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// What a journal holds is checked as it will be once it is in place: as e2fsck finds it after the
+/// kernel has put it there.
+#[test]
+fn what_a_journal_holds_is_checked() {
+    let few = [0usize, 5, 8, 11, 14, 18, 20];
+    let all: Vec<_> = few.iter().map(|nth| journals::JOURNALS[*nth]).collect();
+    let results = pool::each(THREADS, &all, |(line, options)| {
+        let how = ioctl::Shutdown::AfterCommit;
+        let dirty = journals::leave(line, options, how, &mut Random::new(3))?;
+        let report = look(std::fs::read(&dirty.image.path).unwrap());
+        with_mount(&dirty.image.path, "loop", |_| ())?;
+        let (theirs, said) = e2fsck(&dirty.image.path);
+        let ours = report.as_ref().is_ok_and(|report| report.is_clean());
+        let replayed = report.as_ref().is_ok_and(|report| report.replayed);
+        (ours != theirs || !replayed)
+            .then(|| format!("{line} {options}:\n{} e2fsck:\n{said}", lines_of(&report)))
+    });
+    let wrong: Vec<String> = results.into_iter().filter_map(|it| it.unwrap_or_else(Some)).collect();
+    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
+}

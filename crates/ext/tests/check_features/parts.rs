@@ -1,0 +1,295 @@
+//! Where a sound volume keeps what it is made of, and how each part of it is sealed.
+
+use std::ops::Range;
+
+use draconis_device::Random;
+use draconis_ext::format::checksum::Checksum;
+use draconis_ext::format::group::Group;
+use draconis_ext::format::superblock::{RawSuperblock, Superblock};
+use draconis_ext::format::{extent, inode, leaf, xattr};
+use draconis_ext::{FileId, FsBlock, GroupNumber, InodeNumber};
+
+use crate::common::spoil::spoil;
+
+/// How a part is made whole again after it was changed.
+#[derive(Clone, Copy, Debug)]
+pub enum Seal {
+    None,
+    Superblock,
+    Group(u32),
+    Inode(u32),
+    Directory(FileId),
+    Extents(FileId),
+    Attributes(u64),
+    BlockBitmap(u32),
+    InodeBitmap(u32),
+    Mmp,
+    Journal,
+    Orphans(FileId, u64),
+}
+
+/// A part of a volume.
+#[derive(Clone, Debug)]
+pub struct Part {
+    pub what: &'static str,
+    pub range: Range<usize>,
+    pub seal: Seal,
+}
+
+/// A sound volume and its parts.
+pub struct Base {
+    pub line: String,
+    pub image: Vec<u8>,
+    pub parts: Vec<Part>,
+    super_: Superblock,
+}
+
+const EXTENTS: u32 = 0x8_0000;
+const INLINE: u32 = 0x1000_0000;
+const JOURNAL: u32 = 8;
+
+fn le16(image: &[u8], at: usize) -> u16 {
+    image.get(at..at + 2).map_or(0, |it| u16::from_le_bytes(it.try_into().unwrap()))
+}
+
+fn le32(image: &[u8], at: usize) -> u32 {
+    image.get(at..at + 4).map_or(0, |it| u32::from_le_bytes(it.try_into().unwrap()))
+}
+
+impl Base {
+    pub fn of(line: &str, image: Vec<u8>) -> Self {
+        let super_ = RawSuperblock::view(&image[1024..2048]).unwrap().check().unwrap();
+        let mut base = Self { line: line.to_owned(), image, parts: vec![], super_ };
+        base.find();
+        base
+    }
+
+    fn block(&self, number: u64) -> Range<usize> {
+        let len = self.super_.block_bytes as usize;
+        let start = (number as usize).saturating_mul(len);
+        start..start.saturating_add(len)
+    }
+
+    fn add(&mut self, what: &'static str, range: Range<usize>, seal: Seal) {
+        if range.end <= self.image.len() && !range.is_empty() {
+            self.parts.push(Part { what, range, seal });
+        }
+    }
+
+    fn group(&self, number: u32) -> (Group, Range<usize>) {
+        let (block, slot) = self.super_.descriptor_place(GroupNumber(number));
+        let range = self.block(block.0);
+        let len = self.super_.descriptor_bytes as usize;
+        let start = range.start + slot as usize * len;
+        (Group::read(&self.image[range], slot, &self.super_).unwrap(), start..start + len)
+    }
+
+    fn find(&mut self) {
+        self.add("superblock", 1024..1024 + 0x70, Seal::Superblock);
+        self.add("superblock", 1024..1024 + 0x180, Seal::Superblock);
+        self.add("superblock", 1024 + 0x180..2048, Seal::Superblock);
+        if let Some(FsBlock(block)) = self.super_.mmp_block {
+            let range = self.block(block);
+            self.add("mmp", range.start..range.start + 1024, Seal::Mmp);
+        }
+        for number in 0..self.super_.groups {
+            let (group, range) = self.group(number);
+            self.add("descriptor", range, Seal::Group(number));
+            let of_blocks = self.block(group.block_bitmap.0);
+            let start = of_blocks.start;
+            if group.flags & 2 == 0 {
+                self.add("bitmap", start..start + 32, Seal::BlockBitmap(number));
+                self.add("bitmap", of_blocks, Seal::BlockBitmap(number));
+            }
+            let start = self.block(group.inode_bitmap.0).start;
+            if group.flags & 1 == 0 {
+                let len = self.super_.inodes_per_group as usize / 8 + 8;
+                self.add("bitmap", start..start + len, Seal::InodeBitmap(number));
+            }
+            let table = self.block(group.inode_table.0).start;
+            for nth in 0..self.super_.inodes_per_group {
+                let len = self.super_.inode_bytes as usize;
+                let at = table + nth as usize * len;
+                if at + len > self.image.len() || group.flags & 1 != 0 {
+                    break;
+                }
+                let number = number * self.super_.inodes_per_group + nth + 1;
+                self.inode(number, at, len);
+            }
+        }
+    }
+
+    fn inode(&mut self, number: u32, at: usize, len: usize) {
+        let (mode, links) = (le16(&self.image, at), le16(&self.image, at + 26));
+        if number > 30 && (mode == 0 || links == 0) {
+            return;
+        }
+        self.add("inode", at..at + len, Seal::Inode(number));
+        self.add("inode", at..at + 128, Seal::Inode(number));
+        self.add("map in an inode", at + 40..at + 100, Seal::Inode(number));
+        if mode == 0 {
+            return;
+        }
+        let file = FileId { inode: number, generation: le32(&self.image, at + 100) };
+        let (kind, flags) = (mode >> 12, le32(&self.image, at + 32));
+        let attributes = u64::from(le32(&self.image, at + 104));
+        if attributes > 0 {
+            let range = self.block(attributes);
+            self.add("attributes", range.start..range.start + 96, Seal::Attributes(attributes));
+            self.add("attributes", range, Seal::Attributes(attributes));
+        }
+        let orphans = self.super_.orphan_file.is_some_and(|it| it.0 == number);
+        let quota = self.super_.quotas.contains(&number);
+        let leaf = match kind {
+            _ if number == JOURNAL => Some(("journal", Seal::Journal)),
+            _ if orphans => Some(("orphan file", Seal::Orphans(file, 0))),
+            _ if quota => Some(("quota", Seal::None)),
+            4 => Some(("directory", Seal::Directory(file))),
+            10 => Some(("link", Seal::None)),
+            _ => None,
+        };
+        let size = le32(&self.image, at + 4);
+        if flags & INLINE != 0 || !matches!(kind, 4 | 8 | 10) || kind == 10 && size < 60 {
+            return;
+        }
+        if flags & EXTENTS != 0 {
+            self.extents(at + 40, file, leaf);
+            return;
+        }
+        for nth in 0..15 {
+            let pointer = u64::from(le32(&self.image, at + 40 + 4 * nth));
+            match (pointer, nth) {
+                (0, _) => {}
+                (_, 0..12) => self.leaf(pointer, leaf),
+                _ => self.add("map", self.block(pointer), Seal::None),
+            }
+        }
+    }
+
+    fn leaf(&mut self, block: u64, leaf: Option<(&'static str, Seal)>) {
+        let Some((what, seal)) = leaf else { return };
+        let range = self.block(block);
+        let seal = match seal {
+            Seal::Orphans(file, _) => Seal::Orphans(file, block),
+            Seal::Journal if self.parts.iter().any(|part| part.what == "journal") => return,
+            Seal::Journal => {
+                self.add(what, range.start..range.start + 0x60, seal);
+                return;
+            }
+            other => other,
+        };
+        self.add(what, range.start..range.start + 64, seal);
+        self.add(what, range, seal);
+    }
+
+    fn extents(&mut self, node: usize, file: FileId, leaf: Option<(&'static str, Seal)>) {
+        let (depth, count) = (le16(&self.image, node + 6), le16(&self.image, node + 2));
+        for entry in (0..usize::from(count)).map(|nth| node + 12 + 12 * nth) {
+            if depth > 0 {
+                let range = self.block(le32(&self.image, entry + 4).into());
+                let start = range.start;
+                self.add("node", start..start + 36, Seal::Extents(file));
+                let used = 12 + 12 * usize::from(le16(&self.image, start + 2));
+                self.add("node", start..start + used, Seal::Extents(file));
+                self.extents(start, file, leaf);
+            } else if leaf.is_some() {
+                let start = u64::from(le32(&self.image, entry + 8));
+                let count = u64::from(le16(&self.image, entry + 4)).min(64);
+                (start..start + count).for_each(|block| self.leaf(block, leaf));
+            }
+        }
+    }
+
+    /// The volume with up to three fields spoilt, and what was.
+    pub fn spoilt(&self, random: &mut Random) -> (Vec<u8>, String) {
+        let mut image = self.image.clone();
+        let mut kinds: Vec<&str> = self.parts.iter().map(|part| part.what).collect();
+        kinds.sort_unstable();
+        kinds.dedup();
+        let mut told = String::new();
+        let sealed = random.below(5) != 0;
+        for _ in 0..=random.below(2) {
+            let kind = kinds[random.below(kinds.len() as u64) as usize];
+            let parts: Vec<&Part> = self.parts.iter().filter(|part| part.what == kind).collect();
+            let part = parts[random.below(parts.len() as u64) as usize];
+            spoil(&mut image, part.range.clone(), random);
+            if sealed {
+                self.seal(&mut image, part);
+            }
+            let at = part.range.clone().find(|at| image[*at] != self.image[*at]);
+            let at = at.map_or(0, |at| at - part.range.start);
+            told += &format!("{kind} {:?} at {at:#x}, sealed: {sealed}; ", part.seal);
+        }
+        (image, told)
+    }
+
+    pub fn seal(&self, image: &mut [u8], part: &Part) {
+        let super_ = &self.super_;
+        let seed = super_.checksum_seed.unwrap_or(Checksum::new());
+        let sums = super_.checksum_seed.is_some();
+        let block = part.range.start / super_.block_bytes as usize;
+        let block = self.block(block as u64);
+        let of = |file: FileId| seed.of32(file.inode).of32(file.generation);
+        match part.seal {
+            Seal::Superblock => {
+                RawSuperblock::view_mut(&mut image[1024..2048]).map_or((), RawSuperblock::seal)
+            }
+            Seal::Group(number) => self.change_group(image, number, |_, _| ()),
+            Seal::BlockBitmap(number) => self.change_group(image, number, |group, image| {
+                group.sum_blocks(&image[block.clone()], super_);
+            }),
+            Seal::InodeBitmap(number) => self.change_group(image, number, |group, image| {
+                group.sum_inodes(&image[block.clone()], super_);
+            }),
+            Seal::Inode(number) => {
+                let len = super_.inode_bytes as usize;
+                let start = part.range.start - part.range.start % 128;
+                let start = self.slot_start(number).unwrap_or(start);
+                inode::seal(&mut image[start..start + len], InodeNumber(number), super_);
+            }
+            Seal::Directory(file) if sums => leaf::seal(&mut image[block], of(file)),
+            Seal::Extents(file) if sums => extent::seal(&mut image[block], of(file)),
+            Seal::Attributes(number) if sums => {
+                xattr::seal(&mut image[block], seed, FsBlock(number));
+            }
+            Seal::Mmp if sums => {
+                let sum = seed.of(&image[block.start..block.start + 1020]).get();
+                image[block.start + 1020..block.start + 1024].copy_from_slice(&sum.to_le_bytes());
+            }
+            Seal::Journal => {
+                let journal = &mut image[block.start..block.start + 1024];
+                journal[0xFC..0x100].fill(0);
+                if journal[0x28..0x2C].iter().any(|it| it & 0x18 != 0) {
+                    let sum = Checksum::new().of(journal).get();
+                    journal[0xFC..0x100].copy_from_slice(&sum.to_be_bytes());
+                }
+            }
+            Seal::Orphans(file, number) if sums => {
+                let end = block.end;
+                let sum = of(file).of64(number).of(&image[block.start..end - 8]).get();
+                image[end - 4..end].copy_from_slice(&sum.to_le_bytes());
+            }
+            _ => {}
+        }
+    }
+
+    fn slot_start(&self, number: u32) -> Option<usize> {
+        let is_of = |part: &&Part| {
+            matches!(part.seal, Seal::Inode(of) if of == number) && part.what == "inode"
+        };
+        self.parts.iter().find(is_of).map(|part| part.range.start)
+    }
+
+    pub fn change_group(
+        &self,
+        image: &mut [u8],
+        number: u32,
+        change: impl FnOnce(&mut Group, &[u8]),
+    ) {
+        let (block, slot) = self.super_.descriptor_place(GroupNumber(number));
+        let range = self.block(block.0);
+        let mut group = Group::read(&image[range.clone()], slot, &self.super_).unwrap();
+        change(&mut group, image);
+        let _ = group.write(&mut image[range], slot, &self.super_, GroupNumber(number));
+    }
+}
