@@ -58,11 +58,11 @@ fn a_damaged_volume_has_status_4_and_a_line_for_each_complaint() {
 #[test]
 fn what_cannot_be_checked_has_status_8() {
     let draconis = Draconis::new();
-    let image = image(&draconis, &["-t", "ext4"]);
+    let image = image(&draconis, &["-t", "ext4", "-O", "casefold,encrypt"]);
     let output = draconis.run(["check", image.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(8));
     let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("cannot check: needs: extent"), "{said}");
+    assert!(said.contains("cannot check: needs: casefold with encrypt"), "{said}");
     for nothing in [draconis.path("tree/below/file"), draconis.path("nowhere")] {
         let output = draconis.run(["check", nothing.to_str().unwrap()]);
         assert_eq!(output.status.code(), Some(8));

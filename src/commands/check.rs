@@ -43,6 +43,7 @@ const REPAIR: &str = "copy what can be read (draconis get -r), then let e2fsck -
 struct Facts {
     clean: bool,
     complete: bool,
+    journal_replayed: bool,
     label: String,
     used_inodes: u64,
     inodes: u64,
@@ -118,6 +119,9 @@ fn tell(report: &Report, image: &str, out: &mut Output) -> std::io::Result<()> {
         label if label.is_empty() => image.to_owned(),
         label => label,
     };
+    if report.replayed {
+        writeln!(out, "{name}: what the journal holds was checked as if it were in place")?;
+    }
     if !report.complete {
         return writeln!(out, "{name}: too damaged to check further; {REPAIR}");
     }
@@ -130,6 +134,7 @@ fn facts(report: &Report) -> Facts {
     Facts {
         clean: report.is_clean(),
         complete: report.complete,
+        journal_replayed: report.replayed,
         label: printable(&report.label),
         used_inodes: report.used_inodes,
         inodes: report.inodes,
