@@ -82,8 +82,7 @@ impl Shape {
         self.mke2fs(&path, journal_mib)?;
         let mut bytes = std::fs::read(&path)?;
         let log = Log::of(&bytes)?;
-        let at =
-            log.blocks.first().context("a journal without blocks")? * u64::from(self.block_bytes);
+        let at = log.blocks.first().context("a journal without blocks")? * log.block_bytes;
         let raw = bytes.get_mut(usize::try_from(at)?..).unwrap_or_default();
         let raw = RawJournalSuperblock::view_mut(raw)?;
         let (compatible, incompatible) = self.sums.features();
