@@ -86,6 +86,7 @@ bench:
 crash:
 	$(CARGO) build --release --locked -p draconis-lab
 	target/release/draconis-lab crash --states $(or $(STATES),100000)
+	target/release/draconis-lab crash --journal --states $(or $(STATES),100000)
 
 # The same of object stores: every sequence of up to three steps with every subset of up to
 # twelve sectors, then long runs, second power cuts and bad disks: make crash-store STATES=1000000

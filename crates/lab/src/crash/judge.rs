@@ -6,19 +6,21 @@ use std::process::Command;
 use std::sync::Arc;
 
 use anyhow::Context;
-use draconis_device::{Crash, Disk, MemoryDisk};
+use draconis_device::{Crash, CrashOptions, Crashes, Disk, Event, MemoryDisk, RecordDisk};
 use draconis_exchange::contract::Kind;
 use draconis_ext::check::{self, Complaint};
 use draconis_ext::{InodeNumber, NewNode, Volume};
 
 use super::workloads::Workload;
-use super::{small, writing};
+use super::{Protocol, small, writing};
+
+/// What a judge makes to see whether a state can be written to.
+pub(super) const LEFT: &str = "after the power cut";
 
 /// Judges the states of one workload.
 pub(super) struct Judge<'a> {
     workload: &'a dyn Workload,
-    /// The disk is atomic against power cuts: there is nothing to mend.
-    atomic: bool,
+    protocol: Protocol,
     /// Where states are put for `e2fsck`.
     dir: tempfile::TempDir,
     e2fsck: Option<PathBuf>,
@@ -39,6 +41,8 @@ pub(super) enum Violation {
     Lost(String),
     /// Something acknowledged is gone or wrong after `e2fsck -p`.
     LostByMending(String),
+    /// What recovers it comes to something else, or does not make it whole.
+    NotRecovered(String),
     /// Going on writing, without `e2fsck` before, went wrong.
     NoGoingOn(String),
 }
@@ -51,33 +55,34 @@ impl fmt::Display for Violation {
                 complaints.iter().take(8).try_for_each(|complaint| write!(f, "\n    {complaint}"))
             }
             Self::Wrong(complaints) => {
-                f.write_str("wrong on a disk that is atomic")?;
+                f.write_str("wrong, where nothing may be")?;
                 complaints.iter().take(8).try_for_each(|complaint| write!(f, "\n    {complaint}"))
             }
             Self::Asked { status, said } => {
-                write!(f, "e2fsck -p ends with status {status:?}:\n{said}")
+                write!(f, "e2fsck ends with status {status:?}:\n{said}")
             }
             Self::Unreadable(why) => write!(f, "cannot be read: {why}"),
             Self::Lost(what) => f.write_str(what),
             Self::LostByMending(what) => write!(f, "after e2fsck -p: {what}"),
+            Self::NotRecovered(why) => write!(f, "recovered: {why}"),
             Self::NoGoingOn(why) => write!(f, "written to as it was left: {why}"),
         }
     }
 }
 
 impl<'a> Judge<'a> {
-    pub(super) fn new(workload: &'a dyn Workload, atomic: bool) -> anyhow::Result<Self> {
+    pub(super) fn new(workload: &'a dyn Workload, protocol: Protocol) -> anyhow::Result<Self> {
         let dir = tempfile::tempdir()?;
         let places = ["/usr/sbin/e2fsck", "/sbin/e2fsck", "/usr/bin/e2fsck"].map(PathBuf::from);
         let e2fsck = places.into_iter().find(|path| path.exists());
-        Ok(Self { workload, atomic, dir, e2fsck })
+        Ok(Self { workload, protocol, dir, e2fsck })
     }
 
     /// All promises that a state breaks; with `sampled`, `e2fsck` is asked too.
     pub(super) fn judge(&self, crash: &Crash, sampled: bool) -> anyhow::Result<Vec<Violation>> {
         let mut violations = vec![];
         let disk: Arc<dyn Disk> = crash.disk.clone();
-        if !self.atomic {
+        if self.protocol == Protocol::Ordered {
             match complaints(&disk, |it| !it.is_mended_without_question()) {
                 Ok(none) if none.is_empty() => {}
                 Ok(questions) => violations.push(Violation::Question(questions)),
@@ -86,14 +91,23 @@ impl<'a> Judge<'a> {
         }
         violations.extend(self.look(disk.clone(), crash.marks()).map(Violation::Lost));
         if sampled {
-            violations.extend(self.ask(crash)?);
+            violations.extend(match self.protocol {
+                Protocol::Journal => self.recover(crash)?,
+                Protocol::Ordered | Protocol::Atomic => self.ask(crash)?,
+            });
         }
-        if self.atomic {
+        if self.protocol != Protocol::Ordered {
             match all_that_is_wrong(&disk) {
                 Ok(none) if none.is_empty() => {}
                 Ok(wrong) => violations.push(Violation::Wrong(wrong)),
+                // What our check does not know yet is read as a whole, and left to e2fsck.
+                Err(draconis_ext::Error::Unsupported { .. })
+                    if self.protocol == Protocol::Journal => {}
                 Err(error) => violations.push(Violation::Unreadable(error.to_string())),
             }
+        }
+        if self.protocol == Protocol::Journal {
+            violations.extend(self.replay(crash).err().map(Violation::NotRecovered));
         }
         if sampled {
             // Last, for it changes the state.
@@ -124,9 +138,11 @@ impl<'a> Judge<'a> {
         {
             return Err(error.to_string());
         }
-        let questions = complaints(&disk, |it| !it.is_mended_without_question()).map_err(said)?;
-        if !questions.is_empty() {
-            return Err(Violation::Question(questions).to_string());
+        match complaints(&disk, |it| !it.is_mended_without_question()) {
+            Ok(none) if none.is_empty() => {}
+            Ok(questions) => return Err(Violation::Question(questions).to_string()),
+            Err(draconis_ext::Error::Unsupported { .. }) if self.protocol == Protocol::Journal => {}
+            Err(error) => return Err(error.to_string()),
         }
         self.look(disk, crash.marks()).map_or(Ok(()), Err)
     }
@@ -134,23 +150,91 @@ impl<'a> Judge<'a> {
     /// What `e2fsck -fp` says, and whether everything is there after it.
     fn ask(&self, crash: &Crash) -> anyhow::Result<Option<Violation>> {
         let Some(e2fsck) = &self.e2fsck else { return Ok(None) };
-        let name = format!("{:?}", std::thread::current().id());
-        let path = self.dir.path().join(name);
-        std::fs::write(&path, crash.disk.to_bytes())?;
-        let output = Command::new(e2fsck).arg("-fp").arg(&path).output().context("e2fsck")?;
-        let status = output.status.code();
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let path = self.put(&crash.disk.to_bytes())?;
+        let (status, said) = told(Command::new(e2fsck).arg("-fp").arg(&path))?;
         // 1 is said of a volume that was in use, too; and orphans it gives back as a mount does.
         let is_known = |line: &str| {
             line.is_empty() || line.contains("Clearing orphaned inode") || line.contains(" files (")
         };
         let is_fine = matches!(status, Some(0 | 1));
-        if !is_fine || self.atomic && !said.lines().all(is_known) {
+        if !is_fine || self.protocol == Protocol::Atomic && !said.lines().all(is_known) {
             return Ok(Some(Violation::Asked { status, said }));
         }
         let mended = MemoryDisk::new(std::fs::read(&path)?, 512);
         Ok(self.look(Arc::new(mended), crash.marks()).map(Violation::LostByMending))
     }
+}
+
+impl Judge<'_> {
+    /// Bytes as a file, one for each thread.
+    fn put(&self, bytes: &[u8]) -> anyhow::Result<PathBuf> {
+        let path = self.dir.path().join(format!("{:?}", std::thread::current().id()));
+        std::fs::write(&path, bytes)?;
+        Ok(path)
+    }
+
+    /// Recovers the state on disk, as a mount does, and looks whether everything is there; the
+    /// state is what is left then.
+    fn replay(&self, crash: &Crash) -> Result<(), String> {
+        let disk: Arc<dyn Disk> = crash.disk.clone();
+        Volume::open_for_writing(disk.clone(), small(), writing())
+            .and_then(|volume| volume.close())
+            .map_err(|error| error.to_string())?;
+        self.look(disk, crash.marks()).map_or(Ok(()), Err)
+    }
+
+    /// What e2fsck says once it recovered the state, and once we did: nothing. And whether the
+    /// power can fail while we do.
+    fn recover(&self, crash: &Crash) -> anyhow::Result<Option<Violation>> {
+        let bytes = crash.disk.to_bytes();
+        let record = Arc::new(RecordDisk::new(MemoryDisk::new(bytes.clone(), 512)));
+        let ours = Volume::open_for_writing(record.clone(), small(), writing());
+        if let Err(error) = ours.and_then(|volume| volume.close()) {
+            return Ok(Some(Violation::NotRecovered(error.to_string())));
+        }
+        let events = record.take();
+        let is_write = |event: &&Event| matches!(event, Event::Group { .. });
+        let written = events.iter().filter(is_write).count();
+        let options = CrashOptions { seed: written as u64, subsets: 2, exhaustive_sectors: 0 };
+        for again in Crashes::new(bytes.clone(), events, options).step_by(5) {
+            if let Some(lost) = self.look(again.disk.clone(), crash.marks()) {
+                let why = format!("cut off in that ({:?}): {lost}", again.cut);
+                return Ok(Some(Violation::NotRecovered(why)));
+            }
+        }
+        let Some(e2fsck) = &self.e2fsck else { return Ok(None) };
+        let Some(record) = Arc::into_inner(record) else {
+            anyhow::bail!("a volume that was closed keeps its disk")
+        };
+        for (bytes, is_ours) in [(bytes, false), (record.into_inner().into_bytes(), true)] {
+            let path = self.put(&bytes)?;
+            if !is_ours {
+                told(Command::new(e2fsck).args(["-y", "-E", "journal_only"]).arg(&path))?;
+                let recovered = MemoryDisk::new(std::fs::read(&path)?, 512);
+                let has_orphans = Volume::open(Arc::new(recovered), small())
+                    .is_ok_and(|volume| volume.superblock().last_orphan != 0);
+                if has_orphans {
+                    told(Command::new(e2fsck).arg("-p").arg(&path))?;
+                }
+            }
+            let (status, said) = told(Command::new(e2fsck).arg("-fn").arg(&path))?;
+            if status != Some(0) {
+                return Ok(Some(Violation::Asked { status, said }));
+            }
+            let recovered = MemoryDisk::new(std::fs::read(&path)?, 512);
+            if let Some(lost) = self.look(Arc::new(recovered), crash.marks()) {
+                let by = if is_ours { "by us" } else { "by e2fsck" };
+                return Ok(Some(Violation::NotRecovered(format!("{by}: {lost}"))));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// How a program ended and what it said.
+fn told(command: &mut Command) -> anyhow::Result<(Option<i32>, String)> {
+    let output = command.output().context("e2fsck")?;
+    Ok((output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned()))
 }
 
 /// What our check complains about, as far as it `counts`.
@@ -176,7 +260,7 @@ fn all_that_is_wrong(disk: &Arc<dyn Disk>) -> draconis_ext::Result<Vec<Complaint
 fn leave_a_file(volume: &Volume) -> draconis_ext::Result<()> {
     let new =
         NewNode { kind: Kind::File, mode: 0o600, uid: 0, gid: 0, device: (0, 0), target: b"" };
-    let file = volume.create(InodeNumber::ROOT, b"after the power cut", &new)?;
+    let file = volume.create(InodeNumber::ROOT, LEFT.as_bytes(), &new)?;
     volume.write(file, 0, &[0; 5000])?;
     volume.sync()
 }

@@ -4,6 +4,7 @@
 //! be its own, or zeros; whatever was acknowledged - by a mark in the record - must be there.
 
 mod database;
+mod history;
 mod random;
 mod renames;
 mod saves;
@@ -45,6 +46,9 @@ pub(super) const ALL: &[Make] = &[
     |seed, steps| Box::new(database::Database::new(seed, steps)),
     |_, steps| Box::new(random::Anything::new(steps)),
 ];
+
+/// What only a journal keeps.
+pub(super) const JOURNALLED: &[Make] = &[|_, steps| Box::new(history::History::new(steps))];
 
 /// Bytes of a cell.
 const CELL: u64 = 16;

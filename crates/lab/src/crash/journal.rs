@@ -1,0 +1,157 @@
+//! Volumes with journals, made by `mke2fs`: of both kinds that have one, with every kind of
+//! checksums, and logs so short that they are gone round several times in each run.
+//!
+//! ```text
+//!   mke2fs over old bytes ──▶ its journal, at least 1024 blocks ──▶ a shorter log, other sums
+//! ```
+//! Law: the log is the beginning of the journal's file, and the rest of that is not used. To
+//! `e2fsck` and to us that is a journal like any other; Linux wants 1024 blocks, so some have them.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use draconis_device::MemoryDisk;
+use draconis_ext::format::jbd2::{Compatible, Incompatible, RawJournalSuperblock};
+use draconis_ext::{InodeNumber, Place, Volume};
+
+use super::small;
+
+/// The inode of the journal.
+const JOURNAL: InodeNumber = InodeNumber(8);
+/// What mke2fs cannot make a journal shorter than, in blocks.
+const LEAST_BLOCKS: u32 = 1024;
+
+/// What a volume is like that is cut.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    /// `ext3` or `ext4`.
+    pub(super) kind: &'static str,
+    block_bytes: u32,
+    /// Blocks of the journal, the first one included.
+    log_blocks: u32,
+    sums: Sums,
+}
+
+/// Which checksums a log has.
+#[derive(Clone, Copy, Debug)]
+enum Sums {
+    None,
+    Commit,
+    V2,
+    V3,
+    /// And numbers of blocks of 64 bits.
+    V3Wide,
+}
+
+const fn shape(kind: &'static str, block_bytes: u32, log_blocks: u32, sums: Sums) -> Shape {
+    Shape { kind, block_bytes, log_blocks, sums }
+}
+
+/// All of them; neighbours differ in as much as they can.
+pub(super) const SHAPES: [Shape; 10] = [
+    shape("ext3", 1024, 160, Sums::None),
+    shape("ext4", 1024, 128, Sums::V3Wide),
+    shape("ext3", 4096, 112, Sums::V3),
+    shape("ext4", 4096, 96, Sums::V3),
+    shape("ext3", 1024, 320, Sums::V2),
+    shape("ext4", 1024, 1024, Sums::V3),
+    shape("ext3", 4096, 96, Sums::Commit),
+    shape("ext4", 4096, 200, Sums::None),
+    shape("ext3", 1024, 1024, Sums::V3Wide),
+    shape("ext4", 1024, 200, Sums::V2),
+];
+
+impl std::fmt::Display for Shape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { kind, block_bytes, log_blocks, sums } = self;
+        write!(f, "{kind} -b {block_bytes}, log of {log_blocks}, sums {sums:?}")
+    }
+}
+
+impl Shape {
+    /// A fresh volume whose free blocks hold something old.
+    pub(super) fn make(&self) -> anyhow::Result<Vec<u8>> {
+        let dir = tempfile::tempdir()?;
+        let path = dir.path().join("volume");
+        let journal_mib = (self.block_bytes * LEAST_BLOCKS) >> 20;
+        let len =
+            usize::try_from(self.block_bytes)? * if self.block_bytes > 1024 { 3400 } else { 5000 };
+        std::fs::write(&path, vec![0xEE; len])?;
+        self.mke2fs(&path, journal_mib)?;
+        let mut bytes = std::fs::read(&path)?;
+        let log = Log::of(&bytes)?;
+        let at = log.blocks.first().context("a journal without blocks")? * log.block_bytes;
+        let raw = bytes.get_mut(usize::try_from(at)?..).unwrap_or_default();
+        let raw = RawJournalSuperblock::view_mut(raw)?;
+        let (compatible, incompatible) = self.sums.features();
+        raw.s_feature_compat.set(compatible.bits());
+        raw.s_feature_incompat.set(incompatible.bits());
+        // crc32c.
+        raw.s_checksum_type = if incompatible.is_empty() { 0 } else { 4 };
+        raw.s_maxlen.set(self.log_blocks);
+        raw.set_tail(None, 1);
+        Ok(bytes)
+    }
+
+    fn mke2fs(&self, path: &Path, journal_mib: u32) -> anyhow::Result<()> {
+        let made = Command::new("mke2fs")
+            .args(["-q", "-F", "-t", self.kind, "-I", "256", "-m", "0", "-N", "512"])
+            .args(["-b", &self.block_bytes.to_string(), "-J", &format!("size={journal_mib}")])
+            .args(["-U", "07070707-0707-0707-0707-070707070707"])
+            .args([
+                "-E",
+                "nodiscard,lazy_itable_init=0,hash_seed=07070707-0707-0707-0707-070707070707",
+            ])
+            .arg(path)
+            .env("E2FSPROGS_FAKE_TIME", "1600000000")
+            .output()
+            .context("mke2fs, of e2fsprogs, makes the volumes of --journal")?;
+        if !made.status.success() {
+            bail!("mke2fs: {}", String::from_utf8_lossy(&made.stderr));
+        }
+        Ok(())
+    }
+}
+
+impl Sums {
+    fn features(self) -> (Compatible, Incompatible) {
+        let none = (Compatible::empty(), Incompatible::empty());
+        match self {
+            Self::None => none,
+            Self::Commit => (Compatible::CHECKSUM, none.1),
+            Self::V2 => (none.0, Incompatible::CSUM_V2),
+            Self::V3 => (none.0, Incompatible::CSUM_V3),
+            Self::V3Wide => (none.0, Incompatible::CSUM_V3.union(Incompatible::WIDE)),
+        }
+    }
+}
+
+/// Where the journal of a volume is.
+pub(super) struct Log {
+    /// The block of the volume that each of its blocks is.
+    pub(super) blocks: Vec<u64>,
+    pub(super) block_bytes: u64,
+}
+
+impl Log {
+    pub(super) fn of(image: &[u8]) -> anyhow::Result<Self> {
+        let volume = Volume::open(Arc::new(MemoryDisk::new(image.to_vec(), 512)), small())?;
+        let block_bytes = u64::from(volume.superblock().block_bytes);
+        let len = volume.attributes(JOURNAL)?.size_bytes;
+        let mut blocks = vec![];
+        while (blocks.len() as u64) < len / block_bytes {
+            let before = blocks.len();
+            for run in volume.map(JOURNAL, before as u64 * block_bytes)? {
+                if let Place::At(first) = run.place {
+                    blocks.extend((0..u64::from(run.blocks)).map(|nth| first.0 + nth));
+                }
+            }
+            if blocks.len() == before {
+                bail!("a journal with a hole");
+            }
+        }
+        Ok(Self { blocks, block_bytes })
+    }
+}

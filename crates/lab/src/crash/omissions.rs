@@ -1,0 +1,133 @@
+//! Laws of the journal that are left out of a record on purpose: the judges have to see it.
+//!
+//! Law: what is left out is one thing only. All else of the run is as it was recorded.
+
+use draconis_device::{Event, Ticket};
+use draconis_ext::format::jbd2::Kind;
+use draconis_ext::format::jbd2::blocks::header;
+
+use super::journal::Log;
+
+/// A law, left out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Omission {
+    /// A transaction is durable before its commit block is written.
+    Flush,
+    /// Contents are durable before that, too.
+    Ordered,
+    /// Blocks are in place before the tail moves.
+    Tail,
+    /// Copies are revoked where their block is freed.
+    Revokes,
+    /// Commit blocks have the checksum that they need.
+    Sum,
+    /// What a sync answers for is durable.
+    Sync,
+}
+
+impl Omission {
+    pub(super) const ALL: [Self; 6] =
+        [Self::Flush, Self::Ordered, Self::Tail, Self::Revokes, Self::Sum, Self::Sync];
+
+    /// Leaves it out of what was recorded; how often.
+    pub(super) fn leave_out(self, events: &mut Vec<Event>, log: &Log) -> usize {
+        match self {
+            Self::Flush => unordered(events, log, |part| part == Part::Of(Kind::Commit)),
+            Self::Ordered => contents_with_commits(events, log),
+            Self::Tail => unordered(events, log, |part| part == Part::Superblock),
+            Self::Revokes => altered(events, log, Kind::Revoke, |block| {
+                // The list ends where the header does.
+                block[12..16].copy_from_slice(&16u32.to_be_bytes());
+            }),
+            Self::Sum => altered(events, log, Kind::Commit, |block| block[16] ^= 1),
+            Self::Sync => {
+                let before = events.len();
+                events.retain(|event| !matches!(event, Event::Durable(_)));
+                before - events.len()
+            }
+        }
+    }
+}
+
+/// What a block of the log is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Part {
+    Superblock,
+    Of(Kind),
+    Copy,
+}
+
+/// What a block of the volume is to the log, if it is in it.
+fn part(log: &Log, block: u64, bytes: &[u8]) -> Option<Part> {
+    let nth = log.blocks.iter().position(|it| *it == block)?;
+    Some(match header(bytes) {
+        _ if nth == 0 => Part::Superblock,
+        Some((kind, _)) => Part::Of(kind),
+        None => Part::Copy,
+    })
+}
+
+type Writes = Vec<(u64, Vec<u8>)>;
+
+/// Writes, block by block.
+fn by_block(log: &Log, writes: &Writes) -> Writes {
+    let cut = |(at, bytes): &(u64, Vec<u8>)| -> Writes {
+        let blocks = bytes.chunks(log.block_bytes as usize).zip(0..);
+        blocks.map(|(block, nth)| (at + nth * log.block_bytes, block.to_vec())).collect()
+    };
+    writes.iter().flat_map(cut).collect()
+}
+
+fn part_of(log: &Log, write: &(u64, Vec<u8>)) -> Option<Part> {
+    part(log, write.0 / log.block_bytes, &write.1)
+}
+
+/// Groups of nothing but `which` follow nothing any more.
+fn unordered(events: &mut [Event], log: &Log, which: impl Fn(Part) -> bool) -> usize {
+    let mut count = 0;
+    for event in events {
+        let Event::Group { after, writes, .. } = event else { continue };
+        if by_block(log, writes).iter().all(|write| part_of(log, write).is_some_and(&which)) {
+            count += usize::from(!after.is_empty());
+            after.clear();
+        }
+    }
+    count
+}
+
+/// Contents are written with the commit block that they were to be there before.
+fn contents_with_commits(events: &mut [Event], log: &Log) -> usize {
+    let (mut count, mut late): (usize, Option<(Ticket, Writes)>) = (0, None);
+    for event in events {
+        let Event::Group { ticket, writes, after, .. } = event else { continue };
+        if let Some((stage, contents)) = late.take() {
+            assert!(after.contains(&stage), "the commit block follows the log");
+            count += contents.len();
+            writes.extend(contents);
+        }
+        let (in_log, contents): (Writes, Writes) =
+            by_block(log, writes).into_iter().partition(|write| part_of(log, write).is_some());
+        let is_log = in_log.iter().any(|it| part_of(log, it) == Some(Part::Of(Kind::Descriptor)));
+        if is_log && !contents.is_empty() {
+            *writes = in_log;
+            late = Some((*ticket, contents));
+        }
+    }
+    count
+}
+
+/// Blocks of a kind are written in another form.
+fn altered(events: &mut [Event], log: &Log, kind: Kind, alter: impl Fn(&mut [u8])) -> usize {
+    let mut count = 0;
+    for event in events {
+        let Event::Group { writes, .. } = event else { continue };
+        *writes = by_block(log, writes);
+        for write in writes {
+            if part_of(log, write) == Some(Part::Of(kind)) {
+                alter(&mut write.1);
+                count += 1;
+            }
+        }
+    }
+    count
+}

@@ -1,0 +1,351 @@
+//! Anything in any order, beside a model of the tree. A journal keeps batches whole and in order:
+//! what is left of it is the tree as it was after one of the calls, in every name and byte.
+//!
+//! Law: nothing that the tree shows is written in place. Files grow, are cut off at the end of a
+//! block, and go; what is overwritten is in other workloads, and may be new before its size is.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Mutex, PoisonError};
+
+use draconis_exchange::contract::{AttributeChange, Kind};
+use draconis_ext::{Error, InodeNumber, Renaming, Volume, XattrSet};
+
+use super::super::judge::LEFT;
+use super::{Record, Workload, cells, contents, create, walk};
+use draconis_device::Random;
+
+/// Files are cut off at multiples of this.
+const CUT: u64 = 4096;
+const NOTE: &[u8] = b"user.note";
+/// Names that a directory gets at once, and loses: its blocks become something else.
+const CROWD: u64 = 60;
+
+pub(super) struct History {
+    steps: u64,
+    /// What the tree was after each call.
+    trees: Mutex<Vec<u64>>,
+}
+
+impl History {
+    pub(super) fn new(steps: u64) -> Self {
+        Self { steps, trees: Mutex::default() }
+    }
+}
+
+impl Workload for History {
+    fn name(&self) -> &'static str {
+        "history"
+    }
+
+    fn run(&self, volume: &Volume, record: &Record, dice: &mut Random) -> anyhow::Result<()> {
+        let mut trees = self.trees.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut model = Model { trees: &mut trees, names: BTreeMap::new(), files: HashMap::new() };
+        model.done();
+        for step in 0..self.steps {
+            match change(volume, &mut model, step, dice) {
+                Ok(()) => {}
+                // A full volume changes nothing.
+                Err(error) if matches!(error.downcast_ref(), Some(Error::NoSpace)) => {}
+                Err(error) => return Err(error),
+            }
+            match dice.below(10) {
+                0 | 1 => {
+                    volume.sync()?;
+                    record.mark(model.trees.len() as u64 - 1);
+                }
+                2 => volume.commit()?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn verify(&self, volume: &Volume, marks: &[u64]) -> Result<(), String> {
+        let trees = self.trees.lock().unwrap_or_else(PoisonError::into_inner);
+        let synced = marks.last().copied().unwrap_or(0) as usize;
+        let found = seen(volume)?;
+        if trees.iter().skip(synced).any(|tree| *tree == found) {
+            return Ok(());
+        }
+        let older = trees.iter().rposition(|tree| *tree == found);
+        let calls = trees.len() - 1;
+        Err(match older {
+            Some(older) => format!("the tree is that of call {older}, and {synced} was synced"),
+            None => format!("the tree was never like this (synced: {synced} of {calls} calls)"),
+        })
+    }
+}
+
+/// The tree as it should be.
+struct Model<'a> {
+    trees: &'a mut Vec<u64>,
+    /// By directory and name.
+    names: BTreeMap<(InodeNumber, String), InodeNumber>,
+    files: HashMap<InodeNumber, Node>,
+}
+
+#[derive(Default)]
+struct Node {
+    is_directory: bool,
+    bytes: Vec<u8>,
+    note: Vec<u8>,
+}
+
+impl Model<'_> {
+    /// Notes what the tree is after a call.
+    fn done(&mut self) {
+        let mut links = HashMap::new();
+        self.names.values().for_each(|inode| *links.entry(*inode).or_insert(0u64) += 1);
+        let path_of = |dir: &InodeNumber| {
+            // Directories are in the root.
+            let named = self.names.iter().find(|(_, inode)| *inode == dir);
+            named.map_or(String::new(), |((_, name), _)| format!("/{name}"))
+        };
+        let mut all: Vec<Seen<'_>> = vec![];
+        for ((dir, name), inode) in &self.names {
+            let Some(node) = self.files.get(inode) else { continue };
+            let path = format!("{}/{name}", path_of(dir));
+            let links = if node.is_directory { 0 } else { links[inode] };
+            all.push((path, node.is_directory, links, node.note.clone(), &node.bytes[..]));
+        }
+        self.trees.push(digest(all));
+    }
+
+    /// One of all that have a name, if `which` may be meant.
+    fn pick(
+        &self,
+        dice: &mut Random,
+        which: impl Fn(&Node) -> bool,
+    ) -> Option<(InodeNumber, String, InodeNumber)> {
+        let meant = |inode: &InodeNumber| self.files.get(inode).is_some_and(&which);
+        let all: Vec<_> = self.names.iter().filter(|(_, inode)| meant(inode)).collect();
+        let nth = dice.below(all.len().max(1) as u64) as usize;
+        all.get(nth).map(|((dir, name), inode)| (*dir, name.clone(), **inode))
+    }
+
+    fn directory(&self, dice: &mut Random) -> InodeNumber {
+        match self.pick(dice, |node| node.is_directory) {
+            Some((_, _, inode)) if dice.below(4) > 0 => inode,
+            _ => InodeNumber::ROOT,
+        }
+    }
+
+    fn create(
+        &mut self,
+        volume: &Volume,
+        dir: InodeNumber,
+        name: &str,
+        kind: Kind,
+    ) -> anyhow::Result<InodeNumber> {
+        let inode = create(volume, dir, name, kind)?;
+        self.names.insert((dir, name.to_owned()), inode);
+        let is_directory = kind == Kind::Directory;
+        self.files.insert(inode, Node { is_directory, ..Node::default() });
+        self.done();
+        Ok(inode)
+    }
+
+    fn unlink(&mut self, volume: &Volume, dir: InodeNumber, name: &str) -> anyhow::Result<()> {
+        volume.unlink(dir, name.as_bytes())?;
+        self.lost(dir, name);
+        self.done();
+        Ok(())
+    }
+
+    /// A name is gone.
+    fn lost(&mut self, dir: InodeNumber, name: &str) {
+        let inode = self.names.remove(&(dir, name.to_owned()));
+        if let Some(inode) = inode.filter(|inode| !self.names.values().any(|it| it == inode)) {
+            self.files.remove(&inode);
+        }
+    }
+
+    fn append(
+        &mut self,
+        volume: &Volume,
+        file: InodeNumber,
+        step: u64,
+        len: u64,
+    ) -> anyhow::Result<()> {
+        let Some(at) = self.files.get(&file).map(|node| node.bytes.len() as u64) else {
+            return Ok(());
+        };
+        let bytes = cells(file.0, step as u32 + 1, at, len);
+        let mut put = 0;
+        while put < bytes.len() {
+            let some = volume.write(file, at + put as u64, &bytes[put..])?;
+            if let Some(node) = self.files.get_mut(&file) {
+                node.bytes.extend_from_slice(&bytes[put..put + some]);
+            }
+            put += some;
+            self.done();
+        }
+        Ok(())
+    }
+}
+
+fn change(
+    volume: &Volume,
+    model: &mut Model<'_>,
+    step: u64,
+    dice: &mut Random,
+) -> anyhow::Result<()> {
+    let is_file = |node: &Node| !node.is_directory;
+    let new = format!("{step} {}", "n".repeat(dice.below(60) as usize));
+    let len = 16 + dice.below(9_000) / 16 * 16;
+    let what = dice.below(20);
+    if what < 5 || model.files.len() < 4 {
+        let kind = if what == 0 { Kind::Directory } else { Kind::File };
+        let dir = if what == 0 { InodeNumber::ROOT } else { model.directory(dice) };
+        let inode = model.create(volume, dir, &new, kind)?;
+        return if what == 0 { Ok(()) } else { model.append(volume, inode, step, len) };
+    }
+    if what == 5 {
+        return crowd(volume, model, &new);
+    }
+    let Some((dir, name, file)) = model.pick(dice, is_file) else { return Ok(()) };
+    let to = model.directory(dice);
+    match what {
+        6..9 => model.append(volume, file, step, len)?,
+        9 => {
+            let size = dice.below(6) * CUT;
+            let change = AttributeChange { size_bytes: Some(size), ..AttributeChange::default() };
+            volume.set_attributes(file, &change)?;
+            if let Some(node) = model.files.get_mut(&file) {
+                node.bytes.resize(size as usize, 0);
+            }
+            model.done();
+        }
+        10 | 11 => model.unlink(volume, dir, &name)?,
+        12 | 13 => {
+            let how = Renaming::NoReplace;
+            volume.rename(dir, name.as_bytes(), to, new.as_bytes(), how)?;
+            model.names.remove(&(dir, name));
+            model.names.insert((to, new), file);
+            model.done();
+        }
+        14 | 15 => {
+            let Some((to, over, victim)) = model.pick(dice, is_file) else { return Ok(()) };
+            if victim == file {
+                return Ok(());
+            }
+            let how = if what == 14 { Renaming::Replace } else { Renaming::Exchange };
+            volume.rename(dir, name.as_bytes(), to, over.as_bytes(), how)?;
+            if what == 14 {
+                model.lost(to, &over);
+                model.names.remove(&(dir, name));
+            } else {
+                model.names.insert((dir, name), victim);
+            }
+            model.names.insert((to, over), file);
+            model.done();
+        }
+        16 => {
+            volume.link(file, to, new.as_bytes())?;
+            model.names.insert((to, new), file);
+            model.done();
+        }
+        17 => {
+            let note = vec![b'a' + (step % 26) as u8; dice.below(400) as usize];
+            volume.set_xattr(file, NOTE, &note, XattrSet::Any, false)?;
+            if let Some(node) = model.files.get_mut(&file) {
+                node.note = note;
+            }
+            model.done();
+        }
+        _ => return change_directory(volume, model, &new, dice),
+    }
+    Ok(())
+}
+
+/// A directory gets another name, or is emptied and goes.
+fn change_directory(
+    volume: &Volume,
+    model: &mut Model<'_>,
+    new: &str,
+    dice: &mut Random,
+) -> anyhow::Result<()> {
+    let root = InodeNumber::ROOT;
+    let Some((_, name, dir)) = model.pick(dice, |node| node.is_directory) else { return Ok(()) };
+    if dice.below(2) == 0 {
+        volume.rename(root, name.as_bytes(), root, new.as_bytes(), Renaming::NoReplace)?;
+        model.names.remove(&(root, name));
+        model.names.insert((root, new.to_owned()), dir);
+        model.done();
+        return Ok(());
+    }
+    let below: Vec<String> =
+        model.names.keys().filter(|it| it.0 == dir).map(|it| it.1.clone()).collect();
+    for name in below {
+        model.unlink(volume, dir, &name)?;
+    }
+    remove_directory(volume, model, &name)
+}
+
+/// A directory of some blocks is made and goes; its blocks are given to a file.
+fn crowd(volume: &Volume, model: &mut Model<'_>, new: &str) -> anyhow::Result<()> {
+    let dir = model.create(volume, InodeNumber::ROOT, new, Kind::Directory)?;
+    let names: Vec<String> = (0..CROWD).map(|nth| format!("{nth} {}", "c".repeat(90))).collect();
+    let file = model.create(volume, dir, "crowd", Kind::File)?;
+    for name in &names {
+        volume.link(file, dir, name.as_bytes())?;
+        model.names.insert((dir, name.clone()), file);
+        model.done();
+    }
+    volume.sync()?;
+    for name in names.iter().map(String::as_str).chain(["crowd"]) {
+        model.unlink(volume, dir, name)?;
+    }
+    remove_directory(volume, model, new)?;
+    volume.sync()?;
+    let file = model.create(volume, InodeNumber::ROOT, new, Kind::File)?;
+    model.append(volume, file, 0, 20_000)?;
+    volume.sync()?;
+    Ok(())
+}
+
+fn remove_directory(volume: &Volume, model: &mut Model<'_>, name: &str) -> anyhow::Result<()> {
+    volume.remove_directory(InodeNumber::ROOT, name.as_bytes())?;
+    model.lost(InodeNumber::ROOT, name);
+    model.done();
+    Ok(())
+}
+
+/// A path, whether it is a directory, its links, its note and its bytes.
+type Seen<'a> = (String, bool, u64, Vec<u8>, &'a [u8]);
+
+fn digest(mut all: Vec<Seen<'_>>) -> u64 {
+    all.sort_unstable();
+    let mut hasher = DefaultHasher::new();
+    all.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// What the tree of a volume is.
+fn seen(volume: &Volume) -> Result<u64, String> {
+    let mut all = vec![];
+    for (path, inode, kind) in walk(volume)? {
+        if path == "/lost+found" || path.strip_prefix('/') == Some(LEFT) {
+            continue;
+        }
+        let said = |error: Error| format!("{path}: {error}");
+        let attributes = volume.attributes(inode).map_err(said)?;
+        let is_directory = kind == Kind::Directory;
+        let (links, note, bytes) = if is_directory {
+            (0, vec![], vec![])
+        } else {
+            let note = match volume.xattr(inode, NOTE) {
+                Ok(note) => note,
+                Err(Error::NoAttribute) => vec![],
+                Err(error) => return Err(said(error)),
+            };
+            (u64::from(attributes.links), note, contents(volume, inode)?)
+        };
+        all.push((path, is_directory, links, note, bytes));
+    }
+    let all = all.iter().map(|(path, is_directory, links, note, bytes)| {
+        (path.clone(), *is_directory, *links, note.clone(), &bytes[..])
+    });
+    Ok(digest(all.collect()))
+}
