@@ -73,6 +73,9 @@ pub enum Error {
     /// The inode is immutable or only to be appended to.
     #[error("operation not permitted")]
     NotPermitted,
+    /// A directory that hands its project down takes no names of files of another.
+    #[error("invalid cross-device link: the file belongs to another project")]
+    OtherProject,
     /// The contents are encrypted; names and attributes can be seen without the key.
     #[error("required key not available")]
     NoKey,
@@ -128,6 +131,7 @@ impl Error {
             Self::LinkLimit => Refusal::LinkLimit,
             Self::ReadOnly => Refusal::ReadOnly,
             Self::NotPermitted => Refusal::NotPermitted,
+            Self::OtherProject => Refusal::CrossVolume,
             Self::NoKey => Refusal::NoKey,
         }
     }

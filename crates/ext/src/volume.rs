@@ -396,7 +396,12 @@ impl Superblock {
         let mut unknown =
             self.incompatible.difference(Incompatible::WRITABLE | Incompatible::RECOVER).names();
         unknown.extend(self.read_only_compatible.difference(ReadOnlyCompatible::WRITABLE).names());
-        (!unknown.is_empty()).then(|| format!("writing needs: {}", unknown.join(", ")))
+        // Other hosts would have to see all the time that this one uses the volume.
+        let next = match self.incompatible.contains(Incompatible::MMP) {
+            true => "; where one host alone uses the volume, `tune2fs -O ^mmp` takes mmp away",
+            false => "",
+        };
+        (!unknown.is_empty()).then(|| format!("writing needs: {}{next}", unknown.join(", ")))
     }
 }
 

@@ -167,15 +167,16 @@ impl Incompatible {
         .union(Self::CASEFOLD);
 
     /// What this library reads. Needing recovery has its own refusal.
-    pub const READABLE: Self = Self::WRITABLE
-        .union(Self::MMP)
-        .union(Self::INLINE_DATA)
-        .union(Self::EA_INODE)
-        .union(Self::ENCRYPT)
-        .union(Self::CASEFOLD);
+    pub const READABLE: Self = Self::WRITABLE.union(Self::MMP);
 
     /// What a writer keeps intact.
-    pub const WRITABLE: Self = Self::CHECKABLE.union(Self::EXTENTS).union(Self::SIXTY_FOUR_BIT);
+    pub const WRITABLE: Self = Self::CHECKABLE
+        .union(Self::EXTENTS)
+        .union(Self::SIXTY_FOUR_BIT)
+        .union(Self::INLINE_DATA)
+        .union(Self::EA_INODE)
+        .union(Self::CASEFOLD)
+        .union(Self::ENCRYPT);
 
     /// What a check understands, and what grows.
     pub const CHECKABLE: Self = Self::FILETYPE
@@ -200,7 +201,12 @@ impl ReadOnlyCompatible {
         .union(Self::ORPHAN_PRESENT);
 
     /// What a writer keeps intact.
-    pub const WRITABLE: Self = Self::CHECKABLE.difference(Self::READONLY).union(Self::SUMS);
+    pub const WRITABLE: Self = Self::CHECKABLE
+        .difference(Self::READONLY)
+        .union(Self::SUMS)
+        .union(Self::PROJECT)
+        .union(Self::VERITY)
+        .union(Self::ORPHAN_PRESENT);
 
     /// Groups, or all metadata, carry checksums.
     pub const SUMS: Self = Self::GDT_CSUM.union(Self::METADATA_CSUM);

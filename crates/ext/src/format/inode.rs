@@ -44,6 +44,10 @@ pub mod flags {
     pub const SETTABLE: u32 = 0x0003_80FF & !COMPRESSED;
     /// What a new inode takes over from its directory.
     pub const INHERITED: u32 = 0x0001_C0CB;
+    /// What a new directory takes over beside that.
+    pub const INHERITED_BY_DIRECTORIES: u32 = PROJECT_INHERIT | CASEFOLD;
+    /// What is made in a directory belongs to its project.
+    pub const PROJECT_INHERIT: u32 = 0x2000_0000;
     /// A directory has a hash tree.
     pub const INDEX: u32 = 0x1000;
     /// `i_blocks` counts file system blocks.
@@ -264,6 +268,13 @@ impl Inode {
         let mut bytes = [0; POINTER_BYTES];
         bytes.copy_from_slice(self.pointers.map(u32::to_le_bytes).as_flattened());
         bytes
+    }
+
+    /// Whether blocks of a device may belong to it.
+    pub(crate) fn has_map(&self, super_: &Superblock) -> bool {
+        matches!(self.kind, Kind::File | Kind::Directory | Kind::Symlink)
+            && !self.is_inline()
+            && self.fast_target(super_).is_none()
     }
 
     /// Names that lead here.

@@ -12,7 +12,7 @@ use draconis_exchange::contract::Kind;
 use draconis_exchange::omission::Omission;
 
 use super::attributes::Inherited;
-use super::names::Spot;
+use super::names::{Sighted, Spot};
 use super::{NewNode, Renaming, Whiteout};
 use crate::blocks::data::Data;
 use crate::commit::batch::{Intent, Move, Operation};
@@ -91,6 +91,35 @@ impl Transaction<'_> {
         if links >= MOST_LINKS && !uncounted { Err(Error::LinkLimit) } else { Ok(()) }
     }
 
+    /// [`Transaction::seek`] for a name that is going to be made.
+    fn seek_free(&self, dir: &Inode, name: &[u8]) -> Result<Sighted> {
+        match self.seek(dir, name) {
+            Ok(Err(_)) | Err(Error::NotFound) => self.need_key(dir)?,
+            sought => return sought,
+        }
+        self.seek(dir, name)
+    }
+
+    /// Refuses new names where they would have to be encrypted.
+    fn need_key(&self, dir: &Inode) -> Result<()> {
+        if dir.is_encrypted() { Err(Error::NoKey) } else { Ok(()) }
+    }
+
+    /// The project that everything in `dir` belongs to, if it hands its own down.
+    fn project_of(&self, dir: &Inode) -> Option<u32> {
+        let features = self.volume.super_.read_only_compatible;
+        let hands_down = dir.flags & flags::PROJECT_INHERIT != 0;
+        (hands_down && features.contains(ReadOnlyCompatible::PROJECT)).then(|| dir.project())
+    }
+
+    /// Refuses a name in `dir` for what belongs to another project.
+    fn may_enter(&self, inode: &Inode, dir: &Inode) -> Result<()> {
+        match self.project_of(dir) {
+            Some(project) if project != inode.project() => Err(Error::OtherProject),
+            _ => Ok(()),
+        }
+    }
+
     /// Counts a subdirectory more or less; 1 means "many" with `dir_nlink`.
     fn count_subdirectory(&mut self, dir: InodeNumber, more: bool) -> Result<()> {
         let uncounted =
@@ -117,7 +146,7 @@ impl Transaction<'_> {
         if is_dots(name) {
             return Err(Error::Exists);
         }
-        let place = match self.seek(&parent, name)? {
+        let place = match self.seek_free(&parent, name)? {
             Ok(_) => return Err(Error::Exists),
             Err(place) => place,
         };
@@ -150,6 +179,7 @@ impl Transaction<'_> {
         new: &NewNode<'_>,
     ) -> Result<InodeNumber> {
         let parent = self.changeable(dir, false)?;
+        self.need_key(&parent)?;
         if new.kind != Kind::File {
             return Err(Error::Misuse("only a file can be made without a name"));
         }
@@ -209,7 +239,7 @@ impl Transaction<'_> {
             self.writer.generation.wrapping_mul(0x9E37_79B1).wrapping_add(number.0 | 1);
         let (now, generation) = (self.now, self.writer.generation);
         let inherited_flags = match new.kind {
-            Kind::Directory => parent.flags & flags::INHERITED,
+            Kind::Directory => parent.flags & (flags::INHERITED | flags::INHERITED_BY_DIRECTORIES),
             Kind::File => parent.flags & flags::INHERITED & !flags::DIR_SYNC,
             _ => parent.flags & flags::INHERITED & (flags::NO_ATIME | flags::NO_DUMP),
         };
@@ -218,6 +248,7 @@ impl Transaction<'_> {
             matches!(new.kind, Kind::File | Kind::Directory) || matches!(birth.target, Some(None));
         let has_extents = self.volume.super_.incompatible.contains(Incompatible::EXTENTS);
         let of_map = if is_mapped && has_extents { flags::EXTENTS } else { 0 };
+        let project = self.project_of(parent);
         let full_mode = u16::try_from(new.kind.mode_bits() | birth.mode).unwrap_or(0);
         self.change_slot(number, |it| {
             it.clear();
@@ -227,6 +258,7 @@ impl Transaction<'_> {
             it.set_links(links);
             it.set_flags(inherited_flags | of_map);
             it.set_generation(generation);
+            it.set_project(project.unwrap_or(0));
             for stamp in [Stamp::Accessed, Stamp::Modified, Stamp::Changed, Stamp::Created] {
                 it.set_time(stamp, now);
             }
@@ -276,6 +308,7 @@ impl Transaction<'_> {
         if node.links() >= MOST_LINKS {
             return Err(Error::LinkLimit);
         }
+        self.may_enter(&node, &parent)?;
         let first = self.writer.unnamed.contains(&inode.0) && !Omission::FirstName.is_made();
         if self.is_orphan(inode) && !first {
             return Err(Error::NotFound);
@@ -283,7 +316,7 @@ impl Transaction<'_> {
         if is_dots(name) {
             return Err(Error::Exists);
         }
-        let Err(place) = self.seek(&parent, name)? else { return Err(Error::Exists) };
+        let Err(place) = self.seek_free(&parent, name)? else { return Err(Error::Exists) };
         if place.needs() > 0 {
             self.need_blocks(place.needs(), self.is_privileged(parent.owner().0))?;
         }
@@ -362,9 +395,7 @@ impl Transaction<'_> {
             return Ok(false);
         }
         let node = self.peek(inode)?;
-        let mapped = matches!(node.kind, Kind::File | Kind::Directory | Kind::Symlink)
-            && node.fast_target(&self.volume.super_).is_none();
-        Ok(mapped && !self.cuts(inode, 0)?.is_empty())
+        Ok(node.has_map(&self.volume.super_) && !self.cuts(inode, 0)?.is_empty())
     }
 
     fn die(&mut self, dir: InodeNumber, inode: InodeNumber) -> Result<()> {
@@ -430,11 +461,15 @@ impl Transaction<'_> {
             return Err(Error::Misuse("`.` and `..` cannot be renamed"));
         }
         let Ok(spot) = self.seek(&source, from)? else { return Err(Error::NotFound) };
+        // The names of both would have to be encrypted anew.
+        self.need_key(&source)?;
+        self.need_key(&target)?;
         let moved = spot.found.inode;
         let node = self.node(moved)?;
         if node.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {
             return Err(Error::NotPermitted);
         }
+        self.may_enter(&node, &target)?;
         let is_dir = node.kind == Kind::Directory;
         if is_dir && from_dir != to_dir {
             self.not_below(to_dir, moved)?;
@@ -602,6 +637,7 @@ impl Transaction<'_> {
         if two.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {
             return Err(Error::NotPermitted);
         }
+        self.may_enter(&two, &*self.directory(from_dir)?)?;
         let across = from_dir != to_dir;
         if two.kind == Kind::Directory && across {
             self.not_below(from_dir, two.number)?;

@@ -40,7 +40,10 @@ impl Transaction<'_> {
                     }
                     last.insert(block, now);
                 }
-                (State::Changed(_), Role::Descriptors | Role::Attributes | Role::Contents) => {
+                (
+                    State::Changed(_),
+                    Role::Descriptors | Role::Attributes | Role::Orphans(_) | Role::Contents,
+                ) => {
                     last.insert(block, now);
                 }
                 (State::Changed(base), Role::BlockBitmap(_) | Role::InodeBitmap(_)) => {
