@@ -95,6 +95,61 @@ fn a_directory_becomes_a_volume() {
 }
 
 #[test]
+fn a_directory_becomes_a_volume_of_every_type() {
+    let draconis = Draconis::new();
+    let tree = draconis.make_dir("tree");
+    small_odd_tree(&tree);
+    let expected = tree_at(&tree);
+    let image = draconis.path("image");
+    for (arguments, shown) in [
+        (&["-t", "ext3"][..], "ext3"),
+        (&["-t", "ext4"], "ext4"),
+        (&["-t", "ext4", "-O", "^has_journal,orphan_file,^orphan_file", "--min"], "ext4"),
+        (&["-t", "ext4", "-b", "4096", "-J", "size=8", "-G", "32", "-O", "large_dir"], "ext4"),
+    ] {
+        let mut command = vec!["format", "--from", tree.to_str().unwrap()];
+        command.extend(arguments);
+        command.push(image.to_str().unwrap());
+        draconis.ok(&command);
+        check(&image);
+        same(&tree_in(&draconis, &image), &expected);
+        let info = draconis.ok(["info", image.to_str().unwrap()]);
+        assert!(info.contains(shown), "{info}");
+        std::fs::remove_file(&image).unwrap();
+    }
+}
+
+#[test]
+fn what_is_not_made_is_refused_by_name() {
+    let draconis = Draconis::new();
+    let image = draconis.path("image");
+    for (arguments, said) in [
+        (&["-t", "ext5"][..], "ext5"),
+        (&["-t", "ext4", "-O", "bigalloc"], "bigalloc"),
+        (&["-t", "ext4", "-O", "quota"], "quota"),
+        (&["-t", "ext4", "-O", "inline_data"], "inline_data"),
+        (&["-t", "ext4", "-O", "journal_dev"], "journal_dev"),
+        (&["-t", "ext4", "-J", "device=/dev/null"], "device"),
+        (&["-t", "ext4", "-J", "size=x"], "size=x"),
+        (&["-t", "ext4", "-E", "sparse=1"], "sparse"),
+        (&["-t", "ext4", "-E", "stride=70000"], "stride"),
+    ] {
+        let mut command = vec!["format"];
+        command.extend(arguments);
+        command.extend([image.to_str().unwrap(), "64M"]);
+        let output = draconis.run(&command);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && text.contains(said), "{arguments:?}: {text}");
+        assert!(!image.exists());
+    }
+    // As mke2fs does it, but not silently.
+    let output = draconis.run(["format", "-t", "ext4", image.to_str().unwrap(), "1M"]);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("too small for a journal"), "{text}");
+    check(&image);
+}
+
+#[test]
 fn an_archive_of_any_kind_becomes_the_same_volume() {
     let draconis = Draconis::new();
     let tree = draconis.make_dir("tree");

@@ -52,7 +52,7 @@ fn lines_for_other_drivers_mount() {
     }
     for (options, said) in [
         ("errors=panic", "use errors=remount-ro"),
-        ("usrquota", "no quotas are kept"),
+        ("usrquota", "limits of quotas are not enforced"),
         ("sb=8193", "e2fsck -b"),
         ("noacl", "always count"),
     ] {

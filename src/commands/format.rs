@@ -1,4 +1,4 @@
-//! `draconis format`: an ext2 volume in a file or on a device, empty or filled.
+//! `draconis format`: an ext2, ext3 or ext4 volume in a file or on a device, empty or filled.
 //!
 //! Law 1: what is in use, and what holds something unless forced, is not touched.
 //! Law 2: everything is known to fit before the first byte is written; a file that was
@@ -15,6 +15,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use draconis_device::{FileDisk, FileOptions};
 use draconis_exchange::contract::Time;
+use draconis_ext::format::features::{Compatible, Incompatible};
 use draconis_ext::mkfs::{self, Contents, Inodes, Node, Options, Plan, Target, Tree, What};
 
 use crate::populate::{self, Source, Stamp};
@@ -28,20 +29,39 @@ Options for -E, separated by commas:
                        out, the user who runs this (with --from: the tree's own)
   hash_seed=UUID       what hashes of file names start from (random)
   hash_alg=NAME        how indexed directories hash names: legacy, half_md4, tea (half_md4)
+  stride=BLOCKS        what a RAID writes to one disk before it goes on to the next
+  stripe_width=BLOCKS  what it writes to all of its disks
+  resize=BLOCKS        how large the volume may grow in place (1024 times its size)
+  num_backup_sb=N      backups of the superblock with sparse_super2: 0 to 2 (2)
+  packed_meta_blocks   bitmaps, inode tables and journal at the start of the volume
+  encoding=utf8        how names ignore case, with casefold; encoding_flags=strict refuses
+                       names that are not valid
+  lazy_itable_init, lazy_journal_init, discard, nodiscard are taken and change nothing:
+  inode tables and journal always read as zeros
 
-Features for -O: ext_attr, resize_inode, dir_index, filetype, sparse_super, large_file (all
-of them are the default), dir_nlink, extra_isize; ^FEATURE takes one away, none takes all.
+Options for -J, separated by commas:
+  size=MIB             how long the journal is: 1024 to 10240000 blocks (by the size of the volume)
+  fast_commit_size=KIB how long its part for fast commits is, with fast_commit
+  location=BLOCK       where it begins (in the middle of the volume)
+
+Features for -O; ^FEATURE takes one away, none takes all:
+  of every type        ext_attr, resize_inode, dir_index, filetype, sparse_super, large_file
+  of ext3 and ext4     has_journal
+  of ext4              extent, 64bit, flex_bg, metadata_csum, huge_file, dir_nlink, extra_isize
+  beyond these         metadata_csum_seed, uninit_bg, sparse_super2, meta_bg, large_dir,
+                       orphan_file, fast_commit, stable_inodes, ea_inode, casefold, encrypt,
+                       verity, project
 
 --seed N with SOURCE_DATE_EPOCH in the environment makes the image reproducible bit for bit:
 the same source gives the same bytes. Times later than SOURCE_DATE_EPOCH become that time.";
 
-/// Make an ext2 volume, empty or filled from a directory or a tar archive.
+/// Make an ext2, ext3 or ext4 volume, empty or filled from a directory or a tar archive.
 ///
 /// The options are those of mke2fs, and so is the layout.
 #[derive(Debug, Args)]
 #[command(after_long_help = FORMAT_OPTIONS)]
 pub struct Arguments {
-    /// The kind of volume: ext2 is the only one yet.
+    /// The kind of volume: ext2, ext3 or ext4, which says what features it has.
     #[arg(short = 't', value_name = "TYPE", default_value = "ext2")]
     kind: String,
     /// Bytes of a block: 1024, 2048, 4096 .. 65536; by the size of the volume if left out.
@@ -68,6 +88,12 @@ pub struct Arguments {
     /// Blocks kept for the superuser, in percent.
     #[arg(short = 'm', value_name = "PERCENT", default_value = "5")]
     reserved: String,
+    /// Groups whose bitmaps and inode tables lie together, a power of two (flex_bg).
+    #[arg(short = 'G', value_name = "GROUPS", default_value = "16")]
+    flex_groups: u32,
+    /// Options of the journal, separated by commas; see below.
+    #[arg(short = 'J', value_name = "OPTIONS")]
+    journal: Vec<String>,
     /// More options, separated by commas; see below.
     #[arg(short = 'E', value_name = "OPTIONS")]
     extended: Vec<String>,
@@ -78,6 +104,9 @@ pub struct Arguments {
     /// Room to leave free where SIZE is left out.
     #[arg(long, value_name = "SIZE", value_parser = text::size, requires = "from", conflicts_with = "size")]
     free: Option<u64>,
+    /// The smallest volume that holds the tree, also on a device that is larger.
+    #[arg(long, requires = "from", conflicts_with_all = ["size", "free"])]
+    min: bool,
     /// Take identity and hash seed from this number instead of at random.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
@@ -120,11 +149,16 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     {
         (root.uid, root.gid) = (uid, gid);
     }
+    let wants_journal = options.compatible.contains(Compatible::HAS_JOURNAL);
     let plan = plan(arguments, &options, opened.as_ref(), &mut source.tree)?;
     write(arguments, &plan, &*source.contents, opened)?;
     let superblock = plan.layout().superblock();
+    if superblock.journal.is_none() && wants_journal {
+        log::warn!("{shown}: too small for a journal; made without one");
+    }
     log::info!(
-        "{shown}: ext2, {}, {} blocks of {} bytes, {} inodes",
+        "{shown}: {}, {}, {} blocks of {} bytes, {} inodes",
+        superblock.kind(),
         text::bytes(plan.layout().len_bytes()),
         superblock.blocks,
         superblock.block_bytes,
@@ -143,9 +177,9 @@ impl Contents for Nothing {
 
 /// What the command line asks for, and the owner of the root if it names one.
 fn options(arguments: &Arguments) -> anyhow::Result<(Options, Option<(u32, u32)>)> {
-    if arguments.kind != "ext2" {
-        bail!("-t {}: only ext2 is made yet", arguments.kind);
-    }
+    let kind = &arguments.kind;
+    let defaults = Options::of_type(kind)
+        .with_context(|| format!("-t {kind}: no such type; ext2, ext3 and ext4 are made"))?;
     let narrow = |flag: &str, size: u64| {
         u32::try_from(size).with_context(|| format!("{flag} {size}: too large"))
     };
@@ -156,7 +190,8 @@ fn options(arguments: &Arguments) -> anyhow::Result<(Options, Option<(u32, u32)>
             .with_context(|| format!("-m {}: not a percentage", arguments.reserved))?,
         label: arguments.label.clone().into_bytes(),
         time: u32::try_from(crate::change::now()?.seconds).context("the clock")?,
-        ..Options::default()
+        flex_groups: arguments.flex_groups,
+        ..defaults
     };
     if let Some(count) = arguments.inodes {
         options.inodes = Inodes::Count(count);
@@ -173,37 +208,84 @@ fn options(arguments: &Arguments) -> anyhow::Result<(Options, Option<(u32, u32)>
     let mut identities = Identities::new(arguments.seed);
     options.uuid = identity(&arguments.uuid, &mut identities)?;
     options.hash_seed = identities.uuid();
+    for option in arguments.journal.iter().flat_map(|list| list.split(',')) {
+        journal(&mut options, option)?;
+    }
     let mut root_owner = None;
     for option in arguments.extended.iter().flat_map(|list| list.split(',')) {
-        let (name, value) = option.split_once('=').unwrap_or((option, ""));
-        match name {
-            "root_owner" if value.is_empty() => root_owner = Some(user),
-            "root_owner" => {
+        match option.split_once('=').unwrap_or((option, "")) {
+            ("root_owner", "") => root_owner = Some(user),
+            ("root_owner", value) => {
                 let owner = value
                     .split_once(':')
                     .and_then(|(uid, gid)| Some((uid.parse().ok()?, gid.parse().ok()?)));
                 let owner = owner.with_context(|| format!("-E {option}: UID:GID is needed"))?;
                 root_owner = Some(owner);
             }
-            "hash_seed" => {
-                let seed =
-                    uuid::parse(value).with_context(|| format!("-E {option}: not a UUID"))?;
-                options.hash_seed = seed;
-            }
-            "hash_alg" => {
-                let known = ["legacy", "half_md4", "tea"];
-                let nth = known.iter().position(|known| *known == value);
-                let nth = nth.with_context(|| format!("-E {option}: legacy, half_md4 or tea"))?;
-                options.hash_version = nth as u8;
-            }
-            "" => {}
-            _ => bail!("-E {name}: no such option; see draconis format --help"),
+            (name, value) => extended(&mut options, name, value)?,
         }
     }
     if let Some(owner) = root_owner {
         options.root_owner = owner;
     }
     Ok((options, root_owner))
+}
+
+/// One option of -J.
+fn journal(options: &mut Options, option: &str) -> anyhow::Result<()> {
+    let (name, value) = option.split_once('=').unwrap_or((option, ""));
+    let number =
+        || value.parse::<u32>().with_context(|| format!("-J {name}={value}: a number is needed"));
+    match name {
+        "size" => options.journal.mib = Some(number()?),
+        "fast_commit_size" => options.journal.fast_kib = Some(number()?),
+        "location" => options.journal.at = Some(number()?.into()),
+        "device" => bail!("-J device: journals outside of their volume are not made"),
+        "" => return Ok(()),
+        _ => bail!("-J {name}: no such option; see draconis format --help"),
+    }
+    // As with mke2fs, what says how the journal is to be asks for one.
+    options.compatible |= Compatible::HAS_JOURNAL;
+    Ok(())
+}
+
+/// One option of -E that says nothing of the root directory.
+fn extended(options: &mut Options, name: &str, value: &str) -> anyhow::Result<()> {
+    let number = |most: u64| {
+        let number = value.parse::<u64>().ok().filter(|number| *number <= most);
+        number.with_context(|| format!("-E {name}={value}: a number up to {most} is needed"))
+    };
+    match name {
+        "hash_seed" => {
+            let seed = uuid::parse(value);
+            options.hash_seed = seed.with_context(|| format!("-E {name}={value}: not a UUID"))?;
+        }
+        "hash_alg" => {
+            let known = ["legacy", "half_md4", "tea"];
+            let nth = known.iter().position(|known| *known == value);
+            let nth = nth.with_context(|| format!("-E {name}={value}: {}", known.join(", ")))?;
+            options.hash_version = nth as u8;
+        }
+        "stride" => options.stride = number(u16::MAX.into())? as u16,
+        "stripe_width" | "stripe-width" => {
+            options.stripe_width = number(u32::MAX.into())? as u32;
+        }
+        "resize" => {
+            options.resize_blocks = Some(number(1 << 48)?);
+            options.compatible |= Compatible::RESIZE_INODE;
+        }
+        "num_backup_sb" => options.backups = number(2)? as u32,
+        "packed_meta_blocks" => options.packed = value.is_empty() || number(1)? == 1,
+        "encoding" if ["utf8", "utf8-12.1"].contains(&value) => {
+            options.incompatible |= Incompatible::CASEFOLD;
+        }
+        "encoding" => bail!("-E encoding={value}: only utf8 is known"),
+        "encoding_flags" if value == "strict" => options.strict_names = true,
+        "encoding_flags" => bail!("-E encoding_flags={value}: only strict is known"),
+        "lazy_itable_init" | "lazy_journal_init" | "discard" | "nodiscard" | "" => {}
+        _ => bail!("-E {name}: no such option; see draconis format --help"),
+    }
+    Ok(())
 }
 
 /// `12.5` in millionths.
@@ -259,6 +341,7 @@ fn plan<'a>(
             let given = size(text, arguments.block);
             Some(given.with_context(|| format!("{text}: not a size such as 4096, 64K or 1G"))?)
         }
+        None if arguments.min => None,
         None if is_device || (there > 0 && arguments.from.is_none()) => Some(there),
         None if arguments.from.is_none() => bail!("{shown} does not exist: SIZE is needed"),
         None => None,
@@ -266,10 +349,15 @@ fn plan<'a>(
     if is_device && given.is_some_and(|given| given > there) {
         bail!("{shown} has only {}", text::bytes(there));
     }
-    Ok(match given {
+    let plan = match given {
         Some(given) => mkfs::sized(options, tree, given)?,
         None => mkfs::fitting(options, tree, arguments.free.unwrap_or(0))?,
-    })
+    };
+    let len = plan.layout().len_bytes();
+    if is_device && len > there {
+        bail!("{shown} has only {}, the tree needs {}", text::bytes(there), text::bytes(len));
+    }
+    Ok(plan)
 }
 
 fn write(

@@ -124,6 +124,14 @@ pub const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         &[
             ("Make an empty volume of 1 GiB", "draconis format new.img 1G"),
             (
+                "Make one of ext4, without a journal",
+                "draconis format -t ext4 -O ^has_journal new.img 1G",
+            ),
+            (
+                "Make the smallest one of ext4 that holds a directory",
+                "draconis format -t ext4 --min --from tree small.img",
+            ),
+            (
                 "Make a volume of a directory, with 16 MiB to spare",
                 "draconis format --from tree --free 16M tree.img",
             ),

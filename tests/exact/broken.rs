@@ -52,7 +52,7 @@ fn met_by(omission: Omission) -> By {
 /// Runs what meets `omission`, and says what was found.
 fn judged(all: &[Case], omission: Omission, is_made: bool) -> Verdict {
     let leaves_out = is_made.then(|| format!("{omission:?}"));
-    let pair = Pair::broken("4096", "64M", "rw,suid,dev", leaves_out);
+    let pair = Pair::broken("ext2", "4096", "64M", "rw,suid,dev", leaves_out);
     let mut verdict = verdict();
     match met_by(omission) {
         By::Scenario(name) => {

@@ -22,6 +22,7 @@ mod broken;
 mod calls;
 mod case;
 mod choices;
+mod ext4;
 mod limits;
 mod look;
 mod observer;
@@ -143,15 +144,15 @@ fn every_call_is_answered_alike() {
     let mut pairs = vec![];
     // What fits on one volume.
     for cases in chosen(all.clone(), 3000).chunks(30_000) {
-        let pair = Pair::new("4096", "2G", "rw,suid,dev");
+        let pair = Pair::new("ext2", "4096", "2G", "rw,suid,dev");
         pairs.push(run::run(pair, Condition::Normal, cases, &mut verdict));
     }
-    let pair = Pair::new("4096", "64M", "rw,suid,dev");
+    let pair = Pair::new("ext2", "4096", "64M", "rw,suid,dev");
     scenarios::run(&pair, &mut verdict, scenarios::is_asked_for);
     pairs.push((pair, scenarios::directories().collect()));
     let plain = all.iter().copied().filter(|case| case.state.name == "open to all");
     let of = |volume: &'static str| plain.clone().map(|case| Case { volume, ..case }).collect();
-    let full = Pair::new("1024", "64M", "rw,suid,dev");
+    let full = Pair::new("ext2", "1024", "64M", "rw,suid,dev");
     pairs.push(run::run(full, Condition::Full, &chosen(of("full"), 400), &mut verdict));
     for volume in ["strictatime", "noatime"] {
         // Calls that read, and what they touch.
@@ -165,12 +166,38 @@ fn every_call_is_answered_alike() {
         let cases: Vec<Case> =
             all.iter().filter(reads).map(|case| Case { volume, ..*case }).collect();
         let options = format!("rw,suid,dev,{volume}");
-        let pair = Pair::new("4096", "256M", &options);
+        let pair = Pair::new("ext2", "4096", "256M", &options);
         pairs.push(run::run(pair, Condition::Normal, &chosen(cases, 200), &mut verdict));
     }
-    let read = Pair::new("4096", "256M", "rw,suid,dev");
+    let read = Pair::new("ext2", "4096", "256M", "rw,suid,dev");
     pairs.push(run::run(read, Condition::ReadOnly, &chosen(of("read-only"), 400), &mut verdict));
     judge(&verdict, is_whole);
+    for (pair, different) in pairs {
+        pair.judge(&different);
+    }
+}
+
+#[test]
+fn calls_on_ext4_are_answered_alike() {
+    if !volumes::can("comparing calls on ext4 with the kernel's driver") {
+        return;
+    }
+    let all = combinations();
+    let asked = std::env::var_os("DRACONIS_EXACT").is_some();
+    let mut verdict = Verdict::new(&[TABLES, &[(ext4::TABLE, ext4::ROWS)]].concat());
+    let (many, few) = if asked { (usize::MAX, usize::MAX) } else { (800, 150) };
+    let mut cases = chosen(all.clone(), many);
+    cases.extend(all.iter().filter(|case| ext4::shows(&case.to_string())));
+    let pair = Pair::new("ext4", "4096", "1G", "rw,suid,dev");
+    let mut pairs = vec![run::run(pair, Condition::Normal, &cases, &mut verdict)];
+    let plain = all.iter().filter(|case| case.state.name == "open to all");
+    let full: Vec<Case> = plain.map(|case| Case { volume: "full", ..*case }).collect();
+    let pair = Pair::new("ext4", "1024", "64M", "rw,suid,dev");
+    pairs.push(run::run(pair, Condition::Full, &chosen(full, few), &mut verdict));
+    judge(&verdict, false);
+    let stale: Vec<String> =
+        verdict.stale().into_iter().filter(|row| row.starts_with(ext4::TABLE)).collect();
+    assert!(asked || stale.is_empty(), "{}", stale.join("\n"));
     for (pair, different) in pairs {
         pair.judge(&different);
     }

@@ -7,20 +7,13 @@ use std::process::{Command, Stdio};
 use crate::common::volume::check;
 use crate::common::{self, Draconis, Kernel, Without, eventually, look, mke2fs, skipped};
 
-/// Which of the family of file systems both volumes are.
-fn kind() -> &'static str {
-    match std::env::var("DRACONIS_KIND").as_deref() {
-        Ok("ext3") => "ext3",
-        Ok("ext4") => "ext4",
-        _ => "ext2",
-    }
-}
-
 pub struct Pair {
     /// Dropped first: it is mounted below the directory of the other.
     kernel: Option<Kernel>,
     draconis: Draconis,
     images: [PathBuf; 2],
+    /// Which of the family of file systems both volumes are.
+    kind: &'static str,
     pub ours: PathBuf,
     pub theirs: PathBuf,
 }
@@ -35,41 +28,47 @@ pub fn can(test: &str) -> bool {
 }
 
 impl Pair {
-    /// Two empty volumes.
-    pub fn new(block: &str, size: &str, options: &str) -> Self {
-        Self::broken(block, size, options, None)
+    /// Two empty volumes of a kind of file system.
+    pub fn new(kind: &'static str, block: &str, size: &str, options: &str) -> Self {
+        Self::broken(kind, block, size, options, None)
     }
 
     /// The same, where our mount leaves something out.
-    pub fn broken(block: &str, size: &str, options: &str, leaves_out: Option<String>) -> Self {
+    pub fn broken(
+        kind: &'static str,
+        block: &str,
+        size: &str,
+        options: &str,
+        leaves_out: Option<String>,
+    ) -> Self {
         let mut draconis = Draconis::new();
         draconis.leaves_out = leaves_out;
         let images = ["ours.img", "theirs.img"].map(|name| draconis.path(name));
-        let arguments = ["-t", kind(), "-b", block, "-i", "4096", "-m", "0"];
+        let arguments = ["-t", kind, "-b", block, "-i", "4096", "-m", "0"];
         mke2fs(&images[0], None, &arguments, size);
         let copied = Command::new("cp").arg("--sparse=always").args(&images).status().unwrap();
         assert!(copied.success());
-        Self::mount(draconis, images, options)
+        Self::mount(draconis, kind, images, options)
     }
 
-    fn mount(draconis: Draconis, images: [PathBuf; 2], options: &str) -> Self {
+    fn mount(draconis: Draconis, kind: &'static str, images: [PathBuf; 2], options: &str) -> Self {
         let ours = draconis.mount(&images[0], "ours", options);
         let theirs = draconis.make_dir("theirs");
         let mounted = Command::new("mount")
-            .args(["-t", kind(), "-o", &format!("loop,{options}")])
+            .args(["-t", kind, "-o", &format!("loop,{options}")])
             .args([&images[1], &theirs])
             .output()
             .unwrap();
         assert!(mounted.status.success(), "{}", String::from_utf8_lossy(&mounted.stderr));
         let kernel = Some(Kernel { at: theirs.clone() });
-        Self { draconis, images, ours, theirs, kernel }
+        Self { draconis, images, kind, ours, theirs, kernel }
     }
 
     /// Mounts both again, with other options.
     pub fn again(mut self, options: &str) -> Self {
         self.unmount();
         let draconis = std::mem::replace(&mut self.draconis, Draconis::new());
-        Self::mount(draconis, self.images.clone(), options)
+        Self::mount(draconis, self.kind, self.images.clone(), options)
     }
 
     fn unmount(&mut self) {

@@ -163,7 +163,7 @@ fn random_walks_lead_to_the_same_places() {
     };
     sys::own_umask(0o022);
     let mut ground = Ground {
-        pair: Pair::new("1024", "512M", "rw,suid,dev"),
+        pair: Pair::new("ext2", "1024", "512M", "rw,suid,dev"),
         used: 0,
         different: BTreeSet::new(),
     };

@@ -11,6 +11,11 @@
 //! was unmounted properly, and is corrected on one that was not.
 //! Law 3: the volume's own blocks are never given out and never freed, whatever its bitmaps
 //! say.
+//! Law 4: space is counted, given and taken in clusters: blocks of the volume become bits of a
+//! bitmap here, and nowhere else. Callers speak of blocks: what they are given begins and ends
+//! with a cluster, and what they give back frees every cluster that it touches. Without
+//! `bigalloc` a cluster is a block. Blocks that share a cluster belong to one file, whose map
+//! sees to it that it gives a cluster back once (see [`crate::map::extents`]).
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -44,7 +49,10 @@ const MOST_WINDOWS: usize = 256;
 #[derive(Debug)]
 pub(crate) struct Group {
     first: u64,
-    blocks: u32,
+    /// Bits of its bitmap of blocks, those that stand for a part of a cluster among them.
+    clusters: u32,
+    /// Of these, the ones that stand for whole clusters: the volume may end inside of the last.
+    whole: u32,
     inodes: u32,
     /// What its descriptor says from now on.
     pub(crate) said: group::Group,
@@ -88,19 +96,20 @@ fn is_all(bytes: &[u8], start: u32, len: u32, used: bool) -> bool {
 #[derive(Debug)]
 pub(crate) struct Groups {
     all: Vec<Group>,
-    /// The volume's own blocks, in order: first and end.
+    /// The volume's own blocks, with the clusters that they are in, in order: first and end.
     own: Vec<(u64, u64)>,
-    pub(crate) free_blocks: u64,
+    free_clusters: u64,
     pub(crate) free_inodes: u64,
     directories: u64,
-    /// Free blocks that must not be given out yet.
-    frozen_blocks: u64,
+    /// Free clusters that must not be given out yet.
+    frozen_clusters: u64,
     frozen_inodes: u64,
     windows: HashMap<u32, Window>,
     /// Counts may be wrong: the volume was not unmounted properly.
     forgiving: bool,
     per_group: (u32, u32),
     first_data_block: u64,
+    cluster_blocks: u32,
 }
 
 impl Groups {
@@ -109,6 +118,10 @@ impl Groups {
         if super_.groups > MOST_GROUPS {
             let feature = format!("writing needs: {} groups", super_.groups);
             return Err(Error::Unsupported { feature });
+        }
+        let cluster_blocks = super_.cluster_blocks;
+        if !super_.first_data_block.is_multiple_of(cluster_blocks) {
+            return Err(Error::corrupt("superblock: first data block"));
         }
         let mut all = Vec::with_capacity(index(super_.groups.into()));
         let mut own = vec![(0, u64::from(super_.first_data_block) + 1)];
@@ -129,24 +142,51 @@ impl Groups {
             own.push((group.first, group.first + head));
             all.push(group);
         }
-        let own = disjoint(own)?;
+        let own = in_clusters(disjoint(own)?, cluster_blocks.into());
         let sum = |count: fn(&Group) -> u32| all.iter().map(|group| u64::from(count(group))).sum();
-        let (free_blocks, free_inodes) =
+        let (free_clusters, free_inodes) =
             (sum(|it| it.said.free_clusters), sum(|it| it.said.free_inodes));
         let directories = sum(|it| it.said.directories);
         Ok(Self {
             own,
-            free_blocks,
+            free_clusters,
             free_inodes,
             directories,
-            frozen_blocks: 0,
+            frozen_clusters: 0,
             frozen_inodes: 0,
             windows: HashMap::new(),
             forgiving: !super_.clean,
             per_group: (super_.blocks_per_group, super_.inodes_per_group),
             first_data_block: super_.first_data_block.into(),
+            cluster_blocks,
             all,
         })
+    }
+
+    /// Free blocks: those of free clusters.
+    pub(crate) fn free_blocks(&self) -> u64 {
+        self.free_clusters * u64::from(self.cluster_blocks)
+    }
+
+    /// Free blocks that must not be given out yet.
+    fn frozen_blocks(&self) -> u64 {
+        self.frozen_clusters * u64::from(self.cluster_blocks)
+    }
+
+    /// The first block of the cluster of a block.
+    fn cluster_start(&self, block: u64) -> u64 {
+        block - block % u64::from(self.cluster_blocks)
+    }
+
+    /// Clusters that so many blocks take, the first one of which begins a cluster.
+    fn clusters_of(&self, blocks: u32) -> u32 {
+        blocks.div_ceil(self.cluster_blocks)
+    }
+
+    /// The first block and the number of blocks of clusters of a group.
+    fn blocks_of(&self, group: &Group, BitRun { start, len }: BitRun) -> (u64, u32) {
+        let first = group.first + u64::from(start) * u64::from(self.cluster_blocks);
+        (first, len * self.cluster_blocks)
     }
 
     pub(crate) fn get(&self, group: u32) -> Option<&Group> {
@@ -180,10 +220,12 @@ impl Groups {
         }
     }
 
+    /// The group of a block, and the bit there that stands for its cluster.
     fn group_of(&self, block: u64) -> Option<(u32, u32)> {
         let nth = block.checked_sub(self.first_data_block)?;
         let per_group = u64::from(self.per_group.0);
-        Some((narrow(nth / per_group), narrow(nth % per_group)))
+        let bit = nth % per_group / u64::from(self.cluster_blocks);
+        Some((narrow(nth / per_group), narrow(bit)))
     }
 
     /// The group and the place in it of an inode.
@@ -201,20 +243,22 @@ impl Groups {
     /// What was freed may be given out again.
     pub(crate) fn thaw(&mut self, blocks: &[(u64, u32)], inodes: &[u32]) {
         let count: u64 = blocks.iter().map(|(_, count)| u64::from(*count)).sum();
-        self.frozen_blocks = self.frozen_blocks.saturating_sub(count);
+        let clusters = count / u64::from(self.cluster_blocks);
+        self.frozen_clusters = self.frozen_clusters.saturating_sub(clusters);
         self.frozen_inodes = self.frozen_inodes.saturating_sub(inodes.len() as u64);
         self.unmark(blocks, inodes);
     }
 
     /// Whether anything was freed that must not be given out yet.
     pub(crate) fn has_frozen(&self) -> bool {
-        self.frozen_blocks > 0 || self.frozen_inodes > 0
+        self.frozen_clusters > 0 || self.frozen_inodes > 0
     }
 
     /// Lets these be found again.
     fn unmark(&mut self, blocks: &[(u64, u32)], inodes: &[u32]) {
         for &(start, count) in blocks {
             let Some((group, at)) = self.group_of(start) else { continue };
+            let count = self.clusters_of(count);
             if let Ok(Group { search: Some(search), .. }) = self.get_mut(group) {
                 mark(&mut search.blocks, at, count, false);
             }
@@ -244,16 +288,17 @@ impl Groups {
     /// Makes the search image of a group.
     fn prepare(&mut self, number: u32, store: &Store, super_: &Superblock) -> Result<()> {
         let (forgiving, first_inode) = (self.forgiving, super_.first_inode.0);
+        let ratio = u64::from(self.cluster_blocks);
         let own: Vec<(u64, u64)> = {
             let group = self.get_mut(number)?;
             if group.search.is_some() {
                 return Ok(());
             }
-            let (first, end) = (group.first, group.first + u64::from(group.blocks));
+            let (first, end) = (group.first, group.first + u64::from(group.clusters) * ratio);
             let from = self.own.partition_point(|(_, own_end)| *own_end <= first);
             let rest = self.own.get(from..).unwrap_or_default().iter();
             rest.take_while(|(start, _)| *start < end)
-                .map(|&(a, b)| (a.max(first) - first, b.min(end) - first))
+                .map(|&(a, b)| ((a.max(first) - first) / ratio, (b.min(end) - first) / ratio))
                 .collect()
         };
         let group = self.get_mut(number)?;
@@ -265,7 +310,7 @@ impl Groups {
             for &(start, end) in &own {
                 mark(&mut bytes, narrow(start), narrow(end - start), true);
             }
-            group.initial_blocks = Some(padded(bytes.clone(), group.blocks));
+            group.initial_blocks = Some(padded(bytes.clone(), group.clusters));
             bytes
         } else {
             let bytes = store.block(block_bitmap, Role::BlockBitmap(number))?;
@@ -294,7 +339,7 @@ impl Groups {
             mark(&mut inodes, 0, first_inode.saturating_sub(1).min(group.inodes), true);
         }
         let free = [
-            Bitmap::new(&blocks, group.blocks).count_zeros(),
+            Bitmap::new(&blocks, group.clusters).count_zeros(),
             Bitmap::new(&inodes, group.inodes).count_zeros(),
         ];
         let claimed = [group.said.free_clusters, group.said.free_inodes];
@@ -308,14 +353,14 @@ impl Groups {
         // Nothing beyond the end is ever found.
         let past = |len: usize, count: u32| narrow((len as u64) * 8).saturating_sub(count);
         let (all_blocks, all_inodes) =
-            (past(blocks.len(), group.blocks), past(inodes.len(), group.inodes));
-        mark(&mut blocks, group.blocks, all_blocks, true);
+            (past(blocks.len(), group.whole), past(inodes.len(), group.inodes));
+        mark(&mut blocks, group.whole, all_blocks, true);
         mark(&mut inodes, group.inodes, all_inodes, true);
         group.search = Some(Search { blocks, inodes });
         if free != claimed {
             let sum =
                 |a: u64, new: u32, old: u32| (a + u64::from(new)).saturating_sub(u64::from(old));
-            self.free_blocks = sum(self.free_blocks, free[0], claimed[0]);
+            self.free_clusters = sum(self.free_clusters, free[0], claimed[0]);
             self.free_inodes = sum(self.free_inodes, free[1], claimed[1]);
         }
         Ok(())
@@ -335,15 +380,17 @@ impl Group {
             }
         }
         let blocks = narrow(super_.blocks.saturating_sub(first)).min(super_.blocks_per_group);
+        let clusters = blocks.div_ceil(super_.cluster_blocks);
         let before = u64::from(number.0) * u64::from(super_.inodes_per_group);
         let inodes = narrow(u64::from(super_.inodes).saturating_sub(before));
         let inodes = inodes.min(super_.inodes_per_group);
         Ok(Self {
             first,
-            blocks,
+            clusters,
+            whole: blocks / super_.cluster_blocks,
             inodes,
             said: group::Group {
-                free_clusters: said.free_clusters.min(blocks),
+                free_clusters: said.free_clusters.min(clusters),
                 free_inodes: said.free_inodes.min(inodes),
                 ..said
             },
@@ -382,6 +429,20 @@ fn disjoint(mut ranges: Vec<(u64, u64)>) -> Result<Vec<(u64, u64)>> {
     Ok(out)
 }
 
+/// The clusters that ranges in order lie in, those that touch made one.
+fn in_clusters(ranges: Vec<(u64, u64)>, cluster_blocks: u64) -> Vec<(u64, u64)> {
+    let mut out: Vec<(u64, u64)> = Vec::with_capacity(ranges.len());
+    for (start, end) in ranges {
+        let (start, end) = (start - start % cluster_blocks, end.next_multiple_of(cluster_blocks));
+        match out.last_mut() {
+            Some(last) if start <= last.1 => last.1 = last.1.max(end),
+            _ => out.push((start, end)),
+        }
+    }
+    out.shrink_to_fit();
+    out
+}
+
 impl Superblock {
     /// Blocks at the start of a group that hold the superblock, the descriptors and what is
     /// kept for more of them.
@@ -393,12 +454,23 @@ impl Superblock {
         if is_meta {
             // In its first two groups and its last one a meta group has its descriptors.
             let in_meta = group.0 % per_block;
-            return copy + u64::from(in_meta < 2 || in_meta == per_block - 1);
+            let table = u64::from(in_meta < 2 || in_meta == per_block - 1);
+            return self.blocks_before_super(group) + copy + table;
         }
         let table = match self.incompatible.contains(Incompatible::META_BG) {
             true => self.first_meta_group.min(self.descriptor_blocks()),
             false => self.descriptor_blocks(),
         };
-        copy * (1 + u64::from(table) + u64::from(self.reserved_descriptor_blocks))
+        let before = self.blocks_before_super(group);
+        copy * (before + 1 + u64::from(table) + u64::from(self.reserved_descriptor_blocks))
+    }
+
+    /// Blocks of a group before its superblock: with clusters of small blocks group 0 begins
+    /// with the boot block.
+    fn blocks_before_super(&self, group: GroupNumber) -> u64 {
+        match group.0 {
+            0 => self.place().0.0.saturating_sub(self.first_data_block.into()),
+            _ => 0,
+        }
     }
 }

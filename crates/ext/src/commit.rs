@@ -398,6 +398,7 @@ impl Transaction<'_> {
 
     fn try_seal_batch(&mut self, after: After) -> Result<()> {
         self.write_accesses()?;
+        self.write_usage()?;
         // Bounded chains: what is large goes ahead.
         let block_bytes = u64::from(self.volume.super_.block_bytes);
         if self.volume.store.overlay.read().dirty_contents as u64 * block_bytes > CHAIN_BYTES {

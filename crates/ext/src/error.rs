@@ -73,8 +73,8 @@ pub enum Error {
     /// The inode is immutable or only to be appended to.
     #[error("operation not permitted")]
     NotPermitted,
-    /// A directory that hands its project down takes no names of files of another.
-    #[error("invalid cross-device link: the file belongs to another project")]
+    /// What is in that directory belongs to its project, and this belongs to another one.
+    #[error("the directory is of another project")]
     OtherProject,
     /// The contents are encrypted; names and attributes can be seen without the key.
     #[error("required key not available")]

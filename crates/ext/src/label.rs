@@ -5,7 +5,7 @@ use draconis_exchange::contract::Time;
 use draconis_exchange::heap::Block;
 
 use crate::commit::seconds_of;
-use crate::format::features::{Incompatible, ReadOnlyCompatible};
+use crate::format::features::Incompatible;
 use crate::format::superblock::{LEN_BYTES, OFFSET_BYTES, RawSuperblock};
 use crate::{Error, Result};
 
@@ -17,7 +17,7 @@ const SECTOR_BYTES: usize = 512;
 ///
 /// # Errors
 /// [`Error::Misuse`] for a label of more than 16 bytes or with a NUL; [`Error::NotExt`];
-/// [`Error::Unsupported`] if its journal or checksums would contradict; [`Error::Io`].
+/// [`Error::Unsupported`] if its journal holds anything; [`Error::Io`].
 pub fn set_label(disk: &dyn Disk, label: &[u8], now: Time) -> Result<()> {
     let mut field = [0; 16];
     if label.len() > field.len() || label.contains(&0) {
@@ -28,14 +28,14 @@ pub fn set_label(disk: &dyn Disk, label: &[u8], now: Time) -> Result<()> {
     let block = disk.read_now(at, Block::private(LEN_BYTES));
     let mut bytes = block.map_err(|refused| Error::Io(refused.error))?.into_private();
     let raw = RawSuperblock::view_mut(&mut bytes)?;
-    let needs_recovery = raw.s_feature_incompat.get() & Incompatible::RECOVER.bits() != 0;
-    let sums = ReadOnlyCompatible::METADATA_CSUM.bits();
-    if needs_recovery || raw.s_feature_ro_compat.get() & sums != 0 {
-        let feature = if needs_recovery { "journal recovery" } else { "metadata_csum" };
-        return Err(Error::Unsupported { feature: format!("needs: {feature}") });
+    if raw.s_feature_incompat.get() & Incompatible::RECOVER.bits() != 0 {
+        let feature = "needs_recovery: mount the volume once, or run e2fsck on it".to_owned();
+        return Err(Error::Unsupported { feature });
     }
     raw.s_wtime.set(seconds_of(now));
     raw.s_volume_name = field;
+    // The checksum is in the other sector, and stays right.
+    raw.balance();
     let mut sector = Block::private(SECTOR_BYTES);
     sector.copy_in(0, bytes.get(..SECTOR_BYTES).unwrap_or_default());
     let write = Write { at_bytes: OFFSET_BYTES, block: sector };

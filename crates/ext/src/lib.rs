@@ -105,6 +105,7 @@ mod mount;
 mod ops;
 mod orphans;
 mod path;
+mod quota;
 #[cfg(test)]
 mod testing;
 mod transaction;

@@ -12,6 +12,7 @@
 //! Law 2: a pointer that leads nowhere damages the blocks it stands for and no others.
 
 pub(crate) mod build;
+pub(crate) mod build_extents;
 pub(crate) mod edit;
 pub(crate) mod extents;
 pub(crate) mod pointers;
@@ -224,6 +225,15 @@ pub(crate) trait Map {
         Ok(())
     }
 
+    /// Lets the blocks of a file in `range` read as zeros, without writing them where the map can
+    /// say so; without them where it cannot.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`], before anything changed; damage.
+    fn zero(&self, tx: &mut Transaction<'_>, inode: InodeNumber, range: Range<u32>) -> Result<()> {
+        tx.unmap(inode, range)
+    }
+
     /// Takes the blocks of a file in `range` away, and what of the map leads nowhere then; how
     /// many that were.
     ///
@@ -294,6 +304,10 @@ impl Map for Either<'_> {
         taking: Taking,
     ) -> Result<Vec<MappedRun>> {
         self.map().map_blocks(tx, inode, range, taking)
+    }
+
+    fn zero(&self, tx: &mut Transaction<'_>, inode: InodeNumber, range: Range<u32>) -> Result<()> {
+        self.map().zero(tx, inode, range)
     }
 
     fn have_room_for_hole(

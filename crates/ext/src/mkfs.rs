@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   Options, size ──Layout::new──▶ Layout     groups, tables, reserves: mke2fs's rules
+//!   Layout        ──tables───────▶ Space      where bitmaps and inodes lie, and what is left
 //!   Tree          ──Plan::new────▶ Plan       which inode and which blocks each node has
 //!   Plan, Disk    ──write────────▶ a volume   large requests, several threads
 //! ```
@@ -20,15 +21,20 @@
     reason = "computes with its own numbers; what users choose is bounded in layout and plan"
 )]
 
+mod groups;
+mod hidden;
+mod journal;
 mod layout;
 mod options;
 mod plan;
+mod reserve;
+mod tables;
 mod tree;
 mod write;
 
 pub(crate) use layout::LEAST_IN_GROUP;
 pub use layout::Layout;
-pub use options::{FeatureError, Inodes, Options};
+pub use options::{FeatureError, Inodes, Journal, Options};
 pub use plan::{Plan, fitting, sized};
 pub use tree::{Contents, Node, NodeId, Tree, What};
 pub use write::{Target, write};
@@ -44,8 +50,11 @@ pub enum Error {
         /// Bytes of a block.
         block_bytes: u32,
     },
-    /// More blocks than 32 bits can count.
-    #[error("too large for ext2: {blocks} blocks of {block_bytes} bytes; take larger blocks (-b)")]
+    /// More blocks than its numbers of blocks can count.
+    #[error(
+        "too large: {blocks} blocks of {block_bytes} bytes; take larger blocks (-b), \
+         or ext4 (-t), which counts them with 64 bits"
+    )]
     TooLarge {
         /// Blocks there are.
         blocks: u64,
@@ -60,6 +69,12 @@ pub enum Error {
     /// An option makes no sense, or not with another.
     #[error("{0}")]
     Misuse(String),
+    /// The inode tables of a flex group do not fit between what has its place.
+    #[error(
+        "the inode tables find no room: give fewer inodes (-N), more bytes per inode (-i), \
+         ^flex_bg (-O), or a larger SIZE"
+    )]
+    NoTables,
     /// The tree needs more blocks than there are.
     #[error(
         "no room: the tree needs {needed} blocks of {block_bytes} bytes, the volume has {free}; \

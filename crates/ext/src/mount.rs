@@ -19,10 +19,12 @@ use crate::commit::outbox::{After, Freed, Outbox, Sealed};
 use crate::commit::protocol::{self, Stage};
 use crate::commit::seconds_of;
 use crate::dir::edit::targets;
+use crate::format::features::Incompatible;
 use crate::format::slot::Slot;
 use crate::format::superblock::{RawSuperblock, Superblock};
 use crate::journal::{self, Log};
 use crate::ops::Writing;
+use crate::quota::Quotas;
 use crate::transaction::{Stop, Transaction, WriteSide, Writer};
 use crate::units::index;
 use crate::volume::{Options, Volume, read_superblock};
@@ -51,12 +53,14 @@ impl Volume {
         let groups = Groups::load(&volume.store, super_)?;
         let outbox = Outbox::new(disk, super_.block_bytes);
         let protocol = protocol::of(super_, &properties, journal);
-        let writer = Writer::new(protocol, groups, &writing, clean);
+        let mut writer = Writer::new(protocol, groups, &writing, clean);
+        writer.quotas = Quotas::of(super_)?;
         volume.writing = Some(WriteSide::new(writer, outbox, writing));
         let first = volume.super_.last_orphan;
         volume.transact(|tx| {
             // There is nothing yet that would wait for it.
             tx.may_wait = true;
+            tx.look_at_quotas()?;
             tx.process_orphans(first)?;
             tx.process_orphan_file()
         })?;
@@ -198,6 +202,10 @@ fn refuse_what_is_not_written(super_: &Superblock, disk: &Properties) -> Result<
     }
     if super_.journal_device != 0 {
         let feature = "writing needs: the journal, which is on another device".to_owned();
+        return Err(Error::Unsupported { feature });
+    }
+    if super_.cluster_blocks > 1 && !super_.incompatible.contains(Incompatible::EXTENTS) {
+        let feature = "writing needs: extents, as the volume has clusters".to_owned();
         return Err(Error::Unsupported { feature });
     }
     if super_.len_bytes() > disk.len_bytes {

@@ -28,6 +28,7 @@ use crate::format::inode::{self, Inode};
 use crate::format::slot::{Slot, Stamp};
 use crate::ops::Writing;
 use crate::ops::accesses::Accesses;
+use crate::quota::Quotas;
 use crate::units::index;
 use crate::volume::Volume;
 use crate::{Error, FileId, FsBlock, GroupNumber, InodeNumber, Result};
@@ -97,6 +98,7 @@ impl std::fmt::Debug for WriteSide {
 pub(crate) struct Writer {
     pub(crate) dirty_limit: u64,
     pub(crate) groups: Groups,
+    pub(crate) quotas: Quotas,
     pub(crate) batch: Batch,
     pub(crate) protocol: Box<dyn Protocol>,
     /// Readers of the disk see every chain up to this one.
@@ -145,6 +147,7 @@ impl Writer {
             generation: (writing.clock)().nanoseconds,
             dirty_limit: writing.dirty_bytes,
             groups,
+            quotas: Quotas::default(),
             batch: Batch::default(),
             protocol,
             landed: 0,
@@ -165,7 +168,7 @@ impl Writer {
 
     /// Free blocks and inodes.
     pub(crate) fn free(&self) -> (u64, u64) {
-        (self.groups.free_blocks, self.groups.free_inodes)
+        (self.groups.free_blocks(), self.groups.free_inodes)
     }
 
     pub(crate) fn failure(&self) -> Option<String> {

@@ -94,14 +94,14 @@ fn projects_are_handed_down_and_keep_others_out() {
     let dir = volume.create(root, b"project", &DIRECTORY).unwrap();
     let before = volume.create(dir, b"before", &FILE).unwrap();
     volume.set_project(dir, 77_000).unwrap();
-    flag(&volume, dir, flags::PROJECT_INHERIT, true).unwrap();
+    flag(&volume, dir, flags::PROJECT, true).unwrap();
     let inside = volume.create(dir, b"inside", &FILE).unwrap();
     let below = volume.create(dir, b"below", &DIRECTORY).unwrap();
     let outside = volume.create(root, b"outside", &FILE).unwrap();
     let project = |inode| volume.inode(inode).unwrap().project();
     assert_eq!([before, inside, below, outside].map(project), [0, 77_000, 77_000, 0]);
-    assert_ne!(volume.inode(below).unwrap().flags & flags::PROJECT_INHERIT, 0);
-    assert_eq!(volume.inode(inside).unwrap().flags & flags::PROJECT_INHERIT, 0);
+    assert_ne!(volume.inode(below).unwrap().flags & flags::PROJECT, 0);
+    assert_eq!(volume.inode(inside).unwrap().flags & flags::PROJECT, 0);
     assert_eq!(Error::OtherProject.refusal(), Refusal::CrossVolume);
     let other = Err(Error::OtherProject);
     assert_eq!(volume.link(outside, dir, b"linked"), other);

@@ -7,9 +7,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::spoil::{assert_memory_stayed_small, bases, rounds, spoil, structures};
+use common::spoil::{
+    assert_memory_stayed_small, bases, rounds, small_tree, spoil, structures, structures_of,
+};
 use common::storm::{Outcome, Storm, writing};
-use common::{exercise, tree};
+use common::{Image, exercise, tree};
 use draconis_device::{MemoryDisk, Random};
 use draconis_exchange::contract::{AttributeChange, Kind};
 use draconis_ext::grow::{Growth, Target};
@@ -65,7 +67,7 @@ fn sound_images_do_not_stop_and_stay_sound() {
         let Some(base) = base(seed) else { return };
         let (outcome, bytes) = run("sound", seed, base.clone()).unwrap();
         assert!(!outcome.stopped && outcome.done > 5, "seed {seed}: {outcome:?}");
-        let image = common::Image::of(&bytes);
+        let image = Image::of(&bytes);
         assert!(common::run("e2fsck", &["-fn", image.path()]).is_some(), "seed {seed}");
     }
 }
@@ -84,6 +86,35 @@ fn spoilt_structures() {
             spoil(&mut image, structures[nth].clone(), &mut random);
         }
         if let Ok((outcome, _)) = run("spoilt", seed, image) {
+            opened += 1;
+            stopped += u64::from(outcome.stopped);
+        }
+    }
+    assert!(opened > rounds / 4 && stopped > 0, "{opened} opened, {stopped} stopped");
+    assert_memory_stayed_small();
+}
+
+#[test]
+fn spoilt_clusters_extents_and_quotas() {
+    let source = tempfile::tempdir().unwrap();
+    small_tree(source.path());
+    let features = "bigalloc,quota,^has_journal,^metadata_csum,^64bit";
+    let arguments = ["-t", "ext4", "-b", "4096", "-C", "16384", "-N", "256", "-O", features];
+    let Some(image) = Image::make(Some(source.path()), "8M", &arguments) else { return };
+    let base = std::fs::read(&image.path).unwrap();
+    assert!(!run("sound", 0, base.clone()).unwrap().0.stopped);
+    let inodes: Vec<usize> = [1, 2, 3].into_iter().chain(10..22).collect();
+    let structures = structures_of(&base, &inodes);
+    let (mut opened, mut stopped) = (0, 0);
+    let rounds = rounds(200);
+    for seed in 0..rounds {
+        let mut random = Random::new(seed ^ 0xC1D5);
+        let mut spoilt = base.clone();
+        for _ in 0..=random.below(6) {
+            let nth = random.below(structures.len() as u64) as usize;
+            spoil(&mut spoilt, structures[nth].clone(), &mut random);
+        }
+        if let Ok((outcome, _)) = run("clusters", seed, spoilt) {
             opened += 1;
             stopped += u64::from(outcome.stopped);
         }
@@ -245,7 +276,7 @@ fn spoilt_volumes_grow_or_are_refused() {
 
 #[test]
 fn a_hole_as_long_as_a_file_can_be_costs_nothing() {
-    let Some(image) = common::Image::make(None, "16M", &["-b", "65536"]) else { return };
+    let Some(image) = Image::make(None, "16M", &["-b", "65536"]) else { return };
     let disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
     let volume = Volume::open_for_writing(disk.clone(), exercise::options(), writing()).unwrap();
     let new =
@@ -287,7 +318,7 @@ fn a_hole_as_long_as_a_file_can_be_costs_nothing() {
 
 #[test]
 fn a_directory_whose_map_leads_in_circles_is_changed_all_the_same() {
-    let Some(image) = common::Image::make(None, "16M", &["-b", "65536"]) else { return };
+    let Some(image) = Image::make(None, "16M", &["-b", "65536"]) else { return };
     // The last block of the volume leads to itself from everywhere.
     let last = 255u32;
     assert!(image.debugfs_write("mkdir dir").is_some());

@@ -100,6 +100,19 @@ fn storms_on_ext4_that_are_cut_off_leave_whole_volumes() {
     assert!(states > 300, "{states}");
 }
 
+#[test]
+fn storms_with_quotas_or_clusters_that_are_cut_off_leave_whole_volumes() {
+    let plain = ["-t", "ext4", "-b", "1024", "-N", "256", "-J", "size=1"];
+    let features: [&[&str]; 2] = [&["-O", "quota"], &["-O", "bigalloc", "-C", "4096"]];
+    for (seed, features) in (50..).zip(features) {
+        let Some(image) = Image::make(None, "4M", &[&plain, features].concat()) else { return };
+        let base = fs::read(&image.path).unwrap();
+        let seeds = (0..rounds(3)).map(|nth| seed + nth * 10);
+        let states: u64 = seeds.map(|seed| storm(&base, seed, 10)).sum();
+        assert!(states > 100, "{states}");
+    }
+}
+
 /// Changes of every kind, cut off anywhere; how many states that makes.
 fn storm(base: &[u8], seed: u64, sample: u64) -> u64 {
     let mut random = Random::new(seed ^ 0x10C);
@@ -477,6 +490,38 @@ fn a_file_that_one_transaction_cannot_lose_goes_in_several() {
     assert!(volume.space().free_blocks >= free - 64, "{}", volume.space().free_blocks);
     volume.close().unwrap();
     drop(volume);
-    let image = Image::of(&Arc::into_inner(disk).unwrap().into_bytes());
-    run("e2fsck", &["-fn", image.path()]).unwrap();
+    let base = Arc::into_inner(disk).unwrap().into_bytes();
+    run("e2fsck", &["-fn", Image::of(&base).path()]).unwrap();
+
+    // Cut off in the middle of it.
+    let disk = recorded(&base);
+    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    large(&volume, b"large");
+    disk.mark(1);
+    volume.unlink(volume.root(), b"large").unwrap();
+    volume.sync().unwrap();
+    disk.mark(2);
+    let file = large(&volume, b"cut again");
+    disk.mark(3);
+    volume.set_attributes(file, &change).unwrap();
+    volume.sync().unwrap();
+    disk.mark(4);
+    drop(volume);
+    let options = CrashOptions { seed: 1, subsets: 1, exhaustive_sectors: 0 };
+    let states = Crashes::new(base, disk.take(), options);
+    let within = states.filter(|crash| matches!(crash.marks().last(), Some(1 | 3)));
+    let (mut all, mut seen) = (0, 0);
+    for crash in within {
+        all += 1;
+        if all % 150 == 0 {
+            seen += 1;
+            Volume::open_for_writing(crash.disk.clone(), Options::default(), writing())
+                .unwrap()
+                .close()
+                .unwrap();
+            let image = Image::of(&crash.disk.to_bytes());
+            run("e2fsck", &["-fn", image.path()]).unwrap();
+        }
+    }
+    assert!(seen > 3, "{seen} of {all}");
 }

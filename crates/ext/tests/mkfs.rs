@@ -57,6 +57,25 @@ fn parse(arguments: &str) -> Options {
     while let Some(flag) = words.next() {
         let value = words.next().unwrap();
         match flag {
+            "-t" => {
+                let Options { uuid, hash_seed, time, .. } = options;
+                options = Options { uuid, hash_seed, time, ..Options::of_type(value).unwrap() };
+            }
+            "-G" => options.flex_groups = value.parse().unwrap(),
+            "-J" => options.journal.mib = Some(value["size=".len()..].parse().unwrap()),
+            "-E" => {
+                for option in value.split(',') {
+                    let (name, value) = option.split_once('=').unwrap_or((option, ""));
+                    match name {
+                        "stride" => options.stride = value.parse().unwrap(),
+                        "stripe_width" => options.stripe_width = value.parse().unwrap(),
+                        "num_backup_sb" => options.backups = value.parse().unwrap(),
+                        "resize" => options.resize_blocks = Some(value.parse().unwrap()),
+                        "packed_meta_blocks" => options.packed = true,
+                        other => panic!("{other}"),
+                    }
+                }
+            }
             "-b" => options.block_bytes = Some(value.parse().unwrap()),
             "-I" => options.inode_bytes = value.parse().unwrap(),
             "-i" => options.inodes = Inodes::PerBytes(value.parse().unwrap()),
@@ -74,11 +93,24 @@ fn parse(arguments: &str) -> Options {
 fn theirs(arguments: &str, size: u64) -> Option<Image> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
-    let extended = format!("hash_seed={SEED},root_owner=0:0");
+    let mut extended = format!("hash_seed={SEED},root_owner=0:0");
+    if has_sums(arguments) {
+        // Tables that are written, as ours are.
+        extended += ",lazy_itable_init=0";
+    }
+    let mut words: Vec<&str> = arguments.split_whitespace().collect();
+    // Of two lists mke2fs takes the last.
+    if let Some(at) = words.iter().position(|word| *word == "-E") {
+        extended = format!("{extended},{}", words[at + 1]);
+        words.drain(at..at + 2);
+    }
+    if !words.contains(&"-t") {
+        words.extend(["-t", "ext2"]);
+    }
     let output = Command::new("mke2fs")
         .env("E2FSPROGS_FAKE_TIME", TIME.to_string())
-        .args(["-q", "-F", "-t", "ext2", "-U", UUID, "-E", &extended])
-        .args(arguments.split_whitespace())
+        .args(["-q", "-F", "-U", UUID, "-E", &extended])
+        .args(words)
         .arg(&path)
         .arg(format!("{size}k"))
         .output()
@@ -95,11 +127,16 @@ fn ours(arguments: &str, size: u64) -> mkfs::Result<Image> {
     Ok(Image { dir, path })
 }
 
+/// Whether descriptors have checksums, and say what was initialised.
+fn has_sums(arguments: &str) -> bool {
+    let features = parse(arguments).read_only_compatible;
+    features.intersects(draconis_ext::format::features::ReadOnlyCompatible::SUMS)
+}
+
 fn same_as_mke2fs(arguments: &str, size: u64) {
     let what = format!("mke2fs {arguments} {size}k");
     match (theirs(arguments, size), ours(arguments, size)) {
         (Some(theirs), Ok(ours)) => {
-            let dump = |image: &Image| run("dumpe2fs", &[image.path()]).unwrap();
             check(&ours);
             let (ours_shown, theirs_shown) = (dump(&ours), dump(&theirs));
             // With eight inodes in a group lost+found is not in the first, and mke2fs places it
@@ -107,7 +144,12 @@ fn same_as_mke2fs(arguments: &str, size: u64) {
             if theirs_shown.contains("Inodes per group:         8\n") {
                 return;
             }
-            assert_eq!(ours_shown, theirs_shown, "{what}");
+            let lines = || ours_shown.lines().zip(theirs_shown.lines());
+            if let Some(at) = lines().position(|(ours, theirs)| ours != theirs) {
+                let few: Vec<_> = lines().skip(at).take(9).collect();
+                panic!("{what}, ours and theirs: {few:#?}");
+            }
+            assert_eq!(ours_shown.len(), theirs_shown.len(), "{what}");
             if size <= 64 << 10 {
                 same_bytes(&ours, &theirs, &what);
             }
@@ -119,8 +161,29 @@ fn same_as_mke2fs(arguments: &str, size: u64) {
     }
 }
 
+/// What dumpe2fs says, without how much was written to make the volume, and the sum over that.
+fn dump(image: &Image) -> String {
+    let shown = run("dumpe2fs", &[image.path()]).unwrap();
+    let is_own =
+        |line: &&str| !line.starts_with("Lifetime writes:") && !line.starts_with("Checksum:");
+    shown.lines().filter(is_own).map(|line| format!("{line}\n")).collect()
+}
+
+/// The bytes of a volume, with the same exceptions.
+fn bytes_of(image: &Image) -> Vec<u8> {
+    let mut bytes = std::fs::read(&image.path).unwrap();
+    let magic = [0x53, 0xEF];
+    for at in (0..bytes.len() - 1024).step_by(1024) {
+        if bytes[at + 56..at + 58] == magic && bytes[at + 0x68..at + 0x78] == uuid(UUID) {
+            bytes[at + 0x178..at + 0x180].fill(0);
+            bytes[at + 0x3FC..at + 0x400].fill(0);
+        }
+    }
+    bytes
+}
+
 fn same_bytes(ours: &Image, theirs: &Image, what: &str) {
-    let [ours, theirs] = [ours, theirs].map(|image| std::fs::read(&image.path).unwrap());
+    let [ours, theirs] = [ours, theirs].map(bytes_of);
     let len = ours.len().min(theirs.len());
     assert!(theirs[len..].iter().all(|byte| *byte == 0), "{what}");
     let different = (0..len).find(|at| ours[*at] != theirs[*at]);
@@ -207,6 +270,81 @@ fn large_volumes_are_laid_out_as_mke2fs_s() {
 }
 
 #[test]
+fn small_volumes_with_journals_are_mke2fs_s_byte_for_byte() {
+    for kind in ["ext3", "ext4"] {
+        for size in [100, 1440, 2047, 2048, 3000, 8192, 8300, 9000, 16384, 20000, 40000, 65536] {
+            same_as_mke2fs(&format!("-t {kind}"), size);
+        }
+    }
+    for (arguments, size) in [
+        ("-t ext3 -b 4096", 20000),
+        ("-t ext3 -b 2048 -J size=4", 30000),
+        ("-t ext3 -b 1024 -J size=3", 30000),
+        ("-t ext4 -b 4096", 40000),
+        ("-t ext4 -b 2048 -I 128", 40000),
+        ("-t ext4 -b 4096 -I 1024 -N 2000", 60000),
+        ("-t ext4 -b 1024 -J size=3", 30000),
+        ("-t ext4 -O ^has_journal", 30000),
+        ("-t ext4 -O ^flex_bg", 65536),
+        ("-t ext4 -O ^metadata_csum", 65536),
+        ("-t ext4 -O ^metadata_csum,uninit_bg", 65536),
+        ("-t ext4 -O ^metadata_csum,uninit_bg,^flex_bg", 65536),
+        ("-t ext4 -O ^64bit", 65536),
+        ("-t ext4 -O ^64bit,^extent", 65536),
+        ("-t ext4 -O metadata_csum_seed", 30000),
+        ("-t ext4 -O orphan_file", 30000),
+        ("-t ext4 -O sparse_super2,^resize_inode", 65536),
+        ("-t ext4 -O sparse_super2", 65536),
+        ("-t ext4 -O meta_bg,^resize_inode", 65536),
+        ("-t ext4 -O large_dir,verity,fast_commit,stable_inodes", 65536),
+        ("-t ext4 -O ^resize_inode,^huge_file,^dir_nlink,^extra_isize", 65536),
+        ("-t ext4 -O encrypt,ea_inode,project", 20000),
+        ("-t ext4 -O casefold", 20000),
+        ("-t ext4 -G 4", 65536),
+        ("-t ext4 -G 1", 65536),
+        ("-t ext4 -G 64", 65536),
+        ("-t ext4 -i 1024", 65536),
+        ("-t ext4 -N 30000", 65536),
+        ("-t ext4 -E stride=8,stripe_width=32", 65536),
+        ("-t ext4 -E packed_meta_blocks", 65536),
+        ("-t ext4 -E resize=1000000", 65536),
+        ("-t ext4 -E num_backup_sb=1 -O sparse_super2", 65536),
+        ("-t ext4 -m 1 -L label", 65536),
+        ("-O extent,flex_bg,uninit_bg", 65536),
+        ("-E stride=16", 65536),
+    ] {
+        same_as_mke2fs(arguments, size);
+    }
+}
+
+#[test]
+fn large_volumes_with_journals_are_laid_out_as_mke2fs_s() {
+    for (arguments, kib) in [
+        ("-t ext3", 300 << 10),
+        ("-t ext3", 3 << 20),
+        ("-t ext4", 200 << 10),
+        ("-t ext4", 511 << 10),
+        ("-t ext4", 600 << 10),
+        ("-t ext4", 3 << 20),
+        ("-t ext4", 20 << 20),
+        ("-t ext4 -b 1024", 1 << 20),
+        ("-t ext4 -b 1024 -i 1024", 1 << 20),
+        ("-t ext4 -b 1024 -N 200000 -G 8", 700 << 10),
+        ("-t ext4 -b 2048 -i 2048", 600 << 10),
+        ("-t ext4 -O ^flex_bg", 3 << 20),
+        ("-t ext4 -O meta_bg,^resize_inode", 20 << 20),
+        ("-t ext4 -O meta_bg,^resize_inode -b 1024", 2 << 20),
+        ("-t ext4 -O sparse_super2,orphan_file,metadata_csum_seed", 3 << 20),
+        ("-t ext4 -E packed_meta_blocks", 3 << 20),
+        ("-t ext4 -J size=400", 3 << 20),
+        ("-t ext4", 130 << 20),
+        ("-t ext4 -b 1024 -O ^flex_bg", 9 << 20),
+    ] {
+        same_as_mke2fs(arguments, kib);
+    }
+}
+
+#[test]
 fn what_makes_no_sense_is_said_and_nothing_panics() {
     for (arguments, size) in [
         ("-b 1000", 8192),
@@ -221,6 +359,17 @@ fn what_makes_no_sense_is_said_and_nothing_panics() {
         ("", 0),
         ("-b 65536 -I 32768", u64::MAX >> 12),
         ("-N 0", 8192),
+        ("-t ext4 -G 3", 8192),
+        ("-t ext4 -G 0", 8192),
+        ("-t ext4 -O ^extent", 8192),
+        ("-t ext4 -O meta_bg", 8192),
+        ("-t ext4 -O ^metadata_csum,metadata_csum_seed", 8192),
+        ("-t ext4 -O ^has_journal,orphan_file", 8192),
+        ("-t ext4 -O project -I 128", 8192),
+        ("-t ext4 -J size=1", 8192 << 2),
+        ("-t ext4 -J size=5", 8192),
+        ("-t ext4 -E resize=1000", 8192),
+        ("-t ext4", u64::MAX >> 20),
     ] {
         let layout = Layout::new(&parse(arguments), size.saturating_mul(1024));
         assert!(layout.is_err(), "{arguments} {size}");
@@ -453,8 +602,10 @@ fn populate(arguments: &str, seed: u64) {
     let image = Image::of(&[]);
     let plan = mkfs::fitting(&options, &mut tree, 0).unwrap();
     write(&plan, &made, &image.path).unwrap();
-    let free = plan.layout().superblock().free_blocks * block - plan.data_bytes();
-    assert!(free < 1 << 20, "{free} bytes are left over");
+    let hidden = plan.hidden_bytes();
+    let free = plan.layout().superblock().free_blocks * block - plan.data_bytes() - hidden;
+    // The least volume with a journal has room.
+    assert!(free < 1 << 20 || image.path.metadata().unwrap().len() == 2048 * block);
     check(&image);
     same_as_made(&image, &tree, &made);
     same_for_the_kernel(&image, &tree, &made);
@@ -493,8 +644,41 @@ fn trees_on_small_inodes_without_filetypes() {
 }
 
 #[test]
+fn trees_of_every_boundary_on_ext3() {
+    populate("-t ext3 -b 1024", 5);
+}
+
+#[test]
+fn trees_of_every_boundary_on_ext4() {
+    populate("-t ext4 -b 1024", 6);
+}
+
+#[test]
+fn trees_of_every_boundary_on_ext4_with_blocks_of_4k() {
+    populate("-t ext4 -b 4096 -O orphan_file,metadata_csum_seed,sparse_super2", 7);
+}
+
+#[test]
+fn trees_on_ext4_with_little_of_it() {
+    populate("-t ext4 -b 2048 -I 128 -O ^has_journal,^flex_bg,^64bit,^metadata_csum,uninit_bg", 8);
+}
+
+#[test]
+fn trees_on_ext4_with_descriptors_spread_and_tables_packed() {
+    populate("-t ext4 -b 1024 -G 4 -O meta_bg,^resize_inode,^extra_isize", 9);
+    populate("-t ext4 -b 4096 -E packed_meta_blocks -O ^has_journal", 10);
+}
+
+#[test]
 fn large_directories_are_trees_of_every_hash() {
-    for (block, version, count) in [(1024, 0, 9_000), (1024, 2, 20_000), (4096, 1, 60_000)] {
+    for (kind, block, version, count, levels) in [
+        ("ext2", 1024, 0, 9_000, 1),
+        ("ext2", 1024, 2, 20_000, 1),
+        ("ext2", 4096, 1, 60_000, 1),
+        ("ext4", 1024, 1, 20_000, 1),
+        ("ext4", 4096, 1, 60_000, 1),
+        ("large", 1024, 1, 200_000, 2),
+    ] {
         let mut made = Made::new();
         let dir = made.dir(NodeId::ROOT, "large");
         let mut random = Random::new(version);
@@ -503,8 +687,11 @@ fn large_directories_are_trees_of_every_hash() {
         for name in &names {
             made.full(dir, name, 0);
         }
-        let options =
-            Options { block_bytes: Some(block), hash_version: version as u8, ..options() };
+        let mut options = match kind {
+            "large" => parse("-t ext4 -O large_dir"),
+            kind => parse(&format!("-t {kind}")),
+        };
+        (options.block_bytes, options.hash_version) = (Some(block), version as u8);
         let image = Image::of(&[]);
         let (mut tree, made) = split(made);
         write(&mkfs::fitting(&options, &mut tree, 1 << 20).unwrap(), &made, &image.path).unwrap();
@@ -512,7 +699,11 @@ fn large_directories_are_trees_of_every_hash() {
         let volume = image.open();
         let large = volume.lookup(volume.root(), b"large").unwrap();
         let dump = image.debugfs("htree_dump /large").unwrap();
-        assert!(dump.contains("Indirect levels: 1"), "{}", &dump[..300.min(dump.len())]);
+        assert!(
+            dump.contains(&format!("Indirect levels: {levels}")),
+            "{}",
+            &dump[..300.min(dump.len())]
+        );
         for name in &names {
             volume.lookup(large, name.as_bytes()).unwrap();
         }
@@ -576,6 +767,102 @@ fn what_does_not_fit_is_said_before_anything_is_written() {
 }
 
 #[test]
+fn long_files_are_one_piece_and_broken_ones_have_trees() {
+    let mut made = Made::new();
+    // Holes in every second block: as many extents as blocks.
+    let block = 1024;
+    for (name, count) in [("few", 4), ("some", 5), ("many", 400), ("trees", 3000)] {
+        let data = (0..count).map(|nth| (nth * 2 * block, nth * 2 * block + 1)).collect();
+        made.file(NodeId::ROOT, name, count * 2 * block, data);
+    }
+    // Longer than a group, and than an extent can be.
+    made.full(NodeId::ROOT, "long", 50 << 20);
+    for (arguments, pieces) in [("-t ext4 -b 1024", 3), ("-t ext4 -b 1024 -O ^has_journal", 3)] {
+        let options = parse(arguments);
+        let image = Image::of(&[]);
+        let mut tree = made.tree.clone();
+        let layout = Layout::new(&options, 200 << 20).unwrap();
+        write(&Plan::new(layout, &mut tree).unwrap(), &made, &image.path).unwrap();
+        check(&image);
+        let extents = |path: &str| {
+            let shown = image.debugfs(&format!("dump_extents -n {path}")).unwrap();
+            let leaf = |line: &&str| {
+                line.trim_start().starts_with("0/ 0")
+                    || line.trim_start().starts_with("1/ 1")
+                    || line.trim_start().starts_with("2/ 2")
+            };
+            shown.lines().filter(leaf).count()
+        };
+        let found = extents("/long");
+        assert!((2..=pieces).contains(&found), "{arguments}: {found} extents");
+        same_for_the_kernel(&image, &tree, &made);
+        let volume = image.open();
+        for (name, id) in tree.names(NodeId::ROOT) {
+            if let What::File { source, data, .. } = &tree.node(id).what {
+                let inode = volume.lookup(volume.root(), name).unwrap();
+                same_contents(&volume, inode, &made, *source, data);
+            }
+        }
+    }
+}
+
+#[test]
+fn directories_have_more_subdirectories_than_can_be_counted() {
+    let mut made = Made::new();
+    let top = made.dir(NodeId::ROOT, "top");
+    for nth in 0..65_100 {
+        made.dir(top, &format!("{nth}"));
+    }
+    let error = mkfs::fitting(&parse("-b 4096"), &mut made.tree, 0).unwrap_err();
+    assert!(error.to_string().contains("65000 links"), "{error}");
+    let (mut tree, made) = split(made);
+    let image = Image::of(&[]);
+    let plan = mkfs::fitting(&parse("-t ext4 -b 4096"), &mut tree, 0).unwrap();
+    write(&plan, &made, &image.path).unwrap();
+    check(&image);
+    let volume = image.open();
+    let top = volume.lookup(volume.root(), b"top").unwrap();
+    assert_eq!(volume.attributes(top).unwrap().links, 1);
+}
+
+#[test]
+fn volumes_of_every_kind_are_changed_by_the_kernel() {
+    for arguments in [
+        "-t ext3 -b 1024",
+        "-t ext4 -b 1024",
+        "-t ext4 -b 4096 -O orphan_file,metadata_csum_seed,large_dir,fast_commit",
+        "-t ext4 -b 1024 -O ^metadata_csum,uninit_bg",
+        "-t ext4 -b 2048 -O meta_bg,^resize_inode,^has_journal",
+        "-t ext4 -b 4096 -O sparse_super2,^flex_bg",
+    ] {
+        let mut made = Made::new();
+        made.full(NodeId::ROOT, "there", 3 << 20);
+        let (mut tree, made) = split(made);
+        let image = Image::of(&[]);
+        let layout = Layout::new(&parse(arguments), 100 << 20).unwrap();
+        write(&Plan::new(layout, &mut tree).unwrap(), &made, &image.path).unwrap();
+        let Some(mount) = image.mount_writable() else { return };
+        for nth in 0..300 {
+            let dir = mount.path().join(format!("{}", nth % 20));
+            std::fs::create_dir_all(&dir).unwrap();
+            std::fs::write(dir.join(format!("{nth}")), vec![7; nth * 500]).unwrap();
+        }
+        // An orphan, and a file that uses blocks of groups that were never written.
+        let held = std::fs::File::create(mount.path().join("held")).unwrap();
+        held.set_len(40 << 20).unwrap();
+        std::fs::write(mount.path().join("large"), vec![1; 40 << 20]).unwrap();
+        std::fs::remove_file(mount.path().join("held")).unwrap();
+        drop(held);
+        std::fs::remove_file(mount.path().join("there")).unwrap();
+        drop(mount);
+        check(&image);
+        let volume = image.open();
+        let large = volume.lookup(volume.root(), b"large").unwrap();
+        assert_eq!(volume.attributes(large).unwrap().size_bytes, 40 << 20);
+    }
+}
+
+#[test]
 fn a_run_that_fails_leaves_no_volume() {
     let mut whole = None;
     for fails_at in 0.. {
@@ -635,8 +922,10 @@ fn what_is_asked_to_stay_free_is_free() {
 fn any_size_is_laid_out_as_mke2fs_s() {
     let count = std::env::var("DRACONIS_LAYOUTS").ok().and_then(|text| text.parse().ok());
     let mut random = Random::new(11);
-    for _ in 0..count.unwrap_or(40) {
-        let mut arguments = String::new();
+    for _ in 0..count.unwrap_or(80) {
+        let mut arguments =
+            ["", "-t ext3 ", "-t ext4 ", "-t ext4 "][random.below(4) as usize].to_owned();
+        let is_ext4 = arguments.contains("ext4");
         let block = 1024 << random.below(4);
         if random.below(3) > 0 {
             arguments += &format!("-b {block} ");
@@ -657,7 +946,12 @@ fn any_size_is_laid_out_as_mke2fs_s() {
         match random.below(6) {
             0 => arguments += "-O ^resize_inode ",
             1 => arguments += "-O ^resize_inode,^sparse_super ",
+            2 if is_ext4 => arguments += "-O meta_bg,^resize_inode,orphan_file ",
+            3 if is_ext4 => arguments += "-O sparse_super2,^metadata_csum,uninit_bg ",
             _ => {}
+        }
+        if is_ext4 && random.below(3) == 0 {
+            arguments += &format!("-G {} ", 1 << random.below(7));
         }
         let digits = 8 + random.below(12);
         let size = random.below(1 << digits) + 40;
@@ -682,32 +976,43 @@ fn no_options_and_no_size_make_a_panic() {
                 _ => Inodes::Count(wild(&mut random) as u32),
             },
             reserved_ppm: random.below(600_000) as u32,
-            ..options()
+            flex_groups: random.below(40) as u32,
+            resize_blocks: (random.below(3) == 0).then(|| wild(&mut random)),
+            backups: random.below(4) as u32,
+            ..parse(
+                ["", "-t ext3", "-t ext4", "-t ext4 -O sparse_super2,meta_bg,^resize_inode"]
+                    [random.below(4) as usize],
+            )
         };
         let size = wild(&mut random);
         let Ok(layout) = Layout::new(&options, size) else { continue };
         let super_ = layout.superblock();
         assert!(super_.len_bytes() <= size && super_.free_blocks < super_.blocks);
         assert!(super_.inodes >= 11 && super_.overhead() + super_.free_blocks == super_.blocks);
+        if super_.groups < 5000 {
+            let mut tree = root();
+            let _ = Plan::new(layout, &mut tree);
+        }
     }
 }
 
 #[test]
 fn a_disk_full_of_something_else_becomes_the_same_volume() {
-    let mut images = vec![];
-    for old in [0, 0xA5] {
-        let (mut tree, made) = split(made(9, 1024));
-        let layout = Layout::new(&options(), 60 << 20).unwrap();
-        let plan = Plan::new(layout, &mut tree).unwrap();
-        let disk = MemoryDisk::new(vec![old; 60 << 20], 512);
-        mkfs::write(&plan, &made, &Target { disk: &disk, zeroed: old == 0, progress: &|_| {} })
-            .unwrap();
-        let image = Image::of(&disk.into_bytes());
-        check(&image);
-        same_as_made(&image, &tree, &made);
-        images.push(image);
+    for arguments in ["", "-t ext4 -O orphan_file", "-t ext3"] {
+        let mut images = vec![];
+        for old in [0, 0xA5] {
+            let (mut tree, made) = split(made(9, 1024));
+            let layout = Layout::new(&parse(arguments), 60 << 20).unwrap();
+            let plan = Plan::new(layout, &mut tree).unwrap();
+            let disk = MemoryDisk::new(vec![old; 60 << 20], 512);
+            let target = Target { disk: &disk, zeroed: old == 0, progress: &|_| {} };
+            mkfs::write(&plan, &made, &target).unwrap();
+            let image = Image::of(&disk.into_bytes());
+            check(&image);
+            same_as_made(&image, &tree, &made);
+            images.push(image);
+        }
+        // All that a volume uses is the same; the rest was never its own.
+        assert_eq!(dump(&images[0]), dump(&images[1]));
     }
-    // All that a volume uses is the same; the rest was never its own.
-    let dump = |image: &Image| run("dumpe2fs", &[image.path()]).unwrap();
-    assert_eq!(dump(&images[0]), dump(&images[1]));
 }

@@ -58,6 +58,8 @@ struct Node {
 struct Model {
     nodes: Vec<Node>,
     random: Random,
+    /// How many users and groups there are.
+    owners: u64,
 }
 
 const DIR: u8 = 2;
@@ -67,7 +69,15 @@ const LINK: u8 = 7;
 impl Model {
     fn new(seed: u64) -> Self {
         let root = Node { kind: DIR, number: 2, ..Node::default() };
-        Self { nodes: vec![root], random: Random::new(seed) }
+        Self { nodes: vec![root], random: Random::new(seed), owners: 1 }
+    }
+
+    /// A user, or a group: the superuser's alone if there is but one.
+    fn owner(&mut self) -> u32 {
+        match self.owners {
+            1 => 0,
+            owners => (self.random.below(owners) as u32).wrapping_mul(0x0301_7F0B),
+        }
     }
 
     /// A directory that is there.
@@ -166,9 +176,10 @@ fn same(volume: &Volume, model: &Model, at: usize, seen: &mut BTreeMap<u32, usiz
             bytes.truncate(got);
             assert!(
                 bytes == node.bytes,
-                "contents of inode {} ({} bytes)",
+                "contents of inode {} ({} bytes), from byte {:?}",
                 node.number,
-                node.bytes.len()
+                node.bytes.len(),
+                bytes.iter().zip(&node.bytes).position(|(a, b)| a != b)
             );
             assert_eq!(attributes.links, node.links);
         }
@@ -200,7 +211,8 @@ fn step(volume: &Volume, model: &mut Model) -> String {
             let len = if model.random.below(2) == 0 { 20 } else { 300 };
             let target = vec![b't'; len];
             let mode = 0o600 + model.random.below(0o200) as u32;
-            let new = NewNode { kind, mode, uid: 0, gid: 0, device: (0, 0), target: &target };
+            let (uid, gid) = (model.owner(), model.owner());
+            let new = NewNode { kind, mode, uid, gid, device: (0, 0), target: &target };
             match volume.create(dir_number, &name, &new) {
                 Ok(made) => {
                     assert!(there.is_none(), "{shown}");
@@ -345,8 +357,17 @@ fn step(volume: &Volume, model: &mut Model) -> String {
                 1 => model.random.below(model.nodes[id].bytes.len() as u64 + 1),
                 _ => model.random.below(2_000_000),
             };
-            let change = AttributeChange { size_bytes: Some(size), ..AttributeChange::default() };
-            volume.set_attributes(file, &change).unwrap();
+            let mut change =
+                AttributeChange { size_bytes: Some(size), ..AttributeChange::default() };
+            if model.owners > 1 {
+                (change.uid, change.gid) = (Some(model.owner()), Some(model.owner()));
+            }
+            match volume.set_attributes(file, &change) {
+                Ok(_) => {}
+                // There may be no room to count for another owner.
+                Err(Error::NoSpace) if model.owners > 1 => return shown,
+                Err(error) => panic!("{shown}: {error}"),
+            }
             model.nodes[id].bytes.resize(size as usize, 0);
             return format!("truncate {} to {size}", file.0);
         }
@@ -373,6 +394,11 @@ fn step(volume: &Volume, model: &mut Model) -> String {
                 if matches!(how, Reserve::ZeroRange { .. }) {
                     let end = end.min(contents.len());
                     contents.get_mut(offset as usize..end).unwrap_or_default().fill(0);
+                }
+                // With extents the file keeps what it was given.
+                let size = volume.attributes(file).unwrap().size_bytes as usize;
+                if !keep && how != Reserve::PunchHole && contents.len() < size {
+                    contents.resize(size.min(end), 0);
                 }
                 return shown;
             }
@@ -459,9 +485,13 @@ fn beside_the_kernel(bytes: &[u8]) {
 }
 
 fn storm(arguments: &[&str], size: &str, seed: u64, steps: u32) {
+    storm_of(1, arguments, size, seed, steps);
+}
+
+fn storm_of(owners: u64, arguments: &[&str], size: &str, seed: u64, steps: u32) {
     let Some(image) = Image::make(None, size, arguments) else { return };
     let mut disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
-    let mut model = Model::new(seed);
+    let mut model = Model { owners, ..Model::new(seed) };
     for round in 0..4 {
         let volume = open(&disk);
         let mut log = Vec::new();
@@ -586,5 +616,100 @@ fn storms_on_tiny_ext4_volumes_that_run_full() {
     for seed in 60..70 {
         let arguments = ["-t", "ext4", "-b", "1024", "-N", "64", "-m", "0", "-O", "^has_journal"];
         storm(&arguments, "1M", seed, 1500);
+    }
+}
+
+/// Clusters of two blocks and of many; groups of many clusters and of few.
+const CLUSTERS: &[&[&str]] = &[
+    &["-t", "ext4", "-b", "1024", "-O", "bigalloc", "-C", "2048"],
+    &["-t", "ext4", "-b", "4096", "-O", "bigalloc", "-C", "65536"],
+    &["-t", "ext4", "-b", "1024", "-O", "bigalloc,^has_journal,^64bit", "-C", "8192"],
+    &["-t", "ext4", "-b", "2048", "-O", "bigalloc,^metadata_csum,uninit_bg", "-C", "32768"],
+    &["-t", "ext4", "-b", "1024", "-O", "bigalloc,meta_bg,^resize_inode", "-C", "4096"],
+    &["-t", "ext4", "-b", "1024", "-O", "bigalloc,^flex_bg", "-C", "4096", "-g", "4096"],
+];
+
+#[test]
+fn storms_on_clusters() {
+    for (seed, arguments) in (80..).zip(CLUSTERS) {
+        storm(arguments, "96M", seed, 1500);
+    }
+}
+
+#[test]
+fn storms_on_tiny_volumes_with_clusters_that_run_full() {
+    for (seed, cluster) in (90..).zip(["2048", "4096", "16384"].repeat(3)) {
+        let features = "bigalloc,^has_journal";
+        let arguments =
+            ["-t", "ext4", "-b", "1024", "-N", "64", "-m", "0", "-O", features, "-C", cluster];
+        storm(&arguments, "2M", seed, 1500);
+    }
+}
+
+/// Quotas of all kinds, with a journal, without one, and in place.
+const QUOTAS: &[&[&str]] = &[
+    &["-t", "ext4", "-b", "1024", "-O", "quota"],
+    &["-t", "ext4", "-b", "4096", "-O", "quota,project", "-E", ALL_KINDS],
+    &["-t", "ext4", "-b", "1024", "-O", "quota,project,^has_journal", "-E", ALL_KINDS],
+    &["-t", "ext4", "-b", "65536", "-O", "quota"],
+    &["-t", "ext3", "-b", "2048", "-O", "quota"],
+    &["-t", "ext2", "-b", "1024", "-O", "quota"],
+];
+
+const ALL_KINDS: &str = "quotatype=usrquota:grpquota:prjquota";
+
+#[test]
+fn storms_on_quotas() {
+    for (seed, arguments) in (110..).zip(QUOTAS) {
+        storm_of(40, arguments, "64M", seed, 1500);
+    }
+}
+
+#[test]
+fn storms_on_tiny_volumes_with_quotas_that_run_full() {
+    for seed in 120..126 {
+        let features = if seed % 2 == 0 { "quota,^has_journal" } else { "quota,project" };
+        let arguments = ["-t", "ext4", "-b", "1024", "-N", "64", "-m", "0", "-O", features];
+        storm_of(200, &arguments, if seed % 2 == 0 { "1M" } else { "4M" }, seed, 1500);
+    }
+}
+
+#[test]
+fn quotas_of_many_users() {
+    for block in ["1024", "4096"] {
+        let arguments = ["-t", "ext4", "-b", block, "-O", "quota", "-N", "4096"];
+        let Some(image) = Image::make(None, "64M", &arguments) else { return };
+        let disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
+        let volume = open(&disk);
+        let mut random = Random::new(7);
+        let mut made = Vec::new();
+        for nth in 0..2000u32 {
+            let uid = random.below(1 << 32) as u32;
+            let kind = Kind::File;
+            let new = NewNode { kind, mode: 0o644, uid, gid: nth, device: (0, 0), target: b"" };
+            let name = format!("file {nth}");
+            let file = volume.create(volume.root(), name.as_bytes(), &new).unwrap();
+            volume.write(file, 0, &vec![7; nth as usize]).unwrap();
+            made.push((name, file));
+            if nth % 500 == 0 {
+                volume.sync().unwrap();
+            }
+        }
+        for (nth, (name, file)) in made.iter().enumerate() {
+            match nth % 3 {
+                0 => volume.unlink(volume.root(), name.as_bytes()).unwrap(),
+                1 => {
+                    let gid = Some(nth as u32 * 7);
+                    let change =
+                        AttributeChange { uid: Some(5), gid, ..AttributeChange::default() };
+                    volume.set_attributes(*file, &change).unwrap();
+                }
+                _ => {}
+            }
+        }
+        volume.close().unwrap();
+        drop(volume);
+        let bytes = judge(disk, "many users");
+        beside_the_kernel(&bytes);
     }
 }

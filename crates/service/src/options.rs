@@ -206,6 +206,10 @@ const WITHOUT_EFFECT: &[&str] = &[
     "seclabel",
 ];
 
+/// Why quotas are refused.
+const NO_LIMITS: &str = "limits of quotas are not enforced, and what counts for them is kept in step \
+                         without it; leave the option out";
+
 /// Options that would mean what is not done here, and why.
 const REFUSED: &[(&str, &str)] = &[
     ("noacl", "access control lists always count; use fakeroot for no permissions at all"),
@@ -213,9 +217,10 @@ const REFUSED: &[(&str, &str)] = &[
     ("nouid32", "owners always have 32 bits"),
     ("dax", "a volume is never mapped; leave the option out"),
     ("xip", "a volume is never mapped; leave the option out"),
-    ("quota", "no quotas are kept"),
-    ("usrquota", "no quotas are kept"),
-    ("grpquota", "no quotas are kept"),
+    ("quota", NO_LIMITS),
+    ("usrquota", NO_LIMITS),
+    ("grpquota", NO_LIMITS),
+    ("prjquota", NO_LIMITS),
     ("discard", "freed blocks are not discarded; run fstrim on the file system below"),
     ("data", "ext2 has no journal; leave the option out"),
     ("sizelimit", "the length is that of the volume; leave the option out"),

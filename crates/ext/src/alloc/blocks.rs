@@ -19,31 +19,57 @@ use crate::{Error, FsBlock, Result};
 pub(crate) struct Request {
     /// The best first block.
     pub(crate) goal: u64,
-    /// How many, at least 1.
+    /// How many, at least 1; whole clusters are given.
     pub(crate) want: u32,
     /// The file, if it is one that grows at its end.
     pub(crate) grows: Option<u32>,
     /// May take what is kept for the superuser.
     pub(crate) privileged: bool,
+    /// It is for the tree of a file, which may take what is kept for that.
+    pub(crate) of_tree: bool,
 }
 
 impl Transaction<'_> {
     /// Blocks that may be taken by such a user, the frozen ones among them.
     pub(crate) fn available(&self, privileged: bool) -> u64 {
-        let reserved = if privileged { 0 } else { self.volume.super_.reserved_blocks };
-        self.writer.groups.free_blocks.saturating_sub(reserved)
+        let super_ = &self.volume.super_;
+        let set_aside = super_.set_aside();
+        let kept =
+            if privileged { set_aside.saturating_sub(super_.reserved_blocks) } else { set_aside };
+        let kept = kept.saturating_add(self.writer.quotas.kept_blocks);
+        self.writer.groups.free_blocks().saturating_sub(kept)
+    }
+
+    /// Blocks that a change of a tree may take now: what Linux keeps for that, too.
+    pub(crate) fn available_for_trees(&self) -> u64 {
+        let groups = &self.writer.groups;
+        let kept = groups.frozen_blocks().saturating_add(self.writer.quotas.kept_blocks);
+        groups.free_blocks().saturating_sub(kept)
     }
 
     /// Those of them that may be taken now.
     pub(crate) fn available_now(&self, privileged: bool) -> u64 {
-        self.available(privileged).saturating_sub(self.writer.groups.frozen_blocks)
+        self.available(privileged).saturating_sub(self.writer.groups.frozen_blocks())
     }
 
-    /// Takes up to `want` blocks that follow each other; [`Error::NoSpace`] if there is
-    /// none.
+    /// Blocks of a cluster: as many are taken with the first that is needed.
+    pub(crate) fn cluster_blocks(&self) -> u32 {
+        self.volume.super_.cluster_blocks
+    }
+
+    /// Takes up to `want` blocks that follow each other, rounded up to clusters;
+    /// [`Error::NoSpace`] if there is none.
     pub(crate) fn allocate_blocks(&mut self, request: Request) -> Result<(u64, u32)> {
-        let want = u64::from(request.want).min(self.available(request.privileged));
-        let request = Request { want: narrow(want), ..request };
+        let available = match request.of_tree {
+            true => self.available_for_trees(),
+            false => self.available(request.privileged),
+        };
+        let ratio = self.cluster_blocks();
+        // Clusters that do not make a number of blocks too large.
+        let most = narrow(available / u64::from(ratio)).min(!0 / ratio);
+        let want = request.want.div_ceil(ratio).min(most) * ratio;
+        let goal = self.writer.groups.cluster_start(request.goal);
+        let request = Request { goal, want, ..request };
         if request.want == 0 {
             return Err(Error::NoSpace);
         }
@@ -91,6 +117,7 @@ impl Transaction<'_> {
     /// Keeps free blocks behind those that a file was just given.
     fn open_window(&mut self, inode: u32, (start, count): (u64, u32)) {
         let groups = &mut self.writer.groups;
+        let ratio = groups.cluster_blocks;
         let before = groups.windows.get(&inode).map_or(0, |window| window.len);
         let len =
             (before * 2).clamp(WINDOW_BLOCKS.0, WINDOW_BLOCKS.1).max(count.min(WINDOW_BLOCKS.1));
@@ -99,10 +126,12 @@ impl Transaction<'_> {
         if groups.windows.len() >= MOST_WINDOWS {
             groups.drop_windows();
         }
+        let clusters = groups.clusters_of(len);
         let Ok(Group { search: Some(search), .. }) = groups.get_mut(group) else { return };
-        let kept = bits(&search.blocks).zeros_at(at, len);
+        let kept = bits(&search.blocks).zeros_at(at, clusters);
         if kept > 0 {
             mark(&mut search.blocks, at, kept, true);
+            let kept = kept * ratio;
             groups.windows.insert(inode, Window { next, end: next + u64::from(kept), len });
         }
     }
@@ -156,6 +185,7 @@ impl Transaction<'_> {
         let (first_group, at) =
             self.writer.groups.group_of(goal).ok_or(Error::corrupt("block number"))?;
         let count = super_.groups;
+        let want = self.writer.groups.clusters_of(request.want);
         let mut best: Option<(u64, u32)> = None;
         for step in 0..count {
             let number = (first_group + step) % count;
@@ -164,33 +194,32 @@ impl Transaction<'_> {
                 continue;
             }
             self.prepare_group(number)?;
-            let Some(Group { first, search: Some(search), .. }) = self.writer.groups.get(number)
-            else {
-                continue;
-            };
+            let groups = &self.writer.groups;
+            let Some(group) = groups.get(number) else { continue };
+            let Some(search) = &group.search else { continue };
             let from = if step == 0 { at } else { 0 };
             // Right behind what came before is the best place, however short.
             if step == 0 {
-                let run = bits(&search.blocks).zeros_at(from, request.want);
-                if run > 0 {
-                    return Ok(Some((first + u64::from(from), run)));
+                let len = bits(&search.blocks).zeros_at(from, want);
+                if len > 0 {
+                    return Ok(Some(groups.blocks_of(group, BitRun { start: from, len })));
                 }
             }
-            let mut found = bits(&search.blocks).next_zero_run(from, request.want);
-            if from > 0 && found.is_none_or(|found| found.len < request.want) {
-                let wrapped = bits(&search.blocks).next_zero_run(0, request.want);
+            let mut found = bits(&search.blocks).next_zero_run(from, want);
+            if from > 0 && found.is_none_or(|found| found.len < want) {
+                let wrapped = bits(&search.blocks).next_zero_run(0, want);
                 found = [found, wrapped].into_iter().flatten().max_by_key(|run| run.len);
             }
-            let Some(BitRun { start: at, len: run }) = found else { continue };
-            let found = (first + u64::from(at), run);
-            if run >= request.want {
+            let Some(run) = found else { continue };
+            let found = groups.blocks_of(group, run);
+            if run.len >= want {
                 return Ok(Some(found));
             }
-            if best.is_none_or(|(_, best)| best < run) {
+            if best.is_none_or(|(_, best)| best < found.1) {
                 best = Some(found);
             }
             // Near and large enough is better than whole and far away.
-            if step >= 8 && best.is_some_and(|(_, run)| run >= 64) {
+            if step >= 8 && best.is_some_and(|(_, blocks)| blocks >= 64) {
                 break;
             }
         }
@@ -217,10 +246,11 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    fn mark_used(&mut self, start: u64, count: u32) -> Result<()> {
+    fn mark_used(&mut self, start: u64, blocks: u32) -> Result<()> {
         let (number, at) =
             self.writer.groups.group_of(start).ok_or(Error::corrupt("block number"))?;
-        if self.writer.groups.owns(start, start + u64::from(count)) {
+        let count = self.writer.groups.clusters_of(blocks);
+        if self.writer.groups.owns(start, start + u64::from(blocks)) {
             return Err(Error::corrupt("block bitmap: the volume's own block is free"));
         }
         let bitmap_at = self.have_bitmap(number, Role::BlockBitmap(number))?;
@@ -232,8 +262,8 @@ impl Transaction<'_> {
         if let Some(search) = &mut group.search {
             mark(&mut search.blocks, at, count, true);
         }
-        self.writer.groups.free_blocks =
-            self.writer.groups.free_blocks.saturating_sub(u64::from(count));
+        self.writer.groups.free_clusters =
+            self.writer.groups.free_clusters.saturating_sub(u64::from(count));
         let new = self.change(bitmap_at, Role::BlockBitmap(number), |bits| {
             let new = is_all(bits, at, count, false);
             mark(bits, at, count, true);
@@ -245,50 +275,57 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Gives blocks back that nothing leads to any more.
-    pub(crate) fn free_blocks(&mut self, start: u64, count: u32) -> Result<()> {
-        let mut start = start;
-        let mut left = count;
-        while left > 0 {
-            let wrong = Error::corrupt("block map: pointer").in_block(FsBlock(start));
-            let end = start + u64::from(left);
-            if end > self.volume.super_.blocks || self.writer.groups.owns(start, end) {
-                return Err(wrong);
-            }
-            let (number, at) = self.writer.groups.group_of(start).ok_or(wrong.clone())?;
+    /// Gives blocks back that nothing leads to any more, with the clusters that they are in; how
+    /// many that were.
+    pub(crate) fn free_blocks(&mut self, start: u64, count: u32) -> Result<u64> {
+        let end = start + u64::from(count);
+        let mut at = self.writer.groups.cluster_start(start);
+        let wrong = |block| Err(Error::corrupt("block map: pointer").in_block(FsBlock(block)));
+        if end > self.volume.super_.blocks || self.writer.groups.owns(at, end) {
+            return wrong(start);
+        }
+        let mut freed = 0;
+        while at < end {
+            let Some((number, bit)) = self.writer.groups.group_of(at) else { return wrong(at) };
             self.prepare_group(number)?;
             let bitmap_at = self.have_bitmap(number, Role::BlockBitmap(number))?;
             self.may_wait = true;
-            let group = self.writer.groups.get_mut(number)?;
-            let now = left.min(group.blocks.saturating_sub(at));
-            if now == 0 {
-                return Err(wrong);
+            let groups = &mut self.writer.groups;
+            let left = narrow((end - at).div_ceil(groups.cluster_blocks.into()));
+            let group = groups.get_mut(number)?;
+            let clusters = left.min(group.whole.saturating_sub(bit));
+            if clusters == 0 {
+                return wrong(at);
             }
-            group.said.free_clusters += now;
+            group.said.free_clusters += clusters;
             group.changed = true;
-            self.writer.groups.free_blocks += u64::from(now);
+            groups.free_clusters += u64::from(clusters);
             let used = self.change(bitmap_at, Role::BlockBitmap(number), |bits| {
-                let used = is_all(bits, at, now, true);
-                mark(bits, at, now, false);
+                let used = is_all(bits, bit, clusters, true);
+                mark(bits, bit, clusters, false);
                 used
             })?;
             if !used {
-                return Err(
-                    Error::corrupt("block bitmap: a used block is free").in_block(FsBlock(start))
-                );
+                let what = "block bitmap: a used block is free";
+                return Err(Error::corrupt(what).in_block(FsBlock(at)));
             }
-            self.freeze(bitmap_at, start, at, now);
-            start += u64::from(now);
-            left -= now;
+            self.freeze(bitmap_at, at, bit, clusters);
+            let blocks = u64::from(clusters) * u64::from(self.cluster_blocks());
+            freed += blocks;
+            at += blocks;
         }
-        Ok(())
+        Ok(freed)
     }
 
-    /// Blocks that were taken in this batch are free at once: the disk never knew.
+    /// Clusters that were taken in this batch are free at once: the disk never knew.
     fn freeze(&mut self, bitmap_at: FsBlock, start: u64, at: u32, count: u32) {
+        let ratio = self.cluster_blocks();
+        let blocks =
+            |nth: u32, count: u32| (start + u64::from(nth) * u64::from(ratio), count * ratio);
         let store = &self.volume.store;
         let mut changing = store.overlay.change();
-        for block in (start..start + u64::from(count)).map(FsBlock) {
+        let (_, all) = blocks(0, count);
+        for block in (start..start + u64::from(all)).map(FsBlock) {
             changing.drop_block(block);
         }
         let mut new = Vec::new();
@@ -300,19 +337,19 @@ impl Transaction<'_> {
             while nth < count {
                 let fresh = bits(base).zeros_at(at + nth, count - nth);
                 if fresh > 0 {
-                    new.push((start + u64::from(nth), fresh));
+                    new.push(blocks(nth, fresh));
                 }
                 nth += fresh;
                 let known = bits(base).ones_at(at + nth, count - nth);
                 if known > 0 {
-                    self.writer.batch.freed.push((start + u64::from(nth), known));
-                    self.writer.groups.frozen_blocks += u64::from(known);
+                    self.writer.batch.freed.push(blocks(nth, known));
+                    self.writer.groups.frozen_clusters += u64::from(known);
                 }
                 nth += known;
             }
         } else {
-            self.writer.batch.freed.push((start, count));
-            self.writer.groups.frozen_blocks += u64::from(count);
+            self.writer.batch.freed.push(blocks(0, count));
+            self.writer.groups.frozen_clusters += u64::from(count);
         }
         drop(changing);
         self.writer.groups.unmark(&new, &[]);

@@ -161,13 +161,13 @@ impl Transaction<'_> {
         let count = u64::from(groups);
         let all = &self.writer.groups;
         let mean_inodes = narrow(all.free_inodes / count);
-        let mean_blocks = narrow(all.free_blocks / count);
+        let mean_clusters = narrow(all.free_clusters / count);
         let top = parent == InodeNumber::ROOT || self.node(parent)?.flags & flags::TOP_DIR != 0;
         let order = |start: u32| (0..groups).map(move |step| (start + step) % groups);
-        let room = |group: &Group, inodes: u32, blocks: u32| {
+        let room = |group: &Group, inodes: u32, clusters: u32| {
             group.said.free_inodes > 0
                 && group.said.free_inodes >= inodes
-                && group.said.free_clusters >= blocks
+                && group.said.free_clusters >= clusters
         };
         if top {
             // The one with the fewest directories among those with average room.
@@ -175,7 +175,7 @@ impl Transaction<'_> {
             self.writer.turn = self.writer.turn.wrapping_add(1);
             let found = order(start)
                 .filter_map(|number| all.get(number).map(|group| (number, group)))
-                .filter(|(_, group)| room(group, mean_inodes, mean_blocks))
+                .filter(|(_, group)| room(group, mean_inodes, mean_clusters))
                 .min_by_key(|(_, group)| group.said.directories);
             if let Some((number, _)) = found {
                 return Ok(number);
@@ -184,10 +184,11 @@ impl Transaction<'_> {
         let per_group = self.volume.super_.inodes_per_group;
         let most = narrow(all.directories / count) + per_group / 16;
         let least_inodes = mean_inodes.saturating_sub(per_group / 4);
-        let least_blocks = mean_blocks.saturating_sub(self.volume.super_.blocks_per_group / 4);
+        let clusters_per_group = self.volume.super_.clusters_per_group();
+        let least_clusters = mean_clusters.saturating_sub(clusters_per_group / 4);
         let found = order(own_group).find(|number| {
             all.get(*number).is_some_and(|group| {
-                group.said.directories < most && room(group, least_inodes.max(1), least_blocks)
+                group.said.directories < most && room(group, least_inodes.max(1), least_clusters)
             })
         });
         Ok(found.unwrap_or(own_group))

@@ -29,6 +29,8 @@ pub(crate) enum Role {
     Attributes,
     /// A block of the file of orphans, which is this one.
     Orphans(FileId),
+    /// A block of a file of quotas.
+    Quota,
     /// Contents of a file, or the target of a symbolic link.
     Contents,
 }

@@ -42,6 +42,7 @@ impl Sums for MetadataSums {
             | Role::InodeBitmap(_)
             | Role::Inodes
             | Role::Map(_)
+            | Role::Quota
             | Role::Contents => return Ok(()),
         };
         if sound { Ok(()) } else { Err(Error::corrupt(what).in_block(block)) }
@@ -61,6 +62,7 @@ impl Sums for MetadataSums {
             | Role::InodeBitmap(_)
             | Role::Inodes
             | Role::Map(_)
+            | Role::Quota
             | Role::Contents => {}
         }
     }

@@ -6,6 +6,7 @@
 use std::collections::HashSet;
 
 use crate::InodeNumber;
+use crate::quota::Sums;
 
 /// The facts of a batch that every protocol needs.
 #[derive(Debug, Default)]
@@ -23,6 +24,8 @@ pub(crate) struct Batch {
     pub(crate) blocks: Vec<u64>,
     /// Inodes that changed.
     pub(crate) inodes: HashSet<u32>,
+    /// What users, groups and projects have more or less.
+    pub(crate) usage: Sums,
 }
 
 impl Batch {

@@ -116,7 +116,7 @@ impl Journal {
     fn is_full(&self, batch: &Batch) -> bool {
         let freed: u64 = batch.freed.iter().map(|(_, count)| u64::from(*count)).sum();
         let revokes = index(freed.min(self.used.into()));
-        self.room_for(batch.blocks.len(), revokes) >= self.len() / 4
+        self.room_for(batch.blocks.len() + batch.usage.len(), revokes) >= self.len() / 4
     }
 
     /// The next block of the log: where it is on the volume.

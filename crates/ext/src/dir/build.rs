@@ -33,6 +33,8 @@ pub(crate) struct Style {
     pub(crate) shape: Shape,
     /// How larger ones are indexed, and the number of that function.
     pub(crate) index: Option<(Hash, u8)>,
+    /// Levels of nodes below the root that an index may have: 1, and with `large_dir` 2.
+    pub(crate) levels: u8,
 }
 
 /// The blocks of a directory.
@@ -45,8 +47,6 @@ pub(crate) struct Built {
 
 /// The part of a leaf that stays free, so that the first new names split nothing.
 const SPARE: usize = 8;
-/// Levels of nodes below the root that ext2 allows.
-const MOST_LEVELS: u8 = 1;
 
 /// Builds the directory `own`, whose parent is `parent`, of these names.
 pub(crate) fn build(own: u32, parent: u32, names: &[Name<'_>], style: Style) -> Built {
@@ -89,41 +89,47 @@ fn tree(
     let (leaves, entries) = leaves(names, hash, style);
     let root_room = htree::root_room(style.shape);
     let node_room = htree::node_room(style.shape);
-    // Lowest level first; blocks are numbered once the number of nodes is known.
-    let mut levels: u8 = 0;
+    // How many nodes each level has, the highest first; blocks are numbered by that: the root,
+    // these levels, the leaves.
+    let mut counts = vec![];
     let mut tops = entries.len();
     while tops > root_room {
         tops = tops.div_ceil(node_room);
-        levels += 1;
+        counts.insert(0, tops);
     }
-    if levels > MOST_LEVELS {
-        return None;
-    }
-    let nodes = if levels == 0 { 0 } else { tops };
+    let levels = u8::try_from(counts.len()).ok().filter(|levels| *levels <= style.levels)?;
+    let nodes: usize = counts.iter().sum();
     let first_leaf = u32::try_from(nodes).ok()?.checked_add(1)?;
-    let entries: Vec<Entry> = entries
+    let mut entries: Vec<Entry> = entries
         .into_iter()
         .map(|entry| Entry { block: entry.block + first_leaf, ..entry })
         .collect();
 
     let [own, parent] = dots.map(|dot| dot.inode);
-    let mut bytes = Vec::with_capacity((nodes + 1) * leaves.len().max(1));
-    if levels == 0 {
-        bytes.extend(htree::root(own, parent, version, 0, &entries, style.shape)?);
-    } else {
+    let mut below: Vec<Vec<u8>> = vec![];
+    let mut first = first_leaf;
+    for count in counts.into_iter().rev() {
+        first -= u32::try_from(count).ok()?;
         let mut upper = Vec::new();
         let mut written = Vec::new();
         // Nodes of equal size: the last one is not left almost empty.
-        for (nth, part) in entries.chunks(entries.len().div_ceil(nodes)).enumerate() {
-            let block = u32::try_from(nth).ok()?.checked_add(1)?;
-            upper.push(Entry { hash: part.first()?.hash, block });
+        let (each, more) = (entries.len() / count, entries.len() % count);
+        let mut rest = &entries[..];
+        for block in first.. {
+            let Some(hash) = rest.first().map(|entry| entry.hash) else { break };
+            let nth = index(u64::from(block - first));
+            let (part, later) = rest.split_at_checked(each + usize::from(nth < more))?;
+            upper.push(Entry { hash, block });
             written.extend(htree::node(part, style.shape)?);
+            rest = later;
         }
-        let root = htree::root(own, parent, version, levels, &upper, style.shape)?;
-        bytes.extend(root);
-        bytes.extend(written);
-        bytes.resize(index(u64::from(first_leaf)) * index(style.shape.block_bytes.into()), 0);
+        entries = upper;
+        below.insert(0, written);
     }
+    let mut bytes =
+        Vec::with_capacity(leaves.len() + (nodes + 1) * index(style.shape.block_bytes.into()));
+    bytes.extend(htree::root(own, parent, version, levels, &entries, style.shape)?);
+    bytes.extend(below.into_iter().flatten());
     bytes.extend(leaves);
     Some(bytes)
 }
@@ -167,12 +173,17 @@ mod tests {
     }
 
     fn build_of(names: &[Vec<u8>]) -> Built {
+        build_with(names, 1)
+    }
+
+    fn build_with(names: &[Vec<u8>], levels: u8) -> Built {
         let names: Vec<Name<'_>> =
             names.iter().map(|name| Name { name, inode: 12, kind: Kind::File }).collect();
         let hash = Hash::of_version(1, false, Seed::new([1; 4])).unwrap();
         let style = Style {
             shape: Shape { block_bytes: 1024, filetype: true, sums: false },
             index: Some((hash, 1)),
+            levels,
         };
         build(2, 2, &names, style)
     }
@@ -202,5 +213,10 @@ mod tests {
         assert_eq!(levels(&build_of(&names(3 * 124 * 127, 255))), 1);
         let built = build_of(&names(3 * 124 * 127 + 1, 255));
         assert!(!built.indexed, "no third level");
+        let built = build_with(&names(3 * 124 * 127 + 1, 255), 2);
+        assert_eq!(levels(&built), 2);
+        let (root, _) = Root::check(&built.bytes[..1024], false, Seed::new([1; 4])).unwrap();
+        assert_eq!(root.levels, 2);
+        Index::of_node(&built.bytes[1024..2048]).unwrap();
     }
 }

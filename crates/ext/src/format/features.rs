@@ -204,6 +204,8 @@ impl ReadOnlyCompatible {
     pub const WRITABLE: Self = Self::CHECKABLE
         .difference(Self::READONLY)
         .union(Self::SUMS)
+        .union(Self::BIGALLOC)
+        .union(Self::QUOTA)
         .union(Self::PROJECT)
         .union(Self::VERITY)
         .union(Self::ORPHAN_PRESENT);

@@ -191,6 +191,29 @@ impl Group {
         Ok(self)
     }
 
+    /// Writes where its bitmaps and its inode table are into descriptor `slot` of a block of
+    /// descriptors, which is to be sealed.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the block is too short for it; [`Error::TooLarge`] for what a
+    /// descriptor of 32 bytes does not hold.
+    pub fn write_places(&self, block: &mut [u8], slot: u32, super_: &Superblock) -> Result<()> {
+        let missing = Error::corrupt("group descriptor");
+        let bytes = descriptor_mut(block, slot, super_).ok_or(missing.clone())?;
+        let (low, rest) = RawGroup::mut_from_prefix(bytes).map_err(|_| missing.clone())?;
+        let places = [self.block_bitmap, self.inode_bitmap, self.inode_table];
+        if super_.descriptor_bytes < 64 {
+            return low.set_places(places);
+        }
+        let (high, _) = RawGroupHigh::mut_from_prefix(rest).map_err(|_| missing)?;
+        let half = |place: FsBlock| super::inode::low32(place.0 >> 32);
+        let [blocks, inodes, table] = places;
+        high.bg_block_bitmap_hi.set(half(blocks));
+        high.bg_inode_bitmap_hi.set(half(inodes));
+        high.bg_inode_table_hi.set(half(table));
+        low.set_places(places.map(|place| FsBlock(place.0 & u64::from(u32::MAX))))
+    }
+
     /// Writes what changes while a volume is used into descriptor `slot` of a block of
     /// descriptors, and seals that: counts, flags, checksums of the bitmaps.
     ///

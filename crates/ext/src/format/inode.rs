@@ -44,10 +44,8 @@ pub mod flags {
     pub const SETTABLE: u32 = 0x0003_80FF & !COMPRESSED;
     /// What a new inode takes over from its directory.
     pub const INHERITED: u32 = 0x0001_C0CB;
-    /// What a new directory takes over beside that.
-    pub const INHERITED_BY_DIRECTORIES: u32 = PROJECT_INHERIT | CASEFOLD;
     /// What is made in a directory belongs to its project.
-    pub const PROJECT_INHERIT: u32 = 0x2000_0000;
+    pub const PROJECT: u32 = 0x2000_0000;
     /// A directory has a hash tree.
     pub const INDEX: u32 = 0x1000;
     /// `i_blocks` counts file system blocks.
@@ -488,8 +486,9 @@ pub struct NewInode<'a> {
     pub size_bytes: u64,
     /// Names that lead here.
     pub links: u16,
-    /// Sectors of 512 bytes that it owns, indirect and attribute blocks included.
-    pub sectors: u32,
+    /// Sectors of 512 bytes that it owns, indirect and attribute blocks included: 48 bits with
+    /// `huge_file`, else 32.
+    pub sectors: u64,
     /// `i_flags`.
     pub flags: u32,
     /// Block pointers, target or device number.
@@ -503,7 +502,7 @@ pub struct NewInode<'a> {
     /// Made; lost where the inode has no room for it.
     pub created: Time,
     /// The block of extended attributes; 0 if there is none.
-    pub attribute_block: u32,
+    pub attribute_block: u64,
     /// The list of attributes inside the inode, without its magic number.
     pub attributes: &'a [u8],
 }
@@ -528,16 +527,16 @@ impl NewInode<'_> {
             i_dtime: 0.into(),
             i_gid: low16(self.gid).into(),
             i_links_count: self.links.into(),
-            i_blocks_lo: self.sectors.into(),
+            i_blocks_lo: low32(self.sectors).into(),
             i_flags: self.flags.into(),
             i_version: 0.into(),
             i_block: self.pointers.map(U32::from),
             i_generation: 0.into(),
-            i_file_acl_lo: self.attribute_block.into(),
+            i_file_acl_lo: low32(self.attribute_block).into(),
             i_size_high: low32(self.size_bytes >> 32).into(),
             i_obso_faddr: 0.into(),
-            i_blocks_high: 0.into(),
-            i_file_acl_high: 0.into(),
+            i_blocks_high: low16(low32(self.sectors >> 32)).into(),
+            i_file_acl_high: low16(low32(self.attribute_block >> 32)).into(),
             i_uid_high: low16(self.uid >> 16).into(),
             i_gid_high: low16(self.gid >> 16).into(),
             i_checksum_lo: 0.into(),
@@ -615,7 +614,7 @@ pub(super) fn low16(value: u32) -> u16 {
     u16::from_le_bytes([a, b])
 }
 
-pub(super) fn low32(value: u64) -> u32 {
+pub(crate) fn low32(value: u64) -> u32 {
     let [a, b, c, d, ..] = value.to_le_bytes();
     u32::from_le_bytes([a, b, c, d])
 }

@@ -13,6 +13,7 @@ use crate::{Error, Result};
 
 const OLD_BYTES: usize = 128;
 const XATTR_MAGIC: u32 = 0xEA02_0000;
+/// Where the project is.
 const PROJECT_AT: usize = 0x9C;
 const POINTERS_AT: usize = 0x28;
 
@@ -191,6 +192,27 @@ impl<'a> Slot<'a> {
         });
     }
 
+    /// Bytes of the blocks that it counts.
+    pub fn bytes_of_blocks(&self, block_bytes: u32) -> u64 {
+        let unit = if self.flags() & flags::HUGE_FILE != 0 { block_bytes } else { 512 };
+        self.sectors().saturating_mul(unit.into())
+    }
+
+    /// The project that it belongs to; 0 where it has no room to say so.
+    pub fn project(&self) -> u32 {
+        if self.extra_end() < PROJECT_AT.saturating_add(4) {
+            return 0;
+        }
+        le32(self.0, PROJECT_AT).unwrap_or(0)
+    }
+
+    /// Sets the project that it belongs to, where it has room to say so.
+    pub fn set_project(&mut self, project: u32) {
+        if self.extra_end() >= PROJECT_AT.saturating_add(4) {
+            self.put(PROJECT_AT, &project.to_le_bytes());
+        }
+    }
+
     /// `i_flags`.
     pub fn flags(&self) -> u32 {
         self.get(|raw| raw.i_flags.get()).unwrap_or(0)
@@ -283,13 +305,6 @@ impl<'a> Slot<'a> {
     /// Whether it has room for a project.
     pub fn has_project(&self) -> bool {
         self.extra_end() >= PROJECT_AT.saturating_add(4)
-    }
-
-    /// Sets the project whose quota it counts for, where there is room.
-    pub fn set_project(&mut self, project: u32) {
-        if self.has_project() {
-            self.put(PROJECT_AT, &project.to_le_bytes());
-        }
     }
 
     /// When it was deleted, in seconds since 1970; for an orphan the next one's number.

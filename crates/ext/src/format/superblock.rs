@@ -28,7 +28,7 @@ const FLAG_UNSIGNED_HASH: u32 = 2;
 pub const STATE_CLEAN: u16 = 1;
 const STATE_ERRORS: u16 = 2;
 /// Of `s_checksum_type`: the only one there is.
-const CHECKSUM_CRC32C: u8 = 1;
+pub(crate) const CHECKSUM_CRC32C: u8 = 1;
 
 /// The bytes of a superblock, with the names of the format manual.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Debug)]
@@ -625,7 +625,15 @@ impl Superblock {
 
     /// Whether a directory entry may name `inode`.
     pub fn names(&self, inode: InodeNumber) -> bool {
-        inode == InodeNumber::ROOT || (self.first_inode..=InodeNumber(self.inodes)).contains(&inode)
+        let is_hidden = self.has_quota(inode) || self.orphan_file == Some(inode);
+        inode == InodeNumber::ROOT
+            || (self.first_inode..=InodeNumber(self.inodes)).contains(&inode) && !is_hidden
+    }
+
+    /// Whether an inode is a file of quotas.
+    fn has_quota(&self, inode: InodeNumber) -> bool {
+        self.read_only_compatible.contains(ReadOnlyCompatible::QUOTA)
+            && self.quotas.contains(&inode.0)
     }
 
     /// Blocks that an inode table takes in each group.

@@ -18,10 +18,10 @@ use crate::units::{index, narrow};
 /// One part of a built map, in the order in which blocks were taken.
 #[derive(Debug)]
 pub(crate) enum Part {
-    /// An indirect block, and the pointers in it.
-    Indirect { at: u32, pointers: Vec<u8> },
+    /// An indirect block and the pointers in it, or a node of a tree of extents.
+    Indirect { at: u64, pointers: Vec<u8> },
     /// Blocks of data, from file block `from` on.
-    Data { at: u32, from: u32, blocks: u32 },
+    Data { at: u64, from: u32, blocks: u32 },
 }
 
 /// A map that is ready to be written.
@@ -106,7 +106,7 @@ impl Building {
             let part = self.built.parts.len();
             *kept = Some(Open { slot, nth, part });
             let pointers = vec![0; index(self.block_bytes.into())];
-            self.built.parts.push(Part::Indirect { at: block, pointers });
+            self.built.parts.push(Part::Indirect { at: block.into(), pointers });
             self.point(slot, above, nth % fan_out, block)?;
             above = Some(part);
         }
@@ -114,11 +114,11 @@ impl Building {
         self.point(slot, above, offset % fan_out, block)?;
         match self.built.parts.last_mut() {
             Some(Part::Data { at: start, from, blocks })
-                if *start + *blocks == block && *from + *blocks == at =>
+                if *start + u64::from(*blocks) == u64::from(block) && *from + *blocks == at =>
             {
                 *blocks += 1;
             }
-            _ => self.built.parts.push(Part::Data { at: block, from: at, blocks: 1 }),
+            _ => self.built.parts.push(Part::Data { at: block.into(), from: at, blocks: 1 }),
         }
         Some(())
     }

@@ -210,6 +210,7 @@ impl Transaction<'_> {
                     want: 1,
                     grows: taking.grows.then_some(inode.0),
                     privileged: taking.privileged,
+                    of_tree: false,
                 };
                 let (start, _) = self.allocate_blocks(request)?;
                 *goal = start + 1;
@@ -254,16 +255,34 @@ impl Transaction<'_> {
         range: Range<u32>,
         taking: Taking,
     ) -> Result<Vec<MappedRun>> {
+        if !self.writer.touched {
+            self.have_entries_of(inode)?;
+        }
         let node = self.peek(inode)?;
+        self.has_map_of_clusters(&node)?;
         super::of(&node)?.map_blocks(self, inode, range, taking)
+    }
+
+    /// Refuses a map of pointers where there are clusters: pointers cannot share one.
+    fn has_map_of_clusters(&self, node: &Inode) -> Result<()> {
+        let has_pointers = !node.has_extents() && node.pointers.iter().any(|it| *it != 0);
+        if self.cluster_blocks() > 1 && has_pointers {
+            let what = "inode: a map of blocks on a volume with clusters";
+            return Err(Error::corrupt(what).of_inode(node.number));
+        }
+        Ok(())
     }
 
     /// Takes the blocks of a file in `range` away; see [`Map::unmap`].
     pub(crate) fn unmap(&mut self, inode: InodeNumber, range: Range<u32>) -> Result<()> {
         let node = self.peek(inode)?;
+        self.has_map_of_clusters(&node)?;
         let freed = super::of_any(&node)?.unmap(self, inode, range.clone())?;
         if freed > 0 {
             self.uncount_sectors(inode, freed)?;
+        }
+        // A part of a cluster goes without anything that is freed.
+        if freed > 0 || self.cluster_blocks() > 1 {
             self.forget_map(inode, range.start, range.end);
         }
         Ok(())
@@ -339,6 +358,7 @@ impl Transaction<'_> {
                 want,
                 grows: taking.grows.then_some(inode.0),
                 privileged: taking.privileged,
+                of_tree: false,
             })?;
             self.put_pointers(inode, place, nth, FsBlock(start).in_32_bits()?, blocks)?;
             *goal = start + u64::from(blocks);
@@ -503,7 +523,7 @@ impl Transaction<'_> {
 
     fn finish(&mut self, freeing: Freeing) -> Result<()> {
         match freeing.run {
-            Some((start, count)) => self.free_blocks(start, count),
+            Some((start, count)) => self.free_blocks(start, count).map(drop),
             None => Ok(()),
         }
     }
@@ -511,13 +531,15 @@ impl Transaction<'_> {
     /// Counts blocks that an inode was given.
     pub(crate) fn count_sectors(&mut self, inode: InodeNumber, blocks: u64) -> Result<()> {
         let block_bytes = self.volume.super_.block_bytes;
-        self.change_slot(inode, |it| it.count_blocks(blocks, true, block_bytes))
+        self.change_slot(inode, |it| it.count_blocks(blocks, true, block_bytes))?;
+        self.count_usage_of_blocks(inode, blocks, true)
     }
 
     /// Counts blocks that were taken from an inode.
     pub(crate) fn uncount_sectors(&mut self, inode: InodeNumber, blocks: u64) -> Result<()> {
         let block_bytes = self.volume.super_.block_bytes;
-        self.change_slot(inode, |it| it.count_blocks(blocks, false, block_bytes))
+        self.change_slot(inode, |it| it.count_blocks(blocks, false, block_bytes))?;
+        self.count_usage_of_blocks(inode, blocks, false)
     }
 
     /// Forgets what the block-map cache says of these blocks.

@@ -97,6 +97,10 @@ impl Map for Extents {
         tx.map_by_extents(inode, range, taking)
     }
 
+    fn zero(&self, tx: &mut Transaction<'_>, inode: InodeNumber, range: Range<u32>) -> Result<()> {
+        tx.unwrite_extents(inode, range)
+    }
+
     fn have_room_for_hole(
         &self,
         tx: &Transaction<'_>,

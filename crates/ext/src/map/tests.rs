@@ -59,7 +59,8 @@ impl Map for OneRun {
             return Err(Error::Misuse("one run, given once"));
         }
         assert_eq!(first, 0);
-        let request = Request { goal: 500, want: range.end, grows: None, privileged: false };
+        let request =
+            Request { goal: 500, want: range.end, grows: None, privileged: false, of_tree: false };
         let (start, blocks) = tx.allocate_blocks(request)?;
         Self([u32::try_from(start).unwrap(), blocks]).store(tx, inode)?;
         Ok(vec![MappedRun { from: 0, blocks, at: FsBlock(start), fresh: true }])

@@ -2,24 +2,36 @@
 //!
 //! ```text
 //!   group   | super | descriptors | reserve | block bitmap | inode bitmap | inodes .. | blocks ..
-//!             └──── group 0 and backups ───┘
+//!             └──── group 0 and backups ───┘  └ where these are of the groups is in `tables` ┘
 //! ```
 //! Law: `dumpe2fs` shows the same for a volume of ours as for one of mke2fs with the same
 //! arguments; the tests compare byte for byte.
 
+use draconis_exchange::contract::Time;
 use zerocopy::FromZeros;
 
+use super::journal::{self, Sizes};
 use super::options::{Inodes, Options};
+use super::plan::Blocks;
 use super::{Error, Result};
-use crate::format::features::{Compatible, ReadOnlyCompatible};
+use crate::format::checksum::Checksum;
+use crate::format::extent;
+use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::group::is_sparse_backup;
 use crate::format::inode::EXTRA_BYTES;
-use crate::format::superblock::{FLAG_SIGNED_HASH, MAGIC, RawSuperblock, STATE_CLEAN, Superblock};
+use crate::format::superblock::{
+    CHECKSUM_CRC32C, FLAG_SIGNED_HASH, MAGIC, RawSuperblock, STATE_CLEAN, Superblock,
+};
+use crate::map::build::{Built, Part, build, indirect_blocks};
+use crate::map::build_extents;
 use crate::units::{index, narrow};
-use crate::{FsBlock, GroupNumber};
+use crate::{FileId, GroupNumber};
 
-/// Bytes of a group descriptor.
+/// Bytes of a group descriptor, and of one with block numbers of 64 bits.
 const DESCRIPTOR_BYTES: u32 = 32;
+const WIDE_DESCRIPTOR_BYTES: u32 = 64;
+/// Groups that are kept in memory, at most: half a PiB with blocks of 4 KiB.
+const MOST_GROUPS: u64 = 1 << 22;
 /// Blocks for files that the last group must have to be worth having.
 pub(crate) const LEAST_IN_GROUP: u64 = 50;
 /// A group may not have more blocks than its descriptor's 16 bits can count free.
@@ -33,12 +45,19 @@ const LOST_FOUND_BYTES: u32 = 16 << 10;
 /// `user_xattr` and `acl`.
 const MOUNT_OPTIONS: u32 = 0xC;
 
+/// How files and names would be encrypted: AES-256-XTS and AES-256-CTS.
+const ENCRYPTION: (u8, u8) = (1, 4);
+/// The encoding of names that ignore case: UTF-8, Unicode 12.1.
+const UTF8: u16 = 1;
+
 /// A volume without files: where everything is.
 #[derive(Clone, Debug)]
 pub struct Layout {
     pub(super) options: Options,
     pub(super) super_: Superblock,
     pub(super) raw: RawSuperblock,
+    /// The journal's blocks, if it has one.
+    pub(super) journal: Option<Sizes>,
 }
 
 /// Which of mke2fs's kinds of volume a size belongs to: block size, bytes per inode.
@@ -66,9 +85,14 @@ pub(super) fn default_ratio(size_bytes: u64) -> u32 {
 struct Division {
     block_bytes: u32,
     inode_bytes: u32,
+    descriptor_bytes: u32,
     first_data_block: u32,
     sparse: bool,
+    /// How many backups there are, if the superblock names their groups.
+    backups: Option<u32>,
+    meta: bool,
     resize: bool,
+    resize_blocks: Option<u64>,
     blocks: u64,
     per_group: u32,
     groups: u32,
@@ -81,8 +105,8 @@ impl Division {
         self.blocks.saturating_sub(self.first_data_block.into())
     }
 
-    fn descriptor_blocks(groups: u64, block_bytes: u32) -> u64 {
-        groups.div_ceil(u64::from(block_bytes / DESCRIPTOR_BYTES))
+    fn descriptor_blocks(&self, groups: u64) -> u64 {
+        groups.div_ceil(u64::from(self.block_bytes / self.descriptor_bytes))
     }
 
     fn table_blocks(&self) -> u64 {
@@ -90,28 +114,53 @@ impl Division {
         bytes.div_ceil(self.block_bytes.into())
     }
 
-    /// Blocks of a group that no file can have.
-    fn overhead(&self, group: u32) -> u64 {
-        let copies = if !self.sparse || is_sparse_backup(group) {
-            let table = Self::descriptor_blocks(self.groups.into(), self.block_bytes);
-            1 + table + u64::from(self.reserve)
-        } else {
-            0
+    /// Blocks of the last group that no file can have.
+    fn last_overhead(&self) -> u64 {
+        let has_copies = match self.backups {
+            Some(backups) => backups >= if self.groups == 2 { 1 } else { 2 },
+            None => !self.sparse || is_sparse_backup(self.groups - 1),
         };
+        let table = self.descriptor_blocks(self.groups.into());
+        let copies = if has_copies { 1 + table + u64::from(self.reserve) } else { 0 };
         copies + 2 + self.table_blocks()
     }
 
-    /// Descriptor blocks kept for growth.
-    fn reserve_for_growth(&self) -> u32 {
-        if !self.resize {
-            return 0;
+    /// The same of a group that has all there is.
+    fn most_overhead(&self) -> u64 {
+        let table = if self.meta { 1 } else { self.descriptor_blocks(self.groups.into()) };
+        3 + table + u64::from(self.reserve) + self.table_blocks()
+    }
+
+    /// Descriptor blocks kept for growth. Where they would take most of a group there are none,
+    /// and those in use are spread.
+    fn reserve_for_growth(&mut self) {
+        let table = self.descriptor_blocks(self.groups.into());
+        self.reserve = 0;
+        if self.resize {
+            let asked = self.resize_blocks.map(|blocks| {
+                let groups = |blocks: u64| blocks.div_ceil(self.per_group.into());
+                let table = self.descriptor_blocks(groups(self.blocks));
+                self.descriptor_blocks(groups(blocks)).saturating_sub(table)
+            });
+            let most = self.blocks.saturating_mul(GROWTH).min(u32::MAX.into());
+            let groups =
+                most.saturating_sub(self.first_data_block.into()).div_ceil(self.per_group.into());
+            let grown = self.descriptor_blocks(groups).saturating_sub(table);
+            let reserve = asked.filter(|asked| *asked > 0).unwrap_or(grown);
+            self.reserve = narrow(reserve).min(self.block_bytes / 4);
         }
-        let most = self.blocks.saturating_mul(GROWTH).min(u32::MAX.into());
-        let groups =
-            most.saturating_sub(self.first_data_block.into()).div_ceil(self.per_group.into());
-        let table = Self::descriptor_blocks(self.groups.into(), self.block_bytes);
-        let grown = Self::descriptor_blocks(groups, self.block_bytes).saturating_sub(table);
-        narrow(grown).min(self.block_bytes / 4)
+        if u64::from(self.reserve) + table > u64::from(self.per_group) * 3 / 4 {
+            (self.meta, self.resize, self.reserve) = (true, false, 0);
+        }
+    }
+
+    /// The groups of the two backups that the superblock names.
+    fn backup_groups(&self) -> [u32; 2] {
+        let Some(backups) = self.backups else { return [0; 2] };
+        let last = self.groups - 1;
+        let first = if backups >= 1 { last.min(1) } else { 0 };
+        let second = if backups >= 2 && last != first { last } else { 0 };
+        [first.min(second), first.max(second)]
     }
 
     /// Divides `inodes` among the groups: whole blocks of them, a multiple of eight, and eight
@@ -123,9 +172,15 @@ impl Division {
             return false;
         }
         let per_block = self.block_bytes / self.inode_bytes;
-        let share = share.min(65536 - per_block);
-        self.inodes_per_group = (share.next_multiple_of(per_block) & !7).max(8);
-        true
+        let mut share = share.min(65536 - per_block);
+        loop {
+            self.inodes_per_group = (share.next_multiple_of(per_block) & !7).max(8);
+            let all = u64::from(self.inodes_per_group) * u64::from(self.groups);
+            if all <= u32::MAX.into() || share <= 8 {
+                return true;
+            }
+            share -= 1;
+        }
     }
 }
 
@@ -139,7 +194,9 @@ impl Layout {
         let (block_bytes, inodes) = check(options, size_bytes)?;
         let blocks = size_bytes / u64::from(block_bytes);
         let too_small = Error::TooSmall { blocks, block_bytes };
-        if blocks > u64::from(u32::MAX) {
+        let wide = options.incompatible.contains(Incompatible::SIXTY_FOUR_BIT);
+        let groups = blocks.div_ceil(u64::from(block_bytes) * 8);
+        if blocks > u64::from(u32::MAX) && !wide || groups > MOST_GROUPS {
             return Err(Error::TooLarge { blocks, block_bytes });
         }
         let inodes = match inodes {
@@ -164,9 +221,16 @@ impl Layout {
         let mut division = Division {
             block_bytes,
             inode_bytes: options.inode_bytes,
+            descriptor_bytes: if wide { WIDE_DESCRIPTOR_BYTES } else { DESCRIPTOR_BYTES },
             first_data_block: u32::from(block_bytes == 1024),
             sparse: options.read_only_compatible.contains(ReadOnlyCompatible::SPARSE_SUPER),
-            resize: options.compatible.contains(Compatible::RESIZE_INODE),
+            backups: (options.compatible.contains(Compatible::SPARSE_SUPER2))
+                .then_some(options.backups),
+            meta: options.incompatible.contains(Incompatible::META_BG),
+            // The map of the reserve has block numbers of 32 bits.
+            resize: options.compatible.contains(Compatible::RESIZE_INODE)
+                && blocks <= u64::from(u32::MAX),
+            resize_blocks: options.resize_blocks,
             blocks,
             per_group: block_bytes.saturating_mul(8).min(MOST_IN_GROUP),
             groups: 0,
@@ -179,7 +243,6 @@ impl Layout {
             }
             let per_group = u64::from(division.per_group);
             division.groups = narrow(division.in_groups().div_ceil(per_group));
-            division.reserve = division.reserve_for_growth();
             if !division.share_inodes(inodes) {
                 // Smaller groups are more groups, and more inodes fit.
                 if division.per_group < 256 {
@@ -189,8 +252,9 @@ impl Layout {
                 division.blocks = blocks;
                 continue;
             }
+            division.reserve_for_growth();
             let last = division.in_groups() % per_group;
-            let overhead = division.overhead(division.groups - 1);
+            let overhead = division.last_overhead();
             if last > 0 && last < overhead + LEAST_IN_GROUP {
                 if division.groups == 1 {
                     return Err(too_small);
@@ -201,7 +265,7 @@ impl Layout {
             }
             break;
         }
-        if division.overhead(0) > u64::from(division.per_group) {
+        if division.most_overhead() > u64::from(division.per_group) {
             return Err(Error::TooManyInodes(inodes));
         }
         let all = division.inodes_per_group.checked_mul(division.groups);
@@ -216,14 +280,27 @@ impl Layout {
 
     fn of(options: &Options, division: &Division, reserved: u64) -> Result<Self> {
         let (blocks, block_bytes) = (division.blocks, division.block_bytes);
-        let field = |count: u64| {
-            FsBlock(count).in_32_bits().map_err(|_| Error::TooLarge { blocks, block_bytes })
-        };
+        let mut options = options.clone();
+        options.compatible.set(Compatible::RESIZE_INODE, division.resize);
+        options.incompatible.set(Incompatible::META_BG, division.meta);
+        if options.read_only_compatible.contains(ReadOnlyCompatible::METADATA_CSUM) {
+            // These sums say all that the others do.
+            options.read_only_compatible.remove(ReadOnlyCompatible::GDT_CSUM);
+        }
+        let journal = journal::sizes(&options, blocks, block_bytes)?;
+        if journal.is_none() {
+            options.compatible.remove(Compatible::HAS_JOURNAL | Compatible::ORPHAN_FILE);
+        }
+        let options = &options;
+        let low = |count: u64| crate::format::inode::low32(count);
+        let high = |count: u64| crate::format::inode::low32(count >> 32);
         let mut raw = RawSuperblock::new_zeroed();
         let inodes = division.inodes_per_group * division.groups;
         raw.s_inodes_count = inodes.into();
-        raw.s_blocks_count_lo = field(division.blocks)?.into();
-        raw.s_r_blocks_count_lo = field(reserved)?.into();
+        raw.s_blocks_count_lo = low(division.blocks).into();
+        raw.s_blocks_count_hi = high(division.blocks).into();
+        raw.s_r_blocks_count_lo = low(reserved).into();
+        raw.s_r_blocks_count_hi = high(reserved).into();
         raw.s_free_inodes_count = (inodes - RESERVED_INODES).into();
         raw.s_first_data_block = division.first_data_block.into();
         raw.s_log_block_size = (division.block_bytes.trailing_zeros() - 10).into();
@@ -259,24 +336,124 @@ impl Layout {
             raw.s_want_extra_isize = EXTRA_BYTES.into();
         }
         raw.s_flags = FLAG_SIGNED_HASH.into();
+        raw.s_raid_stride = options.stride.into();
+        raw.s_raid_stripe_width = options.stripe_width.into();
+        raw.s_backup_bgs = division.backup_groups().map(Into::into);
+        raw.s_log_groups_per_flex = u8::try_from(options.flex().trailing_zeros()).unwrap_or(0);
+        if division.descriptor_bytes > DESCRIPTOR_BYTES {
+            raw.s_desc_size = u16::try_from(division.descriptor_bytes).unwrap_or(0).into();
+        }
+        if options.incompatible.contains(Incompatible::CSUM_SEED) {
+            raw.s_checksum_seed = Checksum::new().of(&options.uuid).get().into();
+        }
+        if options.read_only_compatible.contains(ReadOnlyCompatible::METADATA_CSUM) {
+            raw.s_checksum_type = CHECKSUM_CRC32C;
+        }
+        if options.incompatible.contains(Incompatible::ENCRYPT) {
+            let [contents, names, ..] = &mut raw.s_encrypt_algos;
+            (*contents, *names) = ENCRYPTION;
+        }
+        if options.incompatible.contains(Incompatible::CASEFOLD) {
+            raw.s_encoding = UTF8.into();
+            raw.s_encoding_flags = u16::from(options.strict_names).into();
+        }
+        if journal.is_some() {
+            raw.s_journal_inum = journal::INODE.into();
+            raw.s_jnl_backup_type = journal::BACKUP_IS_INODE;
+        }
+        raw.seal();
         let sane = |error: crate::Error| Error::Misuse(error.to_string());
         let mut super_ = raw.check().map_err(sane)?;
         let overhead = super_.overhead();
-        let overhead_blocks = field(overhead)?;
-        raw.s_overhead_blocks = overhead_blocks.into();
         let free = super_.blocks.saturating_sub(overhead);
-        raw.s_free_blocks_count_lo = field(free)?.into();
+        let journal_blocks = journal.map_or(0, |sizes| sizes.all().into());
+        // Where 32 bits do not hold it mke2fs leaves out the rest, and the kernel counts itself.
+        let overhead_blocks = low(overhead.saturating_add(journal_blocks));
+        raw.s_overhead_blocks = overhead_blocks.into();
+        raw.set_free(free, u64::from(inodes - RESERVED_INODES)).map_err(sane)?;
         (super_.free_blocks, super_.overhead_clusters) = (free, overhead_blocks);
-        Ok(Self { options: options.clone(), super_, raw })
+        let layout = Self { options: options.clone(), super_, raw, journal };
+        layout.is_journal_fitting()?;
+        Ok(layout)
     }
 
-    /// A volume with block numbers of more than 32 bits.
-    pub(super) fn too_large(&self) -> Error {
-        let Superblock { blocks, block_bytes, .. } = self.super_;
-        Error::TooLarge { blocks, block_bytes }
+    /// A journal of a given length has at most half of what is free.
+    fn is_journal_fitting(&self) -> Result<()> {
+        let given = self.options.journal.mib.or(self.options.journal.fast_kib);
+        let Some(sizes) = self.journal.filter(|_| given.is_some()) else { return Ok(()) };
+        let mut free = self.super_.free_blocks;
+        if self.options.flex() > 1 {
+            // mke2fs looks before these tables are there.
+            let tables = u64::from(self.super_.inode_table_blocks()) + 2;
+            free += tables * u64::from(self.super_.groups);
+        }
+        if u64::from(sizes.all()) > free / 2 {
+            let all = sizes.all();
+            return Err(Error::Misuse(format!(
+                "-J size: a journal of {all} blocks takes more than half of the volume; \
+                 give a smaller one, or a larger SIZE"
+            )));
+        }
+        Ok(())
     }
 
-    /// What it was made for.
+    /// Blocks that hidden files take: the reserve's map, the journal, the file of orphans.
+    pub(super) fn hidden_blocks(&self) -> u64 {
+        let reserve = u64::from(self.options.compatible.contains(Compatible::RESIZE_INODE));
+        let file = |blocks: u32| {
+            let runs = [(0, blocks)];
+            u64::from(blocks) + self.map_blocks(&runs)
+        };
+        let journal = self.journal.map_or(0, |sizes| file(sizes.all()));
+        reserve + journal + self.orphan_blocks().map_or(0, file)
+    }
+
+    /// Blocks that the map of a file with data in these runs needs beside its inode, if each run is
+    /// one on the disk, too.
+    pub(super) fn map_blocks(&self, runs: &[(u32, u32)]) -> u64 {
+        let block_bytes = self.super_.block_bytes;
+        match self.options.extents() {
+            true => build_extents::fewest_nodes(runs, block_bytes),
+            false => indirect_blocks(runs, block_bytes),
+        }
+    }
+
+    /// Blocks of the file of orphans, if there is one.
+    pub(super) fn orphan_blocks(&self) -> Option<u32> {
+        let is_there = self.options.compatible.contains(Compatible::ORPHAN_FILE);
+        is_there.then_some(match self.super_.blocks {
+            ..0x2_0000 => 32,
+            blocks @ ..0x20_0000 => narrow(blocks / 4096),
+            _ => 512,
+        })
+    }
+
+    /// The map of an inode with data in these runs, for which there are these places. Its nodes are
+    /// sealed.
+    pub(super) fn map(&self, inode: u32, runs: &[(u32, u32)], places: &[Blocks]) -> Option<Built> {
+        let block_bytes = self.super_.block_bytes;
+        if !self.options.extents() {
+            let mut blocks = places.iter().flat_map(|(from, count)| *from..*from + *count);
+            let mut next = || blocks.next().and_then(|block| u32::try_from(block).ok());
+            return build(runs, block_bytes, &mut next);
+        }
+        let mut built = build_extents::build(runs, block_bytes, places)?;
+        if let Some(seed) = self.super_.checksum_of_file(FileId { inode, generation: 0 }) {
+            for part in &mut built.parts {
+                if let Part::Indirect { pointers, .. } = part {
+                    extent::seal(pointers, seed);
+                }
+            }
+        }
+        Some(built)
+    }
+
+    /// When the volume is made.
+    pub(super) fn now(&self) -> Time {
+        Time { seconds: i64::from(self.options.time), nanoseconds: 0 }
+    }
+
+    /// What it was made for, with what mke2fs adds and takes away.
     pub fn options(&self) -> &Options {
         &self.options
     }
@@ -298,17 +475,35 @@ impl Layout {
 
     /// Blocks that copies of superblock and descriptors take at the start of a group.
     pub(super) fn copies(&self, group: u32) -> u64 {
+        if self.is_meta() {
+            let has_super = self.super_.has_superblock(GroupNumber(group));
+            return u64::from(has_super) + u64::from(self.has_meta_descriptors(group));
+        }
         self.super_.copy_blocks(GroupNumber(group))
     }
 
-    /// The block of a group that holds its block bitmap; the inode bitmap and the inode table follow.
-    pub(super) fn bitmaps(&self, group: u32) -> FsBlock {
-        self.super_.group_start(GroupNumber(group)).after(self.copies(group))
+    /// Whether descriptor blocks are spread over the volume.
+    pub(super) fn is_meta(&self) -> bool {
+        self.options.incompatible.contains(Incompatible::META_BG)
     }
 
-    /// The first block of a group that a file can have.
-    pub(super) fn data_start(&self, group: u32) -> u64 {
-        self.bitmaps(group).after(2 + u64::from(self.super_.inode_table_blocks())).0
+    /// Whether a group has a copy of the descriptors of its meta group, which the first two and the
+    /// last group of that have.
+    pub(super) fn has_meta_descriptors(&self, group: u32) -> bool {
+        let per_block = self.super_.descriptors_per_block();
+        let nth = group % per_block;
+        nth <= 1 || nth == per_block - 1
+    }
+
+    /// The group that a block is in.
+    pub(super) fn group_of(&self, block: u64) -> u32 {
+        let first = u64::from(self.super_.first_data_block);
+        narrow(block.saturating_sub(first) / u64::from(self.super_.blocks_per_group))
+    }
+
+    /// The first block of a group.
+    pub(super) fn group_start(&self, group: u32) -> u64 {
+        self.super_.group_start(GroupNumber(group)).0
     }
 
     /// Blocks that lost+found has at least.
@@ -359,6 +554,42 @@ fn check(options: &Options, size_bytes: u64) -> Result<(u32, Inodes)> {
         && !options.read_only_compatible.contains(ReadOnlyCompatible::SPARSE_SUPER)
     {
         return misuse("-O resize_inode needs sparse_super".into());
+    }
+    let has = |flag| options.incompatible.contains(flag);
+    if options.compatible.contains(Compatible::RESIZE_INODE) && has(Incompatible::META_BG) {
+        return misuse("-O meta_bg leaves nothing to reserve: it needs ^resize_inode".into());
+    }
+    if has(Incompatible::SIXTY_FOUR_BIT) && !has(Incompatible::EXTENTS) {
+        return misuse("-O 64bit needs extent".into());
+    }
+    if options.read_only_compatible.contains(ReadOnlyCompatible::VERITY)
+        && !has(Incompatible::EXTENTS)
+    {
+        return misuse("-O verity needs extent".into());
+    }
+    if options.read_only_compatible.contains(ReadOnlyCompatible::PROJECT)
+        && options.inode_bytes < 256
+    {
+        return misuse("-O project needs inodes of 256 bytes (-I)".into());
+    }
+    if has(Incompatible::CSUM_SEED)
+        && !options.read_only_compatible.contains(ReadOnlyCompatible::METADATA_CSUM)
+    {
+        return misuse("-O metadata_csum_seed needs metadata_csum".into());
+    }
+    if options.compatible.contains(Compatible::ORPHAN_FILE)
+        && !options.compatible.contains(Compatible::HAS_JOURNAL)
+    {
+        return misuse("-O orphan_file needs has_journal".into());
+    }
+    if !options.flex_groups.is_power_of_two() {
+        return misuse(format!("-G {}: a power of two is needed", options.flex_groups));
+    }
+    if options.backups > 2 {
+        return misuse("-E num_backup_sb: 0 to 2 are possible".into());
+    }
+    if options.resize_blocks.is_some_and(|most| most <= size_bytes / u64::from(block_bytes)) {
+        return misuse("-E resize: more blocks than the volume has are needed".into());
     }
     Ok((block_bytes, inodes))
 }

@@ -42,6 +42,33 @@ pub struct Options {
     pub time: u32,
     /// Owner and group of the root directory, where no tree says so.
     pub root_owner: (u32, u32),
+    /// The journal, on volumes that have one.
+    pub journal: Journal,
+    /// Groups that keep their bitmaps and inode tables together, a power of two (`flex_bg`).
+    pub flex_groups: u32,
+    /// The descriptors' reserve is for growth to so many blocks; for mke2fs's factor if left open.
+    pub resize_blocks: Option<u64>,
+    /// Blocks that a RAID writes to one disk before it goes to the next; 0 if not known.
+    pub stride: u16,
+    /// Blocks of a stripe of a RAID; 0 if not known.
+    pub stripe_width: u32,
+    /// Backup superblocks with `sparse_super2`: 0 to 2.
+    pub backups: u32,
+    /// All bitmaps and tables lie at the start of the volume (with `flex_bg`).
+    pub packed: bool,
+    /// Names that ignore case have to be valid (with `casefold`).
+    pub strict_names: bool,
+}
+
+/// What the journal of a volume is to be like.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Journal {
+    /// How long it is, in MiB; by the size of the volume if left open.
+    pub mib: Option<u32>,
+    /// How long its part for fast commits is, in KiB, with `fast_commit`.
+    pub fast_kib: Option<u32>,
+    /// The block that it begins at or behind; the middle of the volume if left open.
+    pub at: Option<u64>,
 }
 
 /// A feature that a new volume cannot have.
@@ -50,8 +77,8 @@ pub enum FeatureError {
     /// No feature has this name.
     #[error("-O {0}: no such feature")]
     Unknown(String),
-    /// It is not one of ext2, or not made here.
-    #[error("-O {0}: not a feature that format gives to an ext2 volume")]
+    /// It is not made here.
+    #[error("-O {0}: format makes no volumes with this feature")]
     Unsupported(String),
 }
 
@@ -71,18 +98,75 @@ impl Default for Options {
             hash_version: 1,
             time: 0,
             root_owner: (0, 0),
+            journal: Journal::default(),
+            flex_groups: 16,
+            resize_blocks: None,
+            stride: 0,
+            stripe_width: 0,
+            backups: 2,
+            packed: false,
+            strict_names: false,
         }
     }
 }
 
 impl Options {
-    const COMPATIBLE: Compatible =
-        Compatible::EXT_ATTR.union(Compatible::RESIZE_INODE).union(Compatible::DIR_INDEX);
-    const INCOMPATIBLE: Incompatible = Incompatible::FILETYPE;
+    const COMPATIBLE: Compatible = Compatible::HAS_JOURNAL
+        .union(Compatible::EXT_ATTR)
+        .union(Compatible::RESIZE_INODE)
+        .union(Compatible::DIR_INDEX)
+        .union(Compatible::SPARSE_SUPER2)
+        .union(Compatible::FAST_COMMIT)
+        .union(Compatible::STABLE_INODES)
+        .union(Compatible::ORPHAN_FILE);
+    const INCOMPATIBLE: Incompatible = Incompatible::FILETYPE
+        .union(Incompatible::META_BG)
+        .union(Incompatible::EXTENTS)
+        .union(Incompatible::SIXTY_FOUR_BIT)
+        .union(Incompatible::FLEX_BG)
+        .union(Incompatible::CSUM_SEED)
+        .union(Incompatible::LARGEDIR)
+        .union(Incompatible::EA_INODE)
+        .union(Incompatible::CASEFOLD)
+        .union(Incompatible::ENCRYPT);
     const READ_ONLY_COMPATIBLE: ReadOnlyCompatible = ReadOnlyCompatible::SPARSE_SUPER
         .union(ReadOnlyCompatible::LARGE_FILE)
+        .union(ReadOnlyCompatible::HUGE_FILE)
+        .union(ReadOnlyCompatible::GDT_CSUM)
         .union(ReadOnlyCompatible::DIR_NLINK)
-        .union(ReadOnlyCompatible::EXTRA_ISIZE);
+        .union(ReadOnlyCompatible::EXTRA_ISIZE)
+        .union(ReadOnlyCompatible::METADATA_CSUM)
+        .union(ReadOnlyCompatible::PROJECT)
+        .union(ReadOnlyCompatible::VERITY);
+
+    /// The defaults of mke2fs for `ext2`, `ext3` or `ext4`.
+    pub fn of_type(name: &str) -> Option<Self> {
+        let mut options = Self::default();
+        match name {
+            "ext2" => {}
+            "ext3" => options.compatible |= Compatible::HAS_JOURNAL,
+            "ext4" => {
+                options.compatible |= Compatible::HAS_JOURNAL;
+                options.incompatible |=
+                    Incompatible::EXTENTS | Incompatible::FLEX_BG | Incompatible::SIXTY_FOUR_BIT;
+                options.read_only_compatible |= ReadOnlyCompatible::HUGE_FILE
+                    | ReadOnlyCompatible::METADATA_CSUM
+                    | ReadOnlyCompatible::DIR_NLINK
+                    | ReadOnlyCompatible::EXTRA_ISIZE;
+            }
+            _ => return None,
+        }
+        Some(options)
+    }
+
+    pub(super) fn extents(&self) -> bool {
+        self.incompatible.contains(Incompatible::EXTENTS)
+    }
+
+    /// Groups whose bitmaps and tables lie together; 1 where each group keeps its own.
+    pub(super) fn flex(&self) -> u32 {
+        if self.incompatible.contains(Incompatible::FLEX_BG) { self.flex_groups } else { 1 }
+    }
 
     /// Changes the features as `-O` says: names separated by commas, `^` takes one away,
     /// `none` takes all.
@@ -98,6 +182,12 @@ impl Options {
                 continue;
             }
             let (name, on) = word.strip_prefix('^').map_or((word, true), |name| (name, false));
+            // What mke2fs knows under a second name.
+            let name = match name {
+                "extents" => "extent",
+                "uninit_groups" => "uninit_bg",
+                name => name,
+            };
             let unsupported = |can: bool| match can || !on {
                 true => Ok(()),
                 false => Err(FeatureError::Unsupported(name.to_owned())),
@@ -129,9 +219,10 @@ mod tests {
         options.features("^resize_inode, dir_nlink").unwrap();
         assert!(!options.compatible.contains(Compatible::RESIZE_INODE));
         assert!(options.read_only_compatible.contains(ReadOnlyCompatible::DIR_NLINK));
-        options.features("^has_journal,^extent").unwrap();
-        let error = options.features("extent").unwrap_err();
-        assert!(error.to_string().contains("extent"), "{error}");
+        options.features("^has_journal,extents").unwrap();
+        assert!(options.extents() && !options.compatible.contains(Compatible::HAS_JOURNAL));
+        let error = options.features("^mmp,bigalloc").unwrap_err();
+        assert!(error.to_string().contains("bigalloc"), "{error}");
         assert_eq!(options.features("sparse"), Err(FeatureError::Unknown("sparse".into())));
         options.features("none").unwrap();
         assert_eq!(options.compatible.bits() | options.incompatible.bits(), 0);

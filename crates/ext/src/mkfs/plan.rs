@@ -5,25 +5,26 @@
 //!   inodes   ──────▶ rising          both cursors only move on; each waits for the other at the
 //!   blocks   ──────▶ rising          start of a directory, if the volume has room to spare
 //! ```
-//! Law 1: a file is one run wherever a group has room for it; indirect blocks lie before the
-//! data they lead to.
+//! Law 1: a file is one run wherever there is one that has room for it; indirect blocks lie before
+//! the data they lead to, nodes of extents behind it.
 //! Law 2: space is skipped only while what is left holds everything that is to come.
 
 use std::collections::HashMap;
 
 use draconis_exchange::contract::Kind;
 
+use super::hidden::{Hidden, Purpose};
 use super::layout::Layout;
+use super::tables::{self, Space, Tables};
 use super::tree::{Node, NodeId, Tree, What};
-use super::{Error, Inodes, Options, Result};
-use crate::GroupNumber;
+use super::{Error, Inodes, Options, Result, journal};
 use crate::dir::build::{self as directory, Name, Style};
 use crate::format::dirent::Shape;
-use crate::format::features::{Compatible, Incompatible};
+use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::hash::{Hash, Seed};
 use crate::format::inode::target_pointers;
 use crate::format::xattr::{NewAttribute, block_room, body_room};
-use crate::map::build as map;
+use crate::map::{build as map, build_extents};
 use crate::units::{index, narrow};
 
 /// The first inode that files can have; lost+found has it.
@@ -37,7 +38,7 @@ const MOST_SHARERS: u32 = 1024;
 const ANY_SIZE_BYTES: u64 = 64 << 30;
 
 /// Blocks that follow each other: the first, and how many.
-pub(super) type Blocks = (u32, u32);
+pub(super) type Blocks = (u64, u64);
 
 /// What a node has.
 #[derive(Clone, Debug, Default)]
@@ -46,12 +47,13 @@ pub(super) struct Placed {
     pub(super) inode: u32,
     pub(super) parent: u32,
     pub(super) links: u32,
-    /// Blocks for contents, indirect ones included.
+    /// Blocks for contents, and with those of their map.
+    pub(super) data: u64,
     pub(super) blocks: u64,
     /// Of the plan's runs, where its own begin, and how many.
     pub(super) runs: (u32, u32),
     /// The block of its attributes, 0 for none.
-    pub(super) attribute_block: u32,
+    pub(super) attribute_block: u64,
     /// How many of its attributes are in the inode.
     pub(super) in_body: u32,
 }
@@ -60,7 +62,7 @@ pub(super) struct Placed {
 #[derive(Clone, Debug)]
 pub(super) struct Shared {
     pub(super) attributes: Vec<NewAttribute>,
-    pub(super) at: u32,
+    pub(super) at: u64,
     pub(super) owners: u32,
 }
 
@@ -76,17 +78,23 @@ pub struct Plan<'a> {
     /// By the number of a node, its inode; 0 for what nothing leads to.
     pub(super) inodes: Vec<u32>,
     /// The top of the reserve's map, if there is one.
-    pub(super) reserve_map: u32,
-    /// Runs of blocks that are used, rising; without what a group's own tables take.
-    pub(super) used: Vec<Blocks>,
+    pub(super) reserve_map: u64,
+    pub(super) hidden: Vec<Hidden>,
+    /// Of each group.
+    pub(super) tables: Vec<Tables>,
+    /// What is left.
+    pub(super) space: Space,
     pub(super) style: Style,
     data_bytes: u64,
 }
 
 /// What a tree needs before anything is placed.
+#[derive(Clone)]
 struct Needs {
     placed: Vec<Placed>,
     blocks: u64,
+    /// Of files that are not in the tree.
+    inodes: u32,
 }
 
 impl Plan<'_> {
@@ -95,9 +103,14 @@ impl Plan<'_> {
         &self.layout
     }
 
-    /// Bytes of blocks that files, directories and links take.
+    /// Bytes of blocks that the tree's files, directories and links take.
     pub fn data_bytes(&self) -> u64 {
         self.data_bytes
+    }
+
+    /// Bytes of blocks that files without a name take: the journal, mostly.
+    pub fn hidden_bytes(&self) -> u64 {
+        self.layout.hidden_blocks() * u64::from(self.layout.super_.block_bytes)
     }
 
     pub(super) fn runs_of(&self, placed: &Placed) -> &[Blocks] {
@@ -135,15 +148,32 @@ pub fn fitting<'a>(options: &Options, tree: &'a mut Tree, free_bytes: u64) -> Re
     if options.block_bytes.is_none() {
         // By the size it will have, as if that had been given.
         options.block_bytes = Some(1024);
-        let (small, needs) = fitting_layout(&options, tree, free_bytes)?;
-        let block_bytes = super::layout::default_block_bytes(small.len_bytes());
+        let plan = fit(&options, tree, free_bytes)?;
+        let block_bytes = super::layout::default_block_bytes(plan.layout.len_bytes());
         if block_bytes == 1024 {
-            return place(small, tree, needs);
+            return Ok(plan);
         }
         options.block_bytes = Some(block_bytes);
     }
-    let (layout, needs) = fitting_layout(&options, tree, free_bytes)?;
-    place(layout, tree, needs)
+    fit(&options, tree, free_bytes)
+}
+
+/// How often what a count missed makes a volume larger: maps of extents of files in many pieces, and
+/// inode tables that do not fit between what has its place.
+const MOST_FITTINGS: u64 = 20;
+
+/// The smallest volume for a tree, in blocks of a size that is given.
+fn fit<'a>(options: &Options, tree: &'a Tree, free_bytes: u64) -> Result<Plan<'a>> {
+    let mut missed = 0;
+    loop {
+        let (layout, needs) = fitting_layout(options, tree, free_bytes, missed)?;
+        match place(layout, tree, needs) {
+            Err(Error::NoBlocks { .. } | Error::NoTables) if missed < 1 << MOST_FITTINGS => {
+                missed = (missed * 2).max(1);
+            }
+            done => return done,
+        }
+    }
 }
 
 /// Lays out a volume of `size_bytes` for the tree. Where it is not said how many inodes there are,
@@ -165,7 +195,12 @@ pub fn sized<'a>(options: &Options, tree: &'a mut Tree, size_bytes: u64) -> Resu
     place(layout, tree, needs)
 }
 
-fn fitting_layout(options: &Options, tree: &Tree, free_bytes: u64) -> Result<(Layout, Needs)> {
+fn fitting_layout(
+    options: &Options,
+    tree: &Tree,
+    free_bytes: u64,
+    missed: u64,
+) -> Result<(Layout, Needs)> {
     let block_bytes = u64::from(options.block_bytes.unwrap_or(1024));
     let mut options = options.clone();
     // What a tree needs depends on the sizes of blocks and inodes and on nothing else.
@@ -183,6 +218,10 @@ fn fitting_layout(options: &Options, tree: &Tree, free_bytes: u64) -> Result<(La
     // Sizes that mappings of pages like.
     let step = (4096 / block_bytes).max(1);
     let mut blocks = (needs.blocks + tables).max(64).next_multiple_of(step);
+    if options.compatible.contains(Compatible::HAS_JOURNAL) {
+        // It was asked for.
+        blocks = blocks.max(journal::LEAST_VOLUME);
+    }
     loop {
         let layout = match Layout::new(&options, blocks.saturating_mul(block_bytes)) {
             Ok(layout) => layout,
@@ -206,7 +245,8 @@ fn fitting_layout(options: &Options, tree: &Tree, free_bytes: u64) -> Result<(La
         }
         let spare = free_bytes.div_ceil(block_bytes);
         let reserved = if free_bytes > 0 { super_.reserved_blocks } else { 0 };
-        let wanted = needs.blocks.saturating_add(spare).saturating_add(reserved);
+        let all = needs.blocks.saturating_add(layout.hidden_blocks()).saturating_add(missed);
+        let wanted = all.saturating_add(spare).saturating_add(reserved);
         let Some(missing) = wanted.checked_sub(super_.free_blocks).filter(|it| *it > 0) else {
             return Ok((layout, needs));
         };
@@ -216,7 +256,7 @@ fn fitting_layout(options: &Options, tree: &Tree, free_bytes: u64) -> Result<(La
 
 /// Inodes beyond the reserved ones and lost+found.
 fn wanted_inodes(needs: &Needs) -> u32 {
-    narrow(needs.placed.len() as u64).saturating_sub(2)
+    narrow(needs.placed.len() as u64).saturating_sub(2).saturating_add(needs.inodes)
 }
 
 fn no_inodes(layout: &Layout, needs: &Needs) -> Error {
@@ -282,6 +322,7 @@ pub(super) fn style(layout: &Layout) -> Style {
             .then(|| Hash::of_version(version, false, seed))
             .flatten()
             .map(|hash| (hash, version)),
+        levels: 1 + u8::from(options.incompatible.contains(Incompatible::LARGEDIR)),
     }
 }
 
@@ -311,7 +352,7 @@ fn measure(layout: &Layout, tree: &Tree) -> Result<Needs> {
         tree,
         style: style(layout),
         lost_found: tree.lookup(NodeId::ROOT, b"lost+found"),
-        needs: Needs { placed: vec![], blocks: 0 },
+        needs: Needs { placed: vec![], blocks: 0, inodes: 0 },
         seen: vec![None; tree.len()],
         shared: HashMap::new(),
     };
@@ -319,8 +360,8 @@ fn measure(layout: &Layout, tree: &Tree) -> Result<Needs> {
     if let Some(id) = walk.lost_found {
         walk.add(id, NodeId::ROOT, 2)?;
     }
-    if layout.options.compatible.contains(Compatible::RESIZE_INODE) {
-        walk.needs.blocks += 1;
+    if layout.options.compatible.contains(Compatible::ORPHAN_FILE) {
+        walk.needs.inodes += 1;
     }
     let mut stack = vec![(NodeId::ROOT, NodeId::ROOT)];
     while let Some((dir, parent)) = stack.pop() {
@@ -372,8 +413,11 @@ impl<'a> Measure<'a> {
             return Ok(());
         };
         placed.links = placed.links.saturating_add(narrow(more as u64));
-        match placed.links > MOST_LINKS {
-            true => Err(unfit(self.tree, id, "ext2 allows 65000 links to a file or directory")),
+        let countless = self.layout.options.read_only_compatible;
+        let is_countless = matches!(self.tree.node(id).what, What::Directory)
+            && countless.contains(ReadOnlyCompatible::DIR_NLINK);
+        match placed.links > MOST_LINKS && !is_countless {
+            true => Err(unfit(self.tree, id, "65000 links to a file or directory are possible")),
             false => Ok(()),
         }
     }
@@ -383,12 +427,13 @@ impl<'a> Measure<'a> {
             *seen = Some(self.needs.placed.len());
         }
         let in_body = self.attributes(id)?;
-        let blocks = self.contents(id)?;
+        let (data, blocks) = self.contents(id)?;
         self.needs.blocks += blocks;
         self.needs.placed.push(Placed {
             node: id.0,
             parent: parent.0,
             links,
+            data,
             blocks,
             in_body,
             ..Placed::default()
@@ -426,8 +471,8 @@ impl<'a> Measure<'a> {
         Ok(narrow(in_body as u64))
     }
 
-    /// Blocks for what a node holds, indirect ones included.
-    fn contents(&self, id: NodeId) -> Result<u64> {
+    /// Blocks for what a node holds, and with those of its map.
+    fn contents(&self, id: NodeId) -> Result<(u64, u64)> {
         let what = &self.tree.node(id).what;
         let block_bytes = self.layout.super_.block_bytes;
         let runs = match what {
@@ -438,22 +483,35 @@ impl<'a> Measure<'a> {
             What::Symlink(target) if target.len() >= self.layout.block_len() => {
                 return Err(unfit(self.tree, id, "the target is longer than a block"));
             }
-            What::File { size_bytes, .. }
-                if *size_bytes
-                    > crate::map::pointers::reach_blocks(block_bytes) * u64::from(block_bytes)
-                    || *size_bytes >= u64::from(block_bytes) << 32 =>
-            {
+            What::File { size_bytes, .. } if *size_bytes > self.most_bytes() => {
                 return Err(unfit(self.tree, id, "too long for blocks of this size (-b)"));
             }
             what => data_runs(what, block_bytes),
         };
         let data: u64 = runs.iter().map(|run| u64::from(run.1)).sum();
-        let blocks = data + map::indirect_blocks(&runs, block_bytes);
-        // `i_blocks` counts sectors in 32 bits; one block may come for attributes.
-        if (blocks + 1) * u64::from(block_bytes / 512) > u64::from(u32::MAX) {
-            return Err(unfit(self.tree, id, "more data than an inode of ext2 can count"));
+        let blocks = data + self.layout.map_blocks(&runs);
+        let huge = self.layout.options.read_only_compatible.contains(ReadOnlyCompatible::HUGE_FILE);
+        let bits = if huge { 48 } else { 32 };
+        // `i_blocks` counts sectors; one block may come for attributes.
+        if (blocks + 1) * u64::from(block_bytes / 512) >= 1 << bits {
+            let what = "more data than an inode can count; the feature huge_file helps (-O)";
+            return Err(unfit(self.tree, id, what));
         }
-        Ok(blocks)
+        Ok((data, blocks))
+    }
+
+    /// How long a file can be.
+    fn most_bytes(&self) -> u64 {
+        let block_bytes = self.layout.super_.block_bytes;
+        // The last number of a block of a file is kept for the end.
+        let numbers = (u64::from(block_bytes) << 32) - u64::from(block_bytes);
+        match self.layout.options.extents() {
+            true => numbers,
+            false => {
+                let reach = crate::map::pointers::reach_blocks(block_bytes);
+                (reach * u64::from(block_bytes)).min(numbers + u64::from(block_bytes) - 1)
+            }
+        }
     }
 
     fn directory_blocks(&self, id: NodeId) -> u32 {
@@ -474,18 +532,20 @@ fn unfit(tree: &Tree, id: NodeId, what: &str) -> Error {
 fn place(layout: Layout, tree: &Tree, needs: Needs) -> Result<Plan<'_>> {
     let free = layout.super_.free_blocks;
     let block_bytes = layout.super_.block_bytes;
-    if wanted_inodes(&needs) > layout.super_.inodes.saturating_sub(LOST_FOUND) {
+    let inodes_left = wanted_inodes(&needs);
+    if inodes_left > layout.super_.inodes.saturating_sub(LOST_FOUND) {
         return Err(no_inodes(&layout, &needs));
     }
-    let inodes_left = wanted_inodes(&needs);
-    let Needs { mut placed, blocks: needed } = needs;
+    let Needs { mut placed, blocks: in_tree, .. } = needs;
+    let needed = in_tree + layout.hidden_blocks();
     // Asked again where it cannot happen: no panic hangs on counting right.
     let too_few = || Error::NoBlocks { needed, free, block_bytes };
     if needed > free {
         return Err(too_few());
     }
+    let (tables, space) = tables::place(&layout)?;
     let mut placing = Placing {
-        blocks: Cursor::new(&layout, needed),
+        blocks: Cursor::new(&layout, space, in_tree),
         inodes_left,
         next_inode: LOST_FOUND + 1,
         layout: &layout,
@@ -495,15 +555,16 @@ fn place(layout: Layout, tree: &Tree, needs: Needs) -> Result<Plan<'_>> {
         open: HashMap::new(),
         inodes: vec![0; tree.len()],
         reserve_map: 0,
+        hidden: vec![],
     };
     for (nth, one) in placed.iter_mut().enumerate() {
         placing.place(nth, one).ok_or_else(too_few)?;
         if one.inode == LOST_FOUND {
-            placing.reserve_map().ok_or_else(too_few)?;
+            placing.hidden().ok_or_else(too_few)?;
         }
     }
-    let Placing { blocks, runs, shared, inodes, reserve_map, .. } = placing;
-    let used = blocks.used;
+    let Placing { blocks, runs, shared, inodes, reserve_map, hidden, .. } = placing;
+    let space = blocks.space;
     Ok(Plan {
         tree,
         placed,
@@ -511,9 +572,11 @@ fn place(layout: Layout, tree: &Tree, needs: Needs) -> Result<Plan<'_>> {
         shared,
         inodes,
         reserve_map,
-        used,
+        hidden,
+        tables,
+        space,
         style: style(&layout),
-        data_bytes: needed * u64::from(block_bytes),
+        data_bytes: in_tree * u64::from(block_bytes),
         layout,
     })
 }
@@ -529,17 +592,47 @@ struct Placing<'a> {
     /// The block of each list of attributes that has room for another owner.
     open: HashMap<&'a [NewAttribute], usize>,
     inodes: Vec<u32>,
-    reserve_map: u32,
+    reserve_map: u64,
+    hidden: Vec<Hidden>,
 }
 
 impl<'a> Placing<'a> {
-    /// mke2fs takes this block right after those of root and lost+found.
-    fn reserve_map(&mut self) -> Option<()> {
+    /// Places what no name leads to, as mke2fs does: right after root and lost+found.
+    fn hidden(&mut self) -> Option<()> {
+        let super_ = &self.layout.super_;
         if self.layout.options.compatible.contains(Compatible::RESIZE_INODE) {
-            let mut runs = vec![];
-            self.blocks.take(1, &mut runs)?;
-            self.reserve_map = runs.first()?.0;
+            let own = self.layout.copies(0) + 2 + u64::from(super_.inode_table_blocks());
+            let goal = u64::from(super_.first_data_block) + own;
+            self.reserve_map = self.blocks.take_from(goal, 1)?.first()?.0;
         }
+        if let Some(sizes) = self.layout.journal {
+            let goal = journal::goal(self.layout, &self.blocks.space);
+            self.hide(Purpose::Journal(sizes), journal::INODE, sizes.all(), goal)?;
+        }
+        if let Some(blocks) = self.layout.orphan_blocks() {
+            self.hide(Purpose::Orphans, self.next_inode, blocks, 0)?;
+            self.next_inode += 1;
+            self.inodes_left = self.inodes_left.saturating_sub(1);
+        }
+        self.blocks.start();
+        Some(())
+    }
+
+    fn hide(&mut self, purpose: Purpose, inode: u32, blocks: u32, goal: u64) -> Option<()> {
+        let runs = [(0, blocks)];
+        let mut count = u64::from(blocks);
+        if !self.layout.options.extents() {
+            count += self.layout.map_blocks(&runs);
+        }
+        let mut places = self.blocks.take_from(goal, count)?;
+        if self.layout.options.extents() {
+            let (extents, _) = build_extents::extents(&runs, &places)?;
+            let nodes = build_extents::nodes(extents.len() as u64, self.layout.super_.block_bytes);
+            // Where mke2fs puts them: just before the file, if they have room there.
+            let before = places.first().map_or(goal, |first| first.0.saturating_sub(1));
+            places.extend(self.blocks.take_from(before, nodes)?);
+        }
+        self.hidden.push(Hidden { purpose, inode, blocks, places });
         Some(())
     }
 
@@ -562,7 +655,15 @@ impl<'a> Placing<'a> {
             self.blocks.keep_together(placed.blocks);
         }
         let first = self.runs.len();
-        self.blocks.take(placed.blocks, &mut self.runs)?;
+        self.blocks.needed = self.blocks.needed.saturating_sub(placed.blocks);
+        if self.layout.options.extents() {
+            self.blocks.take(placed.data, &mut self.runs)?;
+            let nodes = self.nodes(node, placed.data, first)?;
+            self.blocks.take(nodes, &mut self.runs)?;
+            placed.blocks = placed.data + nodes;
+        } else {
+            self.blocks.take(placed.blocks, &mut self.runs)?;
+        }
         placed.runs = (narrow(first as u64), narrow((self.runs.len() - first) as u64));
         let rest = node.attributes.get(index(placed.in_body.into())..)?;
         if !rest.is_empty() {
@@ -571,8 +672,19 @@ impl<'a> Placing<'a> {
         Some(())
     }
 
+    /// Nodes that the map of a node needs whose data is in the runs from `first` on.
+    fn nodes(&self, node: &Node, data: u64, first: usize) -> Option<u64> {
+        let block_bytes = self.layout.super_.block_bytes;
+        let runs = match &node.what {
+            What::Directory => vec![(0, narrow(data))],
+            what => data_runs(what, block_bytes),
+        };
+        let (extents, _) = build_extents::extents(&runs, self.runs.get(first..)?)?;
+        Some(build_extents::nodes(extents.len() as u64, block_bytes))
+    }
+
     /// The block with these attributes.
-    fn share(&mut self, attributes: &'a [NewAttribute]) -> Option<u32> {
+    fn share(&mut self, attributes: &'a [NewAttribute]) -> Option<u64> {
         if let Some(shared) = self.open.get(attributes).and_then(|nth| self.shared.get_mut(*nth))
             && shared.owners < MOST_SHARERS
         {
@@ -580,6 +692,7 @@ impl<'a> Placing<'a> {
             return Some(shared.at);
         }
         let mut runs = vec![];
+        self.blocks.needed = self.blocks.needed.saturating_sub(1);
         self.blocks.take(1, &mut runs)?;
         let (at, _) = *runs.first()?;
         self.open.insert(attributes, self.shared.len());
@@ -587,19 +700,20 @@ impl<'a> Placing<'a> {
         Some(at)
     }
 
-    /// Brings the cursor that is in an earlier group to the group of the other.
+    /// Brings the cursor that is in an earlier flex group to that of the other.
     fn meet(&mut self) {
-        let per_group = self.layout.super_.inodes_per_group;
-        let inode_group = (self.next_inode - 1) / per_group;
-        let block_group = self.blocks.group;
-        if block_group > inode_group {
-            let target = block_group.saturating_mul(per_group).saturating_add(1);
+        let flex = self.layout.options.flex();
+        let per_flex = self.layout.super_.inodes_per_group.saturating_mul(flex);
+        let inode_flex = (self.next_inode - 1) / per_flex;
+        let block_flex = self.layout.group_of(self.blocks.next) / flex;
+        if block_flex > inode_flex {
+            let target = block_flex.saturating_mul(per_flex).saturating_add(1);
             let left = self.layout.super_.inodes.saturating_sub(target - 1);
             if left >= self.inodes_left {
                 self.next_inode = target;
             }
-        } else if inode_group > block_group {
-            self.blocks.go_to(inode_group);
+        } else if inode_flex > block_flex {
+            self.blocks.go_to(self.layout.group_start(inode_flex.saturating_mul(flex)));
         }
     }
 }
@@ -607,82 +721,77 @@ impl<'a> Placing<'a> {
 /// Gives out blocks in rising order.
 struct Cursor<'a> {
     layout: &'a Layout,
-    group: u32,
+    space: Space,
     next: u64,
     /// Free blocks from here to the end.
     left: u64,
     /// Blocks that are yet to be given out.
     needed: u64,
-    used: Vec<Blocks>,
+    /// Blocks that maps may need beyond that: one where a range ends.
+    spare: u64,
 }
 
 impl<'a> Cursor<'a> {
-    fn new(layout: &'a Layout, needed: u64) -> Self {
-        let next = layout.data_start(0);
-        Self { layout, group: 0, next, left: layout.super_.free_blocks, needed, used: vec![] }
+    fn new(layout: &'a Layout, space: Space, needed: u64) -> Self {
+        let mut cursor = Self { layout, space, next: 0, left: 0, needed, spare: 0 };
+        cursor.start();
+        cursor
     }
 
-    fn room(&self) -> u64 {
-        self.layout.group_end(self.group).saturating_sub(self.next)
+    /// Begins anew, with the first block that is free.
+    fn start(&mut self) {
+        self.next = 0;
+        self.left = self.space.free_in(0, self.layout.super_.blocks);
+        self.spare = if self.layout.options.extents() { self.space.ranges() } else { 0 };
     }
 
-    fn next_group(&mut self) -> Option<()> {
-        self.group += 1;
-        if self.group >= self.layout.super_.groups {
-            return None;
-        }
-        self.next = self.layout.data_start(self.group);
-        Some(())
+    /// Takes blocks out of turn.
+    fn take_from(&mut self, goal: u64, blocks: u64) -> Option<Vec<Blocks>> {
+        self.left = self.left.checked_sub(blocks)?;
+        self.space.take_from(goal, blocks)
     }
 
-    /// Moves to the next group if `blocks` are one run there and not here.
+    /// The range that blocks are given out from.
+    fn here(&self) -> Option<Blocks> {
+        self.space.from(self.next)
+    }
+
+    fn may_skip(&self, blocks: u64) -> bool {
+        self.left.saturating_sub(blocks) >= self.needed + self.spare
+    }
+
+    /// Moves to the next range if `blocks` are one run there and not here.
     fn keep_together(&mut self, blocks: u64) {
-        let (room, next) = (self.room(), self.group + 1);
-        if blocks <= room || next >= self.layout.super_.groups {
+        let Some((start, end)) = self.here() else { return };
+        if blocks <= end - start {
             return;
         }
-        let there = self.layout.group_end(next).saturating_sub(self.layout.data_start(next));
-        if blocks <= there && self.left.saturating_sub(room) >= self.needed {
-            self.left -= room;
-            let _ = self.next_group();
+        let Some((next, stop)) = self.space.from(end) else { return };
+        if blocks <= stop - next && self.may_skip(end - start) {
+            self.left -= end - start;
+            self.next = next;
         }
     }
 
-    /// Moves to a later group if there is room to spare.
-    fn go_to(&mut self, group: u32) {
-        let between = (self.group + 1..group)
-            .map(|group| self.layout.group_end(group) - self.layout.data_start(group));
-        let skipped = between.fold(self.room(), u64::saturating_add);
-        if self.left.saturating_sub(skipped) >= self.needed {
+    /// Moves to a later place if there is room to spare.
+    fn go_to(&mut self, place: u64) {
+        let skipped = self.space.free_in(self.next, place);
+        if place > self.next && self.may_skip(skipped) {
             self.left -= skipped;
-            self.group = group;
-            self.next = self.layout.data_start(group);
+            self.next = place;
         }
     }
 
     fn take(&mut self, mut blocks: u64, runs: &mut Vec<Blocks>) -> Option<()> {
         self.left = self.left.checked_sub(blocks)?;
-        self.needed = self.needed.saturating_sub(blocks);
         while blocks > 0 {
-            let count = blocks.min(self.room());
-            if count == 0 {
-                self.next_group()?;
-                continue;
-            }
-            let run = (narrow(self.next), narrow(count));
-            runs.push(run);
-            match self.used.last_mut() {
-                Some((start, len)) if *start + *len == run.0 => *len += run.1,
-                _ => self.used.push(run),
-            }
-            self.next += count;
+            let (start, end) = self.here()?;
+            let count = blocks.min(end - start);
+            self.space.take(start, count)?;
+            runs.push((start, count));
+            self.next = start + count;
             blocks -= count;
         }
         Some(())
     }
-}
-
-/// Whether a group has a copy of the superblock.
-pub(super) fn has_copy(layout: &Layout, group: u32) -> bool {
-    layout.super_.has_superblock(GroupNumber(group))
 }

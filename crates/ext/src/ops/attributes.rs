@@ -14,6 +14,7 @@ use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::inode::{Inode, flags};
 use crate::format::slot::Stamp;
 use crate::format::xattr::{self, NewAttribute, edit, is_name};
+use crate::quota::Owner;
 use crate::transaction::Transaction;
 use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
 
@@ -45,14 +46,16 @@ impl Transaction<'_> {
         if inode.flags & flags::APPEND != 0 && sets && !Omission::AppendOnly.is_made() {
             return Err(Error::NotPermitted);
         }
+        let (uid, gid) = inode.owner();
+        let (uid, gid) = (change.uid.unwrap_or(uid), change.gid.unwrap_or(gid));
+        let project = inode.project();
+        self.have_entries(Owner { uid, gid, project })?;
         if let Some(size) = change.size_bytes {
             let file = self.file(number)?;
             self.resize(&file, size)?;
         }
         if change.uid.is_some() || change.gid.is_some() {
-            let (uid, gid) = inode.owner();
-            let (uid, gid) = (change.uid.unwrap_or(uid), change.gid.unwrap_or(gid));
-            self.change_slot(number, |it| it.set_owner(uid, gid))?;
+            self.give_usage(number, |it| it.set_owner(uid, gid))?;
         }
         if let Some(mode) = change.mode {
             let bits = u16::try_from(mode & 0o7777).unwrap_or(0);
@@ -294,11 +297,16 @@ impl Transaction<'_> {
             let (group, _) = self.writer.groups.place_of_inode(number).ok_or(Error::NotFound)?;
             let goal = self.volume.super_.group_start(GroupNumber(group)).0;
             let privileged = self.is_privileged(uid);
-            let (at, _) =
-                self.allocate_blocks(Request { goal, want: 1, grows: None, privileged })?;
+            let (at, taken) = self.allocate_blocks(Request {
+                goal,
+                want: 1,
+                grows: None,
+                privileged,
+                of_tree: false,
+            })?;
             self.put_fresh(FsBlock(at), Role::Attributes, block);
             self.change_slot(number, |it| it.set_attribute_block(at))?;
-            self.count_sectors(number, 1)?;
+            self.count_sectors(number, taken.into())?;
         }
         if !all.is_empty() && !self.volume.super_.compatible.contains(Compatible::EXT_ATTR) {
             self.need_compatible(Compatible::EXT_ATTR)?;
@@ -328,17 +336,16 @@ impl Transaction<'_> {
             return Err(wrong.of_inode(number));
         }
         let owners = xattr::owners(&self.block(at, Role::Attributes)?).unwrap_or(1);
-        let block_bytes = self.volume.super_.block_bytes;
-        self.change_slot(number, |it| {
-            it.set_attribute_block(0);
-            it.count_blocks(1, false, block_bytes);
-        })?;
+        // Each of its owners counts all of it.
+        let taken = self.cluster_blocks().into();
+        self.change_slot(number, |it| it.set_attribute_block(0))?;
+        self.uncount_sectors(number, taken)?;
         if owners > 1 {
             return self.change(at, Role::Attributes, |bytes| {
                 xattr::set_owners(bytes, owners.saturating_sub(1));
             });
         }
-        self.free_blocks(at.0, 1)
+        self.free_blocks(at.0, 1).map(drop)
     }
 
     pub(crate) fn set_flags(&mut self, number: InodeNumber, wanted: u32) -> Result<()> {
@@ -351,7 +358,7 @@ impl Transaction<'_> {
         let changed = (inode.flags ^ wanted) & flags::MODIFIABLE;
         let mut settable = flags::SETTABLE;
         if self.volume.super_.read_only_compatible.contains(ReadOnlyCompatible::PROJECT) {
-            settable |= flags::PROJECT_INHERIT;
+            settable |= flags::PROJECT;
         }
         let changes_case = changed & flags::CASEFOLD != 0;
         if self.volume.super_.incompatible.contains(Incompatible::CASEFOLD) {
@@ -398,7 +405,9 @@ impl Transaction<'_> {
             let feature = "the inode has no room for a project".to_owned();
             return Err(Error::Unsupported { feature });
         }
-        self.change_slot(number, |it| it.set_project(project))?;
+        let (uid, gid) = inode.owner();
+        self.have_entries(Owner { uid, gid, project })?;
+        self.give_usage(number, |it| it.set_project(project))?;
         self.stamp(number, &[Stamp::Changed])
     }
 }

@@ -17,6 +17,7 @@ use crate::blocks::role::Role;
 use crate::commit::batch::Intent;
 use crate::format::features::{Incompatible, ReadOnlyCompatible};
 use crate::format::inode::{Inode, flags};
+use crate::format::quota::Usage;
 use crate::format::slot::Stamp;
 use crate::map::edit::{MappedRun, Taking};
 use crate::map::pointers::reach_blocks;
@@ -111,7 +112,7 @@ impl Volume {
         let end = offset.checked_add(len).filter(|end| *end <= self.most_bytes_of(&inode));
         let end = end.ok_or(Error::TooLarge)?;
         if how == Reserve::PunchHole {
-            return self.transact_with_room(|tx| tx.punch(number, offset, end));
+            return self.transact_with_room(|tx| tx.clear(number, offset, end, false));
         }
         let keep = matches!(how, Reserve::KeepSize | Reserve::ZeroRange { keep_size: true });
         if keep && !inode.has_extents() {
@@ -123,7 +124,7 @@ impl Volume {
             }
         }
         if matches!(how, Reserve::ZeroRange { .. }) {
-            self.transact_with_room(|tx| tx.punch(number, offset, end))?;
+            self.transact_with_room(|tx| tx.clear(number, offset, end, true))?;
         }
         let bytes = u64::from(self.super_.block_bytes);
         let before = self.transact(|tx| Ok(tx.file(number)?.size_bytes))?;
@@ -144,7 +145,8 @@ impl Volume {
                 Ok(reserved_to)
             });
             match reserved {
-                Ok(reserved_to) if reserved_to == step => at = step,
+                // What is left may have room once what was freed is free.
+                Ok(reserved_to) if reserved_to > at => at = reserved_to,
                 // With extents the file keeps what it was given, as Linux leaves it.
                 Ok(_) | Err(Error::NoSpace) if inode.has_extents() => return Err(Error::NoSpace),
                 Ok(_) | Err(Error::NoSpace) => {
@@ -436,8 +438,8 @@ impl Transaction<'_> {
         self.stamp(number, &[Stamp::Modified, Stamp::Changed])
     }
 
-    /// Makes a hole; what it covers only in part becomes zero.
-    fn punch(&mut self, number: InodeNumber, from: u64, end: u64) -> Result<()> {
+    /// Makes a hole, or keeps blocks that read as zeros; what is covered only in part becomes zero.
+    fn clear(&mut self, number: InodeNumber, from: u64, end: u64, keep_blocks: bool) -> Result<()> {
         let inode = self.file(number)?;
         if inode.flags & flags::APPEND != 0 {
             return Err(Error::NotPermitted);
@@ -453,7 +455,10 @@ impl Transaction<'_> {
             if !end.is_multiple_of(block_bytes) {
                 self.zero_part(number, last * block_bytes, end)?;
             }
-            self.unmap(number, range)?;
+            match keep_blocks {
+                true => map::of(&*self.node(number)?)?.zero(self, number, range)?,
+                false => self.unmap(number, range)?,
+            }
         } else {
             self.zero_part(number, from, end)?;
         }
@@ -491,6 +496,7 @@ impl Transaction<'_> {
             self.forget_contents(number, 0, size);
         }
         self.drop_attribute_block(number)?;
+        self.count_usage(number, Usage { inodes: -1, bytes: 0 })?;
         let old = self.is_old(number);
         let now = u32::try_from(self.now.seconds.max(1)).unwrap_or(u32::MAX);
         self.forget_access(number);

@@ -549,8 +549,9 @@ impl Transaction<'_> {
         block.finish()
     }
 
-    /// Refuses what needs more blocks than are left.
+    /// Refuses what needs more blocks than are left; each may take a cluster of its own.
     pub(crate) fn need_blocks(&self, count: u64, privileged: bool) -> Result<()> {
+        let count = count.saturating_mul(self.cluster_blocks().into());
         if self.available_now(privileged) < count { Err(Error::NoSpace) } else { Ok(()) }
     }
 

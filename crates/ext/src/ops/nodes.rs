@@ -18,10 +18,12 @@ use crate::blocks::data::Data;
 use crate::commit::batch::{Intent, Move, Operation};
 use crate::format::features::{Incompatible, ReadOnlyCompatible};
 use crate::format::inode::{Inode, POINTERS, device_pointers, flags, target_pointers};
+use crate::format::quota::Usage;
 use crate::format::slot::Stamp;
 use crate::format::xattr::NewAttribute;
 use crate::map::edit::Taking;
 use crate::map::extents::empty_root;
+use crate::quota::Owner;
 use crate::transaction::Transaction;
 use crate::units::index;
 use crate::{Error, InodeNumber, Result};
@@ -36,6 +38,7 @@ struct Planned {
     /// Permission bits.
     mode: u32,
     gid: u32,
+    project: u32,
     /// Of a symbolic link: the pointers that hold its target, if they can.
     target: Option<Option<[u32; POINTERS]>>,
     attributes: Vec<NewAttribute>,
@@ -46,6 +49,10 @@ impl Planned {
     fn blocks(&self, kind: Kind) -> u64 {
         let slow = matches!(self.target, Some(None));
         u64::from(kind == Kind::Directory || slow) + u64::from(!self.attributes.is_empty())
+    }
+
+    const fn owner(&self, uid: u32) -> Owner {
+        Owner { uid, gid: self.gid, project: self.project }
     }
 }
 
@@ -105,21 +112,6 @@ impl Transaction<'_> {
         if dir.is_encrypted() { Err(Error::NoKey) } else { Ok(()) }
     }
 
-    /// The project that everything in `dir` belongs to, if it hands its own down.
-    fn project_of(&self, dir: &Inode) -> Option<u32> {
-        let features = self.volume.super_.read_only_compatible;
-        let hands_down = dir.flags & flags::PROJECT_INHERIT != 0;
-        (hands_down && features.contains(ReadOnlyCompatible::PROJECT)).then(|| dir.project())
-    }
-
-    /// Refuses a name in `dir` for what belongs to another project.
-    fn may_enter(&self, inode: &Inode, dir: &Inode) -> Result<()> {
-        match self.project_of(dir) {
-            Some(project) if project != inode.project() => Err(Error::OtherProject),
-            _ => Ok(()),
-        }
-    }
-
     /// Counts a subdirectory more or less; 1 means "many" with `dir_nlink`.
     fn count_subdirectory(&mut self, dir: InodeNumber, more: bool) -> Result<()> {
         let uncounted =
@@ -156,7 +148,8 @@ impl Transaction<'_> {
         }
         let birth = self.plan_inode(&parent, new)?;
         let needs = place.needs() + birth.blocks(new.kind);
-        self.need(needs, new.uid)?;
+        let entries = self.entries_needed(birth.owner(new.uid))?;
+        self.need(needs + entries, new.uid)?;
         let place = if self.begin(Operation::Create { dir, is_directory: is_dir })? {
             let Err(place) = self.seek(&*self.directory(dir)?, name)? else {
                 return Err(Error::Exists);
@@ -165,6 +158,7 @@ impl Transaction<'_> {
         } else {
             place
         };
+        self.have_entries(birth.owner(new.uid))?;
         let number = self.allocate_inode(dir, new.kind)?;
         self.make_inode(&parent, number, new, birth, if is_dir { 2 } else { 1 })?;
         self.put_in(dir, place, name, number, new.kind)?;
@@ -184,7 +178,9 @@ impl Transaction<'_> {
             return Err(Error::Misuse("only a file can be made without a name"));
         }
         let birth = self.plan_inode(&parent, new)?;
-        self.need(birth.blocks(new.kind), new.uid)?;
+        let entries = self.entries_needed(birth.owner(new.uid))?;
+        self.need(birth.blocks(new.kind) + entries, new.uid)?;
+        self.have_entries(birth.owner(new.uid))?;
         let number = self.allocate_inode(dir, new.kind)?;
         self.make_inode(&parent, number, new, birth, 0)?;
         self.make_orphan(number)?;
@@ -210,7 +206,20 @@ impl Transaction<'_> {
             mode |= parent_mode & 0o2000;
         }
         let Inherited { mode, attributes } = self.inherit(parent, new.kind, mode)?;
-        Ok(Planned { mode, gid, target, attributes })
+        let project = if self.hands_project_down(parent) { parent.project() } else { 0 };
+        Ok(Planned { mode, gid, project, target, attributes })
+    }
+
+    /// Whether all that is in a directory belongs to its project.
+    fn hands_project_down(&self, dir: &Inode) -> bool {
+        let features = self.volume.super_.read_only_compatible;
+        features.contains(ReadOnlyCompatible::PROJECT) && dir.flags & flags::PROJECT != 0
+    }
+
+    /// Refuses to let an inode into a directory of another project.
+    fn may_belong(&self, inode: &Inode, dir: &Inode) -> Result<()> {
+        let other = self.hands_project_down(dir) && inode.project() != dir.project();
+        if other { Err(Error::OtherProject) } else { Ok(()) }
     }
 
     /// Sees to it that so many blocks can be had.
@@ -239,7 +248,7 @@ impl Transaction<'_> {
             self.writer.generation.wrapping_mul(0x9E37_79B1).wrapping_add(number.0 | 1);
         let (now, generation) = (self.now, self.writer.generation);
         let inherited_flags = match new.kind {
-            Kind::Directory => parent.flags & (flags::INHERITED | flags::INHERITED_BY_DIRECTORIES),
+            Kind::Directory => parent.flags & (flags::INHERITED | flags::PROJECT | flags::CASEFOLD),
             Kind::File => parent.flags & flags::INHERITED & !flags::DIR_SYNC,
             _ => parent.flags & flags::INHERITED & (flags::NO_ATIME | flags::NO_DUMP),
         };
@@ -248,17 +257,16 @@ impl Transaction<'_> {
             matches!(new.kind, Kind::File | Kind::Directory) || matches!(birth.target, Some(None));
         let has_extents = self.volume.super_.incompatible.contains(Incompatible::EXTENTS);
         let of_map = if is_mapped && has_extents { flags::EXTENTS } else { 0 };
-        let project = self.project_of(parent);
         let full_mode = u16::try_from(new.kind.mode_bits() | birth.mode).unwrap_or(0);
         self.change_slot(number, |it| {
             it.clear();
             it.extend();
             it.set_mode(full_mode);
             it.set_owner(new.uid, birth.gid);
+            it.set_project(birth.project);
             it.set_links(links);
             it.set_flags(inherited_flags | of_map);
             it.set_generation(generation);
-            it.set_project(project.unwrap_or(0));
             for stamp in [Stamp::Accessed, Stamp::Modified, Stamp::Changed, Stamp::Created] {
                 it.set_time(stamp, now);
             }
@@ -276,6 +284,7 @@ impl Transaction<'_> {
                 _ => {}
             }
         })?;
+        self.count_usage(number, Usage { inodes: 1, bytes: 0 })?;
         let block_bytes = self.volume.super_.block_bytes;
         let taking = Taking { grows: false, privileged, unwritten: false };
         if is_dir {
@@ -308,7 +317,6 @@ impl Transaction<'_> {
         if node.links() >= MOST_LINKS {
             return Err(Error::LinkLimit);
         }
-        self.may_enter(&node, &parent)?;
         let first = self.writer.unnamed.contains(&inode.0) && !Omission::FirstName.is_made();
         if self.is_orphan(inode) && !first {
             return Err(Error::NotFound);
@@ -316,6 +324,7 @@ impl Transaction<'_> {
         if is_dots(name) {
             return Err(Error::Exists);
         }
+        self.may_belong(&node, &parent)?;
         let Err(place) = self.seek_free(&parent, name)? else { return Err(Error::Exists) };
         if place.needs() > 0 {
             self.need_blocks(place.needs(), self.is_privileged(parent.owner().0))?;
@@ -469,7 +478,7 @@ impl Transaction<'_> {
         if node.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {
             return Err(Error::NotPermitted);
         }
-        self.may_enter(&node, &target)?;
+        self.may_belong(&node, &target)?;
         let is_dir = node.kind == Kind::Directory;
         if is_dir && from_dir != to_dir {
             self.not_below(to_dir, moved)?;
@@ -544,6 +553,9 @@ impl Transaction<'_> {
         whiteout: Option<Whiteout>,
     ) -> Result<Option<Taken>> {
         let Some(whiteout) = whiteout else { return Ok(None) };
+        let parent = self.directory(dir)?;
+        let owner = self.plan_inode(&parent, &whiteout.node())?.owner(whiteout.uid);
+        self.have_entries(owner)?;
         let number = self.allocate_inode(dir, Kind::CharDevice)?;
         Ok(Some(Taken { number, whiteout }))
     }
@@ -637,7 +649,7 @@ impl Transaction<'_> {
         if two.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {
             return Err(Error::NotPermitted);
         }
-        self.may_enter(&two, &*self.directory(from_dir)?)?;
+        self.may_belong(&two, &*self.directory(from_dir)?)?;
         let across = from_dir != to_dir;
         if two.kind == Kind::Directory && across {
             self.not_below(from_dir, two.number)?;

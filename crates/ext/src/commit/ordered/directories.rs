@@ -165,7 +165,8 @@ impl Transaction<'_> {
 
     /// Moves a changed block to a new place.
     fn shift(&mut self, old: FsBlock, role: Role) -> Result<FsBlock> {
-        let request = Request { goal: old.0, want: 1, grows: None, privileged: true };
+        let request =
+            Request { goal: old.0, want: 1, grows: None, privileged: true, of_tree: false };
         let (new, _) = self.allocate_blocks(request)?;
         let now = self.block(old, role)?.to_vec();
         self.free_blocks(old.0, 1)?;

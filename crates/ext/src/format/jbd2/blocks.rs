@@ -122,7 +122,7 @@ impl Kind {
         all.into_iter().find(|kind| kind.number() == number)
     }
 
-    pub(super) const fn number(self) -> u32 {
+    pub(crate) const fn number(self) -> u32 {
         match self {
             Self::Descriptor => 1,
             Self::Commit => 2,

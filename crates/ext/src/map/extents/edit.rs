@@ -4,18 +4,27 @@
 //! after each step the tree is whole: entries sorted, first entries said above, no empty nodes.
 //! Law 2: a step begins only when all the nodes it may need can be had.
 //! Law 3: extents that touch on the device are one, as far as the format lets them.
+//! Law 4: a cluster of the file lies in one cluster of the device, block by block in its place.
+//! What the file gets of a cluster that it has in part is there; a cluster is given back when
+//! nothing of the file is left in it, in any leaf. A node has its cluster alone.
+//!
+//! ```text
+//!   file    | 0 1 2 3 | 4 5 6 7 |      extents 1-2 and 3 lie in one cluster: 4, 5 as well
+//!   device  | .a a b  | . . . . |      would take another one
+//! ```
 
 #![allow(
     clippy::arithmetic_side_effects,
     reason = "computes with file blocks below 2^32 and entries of a node"
 )]
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 
 use super::Extents;
 use crate::alloc::Request;
 use crate::format::extent::{self, ENTRY_BYTES, Extent, Index, MOST_BLOCKS, MOST_DEPTH, Node};
 use crate::map::edit::{MappedRun, Taking};
+use crate::map::{Place, Visit};
 use crate::transaction::Transaction;
 use crate::units::{index, narrow};
 use crate::{Error, FsBlock, InodeNumber, Result};
@@ -109,8 +118,13 @@ impl Transaction<'_> {
             after = node.index(step.nth + 1);
             steps.push(step);
         }
+        let ratio = u64::from(self.cluster_blocks());
         for extent in &leaf {
             let end = extent.start.after(extent.blocks.into());
+            if extent.start.0 % ratio != u64::from(extent.from) % ratio {
+                let what = "extent tree: extent between clusters";
+                return Err(of(Error::corrupt(what)).in_block(extent.start));
+            }
             if !self.volume.super_.holds(extent.start) || end.0 > self.volume.super_.blocks {
                 let what = "extent tree: extent out of the volume";
                 return Err(of(Error::corrupt(what)).in_block(extent.start));
@@ -166,33 +180,96 @@ impl Transaction<'_> {
             if written {
                 return Ok(MappedRun { from, blocks, at, fresh: false });
             }
-            self.have_nodes(&path, taking.privileged)?;
+            self.have_nodes(&path)?;
             let new = Extent { from, blocks, start: at, is_unwritten: false };
             self.put_extent(inode, path, new)?;
             return Ok(MappedRun { from, blocks, at, fresh: true });
         }
         let next = path.leaf.get(nth).map_or(path.part.end, |extent| extent.from.into());
-        let hole = narrow(next.min(u64::from(range.end))) - from;
-        let best = match *goal {
-            Some(goal) => goal,
-            None => self.goal_of(inode, &path, nth, from)?,
-        };
-        self.have_nodes(&path, taking.privileged)?;
-        let spare = self.available_now(taking.privileged).saturating_sub(path.needs());
         let most = if taking.unwritten { MOST_BLOCKS - 1 } else { MOST_BLOCKS };
-        let want = hole.min(most).min(narrow(spare));
-        let (start, blocks) = self.allocate_blocks(Request {
-            goal: best,
-            want,
-            grows: taking.grows.then_some(inode.0),
-            privileged: taking.privileged,
-        })?;
-        *goal = Some(start + u64::from(blocks));
-        let start = FsBlock(start);
+        let hole = (narrow(next.min(u64::from(range.end))) - from).min(most);
+        self.have_nodes(&path)?;
+        let (start, blocks) = match self.cluster_of(inode, from)? {
+            Some(cluster) => {
+                let lead = from % self.cluster_blocks();
+                (cluster.after(lead.into()), hole.min(self.cluster_blocks() - lead))
+            }
+            None => self.take_clusters(inode, &path, (nth, from, hole), taking, *goal)?,
+        };
+        *goal = Some(start.0 + u64::from(blocks));
         let new = Extent { from, blocks, start, is_unwritten: taking.unwritten };
         self.put_extent(inode, path, new)?;
-        self.count_sectors(inode, blocks.into())?;
         Ok(MappedRun { from, blocks, at: start, fresh: !taking.unwritten })
+    }
+
+    /// Takes clusters for a hole before extent `nth` of a leaf, of whose first cluster the file
+    /// has nothing: where the first block is, and how many blocks of the hole are there.
+    fn take_clusters(
+        &mut self,
+        inode: InodeNumber,
+        path: &Path,
+        (nth, from, hole): (usize, u32, u32),
+        taking: Taking,
+        goal: Option<u64>,
+    ) -> Result<(FsBlock, u32)> {
+        let ratio = self.cluster_blocks();
+        let lead = from % ratio;
+        // A last cluster that the file has in part is no part of this.
+        let last_part = u64::from((u64::from(from) + u64::from(hole)) % u64::from(ratio));
+        let behind = u64::from(from) + u64::from(hole) - last_part;
+        let hole = match last_part > 0 && behind > u64::from(from) {
+            true if self.cluster_of(inode, narrow(behind))?.is_some() => narrow(behind) - from,
+            _ => hole,
+        };
+        let best = match goal {
+            Some(goal) => goal,
+            None => self.goal_of(inode, path, nth, from)?,
+        };
+        let spare = self.available_now(taking.privileged);
+        let (start, taken) = self.allocate_blocks(Request {
+            goal: best.saturating_sub(lead.into()),
+            want: (lead + hole).min(narrow(spare)),
+            grows: taking.grows.then_some(inode.0),
+            privileged: taking.privileged,
+            of_tree: false,
+        })?;
+        self.count_sectors(inode, taken.into())?;
+        Ok((FsBlock(start).after(lead.into()), hole.min(taken - lead)))
+    }
+
+    /// The first block of the cluster that file block `at` belongs in, if the file has any block
+    /// of that: whichever leaf says so.
+    fn cluster_of(&self, inode: InodeNumber, at: u32) -> Result<Option<FsBlock>> {
+        struct First(Option<(u64, Place)>);
+        impl Visit for First {
+            fn run(&mut self, at: u64, _: u64, place: Place) -> ControlFlow<()> {
+                if place == Place::Hole {
+                    return ControlFlow::Continue(());
+                }
+                self.0 = Some((at, place));
+                ControlFlow::Break(())
+            }
+        }
+        let ratio = u64::from(self.cluster_blocks());
+        if ratio == 1 {
+            // It has none, or this would not be asked.
+            return Ok(None);
+        }
+        let start = u64::from(at) - u64::from(at) % ratio;
+        let mut first = First(None);
+        self.walk(inode, start..start + ratio, &mut first)?;
+        match first.0 {
+            None | Some((_, Place::Hole)) => Ok(None),
+            Some((at, Place::At(block) | Place::Unwritten(block))) => {
+                let cluster = block.0.checked_sub(at - start).filter(|it| it % ratio == 0);
+                let what = "extent tree: extent between clusters";
+                let damaged = || Error::corrupt(what).of_inode(inode).in_block(block);
+                cluster.map(|block| Some(FsBlock(block))).ok_or_else(damaged)
+            }
+            Some((_, Place::Damaged(block))) => {
+                Err(Error::corrupt("extent tree: node").of_inode(inode).in_block(block))
+            }
+        }
     }
 
     /// The best place for a file block that has none: where it would be if the extent before it
@@ -210,21 +287,14 @@ impl Transaction<'_> {
     }
 
     /// Sees to it that the nodes which a change of a leaf may need can be had.
-    fn have_nodes(&self, path: &Path, privileged: bool) -> Result<()> {
-        if self.available_now(privileged) <= path.needs() { Err(Error::NoSpace) } else { Ok(()) }
+    fn have_nodes(&self, path: &Path) -> Result<()> {
+        let clusters = self.available_for_trees() / u64::from(self.cluster_blocks());
+        if clusters < path.needs() { Err(Error::NoSpace) } else { Ok(()) }
     }
 
     /// Puts an extent into a leaf, in place of what is there.
     fn put_extent(&mut self, inode: InodeNumber, mut path: Path, new: Extent) -> Result<()> {
-        let range = u64::from(new.from)..new.end();
-        cut(&mut path.leaf, &range, &mut |_, _| ());
-        let nth = path.leaf.partition_point(|extent| extent.from < new.from);
-        path.leaf.insert(nth, new);
-        let next = nth + 1;
-        join(&mut path.leaf, next);
-        if let Some(before) = next.checked_sub(1) {
-            join(&mut path.leaf, before);
-        }
+        place_in(&mut path.leaf, new);
         self.store_leaf(inode, path)
     }
 
@@ -233,8 +303,8 @@ impl Transaction<'_> {
     pub(super) fn have_room_for_hole(&self, inode: InodeNumber, range: Range<u32>) -> Result<()> {
         let mut path = self.path_to(inode, range.start)?;
         let before = path.leaf.len();
-        cut(&mut path.leaf, &(range.start.into()..range.end.into()), &mut |_, _| ());
-        if path.leaf.len() > before { self.have_nodes(&path, true) } else { Ok(()) }
+        cut(&mut path.leaf, &(range.start.into()..range.end.into()), &mut |_| ());
+        if path.leaf.len() > before { self.have_nodes(&path) } else { Ok(()) }
     }
 
     /// [`super::Map::unmap`] of extents.
@@ -250,18 +320,91 @@ impl Transaction<'_> {
             let mut path = self.path_to(inode, narrow(at))?;
             let own = at..end.min(path.part.end);
             at = path.part.end.max(at + 1);
-            let mut gone: Vec<(FsBlock, u32)> = Vec::new();
-            cut(&mut path.leaf, &own, &mut |start, blocks| gone.push((start, blocks)));
+            let mut gone: Vec<Extent> = Vec::new();
+            cut(&mut path.leaf, &own, &mut |extent| gone.push(extent));
             if gone.is_empty() {
                 continue;
             }
-            for (start, blocks) in gone {
-                self.free_blocks(start.0, blocks)?;
-                freed += u64::from(blocks);
+            self.store_leaf(inode, path)?;
+            freed += self.free_clusters_of(inode, &gone, &own)?;
+        }
+        Ok(freed)
+    }
+
+    /// Gives the clusters back that the file has no more, now that these extents were cut from
+    /// it in `range`; how many blocks that were.
+    fn free_clusters_of(
+        &mut self,
+        inode: InodeNumber,
+        gone: &[Extent],
+        range: &Range<u64>,
+    ) -> Result<u64> {
+        let ratio = u64::from(self.cluster_blocks());
+        // Only at the edges of what was cut others may be in the same cluster.
+        let kept = |edge: u64| {
+            let part = edge % ratio;
+            let shares = part > 0 && self.cluster_of(inode, narrow(edge))?.is_some();
+            Ok::<_, Error>(shares.then_some(edge - part))
+        };
+        let kept = [kept(range.start)?, kept(range.end)?];
+        if kept.iter().any(Option::is_some) {
+            // What is not given back below is not read from memory either.
+            let mut overlay = self.volume.store.overlay.change();
+            for extent in gone {
+                let blocks = (0..u64::from(extent.blocks)).map(|nth| extent.start.after(nth));
+                blocks.for_each(|block| overlay.drop_block(block));
+            }
+        }
+        let mut freed = 0;
+        for (from, start, blocks) in in_clusters(gone, ratio) {
+            let (mut first, mut end) = (from, from + blocks);
+            if kept.contains(&Some(first)) {
+                first += ratio;
+            }
+            if first < end && kept.contains(&Some(end - ratio)) {
+                end -= ratio;
+            }
+            if first < end {
+                freed += self.free_blocks(start + (first - from), narrow(end - first))?;
+            }
+        }
+        Ok(freed)
+    }
+
+    /// [`super::Map::zero`] of extents: what is there reads as zeros from now on and stays.
+    pub(super) fn unwrite_extents(&mut self, inode: InodeNumber, range: Range<u32>) -> Result<()> {
+        let end = u64::from(range.end);
+        let mut at = u64::from(range.start);
+        while at < end {
+            let mut path = self.path_to(inode, narrow(at))?;
+            let own = at..end.min(path.part.end);
+            at = path.part.end.max(at + 1);
+            let mut written = path.leaf.clone();
+            written.retain(|extent| !extent.is_unwritten);
+            let mut inside = Vec::new();
+            for extent in &written {
+                let (low, high) =
+                    (u64::from(extent.from).max(own.start), extent.end().min(own.end));
+                let mut from = low;
+                while from < high {
+                    let blocks = (high - from).min(u64::from(MOST_BLOCKS - 1));
+                    let start = extent.start.after(from - u64::from(extent.from));
+                    let (first, blocks) = (narrow(from), narrow(blocks));
+                    inside.push(Extent { from: first, blocks, start, is_unwritten: true });
+                    from += u64::from(blocks);
+                }
+            }
+            if inside.is_empty() {
+                continue;
+            }
+            self.have_nodes(&path)?;
+            for extent in inside {
+                place_in(&mut path.leaf, extent);
             }
             self.store_leaf(inode, path)?;
         }
-        Ok(freed)
+        self.forget_map(inode, range.start, range.end);
+        Ok(())
     }
 
     /// Writes a leaf as it is now, and what follows from it further up.
@@ -296,8 +439,7 @@ impl Transaction<'_> {
             let Some(block) = step.at else { return Err(Error::corrupt("extent tree: node")) };
             if step.entries.is_empty() {
                 above.entries.remove(above.nth.min(above.entries.len().saturating_sub(1)));
-                self.free_blocks(block.0, 1)?;
-                nodes.freed += 1;
+                nodes.freed += self.free_blocks(block.0, 1)?;
                 continue;
             }
             let mut changed = false;
@@ -305,11 +447,13 @@ impl Transaction<'_> {
                 // What grows at its end leaves full nodes behind.
                 let at_end = step.nth + 1 >= step.room;
                 let kept = if at_end { step.room } else { step.entries.len() / 2 };
-                let right = step.entries.split_off(kept);
-                let node = self.make_node(inode, step.depth, &right, block, nodes)?;
-                let from = right.first().and_then(|it| crate::format::le32(it, 0)).unwrap_or(0);
-                let nth = (above.nth + 1).min(above.entries.len());
-                above.entries.insert(nth, Index { from, node }.encode());
+                let rest = step.entries.split_off(kept);
+                for (nth, right) in (above.nth + 1..).zip(rest.chunks(step.room.max(1))) {
+                    let node = self.make_node(inode, step.depth, right, block, nodes)?;
+                    let from = right.first().and_then(|it| crate::format::le32(it, 0)).unwrap_or(0);
+                    let nth = nth.min(above.entries.len());
+                    above.entries.insert(nth, Index { from, node }.encode());
+                }
                 changed = true;
             }
             let first = step.first();
@@ -359,9 +503,10 @@ impl Transaction<'_> {
         nodes: &mut Nodes,
     ) -> Result<FsBlock> {
         let role = super::role(self.file_id(inode)?);
-        let request = Request { goal: near.0, want: 1, grows: None, privileged: true };
-        let (at, _) = self.allocate_blocks(request)?;
-        nodes.made += 1;
+        let request =
+            Request { goal: near.0, want: 1, grows: None, privileged: true, of_tree: true };
+        let (at, taken) = self.allocate_blocks(request)?;
+        nodes.made += u64::from(taken);
         let block_bytes = self.volume.super_.block_bytes;
         let mut bytes = vec![0; index(block_bytes.into())];
         extent::write(&mut bytes, depth, extent::block_room(block_bytes), entries);
@@ -390,14 +535,13 @@ impl Transaction<'_> {
         }
         let mut step = Step::of(&leaf, None, 0);
         step.room = root.room.into();
-        self.free_blocks(block.0, 1)?;
-        nodes.freed += 1;
+        nodes.freed += self.free_blocks(block.0, 1)?;
         self.store_root(inode, step, &mut Nodes::default())
     }
 }
 
 /// Takes what is in `range` out of extents, and tells what that was.
-fn cut(leaf: &mut Vec<Extent>, range: &Range<u64>, gone: &mut dyn FnMut(FsBlock, u32)) {
+fn cut(leaf: &mut Vec<Extent>, range: &Range<u64>, gone: &mut dyn FnMut(Extent)) {
     let mut left = Vec::with_capacity(leaf.len() + 1);
     for extent in leaf.drain(..) {
         let (from, end) = (u64::from(extent.from), extent.end());
@@ -415,13 +559,39 @@ fn cut(leaf: &mut Vec<Extent>, range: &Range<u64>, gone: &mut dyn FnMut(FsBlock,
         if from < low {
             left.push(part(from, low, &extent));
         }
-        let middle = part(low, high, &extent);
-        gone(middle.start, middle.blocks);
+        gone(part(low, high, &extent));
         if high < end {
             left.push(part(high, end, &extent));
         }
     }
     *leaf = left;
+}
+
+/// Puts an extent in place of what is there, as one with those it touches.
+fn place_in(leaf: &mut Vec<Extent>, new: Extent) {
+    cut(leaf, &(u64::from(new.from)..new.end()), &mut |_| ());
+    let nth = leaf.partition_point(|extent| extent.from < new.from);
+    leaf.insert(nth, new);
+    join(leaf, nth + 1);
+    join(leaf, nth);
+}
+
+/// The clusters that extents lie in, each once: the first file block, the first block on the
+/// device, how many blocks.
+fn in_clusters(extents: &[Extent], ratio: u64) -> Vec<(u64, u64, u64)> {
+    let mut all: Vec<(u64, u64, u64)> = Vec::with_capacity(extents.len());
+    for extent in extents {
+        let from = u64::from(extent.from);
+        // The extent before it may have its first cluster.
+        let begun = all.last().map_or(0, |(from, _, blocks)| from + blocks);
+        let first = (from - from % ratio).max(begun);
+        let end = extent.end().next_multiple_of(ratio);
+        if first < end {
+            let start = extent.start.0 + first - from;
+            all.push((first, start, end - first));
+        }
+    }
+    all
 }
 
 /// Makes extent `nth` and the one before it one, if they can be.
@@ -453,7 +623,7 @@ mod tests {
     fn extents_are_cut_and_joined() {
         let mut leaf = vec![extent(0, 10, 100), extent(20, 10, 200)];
         let mut gone = Vec::new();
-        cut(&mut leaf, &(5..22), &mut |start, blocks| gone.push((start.0, blocks)));
+        cut(&mut leaf, &(5..22), &mut |it| gone.push((it.start.0, it.blocks)));
         assert_eq!(gone, [(105, 5), (200, 2)]);
         assert_eq!(leaf, [extent(0, 5, 100), extent(22, 8, 202)]);
         leaf.insert(1, extent(5, 17, 105));
@@ -465,5 +635,13 @@ mod tests {
             vec![extent(0, MOST_BLOCKS - 1, 100), extent(MOST_BLOCKS - 1, 2, 100 + 32767)];
         join(&mut leaf, 1);
         assert_eq!(leaf.len(), 2, "no extent is longer than the format says");
+    }
+
+    #[test]
+    fn each_cluster_of_extents_is_counted_once() {
+        let extents = [extent(1, 2, 101), extent(3, 1, 103), extent(6, 7, 206), extent(14, 1, 214)];
+        assert_eq!(in_clusters(&extents, 4), [(0, 100, 4), (4, 204, 12)]);
+        let apart = [extent(1, 2, 101), extent(3, 1, 103)];
+        assert_eq!(in_clusters(&apart, 1), [(1, 101, 2), (3, 103, 1)]);
     }
 }

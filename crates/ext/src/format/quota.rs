@@ -1,0 +1,342 @@
+//! Files of quotas: what every user, group or project has, and how much it may have.
+//!
+//! ```text
+//!   | header | root | references, entries, unused ..                     blocks of 1,024 bytes
+//!   root ─ bits 24-31 of the id ▶ node ─ 16-23 ▶ node ─ 8-15 ▶ node ─ 0-7 ▶ 14 entries
+//!   header ─▶ first block of entries that is not full ⇄ next ..
+//!          ─▶ first block that is unused ─▶ next ..
+//! ```
+//! Law: a way down has four steps, whatever the references say. References and lists lead to
+//! blocks behind the root and inside of the file, or the file is damaged.
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::{le32, put32};
+use crate::{Error, Result};
+
+/// Bytes of a block of such a file, whatever the blocks of the volume have.
+pub const BLOCK_BYTES: u32 = 1024;
+/// The block that the tree begins at.
+pub const ROOT: u32 = 1;
+/// Nodes on the way from there to the entries, the root among them.
+pub const LEVELS: u32 = 4;
+/// What `version` holds.
+const VERSION: u32 = 1;
+
+/// Whose quotas a file holds.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Kind {
+    /// Those of users.
+    User,
+    /// Those of groups.
+    Group,
+    /// Those of projects.
+    Project,
+}
+
+impl Kind {
+    /// All of them, in the order of the superblock.
+    pub const ALL: [Self; 3] = [Self::User, Self::Group, Self::Project];
+
+    const fn magic(self) -> u32 {
+        match self {
+            Self::User => 0xD9C0_1F11,
+            Self::Group => 0xD9C0_1927,
+            Self::Project => 0xD9C0_3F14,
+        }
+    }
+}
+
+/// The bytes of a header.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct RawHeader {
+    pub dqh_magic: U32,
+    pub dqh_version: U32,
+    pub dqi_bgrace: U32,
+    pub dqi_igrace: U32,
+    pub dqi_flags: U32,
+    pub dqi_blocks: U32,
+    pub dqi_free_blk: U32,
+    pub dqi_free_entry: U32,
+}
+
+/// The bytes of a block of entries.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct RawEntries {
+    pub dqdh_next_free: U32,
+    pub dqdh_prev_free: U32,
+    pub dqdh_entries: U16,
+    pub dqdh_pad1: U16,
+    pub dqdh_pad2: U32,
+    pub entries: [RawEntry; 14],
+}
+
+/// The bytes of an entry.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, PartialEq, Eq)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct RawEntry {
+    pub dqb_id: U32,
+    pub dqb_pad: U32,
+    pub dqb_ihardlimit: U64,
+    pub dqb_isoftlimit: U64,
+    pub dqb_curinodes: U64,
+    pub dqb_bhardlimit: U64,
+    pub dqb_bsoftlimit: U64,
+    pub dqb_curspace: U64,
+    pub dqb_btime: U64,
+    pub dqb_itime: U64,
+}
+
+const _: () = assert!(size_of::<RawEntries>() == BLOCK_BYTES as usize);
+
+/// Inodes and bytes, more or fewer of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Usage {
+    /// Inodes.
+    pub inodes: i64,
+    /// Bytes of the blocks that they have.
+    pub bytes: i64,
+}
+
+impl Usage {
+    /// Both together.
+    #[must_use]
+    pub const fn with(self, other: Self) -> Self {
+        Self {
+            inodes: self.inodes.saturating_add(other.inodes),
+            bytes: self.bytes.saturating_add(other.bytes),
+        }
+    }
+
+    /// As much less.
+    #[must_use]
+    pub const fn taken(self) -> Self {
+        Self { inodes: self.inodes.saturating_neg(), bytes: self.bytes.saturating_neg() }
+    }
+}
+
+/// What a header says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Header {
+    /// Blocks in use or unused, with the header.
+    pub blocks: u32,
+    /// The first unused one; 0 if there is none.
+    pub unused: u32,
+    /// The first one with entries that is not full; 0 if there is none.
+    pub room: u32,
+}
+
+impl Header {
+    /// Reads the header of a file of `file_bytes`.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if it is none of that kind, or its numbers make no sense.
+    pub fn check(bytes: &[u8], kind: Kind, file_bytes: u64) -> Result<Self> {
+        let (raw, _) =
+            RawHeader::ref_from_prefix(bytes).map_err(|_| Error::corrupt("quota file: header"))?;
+        if (raw.dqh_magic.get(), raw.dqh_version.get()) != (kind.magic(), VERSION) {
+            return Err(Error::corrupt("quota file: kind or version"));
+        }
+        let header = Self {
+            blocks: raw.dqi_blocks.get(),
+            unused: raw.dqi_free_blk.get(),
+            room: raw.dqi_free_entry.get(),
+        };
+        let bytes = u64::from(header.blocks).saturating_mul(BLOCK_BYTES.into());
+        if header.blocks <= ROOT || bytes > file_bytes {
+            return Err(Error::corrupt("quota file: length"));
+        }
+        header.leads_to(header.unused)?;
+        header.leads_to(header.room)?;
+        if header.room != 0 && header.room == header.unused {
+            return Err(Error::corrupt("quota file: a block with entries is unused"));
+        }
+        Ok(header)
+    }
+
+    /// Writes it over one that was checked.
+    pub fn write(&self, bytes: &mut [u8]) {
+        if let Ok((raw, _)) = RawHeader::mut_from_prefix(bytes) {
+            raw.dqi_blocks.set(self.blocks);
+            raw.dqi_free_blk.set(self.unused);
+            raw.dqi_free_entry.set(self.room);
+        }
+    }
+
+    /// The block that a reference leads to, if it leads anywhere.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for one that leads out of the tree.
+    pub fn leads_to(&self, reference: u32) -> Result<Option<u32>> {
+        match reference {
+            0 => Ok(None),
+            it if it > ROOT && it < self.blocks => Ok(Some(it)),
+            _ => Err(Error::corrupt("quota file: reference")),
+        }
+    }
+}
+
+/// Where the reference for an id is in a node of that level, the root's being 0.
+fn place(id: u32, level: u32) -> usize {
+    let [first, second, third, fourth] = id.to_be_bytes();
+    let nth = match level {
+        0 => first,
+        1 => second,
+        2 => third,
+        _ => fourth,
+    };
+    usize::from(nth).saturating_mul(4)
+}
+
+/// The reference for an id in a node of that level.
+pub fn reference(node: &[u8], id: u32, level: u32) -> u32 {
+    le32(node, place(id, level)).unwrap_or(0)
+}
+
+/// Sets [`reference`].
+pub fn set_reference(node: &mut [u8], id: u32, level: u32, to: u32) {
+    let _ = put32(node, place(id, level), to);
+}
+
+impl RawEntry {
+    /// What marks an entry of id 0 that would be all zeros: that is none.
+    const MARK: u64 = 1;
+
+    fn is_free(&self) -> bool {
+        self.as_bytes().iter().all(|byte| *byte == 0)
+    }
+
+    fn count(&mut self, usage: Usage) {
+        let sum = |old: U64, change: i64| U64::new(old.get().saturating_add_signed(change));
+        self.dqb_curinodes = sum(self.dqb_curinodes, usage.inodes);
+        self.dqb_curspace = sum(self.dqb_curspace, usage.bytes);
+        let has_limit = self.dqb_isoftlimit.get() != 0;
+        if self.dqb_itime.get() == Self::MARK && !has_limit {
+            self.dqb_itime.set(0);
+        }
+        if self.is_free() {
+            self.dqb_itime.set(Self::MARK);
+        }
+    }
+}
+
+impl RawEntries {
+    /// Views a block of entries.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if it is too short, or has more entries than fit.
+    pub fn view(bytes: &[u8]) -> Result<&Self> {
+        let damaged = || Error::corrupt("quota file: block of entries");
+        let (raw, _) = Self::ref_from_prefix(bytes).map_err(|_| damaged())?;
+        let fits = usize::from(raw.dqdh_entries.get()) <= raw.entries.len();
+        fits.then_some(raw).ok_or_else(damaged)
+    }
+
+    /// The same, to be changed.
+    ///
+    /// # Errors
+    /// As [`RawEntries::view`].
+    pub fn view_mut(bytes: &mut [u8]) -> Result<&mut Self> {
+        Self::view(bytes)?;
+        let (raw, _) = Self::mut_from_prefix(bytes)
+            .map_err(|_| Error::corrupt("quota file: block of entries"))?;
+        Ok(raw)
+    }
+
+    /// Which of them is that of an id.
+    pub fn find(&self, id: u32) -> Option<usize> {
+        self.entries.iter().position(|entry| entry.dqb_id.get() == id && !entry.is_free())
+    }
+
+    /// Counts usage of the entry of an id that [`RawEntries::find`] found.
+    pub fn count(&mut self, nth: usize, usage: Usage) {
+        if let Some(entry) = self.entries.get_mut(nth) {
+            entry.count(usage);
+        }
+    }
+
+    /// Whether another entry has room; what says so must not disagree with the entries.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if they disagree.
+    pub fn has_room(&self) -> Result<bool> {
+        let used = self.entries.iter().filter(|entry| !entry.is_free()).count();
+        let is_said = used == usize::from(self.dqdh_entries.get());
+        let damaged = Error::corrupt("quota file: number of entries");
+        if is_said { Ok(used < self.entries.len()) } else { Err(damaged) }
+    }
+
+    /// Adds an entry where there is room; whether there is more room then.
+    pub fn add(&mut self, id: u32, usage: Usage) -> bool {
+        if let Some(entry) = self.entries.iter_mut().find(|entry| entry.is_free()) {
+            entry.dqb_id.set(id);
+            entry.count(usage);
+            self.dqdh_entries.set(self.dqdh_entries.get().saturating_add(1));
+        }
+        usize::from(self.dqdh_entries.get()) < self.entries.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_a_path_of_four_bytes() {
+        let mut node = vec![0; 1024];
+        for (level, nth) in [(0, 0x12), (1, 0x34), (2, 0x56), (3, 0x78)] {
+            set_reference(&mut node, 0x1234_5678, level, 7);
+            assert_eq!(le32(&node, nth * 4), Some(7));
+            assert_eq!(reference(&node, 0x1234_5678, level), 7);
+        }
+        assert_eq!(reference(&node, 0, 0), 0);
+    }
+
+    #[test]
+    fn entries_are_found_counted_and_never_all_zeros() {
+        let mut bytes = vec![0; 1024];
+        let entries = RawEntries::view_mut(&mut bytes).unwrap();
+        assert_eq!(entries.find(0), None, "zeros are no entry of the superuser");
+        let one = Usage { inodes: 1, bytes: 4096 };
+        for id in 0..13 {
+            assert!(entries.add(id, one));
+        }
+        assert!(!entries.add(13, one), "that was the last one");
+        assert_eq!(entries.has_room(), Ok(false));
+        entries.count(0, one.taken());
+        assert_eq!(entries.find(0), Some(0), "it has nothing, and is an entry");
+        entries.count(0, one);
+        let again = entries.entries.first().unwrap();
+        assert_eq!((again.dqb_curspace.get(), again.dqb_itime.get()), (4096, 0));
+        entries.dqdh_entries.set(3);
+        assert!(entries.has_room().is_err());
+        entries.dqdh_entries.set(15);
+        assert!(RawEntries::view(&bytes).is_err());
+    }
+
+    #[test]
+    fn a_header_is_of_one_kind_and_within_its_file() {
+        let mut bytes = vec![0; 1024];
+        let (raw, _) = RawHeader::mut_from_prefix(&mut bytes).unwrap();
+        raw.dqh_magic.set(Kind::Group.magic());
+        raw.dqh_version.set(1);
+        raw.dqi_blocks.set(6);
+        raw.dqi_free_entry.set(5);
+        let header = Header::check(&bytes, Kind::Group, 6144).unwrap();
+        assert_eq!(header, Header { blocks: 6, unused: 0, room: 5 });
+        assert!(Header::check(&bytes, Kind::User, 6144).is_err());
+        assert!(Header::check(&bytes, Kind::Group, 6143).is_err());
+        for wrong in [1, 6, u32::MAX] {
+            assert!(header.leads_to(wrong).is_err());
+        }
+        assert_eq!((header.leads_to(0), header.leads_to(5)), (Ok(None), Ok(Some(5))));
+        Header { unused: 6, ..header }.write(&mut bytes);
+        assert!(Header::check(&bytes, Kind::Group, 6144).is_err());
+    }
+}

@@ -1,0 +1,173 @@
+//! Trees of extents, built bottom-up: as few extents as the disk allows, full nodes.
+//!
+//! ```text
+//!   blocks taken   data d d d d .. | leaf leaf .. | node ..      (no node where the inode has room)
+//! ```
+
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "computes with numbers of the builder's own, all far below their limits"
+)]
+
+use super::build::{Built, Part};
+use crate::FsBlock;
+use crate::format::extent::{self, ENTRY_BYTES, Extent, Index, MOST_BLOCKS, ROOT_ENTRIES};
+use crate::format::inode::POINTERS;
+use crate::units::index;
+
+/// Nodes beside the root that so many extents need.
+pub(crate) fn nodes(extents: u64, block_bytes: u32) -> u64 {
+    let room = u64::from(extent::block_room(block_bytes));
+    let (mut entries, mut nodes) = (extents, 0);
+    while entries > ROOT_ENTRIES.into() {
+        entries = entries.div_ceil(room);
+        nodes += entries;
+    }
+    nodes
+}
+
+/// The same for a file with data in `runs` (first block, count; rising) of which each is one run
+/// on the disk, too.
+pub(crate) fn fewest_nodes(runs: &[(u32, u32)], block_bytes: u32) -> u64 {
+    nodes(runs.iter().map(|run| u64::from(run.1.div_ceil(MOST_BLOCKS))).sum(), block_bytes)
+}
+
+/// Extents of a file with data in `runs` that lies in `places` (first block, count) in this order;
+/// `None` if that is too little. What is left over of the places is returned, too.
+pub(crate) fn extents(
+    runs: &[(u32, u32)],
+    places: &[(u64, u64)],
+) -> Option<(Vec<Extent>, Vec<(u64, u64)>)> {
+    let mut extents: Vec<Extent> = vec![];
+    let mut places = places.iter().copied();
+    let mut place = (0, 0);
+    for &(from, blocks) in runs {
+        let (mut from, mut blocks) = (from, blocks);
+        while blocks > 0 {
+            if place.1 == 0 {
+                place = places.next()?;
+                continue;
+            }
+            let here = u32::try_from(place.1).unwrap_or(u32::MAX).min(blocks);
+            let count = put(&mut extents, from, here, place.0);
+            place = (place.0 + u64::from(count), place.1 - u64::from(count));
+            (from, blocks) = (from + count, blocks - count);
+        }
+    }
+    let rest = std::iter::once(place).chain(places).filter(|place| place.1 > 0);
+    Some((extents, rest.collect()))
+}
+
+/// Puts as many of `blocks` as the last extent, or a new one, has room for; how many that were.
+fn put(extents: &mut Vec<Extent>, from: u32, blocks: u32, start: u64) -> u32 {
+    if let Some(last) = extents.last_mut()
+        && last.end() == u64::from(from)
+        && last.start.0 + u64::from(last.blocks) == start
+        && last.blocks < MOST_BLOCKS
+    {
+        let count = blocks.min(MOST_BLOCKS - last.blocks);
+        last.blocks += count;
+        return count;
+    }
+    let blocks = blocks.min(MOST_BLOCKS);
+    extents.push(Extent { from, blocks, start: FsBlock(start), is_unwritten: false });
+    blocks
+}
+
+/// Builds the map of a file with data in `runs` (first block, count; rising): first the data is in
+/// `places` (first block, count), then the nodes. `None` if the places are too few. The nodes are
+/// not sealed.
+pub(crate) fn build(runs: &[(u32, u32)], block_bytes: u32, places: &[(u64, u64)]) -> Option<Built> {
+    let (extents, rest) = extents(runs, places)?;
+    let mut built = Built::default();
+    for extent in &extents {
+        built.parts.push(Part::Data {
+            at: extent.start.0,
+            from: extent.from,
+            blocks: extent.blocks,
+        });
+    }
+    let mut rest = rest.into_iter().flat_map(|(start, count)| start..start + count);
+    let room = extent::block_room(block_bytes);
+    let mut entries: Vec<(u32, [u8; ENTRY_BYTES])> =
+        extents.iter().map(|extent| (extent.from, extent.encode())).collect();
+    let mut depth = 0;
+    while entries.len() > ROOT_ENTRIES.into() {
+        let mut above = vec![];
+        for part in entries.chunks(room.into()) {
+            let at = rest.next()?;
+            let from = part.first()?.0;
+            let mut bytes = vec![0; index(block_bytes.into())];
+            extent::write(&mut bytes, depth, room, &encoded(part));
+            built.parts.push(Part::Indirect { at, pointers: bytes });
+            above.push((from, Index { from, node: FsBlock(at) }.encode()));
+        }
+        entries = above;
+        depth += 1;
+    }
+    let mut root = [0; POINTERS * 4];
+    extent::write(&mut root, depth, ROOT_ENTRIES, &encoded(&entries));
+    let mut words = root.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
+    built.pointers = std::array::from_fn(|_| words.next().unwrap_or(0));
+    Some(built)
+}
+
+fn encoded(entries: &[(u32, [u8; ENTRY_BYTES])]) -> Vec<[u8; ENTRY_BYTES]> {
+    entries.iter().map(|entry| entry.1).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::extent::Node;
+
+    fn extent(from: u32, blocks: u32, start: u64) -> Extent {
+        Extent { from, blocks, start: FsBlock(start), is_unwritten: false }
+    }
+
+    #[test]
+    fn neighbours_in_file_and_on_disk_are_one_extent() {
+        let runs = [(0, 10), (10, 5), (20, 40_000)];
+        let places = [(100, 8), (108, 7), (115, 40_000), (1 << 40, 3)];
+        let (found, rest) = extents(&runs, &places).unwrap();
+        let expected =
+            [extent(0, 15, 100), extent(20, 32_768, 115), extent(32_788, 7_232, 115 + 32_768)];
+        assert_eq!(found, expected);
+        assert_eq!(rest, [(1 << 40, 3)]);
+        assert!(extents(&[(0, 11)], &[(5, 10)]).is_none());
+        assert_eq!(extents(&[], &[]), Some((vec![], vec![])));
+    }
+
+    #[test]
+    fn trees_have_as_many_nodes_as_were_counted() {
+        for count in [0u32, 1, 4, 5, 84, 85, 84 * 4, 84 * 4 + 1, 40_000] {
+            let runs: Vec<(u32, u32)> = (0..count).map(|nth| (nth * 2, 1)).collect();
+            let nodes = fewest_nodes(&runs, 1024);
+            let places = [(1000, u64::from(count) + nodes)];
+            let built = build(&runs, 1024, &places).unwrap();
+            let data = |part: &Part| matches!(part, Part::Data { .. });
+            assert_eq!(built.parts.iter().filter(|part| !data(part)).count() as u64, nodes);
+            let root: Vec<u8> = built.pointers.iter().flat_map(|word| word.to_le_bytes()).collect();
+            let mut level = vec![(root, None)];
+            let mut found = vec![];
+            while let Some((bytes, depth)) = level.pop() {
+                let node = Node::check(&bytes, depth).unwrap();
+                if node.depth == 0 {
+                    found.extend(node.extents().map(|extent| extent.from));
+                    continue;
+                }
+                for index in (0..node.len()).rev().filter_map(|nth| node.index(nth)) {
+                    let below = built.parts.iter().find_map(|part| match part {
+                        Part::Indirect { at, pointers } if *at == index.node.0 => Some(pointers),
+                        _ => None,
+                    });
+                    level.push((below.unwrap().clone(), Some(node.depth - 1)));
+                }
+            }
+            assert!(found.iter().copied().eq(runs.iter().map(|run| run.0)), "{count}");
+            if nodes > 0 {
+                assert!(build(&runs, 1024, &[(1000, u64::from(count) + nodes - 1)]).is_none());
+            }
+        }
+    }
+}

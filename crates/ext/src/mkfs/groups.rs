@@ -1,0 +1,436 @@
+//! Bitmaps, inode tables, descriptors and superblocks, written.
+//!
+//! ```text
+//!   each group: what is free ─▶ bitmaps, counts, flags ─▶ descriptor, sealed
+//!               inodes, sealed ─▶ the written part of its table
+//! ```
+//! Law: a group of which nothing is in use but what every group has, says so where it can, and its
+//! bitmaps are not written: only with checksums of descriptors, and never the last one.
+
+use draconis_exchange::contract::Kind;
+use zerocopy::IntoBytes;
+
+use super::hidden::Hidden;
+use super::layout::Layout;
+use super::plan::{Placed, Plan};
+use super::tree::NodeId;
+use super::write::{Mapped, UNDER_WAY_BYTES, Writer};
+use super::{Error, Result, reserve};
+use crate::format::features::ReadOnlyCompatible;
+use crate::format::group::{Group, flags as group_flags};
+use crate::format::inode::{NewInode, RawInode, seal};
+use crate::format::superblock::RawSuperblock;
+use crate::format::xattr::encode_body;
+use crate::map::build::Built;
+use crate::units::{index, narrow};
+use crate::{FsBlock, GroupNumber, InodeNumber};
+
+/// Inodes that no file can have: the first ten.
+const RESERVED_INODES: u64 = 10;
+/// A directory with more links than can be counted has one.
+const MOST_LINKS: u32 = 65_000;
+
+/// Writes bitmaps, tables and the copies of superblock and descriptors of every group; returns the
+/// superblock of group 0, which is not written. `hidden` are the maps of the hidden files.
+pub(super) fn write(
+    plan: &Plan<'_>,
+    mapped: &[Mapped],
+    hidden: &[Built],
+    writer: &Writer<'_>,
+) -> Result<RawSuperblock> {
+    let layout = &plan.layout;
+    let super_ = &layout.super_;
+    let unfit = |_| Error::Misuse("the descriptors of this volume hold no such numbers".into());
+    let mut by_inode: Vec<usize> = (0..plan.placed.len()).collect();
+    by_inode.sort_unstable_by_key(|nth| plan.placed.get(*nth).map(|placed| placed.inode));
+    let mut inodes = &by_inode[..];
+    let table_len = index(super_.descriptor_blocks().into()) * layout.block_len();
+    let mut descriptors = vec![0; table_len];
+    let mut free_blocks = 0;
+    let mut gathered = Gathered::default();
+    for number in 0..super_.groups {
+        let last = (u64::from(number) + 1) * u64::from(super_.inodes_per_group);
+        let inode_of = |nth: &usize| plan.placed.get(*nth).map_or(0, |placed| placed.inode);
+        let here = inodes.partition_point(|nth| u64::from(inode_of(nth)) <= last);
+        let (mine, later) = inodes.split_at(here);
+        inodes = later;
+        let (group, bitmaps) = group_of(plan, number, mine);
+        free_blocks += u64::from(group.free_clusters);
+        let per_block = super_.descriptors_per_block();
+        let block = index(u64::from(number / per_block)) * layout.block_len();
+        let block = descriptors.get_mut(block..).unwrap_or_default();
+        group.write_places(block, number % per_block, super_).map_err(unfit)?;
+        group.write(block, number % per_block, super_, GroupNumber(number)).map_err(unfit)?;
+        let [blocks, used] = bitmaps;
+        for (at, bitmap) in [(group.block_bitmap, blocks), (group.inode_bitmap, used)] {
+            match bitmap {
+                Some(bitmap) => gathered.put(at.0, bitmap.0),
+                None => writer.zeros(at.0, at.0 + 1)?,
+            }
+        }
+        let table = inode_table(plan, number, mine, mapped, hidden).map_err(unfit)?;
+        let written = group.inode_table.after((table.len() / layout.block_len()) as u64);
+        let end = group.inode_table.after(super_.inode_table_blocks().into());
+        gathered.put(group.inode_table.0, table);
+        writer.zeros(written.0, end.0)?;
+        let is_last_of_flex = (number + 1).is_multiple_of(layout.options.flex());
+        if is_last_of_flex || gathered.bytes >= UNDER_WAY_BYTES {
+            gathered.write(layout, writer)?;
+        }
+    }
+    gathered.write(layout, writer)?;
+    let superblock = |number: u32| superblock(plan, number, free_blocks, hidden);
+    if layout.is_meta() {
+        write_meta_descriptors(layout, &descriptors, writer)?;
+    }
+    for number in (0..super_.groups).filter(|it| super_.has_superblock(GroupNumber(*it))) {
+        write_copies(layout, number, &superblock(number), &descriptors, writer)?;
+    }
+    Ok(superblock(0))
+}
+
+/// Writes what a group starts with; of group 0 all but the superblock.
+fn write_copies(
+    layout: &Layout,
+    number: u32,
+    superblock: &RawSuperblock,
+    descriptors: &[u8],
+    writer: &Writer<'_>,
+) -> Result<()> {
+    let start = layout.group_start(number);
+    let mut bytes = vec![];
+    if number > 0 {
+        bytes.extend(superblock.as_bytes());
+        bytes.resize(layout.block_len(), 0);
+    }
+    if !layout.is_meta() {
+        bytes.extend(descriptors);
+    }
+    let at = if number > 0 { start } else { start + 1 };
+    let end = at + (bytes.len() / layout.block_len()) as u64;
+    if !bytes.is_empty() {
+        writer.blocks(at, &bytes)?;
+    }
+    if layout.is_meta() {
+        return Ok(());
+    }
+    if number > 0 {
+        return writer.zeros(end, start + layout.copies(number));
+    }
+    let unfit = |_| Error::Misuse("the descriptors' reserve lies beyond 32 bits".into());
+    let reserve = reserve::blocks(layout).map_err(unfit)?;
+    if !reserve.is_empty() {
+        writer.blocks(end, &reserve)?;
+    }
+    Ok(())
+}
+
+/// Writes each block of descriptors to the groups of its meta group that keep it.
+fn write_meta_descriptors(layout: &Layout, descriptors: &[u8], writer: &Writer<'_>) -> Result<()> {
+    let per_block = layout.super_.descriptors_per_block();
+    for (nth, block) in (0u32..).zip(descriptors.chunks(layout.block_len())) {
+        let first = nth * per_block;
+        for number in first..(first + per_block).min(layout.super_.groups) {
+            if layout.has_meta_descriptors(number) {
+                let has_super = layout.super_.has_superblock(GroupNumber(number));
+                writer.blocks(layout.group_start(number) + u64::from(has_super), block)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The superblock as group `number` keeps it.
+fn superblock(plan: &Plan<'_>, number: u32, free_blocks: u64, hidden: &[Built]) -> RawSuperblock {
+    let mut raw = plan.layout.raw.clone();
+    let mut used = plan.placed.len() as u64 - 1 + RESERVED_INODES;
+    for (hidden, built) in plan.hidden.iter().zip(hidden) {
+        if u64::from(hidden.inode) > RESERVED_INODES {
+            used += 1;
+            raw.s_orphan_file_inum = hidden.inode.into();
+        } else {
+            let size = u64::from(hidden.blocks) * u64::from(plan.layout.super_.block_bytes);
+            let words = built.pointers.into_iter().chain([narrow(size >> 32), low(size)]);
+            for (to, from) in raw.s_jnl_blocks.iter_mut().zip(words) {
+                *to = from.into();
+            }
+        }
+    }
+    // No more than the layout has, which fits.
+    let _ = raw.set_free(free_blocks, u64::from(plan.layout.super_.inodes) - used);
+    let counts = ReadOnlyCompatible::OF_EXT4;
+    if plan.layout.options.read_only_compatible.intersects(counts) || plan.layout.options.flex() > 1
+    {
+        raw.s_kbytes_written = (1 + plan.data_bytes() / 1024).into();
+    }
+    if number > 0 {
+        // A copy knows nothing of how the volume was left.
+        raw.s_state = 0.into();
+    }
+    raw.s_block_group_nr = u16::try_from(number).unwrap_or(u16::MAX).into();
+    raw.seal();
+    raw
+}
+
+fn low(value: u64) -> u32 {
+    crate::format::inode::low32(value)
+}
+
+/// What a group has, and its bitmaps of blocks and of inodes where they are needed.
+fn group_of(plan: &Plan<'_>, number: u32, mine: &[usize]) -> (Group, [Option<Bitmap>; 2]) {
+    let layout = &plan.layout;
+    let super_ = &layout.super_;
+    let (start, end) = (layout.group_start(number), layout.group_end(number));
+    let mut blocks = Bitmap::full(layout.block_len());
+    let mut free = 0;
+    for (from, stop) in plan.space.between(start, end) {
+        blocks.clear(from - start, stop - start);
+        free += stop - from;
+    }
+    let inodes = Inodes::of(plan, number, mine);
+    let tables = plan.tables.get(index(number.into())).copied().unwrap_or_default();
+    let mut group = Group {
+        block_bitmap: FsBlock(tables.blocks),
+        inode_bitmap: FsBlock(tables.inodes),
+        inode_table: FsBlock(tables.table),
+        free_clusters: narrow(free),
+        free_inodes: narrow(inodes.free),
+        directories: inodes.directories,
+        unused_inodes: 0,
+        flags: 0,
+        bitmap_sums: [0; 2],
+    };
+    let mut is_needed = [true; 2];
+    if super_.read_only_compatible.intersects(ReadOnlyCompatible::SUMS) {
+        let own =
+            if layout.options.flex() > 1 { 0 } else { 2 + u64::from(super_.inode_table_blocks()) };
+        let least = layout.copies(number) + own;
+        let is_last = number + 1 == super_.groups;
+        is_needed = [is_last || free + least < end - start, inodes.last > 0];
+        group.unused_inodes = super_.inodes_per_group - narrow(inodes.last);
+        group.flags = group_flags::INODE_ZEROED;
+        for (is_needed, flag) in
+            is_needed.into_iter().zip([group_flags::BLOCK_UNINIT, group_flags::INODE_UNINIT])
+        {
+            group.flags |= if is_needed { 0 } else { flag };
+        }
+    }
+    if is_needed[0] {
+        group.sum_blocks(&blocks.0, super_);
+    }
+    if is_needed[1] {
+        group.sum_inodes(&inodes.bitmap.0, super_);
+    }
+    (group, [is_needed[0].then_some(blocks), is_needed[1].then_some(inodes.bitmap)])
+}
+
+/// The inodes of a group.
+struct Inodes {
+    bitmap: Bitmap,
+    free: u64,
+    directories: u32,
+    /// The place of the last that is in use, counted from 1; 0 if none is.
+    last: u64,
+}
+
+impl Inodes {
+    fn of(plan: &Plan<'_>, number: u32, mine: &[usize]) -> Self {
+        let per_group = u64::from(plan.layout.super_.inodes_per_group);
+        let first = u64::from(number) * per_group + 1;
+        let mut bitmap = Bitmap::full(plan.layout.block_len());
+        bitmap.clear(0, per_group);
+        // The root is one of these ten. A group may have only eight.
+        let reserved = (RESERVED_INODES + 1).saturating_sub(first).min(per_group);
+        bitmap.set(0, reserved);
+        let mut inodes =
+            Self { bitmap, free: per_group - reserved, directories: 0, last: reserved };
+        let mut take = |inode: u32| {
+            let nth = u64::from(inode) - first;
+            if u64::from(inode) > RESERVED_INODES {
+                inodes.bitmap.set(nth, nth + 1);
+                inodes.free -= 1;
+                inodes.last = inodes.last.max(nth + 1);
+            }
+        };
+        for hidden in plan.hidden.iter().filter(|it| is_in(it.inode, first, per_group)) {
+            take(hidden.inode);
+        }
+        for placed in mine.iter().filter_map(|nth| plan.placed.get(*nth)) {
+            take(placed.inode);
+        }
+        let nodes = mine.iter().filter_map(|nth| plan.placed.get(*nth));
+        let is_directory =
+            |placed: &&Placed| plan.tree.node(NodeId(placed.node)).what.kind() == Kind::Directory;
+        inodes.directories = narrow(nodes.filter(is_directory).count() as u64);
+        inodes
+    }
+}
+
+fn is_in(inode: u32, first: u64, per_group: u64) -> bool {
+    (first..first + per_group).contains(&u64::from(inode))
+}
+
+/// The inode table of a group, up to the block with its last inode that is not all zeros.
+fn inode_table(
+    plan: &Plan<'_>,
+    number: u32,
+    mine: &[usize],
+    mapped: &[Mapped],
+    hidden: &[Built],
+) -> crate::Result<Vec<u8>> {
+    let layout = &plan.layout;
+    let super_ = &layout.super_;
+    let inode_bytes = index(super_.inode_bytes.into());
+    let per_group = u64::from(super_.inodes_per_group);
+    let first = u64::from(number) * per_group + 1;
+    let mut slots: Vec<(u32, Vec<u8>)> = vec![];
+    if first <= RESERVED_INODES {
+        let has_sums = super_.checksum_seed.is_some();
+        let last = if has_sums { narrow(RESERVED_INODES) } else { 1 };
+        for inode in (1..=last).filter(|inode| is_in(*inode, first, per_group)) {
+            slots.push((inode, unused(layout, inode)));
+        }
+        if plan.reserve_map != 0 && is_in(reserve::INODE, first, per_group) {
+            slots.push((reserve::INODE, reserve::inode(layout, plan.reserve_map)?));
+        }
+    }
+    let hidden = plan.hidden.iter().zip(hidden);
+    for (it, built) in hidden.filter(|(it, _)| is_in(it.inode, first, per_group)) {
+        slots.push((it.inode, Hidden::inode(it, layout, built)));
+    }
+    for nth in mine {
+        let Some(placed) = plan.placed.get(*nth) else { continue };
+        let mapped = mapped.get(*nth).copied().unwrap_or_default();
+        slots.push((placed.inode, inode(plan, placed, mapped)));
+    }
+    // Of two for one inode the later one counts.
+    slots.sort_by_key(|slot| slot.0);
+    let mut bytes: Vec<u8> = vec![];
+    for (inode, slot) in slots {
+        let at = index(u64::from(inode) - first) * inode_bytes;
+        bytes.resize(at, 0);
+        bytes.extend(slot);
+    }
+    bytes.resize(bytes.len().next_multiple_of(layout.block_len()), 0);
+    Ok(bytes)
+}
+
+/// A reserved inode that is not in use. The first, the list of bad blocks, is empty, and its times
+/// are set.
+fn unused(layout: &Layout, number: u32) -> Vec<u8> {
+    let mut bytes = vec![0; index(layout.super_.inode_bytes.into())];
+    if number == 1 {
+        let now = layout.now();
+        let inode = NewInode { accessed: now, modified: now, changed: now, ..NewInode::default() };
+        let old = inode.encode(128);
+        debug_assert_eq!(old.len(), size_of::<RawInode>());
+        bytes.splice(..old.len(), old);
+    }
+    seal(&mut bytes, InodeNumber(number), &layout.super_);
+    bytes
+}
+
+fn inode(plan: &Plan<'_>, placed: &Placed, mapped: Mapped) -> Vec<u8> {
+    let super_ = &plan.layout.super_;
+    let node = plan.tree.node(NodeId(placed.node));
+    let owned = placed.blocks + u64::from(placed.attribute_block != 0);
+    let in_body = node.attributes.get(..index(placed.in_body.into())).unwrap_or_default();
+    let body = match in_body {
+        [] => vec![],
+        some => encode_body(some, super_.inode_bytes),
+    };
+    let links = if placed.links > MOST_LINKS { 1 } else { placed.links };
+    let inode = NewInode {
+        mode: node.raw_mode(),
+        uid: node.uid,
+        gid: node.gid,
+        size_bytes: mapped.size_bytes,
+        links: u16::try_from(links).unwrap_or(1),
+        sectors: owned * u64::from(super_.block_bytes / 512),
+        flags: mapped.flags,
+        pointers: mapped.pointers,
+        accessed: node.accessed,
+        modified: node.modified,
+        changed: node.changed,
+        created: node.created,
+        attribute_block: placed.attribute_block,
+        attributes: &body,
+    };
+    let mut bytes = inode.encode(super_.inode_bytes);
+    seal(&mut bytes, InodeNumber(placed.inode), super_);
+    bytes
+}
+
+/// Blocks that are to be written: neighbours become one request.
+#[derive(Default)]
+struct Gathered {
+    parts: Vec<(u64, Vec<u8>)>,
+    bytes: u64,
+}
+
+impl Gathered {
+    fn put(&mut self, at: u64, bytes: Vec<u8>) {
+        if !bytes.is_empty() {
+            self.bytes += bytes.len() as u64;
+            self.parts.push((at, bytes));
+        }
+    }
+
+    /// Writes all, and waits once in a while, so that memory is bounded.
+    fn write(&mut self, layout: &Layout, writer: &Writer<'_>) -> Result<()> {
+        let mut parts = std::mem::take(&mut self.parts);
+        parts.sort_unstable_by_key(|part| part.0);
+        let mut runs: Vec<(u64, Vec<u8>)> = vec![];
+        for (at, bytes) in parts {
+            match runs.last_mut() {
+                Some((start, run)) if *start + (run.len() / layout.block_len()) as u64 == at => {
+                    run.extend(bytes);
+                }
+                _ => runs.push((at, bytes)),
+            }
+        }
+        let mut last = None;
+        for (at, bytes) in runs {
+            last = Some(writer.blocks(at, &bytes)?);
+        }
+        if let Some(ticket) = last.filter(|_| self.bytes >= UNDER_WAY_BYTES) {
+            self.bytes = 0;
+            writer.wait(ticket)?;
+        }
+        Ok(())
+    }
+}
+
+/// Bits of a block, set in runs.
+struct Bitmap(Vec<u8>);
+
+impl Bitmap {
+    fn full(block_bytes: usize) -> Self {
+        Self(vec![0xFF; block_bytes])
+    }
+
+    /// Sets the bits from `from` up to `end`.
+    fn set(&mut self, from: u64, end: u64) {
+        self.fill(from, end, 0xFF);
+    }
+
+    /// Clears them.
+    fn clear(&mut self, from: u64, end: u64) {
+        self.fill(from, end, 0);
+    }
+
+    fn fill(&mut self, from: u64, end: u64, value: u8) {
+        let mut bit = from;
+        while bit < end {
+            let Some(byte) = self.0.get_mut(index(bit / 8)) else { return };
+            if bit.is_multiple_of(8) && end - bit >= 8 {
+                *byte = value;
+                bit += 8;
+            } else {
+                let mask = 1 << (bit % 8);
+                *byte = *byte & !mask | value & mask;
+                bit += 1;
+            }
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The journal of a new volume: how long it is, where it goes, what it says.
+//!
+//! Law: it is empty, and reads as zeros behind its superblock: what an earlier volume left there is
+//! never replayed.
+
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::layout::Layout;
+use super::options::Options;
+use super::tables::Space;
+use super::{Error, Result};
+use crate::format::features::Compatible;
+use crate::format::jbd2::{self, RawJournalSuperblock};
+
+/// Its inode.
+pub(super) const INODE: u32 = 8;
+/// What `s_jnl_backup_type` says of `s_jnl_blocks` where these are the map of the inode.
+pub(super) const BACKUP_IS_INODE: u8 = 1;
+
+/// Blocks that a journal has at least, and at most.
+const LEAST: u32 = 1024;
+const MOST: u32 = 10_240_000;
+/// Fast commits get one block for so many of the log.
+const LOG_TO_FAST: u32 = 64;
+
+/// Blocks of a journal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Sizes {
+    log: u32,
+    fast: u32,
+}
+
+impl Sizes {
+    pub(super) fn all(self) -> u32 {
+        self.log + self.fast
+    }
+}
+
+/// The least volume that has a journal, in blocks.
+pub(super) const LEAST_VOLUME: u64 = 2048;
+
+/// How long the journal of a volume of so many blocks is; `None` if it has none, or is too small
+/// for one.
+pub(super) fn sizes(options: &Options, blocks: u64, block_bytes: u32) -> Result<Option<Sizes>> {
+    if !options.compatible.contains(Compatible::HAS_JOURNAL) || blocks < LEAST_VOLUME {
+        return Ok(None);
+    }
+    let has_fast = options.compatible.contains(Compatible::FAST_COMMIT);
+    let in_blocks = |kib: u64| u32::try_from(kib * 1024 / u64::from(block_bytes));
+    let log = match options.journal.mib {
+        Some(mib) => in_blocks(u64::from(mib) * 1024).unwrap_or(u32::MAX),
+        None => usual(blocks),
+    };
+    let fast = match options.journal.fast_kib {
+        _ if !has_fast => 0,
+        Some(kib) => in_blocks(kib.into()).unwrap_or(u32::MAX),
+        None => usual(blocks) / LOG_TO_FAST,
+    };
+    match log.checked_add(fast) {
+        Some(LEAST..=MOST) => Ok(Some(Sizes { log, fast })),
+        all => Err(Error::Misuse(format!(
+            "-J size: a journal of {} blocks; it has {LEAST} to {MOST}",
+            all.unwrap_or(u32::MAX)
+        ))),
+    }
+}
+
+/// The size that mke2fs gives.
+fn usual(blocks: u64) -> u32 {
+    match blocks {
+        ..0x8000 => 1024,
+        0x8000..0x4_0000 => 4096,
+        0x4_0000..0x8_0000 => 8192,
+        0x8_0000..0x40_0000 => 16384,
+        0x40_0000..0x80_0000 => 32768,
+        0x80_0000..0x100_0000 => 65536,
+        0x100_0000..0x200_0000 => 131_072,
+        _ => 262_144,
+    }
+}
+
+/// The block from which on it is placed. One that is mapped by extents begins in the middle of the
+/// volume, in the group with most room of those that may be; one that is not, where the volume
+/// begins.
+pub(super) fn goal(layout: &Layout, space: &Space) -> u64 {
+    let options = &layout.options;
+    if !options.extents() {
+        return 0;
+    }
+    if options.packed && options.flex() > 1 {
+        return options.journal.at.unwrap_or(0);
+    }
+    if let Some(at) = options.journal.at {
+        return at;
+    }
+    let groups = layout.super_.groups;
+    let first_data_block = u64::from(layout.super_.first_data_block);
+    let middle = layout.group_of((layout.super_.blocks - first_data_block) / 2);
+    let free = |group: u32| space.free_in(layout.group_start(group), layout.group_end(group));
+    let flex = options.flex();
+    let start = if flex > 1 && middle > flex {
+        let first = middle & !(flex - 1);
+        (first..groups).find(|group| free(*group) > 0).unwrap_or(0)
+    } else {
+        middle.saturating_sub(1)
+    };
+    let end = if flex > 1 && middle > flex { start + 1 } else { middle + 1 };
+    let mut best = start;
+    for group in start + 1..=end.min(groups - 1) {
+        if free(group) > free(best) {
+            best = group;
+        }
+    }
+    layout.group_start(best)
+}
+
+/// Its first block.
+pub(super) fn superblock(layout: &Layout, sizes: Sizes) -> Vec<u8> {
+    let mut raw = RawJournalSuperblock::new_zeroed();
+    raw.h_magic = jbd2::MAGIC.into();
+    raw.h_blocktype = jbd2::Kind::SuperblockV2.number().into();
+    raw.s_blocksize = layout.super_.block_bytes.into();
+    raw.s_maxlen = sizes.all().into();
+    raw.s_nr_users = 1.into();
+    raw.s_first = 1.into();
+    raw.s_sequence = 1.into();
+    raw.s_num_fc_blks = sizes.fast.into();
+    raw.s_uuid = layout.options.uuid;
+    let mut bytes = raw.as_bytes().to_vec();
+    bytes.resize(layout.block_len(), 0);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn journals_grow_with_their_volumes() {
+        let options = Options::of_type("ext3").unwrap();
+        let all = |options: &Options, blocks| {
+            sizes(options, blocks, 4096).map(|sizes| sizes.map(Sizes::all))
+        };
+        for (blocks, expected) in
+            [(2047, None), (2048, Some(1024)), (32768, Some(4096)), (1 << 40, Some(262_144))]
+        {
+            assert_eq!(all(&options, blocks).unwrap(), expected);
+        }
+        let mut given = options.clone();
+        for (mib, expected) in [(3, None), (4, Some(1024)), (40_000, Some(MOST)), (40_001, None)] {
+            given.journal.mib = Some(mib);
+            assert_eq!(all(&given, 1 << 40).ok().flatten(), expected, "{mib}");
+        }
+        given.features("fast_commit").unwrap();
+        given.journal.mib = None;
+        assert_eq!(all(&given, 1 << 16).unwrap(), Some(4096 + 64));
+        assert_eq!(all(&Options::default(), 1 << 16).unwrap(), None);
+    }
+}

@@ -1,0 +1,82 @@
+//! The descriptors' reserve: blocks behind the descriptors into which these grow, kept by an inode of
+//! its own.
+//!
+//! ```text
+//!   inode 7 ─▶ top ─▶ each reserved block of group 0 ─▶ its copies in the groups that have them
+//! ```
+
+use super::layout::Layout;
+use crate::format::inode::{NewInode, POINTERS, seal};
+use crate::units::index;
+use crate::{FsBlock, GroupNumber, InodeNumber};
+
+/// The inode that keeps it.
+pub(super) const INODE: u32 = 7;
+
+/// The block of the map of the resize inode that leads to each reserved descriptor block of
+/// group 0, which in turn leads to its copies. A descriptor block's place among all
+/// descriptor blocks is its place in this one, counted round.
+pub(super) fn top(layout: &Layout) -> crate::Result<Vec<u8>> {
+    let mut top = vec![0; layout.block_len()];
+    let first = u64::from(layout.super_.descriptor_blocks());
+    let table = u64::from(layout.super_.first_data_block) + 1;
+    for nth in first..first + u64::from(layout.super_.reserved_descriptor_blocks) {
+        let at = index(nth % layout.fan_out() * 4);
+        if let Some(field) = top.get_mut(at..).and_then(|rest| rest.get_mut(..4)) {
+            field.copy_from_slice(&FsBlock(table + nth).in_32_bits()?.to_le_bytes());
+        }
+    }
+    Ok(top)
+}
+
+/// The reserved descriptor blocks of group 0: each leads to its copies in other groups.
+pub(super) fn blocks(layout: &Layout) -> crate::Result<Vec<u8>> {
+    let super_ = &layout.super_;
+    let backups: Vec<u64> = (1..super_.groups)
+        .filter(|group| super_.has_superblock(GroupNumber(*group)))
+        .map(|group| super_.group_start(GroupNumber(group)).0)
+        .collect();
+    let mut bytes = vec![];
+    let first = 1 + u64::from(super_.descriptor_blocks());
+    for nth in first..first + u64::from(super_.reserved_descriptor_blocks) {
+        let start = bytes.len();
+        for backup in &backups {
+            bytes.extend(FsBlock(backup + nth).in_32_bits()?.to_le_bytes());
+        }
+        bytes.resize(start + layout.block_len(), 0);
+    }
+    Ok(bytes)
+}
+
+/// Blocks that the reserve's map owns: its top, its blocks in group 0 and all their copies.
+fn owned(layout: &Layout) -> u64 {
+    let super_ = &layout.super_;
+    let copies = (0..super_.groups).filter(|group| super_.has_superblock(GroupNumber(*group)));
+    let copies = copies.count() as u64;
+    1 + copies * u64::from(super_.reserved_descriptor_blocks)
+}
+
+/// The inode that owns it, as a file beyond any that could be; the top of its map lies at `top`.
+pub(super) fn inode(layout: &Layout, top: u64) -> crate::Result<Vec<u8>> {
+    let now = layout.now();
+    let block_bytes = u64::from(layout.super_.block_bytes);
+    let fan_out = layout.fan_out();
+    let mut pointers = [0; POINTERS];
+    let [.., double, _] = &mut pointers;
+    *double = FsBlock(top).in_32_bits()?;
+    let inode = NewInode {
+        mode: 0o100600,
+        size_bytes: block_bytes * (12 + fan_out + fan_out * fan_out),
+        links: 1,
+        sectors: owned(layout) * (block_bytes / 512),
+        pointers,
+        accessed: now,
+        modified: now,
+        changed: now,
+        created: now,
+        ..NewInode::default()
+    };
+    let mut bytes = inode.encode(layout.super_.inode_bytes);
+    seal(&mut bytes, InodeNumber(INODE), &layout.super_);
+    Ok(bytes)
+}

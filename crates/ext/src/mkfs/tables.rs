@@ -1,0 +1,256 @@
+//! Where the bitmaps and the inode table of each group lie, and what is left.
+//!
+//! ```text
+//!   each its own   | copies | block bitmap | inode bitmap | inode table | ..
+//!   flex groups    | copies | block bitmaps of 16 groups | inode bitmaps | inode tables | ..
+//!   packed         the same, of all groups
+//! ```
+//! The tables of a flex group go on behind what is in their place: copies in a group of theirs.
+//! mke2fs's rules for that are kept, and where they are odd, too: a flex group of one group, the
+//! last, leaves as much room as one of all.
+
+use std::collections::BTreeMap;
+
+use super::layout::Layout;
+use super::{Error, Result};
+
+/// The blocks that are free, as ranges.
+#[derive(Clone, Debug)]
+pub(super) struct Space {
+    /// By the first block, one past the last.
+    free: BTreeMap<u64, u64>,
+}
+
+impl Space {
+    fn new(first: u64, end: u64) -> Self {
+        Self { free: BTreeMap::from([(first, end)]) }
+    }
+
+    /// Ranges that there are.
+    pub(super) fn ranges(&self) -> u64 {
+        self.free.len() as u64
+    }
+
+    /// The free blocks at or behind `at` up to one that is not.
+    pub(super) fn from(&self, at: u64) -> Option<(u64, u64)> {
+        if let Some((_, end)) = self.free.range(..=at).next_back()
+            && *end > at
+        {
+            return Some((at, *end));
+        }
+        self.free.range(at..).next().map(|(start, end)| (*start, *end))
+    }
+
+    /// The ranges between two blocks, cut off there.
+    pub(super) fn between(&self, from: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
+        let first = self.free.range(..from).next_back();
+        let all = first.into_iter().chain(self.free.range(from..end.max(from)));
+        all.map(move |(start, stop)| ((*start).max(from), (*stop).min(end)))
+            .filter(|(start, stop)| start < stop)
+    }
+
+    /// Free blocks between two.
+    pub(super) fn free_in(&self, from: u64, end: u64) -> u64 {
+        self.between(from, end).map(|(start, end)| end - start).sum()
+    }
+
+    /// The first place from `from` on, before `before`, at which so many blocks are free.
+    fn first_fit(&self, from: u64, before: u64, blocks: u64) -> Option<u64> {
+        let first = self.free.range(..from).next_back();
+        let mut all = first.into_iter().chain(self.free.range(from..before.max(from)));
+        let fit = all.find_map(|(start, end)| {
+            let start = (*start).max(from);
+            (start.saturating_add(blocks) <= *end).then_some(start)
+        });
+        fit.filter(|start| *start < before)
+    }
+
+    /// Takes blocks that are free; `None` if they are not.
+    pub(super) fn take(&mut self, from: u64, blocks: u64) -> Option<()> {
+        let end = from + blocks;
+        let (start, stop) = self.free.range(..=from).next_back().map(|it| (*it.0, *it.1))?;
+        if end > stop {
+            return None;
+        }
+        self.free.remove(&start);
+        if start < from {
+            self.free.insert(start, from);
+        }
+        if end < stop {
+            self.free.insert(end, stop);
+        }
+        Some(())
+    }
+
+    /// Takes the first free blocks from `goal` on, and from the start of the volume behind its end.
+    pub(super) fn take_from(&mut self, goal: u64, mut blocks: u64) -> Option<Vec<(u64, u64)>> {
+        let mut taken = vec![];
+        let mut at = goal;
+        while blocks > 0 {
+            let (start, end) = self.from(at).or_else(|| self.from(0))?;
+            let count = blocks.min(end - start);
+            self.take(start, count)?;
+            taken.push((start, count));
+            blocks -= count;
+            at = start + count;
+        }
+        Some(taken)
+    }
+}
+
+/// Where a group's own tables are.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Tables {
+    pub(super) blocks: u64,
+    pub(super) inodes: u64,
+    pub(super) table: u64,
+}
+
+/// Places the tables of all groups; what is left has room for files.
+///
+/// # Errors
+/// [`Error::NoTables`] where the tables of a flex group have no room.
+pub(super) fn place(layout: &Layout) -> Result<(Vec<Tables>, Space)> {
+    let super_ = &layout.super_;
+    let mut space = Space::new(super_.first_data_block.into(), super_.blocks);
+    for group in 0..super_.groups {
+        let copies = layout.copies(group);
+        if copies > 0 {
+            space.take(layout.group_start(group), copies).ok_or(Error::NoTables)?;
+        }
+    }
+    let mut placing = Placing {
+        layout,
+        space,
+        flex: layout.options.flex(),
+        table: u64::from(super_.inode_table_blocks()),
+        all: Vec::with_capacity(crate::units::index(super_.groups.into())),
+    };
+    let placed = match (placing.flex, layout.options.packed) {
+        (1, _) => (0..super_.groups).try_for_each(|group| placing.own(group)),
+        (_, true) => placing.packed(),
+        (_, false) => (0..super_.groups).try_for_each(|group| placing.flex(group)),
+    };
+    placed.ok_or(Error::NoTables)?;
+    Ok((placing.all, placing.space))
+}
+
+struct Placing<'a> {
+    layout: &'a Layout,
+    space: Space,
+    flex: u32,
+    /// Blocks of an inode table.
+    table: u64,
+    all: Vec<Tables>,
+}
+
+impl Placing<'_> {
+    /// In the group itself.
+    fn own(&mut self, group: u32) -> Option<()> {
+        let (start, last) = (self.layout.group_start(group), self.layout.group_end(group) - 1);
+        let mut from = start;
+        let stride = u64::from(self.layout.options.stride);
+        if stride > 0 {
+            // The bitmaps of neighbours go to different disks of a RAID.
+            let first = self.space.first_fit(start, last, 1)? + self.table;
+            from = first + stride * u64::from(group) % (last + 1).saturating_sub(first).max(1);
+            if from >= last {
+                from = start;
+            }
+        }
+        let mut one = |from: u64| {
+            let fit = self.space.first_fit(from, last, 1);
+            let at = fit.or_else(|| self.space.first_fit(start, last, 1))?;
+            self.space.take(at, 1)?;
+            Some(at)
+        };
+        let (blocks, inodes) = (one(from)?, one(from)?);
+        let table = self.space.first_fit(start, last, self.table)?;
+        self.space.take(table, self.table)?;
+        self.all.push(Tables { blocks, inodes, table });
+        Some(())
+    }
+
+    /// Beside those of the other groups of its flex group.
+    fn flex(&mut self, group: u32) -> Option<()> {
+        let nth = group % self.flex;
+        let before = self.all.last().copied().filter(|_| nth > 0);
+        let last = (group | (self.flex - 1)).min(self.layout.super_.groups - 1);
+        let rest = u64::from(last - group + 1);
+        let apart = match last % self.flex {
+            others if last == self.layout.super_.groups - 1 && others > 0 => u64::from(others) + 1,
+            _ => u64::from(self.flex),
+        };
+        let blocks = self.take(group, before.map(|it| it.blocks + 1), rest, 1)?;
+        let next = before.map_or(blocks + apart, |it| it.inodes + 1);
+        let inodes = self.take(group, Some(next), rest, 1)?;
+        let next = before.map_or(inodes + apart, |it| it.table + self.table);
+        let table = self.take(group, Some(next), rest, self.table)?;
+        self.all.push(Tables { blocks, inodes, table });
+        Some(())
+    }
+
+    /// Takes a bitmap or a table of `blocks`, of which `rest` are still to come: near `next`, or
+    /// where all of them fit, or where one does.
+    fn take(&mut self, group: u32, next: Option<u64>, rest: u64, blocks: u64) -> Option<u64> {
+        let super_ = &self.layout.super_;
+        // More than this of a group is not looked for in one piece.
+        let most = u64::from(super_.blocks_per_group / 4);
+        let together = (rest * blocks).min(most);
+        let first = self.layout.group_start(group - group % self.flex);
+        let last = (group | (self.flex - 1)).min(super_.groups - 1);
+        let end = self.layout.group_end(last) - 1;
+        let near = next.filter(|next| *next < super_.blocks);
+        let near = near.and_then(|next| self.space.first_fit(next, next + together, blocks));
+        let at = near
+            .or_else(|| self.space.first_fit(first, end, together))
+            .or_else(|| self.space.first_fit(first, end, blocks))
+            .or_else(|| self.space.first_fit(0, end, blocks))?;
+        self.space.take(at, blocks)?;
+        Some(at)
+    }
+
+    /// One kind after the other, from the start of the volume on.
+    fn packed(&mut self) -> Option<()> {
+        let (groups, end) = (self.layout.super_.groups, self.layout.super_.blocks);
+        let mut at = 0;
+        let mut next = |space: &mut Space, blocks: u64| {
+            at = space.first_fit(at, end, blocks)?;
+            space.take(at, blocks)?;
+            Some(at)
+        };
+        for _ in 0..groups {
+            let blocks = next(&mut self.space, 1)?;
+            self.all.push(Tables { blocks, ..Tables::default() });
+        }
+        for tables in &mut self.all {
+            tables.inodes = next(&mut self.space, 1)?;
+        }
+        for tables in &mut self.all {
+            tables.table = next(&mut self.space, self.table)?;
+        }
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn space_is_what_was_not_taken() {
+        let mut space = Space::new(1, 100);
+        assert!(space.take(10, 20).is_some() && space.take(29, 1).is_none());
+        assert_eq!(space.from(0), Some((1, 10)));
+        assert_eq!(space.from(9), Some((9, 10)));
+        assert_eq!(space.from(10), Some((30, 100)));
+        assert_eq!(space.from(100), None);
+        assert_eq!(space.between(5, 40).collect::<Vec<_>>(), [(5, 10), (30, 40)]);
+        assert_eq!((space.free_in(0, 200), space.ranges()), (79, 2));
+        assert_eq!(space.first_fit(0, 100, 20), Some(30));
+        assert_eq!(space.first_fit(5, 100, 5), Some(5));
+        assert_eq!(space.first_fit(6, 30, 5), None);
+        assert_eq!(space.take_from(95, 10), Some(vec![(95, 5), (1, 5)]));
+        assert_eq!(space.take_from(0, 70), None);
+    }
+}
