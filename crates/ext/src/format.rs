@@ -25,6 +25,7 @@ pub mod inode;
 pub mod jbd2;
 pub mod leaf;
 pub mod nokey;
+pub(crate) mod orphan_file;
 pub mod quota;
 pub mod slot;
 pub mod superblock;

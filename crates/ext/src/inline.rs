@@ -24,7 +24,7 @@ const AFTER_DOTS: u64 = ENTRIES_AT as u64;
 
 impl Volume {
     /// All the bytes that are inside an inode.
-    fn inline_of(&self, inode: &Inode) -> Result<Inline> {
+    pub(crate) fn inline_of(&self, inode: &Inode) -> Result<Inline> {
         let body = self.attribute_body(inode)?;
         for attribute in body.as_deref().map(Attributes::of_body).into_iter().flatten() {
             let attribute = attribute.map_err(|error| error.of_inode(inode.number))?;

@@ -249,6 +249,18 @@ pub(crate) trait Map {
 /// [`Error::Unsupported`] if this is none that can be read.
 pub(crate) fn of(inode: &Inode) -> Result<Either<'_>> {
     inode.readable()?;
+    of_any(inode)
+}
+
+/// [`of`] for those who look at no contents: what is encrypted has a map, too.
+///
+/// # Errors
+/// As [`of`].
+pub(crate) fn of_any(inode: &Inode) -> Result<Either<'_>> {
+    match inode.readable() {
+        Ok(()) | Err(Error::NoKey) => {}
+        Err(other) => return Err(other),
+    }
     if inode.is_inline() {
         return Err(Error::Misuse("contents inside an inode have no map"));
     }

@@ -61,7 +61,8 @@ impl Volume {
             // There is nothing yet that would wait for it.
             tx.may_wait = true;
             tx.look_at_quotas()?;
-            tx.process_orphans(first)
+            tx.process_orphans(first)?;
+            tx.process_orphan_file()
         })?;
         if !clean {
             volume.transact(|tx| {
@@ -166,10 +167,21 @@ impl Transaction<'_> {
     fn names_of_the_dead(&self, dirs: &[InodeNumber], living: &[u64]) -> BTreeSet<InodeNumber> {
         let super_ = &self.volume.super_;
         let mut named = BTreeSet::new();
+        let is_dead = |inode: &InodeNumber| {
+            let (word, bit) = place_of(*inode);
+            let is_living = living.get(word).is_some_and(|word| word & bit != 0);
+            (super_.first_inode.0..=super_.inodes).contains(&inode.0) && !is_living
+        };
         // A block belongs to one directory; a damaged volume may say otherwise.
         let mut blocks_left = super_.blocks;
         for dir in dirs {
             let Ok(node) = self.directory(*dir) else { continue };
+            if node.is_inline() {
+                let Ok(inside) = self.inside(&node) else { continue };
+                let dead = inside.parts().into_iter().flat_map(|part| targets(part.entries));
+                named.extend(dead.filter(is_dead));
+                continue;
+            }
             for nth in 0..self.volume.directory_blocks(&node) {
                 if blocks_left == 0 {
                     log::warn!("directories have more blocks than the volume: run e2fsck on it");
@@ -177,11 +189,7 @@ impl Transaction<'_> {
                 }
                 blocks_left -= 1;
                 let Ok(Some((_, block))) = self.names_in(&node, nth) else { continue };
-                named.extend(targets(&block).filter(|inode| {
-                    let (word, bit) = place_of(*inode);
-                    let is_living = living.get(word).is_some_and(|word| word & bit != 0);
-                    (super_.first_inode.0..=super_.inodes).contains(&inode.0) && !is_living
-                }));
+                named.extend(targets(&block).filter(is_dead));
             }
         }
         named

@@ -17,9 +17,11 @@
 pub(crate) mod accesses;
 mod attributes;
 mod contents;
+mod inside;
 mod losses;
 mod names;
 mod nodes;
+mod values;
 
 use std::sync::Arc;
 
@@ -170,7 +172,8 @@ impl Volume {
         let inode = self.inode(inode)?;
         let has = inode.flags;
         let forbidden = access.write
-            && (has & flags::IMMUTABLE != 0 || has & flags::APPEND != 0 && !access.append);
+            && (has & (flags::IMMUTABLE | flags::VERITY) != 0
+                || has & flags::APPEND != 0 && !access.append);
         match forbidden {
             true => Err(Error::NotPermitted),
             false if inode.kind == Kind::File && inode.is_encrypted() => Err(Error::NoKey),
@@ -308,6 +311,15 @@ impl Volume {
     /// [`Error::Unsupported`] for a flag that ext2 does not honour, [`Error::ReadOnly`].
     pub fn set_flags(&self, inode: InodeNumber, flags: u32) -> Result<()> {
         self.transact(|tx| tx.set_flags(inode, flags))
+    }
+
+    /// Lets an inode count for the quota of `project`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the volume or the inode has no place for projects,
+    /// [`Error::NotPermitted`], [`Error::ReadOnly`].
+    pub fn set_project(&self, inode: InodeNumber, project: u32) -> Result<()> {
+        self.transact(|tx| tx.set_project(inode, project))
     }
 
     /// Counts one more user of an inode: without names it lives on for as long as it has

@@ -5,14 +5,25 @@
 //!   all of them, in order     ordered: dead, and marked as used; the next mount finds them
 //!                             atomic:  s_last_orphan ──▶ inode ──▶ inode ──▶ 0   (i_dtime)
 //! ```
+//! Other drivers list theirs in a file, too (`orphan_file`); ours go on the list, which they read.
+//!
 //! Law: an orphan is given back when its last user goes, when the volume is closed, or at the
 //! next mount.
 
+use draconis_exchange::contract::Kind;
+
+use crate::blocks::role::Role;
+use crate::format::features::ReadOnlyCompatible;
+use crate::format::inode::flags;
+use crate::format::orphan_file;
 use crate::transaction::Transaction;
-use crate::{InodeNumber, Result};
+use crate::units::narrow;
+use crate::{Error, InodeNumber, Result};
 
 /// Orphans that are followed; a longer list is damage.
 const MOST_ORPHANS: u32 = 1 << 20;
+/// Blocks of the file of orphans that are looked at; it has some hundred.
+const MOST_BLOCKS: u64 = 1 << 13;
 
 impl Transaction<'_> {
     /// Whether an inode has no names but still users.
@@ -75,14 +86,7 @@ impl Transaction<'_> {
                 break;
             };
             // It stays on the list until all of it is gone: that may take several batches.
-            if links == 0 {
-                self.delete(inode)?;
-            } else {
-                // A cut that was not finished: everything behind the end goes.
-                let node = self.node(inode)?;
-                self.resize(&node, node.size_bytes)?;
-                self.change_slot(inode, |it| it.set_deleted(0))?;
-            }
+            self.end_orphan(inode, links)?;
             at = next;
             self.set_last_orphan(at)?;
             self.end_if_complete()?;
@@ -91,5 +95,54 @@ impl Transaction<'_> {
             self.set_last_orphan(0)?;
         }
         Ok(())
+    }
+
+    /// Deletes an inode that was listed, or ends the cut of one that has names.
+    fn end_orphan(&mut self, inode: InodeNumber, links: u16) -> Result<()> {
+        if links == 0 {
+            return self.delete(inode);
+        }
+        // A cut that was not finished: everything behind the end goes, but for what seals a file.
+        let node = self.node(inode)?;
+        if node.kind == Kind::File && node.flags & flags::VERITY == 0 {
+            self.resize(&node, node.size_bytes)?;
+        }
+        self.change_slot(inode, |it| it.set_deleted(0))
+    }
+
+    /// Frees the inodes that other drivers list in the file of orphans, and empties it.
+    pub(crate) fn process_orphan_file(&mut self) -> Result<()> {
+        let super_ = &self.volume.super_;
+        if !super_.read_only_compatible.contains(ReadOnlyCompatible::ORPHAN_PRESENT) {
+            return Ok(());
+        }
+        if let Some(number) = super_.orphan_file {
+            let file = self.node(number)?;
+            let role = Role::Orphans(file.id());
+            let count = (file.size_bytes / u64::from(super_.block_bytes)).min(MOST_BLOCKS);
+            for nth in 0..narrow(count) {
+                let hole = Error::corrupt("file of orphans: hole").of_inode(number);
+                let at = self.mapped(number, nth)?.ok_or(hole)?;
+                let block = self.block(at, role).map_err(|error| error.of_inode(number))?;
+                let listed = orphan_file::listed(&block);
+                for (nth, inode) in listed.map_err(|error| error.in_block(at).of_inode(number))? {
+                    match self.read_slot(inode, |it| (it.links(), it.mode())) {
+                        Ok((0, 0)) => {}
+                        Ok((links, _)) => self.end_orphan(inode, links)?,
+                        Err(_) => {
+                            log::warn!("the file of orphans lists inode {inode}, which is none")
+                        }
+                    }
+                    self.change(at, role, |block| orphan_file::strike(block, nth))?;
+                    self.end_if_complete()?;
+                }
+            }
+        }
+        self.change_super(|raw| {
+            let [compatible, incompatible, read_only] = raw.features();
+            let read_only = read_only & !ReadOnlyCompatible::ORPHAN_PRESENT.bits();
+            raw.set_features([compatible, incompatible, read_only]);
+            Ok(())
+        })
     }
 }

@@ -396,7 +396,18 @@ impl Superblock {
         let mut unknown =
             self.incompatible.difference(Incompatible::WRITABLE | Incompatible::RECOVER).names();
         unknown.extend(self.read_only_compatible.difference(ReadOnlyCompatible::WRITABLE).names());
-        (!unknown.is_empty()).then(|| format!("writing needs: {}", unknown.join(", ")))
+        // Values in inodes of their own count for the quotas of those that have the attributes.
+        if self.incompatible.contains(Incompatible::EA_INODE)
+            && self.read_only_compatible.contains(ReadOnlyCompatible::QUOTA)
+        {
+            unknown.push("ea_inode beside quota".to_owned());
+        }
+        // Other hosts would have to see all the time that this one uses the volume.
+        let next = match self.incompatible.contains(Incompatible::MMP) {
+            true => "; where one host alone uses the volume, `tune2fs -O ^mmp` takes mmp away",
+            false => "",
+        };
+        (!unknown.is_empty()).then(|| format!("writing needs: {}{next}", unknown.join(", ")))
     }
 }
 

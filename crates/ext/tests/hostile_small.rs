@@ -1,17 +1,18 @@
-//! Spoilt inline data, values in inodes, folded and encrypted names: no panic, no hang, bounded
-//! memory; what is sound is read.
+//! Spoilt inline data, values in inodes, folded and encrypted names, read and changed: no panic, no
+//! hang, bounded memory; what is sound is read.
 
 mod common;
 
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use common::exercise::{self, Outcome};
 use common::spoil::{assert_memory_stayed_small, rounds, spoil, structures_of};
+use common::storm::{self, Storm};
 use common::{Image, tree};
-use draconis_device::Random;
+use draconis_device::{MemoryDisk, Random};
 use draconis_ext::format::inode::flags;
 use rustix::fs::XattrFlags;
 
@@ -40,7 +41,7 @@ fn fill(root: &Path, names: u64) {
 fn base() -> Option<&'static [u8]> {
     static BASE: OnceLock<Option<Vec<u8>>> = OnceLock::new();
     let made = BASE.get_or_init(|| {
-        let features = "inline_data,ea_inode,encrypt,^has_journal,^extent,^64bit,^metadata_csum";
+        let features = "ea_inode,encrypt,^has_journal,^extent,^64bit,^metadata_csum";
         let arguments = ["-t", "ext4", "-b", "1024", "-I", "256", "-N", "128", "-O", features];
         let image = Image::make(None, "1M", &arguments)?;
         fill(image.mount_with("loop")?.path(), 40);
@@ -141,5 +142,58 @@ fn inodes_with_flags_of_others() {
         differ += u64::from(outcome.unwrap() != sound);
     }
     assert!(differ > 200, "{differ}");
+    assert_memory_stayed_small();
+}
+
+/// Many changes of one image, and what they leave.
+fn changed(image: Vec<u8>, seed: u64) -> draconis_ext::Result<(storm::Outcome, Vec<u8>)> {
+    let mut random = Random::new(seed);
+    let disk = Arc::new(MemoryDisk::new(image, 512));
+    let mut storm = Storm::new(disk.clone(), exercise::options())?;
+    for _ in 0..60 {
+        storm.step(&mut |limit| random.below(limit));
+    }
+    storm.end();
+    let outcome = std::mem::take(&mut storm.outcome);
+    drop(storm);
+    Ok((outcome, Arc::try_unwrap(disk).unwrap().into_bytes()))
+}
+
+#[test]
+fn changes_of_a_sound_image_leave_it_sound() {
+    let Some(base) = base() else { return };
+    let image = Image::of(base);
+    // Which makes new trees, of folded names.
+    let Some(_) = common::run("e2fsck", &["-fyD", image.path()]) else { return };
+    let base = fs::read(&image.path).unwrap();
+    for seed in 0..rounds(30) {
+        let (outcome, bytes) = changed(base.clone(), seed).unwrap();
+        assert!(!outcome.stopped && outcome.done > 5, "seed {seed}: {outcome:?}");
+        let image = Image::of(&bytes);
+        assert!(common::run("e2fsck", &["-fn", image.path()]).is_some(), "seed {seed}");
+    }
+}
+
+#[test]
+fn changes_of_spoilt_structures() {
+    let Some(base) = base() else { return };
+    let own: Vec<_> = structures_of(base, &used(base)).into_iter().skip(24).collect();
+    let (mut opened, mut stopped) = (0, 0);
+    let rounds = rounds(600);
+    for seed in 0..rounds {
+        let mut random = Random::new(seed ^ 0xC4A6);
+        let mut image = base.to_vec();
+        for _ in 0..=random.below(24) {
+            let nth = random.below(own.len() as u64) as usize;
+            spoil(&mut image, own[nth].clone(), &mut random);
+        }
+        let ran = std::panic::catch_unwind(|| changed(image, seed))
+            .unwrap_or_else(|_| panic!("seed {seed}: panicked"));
+        if let Ok((outcome, _)) = ran {
+            opened += 1;
+            stopped += u64::from(outcome.stopped);
+        }
+    }
+    assert!(opened > rounds / 2 && stopped < opened, "{opened} opened, {stopped} stopped");
     assert_memory_stayed_small();
 }

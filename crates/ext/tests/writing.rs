@@ -600,6 +600,8 @@ const EXT4: &[&[&str]] = &[
     &["-t", "ext4", "-b", "2048", "-O", "^extent,^64bit,metadata_csum_seed", "-g", "1024"],
     &["-t", "ext4", "-b", "1024", "-O", "meta_bg,^resize_inode,large_dir", "-g", "512"],
     &["-t", "ext4", "-b", "65536"],
+    &["-t", "ext4", "-b", "1024", "-O", "ea_inode,orphan_file,stable_inodes"],
+    &["-t", "ext4", "-b", "2048", "-O", "casefold,encrypt,verity,project,^has_journal"],
 ];
 
 #[test]

@@ -27,6 +27,8 @@ pub(crate) enum Role {
     Extents(FileId),
     /// A block of extended attributes.
     Attributes,
+    /// A block of the file of orphans, which is this one.
+    Orphans(FileId),
     /// A block of a file of quotas.
     Quota,
     /// Contents of a file, or the target of a symbolic link.

@@ -6,7 +6,7 @@
 use crate::blocks::data::Data;
 use crate::blocks::role::{Role, Sums};
 use crate::format::superblock::Superblock;
-use crate::format::{extent, leaf, xattr};
+use crate::format::{extent, leaf, orphan_file, xattr};
 use crate::{Error, FsBlock, Result};
 
 /// See the head of the file.
@@ -33,6 +33,9 @@ impl Sums for MetadataSums {
             Role::Attributes => {
                 (xattr::is_sealed(bytes, seed, block), "extended attribute block: checksum")
             }
+            Role::Orphans(file) => {
+                (orphan_file::is_sealed(bytes, of(file), block), "file of orphans: checksum")
+            }
             Role::Superblock
             | Role::Descriptors
             | Role::BlockBitmap(_)
@@ -52,6 +55,7 @@ impl Sums for MetadataSums {
             Role::Directory(dir) => leaf::seal(bytes.make_mut(), of(dir)),
             Role::Extents(file) => extent::seal(bytes.make_mut(), of(file)),
             Role::Attributes => xattr::seal(bytes.make_mut(), seed, block),
+            Role::Orphans(file) => orphan_file::seal(bytes.make_mut(), of(file), block),
             Role::Superblock
             | Role::Descriptors
             | Role::BlockBitmap(_)

@@ -95,9 +95,12 @@ pub(crate) fn of(
 }
 
 /// Whether the order of writes alone can keep a volume in order: a block with a checksum, or a
-/// tree that is balanced, changes in more places at once than one write reaches.
+/// tree that is balanced, changes in more places at once than one write reaches; and names inside an
+/// inode change with that, as do attributes with the inodes of their values.
 fn can_be_ordered(super_: &Superblock) -> bool {
-    let extents = super_.incompatible.contains(Incompatible::EXTENTS);
+    let beyond =
+        Incompatible::EXTENTS.union(Incompatible::INLINE_DATA).union(Incompatible::EA_INODE);
+    let extents = super_.incompatible.intersects(beyond);
     let sums = super_.read_only_compatible.intersects(ReadOnlyCompatible::SUMS);
     !extents && !sums
 }

@@ -28,7 +28,6 @@ pub(crate) mod index;
 use draconis_exchange::contract::Kind;
 
 use crate::format::dirent::{self, HEAD_BYTES, Shape, record_bytes, record_len};
-use crate::format::hash::Hash;
 use crate::format::{put16, put32};
 use crate::{Error, InodeNumber, Result};
 
@@ -124,8 +123,8 @@ impl Record {
     }
 
     #[inline]
-    fn is(&self, block: &[u8], name: &[u8]) -> bool {
-        self.inode != 0 && self.name_len == name.len() && self.name(block) == name
+    fn is(&self, block: &[u8], is: impl Fn(&[u8]) -> bool) -> bool {
+        self.inode != 0 && is(self.name(block))
     }
 
     fn found(&self, previous: Option<usize>, filetype: bool) -> Found {
@@ -211,7 +210,7 @@ pub(crate) fn find(block: &[u8], filetype: bool, name: &[u8]) -> Result<Option<F
     let mut previous = None;
     for record in records(block) {
         let record = record?;
-        if record.is(block, name) {
+        if record.is(block, |it| it == name) {
             return Ok(Some(record.found(previous, filetype)));
         }
         previous = Some(record.at);
@@ -241,13 +240,28 @@ pub(crate) fn room(block: &[u8], need_bytes: usize) -> Result<Option<Room>> {
 ///
 /// # Errors
 /// [`Error::Corrupt`] if the chain breaks before the name is found.
+#[cfg(test)]
 pub(crate) fn seek(block: &[u8], filetype: bool, name: &[u8]) -> Result<Sought> {
-    let need_bytes = record_bytes(name.len());
+    seek_by(block, filetype, name.len(), |it| it == name)
+}
+
+/// [`seek`] of the first name that `is` what is looked for, or else of room for one of so many
+/// bytes.
+///
+/// # Errors
+/// As [`seek`].
+pub(crate) fn seek_by(
+    block: &[u8],
+    filetype: bool,
+    name_bytes: usize,
+    is: impl Fn(&[u8]) -> bool,
+) -> Result<Sought> {
+    let need_bytes = record_bytes(name_bytes);
     let mut previous = None;
     let mut best: Option<Room> = None;
     for record in records(block) {
         let record = record?;
-        if record.is(block, name) {
+        if record.is(block, &is) {
             return Ok(Sought::Found(record.found(previous, filetype)));
         }
         if !best.is_some_and(|best| best.whole)
@@ -444,17 +458,17 @@ fn pack_of(all: impl IntoIterator<Item = Record>, from: &[u8]) -> Vec<u8> {
     block
 }
 
-/// Splits a block of names by their hashes into halves of about equal bytes. Names with one
-/// hash stay together unless there are no others.
+/// Splits a block of names by their hashes, which `hash` says, into halves of about equal bytes.
+/// Names with one hash stay together unless there are no others.
 ///
 /// # Errors
 /// [`Error::Corrupt`] if the chain breaks; [`Error::Misuse`] if there are less than two names.
-pub(crate) fn split(block: &[u8], hash: &Hash) -> Result<Split> {
+pub(crate) fn split_by(block: &[u8], hash: impl Fn(&[u8]) -> u32) -> Result<Split> {
     let all = all(block)?;
     let mut hashed: Vec<(u32, usize, Record)> = all
         .iter()
         .filter(|record| record.inode != 0)
-        .map(|record| (hash.of(record.name(block)), record.at, *record))
+        .map(|record| (hash(record.name(block)), record.at, *record))
         .collect();
     hashed.sort_unstable_by_key(|(hash, at, _)| (*hash, *at));
     let cut = cut(&hashed).ok_or(Error::Misuse("directory block: too few names to split"))?;
@@ -468,6 +482,11 @@ pub(crate) fn split(block: &[u8], hash: &Hash) -> Result<Split> {
     let low = without(block, &all, &gone);
     let high = pack_of(go.iter().map(|(.., record)| *record), block);
     Ok(Split { low, high, hash })
+}
+
+#[cfg(test)]
+fn split(block: &[u8], hash: &crate::format::hash::Hash) -> Result<Split> {
+    split_by(block, |name| hash.of(name))
 }
 
 /// How many of these names, in the order of their hashes, make the lower half: the place

@@ -90,8 +90,16 @@ fn in_entry(block: &[u8], entry: &Dirent<'_>) -> Option<(u32, u32)> {
 }
 
 /// Whether the names of `dir` ignore case.
-pub(super) fn is_folded(volume: &Volume, dir: &Inode) -> bool {
+pub(crate) fn is_folded(volume: &Volume, dir: &Inode) -> bool {
     volume.super_.incompatible.contains(Incompatible::CASEFOLD) && dir.flags & flags::CASEFOLD != 0
+}
+
+/// What the tree of a directory hashes instead of a name.
+pub(crate) fn hashed_of(folds: bool, name: &[u8]) -> Cow<'_, [u8]> {
+    match folds.then(|| casefold::folded(name)).flatten() {
+        Some(folded) => Cow::Owned(folded),
+        None => Cow::Borrowed(name),
+    }
 }
 
 /// A name that is looked for in one directory.
@@ -134,7 +142,7 @@ impl<'a> Wanted<'a> {
     }
 
     /// What a hash tree hashes; `None` if the name does not say.
-    pub(super) fn hashed(&self) -> Option<&[u8]> {
+    pub(crate) fn hashed(&self) -> Option<&[u8]> {
         match &self.how {
             How::Exact => Some(self.name),
             How::Folded(folded) => Some(folded),
@@ -143,7 +151,7 @@ impl<'a> Wanted<'a> {
     }
 
     /// Whether a name may also be where its hash does not lead.
-    pub(super) fn may_be_anywhere(&self, volume: &Volume) -> bool {
+    pub(crate) fn may_be_anywhere(&self, volume: &Volume) -> bool {
         // Other tables than today's may have folded it when it was hashed.
         matches!(self.how, How::Folded(_))
             && volume.super_.encoding.1 & casefold::FLAG_BY_HASH_ONLY == 0
@@ -175,14 +183,21 @@ impl<'a> Wanted<'a> {
         damage.map_or(Ok(None), Err)
     }
 
-    fn is(&self, on_disk: &[u8]) -> bool {
+    /// Whether other names than the very same are meant, too.
+    pub(crate) const fn folds(&self) -> bool {
+        matches!(self.how, How::Folded(_))
+    }
+
+    /// Whether this very name is on disk.
+    pub(crate) fn is(&self, on_disk: &[u8]) -> bool {
         match &self.how {
             How::Exact | How::Folded(_) => self.name == on_disk,
             How::NoKey(name) => name.is(on_disk),
         }
     }
 
-    fn folds_to(&self, on_disk: &[u8]) -> bool {
+    /// Whether a name on disk folds to the same.
+    pub(crate) fn folds_to(&self, on_disk: &[u8]) -> bool {
         let How::Folded(folded) = &self.how else { return false };
         if on_disk.is_ascii() {
             return folded.eq_ignore_ascii_case(on_disk);

@@ -167,15 +167,15 @@ impl Incompatible {
         .union(Self::CASEFOLD);
 
     /// What this library reads. Needing recovery has its own refusal.
-    pub const READABLE: Self = Self::WRITABLE
-        .union(Self::MMP)
-        .union(Self::INLINE_DATA)
-        .union(Self::EA_INODE)
-        .union(Self::ENCRYPT)
-        .union(Self::CASEFOLD);
+    pub const READABLE: Self = Self::WRITABLE.union(Self::MMP).union(Self::INLINE_DATA);
 
     /// What a writer keeps intact.
-    pub const WRITABLE: Self = Self::GROWABLE.union(Self::EXTENTS).union(Self::SIXTY_FOUR_BIT);
+    pub const WRITABLE: Self = Self::GROWABLE
+        .union(Self::EXTENTS)
+        .union(Self::SIXTY_FOUR_BIT)
+        .union(Self::EA_INODE)
+        .union(Self::CASEFOLD)
+        .union(Self::ENCRYPT);
 
     /// What grows.
     pub const GROWABLE: Self = Self::FILETYPE
@@ -214,7 +214,9 @@ impl ReadOnlyCompatible {
         .union(Self::SUMS)
         .union(Self::BIGALLOC)
         .union(Self::QUOTA)
-        .union(Self::PROJECT);
+        .union(Self::PROJECT)
+        .union(Self::VERITY)
+        .union(Self::ORPHAN_PRESENT);
 
     /// Groups, or all metadata, carry checksums.
     pub const SUMS: Self = Self::GDT_CSUM.union(Self::METADATA_CSUM);

@@ -268,6 +268,13 @@ impl Inode {
         bytes
     }
 
+    /// Whether blocks of a device may belong to it.
+    pub(crate) fn has_map(&self, super_: &Superblock) -> bool {
+        matches!(self.kind, Kind::File | Kind::Directory | Kind::Symlink)
+            && !self.is_inline()
+            && self.fast_target(super_).is_none()
+    }
+
     /// Names that lead here.
     pub fn links(&self) -> u16 {
         self.stat.links

@@ -4,16 +4,18 @@ use draconis_exchange::contract::Time;
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U32;
 
+use super::inline::{ENTRIES_AT, POINTER_BYTES};
 use super::inode::{
     self, EXTRA_BYTES, POINTERS, RawInode, flags, low16, low32, split_time, without_epoch,
 };
-use super::{le16, le32};
+use super::{le16, le32, xattr};
 use crate::{Error, Result};
 
 const OLD_BYTES: usize = 128;
 const XATTR_MAGIC: u32 = 0xEA02_0000;
 /// Where the project is.
 const PROJECT_AT: usize = 0x9C;
+const POINTERS_AT: usize = 0x28;
 
 /// Which time of an inode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -271,6 +273,40 @@ impl<'a> Slot<'a> {
         self.with(|raw| raw.i_generation = generation.into());
     }
 
+    /// How many entries lead to the value that it holds.
+    pub fn value_owners(&self) -> u64 {
+        let join =
+            |raw: &RawInode| u64::from(raw.i_ctime.get()) << 32 | u64::from(raw.i_version.get());
+        self.get(join).unwrap_or(0)
+    }
+
+    /// Sets [`Slot::value_owners`].
+    pub fn set_value_owners(&mut self, owners: u64) {
+        let [low, high] = [low32(owners), low32(owners >> 32)];
+        self.set_time(Stamp::Changed, Time { seconds: 0, nanoseconds: 0 });
+        self.with(|raw| {
+            raw.i_version = low.into();
+            raw.i_ctime = high.into();
+        });
+    }
+
+    /// Sets the hash of the value that it holds.
+    pub fn set_value_hash(&mut self, hash: u32) {
+        self.set_time(Stamp::Accessed, Time { seconds: hash.into(), nanoseconds: 0 });
+        // Where there is no room for what is beyond 32 bits, that is not lost here.
+        self.with(|raw| raw.i_atime = hash.into());
+    }
+
+    /// Whether it says that it holds the value of an attribute.
+    pub fn is_value(&self) -> bool {
+        self.flags() & flags::EA_INODE != 0 && self.mode() & 0o170_000 == 0o100_000
+    }
+
+    /// Whether it has room for a project.
+    pub fn has_project(&self) -> bool {
+        self.extra_end() >= PROJECT_AT.saturating_add(4)
+    }
+
     /// When it was deleted, in seconds since 1970; for an orphan the next one's number.
     pub fn deleted(&self) -> u32 {
         self.get(|raw| raw.i_dtime.get()).unwrap_or(0)
@@ -338,6 +374,19 @@ impl<'a> Slot<'a> {
             self.put(end, &XATTR_MAGIC.to_le_bytes());
             self.put(end.saturating_add(4), list);
         }
+    }
+
+    /// The names of a directory that is inside its inode, part 0 or 1; none if there is no such
+    /// part.
+    pub fn names_inside(&mut self, part: usize) -> &mut [u8] {
+        let range = if part == 0 {
+            POINTERS_AT.saturating_add(ENTRIES_AT)..POINTERS_AT.saturating_add(POINTER_BYTES)
+        } else {
+            let start = self.extra_end().saturating_add(4);
+            let value = xattr::inline_value(self.attributes()).unwrap_or_default();
+            start.saturating_add(value.start)..start.saturating_add(value.end)
+        };
+        self.0.get_mut(range).unwrap_or_default()
     }
 
     fn put(&mut self, at: usize, bytes: &[u8]) {

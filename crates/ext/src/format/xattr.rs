@@ -40,7 +40,7 @@ pub struct Attribute<'a> {
 }
 
 /// A value in an inode of its own (`ea_inode`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Outside {
     /// That inode.
     pub inode: InodeNumber,
@@ -213,6 +213,25 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
+/// Where in the list that starts with `body` inside an inode the value is that belongs to the
+/// inode's contents.
+pub(crate) fn inline_value(body: &[u8]) -> Option<std::ops::Range<usize>> {
+    let mut list = Attributes::of_body(body);
+    loop {
+        let head = body.get(list.at..)?;
+        let (found, value_at, len) = (list.entry(head)?, le16(head, 2)?, le32(head, 8)?);
+        if found.0.is_some_and(|it| it.is_inline_data()) {
+            let start = usize::from(value_at);
+            let end = start.checked_add(usize::try_from(len).ok()?)?;
+            return (end <= body.len()).then_some(start..end);
+        }
+        if le32(head, 0)? == 0 {
+            return None;
+        }
+        list.at = found.1;
+    }
+}
+
 /// Whether the format has a place for an attribute of that name.
 ///
 /// # Errors
@@ -223,8 +242,9 @@ pub fn is_name(name: &[u8]) -> Result<()> {
         return Err(Error::Misuse("an extended attribute needs a name behind its prefix"));
     }
     match split_name(name) {
-        Some(_) => Ok(()),
-        None => Err(Error::Unsupported {
+        // Behind that name there are contents of files.
+        Some(_) if name != b"system.data" => Ok(()),
+        _ => Err(Error::Unsupported {
             feature: format!("extended attribute {}", name.escape_ascii()),
         }),
     }
@@ -249,7 +269,9 @@ pub struct NewAttribute {
     number: u8,
     suffix_bytes: usize,
     suffix: Vec<u8>,
+    /// Empty if it is in an inode of its own.
     value: Vec<u8>,
+    outside: Option<Outside>,
 }
 
 impl NewAttribute {
@@ -264,7 +286,26 @@ impl NewAttribute {
             2 | 3 => super::acl::to_disk(value)?,
             _ => value.to_vec(),
         };
-        Ok(Some(Self { number, suffix_bytes: suffix.len(), suffix: suffix.to_vec(), value }))
+        let (suffix_bytes, suffix) = (suffix.len(), suffix.to_vec());
+        Ok(Some(Self { number, suffix_bytes, suffix, value, outside: None }))
+    }
+
+    /// Where its value is, if it is in an inode of its own.
+    pub(crate) fn outside(&self) -> Option<Outside> {
+        self.outside
+    }
+
+    /// The bytes of its value that are in its list.
+    pub(crate) fn value(&self) -> &[u8] {
+        &self.value
+    }
+
+    /// The same with its value, which has this hash, in `inode`.
+    pub(crate) fn moved_to(&self, inode: InodeNumber, value_hash: u32) -> Self {
+        let len = u32::try_from(self.value.len()).unwrap_or(u32::MAX);
+        let hash = self.name_hash().rotate_left(16) ^ value_hash;
+        let outside = Some(Outside { inode, len, hash });
+        Self { value: Vec::new(), outside, ..self.clone() }
     }
 
     /// The full name; `None` for one that Linux hides.
@@ -288,6 +329,11 @@ impl NewAttribute {
         (self.number, &self.suffix) == (other.number, &other.suffix)
     }
 
+    /// Whether its value belongs to the contents of the inode, and must stay inside that.
+    pub(crate) fn is_inline_data(&self) -> bool {
+        (self.number, self.suffix.as_slice()) == (7, b"data")
+    }
+
     fn entry_bytes(&self) -> usize {
         ENTRY_BYTES.saturating_add(self.suffix_bytes).next_multiple_of(4)
     }
@@ -297,10 +343,16 @@ impl NewAttribute {
         self.entry_bytes().saturating_add(self.value.len().next_multiple_of(4))
     }
 
+    fn name_hash(&self) -> u32 {
+        self.suffix.iter().fold(0u32, |sum, byte| sum.rotate_left(5) ^ u32::from(*byte))
+    }
+
     /// The sum over name and value that entries of a block carry.
     fn hash(&self) -> u32 {
-        let name = self.suffix.iter().fold(0u32, |sum, byte| sum.rotate_left(5) ^ u32::from(*byte));
-        self.value.chunks(4).fold(name, |sum, chunk| {
+        if let Some(outside) = self.outside {
+            return outside.hash;
+        }
+        self.value.chunks(4).fold(self.name_hash(), |sum, chunk| {
             let mut word = [0; 4];
             for (to, from) in word.iter_mut().zip(chunk) {
                 *to = *from;
@@ -346,6 +398,11 @@ pub fn encode_body(attributes: &[NewAttribute], inode_bytes: u32) -> Vec<u8> {
     encode(attributes, &none, body_room(inode_bytes).saturating_add(4), 0)
 }
 
+/// A list inside an inode that has `room` bytes for it; the attributes must fit.
+pub(crate) fn encode_list(attributes: &[NewAttribute], room: usize) -> Vec<u8> {
+    encode(attributes, &vec![0; attributes.len()], room, 0)
+}
+
 /// Entries from the front, values from the end of `len` bytes; `base` is where they start
 /// in what values are counted from.
 fn encode(attributes: &[NewAttribute], hashes: &[u32], len: usize, base: usize) -> Vec<u8> {
@@ -353,16 +410,19 @@ fn encode(attributes: &[NewAttribute], hashes: &[u32], len: usize, base: usize) 
     let mut end = len;
     let mut values: Vec<(usize, &[u8])> = Vec::new();
     for (attribute, hash) in attributes.iter().zip(hashes) {
-        let NewAttribute { number, suffix_bytes, suffix, value } = attribute;
+        let NewAttribute { number, suffix_bytes, suffix, value, outside } = attribute;
+        // An entry of a value in an inode of its own has a sum wherever it stands.
+        let (inode, len, hash) = match outside {
+            Some(outside) => (outside.inode.0, outside.len, outside.hash),
+            None => (0, u32::try_from(value.len()).unwrap_or(0), *hash),
+        };
         end = end.saturating_sub(value.len().next_multiple_of(4));
         let at = if value.is_empty() { 0 } else { base.saturating_add(end) };
         values.push((end, value));
         let start = bytes.len();
         bytes.extend([u8::try_from(*suffix_bytes).unwrap_or(0), *number]);
         bytes.extend(u16::try_from(at).unwrap_or(0).to_le_bytes());
-        bytes.extend(0u32.to_le_bytes());
-        bytes.extend(u32::try_from(value.len()).unwrap_or(0).to_le_bytes());
-        bytes.extend(hash.to_le_bytes());
+        [inode, len, hash].iter().for_each(|field| bytes.extend(field.to_le_bytes()));
         bytes.extend(suffix);
         bytes.resize(start.saturating_add(attribute.entry_bytes()), 0);
     }

@@ -12,8 +12,6 @@
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
-use draconis_exchange::contract::Kind;
-
 use crate::alloc::Request;
 use crate::format::inode::{DIRECT, Inode};
 use crate::format::{le32, put32};
@@ -137,7 +135,7 @@ impl Transaction<'_> {
 
     fn walk_of(&self, inode: &Inode, range: Range<u64>, visit: &mut dyn Visit) -> Result<()> {
         let super_ = &self.volume.super_;
-        let map = super::of(inode)?;
+        let map = super::of_any(inode)?;
         let role = map.role(inode.id());
         let read = |block: FsBlock| self.block(block, role).map(Some);
         let blocks = u64::from(super_.first_data_block) + 1..super_.blocks;
@@ -237,8 +235,7 @@ impl Transaction<'_> {
     /// device: what leads to them, and the bitmaps that they are marked in.
     pub(crate) fn have_map(&mut self, inode: &Inode, from: u64) -> Result<()> {
         let super_ = &self.volume.super_;
-        let has_map = matches!(inode.kind, Kind::File | Kind::Directory | Kind::Symlink);
-        if !has_map || inode.fast_target(super_).is_some() {
+        if !inode.has_map(super_) {
             return Ok(());
         }
         let end = inode.size_bytes.div_ceil(super_.block_bytes.into());
@@ -280,7 +277,7 @@ impl Transaction<'_> {
     pub(crate) fn unmap(&mut self, inode: InodeNumber, range: Range<u32>) -> Result<()> {
         let node = self.peek(inode)?;
         self.has_map_of_clusters(&node)?;
-        let freed = super::of(&node)?.unmap(self, inode, range.clone())?;
+        let freed = super::of_any(&node)?.unmap(self, inode, range.clone())?;
         if freed > 0 {
             self.uncount_sectors(inode, freed)?;
         }

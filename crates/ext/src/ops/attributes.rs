@@ -10,7 +10,7 @@ use super::XattrSet;
 use crate::alloc::Request;
 use crate::blocks::role::Role;
 use crate::format::acl::Acl;
-use crate::format::features::Compatible;
+use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::inode::{Inode, flags};
 use crate::format::slot::Stamp;
 use crate::format::xattr::{self, NewAttribute, edit, is_name};
@@ -221,7 +221,8 @@ impl Transaction<'_> {
             feature: format!("extended attribute {}", name.escape_ascii()),
         })?;
         let mut all = self.attributes_of(inode)?;
-        edit::set(&mut all, new, how)?;
+        edit::set(&mut all, new.clone(), how)?;
+        self.move_value(inode, &mut all, &new)?;
         self.store_attributes(inode.number, &all)
     }
 
@@ -244,6 +245,11 @@ impl Transaction<'_> {
             let block = self.block(at, Role::Attributes).map_err(of_inode)?;
             all.extend(edit::read_block(&block).map_err(|error| of_inode(error.in_block(at)))?);
         }
+        let known = self.volume.super_.incompatible.contains(Incompatible::EA_INODE);
+        if !known && all.iter().any(|attribute| attribute.outside().is_some()) {
+            let what = "extended attribute: value outside, without ea_inode";
+            return Err(of_inode(Error::corrupt(what)));
+        }
         Ok(all)
     }
 
@@ -262,6 +268,7 @@ impl Transaction<'_> {
             (None, 0) => true,
             _ => false,
         };
+        let shifted = self.shifted_values(number, &placed, same)?;
         if !same && let Some(block) = &placed.block {
             let (uid, _) = self.read_slot(number, |it| it.owner())?;
             match self.need_blocks(1, self.is_privileged(uid)) {
@@ -271,9 +278,10 @@ impl Transaction<'_> {
                     self.change_slot(number, |it| {
                         it.set_attributes(if placed.in_body { &placed.body } else { &[] });
                     })?;
-                    return self.change(FsBlock(old), Role::Attributes, |bytes| {
+                    self.change(FsBlock(old), Role::Attributes, |bytes| {
                         bytes.copy_from_slice(block);
-                    });
+                    })?;
+                    return self.settle_values(number, shifted);
                 }
                 Err(error) => return Err(error),
             }
@@ -282,7 +290,7 @@ impl Transaction<'_> {
             it.set_attributes(if placed.in_body { &placed.body } else { &[] });
         })?;
         if same {
-            return Ok(());
+            return self.settle_values(number, shifted);
         }
         self.drop_attribute_block(number)?;
         if let Some(block) = placed.block {
@@ -304,7 +312,7 @@ impl Transaction<'_> {
         if !all.is_empty() && !self.volume.super_.compatible.contains(Compatible::EXT_ATTR) {
             self.need_compatible(Compatible::EXT_ATTR)?;
         }
-        Ok(())
+        self.settle_values(number, shifted)
     }
 
     /// Whether `new` holds fewer attributes than the block `old`, which no other inode shares.
@@ -349,9 +357,20 @@ impl Transaction<'_> {
             _ => flags::OF_ANYTHING,
         };
         let changed = (inode.flags ^ wanted) & flags::MODIFIABLE;
+        let mut settable = flags::SETTABLE;
+        if self.volume.super_.read_only_compatible.contains(ReadOnlyCompatible::PROJECT) {
+            settable |= flags::PROJECT;
+        }
+        let changes_case = changed & flags::CASEFOLD != 0;
+        if self.volume.super_.incompatible.contains(Incompatible::CASEFOLD) {
+            settable |= flags::CASEFOLD;
+        }
+        if changes_case && inode.kind != Kind::Directory {
+            return Err(Error::NotADirectory);
+        }
         let strange = wanted & !flags::NAMEABLE != 0
             || wanted & flags::MODIFIABLE & !fitting != 0
-            || changed & !flags::SETTABLE != 0;
+            || changed & !settable != 0;
         if strange {
             return Err(Error::Unsupported { feature: "this inode flag".into() });
         }
@@ -359,9 +378,37 @@ impl Transaction<'_> {
         if inode.flags & wanted & flags::IMMUTABLE != 0 && changed != 0 {
             return Err(Error::NotPermitted);
         }
+        if changes_case && inode.is_encrypted() && wanted & flags::CASEFOLD != 0 {
+            return Err(Error::NoKey);
+        }
+        if changes_case && !self.is_empty(&inode)? {
+            return Err(Error::NotEmpty);
+        }
         self.change_slot(number, |it| {
-            it.set_flags(it.flags() & !flags::SETTABLE | wanted & flags::SETTABLE);
+            it.set_flags(it.flags() & !settable | wanted & settable);
         })?;
+        self.stamp(number, &[Stamp::Changed])
+    }
+
+    pub(crate) fn set_project(&mut self, number: InodeNumber, project: u32) -> Result<()> {
+        let inode = self.node(number)?;
+        if inode.project() == project {
+            return Ok(());
+        }
+        let features = self.volume.super_.read_only_compatible;
+        if !features.contains(ReadOnlyCompatible::PROJECT) {
+            return Err(Error::Unsupported { feature: "projects of files need: project".into() });
+        }
+        if inode.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {
+            return Err(Error::NotPermitted);
+        }
+        if !self.read_slot(number, |it| it.has_project())? {
+            let feature = "the inode has no room for a project".to_owned();
+            return Err(Error::Unsupported { feature });
+        }
+        let (uid, gid) = inode.owner();
+        self.have_entries(Owner { uid, gid, project })?;
+        self.give_usage(number, |it| it.set_project(project))?;
         self.stamp(number, &[Stamp::Changed])
     }
 }

@@ -75,6 +75,7 @@ impl Volume {
         bytes: &[u8],
         lent: Option<&Data>,
     ) -> Result<usize> {
+        self.bring_out(number)?;
         let mut done = 0;
         while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
             // Up to where a large piece ends: they are written in one go.
@@ -106,6 +107,7 @@ impl Volume {
         if len == 0 {
             return Err(Error::Misuse("no bytes to reserve"));
         }
+        self.bring_out(number)?;
         let inode = self.inode(number)?;
         let end = offset.checked_add(len).filter(|end| *end <= self.most_bytes_of(&inode));
         let end = end.ok_or(Error::TooLarge)?;
@@ -187,7 +189,7 @@ impl Transaction<'_> {
             _ => return Err(Error::Misuse("only files have contents")),
         }
         inode.readable()?;
-        if inode.flags & flags::IMMUTABLE != 0 {
+        if inode.flags & (flags::IMMUTABLE | flags::VERITY) != 0 {
             return Err(Error::NotPermitted);
         }
         Ok(inode)
@@ -401,6 +403,8 @@ impl Transaction<'_> {
         if bytes > self.volume.most_bytes_of(inode) {
             return Err(Error::TooLarge);
         }
+        let moved = self.move_out(inode, bytes)?;
+        let inode = moved.as_deref().unwrap_or(inode);
         let number = inode.number;
         let block_bytes = self.block_bytes();
         let before = inode.size_bytes;
@@ -482,14 +486,10 @@ impl Transaction<'_> {
 
     /// Frees all that an inode has and the inode itself.
     pub(crate) fn delete(&mut self, number: InodeNumber) -> Result<()> {
-        let (kind, fast, size) = {
-            let mode = self.read_slot(number, |it| it.mode())?;
-            let kind = Kind::from_mode(mode.into()).ok_or(Error::corrupt("inode: kind"))?;
-            let inode = self.peek(number)?;
-            (kind, inode.fast_target(&self.volume.super_).is_some(), inode.size_bytes)
-        };
-        let mapped = matches!(kind, Kind::File | Kind::Directory | Kind::Symlink) && !fast;
-        if mapped {
+        let inode = self.peek(number)?;
+        let (kind, size) = (inode.kind, inode.size_bytes);
+        let values = self.values_lost(&inode)?;
+        if inode.has_map(&self.volume.super_) {
             let cuts = self.cuts(number, 0)?;
             self.unmap_behind(number, &cuts)?;
             self.unmap(number, 0..u32::MAX)?;
@@ -513,6 +513,6 @@ impl Transaction<'_> {
         self.record(Intent::Freed { inode: number });
         self.free_inode(number, kind)?;
         self.writer.hints.remove(&number.0);
-        Ok(())
+        self.disown_values(values)
     }
 }

@@ -20,6 +20,7 @@ use crate::blocks::role::Role;
 use crate::commit::batch::Intent;
 use crate::dir::edit::index::{self, Level};
 use crate::dir::edit::{self, Found, Room, Sought};
+use crate::dir::names::{self, Wanted};
 use crate::format::dirent::Shape;
 use crate::format::features::{Compatible, Incompatible};
 use crate::format::hash::Hash;
@@ -41,13 +42,26 @@ const MOST_SPLITS: usize = 6;
 /// Where a name is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spot {
-    pub(crate) block: FsBlock,
+    pub(crate) site: Site,
     pub(crate) found: Found,
+}
+
+/// What holds names.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Site {
+    /// A block of the directory.
+    Block(FsBlock),
+    /// A part of a directory that is inside its inode.
+    Inside(usize),
+    /// The number of the parent of such a directory.
+    Parent,
 }
 
 /// Where a name can be put.
 #[derive(Clone, Debug)]
 pub(crate) enum Place {
+    /// Into blocks, once the directory is no longer inside its inode.
+    Inside,
     /// Into this block.
     Room(FsBlock, Room),
     /// Into a block of a directory whose tree makes no sense: it must be a list first.
@@ -77,6 +91,15 @@ struct Step {
     level: Level,
 }
 
+/// Which names are meant by one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Likeness {
+    /// The very same.
+    Same,
+    /// Those, too, that fold to the same.
+    Folded,
+}
+
 /// The answer of [`Transaction::seek`].
 pub(crate) type Sighted = std::result::Result<Spot, Place>;
 
@@ -85,7 +108,7 @@ impl Place {
     pub(crate) const fn needs(&self) -> u64 {
         match self {
             Self::Room(..) | Self::Listed => 0,
-            Self::Behind | Self::Leaf(_) => NAME_BLOCKS,
+            Self::Inside | Self::Behind | Self::Leaf(_) => NAME_BLOCKS,
         }
     }
 }
@@ -96,7 +119,7 @@ impl Transaction<'_> {
     }
 
     /// How blocks of directories look.
-    fn shape(&self) -> Shape {
+    pub(crate) fn shape(&self) -> Shape {
         let super_ = &self.volume.super_;
         let sums = super_.checksum_seed.is_some();
         Shape { block_bytes: super_.block_bytes, filetype: self.has_kinds(), sums }
@@ -126,25 +149,64 @@ impl Transaction<'_> {
         if name.is_empty() || name.contains(&b'/') || name.contains(&0) {
             return Err(Error::Misuse("not a name"));
         }
-        if self.volume.has_tree(dir) && !matches!(name, b"." | b"..") {
-            match self.seek_in_tree(dir, name) {
+        let wanted = Wanted::of(self.volume, dir, name)?;
+        let same = self.seek_as(dir, &wanted, Likeness::Same)?;
+        if same.is_ok() || !wanted.folds() {
+            return Ok(same);
+        }
+        let alike = self.seek_as(dir, &wanted, Likeness::Folded)?;
+        if alike.is_ok() || !(self.volume.has_tree(dir) && wanted.may_be_anywhere(self.volume)) {
+            return Ok(alike);
+        }
+        let anywhere = self.seek_in_list(dir, &wanted, Likeness::Folded)?;
+        Ok(if anywhere.is_ok() { anywhere } else { alike })
+    }
+
+    fn seek_as(&self, dir: &Inode, wanted: &Wanted<'_>, like: Likeness) -> Result<Sighted> {
+        if dir.is_inline() {
+            return self.seek_inside(dir, wanted, like);
+        }
+        let dots = matches!(wanted.name(), b"." | b"..");
+        if self.volume.has_tree(dir)
+            && !dots
+            && let Some(hashed) = wanted.hashed()
+        {
+            match self.seek_in_tree(dir, wanted, hashed, like) {
                 Err(Error::Corrupt { .. }) => {}
                 done => return done,
             }
         }
-        self.seek_in_list(dir, name)
+        self.seek_in_list(dir, wanted, like)
     }
 
-    fn seek_in_list(&self, dir: &Inode, name: &[u8]) -> Result<Sighted> {
+    /// Looks for a name in one block or part.
+    fn seek_among(&self, names: &[u8], wanted: &Wanted<'_>, like: Likeness) -> Result<Sought> {
+        let is = |name: &[u8]| wanted.is(name) || like == Likeness::Folded && wanted.folds_to(name);
+        edit::seek_by(names, self.has_kinds(), wanted.name().len(), is)
+    }
+
+    fn seek_inside(&self, dir: &Inode, wanted: &Wanted<'_>, like: Likeness) -> Result<Sighted> {
+        for (nth, part) in self.inside(dir)?.parts().iter().enumerate() {
+            let sought = self.seek_among(part.entries, wanted, like);
+            if let Sought::Found(found) = sought.map_err(|error| error.of_inode(dir.number))? {
+                return Ok(Ok(Spot { site: Site::Inside(nth), found }));
+            }
+        }
+        Ok(Err(Place::Inside))
+    }
+
+    fn seek_in_list(&self, dir: &Inode, wanted: &Wanted<'_>, like: Likeness) -> Result<Sighted> {
         let count = self.volume.directory_blocks(dir);
         let tree = self.volume.has_tree(dir);
         let hint = self.writer.hints.get(&dir.number.0).copied().unwrap_or(0).min(count);
         let mut place = None;
         for nth in (hint..count).chain(0..hint) {
             let Some((block, bytes)) = self.names_in(dir, nth)? else { continue };
-            let sought = edit::seek(self.names_of(&bytes), self.has_kinds(), name);
+            let sought = self.seek_among(self.names_of(&bytes), wanted, like);
             match sought.map_err(|error| error.in_block(block).of_inode(dir.number))? {
-                Sought::Found(found) => return Ok(Ok(Spot { block, found })),
+                Sought::Found(found) => {
+                    return Ok(Ok(Spot { site: Site::Block(block), found }));
+                }
                 // In the root of a tree there is room that belongs to the index.
                 Sought::Room(room) if !tree => {
                     place.get_or_insert(Place::Room(block, room));
@@ -164,12 +226,18 @@ impl Transaction<'_> {
         self.names_in(dir, nth.0)?.ok_or(wrong)
     }
 
-    fn seek_in_tree(&self, dir: &Inode, name: &[u8]) -> Result<Sighted> {
+    fn seek_in_tree(
+        &self,
+        dir: &Inode,
+        wanted: &Wanted<'_>,
+        hashed: &[u8],
+        like: Likeness,
+    ) -> Result<Sighted> {
         let super_ = &self.volume.super_;
         let wrong = Error::corrupt("hash tree index").of_inode(dir.number);
         let (root_at, root_bytes) = self.names_in(dir, 0)?.ok_or(wrong.clone())?;
         let (root, top) = Root::check(&root_bytes, super_.hash_unsigned, super_.hash_seed)?;
-        let of_name = root.hash.of(name);
+        let of_name = root.hash.of(hashed);
         let mut descent = Descent {
             dir: dir.id(),
             hash: root.hash,
@@ -183,9 +251,11 @@ impl Transaction<'_> {
             let hash = if turn == 0 { of_name } else { 0 };
             let bytes = self.down(dir, &mut descent, hash)?;
             let block = descent.leaf.1;
-            let sought = edit::seek(self.names_of(&bytes), self.has_kinds(), name);
+            let sought = self.seek_among(self.names_of(&bytes), wanted, like);
             match sought.map_err(|error| error.in_block(block).of_inode(dir.number))? {
-                Sought::Found(found) => return Ok(Ok(Spot { block, found })),
+                Sought::Found(found) => {
+                    return Ok(Ok(Spot { site: Site::Block(block), found }));
+                }
                 Sought::Room(room) => drop(place.get_or_insert(Place::Room(block, room))),
                 Sought::Full if turn == 0 => {
                     if !self.can_split(&descent)? {
@@ -286,6 +356,7 @@ impl Transaction<'_> {
                         edit::insert(names, &room, inode, kind, name, filetype)
                     })?;
                 }
+                Place::Inside => self.move_names_out(dir)?,
                 Place::Listed => self.forget_tree(dir)?,
                 Place::Behind => self.lengthen(dir)?,
                 Place::Leaf(descent) => self.split(dir, &descent)?,
@@ -386,7 +457,9 @@ impl Transaction<'_> {
         let role = self.directory_role(dir)?;
         let old = self.block(descent.leaf.1, role)?;
         let shape = self.shape();
-        let halves = edit::split(self.names_of(&old), &descent.hash)?;
+        let folds = names::is_folded(self.volume, &*self.directory(dir)?);
+        let hash = |name: &[u8]| descent.hash.of(&names::hashed_of(folds, name));
+        let halves = edit::split_by(self.names_of(&old), hash)?;
         let (nth, block) = self.append_block(dir)?;
         self.put_fresh(block, role, shape.whole(halves.high));
         self.change(descent.leaf.1, role, |bytes| {
@@ -403,9 +476,15 @@ impl Transaction<'_> {
     pub(crate) fn take_out(&mut self, dir: InodeNumber, spot: Spot) -> Result<()> {
         self.record(Intent::Unnamed { dir });
         let sums = self.shape().sums;
-        self.change(spot.block, self.directory_role(dir)?, |bytes| {
-            edit::remove(leaf::names_mut(bytes, sums), &spot.found)
-        })?
+        match spot.site {
+            Site::Block(block) => self.change(block, self.directory_role(dir)?, |bytes| {
+                edit::remove(leaf::names_mut(bytes, sums), &spot.found)
+            })?,
+            Site::Inside(nth) => {
+                self.change_slot(dir, |it| edit::remove(it.names_inside(nth), &spot.found))?
+            }
+            Site::Parent => Err(Error::Misuse("`..` cannot be taken out")),
+        }
     }
 
     /// Lets a name lead to another inode.
@@ -418,13 +497,25 @@ impl Transaction<'_> {
     ) -> Result<()> {
         self.record(Intent::Named { dir });
         let kinds = self.has_kinds();
-        self.change(spot.block, self.directory_role(dir)?, |bytes| {
-            edit::set_inode(bytes, spot.found.at, inode, kind, kinds)
-        })?
+        let set = |bytes: &mut [u8]| edit::set_inode(bytes, spot.found.at, inode, kind, kinds);
+        match spot.site {
+            Site::Block(block) => self.change(block, self.directory_role(dir)?, set)?,
+            Site::Inside(nth) => self.change_slot(dir, |it| set(it.names_inside(nth)))?,
+            Site::Parent => self.change_slot(dir, |it| it.set_pointer(0, inode.0)),
+        }
     }
 
     /// Whether a directory holds no names.
     pub(crate) fn is_empty(&self, dir: &Inode) -> Result<bool> {
+        if dir.is_inline() {
+            for part in self.inside(dir)?.parts() {
+                let empty = edit::is_empty(part.entries, false);
+                if !empty.map_err(|error| error.of_inode(dir.number))? {
+                    return Ok(false);
+                }
+            }
+            return Ok(true);
+        }
         for nth in 0..self.volume.directory_blocks(dir) {
             let Some((block, bytes)) = self.names_in(dir, nth)? else { continue };
             let empty = edit::is_empty(self.names_of(&bytes), nth == 0);
@@ -438,10 +529,16 @@ impl Transaction<'_> {
     /// What `..` of a directory names, and where it says so.
     pub(crate) fn parent(&self, dir: InodeNumber) -> Result<Spot> {
         let node = self.directory(dir)?;
+        if node.is_inline() {
+            let inode = self.inside(&node)?.parent().map_err(|error| error.of_inode(dir))?;
+            let kind = Some(Kind::Directory);
+            let found = Found { at: 0, previous: None, inode, kind };
+            return Ok(Spot { site: Site::Parent, found });
+        }
         let missing = Error::corrupt("directory: no `..`").of_inode(dir);
         let (block, bytes) = self.names_in(&node, 0)?.ok_or(missing.clone())?;
         let found = edit::find(&bytes, self.has_kinds(), b"..")?.ok_or(missing)?;
-        Ok(Spot { block, found })
+        Ok(Spot { site: Site::Block(block), found })
     }
 
     /// The first block of a new directory.

@@ -12,7 +12,7 @@ use draconis_exchange::contract::Kind;
 use draconis_exchange::omission::Omission;
 
 use super::attributes::Inherited;
-use super::names::Spot;
+use super::names::{Sighted, Spot};
 use super::{NewNode, Renaming, Whiteout};
 use crate::blocks::data::Data;
 use crate::commit::batch::{Intent, Move, Operation};
@@ -98,6 +98,20 @@ impl Transaction<'_> {
         if links >= MOST_LINKS && !uncounted { Err(Error::LinkLimit) } else { Ok(()) }
     }
 
+    /// [`Transaction::seek`] for a name that is going to be made.
+    fn seek_free(&self, dir: &Inode, name: &[u8]) -> Result<Sighted> {
+        match self.seek(dir, name) {
+            Ok(Err(_)) | Err(Error::NotFound) => self.need_key(dir)?,
+            sought => return sought,
+        }
+        self.seek(dir, name)
+    }
+
+    /// Refuses new names where they would have to be encrypted.
+    fn need_key(&self, dir: &Inode) -> Result<()> {
+        if dir.is_encrypted() { Err(Error::NoKey) } else { Ok(()) }
+    }
+
     /// Counts a subdirectory more or less; 1 means "many" with `dir_nlink`.
     fn count_subdirectory(&mut self, dir: InodeNumber, more: bool) -> Result<()> {
         let uncounted =
@@ -124,7 +138,7 @@ impl Transaction<'_> {
         if is_dots(name) {
             return Err(Error::Exists);
         }
-        let place = match self.seek(&parent, name)? {
+        let place = match self.seek_free(&parent, name)? {
             Ok(_) => return Err(Error::Exists),
             Err(place) => place,
         };
@@ -159,6 +173,7 @@ impl Transaction<'_> {
         new: &NewNode<'_>,
     ) -> Result<InodeNumber> {
         let parent = self.changeable(dir, false)?;
+        self.need_key(&parent)?;
         if new.kind != Kind::File {
             return Err(Error::Misuse("only a file can be made without a name"));
         }
@@ -233,7 +248,7 @@ impl Transaction<'_> {
             self.writer.generation.wrapping_mul(0x9E37_79B1).wrapping_add(number.0 | 1);
         let (now, generation) = (self.now, self.writer.generation);
         let inherited_flags = match new.kind {
-            Kind::Directory => parent.flags & (flags::INHERITED | flags::PROJECT),
+            Kind::Directory => parent.flags & (flags::INHERITED | flags::PROJECT | flags::CASEFOLD),
             Kind::File => parent.flags & flags::INHERITED & !flags::DIR_SYNC,
             _ => parent.flags & flags::INHERITED & (flags::NO_ATIME | flags::NO_DUMP),
         };
@@ -309,7 +324,7 @@ impl Transaction<'_> {
         if is_dots(name) {
             return Err(Error::Exists);
         }
-        let Err(place) = self.seek(&parent, name)? else { return Err(Error::Exists) };
+        let Err(place) = self.seek_free(&parent, name)? else { return Err(Error::Exists) };
         self.may_belong(&node, &parent)?;
         if place.needs() > 0 {
             self.need_blocks(place.needs(), self.is_privileged(parent.owner().0))?;
@@ -389,9 +404,7 @@ impl Transaction<'_> {
             return Ok(false);
         }
         let node = self.peek(inode)?;
-        let mapped = matches!(node.kind, Kind::File | Kind::Directory | Kind::Symlink)
-            && node.fast_target(&self.volume.super_).is_none();
-        Ok(mapped && !self.cuts(inode, 0)?.is_empty())
+        Ok(node.has_map(&self.volume.super_) && !self.cuts(inode, 0)?.is_empty())
     }
 
     fn die(&mut self, dir: InodeNumber, inode: InodeNumber) -> Result<()> {
@@ -457,6 +470,9 @@ impl Transaction<'_> {
             return Err(Error::Misuse("`.` and `..` cannot be renamed"));
         }
         let Ok(spot) = self.seek(&source, from)? else { return Err(Error::NotFound) };
+        // The names of both would have to be encrypted anew.
+        self.need_key(&source)?;
+        self.need_key(&target)?;
         let moved = spot.found.inode;
         let node = self.node(moved)?;
         if node.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {

@@ -30,7 +30,7 @@ use fuse_backend_rs::api::filesystem::{
 use rustix::io::Errno;
 
 use super::opening::NO_ATIME;
-use super::reply::FOR_EVER_SECONDS;
+use super::reply::{self, FOR_EVER_SECONDS};
 
 /// Nothing changes but through us: what the kernel knows stays true.
 const FOR_EVER: Duration = Duration::from_secs(FOR_EVER_SECONDS);
@@ -90,6 +90,20 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
             return Entry { inode: Node::ROOT.0, generation: 0, ..entry };
         }
         entry
+    }
+
+    /// [`Handler::entry`] under a name in `parent`.
+    fn entry_in(&self, parent: u64, attributes: &Attributes) -> Entry {
+        let entry_timeout = self.names_last(parent);
+        Entry { entry_timeout, ..self.entry(attributes) }
+    }
+
+    /// For how long the kernel may keep what it knows of the names in a directory.
+    fn names_last(&self, directory: u64) -> Duration {
+        match self.attributes(directory) {
+            Ok(directory) => Duration::from_secs(reply::names_last_seconds(&directory)),
+            Err(_) => Duration::ZERO,
+        }
     }
 
     fn root(&self) -> Option<Node> {
@@ -244,9 +258,11 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
 
     fn lookup(&self, _: &Context, parent: u64, child: &CStr) -> io::Result<Entry> {
         match self.tree.lookup(&mut Lookup { parent: Node(parent), name: name(child)? }) {
-            Ok(found) => Ok(self.entry(&found)),
+            Ok(found) => Ok(self.entry_in(parent, &found)),
             // An answer without a node lets the kernel remember that there is none.
-            Err(Refusal::NotFound) => Ok(Entry { entry_timeout: FOR_EVER, ..Entry::default() }),
+            Err(Refusal::NotFound) => {
+                Ok(Entry { entry_timeout: self.names_last(parent), ..Entry::default() })
+            }
             Err(why) => Err(errno(why)),
         }
     }
@@ -292,7 +308,7 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
             gid: context.gid,
             device: device(rdev),
         });
-        made.map(|made| self.entry(&made)).map_err(errno)
+        made.map(|made| self.entry_in(parent, &made)).map_err(errno)
     }
 
     fn mkdir(
@@ -311,7 +327,7 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
             uid: context.uid,
             gid: context.gid,
         });
-        made.map(|made| self.entry(&made)).map_err(errno)
+        made.map(|made| self.entry_in(parent, &made)).map_err(errno)
     }
 
     fn symlink(
@@ -336,12 +352,12 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
         };
         let made = self.tree.symlink(&mut request);
         self.give_back(request.target);
-        made.map(|made| self.entry(&made)).map_err(errno)
+        made.map(|made| self.entry_in(parent, &made)).map_err(errno)
     }
 
     fn link(&self, _: &Context, inode: u64, parent: u64, child: &CStr) -> io::Result<Entry> {
         let mut request = Link { node: Node(inode), parent: Node(parent), name: name(child)? };
-        self.tree.link(&mut request).map(|linked| self.entry(&linked)).map_err(errno)
+        self.tree.link(&mut request).map(|linked| self.entry_in(parent, &linked)).map_err(errno)
     }
 
     fn unlink(&self, _: &Context, parent: u64, child: &CStr) -> io::Result<()> {
@@ -461,9 +477,11 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
         offset: u64,
         add: &mut dyn FnMut(DirEntry<'_>, Entry) -> io::Result<usize>,
     ) -> io::Result<()> {
+        let entry_timeout = self.names_last(inode);
         self.enumerate((inode, handle), size, offset, true, &mut |dirent, attributes| {
+            let named = |attributes| Entry { entry_timeout, ..entry(attributes) };
             // Without a node the kernel takes the name alone and asks for the rest later.
-            add(dirent, attributes.as_ref().map(entry).unwrap_or_default())
+            add(dirent, attributes.as_ref().map(named).unwrap_or_default())
         })
     }
 

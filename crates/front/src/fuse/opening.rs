@@ -6,13 +6,13 @@
 //! kernel may do with the pages it has.
 
 use draconis_exchange::contract::directory::{
-    Create as CreateNode, CreateUnnamed, Lookup, Open as OpenNode,
+    Create as CreateNode, CreateUnnamed, GetAttributes, Lookup, Open as OpenNode,
 };
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{Access, Attributes, Kept, Kind, Node, Refusal};
 
 use super::raw::{Create, Header};
-use super::reply::{Bytes, made_and_opened, opened};
+use super::reply::{Bytes, made_and_opened, names_last_seconds, opened};
 
 /// Reads and writes go past the kernel's pages.
 const DIRECT_IO: u32 = 1 << 0;
@@ -69,12 +69,12 @@ pub(super) fn create<T: Tree>(tree: &T, header: Header, create: Create) -> Answe
     let (uid, gid) = (header.uid, header.gid);
     let device = (0, 0);
     match tree.create(&mut CreateNode { parent, name, mode, umask, uid, gid, device }) {
-        Ok(made) => Ok(hold(tree, &made, Kept::Valid)),
+        Ok(made) => Ok(hold(tree, parent, &made, Kept::Valid)),
         // Made by another caller since the kernel looked.
         Err(Refusal::Exists) if !exclusive => {
             let found = tree.lookup(&mut Lookup { parent, name })?;
             let kept = tree.open(&mut OpenNode { node: found.node, access })?;
-            Ok(hold(tree, &found, kept))
+            Ok(hold(tree, parent, &found, kept))
         }
         Err(why) => Err(why),
     }
@@ -91,13 +91,15 @@ pub(super) fn create_unnamed<T: Tree>(
 ) -> Answer {
     let (parent, uid, gid) = (header.node, header.uid, header.gid);
     let made = tree.create_unnamed(&mut CreateUnnamed { parent, mode, umask, uid, gid })?;
-    Ok(hold(tree, &made, Kept::Valid))
+    Ok(hold(tree, parent, &made, Kept::Valid))
 }
 
-/// The answer that gives a node out: the kernel knows it from now on.
-fn hold<T: Tree>(tree: &T, attributes: &Attributes, kept: Kept) -> Bytes {
+/// The answer that gives a node out, made in `parent`: the kernel knows it from now on.
+fn hold<T: Tree>(tree: &T, parent: Node, attributes: &Attributes, kept: Kept) -> Bytes {
     tree.hold(attributes.node);
-    made_and_opened(attributes, flags(Kind::File, kept))
+    let directory = tree.get_attributes(&mut GetAttributes { node: parent });
+    let name_seconds = directory.map_or(0, |directory| names_last_seconds(&directory));
+    made_and_opened(attributes, name_seconds, flags(Kind::File, kept))
 }
 
 #[cfg(test)]

@@ -173,12 +173,19 @@ pub(super) fn opened(handle: u64, flags: u32) -> Bytes {
     answer
 }
 
-/// The answer to making and opening a file.
-pub(super) fn made_and_opened(attributes: &Attributes, flags: u32) -> Bytes {
+/// For how many seconds the kernel may keep what it knows of the names in `directory`. Where names
+/// ignore case, a change of one changes others that the kernel does not know to be the same.
+pub(super) fn names_last_seconds(directory: &Attributes) -> u64 {
+    /// Of the flags of a directory: its names ignore case.
+    const CASEFOLD: u32 = 0x4000_0000;
+    if directory.flags & CASEFOLD != 0 { 0 } else { FOR_EVER_SECONDS }
+}
+
+/// The answer to making and opening a file, whose name the kernel may keep for so long.
+pub(super) fn made_and_opened(attributes: &Attributes, name_seconds: u64, flags: u32) -> Bytes {
     let mut answer = Bytes::default();
-    let seconds = FOR_EVER_SECONDS;
     answer.u64(attributes.node.0).u64(attributes.generation.into());
-    answer.u64(seconds).u64(seconds).u32(0).u32(0);
+    answer.u64(name_seconds).u64(FOR_EVER_SECONDS).u32(0).u32(0);
     push_attributes(&mut answer, attributes);
     push_opened(&mut answer, 0, flags);
     answer
@@ -222,7 +229,7 @@ mod tests {
 
     #[test]
     fn an_entry_has_the_length_that_the_kernel_expects() {
-        let made = made_and_opened(&attributes(), 7);
+        let made = made_and_opened(&attributes(), FOR_EVER_SECONDS, 7);
         assert_eq!(made.as_bytes().len(), 128 + 16);
         assert_eq!(made.as_bytes()[136], 7);
         assert_eq!(opened(1, 3).as_bytes().len(), 16);

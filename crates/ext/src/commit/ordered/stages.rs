@@ -42,7 +42,11 @@ impl Transaction<'_> {
                 }
                 (
                     State::Changed(_),
-                    Role::Descriptors | Role::Attributes | Role::Quota | Role::Contents,
+                    Role::Descriptors
+                    | Role::Attributes
+                    | Role::Orphans(_)
+                    | Role::Quota
+                    | Role::Contents,
                 ) => {
                     last.insert(block, now);
                 }

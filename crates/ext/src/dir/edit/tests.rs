@@ -6,6 +6,7 @@ use draconis_device::Random;
 
 use super::*;
 use crate::format::dirent::{BlockWriter, Dirents};
+use crate::format::hash::Hash;
 use crate::format::hash::Seed;
 
 const INODES: u32 = 1 << 30;

@@ -8,12 +8,12 @@
 //! Law: what the format allows and is not known here is kept, byte for byte.
 
 use super::{
-    BLOCK_HEAD_BYTES, ENTRY_BYTES, MAGIC, NewAttribute, block_room, encode, encode_block,
+    BLOCK_HEAD_BYTES, ENTRY_BYTES, MAGIC, NewAttribute, Outside, block_room, encode, encode_block,
     split_name,
 };
 use crate::format::{le16, le32};
 use crate::ops::XattrSet;
-use crate::{Error, Result};
+use crate::{Error, InodeNumber, Result};
 
 /// Lists as they are to be written.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -62,13 +62,13 @@ fn read(entries: &[u8], values: &[u8]) -> Result<Vec<NewAttribute>> {
 fn entry(head: &[u8], values: &[u8]) -> Option<NewAttribute> {
     let (suffix_bytes, number) = (usize::from(*head.first()?), *head.get(1)?);
     let suffix = head.get(ENTRY_BYTES..)?.get(..suffix_bytes)?.to_vec();
-    let value = match (le32(head, 4)?, usize::try_from(le32(head, 8)?).ok()?) {
-        (0, 0) => &[],
-        (0, len) => values.get(usize::from(le16(head, 2)?)..)?.get(..len)?,
-        // Values in inodes of their own are another format.
-        _ => return None,
+    let (inode, len, hash) = (le32(head, 4)?, le32(head, 8)?, le32(head, 12)?);
+    let outside = (inode != 0).then_some(Outside { inode: InodeNumber(inode), len, hash });
+    let value = match (outside, usize::try_from(len).ok()?) {
+        (Some(_), _) | (None, 0) => &[],
+        (None, len) => values.get(usize::from(le16(head, 2)?)..)?.get(..len)?,
     };
-    Some(NewAttribute { number, suffix_bytes, suffix, value: value.to_vec() })
+    Some(NewAttribute { number, suffix_bytes, suffix, value: value.to_vec(), outside })
 }
 
 /// Adds or replaces an attribute.
@@ -101,7 +101,7 @@ pub(crate) fn remove(list: &mut Vec<NewAttribute>, name: &[u8]) -> Result<()> {
     if list.len() == before { Err(Error::NoAttribute) } else { Ok(()) }
 }
 
-/// Places attributes: in their order inside the inode, whose list has `body_bytes`, and those
+/// Places attributes: what belongs to the contents inside the inode, the others in their order inside the inode, whose list has `body_bytes`, and those
 /// that do not fit in a block. Should they not fit so, the largest go inside first.
 ///
 /// # Errors
@@ -111,9 +111,10 @@ pub(crate) fn place(
     body_bytes: usize,
     block_bytes: u32,
 ) -> Result<Placed> {
-    let in_order: Vec<&NewAttribute> = attributes.iter().collect();
+    let mut in_order: Vec<&NewAttribute> = attributes.iter().collect();
+    in_order.sort_by_key(|it| !it.is_inline_data());
     let mut by_size = in_order.clone();
-    by_size.sort_by_key(|it| std::cmp::Reverse(it.room_bytes()));
+    by_size.sort_by_key(|it| (!it.is_inline_data(), std::cmp::Reverse(it.room_bytes())));
     let (body, mut block) = share(&in_order, body_bytes, block_bytes)
         .or_else(|| share(&by_size, body_bytes, block_bytes))
         .ok_or(Error::NoSpace)?;
@@ -143,6 +144,8 @@ fn share(
         if let Some(left) = in_body.checked_sub(need) {
             in_body = left;
             body.push((*attribute).clone());
+        } else if attribute.is_inline_data() {
+            return None;
         } else {
             in_block = in_block.checked_sub(need)?;
             block.push((*attribute).clone());
@@ -262,6 +265,7 @@ mod tests {
             suffix_bytes: 3,
             suffix: b"odd".to_vec(),
             value: b"value".to_vec(),
+            outside: None,
         };
         let block = encode_block(std::slice::from_ref(&strange), 1024, 3);
         let mut list = read_block(&block).unwrap();
@@ -273,13 +277,28 @@ mod tests {
     }
 
     #[test]
+    fn entries_of_values_in_inodes_of_their_own_are_kept() {
+        let moved = new(b"user.a", &[7; 5000]).moved_to(InodeNumber(99), 0x1234_5678);
+        assert_eq!(moved.room_bytes(), 20);
+        let all = [new(b"user.b", b"1"), moved];
+        for room in [0, 92] {
+            let placed = place(&all, room, 1024).unwrap();
+            let mut list = reread(&placed);
+            list.sort();
+            let outside = list[0].outside().unwrap();
+            assert_eq!((outside.inode, outside.len), (InodeNumber(99), 5000));
+            let mut sorted = all.to_vec();
+            sorted.sort();
+            assert_eq!(list, sorted);
+        }
+    }
+
+    #[test]
     fn damage_is_refused_and_no_bytes_panic() {
         let body = encode_body(&[new(b"user.a", b"12345"), new(b"user.b", b"6")], 256);
-        for at in [4, 9] {
-            let mut damaged = body.clone();
-            damaged[at] = 0xFF;
-            assert!(read_body(&damaged).is_err());
-        }
+        let mut damaged = body.clone();
+        damaged[9] = 0xFF;
+        assert!(read_body(&damaged).is_err());
         assert!(read_block(&body).is_err());
         let mut random = Random::new(1);
         for _ in 0..20_000 {

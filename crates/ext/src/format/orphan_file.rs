@@ -1,0 +1,75 @@
+//! The file of orphans: inodes that are in use and have no names, or are being cut.
+//!
+//! ```text
+//!   block | inode · 0 · inode .. | magic | checksum |
+//! ```
+//! A place is free where there is a zero. The checksum goes on from that of the file with the
+//! number of the block.
+
+use super::checksum::Checksum;
+use super::{le32, put32};
+use crate::{Error, FsBlock, InodeNumber, Result};
+
+const MAGIC: u32 = 0x0B10_CA04;
+const TAIL_BYTES: usize = 8;
+
+/// The inodes that a block lists, and in which place.
+///
+/// # Errors
+/// [`Error::Corrupt`] without the magic number.
+pub(crate) fn listed(block: &[u8]) -> Result<Vec<(usize, InodeNumber)>> {
+    let (places, tail) = split(block).ok_or(Error::corrupt("file of orphans: block"))?;
+    if le32(tail, 0) != Some(MAGIC) {
+        return Err(Error::corrupt("file of orphans: magic number"));
+    }
+    let numbers = places.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
+    let numbered = numbers.enumerate().filter(|(_, number)| *number != 0);
+    Ok(numbered.map(|(nth, number)| (nth, InodeNumber(number))).collect())
+}
+
+/// Makes a place free.
+pub(crate) fn strike(block: &mut [u8], nth: usize) {
+    let _ = put32(block, nth.saturating_mul(4), 0);
+}
+
+/// Whether the checksum of a block is right; `seed` is the file's.
+pub(crate) fn is_sealed(block: &[u8], seed: Checksum, at: FsBlock) -> bool {
+    split(block).is_some_and(|(_, tail)| le32(tail, 4) == checksum(block, seed, at))
+}
+
+/// Makes the checksum of a block right.
+pub(crate) fn seal(block: &mut [u8], seed: Checksum, at: FsBlock) {
+    if let Some(sum) = checksum(block, seed, at) {
+        let sum_at = block.len().saturating_sub(4);
+        let _ = put32(block, sum_at, sum);
+    }
+}
+
+fn checksum(block: &[u8], seed: Checksum, at: FsBlock) -> Option<u32> {
+    Some(seed.of64(at.0).of(split(block)?.0).get())
+}
+
+/// The places of a block, and its tail.
+fn split(block: &[u8]) -> Option<(&[u8], &[u8])> {
+    block.split_at_checked(block.len().checked_sub(TAIL_BYTES)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_listed_is_struck_off() {
+        let mut block = vec![0; 1024];
+        assert!(listed(&block).is_err() && listed(&block[..7]).is_err());
+        block[1016..1020].copy_from_slice(&MAGIC.to_le_bytes());
+        block[8] = 77;
+        assert_eq!(listed(&block), Ok(vec![(2, InodeNumber(77))]));
+        let (seed, at) = (Checksum::seeded(5), FsBlock(9));
+        seal(&mut block, seed, at);
+        assert!(is_sealed(&block, seed, at) && !is_sealed(&block, seed, FsBlock(8)));
+        strike(&mut block, 2);
+        assert!(!is_sealed(&block, seed, at));
+        assert_eq!(listed(&block), Ok(vec![]));
+    }
+}

@@ -1,0 +1,577 @@
+//! Changes of volumes with the small features of ext4: what each allows, and what it refuses.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use common::storm::writing;
+use common::{Image, compare, run, skipped, tree};
+use draconis_device::{MemoryDisk, Random};
+use draconis_exchange::contract::{AttributeChange, Kind, Refusal};
+use draconis_ext::format::inode::flags;
+use draconis_ext::{
+    Access, Error, Follow, InodeNumber, NewNode, Options, Renaming, Reserve, Volume, XattrSet,
+};
+
+const FILE: NewNode<'static> =
+    NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+const DIRECTORY: NewNode<'static> = NewNode { kind: Kind::Directory, mode: 0o755, ..FILE };
+
+fn disk(image: &Image) -> Arc<MemoryDisk> {
+    Arc::new(MemoryDisk::new(fs::read(&image.path).unwrap(), 512))
+}
+
+fn open(disk: &Arc<MemoryDisk>) -> Volume {
+    Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap()
+}
+
+/// Closes the volume; `e2fsck` judges what is left.
+fn judged(volume: Volume, disk: Arc<MemoryDisk>) -> Image {
+    volume.close().unwrap();
+    drop(volume);
+    let image = Image::of(&Arc::try_unwrap(disk).unwrap().into_bytes());
+    assert!(run("e2fsck", &["-fn", image.path()]).is_some());
+    image
+}
+
+fn number(volume: &Volume, path: &str) -> InodeNumber {
+    volume.resolve(volume.root(), path.as_bytes(), Follow::No).unwrap()
+}
+
+/// Sets flags beside those that are there, or takes them away, as `chattr` does.
+fn flag(volume: &Volume, inode: InodeNumber, which: u32, on: bool) -> Result<(), Error> {
+    let had = volume.attributes(inode).unwrap().flags;
+    volume.set_flags(inode, if on { had | which } else { had & !which })
+}
+
+fn cut(to: u64) -> AttributeChange {
+    AttributeChange { size_bytes: Some(to), ..AttributeChange::default() }
+}
+
+#[test]
+fn a_sealed_file_keeps_its_contents_and_goes_whole() {
+    let source = tempfile::tempdir().unwrap();
+    fs::write(source.path().join("sealed"), tree::pattern(1, 10 << 10)).unwrap();
+    let arguments = ["-t", "ext4", "-b", "1024", "-O", "verity"];
+    let Some(image) = Image::make(Some(source.path()), "8M", &arguments) else { return };
+    let all = image.open().inode(number(&image.open(), "/sealed")).unwrap().flags | flags::VERITY;
+    image.debugfs_write(&format!("set_inode_field sealed flags {all:#x}"));
+    image.debugfs_write("set_inode_field sealed size 2500");
+    let disk = disk(&image);
+    let volume = open(&disk);
+    let sealed = number(&volume, "/sealed");
+    let access = Access { read: true, write: true, append: false };
+    assert_eq!(volume.may_open(sealed, access), Err(Error::NotPermitted));
+    assert_eq!(volume.write(sealed, 0, b"x"), Err(Error::NotPermitted));
+    assert_eq!(volume.set_attributes(sealed, &cut(0)).map(drop), Err(Error::NotPermitted));
+    for how in [Reserve::Extend, Reserve::PunchHole] {
+        assert_eq!(volume.reserve(sealed, 0, 4096, how), Err(Error::NotPermitted));
+    }
+    let mode = AttributeChange { mode: Some(0o600), ..AttributeChange::default() };
+    volume.set_attributes(sealed, &mode).unwrap();
+    volume.set_xattr(sealed, b"user.a", b"value", XattrSet::Any, false).unwrap();
+    volume.link(sealed, volume.root(), b"again").unwrap();
+    let before = volume.space().free_blocks;
+    volume.unlink(volume.root(), b"sealed").unwrap();
+    volume.unlink(volume.root(), b"again").unwrap();
+    // All of it: the tree of hashes behind its end, too.
+    assert!(volume.space().free_blocks >= before + 10);
+    judged(volume, disk);
+}
+
+#[test]
+fn projects_are_handed_down_and_keep_others_out() {
+    let arguments = ["-t", "ext4", "-I", "256", "-O", "project"];
+    let Some(image) = Image::make(None, "8M", &arguments) else { return };
+    image.debugfs_write("feature ^quota");
+    let disk = disk(&image);
+    let volume = open(&disk);
+    let root = volume.root();
+    let dir = volume.create(root, b"project", &DIRECTORY).unwrap();
+    let before = volume.create(dir, b"before", &FILE).unwrap();
+    volume.set_project(dir, 77_000).unwrap();
+    flag(&volume, dir, flags::PROJECT, true).unwrap();
+    let inside = volume.create(dir, b"inside", &FILE).unwrap();
+    let below = volume.create(dir, b"below", &DIRECTORY).unwrap();
+    let outside = volume.create(root, b"outside", &FILE).unwrap();
+    let project = |inode| volume.inode(inode).unwrap().project();
+    assert_eq!([before, inside, below, outside].map(project), [0, 77_000, 77_000, 0]);
+    assert_ne!(volume.inode(below).unwrap().flags & flags::PROJECT, 0);
+    assert_eq!(volume.inode(inside).unwrap().flags & flags::PROJECT, 0);
+    assert_eq!(Error::OtherProject.refusal(), Refusal::CrossVolume);
+    let other = Err(Error::OtherProject);
+    assert_eq!(volume.link(outside, dir, b"linked"), other);
+    let how = [Renaming::Replace, Renaming::NoReplace];
+    for how in how {
+        assert_eq!(volume.rename(root, b"outside", dir, b"moved", how), other);
+    }
+    let exchange = Renaming::Exchange;
+    assert_eq!(volume.rename(root, b"outside", dir, b"inside", exchange), other);
+    assert_eq!(volume.rename(dir, b"inside", root, b"outside", exchange), other);
+    assert_eq!(volume.rename(dir, b"before", dir, b"renamed", Renaming::Replace), other);
+    volume.rename(dir, b"inside", root, b"gone", Renaming::Replace).unwrap();
+    volume.rename(root, b"gone", dir, b"back", Renaming::Replace).unwrap();
+    volume.set_project(outside, 77_000).unwrap();
+    volume.link(outside, dir, b"linked").unwrap();
+    judged(volume, disk);
+
+    let Some(image) = Image::make(None, "8M", &["-t", "ext2", "-I", "256"]) else { return };
+    let disk = self::disk(&image);
+    let volume = open(&disk);
+    assert!(matches!(volume.set_project(volume.root(), 1), Err(Error::Unsupported { .. })));
+    judged(volume, disk);
+}
+
+/// An image with small files and directories inside their inodes, made by the kernel.
+fn inside(size: &str, arguments: &[&str], fill: impl FnOnce(&Path)) -> Option<Image> {
+    let mut all = vec!["-t", "ext4", "-O", "inline_data,^has_journal"];
+    all.extend(arguments);
+    let image = Image::make(None, size, &all)?;
+    fill(image.mount_writable()?.path());
+    Some(image)
+}
+
+#[test]
+#[ignore = "inline data is read only until its twins agree"]
+fn what_is_inside_its_inode_leaves_it_only_where_there_is_room() {
+    let filled = inside("1M", &["-b", "1024", "-m", "0"], |root| {
+        fs::write(root.join("file"), tree::pattern(1, 100)).unwrap();
+        rustix::fs::setxattr(
+            root.join("file"),
+            "user.a",
+            b"beside",
+            rustix::fs::XattrFlags::empty(),
+        )
+        .unwrap();
+        fs::create_dir(root.join("dir")).unwrap();
+        for name in ["one", "two", "three", "four"] {
+            fs::write(root.join("dir").join(name), name).unwrap();
+        }
+    });
+    let Some(image) = filled else { return };
+    let disk = disk(&image);
+    let volume = open(&disk);
+    let (file, dir) = (number(&volume, "/file"), number(&volume, "/dir"));
+    let full = volume.create(volume.root(), b"full", &FILE).unwrap();
+    let mut at = 0;
+    while let Ok(taken @ 1..) = volume.write(full, at, &[7; 1024]) {
+        at += taken as u64;
+    }
+    // What is left where a map had no room to grow.
+    for nth in 0..20 {
+        if let Ok(small) = volume.create(volume.root(), format!("{nth}").as_bytes(), &FILE) {
+            let _ = volume.write(small, 0, b"x");
+        }
+    }
+    for inode in [file, dir] {
+        assert!(volume.inode(inode).unwrap().is_inline());
+    }
+    assert_eq!(volume.write(file, 0, b"x"), Err(Error::NoSpace));
+    assert_eq!(volume.set_attributes(file, &cut(50)).map(drop), Err(Error::NoSpace));
+    assert_eq!(volume.create(dir, b"five", &FILE), Err(Error::NoSpace));
+    assert!(volume.inode(file).unwrap().is_inline() && volume.inode(dir).unwrap().is_inline());
+    assert_eq!(volume.read(file, 0, 200).unwrap()[..], tree::pattern(1, 100));
+    // Names go and change without any room.
+    volume.unlink(dir, b"one").unwrap();
+    volume.unlink(dir, b"four").unwrap();
+    volume.rename(dir, b"two", dir, b"three", Renaming::Replace).unwrap();
+    assert_eq!(compare::names(&volume, dir).len(), 1);
+    assert!(volume.inode(dir).unwrap().is_inline());
+    // Nothing takes no block.
+    volume.set_attributes(file, &cut(0)).unwrap();
+    assert!(!volume.inode(file).unwrap().is_inline());
+    assert_eq!(volume.xattr(file, b"user.a").unwrap(), b"beside");
+    volume.unlink(volume.root(), b"full").unwrap();
+    volume.commit().unwrap();
+    volume.create(dir, b"five", &DIRECTORY).unwrap();
+    assert!(!volume.inode(dir).unwrap().is_inline());
+    assert_eq!(volume.lookup(dir, b".."), Ok(volume.root()));
+    let how = XattrSet::Any;
+    let refused = volume.set_xattr(file, b"system.data", b"x", how, false);
+    assert!(matches!(refused, Err(Error::Unsupported { .. })));
+    judged(volume, disk);
+}
+
+#[test]
+#[ignore = "inline data is read only until its twins agree"]
+fn a_hole_in_what_is_inside_its_inode_is_zeros_and_the_rest_stays() {
+    let filled = inside("8M", &["-b", "1024"], |root| {
+        for name in ["hole", "zeros", "long", "grown"] {
+            fs::write(root.join(name), tree::pattern(1, 100)).unwrap();
+        }
+    });
+    let Some(image) = filled else { return };
+    let disk = disk(&image);
+    let volume = open(&disk);
+    let how = [
+        ("/hole", Reserve::PunchHole),
+        ("/zeros", Reserve::ZeroRange { keep_size: true }),
+        ("/long", Reserve::Extend),
+    ];
+    for (path, how) in how {
+        assert!(volume.inode(number(&volume, path)).unwrap().is_inline());
+        volume.reserve(number(&volume, path), 20, 5000, how).unwrap();
+    }
+    volume.set_attributes(number(&volume, "/grown"), &cut(3000)).unwrap();
+    let image = judged(volume, disk);
+    let volume = image.open();
+    let mut expected = tree::pattern(1, 100);
+    let mut long = expected.clone();
+    long.resize(5020, 0);
+    assert_eq!(volume.read(number(&volume, "/long"), 0, 9000).unwrap()[..], long);
+    assert_eq!(volume.read(number(&volume, "/grown"), 0, 9000).unwrap()[..], long[..3000]);
+    expected[20..].fill(0);
+    for path in ["/hole", "/zeros"] {
+        assert_eq!(volume.read(number(&volume, path), 0, 200).unwrap()[..], expected, "{path}");
+    }
+}
+
+#[test]
+#[ignore = "inline data is read only until its twins agree"]
+fn a_directory_inside_its_inode_moves_with_its_parent() {
+    let filled = inside("8M", &["-b", "1024"], |root| {
+        fs::create_dir_all(root.join("a/moving")).unwrap();
+        fs::write(root.join("a/moving/name"), b"x").unwrap();
+        fs::create_dir(root.join("b")).unwrap();
+    });
+    let Some(image) = filled else { return };
+    let disk = disk(&image);
+    let volume = open(&disk);
+    let (a, b) = (number(&volume, "/a"), number(&volume, "/b"));
+    let moving = number(&volume, "/a/moving");
+    volume.rename(a, b"moving", b, b"moved", Renaming::Replace).unwrap();
+    assert!(volume.inode(moving).unwrap().is_inline());
+    assert_eq!(volume.lookup(moving, b".."), Ok(b));
+    let below = volume.rename(volume.root(), b"b", moving, b"below", Renaming::Replace);
+    assert!(matches!(below, Err(Error::Misuse(_))));
+    assert_eq!(volume.remove_directory(b, b"moved"), Err(Error::NotEmpty));
+    volume.unlink(moving, b"name").unwrap();
+    volume.remove_directory(b, b"moved").unwrap();
+    volume.remove_directory(volume.root(), b"a").unwrap();
+    judged(volume, disk);
+}
+
+/// A name of the model in another form that means the same.
+fn form(random: &mut Random, name: &str) -> String {
+    match random.below(3) {
+        0 => name.to_uppercase(),
+        1 => name.replace('\u{E9}', "e\u{301}"),
+        _ => name.to_owned(),
+    }
+}
+
+#[test]
+fn names_that_fold_to_the_same_are_one() {
+    let makes: [&[&str]; 4] = [
+        &["-b", "1024"],
+        &["-b", "1024", "-O", "^metadata_csum,^has_journal"],
+        &["-b", "4096", "-O", "^dir_index"],
+        &["-b", "1024", "-E", "encoding_flags=strict"],
+    ];
+    for (seed, arguments) in (1..).zip(makes) {
+        let mut all = vec!["-t", "ext4", "-O", "casefold"];
+        all.extend(arguments);
+        let Some(image) = Image::make(None, "16M", &all) else { return };
+        let disk = disk(&image);
+        let volume = open(&disk);
+        let mut random = Random::new(seed);
+        let top = volume.create(volume.root(), b"top", &DIRECTORY).unwrap();
+        flag(&volume, top, flags::CASEFOLD, true).unwrap();
+        let dir = volume.create(top, b"Dir", &DIRECTORY).unwrap();
+        assert_ne!(volume.inode(dir).unwrap().flags & flags::CASEFOLD, 0);
+        assert_eq!(volume.lookup(top, b"dIR"), Ok(dir));
+        assert_eq!(flag(&volume, top, flags::CASEFOLD, false), Err(Error::NotEmpty));
+        let mut model: BTreeMap<String, InodeNumber> = BTreeMap::new();
+        let steps = 800;
+        for _ in 0..steps {
+            let name = format!("\u{E9}t\u{E9} {} {}", random.below(250), "n".repeat(20));
+            let shown = form(&mut random, &name);
+            let there = model.get(&name).copied();
+            assert_eq!(volume.lookup(dir, shown.as_bytes()).ok(), there, "{shown}");
+            match random.below(8) {
+                0..5 => match volume.create(dir, shown.as_bytes(), &FILE) {
+                    Ok(made) => assert!(model.insert(name, made).is_none() && there.is_none()),
+                    Err(error) => assert!(error == Error::Exists && there.is_some(), "{error}"),
+                },
+                5 | 6 => {
+                    let unlinked = volume.unlink(dir, shown.as_bytes());
+                    assert_eq!(unlinked.is_ok(), model.remove(&name).is_some(), "{shown}");
+                }
+                _ => {
+                    // To another name, or to another form of its own.
+                    let to = match random.below(2) {
+                        0 => name.clone(),
+                        _ => format!("\u{E9}t\u{E9} {} {}", random.below(250), "n".repeat(20)),
+                    };
+                    let moved = form(&mut random, &to);
+                    let how = Renaming::Replace;
+                    let done = volume.rename(dir, shown.as_bytes(), dir, moved.as_bytes(), how);
+                    assert_eq!(done.is_ok(), there.is_some(), "{shown} {moved}: {done:?}");
+                    if let Some(inode) = model.remove(&name) {
+                        model.insert(to, inode);
+                    }
+                }
+            }
+        }
+        let listed = compare::names(&volume, dir);
+        let mut found: Vec<_> = listed.values().collect();
+        let mut expected: Vec<_> = model.values().collect();
+        found.sort();
+        expected.sort();
+        assert_eq!(found, expected);
+        let invalid = volume.create(dir, b"no text \xFF", &FILE);
+        match arguments.contains(&"encoding_flags=strict") {
+            true => assert!(matches!(invalid, Err(Error::Misuse(_)))),
+            false => drop(invalid.unwrap()),
+        }
+        let file = volume.create(top, b"file", &FILE).unwrap();
+        assert_eq!(flag(&volume, file, flags::CASEFOLD, true), Err(Error::NotADirectory));
+        let plain = volume.create(volume.root(), b"plain", &DIRECTORY).unwrap();
+        flag(&volume, plain, flags::CASEFOLD, true).unwrap();
+        flag(&volume, plain, flags::CASEFOLD, false).unwrap();
+        volume.create(plain, b"a", &FILE).unwrap();
+        volume.create(plain, b"A", &FILE).unwrap();
+        assert_eq!(flag(&volume, plain, flags::CASEFOLD, true), Err(Error::NotEmpty));
+        judged(volume, disk);
+    }
+}
+
+#[test]
+fn without_a_key_names_go_and_none_comes() {
+    let arguments = ["-t", "ext4", "-b", "1024", "-O", "encrypt"];
+    let Some(image) = Image::make(None, "16M", &arguments) else { return };
+    {
+        let Some(mount) = image.mount_with("loop,test_dummy_encryption=v2") else { return };
+        let dir = mount.path().join("dir");
+        fs::create_dir_all(dir.join("below")).unwrap();
+        for nth in 0..300 {
+            fs::write(dir.join(format!("file {nth}")), vec![1; nth * 20]).unwrap();
+        }
+        std::os::unix::fs::symlink("target", dir.join("link")).unwrap();
+    }
+    let disk = disk(&image);
+    let volume = open(&disk);
+    let root = volume.root();
+    let dir = compare::names(&volume, root).into_iter().find(|(name, inode)| {
+        name != b"lost+found" && volume.inode(*inode).unwrap().is_encrypted()
+    });
+    let Some((dir_name, dir)) = dir else { return skipped("the kernel encrypted nothing") };
+    let names = compare::names(&volume, dir);
+    let (name, file) =
+        names.iter().find(|(_, inode)| volume.inode(**inode).unwrap().kind == Kind::File).unwrap();
+    let plain = volume.create(root, b"plain", &FILE);
+    let locked = Err(Error::NoKey);
+    assert_eq!(volume.create(dir, b"new", &FILE).map(drop), locked);
+    assert_eq!(volume.create(dir, name, &FILE).map(drop), Err(Error::Exists));
+    assert_eq!(volume.create_unnamed(dir, &FILE).map(drop), locked);
+    let how = Renaming::Replace;
+    assert_eq!(volume.rename(dir, name, root, b"out", how), locked);
+    assert_eq!(volume.rename(dir, name, dir, b"other", how), locked);
+    if let Ok(plain) = plain {
+        assert_eq!(volume.link(plain, dir, b"in"), locked);
+        assert_eq!(volume.rename(root, b"plain", dir, name, how), locked);
+    }
+    assert_eq!(volume.write(*file, 0, b"x"), Err(Error::NoKey));
+    assert_eq!(volume.set_attributes(*file, &cut(0)).map(drop), locked);
+    let mode = AttributeChange { mode: Some(0o600), ..AttributeChange::default() };
+    volume.set_attributes(*file, &mode).unwrap();
+    assert_eq!(volume.unlink(dir, b"file 1"), Err(Error::NotFound));
+    let _ = plain;
+    for (name, inode) in &names {
+        match volume.inode(*inode).unwrap().kind {
+            Kind::Directory => volume.remove_directory(dir, name).unwrap(),
+            _ => volume.unlink(dir, name).unwrap(),
+        }
+    }
+    volume.remove_directory(root, &dir_name).unwrap();
+    judged(volume, disk);
+}
+
+/// The bytes of an image in use, as a power cut would leave them.
+fn cut_off(image: &Image, mount: &Path) -> Image {
+    rustix::fs::syncfs(File::open(mount).unwrap()).unwrap();
+    Image::of(&fs::read(&image.path).unwrap())
+}
+
+#[test]
+fn orphans_of_the_kernel_are_freed_whether_listed_or_in_their_file() {
+    for features in ["orphan_file", "orphan_file,^metadata_csum", "^orphan_file"] {
+        let arguments = ["-t", "ext4", "-b", "1024", "-O", features];
+        let Some(image) = Image::make(None, "16M", &arguments) else { return };
+        let left = {
+            let Some(mount) = image.mount_writable() else { return };
+            let held: Vec<File> = (0..20)
+                .map(|nth| {
+                    let path = mount.path().join(format!("held {nth}"));
+                    let mut file = File::create_new(&path).unwrap();
+                    file.write_all(&vec![1; nth * 3000]).unwrap();
+                    file.sync_all().unwrap();
+                    fs::remove_file(&path).unwrap();
+                    file
+                })
+                .collect();
+            let left = cut_off(&image, mount.path());
+            drop(held);
+            left
+        };
+        let disk = disk(&left);
+        let volume = open(&disk);
+        volume.create(volume.root(), b"new", &FILE).unwrap();
+        let left = judged(volume, disk);
+        let said = left.open().info().features;
+        assert!(!said.iter().any(|name| name == "orphan_present"), "{said:?}");
+        let free = |image: &Image| image.open().space();
+        let fresh = free(&image);
+        assert_eq!(free(&left).free_inodes + 1, fresh.free_inodes, "{features}");
+        let Some(mount) = left.mount_writable() else { return };
+        fs::write(mount.path().join("more"), b"by the kernel").unwrap();
+        drop(mount);
+        assert!(run("e2fsck", &["-fn", left.path()]).is_some());
+    }
+}
+
+#[test]
+fn our_orphans_are_read_beside_a_file_of_them() {
+    let arguments = ["-t", "ext4", "-b", "1024", "-O", "orphan_file"];
+    let Some(image) = Image::make(None, "16M", &arguments) else { return };
+    let disk = disk(&image);
+    let volume = open(&disk);
+    let free = volume.space().free_inodes;
+    for nth in 0..10 {
+        let name = format!("held {nth}");
+        let file = volume.create(volume.root(), name.as_bytes(), &FILE).unwrap();
+        volume.write(file, 0, &[1; 5000]).unwrap();
+        volume.hold(file);
+        volume.sync_inode(file, false).unwrap();
+        volume.unlink(volume.root(), name.as_bytes()).unwrap();
+    }
+    volume.sync().unwrap();
+    drop(volume);
+    let bytes = Arc::try_unwrap(disk).unwrap().into_bytes();
+    let by_e2fsck = Image::of(&bytes);
+    run("e2fsck", &["-y", by_e2fsck.path()]);
+    assert!(run("e2fsck", &["-fn", by_e2fsck.path()]).is_some());
+    assert_eq!(by_e2fsck.open().space().free_inodes, free);
+    let by_the_kernel = Image::of(&bytes);
+    let Some(mount) = by_the_kernel.mount_writable() else { return };
+    drop(mount);
+    assert!(run("e2fsck", &["-fn", by_the_kernel.path()]).is_some());
+    assert_eq!(by_the_kernel.open().space().free_inodes, free);
+}
+
+#[test]
+fn a_damaged_file_of_orphans_is_damage_and_no_other_harm() {
+    let arguments = ["-t", "ext4", "-b", "1024", "-O", "orphan_file"];
+    let Some(image) = Image::make(None, "8M", &arguments) else { return };
+    let stat = image.debugfs("stats").unwrap();
+    let line = stat.lines().find(|line| line.contains("rphan file inode")).unwrap();
+    let file: u32 = line.split_whitespace().last().unwrap().parse().unwrap();
+    let volume = image.open();
+    let block = volume.first_block(&volume.inode(InodeNumber(file)).unwrap()).unwrap();
+    image.debugfs_write("feature orphan_present");
+    let bytes = fs::read(&image.path).unwrap();
+    let at = block.0 as usize * 1024;
+    let mut random = Random::new(5);
+    let (mut taken, mut refused) = (0, 0);
+    for nth in 0..60 {
+        let mut spoilt = bytes.clone();
+        for _ in 0..=random.below(6) {
+            let place = if nth % 2 == 0 {
+                at + 1016 + random.below(8) as usize
+            } else {
+                at + random.below(1024) as usize
+            };
+            spoilt[place] = random.below(256) as u8;
+        }
+        let image = Image::of(&spoilt);
+        let opened = Volume::open_for_writing(self::disk(&image), Options::default(), writing());
+        match opened {
+            Ok(_) => taken += 1,
+            Err(Error::Corrupt { .. }) => refused += 1,
+            Err(other) => panic!("{other}"),
+        }
+        assert!(image.try_open().is_ok());
+    }
+    assert!(refused > 20 && taken + refused == 60, "{refused}");
+    // As it was, and without sums any number may be listed.
+    for listed in [0u32, 1, 2, 8, file, 5000, u32::MAX] {
+        let image = Image::of(&bytes);
+        image.debugfs_write("feature ^metadata_csum");
+        let mut bytes = fs::read(&image.path).unwrap();
+        bytes[at + 4..at + 8].copy_from_slice(&listed.to_le_bytes());
+        let image = Image::of(&bytes);
+        let _ = Volume::open_for_writing(self::disk(&image), Options::default(), writing());
+    }
+}
+
+/// `e2fsck` counts the entries that lead to each value.
+#[test]
+fn values_are_kept_counted_and_given_back() {
+    let arguments = ["-t", "ext4", "-b", "1024", "-I", "256", "-O", "ea_inode"];
+    let Some(image) = Image::make(None, "16M", &arguments) else { return };
+    {
+        // The kernel shares values, and blocks of attributes with entries that lead to them.
+        let Some(mount) = image.mount_writable() else { return };
+        for nth in 0..6 {
+            let file = mount.path().join(format!("f{nth}"));
+            fs::write(&file, b"").unwrap();
+            for (name, len) in [("user.large", 30_000), ("user.other", 5000), ("user.s", 200)] {
+                let value = tree::pattern(len as u64, len);
+                let how = rustix::fs::XattrFlags::empty();
+                rustix::fs::setxattr(&file, name, &value, how).unwrap();
+            }
+        }
+    }
+    let disk = disk(&image);
+    let volume = open(&disk);
+    let free = volume.space();
+    let file = |nth: u32| number(&volume, &format!("/f{nth}"));
+    let set = |inode, name: &[u8], value: &[u8]| {
+        volume.set_xattr(inode, name, value, XattrSet::Any, false)
+    };
+    set(file(0), b"user.new", b"small").unwrap();
+    set(file(1), b"user.large", b"no longer").unwrap();
+    volume.remove_xattr(file(2), b"user.large").unwrap();
+    volume.unlink(volume.root(), b"f3").unwrap();
+    set(file(4), b"user.mine", &tree::pattern(1, 65_536)).unwrap();
+    assert_eq!(set(file(4), b"user.more", &tree::pattern(1, 65_537)), Err(Error::TooLarge));
+    let large = tree::pattern(30_000, 30_000);
+    for nth in [0, 4, 5] {
+        assert_eq!(volume.xattr(file(nth), b"user.large").unwrap(), large);
+    }
+    assert_eq!(volume.xattr(file(4), b"user.mine").unwrap(), tree::pattern(1, 65_536));
+    let image = judged(volume, disk);
+    {
+        let (volume, Some(mount)) = (image.open(), image.mount()) else { return };
+        compare::tree(&volume, InodeNumber::ROOT, mount.path(), compare::Beside::Mount);
+    }
+    let disk = self::disk(&image);
+    let volume = open(&disk);
+    for nth in [0, 1, 2, 4, 5] {
+        volume.unlink(volume.root(), format!("f{nth}").as_bytes()).unwrap();
+    }
+    volume.commit().unwrap();
+    // Every value went with its last entry.
+    assert_eq!(volume.space().free_inodes, free.free_inodes + 6 + 2);
+    judged(volume, disk);
+}
+
+#[test]
+fn a_volume_that_several_hosts_may_use_is_only_read_and_says_what_would_help() {
+    let Some(image) = Image::make(None, "8M", &["-t", "ext4", "-O", "mmp"]) else { return };
+    assert!(image.try_open().is_ok());
+    let disk = disk(&image);
+    let refused = Volume::open_for_writing(disk, Options::default(), writing()).map(drop);
+    let Err(Error::Unsupported { feature }) = refused else { panic!("{refused:?}") };
+    assert!(
+        feature.starts_with("writing needs: mmp; ") && feature.contains("-O ^mmp"),
+        "{feature}"
+    );
+    run("tune2fs", &["-O", "^mmp", image.path()]);
+    let disk = self::disk(&image);
+    judged(open(&disk), disk);
+}
