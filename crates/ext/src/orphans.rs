@@ -119,7 +119,11 @@ impl Transaction<'_> {
         if let Some(number) = super_.orphan_file {
             let file = self.node(number)?;
             let role = Role::Orphans(file.id());
-            let count = (file.size_bytes / u64::from(super_.block_bytes)).min(MOST_BLOCKS);
+            let count = file
+                .size_bytes
+                .checked_div(super_.block_bytes.into())
+                .unwrap_or(0)
+                .min(MOST_BLOCKS);
             for nth in 0..narrow(count) {
                 let hole = Error::corrupt("file of orphans: hole").of_inode(number);
                 let at = self.mapped(number, nth)?.ok_or(hole)?;

@@ -84,9 +84,8 @@ fn path(random: &mut Random) -> String {
 struct Life {
     /// The longest value of an attribute that is set.
     longest: u64,
-    /// Contents are compared between the twins. Not on volumes with `inline_data`: what Linux 6.18
-    /// shows of files that were cut, or had a hole made in them, while they were inside their
-    /// inodes is another thing once they were read from disk again.
+    /// Contents are compared between the twins. Not on volumes with `inline_data`, where the two
+    /// differ in a way that is not explained yet.
     keeps: bool,
 }
 

@@ -85,9 +85,7 @@ fn volumes_that_the_kernel_filled_are_clean() {
     let wrong: Vec<String> = results
         .into_iter()
         .zip(all)
-        .filter_map(|(result, line)| {
-            Some(format!("{line}: {}", result.unwrap_or_else(|panic| Some(panic))?))
-        })
+        .filter_map(|(result, line)| Some(format!("{line}: {}", result.unwrap_or_else(Some)?)))
         .collect();
     assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
 }

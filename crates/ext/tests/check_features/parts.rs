@@ -225,7 +225,7 @@ impl Base {
 
     pub fn seal(&self, image: &mut [u8], part: &Part) {
         let super_ = &self.super_;
-        let seed = super_.checksum_seed.unwrap_or(Checksum::new());
+        let seed = super_.checksum_seed.unwrap_or_default();
         let sums = super_.checksum_seed.is_some();
         let block = part.range.start / super_.block_bytes as usize;
         let block = self.block(block as u64);
