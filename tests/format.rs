@@ -335,9 +335,9 @@ fn what_is_there_is_not_overwritten_unless_forced() {
     assert!(draconis.ok(["info", name]).contains("second"));
     for (arguments, said) in [
         (&["-t", "ext5", name, "1M"][..], "ext5"),
-        (&["-O", "extent", name, "1M"], "extent"),
+        (&["-O", "bigalloc", name, "1M"], "bigalloc"),
         (&["-O", "nonsense", name, "1M"], "nonsense"),
-        (&["-E", "stride=4", name, "1M"], "stride"),
+        (&["-E", "strides=4", name, "1M"], "strides"),
         (&["-U", "nobody", name, "1M"], "nobody"),
         (&["-m", "x", name, "1M"], "-m x"),
         (&["-b", "1000", name, "1M"], "1000"),

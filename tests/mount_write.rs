@@ -520,7 +520,7 @@ fn a_volume_that_must_not_be_written_is_mounted_read_only_and_says_why() {
     }
     let draconis = Draconis::new();
     let image = draconis.path("a.img");
-    mke2fs(&image, None, &["-t", "ext2", "-O", "uninit_bg"], "8M");
+    mke2fs(&image, None, &["-t", "ext4", "-O", "mmp"], "8M");
     let at = draconis.make_dir("at");
     let output = draconis.run(["mount".as_ref(), image.as_os_str(), at.as_os_str()]);
     let said = String::from_utf8_lossy(&output.stderr);

@@ -6,7 +6,7 @@
 //! The tables of a volume are those of Unicode 12.1, and stay so. A newer version of Unicode
 //! neither decomposes nor folds a character of an older one differently (its stability policies),
 //! so the libraries' newer tables serve; which characters 12.1 does not know yet is in
-//! [`assigned`]: those stand for themselves, whatever newer tables say of them.
+//! `assigned`: those stand for themselves, whatever newer tables say of them.
 
 mod assigned;
 

@@ -199,7 +199,7 @@ pub fn reference(node: &[u8], id: u32, level: u32) -> u32 {
     le32(node, place(id, level)).unwrap_or(0)
 }
 
-/// Sets [`reference`].
+/// Sets [`fn@reference`].
 pub fn set_reference(node: &mut [u8], id: u32, level: u32, to: u32) {
     let _ = put32(node, place(id, level), to);
 }
