@@ -354,9 +354,12 @@ impl Check<'_> {
         self.store.block(FsBlock(block), role)
     }
 
+    /// The directories that were found, but for those that are about to be deleted: they hold no
+    /// names, and their `..` does not count.
     fn sorted_directories(&self) -> Vec<u32> {
         let mut list =
             std::mem::take(&mut *self.directories.lock().unwrap_or_else(PoisonError::into_inner));
+        list.retain(|dir| !self.is_pending(*dir));
         list.sort_unstable();
         list
     }
