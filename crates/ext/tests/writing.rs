@@ -455,7 +455,7 @@ fn step(volume: &Volume, model: &mut Model) -> String {
 fn beside_the_kernel(bytes: &[u8]) {
     let image = Image::of(bytes);
     {
-        let Some(mount) = image.mount() else { return };
+        let Some(mount) = image.mount_large() else { return };
         compare::tree(&image.open(), InodeNumber::ROOT, mount.path(), Beside::Mount);
     }
     let Some(mount) = image.mount_writable() else { return };

@@ -186,7 +186,27 @@ impl Image {
             skipped("mounting needs root");
             return None;
         }
-        self.try_mount(options).map_err(|why| skipped(format_args!("mount: {why}"))).ok()
+        let needs = self.configuration();
+        self.try_mount(options).map_err(|why| skipped(format_args!("mount{needs}: {why}"))).ok()
+    }
+
+    /// What a kernel must be built with to write the image.
+    fn configuration(&self) -> String {
+        use std::os::unix::fs::FileExt;
+        let mut words = [0; 8];
+        let file = std::fs::File::open(&self.path).unwrap();
+        file.read_exact_at(&mut words, 1024 + 0x60).unwrap();
+        let word = |at: usize| u32::from_le_bytes(words[at..at + 4].try_into().unwrap());
+        let (incompatible, read_only) = (word(0), word(4));
+        [
+            (incompatible & 0x2_0000, " (CONFIG_UNICODE)"),
+            (read_only & 0x2100, " (CONFIG_QUOTA)"),
+            (read_only & 0x8000, " (CONFIG_FS_VERITY)"),
+        ]
+        .into_iter()
+        .filter(|(bits, _)| *bits != 0)
+        .map(|(_, name)| name)
+        .collect()
     }
 
     fn try_mount(&self, options: &str) -> Result<Mount, String> {
