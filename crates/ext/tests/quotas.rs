@@ -162,7 +162,7 @@ fn quotas_of_clusters_are_what_inodes_say() {
     same(&image);
 }
 
-/// Everything that counts for somebody; what it answers is of no interest, that it ends is.
+/// Everything that counts for an account; what it answers is of no interest, that it ends is.
 fn exercise(volume: &Volume, random: &mut Random) {
     for nth in 0..30u32 {
         let uid = match random.below(3) {

@@ -4,34 +4,15 @@
 //! nothing is lost, no count is wrong; what was unlinked and still open is on the volume's
 //! list of orphans, from where the next mount gives it back.
 
-use super::batch::{Batch, Intent, Operation};
 use super::protocol::{Chain, Protocol, Stage};
+use crate::Result;
 use crate::transaction::Transaction;
-use crate::{InodeNumber, Result};
 
 /// See the head of the file. It keeps no records: nothing depends on the order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AtomicGroups;
 
 impl Protocol for AtomicGroups {
-    fn admits(&self, _: &Batch, _: &Operation) -> bool {
-        true
-    }
-
-    fn swaps_names(&self, _: &Batch, _: InodeNumber) -> bool {
-        false
-    }
-
-    fn lists_orphans(&self) -> bool {
-        true
-    }
-
-    fn record(&mut self, _: &Batch, _: Intent) {}
-
-    fn is_complete(&self, _: &Batch) -> bool {
-        false
-    }
-
     fn chain(&mut self, tx: &mut Transaction<'_>) -> Result<Chain> {
         tx.write_counts()?;
         let mut stage: Stage = tx.dirty_contents();

@@ -25,7 +25,7 @@
 
 use std::time::Duration;
 
-use super::batch::{Batch, Intent, Operation};
+use super::batch::{Batch, Operation};
 use super::outbox::{After, Freed, Sealed};
 use super::protocol::{Chain, Protocol, Stage};
 use crate::blocks::data::Data;
@@ -35,7 +35,7 @@ use crate::format::jbd2::{Form, RawJournalSuperblock, Sums, Tag, crc32_be};
 use crate::journal::Log;
 use crate::transaction::Transaction;
 use crate::units::{index, narrow};
-use crate::{Error, InodeNumber, Result};
+use crate::{Error, Result};
 
 /// Bytes that one chain puts in place.
 const PLACED_BYTES: usize = 4 << 20;
@@ -295,16 +295,6 @@ impl Protocol for Journal {
     fn admits(&self, batch: &Batch, _: &Operation) -> bool {
         !self.is_full(batch)
     }
-
-    fn swaps_names(&self, _: &Batch, _: InodeNumber) -> bool {
-        false
-    }
-
-    fn lists_orphans(&self) -> bool {
-        true
-    }
-
-    fn record(&mut self, _: &Batch, _: Intent) {}
 
     fn is_complete(&self, batch: &Batch) -> bool {
         self.is_full(batch)

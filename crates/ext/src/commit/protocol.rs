@@ -30,23 +30,31 @@ pub(crate) struct Chain {
 }
 
 /// A commit protocol. It knows what was recorded since the last chain; operations know
-/// nothing of it.
+/// nothing of it. What has a default is for protocols to which the order within a batch is nothing.
 pub(crate) trait Protocol: Send + Sync + std::fmt::Debug {
     /// Whether `next` can be in one batch with what is recorded.
-    fn admits(&self, batch: &Batch, next: &Operation) -> bool;
+    fn admits(&self, _: &Batch, _: &Operation) -> bool {
+        true
+    }
 
     /// Whether a name that is going to lead elsewhere is exchanged with its successor's old
     /// one first, because `victim` cannot die in the batch in which that happens.
-    fn swaps_names(&self, batch: &Batch, victim: InodeNumber) -> bool;
+    fn swaps_names(&self, _: &Batch, _: InodeNumber) -> bool {
+        false
+    }
 
     /// Whether the volume lists its orphans on disk: a list cannot be kept in order in place.
-    fn lists_orphans(&self) -> bool;
+    fn lists_orphans(&self) -> bool {
+        true
+    }
 
     /// Notes what was done.
-    fn record(&mut self, batch: &Batch, intent: Intent);
+    fn record(&mut self, _: &Batch, _: Intent) {}
 
     /// Whether nothing more can be in the batch.
-    fn is_complete(&self, batch: &Batch) -> bool;
+    fn is_complete(&self, _: &Batch) -> bool {
+        false
+    }
 
     /// The blocks that a file may lose in one step on a volume of so many groups; `None` where
     /// all of them can go at once.

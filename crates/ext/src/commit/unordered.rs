@@ -5,35 +5,16 @@
 //! cut between the writes of one batch leaves what the kernel's driver leaves on such a volume:
 //! structures of before beside others of after, which `e2fsck` repairs.
 
-use super::batch::{Batch, Intent, Operation};
 use super::protocol::{Chain, Protocol, Stage};
+use crate::Result;
 use crate::blocks::overlay::State;
 use crate::transaction::Transaction;
-use crate::{InodeNumber, Result};
 
 /// See the head of the file. It keeps no records.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unordered;
 
 impl Protocol for Unordered {
-    fn admits(&self, _: &Batch, _: &Operation) -> bool {
-        true
-    }
-
-    fn swaps_names(&self, _: &Batch, _: InodeNumber) -> bool {
-        false
-    }
-
-    fn lists_orphans(&self) -> bool {
-        true
-    }
-
-    fn record(&mut self, _: &Batch, _: Intent) {}
-
-    fn is_complete(&self, _: &Batch) -> bool {
-        false
-    }
-
     fn chain(&mut self, tx: &mut Transaction<'_>) -> Result<Chain> {
         tx.write_counts()?;
         let mut first: Stage = tx.dirty_contents();
