@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use draconis_exchange::contract::recorder::Recorder;
 use draconis_front::fuse::{Activity, Behaviour, Server};
 use draconis_service::volume::VolumeTree;
 use draconis_service::worker::{self, Serve};
@@ -25,10 +26,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 struct Fuse(Activity);
 
 impl Serve for Fuse {
-    fn serve(&self, connection: OwnedFd, tree: &VolumeTree) -> std::io::Result<()> {
+    fn serve(
+        &self,
+        connection: OwnedFd,
+        tree: &VolumeTree,
+        recorder: &dyn Recorder,
+    ) -> std::io::Result<()> {
         let behaviour =
             Behaviour { permissions: tree.permissions(), write_back: tree.write_back() };
-        Server::new(tree, behaviour).serve(connection, &self.0)
+        Server::new(tree, behaviour).with_recorder(recorder).serve(connection, &self.0)
     }
 
     fn requests(&self) -> u64 {

@@ -271,6 +271,22 @@ pub trait Disk: Send + Sync {
         after: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>>;
 
+    /// [`Disk::submit_chain`] of a chain after which the disk, if it serves a process that may
+    /// die, remembers `mark`, unless that is 0: what the sender needs to know of the last chain
+    /// that was taken.
+    ///
+    /// # Errors
+    /// As [`Disk::submit_chain`].
+    fn submit_marked(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+        mark: u64,
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        let _ = mark;
+        self.submit_chain(chain, after)
+    }
+
     /// Returns once every read sees the group, through another descriptor of the same
     /// file as well. It is not durable for that, and nothing is flushed for it.
     ///
@@ -348,6 +364,15 @@ impl<D: Disk + ?Sized> Disk for Arc<D> {
         after: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         (**self).submit_chain(chain, after)
+    }
+
+    fn submit_marked(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+        mark: u64,
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        (**self).submit_marked(chain, after, mark)
     }
 
     fn settle(&self, ticket: Ticket) -> Result<(), Error> {

@@ -59,8 +59,17 @@ impl Disk for View {
 
     fn submit_chain(
         &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        self.submit_marked(chain, after, 0)
+    }
+
+    fn submit_marked(
+        &self,
         mut chain: Vec<Group>,
         after: &[Ticket],
+        mark: u64,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         if let Err(error) = self.properties().check_chain(&chain) {
             return Err(Refused { goods: Some(chain), error });
@@ -68,7 +77,7 @@ impl Disk for View {
         for write in chain.iter_mut().flat_map(|group| &mut group.writes) {
             write.at_bytes += self.extent.start_bytes;
         }
-        self.disk.submit_chain(chain, after).map_err(|mut refused| {
+        self.disk.submit_marked(chain, after, mark).map_err(|mut refused| {
             let groups = refused.goods.iter_mut().flatten();
             for write in groups.flat_map(|group| &mut group.writes) {
                 write.at_bytes -= self.extent.start_bytes;

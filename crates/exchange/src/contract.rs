@@ -8,6 +8,7 @@ pub mod directory;
 pub mod disk;
 pub mod file;
 pub mod fsm;
+pub mod recorder;
 pub mod text;
 pub mod tree;
 mod types;

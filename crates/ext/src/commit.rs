@@ -31,7 +31,7 @@ use crate::format::features::{Compatible, ReadOnlyCompatible};
 use crate::format::slot::Change;
 use crate::format::superblock::RawSuperblock;
 use crate::ops::accesses::Accesses;
-use crate::transaction::{Stop, Transaction};
+use crate::transaction::{Stop, Transaction, WriteSide};
 use crate::units::index;
 use crate::volume::Volume;
 use crate::{Error, FsBlock, InodeNumber, Result};
@@ -74,6 +74,14 @@ impl Volume {
             Some(ticket) => self.wait(ticket),
             None => Ok(()),
         }
+    }
+
+    /// Hands what changed to the disk, and waits for nothing.
+    ///
+    /// # Errors
+    /// As [`Volume::commit`].
+    pub fn hand_over(&self) -> Result<()> {
+        self.transact(|tx| tx.end_batch())
     }
 
     /// Commits, and waits until all of it is durable.
@@ -185,16 +193,25 @@ impl Volume {
     /// is on its way and what is kept in memory below their bounds.
     pub(crate) fn after_change(&self) -> Result<()> {
         let Some(writing) = &self.writing else { return Ok(()) };
-        self.or_stop(writing.outbox.send())?;
+        self.send(writing)?;
         while writing.outbox.flying_bytes() > writing.dirty_limit / 2 {
             self.settle(false)?;
             // What other threads sealed meanwhile, and are about to send.
-            self.or_stop(writing.outbox.send())?;
+            self.send(writing)?;
         }
         let most = KEPT_BYTES / index(self.super_.block_bytes.into());
         if self.store.overlay.has_more_metadata_than(most) {
             self.settle(true)?;
             self.forget_written();
+        }
+        Ok(())
+    }
+
+    /// Hands what is sealed to the disk.
+    fn send(&self, writing: &WriteSide) -> Result<()> {
+        let taken = self.or_stop(writing.outbox.send())?;
+        if let Some(witness) = writing.witness.get().filter(|_| taken > 0) {
+            witness.taken(taken);
         }
         Ok(())
     }
@@ -371,6 +388,8 @@ impl Transaction<'_> {
         self.have_accessed()?;
         // Most of what a chain is made of changed, and is in memory therefore.
         let may_wait = std::mem::replace(&mut self.may_wait, true);
+        let has_own = touched && self.writer.is_whole;
+        self.writer.sealing = self.writer.changes.wrapping_add(u64::from(has_own));
         let sealed = self.try_seal_batch(after);
         self.may_wait = may_wait;
         match &sealed {
@@ -417,14 +436,15 @@ impl Transaction<'_> {
         };
         let Batch { freed, freed_inodes, blocks: written, .. } = batch;
         let freed = Freed { blocks: freed, inodes: freed_inodes };
-        let sealed = self.outbox()?.seal(Sealed {
+        let sealed = Sealed {
             after,
             stages,
             needed: Some(needed),
             contents: contents.clone(),
             freed,
             placed: vec![],
-        });
+        };
+        let sealed = self.seal_own(sealed)?;
         let mut blocks = self.volume.store.overlay.change();
         for block in written {
             if let Some(buffer) = blocks.metadata.get_mut(&block) {
@@ -470,6 +490,11 @@ impl Transaction<'_> {
         let sealed = self.outbox()?.seal(chain);
         self.volume.store.overlay.change().contents_sealed(&contents, sealed);
         Ok(sealed)
+    }
+
+    /// Seals a chain that, once it is taken, has taken the batch.
+    pub(crate) fn seal_own(&mut self, chain: Sealed) -> Result<u64> {
+        Ok(self.outbox()?.seal_changes(chain, self.writer.sealing))
     }
 
     /// Brings descriptors and superblock up to date.

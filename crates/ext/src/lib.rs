@@ -106,6 +106,7 @@ mod ops;
 mod orphans;
 mod path;
 mod quota;
+mod takeover;
 #[cfg(test)]
 mod testing;
 mod transaction;
@@ -124,5 +125,6 @@ pub use label::set_label;
 pub use map::{Place, Run};
 pub use ops::{Access, AccessTimes, NewNode, Renaming, Reserve, Whiteout, Writing, XattrSet};
 pub use path::Follow;
+pub use takeover::{Made, Witness};
 pub use units::{FileBlock, FileId, FsBlock, GroupNumber, InodeNumber};
 pub use volume::{Info, Options, Space, Statistics, Volume};

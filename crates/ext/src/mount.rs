@@ -31,7 +31,13 @@ use crate::volume::{Options, Volume, read_superblock};
 use crate::{Error, InodeNumber, Result};
 
 impl Volume {
-    pub(crate) fn mount(disk: Arc<dyn Disk>, options: Options, writing: Writing) -> Result<Self> {
+    /// With `taken_over` it was in use until now, and was clean before that, or not.
+    pub(crate) fn mount(
+        disk: Arc<dyn Disk>,
+        options: Options,
+        writing: Writing,
+        taken_over: Option<bool>,
+    ) -> Result<Self> {
         let properties = disk.properties();
         if properties.read_only {
             return Err(Error::ReadOnly);
@@ -49,11 +55,14 @@ impl Volume {
         };
         let mut volume = Self::of(disk.clone(), options, super_);
         let super_ = &volume.super_;
-        let clean = super_.clean && !super_.errors;
+        let is_clean = super_.clean && !super_.errors;
+        let clean = taken_over.unwrap_or(is_clean);
         let groups = Groups::load(&volume.store, super_)?;
         let outbox = Outbox::new(disk, super_.block_bytes);
         let protocol = protocol::of(super_, &properties, journal);
         let mut writer = Writer::new(protocol, groups, &writing, clean);
+        writer.taken_over = taken_over.is_some();
+        writer.marked = writer.taken_over && clean && !is_clean;
         writer.quotas = Quotas::of(super_)?;
         volume.writing = Some(WriteSide::new(writer, outbox, writing));
         let first = volume.super_.last_orphan;
@@ -64,7 +73,12 @@ impl Volume {
             tx.process_orphans(first)?;
             tx.process_orphan_file()
         })?;
-        if !clean {
+        if taken_over.is_some() {
+            volume.transact(|tx| {
+                tx.may_wait = true;
+                tx.find_nameless()
+            })?;
+        } else if !clean {
             volume.transact(|tx| {
                 tx.may_wait = true;
                 tx.recount()
@@ -127,6 +141,21 @@ impl Transaction<'_> {
         let (after, needed) = (After::Needed, Some(0));
         let (contents, freed, placed) = (vec![], Freed::default(), vec![]);
         self.seal(Sealed { after, stages, needed, contents, freed, placed }).map(drop)
+    }
+
+    /// On a volume that was in use until now: finds what has no name, where the volume does not
+    /// list it.
+    fn find_nameless(&mut self) -> Result<()> {
+        if self.writer.protocol.lists_orphans() {
+            return Ok(());
+        }
+        for inode in self.used_inodes()? {
+            let of = |it: &Slot<'_>| (it.links(), it.mode(), it.deleted());
+            if let (0, 1.., 0) = self.read_slot(inode, of)? {
+                self.volume.store.overlay.change().orphans.insert(inode.0);
+            }
+        }
+        Ok(())
     }
 
     /// On a volume that was not unmounted properly: counts what is free, and frees what was

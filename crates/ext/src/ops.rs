@@ -109,7 +109,7 @@ impl Volume {
         options: Options,
         writing: Writing,
     ) -> Result<Self> {
-        Self::mount(disk, options, writing)
+        Self::mount(disk, options, writing, None)
     }
 
     /// Takes a volume that was closed into use again.

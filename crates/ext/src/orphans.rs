@@ -22,6 +22,8 @@ use crate::{Error, InodeNumber, Result};
 
 /// Orphans that are followed; a longer list is damage.
 const MOST_ORPHANS: u32 = 1 << 20;
+/// Orphans that are taken over; a longer list is damage.
+const MOST_KEPT: usize = 1 << 16;
 /// Blocks of the file of orphans that are looked at; it has some hundred.
 const MOST_BLOCKS: u64 = 1 << 13;
 
@@ -73,6 +75,9 @@ impl Transaction<'_> {
 
     /// Frees the inodes of the list that other drivers keep, and empties it.
     pub(crate) fn process_orphans(&mut self, first: u32) -> Result<()> {
+        if self.writer.taken_over {
+            return self.keep_orphans(first);
+        }
         let mut at = first;
         for _ in 0..MOST_ORPHANS {
             if at == 0 {
@@ -97,17 +102,47 @@ impl Transaction<'_> {
         Ok(())
     }
 
+    /// Takes the list over as it is, since what has no name on it may be open; ends cuts.
+    fn keep_orphans(&mut self, first: u32) -> Result<()> {
+        let (mut at, mut cut) = (first, vec![]);
+        while at != 0 {
+            let inode = InodeNumber(at);
+            let (next, links) = self.read_slot(inode, |it| (it.deleted(), it.links()))?;
+            if self.writer.listed.contains(&at) || self.writer.listed.len() >= MOST_KEPT {
+                return Err(Error::corrupt("list of orphans: too long").of_inode(inode));
+            }
+            self.writer.listed.push(at);
+            if links == 0 {
+                self.volume.store.overlay.change().orphans.insert(at);
+            } else {
+                cut.push(inode);
+            }
+            at = next;
+        }
+        self.writer.listed.reverse();
+        for inode in cut {
+            self.end_cut(inode)?;
+            self.forget_orphan(inode)?;
+        }
+        Ok(())
+    }
+
     /// Deletes an inode that was listed, or ends the cut of one that has names.
     fn end_orphan(&mut self, inode: InodeNumber, links: u16) -> Result<()> {
         if links == 0 {
             return self.delete(inode);
         }
+        self.end_cut(inode)?;
+        self.change_slot(inode, |it| it.set_deleted(0))
+    }
+
+    fn end_cut(&mut self, inode: InodeNumber) -> Result<()> {
         // A cut that was not finished: everything behind the end goes, but for what seals a file.
         let node = self.node(inode)?;
         if node.kind == Kind::File && node.flags & flags::VERITY == 0 {
             self.resize(&node, node.size_bytes)?;
         }
-        self.change_slot(inode, |it| it.set_deleted(0))
+        Ok(())
     }
 
     /// Frees the inodes that other drivers list in the file of orphans, and empties it.

@@ -10,8 +10,8 @@ mod tests;
 
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use draconis_exchange::contract::Time;
 use parking_lot::{Mutex, RwLock};
@@ -29,6 +29,7 @@ use crate::format::slot::{Slot, Stamp};
 use crate::ops::Writing;
 use crate::ops::accesses::Accesses;
 use crate::quota::Quotas;
+use crate::takeover::{Made, Witness};
 use crate::units::index;
 use crate::volume::Volume;
 use crate::{Error, FileId, FsBlock, GroupNumber, InodeNumber, Result};
@@ -55,6 +56,8 @@ pub(crate) struct WriteSide {
     stopped: Arc<AtomicBool>,
     /// What is told when something changes while nothing waits to be committed.
     pub(crate) on_first_change: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
+    /// What is told of every change.
+    pub(crate) witness: OnceLock<Arc<dyn Witness>>,
 }
 
 impl WriteSide {
@@ -67,6 +70,7 @@ impl WriteSide {
             clock: writing.clock,
             accesses: Accesses::new(writing.atime),
             on_first_change: Mutex::default(),
+            witness: OnceLock::new(),
         }
     }
 
@@ -128,6 +132,16 @@ pub(crate) struct Writer {
     pub(crate) touched: bool,
     /// Changes that were made.
     pub(crate) changes: u64,
+    /// The last change that is in the batch that is being sealed.
+    pub(crate) sealing: u64,
+    /// All of the change in hand is made.
+    pub(crate) is_whole: bool,
+    /// The inode that the change in hand made.
+    pub(crate) made: Option<FileId>,
+    /// What the change in hand is the repetition of.
+    pub(crate) repeated: Option<Made>,
+    /// Users that are not counted here may have any inode.
+    pub(crate) taken_over: bool,
 }
 
 impl std::fmt::Debug for Writer {
@@ -163,6 +177,11 @@ impl Writer {
             hints: HashMap::new(),
             touched: false,
             changes: 0,
+            sealing: 0,
+            is_whole: false,
+            made: None,
+            repeated: None,
+            taken_over: false,
         }
     }
 
@@ -212,6 +231,8 @@ pub(crate) struct Transaction<'a> {
     pub(crate) may_wait: bool,
     /// The block that could not be had without.
     pub(crate) missing: Cell<Option<(FsBlock, Role)>>,
+    /// It follows from other changes, and is made again by itself.
+    pub(crate) follows: bool,
 }
 
 /// Blocks that a change may miss, one after the other, before it reads with the gate held: a
@@ -260,19 +281,23 @@ impl Volume {
         if writer.stopped().is_some() {
             return Attempt::Done(Err(Error::ReadOnly), false);
         }
-        writer.touched = false;
+        (writer.touched, writer.is_whole, writer.made) = (false, false, None);
         let was_dirty = writer.batch.dirty;
-        let now = (writing.clock)();
+        let now = writer.repeated.map_or_else(|| (writing.clock)(), |it| it.now);
         let missing = Cell::new(None);
-        let mut tx = Transaction { volume: self, writer: &mut writer, now, may_wait, missing };
+        let (volume, follows) = (self, false);
+        let mut tx = Transaction { volume, writer: &mut writer, now, may_wait, missing, follows };
         let mut done = change(&mut tx);
         if let Some((block, role)) = tx.missing.get() {
             return Attempt::Misses(block, role);
         }
-        if done.is_ok()
-            && let Err(error) = tx.keep_bounds()
-        {
-            done = Err(error);
+        if done.is_ok() {
+            // Before it can be in a chain, which other threads send.
+            tx.bear_witness();
+            tx.writer.is_whole = true;
+            if let Err(error) = tx.keep_bounds() {
+                done = Err(error);
+            }
         }
         if let Err(error) = &done
             && writer.touched
@@ -290,6 +315,15 @@ impl Volume {
 }
 
 impl Transaction<'_> {
+    /// Tells the change to the witness.
+    fn bear_witness(&self) {
+        let witness = self.volume.writing.as_ref().and_then(|writing| writing.witness.get());
+        if let Some(witness) = witness.filter(|_| self.writer.touched && !self.follows) {
+            let made = Made { now: self.now, inode: self.writer.made };
+            witness.changed(self.writer.changes.wrapping_add(1), made);
+        }
+    }
+
     /// A block as it is now.
     pub(crate) fn block(&self, block: FsBlock, role: Role) -> Result<Data> {
         // What has begun is ended, whatever must be read for it.

@@ -19,6 +19,7 @@ mod raw;
 mod reply;
 mod request;
 mod serve;
+mod takeover;
 
 pub use mount::{KernelOptions, MountError, mount, read_ahead_file, remount, unmount};
 pub use serve::{Activity, Behaviour, Server};

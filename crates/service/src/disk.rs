@@ -9,6 +9,7 @@
 //! between two writes of a group.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -52,11 +53,13 @@ pub(crate) fn serve_disk(
     let how = FileOptions { write: true, direct: true, uring: false };
     let file = Arc::new(OpenedFile::new(fd, how)?.start());
     let (served, last) = (Arc::downgrade(&file), Arc::new(OnceLock::new()));
-    let told = last.clone();
+    let (told, mark) = (last.clone(), Arc::new(AtomicU64::new(0)));
+    let marking = mark.clone();
     let lanes = first..first + LANES;
     let ends: Vec<_> = lanes.filter_map(|lane| session.server::<disk::Disk>(lane)).collect();
     let thread = std::thread::Builder::new().name("disk".into()).spawn(move || {
-        if let Err(lost) = serve(&*file, ends, PATIENCE) {
+        let disk = Marked { disk: &file, mark: marking };
+        if let Err(lost) = serve(&disk, ends, PATIENCE) {
             log::debug!("a worker's disk was closed: {lost}");
         }
         if let Some(failure) = file.failure() {
@@ -65,7 +68,7 @@ pub(crate) fn serve_disk(
         }
         // Dropping the file writes what was taken whole, and gives the claim up.
     })?;
-    Ok(DiskService { thread, served, last })
+    Ok(DiskService { thread, served, last, mark })
 }
 
 /// The service of a worker's disk, which ends with the worker.
@@ -75,6 +78,8 @@ pub(crate) struct DiskService {
     served: Weak<FileDisk>,
     /// What had ended all writing when it ended.
     last: Arc<OnceLock<Error>>,
+    /// What the worker wants to be told of the last chain that was taken.
+    mark: Arc<AtomicU64>,
 }
 
 impl DiskService {
@@ -98,10 +103,58 @@ impl DiskService {
         Some(why.into())
     }
 
-    /// Waits for its end.
-    pub(crate) fn join(self) {
+    /// Waits for its end; the mark of the last chain that was taken.
+    pub(crate) fn join(self) -> u64 {
         // A thread that panicked has said so.
         let _ = self.thread.join();
+        self.mark.load(Ordering::Acquire)
+    }
+}
+
+/// Remembers the mark of the last chain that a disk has taken.
+struct Marked<'d> {
+    disk: &'d FileDisk,
+    mark: Arc<AtomicU64>,
+}
+
+impl Disk for Marked<'_> {
+    fn properties(&self) -> Properties {
+        self.disk.properties()
+    }
+
+    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
+        self.disk.read(at, into, urgency)
+    }
+
+    fn chain_bounds(&self) -> ChainBounds {
+        self.disk.chain_bounds()
+    }
+
+    fn submit_chain(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        self.disk.submit_chain(chain, after)
+    }
+
+    fn submit_marked(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+        mark: u64,
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        let tickets = self.disk.submit_chain(chain, after)?;
+        self.mark.fetch_max(mark, Ordering::Release);
+        Ok(tickets)
+    }
+
+    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+        self.disk.settle(ticket)
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+        self.disk.wait(ticket)
     }
 }
 
@@ -150,6 +203,15 @@ impl Disk for SplitDisk {
         after: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         self.writes.submit_chain(chain, after)
+    }
+
+    fn submit_marked(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+        mark: u64,
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        self.writes.submit_marked(chain, after, mark)
     }
 
     fn settle(&self, ticket: Ticket) -> Result<(), Error> {

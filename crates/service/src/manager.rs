@@ -10,12 +10,13 @@
 //!
 //! Law 1: a volume is served once, and a mount point is used once, by any manager.
 //! Law 2: nothing that a volume holds is looked at here.
-//! Law 3: when a worker dies or hangs, its connection is closed, so that every call that waits
-//! gets an error instead of waiting. The mount stays in its place, dead, until a user unmounts
+//! Law 3: when a worker dies or hangs, another takes over. Where none may, the connection is
+//! closed, so that every call that waits gets an error instead of waiting. The mount stays in its place, dead, until a user unmounts
 //! it: what is written by its path must not go to the disk below. The volume is free at once.
 
 mod ending;
 mod front;
+mod lives;
 mod starting;
 mod watching;
 
@@ -71,6 +72,8 @@ struct MountState {
     device: Option<String>,
     asks: Option<Sender<Ask>>,
     worker: Option<OwnedFd>,
+    /// Its worker was killed for good.
+    is_last: bool,
     status: MountStatus,
 }
 
@@ -248,8 +251,11 @@ impl Mount {
         asked && answer.recv_timeout(wait) == Err(RecvTimeoutError::Disconnected)
     }
 
+    /// Ends its worker, and has no other take over.
     fn kill(&self) {
-        if let Some(worker) = &lock(&self.state).worker {
+        let mut state = lock(&self.state);
+        state.is_last = true;
+        if let Some(worker) = &state.worker {
             // It may have ended by itself, which is as good.
             let _ = rustix::process::pidfd_send_signal(worker, rustix::process::Signal::KILL);
         }

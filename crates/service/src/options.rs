@@ -60,6 +60,8 @@ pub struct MountOptions {
     /// Whether root's mounts have a block device as their source, so that the kernel passes
     /// `sync` on; if not said, where that can be done.
     pub block_device: Option<bool>,
+    /// Whether another worker takes over from one that died.
+    pub restart: bool,
     /// Change a mount that is there.
     pub remount: bool,
 }
@@ -108,6 +110,7 @@ impl Default for MountOptions {
             directory_group: false,
             minix_df: false,
             block_device: None,
+            restart: true,
             remount: false,
         }
     }
@@ -300,6 +303,8 @@ impl MountOptions {
             "errors" => self.ignore_errors = on_errors(value)?,
             "grpid" | "bsdgroups" => self.directory_group = true,
             "nogrpid" | "sysvgroups" => self.directory_group = false,
+            "restart" => self.restart = true,
+            "norestart" => self.restart = false,
             "minixdf" => self.minix_df = true,
             "bsddf" => self.minix_df = false,
             "fuseblk" => self.block_device = Some(true),

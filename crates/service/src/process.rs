@@ -29,8 +29,8 @@ use rustix::net::RecvFlags;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::disk::{self, DiskService};
-use crate::options::MountOptions;
 use crate::protocol::WorkerStatus;
+use crate::recorder::Start;
 use crate::sandbox::Confinement;
 
 /// How long a worker may take to open a volume.
@@ -107,6 +107,16 @@ pub struct Exit {
 }
 
 impl Exit {
+    /// Whether it died, instead of ending because there was nothing more to do.
+    pub(crate) fn is_death(&self) -> bool {
+        self.status.is_none_or(|status| !status.success() && status.code() != Some(LOST_WRITES))
+    }
+
+    /// Whether it was killed by another process.
+    pub(crate) fn was_killed(&self) -> bool {
+        self.status.and_then(|status| status.signal()) == Some(libc::SIGKILL)
+    }
+
     /// What is wrong with it, if something is; `last_words` are the worker's own.
     pub fn complaint(&self, last_words: &str) -> Option<String> {
         let pid = self.pid;
@@ -130,14 +140,16 @@ impl Exit {
 
 impl Worker {
     /// Starts a process, has it confine itself and open the volume behind `image`. What it
-    /// writes is written to `disk`, by a thread of this process; without one it only reads.
+    /// writes is written to `disk`, by a thread of this process; without one it only reads. In
+    /// the memory of `log` it says what it does.
     ///
     /// # Errors
     /// See [`StartError`].
-    pub fn start(
+    pub(crate) fn start(
         image: OwnedFd,
         disk: Option<OwnedFd>,
-        options: &MountOptions,
+        log: BorrowedFd<'_>,
+        start: &Start,
     ) -> Result<Self, StartError> {
         let (control, theirs) = UnixStream::pair()?;
         let (session, session_theirs) =
@@ -145,7 +157,7 @@ impl Worker {
         let child = Command::new("/proc/self/exe")
             .arg("worker")
             .arg("--memory")
-            .arg((options.memory_limit_bytes() * 8).to_string())
+            .arg((start.options.memory_limit_bytes() * 8).to_string())
             .env_clear()
             .envs(omission::environment())
             // Huge pages for its caches: in a virtual machine a page fault costs as much as
@@ -162,7 +174,7 @@ impl Worker {
             .ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotFound))?;
         let pidfd =
             rustix::process::pidfd_open(raw, PidfdFlags::empty()).map_err(std::io::Error::from)?;
-        send_descriptors(&control, &[image.as_fd(), session_theirs.as_fd()])?;
+        send_descriptors(&control, &[image.as_fd(), session_theirs.as_fd(), log])?;
         drop((image, session_theirs));
         let session = session.start(pidfd.try_clone()?);
         let disk = disk.map(|fd| disk::serve_disk(fd, &session, DISK_LANE)).transpose();
@@ -181,7 +193,7 @@ impl Worker {
         };
         // An error here ends the worker, too.
         worker.disk = disk?;
-        match worker.mount(options) {
+        match worker.mount(start) {
             Ok(()) => Ok(worker),
             Err(error) => {
                 worker.kill();
@@ -191,13 +203,13 @@ impl Worker {
         }
     }
 
-    fn mount(&mut self, options: &MountOptions) -> Result<(), StartError> {
+    fn mount(&mut self, start: &Start) -> Result<(), StartError> {
         let lost = |error: &dyn std::fmt::Display| StartError::Lost(error.to_string());
         let until = Instant::now() + MOUNT_WAIT;
         let nothing_left = || lost(&"its session is used up");
         let client = self.session.client::<Volume>(VOLUME_LANE).ok_or_else(nothing_left)?;
         let mut text = self.session.block(TEXT_BYTES as usize).ok_or_else(nothing_left)?;
-        let options = serde_json::to_vec(options).map_err(std::io::Error::from)?;
+        let options = serde_json::to_vec(start).map_err(std::io::Error::from)?;
         text.copy_in(0, &options);
         let len = options.len() as u32;
         let sent = client.send(volume::Mount { options: text, len });
@@ -319,6 +331,18 @@ impl Worker {
         let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
+    /// Ends it; the last of its changes that the disk has taken.
+    pub(crate) fn end(mut self) -> u64 {
+        self.finish()
+    }
+
+    fn finish(&mut self) -> u64 {
+        self.kill();
+        self.reap();
+        // What was taken whole is written before the volume is free for others.
+        self.disk.take().map_or(0, DiskService::join)
+    }
+
     fn reap(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.wait();
@@ -335,12 +359,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        self.kill();
-        self.reap();
-        if let Some(disk) = self.disk.take() {
-            // What was taken whole is written before the volume is free for others.
-            disk.join();
-        }
+        self.finish();
     }
 }
 

@@ -119,6 +119,9 @@ pub struct MountStatus {
     pub mount_point: PathBuf,
     /// The process that serves it.
     pub worker_pid: u32,
+    /// How often it died and another took over.
+    #[serde(default)]
+    pub restarts: u64,
     /// `starting`, `serving`, `not answering` or `dead`.
     pub state: String,
     /// Why it is dead, if it is.

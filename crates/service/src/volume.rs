@@ -73,6 +73,15 @@ pub fn open_for_writing(
     disk: Arc<dyn Disk>,
     options: &MountOptions,
 ) -> Result<VolumeTree, OpenError> {
+    open_in_use(disk, options, None)
+}
+
+/// [`open_for_writing`]; a volume that a worker before had open knows whether it `was_clean`.
+pub(crate) fn open_in_use(
+    disk: Arc<dyn Disk>,
+    options: &MountOptions,
+    was_clean: Option<bool>,
+) -> Result<VolumeTree, OpenError> {
     use draconis_ext::Error::{ReadOnly, Unsupported};
     let disk = part(disk, options)?;
     let writing = Writing {
@@ -80,7 +89,7 @@ pub fn open_for_writing(
         dirty_bytes: options.dirty_bytes,
         atime: options.access_times,
     };
-    if !options.ignore_errors {
+    if !options.ignore_errors && was_clean.is_none() {
         let volume = Volume::open(disk.clone(), caches(options))?;
         if volume.info().errors {
             let mut tree = VolumeTree::new(volume, false, options);
@@ -88,7 +97,11 @@ pub fn open_for_writing(
             return Ok(tree);
         }
     }
-    match Volume::open_for_writing(disk.clone(), caches(options), writing) {
+    let opened = match was_clean {
+        None => Volume::open_for_writing(disk.clone(), caches(options), writing),
+        Some(clean) => Volume::take_over(disk.clone(), caches(options), writing, clean),
+    };
+    match opened {
         Ok(volume) => Ok(VolumeTree::new(volume, true, options)),
         // What must not be written can often be read; if not, that says why.
         Err(why @ (ReadOnly | Unsupported { .. })) => {

@@ -9,20 +9,24 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use draconis_device::{FileOptions, OpenedFile};
+use draconis_device::{FileDisk, FileOptions, OpenedFile};
 use draconis_exchange::channel::process::{Session, accept};
 use draconis_exchange::contract::volume::{
     self, Mount, Mounted, NotMounted, Status, Unmount, Volume, VolumeServer,
 };
+use draconis_exchange::contract::recorder::Recorder;
 use draconis_exchange::contract::{Refusal, tree::Tree};
+use draconis_exchange::shm::Shared;
 use draconis_ext::Volume as ExtVolume;
 
 use crate::disk::split_disk;
-use crate::options::MountOptions;
+use crate::oplog::{self, OpLog};
 use crate::process::{DISK_LANE, LOST_WRITES, READ_ONLY, VOLUME_LANE, receive_descriptors};
 use crate::protocol::WorkerStatus;
+use crate::recorder::{Start, WorkerRecorder};
 use crate::sandbox::{Confinement, Profile, close_others, confine};
-use crate::volume::{OpenError, VolumeTree, open, open_for_writing};
+use crate::volume::{OpenError, VolumeTree, open, open_in_use};
+use rustix::pipe::PipeFlags;
 
 /// How long the worker waits for a manager that says nothing: one that was stopped by
 /// Ctrl-Z goes on some day, and one that died is noticed at once.
@@ -35,11 +39,17 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 /// How a worker talks to the kernel. FUSE is the only way today.
 pub trait Serve: Send + Sync + 'static {
-    /// Answers what comes over `connection` until the mount ends.
+    /// Answers what comes over `connection` until the mount ends; `recorder` remembers what for
+    /// a worker that comes after this one.
     ///
     /// # Errors
     /// What the kernel says.
-    fn serve(&self, connection: OwnedFd, tree: &VolumeTree) -> std::io::Result<()>;
+    fn serve(
+        &self,
+        connection: OwnedFd,
+        tree: &VolumeTree,
+        recorder: &dyn Recorder,
+    ) -> std::io::Result<()>;
     /// Requests answered so far.
     fn requests(&self) -> u64;
     /// For how long the request in hand has been worked on.
@@ -54,10 +64,14 @@ pub trait Serve: Send + Sync + 'static {
 pub fn run(serve: impl Serve, memory_limit_bytes: Option<u64>) -> Result<(), String> {
     let control = std::io::stdin().as_fd().try_clone_to_owned();
     let control = UnixStream::from(control.map_err(|error| error.to_string())?);
-    let [image, session] = receive_descriptors(&control)
+    let [image, session, log] = receive_descriptors(&control)
         .ok_or("a worker is started by the manager; see draconis-mount(1)")?;
     let manager = control.try_clone().map_err(|error| error.to_string())?;
-    close_others(&[control.as_fd(), manager.as_fd(), image.as_fd(), session.as_fd()]);
+    let own = [control.as_fd(), manager.as_fd(), image.as_fd(), session.as_fd(), log.as_fd()];
+    close_others(&own);
+    let log = oplog::adopt(log)?;
+    let flags = PipeFlags::CLOEXEC | PipeFlags::NONBLOCK;
+    let pipe = rustix::pipe::pipe_with(flags).map_err(|errno| errno.to_string())?;
     std::panic::set_hook(Box::new(|panic| {
         eprintln!("draconis: worker {}: {panic}", std::process::id());
         std::process::exit(70);
@@ -70,9 +84,10 @@ pub fn run(serve: impl Serve, memory_limit_bytes: Option<u64>) -> Result<(), Str
     let confinement =
         confine(&Profile::Worker, memory_limit_bytes).map_err(|error| error.to_string())?;
     let worker = Arc::new(Control {
-        image: Mutex::new(Some(image)),
+        given: Mutex::new(Some(Given { image, log, pipe })),
         session: session.clone(),
         tree: Arc::default(),
+        recorder: OnceLock::new(),
         confinement,
         serve,
     });
@@ -87,10 +102,18 @@ pub fn run(serve: impl Serve, memory_limit_bytes: Option<u64>) -> Result<(), Str
     volume::serve(end, &*worker, PATIENCE).map_err(|error| format!("the manager is gone: {error}"))
 }
 
+/// What a worker was given, until the volume is opened.
+struct Given {
+    image: OpenedFile,
+    log: Shared,
+    pipe: (OwnedFd, OwnedFd),
+}
+
 struct Control<S> {
-    image: Mutex<Option<OpenedFile>>,
+    given: Mutex<Option<Given>>,
     session: Arc<Session>,
     tree: Arc<OnceLock<VolumeTree>>,
+    recorder: OnceLock<WorkerRecorder>,
     confinement: Confinement,
     serve: S,
 }
@@ -99,9 +122,11 @@ impl<S: Serve> Control<S> {
     /// The manager sends the connection once the volume is open and the directory attached.
     fn wait_for_connection(&self, mut control: &UnixStream) {
         let Some([connection]) = receive_descriptors(control) else { std::process::exit(1) };
-        let Some(tree) = self.tree.get() else { std::process::exit(1) };
+        let (Some(tree), Some(recorder)) = (self.tree.get(), self.recorder.get()) else {
+            std::process::exit(1)
+        };
         self.listen(control);
-        let mut code = match self.serve.serve(connection, tree) {
+        let mut code = match self.serve.serve(connection, tree, recorder) {
             Ok(()) => 0,
             Err(error) => {
                 eprintln!("draconis: worker {}: {error}", std::process::id());
@@ -138,18 +163,43 @@ impl<S: Serve> Control<S> {
     }
 
     fn open(&self, options: &[u8]) -> Result<VolumeTree, OpenError> {
-        let options: MountOptions = serde_json::from_slice(options)
+        let start: Start = serde_json::from_slice(options)
             .map_err(|error| OpenError::Options(error.to_string()))?;
-        let image = self.image.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let image = image.ok_or_else(|| OpenError::Options("mounted already".into()))?.start();
+        let given = self.given.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let given = given.ok_or_else(|| OpenError::Options("mounted already".into()))?;
+        let Given { image, log, pipe } = given;
+        let log = Arc::new(OpLog::new(log, start.epoch).map_err(OpenError::Options)?);
+        let tree = self.open_volume(image.start(), &log, &start)?;
+        let recorder = WorkerRecorder::new(log, self.tree.clone(), pipe, &start);
+        // There is none yet: this is done once.
+        let _ = self.recorder.set(recorder);
+        Ok(tree)
+    }
+
+    fn open_volume(
+        &self,
+        image: FileDisk,
+        log: &Arc<OpLog>,
+        start: &Start,
+    ) -> Result<VolumeTree, OpenError> {
+        let Start { options, was_clean, .. } = start;
         if options.read_only {
-            return open(Arc::new(image), &options);
+            return open(Arc::new(image), options);
         }
         let writer = split_disk(image, &self.session, DISK_LANE).map_err(OpenError::Disk)?;
-        let tree = open_for_writing(Arc::new(writer), &options)?;
-        if !tree.read_only() {
-            self.commit_every(Duration::from_secs(options.commit_s.max(1)), tree.volume());
+        let tree = open_in_use(Arc::new(writer), options, *was_clean)?;
+        if tree.read_only() {
+            return Ok(tree);
         }
+        let volume = tree.volume();
+        if was_clean.is_none() {
+            log.note_clean(volume.was_clean());
+        }
+        volume.tell_witness(log.clone());
+        if start.closed {
+            tree.close().map_err(OpenError::Options)?;
+        }
+        self.commit_every(Duration::from_secs(options.commit_s.max(1)), volume);
         Ok(tree)
     }
 

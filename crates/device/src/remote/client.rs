@@ -133,13 +133,22 @@ impl Disk for RemoteDisk {
 
     fn submit_chain(
         &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        self.submit_marked(chain, after, 0)
+    }
+
+    fn submit_marked(
+        &self,
         mut chain: Vec<Group>,
         after: &[Ticket],
+        mark: u64,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         if chain.is_empty() {
             return Ok(vec![]);
         }
-        match self.shared.submit(&mut chain, after) {
+        match self.shared.submit(&mut chain, after, mark) {
             Ok(first) => Ok((first..).take(chain.len()).map(Ticket).collect()),
             Err(Failed::Refused(error)) => Err(Refused { goods: Some(chain), error }),
             Err(Failed::Lost) => {
@@ -243,7 +252,7 @@ impl Shared {
     }
 
     /// Sends a chain part by part over one lane; returns the ticket of its first group.
-    fn submit(&self, chain: &mut [Group], tickets: &[Ticket]) -> Result<u64, Failed> {
+    fn submit(&self, chain: &mut [Group], tickets: &[Ticket], mark: u64) -> Result<u64, Failed> {
         if self.properties.read_only {
             return Err(Error::ReadOnly.into());
         }
@@ -270,7 +279,8 @@ impl Shared {
             let after: Vec<_> = follows.by_ref().take(AFTER_MAX).collect();
             let more = place.group < chain.len() || follows.len() > 0;
             let Part { blocks, ends, homes } = part;
-            let sent = Submit { blocks: list(blocks), ends: list(ends), after: list(after), more };
+            let (blocks, ends, after) = (list(blocks), list(ends), list(after));
+            let sent = Submit { blocks, ends, after, mark, more };
             let answered = lane.call(sent).map_err(|_| Failed::Lost)?;
             let (blocks, first) = match answered {
                 Ok(ack) => (ack.blocks, Ok(ack.first)),

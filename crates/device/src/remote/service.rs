@@ -143,7 +143,7 @@ impl DiskServer for Lane<'_> {
             self.parts.replace(parts);
             return Ok(None);
         }
-        self.service.apply(parts).map(Some)
+        self.service.apply(parts, request.mark).map(Some)
     }
 
     fn settle(&self, request: &mut Settle) -> Result<(), Refusal> {
@@ -258,12 +258,12 @@ impl<'a> Service<'a> {
     }
 
     /// Gives the disk a whole chain; returns the name of its first group.
-    fn apply(&self, parts: Parts) -> Result<u64, Refusal> {
+    fn apply(&self, parts: Parts, mark: u64) -> Result<u64, Refusal> {
         self.make_room(parts.chain.len(), parts.needs.held_bytes)?;
         let _giving = self.giving.lock().unwrap_or_else(PoisonError::into_inner);
         let after = self.lock().find_all(&parts.after)?;
         let (chain, bytes): (Vec<_>, Vec<_>) = parts.chain.into_iter().unzip();
-        let submitted = self.disk.submit_chain(chain, &after);
+        let submitted = self.disk.submit_marked(chain, &after, mark);
         let tickets = submitted.map_err(|refused| refusal(&refused.error))?;
         let mut ours = self.lock();
         let first = ours.given + 1;
@@ -380,6 +380,7 @@ mod tests {
             blocks: blocks.try_into().unwrap(),
             ends: ends.to_vec().try_into().unwrap(),
             after: after.to_vec().try_into().unwrap(),
+            mark: 0,
             more,
         }
     }
@@ -481,6 +482,7 @@ mod tests {
             blocks: vec![(0, Block::private(1 << 20))].try_into().unwrap(),
             ends: Default::default(),
             after: Default::default(),
+            mark: 0,
             more: true,
         };
         for _ in 0..64 {

@@ -66,10 +66,12 @@ crate::contract! {
             /// it is applied: a client that dies between two parts has sent nothing. The
             /// last part ends the last group. `AckSubmit::first` names the first group once
             /// the chain is whole; the others count on from it. `after` of all parts counts.
-            /// A refused part ends the chain: no part of it is applied.
+            /// A refused part ends the chain: no part of it is applied. Once the chain is taken
+            /// the server remembers the `mark` of its last part, unless that is 0.
             call submit: Submit (blocks: List<(u64, Block), WRITES_MAX>) {
                 ends: List<u32, ENDS_MAX>,
                 after: List<u64, AFTER_MAX>,
+                mark: u64,
                 more: bool,
             }
                 -> AckSubmit { first: Option<u64> } => Ready

@@ -39,6 +39,17 @@ impl Transaction<'_> {
         Ok(used)
     }
 
+    /// Takes an inode for something that gets a name in `dir`; the one that a repeated change had.
+    pub(crate) fn take_inode(&mut self, dir: InodeNumber, kind: Kind) -> Result<InodeNumber> {
+        let Some(inode) = self.repeated_inode() else { return self.allocate_inode(dir, kind) };
+        let (number, at) = self.writer.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
+        self.prepare_group(number)?;
+        match self.allocate_inode_in(number, kind, at)? {
+            Some(taken) if taken == inode => Ok(inode),
+            _ => Err(Error::corrupt("inode bitmap: an inode is used that a change took")),
+        }
+    }
+
     /// Takes an inode near `dir`.
     pub(crate) fn allocate_inode(&mut self, dir: InodeNumber, kind: Kind) -> Result<InodeNumber> {
         if self.writer.groups.free_inodes == 0 {
@@ -58,26 +69,32 @@ impl Transaction<'_> {
                 continue;
             }
             self.prepare_group(number)?;
-            if let Some(inode) = self.allocate_inode_in(number, kind)? {
+            if let Some(inode) = self.allocate_inode_in(number, kind, 0)? {
                 return Ok(inode);
             }
         }
         for number in 0..groups {
             self.prepare_group(number)?;
-            if let Some(inode) = self.allocate_inode_in(number, kind)? {
+            if let Some(inode) = self.allocate_inode_in(number, kind, 0)? {
                 return Ok(inode);
             }
         }
         Err(Error::NoSpace)
     }
 
-    fn allocate_inode_in(&mut self, number: u32, kind: Kind) -> Result<Option<InodeNumber>> {
+    /// Takes the first free inode of a group from its `from`th on.
+    fn allocate_inode_in(
+        &mut self,
+        number: u32,
+        kind: Kind,
+        from: u32,
+    ) -> Result<Option<InodeNumber>> {
         let per_group = self.volume.super_.inodes_per_group;
         let bitmap_at = self.have_bitmap(number, Role::InodeBitmap(number))?;
         let Some(Group { search: Some(search), .. }) = self.writer.groups.get(number) else {
             return Ok(None);
         };
-        let Some(at) = bits(&search.inodes).next_zero(0) else { return Ok(None) };
+        let Some(at) = bits(&search.inodes).next_zero(from) else { return Ok(None) };
         // It is going to be written. What was never used may hold anything.
         let inode = InodeNumber(number * per_group + at + 1);
         let is_linked = self.read_slot(inode, |it| it.links() != 0)?;

@@ -275,7 +275,7 @@ impl Journal {
         let last = blocks.remove(&place.0);
         if !(contents.is_empty() && blocks.is_empty() && revoked.is_empty()) {
             let chain = self.transaction(tx, contents, blocks, revoked)?;
-            tx.seal(Sealed {
+            tx.seal_own(Sealed {
                 after: if chain.follows_all { After::Everything } else { After::Needed },
                 stages: chain.stages,
                 needed: Some(chain.needed),

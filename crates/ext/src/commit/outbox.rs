@@ -91,7 +91,8 @@ pub(crate) struct Outbox {
 struct Queue {
     /// Chains sealed so far.
     sealed: u64,
-    chains: VecDeque<(u64, Sealed)>,
+    /// With their places, and the number of the last change that each brings.
+    chains: VecDeque<(u64, u64, Sealed)>,
 }
 
 #[derive(Default)]
@@ -120,11 +121,16 @@ impl Outbox {
 
     /// Puts a chain behind the others; its place among all that were sealed, from 1 on.
     pub(crate) fn seal(&self, chain: Sealed) -> u64 {
+        self.seal_changes(chain, 0)
+    }
+
+    /// [`Outbox::seal`] of all changes up to `number`.
+    pub(crate) fn seal_changes(&self, chain: Sealed, number: u64) -> u64 {
         self.flying_bytes.fetch_add(self.bytes_of(&chain), Ordering::Relaxed);
         let mut queue = self.queue.lock();
         queue.sealed = queue.sealed.saturating_add(1);
         let sealed = queue.sealed;
-        queue.chains.push_back((sealed, chain));
+        queue.chains.push_back((sealed, number, chain));
         self.waiting.store(true, Ordering::Release);
         sealed
     }
@@ -139,13 +145,14 @@ impl Outbox {
         self.flying_bytes.load(Ordering::Relaxed)
     }
 
-    /// Hands what is sealed to the disk.
+    /// Hands what is sealed to the disk; the number of the last change that it has taken now.
     ///
     /// # Errors
     /// What made the disk refuse, now or before.
-    pub(crate) fn send(&self) -> Result<()> {
+    pub(crate) fn send(&self) -> Result<u64> {
+        let mut taken = 0;
         if !self.waiting.load(Ordering::Acquire) {
-            return Ok(());
+            return Ok(taken);
         }
         let mut sent = self.sent()?;
         loop {
@@ -155,15 +162,16 @@ impl Outbox {
                 self.waiting.store(next.is_some(), Ordering::Release);
                 next
             };
-            let Some((sealed, chain)) = next else { return Ok(()) };
-            if let Err(error) = self.send_one(&mut sent, sealed, chain) {
+            let Some((sealed, number, chain)) = next else { return Ok(taken) };
+            taken = taken.max(number);
+            if let Err(error) = self.send_one(&mut sent, sealed, number, chain) {
                 sent.failed = Some(error.clone());
                 return Err(error);
             }
         }
     }
 
-    fn send_one(&self, sent: &mut Sent, sealed: u64, chain: Sealed) -> Result<()> {
+    fn send_one(&self, sent: &mut Sent, sealed: u64, number: u64, chain: Sealed) -> Result<()> {
         let bytes = self.bytes_of(&chain);
         let groups = chain.stages.iter().map(|stage| self.group(stage)).collect();
         let after = match chain.after {
@@ -171,7 +179,7 @@ impl Outbox {
             After::Needed => sent.needed.filter(|ticket| sent.durable < Some(*ticket)),
             After::Everything => sent.last,
         };
-        let tickets = self.submit(groups, after)?;
+        let tickets = self.submit(groups, after, number)?;
         let last = tickets.last().copied().ok_or(Error::Misuse("a chain without a ticket"))?;
         if let Some(needed) = chain.needed {
             sent.needed = tickets.get(needed).copied().or(Some(last));
@@ -188,7 +196,12 @@ impl Outbox {
     /// Submits a chain whole, or one that is too long for the disk (inodes of many megabytes,
     /// each block of their tables in many stages) piece by piece. What death may leave between
     /// two pieces is what a power cut may leave anywhere.
-    fn submit(&self, chain: Vec<Group>, after: Option<Ticket>) -> Result<Vec<Ticket>> {
+    fn submit(
+        &self,
+        chain: Vec<Group>,
+        after: Option<Ticket>,
+        number: u64,
+    ) -> Result<Vec<Ticket>> {
         let bounds = self.disk.chain_bounds();
         let mut after = after;
         let mut tickets = Vec::with_capacity(chain.len());
@@ -204,7 +217,8 @@ impl Outbox {
             }) {
                 piece.push(group);
             }
-            let submitted = self.disk.submit_chain(piece, after.as_slice());
+            let mark = if chain.peek().is_none() { number } else { 0 };
+            let submitted = self.disk.submit_marked(piece, after.as_slice(), mark);
             tickets.extend(submitted.map_err(|refused| Error::Io(refused.error))?);
             after = tickets.last().copied();
         }

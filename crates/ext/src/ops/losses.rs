@@ -45,8 +45,9 @@ impl Volume {
         while let Some(inode) = next() {
             self.transact(|tx| {
                 tx.may_wait = true;
-                let has_users = tx.writer.users.get(&inode).copied().unwrap_or(0) > 0;
+                tx.follows = true;
                 let inode = InodeNumber(inode);
+                let has_users = tx.has_users(inode);
                 if has_users || !tx.is_orphan(inode) { Ok(()) } else { tx.delete(inode) }
             })?;
         }

@@ -26,7 +26,7 @@ use crate::map::extents::empty_root;
 use crate::quota::Owner;
 use crate::transaction::Transaction;
 use crate::units::index;
-use crate::{Error, InodeNumber, Result};
+use crate::{Error, FileId, InodeNumber, Result};
 
 /// Names that an inode may have.
 const MOST_LINKS: u16 = 32_000;
@@ -159,7 +159,7 @@ impl Transaction<'_> {
             place
         };
         self.have_entries(birth.owner(new.uid))?;
-        let number = self.allocate_inode(dir, new.kind)?;
+        let number = self.take_inode(dir, new.kind)?;
         self.make_inode(&parent, number, new, birth, if is_dir { 2 } else { 1 })?;
         self.put_in(dir, place, name, number, new.kind)?;
         self.stamp_directory(dir)?;
@@ -181,7 +181,7 @@ impl Transaction<'_> {
         let entries = self.entries_needed(birth.owner(new.uid))?;
         self.need(birth.blocks(new.kind) + entries, new.uid)?;
         self.have_entries(birth.owner(new.uid))?;
-        let number = self.allocate_inode(dir, new.kind)?;
+        let number = self.take_inode(dir, new.kind)?;
         self.make_inode(&parent, number, new, birth, 0)?;
         self.make_orphan(number)?;
         self.writer.unnamed.insert(number.0);
@@ -246,7 +246,9 @@ impl Transaction<'_> {
         self.record(Intent::Born { inode: number, parent: is_dir.then_some(dir) });
         self.writer.generation =
             self.writer.generation.wrapping_mul(0x9E37_79B1).wrapping_add(number.0 | 1);
-        let (now, generation) = (self.now, self.writer.generation);
+        let repeated = self.writer.repeated.and_then(|it| it.inode).map(|made| made.generation);
+        let (now, generation) = (self.now, repeated.unwrap_or(self.writer.generation));
+        self.writer.made = Some(FileId { inode: number.0, generation });
         let inherited_flags = match new.kind {
             Kind::Directory => parent.flags & (flags::INHERITED | flags::PROJECT | flags::CASEFOLD),
             Kind::File => parent.flags & flags::INHERITED & !flags::DIR_SYNC,
@@ -317,7 +319,9 @@ impl Transaction<'_> {
         if node.links() >= MOST_LINKS {
             return Err(Error::LinkLimit);
         }
-        let first = self.writer.unnamed.contains(&inode.0) && !Omission::FirstName.is_made();
+        // Of those that it had before, the kernel knows which may have one.
+        let may_have = self.writer.taken_over || self.writer.unnamed.contains(&inode.0);
+        let first = may_have && !Omission::FirstName.is_made();
         if self.is_orphan(inode) && !first {
             return Err(Error::NotFound);
         }
@@ -379,7 +383,7 @@ impl Transaction<'_> {
 
     /// Sees to it that an inode can lose its last name without the device.
     fn have_for_death(&mut self, inode: &Inode) -> Result<()> {
-        let has_users = self.writer.users.contains_key(&inode.number.0);
+        let has_users = self.has_users(inode.number);
         let is_last = inode.links() <= 1 || inode.kind == Kind::Directory;
         if is_last && !has_users { self.have_map(inode, 0) } else { Ok(()) }
     }
@@ -409,7 +413,7 @@ impl Transaction<'_> {
 
     fn die(&mut self, dir: InodeNumber, inode: InodeNumber) -> Result<()> {
         self.record(Intent::Died { inode, dir });
-        if self.writer.users.get(&inode.0).copied().unwrap_or(0) > 0 {
+        if self.has_users(inode) {
             self.make_orphan(inode)
         } else if self.is_too_large_to_die(inode)? {
             self.writer.dying.push(inode.0);
@@ -556,7 +560,7 @@ impl Transaction<'_> {
         let parent = self.directory(dir)?;
         let owner = self.plan_inode(&parent, &whiteout.node())?.owner(whiteout.uid);
         self.have_entries(owner)?;
-        let number = self.allocate_inode(dir, Kind::CharDevice)?;
+        let number = self.take_inode(dir, Kind::CharDevice)?;
         Ok(Some(Taken { number, whiteout }))
     }
 
@@ -691,12 +695,21 @@ impl Transaction<'_> {
 
     /// Counts users; see [`crate::Volume::release`].
     pub(crate) fn release(&mut self, inode: InodeNumber, users: u64) -> Result<()> {
+        if self.writer.taken_over {
+            return Ok(());
+        }
         let Some(count) = self.writer.users.get(&inode.0).copied() else { return Ok(()) };
         let left = count.saturating_sub(users);
         if left > 0 {
             self.writer.users.insert(inode.0, left);
             return Ok(());
         }
+        self.give_back(inode)
+    }
+
+    /// The last user of an inode is gone.
+    pub(crate) fn give_back(&mut self, inode: InodeNumber) -> Result<()> {
+        self.follows = true;
         let is_orphan = self.is_orphan(inode);
         if is_orphan {
             // Before anything is counted.

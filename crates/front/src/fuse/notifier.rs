@@ -47,16 +47,23 @@ impl Pages {
         }
     }
 
+    /// The kernel has some of any node, for what is known.
+    pub(super) fn are_unknown(&self) {
+        self.0.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
+    }
+
     pub(super) fn may_exist(&self, node: Node) -> bool {
         let (word, bit) = Self::place(node);
         self.0[word].load(Ordering::Relaxed) & bit != 0
     }
 }
 
-/// A reply that waits for a notification.
-pub(super) struct Late {
-    pub notice: Reply,
-    pub reply: Reply,
+/// What waits for a notification.
+pub(super) enum Late {
+    /// A reply.
+    Answer { notice: Reply, reply: Reply },
+    /// To know whether the kernel still has a node that has no name.
+    Ask(Node),
 }
 
 /// The queue to the thread that sends notifications.
@@ -103,7 +110,7 @@ mod tests {
     fn a_closed_queue_ends_its_thread() {
         let (notifier, queue) = Notifier::new();
         let late =
-            || Late { notice: Reply::forget_attributes(Node(1)), reply: Reply::new(1, 0, &[]) };
+            || Late::Answer { notice: Reply::forget_attributes(Node(1)), reply: Reply::new(1, 0, &[]) };
         notifier.send(late());
         notifier.close();
         notifier.send(late());

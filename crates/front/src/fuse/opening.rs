@@ -30,7 +30,7 @@ pub(super) const NO_ATIME: u64 = 1;
 type Answer = Result<Bytes, Refusal>;
 
 /// How the kernel treats what it has opened.
-fn flags(kind: Kind, kept: Kept) -> u32 {
+pub(super) fn flags(kind: Kind, kept: Kept) -> u32 {
     match (kind, kept) {
         (Kind::Directory, Kept::Valid) => CACHE_DIR | KEEP_CACHE,
         (Kind::Directory, Kept::Stale) => CACHE_DIR,

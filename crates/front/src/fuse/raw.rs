@@ -20,16 +20,29 @@ pub(super) const HEADER_BYTES: usize = 40;
 /// Offset of a write's data in its request.
 pub(super) const WRITE_DATA_AT: usize = HEADER_BYTES + 40;
 
+const FORGET: u32 = 2;
+const SETATTR: u32 = 4;
+const SYMLINK: u32 = 6;
+const MKNOD: u32 = 8;
+const MKDIR: u32 = 9;
+const UNLINK: u32 = 10;
+const RMDIR: u32 = 11;
+const RENAME: u32 = 12;
+const LINK: u32 = 13;
 const OPEN: u32 = 14;
 const READ: u32 = 15;
 const WRITE: u32 = 16;
 const FSYNC: u32 = 20;
 const SETXATTR: u32 = 21;
+const REMOVEXATTR: u32 = 24;
 const INIT: u32 = 26;
 const OPENDIR: u32 = 27;
 const FSYNCDIR: u32 = 30;
 const CREATE: u32 = 35;
 const IOCTL: u32 = 39;
+const BATCH_FORGET: u32 = 42;
+const FALLOCATE: u32 = 43;
+const RENAME2: u32 = 45;
 const LSEEK: u32 = 46;
 const SYNCFS: u32 = 50;
 const TMPFILE: u32 = 51;
@@ -65,6 +78,9 @@ const PROJECT_AT: usize = 12;
 const SAME_FLAGS: [(u32, u32); 5] =
     [(0x10, 0x08), (0x20, 0x10), (0x08, 0x20), (0x80, 0x40), (0x40, 0x80)];
 
+/// Of a number that names a request: it was asked for before, and was not answered.
+pub(super) const RESENT: u64 = 1 << 63;
+
 /// What the header says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
@@ -75,6 +91,21 @@ pub(super) struct Header {
     /// The process that asks.
     pub uid: u32,
     pub gid: u32,
+}
+
+/// What is answered to a request that was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// The node that it made.
+    Made,
+    /// The same, open.
+    MadeAndOpened,
+    /// The node that got a name.
+    Linked(Node),
+    /// That it is done.
+    Nothing,
+    /// What comes of doing it once more, which changes nothing.
+    Again,
 }
 
 /// A message that is answered here.
@@ -195,6 +226,44 @@ impl Header {
             READ => flags(20, READ_DIRECT),
             WRITE => flags(20, WRITE_DIRECT),
             _ => false,
+        }
+    }
+
+    /// Whether it was read before, by a server that died.
+    pub(super) fn is_resent(self) -> bool {
+        self.unique & RESENT != 0
+    }
+
+    /// The nodes that the kernel has fewer users of from now on.
+    pub(super) fn forgotten(self, request: &[u8]) -> impl Iterator<Item = Node> {
+        let one = (self.opcode == FORGET).then_some(self.node);
+        let body = request.get(HEADER_BYTES + 8..).filter(|_| self.opcode == BATCH_FORGET);
+        let many = body.unwrap_or_default().chunks_exact(16);
+        one.into_iter().chain(many.filter_map(|one| u64_at(one, 0).map(Node)))
+    }
+
+    /// Whether it may change the tree.
+    pub(super) fn changes(self, request: &[u8]) -> bool {
+        match self.opcode {
+            SETATTR | SYMLINK | MKNOD | MKDIR | UNLINK | RMDIR | RENAME | LINK | WRITE
+            | SETXATTR | REMOVEXATTR | CREATE | FALLOCATE | RENAME2 | TMPFILE => true,
+            IOCTL => u32_at(request, HEADER_BYTES + 12)
+                .is_some_and(|command| SET_FLAGS.contains(&command) || command == SET_EXTENDED),
+            _ => false,
+        }
+    }
+
+    /// What the answer to it is, once it is done, beside "done".
+    pub(super) fn outcome(self, request: &[u8]) -> Outcome {
+        match self.opcode {
+            SYMLINK | MKNOD | MKDIR => Outcome::Made,
+            CREATE | TMPFILE => Outcome::MadeAndOpened,
+            LINK => {
+                let node = u64_at(request, HEADER_BYTES).map(Node);
+                node.map_or(Outcome::Again, Outcome::Linked)
+            }
+            UNLINK | RMDIR | RENAME | RENAME2 | SETXATTR | REMOVEXATTR => Outcome::Nothing,
+            _ => Outcome::Again,
         }
     }
 

@@ -16,6 +16,8 @@ pub(super) const FOR_EVER_SECONDS: u64 = 1 << 30;
 
 /// The notification that something in an inode is not what the kernel knows.
 const INVALIDATE_INODE: i32 = 2;
+/// The notification that what was read and not answered is to be sent again.
+const RESEND: i32 = 7;
 /// No page of it, only its attributes.
 const ATTRIBUTES_ONLY: u64 = u64::MAX;
 
@@ -81,6 +83,11 @@ impl Reply {
     pub(super) fn new(unique: u64, errno: i32, answer: &[u8]) -> Self {
         let answer = if errno == 0 { answer } else { &[] };
         Self::of(unique, -errno, answer)
+    }
+
+    /// The notification that all requests that were read and not answered are wanted again.
+    pub(super) fn resend() -> Self {
+        Self::of(0, RESEND, &[])
     }
 
     fn of(unique: u64, what: i32, body: &[u8]) -> Self {
@@ -184,25 +191,39 @@ pub(super) fn names_last_seconds(directory: &Attributes) -> u64 {
 /// The answer to making and opening a file, whose name the kernel may keep for so long.
 pub(super) fn made_and_opened(attributes: &Attributes, name_seconds: u64, flags: u32) -> Bytes {
     let mut answer = Bytes::default();
-    answer.u64(attributes.node.0).u64(attributes.generation.into());
-    answer.u64(name_seconds).u64(FOR_EVER_SECONDS).u32(0).u32(0);
-    push_attributes(&mut answer, attributes);
+    push_made(&mut answer, attributes, name_seconds);
     push_opened(&mut answer, 0, flags);
     answer
+}
+
+/// The answer to making something, whose name the kernel may keep for so long.
+pub(super) fn made(attributes: &Attributes, name_seconds: u64) -> Bytes {
+    let mut answer = Bytes::default();
+    push_made(&mut answer, attributes, name_seconds);
+    answer
+}
+
+fn push_made(answer: &mut Bytes, attributes: &Attributes, name_seconds: u64) {
+    answer.u64(attributes.node.0).u64(attributes.generation.into());
+    answer.u64(name_seconds).u64(FOR_EVER_SECONDS).u32(0).u32(0);
+    push_attributes(answer, attributes);
 }
 
 fn push_opened(into: &mut Bytes, handle: u64, flags: u32) {
     into.u64(handle).u32(flags).u32(0);
 }
 
-/// `struct fuse_attr`, of something that is no device.
+/// `struct fuse_attr`.
 fn push_attributes(into: &mut Bytes, it: &Attributes) {
     let seconds = |time: Time| time.seconds as u64;
     into.u64(it.node.0).u64(it.size_bytes).u64(it.blocks_512);
     into.u64(seconds(it.accessed)).u64(seconds(it.modified)).u64(seconds(it.changed));
     into.u32(it.accessed.nanoseconds).u32(it.modified.nanoseconds).u32(it.changed.nanoseconds);
     into.u32(it.mode).u32(it.links).u32(it.uid).u32(it.gid);
-    into.u32(0).u32(it.block_size_bytes).u32(0);
+    let (major, minor) = it.device;
+    // As the kernel encodes a device in 32 bits.
+    let device = minor & 0xFF | major << 8 | (minor & !0xFF) << 12;
+    into.u32(device).u32(it.block_size_bytes).u32(0);
 }
 
 #[cfg(test)]

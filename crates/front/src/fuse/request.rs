@@ -102,6 +102,19 @@ impl Request {
         }
     }
 
+    /// One that was read before.
+    pub(super) fn again(bytes: &[u8]) -> Option<Self> {
+        let mut request = Self::new();
+        request.len = request.block.copy_in(0, bytes);
+        (request.len == bytes.len()).then_some(request)
+    }
+
+    /// All of it, in two parts.
+    pub(super) fn parts(&self) -> [&[u8]; 2] {
+        let data = self.data.as_ref().and_then(|data| data.pieces().next());
+        [self.bytes(), data.unwrap_or_default()]
+    }
+
     /// Whether nothing came.
     pub(super) fn is_empty(&self) -> bool {
         self.len == 0

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use draconis_exchange::contract::directory::{GetAttributes, SetFlags, SetXattr, SyncVolume};
 use draconis_exchange::contract::file::{FileServer, Read};
+use draconis_exchange::contract::recorder::Recorder;
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{Attributes, Node, Refusal};
 use draconis_exchange::heap::Block;
@@ -32,9 +33,10 @@ use super::handler::Handler;
 use super::init::Init;
 use super::notifier::{Late, Notifier, Pages};
 use super::opening;
-use super::raw::{self, Header, Message};
+use super::raw::{self, Header, Message, RESENT};
 use super::reply::{self, Bytes, Reply};
 use super::request::{REQUEST_BYTES, Request};
+use super::takeover::Answers;
 
 /// Most threads: all but one may wait for the disk.
 const THREADS_MAX: usize = 8;
@@ -96,13 +98,17 @@ pub struct Behaviour {
 
 /// Serves a tree to the kernel.
 pub struct Server<'a, T: Tree + Sync> {
-    tree: &'a T,
+    pub(super) tree: &'a T,
     behaviour: Behaviour,
     server: server::Server<Handler<'a, T>>,
     /// Where the kernel may have pages.
-    pages: Pages,
+    pub(super) pages: Pages,
     /// Of what was agreed on: see [`Agreed`](super::init::Agreed).
     long_setxattr: AtomicBool,
+    /// What remembers requests for a server that comes after this one.
+    pub(super) recorder: Option<&'a dyn Recorder>,
+    /// What servers before this one have done and not answered.
+    pub(super) answers: Answers,
 }
 
 impl<'a, T: Tree + Sync> Server<'a, T> {
@@ -111,7 +117,13 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
         let server = server::Server::new(Handler::new(tree));
         // Every kernel that a connection could be taken over from has the long form.
         let long_setxattr = AtomicBool::new(tree.is_writable());
-        Self { tree, behaviour, server, pages: Pages::default(), long_setxattr }
+        let (pages, answers) = (Pages::default(), Answers::default());
+        Self { tree, behaviour, server, pages, long_setxattr, recorder: None, answers }
+    }
+
+    /// Has requests remembered, and takes over what a server before this one has left.
+    pub fn with_recorder(self, recorder: &'a dyn Recorder) -> Self {
+        Self { recorder: Some(recorder), ..self }
     }
 
     /// Answers requests until the mount ends.
@@ -125,30 +137,34 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
         let flags = rustix::fs::fcntl_getfl(&fuse)?;
         rustix::fs::fcntl_setfl(&fuse, flags | rustix::fs::OFlags::NONBLOCK)?;
         let (notifier, late) = Notifier::new();
-        let turns = Turns {
-            server: self,
-            fuse: &fuse,
-            activity,
-            notifier: &notifier,
-            turn: Mutex::default(),
-            threads: AtomicUsize::new(1),
-            ready: AtomicUsize::new(0),
-        };
+        self.take_over(&fuse);
+        let turns = Turns::new(self, &fuse, activity, &notifier);
         std::thread::scope(|scope| {
             let fuse = &fuse;
             std::thread::Builder::new().name("fuse-late".into()).spawn_scoped(
                 scope,
-                move || {
-                    for Late { notice, reply } in late {
-                        tell(fuse, &notice);
-                        tell(fuse, &reply);
-                    }
-                },
+                move || late.into_iter().for_each(|late| self.do_late(fuse, late)),
             )?;
             let served = turns.take_turns(scope);
             notifier.close();
             served
         })
+    }
+
+    fn do_late(&self, fuse: impl AsFd, late: Late) {
+        match late {
+            Late::Answer { notice, reply } => {
+                tell(&fuse, &notice);
+                tell(&fuse, &reply);
+            }
+            Late::Ask(node) => {
+                // A node that the kernel does not have has no user.
+                let asked = rustix::io::write(&fuse, Reply::forget_attributes(node).as_bytes());
+                if let (Err(Errno::NOENT), Some(recorder)) = (asked, self.recorder) {
+                    recorder.give_back(node);
+                }
+            }
+        }
     }
 
     /// Answers what is answered here.
@@ -231,7 +247,7 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
         let old = self.pages.may_exist(header.node) && !Omission::OldPages.is_made();
         if write.direct && len > 0 && old {
             let notice = Reply::forget_pages(header.node, write.offset, len.into());
-            link.notifier.send(Late { notice, reply });
+            link.notifier.send(Late::Answer { notice, reply });
         } else {
             link.tell(&reply);
         }
@@ -288,7 +304,7 @@ fn never(answer: Result<Bytes, Refusal>) -> Result<Bytes, Errno> {
     answer.map_err(|why| if why == Refusal::NotSupported { Errno::NOSYS } else { why.errno() })
 }
 
-fn reply_to(header: Header, answer: Result<Bytes, Errno>) -> Reply {
+pub(super) fn reply_to(header: Header, answer: Result<Bytes, Errno>) -> Reply {
     match answer {
         Ok(answer) => Reply::new(header.unique, 0, answer.as_bytes()),
         Err(errno) => Reply::new(header.unique, errno.raw_os_error(), &[]),
@@ -316,7 +332,7 @@ impl Link<'_> {
 }
 
 /// Writes a reply or a notification of ours.
-fn tell(fuse: impl AsFd, reply: &Reply) {
+pub(super) fn tell(fuse: impl AsFd, reply: &Reply) {
     taken(rustix::io::write(fuse, reply.as_bytes()));
 }
 
@@ -329,7 +345,7 @@ fn taken(told: rustix::io::Result<usize>) {
 }
 
 /// The threads of one mount: one has the turn to read.
-struct Turns<'s, 'a, T: Tree + Sync, F> {
+pub(super) struct Turns<'s, 'a, T: Tree + Sync, F> {
     server: &'s Server<'a, T>,
     fuse: &'s F,
     activity: &'s Activity,
@@ -340,7 +356,17 @@ struct Turns<'s, 'a, T: Tree + Sync, F> {
     ready: AtomicUsize,
 }
 
-impl<T: Tree + Sync, F: AsFd + Sync> Turns<'_, '_, T, F> {
+impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
+    pub(super) fn new(
+        server: &'s Server<'a, T>,
+        fuse: &'s F,
+        activity: &'s Activity,
+        notifier: &'s Notifier,
+    ) -> Self {
+        let (threads, ready) = (AtomicUsize::new(1), AtomicUsize::new(0));
+        Self { server, fuse, activity, notifier, turn: Mutex::default(), threads, ready }
+    }
+
     /// What each thread does until the mount ends.
     fn take_turns<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> io::Result<()> {
         let mut request = Request::new();
@@ -363,6 +389,7 @@ impl<T: Tree + Sync, F: AsFd + Sync> Turns<'_, '_, T, F> {
                 }
                 patience.paid();
                 let Some(header) = Header::of(request.bytes()) else { continue };
+                self.server.answers.expect(self.server.recorder, header, self.notifier);
                 let away = header.waits() || header.seeks() && self.server.tree.is_writable();
                 if away && self.another_can_read(scope) {
                     drop(patience);
@@ -415,7 +442,26 @@ impl<T: Tree + Sync, F: AsFd + Sync> Turns<'_, '_, T, F> {
         }
     }
 
+    /// Works on a request, and remembers it meanwhile.
     fn handle(&self, header: Header, request: &mut Request) {
+        let Some(recorder) = self.server.recorder else { return self.work(header, request) };
+        let unique = header.unique & !RESENT;
+        if header.is_resent() && self.server.answers.give(&self.fuse, header) {
+            return;
+        }
+        if recorder.refuses(unique) {
+            return tell(self.fuse, &Reply::new(header.unique, Errno::IO.raw_os_error(), &[]));
+        }
+        let changes = self.server.tree.is_writable() && header.changes(request.bytes());
+        recorder.begin(unique, changes.then(|| request.parts()));
+        self.work(header, request);
+        recorder.done();
+        for node in header.forgotten(request.bytes()).filter(|node| recorder.is_nameless(*node)) {
+            self.notifier.send(Late::Ask(node));
+        }
+    }
+
+    pub(super) fn work(&self, header: Header, request: &mut Request) {
         if header.fills_pages(request.bytes()) {
             self.server.pages.are_filled(header.node);
         }

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::FileType;
 
-use super::watching::resident_bytes;
-use super::{Ask, Manager, Mount, MountState, Phase, SERVE_WAIT, lock};
+use super::lives::Lives;
+use super::{Manager, Mount, MountState, Phase, SERVE_WAIT, lock};
 use crate::claimed::{Claimed, Keep, identity, said};
 use crate::options::MountOptions;
 use crate::process::{StartError, Worker};
@@ -42,8 +42,8 @@ impl Manager {
         // The place in the table is taken first: two requests for one volume cannot both pass.
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let status = first_status(&volume, &mount_point, &options);
-        let state =
-            MountState { phase: Phase::Starting, device: None, asks: None, worker: None, status };
+        let (phase, device, asks, worker) = (Phase::Starting, None, None, None);
+        let state = MountState { phase, device, asks, worker, is_last: false, status };
         let mount =
             Arc::new(Mount { volume, identity, mount_point, options, state: Mutex::new(state) });
         self.enter(id, &mount)?;
@@ -101,11 +101,13 @@ impl Manager {
         let Claimed { image, disk, note, mut keep } = claimed;
         let read_only = disk.is_none();
         let options = MountOptions { read_only, ..mount.options.clone() };
-        let started = Worker::start(image, disk, &options);
-        let mut worker = started.map_err(|error| match error {
+        let said = |error| match error {
             StartError::Refused(why) => format!("{}: {why}", mount.volume.display()),
             other => other.to_string(),
-        })?;
+        };
+        let lives = Lives::new(image, disk, options.clone()).map_err(StartError::Spawn);
+        let mut lives = lives.map_err(said)?;
+        let mut worker = lives.next(read_only).map_err(said)?;
         let options = MountOptions { read_only: worker.read_only, ..options };
         let attached = self.attach(mount, &mut keep, &options);
         let fuse = attached.inspect_err(|_| worker.kill())?;
@@ -122,34 +124,20 @@ impl Manager {
         notes.extend(worker.notes.iter().cloned());
         self.front.tune(&mount.mount_point);
         let (asks, asked) = channel();
-        let exits = asks.clone();
-        let pid = worker.pid();
-        {
-            let mut state = lock(&mount.state);
-            state.phase = Phase::Serving;
-            state.asks = Some(asks);
-            state.worker = worker.pidfd().ok();
-            let MountStatus { worker_pid, state, read_only, sandbox, memory_bytes, .. } =
-                &mut state.status;
-            (*worker_pid, *state) = (pid, "serving".into());
-            (*read_only, *sandbox) = (worker.read_only, worker.confinement.clone());
-            *memory_bytes = resident_bytes(pid);
-        }
+        lock(&mount.state).asks = Some(asks.clone());
+        mount.is_served_by(&mut worker, &asks);
         self.tell();
         log::info!(
-            "{} is mounted on {}, served by process {pid}",
+            "{} is mounted on {}, served by process {}",
             mount.volume.display(),
-            mount.mount_point.display()
+            mount.mount_point.display(),
+            worker.pid()
         );
-        worker.when_it_ends(move |exit| {
-            // It is not heard only if the watcher has ended, which then knows.
-            let _ = exits.send(Ask::Died(exit));
-        });
         let (manager, mount) = (self.clone(), mount.clone());
         std::thread::spawn(move || {
             // The volume is given back as this returns.
-            let why = manager.watch(&mount, worker, &asked);
-            drop(keep);
+            let why = manager.attend(&mount, worker, &mut lives, &fuse, (&asks, &asked));
+            drop((lives, keep));
             // Closing our descriptor of the connection is what ends the waits of clients.
             drop(fuse);
             manager.has_ended(id, &mount, why);
@@ -232,6 +220,7 @@ fn first_status(volume: &Path, mount_point: &Path, options: &MountOptions) -> Mo
         volume: volume.to_path_buf(),
         mount_point: mount_point.to_path_buf(),
         worker_pid: 0,
+        restarts: 0,
         state: "starting".into(),
         why: None,
         read_only: options.read_only,

@@ -1,11 +1,13 @@
 //! What is done while a mount is served: its worker is asked how it is, and its end noticed.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
+use super::lives::Lives;
 use super::{Ask, CLOSE_WAIT, Manager, Mount, Phase, lock};
 use crate::process::Worker;
-use crate::protocol::{LostMount, WorkerStatus};
+use crate::protocol::{LostMount, MountStatus, WorkerStatus};
 
 /// How often a worker is asked how it is.
 const ASK_EVERY: Duration = Duration::from_secs(1);
@@ -59,22 +61,58 @@ impl Manager {
         lost.drain(..too_many);
     }
 
-    /// Asks the worker how it is until it ends; returns what went wrong, if something did.
-    pub(super) fn watch(
+    /// Has a mount served until it ends; returns what went wrong, if something did.
+    pub(super) fn attend(
         &self,
         mount: &Mount,
         mut worker: Worker,
-        asked: &Receiver<Ask>,
+        lives: &mut Lives,
+        fuse: &OwnedFd,
+        (asks, asked): (&Sender<Ask>, &Receiver<Ask>),
     ) -> Option<String> {
+        loop {
+            let End { why, death } = self.watch(mount, &mut worker, asked);
+            let Some(was_killed) = death.filter(|_| mount.may_go_on()) else { return why };
+            let may_go_on = lives.died(worker.end(), was_killed);
+            let why = why.unwrap_or_default();
+            log::error!("{}: {why}", mount.mount_point.display());
+            if !may_go_on {
+                return Some(format!("{why}, as too many did before it"));
+            }
+            let next = lives.next(lock(&mount.state).status.read_only);
+            worker = match next {
+                Ok(worker) => worker,
+                Err(error) => return Some(format!("{why}; none could take over: {error}")),
+            };
+            mount.is_served_by(&mut worker, asks);
+            if let Err(error) = worker.give(fuse) {
+                // Its death says the same, and more.
+                log::debug!("{}: {error}", mount.mount_point.display());
+            }
+            let mut state = lock(&mount.state);
+            state.status.restarts += 1;
+            log::info!(
+                "{}: process {} has taken over",
+                mount.mount_point.display(),
+                state.status.worker_pid
+            );
+        }
+    }
+
+    /// Asks the worker how it is until it ends.
+    fn watch(&self, mount: &Mount, worker: &mut Worker, asked: &Receiver<Ask>) -> End {
         let deadline = Duration::from_secs(mount.options.deadline_s.max(1));
         let mut hung = None;
         let mut closed = false;
         loop {
             let waiting = match asked.recv_timeout(ASK_EVERY) {
                 Ok(Ask::Died(exit)) => {
+                    let is_hung = hung.is_some();
                     let words = worker.disk_failure();
-                    return hung
+                    let why = hung
                         .or_else(|| exit.complaint(&words.unwrap_or_else(|| worker.last_words())));
+                    let is_death = exit.is_death() && !closed;
+                    return End { why, death: is_death.then(|| exit.was_killed() && !is_hung) };
                 }
                 Ok(Ask::Close(waiting)) => {
                     closed = true;
@@ -133,6 +171,41 @@ impl Manager {
         {
             log::error!("{}", why.sentence(&mount.mount_point));
         }
+    }
+}
+
+/// How serving ended.
+struct End {
+    /// What went wrong, if something did.
+    why: Option<String>,
+    /// If it was by a death: whether another process did it.
+    death: Option<bool>,
+}
+
+impl Mount {
+    /// Whether another worker may follow one that died.
+    fn may_go_on(&self) -> bool {
+        self.options.restart && !lock(&self.state).is_last
+    }
+
+    /// Notes its worker, whose end is heard of through `asks`.
+    pub(super) fn is_served_by(&self, worker: &mut Worker, asks: &Sender<Ask>) {
+        let pid = worker.pid();
+        {
+            let mut state = lock(&self.state);
+            state.phase = Phase::Serving;
+            state.worker = worker.pidfd().ok();
+            let MountStatus { worker_pid, state, read_only, sandbox, memory_bytes, .. } =
+                &mut state.status;
+            (*worker_pid, *state) = (pid, "serving".into());
+            (*read_only, *sandbox) = (worker.read_only, worker.confinement.clone());
+            *memory_bytes = resident_bytes(pid);
+        }
+        let asks = asks.clone();
+        worker.when_it_ends(move |exit| {
+            // It is not heard only if the watcher has ended, which then knows.
+            let _ = asks.send(Ask::Died(exit));
+        });
     }
 }
 

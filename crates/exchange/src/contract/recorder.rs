@@ -1,0 +1,72 @@
+//! What a server of a tree tells one that comes after it, should it die.
+//!
+//! ```text
+//!   server ── begin(request) ── works on it ── answers ── done ──▶
+//!                │                  │                      │
+//!                └── a memory that outlives the process: what it is working on, what it changed
+//!   successor: repeats the changes that are nowhere else, keeps their answers, and gives those
+//!   when they are asked for again
+//! ```
+//! A request is bytes of the protocol that the server speaks; nothing here looks into them.
+
+use std::os::fd::OwnedFd;
+
+use super::Node;
+
+/// Remembers requests until what they changed is safe, and their answers given.
+pub trait Recorder: Sync {
+    /// The calling thread begins to work on a request. What may change the tree comes with the
+    /// request's bytes, in two parts.
+    fn begin(&self, unique: u64, changing: Option<[&[u8]; 2]>);
+
+    /// It was answered.
+    fn done(&self);
+
+    /// Whether that request is not to be worked on: it was the end of others that tried.
+    fn refuses(&self, unique: u64) -> bool;
+
+    /// What a server before this one has left, in the order in which it was done; `None` if
+    /// this is the first one.
+    ///
+    /// # Errors
+    /// Why nothing can be made of it.
+    fn inherited(&self) -> Result<Option<Vec<Inherited>>, String>;
+
+    /// A pipe that does not block, its reading end first: for answers that no client waits for.
+    fn pipe(&self) -> &(OwnedFd, OwnedFd);
+
+    /// Has `work`, which does what is in the request, done as it was done then.
+    fn repeat(&self, inherited: &Inherited, work: &mut dyn FnMut());
+
+    /// Ends all changes of the tree: what was left does not agree with it.
+    fn contradicted(&self, why: &str);
+
+    /// No client will ask again for what servers before this one have done.
+    fn settled(&self);
+
+    /// What has no name, and may have users that this server has not counted.
+    fn nameless(&self) -> Vec<Node>;
+
+    /// Whether that is so of `node`.
+    fn is_nameless(&self, node: Node) -> bool;
+
+    /// A node without a name has no user any more.
+    fn give_back(&self, node: Node);
+}
+
+/// A request that changed the tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inherited {
+    /// Its place in the memory.
+    pub at: u64,
+    /// What its answer is called.
+    pub unique: u64,
+    /// Its bytes.
+    pub request: Vec<u8>,
+    /// The node that it made.
+    pub made: Option<Node>,
+    /// Whether the tree has what it changed already.
+    pub taken: bool,
+    /// Whether it was answered for certain.
+    pub answered: bool,
+}

@@ -1,0 +1,119 @@
+//! A volume that another process of ours had in use, and died over.
+//!
+//! ```text
+//!   change ── told to the witness, gate held ──▶ a log that outlives the process
+//!   chain  ── taken by the disk with the number of the last change in it
+//!   death  ── take_over: as the disk has it; changes above that number are made again,
+//!             each with the time and the inode that it had
+//! ```
+//! Law 1: what a reader can see of a change the witness was told before.
+//! Law 2: nothing is cleaned up that clients may still have open. What they let go meanwhile
+//! is found by asking who knows: see [`Volume::nameless`].
+
+use std::sync::Arc;
+
+use draconis_device::Disk;
+use draconis_exchange::contract::Time;
+
+use crate::ops::Writing;
+use crate::transaction::Transaction;
+use crate::volume::{Options, Volume};
+use crate::{Error, FileId, InodeNumber, Result};
+
+/// What a change did that its repetition must do again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Made {
+    /// When it was.
+    pub now: Time,
+    /// The inode that it gave a first name to, or made without one.
+    pub inode: Option<FileId>,
+}
+
+/// Is told of every change.
+pub trait Witness: Send + Sync {
+    /// A change was made in memory, by the calling thread. Changes count from 1 on. Readers
+    /// wait until this returns; it must not come back to the volume.
+    fn changed(&self, number: u64, made: Made);
+
+    /// The disk has taken all changes up to this one.
+    fn taken(&self, number: u64);
+}
+
+impl Volume {
+    /// Opens a volume for writing that this process's predecessor had open when it died,
+    /// having `was_clean` of [`Volume::was_clean`] from it. Nothing is cleaned up that was
+    /// unlinked and may be open.
+    ///
+    /// # Errors
+    /// As [`Volume::open_for_writing`].
+    pub fn take_over(
+        disk: Arc<dyn Disk>,
+        options: Options,
+        writing: Writing,
+        was_clean: bool,
+    ) -> Result<Self> {
+        Self::mount(disk, options, writing, Some(was_clean))
+    }
+
+    /// Has `witness` told of every change from now on. Only the first one counts.
+    pub fn tell_witness(&self, witness: Arc<dyn Witness>) {
+        if let Some(writing) = &self.writing {
+            // One that is there already stays.
+            let _ = writing.witness.set(witness);
+        }
+    }
+
+    /// Makes changes as if it was then, with that inode, until this is called with `None`.
+    pub fn repeat(&self, made: Option<Made>) {
+        if let Some(writing) = &self.writing {
+            writing.gate.write().repeated = made;
+        }
+    }
+
+    /// Ends all changes because what was told of them does not agree with the volume.
+    pub fn contradict(&self, why: &str) {
+        if let Some(writing) = &self.writing {
+            writing.gate.write().stop(&Error::Unsupported { feature: why.to_owned() });
+        }
+    }
+
+    /// Whether it was unmounted properly before it was opened for writing.
+    pub fn was_clean(&self) -> bool {
+        self.reading().is_some_and(|writer| writer.was_clean)
+    }
+
+    /// Whether users of inodes are not counted here, since a predecessor counted some.
+    pub fn is_taken_over(&self) -> bool {
+        self.reading().is_some_and(|writer| writer.taken_over)
+    }
+
+    /// The inodes in use that have no name. After [`Volume::take_over`] those are given back
+    /// only by [`Volume::give_back`].
+    pub fn nameless(&self) -> Vec<InodeNumber> {
+        self.store.overlay.read().orphans.iter().copied().map(InodeNumber).collect()
+    }
+
+    /// Whether an inode has no name.
+    pub fn is_nameless(&self, inode: InodeNumber) -> bool {
+        self.store.overlay.has_orphan(inode.0)
+    }
+
+    /// Deletes an inode without names that has no users.
+    pub fn give_back(&self, inode: InodeNumber) {
+        // What cannot be deleted now is deleted at the next mount.
+        let _ = self.transact(|tx| tx.give_back(inode));
+    }
+}
+
+impl Transaction<'_> {
+    /// Whether an inode without names is kept for users.
+    pub(crate) fn has_users(&self, inode: InodeNumber) -> bool {
+        let writer = &self.writer;
+        writer.taken_over || writer.users.get(&inode.0).copied().unwrap_or(0) > 0
+    }
+
+    /// The inode that a repeated change gives its name to.
+    pub(crate) fn repeated_inode(&self) -> Option<InodeNumber> {
+        self.writer.repeated?.inode.map(|made| InodeNumber(made.inode))
+    }
+}

@@ -1,0 +1,402 @@
+//! The log of a mount: what its worker was asked, until the disk has it and the answer is given.
+//!
+//! ```text
+//!   head of the memory           ring
+//!   epoch, tail, head            ┌ entry: length, state, unique │ number, made, time │ request ┐
+//!   requests in hand             └──────────────────────────────────────────────────────────────┘
+//!
+//!   pending ── changed under the gate ──▶ changed ── taken by the disk, answered ──▶ gone
+//!      └── changed nothing ──▶ dropped
+//! ```
+//! The memory is made by the manager and outlives the worker, which alone writes to it. Epochs
+//! count workers; a number counts changes within an epoch.
+//!
+//! Law 1: an entry is in the log, whole, before readers of the volume see its change.
+//! Law 2: an entry is gone only once the disk has taken the change, and the answer was given.
+//! Law 3: a worker that takes over believes nothing of what it finds: it was written by a process
+//! that looked at a volume that is not trusted. What makes no sense ends all changes.
+
+use std::cell::Cell;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use draconis_exchange::contract::recorder::Inherited;
+use draconis_exchange::contract::{Node, Time};
+use draconis_exchange::shm::Shared;
+use draconis_ext::{FileId, Made, Witness};
+
+/// What the memory begins with: another format of it has another number.
+const FORMAT: u64 = u64::from_be_bytes(*b"oplog  1");
+
+/// Room for the entries, in bytes.
+const RING_BYTES: u64 = 32 << 20;
+const HEAD_BYTES: usize = 4096;
+/// Entries begin on multiples of this.
+const UNIT_BYTES: u64 = 64;
+
+const FORMAT_AT: usize = 0;
+/// Whether the volume was clean before the first worker opened it: 1 no, 2 yes, 0 not opened.
+const CLEAN_AT: usize = 16;
+/// Tail and head, in units: one word, so that they always belong together.
+const ENDS_AT: usize = 24;
+/// The requests that threads have in hand.
+const HANDS_AT: usize = 64;
+const HANDS: usize = 32;
+
+/// Fields of an entry.
+const LEN: usize = 0;
+const STATE: usize = 4;
+const UNIQUE: usize = 8;
+const EPOCH: usize = 16;
+const NUMBER: usize = 24;
+const MADE_INODE: usize = 32;
+const MADE_GENERATION: usize = 36;
+const SECONDS: usize = 40;
+const NANOSECONDS: usize = 48;
+const FLAGS: usize = 52;
+const REQUEST_LEN: usize = 56;
+const REQUEST: usize = 64;
+
+/// States of an entry.
+const PENDING: u32 = 1;
+const CHANGED: u32 = 2;
+const DROPPED: u32 = 3;
+
+/// Flags of an entry.
+const ANSWERED: u32 = 1;
+const TAKEN: u32 = 2;
+
+thread_local! {
+    /// The entry that the thread works on, and its place among the requests in hand.
+    static ENTRY: Cell<Option<u64>> = const { Cell::new(None) };
+    static HAND: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// The length of a log's memory, in bytes.
+pub(crate) const MEMORY_BYTES: usize = HEAD_BYTES + RING_BYTES as usize;
+
+/// Maps the memory of a log that another process made.
+///
+/// # Errors
+/// What is wrong with it.
+pub(crate) fn adopt(memory: OwnedFd) -> Result<Shared, String> {
+    Shared::adopt(memory, MEMORY_BYTES).map_err(|why| why.to_string())
+}
+
+/// Makes the memory of a log.
+///
+/// # Errors
+/// What the system says.
+pub(crate) fn memory() -> std::io::Result<Shared> {
+    let memory = Shared::new(MEMORY_BYTES)?;
+    memory.long(FORMAT_AT).store(FORMAT, Ordering::Relaxed);
+    Ok(memory)
+}
+
+/// The requests that a worker had in hand when it died.
+pub(crate) fn in_hand(memory: &Shared) -> Vec<u64> {
+    let hands = (0..HANDS).map(|hand| memory.long(HANDS_AT + 8 * hand).swap(0, Ordering::Relaxed));
+    hands.filter(|unique| *unique != 0).collect()
+}
+
+/// Whether the volume was clean when it was first opened, if it was.
+pub(crate) fn was_clean(memory: &Shared) -> Option<bool> {
+    match memory.long(CLEAN_AT).load(Ordering::Relaxed) {
+        0 => None,
+        word => Some(word == 2),
+    }
+}
+
+/// Why a log was not taken over.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the log of the worker before makes no sense: {0}")]
+pub struct Nonsense(&'static str);
+
+/// See the head of the file.
+pub(crate) struct OpLog {
+    memory: Shared,
+    epoch: u64,
+    /// The disk has taken all changes of this epoch up to here.
+    taken: AtomicU64,
+    ring: Mutex<Ring>,
+    hands: AtomicU32,
+}
+
+/// Places count on over the end of the ring.
+struct Ring {
+    tail: u64,
+    head: u64,
+}
+
+impl OpLog {
+    /// The log of a worker, the `epoch`th of its mount.
+    ///
+    /// # Errors
+    /// What is wrong with the memory.
+    pub(crate) fn new(memory: Shared, epoch: u64) -> Result<Self, String> {
+        if memory.long(FORMAT_AT).load(Ordering::Relaxed) != FORMAT {
+            return Err("the log of the mount has another format".into());
+        }
+        let ends = memory.long(ENDS_AT).load(Ordering::Relaxed);
+        let (tail, used) = (ends >> 32, (ends as u32).wrapping_sub((ends >> 32) as u32));
+        let tail = tail * UNIT_BYTES;
+        let ring = Mutex::new(Ring { tail, head: tail + u64::from(used) * UNIT_BYTES });
+        Ok(Self { memory, epoch, taken: AtomicU64::new(0), ring, hands: AtomicU32::new(0) })
+    }
+
+    /// Notes whether the volume was clean before it was opened.
+    pub(crate) fn note_clean(&self, clean: bool) {
+        self.memory.long(CLEAN_AT).store(1 + u64::from(clean), Ordering::Relaxed);
+    }
+
+    /// What the workers before have left that is not gone, in the order in which it was done.
+    /// Of the epoch before this one the disk has taken all up to `taken`.
+    ///
+    /// # Errors
+    /// [`Nonsense`].
+    pub(crate) fn take_over(&self, taken: u64) -> Result<Vec<(Inherited, Made)>, Nonsense> {
+        let mut ring = self.ring();
+        let Ring { tail, head } = *ring;
+        if head - tail > RING_BYTES {
+            ring.tail = ring.head;
+            return Err(Nonsense("its ends"));
+        }
+        let mut found = vec![];
+        let mut at = tail;
+        while at < head {
+            let len = self.len_of(at).filter(|len| *len <= head - at).ok_or(Nonsense("a length"))?;
+            if self.word(at, STATE).load(Ordering::Acquire) == CHANGED {
+                found.push(self.entry(at, len, taken)?);
+            } else {
+                // Nothing came of it that could be seen.
+                self.word(at, STATE).store(DROPPED, Ordering::Relaxed);
+            }
+            at += len;
+        }
+        // Those of the newest epoch are repetitions of the oldest entries there were.
+        found.sort_by_key(|(epoch, number, ..)| (std::cmp::Reverse(*epoch), *number));
+        Ok(found.into_iter().map(|(.., entry, made)| (entry, made)).collect())
+    }
+
+    fn entry(
+        &self,
+        at: u64,
+        len: u64,
+        taken: u64,
+    ) -> Result<(u64, u64, Inherited, Made), Nonsense> {
+        let word = |field| self.word(at, field).load(Ordering::Relaxed);
+        let long = |field| self.long(at, field).load(Ordering::Relaxed);
+        let (epoch, number) = (long(EPOCH), long(NUMBER));
+        if epoch >= self.epoch {
+            return Err(Nonsense("a number"));
+        }
+        let is_taken =
+            word(FLAGS) & TAKEN != 0 || epoch.checked_add(1) == Some(self.epoch) && number <= taken;
+        if is_taken {
+            self.word(at, FLAGS).fetch_or(TAKEN, Ordering::Relaxed);
+        }
+        let request_len = word(REQUEST_LEN) as usize;
+        if request_len as u64 > len - REQUEST as u64 {
+            return Err(Nonsense("the length of a request"));
+        }
+        let mut request = vec![0; request_len];
+        self.memory.copy_out(self.place(at) + REQUEST, &mut request);
+        let inode = word(MADE_INODE);
+        let file = FileId { inode, generation: word(MADE_GENERATION) };
+        let nanoseconds = word(NANOSECONDS);
+        if nanoseconds >= 1_000_000_000 {
+            return Err(Nonsense("a time"));
+        }
+        let now = Time { seconds: long(SECONDS) as i64, nanoseconds };
+        let made = Made { now, inode: (inode != 0).then_some(file) };
+        let inherited = Inherited {
+            at,
+            unique: long(UNIQUE),
+            request,
+            made: made.inode.map(|made| Node(made.inode.into())),
+            taken: is_taken,
+            answered: word(FLAGS) & ANSWERED != 0,
+        };
+        Ok((epoch, number, inherited, made))
+    }
+
+    /// The calling thread begins to work on a request; `make_room` is called, with nothing
+    /// held, while there is no room for what it brings, and says whether there may be some.
+    pub(crate) fn begin(
+        &self,
+        unique: u64,
+        changing: Option<[&[u8]; 2]>,
+        make_room: impl Fn() -> bool,
+    ) {
+        self.hand().store(unique, Ordering::Relaxed);
+        let Some(parts) = changing else { return };
+        let entry = loop {
+            match self.append(unique, parts) {
+                Some(entry) => break entry,
+                None if make_room() => {}
+                // Nothing can be changed any more.
+                None => return,
+            }
+        };
+        ENTRY.set(Some(entry));
+    }
+
+    /// The calling thread has answered.
+    pub(crate) fn done(&self) {
+        if let Some(at) = ENTRY.take() {
+            match self.word(at, STATE).load(Ordering::Relaxed) {
+                PENDING => self.word(at, STATE).store(DROPPED, Ordering::Relaxed),
+                _ => drop(self.word(at, FLAGS).fetch_or(ANSWERED, Ordering::Relaxed)),
+            }
+        }
+        self.hand().store(0, Ordering::Relaxed);
+    }
+
+    /// Does `work` that repeats the entry at `at`.
+    pub(crate) fn repeat(&self, at: u64, unique: u64, work: &mut dyn FnMut()) {
+        self.hand().store(unique, Ordering::Relaxed);
+        ENTRY.set(Some(at));
+        work();
+        ENTRY.set(None);
+        if self.long(at, EPOCH).load(Ordering::Relaxed) != self.epoch {
+            // It changes nothing any more.
+            self.word(at, STATE).store(DROPPED, Ordering::Relaxed);
+        }
+        self.hand().store(0, Ordering::Relaxed);
+    }
+
+    /// All of epochs before that was not answered never will be asked for again.
+    pub(crate) fn settle(&self, inherited: impl Iterator<Item = u64>) {
+        for at in inherited {
+            let (state, flags) = (self.word(at, STATE), self.word(at, FLAGS));
+            if flags.fetch_or(ANSWERED, Ordering::Relaxed) & TAKEN != 0 {
+                state.store(DROPPED, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Puts an entry into the ring, if there is room for it.
+    fn append(&self, unique: u64, parts: [&[u8]; 2]) -> Option<u64> {
+        let mut ring = self.ring();
+        self.trim(&mut ring);
+        let request_len: usize = parts.iter().map(|part| part.len()).sum();
+        let len = (REQUEST as u64 + request_len as u64).next_multiple_of(UNIT_BYTES);
+        // No entry goes over the end of the ring.
+        let left = RING_BYTES - ring.head % RING_BYTES;
+        let skip = if left < len { left } else { 0 };
+        if ring.head + skip + len - ring.tail > RING_BYTES {
+            return None;
+        }
+        if skip > 0 {
+            self.word(ring.head, LEN).store(skip as u32, Ordering::Relaxed);
+            self.word(ring.head, STATE).store(DROPPED, Ordering::Relaxed);
+            ring.head += skip;
+        }
+        let at = ring.head;
+        self.word(at, LEN).store(len as u32, Ordering::Relaxed);
+        self.word(at, STATE).store(PENDING, Ordering::Relaxed);
+        self.long(at, UNIQUE).store(unique, Ordering::Relaxed);
+        self.long(at, EPOCH).store(0, Ordering::Relaxed);
+        self.word(at, MADE_INODE).store(0, Ordering::Relaxed);
+        self.word(at, FLAGS).store(0, Ordering::Relaxed);
+        self.word(at, REQUEST_LEN).store(request_len as u32, Ordering::Relaxed);
+        let mut place = self.place(at) + REQUEST;
+        for part in parts {
+            self.memory.copy_in(place, part);
+            place += part.len();
+        }
+        ring.head += len;
+        self.put_ends(&ring);
+        Some(at)
+    }
+
+    /// Gives back the room of what is gone at the ring's tail.
+    fn trim(&self, ring: &mut Ring) {
+        let taken = self.taken.load(Ordering::Acquire);
+        let old = ring.tail;
+        while ring.tail < ring.head {
+            let at = ring.tail;
+            let is_gone = match self.word(at, STATE).load(Ordering::Acquire) {
+                PENDING => false,
+                CHANGED => {
+                    let (epoch, number) = (self.long(at, EPOCH), self.long(at, NUMBER));
+                    self.word(at, FLAGS).load(Ordering::Relaxed) & ANSWERED != 0
+                        && epoch.load(Ordering::Relaxed) == self.epoch
+                        && number.load(Ordering::Relaxed) <= taken
+                }
+                _ => true,
+            };
+            match self.len_of(at) {
+                Some(len) if is_gone && len <= ring.head - at => ring.tail += len,
+                _ => break,
+            }
+        }
+        if ring.tail == ring.head && ring.head % RING_BYTES != 0 {
+            // From the beginning again: memory that was never used costs nothing. What is
+            // between the two is passed over.
+            let next = ring.head.next_multiple_of(RING_BYTES);
+            (ring.tail, ring.head) = (next, next);
+        }
+        if ring.tail != old {
+            self.put_ends(ring);
+        }
+    }
+
+    fn put_ends(&self, ring: &Ring) {
+        let units = |at: u64| u64::from((at / UNIT_BYTES) as u32);
+        let ends = units(ring.tail) << 32 | units(ring.head);
+        self.memory.long(ENDS_AT).store(ends, Ordering::Release);
+    }
+
+    fn len_of(&self, at: u64) -> Option<u64> {
+        let len = u64::from(self.word(at, LEN).load(Ordering::Relaxed));
+        let left = RING_BYTES - at % RING_BYTES;
+        (len >= UNIT_BYTES && len.is_multiple_of(UNIT_BYTES) && len <= left).then_some(len)
+    }
+
+    fn place(&self, at: u64) -> usize {
+        HEAD_BYTES + (at % RING_BYTES) as usize
+    }
+
+    fn word(&self, at: u64, field: usize) -> &AtomicU32 {
+        self.memory.word(self.place(at) + field)
+    }
+
+    fn long(&self, at: u64, field: usize) -> &AtomicU64 {
+        self.memory.long(self.place(at) + field)
+    }
+
+    /// Where the calling thread says what it has in hand.
+    fn hand(&self) -> &AtomicU64 {
+        let hand = HAND.get().unwrap_or_else(|| {
+            let hand = self.hands.fetch_add(1, Ordering::Relaxed) as usize % HANDS;
+            HAND.set(Some(hand));
+            hand
+        });
+        self.memory.long(HANDS_AT + 8 * hand)
+    }
+
+    fn ring(&self) -> MutexGuard<'_, Ring> {
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Witness for OpLog {
+    fn changed(&self, number: u64, made: Made) {
+        let Some(at) = ENTRY.get() else { return };
+        if let Some(file) = made.inode {
+            self.word(at, MADE_INODE).store(file.inode, Ordering::Relaxed);
+            self.word(at, MADE_GENERATION).store(file.generation, Ordering::Relaxed);
+        }
+        self.long(at, SECONDS).store(made.now.seconds as u64, Ordering::Relaxed);
+        self.word(at, NANOSECONDS).store(made.now.nanoseconds, Ordering::Relaxed);
+        self.long(at, NUMBER).store(number, Ordering::Relaxed);
+        self.long(at, EPOCH).store(self.epoch, Ordering::Release);
+        self.word(at, STATE).store(CHANGED, Ordering::Release);
+    }
+
+    fn taken(&self, number: u64) {
+        self.taken.fetch_max(number, Ordering::Release);
+    }
+}

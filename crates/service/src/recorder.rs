@@ -1,0 +1,135 @@
+//! A worker remembers what it does, and takes over what the worker before it has left.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use draconis_exchange::contract::Node;
+use draconis_exchange::contract::recorder::{Inherited, Recorder};
+use draconis_ext::{InodeNumber, Made};
+use serde::{Deserialize, Serialize};
+
+use crate::oplog::OpLog;
+use crate::options::MountOptions;
+use crate::volume::VolumeTree;
+
+/// What a manager tells a worker that it starts.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Start {
+    /// How to mount.
+    pub(crate) options: MountOptions,
+    /// How many workers the mount has had, this one included.
+    pub(crate) epoch: u64,
+    /// The last change of the one before that the disk has taken.
+    pub(crate) taken: u64,
+    /// Whether the volume was clean before the first one opened it, if one did.
+    pub(crate) was_clean: Option<bool>,
+    /// The mount has been made read-only since.
+    pub(crate) closed: bool,
+    /// Requests that others died over more than once.
+    pub(crate) refused: Vec<u64>,
+}
+
+/// See the head of the file.
+pub(crate) struct WorkerRecorder {
+    log: Arc<OpLog>,
+    tree: Arc<OnceLock<VolumeTree>>,
+    pipe: (OwnedFd, OwnedFd),
+    epoch: u64,
+    taken: u64,
+    refused: Vec<u64>,
+    /// What was left: how each change was made, by its place in the log.
+    left: Mutex<HashMap<u64, Made>>,
+}
+
+impl WorkerRecorder {
+    pub(crate) fn new(
+        log: Arc<OpLog>,
+        tree: Arc<OnceLock<VolumeTree>>,
+        pipe: (OwnedFd, OwnedFd),
+        start: &Start,
+    ) -> Self {
+        let (epoch, taken, refused) = (start.epoch, start.taken, start.refused.clone());
+        Self { log, tree, pipe, epoch, taken, refused, left: Mutex::default() }
+    }
+
+    fn left(&self) -> MutexGuard<'_, HashMap<u64, Made>> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the disk take what the log is full of; whether more can come.
+    fn make_room(&self) -> bool {
+        let taken = self.tree.get().is_some_and(|tree| tree.volume().hand_over().is_ok());
+        // Other threads have an answer to give, perhaps.
+        std::thread::yield_now();
+        taken
+    }
+
+    fn tree(&self) -> Option<&VolumeTree> {
+        self.tree.get()
+    }
+}
+
+impl Recorder for WorkerRecorder {
+    fn begin(&self, unique: u64, changing: Option<[&[u8]; 2]>) {
+        self.log.begin(unique, changing, || self.make_room());
+    }
+
+    fn done(&self) {
+        self.log.done();
+    }
+
+    fn refuses(&self, unique: u64) -> bool {
+        self.refused.contains(&unique)
+    }
+
+    fn inherited(&self) -> Result<Option<Vec<Inherited>>, String> {
+        if self.epoch <= 1 {
+            return Ok(None);
+        }
+        let found = self.log.take_over(self.taken).map_err(|why| why.to_string())?;
+        let mut left = self.left();
+        left.extend(found.iter().map(|(inherited, made)| (inherited.at, *made)));
+        Ok(Some(found.into_iter().map(|(inherited, _)| inherited).collect()))
+    }
+
+    fn pipe(&self) -> &(OwnedFd, OwnedFd) {
+        &self.pipe
+    }
+
+    fn repeat(&self, inherited: &Inherited, work: &mut dyn FnMut()) {
+        let made = self.left().get(&inherited.at).copied();
+        let Some(tree) = self.tree() else { return };
+        tree.volume().repeat(made);
+        self.log.repeat(inherited.at, inherited.unique, work);
+        tree.volume().repeat(None);
+    }
+
+    fn contradicted(&self, why: &str) {
+        if let Some(tree) = self.tree() {
+            tree.volume().contradict(&format!("the worker before left what cannot be: {why}"));
+        }
+    }
+
+    fn settled(&self) {
+        let left = std::mem::take(&mut *self.left());
+        self.log.settle(left.into_keys());
+    }
+
+    fn nameless(&self) -> Vec<Node> {
+        let all = self.tree().map(|tree| tree.volume().nameless()).unwrap_or_default();
+        all.into_iter().map(|inode| Node(inode.0.into())).collect()
+    }
+
+    fn is_nameless(&self, node: Node) -> bool {
+        let inode = InodeNumber::from_node(node).filter(|_| self.epoch > 1);
+        let tree = self.tree().zip(inode);
+        tree.is_some_and(|(tree, inode)| tree.volume().is_nameless(inode))
+    }
+
+    fn give_back(&self, node: Node) {
+        if let (Some(tree), Some(inode)) = (self.tree(), InodeNumber::from_node(node)) {
+            tree.volume().give_back(inode);
+        }
+    }
+}
