@@ -389,6 +389,10 @@ impl Transaction<'_> {
         // Most of what a chain is made of changed, and is in memory therefore.
         let may_wait = std::mem::replace(&mut self.may_wait, true);
         let has_own = touched && self.writer.is_whole;
+        if touched && !has_own {
+            // A part of it is on its way before the rest.
+            self.bear_witness();
+        }
         self.writer.sealing = self.writer.changes.wrapping_add(u64::from(has_own));
         let sealed = self.try_seal_batch(after);
         self.may_wait = may_wait;

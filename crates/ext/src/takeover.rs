@@ -27,11 +27,15 @@ pub struct Made {
     pub now: Time,
     /// The inode that it gave a first name to, or made without one.
     pub inode: Option<FileId>,
+    /// The inode whose name it moved. A move may be cut off in the middle: then the old name
+    /// leads to what it replaces, until that goes.
+    pub moved: Option<InodeNumber>,
 }
 
 /// Is told of every change.
 pub trait Witness: Send + Sync {
-    /// A change was made in memory, by the calling thread. Changes count from 1 on. Readers
+    /// A change was made in memory, by the calling thread, or a part of one that may reach the
+    /// disk by itself; then it comes again with the same number. Changes count from 1 on. Readers
     /// wait until this returns; it must not come back to the volume.
     fn changed(&self, number: u64, made: Made);
 
@@ -63,8 +67,14 @@ impl Volume {
         }
     }
 
-    /// Makes changes as if it was then, with that inode, until this is called with `None`.
+    /// Makes changes as if it was then, with that inode, until this is called with `None`. What
+    /// had the inode before, and has no name, had no users any more when that was given out.
     pub fn repeat(&self, made: Option<Made>) {
+        if let Some(file) = made.and_then(|made| made.inode)
+            && self.is_nameless(InodeNumber(file.inode))
+        {
+            self.give_back(InodeNumber(file.inode));
+        }
         if let Some(writing) = &self.writing {
             writing.gate.write().repeated = made;
         }

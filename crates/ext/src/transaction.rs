@@ -138,6 +138,8 @@ pub(crate) struct Writer {
     pub(crate) is_whole: bool,
     /// The inode that the change in hand made.
     pub(crate) made: Option<FileId>,
+    /// The inode whose name the change in hand moves.
+    pub(crate) moved: Option<InodeNumber>,
     /// What the change in hand is the repetition of.
     pub(crate) repeated: Option<Made>,
     /// Users that are not counted here may have any inode.
@@ -180,6 +182,7 @@ impl Writer {
             sealing: 0,
             is_whole: false,
             made: None,
+            moved: None,
             repeated: None,
             taken_over: false,
         }
@@ -281,7 +284,8 @@ impl Volume {
         if writer.stopped().is_some() {
             return Attempt::Done(Err(Error::ReadOnly), false);
         }
-        (writer.touched, writer.is_whole, writer.made) = (false, false, None);
+        (writer.touched, writer.is_whole) = (false, false);
+        (writer.made, writer.moved) = (None, None);
         let was_dirty = writer.batch.dirty;
         let now = writer.repeated.map_or_else(|| (writing.clock)(), |it| it.now);
         let missing = Cell::new(None);
@@ -316,10 +320,11 @@ impl Volume {
 
 impl Transaction<'_> {
     /// Tells the change to the witness.
-    fn bear_witness(&self) {
+    pub(crate) fn bear_witness(&self) {
         let witness = self.volume.writing.as_ref().and_then(|writing| writing.witness.get());
         if let Some(witness) = witness.filter(|_| self.writer.touched && !self.follows) {
-            let made = Made { now: self.now, inode: self.writer.made };
+            let Writer { made: inode, moved, .. } = *self.writer;
+            let made = Made { now: self.now, inode, moved };
             witness.changed(self.writer.changes.wrapping_add(1), made);
         }
     }

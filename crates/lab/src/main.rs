@@ -19,6 +19,7 @@ mod clock;
 mod compare;
 mod context;
 mod crash;
+mod deaths;
 mod experiments;
 mod machine;
 mod memory;
@@ -88,6 +89,8 @@ enum Command {
     },
     /// Power cuts: every state that workloads can leave, judged.
     Crash(crash::CrashArguments),
+    /// Deaths of a mount's worker, with clients at work: none may notice. Needs FUSE.
+    Deaths(deaths::DeathsArguments),
     /// Serve an empty tree in memory, which forgets contents, until it is unmounted.
     #[command(hide = true)]
     Memory {
@@ -194,6 +197,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::ChannelChild { cpu } => experiments::serve_channel(cpu)?,
         Command::IsolationChild { image } => experiments::serve_isolation(&image)?,
         Command::Crash(arguments) => crash::run(&arguments)?,
+        Command::Deaths(arguments) => deaths::run(&arguments)?,
         Command::StoreCrash(arguments) => store_crash::run(&arguments)?,
     }
     Ok(ExitCode::SUCCESS)

@@ -24,7 +24,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use draconis_exchange::contract::recorder::Inherited;
 use draconis_exchange::contract::{Node, Time};
 use draconis_exchange::shm::Shared;
-use draconis_ext::{FileId, Made, Witness};
+use draconis_ext::{FileId, InodeNumber, Made, Witness};
 
 /// What the memory begins with: another format of it has another number.
 const FORMAT: u64 = u64::from_be_bytes(*b"oplog  1");
@@ -40,6 +40,8 @@ const FORMAT_AT: usize = 0;
 const CLEAN_AT: usize = 16;
 /// Tail and head, in units: one word, so that they always belong together.
 const ENDS_AT: usize = 24;
+/// The last worker that has noted which entries the disk has taken.
+const NOTED_AT: usize = 8;
 /// The requests that threads have in hand.
 const HANDS_AT: usize = 64;
 const HANDS: usize = 32;
@@ -56,6 +58,7 @@ const SECONDS: usize = 40;
 const NANOSECONDS: usize = 48;
 const FLAGS: usize = 52;
 const REQUEST_LEN: usize = 56;
+const MOVED: usize = 60;
 const REQUEST: usize = 64;
 
 /// States of an entry.
@@ -100,6 +103,11 @@ pub(crate) fn in_hand(memory: &Shared) -> Vec<u64> {
     hands.filter(|unique| *unique != 0).collect()
 }
 
+/// The epoch of the last worker for which what the disk has taken of its changes can matter.
+pub(crate) fn noted(memory: &Shared) -> u64 {
+    memory.long(NOTED_AT).load(Ordering::Relaxed)
+}
+
 /// Whether the volume was clean when it was first opened, if it was.
 pub(crate) fn was_clean(memory: &Shared) -> Option<bool> {
     match memory.long(CLEAN_AT).load(Ordering::Relaxed) {
@@ -138,6 +146,9 @@ impl OpLog {
         if memory.long(FORMAT_AT).load(Ordering::Relaxed) != FORMAT {
             return Err("the log of the mount has another format".into());
         }
+        if epoch == 1 {
+            memory.long(NOTED_AT).store(1, Ordering::Relaxed);
+        }
         let ends = memory.long(ENDS_AT).load(Ordering::Relaxed);
         let (tail, used) = (ends >> 32, (ends as u32).wrapping_sub((ends >> 32) as u32));
         let tail = tail * UNIT_BYTES;
@@ -151,11 +162,11 @@ impl OpLog {
     }
 
     /// What the workers before have left that is not gone, in the order in which it was done.
-    /// Of the epoch before this one the disk has taken all up to `taken`.
+    /// Of an epoch the disk has taken all up to a number: `taken`.
     ///
     /// # Errors
     /// [`Nonsense`].
-    pub(crate) fn take_over(&self, taken: u64) -> Result<Vec<(Inherited, Made)>, Nonsense> {
+    pub(crate) fn take_over(&self, taken: (u64, u64)) -> Result<Vec<(Inherited, Made)>, Nonsense> {
         let mut ring = self.ring();
         let Ring { tail, head } = *ring;
         if head - tail > RING_BYTES {
@@ -174,6 +185,7 @@ impl OpLog {
             }
             at += len;
         }
+        self.memory.long(NOTED_AT).store(self.epoch, Ordering::Release);
         // Those of the newest epoch are repetitions of the oldest entries there were.
         found.sort_by_key(|(epoch, number, ..)| (std::cmp::Reverse(*epoch), *number));
         Ok(found.into_iter().map(|(.., entry, made)| (entry, made)).collect())
@@ -183,7 +195,7 @@ impl OpLog {
         &self,
         at: u64,
         len: u64,
-        taken: u64,
+        taken: (u64, u64),
     ) -> Result<(u64, u64, Inherited, Made), Nonsense> {
         let word = |field| self.word(at, field).load(Ordering::Relaxed);
         let long = |field| self.long(at, field).load(Ordering::Relaxed);
@@ -192,7 +204,7 @@ impl OpLog {
             return Err(Nonsense("a number"));
         }
         let is_taken =
-            word(FLAGS) & TAKEN != 0 || epoch.checked_add(1) == Some(self.epoch) && number <= taken;
+            word(FLAGS) & TAKEN != 0 || epoch == taken.0 && number <= taken.1;
         if is_taken {
             self.word(at, FLAGS).fetch_or(TAKEN, Ordering::Relaxed);
         }
@@ -209,7 +221,8 @@ impl OpLog {
             return Err(Nonsense("a time"));
         }
         let now = Time { seconds: long(SECONDS) as i64, nanoseconds };
-        let made = Made { now, inode: (inode != 0).then_some(file) };
+        let moved = Some(word(MOVED)).filter(|moved| *moved != 0).map(InodeNumber);
+        let made = Made { now, inode: (inode != 0).then_some(file), moved };
         let inherited = Inherited {
             at,
             unique: long(UNIQUE),
@@ -268,7 +281,9 @@ impl OpLog {
 
     /// All of epochs before that was not answered never will be asked for again.
     pub(crate) fn settle(&self, inherited: impl Iterator<Item = u64>) {
-        for at in inherited {
+        let ring = self.ring();
+        // Those before the tail are gone, and others may be in their place.
+        for at in inherited.filter(|at| *at >= ring.tail) {
             let (state, flags) = (self.word(at, STATE), self.word(at, FLAGS));
             if flags.fetch_or(ANSWERED, Ordering::Relaxed) & TAKEN != 0 {
                 state.store(DROPPED, Ordering::Relaxed);
@@ -299,6 +314,7 @@ impl OpLog {
         self.long(at, UNIQUE).store(unique, Ordering::Relaxed);
         self.long(at, EPOCH).store(0, Ordering::Relaxed);
         self.word(at, MADE_INODE).store(0, Ordering::Relaxed);
+        self.word(at, MOVED).store(0, Ordering::Relaxed);
         self.word(at, FLAGS).store(0, Ordering::Relaxed);
         self.word(at, REQUEST_LEN).store(request_len as u32, Ordering::Relaxed);
         let mut place = self.place(at) + REQUEST;
@@ -388,6 +404,9 @@ impl Witness for OpLog {
         if let Some(file) = made.inode {
             self.word(at, MADE_INODE).store(file.inode, Ordering::Relaxed);
             self.word(at, MADE_GENERATION).store(file.generation, Ordering::Relaxed);
+        }
+        if let Some(InodeNumber(moved)) = made.moved {
+            self.word(at, MOVED).store(moved, Ordering::Relaxed);
         }
         self.long(at, SECONDS).store(made.now.seconds as u64, Ordering::Relaxed);
         self.word(at, NANOSECONDS).store(made.now.nanoseconds, Ordering::Relaxed);

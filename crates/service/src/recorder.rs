@@ -20,8 +20,9 @@ pub(crate) struct Start {
     pub(crate) options: MountOptions,
     /// How many workers the mount has had, this one included.
     pub(crate) epoch: u64,
-    /// The last change of the one before that the disk has taken.
-    pub(crate) taken: u64,
+    /// The last of them whose changes may be in the log, and the last of those that the disk has
+    /// taken.
+    pub(crate) taken: (u64, u64),
     /// Whether the volume was clean before the first one opened it, if one did.
     pub(crate) was_clean: Option<bool>,
     /// The mount has been made read-only since.
@@ -36,7 +37,7 @@ pub(crate) struct WorkerRecorder {
     tree: Arc<OnceLock<VolumeTree>>,
     pipe: (OwnedFd, OwnedFd),
     epoch: u64,
-    taken: u64,
+    taken: (u64, u64),
     refused: Vec<u64>,
     /// What was left: how each change was made, by its place in the log.
     left: Mutex<HashMap<u64, Made>>,

@@ -13,7 +13,7 @@ use crate::format::bitmap::Bitmap;
 use crate::format::inode::flags;
 use crate::transaction::Transaction;
 use crate::units::narrow;
-use crate::{Error, InodeNumber, Result};
+use crate::{Error, FileId, InodeNumber, Result};
 
 impl Transaction<'_> {
     /// Counts what is free in every group; the inodes that are marked as used.
@@ -41,12 +41,34 @@ impl Transaction<'_> {
 
     /// Takes an inode for something that gets a name in `dir`; the one that a repeated change had.
     pub(crate) fn take_inode(&mut self, dir: InodeNumber, kind: Kind) -> Result<InodeNumber> {
-        let Some(inode) = self.repeated_inode() else { return self.allocate_inode(dir, kind) };
-        let (number, at) = self.writer.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
-        self.prepare_group(number)?;
-        match self.allocate_inode_in(number, kind, at)? {
-            Some(taken) if taken == inode => Ok(inode),
-            _ => Err(Error::corrupt("inode bitmap: an inode is used that a change took")),
+        let inode = match self.repeated_inode() {
+            None => self.allocate_inode(dir, kind)?,
+            Some(inode) => {
+                let place = self.writer.groups.place_of_inode(inode);
+                let (number, at) = place.ok_or(Error::NotFound)?;
+                self.prepare_group(number)?;
+                match self.allocate_inode_in(number, kind, Some(at))? {
+                    Some(taken) => taken,
+                    // It may be free once that is durable.
+                    _ if self.writer.groups.has_frozen() => return Err(Error::NoSpace),
+                    _ => {
+                        let used = "inode bitmap: an inode is used that a change took";
+                        return Err(Error::corrupt(used).of_inode(inode));
+                    }
+                }
+            }
+        };
+        let generation = self.next_generation(inode);
+        self.writer.made = Some(FileId { inode: inode.0, generation });
+        Ok(inode)
+    }
+
+    /// What tells the next file with this inode from all others that had it.
+    pub(crate) fn next_generation(&self, inode: InodeNumber) -> u32 {
+        let repeated = self.writer.repeated.and_then(|it| it.inode);
+        match repeated.filter(|made| made.inode == inode.0) {
+            Some(made) => made.generation,
+            None => self.writer.generation.wrapping_mul(0x9E37_79B1).wrapping_add(inode.0 | 1),
         }
     }
 
@@ -69,32 +91,35 @@ impl Transaction<'_> {
                 continue;
             }
             self.prepare_group(number)?;
-            if let Some(inode) = self.allocate_inode_in(number, kind, 0)? {
+            if let Some(inode) = self.allocate_inode_in(number, kind, None)? {
                 return Ok(inode);
             }
         }
         for number in 0..groups {
             self.prepare_group(number)?;
-            if let Some(inode) = self.allocate_inode_in(number, kind, 0)? {
+            if let Some(inode) = self.allocate_inode_in(number, kind, None)? {
                 return Ok(inode);
             }
         }
         Err(Error::NoSpace)
     }
 
-    /// Takes the first free inode of a group from its `from`th on.
+    /// Takes the first free inode of a group, or the one that is wanted if it is free.
     fn allocate_inode_in(
         &mut self,
         number: u32,
         kind: Kind,
-        from: u32,
+        wanted: Option<u32>,
     ) -> Result<Option<InodeNumber>> {
         let per_group = self.volume.super_.inodes_per_group;
         let bitmap_at = self.have_bitmap(number, Role::InodeBitmap(number))?;
         let Some(Group { search: Some(search), .. }) = self.writer.groups.get(number) else {
             return Ok(None);
         };
-        let Some(at) = bits(&search.inodes).next_zero(from) else { return Ok(None) };
+        let free = bits(&search.inodes).next_zero(wanted.unwrap_or(0));
+        let Some(at) = free.filter(|at| wanted.is_none_or(|wanted| wanted == *at)) else {
+            return Ok(None);
+        };
         // It is going to be written. What was never used may hold anything.
         let inode = InodeNumber(number * per_group + at + 1);
         let is_linked = self.read_slot(inode, |it| it.links() != 0)?;

@@ -26,7 +26,7 @@ use crate::map::extents::empty_root;
 use crate::quota::Owner;
 use crate::transaction::Transaction;
 use crate::units::index;
-use crate::{Error, FileId, InodeNumber, Result};
+use crate::{Error, InodeNumber, Result};
 
 /// Names that an inode may have.
 const MOST_LINKS: u16 = 32_000;
@@ -244,11 +244,8 @@ impl Transaction<'_> {
         let privileged = self.is_privileged(new.uid);
         self.forget_access(number);
         self.record(Intent::Born { inode: number, parent: is_dir.then_some(dir) });
-        self.writer.generation =
-            self.writer.generation.wrapping_mul(0x9E37_79B1).wrapping_add(number.0 | 1);
-        let repeated = self.writer.repeated.and_then(|it| it.inode).map(|made| made.generation);
-        let (now, generation) = (self.now, repeated.unwrap_or(self.writer.generation));
-        self.writer.made = Some(FileId { inode: number.0, generation });
+        let (now, generation) = (self.now, self.next_generation(number));
+        self.writer.generation = generation;
         let inherited_flags = match new.kind {
             Kind::Directory => parent.flags & (flags::INHERITED | flags::PROJECT | flags::CASEFOLD),
             Kind::File => parent.flags & flags::INHERITED & !flags::DIR_SYNC,
@@ -478,6 +475,12 @@ impl Transaction<'_> {
         self.need_key(&source)?;
         self.need_key(&target)?;
         let moved = spot.found.inode;
+        if let Some(first) = self.writer.repeated.and_then(|it| it.moved)
+            && first != moved
+        {
+            return self.finish_replacing((from_dir, from), (to_dir, to), first, whiteout);
+        }
+        self.writer.moved = Some(moved);
         let node = self.node(moved)?;
         if node.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {
             return Err(Error::NotPermitted);
@@ -625,18 +628,55 @@ impl Transaction<'_> {
             self.point_elsewhere(from_dir, here, victim.number, victim.kind)?;
             self.record(Intent::Swapped { victim: victim.number });
             self.begin(Operation::Unlink { inode: victim.number })?;
-            self.clear_name((from_dir, from), whiteout)?;
-            self.stamp(moved, &[Stamp::Changed])?;
-            self.stamp_directory(from_dir)?;
-        } else {
-            self.point_elsewhere(to_dir, there, moved, node.kind)?;
-            self.finish_move((from_dir, from), to_dir, node, whiteout)?;
+            return self.end_swap((from_dir, from), moved, victim, whiteout);
         }
+        self.point_elsewhere(to_dir, there, moved, node.kind)?;
+        self.finish_move((from_dir, from), to_dir, node, whiteout)?;
+        self.lose_replaced(to_dir, victim)
+    }
+
+    /// The two names were exchanged: takes the old one, and what it leads to now.
+    fn end_swap(
+        &mut self,
+        (dir, from): At<'_>,
+        moved: InodeNumber,
+        victim: &Inode,
+        whiteout: Option<Taken>,
+    ) -> Result<()> {
+        self.clear_name((dir, from), whiteout)?;
+        self.stamp(moved, &[Stamp::Changed])?;
+        self.stamp_directory(dir)?;
+        self.lose_replaced(dir, victim)
+    }
+
+    fn lose_replaced(&mut self, dir: InodeNumber, victim: &Inode) -> Result<()> {
         if victim.kind == Kind::Directory {
-            self.lose_directory(to_dir, victim.number)
+            self.lose_directory(dir, victim.number)
         } else {
-            self.lose_name(to_dir, victim.number)
+            self.lose_name(dir, victim.number)
         }
+    }
+
+    /// Ends a renaming that is repeated, and whose first half the disk has: see
+    /// [`Transaction::replace`].
+    fn finish_replacing(
+        &mut self,
+        (from_dir, from): At<'_>,
+        (to_dir, to): At<'_>,
+        moved: InodeNumber,
+        whiteout: Option<Whiteout>,
+    ) -> Result<()> {
+        let (here, there) = (self.spot(from_dir, from)?, self.spot(to_dir, to)?);
+        if from_dir != to_dir || there.found.inode != moved {
+            return Err(Error::corrupt("directory: a name moved elsewhere").of_inode(from_dir));
+        }
+        self.writer.moved = Some(moved);
+        let victim = self.node(here.found.inode)?;
+        self.have_for_death(&victim)?;
+        // It was taken with the first half.
+        let taken = whiteout.zip(self.repeated_inode());
+        let taken = taken.map(|(whiteout, number)| Taken { number, whiteout });
+        self.end_swap((from_dir, from), moved, &victim, taken)
     }
 
     fn exchange(

@@ -116,9 +116,8 @@ impl Transaction<'_> {
         self.record(Intent::Born { inode: number, parent: None });
         let by_extents = self.volume.super_.incompatible.contains(Incompatible::EXTENTS);
         let now = self.now;
-        self.writer.generation =
-            self.writer.generation.wrapping_mul(0x9E37_79B1).wrapping_add(number.0 | 1);
-        let generation = self.writer.generation;
+        let generation = self.next_generation(number);
+        self.writer.generation = generation;
         self.change_slot(number, |it| {
             it.clear();
             it.extend();

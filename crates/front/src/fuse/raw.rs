@@ -40,6 +40,7 @@ const OPENDIR: u32 = 27;
 const FSYNCDIR: u32 = 30;
 const CREATE: u32 = 35;
 const IOCTL: u32 = 39;
+const INTERRUPT: u32 = 36;
 const BATCH_FORGET: u32 = 42;
 const FALLOCATE: u32 = 43;
 const RENAME2: u32 = 45;
@@ -232,6 +233,11 @@ impl Header {
     /// Whether it was read before, by a server that died.
     pub(super) fn is_resent(self) -> bool {
         self.unique & RESENT != 0
+    }
+
+    /// Whether the kernel waits for an answer.
+    pub(super) fn wants_answer(self) -> bool {
+        !matches!(self.opcode, FORGET | BATCH_FORGET | INTERRUPT)
     }
 
     /// The nodes that the kernel has fewer users of from now on.

@@ -61,14 +61,16 @@ impl Answers {
         true
     }
 
-    /// A request was read: once it is a new one, no other answer will be asked for.
+    /// A request was read: once it is a new one, no other answer will be asked for. What wants
+    /// no answer has a queue of its own in the kernel.
     pub(super) fn expect(
         &self,
         recorder: Option<&dyn Recorder>,
         header: Header,
         notifier: &Notifier,
     ) {
-        if header.is_resent() || !self.are_expected.load(Ordering::Relaxed) {
+        let is_new = !header.is_resent() && header.wants_answer();
+        if !is_new || !self.are_expected.load(Ordering::Relaxed) {
             return;
         }
         self.are_expected.store(false, Ordering::Relaxed);

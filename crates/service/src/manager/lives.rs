@@ -36,7 +36,8 @@ pub(super) struct Lives {
     log: Shared,
     options: MountOptions,
     epoch: u64,
-    taken: u64,
+    /// An epoch, and the last of its changes that the disk has taken.
+    taken: (u64, u64),
     deaths: VecDeque<Instant>,
     /// How many died over a request.
     died_over: HashMap<u64, u32>,
@@ -55,7 +56,7 @@ impl Lives {
     ) -> std::io::Result<Self> {
         let log = oplog::memory()?;
         let (deaths, died_over, refused) = (VecDeque::new(), HashMap::new(), vec![]);
-        Ok(Self { image, disk, log, options, epoch: 0, taken: 0, deaths, died_over, refused })
+        Ok(Self { image, disk, log, options, epoch: 0, taken: (0, 0), deaths, died_over, refused })
     }
 
     /// Starts the next worker; of a mount that is `read_only` by now, though it was not.
@@ -67,7 +68,7 @@ impl Lives {
         let start = Start {
             options: self.options.clone(),
             epoch: self.epoch,
-            taken: std::mem::take(&mut self.taken),
+            taken: self.taken,
             was_clean: oplog::was_clean(&self.log),
             closed: read_only && !self.options.read_only,
             refused: self.refused.clone(),
@@ -80,7 +81,9 @@ impl Lives {
     /// One has died, or was killed by another process; `taken` is the last of its changes that
     /// the disk has taken. Whether there may be another.
     pub(super) fn died(&mut self, taken: u64, was_killed: bool) -> bool {
-        self.taken = taken;
+        if oplog::noted(&self.log) == self.epoch {
+            self.taken = (self.epoch, taken);
+        }
         let in_hand = oplog::in_hand(&self.log);
         if was_killed {
             return true;

@@ -1,0 +1,434 @@
+//! One client: makes calls by chance, and knows what must come of each.
+
+use std::collections::BTreeSet;
+use std::fs::{File as Open, OpenOptions};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail, ensure};
+use draconis_device::Random;
+use rustix::fs::{Advice, AtFlags, CWD, RenameFlags, StatxFlags, XattrFlags};
+
+use super::Shared;
+use super::model::{File, Model, Named};
+
+/// Names that a client has at most.
+const NAMES: u64 = 40;
+/// The longest file, in bytes.
+const FILE_BYTES: u64 = 200 << 10;
+/// Files that are held open at most.
+const HELD: usize = 6;
+const NOTE: &str = "user.note";
+
+pub(super) struct Client {
+    dir: PathBuf,
+    nth: u64,
+    random: Random,
+    model: Model,
+    /// Open files, by their place in the model: with names or without.
+    held: Vec<(usize, Open)>,
+    made: u64,
+}
+
+impl Client {
+    pub(super) fn new(at: &Path, nth: u64, seed: u64, shared: &Shared) -> anyhow::Result<Self> {
+        let dir = at.join(format!("client-{nth}"));
+        shared.call(|| std::fs::create_dir(&dir))?;
+        let random = Random::new(seed.wrapping_mul(1000) + nth);
+        Ok(Self { dir, nth, random, model: Model::default(), held: vec![], made: 0 })
+    }
+
+    /// Works until all are told to stop; an error is a call that did not come out right.
+    pub(super) fn work(&mut self, shared: &Shared) -> anyhow::Result<()> {
+        let mut calls = 0u64;
+        while !shared.is_over() {
+            calls += 1;
+            let what = self.random.below(20);
+            let done = self.step(what, shared);
+            if done.is_err() {
+                // The others need not go on.
+                shared.over.store(true, std::sync::atomic::Ordering::Relaxed);
+            }
+            done.with_context(|| format!("client {}, step {calls}, call {what}", self.nth))?;
+        }
+        Ok(())
+    }
+
+    /// Closes what is open.
+    pub(super) fn let_go(&mut self) {
+        self.held.clear();
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    fn new_name(&mut self) -> String {
+        self.made += 1;
+        // Names of many lengths, that fill blocks of directories unevenly.
+        let tail = "x".repeat(self.random.below(40) as usize);
+        format!("{:06}{tail}", self.made)
+    }
+
+    fn bytes(&mut self, most: u64) -> Vec<u8> {
+        let mut bytes = vec![0; 1 + self.random.below(most) as usize];
+        self.random.fill(&mut bytes);
+        bytes
+    }
+
+    fn file(&mut self) -> Option<(String, usize)> {
+        let nth = self.random.next_u64();
+        let name = self.model.pick(nth, |named| matches!(named, Named::File(_)))?;
+        match self.model.names.get(&name) {
+            Some(Named::File(file)) => Some((name, *file)),
+            _ => None,
+        }
+    }
+
+    fn step(&mut self, what: u64, shared: &Shared) -> anyhow::Result<()> {
+        match what {
+            0..3 if (self.model.names.len() as u64) < NAMES => self.make_file(shared),
+            3 if (self.model.names.len() as u64) < NAMES => self.make_other(shared),
+            4 => self.link(shared),
+            5 => self.rename(shared),
+            6 | 0..3 => self.unlink(shared),
+            3 => self.remove_other(shared),
+            7 => self.attributes(shared),
+            8 => self.hold(shared),
+            9 => self.list(shared),
+            10 => self.sync(shared),
+            11 => self.note(shared),
+            12 => self.truncate(shared),
+            13 => self.read(shared),
+            14 => self.look(shared),
+            15 => self.append(shared),
+            16 | 17 => self.write_held(shared),
+            18 => self.read_held(shared),
+            _ => self.write(shared),
+        }
+    }
+
+    fn make_file(&mut self, shared: &Shared) -> anyhow::Result<()> {
+        let name = self.new_name();
+        let mut how = OpenOptions::new();
+        how.read(true).write(true).create_new(true).mode(0o640);
+        let open = shared.call(|| how.open(self.path(&name))).context("create")?;
+        let seen = open.metadata().context("fstat")?;
+        ensure!(seen.nlink() == 1 && seen.len() == 0, "a new file has {seen:?}");
+        let others = self.model.files.iter().filter(|file| file.links > 0);
+        let others = others.filter(|file| file.inode == seen.ino()).count();
+        ensure!(others == 0, "inode {} was given out twice", seen.ino());
+        let file = File { inode: seen.ino(), links: 1, mode: 0o640, ..File::default() };
+        self.model.files.push(file);
+        let nth = self.model.files.len() - 1;
+        self.model.names.insert(name, Named::File(nth));
+        if self.random.once_in(2) {
+            let bytes = self.bytes(9000);
+            shared.call(|| open.write_all_at(&bytes, 0)).context("write")?;
+            self.model.files[nth].bytes = bytes;
+        }
+        Ok(())
+    }
+
+    fn make_other(&mut self, shared: &Shared) -> anyhow::Result<()> {
+        let name = self.new_name();
+        let path = self.path(&name);
+        let named = if self.random.once_in(2) {
+            shared.call(|| std::fs::create_dir(&path)).context("mkdir")?;
+            Named::Directory(std::fs::symlink_metadata(&path)?.ino())
+        } else {
+            let target = "t".repeat(1 + self.random.below(100) as usize);
+            shared.call(|| std::os::unix::fs::symlink(&target, &path)).context("symlink")?;
+            Named::Link(target)
+        };
+        self.model.names.insert(name, named);
+        Ok(())
+    }
+
+    fn remove_other(&mut self, shared: &Shared) -> anyhow::Result<()> {
+        let nth = self.random.next_u64();
+        let Some(name) = self.model.pick(nth, |named| !matches!(named, Named::File(_))) else {
+            return self.unlink(shared);
+        };
+        let path = self.path(&name);
+        match self.model.names.get(&name) {
+            Some(Named::Directory(_)) => shared.call(|| std::fs::remove_dir(&path)),
+            _ => shared.call(|| std::fs::remove_file(&path)),
+        }
+        .context("remove")?;
+        self.model.take(&name);
+        Ok(())
+    }
+
+    fn link(&mut self, shared: &Shared) -> anyhow::Result<()> {
+        let Some((name, file)) = self.file() else { return Ok(()) };
+        if self.model.names.len() as u64 >= NAMES {
+            return Ok(());
+        }
+        let new = self.new_name();
+        let (from, to) = (self.path(&name), self.path(&new));
+        shared.call(|| std::fs::hard_link(from, to)).context("link")?;
+        self.model.files[file].links += 1;
+        self.model.names.insert(new, Named::File(file));
+        Ok(())
+    }
+
+    fn rename(&mut self, shared: &Shared) -> anyhow::Result<()> {
+        let Some((name, file)) = self.file() else { return Ok(()) };
+        let over = self.file().filter(|(_, other)| *other != file && self.random.once_in(2));
+        let new = match &over {
+            Some((over, _)) => over.clone(),
+            None => self.new_name(),
+        };
+        let flags = if over.is_none() { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
+        let (from, to) = (self.path(&name), self.path(&new));
+        shared
+            .call(|| rustix::fs::renameat_with(CWD, from, CWD, to, flags))
+            .context("rename")?;
+        let named = self.model.names.remove(&name).context("the model lost a name")?;
+        self.model.take(&new);
+        self.model.names.insert(new, named);
+        Ok(())
+    }
+
+    fn unlink(&mut self, shared: &Shared) -> anyhow::Result<()> {
+        let Some((name, _)) = self.file() else { return Ok(()) };
+        let path = self.path(&name);
+        shared.call(|| std::fs::remove_file(path)).context("unlink")?;
+        self.model.take(&name);
+        Ok(())
+    }
+
+    fn attributes(&mut self, shared: &Shared) -> anyhow::Result<()> {
+        let Some((name, file)) = self.file() else { return Ok(()) };
+        let mode = [0o600, 0o644, 0o755, 0o440][self.random.below(4) as usize];
+        let path = self.path(&name);
+        let permissions = std::fs::Permissions::from_mode(mode);
+        shared.call(|| std::fs::set_permissions(path, permissions)).context("chmod")?;
+        self.model.files[file].mode = mode;
+        Ok(())
+    }
+
+    fn hold(&mut self, shared: &Shared) -> anyhow::Result<()> {
+        let Some((name, file)) = self.file() else { return Ok(()) };
+        if self.held.len() >= HELD {
+            let nth = self.random.below(HELD as u64) as usize;
+            self.held.swap_remove(nth);
+        }
+        let path = self.path(&name);
+        let mut how = OpenOptions::new();
+        let open = shared.call(|| how.read(true).write(true).open(path)).context("open")?;
+        self.held.push((file, open));
+        Ok(())
+    }
+
+    fn list(&mut self, shared: &Shared) -> anyhow::Result<()> {
+        let listed = shared.call(|| -> std::io::Result<BTreeSet<String>> {
+            let all = std::fs::read_dir(&self.dir)?;
+            all.map(|one| Ok(one?.file_name().to_string_lossy().into_owned())).collect()
+        });
+        let listed = listed.context("list")?;
+        let known: BTreeSet<String> = self.model.names.keys().cloned().collect();
+        ensure!(
+            listed == known,
+            "listed are {:?} beside, missing are {:?}",
+            listed.difference(&known).collect::<Vec<_>>(),
+            known.difference(&listed).collect::<Vec<_>>(),
+        );
+        Ok(())
+    }
+
+    fn sync(&mut self, shared: &Shared) -> anyhow::Result<()> {
+        let nth = self.random.next_u64();
+        let Some((_, open)) = pick(&self.held, nth) else { return Ok(()) };
+        shared.call(|| open.sync_all()).context("fsync")
+    }
+
+    fn note(&mut self, shared: &Shared) -> anyhow::Result<()> {
+        let Some((name, file)) = self.file() else { return Ok(()) };
+        let path = self.path(&name);
+        if self.model.files[file].note.is_some() {
+            shared.call(|| rustix::fs::removexattr(&path, NOTE)).context("removexattr")?;
+            self.model.files[file].note = None;
+        } else {
+            let note = self.bytes(60);
+            let flags = XattrFlags::CREATE;
+            shared.call(|| rustix::fs::setxattr(&path, NOTE, &note, flags)).context("setxattr")?;
+            self.model.files[file].note = Some(note);
+        }
+        Ok(())
+    }
+
+    fn truncate(&mut self, shared: &Shared) -> anyhow::Result<()> {
+        let nth = self.random.next_u64();
+        let len = self.random.below(FILE_BYTES / 4);
+        let Some((file, open)) = pick(&self.held, nth) else { return Ok(()) };
+        shared.call(|| open.set_len(len)).context("ftruncate")?;
+        self.model.files[*file].bytes.resize(len as usize, 0);
+        Ok(())
+    }
+
+    fn write(&mut self, shared: &Shared) -> anyhow::Result<()> {
+        let Some((name, file)) = self.file() else { return Ok(()) };
+        let path = self.path(&name);
+        // Whatever its mode: clients are root, or the mode lets its owner write.
+        let open = match shared.call(|| OpenOptions::new().write(true).open(path)) {
+            Err(_) if self.model.files[file].mode & 0o200 == 0 => return Ok(()),
+            open => open.context("open")?,
+        };
+        self.write_at(file, &open, shared)
+    }
+
+    fn write_held(&mut self, shared: &Shared) -> anyhow::Result<()> {
+        let nth = self.random.next_u64();
+        let Some((file, open)) = pick(&self.held, nth) else { return Ok(()) };
+        let (file, open) = (*file, open.try_clone()?);
+        self.write_at(file, &open, shared)
+    }
+
+    fn write_at(&mut self, file: usize, open: &Open, shared: &Shared) -> anyhow::Result<()> {
+        let at = self.random.below(FILE_BYTES - 70_000);
+        let most = if self.random.once_in(4) { 70_000 } else { 5000 };
+        let bytes = self.bytes(most);
+        shared.call(|| open.write_all_at(&bytes, at)).context("write")?;
+        let (at, end) = (at as usize, at as usize + bytes.len());
+        let whole = &mut self.model.files[file].bytes;
+        whole.resize(whole.len().max(end), 0);
+        whole[at..end].copy_from_slice(&bytes);
+        Ok(())
+    }
+
+    fn append(&mut self, shared: &Shared) -> anyhow::Result<()> {
+        use std::io::Write;
+        let Some((name, file)) = self.file() else { return Ok(()) };
+        if self.model.files[file].bytes.len() as u64 > FILE_BYTES {
+            return Ok(());
+        }
+        let path = self.path(&name);
+        let mut open = match OpenOptions::new().append(true).open(path) {
+            Err(_) if self.model.files[file].mode & 0o200 == 0 => return Ok(()),
+            open => open.context("open")?,
+        };
+        let bytes = self.bytes(3000);
+        let written = shared.call(|| open.write(&bytes)).context("append")?;
+        ensure!(written == bytes.len(), "{written} of {} bytes were appended", bytes.len());
+        self.model.files[file].bytes.extend_from_slice(&bytes);
+        Ok(())
+    }
+
+    fn read(&mut self, shared: &Shared) -> anyhow::Result<()> {
+        let Some((name, file)) = self.file() else { return Ok(()) };
+        let open = shared.call(|| Open::open(self.path(&name))).context("open")?;
+        shared.call(|| same_bytes(&open, &self.model.files[file])).with_context(|| name)
+    }
+
+    fn read_held(&mut self, shared: &Shared) -> anyhow::Result<()> {
+        let nth = self.random.next_u64();
+        let Some((file, open)) = pick(&self.held, nth) else { return Ok(()) };
+        let known = &self.model.files[*file];
+        shared.call(|| same_bytes(open, known))?;
+        let seen = open.metadata()?;
+        ensure!(
+            (seen.ino(), seen.nlink()) == (known.inode, known.links),
+            "an open file is inode {} with {} links, not {} with {}",
+            seen.ino(),
+            seen.nlink(),
+            known.inode,
+            known.links
+        );
+        Ok(())
+    }
+
+    /// What a name leads to, past what the kernel keeps.
+    fn look(&mut self, shared: &Shared) -> anyhow::Result<()> {
+        let Some((name, file)) = self.file() else { return Ok(()) };
+        let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
+        let path = self.path(&name);
+        let seen = shared.call(|| rustix::fs::statx(CWD, path, flags, StatxFlags::BASIC_STATS));
+        let seen = seen.context("statx")?;
+        let known = &self.model.files[file];
+        let (mode, len) = (u32::from(seen.stx_mode) & 0o7777, known.bytes.len() as u64);
+        let same = seen.stx_ino == known.inode
+            && u64::from(seen.stx_nlink) == known.links
+            && (mode, seen.stx_size) == (known.mode, len);
+        ensure!(
+            same,
+            "{name}: inode {}, {} links, mode {mode:o}, {} bytes, not {}, {}, {:o}, {len}",
+            seen.stx_ino,
+            seen.stx_nlink,
+            seen.stx_size,
+            known.inode,
+            known.links,
+            known.mode,
+        );
+        Ok(())
+    }
+
+    /// Compares everything.
+    pub(super) fn compare(&self) -> anyhow::Result<()> {
+        let mut left: BTreeSet<&String> = self.model.names.keys().collect();
+        for one in std::fs::read_dir(&self.dir)? {
+            let name = one?.file_name().to_string_lossy().into_owned();
+            ensure!(left.remove(&name), "client {}: {name} is there", self.nth);
+        }
+        ensure!(left.is_empty(), "client {}: {left:?} are not there", self.nth);
+        for (name, named) in &self.model.names {
+            let same = self.compare_one(name, named);
+            same.with_context(|| format!("client {}, {name} at the end", self.nth))?;
+        }
+        Ok(())
+    }
+
+    fn compare_one(&self, name: &str, named: &Named) -> anyhow::Result<()> {
+        let path = self.path(name);
+        let seen = std::fs::symlink_metadata(&path)?;
+        match named {
+            Named::File(file) => {
+                let known = &self.model.files[*file];
+                let now = (seen.ino(), seen.nlink(), seen.mode() & 0o7777);
+                let then = (known.inode, known.links, known.mode);
+                ensure!(now == then, "inode, links, mode {now:?}, not {then:?}");
+                same_bytes(&Open::open(&path)?, known)?;
+                let mut note = [0; 256];
+                let len = match rustix::fs::getxattr(&path, NOTE, &mut note) {
+                    Ok(len) => Some(len),
+                    Err(rustix::io::Errno::NODATA) => None,
+                    Err(errno) => bail!("getxattr: {errno}"),
+                };
+                let note = len.and_then(|len| note.get(..len)).map(<[u8]>::to_vec);
+                ensure!(note == known.note, "its note is {note:?}, not {:?}", known.note);
+            }
+            Named::Directory(inode) => {
+                ensure!(seen.is_dir() && seen.ino() == *inode, "no directory {inode}");
+            }
+            Named::Link(target) => {
+                let read = std::fs::read_link(&path)?;
+                ensure!(read == Path::new(target), "it leads to {}", read.display());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn pick<T>(all: &[T], nth: u64) -> Option<&T> {
+    all.get(nth.checked_rem(all.len() as u64)? as usize)
+}
+
+/// Compares contents, as the server has them.
+fn same_bytes(open: &Open, known: &File) -> anyhow::Result<()> {
+    // What was changed by way of the kernel's pages is written, and read again.
+    rustix::fs::fadvise(open, 0, None, Advice::DontNeed)?;
+    let mut bytes = vec![0; known.bytes.len() + 1];
+    let mut len = 0;
+    while len < bytes.len() {
+        match open.read_at(&mut bytes[len..], len as u64).context("read")? {
+            0 => break,
+            more => len += more,
+        }
+    }
+    ensure!(len == known.bytes.len(), "{len} bytes, not {}", known.bytes.len());
+    if let Some(at) = bytes.iter().zip(&known.bytes).position(|(now, then)| now != then) {
+        bail!("byte {at} of {len} is {}, not {}", bytes[at], known.bytes[at]);
+    }
+    Ok(())
+}

@@ -1,0 +1,48 @@
+//! What a directory holds, if every call was done exactly once.
+
+use std::collections::BTreeMap;
+
+/// What a name leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Named {
+    /// A file, by its place among all files.
+    File(usize),
+    /// An empty directory, and its inode.
+    Directory(u64),
+    /// A symbolic link, and its target.
+    Link(String),
+}
+
+/// A file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct File {
+    pub(super) inode: u64,
+    pub(super) links: u64,
+    pub(super) mode: u32,
+    pub(super) bytes: Vec<u8>,
+    pub(super) note: Option<Vec<u8>>,
+}
+
+/// See the head of the file.
+#[derive(Debug, Default)]
+pub(super) struct Model {
+    pub(super) names: BTreeMap<String, Named>,
+    pub(super) files: Vec<File>,
+}
+
+impl Model {
+    /// Takes a name away; a file may lose its last one.
+    pub(super) fn take(&mut self, name: &str) {
+        if let Some(Named::File(file)) = self.names.remove(name) {
+            self.files[file].links -= 1;
+        }
+    }
+
+    /// The `nth` name of those that `which` likes, counted round.
+    pub(super) fn pick(&self, nth: u64, which: impl Fn(&Named) -> bool) -> Option<String> {
+        let liked: Vec<&String> =
+            self.names.iter().filter(|(_, named)| which(named)).map(|(name, _)| name).collect();
+        let nth = nth.checked_rem(liked.len() as u64)?;
+        liked.get(nth as usize).map(|name| name.to_string())
+    }
+}
