@@ -51,7 +51,7 @@ fn a_mount_whose_worker_is_killed_stays_dead_in_its_place() {
     }
     let draconis = Draconis::new();
     let image = small(&draconis, "a.img");
-    let at = draconis.mount(&image, "at", "rw");
+    let at = draconis.mount(&image, "at", "rw,norestart");
     let open = std::fs::File::open(at.join("large")).unwrap();
     // A reader that waits: the worker is stopped, then killed.
     let worker = draconis.status()["mounts"][0]["worker_pid"].clone();
@@ -103,7 +103,7 @@ fn a_dead_mount_is_cleared_by_every_command_that_unmounts() {
         commands.push(vec!["umount"]);
     }
     for words in commands {
-        let at = draconis.mount(&image, "at", "rw");
+        let at = draconis.mount(&image, "at", "rw,norestart");
         // Held open: there is nothing that could still be lost.
         let held = words[0].ends_with("draconis").then(|| std::fs::File::open(at.join("hello")));
         kill(&draconis.status()["mounts"][0]["worker_pid"], Signal::KILL);
@@ -123,7 +123,7 @@ fn a_hung_worker_is_killed_by_the_deadline() {
         return;
     }
     let draconis = Draconis::new();
-    let at = draconis.mount(&small(&draconis, "a.img"), "at", "ro,deadline=1");
+    let at = draconis.mount(&small(&draconis, "a.img"), "at", "ro,deadline=1,norestart");
     kill(&draconis.status()["mounts"][0]["worker_pid"], Signal::STOP);
     std::fs::read(at.join("large")).unwrap_err();
     assert!(dead(&draconis).contains("did not answer for 1 s"));
@@ -377,7 +377,7 @@ fn the_loop_device_of_a_mount_goes_with_it() {
     let draconis = Draconis::new();
     let image = small(&draconis, "a.img");
     for dies in [false, true] {
-        let at = draconis.mount(&image, "at", "rw,fuseblk");
+        let at = draconis.mount(&image, "at", "rw,fuseblk,norestart");
         let (kind, source) = shown(&at);
         assert_eq!(kind, "fuseblk.draconis");
         assert!(loops(&image).starts_with(&format!("{source}:")), "{}", loops(&image));
@@ -420,7 +420,7 @@ fn a_block_device_has_one_user_while_it_is_mounted() {
     let made = Command::new("losetup").args(["--find", "--show"]).arg(&image).output().unwrap();
     let device = Device(String::from_utf8(made.stdout).unwrap().trim().into());
     let below = draconis.make_dir("below");
-    for (options, kind) in [("rw", "fuseblk.draconis"), ("rw,nofuseblk", "fuse.draconis")] {
+    for (options, kind) in [("rw,norestart", "fuseblk.draconis"), ("rw,norestart,nofuseblk", "fuse.draconis")] {
         let at = draconis.mount(&device.0, "at", options);
         assert_eq!(shown(&at), (kind.into(), device.0.display().to_string()));
         let other = Command::new("mount").args(["-t", "ext2"]).arg(&device.0).arg(&below).output();

@@ -254,7 +254,7 @@ fn what_lost_its_name_is_used_until_it_is_closed() {
     if !fuse("unlinked files of a mount") {
         return;
     }
-    let volume = Volume::new("1024", "16M", "rw,noatime");
+    let volume = Volume::new("1024", "16M", "rw,noatime,norestart");
     let free = || rustix::fs::statvfs(&volume.at).unwrap().f_bfree;
     std::fs::write(volume.at("before"), "x").unwrap();
     let before = free();
@@ -446,7 +446,7 @@ fn a_killed_worker_leaves_a_whole_volume() {
     let mut kept = 0;
     for round in 0..8 {
         let cache = if round % 2 == 0 { "nowriteback" } else { "writeback" };
-        let volume = Volume::new("1024", "128M", &format!("rw,commit=1,dirty=1M,{cache}"));
+        let volume = Volume::new("1024", "128M", &format!("rw,norestart,commit=1,dirty=1M,{cache}"));
         let mut busy = Command::new("sh")
             .args(["-c", "tar -C /usr -cf - include | tar -xf -; rm -r include/linux; sync"])
             .current_dir(&volume.at)
@@ -491,7 +491,7 @@ fn what_was_synced_survives_the_worker() {
     if !fuse("fsync and a killed worker") {
         return;
     }
-    let volume = Volume::new("1024", "32M", "rw,commit=1000");
+    let volume = Volume::new("1024", "32M", "rw,commit=1000,norestart");
     std::fs::create_dir(volume.at("dir")).unwrap();
     let mut file = File::create_new(volume.at("dir/file")).unwrap();
     file.write_all(&[7; 300_000]).unwrap();
@@ -548,7 +548,7 @@ fn options_of_mounts_that_write() {
     let said = draconis.fails(again);
     assert!(said.contains("--force"), "{said}");
     // Synchronous: all of it is there although there was no time to commit.
-    mount("sync,dirsync,commit=1000");
+    mount("sync,dirsync,commit=1000,norestart");
     std::fs::create_dir(at.join("dir")).unwrap();
     std::fs::write(at.join("dir/file"), "durable").unwrap();
     let pid = draconis.status()["mounts"][0]["worker_pid"].as_i64().unwrap() as i32;

@@ -46,6 +46,7 @@ fn met_by(omission: Omission) -> By {
         Omission::NewXattr => Cases(&["setxattr user again create", "Regular", "Root"]),
         Omission::FarTimes => Cases(&["utimens far", "Regular", "Root", "plain"]),
         Omission::FirstName => Cases(&["open write tmpfile |", "Directory", "Root", "plain"]),
+        other => unreachable!("{other:?} is met by deaths of workers"),
     }
 }
 

@@ -251,6 +251,7 @@ fn killed(block: &str, options: &str, removes: bool) {
     }
     for seed in seeds() {
         let mut random = Random::new(seed + 5000);
+        let options = &format!("{options},norestart");
         let volume = Volume::new(block, "128M", options);
         for round in 0..4 {
             let weather = Weather { removes, holds: false, operations: usize::MAX };

@@ -46,10 +46,29 @@ pub enum Omission {
     FarTimes,
     /// A file without a name can get one.
     FirstName,
+    /// A change is in the log before its answer is given.
+    LogFirst,
+    /// Changes that only the log has are made again.
+    Repeats,
+    /// Each with the inode that it had.
+    SameInode,
+    /// Answers that were not given are kept for when they are asked for again.
+    KeptAnswers,
+    /// What has no name stays for those who have it open.
+    OpenNameless,
 }
 
 impl Omission {
-    /// All of them.
+    /// Those that show when a worker dies.
+    pub const OF_DEATHS: [Self; 5] = [
+        Self::LogFirst,
+        Self::Repeats,
+        Self::SameInode,
+        Self::KeptAnswers,
+        Self::OpenNameless,
+    ];
+
+    /// Those that show in single calls.
     pub const ALL: [Self; 18] = [
         Self::OldPages,
         Self::TimeOfFlags,

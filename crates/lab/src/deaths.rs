@@ -11,6 +11,8 @@
 
 mod client;
 mod model;
+#[cfg(test)]
+mod tests;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use draconis_device::Random;
+use draconis_exchange::omission::{Omission, VARIABLE};
 use draconis_service::protocol::{self, MountStatus, Reply, Request};
 use rustix::process::{Pid, Signal};
 
@@ -98,18 +101,19 @@ impl Shared {
 /// A mount of a volume that is made for it, with a manager of its own.
 struct Stand {
     draconis: PathBuf,
+    omission: Option<Omission>,
     dir: tempfile::TempDir,
 }
 
 impl Stand {
-    fn new(arguments: &DeathsArguments) -> anyhow::Result<Self> {
+    fn new(arguments: &DeathsArguments, omission: Option<Omission>) -> anyhow::Result<Self> {
         let beside = || -> anyhow::Result<PathBuf> {
             let own = std::env::current_exe()?;
             Ok(own.parent().unwrap_or(Path::new("")).join("draconis"))
         };
         let draconis = arguments.draconis.clone().map_or_else(beside, Ok)?;
         let dir = tempfile::Builder::new().prefix("deaths-").tempdir_in(&arguments.dir)?;
-        let stand = Self { draconis, dir };
+        let stand = Self { draconis, omission, dir };
         for name in ["run", "mnt"] {
             std::fs::create_dir(stand.path(name))?;
         }
@@ -127,6 +131,7 @@ impl Stand {
     fn draconis(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.draconis);
         command.env("DRACONIS_RUNTIME_DIR", self.path("run")).args(arguments);
+        command.envs(self.omission.map(|omission| (VARIABLE, format!("{omission:?}"))));
         command
     }
 
@@ -183,7 +188,12 @@ fn ran(command: &mut Command) -> anyhow::Result<()> {
 
 /// Kills workers; an error if a client noticed.
 pub fn run(arguments: &DeathsArguments) -> anyhow::Result<()> {
-    let stand = Stand::new(arguments)?;
+    judge(arguments, None)
+}
+
+/// The same, of a program that leaves something out.
+fn judge(arguments: &DeathsArguments, omission: Option<Omission>) -> anyhow::Result<()> {
+    let stand = Stand::new(arguments, omission)?;
     stand.mount(arguments.options.as_deref())?;
     let shared = Shared {
         over: AtomicBool::new(false),

@@ -23,6 +23,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use draconis_exchange::contract::recorder::Inherited;
 use draconis_exchange::contract::{Node, Time};
+use draconis_exchange::omission::Omission;
 use draconis_exchange::shm::Shared;
 use draconis_ext::{FileId, InodeNumber, Made, Witness};
 
@@ -258,6 +259,10 @@ impl OpLog {
     /// The calling thread has answered.
     pub(crate) fn done(&self) {
         if let Some(at) = ENTRY.take() {
+            if Omission::LogFirst.is_made() && self.long(at, EPOCH).load(Ordering::Relaxed) != 0 {
+                std::thread::sleep(std::time::Duration::from_millis(2));
+                self.word(at, STATE).store(CHANGED, Ordering::Release);
+            }
             match self.word(at, STATE).load(Ordering::Relaxed) {
                 PENDING => self.word(at, STATE).store(DROPPED, Ordering::Relaxed),
                 _ => drop(self.word(at, FLAGS).fetch_or(ANSWERED, Ordering::Relaxed)),
@@ -412,7 +417,9 @@ impl Witness for OpLog {
         self.word(at, NANOSECONDS).store(made.now.nanoseconds, Ordering::Relaxed);
         self.long(at, NUMBER).store(number, Ordering::Relaxed);
         self.long(at, EPOCH).store(self.epoch, Ordering::Release);
-        self.word(at, STATE).store(CHANGED, Ordering::Release);
+        if !Omission::LogFirst.is_made() {
+            self.word(at, STATE).store(CHANGED, Ordering::Release);
+        }
     }
 
     fn taken(&self, number: u64) {

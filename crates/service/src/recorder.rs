@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use draconis_exchange::contract::Node;
 use draconis_exchange::contract::recorder::{Inherited, Recorder};
+use draconis_exchange::omission::Omission;
 use draconis_ext::{InodeNumber, Made};
 use serde::{Deserialize, Serialize};
 
@@ -101,7 +102,10 @@ impl Recorder for WorkerRecorder {
     fn repeat(&self, inherited: &Inherited, work: &mut dyn FnMut()) {
         let made = self.left().get(&inherited.at).copied();
         let Some(tree) = self.tree() else { return };
-        tree.volume().repeat(made);
+        tree.volume().repeat(made.map(|made| match Omission::SameInode.is_made() {
+            true => Made { inode: None, ..made },
+            false => made,
+        }));
         self.log.repeat(inherited.at, inherited.unique, work);
         tree.volume().repeat(None);
     }

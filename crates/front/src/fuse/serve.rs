@@ -160,7 +160,8 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
             Late::Ask(node) => {
                 // A node that the kernel does not have has no user.
                 let asked = rustix::io::write(&fuse, Reply::forget_attributes(node).as_bytes());
-                if let (Err(Errno::NOENT), Some(recorder)) = (asked, self.recorder) {
+                let is_gone = asked == Err(Errno::NOENT) || Omission::OpenNameless.is_made();
+                if let Some(recorder) = self.recorder.filter(|_| is_gone) {
                     recorder.give_back(node);
                 }
             }

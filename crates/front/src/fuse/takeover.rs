@@ -18,6 +18,7 @@ use draconis_exchange::contract::directory::GetAttributes;
 use draconis_exchange::contract::recorder::{Inherited, Recorder};
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{Kept, Kind, Node};
+use draconis_exchange::omission::Omission;
 use rustix::io::Errno;
 
 use super::notifier::{Late, Notifier};
@@ -48,6 +49,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Answers {
     /// Gives the answer that a request waits for; whether there was one.
     pub(super) fn give(&self, fuse: impl AsFd, header: Header) -> bool {
+        if Omission::KeptAnswers.is_made() {
+            return false;
+        }
         let Some(mut answer) = lock(&self.waiting).remove(&(header.unique & !RESENT)) else {
             return false;
         };
@@ -114,6 +118,9 @@ impl<T: Tree + Sync> Server<'_, T> {
         let Some(header) = header else {
             return recorder.contradicted("its log has a request that changes nothing");
         };
+        if !inherited.taken && Omission::Repeats.is_made() {
+            return;
+        }
         let answer = if inherited.taken {
             self.answer_to(header, inherited)
         } else {

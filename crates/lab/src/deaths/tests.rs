@@ -1,0 +1,42 @@
+use super::*;
+use crate::skipped::skipped;
+
+/// The program that the tests of the workspace build, if this can mount.
+fn arguments(kills: u64, kind: &str) -> Option<DeathsArguments> {
+    let own = std::env::current_exe().unwrap();
+    let draconis = own.parent().and_then(Path::parent).map(|dir| dir.join("draconis"));
+    let is_there = draconis.as_ref().is_some_and(|draconis| draconis.exists());
+    let may = std::fs::File::options().read(true).write(true).open("/dev/fuse").is_ok();
+    if !is_there || !may {
+        skipped("deaths of workers need FUSE and the program draconis");
+        return None;
+    }
+    Some(DeathsArguments {
+        kills,
+        clients: 3,
+        seed: 1,
+        most_ms: 20,
+        kind: kind.into(),
+        mke2fs: vec![],
+        options: None,
+        dir: std::env::temp_dir(),
+        draconis,
+    })
+}
+
+#[test]
+fn no_client_notices_that_a_worker_died() {
+    for kind in ["ext2", "ext4"] {
+        let Some(arguments) = arguments(60, kind) else { return };
+        judge(&arguments, None).unwrap();
+    }
+}
+
+#[test]
+fn what_is_left_out_is_noticed() {
+    for omission in Omission::OF_DEATHS {
+        let Some(arguments) = arguments(400, "ext2") else { return };
+        let judged = judge(&arguments, Some(omission));
+        assert!(judged.is_err(), "{omission:?} is not caught");
+    }
+}

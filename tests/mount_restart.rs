@@ -1,0 +1,147 @@
+//! Mounts whose worker dies: another takes over, and programs go on.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use common::volume::check;
+use common::{Draconis, eventually, fuse, mke2fs};
+use rustix::process::{Pid, Signal, kill_process};
+
+fn worker(draconis: &Draconis) -> i64 {
+    draconis.status()["mounts"][0]["worker_pid"].as_i64().unwrap()
+}
+
+/// Sends the worker a signal; which one it was.
+fn signal(draconis: &Draconis, signal: Signal) -> i64 {
+    let worker = worker(draconis);
+    kill_process(Pid::from_raw(worker as i32).unwrap(), signal).unwrap();
+    worker
+}
+
+fn volume(draconis: &Draconis, kind: &str) -> PathBuf {
+    let tree = draconis.make_dir("small");
+    std::fs::write(tree.join("hello"), "hello\n").unwrap();
+    let image = draconis.path(&format!("{kind}.img"));
+    mke2fs(&image, Some(&tree), &["-t", kind], "64M");
+    image
+}
+
+#[test]
+fn open_files_and_what_was_changed_are_there_after_a_death() {
+    if !fuse("killing a worker") {
+        return;
+    }
+    for kind in ["ext2", "ext3", "ext4"] {
+        let draconis = Draconis::new();
+        let image = volume(&draconis, kind);
+        let at = draconis.mount(&image, "at", "rw,commit=1000");
+        let open = |name: &str| {
+            let mut how = std::fs::File::options();
+            how.read(true).write(true).create(true).truncate(false).open(at.join(name)).unwrap()
+        };
+        let (mut kept, gone) = (open("kept"), open("gone"));
+        kept.write_all(b"one ").unwrap();
+        gone.write_all_at(b"no name", 0).unwrap();
+        std::fs::remove_file(at.join("gone")).unwrap();
+        std::fs::create_dir(at.join("dir")).unwrap();
+        std::fs::rename(at.join("kept"), at.join("dir/moved")).unwrap();
+        let seen = |path: &Path| std::fs::metadata(path).map(|it| (it.ino(), it.mtime_nsec()));
+        let before = seen(&at.join("dir/moved")).unwrap();
+        for restarts in 1..=3 {
+            let dead = signal(&draconis, Signal::KILL);
+            kept.write_all(b"more ").unwrap();
+            eventually("another has taken over", || worker(&draconis) != dead);
+            assert_eq!(draconis.status()["mounts"][0]["restarts"], restarts);
+        }
+        assert_eq!(seen(&at.join("dir/moved")).unwrap().0, before.0);
+        let text = std::fs::read_to_string(at.join("dir/moved")).unwrap();
+        assert_eq!(text, "one more more more ");
+        let mut bytes = String::new();
+        (&gone).read_to_string(&mut bytes).unwrap();
+        assert_eq!((bytes.as_str(), gone.metadata().unwrap().nlink()), ("no name", 0));
+        drop((kept, gone));
+        draconis.ok(["umount".as_ref(), at.as_os_str()]);
+        check(&image);
+    }
+}
+
+#[test]
+fn a_hung_worker_is_followed_by_another() {
+    if !fuse("a hung worker") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = volume(&draconis, "ext2");
+    for options in ["rw,deadline=1", "ro,deadline=1"] {
+        let at = draconis.mount(&image, "at", options);
+        let hung = signal(&draconis, Signal::STOP);
+        assert_eq!(std::fs::read_to_string(at.join("hello")).unwrap(), "hello\n");
+        assert!(worker(&draconis) != hung);
+        let log = std::fs::read_to_string(draconis.path("run/manager.log")).unwrap();
+        assert!(log.contains("did not answer for 1 s"), "{log}");
+        draconis.ok(["umount".as_ref(), at.as_os_str()]);
+        check(&image);
+    }
+}
+
+#[test]
+fn what_was_written_comes_home_though_the_worker_dies_while_it_is_unmounted() {
+    if !fuse("killing a worker") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = volume(&draconis, "ext2");
+    for _ in 0..5 {
+        let at = draconis.mount(&image, "at", "rw,commit=1000");
+        std::fs::write(at.join("new"), vec![5; 300_000]).unwrap();
+        signal(&draconis, Signal::STOP);
+        std::thread::scope(|scope| {
+            // Others who look at the mount while it does not answer keep it busy.
+            let unmounting = scope.spawn(|| {
+                eventually("it is unmounted", || {
+                    let output = draconis.run(["umount".as_ref(), at.as_os_str()]);
+                    let said = String::from_utf8_lossy(&output.stderr);
+                    assert!(output.status.success() || said.contains("busy"), "{said}");
+                    output.status.success()
+                });
+            });
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            signal(&draconis, Signal::KILL);
+            unmounting.join().unwrap();
+        });
+        check(&image);
+        let path = format!("{}:/new", image.display());
+        assert_eq!(draconis.run(["cat", &path]).stdout, vec![5; 300_000]);
+        draconis.ok(["rm", &path]);
+    }
+}
+
+#[test]
+fn a_worker_that_dies_again_and_again_is_given_up() {
+    if !fuse("killing workers") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = volume(&draconis, "ext2");
+    let at = draconis.mount(&image, "at", "rw");
+    for death in 0.. {
+        assert!(death <= 11, "it is never given up");
+        // Not killed, as one that is in the way is: it dies by itself.
+        let dead = signal(&draconis, Signal::ABORT);
+        eventually("the death is noticed", || {
+            let mount = &draconis.status()["mounts"][0];
+            mount["state"] == "dead" || mount["worker_pid"].as_i64() != Some(dead)
+        });
+        let mount = &draconis.status()["mounts"][0];
+        if mount["state"] == "dead" {
+            assert!(mount["why"].as_str().unwrap().contains("as too many did"), "{mount}");
+            break;
+        }
+    }
+    assert_eq!(std::fs::read(at.join("hello")).unwrap_err().raw_os_error(), Some(107));
+    draconis.ok(["umount".as_ref(), at.as_os_str()]);
+    check(&image);
+}
