@@ -5,6 +5,7 @@ mod common;
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use common::volume::check;
 use common::{Draconis, eventually, fuse, mke2fs};
@@ -142,6 +143,35 @@ fn a_worker_that_dies_again_and_again_is_given_up() {
         }
     }
     assert_eq!(std::fs::read(at.join("hello")).unwrap_err().raw_os_error(), Some(107));
+    draconis.ok(["umount".as_ref(), at.as_os_str()]);
+    check(&image);
+}
+
+#[test]
+fn a_request_that_workers_die_over_is_refused_and_named() {
+    if !fuse("killing workers") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = volume(&draconis, "ext2");
+    let at = draconis.make_dir("at");
+    // The manager that this starts hands it on to its workers.
+    let status = Command::new(env!("CARGO_BIN_EXE_draconis"))
+        .arg("mount")
+        .args([&image, &at])
+        .env("DRACONIS_RUNTIME_DIR", draconis.make_dir("run"))
+        .env(draconis_exchange::omission::VARIABLE, "NoDeadlyName")
+        .status();
+    assert!(status.unwrap().success());
+    std::fs::write(at.join("new"), "kept").unwrap();
+    let error = std::fs::metadata(at.join("deadly")).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(5), "{error}");
+    assert_eq!(std::fs::read_to_string(at.join("new")).unwrap(), "kept");
+    let mount = draconis.status()["mounts"][0].clone();
+    assert_eq!(mount["restarts"], 2, "{mount}");
+    assert_eq!(mount["worker"]["refused"][0], "looking a name up in inode 1", "{mount}");
+    let said = draconis.ok(["status"]);
+    assert!(said.contains("refused   looking a name up in inode 1"), "{said}");
     draconis.ok(["umount".as_ref(), at.as_os_str()]);
     check(&image);
 }

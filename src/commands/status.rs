@@ -82,11 +82,19 @@ fn shown(mount: &MountStatus) -> String {
         if sandbox.seccomp { "kills" } else { "off" },
         if sandbox.no_capabilities { "no capabilities" } else { "some capabilities" },
     );
+    match mount.restarts {
+        0 => {}
+        1 => text += "  restarts  1: a worker died, and this one took over\n",
+        many => text += &format!("  restarts  {many}: workers died, and others took over\n"),
+    }
     let failure = || mount.worker.as_ref().and_then(|worker| worker.failure.as_ref());
     if let Some(why) = mount.disk.as_ref().or_else(failure) {
         text += &format!("  stopped   nothing is written any more: {why}\n");
     }
     if let Some(worker) = &mount.worker {
+        for what in &worker.refused {
+            text += &format!("  refused   {what}: workers died over it\n");
+        }
         text += &format!(
             "  requests  {} from the kernel, {} of the device ({})\n",
             worker.requests,

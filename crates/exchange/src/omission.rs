@@ -56,7 +56,12 @@ pub enum Omission {
     KeptAnswers,
     /// What has no name stays for those who have it open.
     OpenNameless,
+    /// A worker lives on that is asked for the name [`DEADLY`].
+    NoDeadlyName,
 }
+
+/// See [`Omission::NoDeadlyName`].
+pub const DEADLY: &[u8] = b"deadly";
 
 impl Omission {
     /// Those that show when a worker dies.

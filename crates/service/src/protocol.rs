@@ -160,6 +160,9 @@ pub struct WorkerStatus {
     /// What stopped writing, if something did: the volume has been read-only since.
     #[serde(default)]
     pub failure: Option<String>,
+    /// Requests that were answered with an error because workers died over them.
+    #[serde(default)]
+    pub refused: Vec<String>,
 }
 
 /// One cache.

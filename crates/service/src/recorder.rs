@@ -40,6 +40,8 @@ pub(crate) struct WorkerRecorder {
     epoch: u64,
     taken: (u64, u64),
     refused: Vec<u64>,
+    /// What was refused, in words.
+    refusals: Mutex<Vec<String>>,
     /// What was left: how each change was made, by its place in the log.
     left: Mutex<HashMap<u64, Made>>,
 }
@@ -52,7 +54,13 @@ impl WorkerRecorder {
         start: &Start,
     ) -> Self {
         let (epoch, taken, refused) = (start.epoch, start.taken, start.refused.clone());
-        Self { log, tree, pipe, epoch, taken, refused, left: Mutex::default() }
+        let (refusals, left) = (Mutex::default(), Mutex::default());
+        Self { log, tree, pipe, epoch, taken, refused, refusals, left }
+    }
+
+    /// What was refused because workers died over it, in words.
+    pub(crate) fn refusals(&self) -> Vec<String> {
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn left(&self) -> MutexGuard<'_, HashMap<u64, Made>> {
@@ -83,6 +91,11 @@ impl Recorder for WorkerRecorder {
 
     fn refuses(&self, unique: u64) -> bool {
         self.refused.contains(&unique)
+    }
+
+    fn refused(&self, what: String) {
+        log::error!("{what} is refused: workers died over it");
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner).push(what);
     }
 
     fn inherited(&self) -> Result<Option<Vec<Inherited>>, String> {

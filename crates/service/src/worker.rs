@@ -244,6 +244,7 @@ impl<S: Serve> Control<S> {
         status.requests = self.serve.requests();
         status.busy_ms = u64::try_from(self.serve.busy().as_millis()).unwrap_or(u64::MAX);
         status.sandbox = self.confinement.clone();
+        status.refused = self.recorder.get().map(WorkerRecorder::refusals).unwrap_or_default();
         status
     }
 }

@@ -25,6 +25,9 @@ pub trait Recorder: Sync {
     /// Whether that request is not to be worked on: it was the end of others that tried.
     fn refuses(&self, unique: u64) -> bool;
 
+    /// It was refused; `what` says what it was.
+    fn refused(&self, what: String);
+
     /// What a server before this one has left, in the order in which it was done; `None` if
     /// this is the first one.
     ///

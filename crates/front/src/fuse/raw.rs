@@ -230,6 +230,35 @@ impl Header {
         }
     }
 
+    /// What it asks for, for people.
+    pub(super) fn in_words(self) -> String {
+        const NAMES: [(u32, &str); 20] = [
+            (1, "looking a name up in"),
+            (3, "the attributes of"),
+            (SETATTR, "a change of attributes of"),
+            (5, "reading a symbolic link,"),
+            (SYMLINK, "making a symbolic link in"),
+            (MKNOD, "making a file in"),
+            (MKDIR, "making a directory in"),
+            (UNLINK, "removing a name in"),
+            (RMDIR, "removing a directory in"),
+            (RENAME, "renaming in"),
+            (RENAME2, "renaming in"),
+            (LINK, "a new name for a file in"),
+            (READ, "reading"),
+            (WRITE, "writing"),
+            (SETXATTR, "an extended attribute of"),
+            (22, "an extended attribute of"),
+            (23, "the extended attributes of"),
+            (CREATE, "making a file in"),
+            (28, "listing"),
+            (44, "listing"),
+        ];
+        let name = NAMES.iter().find(|(opcode, _)| *opcode == self.opcode);
+        let name = name.map_or_else(|| format!("request {} of", self.opcode), |it| it.1.into());
+        format!("{name} inode {}", self.node.0)
+    }
+
     /// Whether it was read before, by a server that died.
     pub(super) fn is_resent(self) -> bool {
         self.unique & RESENT != 0

@@ -451,6 +451,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
             return;
         }
         if recorder.refuses(unique) {
+            recorder.refused(header.in_words());
             return tell(self.fuse, &Reply::new(header.unique, Errno::IO.raw_os_error(), &[]));
         }
         let changes = self.server.tree.is_writable() && header.changes(request.bytes());

@@ -10,7 +10,7 @@ use draconis_exchange::contract::{
     AccessTimes, Attributes, Kept, Kind, Name, Node, Refusal, without_privileges,
 };
 use draconis_exchange::heap::Block;
-use draconis_exchange::omission::Omission;
+use draconis_exchange::omission::{DEADLY, Omission};
 use draconis_ext::{Cookie, InodeNumber, NewNode, Renaming, Whiteout, XattrSet};
 
 use super::{VolumeTree, inode, refusal};
@@ -23,6 +23,8 @@ const XATTR_REPLACE: u32 = 2;
 
 impl DirectoryServer for VolumeTree {
     fn lookup(&self, request: &mut Lookup) -> Result<Attributes, Refusal> {
+        let deadly = Omission::NoDeadlyName.is_made() && request.name.as_bytes() == DEADLY;
+        assert!(!deadly, "a name that ends its worker");
         let parent = inode(request.parent)?;
         let found = match request.name.as_bytes() {
             b"." => self.itself(parent)?,
