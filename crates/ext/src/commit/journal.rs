@@ -15,7 +15,11 @@
 //! Law 4: a block that is freed while the log has a copy of it is revoked in the transaction that
 //! frees it. As nothing freed is given out before that is durable, no copy is put over what the
 //! block is used for next.
-//! Law 5: the superblock says that the volume needs recovery from before the first transaction
+//! Law 5: where a commit block is going to be there are zeros before, which all of it is but the
+//! first sector: torn, it is whole or not there.
+//! Law 6: but for the first one and one behind a checkpoint, a transaction follows nothing: its
+//! copies go to the log while the commit block before is on its way, with one flush for both.
+//! Law 7: the superblock says that the volume needs recovery from before the first transaction
 //! until all of it is in place and the log is empty.
 
 #![allow(
@@ -42,6 +46,10 @@ const PLACED_BYTES: usize = 4 << 20;
 /// Committed blocks that are kept in memory until they are put in place, in bytes.
 const LOGGED_BYTES: usize = 16 << 20;
 
+/// What made writing stop, as Linux records it: a disk that failed, and damage.
+const EIO: i32 = -5;
+const EUCLEAN: i32 = -117;
+
 /// See the head of the file.
 #[derive(Debug)]
 pub(crate) struct Journal {
@@ -65,6 +73,8 @@ pub(crate) struct Journal {
     follows_checkpoint: bool,
     /// When the last transaction was committed: times in a log do not go back.
     time: Duration,
+    /// Whether a commit block may be torn and its sum says so.
+    clears_commits: bool,
     /// The next batch is the last: everything is put in place, and the log is empty.
     is_closing: bool,
 }
@@ -81,7 +91,9 @@ impl Journal {
             },
         };
         let first = log.super_.first;
+        let form = &log.super_.form;
         Self {
+            clears_commits: form.sums_whole_commits() && log.sector_bytes() < form.block_bytes,
             first: log.first.clone(),
             sequence,
             head: first,
@@ -162,7 +174,12 @@ impl Journal {
             let feature = format!("a change needs {room} blocks of the journal, which has {have}");
             return Err(Error::Unsupported { feature });
         }
-        let follows_all = std::mem::take(&mut self.follows_checkpoint);
+        let after = match std::mem::take(&mut self.follows_checkpoint) {
+            true => After::Everything,
+            false if !self.is_open => After::Needed,
+            // Until it is committed, what is written of it counts for nothing.
+            false => After::Nothing,
+        };
 
         let mut stage = contents;
         let first_revoke = !revoked.is_empty() && !self.has_revokes;
@@ -178,6 +195,10 @@ impl Journal {
             let block = self.form().revoke_block(self.sequence, some);
             stage.insert(self.advance()?, Data::owned(block.into_boxed_slice()));
         }
+        if self.clears_commits {
+            let zeros = vec![0; index(self.form().block_bytes.into())];
+            stage.insert(self.place(self.head)?, Data::owned(zeros.into_boxed_slice()));
+        }
         let block = self.form().commit_block(self.sequence, self.time, sum);
         let commit = Stage::from([(self.advance()?, Data::owned(block.into_boxed_slice()))]);
         self.sequence = self.sequence.wrapping_add(1);
@@ -189,7 +210,7 @@ impl Journal {
         for (block, now) in blocks {
             overlay.logged.insert(block, Logged { now, checkpoint: None });
         }
-        Ok(Chain { stages: vec![stage, commit], needed: 1, follows_all })
+        Ok(Chain { stages: vec![stage, commit], needed: 1, after })
     }
 
     /// Puts descriptors and copies into the stage; their sum, where commit blocks have one.
@@ -276,7 +297,7 @@ impl Journal {
         if !(contents.is_empty() && blocks.is_empty() && revoked.is_empty()) {
             let chain = self.transaction(tx, contents, blocks, revoked)?;
             tx.seal(Sealed {
-                after: if chain.follows_all { After::Everything } else { After::Needed },
+                after: chain.after,
                 stages: chain.stages,
                 needed: Some(chain.needed),
                 contents: vec![],
@@ -287,7 +308,7 @@ impl Journal {
         self.put_in_place(tx)?;
         self.is_closing = false;
         let stage: Stage = last.into_iter().map(|bytes| (place.0, bytes)).collect();
-        Ok(Chain { stages: vec![stage], needed: 0, follows_all: true })
+        Ok(Chain { stages: vec![stage], needed: 0, after: After::Everything })
     }
 }
 
@@ -332,7 +353,7 @@ impl Protocol for Journal {
         }
         if blocks.is_empty() && revoked.is_empty() {
             let stages = if contents.is_empty() { vec![] } else { vec![contents] };
-            return Ok(Chain { stages, needed: 0, follows_all: false });
+            return Ok(Chain { stages, needed: 0, after: After::Needed });
         }
         self.transaction(tx, contents, blocks, &revoked)
     }
@@ -348,5 +369,15 @@ impl Protocol for Journal {
 
     fn close(&mut self) {
         self.is_closing = true;
+    }
+
+    fn failed(&mut self, error: &Error) -> Option<(u64, Data)> {
+        let raw = RawJournalSuperblock::view_mut(self.first.make_mut()).ok()?;
+        raw.set_errno(match error {
+            Error::Corrupt { .. } => EUCLEAN,
+            _ => EIO,
+        });
+        let start = self.is_open.then_some(self.tail.0);
+        self.superblock(start).ok()
     }
 }

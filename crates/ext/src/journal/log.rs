@@ -76,6 +76,11 @@ impl Log {
         }
     }
 
+    /// What the disk writes whole, in bytes.
+    pub(crate) fn sector_bytes(&self) -> u32 {
+        self.disk.properties().sector_bytes
+    }
+
     fn read(&self, at: u32) -> Result<Data> {
         read_block(&*self.disk, &self.volume, self.place(at).ok_or(Error::corrupt(MISSING))?)
     }
@@ -139,7 +144,7 @@ impl Log {
         let mut first = self.first.clone();
         let raw = RawJournalSuperblock::view_mut(first.make_mut())?;
         raw.set_tail(None, next);
-        raw.clear_errno();
+        raw.set_errno(0);
         let at = self.place(0).ok_or(Error::corrupt(MISSING))?;
         sender.send(vec![write(at.0.saturating_mul(block_bytes), &first)], true)?;
 
