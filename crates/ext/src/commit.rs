@@ -14,7 +14,7 @@
 
 #![allow(clippy::arithmetic_side_effects, reason = "computes with bytes and blocks in memory")]
 
-mod atomic;
+pub(crate) mod atomic;
 pub(crate) mod batch;
 pub(crate) mod gathering;
 pub(crate) mod journal;

@@ -13,7 +13,7 @@ use crate::format::bitmap::Bitmap;
 use crate::format::inode::flags;
 use crate::transaction::Transaction;
 use crate::units::narrow;
-use crate::{Error, InodeNumber, Result};
+use crate::{Error, FsBlock, InodeNumber, Result};
 
 impl Transaction<'_> {
     /// Counts what is free in every group; the inodes that are marked as used.
@@ -85,20 +85,39 @@ impl Transaction<'_> {
         if is_linked && at < group.inodes.saturating_sub(group.said.unused_inodes) {
             return Err(Error::corrupt("inode bitmap: a used inode is free").of_inode(inode));
         }
+        self.mark_inode(number, at, bitmap_at, kind)?;
+        Ok(Some(inode))
+    }
+
+    /// Takes this inode, if it is free; whether it was.
+    pub(crate) fn take_inode(&mut self, inode: InodeNumber, kind: Kind) -> Result<bool> {
+        let (number, at) = self.writer.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
+        self.prepare_group(number)?;
+        let role = Role::InodeBitmap(number);
+        let bitmap_at = self.have_bitmap(number, role)?;
+        self.initialise(number, true)?;
+        let is_free = is_all(&self.block(bitmap_at, role)?, at, 1, false);
+        if is_free {
+            self.mark_inode(number, at, bitmap_at, kind)?;
+        }
+        Ok(is_free)
+    }
+
+    fn mark_inode(&mut self, number: u32, at: u32, bitmap_at: FsBlock, kind: Kind) -> Result<()> {
         self.may_wait = true;
         self.initialise(number, true)?;
         let group = self.writer.groups.get_mut(number)?;
         let never_used = group.inodes.saturating_sub(at + 1);
         group.said.unused_inodes = group.said.unused_inodes.min(never_used);
-        let Some(search) = &mut group.search else { return Ok(None) };
-        mark(&mut search.inodes, at, 1, true);
+        if let Some(search) = &mut group.search {
+            mark(&mut search.inodes, at, 1, true);
+        }
         group.said.free_inodes = group.said.free_inodes.saturating_sub(1);
         group.said.directories += u32::from(kind == Kind::Directory);
         group.changed = true;
         self.writer.groups.directories += u64::from(kind == Kind::Directory);
         self.writer.groups.free_inodes = self.writer.groups.free_inodes.saturating_sub(1);
-        self.change(bitmap_at, Role::InodeBitmap(number), |bits| mark(bits, at, 1, true))?;
-        Ok(Some(inode))
+        self.change(bitmap_at, Role::InodeBitmap(number), |bits| mark(bits, at, 1, true))
     }
 
     /// Marks an inode as used that is not to be given out, if it is not marked.

@@ -12,6 +12,7 @@
 
 pub mod blocks;
 mod crc;
+pub mod fast;
 
 use bitflags::bitflags;
 use zerocopy::big_endian::U32;

@@ -113,7 +113,7 @@ impl Transaction<'_> {
     }
 
     /// Counts a subdirectory more or less; 1 means "many" with `dir_nlink`.
-    fn count_subdirectory(&mut self, dir: InodeNumber, more: bool) -> Result<()> {
+    pub(crate) fn count_subdirectory(&mut self, dir: InodeNumber, more: bool) -> Result<()> {
         let uncounted =
             self.volume.super_.read_only_compatible.contains(ReadOnlyCompatible::DIR_NLINK);
         self.change_slot(dir, |it| {
