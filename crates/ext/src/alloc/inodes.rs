@@ -10,6 +10,7 @@ use draconis_exchange::contract::Kind;
 use super::{Group, bits, is_all, mark};
 use crate::blocks::role::Role;
 use crate::format::bitmap::Bitmap;
+use crate::format::group;
 use crate::format::inode::flags;
 use crate::transaction::Transaction;
 use crate::units::narrow;
@@ -87,6 +88,17 @@ impl Transaction<'_> {
         }
         self.mark_inode(number, at, bitmap_at, kind)?;
         Ok(Some(inode))
+    }
+
+    /// Whether the bitmap says that an inode is in use. What is in its place means nothing else.
+    pub(crate) fn is_taken(&mut self, inode: InodeNumber) -> Result<bool> {
+        let (number, at) = self.writer.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
+        self.prepare_group(number)?;
+        let role = Role::InodeBitmap(number);
+        let bitmap_at = self.have_bitmap(number, role)?;
+        let group = self.writer.groups.get(number).ok_or(Error::NotFound)?;
+        let was_written = group.said.flags & group::flags::INODE_UNINIT == 0;
+        Ok(was_written && is_all(&self.block(bitmap_at, role)?, at, 1, true))
     }
 
     /// Takes this inode, if it is free; whether it was.

@@ -43,7 +43,7 @@ const SMALL: Options = Options {
     read_ahead_bytes: 0,
 };
 /// Bytes that may change.
-const MOST_BYTES: u64 = 256 << 20;
+const MOST_BYTES: u64 = 64 << 20;
 
 /// The disk as it will be once the fast commits are carried out that follow what is before
 /// transaction `next`; `disk` is as the log has it.
@@ -106,7 +106,7 @@ pub(super) fn carry_out(
     all(&mut |record| {
         volume.transact(|tx| {
             tx.may_wait = true;
-            tx.carry_out(&record, &mut dead)
+            tx.carry_out(&record, &mut dead).map_err(as_damage)
         })
     })?;
     for inode in dead {
@@ -126,6 +126,14 @@ pub(super) fn carry_out(
     scratch.end();
     ::log::info!("{} records of fast commits are carried out", counting.count());
     Ok(scratch)
+}
+
+/// What no record asks for that makes sense is damage of the journal.
+fn as_damage(error: Error) -> Error {
+    match error {
+        Error::Corrupt { .. } | Error::Io(_) | Error::Unsupported { .. } | Error::NoSpace => error,
+        _ => Error::corrupt("journal: record of a fast commit"),
+    }
 }
 
 impl Transaction<'_> {
@@ -149,14 +157,13 @@ impl Transaction<'_> {
         }
     }
 
-    /// Whether an inode is in use: its fields say so.
-    fn is_used(&self, inode: InodeNumber) -> Result<bool> {
-        let of = |it: &Slot<'_>| it.mode() != 0 && (it.links() > 0 || it.deleted() == 0);
-        self.read_slot(inode, of)
+    /// Whether an inode is in use.
+    fn is_used(&mut self, inode: InodeNumber) -> Result<bool> {
+        Ok(self.read_slot(inode, |it| it.mode() != 0)? && self.is_taken(inode)?)
     }
 
     /// Whether a file is there whose map records speak of.
-    fn has_map(&self, inode: InodeNumber) -> Result<bool> {
+    fn has_map(&mut self, inode: InodeNumber) -> Result<bool> {
         let extents = self.read_slot(inode, |it| it.flags() & inode::flags::EXTENTS != 0)?;
         if self.is_used(inode)? && !extents {
             let feature = "needs_recovery: a fast commit of a file without extents; mount the \

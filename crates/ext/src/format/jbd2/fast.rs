@@ -261,7 +261,7 @@ mod tests {
     #[test]
     fn what_is_not_whole_does_not_count() {
         let block = block_of(7, &some(), 1024);
-        for at in 0..330 {
+        for at in 0..260 {
             let mut other = block.clone();
             other[at] ^= 1;
             let mut counting = Counting::new(7);
