@@ -14,8 +14,9 @@
 
 #![allow(clippy::arithmetic_side_effects, reason = "computes with bytes and blocks in memory")]
 
-mod atomic;
+pub(crate) mod atomic;
 pub(crate) mod batch;
+pub(crate) mod gathering;
 pub(crate) mod journal;
 mod ordered;
 pub(crate) mod outbox;
@@ -31,11 +32,12 @@ use crate::format::features::{Compatible, ReadOnlyCompatible};
 use crate::format::slot::Change;
 use crate::format::superblock::RawSuperblock;
 use crate::ops::accesses::Accesses;
-use crate::transaction::{Stop, Transaction, WriteSide};
+use crate::transaction::{Stop, Transaction, WriteSide, Writer};
 use crate::units::index;
 use crate::volume::Volume;
 use crate::{Error, FsBlock, InodeNumber, Result};
 use batch::{Batch, Intent, Operation};
+use gathering::Gathering;
 use outbox::{After, Flight, Freed, Outbox, Sealed};
 use protocol::{Chain, Protocol, Stage};
 
@@ -54,6 +56,10 @@ pub(crate) fn seconds_of(time: Time) -> u32 {
 impl Volume {
     pub(crate) fn outbox(&self) -> Result<&Outbox> {
         self.writing.as_ref().map(|writing| &writing.outbox).ok_or(Error::ReadOnly)
+    }
+
+    fn gathering(&self) -> Result<&Gathering> {
+        self.writing.as_ref().map(|writing| &writing.gathering).ok_or(Error::ReadOnly)
     }
 
     /// Hands what changed to the disk, as one chain; does not wait for it.
@@ -89,8 +95,24 @@ impl Volume {
     /// # Errors
     /// As [`Volume::commit`].
     pub fn sync(&self) -> Result<()> {
-        self.transact(|tx| tx.end_batch())?;
-        match self.outbox()?.needed()? {
+        let outbox = self.outbox()?;
+        let gathering = self.gathering()?;
+        let mut entered = gathering.enter();
+        if gathering.has_others()
+            && let Some(ticket) = outbox.needed()?
+        {
+            self.wait(ticket)?;
+        }
+        if let Some(turn) = entered.turn() {
+            self.transact(|tx| tx.end_batch())?;
+            drop(turn);
+        }
+        // Another may be about to send what it sealed.
+        if let Some(writing) = &self.writing {
+            self.send(writing)?;
+        }
+        entered.close();
+        match outbox.needed()? {
             Some(ticket) => self.wait(ticket),
             None => Ok(()),
         }
@@ -149,10 +171,16 @@ impl Volume {
             Ok(changed) => changed,
             // Closed already, or stopped: what could be written was.
             Err(Error::ReadOnly) => {
-                return match self.failure() {
-                    Some(_) => Err(Error::ReadOnly),
-                    None => Ok(()),
-                };
+                if self.failure().is_none() {
+                    return Ok(());
+                }
+                let outbox = self.outbox()?;
+                if let Ok(Some(last)) = outbox.last()
+                    && let Err(error) = outbox.wait(last)
+                {
+                    log::warn!("what was written last may be lost: {error}");
+                }
+                return Err(Error::ReadOnly);
             }
             Err(error) => return Err(error),
         };
@@ -166,6 +194,21 @@ impl Volume {
             }
         }
         Ok(())
+    }
+
+    /// Says on disk that writing stopped for `error`, where there is a place for that.
+    pub(crate) fn record_failure(&self, writer: &mut Writer, error: &Error) {
+        let (Some(writing), Some(block)) = (&self.writing, writer.protocol.failed(error)) else {
+            return;
+        };
+        writing.outbox.seal(Sealed {
+            after: After::Everything,
+            stages: vec![Stage::from([block])],
+            needed: None,
+            contents: vec![],
+            freed: Freed::default(),
+            placed: vec![],
+        });
     }
 
     /// Tries a change again once what was freed may be given out.
@@ -374,10 +417,10 @@ impl Transaction<'_> {
 
     /// Ends the batch here: what comes now follows what was.
     pub(crate) fn end_batch(&mut self) -> Result<()> {
-        self.seal_batch(After::Needed)
+        self.seal_batch(After::Nothing)
     }
 
-    /// Seals everything that changed, as one chain.
+    /// Seals everything that changed, as one chain, which follows `after` at least.
     fn seal_batch(&mut self, after: After) -> Result<()> {
         // What is sealed is no change of the operation in hand.
         let touched = self.writer.touched;
@@ -428,9 +471,9 @@ impl Transaction<'_> {
             self.send_contents()?;
         }
         self.take_into_use()?;
-        let Chain { mut stages, needed, follows_all } =
+        let Chain { mut stages, needed, after: least } =
             self.as_the_protocol_has_it(|protocol, tx| protocol.chain(tx))?;
-        let after = if follows_all { After::Everything } else { after };
+        let after = after.max(least);
         self.put_sums(&mut stages);
         let batch = std::mem::take(&mut self.writer.batch);
         let Some(first) = stages.first() else { return Ok(()) };
@@ -449,6 +492,7 @@ impl Transaction<'_> {
             placed: vec![],
         };
         let sealed = self.seal_own(sealed)?;
+        self.volume.gathering()?.sealed();
         let mut blocks = self.volume.store.overlay.change();
         for block in written {
             if let Some(buffer) = blocks.metadata.get_mut(&block) {

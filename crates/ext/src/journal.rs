@@ -11,10 +11,14 @@
 //! Law 2: each step of a recovery on disk is durable before the next: cut off anywhere, it is
 //! made again and comes to the same.
 
+mod fast;
+pub(crate) mod lay;
 mod log;
 pub(crate) mod recovery;
 mod replayed;
+mod scratch;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use draconis_device::{Disk, Extent};
@@ -42,12 +46,17 @@ pub(crate) fn replayed(
     let found = log.recover()?;
     let (len, transactions) = (found.copies.len(), found.transactions);
     ::log::info!("{transactions} transactions of the journal are read from it: {len} blocks");
-    let disk = Replayed::new(disk, &log, Arc::new(found));
-    let mut super_ = read_superblock(&disk)?;
-    if let Some((blocks, inodes)) = free(&disk, &super_) {
+    let (has_fast_commits, next) = (found.has_fast_commits, found.next);
+    let mut disk: Arc<dyn Disk> = Arc::new(Replayed::new(disk, &log, Arc::new(found)));
+    let mut super_ = read_superblock(&*disk)?;
+    if has_fast_commits {
+        disk = fast::carry_out(disk, &log, &super_, next)?;
+        super_ = read_superblock(&*disk)?;
+    }
+    if let Some((blocks, inodes)) = free(&*disk, &super_) {
         (super_.free_blocks, super_.free_inodes) = (blocks, narrow(inodes));
     }
-    Ok((Arc::new(disk), super_))
+    Ok((disk, super_))
 }
 
 /// Puts in place on disk what the journal holds, and waits until that is durable.
@@ -60,9 +69,16 @@ pub(crate) fn replay(disk: &Arc<dyn Disk>, super_: &Superblock) -> Result<()> {
     let (len, transactions) = (found.copies.len(), found.transactions);
     ::log::info!("{transactions} transactions of the journal are put in place: {len} blocks");
     let found = Arc::new(found);
-    let replayed = Replayed::new(disk.clone(), &log, found.clone());
-    let super_ = read_superblock(&replayed)?;
-    log.put_in_place(&found, free(&replayed, &super_))
+    let mut replayed: Arc<dyn Disk> = Arc::new(Replayed::new(disk.clone(), &log, found.clone()));
+    let mut super_ = read_superblock(&*replayed)?;
+    let mut more = BTreeMap::new();
+    if found.has_fast_commits {
+        let scratch = fast::carry_out(replayed, &log, &super_, found.next)?;
+        more = scratch.blocks();
+        replayed = scratch;
+        super_ = read_superblock(&*replayed)?;
+    }
+    log.put_in_place(&found, &more, free(&*replayed, &super_))
 }
 
 /// The free blocks and inodes of all groups. Linux writes the sums to the superblock when it

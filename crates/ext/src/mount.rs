@@ -14,6 +14,7 @@ use draconis_exchange::contract::Kind;
 use crate::alloc::Groups;
 use crate::blocks::data::Data;
 use crate::blocks::overlay::State;
+use crate::commit::atomic::AtomicGroups;
 use crate::commit::journal::Journal;
 use crate::commit::outbox::{After, Freed, Outbox, Sealed};
 use crate::commit::protocol::{self, Stage};
@@ -84,6 +85,24 @@ impl Volume {
                 tx.recount()
             })?;
         }
+        Ok(volume)
+    }
+
+    /// A volume whose journal is being made good, on a disk in memory: nothing of it is looked at
+    /// before, and it is not said to be in use.
+    pub(crate) fn for_recovery(
+        disk: Arc<dyn Disk>,
+        options: Options,
+        writing: Writing,
+        super_: &Superblock,
+    ) -> Result<Self> {
+        refuse_what_is_not_written(super_, &disk.properties())?;
+        let mut volume = Self::of(disk.clone(), options, super_.clone());
+        let groups = Groups::load(&volume.store, super_)?;
+        let outbox = Outbox::new(disk, super_.block_bytes);
+        let mut writer = Writer::new(Box::new(AtomicGroups), groups, &writing, true);
+        writer.marked = true;
+        volume.writing = Some(WriteSide::new(writer, outbox, writing));
         Ok(volume)
     }
 

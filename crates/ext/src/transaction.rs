@@ -22,6 +22,7 @@ use crate::blocks::data::Data;
 use crate::blocks::overlay::{Buffer, State};
 use crate::blocks::role::Role;
 use crate::commit::batch::Batch;
+use crate::commit::gathering::Gathering;
 use crate::commit::outbox::Outbox;
 use crate::commit::protocol::Protocol;
 use crate::format::inode::{self, Inode};
@@ -48,6 +49,7 @@ pub(crate) struct WriteSide {
     /// Changes hold it alone, reads share it.
     pub(crate) gate: RwLock<Writer>,
     pub(crate) outbox: Outbox,
+    pub(crate) gathering: Gathering,
     /// Bytes that may be changed in memory.
     pub(crate) dirty_limit: u64,
     pub(crate) clock: Arc<dyn Fn() -> Time + Send + Sync>,
@@ -66,6 +68,7 @@ impl WriteSide {
             stopped: writer.is_stopped.clone(),
             gate: RwLock::new(writer),
             outbox,
+            gathering: Gathering::default(),
             dirty_limit: writing.dirty_bytes,
             clock: writing.clock,
             accesses: Accesses::new(writing.atime),
@@ -307,6 +310,11 @@ impl Volume {
             && writer.touched
         {
             writer.stop(error);
+        }
+        if let Err(error) = &done
+            && writer.failure().is_some()
+        {
+            self.record_failure(&mut writer, error);
         }
         if writer.touched {
             writer.changes = writer.changes.wrapping_add(1);

@@ -275,6 +275,70 @@ impl Transaction<'_> {
         Ok(())
     }
 
+    /// Lets nobody have these blocks that does not ask for them by number.
+    pub(crate) fn keep_back(&mut self, start: u64, count: u32) -> Result<()> {
+        for (number, bit, clusters) in self.parts_of(start, count)? {
+            self.prepare_group(number)?;
+            let group = self.writer.groups.get_mut(number)?;
+            if let Some(search) = &mut group.search {
+                mark(&mut search.blocks, bit, clusters, true);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes these blocks as far as they are free, with the clusters that they are in; how many
+    /// that were.
+    pub(crate) fn take_exactly(&mut self, start: u64, count: u32) -> Result<u64> {
+        let ratio = u64::from(self.cluster_blocks());
+        let mut at = self.writer.groups.cluster_start(start);
+        let mut taken = 0;
+        for (number, bit, clusters) in self.parts_of(start, count)? {
+            self.prepare_group(number)?;
+            let role = Role::BlockBitmap(number);
+            let bitmap_at = self.have_bitmap(number, role)?;
+            self.initialise(number, false)?;
+            let before = self.block(bitmap_at, role)?;
+            let mut nth = 0;
+            while nth < clusters {
+                let free = bits(&before).zeros_at(bit + nth, clusters - nth);
+                if free > 0 {
+                    let blocks = u64::from(free) * ratio;
+                    self.mark_used(at + u64::from(nth) * ratio, narrow(blocks))?;
+                    taken += blocks;
+                }
+                nth += free;
+                nth += bits(&before).ones_at(bit + nth, clusters - nth);
+            }
+            at += u64::from(clusters) * ratio;
+        }
+        Ok(taken)
+    }
+
+    /// Group by group: the first cluster, and how many. None of them is the volume's own.
+    fn parts_of(&self, start: u64, count: u32) -> Result<Vec<(u32, u32, u32)>> {
+        let groups = &self.writer.groups;
+        let end = start.saturating_add(count.into());
+        let mut at = groups.cluster_start(start);
+        let wrong = |block| Error::corrupt("block map: pointer").in_block(FsBlock(block));
+        if end > self.volume.super_.blocks || groups.owns(at, end) {
+            return Err(wrong(start));
+        }
+        let mut parts = Vec::new();
+        while at < end {
+            let (number, bit) = groups.group_of(at).ok_or(wrong(at))?;
+            let whole = groups.get(number).ok_or(wrong(at))?.whole;
+            let left = narrow((end - at).div_ceil(groups.cluster_blocks.into()));
+            let clusters = left.min(whole.saturating_sub(bit));
+            if clusters == 0 {
+                return Err(wrong(at));
+            }
+            parts.push((number, bit, clusters));
+            at += u64::from(clusters) * u64::from(groups.cluster_blocks);
+        }
+        Ok(parts)
+    }
+
     /// Gives blocks back that nothing leads to any more, with the clusters that they are in; how
     /// many that were.
     pub(crate) fn free_blocks(&mut self, start: u64, count: u32) -> Result<u64> {

@@ -10,10 +10,11 @@ use draconis_exchange::contract::Kind;
 use super::{Group, bits, is_all, mark};
 use crate::blocks::role::Role;
 use crate::format::bitmap::Bitmap;
+use crate::format::group;
 use crate::format::inode::flags;
 use crate::transaction::Transaction;
 use crate::units::narrow;
-use crate::{Error, FileId, InodeNumber, Result};
+use crate::{Error, FileId, FsBlock, InodeNumber, Result};
 
 impl Transaction<'_> {
     /// Counts what is free in every group; the inodes that are marked as used.
@@ -40,7 +41,7 @@ impl Transaction<'_> {
     }
 
     /// Takes an inode for something that gets a name in `dir`; the one that a repeated change had.
-    pub(crate) fn take_inode(&mut self, dir: InodeNumber, kind: Kind) -> Result<InodeNumber> {
+    pub(crate) fn inode_for(&mut self, dir: InodeNumber, kind: Kind) -> Result<InodeNumber> {
         let inode = match self.repeated_inode() {
             None => self.allocate_inode(dir, kind)?,
             Some(inode) => {
@@ -127,20 +128,50 @@ impl Transaction<'_> {
         if is_linked && at < group.inodes.saturating_sub(group.said.unused_inodes) {
             return Err(Error::corrupt("inode bitmap: a used inode is free").of_inode(inode));
         }
+        self.mark_inode(number, at, bitmap_at, kind)?;
+        Ok(Some(inode))
+    }
+
+    /// Whether the bitmap says that an inode is in use. What is in its place means nothing else.
+    pub(crate) fn is_taken(&mut self, inode: InodeNumber) -> Result<bool> {
+        let (number, at) = self.writer.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
+        self.prepare_group(number)?;
+        let role = Role::InodeBitmap(number);
+        let bitmap_at = self.have_bitmap(number, role)?;
+        let group = self.writer.groups.get(number).ok_or(Error::NotFound)?;
+        let was_written = group.said.flags & group::flags::INODE_UNINIT == 0;
+        Ok(was_written && is_all(&self.block(bitmap_at, role)?, at, 1, true))
+    }
+
+    /// Takes this inode, if it is free; whether it was.
+    pub(crate) fn take_inode(&mut self, inode: InodeNumber, kind: Kind) -> Result<bool> {
+        let (number, at) = self.writer.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
+        self.prepare_group(number)?;
+        let role = Role::InodeBitmap(number);
+        let bitmap_at = self.have_bitmap(number, role)?;
+        self.initialise(number, true)?;
+        let is_free = is_all(&self.block(bitmap_at, role)?, at, 1, false);
+        if is_free {
+            self.mark_inode(number, at, bitmap_at, kind)?;
+        }
+        Ok(is_free)
+    }
+
+    fn mark_inode(&mut self, number: u32, at: u32, bitmap_at: FsBlock, kind: Kind) -> Result<()> {
         self.may_wait = true;
         self.initialise(number, true)?;
         let group = self.writer.groups.get_mut(number)?;
         let never_used = group.inodes.saturating_sub(at + 1);
         group.said.unused_inodes = group.said.unused_inodes.min(never_used);
-        let Some(search) = &mut group.search else { return Ok(None) };
-        mark(&mut search.inodes, at, 1, true);
+        if let Some(search) = &mut group.search {
+            mark(&mut search.inodes, at, 1, true);
+        }
         group.said.free_inodes = group.said.free_inodes.saturating_sub(1);
         group.said.directories += u32::from(kind == Kind::Directory);
         group.changed = true;
         self.writer.groups.directories += u64::from(kind == Kind::Directory);
         self.writer.groups.free_inodes = self.writer.groups.free_inodes.saturating_sub(1);
-        self.change(bitmap_at, Role::InodeBitmap(number), |bits| mark(bits, at, 1, true))?;
-        Ok(Some(inode))
+        self.change(bitmap_at, Role::InodeBitmap(number), |bits| mark(bits, at, 1, true))
     }
 
     /// Marks an inode as used that is not to be given out, if it is not marked.

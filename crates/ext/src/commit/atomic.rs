@@ -4,6 +4,7 @@
 //! nothing is lost, no count is wrong; what was unlinked and still open is on the volume's
 //! list of orphans, from where the next mount gives it back.
 
+use super::outbox::After;
 use super::protocol::{Chain, Protocol, Stage};
 use crate::Result;
 use crate::transaction::Transaction;
@@ -23,6 +24,6 @@ impl Protocol for AtomicGroups {
         }
         drop(blocks);
         let stages = if stage.is_empty() { vec![] } else { vec![stage] };
-        Ok(Chain { stages, needed: 0, follows_all: false })
+        Ok(Chain { stages, needed: 0, after: After::Needed })
     }
 }

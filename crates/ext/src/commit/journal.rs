@@ -15,7 +15,9 @@
 //! Law 4: a block that is freed while the log has a copy of it is revoked in the transaction that
 //! frees it. As nothing freed is given out before that is durable, no copy is put over what the
 //! block is used for next.
-//! Law 5: the superblock says that the volume needs recovery from before the first transaction
+//! Law 5: but for the first one and one behind a checkpoint, a transaction follows nothing: its
+//! copies go to the log while the commit block before is on its way, with one flush for both.
+//! Law 6: the superblock says that the volume needs recovery from before the first transaction
 //! until all of it is in place and the log is empty.
 
 #![allow(
@@ -30,17 +32,21 @@ use super::outbox::{After, Freed, Sealed};
 use super::protocol::{Chain, Protocol, Stage};
 use crate::blocks::data::Data;
 use crate::blocks::overlay::Logged;
-use crate::format::jbd2::blocks::{escape, needs_escape};
-use crate::format::jbd2::{Form, RawJournalSuperblock, Sums, Tag, crc32_be};
+use crate::format::jbd2::{Form, RawJournalSuperblock};
 use crate::journal::Log;
+use crate::journal::lay::{Contents, lay, room_for};
 use crate::transaction::Transaction;
-use crate::units::{index, narrow};
+use crate::units::index;
 use crate::{Error, Result};
 
 /// Bytes that one chain puts in place.
 const PLACED_BYTES: usize = 4 << 20;
 /// Committed blocks that are kept in memory until they are put in place, in bytes.
 const LOGGED_BYTES: usize = 16 << 20;
+
+/// What made writing stop, as Linux records it: a disk that failed, and damage.
+const EIO: i32 = -5;
+const EUCLEAN: i32 = -117;
 
 /// See the head of the file.
 #[derive(Debug)]
@@ -104,27 +110,11 @@ impl Journal {
         self.log.super_.log_blocks()
     }
 
-    /// Blocks of the log that so many copies and revokes take, with the commit block.
-    fn room_for(&self, copies: usize, revokes: usize) -> u32 {
-        let form = self.form();
-        let descriptors = copies.div_ceil(form.tags_per_descriptor().max(1));
-        let revokes = revokes.div_ceil(form.revokes_per_block().max(1));
-        narrow((copies + descriptors + revokes + 1) as u64)
-    }
-
     /// Whether a batch should end: it fills a quarter of the log.
     fn is_full(&self, batch: &Batch) -> bool {
         let freed: u64 = batch.freed.iter().map(|(_, count)| u64::from(*count)).sum();
         let revokes = index(freed.min(self.used.into()));
-        self.room_for(batch.blocks.len() + batch.usage.len(), revokes) >= self.len() / 4
-    }
-
-    /// The next block of the log: where it is on the volume.
-    fn advance(&mut self) -> Result<u64> {
-        let at = self.head;
-        self.head = self.log.super_.next(at);
-        self.used += 1;
-        self.place(at)
+        room_for(self.form(), batch.blocks.len() + batch.usage.len(), revokes) >= self.len() / 4
     }
 
     fn place(&self, at: u32) -> Result<u64> {
@@ -153,7 +143,7 @@ impl Journal {
         blocks: Stage,
         revoked: &[u64],
     ) -> Result<Chain> {
-        let room = self.room_for(blocks.len(), revoked.len());
+        let room = room_for(self.form(), blocks.len(), revoked.len());
         if room > self.len() - self.used {
             self.put_in_place(tx)?;
         }
@@ -162,7 +152,12 @@ impl Journal {
             let feature = format!("a change needs {room} blocks of the journal, which has {have}");
             return Err(Error::Unsupported { feature });
         }
-        let follows_all = std::mem::take(&mut self.follows_checkpoint);
+        let after = match std::mem::take(&mut self.follows_checkpoint) {
+            true => After::Everything,
+            false if !self.is_open => After::Needed,
+            // Until it is committed, what is written of it counts for nothing.
+            false => After::Nothing,
+        };
 
         let mut stage = contents;
         let first_revoke = !revoked.is_empty() && !self.has_revokes;
@@ -173,13 +168,11 @@ impl Journal {
         }
         let now = Duration::new(u64::try_from(tx.now.seconds).unwrap_or(0), tx.now.nanoseconds);
         self.time = self.time.max(now);
-        let sum = self.write_copies(&mut stage, &blocks)?;
-        for some in revoked.chunks(self.form().revokes_per_block().max(1)) {
-            let block = self.form().revoke_block(self.sequence, some);
-            stage.insert(self.advance()?, Data::owned(block.into_boxed_slice()));
-        }
-        let block = self.form().commit_block(self.sequence, self.time, sum);
-        let commit = Stage::from([(self.advance()?, Data::owned(block.into_boxed_slice()))]);
+        let (sequence, time, copies) = (self.sequence, self.time, &blocks);
+        let laid = lay(&self.log, self.head, &Contents { sequence, time, copies, revoked })?;
+        stage.extend(laid.first);
+        self.head = laid.head;
+        self.used += laid.blocks;
         self.sequence = self.sequence.wrapping_add(1);
 
         let mut overlay = tx.volume.store.overlay.change();
@@ -189,35 +182,7 @@ impl Journal {
         for (block, now) in blocks {
             overlay.logged.insert(block, Logged { now, checkpoint: None });
         }
-        Ok(Chain { stages: vec![stage, commit], needed: 1, follows_all })
-    }
-
-    /// Puts descriptors and copies into the stage; their sum, where commit blocks have one.
-    fn write_copies(&mut self, stage: &mut Stage, blocks: &Stage) -> Result<u32> {
-        let mut sum = !0;
-        let mut left = blocks.iter().peekable();
-        while left.peek().is_some() {
-            let (form, sequence) = (*self.form(), self.sequence);
-            let at = self.advance()?;
-            let (mut tags, mut copies) = (Vec::new(), Vec::new());
-            for (block, bytes) in left.by_ref().take(form.tags_per_descriptor()) {
-                let mut copy = bytes.clone();
-                let escaped = needs_escape(&copy);
-                if escaped {
-                    escape(copy.make_mut());
-                }
-                tags.push(Tag { block: *block, escaped, sum: form.copy_sum(sequence, &copy) });
-                stage.insert(self.advance()?, copy.clone());
-                copies.push(copy);
-            }
-            let descriptor = form.descriptor(sequence, &tags);
-            if form.sums == Sums::Commit {
-                sum = crc32_be(sum, &descriptor);
-                sum = copies.iter().fold(sum, |sum, copy| crc32_be(sum, copy));
-            }
-            stage.insert(at, Data::owned(descriptor.into_boxed_slice()));
-        }
-        Ok(sum)
+        Ok(Chain { stages: vec![stage, laid.commit], needed: 1, after })
     }
 
     /// Seals a checkpoint: everything that is committed goes to its place, then the tail moves.
@@ -276,7 +241,7 @@ impl Journal {
         if !(contents.is_empty() && blocks.is_empty() && revoked.is_empty()) {
             let chain = self.transaction(tx, contents, blocks, revoked)?;
             tx.seal_own(Sealed {
-                after: if chain.follows_all { After::Everything } else { After::Needed },
+                after: chain.after,
                 stages: chain.stages,
                 needed: Some(chain.needed),
                 contents: vec![],
@@ -287,7 +252,7 @@ impl Journal {
         self.put_in_place(tx)?;
         self.is_closing = false;
         let stage: Stage = last.into_iter().map(|bytes| (place.0, bytes)).collect();
-        Ok(Chain { stages: vec![stage], needed: 0, follows_all: true })
+        Ok(Chain { stages: vec![stage], needed: 0, after: After::Everything })
     }
 }
 
@@ -332,7 +297,7 @@ impl Protocol for Journal {
         }
         if blocks.is_empty() && revoked.is_empty() {
             let stages = if contents.is_empty() { vec![] } else { vec![contents] };
-            return Ok(Chain { stages, needed: 0, follows_all: false });
+            return Ok(Chain { stages, needed: 0, after: After::Needed });
         }
         self.transaction(tx, contents, blocks, &revoked)
     }
@@ -348,5 +313,15 @@ impl Protocol for Journal {
 
     fn close(&mut self) {
         self.is_closing = true;
+    }
+
+    fn failed(&mut self, error: &Error) -> Option<(u64, Data)> {
+        let raw = RawJournalSuperblock::view_mut(self.first.make_mut()).ok()?;
+        raw.set_errno(match error {
+            Error::Corrupt { .. } => EUCLEAN,
+            _ => EIO,
+        });
+        let start = self.is_open.then_some(self.tail.0);
+        self.superblock(start).ok()
     }
 }

@@ -25,12 +25,13 @@ use crate::{Error, Result};
 /// The largest write, in bytes.
 const WRITE_BYTES: usize = 1 << 20;
 
-/// What a chain follows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// What a chain follows; each is more than the one before.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub(crate) enum After {
     /// Nothing: contents that nothing leads to yet, or that are overwritten.
     Nothing,
     /// What syncs wait for so far, if it is not durable yet.
+    #[default]
     Needed,
     /// All that was sent.
     Everything,
@@ -107,6 +108,13 @@ struct Sent {
     failed: Option<Error>,
 }
 
+impl Sent {
+    /// What a sync waits for, if it is not durable yet.
+    fn needed(&self) -> Option<Ticket> {
+        self.needed.filter(|ticket| self.durable < Some(*ticket))
+    }
+}
+
 impl Outbox {
     pub(crate) fn new(disk: Arc<dyn Disk>, block_bytes: u32) -> Self {
         Self {
@@ -176,7 +184,7 @@ impl Outbox {
         let groups = chain.stages.iter().map(|stage| self.group(stage)).collect();
         let after = match chain.after {
             After::Nothing => None,
-            After::Needed => sent.needed.filter(|ticket| sent.durable < Some(*ticket)),
+            After::Needed => sent.needed(),
             After::Everything => sent.last,
         };
         let tickets = self.submit(groups, after, number)?;
@@ -258,8 +266,7 @@ impl Outbox {
     /// # Errors
     /// What made the disk refuse a chain: it will never be durable.
     pub(crate) fn needed(&self) -> Result<Option<Ticket>> {
-        let sent = self.sent()?;
-        Ok(sent.needed.filter(|ticket| sent.durable < Some(*ticket)))
+        Ok(self.sent()?.needed())
     }
 
     /// The last ticket that was given.

@@ -8,12 +8,13 @@ use super::atomic::AtomicGroups;
 use super::batch::{Batch, Intent, Operation};
 use super::journal::Journal;
 use super::ordered::Ordered;
+use super::outbox::After;
 use super::unordered::Unordered;
 use crate::blocks::data::Data;
 use crate::format::features::{Incompatible, ReadOnlyCompatible};
 use crate::format::superblock::Superblock;
 use crate::transaction::Transaction;
-use crate::{InodeNumber, Result};
+use crate::{Error, InodeNumber, Result};
 
 /// Blocks that are written together: whole and in this order of their numbers.
 pub(crate) type Stage = BTreeMap<u64, Data>;
@@ -25,8 +26,8 @@ pub(crate) struct Chain {
     pub(crate) stages: Vec<Stage>,
     /// The stage with which everything is there that the batch promises.
     pub(crate) needed: usize,
-    /// Whether it follows all that was sent, not only what syncs wait for.
-    pub(crate) follows_all: bool,
+    /// What its first stage follows.
+    pub(crate) after: After,
 }
 
 /// A commit protocol. It knows what was recorded since the last chain; operations know
@@ -84,6 +85,11 @@ pub(crate) trait Protocol: Send + Sync + std::fmt::Debug {
 
     /// Says that the next batch is the last one.
     fn close(&mut self) {}
+
+    /// The block that says on disk that the volume stopped for this error, where there is one.
+    fn failed(&mut self, _: &Error) -> Option<(u64, Data)> {
+        None
+    }
 }
 
 /// The protocol for a volume on a disk of these properties, with that journal.

@@ -5,6 +5,7 @@
 //! cut between the writes of one batch leaves what the kernel's driver leaves on such a volume:
 //! structures of before beside others of after, which `e2fsck` repairs.
 
+use super::outbox::After;
 use super::protocol::{Chain, Protocol, Stage};
 use crate::Result;
 use crate::blocks::overlay::State;
@@ -31,6 +32,6 @@ impl Protocol for Unordered {
         drop(blocks);
         let stages: Vec<Stage> = [first, last].into_iter().filter(|it| !it.is_empty()).collect();
         let needed = stages.len().saturating_sub(1);
-        Ok(Chain { stages, needed, follows_all: false })
+        Ok(Chain { stages, needed, after: After::Needed })
     }
 }

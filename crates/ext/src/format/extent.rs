@@ -41,6 +41,18 @@ impl Extent {
         u64::from(self.from).saturating_add(self.blocks.into())
     }
 
+    /// What these bytes of a leaf say.
+    pub fn decode(entry: &[u8; ENTRY_BYTES]) -> Option<Self> {
+        let raw = u32::from(le16(entry, 4)?);
+        let is_unwritten = raw > MOST_BLOCKS;
+        Some(Self {
+            from: le32(entry, 0)?,
+            blocks: if is_unwritten { raw.saturating_sub(MOST_BLOCKS) } else { raw },
+            start: FsBlock(u64::from(le32(entry, 8)?) | u64::from(le16(entry, 6)?) << 32),
+            is_unwritten,
+        })
+    }
+
     /// Its bytes in a leaf.
     pub fn encode(&self) -> [u8; ENTRY_BYTES] {
         let flag = if self.is_unwritten { MOST_BLOCKS } else { 0 };
@@ -137,15 +149,7 @@ impl<'a> Node<'a> {
 
     /// Extent `nth` of a leaf.
     pub fn extent(&self, nth: usize) -> Option<Extent> {
-        let entry = self.entries.get(nth)?;
-        let raw = u32::from(le16(entry, 4)?);
-        let is_unwritten = raw > MOST_BLOCKS;
-        Some(Extent {
-            from: le32(entry, 0)?,
-            blocks: if is_unwritten { raw.saturating_sub(MOST_BLOCKS) } else { raw },
-            start: FsBlock(u64::from(le32(entry, 8)?) | u64::from(le16(entry, 6)?) << 32),
-            is_unwritten,
-        })
+        Extent::decode(self.entries.get(nth)?)
     }
 
     /// All extents of a leaf.

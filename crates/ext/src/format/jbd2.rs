@@ -12,6 +12,7 @@
 
 pub mod blocks;
 mod crc;
+pub mod fast;
 
 use bitflags::bitflags;
 use zerocopy::big_endian::U32;
@@ -277,9 +278,9 @@ impl RawJournalSuperblock {
         self.seal();
     }
 
-    /// Forgets what made the last user give up.
-    pub fn clear_errno(&mut self) {
-        self.s_errno.set(0);
+    /// Says what makes its user give up: a number of Linux, below zero; or forgets it, with 0.
+    pub fn set_errno(&mut self, errno: i32) {
+        self.s_errno.set(errno.cast_unsigned());
         self.seal();
     }
 

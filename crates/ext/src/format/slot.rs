@@ -8,7 +8,7 @@ use super::inline::{ENTRIES_AT, POINTER_BYTES};
 use super::inode::{
     self, EXTRA_BYTES, POINTERS, RawInode, flags, low16, low32, split_time, without_epoch,
 };
-use super::{le16, le32, xattr};
+use super::{extent, le16, le32, xattr};
 use crate::{Error, Result};
 
 const OLD_BYTES: usize = 128;
@@ -106,6 +106,26 @@ impl<'a> Slot<'a> {
     /// Makes every byte zero, as an inode that is not in use.
     pub fn clear(&mut self) {
         self.0.fill(0);
+    }
+
+    /// Takes fields over from those of a record, which may be fewer; of a new inode all. Its blocks
+    /// are its own: the count of them, the root of its extents, `root` where it has none; and so
+    /// is its place in a list of orphans.
+    pub fn renew(&mut self, raw: &[u8], is_new: bool, root: [u32; POINTERS]) {
+        if is_new {
+            self.clear();
+        }
+        let (sectors, pointers) = (self.sectors(), self.pointers());
+        let next = if self.links() == 0 { self.deleted() } else { 0 };
+        let len = raw.len().min(self.0.len());
+        self.put(0, raw.get(..len).unwrap_or_default());
+        if self.flags() & flags::EXTENTS != 0 {
+            let is_root =
+                pointers.first().is_some_and(|word| word & 0xFFFF == extent::MAGIC.into());
+            self.set_pointers(if is_root { pointers } else { root });
+        }
+        self.set_sectors(sectors);
+        self.set_deleted(next);
     }
 
     /// Gives a new inode its extra fields, where there is room.

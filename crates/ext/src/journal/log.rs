@@ -1,11 +1,14 @@
 //! The file that the journal is, block by block.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use draconis_device::{Disk, Extent, Group, Ticket, Write};
 use draconis_exchange::heap::Block;
 
+use super::lay::{Contents, lay};
 use super::missing;
 use super::recovery::{Copy, Recovery, recover};
 use crate::blocks::data::Data;
@@ -76,7 +79,12 @@ impl Log {
         }
     }
 
-    fn read(&self, at: u32) -> Result<Data> {
+    /// What the disk writes whole, in bytes.
+    pub(crate) fn sector_bytes(&self) -> u32 {
+        self.disk.properties().sector_bytes
+    }
+
+    pub(super) fn read(&self, at: u32) -> Result<Data> {
         read_block(&*self.disk, &self.volume, self.place(at).ok_or(Error::corrupt(MISSING))?)
     }
 
@@ -93,7 +101,7 @@ impl Log {
     ///
     /// # Errors
     /// As [`recover`]; [`Error::Corrupt`] for copies of blocks that the volume does not have or
-    /// that are the journal's own; [`Error::Unsupported`] for fast commits.
+    /// that are the journal's own.
     pub(crate) fn recover(&self) -> Result<Recovery> {
         let found = recover(&self.super_, &|at| self.read(at))?;
         let beyond = found.copies.range(self.volume.blocks..).next();
@@ -108,17 +116,18 @@ impl Log {
                 return Err(Error::corrupt(what).in_block(block));
             }
         }
-        if found.has_fast_commits {
-            let feature =
-                "needs_recovery: the journal holds fast commits; mount it with Linux once";
-            return Err(Error::Unsupported { feature: feature.to_owned() });
-        }
         Ok(found)
     }
 
     /// Puts the copies in place, then empties the log, then says that the volume is whole: each
-    /// durable before the next. With the counts of what is `free`, if they are known.
-    pub(crate) fn put_in_place(&self, found: &Recovery, free: Option<(u64, u64)>) -> Result<()> {
+    /// durable before the next. With `more` blocks, which become a transaction of their own before,
+    /// and with the counts of what is `free`, if they are known.
+    pub(crate) fn put_in_place(
+        &self,
+        found: &Recovery,
+        more: &BTreeMap<u64, Data>,
+        free: Option<(u64, u64)>,
+    ) -> Result<()> {
         let mut sender = Sender { disk: &*self.disk, last: None };
         let block_bytes = u64::from(self.volume.block_bytes);
         let mut writes = Vec::new();
@@ -134,19 +143,37 @@ impl Log {
         }
         sender.send(writes, false)?;
 
-        // Numbers that the log has seen are not used again: what is left in it is older.
-        let next = found.next.wrapping_add(1);
         let mut first = self.first.clone();
+        let at = self.place(0).ok_or(Error::corrupt(MISSING))?;
+        let mut next = found.next;
+        if !more.is_empty() {
+            // The fast commits follow what is before this number: they count until it is there.
+            let raw = RawJournalSuperblock::view_mut(first.make_mut())?;
+            raw.set_tail(Some(self.super_.first), next);
+            sender.send(vec![write(at.0.saturating_mul(block_bytes), &first)], true)?;
+            let time = Duration::from_secs(self.volume.dates.written.into());
+            let contents = Contents { sequence: next, time, copies: more, revoked: &[] };
+            let laid = lay(self, self.super_.first, &contents)?;
+            for stage in [&laid.first, &laid.commit, more] {
+                let write =
+                    |(block, bytes): (&u64, &Data)| write(block.saturating_mul(block_bytes), bytes);
+                sender.send(stage.iter().map(write).collect(), true)?;
+            }
+            next = next.wrapping_add(1);
+        }
+
+        // Numbers that the log has seen are not used again: what is left in it is older.
+        let next = next.wrapping_add(1);
         let raw = RawJournalSuperblock::view_mut(first.make_mut())?;
         raw.set_tail(None, next);
-        raw.clear_errno();
-        let at = self.place(0).ok_or(Error::corrupt(MISSING))?;
+        raw.set_errno(0);
         sender.send(vec![write(at.0.saturating_mul(block_bytes), &first)], true)?;
 
         let (block, at) = self.volume.place();
-        let mut bytes = match found.copies.get(&block.0) {
-            Some(copy) => self.copy(*copy)?,
-            None => read_block(&*self.disk, &self.volume, block)?,
+        let mut bytes = match (more.get(&block.0), found.copies.get(&block.0)) {
+            (Some(bytes), _) => bytes.clone(),
+            (None, Some(copy)) => self.copy(*copy)?,
+            (None, None) => read_block(&*self.disk, &self.volume, block)?,
         };
         let raw = RawSuperblock::view_mut(bytes.make_mut().get_mut(at..).unwrap_or_default())?;
         raw.set_recovered();

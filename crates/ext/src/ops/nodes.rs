@@ -113,7 +113,7 @@ impl Transaction<'_> {
     }
 
     /// Counts a subdirectory more or less; 1 means "many" with `dir_nlink`.
-    fn count_subdirectory(&mut self, dir: InodeNumber, more: bool) -> Result<()> {
+    pub(crate) fn count_subdirectory(&mut self, dir: InodeNumber, more: bool) -> Result<()> {
         let uncounted =
             self.volume.super_.read_only_compatible.contains(ReadOnlyCompatible::DIR_NLINK);
         self.change_slot(dir, |it| {
@@ -159,7 +159,7 @@ impl Transaction<'_> {
             place
         };
         self.have_entries(birth.owner(new.uid))?;
-        let number = self.take_inode(dir, new.kind)?;
+        let number = self.inode_for(dir, new.kind)?;
         self.make_inode(&parent, number, new, birth, if is_dir { 2 } else { 1 })?;
         self.put_in(dir, place, name, number, new.kind)?;
         self.stamp_directory(dir)?;
@@ -181,7 +181,7 @@ impl Transaction<'_> {
         let entries = self.entries_needed(birth.owner(new.uid))?;
         self.need(birth.blocks(new.kind) + entries, new.uid)?;
         self.have_entries(birth.owner(new.uid))?;
-        let number = self.take_inode(dir, new.kind)?;
+        let number = self.inode_for(dir, new.kind)?;
         self.make_inode(&parent, number, new, birth, 0)?;
         self.make_orphan(number)?;
         self.writer.unnamed.insert(number.0);
@@ -563,7 +563,7 @@ impl Transaction<'_> {
         let parent = self.directory(dir)?;
         let owner = self.plan_inode(&parent, &whiteout.node())?.owner(whiteout.uid);
         self.have_entries(owner)?;
-        let number = self.take_inode(dir, Kind::CharDevice)?;
+        let number = self.inode_for(dir, Kind::CharDevice)?;
         Ok(Some(Taken { number, whiteout }))
     }
 

@@ -119,13 +119,7 @@ pub const COMBINATIONS: &[&str] = &[
 
 /// Features, combinations as above and journals as `line ; options ; shutdown` that are not read as
 /// the kernel reads them, and why. What is read by now fails the test until its line is gone.
-pub const NOT_YET: &[(&str, &str)] = &[
-    ("-t ext4 -b 4096 -O fast_commit ;  ; WithoutCommit", "fast commits are refused"),
-    (
-        "-t ext4 -b 1024 -O fast_commit,^metadata_csum ;  ; WithoutCommit",
-        "fast commits are refused",
-    ),
-];
+pub const NOT_YET: &[(&str, &str)] = &[];
 
 /// Whether one of these makes the combination unreadable: the line, if there is one.
 pub fn not_yet<'a>(

@@ -17,6 +17,9 @@ pub(super) enum Omission {
     Ordered,
     /// Blocks are in place before the tail moves.
     Tail,
+    /// The tail has moved before there is another transaction: what that frees is revoked only if
+    /// the log has a copy of it behind the tail.
+    Checkpoint,
     /// Copies are revoked where their block is freed.
     Revokes,
     /// Commit blocks have the checksum that they need.
@@ -26,8 +29,15 @@ pub(super) enum Omission {
 }
 
 impl Omission {
-    pub(super) const ALL: [Self; 6] =
-        [Self::Flush, Self::Ordered, Self::Tail, Self::Revokes, Self::Sum, Self::Sync];
+    pub(super) const ALL: [Self; 7] = [
+        Self::Flush,
+        Self::Ordered,
+        Self::Tail,
+        Self::Checkpoint,
+        Self::Revokes,
+        Self::Sum,
+        Self::Sync,
+    ];
 
     /// Leaves it out of what was recorded; how often.
     pub(super) fn leave_out(self, events: &mut Vec<Event>, log: &Log) -> usize {
@@ -35,6 +45,7 @@ impl Omission {
             Self::Flush => unordered(events, log, |part| part == Part::Of(Kind::Commit)),
             Self::Ordered => contents_with_commits(events, log),
             Self::Tail => unordered(events, log, |part| part == Part::Superblock),
+            Self::Checkpoint => late_tails(events, log),
             Self::Revokes => altered(events, log, Kind::Revoke, |block| {
                 // The list ends where the header does.
                 block[12..16].copy_from_slice(&16u32.to_be_bytes());
@@ -90,6 +101,29 @@ fn unordered(events: &mut [Event], log: &Log, which: impl Fn(Part) -> bool) -> u
         if by_block(log, writes).iter().all(|write| part_of(log, write).is_some_and(&which)) {
             count += usize::from(!after.is_empty());
             after.clear();
+        }
+    }
+    count
+}
+
+/// The tail moves with the commit block of the third transaction behind the checkpoint.
+fn late_tails(events: &mut [Event], log: &Log) -> usize {
+    const LATE: usize = 3;
+    let (mut count, mut late): (usize, Option<(usize, Writes)>) = (0, None);
+    for event in events {
+        let Event::Group { writes, .. } = event else { continue };
+        let is = |part| by_block(log, writes).iter().all(|it| part_of(log, it) == Some(part));
+        if is(Part::Superblock) {
+            late = Some((LATE, std::mem::take(writes)));
+            count += 1;
+        } else if is(Part::Of(Kind::Commit)) {
+            late = match late.take() {
+                Some((1, tail)) => {
+                    writes.extend(tail);
+                    None
+                }
+                other => other.map(|(left, tail)| (left - 1, tail)),
+            };
         }
     }
     count

@@ -6,6 +6,7 @@ use super::plan::Plan;
 use crate::blocks::data::Data;
 use crate::blocks::overlay::{Buffer, State};
 use crate::blocks::role::Role;
+use crate::commit::outbox::After;
 use crate::commit::protocol::{Chain, Stage};
 use crate::format::slot::Change;
 use crate::format::superblock::RawSuperblock;
@@ -90,7 +91,7 @@ impl Transaction<'_> {
                 needed = 0;
             }
         }
-        Ok(Chain { stages: all, needed, follows_all: false })
+        Ok(Chain { stages: all, needed, after: After::Needed })
     }
 
     /// The superblock with new features and nothing else: what needs them comes behind.

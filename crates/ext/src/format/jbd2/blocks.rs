@@ -167,6 +167,11 @@ impl Form {
         matches!(self.sums, Sums::V2 | Sums::V3)
     }
 
+    /// Whether a commit block has a sum of all of itself.
+    pub fn sums_whole_commits(&self) -> bool {
+        self.has_tails()
+    }
+
     /// Bytes of a descriptor or a revoke block before its tail.
     fn body_len(&self) -> usize {
         self.block_len().saturating_sub(if self.has_tails() { TAIL_BYTES } else { 0 })

@@ -24,10 +24,10 @@ use super::Extents;
 use crate::alloc::Request;
 use crate::format::extent::{self, ENTRY_BYTES, Extent, Index, MOST_BLOCKS, MOST_DEPTH, Node};
 use crate::map::edit::{MappedRun, Taking};
-use crate::map::{Place, Visit};
+use crate::map::{Place, Runs, Visit};
 use crate::transaction::Transaction;
 use crate::units::{index, narrow};
-use crate::{Error, FsBlock, InodeNumber, Result};
+use crate::{Error, FileBlock, FsBlock, InodeNumber, Result};
 
 /// A node on the way down to a leaf.
 struct Step {
@@ -296,6 +296,42 @@ impl Transaction<'_> {
     fn put_extent(&mut self, inode: InodeNumber, mut path: Path, new: Extent) -> Result<()> {
         place_in(&mut path.leaf, new);
         self.store_leaf(inode, path)
+    }
+
+    /// Lets blocks of a file be where an extent says, whatever was known of them: what the file
+    /// had elsewhere is given back.
+    pub(crate) fn place_extent(&mut self, inode: InodeNumber, extent: Extent) -> Result<()> {
+        let damaged = || Error::corrupt("extent tree: extent out of the file").of_inode(inode);
+        let end = u32::try_from(extent.end()).map_err(|_| damaged())?;
+        if extent.blocks == 0 || !self.volume.super_.holds(extent.start) {
+            return Err(damaged().in_block(extent.start));
+        }
+        let at = |from: u32| extent.start.after((from - extent.from).into());
+        let mut runs = Runs::default();
+        self.walk(inode, extent.from.into()..end.into(), &mut runs)?;
+        for run in runs.between(FileBlock(extent.from), FileBlock(end)) {
+            let from = run.from.0;
+            match run.place {
+                Place::At(block) | Place::Unwritten(block) if block == at(from) => continue,
+                Place::At(_) | Place::Unwritten(_) => self.unmap(inode, from..run.end().0)?,
+                Place::Hole => {}
+                Place::Damaged(block) => return Err(damaged().in_block(block)),
+            }
+            let taken = self.take_exactly(at(from).0, run.blocks)?;
+            self.count_sectors(inode, taken)?;
+        }
+        let mut from = extent.from;
+        while from < end {
+            let path = self.path_to(inode, from)?;
+            let until = narrow(path.part.end.min(end.into())).max(from + 1);
+            self.have_nodes(&path)?;
+            let is_unwritten = extent.is_unwritten;
+            let new = Extent { from, blocks: until - from, start: at(from), is_unwritten };
+            self.put_extent(inode, path, new)?;
+            from = until;
+        }
+        self.forget_map(inode, extent.from, end);
+        Ok(())
     }
 
     /// Sees to it that the nodes can be had which a hole in `range` may need: where it parts one

@@ -1,0 +1,280 @@
+//! Fast commits: what Linux writes behind the log in place of small transactions.
+//!
+//! ```text
+//!   block   | head: transaction | record | .. | tail: sum, transaction |   one commit
+//!   block   | record | record | .. | tail |                                the next, and so on
+//! ```
+//! They follow the transaction before the one that they name. All of it is little-endian, unlike
+//! the rest of a journal. A record is | tag | length | value |, and none crosses a block.
+//! (`Documentation/filesystems/ext4/journal.rst`.)
+//!
+//! Law: what is read here has any bytes. A commit counts if its sum is right, and behind the first
+//! one that does not count is nothing.
+
+use super::crc32c;
+use crate::format::extent::{ENTRY_BYTES, Extent};
+use crate::format::{le16, le32};
+use crate::{InodeNumber, Result};
+
+const HEADER_BYTES: usize = 4;
+const NAME_BYTES: usize = 255;
+/// Of an inode there are at least these.
+const INODE_BYTES: usize = 128;
+
+/// What a record says is so.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Record {
+    /// Blocks of a file are there.
+    Placed {
+        /// The file.
+        inode: InodeNumber,
+        /// Which blocks, and where.
+        extent: Extent,
+    },
+    /// A file has no blocks there.
+    Hole {
+        /// The file.
+        inode: InodeNumber,
+        /// The first block.
+        from: u32,
+        /// How many.
+        blocks: u32,
+    },
+    /// A name is there, or is gone.
+    Name {
+        /// What became of it.
+        change: NameChange,
+        /// The directory.
+        dir: InodeNumber,
+        /// What the name leads to, or led to.
+        inode: InodeNumber,
+        /// The name.
+        name: Vec<u8>,
+    },
+    /// An inode, but for its map of extents.
+    Inode {
+        /// Which one.
+        inode: InodeNumber,
+        /// Its bytes, those at the end of a large one perhaps missing.
+        raw: Vec<u8>,
+    },
+}
+
+/// What became of a name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NameChange {
+    /// It is the first one of an inode.
+    Made,
+    /// It is one more.
+    Linked,
+    /// It is gone.
+    Gone,
+}
+
+/// The kinds of records, and those around them.
+#[derive(Clone, Copy)]
+enum Tag {
+    Record,
+    Padding,
+    Tail,
+    Head,
+}
+
+/// Finds out how many records count, block by block.
+#[derive(Debug)]
+pub struct Counting {
+    transaction: u32,
+    sum: u32,
+    passed: u64,
+    count: u64,
+    is_begun: bool,
+}
+
+impl Counting {
+    /// For commits that follow what is before this transaction.
+    pub const fn new(transaction: u32) -> Self {
+        Self { transaction, sum: 0, passed: 0, count: 0, is_begun: false }
+    }
+
+    /// Passes the next block; whether to go on.
+    pub fn pass(&mut self, block: &[u8]) -> bool {
+        let mut at = 0usize;
+        while let Some((tag, value)) = next(block, at) {
+            let end = at.saturating_add(HEADER_BYTES).saturating_add(value.len());
+            let summed = match tag {
+                Tag::Tail => block.get(at..at.saturating_add(HEADER_BYTES + 4)),
+                _ => block.get(at..end),
+            };
+            self.sum = crc32c(self.sum, summed.unwrap_or_default());
+            match tag {
+                Tag::Head => {
+                    if le32(value, 0) != Some(0) || le32(value, 4) != Some(self.transaction) {
+                        return false;
+                    }
+                    self.is_begun = true;
+                }
+                Tag::Tail => {
+                    let is_sound = le32(value, 0) == Some(self.transaction)
+                        && le32(value, 4) == Some(self.sum)
+                        && self.is_begun;
+                    if !is_sound {
+                        return false;
+                    }
+                    self.count = self.passed;
+                    self.sum = 0;
+                }
+                Tag::Record => self.passed = self.passed.saturating_add(1),
+                Tag::Padding => {}
+            }
+            at = end;
+        }
+        // What does not fill a block ends in something that fits.
+        at.saturating_add(HEADER_BYTES) > block.len()
+    }
+
+    /// Records that count, from the first one on.
+    pub const fn count(&self) -> u64 {
+        self.count
+    }
+}
+
+/// The records of a block.
+pub fn records(block: &[u8]) -> impl Iterator<Item = Result<Record>> + '_ {
+    let mut at = 0usize;
+    std::iter::from_fn(move || {
+        loop {
+            let (tag, value) = next(block, at)?;
+            let header = block.get(at..)?;
+            at = at.saturating_add(HEADER_BYTES).saturating_add(value.len());
+            if matches!(tag, Tag::Record) {
+                let damaged = crate::Error::corrupt("journal: record of a fast commit");
+                return Some(record(le16(header, 0)?, value).ok_or(damaged));
+            }
+        }
+    })
+}
+
+/// What is at a place of a block; `None` if nothing is that has its length.
+fn next(block: &[u8], at: usize) -> Option<(Tag, &[u8])> {
+    let header = block.get(at..at.checked_add(HEADER_BYTES)?)?;
+    let len = usize::from(le16(header, 2)?);
+    let value = block.get(at.checked_add(HEADER_BYTES)?..)?.get(..len)?;
+    let (tag, lens) = match le16(header, 0)? {
+        1 => (Tag::Record, 4 + ENTRY_BYTES..=4 + ENTRY_BYTES),
+        2 => (Tag::Record, 12..=12),
+        3..=5 => (Tag::Record, 9..=8 + NAME_BYTES),
+        6 => (Tag::Record, 4 + INODE_BYTES..=usize::MAX),
+        7 => (Tag::Padding, 0..=usize::MAX),
+        8 => (Tag::Tail, 8..=usize::MAX),
+        9 => (Tag::Head, 8..=8),
+        _ => return None,
+    };
+    lens.contains(&len).then_some((tag, value))
+}
+
+fn record(tag: u16, value: &[u8]) -> Option<Record> {
+    let word = |nth: usize| le32(value, nth.saturating_mul(4));
+    let inode = InodeNumber(word(0)?);
+    Some(match tag {
+        1 => Record::Placed { inode, extent: Extent::decode(value.get(4..)?.first_chunk()?)? },
+        2 => Record::Hole { inode, from: word(1)?, blocks: word(2)? },
+        3..=5 => {
+            let name = value.get(8..)?.to_vec();
+            let is_name = !name.iter().any(|byte| matches!(byte, 0 | b'/'));
+            if !is_name || matches!(&name[..], b"." | b"..") {
+                return None;
+            }
+            let change = match tag {
+                3 => NameChange::Made,
+                4 => NameChange::Linked,
+                _ => NameChange::Gone,
+            };
+            Record::Name { change, dir: inode, inode: InodeNumber(word(1)?), name }
+        }
+        6 => Record::Inode { inode, raw: value.get(4..)?.to_vec() },
+        _ => return None,
+    })
+}
+
+/// Bytes of a block that a fast commit of this transaction begins with, for tests of others.
+#[cfg(test)]
+pub(crate) fn block_of(transaction: u32, records: &[(u16, Vec<u8>)], block_bytes: u32) -> Vec<u8> {
+    let mut block = Vec::new();
+    let put = |block: &mut Vec<u8>, tag: u16, value: &[u8], len: usize| {
+        block.extend(tag.to_le_bytes());
+        block.extend(u16::try_from(len).unwrap().to_le_bytes());
+        block.extend(value);
+    };
+    put(&mut block, 9, &[[0; 4], transaction.to_le_bytes()].concat(), 8);
+    for (tag, value) in records {
+        put(&mut block, *tag, value, value.len());
+    }
+    let len = block_bytes as usize - block.len() - HEADER_BYTES;
+    put(&mut block, 8, &transaction.to_le_bytes(), len);
+    let sum = crc32c(0, &block);
+    block.extend(sum.to_le_bytes());
+    block.resize(block_bytes as usize, 0);
+    block
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn some() -> Vec<(u16, Vec<u8>)> {
+        let extent = Extent { from: 3, blocks: 2, start: crate::FsBlock(900), is_unwritten: true };
+        let hole = [12u32, 5, 9].map(u32::to_le_bytes).concat();
+        let name = [&2u32.to_le_bytes()[..], &12u32.to_le_bytes(), b"name"].concat();
+        let inode = [&12u32.to_le_bytes()[..], &[7; 160]].concat();
+        vec![
+            (1, [&12u32.to_le_bytes()[..], &extent.encode()].concat()),
+            (2, hole),
+            (3, name.clone()),
+            (6, inode),
+            (5, name),
+        ]
+    }
+
+    #[test]
+    fn what_linux_writes_is_read() {
+        let block = block_of(7, &some(), 1024);
+        let mut counting = Counting::new(7);
+        assert!(counting.pass(&block));
+        assert_eq!(counting.count(), 5);
+        let records: Vec<Record> = records(&block).map(Result::unwrap).collect();
+        let inode = InodeNumber(12);
+        let extent = Extent { from: 3, blocks: 2, start: crate::FsBlock(900), is_unwritten: true };
+        assert_eq!(records[0], Record::Placed { inode, extent });
+        assert_eq!(records[1], Record::Hole { inode, from: 5, blocks: 9 });
+        let named = |change| {
+            let name = b"name".to_vec();
+            Record::Name { change, dir: InodeNumber(2), inode, name }
+        };
+        assert_eq!(records[2], named(NameChange::Made));
+        assert_eq!(records[3], Record::Inode { inode, raw: vec![7; 160] });
+        assert_eq!(records[4], named(NameChange::Gone));
+        // One of the transaction before, left over.
+        assert!(!counting.pass(&block_of(6, &some(), 1024)));
+        assert_eq!(counting.count(), 5);
+    }
+
+    #[test]
+    fn what_is_not_whole_does_not_count() {
+        let block = block_of(7, &some(), 1024);
+        for at in 0..260 {
+            let mut other = block.clone();
+            other[at] ^= 1;
+            let mut counting = Counting::new(7);
+            counting.pass(&other);
+            assert_eq!(counting.count(), 0, "{at}");
+            for record in records(&other) {
+                let _ = record;
+            }
+        }
+        for byte in [0, 1, 6, 0xFF] {
+            let mut counting = Counting::new(7);
+            assert!(!counting.pass(&vec![byte; 1024]));
+            assert!(records(&vec![byte; 1023]).count() < 1024);
+        }
+    }
+}

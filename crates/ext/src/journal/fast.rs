@@ -1,0 +1,299 @@
+//! Fast commits, made good: what their records say is so, on a volume whose changes stay in memory.
+//!
+//! ```text
+//!   disk as its log has it ──▶ scratch ──▶ a volume on it ──▶ record by record ──▶ blocks
+//! ```
+//! Linux logs what became of files, not blocks. So blocks of directories and nodes of maps are
+//! taken here, and none that a record gives to a file. Directories themselves are not logged: how
+//! many links and blocks they have follows from the names.
+//!
+//! Law 1: the outcome is one set of blocks: to read, they are read; on disk, they are one
+//! transaction of the log, so that a cut leaves all of it to be done again, or nothing.
+//! Law 2: a record is held in memory while it is carried out, and no longer.
+
+#![allow(clippy::arithmetic_side_effects, reason = "counts records, and blocks of a checked log")]
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use draconis_device::Disk;
+use draconis_exchange::contract::{Kind, Time};
+
+use super::log::Log;
+use super::scratch::Scratch;
+use crate::blocks::role::Role;
+use crate::format::inode;
+use crate::format::jbd2::fast::{Counting, NameChange, Record, records};
+use crate::format::slot::Slot;
+use crate::format::superblock::Superblock;
+use crate::map::edit::Taking;
+use crate::map::extents::empty_root;
+use crate::ops::Writing;
+use crate::transaction::Transaction;
+use crate::units::index;
+use crate::volume::{Options, Volume};
+use crate::{AccessTimes, Error, InodeNumber, Result};
+
+/// The caches of the volume on which they are carried out.
+const SMALL: Options = Options {
+    inode_cache: 256,
+    block_map_cache: 256,
+    data_cache_bytes: 2 << 20,
+    dots: false,
+    read_ahead_bytes: 0,
+};
+/// Bytes that may change.
+const MOST_BYTES: u64 = 64 << 20;
+
+/// The disk as it will be once the fast commits are carried out that follow what is before
+/// transaction `next`; `disk` is as the log has it.
+///
+/// # Errors
+/// [`Error::Unsupported`] for what cannot be carried out here; [`Error::Corrupt`]; [`Error::Io`].
+pub(super) fn carry_out(
+    disk: Arc<dyn Disk>,
+    log: &Log,
+    super_: &Superblock,
+    next: u32,
+) -> Result<Arc<Scratch>> {
+    let places = log.super_.end.saturating_add(1)..log.super_.len;
+    let mut counting = Counting::new(next);
+    for at in places.clone() {
+        if !counting.pass(&log.read(at)?) {
+            break;
+        }
+    }
+    let block_bytes = super_.block_bytes;
+    if counting.count() > 0 && super_.quotas.iter().any(|inode| *inode != 0) {
+        let feature =
+            "needs_recovery: fast commits beside quotas; mount the volume with Linux once";
+        return Err(Error::Unsupported { feature: feature.to_owned() });
+    }
+    // All of it is one transaction.
+    let most = u64::from(log.super_.log_blocks()).min(MOST_BYTES / u64::from(block_bytes.max(1)));
+    let scratch = Arc::new(Scratch::new(disk, block_bytes, index(most)));
+    let seconds = super_.dates.written;
+    let clock = move || Time { seconds: seconds.into(), nanoseconds: 0 };
+    let writing =
+        Writing { clock: Arc::new(clock), dirty_bytes: 64 << 20, atime: AccessTimes::Never };
+    let volume = Volume::for_recovery(scratch.clone(), SMALL, writing, super_)?;
+    let all = |each: &mut dyn FnMut(Record) -> Result<()>| {
+        let mut left = counting.count();
+        for at in places.clone() {
+            if left == 0 {
+                break;
+            }
+            let block = log.read(at)?;
+            for record in records(&block).take(index(left)) {
+                left -= 1;
+                each(record?)?;
+            }
+        }
+        Ok::<_, Error>(())
+    };
+    all(&mut |record| match record {
+        Record::Placed { extent, .. } => volume.transact(|tx| {
+            tx.may_wait = true;
+            tx.keep_back(extent.start.0, extent.blocks)
+        }),
+        _ => Ok(()),
+    })?;
+    if counting.count() == 0 {
+        scratch.end();
+        return Ok(scratch);
+    }
+    let mut dead = BTreeSet::new();
+    all(&mut |record| {
+        volume.transact(|tx| {
+            tx.may_wait = true;
+            tx.carry_out(&record, &mut dead).map_err(as_damage)
+        })
+    })?;
+    for inode in dead {
+        volume.transact(|tx| {
+            tx.may_wait = true;
+            let lives = tx.read_slot(inode, |it| it.links() > 0 || it.mode() == 0)?;
+            if lives { Ok(()) } else { tx.delete(inode) }
+        })?;
+    }
+    let done = volume.sync();
+    if scratch.blocks().len() > index(most) {
+        let feature = "needs_recovery: fast commits that change more than the log has room for; \
+                       mount the volume with Linux once";
+        return Err(Error::Unsupported { feature: feature.to_owned() });
+    }
+    done?;
+    scratch.end();
+    ::log::info!("{} records of fast commits are carried out", counting.count());
+    Ok(scratch)
+}
+
+/// What no record asks for that makes sense is damage of the journal.
+fn as_damage(error: Error) -> Error {
+    match error {
+        Error::Corrupt { .. } | Error::Io(_) | Error::Unsupported { .. } | Error::NoSpace => error,
+        _ => Error::corrupt("journal: record of a fast commit"),
+    }
+}
+
+impl Transaction<'_> {
+    fn carry_out(&mut self, record: &Record, dead: &mut BTreeSet<InodeNumber>) -> Result<()> {
+        match record {
+            Record::Inode { inode, raw } => self.renew_inode(*inode, raw, dead),
+            Record::Placed { inode, extent } => match self.has_map(*inode)? {
+                true => self.place_extent(*inode, *extent),
+                false => Ok(()),
+            },
+            Record::Hole { inode, from, blocks } => match self.has_map(*inode)? {
+                true => self.unmap(*inode, *from..from.saturating_add(*blocks)),
+                false => Ok(()),
+            },
+            Record::Name { change, dir, inode, name } => match change {
+                NameChange::Gone => self.lose(*dir, *inode, name, dead),
+                NameChange::Made | NameChange::Linked => {
+                    self.name(*dir, *inode, name, *change == NameChange::Made)
+                }
+            },
+        }
+    }
+
+    /// Whether an inode is in use.
+    fn is_used(&mut self, inode: InodeNumber) -> Result<bool> {
+        Ok(self.read_slot(inode, |it| it.mode() != 0)? && self.is_taken(inode)?)
+    }
+
+    /// Whether a file is there whose map records speak of.
+    fn has_map(&mut self, inode: InodeNumber) -> Result<bool> {
+        let extents = self.read_slot(inode, |it| it.flags() & inode::flags::EXTENTS != 0)?;
+        if self.is_used(inode)? && !extents {
+            let feature = "needs_recovery: a fast commit of a file without extents; mount the \
+                           volume with Linux once";
+            return Err(Error::Unsupported { feature: feature.to_owned() });
+        }
+        self.is_used(inode)
+    }
+
+    fn renew_inode(
+        &mut self,
+        number: InodeNumber,
+        raw: &[u8],
+        dead: &mut BTreeSet<InodeNumber>,
+    ) -> Result<()> {
+        let damaged = || Error::corrupt("journal: inode of a fast commit").of_inode(number);
+        let is_ours = number < self.volume.super_.first_inode && number != InodeNumber::ROOT;
+        if is_ours || raw.len() > index(self.volume.super_.inode_bytes.into()) {
+            return Err(damaged());
+        }
+        let mut copy = raw.to_vec();
+        let new = Slot::of(&mut copy)?;
+        let (mode, links, generation) = (new.mode(), new.links(), new.generation());
+        let (flags, attributes) = (new.flags(), new.attribute_block());
+        let kind = Kind::from_mode(mode.into()).ok_or_else(damaged)?;
+        let was_linked = self.read_slot(number, |it| it.links() > 0)?;
+        if self.is_used(number)? {
+            let before = self.read_slot(number, |it| (it.generation(), it.flags()))?;
+            if (before.1 ^ flags) & inode::flags::HUGE_FILE != 0 {
+                return Err(damaged());
+            }
+            if before.0 != generation {
+                // Another file had the number.
+                self.delete(number)?;
+            } else if before.1 & !flags & inode::flags::EXTENTS != 0 {
+                self.unmap(number, 0..u32::MAX)?;
+            }
+        }
+        let is_new = self.take_inode(number, kind)?;
+        self.change_slot(number, |it| it.renew(raw, is_new, empty_root()))?;
+        self.forget_map(number, 0, u32::MAX);
+        if is_new && attributes != 0 {
+            self.count_sectors(number, self.cluster_blocks().into())?;
+        }
+        if links == 0 && (is_new || was_linked) {
+            dead.insert(number);
+        }
+        Ok(())
+    }
+
+    /// Puts a name in.
+    fn name(
+        &mut self,
+        dir: InodeNumber,
+        inode: InodeNumber,
+        name: &[u8],
+        is_first: bool,
+    ) -> Result<()> {
+        if !self.is_used(dir)? || !self.is_used(inode)? {
+            return Ok(());
+        }
+        let parent = self.peek(dir)?;
+        let kind = self.peek(inode)?.kind;
+        if parent.kind != Kind::Directory || dir == inode {
+            return Err(Error::corrupt("journal: name of a fast commit").of_inode(dir));
+        }
+        let is_dir = kind == Kind::Directory;
+        if is_dir && is_first && self.mapped(inode, 0)?.is_none() {
+            self.begin_directory(inode, dir)?;
+        }
+        let parent = self.directory(dir)?;
+        let Err(place) = self.seek(&parent, name)? else { return Ok(()) };
+        self.need_blocks(place.needs(), true)?;
+        self.put_in(dir, place, name, inode, kind)?;
+        match (is_dir, is_first) {
+            (true, _) => self.count_subdirectory(dir, true),
+            (false, true) => self.change_slot(inode, |it| it.set_links(1)),
+            (false, false) => {
+                self.change_slot(inode, |it| it.set_links(it.links().saturating_add(1)))
+            }
+        }
+    }
+
+    /// Gives a new directory its first block.
+    fn begin_directory(&mut self, inode: InodeNumber, parent: InodeNumber) -> Result<()> {
+        self.change_slot(inode, |it| {
+            it.set_size(0);
+            it.set_links(2);
+        })?;
+        let taking = Taking { grows: false, privileged: true, unwritten: false };
+        let all = self.map_blocks(inode, 0..1, taking)?;
+        let first = all.first().ok_or(Error::NoSpace)?.at;
+        let names = self.first_names(inode, parent);
+        let role = Role::Directory(self.file_id(inode)?);
+        self.put_fresh(first, role, names);
+        let block_bytes = self.volume.super_.block_bytes;
+        self.change_slot(inode, |it| it.set_size(block_bytes.into()))
+    }
+
+    /// Takes a name out that led to `inode`.
+    fn lose(
+        &mut self,
+        dir: InodeNumber,
+        inode: InodeNumber,
+        name: &[u8],
+        dead: &mut BTreeSet<InodeNumber>,
+    ) -> Result<()> {
+        if !self.is_used(dir)? {
+            return Ok(());
+        }
+        let parent = self.directory(dir)?;
+        let Ok(spot) = self.seek(&parent, name)? else { return Ok(()) };
+        if spot.found.inode != inode {
+            return Ok(());
+        }
+        self.take_out(dir, spot)?;
+        if !self.is_used(inode)? {
+            return Ok(());
+        }
+        let is_dir = self.peek(inode)?.kind == Kind::Directory;
+        if is_dir {
+            self.count_subdirectory(dir, false)?;
+        }
+        let left = self.change_slot(inode, |it| {
+            it.set_links(if is_dir { 0 } else { it.links().saturating_sub(1) });
+            it.links()
+        })?;
+        if left == 0 {
+            dead.insert(inode);
+        }
+        Ok(())
+    }
+}

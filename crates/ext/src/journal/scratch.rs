@@ -1,0 +1,121 @@
+//! Changes of a disk that are kept in memory.
+//!
+//! Law: no more is kept than was said at the beginning; what is more is refused, all of its group.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use draconis_device::{
+    Atomic, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket, Urgency,
+};
+use draconis_exchange::heap::Block;
+use parking_lot::Mutex;
+
+use crate::blocks::data::Data;
+use crate::units::index;
+
+/// See the head of the file.
+pub(super) struct Scratch {
+    disk: Arc<dyn Disk>,
+    block_bytes: u64,
+    /// Blocks that it may keep.
+    most: usize,
+    kept: Mutex<BTreeMap<u64, Data>>,
+    tickets: AtomicU64,
+    is_done: AtomicBool,
+}
+
+impl Scratch {
+    pub(super) fn new(disk: Arc<dyn Disk>, block_bytes: u32, most: usize) -> Self {
+        let (kept, tickets, is_done) = (Mutex::default(), AtomicU64::new(0), AtomicBool::default());
+        Self { disk, block_bytes: block_bytes.into(), most, kept, tickets, is_done }
+    }
+
+    /// Nothing is changed from now on.
+    pub(super) fn end(&self) {
+        self.is_done.store(true, Ordering::Relaxed);
+    }
+
+    /// What was changed.
+    pub(super) fn blocks(&self) -> BTreeMap<u64, Data> {
+        self.kept.lock().clone()
+    }
+
+    /// Keeps the blocks of a group.
+    fn keep(&self, group: &Group) -> Result<(), Error> {
+        let len = index(self.block_bytes);
+        for write in &group.writes {
+            let first = write.at_bytes.checked_div(self.block_bytes).unwrap_or(0);
+            for nth in 0..write.block.len().checked_div(len).unwrap_or(0) {
+                let mut bytes = vec![0; len].into_boxed_slice();
+                write.block.copy_out(nth.saturating_mul(len), &mut bytes);
+                let mut kept = self.kept.lock();
+                kept.insert(first.saturating_add(nth as u64), Data::owned(bytes));
+                if kept.len() > self.most {
+                    return Err(Error::Gone);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn renew(&self, at: Extent, into: &mut Block) {
+        let end = at.start_bytes.saturating_add(at.len_bytes);
+        let first = at.start_bytes.checked_div(self.block_bytes).unwrap_or(0);
+        let kept = self.kept.lock();
+        for (block, bytes) in kept.range(first..end.div_ceil(self.block_bytes.max(1))) {
+            let start = block.saturating_mul(self.block_bytes);
+            let from = at.start_bytes.max(start);
+            let to = end.min(start.saturating_add(self.block_bytes));
+            let place = |at: u64, of: u64| index(at.saturating_sub(of));
+            let part = bytes.get(place(from, start)..place(to, start)).unwrap_or_default();
+            into.copy_in(place(from, at.start_bytes), part);
+        }
+    }
+}
+
+impl Disk for Scratch {
+    fn properties(&self) -> Properties {
+        Properties {
+            read_only: self.is_done.load(Ordering::Relaxed),
+            atomic: Atomic::AgainstPowerCut,
+            discards: false,
+            ..self.disk.properties()
+        }
+    }
+
+    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
+        if self.kept.lock().is_empty() {
+            return self.disk.read(at, into, urgency);
+        }
+        let read = self.disk.read_now(at, into);
+        Pending::ready(read.map(|mut block| {
+            self.renew(at, &mut block);
+            block
+        }))
+    }
+
+    fn submit_chain(
+        &self,
+        chain: Vec<Group>,
+        _: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        if self.is_done.load(Ordering::Relaxed) {
+            return Err(Refused { goods: Some(chain), error: Error::ReadOnly });
+        }
+        if let Err(error) = chain.iter().try_for_each(|group| self.keep(group)) {
+            return Err(Refused { goods: Some(chain), error });
+        }
+        let next = |_: &Group| Ticket(self.tickets.fetch_add(1, Ordering::Relaxed).wrapping_add(1));
+        Ok(chain.iter().map(next).collect())
+    }
+
+    fn settle(&self, _: Ticket) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn wait(&self, _: Ticket) -> Result<(), Error> {
+        Ok(())
+    }
+}

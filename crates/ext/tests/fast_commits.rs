@@ -1,0 +1,406 @@
+//! Fast commits that the kernel has left behind its log: carried out by the kernel, by us in memory
+//! and by us on disk, and cut off in that.
+//!
+//! ```text
+//!   mke2fs -O fast_commit ─ mount ─ full commit ─ work, each piece fsynced ─ shut down ─┬ kernel
+//!                                                                                       ├ we, read
+//!                                                                                       └ we, write
+//! ```
+
+mod common;
+#[path = "matrix/ioctl.rs"]
+#[allow(dead_code, reason = "only the shutdown is of use here")]
+mod ioctl;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt, MetadataExt, symlink};
+use std::path::Path;
+use std::sync::Arc;
+
+use common::storm::writing;
+use common::{Image, run, skipped, spoil, tree};
+use draconis_device::{CrashOptions, Crashes, MemoryDisk, Random, RecordDisk};
+use draconis_exchange::contract::Kind;
+use draconis_ext::format::checksum::Checksum;
+use draconis_ext::{Cookie, InodeNumber, Options, Place, Volume};
+use rustix::fs::{FallocateFlags, fallocate};
+
+/// What mke2fs is told.
+const VOLUMES: [&[&str]; 5] = [
+    &["-b", "4096", "-O", "fast_commit"],
+    &["-b", "1024", "-O", "fast_commit"],
+    &["-b", "1024", "-O", "fast_commit,^metadata_csum,^64bit,uninit_bg"],
+    &["-b", "4096", "-O", "fast_commit,bigalloc", "-C", "16384"],
+    &["-b", "2048", "-O", "fast_commit,orphan_file,metadata_csum_seed"],
+];
+
+/// Work that fast commits hold, one after the other.
+type Work = fn(&Path);
+
+const WORKS: [(&str, Work); 6] = [
+    ("files", files),
+    ("names", names),
+    ("directories", directories),
+    ("pieces", pieces),
+    ("numbers", numbers),
+    ("many", many),
+];
+
+fn write(path: &Path, seed: u64, len: usize) -> File {
+    let file = OpenOptions::new().create(true).truncate(false).write(true).open(path).unwrap();
+    file.write_all_at(&tree::pattern(seed, len), 0).unwrap();
+    file
+}
+
+/// What is there before: a full commit holds it.
+fn before(root: &Path) {
+    fs::create_dir(root.join("d")).unwrap();
+    for nth in 0..8 {
+        write(&root.join(format!("old{nth}")), nth, 20_000);
+    }
+    write(&root.join("pieces"), 9, 100);
+    symlink("d", root.join("link")).unwrap();
+    rustix::fs::syncfs(File::open(root).unwrap()).unwrap();
+}
+
+/// Files that are made, grow and shrink.
+fn files(root: &Path) {
+    let file = write(&root.join("d/new"), 10, 30_000);
+    file.sync_all().unwrap();
+    file.write_all_at(&tree::pattern(11, 5000), 60_000).unwrap();
+    file.sync_all().unwrap();
+    file.set_len(9000).unwrap();
+    file.sync_all().unwrap();
+    let old = write(&root.join("old0"), 12, 50);
+    old.set_len(0).unwrap();
+    old.sync_all().unwrap();
+    old.write_all_at(&tree::pattern(13, 7000), 3000).unwrap();
+    old.sync_all().unwrap();
+}
+
+/// Names that come, go, move and replace others.
+fn names(root: &Path) {
+    let file = write(&root.join("d/new"), 10, 3000);
+    file.sync_all().unwrap();
+    fs::hard_link(root.join("d/new"), root.join("d/linked")).unwrap();
+    file.sync_all().unwrap();
+    fs::remove_file(root.join("old1")).unwrap();
+    file.sync_all().unwrap();
+    fs::rename(root.join("old2"), root.join("d/moved")).unwrap();
+    file.sync_all().unwrap();
+    fs::rename(root.join("old3"), root.join("d/linked")).unwrap();
+    fs::remove_file(root.join("old4")).unwrap();
+    file.sync_all().unwrap();
+    fs::hard_link(root.join("old5"), root.join("d/short lived")).unwrap();
+    fs::remove_file(root.join("d/short lived")).unwrap();
+    file.sync_all().unwrap();
+}
+
+/// Directories that are made, and what is in them.
+fn directories(root: &Path) {
+    fs::create_dir(root.join("new")).unwrap();
+    let file = write(&root.join("new/in"), 20, 100);
+    file.sync_all().unwrap();
+    fs::create_dir_all(root.join("new/a/b")).unwrap();
+    let deep = write(&root.join("new/a/b/deep"), 21, 5000);
+    deep.sync_all().unwrap();
+    fs::create_dir(root.join("gone")).unwrap();
+    file.sync_all().unwrap();
+    fs::remove_dir(root.join("gone")).unwrap();
+    file.sync_all().unwrap();
+}
+
+/// A map with many extents, some of them unwritten, and holes.
+fn pieces(root: &Path) {
+    let file = OpenOptions::new().write(true).open(root.join("pieces")).unwrap();
+    for nth in 0..24 {
+        file.write_all_at(&tree::pattern(nth, 4096), nth * 40_960).unwrap();
+    }
+    file.sync_all().unwrap();
+    let kept = write(&root.join("kept"), 0, 0);
+    fallocate(&kept, FallocateFlags::empty(), 0, 300_000).unwrap();
+    kept.sync_all().unwrap();
+    kept.write_all_at(&tree::pattern(30, 8192), 65_536).unwrap();
+    kept.sync_all().unwrap();
+    file.set_len(500_000).unwrap();
+    file.sync_all().unwrap();
+}
+
+/// Numbers of inodes that are used again, and a file without a name that is in use.
+fn numbers(root: &Path) {
+    let file = write(&root.join("first"), 40, 9000);
+    file.sync_all().unwrap();
+    fs::remove_file(root.join("first")).unwrap();
+    drop(file);
+    let file = write(&root.join("second"), 41, 5000);
+    file.sync_all().unwrap();
+    let open = File::open(root.join("old6")).unwrap();
+    fs::remove_file(root.join("old6")).unwrap();
+    file.sync_all().unwrap();
+    drop(open);
+    file.sync_all().unwrap();
+}
+
+/// More names than a block has room for.
+fn many(root: &Path) {
+    for nth in 0..60 {
+        write(&root.join(format!("d/{nth:0120}")), nth, 700);
+    }
+    write(&root.join("d/last"), 60, 10).sync_all().unwrap();
+}
+
+/// What a volume shows: of each path the kind, the links of what is no directory, and the bytes.
+type Seen = BTreeMap<String, (u32, u64, Vec<u8>)>;
+
+fn seen_by_kernel(mount: &Path) -> Seen {
+    let mut seen = Seen::new();
+    let mut left = vec![mount.to_owned()];
+    while let Some(dir) = left.pop() {
+        for entry in fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            let facts = fs::symlink_metadata(&path).unwrap();
+            let name = path.strip_prefix(mount).unwrap().to_str().unwrap().to_owned();
+            let (links, bytes) = match facts.file_type() {
+                it if it.is_dir() => (0, vec![]),
+                it if it.is_symlink() => (1, vec![]),
+                _ => (facts.nlink(), fs::read(&path).unwrap()),
+            };
+            if facts.is_dir() {
+                left.push(path);
+            }
+            seen.insert(name, (facts.mode(), links, bytes));
+        }
+    }
+    seen
+}
+
+fn seen_by_us(volume: &Volume) -> Seen {
+    let mut seen = Seen::new();
+    let mut left = vec![(String::new(), InodeNumber::ROOT)];
+    while let Some((path, dir)) = left.pop() {
+        let mut found = vec![];
+        volume
+            .entries(dir, Cookie::default(), false, |entry| {
+                let entry = entry.unwrap();
+                let name = std::str::from_utf8(entry.name).unwrap();
+                if !matches!(name, "." | "..") {
+                    found.push((format!("{path}{name}"), entry.inode));
+                }
+                true
+            })
+            .unwrap();
+        for (name, inode) in found {
+            let facts = volume.attributes(inode).unwrap();
+            let (links, bytes) = match facts.kind {
+                Kind::Directory => {
+                    left.push((format!("{name}/"), inode));
+                    (0, vec![])
+                }
+                Kind::Symlink => (1, vec![]),
+                _ => {
+                    let mut bytes = vec![0; facts.size_bytes as usize];
+                    assert_eq!(volume.read_into(inode, 0, &mut bytes).unwrap(), bytes.len());
+                    (facts.links.into(), bytes)
+                }
+            };
+            let mode = volume.inode(inode).unwrap().mode();
+            seen.insert(name, (mode, links, bytes));
+        }
+    }
+    seen
+}
+
+/// A volume whose last work is in fast commits; `None`, said aloud, where that cannot be had.
+fn leave(arguments: &[&str], work: Work) -> Option<Vec<u8>> {
+    let more = ["-t", "ext4", "-I", "256", "-N", "1000", "-J", "size=8"];
+    let image = Image::make(None, "40M", &[&more, arguments].concat())?;
+    let mount = image.mount_writable()?;
+    before(mount.path());
+    let handle = File::open(mount.path()).unwrap();
+    work(mount.path());
+    if let Err(error) = ioctl::shut_down(&handle, ioctl::Shutdown::WithoutCommit) {
+        skipped(format_args!("shutting a mount down: {error}"));
+        return None;
+    }
+    drop((handle, mount));
+    Some(fs::read(&image.path).unwrap())
+}
+
+/// The place of the first block of fast commits.
+fn first_of(bytes: &[u8]) -> usize {
+    let volume = Volume::open(Arc::new(MemoryDisk::new(bytes.to_vec(), 512)), Options::default());
+    let volume = volume.unwrap();
+    let block_bytes = volume.superblock().block_bytes as usize;
+    let at = |nth: u64| {
+        let runs = volume.map(InodeNumber(8), nth * block_bytes as u64).unwrap();
+        let Place::At(at) = runs[0].place else { panic!("a journal with a hole") };
+        at.0 as usize * block_bytes
+    };
+    let word = |offset: usize| {
+        let bytes = &bytes[at(0) + offset..][..4];
+        u64::from(u32::from_be_bytes(bytes.try_into().unwrap()))
+    };
+    let (len, fast) = (word(16), word(0x54));
+    at(len - if fast == 0 { 256 } else { fast } + 1)
+}
+
+fn recovered(bytes: &[u8]) -> Vec<u8> {
+    let disk = Arc::new(MemoryDisk::new(bytes.to_vec(), 512));
+    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    volume.close().unwrap();
+    drop(volume);
+    Arc::into_inner(disk).unwrap().into_bytes()
+}
+
+#[test]
+fn what_the_kernel_commits_fast_is_recovered_by_all_to_the_same() {
+    let (mut used, mut compared) = (0, 0);
+    for arguments in VOLUMES {
+        for (name, work) in WORKS {
+            let what = format!("{arguments:?}, {name}");
+            let Some(bytes) = leave(arguments, work) else { return };
+            // In memory, and nothing of the disk changes.
+            let image = Image::of(&bytes);
+            let ours = seen_by_us(&image.open());
+            assert!(fs::read(&image.path).unwrap() == bytes, "{what}: reading changed it");
+
+            // Without them it would be something else, or the kernel has made none.
+            let mut without = bytes.clone();
+            without[first_of(&bytes)..][..16].fill(0);
+            used += usize::from(seen_by_us(&Image::of(&without).open()) != ours);
+
+            // On disk.
+            let by_us = Image::of(&recovered(&bytes));
+            run("e2fsck", &["-fn", by_us.path()]).unwrap();
+            assert!(seen_by_us(&by_us.open()) == ours, "{what}: on disk and in memory");
+            let Some(mount) = by_us.mount() else { return };
+            assert!(seen_by_kernel(mount.path()) == ours, "{what}: as the kernel shows it");
+            drop(mount);
+
+            let by_kernel = Image::of(&bytes);
+            drop(by_kernel.mount_writable());
+            let Some(mount) = by_kernel.mount() else {
+                println!("{what}: the kernel does not recover its own fast commits");
+                continue;
+            };
+            compared += 1;
+            let theirs = seen_by_kernel(mount.path());
+            let differ = |seen: &Seen, other: &Seen| {
+                let of =
+                    |(path, it): (&String, _)| (other.get(path) != Some(it)).then(|| path.clone());
+                seen.iter().filter_map(of).collect::<Vec<_>>()
+            };
+            assert!(
+                ours == theirs,
+                "{what}: ours {:?}, the kernel's {:?}",
+                differ(&ours, &theirs),
+                differ(&theirs, &ours)
+            );
+        }
+    }
+    let all = VOLUMES.len() * WORKS.len();
+    println!("of {all} volumes {compared} are recovered by the kernel, {used} hold fast commits");
+    assert!(used > all / 2 && compared > all / 2, "{used} and {compared} of {all}");
+}
+
+/// Cut off anywhere while they are put in place, they are carried out again or done.
+#[test]
+fn a_recovery_that_is_cut_off_is_made_again() {
+    for (arguments, (name, work)) in VOLUMES.into_iter().zip(WORKS) {
+        let Some(bytes) = leave(arguments, work) else { return };
+        let ours = seen_by_us(&Image::of(&bytes).open());
+        let disk = Arc::new(RecordDisk::new(MemoryDisk::new(bytes.clone(), 512)));
+        let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+        volume.close().unwrap();
+        drop(volume);
+        let options = CrashOptions { seed: 1, subsets: 6, exhaustive_sectors: 2 };
+        let mut states = 0;
+        for crash in Crashes::new(bytes, disk.take(), options) {
+            states += 1;
+            if states % 4 != 0 {
+                continue;
+            }
+            let what = format!("{arguments:?}, {name}, state {states}, {:?}", crash.cut);
+            let volume = Volume::open(crash.disk.clone(), Options::default());
+            let volume = volume.unwrap_or_else(|error| panic!("{what}: {error}"));
+            assert!(seen_by_us(&volume) == ours, "{what}");
+            if states % 20 == 0 {
+                let again = Image::of(&recovered(&crash.disk.to_bytes()));
+                run("e2fsck", &["-fn", again.path()]).unwrap();
+                assert!(seen_by_us(&again.open()) == ours, "{what}: made again");
+            }
+        }
+        assert!(states > 20, "{name}: {states}");
+    }
+}
+
+/// The blocks of fast commits, where they are.
+fn fast_blocks(bytes: &[u8]) -> Vec<std::ops::Range<usize>> {
+    let volume = Volume::open(Arc::new(MemoryDisk::new(bytes.to_vec(), 512)), Options::default());
+    let len = volume.unwrap().superblock().block_bytes as usize;
+    let first = first_of(bytes);
+    (0..12).map(|nth| first + nth * len..first + (nth + 1) * len).collect()
+}
+
+/// Puts the sums right of what is in these blocks.
+fn seal(bytes: &mut [u8], blocks: &[std::ops::Range<usize>]) {
+    const TAIL: u16 = 8;
+    let mut sum = 0;
+    for block in blocks {
+        let block = &mut bytes[block.clone()];
+        let mut at = 0;
+        while at + 4 <= block.len() {
+            let half = |at: usize| u16::from_le_bytes([block[at], block[at + 1]]);
+            let (tag, end) = (half(at), at + 4 + usize::from(half(at + 2)));
+            if !(1..=9).contains(&tag) || end > block.len() {
+                return;
+            }
+            let summed = if tag == TAIL { at + 8 } else { end };
+            sum = Checksum::seeded(sum).of(&block[at..summed]).get();
+            if tag == TAIL {
+                block[summed..summed + 4].copy_from_slice(&sum.to_le_bytes());
+                sum = 0;
+            }
+            at = end;
+        }
+    }
+}
+
+/// Records that say anything, with sums that are right.
+#[test]
+fn records_of_any_bytes_do_no_harm() {
+    let mut random = Random::new(7);
+    let (mut all, mut refused) = (0, 0);
+    for (arguments, (_, work)) in VOLUMES.into_iter().zip(WORKS) {
+        let Some(bytes) = leave(arguments, work) else { return };
+        let blocks = fast_blocks(&bytes);
+        let mut same = bytes.clone();
+        seal(&mut same, &blocks);
+        assert!(same == bytes, "{arguments:?}: sums are what the kernel has");
+        for _ in 0..spoil::rounds(60) {
+            let mut spoilt = bytes.clone();
+            for _ in 0..=random.below(3) {
+                let block = blocks[random.below(4) as usize].clone();
+                // Most of a block is behind its last record.
+                let at = block.start + random.below(700.min(block.len() as u64 - 8)) as usize;
+                spoil::spoil(&mut spoilt, at..at + 8, &mut random);
+            }
+            seal(&mut spoilt, &blocks);
+            let disk = Arc::new(MemoryDisk::new(spoilt, 512));
+            all += 1;
+            let seen = Volume::open(disk.clone(), Options::default());
+            refused += u32::from(seen.is_err());
+            if let Ok(volume) = &seen {
+                let _ = volume.entries(volume.root(), Cookie::default(), false, |_| true);
+            }
+            let changed = Volume::open_for_writing(disk, Options::default(), writing());
+            assert!(changed.is_err() || seen.is_ok(), "{:?}", seen.map(drop));
+            if let Ok(volume) = changed {
+                let _ = volume.close();
+            }
+        }
+    }
+    println!("{refused} of {all} are refused");
+    assert!(refused > 0 && refused < all);
+}

@@ -1,0 +1,252 @@
+//! Threads that sync share commits: while some are on their way, what changes is one batch.
+
+mod common;
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use common::storm::writing;
+use common::{Image, run};
+use draconis_device::{
+    Disk, Error, Extent, Group, MemoryDisk, Pending, Properties, ReadAnswer, Refused, Ticket,
+    Urgency, Write,
+};
+use draconis_exchange::contract::Kind;
+use draconis_exchange::heap::Block;
+use draconis_ext::{NewNode, Options, Volume};
+
+const THREADS: u64 = 16;
+const FILE: NewNode<'_> =
+    NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+
+/// A disk whose flushes take their time: one goes on at once, and it covers what was written
+/// when it began. What follows something is written once that is durable.
+struct SlowFlush {
+    disk: MemoryDisk,
+    flush: Duration,
+    line: Mutex<Line>,
+    changed: Condvar,
+}
+
+/// Groups, one behind the other.
+#[derive(Default)]
+struct Line {
+    waiting: VecDeque<Waiting>,
+    /// The last ticket that is.
+    durable: u64,
+    /// What a power cut would leave.
+    medium: Vec<u8>,
+    flushes: u64,
+    is_flushing: bool,
+}
+
+/// A group that is not durable.
+struct Waiting {
+    ticket: u64,
+    follows: u64,
+    writes: Vec<(u64, Vec<u8>)>,
+}
+
+impl SlowFlush {
+    fn new(bytes: Vec<u8>, flush: Duration) -> Self {
+        let line = Line { medium: bytes.clone(), ..Line::default() };
+        let disk = MemoryDisk::new(bytes, 512);
+        Self { disk, flush, line: Mutex::new(line), changed: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Disk for SlowFlush {
+    fn properties(&self) -> Properties {
+        self.disk.properties()
+    }
+
+    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
+        self.disk.read(at, into, urgency)
+    }
+
+    fn submit_chain(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        let bytes = |write: &Write| {
+            let mut bytes = vec![0; write.block.len()];
+            write.block.copy_out(0, &mut bytes);
+            (write.at_bytes, bytes)
+        };
+        let all: Vec<Vec<_>> =
+            chain.iter().map(|group| group.writes.iter().map(bytes).collect()).collect();
+        let mut line = self.lock();
+        let tickets = self.disk.submit_chain(chain, after)?;
+        let mut follows = after.iter().map(|it| it.0).max().unwrap_or(0);
+        for (Ticket(ticket), writes) in tickets.iter().zip(all) {
+            line.waiting.push_back(Waiting { ticket: *ticket, follows, writes });
+            follows = *ticket;
+        }
+        Ok(tickets)
+    }
+
+    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+        self.disk.settle(ticket)
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+        let mut line = self.lock();
+        while line.durable < ticket.0 {
+            if line.is_flushing {
+                line = self.changed.wait(line).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let durable = line.durable;
+            let written = line.waiting.iter().take_while(|group| group.follows <= durable).count();
+            line.is_flushing = true;
+            line.flushes += 1;
+            drop(line);
+            std::thread::sleep(self.flush);
+            line = self.lock();
+            line.is_flushing = false;
+            for group in line.waiting.drain(..written).collect::<Vec<_>>() {
+                line.durable = group.ticket;
+                for (at, bytes) in group.writes {
+                    let at = at as usize;
+                    line.medium[at..at + bytes.len()].copy_from_slice(&bytes);
+                }
+            }
+            self.changed.notify_all();
+        }
+        drop(line);
+        self.disk.wait(ticket)
+    }
+}
+
+/// An empty volume on such a disk.
+fn volume(
+    kind: &str,
+    size: &str,
+    more: &[&str],
+    options: Options,
+    flush: Duration,
+) -> Option<(Arc<SlowFlush>, Volume)> {
+    let arguments = [&["-t", kind, "-I", "256"], more].concat();
+    let image = Image::make(None, size, &arguments)?;
+    let disk = Arc::new(SlowFlush::new(std::fs::read(&image.path).unwrap(), flush));
+    let volume = Volume::open_for_writing(disk.clone(), options, writing()).unwrap();
+    Some((disk, volume))
+}
+
+/// What is left, judged by e2fsck.
+fn left(disk: Arc<SlowFlush>, volume: Volume) -> Image {
+    volume.close().unwrap();
+    drop(volume);
+    let disk = Arc::into_inner(disk).unwrap().disk;
+    let left = Image::of(&disk.into_bytes());
+    run("e2fsck", &["-fn", left.path()]).unwrap();
+    left
+}
+
+#[test]
+fn threads_that_sync_share_commits() {
+    const SYNCS: u64 = 20;
+    for kind in ["ext4", "ext2"] {
+        let slow =
+            volume(kind, "24M", &["-b", "4096"], Options::default(), Duration::from_millis(2));
+        let Some((disk, volume)) = slow else { return };
+        let name = |nth: u64| format!("{nth}");
+        let files: Vec<_> = (0..THREADS)
+            .map(|nth| volume.create(volume.root(), name(nth).as_bytes(), &FILE).unwrap())
+            .collect();
+        volume.sync().unwrap();
+        let flushes = |syncs: &dyn Fn()| {
+            let before = disk.lock().flushes;
+            syncs();
+            disk.lock().flushes - before
+        };
+        let append = |nth: u64| {
+            let file = files[nth as usize];
+            for step in 0..SYNCS {
+                volume.write(file, step * 4096, &[nth as u8; 4096]).unwrap();
+                volume.sync_inode(file, false).unwrap();
+            }
+        };
+        let alone = flushes(&|| append(0));
+        assert!((2 * SYNCS..=2 * SYNCS + 1).contains(&alone), "{kind}: {alone} flushes");
+        let together = flushes(&|| {
+            std::thread::scope(|scope| {
+                let append = &append;
+                (1..THREADS).for_each(|nth| drop(scope.spawn(move || append(nth))));
+            });
+        });
+        println!("{kind}: alone {alone}, together {together}");
+        // However badly they meet, two go together.
+        let most = alone * (THREADS - 1) / 2;
+        assert!(together < most, "{kind}: {together} flushes for {THREADS}, {alone} for one");
+        let volume = left(disk, volume).open();
+        for nth in 0..THREADS {
+            let file = volume.lookup(volume.root(), name(nth).as_bytes()).unwrap();
+            let mut read = vec![0; 4096 * SYNCS as usize];
+            assert_eq!(volume.read_into(file, 0, &mut read).unwrap(), read.len());
+            assert!(read.iter().all(|byte| *byte == nth as u8), "{kind}: {nth}");
+        }
+    }
+}
+
+/// What a thread synced is on the medium when it is told so, whoever's commit it went with.
+#[test]
+fn what_a_shared_commit_answers_for_is_durable() {
+    const ROUNDS: u64 = 30;
+    let tiny = Options {
+        inode_cache: 4,
+        block_map_cache: 4,
+        data_cache_bytes: 128 << 10,
+        ..Options::default()
+    };
+    let more = ["-b", "1024", "-J", "size=1"];
+    let slow = volume("ext4", "6M", &more, tiny, Duration::from_micros(200));
+    let Some((disk, volume)) = slow else { return };
+    let contents = |thread: u64, round: u64| common::tree::pattern(thread * 100 + round, 3000);
+    let is_there = |volume: &Volume, name: &str, bytes: &[u8]| {
+        let file = volume.lookup(volume.root(), name.as_bytes());
+        let file = file.unwrap_or_else(|error| panic!("{name}: {error}"));
+        let mut read = vec![0; 4000];
+        assert_eq!(volume.read_into(file, 0, &mut read).unwrap(), bytes.len(), "{name}");
+        assert!(&read[..bytes.len()] == bytes, "{name}");
+    };
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (volume, disk) = (&volume, &disk);
+            scope.spawn(move || {
+                let root = volume.root();
+                for round in 0..ROUNDS {
+                    let name = format!("{thread}-{round}");
+                    let file = volume.create(root, name.as_bytes(), &FILE).unwrap();
+                    let bytes = contents(thread, round);
+                    volume.write(file, 0, &bytes).unwrap();
+                    match round % 3 {
+                        0 => volume.sync().unwrap(),
+                        _ => volume.sync_inode(file, round % 3 == 1).unwrap(),
+                    }
+                    if (thread + round) % 4 == 0 {
+                        let medium = disk.lock().medium.clone();
+                        let medium = Arc::new(MemoryDisk::new(medium, 512));
+                        let left = Volume::open(medium, Options::default()).unwrap();
+                        is_there(&left, &name, &bytes);
+                    }
+                    if round >= 4 {
+                        let old = format!("{thread}-{}", round - 4);
+                        volume.unlink(root, old.as_bytes()).unwrap();
+                    }
+                }
+            });
+        }
+    });
+    let image = left(disk, volume);
+    let volume = image.open();
+    for (thread, round) in (0..THREADS).flat_map(|it| (ROUNDS - 4..ROUNDS).map(move |n| (it, n))) {
+        is_there(&volume, &format!("{thread}-{round}"), &contents(thread, round));
+    }
+}

@@ -1,0 +1,256 @@
+//! What is in single blocks of a log: commit blocks that are torn, copies that look like the
+//! journal's own, and what is recorded when writing stops.
+
+mod common;
+
+use std::fs;
+use std::process::Command;
+use std::sync::Arc;
+
+use common::storm::writing;
+use common::{Image, run, tree};
+use draconis_device::{Event, MemoryDisk, RecordDisk};
+use draconis_exchange::contract::Kind;
+use draconis_ext::format::jbd2::blocks::header;
+use draconis_ext::format::jbd2::{self, Incompatible, MAGIC, RawJournalSuperblock};
+use draconis_ext::{Error, InodeNumber, NewNode, Options, Place, Volume};
+
+const BLOCK: usize = 1024;
+const SECTOR: usize = 512;
+const FILE: NewNode<'_> =
+    NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+
+/// A volume of blocks of 1 KiB with a journal of as many as there can be few.
+fn base(size: &str, arguments: &[&str]) -> Option<Vec<u8>> {
+    let all = [&["-t", "ext4", "-b", "1024", "-I", "256", "-J", "size=1"], arguments].concat();
+    let image = Image::make(None, size, &all)?;
+    Some(fs::read(&image.path).unwrap())
+}
+
+/// The blocks of the volume that the journal's are.
+fn log(bytes: &[u8]) -> Vec<u64> {
+    let volume = Image::of(bytes).open();
+    let mut blocks = vec![];
+    loop {
+        let at = blocks.len() as u64 * BLOCK as u64;
+        let runs = volume.map(InodeNumber(8), at).unwrap();
+        let before = blocks.len();
+        for run in runs {
+            let Place::At(first) = run.place else { continue };
+            blocks.extend((0..u64::from(run.blocks)).map(|nth| first.0 + nth));
+        }
+        if blocks.len() == before {
+            return blocks;
+        }
+    }
+}
+
+fn block(bytes: &[u8], at: u64) -> &[u8] {
+    &bytes[at as usize * BLOCK..][..BLOCK]
+}
+
+/// Says which checksums the log of a volume has.
+fn with_sums(mut bytes: Vec<u8>, incompatible: u32) -> Vec<u8> {
+    let first = log(&bytes)[0] as usize * BLOCK;
+    let raw = RawJournalSuperblock::view_mut(&mut bytes[first..]).unwrap();
+    raw.s_feature_incompat.set(incompatible);
+    raw.s_checksum_type = 4;
+    raw.set_tail(None, 1);
+    bytes
+}
+
+/// In each round of the log but the first, what was there before is left behind a torn commit
+/// block. To Linux such a block is whole; `e2fsck` 1.47.0 gives up if anything but zeros is left.
+#[test]
+fn a_torn_commit_block_is_whole_or_not_there() {
+    let Some(base) = base("4M", &["-O", "^64bit"]) else { return };
+    for sums in [Incompatible::CSUM_V2, Incompatible::CSUM_V3] {
+        let base = with_sums(base.clone(), sums.bits());
+        let log = log(&base);
+        let disk = Arc::new(RecordDisk::new(MemoryDisk::new(base.clone(), 512)));
+        let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+        for nth in 0..250 {
+            let name = format!("{nth:0100}");
+            let file = volume.create(volume.root(), name.as_bytes(), &FILE).unwrap();
+            volume.write(file, 0, &tree::pattern(nth, 500)).unwrap();
+            volume.sync().unwrap();
+        }
+        drop(volume);
+        let mut medium = base;
+        let (mut commits, mut asked) = (0, 0);
+        for event in disk.take() {
+            let Event::Group { writes, .. } = event else { continue };
+            let [(at, bytes)] = &writes[..] else {
+                apply(&mut medium, &writes);
+                continue;
+            };
+            let is_commit = matches!(header(bytes), Some((jbd2::Kind::Commit, _)));
+            if is_commit && log.contains(&(at / BLOCK as u64)) {
+                commits += 1;
+                let behind = &medium[*at as usize + SECTOR..][..BLOCK - SECTOR];
+                assert!(behind.iter().all(|byte| *byte == 0), "{sums:?}: commit {commits}");
+                if commits % 60 == 59 {
+                    asked += 1;
+                    let mut torn = medium.clone();
+                    apply(&mut torn, &[(*at, bytes[..SECTOR].to_vec())]);
+                    let image = Image::of(&torn);
+                    let said = Command::new("e2fsck").args(["-fp", image.path()]).output().unwrap();
+                    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+                    assert!(!said.contains("corrupt"), "{sums:?}: commit {commits}: {said}");
+                    run("e2fsck", &["-fn", image.path()]).unwrap();
+                }
+            }
+            apply(&mut medium, &writes);
+        }
+        assert!(commits >= 250 && asked >= 4, "{commits}, {asked}");
+    }
+}
+
+fn apply(medium: &mut [u8], writes: &[(u64, Vec<u8>)]) {
+    for (at, bytes) in writes {
+        medium[*at as usize..][..bytes.len()].copy_from_slice(bytes);
+    }
+}
+
+/// A bitmap of blocks that begins like a block of the journal, made of files of one block.
+#[test]
+fn a_copy_that_looks_like_the_journals_own_is_escaped() {
+    const GROUP_BLOCKS: u64 = 1024;
+    let more = ["-O", "^metadata_csum,^64bit,uninit_bg", "-g", "1024", "-N", "7000"];
+    let Some(base) = base("8M", &more) else { return };
+    let disk = Arc::new(MemoryDisk::new(base, 512));
+    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    let root = volume.root();
+    // Until the volume is full, so that every bit of a group of nothing else is set.
+    let mut files = vec![];
+    for nth in 0.. {
+        let name = format!("{nth}");
+        let Ok(file) = volume.create(root, name.as_bytes(), &FILE) else { break };
+        if volume.write(file, 0, b"one block").is_err() {
+            break;
+        }
+        let Place::At(at) = volume.map(file, 0).unwrap()[0].place else { panic!("{name}") };
+        files.push((name, at.0));
+    }
+    // Blocks of a group begin behind the first one of the volume.
+    let firsts = (0..8).map(|group| 1 + group * GROUP_BLOCKS);
+    let of_bit = |at: u64| files.iter().find(|(_, it)| *it == at).map(|(name, _)| name);
+    let all = firsts.map(|first| (first..first + 32).filter_map(of_bit).collect::<Vec<_>>());
+    let names = all.into_iter().find(|names| names.len() == 32).expect("a group of files");
+    let magic = u32::from_le_bytes(MAGIC.to_be_bytes());
+    for (name, _) in names.iter().zip(0..).filter(|(_, bit)| magic & (1 << bit) == 0) {
+        volume.unlink(root, name.as_bytes()).unwrap();
+    }
+    volume.sync().unwrap();
+    drop(volume);
+    let bytes = Arc::into_inner(disk).unwrap().into_bytes();
+
+    // The copy is in the log, and it does not begin so there.
+    let log = log(&bytes);
+    let is_escaped = |at: &&u64| block(&bytes, **at).starts_with(&[0, 0, 0, 0, 0xFF, 0xFF, 0xFF]);
+    assert!(log.iter().any(|at| is_escaped(&at)));
+    for at in &log[1..] {
+        assert!(
+            block(&bytes, *at)[..4] != MAGIC.to_be_bytes() || header(block(&bytes, *at)).is_some()
+        );
+    }
+
+    // Recovered by all to the same.
+    let by_e2fsck = Image::of(&bytes);
+    run("e2fsck", &["-fp", by_e2fsck.path()]).unwrap();
+    run("e2fsck", &["-fn", by_e2fsck.path()]).unwrap();
+    let ours = Arc::new(MemoryDisk::new(bytes.clone(), 512));
+    Volume::open_for_writing(ours.clone(), Options::default(), writing()).unwrap().close().unwrap();
+    let by_us = Image::of(&Arc::into_inner(ours).unwrap().into_bytes());
+    run("e2fsck", &["-fn", by_us.path()]).unwrap();
+    let by_kernel = Image::of(&bytes);
+    if let Some(mount) = by_kernel.mount_writable() {
+        drop(mount);
+        run("e2fsck", &["-fn", by_kernel.path()]).unwrap();
+    }
+
+    // A tag that does not say so is missed: the bits stay zero.
+    let mut spoilt = bytes;
+    let (mut flags, mut tags) = (0, 0);
+    for at in &log[1..] {
+        let descriptor = &mut spoilt[*at as usize * BLOCK..][..BLOCK];
+        if !matches!(header(descriptor), Some((jbd2::Kind::Descriptor, _))) {
+            continue;
+        }
+        // Tags of 8 bytes: number, sum, flags; behind the first one there is an identity.
+        let mut tag = 12;
+        while tag + 8 <= BLOCK {
+            tags += 1;
+            let flag = descriptor[tag + 7];
+            flags += u32::from(flag & 1);
+            descriptor[tag + 7] &= !1;
+            tag += if flag & 2 == 0 { 24 } else { 8 };
+            if flag & 8 != 0 {
+                break;
+            }
+        }
+    }
+    assert!(flags > 0 && tags > flags, "{flags} of {tags}");
+    let missed = Image::of(&spoilt);
+    let checked = Command::new("e2fsck").args(["-fy", missed.path()]).output().unwrap();
+    assert_eq!(checked.status.code(), Some(1), "{checked:?}");
+}
+
+/// Damage that a change meets halfway ends writing; that is in the journal, for who comes next.
+#[test]
+fn why_writing_stopped_is_recorded() {
+    let Some(base) = base("4M", &[]) else { return };
+    let disk = Arc::new(MemoryDisk::new(base, 512));
+    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    let file = volume.create(volume.root(), b"pieces", &FILE).unwrap();
+    for nth in 0..400 {
+        volume.write(file, nth * 2 * BLOCK as u64, b"a piece").unwrap();
+    }
+    volume.close().unwrap();
+    drop(volume);
+    let mut bytes = Arc::into_inner(disk).unwrap().into_bytes();
+    // Leaves of the map of the file begin with their magic number: one of them is found when
+    // others are cut already.
+    let log = log(&bytes);
+    let leaves = bytes
+        .chunks_exact_mut(BLOCK)
+        .enumerate()
+        .filter(|(nth, block)| block.starts_with(&[0x0A, 0xF3]) && !log.contains(&(*nth as u64)));
+    let mut leaves: Vec<_> = leaves.map(|(_, block)| block).collect();
+    assert!(leaves.len() > 3);
+    leaves[1][12..40].fill(0xAA);
+    let disk = Arc::new(MemoryDisk::new(bytes, 512));
+    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    let other = volume.create(volume.root(), b"other", &FILE).unwrap();
+    volume.sync_inode(other, false).unwrap();
+    let refused = volume.unlink(volume.root(), b"pieces");
+    assert!(volume.failure().is_some(), "{refused:?}");
+    assert!(matches!(volume.close(), Err(Error::ReadOnly)));
+    drop(volume);
+    let bytes = Arc::into_inner(disk).unwrap().into_bytes();
+    let raw = RawJournalSuperblock::view(block(&bytes, log[0])).unwrap();
+    assert_eq!(raw.s_errno.get().cast_signed(), -117);
+
+    // What was synced before is there, and the next mount says that e2fsck should look.
+    for by_kernel in [true, false] {
+        let image = Image::of(&bytes);
+        if by_kernel {
+            let Some(mount) = image.mount_writable() else { continue };
+            assert!(mount.path().join("other").exists());
+        } else {
+            let disk = Arc::new(MemoryDisk::new(bytes.clone(), 512));
+            let volume =
+                Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+            volume.lookup(volume.root(), b"other").unwrap();
+            volume.close().unwrap();
+            drop(volume);
+            fs::write(&image.path, Arc::into_inner(disk).unwrap().into_bytes()).unwrap();
+        }
+        let header = run("dumpe2fs", &["-h", image.path()]).unwrap();
+        let state = header.lines().find(|line| line.starts_with("Filesystem state:")).unwrap();
+        assert!(state.contains("with errors"), "by the kernel: {by_kernel}: {state}");
+        let bytes = fs::read(&image.path).unwrap();
+        let raw = RawJournalSuperblock::view(block(&bytes, log[0])).unwrap();
+        assert_eq!(raw.s_errno.get(), 0, "by the kernel: {by_kernel}");
+    }
+}
