@@ -10,7 +10,7 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use draconis_device::{Claim, Disk, Extent, FileOptions, OpenedFile, claim};
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::{Kind, Time};
 use draconis_exchange::heap::Block;
 use draconis_ext::{Error, Follow, InodeNumber, Volume};
 use draconis_service::options::MountOptions;
@@ -190,6 +190,16 @@ pub fn writable(image: &Path) -> anyhow::Result<OpenedFile> {
     let name = image.display();
     let missing = || format!("{name}: no such file; draconis format makes a volume");
     opened(alone(image)?.with_context(missing)?, image, true)
+}
+
+/// Puts in place what a volume that is to be changed as a whole has waiting.
+pub fn settle(image: &Path, disk: &Arc<dyn Disk>, now: Time) -> anyhow::Result<()> {
+    let settled = draconis_ext::settle(disk, now);
+    if settled.map_err(|error| refused(image, &**disk, error.into()))? {
+        let shown = image.display();
+        log::info!("{shown}: what its journal held, or an unfinished change, is in place now");
+    }
+    Ok(())
 }
 
 /// Opens an image that is only read beside one that is changed.

@@ -106,11 +106,13 @@ mod ops;
 mod orphans;
 mod path;
 mod quota;
+mod redo;
 #[cfg(test)]
 mod testing;
 mod transaction;
 mod units;
 mod volume;
+mod whole;
 mod xattr;
 
 pub use blocks::DeviceStatistics;
@@ -124,5 +126,7 @@ pub use label::set_label;
 pub use map::{Place, Run};
 pub use ops::{Access, AccessTimes, NewNode, Renaming, Reserve, Whiteout, Writing, XattrSet};
 pub use path::Follow;
+pub use redo::finish;
 pub use units::{FileBlock, FileId, FsBlock, GroupNumber, InodeNumber};
 pub use volume::{Info, Options, Space, Statistics, Volume};
+pub use whole::settle;
