@@ -218,6 +218,12 @@ fn opened(file: File, image: &Path, write: bool) -> anyhow::Result<OpenedFile> {
     OpenedFile::new(file.into(), how).with_context(|| image.display().to_string())
 }
 
+/// Confines this process to what it has open, whose length it may change.
+pub fn confine_resizer() -> anyhow::Result<()> {
+    sandbox::confine(&Profile::Resizer, None)?;
+    Ok(())
+}
+
 /// Confines this process to what it has open.
 pub fn confine() -> anyhow::Result<()> {
     sandbox::confine(&Profile::Reader, None)?;

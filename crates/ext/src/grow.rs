@@ -145,7 +145,7 @@ impl Growth {
         let found: u64 = room.iter().map(|range| range.end - range.start).sum();
         if found < enough {
             let last = room.len().saturating_sub(1);
-            room.splice(last..last, self.old.free_blocks(&redo, enough)?);
+            room.splice(last..last, self.old.free_blocks(&redo, 0, enough)?);
         }
         redo.set_room(room)?;
         self.fill_last_group(&mut redo, &mut to_be, last, &gained)?;

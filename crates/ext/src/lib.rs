@@ -107,9 +107,12 @@ mod orphans;
 mod path;
 mod quota;
 mod redo;
+mod rework;
+pub mod shrink;
 #[cfg(test)]
 mod testing;
 mod transaction;
+pub mod tune;
 mod units;
 mod volume;
 mod whole;

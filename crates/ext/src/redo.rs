@@ -132,6 +132,8 @@ pub(crate) struct Redo<'a> {
     index: BTreeMap<u64, u64>,
     pending: BTreeMap<u64, Vec<u8>>,
     pending_bytes: u64,
+    /// Nothing is written: what would be is counted.
+    is_dry: bool,
 }
 
 impl<'a> Redo<'a> {
@@ -146,7 +148,28 @@ impl<'a> Redo<'a> {
             index: BTreeMap::new(),
             pending: BTreeMap::new(),
             pending_bytes: 0,
+            is_dry: false,
         }
+    }
+
+    /// A change that is only tried: nothing is written, and a block is always what it was.
+    pub(crate) fn dry(disk: &'a dyn Disk, block_bytes: u32) -> Self {
+        Self { is_dry: true, ..Self::new(disk, block_bytes, vec![]) }
+    }
+
+    /// Whether it is only tried.
+    pub(crate) fn is_dry(&self) -> bool {
+        self.is_dry
+    }
+
+    /// Blocks that the log takes for what was put so far.
+    pub(crate) fn log_blocks(&self) -> u64 {
+        let homes = self.index.keys().chain(self.pending.keys());
+        let homes = homes.collect::<std::collections::BTreeSet<_>>().len() as u64;
+        let block_bytes = index(self.writer.block_bytes.into());
+        let room = (block_bytes.saturating_sub(HEAD_BYTES) / ENTRY_BYTES).max(1) as u64;
+        let all = homes.saturating_add(1);
+        all.saturating_add(all.div_ceil(room))
     }
 
     /// A block as it is to be.
@@ -154,8 +177,8 @@ impl<'a> Redo<'a> {
         if let Some(bytes) = self.pending.get(&at.0) {
             return Ok(bytes.clone());
         }
-        let at = self.index.get(&at.0).map_or(at, |logged| FsBlock(*logged));
-        self.writer.read(at, 1)
+        let logged = self.index.get(&at.0).filter(|_| !self.is_dry);
+        self.writer.read(logged.map_or(at, |logged| FsBlock(*logged)), 1)
     }
 
     /// Blocks as they are on the disk.
@@ -165,6 +188,10 @@ impl<'a> Redo<'a> {
 
     /// Sets what a block is to be.
     pub(crate) fn put(&mut self, at: FsBlock, bytes: Vec<u8>) -> Result<()> {
+        if self.is_dry {
+            self.index.insert(at.0, 0);
+            return Ok(());
+        }
         let len = bytes.len() as u64;
         if self.pending.insert(at.0, bytes).is_none() {
             self.pending_bytes = self.pending_bytes.saturating_add(len);
@@ -189,11 +216,17 @@ impl<'a> Redo<'a> {
 
     /// Writes to blocks that are free now: the change alone makes them anything.
     pub(crate) fn write_free(&mut self, at: FsBlock, bytes: &[u8]) -> Result<()> {
+        if self.is_dry {
+            return Ok(());
+        }
         self.writer.write(at, bytes)
     }
 
     /// Zeros where it is free now, from byte `start` up to `end`.
     pub(crate) fn zero_free(&mut self, start: u64, end: u64, progress: &dyn Fn(u64)) -> Result<()> {
+        if self.is_dry {
+            return Ok(());
+        }
         self.writer.zeros(start, end, progress)
     }
 

@@ -243,12 +243,17 @@ impl Whole {
         Ok(bytes)
     }
 
-    /// Free blocks, `enough` of them if there are so many.
-    pub(crate) fn free_blocks(&self, redo: &Redo<'_>, enough: u64) -> Result<Vec<Range<u64>>> {
+    /// Free blocks from `first` on, the last ones first: `enough` of them if there are so many.
+    pub(crate) fn free_blocks(
+        &self,
+        redo: &Redo<'_>,
+        first: u64,
+        enough: u64,
+    ) -> Result<Vec<Range<u64>>> {
         let mut found = vec![];
         let mut count = 0;
         for number in (0..self.super_.groups).rev() {
-            if count >= enough {
+            if count >= enough || bounds(&self.super_, number).1 <= first {
                 break;
             }
             if self.group(number)?.free_clusters == 0 {
@@ -260,8 +265,9 @@ impl Whole {
             let mut at = 0;
             while let Some(from) = bitmap.next_zero(at) {
                 let len = bitmap.zeros_at(from, u32::MAX);
-                found.push(start + u64::from(from)..start + u64::from(from + len));
-                count += u64::from(len);
+                let run = (start + u64::from(from)).max(first)..start + u64::from(from + len);
+                count += run.end.saturating_sub(run.start);
+                found.extend((!run.is_empty()).then_some(run));
                 at = from + len;
             }
         }
