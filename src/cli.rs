@@ -6,8 +6,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{
     cat, check, chmod, chown, complete_path, completions, cp, format, get, grow, info, kv, lab, ln,
-    ls, manpages, mkdir, mount, mv, put, rm, serve, set_label, stat, status, store, tar, touch,
-    tree, truncate, umount, untar, worker,
+    ls, manpages, mkdir, mount, mv, put, rm, serve, set_label, shrink, stat, status, store, tar,
+    touch, tree, truncate, tune, umount, untar, worker,
 };
 
 /// Ext volumes you do not trust, mounted by a process that can do nothing else.
@@ -56,6 +56,8 @@ pub enum Command {
     Truncate(truncate::Arguments),
     SetLabel(set_label::Arguments),
     Grow(grow::Arguments),
+    Shrink(shrink::Arguments),
+    Tune(tune::Arguments),
     #[command(subcommand)]
     Store(store::Command),
     #[command(subcommand)]
@@ -99,6 +101,8 @@ impl Command {
             Self::Truncate(arguments) => truncate::run(&arguments),
             Self::SetLabel(arguments) => set_label::run(&arguments),
             Self::Grow(arguments) => grow::run(&arguments),
+            Self::Shrink(arguments) => shrink::run(&arguments),
+            Self::Tune(arguments) => tune::run(&arguments),
             Self::Store(command) => store::run(&command),
             Self::Kv(command) => kv::run(&command),
             Self::Lab(arguments) => lab::run(&arguments),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use draconis_device::{Claim, Disk, Extent, FileOptions, OpenedFile, claim};
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::{Kind, Time};
 use draconis_exchange::heap::Block;
 use draconis_ext::{Error, Follow, InodeNumber, Volume};
 use draconis_service::options::MountOptions;
@@ -192,6 +192,16 @@ pub fn writable(image: &Path) -> anyhow::Result<OpenedFile> {
     opened(alone(image)?.with_context(missing)?, image, true)
 }
 
+/// Puts in place what a volume that is to be changed as a whole has waiting.
+pub fn settle(image: &Path, disk: &Arc<dyn Disk>, now: Time) -> anyhow::Result<()> {
+    let settled = draconis_ext::settle(disk, now);
+    if settled.map_err(|error| refused(image, &**disk, error.into()))? {
+        let shown = image.display();
+        log::info!("{shown}: what its journal held, or an unfinished change, is in place now");
+    }
+    Ok(())
+}
+
 /// Opens an image that is only read beside one that is changed.
 pub fn readable(image: &Path) -> anyhow::Result<OpenedFile> {
     let file = File::open(image).with_context(|| image.display().to_string())?;
@@ -206,6 +216,12 @@ fn opened(file: File, image: &Path, write: bool) -> anyhow::Result<OpenedFile> {
     // Through the page cache, as with every tool that runs once.
     let how = FileOptions { write, direct: false, uring: false };
     OpenedFile::new(file.into(), how).with_context(|| image.display().to_string())
+}
+
+/// Confines this process to what it has open, whose length it may change.
+pub fn confine_resizer() -> anyhow::Result<()> {
+    sandbox::confine(&Profile::Resizer, None)?;
+    Ok(())
 }
 
 /// Confines this process to what it has open.

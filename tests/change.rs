@@ -524,8 +524,8 @@ fn volumes_grow_with_their_files() {
         assert!(said.contains(why) && len(&image.path) == before, "{said}");
         check(&image.path);
     };
-    refused("32M", "not shrunk");
-    refused("1T", "can grow to");
+    refused("32M", "draconis shrink makes it smaller");
+    refused("64T", "can grow to");
     refused("x", "not a size");
     // A volume inside a larger image grows with that, too.
     let inside = image.draconis.path("inside");
@@ -539,6 +539,72 @@ fn volumes_grow_with_their_files() {
 }
 
 #[test]
+fn volumes_shrink_with_their_files() {
+    let image = Image::new(&["-t", "ext4", "-b", "1024"], "32M");
+    let path = image.path.to_str().unwrap();
+    let file = image.file("file", &[7; 3_000_000]);
+    image.ok(&["put", file.to_str().unwrap(), ":/file"]);
+    let before = image.tree();
+    let len = |path: &Path| std::fs::metadata(path).unwrap().len();
+    image.ok(&["shrink", "--progress", "always", path, "20000"]);
+    assert_eq!(len(&image.path), 20_000 << 10);
+    check(&image.path);
+    let refused = |arguments: &[&str], why: &str| {
+        let before = len(&image.path);
+        let said = image.draconis.fails([&["shrink", path][..], arguments].concat());
+        assert!(said.contains(why) && len(&image.path) == before, "{said}");
+        check(&image.path);
+    };
+    refused(&["1M"], "can shrink to");
+    refused(&["32M"], "draconis grow makes it larger");
+    refused(&["x"], "not a size");
+    refused(&[], "--min");
+    image.ok(&["shrink", "--min", path]);
+    assert!(len(&image.path) < 9 << 20, "{}", len(&image.path));
+    check(&image.path);
+    assert_eq!(image.tree(), before);
+    // What is behind the volume in a larger file stays.
+    let longer = image.draconis.path("longer");
+    image.ok(&["grow", path, "20M"]);
+    let bytes = std::fs::read(&image.path).unwrap();
+    std::fs::write(&longer, [bytes, vec![5; 1 << 20]].concat()).unwrap();
+    image.draconis.ok(["shrink", longer.to_str().unwrap(), "12M"]);
+    assert_eq!(len(&longer), 21 << 20);
+}
+
+#[test]
+fn volumes_are_tuned_as_by_tune2fs() {
+    let image = Image::new(&["-t", "ext2", "-b", "1024"], "32M");
+    let path = image.path.to_str().unwrap();
+    let file = image.file("file", &[7; 300_000]);
+    image.ok(&["put", file.to_str().unwrap(), ":/file"]);
+    let before = image.tree();
+    let uuid = "01234567-89ab-4def-8123-456789abcdef";
+    image.ok(&["tune", "-L", "tuned", "-U", uuid, "-m", "1.5", "-e", "remount-ro", path]);
+    image.ok(&["tune", "-c", "-1", "-i", "6m", "-J", "size=4", path]);
+    check(&image.path);
+    let told = image.draconis.ok(["info", path]);
+    for expected in ["tuned", uuid, "has_journal", "ext3"] {
+        assert!(told.contains(expected), "{expected}: {told}");
+    }
+    image.ok(&["tune", "-O", "^has_journal,dir_index,large_file", path]);
+    image.ok(&["tune", path]);
+    check(&image.path);
+    assert_eq!(image.tree(), before);
+    for (options, why) in [
+        (&["-m", "51"][..], "0 to 50 percent"),
+        (&["-U", "x"], "a UUID, random"),
+        (&["-O", "^filetype"], "tune2fs -O ^filetype"),
+        (&["-J", "device=x"], "size=MIB"),
+        (&["-i", "x"], "30d"),
+    ] {
+        let said = image.draconis.fails([&["tune"][..], options, &[path]].concat());
+        assert!(said.contains(why), "{said}");
+    }
+    check(&image.path);
+}
+
+#[test]
 fn what_is_in_use_or_no_volume_is_left_alone() {
     let image = Image::new(&[], "8M");
     let file = std::fs::File::open(&image.path).unwrap();
@@ -548,6 +614,8 @@ fn what_is_in_use_or_no_volume_is_left_alone() {
         &["rm", ":/x"],
         &["set-label", image.path.to_str().unwrap()],
         &["grow", image.path.to_str().unwrap(), "16M"],
+        &["shrink", "--min", image.path.to_str().unwrap()],
+        &["tune", "-L", "x", image.path.to_str().unwrap()],
     ] {
         let said = image.draconis.fails(image.arguments(line));
         assert!(said.contains("in use; unmount it first"), "{said}");

@@ -92,6 +92,10 @@ fn each_failure_is_said_in_one_sentence() {
         ),
         ("grow D/empty", "D/empty: too short for a volume, or empty; draconis format makes one"),
         (
+            "shrink --min D/empty",
+            "D/empty: too short for a volume, or empty; draconis format makes one",
+        ),
+        (
             "set-label D/empty x",
             "D/empty: too short for a volume, or empty; draconis format makes one",
         ),

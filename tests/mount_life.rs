@@ -420,7 +420,9 @@ fn a_block_device_has_one_user_while_it_is_mounted() {
     let made = Command::new("losetup").args(["--find", "--show"]).arg(&image).output().unwrap();
     let device = Device(String::from_utf8(made.stdout).unwrap().trim().into());
     let below = draconis.make_dir("below");
-    for (options, kind) in [("rw,norestart", "fuseblk.draconis"), ("rw,norestart,nofuseblk", "fuse.draconis")] {
+    for (options, kind) in
+        [("rw,norestart", "fuseblk.draconis"), ("rw,norestart,nofuseblk", "fuse.draconis")]
+    {
         let at = draconis.mount(&device.0, "at", options);
         assert_eq!(shown(&at), (kind.into(), device.0.display().to_string()));
         let other = Command::new("mount").args(["-t", "ext2"]).arg(&device.0).arg(&below).output();

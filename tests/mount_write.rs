@@ -446,7 +446,8 @@ fn a_killed_worker_leaves_a_whole_volume() {
     let mut kept = 0;
     for round in 0..8 {
         let cache = if round % 2 == 0 { "nowriteback" } else { "writeback" };
-        let volume = Volume::new("1024", "128M", &format!("rw,norestart,commit=1,dirty=1M,{cache}"));
+        let volume =
+            Volume::new("1024", "128M", &format!("rw,norestart,commit=1,dirty=1M,{cache}"));
         let mut busy = Command::new("sh")
             .args(["-c", "tar -C /usr -cf - include | tar -xf -; rm -r include/linux; sync"])
             .current_dir(&volume.at)

@@ -1,9 +1,10 @@
 //! `draconis grow`
 //!
 //! ```text
-//!   image ──alone──▶ plan ──▶ file lengthened ──▶ confined ──▶ written
+//!   image ──alone──▶ settled ──▶ plan ──▶ file lengthened ──▶ confined ──▶ written
 //! ```
-//! Law: what is refused is refused before the image has changed, its length included.
+//! Law: what is refused is refused before the image has changed, its length included; but for what
+//! its journal holds, or an unfinished change, which are put in place first.
 
 use std::fs::File;
 use std::os::unix::fs::FileTypeExt;
@@ -24,9 +25,10 @@ use crate::image::{self, Place};
 use crate::progress::{Progress, When};
 use crate::{change, text};
 
-/// Make a volume larger, as far as its reserve of group descriptors goes.
+/// Make a volume larger.
 ///
-/// Files stay where they are. An image that is a file is lengthened, with a hole.
+/// Files stay where they are. An image that is a file is lengthened, with a hole. If it is cut off,
+/// the volume is as it was, or running it again ends it.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
@@ -51,7 +53,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             .with_context(|| format!("{text}: not a size such as 4096, 64K or 1G"))
     });
     let given = given.transpose()?;
-    let disk = disk(arguments, &file, false)?;
+    let disk = disk(arguments, &file)?;
+    image::settle(&arguments.image, &disk, now)?;
     let size = given.unwrap_or(disk.properties().len_bytes);
     let growth = Growth::plan(&*disk, size).map_err(|error| match error {
         Error::Volume(error) => image::refused(&arguments.image, &*disk, error.into()),
@@ -63,7 +66,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let zeroed_from_bytes = lengthen(arguments, &file, &growth)?;
-    let disk = self::disk(arguments, &file, true)?;
+    let disk = self::disk(arguments, &file)?;
     image::confine()?;
     let total = growth.bytes_to_write(zeroed_from_bytes);
     let progress = Mutex::new(Progress::new(arguments.progress, total));
@@ -84,9 +87,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// The part of the image that the volume is in.
-fn disk(arguments: &Arguments, file: &File, write: bool) -> anyhow::Result<Arc<dyn Disk>> {
+fn disk(arguments: &Arguments, file: &File) -> anyhow::Result<Arc<dyn Disk>> {
     let shown = arguments.image.display();
-    let options = FileOptions { write, direct: false, uring: false };
+    let options = FileOptions { write: true, direct: false, uring: false };
     let opened = OpenedFile::new(file.try_clone()?.into(), options);
     let disk = opened.with_context(|| shown.to_string())?.start();
     part(Arc::new(disk), &arguments.place.options()).with_context(|| shown.to_string())
@@ -123,7 +126,7 @@ fn tell(arguments: &Arguments, error: Error) -> anyhow::Error {
     let shown = arguments.image.display();
     let step = match &error {
         Error::ShortDisk { .. } => "give the partition or the device more room first",
-        Error::Volume(draconis_ext::Error::Io(_)) => "run e2fsck -p before it is used again",
+        Error::Volume(draconis_ext::Error::Io(_)) => "run it again before the volume is used",
         _ => return anyhow::Error::from(error).context(shown.to_string()),
     };
     anyhow!("{shown}: {error}; {step}")

@@ -253,6 +253,23 @@ pub const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         &[("Make a volume larger, with the file that it is in", "draconis grow disk.img 32M")],
     ),
     (
+        "draconis-shrink",
+        &[
+            ("Make a volume smaller, with the file that it is in", "draconis shrink disk.img 12M"),
+            ("As small as what it holds", "draconis shrink --min disk.img"),
+        ],
+    ),
+    (
+        "draconis-tune",
+        &[
+            (
+                "Give a volume a label and another identity",
+                "draconis tune -L data -U random disk.img",
+            ),
+            ("Reserve nothing, and add a journal", "draconis tune -m 0 -j disk.img"),
+        ],
+    ),
+    (
         "draconis-store",
         &[(
             "Make a store, put a file into it, and get it back",

@@ -65,13 +65,8 @@ pub const DEADLY: &[u8] = b"deadly";
 
 impl Omission {
     /// Those that show when a worker dies.
-    pub const OF_DEATHS: [Self; 5] = [
-        Self::LogFirst,
-        Self::Repeats,
-        Self::SameInode,
-        Self::KeptAnswers,
-        Self::OpenNameless,
-    ];
+    pub const OF_DEATHS: [Self; 5] =
+        [Self::LogFirst, Self::Repeats, Self::SameInode, Self::KeptAnswers, Self::OpenNameless];
 
     /// Those that show in single calls.
     pub const ALL: [Self; 18] = [

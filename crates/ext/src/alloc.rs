@@ -446,7 +446,7 @@ fn in_clusters(ranges: Vec<(u64, u64)>, cluster_blocks: u64) -> Vec<(u64, u64)> 
 impl Superblock {
     /// Blocks at the start of a group that hold the superblock, the descriptors and what is
     /// kept for more of them.
-    fn head_blocks(&self, group: GroupNumber) -> u64 {
+    pub(crate) fn head_blocks(&self, group: GroupNumber) -> u64 {
         let copy = u64::from(self.has_superblock(group));
         let per_block = self.descriptors_per_block();
         let is_meta = self.incompatible.contains(Incompatible::META_BG)

@@ -1,154 +1,83 @@
 //! Growing a volume that is not in use: the last group is filled up, groups are added, and their
-//! descriptors take blocks of the reserve that follows the table.
+//! descriptors take blocks of the reserve that follows the table; where that ends, they are spread
+//! (`meta_bg`).
 //!
 //! ```text
 //!   before   | super | descriptors | reserve ........... | .. | last group, cut |
 //!   after    | super | descriptors ....... | reserve ... | .. | last group .... | new | new |
 //!                                    └── never moves ──┘
 //! ```
-//! The reserve belongs to inode 7. One block of its map, the top, has a pointer for each reserved
-//! block of group 0, which in turn has one for each copy of itself in other groups.
-//!
 //! Law 1: everything is known to fit before a byte is written, the length of a file included.
-//! Law 2: nothing moves; what would have to is refused with the largest size that works.
-//! Law 3: what a run that was cut off leaves is said in [`write`].
+//! Law 2: nothing moves.
+//! Law 3: what is beyond the end is written first, and all that was there before in one change
+//! ([`crate::redo`]).
 
-mod write;
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "computes with block numbers of checked superblocks, far below 2^64"
+)]
 
-pub use write::Target;
+use std::ops::Range;
 
-use draconis_device::{Disk, Extent};
-use draconis_exchange::heap::Block;
-use zerocopy::IntoBytes;
+use draconis_device::Disk;
+use draconis_exchange::contract::Time;
 
+use crate::format::bitmap::{BitRun, fill};
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
-use crate::format::group::{Group, RawGroup};
-use crate::format::le32;
-use crate::format::slot::Slot;
-use crate::format::superblock::{LEN_BYTES, OFFSET_BYTES, RawSuperblock, Superblock};
+use crate::format::group::{Group, flags};
+use crate::format::inode::low32;
+use crate::format::superblock::{RawSuperblock, Superblock};
 use crate::mkfs::LEAST_IN_GROUP;
+use crate::redo::Redo;
 use crate::units::{index, narrow};
+pub use crate::whole::{Error, Result};
+use crate::whole::{ToBe, Whole, bounds, reserve, set_between, tables};
 use crate::{FsBlock, GroupNumber};
 
-/// The inode that owns the reserve.
-const RESIZE_INODE: u32 = 7;
-/// Which of its pointers leads to the top of its map.
-const TOP_POINTER: usize = 13;
-
-/// Why a volume was not grown.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Error {
-    /// It was not unmounted properly, or damage was found and left.
-    #[error("the volume is not clean; run e2fsck -f first")]
-    NotClean,
-    /// The size asked for is less than it has.
-    #[error(
-        "the volume has {blocks} blocks of {block_bytes} bytes and is not shrunk; \
-         make a smaller one with draconis format --from, or use resize2fs"
-    )]
-    Shrink {
-        /// Blocks that it has.
-        blocks: u64,
-        /// Bytes of a block.
-        block_bytes: u32,
-    },
-    /// There is no room for the descriptors of so many groups.
-    #[error(
-        "{asked_bytes} bytes are too many: with its reserve of descriptors the volume can grow to \
-         {largest_bytes} bytes ({}K); resize2fs moves files to go further",
-        largest_bytes / 1024
-    )]
-    TooLarge {
-        /// The size asked for, in bytes.
-        asked_bytes: u64,
-        /// The largest that works, in bytes.
-        largest_bytes: u64,
-    },
-    /// Something about the volume that is not grown here.
-    #[error("{0} is not supported by grow; use resize2fs")]
-    Unsupported(String),
-    /// The disk does not reach to the end of the volume as it is, or as it is to be.
-    #[error("the disk has {disk_bytes} bytes, the volume needs {needed_bytes}")]
-    ShortDisk {
-        /// Bytes of the disk.
-        disk_bytes: u64,
-        /// Bytes of the volume.
-        needed_bytes: u64,
-    },
-    /// It is no volume, or damaged, or the device failed.
-    #[error(transparent)]
-    Volume(#[from] crate::Error),
+/// Where a plan is written.
+pub struct Target<'a> {
+    /// The disk; as long as the volume is to be.
+    pub disk: &'a dyn Disk,
+    /// From this byte on it reads as zeros, so that zeros need not be written.
+    pub zeroed_from_bytes: u64,
+    /// When the volume is said to have been written.
+    pub now: Time,
+    /// Called with bytes of new groups that were handed to the disk.
+    pub progress: &'a dyn Fn(u64),
 }
-
-impl From<draconis_device::Error> for Error {
-    fn from(error: draconis_device::Error) -> Self {
-        Self::Volume(error.into())
-    }
-}
-
-/// What growing answers.
-pub type Result<T> = std::result::Result<T, Error>;
 
 /// A volume as it is, and as it is to be.
 #[derive(Debug)]
 pub struct Growth {
-    /// The superblock of group 0, as it is.
-    old_raw: RawSuperblock,
-    old: Superblock,
-    /// The same as it is to be; free counts excepted, which are what they were.
-    new_raw: RawSuperblock,
+    old: Whole,
+    /// The superblock as it is to be; free counts excepted, which are what they were.
+    raw: RawSuperblock,
     new: Superblock,
-    /// The blocks of descriptors as they are.
-    descriptors: Vec<u8>,
-    /// Bitmap of the last group as it is, if that is to be filled up.
-    last_bitmap: Option<(FsBlock, Vec<u8>)>,
-    /// The owner of the reserve, if that has to change.
-    owner: Option<Owner>,
-}
-
-/// The inode that owns the reserve.
-#[derive(Debug)]
-struct Owner {
-    /// The block that it is in.
-    block: FsBlock,
-    bytes: Vec<u8>,
-    /// Its place in there.
-    at: usize,
-    /// The top of its map.
-    top: FsBlock,
+    /// The top of the map of the reserve, if that has to change.
+    reserve: Option<FsBlock>,
 }
 
 impl Growth {
-    /// Plans to grow the volume on `disk`, which is not open, to `size_bytes`: less by a part
-    /// of a block, and by a last group that would have no room for files. The disk may be
-    /// shorter than that until it is written.
+    /// Plans to grow the volume on `disk`, which is not in use and [`crate::settle`]d, to
+    /// `size_bytes`: less by a part of a block, and by a last group that would have no room for
+    /// files. The disk may be shorter than that until it is written.
     ///
     /// # Errors
     /// All but [`Error::ShortDisk`] for the size to come.
     pub fn plan(disk: &dyn Disk, size_bytes: u64) -> Result<Self> {
-        let bytes = read(disk, OFFSET_BYTES, LEN_BYTES as u64)?;
-        let old_raw = RawSuperblock::view(&bytes)?.clone();
-        let old = old_raw.check()?;
-        refuse_what_is_not_grown(disk, &old)?;
-        let (new_raw, new) = sized(&old_raw, &old, size_bytes)?;
-        let table = old.descriptor_place(GroupNumber(0)).0;
-        let descriptors = read_blocks(disk, &old, table, old.descriptor_blocks().into())?;
-        let mut growth =
-            Self { old_raw, old, new_raw, new, descriptors, last_bitmap: None, owner: None };
-        if growth.gained_in_last_group() > 0 {
-            let at = growth.descriptor(growth.last_group())?.bg_block_bitmap_lo.get();
-            let at = FsBlock(at.into());
-            growth.last_bitmap = Some((at, read_blocks(disk, &growth.old, at, 1)?));
-        }
-        if growth.reserve_changes() {
-            growth.owner = Some(growth.find_owner(disk)?);
-        }
-        Ok(growth)
+        let old = Whole::load(disk, "growing")?;
+        let (raw, new) = sized(&old, size_bytes)?;
+        let redo = Redo::new(disk, new.block_bytes, vec![]);
+        let is_changed = new.reserved_descriptor_blocks != old.super_.reserved_descriptor_blocks
+            || new.compatible != old.super_.compatible
+            || (old.super_.groups..new.groups).any(|it| new.has_superblock(GroupNumber(it)));
+        let reserve = if is_changed { reserve::top(&redo, &old)? } else { None };
+        Ok(Self { old, raw, new, reserve })
     }
 
     /// Bytes of the volume as it is.
     pub fn old_len_bytes(&self) -> u64 {
-        self.old.len_bytes()
+        self.old.super_.len_bytes()
     }
 
     /// Bytes of the volume as it is to be; the same if there is nothing to do.
@@ -161,157 +90,191 @@ impl Growth {
         &self.new
     }
 
-    fn last_group(&self) -> GroupNumber {
-        GroupNumber(self.old.groups.saturating_sub(1))
+    fn new_groups(&self) -> Range<u32> {
+        self.old.super_.groups..self.new.groups
     }
 
-    /// Blocks that the group that was last gets.
-    fn gained_in_last_group(&self) -> u64 {
-        self.new.group_end(self.last_group()).0.saturating_sub(self.old.blocks)
-    }
-
-    fn new_groups(&self) -> impl Iterator<Item = GroupNumber> + use<> {
-        (self.old.groups..self.new.groups).map(GroupNumber)
-    }
-
-    /// Whether pointers of the reserve are added or taken away.
-    fn reserve_changes(&self) -> bool {
-        let new = &self.new;
-        self.old.reserved_descriptor_blocks > 0
-            && (new.reserved_descriptor_blocks != self.old.reserved_descriptor_blocks
-                || self.new_groups().any(|group| new.has_superblock(group)))
-    }
-
-    fn descriptor(&self, group: GroupNumber) -> Result<&RawGroup> {
-        Ok(RawGroup::view(&self.descriptors, group.0, &self.old)?)
-    }
-
-    /// Finds inode 7, and believes it only if its map is what the superblock says.
-    fn find_owner(&self, disk: &dyn Disk) -> Result<Owner> {
-        let damaged = || {
-            let inode = Some(crate::InodeNumber(RESIZE_INODE));
-            crate::Error::Corrupt { what: "reserve of descriptors", inode, block: None }
+    /// Bytes of new groups that are written where nothing reads as zeros, for a bar of progress.
+    pub fn bytes_to_write(&self, zeroed_from_bytes: u64) -> u64 {
+        let block_bytes = u64::from(self.new.block_bytes);
+        let most = zeroed_from_bytes / block_bytes;
+        let table = u64::from(self.new.inode_table_blocks());
+        let blocks = |group| {
+            let (start, _) = bounds(&self.new, group);
+            table.min(most.saturating_sub(start)).saturating_add(2)
         };
-        let (nth, per_group) = (RESIZE_INODE.saturating_sub(1), self.old.inodes_per_group);
-        let group = GroupNumber(nth.checked_div(per_group).ok_or_else(damaged)?);
-        let nth = u64::from(nth.checked_rem(per_group).ok_or_else(damaged)?);
-        let table =
-            Group::read(&self.descriptors, group.0, &self.old)?.check(&self.old)?.inode_table;
-        let block_bytes = u64::from(self.old.block_bytes);
-        let at = nth.saturating_mul(self.old.inode_bytes.into());
-        let block = table.after(at.checked_div(block_bytes).ok_or_else(damaged)?);
-        let at = index(at.checked_rem(block_bytes).ok_or_else(damaged)?);
-        let mut bytes = read_blocks(disk, &self.old, block, 1)?;
-        let slot = Slot::of(bytes.get_mut(at..).ok_or_else(damaged)?)?;
-        let top = FsBlock(slot.pointer(TOP_POINTER).into());
-        let pointers = read_blocks(disk, &self.old, top, 1)?;
-        for (place, block) in reserve(&self.old) {
-            if le32(&pointers, place) != Some(block.in_32_bits()?) {
-                return Err(damaged().into());
+        let all = self.new_groups().fold(0u64, |all, group| all.saturating_add(blocks(group)));
+        all.saturating_mul(block_bytes)
+    }
+
+    /// Grows the volume, and waits until that is durable.
+    ///
+    /// # Errors
+    /// [`Error::ShortDisk`]; [`Error::NoRoom`] where nothing is free for the log; what the device
+    /// says.
+    pub fn write(&self, target: &Target<'_>) -> Result<()> {
+        let (disk_bytes, needed_bytes) = (target.disk.properties().len_bytes, self.len_bytes());
+        if needed_bytes > disk_bytes {
+            return Err(Error::ShortDisk { disk_bytes, needed_bytes });
+        }
+        let old = &self.old.super_;
+        if old.blocks == self.new.blocks {
+            return Ok(());
+        }
+        let mut redo = Redo::new(target.disk, self.new.block_bytes, vec![]);
+        let mut to_be = ToBe {
+            raw: self.raw.clone(),
+            super_: self.new.clone(),
+            groups: self.old.groups.clone(),
+        };
+        let mut room = vec![];
+        for number in self.new_groups() {
+            let (group, free) = self.write_group(&mut redo, number, target)?;
+            to_be.groups.push(group);
+            room.push(free);
+        }
+        let last = old.groups.saturating_sub(1);
+        let gained = old.blocks..bounds(&self.new, last).1;
+        room.push(gained.clone());
+        // As many as may change, and those of the index.
+        let copies = (0..self.new.groups).filter(|it| self.new.has_superblock(GroupNumber(*it)));
+        let each = u64::from(self.new.descriptor_blocks())
+            + u64::from(self.new.reserved_descriptor_blocks)
+            + 2;
+        let enough = copies.count() as u64 * each * 2 + 16;
+        let found: u64 = room.iter().map(|range| range.end - range.start).sum();
+        if found < enough {
+            let last = room.len().saturating_sub(1);
+            room.splice(last..last, self.old.free_blocks(&redo, 0, enough)?);
+        }
+        redo.set_room(room)?;
+        self.fill_last_group(&mut redo, &mut to_be, last, &gained)?;
+        if let Some(top) = self.reserve {
+            reserve::renew(&mut redo, &to_be, top, target.now)?;
+            if !self.new.compatible.contains(Compatible::RESIZE_INODE) {
+                self.free(&mut redo, &mut to_be, top)?;
             }
         }
-        Ok(Owner { block, bytes, at, top })
+        let raw = to_be.put(&mut redo, &self.old, target.now)?;
+        Ok(redo.commit(&raw)?)
     }
-}
 
-/// The reserved blocks of group 0, and where in the top of the map each has its pointer: at its
-/// place among all descriptor blocks, counted round.
-fn reserve(super_: &Superblock) -> impl Iterator<Item = (usize, FsBlock)> + use<> {
-    let table = super_.descriptor_place(GroupNumber(0)).0;
-    let fan_out = u64::from(super_.block_bytes) / 4;
-    let first = u64::from(super_.descriptor_blocks());
-    let end = first.saturating_add(super_.reserved_descriptor_blocks.into());
-    (first..end).map(move |nth| {
-        let place = nth.checked_rem(fan_out).unwrap_or(0).saturating_mul(4);
-        (index(place), table.after(nth))
-    })
-}
+    /// Writes what is in a new group, which is not seen yet; its descriptor, and what is free.
+    fn write_group(
+        &self,
+        redo: &mut Redo<'_>,
+        number: u32,
+        target: &Target<'_>,
+    ) -> Result<(Group, Range<u64>)> {
+        let new = &self.new;
+        let (start, end) = bounds(new, number);
+        let head = FsBlock(start + new.head_blocks(GroupNumber(number)));
+        let mut group = Group {
+            block_bitmap: head,
+            inode_bitmap: head.after(1),
+            inode_table: head.after(2),
+            free_clusters: 0,
+            free_inodes: new.inodes_per_group,
+            directories: 0,
+            unused_inodes: 0,
+            flags: 0,
+            bitmap_sums: [0; 2],
+        };
+        if new.read_only_compatible.intersects(ReadOnlyCompatible::SUMS) {
+            group.unused_inodes = new.inodes_per_group;
+            group.flags = flags::INODE_UNINIT | flags::INODE_ZEROED;
+        }
+        let [.., table] = tables(new, &group);
+        let data = table.end;
+        group.free_clusters = narrow(end - data);
+        let len = index(new.block_bytes.into());
+        let mut blocks = vec![0xFF; len];
+        set_between(&mut blocks, data..end, (start, end), false);
+        let mut inodes = vec![0xFF; len];
+        fill(&mut inodes, BitRun { start: 0, len: new.inodes_per_group }, false);
+        group.sum_blocks(&blocks, new);
+        if group.flags & flags::INODE_UNINIT == 0 {
+            group.sum_inodes(&inodes, new);
+        }
+        let bytes = [blocks, inodes].concat();
+        redo.write_free(group.block_bitmap, &bytes)?;
+        (target.progress)(bytes.len() as u64);
+        let at_bytes = |block: u64| block * u64::from(new.block_bytes);
+        // Of its head all but the reserve is written with the descriptors.
+        redo.zero_free(at_bytes(start), at_bytes(head.0).min(target.zeroed_from_bytes), &|_| ())?;
+        let end_bytes = at_bytes(table.end).min(target.zeroed_from_bytes);
+        redo.zero_free(at_bytes(table.start), end_bytes, target.progress)?;
+        Ok((group, data..end))
+    }
 
-fn refuse_what_is_not_grown(disk: &dyn Disk, super_: &Superblock) -> Result<()> {
-    let unsupported = |what: &str| Err(Error::Unsupported(what.to_owned()));
-    let mut unknown = super_.incompatible.difference(Incompatible::GROWABLE).names();
-    unknown.extend(super_.read_only_compatible.difference(ReadOnlyCompatible::GROWABLE).names());
-    if !unknown.is_empty() {
-        return unsupported(&unknown.join(", "));
+    /// What the group that was last gains is free.
+    fn fill_last_group(
+        &self,
+        redo: &mut Redo<'_>,
+        to_be: &mut ToBe,
+        last: u32,
+        gained: &Range<u64>,
+    ) -> Result<()> {
+        if gained.is_empty() {
+            return Ok(());
+        }
+        let mut bitmap = self.old.block_bitmap(redo, last)?;
+        set_between(&mut bitmap, gained.clone(), bounds(&self.new, last), false);
+        to_be.set_block_bitmap(redo, last, bitmap)
     }
-    if super_.incompatible.contains(Incompatible::META_BG) {
-        return unsupported("meta_bg");
-    }
-    if super_.compatible.contains(Compatible::SPARSE_SUPER2) {
-        return unsupported("sparse_super2");
-    }
-    let properties = disk.properties();
-    if u64::from(properties.sector_bytes) > write::SECTOR_BYTES {
-        return unsupported(&format!("a disk with sectors of {} bytes", properties.sector_bytes));
-    }
-    if super_.needs_recovery() || !super_.clean || super_.errors || super_.last_orphan != 0 {
-        return Err(Error::NotClean);
-    }
-    let needed_bytes = super_.len_bytes();
-    if needed_bytes > properties.len_bytes {
-        return Err(Error::ShortDisk { disk_bytes: properties.len_bytes, needed_bytes });
-    }
-    let has_reserve = super_.compatible.contains(Compatible::RESIZE_INODE);
-    let reserved = super_.reserved_descriptor_blocks;
-    let copies = super_.copy_blocks(GroupNumber(0));
-    let needed = copies.saturating_add(tables(super_));
-    let fits = needed <= u64::from(super_.blocks_per_group)
-        && u32::from(reserved) <= super_.block_bytes / 4
-        && (has_reserve || reserved == 0);
-    let whole = u64::from(super_.groups).saturating_mul(super_.inodes_per_group.into());
-    if !fits || whole != u64::from(super_.inodes) {
-        return Err(crate::Error::corrupt("superblock: room for descriptors and inodes").into());
-    }
-    Ok(())
-}
 
-/// Blocks of the bitmaps and the inode table of a group.
-fn tables(super_: &Superblock) -> u64 {
-    u64::from(super_.inode_table_blocks()).saturating_add(2)
-}
-
-/// Groups of which the descriptors and inodes can be counted.
-fn most_groups(super_: &Superblock) -> u64 {
-    let table = u64::from(super_.descriptor_blocks());
-    let table = table.saturating_add(super_.reserved_descriptor_blocks.into());
-    let described = table.saturating_mul(super_.descriptors_per_block().into());
-    let numbered = u32::MAX.checked_div(super_.inodes_per_group).unwrap_or(0);
-    described.min(numbered.into())
+    /// Frees a block that was there before.
+    fn free(&self, redo: &mut Redo<'_>, to_be: &mut ToBe, block: FsBlock) -> Result<()> {
+        let nth = block.0 - u64::from(self.new.first_data_block);
+        let number = narrow(nth / u64::from(self.new.blocks_per_group));
+        let is_last = number + 1 == self.old.super_.groups;
+        let mut bitmap = if is_last && self.new.blocks != self.old.super_.blocks {
+            match to_be.groups.get(index(number.into())) {
+                Some(group) => redo.block(group.block_bitmap)?,
+                None => return Err(crate::Error::corrupt("group number").into()),
+            }
+        } else {
+            self.old.block_bitmap(redo, number)?
+        };
+        set_between(&mut bitmap, block.0..block.0 + 1, bounds(&self.new, number), false);
+        to_be.set_block_bitmap(redo, number, bitmap)
+    }
 }
 
 /// The superblock of a volume of `size_bytes`, free counts excepted.
-fn sized(
-    raw: &RawSuperblock,
-    old: &Superblock,
-    size_bytes: u64,
-) -> Result<(RawSuperblock, Superblock)> {
+fn sized(whole: &Whole, size_bytes: u64) -> Result<(RawSuperblock, Superblock)> {
+    let (raw, old) = (&whole.raw, &whole.super_);
     let block_bytes = u64::from(old.block_bytes);
     let first = u64::from(old.first_data_block);
     let per_group = u64::from(old.blocks_per_group);
-    let asked = size_bytes.checked_div(block_bytes).unwrap_or(0);
+    let asked = size_bytes / block_bytes;
     if asked < old.blocks {
         return Err(Error::Shrink { blocks: old.blocks, block_bytes: old.block_bytes });
     }
-    let full = most_groups(old).saturating_mul(per_group).saturating_add(first);
-    let full = full.min(u32::MAX.into());
-    let too_large = Error::TooLarge {
+    let wide = old.incompatible.contains(Incompatible::SIXTY_FOUR_BIT);
+    let numbered = u64::from(u32::MAX / old.inodes_per_group);
+    let full = (numbered * per_group + first).min(match wide {
+        true => 1 << 40,
+        false => u32::MAX.into(),
+    });
+    let too_large = |full: u64| Error::TooLarge {
         asked_bytes: size_bytes,
         largest_bytes: full.saturating_mul(block_bytes),
     };
-    if asked > u64::from(u32::MAX) {
-        return Err(too_large);
+    if asked > full {
+        return Err(too_large(full));
     }
-    let rest = asked.saturating_sub(first).checked_rem(per_group).unwrap_or(0);
-    let (mut new_raw, mut new) = with_blocks(raw, old, asked)?;
-    if rest > 0 && new.groups > old.groups {
-        let copies = new.copy_blocks(GroupNumber(new.groups.saturating_sub(1)));
-        if rest < copies.saturating_add(tables(&new)).saturating_add(LEAST_IN_GROUP) {
-            (new_raw, new) = with_blocks(raw, old, asked.saturating_sub(rest))?;
-        }
+    let rest = (asked - first) % per_group;
+    let (new_raw, new) = with_blocks(raw, old, asked)?;
+    if rest == 0 || new.groups == old.groups {
+        return Ok((new_raw, new));
     }
-    if new.blocks > full {
-        return Err(too_large);
+    let head = new.head_blocks(GroupNumber(new.groups - 1));
+    let least = head + u64::from(new.inode_table_blocks()) + 2 + LEAST_IN_GROUP;
+    if rest >= least {
+        return Ok((new_raw, new));
     }
+    let (new_raw, new) = with_blocks(raw, old, asked - rest)?;
     Ok((new_raw, new))
 }
 
@@ -319,17 +282,26 @@ fn with_blocks(
     raw: &RawSuperblock,
     old: &Superblock,
     blocks: u64,
-) -> Result<(RawSuperblock, Superblock)> {
+) -> crate::Result<(RawSuperblock, Superblock)> {
     let mut raw = raw.clone();
-    raw.s_blocks_count_lo = FsBlock(blocks).in_32_bits()?.into();
-    let grown = raw.check()?;
+    set_blocks(&mut raw, old, blocks)?;
+    let grown = checked(&mut raw)?;
     let taken = grown.descriptor_blocks().saturating_sub(old.descriptor_blocks());
-    let left = u32::from(old.reserved_descriptor_blocks).saturating_sub(taken);
-    raw.s_reserved_gdt_blocks = u16::try_from(left).unwrap_or(u16::MAX).into();
-    raw.s_inodes_count = grown.groups.saturating_mul(old.inodes_per_group).into();
-    let reserved = old.reserved_blocks.saturating_mul(blocks).checked_div(old.blocks);
-    raw.s_r_blocks_count_lo = FsBlock(reserved.unwrap_or(0)).in_32_bits()?.into();
-    let new = raw.check()?;
+    let reserved = u32::from(old.reserved_descriptor_blocks);
+    let is_meta = old.incompatible.contains(Incompatible::META_BG);
+    if !is_meta {
+        let left = reserved.saturating_sub(taken);
+        raw.s_reserved_gdt_blocks = u16::try_from(left).unwrap_or(u16::MAX).into();
+        if taken > reserved {
+            // From here on descriptors are spread, and nothing is kept for them.
+            let [compatible, incompatible, read_only] = raw.features();
+            let compatible = compatible & !Compatible::RESIZE_INODE.bits();
+            let incompatible = incompatible | Incompatible::META_BG.bits();
+            raw.set_features([compatible, incompatible, read_only]);
+            raw.s_first_meta_bg = (old.descriptor_blocks() + reserved).into();
+        }
+    }
+    let new = checked(&mut raw)?;
     if old.overhead_clusters != 0 {
         let more = new.overhead().saturating_sub(old.overhead());
         raw.s_overhead_blocks = narrow(more).saturating_add(old.overhead_clusters).into();
@@ -337,18 +309,33 @@ fn with_blocks(
     Ok((raw, new))
 }
 
-fn read(disk: &dyn Disk, at_bytes: u64, len_bytes: u64) -> Result<Vec<u8>> {
-    let at = Extent::new(at_bytes, len_bytes);
-    let block = disk.read_now(at, Block::private(index(len_bytes)));
-    let block = block.map_err(|refused| refused.error)?;
-    Ok(block.into_private().as_bytes().to_vec())
+/// Sets how many blocks there are, and with them the groups, inodes and what is reserved.
+pub(crate) fn set_blocks(
+    raw: &mut RawSuperblock,
+    old: &Superblock,
+    blocks: u64,
+) -> crate::Result<()> {
+    let wide = old.incompatible.contains(Incompatible::SIXTY_FOUR_BIT);
+    raw.s_blocks_count_lo = low32(blocks).into();
+    let in_groups = blocks - u64::from(old.first_data_block);
+    let groups = in_groups.div_ceil(old.blocks_per_group.into());
+    let inodes = groups.saturating_mul(old.inodes_per_group.into());
+    raw.s_inodes_count = u32::try_from(inodes).map_err(|_| crate::Error::TooLarge)?.into();
+    let per_block = u128::from(old.reserved_blocks) * u128::from(blocks);
+    let reserved = per_block.checked_div(old.blocks.into()).unwrap_or(0);
+    let reserved = u64::try_from(reserved).unwrap_or(0);
+    raw.s_r_blocks_count_lo = low32(reserved).into();
+    if wide {
+        raw.s_blocks_count_hi = low32(blocks >> 32).into();
+        raw.s_r_blocks_count_hi = low32(reserved >> 32).into();
+    } else {
+        FsBlock(blocks).in_32_bits()?;
+    }
+    Ok(())
 }
 
-fn read_blocks(disk: &dyn Disk, super_: &Superblock, at: FsBlock, count: u64) -> Result<Vec<u8>> {
-    if !super_.holds(at) || at.after(count).0 > super_.blocks {
-        let what = "descriptors: a place outside of the volume";
-        return Err(crate::Error::corrupt(what).in_block(at).into());
-    }
-    let block_bytes = u64::from(super_.block_bytes);
-    read(disk, at.0.saturating_mul(block_bytes), count.saturating_mul(block_bytes))
+/// The superblock that a raw one says, which is sealed for that.
+pub(crate) fn checked(raw: &mut RawSuperblock) -> crate::Result<Superblock> {
+    raw.seal();
+    raw.check()
 }

@@ -106,12 +106,17 @@ mod ops;
 mod orphans;
 mod path;
 mod quota;
+mod redo;
+mod rework;
+pub mod shrink;
 mod takeover;
 #[cfg(test)]
 mod testing;
 mod transaction;
+pub mod tune;
 mod units;
 mod volume;
+mod whole;
 mod xattr;
 
 pub use blocks::DeviceStatistics;
@@ -125,6 +130,8 @@ pub use label::set_label;
 pub use map::{Place, Run};
 pub use ops::{Access, AccessTimes, NewNode, Renaming, Reserve, Whiteout, Writing, XattrSet};
 pub use path::Follow;
+pub use redo::finish;
 pub use takeover::{Made, Witness};
 pub use units::{FileBlock, FileId, FsBlock, GroupNumber, InodeNumber};
 pub use volume::{Info, Options, Space, Statistics, Volume};
+pub use whole::settle;

@@ -23,7 +23,7 @@
 
 mod groups;
 mod hidden;
-mod journal;
+pub(crate) mod journal;
 mod layout;
 mod options;
 mod plan;

@@ -148,7 +148,8 @@ impl Stand {
     /// What the manager and its workers said.
     fn tell_log(&self) {
         let log = std::fs::read_to_string(self.path("run/manager.log")).unwrap_or_default();
-        let lines: Vec<&str> = log.lines().filter(|line| !line.contains("has taken over")).collect();
+        let lines: Vec<&str> =
+            log.lines().filter(|line| !line.contains("has taken over")).collect();
         for line in lines.iter().skip(lines.len().saturating_sub(20)) {
             println!("  {line}");
         }
@@ -206,10 +207,8 @@ fn judge(arguments: &DeathsArguments, omission: Option<Omission>) -> anyhow::Res
     let mut clients = (0..arguments.clients).map(new).collect::<anyhow::Result<Vec<_>>>()?;
     let (mut found, mut restarts) = (vec![], 0);
     std::thread::scope(|scope| -> anyhow::Result<()> {
-        let working: Vec<_> = clients
-            .iter_mut()
-            .map(|client| scope.spawn(|| client.work(&shared)))
-            .collect();
+        let working: Vec<_> =
+            clients.iter_mut().map(|client| scope.spawn(|| client.work(&shared))).collect();
         let killed = kill(&stand, arguments, &shared);
         shared.over.store(true, Ordering::Relaxed);
         for client in working {

@@ -177,7 +177,8 @@ impl OpLog {
         let mut found = vec![];
         let mut at = tail;
         while at < head {
-            let len = self.len_of(at).filter(|len| *len <= head - at).ok_or(Nonsense("a length"))?;
+            let len =
+                self.len_of(at).filter(|len| *len <= head - at).ok_or(Nonsense("a length"))?;
             if self.word(at, STATE).load(Ordering::Acquire) == CHANGED {
                 found.push(self.entry(at, len, taken)?);
             } else {
@@ -204,8 +205,7 @@ impl OpLog {
         if epoch >= self.epoch {
             return Err(Nonsense("a number"));
         }
-        let is_taken =
-            word(FLAGS) & TAKEN != 0 || epoch == taken.0 && number <= taken.1;
+        let is_taken = word(FLAGS) & TAKEN != 0 || epoch == taken.0 && number <= taken.1;
         if is_taken {
             self.word(at, FLAGS).fetch_or(TAKEN, Ordering::Relaxed);
         }

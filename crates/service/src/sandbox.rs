@@ -40,6 +40,8 @@ pub enum Profile<'a> {
     Worker,
     /// A tool that reads a volume and writes to its standard output.
     Reader,
+    /// A tool that changes a volume, and the length of the file that it is in.
+    Resizer,
     /// A tool that reads a volume and creates files beneath one directory.
     Extractor {
         /// The directory.
@@ -317,6 +319,9 @@ fn filter(profile: &Profile<'_>) -> Result<BpfProgram, seccompiler::Error> {
     rules.insert(libc::SYS_clone3, vec![]);
     if matches!(profile, Profile::Extractor { .. }) {
         rules.extend(EXTRACT.iter().map(|&call| (call, vec![])));
+    }
+    if matches!(profile, Profile::Resizer) {
+        rules.insert(libc::SYS_ftruncate, vec![]);
     }
     Ok(compile(rules, SeccompAction::KillProcess, SeccompAction::Allow)?)
 }

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use draconis_device::{FileDisk, FileOptions, OpenedFile};
 use draconis_exchange::channel::process::{Session, accept};
+use draconis_exchange::contract::recorder::Recorder;
 use draconis_exchange::contract::volume::{
     self, Mount, Mounted, NotMounted, Status, Unmount, Volume, VolumeServer,
 };
-use draconis_exchange::contract::recorder::Recorder;
 use draconis_exchange::contract::{Refusal, tree::Tree};
 use draconis_exchange::shm::Shared;
 use draconis_ext::Volume as ExtVolume;

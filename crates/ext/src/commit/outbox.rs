@@ -204,12 +204,7 @@ impl Outbox {
     /// Submits a chain whole, or one that is too long for the disk (inodes of many megabytes,
     /// each block of their tables in many stages) piece by piece. What death may leave between
     /// two pieces is what a power cut may leave anywhere.
-    fn submit(
-        &self,
-        chain: Vec<Group>,
-        after: Option<Ticket>,
-        number: u64,
-    ) -> Result<Vec<Ticket>> {
+    fn submit(&self, chain: Vec<Group>, after: Option<Ticket>, number: u64) -> Result<Vec<Ticket>> {
         let bounds = self.disk.chain_bounds();
         let mut after = after;
         let mut tickets = Vec::with_capacity(chain.len());

@@ -112,6 +112,9 @@ feature_set! {
     ENCRYPT = 16 "encrypt",
     /// Names that ignore case.
     CASEFOLD = 17 "casefold",
+    /// A change of the whole volume was cut off: its log says how to go on. Draconis' own; the
+    /// bit is the last one that others would give a meaning.
+    UNFINISHED = 31 "unfinished",
 }
 
 feature_set! {
@@ -170,25 +173,27 @@ impl Incompatible {
     pub const READABLE: Self = Self::WRITABLE.union(Self::MMP).union(Self::INLINE_DATA);
 
     /// What a writer keeps intact.
-    pub const WRITABLE: Self = Self::GROWABLE
+    pub const WRITABLE: Self = Self::PLAIN
         .union(Self::EXTENTS)
         .union(Self::SIXTY_FOUR_BIT)
         .union(Self::EA_INODE)
         .union(Self::CASEFOLD)
         .union(Self::ENCRYPT);
 
-    /// What grows.
-    pub const GROWABLE: Self = Self::FILETYPE
+    /// What asks nothing of those who write.
+    const PLAIN: Self = Self::FILETYPE
         .union(Self::META_BG)
         .union(Self::FLEX_BG)
         .union(Self::CSUM_SEED)
         .union(Self::LARGEDIR);
 
     /// What a check understands.
-    pub const CHECKABLE: Self = Self::GROWABLE
+    pub const CHECKABLE: Self = Self::CHANGEABLE.union(Self::MMP);
+
+    /// What a change of the whole volume keeps intact.
+    pub const CHANGEABLE: Self = Self::PLAIN
         .union(Self::EXTENTS)
         .union(Self::SIXTY_FOUR_BIT)
-        .union(Self::MMP)
         .union(Self::INLINE_DATA)
         .union(Self::EA_INODE)
         .union(Self::ENCRYPT)
@@ -210,7 +215,7 @@ impl ReadOnlyCompatible {
         .union(Self::ORPHAN_PRESENT);
 
     /// What a writer keeps intact.
-    pub const WRITABLE: Self = Self::GROWABLE
+    pub const WRITABLE: Self = Self::PLAIN
         .union(Self::SUMS)
         .union(Self::BIGALLOC)
         .union(Self::QUOTA)
@@ -221,22 +226,23 @@ impl ReadOnlyCompatible {
     /// Groups, or all metadata, carry checksums.
     pub const SUMS: Self = Self::GDT_CSUM.union(Self::METADATA_CSUM);
 
-    /// What grows: no checksums, no quotas.
-    pub const GROWABLE: Self = Self::SPARSE_SUPER
+    /// What asks nothing of those who write.
+    const PLAIN: Self = Self::SPARSE_SUPER
         .union(Self::LARGE_FILE)
         .union(Self::HUGE_FILE)
         .union(Self::DIR_NLINK)
         .union(Self::EXTRA_ISIZE);
 
     /// What a check understands.
-    pub const CHECKABLE: Self = Self::GROWABLE
+    pub const CHECKABLE: Self = Self::CHANGEABLE.union(Self::BIGALLOC).union(Self::READONLY);
+
+    /// What a change of the whole volume keeps intact.
+    pub const CHANGEABLE: Self = Self::PLAIN
         .union(Self::SUMS)
-        .union(Self::BIGALLOC)
         .union(Self::QUOTA)
         .union(Self::PROJECT)
         .union(Self::VERITY)
-        .union(Self::ORPHAN_PRESENT)
-        .union(Self::READONLY);
+        .union(Self::ORPHAN_PRESENT);
 }
 
 #[cfg(test)]
@@ -247,7 +253,7 @@ mod tests {
     fn features_are_named_as_mke2fs_names_them() {
         let needs = Incompatible::EXTENTS | Incompatible::SIXTY_FOUR_BIT;
         assert_eq!(needs.names(), ["extent", "64bit"]);
-        assert_eq!(Incompatible::from_bits_retain(1 << 31).names(), ["FEATURE_I31"]);
+        assert_eq!(Incompatible::from_bits_retain(1 << 30).names(), ["FEATURE_I30"]);
         assert_eq!(ReadOnlyCompatible::from_bits_retain(1 << 20).names(), ["FEATURE_R20"]);
     }
 }

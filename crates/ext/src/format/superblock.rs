@@ -548,6 +548,11 @@ impl RawSuperblock {
 }
 
 fn refuse_what_is_missing(incompatible: Incompatible) -> Result<()> {
+    if incompatible.contains(Incompatible::UNFINISHED) {
+        let feature = "unfinished: a change of the whole volume was cut off; \
+                       `draconis tune` without options ends it";
+        return Err(Error::Unsupported { feature: feature.to_owned() });
+    }
     let missing = incompatible.difference(Incompatible::READABLE).difference(Incompatible::RECOVER);
     if !missing.is_empty() {
         return Err(Error::Unsupported {

@@ -88,18 +88,35 @@ pub(crate) fn build(runs: &[(u32, u32)], block_bytes: u32, places: &[Place]) -> 
         });
     }
     let mut rest = rest.into_iter().flat_map(|(start, count)| start..start + count);
+    let (pointers, nodes) = tree(&extents, block_bytes, &mut rest)?;
+    built.pointers = pointers;
+    built.parts.extend(nodes.into_iter().map(|(at, pointers)| Part::Indirect { at, pointers }));
+    Some(built)
+}
+
+/// A root, and the blocks of the nodes below it.
+pub(crate) type Tree = ([u32; POINTERS], Vec<(u64, Vec<u8>)>);
+
+/// Builds the tree of these extents, full nodes that are not sealed in blocks of `places`; `None`
+/// if those are too few.
+pub(crate) fn tree(
+    extents: &[Extent],
+    block_bytes: u32,
+    places: &mut dyn Iterator<Item = u64>,
+) -> Option<Tree> {
     let room = extent::block_room(block_bytes);
+    let mut nodes = vec![];
     let mut entries: Vec<(u32, [u8; ENTRY_BYTES])> =
         extents.iter().map(|extent| (extent.from, extent.encode())).collect();
     let mut depth = 0;
     while entries.len() > ROOT_ENTRIES.into() {
         let mut above = vec![];
         for part in entries.chunks(room.into()) {
-            let at = rest.next()?;
+            let at = places.next()?;
             let from = part.first()?.0;
             let mut bytes = vec![0; index(block_bytes.into())];
             extent::write(&mut bytes, depth, room, &encoded(part));
-            built.parts.push(Part::Indirect { at, pointers: bytes });
+            nodes.push((at, bytes));
             above.push((from, Index { from, node: FsBlock(at) }.encode()));
         }
         entries = above;
@@ -108,8 +125,7 @@ pub(crate) fn build(runs: &[(u32, u32)], block_bytes: u32, places: &[Place]) -> 
     let mut root = [0; POINTERS * 4];
     extent::write(&mut root, depth, ROOT_ENTRIES, &encoded(&entries));
     let mut words = root.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
-    built.pointers = std::array::from_fn(|_| words.next().unwrap_or(0));
-    Some(built)
+    Some((std::array::from_fn(|_| words.next().unwrap_or(0)), nodes))
 }
 
 fn encoded(entries: &[(u32, [u8; ENTRY_BYTES])]) -> Vec<[u8; ENTRY_BYTES]> {

@@ -13,9 +13,9 @@ use crate::format::features::Compatible;
 use crate::format::jbd2::{self, RawJournalSuperblock};
 
 /// Its inode.
-pub(super) const INODE: u32 = 8;
+pub(crate) const INODE: u32 = 8;
 /// What `s_jnl_backup_type` says of `s_jnl_blocks` where these are the map of the inode.
-pub(super) const BACKUP_IS_INODE: u8 = 1;
+pub(crate) const BACKUP_IS_INODE: u8 = 1;
 
 /// Blocks that a journal has at least, and at most.
 const LEAST: u32 = 1024;
@@ -114,20 +114,43 @@ pub(super) fn goal(layout: &Layout, space: &Space) -> u64 {
     layout.group_start(best)
 }
 
+/// Blocks of a journal without fast commits that a volume of so many is given later; the text says
+/// why there can be none.
+pub(crate) fn blocks(
+    mib: Option<u32>,
+    volume: u64,
+    block_bytes: u32,
+) -> std::result::Result<u32, String> {
+    if volume < LEAST_VOLUME {
+        return Err(format!("a volume of {volume} blocks is too small for a journal"));
+    }
+    let given = mib.map(|mib| (u64::from(mib) << 20) / u64::from(block_bytes));
+    let blocks = given.map_or(usual(volume), |blocks| u32::try_from(blocks).unwrap_or(u32::MAX));
+    match blocks {
+        LEAST..=MOST => Ok(blocks),
+        _ => Err(format!("a journal of {blocks} blocks; it has {LEAST} to {MOST}")),
+    }
+}
+
 /// Its first block.
 pub(super) fn superblock(layout: &Layout, sizes: Sizes) -> Vec<u8> {
+    raw_superblock(layout.super_.block_bytes, sizes.all(), sizes.fast, layout.options.uuid)
+}
+
+/// The first block of an empty journal of `all` blocks, `fast` of which are for fast commits.
+pub(crate) fn raw_superblock(block_bytes: u32, all: u32, fast: u32, uuid: [u8; 16]) -> Vec<u8> {
     let mut raw = RawJournalSuperblock::new_zeroed();
     raw.h_magic = jbd2::MAGIC.into();
     raw.h_blocktype = jbd2::Kind::SuperblockV2.number().into();
-    raw.s_blocksize = layout.super_.block_bytes.into();
-    raw.s_maxlen = sizes.all().into();
+    raw.s_blocksize = block_bytes.into();
+    raw.s_maxlen = all.into();
     raw.s_nr_users = 1.into();
     raw.s_first = 1.into();
     raw.s_sequence = 1.into();
-    raw.s_num_fc_blks = sizes.fast.into();
-    raw.s_uuid = layout.options.uuid;
+    raw.s_num_fc_blks = fast.into();
+    raw.s_uuid = uuid;
     let mut bytes = raw.as_bytes().to_vec();
-    bytes.resize(layout.block_len(), 0);
+    bytes.resize(crate::units::index(block_bytes.into()), 0);
     bytes
 }
 

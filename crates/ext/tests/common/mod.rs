@@ -19,6 +19,7 @@ pub use skipped::skipped;
 use tempfile::TempDir;
 
 pub mod compare;
+pub mod cuts;
 pub mod exercise;
 pub mod spoil;
 pub mod storm;

@@ -109,8 +109,10 @@ mod tests {
     #[test]
     fn a_closed_queue_ends_its_thread() {
         let (notifier, queue) = Notifier::new();
-        let late =
-            || Late::Answer { notice: Reply::forget_attributes(Node(1)), reply: Reply::new(1, 0, &[]) };
+        let late = || Late::Answer {
+            notice: Reply::forget_attributes(Node(1)),
+            reply: Reply::new(1, 0, &[]),
+        };
         notifier.send(late());
         notifier.close();
         notifier.send(late());

@@ -141,10 +141,11 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
         let turns = Turns::new(self, &fuse, activity, &notifier);
         std::thread::scope(|scope| {
             let fuse = &fuse;
-            std::thread::Builder::new().name("fuse-late".into()).spawn_scoped(
-                scope,
-                move || late.into_iter().for_each(|late| self.do_late(fuse, late)),
-            )?;
+            std::thread::Builder::new()
+                .name("fuse-late".into())
+                .spawn_scoped(scope, move || {
+                    late.into_iter().for_each(|late| self.do_late(fuse, late))
+                })?;
             let served = turns.take_turns(scope);
             notifier.close();
             served

@@ -182,9 +182,7 @@ impl Client {
         };
         let flags = if over.is_none() { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
         let (from, to) = (self.path(&name), self.path(&new));
-        shared
-            .call(|| rustix::fs::renameat_with(CWD, from, CWD, to, flags))
-            .context("rename")?;
+        shared.call(|| rustix::fs::renameat_with(CWD, from, CWD, to, flags)).context("rename")?;
         let named = self.model.names.remove(&name).context("the model lost a name")?;
         self.model.take(&new);
         self.model.names.insert(new, named);

@@ -1,0 +1,74 @@
+//! Contents of files: copied to where they are to be; names and lists of inodes changed on the way.
+
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "computes with blocks of a volume, far below 2^64"
+)]
+
+use draconis_exchange::contract::Kind;
+
+use super::Rework;
+use super::maps::Piece;
+use crate::blocks::role::Role;
+use crate::format::inode::Inode;
+use crate::whole::Result;
+use crate::{FileId, FsBlock};
+
+/// Blocks that are copied at once, in bytes.
+const COPY_BYTES: u64 = 1 << 20;
+
+impl Rework<'_> {
+    /// Copies what of a file has another place, and changes what it says of inodes.
+    pub(super) fn contents(&mut self, node: &Inode, file: FileId, pieces: &[Piece]) -> Result<()> {
+        if self.old.super_.quotas.contains(&node.number.0) {
+            self.quota_files.insert(node.number.0, (node.size_bytes, pieces.to_vec()));
+        }
+        let is_changed = !self.renumbered.is_empty() || self.reseals;
+        if node.kind == Kind::Directory && is_changed {
+            return self.blocks(Role::Directory(node.id()), Role::Directory(file), pieces);
+        }
+        if self.old.super_.orphan_file == Some(node.number) {
+            return self.blocks(Role::Orphans(node.id()), Role::Orphans(file), pieces);
+        }
+        for piece in pieces.iter().filter(|it| it.old != it.new && !it.is_unwritten) {
+            self.copy(piece)?;
+        }
+        Ok(())
+    }
+
+    fn copy(&mut self, piece: &Piece) -> Result<()> {
+        if self.redo.is_dry() {
+            return Ok(());
+        }
+        let block_bytes = u64::from(self.old.super_.block_bytes);
+        let step = (COPY_BYTES / block_bytes).max(1);
+        let mut at = 0;
+        while at < u64::from(piece.blocks) {
+            let count = step.min(u64::from(piece.blocks) - at);
+            let bytes = self.redo.on_disk(FsBlock(piece.old + at), count)?;
+            self.redo.write_free(FsBlock(piece.new + at), &bytes)?;
+            (self.progress)(count);
+            at += count;
+        }
+        Ok(())
+    }
+
+    /// Goes through blocks that are sealed.
+    fn blocks(&mut self, old_role: Role, new_role: Role, pieces: &[Piece]) -> Result<()> {
+        for piece in pieces {
+            for nth in 0..u64::from(piece.blocks) {
+                let was = self.read(old_role, FsBlock(piece.old + nth))?;
+                let mut bytes = was.clone();
+                if let Role::Directory(dir) = old_role {
+                    let inode = crate::InodeNumber(dir.inode);
+                    self.rename_entries(&mut bytes, inode)?;
+                }
+                self.write(new_role, piece.old + nth, piece.new + nth, bytes, &was)?;
+                if piece.old != piece.new {
+                    (self.progress)(1);
+                }
+            }
+        }
+        Ok(())
+    }
+}

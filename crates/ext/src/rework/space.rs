@@ -1,0 +1,175 @@
+//! Which blocks are in use, and are to be, while a volume is reworked.
+//!
+//! Law: what is given out is free before the change and after it: it can be written at once, and a
+//! change that is not made leaves nothing behind.
+
+use std::ops::Range;
+
+use crate::units::index;
+
+/// A bit for each block below the end to come.
+#[derive(Debug)]
+pub(crate) struct Space {
+    end: u64,
+    /// In use after the change.
+    used: Vec<u64>,
+    /// In use before or after it, or by its log.
+    busy: Vec<u64>,
+    /// Where the search goes on.
+    cursor: u64,
+}
+
+impl Space {
+    /// Blocks below `end`, none of them in use.
+    pub(crate) fn new(end: u64) -> Self {
+        let words = vec![0; index(end.div_ceil(64))];
+        Self { end, used: words.clone(), busy: words, cursor: 0 }
+    }
+
+    /// One past the last block there is to be.
+    pub(crate) fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// These are in use before the change, and after it.
+    pub(crate) fn keep(&mut self, blocks: Range<u64>) {
+        let blocks = self.clip(blocks);
+        fill(&mut self.used, blocks.clone(), true);
+        fill(&mut self.busy, blocks, true);
+    }
+
+    /// These are in use before the change only.
+    pub(crate) fn release(&mut self, blocks: Range<u64>) {
+        let blocks = self.clip(blocks);
+        fill(&mut self.used, blocks, false);
+    }
+
+    /// The bits of the blocks from `start` up to `end`, as a bitmap has them.
+    pub(crate) fn bits(&self, start: u64, end: u64, into: &mut [u8]) {
+        let mut at = start;
+        for byte in into.iter_mut() {
+            let (nth, shift) = (at / 64, at % 64);
+            let mut bits = word(&self.used, nth) >> shift;
+            if shift > 0 {
+                bits |= word(&self.used, nth.saturating_add(1)) << 64u64.saturating_sub(shift);
+            }
+            let [low, ..] = bits.to_le_bytes();
+            let left = end.saturating_sub(at).min(8);
+            let beyond = 0xFFu32.checked_shl(u32::try_from(left).unwrap_or(8)).unwrap_or(0);
+            let [beyond, ..] = beyond.to_le_bytes();
+            *byte = low | beyond;
+            at = at.saturating_add(8);
+        }
+    }
+
+    /// Has the search for free blocks go on from `block`.
+    pub(crate) fn search_from(&mut self, block: u64) {
+        self.cursor = block;
+    }
+
+    /// Takes up to `want` free blocks that lie together.
+    pub(crate) fn take(&mut self, want: u64) -> Option<Range<u64>> {
+        let start = self.next_free(self.cursor).or_else(|| self.next_free(0))?;
+        let most = start.saturating_add(want.max(1)).min(self.end);
+        let end = self.next_busy(start).unwrap_or(self.end).min(most);
+        self.keep(start..end);
+        self.cursor = end;
+        Some(start..end)
+    }
+
+    /// Takes `blocks` free ones for the log, the last ones first; `None` if there are too few.
+    pub(crate) fn take_room(&mut self, mut blocks: u64) -> Option<Vec<Range<u64>>> {
+        let mut room: Vec<Range<u64>> = vec![];
+        let mut at = self.end;
+        while blocks > 0 {
+            at = at.checked_sub(1)?;
+            if word(&self.busy, at / 64) == u64::MAX && at % 64 == 63 {
+                at = at.saturating_sub(63);
+                continue;
+            }
+            if word(&self.busy, at / 64) >> (at % 64) & 1 == 1 {
+                continue;
+            }
+            fill(&mut self.busy, at..at.saturating_add(1), true);
+            blocks = blocks.saturating_sub(1);
+            match room.last_mut() {
+                Some(last) if last.start == at.saturating_add(1) => last.start = at,
+                _ => room.push(at..at.saturating_add(1)),
+            }
+        }
+        Some(room)
+    }
+
+    fn clip(&self, blocks: Range<u64>) -> Range<u64> {
+        blocks.start.min(self.end)..blocks.end.min(self.end)
+    }
+
+    fn next_free(&self, from: u64) -> Option<u64> {
+        next(&self.busy, from, u64::MAX).filter(|at| *at < self.end)
+    }
+
+    fn next_busy(&self, from: u64) -> Option<u64> {
+        next(&self.busy, from, 0)
+    }
+}
+
+fn word(words: &[u64], nth: u64) -> u64 {
+    words.get(index(nth)).copied().unwrap_or(0)
+}
+
+/// The first bit from `from` on that is set in its word combined with `flip`.
+fn next(words: &[u64], from: u64, flip: u64) -> Option<u64> {
+    let first = from / 64;
+    let mut mask = u64::MAX << (from % 64);
+    for (nth, word) in (first..).zip(words.get(index(first)..)?) {
+        let found = (word ^ flip) & mask;
+        if found != 0 {
+            return Some(nth.saturating_mul(64).saturating_add(found.trailing_zeros().into()));
+        }
+        mask = u64::MAX;
+    }
+    None
+}
+
+fn fill(words: &mut [u64], blocks: Range<u64>, value: bool) {
+    let mut at = blocks.start;
+    while at < blocks.end {
+        let shift = at % 64;
+        let len = blocks.end.saturating_sub(at).min(64u64.saturating_sub(shift));
+        let mask = u64::MAX >> 64u64.saturating_sub(len) << shift;
+        if let Some(word) = words.get_mut(index(at / 64)) {
+            *word = if value { *word | mask } else { *word & !mask };
+        }
+        at = at.saturating_add(len);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_given_out_was_free_before_and_is_used_after() {
+        let mut space = Space::new(300);
+        space.keep(0..100);
+        space.keep(110..290);
+        space.release(20..30);
+        assert_eq!(space.take(4), Some(100..104));
+        assert_eq!(space.take_room(3), Some(vec![297..300]));
+        assert_eq!(space.take(100), Some(104..110));
+        assert_eq!(space.take(100), Some(290..297));
+        assert_eq!(space.take(1), None);
+        let mut bytes = [0; 4];
+        space.bits(16, 40, &mut bytes);
+        assert_eq!(bytes, [0x0F, 0xC0, 0xFF, 0xFF]);
+        assert_eq!(space.take_room(1), None);
+    }
+
+    #[test]
+    fn room_is_found_from_the_end_across_words() {
+        let mut space = Space::new(256);
+        space.keep(64..256);
+        assert_eq!(space.take_room(2), Some(vec![62..64]));
+        assert_eq!(space.take(100), Some(0..62));
+    }
+}

@@ -1,0 +1,267 @@
+//! Tuning a volume that is not in use: label, identity, what is reserved, when it is checked, and
+//! features that are added or dropped where the volume lies.
+//!
+//! | what | how |
+//! |---|---|
+//! | label, reserve, counts, most features | one sector of the superblock |
+//! | journal | blocks and inode 8, in one change of the whole ([`crate::redo`]) |
+//! | identity with checksums, `^metadata_csum` | everything is sealed anew, in one such change |
+//!
+//! Law: what would leave a volume that `e2fsck -fn` has something to say of is refused by name.
+
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "computes with block numbers of a checked superblock, far below 2^64"
+)]
+
+mod features;
+mod journal;
+
+use draconis_device::{Disk, Group, Write};
+use draconis_exchange::contract::Time;
+use draconis_exchange::heap::Block;
+use zerocopy::IntoBytes;
+
+use crate::commit::seconds_of;
+use crate::format::checksum::Checksum;
+use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
+use crate::format::group::flags;
+use crate::format::inode::low32;
+use crate::format::superblock::{OFFSET_BYTES, RawSuperblock, Superblock};
+use crate::redo::{Redo, SECTOR_BYTES, read_raw};
+use crate::rework::Rework;
+use crate::units::{index, narrow};
+pub use crate::whole::{Error, Result};
+use crate::whole::{ToBe, Whole};
+
+/// The largest part that can be reserved, in millionths.
+const MOST_RESERVED_PPM: u32 = 500_000;
+
+/// Log blocks beyond what was counted when it was tried.
+const LOG_MARGIN: u64 = 16;
+
+/// What is kept for the superuser.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reserved {
+    /// So many millionths of the blocks.
+    Ppm(u32),
+    /// So many blocks.
+    Blocks(u64),
+}
+
+/// What is to be different.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Changes {
+    /// The label.
+    pub label: Option<Vec<u8>>,
+    /// The identity.
+    pub uuid: Option<[u8; 16]>,
+    /// What is reserved.
+    pub reserved: Option<Reserved>,
+    /// What the kernel does about damage: 1 goes on, 2 remounts read-only, 3 panics.
+    pub errors: Option<u16>,
+    /// After how many mounts the volume is to be checked; 0 never.
+    pub most_mounts: Option<u16>,
+    /// After how many seconds it is to be checked; 0 never.
+    pub interval_seconds: Option<u32>,
+    /// Features as `tune2fs -O` spells them: `name`, `^name`.
+    pub features: Vec<String>,
+    /// MiB of a new journal; usual if it is left out.
+    pub journal_mib: Option<u32>,
+    /// What a new index of directories is seeded with.
+    pub hash_seed: [u8; 16],
+}
+
+/// What there is to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Work {
+    /// `Some(true)` adds a journal, `Some(false)` drops it.
+    journal: Option<bool>,
+    reseals: bool,
+}
+
+/// Changes the volume on `disk`, which is not in use and [`crate::settle`]d, and waits until that
+/// is durable.
+///
+/// # Errors
+/// [`Error::Misuse`] and [`Error::Unsupported`], and the volume is as it was; what the device says.
+pub fn tune(disk: &dyn Disk, changes: &Changes, now: Time) -> Result<()> {
+    let old = read_raw(disk)?;
+    let super_ = old.check()?;
+    if super_.needs_recovery() {
+        return Err(Error::NotClean);
+    }
+    let mut raw = old.clone();
+    fields(&mut raw, &super_, changes)?;
+    let mut work = Work::default();
+    features::change(&mut raw, &super_, changes, &mut work)?;
+    identity(&mut raw, &super_, changes, &mut work)?;
+    if raw.as_bytes() == old.as_bytes() && work == Work::default() {
+        return Ok(());
+    }
+    raw.s_wtime = seconds_of(now).into();
+    let is_one_sector =
+        raw.as_bytes().get(index(SECTOR_BYTES)..) == old.as_bytes().get(index(SECTOR_BYTES)..);
+    if work == Work::default() && is_one_sector {
+        return write_sector(disk, &mut raw);
+    }
+    let whole = Whole::load(disk, "tuning")?;
+    raw.seal();
+    let new = raw.check()?;
+    let task = Task { whole: &whole, raw: &raw, new: &new, changes, work, now };
+    // First tried, then done.
+    let (tried, _) = task.rework(Redo::dry(disk, new.block_bytes), 0)?;
+    let log_blocks = tried.log_blocks() + LOG_MARGIN;
+    let (redo, raw) = task.rework(Redo::new(disk, new.block_bytes, vec![]), log_blocks)?;
+    Ok(redo.commit(&raw)?)
+}
+
+/// Fields that stand by themselves.
+fn fields(raw: &mut RawSuperblock, super_: &Superblock, changes: &Changes) -> Result<()> {
+    if let Some(label) = &changes.label {
+        let mut field = [0; 16];
+        if label.len() > field.len() || label.contains(&0) {
+            return Err(Error::Misuse("-L: a label has at most 16 bytes, none of them NUL".into()));
+        }
+        field.iter_mut().zip(label).for_each(|(to, byte)| *to = *byte);
+        raw.s_volume_name = field;
+    }
+    let reserved = match changes.reserved {
+        None => None,
+        Some(Reserved::Ppm(ppm)) if ppm > MOST_RESERVED_PPM => {
+            return Err(Error::Misuse("-m: at most 50 percent can be reserved".into()));
+        }
+        Some(Reserved::Ppm(ppm)) => {
+            let blocks = u128::from(super_.blocks) * u128::from(ppm) / 1_000_000;
+            u64::try_from(blocks).ok()
+        }
+        Some(Reserved::Blocks(blocks)) if blocks > super_.blocks / 2 => {
+            let most = super_.blocks / 2;
+            return Err(Error::Misuse(format!("-r: at most {most} blocks can be reserved")));
+        }
+        Some(Reserved::Blocks(blocks)) => Some(blocks),
+    };
+    if let Some(blocks) = reserved {
+        raw.s_r_blocks_count_lo = low32(blocks).into();
+        if super_.incompatible.contains(Incompatible::SIXTY_FOUR_BIT) {
+            raw.s_r_blocks_count_hi = low32(blocks >> 32).into();
+        }
+    }
+    match changes.errors {
+        None => {}
+        Some(errors @ 1..=3) => raw.s_errors = errors.into(),
+        Some(_) => return Err(Error::Misuse("-e: continue, remount-ro or panic".into())),
+    }
+    if let Some(mounts) = changes.most_mounts {
+        // Linux: all ones are never, too.
+        raw.s_max_mnt_count = if mounts == 0 { u16::MAX } else { mounts }.into();
+    }
+    if let Some(seconds) = changes.interval_seconds {
+        raw.s_checkinterval = seconds.into();
+    }
+    Ok(())
+}
+
+/// The identity, by which everything is sealed unless the superblock says otherwise.
+fn identity(
+    raw: &mut RawSuperblock,
+    super_: &Superblock,
+    changes: &Changes,
+    work: &mut Work,
+) -> Result<()> {
+    let Some(uuid) = changes.uuid.filter(|uuid| *uuid != super_.uuid) else { return Ok(()) };
+    if super_.compatible.contains(Compatible::STABLE_INODES) {
+        let what = "-U: encrypted files may depend on the identity (stable_inodes)";
+        return Err(Error::Unsupported(what.to_owned()));
+    }
+    raw.s_uuid = uuid;
+    let [_, incompatible, read_only] = raw.features();
+    if incompatible & Incompatible::CSUM_SEED.bits() != 0 {
+        return Ok(());
+    }
+    if incompatible & Incompatible::EA_INODE.bits() != 0 {
+        let what = "-U: values of attributes in inodes are hashed with the identity; \
+                    add -O metadata_csum_seed first";
+        return Err(Error::Unsupported(what.to_owned()));
+    }
+    work.reseals |= read_only & ReadOnlyCompatible::SUMS.bits() != 0;
+    Ok(())
+}
+
+/// Writes what is in the first sector of a superblock.
+fn write_sector(disk: &dyn Disk, raw: &mut RawSuperblock) -> Result<()> {
+    // The checksum is in the other sector, and stays right.
+    raw.balance();
+    let mut sector = Block::private(index(SECTOR_BYTES));
+    sector.copy_in(0, raw.as_bytes().get(..index(SECTOR_BYTES)).unwrap_or_default());
+    let write = Write { at_bytes: OFFSET_BYTES, block: sector };
+    let ticket = disk.submit(Group { writes: vec![write] }, &[]);
+    Ok(disk.wait(ticket.map_err(|refused| refused.error)?)?)
+}
+
+/// All that is to be done.
+struct Task<'a> {
+    whole: &'a Whole,
+    raw: &'a RawSuperblock,
+    new: &'a Superblock,
+    changes: &'a Changes,
+    work: Work,
+    now: Time,
+}
+
+impl<'a> Task<'a> {
+    /// Does it, but for the last step, with so many blocks for the log; the superblock to come.
+    fn rework(&self, redo: Redo<'a>, log_blocks: u64) -> Result<(Redo<'a>, RawSuperblock)> {
+        let to_be = ToBe {
+            raw: self.raw.clone(),
+            super_: self.new.clone(),
+            groups: self.whole.groups.clone(),
+        };
+        let mut rework = Rework::new(self.whole, to_be, redo, self.now, &|_| ());
+        rework.reseals = self.work.reseals;
+        rework.map_space()?;
+        let room = rework.space.take_room(log_blocks).ok_or(Error::NoRoom)?;
+        rework.redo.set_room(room)?;
+        match self.work.journal {
+            Some(true) => journal::add(&mut rework, self.changes.journal_mib)?,
+            Some(false) => journal::drop_it(&mut rework)?,
+            None => {}
+        }
+        if self.work.reseals {
+            rework.inodes()?;
+            reseal_bitmaps(&mut rework)?;
+        }
+        rework.groups()?;
+        let raw = rework.superblock()?;
+        Ok((rework.redo, raw))
+    }
+}
+
+/// The sums of bitmaps that stay what they are.
+fn reseal_bitmaps(rework: &mut Rework<'_>) -> Result<()> {
+    for number in 0..rework.to_be.super_.groups {
+        let bitmap = rework.old.inode_bitmap(&rework.redo, number)?;
+        let super_ = rework.to_be.super_.clone();
+        if let Some(group) = rework.to_be.groups.get_mut(index(number.into()))
+            && group.flags & flags::INODE_UNINIT == 0
+        {
+            group.sum_inodes(&bitmap, &super_);
+        }
+    }
+    Ok(())
+}
+
+/// The seed of checksums that an identity stands for.
+fn seed_of(uuid: &[u8; 16]) -> u32 {
+    Checksum::new().of(uuid).get()
+}
+
+/// Counts blocks that no file can have, more or fewer.
+fn count_overhead(raw: &mut RawSuperblock, blocks: u64, more: bool) {
+    let had = raw.s_overhead_blocks.get();
+    if had != 0 {
+        let blocks = narrow(blocks);
+        let has = if more { had.saturating_add(blocks) } else { had.saturating_sub(blocks) };
+        raw.s_overhead_blocks = has.into();
+    }
+}

@@ -1,0 +1,150 @@
+//! The journal: made where there is room, as near to the middle as mke2fs makes it, or taken away.
+
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "computes with block numbers of a checked superblock, far below 2^64"
+)]
+
+use super::{Error, Result, count_overhead};
+use crate::format::extent::Extent;
+use crate::format::features::Incompatible;
+use crate::format::inode::{Inode, NewInode, flags};
+use crate::map::build::{Part, build};
+use crate::map::build_extents::{nodes, tree};
+use crate::mkfs::journal::{BACKUP_IS_INODE, INODE, blocks, raw_superblock};
+use crate::rework::Rework;
+use crate::units::{index, narrow};
+use crate::whole::place_of_inode;
+use crate::{FsBlock, InodeNumber};
+
+const JOURNAL: InodeNumber = InodeNumber(INODE);
+
+/// Makes a journal.
+pub(super) fn add(rework: &mut Rework<'_>, mib: Option<u32>) -> Result<()> {
+    let super_ = rework.to_be.super_.clone();
+    let misuse = |text: String| Error::Misuse(format!("-J size: {text}"));
+    let len = blocks(mib, super_.blocks, super_.block_bytes).map_err(misuse)?;
+    if u64::from(len) > super_.free_blocks / 2 {
+        return Err(misuse(format!(
+            "a journal of {len} blocks takes more than half of what is free"
+        )));
+    }
+    let block_bytes = u64::from(super_.block_bytes);
+    let (pointers, owned) = match super_.incompatible.contains(Incompatible::EXTENTS) {
+        true => by_extents(rework, len)?,
+        false => by_pointers(rework, len)?,
+    };
+    let now = rework.now;
+    let inode = NewInode {
+        mode: 0o100600,
+        size_bytes: u64::from(len) * block_bytes,
+        links: 1,
+        sectors: owned * (block_bytes / 512),
+        flags: match super_.incompatible.contains(Incompatible::EXTENTS) {
+            true => flags::EXTENTS,
+            false => 0,
+        },
+        pointers,
+        accessed: now,
+        modified: now,
+        changed: now,
+        created: now,
+        ..NewInode::default()
+    };
+    rework.put_inode(JOURNAL, inode.encode(super_.inode_bytes))?;
+    let raw = &mut rework.to_be.raw;
+    raw.s_journal_inum = INODE.into();
+    raw.s_journal_dev = 0.into();
+    raw.s_journal_uuid = [0; 16];
+    raw.s_jnl_backup_type = BACKUP_IS_INODE;
+    let size = u64::from(len) * block_bytes;
+    let words = pointers.into_iter().chain([narrow(size >> 32), crate::format::inode::low32(size)]);
+    for (to, from) in raw.s_jnl_blocks.iter_mut().zip(words) {
+        *to = from.into();
+    }
+    count_overhead(raw, len.into(), true);
+    Ok(())
+}
+
+type Pointers = [u32; crate::format::inode::POINTERS];
+
+/// Contents in as few runs as there can be, then the nodes of the tree; blocks that it owns.
+fn by_extents(rework: &mut Rework<'_>, len: u32) -> Result<(Pointers, u64)> {
+    let block_bytes = rework.to_be.super_.block_bytes;
+    rework.space.search_from(rework.to_be.super_.blocks / 2);
+    let mut extents: Vec<Extent> = vec![];
+    let mut at = 0;
+    while at < len {
+        let want = (len - at).min(crate::format::extent::MOST_BLOCKS);
+        let taken = rework.space.take(want.into()).ok_or(Error::NoRoom)?;
+        let blocks = narrow(taken.end - taken.start);
+        write(rework, at, taken.start, blocks, len)?;
+        let start = FsBlock(taken.start);
+        extents.push(Extent { from: at, blocks, start, is_unwritten: false });
+        at += blocks;
+    }
+    let mut places = vec![];
+    for _ in 0..nodes(extents.len() as u64, block_bytes) {
+        places.push(rework.take_one()?);
+    }
+    let owned = u64::from(len) + places.len() as u64;
+    let tree = tree(&extents, block_bytes, &mut places.into_iter()).ok_or(Error::NoRoom)?;
+    let file = crate::FileId { inode: INODE, generation: 0 };
+    for (at, bytes) in tree.1 {
+        rework.write(crate::blocks::role::Role::Extents(file), 0, at, bytes, &[])?;
+    }
+    Ok((tree.0, owned))
+}
+
+fn by_pointers(rework: &mut Rework<'_>, len: u32) -> Result<(Pointers, u64)> {
+    let block_bytes = rework.to_be.super_.block_bytes;
+    let mut owned = 0;
+    let mut next = || {
+        owned += 1;
+        rework.space.take(1).and_then(|taken| u32::try_from(taken.start).ok())
+    };
+    let built = build(&[(0, len)], block_bytes, &mut next).ok_or(Error::NoRoom)?;
+    for part in built.parts {
+        match part {
+            Part::Indirect { at, pointers } => rework.redo.write_free(FsBlock(at), &pointers)?,
+            Part::Data { at, from, blocks } => write(rework, from, at, blocks, len)?,
+        }
+    }
+    Ok((built.pointers, owned))
+}
+
+/// Writes blocks of an empty log of `len` blocks, from block `from` of that on.
+fn write(rework: &mut Rework<'_>, from: u32, at: u64, blocks: u32, len: u32) -> Result<()> {
+    let super_ = &rework.to_be.super_;
+    let block_bytes = u64::from(super_.block_bytes);
+    let first = u64::from(from == 0);
+    if from == 0 {
+        let bytes = raw_superblock(super_.block_bytes, len, 0, super_.uuid);
+        rework.redo.write_free(FsBlock(at), &bytes)?;
+    }
+    let end = (at + u64::from(blocks)) * block_bytes;
+    Ok(rework.redo.zero_free((at + first) * block_bytes, end, &|_| ())?)
+}
+
+/// Takes the journal away, and frees its blocks.
+pub(super) fn drop_it(rework: &mut Rework<'_>) -> Result<()> {
+    let super_ = &rework.old.super_;
+    let Some(number) = super_.journal else {
+        let what = "-O ^has_journal: the superblock names no journal; run e2fsck -f";
+        return Err(Error::Unsupported(what.to_owned()));
+    };
+    let (block, at) = place_of_inode(super_, &rework.old.groups, number)?;
+    let len = index(super_.inode_bytes.into());
+    let bytes = rework.redo.on_disk(block, 1)?;
+    let slot = bytes.get(at..at + len).unwrap_or_default();
+    let node = Inode::of_slot(slot, number, super_)?;
+    let blocks = rework.free_file(&node)?;
+    rework.put_inode(number, vec![0; len])?;
+    let raw = &mut rework.to_be.raw;
+    raw.s_journal_inum = 0.into();
+    raw.s_journal_uuid = [0; 16];
+    raw.s_jnl_backup_type = 0;
+    raw.s_jnl_blocks = Default::default();
+    count_overhead(raw, blocks, false);
+    Ok(())
+}

@@ -1,0 +1,76 @@
+//! A change of a whole volume, cut off at any moment: what is left is the volume as it was, as it
+//! is to be, or one that is refused by name and finished later.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use draconis_device::{CrashOptions, Crashes, Disk, Event, MemoryDisk, RecordDisk};
+use draconis_ext::{InodeNumber, Options, Volume};
+
+use super::compare::{self, Beside};
+use super::{Image, run};
+
+/// How many states were looked at.
+#[derive(Debug, Default)]
+pub struct States {
+    pub before: usize,
+    pub finished: usize,
+    pub after: usize,
+}
+
+/// Has `change` change the volume in `bytes`, which holds what is in `source`, and judges what is
+/// left by a cut at any moment. `DRACONIS_CUTS=1` takes all of them.
+pub fn judge(bytes: &[u8], source: &Path, change: impl FnOnce(&dyn Disk)) -> States {
+    let every = std::env::var("DRACONIS_CUTS").ok().and_then(|text| text.parse::<usize>().ok());
+    let every = every.unwrap_or(64).max(1);
+    let disk = RecordDisk::new(MemoryDisk::new(bytes.to_vec(), 512));
+    change(&disk);
+    let old_blocks = blocks(bytes);
+    let events: Vec<Event> = disk.take();
+    let options = CrashOptions { seed: 7, subsets: 3, exhaustive_sectors: 2 };
+    let mut states = States::default();
+    let mut seen = [0; 3];
+    for (nth, crash) in Crashes::new(bytes.to_vec(), events, options).enumerate() {
+        let what = format!("{:?} {nth}", crash.cut);
+        let left = crash.disk.to_bytes();
+        let is_unfinished = left[1024 + 0x63] & 0x80 != 0;
+        let is_before = !is_unfinished && blocks(&left) == old_blocks;
+        // Most states look the same: nothing leads to what is written.
+        let turn = &mut seen[usize::from(is_unfinished) + 2 * usize::from(is_before)];
+        *turn += 1;
+        let every = if is_before { every } else { every.div_ceil(16) };
+        if *turn % every != 1 % every {
+            continue;
+        }
+        let left = if is_unfinished {
+            states.finished += 1;
+            let disk = Arc::new(MemoryDisk::new(left.clone(), 512)) as Arc<dyn Disk>;
+            let refused = Volume::open(disk, Options::default()).unwrap_err();
+            assert!(refused.to_string().contains("unfinished"), "{what}: {refused}");
+            let image = Image::of(&left);
+            assert!(run_quietly("e2fsck", &["-p", image.path()]) >= 8, "{what}");
+            let disk = MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512);
+            assert!(draconis_ext::finish(&disk).unwrap(), "{what}");
+            disk.into_bytes()
+        } else {
+            match is_before {
+                true => states.before += 1,
+                false => states.after += 1,
+            }
+            left
+        };
+        let image = Image::of(&left);
+        assert!(run("e2fsck", &["-fn", image.path()]).is_some(), "{what}");
+        compare::tree(&image.open(), InodeNumber::ROOT, source, Beside::Source);
+    }
+    states
+}
+
+fn blocks(bytes: &[u8]) -> [u8; 4] {
+    bytes[1024 + 4..1024 + 8].try_into().unwrap()
+}
+
+fn run_quietly(program: &str, arguments: &[&str]) -> i32 {
+    let output = std::process::Command::new(program).args(arguments).output();
+    output.ok().and_then(|output| output.status.code()).unwrap_or(i32::MAX)
+}

@@ -1,0 +1,210 @@
+//! Volumes that shrink: all that is there moves, beside what the kernel put there; cut off at any
+//! moment, and refused.
+
+mod common;
+
+use std::path::Path;
+
+use common::compare::{self, Beside};
+use common::{Image, run, spoil, tree};
+use draconis_device::{Disk, MemoryDisk};
+use draconis_exchange::contract::Time;
+use draconis_ext::Volume;
+use draconis_ext::shrink::{Error, Shrinking, Target};
+
+const NOW: Time = Time { seconds: 1_700_000_000, nanoseconds: 0 };
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+fn plan(image: &[u8], size: Option<u64>) -> Result<Shrinking, Error> {
+    Shrinking::plan(&MemoryDisk::new(image.to_vec(), 512), size)
+}
+
+/// Shrinks an image; what is behind its new end is gone.
+fn shrink(image: &[u8], size: Option<u64>) -> Result<Vec<u8>, Error> {
+    let shrinking = plan(image, size)?;
+    let disk = MemoryDisk::new(image.to_vec(), 512);
+    write(&shrinking, &disk);
+    let mut bytes = disk.into_bytes();
+    bytes.truncate(shrinking.len_bytes() as usize);
+    Ok(bytes)
+}
+
+fn write(shrinking: &Shrinking, disk: &dyn Disk) {
+    let copied = std::cell::Cell::new(0);
+    let progress = |bytes| copied.set(copied.get() + bytes);
+    shrinking.write(&Target { disk, now: NOW, progress: &progress }).unwrap();
+    assert!(copied.get() <= shrinking.bytes_to_move(), "{copied:?}");
+}
+
+fn sound(bytes: &[u8], what: &str) {
+    let image = Image::of(bytes);
+    assert!(run("e2fsck", &["-fn", image.path()]).is_some(), "{what}");
+}
+
+/// Volumes of many small groups.
+const KINDS: &[(&str, &[&str])] = &[
+    ("ext2", &["-t", "ext2", "-b", "1024", "-g", "2048"]),
+    ("ext3", &["-t", "ext3", "-b", "1024", "-g", "2048"]),
+    ("ext4", &["-t", "ext4", "-b", "1024", "-g", "2048"]),
+    ("ext4 4k", &["-t", "ext4", "-b", "4096", "-g", "1024", "-N", "8192"]),
+    ("no flex_bg", &["-t", "ext4", "-b", "1024", "-g", "2048", "-O", "^flex_bg"]),
+    ("uninit_bg", &["-t", "ext4", "-b", "1024", "-g", "2048", "-O", "^metadata_csum,uninit_bg"]),
+    ("32bit", &["-t", "ext4", "-b", "1024", "-g", "2048", "-O", "^64bit"]),
+    ("meta_bg", &["-t", "ext4", "-b", "1024", "-g", "2048", "-O", "meta_bg,^resize_inode"]),
+    ("sparse_super2", &["-t", "ext4", "-b", "1024", "-g", "2048", "-O", "sparse_super2"]),
+    ("quota", &["-t", "ext4", "-b", "1024", "-g", "2048", "-O", "quota,project", "-I", "256"]),
+    ("orphan_file", &["-t", "ext4", "-b", "1024", "-g", "2048", "-O", "orphan_file"]),
+    ("no journal", &["-t", "ext4", "-b", "1024", "-g", "2048", "-O", "^has_journal"]),
+    ("inline", &["-t", "ext4", "-b", "1024", "-g", "2048", "-O", "inline_data", "-I", "256"]),
+    ("ea_inode", &["-t", "ext4", "-b", "1024", "-g", "2048", "-O", "ea_inode", "-I", "256"]),
+    ("casefold", &["-t", "ext4", "-b", "1024", "-g", "2048", "-O", "casefold,large_dir"]),
+];
+
+/// Has the kernel fill a volume: first what goes again, then directories in many groups.
+fn filled(arguments: &[&str], size: &str) -> Option<Image> {
+    let image = Image::make(None, size, arguments)?;
+    let mount = image.mount_writable()?;
+    let at = mount.path();
+    std::fs::write(at.join("goes"), tree::pattern(3, 24 << 20)).unwrap();
+    std::fs::create_dir(at.join("data")).unwrap();
+    for nth in 0..30 {
+        let dir = at.join(format!("data/d{nth}"));
+        std::fs::create_dir(&dir).unwrap();
+        spoil::small_tree(&dir);
+        for file in 0..40u64 {
+            std::fs::write(dir.join(format!("a file {file}")), tree::pattern(file, 700)).unwrap();
+        }
+        std::fs::hard_link(dir.join("a file 3"), dir.join("again")).unwrap();
+        let value = tree::pattern(nth, 3000);
+        let named = c"user.large";
+        let flags = rustix::fs::XattrFlags::empty();
+        let _ = rustix::fs::setxattr(dir.join("f1500"), named, &value, flags);
+    }
+    let kept = std::fs::File::create(at.join("data/kept")).unwrap();
+    let how = rustix::fs::FallocateFlags::KEEP_SIZE;
+    let _ = rustix::fs::fallocate(&kept, how, 0, 300 << 10);
+    drop(kept);
+    std::fs::remove_file(at.join("goes")).unwrap();
+    drop(mount);
+    run("e2fsck", &["-fn", image.path()])?;
+    Some(image)
+}
+
+/// All below `data` of a volume, beside the mounted original.
+fn same_files(volume: &Volume, original: &Path) {
+    let data = volume.lookup(volume.root(), b"data").unwrap();
+    compare::tree(volume, data, &original.join("data"), Beside::Source);
+}
+
+#[test]
+fn what_the_kernel_spread_over_a_volume_moves_together() {
+    for (name, arguments) in KINDS {
+        let Some(image) = filled(arguments, "64M") else { continue };
+        let bytes = std::fs::read(&image.path).unwrap();
+        let Some(original) = image.mount() else { continue };
+        for size in [Some(50 * MIB + 17 * KIB), None] {
+            let what = format!("{name}, {size:?}");
+            let small = shrink(&bytes, size).unwrap_or_else(|error| panic!("{what}: {error}"));
+            sound(&small, &what);
+            let shrunk = Image::of(&small);
+            same_files(&shrunk.open(), original.path());
+            if size.is_none() {
+                // As small as it can be, or smaller than the other tool thinks.
+                let least = run("resize2fs", &["-P", image.path()]).unwrap();
+                let blocks: u64 = least.rsplit(' ').next().unwrap().trim().parse().unwrap();
+                let block: u64 = 1024 << bytes[1024 + 0x18];
+                assert!(small.len() as u64 <= blocks * block, "{what}: {} {least}", small.len());
+                assert!(plan(&small, None).unwrap().len_bytes() <= small.len() as u64, "{what}");
+            }
+            let Some(mount) = shrunk.mount_writable() else { continue };
+            same_files(&shrunk.open(), mount.path());
+            if size.is_some() {
+                std::fs::create_dir(mount.path().join("new")).unwrap();
+            }
+            drop(mount);
+            sound(&std::fs::read(&shrunk.path).unwrap(), &what);
+        }
+    }
+}
+
+#[test]
+fn small_and_large_again() {
+    let Some(image) = filled(KINDS[2].1, "64M") else { return };
+    let bytes = std::fs::read(&image.path).unwrap();
+    let Some(original) = image.mount() else { return };
+    let mut small = shrink(&bytes, None).unwrap();
+    for size in [70 * MIB, 30 * MIB, 128 * MIB, 20 * MIB] {
+        let disk = MemoryDisk::new(small.clone(), 512);
+        small = if size > small.len() as u64 {
+            let growth = draconis_ext::grow::Growth::plan(&disk, size).unwrap();
+            small.resize(size as usize, 0x5A);
+            let disk = MemoryDisk::new(small, 512);
+            let target = draconis_ext::grow::Target {
+                disk: &disk,
+                zeroed_from_bytes: u64::MAX,
+                now: NOW,
+                progress: &|_| (),
+            };
+            growth.write(&target).unwrap();
+            disk.into_bytes()
+        } else {
+            shrink(&small, Some(size)).unwrap()
+        };
+        sound(&small, &format!("{size}"));
+        same_files(&Image::of(&small).open(), original.path());
+    }
+}
+
+#[test]
+fn a_power_cut_leaves_the_old_volume_or_one_that_is_finished_later() {
+    let source = tempfile::tempdir().unwrap();
+    spoil::small_tree(source.path());
+    for (name, arguments) in &KINDS[..3] {
+        // What is there is moved by growing and shrinking: files lie at the end.
+        let Some(image) = Image::make(Some(source.path()), "12M", arguments) else { return };
+        let Some(mount) = image.mount_writable() else { return };
+        std::fs::write(mount.path().join("filler"), tree::pattern(1, 7 << 20)).unwrap();
+        for nth in 0..6 {
+            let dir = mount.path().join(format!("moves{nth}"));
+            std::fs::create_dir(&dir).unwrap();
+            std::fs::write(dir.join("file"), tree::pattern(nth, 9000)).unwrap();
+        }
+        std::fs::remove_file(mount.path().join("filler")).unwrap();
+        drop(mount);
+        let bytes = std::fs::read(&image.path).unwrap();
+        let Some(original) = image.mount() else { return };
+        let kept = tempfile::tempdir().unwrap();
+        let copy = ["-a", &format!("{}/.", original.path().display())];
+        run("cp", &[copy[0], copy[1], kept.path().to_str().unwrap()]).unwrap();
+        let _ = std::fs::remove_dir(kept.path().join("lost+found"));
+        let shrinking = plan(&bytes, None).unwrap();
+        assert!(shrinking.bytes_to_move() > 0, "{name}");
+        let states = common::cuts::judge(&bytes, kept.path(), |disk| write(&shrinking, disk));
+        assert!(states.before > 0 && states.finished > 2 && states.after > 0, "{states:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_by_name() {
+    let source = tempfile::tempdir().unwrap();
+    std::fs::write(source.path().join("file"), tree::pattern(1, 5 << 20)).unwrap();
+    let arguments = ["-t", "ext4", "-b", "1024", "-g", "2048"];
+    let Some(image) = Image::make(Some(source.path()), "16M", &arguments) else { return };
+    let bytes = std::fs::read(&image.path).unwrap();
+    // The least size that is named works, and one block less does not.
+    let Err(Error::TooSmall { least_bytes, .. }) = plan(&bytes, Some(MIB)) else { panic!() };
+    sound(&shrink(&bytes, Some(least_bytes)).unwrap(), "least");
+    assert!(least_bytes > 5 * MIB && least_bytes < 10 * MIB, "{least_bytes}");
+    assert!(matches!(plan(&bytes, Some(17 * MIB)), Err(Error::Grow { .. })));
+    assert_eq!(plan(&bytes, Some(16 * MIB)).unwrap().bytes_to_move(), 0);
+    let mut unclean = bytes.clone();
+    unclean[1024 + 0x3A] = 0;
+    if let Err(error) = plan(&unclean, None) {
+        let sums = error.to_string().contains("checksum");
+        assert!(sums || error == Error::NotClean, "{error}");
+    } else {
+        panic!("not refused");
+    }
+    assert!(plan(&[0; 65536], None).is_err());
+}

@@ -1,0 +1,191 @@
+//! Volumes that are tuned: each change judged by e2fsck and the kernel, and what tune2fs shows.
+
+mod common;
+
+use common::compare::{self, Beside};
+use common::{Image, run, spoil};
+use draconis_device::{Disk, MemoryDisk};
+use draconis_exchange::contract::Time;
+use draconis_ext::InodeNumber;
+use draconis_ext::tune::{Changes, Error, Reserved, tune};
+
+const NOW: Time = Time { seconds: 1_700_000_000, nanoseconds: 0 };
+
+fn changed(bytes: &[u8], changes: &Changes) -> Result<Vec<u8>, Error> {
+    let disk = MemoryDisk::new(bytes.to_vec(), 512);
+    tune(&disk as &dyn Disk, changes, NOW)?;
+    Ok(disk.into_bytes())
+}
+
+fn features(words: &[&str]) -> Changes {
+    let features = words.iter().map(|word| (*word).to_owned()).collect();
+    Changes { features, hash_seed: *b"0123456789abcdef", ..Changes::default() }
+}
+
+/// Judges a volume, and says what `dumpe2fs -h` shows.
+fn sound(bytes: &[u8], source: &std::path::Path, what: &str) -> String {
+    let image = Image::of(bytes);
+    assert!(run("e2fsck", &["-fn", image.path()]).is_some(), "{what}");
+    compare::tree(&image.open(), InodeNumber::ROOT, source, Beside::Source);
+    if let Some(mount) = image.mount_writable() {
+        std::fs::write(mount.path().join("new"), what).unwrap();
+        drop(mount);
+        run("e2fsck", &["-fn", image.path()]);
+    }
+    run("dumpe2fs", &["-h", image.path()]).unwrap()
+}
+
+#[test]
+fn fields_change_by_one_sector() {
+    let source = tempfile::tempdir().unwrap();
+    spoil::small_tree(source.path());
+    for arguments in [&["-t", "ext2"][..], &["-t", "ext4"]] {
+        let Some(image) = Image::make(Some(source.path()), "16M", arguments) else { return };
+        let bytes = std::fs::read(&image.path).unwrap();
+        let changes = Changes {
+            label: Some(b"a label".to_vec()),
+            reserved: Some(Reserved::Ppm(20_000)),
+            errors: Some(2),
+            most_mounts: Some(30),
+            interval_seconds: Some(86_400 * 7),
+            ..Changes::default()
+        };
+        let tuned = changed(&bytes, &changes).unwrap();
+        let differ: Vec<usize> =
+            (0..bytes.len()).filter(|at| bytes[*at] != tuned[*at]).map(|at| at / 512).collect();
+        assert!(differ.iter().all(|sector| *sector == 2), "{differ:?}");
+        let said = sound(&tuned, source.path(), "fields");
+        for expected in ["a label", "Remount read-only", "Maximum mount count:      30", "1 week"] {
+            assert!(said.contains(expected), "{expected}: {said}");
+        }
+        let changes = Changes { reserved: Some(Reserved::Blocks(77)), ..Changes::default() };
+        let said = sound(&changed(&bytes, &changes).unwrap(), source.path(), "blocks");
+        assert!(said.contains("Reserved block count:     77"), "{said}");
+    }
+}
+
+#[test]
+fn identities_change_with_all_that_is_sealed_by_them() {
+    let source = tempfile::tempdir().unwrap();
+    spoil::small_tree(source.path());
+    let uuid = *b"\xde\xad\xbe\xef\0\x01\x42\x22\x83\x33abcdef";
+    for arguments in [
+        &["-t", "ext2"][..],
+        &["-t", "ext4"],
+        &["-t", "ext4", "-b", "1024", "-g", "1024", "-O", "orphan_file"],
+        &["-t", "ext4", "-O", "metadata_csum_seed"],
+        &["-t", "ext4", "-O", "^metadata_csum,uninit_bg"],
+    ] {
+        let Some(image) = Image::make(Some(source.path()), "16M", arguments) else { return };
+        let bytes = std::fs::read(&image.path).unwrap();
+        let changes = Changes { uuid: Some(uuid), ..Changes::default() };
+        let tuned = changed(&bytes, &changes).unwrap();
+        let said = sound(&tuned, source.path(), &format!("{arguments:?}"));
+        assert!(said.contains("deadbeef-0001-4222-8333-616263646566"), "{said}");
+    }
+}
+
+#[test]
+fn journals_come_and_go() {
+    let source = tempfile::tempdir().unwrap();
+    spoil::small_tree(source.path());
+    for arguments in [
+        &["-t", "ext2", "-b", "1024"][..],
+        &["-t", "ext4", "-O", "^has_journal"],
+        &["-t", "ext4", "-b", "1024", "-g", "1024", "-O", "^has_journal"],
+    ] {
+        let Some(image) = Image::make(Some(source.path()), "32M", arguments) else { return };
+        let bytes = std::fs::read(&image.path).unwrap();
+        let with = changed(&bytes, &features(&["has_journal"])).unwrap();
+        let what = format!("{arguments:?}");
+        let said = sound(&with, source.path(), &what);
+        assert!(said.contains("has_journal") && said.contains("journal size:"), "{said}");
+        let without = changed(&with, &features(&["^has_journal"])).unwrap();
+        let said = sound(&without, source.path(), &what);
+        assert!(!said.contains("has_journal"), "{said}");
+        let free = |bytes: &[u8]| bytes[1024 + 12..1024 + 16].to_vec();
+        assert_eq!(free(&without), free(&bytes), "{what}");
+        let large = Changes { journal_mib: Some(8), ..features(&["has_journal"]) };
+        let said = sound(&changed(&bytes, &large).unwrap(), source.path(), &what);
+        assert!(said.contains("8M") || said.contains("8192k"), "{said}");
+    }
+    let Some(image) = Image::make(Some(source.path()), "32M", &["-t", "ext4"]) else { return };
+    let bytes = std::fs::read(&image.path).unwrap();
+    let without = changed(&bytes, &features(&["^has_journal"])).unwrap();
+    assert!(!sound(&without, source.path(), "dropped").contains("has_journal"));
+}
+
+#[test]
+fn features_come_and_go_in_place() {
+    let source = tempfile::tempdir().unwrap();
+    spoil::small_tree(source.path());
+    for (arguments, words, has, lacks) in [
+        ("^metadata_csum", &["large_dir", "read-only"][..], "large_dir", "nothing"),
+        ("^dir_index", &["dir_index"], "dir_index", "nothing"),
+        ("metadata_csum", &["^metadata_csum"], "uninit_bg", "metadata_csum"),
+        ("metadata_csum", &["metadata_csum_seed"], "metadata_csum_seed", "nothing"),
+        ("metadata_csum_seed", &["^metadata_csum_seed"], "metadata_csum", "metadata_csum_seed"),
+        ("metadata_csum", &["verity", "ea_inode", "extents"], "verity", "nothing"),
+    ] {
+        let arguments = ["-t", "ext4", "-b", "1024", "-g", "1024", "-O", arguments];
+        let Some(image) = Image::make(Some(source.path()), "16M", &arguments) else { return };
+        let bytes = std::fs::read(&image.path).unwrap();
+        let tuned = changed(&bytes, &features(words)).unwrap();
+        let mut said = run("dumpe2fs", &["-h", Image::of(&tuned).path()]).unwrap();
+        if !said.contains("read-only") {
+            said = sound(&tuned, source.path(), &format!("{words:?}"));
+        }
+        let line = said.lines().find(|line| line.starts_with("Filesystem features")).unwrap();
+        let names: Vec<&str> = line.split_whitespace().collect();
+        assert!(names.contains(&has) && !names.contains(&lacks), "{words:?}: {line}");
+    }
+    // And back, with another identity in between.
+    let arguments = ["-t", "ext4", "-O", "metadata_csum_seed"];
+    let Some(image) = Image::make(Some(source.path()), "16M", &arguments) else { return };
+    let bytes = std::fs::read(&image.path).unwrap();
+    let other = Changes { uuid: Some([0x42; 16]), ..Changes::default() };
+    let tuned = changed(&bytes, &other).unwrap();
+    let tuned = changed(&tuned, &features(&["^metadata_csum_seed"])).unwrap();
+    sound(&tuned, source.path(), "without its seed");
+}
+
+#[test]
+fn a_power_cut_leaves_the_old_volume_or_one_that_is_finished_later() {
+    let source = tempfile::tempdir().unwrap();
+    spoil::small_tree(source.path());
+    let arguments = ["-t", "ext4", "-b", "1024", "-g", "1024"];
+    let Some(image) = Image::make(Some(source.path()), "12M", &arguments) else { return };
+    let bytes = std::fs::read(&image.path).unwrap();
+    for changes in [
+        Changes { uuid: Some([0x42; 16]), ..Changes::default() },
+        features(&["^metadata_csum"]),
+        features(&["^has_journal"]),
+    ] {
+        let states = common::cuts::judge(&bytes, source.path(), |disk| {
+            tune(disk, &changes, NOW).unwrap();
+        });
+        assert!(states.finished > 2, "{states:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_by_name() {
+    let Some(image) = Image::make(None, "16M", &["-t", "ext4", "-O", "ea_inode"]) else { return };
+    let bytes = std::fs::read(&image.path).unwrap();
+    for (changes, why) in [
+        (features(&["bigalloc"]), "-O bigalloc: not added"),
+        (features(&["^extent"]), "-O ^extent: not dropped"),
+        (features(&["nonsense"]), "no such feature"),
+        (Changes { uuid: Some([9; 16]), ..Changes::default() }, "metadata_csum_seed first"),
+        (Changes { label: Some(vec![b'x'; 17]), ..Changes::default() }, "at most 16 bytes"),
+        (Changes { journal_mib: Some(8), ..Changes::default() }, "needs -j"),
+        (
+            Changes { reserved: Some(Reserved::Ppm(510_000)), ..Changes::default() },
+            "at most 50 percent",
+        ),
+        (Changes { errors: Some(9), ..Changes::default() }, "continue"),
+    ] {
+        let error = changed(&bytes, &changes).unwrap_err().to_string();
+        assert!(error.contains(why), "{why}: {error}");
+    }
+}

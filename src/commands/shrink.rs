@@ -1,0 +1,102 @@
+//! `draconis shrink`
+//!
+//! ```text
+//!   image ──alone──▶ confined ──▶ settled ──▶ plan ──▶ written ──▶ file cut
+//! ```
+//! Law: what is refused is refused before the volume has changed; but for what its journal holds,
+//! or an unfinished change, which are put in place first.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, anyhow};
+use clap::Args;
+use draconis_device::{FileOptions, OpenedFile};
+use draconis_ext::shrink::{Error, Shrinking, Target};
+use draconis_service::volume::part;
+
+use super::format;
+use crate::image::{self, Place};
+use crate::progress::{Progress, When};
+use crate::{change, text};
+
+/// Make a volume smaller.
+///
+/// Files beyond the new end are moved, and inodes there get other numbers. An image that is a file
+/// is cut to the new length, if nothing is behind the volume. If it is cut off, the volume is as
+/// it was, or running it again ends it.
+#[derive(Debug, Args)]
+#[group(skip)]
+pub struct Arguments {
+    /// Where the volume is.
+    #[command(flatten)]
+    place: Place,
+    /// When to show progress.
+    #[arg(long, value_enum, default_value_t = When::Auto)]
+    progress: When,
+    /// As small as what it holds.
+    #[arg(long, required_unless_present = "size", conflicts_with = "size")]
+    min: bool,
+    /// The file or block device.
+    image: PathBuf,
+    /// Size of the volume: in KiB, or with K, M, G, T.
+    size: Option<String>,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let shown = arguments.image.display();
+    let now = change::now()?;
+    let missing = || format!("{shown}: no such file; draconis format makes a volume");
+    let file = image::alone(&arguments.image)?.with_context(missing)?;
+    let size = arguments.size.as_ref().map(|text| {
+        format::size(text, None)
+            .with_context(|| format!("{text}: not a size such as 4096, 64K or 1G"))
+    });
+    let size = size.transpose()?;
+    let options = FileOptions { write: true, direct: false, uring: false };
+    let opened = OpenedFile::new(file.try_clone()?.into(), options);
+    let opened = opened.with_context(|| shown.to_string())?;
+    // What is not a file has the length that it has.
+    let is_cut = arguments.place.partition.is_none() && file.metadata()?.is_file();
+    image::confine_resizer()?;
+    let disk = part(Arc::new(opened.start()), &arguments.place.options());
+    let disk = disk.with_context(|| shown.to_string())?;
+    image::settle(&arguments.image, &disk, now)?;
+    let plan = Shrinking::plan(&*disk, size).map_err(|error| match error {
+        Error::Volume(error) => image::refused(&arguments.image, &*disk, error.into()),
+        error => anyhow::Error::from(error).context(shown.to_string()),
+    })?;
+    if plan.len_bytes() == plan.old_len_bytes() {
+        log::info!("{shown}: has {} already", text::bytes(plan.len_bytes()));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let progress = Mutex::new(Progress::new(arguments.progress, plan.bytes_to_move()));
+    let count = |bytes| progress.lock().unwrap_or_else(PoisonError::into_inner).add(bytes);
+    let target = Target { disk: &*disk, now, progress: &count };
+    plan.write(&target).map_err(|error| match error {
+        Error::Volume(draconis_ext::Error::Io(_)) => {
+            anyhow!("{shown}: {error}; run it again before the volume is used")
+        }
+        error => anyhow::Error::from(error).context(shown.to_string()),
+    })?;
+    drop(progress);
+    let new = plan.superblock();
+    let there = image::len_bytes(&file)?;
+    let start = arguments.place.offset.unwrap_or(0);
+    let end = start.saturating_add(plan.old_len_bytes());
+    let is_last = there < end.saturating_add(new.block_bytes.into());
+    if is_cut && is_last {
+        let len = start.saturating_add(plan.len_bytes());
+        file.set_len(len).with_context(|| format!("{shown}: {}", text::bytes(len)))?;
+    }
+    log::info!(
+        "{shown}: from {} to {}, {} blocks of {} bytes, {} inodes",
+        text::bytes(plan.old_len_bytes()),
+        text::bytes(plan.len_bytes()),
+        new.blocks,
+        new.block_bytes,
+        new.inodes
+    );
+    Ok(ExitCode::SUCCESS)
+}
