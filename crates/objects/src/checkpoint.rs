@@ -11,7 +11,9 @@
 //! Law 1: a run is counted: what it hides in older runs and the tree is dead already.
 //! Law 2: the *image* is a log in another form: not counted, written when a store is opened
 //! after an accident, and replayed before the log behind it.
-//! Law 3: what a checkpoint does away with is free once the checkpoint is durable and
+//! Law 3: the table of segments counts what this checkpoint leads to and nothing else: a store
+//! that is opened from it knows of nothing else.
+//! Law 4: what a checkpoint does away with is free once the checkpoint is durable and
 //! everybody who might read it has gone.
 #![allow(
     clippy::arithmetic_side_effects,
@@ -383,7 +385,10 @@ impl Core {
             self.segments.kill(ptr.at, ptr.len, false);
         }
         let emptied = self.segments.empty(seq);
-        let table = self.segments.encode();
+        // A run that is being written as one is led to by a later checkpoint.
+        let folding = self.folding.iter().filter_map(|folding| folding.chunks.as_ref());
+        let unled: Vec<Ptr> = folding.flat_map(|chunks| chunks.stored.iter().copied()).collect();
+        let table = self.segments.encode(&unled);
         let table = self.store_chunks(&table)?;
         let blob = Blob {
             seq,

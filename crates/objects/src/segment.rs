@@ -6,13 +6,15 @@
 //!
 //! Law 1: alive is what index, tree, runs and checkpoint lead to. It is added when it is
 //! written and taken away once, when what led to it goes.
-//! Law 2: a checkpoint saves the counts without what the log behind it adds: replaying adds
-//! that again (`since`).
+//! Law 2: a checkpoint saves what it leads to itself, byte for byte, as `check` counts it:
+//! without what the log behind it adds, which replaying adds again (`since`), and without what
+//! is written for later and nothing leads to yet (a run on its way).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::codec::{Reader, narrow, put_varint};
 use crate::superblock::Geometry;
+use crate::tree::Ptr;
 use crate::{Error, Result};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -193,16 +195,25 @@ impl Segments {
         self.all.iter().any(|segment| segment.state == State::Closed && segment.live == 0)
     }
 
-    pub fn encode(&self) -> Vec<u8> {
+    /// The table as of a checkpoint that does not lead to `unled`.
+    pub fn encode(&self, unled: &[Ptr]) -> Vec<u8> {
+        let mut unled_bytes: BTreeMap<u32, i64> = BTreeMap::new();
+        for ptr in unled {
+            if let Some(segment) = self.geometry.segment_of(ptr.at) {
+                let bytes = unled_bytes.entry(segment).or_default();
+                *bytes = bytes.saturating_add(i64::from(ptr.len));
+            }
+        }
         let mut out = Vec::with_capacity(self.all.len().saturating_mul(8));
-        for segment in &self.all {
+        for (number, segment) in (0..).zip(&self.all) {
+            let later = unled_bytes.get(&number).copied().unwrap_or(0).saturating_add(segment.since);
             let is_used = !matches!(segment.state, State::Free | State::Emptied);
             let flags = [is_used, segment.is_bad, segment.is_index];
             out.push((0..).zip(flags).map(|(bit, flag)| u8::from(flag) << bit).sum());
             if is_used {
                 put_varint(
                     &mut out,
-                    segment.live.saturating_sub(segment.since).max(0).unsigned_abs(),
+                    segment.live.saturating_sub(later).max(0).unsigned_abs(),
                 );
                 put_varint(&mut out, segment.stamp);
                 put_varint(&mut out, segment.stamped);

@@ -33,6 +33,7 @@ mod judge;
 mod making;
 mod run;
 mod script;
+mod usage;
 
 pub use draconis_device::Random;
 
@@ -44,3 +45,4 @@ pub use judge::{Effort, Judge, Violation};
 pub use making::make_over;
 pub use run::{Recorded, Tally, cut, record};
 pub use script::{Op, Script, Shape, Step, random, random_large, sequence, sequences};
+pub use usage::{Usage, ordinary};
