@@ -1,7 +1,7 @@
 //! Checkpoints: what recovery begins from.
 //!
 //! ```text
-//!   superblock ─▶ blob ─▶ tree's root · runs · image · table of segments · where streams stood
+//!   superblock ─▶ blob, twice ─▶ tree's root · runs · image · table of segments · where streams stood
 //! ```
 //!
 //! The layer of the log so far is sealed; what it hides is counted, a few pairs with every
@@ -33,6 +33,7 @@ use crate::core::Core;
 use crate::entry::{Entry, Key, Named, named, put_key_behind, read_pair_behind, unfolded_max};
 use crate::hooks::{Omission, is_left_out};
 use crate::layer::{Layer, Sorted};
+use crate::layout::Kind;
 use crate::tree::Ptr;
 use crate::view::{Index, Token};
 use crate::{Error, Result};
@@ -405,11 +406,13 @@ impl Core {
         let bytes = blob.encode();
         // In a commit of its own number: `own_seq` is the one that is open now.
         let checkpoint = self.store(&bytes, false)?;
+        // All hangs on it, so there are two, in two places where there are two.
+        let twin = self.store_in(Kind::Node, &bytes, false)?;
         self.commit()?;
-        self.superblock.checkpoint = checkpoint;
+        (self.superblock.checkpoint, self.superblock.twin) = (checkpoint, Some(twin));
         let ticket = self.write_superblock(false)?;
         self.barrier = self.barrier.max(blob.own_seq);
-        self.checkpoint_ptrs = [table, vec![checkpoint], image].concat();
+        self.checkpoint_ptrs = [table, vec![checkpoint, twin], image].concat();
         let written_bytes = self.counters.written_bytes;
         let cleaned = std::mem::take(&mut self.cleaned_before);
         self.checkpoint = Some(Written { ticket, emptied, cleaned, written_bytes });

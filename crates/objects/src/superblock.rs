@@ -21,8 +21,10 @@ use crate::{Error, LayoutKind, Profile, Result};
 /// "DracoObj", as little-endian bytes.
 const MAGIC: u64 = u64::from_le_bytes(*b"DracoObj");
 /// 2: tables of frames tell what differs from line to line. 3: so do leaves and runs, and the
-/// log layout has a stream for them.
-const VERSION: u32 = 3;
+/// log layout has a stream for them. 4: short values are in the index, and checkpoints have two
+/// copies; a store of version 3 is one of version 4 without them.
+const VERSION: u32 = 4;
+const VERSION_BEFORE: u32 = 3;
 /// Encoded length with its sum.
 const LEN: usize = 128;
 /// Copies have at least so much between their starts, in bytes.
@@ -121,6 +123,8 @@ pub(crate) struct Superblock {
     pub profile: Profile,
     pub geometry: Geometry,
     pub checkpoint: Ptr,
+    /// Its other copy; stores of older programs have none.
+    pub twin: Option<Ptr>,
 }
 
 impl Superblock {
@@ -151,6 +155,10 @@ impl Superblock {
         out.extend_from_slice(&self.checkpoint.len.to_le_bytes());
         out.extend_from_slice(&self.checkpoint.at.to_le_bytes());
         out.extend_from_slice(&self.checkpoint.sum.to_le_bytes());
+        // As long as the first.
+        let (twin_at, twin_sum) = self.twin.map_or((0, 0), |twin| (twin.at, twin.sum));
+        out.extend_from_slice(&twin_at.to_le_bytes());
+        out.extend_from_slice(&twin_sum.to_le_bytes());
         out.resize(LEN - 8, 0);
         let sum = Summer(MAGIC).sum(at, &out);
         out.extend_from_slice(&sum.to_le_bytes());
@@ -170,7 +178,7 @@ impl Superblock {
             return Err(Error::Corrupt { what: "a superblock's sum", at_bytes: at });
         }
         let version = reader.u32()?;
-        if version != VERSION {
+        if ![VERSION_BEFORE, VERSION].contains(&version) {
             return Err(Error::NotAStore(format!(
                 "version {version} is not known here (this program knows {VERSION})"
             )));
@@ -192,6 +200,8 @@ impl Superblock {
         };
         let len = reader.u32()?;
         let checkpoint = Ptr { at: reader.u64()?, len, sum: reader.u64()? };
+        let (at, sum) = (reader.u64()?, reader.u64()?);
+        let twin = (at > 0).then_some(Ptr { at, len, sum });
         if made_for > disk_bytes {
             return Err(Error::NotAStore(format!(
                 "the store was made for {made_for} bytes, the disk has {disk_bytes}"
@@ -199,7 +209,7 @@ impl Superblock {
         }
         let geometry = Geometry::of(&profile, made_for)
             .map_err(|_| Error::Corrupt { what: "a superblock's sizes", at_bytes: at })?;
-        Ok(Self { id, generation, incarnation, log_incarnation, profile, geometry, checkpoint })
+        Ok(Self { id, generation, incarnation, log_incarnation, profile, geometry, checkpoint, twin })
     }
 
     /// The writes of one pair of copies.
@@ -313,6 +323,7 @@ mod tests {
             profile,
             geometry: Geometry::of(&profile, disk_bytes).unwrap(),
             checkpoint: Ptr { at: 9 << 10, len: 77, sum: 0xfeed },
+            twin: Some(Ptr { at: 99 << 10, len: 77, sum: 0xbeef }),
         }
     }
 

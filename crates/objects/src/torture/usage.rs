@@ -116,7 +116,7 @@ fn shape(number: u64) -> Shape {
     let layout = if number.is_multiple_of(2) { LayoutKind::Cow } else { LayoutKind::Log };
     let (page_bytes, segment_bytes, disk_bytes) = match number / 2 % 5 {
         0 => (512, 16 << 10, 1 << 20),
-        1 => (4096, 16 << 10, 2 << 20),
+        1 => (4096, 32 << 10, 4 << 20),
         2 => (4096, 64 << 10, 6 << 20),
         3 => (4096, 64 << 10, 16 << 20),
         _ => (4096, 256 << 10, 32 << 20),
