@@ -187,12 +187,18 @@ impl Core {
 
     /// Chooses the segment that is worth most; says whether one is worth anything.
     pub fn choose(&mut self) -> Result<bool> {
-        let len = u64::from(self.superblock.geometry.segment_bytes);
         // A merge takes one leaf after the other, as they were written: it empties their
         // segments by itself, and the one that it has half emptied would look best.
         let all = self.merging.is_none() || self.segments.free() <= self.kept();
         let best = self.best(all).or_else(|| self.best(true));
         let Some(number) = best else { return Ok(false) };
+        self.begin_cleaning(number)?;
+        Ok(true)
+    }
+
+    /// Begins to clean a segment.
+    pub fn begin_cleaning(&mut self, number: u32) -> Result<()> {
+        let len = u64::from(self.superblock.geometry.segment_bytes);
         let segment = self.segments.all[number as usize];
         if segment.last_seq == self.batch.seq {
             // Its last frames are not even given to the disk.
@@ -220,7 +226,7 @@ impl Core {
             stamp: segment.stamp,
             candidates: vec![],
         });
-        Ok(true)
+        Ok(())
     }
 
     /// Looks at the next thing in the segment; how many bytes of it that were.

@@ -668,7 +668,7 @@ impl Core {
         self.streams[stream].frame.as_mut().ok_or(Error::Misuse("no frame"))
     }
 
-    fn next_segment(&mut self, stream: usize) -> Result<()> {
+    pub fn next_segment(&mut self, stream: usize) -> Result<()> {
         let place = &self.streams[stream];
         let (old, new) = (place.segment, place.next);
         let Some(next) = self.segments.take(new) else {

@@ -108,6 +108,7 @@ mod merge;
 pub mod probe;
 mod reading;
 mod recover;
+mod resize;
 mod salvage;
 mod segment;
 mod space;

@@ -121,6 +121,17 @@ impl Segments {
         self.free.range(segment..).chain(self.free.range(..segment)).copied()
     }
 
+    /// Leaves no segment from `first` on to be taken.
+    pub fn withhold(&mut self, first: u32) {
+        drop(self.free.split_off(&first));
+    }
+
+    /// There are so many segments now; those that are new are not to be taken yet.
+    pub fn resize(&mut self, geometry: Geometry) {
+        self.geometry = geometry;
+        self.all.resize(geometry.segments as usize, FREE);
+    }
+
     /// Takes this segment.
     pub fn open(&mut self, segment: u32) {
         self.free.remove(&segment);

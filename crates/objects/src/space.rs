@@ -42,7 +42,7 @@ impl Core {
     }
 
     /// Those that it would take now: what the cleaner moved is in the log, too.
-    fn due(&self) -> usize {
+    pub fn due(&self) -> usize {
         let counting = self.counting.iter().map(|counting| counting.layer.bytes);
         let layers = self.log_layers.iter().map(|layer| layer.bytes).chain(counting);
         // On the disk a pair takes at most half of what it takes in memory.
@@ -92,7 +92,7 @@ impl Core {
     }
 
     /// Whether so many bytes more leave enough for merging.
-    fn fits(&self, needed_bytes: u64) -> bool {
+    pub fn fits(&self, needed_bytes: u64) -> bool {
         let (bytes, capacity) = (self.segments.held() + needed_bytes, self.capacity_bytes());
         // Runs are held, too: mostly it is clear without going through them.
         bytes * 2 + self.log_bytes <= capacity || bytes + self.merge_bytes() <= capacity
@@ -162,7 +162,7 @@ impl Core {
         self.find_room(needed)
     }
 
-    fn no_space(&self, needed_bytes: u64) -> Error {
+    pub fn no_space(&self, needed_bytes: u64) -> Error {
         let held = self.segments.held() + self.merge_bytes();
         let by_bytes = self.capacity_bytes().saturating_sub(held);
         // Not more than what was tried to be found.
@@ -179,7 +179,7 @@ impl Core {
     /// Looks for free segments until there are `needed`, or no more can be had: cleaning moves
     /// what is alive together, merging does away with what runs hide, and a checkpoint frees what
     /// came of both. Each needs a little room itself.
-    fn find_room(&mut self, needed: usize) -> Result<()> {
+    pub fn find_room(&mut self, needed: usize) -> Result<()> {
         let (mut best, mut in_vain) = (self.segments.free(), 0);
         let (mut is_counted, mut is_merged) = (false, false);
         loop {
@@ -247,7 +247,7 @@ impl Core {
     }
 
     /// Makes all runs part of the tree, as far as there is room for that.
-    fn merge_now(&mut self) -> Result<()> {
+    pub fn merge_now(&mut self) -> Result<()> {
         let mut is_begun = false;
         loop {
             if self.folding.is_none() && self.merging.is_none() {

@@ -29,6 +29,8 @@ const VERSION_BEFORE: u32 = 3;
 const LEN: usize = 128;
 /// Copies have at least so much between their starts, in bytes.
 const COPY_BYTES_MIN: u32 = 4096;
+/// The fewest segments.
+const SEGMENTS_MIN: u32 = 24;
 /// The smallest segment, in pages.
 pub(crate) const SEGMENT_PAGES_MIN: u32 = 4;
 
@@ -70,12 +72,33 @@ impl Geometry {
             .checked_sub(first_byte.saturating_add(copies))
             .ok_or(Error::Misuse("the disk is too small for a store"))?;
         let segments = usable.checked_div(u64::from(segment)).unwrap_or(0);
-        if segments < 24 {
+        if segments < u64::from(SEGMENTS_MIN) {
             return Err(Error::Misuse("the disk is too small: a store needs 24 segments"));
         }
         let segments = u32::try_from(segments)
             .map_err(|_| Error::Misuse("too many segments: choose larger ones"))?;
         Ok(Self { disk_bytes, page_bytes: page, segment_bytes: segment, segments, first_byte })
+    }
+
+    /// The same with segments from a byte on; none if that cannot be.
+    fn beginning_at(self, first_byte: u64) -> Option<Self> {
+        let copies = self.copies();
+        let page = u64::from(self.page_bytes);
+        let least = copies[1].saturating_mul(2);
+        let is_sane = first_byte >= least
+            && first_byte <= least.max(1 << 20)
+            && first_byte.checked_rem(page) == Some(0);
+        let usable = copies[2].checked_sub(first_byte).filter(|_| is_sane)?;
+        let segments = usable.checked_div(u64::from(self.segment_bytes))?;
+        let segments = u32::try_from(segments).ok().filter(|segments| *segments >= SEGMENTS_MIN)?;
+        Some(Self { first_byte, segments, ..self })
+    }
+
+    /// The same on a disk of another length.
+    pub fn resized(&self, profile: &Profile, disk_bytes: u64) -> Result<Self> {
+        Self::of(profile, disk_bytes)?
+            .beginning_at(self.first_byte)
+            .ok_or(Error::Misuse("the disk is too small: a store needs 24 segments"))
     }
 
     pub fn start_of(&self, segment: u32) -> u64 {
@@ -159,6 +182,7 @@ impl Superblock {
         let (twin_at, twin_sum) = self.twin.map_or((0, 0), |twin| (twin.at, twin.sum));
         out.extend_from_slice(&twin_at.to_le_bytes());
         out.extend_from_slice(&twin_sum.to_le_bytes());
+        out.extend_from_slice(&self.geometry.first_byte.to_le_bytes());
         out.resize(LEN - 8, 0);
         let sum = Summer(MAGIC).sum(at, &out);
         out.extend_from_slice(&sum.to_le_bytes());
@@ -207,8 +231,13 @@ impl Superblock {
                 "the store was made for {made_for} bytes, the disk has {disk_bytes}"
             )));
         }
-        let geometry = Geometry::of(&profile, made_for)
-            .map_err(|_| Error::Corrupt { what: "a superblock's sizes", at_bytes: at })?;
+        let wrong = Error::Corrupt { what: "a superblock's sizes", at_bytes: at };
+        let mut geometry = Geometry::of(&profile, made_for).map_err(|_| wrong.clone())?;
+        // Where segments begin stays as it was when the store was made, whatever it grew to.
+        let first_byte = reader.u64()?;
+        if version != VERSION_BEFORE {
+            geometry = geometry.beginning_at(first_byte).ok_or(wrong)?;
+        }
         Ok(Self { id, generation, incarnation, log_incarnation, profile, geometry, checkpoint, twin })
     }
 
