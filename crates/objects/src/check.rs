@@ -34,6 +34,7 @@ pub use self::report::{Finding, Of, Report, What};
 use self::superblocks::superblocks;
 use self::walk::Map;
 use crate::core::Core;
+use crate::recover::Loss;
 use crate::store::OpenOptions;
 use crate::{Error, Result, Store};
 
@@ -70,7 +71,8 @@ impl Store {
         let mut report = Report::default();
         // Small: the walk goes through everything once.
         let how = OpenOptions { cache_bytes: 16 << 20, read_only: true };
-        let core = match crate::recover::open(disk.clone(), &how) {
+        let mut lost = vec![];
+        let core = match crate::recover::open_what_is_left(disk.clone(), &how, &mut lost) {
             Ok(core) => core,
             Err(Error::Corrupt { what, at_bytes }) => {
                 report.add(options, finding(What::Open, what.to_owned(), Some(at_bytes), None));
@@ -79,7 +81,16 @@ impl Store {
             Err(error) => return Err(error),
         };
         superblocks(&core, &mut report, options);
+        let is_whole = lost.is_empty();
+        for Loss { error, .. } in lost {
+            let at = match &error {
+                Error::Corrupt { at_bytes, .. } => Some(*at_bytes),
+                _ => None,
+            };
+            report.add(options, finding(What::Open, error.to_string(), at, None));
+        }
         let mut check = Check::new(core, options, report, progress);
+        (check.is_whole, check.report.is_complete) = (is_whole, is_whole);
         check.first_walk();
         check.compare_counts();
         check.look_at_payloads();
@@ -100,6 +111,9 @@ struct Check<'c> {
     weights: Vec<u64>,
     done_bytes: u64,
     total_bytes: u64,
+    /// Whether the checkpoint and the log could be read: without them nobody can say what is
+    /// missing.
+    is_whole: bool,
 }
 
 impl<'c> Check<'c> {
@@ -119,7 +133,8 @@ impl<'c> Check<'c> {
             counts: vec![0; segments],
             weights: vec![0; segments],
             done_bytes: 0,
-            total_bytes: core.segments.live.max(0).unsigned_abs(),
+            is_whole: true,
+            total_bytes: core.segments.live(),
             core,
         }
     }

@@ -1,7 +1,7 @@
 //! Checkpoints: what recovery begins from.
 //!
 //! ```text
-//!   superblock ─▶ blob ─▶ tree's root · runs · image · table of segments · where streams stood
+//!   superblock ─▶ blob, twice ─▶ tree's root · runs · image · table of segments · where streams stood
 //! ```
 //!
 //! The layer of the log so far is sealed; what it hides is counted, a few pairs with every
@@ -11,7 +11,9 @@
 //! Law 1: a run is counted: what it hides in older runs and the tree is dead already.
 //! Law 2: the *image* is a log in another form: not counted, written when a store is opened
 //! after an accident, and replayed before the log behind it.
-//! Law 3: what a checkpoint does away with is free once the checkpoint is durable and
+//! Law 3: the table of segments counts what this checkpoint leads to and nothing else: a store
+//! that is opened from it knows of nothing else.
+//! Law 4: what a checkpoint does away with is free once the checkpoint is durable and
 //! everybody who might read it has gone.
 #![allow(
     clippy::arithmetic_side_effects,
@@ -31,6 +33,7 @@ use crate::core::Core;
 use crate::entry::{Entry, Key, Named, named, put_key_behind, read_pair_behind, unfolded_max};
 use crate::hooks::{Omission, is_left_out};
 use crate::layer::{Layer, Sorted};
+use crate::layout::Kind;
 use crate::tree::Ptr;
 use crate::view::{Index, Token};
 use crate::{Error, Result};
@@ -383,7 +386,10 @@ impl Core {
             self.segments.kill(ptr.at, ptr.len, false);
         }
         let emptied = self.segments.empty(seq);
-        let table = self.segments.encode();
+        // A run that is being written as one is led to by a later checkpoint.
+        let folding = self.folding.iter().filter_map(|folding| folding.chunks.as_ref());
+        let unled: Vec<Ptr> = folding.flat_map(|chunks| chunks.stored.iter().copied()).collect();
+        let table = self.segments.encode(&unled);
         let table = self.store_chunks(&table)?;
         let blob = Blob {
             seq,
@@ -400,11 +406,13 @@ impl Core {
         let bytes = blob.encode();
         // In a commit of its own number: `own_seq` is the one that is open now.
         let checkpoint = self.store(&bytes, false)?;
+        // All hangs on it, so there are two, in two places where there are two.
+        let twin = self.store_in(Kind::Node, &bytes, false)?;
         self.commit()?;
-        self.superblock.checkpoint = checkpoint;
+        (self.superblock.checkpoint, self.superblock.twin) = (checkpoint, Some(twin));
         let ticket = self.write_superblock(false)?;
         self.barrier = self.barrier.max(blob.own_seq);
-        self.checkpoint_ptrs = [table, vec![checkpoint], image].concat();
+        self.checkpoint_ptrs = [table, vec![checkpoint, twin], image].concat();
         let written_bytes = self.counters.written_bytes;
         let cleaned = std::mem::take(&mut self.cleaned_before);
         self.checkpoint = Some(Written { ticket, emptied, cleaned, written_bytes });

@@ -84,137 +84,6 @@ impl Cleaning {
 }
 
 impl Core {
-    /// Free segments that only the cleaner and checkpoints may use.
-    pub fn floor(&self) -> usize {
-        self.streams.len() + 4
-    }
-
-    /// The cleaner begins when fewer segments are free: what `make_room` asks for, and what
-    /// is filled until a checkpoint frees what was cleaned.
-    fn low(&self) -> usize {
-        let segment_bytes = u64::from(self.superblock.geometry.segment_bytes);
-        let filled = (self.layout.log_bytes() * 2).div_ceil(segment_bytes);
-        // It keeps up with what is written when an eighth is missing; as much again is for
-        // what comes in bursts: long commits, merged runs.
-        (self.kept() + 2 + filled as usize) * 8 / 7 + 1
-    }
-
-    /// Free segments that groups which only add may not use.
-    fn kept(&self) -> usize {
-        self.floor() + 3 + self.streams.len().min(2)
-    }
-
-    /// Bytes that groups can fill.
-    pub fn capacity_bytes(&self) -> u64 {
-        let segments = self.superblock.geometry.segments as usize;
-        let kept = self.streams.len() * 2 + self.floor() + 4;
-        // Frames have headers, and segments ends that nothing fits into.
-        segments.saturating_sub(kept) as u64 * u64::from(self.superblock.geometry.segment_bytes)
-            / 16
-            * 15
-    }
-
-    /// Bytes that something leads to.
-    pub fn live_bytes(&self) -> u64 {
-        self.segments.live.max(0) as u64
-    }
-
-    /// Sees that a group of `needed_bytes` fits. `frees` may use what is kept for that.
-    pub fn make_room(&mut self, needed_bytes: u64, frees: bool) -> Result<()> {
-        let segment_bytes = u64::from(self.superblock.geometry.segment_bytes);
-        let needed = (needed_bytes + needed_bytes / 8).div_ceil(segment_bytes) as usize;
-        // What gives up needs a page of log, and a checkpoint after it.
-        let needed = match frees {
-            true => (needed_bytes / segment_bytes) as usize + self.streams.len() + 2,
-            false => needed + self.kept(),
-        };
-        if self.segments.free() >= needed
-            && (frees || self.live_bytes() + needed_bytes <= self.capacity_bytes())
-        {
-            return Ok(());
-        }
-        match self.make_room_now(needed_bytes, needed, frees) {
-            // A snapshot may keep what was given up: as long as a segment is left it goes on.
-            Err(Error::NoSpace { .. }) if frees && self.segments.free() > 1 => Ok(()),
-            Err(full @ Error::NoSpace { .. }) => Err(full),
-            Err(error) => Err(self.stop(error)),
-            Ok(()) => Ok(()),
-        }
-    }
-
-    fn make_room_now(&mut self, needed_bytes: u64, needed: usize, frees: bool) -> Result<()> {
-        let full = |core: &Self| Error::NoSpace {
-            needed_bytes,
-            free_bytes: core.capacity_bytes().saturating_sub(core.live_bytes()),
-        };
-        if !frees && self.live_bytes() + needed_bytes > self.capacity_bytes() {
-            // What was overwritten may not be counted yet.
-            self.checkpoint_now()?;
-            if self.live_bytes() + needed_bytes > self.capacity_bytes() {
-                return Err(full(self));
-            }
-        }
-        // Cleaning moves what is alive together; a checkpoint then frees what it came from.
-        // Both need a little room themselves: it ends when they gain nothing any more.
-        let (mut best, mut in_vain) = (self.segments.free(), 0);
-        let mut is_counted = false;
-        loop {
-            self.complete_checkpoint(false)?;
-            if self.segments.free() >= needed {
-                return Ok(());
-            }
-            if self.checkpoint.is_some() {
-                self.complete_checkpoint(true)?;
-                continue;
-            }
-            // What was given up since the last checkpoint is not known to be dead. Where
-            // that is little it is tried last.
-            if !is_counted && self.log_bytes >= self.layout.log_bytes() / 4 {
-                is_counted = true;
-                self.checkpoint_now()?;
-                continue;
-            }
-            if in_vain == 8 {
-                break;
-            }
-            // While a snapshot keeps what was given up, cleaning only uses up what is left.
-            if !self.epochs.is_empty() {
-                if is_counted {
-                    break;
-                }
-                is_counted = true;
-                self.checkpoint_now()?;
-                continue;
-            }
-            // A waiter does not pay for more than is missing, unless that gains nothing.
-            let waiting = self.cleaned_since.len() + self.cleaned_before.len();
-            let is_enough = in_vain < 4 && waiting >= needed - self.segments.free();
-            let is_due = is_enough
-                || self.segments.has_empty()
-                || self.segments.free() <= self.streams.len()
-                || (self.cleaning.is_none() && !self.choose()?);
-            if is_due {
-                // The last try: what was given up may not be known to be dead.
-                if waiting == 0 && !self.segments.has_empty() {
-                    if is_counted {
-                        break;
-                    }
-                    is_counted = true;
-                }
-                self.checkpoint_now()?;
-                in_vain += 1;
-                if self.segments.free() > best {
-                    (best, in_vain) = (self.segments.free(), 0);
-                }
-                continue;
-            }
-            while self.cleaning.is_some() {
-                self.clean_step()?;
-            }
-        }
-        Err(full(self))
-    }
-
     /// Sees how much of the disk the last commit took for what was paid: headers, what
     /// fills pages, nodes and runs are cleaned for as well.
     pub fn see_spent(&mut self) {
@@ -302,7 +171,7 @@ impl Core {
     fn best(&self, all: bool) -> Option<u32> {
         let len = u64::from(self.superblock.geometry.segment_bytes);
         let worth = |(number, segment): (u32, &crate::segment::Segment)| {
-            let used = segment.live.max(0) as u64;
+            let used = segment.held() as u64;
             let is_candidate = segment.state == State::Closed
                 && !segment.is_bad
                 && segment.live > 0
@@ -317,13 +186,19 @@ impl Core {
     }
 
     /// Chooses the segment that is worth most; says whether one is worth anything.
-    fn choose(&mut self) -> Result<bool> {
-        let len = u64::from(self.superblock.geometry.segment_bytes);
+    pub fn choose(&mut self) -> Result<bool> {
         // A merge takes one leaf after the other, as they were written: it empties their
         // segments by itself, and the one that it has half emptied would look best.
         let all = self.merging.is_none() || self.segments.free() <= self.kept();
         let best = self.best(all).or_else(|| self.best(true));
         let Some(number) = best else { return Ok(false) };
+        self.begin_cleaning(number)?;
+        Ok(true)
+    }
+
+    /// Begins to clean a segment.
+    pub fn begin_cleaning(&mut self, number: u32) -> Result<()> {
+        let len = u64::from(self.superblock.geometry.segment_bytes);
         let segment = self.segments.all[number as usize];
         if segment.last_seq == self.batch.seq {
             // Its last frames are not even given to the disk.
@@ -334,7 +209,7 @@ impl Core {
         {
             self.io.disk.settle(ticket)?;
         }
-        let live = segment.live.max(0) as u64;
+        let live = segment.held() as u64;
         // Where little is alive the cleaner jumps; what it passes over is not read.
         let is_dense = live * self.layout.jumps_from() > u64::from(segment.used);
         let depth = if is_dense { self.layout.reads_ahead() } else { 0 };
@@ -351,11 +226,11 @@ impl Core {
             stamp: segment.stamp,
             candidates: vec![],
         });
-        Ok(true)
+        Ok(())
     }
 
     /// Looks at the next thing in the segment; how many bytes of it that were.
-    fn clean_step(&mut self) -> Result<u64> {
+    pub fn clean_step(&mut self) -> Result<u64> {
         let Some(mut cleaning) = self.cleaning.take() else { return Ok(0) };
         if cleaning.candidates.is_empty() && cleaning.pos >= cleaning.used {
             self.cleaned_since.insert(cleaning.segment);
@@ -390,7 +265,7 @@ impl Core {
 
     fn leave(&mut self, segment: u32, what: &str, at: u64) {
         log::warn!("segment {segment} is left as it is: {what} at byte {at}");
-        self.segments.all[segment as usize].is_bad = true;
+        self.segments.set(segment, |segment| segment.is_bad = true);
     }
 
     /// Reads what is in the next frame; how many bytes of it are nothing that can be alive.

@@ -27,8 +27,8 @@ use draconis_exchange::heap::{Block, Private};
 use crate::checkpoint::{Counting, Run, Written};
 use crate::clean::Cleaning;
 use crate::entry::{
-    Data, Entry, KEY_MAX, Key, Named, ObjectRecord, PAYLOAD_MAX, PIECE, extent_key, named,
-    object_key, value_key,
+    Data, Entry, KEY_MAX, Key, Named, ObjectRecord, PAYLOAD_MAX, PIECE, SHORT_MAX, extent_key,
+    named, object_key, value_key,
 };
 use crate::frame::{Done, Frame, Header};
 use crate::group::Op;
@@ -38,6 +38,7 @@ use crate::layer::{Active, Layer, Sorted};
 use crate::layout::{Kind, Layout};
 use crate::merge::{Folding, Merging};
 use crate::segment::Segments;
+use crate::space::Full;
 use crate::superblock::Superblock;
 use crate::table::Table;
 use crate::tree::{Node, Nodes, NodesMut, Ptr, Tree};
@@ -145,6 +146,8 @@ pub(crate) struct Core {
     /// Values that are objects.
     pub links: u64,
     pub counters: Counters,
+    /// What was refused last, for lack of room.
+    pub full: Option<Full>,
     /// Set once writing is over, for good.
     pub stopped: Option<Error>,
     /// Half a group is in the active layer: nothing may be read any more.
@@ -412,8 +415,7 @@ impl Core {
                 }
                 Op::Remove { key, key_len } => {
                     let key = value_key(&group.bytes[key..key + key_len]);
-                    self.unlink(&key)?;
-                    self.pair(key, Entry::Gone)?;
+                    self.remove(key)?;
                 }
             }
         }
@@ -461,6 +463,11 @@ impl Core {
     fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         let key = value_key(key);
         self.unlink(&key)?;
+        if value.len() <= SHORT_MAX {
+            // It comes as often as what it replaces was moved: time goes on by it.
+            self.clock += value.len() as u64;
+            return self.pair(key, Entry::Short(value.into()));
+        }
         if value.len() <= self.payload_max() {
             let replaced_after = self.age_of(&key);
             return self.payload(
@@ -476,6 +483,16 @@ impl Core {
         self.write(id, record, 0, value)?;
         self.links += 1;
         self.pair(key, Entry::Link(id, value.len() as u64))
+    }
+
+    fn remove(&mut self, key: Key) -> Result<()> {
+        // Where there is little room nothing is written for what is not there.
+        let is_scarce = self.segments.free() < self.low();
+        if is_scarce && self.index().get(&*self.io, &key)?.is_none() {
+            return Ok(());
+        }
+        self.unlink(&key)?;
+        self.pair(key, Entry::Gone)
     }
 
     /// Deletes the object that holds the key's value, if one does.
@@ -586,7 +603,11 @@ impl Core {
     /// Puts an entry without a payload into the commit.
     pub fn pair(&mut self, key: Key, entry: Entry) -> Result<()> {
         let order = self.next_order();
-        let line = Table::most(key.len(), 0);
+        let short = match &entry {
+            Entry::Short(value) => value.len(),
+            _ => 0,
+        };
+        let line = Table::most(key.len(), 0) + short;
         self.frame_for(0, 0, line)?.pair(order, &key, &entry);
         self.batch.bytes += line;
         self.set(key, entry);
@@ -600,8 +621,12 @@ impl Core {
 
     /// Stores something that is not of the log.
     pub fn store(&mut self, bytes: &[u8], is_node: bool) -> Result<Ptr> {
+        self.store_in(if is_node { Kind::Node } else { Kind::Brief }, bytes, is_node)
+    }
+
+    /// The same, where what is of `kind` lies.
+    pub fn store_in(&mut self, kind: Kind, bytes: &[u8], is_node: bool) -> Result<Ptr> {
         let align = self.alignment();
-        let kind = if is_node { Kind::Node } else { Kind::Brief };
         let stream = self.stream_of(kind);
         let frame = self.frame_for(stream, bytes.len(), Table::most(0, 0))?;
         let at = frame.put(bytes, align);
@@ -643,15 +668,18 @@ impl Core {
         self.streams[stream].frame.as_mut().ok_or(Error::Misuse("no frame"))
     }
 
-    fn next_segment(&mut self, stream: usize) -> Result<()> {
+    pub fn next_segment(&mut self, stream: usize) -> Result<()> {
         let place = &self.streams[stream];
         let (old, new) = (place.segment, place.next);
         let Some(next) = self.segments.take(new) else {
-            return Err(Error::NoSpace { needed_bytes: 0, free_bytes: 0 });
+            // `make_room` keeps enough for whatever comes here.
+            log::error!("no segment for stream {stream}");
+            let needed_bytes = u64::from(self.superblock.geometry.segment_bytes);
+            return Err(Error::NoSpace { needed_bytes, free_bytes: 0, kept_bytes: 0 });
         };
+        let (seq, is_index) = (self.batch.seq, stream == self.layout.index_stream());
+        self.segments.set(old, |old| (old.last_seq, old.is_index) = (seq, is_index));
         self.segments.close(old, self.clock);
-        self.segments.all[old as usize].last_seq = self.batch.seq;
-        self.segments.all[old as usize].is_index = stream == self.layout.index_stream();
         let place = &mut self.streams[stream];
         (place.segment, place.pos, place.next) = (new, 0, next);
         Ok(())
@@ -666,9 +694,8 @@ impl Core {
         }
         let done = frame.finish(page, place.next);
         place.pos += done.len as u32;
-        let segment = &mut self.segments.all[place.segment as usize];
-        segment.used = place.pos;
-        segment.last_seq = self.batch.seq;
+        let (used, seq) = (place.pos, self.batch.seq);
+        self.segments.set(place.segment, |segment| (segment.used, segment.last_seq) = (used, seq));
         self.batch.done.push(done);
     }
 

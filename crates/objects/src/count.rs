@@ -27,7 +27,7 @@ impl Kv {
         let snapshot = self.store().snapshot();
         let (view, io) = (snapshot.view(), snapshot.io());
         let mut count = KvCount::default();
-        let mut cursor = Cursor::at(view, io, &value_key(&[]))?;
+        let mut cursor = Cursor::at(view, io, (&value_key(&[]), &[u8::MAX]))?;
         while let Some((key, entry)) = cursor.next(view, io)? {
             let Some(Named::Value(name)) = named(&key) else { break };
             count.keys = count.keys.saturating_add(1);
@@ -35,6 +35,9 @@ impl Kv {
             match entry {
                 Entry::Data(data) => {
                     count.value_bytes = count.value_bytes.saturating_add(u64::from(data.len));
+                }
+                Entry::Short(value) => {
+                    count.value_bytes = count.value_bytes.saturating_add(value.len() as u64);
                 }
                 Entry::Link(_, len) => {
                     count.value_bytes = count.value_bytes.saturating_add(len);

@@ -3,7 +3,7 @@
 //! ```text
 //!   1 object              -> its length and hint
 //!   2 object offset       -> bytes of the object: an interval [offset, offset + len)
-//!   3 key of the kv       -> a value, or the object that holds it
+//!   3 key of the kv       -> where a value is, or the object that holds it; a short one itself
 //! ```
 //!
 //! Law 1: intervals of one object do not overlap within one layer or the tree.
@@ -23,6 +23,10 @@ pub(crate) const PIECE: u32 = 4096;
 
 /// The longest payload of one entry.
 pub(crate) const PAYLOAD_MAX: usize = 128 << 10;
+
+/// The longest value that an entry has itself: what it would say of a place is as long. Such a
+/// value is never moved, only merged.
+pub(crate) const SHORT_MAX: usize = 24;
 
 /// The longest key of the kv, in bytes.
 pub(crate) const KEY_MAX: usize = 64 << 10;
@@ -127,6 +131,8 @@ pub(crate) enum Entry {
     Object(ObjectRecord),
     /// The value is what this object holds.
     Link(ObjectId, u64),
+    /// The value itself.
+    Short(SmallVec<[u8; SHORT_MAX]>),
 }
 
 /// What is known of an object.
@@ -195,6 +201,11 @@ impl Entry {
                 put_varint(into, id.0);
                 put_varint(into, *len);
             }
+            Self::Short(value) => {
+                into.push(6);
+                put_varint(into, value.len() as u64);
+                into.extend_from_slice(value);
+            }
         }
     }
 
@@ -215,6 +226,7 @@ impl Entry {
                 reader.varint()?;
                 return reader.u8().map(|_| ());
             }
+            6 => return reader.sized().map(|_| ()),
             _ => 2,
         };
         (0..numbers).try_for_each(|_| reader.varint().map(|_| ()))
@@ -256,6 +268,10 @@ impl Entry {
                 Self::Object(ObjectRecord { len, hint, is_value: flags & 0x80 != 0 })
             }
             5 => Self::Link(ObjectId(reader.varint()?), reader.varint()?),
+            6 => match reader.sized()? {
+                value if value.len() <= SHORT_MAX => Self::Short(SmallVec::from_slice(value)),
+                _ => return Err(reader.corrupt("a short value that is long")),
+            },
             _ => return Err(reader.corrupt("an entry of a kind that is not known")),
         })
     }
@@ -313,7 +329,9 @@ pub(crate) fn fits(key: &[u8], entry: &Entry) -> bool {
             Entry::Hole(len) => *len > 0 && at.checked_add(*len).is_some(),
             _ => false,
         },
-        Some(Named::Value(_)) => matches!(entry, Entry::Data(_) | Entry::Link(..) | Entry::Gone),
+        Some(Named::Value(_)) => {
+            matches!(entry, Entry::Data(_) | Entry::Link(..) | Entry::Short(_) | Entry::Gone)
+        }
         None => false,
     }
 }
@@ -385,6 +403,8 @@ mod tests {
             (object_key(id), Entry::Gone),
             (value_key(b"name"), Entry::Link(id, 12)),
             (value_key(b""), Entry::Data(data(1))),
+            (value_key(b"a"), Entry::Short(SmallVec::new())),
+            (value_key(b"b"), Entry::Short(SmallVec::from_slice(&[7; SHORT_MAX]))),
         ];
         for (key, entry) in &all {
             let bytes = pair(key, entry);

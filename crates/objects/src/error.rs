@@ -15,13 +15,15 @@ pub enum Error {
     NoObject(ObjectId),
     /// The store has no room for the group. Nothing of it was done.
     #[error(
-        "the store is full: {needed_bytes} bytes are needed, {free_bytes} are free; delete objects or make the store larger"
+        "the store is full: {needed_bytes} bytes are needed with their entries, {free_bytes} are free beside {kept_bytes} that deleting, cleaning and checkpoints need; delete something or make the store larger"
     )]
     NoSpace {
         /// What the group needs, with its entries.
         needed_bytes: u64,
-        /// What there is.
+        /// What there is for groups that do not only give up.
         free_bytes: u64,
+        /// What is kept so that giving up, cleaning and checkpoints always work.
+        kept_bytes: u64,
     },
     /// The disk holds no store, or one of a version that is not known.
     #[error("not a store: {0}")]

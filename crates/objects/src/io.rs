@@ -267,6 +267,9 @@ impl Io {
 
     /// Copies what counts of a payload.
     pub fn read_data(&self, data: &Data, into: &mut [u8]) -> Result<()> {
+        if data.stored == 0 {
+            return Ok(());
+        }
         self.with(data.at, data.stored as usize, true, |stored| {
             self.verify(data, stored)?;
             into.copy_from_slice(&stored[data.skip as usize..][..data.len as usize]);
@@ -276,6 +279,9 @@ impl Io {
 
     /// What counts of a payload.
     pub fn value(&self, data: &Data) -> Result<Vec<u8>> {
+        if data.stored == 0 {
+            return Ok(vec![]);
+        }
         self.with(data.at, data.stored as usize, true, |stored| {
             self.verify(data, stored)?;
             Ok(stored[data.skip as usize..][..data.len as usize].to_vec())

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   key ─▶ value, in the log       longer than 128 KiB: an object of its own
+//!                                  up to 24 bytes: in the index
 //! ```
 //!
 //! It is the store's own index under other keys, so it has all that the store promises. There
@@ -116,6 +117,7 @@ impl Kv {
             let (id, len) = match entry {
                 Some(Entry::Data(data)) => return self.store.value_of(&data).map(Some),
                 Some(Entry::Link(id, len)) => (id, len),
+                Some(Entry::Short(value)) => return Ok(Some(value.to_vec())),
                 _ => return Ok(None),
             };
             match self.store.len(id) {
@@ -153,7 +155,7 @@ impl Kv {
 const NO_VALUE: Error = Error::Corrupt { what: "a key whose long value is not there", at_bytes: 0 };
 
 /// Memory for a value, which lies on a disk of `disk_bytes` as a whole.
-fn room_for(len: u64, disk_bytes: u64) -> Result<Vec<u8>> {
+pub(crate) fn room_for(len: u64, disk_bytes: u64) -> Result<Vec<u8>> {
     let longer = Error::Misuse("a value longer than memory");
     if len > disk_bytes {
         return Err(Error::Corrupt { what: "a value longer than its disk", at_bytes: 0 });
@@ -188,6 +190,7 @@ impl KvSnapshot {
                 self.snapshot.read_data(data, &mut value)?;
                 Ok(value)
             }
+            Entry::Short(value) => Ok(value.to_vec()),
             Entry::Link(id, len) => {
                 let is_there = match self.snapshot.len(*id) {
                     Ok(have) => have == *len,
@@ -229,7 +232,8 @@ impl KvSnapshot {
     }
 }
 
-/// Keys and values of a range of a snapshot.
+/// Keys and values of a range of a snapshot. Where the index is damaged an error stands for what
+/// is lost, and what lies behind it follows.
 #[derive(Debug)]
 pub struct Scan {
     snapshot: KvSnapshot,
@@ -323,12 +327,13 @@ impl Scan {
         for (key, entry) in found {
             let ready = match entry {
                 Entry::Data(_) => Ready::Value(values.next().unwrap_or(Ok(vec![]))),
+                Entry::Short(value) => Ready::Value(Ok(value.to_vec())),
                 long => Ready::Long(long),
             };
             end.ready.push_back((key, ready));
         }
         if let Some(error) = failed {
-            end.is_over = true;
+            // What comes behind it is given next.
             end.ready.push_back((Key::new(), Ready::Failed(error)));
         }
     }
@@ -345,8 +350,8 @@ impl Scan {
         let end = self.end(is_front);
         let cursor = match &mut end.cursor {
             Some(cursor) => cursor,
-            none if is_front => none.insert(Cursor::at(view, io, &from)?),
-            none => none.insert(Cursor::before(view, io, &to)?),
+            none if is_front => none.insert(Cursor::at(view, io, (&from, &to))?),
+            none => none.insert(Cursor::before(view, io, (&from, &to))?),
         };
         let mut bytes = 0;
         while found.len() < asked && bytes < AHEAD_BYTES {

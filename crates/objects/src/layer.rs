@@ -7,6 +7,8 @@
 //! Law 1: an interval hides what older layers have in it, whatever keys that has.
 //! Law 2: what is replaced within one layer is told to the caller that replaces it: those bytes
 //! are dead at once. What is hidden in older layers is counted later, once.
+//! Law 3: where a part of a layer could not be read nobody knows what it hid: what older layers
+//! have there is not shown.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
@@ -19,9 +21,9 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use crate::ObjectId;
 use crate::codec::mix;
 use crate::entry::{Data, Entry, Key, Named, PIECE, extent_key, named};
+use crate::{Error, ObjectId, Result};
 
 /// The layer that takes changes.
 #[derive(Clone, Debug, Default)]
@@ -128,6 +130,31 @@ pub(crate) struct Layer {
     /// hash and 24 of the index, plus one; keys behind those are searched for.
     slots: Vec<u32>,
     touched: Touched,
+    /// What could not be read.
+    pub lost: Vec<Lost>,
+}
+
+/// Pairs between two keys that could not be read.
+#[derive(Clone, Debug)]
+pub(crate) struct Lost {
+    /// Behind this key; from the first on if it is empty.
+    pub behind: Key,
+    /// Before this key, if there is one.
+    pub before: Option<Key>,
+    /// Where on the disk they were.
+    pub at: u64,
+}
+
+impl Lost {
+    /// Whether it may have something from `from` to `to`, both included.
+    pub fn touches(&self, from: &[u8], to: &[u8]) -> bool {
+        let is_behind = self.behind.is_empty() || to > self.behind.as_slice();
+        is_behind && self.before.as_ref().is_none_or(|before| from < before.as_slice())
+    }
+
+    pub fn error(&self) -> Error {
+        Error::Corrupt { what: "a part of the index", at_bytes: self.at }
+    }
 }
 
 /// Which parts of objects a layer's intervals touch; may say more than there is.
@@ -239,6 +266,10 @@ pub(crate) trait Sorted {
     fn may_touch(&self, _: ObjectId, _from: u64, _to: u64) -> bool {
         true
     }
+    /// What could not be read, if that may have been from `from` to `to`.
+    fn check(&self, _from: &[u8], _to: &[u8]) -> Result<()> {
+        Ok(())
+    }
 }
 
 impl Sorted for Active {
@@ -263,7 +294,12 @@ impl Layer {
             take_slot(&mut slots, key, index);
         }
         let touched = Touched::of(&pairs);
-        Self { pairs, bytes, slots, touched }
+        Self { pairs, bytes, slots, touched, lost: vec![] }
+    }
+
+    /// The same, of which something could not be read.
+    pub fn without(pairs: Vec<(Key, Entry)>, bytes: usize, lost: Vec<Lost>) -> Self {
+        Self { lost, ..Self::new(pairs, bytes) }
     }
 
     fn push(&mut self, pair: (Key, Entry)) {
@@ -308,6 +344,7 @@ impl Fold {
             bytes: 0,
             slots: slots_for(most),
             touched: Touched::sized(newer.touched.pieces + older.touched.pieces),
+            lost: [&newer.lost[..], &older.lost].concat(),
         };
         Self { newer, older, new: 0, old: 0, rest: None, into }
     }
@@ -460,7 +497,12 @@ impl Sorted for Layer {
     }
 
     fn may_touch(&self, id: ObjectId, from: u64, to: u64) -> bool {
-        self.touched.may(id, from, to)
+        !self.lost.is_empty() || self.touched.may(id, from, to)
+    }
+
+    fn check(&self, from: &[u8], to: &[u8]) -> Result<()> {
+        let lost = self.lost.iter().find(|lost| lost.touches(from, to));
+        lost.map_or(Ok(()), |lost| Err(lost.error()))
     }
 }
 

@@ -212,7 +212,7 @@ impl Core {
         Ok(())
     }
 
-    fn fold_step(&mut self, pairs: usize) -> Result<()> {
+    pub fn fold_step(&mut self, pairs: usize) -> Result<()> {
         let Some(mut folding) = self.folding.take() else { return Ok(()) };
         // What is hidden was counted when the newer run was.
         let is_done = folding.fold.step(pairs, &mut |_| {});
@@ -263,7 +263,7 @@ impl Core {
         Ok(end)
     }
 
-    fn merge_step(&mut self, pairs: usize) -> Result<()> {
+    pub fn merge_step(&mut self, pairs: usize) -> Result<()> {
         let Some(merging) = &self.merging else { return Ok(()) };
         let layer = merging.layer.clone();
         let to = self.end_of_leaf(&layer.pairs, merging.next, pairs)?;

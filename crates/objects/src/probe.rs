@@ -294,7 +294,7 @@ impl Measured {
         let wanted = wanted.clamp(least, most).next_power_of_two().min(most);
         let fits = 1 << (disk_bytes / parts).max(1).ilog2();
         let floor = u64::from(page_bytes) * 16;
-        let segment = wanted.min(fits).max(floor.max(256 << 10));
+        let segment = wanted.min(fits).max(floor.max(64 << 10));
         let takes_ns = segment as f64 / bytes_per_ns.max(1e-9);
         let share = self.distance_ns() as f64 / takes_ns * 100.0;
         let why = match segment == wanted {

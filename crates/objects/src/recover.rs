@@ -4,6 +4,9 @@
 //!   superblock ─▶ checkpoint ─▶ runs, image ─▶ the log behind it, commit by commit
 //! ```
 //!
+//! Damage costs what it is in: a reader goes without the parts of runs that cannot be read, and
+//! of the checkpoint there are two copies. A writer would lose more by building on that.
+//!
 //! What is read: the checkpoint, and at most the log since it; nothing of the tree.
 //!
 //! Law 1: commits count as long as none is missing. What is behind a hole was never
@@ -26,7 +29,7 @@ use crate::entry::{Entry, Key, Named, named};
 use crate::frame::{HEADER, Header, missing};
 use crate::hooks::{Omission, is_left_out};
 use crate::io::Io;
-use crate::layer::{Active, Layer, weight};
+use crate::layer::{Active, Layer, Lost, weight};
 use crate::layout::layout;
 use crate::merge::merge_pairs;
 use crate::segment::Segments;
@@ -110,6 +113,7 @@ fn empty_core(disk: Arc<dyn Disk>, superblock: Superblock, cache_bytes: u64) -> 
         next_id: 1,
         links: 0,
         counters: Counters::default(),
+        full: None,
         stopped: None,
         is_torn: false,
     }
@@ -131,6 +135,7 @@ pub(crate) fn create(disk: Arc<dyn Disk>, options: &CreateOptions) -> Result<()>
         profile,
         geometry,
         checkpoint: Ptr { at: 0, len: 0, sum: 0 },
+        twin: None,
     };
     // What was there must not be found if this ends before its time.
     let group = draconis_device::Group { writes: wipe(&*disk) };
@@ -150,17 +155,41 @@ pub(crate) fn create(disk: Arc<dyn Disk>, options: &CreateOptions) -> Result<()>
 
 /// Opens a store; writes nothing if that is asked for.
 pub(crate) fn open(disk: Arc<dyn Disk>, options: &OpenOptions) -> Result<Core> {
+    let mut lost = vec![];
+    let core = open_what_is_left(disk, options, &mut lost)?;
+    lost.retain(|lost| lost.is_needed || !options.read_only);
+    lost.into_iter().next().map_or(Ok(core), |lost| Err(lost.error))
+}
+
+/// Something that could not be read while a store was opened.
+#[derive(Clone, Debug)]
+pub(crate) struct Loss {
+    pub error: Error,
+    /// Whether readers cannot know what is missing.
+    pub is_needed: bool,
+}
+
+/// Opens a store as far as it can be read; writes nothing if that is asked for, or if something
+/// was lost.
+pub(crate) fn open_what_is_left(
+    disk: Arc<dyn Disk>,
+    options: &OpenOptions,
+    lost: &mut Vec<Loss>,
+) -> Result<Core> {
     let (superblock, agree) = Superblock::find(&*disk)?;
     if agree < 2 {
         log::warn!("only {agree} of four superblocks is the newest");
     }
     let mut core = empty_core(disk, superblock, options.cache_bytes);
-    let checkpoint = core.superblock.checkpoint;
-    let blob = Blob::decode(&core.io.read_ptr(checkpoint)?, checkpoint.at)?;
-    load(&mut core, &blob)?;
-    replay(&mut core, &blob)?;
+    let blob = read_blob(&core)?;
+    load(&mut core, &blob, lost)?;
+    match replay(&mut core, &blob) {
+        Ok(()) => {}
+        Err(error @ Error::Corrupt { .. }) => lost.push(Loss { error, is_needed: true }),
+        Err(error) => return Err(error),
+    }
     core.refresh();
-    if options.read_only {
+    if options.read_only || !lost.is_empty() {
         core.stopped = Some(Error::Misuse("the store is open for reading only"));
         return Ok(core);
     }
@@ -174,33 +203,76 @@ pub(crate) fn open(disk: Arc<dyn Disk>, options: &OpenOptions) -> Result<Core> {
     Ok(core)
 }
 
-fn read_layer(core: &Core, chunks: &[Ptr]) -> Result<Layer> {
-    let mut pairs = vec![];
-    for chunk in chunks {
-        read_chunk(&core.io.read_ptr(*chunk)?, chunk.at, &mut pairs)?;
-    }
-    let bytes = pairs.iter().map(|(key, entry)| weight(key, entry)).sum();
-    Ok(Layer::new(pairs, bytes))
+/// What the checkpoint says, by one of its copies.
+fn read_blob(core: &Core) -> Result<Blob> {
+    let read = |ptr: Ptr| Blob::decode(&core.io.read_ptr(ptr)?, ptr.at);
+    let Superblock { checkpoint, twin, .. } = core.superblock;
+    read(checkpoint).or_else(|error| {
+        log::warn!("the checkpoint's first copy: {error}");
+        read(twin.ok_or(error)?)
+    })
 }
 
-fn load(core: &mut Core, blob: &Blob) -> Result<()> {
-    let checkpoint = core.superblock.checkpoint;
+fn read_layer(core: &Core, chunks: &[Ptr], losses: &mut Vec<Loss>) -> Result<Layer> {
+    let mut pairs: Vec<(Key, Entry)> = vec![];
+    let mut lost: Vec<Lost> = vec![];
+    for chunk in chunks {
+        let before = pairs.len();
+        let read =
+            core.io.read_ptr(*chunk).and_then(|bytes| read_chunk(&bytes, chunk.at, &mut pairs));
+        match read {
+            Ok(()) => {
+                let first = pairs.get(before).map(|(key, _)| key.clone());
+                let open = lost.iter_mut().filter(|lost| lost.before.is_none());
+                open.for_each(|lost| lost.before.clone_from(&first));
+            }
+            Err(error) => {
+                pairs.truncate(before);
+                let behind = pairs.last().map(|(key, _)| key.clone()).unwrap_or_default();
+                lost.push(Lost { behind, before: None, at: chunk.at });
+                losses.push(Loss { error, is_needed: false });
+            }
+        }
+    }
+    let bytes = pairs.iter().map(|(key, entry)| weight(key, entry)).sum();
+    Ok(Layer::without(pairs, bytes, lost))
+}
+
+fn read_table(core: &Core, blob: &Blob) -> Result<Segments> {
     let mut table = vec![];
     for chunk in &blob.table {
         table.extend(core.io.read_ptr(*chunk)?);
     }
-    core.segments = Segments::decode(core.superblock.geometry, &table, checkpoint.at)?;
+    Segments::decode(core.superblock.geometry, &table, core.superblock.checkpoint.at)
+}
+
+fn load(core: &mut Core, blob: &Blob, lost: &mut Vec<Loss>) -> Result<()> {
+    let checkpoint = core.superblock.checkpoint;
+    match read_table(core, blob) {
+        Ok(table) => core.segments = table,
+        // Readers do without.
+        Err(error) => lost.push(Loss { error, is_needed: false }),
+    }
     // The table was written before itself.
-    core.checkpoint_ptrs = [blob.table.clone(), vec![checkpoint], blob.image.clone()].concat();
-    for ptr in [blob.table.clone(), vec![checkpoint]].concat() {
+    let copies = [vec![checkpoint], core.superblock.twin.into_iter().collect()].concat();
+    core.checkpoint_ptrs = [blob.table.clone(), copies.clone(), blob.image.clone()].concat();
+    for ptr in [blob.table.clone(), copies].concat() {
         core.segments.add(ptr.at, ptr.len, blob.clock, false);
     }
+    let before = lost.len();
     for chunks in &blob.runs {
-        let layer = Some(Arc::new(read_layer(core, chunks)?));
+        let layer = Some(Arc::new(read_layer(core, chunks, lost)?));
         core.runs.push(Run { layer, chunks: chunks.clone() });
-        core.fold_runs();
+        // What a part hid that is lost must not be seen: then each stays as it is.
+        if lost.len() == before {
+            core.fold_runs();
+        }
     }
-    let image = read_layer(core, &blob.image)?;
+    let mut image = read_layer(core, &blob.image, lost)?;
+    if !image.lost.is_empty() {
+        let lost = std::mem::take(&mut image.lost);
+        core.log_layers.push(Arc::new(Layer::without(vec![], 0, lost)));
+    }
     core.active = Active { map: image.pairs.into_iter().collect(), bytes: image.bytes };
     core.tree = Tree { root: blob.root.map(Child::Disk) };
     (core.clock, core.next_id, core.links) = (blob.clock, blob.next_id.max(1), blob.links);
@@ -416,10 +488,10 @@ fn accept(core: &mut Core, frames: Vec<Found>) -> Result<()> {
         stream.pos = within.saturating_add(frame.header.len);
         stream.next = frame.header.next_segment;
         core.segments.reopen(stream.next);
-        if let Some(segment) = core.segments.all.get_mut(frame.segment as usize) {
-            segment.used = segment.used.max(stream.pos);
-            segment.last_seq = frame.header.seq;
-        }
+        let (end, seq) = (stream.pos, frame.header.seq);
+        core.segments.set(frame.segment, |segment| {
+            (segment.used, segment.last_seq) = (segment.used.max(end), seq);
+        });
     }
     pairs.sort_by_key(|(order, ..)| *order);
     for (_, key, entry) in pairs {

@@ -6,13 +6,15 @@
 //!
 //! Law 1: alive is what index, tree, runs and checkpoint lead to. It is added when it is
 //! written and taken away once, when what led to it goes.
-//! Law 2: a checkpoint saves the counts without what the log behind it adds: replaying adds
-//! that again (`since`).
+//! Law 2: a checkpoint saves what it leads to itself, byte for byte, as `check` counts it:
+//! without what the log behind it adds, which replaying adds again (`since`), and without what
+//! is written for later and nothing leads to yet (a run on its way).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::codec::{Reader, narrow, put_varint};
 use crate::superblock::Geometry;
+use crate::tree::Ptr;
 use crate::{Error, Result};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -65,8 +67,22 @@ pub(crate) struct Segments {
     pub geometry: Geometry,
     pub all: Vec<Segment>,
     free: BTreeSet<u32>,
-    /// Sum of `live`.
-    pub live: i64,
+    /// Sum of what all of them hold.
+    held: i64,
+}
+
+impl Segment {
+    /// Bytes that cleaning would have to write again: what is alive, and its share of headers,
+    /// tables and gaps. Of short values those are most of it.
+    pub fn held(&self) -> i64 {
+        let is_full = self.state == State::Closed && self.stamped > 0;
+        if !is_full || u64::from(self.used) <= self.stamped {
+            return self.live.max(0);
+        }
+        let of_used = self.live.max(0).saturating_mul(i64::from(self.used));
+        let stamped = i64::try_from(self.stamped).unwrap_or(i64::MAX);
+        of_used.checked_div(stamped).unwrap_or(0).min(i64::from(self.used))
+    }
 }
 
 impl Segments {
@@ -75,8 +91,18 @@ impl Segments {
             geometry,
             all: vec![FREE; geometry.segments as usize],
             free: (0..geometry.segments).collect(),
-            live: 0,
+            held: 0,
         }
+    }
+
+    /// Bytes that all segments hold; see [`Segment::held`].
+    pub fn held(&self) -> u64 {
+        self.held.max(0).unsigned_abs()
+    }
+
+    /// Bytes that something leads to.
+    pub fn live(&self) -> u64 {
+        self.all.iter().map(|segment| segment.live.max(0).unsigned_abs()).sum()
     }
 
     pub fn free(&self) -> usize {
@@ -93,6 +119,17 @@ impl Segments {
     /// Free segments in the order in which they are taken after `segment`.
     pub fn free_behind(&self, segment: u32) -> impl Iterator<Item = u32> {
         self.free.range(segment..).chain(self.free.range(..segment)).copied()
+    }
+
+    /// Leaves no segment from `first` on to be taken.
+    pub fn withhold(&mut self, first: u32) {
+        drop(self.free.split_off(&first));
+    }
+
+    /// There are so many segments now; those that are new are not to be taken yet.
+    pub fn resize(&mut self, geometry: Geometry) {
+        self.geometry = geometry;
+        self.all.resize(geometry.segments as usize, FREE);
     }
 
     /// Takes this segment.
@@ -119,22 +156,26 @@ impl Segments {
         self.free.insert(segment);
     }
 
-    fn of(&mut self, at: u64) -> Option<&mut Segment> {
-        let segment = self.geometry.segment_of(at)?;
-        self.all.get_mut(segment as usize)
+    /// Changes a segment, and what all hold with it.
+    pub fn set(&mut self, segment: u32, change: impl FnOnce(&mut Segment)) {
+        if let Some(segment) = self.all.get_mut(segment as usize) {
+            let before = segment.held();
+            change(segment);
+            self.held = self.held.saturating_add(segment.held()).saturating_sub(before);
+        }
     }
 
-    fn set(&mut self, segment: u32, change: impl FnOnce(&mut Segment)) {
-        if let Some(segment) = self.all.get_mut(segment as usize) {
-            change(segment);
+    /// The same of the segment that has this byte.
+    fn set_at(&mut self, at: u64, change: impl FnOnce(&mut Segment)) {
+        if let Some(segment) = self.geometry.segment_of(at) {
+            self.set(segment, change);
         }
     }
 
     /// Something leads to `len` bytes at `at` now, which were written when the clock was at
     /// `stamp`.
     pub fn add(&mut self, at: u64, len: u32, stamp: u64, is_log: bool) {
-        self.live = self.live.saturating_add(i64::from(len));
-        if let Some(segment) = self.of(at) {
+        self.set_at(at, |segment| {
             segment.live = segment.live.saturating_add(i64::from(len));
             if is_log {
                 segment.since = segment.since.saturating_add(i64::from(len));
@@ -144,13 +185,12 @@ impl Segments {
             segment.stamped = old.saturating_add(new);
             let mean = sum.checked_div(u128::from(segment.stamped)).unwrap_or(0);
             segment.stamp = u64::try_from(mean).unwrap_or(u64::MAX);
-        }
+        });
     }
 
     /// Nothing leads to these bytes any more.
     pub fn kill(&mut self, at: u64, len: u32, is_log: bool) {
-        self.live = self.live.saturating_sub(i64::from(len));
-        if let Some(segment) = self.of(at) {
+        self.set_at(at, |segment| {
             segment.live = segment.live.saturating_sub(i64::from(len));
             if is_log {
                 segment.since = segment.since.saturating_sub(i64::from(len));
@@ -162,7 +202,7 @@ impl Segments {
                     || crate::hooks::is_left_out(crate::hooks::Omission::NodeSum),
                 "killed twice at {at}"
             );
-        }
+        });
     }
 
     /// When what is at `at` was written, about.
@@ -193,16 +233,25 @@ impl Segments {
         self.all.iter().any(|segment| segment.state == State::Closed && segment.live == 0)
     }
 
-    pub fn encode(&self) -> Vec<u8> {
+    /// The table as of a checkpoint that does not lead to `unled`.
+    pub fn encode(&self, unled: &[Ptr]) -> Vec<u8> {
+        let mut unled_bytes: BTreeMap<u32, i64> = BTreeMap::new();
+        for ptr in unled {
+            if let Some(segment) = self.geometry.segment_of(ptr.at) {
+                let bytes = unled_bytes.entry(segment).or_default();
+                *bytes = bytes.saturating_add(i64::from(ptr.len));
+            }
+        }
         let mut out = Vec::with_capacity(self.all.len().saturating_mul(8));
-        for segment in &self.all {
+        for (number, segment) in (0..).zip(&self.all) {
+            let later = unled_bytes.get(&number).copied().unwrap_or(0).saturating_add(segment.since);
             let is_used = !matches!(segment.state, State::Free | State::Emptied);
             let flags = [is_used, segment.is_bad, segment.is_index];
             out.push((0..).zip(flags).map(|(bit, flag)| u8::from(flag) << bit).sum());
             if is_used {
                 put_varint(
                     &mut out,
-                    segment.live.saturating_sub(segment.since).max(0).unsigned_abs(),
+                    segment.live.saturating_sub(later).max(0).unsigned_abs(),
                 );
                 put_varint(&mut out, segment.stamp);
                 put_varint(&mut out, segment.stamped);
@@ -229,18 +278,18 @@ impl Segments {
             }
             table.free.remove(&number);
             let live = i64::from(narrow(live));
-            table.live = table.live.saturating_add(live);
-            let Some(segment) = table.all.get_mut(number as usize) else { continue };
-            *segment = Segment {
-                state: State::Closed,
-                live,
-                stamp,
-                stamped,
-                used,
-                is_bad: flags & 2 != 0,
-                is_index: flags & 4 != 0,
-                ..FREE
-            };
+            table.set(number, |segment| {
+                *segment = Segment {
+                    state: State::Closed,
+                    live,
+                    stamp,
+                    stamped,
+                    used,
+                    is_bad: flags & 2 != 0,
+                    is_index: flags & 4 != 0,
+                    ..FREE
+                };
+            });
         }
         Ok(table)
     }

@@ -174,6 +174,12 @@ impl Store {
         NewObject(id)
     }
 
+    /// New objects have larger numbers than this.
+    pub(crate) fn raise_numbers(&self, id: ObjectId) {
+        let mut core = self.core.write();
+        core.next_id = core.next_id.max(id.0.saturating_add(1));
+    }
+
     /// Takes a group. It follows all tickets in `after`, and in fact everything that was
     /// submitted before. Returns at once, unless very much waits to be written; the group
     /// is durable once [`Store::wait`] returned.
@@ -403,7 +409,7 @@ impl Store {
             profile: superblock.profile,
             disk_bytes: superblock.geometry.disk_bytes,
             capacity_bytes: core.capacity_bytes(),
-            used_bytes: core.live_bytes(),
+            used_bytes: core.segments.held(),
             segments: superblock.geometry.segments,
             free_segments: core.segments.free() as u32,
             incarnation: superblock.incarnation,
@@ -433,7 +439,7 @@ fn stopped(error: &Error) -> Error {
 }
 
 /// Fills `into` with payloads and zeros between them.
-fn fill(
+pub(crate) fn fill(
     at: u64,
     into: &mut [u8],
     parts: Vec<(u64, Data)>,
@@ -504,7 +510,8 @@ impl Snapshot {
     /// As [`Store::list`].
     pub fn list(&self) -> Result<Vec<(ObjectId, u64)>> {
         let mut out = vec![];
-        let mut cursor = Cursor::at(&self.view, &*self.io, &object_key(ObjectId(0)))?;
+        let all = (object_key(ObjectId(0)), object_key(ObjectId(u64::MAX)));
+        let mut cursor = Cursor::at(&self.view, &*self.io, (&all.0, &all.1))?;
         while let Some((key, entry)) = cursor.next(&self.view, &*self.io)? {
             let Some(Named::Object(id)) = named(&key) else { break };
             if let Entry::Object(record) = entry

@@ -21,12 +21,16 @@ use crate::{Error, LayoutKind, Profile, Result};
 /// "DracoObj", as little-endian bytes.
 const MAGIC: u64 = u64::from_le_bytes(*b"DracoObj");
 /// 2: tables of frames tell what differs from line to line. 3: so do leaves and runs, and the
-/// log layout has a stream for them.
-const VERSION: u32 = 3;
+/// log layout has a stream for them. 4: short values are in the index, and checkpoints have two
+/// copies; a store of version 3 is one of version 4 without them.
+const VERSION: u32 = 4;
+const VERSION_BEFORE: u32 = 3;
 /// Encoded length with its sum.
 const LEN: usize = 128;
 /// Copies have at least so much between their starts, in bytes.
 const COPY_BYTES_MIN: u32 = 4096;
+/// The fewest segments.
+const SEGMENTS_MIN: u32 = 24;
 /// The smallest segment, in pages.
 pub(crate) const SEGMENT_PAGES_MIN: u32 = 4;
 
@@ -68,12 +72,33 @@ impl Geometry {
             .checked_sub(first_byte.saturating_add(copies))
             .ok_or(Error::Misuse("the disk is too small for a store"))?;
         let segments = usable.checked_div(u64::from(segment)).unwrap_or(0);
-        if segments < 24 {
+        if segments < u64::from(SEGMENTS_MIN) {
             return Err(Error::Misuse("the disk is too small: a store needs 24 segments"));
         }
         let segments = u32::try_from(segments)
             .map_err(|_| Error::Misuse("too many segments: choose larger ones"))?;
         Ok(Self { disk_bytes, page_bytes: page, segment_bytes: segment, segments, first_byte })
+    }
+
+    /// The same with segments from a byte on; none if that cannot be.
+    fn beginning_at(self, first_byte: u64) -> Option<Self> {
+        let copies = self.copies();
+        let page = u64::from(self.page_bytes);
+        let least = copies[1].saturating_mul(2);
+        let is_sane = first_byte >= least
+            && first_byte <= least.max(1 << 20)
+            && first_byte.checked_rem(page) == Some(0);
+        let usable = copies[2].checked_sub(first_byte).filter(|_| is_sane)?;
+        let segments = usable.checked_div(u64::from(self.segment_bytes))?;
+        let segments = u32::try_from(segments).ok().filter(|segments| *segments >= SEGMENTS_MIN)?;
+        Some(Self { first_byte, segments, ..self })
+    }
+
+    /// The same on a disk of another length.
+    pub fn resized(&self, profile: &Profile, disk_bytes: u64) -> Result<Self> {
+        Self::of(profile, disk_bytes)?
+            .beginning_at(self.first_byte)
+            .ok_or(Error::Misuse("the disk is too small: a store needs 24 segments"))
     }
 
     pub fn start_of(&self, segment: u32) -> u64 {
@@ -121,6 +146,8 @@ pub(crate) struct Superblock {
     pub profile: Profile,
     pub geometry: Geometry,
     pub checkpoint: Ptr,
+    /// Its other copy; stores of older programs have none.
+    pub twin: Option<Ptr>,
 }
 
 impl Superblock {
@@ -151,6 +178,11 @@ impl Superblock {
         out.extend_from_slice(&self.checkpoint.len.to_le_bytes());
         out.extend_from_slice(&self.checkpoint.at.to_le_bytes());
         out.extend_from_slice(&self.checkpoint.sum.to_le_bytes());
+        // As long as the first.
+        let (twin_at, twin_sum) = self.twin.map_or((0, 0), |twin| (twin.at, twin.sum));
+        out.extend_from_slice(&twin_at.to_le_bytes());
+        out.extend_from_slice(&twin_sum.to_le_bytes());
+        out.extend_from_slice(&self.geometry.first_byte.to_le_bytes());
         out.resize(LEN - 8, 0);
         let sum = Summer(MAGIC).sum(at, &out);
         out.extend_from_slice(&sum.to_le_bytes());
@@ -170,7 +202,7 @@ impl Superblock {
             return Err(Error::Corrupt { what: "a superblock's sum", at_bytes: at });
         }
         let version = reader.u32()?;
-        if version != VERSION {
+        if ![VERSION_BEFORE, VERSION].contains(&version) {
             return Err(Error::NotAStore(format!(
                 "version {version} is not known here (this program knows {VERSION})"
             )));
@@ -192,14 +224,21 @@ impl Superblock {
         };
         let len = reader.u32()?;
         let checkpoint = Ptr { at: reader.u64()?, len, sum: reader.u64()? };
+        let (at, sum) = (reader.u64()?, reader.u64()?);
+        let twin = (at > 0).then_some(Ptr { at, len, sum });
         if made_for > disk_bytes {
             return Err(Error::NotAStore(format!(
                 "the store was made for {made_for} bytes, the disk has {disk_bytes}"
             )));
         }
-        let geometry = Geometry::of(&profile, made_for)
-            .map_err(|_| Error::Corrupt { what: "a superblock's sizes", at_bytes: at })?;
-        Ok(Self { id, generation, incarnation, log_incarnation, profile, geometry, checkpoint })
+        let wrong = Error::Corrupt { what: "a superblock's sizes", at_bytes: at };
+        let mut geometry = Geometry::of(&profile, made_for).map_err(|_| wrong.clone())?;
+        // Where segments begin stays as it was when the store was made, whatever it grew to.
+        let first_byte = reader.u64()?;
+        if version != VERSION_BEFORE {
+            geometry = geometry.beginning_at(first_byte).ok_or(wrong)?;
+        }
+        Ok(Self { id, generation, incarnation, log_incarnation, profile, geometry, checkpoint, twin })
     }
 
     /// The writes of one pair of copies.
@@ -313,6 +352,7 @@ mod tests {
             profile,
             geometry: Geometry::of(&profile, disk_bytes).unwrap(),
             checkpoint: Ptr { at: 9 << 10, len: 77, sum: 0xfeed },
+            twin: Some(Ptr { at: 99 << 10, len: 77, sum: 0xbeef }),
         }
     }
 

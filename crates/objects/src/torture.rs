@@ -33,6 +33,7 @@ mod judge;
 mod making;
 mod run;
 mod script;
+mod usage;
 
 pub use draconis_device::Random;
 
@@ -43,4 +44,7 @@ pub use hostile::{altered, base, exercise, spoil};
 pub use judge::{Effort, Judge, Violation};
 pub use making::make_over;
 pub use run::{Recorded, Tally, cut, record};
+#[cfg(test)]
+pub(crate) use run::bytes_of;
 pub use script::{Op, Script, Shape, Step, random, random_large, sequence, sequences};
+pub use usage::{Usage, ordinary};

@@ -269,6 +269,25 @@ impl Tree {
         Ok(node.map(|node| Found { node, lower, upper }))
     }
 
+    /// What keys the node may have that cannot be read on the way to the leaf of `key`, or of
+    /// what is just before it: the first, and the first that it may not have.
+    pub fn unreadable(
+        &self,
+        nodes: &dyn Nodes,
+        key: &[u8],
+        is_before: bool,
+    ) -> (Key, Option<Key>) {
+        let (mut lower, mut upper) = (Key::new(), None);
+        // Ends where it fails, which it does.
+        let _ = self.walk(nodes, key, is_before, &mut |inner, index| {
+            lower = inner.children[index].0.clone();
+            if let Some((next, _)) = inner.children.get(index + 1) {
+                upper = Some(next.clone());
+            }
+        });
+        (lower, upper)
+    }
+
     /// The leaf in which `key` is or would be.
     pub fn leaf_of(&self, nodes: &dyn Nodes, key: &[u8]) -> Result<Option<Found>> {
         self.descend(nodes, key, false)

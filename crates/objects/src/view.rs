@@ -55,10 +55,16 @@ impl Index<'_> {
     /// What a key leads to: what hides something is `None`. Not for intervals.
     pub fn get(&self, nodes: &dyn Nodes, key: &[u8]) -> Result<Option<Entry>> {
         let hash = crate::layer::hash(key);
-        let found = match self.top.and_then(|top| top.get(key, hash)) {
-            Some(entry) => Some(entry),
-            None => self.layers.iter().find_map(|layer| layer.get(key, hash)),
-        };
+        let mut found = self.top.and_then(|top| top.get(key, hash));
+        for layer in self.layers {
+            if found.is_some() {
+                break;
+            }
+            found = layer.get(key, hash);
+            if found.is_none() && !layer.lost.is_empty() {
+                layer.check(key, key)?;
+            }
+        }
         match found {
             Some(Entry::Gone) => Ok(None),
             Some(entry) => Ok(Some(entry.clone())),
@@ -84,6 +90,8 @@ impl Index<'_> {
         if !top.may_touch(id, from, to) {
             return below.resolve(nodes, id, (from, to), hint, take);
         }
+        // An interval of what is lost may have begun anywhere before.
+        top.check(&extent_key(id, 0), &extent_key(id, to))?;
         let mut found: SmallVec<[(u64, &Entry); 4]> = SmallVec::new();
         intervals(top, id, from, to, &mut |at, entry| found.push((at, entry)));
         let mut done = from;

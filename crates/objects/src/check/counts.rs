@@ -13,7 +13,7 @@ impl Check<'_> {
             let at = Some(geometry.start_of(number));
             if segment.state == State::Free {
                 self.report.free_segments = self.report.free_segments.saturating_add(1);
-                if counted > 0 {
+                if counted > 0 && self.is_whole {
                     let text =
                         format!("segment {number} is free, but {counted} bytes of it are alive");
                     self.add(What::Unused, text, at, None);

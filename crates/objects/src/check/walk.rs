@@ -30,6 +30,8 @@ pub(super) enum Seen<'w> {
     Object(ObjectId, ObjectRecord),
     /// A key whose value is an object.
     Link(&'w [u8], ObjectId, u64),
+    /// A key that has its value of so many bytes itself.
+    Short(usize),
 }
 
 /// Everything that leads somewhere.
@@ -71,8 +73,15 @@ impl Map {
             }
         }
         for (key, entry) in &self.full[0].pairs {
-            show(key, entry, see);
+            if self.is_known(key) {
+                show(key, entry, see);
+            }
         }
+    }
+
+    /// Whether nothing was lost that may hide what is under the key.
+    fn is_known(&self, key: &[u8]) -> bool {
+        self.full[0].check(key, key).is_ok()
     }
 
     /// A node and all below it: keys from `lower` on, before `upper`.
@@ -160,6 +169,9 @@ impl Map {
                 rests(&self.counted, id, all, &mut |from, to| {
                     see(Seen::Live(Some(id), &part(data, at, from, to)));
                 });
+                if !self.is_known(key) {
+                    return;
+                }
                 rests(&self.full[0], id, all, &mut |from, to| {
                     let part = part(data, at, from, to);
                     see(Seen::Payload(Named::Extent(id, from), &part));
@@ -172,7 +184,7 @@ impl Map {
                 {
                     see(Seen::Live(None, data));
                 }
-                if self.full[0].get(key, hash).is_none() {
+                if self.full[0].get(key, hash).is_none() && self.is_known(key) {
                     show(key, entry, see);
                 }
             }
@@ -197,6 +209,7 @@ fn show(key: &[u8], entry: &Entry, see: &mut dyn FnMut(Seen<'_>)) {
         (Some(name), Entry::Data(data)) => see(Seen::Payload(name, data)),
         (Some(Named::Object(id)), Entry::Object(record)) => see(Seen::Object(id, *record)),
         (Some(Named::Value(name)), Entry::Link(id, len)) => see(Seen::Link(name, *id, *len)),
+        (Some(Named::Value(_)), Entry::Short(value)) => see(Seen::Short(value.len())),
         _ => {}
     }
 }

@@ -60,7 +60,7 @@ impl std::ops::AddAssign for Tally {
 pub(super) const SMALL: OpenOptions = OpenOptions { cache_bytes: 128 << 10, read_only: false };
 
 /// All bytes of a disk.
-pub(super) fn bytes_of(disk: &dyn Disk) -> Vec<u8> {
+pub(crate) fn bytes_of(disk: &dyn Disk) -> Vec<u8> {
     let len = disk.properties().len_bytes;
     match disk.read_now(Extent::new(0, len), Block::private(len as usize)) {
         Ok(block) => block.into_private().to_vec(),

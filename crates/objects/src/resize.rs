@@ -1,0 +1,185 @@
+//! Stores become larger, and smaller.
+//!
+//! ```text
+//!   grow     | segments ............ | 2 | 3 |  ──▶  | segments ............ ....... | 2 | 3 |
+//!   shrink   what lies behind the new end is moved, then as above, the other way round
+//! ```
+//!
+//! Law 1: one superblock makes the difference: before it is durable the store is as it was, and
+//! its last copies lie where they lay.
+//! Law 2: segments begin where they began; nothing is moved to grow.
+//! Law 3: what does not fit is refused before anything is moved.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    reason = "counts of this process's own"
+)]
+
+use std::sync::Arc;
+
+use draconis_device::Disk;
+
+use crate::core::Core;
+use crate::segment::State;
+use crate::store::OpenOptions;
+use crate::superblock::Geometry;
+use crate::{Error, Result, Store};
+
+impl Store {
+    /// Gives the store on `disk`, which is not open, the length `len_bytes`: more, up to what the
+    /// disk has, or less. Of a disk that is larger the rest is left alone.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] where what it holds does not fit, [`Error::Misuse`] where no store
+    /// would; what opening and writing gave.
+    pub fn resize(disk: Arc<dyn Disk>, len_bytes: u64) -> Result<()> {
+        if len_bytes > disk.properties().len_bytes {
+            return Err(Error::Misuse("a store cannot be longer than its disk"));
+        }
+        let mut core = crate::recover::open(disk, &OpenOptions::default())?;
+        let old = core.superblock.geometry;
+        let new = old.resized(&core.superblock.profile, len_bytes)?;
+        if new.segments < old.segments {
+            core.move_below(new)?;
+        }
+        core.superblock.geometry = new;
+        core.segments.resize(new);
+        core.checkpoint_now()
+    }
+}
+
+impl Core {
+    /// Moves all that lies behind the end of `new` to before it.
+    fn move_below(&mut self, new: Geometry) -> Result<()> {
+        let old = std::mem::replace(&mut self.superblock.geometry, new);
+        let fits = self.fits(0);
+        let full = self.no_space(self.segments.held());
+        self.superblock.geometry = old;
+        if !fits {
+            return Err(full);
+        }
+        self.merge_now()?;
+        self.checkpoint_now()?;
+        self.segments.withhold(new.segments);
+        if self.segments.free() <= self.floor() {
+            self.find_room(self.floor() + 1)?;
+        }
+        // Streams go on before the end: nothing is in their log that only they lead to.
+        for stream in 0..self.streams.len() {
+            while self.streams[stream].segment.max(self.streams[stream].next) >= new.segments {
+                self.next_segment(stream)?;
+            }
+        }
+        self.checkpoint_now()?;
+        // What is moved may be moved behind by nobody, so each segment is cleaned once; what
+        // was given up meanwhile is known after a checkpoint.
+        for _ in 0..2 {
+            for number in new.segments..old.segments {
+                self.empty(number)?;
+                // `release` gives them back.
+                self.segments.withhold(new.segments);
+            }
+            self.checkpoint_now()?;
+            self.checkpoint_now()?;
+            self.segments.withhold(new.segments);
+        }
+        let behind = (new.segments..old.segments).zip(&self.segments.all[new.segments as usize..]);
+        match behind.into_iter().find(|(_, segment)| segment.live > 0) {
+            None => Ok(()),
+            Some((number, _)) => Err(Error::Corrupt {
+                what: "a segment that cannot be moved",
+                at_bytes: old.start_of(number),
+            }),
+        }
+    }
+
+    fn empty(&mut self, number: u32) -> Result<()> {
+        let segment = self.segments.all[number as usize];
+        if segment.state != State::Closed || segment.live == 0 || segment.is_bad {
+            return Ok(());
+        }
+        if self.segments.free() <= self.due() + 2 {
+            self.find_room(self.due() + 3)?;
+        }
+        if self.segments.free() <= self.due() + 1 {
+            return Err(self.no_space(u64::from(self.superblock.geometry.segment_bytes)));
+        }
+        while self.cleaning.is_some() {
+            self.clean_step()?;
+        }
+        self.begin_cleaning(number)?;
+        while self.cleaning.is_some() {
+            self.clean_step()?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use draconis_device::{CrashOptions, Crashes, MemoryDisk, Random, RecordDisk};
+
+    use super::*;
+    use crate::check::CheckOptions;
+    use crate::kv::Kv;
+    use crate::{CreateOptions, LayoutKind, Profile};
+
+    type Keys = BTreeMap<Vec<u8>, Vec<u8>>;
+
+    fn look(disk: &Arc<dyn Disk>, keys: &Keys) -> u64 {
+        let report = Store::check(disk.clone(), &CheckOptions::default(), &mut |_, _| {}).unwrap();
+        assert!(report.is_clean(), "{:?}", report.damage);
+        let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+        let store = Store::open(disk.clone(), &options).unwrap();
+        let kv = Kv::new(store.clone());
+        let all: Keys = kv.scan::<std::ops::RangeFull>(&..).map(Result::unwrap).collect();
+        assert!(all == *keys, "{} keys, {} should be there", all.len(), keys.len());
+        store.info().disk_bytes
+    }
+
+    fn put(disk: &Arc<dyn Disk>, keys: &mut Keys, random: &mut Random, count: u64) {
+        let store = Store::open(disk.clone(), &OpenOptions::default()).unwrap();
+        let kv = Kv::new(store.clone());
+        for _ in 0..count {
+            let (key, len) = (random.below(3000).to_be_bytes(), random.below(2000) as usize);
+            let mut value = vec![0; len];
+            random.fill(&mut value);
+            kv.put(&key, &value).unwrap();
+            keys.insert(key.to_vec(), value);
+        }
+        store.sync().unwrap();
+    }
+
+    #[test]
+    fn stores_grow_and_shrink_and_keep_all_wherever_power_is_cut() {
+        for (layout, seed) in [(LayoutKind::Cow, 1), (LayoutKind::Log, 2)] {
+            let memory = MemoryDisk::new(vec![0x55; 24 << 20], 512);
+            let recorded = Arc::new(RecordDisk::new(memory));
+            let disk: Arc<dyn Disk> = recorded.clone();
+            let profile =
+                Profile { layout, page_bytes: 4096, segment_bytes: 64 << 10, queue_depth: 4 };
+            Store::create(disk.clone(), &CreateOptions { profile, id: seed.into() }).unwrap();
+            let (mut keys, mut random) = (Keys::new(), Random::new(seed));
+            put(&disk, &mut keys, &mut random, 4000);
+            for len in [9 << 20, 17 << 20, (7 << 20) + 512, 24 << 20, 8 << 20] {
+                let before = look(&disk, &keys);
+                recorded.take();
+                let image = crate::torture::bytes_of(&*disk);
+                Store::resize(disk.clone(), len).unwrap();
+                assert_eq!(look(&disk, &keys), len);
+                let options = CrashOptions { seed, subsets: 1, exhaustive_sectors: 0 };
+                for crash in Crashes::new(image, recorded.take(), options).step_by(29) {
+                    let found = look(&(crash.disk as Arc<dyn Disk>), &keys);
+                    assert!([before, len].contains(&found), "{found}");
+                }
+                put(&disk, &mut keys, &mut random, 1500);
+            }
+            let before = look(&disk, &keys);
+            let refused = Store::resize(disk.clone(), 4 << 20);
+            assert!(matches!(refused, Err(Error::NoSpace { .. })), "{refused:?}");
+            assert_eq!(look(&disk, &keys), before);
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! What can be read of a damaged store, brought into another.
+//!
+//! Law 1: what is brought is what was written: verified when it is read. What cannot be told
+//! from damage is left out and named.
+//! Law 2: of an object everything is brought but the pieces that cannot be read: they are holes,
+//! and named. A value is brought whole or not at all.
+
+use std::sync::Arc;
+
+use draconis_device::Disk;
+
+use crate::core::Core;
+use crate::cursor::Cursor;
+use crate::entry::{Data, Entry, Key, Named, PIECE, named, object_key, value_key};
+use crate::recover::open_what_is_left;
+use crate::store::OpenOptions;
+use crate::view::View;
+use crate::{Error, Group, NewObject, ObjectId, Result, Store};
+
+/// What is gathered for one group, in bytes.
+const GROUP_BYTES: usize = 1 << 20;
+/// What is read of an object at once, in bytes; where that fails, by pieces.
+const READ_BYTES: u64 = 1 << 20;
+
+/// What a salvage brought, and what it did not.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Salvaged {
+    /// Objects, whole or in part.
+    pub objects: u64,
+    /// Keys with their values.
+    pub keys: u64,
+    /// Bytes of both.
+    pub bytes: u64,
+    /// What is lost, in words; nothing if all was brought.
+    pub lost: Vec<String>,
+    /// What is lost and was not kept in words.
+    pub more: u64,
+}
+
+/// Losses that are named.
+const NAMED: usize = 10_000;
+
+impl Salvaged {
+    fn lose(&mut self, what: String) {
+        if self.lost.len() < NAMED {
+            self.lost.push(what);
+        } else {
+            self.more = self.more.saturating_add(1);
+        }
+    }
+}
+
+impl Store {
+    /// Brings into this store, which is to be empty, what can be read of the one on `from`.
+    /// Objects keep their numbers.
+    ///
+    /// # Errors
+    /// [`Error::NotAStore`] or [`Error::Corrupt`] where not even the checkpoint can be read;
+    /// what this store says.
+    pub fn salvage(&self, from: Arc<dyn Disk>) -> Result<Salvaged> {
+        let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+        let mut losses = vec![];
+        let mut core = open_what_is_left(from, &options, &mut losses)?;
+        core.seal_layer();
+        let mut done = Salvaged::default();
+        for loss in losses {
+            done.lose(format!("what is newer than the rest, or hidden by it: {}", loss.error));
+        }
+        let mut work = Work { view: core.view.clone(), core, into: self, group: Group::new(), done };
+        work.all()?;
+        work.submit()?;
+        self.sync()?;
+        Ok(work.done)
+    }
+
+    /// An object with this number; the next ones have larger ones.
+    fn numbered(&self, id: ObjectId) -> NewObject {
+        self.raise_numbers(id);
+        NewObject(id)
+    }
+}
+
+struct Work<'s> {
+    core: Core,
+    view: Arc<View>,
+    into: &'s Store,
+    group: Group,
+    done: Salvaged,
+}
+
+impl Work<'_> {
+    fn all(&mut self) -> Result<()> {
+        let objects = (object_key(ObjectId(0)), object_key(ObjectId(u64::MAX)));
+        self.pairs((&objects.0, &objects.1), "objects")?;
+        self.pairs((&value_key(&[]), &[u8::MAX]), "keys")
+    }
+
+    fn pairs(&mut self, bounds: (&[u8], &[u8]), what: &str) -> Result<()> {
+        let (view, io) = (self.view.clone(), self.core.io.clone());
+        let mut cursor = Cursor::at(&view, &*io, bounds)?;
+        let mut last = "the beginning".to_owned();
+        let mut is_lost = false;
+        loop {
+            let next = match cursor.next(&view, &*io) {
+                Ok(next) => next.filter(|(key, _)| key.as_slice() < bounds.1),
+                Err(error) => {
+                    self.done.lose(format!("{what} behind {last}: {error}"));
+                    is_lost = true;
+                    continue;
+                }
+            };
+            let Some((key, entry)) = next else { break };
+            let name = told(&key);
+            if std::mem::take(&mut is_lost) {
+                self.done.lose(format!("{what} up to {name}: as above"));
+            }
+            match (named(&key), entry) {
+                (Some(Named::Object(id)), Entry::Object(record)) if !record.is_value => {
+                    self.object(id, record.len)?;
+                }
+                (Some(Named::Value(key)), Entry::Data(data)) => match io.value(&data) {
+                    Ok(value) => self.put(key, &value)?,
+                    Err(error) => self.done.lose(format!("{name}: {error}")),
+                },
+                (Some(Named::Value(key)), Entry::Short(value)) => self.put(key, &value)?,
+                (Some(Named::Value(key)), Entry::Link(id, len)) => match self.long(id, len) {
+                    Ok(value) => self.put(key, &value)?,
+                    Err(error) => self.done.lose(format!("{name}: {error}")),
+                },
+                _ => {}
+            }
+            last = name;
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.group.put(key, value);
+        self.done.keys = self.done.keys.saturating_add(1);
+        self.brought(value.len())
+    }
+
+    fn brought(&mut self, bytes: usize) -> Result<()> {
+        self.done.bytes = self.done.bytes.saturating_add(bytes as u64);
+        if self.group.len_bytes() >= GROUP_BYTES { self.submit() } else { Ok(()) }
+    }
+
+    fn submit(&mut self) -> Result<()> {
+        let group = std::mem::take(&mut self.group);
+        self.into.submit(group, &[]).map(drop).map_err(|refused| refused.error)
+    }
+
+    /// Reads from a byte of an object on; all of `into` is there.
+    fn read(&self, id: ObjectId, at: u64, into: &mut [u8]) -> Result<()> {
+        let to = at.saturating_add(into.len() as u64);
+        let mut parts: Vec<(u64, Data)> = vec![];
+        let _ = self.view.index().resolve(
+            &*self.core.io,
+            id,
+            (at, to),
+            &mut None,
+            &mut |offset, data| {
+                parts.push((offset, data));
+                std::ops::ControlFlow::Continue(())
+            },
+        )?;
+        crate::store::fill(at, into, parts, |data, into| self.core.io.read_data(data, into))?;
+        Ok(())
+    }
+
+    /// A value that is an object.
+    fn long(&self, id: ObjectId, len: u64) -> Result<Vec<u8>> {
+        let record = self.view.index().object(&*self.core.io, id)?.ok_or(Error::NoObject(id))?;
+        if record.len != len {
+            return Err(Error::Corrupt { what: "a key whose long value is not there", at_bytes: 0 });
+        }
+        let mut value = crate::kv::room_for(len, self.core.io.geometry.disk_bytes)?;
+        self.read(id, 0, &mut value)?;
+        Ok(value)
+    }
+
+    fn object(&mut self, id: ObjectId, len: u64) -> Result<()> {
+        // Its number may not be the next one: nothing else is made meanwhile.
+        self.group.create(self.into.numbered(id), crate::Hint::Unknown);
+        self.group.truncate(id, len);
+        self.done.objects = self.done.objects.saturating_add(1);
+        let mut at = 0u64;
+        // Behind the last byte that is anywhere there is nothing but a hole.
+        while let Some((first, _)) = self.next_part(id, at, len) {
+            at = first;
+            let end = at.saturating_add(READ_BYTES).min(len);
+            let mut bytes = vec![0; crate::codec::index(end.saturating_sub(at))];
+            match self.read(id, at, &mut bytes) {
+                Ok(()) => {
+                    self.group.write(id, at, &bytes);
+                    self.brought(bytes.len())?;
+                }
+                Err(_) => self.pieces(id, at, end)?,
+            }
+            at = end;
+        }
+        Ok(())
+    }
+
+    /// Where the next bytes are that are somewhere, or may be.
+    fn next_part(&self, id: ObjectId, from: u64, len: u64) -> Option<(u64, u64)> {
+        let mut found = None;
+        let looked = self.view.index().resolve(
+            &*self.core.io,
+            id,
+            (from, len),
+            &mut None,
+            &mut |offset, data| {
+                found = Some((offset, u64::from(data.len)));
+                std::ops::ControlFlow::Break(())
+            },
+        );
+        match looked {
+            Ok(_) => found,
+            Err(_) => (from < len).then_some((from, len.saturating_sub(from))),
+        }
+    }
+
+    /// Brings a part of an object by pieces, as far as each can be read.
+    fn pieces(&mut self, id: ObjectId, from: u64, to: u64) -> Result<()> {
+        let piece = u64::from(PIECE);
+        let mut lost: Option<(u64, u64, Error)> = None;
+        let mut at = from;
+        while at < to {
+            let end = at.saturating_add(1).next_multiple_of(piece).min(to);
+            let mut bytes = vec![0; crate::codec::index(end.saturating_sub(at))];
+            match self.read(id, at, &mut bytes) {
+                Ok(()) => {
+                    self.group.write(id, at, &bytes);
+                    self.brought(bytes.len())?;
+                }
+                Err(error) => match &mut lost {
+                    Some((_, behind, _)) if *behind == at => *behind = end,
+                    _ => {
+                        if let Some(before) = lost.replace((at, end, error)) {
+                            self.lose_part(id, before);
+                        }
+                    }
+                },
+            }
+            at = end;
+        }
+        if let Some(lost) = lost {
+            self.lose_part(id, lost);
+        }
+        Ok(())
+    }
+
+    fn lose_part(&mut self, id: ObjectId, (from, to, error): (u64, u64, Error)) {
+        self.done.lose(format!("object {id}: bytes {from} to {to} are zeros now: {error}"));
+    }
+}
+
+fn told(key: &Key) -> String {
+    match named(key) {
+        Some(Named::Object(id)) => format!("object {id}"),
+        Some(Named::Value(key)) => format!("key {}", key.escape_ascii()),
+        _ => "something else".to_owned(),
+    }
+}
