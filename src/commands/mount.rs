@@ -35,6 +35,7 @@ Options for -o, separated by commas:
   commit=SECONDS       hand changes to the disk after so long (5)
   dirty=SIZE           or when there are so many (64M)
   deadline=SECONDS     kill a worker that does not answer for so long (30)
+  norestart            no other worker takes over from one that died: the mount is dead then
   dev, suid, noexec    as mount(8) has them; devices and setuid are ignored by default
   user, owner          as mount(8) has them: without devices and setuid
   errors=WHAT          a volume that says that it is damaged is mounted read-only (remount-ro)

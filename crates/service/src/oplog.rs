@@ -426,3 +426,122 @@ impl Witness for OpLog {
         self.taken.fetch_max(number, Ordering::Release);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use draconis_device::Random;
+
+    use super::*;
+
+    fn again(memory: &Shared, epoch: u64) -> OpLog {
+        let memory = memory.as_fd().try_clone_to_owned().unwrap();
+        OpLog::new(adopt(memory).unwrap(), epoch).unwrap()
+    }
+
+    fn made(seconds: i64, inode: u32) -> Made {
+        let inode = (inode != 0).then_some(FileId { inode, generation: inode + 1 });
+        Made { now: Time { seconds, nanoseconds: 5 }, inode, moved: Some(InodeNumber(3)) }
+    }
+
+    fn never() -> bool {
+        panic!("there is room")
+    }
+
+    /// Numbers of what is left.
+    fn left(log: &OpLog, taken: (u64, u64)) -> Vec<(u64, bool, bool)> {
+        let all = log.take_over(taken).unwrap().into_iter();
+        all.map(|(one, _)| (one.unique, one.taken, one.answered)).collect()
+    }
+
+    #[test]
+    fn what_was_changed_is_found_by_the_next_worker() {
+        let memory = memory().unwrap();
+        let log = again(&memory, 1);
+        log.begin(10, Some([b"head", b" and data"]), never);
+        log.changed(1, made(-7, 12));
+        // Not answered; the next is, and one changes nothing.
+        log.begin(11, Some([b"second", b""]), never);
+        log.changed(2, made(8, 0));
+        log.done();
+        log.begin(12, Some([b"third", b""]), never);
+        log.done();
+        log.begin(13, None, never);
+        log.changed(3, made(9, 0));
+        let mut hands = in_hand(&memory);
+        hands.dedup();
+        assert_eq!(hands, [13]);
+        assert!(in_hand(&memory).is_empty(), "it is told once");
+
+        let log = again(&memory, 2);
+        let found = log.take_over((1, 1)).unwrap();
+        let (first, how) = &found[0];
+        assert_eq!((first.request.as_slice(), first.unique), (&b"head and data"[..], 10));
+        assert_eq!((first.made, *how), (Some(Node(12)), made(-7, 12)));
+        assert_eq!(left(&log, (1, 1)), [(10, true, false), (11, false, true)]);
+        // The second is made again, and this worker dies, too.
+        log.repeat(found[1].0.at, 11, &mut || log.changed(1, made(8, 0)));
+        assert_eq!((noted(&memory), was_clean(&memory)), (2, None));
+        let log = again(&memory, 3);
+        assert_eq!(left(&log, (2, 0)), [(11, false, true), (10, true, false)]);
+        let log = again(&memory, 4);
+        assert_eq!(left(&log, (2, 1)), [(11, true, true), (10, true, false)]);
+        log.settle(found.iter().map(|(one, _)| one.at));
+        let log = again(&memory, 5);
+        assert_eq!(left(&log, (2, 1)), []);
+    }
+
+    #[test]
+    fn a_full_log_waits_until_the_disk_has_taken_what_is_in_it() {
+        let memory = memory().unwrap();
+        let log = again(&memory, 1);
+        let data = vec![1; 1 << 20];
+        let (asked, mut number) = (Cell::new(0), 0);
+        for unique in 0..100 {
+            log.begin(unique, Some([b"x", &data]), || {
+                asked.set(asked.get() + 1);
+                log.taken(number);
+                true
+            });
+            number += 1;
+            log.changed(number, made(1, 0));
+            log.done();
+        }
+        assert!((2..=4).contains(&asked.get()), "{}", asked.get());
+        // Nothing can be taken any more: the request is not logged.
+        for unique in 100..140 {
+            log.begin(unique, Some([b"x", &data]), || false);
+            log.changed(u64::MAX, made(1, 0));
+            log.done();
+        }
+        log.taken(number);
+        log.begin(200, Some([b"y", b""]), never);
+        log.done();
+    }
+
+    #[test]
+    fn a_log_that_a_hostile_worker_left_is_nonsense_at_worst() {
+        let memory = memory().unwrap();
+        let mut random = Random::new(9);
+        for round in 0..200 {
+            let log = again(&memory, 1);
+            for unique in 0..40 {
+                log.begin(unique, Some([&[7; 100], b""]), never);
+                log.changed(unique + 1, made(1, 1));
+                log.done();
+            }
+            for _ in 0..=round % 9 {
+                let near = random.below(HEAD_BYTES as u64 + 40 * 192) as usize & !3;
+                memory.word(near.max(8)).store(random.next_u64() as u32, Ordering::Relaxed);
+            }
+            if random.once_in(4) {
+                memory.long(ENDS_AT).store(random.next_u64(), Ordering::Relaxed);
+            }
+            let log = again(&memory, 1 + random.below(4));
+            // Whatever it says.
+            let _ = log.take_over((random.below(3), random.below(50)));
+            memory.long(ENDS_AT).store(0, Ordering::Relaxed);
+        }
+    }
+}

@@ -170,7 +170,10 @@ impl<T: Tree + Sync> Server<'_, T> {
             recorder.contradicted("a change that was made ends the worker that makes it again");
             return None;
         }
-        let mut request = Request::again(&inherited.request)?;
+        let Some(mut request) = Request::again(&inherited.request) else {
+            recorder.contradicted("its log has a request that is too long");
+            return None;
+        };
         let (activity, (notifier, _late)) = (Activity::default(), Notifier::new());
         let turns = Turns::new(self, tell, &activity, &notifier);
         recorder.repeat(inherited, &mut || turns.work(header, &mut request));
