@@ -210,7 +210,8 @@ impl Image {
         .collect()
     }
 
-    fn try_mount(&self, options: &str) -> Result<Mount, String> {
+    /// The image mounted with these options, or why the kernel does not mount it.
+    pub fn try_mount(&self, options: &str) -> Result<Mount, String> {
         let dir = tempfile::tempdir().unwrap();
         let mut tries = 0;
         loop {

@@ -126,6 +126,9 @@ pub fn differences(dirty: &Dirty) -> Option<Vec<String>> {
             let mut ours = Seen::by_us(&volume);
             // The kernel has given back what files without names had; we change nothing.
             ours.space.clone_from(&theirs.space);
+            if dirty.facts.has("fast_commit") {
+                ours.set_times_of_directories(&theirs);
+            }
             lines.extend(ours.differences(&theirs));
         }
         Err(error) => lines.push(format!("not opened: {error}")),

@@ -91,6 +91,19 @@ impl Seen {
         lines
     }
 
+    /// Directories changed when they did to `other`. Fast commits do not say when: Linux takes the
+    /// time at which it carries them out.
+    pub fn set_times_of_directories(&mut self, other: &Self) {
+        let dirs = self.names.iter().filter(|(name, _)| name.ends_with(b"/."));
+        let dirs: Vec<u64> = dirs.map(|(_, (number, _))| *number).collect();
+        for (number, field) in dirs.iter().flat_map(|it| [(it, "changed"), (it, "modified")]) {
+            let theirs = other.nodes.get(number).and_then(|node| node.get(field));
+            if let (Some(node), Some(value)) = (self.nodes.get_mut(number), theirs) {
+                put(node, field, value);
+            }
+        }
+    }
+
     /// What the kernel refuses to open, as one without fs-verity does its files, is `bytes`; what
     /// it tells only of open files is as `other` says.
     pub fn set_refused(&mut self, path: &[u8], bytes: &[u8], other: &Self) {
