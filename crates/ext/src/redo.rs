@@ -263,7 +263,9 @@ impl<'a> Redo<'a> {
             let block_bytes = index(self.writer.block_bytes.into());
             match &mut run {
                 Some((start, all))
-                    if start.saturating_add((all.len() / block_bytes.max(1)) as u64) == at
+                    if start
+                        .saturating_add(all.len().checked_div(block_bytes).unwrap_or(0) as u64)
+                        == at
                         && (all.len() as u64) < REQUEST_BYTES =>
                 {
                     all.extend(bytes);
