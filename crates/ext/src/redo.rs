@@ -263,7 +263,9 @@ impl<'a> Redo<'a> {
             let block_bytes = index(self.writer.block_bytes.into());
             match &mut run {
                 Some((start, all))
-                    if start.saturating_add((all.len() / block_bytes.max(1)) as u64) == at
+                    if start
+                        .saturating_add(all.len().checked_div(block_bytes).unwrap_or(0) as u64)
+                        == at
                         && (all.len() as u64) < REQUEST_BYTES =>
                 {
                     all.extend(bytes);
@@ -349,13 +351,17 @@ pub fn finish(disk: &dyn Disk) -> Result<bool> {
 fn put_in_place(writer: &mut Writer<'_>, super_: &RawSuperblock, head: u64) -> Result<()> {
     let mut to_be = None;
     let mut at = head;
-    // A chain cannot be longer than the disk.
-    let mut left = writer.disk.properties().len_bytes / u64::from(writer.block_bytes.max(1));
+    // Homes rise: so no chain leads back.
+    let mut last = None;
     while at != 0 {
         let wrong = Error::corrupt("log of an unfinished change").in_block(FsBlock(at));
-        left = left.checked_sub(1).ok_or(wrong.clone())?;
-        let (next, entries) = entries(&writer.read(FsBlock(at), 1)?).ok_or(wrong)?;
+        let found = entries(&writer.read(FsBlock(at), 1)?);
+        let (next, entries) = found.filter(|(_, all)| !all.is_empty()).ok_or(wrong.clone())?;
         for (home, logged) in entries {
+            if last.is_some_and(|last| home <= last) {
+                return Err(wrong);
+            }
+            last = Some(home);
             let bytes = writer.read(FsBlock(logged), 1)?;
             match home {
                 SUPERBLOCK => to_be = Some(RawSuperblock::view(&bytes)?.clone()),

@@ -136,7 +136,6 @@ fn inside(size: &str, arguments: &[&str], fill: impl FnOnce(&Path)) -> Option<Im
 }
 
 #[test]
-#[ignore = "inline data is read only until its twins agree"]
 fn what_is_inside_its_inode_leaves_it_only_where_there_is_room() {
     let filled = inside("1M", &["-b", "1024", "-m", "0"], |root| {
         fs::write(root.join("file"), tree::pattern(1, 100)).unwrap();
@@ -197,7 +196,6 @@ fn what_is_inside_its_inode_leaves_it_only_where_there_is_room() {
 }
 
 #[test]
-#[ignore = "inline data is read only until its twins agree"]
 fn a_hole_in_what_is_inside_its_inode_is_zeros_and_the_rest_stays() {
     let filled = inside("8M", &["-b", "1024"], |root| {
         for name in ["hole", "zeros", "long", "grown"] {
@@ -231,7 +229,6 @@ fn a_hole_in_what_is_inside_its_inode_is_zeros_and_the_rest_stays() {
 }
 
 #[test]
-#[ignore = "inline data is read only until its twins agree"]
 fn a_directory_inside_its_inode_moves_with_its_parent() {
     let filled = inside("8M", &["-b", "1024"], |root| {
         fs::create_dir_all(root.join("a/moving")).unwrap();

@@ -84,9 +84,17 @@ fn path(random: &mut Random) -> String {
 struct Life {
     /// The longest value of an attribute that is set.
     longest: u64,
-    /// Contents are compared between the twins. Not on volumes with `inline_data`, where the two
-    /// differ in a way that is not explained yet.
-    keeps: bool,
+    /// Files are inside their inodes. What Linux 6.18 shows of them is compared after each step, but
+    /// not what it leaves on the disk: it loses some of what was written, and more with delayed
+    /// allocation (docs/decisions/0071).
+    is_inline: bool,
+}
+
+impl Life {
+    /// How the kernel's twin is mounted.
+    fn mounted(self) -> &'static str {
+        if self.is_inline { "loop,nodelalloc" } else { "loop" }
+    }
 }
 
 fn step(random: &mut Random, life: Life) -> Step {
@@ -105,8 +113,7 @@ fn step(random: &mut Random, life: Life) -> Step {
         }
         8 => Step::Write(path(random), random.below(9000), bytes(random, 5000)),
         9 => Step::Cut(path(random), random.below(200)),
-        10 if life.keeps => Step::Punch(path(random), random.below(100), random.below(2000) + 1),
-        10 => Step::Cut(path(random), random.below(4000)),
+        10 => Step::Punch(path(random), random.below(100), random.below(2000) + 1),
         11 | 12 => Step::Unlink(path(random)),
         13 => Step::RemoveDirectory(path(random)),
         14 | 15 => Step::Rename(path(random), path(random)),
@@ -227,7 +234,7 @@ fn top(mount: &Mount) -> PathBuf {
 
 /// Changes both twins; both are judged, and are the same then. Says how many steps were taken.
 fn live(theirs: &Image, ours: &Image, random: &mut Random, life: Life) -> Option<u32> {
-    let mount = theirs.mount_writable()?;
+    let mount = theirs.mount_with(life.mounted())?;
     let disk = Arc::new(MemoryDisk::new(fs::read(&ours.path).unwrap(), 512));
     let volume = open(&disk);
     let root = volume.lookup(volume.root(), b"top").unwrap();
@@ -238,9 +245,7 @@ fn live(theirs: &Image, ours: &Image, random: &mut Random, life: Life) -> Option
         let us = by_us(&volume, root, &step);
         assert_eq!(volume.failure(), None, "{step:?}");
         assert_eq!(us.is_ok(), kernel.is_ok(), "{step:?}: {us:?}, the kernel {kernel:?}");
-        if life.keeps
-            && let Ok(bytes) = fs::read(top(&mount).join(step.path()))
-        {
+        if let Ok(bytes) = fs::read(top(&mount).join(step.path())) {
             let number = volume.resolve(root, step.path().as_bytes(), Follow::Yes).unwrap();
             let mut ours = vec![1; bytes.len() + 1];
             let len = volume.read_into(number, 0, &mut ours).unwrap();
@@ -266,7 +271,7 @@ fn live(theirs: &Image, ours: &Image, random: &mut Random, life: Life) -> Option
         (theirs, theirs, Beside::Mount),
         (ours, theirs, Beside::Source),
     ] {
-        if !life.keeps && beside == Beside::Source {
+        if life.is_inline && beside == Beside::Source {
             continue;
         }
         let (volume, mount) = (one.open(), other.mount()?);
@@ -296,14 +301,14 @@ fn all_contents(volume: &Volume, dir: InodeNumber, into: &mut BTreeMap<InodeNumb
 }
 
 fn twins(seed: u64, longest: u64, arguments: &[&str]) {
-    let keeps = !arguments.iter().any(|it| it.contains("inline_data"));
-    let life = Life { longest, keeps };
+    let is_inline = arguments.iter().any(|it| it.contains("inline_data"));
+    let life = Life { longest, is_inline };
     let mut all = vec!["-t", "ext4"];
     all.extend(arguments);
     let Some(theirs) = Image::make(None, "16M", &all) else { return };
     let mut random = Random::new(seed);
     {
-        let Some(mount) = theirs.mount_writable() else { return };
+        let Some(mount) = theirs.mount_with(life.mounted()) else { return };
         for dir in ["", "d0", "d1", "d2"] {
             fs::create_dir(top(&mount).join(dir)).unwrap();
         }
@@ -317,12 +322,16 @@ fn twins(seed: u64, longest: u64, arguments: &[&str]) {
     for _ in 0..3 {
         let Some(done) = live(&theirs, &ours, &mut random, life) else { return };
         assert!(done > 60, "{done}");
-        std::mem::swap(&mut theirs, &mut ours);
+        if is_inline {
+            // Both go on with what is right.
+            fs::copy(&ours.path, &theirs.path).unwrap();
+        } else {
+            std::mem::swap(&mut theirs, &mut ours);
+        }
     }
 }
 
 #[test]
-#[ignore = "inline data is read only until its twins agree"]
 fn inside_their_inodes() {
     twins(1, 60, &["-O", "inline_data", "-b", "1024", "-I", "256"]);
     twins(2, 300, &["-O", "inline_data,^has_journal", "-b", "4096", "-I", "1024"]);

@@ -170,12 +170,13 @@ impl Incompatible {
         .union(Self::CASEFOLD);
 
     /// What this library reads. Needing recovery has its own refusal.
-    pub const READABLE: Self = Self::WRITABLE.union(Self::MMP).union(Self::INLINE_DATA);
+    pub const READABLE: Self = Self::WRITABLE.union(Self::MMP);
 
     /// What a writer keeps intact.
     pub const WRITABLE: Self = Self::PLAIN
         .union(Self::EXTENTS)
         .union(Self::SIXTY_FOUR_BIT)
+        .union(Self::INLINE_DATA)
         .union(Self::EA_INODE)
         .union(Self::CASEFOLD)
         .union(Self::ENCRYPT);

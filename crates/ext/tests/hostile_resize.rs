@@ -1,0 +1,122 @@
+//! Damaged images that are grown, shrunk and tuned, and logs of changes that are damaged: no panic,
+//! no hang, bounded memory.
+
+mod common;
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use common::Image;
+use common::spoil::{assert_memory_stayed_small, rounds, small_tree, spoil, structures};
+use draconis_device::{CrashOptions, Crashes, Disk, MemoryDisk, Random, RecordDisk};
+use draconis_exchange::contract::Time;
+use draconis_ext::grow::Growth;
+use draconis_ext::shrink::Shrinking;
+use draconis_ext::tune::{Changes, tune};
+
+const NOW: Time = Time { seconds: 1_700_000_000, nanoseconds: 0 };
+/// What takes longer than this does not end: each takes milliseconds on a quiet machine.
+const HANGS: Duration = Duration::from_secs(120);
+const LEN: u64 = 12 << 20;
+
+fn bases() -> &'static [Vec<u8>] {
+    static BASES: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
+    BASES.get_or_init(|| {
+        let source = tempfile::tempdir().unwrap();
+        small_tree(source.path());
+        let makes: [&[&str]; 5] = [
+            &["-t", "ext2", "-b", "1024", "-g", "1024"],
+            &["-t", "ext3", "-b", "1024", "-g", "2048", "-O", "^sparse_super,^resize_inode"],
+            // Damage is not hidden behind checksums.
+            &["-t", "ext4", "-b", "1024", "-g", "1024", "-O", "^metadata_csum"],
+            &["-t", "ext4", "-b", "1024", "-O", "^metadata_csum,meta_bg,^resize_inode,quota"],
+            &["-t", "ext4", "-b", "4096", "-O", "^metadata_csum,sparse_super2,inline_data"],
+        ];
+        let made = makes.iter().filter_map(|arguments| {
+            let image = Image::make(Some(source.path()), "12M", arguments)?;
+            let _ = std::process::Command::new("e2fsck").args(["-fy", image.path()]).output();
+            Some(std::fs::read(&image.path).unwrap())
+        });
+        made.collect()
+    })
+}
+
+/// All changes of the whole, one after the other; how many were made.
+fn all(image: &[u8]) -> u32 {
+    let mut made = 0;
+    let mut disk = MemoryDisk::new(image.to_vec(), 512);
+    let _ = draconis_ext::finish(&disk);
+    for size in [None, Some(LEN / 2), Some(LEN - 300_000)] {
+        let Ok(shrinking) = Shrinking::plan(&disk, size) else { continue };
+        let target = draconis_ext::shrink::Target { disk: &disk, now: NOW, progress: &|_| () };
+        made += u32::from(shrinking.write(&target).is_ok());
+    }
+    let features = ["^has_journal", "has_journal", "^metadata_csum", "dir_index", "flex_bg"];
+    for feature in features {
+        let features = vec![feature.to_owned()];
+        let changes = Changes { features, uuid: Some([7; 16]), ..Changes::default() };
+        made += u32::from(tune(&disk, &changes, NOW).is_ok());
+    }
+    let mut bytes = disk.into_bytes();
+    bytes.resize(2 * LEN as usize, 0);
+    disk = MemoryDisk::new(bytes, 512);
+    for size in [LEN + 5000, 2 * LEN] {
+        let Ok(growth) = Growth::plan(&disk, size) else { continue };
+        let (zeroed_from_bytes, progress) = (u64::MAX, &|_| ());
+        let target =
+            draconis_ext::grow::Target { disk: &disk, zeroed_from_bytes, now: NOW, progress };
+        made += u32::from(growth.write(&target).is_ok());
+    }
+    made
+}
+
+fn run(what: &str, image: &[u8]) -> u32 {
+    let start = Instant::now();
+    let made = std::panic::catch_unwind(|| all(image));
+    assert!(start.elapsed() < HANGS, "{what}: took {:?}", start.elapsed());
+    made.unwrap_or_else(|_| panic!("{what}: panicked"))
+}
+
+#[test]
+fn damaged_volumes_are_resized_or_refused() {
+    let (mut made, mut random) = (0, Random::new(11));
+    for (nth, base) in bases().iter().enumerate() {
+        assert!(run(&format!("{nth}, whole"), base) > 5, "{nth}");
+        let structures = structures(base);
+        for seed in 0..rounds(60) {
+            let mut image = base.clone();
+            for _ in 0..=random.below(3) {
+                let range = structures[random.below(structures.len() as u64) as usize].clone();
+                spoil(&mut image, range, &mut random);
+            }
+            made += run(&format!("{nth}, {seed}"), &image);
+        }
+    }
+    assert!(made > 0 || bases().is_empty(), "nothing was changed");
+    assert_memory_stayed_small();
+}
+
+#[test]
+fn damaged_logs_end() {
+    let Some(base) = bases().first() else { return };
+    let recorded = RecordDisk::new(MemoryDisk::new(base.clone(), 512));
+    let shrinking = Shrinking::plan(&recorded as &dyn Disk, Some(LEN / 2)).unwrap();
+    let target = draconis_ext::shrink::Target { disk: &recorded, now: NOW, progress: &|_| () };
+    shrinking.write(&target).unwrap();
+    let options = CrashOptions { seed: 7, subsets: 1, exhaustive_sectors: 1 };
+    let crashes = Crashes::new(base.clone(), recorded.take(), options);
+    let is_cut = |bytes: &Vec<u8>| bytes[1024 + 0x63] & 0x80 != 0;
+    let cut = crashes.map(|crash| crash.disk.to_bytes()).find(is_cut).unwrap();
+    let head = u32::from_le_bytes(cut[1024 + 0x188..1024 + 0x18C].try_into().unwrap());
+    let head = head as usize * 1024;
+    let mut random = Random::new(3);
+    for seed in 0..rounds(100) {
+        let mut image = cut.clone();
+        for range in [1024..1024 + 0x400, head..head + 64, 1024 + 0x180..1024 + 0x190] {
+            if random.below(2) == 0 {
+                spoil(&mut image, range, &mut random);
+            }
+        }
+        run(&format!("log, {seed}"), &image);
+    }
+}
