@@ -94,7 +94,9 @@ impl Cursor {
                 let (lower, upper) = tree.unreadable(nodes, key, !self.is_front);
                 let next = match self.is_front {
                     true => upper,
-                    false => Some(lower).filter(|lower| !lower.is_empty() && lower.as_slice() < key),
+                    false => {
+                        Some(lower).filter(|lower| !lower.is_empty() && lower.as_slice() < key)
+                    }
                 };
                 self.broken = Some((error, next));
             }

@@ -66,7 +66,8 @@ impl Store {
         for loss in losses {
             done.lose(format!("what is newer than the rest, or hidden by it: {}", loss.error));
         }
-        let mut work = Work { view: core.view.clone(), core, into: self, group: Group::new(), done };
+        let mut work =
+            Work { view: core.view.clone(), core, into: self, group: Group::new(), done };
         work.all()?;
         work.submit()?;
         self.sync()?;
@@ -172,7 +173,10 @@ impl Work<'_> {
     fn long(&self, id: ObjectId, len: u64) -> Result<Vec<u8>> {
         let record = self.view.index().object(&*self.core.io, id)?.ok_or(Error::NoObject(id))?;
         if record.len != len {
-            return Err(Error::Corrupt { what: "a key whose long value is not there", at_bytes: 0 });
+            return Err(Error::Corrupt {
+                what: "a key whose long value is not there",
+                at_bytes: 0,
+            });
         }
         let mut value = crate::kv::room_for(len, self.core.io.geometry.disk_bytes)?;
         self.read(id, 0, &mut value)?;

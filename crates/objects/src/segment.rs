@@ -244,15 +244,13 @@ impl Segments {
         }
         let mut out = Vec::with_capacity(self.all.len().saturating_mul(8));
         for (number, segment) in (0..).zip(&self.all) {
-            let later = unled_bytes.get(&number).copied().unwrap_or(0).saturating_add(segment.since);
+            let later =
+                unled_bytes.get(&number).copied().unwrap_or(0).saturating_add(segment.since);
             let is_used = !matches!(segment.state, State::Free | State::Emptied);
             let flags = [is_used, segment.is_bad, segment.is_index];
             out.push((0..).zip(flags).map(|(bit, flag)| u8::from(flag) << bit).sum());
             if is_used {
-                put_varint(
-                    &mut out,
-                    segment.live.saturating_sub(later).max(0).unsigned_abs(),
-                );
+                put_varint(&mut out, segment.live.saturating_sub(later).max(0).unsigned_abs());
                 put_varint(&mut out, segment.stamp);
                 put_varint(&mut out, segment.stamped);
                 put_varint(&mut out, u64::from(segment.used));

@@ -128,9 +128,8 @@ impl Core {
         }
         self.release();
         let now = self.standing(needed_bytes);
-        let is_as_before = |was: &Full| {
-            Full { needed_bytes, ..*was } == now && needed_bytes >= was.needed_bytes
-        };
+        let is_as_before =
+            |was: &Full| Full { needed_bytes, ..*was } == now && needed_bytes >= was.needed_bytes;
         if !frees && self.full.as_ref().is_some_and(is_as_before) {
             return Err(self.no_space(needed_bytes));
         }

@@ -238,7 +238,16 @@ impl Superblock {
         if version != VERSION_BEFORE {
             geometry = geometry.beginning_at(first_byte).ok_or(wrong)?;
         }
-        Ok(Self { id, generation, incarnation, log_incarnation, profile, geometry, checkpoint, twin })
+        Ok(Self {
+            id,
+            generation,
+            incarnation,
+            log_incarnation,
+            profile,
+            geometry,
+            checkpoint,
+            twin,
+        })
     }
 
     /// The writes of one pair of copies.

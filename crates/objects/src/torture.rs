@@ -43,8 +43,8 @@ pub use history::{Contents, History};
 pub use hostile::{altered, base, exercise, spoil};
 pub use judge::{Effort, Judge, Violation};
 pub use making::make_over;
-pub use run::{Recorded, Tally, cut, record};
 #[cfg(test)]
 pub(crate) use run::bytes_of;
+pub use run::{Recorded, Tally, cut, record};
 pub use script::{Op, Script, Shape, Step, random, random_large, sequence, sequences};
 pub use usage::{Usage, ordinary};

@@ -271,12 +271,7 @@ impl Tree {
 
     /// What keys the node may have that cannot be read on the way to the leaf of `key`, or of
     /// what is just before it: the first, and the first that it may not have.
-    pub fn unreadable(
-        &self,
-        nodes: &dyn Nodes,
-        key: &[u8],
-        is_before: bool,
-    ) -> (Key, Option<Key>) {
+    pub fn unreadable(&self, nodes: &dyn Nodes, key: &[u8], is_before: bool) -> (Key, Option<Key>) {
         let (mut lower, mut upper) = (Key::new(), None);
         // Ends where it fails, which it does.
         let _ = self.walk(nodes, key, is_before, &mut |inner, index| {

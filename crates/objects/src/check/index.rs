@@ -18,7 +18,9 @@ impl Check<'_> {
     pub(super) fn first_walk(&mut self) {
         for ptr in self.chunks() {
             // They were read when the store was opened, but perhaps not all.
-            if self.is_whole && let Err(error) = self.core.io.read_ptr(ptr) {
+            if self.is_whole
+                && let Err(error) = self.core.io.read_ptr(ptr)
+            {
                 self.broken(finding(
                     What::Node,
                     format!("a part of the index: {error}"),

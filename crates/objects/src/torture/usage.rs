@@ -189,9 +189,15 @@ fn differ(is: &Held, should: &Held) -> String {
         Some(Name::Key(key)) => {
             let name = Name::Key(key.clone());
             let key = key.escape_ascii();
-            format!("key {key} has {:?} bytes, should have {:?}", told(is, &name), told(should, &name))
+            format!(
+                "key {key} has {:?} bytes, should have {:?}",
+                told(is, &name),
+                told(should, &name)
+            )
         }
-        Some(name) => format!("{name:?} has {:?} bytes, should have {:?}", told(is, name), told(should, name)),
+        Some(name) => {
+            format!("{name:?} has {:?} bytes, should have {:?}", told(is, name), told(should, name))
+        }
         None => "they are the same".to_owned(),
     }
 }
@@ -240,7 +246,9 @@ impl User {
         // A group is far shorter than a store.
         let most = (self.shape.disk_bytes as u32 / 32 / (len + 40)).max(1);
         let lot = [1, 3, 40, 1000, 5000][dice.below(5) as usize].min(most);
-        let keys = 1 + dice.below(keys_max.min(u64::from(self.shape.disk_bytes as u32 / (len + 60)))) as u32;
+        let keys = 1 + dice
+            .below(keys_max.min(u64::from(self.shape.disk_bytes as u32 / (len + 60))))
+            as u32;
         let first = dice.below(keys_max) as u32;
         match dice.below(24) {
             0..=3 => Act::Load { first: if dice.once_in(2) { 0 } else { first }, keys, len, lot },
