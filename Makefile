@@ -6,7 +6,7 @@ DESTDIR ?=
 # Where mount(8) looks for its helpers: there and in /usr/sbin, whatever the PREFIX.
 SBINDIR ?= /sbin
 
-.PHONY: all demo test test-often long exact matrix lint loom crash crash-store lab bench bench-channel lab-programs install install-helper fuzz fuzz-images clean
+.PHONY: all demo test test-often long exact matrix lint loom crash crash-store use-store lab bench bench-channel lab-programs install install-helper fuzz fuzz-images clean
 
 all:
 	$(CARGO) build --release --locked
@@ -94,6 +94,12 @@ crash-store:
 	$(CARGO) build --release --locked -p draconis-lab
 	target/release/draconis-lab store-crash --sweep
 	target/release/draconis-lab store-crash --states $(or $(STATES),1000000)
+
+# Ordinary use of object stores for so long, from SEED on: loaded, overwritten, filled, emptied,
+# opened again, killed, with the full check after every step: make use-store SECONDS=7200 SEED=7
+use-store:
+	$(CARGO) build --release --locked -p draconis-lab
+	target/release/draconis-lab store-use --seconds $(or $(SECONDS),3600) --seed $(or $(SEED),1)
 
 # What a call over a channel costs, beside a Unix socket and a pipe.
 bench-channel:

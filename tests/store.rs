@@ -84,7 +84,7 @@ fn what_does_not_fit_is_not_there() {
         assert!(said.contains("the store is full"), "{said}");
     }
     let said = draconis.fails(["store", "append", store, kept.trim(), file]);
-    assert!(said.contains("delete objects or make the store larger"), "{said}");
+    assert!(said.contains("delete something or make the store larger"), "{said}");
     assert_eq!(draconis.ok(["store", "ls", store]), format!("{}\t4\n", kept.trim()));
     draconis.ok(["store", "check", store]);
 }
@@ -231,4 +231,123 @@ fn a_disk_is_measured_and_the_profile_can_be_used() {
     let info = json(&draconis.ok(["store", "info", "--json", store]));
     assert_eq!(info["profile"], probed["profile"]);
     draconis.ok(["store", "check", store]);
+}
+
+/// What a kill leaves is what some number of lots left, and the store is whole.
+#[test]
+fn a_load_that_is_killed_leaves_whole_lots() {
+    let draconis = Draconis::new();
+    let store = store(&draconis);
+    let store = store.to_str().unwrap();
+    let file = draconis.path("lines");
+    let line = |nth: usize| format!("k{nth:08}\tvalue {nth:0200}\n");
+    std::fs::write(&file, (0..60_000).map(line).collect::<String>()).unwrap();
+    let mut seen = 0;
+    for turn in 0..12u64 {
+        let mut load = draconis.command();
+        let mut load = load.args(["kv", "load", store, file.to_str().unwrap()]).spawn().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(turn * 13));
+        load.kill().unwrap();
+        load.wait().unwrap();
+        draconis.ok(["store", "check", store]);
+        let keys = draconis.ok(["kv", "scan", store, "--keys"]);
+        let keys: Vec<&str> = keys.lines().collect();
+        assert!(keys.iter().enumerate().all(|(nth, key)| *key == format!("k{nth:08}")), "{turn}");
+        assert!(keys.len() >= seen, "{} keys, {seen} were there before", keys.len());
+        seen = keys.len();
+    }
+    draconis.ok(["kv", "load", store, file.to_str().unwrap()]);
+    draconis.ok(["kv", "load", store, file.to_str().unwrap()]);
+    draconis.ok(["store", "check", store]);
+    assert_eq!(draconis.ok(["kv", "scan", store, "--keys"]).lines().count(), 60_000);
+}
+
+#[test]
+fn a_full_store_says_what_is_in_it_is_emptied_and_grows() {
+    let draconis = Draconis::new();
+    let (store, profile) = (draconis.path("test.store"), draconis.path("profile"));
+    // As `store create` chooses for so small a one.
+    std::fs::write(&profile, PROFILE.replace("262144", "65536")).unwrap();
+    let (store, profile) = (store.to_str().unwrap(), profile.to_str().unwrap());
+    draconis.ok(["store", "create", store, "--size", "32M", "--profile", profile]);
+    let file = draconis.path("lines");
+    let lines: String = (0..40_000).map(|nth| format!("k{nth:08}\t{nth:01000}\n")).collect();
+    std::fs::write(&file, lines).unwrap();
+    let file = file.to_str().unwrap();
+    let said = draconis.fails(["kv", "load", store, file]);
+    let keys = draconis.ok(["kv", "scan", store, "--keys"]).lines().count();
+    assert!(said.contains(&format!("lines 1 to {keys} were loaded, no other")), "{said}");
+    assert!(said.contains("deleting, cleaning and checkpoints need"), "{said}");
+    // Three quarters of the file at least.
+    assert!(keys > 24_500, "{keys} pairs of 1 KB");
+    for nth in [7, 0, keys - 1] {
+        draconis.ok(["kv", "del", store, &format!("k{nth:08}")]);
+    }
+    draconis.ok(["store", "check", store]);
+    let said = draconis.fails(["store", "shrink", store, "16M"]);
+    assert!(said.contains("the store is full"), "{said}");
+    assert!(draconis.fails(["store", "grow", store, "16M"]).contains("store shrink"));
+    let said = draconis.ok(["store", "grow", store, "64M"]);
+    assert!(said.contains("64.0 MiB, was 32.0 MiB"), "{said}");
+    draconis.ok(["kv", "load", store, file]);
+    draconis.ok(["store", "check", store]);
+    assert_eq!(draconis.ok(["kv", "scan", store, "--keys"]).lines().count(), 40_000);
+    assert!(draconis.fails(["store", "shrink", store, "96M"]).contains("store grow"));
+    draconis.ok(["store", "shrink", store, "56M"]);
+    assert_eq!(std::fs::metadata(store).unwrap().len(), 56 << 20);
+    draconis.ok(["store", "check", store]);
+    assert_eq!(draconis.ok(["kv", "get", store, "k00000009"]), format!("{:01000}", 9));
+}
+
+/// Spoils a store where it is written, again and again: what can be read is right, the check
+/// finds all of it, and salvage brings the rest.
+#[test]
+fn damage_costs_what_it_is_in() {
+    let draconis = Draconis::new();
+    let store = store(&draconis);
+    let store = store.to_str().unwrap();
+    let file = draconis.path("lines");
+    let value = |nth: usize| format!("{nth:0300}");
+    let lines: String = (0..30_000).map(|nth| format!("k{nth:08}\t{}\n", value(nth))).collect();
+    std::fs::write(&file, lines).unwrap();
+    draconis.ok(["kv", "load", store, file.to_str().unwrap()]);
+    let whole = std::fs::read(store).unwrap();
+    let mut random: u64 = 88_172_645_463_325_252;
+    let (mut opened, mut partly) = (0, 0);
+    for turn in 0..25 {
+        let mut bytes = whole.clone();
+        for _ in 0..3 {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            let at = 8192 + random as usize % (bytes.len() - 16384);
+            let at = (at..bytes.len()).find(|&at| bytes[at] != 0).unwrap_or(at);
+            bytes[at] ^= 1 << (random % 8);
+        }
+        std::fs::write(store, &bytes).unwrap();
+        let is_clean = draconis.run(["store", "check", store]).status.success();
+        let new = draconis.path(&format!("saved {turn}"));
+        let saved = draconis.run(["store", "salvage", store, new.to_str().unwrap()]);
+        if saved.status.code() == Some(1) {
+            assert!(!is_clean);
+            continue;
+        }
+        opened += 1;
+        let said = String::from_utf8(saved.stdout).unwrap();
+        draconis.ok(["store", "check", new.to_str().unwrap()]);
+        let pairs = draconis.ok(["kv", "scan", new.to_str().unwrap()]);
+        let mut count = 0;
+        for pair in pairs.lines() {
+            let (key, is) = pair.split_once('\t').unwrap();
+            assert_eq!(is, value(key[1..].parse().unwrap()), "{key}");
+            count += 1;
+        }
+        let lost = said.lines().filter(|line| line.starts_with("lost: ")).count();
+        assert_eq!(lost == 0, count == 30_000, "{count} keys; {said}");
+        assert_eq!(saved.status.code(), Some(if lost == 0 { 0 } else { 4 }));
+        assert!(lost == 0 || !is_clean, "{said}");
+        partly += u32::from(lost > 0 && count > 20_000);
+        std::fs::remove_file(new).unwrap();
+    }
+    assert!(opened > 20 && partly > 0, "{opened} opened, {partly} partly");
 }

@@ -14,6 +14,7 @@ mod append;
 mod check;
 mod create;
 mod get;
+mod grow;
 mod info;
 mod ls;
 pub mod opened;
@@ -21,6 +22,8 @@ mod probe;
 mod profile;
 mod put;
 mod rm;
+mod salvage;
+mod shrink;
 pub mod stream;
 
 use std::process::ExitCode;
@@ -39,6 +42,9 @@ pub enum Command {
     Get(get::Arguments),
     Append(append::Arguments),
     Rm(rm::Arguments),
+    Grow(grow::Arguments),
+    Shrink(shrink::Arguments),
+    Salvage(salvage::Arguments),
 }
 
 pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
@@ -52,6 +58,9 @@ pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Get(arguments) => get::run(arguments)?,
         Command::Append(arguments) => append::run(arguments)?,
         Command::Rm(arguments) => rm::run(arguments)?,
+        Command::Grow(arguments) => grow::run(arguments)?,
+        Command::Shrink(arguments) => shrink::run(arguments)?,
+        Command::Salvage(arguments) => return salvage::run(arguments),
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -319,6 +319,21 @@ pub const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
     ),
     ("draconis-store-rm", &[("Remove an object", "draconis store rm things.store 1")]),
     (
+        "draconis-store-grow",
+        &[("Give a store a length of 128 MiB", "draconis store grow things.store 128M")],
+    ),
+    (
+        "draconis-store-shrink",
+        &[("Cut a store to 32 MiB", "draconis store shrink things.store 32M")],
+    ),
+    (
+        "draconis-store-salvage",
+        &[(
+            "Bring what can be read of a store into a new one",
+            "draconis store salvage things.store saved.store",
+        )],
+    ),
+    (
         "draconis-kv",
         &[(
             "Give a key a value, and read it",

@@ -38,6 +38,7 @@ mod stats;
 mod stop;
 mod store_crash;
 mod store_profile;
+mod store_use;
 mod subject;
 mod terminal;
 mod units;
@@ -102,6 +103,8 @@ enum Command {
     },
     /// Power cuts of object stores: every state that changes can leave, judged.
     StoreCrash(store_crash::StoreCrashArguments),
+    /// Ordinary use of object stores, for long: a full check after every step.
+    StoreUse(store_use::StoreUseArguments),
     /// The other side of `channel`.
     #[command(hide = true)]
     ChannelChild {
@@ -199,6 +202,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Crash(arguments) => crash::run(&arguments)?,
         Command::Deaths(arguments) => deaths::run(&arguments)?,
         Command::StoreCrash(arguments) => store_crash::run(&arguments)?,
+        Command::StoreUse(arguments) => store_use::run(&arguments)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -423,7 +423,9 @@ impl Core {
     /// Writes all copies of the superblock behind everything that was written.
     pub fn write_superblock(&mut self, waits: bool) -> Result<DiskTicket> {
         self.superblock.generation += 1;
-        let chain = [0, 1].map(|pair| DiskGroup { writes: self.superblock.writes(pair) });
+        // Where the store ends from now on there is none yet: till there is, all is as it was.
+        let pairs = if self.is_resized { [1, 0] } else { [0, 1] };
+        let chain = pairs.map(|pair| DiskGroup { writes: self.superblock.writes(pair) });
         let is_ordered = !is_left_out(Omission::SuperblockAfterFrames);
         let after: Vec<DiskTicket> = self.last_disk.into_iter().filter(|_| is_ordered).collect();
         let tickets = self

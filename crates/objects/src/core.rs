@@ -146,6 +146,8 @@ pub(crate) struct Core {
     /// Values that are objects.
     pub links: u64,
     pub counters: Counters,
+    /// The next superblock is the first of another length.
+    pub is_resized: bool,
     /// What was refused last, for lack of room.
     pub full: Option<Full>,
     /// Set once writing is over, for good.

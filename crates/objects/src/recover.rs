@@ -114,6 +114,7 @@ fn empty_core(disk: Arc<dyn Disk>, superblock: Superblock, cache_bytes: u64) -> 
         links: 0,
         counters: Counters::default(),
         full: None,
+        is_resized: false,
         stopped: None,
         is_torn: false,
     }

@@ -5,8 +5,8 @@
 //!   shrink   what lies behind the new end is moved, then as above, the other way round
 //! ```
 //!
-//! Law 1: one superblock makes the difference: before it is durable the store is as it was, and
-//! its last copies lie where they lay.
+//! Law 1: the first copies of the superblock make the difference: those at the new end are
+//! written before, and mean nothing until then. Those at the old end are never written again.
 //! Law 2: segments begin where they began; nothing is moved to grow.
 //! Law 3: what does not fit is refused before anything is moved.
 #![allow(
@@ -43,6 +43,7 @@ impl Store {
             core.move_below(new)?;
         }
         core.superblock.geometry = new;
+        core.is_resized = true;
         core.segments.resize(new);
         core.checkpoint_now()
     }

@@ -58,7 +58,10 @@ impl Core {
 
     /// Free segments that only what gives up, the cleaner and checkpoints may use.
     pub fn floor(&self) -> usize {
-        self.upkeep() + 4
+        // Cleaning that many together gains more than the pages of the checkpoint after it, even
+        // where a sixteenth of each is dead.
+        let page_bytes = u64::from(self.superblock.geometry.page_bytes);
+        self.upkeep() + 4 + (page_bytes * 64).div_ceil(self.segment_bytes()) as usize
     }
 
     /// Free segments that groups which only add may not use.
@@ -179,7 +182,8 @@ impl Core {
     /// what is alive together, merging does away with what runs hide, and a checkpoint frees what
     /// came of both. Each needs a little room itself.
     pub fn find_room(&mut self, needed: usize) -> Result<()> {
-        let (mut best, mut in_vain) = (self.segments.free(), 0);
+        let (start, mut in_vain) = (self.segments.free(), 0);
+        let mut best = start;
         let (mut is_counted, mut is_merged) = (false, false);
         loop {
             self.complete_checkpoint(false)?;
@@ -236,6 +240,9 @@ impl Core {
                 in_vain += 1;
                 if self.segments.free() > best {
                     (best, in_vain) = (self.segments.free(), 0);
+                } else if self.segments.free() + 1 < start {
+                    // It costs more than it gains.
+                    return Ok(());
                 }
                 continue;
             }

@@ -166,6 +166,15 @@ impl Store {
         }))
     }
 
+    /// The length and the profile of the store on `disk`, by its superblock alone.
+    ///
+    /// # Errors
+    /// [`Error::NotAStore`], or what the disk says.
+    pub fn measures(disk: &dyn Disk) -> Result<(u64, Profile)> {
+        let (superblock, _) = crate::superblock::Superblock::find(disk)?;
+        Ok((superblock.geometry.disk_bytes, superblock.profile))
+    }
+
     /// A name for an object to create; see [`Group::create`].
     pub fn new_object(&self) -> NewObject {
         let mut core = self.core.write();

@@ -21,9 +21,10 @@ impl Fjall {
     pub fn open(dir: &Path, how: Opening) -> anyhow::Result<Self> {
         let (mut config, mut options) = (Config::new(dir), PartitionCreateOptions::default());
         if let Some(bytes) = how.cache_bytes {
-            let unwritten = (bytes / 4).min(64 << 20);
-            config = config.cache_size(bytes).max_write_buffer_size(unwritten);
-            options = options.max_memtable_size(unwritten.min(16 << 20) as u32);
+            let unwritten = bytes / 4;
+            config = config.cache_size(bytes - unwritten).max_write_buffer_size(unwritten);
+            // One is filled while others are written.
+            options = options.max_memtable_size(u32::try_from(unwritten / 4).unwrap_or(u32::MAX));
         }
         let keyspace = config.open()?;
         let partition = keyspace.open_partition("lab", options)?;

@@ -37,6 +37,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut from = BufReader::with_capacity(LOT_BYTES, from);
     let mut progress = Progress::new(arguments.progress, len);
     let (mut line, mut number, mut batch) = (vec![], 0u64, Batch::new());
+    // Lines that are in the store.
+    let mut taken = 0u64;
     // What came before a line that makes no sense is kept, and the line is named.
     let wrong = loop {
         line.clear();
@@ -50,10 +52,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let Some(tab) = text.iter().position(|byte| *byte == b'\t') else { break Some(number) };
         batch.put(&text[..tab], &text[tab + 1..]);
         if batch.len_bytes() >= LOT_BYTES {
-            write_lines(&kv, arguments, std::mem::take(&mut batch), number)?;
+            write_lines(&kv, arguments, std::mem::take(&mut batch), taken)?;
+            taken = number;
         }
     };
-    write_lines(&kv, arguments, batch, number)?;
+    write_lines(&kv, arguments, batch, taken)?;
     close(kv.store(), &arguments.store)?;
     match wrong {
         None => Ok(()),
@@ -64,16 +67,21 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
 }
 
-fn write_lines(kv: &Kv, arguments: &Arguments, batch: Batch, number: u64) -> anyhow::Result<()> {
+fn write_lines(kv: &Kv, arguments: &Arguments, batch: Batch, taken: u64) -> anyhow::Result<()> {
     match kv.write(batch) {
         Ok(_) => Ok(()),
         Err(refused) => {
             // What was taken before is kept.
             close(kv.store(), &arguments.store)?;
-            let place = format!("{}, up to line {number}", arguments.file.display());
+            let file = arguments.file.display();
+            let kept = match taken {
+                0 => format!("{file}: no line of it was loaded"),
+                1 => format!("{file}: line 1 was loaded, no other"),
+                _ => format!("{file}: lines 1 to {taken} were loaded, no other"),
+            };
             match refused.1 {
-                Error::Misuse(why) => Err(anyhow!("{place}: {why}")),
-                error => Err(tell(&arguments.store, error).context(place)),
+                Error::Misuse(why) => Err(anyhow!("{kept}: {why}")),
+                error => Err(tell(&arguments.store, error).context(kept)),
             }
         }
     }

@@ -175,7 +175,7 @@ fn make(arguments: &Arguments, file: File, given: Option<Profile>) -> anyhow::Re
 }
 
 /// Takes room for a file where the file system can do that; if there is none, it says so now.
-fn reserve(file: &File, len: u64) -> rustix::io::Result<()> {
+pub fn reserve(file: &File, len: u64) -> rustix::io::Result<()> {
     match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, len) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
         done => done,
@@ -184,7 +184,7 @@ fn reserve(file: &File, len: u64) -> rustix::io::Result<()> {
 
 /// Writes zeros everywhere: what was written once is written again without a change of the
 /// file system's.
-fn write_out(disk: &dyn Disk, progress: When) -> Result<(), draconis_device::Error> {
+pub fn write_out(disk: &dyn Disk, progress: When) -> Result<(), draconis_device::Error> {
     let len = disk.properties().len_bytes;
     let mut bar = Progress::new(progress, len);
     let (mut at, mut last) = (0, None);

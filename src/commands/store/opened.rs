@@ -35,7 +35,11 @@ pub fn tell(device: &Path, error: Error) -> anyhow::Error {
     let shown = device.display();
     let step = match &error {
         Error::NotAStore(_) => format!("; draconis store create {shown} makes one"),
-        Error::Corrupt { .. } => format!("; draconis store check {shown} says what is damaged"),
+        Error::Corrupt { .. } => format!(
+            "; draconis store check {shown} says what is damaged, draconis store salvage {shown} NEW \
+             brings what can be read into a new store"
+        ),
+        Error::NoSpace { .. } => format!(" (draconis store grow {shown} SIZE)"),
         Error::NoObject(_) => format!("; draconis store ls {shown} lists them"),
         _ => String::new(),
     };
@@ -73,8 +77,14 @@ fn open(device: &Path, disk: Arc<dyn Disk>, read_only: bool) -> anyhow::Result<A
     Store::open(disk, &options).map_err(|error| tell(device, error))
 }
 
+/// The length that the store in an open file has, in bytes.
+pub fn length(device: &Path, file: &File) -> anyhow::Result<u64> {
+    let disk = disk(file.try_clone()?, device, false, false)?;
+    Ok(Store::measures(&*disk).map_err(|error| tell(device, error))?.0)
+}
+
 /// Whether it is a file without holes.
-fn is_dense(file: &File) -> std::io::Result<bool> {
+pub fn is_dense(file: &File) -> std::io::Result<bool> {
     // What is behind the last whole sector is never written.
     const BLOCK_BYTES: u64 = 4096;
     let meta = file.metadata()?;

@@ -26,6 +26,21 @@ pub struct Kv {
     sync: bool,
 }
 
+/// What each store may have: else ours, with 256 MiB, would stand beside LevelDB with 12.
+const MEMORY: Parameter = parameter(
+    "cache",
+    "memory of each store, for what it read and what it has not written",
+    "256M",
+    "256M",
+);
+
+/// What the page says of it.
+const MEMORIES: &str = "Every store has the same memory (cache=), three quarters of it for what it \
+    read and one for what it has not written: LevelDB a block cache and two write buffers of an \
+    eighth, RocksDB a block cache and optimize_level_style_compaction of a quarter with a thread \
+    for each processor, as its tuning guide begins, fjall a cache and that much of journals, redb \
+    and Draconis a cache. LMDB has no memory of its own: it is the kernel's cache of its file.";
+
 const VALUE: Parameter = parameter("value", "bytes of a value; keys have 16", "512", "512");
 
 /// What they have in common.
@@ -51,6 +66,7 @@ pub const ASYNC: Kv = Kv {
             parameter("keyspaces", "keys to choose from", "20K,80K", "1M,4M,16M"),
             parameter("puts", "puts of each run (the paper: 8 GB of them)", "80K", "16M"),
             VALUE,
+            MEMORY,
             parameter("writers", "threads that put", "1", "1"),
             parameter("most_ms", "a run stops after so many milliseconds", "700", "60000"),
         ],
@@ -75,6 +91,7 @@ pub const SYNC: Kv = Kv {
             parameter("keyspaces", "keys to choose from", "20K", "1M,4M,16M"),
             parameter("puts", "puts of each run", "500", "50K"),
             VALUE,
+            MEMORY,
             parameter("writers", "threads that put", "1", "1"),
             parameter("most_ms", "a run stops after so many milliseconds", "400", "10000"),
         ],
@@ -165,7 +182,7 @@ impl Kv {
         command.args(["--pattern", pattern]);
         number(&mut command, "keyspace", keyspace);
         number(&mut command, "count", context.number("puts")?);
-        for name in ["value", "writers", "most_ms"] {
+        for name in ["value", "cache", "writers", "most_ms"] {
             number(&mut command, name, context.number(name)?);
         }
         if self.sync {
@@ -212,6 +229,7 @@ impl Experiment for Kv {
 
     fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
         let store = subject.name();
+        context.note(MEMORIES);
         let mut samples = vec![];
         let keyspaces = context.numbers("keyspaces")?;
         for keyspace in &keyspaces {

@@ -215,7 +215,11 @@ fn copies_of_the_superblock() {
 fn a_store_that_cannot_be_opened_is_a_finding() {
     let disk = made(LayoutKind::Log);
     let (newest, _) = Superblock::find(&*disk).unwrap();
+    // Either copy serves.
     flip(&disk, newest.checkpoint.at);
+    assert_eq!(whats(&check(&disk)), [What::Node]);
+    Store::open(disk.clone(), &OpenOptions { read_only: true, ..OpenOptions::default() }).unwrap();
+    flip(&disk, newest.twin.unwrap().at);
     let report = check(&disk);
     assert_eq!(whats(&report), [What::Open]);
     assert!(!report.is_complete);

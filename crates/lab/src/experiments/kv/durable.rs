@@ -72,6 +72,7 @@ impl Counting<'_> {
         number(&mut command, "count", puts);
         number(&mut command, "keyspace", 1000);
         number(&mut command, "value", self.context.number("value")?);
+        number(&mut command, "cache", self.context.number("cache")?);
         command.args(["--pattern", "skewed", "--sync"]);
         Ok(command)
     }
@@ -115,6 +116,7 @@ const ABOUT: About = About {
     parameters: &[
         parameter("puts", "puts that are counted, and three times as many", "100", "1000"),
         super::VALUE,
+        super::MEMORY,
     ],
     subjects: STORES,
     takes: |kind| kind == Kind::KeyValue,
@@ -141,6 +143,7 @@ impl Experiment for KvDurable {
         let store = subject.name();
         let counting = Counting { context, store: &store };
         let puts = context.number("puts")?;
+        context.note(super::MEMORIES);
         let mut samples = vec![];
         if Command::new("strace").arg("-V").output().is_ok() {
             let (few, many) = (counting.trace(puts)?, counting.trace(puts * 3)?);

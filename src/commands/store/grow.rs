@@ -1,0 +1,60 @@
+//! `draconis store grow`
+
+use std::os::unix::fs::FileTypeExt;
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use draconis_objects::Store;
+
+use super::opened::{disk, is_dense, length, missing, tell};
+use crate::image;
+use crate::text::{self, size};
+
+/// Make a store larger.
+///
+/// Nothing is moved. A file is lengthened; a store on a block device may take all of that.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// The file or block device.
+    device: PathBuf,
+    /// The new length (K, M, G, T allowed); if left out, that of DEVICE.
+    #[arg(value_parser = size)]
+    size: Option<u64>,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let device = &arguments.device;
+    let shown = device.display();
+    let file = image::alone(device)?.with_context(|| missing(device))?;
+    let there = image::len_bytes(&file)?;
+    let is_device = file.metadata()?.file_type().is_block_device();
+    let before = length(device, &file)?;
+    let wanted = arguments.size.unwrap_or(there);
+    if wanted < before {
+        bail!(
+            "{shown} has {}, {} is less; draconis store shrink makes it smaller",
+            text::bytes(before),
+            text::bytes(wanted)
+        );
+    }
+    if is_device && wanted > there {
+        bail!("{shown} has only {}", text::bytes(there));
+    }
+    // Asked before it is longer: what comes is a hole.
+    let is_written_out = is_dense(&file)?;
+    if wanted > there {
+        file.set_len(wanted).with_context(|| format!("{shown}: {}", text::bytes(wanted)))?;
+        if is_written_out {
+            super::create::reserve(&file, wanted)
+                .with_context(|| format!("{shown}: {}", text::bytes(wanted)))?;
+        }
+    }
+    let grown = Store::resize(disk(file.try_clone()?, device, true, true)?, wanted);
+    if grown.is_err() && wanted > there {
+        let _ = file.set_len(there);
+    }
+    grown.map_err(|error| tell(device, error))?;
+    println!("{shown}: {}, was {}", text::bytes(wanted), text::bytes(before));
+    Ok(())
+}

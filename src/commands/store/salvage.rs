@@ -1,0 +1,77 @@
+//! `draconis store salvage`
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use draconis_objects::{CreateOptions, OpenOptions, Store};
+
+use super::create::reserve;
+use super::opened::{close, disk, shared, tell};
+use crate::image;
+use crate::text;
+use crate::uuid::Identities;
+
+/// Bring all that can be read of a damaged store into a new one, and name the rest.
+///
+/// The new store is as long as the old one and laid out like it. Objects keep their numbers;
+/// pieces of them that cannot be read are zeros. The old store is not changed.
+#[derive(Debug, Args)]
+#[command(after_help = "Exit status: 0 all was brought, 4 something is lost, 1 it failed.")]
+pub struct Arguments {
+    /// The file or block device of the damaged store.
+    old: PathBuf,
+    /// The new store: a file that is not there.
+    new: PathBuf,
+}
+
+/// Something is lost: the status of damage.
+const LOST: u8 = 4;
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let (old, new) = (&arguments.old, &arguments.new);
+    let shown = new.display();
+    let damaged = shared(old, true)?;
+    let (len, profile) = Store::measures(&*damaged).map_err(|error| tell(old, error))?;
+    let file = match File::options().read(true).write(true).create_new(true).open(new) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+            bail!("{shown} exists; salvage makes a new store")
+        }
+        opened => opened.with_context(|| shown.to_string())?,
+    };
+    image::claim_alone(&file, new)?;
+    let made = || -> anyhow::Result<_> {
+        file.set_len(len).with_context(|| format!("{shown}: {}", text::bytes(len)))?;
+        reserve(&file, len).with_context(|| format!("{shown}: {}", text::bytes(len)))?;
+        let into = disk(file.try_clone()?, new, true, true)?;
+        let id = u128::from_le_bytes(Identities::new(None).uuid());
+        Store::create(into.clone(), &CreateOptions { profile, id })
+            .and_then(|()| Store::open(into, &OpenOptions::default()))
+            .map_err(|error| tell(new, error))
+    };
+    let store = match made() {
+        Ok(store) => store,
+        Err(error) => {
+            let _ = std::fs::remove_file(new);
+            return Err(error);
+        }
+    };
+    let salvaged = store.salvage(damaged).map_err(|error| tell(old, error))?;
+    close(&store, new)?;
+    for lost in &salvaged.lost {
+        println!("lost: {lost}");
+    }
+    if salvaged.more > 0 {
+        println!("and {} more", salvaged.more);
+    }
+    println!(
+        "{shown}: {}, {}, {}{}",
+        text::counted(salvaged.objects, "object", "objects"),
+        text::counted(salvaged.keys, "key", "keys"),
+        text::bytes(salvaged.bytes),
+        if salvaged.lost.is_empty() { ", all there was" } else { "" }
+    );
+    Ok(ExitCode::from(if salvaged.lost.is_empty() { 0 } else { LOST }))
+}
