@@ -19,7 +19,7 @@ use draconis_exchange::contract::{AttributeChange, Kind, Time};
 use draconis_ext::{
     AccessTimes, Error, Follow, Inode, InodeNumber, NewNode, Options, Volume, Writing,
 };
-use draconis_service::volume::part;
+use draconis_service::volume::part_for_writing;
 
 use crate::image::{self, Place, find};
 use crate::say;
@@ -105,7 +105,7 @@ fn clock() -> Time {
 /// whatever came of it.
 pub fn change<T>(
     image: &Path,
-    place: Place,
+    place: &Place,
     work: impl FnOnce(&Volume) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let opened = image::writable(image)?;
@@ -117,12 +117,12 @@ pub fn change<T>(
 pub fn change_opened<T>(
     opened: OpenedFile,
     image: &Path,
-    place: Place,
+    place: &Place,
     work: impl FnOnce(&Volume) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let shown = image.display();
-    let disk = part(Arc::new(opened.start()), &place.options());
-    let disk = disk.with_context(|| shown.to_string())?;
+    let part = part_for_writing(Arc::new(opened.start()), &place.options());
+    let disk = part.with_context(|| shown.to_string())?.disk;
     let time = std::env::var_os("SOURCE_DATE_EPOCH").map(|_| now()).transpose()?;
     let writing = Writing {
         clock: Arc::new(move || time.unwrap_or_else(clock)),
@@ -164,7 +164,7 @@ pub fn one_image(targets: &[Target]) -> anyhow::Result<&Path> {
 
 /// Does `work` with each target in one session; tells what fails and goes on with the next.
 pub fn each(
-    place: Place,
+    place: &Place,
     targets: &[Target],
     mut work: impl FnMut(&Volume, &Target) -> anyhow::Result<()>,
 ) -> anyhow::Result<ExitCode> {

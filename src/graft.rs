@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   names, a directory before what it holds:  create · link · write · attributes
+//!   contents that come in an order:           write · attributes
 //!   directories, the deepest first:           mode and times, which filling them changes
 //! ```
 //! Law 1: a directory stays and is added to; anything else that has a name gives way.
@@ -96,7 +97,9 @@ impl Graft<'_> {
     pub fn run(&self, progress: When) -> anyhow::Result<()> {
         self.check_space()?;
         let progress = &mut Progress::new(progress, self.bytes());
-        let mut run = Run { graft: self, links: HashMap::new(), buffer: vec![], progress };
+        let in_order = self.source.contents.in_order().then(Vec::new);
+        let mut run =
+            Run { graft: self, links: HashMap::new(), buffer: vec![], in_order, progress };
         let mut dirs = vec![(NodeId::ROOT, self.into)];
         let mut at = 0;
         while let Some((dir, number)) = dirs.get(at).copied() {
@@ -108,6 +111,10 @@ impl Graft<'_> {
                     dirs.push((id, made));
                 }
             }
+        }
+        for (_, id, number) in run.in_their_order() {
+            let done = run.fill(number, self.source.tree.node(id));
+            done.map_err(|error| self.tell(id, b"", error))?;
         }
         for (id, number) in dirs.into_iter().rev() {
             if !self.source.implied.contains(&id) {
@@ -144,6 +151,8 @@ struct Run<'a> {
     graft: &'a Graft<'a>,
     links: HashMap<NodeId, InodeNumber>,
     buffer: Vec<u8>,
+    /// Files whose contents come later, in the order of their source.
+    in_order: Option<Vec<(u64, NodeId, InodeNumber)>>,
     progress: &'a mut Progress,
 }
 
@@ -170,14 +179,28 @@ impl Run<'_> {
             return Ok(linked);
         }
         let made = volume.create(dir, name, &self.new_node(node))?;
+        if !is_dir {
+            self.links.insert(id, made);
+            match (&node.what, &mut self.in_order) {
+                (What::File { source, .. }, Some(later)) => later.push((*source, id, made)),
+                _ => self.fill(made, node)?,
+            }
+        }
+        Ok(made)
+    }
+
+    fn in_their_order(&mut self) -> Vec<(u64, NodeId, InodeNumber)> {
+        let mut later = self.in_order.take().unwrap_or_default();
+        later.sort_unstable();
+        later
+    }
+
+    /// Contents and attributes of what is no directory.
+    fn fill(&mut self, made: InodeNumber, node: &Node) -> anyhow::Result<()> {
         if let What::File { data, source, .. } = &node.what {
             self.contents(made, *source, data)?;
         }
-        if !is_dir {
-            self.links.insert(id, made);
-            self.finish(made, node)?;
-        }
-        Ok(made)
+        self.finish(made, node)
     }
 
     fn replace(

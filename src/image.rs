@@ -1,17 +1,18 @@
 //! Opening the image that a command was given.
 
+mod packed;
+
 use std::fs::File;
 use std::io::ErrorKind;
 use std::os::fd::BorrowedFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
-use draconis_device::{Claim, Disk, Extent, FileOptions, OpenedFile, claim};
+use draconis_device::{Claim, Disk, FileOptions, OpenedFile, claim};
 use draconis_exchange::contract::{Kind, Time};
-use draconis_exchange::heap::Block;
 use draconis_ext::{Error, Follow, InodeNumber, Volume};
 use draconis_service::options::MountOptions;
 use draconis_service::sandbox::{self, Profile};
@@ -20,15 +21,18 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use crate::change::tell;
+use packed::packed;
+
+use crate::say;
 use crate::target::Target;
 use crate::text::size;
-use crate::{say, signature};
+use draconis_container::signature;
 
 /// What is shorter has no place for a superblock.
 const SHORTEST_BYTES: u64 = 2048;
 
 /// Where in an image the volume is.
-#[derive(Debug, Clone, Copy, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub struct Place {
     /// The volume starts at this byte of IMAGE (K, M, G allowed).
     #[arg(long, value_name = "BYTES", value_parser = size, conflicts_with = "partition")]
@@ -36,11 +40,15 @@ pub struct Place {
     /// The volume is this partition of IMAGE, counted from 1.
     #[arg(long, value_name = "N")]
     pub partition: Option<u32>,
+    /// IMAGE is a qcow2 file that holds only what differs from FILE; given again, what FILE
+    /// differs from. Names that IMAGE itself says are not opened.
+    #[arg(long, value_name = "FILE")]
+    pub backing: Vec<PathBuf>,
 }
 
 impl Place {
     /// The same as mount options.
-    pub fn options(self) -> MountOptions {
+    pub fn options(&self) -> MountOptions {
         MountOptions {
             offset_bytes: self.offset,
             partition: self.partition,
@@ -52,11 +60,11 @@ impl Place {
 /// Opens the volume in `image` and confines this process to reading it.
 pub fn open(
     image: &Path,
-    place: Place,
+    place: &Place,
     beneath: Option<BorrowedFd<'_>>,
 ) -> anyhow::Result<VolumeTree> {
     let disk = disk(image, place, beneath)?;
-    let opened = volume::open(disk.clone(), &MountOptions::default());
+    let opened = volume::open_part(disk.clone(), &MountOptions::default());
     opened.map_err(|error| refused(image, &*disk, error))
 }
 
@@ -64,7 +72,7 @@ pub fn open(
 /// can read that, write to what is open, and create files in `beneath` if that is given.
 pub fn disk(
     image: &Path,
-    place: Place,
+    place: &Place,
     beneath: Option<BorrowedFd<'_>>,
 ) -> anyhow::Result<Arc<dyn Disk>> {
     let shown = image.display();
@@ -76,19 +84,31 @@ pub fn disk(
         }
         claimed => claimed.with_context(|| shown.to_string())?,
     }
-    let file = opened(file, image, false)?;
+    // Opened while that can be done; what is in them is looked at later.
+    let packed = packed(&file, image)?;
+    let behind = place.backing.iter().map(|path| readable(path)).collect::<Result<Vec<_>, _>>()?;
     let profile = match beneath {
         Some(beneath) => Profile::Extractor { beneath },
         None => Profile::Reader,
     };
     sandbox::confine(&profile, None)?;
-    let whole = Arc::new(file.start());
-    volume::part(whole, &place.options()).with_context(|| shown.to_string())
+    let file = match packed {
+        Some(packed) => packed.unpack(image)?,
+        None => file,
+    };
+    let whole = Arc::new(opened(file, image, false)?.start());
+    let behind: Vec<Arc<dyn Disk>> =
+        behind.into_iter().map(|file| Arc::new(file.start()) as Arc<dyn Disk>).collect();
+    let part = volume::part(whole, &behind, &place.options());
+    Ok(part.with_context(|| shown.to_string())?.disk)
 }
 
 /// Why a volume was not opened; where there is none, what is there instead.
 pub fn refused(image: &Path, disk: &dyn Disk, error: OpenError) -> anyhow::Error {
     let shown = image.display();
+    if matches!(error, OpenError::Held(_)) {
+        return anyhow!("{shown}: {error}");
+    }
     // What is too short for a superblock holds none either.
     let none = matches!(
         &error,
@@ -100,25 +120,15 @@ pub fn refused(image: &Path, disk: &dyn Disk, error: OpenError) -> anyhow::Error
     if disk.properties().len_bytes < SHORTEST_BYTES {
         return anyhow!("{shown}: too short for a volume, or empty; draconis format makes one");
     }
-    match signature::of(&head(disk)) {
-        Some(what @ signature::PARTITIONS) => {
-            anyhow!("{shown}: not an ext volume; it holds {what}, and --partition N takes one")
+    match signature::held(disk) {
+        Some(held) => {
+            anyhow!("{shown}: not an ext volume; it holds {}, and {}", held.what, held.help)
         }
-        Some(what) => anyhow!("{shown}: not an ext volume; it holds {what}"),
         None => anyhow!(
             "{shown}: not an ext volume; --offset and --partition say where one begins, and \
              draconis format makes one"
         ),
     }
-}
-
-/// The first bytes of a disk, as far as they can be read.
-fn head(disk: &dyn Disk) -> Vec<u8> {
-    let properties = disk.properties();
-    let sector = u64::from(properties.sector_bytes).max(1);
-    let len = properties.len_bytes.min(signature::HEAD_BYTES as u64) / sector * sector;
-    let block = Block::private(len as usize);
-    disk.read_now(Extent::new(0, len), block).map_or(vec![], |block| block.into_private().to_vec())
 }
 
 /// Opens the image for writing, alone; `None` if it is not there.
@@ -141,6 +151,19 @@ pub fn alone(image: &Path) -> anyhow::Result<Option<File>> {
         bail!("{shown} is in use by {device}; detach it first");
     }
     Ok(Some(file))
+}
+
+/// What a file or device holds, as far as that is easily known.
+pub fn held(file: &File) -> anyhow::Result<Option<&'static str>> {
+    let mut head = vec![0; signature::HEAD_BYTES];
+    let mut len = 0;
+    while len < head.len() {
+        match file.read_at(&mut head[len..], len as u64)? {
+            0 => break,
+            got => len += got,
+        }
+    }
+    Ok(signature::of(&head[..len]).map(|held| held.what))
 }
 
 /// The length of a file or device.

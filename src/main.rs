@@ -14,7 +14,6 @@ mod mount_helper;
 mod populate;
 mod progress;
 mod say;
-mod signature;
 mod target;
 mod text;
 mod uuid;

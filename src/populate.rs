@@ -1,21 +1,32 @@
-//! Where the files of a new volume come from: a directory, or a tar archive.
+//! Where the files of a new volume come from: a directory, tar archives, a container image.
 //!
 //! ```text
-//!   directory ─────────────scan──▶ Tree + paths
-//!   archive, plain ────────scan──▶ Tree + places in the archive
-//!   compressed, or a pipe ──unpack──▶ a file without a name ──▶ as a plain archive
+//!   directory ───────────────────────────scan──▶ Tree + paths
+//!   image ──digests──▶ layers ─┐
+//!   archives ──────────────────┴─scan, merge──▶ Tree + places in archives, packed or not
 //! ```
-//! Law: a scan remembers names and places; contents are read once, when they are written.
+//! Law 1: a scan remembers names and places; contents are read when they are written.
+//! Law 2: nothing is unpacked on this machine, but what comes through a pipe or is an image
+//! inside a packed archive: that is kept in a file without a name.
 
+mod acl;
+mod blob;
+mod devices;
+mod digest;
 mod directory;
+mod image;
+mod layers;
+mod merge;
+mod origin;
+mod platform;
+mod reading;
+mod rules;
 mod tar;
-mod unpack;
 pub mod volume;
 
 use std::collections::HashSet;
-use std::path::Path;
 
-use anyhow::Context;
+use anyhow::ensure;
 use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{Contents, Node, NodeId, Tree};
 
@@ -58,31 +69,60 @@ impl Stamp {
     }
 }
 
-/// Scans `from`; `beside` is where a compressed archive may be unpacked, and what is left out
-/// if the directory holds it.
-pub fn scan(
-    from: &Path,
-    beside: &Path,
-    root: Node,
-    stamp: Stamp,
-) -> anyhow::Result<Source<'static>> {
-    let name = from.display().to_string();
-    let file = if from == Path::new("-") {
-        unpack::plain(Box::new(std::io::stdin().lock()), beside).context("standard input")?
-    } else {
-        let file = std::fs::File::open(from).with_context(|| name.clone())?;
-        if file.metadata()?.is_dir() {
-            return directory::scan(from, beside, root, stamp);
-        }
-        match unpack::is_plain(&file).with_context(|| name.clone())? {
-            true => file,
-            false => unpack::plain(Box::new(file), beside).with_context(|| name.clone())?,
-        }
-    };
-    tar::scan(file, root, stamp).with_context(|| name)
+/// What is scanned, and how.
+pub struct Wanted<'a> {
+    /// A directory, or archives and images, later ones over earlier ones.
+    pub from: &'a [Origin],
+    /// Of a directory, only these.
+    pub list: Option<&'a [Vec<u8>]>,
+    /// What is left out.
+    pub exclude: &'a Patterns,
+    pub choice: Choice<'a>,
+    pub root: Node,
+    pub stamp: Stamp,
 }
 
+/// What was found.
+pub struct Found {
+    pub source: Source<'static>,
+    /// The configuration of the last image.
+    pub config: Option<Vec<u8>>,
+}
+
+/// Scans everything that is wanted.
+pub fn scan(wanted: Wanted<'_>) -> anyhow::Result<Found> {
+    let Wanted { from, list, exclude, choice, root, stamp } = wanted;
+    if let [Origin::Path(path)] = from
+        && path.is_dir()
+    {
+        let source = directory::scan(path, choice.beside, root, stamp, exclude, list)?;
+        return Ok(Found { source, config: None });
+    }
+    ensure!(list.is_none(), "a list of files is for one directory");
+    let mut all = vec![];
+    let mut config = None;
+    for origin in from {
+        let found = origin.archives(&choice)?;
+        all.extend(found.layers);
+        config = found.config.or(config);
+    }
+    // One archive alone is taken as it is, whatever its names look like.
+    let several = all.len() > 1;
+    all.iter_mut().for_each(|layer| layer.whiteouts |= several);
+    let mut source = layers::scan(all, root, stamp, choice.limit)?;
+    rules::exclude(&mut source.tree, exclude);
+    Ok(Found { source, config })
+}
+
+pub use blob::{Blob, nameless};
+pub use devices::{Table, devices};
+pub use digest::Digest;
 pub use directory::{Gather, gather};
+pub use image::{Choice, REF_NAME};
+pub use origin::Origin;
+pub use platform::Platform;
+pub use reading::Reading;
+pub use rules::{Patterns, newest, own, set_times, squash};
 
 /// What a scan leaves out, told once for each kind of it.
 #[derive(Default)]

@@ -9,14 +9,15 @@ use std::process::Command;
 const MAY_USE: &[(&str, &[&str])] = &[
     ("exchange", &[]),
     ("device", &["exchange"]),
+    ("container", &["device", "exchange"]),
     ("ext", &["device", "exchange"]),
     ("objects", &["device", "exchange"]),
-    ("service", &["device", "exchange", "ext", "objects"]),
+    ("service", &["container", "device", "exchange", "ext", "objects"]),
     ("front", &["exchange"]),
     ("lab", &["device", "exchange", "ext", "front", "objects", "service"]),
     // Stores that others wrote, for the lab, which starts it as a program.
     ("peers", &["device", "objects"]),
-    ("", &["device", "exchange", "ext", "front", "objects", "service"]),
+    ("", &["container", "device", "exchange", "ext", "front", "objects", "service"]),
 ];
 
 /// Licences that a dependency may have.

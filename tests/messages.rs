@@ -59,7 +59,10 @@ fn each_failure_is_said_in_one_sentence() {
             ("none", "D/none: No such file or directory"),
             ("empty", "D/empty: too short for a volume, or empty; draconis format makes one"),
             ("file", "D/file: too short for a volume, or empty; draconis format makes one"),
-            ("xfs", "D/xfs: not an ext volume; it holds an XFS file system"),
+            (
+                "xfs",
+                "D/xfs: not an ext volume; it holds an XFS file system, and mount(8) mounts it",
+            ),
             (
                 "disk",
                 "D/disk: not an ext volume; it holds a partition table or boot sector, and \
@@ -99,7 +102,10 @@ fn each_failure_is_said_in_one_sentence() {
             "set-label D/empty x",
             "D/empty: too short for a volume, or empty; draconis format makes one",
         ),
-        ("cp D/xfs:/a D/v.img:/b", "D/xfs: not an ext volume; it holds an XFS file system"),
+        (
+            "cp D/xfs:/a D/v.img:/b",
+            "D/xfs: not an ext volume; it holds an XFS file system, and mount(8) mounts it",
+        ),
         ("untar -f D/none D/v.img:/", "D/none: No such file or directory"),
         ("untar -f D/file D/v.img:/", "D/file: not a tar archive"),
         ("untar -f D/dir D/v.img:/", "D/dir: is a directory; draconis put -r takes one"),

@@ -29,7 +29,7 @@ const PIECE_BYTES: usize = 1 << 20;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     // One image, since the process gives up opening files with the first.
-    let tree = image::open(one_image(&arguments.targets)?, arguments.place, None)?;
+    let tree = image::open(one_image(&arguments.targets)?, &arguments.place, None)?;
     let mut code = ExitCode::SUCCESS;
     for target in &arguments.targets {
         if let Err(error) = write_file(tree.volume(), target) {

@@ -82,7 +82,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
 
 /// Checks and tells; whether the volume is clean.
 fn try_run(arguments: &Arguments) -> anyhow::Result<bool> {
-    let disk = image::disk(&arguments.image, arguments.place, None)?;
+    let disk = image::disk(&arguments.image, &arguments.place, None)?;
     let name = arguments.image.display();
     let bar = Mutex::new(None::<(Progress, u64)>);
     let progress = |done: u64, total: u64| {

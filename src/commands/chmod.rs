@@ -37,7 +37,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         (inode.kind != Kind::Symlink)
             .then(|| AttributeChange { mode: Some(mode), ..AttributeChange::default() })
     };
-    change::each(arguments.place, &arguments.targets, |volume, target| {
+    change::each(&arguments.place, &arguments.targets, |volume, target| {
         change::attributes(volume, target, arguments.recursive, Follow::Yes, &change)
     })
 }

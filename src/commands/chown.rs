@@ -47,7 +47,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Some(AttributeChange { mode, uid, gid, ..AttributeChange::default() })
     };
     let follow = if arguments.no_dereference { Follow::No } else { Follow::Yes };
-    change::each(arguments.place, &arguments.targets, |volume, target| {
+    change::each(&arguments.place, &arguments.targets, |volume, target| {
         change::attributes(volume, target, arguments.recursive, follow, &change)
     })
 }

@@ -38,7 +38,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 /// The paths that begin like the one asked for, a line each; directories end in a slash.
 fn names(arguments: &Arguments) -> anyhow::Result<Vec<u8>> {
     let target = &arguments.target;
-    let tree = image::open(&target.image, arguments.place, None)?;
+    let tree = image::open(&target.image, &arguments.place, None)?;
     let volume = tree.volume();
     let cut = target.path.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
     let (dir, begin) = target.path.split_at(cut);

@@ -60,14 +60,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let other = match other {
         Some(other) => {
             let shown = from.display();
-            let disk = part(Arc::new(other.start()), &arguments.place.options());
-            let disk = disk.with_context(|| shown.to_string())?;
+            let part = part(Arc::new(other.start()), &[], &arguments.place.options());
+            let disk = part.with_context(|| shown.to_string())?.disk;
             let volume = Volume::open(disk.clone(), Options::default());
             Some(volume.map_err(|error| image::refused(from, &*disk, error.into()))?)
         }
         None => None,
     };
-    change::change_opened(opened, &dest.image, arguments.place, |volume| {
+    change::change_opened(opened, &dest.image, &arguments.place, |volume| {
         let from = other.as_ref().unwrap_or(volume);
         copy(arguments, sources, dest, from, volume, same, keep)
     })

@@ -4,6 +4,8 @@
 //! Law 2: everything is known to fit before the first byte is written; a file that was
 //! created for a volume that was not made is removed.
 
+mod contents;
+
 use std::fs::File;
 use std::io::ErrorKind;
 use std::os::unix::fs::FileTypeExt;
@@ -14,14 +16,14 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context, bail};
 use clap::Args;
 use draconis_device::{FileDisk, FileOptions};
-use draconis_exchange::contract::Time;
 use draconis_ext::format::features::{Compatible, Incompatible};
-use draconis_ext::mkfs::{self, Contents, Inodes, Node, Options, Plan, Target, Tree, What};
+use draconis_ext::mkfs::{self, Contents, Inodes, Options, Plan, Target, Tree};
 
-use crate::populate::{self, Source, Stamp};
+use crate::change::Owner;
+use crate::populate::{Origin, Reading};
 use crate::progress::{Progress, When};
 use crate::uuid::{self, Identities};
-use crate::{image, signature, text};
+use crate::{image, text};
 
 const FORMAT_OPTIONS: &str = "\
 Options for -E, separated by commas:
@@ -52,10 +54,19 @@ Features for -O; ^FEATURE takes one away, none takes all:
                        orphan_file, fast_commit, stable_inodes, ea_inode, casefold, encrypt,
                        verity, project
 
---seed N with SOURCE_DATE_EPOCH in the environment makes the image reproducible bit for bit:
-the same source gives the same bytes. Times later than SOURCE_DATE_EPOCH become that time.";
+Sources for --from, besides DIR and TAR:
+  oci:DIR[:TAG]             a container image in a directory (umoci, skopeo)
+  oci-archive:FILE[:TAG]    the same in a tar archive
+  docker-archive:FILE[:TAG] what docker save writes
+Of several archives, and of the layers of images, each lies over those before: .wh.NAME takes
+NAME away, .wh..wh..opq all that the directory had. Digests are compared, nothing is unpacked
+on this machine, and no daemon is asked.
 
-/// Make an ext2, ext3 or ext4 volume, empty or filled from a directory or a tar archive.
+--reproducible makes the image the same bit for bit wherever it is made of the same source; so
+does --seed N with SOURCE_DATE_EPOCH in the environment. Times later than SOURCE_DATE_EPOCH
+become that time.";
+
+/// Make an ext2, ext3 or ext4 volume, empty or filled from a directory, archives or an image.
 ///
 /// The options are those of mke2fs, and so is the layout.
 #[derive(Debug, Args)]
@@ -97,13 +108,34 @@ pub struct Arguments {
     /// More options, separated by commas; see below.
     #[arg(short = 'E', value_name = "OPTIONS")]
     extended: Vec<String>,
-    /// Fill the volume from a directory, or from a tar archive, plain or compressed with
-    /// gzip, zstd or xz; - is an archive on standard input.
-    #[arg(long, value_name = "DIR|TAR|-")]
-    from: Option<PathBuf>,
-    /// Room to leave free where SIZE is left out.
-    #[arg(long, value_name = "SIZE", value_parser = text::size, requires = "from", conflicts_with = "size")]
-    free: Option<u64>,
+    /// Fill the volume from a directory, a tar archive (plain, or compressed with gzip, zstd or
+    /// xz; - is standard input), or a container image; see below. Given several times, archives
+    /// and images are laid over each other.
+    #[arg(long, value_name = "DIR|TAR|IMAGE|-")]
+    from: Vec<Origin>,
+    /// How archives and images are read.
+    #[command(flatten)]
+    reading: Reading,
+    /// Of a directory, take only the files that LIST names, one on a line or before a zero
+    /// byte; - is standard input.
+    #[arg(long, value_name = "LIST", requires = "from")]
+    list: Option<PathBuf>,
+    /// Give everything to this owner.
+    #[arg(long, value_name = "UID:GID", requires = "from", conflicts_with = "squash")]
+    owner: Option<Owner>,
+    /// Give everything to root, and nothing to others.
+    #[arg(long, requires = "from")]
+    squash: bool,
+    /// Make device nodes and others by a table, as genext2fs -D takes it.
+    #[arg(long, short = 'D', value_name = "TABLE")]
+    devices: Option<PathBuf>,
+    /// Make the same bytes of the same source, whenever and wherever: the time is
+    /// SOURCE_DATE_EPOCH or that of the newest file, identities follow from the tree.
+    #[arg(long, requires = "from", conflicts_with = "seed")]
+    reproducible: bool,
+    /// Room to leave free where SIZE is left out: a size, or a part of the volume such as 20%.
+    #[arg(long, value_name = "SIZE|PERCENT", value_parser = room, requires = "from", conflicts_with = "size")]
+    free: Option<Room>,
     /// The smallest volume that holds the tree, also on a device that is larger.
     #[arg(long, requires = "from", conflicts_with_all = ["size", "free"])]
     min: bool,
@@ -129,21 +161,15 @@ const DIRECT_BYTES: u64 = 64 << 20;
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let image = &arguments.image;
     let shown = image.display();
-    let (options, root_owner) = options(arguments)?;
+    let (mut options, root_owner) = options(arguments)?;
     let opened = image::alone(image)?;
     if let Some(file) = &opened
         && !arguments.force
-        && let Some(what) = signature::held(file)?
+        && let Some(what) = image::held(file)?
     {
         bail!("{shown} holds {what}; --force overwrites it");
     }
-    let stamp = stamp(&options)?;
-    let mut root = Node::new(What::Directory, 0o755).at(stamp.now);
-    (root.uid, root.gid) = options.root_owner;
-    let mut source = match &arguments.from {
-        Some(from) => populate::scan(from, image, root, stamp)?,
-        None => Source::new(Tree::new(root), Nothing),
-    };
+    let (mut source, config) = contents::gather(arguments, &mut options)?;
     if let Some((uid, gid)) = root_owner
         && let Some(root) = source.tree.node_mut(draconis_ext::mkfs::NodeId::ROOT)
     {
@@ -152,6 +178,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let wants_journal = options.compatible.contains(Compatible::HAS_JOURNAL);
     let plan = plan(arguments, &options, opened.as_ref(), &mut source.tree)?;
     write(arguments, &plan, &*source.contents, opened)?;
+    arguments.reading.write_config(config.as_deref())?;
     let superblock = plan.layout().superblock();
     if superblock.journal.is_none() && wants_journal {
         log::warn!("{shown}: too small for a journal; made without one");
@@ -167,11 +194,21 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-struct Nothing;
+/// Room that is left free.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Room {
+    Bytes(u64),
+    /// Of the volume, in millionths.
+    Part(u32),
+}
 
-impl Contents for Nothing {
-    fn read(&self, _: u64, _: u64, _: &mut [u8]) -> std::io::Result<()> {
-        Err(ErrorKind::NotFound.into())
+fn room(text: &str) -> Result<Room, String> {
+    match text.strip_suffix('%') {
+        None => text::size(text).map(Room::Bytes),
+        Some(part) => match percent(part) {
+            Some(part) if part <= 950_000 => Ok(Room::Part(part)),
+            _ => Err("a size, or a percentage up to 95%".into()),
+        },
     }
 }
 
@@ -204,7 +241,7 @@ fn options(arguments: &Arguments) -> anyhow::Result<(Options, Option<(u32, u32)>
     let user = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     // An empty volume is for the user who makes it. What a tree does not say is root's, as with
     // mke2fs: the same tree makes the same volume for every user.
-    options.root_owner = if arguments.from.is_none() { user } else { (0, 0) };
+    options.root_owner = if arguments.from.is_empty() { user } else { (0, 0) };
     let mut identities = Identities::new(arguments.seed);
     options.uuid = identity(&arguments.uuid, &mut identities)?;
     options.hash_seed = identities.uuid();
@@ -298,13 +335,6 @@ fn percent(text: &str) -> Option<u32> {
     whole.parse::<u32>().ok()?.checked_mul(10_000)?.checked_add(digits.parse().ok()?)
 }
 
-fn stamp(options: &Options) -> anyhow::Result<Stamp> {
-    Ok(Stamp {
-        now: Time { seconds: i64::from(options.time), nanoseconds: 0 },
-        reproducible: std::env::var_os("SOURCE_DATE_EPOCH").is_some(),
-    })
-}
-
 fn identity(text: &str, identities: &mut Identities) -> anyhow::Result<[u8; 16]> {
     match text {
         // One made from the time would tell it, and the machine's address besides.
@@ -345,8 +375,8 @@ fn plan<'a>(
             Some(given.with_context(|| format!("{text}: not a size such as 4096, 64K or 1G"))?)
         }
         None if arguments.min => None,
-        None if is_device || (there > 0 && arguments.from.is_none()) => Some(there),
-        None if arguments.from.is_none() => bail!("{shown} does not exist: SIZE is needed"),
+        None if is_device || (there > 0 && arguments.from.is_empty()) => Some(there),
+        None if arguments.from.is_empty() => bail!("{shown} does not exist: SIZE is needed"),
         None => None,
     };
     if is_device && given.is_some_and(|given| given > there) {
@@ -354,7 +384,11 @@ fn plan<'a>(
     }
     let plan = match given {
         Some(given) => mkfs::sized(options, tree, given)?,
-        None => mkfs::fitting(options, tree, arguments.free.unwrap_or(0))?,
+        None => match arguments.free {
+            Some(Room::Bytes(free)) => mkfs::fitting(options, tree, free)?,
+            Some(Room::Part(part)) => mkfs::fitting_with_part(options, tree, part)?,
+            None => mkfs::fitting(options, tree, 0)?,
+        },
     };
     let len = plan.layout().len_bytes();
     if is_device && len > there {
@@ -404,6 +438,7 @@ fn fill(
     let is_file = file.metadata()?.is_file();
     let len = plan.layout().len_bytes();
     if is_file {
+        has_room(&file, plan).with_context(|| shown.to_string())?;
         // Cut off and lengthened it is one hole, which reads as zeros.
         let keep = file.metadata()?.len().max(len);
         file.set_len(0)?;
@@ -416,6 +451,22 @@ fn fill(
     let count = |bytes| progress.lock().unwrap_or_else(PoisonError::into_inner).add(bytes);
     let target = Target { disk: &disk, zeroed: is_file, progress: &count };
     mkfs::write(plan, contents, &target).with_context(|| format!("{shown}: no volume was made"))
+}
+
+/// Refuses what the file system below has no room for.
+fn has_room(file: &File, plan: &Plan<'_>) -> anyhow::Result<()> {
+    let below = rustix::fs::fstatvfs(file)?;
+    let held = std::os::unix::fs::MetadataExt::blocks(&file.metadata()?).saturating_mul(512);
+    let free = below.f_bavail.saturating_mul(below.f_frsize).saturating_add(held);
+    let needed = plan.data_bytes();
+    if needed > free {
+        bail!(
+            "{} are needed, and the file system that it is on has {}; free some space there",
+            text::bytes(needed),
+            text::bytes(free)
+        );
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -63,7 +63,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         .with_context(|| parent.display().to_string())?;
     let is_root = rustix::process::geteuid().is_root();
     rustix::process::umask(Mode::empty());
-    let tree = image::open(&arguments.target.image, arguments.place, Some(beneath.as_fd()))?;
+    let tree = image::open(&arguments.target.image, &arguments.place, Some(beneath.as_fd()))?;
     let volume = tree.volume();
     let follow = if arguments.recursive { Follow::No } else { Follow::Yes };
     let top = find(volume, &arguments.target, follow)?;
@@ -103,7 +103,7 @@ fn to_output(arguments: &Arguments) -> anyhow::Result<ExitCode> {
              is a directory of that name"
         );
     }
-    let tree = image::open(&target.image, arguments.place, None)?;
+    let tree = image::open(&target.image, &arguments.place, None)?;
     super::cat::write_file(tree.volume(), target)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -16,7 +16,7 @@ use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use draconis_device::{Disk, FileOptions, OpenedFile};
 use draconis_ext::grow::{Error, Growth, Target};
-use draconis_service::volume::part;
+use draconis_service::volume::{Part, part_for_writing};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
@@ -53,9 +53,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             .with_context(|| format!("{text}: not a size such as 4096, 64K or 1G"))
     });
     let given = given.transpose()?;
-    let disk = disk(arguments, &file)?;
+    let Part { disk, .. } = disk(arguments, &file)?;
     image::settle(&arguments.image, &disk, now)?;
-    let size = given.unwrap_or(disk.properties().len_bytes);
+    let there_bytes = disk.properties().len_bytes;
+    let size = given.unwrap_or(there_bytes);
     let growth = Growth::plan(&*disk, size).map_err(|error| match error {
         Error::Volume(error) => image::refused(&arguments.image, &*disk, error.into()),
         error => tell(arguments, error),
@@ -65,8 +66,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         log::info!("{shown}: has {} already", text::bytes(growth.len_bytes()));
         return Ok(ExitCode::SUCCESS);
     }
-    let zeroed_from_bytes = lengthen(arguments, &file, &growth)?;
-    let disk = self::disk(arguments, &file)?;
+    let zeroed_from_bytes = lengthen(arguments, &file, there_bytes, &growth)?;
+    let disk = self::disk(arguments, &file)?.disk;
     image::confine()?;
     let total = growth.bytes_to_write(zeroed_from_bytes);
     let progress = Mutex::new(Progress::new(arguments.progress, total));
@@ -87,22 +88,28 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// The part of the image that the volume is in.
-fn disk(arguments: &Arguments, file: &File) -> anyhow::Result<Arc<dyn Disk>> {
+fn disk(arguments: &Arguments, file: &File) -> anyhow::Result<Part> {
     let shown = arguments.image.display();
     let options = FileOptions { write: true, direct: false, uring: false };
     let opened = OpenedFile::new(file.try_clone()?.into(), options);
     let disk = opened.with_context(|| shown.to_string())?.start();
-    part(Arc::new(disk), &arguments.place.options()).with_context(|| shown.to_string())
+    let part = part_for_writing(Arc::new(disk), &arguments.place.options());
+    part.with_context(|| shown.to_string())
 }
 
 /// Makes the file long enough; says from where on the volume reads as zeros.
-fn lengthen(arguments: &Arguments, file: &File, growth: &Growth) -> anyhow::Result<u64> {
+fn lengthen(
+    arguments: &Arguments,
+    file: &File,
+    there_bytes: u64,
+    growth: &Growth,
+) -> anyhow::Result<u64> {
     let shown = arguments.image.display();
     let there = image::len_bytes(file)?;
     let start = arguments.place.offset.unwrap_or(0);
     let end = start.saturating_add(growth.len_bytes());
-    if arguments.place.partition.is_some() {
-        // It has the length that the table gives it, which writing compares.
+    if start.saturating_add(there_bytes) < there - there % 512 {
+        // Something follows it: it has the length that a table gives it, which writing compares.
         return Ok(u64::MAX);
     }
     if file.metadata()?.file_type().is_block_device() {

@@ -58,7 +58,7 @@ struct Facts {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let clock = Clock::new();
-    let tree = image::open(&arguments.image, arguments.place, None)?;
+    let tree = image::open(&arguments.image, &arguments.place, None)?;
     let facts = facts(tree.volume());
     let mut out = Output::new();
     if arguments.json {

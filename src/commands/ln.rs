@@ -52,7 +52,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         true => target.as_bytes().rsplit(|byte| *byte == b'/').next().unwrap_or_default(),
         false => existing.file_name(),
     };
-    change::change(&link.image, arguments.place, |volume| {
+    change::change(&link.image, &arguments.place, |volume| {
         let entry = change::destination(volume, link, !arguments.no_target_directory, own)?;
         ensure!(!entry.name.is_empty(), "{link}: the link needs a name");
         let found = if *symbolic { None } else { Some(find(volume, &existing, Follow::No)?) };

@@ -55,7 +55,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let clock = Clock::new();
-    let tree = image::open(one_image(&arguments.targets)?, arguments.place, None)?;
+    let tree = image::open(one_image(&arguments.targets)?, &arguments.place, None)?;
     let volume = tree.volume();
     let mut list = List {
         volume,

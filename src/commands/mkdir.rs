@@ -34,7 +34,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let maker = Maker::new(arguments.owner);
-    change::each(arguments.place, &arguments.targets, |volume, target| {
+    change::each(&arguments.place, &arguments.targets, |volume, target| {
         if arguments.parents {
             return parents(volume, target, maker, arguments.mode.as_ref());
         }

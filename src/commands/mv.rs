@@ -41,7 +41,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         _ => Renaming::Replace,
     };
     let into = !arguments.no_target_directory && how != Renaming::Exchange;
-    change::each(arguments.place, sources, |volume, source| {
+    change::each(&arguments.place, sources, |volume, source| {
         let from = Entry::of(volume, source)?;
         let to = change::destination(volume, dest, into, &from.name)?;
         let several = sources.len() > 1 && to.name != from.name;

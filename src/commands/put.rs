@@ -62,7 +62,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let stamp = stamp()?;
     let opened = image::writable(&target.image)?;
-    change::change_opened(opened, &target.image, arguments.place, |volume| {
+    change::change_opened(opened, &target.image, &arguments.place, |volume| {
         let there = match volume.resolve(volume.root(), &target.path, Follow::Yes) {
             Ok(there) => Some(there),
             Err(Error::NotFound) => None,
@@ -102,7 +102,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 fn put_input(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let target = &arguments.target;
     let maker = Maker::new(arguments.owner);
-    change::change(&target.image, arguments.place, |volume| {
+    change::change(&target.image, &arguments.place, |volume| {
         let there = match volume.resolve(volume.root(), &target.path, Follow::Yes) {
             Ok(there) => Some(volume.inode(there)?),
             Err(Error::NotFound) => None,

@@ -29,7 +29,7 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    change::each(arguments.place, &arguments.targets, |volume, target| {
+    change::each(&arguments.place, &arguments.targets, |volume, target| {
         match volume.resolve(volume.root(), &target.path, Follow::No) {
             Err(Error::NotFound | Error::NotADirectory) if arguments.force => return Ok(()),
             Err(error) => return Err(change::tell(target, error)),

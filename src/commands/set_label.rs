@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Args;
-use draconis_service::volume::part;
+use draconis_service::volume::part_for_writing;
 
 use crate::change;
 use crate::image::{self, Place};
@@ -31,8 +31,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let now = change::now()?;
     let opened = image::writable(&arguments.image)?;
     image::confine()?;
-    let disk = part(Arc::new(opened.start()), &arguments.place.options());
-    let disk = disk.with_context(|| shown.to_string())?;
+    let part = part_for_writing(Arc::new(opened.start()), &arguments.place.options());
+    let disk = part.with_context(|| shown.to_string())?.disk;
     draconis_ext::set_label(&*disk, arguments.label.as_bytes(), now)
         .map_err(|error| image::refused(&arguments.image, &*disk, error.into()))?;
     Ok(ExitCode::SUCCESS)

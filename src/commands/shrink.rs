@@ -14,7 +14,7 @@ use anyhow::{Context, anyhow};
 use clap::Args;
 use draconis_device::{FileOptions, OpenedFile};
 use draconis_ext::shrink::{Error, Shrinking, Target};
-use draconis_service::volume::part;
+use draconis_service::volume::{Part, part_for_writing};
 
 use super::format;
 use crate::image::{self, Place};
@@ -57,11 +57,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let options = FileOptions { write: true, direct: false, uring: false };
     let opened = OpenedFile::new(file.try_clone()?.into(), options);
     let opened = opened.with_context(|| shown.to_string())?;
-    // What is not a file has the length that it has.
-    let is_cut = arguments.place.partition.is_none() && file.metadata()?.is_file();
+    let is_file = file.metadata()?.is_file();
     image::confine_resizer()?;
-    let disk = part(Arc::new(opened.start()), &arguments.place.options());
-    let disk = disk.with_context(|| shown.to_string())?;
+    let part = part_for_writing(Arc::new(opened.start()), &arguments.place.options());
+    let Part { disk, partition, .. } = part.with_context(|| shown.to_string())?;
+    // What is not a file has the length that it has.
+    let is_cut = partition.is_none() && is_file;
     image::settle(&arguments.image, &disk, now)?;
     let plan = Shrinking::plan(&*disk, size).map_err(|error| match error {
         Error::Volume(error) => image::refused(&arguments.image, &*disk, error.into()),

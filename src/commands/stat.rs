@@ -33,7 +33,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let clock = Clock::new();
-    let tree = image::open(one_image(&arguments.targets)?, arguments.place, None)?;
+    let tree = image::open(one_image(&arguments.targets)?, &arguments.place, None)?;
     let follow = if arguments.dereference { Follow::Yes } else { Follow::No };
     let mut out = Output::new();
     let mut code = ExitCode::SUCCESS;

@@ -1,4 +1,4 @@
-//! `draconis tar`: a tree of a volume as a POSIX (pax) archive.
+//! `draconis tar`: a tree of a volume as a POSIX (pax) archive, or as a container image.
 //!
 //! What ustar cannot say goes into pax records, as GNU tar and bsdtar read them: long
 //! names, nanoseconds, large numbers, `SCHILY.xattr.*` and `GNU.sparse.*` version 1.0.
@@ -6,7 +6,11 @@
 //! Law: a hole costs nothing, however large, and a file's map is never in memory as a whole:
 //! it is gone through once to know its length, which stands before it, and once to write it.
 
+mod oci;
+
+use std::fs::File;
 use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::mpsc::Receiver;
 
@@ -18,13 +22,14 @@ use tar::{EntryType, Header};
 
 use crate::change::tell;
 use crate::image::{self, Place, find};
+use crate::populate::Platform;
 use crate::progress::{Progress, When};
 use crate::say;
 use crate::target::Target;
 use crate::text::printable;
 use crate::walk::{Item, Piece, Walk, queue, read_ahead, segments};
 
-/// Write a tree of a volume to standard output as a tar archive.
+/// Write a tree of a volume to standard output as a tar archive, or to a file as an image.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
@@ -34,6 +39,18 @@ pub struct Arguments {
     #[arg(long, value_enum, default_value_t = When::Auto, hide_possible_values = true,
         value_name = "auto|always|never")]
     sparse: When,
+    /// Write a container image of one layer to OUT instead, an OCI layout in an archive.
+    #[arg(long, value_name = "OUT")]
+    oci: Option<PathBuf>,
+    /// The name of the image.
+    #[arg(long, value_name = "TAG", requires = "oci")]
+    tag: Option<String>,
+    /// The image's configuration (entry point, environment, user), as format --config writes it.
+    #[arg(long, value_name = "FILE", requires = "oci")]
+    config: Option<PathBuf>,
+    /// The image's platform (that of the configuration, or of this machine).
+    #[arg(long, value_name = "OS/ARCH", requires = "oci")]
+    platform: Option<Platform>,
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = When::Auto)]
     progress: When,
@@ -55,33 +72,53 @@ const USTAR_NAME_BYTES: usize = 100;
 const HOLE_BYTES_MIN: u64 = 1 << 20;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    if io::stdout().is_terminal() {
-        bail!(
-            "the archive would be written to your terminal; redirect it: draconis tar ... > out.tar"
-        );
-    }
-    let tree = image::open(&arguments.target.image, arguments.place, None)?;
+    let Some(path) = &arguments.oci else {
+        if io::stdout().is_terminal() {
+            bail!(
+                "the archive would be written to your terminal; redirect it: draconis tar ... > \
+                 out.tar"
+            );
+        }
+        return archive(arguments, io::stdout().lock()).map(|(code, _)| code);
+    };
+    let shown = || path.display().to_string();
+    let Arguments { platform, config, tag, .. } = arguments;
+    let about = oci::About::new(platform.clone(), config.as_deref(), tag.clone())?;
+    let file = File::options().read(true).write(true).create(true).truncate(true).open(path);
+    let layer = oci::Layer::begin(file.with_context(shown)?).with_context(shown)?;
+    let (code, layer) = archive(arguments, layer)?;
+    layer.end(about).with_context(shown)?;
+    Ok(code)
+}
+
+/// Writes the archive; what it was written to comes back.
+fn archive<W: Write>(arguments: &Arguments, out: W) -> anyhow::Result<(ExitCode, W)> {
+    let tree = image::open(&arguments.target.image, &arguments.place, None)?;
     let volume = tree.volume();
     let top = find(volume, &arguments.target, Follow::Yes)?;
     let walk = Walk::new(volume, top, &arguments.target.to_string())?;
     let plan = walk.plan();
     let progress = Progress::new(arguments.progress, walk.bytes);
-    let written = std::thread::scope(|scope| {
+    let (failed, out) = std::thread::scope(|scope| {
         let (send, pieces) = queue();
         let (walk, plan) = (&walk, &plan);
         scope.spawn(move || read_ahead(volume, walk, plan, &send));
-        let out = io::BufWriter::with_capacity(1 << 20, io::stdout().lock());
-        let prefix = prefix(arguments.target.file_name());
-        let sparse = arguments.sparse;
+        let out = io::BufWriter::with_capacity(1 << 20, out);
+        // The root of an image is its own.
+        let prefix = match arguments.oci {
+            Some(_) => b".".to_vec(),
+            None => prefix(arguments.target.file_name()),
+        };
+        let (sparse, is_layer) = (arguments.sparse, arguments.oci.is_some());
+        let failed = false;
         let mut archive =
-            Archive { volume, walk, prefix, sparse, out, pieces, progress, failed: false };
-        archive.write(plan).map(|()| archive.failed)
-    });
-    match written {
-        Ok(failed) if failed || walk.damaged => Ok(ExitCode::FAILURE),
-        Ok(_) => Ok(ExitCode::SUCCESS),
-        Err(error) => Err(error),
-    }
+            Archive { volume, walk, prefix, sparse, is_layer, out, pieces, progress, failed };
+        archive.write(plan)?;
+        let out = archive.out.into_inner().map_err(|error| error.into_error())?;
+        anyhow::Ok((archive.failed, out))
+    })?;
+    let code = if failed || walk.damaged { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+    Ok((code, out))
 }
 
 /// What stands before every path: the name of the top, or `.` for a whole volume.
@@ -89,12 +126,14 @@ fn prefix(name: &[u8]) -> Vec<u8> {
     if name.is_empty() { b".".to_vec() } else { name.to_vec() }
 }
 
-struct Archive<'a, W> {
+struct Archive<'a, W: Write> {
     volume: &'a Volume,
     walk: &'a Walk,
     prefix: Vec<u8>,
     sparse: When,
-    out: W,
+    /// Whether some names would mean something else to who reads it.
+    is_layer: bool,
+    out: io::BufWriter<W>,
     pieces: Receiver<Piece>,
     progress: Progress,
     failed: bool,
@@ -107,6 +146,13 @@ impl<W: Write> Archive<'_, W> {
             if item.attributes.kind == Kind::Socket {
                 eprintln!("draconis: {}: a socket cannot be archived", printable(&self.path(item)));
                 continue;
+            }
+            let name = item.path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+            if self.is_layer && name.starts_with(b".wh.") {
+                bail!(
+                    "{}: in an image this name means that another is taken away; rename it first",
+                    printable(&self.path(item))
+                );
             }
             self.item(item)?;
         }

@@ -42,7 +42,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         modified: (both || arguments.modification).then_some(time),
         ..AttributeChange::default()
     };
-    change::each(arguments.place, &arguments.targets, |volume, target| {
+    change::each(&arguments.place, &arguments.targets, |volume, target| {
         let Some(found) = change::find_or_make(volume, target, maker, !arguments.no_create)? else {
             return Ok(());
         };

@@ -32,7 +32,7 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let tree = image::open(&arguments.target.image, arguments.place, None)?;
+    let tree = image::open(&arguments.target.image, &arguments.place, None)?;
     let volume = tree.volume();
     let start = find(volume, &arguments.target, Follow::Yes)?;
     let top = &arguments.target;

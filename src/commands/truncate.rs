@@ -30,7 +30,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let maker = Maker::new(None);
-    change::each(arguments.place, &arguments.targets, |volume, target| {
+    change::each(&arguments.place, &arguments.targets, |volume, target| {
         let Some(found) = change::find_or_make(volume, target, maker, !arguments.no_create)? else {
             return Ok(());
         };

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow};
 use clap::{Args, ValueEnum};
 use draconis_ext::tune::{Changes, Error, Reserved, tune};
-use draconis_service::volume::part;
+use draconis_service::volume::part_for_writing;
 
 use crate::image::{self, Place};
 use crate::uuid::Identities;
@@ -76,8 +76,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let changes = changes(arguments)?;
     let opened = image::writable(&arguments.image)?;
     image::confine()?;
-    let disk = part(Arc::new(opened.start()), &arguments.place.options());
-    let disk = disk.with_context(|| shown.to_string())?;
+    let part = part_for_writing(Arc::new(opened.start()), &arguments.place.options());
+    let disk = part.with_context(|| shown.to_string())?.disk;
     image::settle(&arguments.image, &disk, now)?;
     tune(&*disk, &changes, now).map_err(|error| match error {
         Error::Volume(error) => image::refused(&arguments.image, &*disk, error.into()),

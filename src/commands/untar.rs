@@ -1,9 +1,8 @@
 //! `draconis untar`: an archive into a volume.
 
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{bail, ensure};
+use anyhow::bail;
 use clap::Args;
 use draconis_exchange::contract::Kind;
 use draconis_ext::mkfs::{Node, What};
@@ -12,19 +11,23 @@ use draconis_ext::{Error, Follow};
 use crate::change::{self, Owner};
 use crate::graft::{graft, stamp};
 use crate::image::{self, Place};
-use crate::populate;
+use crate::populate::{self, Found, Origin, Patterns, Reading, Wanted};
 use crate::progress::When;
 use crate::target::Target;
 
-/// Unpack a tar archive into a directory of a volume, as it is.
+/// Unpack tar archives or a container image into a directory of a volume.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
     place: Place,
-    /// The archive, plain or compressed with gzip, zstd or xz; standard input if left out.
-    #[arg(short, long, value_name = "TAR")]
-    file: Option<PathBuf>,
+    /// The archive, plain or compressed with gzip, zstd or xz, or an image, as format --from
+    /// takes it; standard input if left out. Several are laid over each other first.
+    #[arg(short, long, value_name = "TAR|IMAGE")]
+    file: Vec<Origin>,
+    /// How archives and images are read.
+    #[command(flatten)]
+    reading: Reading,
     /// The owner of everything that is unpacked, instead of each file's own.
     #[arg(long, value_name = "UID:GID")]
     owner: Option<Owner>,
@@ -38,15 +41,22 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let target = &arguments.target;
-    let from = arguments.file.as_deref().unwrap_or(Path::new("-"));
-    ensure!(!from.is_dir(), "{}: is a directory; draconis put -r takes one", from.display());
+    let input = [Origin::Input];
+    let from = if arguments.file.is_empty() { &input[..] } else { &arguments.file };
+    if let Some(dir) = from.iter().find(|from| from.is_directory()) {
+        bail!("{dir}: is a directory; draconis put -r takes one");
+    }
     let stamp = stamp()?;
     let opened = image::writable(&target.image)?;
     let root = Node::new(What::Directory, 0o755).at(stamp.now);
-    let source = populate::scan(from, &target.image, root, stamp)?;
+    let exclude = Patterns::new(arguments.reading.exclude());
+    let choice = arguments.reading.choice(&target.image);
+    let wanted = Wanted { from, list: None, exclude: &exclude, choice, root, stamp };
+    let Found { source, config } = populate::scan(wanted)?;
+    arguments.reading.write_config(config.as_deref())?;
     // The archive is open, or unpacked: nothing else is needed of this machine.
     image::confine()?;
-    change::change_opened(opened, &target.image, arguments.place, |volume| {
+    change::change_opened(opened, &target.image, &arguments.place, |volume| {
         let into = match volume.resolve(volume.root(), &target.path, Follow::Yes) {
             Err(Error::NotFound) => {
                 bail!("{target}: no such directory; draconis mkdir -p makes it")

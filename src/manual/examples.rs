@@ -140,6 +140,15 @@ pub const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
                 "SOURCE_DATE_EPOCH=1700000000 draconis format --seed 1 --from tree.tar.gz same.img",
             ),
             (
+                "Make one of a container image, with room to write in",
+                "draconis tar --oci image.tar disk.img\n\
+                 draconis format -t ext4 --free 25% --from oci-archive:image.tar root.img",
+            ),
+            (
+                "Make one of several archives, without what was built",
+                "draconis format --from tree.tar.gz --from tree.tar.gz --exclude '*.o' all.img",
+            ),
+            (
                 "Name it, and give its root directory to a user",
                 "draconis format -L data -E root_owner=1000:1000 data.img 64M",
             ),

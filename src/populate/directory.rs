@@ -7,13 +7,17 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{Contents, Node, NodeId, Tree, What};
 use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno;
 
-use super::{LeftOut, Source, Stamp};
+use super::{LeftOut, Patterns, Source, Stamp};
+use crate::text::printable;
+
+/// Files that are named one by one when there are many.
+const MOST_TOLD: usize = 20;
 
 /// Files by their number, below the top.
 struct Files {
@@ -58,7 +62,7 @@ fn open(path: &Path) -> std::io::Result<File> {
     }
 }
 
-struct Scan {
+struct Scan<'a> {
     tree: Tree,
     files: Files,
     stamp: Stamp,
@@ -67,6 +71,9 @@ struct Scan {
     /// The image that is being made, which cannot hold itself.
     image: Option<(u64, u64)>,
     left_out: LeftOut,
+    exclude: &'a Patterns,
+    /// What this user may not read.
+    unreadable: Vec<PathBuf>,
 }
 
 /// Scans everything below `top`.
@@ -75,15 +82,21 @@ pub fn scan(
     image: &Path,
     mut root: Node,
     stamp: Stamp,
+    exclude: &Patterns,
+    list: Option<&[Vec<u8>]>,
 ) -> anyhow::Result<Source<'static>> {
     let shown = || top.display().to_string();
     let found = std::fs::metadata(top).with_context(shown)?;
     let mut left_out = LeftOut::default();
     describe(&mut root, &found, stamp);
     attributes(&mut root, top, &mut left_out).with_context(shown)?;
-    let mut scan = Scan::new(top, image, root, stamp);
+    let mut scan = Scan::new(top, image, root, stamp, exclude);
     scan.left_out = left_out;
-    scan.below(vec![(PathBuf::new(), NodeId::ROOT)])?;
+    match list {
+        Some(list) => scan.listed(list)?,
+        None => scan.below(vec![(PathBuf::new(), NodeId::ROOT)])?,
+    }
+    scan.all_readable()?;
     Ok(Source::new(scan.tree, scan.files))
 }
 
@@ -103,7 +116,8 @@ pub struct Gather<'a> {
 /// Scans files and directories into one that is implied.
 pub fn gather(what: Gather<'_>, stamp: Stamp) -> anyhow::Result<Source<'static>> {
     let root = Node::new(What::Directory, 0o755).at(stamp.now);
-    let mut scan = Scan::new(Path::new(""), what.image, root, stamp);
+    let all = Patterns::default();
+    let mut scan = Scan::new(Path::new(""), what.image, root, stamp, &all);
     let mut stack = vec![];
     for source in what.sources {
         let shown = || source.display().to_string();
@@ -144,6 +158,7 @@ pub fn gather(what: Gather<'_>, stamp: Stamp) -> anyhow::Result<Source<'static>>
         stack.extend(entry.map(|id| (real, id)));
     }
     scan.below(stack)?;
+    scan.all_readable()?;
     let implied = HashSet::from([NodeId::ROOT]);
     Ok(Source { implied, ..Source::new(scan.tree, scan.files) })
 }
@@ -157,8 +172,8 @@ struct Place<'a> {
     name_there: &'a [u8],
 }
 
-impl Scan {
-    fn new(top: &Path, image: &Path, root: Node, stamp: Stamp) -> Self {
+impl<'a> Scan<'a> {
+    fn new(top: &Path, image: &Path, root: Node, stamp: Stamp, exclude: &'a Patterns) -> Self {
         Self {
             tree: Tree::new(root),
             files: Files { top: top.to_path_buf(), files: vec![], dirs: vec![] },
@@ -166,6 +181,8 @@ impl Scan {
             seen: HashMap::new(),
             image: std::fs::metadata(image).ok().map(|found| (found.dev(), found.ino())),
             left_out: LeftOut::default(),
+            exclude,
+            unreadable: vec![],
         }
     }
 
@@ -177,6 +194,56 @@ impl Scan {
         Ok(())
     }
 
+    /// Scans only these, and the directories that they are in.
+    fn listed(&mut self, list: &[Vec<u8>]) -> anyhow::Result<()> {
+        let top = self.files.top.clone();
+        for line in list {
+            let shown = || printable(line);
+            let parts = super::merge::parts(line).with_context(shown)?;
+            ensure!(!line.starts_with(b"/"), "{}: names in a list begin in the directory", shown());
+            let (mut at, mut dir) = (PathBuf::new(), NodeId::ROOT);
+            for (name, left) in parts.iter().zip((0..parts.len()).rev()) {
+                let above = at.clone();
+                at.push(OsStr::from_bytes(name));
+                if let Some(there) = self.tree.lookup(dir, name) {
+                    dir = there;
+                    continue;
+                }
+                let path = top.join(&at);
+                let found = std::fs::symlink_metadata(&path);
+                let found = found.with_context(|| path.display().to_string())?;
+                let nth = u32::try_from(self.files.dirs.len()).context("too many directories")?;
+                self.files.dirs.push(above);
+                let place = Place { path: &path, dir_nth: nth, name_there: name };
+                let made = self.entry(place, &found, name, dir);
+                match made.with_context(|| path.display().to_string())? {
+                    Some(made) => dir = made,
+                    None if left > 0 && !found.is_dir() => {
+                        bail!("{}: {} is no directory", printable(line), path.display())
+                    }
+                    // No directory, or left out.
+                    None => break,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn excludes(&self, dir: NodeId, name: &[u8], is_dir: bool) -> bool {
+        !self.exclude.is_empty() && self.exclude.matches(&self.tree, dir, name, is_dir)
+    }
+
+    /// Refuses before anything is written what could not be read then.
+    fn all_readable(&self) -> anyhow::Result<()> {
+        let Some(first) = self.unreadable.first() else { return Ok(()) };
+        for other in self.unreadable.iter().skip(1).take(MOST_TOLD) {
+            eprintln!("draconis: {}: this user may not read it", other.display());
+        }
+        let count = self.unreadable.len();
+        let all = if count > 1 { format!(", as {} others", count - 1) } else { String::new() };
+        bail!("{}: this user may not read it{all}; --exclude leaves things out", first.display())
+    }
+
     fn directory(
         &mut self,
         dir: PathBuf,
@@ -185,7 +252,13 @@ impl Scan {
     ) -> anyhow::Result<()> {
         let path = self.files.top.join(&dir);
         let nth = u32::try_from(self.files.dirs.len()).context("too many directories")?;
-        let entries = std::fs::read_dir(&path).with_context(|| path.display().to_string())?;
+        let entries = match std::fs::read_dir(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+                self.unreadable.push(path);
+                return Ok(());
+            }
+            entries => entries.with_context(|| path.display().to_string())?,
+        };
         let mut names = vec![];
         for entry in entries {
             names.push(entry.with_context(|| path.display().to_string())?.file_name());
@@ -220,16 +293,24 @@ impl Scan {
             self.left_out.tell("the image itself is", &path.display());
             return Ok(None);
         }
+        let kind = found.file_type();
+        if self.excludes(dir, name, kind.is_dir()) {
+            return Ok(None);
+        }
         let several = found.nlink() > 1 && !found.is_dir();
         if several && let Some(first) = self.seen.get(&identity) {
             self.tree.link(dir, name, *first)?;
             return Ok(None);
         }
-        let kind = found.file_type();
         let device = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));
         let what = if kind.is_dir() {
             What::Directory
         } else if kind.is_file() {
+            // Told now, and not when half of the volume is written.
+            if found.size() > 0 && !may_read(path) {
+                self.unreadable.push(path.to_path_buf());
+                return Ok(None);
+            }
             let source = self.files.files.len() as u64;
             self.files.files.push((at.dir_nth, at.name_there.into()));
             What::File { size_bytes: found.size(), data: data(path, found)?, source }
@@ -253,6 +334,12 @@ impl Scan {
         }
         Ok(kind.is_dir().then_some(id))
     }
+}
+
+/// Whether this user may read a file, by the rights that count when it is opened.
+fn may_read(path: &Path) -> bool {
+    use rustix::fs::{Access, AtFlags, CWD, accessat};
+    !matches!(accessat(CWD, path, Access::READ_OK, AtFlags::EACCESS), Err(Errno::ACCESS))
 }
 
 fn describe(node: &mut Node, found: &Metadata, stamp: Stamp) {

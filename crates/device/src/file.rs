@@ -149,9 +149,12 @@ impl OpenedFile {
     /// is neither a file nor a block device.
     pub fn new(fd: OwnedFd, options: FileOptions) -> std::io::Result<Self> {
         let len_bytes = len_bytes(&fd)?;
+        // What ends inside of a sector is often no image but holds one, packed or not.
+        let uneven = !len_bytes.is_multiple_of(SECTOR_BYTES.into());
+        let end_bytes = (uneven && !options.write && !options.uring).then_some(len_bytes);
         let align_bytes = if options.direct { go_direct(&fd) } else { 1 };
         Ok(Self {
-            file: RawFile { fd, align_bytes, flushes: AtomicU64::new(0) },
+            file: RawFile { fd, align_bytes, end_bytes, flushes: AtomicU64::new(0) },
             len_bytes,
             options,
             discards: false,
@@ -170,7 +173,10 @@ impl OpenedFile {
         let Self { file, len_bytes, options, discards } = self;
         let file = Arc::new(file);
         let properties = Properties {
-            len_bytes: len_bytes - len_bytes % u64::from(SECTOR_BYTES),
+            len_bytes: match file.end_bytes {
+                Some(end) => end.next_multiple_of(SECTOR_BYTES.into()),
+                None => len_bytes - len_bytes % u64::from(SECTOR_BYTES),
+            },
             sector_bytes: SECTOR_BYTES,
             best_io_bytes: BEST_IO_BYTES,
             rotational: false,

@@ -26,6 +26,9 @@ pub(crate) struct RawFile {
     pub(crate) fd: OwnedFd,
     /// Offsets, lengths and memory of a request must be multiples of this.
     pub(crate) align_bytes: u32,
+    /// Where the file ends, if it ends inside of a sector that is read as if it went on with
+    /// zeros.
+    pub(crate) end_bytes: Option<u64>,
     pub(crate) flushes: AtomicU64,
 }
 
@@ -84,6 +87,7 @@ impl RawFile {
         // bytes asked for came.
         let got = self.read_up_to(wide, &mut bounce).map_err(|errno| io("read", at, errno))?;
         let end = skip + at.len_bytes as usize;
+        let got = self.with_zeros(wide, got, &mut bounce);
         if got < end {
             return Err(Error::Short { extent: at, got_bytes: got.saturating_sub(skip) as u64 });
         }
@@ -101,10 +105,20 @@ impl RawFile {
 
     fn read_bytes(&self, at: Extent, into: &mut [u8]) -> Result<(), Error> {
         let got = self.read_up_to(at, into).map_err(|errno| io("read", at, errno))?;
+        let got = self.with_zeros(at, got, into);
         if (got as u64) < at.len_bytes {
             return Err(Error::Short { extent: at, got_bytes: got as u64 });
         }
         Ok(())
+    }
+
+    /// Fills what follows the end of the file with zeros, if that is what ended the read.
+    fn with_zeros(&self, at: Extent, got: usize, into: &mut [u8]) -> usize {
+        if self.end_bytes.is_none_or(|end| at.start_bytes + got as u64 != end) {
+            return got;
+        }
+        into[got..].fill(0);
+        into.len()
     }
 
     /// Reads until `into` is full or the file ends.
@@ -245,7 +259,12 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         let bytes: Vec<u8> = (0..100_000u32).map(|at| (at / 512) as u8).collect();
         std::io::Write::write_all(&mut file, &bytes).unwrap();
-        let file = RawFile { fd: file.into(), align_bytes: 1, flushes: Default::default() };
+        let file = RawFile {
+            fd: file.into(),
+            align_bytes: 1,
+            end_bytes: None,
+            flushes: Default::default(),
+        };
         let read = |start, lens: [usize; 3]| {
             let mut blocks = lens.map(Block::private);
             file.read_scattered(start, blocks.iter_mut())

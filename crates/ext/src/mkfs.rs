@@ -28,6 +28,7 @@ mod layout;
 mod options;
 mod plan;
 mod reserve;
+mod share;
 mod tables;
 mod tree;
 mod write;
@@ -36,6 +37,7 @@ pub(crate) use layout::LEAST_IN_GROUP;
 pub use layout::Layout;
 pub use options::{FeatureError, Inodes, Journal, Options};
 pub use plan::{Plan, fitting, sized};
+pub use share::fitting_with_part;
 pub use tree::{Contents, Node, NodeId, Tree, What};
 pub use write::{Target, write};
 

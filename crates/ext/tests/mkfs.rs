@@ -402,6 +402,42 @@ impl Contents for Made {
     }
 }
 
+/// The same, which must be read in order.
+struct InOrder(Made, std::sync::Mutex<(u64, u64)>);
+
+impl Contents for InOrder {
+    fn read(&self, source: u64, at_bytes: u64, into: &mut [u8]) -> std::io::Result<()> {
+        let mut reached = self.1.lock().unwrap();
+        assert!(*reached <= (source, at_bytes), "{reached:?}, then {source} {at_bytes}");
+        *reached = (source, at_bytes + into.len() as u64);
+        self.0.read(source, at_bytes, into)
+    }
+
+    fn in_order(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn contents_in_their_order_make_the_same_volume() {
+    for arguments in ["-b 1024", "-t ext4 -b 4096"] {
+        let mut images = vec![];
+        for in_order in [false, true] {
+            let (mut tree, made) = split(made(8, 1024));
+            let plan = mkfs::fitting(&parse(arguments), &mut tree, 0).unwrap();
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("image");
+            match in_order {
+                true => write(&plan, &InOrder(made, Default::default()), &path).unwrap(),
+                false => write(&plan, &made, &path).unwrap(),
+            }
+            images.push(Image { dir, path });
+        }
+        check(&images[1]);
+        same_bytes(&images[1], &images[0], arguments);
+    }
+}
+
 /// Only the contents: the tree is lent to the plan meanwhile.
 fn split(made: Made) -> (Tree, Made) {
     (made.tree, Made { tree: root(), files: made.files })

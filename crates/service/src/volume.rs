@@ -6,13 +6,16 @@
 
 mod directory;
 mod file;
+mod part;
 
 pub use file::VolumeFile;
+pub use part::{Part, part, part_for_writing};
 
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use draconis_device::{Disk, PartitionError, View, partition};
+use draconis_container::signature::Held;
+use draconis_device::{Disk, PartitionError};
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{AccessTimes, Attributes, Kind, Node, Refusal, Space, Time};
 use draconis_ext::{InodeNumber, Options, Volume, Writing};
@@ -36,6 +39,18 @@ pub enum OpenError {
     /// The offset lies outside.
     #[error(transparent)]
     Offset(#[from] draconis_device::Error),
+    /// None of the partitions can be taken without being told.
+    #[error("{0}")]
+    Partitions(String),
+    /// A disk image that cannot be read.
+    #[error(transparent)]
+    Container(#[from] draconis_container::Error),
+    /// A disk image that was to be written.
+    #[error("a {0} image is only read; qemu-img convert -O raw makes one that can be changed")]
+    OnlyRead(&'static str),
+    /// Something else.
+    #[error("not an ext volume; it holds {}, and {}", .0.what, .0.help)]
+    Held(Held),
     /// The disk service did not answer.
     #[error("the volume cannot be written: {0}")]
     Disk(#[source] draconis_device::Error),
@@ -48,9 +63,9 @@ impl OpenError {
     /// What a contract says of it.
     pub fn refusal(&self) -> Refusal {
         match self {
-            Self::Options(_) | Self::Partition(_) | Self::Offset(_) => Refusal::Invalid,
             Self::Disk(_) => Refusal::Gone,
             Self::Ext(error) => error.refusal(),
+            _ => Refusal::Invalid,
         }
     }
 }
@@ -60,8 +75,17 @@ impl OpenError {
 /// # Errors
 /// See [`OpenError`].
 pub fn open(disk: Arc<dyn Disk>, options: &MountOptions) -> Result<VolumeTree, OpenError> {
-    let disk = part(disk, options)?;
-    Ok(VolumeTree::new(Volume::open(disk, caches(options))?, false, options))
+    open_part(part(disk, &[], options)?.disk, options)
+}
+
+/// Opens a volume that is all of `disk`, for reading.
+///
+/// # Errors
+/// See [`OpenError`].
+pub fn open_part(disk: Arc<dyn Disk>, options: &MountOptions) -> Result<VolumeTree, OpenError> {
+    let volume = Volume::open(disk.clone(), caches(options));
+    let volume = volume.map_err(|error| part::named(&*disk, error))?;
+    Ok(VolumeTree::new(volume, false, options))
 }
 
 /// Opens the volume on `disk` that `options` name, for writing; where it must not be
@@ -83,16 +107,20 @@ pub(crate) fn open_in_use(
     was_clean: Option<bool>,
 ) -> Result<VolumeTree, OpenError> {
     use draconis_ext::Error::{ReadOnly, Unsupported};
-    let disk = part(disk, options)?;
+    let Part { disk, format, .. } = part(disk, &[], options)?;
+    if let Some(format) = format {
+        let mut tree = open_part(disk, options)?;
+        tree.not_written = Some(OpenError::OnlyRead(format.name()).to_string());
+        return Ok(tree);
+    }
     let writing = Writing {
         clock: Arc::new(now),
         dirty_bytes: options.dirty_bytes,
         atime: options.access_times,
     };
     if !options.ignore_errors && was_clean.is_none() {
-        let volume = Volume::open(disk.clone(), caches(options))?;
-        if volume.info().errors {
-            let mut tree = VolumeTree::new(volume, false, options);
+        let mut tree = open_part(disk.clone(), options)?;
+        if tree.volume.info().errors {
             tree.not_written = Some(DAMAGED.into());
             return Ok(tree);
         }
@@ -111,7 +139,7 @@ pub(crate) fn open_in_use(
             }
             Ok(tree)
         }
-        Err(other) => Err(other.into()),
+        Err(other) => Err(part::named(&*disk, other)),
     }
 }
 
@@ -135,21 +163,6 @@ fn now() -> Time {
         }
         Err(before) => Time { seconds: -of(before.duration()).0 - 1, nanoseconds: 0 },
     }
-}
-
-/// The part of `disk` that `options` name.
-///
-/// # Errors
-/// [`OpenError::Partition`], [`OpenError::Offset`].
-pub fn part(disk: Arc<dyn Disk>, options: &MountOptions) -> Result<Arc<dyn Disk>, OpenError> {
-    Ok(match (options.partition, options.offset_bytes) {
-        (Some(number), _) => {
-            let extent = partition(&*disk, number)?;
-            Arc::new(View::new(disk, extent)?)
-        }
-        (None, Some(start)) => Arc::new(View::from_offset(disk, start)?),
-        (None, None) => disk,
-    })
 }
 
 /// An open volume behind the contracts. Nodes are inode numbers; [`Node::ROOT`] is another

@@ -15,7 +15,6 @@ use super::opened::disk;
 use super::profile::{Given, MEASURED_BYTES_MIN, measured, tell_profile, unmeasured};
 use crate::image;
 use crate::progress::{Progress, When};
-use crate::signature;
 use crate::text::{self, size};
 use crate::uuid::Identities;
 
@@ -94,7 +93,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 /// Refuses what holds something, unless the command line says that it may go.
 fn may_overwrite(arguments: &Arguments, file: &File) -> anyhow::Result<()> {
     let shown = arguments.device.display();
-    let holds = signature::held(file)?;
+    let holds = image::held(file)?;
     match (file.metadata()?.is_file(), holds) {
         (true, Some(what)) if !arguments.force => {
             bail!("{shown} holds {what}; --force overwrites it")

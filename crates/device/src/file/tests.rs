@@ -262,6 +262,35 @@ fn a_file_that_shrank_is_an_error_not_a_signal() {
 }
 
 #[test]
+fn a_file_that_ends_inside_of_a_sector_is_read_to_its_end() {
+    let file = image(5000);
+    let expected = [&std::fs::read(file.path()).unwrap()[..], &[0; 120]].concat();
+    for direct in [false, true] {
+        let options = FileOptions { write: false, direct, uring: false };
+        let disk = FileDisk::open(file.path(), options).unwrap();
+        assert_eq!(disk.properties().len_bytes, 5120);
+        for (start, len) in [(0, 5120), (4608, 512), (4096, 1024), (512, 512)] {
+            for urgency in [Urgency::Now, Urgency::Ahead] {
+                let at = Extent::new(start, len);
+                let mut block = Block::private(len as usize);
+                block.copy_in(0, &vec![9; len as usize]);
+                let read = disk.read(at, block, urgency).wait().unwrap().unwrap();
+                let bytes = &expected[start as usize..(start + len) as usize];
+                assert_eq!(&read.into_private()[..], bytes, "{direct} {at}");
+            }
+        }
+        file.as_file().set_len(4700).unwrap();
+        let short = disk.read_now(Extent::new(4608, 512), Block::private(512));
+        assert!(matches!(short.unwrap_err().error, Error::Short { .. }));
+        file.as_file().set_len(5000).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(file.as_file(), &expected[..5000], 0).unwrap();
+    }
+    let options = FileOptions { write: true, direct: false, uring: false };
+    let disk = FileDisk::open(file.path(), options).unwrap();
+    assert_eq!(disk.properties().len_bytes, 4608);
+}
+
+#[test]
 fn a_disk_in_use_is_refused() {
     let file = image(4096);
     let read = FileOptions { write: false, direct: false, uring: false };

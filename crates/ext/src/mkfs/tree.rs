@@ -73,6 +73,12 @@ pub trait Contents: Sync {
     /// # Errors
     /// What the source says; it becomes [`Error::Source`] with the path of the file.
     fn read(&self, source: u64, at_bytes: u64, into: &mut [u8]) -> std::io::Result<()>;
+
+    /// Whether they had better be read in the order of `source`, and each file from its start:
+    /// what comes as a stream is begun again for every step back.
+    fn in_order(&self) -> bool {
+        false
+    }
 }
 
 impl What {
@@ -244,9 +250,21 @@ impl Tree {
         Ok(())
     }
 
+    /// Takes a name from a directory; what had it, which may have others.
+    pub fn remove(&mut self, dir: NodeId, name: &[u8]) -> Option<NodeId> {
+        self.names.get_mut(&dir)?.remove(name)
+    }
+
     /// A path that leads to a node.
     pub fn path(&self, id: NodeId) -> String {
-        let mut parts = vec![];
+        let names = self.names_to(id);
+        let shown: Vec<_> = names.iter().map(|name| String::from_utf8_lossy(name)).collect();
+        format!("/{}", shown.join("/"))
+    }
+
+    /// The names on the way from the root to a node.
+    pub fn names_to(&self, id: NodeId) -> Vec<Vec<u8>> {
+        let mut names = vec![];
         let mut at = id;
         // A parent is older than what lives in it, so this ends at the root.
         while at != NodeId::ROOT {
@@ -255,11 +273,11 @@ impl Tree {
                 break;
             };
             let name = self.names(parent).find(|(_, found)| *found == at);
-            parts.push(name.map_or("?".into(), |it| String::from_utf8_lossy(it.0).into_owned()));
+            names.push(name.map_or(b"?".to_vec(), |it| it.0.to_vec()));
             at = parent;
         }
-        parts.reverse();
-        format!("/{}", parts.join("/"))
+        names.reverse();
+        names
     }
 }
 

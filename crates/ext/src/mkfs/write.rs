@@ -3,6 +3,9 @@
 //! ```text
 //!   wipe ─flush─▶ contents (threads fill, the disk writes) ─▶ tables of each group ─flush─▶ super ─flush
 //! ```
+//! Contents that had better be read in order are written last, in the order of their source:
+//! batches of them, each in the order of the disk.
+//!
 //! Law: memory is bounded whatever the tree holds: so many requests are under way and no more.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,6 +31,8 @@ use crate::{FileId, FsBlock};
 const REQUEST_BYTES: u64 = 1 << 20;
 /// Bytes that may be on their way before they are waited for.
 pub(super) const UNDER_WAY_BYTES: u64 = 32 << 20;
+/// Bytes that are read in the order of their source before they are written in the disk's.
+const BATCH_BYTES: u64 = 16 << 20;
 /// Threads that read contents. More than there are CPUs: they wait for the source's disk.
 const THREADS: usize = 4;
 /// What is wiped at the start and at the end of a disk that may hold something else.
@@ -134,6 +139,19 @@ impl Writer<'_> {
         Ok(())
     }
 
+    /// Writes a batch in the order of the disk, and waits until the one before is out of memory.
+    fn batch(&self, mut batch: Vec<Write>, before: &mut Option<Ticket>) -> Result<()> {
+        batch.sort_unstable_by_key(|write| write.at_bytes);
+        let bytes = batch.iter().map(|write| write.block.len() as u64).sum();
+        let ticket = self.target.disk.submit(Group { writes: batch }, &[]);
+        let ticket = ticket.map_err(|refused| Error::Io(refused.error))?;
+        if let Some(before) = before.replace(ticket) {
+            self.target.disk.settle(before)?;
+        }
+        (self.target.progress)(bytes);
+        Ok(())
+    }
+
     /// What was submitted up to this is durable.
     pub(super) fn wait(&self, ticket: Ticket) -> Result<()> {
         Ok(self.target.disk.wait(ticket)?)
@@ -186,7 +204,7 @@ fn write_contents(
     contents: &dyn Contents,
     writer: &Writer<'_>,
 ) -> Result<Vec<Mapped>> {
-    let producer = Mutex::new(Producer::new(plan));
+    let producer = Mutex::new(Producer::new(plan, contents.in_order()));
     let window = Mutex::new((0, None::<Ticket>));
     let failed = AtomicBool::new(false);
     let work = || -> Result<()> {
@@ -216,9 +234,53 @@ fn write_contents(
     done?;
     let producer = producer.into_inner().unwrap_or_else(PoisonError::into_inner);
     match producer.broken {
-        true => Err(Error::Misuse("the plan gave out too few blocks".into())),
-        false => Ok(producer.mapped),
+        true => return Err(Error::Misuse("the plan gave out too few blocks".into())),
+        false => write_in_order(plan, contents, writer, producer.later)?,
     }
+    Ok(producer.mapped)
+}
+
+/// A run of contents that is written once its turn has come in the source.
+struct Later {
+    source: u64,
+    node: u32,
+    at_bytes: u64,
+    len_bytes: u64,
+    /// On the disk, in blocks.
+    at: u64,
+}
+
+fn write_in_order(
+    plan: &Plan<'_>,
+    contents: &dyn Contents,
+    writer: &Writer<'_>,
+    mut later: Vec<Later>,
+) -> Result<()> {
+    let block_bytes = u64::from(writer.block_bytes);
+    later.sort_unstable_by_key(|run| (run.source, run.at_bytes));
+    let mut batch: Vec<Write> = vec![];
+    let mut held = 0;
+    let mut before = None;
+    for run in later {
+        let mut done = 0;
+        while done < run.len_bytes {
+            let len = (run.len_bytes - done).min(REQUEST_BYTES);
+            let mut memory = Private::new(index(len.next_multiple_of(block_bytes)));
+            let Some(room) = memory.get_mut(..index(len)) else { break };
+            contents
+                .read(run.source, run.at_bytes + done, room)
+                .map_err(|error| Error::Source { path: plan.tree.path(NodeId(run.node)), error })?;
+            held += memory.len() as u64;
+            let at_bytes = run.at * block_bytes + done;
+            batch.push(Write { at_bytes, block: memory.into() });
+            done += len;
+            if held >= BATCH_BYTES {
+                writer.batch(std::mem::take(&mut batch), &mut before)?;
+                held = 0;
+            }
+        }
+    }
+    writer.batch(batch, &mut before)
 }
 
 /// Waits for what was submitted a window ago, so that memory is bounded.
@@ -275,10 +337,13 @@ struct Producer<'a> {
     parts: std::collections::VecDeque<(u64, u64, Fill)>,
     mapped: Vec<Mapped>,
     broken: bool,
+    /// Whether contents are for later.
+    in_order: bool,
+    later: Vec<Later>,
 }
 
 impl<'a> Producer<'a> {
-    fn new(plan: &'a Plan<'a>) -> Self {
+    fn new(plan: &'a Plan<'a>, in_order: bool) -> Self {
         Self {
             plan,
             next: 0,
@@ -286,6 +351,8 @@ impl<'a> Producer<'a> {
             parts: Default::default(),
             mapped: Vec::with_capacity(plan.placed.len()),
             broken: false,
+            in_order,
+            later: vec![],
         }
     }
 
@@ -417,7 +484,15 @@ impl<'a> Producer<'a> {
                     (at, blocks, fill(start, end))
                 }
             };
-            self.parts.push_back((at, blocks.into(), what));
+            match what {
+                Fill::Contents { node, at_bytes, len_bytes } if self.in_order => {
+                    let What::File { source, .. } = self.plan.tree.node(NodeId(node)).what else {
+                        continue;
+                    };
+                    self.later.push(Later { source, node, at_bytes, len_bytes, at });
+                }
+                what => self.parts.push_back((at, blocks.into(), what)),
+            }
         }
         Some(built.pointers)
     }

@@ -1,0 +1,163 @@
+//! A disk inside a file, whatever maps the one to the other.
+//!
+//! ```text
+//!   read ──▶ Map::find: the longest run from here ──▶ zeros · bytes of the file · a packed piece
+//! ```
+//! Law: a piece that must be unpacked is unpacked once for reads that follow each other, and
+//! takes so much memory and no more.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use draconis_device::{
+    Atomic, Disk, Error as DiskError, Extent, Group, Pending, Properties, ReadAnswer, Refused,
+    Ticket, Urgency,
+};
+use draconis_exchange::heap::Block;
+
+use crate::Error;
+use crate::source::Source;
+
+/// What the smallest part of a disk inside is.
+pub(crate) const SECTOR_BYTES: u32 = 512;
+/// Unpacked pieces that are kept.
+const KEPT: usize = 16;
+/// The longest piece that is unpacked as a whole.
+pub(crate) const LONGEST_PIECE: u64 = 2 << 20;
+
+/// Where bytes of the disk are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Place {
+    /// They are zeros.
+    Zeros,
+    /// In the file, from this byte on.
+    At(u64),
+    /// So many bytes behind the start of a piece that [`Map::unpack`] unpacks.
+    Packed { piece: u64, skip: u64 },
+    /// At this byte of the file that is behind this one.
+    Behind(u64),
+}
+
+/// How a file holds a disk.
+pub(crate) trait Map: Send + Sync {
+    /// Length of the disk.
+    fn len_bytes(&self) -> u64;
+
+    /// Where the byte `at` is, and how many from it on are so: at least one.
+    fn find(&self, file: &Source, at: u64) -> Result<(Place, u64), Error>;
+
+    /// Unpacks a piece.
+    fn unpack(&self, _: &Source, _: u64) -> Result<Vec<u8>, Error> {
+        Err(Error::Damaged("nothing in it is packed"))
+    }
+}
+
+/// A disk inside a file.
+pub(crate) struct Inside<M> {
+    file: Source,
+    map: M,
+    behind: Option<Arc<dyn Disk>>,
+    properties: Properties,
+    kept: Mutex<VecDeque<(u64, Arc<Vec<u8>>)>>,
+}
+
+impl<M: Map> Inside<M> {
+    pub(crate) fn new(file: Source, map: M, behind: Option<Arc<dyn Disk>>) -> Self {
+        let len = map.len_bytes();
+        let properties = Properties {
+            len_bytes: len - len % u64::from(SECTOR_BYTES),
+            sector_bytes: SECTOR_BYTES,
+            read_only: true,
+            atomic: Atomic::None,
+            discards: false,
+            ..file.disk().properties()
+        };
+        Self { file, map, behind, properties, kept: Mutex::default() }
+    }
+
+    fn fill(&self, at: u64, into: &mut [u8]) -> Result<(), Error> {
+        let mut done = 0;
+        while let Some(rest) = into.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            let (place, run) = self.map.find(&self.file, at + done as u64)?;
+            let len = rest.len().min(usize::try_from(run).unwrap_or(usize::MAX)).max(1);
+            let Some(room) = rest.get_mut(..len) else { break };
+            match place {
+                Place::Zeros => room.fill(0),
+                Place::At(from) => self.file.read(from, room)?,
+                Place::Packed { piece, skip } => {
+                    let unpacked = self.unpacked(piece)?;
+                    let skip = usize::try_from(skip).unwrap_or(usize::MAX);
+                    let there = unpacked.get(skip..).unwrap_or_default();
+                    let there =
+                        there.get(..len).ok_or(Error::Damaged("a packed piece is short"))?;
+                    room.copy_from_slice(there);
+                }
+                Place::Behind(from) => self.behind(from, room)?,
+            }
+            done += len;
+        }
+        Ok(())
+    }
+
+    /// What is behind reads as zeros beyond its end.
+    fn behind(&self, from: u64, room: &mut [u8]) -> Result<(), Error> {
+        room.fill(0);
+        let Some(behind) = &self.behind else { return Ok(()) };
+        let left = behind.properties().len_bytes.saturating_sub(from);
+        let len = room.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        match room.get_mut(..len) {
+            Some(room) => Source::new(behind.clone()).read(from, room),
+            None => Ok(()),
+        }
+    }
+
+    fn unpacked(&self, piece: u64) -> Result<Arc<Vec<u8>>, Error> {
+        let lock = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, bytes)) = lock().iter().find(|(kept, _)| *kept == piece) {
+            return Ok(bytes.clone());
+        }
+        let bytes = Arc::new(self.map.unpack(&self.file, piece)?);
+        let mut kept = lock();
+        kept.push_back((piece, bytes.clone()));
+        if kept.len() > KEPT {
+            kept.pop_front();
+        }
+        Ok(bytes)
+    }
+}
+
+impl<M: Map> Disk for Inside<M> {
+    fn properties(&self) -> Properties {
+        self.properties
+    }
+
+    fn read(&self, at: Extent, mut into: Block, _: Urgency) -> Pending<ReadAnswer> {
+        let checked = self.properties.check(at, into.len());
+        let done = checked.and_then(|()| {
+            let mut bytes = vec![0; into.len()];
+            self.fill(at.start_bytes, &mut bytes).map_err(|error| error.of_a_read(at))?;
+            into.copy_in(0, &bytes);
+            Ok(())
+        });
+        Pending::ready(match done {
+            Ok(()) => Ok(into),
+            Err(error) => Err(Refused { goods: Some(into), error }),
+        })
+    }
+
+    fn submit_chain(
+        &self,
+        chain: Vec<Group>,
+        _: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        Err(Refused { goods: Some(chain), error: DiskError::ReadOnly })
+    }
+
+    fn settle(&self, ticket: Ticket) -> Result<(), DiskError> {
+        Err(DiskError::NoTicket(ticket))
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<(), DiskError> {
+        Err(DiskError::NoTicket(ticket))
+    }
+}

@@ -1,0 +1,174 @@
+//! Volumes inside other files: disk images of virtual machines, partitions, compressed files.
+//!
+//! ```text
+//!   file ──▶ open: qcow2 · VHDX · VHD · VMDK · Android sparse ──▶ a disk
+//!        ──▶ parts: the partitions that hold what is looked for
+//!        ──▶ signature: the name of what is no volume
+//! ```
+//! Law 1: no path is opened and nothing is written: a process that is confined can do all of it.
+//! Law 2: no bytes make it panic, loop, or take memory in proportion to what they claim.
+//! Law 3: what is not read is refused by its name, and what would help is said.
+//!
+//! This crate does not know what a file system is, but for the marks in [`signature`].
+
+#![forbid(unsafe_code)]
+#![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
+#![cfg_attr(
+    test,
+    allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "tests")
+)]
+
+mod android;
+mod inside;
+pub mod packing;
+mod parts;
+mod qcow2;
+pub mod signature;
+mod source;
+#[cfg(test)]
+mod tests;
+mod vhd;
+mod vhdx;
+mod vmdk;
+
+use std::sync::Arc;
+
+use draconis_device::{Disk, Extent, View};
+
+use crate::inside::Inside;
+pub use crate::parts::{Parts, parts};
+use crate::source::Source;
+
+/// How a file holds a disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Format {
+    /// QEMU's.
+    Qcow2,
+    /// Virtual PC's.
+    Vhd,
+    /// Hyper-V's.
+    Vhdx,
+    /// VMware's.
+    Vmdk,
+    /// Android's.
+    Android,
+}
+
+impl Format {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Qcow2 => "qcow2",
+            Self::Vhd => "VHD",
+            Self::Vhdx => "VHDX",
+            Self::Vmdk => "VMDK",
+            Self::Android => "Android sparse",
+        }
+    }
+
+    /// What the first bytes of a file say.
+    fn of(head: &[u8]) -> Option<Self> {
+        Some(match head {
+            [b'Q', b'F', b'I', 0xFB, ..] => Self::Qcow2,
+            _ if head.starts_with(b"vhdxfile") => Self::Vhdx,
+            [b'K', b'D', b'M', b'V', ..] => Self::Vmdk,
+            [0x3A, 0xFF, 0x26, 0xED, ..] => Self::Android,
+            _ if vhd::is_footer(head) => Self::Vhd,
+            _ => return None,
+        })
+    }
+}
+
+/// What is known and not read.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Unsupported {
+    /// A version of a format.
+    #[error("{0} of version {1} is not read; qemu-img convert -O raw makes an image that is")]
+    Version(&'static str, u64),
+    /// A feature of a format.
+    #[error("{0} with {1} is not read; qemu-img convert -O raw makes an image that is")]
+    Feature(&'static str, &'static str),
+    /// It is encrypted.
+    #[error("{0}, encrypted: qemu-img convert --image-opts decrypts it with its key")]
+    Encrypted(&'static str),
+    /// It holds only what differs from another.
+    #[error("it holds only what differs from {0:?}: --backing FILE says where that is")]
+    Behind(String),
+}
+
+/// Why there is no disk inside.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Error {
+    /// The file could not be read.
+    #[error(transparent)]
+    Disk(#[from] draconis_device::Error),
+    /// The file contradicts itself.
+    #[error("damaged: {0}")]
+    Damaged(&'static str),
+    /// It is known and not read.
+    #[error(transparent)]
+    Unsupported(#[from] Unsupported),
+}
+
+impl Error {
+    /// What a read of the disk inside says of it: what a format has no place for is told like
+    /// a place that cannot be read.
+    fn of_a_read(self, extent: Extent) -> draconis_device::Error {
+        match self {
+            Self::Disk(error) => error,
+            Self::Damaged(_) | Self::Unsupported(_) => {
+                draconis_device::Error::Short { extent, got_bytes: 0 }
+            }
+        }
+    }
+}
+
+/// A disk, and how the file holds it if it is not the file itself.
+pub struct Opened {
+    /// The disk.
+    pub disk: Arc<dyn Disk>,
+    /// How it is held; none if it lies in the file as it is.
+    pub format: Option<Format>,
+}
+
+/// Opens the disk that a file holds: the file itself, if it is none of the known formats.
+/// `behind` are the files that it and those behind it say they differ from, the nearest first;
+/// names that a file holds are never opened.
+///
+/// # Errors
+/// See [`Error`].
+pub fn open(file: Arc<dyn Disk>, behind: &[Arc<dyn Disk>]) -> Result<Opened, Error> {
+    let source = Source::new(file.clone());
+    let len = source.len_bytes();
+    let head = source.bytes(0, len.min(512) as usize)?;
+    let tail = source.bytes(len.saturating_sub(512), len.min(512) as usize)?;
+    if let Some(len_bytes) = vhd::fixed(&tail, len) {
+        // It lies there as it is, and can be changed like any other.
+        let disk = Arc::new(View::new(file, Extent::new(0, len_bytes))?);
+        return Ok(Opened { disk, format: None });
+    }
+    let Some(format) = Format::of(&head) else {
+        return Ok(Opened { disk: file, format: None });
+    };
+    let disk: Arc<dyn Disk> = match format {
+        Format::Qcow2 => {
+            let map = qcow2::Qcow2::open(&source)?;
+            let below = match (&map.behind, behind.split_first()) {
+                (None, _) => None,
+                (Some(name), None) => return Err(Unsupported::Behind(name.clone()).into()),
+                (Some(_), Some((next, rest))) if !map.behind_is_raw => {
+                    Some(open(next.clone(), rest)?.disk)
+                }
+                (Some(_), Some((next, _))) => Some(next.clone()),
+            };
+            Arc::new(Inside::new(source, map, below))
+        }
+        Format::Vhd => Arc::new(Inside::new(source.clone(), vhd::Vhd::open(&source)?, None)),
+        Format::Vhdx => Arc::new(Inside::new(source.clone(), vhdx::Vhdx::open(&source)?, None)),
+        Format::Vmdk => Arc::new(Inside::new(source.clone(), vmdk::Vmdk::open(&source)?, None)),
+        Format::Android => {
+            Arc::new(Inside::new(source.clone(), android::Android::open(&source)?, None))
+        }
+    };
+    Ok(Opened { disk, format: Some(format) })
+}

@@ -1,0 +1,210 @@
+//! Files that are compressed, recognised by their first bytes and unpacked as a stream.
+//!
+//! Law 1: unpacking takes so much memory and no more, whatever the file says it needs.
+//! Law 2: what has a checksum is compared with it; what ends too early is an error.
+
+use std::io::{BufRead, Error, ErrorKind, Read, Result};
+
+use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
+use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
+
+/// Bytes that tell how a file is compressed.
+pub const HEAD_BYTES: usize = 6;
+
+/// The longest distance to which a zstd or xz file may refer back: what `zstd --long` and
+/// `xz -9` use by default, and no more than the smallest machine has.
+const WINDOW_BYTES: u64 = 128 << 20;
+
+/// How a file is compressed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Packing {
+    /// gzip, in any number of members.
+    Gzip,
+    /// Zstandard, in any number of frames.
+    Zstd,
+    /// xz, in any number of streams.
+    Xz,
+    /// bzip2, which is recognised and not unpacked.
+    Bzip2,
+}
+
+impl Packing {
+    /// What the first [`HEAD_BYTES`] of a file say; `None` if it is as it is.
+    pub fn of(head: &[u8]) -> Option<Self> {
+        Some(match head {
+            [0x1F, 0x8B, 8, ..] => Self::Gzip,
+            [0x28, 0xB5, 0x2F, 0xFD, ..] => Self::Zstd,
+            // A skippable frame, which may come first.
+            [0x50..=0x5F, 0x2A, 0x4D, 0x18, ..] => Self::Zstd,
+            [0xFD, b'7', b'z', b'X', b'Z', 0, ..] => Self::Xz,
+            [b'B', b'Z', b'h', b'1'..=b'9', ..] => Self::Bzip2,
+            _ => return None,
+        })
+    }
+
+    /// What unpacks it on a command line, and its name.
+    pub const fn program(self) -> &'static str {
+        match self {
+            Self::Gzip => "gzip",
+            Self::Zstd => "zstd",
+            Self::Xz => "xz",
+            Self::Bzip2 => "bzip2",
+        }
+    }
+
+    /// Unpacks `packed` from its start.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] for bzip2.
+    pub fn unpack<'a>(self, packed: impl BufRead + Send + 'a) -> Result<Box<dyn Read + Send + 'a>> {
+        Ok(match self {
+            Self::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(packed)),
+            Self::Xz => {
+                let most_kib = (WINDOW_BYTES >> 10) as u32;
+                Box::new(lzma_rust2::XzReader::new_mem_limit(packed, true, most_kib))
+            }
+            Self::Zstd => Box::new(Zstd::new(packed)),
+            Self::Bzip2 => {
+                let what = "compressed with bzip2, which is not read here: bzip2 -dc unpacks it";
+                return Err(Error::new(ErrorKind::Unsupported, what));
+            }
+        })
+    }
+}
+
+/// The frames of a zstd file, one after the other.
+struct Zstd<R> {
+    packed: R,
+    decoder: FrameDecoder,
+    inside: bool,
+}
+
+impl<R: BufRead> Zstd<R> {
+    fn new(packed: R) -> Self {
+        let mut decoder = FrameDecoder::new();
+        decoder.set_max_window_size(WINDOW_BYTES);
+        Self { packed, decoder, inside: false }
+    }
+
+    /// Goes to the next frame; `false` at the end.
+    fn next_frame(&mut self) -> Result<bool> {
+        while !self.packed.fill_buf()?.is_empty() {
+            match self.decoder.reset(&mut self.packed) {
+                Ok(()) => return Ok(true),
+                Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
+                    length,
+                    ..
+                })) => {
+                    let skipped = (&mut self.packed).take(length.into());
+                    let skipped = std::io::copy(&mut { skipped }, &mut std::io::sink())?;
+                    if skipped < u64::from(length) {
+                        return Err(ErrorKind::UnexpectedEof.into());
+                    }
+                }
+                Err(error) => return Err(Error::new(ErrorKind::InvalidData, error)),
+            }
+        }
+        Ok(false)
+    }
+
+    fn end_frame(&mut self) -> Result<()> {
+        let said = self.decoder.get_checksum_from_data();
+        if said.is_some() && said != self.decoder.get_calculated_checksum() {
+            return Err(Error::new(ErrorKind::InvalidData, "a zstd frame has a wrong checksum"));
+        }
+        Ok(())
+    }
+}
+
+impl<R: BufRead> Read for Zstd<R> {
+    fn read(&mut self, into: &mut [u8]) -> Result<usize> {
+        if into.is_empty() {
+            return Ok(0);
+        }
+        loop {
+            if !self.inside {
+                self.inside = self.next_frame()?;
+                if !self.inside {
+                    return Ok(0);
+                }
+            }
+            if self.decoder.can_collect() > 0 {
+                let got = self.decoder.read(into)?;
+                if got > 0 {
+                    return Ok(got);
+                }
+            }
+            if self.decoder.is_finished() {
+                self.end_frame()?;
+                self.inside = false;
+                continue;
+            }
+            let one = BlockDecodingStrategy::UptoBlocks(1);
+            self.decoder
+                .decode_blocks(&mut self.packed, one)
+                .map_err(|error| Error::new(ErrorKind::InvalidData, error))?;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unpack(packed: &[u8]) -> Result<Vec<u8>> {
+        let packing = Packing::of(packed).expect("it is packed");
+        let mut all = vec![];
+        packing.unpack(packed)?.read_to_end(&mut all)?;
+        Ok(all)
+    }
+
+    fn text() -> Vec<u8> {
+        (0..200_000u32).flat_map(|n| (n / 7).to_le_bytes()).collect()
+    }
+
+    fn gzip(bytes: &[u8]) -> Vec<u8> {
+        let mut packed = vec![];
+        let mut encoder = flate2::bufread::GzEncoder::new(bytes, flate2::Compression::fast());
+        encoder.read_to_end(&mut packed).unwrap();
+        packed
+    }
+
+    fn zstd(bytes: &[u8]) -> Vec<u8> {
+        ruzstd::encoding::compress_to_vec(bytes, ruzstd::encoding::CompressionLevel::Fastest)
+    }
+
+    #[test]
+    fn members_and_frames_follow_each_other() {
+        let twice = [text(), text()].concat();
+        assert_eq!(unpack(&[gzip(&text()), gzip(&text())].concat()).unwrap(), twice);
+        let skipped = [&[0x5A, 0x2A, 0x4D, 0x18, 3, 0, 0, 0, 9, 9, 9][..], &zstd(&text())].concat();
+        assert_eq!(unpack(&[&skipped[..], &skipped].concat()).unwrap(), twice);
+        assert_eq!(unpack(&skipped[..11]).unwrap(), b"");
+    }
+
+    #[test]
+    fn what_ends_too_early_or_is_changed_is_an_error() {
+        for packed in [gzip(&text()), zstd(&text())] {
+            for len in [11, packed.len() / 2, packed.len() - 1] {
+                assert!(unpack(&packed[..len]).is_err(), "{len} of {}", packed.len());
+            }
+            let mut changed = packed.clone();
+            let last = changed.len() - 1;
+            changed[last] ^= 1;
+            assert!(unpack(&changed).is_err());
+        }
+        assert!(unpack(&[0x5A, 0x2A, 0x4D, 0x18, 30, 0, 0, 0, 9]).is_err());
+        assert_eq!(unpack(b"BZh91AY").unwrap_err().kind(), ErrorKind::Unsupported);
+    }
+
+    #[test]
+    fn a_window_beyond_the_bound_is_refused() {
+        // A frame header with a window of 1 TiB, and one block.
+        let huge = [0x28, 0xB5, 0x2F, 0xFD, 0, 0xF0, 1, 0, 0];
+        assert!(unpack(&huge).is_err());
+        // xz: a block header that wants a dictionary of 4 GiB - 1.
+        let mut xz = vec![0xFD, b'7', b'z', b'X', b'Z', 0, 0, 1, 0x69, 0x22, 0xDE, 0x36];
+        xz.extend([2, 0, 0x21, 1, 40, 0, 0, 0]);
+        assert!(unpack(&xz).is_err());
+    }
+}

@@ -1,0 +1,203 @@
+//! qcow2, versions 2 and 3: QEMU's images, which grow with what is written.
+//!
+//! ```text
+//!   | header | .. | first table ──▶ second tables ──▶ clusters: plain, packed, zeros, absent |
+//! ```
+//! After `docs/interop/qcow2.rst` of QEMU. Snapshots are not looked at: it is read as it is now.
+//!
+//! Law: a table is read where it is needed, and what it says is checked against the file.
+
+use std::io::Read;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::inside::{LONGEST_PIECE, Map, Place};
+use crate::source::{Source, be32, be64};
+use crate::{Error, Unsupported};
+
+/// Entries of the first table: what a disk of 8 EiB needs with clusters of 2 MiB, and no more
+/// than 32 MiB, as QEMU has it.
+const MOST_ENTRIES: u64 = 4 << 20;
+/// Second tables that are kept.
+const KEPT: usize = 32;
+
+/// The extension of the header that names the format of what is behind.
+const BACKING_FORMAT: u32 = 0xE279_2ACA;
+const MOST_EXTENSIONS: u32 = 64;
+
+const OFFSET: u64 = 0x00FF_FFFF_FFFF_FE00;
+const COMPRESSED: u64 = 1 << 62;
+const ZEROS: u64 = 1;
+
+const DIRTY: u64 = 1;
+const CORRUPT: u64 = 2;
+const EXTERNAL_DATA: u64 = 4;
+const COMPRESSION: u64 = 8;
+const EXTENDED: u64 = 16;
+
+/// A table, by its place in the file.
+type Table = (u64, Arc<Vec<u64>>);
+
+pub(crate) struct Qcow2 {
+    len_bytes: u64,
+    cluster_bits: u32,
+    first: Vec<u64>,
+    kept: Mutex<Vec<Table>>,
+    zstd: bool,
+    /// What it is behind, by the name that it says.
+    pub(crate) behind: Option<String>,
+    /// Whether that is to be taken as it is, whatever it looks like.
+    pub(crate) behind_is_raw: bool,
+}
+
+impl Qcow2 {
+    pub(crate) fn open(file: &Source) -> Result<Self, Error> {
+        let head = file.bytes(0, 112.min(file.len_bytes()) as usize)?;
+        let version = be32(&head, 4);
+        if !matches!(version, 2 | 3) {
+            return Err(Unsupported::Version("qcow2", version.into()).into());
+        }
+        let cluster_bits = be32(&head, 20);
+        if !(9..=21).contains(&cluster_bits) {
+            return Err(Error::Damaged("qcow2: clusters of an impossible size"));
+        }
+        if be32(&head, 32) != 0 {
+            return Err(Unsupported::Encrypted("qcow2").into());
+        }
+        let incompatible = if version == 3 { be64(&head, 72) } else { 0 };
+        if incompatible & EXTERNAL_DATA != 0 {
+            return Err(Unsupported::Feature("qcow2", "its contents in another file").into());
+        }
+        if incompatible & EXTENDED != 0 {
+            return Err(Unsupported::Feature("qcow2", "clusters in parts (extended_l2)").into());
+        }
+        if incompatible & CORRUPT != 0 {
+            return Err(Error::Damaged(
+                "qcow2: it is marked as damaged; qemu-img check repairs it",
+            ));
+        }
+        if incompatible & !(DIRTY | COMPRESSION) != 0 {
+            return Err(Unsupported::Feature("qcow2", "features that are not known").into());
+        }
+        let zstd = match (incompatible & COMPRESSION != 0, head.get(104)) {
+            (false, _) | (true, Some(0)) => false,
+            (true, Some(1)) => true,
+            _ => return Err(Unsupported::Feature("qcow2", "a compression").into()),
+        };
+        let len_bytes = be64(&head, 24);
+        let entries = u64::from(be32(&head, 36));
+        // Each entry of the first table leads to a cluster of entries.
+        let covered = 1u128 << (2 * cluster_bits - 3);
+        let needed = u128::from(len_bytes).div_ceil(covered);
+        if u128::from(entries) < needed || needed > u128::from(MOST_ENTRIES) {
+            return Err(Error::Damaged("qcow2: its first table does not fit its length"));
+        }
+        let first = table(file, be64(&head, 40), needed as u64)?;
+        let behind = match (be64(&head, 8), be32(&head, 16)) {
+            (0, _) | (_, 0) => None,
+            (_, len) if len > 1023 => return Err(Error::Damaged("qcow2: a name too long")),
+            (at, len) => {
+                let name = file.bytes(at, len as usize)?;
+                Some(String::from_utf8_lossy(&name).into_owned())
+            }
+        };
+        let behind_is_raw = behind.is_some() && says_raw(file, &head, version)?;
+        let kept = Mutex::default();
+        Ok(Self { len_bytes, cluster_bits, first, kept, zstd, behind, behind_is_raw })
+    }
+
+    fn cluster(&self) -> u64 {
+        1 << self.cluster_bits
+    }
+
+    /// The second table at a place of the file.
+    fn second(&self, file: &Source, at: u64) -> Result<Arc<Vec<u64>>, Error> {
+        let lock = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, found)) = lock().iter().find(|(kept, _)| *kept == at) {
+            return Ok(found.clone());
+        }
+        let found = Arc::new(table(file, at, self.cluster() / 8)?);
+        let mut kept = lock();
+        if kept.len() >= KEPT {
+            kept.remove(0);
+        }
+        kept.push((at, found.clone()));
+        Ok(found)
+    }
+}
+
+/// Whether an extension of the header says that what is behind is a raw image.
+fn says_raw(file: &Source, head: &[u8], version: u32) -> Result<bool, Error> {
+    let mut at = if version == 3 { u64::from(be32(head, 100)) } else { 72 };
+    for _ in 0..MOST_EXTENSIONS {
+        let extension = file.bytes(at, 8)?;
+        let (kind, len) = (be32(&extension, 0), be32(&extension, 4));
+        match kind {
+            0 => break,
+            BACKING_FORMAT if len <= 64 => return Ok(file.bytes(at + 8, len as usize)? == b"raw"),
+            _ => at = at.saturating_add(8 + u64::from(len).next_multiple_of(8)),
+        }
+    }
+    Ok(false)
+}
+
+fn table(file: &Source, at: u64, entries: u64) -> Result<Vec<u64>, Error> {
+    // Bounded by the caller: by MOST_ENTRIES, or by the size of a cluster.
+    let bytes = file.bytes(at, (entries * 8) as usize)?;
+    Ok((0..entries as usize).map(|nth| be64(&bytes, nth * 8)).collect())
+}
+
+impl Map for Qcow2 {
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    fn find(&self, file: &Source, at: u64) -> Result<(Place, u64), Error> {
+        let (nth, skip) = (at >> self.cluster_bits, at % self.cluster());
+        let rest = self.cluster() - skip;
+        let per_table = self.cluster() / 8;
+        let first = usize::try_from(nth / per_table).ok().and_then(|nth| self.first.get(nth));
+        let first = first.copied().unwrap_or(0) & OFFSET;
+        if first == 0 {
+            let table_bytes = per_table << self.cluster_bits;
+            return Ok((Place::Behind(at), table_bytes - at % table_bytes));
+        }
+        let second = self.second(file, first)?;
+        let entry = second.get((nth % per_table) as usize).copied().unwrap_or(0);
+        if entry & COMPRESSED != 0 {
+            return Ok((Place::Packed { piece: entry, skip }, rest));
+        }
+        Ok(match entry & OFFSET {
+            _ if entry & ZEROS != 0 => (Place::Zeros, rest),
+            0 => (Place::Behind(at), rest),
+            cluster => match file.len_bytes().checked_sub(cluster + skip) {
+                // The last cluster need not be there as a whole.
+                Some(left) if left > 0 => (Place::At(cluster + skip), rest.min(left)),
+                _ if cluster < file.len_bytes() => (Place::Zeros, rest),
+                _ => return Err(Error::Damaged("qcow2: a cluster behind the end of the file")),
+            },
+        })
+    }
+
+    fn unpack(&self, file: &Source, entry: u64) -> Result<Vec<u8>, Error> {
+        // The length in sectors is above the offset, in so many bits more as clusters are large.
+        let bits = 62 - (self.cluster_bits - 8);
+        let at = entry & ((1 << bits) - 1);
+        let sectors = (entry & (COMPRESSED - 1)) >> bits;
+        let len = ((sectors + 1) * 512 - at % 512).min(LONGEST_PIECE * 2);
+        let len = len.min(file.len_bytes().saturating_sub(at));
+        let packed = file.bytes(at, len as usize)?;
+        let mut unpacked = Vec::new();
+        let read = if self.zstd {
+            let unpack = crate::packing::Packing::Zstd.unpack(&packed[..]);
+            unpack.and_then(|stream| stream.take(self.cluster()).read_to_end(&mut unpacked))
+        } else {
+            let stream = flate2::bufread::DeflateDecoder::new(&packed[..]);
+            stream.take(self.cluster()).read_to_end(&mut unpacked)
+        };
+        match read {
+            // What follows a packed cluster in its last sector is another's.
+            _ if unpacked.len() as u64 == self.cluster() => Ok(unpacked),
+            _ => Err(Error::Damaged("qcow2: a packed cluster cannot be unpacked")),
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! The file that something is inside of: read by bytes, whole sectors underneath.
+
+use std::sync::Arc;
+
+use draconis_device::{Disk, Extent};
+use draconis_exchange::heap::Block;
+
+use crate::Error;
+
+/// A disk that is read by bytes.
+#[derive(Clone)]
+pub(crate) struct Source {
+    disk: Arc<dyn Disk>,
+    len_bytes: u64,
+    sector_bytes: u64,
+}
+
+impl Source {
+    pub(crate) fn new(disk: Arc<dyn Disk>) -> Self {
+        let properties = disk.properties();
+        let sector_bytes = u64::from(properties.sector_bytes).max(1);
+        Self { disk, len_bytes: properties.len_bytes, sector_bytes }
+    }
+
+    pub(crate) fn disk(&self) -> &Arc<dyn Disk> {
+        &self.disk
+    }
+
+    pub(crate) fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    /// Fills `into` with what is at byte `at`.
+    pub(crate) fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Error> {
+        if into.is_empty() {
+            return Ok(());
+        }
+        let len = into.len() as u64;
+        let end = at.checked_add(len).filter(|end| *end <= self.len_bytes);
+        let end = end.ok_or(Error::Damaged("what it refers to lies behind its end"))?;
+        let start = at - at % self.sector_bytes;
+        let end = end.next_multiple_of(self.sector_bytes).min(self.len_bytes);
+        let extent = Extent::new(start, end - start);
+        let block = Block::private((end - start) as usize);
+        let read = self.disk.read_now(extent, block).map_err(|refused| refused.error)?;
+        read.copy_out((at - start) as usize, into);
+        Ok(())
+    }
+
+    /// `len` bytes from `at` on; `len` was bounded by who asks.
+    pub(crate) fn bytes(&self, at: u64, len: usize) -> Result<Vec<u8>, Error> {
+        let mut bytes = vec![0; len];
+        self.read(at, &mut bytes)?;
+        Ok(bytes)
+    }
+}
+
+/// A number at a place of a structure that was read whole; zero behind its end.
+pub(crate) fn be32(bytes: &[u8], at: usize) -> u32 {
+    number(bytes, at, 4) as u32
+}
+
+pub(crate) fn be64(bytes: &[u8], at: usize) -> u64 {
+    number(bytes, at, 8)
+}
+
+pub(crate) fn le16(bytes: &[u8], at: usize) -> u16 {
+    (number(bytes, at, 2) as u16).swap_bytes()
+}
+
+pub(crate) fn le32(bytes: &[u8], at: usize) -> u32 {
+    be32(bytes, at).swap_bytes()
+}
+
+pub(crate) fn le64(bytes: &[u8], at: usize) -> u64 {
+    be64(bytes, at).swap_bytes()
+}
+
+fn number(bytes: &[u8], at: usize, len: usize) -> u64 {
+    let field = bytes.get(at..at.saturating_add(len)).unwrap_or_default();
+    field.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
+}

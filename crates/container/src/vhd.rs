@@ -1,0 +1,113 @@
+//! VHD: Virtual PC's images, which Azure takes. A fixed one is a disk with a footer behind it.
+//!
+//! ```text
+//!   fixed     | contents | footer |
+//!   dynamic   | footer | header | table of blocks | block: bitmap, contents | .. | footer |
+//! ```
+//! After the Virtual Hard Disk Image Format Specification 1.0. A bit of a block's bitmap says
+//! whether its sector was written; one that was not is zeros.
+
+use crate::inside::{Map, Place};
+use crate::source::{Source, be32, be64};
+use crate::{Error, Unsupported};
+
+const FOOTER_BYTES: u64 = 512;
+const SECTOR: u64 = 512;
+/// Sectors that a sector of a bitmap tells of.
+const PAGE_BITS: u64 = SECTOR * 8;
+const ABSENT: u32 = u32::MAX;
+/// Blocks of a disk: 2 TiB of the usual 2 MiB are a million.
+const MOST_BLOCKS: u64 = 8 << 20;
+
+pub(crate) struct Vhd {
+    len_bytes: u64,
+    block_bytes: u64,
+    table: Vec<u32>,
+}
+
+/// Whether the copy of the footer at the start has its mark.
+pub(crate) fn is_footer(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"conectix")
+}
+
+/// The length of the disk in front of the footer of a fixed image, if this is one of a file of
+/// `len` bytes: nothing else is told by what a file ends with.
+pub(crate) fn fixed(footer: &[u8], len: u64) -> Option<u64> {
+    let disk = be64(footer, 48);
+    let is = is_footer(footer) && sum_fits(footer, 64) && be32(footer, 60) == 2;
+    (is && disk.checked_add(FOOTER_BYTES) == Some(len)).then_some(disk)
+}
+
+fn sum_fits(bytes: &[u8], at: usize) -> bool {
+    let inside = |nth: usize| (at..at + 4).contains(&nth);
+    let bytes_but_it = bytes.iter().enumerate().filter(|(nth, _)| !inside(*nth));
+    let sum = bytes_but_it.fold(0u32, |sum, (_, byte)| sum.wrapping_add(u32::from(*byte)));
+    !sum == be32(bytes, at)
+}
+
+impl Vhd {
+    pub(crate) fn open(file: &Source) -> Result<Self, Error> {
+        // The copy at the start is as good as the footer, and is there if the file was cut off.
+        let footer = file.bytes(0, 512)?;
+        if !is_footer(&footer) || !sum_fits(&footer, 64) {
+            return Err(Error::Damaged("VHD: checksum of the footer"));
+        }
+        let len_bytes = be64(&footer, 48);
+        let (block_bytes, table) = match be32(&footer, 60) {
+            3 => dynamic(file, be64(&footer, 16), len_bytes)?,
+            4 => {
+                return Err(Unsupported::Feature("VHD", "only what differs from another").into());
+            }
+            other => return Err(Unsupported::Version("VHD", other.into()).into()),
+        };
+        Ok(Self { len_bytes, block_bytes, table })
+    }
+}
+
+fn dynamic(file: &Source, at: u64, len_bytes: u64) -> Result<(u64, Vec<u32>), Error> {
+    let header = file.bytes(at, 1024)?;
+    if !header.starts_with(b"cxsparse") || !sum_fits(&header, 36) {
+        return Err(Error::Damaged("VHD: checksum of the header"));
+    }
+    let block = u64::from(be32(&header, 32));
+    if !block.is_power_of_two() || !(SECTOR..=1 << 30).contains(&block) {
+        return Err(Error::Damaged("VHD: blocks of an impossible size"));
+    }
+    let count = len_bytes.div_ceil(block);
+    if count > u64::from(be32(&header, 28)) || count > MOST_BLOCKS {
+        return Err(Error::Damaged("VHD: its table does not fit its length"));
+    }
+    let table = file.bytes(be64(&header, 16), (count * 4) as usize)?;
+    Ok((block, (0..count as usize).map(|nth| be32(&table, nth * 4)).collect()))
+}
+
+impl Map for Vhd {
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    fn find(&self, file: &Source, at: u64) -> Result<(Place, u64), Error> {
+        let (block, skip) = (self.block_bytes, at % self.block_bytes);
+        let entry = usize::try_from(at / block).ok().and_then(|nth| self.table.get(nth));
+        let start = match entry.copied() {
+            None | Some(ABSENT) => return Ok((Place::Zeros, block - skip)),
+            Some(sector) => u64::from(sector) * SECTOR,
+        };
+        let bitmap_bytes = (block / SECTOR / 8).max(1).next_multiple_of(SECTOR);
+        // As far as sectors are alike, in the part of the bitmap that is read at once.
+        let first = skip / SECTOR;
+        let (page, last) = (first / PAGE_BITS, (first / PAGE_BITS + 1) * PAGE_BITS);
+        let bits = file.bytes(start + page * SECTOR, SECTOR as usize)?;
+        let written = |sector: u64| {
+            let byte = bits.get((sector % PAGE_BITS / 8) as usize).copied().unwrap_or(0);
+            byte >> (7 - sector % 8) & 1 == 1
+        };
+        let end = last.min(block / SECTOR);
+        let alike = (first..end).take_while(|it| written(*it) == written(first)).count() as u64;
+        let run = alike * SECTOR - skip % SECTOR;
+        Ok(match written(first) {
+            true => (Place::At(start + bitmap_bytes + skip), run),
+            false => (Place::Zeros, run),
+        })
+    }
+}

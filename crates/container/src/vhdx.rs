@@ -1,0 +1,149 @@
+//! VHDX, fixed and dynamic: Hyper-V's images, and those of WSL.
+//!
+//! ```text
+//!   | file type | header 1 | header 2 | regions ×2 | log | table of blocks | metadata | blocks |
+//! ```
+//! After \[MS-VHDX\]. An image whose log is not empty was not closed; it is refused, since only
+//! replaying that tells what it holds.
+
+use crate::inside::{Map, Place};
+use crate::source::{Source, le16, le32, le64};
+use crate::{Error, Unsupported};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+/// Entries of the table of blocks: 64 TiB of the smallest blocks.
+const MOST_ENTRIES: u64 = 64 << 20 >> 3;
+
+const BAT: [u8; 16] =
+    guid(0x2DC2_7766, 0xF623, 0x4200, [0x9D, 0x64, 0x11, 0x5E, 0x9B, 0xFD, 0x4A, 0x08]);
+const METADATA: [u8; 16] =
+    guid(0x8B7C_A206, 0x4790, 0x4B9A, [0xB8, 0xFE, 0x57, 0x5F, 0x05, 0x0F, 0x88, 0x6E]);
+const FILE_PARAMETERS: [u8; 16] =
+    guid(0xCAA1_6737, 0xFA36, 0x4D43, [0xB3, 0xB6, 0x33, 0xF0, 0xAA, 0x44, 0xE7, 0x6B]);
+const DISK_SIZE: [u8; 16] =
+    guid(0x2FA5_4224, 0xCD1B, 0x4876, [0xB2, 0x11, 0x5D, 0xBE, 0xD8, 0x3B, 0xF4, 0xB8]);
+const SECTOR_SIZE: [u8; 16] =
+    guid(0x8141_BF1D, 0xA96F, 0x4709, [0xBA, 0x47, 0xF2, 0x33, 0xA8, 0xFA, 0xAB, 0x5F]);
+
+/// A GUID as it is stored.
+const fn guid(a: u32, b: u16, c: u16, d: [u8; 8]) -> [u8; 16] {
+    let ([a0, a1, a2, a3], [b0, b1], [c0, c1]) =
+        (a.to_le_bytes(), b.to_le_bytes(), c.to_le_bytes());
+    let [d0, d1, d2, d3, d4, d5, d6, d7] = d;
+    [a0, a1, a2, a3, b0, b1, c0, c1, d0, d1, d2, d3, d4, d5, d6, d7]
+}
+
+pub(crate) struct Vhdx {
+    len_bytes: u64,
+    block_bytes: u64,
+    /// Blocks of contents between two blocks of bitmaps in the table.
+    chunk: u64,
+    table: Vec<u64>,
+}
+
+impl Vhdx {
+    pub(crate) fn open(file: &Source) -> Result<Self, Error> {
+        let header = newest_header(file)?;
+        if le16(&header, 66) != 1 {
+            return Err(Unsupported::Version("VHDX", le16(&header, 66).into()).into());
+        }
+        if header.get(48..64).is_some_and(|log| log != [0; 16]) {
+            return Err(Error::Damaged(
+                "VHDX: it was not closed, and its log is not replayed here; Hyper-V does that when \
+                 it opens it, and so does qemu-img check -r all",
+            ));
+        }
+        let regions = regions(file)?;
+        let region = |id: [u8; 16]| {
+            let found = (0..le32(&regions, 8).min(2047) as usize).map(|nth| 16 + 32 * nth);
+            let mut found = found.filter(|at| regions.get(*at..at + 16) == Some(&id[..]));
+            found.next().map(|at| (le64(&regions, at + 16), u64::from(le32(&regions, at + 24))))
+        };
+        let metadata = region(METADATA).ok_or(Error::Damaged("VHDX: no metadata"))?;
+        let (at, len) = region(BAT).ok_or(Error::Damaged("VHDX: no table of blocks"))?;
+        let items = file.bytes(metadata.0, (64 * KIB) as usize)?;
+        if !items.starts_with(b"metadata") {
+            return Err(Error::Damaged("VHDX: no metadata"));
+        }
+        let item = |id: [u8; 16], bytes: usize| -> Result<Vec<u8>, Error> {
+            let mut found = (0..le16(&items, 10).min(2047) as usize).map(|nth| 32 + 32 * nth);
+            let found = found.find(|at| items.get(*at..at + 16) == Some(&id[..]));
+            let found = found.ok_or(Error::Damaged("VHDX: an item of metadata is missing"))?;
+            file.bytes(metadata.0.saturating_add(le32(&items, found + 16).into()), bytes)
+        };
+        let parameters = item(FILE_PARAMETERS, 8)?;
+        let block_bytes = u64::from(le32(&parameters, 0));
+        if !block_bytes.is_power_of_two() || !(MIB..=256 * MIB).contains(&block_bytes) {
+            return Err(Error::Damaged("VHDX: blocks of an impossible size"));
+        }
+        if le32(&parameters, 4) & 2 != 0 {
+            return Err(Unsupported::Feature("VHDX", "only what differs from another").into());
+        }
+        let len_bytes = le64(&item(DISK_SIZE, 8)?, 0);
+        let sector_bytes = u64::from(le32(&item(SECTOR_SIZE, 4)?, 0));
+        if !matches!(sector_bytes, 512 | 4096) {
+            return Err(Error::Damaged("VHDX: sectors of an impossible size"));
+        }
+        let chunk = (sector_bytes << 23) / block_bytes;
+        let blocks = len_bytes.div_ceil(block_bytes);
+        let entries = blocks + blocks.saturating_sub(1) / chunk.max(1);
+        if entries > MOST_ENTRIES || entries * 8 > len {
+            return Err(Error::Damaged("VHDX: its table does not fit its length"));
+        }
+        let bytes = file.bytes(at, (entries * 8) as usize)?;
+        let table = (0..entries as usize).map(|nth| le64(&bytes, nth * 8)).collect();
+        Ok(Self { len_bytes, block_bytes, chunk, table })
+    }
+}
+
+fn sum_fits(bytes: &[u8]) -> bool {
+    let mut clear = bytes.to_vec();
+    if let Some(sum) = clear.get_mut(4..8) {
+        sum.fill(0);
+    }
+    crc32c::crc32c(&clear) == le32(bytes, 4)
+}
+
+/// Of two headers that are written in turns, the one that is whole and newer.
+fn newest_header(file: &Source) -> Result<Vec<u8>, Error> {
+    let mut best: Option<Vec<u8>> = None;
+    for at in [64 * KIB, 128 * KIB] {
+        let header = file.bytes(at, (4 * KIB) as usize)?;
+        let newer = best.as_ref().is_none_or(|best| le64(best, 8) < le64(&header, 8));
+        if header.starts_with(b"head") && sum_fits(&header) && newer {
+            best = Some(header);
+        }
+    }
+    best.ok_or(Error::Damaged("VHDX: checksums of both headers"))
+}
+
+fn regions(file: &Source) -> Result<Vec<u8>, Error> {
+    for at in [192 * KIB, 256 * KIB] {
+        let table = file.bytes(at, (64 * KIB) as usize)?;
+        if table.starts_with(b"regi") && sum_fits(&table) {
+            return Ok(table);
+        }
+    }
+    Err(Error::Damaged("VHDX: checksums of both tables of regions"))
+}
+
+impl Map for Vhdx {
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    fn find(&self, _: &Source, at: u64) -> Result<(Place, u64), Error> {
+        let (nth, skip) = (at / self.block_bytes, at % self.block_bytes);
+        let nth = nth + nth / self.chunk.max(1);
+        let entry = usize::try_from(nth).ok().and_then(|nth| self.table.get(nth)).copied();
+        let entry = entry.unwrap_or(0);
+        let rest = self.block_bytes - skip;
+        Ok(match entry & 7 {
+            // Not there, undefined, zeros, given back.
+            0..=3 => (Place::Zeros, rest),
+            6 => (Place::At((entry >> 20 << 20) + skip), rest),
+            _ => return Err(Error::Damaged("VHDX: a block in an impossible state")),
+        })
+    }
+}

@@ -1,0 +1,148 @@
+//! VMDK in one file, sparse or as a stream: VMware's images, and those inside OVA archives.
+//!
+//! ```text
+//!   sparse   | header | descriptor | directory ──▶ tables ──▶ grains |
+//!   stream   | header | descriptor | marker, grain, packed .. | table .. | directory | footer |
+//! ```
+//! After VMware's Virtual Disk Format 5.0. A descriptor that names other files is refused.
+
+use std::io::Read;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::inside::{LONGEST_PIECE, Map, Place};
+use crate::source::{Source, le16, le32, le64};
+use crate::{Error, Unsupported};
+
+const SECTOR: u64 = 512;
+const COMPRESSED: u32 = 1 << 16;
+/// The directory is where the footer says.
+const AT_END: u64 = u64::MAX;
+const MOST_ENTRIES: u64 = 4 << 20;
+const KEPT: usize = 32;
+
+type Table = (u32, Arc<Vec<u32>>);
+
+pub(crate) struct Vmdk {
+    len_bytes: u64,
+    grain_bytes: u64,
+    per_table: u64,
+    directory: Vec<u32>,
+    packed: bool,
+    kept: Mutex<Vec<Table>>,
+}
+
+impl Vmdk {
+    pub(crate) fn open(file: &Source) -> Result<Self, Error> {
+        let mut header = file.bytes(0, 512)?;
+        if !matches!(le32(&header, 4), 1..=3) {
+            return Err(Unsupported::Version("VMDK", le32(&header, 4).into()).into());
+        }
+        if le64(&header, 56) == AT_END {
+            // Behind it there is only the marker of the end.
+            let at = file.len_bytes().checked_sub(1024).ok_or(Error::Damaged("VMDK: too short"))?;
+            header = file.bytes(at, 512)?;
+            if !header.starts_with(b"KDMV") {
+                return Err(Error::Damaged("VMDK: the stream has no footer"));
+            }
+        }
+        let (capacity, grain) = (le64(&header, 12), le64(&header, 20));
+        let per_table = u64::from(le32(&header, 44));
+        if !grain.is_power_of_two() || grain * SECTOR > LONGEST_PIECE || grain < 8 {
+            return Err(Error::Damaged("VMDK: grains of an impossible size"));
+        }
+        if !(1..=4096).contains(&per_table) || capacity > 1 << 53 {
+            return Err(Error::Damaged("VMDK: tables of an impossible size"));
+        }
+        if one_of_several(file, &header)? {
+            return Err(Unsupported::Feature("VMDK", "its contents in other files").into());
+        }
+        let packed = le32(&header, 8) & COMPRESSED != 0;
+        if packed && le16(&header, 77) != 1 {
+            return Err(Unsupported::Feature("VMDK", "a compression").into());
+        }
+        let entries = capacity.div_ceil(grain * per_table);
+        if entries > MOST_ENTRIES {
+            return Err(Error::Damaged("VMDK: its directory does not fit its length"));
+        }
+        let at = le64(&header, 56).checked_mul(SECTOR);
+        let at = at.ok_or(Error::Damaged("VMDK: its directory lies behind its end"))?;
+        let directory = table(file, at, entries)?;
+        let (len_bytes, grain_bytes) = (capacity * SECTOR, grain * SECTOR);
+        Ok(Self { len_bytes, grain_bytes, per_table, directory, packed, kept: Mutex::default() })
+    }
+
+    fn table(&self, file: &Source, sector: u32) -> Result<Arc<Vec<u32>>, Error> {
+        let lock = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, found)) = lock().iter().find(|(kept, _)| *kept == sector) {
+            return Ok(found.clone());
+        }
+        let found = Arc::new(table(file, u64::from(sector) * SECTOR, self.per_table)?);
+        let mut kept = lock();
+        if kept.len() >= KEPT {
+            kept.remove(0);
+        }
+        kept.push((sector, found.clone()));
+        Ok(found)
+    }
+}
+
+/// Whether the descriptor says that this is not all, or that another is below.
+fn one_of_several(file: &Source, header: &[u8]) -> Result<bool, Error> {
+    let (at, len) = (le64(header, 28), le64(header, 36));
+    if at == 0 || len == 0 || at > 1 << 20 {
+        return Ok(false);
+    }
+    let text = file.bytes(at * SECTOR, (len.min(40) * SECTOR) as usize)?;
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let parent = text.lines().filter_map(|line| line.strip_prefix("parentCID="));
+    let extents =
+        text.lines().filter(|line| line.starts_with("RW ") || line.starts_with("RDONLY "));
+    let below = parent.into_iter().any(|id| !id.trim().eq_ignore_ascii_case("ffffffff"));
+    Ok(below || extents.count() > 1)
+}
+
+fn table(file: &Source, at: u64, entries: u64) -> Result<Vec<u32>, Error> {
+    let bytes = file.bytes(at, (entries * 4) as usize)?;
+    Ok((0..entries as usize).map(|nth| le32(&bytes, nth * 4)).collect())
+}
+
+impl Map for Vmdk {
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    fn find(&self, file: &Source, at: u64) -> Result<(Place, u64), Error> {
+        let (nth, skip) = (at / self.grain_bytes, at % self.grain_bytes);
+        let table_bytes = self.grain_bytes * self.per_table;
+        let table = usize::try_from(nth / self.per_table).ok();
+        let table = match table.and_then(|nth| self.directory.get(nth)) {
+            None | Some(0) => return Ok((Place::Zeros, table_bytes - at % table_bytes)),
+            Some(sector) => self.table(file, *sector)?,
+        };
+        let rest = self.grain_bytes - skip;
+        Ok(match table.get((nth % self.per_table) as usize).copied().unwrap_or(0) {
+            // Not there, and zeros.
+            0 | 1 => (Place::Zeros, rest),
+            sector if self.packed => (Place::Packed { piece: sector.into(), skip }, rest),
+            sector => (Place::At(u64::from(sector) * SECTOR + skip), rest),
+        })
+    }
+
+    fn unpack(&self, file: &Source, sector: u64) -> Result<Vec<u8>, Error> {
+        let head = file.bytes(sector * SECTOR, 12)?;
+        let len = u64::from(le32(&head, 8));
+        if len > 2 * LONGEST_PIECE {
+            return Err(Error::Damaged("VMDK: a packed grain of an impossible size"));
+        }
+        let packed = file.bytes(sector * SECTOR + 12, len as usize)?;
+        let mut unpacked = vec![];
+        let stream = flate2::bufread::ZlibDecoder::new(&packed[..]);
+        let read = stream.take(self.grain_bytes).read_to_end(&mut unpacked);
+        // The last grain of a disk may be shorter.
+        if read.is_err() || unpacked.is_empty() {
+            return Err(Error::Damaged("VMDK: a packed grain cannot be unpacked"));
+        }
+        unpacked.resize(self.grain_bytes as usize, 0);
+        Ok(unpacked)
+    }
+}

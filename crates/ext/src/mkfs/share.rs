@@ -1,0 +1,51 @@
+//! Volumes of which a part stays free.
+
+use super::plan::fitting;
+use super::{Error, Options, Plan, Result, Tree};
+
+/// Lays out the smallest volume that holds the tree and leaves `part_ppm` millionths of itself to
+/// users.
+///
+/// # Errors
+/// As [`fitting`].
+pub fn fitting_with_part<'a>(
+    options: &Options,
+    tree: &'a mut Tree,
+    part_ppm: u32,
+) -> Result<Plan<'a>> {
+    const ALL: u128 = 1_000_000;
+    let part = u128::from(part_ppm.min(MOST_FREE_PPM));
+    let mut free_bytes = 0;
+    for turn in 0..MOST_TURNS {
+        let len = match fitting(options, tree, free_bytes) {
+            Ok(plan) => u128::from(plan.layout.len_bytes()),
+            Err(Error::TooLarge { .. }) if turn > 0 => break,
+            Err(error) => return Err(error),
+        };
+        let free = u128::from(free_bytes);
+        let missing = (len * part / ALL).saturating_sub(free);
+        if missing == 0 {
+            return fitting(options, tree, free_bytes);
+        }
+        if len > MOST_BYTES {
+            break;
+        }
+        // What is free makes the volume larger, of which it is a part again; tables and what is
+        // reserved grow with it, for which there is another turn.
+        let more = (missing * ALL).div_ceil(ALL - part).max(len / STEP);
+        free_bytes = u64::try_from(free + more).unwrap_or(u64::MAX);
+    }
+    Err(Error::Misuse(
+        "so much of a volume does not stay free: tables and what is reserved (-m) take the rest"
+            .into(),
+    ))
+}
+
+/// The most of a volume that can be asked to be free.
+const MOST_FREE_PPM: u32 = 950_000;
+/// A volume is counted anew so often; with 90 % each turn leaves two thirds of what is missing.
+const MOST_TURNS: usize = 60;
+/// A volume becomes larger by at least this part of itself, so that this ends.
+const STEP: u128 = 4096;
+/// What grows beyond this would grow on.
+const MOST_BYTES: u128 = 1 << 44;

@@ -1,0 +1,24 @@
+//! Any bytes as a disk image, and as something compressed.
+#![no_main]
+
+use std::io::Read;
+use std::sync::Arc;
+
+use draconis_container::{open, packing::Packing, parts};
+use draconis_device::{Extent, MemoryDisk};
+use draconis_exchange::heap::Block;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Some(Ok(stream)) = Packing::of(bytes).map(|packing| packing.unpack(bytes)) {
+        let _ = std::io::copy(&mut stream.take(1 << 24), &mut std::io::sink());
+    }
+    let mut padded = bytes.to_vec();
+    padded.resize(bytes.len().next_multiple_of(512), 0);
+    let Ok(opened) = open(Arc::new(MemoryDisk::new(padded, 512)), &[]) else { return };
+    let _ = parts(&*opened.disk);
+    let sectors = opened.disk.properties().len_bytes / 512;
+    for nth in (0..sectors.min(256)).chain(sectors.saturating_sub(4)..sectors) {
+        let _ = opened.disk.read_now(Extent::new(nth * 512, 512), Block::private(512));
+    }
+});

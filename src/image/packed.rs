@@ -1,0 +1,75 @@
+//! An image that is compressed: unpacked for one command into a file without a name.
+//!
+//! Law: the place to unpack to is opened before the process is confined; unpacking comes after.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use anyhow::Context;
+use draconis_container::packing::{HEAD_BYTES, Packing};
+
+use crate::populate::{Blob, nameless};
+use crate::progress::{Progress, When};
+
+/// What is unpacked at once, and left out if it is zeros.
+const PIECE_BYTES: usize = 64 << 10;
+/// Where an ext volume has its mark, which goes before all others.
+const EXT_MARK: (u64, [u8; 2]) = (1080, [0x53, 0xEF]);
+
+/// Where a compressed image is unpacked to.
+pub struct Packed {
+    packing: Packing,
+    archive: Blob,
+    room: File,
+}
+
+/// Looks whether an image is compressed, by its first bytes and no others.
+pub fn packed(file: &File, image: &Path) -> anyhow::Result<Option<Packed>> {
+    let mut head = [0; HEAD_BYTES];
+    let len = file.read_at(&mut head, 0).with_context(|| image.display().to_string())?;
+    let Some(packing) = Packing::of(head.get(..len).unwrap_or_default()) else { return Ok(None) };
+    let mut mark = [0; 2];
+    if matches!(file.read_at(&mut mark, EXT_MARK.0), Ok(2)) && mark == EXT_MARK.1 {
+        return Ok(None);
+    }
+    let archive = Blob::new(file.try_clone()?, image)?;
+    Ok(Some(Packed { packing, archive, room: nameless(image)? }))
+}
+
+impl Packed {
+    /// Unpacks it; holes stay holes.
+    pub fn unpack(self, image: &Path) -> anyhow::Result<File> {
+        let program = self.packing.program();
+        let what = || format!("{}: compressed with {program}", image.display());
+        let mut stream = self.archive.unpacked(None).with_context(what)?;
+        let mut progress = Progress::endless(When::Auto);
+        let mut piece = vec![0; PIECE_BYTES];
+        let mut at = 0;
+        let mut hole = false;
+        loop {
+            let mut len = 0;
+            while len < piece.len() {
+                match stream.read(&mut piece[len..]).with_context(what)? {
+                    0 => break,
+                    got => len += got,
+                }
+            }
+            let bytes = &piece[..len];
+            if len == 0 {
+                // A hole at the end has no length without a byte of it.
+                if hole {
+                    self.room.write_all_at(&[0], at - 1).with_context(what)?;
+                }
+                return Ok(self.room);
+            }
+            hole = bytes.iter().all(|byte| *byte == 0);
+            if !hole {
+                self.room.write_all_at(bytes, at).with_context(what)?;
+            }
+            at += len as u64;
+            progress.add(len as u64);
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Bytes that are read several times: an archive, or a part of one.
+//!
+//! Law 1: what is packed is unpacked on the way, as often as it is read, and nowhere kept.
+//! Law 2: unpacking ends at a bound.
+
+use std::fs::File;
+use std::io::{BufReader, Read};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, ensure};
+use draconis_container::packing::{HEAD_BYTES, Packing};
+use rustix::fs::{Mode, OFlags};
+
+/// What an archive may unpack to, if it is not said: so much, and a hundred times its own length.
+const LIMIT_BYTES: u64 = 16 << 30;
+const LIMIT_RATIO: u64 = 100;
+/// Bytes that are read at once.
+const WINDOW: usize = 256 << 10;
+
+/// A run of bytes of an open file.
+#[derive(Clone, Debug)]
+pub struct Blob {
+    file: Arc<File>,
+    start: u64,
+    len: u64,
+}
+
+impl Blob {
+    /// All of a file. What cannot be read twice, such as a pipe, is kept in a file without a
+    /// name in the directory of `beside`.
+    pub fn new(mut file: File, beside: &Path) -> anyhow::Result<Self> {
+        if !file.metadata()?.is_file() {
+            let mut kept = nameless(beside)?;
+            std::io::copy(&mut file, &mut kept).context("keeping it beside the image")?;
+            file = kept;
+        }
+        let len = file.metadata()?.len();
+        Ok(Self { file: Arc::new(file), start: 0, len })
+    }
+
+    /// A part of it, if that is there.
+    pub fn part(&self, at: u64, len: u64) -> Option<Self> {
+        at.checked_add(len).filter(|end| *end <= self.len)?;
+        Some(Self { file: self.file.clone(), start: self.start + at, len })
+    }
+
+    /// Its length in bytes, as it is.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Fills `into` from byte `at` on, as far as there is something; how far.
+    pub fn read_at(&self, into: &mut [u8], at: u64) -> std::io::Result<usize> {
+        let left = self.len.saturating_sub(at);
+        let room = into.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        match into.get_mut(..room) {
+            Some(room) if !room.is_empty() => self.file.read_at(room, self.start + at),
+            _ => Ok(0),
+        }
+    }
+
+    /// Fills all of `into` from byte `at` on.
+    pub fn read_exact_at(&self, into: &mut [u8], at: u64) -> std::io::Result<()> {
+        let mut filled = 0;
+        while let Some(rest) = into.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+            match self.read_at(rest, at + filled as u64)? {
+                0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+                got => filled += got,
+            }
+        }
+        Ok(())
+    }
+
+    /// How it is packed.
+    pub fn packing(&self) -> std::io::Result<Option<Packing>> {
+        let mut head = [0; HEAD_BYTES];
+        let len = self.read_at(&mut head, 0)?;
+        Ok(Packing::of(head.get(..len).unwrap_or_default()))
+    }
+
+    /// Its bytes as they are.
+    pub fn stream(&self) -> impl Read + Send + 'static {
+        Stream { blob: self.clone(), at: 0 }
+    }
+
+    /// Its bytes, unpacked if they are packed, `limit` of them at most.
+    pub fn unpacked(&self, limit: Option<u64>) -> anyhow::Result<Box<dyn Read + Send>> {
+        let stream = BufReader::with_capacity(WINDOW, self.stream());
+        let most = limit.unwrap_or_else(|| LIMIT_BYTES.saturating_add(self.len * LIMIT_RATIO));
+        Ok(match self.packing()? {
+            None => Box::new(stream),
+            Some(packing) => Box::new(Bounded { from: packing.unpack(stream)?, left: most, most }),
+        })
+    }
+
+    /// The same, unpacked: into a file without a name in the directory of `beside` if it is packed.
+    pub fn kept_unpacked(&self, limit: Option<u64>, beside: &Path) -> anyhow::Result<Self> {
+        if self.packing()?.is_none() {
+            return Ok(self.clone());
+        }
+        let mut kept = nameless(beside)?;
+        std::io::copy(&mut self.unpacked(limit)?, &mut kept)
+            .context("unpacking it beside the image")?;
+        Self::new(kept, beside)
+    }
+
+    /// All of it, if it is no longer than `most`.
+    pub fn small(&self, most: u64) -> anyhow::Result<Vec<u8>> {
+        ensure!(self.len <= most, "{} bytes long: more than {most} are not read", self.len);
+        let mut all = vec![0; self.len as usize];
+        self.read_exact_at(&mut all, 0)?;
+        Ok(all)
+    }
+}
+
+struct Stream {
+    blob: Blob,
+    at: u64,
+}
+
+impl Read for Stream {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let got = self.blob.read_at(into, self.at)?;
+        self.at += got as u64;
+        Ok(got)
+    }
+}
+
+/// What is unpacked, up to a bound.
+struct Bounded<R> {
+    from: R,
+    left: u64,
+    most: u64,
+}
+
+impl<R: Read> Read for Bounded<R> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let got = self.from.read(into)?;
+        match self.left.checked_sub(got as u64) {
+            Some(left) => self.left = left,
+            None => {
+                return Err(std::io::Error::other(format!(
+                    "it unpacks to more than {}; format and untar take --limit SIZE for what is larger",
+                    crate::text::bytes(self.most)
+                )));
+            }
+        }
+        Ok(got)
+    }
+}
+
+/// A file without a name, which goes when it is closed.
+pub fn nameless(beside: &Path) -> anyhow::Result<File> {
+    let dir = match beside.parent() {
+        Some(dir) if dir.starts_with("/dev") => std::env::temp_dir(),
+        Some(dir) if !dir.as_os_str().is_empty() => dir.to_path_buf(),
+        _ => ".".into(),
+    };
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let private = Mode::from_raw_mode(0o600);
+    let made = rustix::fs::open(&dir, flags, private)
+        .or_else(|_| rustix::fs::open(std::env::temp_dir(), flags, private));
+    Ok(made.with_context(|| format!("{}: no room to unpack it", dir.display()))?.into())
+}

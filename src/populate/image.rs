@@ -1,0 +1,360 @@
+//! Container images: which layers they have, and whether these are what they claim to be.
+//!
+//! ```text
+//!   OCI     index ─▶ (index ─▶) manifest ─▶ configuration, layers     each by its digest
+//!   docker  manifest.json ─▶ configuration, layers                    by name; digests inside
+//! ```
+//! Law 1: nothing is used before its digest has been compared.
+//! Law 2: an image names its own blobs and nothing else: no path of the machine.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail, ensure};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::blob::Blob;
+use super::digest::Digest;
+use super::layers::Layer;
+use super::merge::parts;
+use super::origin::{Archives, ImageKind};
+use super::platform::Platform;
+use super::tar::Entries;
+use crate::text::printable;
+
+/// Longest document, in bytes: what registries take.
+const LONGEST_JSON: u64 = 4 << 20;
+/// Indexes of indexes.
+const DEEPEST: u32 = 4;
+/// Layers of one image.
+const MOST_LAYERS: usize = 4096;
+/// Files of one archive.
+const MOST_MEMBERS: usize = 65_536;
+
+/// What names an image in an index.
+pub const REF_NAME: &str = "org.opencontainers.image.ref.name";
+/// What containerd and docker write besides.
+const IMAGE_NAME: &str = "io.containerd.image.name";
+
+/// What is chosen where there are several, and where things may be kept.
+pub struct Choice<'a> {
+    pub platform: Option<Platform>,
+    /// Where what cannot be read twice is kept, in a file without a name.
+    pub beside: &'a Path,
+    /// What an archive may unpack to.
+    pub limit: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct Index {
+    #[serde(default)]
+    manifests: Vec<Descriptor>,
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Descriptor {
+    #[serde(default)]
+    media_type: String,
+    digest: String,
+    size: u64,
+    platform: Option<Platform>,
+    #[serde(default)]
+    annotations: HashMap<String, String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Manifest {
+    #[serde(default)]
+    schema_version: u32,
+    config: Option<Descriptor>,
+    layers: Option<Vec<Descriptor>>,
+    manifests: Option<Vec<Descriptor>>,
+}
+
+/// What is needed of a configuration.
+#[derive(Deserialize)]
+struct Config {
+    #[serde(flatten)]
+    platform: Option<Platform>,
+    rootfs: Option<RootFs>,
+}
+
+#[derive(Deserialize)]
+struct RootFs {
+    #[serde(default)]
+    diff_ids: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Saved {
+    config: String,
+    repo_tags: Option<Vec<String>>,
+    layers: Vec<String>,
+}
+
+/// Opens an image and compares every digest.
+pub fn open(
+    kind: ImageKind,
+    path: &Path,
+    tag: Option<&str>,
+    choice: &Choice<'_>,
+) -> anyhow::Result<Archives> {
+    match kind {
+        ImageKind::OciDirectory => {
+            ensure!(path.is_dir(), "not a directory; an archive is oci-archive:FILE");
+            oci(&Store::Directory(path.to_path_buf()), tag, choice)
+        }
+        ImageKind::OciArchive => oci(&Store::archive(path, choice)?, tag, choice),
+        ImageKind::DockerArchive => docker(&Store::archive(path, choice)?, tag, choice),
+    }
+}
+
+/// The files that an image is made of.
+enum Store {
+    Directory(PathBuf),
+    Archive(HashMap<Vec<u8>, Member>),
+}
+
+enum Member {
+    File(Blob),
+    Link(Vec<u8>),
+}
+
+impl Store {
+    fn archive(path: &Path, choice: &Choice<'_>) -> anyhow::Result<Self> {
+        ensure!(!path.is_dir(), "a directory; an image in one is oci:DIR");
+        let archive = Blob::new(File::open(path)?, choice.beside)?;
+        // Its parts are read in any order.
+        let archive = archive.kept_unpacked(choice.limit, choice.beside)?;
+        let mut members = HashMap::new();
+        let mut entries = Entries::new(&archive, None)?;
+        while let Some(entry) = entries.next()? {
+            let name = parts(&entry.name)?.join(&b'/');
+            let at = entries.reader.at;
+            entries.reader.skip(entry.size)?;
+            let member = match entry.kind() {
+                b'0' => archive.part(at, entry.size).map(Member::File),
+                b'1' => Some(Member::Link(entry.target())),
+                // docker save writes these for layers that are the same.
+                b'2' => {
+                    let dir = name.rsplitn(2, |byte| *byte == b'/').nth(1).unwrap_or_default();
+                    joined(dir, &entry.target()).map(Member::Link)
+                }
+                _ => None,
+            };
+            members.extend(member.map(|member| (name, member)));
+            ensure!(members.len() <= MOST_MEMBERS, "more than {MOST_MEMBERS} files: no image");
+        }
+        Ok(Self::Archive(members))
+    }
+
+    fn blob(&self, name: &str) -> anyhow::Result<Blob> {
+        let missing = || format!("{name} is missing: the image is not complete");
+        match self {
+            Self::Directory(dir) => {
+                let file = File::open(dir.join(name)).with_context(missing)?;
+                ensure!(file.metadata()?.is_file(), "{name} is not a file");
+                Blob::new(file, dir)
+            }
+            Self::Archive(members) => {
+                let mut at = parts(name.as_bytes())?.join(&b'/');
+                for _ in 0..4 {
+                    match members.get(&at).with_context(missing)? {
+                        Member::File(blob) => return Ok(blob.clone()),
+                        Member::Link(to) => at = parts(to)?.join(&b'/'),
+                    }
+                }
+                bail!("{name} is a link to links")
+            }
+        }
+    }
+
+    /// A blob that fits its descriptor.
+    fn described(&self, what: &Descriptor) -> anyhow::Result<Blob> {
+        let digest = Digest::parse(&what.digest)?;
+        let blob = self.blob(&digest.path())?;
+        ensure!(
+            blob.len() == what.size,
+            "{}: {} bytes long, and should have {}: damaged or cut off",
+            what.digest,
+            blob.len(),
+            what.size
+        );
+        digest.compare(blob.stream()).with_context(|| what.digest.clone())?;
+        Ok(blob)
+    }
+}
+
+/// A path that a link leads to, from a directory; `None` if it leads out.
+fn joined(dir: &[u8], target: &[u8]) -> Option<Vec<u8>> {
+    if target.starts_with(b"/") {
+        return None;
+    }
+    let mut names: Vec<&[u8]> = vec![];
+    for part in dir.split(|byte| *byte == b'/').chain(target.split(|byte| *byte == b'/')) {
+        match part {
+            b"" | b"." => {}
+            b".." => drop(names.pop()?),
+            name => names.push(name),
+        }
+    }
+    Some(names.join(&b'/'))
+}
+
+fn json<T: DeserializeOwned>(blob: &Blob, what: &str) -> anyhow::Result<T> {
+    let text = blob.small(LONGEST_JSON).with_context(|| what.to_owned())?;
+    serde_json::from_slice(&text).with_context(|| format!("{what} makes no sense"))
+}
+
+fn oci(store: &Store, tag: Option<&str>, choice: &Choice<'_>) -> anyhow::Result<Archives> {
+    let index = store.blob("index.json").context("not an OCI image")?;
+    let index: Index = json(&index, "index.json")?;
+    let named = tagged(&index.manifests, tag)?;
+    let mut found = chosen(&named, choice.platform.as_ref())?;
+    for _ in 0..DEEPEST {
+        let what = format!("the manifest {}", found.digest);
+        let manifest: Manifest = json(&store.described(&found)?, &what)?;
+        if let Some(manifests) = &manifest.manifests {
+            found = chosen(manifests, choice.platform.as_ref())?;
+            continue;
+        }
+        ensure!(manifest.schema_version != 1, "{what} is of version 1, which is not read");
+        let (Some(config), Some(layers)) = (&manifest.config, &manifest.layers) else {
+            bail!("{what} has no layers");
+        };
+        return layered(store, config, layers, choice);
+    }
+    bail!("indexes that lead to indexes and to no manifest")
+}
+
+/// What has a tag, or everything.
+fn tagged(manifests: &[Descriptor], tag: Option<&str>) -> anyhow::Result<Vec<Descriptor>> {
+    let names = |it: &Descriptor| -> Vec<String> {
+        [REF_NAME, IMAGE_NAME].iter().filter_map(|key| it.annotations.get(*key).cloned()).collect()
+    };
+    let mut all: Vec<String> = manifests.iter().flat_map(names).collect();
+    (all.sort(), all.dedup());
+    let Some(tag) = tag else {
+        let mut first: Vec<_> = manifests.iter().map(|it| it.annotations.get(REF_NAME)).collect();
+        first.dedup();
+        ensure!(
+            first.len() <= 1,
+            "several images; name one behind a colon: {}",
+            all.iter().map(|name| printable(name.as_bytes())).collect::<Vec<_>>().join(", ")
+        );
+        return Ok(manifests.to_vec());
+    };
+    let found: Vec<_> =
+        manifests.iter().filter(|it| names(it).iter().any(|name| name == tag)).cloned().collect();
+    ensure!(
+        !found.is_empty(),
+        "no image {tag}; there is: {}",
+        all.iter().map(|name| printable(name.as_bytes())).collect::<Vec<_>>().join(", ")
+    );
+    Ok(found)
+}
+
+/// The manifest for a platform.
+fn chosen(manifests: &[Descriptor], wanted: Option<&Platform>) -> anyhow::Result<Descriptor> {
+    // What says where an image comes from is listed beside it.
+    let images: Vec<&Descriptor> = manifests
+        .iter()
+        .filter(|it| it.platform.as_ref().is_none_or(|platform| !platform.is_unknown()))
+        .collect();
+    if let [only] = images[..]
+        && wanted.is_none_or(|_| only.platform.is_none())
+    {
+        return Ok(only.clone());
+    }
+    let own = Platform::own();
+    let wanted = wanted.unwrap_or(&own);
+    let fits = |it: &&&Descriptor| it.platform.as_ref().is_some_and(|it| wanted.takes(it));
+    let found = images.iter().find(fits);
+    found.map(|it| (*it).clone()).with_context(|| {
+        let there = images.iter().filter_map(|it| it.platform.as_ref());
+        let there: Vec<String> = there.map(ToString::to_string).collect();
+        match there.is_empty() {
+            true => "the index has no image".to_owned(),
+            false => format!("no image for {wanted}; --platform takes one of {}", there.join(", ")),
+        }
+    })
+}
+
+fn layered(
+    store: &Store,
+    config: &Descriptor,
+    layers: &[Descriptor],
+    choice: &Choice<'_>,
+) -> anyhow::Result<Archives> {
+    ensure!(layers.len() <= MOST_LAYERS, "{} layers", layers.len());
+    let text = store.described(config)?.small(LONGEST_JSON).context("the configuration")?;
+    let mut found = vec![];
+    for layer in layers {
+        let kind = &layer.media_type;
+        ensure!(!kind.contains("encrypted"), "a layer is encrypted ({kind}): decrypt it first");
+        ensure!(
+            kind.is_empty() || kind.contains(".tar") || kind.contains("layer"),
+            "not an image of a file system: it holds {kind}"
+        );
+        let archive = store.described(layer)?;
+        let shown = format!("layer {}", layer.digest);
+        found.push(Layer { archive, shown, whiteouts: true });
+    }
+    if let Ok(config) = serde_json::from_slice::<Config>(&text) {
+        check_platform(&config, choice)?;
+    }
+    Ok(Archives { layers: found, config: Some(text) })
+}
+
+fn check_platform(config: &Config, choice: &Choice<'_>) -> anyhow::Result<()> {
+    if let (Some(wanted), Some(found)) = (&choice.platform, &config.platform) {
+        ensure!(wanted.takes(found), "the image is for {found}, not for {wanted}");
+    }
+    Ok(())
+}
+
+fn docker(store: &Store, tag: Option<&str>, choice: &Choice<'_>) -> anyhow::Result<Archives> {
+    let manifest = store.blob("manifest.json").context("not what docker save writes")?;
+    let mut saved: Vec<Saved> = json(&manifest, "manifest.json")?;
+    let tags = |it: &Saved| it.repo_tags.clone().unwrap_or_default();
+    let all = saved.iter().flat_map(tags).collect::<Vec<_>>().join(", ");
+    let nth = match tag {
+        Some(tag) => {
+            let fits = |name: &String| name == tag || name.strip_suffix(":latest") == Some(tag);
+            let nth = saved.iter().position(|it| tags(it).iter().any(fits));
+            nth.with_context(|| format!("no image {tag}; there is: {all}"))?
+        }
+        None if saved.len() == 1 => 0,
+        None => bail!("several images; name one behind a colon: {all}"),
+    };
+    let saved = saved.swap_remove(nth);
+    let text = store.blob(&saved.config)?.small(LONGEST_JSON).context("the configuration")?;
+    // Its name is its digest, in either of the two ways in which it is written.
+    let hex = saved.config.rsplit('/').next().unwrap_or_default();
+    if let Ok(digest) = Digest::parse(&format!("sha256:{}", hex.trim_end_matches(".json"))) {
+        digest.compare(&text[..]).context("the configuration")?;
+    }
+    let config: Config = serde_json::from_slice(&text).context("the configuration")?;
+    check_platform(&config, choice)?;
+    let ids = config.rootfs.map(|rootfs| rootfs.diff_ids).unwrap_or_default();
+    ensure!(
+        ids.len() == saved.layers.len() && ids.len() <= MOST_LAYERS,
+        "{} layers, and digests of {}",
+        saved.layers.len(),
+        ids.len()
+    );
+    let mut layers = vec![];
+    for (name, id) in saved.layers.iter().zip(&ids) {
+        let archive = store.blob(name)?;
+        let digest = Digest::parse(id)?;
+        let compared = digest.compare(archive.unpacked(choice.limit)?);
+        compared.with_context(|| format!("the layer {name}"))?;
+        layers.push(Layer { archive, shown: format!("layer {name}"), whiteouts: true });
+    }
+    Ok(Archives { layers, config: Some(text) })
+}

@@ -1,0 +1,255 @@
+//! Archives laid over each other: which entry becomes what, and where its contents are.
+//!
+//! Law 1: contents are read where they lie, when they are written; an archive that is packed is
+//! unpacked once to be scanned, and once more to be read, if that is done in order.
+//! Law 2: nothing an archive says leads past its end.
+
+use std::io::Read;
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::Context;
+use draconis_exchange::contract::Time;
+use draconis_ext::mkfs::{Contents, Node, What};
+
+use super::blob::Blob;
+use super::merge::Merge;
+use super::tar::{Entries, Entry, Reader, number, unsigned};
+use super::{LeftOut, Source, Stamp, acl};
+use crate::text::printable;
+
+/// Memory that a piece of a file takes.
+const PIECE_BYTES: u64 = 24;
+
+/// One archive.
+pub struct Layer {
+    pub archive: Blob,
+    /// What it is called in messages.
+    pub shown: String,
+    /// Whether names in it can take others away.
+    pub whiteouts: bool,
+}
+
+/// Where in its archive a piece of a file is.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    /// In the file.
+    at: u64,
+    len: u64,
+    /// In the archive.
+    archive_at: u64,
+}
+
+/// A file's archive, and its pieces there.
+struct Place {
+    layer: u32,
+    pieces: Box<[Piece]>,
+}
+
+/// The contents of all files.
+struct Archives {
+    open: Vec<Open>,
+    places: Vec<Place>,
+}
+
+/// An archive whose contents are read.
+struct Open {
+    archive: Blob,
+    limit: Option<u64>,
+    packed: bool,
+    stream: Mutex<Option<(Box<dyn Read + Send>, u64)>>,
+}
+
+impl Open {
+    fn read(&self, into: &mut [u8], at: u64) -> std::io::Result<()> {
+        if !self.packed {
+            return self.archive.read_exact_at(into, at);
+        }
+        let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut from, mut reached) = match stream.take() {
+            Some((from, reached)) if reached <= at => (from, reached),
+            // Behind us: from the start.
+            _ => (self.archive.unpacked(self.limit).map_err(std::io::Error::other)?, 0),
+        };
+        let skipped = std::io::copy(&mut (&mut from).take(at - reached), &mut std::io::sink())?;
+        reached += skipped;
+        if reached < at {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        from.read_exact(into)?;
+        *stream = Some((from, reached + into.len() as u64));
+        Ok(())
+    }
+}
+
+impl Contents for Archives {
+    fn read(&self, source: u64, at_bytes: u64, into: &mut [u8]) -> std::io::Result<()> {
+        let place = usize::try_from(source).ok().and_then(|nth| self.places.get(nth));
+        let place = place.ok_or(std::io::ErrorKind::NotFound)?;
+        let open = self.open.get(place.layer as usize).ok_or(std::io::ErrorKind::NotFound)?;
+        let end = at_bytes.saturating_add(into.len() as u64);
+        let first = place.pieces.partition_point(|piece| piece.at + piece.len <= at_bytes);
+        for piece in place.pieces.iter().skip(first).take_while(|piece| piece.at < end) {
+            let (from, to) = (piece.at.max(at_bytes), (piece.at + piece.len).min(end));
+            let room = into.get_mut((from - at_bytes) as usize..(to - at_bytes) as usize);
+            let Some(room) = room else { continue };
+            open.read(room, piece.archive_at + (from - piece.at))?;
+        }
+        Ok(())
+    }
+
+    fn in_order(&self) -> bool {
+        self.open.iter().any(|open| open.packed)
+    }
+}
+
+/// Scans archives, each laid over those before.
+pub fn scan(
+    layers: Vec<Layer>,
+    root: Node,
+    stamp: Stamp,
+    limit: Option<u64>,
+) -> anyhow::Result<Source<'static>> {
+    let mut scan = Scan {
+        merge: Merge::new(root, stamp),
+        stamp,
+        layer: 0,
+        places: vec![],
+        left_out: LeftOut::default(),
+    };
+    let mut open = vec![];
+    for (nth, layer) in (0..).zip(layers) {
+        scan.layer = nth;
+        scan.merge.layer(layer.whiteouts);
+        scan.layer(&layer.archive, limit).with_context(|| layer.shown.clone())?;
+        let packed = layer.archive.packing()?.is_some();
+        let stream = Mutex::new(None);
+        open.push(Open { archive: layer.archive, limit, packed, stream });
+    }
+    let contents = Archives { open, places: scan.places };
+    Ok(Source { implied: scan.merge.implied, ..Source::new(scan.merge.tree, contents) })
+}
+
+struct Scan {
+    merge: Merge,
+    stamp: Stamp,
+    layer: u32,
+    places: Vec<Place>,
+    left_out: LeftOut,
+}
+
+impl Scan {
+    fn layer(&mut self, archive: &Blob, limit: Option<u64>) -> anyhow::Result<()> {
+        let mut entries = Entries::new(archive, limit)?;
+        while let Some(entry) = entries.next()? {
+            let done = self.entry(&mut entries.reader, &entry);
+            done.with_context(|| printable(&entry.name))?;
+        }
+        Ok(())
+    }
+
+    fn entry(&mut self, reader: &mut Reader, entry: &Entry) -> anyhow::Result<()> {
+        let device = || entry.device();
+        let what = match entry.kind() {
+            b'1' => {
+                reader.skip(entry.size)?;
+                return self.merge.link(&entry.name, &entry.target());
+            }
+            b'2' => What::Symlink(entry.target()),
+            b'3' => device().map(|(major, minor)| What::CharDevice(major, minor))?,
+            b'4' => device().map(|(major, minor)| What::BlockDevice(major, minor))?,
+            b'5' | b'D' => What::Directory,
+            b'6' => What::Fifo,
+            _ => self.file(reader, entry)?,
+        };
+        match &what {
+            What::File { .. } => {}
+            What::Symlink(target) => {
+                self.merge.takes(target.len() as u64)?;
+                reader.skip(entry.size)?;
+            }
+            _ => reader.skip(entry.size)?,
+        }
+        let node = self.node(what, entry)?;
+        self.merge.add(&entry.name, node)
+    }
+
+    fn node(&mut self, what: What, entry: &Entry) -> anyhow::Result<Node> {
+        let Entry { header, extension, name, .. } = entry;
+        let owner = |key: &str, field: &[u8]| -> anyhow::Result<u32> {
+            let id = match extension.number(key)? {
+                Some(id) => id,
+                None => unsigned(field)?,
+            };
+            u32::try_from(id).with_context(|| format!("{key} {id}"))
+        };
+        let mode = if matches!(what, What::Symlink(_)) {
+            0o777
+        } else {
+            (unsigned(&header[100..108])? & 0o7777) as u16
+        };
+        let mut node = Node::new(what, mode);
+        node.uid = owner("uid", &header[108..116])?;
+        node.gid = owner("gid", &header[116..124])?;
+        let modified = match extension.time("mtime")? {
+            Some(time) => time,
+            None => Time { seconds: number(&header[136..148])?, nanoseconds: 0 },
+        };
+        let (accessed, changed) = (extension.time("atime")?, extension.time("ctime")?);
+        self.stamp.set(&mut node, modified, accessed, changed);
+        for (key, value) in &extension.records {
+            let (attribute, value) = if let Some(attribute) = key.strip_prefix(b"SCHILY.xattr.") {
+                (attribute.to_vec(), value.clone())
+            } else if let Some(which) = key.strip_prefix(b"SCHILY.acl.") {
+                let attribute = match which {
+                    b"access" => b"system.posix_acl_access".to_vec(),
+                    b"default" => b"system.posix_acl_default".to_vec(),
+                    _ => continue,
+                };
+                let Some(bytes) = acl::bytes(value) else {
+                    let what = "an access control list that names users without numbers is";
+                    self.left_out.tell(what, &printable(name));
+                    continue;
+                };
+                (attribute, bytes)
+            } else {
+                continue;
+            };
+            self.merge.takes((attribute.len() + value.len()) as u64)?;
+            if !node.attribute(&attribute, &value) {
+                let what = format!("the attribute {} is", printable(&attribute));
+                self.left_out.tell(&what, &printable(name));
+            }
+        }
+        Ok(node)
+    }
+
+    /// Finds where the contents of a file are, and goes past them.
+    fn file(&mut self, reader: &mut Reader, entry: &Entry) -> anyhow::Result<What> {
+        let begun = reader.at;
+        let (size_bytes, map) = entry.sparse(reader)?;
+        let start = reader.at;
+        let mut pieces = vec![];
+        let mut data: Vec<(u64, u64)> = vec![];
+        let (mut archive_at, mut end_before) = (start, 0);
+        for pair in map.chunks_exact(2) {
+            let &[at, len] = pair else { continue };
+            let end = at.checked_add(len).filter(|end| *end <= size_bytes && at >= end_before);
+            let end = end.context("the map of a sparse file makes no sense")?;
+            if len > 0 {
+                pieces.push(Piece { at, len, archive_at });
+                data.push((at, end));
+            }
+            archive_at = archive_at.checked_add(len).context("too long")?;
+            end_before = end;
+        }
+        // Of version 1.0 the map is counted with the contents.
+        let before = if entry.header[156] == b'S' { 0 } else { start - begun };
+        let left = entry.size.checked_sub(before).filter(|left| *left >= archive_at - start);
+        reader.skip(left.context("the map of a sparse file makes no sense")?)?;
+        data.shrink_to_fit();
+        self.merge.takes(pieces.len() as u64 * 2 * PIECE_BYTES)?;
+        let source = self.places.len() as u64;
+        self.places.push(Place { layer: self.layer, pieces: pieces.into() });
+        Ok(What::File { size_bytes, data, source })
+    }
+}

@@ -1,0 +1,421 @@
+//! Layers laid over each other into one tree, as a container engine does it.
+//!
+//! ```text
+//!   NAME             replaces what has the name; a directory keeps what the layers below put in it
+//!   .wh.NAME         takes away what the layers below have under NAME
+//!   .wh..wh..opq     takes away all that they have in this directory
+//! ```
+//! Law 1: what a layer takes away is what is below it, wherever in the layer that is said.
+//! Law 2: nothing leads out of the tree: a link on the way to a name is followed from the root
+//! of the tree, as the programs in it would.
+//! Law 3: the tree takes so much memory and no more.
+
+use std::collections::{HashSet, VecDeque};
+
+use anyhow::{Context, bail, ensure};
+use draconis_ext::mkfs::{Node, NodeId, Tree, What};
+
+use super::Stamp;
+use crate::text::printable;
+
+/// What marks the name of something that is taken away.
+const WHITEOUT: &[u8] = b".wh.";
+/// What marks names that mean something else; all but one are left out.
+const SPECIAL: &[u8] = b".wh..wh.";
+const OPAQUE: &[u8] = b".wh..wh..opq";
+
+/// Links that are followed on the way to one name, as in the kernel.
+const MOST_LINKS: u32 = 40;
+/// Memory that all names and attributes may take.
+const MOST_BYTES: u64 = 1 << 30;
+/// What one name takes, beside its bytes.
+const ENTRY_BYTES: u64 = 350;
+
+/// A tree that layers are laid into.
+pub struct Merge {
+    pub tree: Tree,
+    /// Directories that have no entry of their own so far.
+    pub implied: HashSet<NodeId>,
+    stamp: Stamp,
+    /// Whether this layer can take something away.
+    whiteouts: bool,
+    /// The first node of this layer.
+    first: Option<NodeId>,
+    /// Names that this layer gave to older nodes.
+    linked: HashSet<(NodeId, Vec<u8>)>,
+    /// Older directories that this layer has something in, and those that it describes.
+    touched: HashSet<NodeId>,
+    described: HashSet<NodeId>,
+    taken_bytes: u64,
+}
+
+impl Merge {
+    pub fn new(root: Node, stamp: Stamp) -> Self {
+        Self {
+            tree: Tree::new(root),
+            implied: HashSet::from([NodeId::ROOT]),
+            stamp,
+            whiteouts: false,
+            first: None,
+            linked: HashSet::new(),
+            touched: HashSet::new(),
+            described: HashSet::new(),
+            taken_bytes: 0,
+        }
+    }
+
+    /// Begins a layer.
+    pub fn layer(&mut self, whiteouts: bool) {
+        self.whiteouts = whiteouts;
+        self.first = None;
+        self.linked.clear();
+        self.touched.clear();
+        self.described.clear();
+    }
+
+    /// Counts memory that something takes.
+    pub fn takes(&mut self, bytes: u64) -> anyhow::Result<()> {
+        self.taken_bytes = self.taken_bytes.saturating_add(bytes);
+        ensure!(
+            self.taken_bytes <= MOST_BYTES,
+            "names and attributes up to this take more than {}",
+            crate::text::bytes(MOST_BYTES)
+        );
+        Ok(())
+    }
+
+    /// Lays a node over what there is, or takes away what its name says.
+    pub fn add(&mut self, path: &[u8], node: Node) -> anyhow::Result<()> {
+        self.takes(ENTRY_BYTES + path.len() as u64)?;
+        let parts = parts(path)?;
+        let Some((last, above)) = parts.split_last() else {
+            ensure!(matches!(node.what, What::Directory), "the root directory is something else");
+            self.described.insert(NodeId::ROOT);
+            return self.describe(NodeId::ROOT, node);
+        };
+        if self.whiteouts && last.starts_with(WHITEOUT) | above.iter().any(|it| special(it)) {
+            return self.take_away(above, last);
+        }
+        let dir = self.dir(above)?;
+        let there = self.tree.lookup(dir, last);
+        if let Some(there) = there
+            && matches!(node.what, What::Directory)
+            && matches!(self.tree.node(there).what, What::Directory)
+        {
+            self.described.insert(there);
+            self.touch(there);
+            return self.describe(there, node);
+        }
+        self.put(dir, last, node).map(drop)
+    }
+
+    /// Gives something another name.
+    pub fn link(&mut self, path: &[u8], target: &[u8]) -> anyhow::Result<()> {
+        self.takes(ENTRY_BYTES + path.len() as u64)?;
+        let to = parts(target).and_then(|parts| self.find(&parts));
+        let to = to.and_then(|to| to.context("which comes later or never"));
+        let to = to.with_context(|| format!("a link to {}", printable(target)))?;
+        ensure!(!matches!(self.tree.node(to).what, What::Directory), "a hard link to a directory");
+        let parts = parts(path)?;
+        let (last, above) = parts.split_last().context("a link that is the root directory")?;
+        if self.whiteouts && last.starts_with(WHITEOUT) | above.iter().any(|it| special(it)) {
+            return self.take_away(above, last);
+        }
+        let dir = self.dir(above)?;
+        self.tree.link(dir, last, to)?;
+        self.linked.insert((dir, last.to_vec()));
+        Ok(())
+    }
+
+    fn describe(&mut self, dir: NodeId, node: Node) -> anyhow::Result<()> {
+        if let Some(old) = self.tree.node_mut(dir) {
+            *old = node;
+        }
+        self.implied.remove(&dir);
+        Ok(())
+    }
+
+    fn put(&mut self, dir: NodeId, name: &[u8], node: Node) -> anyhow::Result<NodeId> {
+        let id = self.tree.add(dir, name, node)?;
+        self.first.get_or_insert(id);
+        self.linked.remove(&(dir, name.to_vec()));
+        Ok(id)
+    }
+
+    fn is_new(&self, id: NodeId) -> bool {
+        self.first.is_some_and(|first| first <= id)
+    }
+
+    fn touch(&mut self, dir: NodeId) {
+        if !self.is_new(dir) {
+            self.touched.insert(dir);
+        }
+    }
+
+    /// The directory of these names, made if need be.
+    fn dir(&mut self, parts: &[&[u8]]) -> anyhow::Result<NodeId> {
+        let mut walk = Walk::new(parts);
+        while let Some(name) = walk.next()? {
+            let dir = walk.dir();
+            let child = self.tree.lookup(dir, &name);
+            if let Some(child) = child
+                && walk.enter(&self.tree, child)?
+            {
+                self.touch(child);
+                continue;
+            }
+            if let Some(child) = child {
+                let own = self.is_new(child) || self.linked.contains(&(dir, name.clone()));
+                ensure!(!own, "its parent is no directory");
+            }
+            self.takes(ENTRY_BYTES + name.len() as u64)?;
+            let made = self.put(dir, &name, self.implied())?;
+            self.implied.insert(made);
+            walk.stack.push(made);
+        }
+        Ok(walk.dir())
+    }
+
+    /// A directory that is only on the way to others.
+    fn implied(&self) -> Node {
+        let mut node = Node::new(What::Directory, 0o755);
+        self.stamp.set(&mut node, self.stamp.now, None, None);
+        node
+    }
+
+    /// What has this path. The last name is not followed.
+    fn find(&self, parts: &[&[u8]]) -> anyhow::Result<Option<NodeId>> {
+        let Some((last, above)) = parts.split_last() else { return Ok(Some(NodeId::ROOT)) };
+        let mut walk = Walk::new(above);
+        while let Some(name) = walk.next()? {
+            match self.tree.lookup(walk.dir(), &name) {
+                Some(child) if walk.enter(&self.tree, child)? => {}
+                _ => return Ok(None),
+            }
+        }
+        Ok(self.tree.lookup(walk.dir(), last))
+    }
+
+    fn take_away(&mut self, above: &[&[u8]], last: &[u8]) -> anyhow::Result<()> {
+        let opaque = last == OPAQUE;
+        if above.iter().any(|name| special(name)) || special(last) && !opaque {
+            // What AUFS kept for itself.
+            return Ok(());
+        }
+        let dir = self.dir(above)?;
+        if opaque {
+            let names: Vec<Vec<u8>> = self.tree.names(dir).map(|(name, _)| name.to_vec()).collect();
+            return self.hide(names.into_iter().map(|name| (dir, name)).collect());
+        }
+        let name = last.strip_prefix(WHITEOUT).unwrap_or_default();
+        if matches!(name, b"" | b"." | b"..") {
+            bail!("a whiteout of no name: it would take the directory itself away");
+        }
+        self.hide(vec![(dir, name.to_vec())])
+    }
+
+    /// Takes names away that the layers below have.
+    fn hide(&mut self, mut names: Vec<(NodeId, Vec<u8>)>) -> anyhow::Result<()> {
+        while let Some(name) = names.pop() {
+            let Some(id) = self.tree.lookup(name.0, &name.1) else { continue };
+            if self.is_new(id) || self.linked.contains(&name) {
+                continue;
+            }
+            if !self.touched.contains(&id) {
+                self.tree.remove(name.0, &name.1);
+                continue;
+            }
+            // It came again in this layer: only what the layers below have in it goes.
+            names.extend(self.tree.names(id).map(|(name, _)| (id, name.to_vec())));
+            if !self.described.contains(&id) {
+                let implied = self.implied();
+                self.describe(id, implied)?;
+                self.implied.insert(id);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn special(name: &[u8]) -> bool {
+    name.starts_with(SPECIAL)
+}
+
+/// A walk along names, through symbolic links.
+struct Walk {
+    stack: Vec<NodeId>,
+    todo: VecDeque<Vec<u8>>,
+    links: u32,
+}
+
+impl Walk {
+    fn new(parts: &[&[u8]]) -> Self {
+        let todo = parts.iter().map(|part| part.to_vec()).collect();
+        Self { stack: vec![NodeId::ROOT], todo, links: 0 }
+    }
+
+    fn dir(&self) -> NodeId {
+        self.stack.last().copied().unwrap_or(NodeId::ROOT)
+    }
+
+    /// The next name to look up in [`Walk::dir`].
+    fn next(&mut self) -> anyhow::Result<Option<Vec<u8>>> {
+        loop {
+            match self.todo.pop_front() {
+                // Only links have these; the root is above itself.
+                Some(name) if name == b".." => {
+                    if self.stack.len() > 1 {
+                        self.stack.pop();
+                    }
+                }
+                Some(name) if name.is_empty() || name == b"." => {}
+                other => return Ok(other),
+            }
+        }
+    }
+
+    /// Goes into what was found; `false` if that is neither a directory nor a link.
+    fn enter(&mut self, tree: &Tree, child: NodeId) -> anyhow::Result<bool> {
+        match &tree.node(child).what {
+            What::Directory => self.stack.push(child),
+            What::Symlink(target) => {
+                self.links += 1;
+                ensure!(self.links <= MOST_LINKS, "too many symbolic links on the way to it");
+                if target.starts_with(b"/") {
+                    self.stack.truncate(1);
+                }
+                for part in target.split(|byte| *byte == b'/').rev() {
+                    self.todo.push_front(part.to_vec());
+                }
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+/// The names of a path; nothing leads upwards.
+pub fn parts(path: &[u8]) -> anyhow::Result<Vec<&[u8]>> {
+    let parts: Vec<&[u8]> =
+        path.split(|byte| *byte == b'/').filter(|part| !matches!(*part, b"" | b".")).collect();
+    if parts.contains(&&b".."[..]) {
+        bail!("its path leads out of the archive");
+    }
+    Ok(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use draconis_exchange::contract::Time;
+
+    /// `path` is a directory if it ends with a slash, `path -> target` a symbolic link,
+    /// `path = target` another name, anything else a file.
+    fn lay(merge: &mut Merge, layer: &str) -> anyhow::Result<()> {
+        merge.layer(true);
+        let file = || What::File { size_bytes: 0, data: vec![], source: 0 };
+        for entry in layer.split(", ").filter(|entry| !entry.is_empty()) {
+            if let Some((path, target)) = entry.split_once(" -> ") {
+                merge.add(path.as_bytes(), Node::new(What::Symlink(target.into()), 0o777))?;
+            } else if let Some((path, target)) = entry.split_once(" = ") {
+                merge.link(path.as_bytes(), target.as_bytes())?;
+            } else {
+                let what = if entry.ends_with('/') { What::Directory } else { file() };
+                merge.add(entry.as_bytes(), Node::new(what, 0o700))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn merged(layers: &[&str]) -> anyhow::Result<Merge> {
+        let stamp = Stamp { now: Time::default(), reproducible: false };
+        let mut merge = Merge::new(Node::new(What::Directory, 0o755), stamp);
+        for layer in layers {
+            lay(&mut merge, layer)?;
+        }
+        Ok(merge)
+    }
+
+    fn shown(layers: &[&str]) -> String {
+        let merge = merged(layers).unwrap();
+        let mut all = vec![];
+        let mut stack = vec![(String::new(), NodeId::ROOT)];
+        while let Some((path, dir)) = stack.pop() {
+            for (name, id) in merge.tree.names(dir) {
+                let path = format!("{path}{}", String::from_utf8_lossy(name));
+                let is_dir = matches!(merge.tree.node(id).what, What::Directory);
+                if is_dir {
+                    stack.push((format!("{path}/"), id));
+                }
+                let implied = if merge.implied.contains(&id) { "?" } else { "" };
+                all.push(format!("{path}{}{implied}", if is_dir { "/" } else { "" }));
+            }
+        }
+        all.sort();
+        all.join(" ")
+    }
+
+    #[test]
+    fn later_layers_replace_and_add() {
+        assert_eq!(shown(&["a/, a/x, b", "a/, a/y, b"]), "a/ a/x a/y b");
+        assert_eq!(shown(&["a/, a/x", "a"]), "a");
+        assert_eq!(shown(&["a", "a/, a/x"]), "a/ a/x");
+        assert_eq!(shown(&["a", "a/x"]), "a/? a/x");
+        assert!(merged(&["a, a/x"]).is_err());
+    }
+
+    #[test]
+    fn whiteouts_take_away_what_is_below_wherever_they_stand() {
+        assert_eq!(shown(&["a/, a/x, a/y", "a/.wh.x"]), "a/ a/y");
+        assert_eq!(shown(&["a/, a/x, b", ".wh.a"]), "b");
+        for layer in [".wh.a, a/, a/new", "a/, a/new, .wh.a", "a/, .wh.a, a/new"] {
+            assert_eq!(shown(&["a/, a/x, a/d/, a/d/y", layer]), "a/ a/new", "{layer}");
+        }
+        for layer in ["a/, a/.wh..wh..opq, a/new", "a/new, a/.wh..wh..opq"] {
+            assert_eq!(shown(&["a/, a/x, a/d/, a/d/y", layer]), "a/ a/new", "{layer}");
+        }
+        assert_eq!(shown(&["a/, a/x", "a/new, .wh.a"]), "a/? a/new");
+        // A file of this layer stays, and so does what it links.
+        assert_eq!(shown(&["x, y", "x, .wh.x"]), "x y");
+        assert_eq!(shown(&["x, y", "x = y, .wh.x"]), "x y");
+        // In the lowest layer there is nothing to take away.
+        assert_eq!(shown(&["x, .wh.x, .wh.y, .wh..wh..opq"]), "x");
+        assert_eq!(shown(&["x", ".wh..wh..opq"]), "");
+        assert_eq!(shown(&["x", ".wh..wh.plnk/1.2, .wh..wh.aufs"]), "x");
+        for bad in [".wh.", ".wh..", ".wh...", "a/.wh."] {
+            assert!(merged(&["x", bad]).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn links_lead_across_layers() {
+        let merge = merged(&["x, d/", "d/y = x", "x"]).unwrap();
+        let find = |path: &str| merge.find(&parts(path.as_bytes()).unwrap()).unwrap();
+        assert_ne!(find("x"), find("d/y"));
+        assert_eq!(merged(&["x", "y = x"]).unwrap().tree.len(), 2);
+        for bad in ["y = nothing", "y = d", "y = ../x", " = x"] {
+            assert!(merged(&["x, d/", bad]).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn symbolic_links_on_the_way_stay_in_the_tree() {
+        assert_eq!(
+            shown(&["usr/, usr/lib/, lib -> usr/lib", "lib/x"]),
+            "lib usr/ usr/lib/ usr/lib/x"
+        );
+        assert_eq!(shown(&["out -> ../../etc", "out/passwd"]), "etc/? etc/passwd out");
+        assert_eq!(shown(&["a/, a/out -> /b/../../c", "a/out/x"]), "a/ a/out b/? c/? c/x");
+        assert!(merged(&["a -> b, b -> a", "a/x"]).is_err());
+        assert!(merged(&["", "../x"]).is_err());
+        // A link that is named itself is replaced.
+        assert_eq!(shown(&["usr/, lib -> usr", "lib/, lib/x"]), "lib/ lib/x usr/");
+    }
+
+    #[test]
+    fn paths_stay_inside() {
+        assert_eq!(parts(b"./a//b/").unwrap(), [b"a", b"b"]);
+        assert!(parts(b"./").unwrap().is_empty());
+        assert!(parts(b"a/../../b").is_err());
+    }
+}

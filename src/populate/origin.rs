@@ -1,0 +1,170 @@
+//! What `--from` names: a directory, an archive, or a container image.
+//!
+//! ```text
+//!   DIR   FILE   -                   a directory, a tar archive, one on standard input
+//!   oci:DIR[:TAG]                    an image in a directory, as umoci and skopeo lay it out
+//!   oci-archive:FILE[:TAG]           the same in a tar archive
+//!   docker-archive:FILE[:TAG]        what docker save writes
+//! ```
+//! A file whose name begins like that is named as `./oci:...`.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, ensure};
+
+use super::blob::Blob;
+use super::image::{self, Choice};
+use super::layers::Layer;
+
+/// Where files come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Standard input, an archive.
+    Input,
+    /// A directory or an archive.
+    Path(PathBuf),
+    /// A container image.
+    Image {
+        kind: ImageKind,
+        /// With the tag, if there is one.
+        name: OsString,
+    },
+}
+
+/// How a container image is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageKind {
+    OciDirectory,
+    OciArchive,
+    DockerArchive,
+}
+
+impl ImageKind {
+    const ALL: [(&'static str, Self); 3] = [
+        ("oci:", Self::OciDirectory),
+        ("oci-archive:", Self::OciArchive),
+        ("docker-archive:", Self::DockerArchive),
+    ];
+}
+
+impl From<OsString> for Origin {
+    fn from(text: OsString) -> Self {
+        if text == "-" {
+            return Self::Input;
+        }
+        for (prefix, kind) in ImageKind::ALL {
+            if let Some(name) = text.as_bytes().strip_prefix(prefix.as_bytes()) {
+                return Self::Image { kind, name: OsStr::from_bytes(name).to_owned() };
+            }
+        }
+        Self::Path(text.into())
+    }
+}
+
+impl std::fmt::Display for Origin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Input => write!(f, "standard input"),
+            Self::Path(path) => write!(f, "{}", path.display()),
+            Self::Image { kind, name } => {
+                let prefix = ImageKind::ALL.iter().find(|(_, other)| other == kind);
+                write!(f, "{}{}", prefix.map_or("", |(prefix, _)| prefix), name.display())
+            }
+        }
+    }
+}
+
+/// The archives of an origin.
+pub struct Archives {
+    pub layers: Vec<Layer>,
+    /// An image's configuration.
+    pub config: Option<Vec<u8>>,
+}
+
+impl Origin {
+    /// Whether it is a directory of this machine.
+    pub fn is_directory(&self) -> bool {
+        matches!(self, Self::Path(path) if path.is_dir())
+    }
+
+    /// Opens its archives; what has a digest fits it then.
+    pub fn archives(&self, choice: &Choice<'_>) -> anyhow::Result<Archives> {
+        let shown = self.to_string();
+        self.open(choice).with_context(|| shown)
+    }
+
+    fn open(&self, choice: &Choice<'_>) -> anyhow::Result<Archives> {
+        let archive = match self {
+            Self::Image { kind, name } => {
+                let (path, tag) = split_tag(name)?;
+                return image::open(*kind, &path, tag.as_deref(), choice);
+            }
+            Self::Input => {
+                let input = std::os::fd::AsFd::as_fd(&std::io::stdin()).try_clone_to_owned()?;
+                Blob::new(input.into(), choice.beside)?
+            }
+            Self::Path(path) => {
+                ensure!(
+                    !path.is_dir(),
+                    "a directory is taken alone; tar makes an archive of it, which can be laid \
+                     over others"
+                );
+                Blob::new(File::open(path)?, choice.beside)?
+            }
+        };
+        let layer = Layer { archive, shown: self.to_string(), whiteouts: false };
+        Ok(Archives { layers: vec![layer], config: None })
+    }
+}
+
+/// A path and a tag behind a colon, both of which may have colons themselves: the shortest
+/// path that is there.
+fn split_tag(name: &OsStr) -> anyhow::Result<(PathBuf, Option<String>)> {
+    if Path::new(name).exists() {
+        return Ok((name.into(), None));
+    }
+    let bytes = name.as_bytes();
+    let colons = bytes.iter().enumerate().filter(|(_, byte)| **byte == b':').map(|(at, _)| at);
+    for colon in colons {
+        let path = Path::new(OsStr::from_bytes(&bytes[..colon]));
+        if path.exists() {
+            let tag = std::str::from_utf8(&bytes[colon + 1..]).context("the tag is not UTF-8")?;
+            return Ok((path.into(), Some(tag).filter(|tag| !tag.is_empty()).map(str::to_owned)));
+        }
+    }
+    // What opening it says is the error.
+    Ok((name.into(), None))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_named_is_known_by_its_prefix() {
+        let origin = |text: &str| Origin::from(OsString::from(text));
+        assert_eq!(origin("-"), Origin::Input);
+        assert_eq!(origin("./oci:x"), Origin::Path("./oci:x".into()));
+        assert_eq!(origin("tree"), Origin::Path("tree".into()));
+        for text in ["oci:a:b", "oci-archive:x", "docker-archive:x:y/z:1"] {
+            assert!(matches!(origin(text), Origin::Image { .. }));
+            assert_eq!(origin(text).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn a_tag_is_what_follows_a_path_that_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let colon = dir.path().join("a:b");
+        std::fs::write(&colon, b"").unwrap();
+        let name = |tail: &str| OsString::from(format!("{}{tail}", colon.display()));
+        assert_eq!(split_tag(&name("")).unwrap(), (colon.clone(), None));
+        assert_eq!(split_tag(&name(":")).unwrap(), (colon.clone(), None));
+        let tag = Some("docker.io/x:1".to_owned());
+        assert_eq!(split_tag(&name(":docker.io/x:1")).unwrap(), (colon.clone(), tag));
+        assert_eq!(split_tag(OsStr::new("/nothing:x")).unwrap().1, None);
+    }
+}

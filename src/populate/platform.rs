@@ -1,0 +1,95 @@
+//! The platform of an image: `linux/arm64`, `linux/arm/v7`.
+
+use serde::Deserialize;
+
+/// An operating system, a processor, and which of them.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+pub struct Platform {
+    #[serde(default)]
+    os: String,
+    #[serde(default)]
+    architecture: String,
+    variant: Option<String>,
+}
+
+impl Platform {
+    /// This machine's.
+    pub fn own() -> Self {
+        let (architecture, variant) = match std::env::consts::ARCH {
+            "x86_64" => ("amd64", None),
+            "aarch64" => ("arm64", None),
+            "x86" => ("386", None),
+            "powerpc64" if cfg!(target_endian = "little") => ("ppc64le", None),
+            "loongarch64" => ("loong64", None),
+            other => (other, None),
+        };
+        Self { os: "linux".into(), architecture: architecture.into(), variant }
+    }
+
+    pub fn os(&self) -> &str {
+        &self.os
+    }
+
+    pub fn architecture(&self) -> &str {
+        &self.architecture
+    }
+
+    pub fn variant(&self) -> Option<&str> {
+        self.variant.as_deref()
+    }
+
+    /// Whether an image for `other` does where this is wanted.
+    pub fn takes(&self, other: &Self) -> bool {
+        let variant = self.variant.is_none() || self.variant == other.variant;
+        self.os == other.os && self.architecture == other.architecture && variant
+    }
+
+    /// What is listed beside images and is none.
+    pub fn is_unknown(&self) -> bool {
+        self.os == "unknown" || self.architecture == "unknown"
+    }
+}
+
+impl std::str::FromStr for Platform {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut parts = text.split('/').map(str::to_owned);
+        let platform = match (parts.next(), parts.next(), parts.next(), parts.next()) {
+            (Some(os), Some(architecture), variant, None) => Self { os, architecture, variant },
+            _ => return Err("OS/ARCHITECTURE is needed, such as linux/arm64"),
+        };
+        let empty = platform.os.is_empty() || platform.architecture.is_empty();
+        if empty { Err("OS/ARCHITECTURE is needed, such as linux/arm64") } else { Ok(platform) }
+    }
+}
+
+impl std::fmt::Display for Platform {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // It may come from an image.
+        let shown = |text: &str| crate::text::printable(text.as_bytes());
+        write!(f, "{}/{}", shown(&self.os), shown(&self.architecture))?;
+        match &self.variant {
+            Some(variant) => write!(f, "/{}", shown(variant)),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn platforms_are_read_and_fit() {
+        let platform = |text: &str| text.parse::<Platform>().unwrap();
+        assert!(platform("linux/arm").takes(&platform("linux/arm/v7")));
+        assert!(!platform("linux/arm/v6").takes(&platform("linux/arm/v7")));
+        assert!(!platform("linux/amd64").takes(&platform("linux/arm64")));
+        assert!(platform("unknown/unknown").is_unknown());
+        assert_eq!(platform("linux/arm/v7").to_string(), "linux/arm/v7");
+        for bad in ["", "linux", "linux/", "/arm", "a/b/c/d"] {
+            assert!(bad.parse::<Platform>().is_err());
+        }
+    }
+}

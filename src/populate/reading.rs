@@ -1,0 +1,62 @@
+//! What a command line says of how archives and images are read.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, ensure};
+use clap::Args;
+
+use super::image::Choice;
+use super::platform::Platform;
+use crate::text::size;
+
+/// How archives and images are read.
+#[derive(Debug, Args)]
+pub struct Reading {
+    /// Of an image for several platforms, take this one (this machine's).
+    #[arg(long, value_name = "OS/ARCH")]
+    platform: Option<Platform>,
+    /// Write the image's configuration (entry point, environment, user) to FILE, as JSON.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Leave out what PATTERN names: a path if it has a slash, else a name anywhere; *, ?, [..],
+    /// and ** for any number of directories.
+    #[arg(long, value_name = "PATTERN")]
+    exclude: Vec<OsString>,
+    /// Refuse compressed archives that are longer than this unpacked (16 GiB and a hundred
+    /// times their length).
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    limit: Option<u64>,
+}
+
+impl Reading {
+    pub fn exclude(&self) -> impl Iterator<Item = &[u8]> {
+        self.exclude.iter().map(|pattern| pattern.as_bytes())
+    }
+
+    /// What is chosen; what cannot be read twice may be kept in the directory of `beside`.
+    pub fn choice<'a>(&self, beside: &'a Path) -> Choice<'a> {
+        Choice { platform: self.platform.clone(), beside, limit: self.limit }
+    }
+
+    /// Refuses a configuration that is wanted and not there.
+    pub fn check_config(&self, config: Option<&[u8]>) -> anyhow::Result<()> {
+        ensure!(
+            self.config.is_none() || config.is_some(),
+            "--config: only a container image has a configuration"
+        );
+        Ok(())
+    }
+
+    /// Writes the configuration where that is wanted.
+    pub fn write_config(&self, config: Option<&[u8]>) -> anyhow::Result<()> {
+        self.check_config(config)?;
+        match (&self.config, config) {
+            (Some(path), Some(config)) => {
+                std::fs::write(path, config).with_context(|| path.display().to_string())
+            }
+            _ => Ok(()),
+        }
+    }
+}

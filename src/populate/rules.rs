@@ -1,0 +1,289 @@
+//! What is changed of a tree before it is written: left out, owned by others, dated.
+
+use draconis_exchange::contract::Time;
+use draconis_ext::mkfs::{Node, NodeId, Tree, What};
+
+use super::Stamp;
+
+/// What is left out, by patterns as `tar --exclude` and `.gitignore` have them.
+#[derive(Default, Debug)]
+pub struct Patterns(Vec<Pattern>);
+
+#[derive(Debug)]
+struct Pattern {
+    /// From the root; `**` is any number of names.
+    names: Vec<Vec<u8>>,
+    /// Or any name, wherever it is.
+    anywhere: bool,
+    only_dirs: bool,
+}
+
+impl Patterns {
+    /// Reads patterns: one with a slash names a path from the root, one without a name
+    /// anywhere; one that ends with a slash names directories.
+    pub fn new<'a>(patterns: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        let read = |text: &'a [u8]| {
+            let only_dirs = text.ends_with(b"/");
+            let text = text.strip_suffix(b"/").unwrap_or(text);
+            let names: Vec<Vec<u8>> = text
+                .split(|byte| *byte == b'/')
+                .filter(|name| !matches!(*name, b"" | b"."))
+                .map(<[u8]>::to_vec)
+                .collect();
+            Pattern { anywhere: !text.contains(&b'/'), names, only_dirs }
+        };
+        Self(patterns.into_iter().map(read).filter(|it| !it.names.is_empty()).collect())
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether `name` in a directory of a tree is left out.
+    pub fn matches(&self, tree: &Tree, dir: NodeId, name: &[u8], is_dir: bool) -> bool {
+        let fits = |pattern: &Pattern| {
+            if pattern.only_dirs && !is_dir {
+                return false;
+            }
+            if pattern.anywhere {
+                return pattern.names.first().is_some_and(|it| wild(it, name));
+            }
+            let mut path = tree.names_to(dir);
+            path.push(name.to_vec());
+            along(&pattern.names, &path)
+        };
+        self.0.iter().any(fits)
+    }
+}
+
+/// Whether names follow a pattern in which `**` is any number of them.
+fn along(pattern: &[Vec<u8>], path: &[Vec<u8>]) -> bool {
+    fits(pattern, path, |it| it == b"**", |it, name| wild(it, name))
+}
+
+/// Whether a name fits one with `*`, `?` and `[..]`.
+fn wild(pattern: &[u8], name: &[u8]) -> bool {
+    fits(&tokens(pattern), name, |it| matches!(it, Token::Any), Token::fits)
+}
+
+enum Token {
+    Any,
+    One,
+    Byte(u8),
+    Of { not: bool, ranges: Vec<(u8, u8)> },
+}
+
+impl Token {
+    fn fits(&self, byte: &u8) -> bool {
+        match self {
+            Self::Any | Self::One => true,
+            Self::Byte(own) => own == byte,
+            Self::Of { not, ranges } => {
+                ranges.iter().any(|(from, to)| (from..=to).contains(&byte)) != *not
+            }
+        }
+    }
+}
+
+fn tokens(pattern: &[u8]) -> Vec<Token> {
+    let mut tokens = vec![];
+    let mut rest = pattern;
+    while let Some((first, more)) = rest.split_first() {
+        rest = more;
+        tokens.push(match first {
+            b'*' => Token::Any,
+            b'?' => Token::One,
+            b'\\' => match rest.split_first() {
+                Some((byte, more)) => {
+                    rest = more;
+                    Token::Byte(*byte)
+                }
+                None => Token::Byte(b'\\'),
+            },
+            b'[' => match set(rest) {
+                Some((token, more)) => {
+                    rest = more;
+                    token
+                }
+                None => Token::Byte(b'['),
+            },
+            byte => Token::Byte(*byte),
+        });
+    }
+    tokens
+}
+
+/// A set behind its bracket, and what follows it; `None` if it does not end.
+fn set(text: &[u8]) -> Option<(Token, &[u8])> {
+    let not = matches!(text.first(), Some(b'!' | b'^'));
+    let mut at = usize::from(not);
+    let mut ranges = vec![];
+    loop {
+        let byte = *text.get(at)?;
+        if byte == b']' && !ranges.is_empty() {
+            return Some((Token::Of { not, ranges }, text.get(at + 1..)?));
+        }
+        match (text.get(at + 1), text.get(at + 2)) {
+            (Some(b'-'), Some(to)) if *to != b']' => {
+                ranges.push((byte, *to));
+                at += 3;
+            }
+            _ => {
+                ranges.push((byte, byte));
+                at += 1;
+            }
+        }
+    }
+}
+
+/// Whether items follow a pattern some of whose parts stand for any number of them. In time
+/// that is at most the product of both lengths.
+fn fits<P, T>(
+    pattern: &[P],
+    items: &[T],
+    any: impl Fn(&P) -> bool,
+    one: impl Fn(&P, &T) -> bool,
+) -> bool {
+    let (mut p, mut at) = (0, 0);
+    // The last part that stands for any number, and how far it reached.
+    let mut star = None;
+    while at < items.len() {
+        if pattern.get(p).is_some_and(&any) {
+            star = Some((p, at));
+            p += 1;
+        } else if let (Some(part), Some(item)) = (pattern.get(p), items.get(at))
+            && one(part, item)
+        {
+            (p, at) = (p + 1, at + 1);
+        } else if let Some((part, reached)) = star {
+            star = Some((part, reached + 1));
+            (p, at) = (part + 1, reached + 1);
+        } else {
+            return false;
+        }
+    }
+    pattern.get(p..).is_some_and(|rest| rest.iter().all(any))
+}
+
+/// Takes away what patterns name.
+pub fn exclude(tree: &mut Tree, patterns: &Patterns) {
+    if patterns.is_empty() {
+        return;
+    }
+    let mut dirs = vec![NodeId::ROOT];
+    while let Some(dir) = dirs.pop() {
+        let mut gone = vec![];
+        for (name, id) in tree.names(dir) {
+            let is_dir = matches!(tree.node(id).what, What::Directory);
+            if patterns.matches(tree, dir, name, is_dir) {
+                gone.push(name.to_vec());
+            } else if is_dir {
+                dirs.push(id);
+            }
+        }
+        for name in gone {
+            tree.remove(dir, &name);
+        }
+    }
+}
+
+/// Changes every node that there is a way to, once or more.
+fn each(tree: &mut Tree, mut change: impl FnMut(&mut Node)) {
+    let mut dirs = vec![NodeId::ROOT];
+    if let Some(root) = tree.node_mut(NodeId::ROOT) {
+        change(root);
+    }
+    while let Some(dir) = dirs.pop() {
+        let ids: Vec<NodeId> = tree.names(dir).map(|(_, id)| id).collect();
+        for id in ids {
+            if let Some(node) = tree.node_mut(id) {
+                change(node);
+                if matches!(node.what, What::Directory) {
+                    dirs.push(id);
+                }
+            }
+        }
+    }
+}
+
+/// Gives everything to one owner.
+pub fn own(tree: &mut Tree, uid: u32, gid: u32) {
+    each(tree, |node| (node.uid, node.gid) = (uid, gid));
+}
+
+/// Gives everything to root, and nothing to others, as `genext2fs --squash` does.
+pub fn squash(tree: &mut Tree) {
+    each(tree, |node| {
+        (node.uid, node.gid) = (0, 0);
+        if !matches!(node.what, What::Symlink(_)) {
+            node.mode &= 0o7700;
+        }
+    });
+}
+
+/// When what was changed last was changed.
+pub fn newest(tree: &mut Tree) -> Time {
+    let mut newest = Time::default();
+    each(tree, |node| newest = newest.max(node.modified));
+    newest
+}
+
+/// Sets times again, as if the volume were made at another time.
+pub fn set_times(tree: &mut Tree, stamp: Stamp) {
+    each(tree, |node| {
+        let Node { modified, accessed, changed, .. } = *node;
+        stamp.set(node, modified, Some(accessed), Some(changed));
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_fit_patterns() {
+        for (pattern, fitting, other) in [
+            ("*", "anything", ""),
+            ("*.o", "a.o", "a.oo"),
+            ("a?c", "abc", "ac"),
+            ("[a-c]x[!0-9]", "bxy", "bx7"),
+            ("a*b*c", "a--b--b-c", "a--b--"),
+            ("\\*", "*", "x"),
+            ("[x", "[x", "x"),
+            ("[]]", "]", "x"),
+        ] {
+            assert!(wild(pattern.as_bytes(), fitting.as_bytes()), "{pattern} {fitting}");
+            if !other.is_empty() {
+                assert!(!wild(pattern.as_bytes(), other.as_bytes()), "{pattern} {other}");
+            }
+        }
+        // No pattern takes long.
+        let (long, many) = ("a".repeat(255), "a*".repeat(100) + "b");
+        assert!(!wild(many.as_bytes(), long.as_bytes()));
+    }
+
+    #[test]
+    fn trees_lose_what_patterns_name() {
+        let file = || Node::new(What::File { size_bytes: 0, data: vec![], source: 0 }, 0o644);
+        let left = |patterns: &[&str]| {
+            let mut tree = Tree::new(Node::new(What::Directory, 0o755));
+            let add = |tree: &mut Tree, dir, name: &str, node| tree.add(dir, name.as_bytes(), node);
+            let a = add(&mut tree, NodeId::ROOT, "a", Node::new(What::Directory, 0)).unwrap();
+            let b = add(&mut tree, a, "b", Node::new(What::Directory, 0)).unwrap();
+            add(&mut tree, b, "x.o", file()).unwrap();
+            add(&mut tree, a, "b.o", file()).unwrap();
+            add(&mut tree, NodeId::ROOT, "x.o", file()).unwrap();
+            exclude(&mut tree, &Patterns::new(patterns.iter().map(|it| it.as_bytes())));
+            let names = |dir| tree.names(dir).count();
+            (names(NodeId::ROOT), names(a), names(b))
+        };
+        assert_eq!(left(&[]), (2, 2, 1));
+        assert_eq!(left(&["*.o"]), (1, 1, 0));
+        assert_eq!(left(&["/x.o"]), (1, 2, 1));
+        assert_eq!(left(&["a/*.o"]), (2, 1, 1));
+        assert_eq!(left(&["a/**/x.o"]), (2, 2, 0));
+        assert_eq!(left(&["**/x.o"]), (1, 2, 0));
+        assert_eq!(left(&["b*/"]), (2, 1, 1));
+        assert_eq!(left(&["a"]), (1, 2, 1));
+    }
+}

@@ -1,0 +1,236 @@
+//! Volumes inside other files: images that other programs made, partitions, compressed ones.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::{Draconis, fuse, mke2fs, tool};
+
+fn ran(command: &mut Command) -> Vec<u8> {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    output.stdout
+}
+
+/// A volume with a file.
+fn volume(draconis: &Draconis) -> PathBuf {
+    let tree = draconis.make_dir("tree");
+    std::fs::write(tree.join("file"), "in the volume").unwrap();
+    let bytes: Vec<u8> = (0..500_000u32).flat_map(|n| (n / 5).to_le_bytes()).collect();
+    std::fs::write(tree.join("long"), bytes).unwrap();
+    let image = draconis.path("volume");
+    mke2fs(&image, Some(&tree), &["-t", "ext4"], "16M");
+    image
+}
+
+/// Whether every command that reads finds the volume.
+fn is_read(draconis: &Draconis, image: &Path, more: &[&str]) {
+    let shown = image.to_str().unwrap();
+    let line = |words: &[&str], target: &str| -> Vec<String> {
+        [words, more, &[target]].concat().into_iter().map(str::to_owned).collect()
+    };
+    let at = |path: &str| format!("{shown}:{path}");
+    assert_eq!(draconis.ok(line(&["cat"], &at("/file"))), "in the volume", "{shown}");
+    assert!(draconis.ok(line(&["ls"], shown)).contains("long"));
+    assert!(draconis.ok(line(&["info"], shown)).contains("ext4"));
+    draconis.ok(line(&["check"], shown));
+    let long = draconis.run(line(&["cat"], &at("/long"))).stdout;
+    assert!(long == std::fs::read(draconis.path("tree/long")).unwrap(), "{shown}");
+}
+
+/// Whether it is mounted, and if so only to be read.
+fn is_mounted(draconis: &Draconis, image: &Path, name: &str) {
+    if !fuse("mounting disk images") {
+        return;
+    }
+    let at = draconis.make_dir(name);
+    let output = draconis.run(["mount".as_ref(), image.as_os_str(), at.as_os_str()]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("is only read"), "{said}");
+    assert_eq!(std::fs::read(at.join("file")).unwrap(), b"in the volume");
+    assert!(std::fs::write(at.join("file"), b"x").is_err());
+    draconis.ok(["umount".as_ref(), at.as_os_str()]);
+}
+
+#[test]
+fn disk_images_of_other_programs_are_read_and_not_changed() {
+    if !tool("images of other programs", "qemu-img") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let raw = volume(&draconis);
+    for (nth, (kind, more)) in
+        [("qcow2", "-c"), ("vhdx", "-q"), ("vpc", "-q"), ("vmdk", "-q")].iter().enumerate()
+    {
+        let image = draconis.path(kind);
+        ran(Command::new("qemu-img")
+            .args(["convert", "-f", "raw", "-O", kind, more])
+            .arg(&raw)
+            .arg(&image));
+        let before = std::fs::read(&image).unwrap();
+        is_read(&draconis, &image, &[]);
+        is_mounted(&draconis, &image, &format!("mount{nth}"));
+        for line in [
+            vec!["rm", &format!("{}:/file", image.display())],
+            vec!["set-label", image.to_str().unwrap(), "new"],
+            vec!["grow", image.to_str().unwrap()],
+        ] {
+            let told = draconis.fails(&line);
+            assert!(told.contains("only read") && told.contains("convert"), "{told}");
+        }
+        assert!(before == std::fs::read(&image).unwrap(), "{kind}");
+    }
+}
+
+#[test]
+fn what_an_image_differs_from_is_never_guessed() {
+    if !tool("images that differ from others", "qemu-img") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let raw = volume(&draconis);
+    let over = draconis.path("over");
+    ran(Command::new("qemu-img")
+        .args(["create", "-f", "qcow2", "-F", "raw", "-b"])
+        .arg(&raw)
+        .arg(&over));
+    let told = draconis.fails(["ls", over.to_str().unwrap()]);
+    assert!(told.contains("--backing") && told.contains(raw.to_str().unwrap()), "{told}");
+    is_read(&draconis, &over, &["--backing", raw.to_str().unwrap()]);
+    // An image that is behind itself ends where the names end.
+    let circle = draconis.path("circle");
+    ran(Command::new("qemu-img").args(["create", "-f", "qcow2"]).arg(&circle).arg("16M"));
+    ran(Command::new("qemu-img")
+        .args(["rebase", "-u", "-F", "qcow2", "-b"])
+        .arg(&circle)
+        .arg(&circle));
+    let circle = circle.to_str().unwrap();
+    let told = draconis.fails(["ls", circle, "--backing", circle, "--backing", circle]);
+    assert!(told.contains("--backing"), "{told}");
+}
+
+#[test]
+fn compressed_images_are_read() {
+    let draconis = Draconis::new();
+    let raw = volume(&draconis);
+    for program in ["gzip", "xz", "zstd"] {
+        if !tool("compressed images", program) {
+            continue;
+        }
+        let image = draconis.path(&format!("volume.{program}"));
+        let packed = ran(Command::new(program).arg("-c").arg(&raw));
+        std::fs::write(&image, &packed).unwrap();
+        is_read(&draconis, &image, &[]);
+        let line = format!("{}:/file", image.display());
+        let told = draconis.fails(["rm", &line]);
+        assert!(told.contains(program), "{told}");
+        if fuse("mounting compressed images") {
+            let at = draconis.make_dir("mount");
+            let told = draconis.fails(["mount".as_ref(), image.as_os_str(), at.as_os_str()]);
+            assert!(told.contains(&format!("{program} -d")), "{told}");
+        }
+        std::fs::write(&image, &packed[..packed.len() / 2]).unwrap();
+        let told = draconis.fails(["ls", image.to_str().unwrap()]);
+        assert!(told.contains(&format!("compressed with {program}")), "{told}");
+    }
+}
+
+/// A disk with a table of partitions of 16 MiB each, made by sfdisk.
+fn disk(draconis: &Draconis, label: &str, parts: &[Option<&Path>]) -> PathBuf {
+    use std::io::Write as _;
+    use std::os::unix::fs::FileExt;
+    let path = draconis.path(&format!("disk-{label}-{}", parts.iter().flatten().count()));
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len((2 + 17 * parts.len() as u64) << 20).unwrap();
+    let mut script = format!("label: {label}\n");
+    for nth in 0..parts.len() {
+        script += &format!("start={}, size=32768\n", (1 + 17 * nth) * 2048);
+    }
+    let mut child = Command::new("sfdisk")
+        .arg("-q")
+        .arg(&path)
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
+    assert!(child.wait().unwrap().success());
+    for (nth, part) in parts.iter().enumerate() {
+        if let Some(part) = part {
+            let bytes = std::fs::read(part).unwrap();
+            file.write_all_at(&bytes, (1 + 17 * nth as u64) << 20).unwrap();
+        }
+    }
+    path
+}
+
+#[test]
+fn the_only_volume_of_a_disk_is_taken_and_several_are_listed() {
+    if !tool("disks with partitions", "sfdisk") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let raw = volume(&draconis);
+    let swap = draconis.path("swap");
+    std::fs::File::create(&swap).unwrap().set_len(8 << 20).unwrap();
+    ran(Command::new("mkswap").arg(&swap));
+    for label in ["dos", "gpt"] {
+        let one = disk(&draconis, label, &[Some(&swap), None, Some(&raw)]);
+        is_read(&draconis, &one, &[]);
+        let target = format!("{}:/new", one.display());
+        draconis.ok(["mkdir", &target]);
+        draconis.ok(["stat", &target]);
+        // It cannot become longer than its partition, and neither does the disk.
+        let before = one.metadata().unwrap().len();
+        draconis.run(["grow", one.to_str().unwrap()]);
+        draconis.run(["grow", one.to_str().unwrap(), "100M"]);
+        assert_eq!(one.metadata().unwrap().len(), before);
+        is_read(&draconis, &one, &[]);
+        let several = disk(&draconis, label, &[Some(&raw), Some(&raw), Some(&swap)]);
+        let told = draconis.fails(["ls", several.to_str().unwrap()]);
+        for said in ["1 (an ext file system)", "2 (an ext", "3 (swap space)", "--partition N"] {
+            assert!(told.contains(said), "{told}");
+        }
+        is_read(&draconis, &several, &["--partition", "2"]);
+        let none = disk(&draconis, label, &[Some(&swap)]);
+        let told = draconis.fails(["ls", none.to_str().unwrap()]);
+        assert!(told.contains("none of its partitions"), "{told}");
+        if fuse("mounting disks with partitions") {
+            let at = draconis.make_dir("mount");
+            draconis.ok(["mount".as_ref(), one.as_os_str(), at.as_os_str()]);
+            std::fs::write(at.join("written"), b"x").unwrap();
+            draconis.ok(["umount".as_ref(), at.as_os_str()]);
+            let told = draconis.fails(["mount".as_ref(), several.as_os_str(), at.as_os_str()]);
+            assert!(told.contains("partition=N"), "{told}");
+            assert!(draconis.ok(["ls", one.to_str().unwrap()]).contains("written"));
+        }
+    }
+}
+
+#[test]
+fn what_is_no_volume_is_named_with_what_helps() {
+    let draconis = Draconis::new();
+    let image = draconis.path("image");
+    for (at, mark, said, help) in [
+        (0, &b"hsqs"[..], "SquashFS", "unsquashfs"),
+        (0, b"LUKS\xBA\xBE", "LUKS", "cryptsetup"),
+        (536, b"LVM2 001", "LVM", "vgchange"),
+        (32769, b"CD001", "ISO 9660", "bsdtar"),
+        (257, b"ustar", "tar archive", "format --from"),
+        (64, &[0x7F, 0x10, 0xDA, 0xBE], "VDI", "qemu-img"),
+        (3, b"NTFS    ", "NTFS", "ntfs3"),
+        (1024, &[0xE2, 0xE1, 0xF5, 0xE0], "EROFS", "erofs"),
+    ] {
+        let mut bytes = vec![0; 1 << 20];
+        bytes[at..at + mark.len()].copy_from_slice(mark);
+        std::fs::write(&image, bytes).unwrap();
+        let told = draconis.fails(["ls", image.to_str().unwrap()]);
+        assert!(told.contains(said) && told.contains(help), "{told}");
+        if fuse("mounting what is no volume") {
+            let at = draconis.make_dir("mount");
+            let told = draconis.fails(["mount".as_ref(), image.as_os_str(), at.as_os_str()]);
+            assert!(told.contains(said) && told.contains(help), "{told}");
+        }
+    }
+}

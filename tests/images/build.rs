@@ -1,0 +1,133 @@
+//! Images put together by hand, from tars that `tar` makes.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+pub(crate) fn ran(command: &mut Command) -> Vec<u8> {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    output.stdout
+}
+
+/// A tar of a directory, with all that pax can say.
+pub(crate) fn tar(dir: &Path, into: &Path, more: &[&str]) {
+    let mut tar = Command::new("tar");
+    tar.args(["--format=pax", "--xattrs", "--xattrs-include=*", "--xattrs-exclude=trusted.*"]);
+    ran(tar.args(more).arg("-C").arg(dir).arg("-cf").arg(into).arg("."));
+}
+
+pub(crate) fn pack(program: &str, bytes: &[u8]) -> Vec<u8> {
+    let mut child = Command::new(program)
+        .arg("-c")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let bytes = bytes.to_vec();
+    let feeder = std::thread::spawn(move || input.write_all(&bytes).unwrap());
+    let output = child.wait_with_output().unwrap();
+    feeder.join().unwrap();
+    assert!(output.status.success());
+    output.stdout
+}
+
+pub(crate) fn sha256(bytes: &[u8]) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("bytes");
+    std::fs::write(&path, bytes).unwrap();
+    String::from_utf8(ran(Command::new("sha256sum").arg(path))).unwrap()[..64].to_owned()
+}
+
+/// An OCI layout that grows.
+pub(crate) struct Layout {
+    pub dir: PathBuf,
+    pub manifests: Vec<String>,
+}
+
+impl Layout {
+    pub(crate) fn new(dir: PathBuf) -> Self {
+        std::fs::create_dir_all(dir.join("blobs/sha256")).unwrap();
+        std::fs::write(dir.join("oci-layout"), r#"{"imageLayoutVersion": "1.0.0"}"#).unwrap();
+        Self { dir, manifests: vec![] }
+    }
+
+    /// Adds a blob; its descriptor without the closing brace.
+    pub(crate) fn blob(&self, kind: &str, bytes: &[u8]) -> String {
+        let sum = sha256(bytes);
+        std::fs::write(self.dir.join("blobs/sha256").join(&sum), bytes).unwrap();
+        let kind = format!("application/vnd.oci.image.{kind}");
+        format!(r#"{{"mediaType":"{kind}","digest":"sha256:{sum}","size":{}"#, bytes.len())
+    }
+
+    pub(crate) fn config(platform: &str) -> String {
+        let (os, architecture) = platform.split_once('/').unwrap();
+        format!(
+            r#"{{"os":"{os}","architecture":"{architecture}","config":{{"Cmd":["/bin/{architecture}"]}}}}"#
+        )
+    }
+
+    /// Adds a manifest; its descriptor without the closing brace.
+    pub(crate) fn manifest(&self, platform: &str, layers: &[Vec<u8>]) -> String {
+        let layers: Vec<String> =
+            layers.iter().map(|layer| self.blob("layer.v1.tar", layer) + "}").collect();
+        let config = self.blob("config.v1+json", Self::config(platform).as_bytes());
+        let text =
+            format!(r#"{{"schemaVersion":2,"config":{config}}},"layers":[{}]}}"#, layers.join(","));
+        self.blob("manifest.v1+json", text.as_bytes())
+    }
+
+    /// Lists a descriptor in the index, under a tag.
+    pub(crate) fn list(&mut self, descriptor: &str, tag: &str) {
+        let named = format!(
+            r#"{descriptor},"annotations":{{"org.opencontainers.image.ref.name":"{tag}"}}}}"#
+        );
+        self.manifests.push(named);
+        let text = format!(r#"{{"schemaVersion":2,"manifests":[{}]}}"#, self.manifests.join(","));
+        std::fs::write(self.dir.join("index.json"), text).unwrap();
+    }
+
+    /// An image of one platform.
+    pub(crate) fn image(&mut self, tag: &str, layers: &[Vec<u8>]) {
+        let manifest = self.manifest("linux/amd64", layers);
+        self.list(&manifest, tag);
+    }
+
+    pub(crate) fn origin(&self, tag: &str) -> String {
+        let colon = if tag.is_empty() { "" } else { ":" };
+        format!("oci:{}{colon}{tag}", self.dir.display())
+    }
+}
+
+/// What `docker save` writes, of plain layers, the last of which is a link in the old way.
+pub(crate) fn saved(dir: &Path, into: &Path, layers: &[Vec<u8>]) {
+    std::fs::create_dir_all(dir).unwrap();
+    let ids: Vec<String> =
+        layers.iter().map(|layer| format!("\"sha256:{}\"", sha256(layer))).collect();
+    let config = format!(
+        r#"{{"os":"linux","architecture":"amd64","rootfs":{{"type":"layers","diff_ids":[{}]}}}}"#,
+        ids.join(",")
+    );
+    let name = format!("{}.json", sha256(config.as_bytes()));
+    std::fs::write(dir.join(&name), &config).unwrap();
+    let mut names = vec![];
+    for (nth, layer) in layers.iter().enumerate() {
+        let own = dir.join(format!("layer{nth}"));
+        std::fs::create_dir_all(&own).unwrap();
+        if nth + 1 == layers.len() {
+            std::fs::create_dir_all(dir.join("shared")).unwrap();
+            std::fs::write(dir.join("shared/layer.tar"), layer).unwrap();
+            std::os::unix::fs::symlink("../shared/layer.tar", own.join("layer.tar")).unwrap();
+        } else {
+            std::fs::write(own.join("layer.tar"), layer).unwrap();
+        }
+        names.push(format!("\"layer{nth}/layer.tar\""));
+    }
+    let manifest = format!(
+        r#"[{{"Config":"{name}","RepoTags":["made/here:latest"],"Layers":[{}]}}]"#,
+        names.join(",")
+    );
+    std::fs::write(dir.join("manifest.json"), manifest).unwrap();
+    ran(Command::new("tar").arg("-C").arg(dir).arg("-cf").arg(into).arg("."));
+}

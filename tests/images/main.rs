@@ -1,0 +1,36 @@
+//! Volumes made of container images, judged by the kernel's overlayfs and by e2fsck.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod build;
+mod hostile;
+mod options;
+mod overlay;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::{Draconis, Kernel, Seen, Without, look};
+
+pub(crate) fn check(image: &Path) {
+    let output = Command::new("e2fsck").arg("-fn").arg(image).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// What can be compared of a tree that was laid together: a name that was taken away still
+/// counts as a link for overlayfs, and the root is everybody's own.
+pub(crate) fn seen(top: &Path) -> BTreeMap<PathBuf, Seen> {
+    let mut seen = look(top, Without { what_a_copy_loses: true, fractions: false });
+    seen.remove(Path::new(""));
+    seen.remove(Path::new("lost+found"));
+    seen.values_mut().for_each(|one| one.links = 0);
+    seen
+}
+
+/// The tree in a volume as the kernel shows it.
+pub(crate) fn in_volume(draconis: &Draconis, image: &Path) -> BTreeMap<PathBuf, Seen> {
+    let kernel = Kernel::mount(image, draconis.make_dir("kernel"), "images").unwrap();
+    seen(&kernel.at)
+}
