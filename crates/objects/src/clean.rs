@@ -173,6 +173,7 @@ impl Core {
         let worth = |(number, segment): (u32, &crate::segment::Segment)| {
             let used = segment.held() as u64;
             let is_candidate = segment.state == State::Closed
+                && number < self.segments.end
                 && !segment.is_bad
                 && segment.live > 0
                 && (all || !segment.is_index || used < len / 16)

@@ -72,17 +72,14 @@ impl Core {
             }
         }
         self.checkpoint_now()?;
-        // What is moved may be moved behind by nobody, so each segment is cleaned once; what
-        // was given up meanwhile is known after a checkpoint.
+        // Nothing is moved behind the end, so each segment is cleaned once; what was given up
+        // meanwhile is known after a checkpoint.
         for _ in 0..2 {
             for number in new.segments..old.segments {
                 self.empty(number)?;
-                // `release` gives them back.
-                self.segments.withhold(new.segments);
             }
             self.checkpoint_now()?;
             self.checkpoint_now()?;
-            self.segments.withhold(new.segments);
         }
         let behind = (new.segments..old.segments).zip(&self.segments.all[new.segments as usize..]);
         match behind.into_iter().find(|(_, segment)| segment.live > 0) {

@@ -67,6 +67,8 @@ pub(crate) struct Segments {
     pub geometry: Geometry,
     pub all: Vec<Segment>,
     free: BTreeSet<u32>,
+    /// Segments from here on are to be given up: they are not taken.
+    pub end: u32,
     /// Sum of what all of them hold.
     held: i64,
 }
@@ -91,6 +93,7 @@ impl Segments {
             geometry,
             all: vec![FREE; geometry.segments as usize],
             free: (0..geometry.segments).collect(),
+            end: geometry.segments,
             held: 0,
         }
     }
@@ -121,9 +124,10 @@ impl Segments {
         self.free.range(segment..).chain(self.free.range(..segment)).copied()
     }
 
-    /// Leaves no segment from `first` on to be taken.
-    pub fn withhold(&mut self, first: u32) {
-        drop(self.free.split_off(&first));
+    /// Leaves no segment from `end` on to be taken.
+    pub fn withhold(&mut self, end: u32) {
+        self.end = end;
+        drop(self.free.split_off(&end));
     }
 
     /// There are so many segments now; those that are new are not to be taken yet.
@@ -153,7 +157,9 @@ impl Segments {
 
     pub fn release(&mut self, segment: u32) {
         self.set(segment, |it| *it = FREE);
-        self.free.insert(segment);
+        if segment < self.end {
+            self.free.insert(segment);
+        }
     }
 
     /// Changes a segment, and what all hold with it.

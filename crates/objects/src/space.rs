@@ -19,7 +19,7 @@ use crate::core::Core;
 use crate::{Error, Result};
 
 /// Checkpoints after which nothing was gained in vain.
-const IN_VAIN: usize = 4;
+const IN_VAIN: usize = 8;
 
 /// What was refused, and how things stood then: it is refused again until they changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -66,7 +66,9 @@ impl Core {
 
     /// Free segments that groups which only add may not use.
     pub fn kept(&self) -> usize {
-        self.floor() + self.streams.len() + 3
+        // A store of few segments has none to spare for what comes in bursts.
+        let few = self.superblock.geometry.segments as usize / 8 + 2;
+        self.floor() + (self.streams.len() + 3).min(few)
     }
 
     /// The cleaner begins when fewer segments are free: what `make_room` asks for, and what
