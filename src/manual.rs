@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(
             of("ls"),
             "draconis ls [-l] [-a] [-R] [-d] [--json] [--offset BYTES] [--partition N] \
-             IMAGE[:/path]..."
+             [--backing FILE]... IMAGE[:/path]..."
         );
         assert!(of("tar").contains("[--sparse auto|always|never]"), "{}", of("tar"));
         assert!(of("truncate").contains(" -s|--size SIZE "), "{}", of("truncate"));

@@ -238,7 +238,8 @@ fn tagged(manifests: &[Descriptor], tag: Option<&str>) -> anyhow::Result<Vec<Des
         [REF_NAME, IMAGE_NAME].iter().filter_map(|key| it.annotations.get(*key).cloned()).collect()
     };
     let mut all: Vec<String> = manifests.iter().flat_map(names).collect();
-    (all.sort(), all.dedup());
+    all.sort();
+    all.dedup();
     let Some(tag) = tag else {
         let mut first: Vec<_> = manifests.iter().map(|it| it.annotations.get(REF_NAME)).collect();
         first.dedup();

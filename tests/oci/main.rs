@@ -31,6 +31,6 @@ pub(crate) fn seen(top: &Path) -> BTreeMap<PathBuf, Seen> {
 
 /// The tree in a volume as the kernel shows it.
 pub(crate) fn in_volume(draconis: &Draconis, image: &Path) -> BTreeMap<PathBuf, Seen> {
-    let kernel = Kernel::mount(image, draconis.make_dir("kernel"), "images").unwrap();
+    let kernel = Kernel::mount(image, draconis.make_dir("kernel"), "oci").unwrap();
     seen(&kernel.at)
 }

@@ -246,7 +246,7 @@ fn what_a_user_may_not_read_is_said_at_once() {
     }
     std::fs::create_dir(dir.join("closed")).unwrap();
     for name in ["one", "two", "closed"] {
-        std::fs::set_permissions(dir.join(name), PermissionsExt::from_mode(0)).unwrap();
+        std::fs::set_permissions(dir.join(name), PermissionsExt::from_mode(0o0)).unwrap();
     }
     std::fs::set_permissions(draconis.dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
     let image = draconis.path("image");

@@ -139,8 +139,11 @@ fn as_image(upper: &Path) {
     }
 }
 
-/// Layers of a chance, as tars, and what the kernel makes of them.
-fn layers(dir: &Path, seed: u64) -> Option<(Vec<Vec<u8>>, BTreeMap<PathBuf, Seen>)> {
+/// Layers as tars, and what the kernel makes of them.
+type Made = (Vec<Vec<u8>>, BTreeMap<PathBuf, Seen>);
+
+/// Layers by chance.
+fn layers(dir: &Path, seed: u64) -> Option<Made> {
     let mut random = Random::new(seed);
     let empty = dir.join("empty");
     std::fs::create_dir_all(&empty).unwrap();
