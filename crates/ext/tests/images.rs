@@ -84,8 +84,8 @@ images! {
 #[test]
 fn what_is_missing_is_refused_by_name() {
     let Some(image) = Image::make(None, "8M", &["-t", "ext4"]) else { return };
-    image.debugfs_write("feature FEATURE_I31");
-    assert_eq!(image.try_open().unwrap_err().to_string(), "needs: FEATURE_I31");
+    image.debugfs_write("feature FEATURE_I30");
+    assert_eq!(image.try_open().unwrap_err().to_string(), "needs: FEATURE_I30");
     let Some(image) = Image::make(None, "8M", &["-t", "ext2"]) else { return };
     image.debugfs_write("feature needs_recovery");
     let error = image.try_open().unwrap_err();

@@ -353,7 +353,7 @@ impl OpLog {
                 _ => break,
             }
         }
-        if ring.tail == ring.head && ring.head % RING_BYTES != 0 {
+        if ring.tail == ring.head && !ring.head.is_multiple_of(RING_BYTES) {
             // From the beginning again: memory that was never used costs nothing. What is
             // between the two is passed over.
             let next = ring.head.next_multiple_of(RING_BYTES);

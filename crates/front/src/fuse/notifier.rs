@@ -60,8 +60,8 @@ impl Pages {
 
 /// What waits for a notification.
 pub(super) enum Late {
-    /// A reply.
-    Answer { notice: Reply, reply: Reply },
+    /// A reply, which comes second.
+    Answer(Box<[Reply; 2]>),
     /// To know whether the kernel still has a node that has no name.
     Ask(Node),
 }
@@ -109,10 +109,8 @@ mod tests {
     #[test]
     fn a_closed_queue_ends_its_thread() {
         let (notifier, queue) = Notifier::new();
-        let late = || Late::Answer {
-            notice: Reply::forget_attributes(Node(1)),
-            reply: Reply::new(1, 0, &[]),
-        };
+        let late =
+            || Late::Answer(Box::new([Reply::forget_attributes(Node(1)), Reply::new(1, 0, &[])]));
         notifier.send(late());
         notifier.close();
         notifier.send(late());

@@ -154,10 +154,7 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
 
     fn do_late(&self, fuse: impl AsFd, late: Late) {
         match late {
-            Late::Answer { notice, reply } => {
-                tell(&fuse, &notice);
-                tell(&fuse, &reply);
-            }
+            Late::Answer(both) => both.iter().for_each(|reply| tell(&fuse, reply)),
             Late::Ask(node) => {
                 // A node that the kernel does not have has no user.
                 let asked = rustix::io::write(&fuse, Reply::forget_attributes(node).as_bytes());
@@ -249,7 +246,7 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
         let old = self.pages.may_exist(header.node) && !Omission::OldPages.is_made();
         if write.direct && len > 0 && old {
             let notice = Reply::forget_pages(header.node, write.offset, len.into());
-            link.notifier.send(Late::Answer { notice, reply });
+            link.notifier.send(Late::Answer(Box::new([notice, reply])));
         } else {
             link.tell(&reply);
         }
@@ -448,7 +445,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
     fn handle(&self, header: Header, request: &mut Request) {
         let Some(recorder) = self.server.recorder else { return self.work(header, request) };
         let unique = header.unique & !RESENT;
-        if header.is_resent() && self.server.answers.give(&self.fuse, header) {
+        if header.is_resent() && self.server.answers.give(self.fuse, header) {
             return;
         }
         if recorder.refuses(unique) {
