@@ -196,7 +196,7 @@ impl Core {
             && self.segments.free() > self.floor()
         {
             self.fold_step(1024)?;
-            self.merge_step(256)?;
+            self.merge_step(self.merged_at_once())?;
         }
         Ok(())
     }

@@ -25,6 +25,9 @@ use crate::store::OpenOptions;
 use crate::superblock::Geometry;
 use crate::{Error, Result, Store};
 
+/// Segments that are cleaned between checkpoints to have some free.
+const CLEARED_AT_ONCE: usize = 8;
+
 impl Store {
     /// Gives the store on `disk`, which is not open, the length `len_bytes`: more, up to what the
     /// disk has, or less. Of a disk that is larger the rest is left alone.
@@ -61,6 +64,7 @@ impl Core {
         }
         self.merge_now()?;
         self.checkpoint_now()?;
+        self.clear_below(new.segments)?;
         self.segments.withhold(new.segments);
         if self.segments.free() <= self.floor() {
             self.find_room(self.floor() + 1)?;
@@ -89,6 +93,37 @@ impl Core {
                 at_bytes: old.start_of(number),
             }),
         }
+    }
+
+    /// Has some segments before `end` free, while those behind it may still be taken: what is
+    /// moved later has to go there, and moving needs room.
+    fn clear_below(&mut self, end: u32) -> Result<()> {
+        let needed = self.floor() + 1;
+        for _ in 0..end {
+            if self.segments.free_below(end) >= needed {
+                break;
+            }
+            if self.segments.free() <= self.due() + 2 {
+                self.find_room(self.due() + 3)?;
+            }
+            let room = self.segments.free().saturating_sub(self.due() + 1).min(CLEARED_AT_ONCE);
+            let below = self.segments.all[..end as usize].iter().zip(0..);
+            let mut closed: Vec<(i64, u32)> = below
+                .filter(|(it, _)| it.state == State::Closed && it.live > 0 && !it.is_bad)
+                .map(|(it, number)| (it.held(), number))
+                .collect();
+            closed.sort_unstable();
+            if room == 0 || closed.is_empty() {
+                break;
+            }
+            for (_, number) in closed.into_iter().take(room) {
+                self.empty(number)?;
+            }
+            // What was cleaned is free after the second.
+            self.checkpoint_now()?;
+            self.checkpoint_now()?;
+        }
+        Ok(())
     }
 
     fn empty(&mut self, number: u32) -> Result<()> {

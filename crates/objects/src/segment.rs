@@ -112,6 +112,11 @@ impl Segments {
         self.free.len()
     }
 
+    /// How many before `end` are free.
+    pub fn free_below(&self, end: u32) -> usize {
+        self.free.range(..end).count()
+    }
+
     /// Takes a free segment, if possible right behind `near`.
     pub fn take(&mut self, near: u32) -> Option<u32> {
         let segment = self.free.range(near..).next().or(self.free.first()).copied()?;

@@ -221,9 +221,11 @@ impl Core {
                 self.checkpoint_now()?;
                 continue;
             }
-            // A waiter does not pay for more than is missing, unless that gains nothing.
+            // A waiter does not pay for more than is missing, and for what the checkpoint takes
+            // that gives it, unless that gains nothing.
             let waiting = self.cleaned_since.len() + self.cleaned_before.len();
-            let is_enough = in_vain < IN_VAIN / 2 && waiting >= needed - self.segments.free();
+            let missing = needed + self.due() - self.segments.free();
+            let is_enough = in_vain < IN_VAIN / 2 && waiting >= missing;
             let can_clean = self.segments.free() > self.due() + 1;
             let is_due = is_enough
                 || self.segments.has_empty()
@@ -281,7 +283,15 @@ impl Core {
                 }
             }
             self.fold_step(1024)?;
-            self.merge_step(256)?;
+            self.merge_step(self.merged_at_once())?;
         }
+    }
+
+    /// Pairs that a step of merging may bring into the tree: each may change a leaf of its own,
+    /// and what leads to it.
+    pub fn merged_at_once(&self) -> usize {
+        let room = self.segments.free().saturating_sub(self.due()) as u64 * self.segment_bytes();
+        let pages = room / u64::from(self.superblock.geometry.page_bytes);
+        (pages as usize / 4).clamp(1, 256)
     }
 }

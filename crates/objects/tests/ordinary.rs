@@ -12,7 +12,7 @@ fn number(name: &str, otherwise: u64) -> u64 {
 fn stores_bear_ordinary_use() {
     let (first, acts) = (number("SEED", 1), number("ACTS", 40));
     let mut all = Usage::default();
-    for seed in first..first + number("RUNS", 20) {
+    for seed in first..first + number("RUNS", 6) {
         match ordinary(seed, acts as usize) {
             Ok(usage) => all += usage,
             Err(violation) => panic!("SEED={seed} RUNS=1 ACTS={acts}: {violation}"),
