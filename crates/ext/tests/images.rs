@@ -91,7 +91,8 @@ fn what_is_missing_is_refused_by_name() {
     let error = image.try_open().unwrap_err();
     assert!(error.to_string().starts_with("needs_recovery"), "{error}");
     let Some(image) = Image::make(None, "8M", &["-t", "ext4", "-O", "mmp"]) else { return };
-    assert_eq!(image.open().read_only_reason().as_deref(), Some("writing needs: mmp"));
+    let why = image.open().read_only_reason().unwrap();
+    assert!(why.starts_with("writing needs: mmp; "), "{why}");
 }
 
 #[test]
