@@ -6,7 +6,7 @@ DESTDIR ?=
 # Where mount(8) looks for its helpers: there and in /usr/sbin, whatever the PREFIX.
 SBINDIR ?= /sbin
 
-.PHONY: all demo test test-often long exact matrix lint loom crash crash-store use-store lab bench bench-channel lab-programs install install-helper fuzz fuzz-images clean
+.PHONY: all demo test test-often long exact matrix lint loom crash crash-store use-store deaths lab bench bench-channel lab-programs install install-helper fuzz fuzz-images clean
 
 all:
 	$(CARGO) build --release --locked
@@ -88,7 +88,16 @@ crash:
 	target/release/draconis-lab crash --states $(or $(STATES),100000)
 	target/release/draconis-lab crash --journal --states $(or $(STATES),100000)
 
-# The same of object stores: every sequence of up to three steps with every subset of up to
+# Workers of mounts are killed, of ext2 and of ext4, while clients work: none may notice.
+# make deaths KILLS=30000 SEED=7. Needs FUSE.
+deaths:
+	$(CARGO) build --release --locked -p draconis -p draconis-lab
+	for kind in ext2 ext4; do \
+		target/release/draconis-lab deaths --kind $$kind --kills $(or $(KILLS),15000) \
+			--seed $(or $(SEED),1) || exit 1; \
+	done
+
+# Power cuts of object stores: every sequence of up to three steps with every subset of up to
 # twelve sectors, then long runs, second power cuts and bad disks: make crash-store STATES=1000000
 crash-store:
 	$(CARGO) build --release --locked -p draconis-lab
