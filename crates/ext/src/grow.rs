@@ -10,7 +10,7 @@
 //! Law 1: everything is known to fit before a byte is written, the length of a file included.
 //! Law 2: nothing moves.
 //! Law 3: what is beyond the end is written first, and all that was there before in one change
-//! ([`crate::redo`]).
+//! (`redo`).
 
 #![allow(
     clippy::arithmetic_side_effects,

@@ -6,7 +6,7 @@
 //!                        its names: new numbers      its attributes: block, numbers of values
 //!   then each group: bitmaps, counts ─▶ descriptors ─▶ superblock
 //! ```
-//! Law 1: what is there is never written but by the log ([`crate::redo`]): until the change counts,
+//! Law 1: what is there is never written but by the log (`redo`): until the change counts,
 //! the volume is what it was.
 //! Law 2: no more blocks are visited than the volume has, whatever the maps say.
 //! Law 3: damage that is met ends the work: nothing is moved that is not understood.

@@ -8,7 +8,7 @@
 //! ```
 //! Law 1: everything is tried before a byte is written, the log of the change included.
 //! Law 2: what moves goes to free blocks first; all that leads there changes at once
-//! ([`crate::redo`]).
+//! (`redo`).
 //! Law 3: the tables of groups stay where they are: a group goes or stays as a whole, but for the
 //! free end of the last one.
 

@@ -4,7 +4,7 @@
 //! | what | how |
 //! |---|---|
 //! | label, reserve, counts, most features | one sector of the superblock |
-//! | journal | blocks and inode 8, in one change of the whole ([`crate::redo`]) |
+//! | journal | blocks and inode 8, in one change of the whole (`redo`) |
 //! | identity with checksums, `^metadata_csum` | everything is sealed anew, in one such change |
 //!
 //! Law: what would leave a volume that `e2fsck -fn` has something to say of is refused by name.
