@@ -218,7 +218,7 @@ impl<'a> Rework<'a> {
         };
         if never_used < was {
             if group.flags & flags::INODE_ZEROED == 0 {
-                // Nobody reads what is there now.
+                // No reader sees what is there now.
                 let first = u64::from(super_.inodes_per_group - was);
                 let byte = |block: u64| block * u64::from(super_.block_bytes);
                 let start = byte(group.inode_table.0) + first * u64::from(super_.inode_bytes);

@@ -195,7 +195,7 @@ fn threads_that_sync_share_commits() {
     }
 }
 
-/// What a thread synced is on the medium when it is told so, whoever's commit it went with.
+/// What a thread synced is on the medium when it is told so, in its own commit or another thread's.
 #[test]
 fn what_a_shared_commit_answers_for_is_durable() {
     const ROUNDS: u64 = 30;

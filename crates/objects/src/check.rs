@@ -111,7 +111,7 @@ struct Check<'c> {
     weights: Vec<u64>,
     done_bytes: u64,
     total_bytes: u64,
-    /// Whether the checkpoint and the log could be read: without them nobody can say what is
+    /// Whether the checkpoint and the log could be read: without them it cannot be said what is
     /// missing.
     is_whole: bool,
 }

@@ -7,7 +7,7 @@
 //! Law 1: an interval hides what older layers have in it, whatever keys that has.
 //! Law 2: what is replaced within one layer is told to the caller that replaces it: those bytes
 //! are dead at once. What is hidden in older layers is counted later, once.
-//! Law 3: where a part of a layer could not be read nobody knows what it hid: what older layers
+//! Law 3: where a part of a layer could not be read it is unknown what it hid: what older layers
 //! have there is not shown.
 #![allow(
     clippy::arithmetic_side_effects,

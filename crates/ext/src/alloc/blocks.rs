@@ -275,7 +275,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Lets nobody have these blocks that does not ask for them by number.
+    /// Keeps these blocks from all but those who ask for them by number.
     pub(crate) fn keep_back(&mut self, start: u64, count: u32) -> Result<()> {
         for (number, bit, clusters) in self.parts_of(start, count)? {
             self.prepare_group(number)?;

@@ -638,7 +638,7 @@ impl User {
     }
 }
 
-/// The full check of a store that nobody changes just now.
+/// The full check of a store that does not change meanwhile.
 fn check(disk: Arc<dyn Disk>) -> Result<(), Violation> {
     let report = Store::check(disk, &CheckOptions::default(), &mut |_, _| {});
     let report = report.map_err(|error| failed("check", &error))?;

@@ -1,6 +1,6 @@
 //! Where in a file a volume is: in a disk image, in a partition, behind an offset.
 //!
-//! Law: nothing here opens anything: what a volume lies in is read by whoever is confined.
+//! Law: nothing here opens anything: what a volume lies in is read by a confined process.
 
 use std::sync::Arc;
 
