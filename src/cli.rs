@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{
-    cat, check, chmod, chown, complete_path, completions, cp, format, get, grow, info, kv, lab, ln,
-    ls, manpages, mkdir, mount, mv, put, rm, serve, set_label, shrink, stat, status, store, tar,
-    touch, tree, truncate, tune, umount, untar, worker,
+    cat, check, chmod, chown, complete_path, completions, cp, format, get, grow, info, keeper, kv,
+    lab, ln, ls, manpages, mkdir, mount, mv, put, rm, serve, set_label, shrink, stat, status,
+    store, tar, touch, tree, truncate, tune, umount, untar, upgrade, worker,
 };
 
 /// Ext volumes you do not trust, mounted by a process that can do nothing else.
@@ -32,6 +32,7 @@ pub enum Command {
     #[command(alias = "unmount")]
     Umount(umount::Arguments),
     Status(status::Arguments),
+    Upgrade(upgrade::Arguments),
     Serve(serve::Arguments),
     Info(info::Arguments),
     Check(check::Arguments),
@@ -68,6 +69,8 @@ pub enum Command {
     #[command(hide = true)]
     CompletePath(complete_path::Arguments),
     #[command(hide = true)]
+    Keeper(keeper::Arguments),
+    #[command(hide = true)]
     Worker(worker::Arguments),
 }
 
@@ -78,6 +81,7 @@ impl Command {
             Self::Mount(arguments) => mount::run(&arguments),
             Self::Umount(arguments) => umount::run(&arguments),
             Self::Status(arguments) => status::run(&arguments),
+            Self::Upgrade(arguments) => upgrade::run(&arguments),
             Self::Serve(arguments) => serve::run(&arguments),
             Self::Info(arguments) => info::run(&arguments),
             Self::Check(arguments) => Ok(check::run(&arguments)),
@@ -109,6 +113,7 @@ impl Command {
             Self::Completions(arguments) => completions::run(&arguments, Cli::command()),
             Self::Manpages(arguments) => manpages::run(&arguments, Cli::command()),
             Self::CompletePath(arguments) => complete_path::run(&arguments),
+            Self::Keeper(arguments) => keeper::run(&arguments),
             Self::Worker(arguments) => worker::run(&arguments),
         }
     }

@@ -1,10 +1,10 @@
-//! FUSE, as the manager needs it: attach, tune, detach.
+//! FUSE, as a keeper needs it: attach, tune, detach.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use draconis_front::fuse;
-use draconis_service::manager::{Front, NotDetached};
+use draconis_service::front::{Front, NotDetached};
 use draconis_service::options::MountOptions;
 
 /// Read-ahead of the kernel on our mounts, in KiB. FUSE starts at 128, where every read of

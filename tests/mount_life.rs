@@ -176,11 +176,11 @@ fn a_hung_worker_does_not_keep_its_mount_from_being_taken_away() {
     }
 }
 
-/// Kills the manager of the only mount, and waits until its worker is gone, too.
-fn kill_manager(draconis: &Draconis) {
-    let status = draconis.status();
-    kill(&status["manager_pid"], Signal::KILL);
-    let worker = status["mounts"][0]["worker_pid"].as_i64().unwrap();
+/// Kills the keeper of the only mount, and waits until its worker is gone, too.
+fn kill_keeper(draconis: &Draconis) {
+    let mount = &draconis.status()["mounts"][0];
+    kill(&mount["keeper_pid"], Signal::KILL);
+    let worker = mount["worker_pid"].as_i64().unwrap();
     eventually("the worker is gone", || !Path::new(&format!("/proc/{worker}")).exists());
 }
 
@@ -191,8 +191,8 @@ fn is_shown_dead(draconis: &Draconis, at: &Path) -> bool {
 }
 
 #[test]
-fn what_outlives_its_manager_is_shown_and_cleared() {
-    if !fuse("killing the manager") {
+fn what_outlives_its_keeper_is_shown_and_cleared() {
+    if !fuse("killing the keeper") {
         return;
     }
     let draconis = Draconis::new();
@@ -200,14 +200,13 @@ fn what_outlives_its_manager_is_shown_and_cleared() {
     for words in [&["umount"][..], &["umount", "-f"]] {
         let at = draconis.mount(&image, "at", "rw");
         let held = std::fs::File::open(at.join("hello")).unwrap();
-        kill_manager(&draconis);
+        kill_keeper(&draconis);
         // The connection is gone with both of them.
         is_not_connected(std::fs::read(at.join("hello")));
         assert!(is_shown_dead(&draconis, &at));
         let said = draconis.ok(["status"]);
         let name = format!("{} on {}\n  dead", image.display(), at.display());
         assert!(said.contains(&name), "{said}");
-        // With a manager that knows nothing of it as without one.
         if words.len() == 1 {
             let other = draconis.mount(&small(&draconis, "b.img"), "other", "ro");
             assert!(is_shown_dead(&draconis, &at));
@@ -223,7 +222,7 @@ fn what_outlives_its_manager_is_shown_and_cleared() {
         drop(held);
     }
     let at = draconis.mount(&image, "at", "rw");
-    kill_manager(&draconis);
+    kill_keeper(&draconis);
     draconis.ok(arguments(&["mount", "--replace"], &image, &at));
     assert_eq!(mounts_below(&at).len(), 1);
     assert_eq!(std::fs::read_to_string(at.join("hello")).unwrap(), "hello\n");
@@ -338,9 +337,9 @@ fn what_was_synced_by_whatever_call_is_in_the_image() {
             command.arg(with).arg(&at);
         }
         assert!(command.status().unwrap().success());
-        let status = draconis.status();
-        kill(&status["manager_pid"], Signal::KILL);
-        kill(&status["mounts"][0]["worker_pid"], Signal::KILL);
+        let mount = &draconis.status()["mounts"][0];
+        kill(&mount["keeper_pid"], Signal::KILL);
+        kill(&mount["worker_pid"], Signal::KILL);
         eventually("both are gone", || is_shown_dead(&draconis, &at));
         draconis.ok(["umount".as_ref(), at.as_os_str()]);
         let path = format!("{}:/new", image.display());

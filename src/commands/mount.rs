@@ -3,18 +3,15 @@
 use std::ffi::OsStr;
 use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use clap::error::ErrorKind;
 use clap::{Args, Command, FromArgMatches};
-use draconis_service::client::{Directory, ask, ask_or_start, ask_running};
-use draconis_service::manager::Manager;
+use draconis_service::client::{Directory, ask, ask_or_start, ask_running, ask_until};
 use draconis_service::options::MountOptions;
 use draconis_service::protocol::{Reply, Request};
 
 use super::format;
-use crate::front::Fuse;
 
 const MOUNT_OPTIONS: &str = "\
 Options for -o, separated by commas:
@@ -122,32 +119,8 @@ fn create(image: &Path, size: &str) -> anyhow::Result<()> {
     format::run(&format::Arguments::from_arg_matches(&matches)?).map(drop)
 }
 
-/// Asks the running manager, or is one until this mount has ended.
+/// Mounts, and waits for the end.
 fn foreground(
-    directory: &Directory,
-    volume: PathBuf,
-    mount_point: PathBuf,
-    options: MountOptions,
-    replace: bool,
-) -> anyhow::Result<ExitCode> {
-    let Some(listener) = directory.bind()? else {
-        return follow(directory, volume, mount_point, options, replace);
-    };
-    let manager = Manager::new(Box::new(Fuse));
-    manager.listen(listener);
-    let ending = manager.clone();
-    super::serve::on_signal(move || ending.unmount_all())?;
-    let notes = manager.mount(volume, mount_point.clone(), options, replace);
-    let notes = notes.map_err(anyhow::Error::msg)?;
-    told_notes(&notes);
-    let why = manager.wait(&mount_point);
-    // Others may have mounted through this manager meanwhile, or wait for an answer.
-    manager.wait_idle(Duration::ZERO, false);
-    ended(why)
-}
-
-/// Mounts through a manager that runs elsewhere, and waits for the end.
-fn follow(
     directory: &Directory,
     volume: PathBuf,
     mount_point: PathBuf,
@@ -164,7 +137,7 @@ fn follow(
             let _ = ask(&manager, &unmount);
         }
     })?;
-    match ask(&directory.connect_or_start()?, &wait)? {
+    match ask_until(directory, &wait)? {
         Reply::Ended { why } => ended(why),
         other => told(other),
     }
@@ -184,7 +157,11 @@ pub fn told(reply: Reply) -> anyhow::Result<ExitCode> {
         Reply::NotMounted => bail!("no volume of ours is mounted there"),
         Reply::Mounted { notes } => told_notes(&notes),
         Reply::Cleared { why } => told_notes(&[format!("the mount was dead: {why}")]),
-        Reply::Done | Reply::Status(_) | Reply::Ended { .. } => {}
+        Reply::Done
+        | Reply::Status(_)
+        | Reply::Ended { .. }
+        | Reply::Upgraded { .. }
+        | Reply::Kept(_) => {}
     }
     Ok(ExitCode::SUCCESS)
 }

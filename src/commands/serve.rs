@@ -1,5 +1,6 @@
 //! `draconis serve`: the manager in the foreground.
 
+use std::os::unix::net::UnixListener;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -8,10 +9,9 @@ use clap::Args;
 use draconis_service::client::Directory;
 use draconis_service::manager::Manager;
 use draconis_service::sandbox::close_others;
+use listenfd::ListenFd;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-
-use crate::front::Fuse;
 
 /// Run the manager in the foreground.
 #[derive(Debug, Args)]
@@ -31,27 +31,34 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         close_others(&[]);
     }
     let directory = Directory::open()?;
-    let Some(listener) = directory.bind()? else {
+    let Some(listener) = listener(&directory)? else {
         // Two mounts at once start two managers; one is enough.
         if arguments.until_idle {
             return Ok(ExitCode::SUCCESS);
         }
         bail!("a manager runs already; see draconis status");
     };
-    let manager = Manager::new(Box::new(Fuse));
+    let manager = Manager::new(directory)?;
     manager.listen(listener);
+    // Nothing hears it where no systemd has started it.
+    sd_notify::notify(&[sd_notify::NotifyState::Ready])?;
     let ending = manager.clone();
     on_signal(move || {
         ending.unmount_all();
         std::process::exit(0);
     })?;
     if arguments.until_idle {
-        manager.wait_idle(IDLE, true);
-        return Ok(ExitCode::SUCCESS);
+        manager.wait_idle(IDLE);
+    } else {
+        manager.wait_until_retired();
     }
-    loop {
-        std::thread::park();
-    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The socket that systemd has passed, else our own; none if another manager has that.
+fn listener(directory: &Directory) -> std::io::Result<Option<UnixListener>> {
+    let passed = ListenFd::from_env().take_unix_listener(0)?;
+    passed.map_or_else(|| directory.bind(), |passed| Ok(Some(passed)))
 }
 
 /// Calls `then` on the first Ctrl-C or request to end; the second one ends the process at

@@ -48,13 +48,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Dead mounts of this user that no manager knows: they outlived theirs.
+/// Dead mounts of this user that no keeper knows: they outlived theirs.
 fn orphaned(known: &[MountStatus]) -> Vec<LostMount> {
     let dead = table::dead(rustix::process::geteuid()).into_iter();
     dead.filter(|entry| known.iter().all(|mount| mount.mount_point != entry.at))
         .map(|entry| LostMount {
             volume: entry.volume(),
-            why: "the manager that served it is gone".into(),
+            why: "its keeper is gone".into(),
             mount_point: entry.at,
         })
         .collect()

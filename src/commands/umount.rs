@@ -6,13 +6,13 @@ use std::process::ExitCode;
 use anyhow::bail;
 use clap::Args;
 use draconis_service::client::{Directory, ask_running};
-use draconis_service::manager::Front;
+use draconis_service::front::Front;
 use draconis_service::protocol::{Reply, Request};
 use draconis_service::table::{self, Answer};
 
 use crate::front::Fuse;
 
-/// Unmount a directory, or clear the dead mount that a lost worker or manager left there.
+/// Unmount a directory, or clear the dead mount that a lost worker or keeper left there.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Even if it is in use: it disappears at once.
@@ -32,7 +32,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Unmounts what another manager mounted, or one that is gone.
+/// Unmounts what another user's manager mounted, or has lost its keeper.
 fn without_manager(mount_point: &Path, force: bool) -> anyhow::Result<ExitCode> {
     let name = mount_point.display();
     let Some(entry) = table::at(mount_point) else { bail!("{name}: nothing is mounted there") };

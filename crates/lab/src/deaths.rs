@@ -1,5 +1,6 @@
-//! Deaths of a worker, judged: clients work on a mount, its worker is killed again and again, and
-//! every call must come out as if nothing had happened.
+//! Deaths of a worker, judged: clients work on a mount, its worker is killed again and again, now
+//! and then its manager, or both go on as another program; and every call must come out as if
+//! nothing had happened.
 //!
 //! ```text
 //!   clients ── calls ──▶ mount ◀── kill -9 ── killer
@@ -23,7 +24,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use draconis_device::Random;
 use draconis_exchange::omission::{Omission, VARIABLE};
-use draconis_service::protocol::{self, MountStatus, Reply, Request};
+use draconis_service::protocol::{self, MountStatus, Reply, Request, Status};
 use rustix::process::{Pid, Signal};
 
 use client::Client;
@@ -34,7 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How often, over what, and how it is judged.
 #[derive(Debug, clap::Args)]
 pub struct DeathsArguments {
-    /// How many workers are killed.
+    /// How often a worker is killed, or, one time in eight, the manager is or all are upgraded.
     #[arg(long, default_value_t = 1000)]
     kills: u64,
     /// Clients that work meanwhile.
@@ -160,10 +161,14 @@ impl Stand {
     }
 
     fn status(&self) -> anyhow::Result<MountStatus> {
+        self.told()?.mounts.into_iter().next().context("no mount")
+    }
+
+    fn told(&self) -> anyhow::Result<Status> {
         let socket = std::os::unix::net::UnixStream::connect(self.path("run/manager.sock"))?;
         protocol::send(&socket, &Request::Status)?;
         match protocol::receive(&socket)? {
-            Reply::Status(status) => status.mounts.into_iter().next().context("no mount"),
+            Reply::Status(status) => Ok(status),
             other => bail!("{other:?}"),
         }
     }
@@ -185,6 +190,11 @@ fn ran(command: &mut Command) -> anyhow::Result<()> {
         bail!("{name}: {}: {}", output.status, String::from_utf8_lossy(&said).trim());
     }
     Ok(())
+}
+
+fn kill_process(pid: u32) -> anyhow::Result<()> {
+    let process = Pid::from_raw(pid as i32).context("a process without a number")?;
+    Ok(rustix::process::kill_process(process, Signal::KILL)?)
 }
 
 /// Kills workers; an error if a client noticed.
@@ -242,7 +252,28 @@ fn judge(arguments: &DeathsArguments, omission: Option<Omission>) -> anyhow::Res
     Ok(())
 }
 
-/// Kills one worker after the other; how many were followed by another.
+/// What happens to a mount.
+#[derive(Clone, Copy)]
+enum Event {
+    WorkerDies,
+    /// And is followed by one that finds what is mounted.
+    ManagerDies,
+    /// Keeper and worker go on as another program.
+    Upgrade,
+}
+
+impl Event {
+    /// Nearly always the first.
+    fn any(random: &mut Random) -> Self {
+        match random.below(16) {
+            0 => Self::ManagerDies,
+            1 => Self::Upgrade,
+            _ => Self::WorkerDies,
+        }
+    }
+}
+
+/// Has one event come after the other; how many workers were followed by another.
 fn kill(stand: &Stand, arguments: &DeathsArguments, shared: &Shared) -> anyhow::Result<u64> {
     let mut random = Random::new(arguments.seed ^ 0xdead);
     let mut last = 0;
@@ -263,9 +294,20 @@ fn kill(stand: &Stand, arguments: &DeathsArguments, shared: &Shared) -> anyhow::
         };
         std::thread::sleep(Duration::from_micros(random.below(1000 * arguments.most_ms)));
         shared.killed.store(shared.now(), Ordering::Relaxed);
-        let worker = Pid::from_raw(pid as i32).context("a worker without a number")?;
-        rustix::process::kill_process(worker, Signal::KILL)?;
-        last = pid;
+        match Event::any(&mut random) {
+            Event::WorkerDies => {
+                kill_process(pid)?;
+                last = pid;
+            }
+            Event::ManagerDies => {
+                kill_process(stand.told()?.manager_pid.context("there is no manager")?)?;
+                ran(&mut stand.draconis(&["status"]))?;
+            }
+            Event::Upgrade => {
+                ran(&mut stand.draconis(&["upgrade"]))?;
+                last = pid;
+            }
+        }
     }
     let until = Instant::now() + PATIENCE;
     loop {

@@ -3,7 +3,7 @@
 //! Law: as long as a descriptor of it lives no other mount and no tool has the volume; of a
 //! block device the kernel's own mounts count, too.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -106,6 +106,16 @@ impl Claimed {
 }
 
 impl Keep {
+    /// The file behind a loop device, and the guard of a block device.
+    pub(crate) fn parts(&self) -> [Option<BorrowedFd<'_>>; 2] {
+        [&self.backing, &self.guard].map(|fd| fd.as_ref().map(AsFd::as_fd))
+    }
+
+    /// What has these parts.
+    pub(crate) fn of_parts(backing: Option<OwnedFd>, guard: Option<OwnedFd>) -> Self {
+        Self { backing, guard }
+    }
+
     /// The volume as a block device: itself, or a loop device of it. A guard is given up,
     /// since the mount will be one.
     ///

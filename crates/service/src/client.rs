@@ -1,12 +1,16 @@
 //! Finding a manager, starting one where none runs, and asking it.
 
+use std::ffi::OsStr;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::protocol::{self, Reply, Request};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::protocol::{self, Reply, Request, Status};
 
 /// How long a manager may take to come up.
 const START_WAIT: Duration = Duration::from_secs(10);
@@ -42,6 +46,48 @@ impl Directory {
 
     fn socket(&self) -> PathBuf {
         self.0.join("manager.sock")
+    }
+
+    fn keepers(&self) -> PathBuf {
+        self.0.join("keepers")
+    }
+
+    /// The address of a keeper.
+    pub(crate) fn keeper(&self, id: u64) -> PathBuf {
+        self.keepers().join(format!("{id}.sock"))
+    }
+
+    /// The addresses at which there are, or were, keepers, in order of mounting.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn keeper_ids(&self) -> std::io::Result<Vec<u64>> {
+        let names = match std::fs::read_dir(self.keepers()) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(vec![]),
+            names => names?,
+        };
+        let id = |name: &OsStr| name.to_str()?.strip_suffix(".sock")?.parse::<u64>().ok();
+        let mut ids = vec![];
+        for name in names {
+            ids.extend(id(&name?.file_name()));
+        }
+        ids.sort_unstable();
+        Ok(ids)
+    }
+
+    /// An address that no keeper has or had, `from` or one behind it.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn free_keeper(&self, from: u64) -> std::io::Result<u64> {
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(self.keepers())?;
+        Ok(self.keeper_ids()?.last().map_or(from, |last| from.max(last + 1)))
+    }
+
+    /// Whether a keeper runs, whether or not a manager does.
+    fn has_keepers(&self) -> bool {
+        let ids = self.keeper_ids().unwrap_or_default();
+        ids.into_iter().any(|id| UnixStream::connect(self.keeper(id)).is_ok())
     }
 
     /// Where a manager in the background writes what happens.
@@ -122,12 +168,17 @@ pub fn ask(manager: &UnixStream, request: &Request) -> std::io::Result<Reply> {
     protocol::receive(manager)
 }
 
-/// Asks the manager, if one runs; one that ends at this moment does not.
+/// Asks the manager, if one runs or something is mounted; one that ends at this moment does not
+/// run.
 ///
 /// # Errors
 /// As [`ask`].
 pub fn ask_running(directory: &Directory, request: &Request) -> std::io::Result<Option<Reply>> {
-    let Some(manager) = directory.connect() else { return Ok(None) };
+    let manager = match directory.connect() {
+        None if directory.has_keepers() => Some(directory.connect_or_start()?),
+        manager => manager,
+    };
+    let Some(manager) = manager else { return Ok(None) };
     match ask(&manager, request) {
         Err(error) if has_ended(&error) && directory.connect().is_none() => Ok(None),
         answer => answer.map(Some),
@@ -142,6 +193,47 @@ pub fn ask_or_start(directory: &Directory, request: &Request) -> std::io::Result
     match ask(&directory.connect_or_start()?, request) {
         Err(error) if has_ended(&error) => ask(&directory.connect_or_start()?, request),
         answer => answer,
+    }
+}
+
+/// Asks what waits for an event, through as many managers as there are until it comes.
+///
+/// # Errors
+/// As [`ask`]; when no manager comes up.
+pub fn ask_until(directory: &Directory, request: &Request) -> std::io::Result<Reply> {
+    loop {
+        match ask(&directory.connect_or_start()?, request) {
+            Err(error) if has_ended(&error) => {}
+            answer => return answer,
+        }
+    }
+}
+
+/// Ends the manager that runs, if one does, and no mount: the next one may be another program.
+///
+/// # Errors
+/// What the socket says; when it does not end.
+pub fn retire(directory: &Directory) -> std::io::Result<()> {
+    let Some(manager) = directory.connect() else { return Ok(()) };
+    let other = |what: String| Err(std::io::Error::other(what));
+    let pid = match ask(&manager, &Request::Status)? {
+        Reply::Status(Status { manager_pid: Some(pid), .. }) => pid,
+        reply => return other(format!("the manager answers {reply:?}")),
+    };
+    // By its process: its address may be answered by the next one at once.
+    let process = Pid::from_raw(pid as i32).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
+    let Some(Ok(process)) = process else { return Ok(()) };
+    let asked = directory.connect().map(|manager| ask(&manager, &Request::Retire));
+    match asked {
+        None | Some(Ok(Reply::Done)) => {}
+        Some(Err(error)) if has_ended(&error) => {}
+        Some(Err(error)) => return Err(error),
+        Some(Ok(reply)) => return other(format!("the manager answers {reply:?}")),
+    }
+    let wait = Timespec { tv_sec: START_WAIT.as_secs() as i64, tv_nsec: 0 };
+    match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&wait))? {
+        0 => other("the manager does not end".into()),
+        _ => Ok(()),
     }
 }
 

@@ -13,7 +13,9 @@
 mod claimed;
 pub mod client;
 mod disk;
+pub mod front;
 mod holders;
+pub mod keeper;
 pub mod local;
 mod loop_device;
 pub mod manager;

@@ -1,101 +1,50 @@
-//! The manager: knows names and mount points, starts and watches one worker per mount.
+//! The manager: knows what is mounted where, starts a keeper for each mount and passes on what
+//! clients ask of it.
 //!
 //! ```text
-//!   command line ── JSON line ──▶ manager ──┬─ opens and claims the volume
-//!                                           ├─ worker process, confined ── volume contract
-//!                                           ├─ attaches the mount point, gives the worker
-//!                                           │  the descriptor and keeps one itself
-//!                                           └─ watcher thread: status, death, hang
+//!   command line ── JSON line ──▶ manager ── JSON line ──▶ keeper ── worker
+//!                                    └── follows ────────▶ keeper ── worker
 //! ```
 //!
-//! Law 1: a volume is served once, and a mount point is used once, by any manager.
-//! Law 2: nothing that a volume holds is looked at here.
-//! Law 3: when a worker dies or hangs, another takes over. Where none may, the connection is
-//! closed, so that every call that waits gets an error instead of waiting. The mount stays in its place, dead, until a user unmounts
-//! it: what is written by its path must not go to the disk below. The volume is free at once.
+//! Law 1: a volume is served once, and a mount point is used once.
+//! Law 2: what is known here the keepers know, too: a manager that dies takes nothing along, and
+//! the next one finds them by their sockets.
 
-mod ending;
-mod front;
-mod lives;
-mod starting;
-mod watching;
-
-pub use front::{Front, NotDetached};
+mod keepers;
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use self::keepers::{Entry, Phase, Unasked};
+use crate::claimed::identity;
+use crate::client::Directory;
 use crate::options::MountOptions;
-use crate::process::Exit;
-use crate::protocol::{self, LostMount, MountStatus, Reply, Request, Status};
-use crate::table;
+use crate::protocol::{self, Kept, LostMount, Reply, Request, Status, Upgraded};
 
-/// How long `status` waits for fresh numbers.
-const STATUS_WAIT: Duration = Duration::from_millis(300);
-/// How long the kernel may take to send the first request.
-const SERVE_WAIT: Duration = Duration::from_secs(10);
-/// How long, when it has changes to bring home first. That it hangs is noticed otherwise.
-const CLOSE_WAIT: Duration = Duration::from_secs(600);
-/// How often it is looked whether a dead mount was taken away, where no client asks.
+/// How long a mount that is just ending may take to give its volume and directory back.
+const GIVE_BACK_WAIT: Duration = Duration::from_secs(3);
+/// How long a keeper may take to tell how its mount is.
+const STATUS_WAIT: Duration = Duration::from_secs(2);
+/// How often it is looked whether a keeper has gone, where none says so.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How many mounts that were lost are remembered.
+const LOST_MAX: usize = 16;
 
-/// A manager and what it has mounted.
+/// A manager, and the keepers that it knows.
 pub struct Manager {
-    front: Box<dyn Front>,
-    mounts: Mutex<BTreeMap<u64, Arc<Mount>>>,
+    directory: Directory,
+    /// In order of mounting.
+    keepers: Mutex<BTreeMap<u64, Arc<Entry>>>,
     lost: Mutex<Vec<LostMount>>,
-    /// Told whenever a mount ends or a client has its answer.
-    ended: Condvar,
-    next: AtomicU64,
+    /// Told whenever a mount begins or ends, or a client has its answer.
+    told: Condvar,
     /// Clients that wait for an answer.
     clients: AtomicU64,
-}
-
-struct Mount {
-    volume: PathBuf,
-    /// Device and inode number of the volume: two paths may lead to one.
-    identity: (u64, u64),
-    mount_point: PathBuf,
-    options: MountOptions,
-    state: Mutex<MountState>,
-}
-
-struct MountState {
-    phase: Phase,
-    /// What the kernel calls it, once it is attached.
-    device: Option<String>,
-    asks: Option<Sender<Ask>>,
-    worker: Option<OwnedFd>,
-    /// Its worker was killed for good.
-    is_last: bool,
-    status: MountStatus,
-}
-
-/// ```text
-///   Starting ──▶ Serving ──▶ Ended { dead } ──▶ (out of the table)
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Phase {
-    Starting,
-    Serving,
-    /// Nothing serves it any more. `dead`: it is still in its place.
-    Ended {
-        why: Option<String>,
-        dead: bool,
-    },
-}
-
-enum Ask {
-    Refresh(Sender<()>),
-    Close(Sender<()>),
-    ReadOnly(bool, Sender<Result<(), String>>),
-    Died(Exit),
+    retires: AtomicBool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -103,16 +52,21 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Manager {
-    /// A manager that has mounted nothing yet.
-    pub fn new(front: Box<dyn Front>) -> Arc<Self> {
-        Arc::new(Self {
-            front,
-            mounts: Mutex::default(),
+    /// A manager of everything that is mounted through `directory`.
+    ///
+    /// # Errors
+    /// When what is there cannot be read.
+    pub fn new(directory: Directory) -> std::io::Result<Arc<Self>> {
+        let manager = Arc::new(Self {
+            directory,
+            keepers: Mutex::default(),
             lost: Mutex::default(),
-            ended: Condvar::new(),
-            next: AtomicU64::new(0),
+            told: Condvar::new(),
             clients: AtomicU64::new(0),
-        })
+            retires: AtomicBool::new(false),
+        });
+        manager.find_keepers()?;
+        Ok(manager)
     }
 
     /// Serves `listener` in a thread of its own, each client in another.
@@ -124,163 +78,227 @@ impl Manager {
                 let manager = manager.clone();
                 std::thread::spawn(move || {
                     manager.serve(&client);
-                    // Under the lock, or a waiter could miss it.
-                    let mounts = lock(&manager.mounts);
+                    drop(client);
                     manager.clients.fetch_sub(1, Ordering::Relaxed);
-                    manager.ended.notify_all();
-                    drop(mounts);
+                    manager.tell();
                 });
             }
         });
     }
 
     fn serve(self: &Arc<Self>, client: &UnixStream) {
-        // Sockets live in a directory that only their owner can enter; this is the second lock.
-        let peer = rustix::net::sockopt::socket_peercred(client);
-        if peer.is_ok_and(|peer| peer.uid != rustix::process::geteuid()) {
+        if !protocol::is_own(client) {
             return;
         }
-        let reply = match protocol::receive(client) {
+        let request = protocol::receive(client);
+        let retires = matches!(request, Ok(Request::Retire));
+        let reply = match request {
             Ok(request) => self.answer(request),
             Err(error) => Reply::Failed { why: format!("the request makes no sense: {error}") },
         };
         // A client that went away does not want to know.
         let _ = protocol::send(client, &reply);
+        if retires {
+            self.retires.store(true, Ordering::Relaxed);
+            self.tell();
+        }
     }
 
     fn answer(self: &Arc<Self>, request: Request) -> Reply {
-        match request {
+        let at = match &request {
             Request::Mount { volume, mount_point, options, replace } => {
-                match self.mount(volume, mount_point, options, replace) {
-                    Ok(notes) => Reply::Mounted { notes },
-                    Err(why) => Reply::Failed { why },
+                let mounted = self.mount(volume, mount_point, options, *replace);
+                return mounted.unwrap_or_else(|why| Reply::Failed { why });
+            }
+            Request::Status => return Reply::Status(self.status()),
+            Request::Upgrade { program } => {
+                return Reply::Upgraded { mounts: self.upgrade(program) };
+            }
+            Request::Retire => return Reply::Done,
+            Request::Remount { mount_point, .. }
+            | Request::Unmount { mount_point, .. }
+            | Request::Wait { mount_point } => mount_point,
+            Request::End | Request::Watch => {
+                return Reply::Failed { why: "that is asked of keepers".into() };
+            }
+        };
+        let is_wait = matches!(request, Request::Wait { .. });
+        loop {
+            let Some(keeper) = self.find(at) else {
+                return if is_wait { Reply::Ended { why: None } } else { Reply::NotMounted };
+            };
+            match keeper.ask(&request, None) {
+                Ok(reply) => return reply,
+                // It goes on as another program: what only waits is asked again.
+                Err(Unasked::Lost(_)) if is_wait && keeper.is_there() => {}
+                Err(Unasked::Gone) if is_wait => return Reply::Ended { why: None },
+                Err(Unasked::Gone) => return Reply::NotMounted,
+                Err(Unasked::Lost(error)) => {
+                    let why = format!("{}: its keeper does not answer: {error}", at.display());
+                    return Reply::Failed { why };
                 }
             }
-            Request::Remount { mount_point, read_only } => {
-                let Some(mount) = self.find(&mount_point) else { return Reply::NotMounted };
-                match self.remount(&mount, read_only) {
-                    Ok(()) => Reply::Done,
-                    Err(why) => Reply::Failed { why: format!("{}: {why}", mount_point.display()) },
-                }
-            }
-            Request::Unmount { mount_point, force } => {
-                let Some(mount) = self.find(&mount_point) else { return Reply::NotMounted };
-                match self.unmount(&mount, force) {
-                    Ok(None) => Reply::Done,
-                    Ok(Some(why)) => Reply::Cleared { why },
-                    Err(why) => Reply::Failed { why },
-                }
-            }
-            Request::Status => Reply::Status(self.status()),
-            Request::Wait { mount_point } => Reply::Ended { why: self.wait(&mount_point) },
         }
     }
 
     /// What is mounted there; one that is served before one that is dead.
-    fn find(&self, mount_point: &Path) -> Option<Arc<Mount>> {
-        let mut mounts = lock(&self.mounts);
-        mounts.retain(|_, mount| !mount.was_cleared());
-        mounts.values().rfind(|mount| mount.mount_point == mount_point).cloned()
+    fn find(&self, mount_point: &Path) -> Option<Arc<Entry>> {
+        let mut keepers = self.all();
+        keepers.retain(|keeper| keeper.kept.mount_point == mount_point);
+        let served = keepers.iter().rposition(|keeper| !keeper.is_dead());
+        match served {
+            Some(at) => Some(keepers.swap_remove(at)),
+            None => keepers.pop(),
+        }
+    }
+
+    /// Has a keeper mount `volume`; what it answers.
+    ///
+    /// # Errors
+    /// A sentence for the user.
+    fn mount(
+        self: &Arc<Self>,
+        volume: &Path,
+        mount_point: &Path,
+        options: &MountOptions,
+        replace: bool,
+    ) -> Result<Reply, String> {
+        let (volume, mount_point) = (volume.to_path_buf(), mount_point.to_path_buf());
+        let identity = identity(&volume)?;
+        let kept = Kept { volume: volume.clone(), identity, mount_point: mount_point.clone() };
+        let cannot = |error| format!("cannot start a keeper: {error}");
+        // The place in the table is taken first: two requests for one volume cannot both pass.
+        let (id, keeper) = self.enter(kept, replace)?;
+        let started = keeper.start().map_err(cannot).and_then(|()| {
+            let options = options.clone();
+            let request = Request::Mount { volume, mount_point, options, replace };
+            keeper.ask(&request, None).map_err(|why| format!("its keeper was lost: {why}"))
+        });
+        if matches!(started, Ok(Reply::Mounted { .. })) {
+            keeper.note(Phase::Serving);
+            self.follow(id, &keeper);
+        } else {
+            self.leave(id);
+        }
+        started
+    }
+
+    /// Takes a place for a mount that is to be.
+    fn enter(&self, kept: Kept, replace: bool) -> Result<(u64, Arc<Entry>), String> {
+        let until = Instant::now() + GIVE_BACK_WAIT;
+        let mut keepers = lock(&self.keepers);
+        loop {
+            let conflict = keepers.values().find_map(|other| {
+                let is_replaced = replace && other.is_dead();
+                let why = other.conflict(&kept).filter(|_| !is_replaced)?;
+                Some((other.clone(), why))
+            });
+            let Some((other, why)) = conflict else { break };
+            // One that is just ending gives back what it has.
+            let left = until.checked_duration_since(Instant::now());
+            let Some(left) = left.filter(|_| other.is_ending()) else { return Err(why) };
+            let wait = left.min(Duration::from_millis(50));
+            keepers =
+                self.told.wait_timeout(keepers, wait).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        lock(&self.lost).retain(|lost| lost.mount_point != kept.mount_point);
+        let id = keepers.last_key_value().map_or(0, |(id, _)| id + 1);
+        let id = self.directory.free_keeper(id).map_err(|error| error.to_string())?;
+        let entry = Arc::new(Entry::new(self.directory.keeper(id), kept));
+        keepers.insert(id, entry.clone());
+        Ok((id, entry))
+    }
+
+    fn leave(&self, id: u64) {
+        lock(&self.keepers).remove(&id);
+        self.told.notify_all();
+    }
+
+    /// The keepers, in order of mounting.
+    fn all(&self) -> Vec<Arc<Entry>> {
+        lock(&self.keepers).values().cloned().collect()
     }
 
     /// Everything that is mounted, with numbers as fresh as the workers give them.
     pub fn status(&self) -> Status {
-        let mounts: Vec<Arc<Mount>> = {
-            let mut mounts = lock(&self.mounts);
-            mounts.retain(|_, mount| !mount.was_cleared());
-            mounts.values().cloned().collect()
-        };
-        for mount in &mounts {
-            mount.answers(STATUS_WAIT);
-        }
-        let mounts = mounts.iter().map(|mount| lock(&mount.state).status.clone()).collect();
+        let keepers = self.all();
+        let mounts = std::thread::scope(|scope| {
+            let asked: Vec<_> =
+                keepers.iter().map(|keeper| scope.spawn(|| keeper.status())).collect();
+            asked.into_iter().flat_map(|asked| asked.join().unwrap_or_default()).collect()
+        });
         let lost = lock(&self.lost).clone();
         Status { manager_pid: Some(std::process::id()), mounts, lost, dead: vec![] }
     }
 
-    /// Waits until nothing serves `mount_point`; says why it ended, if not on request.
-    pub fn wait(&self, mount_point: &Path) -> Option<String> {
-        let mount = self.find(mount_point)?;
-        self.wait_while(&mount, None, Mount::is_served);
-        match mount.phase() {
-            Phase::Ended { why, .. } => why,
-            _ => None,
+    /// Has everything that is mounted go on by `program`, one after the other.
+    fn upgrade(&self, program: &Path) -> Vec<Upgraded> {
+        let keepers = self.all().into_iter().filter(|keeper| !keeper.is_dead());
+        let upgrade = |keeper: &Entry| {
+            let request = Request::Upgrade { program: program.to_path_buf() };
+            let mount_point = keeper.kept.mount_point.clone();
+            let why = match keeper.ask(&request, None) {
+                Ok(Reply::Done) => None,
+                Ok(Reply::Failed { why }) => Some(why),
+                // It was unmounted meanwhile.
+                Ok(Reply::NotMounted) | Err(Unasked::Gone) => return None,
+                Ok(other) => Some(format!("its keeper answers something else: {other:?}")),
+                Err(Unasked::Lost(error)) => Some(format!("its keeper was lost: {error}")),
+            };
+            Some(Upgraded { mount_point, why })
+        };
+        keepers.filter_map(|keeper| upgrade(&keeper)).collect()
+    }
+
+    /// Unmounts everything, in use or not. What programs have changed is brought home;
+    /// what they change after that is refused.
+    pub fn unmount_all(&self) {
+        for keeper in self.all() {
+            match keeper.ask(&Request::End, None) {
+                Ok(Reply::Failed { why }) => log::error!("{why}"),
+                Ok(_) | Err(Unasked::Gone) => {}
+                Err(Unasked::Lost(error)) => {
+                    log::error!("{}: {error}", keeper.kept.mount_point.display());
+                }
+            }
         }
     }
 
-    /// Waits until nothing has been mounted, and no client has asked anything, for `idle`. With
-    /// `dead` mounts that are dead count as mounted: it knows why they are.
-    pub fn wait_idle(&self, idle: Duration, dead: bool) {
-        let mut mounts = lock(&self.mounts);
-        loop {
-            mounts.retain(|_, mount| !mount.was_cleared());
-            let served = mounts.values().any(|mount| mount.is_served());
-            if served || self.clients.load(Ordering::Relaxed) > 0 {
-                mounts = self.ended.wait(mounts).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            }
-            let stays = dead && !mounts.is_empty();
-            let wait = if stays { LOOK_EVERY } else { idle };
-            let (held, waited) =
-                self.ended.wait_timeout(mounts, wait).unwrap_or_else(PoisonError::into_inner);
-            mounts = held;
-            let changed = mounts.values().any(|mount| mount.is_served())
-                || self.clients.load(Ordering::Relaxed) > 0;
-            if waited.timed_out() && !stays && !changed {
+    /// Waits until nothing has been mounted, and no client has asked anything, for `idle`; or the
+    /// manager is told to retire.
+    pub fn wait_idle(&self, idle: Duration) {
+        let mut keepers = lock(&self.keepers);
+        let mut since = Instant::now();
+        while since.elapsed() < idle {
+            if self.has_retired() {
                 return;
             }
-        }
-    }
-}
-
-impl Mount {
-    fn phase(&self) -> Phase {
-        lock(&self.state).phase.clone()
-    }
-
-    fn is_served(&self) -> bool {
-        !matches!(self.phase(), Phase::Ended { .. })
-    }
-
-    /// Whether its worker tells how it is.
-    fn answers(&self, wait: Duration) -> bool {
-        let asks = lock(&self.state).asks.clone();
-        let (done, answer) = channel::<()>();
-        let asked = asks.is_some_and(|asks| asks.send(Ask::Refresh(done)).is_ok());
-        // The end is dropped when the numbers are in: that is the answer.
-        asked && answer.recv_timeout(wait) == Err(RecvTimeoutError::Disconnected)
-    }
-
-    /// Ends its worker, and has no other take over.
-    fn kill(&self) {
-        let mut state = lock(&self.state);
-        state.is_last = true;
-        if let Some(worker) = &state.worker {
-            // It may have ended by itself, which is as good.
-            let _ = rustix::process::pidfd_send_signal(worker, rustix::process::Signal::KILL);
+            let wait = LOOK_EVERY.min(idle);
+            keepers =
+                self.told.wait_timeout(keepers, wait).unwrap_or_else(PoisonError::into_inner).0;
+            if !keepers.is_empty() || self.clients.load(Ordering::Relaxed) > 0 {
+                since = Instant::now();
+            }
         }
     }
 
-    fn is_dead(&self) -> bool {
-        matches!(self.phase(), Phase::Ended { dead: true, .. })
+    /// Waits until the manager is told to retire.
+    pub fn wait_until_retired(&self) {
+        let mut keepers = lock(&self.keepers);
+        while !self.has_retired() {
+            keepers = self.told.wait(keepers).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 
-    /// Whether the kernel has it in its place.
-    fn is_in_place(&self) -> bool {
-        let device = lock(&self.state).device.clone();
-        device.is_some_and(|device| {
-            let mut all = table::entries().into_iter();
-            all.any(|entry| entry.device == device && entry.at == self.mount_point)
-        })
+    fn has_retired(&self) -> bool {
+        self.retires.load(Ordering::Relaxed)
     }
 
-    /// A dead one that was unmounted without us.
-    fn was_cleared(&self) -> bool {
-        self.is_dead() && !self.is_in_place()
-    }
-
-    /// Whether it was unmounted, and its worker is about to end.
-    fn is_ending(&self) -> bool {
-        self.phase() == Phase::Serving && !self.is_in_place()
+    /// Wakes all who wait.
+    fn tell(&self) {
+        // Under the lock, or a waiter that looks at this moment could miss it.
+        let keepers = lock(&self.keepers);
+        self.told.notify_all();
+        drop(keepers);
     }
 }

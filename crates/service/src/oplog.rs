@@ -28,7 +28,7 @@ use draconis_exchange::shm::Shared;
 use draconis_ext::{FileId, InodeNumber, Made, Witness};
 
 /// What the memory begins with: another format of it has another number.
-const FORMAT: u64 = u64::from_be_bytes(*b"oplog  1");
+pub(crate) const FORMAT: u64 = u64::from_be_bytes(*b"oplog  1");
 
 /// Room for the entries, in bytes.
 const RING_BYTES: u64 = 32 << 20;

@@ -1,5 +1,5 @@
-//! What the command line and the manager say to each other: one line of JSON each way,
-//! over a Unix socket that only its owner can reach.
+//! What the command line, the manager and its keepers say to each other: one line of JSON each
+//! way, over a Unix socket that only its owner can reach.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,7 +13,7 @@ use crate::sandbox::Confinement;
 /// Longest line either side takes, in bytes.
 const LINE_MAX_BYTES: u64 = 1 << 20;
 
-/// A question to the manager.
+/// A question to the manager, who passes most of them on to a keeper.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
@@ -50,6 +50,17 @@ pub enum Request {
         /// The directory, as an absolute path.
         mount_point: PathBuf,
     },
+    /// Go on by another program: a keeper by itself, a manager has all of its keepers do so.
+    Upgrade {
+        /// The program, as an absolute path.
+        program: PathBuf,
+    },
+    /// End the manager, and no mount.
+    Retire,
+    /// To a keeper: end the mount, in use or not, with everything brought home.
+    End,
+    /// To a keeper: tell what is kept, and when it has ended.
+    Watch,
 }
 
 /// The manager's answer.
@@ -72,6 +83,13 @@ pub enum Reply {
     },
     /// What is mounted.
     Status(Status),
+    /// Mounts that go on by another program, and those that do not.
+    Upgraded {
+        /// In order of mounting.
+        mounts: Vec<Upgraded>,
+    },
+    /// What a keeper keeps.
+    Kept(Kept),
     /// A mount has ended.
     Ended {
         /// Why, if not because it was asked for.
@@ -110,6 +128,26 @@ pub struct LostMount {
     pub why: String,
 }
 
+/// What became of a mount that was to go on by another program.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Upgraded {
+    /// The directory.
+    pub mount_point: PathBuf,
+    /// Why it does not, if so.
+    pub why: Option<String>,
+}
+
+/// What a keeper keeps.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Kept {
+    /// The file or device.
+    pub volume: PathBuf,
+    /// Its device and inode number: two paths may lead to one.
+    pub identity: (u64, u64),
+    /// The directory.
+    pub mount_point: PathBuf,
+}
+
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MountStatus {
@@ -119,6 +157,9 @@ pub struct MountStatus {
     pub mount_point: PathBuf,
     /// The process that serves it.
     pub worker_pid: u32,
+    /// The process that keeps what outlives that one.
+    #[serde(default)]
+    pub keeper_pid: u32,
     /// How often it died and another took over.
     #[serde(default)]
     pub restarts: u64,
@@ -182,6 +223,13 @@ pub struct CacheStatus {
     pub hit_rate: f64,
 }
 
+/// Whether the other end of a socket belongs to this user. Sockets lie in a directory that only
+/// their owner can enter; this is the second lock.
+pub(crate) fn is_own(client: &UnixStream) -> bool {
+    let peer = rustix::net::sockopt::socket_peercred(client);
+    peer.is_ok_and(|peer| peer.uid == rustix::process::geteuid())
+}
+
 /// Sends one line.
 ///
 /// # Errors
@@ -197,10 +245,23 @@ pub fn send<T: Serialize>(mut socket: &UnixStream, what: &T) -> std::io::Result<
 /// # Errors
 /// What the socket says; `InvalidData` for anything that is not such a line.
 pub fn receive<T: for<'de> Deserialize<'de>>(socket: &UnixStream) -> std::io::Result<T> {
-    let mut line = vec![];
-    BufReader::new(socket.take(LINE_MAX_BYTES)).read_until(b'\n', &mut line)?;
-    if line.last() != Some(&b'\n') {
-        return Err(std::io::ErrorKind::UnexpectedEof.into());
+    Lines::new(socket).receive()
+}
+
+/// Receives one line after the other.
+pub(crate) struct Lines<'s>(BufReader<&'s UnixStream>);
+
+impl<'s> Lines<'s> {
+    pub(crate) fn new(socket: &'s UnixStream) -> Self {
+        Self(BufReader::new(socket))
     }
-    Ok(serde_json::from_slice(&line)?)
+
+    pub(crate) fn receive<T: for<'de> Deserialize<'de>>(&mut self) -> std::io::Result<T> {
+        let mut line = vec![];
+        self.0.by_ref().take(LINE_MAX_BYTES).read_until(b'\n', &mut line)?;
+        if line.last() != Some(&b'\n') {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(serde_json::from_slice(&line)?)
+    }
 }

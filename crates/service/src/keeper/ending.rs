@@ -1,14 +1,15 @@
 //! How a mount ends, or turns read-only, because it was asked to.
 
 use std::path::Path;
+use std::sync::PoisonError;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
 
-use super::{Ask, CLOSE_WAIT, Manager, Mount, NotDetached, Phase, SERVE_WAIT, lock};
+use super::{Ask, CLOSE_WAIT, Keeper, Mount, Phase, SERVE_WAIT, lock};
 use crate::claimed::said;
+use crate::front::NotDetached;
 use crate::holders::is_held_in_sight;
 use crate::options::MountOptions;
 use crate::table;
@@ -19,13 +20,13 @@ const FORCE_WAIT: Duration = Duration::from_secs(2);
 /// looked at.
 const BUSY_WAIT: Duration = Duration::from_millis(500);
 const BUSY_PAUSE: Duration = Duration::from_millis(10);
-/// How long the kernel may take to write back what programs have changed, when the manager
+/// How long the kernel may take to write back what programs have changed, when it
 /// is asked to end while files are open.
 const SYNC_WAIT: Duration = Duration::from_secs(30);
 /// How long an unmounted worker may take to end by itself.
 const END_WAIT: Duration = Duration::from_secs(10);
 
-impl Manager {
+impl Keeper {
     /// Takes a mount point away, and waits a moment for users of it that are not to be seen.
     pub(super) fn detach(&self, mount_point: &Path, force: bool) -> Result<(), NotDetached> {
         let until = Instant::now() + BUSY_WAIT;
@@ -41,11 +42,7 @@ impl Manager {
 
     /// Unmounts, and waits until the worker is gone and the volume free. Of a mount that was
     /// dead it says what had happened.
-    pub(super) fn unmount(
-        &self,
-        mount: &Arc<Mount>,
-        force: bool,
-    ) -> Result<Option<String>, String> {
+    pub(super) fn unmount(&self, mount: &Mount, force: bool) -> Result<Option<String>, String> {
         self.wait_while(mount, Some(SERVE_WAIT), |mount| mount.phase() == Phase::Starting);
         let mount_point = &mount.mount_point;
         if force && mount.is_served() && !mount.answers(FORCE_WAIT) {
@@ -62,7 +59,6 @@ impl Manager {
             detached => detached.map_err(|why| why.sentence(mount_point))?,
         }
         if let Phase::Ended { why, dead: true } = mount.phase() {
-            lock(&self.mounts).retain(|_, other| !Arc::ptr_eq(other, mount));
             self.tell();
             return Ok(why);
         }
@@ -122,43 +118,40 @@ impl Manager {
         Ok(())
     }
 
-    /// Waits while `mount` is in the table and something holds of it, for so long at most;
-    /// says whether that has ended.
+    /// Waits while something holds of `mount`, for so long at most; says whether that has
+    /// ended.
     pub(super) fn wait_while(
         &self,
-        mount: &Arc<Mount>,
+        mount: &Mount,
         wait: Option<Duration>,
         holds: impl Fn(&Mount) -> bool,
     ) -> bool {
         let until = wait.map(|wait| Instant::now() + wait);
-        let mut mounts = lock(&self.mounts);
-        while holds(mount) && mounts.values().any(|other| Arc::ptr_eq(other, mount)) {
-            mounts = match until {
-                None => self.ended.wait(mounts).unwrap_or_else(PoisonError::into_inner),
+        let mut held = lock(&self.mount);
+        while holds(mount) {
+            held = match until {
+                None => self.told.wait(held).unwrap_or_else(PoisonError::into_inner),
                 Some(until) => {
                     let Some(left) = until.checked_duration_since(Instant::now()) else {
                         return false;
                     };
-                    let waited = self.ended.wait_timeout(mounts, left);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
+                    self.told.wait_timeout(held, left).unwrap_or_else(PoisonError::into_inner).0
                 }
             };
         }
         true
     }
 
-    /// Unmounts everything, in use or not. What programs have changed is brought home;
-    /// what they change after that is refused.
-    pub fn unmount_all(&self) {
-        let mounts: Vec<Arc<Mount>> = lock(&self.mounts).values().cloned().collect();
-        for mount in mounts {
-            if let Err(why) = self.end(&mount) {
-                log::error!("{why}");
-            }
+    /// Ends the mount, if there is one, in use or not. What programs have changed is brought
+    /// home; what they change after that is refused.
+    pub fn end_now(&self) {
+        let ended = self.current().map_or(Ok(()), |mount| self.end(&mount));
+        if let Err(why) = ended {
+            log::error!("{why}");
         }
     }
 
-    pub(super) fn end(&self, mount: &Arc<Mount>) -> Result<(), String> {
+    pub(super) fn end(&self, mount: &Mount) -> Result<(), String> {
         let Err(in_use) = self.unmount(mount, false) else { return Ok(()) };
         if !mount.is_served() {
             return Err(in_use);

@@ -1,4 +1,4 @@
-//! What a manager asks of a way in from Linux.
+//! What a keeper asks of a way in from Linux.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -7,7 +7,7 @@ use crate::holders::who_holds;
 use crate::options::MountOptions;
 use crate::table;
 
-/// How a manager makes a volume appear to Linux programs. FUSE is the only way today.
+/// How a keeper makes a volume appear to Linux programs. FUSE is the only way today.
 pub trait Front: Send + Sync + 'static {
     /// Attaches `mount_point` and returns the descriptor over which its requests come. With
     /// a block `device` that is what the kernel shows as the source, and has for itself.

@@ -1,22 +1,20 @@
 //! What is done while a mount is served: its worker is asked how it is, and its end noticed.
 
-use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use super::lives::Lives;
-use super::{Ask, CLOSE_WAIT, Manager, Mount, Phase, lock};
+use super::handover::Wish;
+use super::starting::Held;
+use super::{Ask, CLOSE_WAIT, Keeper, Mount, Phase, lock};
 use crate::process::Worker;
-use crate::protocol::{LostMount, MountStatus, WorkerStatus};
+use crate::protocol::{self, MountStatus, Reply, WorkerStatus};
 
 /// How often a worker is asked how it is.
 const ASK_EVERY: Duration = Duration::from_secs(1);
-/// How many mounts that were lost are remembered.
-const LOST_MAX: usize = 16;
 
-impl Manager {
-    /// Nothing serves `mount` any more: it is out of the table, or in it as a dead one.
-    pub(super) fn has_ended(&self, id: u64, mount: &Mount, why: Option<String>) {
+impl Keeper {
+    /// Nothing serves `mount` any more: it is over, or in its place as a dead one.
+    pub(super) fn has_ended(&self, mount: &Mount, why: Option<String>) {
         let dead = mount.is_in_place();
         // A worker ends in peace, too, when the connection is cut from outside.
         let cut = || "its connection to the kernel was cut".to_string();
@@ -25,6 +23,12 @@ impl Manager {
             log::error!("{}: {why}", mount.mount_point.display());
         }
         {
+            // Those that come to watch see it ended, or are told.
+            let watchers = lock(&self.watchers);
+            for watcher in &*watchers {
+                // One that died does not want to know.
+                let _ = protocol::send(watcher, &Reply::Ended { why: why.clone() });
+            }
             let mut state = lock(&mount.state);
             state.phase = Phase::Ended { why: why.clone(), dead };
             (state.asks, state.worker) = (None, None);
@@ -35,30 +39,15 @@ impl Manager {
                 state.status.memory_bytes = 0;
             }
         }
-        if dead {
-            return self.tell();
-        }
-        if let Some(why) = &why {
-            self.remember(mount, why);
-        }
-        self.leave(id);
+        self.tell();
     }
 
-    /// Wakes the waiters of all mounts.
+    /// Wakes all who wait.
     pub(super) fn tell(&self) {
         // Under the lock, or a waiter that looks at this moment could miss it.
-        let mounts = lock(&self.mounts);
-        self.ended.notify_all();
-        drop(mounts);
-    }
-
-    pub(super) fn remember(&self, mount: &Mount, why: &str) {
-        let mut lost = lock(&self.lost);
-        let Mount { volume, mount_point, .. } = mount;
-        let (volume, mount_point) = (volume.clone(), mount_point.clone());
-        lost.push(LostMount { volume, mount_point, why: why.to_string() });
-        let too_many = lost.len().saturating_sub(LOST_MAX);
-        lost.drain(..too_many);
+        let mount = lock(&self.mount);
+        self.told.notify_all();
+        drop(mount);
     }
 
     /// Has a mount served until it ends; returns what went wrong, if something did.
@@ -66,36 +55,45 @@ impl Manager {
         &self,
         mount: &Mount,
         mut worker: Worker,
-        lives: &mut Lives,
-        fuse: &OwnedFd,
+        held: &mut Held,
         (asks, asked): (&Sender<Ask>, &Receiver<Ask>),
     ) -> Option<String> {
+        let at = mount.mount_point.display();
         loop {
-            let End { why, death } = self.watch(mount, &mut worker, asked);
-            let Some(was_killed) = death.filter(|_| mount.may_go_on()) else { return why };
-            let may_go_on = lives.died(worker.end(), was_killed);
-            let why = why.unwrap_or_default();
-            log::error!("{}: {why}", mount.mount_point.display());
-            if !may_go_on {
-                return Some(format!("{why}, as too many did before it"));
-            }
-            let next = lives.next(lock(&mount.state).status.read_only);
-            worker = match next {
+            let (why, deaths) = match self.watch(mount, &mut worker, asked) {
+                End::Over { why } => return why,
+                End::Death { why, .. } if !mount.may_go_on() => return Some(why),
+                End::Death { why, was_killed } => {
+                    let may_go_on = held.lives.died(worker.end(), was_killed);
+                    log::error!("{at}: {why}");
+                    if !may_go_on {
+                        return Some(format!("{why}, as too many did before it"));
+                    }
+                    (why, 1)
+                }
+                End::Upgrade(wish, failed) => {
+                    let taken = worker.end();
+                    wait_for_death(asked);
+                    held.lives.died(taken, true);
+                    let why = self.become_other(mount, held, &wish);
+                    log::error!("{at}: {why}");
+                    // Who asked may have gone.
+                    let _ = failed.send(why.clone());
+                    (why, 0)
+                }
+            };
+            worker = match held.lives.next(lock(&mount.state).status.read_only) {
                 Ok(worker) => worker,
                 Err(error) => return Some(format!("{why}; none could take over: {error}")),
             };
             mount.is_served_by(&mut worker, asks);
-            if let Err(error) = worker.give(fuse) {
+            if let Err(error) = worker.give(&held.fuse) {
                 // Its death says the same, and more.
-                log::debug!("{}: {error}", mount.mount_point.display());
+                log::debug!("{at}: {error}");
             }
-            let mut state = lock(&mount.state);
-            state.status.restarts += 1;
-            log::info!(
-                "{}: process {} has taken over",
-                mount.mount_point.display(),
-                state.status.worker_pid
-            );
+            let status = &mut lock(&mount.state).status;
+            status.restarts += deaths;
+            log::info!("{at}: process {} has taken over", status.worker_pid);
         }
     }
 
@@ -111,9 +109,18 @@ impl Manager {
                     let words = worker.disk_failure();
                     let why = hung
                         .or_else(|| exit.complaint(&words.unwrap_or_else(|| worker.last_words())));
-                    let is_death = exit.is_death() && !closed;
-                    return End { why, death: is_death.then(|| exit.was_killed() && !is_hung) };
+                    if !exit.is_death() || closed {
+                        return End::Over { why };
+                    }
+                    let was_killed = exit.was_killed() && !is_hung;
+                    return End::Death { why: why.unwrap_or_default(), was_killed };
                 }
+                // It is about to end by itself, or by force.
+                Ok(Ask::Upgrade(_, failed)) if closed || hung.is_some() => {
+                    let _ = failed.send("it ends".into());
+                    None
+                }
+                Ok(Ask::Upgrade(wish, failed)) => return End::Upgrade(wish, failed),
                 Ok(Ask::Close(waiting)) => {
                     closed = true;
                     if let Err(fault) = worker.close(Instant::now() + CLOSE_WAIT) {
@@ -175,14 +182,32 @@ impl Manager {
 }
 
 /// How serving ended.
-struct End {
-    /// What went wrong, if something did.
-    why: Option<String>,
-    /// If it was by a death: whether another process did it.
-    death: Option<bool>,
+enum End {
+    /// There is nothing more to serve.
+    Over {
+        /// What went wrong, if something did.
+        why: Option<String>,
+    },
+    Death {
+        why: String,
+        /// By another process.
+        was_killed: bool,
+    },
+    /// It has not: it is to go on by another program.
+    Upgrade(Wish, Sender<String>),
+}
+
+/// Hears of the end of a worker that was ended.
+fn wait_for_death(asked: &Receiver<Ask>) {
+    // What else is asked meanwhile has no answer, as when a worker dies.
+    while !matches!(asked.recv(), Ok(Ask::Died(_)) | Err(_)) {}
 }
 
 impl Mount {
+    pub(super) fn worker_pid(&self) -> u32 {
+        lock(&self.state).status.worker_pid
+    }
+
     /// Whether another worker may follow one that died.
     fn may_go_on(&self) -> bool {
         self.options.restart && !lock(&self.state).is_last

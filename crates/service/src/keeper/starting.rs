@@ -1,17 +1,15 @@
 //! How a mount begins: its place is taken, a worker started, the directory attached.
 
-use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::fs::FileType;
 
 use super::lives::Lives;
-use super::{Manager, Mount, MountState, Phase, SERVE_WAIT, lock};
+use super::{Keeper, Mount, MountState, Phase, SERVE_WAIT, lock};
 use crate::claimed::{Claimed, Keep, identity, said};
 use crate::options::MountOptions;
 use crate::process::{StartError, Worker};
@@ -22,13 +20,19 @@ use crate::table;
 /// How long a mount that is just ending may take to give its volume and directory back.
 const GIVE_BACK_WAIT: Duration = Duration::from_secs(3);
 
-impl Manager {
+/// What a mount has that outlives its workers.
+pub(super) struct Held {
+    pub(super) lives: Lives,
+    /// What it needs of its volume besides.
+    pub(super) keep: Keep,
+    /// The connection to the kernel.
+    pub(super) fuse: OwnedFd,
+}
+
+impl Keeper {
     /// Mounts `volume` on `mount_point` and returns what the user should be told; with
     /// `replace` a dead mount of ours is cleared first.
-    ///
-    /// # Errors
-    /// A sentence for the user.
-    pub fn mount(
+    pub(super) fn mount(
         self: &Arc<Self>,
         volume: PathBuf,
         mount_point: PathBuf,
@@ -36,31 +40,37 @@ impl Manager {
         replace: bool,
     ) -> Result<Vec<String>, String> {
         let identity = identity(&volume)?;
-        if replace {
-            self.clear(&mount_point)?;
-        }
-        // The place in the table is taken first: two requests for one volume cannot both pass.
-        let id = self.next.fetch_add(1, Ordering::Relaxed);
         let status = first_status(&volume, &mount_point, &options);
         let (phase, device, asks, worker) = (Phase::Starting, None, None, None);
         let state = MountState { phase, device, asks, worker, is_last: false, status };
         let mount =
             Arc::new(Mount { volume, identity, mount_point, options, state: Mutex::new(state) });
-        self.enter(id, &mount)?;
-        let started = check_mount_point(&mount.mount_point)
+        self.take(&mount)?;
+        let cleared = if replace { self.clear(&mount.mount_point) } else { Ok(()) };
+        let started = cleared
+            .and_then(|()| check_mount_point(&mount.mount_point))
             .and_then(|()| Claimed::open(&mount.volume, mount.options.read_only, GIVE_BACK_WAIT))
-            .and_then(|claimed| self.start(id, &mount, claimed));
+            .and_then(|claimed| self.start(&mount, claimed));
         if started.is_err() {
-            self.leave(id);
+            lock(&mount.state).phase = Phase::Ended { why: None, dead: false };
+            self.tell();
         }
         started
     }
 
-    /// Takes a dead mount of ours away, whichever manager it had.
-    pub(super) fn clear(&self, mount_point: &Path) -> Result<(), String> {
-        if let Some(mount) = self.find(mount_point).filter(|mount| mount.is_dead()) {
-            return self.unmount(&mount, true).map(drop);
+    /// Makes `mount` the one that is kept here.
+    pub(super) fn take(&self, mount: &Arc<Mount>) -> Result<(), String> {
+        let mut current = lock(&self.mount);
+        if current.is_some() {
+            return Err("a keeper has one mount".into());
         }
+        *current = Some(mount.clone());
+        self.told.notify_all();
+        Ok(())
+    }
+
+    /// Takes a dead mount of ours away, whichever keeper it had.
+    fn clear(&self, mount_point: &Path) -> Result<(), String> {
         match table::at(mount_point) {
             Some(entry) if entry.is_ours() && entry.answers() == table::Answer::Dead => {
                 let detached = self.front.detach(mount_point, true);
@@ -70,31 +80,8 @@ impl Manager {
         }
     }
 
-    pub(super) fn enter(&self, id: u64, mount: &Arc<Mount>) -> Result<(), String> {
-        let until = Instant::now() + GIVE_BACK_WAIT;
-        let mut mounts = lock(&self.mounts);
-        loop {
-            mounts.retain(|_, other| !other.was_cleared());
-            let Some((other, why)) = conflict(&mounts, mount) else { break };
-            // One that is just ending gives back what it has.
-            let left = until.checked_duration_since(Instant::now());
-            let Some(left) = left.filter(|_| other.is_ending()) else { return Err(why) };
-            mounts =
-                self.ended.wait_timeout(mounts, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        lock(&self.lost).retain(|lost| lost.mount_point != mount.mount_point);
-        mounts.insert(id, mount.clone());
-        Ok(())
-    }
-
-    pub(super) fn leave(&self, id: u64) {
-        lock(&self.mounts).remove(&id);
-        self.ended.notify_all();
-    }
-
-    pub(super) fn start(
+    fn start(
         self: &Arc<Self>,
-        id: u64,
         mount: &Arc<Mount>,
         claimed: Claimed,
     ) -> Result<Vec<String>, String> {
@@ -123,31 +110,42 @@ impl Manager {
         let mut notes: Vec<String> = note.into_iter().collect();
         notes.extend(worker.notes.iter().cloned());
         self.front.tune(&mount.mount_point);
-        let (asks, asked) = channel();
-        lock(&mount.state).asks = Some(asks.clone());
-        mount.is_served_by(&mut worker, &asks);
-        self.tell();
+        self.serve_on(mount, Held { lives, keep, fuse }, worker);
         log::info!(
             "{} is mounted on {}, served by process {}",
             mount.volume.display(),
             mount.mount_point.display(),
-            worker.pid()
+            lock(&mount.state).status.worker_pid
         );
-        let (manager, mount) = (self.clone(), mount.clone());
+        Ok(notes)
+    }
+
+    /// Has `worker`, which has its connection, watched in a thread until the mount ends.
+    pub(super) fn serve_on(
+        self: &Arc<Self>,
+        mount: &Arc<Mount>,
+        mut held: Held,
+        mut worker: Worker,
+    ) {
+        let (asks, asked) = channel();
+        lock(&mount.state).asks = Some(asks.clone());
+        mount.is_served_by(&mut worker, &asks);
+        self.tell();
+        let (keeper, mount) = (self.clone(), mount.clone());
         std::thread::spawn(move || {
             // The volume is given back as this returns.
-            let why = manager.attend(&mount, worker, &mut lives, &fuse, (&asks, &asked));
+            let why = keeper.attend(&mount, worker, &mut held, (&asks, &asked));
+            let Held { lives, keep, fuse } = held;
             drop((lives, keep));
             // Closing our descriptor of the connection is what ends the waits of clients.
             drop(fuse);
-            manager.has_ended(id, &mount, why);
+            keeper.has_ended(&mount, why);
         });
-        Ok(notes)
     }
 
     /// Attaches a mount; one that writes has a block device as its source where that can be
     /// done, since only then does the kernel pass `sync` on.
-    pub(super) fn attach(
+    fn attach(
         &self,
         mount: &Mount,
         keep: &mut Keep,
@@ -176,24 +174,7 @@ impl Manager {
     }
 }
 
-/// What of `mounts` has the volume or the directory that `mount` wants, and how to say it.
-fn conflict(mounts: &BTreeMap<u64, Arc<Mount>>, mount: &Mount) -> Option<(Arc<Mount>, String)> {
-    mounts.values().find_map(|other| {
-        let (volume, at) = (other.volume.display(), other.mount_point.display());
-        let why = if other.is_served() && other.identity == mount.identity {
-            format!("{} is already mounted on {at}", mount.volume.display())
-        } else if other.mount_point != mount.mount_point {
-            return None;
-        } else if other.is_dead() {
-            dead_there(&other.mount_point, &other.volume)
-        } else {
-            format!("{at} is already a mount point, of {volume}")
-        };
-        Some((other.clone(), why))
-    })
-}
-
-fn dead_there(mount_point: &Path, volume: &Path) -> String {
+pub(crate) fn dead_there(mount_point: &Path, volume: &Path) -> String {
     let (at, volume) = (mount_point.display(), volume.display());
     format!(
         "{at} has a dead mount of {volume} on it: clear it with draconis umount, or mount with \
@@ -220,6 +201,7 @@ fn first_status(volume: &Path, mount_point: &Path, options: &MountOptions) -> Mo
         volume: volume.to_path_buf(),
         mount_point: mount_point.to_path_buf(),
         worker_pid: 0,
+        keeper_pid: std::process::id(),
         restarts: 0,
         state: "starting".into(),
         why: None,

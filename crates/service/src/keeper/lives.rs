@@ -11,10 +11,11 @@
 //! often are not followed by another. Those that others kill do not count.
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use draconis_exchange::shm::Shared;
+use serde::{Deserialize, Serialize};
 
 use crate::oplog;
 use crate::options::MountOptions;
@@ -44,6 +45,16 @@ pub(super) struct Lives {
     refused: Vec<u64>,
 }
 
+/// What is to be known of them by another program that goes on with them.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Past {
+    options: MountOptions,
+    epoch: u64,
+    taken: (u64, u64),
+    died_over: Vec<(u64, u32)>,
+    refused: Vec<u64>,
+}
+
 impl Lives {
     /// Those of a mount that has had none yet.
     ///
@@ -57,6 +68,35 @@ impl Lives {
         let log = oplog::memory()?;
         let (deaths, died_over, refused) = (VecDeque::new(), HashMap::new(), vec![]);
         Ok(Self { image, disk, log, options, epoch: 0, taken: (0, 0), deaths, died_over, refused })
+    }
+
+    /// Those that another program has had until now.
+    pub(super) fn resume(image: OwnedFd, disk: Option<OwnedFd>, log: Shared, past: Past) -> Self {
+        let Past { options, epoch, taken, died_over, refused } = past;
+        let (deaths, died_over) = (VecDeque::new(), died_over.into_iter().collect());
+        Self { image, disk, log, options, epoch, taken, deaths, died_over, refused }
+    }
+
+    pub(super) fn past(&self) -> Past {
+        Past {
+            options: self.options.clone(),
+            epoch: self.epoch,
+            taken: self.taken,
+            died_over: self.died_over.iter().map(|(unique, deaths)| (*unique, *deaths)).collect(),
+            refused: self.refused.clone(),
+        }
+    }
+
+    pub(super) fn image(&self) -> BorrowedFd<'_> {
+        self.image.as_fd()
+    }
+
+    pub(super) fn disk(&self) -> Option<BorrowedFd<'_>> {
+        self.disk.as_ref().map(AsFd::as_fd)
+    }
+
+    pub(super) fn log(&self) -> BorrowedFd<'_> {
+        self.log.as_fd()
     }
 
     /// Starts the next worker; of a mount that is `read_only` by now, though it was not.
@@ -99,6 +139,8 @@ impl Lives {
             *deaths += 1;
             if *deaths == DEATHS_OF_ONE {
                 self.refused.push(unique);
+                let too_many = self.refused.len().saturating_sub(REMEMBERED);
+                self.refused.drain(..too_many);
             }
         }
         self.deaths.len() <= DEATHS_MAX

@@ -1,0 +1,239 @@
+//! A keeper goes on as another program, while its mount is in use: an upgrade.
+//!
+//! ```text
+//!   worker ends ── what is known, and descriptors, into a socket ── exec ──▶ taken out of it
+//!       └── as if it had died: its log stays                          next worker ◀──┘
+//! ```
+//! Law 1: the other program is asked before whether it understands what is handed over.
+//! Law 2: until it runs nothing is given up: if it cannot be started, this one goes on.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use draconis_exchange::descriptors;
+use rustix::net::RecvFlags;
+use serde::{Deserialize, Serialize};
+
+use super::lives::{Lives, Past};
+use super::starting::Held;
+use super::{Ask, Keeper, Mount, MountState, Phase, lock};
+use crate::claimed::Keep;
+use crate::front::Front;
+use crate::oplog;
+use crate::options::MountOptions;
+use crate::protocol::{self, MountStatus, Reply};
+
+/// The format of what is handed over: another one has another number.
+const FORMAT: u64 = 1;
+/// How long the other program may take to say what it understands.
+const FORMATS_WAIT: Duration = Duration::from_secs(10);
+/// Longest text that is handed over, in bytes.
+const TEXT_MAX_BYTES: usize = 160 << 10;
+/// Descriptors that are always there: the socket, the log, the volume, the connection.
+const FIXED: usize = 4;
+
+/// What a program understands of what another one left.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Formats {
+    /// What is handed over between keepers.
+    handover: u64,
+    /// The log of requests.
+    oplog: u64,
+}
+
+/// What this program understands.
+pub fn formats() -> Formats {
+    Formats { handover: FORMAT, oplog: oplog::FORMAT }
+}
+
+/// To go on as `program`, which then answers the client.
+pub(super) struct Wish {
+    program: PathBuf,
+    client: UnixStream,
+}
+
+#[derive(Serialize, Deserialize)]
+struct State {
+    volume: PathBuf,
+    identity: (u64, u64),
+    mount_point: PathBuf,
+    options: MountOptions,
+    device: Option<String>,
+    status: MountStatus,
+    past: Past,
+    /// Which of the descriptors that may be there are: the disk, the file behind a loop device,
+    /// the guard of a block device, the client.
+    has: [bool; 4],
+}
+
+impl Keeper {
+    /// Goes on as `program`, which answers `client`; returns only to say why not.
+    pub(super) fn upgrade(&self, mount: &Mount, program: PathBuf, client: &UnixStream) -> String {
+        let at = mount.mount_point.display();
+        if mount.phase() != Phase::Serving {
+            return format!("{at}: nothing serves it");
+        }
+        if !mount.options.restart {
+            return format!("{at}: it is mounted with norestart; unmount it and mount it again");
+        }
+        if let Err(why) = understands(&program) {
+            return format!("{at}: {why}");
+        }
+        let client = match client.try_clone() {
+            Ok(client) => client,
+            Err(error) => return format!("{at}: {error}"),
+        };
+        let (done, failed) = channel();
+        let asks = lock(&mount.state).asks.clone();
+        let wish = Wish { program, client };
+        let asked = asks.is_some_and(|asks| asks.send(Ask::Upgrade(wish, done)).is_ok());
+        let why = failed.recv().ok().filter(|_| asked);
+        let why = why.unwrap_or_else(|| "it has ended meanwhile".into());
+        format!("{at}: {why}")
+    }
+
+    /// Becomes another program, now that there is no worker; returns only to say why not.
+    pub(super) fn become_other(&self, mount: &Mount, held: &Held, wish: &Wish) -> String {
+        let Held { lives, keep, fuse } = held;
+        let [backing, guard] = keep.parts();
+        let client = wish.client.as_fd();
+        let may = [lives.disk(), backing, guard, Some(client)];
+        let state = {
+            let state = lock(&mount.state);
+            State {
+                volume: mount.volume.clone(),
+                identity: mount.identity,
+                mount_point: mount.mount_point.clone(),
+                options: mount.options.clone(),
+                device: state.device.clone(),
+                status: state.status.clone(),
+                past: lives.past(),
+                has: may.map(|fd| fd.is_some()),
+            }
+        };
+        let fixed = [self.listener.as_fd(), lives.log(), lives.image(), fuse.as_fd()];
+        let fds: Vec<BorrowedFd<'_>> = fixed.into_iter().chain(may.into_iter().flatten()).collect();
+        let put = || {
+            let text = serde_json::to_vec(&state)?;
+            let (ours, theirs) = UnixDatagram::pair()?;
+            descriptors::send(&ours, &text, &fds)?;
+            std::io::Result::Ok(theirs)
+        };
+        let theirs = match put() {
+            Ok(theirs) => theirs,
+            Err(error) => return format!("it cannot be handed over: {error}"),
+        };
+        let mut command = Command::new(&wish.program);
+        command.args(["keeper", "--resume"]).stdin(Stdio::from(OwnedFd::from(theirs)));
+        let error = command.exec();
+        format!("{} cannot be started: {error}", wish.program.display())
+    }
+
+    /// The keeper that another program was until now, with what that left in `socket`.
+    ///
+    /// # Errors
+    /// What is wrong with it. The mount is lost then.
+    pub fn resume(front: Box<dyn Front>, socket: OwnedFd) -> Result<Arc<Self>, String> {
+        let mut text = vec![0; TEXT_MAX_BYTES];
+        let got = descriptors::receive(&socket, &mut text, RecvFlags::DONTWAIT)
+            .map_err(|errno| format!("nothing was handed over: {errno}"))?;
+        let text = text.get(..got.len).filter(|_| got.whole && got.fds.len() >= FIXED);
+        let text = text.ok_or("what was handed over is not whole")?;
+        let state: State = serde_json::from_slice(text)
+            .map_err(|error| format!("what was handed over makes no sense: {error}"))?;
+        let mut fds = got.fds.into_iter();
+        let [Some(listener), Some(log), Some(image), Some(fuse)] = [(); FIXED].map(|()| fds.next())
+        else {
+            return Err("descriptors are missing".into());
+        };
+        let [disk, backing, guard, client] =
+            state.has.map(|is_there| if is_there { fds.next() } else { None });
+        let lives = Lives::resume(image, disk, oplog::adopt(log)?, state.past);
+        let keep = Keep::of_parts(backing, guard);
+        let mount = Arc::new(Mount {
+            volume: state.volume,
+            identity: state.identity,
+            mount_point: state.mount_point,
+            options: state.options,
+            state: Mutex::new(MountState {
+                phase: Phase::Serving,
+                device: state.device,
+                asks: None,
+                worker: None,
+                is_last: false,
+                status: state.status,
+            }),
+        });
+        let keeper = Self::new(front, UnixListener::from(listener));
+        keeper.take(&mount)?;
+        let reply = match keeper.go_on(&mount, Held { lives, keep, fuse }) {
+            Ok(()) => Reply::Done,
+            Err(why) => Reply::Failed { why },
+        };
+        if let Some(client) = client {
+            // It may not want to know any more.
+            let _ = protocol::send(&UnixStream::from(client), &reply);
+        }
+        Ok(keeper)
+    }
+
+    /// Starts the next worker of a mount that has none at the moment.
+    fn go_on(self: &Arc<Self>, mount: &Arc<Mount>, mut held: Held) -> Result<(), String> {
+        let at = mount.mount_point.display();
+        let read_only = lock(&mount.state).status.read_only;
+        match held.lives.next(read_only) {
+            Ok(worker) => {
+                if let Err(error) = worker.give(&held.fuse) {
+                    // Its death says the same, and more.
+                    log::debug!("{at}: {error}");
+                }
+                self.serve_on(mount, held, worker);
+                log::info!("{at}: goes on, served by process {}", mount.worker_pid());
+                Ok(())
+            }
+            Err(error) => {
+                drop(held);
+                let why = format!("no worker of the new program could take over: {error}");
+                self.has_ended(mount, Some(why.clone()));
+                Err(format!("{at}: {why}"))
+            }
+        }
+    }
+}
+
+/// Whether `program` can go on with what this one leaves.
+fn understands(program: &Path) -> Result<(), String> {
+    let name = program.display();
+    let mut child = Command::new(program)
+        .args(["keeper", "--formats"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|error| format!("{name} cannot be started: {error}"))?;
+    let (done, said) = channel();
+    let out = child.stdout.take();
+    std::thread::spawn(move || {
+        let read = out.and_then(|out| serde_json::from_reader::<_, Formats>(out).ok());
+        // Late is as good as never.
+        let _ = done.send(read);
+    });
+    let said = said.recv_timeout(FORMATS_WAIT).ok().flatten();
+    // It has said what it had to.
+    let _ = child.kill();
+    let _ = child.wait();
+    match said {
+        Some(theirs) if theirs == formats() => Ok(()),
+        Some(_) => Err(format!(
+            "{name} does not understand the log that it would take over: unmount, and mount with \
+             it again"
+        )),
+        None => Err(format!("{name} is no draconis that can take over a mount")),
+    }
+}

@@ -1,0 +1,45 @@
+//! `draconis keeper`: what the manager starts for each mount.
+
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixListener;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Args;
+use draconis_service::keeper::{Keeper, handover};
+use draconis_service::sandbox::close_others;
+
+use super::serve::on_signal;
+use crate::front::Fuse;
+
+/// Be a keeper: started by the manager, never by hand.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Go on with what another program hands over.
+    #[arg(long)]
+    resume: bool,
+    /// Say what can be taken over from another program.
+    #[arg(long)]
+    formats: bool,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    if arguments.formats {
+        println!("{}", serde_json::to_string(&handover::formats())?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
+    close_others(&[socket.as_fd()]);
+    let keeper = if arguments.resume {
+        Keeper::resume(Box::new(Fuse), socket).map_err(anyhow::Error::msg)?
+    } else {
+        let by_hand = "a keeper is started by the manager; see draconis-mount(1)";
+        let listener = UnixListener::from(socket);
+        listener.local_addr().context(by_hand)?;
+        Keeper::new(Box::new(Fuse), listener)
+    };
+    let ending = keeper.clone();
+    on_signal(move || ending.end_now())?;
+    keeper.run()?;
+    Ok(ExitCode::SUCCESS)
+}
