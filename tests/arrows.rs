@@ -123,6 +123,7 @@ fn unsafe_code_stays_at_its_addresses() {
         "crates/exchange/",
         "crates/device/src/uring.rs",
         "crates/service/src/sandbox.rs",
+        "crates/service/src/connection.rs",
         "crates/service/src/loop_device.rs",
         "crates/peers/src/cxx.rs",
         "crates/peers/src/lmdb.rs",

@@ -175,3 +175,31 @@ fn a_request_that_workers_die_over_is_refused_and_named() {
     draconis.ok(["umount".as_ref(), at.as_os_str()]);
     check(&image);
 }
+
+#[test]
+fn where_the_kernel_sends_nothing_again_what_was_in_hand_fails_once() {
+    if !fuse("killing workers") {
+        return;
+    }
+    let mut draconis = Draconis::new();
+    draconis.leaves_out = Some("NoDeadlyName,Resend".into());
+    let image = volume(&draconis, "ext2");
+    let at = draconis.mount(&image, "at", "rw,commit=1000");
+    let mut open = std::fs::File::create(at.join("open")).unwrap();
+    for restarts in 1..=2 {
+        open.write_all(b"x").unwrap();
+        let error = std::fs::metadata(at.join("deadly")).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(103), "{error}");
+        // Everything else goes on, with what was not committed.
+        open.write_all(b"y").unwrap();
+        assert_eq!(std::fs::read_to_string(at.join("hello")).unwrap(), "hello\n");
+        let mount = draconis.status()["mounts"][0].clone();
+        assert_eq!((&mount["restarts"], &mount["resends"]), (&restarts.into(), &false.into()));
+    }
+    let said = draconis.ok(["status"]);
+    assert!(said.contains("this needs Linux 6.9"), "{said}");
+    assert_eq!(std::fs::read_to_string(at.join("open")).unwrap(), "xyxy");
+    drop(open);
+    draconis.ok(["umount".as_ref(), at.as_os_str()]);
+    check(&image);
+}

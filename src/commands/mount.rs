@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context, anyhow, bail};
 use clap::error::ErrorKind;
 use clap::{Args, Command, FromArgMatches};
-use draconis_service::client::{Directory, ask, ask_or_start, ask_running, ask_until};
+use draconis_service::client::{Directory, ask, ask_or_start, ask_running};
 use draconis_service::options::MountOptions;
 use draconis_service::protocol::{Reply, Request};
 
@@ -137,7 +137,7 @@ fn foreground(
             let _ = ask(&manager, &unmount);
         }
     })?;
-    match ask_until(directory, &wait)? {
+    match ask_or_start(directory, &wait)? {
         Reply::Ended { why } => ended(why),
         other => told(other),
     }

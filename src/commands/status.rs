@@ -87,6 +87,9 @@ fn shown(mount: &MountStatus) -> String {
         1 => text += "  restarts  1: a worker died, and this one took over\n",
         many => text += &format!("  restarts  {many}: workers died, and others took over\n"),
     }
+    if mount.restarts > 0 && !mount.resends {
+        text += "            calls under way got an error each time: this needs Linux 6.9\n";
+    }
     let failure = || mount.worker.as_ref().and_then(|worker| worker.failure.as_ref());
     if let Some(why) = mount.disk.as_ref().or_else(failure) {
         text += &format!("  stopped   nothing is written any more: {why}\n");

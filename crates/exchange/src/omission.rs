@@ -4,7 +4,7 @@
 //! constant. With it a program leaves out what the variable [`VARIABLE`] names, and hands
 //! that on to its workers.
 
-/// The variable of the environment that names an omission.
+/// The variable of the environment that names omissions, separated by commas.
 pub const VARIABLE: &str = "DRACONIS_BREAK";
 
 /// Something that a mount does and that its exactness needs.
@@ -56,6 +56,8 @@ pub enum Omission {
     KeptAnswers,
     /// What has no name stays for those who have it open.
     OpenNameless,
+    /// The kernel is asked to send again what a worker had in hand, as it can since Linux 6.9.
+    Resend,
     /// A worker lives on that is asked for the name [`DEADLY`].
     NoDeadlyName,
 }
@@ -101,9 +103,12 @@ impl Omission {
     #[cfg(feature = "omissions")]
     pub fn is_made(self) -> bool {
         use std::sync::OnceLock;
-        static MADE: OnceLock<Option<String>> = OnceLock::new();
-        let made = MADE.get_or_init(|| std::env::var(VARIABLE).ok());
-        made.as_ref().is_some_and(|made| *made == format!("{self:?}"))
+        static MADE: OnceLock<Vec<String>> = OnceLock::new();
+        let made = MADE.get_or_init(|| {
+            let names = std::env::var(VARIABLE).unwrap_or_default();
+            names.split(',').map(str::to_string).collect()
+        });
+        made.iter().any(|made| *made == format!("{self:?}"))
     }
 }
 

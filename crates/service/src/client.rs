@@ -168,42 +168,41 @@ pub fn ask(manager: &UnixStream, request: &Request) -> std::io::Result<Reply> {
     protocol::receive(manager)
 }
 
+/// How often a question is asked again whose manager ends before it has answered: one that is the
+/// end of managers must not be asked for ever.
+const TRIES: usize = 10;
+
 /// Asks the manager, if one runs or something is mounted; one that ends at this moment does not
 /// run.
 ///
 /// # Errors
 /// As [`ask`].
 pub fn ask_running(directory: &Directory, request: &Request) -> std::io::Result<Option<Reply>> {
-    let manager = match directory.connect() {
-        None if directory.has_keepers() => Some(directory.connect_or_start()?),
-        manager => manager,
-    };
-    let Some(manager) = manager else { return Ok(None) };
-    match ask(&manager, request) {
-        Err(error) if has_ended(&error) && directory.connect().is_none() => Ok(None),
-        answer => answer.map(Some),
+    let mut tries = TRIES;
+    loop {
+        let manager = match directory.connect() {
+            Some(manager) => manager,
+            None if directory.has_keepers() => directory.connect_or_start()?,
+            None => return Ok(None),
+        };
+        match ask(&manager, request) {
+            Err(error) if has_ended(&error) && tries > 0 => tries -= 1,
+            answer => return answer.map(Some),
+        }
     }
 }
 
-/// Asks the manager; starts one where none runs, or the one that ran ends at this moment.
+/// Asks the manager; starts one where none runs, or the one that ran ends before it has answered.
 ///
 /// # Errors
 /// As [`ask`]; when none comes up.
 pub fn ask_or_start(directory: &Directory, request: &Request) -> std::io::Result<Reply> {
-    match ask(&directory.connect_or_start()?, request) {
-        Err(error) if has_ended(&error) => ask(&directory.connect_or_start()?, request),
-        answer => answer,
-    }
-}
-
-/// Asks what waits for an event, through as many managers as there are until it comes.
-///
-/// # Errors
-/// As [`ask`]; when no manager comes up.
-pub fn ask_until(directory: &Directory, request: &Request) -> std::io::Result<Reply> {
+    let mut tries = TRIES;
     loop {
         match ask(&directory.connect_or_start()?, request) {
-            Err(error) if has_ended(&error) => {}
+            // What only waits is the end of none.
+            Err(error) if has_ended(&error) && matches!(request, Request::Wait { .. }) => {}
+            Err(error) if has_ended(&error) && tries > 0 => tries -= 1,
             answer => return answer,
         }
     }

@@ -12,6 +12,7 @@
 
 mod claimed;
 pub mod client;
+mod connection;
 mod disk;
 pub mod front;
 mod holders;

@@ -163,6 +163,9 @@ pub struct MountStatus {
     /// How often it died and another took over.
     #[serde(default)]
     pub restarts: u64,
+    /// Whether calls that were under way then went on; else, before Linux 6.9, they got an error.
+    #[serde(default)]
+    pub resends: bool,
     /// `starting`, `serving`, `not answering` or `dead`.
     pub state: String,
     /// Why it is dead, if it is.

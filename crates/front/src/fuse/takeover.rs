@@ -103,10 +103,13 @@ impl<T: Tree + Sync> Server<'_, T> {
         inherited.iter().for_each(|one| self.inherit(recorder, one));
         self.pages.are_unknown();
         self.answers.are_expected.store(true, Ordering::Relaxed);
+        if Omission::Resend.is_made() {
+            return;
+        }
         match rustix::io::write(fuse, Reply::resend().as_bytes()) {
             Ok(_) => {}
-            // Before Linux 6.9: what was read and not answered stays so.
-            Err(Errno::INVAL) => log::warn!("requests that were in hand cannot be had again"),
+            // Before Linux 6.9: what was read and not answered ended with the one who read it.
+            Err(Errno::INVAL) => log::debug!("requests that were in hand have ended"),
             // It was unmounted: there is no request.
             Err(error) => log::debug!("nothing is sent again: {error}"),
         }

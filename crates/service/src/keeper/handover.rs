@@ -189,10 +189,7 @@ impl Keeper {
         let read_only = lock(&mount.state).status.read_only;
         match held.lives.next(read_only) {
             Ok(worker) => {
-                if let Err(error) = worker.give(&held.fuse) {
-                    // Its death says the same, and more.
-                    log::debug!("{at}: {error}");
-                }
+                held.give(&worker, mount);
                 self.serve_on(mount, held, worker);
                 log::info!("{at}: goes on, served by process {}", mount.worker_pid());
                 Ok(())

@@ -11,6 +11,7 @@ use rustix::fs::FileType;
 use super::lives::Lives;
 use super::{Keeper, Mount, MountState, Phase, SERVE_WAIT, lock};
 use crate::claimed::{Claimed, Keep, identity, said};
+use crate::connection;
 use crate::options::MountOptions;
 use crate::process::{StartError, Worker};
 use crate::protocol::MountStatus;
@@ -27,6 +28,18 @@ pub(super) struct Held {
     pub(super) keep: Keep,
     /// The connection to the kernel.
     pub(super) fuse: OwnedFd,
+}
+
+impl Held {
+    /// Gives a worker, which is not the first one, the connection.
+    pub(super) fn give(&self, worker: &Worker, mount: &Mount) {
+        let given = connection::for_worker(&self.fuse).and_then(|fuse| worker.give(&fuse));
+        if let Err(error) = given {
+            log::error!("{}: {error}", mount.mount_point.display());
+            // It would wait for ever; if it is dead its death says the same, and more.
+            worker.kill();
+        }
+    }
 }
 
 impl Keeper {
@@ -100,7 +113,7 @@ impl Keeper {
         let fuse = attached.inspect_err(|_| worker.kill())?;
         let device = table::at(&mount.mount_point).map(|entry| entry.device);
         lock(&mount.state).device = device;
-        let given = worker.give(&fuse);
+        let given = connection::for_worker(&fuse).and_then(|fuse| worker.give(&fuse));
         let given = given.map_err(|error| format!("the worker died before it served: {error}"));
         if let Err(why) = given.and_then(|()| wait_until_served(&mut worker)) {
             worker.kill();
@@ -203,6 +216,7 @@ fn first_status(volume: &Path, mount_point: &Path, options: &MountOptions) -> Mo
         worker_pid: 0,
         keeper_pid: std::process::id(),
         restarts: 0,
+        resends: connection::resends(),
         state: "starting".into(),
         why: None,
         read_only: options.read_only,

@@ -87,10 +87,7 @@ impl Keeper {
                 Err(error) => return Some(format!("{why}; none could take over: {error}")),
             };
             mount.is_served_by(&mut worker, asks);
-            if let Err(error) = worker.give(&held.fuse) {
-                // Its death says the same, and more.
-                log::debug!("{at}: {error}");
-            }
+            held.give(&worker, mount);
             let status = &mut lock(&mount.state).status;
             status.restarts += deaths;
             log::info!("{at}: process {} has taken over", status.worker_pid);

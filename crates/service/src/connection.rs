@@ -1,0 +1,59 @@
+//! The connection to the kernel, and what of it each worker gets.
+//!
+//! Since Linux 6.9 the kernel can be asked to send again what a worker had read and not answered:
+//! then all workers have the same descriptor. Before, each has one of its own
+//! (`FUSE_DEV_IOC_CLONE`): what was read through it ends with it, by ECONNABORTED, and the
+//! next worker gets what comes after that.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use draconis_exchange::omission::Omission;
+use rustix::fs::{Mode, OFlags};
+
+const FUSE_DEV_IOC_CLONE: libc::c_ulong = 0x8004_E500;
+/// The first Linux that sends again.
+const RESENDS_FROM: (u32, u32) = (6, 9);
+
+/// Whether this kernel sends again what was not answered.
+pub(crate) fn resends() -> bool {
+    let release = rustix::system::uname();
+    let release = release.release().to_string_lossy();
+    !Omission::Resend.is_made() && version(&release).is_none_or(|version| version >= RESENDS_FROM)
+}
+
+/// Major and minor number of a release such as `6.1.0-27-amd64`.
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+/// The descriptor for a worker of `connection`.
+///
+/// # Errors
+/// What the system says.
+pub(crate) fn for_worker(connection: &OwnedFd) -> io::Result<OwnedFd> {
+    if resends() {
+        return connection.try_clone();
+    }
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let device = rustix::fs::open("/dev/fuse", flags, Mode::empty())?;
+    let old = connection.as_fd().as_raw_fd().cast_unsigned();
+    // SAFETY: the kernel reads one `u32`, the number of a descriptor, that outlives the call.
+    let done = unsafe { libc::ioctl(device.as_raw_fd(), FUSE_DEV_IOC_CLONE as _, &raw const old) };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(device) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_are_understood() {
+        assert_eq!(version("6.1.0-27-amd64"), Some((6, 1)));
+        assert_eq!(version("6.18.5"), Some((6, 18)));
+        assert_eq!(version("7.0-rc1"), Some((7, 0)));
+        assert_eq!(version("odd"), None);
+    }
+}
