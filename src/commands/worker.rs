@@ -1,4 +1,4 @@
-//! `draconis worker`: what the manager starts.
+//! `draconis worker`: what the keeper starts.
 
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;
@@ -10,7 +10,7 @@ use draconis_front::fuse::{Activity, Behaviour, Server};
 use draconis_service::volume::VolumeTree;
 use draconis_service::worker::{self, Serve};
 
-/// Be a worker: started by the manager, never by hand.
+/// Be a worker: started by the keeper, never by hand.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Most private memory it may have, in bytes.

@@ -60,6 +60,13 @@ pub const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         )],
     ),
     (
+        "draconis-upgrade",
+        &[(
+            "Go on with a new program, after it was installed",
+            "draconis mount disk.img mnt\ndraconis upgrade\ndraconis umount mnt",
+        )],
+    ),
+    (
         "draconis-info",
         &[
             ("Show what an image holds", "draconis info disk.img"),

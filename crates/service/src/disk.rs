@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   worker: ext ─┬─ read ──────────────▶ its own descriptor, read-only
-//!                └─ submit, wait ══════▶ disk service in the manager, the only one to write
+//!                └─ submit, wait ══════▶ disk service in the keeper, the only one to write
 //! ```
 //!
 //! Law: what the worker says to the service is whole or not said; so its death cannot fall

@@ -1,13 +1,14 @@
-//! The manager, and the sandboxed worker that it starts for each mount.
+//! The manager, and for each mount its keeper and the sandboxed worker that this one starts.
 //!
 //! ```text
-//!   client ── protocol ──▶ manager ── process (volume contract) ──▶ worker ── volume ──▶ ext
-//!                             └── front (FUSE)                        └── sandbox
-//!   library ── local (a thread instead of a process) ──────────────▶ volume ──▶ ext
+//!   client ── protocol ──▶ manager ── protocol ──▶ keeper
+//!                  keeper ── process (volume contract) ──▶ worker ── volume ──▶ ext
+//!                    └── front (FUSE)                        └── sandbox
+//!   library ── local (a thread instead of a process) ─────▶ volume ──▶ ext
 //! ```
 //!
 //! This crate knows ext and the contracts. It does not know FUSE: the one who puts the program
-//! together passes a [`manager::Front`] and a [`worker::Serve`].
+//! together passes a [`front::Front`] and a [`worker::Serve`].
 #![deny(unsafe_code)]
 
 mod claimed;

@@ -8,7 +8,7 @@
 //!   pending ── changed under the gate ──▶ changed ── taken by the disk, answered ──▶ gone
 //!      └── changed nothing ──▶ dropped
 //! ```
-//! The memory is made by the manager and outlives the worker, which alone writes to it. Epochs
+//! The memory is made by the keeper and outlives the worker, which alone writes to it. Epochs
 //! count workers; a number counts changes within an epoch.
 //!
 //! Law 1: an entry is in the log, whole, before readers of the volume see its change.

@@ -1,7 +1,7 @@
-//! One worker process, as its manager sees it.
+//! One worker process, as its keeper sees it.
 //!
 //! ```text
-//!   manager                                   worker
+//!   keeper                                   worker
 //!     │── spawn, control socket as its fd 0 ──▶│
 //!     │── volume, session socket ─────────────▶│ confines itself
 //!     │══ session: volume contract ═══════════▶│ Mount: opens the volume
@@ -44,7 +44,7 @@ pub(crate) const LOST_WRITES: i32 = 74;
 /// Longest text it may say there, in bytes.
 const LAST_WORDS_BYTES: u64 = 4096;
 
-/// What the manager says over the control socket of a mount that is served. The answer ends
+/// What the keeper says over the control socket of a mount that is served. The answer ends
 /// with a zero, and is empty if it is done.
 pub(crate) const READ_ONLY: u8 = b'r';
 pub(crate) const WRITABLE: u8 = b'w';
@@ -229,7 +229,7 @@ impl Worker {
         Ok(())
     }
 
-    /// What keeps the manager from writing for it, if something does.
+    /// What keeps the keeper from writing for it, if something does.
     pub fn disk_failure(&self) -> Option<String> {
         self.disk.as_ref().and_then(DiskService::failure)
     }

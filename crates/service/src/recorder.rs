@@ -14,7 +14,7 @@ use crate::oplog::OpLog;
 use crate::options::MountOptions;
 use crate::volume::VolumeTree;
 
-/// What a manager tells a worker that it starts.
+/// What a keeper tells a worker that it starts.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Start {
     /// How to mount.

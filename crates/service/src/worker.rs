@@ -1,7 +1,7 @@
 //! The worker: the one process that looks at a volume, and can do nothing else.
 //!
 //! Law 1: confined before the first byte of the volume is read, while there is one thread.
-//! Law 2: the process ends when the manager does, when the mount does, and on any panic.
+//! Law 2: the process ends when the keeper does, when the mount does, and on any panic.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,10 +28,10 @@ use crate::sandbox::{Confinement, Profile, close_others, confine};
 use crate::volume::{OpenError, VolumeTree, open, open_in_use};
 use rustix::pipe::PipeFlags;
 
-/// How long the worker waits for a manager that says nothing: one that was stopped by
+/// How long the worker waits for a keeper that says nothing: one that was stopped by
 /// Ctrl-Z goes on some day, and one that died is noticed at once.
 const PATIENCE: Duration = Duration::MAX;
-/// How long the manager may take to set up the session.
+/// How long the keeper may take to set up the session.
 const START_WAIT: Duration = Duration::from_secs(10);
 
 /// How long nothing changes before what has changed is handed to the disk.
@@ -59,15 +59,15 @@ pub trait Serve: Send + Sync + 'static {
 /// Is a worker until its mount ends. `memory_limit_bytes` bounds its private memory.
 ///
 /// # Errors
-/// A sentence, when something other than a manager started the process, or it cannot be
+/// A sentence, when something other than a keeper started the process, or it cannot be
 /// confined.
 pub fn run(serve: impl Serve, memory_limit_bytes: Option<u64>) -> Result<(), String> {
     let control = std::io::stdin().as_fd().try_clone_to_owned();
     let control = UnixStream::from(control.map_err(|error| error.to_string())?);
     let [image, session, log] = receive_descriptors(&control)
-        .ok_or("a worker is started by the manager; see draconis-mount(1)")?;
-    let manager = control.try_clone().map_err(|error| error.to_string())?;
-    let own = [control.as_fd(), manager.as_fd(), image.as_fd(), session.as_fd(), log.as_fd()];
+        .ok_or("a worker is started by the keeper; see draconis-mount(1)")?;
+    let keeper = control.try_clone().map_err(|error| error.to_string())?;
+    let own = [control.as_fd(), keeper.as_fd(), image.as_fd(), session.as_fd(), log.as_fd()];
     close_others(&own);
     let log = oplog::adopt(log)?;
     let flags = PipeFlags::CLOEXEC | PipeFlags::NONBLOCK;
@@ -98,8 +98,8 @@ pub fn run(serve: impl Serve, memory_limit_bytes: Option<u64>) -> Result<(), Str
         .map_err(|error| error.to_string())?;
     let end =
         session.server::<Volume>(VOLUME_LANE).ok_or("the session has no lane for a volume")?;
-    // However the conversation ends, there is no manager to serve for any more.
-    volume::serve(end, &*worker, PATIENCE).map_err(|error| format!("the manager is gone: {error}"))
+    // However the conversation ends, there is no keeper to serve for any more.
+    volume::serve(end, &*worker, PATIENCE).map_err(|error| format!("the keeper is gone: {error}"))
 }
 
 /// What a worker was given, until the volume is opened.
@@ -119,7 +119,7 @@ struct Control<S> {
 }
 
 impl<S: Serve> Control<S> {
-    /// The manager sends the connection once the volume is open and the directory attached.
+    /// The keeper sends the connection once the volume is open and the directory attached.
     fn wait_for_connection(&self, mut control: &UnixStream) {
         let Some([connection]) = receive_descriptors(control) else { std::process::exit(1) };
         let (Some(tree), Some(recorder)) = (self.tree.get(), self.recorder.get()) else {
@@ -134,20 +134,20 @@ impl<S: Serve> Control<S> {
             }
         };
         if let Err(why) = tree.close() {
-            // The manager reads it once we are gone; one that is gone itself does not.
+            // The keeper reads it once we are gone; one that is gone itself does not.
             let _ = control.write_all(why.as_bytes());
             code = LOST_WRITES;
         }
         std::process::exit(code)
     }
 
-    /// Does what the manager says of the mount while it is served.
+    /// Does what the keeper says of the mount while it is served.
     fn listen(&self, control: &UnixStream) {
         let (tree, control) = (self.tree.clone(), control.try_clone());
         let listen = move || {
             let Ok(mut control) = control else { return };
             let mut word = [0];
-            // The end of it: the manager's, which the conversation with it notices.
+            // The end of it: the keeper's, which the conversation with it notices.
             while matches!(control.read(&mut word), Ok(1)) {
                 let Some(tree) = tree.get() else { return };
                 let done = tree.set_read_only(word[0] == READ_ONLY);

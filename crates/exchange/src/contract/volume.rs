@@ -1,4 +1,4 @@
-//! The volume contract: a manager and the worker that serves one mount.
+//! The volume contract: a keeper and the worker that serves one mount.
 //!
 //! ```text
 //!   Start ── Mount ──▶ mounting ── AckMount ──▶ Running ── Unmount ──▶ Done
