@@ -17,9 +17,14 @@ pub struct Volume {
 
 impl Volume {
     pub fn new(block: &str, size: &str, options: &str) -> Self {
+        Self::of("ext2", block, size, options)
+    }
+
+    /// One of ext2, ext3 or ext4.
+    pub fn of(kind: &str, block: &str, size: &str, options: &str) -> Self {
         let draconis = Draconis::new();
         let image = draconis.path("volume.img");
-        mke2fs(&image, None, &["-t", "ext2", "-b", block], size);
+        mke2fs(&image, None, &["-t", kind, "-b", block], size);
         let at = draconis.mount(&image, "at", options);
         let keeps_access_times = !options.contains("noatime");
         let volume = Self { draconis, image, at, keeps_access_times };

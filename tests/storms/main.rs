@@ -9,6 +9,7 @@
 mod common;
 
 mod bytes;
+mod deaths;
 mod names;
 mod programs;
 

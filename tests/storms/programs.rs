@@ -11,7 +11,7 @@ use crate::common::{fuse, have, odd_tree, skipped};
 use crate::{long, seeds};
 
 /// Whether a test can run; says aloud what is missing.
-fn can(test: &str, programs: &[&str]) -> bool {
+pub fn can(test: &str, programs: &[&str]) -> bool {
     let missing: Vec<_> = programs.iter().filter(|program| !have(program)).collect();
     if !missing.is_empty() {
         skipped(format_args!("{test} needs {missing:?}"));
@@ -20,7 +20,7 @@ fn can(test: &str, programs: &[&str]) -> bool {
 }
 
 /// What a shell script wrote.
-fn said(script: &str, at: &Path) -> String {
+pub fn said(script: &str, at: &Path) -> String {
     let output = Command::new("sh").args(["-euc", script]).current_dir(at).output().unwrap();
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{script}: {complaint}");
@@ -64,22 +64,25 @@ fn a_database_keeps_its_integrity() {
             ("wal", "rw,noatime,writeback"),
         ] {
             let volume = Volume::new("1024", "32M", options);
-            let beside = volume.draconis.make_dir("beside");
-            let load = volume.draconis.path("load.sql");
-            std::fs::write(&load, statements(&mut Random::new(seed), journal)).unwrap();
-            let script =
-                format!("sqlite3 -bail db <{} >/dev/null; sqlite3 db .dump", load.display());
-            assert!(said(&script, &volume.at) == said(&script, &beside), "{journal}, {options}");
-            assert_eq!(said("sqlite3 db 'pragma integrity_check'", &volume.at), "ok\n");
-            // Several at once share locks, and with a write-ahead log a mapping.
-            let add = "sqlite3 db 'create table s (n)'; for w in 1 2 3; do (for i in 1 2 3 4 5 6; do \
-                       sqlite3 -cmd '.timeout 20000' db \"insert into s values ($i)\"; done) & done; \
-                       wait; sqlite3 db 'select sum(n) from s; pragma integrity_check'";
-            assert_eq!(said(add, &volume.at), "63\nok\n", "{journal}, {options}");
+            load_database(&volume, seed, journal);
             crate::settle_times(&volume.at);
             volume.judge();
         }
     }
+}
+
+pub fn load_database(volume: &Volume, seed: u64, journal: &str) {
+    let beside = volume.draconis.make_dir("beside");
+    let load = volume.draconis.path("load.sql");
+    std::fs::write(&load, statements(&mut Random::new(seed), journal)).unwrap();
+    let script = format!("sqlite3 -bail db <{} >/dev/null; sqlite3 db .dump", load.display());
+    assert!(said(&script, &volume.at) == said(&script, &beside), "{journal}, seed {seed}");
+    assert_eq!(said("sqlite3 db 'pragma integrity_check'", &volume.at), "ok\n");
+    // Several at once share locks, and with a write-ahead log a mapping.
+    let add = "sqlite3 db 'create table s (n)'; for w in 1 2 3; do (for i in 1 2 3 4 5 6; do \
+               sqlite3 -cmd '.timeout 20000' db \"insert into s values ($i)\"; done) & done; \
+               wait; sqlite3 db 'select sum(n) from s; pragma integrity_check'";
+    assert_eq!(said(add, &volume.at), "63\nok\n", "{journal}, seed {seed}");
 }
 
 #[test]
@@ -121,6 +124,11 @@ fn a_repository_is_cloned() {
         return;
     }
     let volume = Volume::new("4096", "64M", "rw,noatime");
+    clone_repository(&volume);
+    volume.judge();
+}
+
+pub fn clone_repository(volume: &Volume) {
     shell(
         "export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_SYSTEM=/dev/null
          export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b
@@ -137,7 +145,6 @@ fn a_repository_is_cloned() {
          git -C ../third fsck --strict",
         &volume.at,
     );
-    volume.judge();
 }
 
 #[test]
@@ -146,6 +153,11 @@ fn a_program_is_built() {
         return;
     }
     let volume = Volume::new("1024", "32M", "rw,noatime");
+    build_program(&volume);
+    volume.judge();
+}
+
+pub fn build_program(volume: &Volume) {
     let parts = (1..=6).map(|n| format!("part{n}.o")).collect::<Vec<_>>().join(" ");
     let makefile =
         format!("program: main.o {parts}\n\tcc -o $@ $^\n%.o: %.c all.h\n\tcc -g -c -o $@ $<\n");
@@ -164,7 +176,6 @@ fn a_program_is_built() {
     shell("make -q", &volume.at);
     let again = "sleep 0.05; sed -i s/10/100/ all.h; ! make -q; make -s -j4; make -q; ./program";
     assert_eq!(said(again, &volume.at), "2100\n");
-    volume.judge();
 }
 
 #[test]
@@ -194,6 +205,11 @@ fn an_archive_is_the_same_unpacked() {
         return;
     }
     let volume = Volume::new("4096", "64M", "rw,noatime,writeback");
+    unpack_archive(&volume);
+    volume.judge();
+}
+
+pub fn unpack_archive(volume: &Volume) {
     let tree = volume.draconis.make_dir("tree");
     odd_tree(&tree);
     std::fs::remove_file(tree.join("sparse")).unwrap();
@@ -201,7 +217,6 @@ fn an_archive_is_the_same_unpacked() {
     run(Command::new("tar").arg("-C").arg(&tree).arg("--sparse").arg("-cf").arg(&archive).arg("."));
     // It compares by itself, kinds, modes, owners, times and bytes.
     shell(&format!("tar -xpf {0}; tar -df {0}", archive.display()), &volume.at);
-    volume.judge();
 }
 
 #[test]

@@ -1,0 +1,109 @@
+//! The programs people use, on mounts whose worker is killed ten times a second: they see nothing
+//! of it.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::process::{Signal, kill_process};
+
+use crate::common::volume::Volume;
+use crate::programs::{build_program, can, clone_repository, load_database, said, unpack_archive};
+use crate::seeds;
+
+/// How long a worker lives, at most.
+const LIFE: Duration = Duration::from_millis(100);
+
+/// Has `work` done on mounts of several kinds while one worker dies after the other; then judged.
+fn while_workers_die(work: impl Fn(&Volume)) {
+    let kinds = [
+        ("ext2", "rw,noatime,nowriteback"),
+        ("ext4", "rw,noatime,nowriteback"),
+        ("ext4", "rw,noatime,writeback"),
+    ];
+    for (kind, options) in kinds {
+        let volume = Volume::of(kind, "4096", "96M", options);
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let killer = scope.spawn(|| {
+                let mut last = None;
+                while !over.load(Ordering::Relaxed) {
+                    std::thread::sleep(LIFE);
+                    let pid = volume.worker();
+                    if last != Some(pid) {
+                        kill_process(pid, Signal::KILL).unwrap();
+                        last = Some(pid);
+                    }
+                }
+            });
+            // Told in any case, or a failure would wait for ever.
+            let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&volume)));
+            over.store(true, Ordering::Relaxed);
+            killer.join().unwrap();
+            worked.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        });
+        let mount = volume.draconis.status()["mounts"][0].clone();
+        assert!(mount["restarts"].as_u64().unwrap() > 0, "{kind}, {options}: {mount}");
+        assert_eq!(mount["read_only"], false, "{kind}, {options}: {mount}");
+        crate::settle_times(&volume.at);
+        volume.judge();
+    }
+}
+
+#[test]
+fn a_database_outlives_workers() {
+    if can("loading a database", &["sqlite3"]) {
+        for seed in seeds() {
+            for journal in ["delete", "wal"] {
+                while_workers_die(|volume| load_database(volume, seed, journal));
+            }
+        }
+    }
+}
+
+#[test]
+fn cloning_outlives_workers() {
+    if can("cloning a repository", &["git"]) {
+        seeds().for_each(|_| while_workers_die(clone_repository));
+    }
+}
+
+#[test]
+fn building_outlives_workers() {
+    if can("building a program", &["make", "cc"]) {
+        seeds().for_each(|_| while_workers_die(build_program));
+    }
+}
+
+#[test]
+fn an_archive_outlives_workers() {
+    if can("unpacking an archive", &["tar"]) {
+        seeds().for_each(|_| while_workers_die(unpack_archive));
+    }
+}
+
+#[test]
+fn a_reader_outlives_workers() {
+    if !can("summing a tree", &["tar", "sha256sum"]) {
+        return;
+    }
+    while_workers_die(|volume| {
+        let tree = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates");
+        let script = format!("cp -r {} copy; sync -f copy", tree.display());
+        said(&script, &volume.at);
+        let sum = "find copy -type f | LC_ALL=C sort | xargs sha256sum | sha256sum";
+        let expected = said(&sum.replace("copy", "crates"), tree.parent().unwrap());
+        // The names are in the sums.
+        let mut drop_caches = String::new();
+        if rustix::process::geteuid().is_root() {
+            drop_caches.push_str("echo 1 >/proc/sys/vm/drop_caches; ");
+        }
+        for _ in 0..3 {
+            let script = format!(
+                "{drop_caches}mv copy crates; {}; mv crates copy",
+                sum.replace("copy", "crates")
+            );
+            assert_eq!(said(&script, &volume.at), expected);
+        }
+    });
+}
