@@ -1,4 +1,4 @@
-//! What tests leave out, to see that it is missed.
+//! What tests leave out, to see that it is missed, and where they have a worker linger.
 //!
 //! Without the feature `omissions`, which nothing but tests has, everything here is a
 //! constant. With it a program leaves out what the variable [`VARIABLE`] names, and hands
@@ -112,7 +112,48 @@ impl Omission {
     }
 }
 
-/// What a worker's environment needs to leave out the same.
-pub fn environment() -> Option<(&'static str, String)> {
-    if cfg!(feature = "omissions") { Some((VARIABLE, std::env::var(VARIABLE).ok()?)) } else { None }
+/// The variable of the environment that names where a worker lingers.
+pub const LINGER: &str = "DRACONIS_LINGER";
+
+/// Where a worker lingers over each request, so that one that is killed dies there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Point {
+    /// A request was read.
+    Read,
+    /// What it changes is changed, in memory.
+    Applied,
+    /// The log has it.
+    Logged,
+    /// It was answered.
+    Answered,
+    /// The disk has taken a batch of changes.
+    Committed,
+}
+
+impl Point {
+    /// All of them, in the order in which a request passes them.
+    pub const ALL: [Self; 5] =
+        [Self::Read, Self::Applied, Self::Logged, Self::Answered, Self::Committed];
+
+    /// Lingers here, if it is to.
+    #[cfg(not(feature = "omissions"))]
+    #[inline]
+    pub const fn pass(self) {}
+
+    /// Lingers here, if it is to.
+    #[cfg(feature = "omissions")]
+    pub fn pass(self) {
+        use std::sync::OnceLock;
+        static AT: OnceLock<Option<String>> = OnceLock::new();
+        let at = AT.get_or_init(|| std::env::var(LINGER).ok());
+        if at.as_ref().is_some_and(|at| *at == format!("{self:?}")) {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+    }
+}
+
+/// What a worker's environment needs to leave out, and to linger at, the same.
+pub fn environment() -> impl Iterator<Item = (&'static str, String)> {
+    let names = if cfg!(feature = "omissions") { &[VARIABLE, LINGER][..] } else { &[] };
+    names.iter().filter_map(|name| Some((*name, std::env::var(name).ok()?)))
 }

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use draconis_device::Random;
-use draconis_exchange::omission::{Omission, VARIABLE};
+use draconis_exchange::omission::{LINGER, Omission, Point, VARIABLE};
 use draconis_service::protocol::{self, MountStatus, Reply, Request, Status};
 use rustix::process::{Pid, Signal};
 
@@ -53,6 +53,10 @@ pub struct DeathsArguments {
     /// Options of mke2fs.
     #[arg(long, value_delimiter = ' ', allow_hyphen_values = true)]
     mke2fs: Vec<String>,
+    /// Where workers linger over each request, so that they die there: read, applied, logged,
+    /// answered or committed. Only programs that tests build can.
+    #[arg(long, value_parser = point)]
+    linger: Option<Point>,
     /// Options of the mount.
     #[arg(short, long)]
     options: Option<String>,
@@ -62,6 +66,13 @@ pub struct DeathsArguments {
     /// The draconis program; the one beside this.
     #[arg(long)]
     draconis: Option<PathBuf>,
+}
+
+fn point(name: &str) -> Result<Point, String> {
+    let mut all = Point::ALL.into_iter();
+    all.find(|point| format!("{point:?}").eq_ignore_ascii_case(name)).ok_or_else(|| {
+        "read, applied, logged, answered and committed are what a request passes".into()
+    })
 }
 
 /// What clients and killer know of each other.
@@ -103,6 +114,7 @@ impl Shared {
 struct Stand {
     draconis: PathBuf,
     omission: Option<Omission>,
+    linger: Option<Point>,
     dir: tempfile::TempDir,
 }
 
@@ -114,7 +126,7 @@ impl Stand {
         };
         let draconis = arguments.draconis.clone().map_or_else(beside, Ok)?;
         let dir = tempfile::Builder::new().prefix("deaths-").tempdir_in(&arguments.dir)?;
-        let stand = Self { draconis, omission, dir };
+        let stand = Self { draconis, omission, linger: arguments.linger, dir };
         for name in ["run", "mnt"] {
             std::fs::create_dir(stand.path(name))?;
         }
@@ -133,6 +145,7 @@ impl Stand {
         let mut command = Command::new(&self.draconis);
         command.env("DRACONIS_RUNTIME_DIR", self.path("run")).args(arguments);
         command.envs(self.omission.map(|omission| (VARIABLE, format!("{omission:?}"))));
+        command.envs(self.linger.map(|point| (LINGER, format!("{point:?}"))));
         command
     }
 

@@ -23,7 +23,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use draconis_exchange::contract::recorder::Inherited;
 use draconis_exchange::contract::{Node, Time};
-use draconis_exchange::omission::Omission;
+use draconis_exchange::omission::{Omission, Point};
 use draconis_exchange::shm::Shared;
 use draconis_ext::{FileId, InodeNumber, Made, Witness};
 
@@ -406,6 +406,7 @@ impl OpLog {
 impl Witness for OpLog {
     fn changed(&self, number: u64, made: Made) {
         let Some(at) = ENTRY.get() else { return };
+        Point::Applied.pass();
         if let Some(file) = made.inode {
             self.word(at, MADE_INODE).store(file.inode, Ordering::Relaxed);
             self.word(at, MADE_GENERATION).store(file.generation, Ordering::Relaxed);
@@ -420,9 +421,11 @@ impl Witness for OpLog {
         if !Omission::LogFirst.is_made() {
             self.word(at, STATE).store(CHANGED, Ordering::Release);
         }
+        Point::Logged.pass();
     }
 
     fn taken(&self, number: u64) {
+        Point::Committed.pass();
         self.taken.fetch_max(number, Ordering::Release);
     }
 }

@@ -23,7 +23,7 @@ use draconis_exchange::contract::recorder::Recorder;
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{Attributes, Node, Refusal};
 use draconis_exchange::heap::Block;
-use draconis_exchange::omission::Omission;
+use draconis_exchange::omission::{Omission, Point};
 use fuse_backend_rs::api::server;
 use fuse_backend_rs::transport::{FuseBuf, FuseDevWriter, Reader, Writer};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -445,6 +445,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
     fn handle(&self, header: Header, request: &mut Request) {
         let Some(recorder) = self.server.recorder else { return self.work(header, request) };
         let unique = header.unique & !RESENT;
+        Point::Read.pass();
         if header.is_resent() && self.server.answers.give(self.fuse, header) {
             return;
         }
@@ -455,6 +456,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
         let changes = self.server.tree.is_writable() && header.changes(request.bytes());
         recorder.begin(unique, changes.then(|| request.parts()));
         self.work(header, request);
+        Point::Answered.pass();
         recorder.done();
         for node in header.forgotten(request.bytes()).filter(|node| recorder.is_nameless(*node)) {
             self.notifier.send(Late::Ask(node));

@@ -18,6 +18,7 @@ fn arguments(kills: u64, kind: &str) -> Option<DeathsArguments> {
         most_ms: 20,
         kind: kind.into(),
         mke2fs: vec![],
+        linger: None,
         options: None,
         dir: std::env::temp_dir(),
         draconis,
@@ -29,6 +30,14 @@ fn no_client_notices_that_a_worker_died() {
     for kind in ["ext2", "ext4"] {
         let Some(arguments) = arguments(60, kind) else { return };
         judge(&arguments, None).unwrap();
+    }
+}
+
+#[test]
+fn no_client_notices_wherever_a_request_was() {
+    for (nth, point) in Point::ALL.into_iter().enumerate() {
+        let Some(arguments) = arguments(40, ["ext2", "ext4"][nth % 2]) else { return };
+        judge(&DeathsArguments { linger: Some(point), ..arguments }, None).unwrap();
     }
 }
 
