@@ -100,6 +100,13 @@ impl Store {
 }
 
 impl ObjectDisk {
+    /// The same, that takes nothing.
+    #[must_use]
+    pub fn read_only(mut self) -> Self {
+        (self.properties.read_only, self.properties.discards) = (true, false);
+        self
+    }
+
     /// The object.
     pub fn id(&self) -> ObjectId {
         self.id

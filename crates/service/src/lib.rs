@@ -3,6 +3,7 @@
 //! ```text
 //!   client ── protocol ──▶ manager ── process (volume contract) ──▶ worker ── volume ──▶ ext
 //!                             └── front (FUSE)                        └── sandbox
+//!                             └── store_process (disk contract) ──▶ objects
 //!   library ── local (a thread instead of a process) ──────────────▶ volume ──▶ ext
 //! ```
 //!
@@ -23,6 +24,7 @@ pub mod process;
 pub mod protocol;
 mod recorder;
 pub mod sandbox;
+pub mod store_process;
 pub mod table;
 pub mod volume;
 pub mod worker;
