@@ -72,8 +72,9 @@ impl Name {
     }
 
     fn opened(self, file: File, write: bool) -> anyhow::Result<Unopened> {
-        // A sandbox cannot see what goes through a ring.
-        let options = FileOptions { write, direct: true, uring: false };
+        // A sandbox cannot see what goes through a ring. Who only reads may find it in the page
+        // cache, as with every tool that runs once.
+        let options = FileOptions { write, direct: write, uring: false };
         let file = OpenedFile::new(file.into(), options);
         let file = file.with_context(|| self.store.display().to_string())?;
         Ok(Unopened { file, of: self, write })
