@@ -87,6 +87,7 @@ crash:
 	$(CARGO) build --release --locked -p draconis-lab
 	target/release/draconis-lab crash --states $(or $(STATES),100000)
 	target/release/draconis-lab crash --journal --states $(or $(STATES),100000)
+	target/release/draconis-lab crash --store --states $(or $(STATES),100000)
 
 # Workers of mounts are killed, of ext2 and of ext4, while clients work: none may notice.
 # make deaths KILLS=30000 SEED=7. Needs FUSE.

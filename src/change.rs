@@ -14,14 +14,14 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail, ensure};
-use draconis_device::OpenedFile;
+use draconis_device::Disk;
 use draconis_exchange::contract::{AttributeChange, Kind, Time};
 use draconis_ext::{
     AccessTimes, Error, Follow, Inode, InodeNumber, NewNode, Options, Volume, Writing,
 };
 use draconis_service::volume::part_for_writing;
 
-use crate::image::{self, Place, find};
+use crate::image::{self, Opened, Place, find};
 use crate::say;
 use crate::target::Target;
 use crate::text::printable;
@@ -115,13 +115,23 @@ pub fn change<T>(
 
 /// [`change`] of an image that is open already, in a process as it is.
 pub fn change_opened<T>(
-    opened: OpenedFile,
+    opened: Opened,
+    image: &Path,
+    place: &Place,
+    work: impl FnOnce(&Volume) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    change_disk(opened.start()?, image, place, work)
+}
+
+/// The same of a disk.
+pub fn change_disk<T>(
+    disk: Arc<dyn Disk>,
     image: &Path,
     place: &Place,
     work: impl FnOnce(&Volume) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let shown = image.display();
-    let part = part_for_writing(Arc::new(opened.start()), &place.options());
+    let part = part_for_writing(disk, &place.options());
     let disk = part.with_context(|| shown.to_string())?.disk;
     let time = std::env::var_os("SOURCE_DATE_EPOCH").map(|_| now()).transpose()?;
     let writing = Writing {

@@ -6,15 +6,18 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{
     cat, check, chmod, chown, complete_path, completions, cp, format, get, grow, info, keeper, kv,
-    lab, ln, ls, manpages, mkdir, mount, mv, put, rm, serve, set_label, shrink, stat, status,
-    store, tar, touch, tree, truncate, tune, umount, untar, upgrade, worker,
+    lab, ln, ls, manpages, mkdir, mount, mv, put, rm, serve, set_label, shrink, stat, status, store,
+    store_process, tar, touch, tree, truncate, tune, umount, untar, upgrade, worker,
 };
 
 /// Ext volumes you do not trust, mounted by a process that can do nothing else.
 #[derive(Debug, Parser)]
 #[command(name = "draconis", version, max_term_width = 100, propagate_version = true)]
-#[command(after_help = "IMAGE is a file or a block device; IMAGE:/path is something in it.\n\
-    Exit status: 0 done, 1 something failed, 2 the command line makes no sense.")]
+#[command(
+    after_help = "IMAGE is a file, a block device, or STORE#NAME, a disk in a store; IMAGE:/path is \
+    something in it.\n\
+    Exit status: 0 done, 1 something failed, 2 the command line makes no sense."
+)]
 pub struct Cli {
     /// Say more: once what is done, twice everything.
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
@@ -71,6 +74,8 @@ pub enum Command {
     #[command(hide = true)]
     Keeper(keeper::Arguments),
     #[command(hide = true)]
+    StoreProcess(store_process::Arguments),
+    #[command(hide = true)]
     Worker(worker::Arguments),
 }
 
@@ -114,6 +119,7 @@ impl Command {
             Self::Manpages(arguments) => manpages::run(&arguments, Cli::command()),
             Self::CompletePath(arguments) => complete_path::run(&arguments),
             Self::Keeper(arguments) => keeper::run(&arguments),
+            Self::StoreProcess(arguments) => store_process::run(&arguments),
             Self::Worker(arguments) => worker::run(&arguments),
         }
     }

@@ -1,5 +1,6 @@
 //! Opening the image that a command was given.
 
+pub mod object;
 mod packed;
 
 use std::fs::File;
@@ -21,6 +22,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use crate::change::tell;
+use object::{Name, Unopened};
 use packed::packed;
 
 use crate::say;
@@ -76,6 +78,16 @@ pub fn disk(
     beneath: Option<BorrowedFd<'_>>,
 ) -> anyhow::Result<Arc<dyn Disk>> {
     let shown = image.display();
+    let profile = match beneath {
+        Some(beneath) => Profile::Extractor { beneath },
+        None => Profile::Reader,
+    };
+    if let Some(name) = Name::of(image) {
+        let store = name.shared()?;
+        sandbox::confine(&profile, None)?;
+        let part = volume::part(store.start()?, &[], &place.options());
+        return Ok(part.with_context(|| shown.to_string())?.disk);
+    }
     let file = File::open(image).with_context(|| shown.to_string())?;
     usable(image, file.metadata().with_context(|| shown.to_string())?.file_type())?;
     match claim(&file, Claim::Shared) {
@@ -86,11 +98,8 @@ pub fn disk(
     }
     // Opened while that can be done; what is in them is looked at later.
     let packed = packed(&file, image)?;
-    let behind = place.backing.iter().map(|path| readable(path)).collect::<Result<Vec<_>, _>>()?;
-    let profile = match beneath {
-        Some(beneath) => Profile::Extractor { beneath },
-        None => Profile::Reader,
-    };
+    let behind =
+        place.backing.iter().map(|path| readable_file(path)).collect::<Result<Vec<_>, _>>()?;
     sandbox::confine(&profile, None)?;
     let file = match packed {
         Some(packed) => packed.unpack(image)?,
@@ -153,6 +162,11 @@ pub fn alone(image: &Path) -> anyhow::Result<Option<File>> {
     Ok(Some(file))
 }
 
+/// The file that an image is in: its own, or that of its store.
+pub fn file_of(image: &Path) -> PathBuf {
+    Name::of(image).map_or_else(|| image.to_owned(), |object| object.store)
+}
+
 /// What a file or device holds, as far as that is easily known.
 pub fn held(file: &File) -> anyhow::Result<Option<&'static str>> {
     let mut head = vec![0; signature::HEAD_BYTES];
@@ -208,11 +222,32 @@ fn loop_device(image: &Path) -> Option<String> {
     using.next().map(|device| format!("/dev/{}", device.file_name().display()))
 }
 
+/// What an image's name led to: open, claimed, and not looked at.
+pub enum Opened {
+    /// A file or block device.
+    File(OpenedFile),
+    /// A disk in a store.
+    InStore(Unopened),
+}
+
+impl Opened {
+    /// The disk; who is to be confined is, by now.
+    pub fn start(self) -> anyhow::Result<Arc<dyn Disk>> {
+        match self {
+            Self::File(file) => Ok(Arc::new(file.start())),
+            Self::InStore(object) => object.start(),
+        }
+    }
+}
+
 /// Opens an image that must be there, to be changed, alone.
-pub fn writable(image: &Path) -> anyhow::Result<OpenedFile> {
+pub fn writable(image: &Path) -> anyhow::Result<Opened> {
+    if let Some(name) = Name::of(image) {
+        return name.alone().map(Opened::InStore);
+    }
     let name = image.display();
     let missing = || format!("{name}: no such file; draconis format makes a volume");
-    opened(alone(image)?.with_context(missing)?, image, true)
+    opened(alone(image)?.with_context(missing)?, image, true).map(Opened::File)
 }
 
 /// Puts in place what a volume that is to be changed as a whole has waiting.
@@ -226,7 +261,14 @@ pub fn settle(image: &Path, disk: &Arc<dyn Disk>, now: Time) -> anyhow::Result<(
 }
 
 /// Opens an image that is only read beside one that is changed.
-pub fn readable(image: &Path) -> anyhow::Result<OpenedFile> {
+pub fn readable(image: &Path) -> anyhow::Result<Opened> {
+    match Name::of(image) {
+        Some(name) => name.shared().map(Opened::InStore),
+        None => readable_file(image).map(Opened::File),
+    }
+}
+
+fn readable_file(image: &Path) -> anyhow::Result<OpenedFile> {
     let file = File::open(image).with_context(|| image.display().to_string())?;
     match claim(&file, Claim::Shared) {
         Err(Errno::WOULDBLOCK) => bail!(busy(image)),

@@ -66,7 +66,7 @@ fn objects_go_in_and_come_out() {
     draconis.ok(["store", "rm", "-f", store, id]);
     let said = draconis.fails(["store", "put", store, "77", file]);
     assert!(said.contains("there is no object 77; put new makes one"), "{said}");
-    assert_eq!(draconis.run(["store", "get", store, "x"]).status.code(), Some(2));
+    assert_eq!(draconis.run(["store", "get", store, "x/y"]).status.code(), Some(2));
     draconis.ok(["store", "check", store]);
 }
 
@@ -77,7 +77,7 @@ fn what_does_not_fit_is_not_there() {
     let store = store.to_str().unwrap();
     let kept = fed(&draconis, &["store", "put", store, "new"], b"kept");
     let kept = String::from_utf8(kept.stdout).unwrap();
-    std::fs::File::create(&file).unwrap().set_len(40 << 20).unwrap();
+    std::fs::write(&file, vec![7; 40 << 20]).unwrap();
     let file = file.to_str().unwrap();
     for how in [["put", store, "new", file], ["put", store, kept.trim(), file]] {
         let said = draconis.fails([&["store"], &how[..]].concat());

@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
@@ -13,6 +12,7 @@ use draconis_service::volume::part;
 
 use crate::change::{self, Maker};
 use crate::graft::Graft;
+use crate::image::object::Name;
 use crate::image::{self, Place, find};
 use crate::populate::volume::{Keep, scan};
 use crate::progress::When;
@@ -52,6 +52,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     } else {
         Keep::Contents { maker: Maker::new(None), now: change::now()? }
     };
+    if let (Some(one), Some(other)) = (Name::of(from), Name::of(&dest.image))
+        && one.name != other.name
+        && is_same_file(&one.store, &other.store)?
+    {
+        return within_store(arguments, sources, (one, other), keep);
+    }
     let same = is_same_file(from, &dest.image)?;
     // Both are opened before the process gives up opening files.
     let other = if same { None } else { Some(image::readable(from)?) };
@@ -60,7 +66,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let other = match other {
         Some(other) => {
             let shown = from.display();
-            let part = part(Arc::new(other.start()), &[], &arguments.place.options());
+            let part = part(other.start()?, &[], &arguments.place.options());
             let disk = part.with_context(|| shown.to_string())?.disk;
             let volume = Volume::open(disk.clone(), Options::default());
             Some(volume.map_err(|error| image::refused(from, &*disk, error.into()))?)
@@ -73,9 +79,32 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     })
 }
 
+/// Copies from one disk of a store to another: the store is opened once, for both.
+fn within_store(
+    arguments: &Arguments,
+    sources: &[Target],
+    (from, to): (Name, Name),
+    keep: Keep,
+) -> anyhow::Result<ExitCode> {
+    let (dest, _) = arguments.targets.split_last().context("nothing to copy")?;
+    let store = to.alone()?;
+    image::confine()?;
+    let store = store.open()?;
+    let shown = from.to_string();
+    let part = part(store.beside(&from).disk()?, &[], &arguments.place.options());
+    let disk = part.with_context(|| shown.clone())?.disk;
+    let volume = Volume::open(disk.clone(), Options::default());
+    let volume = volume.map_err(|error| image::refused(Path::new(&shown), &*disk, error.into()))?;
+    change::change_disk(store.disk()?, &dest.image, &arguments.place, |into| {
+        copy(arguments, sources, dest, &volume, into, false, keep)
+    })
+}
+
 fn is_same_file(one: &Path, other: &Path) -> anyhow::Result<bool> {
     use std::os::unix::fs::MetadataExt;
     let identity = |path: &Path| -> anyhow::Result<(u64, u64, u64)> {
+        let object = Name::of(path);
+        let path = object.as_ref().map_or(path, |object| &object.store);
         let found = std::fs::metadata(path).with_context(|| path.display().to_string())?;
         let device = found.rdev();
         // Two nodes of one device are the same, too.

@@ -15,11 +15,13 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use draconis_device::{FileDisk, FileOptions};
+use draconis_container::signature;
+use draconis_device::{Disk, FileDisk, FileOptions};
 use draconis_ext::format::features::{Compatible, Incompatible};
 use draconis_ext::mkfs::{self, Contents, Inodes, Options, Plan, Target, Tree};
 
 use crate::change::Owner;
+use crate::image::object::{InStore, Name};
 use crate::populate::{Origin, Reading};
 use crate::progress::{Progress, When};
 use crate::uuid::{self, Identities};
@@ -162,13 +164,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let image = &arguments.image;
     let shown = image.display();
     let (mut options, root_owner) = options(arguments)?;
-    let opened = image::alone(image)?;
-    if let Some(file) = &opened
-        && !arguments.force
-        && let Some(what) = image::held(file)?
-    {
-        bail!("{shown} holds {what}; --force overwrites it");
-    }
+    let opened = Base::open(arguments)?;
     let (mut source, config) = contents::gather(arguments, &mut options)?;
     if let Some((uid, gid)) = root_owner
         && let Some(root) = source.tree.node_mut(draconis_ext::mkfs::NodeId::ROOT)
@@ -176,7 +172,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         (root.uid, root.gid) = (uid, gid);
     }
     let wants_journal = options.compatible.contains(Compatible::HAS_JOURNAL);
-    let plan = plan(arguments, &options, opened.as_ref(), &mut source.tree)?;
+    let plan = plan(arguments, &options, &opened, &mut source.tree)?;
     write(arguments, &plan, &*source.contents, opened)?;
     arguments.reading.write_config(config.as_deref())?;
     let superblock = plan.layout().superblock();
@@ -360,14 +356,14 @@ pub fn size(text: &str, block: Option<u64>) -> Option<u64> {
 fn plan<'a>(
     arguments: &Arguments,
     options: &Options,
-    opened: Option<&File>,
+    opened: &Base,
     tree: &'a mut Tree,
 ) -> anyhow::Result<Plan<'a>> {
     let shown = arguments.image.display();
-    let there = opened.map(image::len_bytes).transpose()?.unwrap_or(0);
+    let there = opened.len_bytes()?;
     let is_device = match opened {
-        Some(file) => file.metadata()?.file_type().is_block_device(),
-        None => false,
+        Base::File(Some(file)) => file.metadata()?.file_type().is_block_device(),
+        _ => false,
     };
     let given = match &arguments.size {
         Some(text) => {
@@ -401,9 +397,13 @@ fn write(
     arguments: &Arguments,
     plan: &Plan<'_>,
     contents: &dyn Contents,
-    opened: Option<File>,
+    opened: Base,
 ) -> anyhow::Result<()> {
     let image = &arguments.image;
+    let opened = match opened {
+        Base::File(file) => file,
+        Base::InStore(store) => return fill_in_store(arguments, plan, contents, &store),
+    };
     let created = opened.is_none();
     let done = match opened {
         Some(file) => fill(arguments, plan, contents, file),
@@ -447,10 +447,94 @@ fn fill(
     let direct = !is_file || plan.data_bytes() > DIRECT_BYTES;
     let options = FileOptions { write: true, direct, uring: false };
     let disk = FileDisk::from_fd(file.into(), options).with_context(|| shown.to_string())?;
+    make(arguments, plan, contents, &disk, is_file)
+}
+
+/// Writes the volume to a disk, which may be all zeros.
+fn make(
+    arguments: &Arguments,
+    plan: &Plan<'_>,
+    contents: &dyn Contents,
+    disk: &dyn Disk,
+    zeroed: bool,
+) -> anyhow::Result<()> {
+    let shown = arguments.image.display();
     let progress = Mutex::new(Progress::new(arguments.progress, plan.data_bytes()));
     let count = |bytes| progress.lock().unwrap_or_else(PoisonError::into_inner).add(bytes);
-    let target = Target { disk: &disk, zeroed: is_file, progress: &count };
+    let target = Target { disk, zeroed, progress: &count };
     mkfs::write(plan, contents, &target).with_context(|| format!("{shown}: no volume was made"))
+}
+
+/// Makes the volume on a disk of a store, which is made or emptied for it.
+fn fill_in_store(
+    arguments: &Arguments,
+    plan: &Plan<'_>,
+    contents: &dyn Contents,
+    store: &InStore,
+) -> anyhow::Result<()> {
+    let len = plan.layout().len_bytes();
+    let created = store.find()?.is_none();
+    match created {
+        true => store.create(len)?,
+        false => store.clear(store.len_bytes()?.max(len))?,
+    }
+    let done = make(arguments, plan, contents, &store.disk()?, true);
+    if done.is_err() && created {
+        let _ = store.remove();
+    }
+    done
+}
+
+/// What the volume will lie in.
+enum Base {
+    /// A file or device; none if the file is not there yet.
+    File(Option<File>),
+    /// A disk in a store, there or not.
+    InStore(InStore),
+}
+
+impl Base {
+    /// Opens it, alone; refuses what holds something, unless the command line says that it goes.
+    fn open(arguments: &Arguments) -> anyhow::Result<Self> {
+        let shown = arguments.image.display();
+        let (base, held) = match Name::of(&arguments.image) {
+            Some(name) => {
+                let store = name.alone()?;
+                // With a tree to read it keeps the power to open that.
+                if arguments.from.is_empty() {
+                    image::confine()?;
+                }
+                let store = store.open()?;
+                let held = match store.find()? {
+                    Some(_) => signature::held(&*store.disk()?).map(|held| held.what),
+                    None => None,
+                };
+                (Self::InStore(store), held)
+            }
+            None => {
+                let file = image::alone(&arguments.image)?;
+                let held = file.as_ref().map(image::held).transpose()?.flatten();
+                (Self::File(file), held)
+            }
+        };
+        match held {
+            Some(what) if !arguments.force => {
+                bail!("{shown} holds {what}; --force overwrites it")
+            }
+            _ => Ok(base),
+        }
+    }
+
+    /// The length that it has; none if it is not there.
+    fn len_bytes(&self) -> anyhow::Result<u64> {
+        match self {
+            Self::File(file) => Ok(file.as_ref().map(image::len_bytes).transpose()?.unwrap_or(0)),
+            Self::InStore(store) => match store.find()? {
+                Some(_) => store.len_bytes(),
+                None => Ok(0),
+            },
+        }
+    }
 }
 
 /// Refuses what the file system below has no room for.

@@ -16,11 +16,12 @@ use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use draconis_device::{Disk, FileOptions, OpenedFile};
 use draconis_ext::grow::{Error, Growth, Target};
-use draconis_service::volume::{Part, part_for_writing};
+use draconis_service::volume::part_for_writing;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
 use super::format;
+use crate::image::object::{InStore, Name};
 use crate::image::{self, Place};
 use crate::progress::{Progress, When};
 use crate::{change, text};
@@ -46,14 +47,13 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let shown = arguments.image.display();
     let now = change::now()?;
-    let missing = || format!("{shown}: no such file; draconis format makes a volume");
-    let file = image::alone(&arguments.image)?.with_context(missing)?;
+    let base = Base::open(arguments)?;
     let given = arguments.size.as_ref().map(|text| {
         format::size(text, None)
             .with_context(|| format!("{text}: not a size such as 4096, 64K or 1G"))
     });
     let given = given.transpose()?;
-    let Part { disk, .. } = disk(arguments, &file)?;
+    let disk = base.disk(arguments)?;
     image::settle(&arguments.image, &disk, now)?;
     let there_bytes = disk.properties().len_bytes;
     let size = given.unwrap_or(there_bytes);
@@ -66,9 +66,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         log::info!("{shown}: has {} already", text::bytes(growth.len_bytes()));
         return Ok(ExitCode::SUCCESS);
     }
-    let zeroed_from_bytes = lengthen(arguments, &file, there_bytes, &growth)?;
-    let disk = self::disk(arguments, &file)?.disk;
-    image::confine()?;
+    let zeroed_from_bytes = base.lengthen(arguments, there_bytes, &growth)?;
+    let disk = base.disk(arguments)?;
+    if matches!(base, Base::File(_)) {
+        image::confine()?;
+    }
     let total = growth.bytes_to_write(zeroed_from_bytes);
     let progress = Mutex::new(Progress::new(arguments.progress, total));
     let count = |bytes| progress.lock().unwrap_or_else(PoisonError::into_inner).add(bytes);
@@ -87,14 +89,69 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// What the volume lies in.
+enum Base {
+    File(File),
+    InStore(InStore),
+}
+
+impl Base {
+    /// Opens it, alone. Who looks at a store is confined before that.
+    fn open(arguments: &Arguments) -> anyhow::Result<Self> {
+        let shown = arguments.image.display();
+        if let Some(name) = Name::of(&arguments.image) {
+            let store = name.alone()?;
+            image::confine()?;
+            return store.open().map(Self::InStore);
+        }
+        let missing = || format!("{shown}: no such file; draconis format makes a volume");
+        image::alone(&arguments.image)?.with_context(missing).map(Self::File)
+    }
+
+    /// The part that the volume is, as long as it is now.
+    fn disk(&self, arguments: &Arguments) -> anyhow::Result<Arc<dyn Disk>> {
+        match self {
+            Self::File(file) => disk(arguments, file),
+            Self::InStore(store) => disk_in(arguments, store.disk()?),
+        }
+    }
+
+    /// Gives it the length that the volume will have; the first byte of the part from which on
+    /// it reads as zeros.
+    fn lengthen(
+        &self,
+        arguments: &Arguments,
+        there_bytes: u64,
+        growth: &Growth,
+    ) -> anyhow::Result<u64> {
+        let store = match self {
+            Self::File(file) => return lengthen(arguments, file, there_bytes, growth),
+            Self::InStore(store) => store,
+        };
+        let (there, start) = (store.len_bytes()?, arguments.place.offset.unwrap_or(0));
+        if start.saturating_add(there_bytes) < there - there % 512 {
+            return Ok(u64::MAX);
+        }
+        let end = start.saturating_add(growth.len_bytes());
+        if end > there {
+            store.set_len(end)?;
+        }
+        Ok(there.saturating_sub(start))
+    }
+}
+
 /// The part of the image that the volume is in.
-fn disk(arguments: &Arguments, file: &File) -> anyhow::Result<Part> {
+fn disk(arguments: &Arguments, file: &File) -> anyhow::Result<Arc<dyn Disk>> {
     let shown = arguments.image.display();
     let options = FileOptions { write: true, direct: false, uring: false };
     let opened = OpenedFile::new(file.try_clone()?.into(), options);
     let disk = opened.with_context(|| shown.to_string())?.start();
-    let part = part_for_writing(Arc::new(disk), &arguments.place.options());
-    part.with_context(|| shown.to_string())
+    disk_in(arguments, Arc::new(disk))
+}
+
+fn disk_in(arguments: &Arguments, whole: Arc<dyn Disk>) -> anyhow::Result<Arc<dyn Disk>> {
+    let part = part_for_writing(whole, &arguments.place.options());
+    Ok(part.with_context(|| arguments.image.display().to_string())?.disk)
 }
 
 /// Makes the file long enough; says from where on the volume reads as zeros.

@@ -12,6 +12,7 @@ use draconis_service::options::MountOptions;
 use draconis_service::protocol::{Reply, Request};
 
 use super::format;
+use crate::image::object::Name;
 
 const MOUNT_OPTIONS: &str = "\
 Options for -o, separated by commas:
@@ -87,6 +88,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return remount(dir, &options);
     }
     let mount_point = mount_point(dir)?;
+    if let Some(object) = Name::of(&arguments.image) {
+        bail!(
+            "{object}: a disk in a store is not mounted yet; draconis ls, get, put and all that \
+             work on images do work on it, and draconis store get {} {} FILE writes its image",
+            object.store.display(),
+            object.name
+        );
+    }
     if let Some(size) = &arguments.create {
         create(&arguments.image, size)?;
     }

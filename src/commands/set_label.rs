@@ -4,7 +4,6 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Args;
@@ -31,7 +30,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let now = change::now()?;
     let opened = image::writable(&arguments.image)?;
     image::confine()?;
-    let part = part_for_writing(Arc::new(opened.start()), &arguments.place.options());
+    let part = part_for_writing(opened.start()?, &arguments.place.options());
     let disk = part.with_context(|| shown.to_string())?.disk;
     draconis_ext::set_label(&*disk, arguments.label.as_bytes(), now)
         .map_err(|error| image::refused(&arguments.image, &*disk, error.into()))?;

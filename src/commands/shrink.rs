@@ -6,17 +6,19 @@
 //! Law: what is refused is refused before the volume has changed; but for what its journal holds,
 //! or an unfinished change, which are put in place first.
 
+use std::fs::File;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, anyhow};
 use clap::Args;
-use draconis_device::{FileOptions, OpenedFile};
+use draconis_device::{Disk, FileOptions, OpenedFile};
 use draconis_ext::shrink::{Error, Shrinking, Target};
 use draconis_service::volume::{Part, part_for_writing};
 
 use super::format;
+use crate::image::object::{InStore, Name};
 use crate::image::{self, Place};
 use crate::progress::{Progress, When};
 use crate::{change, text};
@@ -47,22 +49,15 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let shown = arguments.image.display();
     let now = change::now()?;
-    let missing = || format!("{shown}: no such file; draconis format makes a volume");
-    let file = image::alone(&arguments.image)?.with_context(missing)?;
     let size = arguments.size.as_ref().map(|text| {
         format::size(text, None)
             .with_context(|| format!("{text}: not a size such as 4096, 64K or 1G"))
     });
     let size = size.transpose()?;
-    let options = FileOptions { write: true, direct: false, uring: false };
-    let opened = OpenedFile::new(file.try_clone()?.into(), options);
-    let opened = opened.with_context(|| shown.to_string())?;
-    let is_file = file.metadata()?.is_file();
-    image::confine_resizer()?;
-    let part = part_for_writing(Arc::new(opened.start()), &arguments.place.options());
+    let (base, disk) = Base::open(arguments)?;
+    let part = part_for_writing(disk, &arguments.place.options());
     let Part { disk, partition, .. } = part.with_context(|| shown.to_string())?;
-    // What is not a file has the length that it has.
-    let is_cut = partition.is_none() && is_file;
+    let is_cut = partition.is_none() && base.has_any_length();
     image::settle(&arguments.image, &disk, now)?;
     let plan = Shrinking::plan(&*disk, size).map_err(|error| match error {
         Error::Volume(error) => image::refused(&arguments.image, &*disk, error.into()),
@@ -83,13 +78,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     })?;
     drop(progress);
     let new = plan.superblock();
-    let there = image::len_bytes(&file)?;
+    let there = base.len_bytes()?;
     let start = arguments.place.offset.unwrap_or(0);
     let end = start.saturating_add(plan.old_len_bytes());
     let is_last = there < end.saturating_add(new.block_bytes.into());
     if is_cut && is_last {
         let len = start.saturating_add(plan.len_bytes());
-        file.set_len(len).with_context(|| format!("{shown}: {}", text::bytes(len)))?;
+        base.set_len(len).with_context(|| format!("{shown}: {}", text::bytes(len)))?;
     }
     log::info!(
         "{shown}: from {} to {}, {} blocks of {} bytes, {} inodes",
@@ -100,4 +95,51 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         new.inodes
     );
     Ok(ExitCode::SUCCESS)
+}
+
+/// What the volume lies in.
+enum Base {
+    File { file: File, is_file: bool },
+    InStore(InStore),
+}
+
+impl Base {
+    /// Opens it, alone, and confines this process before anything in it is looked at.
+    fn open(arguments: &Arguments) -> anyhow::Result<(Self, Arc<dyn Disk>)> {
+        let shown = arguments.image.display();
+        if let Some(name) = Name::of(&arguments.image) {
+            let store = name.alone()?;
+            image::confine()?;
+            let store = store.open()?;
+            let disk = store.disk()?;
+            return Ok((Self::InStore(store), disk));
+        }
+        let missing = || format!("{shown}: no such file; draconis format makes a volume");
+        let file = image::alone(&arguments.image)?.with_context(missing)?;
+        let options = FileOptions { write: true, direct: false, uring: false };
+        let opened = OpenedFile::new(file.try_clone()?.into(), options);
+        let opened = opened.with_context(|| shown.to_string())?;
+        let is_file = file.metadata()?.is_file();
+        image::confine_resizer()?;
+        Ok((Self::File { file, is_file }, Arc::new(opened.start())))
+    }
+
+    /// Whether it can be cut: a device has the length that it has.
+    fn has_any_length(&self) -> bool {
+        matches!(self, Self::File { is_file: true, .. } | Self::InStore(_))
+    }
+
+    fn len_bytes(&self) -> anyhow::Result<u64> {
+        match self {
+            Self::File { file, .. } => image::len_bytes(file),
+            Self::InStore(store) => store.len_bytes(),
+        }
+    }
+
+    fn set_len(&self, len_bytes: u64) -> anyhow::Result<()> {
+        match self {
+            Self::File { file, .. } => Ok(file.set_len(len_bytes)?),
+            Self::InStore(store) => store.set_len(len_bytes),
+        }
+    }
 }

@@ -13,6 +13,7 @@
 mod append;
 mod check;
 mod create;
+mod disk;
 mod get;
 mod grow;
 mod info;
@@ -26,9 +27,14 @@ mod salvage;
 mod shrink;
 pub mod stream;
 
+use std::path::Path;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::Subcommand;
+use draconis_objects::{ObjectId, Store};
+
+use crate::image::object;
 
 /// Keep objects in a store: a file or block device laid out for the disk below.
 #[derive(Debug, Subcommand)]
@@ -37,6 +43,7 @@ pub enum Command {
     Create(create::Arguments),
     Info(info::Arguments),
     Check(check::Arguments),
+    Disk(disk::Arguments),
     Ls(ls::Arguments),
     Put(put::Arguments),
     Get(get::Arguments),
@@ -53,6 +60,7 @@ pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Create(arguments) => create::run(arguments)?,
         Command::Info(arguments) => info::run(arguments)?,
         Command::Check(arguments) => return Ok(check::run(arguments)),
+        Command::Disk(arguments) => disk::run(arguments)?,
         Command::Ls(arguments) => ls::run(arguments)?,
         Command::Put(arguments) => put::run(arguments)?,
         Command::Get(arguments) => get::run(arguments)?,
@@ -65,7 +73,35 @@ pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Parses the number of an object for clap.
-fn number(text: &str) -> Result<u64, String> {
-    text.parse().map_err(|_| "not a number; draconis store ls shows them".to_string())
+/// An object on the command line: by its number, or as the disk that has a name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Object {
+    Number(u64),
+    Name(String),
+}
+
+impl std::str::FromStr for Object {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(number) => Ok(Self::Number(number)),
+            Err(_) => object::disk_name(text).map(Self::Name),
+        }
+    }
+}
+
+impl Object {
+    /// The object that a name leads to; a number is taken as it is.
+    fn find(&self, store: &Store, device: &Path) -> anyhow::Result<ObjectId> {
+        let name = match self {
+            Self::Number(number) => return Ok(ObjectId(*number)),
+            Self::Name(name) => name,
+        };
+        let found = store.named(name.as_bytes()).map_err(|error| opened::tell(device, error))?;
+        let shown = device.display();
+        found.with_context(|| {
+            format!("{shown}: there is no disk {name}; draconis store ls {shown} lists them")
+        })
+    }
 }

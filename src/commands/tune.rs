@@ -8,7 +8,6 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
 use clap::{Args, ValueEnum};
@@ -76,7 +75,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let changes = changes(arguments)?;
     let opened = image::writable(&arguments.image)?;
     image::confine()?;
-    let part = part_for_writing(Arc::new(opened.start()), &arguments.place.options());
+    let part = part_for_writing(opened.start()?, &arguments.place.options());
     let disk = part.with_context(|| shown.to_string())?.disk;
     image::settle(&arguments.image, &disk, now)?;
     tune(&*disk, &changes, now).map_err(|error| match error {

@@ -314,6 +314,13 @@ pub const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         &[("Show a store's layout and what is used", "draconis store info things.store")],
     ),
     ("draconis-store-check", &[("Check a store", "draconis store check things.store")]),
+    (
+        "draconis-store-disk",
+        &[(
+            "Make a disk of 16 MiB, and a volume on it",
+            "draconis store disk things.store vol 16M\ndraconis format -t ext2 things.store#vol\ndraconis put notes.txt things.store#vol:/",
+        )],
+    ),
     ("draconis-store-ls", &[("List objects, as JSON", "draconis store ls --json things.store")]),
     (
         "draconis-store-put",

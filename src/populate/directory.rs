@@ -14,6 +14,7 @@ use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno;
 
 use super::{LeftOut, Patterns, Source, Stamp};
+use crate::image::file_of;
 use crate::text::printable;
 
 /// Files that are named one by one when there are many.
@@ -179,7 +180,7 @@ impl<'a> Scan<'a> {
             files: Files { top: top.to_path_buf(), files: vec![], dirs: vec![] },
             stamp,
             seen: HashMap::new(),
-            image: std::fs::metadata(image).ok().map(|found| (found.dev(), found.ino())),
+            image: std::fs::metadata(file_of(image)).ok().map(|found| (found.dev(), found.ino())),
             left_out: LeftOut::default(),
             exclude,
             unreadable: vec![],

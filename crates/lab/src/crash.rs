@@ -17,6 +17,7 @@ mod journal;
 mod judge;
 #[cfg(test)]
 mod omissions;
+mod on_store;
 mod workloads;
 
 use std::path::PathBuf;
@@ -25,7 +26,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use draconis_device::{Crash, CrashOptions, Crashes, Event, MemoryDisk, RecordDisk};
+use draconis_device::{Crash, CrashOptions, Crashes, Disk, Event, MemoryDisk, RecordDisk};
 use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{self, Contents, Node, Target, Tree, What};
 use draconis_ext::{AccessTimes, Options, Volume, Writing};
@@ -61,6 +62,10 @@ pub struct CrashArguments {
     /// all may be wrong.
     #[arg(long)]
     journal: bool,
+    /// Of volumes on a disk of a store, of which the disk below is cut: nothing at all may be
+    /// wrong.
+    #[arg(long, conflicts_with_all = ["journal", "atomic"])]
+    store: bool,
     /// Only the workloads whose name holds this.
     #[arg(long)]
     only: Option<String>,
@@ -78,6 +83,15 @@ enum Protocol {
     Atomic,
     /// A log.
     Journal,
+    /// A store.
+    Store,
+}
+
+impl Protocol {
+    /// Whether the volume sees a disk that is atomic against power cuts.
+    fn is_atomic(self) -> bool {
+        matches!(self, Self::Atomic | Self::Store)
+    }
 }
 
 /// What a volume is like that is cut.
@@ -119,7 +133,8 @@ pub fn run(arguments: &CrashArguments) -> anyhow::Result<()> {
         .iter()
         .map(|shape| Ok((shape.to_string(), shape.make()?)))
         .collect::<anyhow::Result<_>>()?;
-    let more = if is_journal { workloads::JOURNALLED } else { &[] };
+    let keeps_order = matches!(protocol, Protocol::Journal | Protocol::Store);
+    let more = if keeps_order { workloads::JOURNALLED } else { &[] };
     let mut all = Tally::default();
     let mut seed = arguments.seed;
     while all.states < arguments.states {
@@ -129,6 +144,7 @@ pub fn run(arguments: &CrashArguments) -> anyhow::Result<()> {
                 continue;
             }
             let (of, image) = match &journals[..] {
+                [] if protocol == Protocol::Store => on_store::fresh(seed + nth as u64)?,
                 [] => (String::new(), fresh(&*workload, seed)?),
                 some => some[(seed as usize + nth * 3) % some.len()].clone(),
             };
@@ -205,7 +221,11 @@ fn record(
     let disk = MemoryDisk::new(image.clone(), 512);
     let disk = if protocol == Protocol::Atomic { disk.atomic_against_power_cuts() } else { disk };
     let disk = Arc::new(RecordDisk::new(disk));
-    let volume = Volume::open_for_writing(disk.clone(), small(), writing())?;
+    let on: Arc<dyn Disk> = match protocol {
+        Protocol::Store => on_store::open(disk.clone()).map_err(anyhow::Error::msg)?,
+        _ => disk.clone(),
+    };
+    let volume = Volume::open_for_writing(on, small(), writing())?;
     let ran = workload.run(&volume, &disk, &mut Random::new(seed));
     // What ended all writing says more than what could not be written then.
     let ran = match volume.failure() {
@@ -213,6 +233,7 @@ fn record(
         None => ran,
     };
     let closed = volume.close().map_err(anyhow::Error::from);
+    drop(volume);
     Ok(Run { image, events: disk.take(), failed: ran.and(closed).err() })
 }
 
@@ -264,10 +285,11 @@ fn judge_all(
 
 impl CrashArguments {
     fn protocol(&self) -> Protocol {
-        match (self.atomic, self.journal) {
-            (true, _) => Protocol::Atomic,
-            (_, true) => Protocol::Journal,
-            _ => Protocol::Ordered,
+        match () {
+            () if self.atomic => Protocol::Atomic,
+            () if self.journal => Protocol::Journal,
+            () if self.store => Protocol::Store,
+            () => Protocol::Ordered,
         }
     }
 
@@ -288,6 +310,11 @@ fn tell(workload: &dyn Workload, seed: u64, number: u64, crash: &Crash, violatio
 
 /// A fresh volume whose free blocks hold something old.
 fn image(shape: Shape, seed: u64) -> anyhow::Result<Vec<u8>> {
+    make(shape, mkfs::Options::default(), seed)
+}
+
+/// The same of any kind.
+fn make(shape: Shape, options: mkfs::Options, seed: u64) -> anyhow::Result<Vec<u8>> {
     struct Nothing;
     impl Contents for Nothing {
         fn read(&self, _: u64, _: u64, _: &mut [u8]) -> std::io::Result<()> {
@@ -299,7 +326,7 @@ fn image(shape: Shape, seed: u64) -> anyhow::Result<Vec<u8>> {
         uuid: [7; 16],
         hash_seed: seed.to_le_bytes().repeat(2).try_into().unwrap_or_default(),
         time: 1_600_000_000,
-        ..mkfs::Options::default()
+        ..options
     };
     let len = usize::try_from(shape.len_bytes)?;
     let disk = MemoryDisk::new(vec![0xEE; len], 512);
@@ -344,6 +371,7 @@ mod tests {
             e2fsck_every: 100,
             atomic: false,
             journal: false,
+            store: false,
             only: None,
             keep: None,
         }
@@ -359,6 +387,35 @@ mod tests {
     #[test]
     fn no_state_of_an_atomic_disk_has_anything_wrong() {
         run(&CrashArguments { atomic: true, e2fsck_every: 20, ..few() }).unwrap();
+    }
+
+    /// Volumes on a disk of a store, whatever the disk below loses.
+    #[test]
+    fn no_state_of_a_volume_in_a_store_has_anything_wrong() {
+        for seed in 1..=2 {
+            let short = CrashArguments { seed, steps: 20, subsets: 3, e2fsck_every: 60, ..few() };
+            run(&CrashArguments { store: true, ..short }).unwrap();
+        }
+    }
+
+    /// A store that leaves out what its promises need is found out by the volume on it.
+    #[test]
+    fn a_store_that_does_not_keep_its_promises_is_found_out() {
+        use draconis_objects::torture::{Omission, Settings, set};
+        let arguments = CrashArguments { store: true, subsets: 3, e2fsck_every: 0, ..few() };
+        for without in [Omission::Flush, Omission::SuperblockAfterFrames] {
+            let found = [0, 1].map(|nth| {
+                let workload = workloads::ALL[nth](1, 40);
+                let (_, image) = on_store::fresh(1).unwrap();
+                set(Settings { without: Some(without), ..Settings::USUAL });
+                let run = record(&*workload, image, 1, Protocol::Store);
+                set(Settings::USUAL);
+                let Run { image, events, .. } = run.unwrap();
+                let crashes = Crashes::new(image, events, arguments.options(1));
+                judge_all(&*workload, 1, crashes, &arguments).unwrap().violations
+            });
+            assert!(found.iter().any(|violations| *violations > 0), "without {without:?}");
+        }
     }
 
     /// A disk that only claims to be atomic against power cuts is found out.

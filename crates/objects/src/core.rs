@@ -27,8 +27,8 @@ use draconis_exchange::heap::{Block, Private};
 use crate::checkpoint::{Counting, Run, Written};
 use crate::clean::Cleaning;
 use crate::entry::{
-    Data, Entry, KEY_MAX, Key, Named, ObjectRecord, PAYLOAD_MAX, PIECE, SHORT_MAX, extent_key,
-    named, object_key, value_key,
+    Data, Entry, KEY_MAX, Key, NAME_MAX, Named, ObjectRecord, PAYLOAD_MAX, PIECE, SHORT_MAX,
+    extent_key, name_key, named, object_key, value_key,
 };
 use crate::frame::{Done, Frame, Header};
 use crate::group::Op;
@@ -346,6 +346,20 @@ impl Core {
                     record.len = len;
                     plan.frees = true;
                 }
+                Op::Punch { id, .. } => {
+                    plan.existing(&index, &*self.io, id)?;
+                    plan.frees = true;
+                }
+                Op::Name { name_len, id, .. } => {
+                    check_name(name_len)?;
+                    plan.existing(&index, &*self.io, id)?;
+                    plan.needed_bytes += name_len as u64 * 2;
+                }
+                Op::Unname { name_len, .. } => {
+                    check_name(name_len)?;
+                    plan.needed_bytes += name_len as u64 * 2;
+                    plan.frees = true;
+                }
                 Op::Delete { id } => {
                     plan.existing(&index, &*self.io, id)?;
                     plan.objects.insert(id, None);
@@ -366,7 +380,14 @@ impl Core {
         // Something that only frees may use what is kept for that.
         plan.frees &= group.bytes.len() <= 4096 + KEY_MAX
             && group.ops.iter().all(|op| {
-                matches!(op, Op::Truncate { .. } | Op::Delete { .. } | Op::Remove { .. })
+                matches!(
+                    op,
+                    Op::Truncate { .. }
+                        | Op::Punch { .. }
+                        | Op::Delete { .. }
+                        | Op::Remove { .. }
+                        | Op::Unname { .. }
+                )
             });
         Ok(plan)
     }
@@ -409,6 +430,24 @@ impl Core {
                         self.pair(extent_key(id, len), Entry::Hole(u64::MAX - len))?;
                     }
                     self.set_object(id, ObjectRecord { len, ..record })?;
+                }
+                Op::Punch { id, at, len } => {
+                    let record = self.record(id)?;
+                    let len = record.len.saturating_sub(at).min(len);
+                    if len > 0 {
+                        self.pair(extent_key(id, at), Entry::Hole(len))?;
+                    }
+                }
+                Op::Name { name, name_len, id } => {
+                    self.record(id)?;
+                    let key = name_key(&group.bytes[name..name + name_len]);
+                    self.pair(key, Entry::naming(id))?;
+                }
+                Op::Unname { name, name_len } => {
+                    let key = name_key(&group.bytes[name..name + name_len]);
+                    if self.index().get(&*self.io, &key)?.is_some() {
+                        self.pair(key, Entry::Gone)?;
+                    }
                 }
                 Op::Delete { id } => self.delete(id)?,
                 Op::Put { key, key_len, value, value_len } => {
@@ -841,6 +880,13 @@ impl Core {
             self.begin_checkpoint()?;
         }
         Ok(())
+    }
+}
+
+fn check_name(len: usize) -> Result<()> {
+    match len {
+        1..=NAME_MAX => Ok(()),
+        _ => Err(Error::Misuse("a name has 1 to 255 bytes")),
     }
 }
 

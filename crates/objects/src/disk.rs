@@ -10,6 +10,7 @@
 //! Law 2: tickets are the disk's own. The store gives one to several groups that become
 //! durable together; a disk must not.
 //! Law 3: the disk is as long as the object was when it was opened.
+//! Law 4: what is discarded is a hole: it reads as zeros and takes no room.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -92,13 +93,20 @@ impl Store {
             rotational: self.is_rotational(),
             read_only: self.is_read_only(),
             atomic: Atomic::AgainstPowerCut,
-            discards: false,
+            discards: !self.is_read_only(),
         };
         Ok(ObjectDisk { store: self.clone(), id, properties, given: Mutex::default() })
     }
 }
 
 impl ObjectDisk {
+    /// The same, that takes nothing.
+    #[must_use]
+    pub fn read_only(mut self) -> Self {
+        (self.properties.read_only, self.properties.discards) = (true, false);
+        self
+    }
+
     /// The object.
     pub fn id(&self) -> ObjectId {
         self.id
@@ -231,7 +239,27 @@ impl Disk for ObjectDisk {
         after: &[DiskTicket],
     ) -> std::result::Result<(), DiskError> {
         self.properties.check_extents(extents)?;
+        // Groups of a store follow each other, so that the holes are there only once what is
+        // in `after` is.
         let given = self.given.lock();
-        after.iter().try_for_each(|&ticket| given.check(ticket))
+        after.iter().try_for_each(|&ticket| given.check(ticket))?;
+        if self.properties.read_only {
+            return Ok(());
+        }
+        let mut group = Group::new();
+        let sector = u64::from(SECTOR_BYTES);
+        for whole in extents.iter().filter_map(|extent| extent.whole_units(sector)) {
+            group.punch(self.id, whole.start_bytes, whole.len_bytes);
+        }
+        if group.is_empty() {
+            return Ok(());
+        }
+        match self.store.submit(group, &[]) {
+            // No ticket is that of a hole: it is durable with what comes next.
+            Ok(_) => {}
+            // A hint that was not taken.
+            Err(refused) => log::debug!("a discard of an object: {}", refused.error),
+        }
+        Ok(())
     }
 }

@@ -4,6 +4,7 @@
 //!   1 object              -> its length and hint
 //!   2 object offset       -> bytes of the object: an interval [offset, offset + len)
 //!   3 key of the kv       -> where a value is, or the object that holds it; a short one itself
+//!   4 name                -> the object that it names
 //! ```
 //!
 //! Law 1: intervals of one object do not overlap within one layer or the tree.
@@ -31,9 +32,13 @@ pub(crate) const SHORT_MAX: usize = 24;
 /// The longest key of the kv, in bytes.
 pub(crate) const KEY_MAX: usize = 64 << 10;
 
+/// The longest name of an object, in bytes.
+pub(crate) const NAME_MAX: usize = 255;
+
 const OBJECT: u8 = 1;
 const EXTENT: u8 = 2;
 const VALUE: u8 = 3;
+const NAME: u8 = 4;
 
 pub(crate) fn object_key(id: ObjectId) -> Key {
     let mut key = Key::new();
@@ -57,12 +62,23 @@ pub(crate) fn value_key(of: &[u8]) -> Key {
     key
 }
 
+pub(crate) fn name_key(of: &[u8]) -> Key {
+    let mut key = Key::with_capacity(of.len().saturating_add(1));
+    key.push(NAME);
+    key.extend_from_slice(of);
+    key
+}
+
+/// Behind the keys of all names.
+pub(crate) const BEHIND_NAMES: &[u8] = &[NAME.wrapping_add(1)];
+
 /// What a key means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Named<'a> {
     Object(ObjectId),
     Extent(ObjectId, u64),
     Value(&'a [u8]),
+    Name(&'a [u8]),
 }
 
 /// Reads a key; `None` if it is none of ours.
@@ -73,6 +89,7 @@ pub(crate) fn named(key: &[u8]) -> Option<Named<'_>> {
         OBJECT if rest.len() == 8 => Some(Named::Object(ObjectId(word(0)?))),
         EXTENT if rest.len() == 16 => Some(Named::Extent(ObjectId(word(0)?), word(8)?)),
         VALUE if rest.len() <= KEY_MAX => Some(Named::Value(rest)),
+        NAME if rest.len() <= NAME_MAX => Some(Named::Name(rest)),
         _ => None,
     }
 }
@@ -131,7 +148,7 @@ pub(crate) enum Entry {
     Object(ObjectRecord),
     /// The value is what this object holds.
     Link(ObjectId, u64),
-    /// The value itself.
+    /// The value itself; of a name, the number of its object.
     Short(SmallVec<[u8; SHORT_MAX]>),
 }
 
@@ -153,6 +170,21 @@ impl Entry {
             Self::Data(data) => u64::from(data.len),
             Self::Hole(len) => *len,
             _ => 0,
+        }
+    }
+
+    /// What a name leads to.
+    pub fn naming(id: ObjectId) -> Self {
+        Self::Short(SmallVec::from_slice(&id.0.to_be_bytes()))
+    }
+
+    /// The object that an entry under a name leads to.
+    pub fn named_object(&self) -> Option<ObjectId> {
+        match self {
+            Self::Short(number) => {
+                Some(ObjectId(u64::from_be_bytes(number.as_slice().try_into().ok()?)))
+            }
+            _ => None,
         }
     }
 
@@ -332,6 +364,7 @@ pub(crate) fn fits(key: &[u8], entry: &Entry) -> bool {
         Some(Named::Value(_)) => {
             matches!(entry, Entry::Data(_) | Entry::Link(..) | Entry::Short(_) | Entry::Gone)
         }
+        Some(Named::Name(_)) => matches!(entry, Entry::Gone) || entry.named_object().is_some(),
         None => false,
     }
 }
@@ -404,6 +437,8 @@ mod tests {
             (value_key(b"name"), Entry::Link(id, 12)),
             (value_key(b""), Entry::Data(data(1))),
             (value_key(b"a"), Entry::Short(SmallVec::new())),
+            (name_key(b"disk"), Entry::naming(id)),
+            (name_key(b"gone"), Entry::Gone),
             (value_key(b"b"), Entry::Short(SmallVec::from_slice(&[7; SHORT_MAX]))),
         ];
         for (key, entry) in &all {
@@ -420,8 +455,17 @@ mod tests {
 
     #[test]
     fn an_entry_under_the_wrong_key_is_refused() {
-        let bytes = pair(&object_key(ObjectId(1)), &Entry::Hole(4));
-        assert!(read_pair_behind(&mut Reader::new(&bytes, 0), &mut Key::new()).is_err());
+        let seven = Entry::Short(SmallVec::from_slice(&[0; 7]));
+        let long = name_key(&[b'n'; NAME_MAX + 1]);
+        for (key, entry) in [
+            (object_key(ObjectId(1)), Entry::Hole(4)),
+            (name_key(b"disk"), seven),
+            (name_key(b"disk"), Entry::Link(ObjectId(1), 1)),
+            (long, Entry::naming(ObjectId(1))),
+        ] {
+            let bytes = pair(&key, &entry);
+            assert!(read_pair_behind(&mut Reader::new(&bytes, 0), &mut Key::new()).is_err());
+        }
     }
 
     #[test]

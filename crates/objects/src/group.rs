@@ -43,9 +43,12 @@ pub(crate) enum Op {
     Write { id: ObjectId, at: u64, from: usize, len: usize },
     Append { id: ObjectId, from: usize, len: usize },
     Truncate { id: ObjectId, len: u64 },
+    Punch { id: ObjectId, at: u64, len: u64 },
     Delete { id: ObjectId },
     Put { key: usize, key_len: usize, value: usize, value_len: usize },
     Remove { key: usize, key_len: usize },
+    Name { name: usize, name_len: usize, id: ObjectId },
+    Unname { name: usize, name_len: usize },
 }
 
 /// Changes that become visible together, in the order in which they were added.
@@ -101,7 +104,25 @@ impl Group {
         self.ops.push(Op::Truncate { id, len });
     }
 
-    /// Deletes an object.
+    /// Gives up `len` bytes of an object from byte `at` on: they read as zeros, and take no room.
+    /// Its length stays.
+    pub fn punch(&mut self, id: ObjectId, at: u64, len: u64) {
+        self.ops.push(Op::Punch { id, at, len });
+    }
+
+    /// Gives an object a name, of 1 to 255 bytes, whatever the name led to before.
+    pub fn name(&mut self, name: &[u8], id: ObjectId) {
+        let at = self.keep(name);
+        self.ops.push(Op::Name { name: at, name_len: name.len(), id });
+    }
+
+    /// Takes a name away, if it is there; the object stays.
+    pub fn unname(&mut self, name: &[u8]) {
+        let at = self.keep(name);
+        self.ops.push(Op::Unname { name: at, name_len: name.len() });
+    }
+
+    /// Deletes an object. Its names lead nowhere then: take them away with it.
     pub fn delete(&mut self, id: ObjectId) {
         self.ops.push(Op::Delete { id });
     }

@@ -113,7 +113,7 @@ impl Kv {
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
         let mut before = None;
         loop {
-            let (entry, _view) = self.store.find(&value_key(key))?;
+            let (entry, _view) = self.store.find_key(&value_key(key))?;
             let (id, len) = match entry {
                 Some(Entry::Data(data)) => return self.store.value_of(&data).map(Some),
                 Some(Entry::Link(id, len)) => (id, len),

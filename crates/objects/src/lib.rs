@@ -1,7 +1,7 @@
 //! Atomic, ordered, durable objects, laid out for the disk they are on.
 //!
 //! ```text
-//!   Group: create · write · append · truncate · delete      pure memory
+//!   Group: create · write · append · truncate · punch · delete · name      pure memory
 //!      │ submit(group, after) -> Ticket                     atomic, ordered, returns at once
 //!   ┌──▼──────────────┐
 //!   │ layers          │  what changed lately, sorted, in memory
@@ -21,7 +21,7 @@
 //! - **D, read your submits**: what was submitted is read, durable or not.
 //! - **E, no leak, no resurrection**: space of what is not there is free; a deleted
 //!   object never comes back, and its number is not given out again.
-//! - **F, room to give up**: delete and truncate to less do not fail for lack of space. What
+//! - **F, room to give up**: delete, punch and truncate to less do not fail for lack of space. What
 //!   they give up is free once no snapshot shows it: a client that holds one and gives up without
 //!   end uses up what is kept for that.
 //!
@@ -105,6 +105,7 @@ mod layout;
 mod leaf;
 mod memory;
 mod merge;
+mod names;
 pub mod probe;
 mod reading;
 mod recover;

@@ -11,7 +11,9 @@ use draconis_device::Disk;
 
 use crate::core::Core;
 use crate::cursor::Cursor;
-use crate::entry::{Data, Entry, Key, Named, PIECE, named, object_key, value_key};
+use crate::entry::{
+    BEHIND_NAMES, Data, Entry, Key, Named, PIECE, name_key, named, object_key, value_key,
+};
 use crate::recover::open_what_is_left;
 use crate::store::OpenOptions;
 use crate::view::View;
@@ -29,6 +31,8 @@ pub struct Salvaged {
     pub objects: u64,
     /// Keys with their values.
     pub keys: u64,
+    /// Names of objects.
+    pub names: u64,
     /// Bytes of both.
     pub bytes: u64,
     /// What is lost, in words; nothing if all was brought.
@@ -93,7 +97,8 @@ impl Work<'_> {
     fn all(&mut self) -> Result<()> {
         let objects = (object_key(ObjectId(0)), object_key(ObjectId(u64::MAX)));
         self.pairs((&objects.0, &objects.1), "objects")?;
-        self.pairs((&value_key(&[]), &[u8::MAX]), "keys")
+        self.pairs((&value_key(&[]), &name_key(&[])), "keys")?;
+        self.pairs((&name_key(&[]), BEHIND_NAMES), "names")
     }
 
     fn pairs(&mut self, bounds: (&[u8], &[u8]), what: &str) -> Result<()> {
@@ -128,9 +133,27 @@ impl Work<'_> {
                     Ok(value) => self.put(key, &value)?,
                     Err(error) => self.done.lose(format!("{name}: {error}")),
                 },
+                (Some(Named::Name(name)), entry) => self.name(name, &entry)?,
                 _ => {}
             }
             last = name;
+        }
+        Ok(())
+    }
+
+    /// A name is brought with its object.
+    fn name(&mut self, name: &[u8], entry: &Entry) -> Result<()> {
+        let Some(id) = entry.named_object() else { return Ok(()) };
+        self.submit()?;
+        match self.into.len(id) {
+            Ok(_) => {
+                self.group.name(name, id);
+                self.done.names = self.done.names.saturating_add(1);
+            }
+            Err(Error::NoObject(_)) => {
+                self.done.lose(format!("name {}: object {id} is not there", name.escape_ascii()));
+            }
+            Err(error) => return Err(error),
         }
         Ok(())
     }
@@ -264,6 +287,7 @@ fn told(key: &Key) -> String {
     match named(key) {
         Some(Named::Object(id)) => format!("object {id}"),
         Some(Named::Value(key)) => format!("key {}", key.escape_ascii()),
+        Some(Named::Name(name)) => format!("name {}", name.escape_ascii()),
         _ => "something else".to_owned(),
     }
 }

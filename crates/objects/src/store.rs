@@ -107,6 +107,9 @@ pub struct Info {
     pub cache: CacheInfo,
 }
 
+/// Payloads shorter than this are asked for together.
+const SHORT_PAYLOAD: u32 = 32 << 10;
+
 /// A store. Everything takes `&self`, from any number of threads.
 pub struct Store {
     core: RwLock<Core>,
@@ -328,7 +331,38 @@ impl Store {
                 })?;
             _view = core.view.clone();
         }
-        fill(at, &mut into[..len as usize], parts, |data, into| self.read_data(data, into))
+        let mut together = self.read_together(&parts).into_iter();
+        fill(at, &mut into[..len as usize], parts, |data, into| match together.next().flatten() {
+            Some(bytes) => {
+                into.copy_from_slice(&bytes);
+                Ok(())
+            }
+            None => self.read_data(data, into),
+        })
+    }
+
+    /// Short payloads that must come from the disk, asked for together: `None` is what is in
+    /// memory, is long enough for a request of its own, or could not be read.
+    fn read_together(&self, parts: &[(u64, Data)]) -> Vec<Option<Vec<u8>>> {
+        let is_short = |data: &Data| data.stored < SHORT_PAYLOAD;
+        if parts.len() < 2 || parts.iter().filter(|(_, data)| is_short(data)).count() < 2 {
+            return vec![];
+        }
+        let mut wanted: Vec<usize> = vec![];
+        {
+            let core = self.core.read();
+            let in_frames = |data: &Data| core.in_frames(data.at, data.stored as usize).is_some();
+            wanted.extend((0..parts.len()).filter(|&nth| {
+                let data = &parts[nth].1;
+                is_short(data) && !in_frames(data)
+            }));
+        }
+        let far: Vec<&Data> = wanted.iter().map(|&nth| &parts[nth].1).collect();
+        let mut found: Vec<Option<Vec<u8>>> = vec![None; parts.len()];
+        for (nth, bytes) in wanted.into_iter().zip(self.io.read_far(&far)) {
+            found[nth] = bytes;
+        }
+        found
     }
 
     /// Copies a payload that the index led to.
@@ -353,8 +387,8 @@ impl Store {
         self.io.value(data)
     }
 
-    /// What a key of the kv leads to, and a view that keeps it there.
-    pub(crate) fn find(&self, key: &[u8]) -> Result<(Option<Entry>, Arc<View>)> {
+    /// What a key of the index leads to, and a view that keeps it there.
+    pub(crate) fn find_key(&self, key: &[u8]) -> Result<(Option<Entry>, Arc<View>)> {
         let core = self.core.read();
         core.check_whole()?;
         if let Some(entry) = core.active.map.get(key) {
@@ -452,7 +486,7 @@ pub(crate) fn fill(
     at: u64,
     into: &mut [u8],
     parts: Vec<(u64, Data)>,
-    read: impl Fn(&Data, &mut [u8]) -> Result<()>,
+    mut read: impl FnMut(&Data, &mut [u8]) -> Result<()>,
 ) -> Result<usize> {
     let mut done = 0;
     for (offset, data) in parts {

@@ -22,9 +22,9 @@ use crate::{Error, LayoutKind, Profile, Result};
 const MAGIC: u64 = u64::from_le_bytes(*b"DracoObj");
 /// 2: tables of frames tell what differs from line to line. 3: so do leaves and runs, and the
 /// log layout has a stream for them. 4: short values are in the index, and checkpoints have two
-/// copies; a store of version 3 is one of version 4 without them.
-const VERSION: u32 = 4;
-const VERSION_BEFORE: u32 = 3;
+/// copies; a store of version 3 is one of version 4 without them. 5: objects may have names.
+const VERSION: u32 = 5;
+const VERSION_WITHOUT_COPIES: u32 = 3;
 /// Encoded length with its sum.
 const LEN: usize = 128;
 /// Copies have at least so much between their starts, in bytes.
@@ -202,7 +202,7 @@ impl Superblock {
             return Err(Error::Corrupt { what: "a superblock's sum", at_bytes: at });
         }
         let version = reader.u32()?;
-        if ![VERSION_BEFORE, VERSION].contains(&version) {
+        if !(VERSION_WITHOUT_COPIES..=VERSION).contains(&version) {
             return Err(Error::NotAStore(format!(
                 "version {version} is not known here (this program knows {VERSION})"
             )));
@@ -235,7 +235,7 @@ impl Superblock {
         let mut geometry = Geometry::of(&profile, made_for).map_err(|_| wrong.clone())?;
         // Where segments begin stays as it was when the store was made, whatever it grew to.
         let first_byte = reader.u64()?;
-        if version != VERSION_BEFORE {
+        if version != VERSION_WITHOUT_COPIES {
             geometry = geometry.beginning_at(first_byte).ok_or(wrong)?;
         }
         Ok(Self {

@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
-use draconis_device::{Atomic, Disk, Extent, MemoryDisk, conform};
+use draconis_device::{
+    Atomic, Disk, Error as DiskError, Event, Extent, Group as DiskGroup, MemoryDisk, Random,
+    RecordDisk, Urgency, Write, conform,
+};
 use draconis_exchange::heap::Block;
 use draconis_objects::{
     CreateOptions, Error, Group, Hint, LayoutKind, ObjectDisk, ObjectId, OpenOptions, Profile,
-    Store,
+    Store, check::CheckOptions,
 };
 
 const LEN: u64 = 1 << 20;
@@ -83,4 +86,80 @@ fn an_object_that_is_not_there_is_no_disk_and_one_of_a_read_only_store_takes_not
     assert!(disk.properties().read_only);
     let refused = disk.submit(draconis_device::Group::default(), &[]).unwrap_err();
     assert_eq!(refused.error, draconis_device::Error::ReadOnly);
+}
+
+fn write(at_bytes: u64, len: usize, byte: u8) -> Write {
+    let mut block = Block::private(len);
+    block.copy_in(0, &vec![byte; len]);
+    Write { at_bytes, block }
+}
+
+fn read(disk: &dyn Disk, at: u64, len: usize) -> Vec<u8> {
+    let block = disk.read_now(Extent::new(at, len as u64), Block::private(len)).unwrap();
+    block.into_private().to_vec()
+}
+
+#[test]
+fn what_is_discarded_reads_as_zeros_and_takes_no_room() {
+    let memory: Arc<dyn Disk> = Arc::new(MemoryDisk::new(vec![0; 16 << 20], 512));
+    let store = store(LayoutKind::Cow, memory.clone());
+    let id = object(&store, 64 << 20);
+    let disk = store.disk(id).unwrap();
+    assert!(disk.properties().discards);
+    // Many times what the store has room for, since each is given up again.
+    for round in 0..40u8 {
+        let at = u64::from(round) << 20;
+        let group = DiskGroup { writes: vec![write(at, 1 << 20, round + 1)] };
+        let ticket = disk.submit(group, &[]).unwrap();
+        let all_but_ends = Extent::new(at + 100, (1 << 20) - 200);
+        disk.discard(&[all_but_ends], &[ticket]).unwrap();
+        disk.wait(ticket).unwrap();
+        let bytes = read(&disk, at, 1 << 20);
+        assert!(bytes[..512].iter().chain(&bytes[(1 << 20) - 512..]).all(|it| *it == round + 1));
+        assert!(bytes[512..(1 << 20) - 512].iter().all(|it| *it == 0));
+    }
+    let later = draconis_device::Ticket(1000);
+    let whole = Extent::new(0, 512);
+    assert_eq!(disk.discard(&[whole], &[later]), Err(DiskError::NoTicket(later)));
+    let beyond = Extent::new(64 << 20, 512);
+    assert!(matches!(disk.discard(&[beyond], &[]), Err(DiskError::OutOfRange { .. })));
+    drop((disk, store));
+    let report = Store::check(memory, &CheckOptions::default(), &mut |_, _| {}).unwrap();
+    assert!(report.is_clean(), "{:#?}", report.damage);
+    assert_eq!(report.payload_bytes, 40 * 1024);
+}
+
+#[test]
+fn short_payloads_are_asked_for_together() {
+    let record = Arc::new(RecordDisk::new(MemoryDisk::new(vec![0; 32 << 20], 512)));
+    let store = store(LayoutKind::Cow, record.clone());
+    let id = object(&store, 4 << 20);
+    let disk = store.disk(id).unwrap();
+    let mut dice = Random::new(7);
+    let mut expected = vec![0; 4 << 20];
+    for _ in 0..1500 {
+        let (at, byte) = (dice.below(1024) * 4096, dice.below(255) as u8 + 1);
+        disk.submit(DiskGroup { writes: vec![write(at, 4096, byte)] }, &[]).unwrap();
+        expected[at as usize..at as usize + 4096].fill(byte);
+    }
+    store.sync().unwrap();
+    drop((disk, store));
+    // Memory for nearly nothing: what is read comes from the disk.
+    let options = OpenOptions { cache_bytes: 1, ..OpenOptions::default() };
+    let store = Store::open(record.clone(), &options).unwrap();
+    let disk = store.disk(id).unwrap();
+    record.take();
+    for at in (0..4 << 20).step_by(128 << 10) {
+        assert_eq!(read(&disk, at as u64, 128 << 10), expected[at..at + (128 << 10)]);
+    }
+    // What is ahead is not waited for one by one.
+    let (mut ahead, mut now) = (0, 0);
+    for event in record.take() {
+        match event {
+            Event::Read(_, Urgency::Ahead) => ahead += 1,
+            Event::Read(_, Urgency::Now) => now += 1,
+            _ => {}
+        }
+    }
+    assert!(ahead > 500 && now < 100, "{ahead} reads together, {now} alone");
 }

@@ -3,7 +3,8 @@
 //! ```text
 //!   client ── protocol ──▶ manager ── protocol ──▶ keeper
 //!                  keeper ── process (volume contract) ──▶ worker ── volume ──▶ ext
-//!                    └── front (FUSE)                        └── sandbox
+//!                    ├── front (FUSE)                        └── sandbox
+//!                    └── store_process (disk contract) ────▶ objects
 //!   library ── local (a thread instead of a process) ─────▶ volume ──▶ ext
 //! ```
 //!
@@ -27,6 +28,7 @@ pub mod process;
 pub mod protocol;
 mod recorder;
 pub mod sandbox;
+pub mod store_process;
 pub mod table;
 pub mod volume;
 pub mod worker;

@@ -97,6 +97,7 @@ const HOSTILE: &[(&str, fn())] = &[
     ("own a descriptor's signals", || {
         drop(raw(libc::SYS_fcntl, [0, libc::F_SETOWN.into(), 1, 0, 0, 0]));
     }),
+    ("seal memory", || drop(raw(libc::SYS_fcntl, [0, libc::F_ADD_SEALS.into(), 1, 0, 0, 0]))),
     #[cfg(target_arch = "x86_64")]
     ("a call of the x32 set", || plain(libc::SYS_read | 0x4000_0000)),
 ];
@@ -149,6 +150,7 @@ fn child_entry() {
             let confinement = confine(&Profile::Worker, None).unwrap();
             assert!(confinement.seccomp && confinement.no_capabilities);
         }
+        "store" => drop(confine(&Profile::Store, None).unwrap()),
         "reader" => drop(confine(&Profile::Reader, None).unwrap()),
         "bounded" => drop(confine(&Profile::Worker, Some(64 << 20)).unwrap()),
         "unconfined" => {}
@@ -172,7 +174,7 @@ fn run(role: &str, path: &Path) -> (ExitStatus, String) {
 
 #[test]
 fn whatever_is_hostile_ends_the_process() {
-    for profile in ["worker", "reader"] {
+    for profile in ["worker", "store", "reader"] {
         for (name, _) in HOSTILE {
             let (status, said) = run(&format!("{profile} {name}"), Path::new(""));
             assert_eq!(status.signal(), Some(libc::SIGSYS), "{profile}: {name}: {status} {said}");
@@ -190,7 +192,7 @@ fn what_is_hostile_would_work_or_fail_without_the_sandbox() {
 
 #[test]
 fn the_workers_work_goes_on() {
-    for profile in ["worker", "reader"] {
+    for profile in ["worker", "store", "reader"] {
         for (name, _) in HARMLESS {
             let (status, said) = run(&format!("{profile} {name}"), Path::new(""));
             assert!(status.success(), "{profile}: {name}: {status} {said}");

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use draconis_objects::{Group, ObjectId};
+use draconis_objects::Group;
 
-use super::number;
+use super::Object;
 use super::opened::{close, tell, writable};
 use super::stream::{GROUP_BYTES, LOT_BYTES, source, take};
 use crate::progress::{Progress, When};
@@ -18,9 +18,8 @@ pub struct Arguments {
     progress: When,
     /// The file or block device.
     device: PathBuf,
-    /// The number of the object.
-    #[arg(value_parser = number)]
-    object: u64,
+    /// The number of the object, or the name of a disk.
+    object: Object,
     /// What to append; standard input if left out or -.
     file: Option<PathBuf>,
 }
@@ -29,7 +28,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let device = &arguments.device;
     let (mut from, len) = source(arguments.file.as_deref())?;
     let store = writable(device)?;
-    let id = ObjectId(arguments.object);
+    let id = arguments.object.find(&store, device)?;
     store.len(id).map_err(|error| tell(device, error))?;
     let mut progress = Progress::new(arguments.progress, len);
     let mut most = GROUP_BYTES;

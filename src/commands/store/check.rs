@@ -68,6 +68,7 @@ fn show(arguments: &Arguments, report: &Report) -> anyhow::Result<()> {
             clean: report.is_clean(),
             complete: report.is_complete,
             objects: report.objects,
+            names: report.names,
             keys: report.keys,
             payload_bytes: report.payload_bytes,
             index_bytes: report.index_bytes,
@@ -110,6 +111,7 @@ struct Checked {
     clean: bool,
     complete: bool,
     objects: u64,
+    names: u64,
     keys: u64,
     payload_bytes: u64,
     index_bytes: u64,
@@ -127,14 +129,16 @@ struct Said {
     at_bytes: Option<u64>,
     object: Option<u64>,
     key: Option<String>,
+    name: Option<String>,
 }
 
 fn said(finding: &Finding) -> Said {
-    let (object, key) = match &finding.of {
-        Some(Of::Object(id)) => (Some(id.0), None),
-        Some(Of::Key(key)) => (None, Some(printable(key))),
-        None => (None, None),
+    let (object, key, name) = match &finding.of {
+        Some(Of::Object(id)) => (Some(id.0), None, None),
+        Some(Of::Key(key)) => (None, Some(printable(key)), None),
+        Some(Of::Name(name)) => (None, None, Some(printable(name))),
+        None => (None, None, None),
     };
     let text = finding.to_string();
-    Said { what: finding.what.code(), text, at_bytes: finding.at_bytes, object, key }
+    Said { what: finding.what.code(), text, at_bytes: finding.at_bytes, object, key, name }
 }

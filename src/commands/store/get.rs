@@ -1,19 +1,20 @@
 //! `draconis store get`
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
-use draconis_objects::ObjectId;
 
-use super::number;
+use super::Object;
 use super::opened::{readable, tell};
 use super::stream::PIECE_BYTES;
 use crate::progress::{Progress, When};
 
 /// Write an object to a file or to standard output.
+///
+/// Of a disk this is its raw image. Zeros become holes of a file.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// When to show progress.
@@ -21,9 +22,8 @@ pub struct Arguments {
     progress: When,
     /// The file or block device.
     device: PathBuf,
-    /// The number of the object.
-    #[arg(value_parser = number)]
-    object: u64,
+    /// The number of the object, or the name of a disk.
+    object: Object,
     /// Where to; standard output if left out or -.
     file: Option<PathBuf>,
 }
@@ -31,23 +31,62 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let device = &arguments.device;
     let store = readable(device)?;
-    let id = ObjectId(arguments.object);
+    let id = arguments.object.find(&store, device)?;
     let len = store.len(id).map_err(|error| tell(device, error))?;
-    let (mut out, name): (Box<dyn Write>, _) = match arguments.file.as_deref() {
+    let (mut out, name) = match arguments.file.as_deref() {
         Some(path) if path != Path::new("-") => {
             let file = File::create(path).with_context(|| path.display().to_string())?;
-            (Box::new(file), path.display().to_string())
+            let out = match file.metadata()?.is_file() {
+                true => Out::Sparse(file),
+                false => Out::Dense(Box::new(file)),
+            };
+            (out, path.display().to_string())
         }
-        _ => (Box::new(std::io::stdout().lock()), "standard output".to_owned()),
+        _ => (Out::Dense(Box::new(std::io::stdout().lock())), "standard output".to_owned()),
     };
     let mut progress = Progress::new(arguments.progress, len);
     let mut piece = vec![0; PIECE_BYTES];
     let mut at = 0;
     while at < len {
         let got = store.read(id, at, &mut piece).map_err(|error| tell(device, error))?;
-        out.write_all(&piece[..got]).with_context(|| name.clone())?;
+        out.put(&piece[..got]).with_context(|| name.clone())?;
         at += got as u64;
         progress.add(got as u64);
     }
-    out.flush().with_context(|| name)
+    out.finish(len).with_context(|| name)
+}
+
+/// Where bytes go to, in order.
+enum Out {
+    /// A file that was empty: what is not written of it is a hole.
+    Sparse(File),
+    /// What has no holes.
+    Dense(Box<dyn Write>),
+}
+
+/// Zeros as long as this, at a multiple of it, are left out.
+const HOLE_BYTES: usize = 64 << 10;
+
+impl Out {
+    fn put(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        match self {
+            Self::Dense(out) => out.write_all(bytes),
+            Self::Sparse(file) => {
+                for part in bytes.chunks(HOLE_BYTES) {
+                    match part.iter().all(|byte| *byte == 0) {
+                        true => drop(file.seek(SeekFrom::Current(part.len() as i64))?),
+                        false => file.write_all(part)?,
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn finish(self, len_bytes: u64) -> std::io::Result<()> {
+        match self {
+            Self::Dense(mut out) => out.flush(),
+            Self::Sparse(file) => file.set_len(len_bytes),
+        }
+    }
 }

@@ -6,15 +6,16 @@ use anyhow::anyhow;
 use clap::{Args, ValueEnum};
 use draconis_objects::{Error, Group, Hint, ObjectId};
 
-use super::number;
+use super::Object;
 use super::opened::{close, tell, writable};
-use super::stream::{GROUP_BYTES, LOT_BYTES, source, take};
+use super::stream::{GROUP_BYTES, LOT_BYTES, source, take, write};
 use crate::progress::{Progress, When};
 
 /// Put a file into a store as an object, or in place of one.
 ///
 /// Up to 64 MiB an object is replaced at once or not at all, whatever happens meanwhile;
-/// what is longer is written piece by piece.
+/// what is longer is written piece by piece. Zeros take no room. A raw image that is put under
+/// a name is a disk.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// What is known of its future: rewritten soon (hot) or kept (cold).
@@ -25,8 +26,9 @@ pub struct Arguments {
     progress: When,
     /// The file or block device.
     device: PathBuf,
-    /// The number of the object to replace, or new: its number is printed.
-    #[arg(value_name = "OBJECT|new")]
+    /// The number of the object to replace, or new: its number is printed; or the name of a
+    /// disk, which is replaced or made.
+    #[arg(value_name = "OBJECT|NAME|new")]
     object: ObjectName,
     /// What to put; standard input if left out or -.
     file: Option<PathBuf>,
@@ -42,12 +44,14 @@ pub enum Heat {
 }
 
 /// An object on the command line.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ObjectName {
     /// One that is to be made.
     New,
     /// One that is there.
     Number(u64),
+    /// A disk, there or not.
+    Name(String),
 }
 
 impl std::str::FromStr for ObjectName {
@@ -56,7 +60,10 @@ impl std::str::FromStr for ObjectName {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "new" => Ok(Self::New),
-            _ => number(text).map(Self::Number).map_err(|_| "a number, or new".to_string()),
+            _ => Ok(match text.parse()? {
+                Object::Number(number) => Self::Number(number),
+                Object::Name(name) => Self::Name(name),
+            }),
         }
     }
 }
@@ -69,8 +76,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut progress = Progress::new(arguments.progress, len);
     let mut bytes = take(&mut *from, GROUP_BYTES, &mut progress)?;
     let mut group = Group::new();
-    let id = match arguments.object {
-        ObjectName::New => {
+    let there = match &arguments.object {
+        ObjectName::New => None,
+        ObjectName::Number(number) => Some(ObjectId(*number)),
+        ObjectName::Name(name) => store.named(name.as_bytes()).map_err(say)?,
+    };
+    let is_new = there.is_none();
+    let id = match there {
+        None => {
             let hint = match arguments.hint {
                 None => Hint::Unknown,
                 Some(Heat::Hot) => Hint::Hot,
@@ -78,8 +91,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             };
             group.create(store.new_object(), hint)
         }
-        ObjectName::Number(number) => {
-            let id = ObjectId(number);
+        Some(id) => {
             store.len(id).map_err(|error| match error {
                 Error::NoObject(id) => {
                     anyhow!("{}: there is no object {id}; put new makes one", device.display())
@@ -90,12 +102,16 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             id
         }
     };
-    let mut at = 0;
+    let (mut at, mut most) = (0, GROUP_BYTES);
     loop {
-        group.write(id, at, &bytes);
+        write(&mut group, id, at, &bytes);
         at += bytes.len() as u64;
+        let is_last = bytes.len() < most;
+        if let (true, true, ObjectName::Name(name)) = (is_last, is_new, &arguments.object) {
+            group.name(name.as_bytes(), id);
+        }
         if let Err(refused) = store.submit(std::mem::take(&mut group), &[]) {
-            if arguments.object == ObjectName::New && at > bytes.len() as u64 {
+            if is_new && most == LOT_BYTES {
                 // Half an object is of no use.
                 let mut group = Group::new();
                 group.delete(id);
@@ -104,13 +120,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             }
             return Err(say(refused.error));
         }
-        if at < GROUP_BYTES as u64 {
+        if is_last {
             break;
         }
-        bytes = take(&mut *from, LOT_BYTES, &mut progress)?;
-        if bytes.is_empty() {
-            break;
-        }
+        most = LOT_BYTES;
+        bytes = take(&mut *from, most, &mut progress)?;
     }
     close(&store, device)?;
     if arguments.object == ObjectName::New {

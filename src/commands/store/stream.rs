@@ -2,9 +2,11 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context, ensure};
+use draconis_objects::{Group, ObjectId};
 
 use crate::progress::Progress;
 
@@ -28,6 +30,29 @@ pub fn source(file: Option<&Path>) -> anyhow::Result<(Box<dyn Read>, u64)> {
             let len = file.metadata()?.len();
             Ok((Box::new(file), len))
         }
+    }
+}
+
+/// Bytes that are left out of a group where they are zeros.
+const HOLE_BYTES: usize = 4 << 10;
+
+/// Writes `bytes` to an object that has nothing there yet; it ends behind them.
+pub fn write(group: &mut Group, id: ObjectId, at: u64, bytes: &[u8]) {
+    let mut from = 0;
+    for (nth, part) in bytes.chunks(HOLE_BYTES).enumerate() {
+        if part.iter().all(|byte| *byte == 0) {
+            let end = nth * HOLE_BYTES;
+            put(group, id, at, bytes, from..end);
+            from = end + part.len();
+        }
+    }
+    put(group, id, at, bytes, from..bytes.len());
+    group.truncate(id, at + bytes.len() as u64);
+}
+
+fn put(group: &mut Group, id: ObjectId, at: u64, bytes: &[u8], part: Range<usize>) {
+    if !part.is_empty() {
+        group.write(id, at + part.start as u64, &bytes[part]);
     }
 }
 

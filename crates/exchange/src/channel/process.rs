@@ -5,6 +5,8 @@
 //!   offer ── hello: plan + memory, bells, the host's pidfd ────▶ accept
 //!     └─ start(guest's pidfd)
 //!
+//!   another process: introduce(pidfds) ── a hello each, with the other's pidfd ──▶ both
+//!
 //!   memory: | lines, two a lane | "let go" words | slots of the host | slots of the guest |
 //! ```
 //!
@@ -15,7 +17,7 @@
 //! Law 4: its slots come home when its pidfd says that it is dead, not before.
 
 use std::{
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering::*},
@@ -166,19 +168,45 @@ pub struct Offer {
 /// # Errors
 /// [`Errno::INVAL`] for a plan that exceeds its limits, or what the system says.
 pub fn offer(plan: &Plan) -> io::Result<(Offer, OwnedFd)> {
-    let shared = Shared::new(plan.layout().ok_or(Errno::INVAL)?.len)?;
-    let bell = |_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-    let bells = (0..plan.lanes() * 2).map(bell).collect::<io::Result<Vec<_>>>()?;
-    let flags = SocketFlags::CLOEXEC;
-    let (ours, theirs) = net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    let offer = Offer::new(plan)?;
     let me = pidfd_open(getpid(), PidfdFlags::empty())?;
-    let fds: Vec<_> =
-        [shared.as_fd(), me.as_fd()].into_iter().chain(bells.iter().map(OwnedFd::as_fd)).collect();
-    descriptors::send(&ours, &plan.to_bytes(), &fds)?;
-    Ok((Offer { plan: plan.clone(), shared, bells }, theirs))
+    let socket = offer.hello(me.as_fd())?;
+    Ok((offer, socket))
+}
+
+/// Makes a session of two other processes, of which `host` and `guest` are pidfds. The sockets
+/// are theirs: the host takes its one up with [`accept_as_host`], the guest with [`accept`].
+///
+/// # Errors
+/// As [`offer`].
+pub fn introduce(
+    plan: &Plan,
+    host: BorrowedFd<'_>,
+    guest: BorrowedFd<'_>,
+) -> io::Result<(OwnedFd, OwnedFd)> {
+    let offer = Offer::new(plan)?;
+    Ok((offer.hello(guest)?, offer.hello(host)?))
 }
 
 impl Offer {
+    fn new(plan: &Plan) -> io::Result<Self> {
+        let shared = Shared::new(plan.layout().ok_or(Errno::INVAL)?.len)?;
+        let bell = |_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let bells = (0..plan.lanes() * 2).map(bell).collect::<io::Result<Vec<_>>>()?;
+        Ok(Self { plan: plan.clone(), shared, bells })
+    }
+
+    /// A socket with the hello in it, for the one whose peer `peer` is a pidfd of.
+    fn hello(&self, peer: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+        let flags = SocketFlags::CLOEXEC;
+        let (ours, theirs) =
+            net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        let before = [self.shared.as_fd(), peer];
+        let fds: Vec<_> = before.into_iter().chain(self.bells.iter().map(OwnedFd::as_fd)).collect();
+        descriptors::send(&ours, &self.plan.to_bytes(), &fds)?;
+        Ok(theirs)
+    }
+
     /// Starts the session with the guest that `peer` is a pidfd of.
     pub fn start(self, peer: OwnedFd) -> Arc<Session> {
         Arc::new(Session::new(self.plan, self.shared, self.bells, peer, true))
@@ -190,6 +218,18 @@ impl Offer {
 /// # Errors
 /// [`Lost::Timeout`], [`Lost::Closed`], or the violation in the hello.
 pub fn accept(socket: &OwnedFd, deadline: Instant) -> Result<Arc<Session>, Lost> {
+    take_up(socket, deadline, false)
+}
+
+/// Takes up, as its host, a session that a third process made: see [`introduce`].
+///
+/// # Errors
+/// As [`accept`].
+pub fn accept_as_host(socket: &OwnedFd, deadline: Instant) -> Result<Arc<Session>, Lost> {
+    take_up(socket, deadline, true)
+}
+
+fn take_up(socket: &OwnedFd, deadline: Instant, is_host: bool) -> Result<Arc<Session>, Lost> {
     let (hello, fds) = receive_hello(socket, deadline)?;
     let plan = Plan::from_bytes(&hello).ok_or(Violation::Memory("the hello is malformed"))?;
     let layout = plan.layout().ok_or(Violation::Memory("the plan exceeds its limits"))?;
@@ -208,7 +248,7 @@ pub fn accept(socket: &OwnedFd, deadline: Instant) -> Result<Arc<Session>, Lost>
         }
     }
     let shared = Shared::adopt(memory, layout.len)?;
-    Ok(Arc::new(Session::new(plan, shared, bells, peer, false)))
+    Ok(Arc::new(Session::new(plan, shared, bells, peer, is_host)))
 }
 
 fn receive_hello(

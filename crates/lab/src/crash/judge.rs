@@ -12,7 +12,7 @@ use draconis_ext::check::{self, Complaint};
 use draconis_ext::{InodeNumber, NewNode, Volume};
 
 use super::workloads::Workload;
-use super::{Protocol, small, writing};
+use super::{Protocol, on_store, small, writing};
 
 /// What a judge makes to see whether a state can be written to.
 pub(super) const LEFT: &str = "after the power cut";
@@ -81,7 +81,20 @@ impl<'a> Judge<'a> {
     /// All promises that a state breaks; with `sampled`, `e2fsck` is asked too.
     pub(super) fn judge(&self, crash: &Crash, sampled: bool) -> anyhow::Result<Vec<Violation>> {
         let mut violations = vec![];
-        let disk: Arc<dyn Disk> = crash.disk.clone();
+        let disk: Arc<dyn Disk> = match self.protocol {
+            Protocol::Store => {
+                let damage = || on_store::damage(crash.disk.clone());
+                violations.extend(sampled.then(damage).flatten().map(Violation::Unreadable));
+                match on_store::open(crash.disk.clone()) {
+                    Ok(disk) => disk,
+                    Err(why) => {
+                        violations.push(Violation::Unreadable(why));
+                        return Ok(violations);
+                    }
+                }
+            }
+            _ => crash.disk.clone(),
+        };
         if self.protocol == Protocol::Ordered {
             match complaints(&disk, |it| !it.is_mended_without_question()) {
                 Ok(none) if none.is_empty() => {}
@@ -93,7 +106,9 @@ impl<'a> Judge<'a> {
         if sampled {
             violations.extend(match self.protocol {
                 Protocol::Journal => self.recover(crash)?,
-                Protocol::Ordered | Protocol::Atomic => self.ask(crash)?,
+                Protocol::Ordered | Protocol::Atomic | Protocol::Store => {
+                    self.ask(&*disk, crash.marks())?
+                }
             });
         }
         if self.protocol != Protocol::Ordered {
@@ -111,7 +126,7 @@ impl<'a> Judge<'a> {
         }
         if sampled {
             // Last, for it changes the state.
-            violations.extend(self.mount(crash).err().map(Violation::NoGoingOn));
+            violations.extend(self.mount(&disk, crash.marks()).err().map(Violation::NoGoingOn));
         }
         Ok(violations)
     }
@@ -126,9 +141,8 @@ impl<'a> Judge<'a> {
 
     /// Mounts the state as it is, makes a file if that is asked for, unmounts, and looks
     /// whether all is well.
-    fn mount(&self, crash: &Crash) -> Result<(), String> {
+    fn mount(&self, disk: &Arc<dyn Disk>, marks: &[u64]) -> Result<(), String> {
         let said = |error: draconis_ext::Error| error.to_string();
-        let disk: Arc<dyn Disk> = crash.disk.clone();
         let volume = Volume::open_for_writing(disk.clone(), small(), writing()).map_err(said)?;
         let done = leave_a_file(&volume);
         volume.close().map_err(said)?;
@@ -138,30 +152,30 @@ impl<'a> Judge<'a> {
         {
             return Err(error.to_string());
         }
-        match complaints(&disk, |it| !it.is_mended_without_question()) {
+        match complaints(disk, |it| !it.is_mended_without_question()) {
             Ok(none) if none.is_empty() => {}
             Ok(questions) => return Err(Violation::Question(questions).to_string()),
             Err(draconis_ext::Error::Unsupported { .. }) if self.protocol == Protocol::Journal => {}
             Err(error) => return Err(error.to_string()),
         }
-        self.look(disk, crash.marks()).map_or(Ok(()), Err)
+        self.look(disk.clone(), marks).map_or(Ok(()), Err)
     }
 
     /// What `e2fsck -fp` says, and whether everything is there after it.
-    fn ask(&self, crash: &Crash) -> anyhow::Result<Option<Violation>> {
+    fn ask(&self, disk: &dyn Disk, marks: &[u64]) -> anyhow::Result<Option<Violation>> {
         let Some(e2fsck) = &self.e2fsck else { return Ok(None) };
-        let path = self.put(&crash.disk.to_bytes())?;
+        let path = self.put(&on_store::bytes_of(disk)?)?;
         let (status, said) = told(Command::new(e2fsck).arg("-fp").arg(&path))?;
         // 1 is said of a volume that was in use, too; and orphans it gives back as a mount does.
         let is_known = |line: &str| {
             line.is_empty() || line.contains("Clearing orphaned inode") || line.contains(" files (")
         };
         let is_fine = matches!(status, Some(0 | 1));
-        if !is_fine || self.protocol == Protocol::Atomic && !said.lines().all(is_known) {
+        if !is_fine || self.protocol.is_atomic() && !said.lines().all(is_known) {
             return Ok(Some(Violation::Asked { status, said }));
         }
         let mended = MemoryDisk::new(std::fs::read(&path)?, 512);
-        Ok(self.look(Arc::new(mended), crash.marks()).map(Violation::LostByMending))
+        Ok(self.look(Arc::new(mended), marks).map(Violation::LostByMending))
     }
 }
 

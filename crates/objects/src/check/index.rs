@@ -46,6 +46,7 @@ impl Check<'_> {
                 self.report.payload_bytes = self.report.payload_bytes.saturating_add(len as u64);
             }
             Seen::Link(key, id, len) => self.link(&map, &mut owners, key, id, len),
+            Seen::Name(name, id) => self.name(&map, name, id),
         });
         self.values(owners);
     }
@@ -98,6 +99,7 @@ impl Check<'_> {
         let of = match name {
             Named::Object(id) | Named::Extent(id, _) => Of::Object(id),
             Named::Value(key) => Of::Key(key.to_vec()),
+            Named::Name(name) => Of::Name(name.to_vec()),
         };
         let segment = geometry.segment_of(data.at).filter(|_| data.stored > 0);
         if let Some(segment) = segment {
@@ -125,7 +127,7 @@ impl Check<'_> {
                 Some(Some(_)) => {}
             },
             Named::Value(_) => self.report.keys = self.report.keys.saturating_add(1),
-            Named::Object(_) => {}
+            Named::Object(_) | Named::Name(_) => {}
         }
     }
 
@@ -139,6 +141,20 @@ impl Check<'_> {
             let text = "has a number that will be given out again".to_owned();
             self.add(What::Number, text, None, Some(Of::Object(id)));
         }
+    }
+
+    /// A name leads to an object that is listed.
+    fn name(&mut self, map: &Map, name: &[u8], id: ObjectId) {
+        self.report.names = self.report.names.saturating_add(1);
+        if !self.is_whole {
+            return;
+        }
+        let text = match map.index().object(&*map.io, id) {
+            Ok(None) => format!("leads to object {id}, which is not there"),
+            Ok(Some(record)) if record.is_value => format!("leads to object {id}, a value"),
+            _ => return,
+        };
+        self.add(What::NoObject, text, None, Some(Of::Name(name.to_vec())));
     }
 
     fn link(&mut self, map: &Map, owners: &mut Owners, key: &[u8], id: ObjectId, len: u64) {

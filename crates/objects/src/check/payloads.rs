@@ -68,6 +68,7 @@ impl Check<'_> {
                 let key = match name {
                     Named::Object(id) | Named::Extent(id, _) => object_key(id),
                     Named::Value(key) => crate::entry::value_key(key),
+                    Named::Name(name) => crate::entry::name_key(name),
                 };
                 payloads.push(Payload { data: data.clone(), key });
             }
@@ -194,6 +195,7 @@ impl Payload {
         match named(&self.key)? {
             Named::Object(id) | Named::Extent(id, _) => Some(Of::Object(id)),
             Named::Value(key) => Some(Of::Key(key.to_vec())),
+            Named::Name(name) => Some(Of::Name(name.to_vec())),
         }
     }
 }

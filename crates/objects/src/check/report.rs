@@ -70,6 +70,8 @@ pub enum Of {
     Object(ObjectId),
     /// The value of a key.
     Key(Vec<u8>),
+    /// A name.
+    Name(Vec<u8>),
 }
 
 impl fmt::Display for Of {
@@ -77,6 +79,7 @@ impl fmt::Display for Of {
         match self {
             Self::Object(id) => write!(f, "object {id}"),
             Self::Key(key) => write!(f, "key {}", key.escape_ascii()),
+            Self::Name(name) => write!(f, "name {}", name.escape_ascii()),
         }
     }
 }
@@ -120,6 +123,8 @@ pub struct Report {
     pub is_complete: bool,
     /// Objects.
     pub objects: u64,
+    /// Names of objects.
+    pub names: u64,
     /// Keys of the kv.
     pub keys: u64,
     /// Bytes of objects and values.

@@ -237,6 +237,18 @@ fn bytes_of_no_object() {
 }
 
 #[test]
+fn a_name_of_no_object() {
+    let report = plant(|core| {
+        for (name, id) in [(&b"disk"[..], 900), (b"good", 1)] {
+            core.pair(crate::entry::name_key(name), Entry::naming(ObjectId(id))).unwrap();
+        }
+    });
+    assert_eq!((whats(&report), report.names), (vec![What::NoObject], 2));
+    assert_eq!(report.damage[0].of, Some(Of::Name(b"disk".to_vec())));
+    assert_eq!(report.damage[0].to_string(), "name disk: leads to object 900, which is not there");
+}
+
+#[test]
 fn bytes_behind_the_end() {
     let report = plant(|core| {
         let record = core.index().object(&*core.io, ObjectId(2)).unwrap().unwrap();

@@ -32,6 +32,8 @@ pub(super) enum Seen<'w> {
     Link(&'w [u8], ObjectId, u64),
     /// A key that has its value of so many bytes itself.
     Short(usize),
+    /// A name, and the object that it leads to.
+    Name(&'w [u8], ObjectId),
 }
 
 /// Everything that leads somewhere.
@@ -210,6 +212,11 @@ fn show(key: &[u8], entry: &Entry, see: &mut dyn FnMut(Seen<'_>)) {
         (Some(Named::Object(id)), Entry::Object(record)) => see(Seen::Object(id, *record)),
         (Some(Named::Value(name)), Entry::Link(id, len)) => see(Seen::Link(name, *id, *len)),
         (Some(Named::Value(_)), Entry::Short(value)) => see(Seen::Short(value.len())),
+        (Some(Named::Name(name)), entry) => {
+            if let Some(id) = entry.named_object() {
+                see(Seen::Name(name, id));
+            }
+        }
         _ => {}
     }
 }

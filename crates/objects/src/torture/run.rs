@@ -407,6 +407,14 @@ impl<D: Disk + 'static> Actor<D> {
                 group.truncate(id, len);
                 change(next, id, &|bytes| bytes.resize(len as usize, 0));
             }
+            Op::Punch(slot, at, len) => {
+                let Some(&id) = slots.get(&slot) else { return };
+                group.punch(id, at, len);
+                change(next, id, &|bytes| {
+                    let end = bytes.len().min((at + len) as usize);
+                    bytes[(at as usize).min(end)..end].fill(0);
+                });
+            }
             Op::Delete(slot) => {
                 let Some(id) = slots.remove(&slot) else { return };
                 group.delete(id);

@@ -74,6 +74,8 @@ pub enum Op {
     Append(u8, u32),
     /// Gives it this length.
     Truncate(u8, u64),
+    /// Makes a hole of so many bytes at a byte.
+    Punch(u8, u64, u64),
     /// Deletes it.
     Delete(u8),
     /// Gives a key a value of so many bytes.
@@ -243,7 +245,7 @@ fn step(
     };
     let ops = (0..1 + dice.below(4)).map(|_| {
         let (slot, key) = (dice.below(12) as u8, dice.below(keys) as u16);
-        match dice.below(12) {
+        match dice.below(13) {
             0 | 1 => Op::Create(slot),
             2 => Op::Write(slot, dice.below(u64::from(shape.page_bytes) * 4), len(dice)),
             3 | 4 => Op::Write(slot, dice.below(64) * 512, len(dice)),
@@ -251,7 +253,8 @@ fn step(
             6 => Op::Truncate(slot, dice.below(30_000)),
             7 => Op::Delete(slot),
             8..=10 => Op::Put(key, len(dice)),
-            _ => Op::Remove(key),
+            11 => Op::Remove(key),
+            _ => Op::Punch(slot, dice.below(30_000), u64::from(len(dice))),
         }
     });
     Step::Group(ops.collect())

@@ -1,0 +1,216 @@
+//! One process for a store, which serves the disks in it: a confined one, for several mounts.
+//!
+//! ```text
+//!   starter                               store process
+//!     │── spawn, control socket as its fd 0 ──▶│
+//!     │── the store's descriptor ─────────────▶│ confines itself, opens the store
+//!     │── name, socket of a session ──────────▶│ finds the object
+//!     │                       worker ══ disk contract ══▶ a thread for each lane
+//!     │── number ─────────────────────────────▶│ the mark of the last chain taken, once it ended
+//! ```
+//!
+//! Law 1: the process has the store's descriptor, its control socket and its sessions, and no
+//! other power. It is confined before a byte of the store is read.
+//! Law 2: a disk that is written has one session; a second one is refused.
+//! Law 3: it ends when its starter does and no disk is served any more; then all is in a
+//! checkpoint.
+//! Law 4: what comes from its starter is one message, whole and of a known form, or the end;
+//! what comes from a worker is the disk contract, and one worker's breach ends that worker's
+//! session alone.
+
+mod serving;
+
+pub use serving::run;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use draconis_device::RemoteDisk;
+use draconis_exchange::channel::process::{Plan, Session, introduce};
+use draconis_exchange::contract::disk;
+use draconis_exchange::descriptors;
+use draconis_exchange::heap::arena::Class;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
+
+use crate::disk::{LANES, plan as add_disk};
+
+/// How long opening a store, or a disk in it, may take.
+const OPEN_WAIT: Duration = Duration::from_secs(60);
+/// How long either side of a disk waits for the other, which is alive: as long as a disk may
+/// take. A death is noticed at once.
+const PATIENCE: Duration = Duration::MAX;
+/// Private memory that the process may have.
+const MEMORY_BYTES: u64 = 2 << 30;
+
+/// The longest message, in bytes.
+const MESSAGE_BYTES: usize = 512;
+// The first byte of what the starter says.
+const OPEN: u8 = b'o';
+const OPEN_READ_ONLY: u8 = b'r';
+const ATTACH: u8 = b'a';
+const ATTACH_READ_ONLY: u8 = b'b';
+const ENDED: u8 = b'e';
+// The first byte of each answer: a number follows, or a sentence.
+const DONE: u8 = 0;
+const REFUSED: u8 = 1;
+
+/// Why there is no process, or no disk.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The process could not be started, or a session not made.
+    #[error("cannot start a process for the store: {0}")]
+    Spawn(#[from] std::io::Error),
+    /// It said no.
+    #[error("{0}")]
+    Refused(String),
+    /// It is not there any more, or does not answer.
+    #[error("the process that serves the store is gone")]
+    Gone,
+}
+
+/// The process of a store, as the one sees it who started it.
+pub struct StoreProcess {
+    child: Child,
+    pidfd: OwnedFd,
+    /// One question at a time.
+    control: Mutex<OwnedFd>,
+}
+
+/// A disk that the process serves, for the worker to be told of.
+#[derive(Debug)]
+pub struct Attached {
+    /// Where the worker takes its session up: see [`disk_of`].
+    pub socket: OwnedFd,
+    /// What [`StoreProcess::ended`] is asked about it.
+    pub number: u64,
+}
+
+impl StoreProcess {
+    /// Starts `program`, which is draconis, for the store behind `store`: open for reading and
+    /// writing, or for reading alone if it is `read_only`, and claimed.
+    ///
+    /// # Errors
+    /// See [`StoreError`]; what the store is refused for.
+    pub fn start(program: &Path, store: OwnedFd, read_only: bool) -> Result<Self, StoreError> {
+        let (control, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .map_err(std::io::Error::from)?;
+        let child = Command::new(program)
+            .args(["store-process", "--memory", &MEMORY_BYTES.to_string()])
+            .env_clear()
+            .current_dir("/")
+            .process_group(0)
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .spawn()?;
+        // A child that was not waited for keeps its number.
+        let pid = Pid::from_raw(child.id().cast_signed())
+            .ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotFound))?;
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(std::io::Error::from)?;
+        let process = Self { child, pidfd, control: Mutex::new(control) };
+        let how = if read_only { OPEN_READ_ONLY } else { OPEN };
+        process.ask(&[how], &[store.as_fd()])?;
+        Ok(process)
+    }
+
+    /// Its process number.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Has it serve the disk `name` to the process that `guest` is a pidfd of.
+    ///
+    /// # Errors
+    /// [`StoreError::Refused`]: no such disk, or in use.
+    pub fn attach(
+        &self,
+        name: &str,
+        read_only: bool,
+        guest: BorrowedFd<'_>,
+    ) -> Result<Attached, StoreError> {
+        let mut plan = Plan {
+            fixed_lanes: 0,
+            host_lanes: 0,
+            guest_lanes: 0,
+            host: vec![Class { slot_bytes: 4096, slots: 1 }],
+            guest: vec![],
+        };
+        add_disk(&mut plan);
+        let (host, socket) =
+            introduce(&plan, self.pidfd.as_fd(), guest).map_err(std::io::Error::from)?;
+        let how = if read_only { ATTACH_READ_ONLY } else { ATTACH };
+        let question = [&[how], name.as_bytes()].concat();
+        if question.len() > MESSAGE_BYTES {
+            return Err(StoreError::Refused("no disk has so long a name".into()));
+        }
+        let number = self.ask(&question, &[host.as_fd()])?;
+        Ok(Attached { socket, number })
+    }
+
+    /// Waits until a disk is served no more, whose worker has closed it or is dead: the mark of
+    /// the last chain that was taken for it ([`draconis_device::Disk::submit_marked`]).
+    ///
+    /// # Errors
+    /// [`StoreError::Refused`] if it still is, after a while.
+    pub fn ended(&self, number: u64) -> Result<u64, StoreError> {
+        self.ask(&[&[ENDED], &number.to_le_bytes()[..]].concat(), &[])
+    }
+
+    /// Asks, and waits for the number that is the answer.
+    fn ask(&self, question: &[u8], fds: &[BorrowedFd<'_>]) -> Result<u64, StoreError> {
+        let control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        descriptors::send(&*control, question, fds).map_err(|_| StoreError::Gone)?;
+        let timeout = OPEN_WAIT.try_into().ok();
+        let mut ready = [PollFd::new(&*control, PollFlags::IN)];
+        if !matches!(poll(&mut ready, timeout.as_ref()), Ok(1)) {
+            return Err(StoreError::Gone);
+        }
+        let mut answer = [0; MESSAGE_BYTES];
+        let got = descriptors::receive(&*control, &mut answer, RecvFlags::DONTWAIT);
+        let len = got.map_err(|_| StoreError::Gone)?.len;
+        match answer.get(..len).and_then(<[u8]>::split_first) {
+            Some((&DONE, number)) => match number.try_into() {
+                Ok(number) => Ok(u64::from_le_bytes(number)),
+                Err(_) => Err(StoreError::Gone),
+            },
+            Some((_, said)) => {
+                let said = String::from_utf8_lossy(said);
+                Err(StoreError::Refused(said.chars().filter(|c| !c.is_control()).collect()))
+            }
+            None => Err(StoreError::Gone),
+        }
+    }
+
+    /// Ends it at once, as a fault would.
+    pub fn kill(&self) {
+        // It may have ended by itself, which is as good.
+        let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
+    }
+
+    /// Waits until it has ended by itself: when no disk is served any more.
+    pub fn join(self) -> std::io::Result<std::process::ExitStatus> {
+        let Self { mut child, control, .. } = self;
+        drop(control);
+        child.wait()
+    }
+}
+
+/// The disk of a session that [`StoreProcess::attach`] made, in the worker. What it asks goes to
+/// the process; when that dies, everything is answered with [`draconis_device::Error::Gone`].
+///
+/// # Errors
+/// When the process does not answer.
+pub fn disk_of(session: &Arc<Session>) -> Result<RemoteDisk, draconis_device::Error> {
+    let ends: Vec<_> = (0..LANES).filter_map(|lane| session.client::<disk::Disk>(lane)).collect();
+    if ends.is_empty() {
+        return Err(draconis_device::Error::Gone);
+    }
+    let blocks = session.clone();
+    RemoteDisk::new(ends, Some(Box::new(move |len| blocks.block(len))), PATIENCE)
+}

@@ -1,0 +1,263 @@
+//! The process itself: opens its store, and serves disks until there is nothing more to do.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use draconis_device::{
+    ChainBounds, Disk, Error, Extent, FileOptions, Group, OpenedFile, Pending, Properties,
+    ReadAnswer, Refused, Ticket, Urgency, serve,
+};
+use draconis_exchange::channel::process::{Session, accept_as_host};
+use draconis_exchange::contract::disk;
+use draconis_exchange::descriptors;
+use draconis_exchange::heap::Block;
+use draconis_objects::{ObjectDisk, ObjectId, OpenOptions, Store};
+use rustix::net::RecvFlags;
+
+use super::{
+    ATTACH, ATTACH_READ_ONLY, DONE, ENDED, LANES, MESSAGE_BYTES, OPEN, OPEN_READ_ONLY, PATIENCE,
+    REFUSED,
+};
+use crate::sandbox::{Profile, close_others, confine};
+
+/// How long the starter may take with a session's hello, which is there when it is named.
+const HELLO_WAIT: Duration = Duration::from_secs(10);
+/// How long a disk may take to end whose worker is dead.
+const END_WAIT: Duration = Duration::from_secs(20);
+/// Disks that are served at once: each takes threads and memory.
+const DISKS_MAX: usize = 64;
+
+/// Is the process of a store until it has no starter and serves no disk. `memory_limit_bytes`
+/// bounds its private memory.
+///
+/// # Errors
+/// A sentence, when something else started it, or it cannot be confined.
+pub fn run(memory_limit_bytes: Option<u64>) -> Result<(), String> {
+    let control = std::io::stdin().as_fd().try_clone_to_owned();
+    let control = control.map_err(|error| error.to_string())?;
+    let not_started = "a process of a store is started by the manager; see draconis-mount(1)";
+    let (how, mut fds) = receive(&control).ok_or(not_started)?;
+    let read_only = match how[..] {
+        [OPEN] => false,
+        [OPEN_READ_ONLY] => true,
+        _ => return Err(not_started.into()),
+    };
+    let (Some(store), true) = (fds.pop(), fds.is_empty()) else { return Err(not_started.into()) };
+    close_others(&[control.as_fd(), store.as_fd()]);
+    std::panic::set_hook(Box::new(|panic| {
+        let _ = writeln!(std::io::stderr(), "draconis: store {}: {panic}", std::process::id());
+        std::process::exit(70);
+    }));
+    // io_uring stays outside: the filter cannot see what goes through a ring.
+    let options = FileOptions { write: !read_only, direct: true, uring: false };
+    let file = OpenedFile::new(store, options).map_err(|error| error.to_string())?;
+    confine(&Profile::Store, memory_limit_bytes).map_err(|error| error.to_string())?;
+    let options = OpenOptions { read_only, ..OpenOptions::default() };
+    let store = match Store::open(Arc::new(file.start()), &options) {
+        Ok(store) => store,
+        Err(error) => {
+            answer(&control, Err(error.to_string()));
+            return Ok(());
+        }
+    };
+    let serving = Serving { store, disks: Arc::default() };
+    answer(&control, Ok(0));
+    while let Some((question, fds)) = receive(&control) {
+        answer(&control, serving.asked(&question, fds));
+    }
+    serving.close();
+    Ok(())
+}
+
+/// One whole message; none when the other end is gone.
+fn receive(control: &OwnedFd) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
+    let mut bytes = vec![0; MESSAGE_BYTES];
+    let got = descriptors::receive(control, &mut bytes, RecvFlags::empty()).ok()?;
+    if got.len == 0 {
+        return None;
+    }
+    // What was cut off is no question that is known.
+    bytes.truncate(if got.whole { got.len } else { 0 });
+    Some((bytes, got.fds))
+}
+
+/// Answers; a starter that is gone is noticed by what is received next.
+fn answer(control: &OwnedFd, answer: Result<u64, String>) {
+    let bytes = match &answer {
+        Ok(number) => [&[DONE], &number.to_le_bytes()[..]].concat(),
+        Err(said) => {
+            let text = said.as_bytes();
+            [&[REFUSED], text.get(..text.len().min(MESSAGE_BYTES - 1)).unwrap_or_default()].concat()
+        }
+    };
+    let _ = descriptors::send(control, &bytes, &[]);
+}
+
+/// The store, and the disks that are served.
+struct Serving {
+    store: Arc<Store>,
+    disks: Arc<Disks>,
+}
+
+#[derive(Default)]
+struct Disks {
+    all: Mutex<BTreeMap<u64, Served>>,
+    ended: Condvar,
+}
+
+/// A disk that was attached.
+struct Served {
+    object: ObjectId,
+    read_only: bool,
+    mark: Arc<AtomicU64>,
+    has_ended: bool,
+}
+
+impl Serving {
+    fn asked(&self, question: &[u8], mut fds: Vec<OwnedFd>) -> Result<u64, String> {
+        match (question.split_first(), fds.pop(), fds.is_empty()) {
+            (Some((how @ (&ATTACH | &ATTACH_READ_ONLY), name)), Some(socket), true) => {
+                self.attach(name, *how == ATTACH_READ_ONLY, &socket)
+            }
+            (Some((&ENDED, number)), None, true) => {
+                let number = number.try_into().map_err(|_| UNKNOWN)?;
+                self.ended(u64::from_le_bytes(number))
+            }
+            _ => Err(UNKNOWN.into()),
+        }
+    }
+
+    fn attach(&self, name: &[u8], read_only: bool, socket: &OwnedFd) -> Result<u64, String> {
+        let shown = name.escape_ascii();
+        let object = self.store.named(name).map_err(|error| error.to_string())?;
+        let object = object.ok_or_else(|| format!("the store has no disk {shown}"))?;
+        let disk = self.store.disk(object).map_err(|error| error.to_string())?;
+        let disk = if read_only { disk.read_only() } else { disk };
+        let until = Instant::now() + HELLO_WAIT;
+        let session = accept_as_host(socket, until).map_err(|error| error.to_string())?;
+        let mark = Arc::new(AtomicU64::new(0));
+        let mut disks = lock(&self.disks.all);
+        let mut living = disks.values().filter(|other| !other.has_ended);
+        if living.clone().count() >= DISKS_MAX {
+            return Err(format!("{DISKS_MAX} disks of the store are in use: unmount one first"));
+        }
+        let is_shared = |other: &Served| other.read_only && read_only;
+        if living.any(|other| other.object == object && !is_shared(other)) {
+            return Err(format!("the disk {shown} is in use; unmount it first"));
+        }
+        let number = disks.last_key_value().map_or(0, |(last, _)| *last) + 1;
+        let (marking, all) = (mark.clone(), self.disks.clone());
+        let thread = std::thread::Builder::new().name("disk".into()).spawn(move || {
+            serve_one(&Marked { disk, mark: marking }, &session);
+            if let Some(served) = lock(&all.all).get_mut(&number) {
+                served.has_ended = true;
+            }
+            all.ended.notify_all();
+        });
+        // It ends by itself, and says so.
+        drop(thread.map_err(|error| error.to_string())?);
+        disks.insert(number, Served { object, read_only, mark, has_ended: false });
+        Ok(number)
+    }
+
+    /// The mark of a disk that is served no more; it is forgotten then.
+    fn ended(&self, number: u64) -> Result<u64, String> {
+        let disks = lock(&self.disks.all);
+        if !disks.contains_key(&number) {
+            return Err(format!("no disk {number} was served"));
+        }
+        let is_served = |disks: &mut BTreeMap<u64, Served>| {
+            disks.get(&number).is_some_and(|served| !served.has_ended)
+        };
+        let waited = self.disks.ended.wait_timeout_while(disks, END_WAIT, is_served);
+        let (mut disks, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        if timeout.timed_out() {
+            return Err(format!("disk {number} is still served"));
+        }
+        Ok(disks.remove(&number).map_or(0, |served| served.mark.load(Ordering::Acquire)))
+    }
+
+    /// Waits until no disk is served, and leaves a checkpoint.
+    fn close(self) {
+        let disks = lock(&self.disks.all);
+        let is_served =
+            |disks: &mut BTreeMap<u64, Served>| disks.values().any(|served| !served.has_ended);
+        let waited = self.disks.ended.wait_while(disks, is_served);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        if !self.store.is_read_only()
+            && let Err(error) = self.store.sync().and_then(|()| self.store.checkpoint())
+        {
+            // What was acknowledged was durable before.
+            log::warn!("a store was not closed: {error}");
+        }
+    }
+}
+
+const UNKNOWN: &str = "what was asked is not known here";
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Serves one disk until its client has closed it, broke the contract, or is dead.
+fn serve_one(disk: &Marked, session: &Arc<Session>) {
+    let ends: Vec<_> = (0..LANES).filter_map(|lane| session.server::<disk::Disk>(lane)).collect();
+    if let Err(lost) = serve(disk, ends, PATIENCE) {
+        log::debug!("a disk of a store was closed: {lost}");
+    }
+}
+
+/// Remembers the mark of the last chain that a disk has taken.
+struct Marked {
+    disk: ObjectDisk,
+    mark: Arc<AtomicU64>,
+}
+
+impl Disk for Marked {
+    fn properties(&self) -> Properties {
+        self.disk.properties()
+    }
+
+    fn chain_bounds(&self) -> ChainBounds {
+        self.disk.chain_bounds()
+    }
+
+    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
+        self.disk.read(at, into, urgency)
+    }
+
+    fn submit_chain(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        self.disk.submit_chain(chain, after)
+    }
+
+    fn submit_marked(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+        mark: u64,
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        let tickets = self.disk.submit_chain(chain, after)?;
+        self.mark.fetch_max(mark, Ordering::Release);
+        Ok(tickets)
+    }
+
+    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+        self.disk.settle(ticket)
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+        self.disk.wait(ticket)
+    }
+
+    fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
+        self.disk.discard(extents, after)
+    }
+}

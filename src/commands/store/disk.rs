@@ -1,0 +1,76 @@
+//! `draconis store disk`
+
+use std::path::PathBuf;
+
+use anyhow::bail;
+use clap::Args;
+use draconis_objects::{Group, Hint};
+
+use super::opened::{close, tell, writable};
+use crate::image::object::disk_name;
+use crate::text::{self, size};
+
+/// Make a disk in a store, or one that is there longer.
+///
+/// A disk is an object with a name. STORE#NAME is its image: draconis format makes a volume on
+/// it, and every command that takes an IMAGE takes it. It takes as much room as what was written
+/// to it, and no power cut leaves anything of a volume on it to be mended.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// The file or block device of the store.
+    #[arg(value_name = "STORE")]
+    device: PathBuf,
+    /// What the disk is called.
+    #[arg(value_parser = disk_name)]
+    name: String,
+    /// Its length (K, M, G, T allowed). What is new of it reads as zeros.
+    #[arg(value_parser = size)]
+    size: u64,
+}
+
+/// Disks are whole sectors.
+const SECTOR_BYTES: u64 = 512;
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let Arguments { device, name, size } = arguments;
+    let shown = device.display();
+    if !size.is_multiple_of(SECTOR_BYTES) || *size == 0 || *size > i64::MAX as u64 {
+        bail!(
+            "{}: a disk has whole sectors of {SECTOR_BYTES} bytes, at least one",
+            text::bytes(*size)
+        );
+    }
+    let store = writable(device)?;
+    let say = |error| tell(device, error);
+    let mut group = Group::new();
+    let before = match store.named(name.as_bytes()).map_err(say)? {
+        Some(id) => {
+            let len = store.len(id).map_err(say)?;
+            if len > *size {
+                bail!(
+                    "{shown}#{name} has {}, {} is less; draconis shrink {shown}#{name} makes it \
+                     shorter with its volume",
+                    text::bytes(len),
+                    text::bytes(*size)
+                );
+            }
+            group.truncate(id, *size);
+            Some(len)
+        }
+        None => {
+            let id = group.create(store.new_object(), Hint::Unknown);
+            group.truncate(id, *size);
+            group.name(name.as_bytes(), id);
+            None
+        }
+    };
+    store.submit(group, &[]).map_err(|refused| say(refused.error))?;
+    close(&store, device)?;
+    match before {
+        Some(before) => {
+            println!("{shown}#{name}: {}, was {}", text::bytes(*size), text::bytes(before));
+        }
+        None => println!("{shown}#{name}: {}", text::bytes(*size)),
+    }
+    Ok(())
+}

@@ -1,0 +1,19 @@
+//! `draconis store-process`: what the manager starts for a store.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use draconis_service::store_process;
+
+/// Serve the disks of a store: started by the manager, never by hand.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Most private memory it may have, in bytes.
+    #[arg(long)]
+    memory: Option<u64>,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    store_process::run(arguments.memory).map_err(anyhow::Error::msg)?;
+    Ok(ExitCode::SUCCESS)
+}

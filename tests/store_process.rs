@@ -1,0 +1,313 @@
+//! A process that serves the disks of a store: as any disk, to several at once, confined, and
+//! whatever is said to it.
+
+mod common;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{Draconis, tool};
+use draconis_device::{Disk, Error, Extent, Group, RemoteDisk, Write, conform};
+use draconis_exchange::channel::process::{Session, accept};
+use draconis_exchange::descriptors;
+use draconis_exchange::heap::Block;
+use draconis_service::store_process::{Attached, StoreError, StoreProcess, disk_of};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
+
+const PROFILE: &str =
+    r#"{"layout": "cow", "page_bytes": 4096, "segment_bytes": 262144, "queue_depth": 8}"#;
+
+struct Place {
+    draconis: Draconis,
+}
+
+impl Place {
+    /// A store with disks of these names, of 1 MiB each.
+    fn new(names: &[&str]) -> Self {
+        let place = Self { draconis: Draconis::new() };
+        let (profile, store) = (place.draconis.path("profile"), place.store());
+        std::fs::write(&profile, PROFILE).unwrap();
+        let (profile, store) = (profile.to_str().unwrap(), store.to_str().unwrap());
+        let size = ["--size", "64M", "--sparse", "--profile", profile];
+        place.draconis.ok([&["store", "create", store], &size[..]].concat());
+        for name in names {
+            place.draconis.ok(["store", "disk", store, name, "1M"]);
+        }
+        place
+    }
+
+    fn store(&self) -> PathBuf {
+        self.draconis.path("s")
+    }
+
+    fn file(&self, write: bool) -> OwnedFd {
+        std::fs::File::options().read(true).write(write).open(self.store()).unwrap().into()
+    }
+
+    fn start(&self) -> StoreProcess {
+        StoreProcess::start(program(), self.file(true), false).unwrap()
+    }
+}
+
+fn program() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_draconis"))
+}
+
+fn me() -> OwnedFd {
+    pidfd_open(getpid(), PidfdFlags::empty()).unwrap()
+}
+
+fn disk(attached: &Attached) -> (RemoteDisk, Arc<Session>) {
+    let session = accept(&attached.socket, Instant::now() + Duration::from_secs(10)).unwrap();
+    (disk_of(&session).unwrap(), session)
+}
+
+fn attach(process: &StoreProcess, name: &str) -> (RemoteDisk, u64) {
+    let attached = process.attach(name, false, me().as_fd()).unwrap();
+    (disk(&attached).0, attached.number)
+}
+
+fn write(at_bytes: u64, byte: u8) -> Group {
+    let mut block = Block::private(4096);
+    block.copy_in(0, &[byte; 4096]);
+    Group { writes: vec![Write { at_bytes, block }] }
+}
+
+fn byte(disk: &dyn Disk, at: u64) -> u8 {
+    let block = disk.read_now(Extent::new(at, 512), Block::private(512)).unwrap();
+    block.into_private()[0]
+}
+
+fn refused<T: std::fmt::Debug>(answer: Result<T, StoreError>) -> String {
+    match answer {
+        Err(StoreError::Refused(said)) => said,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_disk_of_the_process_is_a_disk_like_any_other() {
+    let place = Place::new(&["vol"]);
+    let process = place.start();
+    let mut last = None;
+    conform::all(|| {
+        if let Some(number) = last {
+            // The one before is closed by now.
+            process.ended(number).unwrap();
+        }
+        let (disk, number) = attach(&process, "vol");
+        last = Some(number);
+        disk
+    });
+    assert!(process.join().unwrap().success());
+    place.draconis.ok(["store", "check", place.store().to_str().unwrap()]);
+}
+
+#[test]
+fn several_disks_are_served_at_once_and_what_was_acknowledged_outlives_a_kill() {
+    let place = Place::new(&["a", "b"]);
+    let process = place.start();
+    let ((a, _), (b, _)) = (attach(&process, "a"), attach(&process, "b"));
+    std::thread::scope(|scope| {
+        for (disk, first) in [(&a, 1u8), (&b, 101)] {
+            scope.spawn(move || {
+                for nth in 0..50u8 {
+                    let group = write(u64::from(nth) * 4096, first + nth);
+                    let ticket = disk.submit_marked(vec![group], &[], u64::from(nth)).unwrap()[0];
+                    disk.wait(ticket).unwrap();
+                }
+            });
+        }
+    });
+    // What has two users, one of which writes, has one.
+    let said = refused(process.attach("a", true, me().as_fd()));
+    assert_eq!(said, "the disk a is in use; unmount it first");
+    process.kill();
+    assert_eq!(a.submit(write(0, 9), &[]).unwrap_err().error, Error::Gone);
+    let block = b.read_now(Extent::new(0, 512), Block::private(512));
+    assert_eq!(block.unwrap_err().error, Error::Gone);
+    assert!(matches!(process.attach("b", false, me().as_fd()), Err(StoreError::Gone)));
+    assert!(!process.join().unwrap().success());
+    drop((a, b));
+
+    let process = place.start();
+    let ((a, number), (b, _)) = (attach(&process, "a"), attach(&process, "b"));
+    for nth in 0..50u8 {
+        let at = u64::from(nth) * 4096;
+        assert_eq!((byte(&a, at), byte(&b, at)), (1 + nth, 101 + nth));
+    }
+    let ticket = a.submit_marked(vec![write(0, 77)], &[], 5).unwrap()[0];
+    a.settle(ticket).unwrap();
+    drop(a);
+    assert_eq!(process.ended(number).unwrap(), 5);
+    refused(process.ended(number));
+    // Two readers share a disk, which takes nothing then.
+    let readers = [0, 1].map(|_| process.attach("a", true, me().as_fd()).unwrap());
+    for attached in &readers {
+        let (disk, _session) = disk(attached);
+        assert!(disk.properties().read_only && byte(&disk, 0) == 77);
+        assert!(disk.submit(write(0, 1), &[]).is_err());
+    }
+    drop(b);
+    assert!(process.join().unwrap().success());
+    place.draconis.ok(["store", "check", place.store().to_str().unwrap()]);
+}
+
+#[test]
+fn an_ext4_volume_lives_on_a_disk_of_the_process() {
+    use draconis_ext::{AccessTimes, Options, Volume, Writing};
+    if !tool("a volume on a disk of a process", "e2fsck") {
+        return;
+    }
+    let place = Place::new(&[]);
+    let store = place.store();
+    let image = format!("{}#vol", store.display());
+    place.draconis.ok(["format", "-t", "ext4", &image, "16M"]);
+    let process = place.start();
+    let (disk, number) = attach(&process, "vol");
+    let clock = || draconis_exchange::contract::Time { seconds: 1_700_000_000, nanoseconds: 0 };
+    let writing =
+        Writing { clock: Arc::new(clock), dirty_bytes: 1 << 20, atime: AccessTimes::Never };
+    let volume = Volume::open_for_writing(Arc::new(disk), Options::default(), writing).unwrap();
+    let new = draconis_ext::NewNode {
+        kind: draconis_exchange::contract::Kind::File,
+        mode: 0o644,
+        uid: 0,
+        gid: 0,
+        device: (0, 0),
+        target: b"",
+    };
+    let file = volume.create(volume.root(), b"file", &new).unwrap();
+    let bytes: Vec<u8> = (0..3_000_000u32).map(|at| (at.wrapping_mul(at) >> 7) as u8).collect();
+    let mut done = 0;
+    while done < bytes.len() {
+        done += volume.write(file, done as u64, &bytes[done..]).unwrap();
+    }
+    volume.sync().unwrap();
+    // Synced, so it is there, whatever ends the process now.
+    process.kill();
+    process.join().unwrap();
+    drop(volume);
+    let got = place.draconis.run(["cat", &format!("{image}:/file")]);
+    assert!(got.stdout == bytes);
+    let (store, raw) = (store.to_str().unwrap(), place.draconis.path("raw"));
+    place.draconis.ok(["store", "get", store, "vol", raw.to_str().unwrap()]);
+    common::volume::check(&raw);
+    assert_eq!(number, 1);
+}
+
+#[test]
+fn what_is_no_store_is_refused_and_so_is_what_is_not_there() {
+    let place = Place::new(&["vol"]);
+    let file = place.draconis.path("zeros");
+    std::fs::write(&file, vec![0; 1 << 20]).unwrap();
+    let zeros = std::fs::File::options().read(true).write(true).open(&file).unwrap();
+    let said = match StoreProcess::start(program(), zeros.into(), false) {
+        Err(StoreError::Refused(said)) => said,
+        _ => panic!("zeros are no store"),
+    };
+    assert!(said.contains("no superblock"), "{said}");
+    let process = StoreProcess::start(program(), place.file(false), true).unwrap();
+    let said = refused(process.attach("other", true, me().as_fd()));
+    assert_eq!(said, "the store has no disk other");
+    // All of a store that is only read is only read.
+    let attached = process.attach("vol", false, me().as_fd()).unwrap();
+    assert!(disk(&attached).0.properties().read_only);
+    refused(process.ended(99));
+    assert!(process.join().unwrap().success());
+}
+
+/// A process that is told things by hand.
+struct Told {
+    child: std::process::Child,
+    control: OwnedFd,
+}
+
+impl Told {
+    fn new(place: &Place) -> Self {
+        let flags = SocketFlags::CLOEXEC;
+        let (control, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let child = Command::new(program()).arg("store-process").stdin(theirs).spawn().unwrap();
+        let told = Self { child, control };
+        assert_eq!(told.say(b"o", &[place.file(true)]), Some(vec![0; 9]));
+        told
+    }
+
+    /// What it answers.
+    fn say(&self, bytes: &[u8], fds: &[OwnedFd]) -> Option<Vec<u8>> {
+        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        descriptors::send(&self.control, bytes, &fds).unwrap();
+        let mut answer = vec![0; 1024];
+        let got = descriptors::receive(&self.control, &mut answer, RecvFlags::empty()).ok()?;
+        answer.truncate(got.len);
+        (got.len > 0).then_some(answer)
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_and_the_process_goes_on() {
+    let place = Place::new(&["vol"]);
+    let mut told = Told::new(&place);
+    let (other, _end) = std::os::unix::net::UnixStream::pair().unwrap();
+    let other = OwnedFd::from(other);
+    let long = [b'a'; 2000];
+    let questions: [(&[u8], Vec<OwnedFd>); 9] = [
+        (b"x", vec![]),
+        (b"a", vec![]),
+        (b"avol", vec![]),
+        // A hello that never comes is not waited for where its sender is gone.
+        (b"avol", vec![drop_peer()]),
+        (b"avol", vec![other.try_clone().unwrap(), other.try_clone().unwrap()]),
+        (b"avol", vec![std::fs::File::open("/dev/null").unwrap().into()]),
+        (b"e", vec![]),
+        (b"e12345678", vec![other.try_clone().unwrap()]),
+        (&long, vec![]),
+    ];
+    for (question, fds) in questions {
+        let answer = told.say(question, &fds).expect("an answer");
+        assert_eq!(answer[0], 1, "{:?}", question.escape_ascii().to_string());
+    }
+    let Told { child, control } = &mut told;
+    drop(std::mem::replace(control, drop_peer()));
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn a_worker_that_dies_or_talks_nonsense_loses_its_disk_and_no_other() {
+    use draconis_exchange::contract::{self, volume};
+    let place = Place::new(&["a", "b", "c"]);
+    let process = place.start();
+    let (a, _) = attach(&process, "a");
+    let mut dying = Command::new("sleep").arg("1000").spawn().unwrap();
+    let pid = rustix::process::Pid::from_raw(dying.id().cast_signed()).unwrap();
+    let guest = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+    let attached = process.attach("b", false, guest.as_fd()).unwrap();
+    refused(process.attach("b", false, me().as_fd()));
+    dying.kill().unwrap();
+    assert_eq!(process.ended(attached.number).unwrap(), 0);
+    dying.wait().unwrap();
+    attach(&process, "b");
+    // Another contract than that of disks.
+    let attached = process.attach("c", false, me().as_fd()).unwrap();
+    let session = accept(&attached.socket, Instant::now() + Duration::from_secs(10)).unwrap();
+    let end = session.client::<volume::Volume>(0).unwrap();
+    let text = Block::private(64);
+    drop(end.send(volume::Mount { options: text, len: 0 }));
+    // The others are closed in good order; with a worker that is killed they would be, too.
+    (1..64).for_each(|lane| drop(session.client::<contract::disk::Disk>(lane)));
+    process.ended(attached.number).unwrap();
+    assert_eq!(byte(&a, 0), 0);
+    drop(a);
+    assert!(process.join().unwrap().success());
+}
+
+/// A socket whose other end is gone.
+fn drop_peer() -> OwnedFd {
+    let flags = SocketFlags::CLOEXEC;
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap().0
+}
