@@ -6,8 +6,9 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{
     cat, check, chmod, chown, complete_path, completions, cp, format, get, grow, info, keeper, kv,
-    lab, ln, ls, manpages, mkdir, mount, mv, put, rm, serve, set_label, shrink, stat, status, store,
-    store_process, tar, touch, tree, truncate, tune, umount, untar, upgrade, worker,
+    lab, ln, ls, manpages, mkdir, mount, mv, put, rm, serve, set_label, shrink, stat, status,
+    store, store_keeper, store_process, tar, touch, tree, truncate, tune, umount, untar, upgrade,
+    worker,
 };
 
 /// Ext volumes you do not trust, mounted by a process that can do nothing else.
@@ -74,6 +75,8 @@ pub enum Command {
     #[command(hide = true)]
     Keeper(keeper::Arguments),
     #[command(hide = true)]
+    StoreKeeper(store_keeper::Arguments),
+    #[command(hide = true)]
     StoreProcess(store_process::Arguments),
     #[command(hide = true)]
     Worker(worker::Arguments),
@@ -119,6 +122,7 @@ impl Command {
             Self::Manpages(arguments) => manpages::run(&arguments, Cli::command()),
             Self::CompletePath(arguments) => complete_path::run(&arguments),
             Self::Keeper(arguments) => keeper::run(&arguments),
+            Self::StoreKeeper(_) => store_keeper::run(),
             Self::StoreProcess(arguments) => store_process::run(&arguments),
             Self::Worker(arguments) => worker::run(&arguments),
         }

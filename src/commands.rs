@@ -28,6 +28,7 @@ pub mod shrink;
 pub mod stat;
 pub mod status;
 pub mod store;
+pub mod store_keeper;
 pub mod store_process;
 pub mod tar;
 pub mod touch;

@@ -88,24 +88,20 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return remount(dir, &options);
     }
     let mount_point = mount_point(dir)?;
-    if let Some(object) = Name::of(&arguments.image) {
-        bail!(
-            "{object}: a disk in a store is not mounted yet; draconis ls, get, put and all that \
-             work on images do work on it, and draconis store get {} {} FILE writes its image",
-            object.store.display(),
-            object.name
-        );
-    }
     if let Some(size) = &arguments.create {
         create(&arguments.image, size)?;
     }
-    let volume = absolute(&arguments.image)?;
+    let name = Name::of(&arguments.image);
+    let file = name.as_ref().map_or(&arguments.image, |name| &name.store);
+    let (volume, disk) = (absolute(file)?, name.as_ref().map(|name| name.name.clone()));
     let directory = Directory::open().context("cannot keep a manager's socket")?;
-    if arguments.foreground {
-        return foreground(&directory, volume, mount_point, options, arguments.replace);
-    }
     let replace = arguments.replace;
-    told(ask_or_start(&directory, &Request::Mount { volume, mount_point, options, replace })?)
+    let at = mount_point.clone();
+    let request = Request::Mount { volume, disk, mount_point, options, replace };
+    if arguments.foreground {
+        return foreground(&directory, at, &request);
+    }
+    told(ask_or_start(&directory, &request)?)
 }
 
 /// Lets a mount be written, or not.
@@ -131,14 +127,12 @@ fn create(image: &Path, size: &str) -> anyhow::Result<()> {
 /// Mounts, and waits for the end.
 fn foreground(
     directory: &Directory,
-    volume: PathBuf,
     mount_point: PathBuf,
-    options: MountOptions,
-    replace: bool,
+    request: &Request,
 ) -> anyhow::Result<ExitCode> {
     let unmount = Request::Unmount { mount_point: mount_point.clone(), force: true };
-    let wait = Request::Wait { mount_point: mount_point.clone() };
-    told(ask_or_start(directory, &Request::Mount { volume, mount_point, options, replace })?)?;
+    let wait = Request::Wait { mount_point };
+    told(ask_or_start(directory, request)?)?;
     let other = directory.clone();
     super::serve::on_signal(move || {
         if let Some(manager) = other.connect() {

@@ -1,11 +1,11 @@
-//! `draconis store-process`: what the manager starts for a store.
+//! `draconis store-process`: what a store keeper starts.
 
 use std::process::ExitCode;
 
 use clap::Args;
 use draconis_service::store_process;
 
-/// Serve the disks of a store: started by the manager, never by hand.
+/// Serve the disks of a store: started by a store keeper, never by hand.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Most private memory it may have, in bytes.

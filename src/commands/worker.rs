@@ -16,10 +16,14 @@ pub struct Arguments {
     /// Most private memory it may have, in bytes.
     #[arg(long)]
     memory: Option<u64>,
+    /// The volume is served by the process of a store.
+    #[arg(long)]
+    remote: bool,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    worker::run(Fuse(Activity::default()), arguments.memory).map_err(anyhow::Error::msg)?;
+    worker::run(Fuse(Activity::default()), arguments.remote, arguments.memory)
+        .map_err(anyhow::Error::msg)?;
     Ok(ExitCode::SUCCESS)
 }
 

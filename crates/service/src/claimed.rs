@@ -11,19 +11,41 @@ use draconis_device::{Claim, claim};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::store_keeper::StoreDisk;
+
 /// How often it is tried again while the volume is in use.
 const TRY_EVERY: Duration = Duration::from_millis(5);
 
 /// A volume that was opened and claimed.
 pub(crate) struct Claimed {
-    /// For the worker: read-only.
-    pub(crate) image: OwnedFd,
-    /// For the disk service, if the volume may be written. It holds the claim then.
-    pub(crate) disk: Option<OwnedFd>,
+    /// What the worker reads, and what is written for it.
+    pub(crate) source: Source,
     /// Why it may not be, if that was wanted.
     pub(crate) note: Option<String>,
     /// What the mount needs besides.
     pub(crate) keep: Keep,
+}
+
+/// Where the bytes of a volume are.
+pub(crate) enum Source {
+    /// In a file or block device.
+    File {
+        /// For the worker: read-only.
+        image: OwnedFd,
+        /// For the disk service, if the volume may be written. It holds the claim then.
+        disk: Option<OwnedFd>,
+    },
+    /// In a store, which another process has for all of its disks.
+    Store(StoreDisk),
+}
+
+impl Source {
+    pub(crate) fn is_read_only(&self) -> bool {
+        match self {
+            Self::File { disk, .. } => disk.is_none(),
+            Self::Store(disk) => disk.read_only,
+        }
+    }
 }
 
 /// What a mount has of its volume, beside its worker.
@@ -36,7 +58,7 @@ pub(crate) struct Keep {
 }
 
 /// A block device that a mount can have as its source, and what keeps it until there is one.
-pub(crate) struct Source {
+pub(crate) struct Device {
     pub(crate) path: PathBuf,
     _device: Option<OwnedFd>,
 }
@@ -61,6 +83,18 @@ impl From<String> for NotOpened {
 }
 
 impl Claimed {
+    /// A disk in a store: `sockets` is where those have theirs who have stores.
+    pub(crate) fn in_store(
+        sockets: &Path,
+        store: &Path,
+        disk: &str,
+        read_only: bool,
+    ) -> Result<Self, String> {
+        let (disk, note) = StoreDisk::open(sockets, store, disk, read_only)?;
+        let keep = Keep { backing: None, guard: None };
+        Ok(Self { source: Source::Store(disk), note, keep })
+    }
+
     /// Opens a volume for as long as the descriptors live. What was just unmounted is
     /// about to be free: that is waited for, `wait` at most.
     pub(crate) fn open(volume: &Path, read_only: bool, wait: Duration) -> Result<Self, String> {
@@ -86,12 +120,8 @@ impl Claimed {
                     let image =
                         again(&disk, OFlags::RDONLY).map_err(|errno| said(volume, errno))?;
                     let backing = again(&disk, OFlags::RDWR).ok().filter(|_| guard.is_none());
-                    return Ok(Self {
-                        image,
-                        disk: Some(disk),
-                        note,
-                        keep: Keep { backing, guard },
-                    });
+                    let source = Source::File { image, disk: Some(disk) };
+                    return Ok(Self { source, note, keep: Keep { backing, guard } });
                 }
                 Err(errno @ (Errno::ACCESS | Errno::PERM | Errno::ROFS)) => {
                     note = Some(format!("read-only: {}", said(volume, errno)));
@@ -101,7 +131,8 @@ impl Claimed {
         }
         let image = open(volume, OFlags::RDONLY).map_err(|errno| said(volume, errno))?;
         claim_alone(volume, &image)?;
-        Ok(Self { image, disk: None, note, keep: Keep { backing: None, guard } })
+        let source = Source::File { image, disk: None };
+        Ok(Self { source, note, keep: Keep { backing: None, guard } })
     }
 }
 
@@ -121,15 +152,15 @@ impl Keep {
     ///
     /// # Errors
     /// What the system says, for the user.
-    pub(crate) fn source(&mut self, volume: &Path) -> Result<Source, String> {
+    pub(crate) fn source(&mut self, volume: &Path) -> Result<Device, String> {
         if self.guard.take().is_some() {
-            return Ok(Source { path: volume.to_path_buf(), _device: None });
+            return Ok(Device { path: volume.to_path_buf(), _device: None });
         }
         let file = self.backing.take().ok_or("the volume is not written")?;
         let attached = crate::loop_device::attach(&file);
         let (path, device) = attached
             .map_err(|error| format!("no loop device can be had: {}", crate::sentence(&error)))?;
-        Ok(Source { path, _device: Some(device) })
+        Ok(Device { path, _device: Some(device) })
     }
 
     /// Guards a block device again that was not mounted after all.

@@ -69,8 +69,13 @@ pub struct Keeper {
 }
 
 struct Mount {
+    /// What it is called: the file, or STORE#NAME.
     volume: PathBuf,
-    /// Device and inode number of the volume: two paths may lead to one.
+    /// The file or block device that has it.
+    file: PathBuf,
+    /// If that is a store: which of its disks it is.
+    disk: Option<String>,
+    /// Device and inode number of the file: two paths may lead to one.
     identity: (u64, u64),
     mount_point: PathBuf,
     options: MountOptions,
@@ -171,8 +176,8 @@ impl Keeper {
 
     fn answer(self: &Arc<Self>, request: Request, client: &UnixStream) -> Reply {
         let failed = |why| Reply::Failed { why };
-        if let Request::Mount { volume, mount_point, options, replace } = request {
-            let mounted = self.mount(volume, mount_point, options, replace);
+        if let Request::Mount { volume, disk, mount_point, options, replace } = request {
+            let mounted = self.mount(volume, disk, mount_point, options, replace);
             return mounted.map_or_else(failed, |notes| Reply::Mounted { notes });
         }
         let Some(mount) = self.current() else { return Reply::NotMounted };
@@ -200,9 +205,10 @@ impl Keeper {
         let (Some(mount), Ok(client)) = (self.wait_for_mount(until), client.try_clone()) else {
             return;
         };
-        let Mount { volume, identity, mount_point, .. } = &*mount;
+        let Mount { volume, disk, identity, mount_point, .. } = &*mount;
         let (volume, mount_point) = (volume.clone(), mount_point.clone());
-        let kept = Reply::Kept(Kept { volume, identity: *identity, mount_point });
+        let (identity, disk) = (*identity, disk.clone());
+        let kept = Reply::Kept(Kept { volume, disk, identity, mount_point });
         let mut watchers = lock(&self.watchers);
         watchers.retain(is_connected);
         let mut sent = protocol::send(&client, &kept);

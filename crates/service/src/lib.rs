@@ -28,6 +28,7 @@ pub mod process;
 pub mod protocol;
 mod recorder;
 pub mod sandbox;
+pub mod store_keeper;
 pub mod store_process;
 pub mod table;
 pub mod volume;

@@ -22,8 +22,7 @@ use std::time::{Duration, Instant};
 use self::keepers::{Entry, Phase, Unasked};
 use crate::claimed::identity;
 use crate::client::Directory;
-use crate::options::MountOptions;
-use crate::protocol::{self, Kept, LostMount, Reply, Request, Status, Upgraded};
+use crate::protocol::{self, Kept, LostMount, Reply, Request, Status, Upgraded, volume_name};
 
 /// How long a mount that is just ending may take to give its volume and directory back.
 const GIVE_BACK_WAIT: Duration = Duration::from_secs(3);
@@ -106,8 +105,15 @@ impl Manager {
 
     fn answer(self: &Arc<Self>, request: Request) -> Reply {
         let at = match &request {
-            Request::Mount { volume, mount_point, options, replace } => {
-                let mounted = self.mount(volume, mount_point, options, *replace);
+            Request::Mount { volume, disk, mount_point, replace, .. } => {
+                let mount_point = mount_point.clone();
+                let kept = identity(volume).map(|identity| Kept {
+                    volume: volume_name(volume, disk.as_deref()),
+                    disk: disk.clone(),
+                    identity,
+                    mount_point,
+                });
+                let mounted = kept.and_then(|kept| self.mount(kept, &request, *replace));
                 return mounted.unwrap_or_else(|why| Reply::Failed { why });
             }
             Request::Status => return Reply::Status(self.status()),
@@ -152,27 +158,21 @@ impl Manager {
         }
     }
 
-    /// Has a keeper mount `volume`; what it answers.
+    /// Has a keeper mount what `request` says; what it answers.
     ///
     /// # Errors
     /// A sentence for the user.
     fn mount(
         self: &Arc<Self>,
-        volume: &Path,
-        mount_point: &Path,
-        options: &MountOptions,
+        kept: Kept,
+        request: &Request,
         replace: bool,
     ) -> Result<Reply, String> {
-        let (volume, mount_point) = (volume.to_path_buf(), mount_point.to_path_buf());
-        let identity = identity(&volume)?;
-        let kept = Kept { volume: volume.clone(), identity, mount_point: mount_point.clone() };
         let cannot = |error| format!("cannot start a keeper: {error}");
         // The place in the table is taken first: two requests for one volume cannot both pass.
         let (id, keeper) = self.enter(kept, replace)?;
         let started = keeper.start().map_err(cannot).and_then(|()| {
-            let options = options.clone();
-            let request = Request::Mount { volume, mount_point, options, replace };
-            keeper.ask(&request, None).map_err(|why| format!("its keeper was lost: {why}"))
+            keeper.ask(request, None).map_err(|why| format!("its keeper was lost: {why}"))
         });
         if matches!(started, Ok(Reply::Mounted { .. })) {
             keeper.note(Phase::Serving);

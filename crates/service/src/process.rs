@@ -28,10 +28,12 @@ use draconis_exchange::omission;
 use rustix::net::RecvFlags;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
+use crate::claimed::Source;
 use crate::disk::{self, DiskService};
 use crate::protocol::WorkerStatus;
 use crate::recorder::Start;
 use crate::sandbox::Confinement;
+use crate::store_keeper::StoreDisk;
 
 /// How long a worker may take to open a volume.
 const MOUNT_WAIT: Duration = Duration::from_secs(60);
@@ -75,14 +77,45 @@ pub struct Worker {
     session: Arc<Session>,
     volume: Option<Client<Volume, volume::Running>>,
     text: Option<Block>,
-    /// The service that writes for it. It ends with the worker.
-    disk: Option<DiskService>,
+    /// What writes for it. It ends with the worker.
+    disk: Service,
     /// What keeps it in.
     pub confinement: Confinement,
     /// Whether the volume cannot be written.
     pub read_only: bool,
     /// What the user should know.
     pub notes: Vec<String>,
+}
+
+/// What writes for a worker.
+enum Service {
+    /// Nothing does.
+    None,
+    /// A thread here.
+    Own(DiskService),
+    /// The process of a store, which calls the disk by that number.
+    Store(StoreDisk, u64),
+}
+
+impl Service {
+    fn failure(&self) -> Option<String> {
+        match self {
+            Self::Own(disk) => disk.failure(),
+            Self::None | Self::Store(..) => None,
+        }
+    }
+
+    /// Waits for its end; the mark of the last chain that was taken.
+    fn join(self) -> u64 {
+        match self {
+            Self::None => 0,
+            Self::Own(disk) => disk.join(),
+            Self::Store(disk, number) => disk.ended(number).unwrap_or_else(|why| {
+                log::error!("{why}");
+                0
+            }),
+        }
+    }
 }
 
 /// Why there is no worker.
@@ -139,23 +172,24 @@ impl Exit {
 }
 
 impl Worker {
-    /// Starts a process, has it confine itself and open the volume behind `image`. What it
-    /// writes is written to `disk`, by a thread of this process; without one it only reads. In
-    /// the memory of `log` it says what it does.
+    /// Starts a process, has it confine itself and open the volume in `source`. Of a file it reads
+    /// for itself, and what it writes is written by a thread of this process; what is in a store
+    /// the process of that reads and writes. In the memory of `log` it says what it does.
     ///
     /// # Errors
     /// See [`StartError`].
     pub(crate) fn start(
-        image: OwnedFd,
-        disk: Option<OwnedFd>,
+        source: &Source,
         log: BorrowedFd<'_>,
         start: &Start,
     ) -> Result<Self, StartError> {
         let (control, theirs) = UnixStream::pair()?;
         let (session, session_theirs) =
-            offer(&plan(disk.is_some())).map_err(std::io::Error::from)?;
+            offer(&plan(matches!(source, Source::File { disk: Some(_), .. })))
+                .map_err(std::io::Error::from)?;
         let child = Command::new("/proc/self/exe")
             .arg("worker")
+            .args(matches!(source, Source::Store(_)).then_some("--remote"))
             .arg("--memory")
             .arg((start.options.memory_limit_bytes() * 8).to_string())
             .env_clear()
@@ -174,10 +208,33 @@ impl Worker {
             .ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotFound))?;
         let pidfd =
             rustix::process::pidfd_open(raw, PidfdFlags::empty()).map_err(std::io::Error::from)?;
-        send_descriptors(&control, &[image.as_fd(), session_theirs.as_fd(), log])?;
-        drop((image, session_theirs));
-        let session = session.start(pidfd.try_clone()?);
-        let disk = disk.map(|fd| disk::serve_disk(fd, &session, DISK_LANE)).transpose();
+        let guest = pidfd.try_clone()?;
+        let given = |volume: BorrowedFd<'_>| {
+            send_descriptors(&control, &[volume, session_theirs.as_fd(), log])?;
+            std::io::Result::Ok(session.start(guest))
+        };
+        let (session, disk) = match source {
+            Source::File { image, disk } => {
+                let session = given(image.as_fd())?;
+                let disk = disk.as_ref().map(|disk| {
+                    disk::serve_disk(disk.try_clone()?, &session, DISK_LANE).map(Service::Own)
+                });
+                (session, disk.unwrap_or(Ok(Service::None)))
+            }
+            Source::Store(disk) => match disk.attach(pidfd.as_fd()) {
+                Ok(attached) => {
+                    let disk = disk.try_clone().map(|disk| Service::Store(disk, attached.number));
+                    (given(attached.socket.as_fd())?, disk)
+                }
+                Err(why) => {
+                    let mut child = child;
+                    // It waits for what it is to work on.
+                    drop(child.kill());
+                    drop(child.wait());
+                    return Err(StartError::Refused(why));
+                }
+            },
+        };
         let mut worker = Self {
             child: Some(child),
             pid,
@@ -186,7 +243,7 @@ impl Worker {
             session,
             volume: None,
             text: None,
-            disk: None,
+            disk: Service::None,
             confinement: Confinement::default(),
             read_only: true,
             notes: vec![],
@@ -231,7 +288,7 @@ impl Worker {
 
     /// What keeps the keeper from writing for it, if something does.
     pub fn disk_failure(&self) -> Option<String> {
-        self.disk.as_ref().and_then(DiskService::failure)
+        self.disk.failure()
     }
 
     /// Its process.
@@ -340,7 +397,7 @@ impl Worker {
         self.kill();
         self.reap();
         // What was taken whole is written before the volume is free for others.
-        self.disk.take().map_or(0, DiskService::join)
+        std::mem::replace(&mut self.disk, Service::None).join()
     }
 
     fn reap(&mut self) {

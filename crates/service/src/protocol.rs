@@ -3,7 +3,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +21,9 @@ pub enum Request {
     Mount {
         /// The file or device, as an absolute path.
         volume: PathBuf,
+        /// If that is a store: which of its disks.
+        #[serde(default)]
+        disk: Option<String>,
         /// The directory, as an absolute path.
         mount_point: PathBuf,
         /// How.
@@ -140,9 +143,12 @@ pub struct Upgraded {
 /// What a keeper keeps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Kept {
-    /// The file or device.
+    /// What is mounted, as a user calls it.
     pub volume: PathBuf,
-    /// Its device and inode number: two paths may lead to one.
+    /// If it is in a store: which of its disks.
+    #[serde(default)]
+    pub disk: Option<String>,
+    /// Device and inode number of the file: two paths may lead to one.
     pub identity: (u64, u64),
     /// The directory.
     pub mount_point: PathBuf,
@@ -224,6 +230,15 @@ pub struct CacheStatus {
     pub misses: u64,
     /// `hits` as a part of both, 0 to 1.
     pub hit_rate: f64,
+}
+
+/// What a user calls a disk in a store: STORE#NAME; the file itself, if it is no store.
+pub(crate) fn volume_name(file: &Path, disk: Option<&str>) -> PathBuf {
+    let Some(disk) = disk else { return file.to_path_buf() };
+    let mut name = file.as_os_str().to_os_string();
+    name.push("#");
+    name.push(disk);
+    name.into()
 }
 
 /// Whether the other end of a socket belongs to this user. Sockets lie in a directory that only

@@ -193,6 +193,19 @@ impl StoreProcess {
         let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
+    /// Tells it that there will be no more disks, and waits until it has ended: when none is
+    /// served any more.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn close(&self) -> std::io::Result<()> {
+        let control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        // It may have ended by itself.
+        let _ = rustix::net::shutdown(&*control, rustix::net::Shutdown::Both);
+        poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], None)?;
+        Ok(())
+    }
+
     /// Waits until it has ended by itself: when no disk is served any more.
     pub fn join(self) -> std::io::Result<std::process::ExitStatus> {
         let Self { mut child, control, .. } = self;

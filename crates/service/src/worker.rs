@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use draconis_device::{FileDisk, FileOptions, OpenedFile};
+use draconis_device::{Disk, FileOptions, OpenedFile};
 use draconis_exchange::channel::process::{Session, accept};
 use draconis_exchange::contract::recorder::Recorder;
 use draconis_exchange::contract::volume::{
@@ -25,6 +25,7 @@ use crate::process::{DISK_LANE, LOST_WRITES, READ_ONLY, VOLUME_LANE, receive_des
 use crate::protocol::WorkerStatus;
 use crate::recorder::{Start, WorkerRecorder};
 use crate::sandbox::{Confinement, Profile, close_others, confine};
+use crate::store_process::disk_of;
 use crate::volume::{OpenError, VolumeTree, open, open_in_use};
 use rustix::pipe::PipeFlags;
 
@@ -56,12 +57,17 @@ pub trait Serve: Send + Sync + 'static {
     fn busy(&self) -> Duration;
 }
 
-/// Is a worker until its mount ends. `memory_limit_bytes` bounds its private memory.
+/// Is a worker until its mount ends, of a disk that it reads itself, or that another process
+/// serves if `is_remote`. `memory_limit_bytes` bounds its private memory.
 ///
 /// # Errors
 /// A sentence, when something other than a keeper started the process, or it cannot be
 /// confined.
-pub fn run(serve: impl Serve, memory_limit_bytes: Option<u64>) -> Result<(), String> {
+pub fn run(
+    serve: impl Serve,
+    is_remote: bool,
+    memory_limit_bytes: Option<u64>,
+) -> Result<(), String> {
     let control = std::io::stdin().as_fd().try_clone_to_owned();
     let control = UnixStream::from(control.map_err(|error| error.to_string())?);
     let [image, session, log] = receive_descriptors(&control)
@@ -76,10 +82,14 @@ pub fn run(serve: impl Serve, memory_limit_bytes: Option<u64>) -> Result<(), Str
         eprintln!("draconis: worker {}: {panic}", std::process::id());
         std::process::exit(70);
     }));
-    // io_uring stays outside: the filter cannot see what goes through a ring.
-    let options = FileOptions { write: false, direct: true, uring: false };
-    let image = OpenedFile::new(image, options).map_err(|error| error.to_string())?;
     let until = Instant::now() + START_WAIT;
+    let image = if is_remote {
+        Image::Remote(accept(&image, until).map_err(|error| error.to_string())?)
+    } else {
+        // io_uring stays outside: the filter cannot see what goes through a ring.
+        let options = FileOptions { write: false, direct: true, uring: false };
+        Image::File(OpenedFile::new(image, options).map_err(|error| error.to_string())?)
+    };
     let session = accept(&session, until).map_err(|error| error.to_string())?;
     let confinement =
         confine(&Profile::Worker, memory_limit_bytes).map_err(|error| error.to_string())?;
@@ -104,9 +114,16 @@ pub fn run(serve: impl Serve, memory_limit_bytes: Option<u64>) -> Result<(), Str
 
 /// What a worker was given, until the volume is opened.
 struct Given {
-    image: OpenedFile,
+    image: Image,
     log: Shared,
     pipe: (OwnedFd, OwnedFd),
+}
+
+/// Where the volume is.
+enum Image {
+    File(OpenedFile),
+    /// In a store, whose process serves it over a session.
+    Remote(Arc<Session>),
 }
 
 struct Control<S> {
@@ -169,7 +186,7 @@ impl<S: Serve> Control<S> {
         let given = given.ok_or_else(|| OpenError::Options("mounted already".into()))?;
         let Given { image, log, pipe } = given;
         let log = Arc::new(OpLog::new(log, start.epoch).map_err(OpenError::Options)?);
-        let tree = self.open_volume(image.start(), &log, &start)?;
+        let tree = self.open_volume(image, &log, &start)?;
         let recorder = WorkerRecorder::new(log, self.tree.clone(), pipe, &start);
         // There is none yet: this is done once.
         let _ = self.recorder.set(recorder);
@@ -178,16 +195,23 @@ impl<S: Serve> Control<S> {
 
     fn open_volume(
         &self,
-        image: FileDisk,
+        image: Image,
         log: &Arc<OpLog>,
         start: &Start,
     ) -> Result<VolumeTree, OpenError> {
         let Start { options, was_clean, .. } = start;
+        let disk: Arc<dyn Disk> = match image {
+            Image::File(file) if options.read_only => Arc::new(file.start()),
+            Image::File(file) => {
+                let split = split_disk(file.start(), &self.session, DISK_LANE);
+                Arc::new(split.map_err(OpenError::Disk)?)
+            }
+            Image::Remote(session) => Arc::new(disk_of(&session).map_err(OpenError::Disk)?),
+        };
         if options.read_only {
-            return open(Arc::new(image), options);
+            return open(disk, options);
         }
-        let writer = split_disk(image, &self.session, DISK_LANE).map_err(OpenError::Disk)?;
-        let tree = open_in_use(Arc::new(writer), options, *was_clean)?;
+        let tree = open_in_use(disk, options, *was_clean)?;
         if tree.read_only() {
             return Ok(tree);
         }

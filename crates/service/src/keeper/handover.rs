@@ -23,11 +23,12 @@ use serde::{Deserialize, Serialize};
 use super::lives::{Lives, Past};
 use super::starting::Held;
 use super::{Ask, Keeper, Mount, MountState, Phase, lock};
-use crate::claimed::Keep;
+use crate::claimed::{Keep, Source};
 use crate::front::Front;
 use crate::oplog;
 use crate::options::MountOptions;
 use crate::protocol::{self, MountStatus, Reply};
+use crate::store_keeper::{Known, StoreDisk};
 
 /// The format of what is handed over: another one has another number.
 const FORMAT: u64 = 1;
@@ -61,12 +62,16 @@ pub(super) struct Wish {
 #[derive(Serialize, Deserialize)]
 struct State {
     volume: PathBuf,
+    file: PathBuf,
+    disk: Option<String>,
     identity: (u64, u64),
     mount_point: PathBuf,
     options: MountOptions,
     device: Option<String>,
     status: MountStatus,
     past: Past,
+    /// What is known of a disk in a store; its connection is in the place of the volume.
+    store: Option<Known>,
     /// Which of the descriptors that may be there are: the disk, the file behind a loop device,
     /// the guard of a block device, the client.
     has: [bool; 4],
@@ -103,21 +108,28 @@ impl Keeper {
         let Held { lives, keep, fuse } = held;
         let [backing, guard] = keep.parts();
         let client = wish.client.as_fd();
-        let may = [lives.disk(), backing, guard, Some(client)];
+        let (volume, disk, store) = match lives.source() {
+            Source::File { image, disk } => (image.as_fd(), disk.as_ref().map(AsFd::as_fd), None),
+            Source::Store(disk) => (disk.connection(), None, Some(disk.known())),
+        };
+        let may = [disk, backing, guard, Some(client)];
         let state = {
             let state = lock(&mount.state);
             State {
                 volume: mount.volume.clone(),
+                file: mount.file.clone(),
+                disk: mount.disk.clone(),
                 identity: mount.identity,
                 mount_point: mount.mount_point.clone(),
                 options: mount.options.clone(),
                 device: state.device.clone(),
                 status: state.status.clone(),
                 past: lives.past(),
+                store,
                 has: may.map(|fd| fd.is_some()),
             }
         };
-        let fixed = [self.listener.as_fd(), lives.log(), lives.image(), fuse.as_fd()];
+        let fixed = [self.listener.as_fd(), lives.log(), volume, fuse.as_fd()];
         let fds: Vec<BorrowedFd<'_>> = fixed.into_iter().chain(may.into_iter().flatten()).collect();
         let put = || {
             let text = serde_json::to_vec(&state)?;
@@ -154,10 +166,16 @@ impl Keeper {
         };
         let [disk, backing, guard, client] =
             state.has.map(|is_there| if is_there { fds.next() } else { None });
-        let lives = Lives::resume(image, disk, oplog::adopt(log)?, state.past);
+        let source = match state.store {
+            None => Source::File { image, disk },
+            Some(known) => Source::Store(StoreDisk::resume(image, known)),
+        };
+        let lives = Lives::resume(source, oplog::adopt(log)?, state.past);
         let keep = Keep::of_parts(backing, guard);
         let mount = Arc::new(Mount {
             volume: state.volume,
+            file: state.file,
+            disk: state.disk,
             identity: state.identity,
             mount_point: state.mount_point,
             options: state.options,

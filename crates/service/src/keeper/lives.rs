@@ -11,12 +11,13 @@
 //! often are not followed by another. Those that others kill do not count.
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use draconis_exchange::shm::Shared;
 use serde::{Deserialize, Serialize};
 
+use crate::claimed::Source;
 use crate::oplog;
 use crate::options::MountOptions;
 use crate::process::{StartError, Worker};
@@ -32,8 +33,7 @@ const REMEMBERED: usize = 1024;
 
 /// What outlives the workers of a mount.
 pub(super) struct Lives {
-    image: OwnedFd,
-    disk: Option<OwnedFd>,
+    source: Source,
     log: Shared,
     options: MountOptions,
     epoch: u64,
@@ -60,21 +60,17 @@ impl Lives {
     ///
     /// # Errors
     /// What the system says.
-    pub(super) fn new(
-        image: OwnedFd,
-        disk: Option<OwnedFd>,
-        options: MountOptions,
-    ) -> std::io::Result<Self> {
+    pub(super) fn new(source: Source, options: MountOptions) -> std::io::Result<Self> {
         let log = oplog::memory()?;
         let (deaths, died_over, refused) = (VecDeque::new(), HashMap::new(), vec![]);
-        Ok(Self { image, disk, log, options, epoch: 0, taken: (0, 0), deaths, died_over, refused })
+        Ok(Self { source, log, options, epoch: 0, taken: (0, 0), deaths, died_over, refused })
     }
 
     /// Those that another program has had until now.
-    pub(super) fn resume(image: OwnedFd, disk: Option<OwnedFd>, log: Shared, past: Past) -> Self {
+    pub(super) fn resume(source: Source, log: Shared, past: Past) -> Self {
         let Past { options, epoch, taken, died_over, refused } = past;
         let (deaths, died_over) = (VecDeque::new(), died_over.into_iter().collect());
-        Self { image, disk, log, options, epoch, taken, deaths, died_over, refused }
+        Self { source, log, options, epoch, taken, deaths, died_over, refused }
     }
 
     pub(super) fn past(&self) -> Past {
@@ -87,12 +83,15 @@ impl Lives {
         }
     }
 
-    pub(super) fn image(&self) -> BorrowedFd<'_> {
-        self.image.as_fd()
+    /// Gives the volume back.
+    pub(super) fn give_back(self) {
+        if let Source::Store(disk) = self.source {
+            disk.give_back();
+        }
     }
 
-    pub(super) fn disk(&self) -> Option<BorrowedFd<'_>> {
-        self.disk.as_ref().map(AsFd::as_fd)
+    pub(super) fn source(&self) -> &Source {
+        &self.source
     }
 
     pub(super) fn log(&self) -> BorrowedFd<'_> {
@@ -113,9 +112,7 @@ impl Lives {
             closed: read_only && !self.options.read_only,
             refused: self.refused.clone(),
         };
-        let image = self.image.try_clone()?;
-        let disk = self.disk.as_ref().map(OwnedFd::try_clone).transpose()?;
-        Worker::start(image, disk, self.log.as_fd(), &start)
+        Worker::start(&self.source, self.log.as_fd(), &start)
     }
 
     /// One has died, or was killed by another process; `taken` is the last of its changes that

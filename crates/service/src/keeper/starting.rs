@@ -14,7 +14,7 @@ use crate::claimed::{Claimed, Keep, identity, said};
 use crate::connection;
 use crate::options::MountOptions;
 use crate::process::{StartError, Worker};
-use crate::protocol::MountStatus;
+use crate::protocol::{MountStatus, volume_name};
 use crate::sandbox::Confinement;
 use crate::table;
 
@@ -47,28 +47,43 @@ impl Keeper {
     /// `replace` a dead mount of ours is cleared first.
     pub(super) fn mount(
         self: &Arc<Self>,
-        volume: PathBuf,
+        file: PathBuf,
+        disk: Option<String>,
         mount_point: PathBuf,
         options: MountOptions,
         replace: bool,
     ) -> Result<Vec<String>, String> {
-        let identity = identity(&volume)?;
+        let identity = identity(&file)?;
+        let volume = volume_name(&file, disk.as_deref());
         let status = first_status(&volume, &mount_point, &options);
         let (phase, device, asks, worker) = (Phase::Starting, None, None, None);
         let state = MountState { phase, device, asks, worker, is_last: false, status };
-        let mount =
-            Arc::new(Mount { volume, identity, mount_point, options, state: Mutex::new(state) });
+        let state = Mutex::new(state);
+        let mount = Arc::new(Mount { volume, file, disk, identity, mount_point, options, state });
         self.take(&mount)?;
         let cleared = if replace { self.clear(&mount.mount_point) } else { Ok(()) };
         let started = cleared
             .and_then(|()| check_mount_point(&mount.mount_point))
-            .and_then(|()| Claimed::open(&mount.volume, mount.options.read_only, GIVE_BACK_WAIT))
+            .and_then(|()| self.claim(&mount))
             .and_then(|claimed| self.start(&mount, claimed));
         if started.is_err() {
             lock(&mount.state).phase = Phase::Ended { why: None, dead: false };
             self.tell();
         }
         started
+    }
+
+    /// Opens the volume, which no other mount and no tool has then.
+    fn claim(&self, mount: &Mount) -> Result<Claimed, String> {
+        let Mount { file, disk, options, .. } = mount;
+        let Some(disk) = disk else {
+            return Claimed::open(file, options.read_only, GIVE_BACK_WAIT);
+        };
+        let socket = self.listener.local_addr().map_err(|error| error.to_string())?;
+        // Beside that of the keepers.
+        let run = socket.as_pathname().and_then(Path::parent).and_then(Path::parent);
+        let stores = run.ok_or("a keeper is started by the manager")?.join("stores");
+        Claimed::in_store(&stores, file, disk, options.read_only)
     }
 
     /// Makes `mount` the one that is kept here.
@@ -98,14 +113,14 @@ impl Keeper {
         mount: &Arc<Mount>,
         claimed: Claimed,
     ) -> Result<Vec<String>, String> {
-        let Claimed { image, disk, note, mut keep } = claimed;
-        let read_only = disk.is_none();
+        let Claimed { source, note, mut keep } = claimed;
+        let read_only = source.is_read_only();
         let options = MountOptions { read_only, ..mount.options.clone() };
         let said = |error| match error {
             StartError::Refused(why) => format!("{}: {why}", mount.volume.display()),
             other => other.to_string(),
         };
-        let lives = Lives::new(image, disk, options.clone()).map_err(StartError::Spawn);
+        let lives = Lives::new(source, options.clone()).map_err(StartError::Spawn);
         let mut lives = lives.map_err(said)?;
         let mut worker = lives.next(read_only).map_err(said)?;
         let options = MountOptions { read_only: worker.read_only, ..options };
@@ -149,7 +164,8 @@ impl Keeper {
             // The volume is given back as this returns.
             let why = keeper.attend(&mount, worker, &mut held, (&asks, &asked));
             let Held { lives, keep, fuse } = held;
-            drop((lives, keep));
+            drop(keep);
+            lives.give_back();
             // Closing our descriptor of the connection is what ends the waits of clients.
             drop(fuse);
             keeper.has_ended(&mount, why);
@@ -172,7 +188,9 @@ impl Keeper {
             return Err("mount option 'fuseblk' is for root only; leave it out".into());
         }
         let may = is_root && options.source.is_none();
-        if options.read_only || !options.block_device.unwrap_or(may) {
+        // Of what is in a store there is none.
+        let is_file = mount.disk.is_none();
+        if options.read_only || !is_file || !options.block_device.unwrap_or(may) {
             return attach(None);
         }
         let attached = keep.source(volume).and_then(|source| attach(Some(&source.path)));

@@ -73,7 +73,8 @@ impl Entry {
     /// Why there cannot be `other`, too, if so.
     pub(super) fn conflict(&self, other: &Kept) -> Option<String> {
         let (volume, at) = (self.kept.volume.display(), self.kept.mount_point.display());
-        if !self.is_dead() && self.kept.identity == other.identity {
+        let is_same = self.kept.identity == other.identity && self.kept.disk == other.disk;
+        if !self.is_dead() && is_same {
             Some(format!("{} is already mounted on {at}", other.volume.display()))
         } else if self.kept.mount_point != other.mount_point {
             None

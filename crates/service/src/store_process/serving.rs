@@ -39,7 +39,7 @@ const DISKS_MAX: usize = 64;
 pub fn run(memory_limit_bytes: Option<u64>) -> Result<(), String> {
     let control = std::io::stdin().as_fd().try_clone_to_owned();
     let control = control.map_err(|error| error.to_string())?;
-    let not_started = "a process of a store is started by the manager; see draconis-mount(1)";
+    let not_started = "a process of a store is started by a store keeper; see draconis-mount(1)";
     let (how, mut fds) = receive(&control).ok_or(not_started)?;
     let read_only = match how[..] {
         [OPEN] => false,

@@ -1,0 +1,371 @@
+//! A store that several mounts use: a process that holds it for all of them.
+//!
+//! ```text
+//!   keeper ── Attach { disk }, pidfd of a worker ──▶ store keeper ──▶ store process
+//!          ◀── number, socket of a session ─────────                      ▲
+//!   worker ══ disk contract ══════════════════════════════════════════════╝
+//! ```
+//! The first mount of a disk in a store starts it, the others find it by its socket: its name is
+//! the device and inode number of the store.
+//!
+//! Law 1: it has the claim on the store, and looks at no byte of it.
+//! Law 2: it ends with the last keeper that is connected, and gives the claim up last.
+
+use std::fs::File;
+use std::io::Read;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use draconis_device::{Claim, claim};
+use draconis_exchange::descriptors;
+use rustix::net::RecvFlags;
+use serde::{Deserialize, Serialize};
+
+use crate::protocol::is_own;
+use crate::store_process::{Attached, StoreProcess};
+
+/// How long one that was started waits for the first keeper.
+const FIRST_WAIT: Duration = Duration::from_secs(10);
+/// How long a store may take to be free whose last mount is just ending.
+const FREE_WAIT: Duration = Duration::from_secs(10);
+/// How often it is tried again meanwhile.
+const TRY_EVERY: Duration = Duration::from_millis(5);
+/// How long a store may take to be closed.
+const CLOSE_WAIT: Duration = Duration::from_secs(60);
+/// The longest message, in bytes.
+const MESSAGE_BYTES: usize = 4096;
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Ask {
+    /// Say whether the store is open.
+    Hello,
+    /// Serve a disk to the process whose pidfd comes along.
+    Attach { disk: String, read_only: bool },
+    /// Wait until that has ended; the mark of the last chain that was taken.
+    Ended { number: u64 },
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Answer {
+    /// With the socket of a session, of a disk.
+    Number(u64),
+    Refused(String),
+}
+
+/// A disk in a store, as the keeper of its mount has it.
+pub(crate) struct StoreDisk {
+    store: UnixStream,
+    disk: String,
+    pub(crate) read_only: bool,
+}
+
+/// What is to be known of one by another program that goes on with it.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Known {
+    disk: String,
+    read_only: bool,
+}
+
+impl StoreDisk {
+    /// Finds who has `store`, or starts one; `sockets` is where they have their addresses. With it
+    /// comes why it is read-only, if that was not asked for.
+    ///
+    /// # Errors
+    /// A sentence for the user.
+    pub(crate) fn open(
+        sockets: &Path,
+        store: &Path,
+        disk: &str,
+        read_only: bool,
+    ) -> Result<(Self, Option<String>), String> {
+        let shown = store.display();
+        let socket = socket_of(sockets, store)?;
+        let writable = File::options().read(true).write(true).open(store);
+        let note = match &writable {
+            Err(error) if !read_only => Some(format!("read-only: {shown}: {}", sentence(error))),
+            _ => None,
+        };
+        let read_only = read_only || note.is_some();
+        let file = writable.or_else(|_| File::open(store));
+        let file = file.map_err(|error| format!("{shown}: {}", sentence(&error)))?;
+        let until = Instant::now() + FREE_WAIT;
+        let store = loop {
+            let found = match UnixStream::connect(&socket) {
+                Err(_) if claim(&file, Claim::Alone).is_ok() => {
+                    let cannot = |error| {
+                        format!("cannot start a process for the store: {}", sentence(&error))
+                    };
+                    // It has the claim from now on.
+                    let file = file.try_clone().map_err(cannot)?;
+                    Some(start(&socket, file).map_err(cannot)?)
+                }
+                found => found.ok(),
+            };
+            // One that is just ending does not answer.
+            if let Some(found) = found
+                && send(&found, &Ask::Hello, &[]).is_ok()
+                && let Ok((answer, _)) = receive(&found)
+            {
+                match answer {
+                    Answer::Number(_) => break found,
+                    Answer::Refused(why) => return Err(format!("{shown}: {why}")),
+                }
+            }
+            if Instant::now() > until {
+                return Err(format!("{shown} is in use by another mount or tool"));
+            }
+            std::thread::sleep(TRY_EVERY);
+        };
+        Ok((Self { store, disk: disk.into(), read_only }, note))
+    }
+
+    /// Has it served to the process that `guest` is a pidfd of.
+    ///
+    /// # Errors
+    /// A sentence for the user.
+    pub(crate) fn attach(&self, guest: BorrowedFd<'_>) -> Result<Attached, String> {
+        let ask = Ask::Attach { disk: self.disk.clone(), read_only: self.read_only };
+        match self.ask(&ask, &[guest])? {
+            (number, Some(socket)) => Ok(Attached { socket, number }),
+            _ => Err(GONE.into()),
+        }
+    }
+
+    /// Waits until a disk that was attached is served no more; the mark of the last chain that was
+    /// taken.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub(crate) fn ended(&self, number: u64) -> Result<u64, String> {
+        Ok(self.ask(&Ask::Ended { number }, &[])?.0)
+    }
+
+    fn ask(&self, ask: &Ask, fds: &[BorrowedFd<'_>]) -> Result<(u64, Option<OwnedFd>), String> {
+        let gone = |_| GONE.to_string();
+        send(&self.store, ask, fds).map_err(gone)?;
+        let (answer, mut fds) = receive(&self.store).map_err(gone)?;
+        match answer {
+            Answer::Number(number) => Ok((number, fds.pop())),
+            Answer::Refused(why) => Err(why),
+        }
+    }
+
+    /// Gives it back; if no other mount has a disk of that store, it is free then.
+    pub(crate) fn give_back(self) {
+        let done = self.store.shutdown(Shutdown::Write);
+        let done = done.and_then(|()| self.store.set_read_timeout(Some(CLOSE_WAIT)));
+        // The end is the answer.
+        if let Err(error) = done.and_then(|()| (&self.store).read(&mut [0])) {
+            log::warn!("the process that has the store does not end: {error}");
+        }
+    }
+
+    /// The same over the same connection: the two do not ask at the same time.
+    ///
+    /// # Errors
+    /// When there is no descriptor left.
+    pub(crate) fn try_clone(&self) -> std::io::Result<Self> {
+        let (disk, read_only) = (self.disk.clone(), self.read_only);
+        Ok(Self { store: self.store.try_clone()?, disk, read_only })
+    }
+
+    /// What another program needs beside [`StoreDisk::connection`] to go on with it.
+    pub(crate) fn known(&self) -> Known {
+        Known { disk: self.disk.clone(), read_only: self.read_only }
+    }
+
+    pub(crate) fn connection(&self) -> BorrowedFd<'_> {
+        self.store.as_fd()
+    }
+
+    /// The one that another program has had until now.
+    pub(crate) fn resume(connection: OwnedFd, known: Known) -> Self {
+        let Known { disk, read_only } = known;
+        Self { store: connection.into(), disk, read_only }
+    }
+}
+
+const GONE: &str = "the process that serves the store is gone";
+
+fn sentence(error: &std::io::Error) -> String {
+    crate::sentence(error)
+}
+
+fn socket_of(sockets: &Path, store: &Path) -> Result<PathBuf, String> {
+    let (device, inode) = crate::claimed::identity(store)?;
+    Ok(sockets.join(format!("{device}-{inode}.sock")))
+}
+
+/// Starts the process that has `store`, which is claimed; a connection with it.
+fn start(socket: &Path, store: File) -> std::io::Result<UnixStream> {
+    if let Some(dir) = socket.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    // Who had the claim before is gone.
+    let _ = std::fs::remove_file(socket);
+    let listener = UnixListener::bind(socket)?;
+    let (ours, theirs) = UnixStream::pair()?;
+    let mut child = Command::new("/proc/self/exe")
+        .arg("store-keeper")
+        .current_dir("/")
+        .process_group(0)
+        .stdin(Stdio::from(OwnedFd::from(theirs)))
+        .stdout(Stdio::null())
+        .spawn()?;
+    std::thread::spawn(move || child.wait());
+    descriptors::send(&ours, b"s", &[listener.as_fd(), store.as_fd()])?;
+    UnixStream::connect(socket)
+}
+
+fn send(socket: &UnixStream, what: &impl Serialize, fds: &[BorrowedFd<'_>]) -> std::io::Result<()> {
+    Ok(descriptors::send(socket, &serde_json::to_vec(what)?, fds)?)
+}
+
+/// One message: each side waits for the other's before it says another.
+fn receive<T: for<'de> Deserialize<'de>>(
+    socket: &UnixStream,
+) -> std::io::Result<(T, Vec<OwnedFd>)> {
+    let mut bytes = [0; MESSAGE_BYTES];
+    let got = descriptors::receive(socket, &mut bytes, RecvFlags::empty())?;
+    let text = bytes.get(..got.len).filter(|text| !text.is_empty() && got.whole);
+    let text = text.ok_or(std::io::ErrorKind::UnexpectedEof)?;
+    Ok((serde_json::from_slice(text)?, got.fds))
+}
+
+/// The keepers that are connected.
+#[derive(Default)]
+struct Connected {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    keepers: usize,
+    /// There was none any more: the store is given up, and no other gets it.
+    closes: bool,
+}
+
+impl Connected {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts one that has come, if it is not too late.
+    fn enter(&self) -> bool {
+        let mut state = self.state();
+        state.keepers += usize::from(!state.closes);
+        self.changed.notify_all();
+        !state.closes
+    }
+
+    /// One has gone; returns if the store is not given up for that.
+    fn leave(&self) {
+        let mut state = self.state();
+        state.keepers -= 1;
+        self.changed.notify_all();
+        let is_open = |state: &mut State| state.keepers == 0 && !state.closes;
+        let waited = self.changed.wait_while(state, is_open);
+        let closes = waited.unwrap_or_else(PoisonError::into_inner).closes;
+        while closes {
+            std::thread::park();
+        }
+    }
+
+    /// Waits for the first one, for a while, and until there is none.
+    fn wait(&self) {
+        let none = |state: &mut State| state.keepers == 0;
+        let waited = self.changed.wait_timeout_while(self.state(), FIRST_WAIT, none);
+        let state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let some = |state: &mut State| state.keepers > 0;
+        let waited = self.changed.wait_while(state, some);
+        waited.unwrap_or_else(PoisonError::into_inner).closes = true;
+        self.changed.notify_all();
+    }
+}
+
+/// Has a store for as long as keepers are connected.
+///
+/// # Errors
+/// A sentence, when something other than a keeper started the process.
+pub fn run() -> Result<(), String> {
+    let by_hand = || "a store keeper is started by a keeper; see draconis-mount(1)".to_string();
+    let stdin = std::io::stdin().as_fd().try_clone_to_owned().map_err(|_| by_hand())?;
+    let got = descriptors::receive(&stdin, &mut [0], RecvFlags::empty()).map_err(|_| by_hand())?;
+    let [listener, store]: [OwnedFd; 2] = got.fds.try_into().map_err(|_| by_hand())?;
+    let listener = UnixListener::from(listener);
+    let socket = listener.local_addr().map_err(|error| error.to_string())?;
+    let flags = rustix::fs::fcntl_getfl(&store).map_err(|errno| errno.to_string())?;
+    let read_only = !flags.contains(rustix::fs::OFlags::RDWR);
+    let given = store.try_clone().map_err(|error| error.to_string())?;
+    let process = StoreProcess::start(Path::new("/proc/self/exe"), given, read_only);
+    // What it is refused for, each keeper is told.
+    let process = Arc::new(process.map_err(|error| error.to_string()));
+    let connected = Arc::new(Connected::default());
+    let (serving, counted) = (process.clone(), connected.clone());
+    std::thread::spawn(move || {
+        for keeper in listener.incoming().flatten() {
+            if !counted.enter() {
+                continue;
+            }
+            let (process, counted) = (serving.clone(), counted.clone());
+            std::thread::spawn(move || {
+                serve(&process, &keeper);
+                // The last one hears of our end by this.
+                counted.leave();
+                drop(keeper);
+            });
+        }
+    });
+    connected.wait();
+    if let Some(path) = socket.as_pathname() {
+        // The directory may have gone before.
+        let _ = std::fs::remove_file(path);
+    }
+    if let Ok(process) = &*process {
+        // It leaves a checkpoint when no disk is served any more.
+        process.close().map_err(|error| error.to_string())?;
+    }
+    Ok(())
+}
+
+/// Answers one keeper until it is gone.
+fn serve(process: &Result<StoreProcess, String>, keeper: &UnixStream) {
+    if !is_own(keeper) {
+        return;
+    }
+    while let Ok((ask, fds)) = receive::<Ask>(keeper) {
+        let answered = process.as_ref().map_err(Clone::clone).and_then(|process| {
+            let refused = |error: crate::store_process::StoreError| error.to_string();
+            match (ask, fds.first()) {
+                (Ask::Hello, None) => Ok((0, None)),
+                (Ask::Attach { disk, read_only }, Some(guest)) => {
+                    let attached = process.attach(&disk, read_only, guest.as_fd());
+                    attached.map(|it| (it.number, Some(it.socket))).map_err(refused)
+                }
+                (Ask::Ended { number }, None) => {
+                    process.ended(number).map(|mark| (mark, None)).map_err(refused)
+                }
+                _ => Err("that is not what a keeper asks".into()),
+            }
+        });
+        let sent = match answered {
+            Ok((number, socket)) => {
+                let fds: Vec<_> = socket.iter().map(AsFd::as_fd).collect();
+                send(keeper, &Answer::Number(number), &fds)
+            }
+            Err(why) => send(keeper, &Answer::Refused(why), &[]),
+        };
+        if sent.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! `draconis store-keeper`: what a keeper starts for a store with mounted disks.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use draconis_service::store_keeper;
+
+/// Be the keeper of a store: started by that of a mount, never by hand.
+#[derive(Debug, Args)]
+pub struct Arguments {}
+
+pub fn run() -> anyhow::Result<ExitCode> {
+    store_keeper::run().map_err(anyhow::Error::msg)?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,154 @@
+//! Disks in stores that are mounted: several of one store at once, by workers that die, by another
+//! program; and what others may do meanwhile.
+
+mod common;
+
+use std::path::PathBuf;
+
+use common::volume::check;
+use common::{Draconis, eventually, fuse, mounts_below};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// A store with an ext2 volume `one` and an ext4 volume `two`.
+fn store() -> (Draconis, PathBuf) {
+    let draconis = Draconis::new();
+    let (store, profile) = (draconis.path("s"), draconis.path("profile"));
+    let text = r#"{"layout":"cow","page_bytes":4096,"segment_bytes":262144,"queue_depth":8}"#;
+    std::fs::write(&profile, text).unwrap();
+    let (name, profile) = (store.to_str().unwrap(), profile.to_str().unwrap());
+    draconis.ok(["store", "create", name, "--size", "128M", "--sparse", "--profile", profile]);
+    for (disk, kind) in [("one", "ext2"), ("two", "ext4")] {
+        draconis.ok(["store", "disk", name, disk, "32M"]);
+        draconis.ok(["format", "-t", kind, &format!("{name}#{disk}")]);
+    }
+    (draconis, store)
+}
+
+fn kill(pid: &Value) {
+    let pid = Pid::from_raw(pid.as_i64().unwrap() as i32).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
+}
+
+/// The number of the process that has this name below `parent`'s, or runs it at all.
+fn process(command: &str, run: &str) -> Option<u64> {
+    let of = |pid: u64| -> Option<u64> {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let ours = String::from_utf8_lossy(&environment).contains(run);
+        (ours && line.split(|&byte| byte == 0).nth(1) == Some(command.as_bytes())).then_some(pid)
+    };
+    let names = std::fs::read_dir("/proc").unwrap().flatten();
+    names.filter_map(|name| name.file_name().to_str()?.parse().ok()).find_map(of)
+}
+
+/// What the store has: checked, and each volume judged.
+fn judge(draconis: &Draconis, store: &std::path::Path) {
+    draconis.ok(["store".as_ref(), "check".as_ref(), store.as_os_str()]);
+    for disk in ["one", "two"] {
+        let image = draconis.path(&format!("{disk}.img"));
+        let name = [store, std::path::Path::new(disk), &image].map(|it| it.to_str().unwrap());
+        draconis.ok([&["store", "get"], &name[..]].concat());
+        check(&image);
+    }
+}
+
+#[test]
+fn disks_of_one_store_are_mounted_beside_each_other() {
+    if !fuse("mounts of stores") {
+        return;
+    }
+    let (draconis, store) = store();
+    let names = ["one", "two"].map(|disk| PathBuf::from(format!("{}#{disk}", store.display())));
+    let [one, two] = [0, 1].map(|nth| draconis.mount(&names[nth], ["a", "b"][nth], "rw"));
+    let three = draconis.make_dir("c");
+    let said = draconis.fails(["mount".as_ref(), names[0].as_os_str(), three.as_os_str()]);
+    assert!(said.contains("s#one is already mounted on"), "{said}");
+    let said = draconis.fails(["ls".as_ref(), names[0].as_os_str()]);
+    assert!(said.contains("in use"), "{said}");
+    let missing = format!("{}#three", store.display());
+    let said = draconis.fails(["mount".as_ref(), missing.as_ref(), three.as_os_str()]);
+    assert!(said.contains("no disk three"), "{said}");
+    // Beside each other, by workers that die, and by another program.
+    for round in 0..4 {
+        std::thread::scope(|scope| {
+            for at in [&one, &two] {
+                scope.spawn(move || {
+                    let dir = at.join(format!("dir{round}"));
+                    std::fs::create_dir(&dir).unwrap();
+                    for file in 0..60 {
+                        std::fs::write(dir.join(format!("{file}")), vec![file; 9000]).unwrap();
+                    }
+                    std::fs::rename(&dir, at.join(format!("moved{round}"))).unwrap();
+                });
+            }
+            if round % 2 == 0 {
+                let status = draconis.status();
+                [0, 1].iter().for_each(|nth| kill(&status["mounts"][nth]["worker_pid"]));
+            } else {
+                draconis.ok(["upgrade"]);
+            }
+        });
+    }
+    let status = draconis.status();
+    assert_eq!(status["mounts"][1]["volume"], names[1].to_str().unwrap(), "{status}");
+    assert_eq!(status["mounts"][1]["restarts"], 2, "{status}");
+    for at in [&one, &two] {
+        for round in 0..4 {
+            for file in 0..60 {
+                let bytes = std::fs::read(at.join(format!("moved{round}/{file}"))).unwrap();
+                assert_eq!(bytes, vec![file; 9000]);
+            }
+        }
+        draconis.ok(["umount".as_ref(), at.as_os_str()]);
+    }
+    // When the last of them is unmounted the store is free.
+    judge(&draconis, &store);
+    let at = draconis.mount(&names[1], "a", "ro");
+    assert_eq!(std::fs::read(at.join("moved3/7")).unwrap(), vec![7; 9000]);
+    std::fs::write(at.join("new"), "x").unwrap_err();
+    draconis.ok(["umount".as_ref(), at.as_os_str()]);
+}
+
+#[test]
+fn a_store_that_dies_takes_its_mounts_along_and_nothing_that_was_synced() {
+    if !fuse("killing the process of a store") {
+        return;
+    }
+    let (draconis, store) = store();
+    let run = draconis.path("run");
+    let run = run.to_str().unwrap();
+    for victim in ["store-keeper", "store-process"] {
+        let name = PathBuf::from(format!("{}#two", store.display()));
+        let at = draconis.mount(&name, "a", "rw,commit=1000");
+        let synced = at.join(format!("synced-{victim}"));
+        std::fs::write(&synced, "kept").unwrap();
+        rustix::fs::syncfs(std::fs::File::open(&at).unwrap()).unwrap();
+        let file = std::fs::File::open(&synced).unwrap();
+        file.sync_all().unwrap();
+        drop(file);
+        let pid = if victim == "store-keeper" {
+            process(victim, run).unwrap()
+        } else {
+            // It has no environment: it is the only child of the other.
+            let keeper = process("store-keeper", run).unwrap();
+            let children = format!("/proc/{keeper}/task/{keeper}/children");
+            std::fs::read_to_string(children).unwrap().trim().parse().unwrap()
+        };
+        kill(&pid.into());
+        // No call waits for ever, and nothing is said to be durable that is not.
+        let _ = std::fs::write(at.join("lost"), "x");
+        if let Ok(file) = std::fs::File::create(at.join("lost too")) {
+            let synced = file.sync_all();
+            assert!(synced.is_err() || victim == "store-keeper", "{victim}");
+        }
+        let _ = draconis.run(["umount".as_ref(), "-f".as_ref(), at.as_os_str()]);
+        eventually("it is unmounted", || mounts_below(&at).is_empty());
+        eventually("the store is free", || {
+            draconis.run(["ls".as_ref(), name.as_os_str()]).status.success()
+        });
+        let path = format!("{}:/synced-{victim}", name.display());
+        assert_eq!(draconis.ok(["cat", &path]), "kept");
+        judge(&draconis, &store);
+    }
+}
