@@ -34,10 +34,10 @@ pub(super) fn fresh(seed: u64) -> anyhow::Result<(String, Vec<u8>)> {
     let (kind, shape) = KINDS[(seed % KINDS.len() as u64) as usize];
     let options = mkfs::Options::of_type(kind).context("a type that is made")?;
     let volume = make(shape, options, seed)?;
-    let layout = if seed / 4 % 2 == 0 { LayoutKind::Cow } else { LayoutKind::Log };
-    // Small segments, which are filled and cleaned while the workload runs.
+    let layout = if (seed / 4).is_multiple_of(2) { LayoutKind::Cow } else { LayoutKind::Log };
+    // Small segments and little room: they are cleaned while the workload runs.
     let profile = Profile { layout, page_bytes: 4096, segment_bytes: 64 << 10, queue_depth: 4 };
-    let disk = Arc::new(MemoryDisk::new(vec![0; volume.len() * 3 + (4 << 20)], 512));
+    let disk = Arc::new(MemoryDisk::new(vec![0; volume.len() * 3 / 2 + (4 << 20)], 512));
     Store::create(disk.clone(), &CreateOptions { profile, id: u128::from(seed) + 1 })?;
     let store = opened(disk.clone())?;
     let mut group = Group::new();
