@@ -314,7 +314,7 @@ fn filter(profile: &Profile<'_>) -> Result<BpfProgram, seccompiler::Error> {
     let names: Result<Vec<_>, seccompiler::Error> =
         names.iter().map(|&name| one_of(0, name as u64)).collect();
     rules.insert(libc::SYS_prctl, names?);
-    let fcntl = [libc::F_GETFD, libc::F_GETFL, libc::F_SETFL, libc::F_DUPFD_CLOEXEC];
+    let fcntl = [libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_SETFL, libc::F_DUPFD_CLOEXEC];
     let fcntl: Result<Vec<_>, seccompiler::Error> =
         fcntl.iter().map(|&command| one_of(1, command as u64)).collect();
     rules.insert(libc::SYS_fcntl, fcntl?);
