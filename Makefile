@@ -6,7 +6,7 @@ DESTDIR ?=
 # Where mount(8) looks for its helpers: there and in /usr/sbin, whatever the PREFIX.
 SBINDIR ?= /sbin
 
-.PHONY: all demo test test-often long exact matrix lint loom crash crash-store use-store deaths lab bench bench-channel lab-programs install install-helper fuzz fuzz-images clean
+.PHONY: all demo test test-often long exact matrix lint loom crash crash-store use-store deaths lab bench bench-channel lab-programs install install-program install-helper dist deb image fuzz fuzz-images clean
 
 all:
 	$(CARGO) build --release --locked
@@ -130,16 +130,30 @@ lab-programs:
 	$(CARGO) build --release --locked -p draconis-peers --features $(PEERS)
 
 install: all lab-programs
-	install -D -m 755 target/release/draconis $(DESTDIR)$(PREFIX)/bin/draconis
+	@$(MAKE) --no-print-directory install-program
 	install -m 755 target/release/draconis-lab target/release/draconis-lab-peers $(DESTDIR)$(PREFIX)/bin
-	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	@$(MAKE) --no-print-directory install-helper || echo "not installed: $(SBINDIR)/mount.fuse.draconis, by which mount(8) and /etc/fstab mount: as root, make install-helper PREFIX=$(PREFIX)"
-	target/release/draconis manpages $(DESTDIR)$(PREFIX)/share/man/man1
+
+# A program that is built already, with its pages and completions.
+PROGRAM ?= target/release/draconis
+install-program:
+	install -D -m 755 $(PROGRAM) $(DESTDIR)$(PREFIX)/bin/draconis
+	install -d $(DESTDIR)$(PREFIX)/share/man/man1
+	$(PROGRAM) manpages $(DESTDIR)$(PREFIX)/share/man/man1
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions
-	target/release/draconis completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/draconis
+	$(PROGRAM) completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/draconis
 	install -d $(DESTDIR)$(PREFIX)/share/zsh/site-functions $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
-	target/release/draconis completions zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_draconis
-	target/release/draconis completions fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/draconis.fish
+	$(PROGRAM) completions zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_draconis
+	$(PROGRAM) completions fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/draconis.fish
+
+# What is given to others, in target/dist: a static program with pages and completions as a
+# tarball (dist), a Debian package (deb) and a container image (image), with SHA256SUMS.
+dist:
+	@tools/dist tar
+deb:
+	@tools/dist deb
+image:
+	@tools/dist image
 
 # What mount(8) runs for the types fuse.draconis and draconis.
 install-helper:

@@ -11,9 +11,13 @@ use crate::commands::{
     worker,
 };
 
+/// Version and build.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("DRACONIS_BUILD"), ")");
+
 /// Ext volumes you do not trust, mounted by a process that can do nothing else.
 #[derive(Debug, Parser)]
-#[command(name = "draconis", version, max_term_width = 100, propagate_version = true)]
+#[command(name = "draconis", version, long_version = VERSION)]
+#[command(max_term_width = 100, propagate_version = true)]
 #[command(
     after_help = "IMAGE is a file, a block device, or STORE#NAME, a disk in a store; IMAGE:/path is \
     something in it.\n\

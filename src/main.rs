@@ -23,6 +23,11 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 
+/// musl's own is slower, and gives back what is wanted again at once (docs/decisions/0089).
+#[cfg(target_env = "musl")]
+#[global_allocator]
+static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
+
 fn main() -> ExitCode {
     let arguments = mount_helper::command_line(std::env::args_os());
     let cli = cli::Cli::parse_from(arguments);

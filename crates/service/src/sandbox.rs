@@ -84,6 +84,7 @@ pub fn confine(
     profile: &Profile<'_>,
     memory_limit_bytes: Option<u64>,
 ) -> Result<Confinement, ConfineError> {
+    #[cfg(target_env = "gnu")]
     one_malloc_arena();
     set_limits(memory_limit_bytes)?;
     if matches!(profile, Profile::Worker | Profile::Store) {
@@ -133,12 +134,14 @@ pub fn close_others(keep: &[BorrowedFd<'_>]) {
     }
 }
 
-/// Freed memory that the allocator keeps, in bytes: giving it back and faulting it in again
+/// Freed memory that glibc's allocator keeps, in bytes: giving it back and faulting it in again
 /// costs more than a fast device's reads.
+#[cfg(target_env = "gnu")]
 const KEPT_BYTES: libc::c_int = 16 << 20;
 
 /// One arena, since glibc's others open a file in `/proc` when they shrink, which would be
 /// fatal; and that one does not give back what a cache will want again at once.
+#[cfg(target_env = "gnu")]
 fn one_malloc_arena() {
     // SAFETY: `mallopt` takes two integers and touches the allocator's own settings.
     unsafe {
@@ -313,7 +316,8 @@ fn filter(profile: &Profile<'_>) -> Result<BpfProgram, seccompiler::Error> {
     let names: Result<Vec<_>, seccompiler::Error> =
         names.iter().map(|&name| one_of(0, name as u64)).collect();
     rules.insert(libc::SYS_prctl, names?);
-    let mut fcntl = vec![libc::F_GETFD, libc::F_GETFL, libc::F_SETFL, libc::F_DUPFD_CLOEXEC];
+    let mut fcntl =
+        vec![libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_SETFL, libc::F_DUPFD_CLOEXEC];
     if matches!(profile, Profile::Store) {
         // Memory that it is given is mapped only if it is sealed.
         fcntl.push(libc::F_GET_SEALS);
@@ -334,7 +338,7 @@ fn filter(profile: &Profile<'_>) -> Result<BpfProgram, seccompiler::Error> {
 
 /// Whether an output is a terminal, and how wide: what a progress bar asks.
 fn terminal_ioctls() -> Result<Vec<SeccompRule>, seccompiler::Error> {
-    [libc::TCGETS, libc::TIOCGWINSZ].iter().map(|&command| one_of(1, command)).collect()
+    [libc::TCGETS, libc::TIOCGWINSZ].iter().map(|&command| one_of(1, command as u64)).collect()
 }
 
 fn one_of(argument: u8, value: u64) -> Result<SeccompRule, seccompiler::Error> {

@@ -1,0 +1,244 @@
+//! A virtual machine: QEMU, a kernel that `tools/kernel` found, and a first program in memory
+//! that loads the drivers of the disk, mounts it, and starts its `/sbin/init`.
+
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+use crate::common::{Draconis, skipped, tool};
+
+const QEMU: &str = "qemu-system-x86_64";
+/// How long a guest may say nothing before it is taken for one that hangs.
+const SILENCE: Duration = Duration::from_secs(120);
+
+/// What starts machines.
+pub(crate) struct Machine {
+    kernel: PathBuf,
+    /// The first program and what it needs, as the kernel takes it.
+    first: Vec<u8>,
+    /// A shell and all tools in one static program.
+    pub busybox: Vec<u8>,
+    /// The names that it goes by.
+    pub applets: Vec<String>,
+}
+
+impl Machine {
+    /// Looks for all of it; says what is skipped where something is missing.
+    pub(crate) fn find(test: &str) -> Option<Self> {
+        if !cfg!(target_arch = "x86_64") {
+            skipped(format_args!("{test} needs an x86-64 machine"));
+            return None;
+        }
+        if !tool(test, QEMU) || !tool(test, "busybox") {
+            return None;
+        }
+        let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
+        let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home)?;
+        let cache = cache.join("draconis/kernel");
+        let kernel = cache.join("vmlinuz");
+        let Ok(modules) = std::fs::read_dir(cache.join("modules")).map(|found| {
+            let mut found: Vec<PathBuf> = found.map(|entry| entry.unwrap().path()).collect();
+            found.sort();
+            found
+        }) else {
+            skipped(format_args!("{test} needs a kernel, which tools/kernel downloads"));
+            return None;
+        };
+        let place = ran(Command::new("sh").args(["-c", "realpath $(command -v busybox)"]));
+        let busybox = std::fs::read(place.trim()).unwrap();
+        if has_interpreter(&busybox) {
+            skipped(format_args!("{test} needs a static busybox (busybox-static)"));
+            return None;
+        }
+        let applets = ran(Command::new("busybox").arg("--list"));
+        let applets = applets.lines().map(str::to_owned).collect();
+        let first = first_program(&busybox, &modules);
+        Some(Self { kernel, first, busybox, applets })
+    }
+
+    /// Starts a machine from a disk.
+    pub(crate) fn boot(&self, draconis: &Draconis, disk: &Disk) -> Guest {
+        let first = draconis.path("first.cpio");
+        std::fs::write(&first, &self.first).unwrap();
+        let mut qemu = Command::new(QEMU);
+        qemu.args(["-M", "q35", "-accel", accelerator(), "-cpu", "qemu64", "-m", "192"]);
+        qemu.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
+        qemu.args(["-serial", "stdio", "-kernel"]).arg(&self.kernel).arg("-initrd").arg(&first);
+        let line = "console=ttyS0 quiet panic=-1 ROOT_DEVICE";
+        qemu.args(["-append", &format!("{line}={} ROOT_TYPE={}", disk.root, disk.kind)]);
+        let file = disk.path.display();
+        qemu.args([
+            "-drive",
+            &format!("file={file},format={},if=virtio,cache=unsafe", disk.format),
+        ]);
+        qemu.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = qemu.spawn().unwrap();
+        let (send, lines) = mpsc::channel();
+        let (output, errors) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+        let from = |source: Box<dyn std::io::Read + Send>| {
+            let send = send.clone();
+            std::thread::spawn(move || {
+                for line in BufReader::new(source).split(b'\n').map_while(Result::ok) {
+                    let line = String::from_utf8_lossy(&line).trim_end().to_owned();
+                    if send.send(line).is_err() {
+                        return;
+                    }
+                }
+            });
+        };
+        from(Box::new(output));
+        from(Box::new(errors));
+        Guest { child, lines, said: String::new() }
+    }
+}
+
+/// What a guest's root file system lies on.
+pub(crate) struct Disk {
+    path: PathBuf,
+    format: &'static str,
+    root: &'static str,
+    kind: &'static str,
+}
+
+impl Disk {
+    pub(crate) fn raw(path: &Path, kind: &'static str) -> Self {
+        Self { path: path.to_owned(), format: "raw", root: "/dev/vda", kind }
+    }
+
+    pub(crate) fn partition_of_qcow2(path: &Path, kind: &'static str) -> Self {
+        Self { path: path.to_owned(), format: "qcow2", root: "/dev/vda1", kind }
+    }
+}
+
+/// A machine that runs. It ends with this.
+pub(crate) struct Guest {
+    child: Child,
+    lines: Receiver<String>,
+    said: String,
+}
+
+impl Guest {
+    /// It must say that all went well, and turn itself off.
+    pub(crate) fn until_it_is_off(mut self) {
+        self.until_it_has_said("DONE");
+        self.until_the_end();
+        let status = self.child.wait().unwrap();
+        assert!(status.success(), "{status}: {}", self.said);
+    }
+
+    /// Takes the power away once it has said this.
+    pub(crate) fn until_it_says(mut self, word: &str) {
+        self.until_it_has_said(word);
+    }
+
+    fn until_it_has_said(&mut self, word: &str) {
+        while let Some(line) = self.line() {
+            if line == word {
+                return;
+            }
+        }
+        panic!("the guest ended without {word}:\n{}", self.said);
+    }
+
+    fn until_the_end(&mut self) {
+        while self.line().is_some() {}
+    }
+
+    fn line(&mut self) -> Option<String> {
+        match self.lines.recv_timeout(SILENCE) {
+            Ok(line) => {
+                writeln!(self.said, "{line}").unwrap();
+                Some(line)
+            }
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => panic!("the guest hangs:\n{}", self.said),
+        }
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// How instructions are carried out. A hypervisor may have a /dev/kvm that takes only kernels
+/// made for it; then the processor does not tell of virtualisation.
+fn accelerator() -> &'static str {
+    let processor = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let tells = processor.split_whitespace().any(|word| word == "vmx" || word == "svm");
+    let kvm = std::fs::File::options().read(true).write(true).open("/dev/kvm");
+    if tells && kvm.is_ok() { "kvm" } else { "tcg" }
+}
+
+/// Loads all drivers, whatever the order that they need, mounts the root and goes on there.
+const FIRST: &str = r#"#!/bin/busybox sh
+b=/bin/busybox
+$b mount -t devtmpfs devices /dev
+for round in 1 2 3 4 5; do
+    for module in /modules/*; do $b insmod $module 2>/dev/null; done
+done
+for round in 1 2 3 4 5 6 7 8 9 10; do
+    [ -b $ROOT_DEVICE ] || $b sleep 1
+done
+$b mount -t $ROOT_TYPE $ROOT_DEVICE /root || { echo "no root"; $b poweroff -f; }
+$b mount --move /dev /root/dev
+exec $b switch_root /root /sbin/init
+"#;
+
+/// The archive that a kernel unpacks into memory and whose `/init` it starts.
+fn first_program(busybox: &[u8], modules: &[PathBuf]) -> Vec<u8> {
+    let mut archive = vec![];
+    for dir in ["bin", "dev", "modules", "root"] {
+        entry(&mut archive, dir, 0o40_755, &[]);
+    }
+    entry(&mut archive, "bin/busybox", 0o100_755, busybox);
+    entry(&mut archive, "init", 0o100_755, FIRST.as_bytes());
+    for module in modules {
+        let name = module.file_name().unwrap().to_str().unwrap();
+        entry(&mut archive, &format!("modules/{name}"), 0o100_644, &std::fs::read(module).unwrap());
+    }
+    entry(&mut archive, "TRAILER!!!", 0, &[]);
+    archive
+}
+
+/// One entry of an archive of cpio's form `newc`.
+fn entry(archive: &mut Vec<u8>, name: &str, mode: usize, bytes: &[u8]) {
+    let inode = archive.len() + 1;
+    let fields = [inode, mode, 0, 0, 1, 0, bytes.len(), 0, 0, 0, 0, name.len() + 1, 0];
+    let mut header = String::from("070701");
+    for field in fields {
+        write!(header, "{field:08x}").unwrap();
+    }
+    let pad = |archive: &mut Vec<u8>| archive.resize(archive.len().next_multiple_of(4), 0);
+    archive.extend_from_slice(header.as_bytes());
+    archive.extend_from_slice(name.as_bytes());
+    archive.push(0);
+    pad(archive);
+    archive.extend_from_slice(bytes);
+    pad(archive);
+}
+
+/// Whether an ELF program needs another to start it, as those that are not static do.
+fn has_interpreter(program: &[u8]) -> bool {
+    const INTERPRETER: u32 = 3;
+    let number = |at: usize, len: usize| -> Option<u64> {
+        let bytes = program.get(at..at + len)?;
+        Some(bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
+    };
+    let headers = || {
+        let (at, len, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
+        Some((0..count).map(move |nth| (at + nth * len) as usize))
+    };
+    headers().is_none_or(|mut at| at.any(|at| number(at, 4) == Some(INTERPRETER.into())))
+}
+
+fn ran(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
