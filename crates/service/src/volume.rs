@@ -85,6 +85,7 @@ pub fn open(disk: Arc<dyn Disk>, options: &MountOptions) -> Result<VolumeTree, O
 pub fn open_part(disk: Arc<dyn Disk>, options: &MountOptions) -> Result<VolumeTree, OpenError> {
     let volume = Volume::open(disk.clone(), caches(options));
     let volume = volume.map_err(|error| part::named(&*disk, error))?;
+    fits(&volume, options)?;
     Ok(VolumeTree::new(volume, false, options))
 }
 
@@ -130,7 +131,10 @@ pub(crate) fn open_in_use(
         Some(clean) => Volume::take_over(disk.clone(), caches(options), writing, clean),
     };
     match opened {
-        Ok(volume) => Ok(VolumeTree::new(volume, true, options)),
+        Ok(volume) => {
+            fits(&volume, options)?;
+            Ok(VolumeTree::new(volume, true, options))
+        }
         // What must not be written can often be read; if not, that says why.
         Err(why @ (ReadOnly | Unsupported { .. })) => {
             let mut tree = VolumeTree::new(Volume::open(disk, caches(options))?, false, options);
@@ -141,6 +145,17 @@ pub(crate) fn open_in_use(
         }
         Err(other) => Err(part::named(&*disk, other)),
     }
+}
+
+/// Refuses what only a volume of another kind can be told.
+fn fits(volume: &Volume, options: &MountOptions) -> Result<(), OpenError> {
+    let has_journal = volume.superblock().journal.is_some();
+    if options.journal && !has_journal {
+        let why = "mount option 'data' needs a journal, and the volume has none; leave it out, or \
+                   add one with draconis tune -j";
+        return Err(OpenError::Options(why.into()));
+    }
+    Ok(())
 }
 
 fn caches(options: &MountOptions) -> Options {
