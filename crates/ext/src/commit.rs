@@ -192,13 +192,16 @@ impl Volume {
         if changed && let Some(ticket) = self.outbox()?.last()? {
             self.wait(ticket)?;
         }
-        if let Some(writing) = &self.writing {
-            let mut writer = writing.gate.write();
-            if writer.stopped().is_none() {
-                writer.set_stopped(Some(Stop::Closed));
-            }
+        let Some(writing) = &self.writing else { return Ok(()) };
+        let mut writer = writing.gate.write();
+        if writer.stopped().is_none() {
+            writer.set_stopped(Some(Stop::Closed));
         }
-        Ok(())
+        drop(writer);
+        match &writing.claim {
+            Some(claim) => claim.release((writing.clock)()),
+            None => Ok(()),
+        }
     }
 
     /// Says on disk that writing stopped for `error`, where there is a place for that.

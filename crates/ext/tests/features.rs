@@ -568,14 +568,14 @@ fn values_are_kept_counted_and_given_back() {
 }
 
 #[test]
-fn a_volume_that_several_hosts_may_use_is_only_read_and_says_what_would_help() {
+fn a_volume_that_several_hosts_may_use_is_written_by_who_claims_it() {
     let Some(image) = Image::make(None, "8M", &["-t", "ext4", "-O", "mmp"]) else { return };
     assert!(image.try_open().is_ok());
     let disk = disk(&image);
     let refused = Volume::open_for_writing(disk, Options::default(), writing()).map(drop);
     let Err(Error::Unsupported { feature }) = refused else { panic!("{refused:?}") };
     assert!(
-        feature.starts_with("writing needs: mmp; ") && feature.contains("-O ^mmp"),
+        feature.starts_with("writing needs: mmp; a mount can") && feature.contains("-O ^mmp"),
         "{feature}"
     );
     run("tune2fs", &["-O", "^mmp", image.path()]);
