@@ -1,8 +1,7 @@
 //! Messages to the standard error, a line each.
 
+use draconis_service::sentence;
 use log::{LevelFilter, Log, Metadata, Record};
-
-use crate::say::plain;
 
 struct Lines;
 
@@ -28,7 +27,7 @@ impl Log for Lines {
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
             let level = record.level().as_str().to_lowercase();
-            eprintln!("draconis: {level}: {}", plain(&record.args().to_string()));
+            eprintln!("draconis: {level}: {}", sentence(record.args()));
         }
     }
 

@@ -6,6 +6,7 @@ use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use draconis_ext::Error;
+use draconis_service::sentence;
 use draconis_service::volume::OpenError;
 use rustix::io::Errno;
 
@@ -37,7 +38,7 @@ fn parts(error: &anyhow::Error) -> (String, Option<&'static str>) {
     let mut text = String::new();
     let mut last = String::new();
     for cause in error.chain() {
-        let whole = plain(&cause.to_string());
+        let whole = sentence(cause);
         let part = whole.as_str();
         // Layers name the same path, or repeat what they wrap.
         let new = match part.strip_prefix(&last) {
@@ -53,24 +54,6 @@ fn parts(error: &anyhow::Error) -> (String, Option<&'static str>) {
         last = part.to_owned();
     }
     (text, error.chain().find_map(step))
-}
-
-/// A message without the number that Rust puts behind what the system says.
-pub fn plain(text: &str) -> String {
-    let mut rest = text;
-    let mut plain = String::new();
-    while let Some((before, after)) = rest.split_once(" (os error ") {
-        plain += before;
-        let digits = after.trim_start_matches(|c: char| c.is_ascii_digit());
-        rest = match digits.strip_prefix(')') {
-            Some(behind) => behind,
-            None => {
-                plain += " (os error ";
-                after
-            }
-        };
-    }
-    plain + rest
 }
 
 fn step(cause: &(dyn Cause + 'static)) -> Option<&'static str> {
@@ -103,6 +86,7 @@ fn of_volume(error: &Error) -> Option<&'static str> {
         Error::OtherProject => "copy it there, and remove it here",
         Error::LinkLimit => "ext2 has room for no more names of it",
         Error::Io(error) => return of_disk(error),
+        Error::InUse { .. } => "unmount it there",
         _ => return None,
     })
 }
@@ -162,6 +146,5 @@ mod tests {
         assert_eq!(said(&error), "top: a/b: is wrong");
         let inside = anyhow!("{}", missing()).context("a");
         assert_eq!(said(&inside), "a: No such file or directory");
-        assert_eq!(plain("x (os error 28): y (os error z) (os error 5)"), "x: y (os error z)");
     }
 }

@@ -38,6 +38,8 @@ Options for -o, separated by commas:
   user, owner          as mount(8) has them: without devices and setuid
   errors=WHAT          a volume that says that it is damaged is mounted read-only (remount-ro)
                        or as any other (continue)
+  data=ordered         of a journal: contents are on the disk before what leads to them;
+                       writeback is taken and done as ordered, journal is refused
   grpid                new files have the group of their directory
   minixdf              df counts what can never be a file's, too
   fsname=, subtype=    what /proc/mounts shows as source and type

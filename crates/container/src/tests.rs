@@ -166,6 +166,19 @@ fn a_file_that_is_none_is_itself() {
     }
 }
 
+#[test]
+fn grains_whose_bytes_overflow_are_damage() {
+    let mut header = vec![0; 4096];
+    header[..8].copy_from_slice(b"KDMV\x01\0\0\0");
+    header[12] = 1;
+    header[44..46].copy_from_slice(&512u16.to_le_bytes());
+    for bit in [2, 13, 54, 55, 63] {
+        header[20..28].copy_from_slice(&(1u64 << bit).to_le_bytes());
+        let error = open(memory(header.clone()), &[]).map(drop).unwrap_err();
+        assert_eq!(error.to_string(), "damaged: VMDK: grains of an impossible size", "2^{bit}");
+    }
+}
+
 /// Broken anywhere, an image is an error or another disk: no panic, no loop, little memory.
 #[test]
 fn no_broken_image_makes_a_panic() {

@@ -47,7 +47,7 @@ impl Vmdk {
         }
         let (capacity, grain) = (le64(&header, 12), le64(&header, 20));
         let per_table = u64::from(le32(&header, 44));
-        if !grain.is_power_of_two() || grain * SECTOR > LONGEST_PIECE || grain < 8 {
+        if !grain.is_power_of_two() || !(8..=LONGEST_PIECE / SECTOR).contains(&grain) {
             return Err(Error::Damaged("VMDK: grains of an impossible size"));
         }
         if !(1..=4096).contains(&per_table) || capacity > 1 << 53 {

@@ -62,14 +62,19 @@ impl Volume {
         self.writing.as_ref().map(|writing| &writing.gathering).ok_or(Error::ReadOnly)
     }
 
-    /// Hands what changed to the disk, as one chain; does not wait for it.
+    /// Hands what changed to the disk, as one chain; does not wait for it. Where nothing changed
+    /// since the last time, a journal is emptied: what it holds goes to its place.
     ///
     /// # Errors
     /// [`Error::ReadOnly`] once writing stopped; what made the disk refuse.
     pub fn commit(&self) -> Result<()> {
         let was_idle = self.transact(|tx| {
             let was_idle = !tx.has_changes();
-            tx.end_batch()?;
+            if was_idle {
+                tx.rest()?
+            } else {
+                tx.end_batch()?
+            }
             Ok(was_idle)
         })?;
         if was_idle {
@@ -187,13 +192,16 @@ impl Volume {
         if changed && let Some(ticket) = self.outbox()?.last()? {
             self.wait(ticket)?;
         }
-        if let Some(writing) = &self.writing {
-            let mut writer = writing.gate.write();
-            if writer.stopped().is_none() {
-                writer.set_stopped(Some(Stop::Closed));
-            }
+        let Some(writing) = &self.writing else { return Ok(()) };
+        let mut writer = writing.gate.write();
+        if writer.stopped().is_none() {
+            writer.set_stopped(Some(Stop::Closed));
         }
-        Ok(())
+        drop(writer);
+        match &writing.claim {
+            Some(claim) => claim.release((writing.clock)()),
+            None => Ok(()),
+        }
     }
 
     /// Says on disk that writing stopped for `error`, where there is a place for that.
@@ -418,6 +426,15 @@ impl Transaction<'_> {
     /// Ends the batch here: what comes now follows what was.
     pub(crate) fn end_batch(&mut self) -> Result<()> {
         self.seal_batch(After::Nothing)
+    }
+
+    /// Leaves nothing to recover, where nothing waits to be committed.
+    fn rest(&mut self) -> Result<()> {
+        let rested = self.as_the_protocol_has_it(|protocol, tx| protocol.rest(tx));
+        if let Err(error) = &rested {
+            self.writer.stop(error);
+        }
+        rested
     }
 
     /// Seals everything that changed, as one chain, which follows `after` at least.

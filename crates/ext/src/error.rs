@@ -70,6 +70,12 @@ pub enum Error {
     /// The volume was opened for reading, was closed, or stopped after a failure.
     #[error("read-only file system")]
     ReadOnly,
+    /// The volume guards against two hosts, and another one uses it.
+    #[error("in use by {by}")]
+    InUse {
+        /// Who says so.
+        by: String,
+    },
     /// The inode is immutable or only to be appended to.
     #[error("operation not permitted")]
     NotPermitted,
@@ -129,6 +135,7 @@ impl Error {
             Self::NoSpace => Refusal::NoSpace,
             Self::TooLarge => Refusal::TooLarge,
             Self::LinkLimit => Refusal::LinkLimit,
+            Self::InUse { .. } => Refusal::Busy,
             Self::ReadOnly => Refusal::ReadOnly,
             Self::NotPermitted => Refusal::NotPermitted,
             Self::OtherProject => Refusal::CrossVolume,

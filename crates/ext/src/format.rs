@@ -24,6 +24,7 @@ pub mod inline;
 pub mod inode;
 pub mod jbd2;
 pub mod leaf;
+pub(crate) mod mmp;
 pub mod nokey;
 pub(crate) mod orphan_file;
 pub mod quota;

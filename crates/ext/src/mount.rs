@@ -14,6 +14,7 @@ use draconis_exchange::contract::Kind;
 use crate::alloc::Groups;
 use crate::blocks::data::Data;
 use crate::blocks::overlay::State;
+use crate::claim::Claim;
 use crate::commit::atomic::AtomicGroups;
 use crate::commit::journal::Journal;
 use crate::commit::outbox::{After, Freed, Outbox, Sealed};
@@ -38,17 +39,19 @@ impl Volume {
         options: Options,
         writing: Writing,
         taken_over: Option<bool>,
+        claim: Option<Claim>,
     ) -> Result<Self> {
         let properties = disk.properties();
         if properties.read_only {
             return Err(Error::ReadOnly);
         }
         let mut super_ = read_superblock(&*disk)?;
-        refuse_what_is_not_written(&super_, &properties)?;
+        let is_claimed = claim.is_some();
+        refuse_what_is_not_written(&super_, &properties, is_claimed)?;
         if super_.needs_recovery() {
             journal::replay(&disk, &super_)?;
             super_ = read_superblock(&*disk)?;
-            refuse_what_is_not_written(&super_, &properties)?;
+            refuse_what_is_not_written(&super_, &properties, is_claimed)?;
         }
         let journal = match super_.journal {
             Some(_) => Some(Journal::new(Log::find(disk.clone(), &super_)?)),
@@ -65,7 +68,9 @@ impl Volume {
         writer.taken_over = taken_over.is_some();
         writer.marked = writer.taken_over && clean && !is_clean;
         writer.quotas = Quotas::of(super_)?;
-        volume.writing = Some(WriteSide::new(writer, outbox, writing));
+        let mut writing = WriteSide::new(writer, outbox, writing);
+        writing.claim = claim;
+        volume.writing = Some(writing);
         let first = volume.super_.last_orphan;
         volume.transact(|tx| {
             // There is nothing yet that would wait for it.
@@ -96,7 +101,8 @@ impl Volume {
         writing: Writing,
         super_: &Superblock,
     ) -> Result<Self> {
-        refuse_what_is_not_written(super_, &disk.properties())?;
+        // Nothing is written but what is in memory, or what is claimed.
+        refuse_what_is_not_written(super_, &disk.properties(), true)?;
         let mut volume = Self::of(disk.clone(), options, super_.clone());
         let groups = Groups::load(&volume.store, super_)?;
         let outbox = Outbox::new(disk, super_.block_bytes);
@@ -108,7 +114,13 @@ impl Volume {
 
     /// Takes a volume that was closed into use again.
     pub(crate) fn reopen_now(&self) -> Result<()> {
-        let mut writer = self.writing.as_ref().ok_or(Error::ReadOnly)?.gate.write();
+        let writing = self.writing.as_ref().ok_or(Error::ReadOnly)?;
+        if writing.claim.is_some() {
+            let feature = "the volume guards against two hosts (mmp), and was given back: unmount it \
+                           and mount it again";
+            return Err(Error::Unsupported { feature: feature.to_owned() });
+        }
+        let mut writer = writing.gate.write();
         match writer.stopped() {
             Some(Stop::Failed(_)) => Err(Error::ReadOnly),
             Some(Stop::Closed) => {
@@ -244,8 +256,12 @@ impl Transaction<'_> {
     }
 }
 
-fn refuse_what_is_not_written(super_: &Superblock, disk: &Properties) -> Result<()> {
-    if let Some(feature) = super_.read_only_reason() {
+fn refuse_what_is_not_written(
+    super_: &Superblock,
+    disk: &Properties,
+    is_claimed: bool,
+) -> Result<()> {
+    if let Some(feature) = super_.read_only_reason(is_claimed) {
         return Err(Error::Unsupported { feature });
     }
     if super_.journal_device != 0 {

@@ -24,17 +24,18 @@ mod nodes;
 mod values;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use draconis_device::Disk;
 pub use draconis_exchange::contract::{Access, AccessTimes, Reservation as Reserve};
 use draconis_exchange::contract::{AttributeChange, Attributes, Kind, Time};
 use draconis_exchange::heap::Piece;
 
-use crate::Error;
 use crate::blocks::data::Data;
 use crate::format::inode::flags;
 use crate::transaction::WriteSide;
 use crate::volume::{Options, Volume};
+use crate::{Claim, Error};
 use crate::{InodeNumber, Result};
 
 /// How a volume is written.
@@ -109,7 +110,39 @@ impl Volume {
         options: Options,
         writing: Writing,
     ) -> Result<Self> {
-        Self::mount(disk, options, writing, None)
+        Self::mount(disk, options, writing, None, None)
+    }
+
+    /// The same with a volume that was claimed where others can reach it, too, which is given back
+    /// when it is closed. [`Volume::renew_claim`] is to be called until then.
+    ///
+    /// # Errors
+    /// As [`Volume::open_for_writing`].
+    pub fn open_claimed(
+        disk: Arc<dyn Disk>,
+        options: Options,
+        writing: Writing,
+        claim: Option<Claim>,
+    ) -> Result<Self> {
+        Self::mount(disk, options, writing, None, claim)
+    }
+
+    /// Says again that this host uses the volume; after how long next. `None` if nothing asks for
+    /// it, or no longer.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] if another host has taken the volume, and what the device says; nothing is
+    /// written any more then.
+    pub fn renew_claim(&self) -> Result<Option<Duration>> {
+        let Some(writing) = self.writing.as_ref().filter(|it| !it.is_stopped()) else {
+            return Ok(None);
+        };
+        let Some(claim) = &writing.claim else { return Ok(None) };
+        if let Err(error) = claim.renew((writing.clock)()) {
+            writing.gate.write().stop(&error);
+            return Err(error);
+        }
+        Ok(Some(claim.interval()))
     }
 
     /// Takes a volume that was closed into use again.

@@ -17,6 +17,7 @@
 )]
 
 mod contents;
+mod directories;
 mod inodes;
 mod maps;
 mod names;
@@ -37,6 +38,7 @@ use crate::redo::Redo;
 use crate::units::{index, narrow};
 use crate::whole::{Error, Result, ToBe, Whole, bounds};
 use crate::{GroupNumber, InodeNumber};
+use directories::Reforming;
 use space::Space;
 
 /// A volume in work.
@@ -49,6 +51,8 @@ pub(crate) struct Rework<'a> {
     pub(crate) renumbered: BTreeMap<u32, u32>,
     /// Everything is sealed anew.
     pub(crate) reseals: bool,
+    /// What directories are to be.
+    reforming: Reforming,
     pub(crate) now: Time,
     /// Called with bytes of contents that were copied.
     pub(crate) progress: &'a dyn Fn(u64),
@@ -78,6 +82,7 @@ impl<'a> Rework<'a> {
         progress: &'a dyn Fn(u64),
     ) -> Self {
         let space = Space::new(to_be.super_.blocks);
+        let reforming = Reforming::between(&old.super_, &to_be.super_);
         Self {
             verifying: MetadataSums::of(&old.super_),
             sealing: MetadataSums::of(&to_be.super_),
@@ -88,6 +93,7 @@ impl<'a> Rework<'a> {
             space,
             renumbered: BTreeMap::new(),
             reseals: false,
+            reforming,
             now,
             progress,
             moved_blocks: 0,

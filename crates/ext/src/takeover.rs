@@ -18,7 +18,7 @@ use draconis_exchange::contract::Time;
 use crate::ops::Writing;
 use crate::transaction::Transaction;
 use crate::volume::{Options, Volume};
-use crate::{Error, FileId, InodeNumber, Result};
+use crate::{Claim, Error, FileId, InodeNumber, Result};
 
 /// What a change did that its repetition must do again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,8 +55,9 @@ impl Volume {
         options: Options,
         writing: Writing,
         was_clean: bool,
+        claim: Option<Claim>,
     ) -> Result<Self> {
-        Self::mount(disk, options, writing, Some(was_clean))
+        Self::mount(disk, options, writing, Some(was_clean), claim)
     }
 
     /// Has `witness` told of every change from now on. Only the first one counts.

@@ -21,6 +21,7 @@ use crate::blocks::CHUNK_BYTES;
 use crate::blocks::data::Data;
 use crate::blocks::overlay::{Buffer, State};
 use crate::blocks::role::Role;
+use crate::claim::Claim;
 use crate::commit::batch::Batch;
 use crate::commit::gathering::Gathering;
 use crate::commit::outbox::Outbox;
@@ -60,6 +61,8 @@ pub(crate) struct WriteSide {
     pub(crate) on_first_change: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
     /// What is told of every change.
     pub(crate) witness: OnceLock<Arc<dyn Witness>>,
+    /// That this host alone uses the volume, where others can reach it.
+    pub(crate) claim: Option<Claim>,
 }
 
 impl WriteSide {
@@ -74,6 +77,7 @@ impl WriteSide {
             accesses: Accesses::new(writing.atime),
             on_first_change: Mutex::default(),
             witness: OnceLock::new(),
+            claim: None,
         }
     }
 

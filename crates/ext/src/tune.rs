@@ -5,7 +5,8 @@
 //! |---|---|
 //! | label, reserve, counts, most features | one sector of the superblock |
 //! | journal | blocks and inode 8, in one change of the whole (`redo`) |
-//! | identity with checksums, `^metadata_csum` | everything is sealed anew, in one such change |
+//! | identity with checksums, `metadata_csum` | everything is sealed anew, in one such change |
+//! | `metadata_csum` added, `^dir_index` | directories are laid out anew, in their blocks |
 //!
 //! Law: what would leave a volume that `e2fsck -fn` has something to say of is refused by name.
 
@@ -78,6 +79,8 @@ struct Work {
     /// `Some(true)` adds a journal, `Some(false)` drops it.
     journal: Option<bool>,
     reseals: bool,
+    /// Directories lose their indexes.
+    lists: bool,
 }
 
 /// Changes the volume on `disk`, which is not in use and [`crate::settle`]d, and waits until that
@@ -227,8 +230,10 @@ impl<'a> Task<'a> {
             Some(false) => journal::drop_it(&mut rework)?,
             None => {}
         }
-        if self.work.reseals {
+        if self.work.reseals || self.work.lists {
             rework.inodes()?;
+        }
+        if self.work.reseals {
             reseal_bitmaps(&mut rework)?;
         }
         rework.groups()?;

@@ -347,7 +347,8 @@ impl Volume {
 
     /// Why the volume must not be written, if it says so by its features.
     pub fn read_only_reason(&self) -> Option<String> {
-        self.super_.read_only_reason()
+        let is_claimed = self.writing.as_ref().is_some_and(|writing| writing.claim.is_some());
+        self.super_.read_only_reason(is_claimed)
     }
 
     /// What there is to know of the volume.
@@ -391,10 +392,19 @@ impl Volume {
 }
 
 impl Superblock {
-    /// Why the volume must not be written, if it says so by its features.
-    pub(crate) fn read_only_reason(&self) -> Option<String> {
-        let mut unknown =
-            self.incompatible.difference(Incompatible::WRITABLE | Incompatible::RECOVER).names();
+    /// Whether hosts must see all the time that one of them uses the volume.
+    pub(crate) fn has_mmp(&self) -> bool {
+        self.incompatible.contains(Incompatible::MMP)
+    }
+
+    /// Why the volume must not be written, if it says so by its features; whether it `is_claimed`
+    /// for this host.
+    pub(crate) fn read_only_reason(&self, is_claimed: bool) -> Option<String> {
+        let mut writable = Incompatible::WRITABLE | Incompatible::RECOVER;
+        if is_claimed {
+            writable |= Incompatible::MMP;
+        }
+        let mut unknown = self.incompatible.difference(writable).names();
         unknown.extend(self.read_only_compatible.difference(ReadOnlyCompatible::WRITABLE).names());
         // Values in inodes of their own count for the quotas of those that have the attributes.
         if self.incompatible.contains(Incompatible::EA_INODE)
@@ -402,9 +412,12 @@ impl Superblock {
         {
             unknown.push("ea_inode beside quota".to_owned());
         }
-        // Other hosts would have to see all the time that this one uses the volume.
-        let next = match self.incompatible.contains(Incompatible::MMP) {
-            true => "; where one host alone uses the volume, `tune2fs -O ^mmp` takes mmp away",
+        // Only a mount says all the time that this host uses the volume.
+        let next = match self.has_mmp() && !is_claimed {
+            true => {
+                "; a mount can write it, or where one host alone uses the volume, \
+                     `tune2fs -O ^mmp` takes mmp away"
+            }
             false => "",
         };
         (!unknown.is_empty()).then(|| format!("writing needs: {}{next}", unknown.join(", ")))

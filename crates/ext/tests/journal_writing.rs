@@ -213,12 +213,23 @@ fn wear(volume: &Volume, rounds: std::ops::Range<u64>, synced: &dyn Fn(u64)) {
     }
 }
 
+/// What a mount does once nothing has changed for a while.
+fn is_left_alone(volume: &Volume) {
+    volume.commit().unwrap();
+    volume.commit().unwrap();
+}
+
 #[test]
 fn nothing_is_put_over_what_a_block_is_used_for_next() {
     for (kind, base) in bases().iter().enumerate() {
         let disk = recorded(base);
         let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
-        wear(&volume, 0..25, &|round| disk.mark(round));
+        wear(&volume, 0..25, &|round| {
+            disk.mark(round);
+            if [6, 7, 15].contains(&round) {
+                is_left_alone(&volume);
+            }
+        });
         volume.close().unwrap();
         drop(volume);
         let mut random = Random::new(5);
@@ -308,6 +319,36 @@ fn a_closed_volume_has_an_empty_log_and_is_clean() {
         fs::write(mount.path().join("theirs"), "x").unwrap();
         drop(mount);
         run("e2fsck", &["-fn", image.path()]).unwrap();
+    }
+}
+
+#[test]
+fn a_volume_that_is_left_alone_has_an_empty_log() {
+    for base in bases() {
+        let disk = recorded(base);
+        let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+        let mut events = vec![];
+        for turn in 0..3u64 {
+            wear(&volume, turn * 5..turn * 5 + 5, &|_| {});
+            is_left_alone(&volume);
+            events.extend(disk.take());
+            let options = CrashOptions { seed: 1, subsets: 0, exhaustive_sectors: 0 };
+            let last = Crashes::new(base.clone(), events.clone(), options).last().unwrap();
+            let image = Image::of(&last.disk.to_bytes());
+            let header = run("dumpe2fs", &["-h", image.path()]).unwrap();
+            // It is in use all the same.
+            assert!(header.contains("needs_recovery"), "{header}");
+            let start = header.lines().find(|line| line.starts_with("Journal start:")).unwrap();
+            assert_eq!(start.split_whitespace().last(), Some("0"), "turn {turn}");
+            run("e2fsck", &["-fn", image.path()]).unwrap();
+            let Some(mount) = image.mount_writable() else { return };
+            fs::write(mount.path().join("theirs"), "x").unwrap();
+            drop(mount);
+            run("e2fsck", &["-fn", image.path()]).unwrap();
+        }
+        // Once is enough.
+        volume.commit().unwrap();
+        assert_eq!(disk.take(), []);
     }
 }
 

@@ -5,9 +5,9 @@ mod common;
 use common::compare::{self, Beside};
 use common::{Image, run, spoil};
 use draconis_device::{Disk, MemoryDisk};
-use draconis_exchange::contract::Time;
-use draconis_ext::InodeNumber;
+use draconis_exchange::contract::{Kind, Time};
 use draconis_ext::tune::{Changes, Error, Reserved, tune};
+use draconis_ext::{InodeNumber, NewNode, Options, Volume};
 
 const NOW: Time = Time { seconds: 1_700_000_000, nanoseconds: 0 };
 
@@ -126,6 +126,13 @@ fn features_come_and_go_in_place() {
         ("metadata_csum", &["metadata_csum_seed"], "metadata_csum_seed", "nothing"),
         ("metadata_csum_seed", &["^metadata_csum_seed"], "metadata_csum", "metadata_csum_seed"),
         ("metadata_csum", &["verity", "ea_inode", "extents"], "verity", "nothing"),
+        ("^metadata_csum", &["metadata_csum"], "metadata_csum", "uninit_bg"),
+        ("^metadata_csum,uninit_bg", &["metadata_csum"], "metadata_csum", "uninit_bg"),
+        ("^metadata_csum,^extent,^64bit", &["metadata_csum"], "metadata_csum", "uninit_bg"),
+        ("^metadata_csum", &["metadata_csum", "^dir_index"], "metadata_csum", "dir_index"),
+        ("metadata_csum", &["^dir_index"], "metadata_csum", "dir_index"),
+        ("^metadata_csum", &["^dir_index"], "extent", "dir_index"),
+        ("metadata_csum", &["^dir_index", "^metadata_csum"], "uninit_bg", "metadata_csum"),
     ] {
         let arguments = ["-t", "ext4", "-b", "1024", "-g", "1024", "-O", arguments];
         let Some(image) = Image::make(Some(source.path()), "16M", &arguments) else { return };
@@ -149,6 +156,80 @@ fn features_come_and_go_in_place() {
     sound(&tuned, source.path(), "without its seed");
 }
 
+/// A directory of many names: of all lengths, or all of one, which leaves room in every block;
+/// with an index, or without.
+fn large_directory(
+    arguments: &[&str],
+    is_even: bool,
+    is_indexed: bool,
+) -> Option<(Image, tempfile::TempDir)> {
+    let source = tempfile::tempdir().unwrap();
+    spoil::small_tree(source.path());
+    let dir = source.path().join("large");
+    std::fs::create_dir(&dir).unwrap();
+    for nth in 0..if is_even { 1000 } else { 2500 } {
+        let width = if is_even { 92 } else { 10 + nth % 90 };
+        std::fs::write(dir.join(format!("{nth:0width$}")), b"").unwrap();
+    }
+    let image = Image::make(Some(source.path()), "16M", arguments)?;
+    if is_indexed {
+        run("e2fsck", &["-fyD", image.path()]);
+    }
+    Some((image, source))
+}
+
+#[test]
+fn directories_get_room_for_checksums_or_lose_their_index() {
+    let base = ["-t", "ext4", "-b", "1024", "-N", "4000", "-O"];
+    for (had, is_even, is_indexed, words, stays) in [
+        ("^metadata_csum", true, true, &["metadata_csum"][..], true),
+        ("^metadata_csum,^extent,^64bit", true, true, &["metadata_csum"], true),
+        // Blocks without room.
+        ("^metadata_csum", false, true, &["metadata_csum"], false),
+        ("^metadata_csum", true, false, &["metadata_csum"], false),
+        ("metadata_csum", true, true, &["^dir_index"], false),
+        ("^metadata_csum", false, true, &["^dir_index", "metadata_csum"], false),
+    ] {
+        let arguments = [&base[..], &[had]].concat();
+        let Some((image, source)) = large_directory(&arguments, is_even, is_indexed) else {
+            return;
+        };
+        let bytes = std::fs::read(&image.path).unwrap();
+        let what = format!("{had} {words:?}");
+        let tuned = changed(&bytes, &features(words)).unwrap();
+        sound(&tuned, source.path(), &what);
+        let dump = Image::of(&tuned).debugfs("htree_dump /large").unwrap();
+        assert_eq!(dump.contains("Root node dump"), stays, "{what}: {dump}");
+    }
+}
+
+#[test]
+fn an_index_of_two_levels_gets_room_for_checksums() {
+    let arguments = ["-t", "ext4", "-b", "1024", "-N", "4000", "-O", "^metadata_csum"];
+    let Some(image) = Image::make(None, "16M", &arguments) else { return };
+    let disk = std::sync::Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
+    let writing = common::storm::writing();
+    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing).unwrap();
+    let node = |kind| NewNode { kind, mode: 0o755, uid: 0, gid: 0, device: (0, 0), target: b"" };
+    let dir = volume.create(volume.root(), b"large", &node(Kind::Directory)).unwrap();
+    for nth in 0..1500 {
+        let name = format!("{:0>92}", nth * 7919 % 1500);
+        volume.create(dir, name.as_bytes(), &node(Kind::File)).unwrap();
+    }
+    let names = compare::names(&volume, dir);
+    volume.close().unwrap();
+    drop(volume);
+    let bytes = std::sync::Arc::into_inner(disk).unwrap().into_bytes();
+    let image = Image::of(&changed(&bytes, &features(&["metadata_csum"])).unwrap());
+    assert!(run("e2fsck", &["-fn", image.path()]).is_some());
+    let dump = image.debugfs("htree_dump /large").unwrap();
+    assert!(dump.contains("Indirect levels: 1"), "{dump}");
+    let volume = image.open();
+    assert_eq!(compare::names(&volume, dir), names);
+    let Some(mount) = image.mount() else { return };
+    assert_eq!(compare::tree(&volume, InodeNumber::ROOT, mount.path(), Beside::Mount), 1502);
+}
+
 #[test]
 fn a_power_cut_leaves_the_old_volume_or_one_that_is_finished_later() {
     let source = tempfile::tempdir().unwrap();
@@ -160,6 +241,7 @@ fn a_power_cut_leaves_the_old_volume_or_one_that_is_finished_later() {
         Changes { uuid: Some([0x42; 16]), ..Changes::default() },
         features(&["^metadata_csum"]),
         features(&["^has_journal"]),
+        features(&["^dir_index"]),
     ] {
         let states = common::cuts::judge(&bytes, source.path(), |disk| {
             tune(disk, &changes, NOW).unwrap();

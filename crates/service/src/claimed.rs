@@ -188,7 +188,7 @@ pub(crate) fn identity(volume: &Path) -> Result<(u64, u64), String> {
 
 /// What the system said of a path, as a sentence.
 pub(crate) fn said(path: &Path, errno: Errno) -> String {
-    format!("{}: {}", path.display(), crate::sentence(&errno.into()))
+    format!("{}: {}", path.display(), crate::sentence(&std::io::Error::from(errno)))
 }
 
 fn open(volume: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {

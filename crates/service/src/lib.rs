@@ -34,11 +34,29 @@ pub mod table;
 pub mod volume;
 pub mod worker;
 
-/// What the system said, without its number.
-pub fn sentence(error: &std::io::Error) -> String {
-    let text = error.to_string();
-    match text.rsplit_once(" (os error ") {
-        Some((sentence, _)) => sentence.to_string(),
-        None => text,
+/// What is said of an error, without the numbers that Rust puts behind what the system says.
+pub fn sentence(said: &(impl std::fmt::Display + ?Sized)) -> String {
+    let said = said.to_string();
+    let (mut rest, mut sentence) = (said.as_str(), String::new());
+    while let Some((before, after)) = rest.split_once(" (os error ") {
+        sentence += before;
+        let digits = after.trim_start_matches(|c: char| c.is_ascii_digit());
+        rest = digits.strip_prefix(')').unwrap_or_else(|| {
+            sentence += " (os error ";
+            after
+        });
+    }
+    sentence + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sentence;
+
+    #[test]
+    fn numbers_of_errors_are_left_out() {
+        assert_eq!(sentence("x (os error 28): y (os error z) (os error 5)"), "x: y (os error z)");
+        let missing = std::io::Error::from_raw_os_error(2);
+        assert_eq!(sentence(&missing), "No such file or directory");
     }
 }

@@ -47,6 +47,9 @@ pub struct MountOptions {
     pub dirty_bytes: u64,
     /// The kernel may keep what is written for a while before it says so.
     pub write_back: bool,
+    /// The volume must have a journal: it was said what goes through it (`data=`).
+    #[serde(default)]
+    pub journal: bool,
     /// What the kernel shows as the source, if not the volume.
     pub source: Option<String>,
     /// What it shows as the type, behind `fuse.`.
@@ -104,6 +107,7 @@ impl Default for MountOptions {
             commit_s: 5,
             dirty_bytes: 64 << 20,
             write_back: false,
+            journal: false,
             source: None,
             subtype: None,
             ignore_errors: false,
@@ -186,6 +190,28 @@ const WITHOUT_EFFECT: &[&str] = &[
     "orlov",
     "reservation",
     "noreservation",
+    "delalloc",
+    "nodelalloc",
+    "auto_da_alloc",
+    "noauto_da_alloc",
+    "dioread_lock",
+    "dioread_nolock",
+    "journal_checksum",
+    "nojournal_checksum",
+    "journal_async_commit",
+    "journal_ioprio",
+    "min_batch_time",
+    "max_batch_time",
+    "inode_readahead_blks",
+    "stripe",
+    "init_itable",
+    "noinit_itable",
+    "block_validity",
+    "noblock_validity",
+    "mb_optimize_scan",
+    "nombcache",
+    "no_mbcache",
+    "inlinecrypt",
     "nodiscard",
     "no_default_opts",
     "noload",
@@ -225,7 +251,9 @@ const REFUSED: &[(&str, &str)] = &[
     ("grpquota", NO_LIMITS),
     ("prjquota", NO_LIMITS),
     ("discard", "freed blocks are not discarded; run fstrim on the file system below"),
-    ("data", "ext2 has no journal; leave the option out"),
+    ("journal_dev", "a journal on another device is not written; see tune2fs -j"),
+    ("journal_path", "a journal on another device is not written; see tune2fs -j"),
+    ("max_dir_size_kb", "directories have no limit; leave the option out"),
     ("sizelimit", "the length is that of the volume; leave the option out"),
     ("mand", "mandatory locks are gone from Linux"),
     ("iversion", "ext2 keeps no versions of inodes"),
@@ -310,6 +338,7 @@ impl MountOptions {
             "fuseblk" => self.block_device = Some(true),
             "nofuseblk" => self.block_device = Some(false),
             "remount" => self.remount = true,
+            "data" => self.journal = data(value)?,
             "check" if value == "none" => {}
             "check" => return Err(value_of("check", "'none' (e2fsck checks)", value)),
             "sb" if value == "1" => {}
@@ -406,6 +435,20 @@ fn on_errors(value: &str) -> Result<bool, OptionError> {
     }
 }
 
+/// Which contents go through the journal: none do, whatever a volume without one says of it.
+/// What `writeback` leaves out of the order costs no flush, and stays in it.
+fn data(value: &str) -> Result<bool, OptionError> {
+    match value {
+        "ordered" | "writeback" => Ok(true),
+        "journal" => {
+            let why = "contents do not go through the journal; data=ordered has them on the disk \
+                       before what leads to them, and sync makes each write durable";
+            Err(refused("data=journal", why))
+        }
+        _ => Err(value_of("data", "ordered or writeback", value)),
+    }
+}
+
 fn number<T: std::str::FromStr>(name: &'static str, value: &str) -> Result<T, OptionError> {
     let what = "a whole number";
     value.parse().map_err(|_| OptionError::Value { name, what, value: value.to_string() })
@@ -481,6 +524,9 @@ mod tests {
         assert_eq!(options.subtype.as_deref(), Some("ext2"));
         assert!(options.ignore_errors && options.directory_group);
         assert_eq!(parse("fsname=\"a,b\",ro").unwrap().source.as_deref(), Some("a,b"));
+        for line in ["data=ordered,delalloc,stripe=4", "data=writeback,journal_checksum"] {
+            assert!(parse(line).unwrap().journal, "{line}");
+        }
         let options = parse("dev,suid,user").unwrap();
         assert_eq!((options.dev, options.suid, options.no_exec), (false, false, true));
         assert!(!parse("user,exec").unwrap().no_exec);
@@ -492,6 +538,8 @@ mod tests {
         let said = |list| parse(list).unwrap_err().to_string();
         assert!(said("errors=panic").contains("'errors=panic' is not supported"));
         assert!(said("errors=panic").contains("use errors=remount-ro"));
+        assert!(said("data=journal").contains("do not go through the journal; data=ordered"));
+        assert!(said("data=all").contains("needs ordered or writeback"));
         assert!(said("errors=ignore").contains("needs remount-ro or continue"));
         assert!(said("resuid=1000").contains("tune2fs"));
         assert!(said("sb=8193").contains("e2fsck -b"));

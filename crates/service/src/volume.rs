@@ -11,14 +11,15 @@ mod part;
 pub use file::VolumeFile;
 pub use part::{Part, part, part_for_writing};
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use draconis_container::signature::Held;
 use draconis_device::{Disk, PartitionError};
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{AccessTimes, Attributes, Kind, Node, Refusal, Space, Time};
-use draconis_ext::{InodeNumber, Options, Volume, Writing};
+use draconis_ext::{Claim, Claiming, InodeNumber, Options, Volume, Writing};
 
 use crate::options::MountOptions;
 use crate::protocol::{CacheStatus, WorkerStatus};
@@ -26,6 +27,10 @@ use crate::protocol::{CacheStatus, WorkerStatus};
 /// Said of a volume that is marked as damaged, as the reason why it is not written.
 const DAMAGED: &str = "the volume says that it is damaged; run e2fsck on it, or mount it with \
     errors=continue";
+
+/// How long claiming a volume may take that other hosts can reach: a manager waits for a worker that
+/// opens a volume for a little longer.
+const CLAIM_WAIT: Duration = Duration::from_secs(50);
 
 /// Why a volume was not opened.
 #[derive(Debug, thiserror::Error)]
@@ -85,6 +90,7 @@ pub fn open(disk: Arc<dyn Disk>, options: &MountOptions) -> Result<VolumeTree, O
 pub fn open_part(disk: Arc<dyn Disk>, options: &MountOptions) -> Result<VolumeTree, OpenError> {
     let volume = Volume::open(disk.clone(), caches(options));
     let volume = volume.map_err(|error| part::named(&*disk, error))?;
+    fits(&volume, options)?;
     Ok(VolumeTree::new(volume, false, options))
 }
 
@@ -97,14 +103,36 @@ pub fn open_for_writing(
     disk: Arc<dyn Disk>,
     options: &MountOptions,
 ) -> Result<VolumeTree, OpenError> {
-    open_in_use(disk, options, None)
+    open_with(disk, options, None, |_| Ok(None))
 }
 
-/// [`open_for_writing`]; a volume that a worker before had open knows whether it `was_clean`.
+/// [`open_for_writing`] for a mount, which renews what it claims where other hosts can reach the
+/// volume; one that a worker before had open knows whether it `was_clean`.
 pub(crate) fn open_in_use(
     disk: Arc<dyn Disk>,
     options: &MountOptions,
     was_clean: Option<bool>,
+) -> Result<VolumeTree, OpenError> {
+    open_with(disk, options, was_clean, |disk| {
+        let how = Claiming {
+            now: now(),
+            chance: RandomState::new().build_hasher().finish() as u32,
+            node: "draconis",
+            wait: &std::thread::sleep,
+            most_wait: CLAIM_WAIT,
+        };
+        match was_clean {
+            None => Claim::make(disk, &how),
+            Some(_) => Claim::resume(disk, &how),
+        }
+    })
+}
+
+fn open_with(
+    disk: Arc<dyn Disk>,
+    options: &MountOptions,
+    was_clean: Option<bool>,
+    claim: impl FnOnce(&Arc<dyn Disk>) -> draconis_ext::Result<Option<Claim>>,
 ) -> Result<VolumeTree, OpenError> {
     use draconis_ext::Error::{ReadOnly, Unsupported};
     let Part { disk, format, .. } = part(disk, &[], options)?;
@@ -125,12 +153,15 @@ pub(crate) fn open_in_use(
             return Ok(tree);
         }
     }
-    let opened = match was_clean {
-        None => Volume::open_for_writing(disk.clone(), caches(options), writing),
-        Some(clean) => Volume::take_over(disk.clone(), caches(options), writing, clean),
-    };
+    let opened = claim(&disk).and_then(|claim| match was_clean {
+        None => Volume::open_claimed(disk.clone(), caches(options), writing, claim),
+        Some(clean) => Volume::take_over(disk.clone(), caches(options), writing, clean, claim),
+    });
     match opened {
-        Ok(volume) => Ok(VolumeTree::new(volume, true, options)),
+        Ok(volume) => {
+            fits(&volume, options)?;
+            Ok(VolumeTree::new(volume, true, options))
+        }
         // What must not be written can often be read; if not, that says why.
         Err(why @ (ReadOnly | Unsupported { .. })) => {
             let mut tree = VolumeTree::new(Volume::open(disk, caches(options))?, false, options);
@@ -141,6 +172,17 @@ pub(crate) fn open_in_use(
         }
         Err(other) => Err(part::named(&*disk, other)),
     }
+}
+
+/// Refuses what only a volume of another kind can be told.
+fn fits(volume: &Volume, options: &MountOptions) -> Result<(), OpenError> {
+    let has_journal = volume.superblock().journal.is_some();
+    if options.journal && !has_journal {
+        let why = "mount option 'data' needs a journal, and the volume has none; leave it out, or \
+                   add one with draconis tune -j";
+        return Err(OpenError::Options(why.into()));
+    }
+    Ok(())
 }
 
 fn caches(options: &MountOptions) -> Options {

@@ -224,6 +224,7 @@ impl<S: Serve> Control<S> {
             tree.close().map_err(OpenError::Options)?;
         }
         self.commit_every(Duration::from_secs(options.commit_s.max(1)), volume);
+        self.renew_claim(volume);
         Ok(tree)
     }
 
@@ -260,6 +261,27 @@ impl<S: Serve> Control<S> {
             }
             // They are written when a process waits for them, or they become many.
             Err(error) => log::warn!("no thread to commit with: {error}"),
+        }
+    }
+
+    /// Where other hosts can reach the volume, tells them all the time that it is in use.
+    fn renew_claim(&self, volume: &ExtVolume) {
+        let Ok(Some(first)) = volume.renew_claim() else { return };
+        let tree = self.tree.clone();
+        let renew = move || {
+            let mut next = first;
+            loop {
+                std::thread::sleep(next);
+                match tree.get().map(|tree| tree.volume().renew_claim()) {
+                    None => {}
+                    Some(Ok(Some(interval))) => next = interval,
+                    // Given back, or writing has stopped; the volume says why.
+                    Some(Ok(None) | Err(_)) => return,
+                }
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("claim".into()).spawn(renew) {
+            log::error!("no thread to claim with, another host may take the volume: {error}");
         }
     }
 

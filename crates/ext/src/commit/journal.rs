@@ -48,6 +48,15 @@ const LOGGED_BYTES: usize = 16 << 20;
 const EIO: i32 = -5;
 const EUCLEAN: i32 = -117;
 
+/// What the journal says once everything that is committed is in its place.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Then {
+    /// The next transaction is where the tail is now.
+    LogGoesOn,
+    /// There is nothing to recover.
+    LogIsEmpty,
+}
+
 /// See the head of the file.
 #[derive(Debug)]
 pub(crate) struct Journal {
@@ -145,7 +154,7 @@ impl Journal {
     ) -> Result<Chain> {
         let room = room_for(self.form(), blocks.len(), revoked.len());
         if room > self.len() - self.used {
-            self.put_in_place(tx)?;
+            self.put_in_place(tx, Then::LogGoesOn)?;
         }
         if room > self.len() {
             let have = self.len();
@@ -186,7 +195,7 @@ impl Journal {
     }
 
     /// Seals a checkpoint: everything that is committed goes to its place, then the tail moves.
-    fn put_in_place(&mut self, tx: &mut Transaction<'_>) -> Result<()> {
+    fn put_in_place(&mut self, tx: &mut Transaction<'_>, then: Then) -> Result<()> {
         let most = PLACED_BYTES / index(self.form().block_bytes.into()).max(1);
         let mut all: Vec<(u64, Data)> = {
             let overlay = tx.volume.store.overlay.read();
@@ -213,7 +222,7 @@ impl Journal {
             }
         }
         self.tail = (self.head, self.sequence);
-        let start = Some(self.head).filter(|_| !self.is_closing);
+        let start = Some(self.head).filter(|_| then == Then::LogGoesOn);
         let first = self.superblock(start)?;
         tx.seal(Sealed {
             after: After::Everything,
@@ -249,7 +258,7 @@ impl Journal {
                 placed: vec![],
             })?;
         }
-        self.put_in_place(tx)?;
+        self.put_in_place(tx, Then::LogIsEmpty)?;
         self.is_closing = false;
         let stage: Stage = last.into_iter().map(|bytes| (place.0, bytes)).collect();
         Ok(Chain { stages: vec![stage], needed: 0, after: After::Everything })
@@ -306,9 +315,13 @@ impl Protocol for Journal {
         let block_bytes = index(self.form().block_bytes.into());
         let logged = tx.volume.store.overlay.read().logged.len();
         if self.used > self.len() / 2 || (self.used > 0 && logged * block_bytes > LOGGED_BYTES) {
-            self.put_in_place(tx)?;
+            self.put_in_place(tx, Then::LogGoesOn)?;
         }
         Ok(())
+    }
+
+    fn rest(&mut self, tx: &mut Transaction<'_>) -> Result<()> {
+        if self.used > 0 { self.put_in_place(tx, Then::LogIsEmpty) } else { Ok(()) }
     }
 
     fn close(&mut self) {

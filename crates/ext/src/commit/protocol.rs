@@ -83,6 +83,14 @@ pub(crate) trait Protocol: Send + Sync + std::fmt::Debug {
         Ok(())
     }
 
+    /// Seals what leaves nothing to recover: the volume is in use, and has been left alone.
+    ///
+    /// # Errors
+    /// As [`Protocol::chain`].
+    fn rest(&mut self, _: &mut Transaction<'_>) -> Result<()> {
+        Ok(())
+    }
+
     /// Says that the next batch is the last one.
     fn close(&mut self) {}
 

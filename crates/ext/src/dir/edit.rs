@@ -24,6 +24,7 @@
 )]
 
 pub(crate) mod index;
+pub(crate) mod repack;
 
 use draconis_exchange::contract::Kind;
 
@@ -132,6 +133,17 @@ impl Record {
         Found { at: self.at, previous, inode: InodeNumber(self.inode), kind }
     }
 
+    /// Puts it behind a chain, as short as it can be.
+    fn append(&self, from: &[u8], chain: &mut Vec<u8>) {
+        let (at, used) = (chain.len(), self.used());
+        let [i0, i1, i2, i3] = self.inode.to_le_bytes();
+        let [l0, l1] = dirent::raw_record_len(used, from.len()).to_le_bytes();
+        let [name_len, ..] = self.name_len.to_le_bytes();
+        chain.extend([i0, i1, i2, i3, l0, l1, name_len, self.kind]);
+        chain.extend(self.name(from));
+        chain.resize(at + used, 0);
+    }
+
     fn name<'a>(&self, block: &'a [u8]) -> &'a [u8] {
         let rest = block.get(self.at + HEAD_BYTES..).unwrap_or_default();
         rest.get(..self.name_len).unwrap_or_default()
@@ -199,7 +211,7 @@ fn all(block: &[u8]) -> Result<Vec<Record>> {
 
 /// A block without names.
 pub(crate) fn empty(shape: Shape) -> Vec<u8> {
-    shape.whole(pack_of([], &vec![0; shape.names_bytes()]))
+    shape.whole(pack_of([], &[], shape.names_bytes()))
 }
 
 /// Looks for `name` in a block; with `filetype`, entries know the kind of their inode.
@@ -436,26 +448,24 @@ pub(crate) fn is_empty(block: &[u8], first_block: bool) -> Result<bool> {
 /// [`Error::Corrupt`] if the chain breaks.
 #[cfg(test)]
 pub(crate) fn pack(block: &[u8]) -> Result<Vec<u8>> {
-    Ok(pack_of(all(block)?, block))
+    Ok(pack_of(all(block)?, block, block.len()))
 }
 
-/// A block of the records in use among these of `from`, which fit as they did there.
-fn pack_of(all: impl IntoIterator<Item = Record>, from: &[u8]) -> Vec<u8> {
-    let mut block = Vec::with_capacity(from.len());
-    let mut last = 0;
+/// So many bytes of the records in use among these of `from`, which must fit.
+fn pack_of(all: impl IntoIterator<Item = Record>, from: &[u8], len: usize) -> Vec<u8> {
+    let mut block = Vec::with_capacity(len);
     for record in all.into_iter().filter(|record| record.inode != 0) {
-        last = block.len();
-        let used = record.used();
-        block.extend(record.inode.to_le_bytes());
-        block.extend(dirent::raw_record_len(used, from.len()).to_le_bytes());
-        let [name_len, ..] = record.name_len.to_le_bytes();
-        block.extend([name_len, record.kind]);
-        block.extend(record.name(from));
-        block.resize(last + used, 0);
+        record.append(from, &mut block);
     }
-    block.resize(from.len(), 0);
-    put_len(&mut block, last, from.len() - last);
+    fill_up(&mut block, len);
     block
+}
+
+/// Makes a chain as long as it is to be: its last record reaches to the end.
+fn fill_up(chain: &mut Vec<u8>, len: usize) {
+    let last = records(chain).map_while(std::result::Result::ok).last().map_or(0, |it| it.at);
+    chain.resize(len, 0);
+    put_len(chain, last, len - last);
 }
 
 /// Splits a block of names by their hashes, which `hash` says, into halves of about equal bytes.
@@ -480,7 +490,7 @@ pub(crate) fn split_by(block: &[u8], hash: impl Fn(&[u8]) -> u32) -> Result<Spli
     let mut gone: Vec<usize> = go.iter().map(|(_, at, _)| *at).collect();
     gone.sort_unstable();
     let low = without(block, &all, &gone);
-    let high = pack_of(go.iter().map(|(.., record)| *record), block);
+    let high = pack_of(go.iter().map(|(.., record)| *record), block, block.len());
     Ok(Split { low, high, hash })
 }
 

@@ -216,6 +216,8 @@ pub struct Superblock {
     pub flex_groups: u32,
     /// The block by which hosts see that the volume is in use (`mmp`).
     pub mmp_block: Option<FsBlock>,
+    /// Seconds between two signs of life there.
+    pub mmp_interval: u16,
     /// The inode of the file of orphans (`orphan_file`).
     pub orphan_file: Option<InodeNumber>,
     /// How names ignore case (`casefold`), and flags of that.
@@ -441,6 +443,7 @@ impl RawSuperblock {
             flex_groups: self.flex_groups(incompatible),
             mmp_block: (incompatible.contains(Incompatible::MMP) && self.s_mmp_block.get() != 0)
                 .then(|| FsBlock(self.s_mmp_block.get())),
+            mmp_interval: self.s_mmp_interval.get(),
             orphan_file: (compatible.contains(Compatible::ORPHAN_FILE)
                 && self.s_orphan_file_inum.get() != 0)
                 .then(|| InodeNumber(self.s_orphan_file_inum.get())),

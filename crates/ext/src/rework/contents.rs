@@ -8,6 +8,7 @@
 use draconis_exchange::contract::Kind;
 
 use super::Rework;
+use super::directories::Reforming;
 use super::maps::Piece;
 use crate::blocks::role::Role;
 use crate::format::inode::Inode;
@@ -18,22 +19,33 @@ use crate::{FileId, FsBlock};
 const COPY_BYTES: u64 = 1 << 20;
 
 impl Rework<'_> {
-    /// Copies what of a file has another place, and changes what it says of inodes.
-    pub(super) fn contents(&mut self, node: &Inode, file: FileId, pieces: &[Piece]) -> Result<()> {
+    /// Copies what of a file has another place, and changes what it says of inodes. For a directory
+    /// that is a list from now on, what it has more.
+    pub(super) fn contents(
+        &mut self,
+        node: &Inode,
+        file: FileId,
+        pieces: &[Piece],
+    ) -> Result<Option<Vec<Piece>>> {
         if self.old.super_.quotas.contains(&node.number.0) {
             self.quota_files.insert(node.number.0, (node.size_bytes, pieces.to_vec()));
         }
+        if node.kind == Kind::Directory && self.reforming != Reforming::default() {
+            return self.reform(node, file, pieces);
+        }
         let is_changed = !self.renumbered.is_empty() || self.reseals;
         if node.kind == Kind::Directory && is_changed {
-            return self.blocks(Role::Directory(node.id()), Role::Directory(file), pieces);
+            self.blocks(Role::Directory(node.id()), Role::Directory(file), pieces)?;
+            return Ok(None);
         }
         if self.old.super_.orphan_file == Some(node.number) {
-            return self.blocks(Role::Orphans(node.id()), Role::Orphans(file), pieces);
+            self.blocks(Role::Orphans(node.id()), Role::Orphans(file), pieces)?;
+            return Ok(None);
         }
         for piece in pieces.iter().filter(|it| it.old != it.new && !it.is_unwritten) {
             self.copy(piece)?;
         }
-        Ok(())
+        Ok(None)
     }
 
     fn copy(&mut self, piece: &Piece) -> Result<()> {

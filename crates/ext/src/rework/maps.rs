@@ -15,7 +15,7 @@ use super::Rework;
 use crate::blocks::data::Data;
 use crate::blocks::role::Role;
 use crate::format::extent::{Extent, MOST_BLOCKS};
-use crate::format::inode::{Inode, POINTERS};
+use crate::format::inode::{Inode, POINTERS, flags};
 use crate::format::slot::Slot;
 use crate::format::{le32, put32};
 use crate::map::pointers::{pointer_at, reach_blocks};
@@ -87,11 +87,24 @@ impl Rework<'_> {
             || found.nodes.iter().any(|node| *node >= end);
         let file = FileId { inode: to.0, generation: node.generation() };
         let is_sealed_anew = to != node.number || self.reseals;
-        let pieces = if moves { self.pieces(&found.runs)? } else { kept(&found.runs) };
-        self.contents(node, file, &pieces)?;
+        let mut pieces = if moves { self.pieces(&found.runs)? } else { kept(&found.runs) };
+        let listed = self.contents(node, file, &pieces)?;
         let mut slot = Slot::of(slot)?;
+        let more = listed.as_ref().map_or(0, |more| more.len() as u64);
+        if let Some(listed) = listed {
+            slot.set_flags(slot.flags() & !flags::INDEX);
+            pieces.extend(listed);
+        }
+        if more > 0 {
+            let block_bytes = self.to_be.super_.block_bytes;
+            slot.set_size(node.size_bytes + more * u64::from(block_bytes));
+            slot.count_blocks(more, true, block_bytes);
+            let (uid, gid) = node.owner();
+            let usage = self.usage.entry([uid, gid, node.project()]).or_default();
+            *usage += i64::try_from(more).unwrap_or(0);
+        }
         if node.has_extents() {
-            if !moves && (!is_sealed_anew || found.nodes.is_empty()) {
+            if !moves && more == 0 && (!is_sealed_anew || found.nodes.is_empty()) {
                 return Ok(());
             }
             let pointers = self.tree(node, file, &pieces, &found.nodes, &mut slot)?;

@@ -116,6 +116,12 @@ fn add(
             | ReadOnlyCompatible::DIR_NLINK
             | ReadOnlyCompatible::READONLY,
         ) => {}
+        Feature::R(ReadOnlyCompatible::METADATA_CSUM) => {
+            // Descriptors have one checksum or the other.
+            Feature::R(ReadOnlyCompatible::GDT_CSUM).set(raw, false);
+            raw.s_checksum_type = CHECKSUM_CRC32C;
+            work.reseals = true;
+        }
         Feature::R(ReadOnlyCompatible::VERITY) => {
             needs(Feature::I(Incompatible::EXTENTS), "extent")?;
         }
@@ -162,6 +168,7 @@ fn remove(
             work.journal = Some(false);
         }
         Feature::R(ReadOnlyCompatible::READONLY) => {}
+        Feature::C(Compatible::DIR_INDEX) => work.lists = true,
         Feature::R(ReadOnlyCompatible::METADATA_CSUM) => {
             // Groups that were never initialised keep saying so.
             Feature::R(ReadOnlyCompatible::GDT_CSUM).set(raw, true);

@@ -572,7 +572,8 @@ fn device(rdev: u32) -> (u32, u32) {
     ((rdev >> 8) & 0xfff, (rdev & 0xff) | ((rdev >> 12) & 0xf_ff00))
 }
 
-/// What a mode of `fallocate` asks, if it is one that an ext2 volume can do.
+/// What a mode of `fallocate` asks, if it is one that an ext2 volume can do. The kernel passes no
+/// others: what collapses, inserts or unshares a range it refuses itself.
 fn reservation(mode: u32) -> Option<Reservation> {
     let keep_size = mode & KEEP_SIZE != 0;
     match mode & !KEEP_SIZE {

@@ -203,6 +203,7 @@ const ABOUT: About = About {
         "kernel:ext2",
         "kernel:ext4",
         "fuse2fs",
+        "fuse2fs:ext4",
         "no-op",
         "draconis",
         "draconis:ext4",
@@ -308,8 +309,12 @@ impl Experiment for Mount {
                 ("time", "find, cold"),
                 ("rate", "create"),
                 ("rate", "stat"),
+                ("rate", "open"),
+                ("rate", "rename"),
                 ("rate", "unlink"),
                 ("rate", "append and fsync"),
+                ("rate", "overwrite and fdatasync"),
+                ("time", "unmount and mount"),
             ];
             let told: Vec<String> =
                 all.iter().filter_map(|(metric, label)| ratio(metric, label)).collect();

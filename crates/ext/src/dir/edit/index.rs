@@ -120,6 +120,31 @@ fn set_count(block: &mut [u8], level: Level, count: usize) -> Option<()> {
     put16(block, level.entries_at().checked_add(2)?, u16::try_from(count).ok()?)
 }
 
+/// An index block that has room for its checksum behind the entries; `None` if it is full.
+///
+/// # Errors
+/// [`Error::Corrupt`] if limit or count make no sense.
+pub(crate) fn with_room_for_sum(
+    block: &[u8],
+    level: Level,
+    shape: Shape,
+) -> Result<Option<Vec<u8>>> {
+    let (index, limit) = look(block, level)?;
+    let room = match level {
+        Level::Root => root_room(shape),
+        Level::Node => node_room(shape),
+    };
+    if index.len() > room {
+        return Ok(None);
+    }
+    let mut block = block.to_vec();
+    let at = level.entries_at();
+    let end = at.saturating_add(room.saturating_mul(ENTRY_BYTES));
+    put16(&mut block, at, u16::try_from(room.min(limit)).unwrap_or(u16::MAX));
+    block.get_mut(end..).into_iter().for_each(|rest| rest.fill(0));
+    Ok(Some(block))
+}
+
 /// Splits a node in the middle.
 ///
 /// # Errors
@@ -187,7 +212,7 @@ pub(crate) fn make_indexed(
     if !is(dot, b".") || !is(dot_dot, b"..") {
         return Err(corrupt);
     }
-    let names = shape.whole(pack_of(names.iter().copied(), own));
+    let names = shape.whole(pack_of(names.iter().copied(), own, own.len()));
     let entry = Entry { hash: 0, block: leaf };
     let head = htree::root(
         dot.inode,

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
 use draconis_exchange::contract::Kind as NodeKind;
-use draconis_ext::{Follow, InodeNumber, Renaming, Volume};
+use draconis_ext::{Access, Follow, InodeNumber, Renaming, Volume};
 
 use crate::results::Sample;
 use crate::subject::plain_node;
@@ -25,6 +25,8 @@ pub trait SmallFiles {
     fn create(&self, nth: u64, bytes: &[u8]) -> anyhow::Result<()>;
     /// Looks at it.
     fn stat(&self, nth: u64) -> anyhow::Result<()>;
+    /// Opens it to read, reads nothing, and closes it.
+    fn open(&self, nth: u64) -> anyhow::Result<()>;
     /// Gives it another name.
     fn rename(&self, nth: u64) -> anyhow::Result<()>;
     /// Removes it under that.
@@ -42,6 +44,7 @@ pub fn measure(by: &dyn SmallFiles, files: u64) -> anyhow::Result<Vec<Sample>> {
     [
         each("create", &|nth| by.create(nth, &bytes)),
         each("stat", &|nth| by.stat(nth)),
+        each("open", &|nth| by.open(nth)),
         each("rename", &|nth| by.rename(nth)),
         each("unlink", &|nth| by.unlink(nth)),
     ]
@@ -73,6 +76,10 @@ impl SmallFiles for BySystemCall {
 
     fn stat(&self, nth: u64) -> anyhow::Result<()> {
         Ok(std::fs::metadata(self.path(nth, "file")).map(drop)?)
+    }
+
+    fn open(&self, nth: u64) -> anyhow::Result<()> {
+        Ok(File::open(self.path(nth, "file")).map(drop)?)
     }
 
     fn rename(&self, nth: u64) -> anyhow::Result<()> {
@@ -120,6 +127,12 @@ impl SmallFiles for ByLibrary {
     fn stat(&self, nth: u64) -> anyhow::Result<()> {
         let file = self.volume.lookup(self.dir(nth), format!("file{nth}").as_bytes())?;
         Ok(self.volume.attributes(file).map(drop)?)
+    }
+
+    fn open(&self, nth: u64) -> anyhow::Result<()> {
+        let file = self.volume.lookup(self.dir(nth), format!("file{nth}").as_bytes())?;
+        let reads = Access { read: true, write: false, append: false };
+        Ok(self.volume.may_open(file, reads)?)
     }
 
     fn rename(&self, nth: u64) -> anyhow::Result<()> {

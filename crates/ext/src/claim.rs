@@ -1,0 +1,223 @@
+//! A volume that several hosts can reach (`mmp`), claimed for one of them.
+//!
+//! ```text
+//!   clean ───────────────────────────────▶ own number ─ wait ─▶ still it: ours
+//!   a number ─ wait ─▶ the same: left over ─────┘          └──▶ another: in use
+//!                 └──▶ another: in use
+//!   ours ─▶ another own number every interval ─▶ .. ─▶ clean
+//! ```
+//! Law 1: nothing else of the volume is written before the claim stands.
+//! Law 2: who finds another's number, or cannot write its own, writes no more.
+//! Law 3: waiting is the caller's: this knows how long, and no clock.
+
+#![allow(clippy::arithmetic_side_effects, reason = "computes with seconds below 2^17")]
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use draconis_device::{Disk, Extent, Group, Write};
+use draconis_exchange::contract::Time;
+use draconis_exchange::heap::Block;
+use parking_lot::Mutex;
+
+use crate::commit::seconds_of;
+use crate::format::checksum::Checksum;
+use crate::format::mmp::{self, CHECKED, CLEAN, LEN_BYTES, MOST_SEQUENCE, Said};
+use crate::format::superblock::Superblock;
+use crate::units::index;
+use crate::volume::read_superblock;
+use crate::{Error, Result};
+
+/// Seconds between two numbers, at least.
+const LEAST_INTERVAL: u16 = 5;
+/// No host waits longer for the next number than this, beside its interval.
+const MOST_BEYOND: u64 = 60;
+
+/// What claiming needs of the caller.
+pub struct Claiming<'a> {
+    /// What time it is.
+    pub now: Time,
+    /// Any number: that of another host is another one.
+    pub chance: u32,
+    /// Who claims, for those who are refused.
+    pub node: &'a str,
+    /// Waits for so long.
+    pub wait: &'a dyn Fn(Duration),
+    /// A claim that could need more is not tried.
+    pub most_wait: Duration,
+}
+
+/// See the head of the file.
+pub struct Claim {
+    disk: Arc<dyn Disk>,
+    at_bytes: u64,
+    seed: Option<Checksum>,
+    interval: Duration,
+    mine: Mutex<Said>,
+}
+
+impl Claim {
+    /// Claims the volume on `disk`; `None` if it is not one that needs it.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] if another host uses it; [`Error::Unsupported`] if finding out would take
+    /// too long; damage, and what the device says.
+    pub fn make(disk: &Arc<dyn Disk>, how: &Claiming<'_>) -> Result<Option<Self>> {
+        let super_ = read_superblock(&**disk)?;
+        let Some(claim) = Self::of(disk, &super_, how)? else { return Ok(None) };
+        let there = claim.read()?;
+        if there.sequence == CHECKED {
+            return Err(in_use(&there, "a check; `tune2fs -E clear_mmp` if that was cut off"));
+        }
+        let interval =
+            u64::from(super_.mmp_interval.max(LEAST_INTERVAL).max(there.interval_seconds));
+        let wait = Duration::from_secs((2 * interval + 1).min(interval + MOST_BEYOND));
+        let is_clean = there.sequence == CLEAN;
+        let all = if is_clean { wait } else { wait * 2 };
+        if all > how.most_wait {
+            let feature = format!(
+                "writing needs: mmp; finding out whether another host uses the volume takes {} s, \
+                 which is longer than is waited for: tune2fs -E mmp_update_interval=5",
+                all.as_secs()
+            );
+            return Err(Error::Unsupported { feature });
+        }
+        if !is_clean {
+            (how.wait)(wait);
+            let again = claim.read()?;
+            if again.sequence != there.sequence {
+                return Err(in_use(&again, "another host"));
+            }
+        }
+        let mine = claim.mine.lock().clone();
+        claim.write(&mine, how.now)?;
+        (how.wait)(wait);
+        let again = claim.read()?;
+        if again.sequence != mine.sequence {
+            return Err(in_use(&again, "another host"));
+        }
+        Ok(Some(claim))
+    }
+
+    /// Goes on with the claim of this host's process before, which died.
+    ///
+    /// # Errors
+    /// Damage, and what the device says.
+    pub fn resume(disk: &Arc<dyn Disk>, how: &Claiming<'_>) -> Result<Option<Self>> {
+        let super_ = read_superblock(&**disk)?;
+        let Some(claim) = Self::of(disk, &super_, how)? else { return Ok(None) };
+        let mine = claim.mine.lock().clone();
+        claim.write(&mine, how.now)?;
+        Ok(Some(claim))
+    }
+
+    fn of(disk: &Arc<dyn Disk>, super_: &Superblock, how: &Claiming<'_>) -> Result<Option<Self>> {
+        if !super_.has_mmp() {
+            return Ok(None);
+        }
+        let wrong = Error::corrupt("the block that guards against mounting twice: place");
+        let block = super_.mmp_block.filter(|block| super_.holds(*block)).ok_or(wrong)?;
+        let interval = super_.mmp_interval.max(1);
+        let mine = Said {
+            sequence: how.chance % MOST_SEQUENCE + 1,
+            interval_seconds: interval.saturating_mul(2).max(LEAST_INTERVAL),
+            node: how.node.to_owned(),
+            device: "draconis".to_owned(),
+        };
+        Ok(Some(Self {
+            disk: disk.clone(),
+            at_bytes: block.0 * u64::from(super_.block_bytes),
+            seed: super_.checksum_seed,
+            interval: Duration::from_secs(interval.into()),
+            mine: Mutex::new(mine),
+        }))
+    }
+
+    /// How often [`Claim::renew`] is to be called.
+    pub fn interval(&self) -> Duration {
+        self.interval
+    }
+
+    /// Says again that this host uses the volume.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] if another host says so, too; what the device says.
+    pub fn renew(&self, now: Time) -> Result<()> {
+        let mut mine = self.mine.lock();
+        if mine.sequence == CLEAN {
+            // Given back meanwhile.
+            return Ok(());
+        }
+        let there = self.read()?;
+        if there.sequence != mine.sequence {
+            return Err(in_use(&there, "another host, which took it meanwhile"));
+        }
+        let mut next = mine.clone();
+        next.sequence = mine.sequence % MOST_SEQUENCE + 1;
+        self.write(&next, now)?;
+        *mine = next;
+        Ok(())
+    }
+
+    /// Says that this host uses the volume no longer.
+    ///
+    /// # Errors
+    /// As [`Claim::renew`].
+    pub fn release(&self, now: Time) -> Result<()> {
+        let mut mine = self.mine.lock();
+        let there = self.read()?;
+        if there.sequence != mine.sequence {
+            return Err(in_use(&there, "another host, which took it meanwhile"));
+        }
+        mine.sequence = CLEAN;
+        self.write(&mine, now)
+    }
+
+    /// Where it is: whole sectors.
+    fn extent(&self) -> Extent {
+        let sector = u64::from(self.disk.properties().sector_bytes.max(1));
+        let start = self.at_bytes / sector * sector;
+        let end = (self.at_bytes + LEN_BYTES as u64).next_multiple_of(sector);
+        Extent::new(start, end - start)
+    }
+
+    fn bytes(&self) -> Result<Vec<u8>> {
+        let at = self.extent();
+        let block = self.disk.read_now(at, Block::private(index(at.len_bytes)));
+        let block = block.map_err(|refused| Error::Io(refused.error))?;
+        let mut bytes = vec![0; index(at.len_bytes)];
+        block.copy_out(0, &mut bytes);
+        Ok(bytes)
+    }
+
+    fn read(&self) -> Result<Said> {
+        let bytes = self.bytes()?;
+        let skip = index(self.at_bytes - self.extent().start_bytes);
+        mmp::read(bytes.get(skip..).unwrap_or_default(), self.seed)
+    }
+
+    fn write(&self, said: &Said, now: Time) -> Result<()> {
+        let mut bytes = self.bytes()?;
+        let at = self.extent();
+        let skip = index(self.at_bytes - at.start_bytes);
+        let seconds = u64::from(seconds_of(now));
+        mmp::write(bytes.get_mut(skip..).unwrap_or_default(), said, seconds, self.seed);
+        let mut block = Block::private(bytes.len());
+        block.copy_in(0, &bytes);
+        let group = Group { writes: vec![Write { at_bytes: at.start_bytes, block }] };
+        let ticket = self.disk.submit(group, &[]).map_err(|refused| Error::Io(refused.error))?;
+        Ok(self.disk.wait(ticket)?)
+    }
+}
+
+impl fmt::Debug for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Claim").field("mine", &self.mine.lock()).finish_non_exhaustive()
+    }
+}
+
+fn in_use(said: &Said, by: &str) -> Error {
+    let Said { node, device, .. } = said;
+    Error::InUse { by: format!("{by} (it calls itself {node:?}, and the device {device:?})") }
+}

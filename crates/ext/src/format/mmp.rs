@@ -1,0 +1,83 @@
+//! The block by which hosts see that a volume is in use (`mmp`,
+//! `Documentation/filesystems/ext4/mmp.rst`).
+
+use super::checksum::Checksum;
+use super::{le16, le32, put16, put32};
+use crate::{Error, Result};
+
+/// Bytes of it; the rest of its block is not used.
+pub(crate) const LEN_BYTES: usize = 1024;
+
+const MAGIC: u32 = 0x004D_4D50;
+const SEQUENCE_AT: usize = 4;
+const TIME_AT: usize = 8;
+const NODE_AT: usize = 16;
+const NODE_BYTES: usize = 64;
+const DEVICE_AT: usize = 80;
+const DEVICE_BYTES: usize = 32;
+const INTERVAL_AT: usize = 112;
+const SUM_AT: usize = 1020;
+
+/// The largest number that a host that uses the volume counts with.
+pub(crate) const MOST_SEQUENCE: u32 = 0xE24D_4D4F;
+/// No host uses the volume.
+pub(crate) const CLEAN: u32 = 0xFF4D_4D50;
+/// A check or another tool works on it, and does not count.
+pub(crate) const CHECKED: u32 = 0xE24D_4D50;
+
+/// What it says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Said {
+    /// Another one each time that its host wrote it.
+    pub(crate) sequence: u32,
+    /// Seconds within which that happens, as its host is.
+    pub(crate) interval_seconds: u16,
+    /// The host, and what it calls the device.
+    pub(crate) node: String,
+    pub(crate) device: String,
+}
+
+/// Reads it.
+///
+/// # Errors
+/// [`Error::Corrupt`] if it is none, or its checksum is wrong.
+pub(crate) fn read(bytes: &[u8], seed: Option<Checksum>) -> Result<Said> {
+    let corrupt = Error::corrupt("the block that guards against mounting twice");
+    let whole = bytes.get(..LEN_BYTES).ok_or(corrupt.clone())?;
+    let sum = seed.and_then(|seed| Some(seed.of(whole.get(..SUM_AT)?).get()));
+    if le32(whole, 0) != Some(MAGIC) || sum.is_some() && le32(whole, SUM_AT) != sum {
+        return Err(corrupt);
+    }
+    let text = |at: usize, len: usize| {
+        let field = whole.get(at..).and_then(|rest| rest.get(..len)).unwrap_or_default();
+        let text = field.split(|byte| *byte == 0).next().unwrap_or_default();
+        String::from_utf8_lossy(text).escape_default().to_string()
+    };
+    Ok(Said {
+        sequence: le32(whole, SEQUENCE_AT).unwrap_or(CHECKED),
+        interval_seconds: le16(whole, INTERVAL_AT).unwrap_or(0),
+        node: text(NODE_AT, NODE_BYTES),
+        device: text(DEVICE_AT, DEVICE_BYTES),
+    })
+}
+
+/// Writes it, at this time in seconds.
+pub(crate) fn write(bytes: &mut [u8], said: &Said, seconds: u64, seed: Option<Checksum>) {
+    let Some(whole) = bytes.get_mut(..LEN_BYTES) else { return };
+    put32(whole, 0, MAGIC);
+    put32(whole, SEQUENCE_AT, said.sequence);
+    put16(whole, INTERVAL_AT, said.interval_seconds);
+    if let Some(field) = whole.get_mut(TIME_AT..NODE_AT) {
+        field.copy_from_slice(&seconds.to_le_bytes());
+    }
+    for (text, at, len) in
+        [(&said.node, NODE_AT, NODE_BYTES), (&said.device, DEVICE_AT, DEVICE_BYTES)]
+    {
+        let field = whole.get_mut(at..).and_then(|rest| rest.get_mut(..len)).unwrap_or_default();
+        let text = text.bytes().chain(std::iter::repeat(0));
+        field.iter_mut().zip(text).for_each(|(to, from)| *to = from);
+    }
+    if let Some(sum) = seed.and_then(|seed| Some(seed.of(whole.get(..SUM_AT)?).get())) {
+        put32(whole, SUM_AT, sum);
+    }
+}

@@ -1,0 +1,144 @@
+//! Volumes that several hosts can reach: claimed, renewed, given back, and refused while another
+//! host uses them; beside the kernel.
+
+mod common;
+
+use std::cell::Cell;
+use std::fs;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use common::storm::writing;
+use common::{Image, run};
+use draconis_device::{Disk, FileDisk, FileOptions, MemoryDisk};
+use draconis_exchange::contract::{Kind, Time};
+use draconis_ext::{Claim, Claiming, Error, NewNode, Options, Volume};
+
+const FILE: NewNode<'static> =
+    NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+const NOW: Time = Time { seconds: 1_700_000_000, nanoseconds: 0 };
+
+fn image(features: &str) -> Option<Image> {
+    let interval = "mmp_update_interval=1";
+    Image::make(None, "16M", &["-t", "ext4", "-b", "1024", "-O", features, "-E", interval])
+}
+
+/// Claims it, waiting as `wait` does.
+fn claim(
+    disk: &Arc<dyn Disk>,
+    chance: u32,
+    wait: &dyn Fn(Duration),
+) -> Result<Option<Claim>, Error> {
+    let most_wait = Duration::from_secs(50);
+    Claim::make(disk, &Claiming { now: NOW, chance, node: "a host", wait, most_wait })
+}
+
+fn sequence(bytes: &[u8]) -> String {
+    let said = Image::of(bytes).debugfs("dump_mmp").unwrap();
+    said.lines().find(|line| line.starts_with("sequence")).unwrap_or(&said).to_owned()
+}
+
+#[test]
+fn a_claimed_volume_is_written_renewed_and_given_back() {
+    for features in ["mmp", "mmp,^metadata_csum"] {
+        let Some(image) = image(features) else { return };
+        let disk = Arc::new(MemoryDisk::new(fs::read(&image.path).unwrap(), 512));
+        let shared: Arc<dyn Disk> = disk.clone();
+        let waited = Mutex::new(vec![]);
+        let wait = |time: Duration| waited.lock().unwrap().push(time.as_secs());
+        let mine = claim(&shared, 41, &wait).unwrap();
+        assert_eq!(*waited.lock().unwrap(), [11], "the kernel's least");
+        let volume =
+            Volume::open_claimed(shared.clone(), Options::default(), writing(), mine).unwrap();
+        assert_eq!(volume.read_only_reason(), None);
+        volume.create(volume.root(), b"ours", &FILE).unwrap();
+        volume.sync().unwrap();
+        assert_eq!(volume.renew_claim(), Ok(Some(Duration::from_secs(1))));
+
+        // Another host finds a number that changes while it waits.
+        let other = claim(&shared, 77, &|_| drop(volume.renew_claim()));
+        let Err(Error::InUse { by }) = other else { panic!("{other:?}") };
+        assert!(by.contains("a host"), "{by}");
+
+        volume.close().unwrap();
+        assert_eq!(volume.renew_claim(), Ok(None));
+        assert!(matches!(volume.reopen(), Err(Error::Unsupported { .. })));
+        drop((volume, shared));
+        let bytes = Arc::into_inner(disk).unwrap().into_bytes();
+        assert!(sequence(&bytes).contains("ff4d4d50"), "{}", sequence(&bytes));
+        assert!(run("e2fsck", &["-fn", Image::of(&bytes).path()]).is_some());
+    }
+}
+
+#[test]
+fn what_a_host_left_is_taken_over_and_what_one_has_is_not() {
+    let Some(image) = image("mmp") else { return };
+    let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(fs::read(&image.path).unwrap(), 512));
+    // Two hosts at once: the one that writes last has it.
+    let rival = Cell::new(None);
+    let first = claim(&disk, 1, &|_| rival.set(claim(&disk, 2, &|_| {}).ok().flatten()));
+    assert!(matches!(first, Err(Error::InUse { .. })), "{first:?}");
+    // It dies; nothing changes for as long as it may take, and again until the claim stands.
+    let rival = rival.into_inner().unwrap();
+    let waits = Cell::new(0);
+    let second = claim(&disk, 3, &|_| waits.set(waits.get() + 1)).unwrap().unwrap();
+    assert_eq!(waits.get(), 2);
+    // It was only asleep.
+    assert!(matches!(rival.renew(NOW), Err(Error::InUse { .. })));
+    let volume = Volume::open_claimed(disk.clone(), Options::default(), writing(), Some(second));
+    let volume = volume.unwrap();
+    let third = claim(&disk, 4, &|_| {}).unwrap();
+    assert!(matches!(volume.renew_claim(), Err(Error::InUse { .. })));
+    assert!(!volume.is_writable() && volume.failure().is_some());
+    assert!(volume.create(volume.root(), b"no", &FILE).is_err());
+    // Without waiting, where the process before had it.
+    drop(third);
+    let how = Claiming {
+        now: NOW,
+        chance: 5,
+        node: "",
+        wait: &|_| panic!("nothing is waited for"),
+        most_wait: Duration::ZERO,
+    };
+    assert!(Claim::resume(&disk, &how).unwrap().is_some());
+    let long = Claim::make(&disk, &how).map(drop);
+    assert!(matches!(long, Err(Error::Unsupported { .. })), "{long:?}");
+}
+
+/// Takes as long as the kernel waits: 11 s.
+#[test]
+fn the_kernel_and_we_keep_each_other_out() {
+    let Some(image) = image("mmp") else { return };
+    let open = || -> Arc<dyn Disk> {
+        let file = fs::OpenOptions::new().read(true).write(true).open(&image.path).unwrap();
+        let options = FileOptions { write: true, direct: true, uring: false };
+        Arc::new(FileDisk::from_fd(file.into(), options).unwrap())
+    };
+    let disk = open();
+    let Ok(Some(mine)) = claim(&disk, 9, &|_| {}) else { panic!("nothing else has it") };
+    let at = image.dir.path().join("mnt");
+    fs::create_dir(&at).unwrap();
+    let ends = AtomicBool::new(false);
+    let refused = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ends.load(Ordering::Relaxed) {
+                mine.renew(NOW).unwrap();
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+        let mounted = Command::new("mount").args(["-o", "loop", image.path()]).arg(&at).status();
+        ends.store(true, Ordering::Relaxed);
+        !mounted.is_ok_and(|status| status.success())
+    });
+    assert!(refused, "the kernel took what we have");
+    mine.release(NOW).unwrap();
+    let Some(mount) = image.mount_writable() else { return };
+    fs::write(mount.path().join("theirs"), "x").unwrap();
+    let disk = open();
+    let taken = claim(&disk, 10, &|_| std::thread::sleep(Duration::from_millis(2500)));
+    assert!(matches!(taken, Err(Error::InUse { .. })), "{taken:?}");
+    drop(mount);
+    assert!(run("e2fsck", &["-fn", image.path()]).is_some());
+}

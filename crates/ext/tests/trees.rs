@@ -1,0 +1,276 @@
+//! Hash trees that we change: every kind of hash, names that collide, names that fold. `e2fsck`
+//! judges each, the kernel looks every name up and goes on, and we go on behind it.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+
+use common::storm::writing;
+use common::{Image, compare, run};
+use draconis_device::{MemoryDisk, Random};
+use draconis_exchange::contract::Kind;
+use draconis_ext::format::inode::flags;
+use draconis_ext::{Error, InodeNumber, NewNode, Options, Renaming, Volume};
+
+const FILE: NewNode<'static> =
+    NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+const DIRECTORY: NewNode<'static> = NewNode { kind: Kind::Directory, mode: 0o755, ..FILE };
+
+/// Steps of each walk, and names that it may have at a time; where names fold, every name that is
+/// not there is looked for in the whole directory.
+const STEPS: u64 = 1200;
+const NAMES: u64 = 900;
+const FOLDED_STEPS: u64 = 300;
+const FOLDED_NAMES: u64 = 150;
+
+/// Hashes are the same every time.
+const SEED: &str = "hash_seed=6b33f586-a183-4183-921d-30da3fef2e5c";
+
+/// With [`SEED`] these numbers, as [`colliding`] writes them, have one hash in each row: more
+/// names than a block of 1 KiB has room for.
+const LEGACY: [[u32; 4]; 3] = [
+    [31_279_174, 35_483_884, 48_483_193, 51_263_320],
+    [34_572_475, 36_656_597, 42_449_645, 45_103_340],
+    [32_778_031, 41_088_205, 41_088_705, 42_617_611],
+];
+const HALF_MD4: [[u32; 4]; 3] = [
+    [4_920_730, 13_200_534, 23_072_538, 25_280_850],
+    [44_804_960, 50_087_426, 56_980_148, 57_731_537],
+    [11_512_279, 25_237_242, 42_344_857, 59_107_675],
+];
+const TEA: [[u32; 4]; 3] = [
+    [3_869_922, 8_378_387, 28_878_127, 55_740_309],
+    [4_455_303, 24_008_742, 25_008_271, 38_658_791],
+    [22_162_416, 26_820_628, 28_863_645, 58_121_813],
+];
+
+/// Three such names fill a block.
+fn colliding(number: u32) -> Vec<u8> {
+    format!("{}{number:08}", "x".repeat(242)).into_bytes()
+}
+
+/// A kind of tree.
+#[derive(Clone, Copy)]
+struct Trees {
+    hash: &'static str,
+    collisions: [[u32; 4]; 3],
+    unsigned: bool,
+    features: &'static str,
+    folds: bool,
+}
+
+impl Trees {
+    /// A volume that makes trees of this kind.
+    fn image(&self) -> Option<Image> {
+        let arguments = ["-t", "ext4", "-b", "1024", "-N", "3000", "-O", self.features, "-E", SEED];
+        let image = Image::make(None, "16M", &arguments)?;
+        image.debugfs_write(&format!("ssv def_hash_version {}", self.hash))?;
+        image.debugfs_write(&format!("ssv flags {}", if self.unsigned { 2 } else { 1 }))?;
+        Some(image)
+    }
+
+    /// What the names of a walk are taken from, each in one form or, where names fold, in three.
+    fn name(&self, random: &mut Random) -> Vec<u8> {
+        if random.below(4) == 0 {
+            let row = self.collisions[random.below(3) as usize];
+            return colliding(row[random.below(4) as usize]);
+        }
+        let nth = random.below(if self.folds { FOLDED_NAMES } else { NAMES });
+        if self.folds {
+            let len = 75 + Random::new(nth).below(40) as usize;
+            return format!("\u{C9}t\u{E9} {nth} {}", "\u{3A3}".repeat(len)).into_bytes();
+        }
+        let mut own = Random::new(nth);
+        let mut name = format!("{nth} ").into_bytes();
+        let len = 150 + own.below(90);
+        name.extend((0..len).map(|_| match own.below(254) as u8 + 1 {
+            b'/' => b'_',
+            byte => byte,
+        }));
+        name
+    }
+
+    /// The same name in a form that folds to the same.
+    fn form(&self, random: &mut Random, name: &[u8]) -> Vec<u8> {
+        let Ok(text) = std::str::from_utf8(name) else { return name.to_vec() };
+        match random.below(if self.folds { 4 } else { 1 }) {
+            1 => text.to_uppercase().into_bytes(),
+            2 => text.to_lowercase().into_bytes(),
+            3 => text.replace('\u{E9}', "e\u{301}").into_bytes(),
+            _ => name.to_vec(),
+        }
+    }
+}
+
+/// A directory beside a model of it.
+struct Walk<'v> {
+    trees: Trees,
+    volume: &'v Volume,
+    dir: InodeNumber,
+    model: BTreeMap<Vec<u8>, InodeNumber>,
+}
+
+impl Walk<'_> {
+    fn step(&mut self, random: &mut Random) {
+        let (volume, dir) = (self.volume, self.dir);
+        let name = self.trees.name(random);
+        let shown = self.trees.form(random, &name);
+        let there = self.model.get(&name).copied();
+        assert_eq!(volume.lookup(dir, &shown).ok(), there);
+        match random.below(16) {
+            0..9 => match volume.create(dir, &shown, &FILE) {
+                Ok(made) => {
+                    assert!(there.is_none());
+                    self.model.insert(name, made);
+                }
+                Err(error) => assert!(error == Error::Exists && there.is_some(), "{error}"),
+            },
+            9..12 => {
+                assert_eq!(volume.unlink(dir, &shown).is_ok(), there.is_some());
+                self.model.remove(&name);
+            }
+            _ => {
+                let to = self.trees.name(random);
+                let moved = self.trees.form(random, &to);
+                let how = [Renaming::Replace, Renaming::NoReplace][random.below(2) as usize];
+                let taken = how == Renaming::NoReplace && self.model.contains_key(&to);
+                let done = volume.rename(dir, &shown, dir, &moved, how);
+                assert_eq!(done.is_ok(), there.is_some() && !taken, "{done:?}");
+                if let Some(inode) = there.filter(|_| !taken) {
+                    self.model.remove(&name);
+                    self.model.insert(to, inode);
+                }
+            }
+        }
+    }
+
+    /// Makes the names that collide and are not there, in another order than their numbers'.
+    fn collide(&mut self) {
+        for nth in [2, 0, 3, 1] {
+            for row in self.trees.collisions {
+                let name = colliding(row[nth]);
+                if !self.model.contains_key(&name) {
+                    let made = self.volume.create(self.dir, &name, &FILE).unwrap();
+                    self.model.insert(name, made);
+                }
+            }
+        }
+    }
+
+    /// Every name leads to its inode, and there are no others.
+    fn judge(&self) {
+        for (name, inode) in &self.model {
+            assert_eq!(self.volume.lookup(self.dir, name), Ok(*inode));
+        }
+        let listed = compare::names(self.volume, self.dir);
+        let mut found: Vec<_> = listed.values().collect();
+        let mut expected: Vec<_> = self.model.values().collect();
+        found.sort();
+        expected.sort();
+        assert_eq!(found, expected);
+    }
+}
+
+/// What `change` leaves of an image; e2fsck judges it.
+fn changed(image: &Image, change: impl FnOnce(&Volume)) -> Image {
+    let disk = Arc::new(MemoryDisk::new(fs::read(&image.path).unwrap(), 512));
+    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    change(&volume);
+    volume.close().unwrap();
+    drop(volume);
+    let image = Image::of(&Arc::try_unwrap(disk).unwrap().into_bytes());
+    assert!(run("e2fsck", &["-fn", image.path()]).is_some());
+    image
+}
+
+/// The kernel finds every name, takes some out, and puts others in.
+fn by_the_kernel(image: &Image, trees: Trees, model: &mut BTreeMap<Vec<u8>, InodeNumber>) {
+    let Some(mount) = image.mount_writable() else { return };
+    let path = |name: &[u8]| mount.path().join("dir").join(OsStr::from_bytes(name));
+    for (name, inode) in &*model {
+        assert_eq!(fs::metadata(path(name)).unwrap().ino(), u64::from(inode.0));
+    }
+    let mut random = Random::new(99);
+    for _ in 0..STEPS / 4 {
+        let name = trees.name(&mut random);
+        if model.remove(&name).is_some() {
+            fs::remove_file(path(&name)).unwrap();
+        } else {
+            let made = File::create_new(path(&name)).unwrap().metadata().unwrap().ino();
+            model.insert(name, InodeNumber(u32::try_from(made).unwrap()));
+        }
+    }
+    drop(mount);
+    assert!(run("e2fsck", &["-fn", image.path()]).is_some());
+}
+
+fn check(trees: Trees, seed: u64) {
+    let Some(image) = trees.image() else { return };
+    let mut model = BTreeMap::new();
+    let walk = |volume: &Volume, dir, model: &mut BTreeMap<_, _>, seed| {
+        let mut random = Random::new(seed);
+        let mut walk = Walk { trees, volume, dir, model: std::mem::take(model) };
+        let steps = if trees.folds { FOLDED_STEPS } else { STEPS };
+        (0..steps).for_each(|_| walk.step(&mut random));
+        walk.collide();
+        walk.judge();
+        *model = walk.model;
+    };
+    let image = changed(&image, |volume| {
+        let dir = volume.create(volume.root(), b"dir", &DIRECTORY).unwrap();
+        if trees.folds {
+            volume.set_flags(dir, volume.inode(dir).unwrap().flags | flags::CASEFOLD).unwrap();
+        }
+        walk(volume, dir, &mut model, seed);
+    });
+    let dump = image.debugfs("htree_dump /dir").unwrap();
+    assert!(trees.folds || dump.contains("Indirect levels: 1"), "{}: one level", trees.hash);
+    // A hash whose names went on in the next block is odd there.
+    let odd = |line: &str| {
+        let (_, rest) = line.split_once(": Hash 0x")?;
+        Some(u32::from_str_radix(rest.get(..8)?, 16).ok()? % 2 == 1)
+    };
+    assert!(dump.lines().any(|line| odd(line) == Some(true)), "{}: no hash went on", trees.hash);
+    if !trees.folds {
+        by_the_kernel(&image, trees, &mut model);
+    }
+    changed(&image, |volume| {
+        let dir = volume.lookup(volume.root(), b"dir").unwrap();
+        walk(volume, dir, &mut model, seed + 1);
+        for name in model.keys() {
+            volume.unlink(dir, name).unwrap();
+        }
+    });
+}
+
+const PLAIN: &str = "^has_journal";
+const UNSEALED: &str = "^metadata_csum,^has_journal,large_dir";
+const FOLDED: &str = "casefold,^has_journal";
+
+fn check_all(hash: &'static str, collisions: [[u32; 4]; 3], seed: u64) {
+    let plain = Trees { hash, collisions, unsigned: false, features: PLAIN, folds: false };
+    check(plain, seed);
+    check(Trees { unsigned: true, features: UNSEALED, ..plain }, seed + 2);
+    check(Trees { features: FOLDED, folds: true, ..plain }, seed + 4);
+    check(Trees { features: FOLDED, folds: true, unsigned: true, ..plain }, seed + 6);
+}
+
+#[test]
+fn trees_of_the_legacy_hash() {
+    check_all("legacy", LEGACY, 10);
+}
+
+#[test]
+fn trees_of_half_md4() {
+    check_all("half_md4", HALF_MD4, 20);
+}
+
+#[test]
+fn trees_of_tea() {
+    check_all("tea", TEA, 30);
+}
