@@ -202,7 +202,7 @@ mod tests {
     const LEN: u64 = 3 * CHUNK + 1000;
 
     fn object() -> Bytes {
-        (0..LEN).map(|at| (at * 7 >> 3) as u8).collect::<Vec<_>>().into()
+        (0..LEN).map(|at| ((at * 7) >> 3) as u8).collect::<Vec<_>>().into()
     }
 
     /// Reads, and says how many bytes came from the bucket.

@@ -100,7 +100,7 @@ impl Epoch {
         let who = (0..ATTEMPTS).find_map(|_| {
             let names = list(bucket, "epoch").ok()?;
             let younger = |name: &Name| *name > Name::Epoch(self.number);
-            let last = names.into_keys().filter(younger).next_back()?;
+            let last = names.into_keys().rfind(younger)?;
             let text = bucket.get(&last.key(), None).ok()?;
             String::from_utf8_lossy(&text).lines().next().map(str::to_owned)
         });
