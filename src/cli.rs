@@ -67,10 +67,8 @@ pub enum Command {
     Grow(grow::Arguments),
     Shrink(shrink::Arguments),
     Tune(tune::Arguments),
-    #[command(subcommand)]
-    Store(store::Command),
-    #[command(subcommand)]
-    Kv(kv::Command),
+    Store(store::Arguments),
+    Kv(kv::Arguments),
     Lab(lab::Arguments),
     Completions(completions::Arguments),
     Manpages(manpages::Arguments),
@@ -119,8 +117,8 @@ impl Command {
             Self::Grow(arguments) => grow::run(&arguments),
             Self::Shrink(arguments) => shrink::run(&arguments),
             Self::Tune(arguments) => tune::run(&arguments),
-            Self::Store(command) => store::run(&command),
-            Self::Kv(command) => kv::run(&command),
+            Self::Store(arguments) => store::run(&arguments),
+            Self::Kv(arguments) => kv::run(&arguments),
             Self::Lab(arguments) => lab::run(&arguments),
             Self::Completions(arguments) => completions::run(&arguments, Cli::command()),
             Self::Manpages(arguments) => manpages::run(&arguments, Cli::command()),

@@ -12,12 +12,13 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("container", &["device", "exchange"]),
     ("ext", &["device", "exchange"]),
     ("objects", &["device", "exchange"]),
+    ("bucket", &["device", "exchange"]),
     ("service", &["container", "device", "exchange", "ext", "objects"]),
     ("front", &["exchange"]),
     ("lab", &["device", "exchange", "ext", "front", "objects", "service"]),
     // Stores that others wrote, for the lab, which starts it as a program.
     ("peers", &["device", "objects"]),
-    ("", &["container", "device", "exchange", "ext", "front", "objects", "service"]),
+    ("", &["bucket", "container", "device", "exchange", "ext", "front", "objects", "service"]),
 ];
 
 /// Licences that a dependency may have.

@@ -10,12 +10,22 @@ mod stats;
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use draconis_objects::kv::{Batch, Kv};
 
+use crate::commands::store::bucket;
 use crate::commands::store::opened::tell;
 
 /// Keep keys and their values in a store.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    bucket: bucket::Options,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What to do with keys.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Put(put::Arguments),
@@ -26,7 +36,14 @@ pub enum Command {
     Load(load::Arguments),
 }
 
-pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    bucket::begin(&arguments.bucket);
+    let done = run_command(&arguments.command);
+    bucket::end();
+    done
+}
+
+fn run_command(command: &Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Put(arguments) => put::run(arguments)?,
         Command::Get(arguments) => get::run(arguments)?,

@@ -1,4 +1,4 @@
-//! `draconis store`: objects in a file or on a device.
+//! `draconis store`: objects in a file, on a device or in a bucket.
 //!
 //! ```text
 //!   writers ──alone──▶ disk ─▶ store        readers ──shared──▶ disk ─▶ store, read-only
@@ -11,6 +11,7 @@
 //! that is written to again costs a commit of the file system's journal.
 
 mod append;
+pub mod bucket;
 mod check;
 mod create;
 mod disk;
@@ -31,12 +32,26 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use draconis_objects::{ObjectId, Store};
 
 use crate::image::object;
 
-/// Keep objects in a store: a file or block device laid out for the disk below.
+/// Keep objects in a store: a file, block device or bucket, laid out for what is below.
+///
+/// A bucket is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///DIRECTORY.
+/// Credentials and endpoints come from the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
+/// AWS_REGION, AWS_ENDPOINT_URL and so on. Who changes a store in a bucket takes it over from who
+/// did before; readers disturb none.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    bucket: bucket::Options,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What to do with a store.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Probe(probe::Arguments),
@@ -54,7 +69,14 @@ pub enum Command {
     Salvage(salvage::Arguments),
 }
 
-pub fn run(command: &Command) -> anyhow::Result<ExitCode> {
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    bucket::begin(&arguments.bucket);
+    let done = run_command(&arguments.command);
+    bucket::end();
+    done
+}
+
+fn run_command(command: &Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Probe(arguments) => probe::run(arguments)?,
         Command::Create(arguments) => create::run(arguments)?,

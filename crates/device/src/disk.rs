@@ -210,6 +210,9 @@ pub enum Error {
     /// No such ticket was given out.
     #[error("ticket {0:?} was never given out")]
     NoTicket(Ticket),
+    /// What keeps the bytes somewhere else said this.
+    #[error("{0}")]
+    Elsewhere(Arc<str>),
 }
 
 /// A refusal that returns what was given.

@@ -3,8 +3,10 @@
 //! ```text
 //!   log   0 what is written   1 what is cleaned   2 nodes, runs
 //!   cow   0 what is written in bits   1 hot, runs   2 cold   3 what is cleaned   4 nodes
+//!   bucket   as log
 //! ```
 
+mod bucket;
 mod cow;
 mod log;
 
@@ -53,6 +55,10 @@ pub(crate) trait Layout: Send + Sync {
     fn jumps_from(&self) -> u64;
     /// How many such reads it asks for before it needs them.
     fn reads_ahead(&self) -> usize;
+    /// What is read of a stream's log at once when a store is opened, in bytes.
+    fn log_read_bytes(&self) -> usize {
+        1 << 20
+    }
     /// About how long a node is, in bytes.
     fn node_bytes(&self) -> usize;
     /// The longest part of a run or a table, in bytes: opening a store reads each by itself.
@@ -80,6 +86,7 @@ pub(crate) fn layout(
     match kind {
         LayoutKind::Log => Box::new(log::Log { segment_bytes, capacity }),
         LayoutKind::Cow => Box::new(cow::Cow { page_bytes, segment_bytes, capacity }),
+        LayoutKind::Bucket => Box::new(bucket::Bucket { segment_bytes, capacity }),
     }
 }
 
@@ -95,7 +102,7 @@ mod tests {
 
     #[test]
     fn every_profile_has_sizes_that_fit_each_other() {
-        for kind in [LayoutKind::Log, LayoutKind::Cow] {
+        for kind in [LayoutKind::Log, LayoutKind::Cow, LayoutKind::Bucket] {
             for page in (9..=16).map(|bits| 1u32 << bits) {
                 for segment in (14..=26).map(|bits| 1u32 << bits).filter(|&len| len >= page * 16) {
                     for capacity in (8..=20).map(|bits| u64::from(segment) << bits) {

@@ -242,11 +242,11 @@ impl Measured {
         let layout = if is_log { LayoutKind::Log } else { LayoutKind::Cow };
         let (near, far) = (Time(self.near_read_ns), Time(self.far_read_ns));
         let (near_write, far_write) = (Time(self.near_write_ns), Time(self.far_write_ns));
-        why.push(match layout {
-            LayoutKind::Log => format!(
+        why.push(match is_log {
+            true => format!(
                 "layout log: distance costs ({far} for a read anywhere, {near} for the next; writes {far_write} and {near_write})"
             ),
-            LayoutKind::Cow => format!(
+            false => format!(
                 "layout cow: distance costs little ({far} for a read anywhere, {near} for the next; writes {far_write} and {near_write})"
             ),
         });

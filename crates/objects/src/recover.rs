@@ -40,8 +40,6 @@ use crate::tree::{Child, Ptr, Tree};
 use crate::view::{Token, View};
 use crate::{Error, Result};
 
-/// What is read of a stream at once.
-const READ_BYTES: usize = 1 << 20;
 /// How far behind a hole frames are looked for that say it should not be there.
 const LOOK_BYTES: u32 = 1 << 20;
 
@@ -298,6 +296,7 @@ fn load(core: &mut Core, blob: &Blob, lost: &mut Vec<Loss>) -> Result<()> {
 fn scan(core: &Core, stream: usize, place: Place, out: &mut Vec<Found>) -> Result<u64> {
     let geometry = core.superblock.geometry;
     let (mut segment, mut pos, mut next) = place;
+    let read_bytes = core.layout.log_read_bytes();
     let mut seq = core.batch.seq;
     let mut durable = 0;
     // A stream cannot go through more segments than there are.
@@ -306,7 +305,7 @@ fn scan(core: &Core, stream: usize, place: Place, out: &mut Vec<Found>) -> Resul
         let mut window: Option<(u32, draconis_exchange::heap::Private)> = None;
         let before = out.len();
         while pos < geometry.segment_bytes {
-            let Some((header, table)) = frame_at(core, start, pos, READ_BYTES, &mut window)? else {
+            let Some((header, table)) = frame_at(core, start, pos, read_bytes, &mut window)? else {
                 break;
             };
             if header.seq < seq || header.next_segment >= geometry.segments {
@@ -324,7 +323,7 @@ fn scan(core: &Core, stream: usize, place: Place, out: &mut Vec<Found>) -> Resul
         let end = pos.saturating_add(reach).min(geometry.segment_bytes);
         let mut look = pos.saturating_add(geometry.page_bytes);
         while look < end {
-            if let Some((header, _)) = frame_at(core, start, look, READ_BYTES, &mut window)?
+            if let Some((header, _)) = frame_at(core, start, look, read_bytes, &mut window)?
                 && header.seq >= seq
             {
                 durable = durable.max(header.durable);

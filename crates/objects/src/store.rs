@@ -31,6 +31,8 @@ pub enum LayoutKind {
     Log,
     /// For flash: several, by how long things live.
     Cow,
+    /// For buckets, where a request takes long and has a price.
+    Bucket,
 }
 
 impl fmt::Display for LayoutKind {
@@ -38,6 +40,7 @@ impl fmt::Display for LayoutKind {
         f.write_str(match self {
             Self::Log => "log",
             Self::Cow => "cow",
+            Self::Bucket => "bucket",
         })
     }
 }

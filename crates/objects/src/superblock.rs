@@ -165,6 +165,7 @@ impl Superblock {
         let layout: u32 = match self.profile.layout {
             LayoutKind::Log => 1,
             LayoutKind::Cow => 2,
+            LayoutKind::Bucket => 3,
         };
         out.extend_from_slice(&layout.to_le_bytes());
         out.extend_from_slice(&self.id.to_le_bytes());
@@ -210,6 +211,7 @@ impl Superblock {
         let layout = match reader.u32()? {
             1 => LayoutKind::Log,
             2 => LayoutKind::Cow,
+            3 => LayoutKind::Bucket,
             _ => return Err(Error::NotAStore("its layout is not known here".to_owned())),
         };
         let id = u128::from(reader.u64()?) | u128::from(reader.u64()?) << 64;

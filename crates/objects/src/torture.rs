@@ -27,6 +27,7 @@
 )]
 
 mod damage;
+mod ended;
 mod history;
 mod hostile;
 mod judge;
@@ -39,6 +40,7 @@ pub use draconis_device::Random;
 
 pub use crate::hooks::{Omission, Settings, set};
 pub use damage::{Damage, Harm, damage, fail};
+pub use ended::{Lives, ended};
 pub use history::{Contents, History};
 pub use hostile::{altered, base, exercise, spoil};
 pub use judge::{Effort, Judge, Violation};

@@ -2,7 +2,8 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::{Args, ValueEnum};
@@ -11,6 +12,7 @@ use draconis_exchange::heap::Block;
 use draconis_objects::{CreateOptions, Error, LayoutKind, Profile, Store, probe};
 use rustix::io::Errno;
 
+use super::bucket;
 use super::opened::disk;
 use super::profile::{Given, MEASURED_BYTES_MIN, measured, tell_profile, unmeasured};
 use crate::image;
@@ -22,6 +24,10 @@ use crate::uuid::Identities;
 ///
 /// Layout and sizes follow from what is measured in the file that the store will be in,
 /// or come from --profile. What was chosen is printed with its reasons.
+///
+/// In a bucket --size is the most that the store may hold; what is not used takes no room. First
+/// the bucket is asked whether it does what the store relies on: that what exists is not created
+/// again, however many try.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Length of the store (K, M, G, T allowed); if left out, that of DEVICE.
@@ -34,7 +40,7 @@ pub struct Arguments {
     /// first: that is half as fast, or less.
     #[arg(long)]
     sparse: bool,
-    /// Choose the layout: log for disks that seek, cow for flash.
+    /// Choose the layout: log for disks that seek, cow for flash, bucket for buckets.
     #[arg(long, value_enum)]
     layout: Option<Layout>,
     /// Take layout and sizes from this file instead of measuring; - is standard input.
@@ -49,7 +55,7 @@ pub struct Arguments {
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = When::Auto)]
     progress: When,
-    /// The file or block device; a file that is not there is created.
+    /// The file, block device or bucket; a file that is not there is created.
     device: PathBuf,
 }
 
@@ -60,6 +66,18 @@ pub enum Layout {
     Log,
     /// Several, by how long things live.
     Cow,
+    /// Long requests.
+    Bucket,
+}
+
+impl From<Layout> for LayoutKind {
+    fn from(layout: Layout) -> Self {
+        match layout {
+            Layout::Log => Self::Log,
+            Layout::Cow => Self::Cow,
+            Layout::Bucket => Self::Bucket,
+        }
+    }
 }
 
 /// What is written at once, in bytes.
@@ -69,6 +87,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let device = &arguments.device;
     let shown = device.display();
     let given = arguments.profile.as_deref().map(Given::read).transpose()?;
+    if let Some(address) = bucket::address(device) {
+        return make_in_bucket(arguments, address, given);
+    }
     let opened = image::alone(device)?;
     if let Some(file) = &opened {
         may_overwrite(arguments, file)?;
@@ -147,14 +168,41 @@ fn make(arguments: &Arguments, file: File, given: Option<Profile>) -> anyhow::Re
         write_out(&*disk, arguments.progress).map_err(|error| anyhow!("{shown}: {error}"))?;
     }
     if let Some(layout) = arguments.layout {
-        profile.layout = match layout {
-            Layout::Log => LayoutKind::Log,
-            Layout::Cow => LayoutKind::Cow,
-        };
+        profile.layout = layout.into();
         why.push(format!("layout {}: --layout says so", profile.layout));
     }
-    let id = u128::from_le_bytes(Identities::new(None).uuid());
     let disk = disk(file, device, true, true)?;
+    finish(device, disk, len, profile, &why)
+}
+
+/// Makes a store in a bucket.
+fn make_in_bucket(
+    arguments: &Arguments,
+    address: &str,
+    given: Option<Profile>,
+) -> anyhow::Result<()> {
+    ensure!(!arguments.sparse, "{address}: --sparse is of files; a bucket keeps no holes");
+    ensure!(!arguments.destroy, "{address}: --destroy is of block devices; --force overwrites");
+    let len = arguments.size.with_context(|| format!("{address}: --size is needed"))?;
+    let (mut profile, why) = match given {
+        Some(profile) => (profile, vec!["as --profile says".to_owned()]),
+        None => bucket::profile(len),
+    };
+    profile.layout = arguments.layout.map_or(profile.layout, Into::into);
+    let disk = bucket::made(address, len, arguments.force)?;
+    finish(&arguments.device, disk, len, profile, &why)
+}
+
+/// Makes the store, and says how it is.
+fn finish(
+    device: &Path,
+    disk: Arc<dyn Disk>,
+    len: u64,
+    profile: Profile,
+    why: &[String],
+) -> anyhow::Result<()> {
+    let shown = device.display();
+    let id = u128::from_le_bytes(Identities::new(None).uuid());
     Store::create(disk, &CreateOptions { profile, id }).map_err(|error| match error {
         Error::Misuse(why) => anyhow!("{shown}: {why}; choose a larger --size"),
         error => anyhow!("{shown}: {error}"),
@@ -169,7 +217,7 @@ fn make(arguments: &Arguments, file: File, given: Option<Profile>) -> anyhow::Re
         text::bytes(profile.segment_bytes.into()),
         profile.queue_depth
     )?;
-    tell_profile(&mut out, &why)?;
+    tell_profile(&mut out, why)?;
     Ok(())
 }
 

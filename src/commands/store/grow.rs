@@ -1,12 +1,13 @@
 //! `draconis store grow`
 
 use std::os::unix::fs::FileTypeExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
 use draconis_objects::Store;
 
+use super::bucket;
 use super::opened::{disk, is_dense, length, missing, tell};
 use crate::image;
 use crate::text::{self, size};
@@ -26,18 +27,22 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let device = &arguments.device;
     let shown = device.display();
+    if let Some(address) = bucket::address(device) {
+        let wanted = arguments.size.with_context(|| format!("{shown}: SIZE is needed"))?;
+        let disk = bucket::writable(address)?;
+        let before = Store::measures(&*disk).map_err(|error| tell(device, error))?.0;
+        ensure_grows(device, before, wanted)?;
+        disk.resize(wanted).map_err(|error| tell(device, error.into()))?;
+        Store::resize(disk, wanted).map_err(|error| tell(device, error))?;
+        println!("{shown}: {}, was {}", text::bytes(wanted), text::bytes(before));
+        return Ok(());
+    }
     let file = image::alone(device)?.with_context(|| missing(device))?;
     let there = image::len_bytes(&file)?;
     let is_device = file.metadata()?.file_type().is_block_device();
     let before = length(device, &file)?;
     let wanted = arguments.size.unwrap_or(there);
-    if wanted < before {
-        bail!(
-            "{shown} has {}, {} is less; draconis store shrink makes it smaller",
-            text::bytes(before),
-            text::bytes(wanted)
-        );
-    }
+    ensure_grows(device, before, wanted)?;
     if is_device && wanted > there {
         bail!("{shown} has only {}", text::bytes(there));
     }
@@ -57,4 +62,16 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     grown.map_err(|error| tell(device, error))?;
     println!("{shown}: {}, was {}", text::bytes(wanted), text::bytes(before));
     Ok(())
+}
+
+fn ensure_grows(device: &Path, before: u64, wanted: u64) -> anyhow::Result<()> {
+    if wanted >= before {
+        return Ok(());
+    }
+    let shown = device.display();
+    bail!(
+        "{shown} has {}, {} is less; draconis store shrink makes it smaller",
+        text::bytes(before),
+        text::bytes(wanted)
+    );
 }

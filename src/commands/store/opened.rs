@@ -11,10 +11,14 @@ use draconis_device::{Claim, Disk, FileOptions, OpenedFile, claim};
 use draconis_objects::{Error, OpenOptions, Store};
 use rustix::io::Errno;
 
+use super::bucket;
 use crate::image;
 
 /// Opens a store to be changed, alone.
 pub fn writable(device: &Path) -> anyhow::Result<Arc<Store>> {
+    if let Some(address) = bucket::address(device) {
+        return open(device, bucket::writable(address)?, false);
+    }
     let file = image::alone(device)?.with_context(|| missing(device))?;
     open(device, disk(file, device, true, true)?, false)
 }
@@ -41,12 +45,17 @@ pub fn tell(device: &Path, error: Error) -> anyhow::Error {
         ),
         Error::NoSpace { .. } => format!(" (draconis store grow {shown} SIZE)"),
         Error::NoObject(_) => format!("; draconis store ls {shown} lists them"),
+        // It names the bucket itself.
+        Error::Device(draconis_device::Error::Elsewhere(_)) => return anyhow!("{error}"),
         _ => String::new(),
     };
     anyhow!("{shown}: {error}{step}")
 }
 
 pub fn shared(device: &Path, uring: bool) -> anyhow::Result<Arc<dyn Disk>> {
+    if let Some(address) = bucket::address(device) {
+        return bucket::readable(address);
+    }
     let shown = device.display();
     let file = match File::open(device) {
         Err(error) if error.kind() == ErrorKind::NotFound => bail!(missing(device)),

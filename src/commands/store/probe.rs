@@ -41,6 +41,10 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let device = &arguments.device;
+    super::bucket::refuse(
+        device,
+        "a bucket is not measured; draconis store create asks it whether it keeps its promises",
+    )?;
     let shown = device.display();
     let is_device = std::fs::metadata(device).is_ok_and(|it| it.file_type().is_block_device());
     let wanted = arguments.size.unwrap_or(probe::REGION_BYTES);

@@ -66,7 +66,8 @@ impl Chosen {
         let layout = match self.layout.as_str() {
             "log" => LayoutKind::Log,
             "cow" => LayoutKind::Cow,
-            other => bail!("layout {other}: log or cow"),
+            "bucket" => LayoutKind::Bucket,
+            other => bail!("layout {other}: log, cow or bucket"),
         };
         Ok(Profile {
             layout,

@@ -3,11 +3,14 @@
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use draconis_device::Disk;
 use draconis_objects::{CreateOptions, OpenOptions, Store};
 
+use super::bucket;
 use super::create::reserve;
 use super::opened::{close, disk, shared, tell};
 use crate::image;
@@ -35,6 +38,16 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let shown = new.display();
     let damaged = shared(old, true)?;
     let (len, profile) = Store::measures(&*damaged).map_err(|error| tell(old, error))?;
+    let id = u128::from_le_bytes(Identities::new(None).uuid());
+    let begin = |into: Arc<dyn Disk>| {
+        Store::create(into.clone(), &CreateOptions { profile, id })
+            .and_then(|()| Store::open(into, &OpenOptions::default()))
+            .map_err(|error| tell(new, error))
+    };
+    if let Some(address) = bucket::address(new) {
+        let store = begin(bucket::made(address, len, false)?)?;
+        return bring(arguments, &store, damaged);
+    }
     let file = match File::options().read(true).write(true).create_new(true).open(new) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
             bail!("{shown} exists; salvage makes a new store")
@@ -46,10 +59,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         file.set_len(len).with_context(|| format!("{shown}: {}", text::bytes(len)))?;
         reserve(&file, len).with_context(|| format!("{shown}: {}", text::bytes(len)))?;
         let into = disk(file.try_clone()?, new, true, true)?;
-        let id = u128::from_le_bytes(Identities::new(None).uuid());
-        Store::create(into.clone(), &CreateOptions { profile, id })
-            .and_then(|()| Store::open(into, &OpenOptions::default()))
-            .map_err(|error| tell(new, error))
+        begin(into)
     };
     let store = match made() {
         Ok(store) => store,
@@ -58,8 +68,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             return Err(error);
         }
     };
+    bring(arguments, &store, damaged)
+}
+
+/// Brings over all that can be read, and says what cannot.
+fn bring(arguments: &Arguments, store: &Store, damaged: Arc<dyn Disk>) -> anyhow::Result<ExitCode> {
+    let (old, new) = (&arguments.old, &arguments.new);
+    let shown = new.display();
     let salvaged = store.salvage(damaged).map_err(|error| tell(old, error))?;
-    close(&store, new)?;
+    close(store, new)?;
     for lost in &salvaged.lost {
         println!("lost: {lost}");
     }

@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow};
 use clap::Args;
 use draconis_objects::Store;
 
+use super::bucket;
 use super::opened::{disk, length, missing, tell};
 use crate::image;
 use crate::text::{self, size};
@@ -26,15 +27,26 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let (device, wanted) = (&arguments.device, arguments.size);
     let shown = device.display();
-    let file = image::alone(device)?.with_context(|| missing(device))?;
-    let before = length(device, &file)?;
-    if wanted > before {
-        bail!(
+    let is_more = |before: u64| match wanted > before {
+        true => Err(anyhow!(
             "{shown} has {}, {} is more; draconis store grow makes it larger",
             text::bytes(before),
             text::bytes(wanted)
-        );
+        )),
+        false => Ok(()),
+    };
+    if let Some(address) = bucket::address(device) {
+        let disk = bucket::writable(address)?;
+        let before = Store::measures(&*disk).map_err(|error| tell(device, error))?.0;
+        is_more(before)?;
+        Store::resize(disk.clone(), wanted).map_err(|error| tell(device, error))?;
+        disk.resize(wanted).map_err(|error| tell(device, error.into()))?;
+        println!("{shown}: {}, was {}", text::bytes(wanted), text::bytes(before));
+        return Ok(());
     }
+    let file = image::alone(device)?.with_context(|| missing(device))?;
+    let before = length(device, &file)?;
+    is_more(before)?;
     let disk = disk(file.try_clone()?, device, true, true)?;
     Store::resize(disk, wanted).map_err(|error| tell(device, error))?;
     if file.metadata()?.is_file() {

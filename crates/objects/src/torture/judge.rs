@@ -146,7 +146,11 @@ impl<'a> Judge<'a> {
 }
 
 /// After how many groups, `waited` or more, a store shows what it shows.
-fn find(store: &Arc<Store>, history: &History, waited: usize) -> Result<usize, Violation> {
+pub(super) fn find(
+    store: &Arc<Store>,
+    history: &History,
+    waited: usize,
+) -> Result<usize, Violation> {
     let seen = Contents::read(store).map_err(said("read"))?;
     let groups = history.find(&seen, waited).map_err(Violation)?;
     let expected = history.after(groups);
@@ -171,7 +175,7 @@ fn find(store: &Arc<Store>, history: &History, waited: usize) -> Result<usize, V
     Ok(groups)
 }
 
-fn compare(store: &Arc<Store>, expected: &Contents) -> Result<(), Violation> {
+pub(super) fn compare(store: &Arc<Store>, expected: &Contents) -> Result<(), Violation> {
     let seen = Contents::read(store).map_err(said("read"))?;
     if seen.objects == expected.objects && seen.keys == expected.keys {
         return Ok(());
@@ -180,7 +184,7 @@ fn compare(store: &Arc<Store>, expected: &Contents) -> Result<(), Violation> {
 }
 
 /// Changes a store, waits, and says what it shows then.
-fn live_on(store: &Arc<Store>, before: &Contents) -> Result<Contents, Violation> {
+pub(super) fn live_on(store: &Arc<Store>, before: &Contents) -> Result<Contents, Violation> {
     let mut after = before.clone();
     let mut group = Group::new();
     let payload: Vec<u8> = (0..1100u32).map(|at| (at * 7) as u8).collect();

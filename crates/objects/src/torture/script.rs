@@ -42,6 +42,9 @@ impl Shape {
         },
     ];
 
+    /// A small one of the layout for buckets.
+    pub const BUCKET: Self = Self::tiny(LayoutKind::Bucket, 512, 16 << 10);
+
     const fn tiny(layout: LayoutKind, page_bytes: u32, segment_bytes: u32) -> Self {
         // Segments begin on a 64th of the disk.
         Self { layout, page_bytes, segment_bytes, disk_bytes: segment_bytes as usize * 48 }

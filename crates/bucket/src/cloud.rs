@@ -1,0 +1,247 @@
+//! Buckets that others keep, and directories, through `object_store`.
+//!
+//! Law 1: it is asked once for each request: whether again is decided in one place, where tries
+//! are counted.
+//! Law 2: no more is read than was asked for, whatever the server answers.
+
+use std::path::Path as FilePath;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::TryStreamExt;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{
+    ClientOptions, Error, GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
+    RetryConfig,
+};
+use tokio::runtime::{Builder, Handle};
+
+use crate::engine::{Answer, Engine, Listed, Trouble};
+
+/// The longest object that is read as a whole.
+const WHOLE_MAX: u64 = 64 << 20;
+/// How long one request may take before it counts as lost.
+const REQUEST: Duration = Duration::from_secs(30);
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// A bucket, or a directory, at an address.
+pub struct Cloud {
+    store: Arc<dyn ObjectStore>,
+    /// What all keys are behind; empty, or with a slash at its end.
+    prefix: String,
+    runtime: Handle,
+    /// The thread that waits for the network ends when this is dropped.
+    _alive: tokio::sync::oneshot::Sender<()>,
+}
+
+/// Whether a text is an address of a bucket, of a kind that is known here or not.
+pub fn is_address(text: &str) -> bool {
+    text.split_once("://").is_some_and(|(scheme, _)| {
+        !scheme.is_empty() && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric())
+    })
+}
+
+impl Cloud {
+    /// The bucket at `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX` or
+    /// `file:///DIRECTORY`, with credentials from the environment as the kind's own tools have
+    /// them. A directory that is not there is made if `makes` says so.
+    ///
+    /// # Errors
+    /// What is wrong with the address or the environment.
+    pub fn at(address: &str, makes: bool) -> Result<Self, String> {
+        let (scheme, rest) = address.split_once("://").ok_or("not an address of a bucket")?;
+        let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+        let prefix = prefix.trim_matches('/');
+        let is_named = || match bucket.is_empty() {
+            true => Err(format!("{address}: no bucket is named; {scheme}://BUCKET/PREFIX")),
+            false => Ok(()),
+        };
+        let said = |error: Error| format!("{address}: {error}");
+        // What speaks TLS wants to be told whose ciphers; it was told already if this fails.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let client = ClientOptions::new().with_timeout(REQUEST).with_connect_timeout(CONNECT);
+        let once = RetryConfig { max_retries: 0, ..RetryConfig::default() };
+        let store: Arc<dyn ObjectStore> = match scheme {
+            "s3" => {
+                is_named()?;
+                let builder = AmazonS3Builder::from_env();
+                let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint);
+                // Who names an endpoint without TLS means it.
+                let is_plain = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
+                let client = client.with_allow_http(is_plain);
+                let builder = builder.with_bucket_name(bucket).with_client_options(client);
+                Arc::new(builder.with_retry(once).build().map_err(said)?)
+            }
+            "gs" => {
+                is_named()?;
+                let builder = GoogleCloudStorageBuilder::from_env().with_bucket_name(bucket);
+                let builder = builder.with_client_options(client).with_retry(once);
+                Arc::new(builder.build().map_err(said)?)
+            }
+            "az" => {
+                is_named()?;
+                let builder = MicrosoftAzureBuilder::from_env().with_container_name(bucket);
+                let builder = builder.with_client_options(client).with_retry(once);
+                Arc::new(builder.build().map_err(said)?)
+            }
+            "file" => return Self::directory(address, rest, makes),
+            _ => {
+                return Err(format!(
+                    "{address}: {scheme}:// is not known; s3://, gs://, az:// and file:/// are"
+                ));
+            }
+        };
+        let prefix = Path::from(prefix);
+        Self::over(store, prefix.as_ref())
+    }
+
+    fn directory(address: &str, path: &str, makes: bool) -> Result<Self, String> {
+        if !path.starts_with('/') {
+            return Err(format!("{address}: file:// and an absolute path: file:///DIRECTORY"));
+        }
+        let path = FilePath::new(path);
+        if makes {
+            std::fs::create_dir_all(path).map_err(|error| format!("{address}: {error}"))?;
+        }
+        let store = match LocalFileSystem::new_with_prefix(path) {
+            Ok(store) => store,
+            Err(_) if !path.is_dir() => {
+                return Err(format!(
+                    "{address}: no such directory; draconis store create {address} makes a store"
+                ));
+            }
+            Err(error) => return Err(format!("{address}: {error}")),
+        };
+        // Without this what was answered may be gone after a power cut.
+        Self::over(Arc::new(store.with_fsync(true)), "")
+    }
+
+    fn over(store: Arc<dyn ObjectStore>, prefix: &str) -> Result<Self, String> {
+        let runtime = Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| format!("no runtime for the network: {error}"))?;
+        let handle = runtime.handle().clone();
+        let (alive, ended) = tokio::sync::oneshot::channel();
+        std::thread::Builder::new()
+            .name("network".to_owned())
+            .spawn(move || {
+                // An error: the other end was dropped, as it is meant to be.
+                let _ = runtime.block_on(ended);
+            })
+            .map_err(|error| format!("no thread for the network: {error}"))?;
+        let prefix = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
+        Ok(Self { store, prefix, runtime: handle, _alive: alive })
+    }
+
+    fn path(&self, key: &str) -> Path {
+        Path::from(format!("{}{key}", self.prefix))
+    }
+
+    fn write(&self, key: &str, bytes: Bytes, mode: PutMode) -> Answer<()> {
+        let (path, options) = (self.path(key), PutOptions { mode, ..PutOptions::default() });
+        let put = self.store.put_opts(&path, bytes.into(), options);
+        match self.runtime.block_on(put) {
+            Ok(_) => Ok(()),
+            // Of an object that is written: there is no such bucket.
+            Err(error @ Error::NotFound { .. }) => Err(Trouble::Refused(told(&error))),
+            Err(error) => Err(trouble(&error)),
+        }
+    }
+}
+
+impl Engine for Cloud {
+    fn put(&self, key: &str, bytes: Bytes) -> Answer<()> {
+        self.write(key, bytes, PutMode::Overwrite)
+    }
+
+    fn create(&self, key: &str, bytes: Bytes) -> Answer<()> {
+        self.write(key, bytes, PutMode::Create)
+    }
+
+    fn get(&self, key: &str, range: Option<(u64, u64)>) -> Answer<Bytes> {
+        let path = self.path(key);
+        let range = range.map(|(from, len)| GetRange::Bounded(from..from + len));
+        let most = match &range {
+            Some(GetRange::Bounded(range)) => range.end - range.start,
+            _ => WHOLE_MAX,
+        };
+        let options = GetOptions { range, ..GetOptions::default() };
+        self.runtime
+            .block_on(async {
+                let got = self.store.get_opts(&path, options).await?;
+                let mut out = Vec::new();
+                let mut stream = got.into_stream();
+                while let Some(bytes) = stream.try_next().await? {
+                    out.extend_from_slice(&bytes);
+                    if out.len() as u64 > most {
+                        break;
+                    }
+                }
+                Ok(out)
+            })
+            .map_err(|error| trouble(&error))
+            .and_then(|out| match out.len() as u64 > most {
+                true => Err(Trouble::Refused("more bytes came than were asked for".to_owned())),
+                false => Ok(out.into()),
+            })
+    }
+
+    fn head(&self, key: &str) -> Answer<u64> {
+        let path = self.path(key);
+        let meta = self.runtime.block_on(self.store.head(&path));
+        meta.map(|meta| meta.size).map_err(|error| trouble(&error))
+    }
+
+    fn delete(&self, key: &str) -> Answer<()> {
+        let path = self.path(key);
+        match self.runtime.block_on(self.store.delete(&path)) {
+            Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(trouble(&error)),
+        }
+    }
+
+    fn list(&self, folder: &str) -> Answer<Vec<Listed>> {
+        let folder = Path::from(format!("{}{folder}", self.prefix));
+        let folder = Some(&folder).filter(|folder| !folder.as_ref().is_empty());
+        let all = self.runtime.block_on(self.store.list(folder).try_collect::<Vec<_>>());
+        let all = all.map_err(|error| match error {
+            // A directory that changes while it is listed; a bucket says what it lacks.
+            Error::NotFound { .. } if self.prefix.is_empty() => Trouble::Passing(told(&error)),
+            Error::NotFound { .. } => Trouble::Refused(told(&error)),
+            error => trouble(&error),
+        })?;
+        let ours = all.into_iter().filter_map(|meta| {
+            let key = meta.location.as_ref().strip_prefix(&self.prefix)?.to_owned();
+            Some(Listed { key, len_bytes: meta.size })
+        });
+        Ok(ours.collect())
+    }
+}
+
+fn trouble(error: &Error) -> Trouble {
+    match error {
+        Error::NotFound { .. } => Trouble::Missing,
+        Error::AlreadyExists { .. } | Error::Precondition { .. } => Trouble::Exists,
+        Error::Generic { .. } | Error::JoinError { .. } => Trouble::Passing(told(error)),
+        _ => Trouble::Refused(told(error)),
+    }
+}
+
+/// An error with its causes, which say what the error does not.
+fn told(error: &Error) -> String {
+    use std::error::Error as _;
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text
+}

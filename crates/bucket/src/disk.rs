@@ -1,0 +1,394 @@
+//! A bucket as a disk.
+//!
+//! ```text
+//!   submit ─▶ open pack ─▶ sealed: an object with a number ─▶ sent, several at once
+//!                │ full, waited for                              │ all before it, too
+//!   reads ◀──────┴───── map: sector ─▶ object, place             ▼
+//!                                                    is the epoch still ours? ─▶ durable
+//! ```
+//!
+//! Law 1: objects have numbers without a gap. Who opens the disk later counts those before the
+//! first that is missing, so whatever was sent out of order is in order.
+//! Law 2: something is durable once it was sent, all before it was, and the epoch was found to be
+//! ours after that: who takes over ends the epoch first and lists the objects then.
+//! Law 3: a root is sent when all before it was. Up to the newest root objects may be missing:
+//! those that nothing led to.
+//! Law 4: an object is deleted once two roots are durable that do without it; readers of the root
+//! before may still be at it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use draconis_device::{
+    Atomic, Disk, Error, Extent, Group, Pending, Promise, Properties, ReadAnswer, Refused, Ticket,
+    Urgency, pending,
+};
+use draconis_exchange::heap::Block;
+use parking_lot::{Condvar, Mutex};
+
+use crate::cache::Cache;
+use crate::engine::Trouble;
+use crate::epoch::Epoch;
+use crate::lanes::Lanes;
+use crate::map::Map;
+use crate::name::{Name, Number, Run};
+use crate::outbox::{Pace, Shared, State, Until};
+use crate::root::{EDGE_SECTORS, Root};
+use crate::steady::{Requests, Steady};
+use crate::{OBJECT_BYTES, SECTOR};
+
+/// A disk that keeps its bytes in a bucket.
+pub struct BucketDisk {
+    shared: Arc<Shared>,
+}
+
+/// What is known when a bucket was opened.
+pub(crate) struct Opened {
+    pub root: Root,
+    pub map: Map,
+    /// The keys of objects that count.
+    pub names: HashMap<Number, Arc<str>>,
+    /// What can go once a root of ours does without.
+    pub dead: Vec<Arc<str>>,
+    /// None for readers.
+    pub epoch: Option<Epoch>,
+}
+
+/// What a read needs of one object.
+struct Part {
+    key: Arc<str>,
+    from_bytes: u64,
+    len: usize,
+    /// Where in the block it goes.
+    into: usize,
+}
+
+impl BucketDisk {
+    pub(crate) fn new(bucket: Steady, pace: Pace, opened: Opened, cache: Option<Cache>) -> Self {
+        let Opened { root, map, names, dead, epoch } = opened;
+        let state = State {
+            root,
+            map,
+            names,
+            open: None,
+            sealed: BTreeMap::new(),
+            next: 0,
+            sent: 0,
+            sent_early: BTreeSet::new(),
+            durable: 0,
+            is_asking: false,
+            last_sealed: None,
+            tickets: 0,
+            durable_ticket: 0,
+            ends: VecDeque::new(),
+            is_root_due: false,
+            roots: VecDeque::new(),
+            dead: dead.into_iter().map(|key| (key, 0)).collect(),
+            error: None,
+        };
+        let shared = Shared {
+            lanes: Lanes::new(pace.lanes),
+            bucket,
+            cache,
+            pace,
+            is_read_only: epoch.is_none(),
+            epoch: epoch.unwrap_or_default(),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// What was asked of the bucket since it was opened.
+    pub fn requests(&self) -> Requests {
+        self.shared.bucket.requests()
+    }
+
+    /// How many objects hold what the disk has, and how many bytes are in them.
+    pub fn held(&self) -> (u64, u64) {
+        let state = self.shared.state.lock();
+        let objects = state.map.objects().count() as u64;
+        (objects, state.names.values().map(|key| len_of(key)).sum::<u64>())
+    }
+
+    /// Gives the disk another length. What a shorter one has at its end goes to the root; of a
+    /// longer one the old end is zeros.
+    ///
+    /// # Errors
+    /// It would be too short, or what reading and writing gave.
+    pub fn resize(&self, len_bytes: u64) -> Result<(), Error> {
+        let (sectors, now) = (len_bytes / SECTOR, self.properties().len_bytes);
+        if self.shared.is_read_only {
+            return Err(Error::ReadOnly);
+        }
+        if sectors < EDGE_SECTORS * 4 {
+            return Err(Error::OutOfRange { extent: Extent::new(0, len_bytes), len_bytes: now });
+        }
+        let edge = sectors - EDGE_SECTORS;
+        let mut kept = vec![];
+        if sectors * SECTOR < now {
+            let at = Extent::new(edge * SECTOR, EDGE_SECTORS * SECTOR);
+            let block = self.read_now(at, Block::private((EDGE_SECTORS * SECTOR) as usize));
+            let bytes =
+                Bytes::from(block.map_err(|refused| refused.error)?.into_private().to_vec());
+            let of = |nth: u64| bytes.slice((nth * SECTOR) as usize..((nth + 1) * SECTOR) as usize);
+            kept = (0..EDGE_SECTORS).map(|nth| (edge + nth, of(nth))).collect();
+        }
+        {
+            let mut state = self.shared.state.lock();
+            let mut dead = vec![];
+            let behind = Run { sector: edge, count: (1 << 48) - edge };
+            if sectors * SECTOR < now {
+                state.map.clear(behind, &mut dead);
+            }
+            let next = state.next;
+            state.retire(dead, next);
+            state.root.edges.retain(|sector, _| *sector < EDGE_SECTORS);
+            state.root.edges.extend(kept);
+            state.root.sectors = sectors;
+        }
+        self.write_root()
+    }
+
+    /// Writes a root, and waits until it is durable.
+    pub(crate) fn write_root(&self) -> Result<(), Error> {
+        let ticket = {
+            let mut state = self.shared.state.lock();
+            state.tickets += 1;
+            self.shared.seal_root(&mut state);
+            Ticket(state.tickets)
+        };
+        self.wait(ticket)
+    }
+
+    /// Sends all that was written, deletes what is not needed, and returns once that is done, as
+    /// far as it can be.
+    pub fn close(&self) {
+        {
+            let mut state = self.shared.state.lock();
+            // What has no waiter may be lost; but there is no need for it.
+            if state.open.is_some() && state.error.is_none() {
+                self.shared.seal(&mut state);
+            }
+            while state.sent < state.next && state.error.is_none() {
+                self.shared.changed.wait(&mut state);
+            }
+        }
+        self.shared.lanes.end();
+    }
+
+    fn sectors_of(extent: Extent) -> Run {
+        Run { sector: extent.start_bytes / SECTOR, count: extent.len_bytes / SECTOR }
+    }
+
+    /// Fills a block with what memory has; what the bucket has to be asked for.
+    fn plan(&self, at: Extent, into: &mut Block) -> Vec<Part> {
+        let run = Self::sectors_of(at);
+        into.copy_in(0, &vec![0; into.len()]);
+        let state = self.shared.state.lock();
+        for (&sector, bytes) in state.root.edges.range(run.sector..run.sector + run.count) {
+            into.copy_in(((sector - run.sector) * SECTOR) as usize, bytes);
+        }
+        let mut parts: Vec<Part> = vec![];
+        for (sector, piece) in state.map.within(run) {
+            let place = ((sector - run.sector) * SECTOR) as usize;
+            let (from, len) = (piece.from * SECTOR, (piece.count * SECTOR) as usize);
+            if let Some(bytes) = state.in_memory(self.shared.epoch.number, piece.object) {
+                let from = from as usize;
+                into.copy_in(place, &bytes[from..from + len]);
+                continue;
+            }
+            let Some(key) = state.names.get(&piece.object) else { continue };
+            match parts.last_mut() {
+                Some(last)
+                    if last.key == *key
+                        && last.from_bytes + last.len as u64 == from
+                        && last.into + last.len == place =>
+                {
+                    last.len += len;
+                }
+                _ => parts.push(Part { key: key.clone(), from_bytes: from, len, into: place }),
+            }
+        }
+        parts
+    }
+}
+
+impl Disk for BucketDisk {
+    fn properties(&self) -> Properties {
+        Properties {
+            len_bytes: self.shared.state.lock().root.sectors * SECTOR,
+            sector_bytes: SECTOR as u32,
+            best_io_bytes: OBJECT_BYTES as u32,
+            rotational: false,
+            read_only: self.shared.is_read_only,
+            // A group may be longer than an object.
+            atomic: Atomic::None,
+            discards: !self.shared.is_read_only,
+        }
+    }
+
+    fn read(&self, at: Extent, mut into: Block, _: Urgency) -> Pending<ReadAnswer> {
+        if let Err(error) = self.properties().check(at, into.len()) {
+            return Pending::ready(Err(Refused { goods: Some(into), error }));
+        }
+        let parts = self.plan(at, &mut into);
+        if parts.is_empty() {
+            return Pending::ready(Ok(into));
+        }
+        let (promise, pending) = pending();
+        let left = parts.len();
+        let gathered = Gathered { into, promise, left, error: None };
+        let gathered = Arc::new(Mutex::new(Some(gathered)));
+        for part in parts {
+            let (gathered, shared) = (gathered.clone(), self.shared.clone());
+            self.shared.lanes.push(move || Gathered::add(&gathered, &part, shared.fetch(&part)));
+        }
+        pending
+    }
+
+    fn read_now(&self, at: Extent, mut into: Block) -> ReadAnswer {
+        if let Err(error) = self.properties().check(at, into.len()) {
+            return Err(Refused { goods: Some(into), error });
+        }
+        let parts = self.plan(at, &mut into);
+        if let [part] = &parts[..] {
+            return match self.shared.fetch(part) {
+                Ok(bytes) => {
+                    into.copy_in(part.into, &bytes);
+                    Ok(into)
+                }
+                Err(error) => Err(Refused { goods: Some(into), error }),
+            };
+        }
+        if parts.is_empty() {
+            return Ok(into);
+        }
+        let answer = self.read(at, into, Urgency::Now).wait();
+        answer.unwrap_or(Err(Refused { goods: None, error: Error::Gone }))
+    }
+
+    fn submit_chain(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        let refused = |chain, error| Err(Refused { goods: Some(chain), error });
+        let properties = self.properties();
+        if properties.read_only {
+            return refused(chain, Error::ReadOnly);
+        }
+        if let Err(error) = properties.check_chain(&chain) {
+            return refused(chain, error);
+        }
+        let mut state = self.shared.state.lock();
+        if let Some(&unknown) = after.iter().find(|ticket| ticket.0 > state.tickets) {
+            return refused(chain, Error::NoTicket(unknown));
+        }
+        if let Some(error) = state.error.clone() {
+            return refused(chain, error);
+        }
+        let mut tickets = Vec::with_capacity(chain.len());
+        for group in &chain {
+            self.shared.take(&mut state, group);
+            tickets.push(Ticket(state.tickets));
+        }
+        if state.is_root_due {
+            self.shared.seal_root(&mut state);
+        }
+        Ok(tickets)
+    }
+
+    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+        self.shared.wait(ticket, Until::Sent)
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+        self.shared.wait(ticket, Until::Durable)
+    }
+
+    fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
+        self.properties().check_extents(extents)?;
+        let mut state = self.shared.state.lock();
+        if let Some(&unknown) = after.iter().find(|ticket| ticket.0 > state.tickets) {
+            return Err(Error::NoTicket(unknown));
+        }
+        if self.shared.is_read_only {
+            return Ok(());
+        }
+        let mut dead = vec![];
+        for whole in extents.iter().filter_map(|extent| extent.whole_units(SECTOR)) {
+            state.map.clear(Self::sectors_of(whole), &mut dead);
+        }
+        // Until a root is durable that was written behind this, they may still be needed.
+        let next = state.next;
+        state.retire(dead, next);
+        Ok(())
+    }
+}
+
+impl Drop for BucketDisk {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// How long an object is, by its name.
+fn len_of(key: &str) -> u64 {
+    match Name::of(key) {
+        Some(Name::Data(_, runs)) => runs.iter().map(|run| run.count).sum::<u64>() * SECTOR,
+        _ => 0,
+    }
+}
+
+/// A block that is filled by several requests.
+struct Gathered {
+    into: Block,
+    promise: Promise<ReadAnswer>,
+    left: usize,
+    error: Option<Error>,
+}
+
+impl Gathered {
+    fn add(gathered: &Mutex<Option<Self>>, part: &Part, answer: Result<Bytes, Error>) {
+        let mut slot = gathered.lock();
+        let Some(all) = &mut *slot else { return };
+        match answer {
+            Ok(bytes) => {
+                all.into.copy_in(part.into, &bytes);
+            }
+            Err(error) => all.error = Some(error),
+        }
+        all.left -= 1;
+        if all.left > 0 {
+            return;
+        }
+        let Some(Self { into, promise, error, .. }) = slot.take() else { return };
+        promise.keep(match error {
+            None => Ok(into),
+            Some(error) => Err(Refused { goods: Some(into), error }),
+        });
+    }
+}
+
+impl Shared {
+    fn fetch(&self, part: &Part) -> Result<Bytes, Error> {
+        let range = (part.from_bytes, part.len as u64);
+        match &self.cache {
+            None => self.ask_for(&part.key, range),
+            Some(cache) => cache.read(&part.key, len_of(&part.key), range, |from, len| {
+                self.ask_for(&part.key, (from, len))
+            }),
+        }
+    }
+
+    fn ask_for(&self, key: &str, range: (u64, u64)) -> Result<Bytes, Error> {
+        let trouble = match self.bucket.get(key, Some(range)) {
+            Ok(bytes) if bytes.len() as u64 == range.1 => return Ok(bytes),
+            Ok(bytes) => Trouble::Refused(format!("{} bytes came of {}", bytes.len(), range.1)),
+            Err(trouble) => trouble,
+        };
+        Err(self.bucket.error("reading", key, &trouble))
+    }
+}

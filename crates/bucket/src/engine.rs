@@ -1,0 +1,76 @@
+//! What a bucket can do: six kinds of requests, and how they fail.
+//!
+//! Law 1: an object that is there is whole; none is seen by half.
+//! Law 2: what was answered is seen by every request that begins later, lists too.
+//! Law 3: of several who create one key, one is told that it did (the [probe](crate::probe) asks).
+
+use bytes::Bytes;
+
+/// Why a request was not done.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Trouble {
+    /// There is no such object.
+    #[error("there is no such object")]
+    Missing,
+    /// There is one already.
+    #[error("the object is there already")]
+    Exists,
+    /// It may work when it is tried again; and it may have been done, its answer lost.
+    #[error("{0}")]
+    Passing(String),
+    /// It will not work, however often it is tried.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// What requests return.
+pub type Answer<T> = Result<T, Trouble>;
+
+/// An object as a list has it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Listed {
+    /// Its key, behind the prefix of all.
+    pub key: String,
+    /// Its length.
+    pub len_bytes: u64,
+}
+
+/// A bucket, or the part of one behind a prefix. Requests wait in the calling thread.
+pub trait Engine: Send + Sync {
+    /// Writes an object, in place of what is there.
+    ///
+    /// # Errors
+    /// [`Trouble::Passing`] or [`Trouble::Refused`].
+    fn put(&self, key: &str, bytes: Bytes) -> Answer<()>;
+
+    /// Writes an object, if none has the key.
+    ///
+    /// # Errors
+    /// [`Trouble::Exists`], and as [`Engine::put`].
+    fn create(&self, key: &str, bytes: Bytes) -> Answer<()>;
+
+    /// Reads `len_bytes` from a byte on; all of the object if there is no range.
+    ///
+    /// # Errors
+    /// [`Trouble::Missing`], and as [`Engine::put`].
+    fn get(&self, key: &str, range: Option<(u64, u64)>) -> Answer<Bytes>;
+
+    /// Says how long an object is.
+    ///
+    /// # Errors
+    /// As [`Engine::get`].
+    fn head(&self, key: &str) -> Answer<u64>;
+
+    /// Deletes an object; that there is none is no error.
+    ///
+    /// # Errors
+    /// As [`Engine::put`].
+    fn delete(&self, key: &str) -> Answer<()>;
+
+    /// All objects whose keys begin with `folder` and a slash, in any order; with an empty name
+    /// all there are.
+    ///
+    /// # Errors
+    /// As [`Engine::put`].
+    fn list(&self, folder: &str) -> Answer<Vec<Listed>>;
+}

@@ -1,0 +1,123 @@
+//! Who may write: the writer of the youngest epoch.
+//!
+//! ```text
+//!   list ─▶ create epoch n + 1 with my name ─▶ list and empty those before ─▶ list roots, then all
+//!   an older writer: object sent ─▶ does its epoch still have its name? ─▶ it is durable
+//! ```
+//!
+//! Law 1: an epoch is created with the one condition that is relied on, so it has one writer.
+//! Law 2: an epoch is ended by making its object empty, before anything is listed. Objects of ended
+//! epochs stay until there are many: a writer that listed long ago finds that its number is taken.
+//! Law 3: who finds a younger epoch than its own has lost it: the youngest has nothing to find.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use draconis_device::Error;
+
+use crate::engine::Trouble;
+use crate::name::{Name, Number};
+use crate::open::{Options, elsewhere, list};
+use crate::steady::Steady;
+
+/// How often a writer finds that another one was there just before.
+const ATTEMPTS: usize = 50;
+/// Ended epochs whose objects stay.
+const KEPT: u32 = 16;
+
+/// An epoch of ours.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Epoch {
+    pub number: u32,
+    /// What its object says while it is ours.
+    text: Bytes,
+}
+
+impl Epoch {
+    /// Makes an epoch after all others and ends those. `names` is what the bucket had just before;
+    /// what comes back are the roots that it has then, and after that all it has.
+    pub fn claim(
+        bucket: &Steady,
+        options: &Options,
+        mut names: BTreeMap<Name, u64>,
+    ) -> Result<(Self, [BTreeMap<Name, u64>; 2]), Error> {
+        let text = Bytes::from(format!("{}\n{:032x}\n", options.who, options.token));
+        let said = |doing, epoch: u32, trouble: &Trouble| {
+            bucket.error(doing, &Name::Epoch(epoch).key(), trouble)
+        };
+        for _ in 0..ATTEMPTS {
+            let number = youngest(&names).checked_add(1);
+            let number = number.ok_or_else(|| elsewhere("all epochs are used up".to_owned()))?;
+            match bucket.create(&Name::Epoch(number).key(), &text) {
+                Ok(()) => {}
+                Err(Trouble::Exists) => {
+                    names = list(bucket, "")?;
+                    continue;
+                }
+                Err(trouble) => return Err(said("writing", number, &trouble)),
+            }
+            // Listed anew: an older one that comes after this list finds this one in its own.
+            names = list(bucket, "epoch")?;
+            let before = names.iter().filter_map(|(name, len_bytes)| match name {
+                Name::Epoch(epoch) if *epoch < number => Some((*epoch, *len_bytes)),
+                _ => None,
+            });
+            for (epoch, len_bytes) in before {
+                let key = Name::Epoch(epoch).key();
+                let ended = match number - epoch > KEPT {
+                    true => bucket.delete(&key),
+                    false if len_bytes == 0 => Ok(()),
+                    false => bucket.put(&key, &Bytes::new()),
+                };
+                ended.map_err(|trouble| said("ending", epoch, &trouble))?;
+            }
+            let roots = list(bucket, "root")?;
+            names = list(bucket, "")?;
+            let mine = Self { number, text };
+            // To take another one then would be answered in kind, without end.
+            return match youngest(&names) == number {
+                true => Ok((mine, [roots, names])),
+                false => Err(mine.ended(bucket)),
+            };
+        }
+        let address = &bucket.address;
+        Err(elsewhere(format!("{address}: others opened it each time it was tried; try again")))
+    }
+
+    /// Whether it is still ours; by whom it was ended.
+    pub fn is_mine(&self, bucket: &Steady) -> Result<(), Error> {
+        let key = Name::Epoch(self.number).key();
+        match bucket.get(&key, None) {
+            Ok(text) if text == self.text => Ok(()),
+            Ok(_) | Err(Trouble::Missing) => Err(self.ended(bucket)),
+            Err(trouble) => Err(bucket.error("asking for", &key, &trouble)),
+        }
+    }
+
+    /// What a writer is told whose epoch is over.
+    pub fn ended(&self, bucket: &Steady) -> Error {
+        // One that is found may be ended before it is read: then there is another.
+        let who = (0..ATTEMPTS).find_map(|_| {
+            let names = list(bucket, "epoch").ok()?;
+            let younger = |name: &Name| *name > Name::Epoch(self.number);
+            let last = names.into_keys().rfind(younger)?;
+            let text = bucket.get(&last.key(), None).ok()?;
+            String::from_utf8_lossy(&text).lines().next().map(str::to_owned)
+        });
+        let who = who.as_deref().unwrap_or("another writer");
+        elsewhere(format!(
+            "{} was taken over by {who}; what was not durable by then is not in it: run this again, \
+             and it takes over in turn",
+            bucket.address
+        ))
+    }
+}
+
+/// The youngest epoch that anything tells of.
+fn youngest(names: &BTreeMap<Name, u64>) -> u32 {
+    let epochs = names.keys().map(|name| match name {
+        Name::Epoch(epoch) => *epoch,
+        Name::Root(Number { epoch, .. }) | Name::Data(Number { epoch, .. }, _) => *epoch,
+    });
+    epochs.max().unwrap_or(0)
+}

@@ -1,0 +1,45 @@
+//! A bucket of objects as a disk: what is written is never changed, and the younger writer wins.
+//!
+//! ```text
+//!   trait Disk ── BucketDisk: sectors ─▶ packs ─▶ immutable objects, names that say what is in them
+//!                    │            root: superblocks, which objects count
+//!                    │            epoch: who may write
+//!                    │ trait Engine: put · create · get · head · delete · list
+//!   S3, Google, Azure, a directory (object_store) · memory, with faults
+//! ```
+//!
+//! Law 1: an object is never changed, and no name is given out twice.
+//! Law 2: all that is known before anything is read is in the names: opening lists.
+//! Law 3: one condition is relied on, that what exists is not created; it is probed first.
+//!
+//! This crate knows what a disk is, a clock, threads and a network; not what a store is.
+
+#![forbid(unsafe_code)]
+
+mod cache;
+mod cloud;
+mod disk;
+mod engine;
+mod epoch;
+mod lanes;
+mod map;
+mod memory;
+mod name;
+mod open;
+mod outbox;
+mod probe;
+mod root;
+mod steady;
+
+pub use cloud::{Cloud, is_address};
+pub use disk::BucketDisk;
+pub use engine::{Answer, Engine, Listed, Trouble};
+pub use memory::{Faults, Memory, Promises};
+pub use open::Options;
+pub use steady::Requests;
+
+/// The unit of the disk, in bytes.
+const SECTOR: u64 = 512;
+
+/// The longest object, in bytes: what takes about as long to send as the answer does to come.
+const OBJECT_BYTES: u64 = 4 << 20;

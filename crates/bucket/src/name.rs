@@ -1,0 +1,146 @@
+//! What objects are called: the name says all that has to be known of one.
+//!
+//! ```text
+//!   epoch/0000002a                     who may write, and who says so
+//!   root/0000002a-000000000c           the first and the last sectors, and which objects count
+//!   data/0000002a-000000000d-800.40-10c2.8      64 sectors at sector 0x800, 8 at 0x10c2
+//! ```
+//!
+//! Law 1: nothing that is listed is believed: what is not a name of ours is none.
+
+use std::fmt::Write;
+
+/// The place of an object in the order of all: its writer, and the how manieth it was.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct Number {
+    pub epoch: u32,
+    pub nth: u64,
+}
+
+/// A run of sectors.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Run {
+    pub sector: u64,
+    pub count: u64,
+}
+
+/// What an object is.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Name {
+    Epoch(u32),
+    Root(Number),
+    Data(Number, Vec<Run>),
+}
+
+/// The longest name of data, without its folder: file systems take 255 bytes.
+const NAME_MAX: usize = 240;
+/// More than any disk has: what is named lies below.
+const SECTORS_MAX: u64 = 1 << 48;
+
+impl Name {
+    pub fn key(&self) -> String {
+        match self {
+            Self::Epoch(epoch) => format!("epoch/{epoch:08x}"),
+            Self::Root(number) => format!("root/{}", number.text()),
+            Self::Data(number, runs) => {
+                let mut key = format!("data/{}", number.text());
+                for Run { sector, count } in runs {
+                    // Into a string nothing fails.
+                    let _ = write!(key, "-{sector:x}.{count:x}");
+                }
+                key
+            }
+        }
+    }
+
+    pub fn of(key: &str) -> Option<Self> {
+        let (folder, rest) = key.split_once('/')?;
+        let mut parts = rest.split('-');
+        let epoch = u32::from_str_radix(parts.next()?, 16).ok()?;
+        if folder == "epoch" {
+            return parts.next().is_none().then_some(Self::Epoch(epoch));
+        }
+        let number = Number { epoch, nth: u64::from_str_radix(parts.next()?, 16).ok()? };
+        match folder {
+            "root" => parts.next().is_none().then_some(Self::Root(number)),
+            "data" => {
+                let runs: Option<Vec<Run>> = parts.map(run).collect();
+                runs.filter(|runs| !runs.is_empty()).map(|runs| Self::Data(number, runs))
+            }
+            _ => None,
+        }
+        // One object has one name.
+        .filter(|name| name.key() == key)
+    }
+}
+
+impl Number {
+    fn text(self) -> String {
+        format!("{:08x}-{:010x}", self.epoch, self.nth)
+    }
+}
+
+fn run(text: &str) -> Option<Run> {
+    let (sector, count) = text.split_once('.')?;
+    let sector = u64::from_str_radix(sector, 16).ok()?;
+    let count = u64::from_str_radix(count, 16).ok()?;
+    let is_sane = count > 0 && sector < SECTORS_MAX && count < SECTORS_MAX;
+    is_sane.then_some(Run { sector, count })
+}
+
+/// Whether the name of an object with so many runs, and one more, is short enough.
+pub(crate) fn has_room(runs: &[Run], more: Run) -> bool {
+    let digits = |value: u64| value.max(1).ilog2() as usize / 4 + 1;
+    let of = |run: &Run| 2 + digits(run.sector) + digits(run.count);
+    19 + runs.iter().map(of).sum::<usize>() + of(&more) <= NAME_MAX
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_come_back_and_nothing_else_is_one() {
+        let number = Number { epoch: 42, nth: 13 };
+        let runs = vec![Run { sector: 0x800, count: 64 }, Run { sector: 0x10c2, count: 8 }];
+        for name in [Name::Epoch(42), Name::Root(number), Name::Data(number, runs)] {
+            assert_eq!(Name::of(&name.key()), Some(name.clone()), "{}", name.key());
+        }
+        for other in [
+            "data/0000002a-000000000d",
+            "data/0000002a-000000000d-800",
+            "data/0000002a-000000000d-800.0",
+            "data/0000002a-000000000d-0800.1",
+            "data/2a-d-800.1",
+            "data/0000002a-000000000d-800.1#1",
+            "data/0000002a-000000000d-ffffffffffffffff.ffffffffffffffff",
+            "root/0000002a",
+            "epoch/0000002a-1",
+            "epoch",
+            "",
+            "other/0000002a",
+        ] {
+            assert_eq!(Name::of(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn names_are_sorted_as_what_they_name() {
+        let number = |epoch, nth| Number { epoch, nth };
+        let all = [number(1, 2), number(1, 30), number(2, 0), number(20, 1)];
+        assert!(all.windows(2).all(|two| two[0] < two[1]));
+        assert!(all.windows(2).all(|two| Name::Root(two[0]).key() < Name::Root(two[1]).key()));
+    }
+
+    #[test]
+    fn names_with_room_are_short_enough() {
+        let run = Run { sector: (1 << 40) - 1, count: 0x2000 };
+        let mut runs = vec![];
+        while has_room(&runs, run) {
+            runs.push(run);
+        }
+        assert!(runs.len() >= 12, "{}", runs.len());
+        let key = Name::Data(Number { epoch: u32::MAX, nth: (1 << 40) - 1 }, runs).key();
+        assert!(key.len() <= "data/".len() + NAME_MAX, "{}", key.len());
+    }
+}

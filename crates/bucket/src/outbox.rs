@@ -1,0 +1,363 @@
+//! What was written and is not durable yet.
+//!
+//! ```text
+//!   open pack ─▶ sealed: an object with a number ─▶ sent, several at once ─▶ durable
+//! ```
+//!
+//! Law 1: objects have numbers without a gap, in the order in which they were written.
+//! Law 2: a root is sent when all before it was.
+//! Law 3: what was sent is durable once the epoch was found to be ours after that.
+//! Law 4: what fails once fails for good: nothing is sent afterwards that follows it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use draconis_device::{Error, Group, Ticket};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use crate::cache::Cache;
+use crate::epoch::Epoch;
+use crate::lanes::Lanes;
+use crate::map::Map;
+use crate::name::{Name, Number, Run, has_room};
+use crate::root::{EDGE_SECTORS, Root};
+use crate::steady::Steady;
+use crate::{OBJECT_BYTES, SECTOR};
+
+/// How a disk goes about it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    /// What is waited for is not sent sooner after what was sent before.
+    pub commit: Duration,
+    pub lanes: usize,
+}
+
+/// A disk, for all who work for it.
+pub(crate) struct Shared {
+    pub bucket: Steady,
+    pub cache: Option<Cache>,
+    pub lanes: Arc<Lanes>,
+    pub pace: Pace,
+    pub is_read_only: bool,
+    pub epoch: Epoch,
+    pub state: Mutex<State>,
+    pub changed: Condvar,
+}
+
+/// What changes.
+pub(crate) struct State {
+    pub root: Root,
+    pub map: Map,
+    pub names: HashMap<Number, Arc<str>>,
+
+    /// Takes what is written.
+    pub open: Option<Pack>,
+    /// Sealed and not sent yet.
+    pub sealed: BTreeMap<u64, Sealed>,
+    /// The next object has this number.
+    pub next: u64,
+    /// All before this one were sent.
+    pub sent: u64,
+    /// Those behind it that were.
+    pub sent_early: BTreeSet<u64>,
+    /// All before this one are durable.
+    pub durable: u64,
+    pub is_asking: bool,
+    pub last_sealed: Option<Instant>,
+
+    pub tickets: u64,
+    pub durable_ticket: u64,
+    /// The last ticket of each object that is not durable.
+    pub ends: VecDeque<(u64, u64)>,
+
+    /// What was written to the ends of the disk is in no root yet.
+    pub is_root_due: bool,
+    /// Roots of ours.
+    pub roots: VecDeque<u64>,
+    /// Objects that nothing leads to from the object with the number on.
+    pub dead: Vec<(Arc<str>, u64)>,
+    pub error: Option<Error>,
+}
+
+/// An object that is being filled.
+pub(crate) struct Pack {
+    pub nth: u64,
+    pub runs: Vec<Run>,
+    pub bytes: Vec<u8>,
+}
+
+#[derive(Clone)]
+pub(crate) struct Sealed {
+    pub key: Arc<str>,
+    pub bytes: Bytes,
+    pub is_root: bool,
+    pub is_sending: bool,
+}
+
+/// What a waiter waits for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Until {
+    Sent,
+    Durable,
+}
+
+impl State {
+    /// The bytes of an object of ours that may not be in the bucket yet.
+    pub fn in_memory(&self, epoch: u32, object: Number) -> Option<&[u8]> {
+        if object.epoch != epoch {
+            return None;
+        }
+        match &self.open {
+            Some(pack) if pack.nth == object.nth => Some(&pack.bytes),
+            _ => self.sealed.get(&object.nth).map(|sealed| &sealed.bytes[..]),
+        }
+    }
+
+    /// These objects are not needed from the object `nth` on.
+    pub fn retire(&mut self, dead: Vec<Number>, nth: u64) {
+        for object in dead {
+            // One that is still open has no name yet; what is in it is dead when it gets one.
+            if let Some(key) = self.names.remove(&object) {
+                self.dead.push((key, nth));
+            }
+        }
+    }
+
+    /// A ticket's last bytes are in an object.
+    fn ends_in(&mut self, ticket: u64, nth: u64) {
+        match self.ends.back_mut() {
+            Some(last) if last.1 == nth => last.0 = ticket,
+            Some(last) if last.0 == ticket => last.1 = nth,
+            _ => self.ends.push_back((ticket, nth)),
+        }
+    }
+}
+
+impl Shared {
+    /// Takes one group: parts of it go to the root, the rest to packs.
+    pub fn take(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, group: &Group) {
+        let has_data = |state: &State| {
+            let mut starts = group.writes.iter().map(|write| write.at_bytes / SECTOR);
+            starts.any(|sector| !state.root.has(sector))
+        };
+        // What comes after a root has a later number.
+        if state.is_root_due && has_data(state) {
+            self.seal_root(state);
+        }
+        for write in &group.writes {
+            let mut bytes = vec![0; write.block.len()];
+            write.block.copy_out(0, &mut bytes);
+            let bytes = Bytes::from(bytes);
+            let first = write.at_bytes / SECTOR;
+            let count = bytes.len() as u64 / SECTOR;
+            let slice = |from: u64, to: u64| {
+                bytes.slice(((from - first) * SECTOR) as usize..((to - first) * SECTOR) as usize)
+            };
+            let mut sector = first;
+            while sector < first + count {
+                if state.root.has(sector) {
+                    state.root.edges.insert(sector, slice(sector, sector + 1));
+                    state.is_root_due = true;
+                    sector += 1;
+                    continue;
+                }
+                // As much as one object takes, and no more than there is before the end's.
+                let most = sector + OBJECT_BYTES / SECTOR;
+                let edge = state.root.sectors - EDGE_SECTORS;
+                let to = (first + count).min(most).min(edge);
+                self.put(state, sector, &slice(sector, to));
+                sector = to;
+            }
+        }
+        state.tickets += 1;
+        let ticket = state.tickets;
+        if state.is_root_due {
+            // It ends in the root that will be.
+            return;
+        }
+        let last = state.next.checked_sub(1).filter(|last| *last >= state.durable);
+        match last {
+            Some(nth) => state.ends_in(ticket, nth),
+            // It changes nothing, and all before it is durable.
+            None => state.durable_ticket = ticket,
+        }
+    }
+
+    /// Puts sectors into the open pack.
+    fn put(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, sector: u64, bytes: &Bytes) {
+        let run = Run { sector, count: bytes.len() as u64 / SECTOR };
+        let has_room = state.open.as_ref().is_none_or(|pack| {
+            let continues = pack.runs.last().is_some_and(|last| last.sector + last.count == sector);
+            let len = pack.bytes.len() as u64;
+            len + bytes.len() as u64 <= OBJECT_BYTES
+                && (continues || has_room(&pack.runs, run) && len < OBJECT_BYTES / 16)
+        });
+        if !has_room {
+            self.seal(state);
+        }
+        if state.open.is_none() {
+            // The first object of an epoch says which of those before count.
+            if state.next == 0 {
+                self.seal_root(state);
+            }
+            let nth = state.next;
+            state.next += 1;
+            state.open = Some(Pack { nth, runs: vec![], bytes: vec![] });
+        }
+        let Some(pack) = &mut state.open else { return };
+        let (nth, from) = (pack.nth, pack.bytes.len() as u64 / SECTOR);
+        pack.bytes.extend_from_slice(bytes);
+        match pack.runs.last_mut() {
+            Some(last) if last.sector + last.count == sector => last.count += run.count,
+            _ => pack.runs.push(run),
+        }
+        let mut dead = vec![];
+        state.map.set(run, Number { epoch: self.epoch.number, nth }, from, &mut dead);
+        state.retire(dead, nth);
+    }
+
+    /// Ends the open pack and sends it.
+    pub fn seal(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
+        let Some(Pack { nth, runs, bytes }) = state.open.take() else { return };
+        let number = Number { epoch: self.epoch.number, nth };
+        let key: Arc<str> = Name::Data(number, runs).key().into();
+        state.names.insert(number, key.clone());
+        state.last_sealed = Some(Instant::now());
+        let sealed = Sealed { key, bytes: bytes.into(), is_root: false, is_sending: false };
+        state.sealed.insert(nth, sealed);
+        self.send(state, nth);
+    }
+
+    /// Makes a root of what the ends of the disk have.
+    pub fn seal_root(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
+        self.seal(state);
+        let nth = state.next;
+        state.next += 1;
+        state.is_root_due = false;
+        let key: Arc<str> = Name::Root(Number { epoch: self.epoch.number, nth }).key().into();
+        let bytes = state.root.encode();
+        state.roots.push_back(nth);
+        let last = state.tickets;
+        state.ends_in(last, nth);
+        state.sealed.insert(nth, Sealed { key, bytes, is_root: true, is_sending: false });
+        self.send(state, nth);
+    }
+
+    /// Sends a sealed object, unless it has to wait for those before it.
+    fn send(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, nth: u64) {
+        let sent = state.sent;
+        let Some(sealed) = state.sealed.get_mut(&nth) else { return };
+        if sealed.is_sending || sealed.is_root && sent < nth {
+            return;
+        }
+        sealed.is_sending = true;
+        let (shared, sealed) = (self.clone(), sealed.clone());
+        self.lanes.push(move || {
+            let put = match sealed.is_root {
+                false => shared.bucket.put(&sealed.key, &sealed.bytes),
+                // No other has the epoch, if the bucket keeps its promises.
+                true => shared.bucket.create(&sealed.key, &sealed.bytes),
+            };
+            let mut state = shared.state.lock();
+            match put {
+                Ok(()) => shared.was_sent(&mut state, nth),
+                Err(trouble) => {
+                    let error = shared.bucket.error("writing", &sealed.key, &trouble);
+                    state.error.get_or_insert(error);
+                }
+            }
+            shared.changed.notify_all();
+        });
+    }
+
+    fn was_sent(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, nth: u64) {
+        state.sealed.remove(&nth);
+        state.sent_early.insert(nth);
+        while state.sent_early.first() == Some(&state.sent) {
+            state.sent_early.pop_first();
+            state.sent += 1;
+        }
+        let next = state.sent;
+        self.send(state, next);
+    }
+
+    pub fn wait(self: &Arc<Self>, ticket: Ticket, until: Until) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        loop {
+            if ticket.0 > state.tickets {
+                return Err(Error::NoTicket(ticket));
+            }
+            if ticket.0 <= state.durable_ticket {
+                return Ok(());
+            }
+            if let Some(error) = &state.error {
+                return Err(error.clone());
+            }
+            let nth = state.ends.iter().find(|(last, _)| *last >= ticket.0).map(|(_, nth)| *nth);
+            let Some(nth) = nth else { return Ok(()) };
+            if state.open.as_ref().is_some_and(|pack| pack.nth == nth) {
+                let due = state.last_sealed.map(|last| last + self.pace.commit);
+                match due.filter(|due| until == Until::Durable && *due > Instant::now()) {
+                    Some(due) => drop(self.changed.wait_until(&mut state, due)),
+                    None => self.seal(&mut state),
+                }
+            } else if state.sent <= nth {
+                self.changed.wait(&mut state);
+            } else if until == Until::Sent {
+                return Ok(());
+            } else if state.is_asking {
+                self.changed.wait(&mut state);
+            } else {
+                self.ask(&mut state);
+            }
+        }
+    }
+
+    /// Asks whether the epoch is still ours; if so, what was sent before is durable.
+    fn ask(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
+        let sent = state.sent;
+        state.is_asking = true;
+        let answer = MutexGuard::unlocked(state, || self.epoch.is_mine(&self.bucket));
+        state.is_asking = false;
+        match answer {
+            Ok(()) => self.is_durable(state, sent),
+            Err(error) => drop(state.error.get_or_insert(error)),
+        }
+        self.changed.notify_all();
+    }
+
+    fn is_durable(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, sent: u64) {
+        state.durable = state.durable.max(sent);
+        while let Some(&(last, nth)) = state.ends.front()
+            && nth < state.durable
+        {
+            state.durable_ticket = last;
+            state.ends.pop_front();
+        }
+        let durable = state.durable;
+        let are_durable = state.roots.iter().take_while(|nth| **nth < durable).count();
+        // Of two durable roots the older one is for those who read.
+        while state.roots.len() > 1 && state.roots[1] < durable && are_durable > 1 {
+            let Some(old) = state.roots.pop_front() else { break };
+            let key: Arc<str> =
+                Name::Root(Number { epoch: self.epoch.number, nth: old }).key().into();
+            state.dead.push((key, old));
+        }
+        let Some(&root) = state.roots.front().filter(|nth| **nth < durable) else { return };
+        let all = std::mem::take(&mut state.dead);
+        let (gone, kept) = all.into_iter().partition(|(_, since)| *since < root);
+        state.dead = kept;
+        let gone: Vec<(Arc<str>, u64)> = gone;
+        for (key, _) in gone {
+            let shared = self.clone();
+            self.lanes.push(move || {
+                // It only takes room; who opens the store next tries again.
+                if let Err(trouble) = shared.bucket.delete(&key) {
+                    log::warn!("{}", shared.bucket.error("deleting", &key, &trouble));
+                }
+            });
+        }
+    }
+}

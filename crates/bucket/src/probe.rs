@@ -1,0 +1,88 @@
+//! Whether a bucket does what is relied on, found out with a scratch object.
+//!
+//! There is one condition: that what is there is not created again. On it hangs that one writer
+//! has an epoch.
+
+use bytes::Bytes;
+use draconis_device::Error;
+
+use crate::engine::Trouble;
+use crate::steady::Steady;
+
+/// Those who create one key at once.
+const RIVALS: usize = 4;
+
+/// Writes, creates, lists, reads and deletes a scratch object, as writers will.
+///
+/// # Errors
+/// Which promise the bucket does not keep; or what it says.
+pub(crate) fn conditions(bucket: &Steady, token: u128) -> Result<(), Error> {
+    let key = format!("probe/{token:032x}");
+    let probed = ask(bucket, &key);
+    let deleted = bucket.delete(&key);
+    probed?;
+    deleted.map_err(|trouble| bucket.error("deleting", &key, &trouble))?;
+    match bucket.head(&key) {
+        Err(Trouble::Missing) => Ok(()),
+        Ok(_) => Err(ignores(bucket, "still has an object after DELETE was answered")),
+        Err(trouble) => Err(bucket.error("asking for", &key, &trouble)),
+    }
+}
+
+fn ignores(bucket: &Steady, what: &str) -> Error {
+    let address = &bucket.address;
+    Error::Elsewhere(
+        format!(
+            "{address}: the server {what}; two writers could destroy each other's stores there, so \
+             none is made: use a server that does what S3 does"
+        )
+        .into(),
+    )
+}
+
+fn ask(bucket: &Steady, key: &str) -> Result<(), Error> {
+    let said = |doing: &'static str| move |trouble: Trouble| bucket.error(doing, key, &trouble);
+    let text = |rival: usize| Bytes::from(format!("probe of rival {rival}"));
+    // Several at once, then one more: one of them wins.
+    let winners: Vec<usize> = std::thread::scope(|scope| {
+        let create = |rival| scope.spawn(move || bucket.create(key, &text(rival)));
+        let rivals: Vec<_> = (0..RIVALS).map(create).collect();
+        let answers = rivals.into_iter().enumerate().filter_map(|(rival, thread)| {
+            let answer = thread.join().unwrap_or(Err(Trouble::Refused("a thread died".to_owned())));
+            match answer {
+                Ok(()) => Some(Ok(rival)),
+                Err(Trouble::Exists) => None,
+                Err(trouble) => Some(Err(trouble)),
+            }
+        });
+        answers.collect::<Result<_, _>>()
+    })
+    .map_err(said("writing"))?;
+    let is_refused = match bucket.create(key, &Bytes::from_static(b"probe of the last")) {
+        Err(Trouble::Exists) => true,
+        Ok(()) => false,
+        Err(trouble) => return Err(said("writing")(trouble)),
+    };
+    let [winner] = winners[..] else {
+        return Err(match winners.len() {
+            0 => ignores(bucket, "refuses If-None-Match: * where nothing is"),
+            many => ignores(bucket, &format!("let {many} create one object with If-None-Match: *")),
+        });
+    };
+    if !is_refused {
+        return Err(ignores(bucket, "ignores If-None-Match: * on PUT"));
+    }
+    let all = bucket.list("probe").map_err(said("listing"))?;
+    if !all.iter().any(|listed| listed.key == key) {
+        return Err(ignores(bucket, "does not list what was written just before"));
+    }
+    let whole = bucket.get(key, None).map_err(said("reading"))?;
+    if whole != text(winner) {
+        return Err(ignores(bucket, "has other bytes than who created the object first wrote"));
+    }
+    let part = bucket.get(key, Some((6, 2))).map_err(said("reading"))?;
+    if part[..] != whole[6..8] {
+        return Err(ignores(bucket, "answers a range with other bytes"));
+    }
+    Ok(())
+}

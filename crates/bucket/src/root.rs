@@ -1,0 +1,150 @@
+//! The root: what opening a bucket begins from.
+//!
+//! It has the first and the last sectors of the disk - where a store keeps its superblocks - and
+//! says of each epoch before its own how many objects count: what a writer that lost its epoch
+//! still wrote is behind that.
+//!
+//! ```text
+//!   | magic | version | id | sectors of the disk | epochs: n × (epoch, end) | n × (sector, bytes) | sum |
+//! ```
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use twox_hash::XxHash3_64;
+
+use crate::SECTOR;
+
+const MAGIC: &[u8; 8] = b"DracoBkt";
+const VERSION: u32 = 1;
+/// Sectors at each end that the root has: two superblocks with pages of up to 4 KiB.
+pub(crate) const EDGE_SECTORS: u64 = 16;
+/// The longest root that is read.
+const LEN_MAX: usize = 64 << 20;
+
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Root {
+    /// Tells disks from each other; by chance.
+    pub id: u128,
+    /// Length of the disk.
+    pub sectors: u64,
+    /// Of each epoch before, how many of its objects count.
+    pub ends: BTreeMap<u32, u64>,
+    /// What the ends of the disk have; what is not here is zeros.
+    pub edges: BTreeMap<u64, Bytes>,
+}
+
+impl Root {
+    /// Whether a sector is the root's.
+    pub fn has(&self, sector: u64) -> bool {
+        sector < EDGE_SECTORS || sector >= self.sectors.saturating_sub(EDGE_SECTORS)
+    }
+
+    pub fn encode(&self) -> Bytes {
+        let mut out = MAGIC.to_vec();
+        out.extend(VERSION.to_le_bytes());
+        out.extend(self.id.to_le_bytes());
+        out.extend(self.sectors.to_le_bytes());
+        out.extend((self.ends.len() as u64).to_le_bytes());
+        for (epoch, end) in &self.ends {
+            out.extend(epoch.to_le_bytes());
+            out.extend(end.to_le_bytes());
+        }
+        out.extend((self.edges.len() as u64).to_le_bytes());
+        for (sector, bytes) in &self.edges {
+            out.extend(sector.to_le_bytes());
+            out.extend(&bytes[..]);
+        }
+        out.extend(XxHash3_64::oneshot(&out).to_le_bytes());
+        out.into()
+    }
+
+    /// What the bytes say; why they say nothing.
+    pub fn decode(bytes: &Bytes) -> Result<Self, &'static str> {
+        let told =
+            bytes.len().checked_sub(8).filter(|_| bytes.len() <= LEN_MAX).ok_or("its length")?;
+        let (told, sum) = (bytes.slice(..told), bytes.slice(told..));
+        let mut reader = Reader(told.clone());
+        if reader.take(8)?[..] != MAGIC[..] {
+            return Err("not a root");
+        }
+        if XxHash3_64::oneshot(&told).to_le_bytes()[..] != sum[..] {
+            return Err("its sum");
+        }
+        if reader.u32()? != VERSION {
+            return Err("its version is not known here");
+        }
+        let (low, high) = (reader.u64()?, reader.u64()?);
+        let id = u128::from(low) | u128::from(high) << 64;
+        let mut root = Self { id, sectors: reader.u64()?, ..Self::default() };
+        if !(EDGE_SECTORS * 2..1 << 48).contains(&root.sectors) {
+            return Err("the length of the disk");
+        }
+        // Each count is followed by as much: a false one ends where the bytes do.
+        for _ in 0..reader.u64()? {
+            let (epoch, end) = (reader.u32()?, reader.u64()?);
+            root.ends.insert(epoch, end);
+        }
+        for _ in 0..reader.u64()? {
+            let sector = reader.u64()?;
+            let bytes = reader.take(SECTOR as usize)?;
+            if sector >= root.sectors || !root.has(sector) {
+                return Err("a sector that is not at an end");
+            }
+            root.edges.insert(sector, bytes);
+        }
+        if !reader.0.is_empty() {
+            return Err("what is behind its end");
+        }
+        Ok(root)
+    }
+}
+
+struct Reader(Bytes);
+
+impl Reader {
+    fn take(&mut self, len: usize) -> Result<Bytes, &'static str> {
+        if self.0.len() < len {
+            return Err("its length");
+        }
+        Ok(self.0.split_to(len))
+    }
+
+    fn u32(&mut self) -> Result<u32, &'static str> {
+        let mut word = [0; 4];
+        word.copy_from_slice(&self.take(4)?);
+        Ok(u32::from_le_bytes(word))
+    }
+
+    fn u64(&mut self) -> Result<u64, &'static str> {
+        let mut word = [0; 8];
+        word.copy_from_slice(&self.take(8)?);
+        Ok(u64::from_le_bytes(word))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_root_comes_back_and_no_other_bytes_are_one() {
+        let root = Root {
+            id: 0x1234_5678_9abc_def0_1122_3344_5566_7788,
+            sectors: 4096,
+            ends: [(1, 7), (4, 0)].into(),
+            edges: [(0, vec![7; SECTOR as usize].into()), (4095, vec![9; SECTOR as usize].into())]
+                .into(),
+        };
+        let bytes = root.encode();
+        assert_eq!(Root::decode(&bytes), Ok(root));
+        for len in 0..bytes.len() {
+            assert!(Root::decode(&bytes.slice(..len)).is_err(), "{len}");
+        }
+        for at in 0..bytes.len() {
+            let mut other = bytes.to_vec();
+            other[at] ^= 0x10;
+            assert!(Root::decode(&other.into()).is_err(), "byte {at}");
+        }
+    }
+}

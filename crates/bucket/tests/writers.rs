@@ -1,0 +1,312 @@
+//! Several writers of one bucket: one has it, the others are told; readers disturb none; a
+//! bucket that does not keep its promises gets no store.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use draconis_bucket::{BucketDisk, Engine, Faults, Memory, Options, Promises};
+use draconis_device::{Disk, Error, Extent, Group, Write};
+use draconis_exchange::heap::Block;
+
+const LEN_BYTES: u64 = 1 << 20;
+
+fn options(who: &str, token: u128) -> Options {
+    Options {
+        pause: Duration::from_micros(50),
+        commit: Duration::ZERO,
+        who: who.to_owned(),
+        token,
+        ..Options::default()
+    }
+}
+
+fn made(memory: &Memory) -> BucketDisk {
+    let engine = Arc::new(memory.client(Faults::default()));
+    BucketDisk::create(engine, "memory", LEN_BYTES, false, &options("the first", 1)).unwrap()
+}
+
+fn opened(memory: &Memory, who: &str, token: u128) -> Result<BucketDisk, Error> {
+    let engine =
+        Arc::new(memory.client(Faults { seed: token as u64, slow: 2, ..Faults::default() }));
+    BucketDisk::open(engine, "memory", &options(who, token))
+}
+
+fn write(disk: &BucketDisk, sector: u64, byte: u8) -> Result<(), Error> {
+    let mut block = Block::private(512);
+    block.copy_in(0, &[byte; 512]);
+    let group = Group { writes: vec![Write { at_bytes: sector * 512, block }] };
+    let ticket = disk.submit(group, &[]).map_err(|refused| refused.error)?;
+    disk.wait(ticket)
+}
+
+fn read(disk: &BucketDisk, sector: u64) -> Result<u8, Error> {
+    let answer = disk.read_now(Extent::new(sector * 512, 512), Block::private(512));
+    Ok(answer.map_err(|refused| refused.error)?.into_private()[0])
+}
+
+#[test]
+fn the_older_writer_is_told_by_whom_and_harms_nothing() {
+    let memory = Memory::default();
+    let old = made(&memory);
+    write(&old, 100, 1).unwrap();
+    let new = opened(&memory, "someone on another machine", 2).unwrap();
+    let said = write(&old, 100, 2).unwrap_err().to_string();
+    assert!(said.contains("memory was taken over by someone on another machine"), "{said}");
+    // It says so from now on, too.
+    assert_eq!(write(&old, 101, 2).unwrap_err().to_string(), said);
+    assert_eq!(read(&new, 100), Ok(1));
+    write(&new, 101, 3).unwrap();
+    drop(old);
+    for disk in [new, opened(&memory, "a third", 3).unwrap()] {
+        assert_eq!((read(&disk, 100), read(&disk, 101)), (Ok(1), Ok(3)));
+    }
+}
+
+#[test]
+fn of_writers_that_race_the_last_to_be_told_nothing_is_one() {
+    let first = std::env::var("SEED").ok().and_then(|it| it.parse().ok()).unwrap_or(1u64);
+    let rounds = std::env::var("RUNS").ok().and_then(|it| it.parse().ok()).unwrap_or(300u64);
+    for round in first..first + rounds {
+        let memory = Memory::default();
+        drop(made(&memory));
+        // Each opens, and writes to a sector of its own and to one that all have.
+        let results: Vec<Result<BucketDisk, Error>> = std::thread::scope(|scope| {
+            let race = |nth: u64| {
+                let memory = &memory;
+                scope.spawn(move || {
+                    let disk = opened(memory, "a rival", u128::from(round * 8 + nth))?;
+                    write(&disk, 100 + nth, 7)?;
+                    write(&disk, 200, nth as u8)?;
+                    Ok(disk)
+                })
+            };
+            let threads: Vec<_> = (1..=4).map(race).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let winners: Vec<usize> = (0..4).filter(|nth| results[*nth].is_ok()).collect();
+        assert!(!winners.is_empty(), "round {round}: none won");
+        // Those who were told that all is done: it is there. Of all one still can write.
+        let reader = Arc::new(memory.client(Faults::default()));
+        let reader = BucketDisk::open_to_read(reader, "memory", &options("", 0)).unwrap();
+        for nth in &winners {
+            assert_eq!(read(&reader, 101 + *nth as u64), Ok(7), "round {round}: {nth}");
+        }
+        let shared = read(&reader, 200).unwrap();
+        assert!((1..=4).contains(&shared), "round {round}: {shared}");
+        let writing = results.iter().flatten().filter(|disk| write(disk, 300, 1).is_ok()).count();
+        assert!(writing <= 1, "round {round}: {writing} writers");
+        for error in results.iter().filter_map(|result| result.as_ref().err()) {
+            let said = error.to_string();
+            assert!(said.contains("was taken over by a rival"), "round {round}: {said}");
+        }
+    }
+}
+
+#[test]
+fn readers_see_what_is_there_and_write_nothing() {
+    let memory = Memory::default();
+    let writer = made(&memory);
+    write(&writer, 100, 1).unwrap();
+    let keys = memory.keys();
+    let engine = Arc::new(memory.client(Faults::default()));
+    let reader = BucketDisk::open_to_read(engine, "memory", &options("", 0)).unwrap();
+    assert_eq!(read(&reader, 100), Ok(1));
+    assert!(matches!(write(&reader, 100, 2), Err(Error::ReadOnly)));
+    assert_eq!(memory.keys(), keys);
+    write(&writer, 100, 2).unwrap();
+    assert_eq!(read(&reader, 100), Ok(1), "it is as it was when it was opened");
+}
+
+/// Groups go out side by side, in objects of their own; of those that arrived a beginning counts,
+/// with all that were waited for.
+#[test]
+fn what_is_left_of_a_machine_that_died_is_a_beginning() {
+    const GROUP_BYTES: usize = 300 << 10;
+    let (mut shorter, mut stragglers) = (0, 0);
+    for seed in 1..=150u64 {
+        let memory = Memory::default();
+        let first = Arc::new(memory.client(Faults::default()));
+        let len_bytes = 64 << 20;
+        drop(BucketDisk::create(first, "memory", len_bytes, false, &options("", 1)).unwrap());
+        let faults = Faults { seed, late: 5, lost: 9, slow: 2, ..Faults::default() };
+        let engine = Arc::new(memory.client(faults));
+        let disk = BucketDisk::open(engine.clone(), "memory", &options("", 2)).unwrap();
+        engine.set(Faults { dies_after: Some(seed % 60), ..faults });
+        let mut waited = 0;
+        for nth in 0..40u64 {
+            let mut block = Block::private(GROUP_BYTES);
+            block.copy_in(0, &vec![nth as u8 + 1; GROUP_BYTES]);
+            // Every other place, so that none continues another.
+            let at_bytes = (1 << 20) + nth * 2 * GROUP_BYTES as u64;
+            let group = Group { writes: vec![Write { at_bytes, block }] };
+            let Ok(ticket) = disk.submit(group, &[]) else { break };
+            if nth % 7 == seed % 7 && disk.wait(ticket).is_ok() {
+                waited = nth + 1;
+            }
+        }
+        drop(disk);
+        let arrived = memory.keys().iter().filter(|key| key.starts_with("data/")).count();
+        let disk = opened(&memory, "", 3).unwrap();
+        let place = |nth: u64| ((1 << 20) + nth * 2 * GROUP_BYTES as u64) / 512;
+        let there: Vec<u64> = (0..40).filter(|nth| read(&disk, place(*nth)) != Ok(0)).collect();
+        let count = there.len() as u64;
+        assert!(there.iter().copied().eq(0..count), "seed {seed}: {there:?}");
+        assert!(count >= waited, "seed {seed}: {waited} were durable, {count} are there");
+        for nth in there {
+            for sector in [place(nth), place(nth) + GROUP_BYTES as u64 / 512 - 1] {
+                assert_eq!(read(&disk, sector), Ok(nth as u8 + 1), "seed {seed}");
+            }
+        }
+        shorter += u64::from(count < 40);
+        stragglers += u64::from(arrived as u64 > count);
+    }
+    assert!(shorter > 20 && stragglers > 5, "{shorter} ended early, {stragglers} out of order");
+}
+
+/// A writer that keeps two sectors and the root's alike, each by turns in another object; a disk
+/// that is opened meanwhile, to read or to take it over, has them as some root had them.
+#[test]
+fn who_lists_while_it_is_written_sees_one_moment() {
+    let memory = Memory::default();
+    drop(made(&memory));
+    for taking_over in [false, true] {
+        for round in 0..60u64 {
+            let writer = opened(&memory, "the writer", 100).unwrap();
+            std::thread::scope(|scope| {
+                let writer = &writer;
+                let written = scope.spawn(move || {
+                    for nth in 0..40u8 {
+                        let done = write(writer, 100 + u64::from(nth) % 7, nth)
+                            .and_then(|()| write(writer, 0, nth));
+                        if done.is_err() {
+                            return;
+                        }
+                    }
+                });
+                let faults = Faults { seed: round, slow: 2, ..Faults::default() };
+                let engine = Arc::new(memory.client(faults));
+                while !written.is_finished() {
+                    let opened = match taking_over {
+                        false => {
+                            BucketDisk::open_to_read(engine.clone(), "memory", &options("", 0))
+                        }
+                        true => BucketDisk::open(engine.clone(), "memory", &options("other", 9)),
+                    };
+                    let disk = opened.unwrap();
+                    // What its root was written behind.
+                    let nth = read(&disk, 0).unwrap();
+                    let there = read(&disk, 100 + u64::from(nth) % 7);
+                    // Of who only reads an object may be gone meanwhile; that is told.
+                    if !taking_over && there.is_err() {
+                        continue;
+                    }
+                    assert!(
+                        nth == 0 || there.as_ref().is_ok_and(|it| *it == nth || *it == nth + 7),
+                        "{nth}: {there:?}"
+                    );
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn what_is_not_needed_is_deleted() {
+    let memory = Memory::default();
+    let disk = made(&memory);
+    for round in 0..50 {
+        write(&disk, 100, round).unwrap();
+        // The first sector is the root's.
+        write(&disk, 0, round).unwrap();
+    }
+    drop(disk);
+    let keys = memory.keys();
+    assert!(keys.len() <= 6, "{keys:?}");
+    let disk = opened(&memory, "", 5).unwrap();
+    assert_eq!((read(&disk, 100), read(&disk, 0)), (Ok(49), Ok(49)));
+}
+
+#[test]
+fn another_length() {
+    let memory = Memory::default();
+    let disk = made(&memory);
+    let last = |len_bytes: u64| len_bytes / 512 - 1;
+    write(&disk, last(LEN_BYTES), 1).unwrap();
+    write(&disk, 1000, 2).unwrap();
+    disk.resize(LEN_BYTES * 2).unwrap();
+    write(&disk, last(LEN_BYTES * 2), 3).unwrap();
+    write(&disk, last(LEN_BYTES), 4).unwrap();
+    drop(disk);
+    let disk = opened(&memory, "", 2).unwrap();
+    assert_eq!(disk.properties().len_bytes, LEN_BYTES * 2);
+    assert_eq!(read(&disk, last(LEN_BYTES * 2)), Ok(3));
+    assert_eq!(read(&disk, last(LEN_BYTES)), Ok(4));
+    disk.resize(LEN_BYTES).unwrap();
+    assert_eq!(read(&disk, last(LEN_BYTES)), Ok(4));
+    drop(disk);
+    let disk = opened(&memory, "", 3).unwrap();
+    assert_eq!(disk.properties().len_bytes, LEN_BYTES);
+    assert_eq!((read(&disk, last(LEN_BYTES)), read(&disk, 1000)), (Ok(4), Ok(2)));
+    assert!(read(&disk, last(LEN_BYTES) + 1).is_err());
+}
+
+#[test]
+fn a_server_that_ignores_a_condition_is_refused_by_what_it_ignores() {
+    for (promises, why) in [
+        (Promises { creates_once: false, ..Promises::ALL }, "If-None-Match"),
+        (Promises { lists_all: false, ..Promises::ALL }, "does not list"),
+        (Promises { ranges: false, ..Promises::ALL }, "range"),
+        (Promises { deletes: false, ..Promises::ALL }, "after DELETE"),
+    ] {
+        let memory = Memory::promising(promises);
+        let engine = Arc::new(memory.client(Faults::default()));
+        let made = BucketDisk::create(engine, "memory", LEN_BYTES, false, &options("", 7));
+        let said = made.err().expect("it is refused").to_string();
+        assert!(said.contains(why), "{said}");
+        assert!(memory.keys().iter().all(|key| key.starts_with("probe/")), "{:?}", memory.keys());
+    }
+}
+
+#[test]
+fn what_is_there_is_not_made_over_unless_that_is_said() {
+    let memory = Memory::default();
+    let disk = made(&memory);
+    write(&disk, 100, 1).unwrap();
+    let engine = || Arc::new(memory.client(Faults::default()));
+    let again = BucketDisk::create(engine(), "memory", LEN_BYTES, false, &options("", 2));
+    let said = again.err().expect("a store is there").to_string();
+    assert!(said.contains("holds a store; --force"), "{said}");
+    // Who writes it was not disturbed.
+    write(&disk, 100, 2).unwrap();
+    let over = BucketDisk::create(engine(), "memory", LEN_BYTES, true, &options("", 3)).unwrap();
+    assert_eq!(read(&over, 100), Ok(0));
+    write(&over, 101, 3).unwrap();
+    assert!(write(&disk, 100, 3).is_err());
+    drop(over);
+    assert_eq!(read(&opened(&memory, "", 4).unwrap(), 100), Ok(0));
+}
+
+#[test]
+fn hostile_objects_are_none() {
+    let memory = Memory::default();
+    write(&made(&memory), 100, 1).unwrap();
+    let root = memory.keys().into_iter().find(|key| key.starts_with("root/")).unwrap();
+    for (key, bytes) in [
+        ("data/00000001-0000000003-64.1", &b"short"[..]),
+        ("data/00000001-0000000003-fffffffffff.fffffffffff", b"far"),
+        ("data/00000099-0000000000-64.1", &[9; 512]),
+        ("data/zz", b""),
+        ("root/x", b""),
+        ("else", b""),
+    ] {
+        memory.put(key, bytes.to_vec().into()).unwrap();
+        assert_eq!(read(&opened(&memory, "", 2).unwrap(), 100), Ok(1), "{key}");
+    }
+    for bytes in [vec![], vec![0; 100], vec![0xFF; 4000]] {
+        let memory = Memory::default();
+        drop(made(&memory));
+        memory.put(&root, bytes.into()).unwrap();
+        let said = opened(&memory, "", 2).err().expect("the root is damaged").to_string();
+        assert!(said.contains("damaged"), "{said}");
+    }
+}

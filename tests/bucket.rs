@@ -1,0 +1,262 @@
+//! Stores in buckets on the command line: in a directory, and on a real server (versitygw) where
+//! the machine has one.
+
+mod common;
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use common::{Draconis, skipped};
+
+/// Somewhere to put a store, and what commands need to get there.
+struct Place {
+    draconis: Draconis,
+    address: String,
+    environment: Vec<(&'static str, String)>,
+    _server: Option<Server>,
+}
+
+/// Ends with the test.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Place {
+    fn directory() -> Self {
+        let draconis = Draconis::new();
+        let address = format!("file://{}", draconis.path("bucket").display());
+        Self { draconis, address, environment: vec![], _server: None }
+    }
+
+    /// A bucket of versitygw; none where there is no such program.
+    fn server() -> Option<Self> {
+        let Some(program) = versitygw() else {
+            skipped("buckets of a real server: versitygw is not there (tools/packages test)");
+            return None;
+        };
+        let draconis = Draconis::new();
+        let root = draconis.make_dir("served");
+        std::fs::create_dir(root.join("bucket")).unwrap();
+        // Free a moment ago; no other is told of it.
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let mut command = Command::new(program);
+        command.args(["--access", "access", "--secret", "secret-of-a-test", "--quiet", "--port"]);
+        command.arg(format!("127.0.0.1:{port}")).arg("posix").arg(&root);
+        let server = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let server = Some(Server(server));
+        let answers = || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok();
+        let is_up = (0..200).any(|_| {
+            std::thread::sleep(Duration::from_millis(50));
+            answers()
+        });
+        assert!(is_up, "versitygw does not answer");
+        let environment = vec![
+            ("AWS_ACCESS_KEY_ID", "access".to_owned()),
+            ("AWS_SECRET_ACCESS_KEY", "secret-of-a-test".to_owned()),
+            ("AWS_REGION", "us-east-1".to_owned()),
+            ("AWS_ENDPOINT_URL", format!("http://127.0.0.1:{port}")),
+        ];
+        let address = "s3://bucket/a/prefix".to_owned();
+        Some(Self { draconis, address, environment, _server: server })
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = self.draconis.command();
+        command.envs(self.environment.iter().cloned()).args(arguments);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
+    }
+
+    fn ok(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{arguments:?}: {said}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn fails(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {said}");
+        said
+    }
+}
+
+/// Where `tools/packages test` puts it, or where the PATH has it.
+fn versitygw() -> Option<PathBuf> {
+    let home = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or(home);
+    let built = cache.map(|cache| cache.join("draconis/bin/versitygw"));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut all = std::env::split_paths(&path).map(|dir| dir.join("versitygw")).chain(built);
+    all.find(|program| program.is_file())
+}
+
+/// All that is done with a store.
+fn everything(place: &Place) {
+    let (store, draconis) = (&place.address[..], &place.draconis);
+    let said = place.fails(&["kv", "get", store, "a"]);
+    assert!(said.contains("store create") && said.contains("makes"), "{said}");
+    let said = place.fails(&["store", "create", store]);
+    assert!(said.contains("--size is needed"), "{said}");
+    let said = place.ok(&["store", "create", store, "--size", "64M"]);
+    assert!(said.contains("layout bucket"), "{said}");
+    let said = place.fails(&["store", "create", store, "--size", "64M"]);
+    assert!(said.contains("holds a store; --force overwrites it"), "{said}");
+
+    let (file, copy) = (draconis.path("file"), draconis.path("copy"));
+    let bytes: Vec<u8> = (0..9_000_000u32).map(|at| (at.wrapping_mul(at) >> 7) as u8).collect();
+    std::fs::write(&file, &bytes).unwrap();
+    let (file, copy) = (file.to_str().unwrap(), copy.to_str().unwrap());
+    let id = place.ok(&["store", "put", store, "new", file]);
+    let id = id.trim();
+    place.ok(&["store", "get", store, id, copy]);
+    assert!(std::fs::read(copy).unwrap() == bytes);
+    place.ok(&["store", "append", store, id, file]);
+    assert_eq!(place.ok(&["store", "ls", store]), format!("{id}\t18000000\n"));
+
+    let lines: String = (0..20_000).map(|nth| format!("key {nth:05}\tvalue {nth}\n")).collect();
+    let input = draconis.path("lines");
+    std::fs::write(&input, &lines).unwrap();
+    let output = place.run(&["kv", "load", "--stats", store, input.to_str().unwrap()]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && said.contains(" PUT, "), "{said}");
+    assert_eq!(place.ok(&["kv", "scan", store]), lines);
+    place.ok(&["kv", "del", store, "key 00000", "key 19999"]);
+    let said = place.fails(&["kv", "get", store, "key 00000"]);
+    assert!(said.contains("there is no key key 00000"), "{said}");
+    assert_eq!(place.ok(&["kv", "get", store, "key 00001"]), "value 1");
+    place.ok(&["store", "check", store]);
+
+    place.ok(&["store", "grow", store, "96M"]);
+    place.ok(&["store", "check", store]);
+    place.ok(&["store", "rm", store, id]);
+    place.ok(&["store", "shrink", store, "48M"]);
+    place.ok(&["store", "check", store]);
+    let info = place.ok(&["store", "info", store]);
+    assert!(info.contains("length        48"), "{info}");
+    let saved = draconis.path("saved.store");
+    let saved = saved.to_str().unwrap();
+    place.ok(&["store", "salvage", store, saved]);
+    assert_eq!(place.ok(&["kv", "scan", saved]), place.ok(&["kv", "scan", store]));
+    let said = place.fails(&["store", "probe", store]);
+    assert!(said.contains("a bucket is not measured"), "{said}");
+}
+
+/// A command that is killed has lost nothing that was there before.
+fn killed(place: &Place) {
+    let (store, draconis) = (&place.address[..], &place.draconis);
+    place.ok(&["store", "create", store, "--size", "64M"]);
+    let input = draconis.path("lines");
+    for round in 0..8u64 {
+        let lines: String = (0..30_000).map(|nth| format!("{nth:05}\tround {round}\n")).collect();
+        std::fs::write(&input, &lines).unwrap();
+        let mut child =
+            place.command(&["kv", "load", store, input.to_str().unwrap()]).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(40 * round));
+        let _ = child.kill();
+        child.wait().unwrap();
+        place.ok(&["store", "check", store]);
+        let key = format!("done {round}");
+        place.ok(&["kv", "put", store, &key, "yes"]);
+        for before in 0..=round {
+            assert_eq!(place.ok(&["kv", "get", store, &format!("done {before}")]), "yes");
+        }
+    }
+}
+
+/// Of two that change a store at once one is told who has it, or none.
+fn raced(place: &Place) {
+    let (store, draconis) = (&place.address[..], &place.draconis);
+    place.ok(&["store", "create", store, "--size", "64M"]);
+    for round in 0..6 {
+        let race = |nth: u32| {
+            let (input, key) = (draconis.path(&format!("lines {nth}")), format!("{round} {nth}"));
+            let lines: String = (0..9000).map(|line| format!("{key} {line:04}\tvalue\n")).collect();
+            std::fs::write(&input, lines).unwrap();
+            let child =
+                place.command(&["kv", "load", store, input.to_str().unwrap()]).spawn().unwrap();
+            (key, child)
+        };
+        let children = [race(1), race(2), race(3)];
+        let mut won = 0;
+        for (key, child) in children {
+            let output = child.wait_with_output().unwrap();
+            let said = String::from_utf8(output.stderr).unwrap();
+            match output.status.success() {
+                true => {
+                    won += 1;
+                    let lines = place.ok(&["kv", "scan", store, "--prefix", &key]);
+                    assert_eq!(lines.lines().count(), 9000, "{key} was loaded");
+                }
+                false => assert!(said.contains("was taken over by"), "{said}"),
+            }
+        }
+        assert!(won > 0, "none won round {round}");
+        place.ok(&["store", "check", store]);
+    }
+}
+
+#[test]
+fn a_directory_has_a_store() {
+    everything(&Place::directory());
+}
+
+#[test]
+fn a_killed_command_loses_nothing_in_a_directory() {
+    killed(&Place::directory());
+}
+
+#[test]
+fn writers_race_for_a_directory() {
+    raced(&Place::directory());
+}
+
+#[test]
+fn a_server_has_a_store() {
+    Place::server().iter().for_each(everything);
+}
+
+#[test]
+fn a_killed_command_loses_nothing_on_a_server() {
+    Place::server().iter().for_each(killed);
+}
+
+#[test]
+fn writers_race_for_a_bucket_of_a_server() {
+    Place::server().iter().for_each(raced);
+}
+
+#[test]
+fn what_is_wrong_with_an_address_is_told() {
+    let place = Place::directory();
+    for (address, why) in [
+        ("ftp://host/x", "ftp:// is not known; s3://, gs://, az:// and file:/// are"),
+        ("s3://", "no bucket is named"),
+        ("file://relative", "an absolute path"),
+        ("file:///no/such/directory", "no such directory"),
+    ] {
+        let said = place.fails(&["kv", "get", address, "a"]);
+        assert!(said.contains(why), "{said}");
+    }
+    // Nothing listens there.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let mut command = place.command(&["store", "ls", "--deadline", "1", "s3://bucket/x"]);
+    command.env("AWS_ENDPOINT_URL", format!("http://127.0.0.1:{port}"));
+    command.env("AWS_ACCESS_KEY_ID", "a").env("AWS_SECRET_ACCESS_KEY", "b");
+    let output = command.output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("listing s3://bucket/x") && said.contains("--deadline"), "{said}");
+}
