@@ -6,28 +6,19 @@
 
 use std::path::Path as FilePath;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::TryStreamExt;
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
-use object_store::azure::MicrosoftAzureBuilder;
-use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{
-    ClientOptions, Error, GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
-    RetryConfig,
-};
+use object_store::{Error, GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
 use tokio::runtime::{Builder, Handle};
 
+use crate::clouds;
 use crate::engine::{Answer, Engine, Listed, Trouble};
 
 /// The longest object that is read as a whole.
 const WHOLE_MAX: u64 = 64 << 20;
-/// How long one request may take before it counts as lost.
-const REQUEST: Duration = Duration::from_secs(30);
-const CONNECT: Duration = Duration::from_secs(5);
 
 /// A bucket, or a directory, at an address.
 pub struct Cloud {
@@ -57,39 +48,12 @@ impl Cloud {
         let (scheme, rest) = address.split_once("://").ok_or("not an address of a bucket")?;
         let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         let prefix = prefix.trim_matches('/');
-        let is_named = || match bucket.is_empty() {
-            true => Err(format!("{address}: no bucket is named; {scheme}://BUCKET/PREFIX")),
-            false => Ok(()),
-        };
-        let said = |error: Error| format!("{address}: {error}");
-        // What speaks TLS wants to be told whose ciphers; it was told already if this fails.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let client = ClientOptions::new().with_timeout(REQUEST).with_connect_timeout(CONNECT);
-        let once = RetryConfig { max_retries: 0, ..RetryConfig::default() };
-        let store: Arc<dyn ObjectStore> = match scheme {
-            "s3" => {
-                is_named()?;
-                let builder = AmazonS3Builder::from_env();
-                let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint);
-                // Who names an endpoint without TLS means it.
-                let is_plain = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
-                let client = client.with_allow_http(is_plain);
-                let builder = builder.with_bucket_name(bucket).with_client_options(client);
-                Arc::new(builder.with_retry(once).build().map_err(said)?)
-            }
-            "gs" => {
-                is_named()?;
-                let builder = GoogleCloudStorageBuilder::from_env().with_bucket_name(bucket);
-                let builder = builder.with_client_options(client).with_retry(once);
-                Arc::new(builder.build().map_err(said)?)
-            }
-            "az" => {
-                is_named()?;
-                let builder = MicrosoftAzureBuilder::from_env().with_container_name(bucket);
-                let builder = builder.with_client_options(client).with_retry(once);
-                Arc::new(builder.build().map_err(said)?)
-            }
+        let store = match scheme {
             "file" => return Self::directory(address, rest, makes),
+            "s3" | "gs" | "az" if bucket.is_empty() => {
+                return Err(format!("{address}: no bucket is named; {scheme}://BUCKET/PREFIX"));
+            }
+            "s3" | "gs" | "az" => clouds::store(scheme, bucket, address)?,
             _ => {
                 return Err(format!(
                     "{address}: {scheme}:// is not known; s3://, gs://, az:// and file:/// are"

@@ -18,6 +18,8 @@
 
 mod cache;
 mod cloud;
+#[cfg_attr(not(feature = "clouds"), path = "no_clouds.rs")]
+mod clouds;
 mod disk;
 mod engine;
 mod epoch;
