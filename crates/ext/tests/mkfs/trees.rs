@@ -1,0 +1,388 @@
+//! Volumes made of trees: what is in them is what was to be, for us, `e2fsck` and the kernel.
+
+use super::*;
+
+/// A tree of made-up files, whose contents follow from their numbers.
+pub struct Made {
+    pub tree: Tree,
+    /// By the number of a source: its data.
+    pub files: Vec<Vec<(u64, u64)>>,
+}
+
+/// The byte at a place of a file.
+fn byte(source: u64, at: u64) -> u8 {
+    let mixed =
+        (source + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (at / 61).wrapping_mul(0xC2B2_AE35);
+    (mixed >> 13) as u8 | 1
+}
+
+impl Contents for Made {
+    fn read(&self, source: u64, at_bytes: u64, into: &mut [u8]) -> std::io::Result<()> {
+        for (start, end) in &self.files[source as usize] {
+            let (from, to) = ((*start).max(at_bytes), (*end).min(at_bytes + into.len() as u64));
+            for at in from..to {
+                into[(at - at_bytes) as usize] = byte(source, at);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The same, which must be read in order.
+struct InOrder(Made, std::sync::Mutex<(u64, u64)>);
+
+impl Contents for InOrder {
+    fn read(&self, source: u64, at_bytes: u64, into: &mut [u8]) -> std::io::Result<()> {
+        let mut reached = self.1.lock().unwrap();
+        assert!(*reached <= (source, at_bytes), "{reached:?}, then {source} {at_bytes}");
+        *reached = (source, at_bytes + into.len() as u64);
+        self.0.read(source, at_bytes, into)
+    }
+
+    fn in_order(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn contents_in_their_order_make_the_same_volume() {
+    for arguments in ["-b 1024", "-t ext4 -b 4096"] {
+        let mut images = vec![];
+        for in_order in [false, true] {
+            let (mut tree, made) = split(made(8, 1024));
+            let plan = mkfs::fitting(&parse(arguments), &mut tree, 0).unwrap();
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("image");
+            match in_order {
+                true => write(&plan, &InOrder(made, Default::default()), &path).unwrap(),
+                false => write(&plan, &made, &path).unwrap(),
+            }
+            images.push(Image { dir, path });
+        }
+        check(&images[1]);
+        same_bytes(&images[1], &images[0], arguments);
+    }
+}
+
+/// Only the contents: the tree is lent to the plan meanwhile.
+pub fn split(made: Made) -> (Tree, Made) {
+    (made.tree, Made { tree: root(), files: made.files })
+}
+
+impl Made {
+    pub fn new() -> Self {
+        Self { tree: root(), files: vec![] }
+    }
+
+    pub fn file(&mut self, dir: NodeId, name: &str, size: u64, data: Vec<(u64, u64)>) -> NodeId {
+        let source = self.files.len() as u64;
+        self.files.push(data.clone());
+        let mut node = Node::new(What::File { size_bytes: size, data, source }, 0o644);
+        node.uid = 70_000 + source as u32;
+        node.gid = source as u32;
+        node.modified = Time { seconds: 4_000_000_000 + source as i64, nanoseconds: 123_456_789 };
+        node.accessed = Time { seconds: -5, nanoseconds: 1 };
+        self.tree.add(dir, name.as_bytes(), node).unwrap()
+    }
+
+    pub fn full(&mut self, dir: NodeId, name: &str, size: u64) -> NodeId {
+        let data = if size > 0 { vec![(0, size)] } else { vec![] };
+        self.file(dir, name, size, data)
+    }
+
+    pub fn dir(&mut self, dir: NodeId, name: &str) -> NodeId {
+        self.tree.add(dir, name.as_bytes(), Node::new(What::Directory, 0o750)).unwrap()
+    }
+}
+
+/// Files at every boundary of the map, and directories of many sizes.
+pub fn made(seed: u64, block: u64) -> Made {
+    let mut made = Made::new();
+    let mut random = Random::new(seed);
+    let fan_out = block / 4;
+    let edges = [0, 1, block, 12 * block, (12 + fan_out) * block, 1 << 20];
+    for edge in edges {
+        for size in [edge.saturating_sub(1), edge, edge + 1] {
+            made.full(NodeId::ROOT, &format!("size {size}"), size);
+        }
+    }
+    let double = (12 + fan_out + fan_out * fan_out) * block;
+    for (name, size, data) in [
+        ("at the triple edge", double + 100, vec![(double - block, double + 100)]),
+        ("triple", double * 2, vec![(0, 1), (double, double + 1), (double * 2 - 5, double * 2)]),
+        ("all hole", 1 << 26, vec![]),
+        ("shared block", 10 * block, vec![(5, 9), (block - 3, block + 3), (block + 7, block + 9)]),
+    ] {
+        made.file(NodeId::ROOT, name, size, data);
+    }
+    let mut dirs = vec![NodeId::ROOT];
+    for nth in 0..40 {
+        let above = dirs[random.below(dirs.len() as u64) as usize];
+        let dir = made.dir(above, &format!("directory {nth}"));
+        dirs.push(dir);
+        for nth in 0..random.below(2) * random.below(150) {
+            let size = random.below(5) * random.below(9000);
+            let name = format!("{nth} {}", "n".repeat(random.below(200) as usize));
+            let id = made.full(dir, &name, size);
+            if random.below(10) == 0 {
+                let home = dirs[random.below(dirs.len() as u64) as usize];
+                made.tree.link(home, format!("link {nth} {size}").as_bytes(), id).unwrap();
+            }
+        }
+    }
+    specials(&mut made);
+    made
+}
+
+fn specials(made: &mut Made) {
+    let dir = made.dir(NodeId::ROOT, "special");
+    for (name, what) in [
+        ("fifo", What::Fifo),
+        ("socket", What::Socket),
+        ("character", What::CharDevice(5, 1)),
+        ("block", What::BlockDevice(259, 70_000)),
+        ("short", What::Symlink(vec![b't'; 59])),
+        ("long", What::Symlink(vec![b't'; 60])),
+        ("longest", What::Symlink(vec![b't'; 1023])),
+    ] {
+        made.tree.add(dir, name.as_bytes(), Node::new(what, 0o640)).unwrap();
+    }
+    let mut list = 2u32.to_le_bytes().to_vec();
+    for (tag, perm, id) in [(1u16, 6u16, !0u32), (2, 4, 1000), (4, 4, !0), (16, 6, !0), (32, 0, !0)]
+    {
+        list.extend(tag.to_le_bytes());
+        list.extend(perm.to_le_bytes());
+        list.extend(id.to_le_bytes());
+    }
+    for nth in 0..1500 {
+        // More inodes than may share one block.
+        let id = made.full(dir, &format!("attributes {nth}"), 0);
+        let node = made.tree.node_mut(id).unwrap();
+        assert!(node.attribute(b"user.shared", &[b'v'; 300]));
+        assert!(node.attribute(b"system.posix_acl_access", &list));
+        assert!(node.attribute(b"security.small", b"fits"));
+        assert!(!node.attribute(b"btrfs.compression", b"zlib"));
+    }
+    let id = made.full(dir, "own attributes", 10);
+    let node = made.tree.node_mut(id).unwrap();
+    for (name, value) in
+        [(&b"user.empty"[..], &b""[..]), (b"trusted.t", b"123"), (b"user.b", b"old")]
+    {
+        assert!(node.attribute(name, value));
+    }
+    assert!(node.attribute(b"user.b", &[7; 600]));
+}
+
+/// Compares a volume with the tree it was made of, through our own reader.
+pub fn same_as_made(image: &Image, tree: &Tree, made: &Made) {
+    let volume = image.open();
+    let mut stack = vec![(NodeId::ROOT, volume.root())];
+    while let Some((dir, inode)) = stack.pop() {
+        let ours = common::compare::names(&volume, inode);
+        let expected: Vec<_> = tree.names(dir).collect();
+        assert!(ours.keys().map(|name| &name[..]).eq(expected.iter().map(|it| it.0)));
+        for (name, id) in expected {
+            let inode = volume.lookup(inode, name).unwrap();
+            let node = tree.node(id);
+            let found = volume.attributes(inode).unwrap();
+            assert_eq!(found.kind, node.what.kind());
+            assert_eq!(found.mode & 0o7777, u32::from(node.mode));
+            assert_eq!((found.uid, found.gid), (node.uid, node.gid));
+            if volume.superblock().inode_bytes > 128 {
+                assert_eq!((found.modified, found.accessed), (node.modified, node.accessed));
+            }
+            match &node.what {
+                What::Directory => stack.push((id, inode)),
+                What::File { size_bytes, source, data } => {
+                    assert_eq!(found.size_bytes, *size_bytes);
+                    same_contents(&volume, inode, made, *source, data);
+                }
+                What::Symlink(target) => assert_eq!(volume.read_link(inode).unwrap(), *target),
+                What::CharDevice(major, minor) | What::BlockDevice(major, minor) => {
+                    assert_eq!(found.device, (*major, *minor));
+                }
+                _ => {}
+            }
+        }
+    }
+    let own = volume.resolve(volume.root(), b"special/own attributes", Follow::No).unwrap();
+    assert_eq!(volume.xattr(own, b"user.b").unwrap(), [7; 600]);
+    assert_eq!(volume.xattr(own, b"user.empty").unwrap(), b"");
+    for nth in [0, 1023, 1024, 1499] {
+        let path = format!("special/attributes {nth}");
+        let inode = volume.resolve(volume.root(), path.as_bytes(), Follow::No).unwrap();
+        assert_eq!(volume.xattr(inode, b"user.shared").unwrap(), [b'v'; 300]);
+        assert_eq!(volume.xattr(inode, b"system.posix_acl_access").unwrap().len(), 44);
+        assert_eq!(volume.xattr(inode, b"security.small").unwrap(), b"fits");
+    }
+}
+
+pub fn same_contents(
+    volume: &draconis_ext::Volume,
+    inode: draconis_ext::InodeNumber,
+    made: &Made,
+    source: u64,
+    data: &[(u64, u64)],
+) {
+    for (start, end) in data {
+        let from = start.saturating_sub(100);
+        let mut bytes = vec![9; (end - from) as usize];
+        volume.read_into(inode, from, &mut bytes).unwrap();
+        let mut expected = vec![0; bytes.len()];
+        made.read(source, from, &mut expected).unwrap();
+        assert!(bytes == expected, "file {source} from {from}");
+    }
+}
+
+/// What the kernel reads of the same files.
+pub fn same_for_the_kernel(image: &Image, tree: &Tree, made: &Made) {
+    let Some(mount) = image.mount() else { return };
+    for (name, id) in tree.names(NodeId::ROOT) {
+        let What::File { size_bytes, source, data } = &tree.node(id).what else { continue };
+        let path = mount.path().join(std::str::from_utf8(name).unwrap());
+        let file = std::fs::File::open(path).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), *size_bytes);
+        for (start, end) in data {
+            let mut bytes = vec![0; (end - start) as usize];
+            std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, *start).unwrap();
+            let mut expected = vec![0; bytes.len()];
+            made.read(*source, *start, &mut expected).unwrap();
+            assert!(bytes == expected, "{}", String::from_utf8_lossy(name));
+        }
+    }
+    let volume = image.open();
+    // The longest file is gigabytes of holes on larger blocks: one size is enough for all of it.
+    if volume.superblock().block_bytes == 1024 {
+        common::compare::tree(&volume, InodeNumber::ROOT, mount.path(), Beside::Mount);
+    }
+}
+
+fn populate(arguments: &str, seed: u64) {
+    let options = parse(arguments);
+    let block = u64::from(options.block_bytes.unwrap());
+    let (mut tree, made) = split(made(seed, block));
+    let image = Image::of(&[]);
+    let plan = mkfs::fitting(&options, &mut tree, 0).unwrap();
+    write(&plan, &made, &image.path).unwrap();
+    let hidden = plan.hidden_bytes();
+    let free = plan.layout().superblock().free_blocks * block - plan.data_bytes() - hidden;
+    // The least volume with a journal has room.
+    assert!(free < 1 << 20 || image.path.metadata().unwrap().len() == 2048 * block);
+    check(&image);
+    same_as_made(&image, &tree, &made);
+    same_for_the_kernel(&image, &tree, &made);
+    // Again, with room: other places, the same files; and twice the same bytes.
+    let size = image.path.metadata().unwrap().len() + (80 << 20);
+    let mut images = vec![];
+    for _ in 0..2 {
+        let image = Image::of(&[]);
+        let layout = Layout::new(&options, size).unwrap();
+        write(&Plan::new(layout, &mut tree).unwrap(), &made, &image.path).unwrap();
+        images.push(image);
+    }
+    check(&images[0]);
+    same_as_made(&images[0], &tree, &made);
+    assert!(run("cmp", &[images[0].path(), images[1].path()]).is_some());
+}
+
+#[test]
+fn trees_of_every_boundary_on_blocks_of_1k() {
+    populate("-b 1024", 1);
+}
+
+#[test]
+fn trees_of_every_boundary_on_blocks_of_2k() {
+    populate("-b 2048 -O ^dir_index", 2);
+}
+
+#[test]
+fn trees_of_every_boundary_on_blocks_of_4k() {
+    populate("-b 4096 -I 512", 3);
+}
+
+#[test]
+fn trees_on_small_inodes_without_filetypes() {
+    populate("-b 4096 -I 128 -O ^filetype,^resize_inode", 4);
+}
+
+#[test]
+fn trees_of_every_boundary_on_ext3() {
+    populate("-t ext3 -b 1024", 5);
+}
+
+#[test]
+fn trees_of_every_boundary_on_ext4() {
+    populate("-t ext4 -b 1024", 6);
+}
+
+#[test]
+fn trees_of_every_boundary_on_ext4_with_blocks_of_4k() {
+    populate("-t ext4 -b 4096 -O orphan_file,metadata_csum_seed,sparse_super2", 7);
+}
+
+#[test]
+fn trees_on_ext4_with_little_of_it() {
+    populate("-t ext4 -b 2048 -I 128 -O ^has_journal,^flex_bg,^64bit,^metadata_csum,uninit_bg", 8);
+}
+
+#[test]
+fn trees_on_ext4_with_descriptors_spread_and_tables_packed() {
+    populate("-t ext4 -b 1024 -G 4 -O meta_bg,^resize_inode,^extra_isize", 9);
+    populate("-t ext4 -b 4096 -E packed_meta_blocks -O ^has_journal", 10);
+}
+
+#[test]
+fn large_directories_are_trees_of_every_hash() {
+    for (kind, block, version, count, levels) in [
+        ("ext2", 1024, 0, 9_000, 1),
+        ("ext2", 1024, 2, 20_000, 1),
+        ("ext2", 4096, 1, 60_000, 1),
+        ("ext4", 1024, 1, 20_000, 1),
+        ("ext4", 4096, 1, 60_000, 1),
+        ("large", 1024, 1, 285_000, 2),
+    ] {
+        let mut made = Made::new();
+        let dir = made.dir(NodeId::ROOT, "large");
+        let mut random = Random::new(version);
+        let names: Vec<String> =
+            (0..count).map(|nth| format!("{:032x}-{nth}", random.next_u64())).collect();
+        for name in &names {
+            made.full(dir, name, 0);
+        }
+        let mut options = match kind {
+            "large" => parse("-t ext4 -O large_dir"),
+            kind => parse(&format!("-t {kind}")),
+        };
+        (options.block_bytes, options.hash_version) = (Some(block), version as u8);
+        let image = Image::of(&[]);
+        let (mut tree, made) = split(made);
+        write(&mkfs::fitting(&options, &mut tree, 1 << 20).unwrap(), &made, &image.path).unwrap();
+        check(&image);
+        let volume = image.open();
+        let large = volume.lookup(volume.root(), b"large").unwrap();
+        let dump = image.debugfs("htree_dump /large").unwrap();
+        assert!(
+            dump.contains(&format!("Indirect levels: {levels}")),
+            "{}",
+            &dump[..300.min(dump.len())]
+        );
+        for name in &names {
+            volume.lookup(large, name.as_bytes()).unwrap();
+        }
+        let Some(mount) = image.mount_writable() else { continue };
+        let dir = mount.path().join("large");
+        for name in &names {
+            assert!(std::fs::symlink_metadata(dir.join(name)).is_ok(), "{name}");
+        }
+        assert!(std::fs::symlink_metadata(dir.join("no such name")).is_err());
+        // The kernel goes on where we stopped.
+        for nth in 0..40 {
+            std::fs::write(dir.join(format!("new {nth}")), b"").unwrap();
+        }
+        for name in names.iter().step_by(7) {
+            std::fs::remove_file(dir.join(name)).unwrap();
+        }
+        drop(mount);
+        check(&image);
+    }
+}
