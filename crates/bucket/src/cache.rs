@@ -11,7 +11,7 @@
 //! bucket has all.
 
 use std::collections::{BTreeMap, HashMap};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -141,7 +141,7 @@ impl Cache {
         let expected = CHUNK.min(object_bytes.checked_sub(nth * CHUNK)?);
         let mut file = std::fs::File::open(&path).ok()?;
         let mut bytes = vec![];
-        file.by_ref().take(CHUNK + 9).read_to_end(&mut bytes).ok()?;
+        Read::by_ref(&mut file).take(CHUNK + 9).read_to_end(&mut bytes).ok()?;
         let bytes = Bytes::from(bytes);
         let is_right = bytes.len() as u64 == expected + 8
             && bytes[..8] == XxHash3_64::oneshot_with_seed(seed, &bytes[8..]).to_le_bytes();
@@ -164,8 +164,12 @@ impl Cache {
         let mut bytes = XxHash3_64::oneshot_with_seed(seed, chunk).to_le_bytes().to_vec();
         bytes.extend_from_slice(chunk);
         let unfinished = self.dir.join(format!("{name}.{}", std::process::id()));
-        let kept = std::fs::write(&unfinished, &bytes)
-            .and_then(|()| std::fs::rename(&unfinished, self.dir.join(&name)));
+        let kept = std::fs::File::create(&unfinished).and_then(|mut file| {
+            file.write_all(&bytes)?;
+            // By the clock that readers go by: that of file systems is coarser.
+            file.set_modified(SystemTime::now())?;
+            std::fs::rename(&unfinished, self.dir.join(&name))
+        });
         match kept {
             Ok(()) => {
                 self.kept.lock().used(&name, bytes.len() as u64);

@@ -148,7 +148,8 @@ impl Steady {
                  more time with --deadline"
             }
             Trouble::Missing if doing == "reading" => {
-                "; a younger writer did away with it, or it was deleted by hand: open the store again"
+                "; the store has changed since it was opened, or the object was deleted by hand: run this \
+                 again"
             }
             _ => "",
         };

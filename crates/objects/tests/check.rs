@@ -42,7 +42,7 @@ fn made(layout: LayoutKind) -> Vec<u8> {
 
 #[test]
 fn rot_anywhere_is_found_before_it_is_read() {
-    for layout in [LayoutKind::Log, LayoutKind::Cow] {
+    for layout in [LayoutKind::Log, LayoutKind::Cow, LayoutKind::Bucket] {
         let whole = made(layout);
         let mut random = Random::new(11);
         let mut found = 0;

@@ -205,7 +205,15 @@ fn cow_small_segments() {
 }
 
 #[test]
+fn bucket_small_segments() {
+    for seed in 0..3 {
+        run(LayoutKind::Bucket, seed, 3 << 20, 32 << 10, 1500);
+    }
+}
+
+#[test]
 fn larger_segments() {
+    run(LayoutKind::Bucket, 52, 32 << 20, 256 << 10, 3000);
     run(LayoutKind::Cow, 50, 32 << 20, 256 << 10, 3000);
     run(LayoutKind::Log, 51, 32 << 20, 256 << 10, 3000);
 }

@@ -130,9 +130,9 @@ fn run(seed: u64, without: Option<Omission>) -> usize {
     let layout = if seed.is_multiple_of(2) { LayoutKind::Log } else { LayoutKind::Cow };
     let settings = Settings { commit_bytes: 4000, without, ..Settings::USUAL };
     torture::set(settings);
-    let (disk, _) = match layout {
-        LayoutKind::Cow => SimDisk::ssd(LEN, seed),
-        LayoutKind::Log => SimDisk::hdd(LEN, seed),
+    let (disk, _) = match seed.is_multiple_of(2) {
+        false => SimDisk::ssd(LEN, seed),
+        true => SimDisk::hdd(LEN, seed),
     };
     let profile = Profile { layout, page_bytes: 4096, segment_bytes: 128 << 10, queue_depth: 8 };
     let shared: Arc<dyn Disk> = disk.clone();
