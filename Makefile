@@ -6,7 +6,7 @@ DESTDIR ?=
 # Where mount(8) looks for its helpers: there and in /usr/sbin, whatever the PREFIX.
 SBINDIR ?= /sbin
 
-.PHONY: all demo test test-often long exact matrix lint loom crash crash-store use-store deaths lab bench bench-channel lab-programs install install-program install-helper dist deb image fuzz fuzz-images clean
+.PHONY: all demo test test-often long exact matrix lint loom crash crash-store use-store deaths lab bench bench-channel lab-programs install install-program install-helper dist deb image book fuzz fuzz-images clean
 
 all:
 	$(CARGO) build --release --locked
@@ -14,8 +14,9 @@ all:
 # Builds, makes a volume, mounts it in its sandbox, works in it, has it judged.
 demo:
 	@tools/packages demo
-	$(CARGO) build --release --locked
-	@tools/demo target/release/draconis
+	@echo "building the program for the tour, soon there and not optimised (make builds the fast one)"
+	$(CARGO) build --profile demo --locked
+	@tools/demo target/demo/draconis
 
 # Installs the packages that the tests need if it may, else names them; runs everything, and
 # says what took how long. With DRACONIS_REQUIRE=all what cannot be tested here is a failure.
@@ -154,6 +155,10 @@ deb:
 	@tools/dist deb
 image:
 	@tools/dist image
+
+# docs/book with the reference of every command; a book where mdbook is installed.
+book: all
+	@tools/book target/release/draconis
 
 # What mount(8) runs for the types fuse.draconis and draconis.
 install-helper:
