@@ -6,7 +6,7 @@ DESTDIR ?=
 # Where mount(8) looks for its helpers: there and in /usr/sbin, whatever the PREFIX.
 SBINDIR ?= /sbin
 
-.PHONY: all demo test test-often long exact matrix lint loom crash crash-store use-store deaths lab bench bench-channel lab-programs install install-program install-helper dist deb image book fuzz fuzz-images clean
+.PHONY: all demo test test-often long exact matrix lint loom crash crash-store use-store deaths lab bench bench-channel lab-programs install install-program install-units install-helper dist deb image book fuzz fuzz-images clean
 
 all:
 	$(CARGO) build --release --locked
@@ -15,7 +15,7 @@ all:
 demo:
 	@tools/packages demo
 	@echo "building the program for the tour, soon there and not optimised (make builds the fast one)"
-	$(CARGO) build --profile demo --locked
+	$(CARGO) build --profile demo --no-default-features --locked
 	@tools/demo target/demo/draconis
 
 # Installs the packages that the tests need if it may, else names them; runs everything, and
@@ -133,7 +133,9 @@ lab-programs:
 install: all lab-programs
 	@$(MAKE) --no-print-directory install-program
 	install -m 755 target/release/draconis-lab target/release/draconis-lab-peers $(DESTDIR)$(PREFIX)/bin
+	@$(MAKE) --no-print-directory install-units
 	@$(MAKE) --no-print-directory install-helper || echo "not installed: $(SBINDIR)/mount.fuse.draconis, by which mount(8) and /etc/fstab mount: as root, make install-helper PREFIX=$(PREFIX)"
+	@[ -n "$(DESTDIR)" ] || $(PREFIX)/bin/draconis upgrade
 
 # A program that is built already, with its pages and completions.
 PROGRAM ?= target/release/draconis
@@ -146,6 +148,13 @@ install-program:
 	install -d $(DESTDIR)$(PREFIX)/share/zsh/site-functions $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 	$(PROGRAM) completions zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_draconis
 	$(PROGRAM) completions fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/draconis.fish
+
+# What systemd starts, for the system and for users; by hand: systemctl enable --now draconis.socket
+install-units:
+	@for unit in dist/systemd/*; do for whose in system user; do \
+		install -d $(DESTDIR)$(PREFIX)/lib/systemd/$$whose; \
+		sed 's|/usr/bin/|$(abspath $(PREFIX))/bin/|' $$unit > $(DESTDIR)$(PREFIX)/lib/systemd/$$whose/$${unit##*/}; \
+	done; done
 
 # What is given to others, in target/dist: a static program with pages and completions as a
 # tarball (dist), a Debian package (deb) and a container image (image), with SHA256SUMS.

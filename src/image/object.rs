@@ -7,7 +7,7 @@
 //! Law 1: nothing of the store is looked at before the process is confined, but the eight bytes
 //! by which it is known.
 //! Law 2: a file whose name has a `#` is that file.
-//! Law 3: whoever drops the last disk leaves a checkpoint: the end of a log that rots cannot be
+//! Law 3: the end of the last disk leaves a checkpoint: the end of a log that rots cannot be
 //! told from one that a power cut tore.
 
 use std::ffi::OsStr;
