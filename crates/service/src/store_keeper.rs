@@ -274,9 +274,10 @@ impl Connected {
         self.changed.notify_all();
         let is_open = |state: &mut State| state.keepers == 0 && !state.closes;
         let waited = self.changed.wait_while(state, is_open);
-        let closes = waited.unwrap_or_else(PoisonError::into_inner).closes;
-        while closes {
-            std::thread::park();
+        if waited.unwrap_or_else(PoisonError::into_inner).closes {
+            loop {
+                std::thread::park();
+            }
         }
     }
 
