@@ -51,8 +51,11 @@ mount -o remount,ro / && echo DONE
 poweroff -f
 "#;
 
-/// What is in `/given`: name, kind, mode, links, owner.
-const GIVEN: &[(&str, &str, u32, u64, (u64, u64))] = &[
+/// A name in `/given`: kind, mode, links, owner.
+type Given = (&'static str, &'static str, u32, u64, (u64, u64));
+
+/// What is in `/given`.
+const GIVEN: &[Given] = &[
     ("", "directory", 0o755, 3, (0, 0)),
     ("/dir", "directory", 0o2775, 2, (7, 70_000)),
     ("/dir/file", "regular file", 0o640, 2, (1_000_000, 1000)),

@@ -330,6 +330,7 @@ fn filter(profile: &Profile<'_>) -> Result<BpfProgram, seccompiler::Error> {
 }
 
 /// Whether an output is a terminal, and how wide: what a progress bar asks.
+#[allow(clippy::unnecessary_cast, reason = "with musl the numbers are signed")]
 fn terminal_ioctls() -> Result<Vec<SeccompRule>, seccompiler::Error> {
     [libc::TCGETS, libc::TIOCGWINSZ].iter().map(|&command| one_of(1, command as u64)).collect()
 }
