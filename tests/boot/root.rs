@@ -51,7 +51,7 @@ mount -o remount,ro / && echo DONE
 poweroff -f
 "#;
 
-/// Name, kind, mode, links, owner.
+/// A name in `/given`: kind, mode, links, owner.
 type Given = (&'static str, &'static str, u32, u64, (u64, u64));
 
 /// What is in `/given`.

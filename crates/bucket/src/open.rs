@@ -84,7 +84,7 @@ impl Options {
 }
 
 impl BucketDisk {
-    /// Makes a disk of zeros in a bucket, after it was [probed](crate::probe); with `over` in
+    /// Makes a disk of zeros in a bucket, after it was probed; with `over` in
     /// place of one that is there.
     ///
     /// # Errors
