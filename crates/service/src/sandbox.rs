@@ -38,6 +38,8 @@ pub enum Profile<'a> {
     /// A worker: reads, writes and waits on the descriptors it has. As root it becomes
     /// nobody.
     Worker,
+    /// A process that serves the disks of a store: as a worker, and it takes up sessions.
+    Store,
     /// A tool that reads a volume and writes to its standard output.
     Reader,
     /// A tool that changes a volume, and the length of the file that it is in.
@@ -85,7 +87,7 @@ pub fn confine(
     #[cfg(target_env = "gnu")]
     one_malloc_arena();
     set_limits(memory_limit_bytes)?;
-    if matches!(profile, Profile::Worker) {
+    if matches!(profile, Profile::Worker | Profile::Store) {
         become_nobody()?;
     }
     let keep = match profile {
@@ -314,7 +316,12 @@ fn filter(profile: &Profile<'_>) -> Result<BpfProgram, seccompiler::Error> {
     let names: Result<Vec<_>, seccompiler::Error> =
         names.iter().map(|&name| one_of(0, name as u64)).collect();
     rules.insert(libc::SYS_prctl, names?);
-    let fcntl = [libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_SETFL, libc::F_DUPFD_CLOEXEC];
+    let mut fcntl =
+        vec![libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_SETFL, libc::F_DUPFD_CLOEXEC];
+    if matches!(profile, Profile::Store) {
+        // Memory that it is given is mapped only if it is sealed.
+        fcntl.push(libc::F_GET_SEALS);
+    }
     let fcntl: Result<Vec<_>, seccompiler::Error> =
         fcntl.iter().map(|&command| one_of(1, command as u64)).collect();
     rules.insert(libc::SYS_fcntl, fcntl?);
@@ -330,7 +337,7 @@ fn filter(profile: &Profile<'_>) -> Result<BpfProgram, seccompiler::Error> {
 }
 
 /// Whether an output is a terminal, and how wide: what a progress bar asks.
-#[allow(clippy::unnecessary_cast, reason = "with musl the numbers are signed")]
+#[allow(clippy::unnecessary_cast, reason = "of another type in another C library")]
 fn terminal_ioctls() -> Result<Vec<SeccompRule>, seccompiler::Error> {
     [libc::TCGETS, libc::TIOCGWINSZ].iter().map(|&command| one_of(1, command as u64)).collect()
 }
