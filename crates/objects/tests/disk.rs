@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use draconis_device::sim::SimDisk;
 use draconis_device::{
-    Atomic, Disk, Error as DiskError, Extent, Group as DiskGroup, MemoryDisk, Random, RecordDisk,
-    Urgency, Write, conform,
+    Atomic, Disk, Error as DiskError, Extent, Group as DiskGroup, MemoryDisk, Random, Write,
+    conform,
 };
 use draconis_exchange::heap::Block;
 use draconis_objects::{
