@@ -521,7 +521,11 @@ fn a_volume_that_must_not_be_written_is_mounted_read_only_and_says_why() {
     }
     let draconis = Draconis::new();
     let image = draconis.path("a.img");
-    mke2fs(&image, None, &["-t", "ext4", "-O", "mmp"], "8M");
+    mke2fs(&image, None, &["-t", "ext2"], "8M");
+    // A feature that does not exist yet, and forbids to write what does not know it.
+    let mut bytes = std::fs::read(&image).unwrap();
+    bytes[1024 + 0x67] |= 0x40;
+    std::fs::write(&image, bytes).unwrap();
     let at = draconis.make_dir("at");
     let output = draconis.run(["mount".as_ref(), image.as_os_str(), at.as_os_str()]);
     let said = String::from_utf8_lossy(&output.stderr);

@@ -84,7 +84,7 @@ fn a_disk_is_made_listed_made_longer_and_removed() {
     assert!(said.contains("s has no disk other; draconis store disk s other SIZE"), "{said}");
     assert!(place.fails("store get s other -").contains("there is no disk other"));
     let said = place.fails("mount s#vol .");
-    assert!(said.contains("s#vol: a disk in a store is not mounted yet"), "{said}");
+    assert!(said.contains("s#vol: not an ext volume"), "{said}");
     place.ok("store rm s vol");
     assert_eq!(place.ok("store ls s"), "");
     place.ok("store rm -f s vol");

@@ -24,6 +24,8 @@ use draconis_exchange::heap::Block;
 use draconis_exchange::heap::arena::Class;
 use rustix::io::Errno;
 
+use crate::marked::Marked;
+
 /// Lanes of the disk contract: one for what is handed over, the others for those who wait.
 pub(crate) const LANES: u32 = 6;
 /// How long either side waits for the other, which is alive: as long as a disk may take.
@@ -58,10 +60,11 @@ pub(crate) fn serve_disk(
     let lanes = first..first + LANES;
     let ends: Vec<_> = lanes.filter_map(|lane| session.server::<disk::Disk>(lane)).collect();
     let thread = std::thread::Builder::new().name("disk".into()).spawn(move || {
-        let disk = Marked { disk: &file, mark: marking };
+        let disk = Marked::new(file.clone(), marking);
         if let Err(lost) = serve(&disk, ends, PATIENCE) {
             log::debug!("a worker's disk was closed: {lost}");
         }
+        drop(disk);
         if let Some(failure) = file.failure() {
             // Told once, here.
             let _ = told.set(failure);
@@ -108,53 +111,6 @@ impl DiskService {
         // A thread that panicked has said so.
         let _ = self.thread.join();
         self.mark.load(Ordering::Acquire)
-    }
-}
-
-/// Remembers the mark of the last chain that a disk has taken.
-struct Marked<'d> {
-    disk: &'d FileDisk,
-    mark: Arc<AtomicU64>,
-}
-
-impl Disk for Marked<'_> {
-    fn properties(&self) -> Properties {
-        self.disk.properties()
-    }
-
-    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        self.disk.read(at, into, urgency)
-    }
-
-    fn chain_bounds(&self) -> ChainBounds {
-        self.disk.chain_bounds()
-    }
-
-    fn submit_chain(
-        &self,
-        chain: Vec<Group>,
-        after: &[Ticket],
-    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        self.disk.submit_chain(chain, after)
-    }
-
-    fn submit_marked(
-        &self,
-        chain: Vec<Group>,
-        after: &[Ticket],
-        mark: u64,
-    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        let tickets = self.disk.submit_chain(chain, after)?;
-        self.mark.fetch_max(mark, Ordering::Release);
-        Ok(tickets)
-    }
-
-    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
-        self.disk.settle(ticket)
-    }
-
-    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
-        self.disk.wait(ticket)
     }
 }
 

@@ -22,6 +22,7 @@ pub mod keeper;
 pub mod local;
 mod loop_device;
 pub mod manager;
+mod marked;
 mod oplog;
 pub mod options;
 pub mod process;

@@ -7,14 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use draconis_device::{
-    ChainBounds, Disk, Error, Extent, FileOptions, Group, OpenedFile, Pending, Properties,
-    ReadAnswer, Refused, Ticket, Urgency, serve,
-};
+use draconis_device::{FileOptions, OpenedFile, serve};
 use draconis_exchange::channel::process::{Session, accept_as_host};
 use draconis_exchange::contract::disk;
 use draconis_exchange::descriptors;
-use draconis_exchange::heap::Block;
 use draconis_objects::{ObjectDisk, ObjectId, OpenOptions, Store};
 use rustix::net::RecvFlags;
 
@@ -22,6 +18,7 @@ use super::{
     ATTACH, ATTACH_READ_ONLY, DONE, ENDED, LANES, MESSAGE_BYTES, OPEN, OPEN_READ_ONLY, PATIENCE,
     REFUSED,
 };
+use crate::marked::Marked;
 use crate::sandbox::{Profile, close_others, confine};
 
 /// How long the starter may take with a session's hello, which is there when it is named.
@@ -152,7 +149,7 @@ impl Serving {
         let number = disks.last_key_value().map_or(0, |(last, _)| *last) + 1;
         let (marking, all) = (mark.clone(), self.disks.clone());
         let thread = std::thread::Builder::new().name("disk".into()).spawn(move || {
-            serve_one(&Marked { disk, mark: marking }, &session);
+            serve_one(&Marked::new(disk, marking), &session);
             if let Some(served) = lock(&all.all).get_mut(&number) {
                 served.has_ended = true;
             }
@@ -204,60 +201,9 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// Serves one disk until its client has closed it, broke the contract, or is dead.
-fn serve_one(disk: &Marked, session: &Arc<Session>) {
+fn serve_one(disk: &Marked<ObjectDisk>, session: &Arc<Session>) {
     let ends: Vec<_> = (0..LANES).filter_map(|lane| session.server::<disk::Disk>(lane)).collect();
     if let Err(lost) = serve(disk, ends, PATIENCE) {
         log::debug!("a disk of a store was closed: {lost}");
-    }
-}
-
-/// Remembers the mark of the last chain that a disk has taken.
-struct Marked {
-    disk: ObjectDisk,
-    mark: Arc<AtomicU64>,
-}
-
-impl Disk for Marked {
-    fn properties(&self) -> Properties {
-        self.disk.properties()
-    }
-
-    fn chain_bounds(&self) -> ChainBounds {
-        self.disk.chain_bounds()
-    }
-
-    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        self.disk.read(at, into, urgency)
-    }
-
-    fn submit_chain(
-        &self,
-        chain: Vec<Group>,
-        after: &[Ticket],
-    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        self.disk.submit_chain(chain, after)
-    }
-
-    fn submit_marked(
-        &self,
-        chain: Vec<Group>,
-        after: &[Ticket],
-        mark: u64,
-    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        let tickets = self.disk.submit_chain(chain, after)?;
-        self.mark.fetch_max(mark, Ordering::Release);
-        Ok(tickets)
-    }
-
-    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
-        self.disk.settle(ticket)
-    }
-
-    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
-        self.disk.wait(ticket)
-    }
-
-    fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
-        self.disk.discard(extents, after)
     }
 }

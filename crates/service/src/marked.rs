@@ -1,0 +1,68 @@
+//! A disk that remembers what was said of the last chain that it took.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use draconis_device::{
+    ChainBounds, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket,
+    Urgency,
+};
+use draconis_exchange::heap::Block;
+
+/// See the head of the file.
+pub(crate) struct Marked<D> {
+    disk: D,
+    mark: Arc<AtomicU64>,
+}
+
+impl<D: Disk> Marked<D> {
+    /// `disk`, whose last mark is kept in `mark`.
+    pub(crate) fn new(disk: D, mark: Arc<AtomicU64>) -> Self {
+        Self { disk, mark }
+    }
+}
+
+impl<D: Disk> Disk for Marked<D> {
+    fn properties(&self) -> Properties {
+        self.disk.properties()
+    }
+
+    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
+        self.disk.read(at, into, urgency)
+    }
+
+    fn chain_bounds(&self) -> ChainBounds {
+        self.disk.chain_bounds()
+    }
+
+    fn submit_chain(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        self.disk.submit_chain(chain, after)
+    }
+
+    fn submit_marked(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+        mark: u64,
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        let tickets = self.disk.submit_chain(chain, after)?;
+        self.mark.fetch_max(mark, Ordering::Release);
+        Ok(tickets)
+    }
+
+    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+        self.disk.settle(ticket)
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+        self.disk.wait(ticket)
+    }
+
+    fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
+        self.disk.discard(extents, after)
+    }
+}
