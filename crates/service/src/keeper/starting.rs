@@ -122,19 +122,18 @@ impl Keeper {
         };
         let lives = Lives::new(source, options.clone()).map_err(StartError::Spawn);
         let mut lives = lives.map_err(said)?;
-        let mut worker = lives.next(read_only).map_err(said)?;
-        let options = MountOptions { read_only: worker.read_only, ..options };
-        let attached = self.attach(mount, &mut keep, &options);
-        let fuse = attached.inspect_err(|_| worker.kill())?;
-        let device = table::at(&mount.mount_point).map(|entry| entry.device);
-        lock(&mount.state).device = device;
-        let given = connection::for_worker(&fuse).and_then(|fuse| worker.give(&fuse));
-        let given = given.map_err(|error| format!("the worker died before it served: {error}"));
-        if let Err(why) = given.and_then(|()| wait_until_served(&mut worker)) {
-            worker.kill();
-            self.clean(mount);
-            return Err(why);
-        }
+        let begun = match lives.next(read_only) {
+            Ok(worker) => self.begin(mount, worker, &mut keep, &options),
+            Err(why) => Err(said(why)),
+        };
+        let (worker, fuse) = match begun {
+            Ok(begun) => begun,
+            Err(why) => {
+                // Who hears of it may want to use the volume at once.
+                lives.give_back();
+                return Err(why);
+            }
+        };
         let mut notes: Vec<String> = note.into_iter().collect();
         notes.extend(worker.notes.iter().cloned());
         self.front.tune(&mount.mount_point);
@@ -146,6 +145,28 @@ impl Keeper {
             lock(&mount.state).status.worker_pid
         );
         Ok(notes)
+    }
+
+    /// Attaches the mount point and has the first worker serve it; its connection.
+    fn begin(
+        &self,
+        mount: &Mount,
+        mut worker: Worker,
+        keep: &mut Keep,
+        options: &MountOptions,
+    ) -> Result<(Worker, OwnedFd), String> {
+        let options = MountOptions { read_only: worker.read_only, ..options.clone() };
+        let fuse = self.attach(mount, keep, &options)?;
+        let device = table::at(&mount.mount_point).map(|entry| entry.device);
+        lock(&mount.state).device = device;
+        let given = connection::for_worker(&fuse).and_then(|fuse| worker.give(&fuse));
+        let given = given.map_err(|error| format!("the worker died before it served: {error}"));
+        if let Err(why) = given.and_then(|()| wait_until_served(&mut worker)) {
+            worker.kill();
+            self.clean(mount);
+            return Err(why);
+        }
+        Ok((worker, fuse))
     }
 
     /// Has `worker`, which has its connection, watched in a thread until the mount ends.
