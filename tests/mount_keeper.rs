@@ -56,7 +56,7 @@ fn a_manager_that_dies_is_followed_by_one_that_knows_everything() {
     for round in 0..3 {
         let manager = draconis.status()["manager_pid"].clone();
         kill(&manager);
-        // Nobody needs one to go on.
+        // No mount needs one to go on.
         open.write_all(b"x").unwrap();
         std::fs::write(two.join(format!("new{round}")), "y").unwrap();
         let status = draconis.status();
