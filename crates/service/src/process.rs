@@ -166,7 +166,7 @@ impl Exit {
                 (Some(signal), _) => format!("worker {pid} was killed by signal {signal}"),
                 (_, code) => format!("worker {pid} ended with status {}", code.unwrap_or(-1)),
             }),
-            None => Some(format!("worker {pid} ended, nobody knows how")),
+            None => Some(format!("worker {pid} ended, and how is not known")),
         }
     }
 }
