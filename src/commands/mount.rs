@@ -33,6 +33,8 @@ Options for -o, separated by commas:
   commit=SECONDS       hand changes to the disk after so long (5)
   dirty=SIZE           or when there are so many (64M)
   deadline=SECONDS     kill a worker that does not answer for so long (30)
+  polling=off          sleep until there is a request, rather than look for the next one for up
+                       to 0.1 ms: for batteries (auto)
   norestart            no other worker takes over from one that died: the mount is dead then
   dev, suid, noexec    as mount(8) has them; devices and setuid are ignored by default
   user, owner          as mount(8) has them: without devices and setuid

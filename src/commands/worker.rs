@@ -1,5 +1,6 @@
 //! `draconis worker`: what the keeper starts.
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -36,13 +37,20 @@ impl Serve for Fuse {
         tree: &VolumeTree,
         recorder: &dyn Recorder,
     ) -> std::io::Result<()> {
-        let behaviour =
-            Behaviour { permissions: tree.permissions(), write_back: tree.write_back() };
+        let behaviour = Behaviour {
+            permissions: tree.permissions(),
+            write_back: tree.write_back(),
+            no_polling: tree.no_polling(),
+        };
         Server::new(tree, behaviour).with_recorder(recorder).serve(connection, &self.0)
     }
 
     fn requests(&self) -> u64 {
         self.0.requests()
+    }
+
+    fn by_opcode(&self) -> BTreeMap<&'static str, u64> {
+        self.0.by_opcode()
     }
 
     fn busy(&self) -> Duration {

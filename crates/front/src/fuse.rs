@@ -10,6 +10,7 @@
 //! and pages for as long as it likes; where a change does more than the kernel can know of,
 //! it is told.
 
+mod activity;
 mod handler;
 mod init;
 mod mount;
@@ -21,5 +22,6 @@ mod request;
 mod serve;
 mod takeover;
 
+pub use activity::Activity;
 pub use mount::{KernelOptions, MountError, mount, read_ahead_file, remount, unmount};
-pub use serve::{Activity, Behaviour, Server};
+pub use serve::{Behaviour, Server};

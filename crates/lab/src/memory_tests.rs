@@ -44,7 +44,7 @@ fn mounted(write_back: bool) -> Option<Mounted> {
     let connection = fuse::mount(dir.path(), &options).unwrap();
     let tree = Arc::new(Memory::new(true));
     let served = tree.clone();
-    let behaviour = Behaviour { permissions: true, write_back };
+    let behaviour = Behaviour { permissions: true, write_back, no_polling: false };
     let server = std::thread::spawn(move || {
         Server::new(&*served, behaviour).serve(connection, &Activity::default()).unwrap();
     });

@@ -47,6 +47,9 @@ pub struct MountOptions {
     pub dirty_bytes: u64,
     /// The kernel may keep what is written for a while before it says so.
     pub write_back: bool,
+    /// Sleep until there is a request, rather than look for the next one for a moment.
+    #[serde(default)]
+    pub no_polling: bool,
     /// The volume must have a journal: it was said what goes through it (`data=`).
     #[serde(default)]
     pub journal: bool,
@@ -107,6 +110,7 @@ impl Default for MountOptions {
             commit_s: 5,
             dirty_bytes: 64 << 20,
             write_back: false,
+            no_polling: false,
             journal: false,
             source: None,
             subtype: None,
@@ -368,6 +372,7 @@ impl MountOptions {
             "dirsync" => self.dir_sync = true,
             "writeback" => self.write_back = true,
             "nowriteback" => self.write_back = false,
+            "polling" => self.no_polling = no_polling(value)?,
             "commit" => self.commit_s = number("commit", value)?,
             "dirty" => self.dirty_bytes = size("dirty", value)?,
             "deadline" => self.deadline_s = number("deadline", value)?,
@@ -446,6 +451,15 @@ fn data(value: &str) -> Result<bool, OptionError> {
             Err(refused("data=journal", why))
         }
         _ => Err(value_of("data", "ordered or writeback", value)),
+    }
+}
+
+/// Whether the next request is not looked for.
+fn no_polling(value: &str) -> Result<bool, OptionError> {
+    match value {
+        "auto" => Ok(false),
+        "off" => Ok(true),
+        _ => Err(value_of("polling", "auto or off", value)),
     }
 }
 

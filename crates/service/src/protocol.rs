@@ -1,6 +1,7 @@
 //! What the command line, the manager and its keepers say to each other: one line of JSON each
 //! way, over a Unix socket that only its owner can reach.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -195,6 +196,9 @@ pub struct MountStatus {
 pub struct WorkerStatus {
     /// Requests of the kernel that were answered.
     pub requests: u64,
+    /// How many of each kind were read, by the kernel's names in small letters.
+    #[serde(default)]
+    pub by_opcode: BTreeMap<String, u64>,
     /// Age of the request it is busy with, in milliseconds; 0 when idle.
     pub busy_ms: u64,
     /// Reads of the device.

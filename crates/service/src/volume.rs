@@ -222,6 +222,8 @@ pub struct VolumeTree {
     permissions: bool,
     /// Whether it may keep what is written for a while.
     write_back: bool,
+    /// Whether who serves the kernel sleeps until there is a request.
+    no_polling: bool,
     /// Whether new nodes have the group of their directory.
     directory_group: bool,
     /// Whether `statfs` counts blocks that can never be a file's, too.
@@ -270,6 +272,7 @@ impl VolumeTree {
             durable,
             permissions,
             write_back,
+            no_polling: options.no_polling,
             directory_group,
             minix_df,
             no_directory_atime: options.no_directory_atime,
@@ -284,6 +287,11 @@ impl VolumeTree {
     /// Whether the kernel may keep what is written for a while.
     pub fn write_back(&self) -> bool {
         self.write_back
+    }
+
+    /// Whether who serves the kernel is to sleep until there is a request.
+    pub fn no_polling(&self) -> bool {
+        self.no_polling
     }
 
     /// Writes everything and marks the volume as unmounted. Later changes are refused.

@@ -3,6 +3,7 @@
 //! Law 1: confined before the first byte of the volume is read, while there is one thread.
 //! Law 2: the process ends when the keeper does, when the mount does, and on any panic.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -53,6 +54,8 @@ pub trait Serve: Send + Sync + 'static {
     ) -> std::io::Result<()>;
     /// Requests answered so far.
     fn requests(&self) -> u64;
+    /// How many of each kind were read.
+    fn by_opcode(&self) -> BTreeMap<&'static str, u64>;
     /// For how long the request in hand has been worked on.
     fn busy(&self) -> Duration;
 }
@@ -288,6 +291,8 @@ impl<S: Serve> Control<S> {
     fn status(&self) -> WorkerStatus {
         let mut status = self.tree.get().map(VolumeTree::status).unwrap_or_default();
         status.requests = self.serve.requests();
+        let by_opcode = self.serve.by_opcode().into_iter();
+        status.by_opcode = by_opcode.map(|(name, count)| (name.into(), count)).collect();
         status.busy_ms = u64::try_from(self.serve.busy().as_millis()).unwrap_or(u64::MAX);
         status.sandbox = self.confinement.clone();
         status.refused = self.recorder.get().map(WorkerRecorder::refusals).unwrap_or_default();

@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn what_the_kernel_cannot_do_is_not_asked_for() {
         let of = |capable| Init { major: MAJOR, max_read_ahead: 1 << 17, capable };
-        let behaviour = Behaviour { permissions: true, write_back: true };
+        let behaviour = Behaviour { permissions: true, write_back: true, no_polling: false };
         assert_eq!(flags(of(0), behaviour, true), 0);
         let all = flags(of(KERNEL), behaviour, true);
         assert!(all & (WRITEBACK_CACHE | POSIX_ACL | SETXATTR_EXT) > 0 && all & (1 << 3) == 0);

@@ -12,7 +12,7 @@
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::Scope;
 use std::time::{Duration, Instant};
@@ -29,6 +29,7 @@ use fuse_backend_rs::transport::{FuseBuf, FuseDevWriter, Reader, Writer};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
+use super::activity::Activity;
 use super::handler::Handler;
 use super::init::Init;
 use super::notifier::{Late, Notifier, Pages};
@@ -41,50 +42,6 @@ use super::takeover::Answers;
 /// Most threads: all but one may wait for the disk.
 const THREADS_MAX: usize = 8;
 
-/// What a server is doing, for its watcher.
-#[derive(Debug)]
-pub struct Activity {
-    start: Instant,
-    requests: AtomicU64,
-    /// When the request in hand began, in microseconds since `start`, plus one; 0 if idle.
-    busy_since: AtomicU64,
-}
-
-impl Default for Activity {
-    fn default() -> Self {
-        Self { start: Instant::now(), requests: AtomicU64::new(0), busy_since: AtomicU64::new(0) }
-    }
-}
-
-impl Activity {
-    /// How many requests were answered.
-    pub fn requests(&self) -> u64 {
-        self.requests.load(Ordering::Relaxed)
-    }
-
-    /// For how long the request in hand has been worked on; zero when idle. Requests that
-    /// wait for the disk do not count: how long that takes is not the server's fault.
-    pub fn busy(&self) -> Duration {
-        match self.busy_since.load(Ordering::Relaxed) {
-            0 => Duration::ZERO,
-            since => self.start.elapsed().saturating_sub(Duration::from_micros(since - 1)),
-        }
-    }
-
-    fn begin(&self) {
-        let now = self.start.elapsed().as_micros() as u64;
-        self.busy_since.store(now + 1, Ordering::Relaxed);
-    }
-
-    fn idle(&self) {
-        self.busy_since.store(0, Ordering::Relaxed);
-    }
-
-    fn answered(&self) {
-        self.requests.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
 /// What the kernel is to do by itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Behaviour {
@@ -94,6 +51,8 @@ pub struct Behaviour {
     /// was written, renamed or unlinked costs a message more, since the kernel keeps its
     /// times, too; and that there is no space is told late.
     pub write_back: bool,
+    /// Sleep until there is a request, instead of looking for the next one for a while.
+    pub no_polling: bool,
 }
 
 /// Serves a tree to the kernel.
@@ -363,7 +322,8 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
         notifier: &'s Notifier,
     ) -> Self {
         let (threads, ready) = (AtomicUsize::new(1), AtomicUsize::new(0));
-        Self { server, fuse, activity, notifier, turn: Mutex::default(), threads, ready }
+        let turn = Mutex::new(Patience::new(server.behaviour.no_polling));
+        Self { server, fuse, activity, notifier, turn, threads, ready }
     }
 
     /// What each thread does until the mount ends.
@@ -388,6 +348,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
                 }
                 patience.paid();
                 let Some(header) = Header::of(request.bytes()) else { continue };
+                self.activity.read(header.opcode);
                 self.server.answers.expect(self.server.recorder, header, self.notifier);
                 let away = header.waits() || header.seeks() && self.server.tree.is_writable();
                 if away && self.another_can_read(scope) {
@@ -499,6 +460,8 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
 struct Patience {
     /// How long to look, at most.
     budget: Duration,
+    /// The longest that is looked.
+    longest: Duration,
     /// Since when we look.
     since: Option<Instant>,
 }
@@ -509,19 +472,18 @@ const LOOK_MAX: Duration = Duration::from_micros(100);
 /// The shortest: a request that is there already is worth that.
 const LOOK_MIN: Duration = Duration::from_micros(2);
 
-impl Default for Patience {
-    fn default() -> Self {
-        Self { budget: LOOK_MAX, since: None }
-    }
-}
-
 impl Patience {
+    fn new(no_polling: bool) -> Self {
+        let longest = if no_polling { Duration::ZERO } else { LOOK_MAX };
+        Self { budget: longest, longest, since: None }
+    }
+
     /// A request came. Also after a sleep it is said whether looking would have paid, or
     /// a server that once gave looking up would sleep between any two requests for ever.
     fn paid(&mut self) {
         let Some(since) = self.since.take() else { return };
         let budget = if since.elapsed() <= LOOK_MAX { self.budget * 2 } else { self.budget / 2 };
-        self.budget = budget.clamp(LOOK_MIN, LOOK_MAX);
+        self.budget = budget.max(LOOK_MIN).min(self.longest);
     }
 
     /// Returns when there may be a request.
@@ -545,7 +507,7 @@ mod tests {
 
     #[test]
     fn looking_pays_or_is_given_up() {
-        let mut patience = Patience::default();
+        let mut patience = Patience::new(false);
         for _ in 0..20 {
             patience.since = Some(Instant::now() - LOOK_MAX);
             patience.paid();
@@ -557,5 +519,9 @@ mod tests {
             patience.paid();
         }
         assert_eq!((patience.budget, patience.since), (LOOK_MAX, None));
+        let mut patience = Patience::new(true);
+        patience.since = Some(Instant::now());
+        patience.paid();
+        assert_eq!(patience.budget, Duration::ZERO);
     }
 }

@@ -21,12 +21,13 @@ use draconis_exchange::contract::{Kept, Kind, Node};
 use draconis_exchange::omission::Omission;
 use rustix::io::Errno;
 
+use super::activity::Activity;
 use super::notifier::{Late, Notifier};
 use super::opening;
 use super::raw::{Header, Outcome, RESENT};
 use super::reply::{self, Bytes, Reply};
 use super::request::Request;
-use super::serve::{Activity, Server, Turns, reply_to};
+use super::serve::{Server, Turns, reply_to};
 
 /// The longest answer to a change, in bytes, with what is told beside it.
 const ANSWER_BYTES: usize = 4096;

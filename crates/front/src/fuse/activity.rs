@@ -1,0 +1,148 @@
+//! What a server is doing and has done, for its watcher.
+
+use std::array;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// The kernel's names of its requests, by number (`enum fuse_opcode`).
+const NAMES: [&str; 53] = [
+    "",
+    "lookup",
+    "forget",
+    "getattr",
+    "setattr",
+    "readlink",
+    "symlink",
+    "",
+    "mknod",
+    "mkdir",
+    "unlink",
+    "rmdir",
+    "rename",
+    "link",
+    "open",
+    "read",
+    "write",
+    "statfs",
+    "release",
+    "",
+    "fsync",
+    "setxattr",
+    "getxattr",
+    "listxattr",
+    "removexattr",
+    "flush",
+    "init",
+    "opendir",
+    "readdir",
+    "releasedir",
+    "fsyncdir",
+    "getlk",
+    "setlk",
+    "setlkw",
+    "access",
+    "create",
+    "interrupt",
+    "bmap",
+    "destroy",
+    "ioctl",
+    "poll",
+    "notify_reply",
+    "batch_forget",
+    "fallocate",
+    "readdirplus",
+    "rename2",
+    "lseek",
+    "copy_file_range",
+    "setupmapping",
+    "removemapping",
+    "syncfs",
+    "tmpfile",
+    "statx",
+];
+
+/// What a server is doing, for its watcher.
+#[derive(Debug)]
+pub struct Activity {
+    start: Instant,
+    requests: AtomicU64,
+    /// By number; what has none of the names is counted under 0.
+    by_opcode: [AtomicU64; NAMES.len()],
+    /// When the request in hand began, in microseconds since `start`, plus one; 0 if idle.
+    busy_since: AtomicU64,
+}
+
+impl Default for Activity {
+    fn default() -> Self {
+        Self {
+            start: Instant::now(),
+            requests: AtomicU64::new(0),
+            by_opcode: array::from_fn(|_| AtomicU64::new(0)),
+            busy_since: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Activity {
+    /// How many requests were answered.
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Relaxed)
+    }
+
+    /// How many requests of each kind were read, by the kernel's names in small letters.
+    /// Which ones a program sends shows what it costs: the kernel asks for many by itself.
+    pub fn by_opcode(&self) -> BTreeMap<&'static str, u64> {
+        let counted = NAMES.iter().zip(&self.by_opcode);
+        let counted = counted.map(|(name, count)| {
+            (if name.is_empty() { "other" } else { name }, count.load(Relaxed))
+        });
+        let mut all = BTreeMap::new();
+        for (name, count) in counted.filter(|(_, count)| *count > 0) {
+            *all.entry(name).or_default() += count;
+        }
+        all
+    }
+
+    /// For how long the request in hand has been worked on; zero when idle. Requests that
+    /// wait for the disk do not count: how long that takes is not the server's fault.
+    pub fn busy(&self) -> Duration {
+        match self.busy_since.load(Relaxed) {
+            0 => Duration::ZERO,
+            since => self.start.elapsed().saturating_sub(Duration::from_micros(since - 1)),
+        }
+    }
+
+    pub(super) fn read(&self, opcode: u32) {
+        let count = usize::try_from(opcode).ok().and_then(|opcode| self.by_opcode.get(opcode));
+        count.unwrap_or(&self.by_opcode[0]).fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn begin(&self) {
+        let now = self.start.elapsed().as_micros() as u64;
+        self.busy_since.store(now + 1, Relaxed);
+    }
+
+    pub(super) fn idle(&self) {
+        self.busy_since.store(0, Relaxed);
+    }
+
+    pub(super) fn answered(&self) {
+        self.requests.fetch_add(1, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_counted_by_name() {
+        let activity = Activity::default();
+        for opcode in [1, 1, 52, 7, 4096, u32::MAX] {
+            activity.read(opcode);
+        }
+        let counted = activity.by_opcode();
+        assert_eq!(counted, BTreeMap::from([("lookup", 2), ("other", 3), ("statx", 1)]));
+    }
+}
