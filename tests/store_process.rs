@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{Draconis, tool};
-use draconis_device::{Disk, Error, Extent, Group, RemoteDisk, Write, conform};
+use draconis_device::{Disk, Error, Extent, Group, RemoteDisk, Terms, Write, conform};
 use draconis_exchange::channel::process::{Session, accept};
 use draconis_exchange::descriptors;
 use draconis_exchange::heap::Block;
@@ -71,6 +71,10 @@ fn attach(process: &StoreProcess, name: &str) -> (RemoteDisk, u64) {
     (disk(&attached).0, attached.number)
 }
 
+fn mark(mark: u64) -> Terms {
+    Terms { mark, ..Terms::default() }
+}
+
 fn write(at_bytes: u64, byte: u8) -> Group {
     let mut block = Block::private(4096);
     block.copy_in(0, &[byte; 4096]);
@@ -117,7 +121,8 @@ fn several_disks_are_served_at_once_and_what_was_acknowledged_outlives_a_kill() 
             scope.spawn(move || {
                 for nth in 0..50u8 {
                     let group = write(u64::from(nth) * 4096, first + nth);
-                    let ticket = disk.submit_marked(vec![group], &[], u64::from(nth)).unwrap()[0];
+                    let ticket =
+                        disk.submit_with(vec![group], &[], mark(u64::from(nth))).unwrap()[0];
                     disk.wait(ticket).unwrap();
                 }
             });
@@ -140,7 +145,7 @@ fn several_disks_are_served_at_once_and_what_was_acknowledged_outlives_a_kill() 
         let at = u64::from(nth) * 4096;
         assert_eq!((byte(&a, at), byte(&b, at)), (1 + nth, 101 + nth));
     }
-    let ticket = a.submit_marked(vec![write(0, 77)], &[], 5).unwrap()[0];
+    let ticket = a.submit_with(vec![write(0, 77)], &[], mark(5)).unwrap()[0];
     a.settle(ticket).unwrap();
     drop(a);
     assert_eq!(process.ended(number).unwrap(), 5);

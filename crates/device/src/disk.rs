@@ -229,6 +229,29 @@ pub struct Refused<T> {
 /// The answer to a read: the filled block, or the reason and the block.
 pub type ReadAnswer = Result<Block, Refused<Block>>;
 
+/// What else a submitted chain is about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// What a disk that serves a process that may die remembers of the last chain that it took,
+    /// unless it is 0.
+    pub mark: u64,
+    /// Which of its groups is durable when the call returns, counted from 0, if one is to be. To
+    /// a disk in another process that is one message, where submitting and waiting are two.
+    pub durable: Option<usize>,
+}
+
+impl Terms {
+    /// Waits for what is to be durable of a chain that `disk` has given `tickets` for.
+    ///
+    /// # Errors
+    /// As [`Disk::wait`].
+    pub fn wait<D: Disk + ?Sized, G>(self, disk: &D, tickets: &[Ticket]) -> Result<(), Refused<G>> {
+        let ticket = self.durable.and_then(|place| tickets.get(place));
+        let waited = ticket.map_or(Ok(()), |ticket| disk.wait(*ticket));
+        waited.map_err(|error| Refused { goods: None, error })
+    }
+}
+
 /// A disk: a file, a device, an object, a fake.
 ///
 /// ```text
@@ -274,20 +297,20 @@ pub trait Disk: Send + Sync {
         after: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>>;
 
-    /// [`Disk::submit_chain`] of a chain after which the disk, if it serves a process that may
-    /// die, remembers `mark`, unless that is 0: what the sender needs to know of the last chain
-    /// that was taken.
+    /// [`Disk::submit_chain`], with more to be done about it: see [`Terms`].
     ///
     /// # Errors
-    /// As [`Disk::submit_chain`].
-    fn submit_marked(
+    /// As [`Disk::submit_chain`]; and as [`Disk::wait`] of a chain that was taken, whatever comes
+    /// back of it.
+    fn submit_with(
         &self,
         chain: Vec<Group>,
         after: &[Ticket],
-        mark: u64,
+        terms: Terms,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        let _ = mark;
-        self.submit_chain(chain, after)
+        let tickets = self.submit_chain(chain, after)?;
+        terms.wait(self, &tickets)?;
+        Ok(tickets)
     }
 
     /// Returns once every read sees the group, through another descriptor of the same
@@ -369,13 +392,13 @@ impl<D: Disk + ?Sized> Disk for Arc<D> {
         (**self).submit_chain(chain, after)
     }
 
-    fn submit_marked(
+    fn submit_with(
         &self,
         chain: Vec<Group>,
         after: &[Ticket],
-        mark: u64,
+        terms: Terms,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        (**self).submit_marked(chain, after, mark)
+        (**self).submit_with(chain, after, terms)
     }
 
     fn settle(&self, ticket: Ticket) -> Result<(), Error> {

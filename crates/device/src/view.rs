@@ -5,8 +5,8 @@ use std::sync::Arc;
 use draconis_exchange::heap::Block;
 
 use crate::{
-    ChainBounds, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket,
-    Urgency,
+    ChainBounds, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Terms,
+    Ticket, Urgency,
 };
 
 /// The bytes of `extent` of another disk, from zero.
@@ -62,14 +62,14 @@ impl Disk for View {
         chain: Vec<Group>,
         after: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        self.submit_marked(chain, after, 0)
+        self.submit_with(chain, after, Terms::default())
     }
 
-    fn submit_marked(
+    fn submit_with(
         &self,
         mut chain: Vec<Group>,
         after: &[Ticket],
-        mark: u64,
+        terms: Terms,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         if let Err(error) = self.properties().check_chain(&chain) {
             return Err(Refused { goods: Some(chain), error });
@@ -77,7 +77,7 @@ impl Disk for View {
         for write in chain.iter_mut().flat_map(|group| &mut group.writes) {
             write.at_bytes += self.extent.start_bytes;
         }
-        self.disk.submit_marked(chain, after, mark).map_err(|mut refused| {
+        self.disk.submit_with(chain, after, terms).map_err(|mut refused| {
             let groups = refused.goods.iter_mut().flatten();
             for write in groups.flat_map(|group| &mut group.writes) {
                 write.at_bytes -= self.extent.start_bytes;

@@ -450,7 +450,7 @@ fn a_client_killed_between_two_parts_has_written_nothing() {
 fn send_part(client: Client<disk::Disk>, more: bool) -> Client<disk::Disk> {
     let blocks = vec![(0, filled(512, 0xaa)), (4096, filled(512, 0xbb))].try_into().unwrap();
     let ends = if more { List::new() } else { List::try_from(vec![2]).unwrap() };
-    let part = Submit { blocks, ends, after: List::new(), mark: 0, more };
+    let part = Submit { blocks, ends, after: List::new(), mark: 0, durable: None, more };
     let (reply, client) = client.call(part, Instant::now() + PATIENCE).unwrap();
     let reply: Result<_, Refusal> = reply.map_err(|nak| nak.why);
     assert_eq!(reply.unwrap().first.is_none(), more);

@@ -168,7 +168,7 @@ fn bulk_comes_back<T: Transport>() {
     let mut after = List::new();
     after.push(7).unwrap();
     let (blocks, ends) = (List::try_from(blocks).unwrap(), List::try_from(vec![64]).unwrap());
-    let submit = disk::Submit { blocks, ends, after, mark: 0, more: false };
+    let submit = disk::Submit { blocks, ends, after, mark: 0, durable: None, more: false };
     let (reply, client) = client.call(submit, soon()).unwrap();
     let nak = reply.unwrap_err();
     assert_eq!((nak.why, nak.blocks.len()), (Refusal::ReadOnly, 64));
@@ -327,6 +327,7 @@ fn a_peer_that_dies_is_told_in_every_state<T: Transport>() {
             ends: List::new(),
             after: List::new(),
             mark: 0,
+            durable: None,
             more: true,
         },
         disk::Settle { ticket: 1 },

@@ -109,12 +109,13 @@ impl Volume {
             self.wait(ticket)?;
         }
         if let Some(turn) = entered.turn() {
-            self.transact(|tx| tx.end_batch())?;
+            // Alone there is no other to be let in before the disk answers.
+            self.transact_and_send(|tx| tx.end_batch(), !gathering.has_others())?;
             drop(turn);
         }
         // Another may be about to send what it sealed.
         if let Some(writing) = &self.writing {
-            self.send(writing)?;
+            self.send(writing, false)?;
         }
         entered.close();
         match outbox.needed()? {
@@ -240,15 +241,16 @@ impl Volume {
         self.transact(change)
     }
 
-    /// What a change leaves to be done without the gate: sends what it sealed, and keeps what
-    /// is on its way and what is kept in memory below their bounds.
-    pub(crate) fn after_change(&self) -> Result<()> {
+    /// What a change leaves to be done without the gate: sends what it sealed, with `and_wait`
+    /// so that it is durable, and keeps what is on its way and what is kept in memory below
+    /// their bounds.
+    pub(crate) fn after_change(&self, and_wait: bool) -> Result<()> {
         let Some(writing) = &self.writing else { return Ok(()) };
-        self.send(writing)?;
+        self.send(writing, and_wait)?;
         while writing.outbox.flying_bytes() > writing.dirty_limit / 2 {
             self.settle(false)?;
             // What other threads sealed meanwhile, and are about to send.
-            self.send(writing)?;
+            self.send(writing, false)?;
         }
         let most = KEPT_BYTES / index(self.super_.block_bytes.into());
         if self.store.overlay.has_more_metadata_than(most) {
@@ -258,11 +260,15 @@ impl Volume {
         Ok(())
     }
 
-    /// Hands what is sealed to the disk.
-    fn send(&self, writing: &WriteSide) -> Result<()> {
-        let taken = self.or_stop(writing.outbox.send())?;
+    /// Hands what is sealed to the disk, and may wait in the same message.
+    fn send(&self, writing: &WriteSide, and_wait: bool) -> Result<()> {
+        let taken = self.or_stop(writing.outbox.send(and_wait))?;
         if let Some(witness) = writing.witness.get().filter(|_| taken > 0) {
             witness.taken(taken);
+        }
+        if and_wait {
+            let (landed, freed) = writing.outbox.known();
+            self.landed(landed, &freed);
         }
         Ok(())
     }

@@ -254,7 +254,17 @@ impl Volume {
     /// without the gate, and it is tried again, as long as it has not changed anything.
     pub(crate) fn transact<T>(
         &self,
+        change: impl FnMut(&mut Transaction<'_>) -> Result<T>,
+    ) -> Result<T> {
+        self.transact_and_send(change, false)
+    }
+
+    /// [`Volume::transact`]; what the change seals is sent, and with `and_wait` durable in the
+    /// same message.
+    pub(crate) fn transact_and_send<T>(
+        &self,
         mut change: impl FnMut(&mut Transaction<'_>) -> Result<T>,
+        and_wait: bool,
     ) -> Result<T> {
         let mut missed = 0;
         let mut may_wait = false;
@@ -263,7 +273,7 @@ impl Volume {
                 // Nothing is written any more.
                 Attempt::Done(Err(Error::ReadOnly), _) => return Err(Error::ReadOnly),
                 Attempt::Done(done, leaves_dying) => {
-                    self.after_change()?;
+                    self.after_change(and_wait)?;
                     if leaves_dying {
                         self.end_deletions()?;
                     }

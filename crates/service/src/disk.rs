@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use draconis_device::{
     ChainBounds, Disk, Error, Extent, FileDisk, FileOptions, Group, OpenedFile, Pending,
-    Properties, ReadAnswer, Refused, RemoteDisk, Ticket, Urgency, serve,
+    Properties, ReadAnswer, Refused, RemoteDisk, Terms, Ticket, Urgency, serve,
 };
 use draconis_exchange::channel::process::{Plan, Session};
 use draconis_exchange::contract::disk;
@@ -161,13 +161,13 @@ impl Disk for SplitDisk {
         self.writes.submit_chain(chain, after)
     }
 
-    fn submit_marked(
+    fn submit_with(
         &self,
         chain: Vec<Group>,
         after: &[Ticket],
-        mark: u64,
+        terms: Terms,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        self.writes.submit_marked(chain, after, mark)
+        self.writes.submit_with(chain, after, terms)
     }
 
     fn settle(&self, ticket: Ticket) -> Result<(), Error> {

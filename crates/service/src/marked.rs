@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use draconis_device::{
-    ChainBounds, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket,
-    Urgency,
+    ChainBounds, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Terms,
+    Ticket, Urgency,
 };
 use draconis_exchange::heap::Block;
 
@@ -43,14 +43,16 @@ impl<D: Disk> Disk for Marked<D> {
         self.disk.submit_chain(chain, after)
     }
 
-    fn submit_marked(
+    fn submit_with(
         &self,
         chain: Vec<Group>,
         after: &[Ticket],
-        mark: u64,
+        terms: Terms,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         let tickets = self.disk.submit_chain(chain, after)?;
-        self.mark.fetch_max(mark, Ordering::Release);
+        // It is taken whatever comes of the wait.
+        self.mark.fetch_max(terms.mark, Ordering::Release);
+        terms.wait(&self.disk, &tickets)?;
         Ok(tickets)
     }
 

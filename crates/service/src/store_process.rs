@@ -154,7 +154,7 @@ impl StoreProcess {
     }
 
     /// Waits until a disk is served no more, whose worker has closed it or is dead: the mark of
-    /// the last chain that was taken for it ([`draconis_device::Disk::submit_marked`]).
+    /// the last chain that was taken for it ([`draconis_device::Terms`]).
     ///
     /// # Errors
     /// [`StoreError::Refused`] if it still is, after a while.

@@ -16,7 +16,7 @@ use super::lanes::{Lane, Lanes, Need};
 use crate::ahead::{Elevator, Request};
 use crate::{
     Atomic, ChainBounds, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused,
-    Ticket, Urgency, Write, pending,
+    Terms, Ticket, Urgency, Write, pending,
 };
 
 /// Gives blocks that cross to the server, of a length in bytes, while there are any:
@@ -136,19 +136,19 @@ impl Disk for RemoteDisk {
         chain: Vec<Group>,
         after: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        self.submit_marked(chain, after, 0)
+        self.submit_with(chain, after, Terms::default())
     }
 
-    fn submit_marked(
+    fn submit_with(
         &self,
         mut chain: Vec<Group>,
         after: &[Ticket],
-        mark: u64,
+        terms: Terms,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         if chain.is_empty() {
             return Ok(vec![]);
         }
-        match self.shared.submit(&mut chain, after, mark) {
+        match self.shared.submit(&mut chain, after, terms) {
             Ok(first) => Ok((first..).take(chain.len()).map(Ticket).collect()),
             Err(Failed::Refused(error)) => Err(Refused { goods: Some(chain), error }),
             Err(Failed::Lost) => {
@@ -252,7 +252,7 @@ impl Shared {
     }
 
     /// Sends a chain part by part over one lane; returns the ticket of its first group.
-    fn submit(&self, chain: &mut [Group], tickets: &[Ticket], mark: u64) -> Result<u64, Failed> {
+    fn submit(&self, chain: &mut [Group], tickets: &[Ticket], terms: Terms) -> Result<u64, Failed> {
         if self.properties.read_only {
             return Err(Error::ReadOnly.into());
         }
@@ -261,6 +261,7 @@ impl Shared {
             return Err(Error::TooMuch { bounds: self.bounds }.into());
         }
         let mut lane = self.lanes.lend(Need::Now)?;
+        let (mark, durable) = (terms.mark, terms.durable.map(|place| place as u32));
         let mut follows = tickets.iter().map(|ticket| ticket.0);
         let mut place = Place::default();
         loop {
@@ -280,7 +281,7 @@ impl Shared {
             let more = place.group < chain.len() || follows.len() > 0;
             let Part { blocks, ends, homes } = part;
             let (blocks, ends, after) = (list(blocks), list(ends), list(after));
-            let sent = Submit { blocks, ends, after, mark, more };
+            let sent = Submit { blocks, ends, after, mark, durable, more };
             let answered = lane.call(sent).map_err(|_| Failed::Lost)?;
             let (blocks, first) = match answered {
                 Ok(ack) => (ack.blocks, Ok(ack.first)),

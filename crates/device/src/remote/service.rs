@@ -14,7 +14,7 @@ use draconis_exchange::contract::disk::{
 use draconis_exchange::heap::{ALIGN_BYTES, Block, Private};
 
 use super::refusal;
-use crate::{Atomic, ChainBounds, Disk, Extent, Group, Ticket, Urgency, Write};
+use crate::{Atomic, ChainBounds, Disk, Extent, Group, Terms, Ticket, Urgency, Write};
 
 /// The most that a client may send as one chain.
 pub const CHAIN_BOUNDS: ChainBounds =
@@ -143,7 +143,13 @@ impl DiskServer for Lane<'_> {
             self.parts.replace(parts);
             return Ok(None);
         }
-        self.service.apply(parts, request.mark).map(Some)
+        let durable = request.durable.map(u64::from);
+        if durable.is_some_and(|place| place >= parts.chain.len() as u64) {
+            return Err(Refusal::Invalid);
+        }
+        let first = self.service.apply(parts, request.mark)?;
+        durable.map_or(Ok(()), |place| self.service.wait(first + place))?;
+        Ok(Some(first))
     }
 
     fn settle(&self, request: &mut Settle) -> Result<(), Refusal> {
@@ -263,7 +269,7 @@ impl<'a> Service<'a> {
         let _giving = self.giving.lock().unwrap_or_else(PoisonError::into_inner);
         let after = self.lock().find_all(&parts.after)?;
         let (chain, bytes): (Vec<_>, Vec<_>) = parts.chain.into_iter().unzip();
-        let submitted = self.disk.submit_marked(chain, &after, mark);
+        let submitted = self.disk.submit_with(chain, &after, Terms { mark, durable: None });
         let tickets = submitted.map_err(|refused| refusal(&refused.error))?;
         let mut ours = self.lock();
         let first = ours.given + 1;
@@ -381,6 +387,7 @@ mod tests {
             ends: ends.to_vec().try_into().unwrap(),
             after: after.to_vec().try_into().unwrap(),
             mark: 0,
+            durable: None,
             more,
         }
     }
@@ -410,6 +417,27 @@ mod tests {
         for unknown in [0, 3, u64::MAX] {
             assert_eq!(lane.wait(&mut Wait { ticket: unknown }).unwrap_err(), Refusal::NotFound);
         }
+    }
+
+    #[test]
+    fn a_chain_is_submitted_and_waited_for_in_one_message() {
+        let disk = RecordDisk::new(MemoryDisk::new(vec![0; 8192], 512));
+        let service = Service::new(&disk);
+        let lane = lane_of(&service);
+        let with = |durable| Submit { durable, ..writes(&[(0, 1), (512, 2)], &[1, 2], &[], false) };
+        assert_eq!(lane.submit(&mut with(Some(0))), Ok(Some(1)));
+        let waited = |events: Vec<Event>| {
+            let waits = events.into_iter().filter_map(|event| match event {
+                Event::Durable(ticket) => Some(ticket),
+                _ => None,
+            });
+            waits.collect::<Vec<_>>()
+        };
+        assert_eq!(waited(disk.take()), [Ticket(1)], "and for no later group");
+        assert_eq!(lane.submit(&mut with(None)), Ok(Some(3)));
+        assert_eq!(lane.submit(&mut with(Some(2))), Err(Refusal::Invalid));
+        assert_eq!(lane.submit(&mut with(Some(1))), Ok(Some(5)), "nothing of the one before");
+        assert_eq!(waited(disk.take()), [Ticket(6)]);
     }
 
     #[test]
@@ -483,6 +511,7 @@ mod tests {
             ends: Default::default(),
             after: Default::default(),
             mark: 0,
+            durable: None,
             more: true,
         };
         for _ in 0..64 {

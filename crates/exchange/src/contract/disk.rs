@@ -67,11 +67,14 @@ crate::contract! {
             /// last part ends the last group. `AckSubmit::first` names the first group once
             /// the chain is whole; the others count on from it. `after` of all parts counts.
             /// A refused part ends the chain: no part of it is applied. Once the chain is taken
-            /// the server remembers the `mark` of its last part, unless that is 0.
+            /// the server remembers the `mark` of its last part, unless that is 0; and it answers
+            /// that part only when the group of the chain that its `durable` counts, from 0 on,
+            /// is durable: submitting and waiting in one message.
             call submit: Submit (blocks: List<(u64, Block), WRITES_MAX>) {
                 ends: List<u32, ENDS_MAX>,
                 after: List<u64, AFTER_MAX>,
                 mark: u64,
+                durable: Option<u32>,
                 more: bool,
             }
                 -> AckSubmit { first: Option<u64> } => Ready

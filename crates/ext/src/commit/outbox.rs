@@ -8,12 +8,14 @@
 //! Law 2: nothing here takes the gate, and the gate's holder only seals: messages, settling
 //! and waiting are outside of it.
 //! Law 3: once the disk refused a chain nothing is sent any more.
+//! Law 4: a sync that is alone sends and waits in one message. Others that send meanwhile wait
+//! with it, as they would for the device.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use draconis_device::{ChainBounds, Disk, Group, Ticket, Write};
+use draconis_device::{ChainBounds, Disk, Group, Terms, Ticket, Write};
 use draconis_exchange::heap::{Block, Piece};
 use parking_lot::{Mutex, MutexGuard};
 
@@ -154,10 +156,12 @@ impl Outbox {
     }
 
     /// Hands what is sealed to the disk; the number of the last change that it has taken now.
+    /// With `and_wait` what syncs wait for is durable then, if the last chain brings it:
+    /// [`Outbox::needed`] says.
     ///
     /// # Errors
     /// What made the disk refuse, now or before.
-    pub(crate) fn send(&self) -> Result<u64> {
+    pub(crate) fn send(&self, and_wait: bool) -> Result<u64> {
         let mut taken = 0;
         if !self.waiting.load(Ordering::Acquire) {
             return Ok(taken);
@@ -172,14 +176,22 @@ impl Outbox {
             };
             let Some((sealed, number, chain)) = next else { return Ok(taken) };
             taken = taken.max(number);
-            if let Err(error) = self.send_one(&mut sent, sealed, number, chain) {
+            let and_wait = and_wait && !self.waiting.load(Ordering::Acquire);
+            if let Err(error) = self.send_one(&mut sent, sealed, number, chain, and_wait) {
                 sent.failed = Some(error.clone());
                 return Err(error);
             }
         }
     }
 
-    fn send_one(&self, sent: &mut Sent, sealed: u64, number: u64, chain: Sealed) -> Result<()> {
+    fn send_one(
+        &self,
+        sent: &mut Sent,
+        sealed: u64,
+        number: u64,
+        chain: Sealed,
+        and_wait: bool,
+    ) -> Result<()> {
         let bytes = self.bytes_of(&chain);
         let groups = chain.stages.iter().map(|stage| self.group(stage)).collect();
         let after = match chain.after {
@@ -187,10 +199,14 @@ impl Outbox {
             After::Needed => sent.needed(),
             After::Everything => sent.last,
         };
-        let tickets = self.submit(groups, after, number)?;
+        let durable = chain.needed.filter(|_| and_wait);
+        let tickets = self.submit(groups, after, Terms { mark: number, durable })?;
         let last = tickets.last().copied().ok_or(Error::Misuse("a chain without a ticket"))?;
         if let Some(needed) = chain.needed {
             sent.needed = tickets.get(needed).copied().or(Some(last));
+        }
+        if durable.is_some() {
+            sent.durable = sent.durable.max(sent.needed);
         }
         sent.last = Some(last);
         if !chain.freed.is_empty() {
@@ -204,7 +220,12 @@ impl Outbox {
     /// Submits a chain whole, or one that is too long for the disk (inodes of many megabytes,
     /// each block of their tables in many stages) piece by piece. What death may leave between
     /// two pieces is what a power cut may leave anywhere.
-    fn submit(&self, chain: Vec<Group>, after: Option<Ticket>, number: u64) -> Result<Vec<Ticket>> {
+    fn submit(
+        &self,
+        chain: Vec<Group>,
+        after: Option<Ticket>,
+        terms: Terms,
+    ) -> Result<Vec<Ticket>> {
         let bounds = self.disk.chain_bounds();
         let mut after = after;
         let mut tickets = Vec::with_capacity(chain.len());
@@ -220,8 +241,11 @@ impl Outbox {
             }) {
                 piece.push(group);
             }
-            let mark = if chain.peek().is_none() { number } else { 0 };
-            let submitted = self.disk.submit_marked(piece, after.as_slice(), mark);
+            let is_last = chain.peek().is_none();
+            // Of another piece's group it is waited for the first of this one.
+            let durable = terms.durable.map(|place| place.saturating_sub(tickets.len()));
+            let piece_terms = if is_last { Terms { durable, ..terms } } else { Terms::default() };
+            let submitted = self.disk.submit_with(piece, after.as_slice(), piece_terms);
             tickets.extend(submitted.map_err(|refused| Error::Io(refused.error))?);
             after = tickets.last().copied();
         }
@@ -312,11 +336,20 @@ impl Outbox {
     /// What made the disk fail.
     pub(crate) fn wait(&self, ticket: Ticket) -> Result<(Vec<Flight>, Vec<Freed>)> {
         self.disk.wait(ticket)?;
+        Ok(self.durable(&mut self.sent.lock(), ticket))
+    }
+
+    /// What landed with all that is known to be durable, and what is free from now on.
+    pub(crate) fn known(&self) -> (Vec<Flight>, Vec<Freed>) {
         let mut sent = self.sent.lock();
+        sent.durable.map_or_else(Default::default, |ticket| self.durable(&mut sent, ticket))
+    }
+
+    fn durable(&self, sent: &mut Sent, ticket: Ticket) -> (Vec<Flight>, Vec<Freed>) {
         sent.durable = sent.durable.max(Some(ticket));
         let count = sent.frozen.partition_point(|(frozen, _)| *frozen <= ticket);
         let freed = sent.frozen.drain(..count).map(|(_, freed)| freed).collect();
-        Ok((self.landed(&mut sent, ticket), freed))
+        (self.landed(sent, ticket), freed)
     }
 
     fn landed(&self, sent: &mut Sent, last: Ticket) -> Vec<Flight> {

@@ -16,6 +16,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use draconis_exchange::contract::{Contract, disk};
 use draconis_exchange::descriptors;
 use rustix::net::RecvFlags;
 use serde::{Deserialize, Serialize};
@@ -40,17 +41,27 @@ const TEXT_MAX_BYTES: usize = 160 << 10;
 const FIXED: usize = 4;
 
 /// What a program understands of what another one left.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Formats {
     /// What is handed over between keepers.
     handover: u64,
     /// The log of requests.
     oplog: u64,
+    /// What a worker says to the process of a store, which goes on as it is.
+    #[serde(default)]
+    disk: u64,
+}
+
+impl Formats {
+    fn goes_on_with(self, ours: Self, in_store: bool) -> bool {
+        // Where there is no store both ends of the disk contract are the other program's.
+        Self { disk: ours.disk, ..self } == ours && (self.disk == ours.disk || !in_store)
+    }
 }
 
 /// What this program understands.
 pub fn formats() -> Formats {
-    Formats { handover: FORMAT, oplog: oplog::FORMAT }
+    Formats { handover: FORMAT, oplog: oplog::FORMAT, disk: disk::Disk::FINGERPRINT }
 }
 
 /// To go on as `program`, which then answers the client.
@@ -87,7 +98,7 @@ impl Keeper {
         if !mount.options.restart {
             return format!("{at}: it is mounted with norestart; unmount it and mount it again");
         }
-        if let Err(why) = understands(&program) {
+        if let Err(why) = understands(&program, mount.disk.is_some()) {
             return format!("{at}: {why}");
         }
         let client = match client.try_clone() {
@@ -222,8 +233,8 @@ impl Keeper {
     }
 }
 
-/// Whether `program` can go on with what this one leaves.
-fn understands(program: &Path) -> Result<(), String> {
+/// Whether `program` can go on with what this one leaves, which may be a disk in a store.
+fn understands(program: &Path, in_store: bool) -> Result<(), String> {
     let name = program.display();
     let mut child = Command::new(program)
         .args(["keeper", "--formats"])
@@ -244,7 +255,7 @@ fn understands(program: &Path) -> Result<(), String> {
     let _ = child.kill();
     let _ = child.wait();
     match said {
-        Some(theirs) if theirs == formats() => Ok(()),
+        Some(theirs) if theirs.goes_on_with(formats(), in_store) => Ok(()),
         Some(_) => Err(format!(
             "{name} does not understand the log that it would take over: unmount, and mount with \
              it again"
