@@ -10,6 +10,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::volume::{Volume, check, run, shell};
@@ -401,6 +402,44 @@ fn a_full_volume_says_so_and_goes_on() {
             break;
         }
     }
+    volume.judge();
+}
+
+#[test]
+fn what_is_removed_is_room_for_the_next_call() {
+    if !fuse("room for the next call") {
+        return;
+    }
+    let volume = Volume::new("1024", "8M", "rw,noatime");
+    let (rounds, ended) = (60, AtomicBool::new(false));
+    let fill = |file: &mut File| {
+        let mut piece = &[7; 1 << 18][..];
+        while piece.len() >= 1024 {
+            if file.write_all(piece).is_err() {
+                piece = &piece[..piece.len() / 2];
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        // The kernel tells of what is not in use any more behind what others ask.
+        for k in 0..3 {
+            let (volume, ended) = (&volume, &ended);
+            scope.spawn(move || {
+                for i in (0u64..).take_while(|_| !ended.load(Ordering::Relaxed)) {
+                    let missing = volume.at(&format!("none-{k}-{}", i % 1000));
+                    assert!(std::fs::metadata(missing).is_err());
+                }
+            });
+        }
+        let done: std::io::Result<()> = (0..rounds).try_for_each(|i| {
+            fill(&mut File::create(volume.at("large"))?);
+            std::fs::remove_file(volume.at("large"))?;
+            std::fs::create_dir(volume.at(&format!("{i}")))?;
+            std::fs::write(volume.at(&format!("{i}/file")), [1; 5000])
+        });
+        ended.store(true, Ordering::Relaxed);
+        done.unwrap();
+    });
     volume.judge();
 }
 

@@ -41,6 +41,13 @@ use gathering::Gathering;
 use outbox::{After, Flight, Freed, Outbox, Sealed};
 use protocol::{Chain, Protocol, Stage};
 
+/// How often a change is tried again that found no room.
+const ROOM_TRIES: usize = 4;
+/// How often it is waited for users of inodes without names, each time.
+const PAUSES: usize = 20;
+/// Of less room than this, in bytes and inodes, a single change may need all.
+const SHORT_BYTES: u64 = 8 << 20;
+const SHORT_INODES: u64 = 16;
 /// Contents that go ahead of a chain that would carry more, in bytes.
 const CHAIN_BYTES: u64 = 4 << 20;
 /// Blocks of metadata that stay in the overlay after they were written, in bytes.
@@ -131,7 +138,7 @@ impl Volume {
     /// As [`Volume::commit`].
     pub fn sync_inode(&self, inode: InodeNumber, data_only: bool) -> Result<()> {
         if data_only
-            && self.transact(|tx| tx.contents_ahead(inode))?
+            && self.transact_and_send(|tx| tx.contents_ahead(inode), true)?
             && let Some(ticket) = self.outbox()?.last()?
         {
             return self.wait(ticket);
@@ -220,25 +227,74 @@ impl Volume {
         });
     }
 
-    /// Tries a change again once what was freed may be given out.
+    /// Tries a change again once what was freed may be given out, and once the last users of
+    /// what has no name have gone, if that is soon.
     pub(crate) fn transact_with_room<T>(
         &self,
         mut change: impl FnMut(&mut Transaction<'_>) -> Result<T>,
     ) -> Result<T> {
-        match self.transact(&mut change) {
-            Err(Error::NoSpace) => {}
-            done => return done,
-        }
-        self.transact(|tx| {
-            if !tx.writer.groups.has_frozen() {
+        for _ in 0..ROOM_TRIES {
+            match self.transact(&mut change) {
+                Err(Error::NoSpace) => {}
+                done => return done,
+            }
+            if !self.gains_room()? {
                 return Err(Error::NoSpace);
             }
-            tx.end_batch()
-        })?;
-        if let Some(ticket) = self.outbox()?.last()? {
-            self.wait(ticket)?;
         }
         self.transact(change)
+    }
+
+    /// Whether something is free now that was not, or could not be given out.
+    fn gains_room(&self) -> Result<bool> {
+        let thaws = self.transact(|tx| {
+            let thaws = tx.writer.groups.has_frozen();
+            if thaws {
+                tx.end_batch()?;
+            }
+            Ok(thaws)
+        })?;
+        if thaws {
+            if let Some(ticket) = self.outbox()?.last()? {
+                self.wait(ticket)?;
+            }
+            return Ok(true);
+        }
+        let Some(pause) = self.writing.as_ref().and_then(|writing| writing.on_no_room.get()) else {
+            return Ok(false);
+        };
+        let before = self.orphan_count();
+        Ok((0..PAUSES).any(|_| {
+            let waits = self.orphan_count() > 0;
+            if waits {
+                pause();
+            }
+            waits && self.orphan_count() < before
+        }))
+    }
+
+    fn orphan_count(&self) -> usize {
+        self.store.overlay.read().orphans.len()
+    }
+
+    /// Has `pause` called, a few times, where there is no room and inodes without names may be
+    /// about to lose their last users: it lets some time pass.
+    pub fn on_no_room(&self, pause: impl Fn() + Send + Sync + 'static) {
+        if let Some(writing) = &self.writing {
+            // The first stays.
+            let _ = writing.on_no_room.set(Box::new(pause));
+        }
+    }
+
+    /// Whether so little is free that a change may have to wait for the last users of inodes
+    /// without names.
+    pub fn is_short_of_room(&self) -> bool {
+        if self.orphan_count() == 0 {
+            return false;
+        }
+        let space = self.space();
+        space.available_blocks.saturating_mul(space.block_bytes.into()) < SHORT_BYTES
+            || space.free_inodes < SHORT_INODES
     }
 
     /// What a change leaves to be done without the gate: sends what it sealed, with `and_wait`

@@ -59,6 +59,8 @@ pub(crate) struct WriteSide {
     stopped: Arc<AtomicBool>,
     /// What is told when something changes while nothing waits to be committed.
     pub(crate) on_first_change: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
+    /// Called between tries of a change that finds no room.
+    pub(crate) on_no_room: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// What is told of every change.
     pub(crate) witness: OnceLock<Arc<dyn Witness>>,
     /// That this host alone uses the volume, where others can reach it.
@@ -76,6 +78,7 @@ impl WriteSide {
             clock: writing.clock,
             accesses: Accesses::new(writing.atime),
             on_first_change: Mutex::default(),
+            on_no_room: OnceLock::new(),
             witness: OnceLock::new(),
             claim: None,
         }

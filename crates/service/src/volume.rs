@@ -442,6 +442,10 @@ impl Tree for VolumeTree {
         self.writing && (kind == Kind::File || keeps_times && !self.no_directory_atime)
     }
 
+    fn is_short_of_room(&self) -> bool {
+        self.writing && self.volume.is_short_of_room()
+    }
+
     fn hold(&self, node: Node) {
         if self.writing
             && let Ok(inode) = inode(node)

@@ -223,6 +223,9 @@ impl<S: Serve> Control<S> {
             log.note_clean(volume.was_clean());
         }
         volume.tell_witness(log.clone());
+        // That a file without a name is not in use any more the kernel tells behind what it
+        // asks next.
+        volume.on_no_room(|| std::thread::sleep(Duration::from_millis(1)));
         if start.closed {
             tree.close().map_err(OpenError::Options)?;
         }

@@ -35,6 +35,12 @@ pub trait Tree: DirectoryServer {
         false
     }
 
+    /// Whether a change may have to wait until others have released what they hold
+    /// ([`Tree::release`]): who has a request of that kind lets others be answered meanwhile.
+    fn is_short_of_room(&self) -> bool {
+        false
+    }
+
     /// Whether `Open` may answer anything but yes, for files or for directories. A client
     /// that is told no opens without asking, for as long as it lives.
     fn decides_opening(&self, kind: Kind) -> bool {

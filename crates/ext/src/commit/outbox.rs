@@ -199,15 +199,15 @@ impl Outbox {
             After::Needed => sent.needed(),
             After::Everything => sent.last,
         };
-        let durable = chain.needed.filter(|_| and_wait);
+        let durable =
+            and_wait.then(|| chain.needed.unwrap_or(chain.stages.len().saturating_sub(1)));
         let tickets = self.submit(groups, after, Terms { mark: number, durable })?;
         let last = tickets.last().copied().ok_or(Error::Misuse("a chain without a ticket"))?;
         if let Some(needed) = chain.needed {
             sent.needed = tickets.get(needed).copied().or(Some(last));
         }
-        if durable.is_some() {
-            sent.durable = sent.durable.max(sent.needed);
-        }
+        let durable = durable.and_then(|place| tickets.get(place).copied());
+        sent.durable = sent.durable.max(durable);
         sent.last = Some(last);
         if !chain.freed.is_empty() {
             sent.frozen.push_back((last, chain.freed));
@@ -335,7 +335,9 @@ impl Outbox {
     /// # Errors
     /// What made the disk fail.
     pub(crate) fn wait(&self, ticket: Ticket) -> Result<(Vec<Flight>, Vec<Freed>)> {
-        self.disk.wait(ticket)?;
+        if self.sent.lock().durable < Some(ticket) {
+            self.disk.wait(ticket)?;
+        }
         Ok(self.durable(&mut self.sent.lock(), ticket))
     }
 

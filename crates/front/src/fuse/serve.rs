@@ -350,7 +350,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
                 let Some(header) = Header::of(request.bytes()) else { continue };
                 self.activity.read(header.opcode);
                 self.server.answers.expect(self.server.recorder, header, self.notifier);
-                let away = header.waits() || header.seeks() && self.server.tree.is_writable();
+                let away = header.waits() || self.may_wait(header, &request);
                 if away && self.another_can_read(scope) {
                     drop(patience);
                     if header.seeks() {
@@ -364,6 +364,14 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
                 self.activity.idle();
             }
         }
+    }
+
+    /// Whether it is answered only after others are: pages that the kernel has to give, or files
+    /// that it has to forget.
+    fn may_wait(&self, header: Header, request: &Request) -> bool {
+        let tree = self.server.tree;
+        tree.is_writable()
+            && (header.seeks() || header.changes(request.bytes()) && tree.is_short_of_room())
     }
 
     fn turn(&self) -> MutexGuard<'_, Patience> {
