@@ -3,7 +3,7 @@
 //! ```text
 //!   walk: names and inodes ──▶ items ──▶ plan: each directory, then what it holds
 //!   reader thread: a window of the plan, read in disk order
-//!        ══ bounded queue, in plan order ══▶ the writer
+//!        ══ bounded queue of batches, in plan order ══▶ the writer
 //! ```
 //!
 //! The plan keeps a directory's files behind it and together, because `tar` gives a
@@ -13,6 +13,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::vec;
 
 use draconis_exchange::contract::{Attributes, Kind};
 use draconis_ext::{Data, Inode, InodeNumber, Place, Run, Volume};
@@ -23,8 +24,12 @@ use crate::say;
 use crate::target::join;
 use crate::text::printable;
 
-/// Pieces that may wait between the reader and the writer.
-const QUEUE: usize = 256;
+/// Batches that may wait between the reader and the writer.
+const QUEUE: usize = 32;
+/// A batch is sent once it has so many bytes, or so many pieces: waking the other thread takes
+/// longer than copying a small file.
+const BATCH_BYTES: usize = 1 << 20;
+const BATCH_PIECES: usize = 256;
 /// Most bytes of one piece.
 const PIECE_BYTES: usize = 128 << 10;
 /// Contents that are read in disk order before they are sent in plan order, in bytes.
@@ -166,7 +171,7 @@ pub enum Piece {
 
 /// Reads the contents of the planned files and sends them in the order of the plan; ends
 /// early when there is no listener any more.
-pub fn read_ahead(volume: &Volume, walk: &Walk, plan: &[usize], pieces: &SyncSender<Piece>) {
+pub fn read_ahead(volume: &Volume, walk: &Walk, plan: &[usize], mut pieces: Sender) {
     let files: Vec<usize> = plan.iter().copied().filter(|&at| walk.has_contents(at)).collect();
     let mut rest = &files[..];
     while !rest.is_empty() {
@@ -175,14 +180,15 @@ pub fn read_ahead(volume: &Volume, walk: &Walk, plan: &[usize], pieces: &SyncSen
         let mut small = read_small(volume, walk, window);
         for &at in window {
             let sent = match small.remove(&at) {
-                Some(kept) => kept.into_iter().all(|piece| pieces.send(piece).is_ok()),
-                None => send_large(volume, walk.items[at].inode(), pieces),
+                Some(kept) => kept.into_iter().all(|piece| pieces.send(piece)),
+                None => send_large(volume, walk.items[at].inode(), &mut pieces),
             };
             if !sent {
                 return;
             }
         }
     }
+    pieces.flush();
 }
 
 /// How many of the files fit one window; at least one.
@@ -214,18 +220,63 @@ fn read_small(volume: &Volume, walk: &Walk, window: &[usize]) -> HashMap<usize, 
     kept
 }
 
-fn send_large(volume: &Volume, inode: &Inode, pieces: &SyncSender<Piece>) -> bool {
+fn send_large(volume: &Volume, inode: &Inode, pieces: &mut Sender) -> bool {
     let mut listening = true;
     let read = contents(volume, inode, |offset, data| {
-        listening = pieces.send(Piece::Data(offset, data)).is_ok();
+        listening = pieces.send(Piece::Data(offset, data));
         listening
     });
-    listening && pieces.send(Piece::End(read)).is_ok()
+    listening && pieces.send(Piece::End(read))
 }
 
 /// The queue between [`read_ahead`] and a writer.
-pub fn queue() -> (SyncSender<Piece>, Receiver<Piece>) {
-    sync_channel(QUEUE)
+pub fn queue() -> (Sender, Pieces) {
+    let (to, from) = sync_channel(QUEUE);
+    (Sender { to, batch: vec![], bytes: 0 }, Pieces { from, batch: vec![].into_iter() })
+}
+
+/// The reader's end.
+pub struct Sender {
+    to: SyncSender<Vec<Piece>>,
+    batch: Vec<Piece>,
+    /// Of the batch.
+    bytes: usize,
+}
+
+impl Sender {
+    /// Whether there still is a writer, as far as is known.
+    fn send(&mut self, piece: Piece) -> bool {
+        if let Piece::Data(_, data) = &piece {
+            self.bytes += data.len();
+        }
+        self.batch.push(piece);
+        let is_full = self.bytes >= BATCH_BYTES || self.batch.len() >= BATCH_PIECES;
+        !is_full || self.flush()
+    }
+
+    fn flush(&mut self) -> bool {
+        self.bytes = 0;
+        self.to.send(std::mem::take(&mut self.batch)).is_ok()
+    }
+}
+
+/// The writer's end: pieces in the order of the plan.
+pub struct Pieces {
+    from: Receiver<Vec<Piece>>,
+    batch: vec::IntoIter<Piece>,
+}
+
+impl Iterator for Pieces {
+    type Item = Piece;
+
+    fn next(&mut self) -> Option<Piece> {
+        loop {
+            if let Some(piece) = self.batch.next() {
+                return Some(piece);
+            }
+            self.batch = self.from.recv().ok()?.into_iter();
+        }
+    }
 }
 
 /// Reads all that is not a hole; stops when `visit` returns false.

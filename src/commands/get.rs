@@ -11,7 +11,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
-use std::sync::mpsc::Receiver;
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -29,7 +28,7 @@ use crate::progress::{Progress, When};
 use crate::say;
 use crate::target::Target;
 use crate::text::printable;
-use crate::walk::{Item, Piece, Walk, queue, read_ahead};
+use crate::walk::{Item, Piece, Pieces, Walk, queue, read_ahead};
 
 /// Copy a file or, with -r, a tree out of a volume.
 #[derive(Debug, Args)]
@@ -75,7 +74,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let failed = std::thread::scope(|scope| {
         let (send, pieces) = queue();
         let (walk, plan) = (&walk, &plan);
-        scope.spawn(move || read_ahead(volume, walk, plan, &send));
+        scope.spawn(move || read_ahead(volume, walk, plan, send));
         let mut copy = Copy {
             volume,
             walk,
@@ -139,7 +138,7 @@ struct Copy<'a> {
     name: Vec<u8>,
     is_root: bool,
     dirs: HashMap<Vec<u8>, Rc<OwnedFd>>,
-    pieces: Receiver<Piece>,
+    pieces: Pieces,
     progress: Progress,
     failed: bool,
 }
@@ -158,7 +157,7 @@ impl Copy<'_> {
             if let Err(errno) = self.item(item) {
                 self.complain(item, "cannot be created", errno);
                 if has_pieces {
-                    while let Ok(Piece::Data(..)) = self.pieces.recv() {}
+                    while let Some(Piece::Data(..)) = self.pieces.next() {}
                 }
             }
         }
@@ -273,7 +272,7 @@ impl Copy<'_> {
         })?;
         let Some(file) = made else { return Err(Errno::IO) };
         let (mut failed, mut end) = (None, 0);
-        while let Ok(piece) = self.pieces.recv() {
+        while let Some(piece) = self.pieces.next() {
             match piece {
                 Piece::Data(offset, data) => {
                     end = offset + data.len() as u64;

@@ -12,7 +12,6 @@ use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::mpsc::Receiver;
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -27,7 +26,7 @@ use crate::progress::{Progress, When};
 use crate::say;
 use crate::target::Target;
 use crate::text::printable;
-use crate::walk::{Item, Piece, Walk, queue, read_ahead, segments};
+use crate::walk::{Item, Piece, Pieces, Walk, queue, read_ahead, segments};
 
 /// Write a tree of a volume to standard output as a tar archive, or to a file as an image.
 #[derive(Debug, Args)]
@@ -102,7 +101,7 @@ fn archive<W: Write>(arguments: &Arguments, out: W) -> anyhow::Result<(ExitCode,
     let (failed, out) = std::thread::scope(|scope| {
         let (send, pieces) = queue();
         let (walk, plan) = (&walk, &plan);
-        scope.spawn(move || read_ahead(volume, walk, plan, &send));
+        scope.spawn(move || read_ahead(volume, walk, plan, send));
         let out = io::BufWriter::with_capacity(1 << 20, out);
         // The root of an image is its own.
         let prefix = match arguments.oci {
@@ -134,7 +133,7 @@ struct Archive<'a, W: Write> {
     /// Whether some names would mean something else to who reads it.
     is_layer: bool,
     out: io::BufWriter<W>,
-    pieces: Receiver<Piece>,
+    pieces: Pieces,
     progress: Progress,
     failed: bool,
 }
@@ -279,7 +278,7 @@ impl<W: Write> Archive<'_, W> {
             self.header(header, &mut pax, path, stored)?;
         }
         let mut put = 0;
-        while let Ok(piece) = self.pieces.recv() {
+        while let Some(piece) = self.pieces.next() {
             // Segments come in order and without a gap inside them.
             let (offset, data) = match piece {
                 Piece::Data(offset, data) => (offset, data),
@@ -321,7 +320,7 @@ impl<W: Write> Archive<'_, W> {
     }
 
     fn skip_pieces(&mut self) {
-        while let Ok(Piece::Data(..)) = self.pieces.recv() {}
+        while let Some(Piece::Data(..)) = self.pieces.next() {}
     }
 
     fn zeros(&mut self, mut len: u64) -> io::Result<()> {
