@@ -15,6 +15,7 @@ use std::sync::mpsc::Receiver;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use draconis_access::walk::{Item, Piece, Walk, queue, read_ahead};
 use draconis_exchange::contract::{Attributes, Kind, Time};
 use draconis_ext::{Follow, Volume};
 use draconis_service::sandbox::open_beneath;
@@ -29,7 +30,6 @@ use crate::progress::{Progress, When};
 use crate::say;
 use crate::target::Target;
 use crate::text::printable;
-use crate::walk::{Item, Piece, Walk, queue, read_ahead};
 
 /// Copy a file or, with -r, a tree out of a volume.
 #[derive(Debug, Args)]
@@ -70,7 +70,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if !arguments.recursive && volume.inode(top)?.kind == Kind::Directory {
         bail!("{} is a directory; -r copies it with all it holds", arguments.target);
     }
-    let walk = Walk::new(volume, top, &arguments.target.to_string())?;
+    let mut complain = |error: &anyhow::Error| say::complain(error);
+    let walk = Walk::new(volume, top, &arguments.target.to_string(), &mut complain)?;
     let plan = walk.plan();
     let failed = std::thread::scope(|scope| {
         let (send, pieces) = queue();
