@@ -6,7 +6,7 @@ DESTDIR ?=
 # Where mount(8) looks for its helpers: there and in /usr/sbin, whatever the PREFIX.
 SBINDIR ?= /sbin
 
-.PHONY: all demo test test-often long exact matrix lint loom crash crash-store use-store deaths lab bench bench-channel lab-programs install install-program install-units install-helper install-lib lib header dist deb image book fuzz fuzz-images clean
+.PHONY: all demo test test-often long exact matrix lint loom crash crash-store use-store deaths lab bench bench-channel lab-programs install install-program install-units install-helper install-lib lib header wheel dist deb image book fuzz fuzz-images clean
 
 all:
 	$(CARGO) build --release --locked
@@ -23,6 +23,7 @@ demo:
 test:
 	@tools/packages test
 	$(MAKE) lint
+	@tools/python test
 	@tools/test-times $(CARGO) test --workspace --locked
 
 # Looks for tests that do not always pass: all of them, or those of TESTS, again and again, the
@@ -184,6 +185,11 @@ install-lib: lib
 	sed 's|@PREFIX@|$(abspath $(PREFIX))|; s|@VERSION@|$(VERSION)|' crates/capi/draconis.pc.in \
 		> $(DESTDIR)$(PREFIX)/lib/pkgconfig/draconis.pc
 VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' Cargo.toml | head -1)
+
+# The package for Python, for every version from 3.9 on: a wheel in target/wheels, to be installed
+# with pip.
+wheel:
+	@tools/python wheel
 
 # The header, of the sources. Needs cbindgen (0.29), which is only run.
 header:

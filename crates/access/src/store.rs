@@ -2,7 +2,7 @@
 
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use draconis_objects::check::{CheckOptions, Report};
 use draconis_objects::kv::{Batch, Kv, Scan};
@@ -34,6 +34,8 @@ pub type Verdict = Report;
 pub struct Store {
     path: PathBuf,
     inner: RwLock<Option<Arc<draconis_objects::Store>>>,
+    /// What holds the file besides, until the store is closed.
+    scans: Mutex<Vec<Weak<Mutex<Option<Scan>>>>>,
 }
 
 impl std::fmt::Debug for Store {
@@ -68,7 +70,8 @@ impl Store {
     }
 
     fn new(path: &Path, store: Arc<draconis_objects::Store>) -> Arc<Self> {
-        Arc::new(Self { path: path.to_owned(), inner: RwLock::new(Some(store)) })
+        let inner = RwLock::new(Some(store));
+        Arc::new(Self { path: path.to_owned(), inner, scans: Mutex::default() })
     }
 
     /// Checks every sum, map and count, without changing anything.
@@ -82,12 +85,15 @@ impl Store {
     }
 
     /// Makes all durable, leaves a checkpoint, and gives the file back. Waits for calls under way;
-    /// later ones are refused. A scan that is still held keeps the file in use.
+    /// later ones are refused, those of scans, too.
     ///
     /// # Errors
     /// What made the disk fail.
     pub fn close(&self) -> Result<()> {
         let Some(store) = self.inner.write().take() else { return Ok(()) };
+        for scan in std::mem::take(&mut *self.scans.lock()).iter().filter_map(Weak::upgrade) {
+            scan.lock().take();
+        }
         match store.is_read_only() {
             true => Ok(()),
             false => Ok(stores::close(&store, &self.path)?),
@@ -213,9 +219,14 @@ impl Store {
         reverse: bool,
     ) -> Result<Keys> {
         let scan = self.with(|store| {
-            Ok(Kv::new(store.clone()).scan::<(Bound<&[u8]>, Bound<&[u8]>)>(&(from, to)))
+            let scan = Kv::new(store.clone()).scan::<(Bound<&[u8]>, Bound<&[u8]>)>(&(from, to));
+            let scan = Arc::new(Mutex::new(Some(scan)));
+            let mut scans = self.scans.lock();
+            scans.retain(|scan| scan.strong_count() > 0);
+            scans.push(Arc::downgrade(&scan));
+            Ok(scan)
         })?;
-        Ok(Keys { store: self.clone(), scan: Mutex::new(scan), reverse })
+        Ok(Keys { store: self.clone(), scan, reverse })
     }
 
     fn with<T>(
@@ -242,7 +253,8 @@ impl Drop for Store {
 /// Keys and values as they were when the scan began.
 pub struct Keys {
     store: Arc<Store>,
-    scan: Mutex<Scan>,
+    /// None behind its end.
+    scan: Arc<Mutex<Option<Scan>>>,
     reverse: bool,
 }
 
@@ -253,8 +265,12 @@ impl Keys {
     /// Damage, after which the scan goes on behind it; the store was closed.
     pub fn next(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
         self.store.with(|_| {
-            let mut scan = self.scan.lock();
+            let mut held = self.scan.lock();
+            let Some(scan) = &mut *held else { return Ok(None) };
             let next = if self.reverse { scan.next_back() } else { scan.next() };
+            if next.is_none() {
+                *held = None;
+            }
             next.transpose()
         })
     }

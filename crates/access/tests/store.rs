@@ -13,7 +13,7 @@ fn objects_and_keys_by_the_path_of_a_store() {
     let path = dir.path().join("things.store");
     let missing = Store::open(&path).unwrap_err();
     assert_eq!(missing.errno, Errno::NOENT);
-    let new = NewStore { len_bytes: Some(16 << 20), ..NewStore::default() };
+    let new = NewStore { len_bytes: Some(8 << 20), ..NewStore::default() };
     Store::create(&path, &new).unwrap();
     assert_eq!(Store::create(&path, &new).unwrap_err().errno, Errno::EXIST);
 
@@ -52,6 +52,10 @@ fn objects_and_keys_by_the_path_of_a_store() {
     let mut more = Group::new();
     more.append(letter, b"x");
     assert!(store.submit(more).is_err(), "it was opened for reading");
-    drop(store);
+    let unfinished = store.scan((Bound::Unbounded, Bound::Unbounded), false).unwrap();
+    assert!(unfinished.next().unwrap().is_some());
+    store.close().unwrap();
+    assert_eq!(unfinished.next().unwrap_err().errno, Errno::BADF);
+    Store::open_for_writing(&path).unwrap().close().unwrap();
     assert!(Store::check(&path).unwrap().is_clean());
 }

@@ -306,7 +306,7 @@ void draconis_value_free(struct draconis_value *value);
 
 // Begins a scan of the keys from from (with it) to to (without it), in the order of their bytes;
 // a NULL with the length 0 is no bound. flags: 0 or DRACONIS_REVERSE. draconis_scan_close gives
-// it back, before the store is closed.
+// it back.
 int draconis_scan_open(const struct draconis_store *store,
                        const void *from,
                        size_t from_len,

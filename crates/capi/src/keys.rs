@@ -161,7 +161,7 @@ pub extern "C" fn draconis_value_free(value: Option<Box<draconis_value>>) {
 
 /// Begins a scan of the keys from from (with it) to to (without it), in the order of their bytes;
 /// a NULL with the length 0 is no bound. flags: 0 or DRACONIS_REVERSE. draconis_scan_close gives
-/// it back, before the store is closed.
+/// it back.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_scan_open(
     store: Option<&draconis_store>,
