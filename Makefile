@@ -6,7 +6,7 @@ DESTDIR ?=
 # Where mount(8) looks for its helpers: there and in /usr/sbin, whatever the PREFIX.
 SBINDIR ?= /sbin
 
-.PHONY: all demo test test-often long exact matrix lint loom crash crash-store use-store deaths lab bench bench-channel lab-programs install install-program install-units install-helper install-lib lib header wheel dist deb image book fuzz fuzz-images clean
+.PHONY: all demo test test-often long exact matrix lint loom crash crash-store use-store deaths lab bench bench-channel lab-programs install install-program install-units install-helper install-lib lib header wheel crates msrv semver dist deb image book fuzz fuzz-images clean
 
 all:
 	$(CARGO) build --release --locked
@@ -190,6 +190,15 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' Cargo.toml | head -1)
 # with pip.
 wheel:
 	@tools/python wheel
+
+# draconis-ext, draconis-objects and what they need, as a registry would be given them, each built
+# alone; with the oldest Rust they promise; beside an earlier commit: make semver REV=COMMIT
+crates:
+	@tools/crates package
+msrv:
+	@tools/crates msrv
+semver:
+	@REV=$(REV) tools/crates semver
 
 # The header, of the sources. Needs cbindgen (0.29), which is only run.
 header:
