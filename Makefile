@@ -173,8 +173,7 @@ book: all
 # libdraconis for programs in C, shared and static (it needs no program of ours), with its header
 # and what pkg-config says of it.
 lib:
-	$(CARGO) rustc --release --locked -p draconis-capi --crate-type cdylib
-	$(CARGO) rustc --release --locked -p draconis-capi --crate-type staticlib
+	$(CARGO) rustc --release --locked -p draconis-capi --crate-type cdylib,staticlib
 
 install-lib: lib
 	install -D -m 644 crates/capi/include/draconis.h $(DESTDIR)$(PREFIX)/include/draconis.h
