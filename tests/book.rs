@@ -96,7 +96,7 @@ impl Libraries {
 
     /// Whether what a command needs is there.
     fn have(&self, typed: &str) -> bool {
-        if typed.starts_with("cc ") && !self.c || typed.starts_with("./tree") && !self.c {
+        if !self.c && (typed.starts_with("cc ") || typed.starts_with("./tree")) {
             skipped("the book's program in C needs libdraconis to be built, cc and pkg-config");
             return false;
         }
