@@ -6,7 +6,7 @@ DESTDIR ?=
 # Where mount(8) looks for its helpers: there and in /usr/sbin, whatever the PREFIX.
 SBINDIR ?= /sbin
 
-.PHONY: all demo test test-often long exact matrix lint loom crash crash-store use-store deaths lab bench bench-channel lab-programs install install-program install-units install-helper dist deb image book fuzz fuzz-images clean
+.PHONY: all demo test test-often long exact matrix lint loom crash crash-store use-store deaths lab bench bench-channel lab-programs install install-program install-units install-helper install-lib lib header wheel crates msrv semver dist deb image book fuzz fuzz-images clean
 
 all:
 	$(CARGO) build --release --locked
@@ -23,6 +23,7 @@ demo:
 test:
 	@tools/packages test
 	$(MAKE) lint
+	@tools/python test
 	@tools/test-times $(CARGO) test --workspace --locked
 
 # Looks for tests that do not always pass: all of them, or those of TESTS, again and again, the
@@ -168,6 +169,40 @@ image:
 # docs/book with the reference of every command; a book where mdbook is installed.
 book: all
 	@tools/book target/release/draconis
+
+# libdraconis for programs in C, shared and static (it needs no program of ours), with its header
+# and what pkg-config says of it.
+lib:
+	$(CARGO) rustc --release --locked -p draconis-capi --crate-type cdylib,staticlib
+
+install-lib: lib
+	install -D -m 644 crates/capi/include/draconis.h $(DESTDIR)$(PREFIX)/include/draconis.h
+	install -D -m 755 target/release/libdraconis.so $(DESTDIR)$(PREFIX)/lib/libdraconis.so.0
+	ln -sf libdraconis.so.0 $(DESTDIR)$(PREFIX)/lib/libdraconis.so
+	install -m 644 target/release/libdraconis.a $(DESTDIR)$(PREFIX)/lib/libdraconis.a
+	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig
+	sed 's|@PREFIX@|$(abspath $(PREFIX))|; s|@VERSION@|$(VERSION)|' crates/capi/draconis.pc.in \
+		> $(DESTDIR)$(PREFIX)/lib/pkgconfig/draconis.pc
+VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' Cargo.toml | head -1)
+
+# The package for Python, for every version from 3.9 on: a wheel in target/wheels, to be installed
+# with pip.
+wheel:
+	@tools/python wheel
+
+# draconis-ext, draconis-objects and what they need, as a registry would be given them, each built
+# alone; with the oldest Rust they promise; beside an earlier commit: make semver REV=COMMIT
+crates:
+	@tools/crates package
+msrv:
+	@tools/crates msrv
+semver:
+	@REV=$(REV) tools/crates semver
+
+# The header, of the sources. Needs cbindgen (0.29), which is only run.
+header:
+	@tools/header > crates/capi/include/draconis.h.new
+	@mv crates/capi/include/draconis.h.new crates/capi/include/draconis.h
 
 # What mount(8) runs for the types fuse.draconis and draconis.
 install-helper:

@@ -8,26 +8,22 @@
 //! Law 3: an error names what it is about, and the next step where there is one.
 
 use std::collections::HashSet;
-use std::fmt::Display;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail, ensure};
+use draconis_access::names::split;
+pub use draconis_access::say::tell;
+use draconis_access::volume::{changeable, clock};
 use draconis_device::Disk;
 use draconis_exchange::contract::{AttributeChange, Kind, Time};
-use draconis_ext::{
-    AccessTimes, Error, Follow, Inode, InodeNumber, NewNode, Options, Volume, Writing,
-};
-use draconis_service::volume::part_for_writing;
+use draconis_ext::{Error, Follow, Inode, InodeNumber, NewNode, Volume};
 
 use crate::image::{self, Opened, Place, find};
 use crate::say;
 use crate::target::Target;
 use crate::text::printable;
-
-/// Bytes that are changed in memory before they go to the image.
-const DIRTY_BYTES: u64 = 64 << 20;
 
 /// Who makes something new, as a program on a mounted volume would.
 #[derive(Clone, Copy, Debug)]
@@ -91,16 +87,6 @@ pub fn now() -> anyhow::Result<Time> {
     }
 }
 
-fn clock() -> Time {
-    match std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH) {
-        Ok(now) => Time {
-            seconds: i64::try_from(now.as_secs()).unwrap_or(i64::MAX),
-            nanoseconds: now.subsec_nanos(),
-        },
-        Err(_) => Time::default(),
-    }
-}
-
 /// Opens the volume in `image`, confines this process, does `work`, and closes the volume,
 /// whatever came of it.
 pub fn change<T>(
@@ -131,16 +117,9 @@ pub fn change_disk<T>(
     work: impl FnOnce(&Volume) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let shown = image.display();
-    let part = part_for_writing(disk, &place.options());
-    let disk = part.with_context(|| shown.to_string())?.disk;
     let time = std::env::var_os("SOURCE_DATE_EPOCH").map(|_| now()).transpose()?;
-    let writing = Writing {
-        clock: Arc::new(move || time.unwrap_or_else(clock)),
-        dirty_bytes: DIRTY_BYTES,
-        atime: AccessTimes::Never,
-    };
-    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing)
-        .map_err(|error| image::refused(image, &*disk, error.into()))?;
+    let clock = Arc::new(move || time.unwrap_or_else(clock));
+    let volume = changeable(image, disk, &place.options(), clock)?;
     let done = work(&volume);
     let closed = volume.close();
     let failure = volume.failure();
@@ -156,11 +135,6 @@ pub fn change_disk<T>(
             )
         }
     }
-}
-
-/// Says what an error is about; [`say`] adds what to do next.
-pub fn tell(what: &dyn Display, error: Error) -> anyhow::Error {
-    anyhow::Error::from(error).context(what.to_string())
 }
 
 /// The image that all targets name.
@@ -203,9 +177,7 @@ pub struct Entry {
 impl Entry {
     /// Where the last name of a target is or would be.
     pub fn of(volume: &Volume, target: &Target) -> anyhow::Result<Self> {
-        let path = trimmed(&target.path);
-        let cut = path.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
-        let (above, name) = path.split_at(cut);
+        let (above, name) = split(&target.path);
         match name {
             b"" => bail!("{target} is the root directory"),
             b"." | b".." => bail!("{target}: a name is needed at its end"),

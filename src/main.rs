@@ -16,8 +16,6 @@ mod progress;
 mod say;
 mod target;
 mod text;
-mod uuid;
-mod walk;
 
 use std::process::ExitCode;
 

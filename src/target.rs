@@ -4,6 +4,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
+pub use draconis_access::names::join;
+
 /// An image and a path in its volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
@@ -49,12 +51,6 @@ impl std::fmt::Display for Target {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}:{}", self.image.display(), String::from_utf8_lossy(&self.path))
     }
-}
-
-/// A path and a name below it.
-pub fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
-    let slash: &[u8] = if dir.ends_with(b"/") || dir.is_empty() { b"" } else { b"/" };
-    [dir, slash, name].concat()
 }
 
 #[cfg(test)]

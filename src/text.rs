@@ -2,6 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 
+pub use draconis_access::say::{bytes, printable};
 use draconis_exchange::contract::{Kind, Time};
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, civil};
@@ -10,18 +11,6 @@ use jiff::{Timestamp, civil};
 pub fn size(text: &str) -> Result<u64, String> {
     draconis_service::options::parse_size(text)
         .ok_or_else(|| "not a size such as 4096, 64K or 1G".to_string())
-}
-
-/// A size in the largest unit that keeps it above one, as `ls -h` has it.
-pub fn bytes(n: u64) -> String {
-    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-    let mut size = n as f64;
-    let mut unit = 0;
-    while size >= 1024.0 && unit + 1 < UNITS.len() {
-        size /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{n} B") } else { format!("{size:.1} {}", UNITS[unit]) }
 }
 
 /// A number of things: `1 directory`, `2 directories`.
@@ -161,20 +150,6 @@ impl Write for Output {
     }
 }
 
-/// A name without what would move a cursor or ring a bell.
-pub fn printable(name: &[u8]) -> String {
-    let mut text = String::new();
-    for chunk in name.utf8_chunks() {
-        for c in chunk.valid().chars() {
-            if c.is_control() { text.extend(c.escape_default()) } else { text.push(c) }
-        }
-        for byte in chunk.invalid() {
-            text += &format!("\\x{byte:02x}");
-        }
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,12 +166,6 @@ mod tests {
         ] {
             assert_eq!(mode(bits), text);
         }
-    }
-
-    #[test]
-    fn sizes_and_names() {
-        assert_eq!((bytes(1023), bytes(1536)), ("1023 B".into(), "1.5 KiB".into()));
-        assert_eq!(printable(b"a\x1b[2J\xff\xc3\xa9"), "a\\u{1b}[2J\\xffé");
     }
 
     #[test]

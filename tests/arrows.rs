@@ -15,10 +15,25 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("bucket", &["device", "exchange"]),
     ("service", &["container", "device", "exchange", "ext", "objects"]),
     ("front", &["exchange"]),
+    ("access", &["container", "device", "exchange", "ext", "objects", "service"]),
+    ("capi", &["access", "exchange", "ext", "objects"]),
     ("lab", &["device", "exchange", "ext", "front", "objects", "service"]),
     // Stores that others wrote, for the lab, which starts it as a program.
     ("peers", &["device", "objects"]),
-    ("", &["bucket", "container", "device", "exchange", "ext", "front", "objects", "service"]),
+    (
+        "",
+        &[
+            "access",
+            "bucket",
+            "container",
+            "device",
+            "exchange",
+            "ext",
+            "front",
+            "objects",
+            "service",
+        ],
+    ),
 ];
 
 /// Licences that a dependency may have.
@@ -100,6 +115,33 @@ fn every_dependency_has_a_permissive_licence() {
     }
 }
 
+/// The crates that are for others.
+const PUBLISHED: &[&str] = &["exchange", "device", "ext", "objects"];
+
+#[test]
+fn what_is_published_says_what_it_is_and_needs_nothing_of_ours_that_is_not() {
+    for package in metadata()["packages"].as_array().unwrap() {
+        let Some(name) = ours(package["name"].as_str().unwrap()) else { continue };
+        let is_published = package["publish"].is_null();
+        assert_eq!(is_published, PUBLISHED.contains(&name), "{name}: publish");
+        if !is_published {
+            continue;
+        }
+        for field in ["description", "license", "readme", "rust_version"] {
+            assert!(package[field].is_string(), "{name} has no {field}");
+        }
+        assert!(!package["keywords"].as_array().unwrap().is_empty(), "{name} has no keywords");
+        for dependency in package["dependencies"].as_array().unwrap() {
+            let Some(used) = ours(dependency["name"].as_str().unwrap()) else { continue };
+            // Tests are not published.
+            if dependency["kind"].is_null() {
+                assert!(PUBLISHED.contains(&used), "{name} needs {used}, which is not published");
+                assert_ne!(dependency["req"], "*", "{name} takes any version of {used}");
+            }
+        }
+    }
+}
+
 #[test]
 fn unsafe_code_stays_at_its_addresses() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -126,6 +168,7 @@ fn unsafe_code_stays_at_its_addresses() {
         "crates/service/src/sandbox.rs",
         "crates/service/src/connection.rs",
         "crates/service/src/loop_device.rs",
+        "crates/capi/src/raw.rs",
         "crates/peers/src/cxx.rs",
         "crates/peers/src/lmdb.rs",
         "crates/peers/src/mapping.rs",

@@ -1,30 +1,23 @@
 //! `draconis format`: an ext2, ext3 or ext4 volume in a file or on a device, empty or filled.
 //!
-//! Law 1: what is in use, and what holds something unless forced, is not touched.
-//! Law 2: everything is known to fit before the first byte is written; a file that was
-//! created for a volume that was not made is removed.
+//! Law: what is in use, and what holds something unless forced, is not touched.
 
 mod contents;
 
-use std::fs::File;
-use std::io::ErrorKind;
-use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use draconis_container::signature;
-use draconis_device::{Disk, FileDisk, FileOptions};
+use draconis_access::format::{Base, write};
+use draconis_access::uuid::{self, Identities};
 use draconis_ext::format::features::{Compatible, Incompatible};
-use draconis_ext::mkfs::{self, Contents, Inodes, Options, Plan, Target, Tree};
+use draconis_ext::mkfs::{self, Inodes, Options, Plan, Tree};
 
 use crate::change::Owner;
-use crate::image::object::{InStore, Name};
 use crate::populate::{Origin, Reading};
 use crate::progress::{Progress, When};
-use crate::uuid::{self, Identities};
 use crate::{image, text};
 
 const FORMAT_OPTIONS: &str = "\
@@ -157,14 +150,18 @@ pub struct Arguments {
     size: Option<String>,
 }
 
-/// Files beyond this are written past the page cache.
-const DIRECT_BYTES: u64 = 64 << 20;
-
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let image = &arguments.image;
     let shown = image.display();
     let (mut options, root_owner) = options(arguments)?;
-    let opened = Base::open(arguments)?;
+    // With a tree to read it keeps the power to open that.
+    let opened = Base::open(image, || match arguments.from.is_empty() {
+        true => image::confine(),
+        false => Ok(()),
+    })?;
+    if let (Some(what), false) = (opened.held()?, arguments.force) {
+        bail!("{shown} holds {what}; --force overwrites it");
+    }
     let (mut source, config) = contents::gather(arguments, &mut options)?;
     if let Some((uid, gid)) = root_owner
         && let Some(root) = source.tree.node_mut(draconis_ext::mkfs::NodeId::ROOT)
@@ -173,7 +170,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let wants_journal = options.compatible.contains(Compatible::HAS_JOURNAL);
     let plan = plan(arguments, &options, &opened, &mut source.tree)?;
-    write(arguments, &plan, &*source.contents, opened)?;
+    let progress = Mutex::new(Progress::new(arguments.progress, plan.data_bytes()));
+    let count = |bytes| progress.lock().unwrap_or_else(PoisonError::into_inner).add(bytes);
+    write(image, opened, &plan, &*source.contents, &count)?;
+    drop(progress);
     arguments.reading.write_config(config.as_deref())?;
     let superblock = plan.layout().superblock();
     if superblock.journal.is_none() && wants_journal {
@@ -361,10 +361,7 @@ fn plan<'a>(
 ) -> anyhow::Result<Plan<'a>> {
     let shown = arguments.image.display();
     let there = opened.len_bytes()?;
-    let is_device = match opened {
-        Base::File(Some(file)) => file.metadata()?.file_type().is_block_device(),
-        _ => false,
-    };
+    let is_device = opened.is_device()?;
     let given = match &arguments.size {
         Some(text) => {
             let given = size(text, arguments.block);
@@ -391,166 +388,6 @@ fn plan<'a>(
         bail!("{shown} has only {}, the tree needs {}", text::bytes(there), text::bytes(len));
     }
     Ok(plan)
-}
-
-fn write(
-    arguments: &Arguments,
-    plan: &Plan<'_>,
-    contents: &dyn Contents,
-    opened: Base,
-) -> anyhow::Result<()> {
-    let image = &arguments.image;
-    let opened = match opened {
-        Base::File(file) => file,
-        Base::InStore(store) => return fill_in_store(arguments, plan, contents, &store),
-    };
-    let created = opened.is_none();
-    let done = match opened {
-        Some(file) => fill(arguments, plan, contents, file),
-        None => create(image).and_then(|file| fill(arguments, plan, contents, file)),
-    };
-    if done.is_err() && created {
-        let _ = std::fs::remove_file(image);
-    }
-    done
-}
-
-fn create(image: &Path) -> anyhow::Result<File> {
-    let file = File::options().read(true).write(true).create_new(true).open(image);
-    let file = match file {
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            let parent = image.parent().unwrap_or(Path::new("")).display();
-            bail!("{parent}: no such directory; mkdir -p makes it")
-        }
-        file => file.with_context(|| image.display().to_string())?,
-    };
-    image::claim_alone(&file, image)?;
-    Ok(file)
-}
-
-fn fill(
-    arguments: &Arguments,
-    plan: &Plan<'_>,
-    contents: &dyn Contents,
-    file: File,
-) -> anyhow::Result<()> {
-    let shown = arguments.image.display();
-    let is_file = file.metadata()?.is_file();
-    let len = plan.layout().len_bytes();
-    if is_file {
-        has_room(&file, plan).with_context(|| shown.to_string())?;
-        // Cut off and lengthened it is one hole, which reads as zeros.
-        let keep = file.metadata()?.len().max(len);
-        file.set_len(0)?;
-        file.set_len(keep).with_context(|| format!("{shown}: {}", text::bytes(keep)))?;
-    }
-    let direct = !is_file || plan.data_bytes() > DIRECT_BYTES;
-    let options = FileOptions { write: true, direct, uring: false };
-    let disk = FileDisk::from_fd(file.into(), options).with_context(|| shown.to_string())?;
-    make(arguments, plan, contents, &disk, is_file)
-}
-
-/// Writes the volume to a disk, which may be all zeros.
-fn make(
-    arguments: &Arguments,
-    plan: &Plan<'_>,
-    contents: &dyn Contents,
-    disk: &dyn Disk,
-    zeroed: bool,
-) -> anyhow::Result<()> {
-    let shown = arguments.image.display();
-    let progress = Mutex::new(Progress::new(arguments.progress, plan.data_bytes()));
-    let count = |bytes| progress.lock().unwrap_or_else(PoisonError::into_inner).add(bytes);
-    let target = Target { disk, zeroed, progress: &count };
-    mkfs::write(plan, contents, &target).with_context(|| format!("{shown}: no volume was made"))
-}
-
-/// Makes the volume on a disk of a store, which is made or emptied for it.
-fn fill_in_store(
-    arguments: &Arguments,
-    plan: &Plan<'_>,
-    contents: &dyn Contents,
-    store: &InStore,
-) -> anyhow::Result<()> {
-    let len = plan.layout().len_bytes();
-    let created = store.find()?.is_none();
-    match created {
-        true => store.create(len)?,
-        false => store.clear(store.len_bytes()?.max(len))?,
-    }
-    let done = make(arguments, plan, contents, &store.disk()?, true);
-    if done.is_err() && created {
-        let _ = store.remove();
-    }
-    done
-}
-
-/// What the volume will lie in.
-enum Base {
-    /// A file or device; none if the file is not there yet.
-    File(Option<File>),
-    /// A disk in a store, there or not.
-    InStore(InStore),
-}
-
-impl Base {
-    /// Opens it, alone; refuses what holds something, unless the command line says that it goes.
-    fn open(arguments: &Arguments) -> anyhow::Result<Self> {
-        let shown = arguments.image.display();
-        let (base, held) = match Name::of(&arguments.image) {
-            Some(name) => {
-                let store = name.alone()?;
-                // With a tree to read it keeps the power to open that.
-                if arguments.from.is_empty() {
-                    image::confine()?;
-                }
-                let store = store.open()?;
-                let held = match store.find()? {
-                    Some(_) => signature::held(&*store.disk()?).map(|held| held.what),
-                    None => None,
-                };
-                (Self::InStore(store), held)
-            }
-            None => {
-                let file = image::alone(&arguments.image)?;
-                let held = file.as_ref().map(image::held).transpose()?.flatten();
-                (Self::File(file), held)
-            }
-        };
-        match held {
-            Some(what) if !arguments.force => {
-                bail!("{shown} holds {what}; --force overwrites it")
-            }
-            _ => Ok(base),
-        }
-    }
-
-    /// The length that it has; none if it is not there.
-    fn len_bytes(&self) -> anyhow::Result<u64> {
-        match self {
-            Self::File(file) => Ok(file.as_ref().map(image::len_bytes).transpose()?.unwrap_or(0)),
-            Self::InStore(store) => match store.find()? {
-                Some(_) => store.len_bytes(),
-                None => Ok(0),
-            },
-        }
-    }
-}
-
-/// Refuses what the file system below has no room for.
-fn has_room(file: &File, plan: &Plan<'_>) -> anyhow::Result<()> {
-    let below = rustix::fs::fstatvfs(file)?;
-    let held = std::os::unix::fs::MetadataExt::blocks(&file.metadata()?).saturating_mul(512);
-    let free = below.f_bavail.saturating_mul(below.f_frsize).saturating_add(held);
-    let needed = plan.data_bytes();
-    if needed > free {
-        bail!(
-            "{} are needed, and the file system that it is on has {}; free some space there",
-            text::bytes(needed),
-            text::bytes(free)
-        );
-    }
-    Ok(())
 }
 
 #[cfg(test)]

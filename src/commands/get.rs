@@ -14,6 +14,7 @@ use std::rc::Rc;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use draconis_access::walk::{Item, Piece, Pieces, Walk, queue, read_ahead};
 use draconis_exchange::contract::{Attributes, Kind, Time};
 use draconis_ext::{Follow, Volume};
 use draconis_service::sandbox::open_beneath;
@@ -28,7 +29,6 @@ use crate::progress::{Progress, When};
 use crate::say;
 use crate::target::Target;
 use crate::text::printable;
-use crate::walk::{Item, Piece, Pieces, Walk, queue, read_ahead};
 
 /// Copy a file or, with -r, a tree out of a volume.
 #[derive(Debug, Args)]
@@ -69,7 +69,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if !arguments.recursive && volume.inode(top)?.kind == Kind::Directory {
         bail!("{} is a directory; -r copies it with all it holds", arguments.target);
     }
-    let walk = Walk::new(volume, top, &arguments.target.to_string())?;
+    let mut complain = |error: &anyhow::Error| say::complain(error);
+    let walk = Walk::new(volume, top, &arguments.target.to_string(), &mut complain)?;
     let plan = walk.plan();
     let failed = std::thread::scope(|scope| {
         let (send, pieces) = queue();

@@ -11,12 +11,12 @@ use std::process::ExitCode;
 
 use anyhow::{Context, anyhow};
 use clap::{Args, ValueEnum};
+use draconis_access::uuid::{self, Identities};
 use draconis_ext::tune::{Changes, Error, Reserved, tune};
 use draconis_service::volume::part_for_writing;
 
+use crate::change;
 use crate::image::{self, Place};
-use crate::uuid::Identities;
-use crate::{change, uuid};
 
 /// What the kernel does about damage.
 #[derive(Debug, Clone, Copy, ValueEnum)]

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
+use draconis_access::walk::segments;
 use draconis_exchange::contract::{Kind, Time};
 use draconis_ext::mkfs::{Contents, Node, NodeId, Tree, What};
 use draconis_ext::{Inode, InodeNumber, Volume};
@@ -12,7 +13,6 @@ use super::{HashSet, LeftOut, Source};
 use crate::change::Maker;
 use crate::image;
 use crate::text::printable;
-use crate::walk::segments;
 
 /// What copies have of their originals.
 #[derive(Clone, Copy)]

@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use anyhow::{anyhow, bail};
 use clap::Args;
+use draconis_access::uuid::Identities;
 use draconis_bucket::{BucketDisk, Cloud, Requests, is_address};
 use draconis_device::Disk;
 use draconis_objects::{LayoutKind, Profile};
 
 use crate::text;
-use crate::uuid::Identities;
 
 /// What is said of stores in buckets on the command line.
 #[derive(Clone, Debug, Args)]

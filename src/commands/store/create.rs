@@ -3,22 +3,17 @@
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use anyhow::{Context, anyhow, bail, ensure};
+use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueEnum};
-use draconis_device::Disk;
-use draconis_exchange::heap::Block;
-use draconis_objects::{CreateOptions, Error, LayoutKind, Profile, Store, probe};
-use rustix::io::Errno;
+use draconis_access::making;
+use draconis_objects::{LayoutKind, Profile};
 
 use super::bucket;
-use super::opened::disk;
-use super::profile::{Given, MEASURED_BYTES_MIN, measured, tell_profile, unmeasured};
+use super::profile::{Given, tell_profile};
 use crate::image;
 use crate::progress::{Progress, When};
 use crate::text::{self, size};
-use crate::uuid::Identities;
 
 /// Make an empty store.
 ///
@@ -80,9 +75,6 @@ impl From<Layout> for LayoutKind {
     }
 }
 
-/// What is written at once, in bytes.
-const PIECE_BYTES: usize = 1 << 20;
-
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let device = &arguments.device;
     let shown = device.display();
@@ -130,49 +122,47 @@ fn may_overwrite(arguments: &Arguments, file: &File) -> anyhow::Result<()> {
 /// Makes a store in an open file or device.
 fn make(arguments: &Arguments, file: File, given: Option<Profile>) -> anyhow::Result<()> {
     let device = &arguments.device;
-    let shown = device.display();
     let is_file = file.metadata()?.is_file();
     let there = image::len_bytes(&file)?;
     let len = arguments.size.unwrap_or(there);
+    let shown = device.display();
     ensure!(len > 0, "{shown} is empty: --size is needed");
     if !is_file && len != there {
         bail!("{shown} has {there} bytes; a store takes all of a device, without --size");
     }
-    let make_hole = || -> anyhow::Result<()> {
-        // Cut off and lengthened it is one hole.
-        file.set_len(0)?;
-        file.set_len(len).with_context(|| format!("{shown}: {}", text::bytes(len)))
+    let wanted = making::Wanted {
+        len_bytes: len,
+        sparse: arguments.sparse,
+        profile: given,
+        layout: arguments.layout.map(Into::into),
     };
-    if is_file {
-        make_hole()?;
+    let mut bars = Bars::new(arguments.progress);
+    let made = making::make(device, file, &wanted, &mut |step, done, total| {
+        bars.tell(step, done, total);
+    })?;
+    say(device, len, &made.profile, &made.why)
+}
+
+/// A bar for each step.
+pub struct Bars {
+    when: When,
+    bar: Option<(making::Step, Progress, u64)>,
+}
+
+impl Bars {
+    pub fn new(when: When) -> Self {
+        Self { when, bar: None }
     }
-    let is_written_out = is_file && !arguments.sparse;
-    if is_written_out {
-        reserve(&file, len).with_context(|| format!("{shown}: {}", text::bytes(len)))?;
-    }
-    let (mut profile, mut why) = match given {
-        Some(profile) => (profile, vec!["as --profile says".to_owned()]),
-        None if len < MEASURED_BYTES_MIN => unmeasured(len),
-        None => {
-            let wanted = probe::REGION_BYTES;
-            let measured = measured(device, file.try_clone()?, wanted, arguments.progress)
-                .map_err(|error| anyhow!("{shown}: {error}"))?;
-            if is_file && arguments.sparse {
-                make_hole()?;
-            }
-            measured.profile(len)
+
+    pub fn tell(&mut self, step: making::Step, done: u64, total: u64) {
+        if self.bar.as_ref().is_none_or(|(of, ..)| *of != step) {
+            self.bar = Some((step, Progress::new(self.when, total), 0));
         }
-    };
-    if is_written_out {
-        let disk = disk(file.try_clone()?, device, true, true)?;
-        write_out(&*disk, arguments.progress).map_err(|error| anyhow!("{shown}: {error}"))?;
+        if let Some((_, bar, told)) = &mut self.bar {
+            bar.add(done.saturating_sub(*told));
+            *told = done;
+        }
     }
-    if let Some(layout) = arguments.layout {
-        profile.layout = layout.into();
-        why.push(format!("layout {}: --layout says so", profile.layout));
-    }
-    let disk = disk(file, device, true, true)?;
-    finish(device, disk, len, profile, &why)
 }
 
 /// Makes a store in a bucket.
@@ -190,27 +180,17 @@ fn make_in_bucket(
     };
     profile.layout = arguments.layout.map_or(profile.layout, Into::into);
     let disk = bucket::made(address, len, arguments.force)?;
-    finish(&arguments.device, disk, len, profile, &why)
+    making::create(&arguments.device, disk, profile)?;
+    say(&arguments.device, len, &profile, &why)
 }
 
-/// Makes the store, and says how it is.
-fn finish(
-    device: &Path,
-    disk: Arc<dyn Disk>,
-    len: u64,
-    profile: Profile,
-    why: &[String],
-) -> anyhow::Result<()> {
-    let shown = device.display();
-    let id = u128::from_le_bytes(Identities::new(None).uuid());
-    Store::create(disk, &CreateOptions { profile, id }).map_err(|error| match error {
-        Error::Misuse(why) => anyhow!("{shown}: {why}; choose a larger --size"),
-        error => anyhow!("{shown}: {error}"),
-    })?;
+/// Says how the store is that was made.
+fn say(device: &Path, len: u64, profile: &Profile, why: &[String]) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(
         out,
-        "{shown}: {}, layout {}, pages of {}, segments of {}, queue depth {}",
+        "{}: {}, layout {}, pages of {}, segments of {}, queue depth {}",
+        device.display(),
         text::bytes(len),
         profile.layout,
         text::bytes(profile.page_bytes.into()),
@@ -219,39 +199,4 @@ fn finish(
     )?;
     tell_profile(&mut out, why)?;
     Ok(())
-}
-
-/// Takes room for a file where the file system can do that; if there is none, it says so now.
-pub fn reserve(file: &File, len: u64) -> rustix::io::Result<()> {
-    match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, len) {
-        Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
-        done => done,
-    }
-}
-
-/// Writes zeros everywhere: what was written once is written again without a change of the
-/// file system's.
-pub fn write_out(disk: &dyn Disk, progress: When) -> Result<(), draconis_device::Error> {
-    let len = disk.properties().len_bytes;
-    let mut bar = Progress::new(progress, len);
-    let (mut at, mut last) = (0, None);
-    while at < len {
-        let mut writes = vec![];
-        while at < len && writes.len() < 8 {
-            let bytes = (len - at).min(PIECE_BYTES as u64);
-            writes.push(draconis_device::Write {
-                at_bytes: at,
-                block: Block::private(bytes as usize),
-            });
-            at += bytes;
-        }
-        let group = draconis_device::Group { writes };
-        let ticket = disk.submit(group, &[]).map_err(|refused| refused.error)?;
-        // One is written while the next one is made.
-        if let Some(before) = last.replace(ticket) {
-            disk.settle(before)?;
-            bar.add(8 * PIECE_BYTES as u64);
-        }
-    }
-    last.map_or(Ok(()), |ticket| disk.wait(ticket))
 }

@@ -51,7 +51,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if wanted > there {
         file.set_len(wanted).with_context(|| format!("{shown}: {}", text::bytes(wanted)))?;
         if is_written_out {
-            super::create::reserve(&file, wanted)
+            draconis_access::making::reserve(&file, wanted)
                 .with_context(|| format!("{shown}: {}", text::bytes(wanted)))?;
         }
     }

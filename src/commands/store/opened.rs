@@ -1,101 +1,32 @@
-//! An open store, and what is said when it cannot be opened.
+//! An open store: in a file, on a device, or in a bucket.
 
-use std::fs::File;
-use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, anyhow, bail};
-use draconis_device::{Claim, Disk, FileOptions, OpenedFile, claim};
-use draconis_objects::{Error, OpenOptions, Store};
-use rustix::io::Errno;
+use draconis_access::stores;
+pub use draconis_access::stores::{close, disk, is_dense, length, missing, tell};
+use draconis_device::Disk;
+use draconis_objects::Store;
 
 use super::bucket;
-use crate::image;
 
 /// Opens a store to be changed, alone.
 pub fn writable(device: &Path) -> anyhow::Result<Arc<Store>> {
-    if let Some(address) = bucket::address(device) {
-        return open(device, bucket::writable(address)?, false);
+    match bucket::address(device) {
+        Some(address) => stores::open(device, bucket::writable(address)?, false),
+        None => stores::writable(device),
     }
-    let file = image::alone(device)?.with_context(|| missing(device))?;
-    open(device, disk(file, device, true, true)?, false)
 }
 
 /// Opens a store to be read, beside others who do.
 pub fn readable(device: &Path) -> anyhow::Result<Arc<Store>> {
-    open(device, shared(device, true)?, true)
+    stores::open(device, shared(device, true)?, true)
 }
 
-/// Makes all that was done durable, and part of a checkpoint: the end of a log that rots
-/// cannot be told from one that a power cut tore.
-pub fn close(store: &Store, device: &Path) -> anyhow::Result<()> {
-    store.sync().and_then(|()| store.checkpoint()).map_err(|error| tell(device, error))
-}
-
-/// An error, with what can be done about it.
-pub fn tell(device: &Path, error: Error) -> anyhow::Error {
-    let shown = device.display();
-    let step = match &error {
-        Error::NotAStore(_) => format!("; draconis store create {shown} makes one"),
-        Error::Corrupt { .. } => format!(
-            "; draconis store check {shown} says what is damaged, draconis store salvage {shown} NEW \
-             brings what can be read into a new store"
-        ),
-        Error::NoSpace { .. } => format!(" (draconis store grow {shown} SIZE)"),
-        Error::NoObject(_) => format!("; draconis store ls {shown} lists them"),
-        // It names the bucket itself.
-        Error::Device(draconis_device::Error::Elsewhere(_)) => return anyhow!("{error}"),
-        _ => String::new(),
-    };
-    anyhow!("{shown}: {error}{step}")
-}
-
+/// Opens the disk that a store to be read is on.
 pub fn shared(device: &Path, uring: bool) -> anyhow::Result<Arc<dyn Disk>> {
-    if let Some(address) = bucket::address(device) {
-        return bucket::readable(address);
+    match bucket::address(device) {
+        Some(address) => bucket::readable(address),
+        None => stores::shared(device, uring),
     }
-    let shown = device.display();
-    let file = match File::open(device) {
-        Err(error) if error.kind() == ErrorKind::NotFound => bail!(missing(device)),
-        opened => opened.with_context(|| shown.to_string())?,
-    };
-    match claim(&file, Claim::Shared) {
-        Err(Errno::WOULDBLOCK) => bail!("{shown} is in use; wait until who changes it is done"),
-        claimed => claimed?,
-    }
-    disk(file, device, false, uring)
-}
-
-pub fn disk(file: File, device: &Path, write: bool, uring: bool) -> anyhow::Result<Arc<dyn Disk>> {
-    let options = FileOptions { write, direct: true, uring };
-    let is_dense = is_dense(&file)?;
-    let opened = OpenedFile::new(file.into(), options);
-    let opened = opened.with_context(|| device.display().to_string())?;
-    let opened = if is_dense { opened } else { opened.discarding() };
-    Ok(Arc::new(opened.start()))
-}
-
-pub fn missing(device: &Path) -> String {
-    format!("{}: no such file; draconis store create makes a store", device.display())
-}
-
-fn open(device: &Path, disk: Arc<dyn Disk>, read_only: bool) -> anyhow::Result<Arc<Store>> {
-    let options = OpenOptions { read_only, ..OpenOptions::default() };
-    Store::open(disk, &options).map_err(|error| tell(device, error))
-}
-
-/// The length that the store in an open file has, in bytes.
-pub fn length(device: &Path, file: &File) -> anyhow::Result<u64> {
-    let disk = disk(file.try_clone()?, device, false, false)?;
-    Ok(Store::measures(&*disk).map_err(|error| tell(device, error))?.0)
-}
-
-/// Whether it is a file without holes.
-pub fn is_dense(file: &File) -> std::io::Result<bool> {
-    // What is behind the last whole sector is never written.
-    const BLOCK_BYTES: u64 = 4096;
-    let meta = file.metadata()?;
-    Ok(meta.is_file() && meta.blocks() * 512 + BLOCK_BYTES > meta.len())
 }

@@ -7,12 +7,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
+use draconis_access::making::measured;
 use draconis_objects::probe::{self, Measured};
 use rustix::fs::OFlags;
 use serde::Serialize;
 
+use super::create::Bars;
 use super::opened::missing;
-use super::profile::{Chosen, measured, tell_profile};
+use super::profile::{Chosen, tell_profile};
 use crate::image;
 use crate::progress::When;
 use crate::text::{self, size};
@@ -63,8 +65,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let there = std::fs::metadata(device).ok().filter(std::fs::Metadata::is_file);
         (file, there.map_or(64 << 30, |there| there.len()))
     };
-    let measured = measured(device, file, wanted, arguments.progress)
-        .map_err(|error| anyhow!("{shown}: {error}"))?;
+    let mut bars = Bars::new(arguments.progress);
+    let measured =
+        measured(device, file, wanted, &mut |step, done, all| bars.tell(step, done, all))
+            .map_err(|error| anyhow!("{shown}: {error}"))?;
     let (profile, why) = measured.profile(disk_bytes);
     if arguments.json {
         let probed = Probed { profile: profile.into(), why, measured: figures(&measured) };

@@ -7,15 +7,15 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use draconis_access::making::reserve;
+use draconis_access::uuid::Identities;
 use draconis_device::Disk;
 use draconis_objects::{CreateOptions, OpenOptions, Store};
 
 use super::bucket;
-use super::create::reserve;
 use super::opened::{close, disk, shared, tell};
 use crate::image;
 use crate::text;
-use crate::uuid::Identities;
 
 /// Bring all that can be read of a damaged store into a new one, and name the rest.
 ///

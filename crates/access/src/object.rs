@@ -17,7 +17,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, anyhow, bail, ensure};
+use anyhow::{Context, anyhow, ensure};
 use draconis_device::{
     ChainBounds, Claim, Disk, Error as DiskError, Extent, FileOptions, Group as DiskGroup,
     OpenedFile, Pending, Properties, ReadAnswer, Refused, Ticket, Urgency, claim,
@@ -26,8 +26,10 @@ use draconis_exchange::heap::Block;
 use draconis_objects::{Group, Hint, ObjectDisk, ObjectId, OpenOptions, Store};
 use rustix::io::Errno;
 
-use crate::commands::store::opened::tell;
-use crate::text;
+use crate::error::{busy, missing};
+use crate::image;
+use crate::say::bytes;
+use crate::stores::tell;
 
 /// What a store begins with.
 const MARK: &[u8; 8] = b"DracoObj";
@@ -35,7 +37,9 @@ const MARK: &[u8; 8] = b"DracoObj";
 /// A disk on the command line: the store, and the disk's name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Name {
+    /// The file or device of the store.
     pub store: PathBuf,
+    /// The name in it.
     pub name: String,
 }
 
@@ -58,7 +62,9 @@ impl Name {
         let shown = self.store.display();
         let file = File::open(&self.store).with_context(|| shown.to_string())?;
         match claim(&file, Claim::Shared) {
-            Err(Errno::WOULDBLOCK) => bail!("{shown} is in use; wait until who changes it is done"),
+            Err(Errno::WOULDBLOCK) => {
+                return Err(busy(format!("{shown} is in use; wait until who changes it is done")));
+            }
             claimed => claimed?,
         }
         self.opened(file, false)
@@ -66,8 +72,8 @@ impl Name {
 
     /// Opens the store to be changed, alone.
     pub fn alone(self) -> anyhow::Result<Unopened> {
-        let missing = || format!("{}: no such file", self.store.display());
-        let file = super::alone(&self.store)?.with_context(missing)?;
+        let none = || missing(format!("{}: no such file", self.store.display()));
+        let file = image::alone(&self.store)?.ok_or_else(none)?;
         self.opened(file, true)
     }
 
@@ -148,13 +154,13 @@ impl InStore {
     }
 
     fn object(&self) -> anyhow::Result<ObjectId> {
-        self.find()?.with_context(|| {
+        self.find()?.ok_or_else(|| {
             let Name { store, name } = &self.of;
             let store = store.display();
-            format!(
+            missing(format!(
                 "{store} has no disk {name}; draconis store disk {store} {name} SIZE makes one, \
                  draconis store ls {store} lists them"
-            )
+            ))
         })
     }
 
@@ -224,12 +230,7 @@ impl InStore {
 
     fn submit(&self, fill: impl FnOnce(&mut Group), len_bytes: u64) -> anyhow::Result<()> {
         // Lengths of objects are larger; a disk is counted in sectors.
-        ensure!(
-            len_bytes <= i64::MAX as u64,
-            "{}: {} are too much",
-            self.of,
-            text::bytes(len_bytes)
-        );
+        ensure!(len_bytes <= i64::MAX as u64, "{}: {} are too much", self.of, bytes(len_bytes));
         let mut group = Group::new();
         fill(&mut group);
         let done = self.held.store.submit(group, &[]).map_err(|refused| refused.error);

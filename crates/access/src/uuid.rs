@@ -8,6 +8,7 @@ use draconis_device::Random;
 pub struct Identities(Option<Random>);
 
 impl Identities {
+    /// From a seed, or by chance.
     pub fn new(seed: Option<u64>) -> Self {
         Self(seed.map(Random::new))
     }

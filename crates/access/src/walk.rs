@@ -18,11 +18,8 @@ use std::vec;
 use draconis_exchange::contract::{Attributes, Kind};
 use draconis_ext::{Data, Inode, InodeNumber, Place, Run, Volume};
 
-use crate::change::tell;
-use crate::image::{self, Listing};
-use crate::say;
-use crate::target::join;
-use crate::text::printable;
+use crate::names::{Listing, join, names};
+use crate::say::{Tell, printable, tell};
 
 /// Batches that may wait between the reader and the writer.
 const QUEUE: usize = 32;
@@ -72,8 +69,16 @@ pub struct Walk {
 }
 
 impl Walk {
-    /// Lists what is at and below `top`.
-    pub fn new(volume: &Volume, top: InodeNumber, label: &str) -> anyhow::Result<Self> {
+    /// Lists what is at and below `top`; `complain` hears of what could not be read.
+    ///
+    /// # Errors
+    /// What the volume says of `top`.
+    pub fn new(
+        volume: &Volume,
+        top: InodeNumber,
+        label: &str,
+        complain: Tell<'_>,
+    ) -> anyhow::Result<Self> {
         let mut walk = Self { items: vec![], bytes: 0, damaged: false, dirs: vec![] };
         let mut links = HashMap::new();
         walk.add(volume, vec![], top, &mut links).map_err(|error| tell(&label, error))?;
@@ -88,9 +93,12 @@ impl Walk {
             // A damaged volume may hold a directory twice, or below itself.
             if seen.insert(dir) {
                 let shown = if path.is_empty() { label.to_owned() } else { printable(&path) };
-                match image::names(volume, dir, &shown) {
+                match names(volume, dir, &shown, complain) {
                     Ok(found) => listing = found,
-                    Err(error) => walk.complain(&error),
+                    Err(error) => {
+                        walk.damaged = true;
+                        complain(&error);
+                    }
                 }
             }
             walk.damaged |= listing.damaged;
@@ -101,7 +109,8 @@ impl Walk {
                 let below = join(&path, &entry.name);
                 let shown = printable(&below);
                 if let Err(error) = walk.add(volume, below, entry.inode, &mut links) {
-                    walk.complain(&tell(&shown, error));
+                    walk.damaged = true;
+                    complain(&tell(&shown, error));
                 }
             }
             walk.dirs.push((at, first..walk.items.len()));
@@ -110,11 +119,6 @@ impl Walk {
             stack.extend(dirs.rev());
         }
         Ok(walk)
-    }
-
-    fn complain(&mut self, error: &anyhow::Error) {
-        self.damaged = true;
-        say::complain(error);
     }
 
     fn add(

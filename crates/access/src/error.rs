@@ -1,0 +1,125 @@
+//! A failure as programs want it: an errno, and what is said of it.
+
+use draconis_device as device;
+use draconis_ext::mkfs;
+use draconis_objects as objects;
+use draconis_service::volume::OpenError;
+use rustix::io::Errno;
+
+use crate::say::said;
+
+/// What failed, in words that name it, and the errno that says which kind of failure it is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Error {
+    /// The kind of failure.
+    pub errno: Errno,
+    /// What failed, and the next step where there is one.
+    pub message: String,
+}
+
+/// What this crate answers to programs.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// A failure of that kind.
+    pub fn new(errno: Errno, message: impl Into<String>) -> Self {
+        Self { errno, message: message.into() }
+    }
+}
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<anyhow::Error> for Error {
+    fn from(error: anyhow::Error) -> Self {
+        let errno = error.chain().find_map(errno).unwrap_or(Errno::INVAL);
+        Self { errno, message: said(&error) }
+    }
+}
+
+/// Another program has it.
+pub fn busy(message: String) -> anyhow::Error {
+    Error::new(Errno::BUSY, message).into()
+}
+
+/// It is not there.
+pub fn missing(message: String) -> anyhow::Error {
+    Error::new(Errno::NOENT, message).into()
+}
+
+/// The errno of an error of a store.
+pub fn of_store(error: &objects::Error) -> Errno {
+    match error {
+        objects::Error::Misuse(_) | objects::Error::NotAStore(_) => Errno::INVAL,
+        objects::Error::NoObject(_) => Errno::NOENT,
+        objects::Error::NoSpace { .. } => Errno::NOSPC,
+        objects::Error::Corrupt { .. } => Errno::UCLEAN,
+        objects::Error::Device(error) => of_disk(error),
+        objects::Error::Stopped(_) => Errno::ROFS,
+    }
+}
+
+fn of_disk(error: &device::Error) -> Errno {
+    match error {
+        device::Error::Io { errno, .. } => *errno,
+        _ => Errno::IO,
+    }
+}
+
+/// The errno of one cause, if it says what kind of failure it is.
+fn errno(cause: &(dyn std::error::Error + 'static)) -> Option<Errno> {
+    if let Some(error) = cause.downcast_ref::<Error>() {
+        return Some(error.errno);
+    }
+    if let Some(error) = cause.downcast_ref::<draconis_ext::Error>() {
+        return Some(error.refusal().errno());
+    }
+    if let Some(error) = cause.downcast_ref::<OpenError>() {
+        return Some(error.refusal().errno());
+    }
+    if let Some(error) = cause.downcast_ref::<objects::Error>() {
+        return Some(of_store(error));
+    }
+    if let Some(error) = cause.downcast_ref::<device::Error>() {
+        return Some(of_disk(error));
+    }
+    if let Some(error) = cause.downcast_ref::<mkfs::Error>() {
+        return Some(match error {
+            mkfs::Error::NoBlocks { .. } | mkfs::Error::NoInodes { .. } => Errno::NOSPC,
+            mkfs::Error::Source { .. } => Errno::IO,
+            mkfs::Error::Io(error) => of_disk(error),
+            _ => Errno::INVAL,
+        });
+    }
+    if let Some(error) = cause.downcast_ref::<std::io::Error>() {
+        return Errno::from_io_error(error);
+    }
+    cause.downcast_ref::<Errno>().copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context;
+
+    use super::*;
+
+    #[test]
+    fn a_failure_has_the_errno_of_its_cause() {
+        let of = |error: anyhow::Error| Error::from(error.context("a.img:/x"));
+        let full = of(draconis_ext::Error::NoSpace.into());
+        assert_eq!(full.errno, Errno::NOSPC);
+        assert!(full.message.starts_with("a.img:/x: no space left on device; "), "{full}");
+        let refused = OpenError::Ext(draconis_ext::Error::NotFound);
+        assert_eq!(of(refused.into()).errno, Errno::NOENT);
+        assert_eq!(of(objects::Error::NotAStore("x".into()).into()).errno, Errno::INVAL);
+        assert_eq!(of(std::io::Error::from_raw_os_error(13).into()).errno, Errno::ACCESS);
+        assert_eq!(of(busy("it is in use".into())).errno, Errno::BUSY);
+        let plain = Err::<(), _>(anyhow::anyhow!("wrong")).context("x").unwrap_err();
+        assert_eq!(Error::from(plain), Error::new(Errno::INVAL, "x: wrong"));
+    }
+}

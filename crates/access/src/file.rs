@@ -1,0 +1,192 @@
+//! An open file of a volume.
+
+use std::sync::Arc;
+
+use draconis_exchange::contract::{Access, AttributeChange, Attributes, Kind};
+use draconis_ext::{Follow, InodeNumber};
+use rustix::io::Errno;
+
+use crate::volume::{Volume, entry, find};
+use crate::{Error, Result};
+
+/// How to open a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct OpenHow {
+    /// To change it.
+    pub write: bool,
+    /// Make it if it is not there.
+    pub create: bool,
+    /// It must not be there.
+    pub exclusive: bool,
+    /// Cut it to nothing.
+    pub truncate: bool,
+    /// Permission bits of a file that is made.
+    pub mode: u32,
+}
+
+/// An open file. Without names it lives on for as long as it is open, as on Linux.
+#[derive(Debug)]
+pub struct File {
+    volume: Arc<Volume>,
+    inode: InodeNumber,
+    path: Vec<u8>,
+    write: bool,
+}
+
+impl File {
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// It is not there, no regular file, or cannot be changed.
+    pub fn open(volume: &Arc<Volume>, path: &[u8], how: OpenHow) -> Result<Self> {
+        let writes = how.write || how.truncate || how.create;
+        let inode = volume.with(path, |inner| {
+            if writes && !inner.is_writable() {
+                return Err(draconis_ext::Error::ReadOnly);
+            }
+            loop {
+                let found = match find(inner, path, Follow::Yes) {
+                    Err(draconis_ext::Error::NotFound) if how.create => {
+                        let (dir, name) = entry(inner, path)?;
+                        let new = volume.node(Kind::File, how.mode, b"");
+                        match inner.create(dir, name, &new) {
+                            // Another thread made it meanwhile, or it is a link to nowhere.
+                            Err(draconis_ext::Error::Exists)
+                                if !how.exclusive && find(inner, path, Follow::Yes).is_ok() =>
+                            {
+                                continue;
+                            }
+                            made => made?,
+                        }
+                    }
+                    Ok(_) if how.create && how.exclusive => {
+                        return Err(draconis_ext::Error::Exists);
+                    }
+                    found => found?,
+                };
+                inner.hold(found);
+                // Its name may have gone before it was held.
+                match find(inner, path, Follow::Yes) {
+                    Ok(still) if still == found => return Ok(found),
+                    _ => inner.release(found, 1),
+                }
+            }
+        })?;
+        let file = Self { volume: volume.clone(), inode, path: path.to_vec(), write: how.write };
+        match file.stat()?.kind {
+            Kind::File => {}
+            Kind::Directory => return Err(file.refused(Errno::ISDIR, "is a directory")),
+            _ => return Err(file.refused(Errno::INVAL, "not a regular file")),
+        }
+        if writes {
+            let access = Access { read: false, write: true, append: false };
+            volume.with(path, |inner| inner.may_open(inode, access))?;
+        }
+        if how.truncate {
+            file.set(0)?;
+        }
+        Ok(file)
+    }
+
+    /// Reads from byte `offset` on; how many bytes there were, fewer than asked for only at the
+    /// end.
+    ///
+    /// # Errors
+    /// Damage, or what the disk says.
+    pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<usize> {
+        self.volume.with(&self.path, |volume| {
+            let mut filled = 0;
+            while let Some(rest) = into.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+                let at = offset.saturating_add(filled as u64);
+                match volume.read_into(self.inode, at, rest)? {
+                    0 => break,
+                    got => filled += got,
+                }
+            }
+            Ok(filled)
+        })
+    }
+
+    /// Writes all of `bytes` at byte `offset`.
+    ///
+    /// # Errors
+    /// It was opened for reading, or there is no room.
+    pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<usize> {
+        self.may_write()?;
+        self.volume.with(&self.path, |volume| {
+            let mut put = 0;
+            while let Some(rest) = bytes.get(put..).filter(|rest| !rest.is_empty()) {
+                match volume.write(self.inode, offset.saturating_add(put as u64), rest) {
+                    Ok(0) => break,
+                    Ok(more) => put += more,
+                    // What is there already counts.
+                    Err(_) if put > 0 => break,
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(put)
+        })
+    }
+
+    /// Gives it a length; what is new reads as zeros.
+    ///
+    /// # Errors
+    /// As [`File::write_at`].
+    pub fn set_len(&self, len_bytes: u64) -> Result<()> {
+        self.may_write()?;
+        self.set(len_bytes)
+    }
+
+    /// What `stat` shows.
+    ///
+    /// # Errors
+    /// Damage, or what the disk says.
+    pub fn stat(&self) -> Result<Attributes> {
+        self.volume.with(&self.path, |volume| volume.attributes(self.inode))
+    }
+
+    /// Makes it durable.
+    ///
+    /// # Errors
+    /// What made the disk fail.
+    pub fn sync(&self) -> Result<()> {
+        self.volume.with(&self.path, |volume| match volume.is_writable() {
+            true => volume.sync_inode(self.inode, false),
+            false => Ok(()),
+        })
+    }
+
+    /// The volume that it is in.
+    pub fn volume(&self) -> &Arc<Volume> {
+        &self.volume
+    }
+
+    fn set(&self, len_bytes: u64) -> Result<()> {
+        let change = AttributeChange { size_bytes: Some(len_bytes), ..AttributeChange::default() };
+        let set = |volume: &draconis_ext::Volume| volume.set_attributes(self.inode, &change);
+        self.volume.with(&self.path, set).map(drop)
+    }
+
+    fn may_write(&self) -> Result<()> {
+        match self.write {
+            true => Ok(()),
+            false => Err(self.refused(Errno::BADF, "was opened for reading")),
+        }
+    }
+
+    fn refused(&self, errno: Errno, why: &str) -> Error {
+        Error::new(errno, format!("{}: {why}", self.volume.label(&self.path)))
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        // A volume that was closed has given it up.
+        let _ = self.volume.with(&self.path, |volume| {
+            if volume.is_writable() {
+                volume.release(self.inode, 1);
+            }
+            Ok(())
+        });
+    }
+}

@@ -1,0 +1,194 @@
+//! Making a volume in what a path names: a file, there or not, a device, a disk in a store.
+//!
+//! Law 1: what is in use is not touched; what holds something is named first.
+//! Law 2: everything is known to fit before the first byte is written; a file that was
+//! created for a volume that was not made is removed.
+
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use draconis_container::signature;
+use draconis_device::{Disk, FileDisk, FileOptions};
+use draconis_ext::mkfs::{self, Contents, Plan, Target};
+
+use crate::error::missing;
+use crate::image;
+use crate::object::{InStore, Name};
+use crate::say::bytes;
+
+/// Files beyond this are written past the page cache.
+const DIRECT_BYTES: u64 = 64 << 20;
+
+/// Hears of bytes that were written; called by several threads.
+pub type Progress<'a> = &'a (dyn Fn(u64) + Sync);
+
+/// What a volume will lie in, open and claimed.
+pub enum Base {
+    /// A file or device; none if the file is not there yet.
+    File(Option<File>),
+    /// A disk in a store, there or not.
+    InStore(InStore),
+}
+
+impl Base {
+    /// Opens it, alone. A store is looked at after `confine`.
+    ///
+    /// # Errors
+    /// It is in use, or can hold no volume.
+    pub fn open(
+        image: &Path,
+        confine: impl FnOnce() -> anyhow::Result<()>,
+    ) -> anyhow::Result<Self> {
+        let Some(name) = Name::of(image) else { return Ok(Self::File(image::alone(image)?)) };
+        let store = name.alone()?;
+        confine()?;
+        Ok(Self::InStore(store.open()?))
+    }
+
+    /// What it holds, as far as that is easily known.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn held(&self) -> anyhow::Result<Option<&'static str>> {
+        match self {
+            Self::File(file) => Ok(file.as_ref().map(image::held).transpose()?.flatten()),
+            Self::InStore(store) => match store.find()? {
+                Some(_) => Ok(signature::held(&*store.disk()?).map(|held| held.what)),
+                None => Ok(None),
+            },
+        }
+    }
+
+    /// Whether it is a block device, whose length is given.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn is_device(&self) -> anyhow::Result<bool> {
+        match self {
+            Self::File(Some(file)) => Ok(file.metadata()?.file_type().is_block_device()),
+            _ => Ok(false),
+        }
+    }
+
+    /// The length that it has; none if it is not there.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn len_bytes(&self) -> anyhow::Result<u64> {
+        match self {
+            Self::File(file) => Ok(file.as_ref().map(image::len_bytes).transpose()?.unwrap_or(0)),
+            Self::InStore(store) => match store.find()? {
+                Some(_) => store.len_bytes(),
+                None => Ok(0),
+            },
+        }
+    }
+}
+
+/// Makes the volume that was planned.
+///
+/// # Errors
+/// No room, or what reading the contents and writing gave.
+pub fn write(
+    image: &Path,
+    base: Base,
+    plan: &Plan<'_>,
+    contents: &dyn Contents,
+    progress: Progress<'_>,
+) -> anyhow::Result<()> {
+    let work = Work { image, plan, contents, progress };
+    let file = match base {
+        Base::File(file) => file,
+        Base::InStore(store) => return work.fill_in_store(&store),
+    };
+    let created = file.is_none();
+    let done = match file {
+        Some(file) => work.fill(file),
+        None => create(image).and_then(|file| work.fill(file)),
+    };
+    if done.is_err() && created {
+        let _ = std::fs::remove_file(image);
+    }
+    done
+}
+
+fn create(image: &Path) -> anyhow::Result<File> {
+    let file = File::options().read(true).write(true).create_new(true).open(image);
+    let file = match file {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let parent = image.parent().unwrap_or(Path::new("")).display();
+            return Err(missing(format!("{parent}: no such directory; mkdir -p makes it")));
+        }
+        file => file.with_context(|| image.display().to_string())?,
+    };
+    image::claim_alone(&file, image)?;
+    Ok(file)
+}
+
+/// What is to be made, and where.
+struct Work<'a> {
+    image: &'a Path,
+    plan: &'a Plan<'a>,
+    contents: &'a dyn Contents,
+    progress: Progress<'a>,
+}
+
+impl Work<'_> {
+    fn fill(&self, file: File) -> anyhow::Result<()> {
+        let shown = self.image.display();
+        let is_file = file.metadata()?.is_file();
+        let len = self.plan.layout().len_bytes();
+        if is_file {
+            self.has_room(&file).with_context(|| shown.to_string())?;
+            // Cut off and lengthened it is one hole, which reads as zeros.
+            let keep = file.metadata()?.len().max(len);
+            file.set_len(0)?;
+            file.set_len(keep).with_context(|| format!("{shown}: {}", bytes(keep)))?;
+        }
+        let direct = !is_file || self.plan.data_bytes() > DIRECT_BYTES;
+        let options = FileOptions { write: true, direct, uring: false };
+        let disk = FileDisk::from_fd(file.into(), options).with_context(|| shown.to_string())?;
+        self.make(&disk, is_file)
+    }
+
+    /// Writes the volume to a disk, which may be all zeros.
+    fn make(&self, disk: &dyn Disk, zeroed: bool) -> anyhow::Result<()> {
+        let target = Target { disk, zeroed, progress: self.progress };
+        let made = mkfs::write(self.plan, self.contents, &target);
+        made.with_context(|| format!("{}: no volume was made", self.image.display()))
+    }
+
+    /// Makes the volume on a disk of a store, which is made or emptied for it.
+    fn fill_in_store(&self, store: &InStore) -> anyhow::Result<()> {
+        let len = self.plan.layout().len_bytes();
+        let created = store.find()?.is_none();
+        match created {
+            true => store.create(len)?,
+            false => store.clear(store.len_bytes()?.max(len))?,
+        }
+        let done = self.make(&store.disk()?, true);
+        if done.is_err() && created {
+            let _ = store.remove();
+        }
+        done
+    }
+
+    /// Refuses what the file system below has no room for.
+    fn has_room(&self, file: &File) -> anyhow::Result<()> {
+        let below = rustix::fs::fstatvfs(file)?;
+        let held = file.metadata()?.blocks().saturating_mul(512);
+        let free = below.f_bavail.saturating_mul(below.f_frsize).saturating_add(held);
+        let needed = self.plan.data_bytes();
+        if needed > free {
+            bail!(
+                "{} are needed, and the file system that it is on has {}; free some space there",
+                bytes(needed),
+                bytes(free)
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,188 @@
+//! Opening the image that a path names.
+//!
+//! Law 1: nothing of an image is looked at before [`Opened::start`], so that a process which
+//! confines itself can do so before.
+//! Law 2: who changes an image has it alone; who reads shuts out those who change.
+
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow, bail};
+use draconis_container::signature;
+use draconis_device::{Claim, Disk, FileOptions, OpenedFile, claim};
+use draconis_ext::Error;
+use draconis_service::volume::OpenError;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use crate::error::{busy, missing};
+use crate::object::{Name, Unopened};
+
+/// What is shorter has no place for a superblock.
+const SHORTEST_BYTES: u64 = 2048;
+
+/// Why a volume was not opened; where there is none, what is there instead.
+pub fn refused(image: &Path, disk: &dyn Disk, error: OpenError) -> anyhow::Error {
+    let shown = image.display();
+    if matches!(error, OpenError::Held(_)) {
+        return anyhow!("{shown}: {error}");
+    }
+    // What is too short for a superblock holds none either.
+    let none = matches!(
+        &error,
+        OpenError::Ext(Error::NotExt | Error::Io(draconis_device::Error::OutOfRange { .. }))
+    );
+    if !none {
+        return anyhow::Error::from(error).context(shown.to_string());
+    }
+    if disk.properties().len_bytes < SHORTEST_BYTES {
+        return anyhow!("{shown}: too short for a volume, or empty; draconis format makes one");
+    }
+    match signature::held(disk) {
+        Some(held) => {
+            anyhow!("{shown}: not an ext volume; it holds {}, and {}", held.what, held.help)
+        }
+        None => anyhow!(
+            "{shown}: not an ext volume; --offset and --partition say where one begins, and \
+             draconis format makes one"
+        ),
+    }
+}
+
+/// Opens the image for writing, alone; `None` if it is not there.
+pub fn alone(image: &Path) -> anyhow::Result<Option<File>> {
+    let shown = image.display();
+    let kind = match std::fs::metadata(image) {
+        Ok(found) => found.file_type(),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error).with_context(|| shown.to_string()),
+    };
+    usable(image, kind)?;
+    // A device that the kernel has mounted refuses to be opened alone.
+    let flags = if kind.is_block_device() { OFlags::EXCL.bits() as i32 } else { 0 };
+    let file = match File::options().read(true).write(true).custom_flags(flags).open(image) {
+        Err(error) if error.kind() == ErrorKind::ResourceBusy => return Err(in_use(image)),
+        opened => opened.with_context(|| shown.to_string())?,
+    };
+    claim_alone(&file, image)?;
+    if let Some(device) = loop_device(image) {
+        return Err(busy(format!("{shown} is in use by {device}; detach it first")));
+    }
+    Ok(Some(file))
+}
+
+/// The file that an image is in: its own, or that of its store.
+pub fn file_of(image: &Path) -> PathBuf {
+    Name::of(image).map_or_else(|| image.to_owned(), |object| object.store)
+}
+
+/// What a file or device holds, as far as that is easily known.
+pub fn held(file: &File) -> anyhow::Result<Option<&'static str>> {
+    let mut head = vec![0; signature::HEAD_BYTES];
+    let mut len = 0;
+    while len < head.len() {
+        match file.read_at(&mut head[len..], len as u64)? {
+            0 => break,
+            got => len += got,
+        }
+    }
+    Ok(signature::of(&head[..len]).map(|held| held.what))
+}
+
+/// The length of a file or device.
+pub fn len_bytes(file: &File) -> anyhow::Result<u64> {
+    Ok(rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?)
+}
+
+/// Refuses what cannot hold a volume.
+pub fn usable(image: &Path, kind: std::fs::FileType) -> anyhow::Result<()> {
+    let shown = image.display();
+    if kind.is_dir() {
+        bail!("{shown} is a directory; draconis format --from makes a volume of one");
+    }
+    if !kind.is_file() && !kind.is_block_device() {
+        bail!("{shown} is neither a file nor a block device");
+    }
+    Ok(())
+}
+
+/// Claims an open image against everybody else.
+pub fn claim_alone(file: &File, image: &Path) -> anyhow::Result<()> {
+    match claim(file, Claim::Alone) {
+        Err(Errno::WOULDBLOCK) => Err(in_use(image)),
+        claimed => Ok(claimed?),
+    }
+}
+
+fn in_use(image: &Path) -> anyhow::Error {
+    busy(format!("{} is in use; unmount it first", image.display()))
+}
+
+/// The loop device that the kernel has on a file.
+fn loop_device(image: &Path) -> Option<String> {
+    let image = std::fs::metadata(image).ok()?;
+    let backs = |device: &Path| -> Option<bool> {
+        let path = std::fs::read_to_string(device.join("loop/backing_file")).ok()?;
+        let found = std::fs::metadata(path.trim_end_matches('\n')).ok()?;
+        Some((found.dev(), found.ino()) == (image.dev(), image.ino()))
+    };
+    let devices = std::fs::read_dir("/sys/block").ok()?.flatten();
+    let mut using = devices.filter(|device| backs(&device.path()) == Some(true));
+    using.next().map(|device| format!("/dev/{}", device.file_name().display()))
+}
+
+/// What an image's name led to: open, claimed, and not looked at.
+pub enum Opened {
+    /// A file or block device.
+    File(OpenedFile),
+    /// A disk in a store.
+    InStore(Unopened),
+}
+
+impl Opened {
+    /// The disk; who is to be confined is, by now.
+    pub fn start(self) -> anyhow::Result<Arc<dyn Disk>> {
+        match self {
+            Self::File(file) => Ok(Arc::new(file.start())),
+            Self::InStore(object) => object.start(),
+        }
+    }
+}
+
+/// Opens an image that must be there, to be changed, alone.
+pub fn writable(image: &Path) -> anyhow::Result<Opened> {
+    if let Some(name) = Name::of(image) {
+        return name.alone().map(Opened::InStore);
+    }
+    let name = image.display();
+    let none = || missing(format!("{name}: no such file; draconis format makes a volume"));
+    opened(alone(image)?.ok_or_else(none)?, image, true).map(Opened::File)
+}
+
+/// Opens an image that is only read beside one that is changed.
+pub fn readable(image: &Path) -> anyhow::Result<Opened> {
+    match Name::of(image) {
+        Some(name) => name.shared().map(Opened::InStore),
+        None => readable_file(image).map(Opened::File),
+    }
+}
+
+/// Opens a file or device that is only read.
+pub fn readable_file(image: &Path) -> anyhow::Result<OpenedFile> {
+    let file = File::open(image).with_context(|| image.display().to_string())?;
+    match claim(&file, Claim::Shared) {
+        Err(Errno::WOULDBLOCK) => return Err(in_use(image)),
+        claimed => claimed?,
+    }
+    opened(file, image, false)
+}
+
+/// An open image as a disk that is not started.
+pub fn opened(file: File, image: &Path, write: bool) -> anyhow::Result<OpenedFile> {
+    // Through the page cache, as with every tool that runs once.
+    let how = FileOptions { write, direct: false, uring: false };
+    OpenedFile::new(file.into(), how).with_context(|| image.display().to_string())
+}

@@ -1,0 +1,37 @@
+//! Volumes and stores by the paths of the host: opened, claimed, archived, in the caller's
+//! process. What the program does between two confinements, and what libraries for other
+//! languages stand on.
+//!
+//! ```text
+//!   path ──image──▶ Opened ──start──▶ a disk ──▶ Volume: files by path, tar, check
+//!        ──stores─▶ objects::Store ───────────▶ Store: groups, objects, keys
+//!        ──format, making──▶ a new volume, a new store
+//! ```
+//!
+//! Law 1: nothing here confines the process, prints, or ends it: who calls may do that.
+//! Law 2: every failure has an errno, and says what it is about.
+//! Law 3: a volume or store that was closed answers EBADF, whoever still holds a part of it.
+//!
+//! This crate does not know FUSE, the command line and buckets.
+
+#![forbid(unsafe_code)]
+
+mod error;
+pub mod file;
+pub mod format;
+pub mod image;
+pub mod making;
+pub mod names;
+pub mod object;
+pub mod say;
+mod store;
+pub mod stores;
+pub mod tar;
+pub mod uuid;
+pub mod volume;
+pub mod walk;
+
+pub use error::{Error, Result, busy, missing};
+pub use file::{File, OpenHow};
+pub use store::{Keys, NewStore, Store, Verdict};
+pub use volume::{Checked, Listed, NewVolume, Place, Volume};

@@ -1,0 +1,70 @@
+//! The names in a directory, as lists and walks want them.
+
+use draconis_exchange::contract::Kind;
+use draconis_ext::{InodeNumber, Volume};
+
+use crate::say::{Tell, tell};
+
+/// The names in a directory, sorted, without `.` and `..`; damage is told and left out.
+///
+/// # Errors
+/// What the volume says of `dir`.
+pub fn names(
+    volume: &Volume,
+    dir: InodeNumber,
+    label: &str,
+    complain: Tell<'_>,
+) -> anyhow::Result<Listing> {
+    let mut listing = Listing::default();
+    volume
+        .entries(dir, Default::default(), false, |found| {
+            match found {
+                Ok(entry) => listing.names.push(Listed {
+                    name: entry.name.to_vec(),
+                    inode: entry.inode,
+                    kind: entry.kind,
+                }),
+                Err(damage) => {
+                    complain(&tell(&label, damage.error));
+                    listing.damaged = true;
+                }
+            }
+            true
+        })
+        .map_err(|error| tell(&label, error))?;
+    listing.names.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(listing)
+}
+
+/// What a directory holds.
+#[derive(Default)]
+pub struct Listing {
+    /// Its names, sorted by their bytes.
+    pub names: Vec<Listed>,
+    /// Whether some could not be read.
+    pub damaged: bool,
+}
+
+/// A name in a directory.
+pub struct Listed {
+    /// The name.
+    pub name: Vec<u8>,
+    /// What it names.
+    pub inode: InodeNumber,
+    /// Its kind, where the directory says.
+    pub kind: Option<Kind>,
+}
+
+/// A path and a name below it.
+pub fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
+    let slash: &[u8] = if dir.ends_with(b"/") || dir.is_empty() { b"" } else { b"/" };
+    [dir, slash, name].concat()
+}
+
+/// The path of a directory, and the name that a path ends with; empty for the root.
+pub fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    let len = path.iter().rposition(|byte| *byte != b'/').map_or(0, |at| at + 1);
+    let (path, _) = path.split_at(len);
+    let cut = path.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
+    path.split_at(cut)
+}

@@ -1,0 +1,178 @@
+//! What is said of a failure: what it is about, once; what went wrong, in words; and the next
+//! step, where there is one.
+
+use std::error::Error as Cause;
+use std::fmt::Display;
+use std::io::ErrorKind;
+
+use draconis_ext::Error;
+use draconis_service::sentence;
+use draconis_service::volume::OpenError;
+use rustix::io::Errno;
+
+/// Who hears of what failed while the rest goes on.
+pub type Tell<'a> = &'a mut dyn FnMut(&anyhow::Error);
+
+/// What to do about damage. A walk may meet much of it, and says this once.
+pub const DAMAGED: &str =
+    "the volume is damaged: draconis check shows all damage, and e2fsck -f repairs it";
+
+/// Says what an error is about.
+pub fn tell(what: &dyn Display, error: Error) -> anyhow::Error {
+    anyhow::Error::from(error).context(what.to_string())
+}
+
+/// A failure and the next step, as one sentence.
+pub fn said(error: &anyhow::Error) -> String {
+    match parts(error) {
+        (text, Some(step)) => format!("{text}; {step}"),
+        (text, None) => text,
+    }
+}
+
+/// A size in the largest unit that keeps it above one, as `ls -h` has it.
+pub fn bytes(n: u64) -> String {
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let mut size = n as f64;
+    let mut unit = 0;
+    while size >= 1024.0 && unit + 1 < UNITS.len() {
+        size /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{n} B") } else { format!("{size:.1} {}", UNITS[unit]) }
+}
+
+/// A name without what would move a cursor or ring a bell.
+pub fn printable(name: &[u8]) -> String {
+    let mut text = String::new();
+    for chunk in name.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            if c.is_control() { text.extend(c.escape_default()) } else { text.push(c) }
+        }
+        for byte in chunk.invalid() {
+            text += &format!("\\x{byte:02x}");
+        }
+    }
+    text
+}
+
+/// A failure in words, and the next step.
+pub fn parts(error: &anyhow::Error) -> (String, Option<&'static str>) {
+    let mut text = String::new();
+    let mut last = String::new();
+    for cause in error.chain() {
+        let whole = sentence(cause);
+        let part = whole.as_str();
+        // Layers name the same path, or repeat what they wrap.
+        let new = match part.strip_prefix(&last) {
+            Some("") if !last.is_empty() => continue,
+            Some(rest) => rest.strip_prefix(": ").unwrap_or(part),
+            None if text.ends_with(part) => continue,
+            None => part,
+        };
+        if !text.is_empty() {
+            text += ": ";
+        }
+        text += new;
+        last = part.to_owned();
+    }
+    (text, error.chain().find_map(step))
+}
+
+fn step(cause: &(dyn Cause + 'static)) -> Option<&'static str> {
+    if let Some(error) = cause.downcast_ref::<OpenError>() {
+        return match error {
+            OpenError::Ext(error) => of_volume(error),
+            _ => None,
+        };
+    }
+    if let Some(error) = cause.downcast_ref::<Error>() {
+        return of_volume(error);
+    }
+    if let Some(error) = cause.downcast_ref::<draconis_device::Error>() {
+        return of_disk(error);
+    }
+    let kind = match cause.downcast_ref::<std::io::Error>() {
+        Some(error) => error.kind(),
+        None => std::io::Error::from(*cause.downcast_ref::<Errno>()?).kind(),
+    };
+    of_system(kind)
+}
+
+fn of_volume(error: &Error) -> Option<&'static str> {
+    Some(match error {
+        Error::NoSpace => "remove something, or take a larger volume",
+        Error::Corrupt { .. } => DAMAGED,
+        Error::Unsupported { .. } => "Linux's own driver may know it: mount -o loop",
+        Error::NotPermitted => "it is immutable or append-only: chattr -ia on the mounted volume",
+        Error::NotEmpty => "rm -r removes a directory with all it holds",
+        Error::OtherProject => "copy it there, and remove it here",
+        Error::LinkLimit => "ext2 has room for no more names of it",
+        Error::Io(error) => return of_disk(error),
+        Error::InUse { .. } => "unmount it there",
+        _ => return None,
+    })
+}
+
+fn of_disk(error: &draconis_device::Error) -> Option<&'static str> {
+    match error {
+        draconis_device::Error::Io { errno, .. } => match std::io::Error::from(*errno).kind() {
+            ErrorKind::StorageFull => Some("make room where the image is"),
+            _ => Some("the disk below may be failing: dmesg tells more"),
+        },
+        draconis_device::Error::OutOfRange { .. } | draconis_device::Error::Short { .. } => {
+            Some("the image is shorter than what it holds")
+        }
+        _ => None,
+    }
+}
+
+fn of_system(kind: ErrorKind) -> Option<&'static str> {
+    Some(match kind {
+        ErrorKind::PermissionDenied => "ls -l shows who may",
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "make room there",
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::{Context, anyhow};
+
+    use super::*;
+
+    #[test]
+    fn errors_tell_the_next_step() {
+        assert_eq!(
+            said(&tell(&"a.img:/x", Error::NoSpace)),
+            "a.img:/x: no space left on device; remove something, or take a larger volume"
+        );
+        assert_eq!(said(&tell(&"x", Error::NotFound)), "x: no such file or directory");
+        let damage = Error::Corrupt { what: "inode", inode: None, block: None };
+        assert_eq!(said(&tell(&"x", damage)), format!("x: corrupt inode; {DAMAGED}"));
+        let full = draconis_device::Error::Io {
+            what: "write",
+            extent: draconis_device::Extent::new(0, 512),
+            errno: Errno::NOSPC,
+        };
+        let full = said(&tell(&"a.img", full.into()));
+        assert!(full.ends_with("No space left on device; make room where the image is"), "{full}");
+    }
+
+    #[test]
+    fn a_path_is_said_once_and_no_number() {
+        let missing = || std::io::Error::from_raw_os_error(2);
+        let error = Err::<(), _>(missing()).context("a/b").context("a/b").unwrap_err();
+        assert_eq!(said(&error), "a/b: No such file or directory");
+        let error = anyhow!("a/b: is wrong").context("a/b").context("top");
+        assert_eq!(said(&error), "top: a/b: is wrong");
+        let inside = anyhow!("{}", missing()).context("a");
+        assert_eq!(said(&inside), "a: No such file or directory");
+    }
+
+    #[test]
+    fn sizes_and_names() {
+        assert_eq!((bytes(1023), bytes(1536)), ("1023 B".into(), "1.5 KiB".into()));
+        assert_eq!(printable(b"a\x1b[2J\xff\xc3\xa9"), "a\\u{1b}[2J\\xffé");
+    }
+}

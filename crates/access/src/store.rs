@@ -1,0 +1,324 @@
+//! An object store by the path of the file or device that it is in.
+
+use std::ops::Bound;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+
+use draconis_objects::check::{CheckOptions, Report};
+use draconis_objects::kv::{Batch, Kv, Scan};
+use draconis_objects::{Group, Info, LayoutKind, NewObject, ObjectId, Ticket};
+use parking_lot::{Mutex, RwLock};
+use rustix::io::Errno;
+
+use crate::making::{self, Wanted};
+use crate::stores::{self, tell};
+use crate::{Error, Result, image};
+
+/// A store that is to be made.
+#[derive(Clone, Debug, Default)]
+pub struct NewStore {
+    /// Its length; that of the device if left out.
+    pub len_bytes: Option<u64>,
+    /// The layout; measured if left out, where the length allows it.
+    pub layout: Option<LayoutKind>,
+    /// Leave a file one hole instead of writing it out.
+    pub sparse: bool,
+    /// Overwrite what a file or device holds.
+    pub force: bool,
+}
+
+/// What a check of a store found.
+pub type Verdict = Report;
+
+/// An open store. Everything takes `&self`, from any number of threads.
+pub struct Store {
+    path: PathBuf,
+    inner: RwLock<Option<Arc<draconis_objects::Store>>>,
+    /// What holds the file besides, until the store is closed.
+    scans: Mutex<Vec<Weak<Mutex<Option<Scan>>>>>,
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Store").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl Store {
+    /// Makes an empty store; a file that is not there is made.
+    ///
+    /// # Errors
+    /// It is in use or holds something, or there is no room.
+    pub fn create(path: &Path, new: &NewStore) -> Result<()> {
+        Ok(create(path, new)?)
+    }
+
+    /// Opens a store to be read, beside others who do.
+    ///
+    /// # Errors
+    /// It is no store, damaged, or being changed.
+    pub fn open(path: &Path) -> Result<Arc<Self>> {
+        Ok(Self::new(path, stores::readable(path)?))
+    }
+
+    /// Opens a store to be changed, alone.
+    ///
+    /// # Errors
+    /// As [`Store::open`]; it is in use.
+    pub fn open_for_writing(path: &Path) -> Result<Arc<Self>> {
+        Ok(Self::new(path, stores::writable(path)?))
+    }
+
+    fn new(path: &Path, store: Arc<draconis_objects::Store>) -> Arc<Self> {
+        let inner = RwLock::new(Some(store));
+        Arc::new(Self { path: path.to_owned(), inner, scans: Mutex::default() })
+    }
+
+    /// Checks every sum, map and count, without changing anything.
+    ///
+    /// # Errors
+    /// It cannot be checked. Damage is no error.
+    pub fn check(path: &Path) -> Result<Verdict> {
+        let disk = stores::shared(path, true)?;
+        let report = draconis_objects::Store::check(disk, &CheckOptions::default(), &mut |_, _| {});
+        Ok(report.map_err(|error| tell(path, error))?)
+    }
+
+    /// Makes all durable, leaves a checkpoint, and gives the file back. Waits for calls under way;
+    /// later ones are refused, those of scans, too.
+    ///
+    /// # Errors
+    /// What made the disk fail.
+    pub fn close(&self) -> Result<()> {
+        let Some(store) = self.inner.write().take() else { return Ok(()) };
+        for scan in std::mem::take(&mut *self.scans.lock()).iter().filter_map(Weak::upgrade) {
+            scan.lock().take();
+        }
+        match store.is_read_only() {
+            true => Ok(()),
+            false => Ok(stores::close(&store, &self.path)?),
+        }
+    }
+
+    /// The path of the file or device.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Sizes and counts.
+    ///
+    /// # Errors
+    /// It is closed.
+    pub fn info(&self) -> Result<Info> {
+        self.with(|store| Ok(store.info()))
+    }
+
+    /// The number of an object to create.
+    ///
+    /// # Errors
+    /// It is closed.
+    pub fn new_object(&self) -> Result<NewObject> {
+        self.with(|store| Ok(store.new_object()))
+    }
+
+    /// Takes a group of changes: atomic, after all before it, durable after [`Store::wait`].
+    ///
+    /// # Errors
+    /// No room, no such object, or the store takes no changes. Nothing of the group was done.
+    pub fn submit(&self, group: Group) -> Result<Ticket> {
+        self.with(|store| store.submit(group, &[]).map_err(|refused| refused.error))
+    }
+
+    /// Returns once what has the ticket is durable, with everything before it.
+    ///
+    /// # Errors
+    /// What made the disk fail.
+    pub fn wait(&self, ticket: Ticket) -> Result<()> {
+        self.with(|store| store.wait(ticket))
+    }
+
+    /// Makes everything durable that was submitted.
+    ///
+    /// # Errors
+    /// What made the disk fail.
+    pub fn sync(&self) -> Result<()> {
+        self.with(|store| store.sync())
+    }
+
+    /// Reads from byte `at` of an object; how many bytes there were.
+    ///
+    /// # Errors
+    /// There is none of that number, or damage.
+    pub fn read(&self, id: ObjectId, at: u64, into: &mut [u8]) -> Result<usize> {
+        self.with(|store| store.read(id, at, into))
+    }
+
+    /// The length of an object.
+    ///
+    /// # Errors
+    /// There is none of that number, or damage.
+    pub fn len(&self, id: ObjectId) -> Result<u64> {
+        self.with(|store| store.len(id))
+    }
+
+    /// All objects, with their lengths.
+    ///
+    /// # Errors
+    /// Damage.
+    pub fn list(&self) -> Result<Vec<(ObjectId, u64)>> {
+        self.with(|store| store.list())
+    }
+
+    /// The object that has a name.
+    ///
+    /// # Errors
+    /// Damage.
+    pub fn named(&self, name: &[u8]) -> Result<Option<ObjectId>> {
+        self.with(|store| store.named(name))
+    }
+
+    /// All names, with their objects.
+    ///
+    /// # Errors
+    /// Damage.
+    pub fn names(&self) -> Result<Vec<(Vec<u8>, ObjectId)>> {
+        self.with(|store| store.names())
+    }
+
+    /// Makes all changes of keys in a batch, or none; durable after [`Store::wait`].
+    ///
+    /// # Errors
+    /// As [`Store::submit`].
+    pub fn write_keys(&self, batch: Batch) -> Result<Ticket> {
+        self.with(|store| Kv::new(store.clone()).write(batch).map_err(|refused| refused.1))
+    }
+
+    /// The value of a key.
+    ///
+    /// # Errors
+    /// Damage.
+    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.with(|store| Kv::new(store.clone()).get(key))
+    }
+
+    /// How many keys there are.
+    ///
+    /// # Errors
+    /// Damage.
+    pub fn count_keys(&self) -> Result<u64> {
+        self.with(|store| Kv::new(store.clone()).count().map(|count| count.keys))
+    }
+
+    /// Keys and values of a range as they are now, in order, or from the last to the first.
+    ///
+    /// # Errors
+    /// It is closed.
+    pub fn scan(
+        self: &Arc<Self>,
+        (from, to): (Bound<&[u8]>, Bound<&[u8]>),
+        reverse: bool,
+    ) -> Result<Keys> {
+        let scan = self.with(|store| {
+            let scan = Kv::new(store.clone()).scan::<(Bound<&[u8]>, Bound<&[u8]>)>(&(from, to));
+            let scan = Arc::new(Mutex::new(Some(scan)));
+            let mut scans = self.scans.lock();
+            scans.retain(|scan| scan.strong_count() > 0);
+            scans.push(Arc::downgrade(&scan));
+            Ok(scan)
+        })?;
+        Ok(Keys { store: self.clone(), scan, reverse })
+    }
+
+    fn with<T>(
+        &self,
+        work: impl FnOnce(&Arc<draconis_objects::Store>) -> draconis_objects::Result<T>,
+    ) -> Result<T> {
+        let inner = self.inner.read_recursive();
+        let Some(store) = &*inner else {
+            let text = format!("{}: the store was closed", self.path.display());
+            return Err(Error::new(Errno::BADF, text));
+        };
+        Ok(work(store).map_err(|error| tell(&self.path, error))?)
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        if let Err(error) = self.close() {
+            log::warn!("{error}");
+        }
+    }
+}
+
+/// Keys and values as they were when the scan began.
+pub struct Keys {
+    store: Arc<Store>,
+    /// None behind its end.
+    scan: Arc<Mutex<Option<Scan>>>,
+    reverse: bool,
+}
+
+impl Keys {
+    /// The next key and its value; none at the end.
+    ///
+    /// # Errors
+    /// Damage, after which the scan goes on behind it; the store was closed.
+    pub fn next(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        self.store.with(|_| {
+            let mut held = self.scan.lock();
+            let Some(scan) = &mut *held else { return Ok(None) };
+            let next = if self.reverse { scan.next_back() } else { scan.next() };
+            if next.is_none() {
+                *held = None;
+            }
+            next.transpose()
+        })
+    }
+}
+
+fn create(path: &Path, new: &NewStore) -> anyhow::Result<()> {
+    let shown = path.display();
+    let opened = image::alone(path)?;
+    let created = opened.is_none();
+    if let Some(file) = &opened
+        && !new.force
+    {
+        let held = image::held(file)?;
+        let refused = match (file.metadata()?.is_file(), held) {
+            (true, None) => None,
+            (true, Some(what)) => Some(format!("{shown} holds {what}; force overwrites it")),
+            (false, _) => Some(format!(
+                "{shown} is a block device; force makes a store of it, and what it holds is lost"
+            )),
+        };
+        if let Some(text) = refused {
+            return Err(Error::new(Errno::EXIST, text).into());
+        }
+    }
+    let file = match opened {
+        Some(file) => file,
+        None if new.len_bytes.is_none() => {
+            return Err(crate::missing(format!("{shown} does not exist: a size is needed")));
+        }
+        None => {
+            let file = std::fs::File::options().read(true).write(true).create_new(true).open(path);
+            let file = anyhow::Context::with_context(file, || shown.to_string())?;
+            image::claim_alone(&file, path)?;
+            file
+        }
+    };
+    let there = image::len_bytes(&file)?;
+    let len_bytes = new.len_bytes.unwrap_or(there);
+    let fits = len_bytes > 0 && (file.metadata()?.is_file() || len_bytes == there);
+    if !fits {
+        let text =
+            format!("{shown} has {there} bytes: a store takes all of a device, and more than none");
+        return Err(Error::new(Errno::INVAL, text).into());
+    }
+    let wanted = Wanted { len_bytes, sparse: new.sparse, profile: None, layout: new.layout };
+    let made = making::make(path, file, &wanted, &mut |_, _, _| {});
+    if made.is_err() && created {
+        let _ = std::fs::remove_file(path);
+    }
+    made.map(drop)
+}

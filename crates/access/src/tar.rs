@@ -1,0 +1,491 @@
+//! A tree of a volume as a POSIX (pax) archive.
+//!
+//! What ustar cannot say goes into pax records, as GNU tar and bsdtar read them: long
+//! names, nanoseconds, large numbers, `SCHILY.xattr.*` and `GNU.sparse.*` version 1.0.
+//!
+//! Law: a hole costs nothing, however large, and a file's map is never in memory as a whole:
+//! it is gone through once to know its length, which stands before it, and once to write it.
+
+use std::io::{self, Write};
+
+use anyhow::{Context, anyhow, bail};
+use draconis_exchange::contract::Kind;
+use draconis_ext::{InodeNumber, Volume};
+use tar::{EntryType, Header};
+
+use crate::say::{printable, tell};
+use crate::walk::{Item, Piece, Pieces, Walk, queue, read_ahead, segments};
+
+/// When a file with holes is archived as a sparse one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Sparse {
+    /// From 1 MiB of holes on.
+    #[default]
+    Auto,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}
+
+/// What an archive is to be like.
+#[derive(Clone, Debug, Default)]
+pub struct How {
+    /// What stands before every path; `.` if it is empty.
+    pub prefix: Vec<u8>,
+    /// Files with holes.
+    pub sparse: Sparse,
+    /// Whether it is a layer of a container image, to whose readers some names mean something
+    /// else.
+    pub is_layer: bool,
+}
+
+/// Who hears how an archive comes along.
+pub trait Watch {
+    /// So many bytes of contents are to come.
+    fn begin(&mut self, bytes: u64);
+    /// So many more are written.
+    fn did(&mut self, bytes: u64);
+    /// Something was left out.
+    fn tell(&mut self, error: &anyhow::Error);
+}
+
+/// Size of a tar block, in bytes.
+const BLOCK_BYTES: usize = 512;
+/// Largest number that ustar's size field holds.
+const USTAR_SIZE_MAX: u64 = 0o77_777_777_777;
+/// Largest number that ustar's owner fields hold.
+const USTAR_ID_MAX: u32 = 0o7_777_777;
+/// Longest name that ustar holds without splitting.
+const USTAR_NAME_BYTES: usize = 100;
+/// Bytes in holes from which on a file is archived as a sparse one, unless told otherwise:
+/// fewer are not worth an entry that not every reader of archives knows.
+const HOLE_BYTES_MIN: u64 = 1 << 20;
+
+/// Writes what is at and below `top` to `out`; what is called `label` in complaints. Whether
+/// everything could be read, and `out`.
+///
+/// # Errors
+/// What the volume says of `top`, and what writing gives. Damage below is told, and left out.
+pub fn archive<W: Write>(
+    volume: &Volume,
+    (top, label): (InodeNumber, &str),
+    how: How,
+    watch: &mut dyn Watch,
+    out: W,
+) -> anyhow::Result<(bool, W)> {
+    let walk = Walk::new(volume, top, label, &mut |error| watch.tell(error))?;
+    let plan = walk.plan();
+    watch.begin(walk.bytes);
+    let (failed, out) = std::thread::scope(|scope| {
+        let (send, pieces) = queue();
+        let (walk, plan) = (&walk, &plan);
+        scope.spawn(move || read_ahead(volume, walk, plan, send));
+        let out = io::BufWriter::with_capacity(1 << 20, out);
+        let mut archive = Archive { volume, walk, how, out, pieces, watch, failed: false };
+        archive.write(plan)?;
+        let out = archive.out.into_inner().map_err(|error| error.into_error())?;
+        anyhow::Ok((archive.failed, out))
+    })?;
+    Ok((!failed && !walk.damaged, out))
+}
+
+struct Archive<'a, W: Write> {
+    volume: &'a Volume,
+    walk: &'a Walk,
+    how: How,
+    out: io::BufWriter<W>,
+    pieces: Pieces,
+    watch: &'a mut dyn Watch,
+    failed: bool,
+}
+
+impl<W: Write> Archive<'_, W> {
+    fn write(&mut self, plan: &[usize]) -> anyhow::Result<()> {
+        for &at in plan {
+            let item = &self.walk.items[at];
+            if item.attributes.kind == Kind::Socket {
+                let path = printable(&self.path(item));
+                self.watch.tell(&anyhow!("{path}: a socket cannot be archived"));
+                continue;
+            }
+            let name = item.path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+            if self.how.is_layer && name.starts_with(b".wh.") {
+                bail!(
+                    "{}: in an image this name means that another is taken away; rename it first",
+                    printable(&self.path(item))
+                );
+            }
+            self.item(item)?;
+        }
+        // Two blocks of zeros end an archive.
+        self.out.write_all(&[0; 2 * BLOCK_BYTES])?;
+        self.out.flush()?;
+        Ok(())
+    }
+
+    fn complain(&mut self, item: &Item, error: draconis_ext::Error) {
+        self.failed = true;
+        let error = tell(&printable(&self.path(item)), error);
+        self.watch.tell(&error);
+    }
+
+    fn path(&self, item: &Item) -> Vec<u8> {
+        let mut path = match &self.how.prefix[..] {
+            b"" => b".".to_vec(),
+            prefix => prefix.to_vec(),
+        };
+        if !item.path.is_empty() {
+            path.push(b'/');
+            path.extend_from_slice(&item.path);
+        }
+        if item.attributes.kind == Kind::Directory {
+            path.push(b'/');
+        }
+        path
+    }
+
+    fn item(&mut self, item: &Item) -> anyhow::Result<()> {
+        let attributes = &item.attributes;
+        let path = self.path(item);
+        let mut header = Header::new_ustar();
+        let mut pax = Pax::default();
+        header.set_mode(attributes.mode & 0o7777);
+        header.set_uid(pax.number("uid", attributes.uid.into(), USTAR_ID_MAX.into()));
+        header.set_gid(pax.number("gid", attributes.gid.into(), USTAR_ID_MAX.into()));
+        let modified = attributes.modified;
+        header.set_mtime(u64::try_from(modified.seconds).unwrap_or(0).min(USTAR_SIZE_MAX));
+        if modified.nanoseconds != 0 || header.mtime().ok() != u64::try_from(modified.seconds).ok()
+        {
+            pax.record("mtime", pax_time(modified.seconds, modified.nanoseconds).as_bytes());
+        }
+        if let Err(error) = self.xattrs(item, &mut pax) {
+            self.complain(item, error);
+        }
+        if let Some(first) = item.link_to {
+            header.set_entry_type(EntryType::Link);
+            let target = self.path(&self.walk.items[first]);
+            set_link(&mut header, &mut pax, &target);
+            return self.header(header, &mut pax, &path, 0);
+        }
+        match attributes.kind {
+            Kind::File => return self.file(item, header, pax, &path),
+            Kind::Directory => header.set_entry_type(EntryType::Directory),
+            Kind::Symlink => {
+                header.set_entry_type(EntryType::Symlink);
+                match self.volume.read_link_of(item.inode()) {
+                    Ok(target) => set_link(&mut header, &mut pax, &target),
+                    Err(error) => {
+                        self.complain(item, error);
+                        return Ok(());
+                    }
+                }
+            }
+            Kind::Fifo => header.set_entry_type(EntryType::Fifo),
+            kind => {
+                let character = kind == Kind::CharDevice;
+                header.set_entry_type(if character { EntryType::Char } else { EntryType::Block });
+                header.set_device_major(attributes.device.0)?;
+                header.set_device_minor(attributes.device.1)?;
+            }
+        }
+        self.header(header, &mut pax, &path, 0)
+    }
+
+    fn xattrs(&self, item: &Item, pax: &mut Pax) -> draconis_ext::Result<()> {
+        if item.attributes.no_xattrs {
+            return Ok(());
+        }
+        let number = item.inode().number;
+        for name in self.volume.xattr_names(number)? {
+            let value = self.volume.xattr(number, &name)?;
+            pax.record_bytes(&[b"SCHILY.xattr.", &name[..]].concat(), &value);
+        }
+        Ok(())
+    }
+
+    fn file(
+        &mut self,
+        item: &Item,
+        mut header: Header,
+        mut pax: Pax,
+        path: &[u8],
+    ) -> anyhow::Result<()> {
+        header.set_entry_type(EntryType::Regular);
+        let size = item.attributes.size_bytes;
+        let mut layout = Layout::default();
+        for segment in segments(self.volume, item.inode()) {
+            match segment {
+                Ok((start, end)) => layout.add(start, end),
+                Err(error) => {
+                    self.complain(item, error);
+                    self.skip_pieces();
+                    return Ok(());
+                }
+            }
+        }
+        layout.finish(size);
+        let holes = size - layout.stored;
+        let sparse = match self.how.sparse {
+            Sparse::Auto => holes >= HOLE_BYTES_MIN,
+            Sparse::Always => holes > 0,
+            Sparse::Never => false,
+        };
+        let stored = if sparse { layout.stored } else { size };
+        if sparse {
+            pax.record("GNU.sparse.major", b"1");
+            pax.record("GNU.sparse.minor", b"0");
+            pax.record("GNU.sparse.name", path);
+            pax.record("GNU.sparse.realsize", size.to_string().as_bytes());
+            // What a tar that knows no sparse files extracts, beside the true name.
+            let name = [b"GNUSparseFile.0/", path].concat();
+            self.header(header, &mut pax, &name, stored + layout.map_blocks_bytes())?;
+            self.map(item, &layout, size)?;
+        } else {
+            self.header(header, &mut pax, path, stored)?;
+        }
+        let mut put = 0;
+        while let Some(piece) = self.pieces.next() {
+            // Segments come in order and without a gap inside them.
+            let (offset, data) = match piece {
+                Piece::Data(offset, data) => (offset, data),
+                Piece::End(read) => {
+                    if let Err(error) = read {
+                        self.complain(item, error);
+                    }
+                    break;
+                }
+            };
+            if !sparse {
+                self.zeros(offset.saturating_sub(put))?;
+                put = put.max(offset);
+            }
+            self.out.write_all(&data)?;
+            put += data.len() as u64;
+            self.watch.did(data.len() as u64);
+        }
+        // A hole at the end, and what could not be read: the archive stays one.
+        self.zeros(stored.saturating_sub(put))?;
+        self.pad(stored)
+    }
+
+    /// The map of a sparse file, version 1.0: numbers in decimal, a line each, in whole blocks.
+    fn map(&mut self, item: &Item, layout: &Layout, size: u64) -> anyhow::Result<()> {
+        let mut written = Layout::default();
+        writeln!(self.out, "{}", layout.entries)?;
+        for segment in segments(self.volume, item.inode()) {
+            // It was read once already, and the volume is not changed.
+            let (start, end) = segment
+                .with_context(|| format!("{}: the archive ends here", printable(&item.path)))?;
+            write!(self.out, "{start}\n{}\n", end - start)?;
+            written.add(start, end);
+        }
+        if written.end < size {
+            write!(self.out, "{size}\n0\n")?;
+        }
+        self.pad(layout.map_bytes())
+    }
+
+    fn skip_pieces(&mut self) {
+        while let Some(Piece::Data(..)) = self.pieces.next() {}
+    }
+
+    fn zeros(&mut self, mut len: u64) -> io::Result<()> {
+        let zeros = [0; 8192];
+        while len > 0 {
+            let n = len.min(zeros.len() as u64);
+            self.out.write_all(&zeros[..n as usize])?;
+            len -= n;
+        }
+        Ok(())
+    }
+
+    fn pad(&mut self, len: u64) -> anyhow::Result<()> {
+        let over = len as usize % BLOCK_BYTES;
+        if over > 0 {
+            self.out.write_all(&[0; BLOCK_BYTES][over..])?;
+        }
+        Ok(())
+    }
+
+    /// Writes a header, before it the pax records that it needs.
+    fn header(
+        &mut self,
+        mut header: Header,
+        pax: &mut Pax,
+        path: &[u8],
+        size: u64,
+    ) -> anyhow::Result<()> {
+        header.set_size(pax.number("size", size, USTAR_SIZE_MAX));
+        if path.len() > USTAR_NAME_BYTES {
+            pax.record("path", path);
+        }
+        if let Some(ustar) = header.as_ustar_mut() {
+            set_field(&mut ustar.name, path);
+        }
+        header.set_cksum();
+        let records = std::mem::take(&mut pax.0);
+        if !records.is_empty() {
+            let mut extended = Header::new_ustar();
+            extended.set_entry_type(EntryType::XHeader);
+            extended.set_size(records.len() as u64);
+            extended.set_mode(0o644);
+            if let Some(ustar) = extended.as_ustar_mut() {
+                set_field(&mut ustar.name, b"PaxHeaders/entry");
+            }
+            extended.set_cksum();
+            self.out.write_all(extended.as_bytes())?;
+            self.out.write_all(&records)?;
+            self.pad(records.len() as u64)?;
+        }
+        self.out.write_all(header.as_bytes())?;
+        Ok(())
+    }
+}
+
+fn set_link(header: &mut Header, pax: &mut Pax, target: &[u8]) {
+    if target.len() > USTAR_NAME_BYTES {
+        pax.record("linkpath", target);
+    }
+    if let Some(ustar) = header.as_ustar_mut() {
+        set_field(&mut ustar.linkname, target);
+    }
+}
+
+/// As much of `text` as the field holds; the rest stands in a pax record.
+fn set_field(field: &mut [u8; USTAR_NAME_BYTES], text: &[u8]) {
+    let len = text.len().min(field.len());
+    field.fill(0);
+    field[..len].copy_from_slice(&text[..len]);
+}
+
+/// What is to be known of a sparse file's map before it is written.
+#[derive(Default)]
+struct Layout {
+    /// Bytes that are not in holes.
+    stored: u64,
+    /// Entries of the map.
+    entries: u64,
+    /// Length of the entries as text.
+    text_bytes: u64,
+    /// Where the last entry ends.
+    end: u64,
+}
+
+impl Layout {
+    fn add(&mut self, start: u64, end: u64) {
+        self.stored += end - start;
+        self.entries += 1;
+        self.text_bytes += digits(start) + digits(end - start) + 2;
+        self.end = end;
+    }
+
+    /// A hole at the end is an entry without bytes, which says how long the file is.
+    fn finish(&mut self, size: u64) {
+        if self.end < size {
+            self.add(size, size);
+        }
+    }
+
+    fn map_bytes(&self) -> u64 {
+        digits(self.entries) + 1 + self.text_bytes
+    }
+
+    fn map_blocks_bytes(&self) -> u64 {
+        self.map_bytes().next_multiple_of(BLOCK_BYTES as u64)
+    }
+}
+
+/// Length of a number in decimal.
+fn digits(number: u64) -> u64 {
+    u64::from(number.checked_ilog10().unwrap_or(0)) + 1
+}
+
+/// Seconds with a fraction. Before 1970 the fraction counts backwards, as any decimal does.
+fn pax_time(seconds: i64, nanoseconds: u32) -> String {
+    match (seconds, nanoseconds) {
+        (_, 0) => seconds.to_string(),
+        (0.., _) => format!("{seconds}.{nanoseconds:09}"),
+        _ => format!("-{}.{:09}", (seconds + 1).unsigned_abs(), 1_000_000_000 - nanoseconds),
+    }
+}
+
+/// The records of a pax header.
+#[derive(Default)]
+struct Pax(Vec<u8>);
+
+impl Pax {
+    fn record(&mut self, key: &str, value: &[u8]) {
+        self.record_bytes(key.as_bytes(), value);
+    }
+
+    /// `LEN KEY=VALUE\n`, where LEN counts itself.
+    fn record_bytes(&mut self, key: &[u8], value: &[u8]) {
+        let rest = key.len() + value.len() + 3;
+        let mut len = rest + 1;
+        while rest + len.to_string().len() != len {
+            len = rest + len.to_string().len();
+        }
+        self.0.extend_from_slice(format!("{len} ").as_bytes());
+        self.0.extend_from_slice(key);
+        self.0.push(b'=');
+        self.0.extend_from_slice(value);
+        self.0.push(b'\n');
+    }
+
+    /// What the plain field says of a number: itself, or 0 where a record has to.
+    fn number(&mut self, key: &str, value: u64, max: u64) -> u64 {
+        if value <= max {
+            return value;
+        }
+        self.record(key, value.to_string().as_bytes());
+        0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_counts_its_own_length() {
+        let mut pax = Pax::default();
+        pax.record("path", b"x");
+        // Around 99, where the number itself becomes longer.
+        pax.record("k", &[b'v'; 91]);
+        pax.record("k", &[b'v'; 94]);
+        let text = String::from_utf8(pax.0).unwrap();
+        for line in text.lines() {
+            let (len, _) = line.split_once(' ').unwrap();
+            assert_eq!(len.parse::<usize>().unwrap(), line.len() + 1);
+        }
+        assert!(text.starts_with("9 path=x\n"));
+    }
+
+    #[test]
+    fn times_before_the_epoch() {
+        assert_eq!(pax_time(1, 5), "1.000000005");
+        assert_eq!(pax_time(-1, 0), "-1");
+        // Half a second before 1970 is second -1 and 0.5 s more.
+        assert_eq!(pax_time(-1, 500_000_000), "-0.500000000");
+        assert_eq!(pax_time(-2, 750_000_000), "-1.250000000");
+    }
+
+    #[test]
+    fn the_length_of_a_map_is_known_before_it_is_written() {
+        let mut layout = Layout::default();
+        layout.add(0, 10);
+        layout.add(100, 120);
+        layout.finish(200);
+        let map = "3\n0\n10\n100\n20\n200\n0\n";
+        assert_eq!((layout.entries, layout.stored), (3, 30));
+        assert_eq!(layout.map_bytes(), map.len() as u64);
+        assert_eq!(layout.map_blocks_bytes(), 512);
+        let mut hole = Layout::default();
+        hole.finish(5);
+        assert_eq!(hole.map_bytes(), "1\n5\n0\n".len() as u64);
+        for number in [0, 9, 10, 99, 100, u64::MAX] {
+            assert_eq!(digits(number), number.to_string().len() as u64);
+        }
+    }
+}

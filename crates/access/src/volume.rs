@@ -1,0 +1,560 @@
+//! A volume by the path of its image, and what is in it by their paths.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context;
+use draconis_device::Disk;
+use draconis_exchange::contract::{AttributeChange, Attributes, Kind, Time};
+use draconis_ext::check::{self, Report};
+use draconis_ext::mkfs::{self, Contents, Node, Tree, What};
+use draconis_ext::{AccessTimes, Follow, Info, InodeNumber, NewNode, Options, Renaming, Writing};
+use draconis_service::options::MountOptions;
+use draconis_service::volume::{part, part_for_writing};
+use parking_lot::RwLock;
+use rustix::io::Errno;
+
+use crate::format::{self, Base};
+use crate::names::{names, split};
+use crate::say::{printable, tell};
+use crate::tar::{How, Sparse, Watch};
+use crate::uuid::Identities;
+use crate::{Error, Result, image, tar};
+
+/// Bytes that are changed in memory before they go to the image.
+const DIRTY_BYTES: u64 = 64 << 20;
+/// Complaints of an archive that are kept.
+const COMPLAINTS: usize = 100;
+
+/// Where in an image the volume is. Partitions are recognised by themselves, where only one holds
+/// a volume.
+#[derive(Clone, Debug, Default)]
+pub struct Place {
+    /// It begins at this byte.
+    pub offset_bytes: Option<u64>,
+    /// It is this partition, counted from 1.
+    pub partition: Option<u32>,
+    /// What a qcow2 image differs from, the nearest first: names that an image says are not opened.
+    pub backing: Vec<PathBuf>,
+}
+
+impl Place {
+    /// The same as mount options.
+    pub fn options(&self) -> MountOptions {
+        MountOptions {
+            offset_bytes: self.offset_bytes,
+            partition: self.partition,
+            ..MountOptions::default()
+        }
+    }
+}
+
+/// A volume that is to be made, empty.
+#[derive(Clone, Debug)]
+pub struct NewVolume {
+    /// `ext2`, `ext3` or `ext4`.
+    pub kind: String,
+    /// Its length; that of the image if left out.
+    pub len_bytes: Option<u64>,
+    /// Bytes of a block; by the length if left out.
+    pub block_bytes: Option<u32>,
+    /// Label, at most 16 bytes.
+    pub label: Vec<u8>,
+    /// Features to give or, with `^`, to take away, separated by commas, as `mke2fs -O` spells them.
+    pub features: String,
+    /// Owner of the root directory; the user who runs this if left out.
+    pub owner: Option<(u32, u32)>,
+    /// Identity; random if left out.
+    pub uuid: Option<[u8; 16]>,
+    /// Overwrite what the image holds.
+    pub force: bool,
+}
+
+impl Default for NewVolume {
+    fn default() -> Self {
+        Self {
+            kind: "ext4".into(),
+            len_bytes: None,
+            block_bytes: None,
+            label: vec![],
+            features: String::new(),
+            owner: None,
+            uuid: None,
+            force: false,
+        }
+    }
+}
+
+/// What a check found.
+#[derive(Debug)]
+pub struct Checked(pub Report);
+
+impl Checked {
+    /// Whether `e2fsck -fn` would have nothing to say.
+    pub fn is_clean(&self) -> bool {
+        self.0.is_clean()
+    }
+}
+
+/// A name in a directory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Listed {
+    /// The name.
+    pub name: Vec<u8>,
+    /// The inode.
+    pub inode: u32,
+    /// What it is.
+    pub kind: Kind,
+}
+
+/// An open volume. Everything takes `&self`, from any number of threads.
+///
+/// What was written is in memory until [`Volume::sync`] or [`Volume::close`] returned, or until
+/// there is much of it; a crash before then leaves the volume consistent, as it was a while ago.
+pub struct Volume {
+    image: PathBuf,
+    maker: (u32, u32),
+    inner: RwLock<Option<draconis_ext::Volume>>,
+}
+
+impl std::fmt::Debug for Volume {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Volume").field("image", &self.image).finish_non_exhaustive()
+    }
+}
+
+impl Volume {
+    /// Opens the volume in an image to be read, beside others who do.
+    ///
+    /// # Errors
+    /// There is no volume, it is being changed, or it needs what is not known.
+    pub fn open(image: &Path, place: &Place) -> Result<Arc<Self>> {
+        let disk = readable(image, place)?;
+        let volume = draconis_ext::Volume::open(disk.clone(), Options::default());
+        let volume = volume.map_err(|error| image::refused(image, &*disk, error.into()))?;
+        Ok(Self::new(image, volume))
+    }
+
+    /// Opens the volume in an image to be changed, alone.
+    ///
+    /// # Errors
+    /// As [`Volume::open`]; it is in use, or can only be read.
+    pub fn open_for_writing(image: &Path, place: &Place) -> Result<Arc<Self>> {
+        let disk = image::writable(image)?.start()?;
+        let volume = changeable(image, disk, &place.options(), Arc::new(clock))?;
+        if let Some(why) = volume.read_only_reason() {
+            return Err(Error::new(Errno::ROFS, format!("{}: {why}", image.display())));
+        }
+        Ok(Self::new(image, volume))
+    }
+
+    fn new(image: &Path, volume: draconis_ext::Volume) -> Arc<Self> {
+        let maker = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        Arc::new(Self { image: image.to_owned(), maker, inner: RwLock::new(Some(volume)) })
+    }
+
+    /// Makes an empty volume in an image; a file that is not there is made.
+    ///
+    /// # Errors
+    /// It is in use or holds something, or there is no room.
+    pub fn create(image: &Path, new: &NewVolume) -> Result<()> {
+        Ok(create(image, new)?)
+    }
+
+    /// Checks the volume in an image, without changing it.
+    ///
+    /// # Errors
+    /// It cannot be checked. Damage is no error.
+    pub fn check(image: &Path, place: &Place) -> Result<Checked> {
+        let disk = readable(image, place)?;
+        let report = check::check(&disk, check::Options::default(), &|_, _| {});
+        let report = report.map_err(|error| image::refused(image, &*disk, error.into()))?;
+        Ok(Checked(report))
+    }
+
+    /// The path of the image.
+    pub fn image(&self) -> &Path {
+        &self.image
+    }
+
+    /// Makes all durable, marks the volume as unmounted, and gives the image back. Waits for calls
+    /// under way; later ones are refused.
+    ///
+    /// # Errors
+    /// What made the disk fail, now or before: what was changed last is not there.
+    pub fn close(&self) -> Result<()> {
+        let Some(volume) = self.inner.write().take() else { return Ok(()) };
+        let closed = volume.close();
+        let failure = volume.failure();
+        let Some(why) = failure.or_else(|| closed.err().map(|error| error.to_string())) else {
+            return Ok(());
+        };
+        let shown = self.image.display();
+        let text = format!(
+            "{shown}: {why}; what was changed last is not there, and draconis check {shown} looks \
+             at the rest"
+        );
+        Err(Error::new(Errno::IO, text))
+    }
+
+    /// Makes durable what was changed.
+    ///
+    /// # Errors
+    /// What made the disk fail.
+    pub fn sync(&self) -> Result<()> {
+        self.with(b"/", |volume| match volume.is_writable() {
+            true => volume.sync(),
+            false => Ok(()),
+        })
+    }
+
+    /// Whether it can be changed.
+    ///
+    /// # Errors
+    /// It is closed.
+    pub fn is_writable(&self) -> Result<bool> {
+        self.with(b"/", |volume| Ok(volume.is_writable()))
+    }
+
+    /// What there is to know of it.
+    ///
+    /// # Errors
+    /// It is closed.
+    pub fn info(&self) -> Result<Info> {
+        self.with(b"/", |volume| Ok(volume.info()))
+    }
+
+    /// What `stat` shows.
+    ///
+    /// # Errors
+    /// It is not there, or damaged.
+    pub fn stat(&self, path: &[u8], follow: Follow) -> Result<Attributes> {
+        self.with(path, |volume| volume.attributes(find(volume, path, follow)?))
+    }
+
+    /// The names in a directory, sorted, without `.` and `..`. With damage, what could be read
+    /// and the failure.
+    ///
+    /// # Errors
+    /// It is no directory, or cannot be read.
+    pub fn list(&self, path: &[u8]) -> Result<(Vec<Listed>, Option<Error>)> {
+        let label = self.label(path);
+        self.do_with(|volume| {
+            let dir = find(volume, path, Follow::Yes).map_err(|error| tell(&label, error))?;
+            let mut damage = None;
+            let mut complain = |error: &anyhow::Error| {
+                damage.get_or_insert_with(|| Error::new(Errno::UCLEAN, crate::say::said(error)));
+            };
+            let listing = names(volume, dir, &label, &mut complain)?;
+            let mut all = Vec::with_capacity(listing.names.len());
+            for entry in listing.names {
+                let kind = match entry.kind {
+                    Some(kind) => Ok(kind),
+                    None => volume.inode(entry.inode).map(|inode| inode.kind),
+                };
+                match kind {
+                    Ok(kind) => {
+                        all.push(Listed { name: entry.name, inode: entry.inode.0, kind });
+                    }
+                    Err(error) => complain(&tell(&label, error)),
+                }
+            }
+            Ok((all, damage))
+        })
+    }
+
+    /// Where a symbolic link leads.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn read_link(&self, path: &[u8]) -> Result<Vec<u8>> {
+        self.with(path, |volume| volume.read_link(find(volume, path, Follow::No)?))
+    }
+
+    /// The names of extended attributes.
+    ///
+    /// # Errors
+    /// It is not there, or damaged.
+    pub fn xattr_names(&self, path: &[u8], follow: Follow) -> Result<Vec<Vec<u8>>> {
+        self.with(path, |volume| volume.xattr_names(find(volume, path, follow)?))
+    }
+
+    /// An extended attribute, by its whole name (`user.x`).
+    ///
+    /// # Errors
+    /// `ENODATA` if there is none of that name.
+    pub fn xattr(&self, path: &[u8], name: &[u8], follow: Follow) -> Result<Vec<u8>> {
+        self.with(path, |volume| volume.xattr(find(volume, path, follow)?, name))
+    }
+
+    /// Makes a directory.
+    ///
+    /// # Errors
+    /// The name is there, or there is no room.
+    pub fn make_dir(&self, path: &[u8], mode: u32) -> Result<()> {
+        self.make(path, Kind::Directory, mode, b"")
+    }
+
+    /// Makes a symbolic link that leads to `target`.
+    ///
+    /// # Errors
+    /// As [`Volume::make_dir`].
+    pub fn symlink(&self, target: &[u8], path: &[u8]) -> Result<()> {
+        self.make(path, Kind::Symlink, 0o777, target)
+    }
+
+    /// Gives a file another name.
+    ///
+    /// # Errors
+    /// As [`Volume::make_dir`]; directories have one name.
+    pub fn link(&self, from: &[u8], to: &[u8]) -> Result<()> {
+        self.with(to, |volume| {
+            let inode = find(volume, from, Follow::No)?;
+            let (dir, name) = entry(volume, to)?;
+            volume.link(inode, dir, name)
+        })
+    }
+
+    /// Removes a file, or whatever is no directory.
+    ///
+    /// # Errors
+    /// It is not there, or a directory.
+    pub fn unlink(&self, path: &[u8]) -> Result<()> {
+        self.with(path, |volume| {
+            let (dir, name) = entry(volume, path)?;
+            volume.unlink(dir, name)
+        })
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// It is not there, no directory, or not empty.
+    pub fn remove_dir(&self, path: &[u8]) -> Result<()> {
+        self.with(path, |volume| {
+            let (dir, name) = entry(volume, path)?;
+            volume.remove_directory(dir, name)
+        })
+    }
+
+    /// Moves a name.
+    ///
+    /// # Errors
+    /// It is not there; what is at `to` is not to be replaced, or cannot be.
+    pub fn rename(&self, from: &[u8], to: &[u8], how: Renaming) -> Result<()> {
+        self.with(from, |volume| {
+            let (dir, name) = entry(volume, from)?;
+            let (to_dir, to_name) = entry(volume, to)?;
+            volume.rename(dir, name, to_dir, to_name, how)
+        })
+    }
+
+    /// Changes mode, owner, times and length.
+    ///
+    /// # Errors
+    /// It is not there, or cannot be changed.
+    pub fn set_attributes(
+        &self,
+        path: &[u8],
+        follow: Follow,
+        change: &AttributeChange,
+    ) -> Result<()> {
+        self.with(path, |volume| {
+            volume.set_attributes(find(volume, path, follow)?, change).map(drop)
+        })
+    }
+
+    /// Writes a tree as an archive, as `draconis tar` does; what could not be read is left out,
+    /// and comes back in words.
+    ///
+    /// # Errors
+    /// The top is not there; what writing gave.
+    pub fn tar(
+        &self,
+        path: &[u8],
+        sparse: Sparse,
+        out: &mut (dyn Write + '_),
+    ) -> Result<Vec<String>> {
+        let label = self.label(path);
+        self.do_with(|volume| {
+            let top = find(volume, path, Follow::Yes).map_err(|error| tell(&label, error))?;
+            let prefix = split(path).1.to_vec();
+            let how = How { prefix, sparse, is_layer: false };
+            let mut left_out = LeftOut(vec![]);
+            let written = tar::archive(volume, (top, &label), how, &mut left_out, out);
+            written.with_context(|| label.clone())?;
+            Ok(left_out.0)
+        })
+    }
+
+    fn make(&self, path: &[u8], kind: Kind, mode: u32, target: &[u8]) -> Result<()> {
+        self.with(path, |volume| {
+            let (dir, name) = entry(volume, path)?;
+            volume.create(dir, name, &self.node(kind, mode, target)).map(drop)
+        })
+    }
+
+    /// Something new, of the user who runs this.
+    pub(crate) fn node<'a>(&self, kind: Kind, mode: u32, target: &'a [u8]) -> NewNode<'a> {
+        let (uid, gid) = self.maker;
+        NewNode { kind, mode: mode & 0o7777, uid, gid, device: (0, 0), target }
+    }
+
+    /// What a path is called in messages.
+    pub(crate) fn label(&self, path: &[u8]) -> String {
+        let slash = if path.starts_with(b"/") { "" } else { "/" };
+        format!("{}:{slash}{}", self.image.display(), printable(path))
+    }
+
+    /// Works in the open volume; a failure is said to be about `path`.
+    pub(crate) fn with<T>(
+        &self,
+        path: &[u8],
+        work: impl FnOnce(&draconis_ext::Volume) -> draconis_ext::Result<T>,
+    ) -> Result<T> {
+        self.do_with(|volume| work(volume).map_err(|error| tell(&self.label(path), error)))
+    }
+
+    fn do_with<T>(
+        &self,
+        work: impl FnOnce(&draconis_ext::Volume) -> anyhow::Result<T>,
+    ) -> Result<T> {
+        // A call within a call, from a reader of an archive, must not wait for a `close` that
+        // waits for it.
+        let inner = self.inner.read_recursive();
+        let Some(volume) = &*inner else {
+            let text = format!("{}: the volume was closed", self.image.display());
+            return Err(Error::new(Errno::BADF, text));
+        };
+        Ok(work(volume)?)
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        if let Err(error) = self.close() {
+            log::warn!("{error}");
+        }
+    }
+}
+
+/// What an archive leaves out.
+struct LeftOut(Vec<String>);
+
+impl Watch for LeftOut {
+    fn begin(&mut self, _: u64) {}
+
+    fn did(&mut self, _: u64) {}
+
+    fn tell(&mut self, error: &anyhow::Error) {
+        if self.0.len() < COMPLAINTS {
+            self.0.push(crate::say::said(error));
+        }
+    }
+}
+
+/// Opens the part of a disk that a volume is in, to be changed.
+///
+/// # Errors
+/// There is no volume, or it needs what is not known.
+pub fn changeable(
+    image: &Path,
+    disk: Arc<dyn Disk>,
+    options: &MountOptions,
+    clock: Arc<dyn Fn() -> Time + Send + Sync>,
+) -> anyhow::Result<draconis_ext::Volume> {
+    let disk = part_for_writing(disk, options).with_context(|| image.display().to_string())?.disk;
+    let writing = Writing { clock, dirty_bytes: DIRTY_BYTES, atime: AccessTimes::Never };
+    draconis_ext::Volume::open_for_writing(disk.clone(), Options::default(), writing)
+        .map_err(|error| image::refused(image, &*disk, error.into()))
+}
+
+/// What time it is.
+pub fn clock() -> Time {
+    match std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH) {
+        Ok(now) => Time {
+            seconds: i64::try_from(now.as_secs()).unwrap_or(i64::MAX),
+            nanoseconds: now.subsec_nanos(),
+        },
+        Err(_) => Time::default(),
+    }
+}
+
+fn readable(image: &Path, place: &Place) -> anyhow::Result<Arc<dyn Disk>> {
+    let whole = image::readable(image)?.start()?;
+    let behind = place.backing.iter().map(|path| image::readable(path)?.start());
+    let behind = behind.collect::<anyhow::Result<Vec<_>>>()?;
+    let part = part(whole, &behind, &place.options());
+    Ok(part.with_context(|| image.display().to_string())?.disk)
+}
+
+pub(crate) fn find(
+    volume: &draconis_ext::Volume,
+    path: &[u8],
+    follow: Follow,
+) -> draconis_ext::Result<InodeNumber> {
+    volume.resolve(volume.root(), path, follow)
+}
+
+/// The directory and the name that a path ends with.
+pub(crate) fn entry<'p>(
+    volume: &draconis_ext::Volume,
+    path: &'p [u8],
+) -> draconis_ext::Result<(InodeNumber, &'p [u8])> {
+    let (above, name) = split(path);
+    match name {
+        b"" => Err(draconis_ext::Error::Misuse("the root directory has no name")),
+        b"." | b".." => Err(draconis_ext::Error::Misuse("a name is needed at the end")),
+        _ => Ok((find(volume, above, Follow::Yes)?, name)),
+    }
+}
+
+/// An empty volume's files.
+struct NoFiles;
+
+impl Contents for NoFiles {
+    fn read(&self, _: u64, _: u64, _: &mut [u8]) -> std::io::Result<()> {
+        Err(std::io::ErrorKind::NotFound.into())
+    }
+}
+
+fn create(image: &Path, new: &NewVolume) -> anyhow::Result<()> {
+    let shown = image.display();
+    let defaults = mkfs::Options::of_type(&new.kind)
+        .with_context(|| format!("{}: no such type; ext2, ext3 and ext4 are made", new.kind))?;
+    let mut identities = Identities::new(None);
+    let user = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    let mut options = mkfs::Options {
+        block_bytes: new.block_bytes,
+        label: new.label.clone(),
+        time: u32::try_from(clock().seconds).context("the clock")?,
+        root_owner: new.owner.unwrap_or(user),
+        uuid: new.uuid.unwrap_or_else(|| identities.uuid()),
+        hash_seed: identities.uuid(),
+        ..defaults
+    };
+    options.features(&new.features)?;
+    let base = Base::open(image, || Ok(()))?;
+    if let (Some(what), false) = (base.held()?, new.force) {
+        let text = format!("{shown} holds {what}; force overwrites it");
+        return Err(Error::new(Errno::EXIST, text).into());
+    }
+    let there = base.len_bytes()?;
+    let len = match new.len_bytes {
+        Some(len) if base.is_device()? && len > there => {
+            let text = format!("{shown} has only {}", crate::say::bytes(there));
+            return Err(Error::new(Errno::NOSPC, text).into());
+        }
+        Some(len) => len,
+        None if there > 0 => there,
+        None => return Err(crate::missing(format!("{shown} does not exist: a size is needed"))),
+    };
+    let mut root = Node::new(What::Directory, 0o755);
+    (root.uid, root.gid) = options.root_owner;
+    let now = clock();
+    (root.modified, root.accessed, root.changed, root.created) = (now, now, now, now);
+    let mut tree = Tree::new(root);
+    let plan = mkfs::sized(&options, &mut tree, len)?;
+    format::write(image, base, &plan, &NoFiles, &|_| {})
+}

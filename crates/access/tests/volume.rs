@@ -1,0 +1,150 @@
+//! A volume by paths: made, changed, listed, archived, checked, closed.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use draconis_access::tar::Sparse;
+use draconis_access::{Error, File, NewVolume, OpenHow, Place, Volume};
+use draconis_exchange::contract::Kind;
+use draconis_ext::{Follow, Renaming};
+use rustix::io::Errno;
+
+fn made(dir: &Path, kind: &str) -> std::path::PathBuf {
+    let image = dir.join(format!("{kind}.img"));
+    let new = NewVolume { kind: kind.into(), len_bytes: Some(16 << 20), ..NewVolume::default() };
+    Volume::create(&image, &new).unwrap();
+    image
+}
+
+fn written(volume: &Arc<Volume>, path: &[u8], bytes: &[u8]) {
+    let how = OpenHow { write: true, create: true, mode: 0o644, ..OpenHow::default() };
+    let file = File::open(volume, path, how).unwrap();
+    assert_eq!(file.write_at(0, bytes).unwrap(), bytes.len());
+}
+
+fn read(volume: &Arc<Volume>, path: &[u8]) -> Result<Vec<u8>, Error> {
+    let file = File::open(volume, path, OpenHow::default())?;
+    let mut bytes = vec![0; file.stat()?.size_bytes as usize];
+    let len = file.read_at(0, &mut bytes)?;
+    assert_eq!(len, bytes.len());
+    Ok(bytes)
+}
+
+/// What e2fsck says, where it is there.
+fn judged(image: &Path) {
+    let checked = Volume::check(image, &Place::default()).unwrap();
+    assert!(checked.is_clean(), "{:?}", checked.0.complaints);
+    match std::process::Command::new("e2fsck").args(["-fn"]).arg(image).output() {
+        Ok(output) => {
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        }
+        Err(_) => eprintln!("skipped: e2fsck is not here"),
+    }
+}
+
+#[test]
+fn files_by_their_paths() {
+    let dir = tempfile::tempdir().unwrap();
+    for kind in ["ext2", "ext4"] {
+        let image = made(dir.path(), kind);
+        let volume = Volume::open_for_writing(&image, &Place::default()).unwrap();
+        volume.make_dir(b"/etc", 0o755).unwrap();
+        written(&volume, b"/etc/hosts", b"127.0.0.1 localhost\n");
+        volume.symlink(b"etc/hosts", b"/hosts").unwrap();
+        volume.link(b"/etc/hosts", b"/etc/again").unwrap();
+        volume.rename(b"/etc/again", b"/etc/moved", Renaming::NoReplace).unwrap();
+        assert_eq!(read(&volume, b"/hosts").unwrap(), b"127.0.0.1 localhost\n");
+        assert_eq!(volume.read_link(b"/hosts").unwrap(), b"etc/hosts");
+        let (names, damage) = volume.list(b"/etc").unwrap();
+        let names: Vec<_> = names.iter().map(|entry| (&entry.name[..], entry.kind)).collect();
+        assert_eq!(names, [(&b"hosts"[..], Kind::File), (b"moved", Kind::File)]);
+        assert_eq!(damage, None);
+        volume.unlink(b"/etc/moved").unwrap();
+        assert_eq!(volume.stat(b"/etc/hosts", Follow::No).unwrap().links, 1);
+        let mut archive = vec![];
+        assert_eq!(volume.tar(b"/etc", Sparse::Auto, &mut archive).unwrap(), [""; 0]);
+        assert!(archive.windows(9).any(|name| name == b"etc/hosts"));
+        volume.close().unwrap();
+        judged(&image);
+        let volume = Volume::open(&image, &Place::default()).unwrap();
+        assert_eq!(read(&volume, b"/etc/hosts").unwrap(), b"127.0.0.1 localhost\n");
+    }
+}
+
+#[test]
+fn failures_have_an_errno_and_name_what_they_are_about() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = made(dir.path(), "ext4");
+    let refused = |wanted: Errno, error: Error, says: &str| {
+        assert_eq!(error.errno, wanted, "{error}");
+        assert!(error.message.contains(says), "{error}");
+    };
+    let missing = Volume::open(&dir.path().join("none"), &Place::default()).unwrap_err();
+    refused(Errno::NOENT, missing, "none");
+    let text = dir.path().join("text");
+    std::fs::write(&text, "not a volume").unwrap();
+    refused(Errno::INVAL, Volume::open(&text, &Place::default()).unwrap_err(), "text: too short");
+    let again = Volume::create(&image, &NewVolume::default()).unwrap_err();
+    refused(Errno::EXIST, again, "ext4.img holds");
+    let volume = Volume::open_for_writing(&image, &Place::default()).unwrap();
+    let second = Volume::open_for_writing(&image, &Place::default()).unwrap_err();
+    refused(Errno::BUSY, second, "ext4.img is in use");
+    refused(Errno::NOENT, read(&volume, b"/x/y").unwrap_err(), "ext4.img:/x/y: no such file");
+    refused(Errno::ISDIR, read(&volume, b"/").unwrap_err(), "ext4.img:/: is a directory");
+    refused(Errno::INVAL, volume.remove_dir(b"/").unwrap_err(), "root directory");
+    written(&volume, b"/lost+found/x", b"");
+    refused(Errno::NOTEMPTY, volume.remove_dir(b"/lost+found").unwrap_err(), "not empty");
+    let beyond = Place { partition: Some(9), ..Place::default() };
+    assert!(Volume::check(&text, &beyond).is_err());
+    written(&volume, b"/a", b"1");
+    let file = File::open(&volume, b"/a", OpenHow::default()).unwrap();
+    refused(Errno::BADF, file.write_at(0, b"2").unwrap_err(), "/a: was opened for reading");
+    let new = OpenHow { create: true, exclusive: true, ..OpenHow::default() };
+    refused(Errno::EXIST, File::open(&volume, b"/a", new).unwrap_err(), "/a: file exists");
+    volume.close().unwrap();
+    refused(Errno::BADF, file.stat().unwrap_err(), "the volume was closed");
+    refused(Errno::BADF, volume.stat(b"/a", Follow::No).unwrap_err(), "the volume was closed");
+    let volume = Volume::open(&image, &Place::default()).unwrap();
+    refused(Errno::ROFS, volume.make_dir(b"/b", 0o755).unwrap_err(), "/b: read-only");
+    judged(&image);
+}
+
+#[test]
+fn a_file_that_is_open_outlives_its_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = made(dir.path(), "ext4");
+    let volume = Volume::open_for_writing(&image, &Place::default()).unwrap();
+    written(&volume, b"/a", b"kept");
+    let how = OpenHow { write: true, ..OpenHow::default() };
+    let file = File::open(&volume, b"/a", how).unwrap();
+    volume.unlink(b"/a").unwrap();
+    file.write_at(4, b" until closed").unwrap();
+    let mut bytes = [0; 17];
+    assert_eq!(file.read_at(0, &mut bytes).unwrap(), 17);
+    assert_eq!(&bytes, b"kept until closed");
+    drop(file);
+    volume.close().unwrap();
+    judged(&image);
+}
+
+#[test]
+fn threads_share_a_volume_and_close_waits_for_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = made(dir.path(), "ext4");
+    let volume = Volume::open_for_writing(&image, &Place::default()).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..4u8 {
+            let volume = &volume;
+            scope.spawn(move || {
+                for nth in 0..25u8 {
+                    let path = format!("/{thread}-{nth}");
+                    written(volume, path.as_bytes(), &[thread; 5000]);
+                    assert_eq!(read(volume, path.as_bytes()).unwrap(), [thread; 5000]);
+                }
+            });
+        }
+    });
+    assert_eq!(volume.list(b"/").unwrap().0.len(), 101, "and lost+found");
+    volume.close().unwrap();
+    judged(&image);
+}

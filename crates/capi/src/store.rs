@@ -1,0 +1,347 @@
+//! An open store and its objects.
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+
+use draconis_access::{Error, NewStore, Result, Store};
+use draconis_objects::{Group, Hint, LayoutKind, ObjectId, Ticket};
+use rustix::io::Errno;
+
+use crate::error::{answer, count, put, there};
+use crate::raw::{Bytes, Room, Text, none};
+use crate::volume::DRACONIS_WRITE;
+use crate::whole::host_path;
+
+/// Chosen by what is measured, where the store is large enough to tell.
+pub const DRACONIS_LAYOUT_MEASURED: u32 = 0;
+/// For disks on which distance costs time.
+pub const DRACONIS_LAYOUT_LOG: u32 = 1;
+/// For flash.
+pub const DRACONIS_LAYOUT_COW: u32 = 2;
+
+/// An open store. Any number of threads may use it together.
+pub struct draconis_store(pub(crate) Arc<Store>);
+
+/// Changes of objects that become visible together, whole or not at all. One thread at a time.
+pub struct draconis_group(Group);
+
+/// The objects that were there when the list was made. One thread at a time.
+pub struct draconis_object_list(std::vec::IntoIter<(ObjectId, u64)>);
+
+/// A store that is to be made.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct draconis_store_options {
+    /// Its length in bytes; 0: that of the file or device.
+    pub size_bytes: u64,
+    /// One of DRACONIS_LAYOUT_*.
+    pub layout: u32,
+    /// Not 0: leave a file one hole instead of writing it out.
+    pub sparse: c_int,
+    /// Not 0: overwrite what the file or device holds.
+    pub force: c_int,
+}
+
+/// What a check of a store found.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct draconis_store_report {
+    /// Not 0: nothing is wrong.
+    pub clean: c_int,
+    /// Not 0: all could be looked at.
+    pub complete: c_int,
+    /// Damaged places.
+    pub damage: u64,
+    /// Objects.
+    pub objects: u64,
+    /// Keys.
+    pub keys: u64,
+}
+
+/// Makes an empty store; a file that is not there is made.
+#[unsafe(no_mangle)]
+pub extern "C" fn draconis_store_create(
+    store: Text,
+    options: Option<&draconis_store_options>,
+) -> c_int {
+    answer(|| {
+        let options = options.ok_or_else(|| none("options"))?;
+        let layout = match options.layout {
+            DRACONIS_LAYOUT_MEASURED => None,
+            DRACONIS_LAYOUT_LOG => Some(LayoutKind::Log),
+            DRACONIS_LAYOUT_COW => Some(LayoutKind::Cow),
+            other => {
+                return Err(Error::new(Errno::INVAL, format!("there is no layout {other}")));
+            }
+        };
+        let new = NewStore {
+            len_bytes: (options.size_bytes > 0).then_some(options.size_bytes),
+            layout,
+            sparse: options.sparse != 0,
+            force: options.force != 0,
+        };
+        Store::create(host_path(store, "store")?, &new)
+    })
+}
+
+/// Opens a store. flags: 0 or DRACONIS_WRITE. draconis_store_close gives it back.
+#[unsafe(no_mangle)]
+pub extern "C" fn draconis_store_open(
+    path: Text,
+    flags: u32,
+    store: Option<&mut MaybeUninit<Option<Box<draconis_store>>>>,
+) -> c_int {
+    put(store, None, || {
+        let path = host_path(path, "path")?;
+        let opened = match flags {
+            0 => Store::open(path),
+            DRACONIS_WRITE => Store::open_for_writing(path),
+            _ => Err(Error::new(Errno::INVAL, format!("flags {flags:#x} mean nothing here"))),
+        };
+        Ok(Some(Box::new(draconis_store(opened?))))
+    })
+}
+
+/// Makes all durable, leaves a checkpoint, gives the file back and frees store, also when it
+/// fails. NULL is no failure.
+#[unsafe(no_mangle)]
+pub extern "C" fn draconis_store_close(store: Option<Box<draconis_store>>) -> c_int {
+    answer(|| store.map_or(Ok(()), |store| store.0.close()))
+}
+
+/// Checks every sum, map and count, without changing anything. Damage is no failure: report says
+/// it.
+#[unsafe(no_mangle)]
+pub extern "C" fn draconis_store_check(
+    store: Text,
+    report: Option<&mut MaybeUninit<draconis_store_report>>,
+) -> c_int {
+    put(report, draconis_store_report::default(), || {
+        let found = Store::check(host_path(store, "store")?)?;
+        Ok(draconis_store_report {
+            clean: found.is_clean().into(),
+            complete: found.is_complete.into(),
+            damage: (found.damage.len() as u64).saturating_add(found.more),
+            objects: found.objects,
+            keys: found.keys,
+        })
+    })
+}
+
+/// An empty group; never NULL. draconis_group_free gives it back, or draconis_store_submit does.
+#[unsafe(no_mangle)]
+pub extern "C" fn draconis_group_new() -> Box<draconis_group> {
+    Box::new(draconis_group(Group::new()))
+}
+
+/// Gives a group back that is not submitted. NULL is taken.
+#[unsafe(no_mangle)]
+pub extern "C" fn draconis_group_free(group: Option<Box<draconis_group>>) {
+    drop(group);
+}
+
+fn change(
+    group: Option<&mut draconis_group>,
+    work: impl FnOnce(&mut Group) -> Result<()>,
+) -> c_int {
+    answer(|| work(&mut group.ok_or_else(|| none("group"))?.0))
+}
+
+/// Adds a new, empty object, and writes its number to id.
+#[unsafe(no_mangle)]
+pub extern "C" fn draconis_group_create(
+    group: Option<&mut draconis_group>,
+    store: Option<&draconis_store>,
+    id: Option<&mut MaybeUninit<u64>>,
+) -> c_int {
+    put(id, 0, || {
+        let group = group.ok_or_else(|| none("group"))?;
+        Ok(group.0.create(there(store, "store")?.0.new_object()?, Hint::Unknown).0)
+    })
+}
+
+/// Writes bytes at byte at of an object.
+#[unsafe(no_mangle)]
+pub extern "C" fn draconis_group_write(
+    group: Option<&mut draconis_group>,
+    id: u64,
+    at: u64,
+    bytes: Bytes,
+    len: usize,
+) -> c_int {
+    change(group, |group| {
+        group.write(ObjectId(id), at, bytes.get(len, "bytes")?);
+        Ok(())
+    })
+}
+
+/// Writes bytes behind the end of an object.
+#[unsafe(no_mangle)]
+pub extern "C" fn draconis_group_append(
+    group: Option<&mut draconis_group>,
+    id: u64,
+    bytes: Bytes,
+    len: usize,
+) -> c_int {
+    change(group, |group| {
+        group.append(ObjectId(id), bytes.get(len, "bytes")?);
+        Ok(())
+    })
+}
+
+/// Gives an object a length; what is new reads as zeros.
+#[unsafe(no_mangle)]
+pub extern "C" fn draconis_group_truncate(
+    group: Option<&mut draconis_group>,
+    id: u64,
+    size_bytes: u64,
+) -> c_int {
+    change(group, |group| {
+        group.truncate(ObjectId(id), size_bytes);
+        Ok(())
+    })
+}
+
+/// Deletes an object.
+#[unsafe(no_mangle)]
+pub extern "C" fn draconis_group_delete(group: Option<&mut draconis_group>, id: u64) -> c_int {
+    change(group, |group| {
+        group.delete(ObjectId(id));
+        Ok(())
+    })
+}
+
+/// Gives an object a name of 1 to 255 bytes, whatever that led to before.
+#[unsafe(no_mangle)]
+pub extern "C" fn draconis_group_name(
+    group: Option<&mut draconis_group>,
+    name: Bytes,
+    len: usize,
+    id: u64,
+) -> c_int {
+    change(group, |group| {
+        group.name(name.get(len, "name")?, ObjectId(id));
+        Ok(())
+    })
+}
+
+/// Takes a name away; the object stays.
+#[unsafe(no_mangle)]
+pub extern "C" fn draconis_group_unname(
+    group: Option<&mut draconis_group>,
+    name: Bytes,
+    len: usize,
+) -> c_int {
+    change(group, |group| {
+        group.unname(name.get(len, "name")?);
+        Ok(())
+    })
+}
+
+/// Makes all changes of a group, or none, after all that was submitted before, and frees group,
+/// also when it fails. Durable once draconis_store_wait returned for the ticket, which may be
+/// NULL.
+#[unsafe(no_mangle)]
+pub extern "C" fn draconis_store_submit(
+    store: Option<&draconis_store>,
+    group: Option<Box<draconis_group>>,
+    ticket: Option<&mut MaybeUninit<u64>>,
+) -> c_int {
+    submitted(ticket, || {
+        let group = group.ok_or_else(|| none("group"))?;
+        there(store, "store")?.0.submit(group.0)
+    })
+}
+
+/// Submits, and tells the ticket to those who want it.
+pub(crate) fn submitted(
+    ticket: Option<&mut MaybeUninit<u64>>,
+    submit: impl FnOnce() -> Result<Ticket>,
+) -> c_int {
+    let mut unwanted = MaybeUninit::uninit();
+    put(Some(ticket.unwrap_or(&mut unwanted)), 0, || Ok(submit()?.0))
+}
+
+/// Returns once what has the ticket is durable, with all before it.
+#[unsafe(no_mangle)]
+pub extern "C" fn draconis_store_wait(store: Option<&draconis_store>, ticket: u64) -> c_int {
+    answer(|| there(store, "store")?.0.wait(Ticket(ticket)))
+}
+
+/// Makes durable all that was submitted.
+#[unsafe(no_mangle)]
+pub extern "C" fn draconis_store_sync(store: Option<&draconis_store>) -> c_int {
+    answer(|| there(store, "store")?.0.sync())
+}
+
+/// Reads up to len bytes of an object from byte at on. How many there were, or a negative errno:
+/// ENOENT if there is no such object.
+#[unsafe(no_mangle)]
+pub extern "C" fn draconis_object_read(
+    store: Option<&draconis_store>,
+    id: u64,
+    at: u64,
+    buffer: Room,
+    len: usize,
+) -> i64 {
+    count(|| {
+        let store = there(store, "store")?;
+        Ok(store.0.read(ObjectId(id), at, buffer.get(len, "the buffer")?)? as u64)
+    })
+}
+
+/// The length of an object, or a negative errno.
+#[unsafe(no_mangle)]
+pub extern "C" fn draconis_object_size(store: Option<&draconis_store>, id: u64) -> i64 {
+    count(|| there(store, "store")?.0.len(ObjectId(id)))
+}
+
+/// The number of the object that has a name; ENOENT if there is none.
+#[unsafe(no_mangle)]
+pub extern "C" fn draconis_object_named(
+    store: Option<&draconis_store>,
+    name: Bytes,
+    len: usize,
+    id: Option<&mut MaybeUninit<u64>>,
+) -> c_int {
+    put(id, 0, || {
+        let store = there(store, "store")?;
+        let name = name.get(len, "name")?;
+        let text = || format!("{}: no object has this name", store.0.path().display());
+        store.0.named(name)?.map(|id| id.0).ok_or_else(|| Error::new(Errno::NOENT, text()))
+    })
+}
+
+/// Lists the objects. draconis_object_list_close gives the list back.
+#[unsafe(no_mangle)]
+pub extern "C" fn draconis_object_list_open(
+    store: Option<&draconis_store>,
+    objects: Option<&mut MaybeUninit<Option<Box<draconis_object_list>>>>,
+) -> c_int {
+    put(objects, None, || {
+        let all = there(store, "store")?.0.list()?;
+        Ok(Some(Box::new(draconis_object_list(all.into_iter()))))
+    })
+}
+
+/// The next object, by number: 1, or 0 behind the last. id and size_bytes may be NULL.
+#[unsafe(no_mangle)]
+pub extern "C" fn draconis_object_list_next(
+    objects: Option<&mut draconis_object_list>,
+    id: Option<&mut MaybeUninit<u64>>,
+    size_bytes: Option<&mut MaybeUninit<u64>>,
+) -> c_int {
+    let Some((ObjectId(next), size)) = objects.and_then(|objects| objects.0.next()) else {
+        return 0;
+    };
+    id.map(|id| id.write(next));
+    size_bytes.map(|size_bytes| size_bytes.write(size));
+    1
+}
+
+/// Gives a list back. NULL is taken.
+#[unsafe(no_mangle)]
+pub extern "C" fn draconis_object_list_close(objects: Option<Box<draconis_object_list>>) {
+    drop(objects);
+}

@@ -1,0 +1,129 @@
+//! The header is what cbindgen makes of the sources, and a program in C that uses all of it works:
+//! strictly compiled, by itself and under valgrind.
+
+#[path = "../../../tests/common/skipped.rs"]
+mod skipped;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use skipped::skipped;
+
+/// A program that can be started.
+fn has(program: &str) -> bool {
+    Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
+}
+
+/// Runs a command that must end well; what it writes.
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    let written = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{command:?}: {}\n{written}{said}", output.status);
+    written.into_owned()
+}
+
+/// Where the shared library lies that was built with this test.
+fn library() -> PathBuf {
+    let deps = std::env::current_exe().unwrap().parent().unwrap().to_owned();
+    let all = [deps.clone(), deps.parent().unwrap().to_owned()];
+    let found = all.iter().find(|dir| dir.join("libdraconis.so").exists());
+    found.expect("libdraconis.so is built with the tests").clone()
+}
+
+fn source(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+#[test]
+fn the_header_is_what_is_made_of_the_sources() {
+    let made = Command::new(source("../../tools/header")).output().unwrap();
+    if made.status.code() == Some(127) {
+        skipped("the comparison of draconis.h needs cbindgen");
+        return;
+    }
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let made = String::from_utf8(made.stdout).unwrap();
+    let kept = std::fs::read_to_string(source("include/draconis.h")).unwrap();
+    assert!(made == kept, "draconis.h is not what the sources say: make header writes it");
+}
+
+#[test]
+fn a_program_in_c_uses_all_of_it() {
+    if !has("cc") {
+        skipped("a program in C needs cc");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let libraries = library();
+    let compiled = |name: &str, more: &[&str]| {
+        let program = dir.path().join(name);
+        run(Command::new("cc")
+            .args(["-std=c11", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werror"])
+            .args(["-pedantic", "-Wconversion", "-Wstrict-prototypes"])
+            .args(more)
+            .arg("-I")
+            .arg(source("include"))
+            .arg(source("tests/all.c"))
+            .arg("-L")
+            .arg(&libraries)
+            .args(["-ldraconis", "-o"])
+            .arg(&program));
+        program
+    };
+    let program = compiled("all", &[]);
+    // The loader asks for the name that the library has.
+    std::os::unix::fs::symlink(
+        libraries.join("libdraconis.so"),
+        dir.path().join("libdraconis.so.0"),
+    )
+    .unwrap();
+    let fresh = |name: &str| {
+        let work = dir.path().join(name);
+        std::fs::create_dir(&work).unwrap();
+        work
+    };
+    let work = fresh("work");
+    let said = run(Command::new(&program).arg(&work).env("LD_LIBRARY_PATH", dir.path()));
+    assert_eq!(said, "all of it works\n");
+    match has("e2fsck") || Command::new("e2fsck").arg("-V").output().is_ok() {
+        true => drop(run(Command::new("e2fsck").arg("-fn").arg(work.join("c.img")))),
+        false => skipped("e2fsck is not here"),
+    }
+    // All memory is the sanitizer's then, the library's too: what is lost is found.
+    let sanitized = compiled("sanitized", &["-fsanitize=address,undefined"]);
+    let said = run(Command::new(sanitized).arg(fresh("kept")).env("LD_LIBRARY_PATH", dir.path()));
+    assert_eq!(said, "all of it works\n");
+    if !has("valgrind") {
+        skipped("looking for wild accesses of the library needs valgrind");
+        return;
+    }
+    // It lets no other thread run while one waits for a ring of the kernel, as those of stores do.
+    let said = run(Command::new("valgrind")
+        .args(["--quiet", "--error-exitcode=9", "--leak-check=full"])
+        .args(["--show-leak-kinds=definite", "--errors-for-leak-kinds=definite"])
+        .arg(&program)
+        .arg(fresh("watched"))
+        .arg("volumes")
+        .env("LD_LIBRARY_PATH", dir.path()));
+    assert_eq!(said, "all of it works\n");
+}
+
+#[test]
+fn the_header_is_taken_by_a_compiler_of_cxx() {
+    if !has("c++") {
+        skipped("a program in C++ needs c++");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("use.cc");
+    std::fs::write(
+        &program,
+        "#include \"draconis.h\"\nint main() { return !draconis_version(); }\n",
+    )
+    .unwrap();
+    run(Command::new("c++")
+        .args(["-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I"])
+        .arg(source("include"))
+        .arg(&program));
+}

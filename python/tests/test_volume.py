@@ -1,0 +1,222 @@
+"""Volumes, against images of mke2fs and the judgement of e2fsck."""
+
+import errno
+import io
+import os
+import random
+import stat
+import tarfile
+import threading
+
+import pytest
+from conftest import judged
+
+import draconis
+from draconis import Volume
+
+
+def test_what_others_made_is_read(image):
+    with Volume(image) as volume:
+        assert volume.listdir() == ["data", "link", "lost+found", "sparse"]
+        assert volume.read_bytes("/data/deep/long") == bytes(range(256)) * 4096
+        assert volume.read_text("link").startswith("name,number\n")
+        assert volume.readlink("/link") == "data/table.csv"
+        found = volume.stat("/data/deep/long")
+        assert stat.S_ISREG(found.st_mode) and found.st_mode & 0o7777 == 0o640
+        assert found.st_size == 1 << 20 and found.st_nlink == 1 and found.st_mtime_ns > 10**18
+        assert stat.S_ISLNK(volume.lstat("/link").st_mode)
+        assert volume.stat("/sparse").st_blocks < 100
+        assert [top for top, _, _ in volume.walk("/data")] == ["/data", "/data/deep"]
+        assert volume.isdir("/data") and volume.isfile("/link") and not volume.exists("/none")
+        assert volume.info.kind in ("ext2", "ext4") and volume.info.clean
+        assert not volume.writable
+        with pytest.raises(OSError) as refused:
+            volume.mkdir("/new")
+        assert refused.value.errno == errno.EROFS
+    assert Volume.check(image).clean
+
+
+def test_files_are_as_python_has_them(image, tmp_path):
+    """The same random calls, on a file of the volume and on one of the host."""
+    chance = random.Random(7)
+    with Volume(image, "w") as volume:
+        for mode in ("w+b", "r+b", "a+b", "rb"):
+            ours = volume.open("/both", mode)
+            # What appends to a file that is read shows how long its buffer is.
+            theirs = open(tmp_path / "both", mode, 1 << 18)
+            for _ in range(200):
+                at, data = chance.randrange(300_000), chance.randbytes(chance.randrange(9_000))
+                call = chance.choice(["read", "write", "seek", "end", "truncate", "tell", "line"])
+                if mode == "rb" and call in ("write", "truncate"):
+                    continue
+                answers = []
+                for file in (ours, theirs):
+                    if call == "read":
+                        answers.append(file.read(at % 20_000))
+                    elif call == "write":
+                        answers.append(file.write(data))
+                    elif call == "seek":
+                        answers.append(file.seek(at))
+                    elif call == "end":
+                        answers.append(file.seek(0, os.SEEK_END))
+                    elif call == "truncate":
+                        answers.append(file.truncate(at))
+                    elif call == "line":
+                        answers.append(file.readline(50))
+                    else:
+                        answers.append(file.tell())
+                assert answers[0] == answers[1], (mode, call)
+            ours.close()
+            theirs.close()
+            assert volume.read_bytes("/both") == (tmp_path / "both").read_bytes()
+    judged(image)
+
+
+def test_text_and_modes(image):
+    with Volume(image, "w") as volume:
+        with volume.open("/t", "x", encoding="utf-8", newline="") as file:
+            file.write("Straße\r\n")
+        assert volume.read_bytes("/t") == "Straße\r\n".encode()
+        with pytest.raises(FileExistsError):
+            volume.open("/t", "x")
+        with volume.open("/t", "a") as file:
+            file.write("more")
+        assert volume.read_text("/t").endswith("\nmore")
+        raw = volume.open("/t", "rb", buffering=0)
+        assert isinstance(raw, io.RawIOBase) and raw.name == "/t"
+        assert raw.read(3) == b"Str"
+        with pytest.raises(io.UnsupportedOperation):
+            raw.write(b"x")
+        raw.close()
+        with pytest.raises(ValueError):
+            raw.read(1)
+        for wrong in ("", "rw", "b", "rr", "rbt", "U"):
+            with pytest.raises(ValueError):
+                volume.open("/t", wrong)
+    judged(image)
+
+
+def test_names_are_changed(image):
+    with Volume(image, "w") as volume:
+        volume.mkdir("/a/b/c", parents=True)
+        volume.mkdir("/a", exist_ok=True)
+        with pytest.raises(FileExistsError):
+            volume.mkdir("/a")
+        volume.write_bytes("/a/b/f", b"1", permissions=0o600)
+        volume.link("/a/b/f", "/a/g")
+        volume.symlink("g", "/a/h")
+        volume.rename("/a/b/f", "/a/b/c/f")
+        assert volume.read_bytes("/a/h") == b"1" and volume.stat("/a/g").st_nlink == 2
+        volume.chmod("/a/g", 0o644)
+        volume.chown("/a/g", 7, -1)
+        volume.utime("/a/g", (10**18 + 1, -5))
+        found = volume.stat("/a/b/c/f")
+        assert (found.st_mode & 0o7777, found.st_uid) == (0o644, 7)
+        assert (found.st_atime_ns, found.st_mtime_ns) == (10**18 + 1, -5)
+        volume.truncate("/a/g", 100)
+        assert volume.read_bytes("/a/g") == b"1" + bytes(99)
+        with pytest.raises(OSError) as refused:
+            volume.rmdir("/a")
+        assert refused.value.errno == errno.ENOTEMPTY
+        assert f"{image}:/a: directory not empty" in str(refused.value)
+        volume.rmtree("/a")
+        with pytest.raises(FileNotFoundError):
+            volume.remove("/a")
+        with pytest.raises(IsADirectoryError):
+            volume.open("/data")
+        name = b"/\xff\xfe"
+        volume.write_bytes(name, b"any bytes")
+        assert os.fsdecode(name[1:]) in volume.listdir() and volume.read_bytes(name) == b"any bytes"
+    judged(image)
+
+
+def test_an_archive_is_what_tar_reads(image):
+    out = io.BytesIO()
+    with Volume(image) as volume:
+        assert volume.tar(out) == []
+        with pytest.raises(ZeroDivisionError):
+            volume.tar(type("Bad", (), {"write": lambda self, data: 1 / 0})())
+    with tarfile.open(fileobj=io.BytesIO(out.getvalue())) as archive:
+        assert archive.extractfile("./data/deep/long").read() == bytes(range(256)) * 4096
+        assert archive.getmember("./link").linkname == "data/table.csv"
+        sparse = archive.extractfile("./sparse").read()
+        assert len(sparse) == 10 << 20 and sparse[5 << 20 :][:6] == b"middle"
+    assert len(out.getvalue()) < 3 << 20
+
+
+def test_a_volume_is_had_by_one_who_writes_until_it_is_closed(image):
+    volume = Volume(image, "w")
+    with pytest.raises(OSError) as busy:
+        Volume(image)
+    assert busy.value.errno == errno.EBUSY
+    file = volume.open("/data/table.csv", "rb")
+    volume.close()
+    volume.close()
+    with Volume(image) as again, Volume(image) as beside:
+        assert again.listdir() == beside.listdir()
+    with pytest.raises(OSError) as closed:
+        file.read()
+    assert closed.value.errno == errno.EBADF
+    judged(image)
+
+
+def test_threads_share_a_volume(image):
+    failures = []
+    with Volume(image, "w") as volume:
+
+        def work(number):
+            try:
+                for nth in range(20):
+                    path = f"/{number}-{nth}"
+                    volume.write_bytes(path, bytes([number]) * 10_000)
+                    assert volume.read_bytes(path) == bytes([number]) * 10_000
+            except BaseException as failure:
+                failures.append(failure)
+
+        threads = [threading.Thread(target=work, args=[number]) for number in range(4)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        assert failures == []
+    judged(image)
+
+
+def test_a_volume_is_made_and_checked(tmp_path):
+    image = tmp_path / "new.img"
+    Volume.format(image, size=32 << 20, kind="ext3", label="new", block_size=1024)
+    with Volume(image) as volume:
+        info = volume.info
+        assert (info.kind, info.label, info.size, info.block_size) == ("ext3", "new", 32 << 20, 1024)
+        assert "has_journal" in info.features and info.free_blocks < info.blocks
+    with pytest.raises(FileExistsError):
+        Volume.format(image)
+    Volume.format(image, force=True, features="^has_journal")
+    judged(image)
+    for wrong in (dict(kind="xfs"), dict(block_size=1000), dict(features="x")):
+        with pytest.raises(OSError) as refused:
+            Volume.format(tmp_path / "wrong.img", size=32 << 20, **wrong)
+        assert refused.value.errno == errno.EINVAL
+    with open(image, "r+b") as file:
+        file.seek(1024 + 0x10)
+        file.write(b"\xff\xff\xff\x7f")
+    report = Volume.check(image)
+    assert not report.clean and report.complaints
+
+
+def test_what_is_no_volume_is_named(tmp_path):
+    other = tmp_path / "other"
+    other.write_bytes(b"hsqs" + bytes(8192))
+    with pytest.raises(OSError, match="not an ext volume; it holds a SquashFS"):
+        Volume(other)
+    with pytest.raises(FileNotFoundError):
+        Volume(tmp_path / "none")
+    with pytest.raises(ValueError):
+        Volume(other, "r+")
+
+
+def test_every_public_thing_is_documented():
+    for name in draconis.__all__:
+        kind = getattr(draconis, name)
+        assert kind.__doc__, name
+        for member, thing in vars(kind).items():
+            if not member.startswith("_") and (callable(thing) or isinstance(thing, property)):
+                assert thing.__doc__, f"{name}.{member}"
