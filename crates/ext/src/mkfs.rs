@@ -23,6 +23,7 @@
 
 mod groups;
 mod hidden;
+mod inside;
 pub(crate) mod journal;
 mod layout;
 mod options;
