@@ -139,7 +139,8 @@ pub fn change_disk<T>(
         dirty_bytes: DIRTY_BYTES,
         atime: AccessTimes::Never,
     };
-    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing)
+    let held = image::hold(image, &disk, (writing.clock)())?;
+    let volume = Volume::open_claimed(disk.clone(), Options::default(), writing, held.lent())
         .map_err(|error| image::refused(image, &*disk, error.into()))?;
     let done = work(&volume);
     let closed = volume.close();

@@ -1,5 +1,6 @@
 //! Opening the image that a command was given.
 
+mod held;
 pub mod object;
 mod packed;
 
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use draconis_device::{Claim, Disk, FileOptions, OpenedFile, claim};
-use draconis_exchange::contract::{Kind, Time};
+use draconis_exchange::contract::Kind;
 use draconis_ext::{Error, Follow, InodeNumber, Volume};
 use draconis_service::options::MountOptions;
 use draconis_service::sandbox::{self, Profile};
@@ -22,6 +23,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use crate::change::tell;
+pub use held::{clear, hold, settle};
 use object::{Name, Unopened};
 use packed::packed;
 
@@ -248,16 +250,6 @@ pub fn writable(image: &Path) -> anyhow::Result<Opened> {
     let name = image.display();
     let missing = || format!("{name}: no such file; draconis format makes a volume");
     opened(alone(image)?.with_context(missing)?, image, true).map(Opened::File)
-}
-
-/// Puts in place what a volume that is to be changed as a whole has waiting.
-pub fn settle(image: &Path, disk: &Arc<dyn Disk>, now: Time) -> anyhow::Result<()> {
-    let settled = draconis_ext::settle(disk, now);
-    if settled.map_err(|error| refused(image, &**disk, error.into()))? {
-        let shown = image.display();
-        log::info!("{shown}: what its journal held, or an unfinished change, is in place now");
-    }
-    Ok(())
 }
 
 /// Opens an image that is only read beside one that is changed.

@@ -7,17 +7,13 @@ use super::journal;
 use super::layout::Layout;
 use super::plan::{Blocks, Plan};
 use super::tree::NodeId;
-use crate::format::checksum::Checksum;
 use crate::format::inode::{self, DIRECT, NewInode, flags};
 use crate::format::mmp::{self, Said};
+use crate::format::orphan_file;
 use crate::format::quota::{self, Kind, Usage};
 use crate::map::build::Built;
 use crate::units::index;
-use crate::{FileId, InodeNumber, format};
-
-/// What ends each block of the file of orphans, before its checksum.
-const ORPHAN_MAGIC: u32 = 0x0B10_CA04;
-const ORPHAN_TAIL_BYTES: usize = 8;
+use crate::{FileId, FsBlock, InodeNumber};
 
 /// Which of them it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -95,13 +91,11 @@ impl Hidden {
     }
 
     fn orphans(&self, layout: &Layout, at: u64) -> Vec<u8> {
-        let mut bytes = vec![0; layout.block_len()];
-        let tail_at = bytes.len() - ORPHAN_TAIL_BYTES;
+        let mut bytes = orphan_file::empty(layout.block_len());
         let file = FileId { inode: self.inode, generation: 0 };
-        let entries = bytes.get(..tail_at).unwrap_or_default();
-        let sum = layout.super_.checksum_of_file(file).map(|seed| seed.of64(at).of(entries));
-        let _ = format::put32(&mut bytes, tail_at, ORPHAN_MAGIC);
-        let _ = format::put32(&mut bytes, tail_at + 4, sum.map_or(0, Checksum::get));
+        if let Some(seed) = layout.super_.checksum_of_file(file) {
+            orphan_file::seal(&mut bytes, seed, FsBlock(at));
+        }
         bytes
     }
 }

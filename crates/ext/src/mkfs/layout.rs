@@ -56,9 +56,9 @@ const CLUSTER_BLOCKS: u32 = 16;
 const MOST_CLUSTER: u32 = 1 << 29;
 /// Bytes of a cluster from which on mke2fs leaves eight out in each group.
 const HUGE_CLUSTER: u32 = 1 << 27;
-/// Seconds between two signs of a host that uses the volume: usual, least to be looked for, most.
-const MMP_INTERVAL: u16 = 5;
-const MOST_MMP_INTERVAL: u16 = 300;
+/// Seconds between two signs of a host that uses the volume: usual, and most.
+pub(crate) const MMP_INTERVAL: u16 = 5;
+pub(crate) const MOST_MMP_INTERVAL: u16 = 300;
 
 /// A volume without files: where everything is.
 #[derive(Clone, Debug)]
@@ -478,12 +478,7 @@ impl Layout {
     /// Blocks of the file of orphans, if there is one.
     pub(super) fn orphan_blocks(&self) -> Option<u32> {
         let is_there = self.options.compatible.contains(Compatible::ORPHAN_FILE);
-        let blocks = match self.super_.blocks {
-            ..0x2_0000 => 32,
-            blocks @ ..0x20_0000 => blocks / 4096,
-            _ => 512,
-        };
-        is_there.then(|| narrow(self.in_clusters(blocks)))
+        is_there.then(|| narrow(self.in_clusters(orphan_blocks(self.super_.blocks).into())))
     }
 
     /// The map of an inode with data in these runs, for which there are these places. Its nodes are
@@ -587,6 +582,15 @@ impl Layout {
 
     pub(super) fn block_len(&self) -> usize {
         index(self.super_.block_bytes.into())
+    }
+}
+
+/// Blocks of the file of orphans of a volume of so many.
+pub(crate) fn orphan_blocks(blocks: u64) -> u32 {
+    match blocks {
+        ..0x2_0000 => 32,
+        blocks @ ..0x20_0000 => narrow(blocks / 4096),
+        _ => 512,
     }
 }
 

@@ -100,7 +100,7 @@ mod tests {
         assert_eq!(touched, [(0, 2), (4, 1), (7, 2)]);
         let taken = [(96, 4), (104, 4), (200, 12)];
         let found = within(&runs, &touched, &taken, 4).unwrap();
-        let expected = [(98, 2), (104, 1), (105, 1), (201, 2), (206, 2), (208, 2)];
+        let expected = [(98, 2), (104, 1), (105, 1), (201, 2), (206, 4)];
         assert_eq!(found, expected);
         assert_eq!(within(&runs, &touched, &taken[..2], 4), None);
         assert!(clusters(&[], 4).is_empty());
