@@ -14,7 +14,8 @@ use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, bail};
-use clap::Args;
+use clap::{Args, ValueEnum};
+use draconis_container::create::{Draft, NewFormat, NewImage};
 use draconis_container::signature;
 use draconis_device::{Disk, FileDisk, FileOptions};
 use draconis_ext::format::features::{Compatible, Incompatible};
@@ -151,6 +152,10 @@ pub struct Arguments {
     /// Take identity and hash seed from this number instead of at random.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
+    /// How the file holds the volume: as it is, or in a disk image for virtual machines, which grows
+    /// with what is written.
+    #[arg(long, value_enum, value_name = "FORMAT", default_value = "raw")]
+    image_format: ImageFormat,
     /// Overwrite what IMAGE holds.
     #[arg(long)]
     force: bool,
@@ -162,6 +167,25 @@ pub struct Arguments {
     /// Size of the volume: in blocks with -b, else in KiB, or with K, M, G, T; if left out,
     /// that of IMAGE, or what the tree needs.
     size: Option<String>,
+}
+
+/// How a file holds a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ImageFormat {
+    Raw,
+    Qcow2,
+    Vhdx,
+}
+
+impl ImageFormat {
+    /// That of a disk image.
+    fn of_machine(self) -> Option<NewFormat> {
+        match self {
+            Self::Raw => None,
+            Self::Qcow2 => Some(NewFormat::Qcow2),
+            Self::Vhdx => Some(NewFormat::Vhdx),
+        }
+    }
 }
 
 /// Files beyond this are written past the page cache.
@@ -459,6 +483,12 @@ fn fill(
     let shown = arguments.image.display();
     let is_file = file.metadata()?.is_file();
     let len = plan.layout().len_bytes();
+    if let Some(format) = arguments.image_format.of_machine() {
+        if !is_file {
+            bail!("{shown}: --image-format is for files");
+        }
+        return fill_machine(arguments, plan, contents, file, format);
+    }
     if is_file {
         has_room(&file, plan).with_context(|| shown.to_string())?;
         // Cut off and lengthened it is one hole, which reads as zeros.
@@ -470,6 +500,37 @@ fn fill(
     let options = FileOptions { write: true, direct, uring: false };
     let disk = FileDisk::from_fd(file.into(), options).with_context(|| shown.to_string())?;
     make(arguments, plan, contents, &disk, is_file)
+}
+
+/// Makes the volume in a disk image.
+fn fill_machine(
+    arguments: &Arguments,
+    plan: &Plan<'_>,
+    contents: &dyn Contents,
+    file: File,
+    format: NewFormat,
+) -> anyhow::Result<()> {
+    let shown = arguments.image.display();
+    let len = plan.layout().len_bytes();
+    if len > format.longest_bytes() {
+        bail!("{shown}: such an image has at most {}", text::bytes(format.longest_bytes()));
+    }
+    has_room(&file, plan).with_context(|| shown.to_string())?;
+    let most = format.most_bytes(len);
+    file.set_len(0)?;
+    file.set_len(most).with_context(|| format!("{shown}: {}", text::bytes(most)))?;
+    let options = FileOptions { write: true, direct: false, uring: false };
+    let disk = FileDisk::from_fd(file.try_clone()?.into(), options);
+    let disk = disk.with_context(|| shown.to_string())?;
+    let identity = plan.layout().options().uuid;
+    let made = || format!("{shown}: no image was made");
+    let draft = Draft::new(&disk, format, len);
+    let target = Target { disk: &draft, zeroed: true, progress: &|_| () };
+    mkfs::write(plan, &contents::Blank(contents.in_order()), &target).with_context(made)?;
+    let image = NewImage::new(&disk, &draft, identity).with_context(made)?;
+    make(arguments, plan, contents, &image, true)?;
+    let end = image.finish().with_context(made)?;
+    file.set_len(end).with_context(made)
 }
 
 /// Writes the volume to a disk, which may be all zeros.
@@ -494,6 +555,9 @@ fn fill_in_store(
     contents: &dyn Contents,
     store: &InStore,
 ) -> anyhow::Result<()> {
+    if arguments.image_format != ImageFormat::Raw {
+        bail!("{}: --image-format is for files", arguments.image.display());
+    }
     let len = plan.layout().len_bytes();
     let created = store.find()?.is_none();
     match created {

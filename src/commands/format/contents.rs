@@ -159,3 +159,16 @@ impl Contents for Nothing {
         Err(ErrorKind::NotFound.into())
     }
 }
+
+/// Contents of which nothing is known but where they are; whether they are read in their order.
+pub struct Blank(pub bool);
+
+impl Contents for Blank {
+    fn read(&self, _: u64, _: u64, _: &mut [u8]) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn in_order(&self) -> bool {
+        self.0
+    }
+}
