@@ -509,7 +509,7 @@ fn volumes_of_every_kind_are_changed_by_the_kernel() {
         "-t ext4 -b 1024 -O ^metadata_csum,uninit_bg",
         "-t ext4 -b 2048 -O meta_bg,^resize_inode,^has_journal",
         "-t ext4 -b 4096 -O sparse_super2,^flex_bg",
-        "-t ext4 -b 1024 -O bigalloc,project,inline_data,orphan_file",
+        "-t ext4 -b 1024 -O bigalloc,inline_data,orphan_file",
         "-t ext4 -b 4096 -O bigalloc,^has_journal,^flex_bg -C 16384",
         "-t ext4 -b 2048 -O mmp,uninit_bg,^metadata_csum -E mmp_update_interval=1",
     ] {
