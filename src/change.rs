@@ -119,7 +119,7 @@ pub fn change_disk<T>(
     let shown = image.display();
     let time = std::env::var_os("SOURCE_DATE_EPOCH").map(|_| now()).transpose()?;
     let clock = Arc::new(move || time.unwrap_or_else(clock));
-    let volume = changeable(image, disk, &place.options(), clock)?;
+    let (volume, _held) = changeable(image, disk, &place.options(), clock)?;
     let done = work(&volume);
     let closed = volume.close();
     let failure = volume.failure();

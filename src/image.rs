@@ -17,7 +17,6 @@ pub use draconis_access::names::{Listed, Listing};
 pub use draconis_access::object;
 use draconis_access::object::Name;
 use draconis_device::{Claim, Disk, claim};
-use draconis_exchange::contract::Time;
 use draconis_ext::{Follow, InodeNumber, Volume};
 use draconis_service::options::MountOptions;
 use draconis_service::sandbox::{self, Profile};
@@ -29,6 +28,7 @@ use crate::change::tell;
 use crate::say;
 use crate::target::Target;
 use crate::text::size;
+pub use draconis_access::held::{clear, settle};
 
 /// Where in an image the volume is.
 #[derive(Debug, Clone, Default, Args)]
@@ -107,16 +107,6 @@ pub fn disk(
         behind.into_iter().map(|file| Arc::new(file.start()) as Arc<dyn Disk>).collect();
     let part = volume::part(whole, &behind, &place.options());
     Ok(part.with_context(|| shown.to_string())?.disk)
-}
-
-/// Puts in place what a volume that is to be changed as a whole has waiting.
-pub fn settle(image: &Path, disk: &Arc<dyn Disk>, now: Time) -> anyhow::Result<()> {
-    let settled = draconis_ext::settle(disk, now);
-    if settled.map_err(|error| refused(image, &**disk, error.into()))? {
-        let shown = image.display();
-        log::info!("{shown}: what its journal held, or an unfinished change, is in place now");
-    }
-    Ok(())
 }
 
 /// Confines this process to what it has open, whose length it may change.

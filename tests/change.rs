@@ -590,17 +590,40 @@ fn volumes_are_tuned_as_by_tune2fs() {
     image.ok(&["tune", path]);
     check(&image.path);
     assert_eq!(image.tree(), before);
+    image.ok(&["tune", "-j", "-O", "orphan_file,project", "-Q", "usrquota,prjquota", path]);
+    check(&image.path);
+    image.ok(&["tune", "-O", "^orphan_file,^has_journal", "-Q", "^usrquota", path]);
+    check(&image.path);
     for (options, why) in [
         (&["-m", "51"][..], "0 to 50 percent"),
         (&["-U", "x"], "a UUID, random"),
         (&["-O", "^filetype"], "tune2fs -O ^filetype"),
         (&["-J", "device=x"], "size=MIB"),
         (&["-i", "x"], "30d"),
+        (&["-Q", "users"], "usrquota"),
+        (&["-E", "stride=4"], "clear_mmp"),
+        (&["-E", "clear_mmp"], "mmp"),
     ] {
         let said = image.draconis.fails([&["tune"][..], options, &[path]].concat());
         assert!(said.contains(why), "{said}");
     }
     check(&image.path);
+}
+
+/// Takes as long as signs of other hosts are waited for: 11 s.
+#[test]
+fn volumes_that_guard_against_two_hosts_are_changed() {
+    let image = Image::new(&["-t", "ext4", "-b", "1024"], "32M");
+    let path = image.path.to_str().unwrap();
+    image.ok(&["tune", "-O", "mmp", "-E", "mmp_update_interval=1", path]);
+    check(&image.path);
+    let file = image.file("file", &[7; 300_000]);
+    image.ok(&["put", file.to_str().unwrap(), ":/file"]);
+    check(&image.path);
+    let said = Command::new("dumpe2fs").args(["-h", path]).output().unwrap();
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    assert!(said.contains("mmp_sequence: 0xff4d4d50"), "{said}");
+    assert!(image.tree().contains("300000"), "{}", image.tree());
 }
 
 #[test]

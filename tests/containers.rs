@@ -85,6 +85,47 @@ fn disk_images_of_other_programs_are_read_and_not_changed() {
 }
 
 #[test]
+fn disk_images_are_made_for_other_programs() {
+    if !tool("images for other programs", "qemu-img") {
+        return;
+    }
+    let draconis = Draconis::new();
+    volume(&draconis);
+    let tree = draconis.path("tree");
+    let line = |image: &Path, more: &[&str]| -> Vec<String> {
+        let words = ["format", "-t", "ext4", "--reproducible", "--from", tree.to_str().unwrap()];
+        let image = image.to_str().unwrap();
+        [&words[..], more, &[image]].concat().into_iter().map(str::to_owned).collect()
+    };
+    for size in [&["--free", "40M"][..], &["--free", "3G", "-b", "4096"]] {
+        let raw = draconis.path("raw");
+        draconis.ok(line(&raw, &[&["--force"], size].concat()));
+        for kind in ["qcow2", "vhdx"] {
+            let image = draconis.path(&format!("made.{kind}"));
+            draconis.ok(line(&image, &[&["--image-format", kind, "--force"], size].concat()));
+            is_read(&draconis, &image, &[]);
+            ran(Command::new("qemu-img").args(["check", "-f", kind]).arg(&image));
+            ran(Command::new("qemu-img")
+                .args(["compare", "-f", "raw", "-F", kind])
+                .args([&raw, &image]));
+            let len = std::fs::metadata(&image).unwrap().len();
+            assert!(len < 40 << 20, "{kind} {size:?}: {len}");
+            // The same bytes of the same source.
+            let before = std::fs::read(&image).unwrap();
+            let again = draconis.path("again");
+            draconis.ok(line(&again, &[&["--image-format", kind, "--force"], size].concat()));
+            is_read(&draconis, &again, &[]);
+            assert!(before == std::fs::read(&again).unwrap(), "{kind} {size:?}");
+        }
+    }
+    let told = draconis.run(["format", "--image-format", "vmdk", "x", "8M"]);
+    assert!(String::from_utf8_lossy(&told.stderr).contains("qcow2"), "{told:?}");
+    let made = draconis.path("made.qcow2");
+    let told = draconis.fails(["format", "--image-format", "vhdx", made.to_str().unwrap(), "8M"]);
+    assert!(told.contains("--force"), "{told}");
+}
+
+#[test]
 fn what_an_image_differs_from_is_never_guessed() {
     if !tool("images that differ from others", "qemu-img") {
         return;

@@ -106,6 +106,11 @@ fn a_directory_becomes_a_volume_of_every_type() {
         (&["-t", "ext4"], "ext4"),
         (&["-t", "ext4", "-O", "^has_journal,orphan_file,^orphan_file", "--min"], "ext4"),
         (&["-t", "ext4", "-b", "4096", "-J", "size=8", "-G", "32", "-O", "large_dir"], "ext4"),
+        (&["-t", "ext4", "-O", "inline_data,quota", "-E", "quotatype=usrquota:prjquota"], "quota"),
+        (
+            &["-t", "ext4", "-O", "bigalloc,mmp", "-C", "32K", "-E", "mmp_update_interval=1"],
+            "bigalloc",
+        ),
     ] {
         let mut command = vec!["format", "--from", tree.to_str().unwrap()];
         command.extend(arguments);
@@ -125,9 +130,11 @@ fn what_is_not_made_is_refused_by_name() {
     let image = draconis.path("image");
     for (arguments, said) in [
         (&["-t", "ext5"][..], "ext5"),
-        (&["-t", "ext4", "-O", "bigalloc"], "bigalloc"),
-        (&["-t", "ext4", "-O", "quota"], "quota"),
-        (&["-t", "ext4", "-O", "inline_data"], "inline_data"),
+        (&["-t", "ext4", "-O", "dirdata"], "dirdata"),
+        (&["-t", "ext4", "-C", "16K"], "bigalloc"),
+        (&["-t", "ext4", "-O", "bigalloc", "-C", "3K"], "-C"),
+        (&["-t", "ext4", "-O", "quota", "-E", "quotatype=usrquota:all"], "prjquota"),
+        (&["-t", "ext4", "-O", "mmp", "-E", "mmp_update_interval=301"], "mmp_update_interval"),
         (&["-t", "ext4", "-O", "journal_dev"], "journal_dev"),
         (&["-t", "ext4", "-J", "device=/dev/null"], "device"),
         (&["-t", "ext4", "-J", "size=x"], "size=x"),
@@ -335,7 +342,7 @@ fn what_is_there_is_not_overwritten_unless_forced() {
     assert!(draconis.ok(["info", name]).contains("second"));
     for (arguments, said) in [
         (&["-t", "ext5", name, "1M"][..], "ext5"),
-        (&["-O", "bigalloc", name, "1M"], "bigalloc"),
+        (&["-O", "bigalloc", name, "1M"], "needs extent"),
         (&["-O", "nonsense", name, "1M"], "nonsense"),
         (&["-E", "strides=4", name, "1M"], "strides"),
         (&["-U", "nobody", name, "1M"], "nobody"),

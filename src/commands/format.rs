@@ -9,9 +9,10 @@ use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, bail};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use draconis_access::format::{Base, write};
 use draconis_access::uuid::{self, Identities};
+use draconis_container::create::NewFormat;
 use draconis_ext::format::features::{Compatible, Incompatible};
 use draconis_ext::mkfs::{self, Inodes, Options, Plan, Tree};
 
@@ -33,6 +34,10 @@ Options for -E, separated by commas:
   packed_meta_blocks   bitmaps, inode tables and journal at the start of the volume
   encoding=utf8        how names ignore case, with casefold; encoding_flags=strict refuses
                        names that are not valid
+  quotatype=KIND:KIND  whose quotas are counted, with quota: usrquota, grpquota, prjquota
+                       (the first two, and prjquota with project)
+  mmp_update_interval=SECONDS
+                       how often a host says that it uses the volume, with mmp: up to 300 (5)
   lazy_itable_init, lazy_journal_init, discard, nodiscard are taken and change nothing:
   inode tables and journal always read as zeros
 
@@ -47,7 +52,7 @@ Features for -O; ^FEATURE takes one away, none takes all:
   of ext4              extent, 64bit, flex_bg, metadata_csum, huge_file, dir_nlink, extra_isize
   beyond these         metadata_csum_seed, uninit_bg, sparse_super2, meta_bg, large_dir,
                        orphan_file, fast_commit, stable_inodes, ea_inode, casefold, encrypt,
-                       verity, project
+                       verity, project, quota, inline_data, bigalloc, mmp
 
 Sources for --from, besides DIR and TAR:
   oci:DIR[:TAG]             a container image in a directory (umoci, skopeo)
@@ -73,6 +78,9 @@ pub struct Arguments {
     /// Bytes of a block: 1024, 2048, 4096 .. 65536; by the size of the volume if left out.
     #[arg(short = 'b', value_name = "SIZE", value_parser = text::size)]
     block: Option<u64>,
+    /// Bytes of a cluster, the unit of space with bigalloc: a power of two; 16 blocks if left out.
+    #[arg(short = 'C', value_name = "SIZE", value_parser = text::size)]
+    cluster: Option<u64>,
     /// One inode for so many bytes.
     #[arg(short = 'i', value_name = "BYTES_PER_INODE", value_parser = text::size, conflicts_with = "inodes")]
     bytes_per_inode: Option<u64>,
@@ -137,6 +145,10 @@ pub struct Arguments {
     /// Take identity and hash seed from this number instead of at random.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
+    /// How the file holds the volume: as it is, or in a disk image for virtual machines, which grows
+    /// with what is written.
+    #[arg(long, value_enum, value_name = "FORMAT", default_value = "raw")]
+    image_format: ImageFormat,
     /// Overwrite what IMAGE holds.
     #[arg(long)]
     force: bool,
@@ -148,6 +160,25 @@ pub struct Arguments {
     /// Size of the volume: in blocks with -b, else in KiB, or with K, M, G, T; if left out,
     /// that of IMAGE, or what the tree needs.
     size: Option<String>,
+}
+
+/// How a file holds a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ImageFormat {
+    Raw,
+    Qcow2,
+    Vhdx,
+}
+
+impl ImageFormat {
+    /// That of a disk image.
+    fn of_machine(self) -> Option<NewFormat> {
+        match self {
+            Self::Raw => None,
+            Self::Qcow2 => Some(NewFormat::Qcow2),
+            Self::Vhdx => Some(NewFormat::Vhdx),
+        }
+    }
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
@@ -172,7 +203,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let plan = plan(arguments, &options, &opened, &mut source.tree)?;
     let progress = Mutex::new(Progress::new(arguments.progress, plan.data_bytes()));
     let count = |bytes| progress.lock().unwrap_or_else(PoisonError::into_inner).add(bytes);
-    write(image, opened, &plan, &*source.contents, &count)?;
+    let format = arguments.image_format.of_machine();
+    write(image, opened, &plan, &*source.contents, format, &count)?;
     drop(progress);
     arguments.reading.write_config(config.as_deref())?;
     let superblock = plan.layout().superblock();
@@ -218,6 +250,7 @@ fn options(arguments: &Arguments) -> anyhow::Result<(Options, Option<(u32, u32)>
     };
     let mut options = Options {
         block_bytes: arguments.block.map(|size| narrow("-b", size)).transpose()?,
+        cluster_bytes: arguments.cluster.map(|size| narrow("-C", size)).transpose()?,
         inode_bytes: narrow("-I", arguments.inode_size)?,
         reserved_ppm: percent(&arguments.reserved)
             .with_context(|| format!("-m {}: not a percentage", arguments.reserved))?,
@@ -316,12 +349,26 @@ fn extended(options: &mut Options, name: &str, value: &str) -> anyhow::Result<()
             options.incompatible |= Incompatible::CASEFOLD;
         }
         "encoding" => bail!("-E encoding={value}: only utf8 is known"),
+        "quotatype" => options.quotas = quotas(value)?,
+        "mmp_update_interval" => options.mmp_interval = number(u16::MAX.into())? as u16,
         "encoding_flags" if value == "strict" => options.strict_names = true,
         "encoding_flags" => bail!("-E encoding_flags={value}: only strict is known"),
         "lazy_itable_init" | "lazy_journal_init" | "discard" | "nodiscard" | "" => {}
         _ => bail!("-E {name}: no such option; see draconis format --help"),
     }
     Ok(())
+}
+
+/// The kinds of quotas that `usrquota:grpquota` names.
+fn quotas(text: &str) -> anyhow::Result<[bool; 3]> {
+    let known = ["usrquota", "grpquota", "prjquota"];
+    let mut quotas = [false; 3];
+    for name in text.split(':') {
+        let nth = known.iter().position(|known| *known == name);
+        let counted = nth.and_then(|nth| quotas.get_mut(nth));
+        *counted.with_context(|| format!("-E quotatype={text}: {}", known.join(", ")))? = true;
+    }
+    Ok(quotas)
 }
 
 /// `12.5` in millionths.

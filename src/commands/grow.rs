@@ -54,7 +54,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     });
     let given = given.transpose()?;
     let disk = base.disk(arguments)?;
-    image::settle(&arguments.image, &disk, now)?;
+    let _held = image::settle(&arguments.image, &disk, now)?;
     let there_bytes = disk.properties().len_bytes;
     let size = given.unwrap_or(there_bytes);
     let growth = Growth::plan(&*disk, size).map_err(|error| match error {

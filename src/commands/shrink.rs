@@ -58,7 +58,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let part = part_for_writing(disk, &arguments.place.options());
     let Part { disk, partition, .. } = part.with_context(|| shown.to_string())?;
     let is_cut = partition.is_none() && base.has_any_length();
-    image::settle(&arguments.image, &disk, now)?;
+    let _held = image::settle(&arguments.image, &disk, now)?;
     let plan = Shrinking::plan(&*disk, size).map_err(|error| match error {
         Error::Volume(error) => image::refused(&arguments.image, &*disk, error.into()),
         error => anyhow::Error::from(error).context(shown.to_string()),

@@ -9,9 +9,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueEnum};
 use draconis_access::uuid::{self, Identities};
+use draconis_ext::format::quota::Kind;
 use draconis_ext::tune::{Changes, Error, Reserved, tune};
 use draconis_service::volume::part_for_writing;
 
@@ -50,12 +51,20 @@ pub struct Arguments {
     /// Features to add, or with a `^` to drop, with commas between them.
     #[arg(short = 'O', value_name = "[^]FEATURE,..", value_delimiter = ',')]
     features: Vec<String>,
+    /// Whose quotas are counted, with commas between them: usrquota, grpquota, prjquota; with a `^`
+    /// no longer.
+    #[arg(short = 'Q', value_name = "[^]KIND,..", value_delimiter = ',')]
+    quotas: Vec<String>,
     /// Add a journal, as -O has_journal.
     #[arg(short = 'j')]
     journal: bool,
     /// The journal: `size=` in MiB.
     #[arg(short = 'J', value_name = "size=MIB")]
     journal_options: Option<String>,
+    /// More options, with commas between them: mmp_update_interval=SECONDS, how often a host says
+    /// that it uses the volume (mmp); clear_mmp, no host does, whatever a tool that was cut off left.
+    #[arg(short = 'E', value_name = "OPTIONS", value_delimiter = ',')]
+    extended: Vec<String>,
     /// What the kernel does about damage.
     #[arg(short = 'e', value_name = "BEHAVIOUR", value_enum)]
     errors: Option<Behaviour>,
@@ -77,7 +86,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     image::confine()?;
     let part = part_for_writing(opened.start()?, &arguments.place.options());
     let disk = part.with_context(|| shown.to_string())?.disk;
-    image::settle(&arguments.image, &disk, now)?;
+    if arguments.extended.iter().any(|option| option == "clear_mmp") {
+        image::clear(&arguments.image, &disk, now)?;
+    }
+    let _held = image::settle(&arguments.image, &disk, now)?;
     tune(&*disk, &changes, now).map_err(|error| match error {
         Error::Volume(error) => image::refused(&arguments.image, &*disk, error.into()),
         error => anyhow::Error::from(error).context(shown.to_string()),
@@ -126,9 +138,40 @@ fn changes(arguments: &Arguments) -> anyhow::Result<Changes> {
         most_mounts: most_mounts.transpose()?,
         interval_seconds: arguments.interval.as_deref().map(interval).transpose()?,
         features,
+        quotas: arguments.quotas.iter().map(|word| quota(word)).collect::<anyhow::Result<_>>()?,
+        mmp_interval: mmp_interval(&arguments.extended)?,
         journal_mib: arguments.journal_options.as_deref().map(size).transpose()?,
         hash_seed: identities.uuid(),
     })
+}
+
+/// A kind of quotas, and whether they are counted.
+fn quota(word: &str) -> anyhow::Result<(Kind, bool)> {
+    let (name, is_counted) = word.strip_prefix('^').map_or((word, true), |name| (name, false));
+    let kind = match name {
+        "usrquota" => Kind::User,
+        "grpquota" => Kind::Group,
+        "prjquota" => Kind::Project,
+        _ => bail!("-Q {word}: usrquota, grpquota and prjquota are possible"),
+    };
+    Ok((kind, is_counted))
+}
+
+/// Of `-E`, how often a host says that it uses the volume.
+fn mmp_interval(options: &[String]) -> anyhow::Result<Option<u16>> {
+    let mut interval = None;
+    for option in options {
+        match option.split_once('=') {
+            None if option == "clear_mmp" => {}
+            Some(("mmp_update_interval", seconds)) => {
+                let seconds = seconds.parse::<u16>();
+                interval =
+                    Some(seconds.with_context(|| format!("-E {option}: seconds are needed"))?);
+            }
+            _ => bail!("-E {option}: mmp_update_interval=SECONDS and clear_mmp are possible"),
+        }
+    }
+    Ok(interval)
 }
 
 /// Days, or with a letter weeks or months, in seconds.

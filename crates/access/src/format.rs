@@ -10,6 +10,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use anyhow::{Context, bail};
+use draconis_container::create::{Draft, NewFormat, NewImage};
 use draconis_container::signature;
 use draconis_device::{Disk, FileDisk, FileOptions};
 use draconis_ext::mkfs::{self, Contents, Plan, Target};
@@ -88,7 +89,8 @@ impl Base {
     }
 }
 
-/// Makes the volume that was planned.
+/// Makes the volume that was planned, in a file of a virtual machine's disk where there is a
+/// `format`.
 ///
 /// # Errors
 /// No room, or what reading the contents and writing gave.
@@ -97,9 +99,10 @@ pub fn write(
     base: Base,
     plan: &Plan<'_>,
     contents: &dyn Contents,
+    format: Option<NewFormat>,
     progress: Progress<'_>,
 ) -> anyhow::Result<()> {
-    let work = Work { image, plan, contents, progress };
+    let work = Work { image, plan, contents, format, progress };
     let file = match base {
         Base::File(file) => file,
         Base::InStore(store) => return work.fill_in_store(&store),
@@ -128,11 +131,25 @@ fn create(image: &Path) -> anyhow::Result<File> {
     Ok(file)
 }
 
+/// Contents of which nothing is known but where they are; whether they are read in their order.
+struct Blank(bool);
+
+impl Contents for Blank {
+    fn read(&self, _: u64, _: u64, _: &mut [u8]) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn in_order(&self) -> bool {
+        self.0
+    }
+}
+
 /// What is to be made, and where.
 struct Work<'a> {
     image: &'a Path,
     plan: &'a Plan<'a>,
     contents: &'a dyn Contents,
+    format: Option<NewFormat>,
     progress: Progress<'a>,
 }
 
@@ -141,6 +158,12 @@ impl Work<'_> {
         let shown = self.image.display();
         let is_file = file.metadata()?.is_file();
         let len = self.plan.layout().len_bytes();
+        if let Some(format) = self.format {
+            if !is_file {
+                bail!("{shown}: --image-format is for files");
+            }
+            return self.fill_machine(file, format);
+        }
         if is_file {
             self.has_room(&file).with_context(|| shown.to_string())?;
             // Cut off and lengthened it is one hole, which reads as zeros.
@@ -154,6 +177,32 @@ impl Work<'_> {
         self.make(&disk, is_file)
     }
 
+    /// Makes the volume in a disk image.
+    fn fill_machine(&self, file: File, format: NewFormat) -> anyhow::Result<()> {
+        let shown = self.image.display();
+        let len = self.plan.layout().len_bytes();
+        if len > format.longest_bytes() {
+            bail!("{shown}: such an image has at most {}", bytes(format.longest_bytes()));
+        }
+        self.has_room(&file).with_context(|| shown.to_string())?;
+        let most = format.most_bytes(len);
+        file.set_len(0)?;
+        file.set_len(most).with_context(|| format!("{shown}: {}", bytes(most)))?;
+        let options = FileOptions { write: true, direct: false, uring: false };
+        let disk = FileDisk::from_fd(file.try_clone()?.into(), options);
+        let disk = disk.with_context(|| shown.to_string())?;
+        let identity = self.plan.layout().options().uuid;
+        let made = || format!("{shown}: no image was made");
+        let draft = Draft::new(&disk, format, len);
+        let target = Target { disk: &draft, zeroed: true, progress: &|_| () };
+        let blank = Blank(self.contents.in_order());
+        mkfs::write(self.plan, &blank, &target).with_context(made)?;
+        let image = NewImage::new(&disk, &draft, identity).with_context(made)?;
+        self.make(&image, true)?;
+        let end = image.finish().with_context(made)?;
+        file.set_len(end).with_context(made)
+    }
+
     /// Writes the volume to a disk, which may be all zeros.
     fn make(&self, disk: &dyn Disk, zeroed: bool) -> anyhow::Result<()> {
         let target = Target { disk, zeroed, progress: self.progress };
@@ -163,6 +212,9 @@ impl Work<'_> {
 
     /// Makes the volume on a disk of a store, which is made or emptied for it.
     fn fill_in_store(&self, store: &InStore) -> anyhow::Result<()> {
+        if self.format.is_some() {
+            bail!("{}: --image-format is for files", self.image.display());
+        }
         let len = self.plan.layout().len_bytes();
         let created = store.find()?.is_none();
         match created {

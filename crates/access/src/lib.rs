@@ -19,6 +19,7 @@
 mod error;
 pub mod file;
 pub mod format;
+pub mod held;
 pub mod image;
 pub mod making;
 pub mod names;

@@ -16,6 +16,7 @@ use parking_lot::RwLock;
 use rustix::io::Errno;
 
 use crate::format::{self, Base};
+use crate::held::{self, Held};
 use crate::names::{names, split};
 use crate::say::{printable, tell};
 use crate::tar::{How, Sparse, Watch};
@@ -115,7 +116,8 @@ pub struct Listed {
 pub struct Volume {
     image: PathBuf,
     maker: (u32, u32),
-    inner: RwLock<Option<draconis_ext::Volume>>,
+    /// With the claim of one that is changed.
+    inner: RwLock<Option<(draconis_ext::Volume, Option<Held>)>>,
 }
 
 impl std::fmt::Debug for Volume {
@@ -133,7 +135,7 @@ impl Volume {
         let disk = readable(image, place)?;
         let volume = draconis_ext::Volume::open(disk.clone(), Options::default());
         let volume = volume.map_err(|error| image::refused(image, &*disk, error.into()))?;
-        Ok(Self::new(image, volume))
+        Ok(Self::new(image, volume, None))
     }
 
     /// Opens the volume in an image to be changed, alone.
@@ -142,16 +144,17 @@ impl Volume {
     /// As [`Volume::open`]; it is in use, or can only be read.
     pub fn open_for_writing(image: &Path, place: &Place) -> Result<Arc<Self>> {
         let disk = image::writable(image)?.start()?;
-        let volume = changeable(image, disk, &place.options(), Arc::new(clock))?;
+        let (volume, held) = changeable(image, disk, &place.options(), Arc::new(clock))?;
         if let Some(why) = volume.read_only_reason() {
             return Err(Error::new(Errno::ROFS, format!("{}: {why}", image.display())));
         }
-        Ok(Self::new(image, volume))
+        Ok(Self::new(image, volume, Some(held)))
     }
 
-    fn new(image: &Path, volume: draconis_ext::Volume) -> Arc<Self> {
+    fn new(image: &Path, volume: draconis_ext::Volume, held: Option<Held>) -> Arc<Self> {
         let maker = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-        Arc::new(Self { image: image.to_owned(), maker, inner: RwLock::new(Some(volume)) })
+        let inner = RwLock::new(Some((volume, held)));
+        Arc::new(Self { image: image.to_owned(), maker, inner })
     }
 
     /// Makes an empty volume in an image; a file that is not there is made.
@@ -184,7 +187,7 @@ impl Volume {
     /// # Errors
     /// What made the disk fail, now or before: what was changed last is not there.
     pub fn close(&self) -> Result<()> {
-        let Some(volume) = self.inner.write().take() else { return Ok(()) };
+        let Some((volume, _held)) = self.inner.write().take() else { return Ok(()) };
         let closed = volume.close();
         let failure = volume.failure();
         let Some(why) = failure.or_else(|| closed.err().map(|error| error.to_string())) else {
@@ -423,7 +426,7 @@ impl Volume {
         // A call within a call, from a reader of an archive, must not wait for a `close` that
         // waits for it.
         let inner = self.inner.read_recursive();
-        let Some(volume) = &*inner else {
+        let Some((volume, _)) = &*inner else {
             let text = format!("{}: the volume was closed", self.image.display());
             return Err(Error::new(Errno::BADF, text));
         };
@@ -463,11 +466,14 @@ pub fn changeable(
     disk: Arc<dyn Disk>,
     options: &MountOptions,
     clock: Arc<dyn Fn() -> Time + Send + Sync>,
-) -> anyhow::Result<draconis_ext::Volume> {
+) -> anyhow::Result<(draconis_ext::Volume, Held)> {
     let disk = part_for_writing(disk, options).with_context(|| image.display().to_string())?.disk;
+    let held = held::hold(image, &disk, clock())?;
     let writing = Writing { clock, dirty_bytes: DIRTY_BYTES, atime: AccessTimes::Never };
-    draconis_ext::Volume::open_for_writing(disk.clone(), Options::default(), writing)
-        .map_err(|error| image::refused(image, &*disk, error.into()))
+    let opened =
+        draconis_ext::Volume::open_claimed(disk.clone(), Options::default(), writing, held.lent());
+    let volume = opened.map_err(|error| image::refused(image, &*disk, error.into()))?;
+    Ok((volume, held))
 }
 
 /// What time it is.
@@ -556,5 +562,5 @@ fn create(image: &Path, new: &NewVolume) -> anyhow::Result<()> {
     (root.modified, root.accessed, root.changed, root.created) = (now, now, now, now);
     let mut tree = Tree::new(root);
     let plan = mkfs::sized(&options, &mut tree, len)?;
-    format::write(image, base, &plan, &NoFiles, &|_| {})
+    format::write(image, base, &plan, &NoFiles, None, &|_| {})
 }

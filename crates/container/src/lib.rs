@@ -4,8 +4,10 @@
 //!   file ──▶ open: qcow2 · VHDX · VHD · VMDK · Android sparse ──▶ a disk
 //!        ──▶ parts: the partitions that hold what is looked for
 //!        ──▶ signature: the name of what is no volume
+//!   a disk ──▶ create: a new qcow2 or VHDX image, whole
 //! ```
-//! Law 1: no path is opened and nothing is written: a process that is confined can do all of it.
+//! Law 1: no path is opened, and nothing is written but new images: a process that is confined can
+//! do all of it.
 //! Law 2: no bytes make it panic, loop, or take memory in proportion to what they claim.
 //! Law 3: what is not read is refused by its name, and what would help is said.
 //!
@@ -19,6 +21,7 @@
 )]
 
 mod android;
+pub mod create;
 mod inside;
 pub mod packing;
 mod parts;

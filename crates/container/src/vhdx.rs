@@ -10,24 +10,24 @@ use crate::inside::{Map, Place};
 use crate::source::{Source, le16, le32, le64};
 use crate::{Error, Unsupported};
 
-const KIB: u64 = 1 << 10;
-const MIB: u64 = 1 << 20;
+pub(crate) const KIB: u64 = 1 << 10;
+pub(crate) const MIB: u64 = 1 << 20;
 /// Entries of the table of blocks: 64 TiB of the smallest blocks.
 const MOST_ENTRIES: u64 = 64 << 20 >> 3;
 
-const BAT: [u8; 16] =
+pub(crate) const BAT: [u8; 16] =
     guid(0x2DC2_7766, 0xF623, 0x4200, [0x9D, 0x64, 0x11, 0x5E, 0x9B, 0xFD, 0x4A, 0x08]);
-const METADATA: [u8; 16] =
+pub(crate) const METADATA: [u8; 16] =
     guid(0x8B7C_A206, 0x4790, 0x4B9A, [0xB8, 0xFE, 0x57, 0x5F, 0x05, 0x0F, 0x88, 0x6E]);
-const FILE_PARAMETERS: [u8; 16] =
+pub(crate) const FILE_PARAMETERS: [u8; 16] =
     guid(0xCAA1_6737, 0xFA36, 0x4D43, [0xB3, 0xB6, 0x33, 0xF0, 0xAA, 0x44, 0xE7, 0x6B]);
-const DISK_SIZE: [u8; 16] =
+pub(crate) const DISK_SIZE: [u8; 16] =
     guid(0x2FA5_4224, 0xCD1B, 0x4876, [0xB2, 0x11, 0x5D, 0xBE, 0xD8, 0x3B, 0xF4, 0xB8]);
-const SECTOR_SIZE: [u8; 16] =
+pub(crate) const SECTOR_SIZE: [u8; 16] =
     guid(0x8141_BF1D, 0xA96F, 0x4709, [0xBA, 0x47, 0xF2, 0x33, 0xA8, 0xFA, 0xAB, 0x5F]);
 
 /// A GUID as it is stored.
-const fn guid(a: u32, b: u16, c: u16, d: [u8; 8]) -> [u8; 16] {
+pub(crate) const fn guid(a: u32, b: u16, c: u16, d: [u8; 8]) -> [u8; 16] {
     let ([a0, a1, a2, a3], [b0, b1], [c0, c1]) =
         (a.to_le_bytes(), b.to_le_bytes(), c.to_le_bytes());
     let [d0, d1, d2, d3, d4, d5, d6, d7] = d;

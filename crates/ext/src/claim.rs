@@ -4,7 +4,8 @@
 //!   clean ───────────────────────────────▶ own number ─ wait ─▶ still it: ours
 //!   a number ─ wait ─▶ the same: left over ─────┘          └──▶ another: in use
 //!                 └──▶ another: in use
-//!   ours ─▶ another own number every interval ─▶ .. ─▶ clean
+//!   ours ─▶ another own number every interval ─▶ .. ─▶ clean      a mount
+//!        └▶ "checked", which nobody takes over ─────▶ .. ─▶ clean      a tool, which does not count
 //! ```
 //! Law 1: nothing else of the volume is written before the claim stands.
 //! Law 2: who finds another's number, or cannot write its own, writes no more.
@@ -23,14 +24,12 @@ use parking_lot::Mutex;
 
 use crate::commit::seconds_of;
 use crate::format::checksum::Checksum;
-use crate::format::mmp::{self, CHECKED, CLEAN, LEN_BYTES, MOST_SEQUENCE, Said};
+use crate::format::mmp::{self, CHECKED, CLEAN, LEAST_INTERVAL, LEN_BYTES, MOST_SEQUENCE, Said};
 use crate::format::superblock::Superblock;
 use crate::units::index;
 use crate::volume::read_superblock;
 use crate::{Error, Result};
 
-/// Seconds between two numbers, at least.
-const LEAST_INTERVAL: u16 = 5;
 /// No host waits longer for the next number than this, beside its interval.
 const MOST_BEYOND: u64 = 60;
 
@@ -55,6 +54,8 @@ pub struct Claim {
     seed: Option<Checksum>,
     interval: Duration,
     mine: Mutex<Said>,
+    /// Another gives it back.
+    is_lent: bool,
 }
 
 impl Claim {
@@ -68,7 +69,8 @@ impl Claim {
         let Some(claim) = Self::of(disk, &super_, how)? else { return Ok(None) };
         let there = claim.read()?;
         if there.sequence == CHECKED {
-            return Err(in_use(&there, "a check; `tune2fs -E clear_mmp` if that was cut off"));
+            let by = "a check or another tool; `draconis tune -E clear_mmp` if that was cut off";
+            return Err(in_use(&there, by));
         }
         let interval =
             u64::from(super_.mmp_interval.max(LEAST_INTERVAL).max(there.interval_seconds));
@@ -98,6 +100,31 @@ impl Claim {
             return Err(in_use(&again, "another host"));
         }
         Ok(Some(claim))
+    }
+
+    /// Claims it for a tool, as e2fsck and tune2fs do: nothing is to be renewed, and nobody takes the
+    /// volume before it is given back, also if the tool dies.
+    ///
+    /// # Errors
+    /// As [`Claim::make`].
+    pub fn for_tool(disk: &Arc<dyn Disk>, how: &Claiming<'_>) -> Result<Option<Self>> {
+        let Some(claim) = Self::make(disk, how)? else { return Ok(None) };
+        let mut mine = claim.mine.lock();
+        mine.sequence = CHECKED;
+        claim.write(&mine, how.now)?;
+        drop(mine);
+        Ok(Some(claim))
+    }
+
+    /// The same claim for a part of the work: who gets it does not give the volume back.
+    #[must_use]
+    pub fn lent(&self) -> Self {
+        Self {
+            disk: self.disk.clone(),
+            mine: Mutex::new(self.mine.lock().clone()),
+            is_lent: true,
+            ..*self
+        }
     }
 
     /// Goes on with the claim of this host's process before, which died.
@@ -131,6 +158,7 @@ impl Claim {
             seed: super_.checksum_seed,
             interval: Duration::from_secs(interval.into()),
             mine: Mutex::new(mine),
+            is_lent: false,
         }))
     }
 
@@ -153,6 +181,9 @@ impl Claim {
         if there.sequence != mine.sequence {
             return Err(in_use(&there, "another host, which took it meanwhile"));
         }
+        if mine.sequence == CHECKED {
+            return Ok(());
+        }
         let mut next = mine.clone();
         next.sequence = mine.sequence % MOST_SEQUENCE + 1;
         self.write(&next, now)?;
@@ -165,6 +196,10 @@ impl Claim {
     /// # Errors
     /// As [`Claim::renew`].
     pub fn release(&self, now: Time) -> Result<()> {
+        // What was claimed may have been changed into a volume that is not.
+        if self.is_lent || !read_superblock(&*self.disk)?.has_mmp() {
+            return Ok(());
+        }
         let mut mine = self.mine.lock();
         let there = self.read()?;
         if there.sequence != mine.sequence {
@@ -209,6 +244,28 @@ impl Claim {
         let ticket = self.disk.submit(group, &[]).map_err(|refused| Error::Io(refused.error))?;
         Ok(self.disk.wait(ticket)?)
     }
+}
+
+/// Whether a tool has claimed the volume on `disk`.
+pub(crate) fn is_held_by_tool(disk: &dyn Disk, super_: &Superblock) -> Result<bool> {
+    let wrong = Error::corrupt("the block that guards against mounting twice: place");
+    let block = super_.mmp_block.filter(|block| super_.holds(*block)).ok_or(wrong)?;
+    let bytes = crate::redo::Writer::new(disk, super_.block_bytes).read(block, 1)?;
+    Ok(mmp::read(&bytes, super_.checksum_seed)?.sequence == CHECKED)
+}
+
+/// Says that nobody uses the volume on `disk`, whatever was said there: for one that a tool left
+/// when it was cut off.
+///
+/// # Errors
+/// [`Error::Misuse`] if the volume does not guard against that; damage, what the device says.
+pub fn clear_claim(disk: &Arc<dyn Disk>, how: &Claiming<'_>) -> Result<()> {
+    let super_ = read_superblock(&**disk)?;
+    let claim = Claim::of(disk, &super_, how)?;
+    let claim = claim.ok_or(Error::Misuse("the volume does not guard against two hosts (mmp)"))?;
+    let mut mine = claim.mine.lock();
+    mine.sequence = CLEAN;
+    claim.write(&mine, how.now)
 }
 
 impl fmt::Debug for Claim {

@@ -123,7 +123,7 @@ mod xattr;
 pub use blocks::DeviceStatistics;
 pub use blocks::data::Data;
 pub use cache::CacheStatistics;
-pub use claim::{Claim, Claiming};
+pub use claim::{Claim, Claiming, clear_claim};
 pub use dir::{Cookie, Damage, Entry};
 pub use error::{Error, Result};
 pub use file::Seek;

@@ -23,6 +23,7 @@
 
 mod groups;
 mod hidden;
+mod inside;
 pub(crate) mod journal;
 mod layout;
 mod options;
@@ -33,8 +34,8 @@ mod tables;
 mod tree;
 mod write;
 
-pub(crate) use layout::LEAST_IN_GROUP;
 pub use layout::Layout;
+pub(crate) use layout::{LEAST_IN_GROUP, MMP_INTERVAL, MOST_MMP_INTERVAL, orphan_blocks};
 pub use options::{FeatureError, Inodes, Journal, Options};
 pub use plan::{Plan, fitting, sized};
 pub use share::fitting_with_part;

@@ -186,7 +186,7 @@ impl<'a> Rework<'a> {
     }
 
     /// Places of the inodes of a group that are in use.
-    fn used_inodes(&self, number: u32) -> Result<Vec<u32>> {
+    pub(crate) fn used_inodes(&self, number: u32) -> Result<Vec<u32>> {
         let group = self.old.group(number)?;
         if group.flags & flags::INODE_UNINIT != 0 {
             return Ok(vec![]);
@@ -203,7 +203,7 @@ impl<'a> Rework<'a> {
     }
 
     /// Sets the inode bitmap of a group, and what its descriptor says of it.
-    fn set_inode_bitmap(&mut self, number: u32, bytes: Vec<u8>) -> Result<()> {
+    pub(crate) fn set_inode_bitmap(&mut self, number: u32, bytes: Vec<u8>) -> Result<()> {
         let super_ = &self.to_be.super_;
         let group = self.to_be.groups.get_mut(index(number.into()));
         let group = group.ok_or(crate::Error::corrupt("group number"))?;

@@ -91,7 +91,8 @@ impl Shrinking {
             let effort = Effort { moved_blocks: 0, log_blocks: 0 };
             return Ok(Self { old, raw, new, effort });
         }
-        if let Some((raw, new)) = fitting(&old, asked)?
+        if asked > guard(super_)
+            && let Some((raw, new)) = fitting(&old, asked)?
             && let Some(effort) = attempt(disk, &old, &raw, &new)?
         {
             return Ok(Self { old, raw, new, effort });
@@ -103,7 +104,7 @@ impl Shrinking {
     /// As small as what it holds, with the log of the change, lets it be.
     fn least(disk: &dyn Disk, old: Whole) -> Result<Self> {
         let blocks = old.super_.blocks;
-        let start = lower_bound(&old)?;
+        let start = lower_bound(&old)?.max(guard(&old.super_).saturating_add(1));
         let try_from = |at: u64| -> Result<Option<Tried>> {
             let Some((raw, new)) = fitting_from(&old, at)? else { return Ok(None) };
             if new.blocks >= blocks {
@@ -343,4 +344,8 @@ fn with_blocks(whole: &Whole, blocks: u64) -> crate::Result<(RawSuperblock, Supe
     }
     let new = Superblock { overhead_clusters: raw.s_overhead_blocks.get(), ..new };
     Ok((raw, new))
+}
+/// The block by which hosts see that the volume is in use, which stays where it is; 0 for none.
+fn guard(super_: &Superblock) -> u64 {
+    super_.mmp_block.map_or(0, |block| block.0)
 }

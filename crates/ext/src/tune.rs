@@ -4,7 +4,7 @@
 //! | what | how |
 //! |---|---|
 //! | label, reserve, counts, most features | one sector of the superblock |
-//! | journal | blocks and inode 8, in one change of the whole (`redo`) |
+//! | journal, `mmp`, quotas, `orphan_file` | their blocks and inodes, in one change of the whole (`redo`) |
 //! | identity with checksums, `metadata_csum` | everything is sealed anew, in one such change |
 //! | `metadata_csum` added, `^dir_index` | directories are laid out anew, in their blocks |
 //!
@@ -16,6 +16,8 @@
 )]
 
 mod features;
+mod guard;
+mod hidden;
 mod journal;
 
 use draconis_device::{Disk, Group, Write};
@@ -23,17 +25,20 @@ use draconis_exchange::contract::Time;
 use draconis_exchange::heap::Block;
 use zerocopy::IntoBytes;
 
+use crate::claim;
 use crate::commit::seconds_of;
 use crate::format::checksum::Checksum;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::group::flags;
 use crate::format::inode::low32;
+use crate::format::quota::Kind;
 use crate::format::superblock::{OFFSET_BYTES, RawSuperblock, Superblock};
 use crate::redo::{Redo, SECTOR_BYTES, read_raw};
 use crate::rework::Rework;
 use crate::units::{index, narrow};
 pub use crate::whole::{Error, Result};
 use crate::whole::{ToBe, Whole};
+use hidden::Hidden;
 
 /// The largest part that can be reserved, in millionths.
 const MOST_RESERVED_PPM: u32 = 500_000;
@@ -69,6 +74,10 @@ pub struct Changes {
     pub features: Vec<String>,
     /// MiB of a new journal; usual if it is left out.
     pub journal_mib: Option<u32>,
+    /// Whose quotas are counted from now on, and whose no longer.
+    pub quotas: Vec<(Kind, bool)>,
+    /// How often a host says that it uses the volume, in seconds, with `mmp`; usual if it is left out.
+    pub mmp_interval: Option<u16>,
     /// What a new index of directories is seeded with.
     pub hash_seed: [u8; 16],
 }
@@ -79,6 +88,10 @@ struct Work {
     /// `Some(true)` adds a journal, `Some(false)` drops it.
     journal: Option<bool>,
     reseals: bool,
+    /// `Some(true)` adds the block by which hosts see that the volume is in use, `Some(false)` drops it.
+    guard: Option<bool>,
+    /// Files without names that come or go.
+    hidden: Hidden,
     /// Directories lose their indexes.
     lists: bool,
 }
@@ -94,11 +107,25 @@ pub fn tune(disk: &dyn Disk, changes: &Changes, now: Time) -> Result<()> {
     if super_.needs_recovery() {
         return Err(Error::NotClean);
     }
+    if super_.has_mmp() && !claim::is_held_by_tool(disk, &super_)? {
+        let what = "tuning needs: a claim, where hosts see that the volume is in use (mmp)";
+        return Err(Error::Unsupported(what.to_owned()));
+    }
     let mut raw = old.clone();
     fields(&mut raw, &super_, changes)?;
     let mut work = Work::default();
     features::change(&mut raw, &super_, changes, &mut work)?;
     identity(&mut raw, &super_, changes, &mut work)?;
+    guard::interval(&mut raw, changes)?;
+    if work.reseals && super_.has_mmp() && work.guard != Some(false) {
+        let what = "what all is sealed by changes: -O ^mmp first, and -O mmp again then";
+        return Err(Error::Unsupported(what.to_owned()));
+    }
+    if (work.reseals || work.lists) && work.hidden != Hidden::default() {
+        let what =
+            "-O: quota, project and orphan_file by themselves, other features before or then";
+        return Err(Error::Unsupported(what.to_owned()));
+    }
     if raw.as_bytes() == old.as_bytes() && work == Work::default() {
         return Ok(());
     }
@@ -228,6 +255,12 @@ impl<'a> Task<'a> {
         match self.work.journal {
             Some(true) => journal::add(&mut rework, self.changes.journal_mib)?,
             Some(false) => journal::drop_it(&mut rework)?,
+            None => {}
+        }
+        hidden::change(&mut rework, self.work.hidden)?;
+        match self.work.guard {
+            Some(true) => guard::add(&mut rework)?,
+            Some(false) => guard::drop_it(&mut rework)?,
             None => {}
         }
         if self.work.reseals || self.work.lists {

@@ -20,6 +20,7 @@ use draconis_device::Disk;
 use draconis_exchange::contract::{AccessTimes, Time};
 use zerocopy::IntoBytes;
 
+use crate::claim::{self, Claim, Claiming};
 use crate::format::bitmap::{BitRun, Bitmap, fill};
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::group::{self, Group, flags};
@@ -119,12 +120,16 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// Makes the volume on `disk`, which is not in use, one whose blocks are all in place: ends a
 /// change that was cut off, and puts in place what its journal holds. Says whether there was
-/// anything to do.
+/// anything to do. A volume that guards against two hosts is claimed, for what follows, too; who
+/// asked gives it back.
 ///
 /// # Errors
 /// As [`Volume::open_for_writing`].
-pub fn settle(disk: &Arc<dyn Disk>, now: Time) -> crate::Result<bool> {
+pub fn settle(disk: &Arc<dyn Disk>, how: &Claiming<'_>) -> crate::Result<(bool, Option<Claim>)> {
+    // Meanwhile nobody else knows what the volume is.
     let was_unfinished = redo::finish(&**disk)?;
+    let claim = Claim::for_tool(disk, how)?;
+    let now = how.now;
     let needs_recovery = read_superblock(&**disk)?.needs_recovery();
     if needs_recovery {
         let writing = Writing {
@@ -132,9 +137,15 @@ pub fn settle(disk: &Arc<dyn Disk>, now: Time) -> crate::Result<bool> {
             dirty_bytes: 16 << 20,
             atime: AccessTimes::Never,
         };
-        Volume::open_for_writing(disk.clone(), Options::default(), writing)?.close()?;
+        let lent = claim.as_ref().map(Claim::lent);
+        let recovered = Volume::open_claimed(disk.clone(), Options::default(), writing, lent)
+            .and_then(|volume| volume.close());
+        if let (Err(_), Some(claim)) = (&recovered, &claim) {
+            claim.release(now)?;
+        }
+        recovered?;
     }
-    Ok(was_unfinished || needs_recovery)
+    Ok((was_unfinished || needs_recovery, claim))
 }
 
 /// A volume as it is.
@@ -452,11 +463,11 @@ fn refuse(disk: &dyn Disk, super_: &Superblock, change: &str) -> Result<()> {
         .difference(Incompatible::CHANGEABLE | Incompatible::MMP | Incompatible::RECOVER)
         .names();
     unknown.extend(super_.read_only_compatible.difference(ReadOnlyCompatible::CHANGEABLE).names());
-    if super_.incompatible.contains(Incompatible::MMP) {
-        unknown.push("`tune2fs -O ^mmp` first, where one host alone uses the volume".to_owned());
-    }
     if !unknown.is_empty() {
         return unsupported(&unknown.join(", "));
+    }
+    if super_.has_mmp() && !claim::is_held_by_tool(disk, super_)? {
+        return unsupported("a claim, where hosts see that the volume is in use (mmp)");
     }
     let properties = disk.properties();
     if u64::from(properties.sector_bytes) > SECTOR_BYTES {

@@ -14,7 +14,10 @@ use common::storm::writing;
 use common::{Image, run};
 use draconis_device::{Disk, FileDisk, FileOptions, MemoryDisk};
 use draconis_exchange::contract::{Kind, Time};
-use draconis_ext::{Claim, Claiming, Error, NewNode, Options, Volume};
+use draconis_ext::grow::Growth;
+use draconis_ext::shrink::Shrinking;
+use draconis_ext::tune::{Changes, tune};
+use draconis_ext::{Claim, Claiming, Error, NewNode, Options, Volume, settle};
 
 const FILE: NewNode<'static> =
     NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
@@ -141,4 +144,66 @@ fn the_kernel_and_we_keep_each_other_out() {
     assert!(matches!(taken, Err(Error::InUse { .. })), "{taken:?}");
     drop(mount);
     assert!(run("e2fsck", &["-fn", image.path()]).is_some());
+}
+
+#[test]
+fn a_tool_has_a_volume_until_it_gives_it_back() {
+    for features in ["mmp", "mmp,^metadata_csum"] {
+        let Some(image) = image(features) else { return };
+        let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(fs::read(&image.path).unwrap(), 512));
+        let how = |wait: &dyn Fn(Duration)| {
+            let most_wait = Duration::from_secs(50);
+            settle(&disk, &Claiming { now: NOW, chance: 3, node: "a tool", wait, most_wait })
+        };
+        let words = |words: &[&str]| {
+            let features = words.iter().map(|word| (*word).to_owned()).collect();
+            Changes { features, ..Changes::default() }
+        };
+        // What changes all of it asks for the claim.
+        let error = tune(&*disk, &words(&["^mmp"]), NOW).unwrap_err();
+        assert!(error.to_string().contains("a claim"), "{error}");
+        assert!(Growth::plan(&*disk, 32 << 20).is_err() && Shrinking::plan(&*disk, None).is_err());
+
+        let (_, mine) = how(&|_| {}).unwrap();
+        let mine = mine.unwrap();
+        let other = claim(&disk, 4, &|_| {});
+        let Err(Error::InUse { by }) = other else { panic!("{other:?}") };
+        assert!(by.contains("clear_mmp") && by.contains("a tool"), "{by}");
+        let lent = Some(mine.lent());
+        let volume = Volume::open_claimed(disk.clone(), Options::default(), writing(), lent);
+        let volume = volume.unwrap();
+        volume.create(volume.root(), b"ours", &FILE).unwrap();
+        volume.close().unwrap();
+        drop(volume);
+        let label = Changes { label: Some(b"l".to_vec()), ..words(&[]) };
+        tune(&*disk, &label, NOW).unwrap();
+        let shrinking = Shrinking::plan(&*disk, None).unwrap();
+        let target = draconis_ext::shrink::Target { disk: &*disk, now: NOW, progress: &|_| () };
+        shrinking.write(&target).unwrap();
+        mine.renew(NOW).unwrap();
+        mine.release(NOW).unwrap();
+
+        let judged = |what: &str| {
+            let mut bytes = vec![0; 16 << 20];
+            let all = draconis_exchange::heap::Block::private(bytes.len());
+            let extent = draconis_device::Extent::new(0, bytes.len() as u64);
+            disk.read_now(extent, all).unwrap().copy_out(0, &mut bytes);
+            let image = Image::of(&bytes);
+            assert!(run("e2fsck", &["-fn", image.path()]).is_some(), "{what}");
+            bytes
+        };
+        assert!(sequence(&judged("shrunk")).contains("ff4d4d50"));
+
+        // One that was cut off, cleared; then without the guard, which nobody gives back.
+        drop(how(&|_| {}).unwrap());
+        assert!(how(&|_| {}).is_err());
+        let most_wait = Duration::ZERO;
+        let cleared = Claiming { now: NOW, chance: 3, node: "", wait: &|_| {}, most_wait };
+        draconis_ext::clear_claim(&disk, &cleared).unwrap();
+        let (_, mine) = how(&|_| {}).unwrap();
+        tune(&*disk, &words(&["^mmp"]), NOW).unwrap();
+        mine.unwrap().release(NOW).unwrap();
+        judged("without");
+        assert!(draconis_ext::clear_claim(&disk, &cleared).is_err());
+    }
 }

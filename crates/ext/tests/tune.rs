@@ -6,6 +6,7 @@ use common::compare::{self, Beside};
 use common::{Image, run, spoil};
 use draconis_device::{Disk, MemoryDisk};
 use draconis_exchange::contract::{Kind, Time};
+use draconis_ext::format::quota::Kind as Quota;
 use draconis_ext::tune::{Changes, Error, Reserved, tune};
 use draconis_ext::{InodeNumber, NewNode, Options, Volume};
 
@@ -82,6 +83,70 @@ fn identities_change_with_all_that_is_sealed_by_them() {
         let tuned = changed(&bytes, &changes).unwrap();
         let said = sound(&tuned, source.path(), &format!("{arguments:?}"));
         assert!(said.contains("deadbeef-0001-4222-8333-616263646566"), "{said}");
+    }
+}
+
+#[test]
+fn files_without_names_come_and_go() {
+    let source = tempfile::tempdir().unwrap();
+    spoil::small_tree(source.path());
+    let owned = source.path().join("of another");
+    std::fs::write(&owned, vec![7; 70_000]).unwrap();
+    let _ = std::os::unix::fs::chown(&owned, Some(70_000), Some(3));
+    let free = |bytes: &[u8]| {
+        let said = run("dumpe2fs", &["-h", Image::of(bytes).path()]).unwrap();
+        let counts = said.lines().filter(|line| line.starts_with("Free "));
+        counts.map(str::to_owned).collect::<Vec<_>>()
+    };
+    for arguments in [
+        &["-t", "ext4", "-b", "1024"][..],
+        &["-t", "ext4", "-b", "4096", "-O", "metadata_csum_seed,inline_data"],
+        &["-t", "ext3", "-b", "1024", "-g", "1024"],
+        &["-t", "ext4", "-b", "2048", "-O", "^metadata_csum,uninit_bg"],
+    ] {
+        let Some(image) = Image::make(Some(source.path()), "32M", arguments) else { return };
+        let bytes = std::fs::read(&image.path).unwrap();
+        for (words, shown) in [
+            (&["orphan_file"][..], &["Orphan file inode"][..]),
+            (&["quota"], &["User quota inode:         3", "Group quota inode:        4"]),
+            (&["project", "quota", "orphan_file"], &["Project quota inode", "Orphan file inode"]),
+            (&["mmp"], &["MMP block number"]),
+        ] {
+            let what = format!("{arguments:?} {words:?}");
+            let with = changed(&bytes, &features(words)).unwrap();
+            let said = sound(&with, source.path(), &what);
+            assert!(shown.iter().all(|line| said.contains(line)), "{what}: {said}");
+            if words == ["mmp"] {
+                continue;
+            }
+            let words = words.iter().filter(|word| **word != "project");
+            let back: Vec<String> = words.map(|word| format!("^{word}")).collect();
+            let back: Vec<&str> = back.iter().map(|word| &word[..]).collect();
+            let without = changed(&with, &features(&back)).unwrap();
+            let said = sound(&without, source.path(), &what);
+            assert!(!shown.iter().any(|line| said.contains(line)), "{what}: {said}");
+            assert_eq!(free(&without), free(&bytes), "{what}");
+        }
+        // One kind after the other.
+        let quotas =
+            |quotas: &[(Quota, bool)]| Changes { quotas: quotas.to_vec(), ..features(&[]) };
+        let users = changed(&bytes, &quotas(&[(Quota::User, true)])).unwrap();
+        let said = sound(&users, source.path(), "users");
+        assert!(said.contains("User quota") && !said.contains("Group quota"), "{said}");
+        let groups = quotas(&[(Quota::User, false), (Quota::Group, true)]);
+        let said = sound(&changed(&users, &groups).unwrap(), source.path(), "groups");
+        assert!(!said.contains("User quota") && said.contains("Group quota"), "{said}");
+        let neither = changed(&users, &quotas(&[(Quota::User, false)])).unwrap();
+        assert!(!sound(&neither, source.path(), "neither").contains("quota"));
+        for refused in [
+            quotas(&[(Quota::Project, true)]),
+            features(&["orphan_file", "^has_journal"]),
+            Changes { mmp_interval: Some(5), ..features(&[]) },
+            Changes { mmp_interval: Some(301), ..features(&["mmp"]) },
+        ] {
+            let error = changed(&bytes, &refused).unwrap_err();
+            assert!(matches!(error, Error::Misuse(_)), "{error:?}");
+        }
     }
 }
 

@@ -189,7 +189,7 @@ impl Incompatible {
         .union(Self::LARGEDIR);
 
     /// What a check understands.
-    pub const CHECKABLE: Self = Self::CHANGEABLE.union(Self::MMP);
+    pub const CHECKABLE: Self = Self::CHANGEABLE;
 
     /// What a change of the whole volume keeps intact.
     pub const CHANGEABLE: Self = Self::PLAIN
@@ -198,7 +198,8 @@ impl Incompatible {
         .union(Self::INLINE_DATA)
         .union(Self::EA_INODE)
         .union(Self::ENCRYPT)
-        .union(Self::CASEFOLD);
+        .union(Self::CASEFOLD)
+        .union(Self::MMP);
 }
 
 impl ReadOnlyCompatible {

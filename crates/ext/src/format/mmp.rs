@@ -18,6 +18,9 @@ const DEVICE_BYTES: usize = 32;
 const INTERVAL_AT: usize = 112;
 const SUM_AT: usize = 1020;
 
+/// A host is given at least so many seconds for its next sign.
+pub(crate) const LEAST_INTERVAL: u16 = 5;
+
 /// The largest number that a host that uses the volume counts with.
 pub(crate) const MOST_SEQUENCE: u32 = 0xE24D_4D4F;
 /// No host uses the volume.

@@ -13,6 +13,13 @@ use crate::{Error, FsBlock, InodeNumber, Result};
 const MAGIC: u32 = 0x0B10_CA04;
 const TAIL_BYTES: usize = 8;
 
+/// A block that lists nobody, and is not sealed.
+pub(crate) fn empty(block_bytes: usize) -> Vec<u8> {
+    let mut block = vec![0; block_bytes];
+    let _ = put32(&mut block, block_bytes.saturating_sub(TAIL_BYTES), MAGIC);
+    block
+}
+
 /// The inodes that a block lists, and in which place.
 ///
 /// # Errors

@@ -9,10 +9,14 @@
 //! Law: a way down has four steps, whatever the references say. References and lists lead to
 //! blocks behind the root and inside of the file, or the file is damaged.
 
+mod build;
+
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{le32, put32};
+pub(crate) use build::{build, file_bytes};
+
 use crate::{Error, Result};
 
 /// Bytes of a block of such a file, whatever the blocks of the volume have.
@@ -23,6 +27,13 @@ pub const ROOT: u32 = 1;
 pub const LEVELS: u32 = 4;
 /// What `version` holds.
 const VERSION: u32 = 1;
+/// Entries of a block.
+const ENTRIES: usize = 14;
+
+/// The inodes of the files of users and groups; that of projects is any.
+pub(crate) const USERS: u32 = 3;
+/// See [`USERS`].
+pub(crate) const GROUPS: u32 = 4;
 
 /// Whose quotas a file holds.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -73,7 +84,7 @@ pub struct RawEntries {
     pub dqdh_entries: U16,
     pub dqdh_pad1: U16,
     pub dqdh_pad2: U32,
-    pub entries: [RawEntry; 14],
+    pub entries: [RawEntry; ENTRIES],
 }
 
 /// The bytes of an entry.

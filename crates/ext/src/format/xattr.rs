@@ -290,6 +290,13 @@ impl NewAttribute {
         Ok(Some(Self { number, suffix_bytes, suffix, value, outside: None }))
     }
 
+    /// What an inode has of its contents beyond the place of block pointers.
+    pub(crate) fn of_contents(value: &[u8]) -> Self {
+        let suffix = b"data".to_vec();
+        let value = value.to_vec();
+        Self { number: 7, suffix_bytes: suffix.len(), suffix, value, outside: None }
+    }
+
     /// Where its value is, if it is in an inode of its own.
     pub(crate) fn outside(&self) -> Option<Outside> {
         self.outside

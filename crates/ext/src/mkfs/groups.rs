@@ -7,20 +7,20 @@
 //! Law: a group of which nothing is in use but what every group has, says so where it can, and its
 //! bitmaps are not written: only with checksums of descriptors, and never the last one.
 
-use draconis_exchange::contract::Kind;
 use zerocopy::IntoBytes;
 
-use super::hidden::Hidden;
+use super::hidden::{Hidden, Purpose};
 use super::layout::Layout;
 use super::plan::{Placed, Plan};
-use super::tree::NodeId;
+use super::tree::{NodeId, What};
 use super::write::{Mapped, UNDER_WAY_BYTES, Writer};
 use super::{Error, Result, reserve};
 use crate::format::features::ReadOnlyCompatible;
 use crate::format::group::{Group, flags as group_flags};
 use crate::format::inode::{NewInode, RawInode, seal};
+use crate::format::quota::Kind;
 use crate::format::superblock::RawSuperblock;
-use crate::format::xattr::encode_body;
+use crate::format::xattr::{NewAttribute, encode_body};
 use crate::map::build::Built;
 use crate::units::{index, narrow};
 use crate::{FsBlock, GroupNumber, InodeNumber};
@@ -46,7 +46,7 @@ pub(super) fn write(
     let mut inodes = &by_inode[..];
     let table_len = index(super_.descriptor_blocks().into()) * layout.block_len();
     let mut descriptors = vec![0; table_len];
-    let mut free_blocks = 0;
+    let mut free_clusters = 0;
     let mut gathered = Gathered::default();
     for number in 0..super_.groups {
         let last = (u64::from(number) + 1) * u64::from(super_.inodes_per_group);
@@ -55,7 +55,7 @@ pub(super) fn write(
         let (mine, later) = inodes.split_at(here);
         inodes = later;
         let (group, bitmaps) = group_of(plan, number, mine);
-        free_blocks += u64::from(group.free_clusters);
+        free_clusters += u64::from(group.free_clusters);
         let per_block = super_.descriptors_per_block();
         let block = index(u64::from(number / per_block)) * layout.block_len();
         let block = descriptors.get_mut(block..).unwrap_or_default();
@@ -79,7 +79,7 @@ pub(super) fn write(
         }
     }
     gathered.write(layout, writer)?;
-    let superblock = |number: u32| superblock(plan, number, free_blocks, hidden);
+    let superblock = |number: u32| superblock(plan, number, free_clusters, hidden);
     if layout.is_meta() {
         write_meta_descriptors(layout, &descriptors, writer)?;
     }
@@ -97,7 +97,7 @@ fn write_copies(
     descriptors: &[u8],
     writer: &Writer<'_>,
 ) -> Result<()> {
-    let start = layout.group_start(number);
+    let start = layout.copies_at(number);
     let mut bytes = vec![];
     if number > 0 {
         bytes.extend(superblock.as_bytes());
@@ -115,7 +115,7 @@ fn write_copies(
         return Ok(());
     }
     if number > 0 {
-        return writer.zeros(end, start + layout.copies(number));
+        return writer.zeros(end, layout.group_start(number) + layout.copies(number));
     }
     let unfit = |_| Error::Misuse("the descriptors' reserve lies beyond 32 bits".into());
     let reserve = reserve::blocks(layout).map_err(unfit)?;
@@ -133,7 +133,7 @@ fn write_meta_descriptors(layout: &Layout, descriptors: &[u8], writer: &Writer<'
         for number in first..(first + per_block).min(layout.super_.groups) {
             if layout.has_meta_descriptors(number) {
                 let has_super = layout.super_.has_superblock(GroupNumber(number));
-                writer.blocks(layout.group_start(number) + u64::from(has_super), block)?;
+                writer.blocks(layout.copies_at(number) + u64::from(has_super), block)?;
             }
         }
     }
@@ -141,23 +141,31 @@ fn write_meta_descriptors(layout: &Layout, descriptors: &[u8], writer: &Writer<'
 }
 
 /// The superblock as group `number` keeps it.
-fn superblock(plan: &Plan<'_>, number: u32, free_blocks: u64, hidden: &[Built]) -> RawSuperblock {
+fn superblock(plan: &Plan<'_>, number: u32, free_clusters: u64, hidden: &[Built]) -> RawSuperblock {
     let mut raw = plan.layout.raw.clone();
     let mut used = plan.placed.len() as u64 - 1 + RESERVED_INODES;
     for (hidden, built) in plan.hidden.iter().zip(hidden) {
         if u64::from(hidden.inode) > RESERVED_INODES {
             used += 1;
-            raw.s_orphan_file_inum = hidden.inode.into();
-        } else {
-            let size = u64::from(hidden.blocks) * u64::from(plan.layout.super_.block_bytes);
-            let words = built.pointers.into_iter().chain([narrow(size >> 32), low(size)]);
-            for (to, from) in raw.s_jnl_blocks.iter_mut().zip(words) {
-                *to = from.into();
+        }
+        match hidden.purpose {
+            Purpose::Orphans => raw.s_orphan_file_inum = hidden.inode.into(),
+            Purpose::Quota(Kind::User) => raw.s_usr_quota_inum = hidden.inode.into(),
+            Purpose::Quota(Kind::Group) => raw.s_grp_quota_inum = hidden.inode.into(),
+            Purpose::Quota(Kind::Project) => raw.s_prj_quota_inum = hidden.inode.into(),
+            Purpose::Journal(_) => {
+                let size = u64::from(hidden.blocks) * u64::from(plan.layout.super_.block_bytes);
+                let words = built.pointers.into_iter().chain([narrow(size >> 32), low(size)]);
+                for (to, from) in raw.s_jnl_blocks.iter_mut().zip(words) {
+                    *to = from.into();
+                }
             }
         }
     }
+    raw.s_mmp_block = plan.guard.into();
     // No more than the layout has, which fits.
-    let _ = raw.set_free(free_blocks, u64::from(plan.layout.super_.inodes) - used);
+    let _ = raw
+        .set_free(free_clusters * plan.layout.ratio(), u64::from(plan.layout.super_.inodes) - used);
     let counts = ReadOnlyCompatible::OF_EXT4;
     if plan.layout.options.read_only_compatible.intersects(counts) || plan.layout.options.flex() > 1
     {
@@ -181,11 +189,12 @@ fn group_of(plan: &Plan<'_>, number: u32, mine: &[usize]) -> (Group, [Option<Bit
     let layout = &plan.layout;
     let super_ = &layout.super_;
     let (start, end) = (layout.group_start(number), layout.group_end(number));
+    let ratio = layout.ratio();
     let mut blocks = Bitmap::full(layout.block_len());
     let mut free = 0;
     for (from, stop) in plan.space.between(start, end) {
-        blocks.clear(from - start, stop - start);
-        free += stop - from;
+        blocks.clear((from - start) / ratio, (stop - start) / ratio);
+        free += (stop - from) / ratio;
     }
     let inodes = Inodes::of(plan, number, mine);
     let tables = plan.tables.get(index(number.into())).copied().unwrap_or_default();
@@ -204,9 +213,10 @@ fn group_of(plan: &Plan<'_>, number: u32, mine: &[usize]) -> (Group, [Option<Bit
     if super_.read_only_compatible.intersects(ReadOnlyCompatible::SUMS) {
         let own =
             if layout.options.flex() > 1 { 0 } else { 2 + u64::from(super_.inode_table_blocks()) };
-        let least = layout.copies(number) + own;
+        // With clusters, too, they are in one piece.
+        let least = (layout.copies(number) + own).div_ceil(ratio);
         let is_last = number + 1 == super_.groups;
-        is_needed = [is_last || free + least < end - start, inodes.last > 0];
+        is_needed = [is_last || free + least < (end - start) / ratio, inodes.last > 0];
         group.unused_inodes = super_.inodes_per_group - narrow(inodes.last);
         group.flags = group_flags::INODE_ZEROED;
         for (is_needed, flag) in
@@ -260,7 +270,7 @@ impl Inodes {
         }
         let nodes = mine.iter().filter_map(|nth| plan.placed.get(*nth));
         let is_directory =
-            |placed: &&Placed| plan.tree.node(NodeId(placed.node)).what.kind() == Kind::Directory;
+            |placed: &&Placed| matches!(plan.tree.node(NodeId(placed.node)).what, What::Directory);
         inodes.directories = narrow(nodes.filter(is_directory).count() as u64);
         inodes
     }
@@ -300,7 +310,7 @@ fn inode_table(
     }
     for nth in mine {
         let Some(placed) = plan.placed.get(*nth) else { continue };
-        let mapped = mapped.get(*nth).copied().unwrap_or_default();
+        let Some(mapped) = mapped.get(*nth) else { continue };
         slots.push((placed.inode, inode(plan, placed, mapped)));
     }
     // Of two for one inode the later one counts.
@@ -330,12 +340,14 @@ fn unused(layout: &Layout, number: u32) -> Vec<u8> {
     bytes
 }
 
-fn inode(plan: &Plan<'_>, placed: &Placed, mapped: Mapped) -> Vec<u8> {
+fn inode(plan: &Plan<'_>, placed: &Placed, mapped: &Mapped) -> Vec<u8> {
     let super_ = &plan.layout.super_;
     let node = plan.tree.node(NodeId(placed.node));
-    let owned = placed.blocks + u64::from(placed.attribute_block != 0);
     let in_body = node.attributes.get(..index(placed.in_body.into())).unwrap_or_default();
-    let body = match in_body {
+    // Where mke2fs has the rest of the contents: first.
+    let contents = mapped.value.iter().map(|value| NewAttribute::of_contents(value));
+    let in_body: Vec<_> = contents.chain(in_body.iter().cloned()).collect();
+    let body = match &in_body[..] {
         [] => vec![],
         some => encode_body(some, super_.inode_bytes),
     };
@@ -346,7 +358,7 @@ fn inode(plan: &Plan<'_>, placed: &Placed, mapped: Mapped) -> Vec<u8> {
         gid: node.gid,
         size_bytes: mapped.size_bytes,
         links: u16::try_from(links).unwrap_or(1),
-        sectors: owned * u64::from(super_.block_bytes / 512),
+        sectors: placed.owned(&plan.layout) * u64::from(super_.block_bytes / 512),
         flags: mapped.flags,
         pointers: mapped.pointers,
         accessed: node.accessed,

@@ -1,21 +1,25 @@
-//! Files that no name leads to: the journal, and the file of orphans.
+//! Files that no name leads to: the journal, the files of quotas, and the file of orphans; and the
+//! block by which hosts see that the volume is in use.
+
+use std::collections::BTreeMap;
 
 use super::journal;
 use super::layout::Layout;
-use super::plan::Blocks;
-use crate::format::checksum::Checksum;
-use crate::format::inode::{self, NewInode, flags};
+use super::plan::{Blocks, Plan};
+use super::tree::NodeId;
+use crate::format::inode::{self, DIRECT, NewInode, flags};
+use crate::format::mmp::{self, Said};
+use crate::format::orphan_file;
+use crate::format::quota::{self, Kind, Usage};
 use crate::map::build::Built;
-use crate::{FileId, InodeNumber, format};
-
-/// What ends each block of the file of orphans, before its checksum.
-const ORPHAN_MAGIC: u32 = 0x0B10_CA04;
-const ORPHAN_TAIL_BYTES: usize = 8;
+use crate::units::index;
+use crate::{FileId, FsBlock, InodeNumber};
 
 /// Which of them it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Purpose {
     Journal(journal::Sizes),
+    Quota(Kind),
     Orphans,
 }
 
@@ -26,6 +30,10 @@ pub(super) struct Hidden {
     pub(super) inode: u32,
     /// Blocks of its contents.
     pub(super) blocks: u32,
+    /// Its length, if that does not end with a block.
+    pub(super) size_bytes: Option<u64>,
+    /// Blocks that it counts as its own: whole clusters, and those of its map.
+    pub(super) owned: u64,
     /// Where these are and those of its map, in the order in which maps take them.
     pub(super) places: Vec<Blocks>,
 }
@@ -39,13 +47,17 @@ impl Hidden {
     pub(super) fn inode(&self, layout: &Layout, built: &Built) -> Vec<u8> {
         let now = layout.now();
         let block_bytes = u64::from(layout.super_.block_bytes);
-        let owned: u64 = self.places.iter().map(|place| place.1).sum();
+        let of_map = if layout.options.extents() { flags::EXTENTS } else { 0 };
+        let fixed = match self.purpose {
+            Purpose::Quota(_) => flags::IMMUTABLE,
+            Purpose::Journal(_) | Purpose::Orphans => 0,
+        };
         let inode = NewInode {
             mode: 0o100600,
-            size_bytes: u64::from(self.blocks) * block_bytes,
+            size_bytes: self.size_bytes.unwrap_or(u64::from(self.blocks) * block_bytes),
             links: 1,
-            sectors: owned * (block_bytes / 512),
-            flags: if layout.options.extents() { flags::EXTENTS } else { 0 },
+            sectors: self.owned * (block_bytes / 512),
+            flags: of_map | fixed,
             pointers: built.pointers,
             accessed: now,
             modified: now,
@@ -58,27 +70,88 @@ impl Hidden {
         bytes
     }
 
-    /// What its block number `nth`, which lies at `at`, holds; `None` for zeros.
-    pub(super) fn block(&self, layout: &Layout, nth: u32, at: u64) -> Option<Vec<u8>> {
+    /// What its block number `nth`, which lies at `at`, holds; `None` for zeros. A file of quotas
+    /// has `bytes`.
+    pub(super) fn block(
+        &self,
+        layout: &Layout,
+        bytes: &[u8],
+        nth: u32,
+        at: u64,
+    ) -> Option<Vec<u8>> {
         match self.purpose {
+            Purpose::Quota(_) => {
+                let mut block = bytes.chunks(layout.block_len()).nth(index(nth.into()))?.to_vec();
+                block.resize(layout.block_len(), 0);
+                Some(block)
+            }
             Purpose::Journal(sizes) => (nth == 0).then(|| journal::superblock(layout, sizes)),
             Purpose::Orphans => Some(self.orphans(layout, at)),
         }
     }
 
     fn orphans(&self, layout: &Layout, at: u64) -> Vec<u8> {
-        let mut bytes = vec![0; layout.block_len()];
-        let tail_at = bytes.len() - ORPHAN_TAIL_BYTES;
+        let mut bytes = orphan_file::empty(layout.block_len());
         let file = FileId { inode: self.inode, generation: 0 };
-        let entries = bytes.get(..tail_at).unwrap_or_default();
-        let sum = layout.super_.checksum_of_file(file).map(|seed| seed.of64(at).of(entries));
-        let _ = format::put32(&mut bytes, tail_at, ORPHAN_MAGIC);
-        let _ = format::put32(&mut bytes, tail_at + 4, sum.map_or(0, Checksum::get));
+        if let Some(seed) = layout.super_.checksum_of_file(file) {
+            orphan_file::seal(&mut bytes, seed, FsBlock(at));
+        }
         bytes
     }
 }
 
-/// Whether a file's blocks are all of its volume's.
+/// Places of the blocks of a file of quotas as mke2fs takes them: it writes the root last.
+pub(super) fn in_order_of_quotas(
+    places: Vec<Blocks>,
+    blocks: u32,
+    block_bytes: u32,
+) -> Vec<Blocks> {
+    match *places {
+        [(start, count)]
+            if block_bytes == quota::BLOCK_BYTES
+                && count == u64::from(blocks)
+                && blocks <= DIRECT =>
+        {
+            vec![(start, 1), (start + count - 1, 1), (start + 1, count - 2)]
+        }
+        _ => places,
+    }
+}
+
+/// What the owners in a tree have, by their numbers.
+pub(super) fn usage(plan: &Plan<'_>, kind: Kind) -> BTreeMap<u32, Usage> {
+    let layout = &plan.layout;
+    let block_bytes = u64::from(layout.super_.block_bytes);
+    let mut all: BTreeMap<u32, Usage> = BTreeMap::new();
+    for placed in &plan.placed {
+        let node = plan.tree.node(NodeId(placed.node));
+        let id = match kind {
+            Kind::User => node.uid,
+            Kind::Group => node.gid,
+            Kind::Project => 0,
+        };
+        let bytes = placed.owned(layout) * block_bytes;
+        let usage = Usage { inodes: 1, bytes: bytes.cast_signed() };
+        let sum = all.entry(id).or_default();
+        *sum = sum.with(usage);
+    }
+    all
+}
+
+/// The block by which hosts see that the volume is in use: it says that it is not.
+pub(super) fn guard(layout: &Layout) -> Vec<u8> {
+    let mut bytes = vec![0; layout.block_len()];
+    let said = Said {
+        sequence: mmp::CLEAN,
+        interval_seconds: layout.raw.s_mmp_interval.get().max(mmp::LEAST_INTERVAL),
+        node: String::new(),
+        device: String::new(),
+    };
+    let seconds = u64::from(layout.options.time);
+    mmp::write(&mut bytes, &said, seconds, layout.super_.checksum_seed);
+    bytes
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -88,7 +161,14 @@ mod tests {
         let mut options = super::super::Options::of_type("ext4").unwrap();
         options.features("orphan_file").unwrap();
         let layout = Layout::new(&options, 64 << 20).unwrap();
-        let hidden = Hidden { purpose: Purpose::Orphans, inode: 12, blocks: 1, places: vec![] };
+        let hidden = Hidden {
+            purpose: Purpose::Orphans,
+            inode: 12,
+            blocks: 1,
+            size_bytes: None,
+            owned: 1,
+            places: vec![],
+        };
         let (one, other) = (hidden.orphans(&layout, 7), hidden.orphans(&layout, 8));
         let (entries, tail) = one.split_at(1024 - 8);
         assert!(entries.iter().all(|byte| *byte == 0));

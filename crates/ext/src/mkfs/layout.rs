@@ -50,6 +50,16 @@ const ENCRYPTION: (u8, u8) = (1, 4);
 /// The encoding of names that ignore case: UTF-8, Unicode 12.1.
 const UTF8: u16 = 1;
 
+/// Blocks of a cluster, where that is not said.
+const CLUSTER_BLOCKS: u32 = 16;
+/// Bytes of a cluster, at most.
+const MOST_CLUSTER: u32 = 1 << 29;
+/// Bytes of a cluster from which on mke2fs leaves eight out in each group.
+const HUGE_CLUSTER: u32 = 1 << 27;
+/// Seconds between two signs of a host that uses the volume: usual, and most.
+pub(crate) const MMP_INTERVAL: u16 = 5;
+pub(crate) const MOST_MMP_INTERVAL: u16 = 300;
+
 /// A volume without files: where everything is.
 #[derive(Clone, Debug)]
 pub struct Layout {
@@ -93,6 +103,8 @@ struct Division {
     meta: bool,
     resize: bool,
     resize_blocks: Option<u64>,
+    /// Blocks of a cluster.
+    ratio: u32,
     blocks: u64,
     per_group: u32,
     groups: u32,
@@ -191,7 +203,7 @@ impl Layout {
     /// [`Error::TooSmall`], [`Error::TooLarge`], [`Error::TooManyInodes`],
     /// [`Error::LargeJournal`], and [`Error::Misuse`] for options that make no sense.
     pub fn new(options: &Options, size_bytes: u64) -> Result<Self> {
-        let (block_bytes, inodes) = check(options, size_bytes)?;
+        let Checked { block_bytes, ratio, inodes } = check(options, size_bytes)?;
         let blocks = size_bytes / u64::from(block_bytes);
         let too_small = Error::TooSmall { blocks, block_bytes };
         let wide = options.incompatible.contains(Incompatible::SIXTY_FOUR_BIT);
@@ -222,7 +234,8 @@ impl Layout {
             block_bytes,
             inode_bytes: options.inode_bytes,
             descriptor_bytes: if wide { WIDE_DESCRIPTOR_BYTES } else { DESCRIPTOR_BYTES },
-            first_data_block: u32::from(block_bytes == 1024),
+            // Clusters begin at 0 whatever blocks have.
+            first_data_block: u32::from(block_bytes == 1024 && !options.has_clusters()),
             sparse: options.read_only_compatible.contains(ReadOnlyCompatible::SPARSE_SUPER),
             backups: (options.compatible.contains(Compatible::SPARSE_SUPER2))
                 .then_some(options.backups),
@@ -231,8 +244,11 @@ impl Layout {
             resize: options.compatible.contains(Compatible::RESIZE_INODE)
                 && blocks <= u64::from(u32::MAX),
             resize_blocks: options.resize_blocks,
-            blocks,
-            per_group: block_bytes.saturating_mul(8).min(MOST_IN_GROUP),
+            ratio,
+            blocks: blocks / u64::from(ratio) * u64::from(ratio),
+            per_group: clusters_per_group(block_bytes, ratio)
+                .checked_mul(ratio)
+                .ok_or_else(|| Error::Misuse("-C: a group would have too many blocks".into()))?,
             groups: 0,
             inodes_per_group: 0,
             reserve: 0,
@@ -245,7 +261,7 @@ impl Layout {
             division.groups = narrow(division.in_groups().div_ceil(per_group));
             if !division.share_inodes(inodes) {
                 // Smaller groups are more groups, and more inodes fit.
-                if division.per_group < 256 {
+                if division.per_group < 256 || options.has_clusters() {
                     return Err(Error::TooManyInodes(inodes));
                 }
                 division.per_group -= 8;
@@ -260,7 +276,8 @@ impl Layout {
                     return Err(too_small);
                 }
                 division.blocks -= last;
-                reserved = asked * division.blocks / blocks;
+                let part = u128::from(asked) * u128::from(division.blocks) / u128::from(blocks);
+                reserved = u64::try_from(part).unwrap_or(asked);
                 continue;
             }
             break;
@@ -283,6 +300,12 @@ impl Layout {
         let mut options = options.clone();
         options.compatible.set(Compatible::RESIZE_INODE, division.resize);
         options.incompatible.set(Incompatible::META_BG, division.meta);
+        let [.., projects] = &mut options.quotas;
+        // Either asks for the other where quotas are counted.
+        let has_projects =
+            *projects || options.read_only_compatible.contains(ReadOnlyCompatible::PROJECT);
+        *projects = has_projects;
+        options.read_only_compatible.set(ReadOnlyCompatible::PROJECT, has_projects);
         if options.read_only_compatible.contains(ReadOnlyCompatible::METADATA_CSUM) {
             // These sums say all that the others do.
             options.read_only_compatible.remove(ReadOnlyCompatible::GDT_CSUM);
@@ -304,9 +327,10 @@ impl Layout {
         raw.s_free_inodes_count = (inodes - RESERVED_INODES).into();
         raw.s_first_data_block = division.first_data_block.into();
         raw.s_log_block_size = (division.block_bytes.trailing_zeros() - 10).into();
-        raw.s_log_cluster_size = raw.s_log_block_size;
+        raw.s_log_cluster_size =
+            (raw.s_log_block_size.get() + division.ratio.trailing_zeros()).into();
         raw.s_blocks_per_group = division.per_group.into();
-        raw.s_clusters_per_group = division.per_group.into();
+        raw.s_clusters_per_group = (division.per_group / division.ratio).into();
         raw.s_inodes_per_group = division.inodes_per_group.into();
         raw.s_wtime = options.time.into();
         raw.s_max_mnt_count = u16::MAX.into();
@@ -361,12 +385,31 @@ impl Layout {
             raw.s_journal_inum = journal::INODE.into();
             raw.s_jnl_backup_type = journal::BACKUP_IS_INODE;
         }
+        if options.incompatible.contains(Incompatible::MMP) {
+            raw.s_mmp_interval = match options.mmp_interval {
+                0 => MMP_INTERVAL,
+                given => given,
+            }
+            .into();
+        }
         raw.seal();
         let sane = |error: crate::Error| Error::Misuse(error.to_string());
         let mut super_ = raw.check().map_err(sane)?;
-        let overhead = super_.overhead();
-        let free = super_.blocks.saturating_sub(overhead);
-        let journal_blocks = journal.map_or(0, |sizes| sizes.all().into());
+        let ratio = u64::from(division.ratio);
+        let (free, overhead) = match division.ratio {
+            1 => {
+                let overhead = super_.overhead();
+                (super_.blocks.saturating_sub(overhead), overhead)
+            }
+            // What shares a cluster with a table or a copy is no file's either.
+            _ => {
+                let (options, super_, raw) = (options.clone(), super_.clone(), raw.clone());
+                let layout = Self { options, super_, raw, journal };
+                let free = super::tables::place(&layout)?.1.free_in(0, u64::MAX);
+                (free, layout.super_.blocks.saturating_sub(free) / ratio)
+            }
+        };
+        let journal_blocks = journal.map_or(0, |sizes| u64::from(sizes.all()).div_ceil(ratio));
         // Where 32 bits do not hold it mke2fs leaves out the rest, and the kernel counts itself.
         let overhead_blocks = low(overhead.saturating_add(journal_blocks));
         raw.s_overhead_blocks = overhead_blocks.into();
@@ -396,12 +439,30 @@ impl Layout {
     /// Blocks that hidden files take: the reserve's map, the journal, the file of orphans.
     pub(super) fn hidden_blocks(&self) -> u64 {
         let reserve = u64::from(self.options.compatible.contains(Compatible::RESIZE_INODE));
-        let file = |blocks: u32| {
-            let runs = [(0, blocks)];
-            u64::from(blocks) + self.map_blocks(&runs)
-        };
+        let guard = u64::from(self.options.incompatible.contains(Incompatible::MMP));
+        let file = |blocks: u32| self.file_blocks(blocks);
         let journal = self.journal.map_or(0, |sizes| file(sizes.all()));
-        reserve + journal + self.orphan_blocks().map_or(0, file)
+        (reserve + guard) * self.ratio() + journal + self.orphan_blocks().map_or(0, file)
+    }
+
+    /// Blocks that a file in one piece takes, with those of its map.
+    pub(super) fn file_blocks(&self, blocks: u32) -> u64 {
+        self.in_clusters(blocks.into()) + self.map_blocks(&[(0, blocks)]) * self.ratio()
+    }
+
+    /// Blocks that so many bytes take.
+    pub(super) fn blocks_of(&self, bytes: u64) -> u32 {
+        narrow(bytes.div_ceil(self.super_.block_bytes.into()))
+    }
+
+    /// Blocks of a cluster.
+    pub(super) fn ratio(&self) -> u64 {
+        u64::from(self.super_.cluster_blocks.max(1))
+    }
+
+    /// Blocks of the clusters that so many blocks take.
+    pub(super) fn in_clusters(&self, blocks: u64) -> u64 {
+        blocks.next_multiple_of(self.ratio())
     }
 
     /// Blocks that the map of a file with data in these runs needs beside its inode, if each run is
@@ -417,11 +478,7 @@ impl Layout {
     /// Blocks of the file of orphans, if there is one.
     pub(super) fn orphan_blocks(&self) -> Option<u32> {
         let is_there = self.options.compatible.contains(Compatible::ORPHAN_FILE);
-        is_there.then_some(match self.super_.blocks {
-            ..0x2_0000 => 32,
-            blocks @ ..0x20_0000 => narrow(blocks / 4096),
-            _ => 512,
-        })
+        is_there.then(|| narrow(self.in_clusters(orphan_blocks(self.super_.blocks).into())))
     }
 
     /// The map of an inode with data in these runs, for which there are these places. Its nodes are
@@ -473,9 +530,16 @@ impl Layout {
     pub(super) fn copies(&self, group: u32) -> u64 {
         if self.is_meta() {
             let has_super = self.super_.has_superblock(GroupNumber(group));
-            return u64::from(has_super) + u64::from(self.has_meta_descriptors(group));
+            let before = self.copies_at(group) - self.group_start(group);
+            return before + u64::from(has_super) + u64::from(self.has_meta_descriptors(group));
         }
         self.super_.copy_blocks(GroupNumber(group))
+    }
+
+    /// Where the copies of a group begin: with clusters of small blocks group 0 starts before it.
+    pub(super) fn copies_at(&self, group: u32) -> u64 {
+        let is_behind_boot = group == 0 && self.super_.block_bytes == 1024;
+        self.group_start(group).max(u64::from(is_behind_boot))
     }
 
     /// Whether descriptor blocks are spread over the volume.
@@ -504,7 +568,11 @@ impl Layout {
 
     /// Blocks that lost+found has at least.
     pub(super) fn lost_found_blocks(&self) -> u64 {
-        u64::from((LOST_FOUND_BYTES / self.super_.block_bytes).clamp(2, 12))
+        let blocks = (LOST_FOUND_BYTES / self.super_.block_bytes).clamp(2, 12);
+        // With inline data mke2fs makes it inside its inode, and the first time that it grows is
+        // the time it leaves that.
+        let leaves = self.options.incompatible.contains(Incompatible::INLINE_DATA);
+        u64::from(blocks - u32::from(leaves))
     }
 
     /// Block numbers that a block holds.
@@ -517,21 +585,46 @@ impl Layout {
     }
 }
 
-/// Checks the options; block size and inodes with the defaults filled in.
-fn check(options: &Options, size_bytes: u64) -> Result<(u32, Inodes)> {
+/// Blocks of the file of orphans of a volume of so many.
+pub(crate) fn orphan_blocks(blocks: u64) -> u32 {
+    match blocks {
+        ..0x2_0000 => 32,
+        blocks @ ..0x20_0000 => narrow(blocks / 4096),
+        _ => 512,
+    }
+}
+
+/// Clusters that mke2fs gives to a group.
+fn clusters_per_group(block_bytes: u32, ratio: u32) -> u32 {
+    let is_huge = ratio > 1 && block_bytes.saturating_mul(ratio) >= HUGE_CLUSTER;
+    let bytes = if is_huge { block_bytes - 1 } else { block_bytes };
+    bytes.saturating_mul(8).min(MOST_IN_GROUP)
+}
+
+/// What options say, with the defaults filled in.
+struct Checked {
+    block_bytes: u32,
+    /// Blocks of a cluster.
+    ratio: u32,
+    inodes: Inodes,
+}
+
+/// Checks the options.
+fn check(options: &Options, size_bytes: u64) -> Result<Checked> {
     let misuse = |text: String| Err(Error::Misuse(text));
     let (default_block, default_ratio) = defaults(size_bytes);
     let block_bytes = options.block_bytes.unwrap_or(default_block);
     if !block_bytes.is_power_of_two() || !(1024..=65536).contains(&block_bytes) {
         return misuse(format!("-b {block_bytes}: a power of two from 1024 to 65536 is needed"));
     }
+    let ratio = cluster_blocks(options, block_bytes)?;
     let inode_bytes = options.inode_bytes;
     if !inode_bytes.is_power_of_two() || !(128..=block_bytes.min(32768)).contains(&inode_bytes) {
         let most = block_bytes.min(32768);
         return misuse(format!("-I {inode_bytes}: a power of two from 128 to {most} is needed"));
     }
     let inodes = match options.inodes {
-        Inodes::Default => Inodes::PerBytes(default_ratio.max(block_bytes)),
+        Inodes::Default => Inodes::PerBytes(default_ratio.max(block_bytes.saturating_mul(ratio))),
         Inodes::PerBytes(bytes) if !(1024..=64 << 20).contains(&bytes) => {
             return misuse(format!("-i {bytes}: 1024 to 67108864 bytes per inode are possible"));
         }
@@ -563,9 +656,9 @@ fn check(options: &Options, size_bytes: u64) -> Result<(u32, Inodes)> {
     {
         return misuse("-O verity needs extent".into());
     }
-    if options.read_only_compatible.contains(ReadOnlyCompatible::PROJECT)
-        && options.inode_bytes < 256
-    {
+    let [.., counts_projects] = options.quotas;
+    let has_projects = options.read_only_compatible.contains(ReadOnlyCompatible::PROJECT);
+    if (has_projects || counts_projects) && options.inode_bytes < 256 {
         return misuse("-O project needs inodes of 256 bytes (-I)".into());
     }
     if has(Incompatible::CSUM_SEED)
@@ -587,5 +680,27 @@ fn check(options: &Options, size_bytes: u64) -> Result<(u32, Inodes)> {
     if options.resize_blocks.is_some_and(|most| most <= size_bytes / u64::from(block_bytes)) {
         return misuse("-E resize: more blocks than the volume has are needed".into());
     }
-    Ok((block_bytes, inodes))
+    if has(Incompatible::INLINE_DATA) && options.inode_bytes < 256 {
+        return misuse("-O inline_data needs inodes of 256 bytes (-I)".into());
+    }
+    if options.mmp_interval > MOST_MMP_INTERVAL {
+        return misuse(format!("-E mmp_update_interval: at most {MOST_MMP_INTERVAL} seconds"));
+    }
+    Ok(Checked { block_bytes, ratio, inodes })
+}
+
+/// Blocks of a cluster.
+fn cluster_blocks(options: &Options, block_bytes: u32) -> Result<u32> {
+    let misuse = |text: &str| Err(Error::Misuse(text.to_owned()));
+    match options.cluster_bytes {
+        _ if options.has_clusters() && !options.extents() => misuse("-O bigalloc needs extent"),
+        Some(_) if !options.has_clusters() => misuse("-C needs bigalloc (-O)"),
+        None if !options.has_clusters() => Ok(1),
+        None => Ok(CLUSTER_BLOCKS),
+        Some(bytes) if !bytes.is_power_of_two() || !(2048..=MOST_CLUSTER).contains(&bytes) => {
+            misuse("-C: a power of two from 2048 to 536870912 is needed")
+        }
+        Some(bytes) if bytes < block_bytes => misuse("-C: not smaller than a block"),
+        Some(bytes) => Ok(bytes / block_bytes),
+    }
 }

@@ -1,6 +1,7 @@
 //! What a volume is to be like, in mke2fs's words.
 
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
+use crate::format::quota::Kind;
 
 /// How many inodes there are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,6 +19,8 @@ pub enum Inodes {
 pub struct Options {
     /// Bytes of a block, a power of two from 1,024 to 65,536; by size if left open.
     pub block_bytes: Option<u32>,
+    /// Bytes of a cluster with `bigalloc`, a power of two; sixteen blocks if left open.
+    pub cluster_bytes: Option<u32>,
     /// Inodes.
     pub inodes: Inodes,
     /// Bytes of an inode: a power of two from 128 to the block size.
@@ -58,6 +61,10 @@ pub struct Options {
     pub packed: bool,
     /// Names that ignore case have to be valid (with `casefold`).
     pub strict_names: bool,
+    /// Whose quotas are counted, with `quota`: users', groups', projects'.
+    pub quotas: [bool; 3],
+    /// How often a host says that it uses the volume, in seconds (with `mmp`); 0 as mke2fs has it.
+    pub mmp_interval: u16,
 }
 
 /// What the journal of a volume is to be like.
@@ -86,6 +93,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             block_bytes: None,
+            cluster_bytes: None,
             inodes: Inodes::Default,
             inode_bytes: 256,
             compatible: Compatible::EXT_ATTR | Compatible::RESIZE_INODE | Compatible::DIR_INDEX,
@@ -106,6 +114,8 @@ impl Default for Options {
             backups: 2,
             packed: false,
             strict_names: false,
+            quotas: [true, true, false],
+            mmp_interval: 0,
         }
     }
 }
@@ -128,7 +138,9 @@ impl Options {
         .union(Incompatible::LARGEDIR)
         .union(Incompatible::EA_INODE)
         .union(Incompatible::CASEFOLD)
-        .union(Incompatible::ENCRYPT);
+        .union(Incompatible::ENCRYPT)
+        .union(Incompatible::INLINE_DATA)
+        .union(Incompatible::MMP);
     const READ_ONLY_COMPATIBLE: ReadOnlyCompatible = ReadOnlyCompatible::SPARSE_SUPER
         .union(ReadOnlyCompatible::LARGE_FILE)
         .union(ReadOnlyCompatible::HUGE_FILE)
@@ -137,7 +149,9 @@ impl Options {
         .union(ReadOnlyCompatible::EXTRA_ISIZE)
         .union(ReadOnlyCompatible::METADATA_CSUM)
         .union(ReadOnlyCompatible::PROJECT)
-        .union(ReadOnlyCompatible::VERITY);
+        .union(ReadOnlyCompatible::VERITY)
+        .union(ReadOnlyCompatible::QUOTA)
+        .union(ReadOnlyCompatible::BIGALLOC);
 
     /// The defaults of mke2fs for `ext2`, `ext3` or `ext4`.
     pub fn of_type(name: &str) -> Option<Self> {
@@ -161,6 +175,17 @@ impl Options {
 
     pub(super) fn extents(&self) -> bool {
         self.incompatible.contains(Incompatible::EXTENTS)
+    }
+
+    pub(super) fn has_clusters(&self) -> bool {
+        self.read_only_compatible.contains(ReadOnlyCompatible::BIGALLOC)
+    }
+
+    /// The kinds of quotas that are counted.
+    pub(super) fn quota_kinds(&self) -> impl Iterator<Item = Kind> {
+        let has = self.read_only_compatible.contains(ReadOnlyCompatible::QUOTA);
+        let all = Kind::ALL.into_iter().zip(self.quotas);
+        all.filter_map(move |(kind, is_counted)| (has && is_counted).then_some(kind))
     }
 
     /// Groups whose bitmaps and tables lie together; 1 where each group keeps its own.
@@ -221,8 +246,8 @@ mod tests {
         assert!(options.read_only_compatible.contains(ReadOnlyCompatible::DIR_NLINK));
         options.features("^has_journal,extents").unwrap();
         assert!(options.extents() && !options.compatible.contains(Compatible::HAS_JOURNAL));
-        let error = options.features("^mmp,bigalloc").unwrap_err();
-        assert!(error.to_string().contains("bigalloc"), "{error}");
+        let error = options.features("^mmp,journal_dev").unwrap_err();
+        assert!(error.to_string().contains("journal_dev"), "{error}");
         assert_eq!(options.features("sparse"), Err(FeatureError::Unknown("sparse".into())));
         options.features("none").unwrap();
         assert_eq!(options.compatible.bits() | options.incompatible.bits(), 0);

@@ -10,31 +10,35 @@
 //! Law 2: space is skipped only while what is left holds everything that is to come.
 
 mod cursor;
+mod measure;
+mod pieces;
 
 use std::collections::HashMap;
 
 use draconis_exchange::contract::Kind;
 
 use cursor::Cursor;
+use measure::{Needs, measure};
 
-use super::hidden::{Hidden, Purpose};
+use pieces::{clusters, cut, firsts, within};
+
+use super::hidden::{self, Hidden, Purpose};
 use super::layout::Layout;
 use super::tables::{self, Space, Tables};
 use super::tree::{Node, NodeId, Tree, What};
 use super::{Error, Inodes, Options, Result, journal};
 use crate::dir::build::{self as directory, Name, Style};
 use crate::format::dirent::Shape;
-use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
+use crate::format::features::{Compatible, Incompatible};
 use crate::format::hash::{Hash, Seed};
 use crate::format::inode::target_pointers;
-use crate::format::xattr::{NewAttribute, block_room, body_room};
+use crate::format::quota::{self, Kind as Quota};
+use crate::format::xattr::NewAttribute;
 use crate::map::{build as map, build_extents};
 use crate::units::{index, narrow};
 
 /// The first inode that files can have; lost+found has it.
 pub(super) const LOST_FOUND: u32 = 11;
-/// Names that one inode can have.
-const MOST_LINKS: u32 = 65_000;
 /// Inodes that may share one block of attributes.
 const MOST_SHARERS: u32 = 1024;
 
@@ -60,6 +64,8 @@ pub(super) struct Placed {
     pub(super) attribute_block: u64,
     /// How many of its attributes are in the inode.
     pub(super) in_body: u32,
+    /// Whether its contents are in the inode, too.
+    pub(super) is_inside: bool,
 }
 
 /// A block of attributes that inodes share.
@@ -83,6 +89,8 @@ pub struct Plan<'a> {
     pub(super) inodes: Vec<u32>,
     /// The top of the reserve's map, if there is one.
     pub(super) reserve_map: u64,
+    /// The block by which hosts see that the volume is in use, if there is one.
+    pub(super) guard: u64,
     pub(super) hidden: Vec<Hidden>,
     /// Of each group.
     pub(super) tables: Vec<Tables>,
@@ -90,15 +98,15 @@ pub struct Plan<'a> {
     pub(super) space: Space,
     pub(super) style: Style,
     data_bytes: u64,
+    hidden_blocks: u64,
 }
 
-/// What a tree needs before anything is placed.
-#[derive(Clone)]
-struct Needs {
-    placed: Vec<Placed>,
-    blocks: u64,
-    /// Of files that are not in the tree.
-    inodes: u32,
+impl Placed {
+    /// Blocks that its inode counts: with its map, its attributes, and the rest of their clusters.
+    pub(super) fn owned(&self, layout: &Layout) -> u64 {
+        let attributes = u64::from(self.attribute_block != 0) * layout.ratio();
+        self.blocks + attributes
+    }
 }
 
 impl Plan<'_> {
@@ -114,7 +122,7 @@ impl Plan<'_> {
 
     /// Bytes of blocks that files without a name take: the journal, mostly.
     pub fn hidden_bytes(&self) -> u64 {
-        self.layout.hidden_blocks() * u64::from(self.layout.super_.block_bytes)
+        self.hidden_blocks * u64::from(self.layout.super_.block_bytes)
     }
 
     pub(super) fn runs_of(&self, placed: &Placed) -> &[Blocks] {
@@ -249,7 +257,7 @@ fn fitting_layout(
         }
         let spare = free_bytes.div_ceil(block_bytes);
         let reserved = if free_bytes > 0 { super_.reserved_blocks } else { 0 };
-        let all = needs.blocks.saturating_add(layout.hidden_blocks()).saturating_add(missed);
+        let all = needs.blocks.saturating_add(needs.hidden_blocks(&layout)).saturating_add(missed);
         let wanted = all.saturating_add(spare).saturating_add(reserved);
         let Some(missing) = wanted.checked_sub(super_.free_blocks).filter(|it| *it > 0) else {
             return Ok((layout, needs));
@@ -338,199 +346,17 @@ pub(super) fn directory_of(
     inodes: &[u32],
     style: Style,
 ) -> directory::Built {
-    let names: Vec<Name<'_>> = tree
-        .names(dir)
-        .map(|(name, id)| Name {
-            name,
-            inode: inodes.get(index(id.0.into())).copied().unwrap_or(0),
-            kind: tree.node(id).what.kind(),
-        })
-        .collect();
-    directory::build(own, parent, &names, style)
+    directory::build(own, parent, &names_of(tree, dir, inodes), style)
 }
 
-/// Walks the tree and counts what it needs.
-fn measure(layout: &Layout, tree: &Tree) -> Result<Needs> {
-    let mut walk = Measure {
-        layout,
-        tree,
-        style: style(layout),
-        lost_found: tree.lookup(NodeId::ROOT, b"lost+found"),
-        needs: Needs { placed: vec![], blocks: 0, inodes: 0 },
-        seen: vec![None; tree.len()],
-        shared: HashMap::new(),
+/// The names in a directory, with the inodes that they name.
+pub(super) fn names_of<'a>(tree: &'a Tree, dir: NodeId, inodes: &[u32]) -> Vec<Name<'a>> {
+    let name = |(name, id): (&'a [u8], NodeId)| Name {
+        name,
+        inode: inodes.get(index(id.0.into())).copied().unwrap_or(0),
+        kind: tree.node(id).what.kind(),
     };
-    walk.add(NodeId::ROOT, NodeId::ROOT, 2)?;
-    if let Some(id) = walk.lost_found {
-        walk.add(id, NodeId::ROOT, 2)?;
-    }
-    if layout.options.compatible.contains(Compatible::ORPHAN_FILE) {
-        walk.needs.inodes += 1;
-    }
-    let mut stack = vec![(NodeId::ROOT, NodeId::ROOT)];
-    while let Some((dir, parent)) = stack.pop() {
-        let below = walk.directory(dir, parent)?;
-        stack.extend(below.into_iter().rev().map(|id| (id, dir)));
-    }
-    Ok(walk.needs)
-}
-
-struct Measure<'a> {
-    layout: &'a Layout,
-    tree: &'a Tree,
-    style: Style,
-    lost_found: Option<NodeId>,
-    needs: Needs,
-    /// By the number of a node, where among the placed it is.
-    seen: Vec<Option<usize>>,
-    /// Attributes in blocks of their own, and how many inodes have them.
-    shared: HashMap<&'a [NewAttribute], u32>,
-}
-
-impl<'a> Measure<'a> {
-    /// Counts a directory with all that is in it but directories, which are returned.
-    fn directory(&mut self, dir: NodeId, parent: NodeId) -> Result<Vec<NodeId>> {
-        if self.seen(dir).is_none() {
-            self.add(dir, parent, 2)?;
-        }
-        let mut below = vec![];
-        let tree = self.tree;
-        for (_, id) in tree.names(dir) {
-            if matches!(tree.node(id).what, What::Directory) {
-                below.push(id);
-            } else if self.seen(id).is_some() {
-                self.more_links(id, 1)?;
-            } else {
-                self.add(id, dir, 1)?;
-            }
-        }
-        self.more_links(dir, below.len())?;
-        Ok(below)
-    }
-
-    fn seen(&self, id: NodeId) -> Option<usize> {
-        self.seen.get(index(id.0.into())).copied().flatten()
-    }
-
-    fn more_links(&mut self, id: NodeId, more: usize) -> Result<()> {
-        let Some(placed) = self.seen(id).and_then(|nth| self.needs.placed.get_mut(nth)) else {
-            return Ok(());
-        };
-        placed.links = placed.links.saturating_add(narrow(more as u64));
-        let countless = self.layout.options.read_only_compatible;
-        let is_countless = matches!(self.tree.node(id).what, What::Directory)
-            && countless.contains(ReadOnlyCompatible::DIR_NLINK);
-        match placed.links > MOST_LINKS && !is_countless {
-            true => Err(unfit(self.tree, id, "65000 links to a file or directory are possible")),
-            false => Ok(()),
-        }
-    }
-
-    fn add(&mut self, id: NodeId, parent: NodeId, links: u32) -> Result<()> {
-        if let Some(seen) = self.seen.get_mut(index(id.0.into())) {
-            *seen = Some(self.needs.placed.len());
-        }
-        let in_body = self.attributes(id)?;
-        let (data, blocks) = self.contents(id)?;
-        self.needs.blocks += blocks;
-        self.needs.placed.push(Placed {
-            node: id.0,
-            parent: parent.0,
-            links,
-            data,
-            blocks,
-            in_body,
-            ..Placed::default()
-        });
-        Ok(())
-    }
-
-    /// Counts the block that attributes beyond the inode's room need; how many it has room for.
-    fn attributes(&mut self, id: NodeId) -> Result<u32> {
-        let tree = self.tree;
-        let all = &tree.node(id).attributes[..];
-        if all.is_empty() {
-            return Ok(0);
-        }
-        if !self.layout.options.compatible.contains(Compatible::EXT_ATTR) {
-            return Err(unfit(tree, id, "extended attributes need the feature ext_attr (-O)"));
-        }
-        let fits = |list: &[NewAttribute], room: usize| {
-            list.iter().map(NewAttribute::room_bytes).fold(0, usize::saturating_add) <= room
-        };
-        let body = body_room(self.layout.super_.inode_bytes);
-        let mut in_body = all.len();
-        while !all.get(..in_body).is_some_and(|list| fits(list, body)) {
-            in_body -= 1;
-        }
-        let rest = all.get(in_body..).unwrap_or_default();
-        if !fits(rest, block_room(self.layout.super_.block_bytes)) {
-            return Err(unfit(tree, id, "its extended attributes do not fit in one block"));
-        }
-        if !rest.is_empty() {
-            let owners = self.shared.entry(rest).or_insert(0);
-            self.needs.blocks += u64::from(owners.is_multiple_of(MOST_SHARERS));
-            *owners += 1;
-        }
-        Ok(narrow(in_body as u64))
-    }
-
-    /// Blocks for what a node holds, and with those of its map.
-    fn contents(&self, id: NodeId) -> Result<(u64, u64)> {
-        let what = &self.tree.node(id).what;
-        let block_bytes = self.layout.super_.block_bytes;
-        let runs = match what {
-            What::Directory => vec![(0, self.directory_blocks(id))],
-            What::Symlink(target) if target.is_empty() => {
-                return Err(unfit(self.tree, id, "a symbolic link without a target"));
-            }
-            What::Symlink(target) if target.len() >= self.layout.block_len() => {
-                return Err(unfit(self.tree, id, "the target is longer than a block"));
-            }
-            What::File { size_bytes, .. } if *size_bytes > self.most_bytes() => {
-                return Err(unfit(self.tree, id, "too long for blocks of this size (-b)"));
-            }
-            what => data_runs(what, block_bytes),
-        };
-        let data: u64 = runs.iter().map(|run| u64::from(run.1)).sum();
-        let blocks = data + self.layout.map_blocks(&runs);
-        let huge = self.layout.options.read_only_compatible.contains(ReadOnlyCompatible::HUGE_FILE);
-        let bits = if huge { 48 } else { 32 };
-        // `i_blocks` counts sectors; one block may come for attributes.
-        if (blocks + 1) * u64::from(block_bytes / 512) >= 1 << bits {
-            let what = "more data than an inode can count; the feature huge_file helps (-O)";
-            return Err(unfit(self.tree, id, what));
-        }
-        Ok((data, blocks))
-    }
-
-    /// How long a file can be.
-    fn most_bytes(&self) -> u64 {
-        let block_bytes = self.layout.super_.block_bytes;
-        // The last number of a block of a file is kept for the end.
-        let numbers = (u64::from(block_bytes) << 32) - u64::from(block_bytes);
-        match self.layout.options.extents() {
-            true => numbers,
-            false => {
-                let reach = crate::map::pointers::reach_blocks(block_bytes);
-                (reach * u64::from(block_bytes)).min(numbers + u64::from(block_bytes) - 1)
-            }
-        }
-    }
-
-    fn directory_blocks(&self, id: NodeId) -> u32 {
-        let built = directory_of(self.tree, id, (0, 0), &[], self.style);
-        let blocks = built.bytes.len() / self.layout.block_len().max(1);
-        let least = match Some(id) == self.lost_found && !built.indexed {
-            true => self.layout.lost_found_blocks(),
-            false => 1,
-        };
-        narrow((blocks as u64).max(least))
-    }
-}
-
-fn unfit(tree: &Tree, id: NodeId, what: &str) -> Error {
-    Error::Tree { path: tree.path(id), what: what.to_owned() }
+    tree.names(dir).map(name).collect()
 }
 
 fn place(layout: Layout, tree: &Tree, needs: Needs) -> Result<Plan<'_>> {
@@ -540,13 +366,14 @@ fn place(layout: Layout, tree: &Tree, needs: Needs) -> Result<Plan<'_>> {
     if inodes_left > layout.super_.inodes.saturating_sub(LOST_FOUND) {
         return Err(no_inodes(&layout, &needs));
     }
-    let Needs { mut placed, blocks: in_tree, .. } = needs;
-    let needed = in_tree + layout.hidden_blocks();
+    let hidden_blocks = needs.hidden_blocks(&layout);
+    let needed = needs.blocks + hidden_blocks;
     // Asked again where it cannot happen: no panic hangs on counting right.
     let too_few = || Error::NoBlocks { needed, free, block_bytes };
     if needed > free {
         return Err(too_few());
     }
+    let Needs { mut placed, blocks: in_tree, quotas, .. } = needs;
     let (tables, space) = tables::place(&layout)?;
     let mut placing = Placing {
         blocks: Cursor::new(&layout, space, in_tree),
@@ -559,6 +386,8 @@ fn place(layout: Layout, tree: &Tree, needs: Needs) -> Result<Plan<'_>> {
         open: HashMap::new(),
         inodes: vec![0; tree.len()],
         reserve_map: 0,
+        guard: 0,
+        quotas,
         hidden: vec![],
     };
     for (nth, one) in placed.iter_mut().enumerate() {
@@ -567,7 +396,7 @@ fn place(layout: Layout, tree: &Tree, needs: Needs) -> Result<Plan<'_>> {
             placing.hidden().ok_or_else(too_few)?;
         }
     }
-    let Placing { blocks, runs, shared, inodes, reserve_map, hidden, .. } = placing;
+    let Placing { blocks, runs, shared, inodes, reserve_map, guard, hidden, .. } = placing;
     let space = blocks.space;
     Ok(Plan {
         tree,
@@ -576,11 +405,13 @@ fn place(layout: Layout, tree: &Tree, needs: Needs) -> Result<Plan<'_>> {
         shared,
         inodes,
         reserve_map,
+        guard,
         hidden,
         tables,
         space,
         style: style(&layout),
         data_bytes: in_tree * u64::from(block_bytes),
+        hidden_blocks,
         layout,
     })
 }
@@ -597,6 +428,8 @@ struct Placing<'a> {
     open: HashMap<&'a [NewAttribute], usize>,
     inodes: Vec<u32>,
     reserve_map: u64,
+    guard: u64,
+    quotas: Vec<(Quota, u64)>,
     hidden: Vec<Hidden>,
 }
 
@@ -607,36 +440,71 @@ impl<'a> Placing<'a> {
         if self.layout.options.compatible.contains(Compatible::RESIZE_INODE) {
             let own = self.layout.copies(0) + 2 + u64::from(super_.inode_table_blocks());
             let goal = u64::from(super_.first_data_block) + own;
-            self.reserve_map = self.blocks.take_from(goal, 1)?.first()?.0;
+            self.reserve_map = self.one_from(goal)?;
         }
         if let Some(sizes) = self.layout.journal {
             let goal = journal::goal(self.layout, &self.blocks.space);
             self.hide(Purpose::Journal(sizes), journal::INODE, sizes.all(), goal)?;
         }
+        if self.layout.options.incompatible.contains(Incompatible::MMP) {
+            self.guard = self.one_from(0)?;
+        }
+        for (kind, bytes) in std::mem::take(&mut self.quotas) {
+            let inode = match kind {
+                Quota::User => quota::USERS,
+                Quota::Group => quota::GROUPS,
+                Quota::Project => self.hidden_inode(),
+            };
+            self.hide(Purpose::Quota(kind), inode, self.layout.blocks_of(bytes), 0)?;
+            if let Some(hidden) = self.hidden.last_mut() {
+                hidden.size_bytes = Some(bytes);
+            }
+        }
         if let Some(blocks) = self.layout.orphan_blocks() {
-            self.hide(Purpose::Orphans, self.next_inode, blocks, 0)?;
-            self.next_inode += 1;
-            self.inodes_left = self.inodes_left.saturating_sub(1);
+            let inode = self.hidden_inode();
+            self.hide(Purpose::Orphans, inode, blocks, 0)?;
         }
         self.blocks.start();
         Some(())
     }
 
+    /// The first free block from `goal` on, in a cluster of its own.
+    fn one_from(&mut self, goal: u64) -> Option<u64> {
+        Some(self.blocks.take_from(goal, self.layout.ratio())?.first()?.0)
+    }
+
+    /// The next inode, for a file that is not in the tree.
+    fn hidden_inode(&mut self) -> u32 {
+        self.next_inode += 1;
+        self.inodes_left = self.inodes_left.saturating_sub(1);
+        self.next_inode - 1
+    }
+
     fn hide(&mut self, purpose: Purpose, inode: u32, blocks: u32, goal: u64) -> Option<()> {
         let runs = [(0, blocks)];
-        let mut count = u64::from(blocks);
+        let mut count = self.layout.in_clusters(blocks.into());
         if !self.layout.options.extents() {
             count += self.layout.map_blocks(&runs);
         }
         let mut places = self.blocks.take_from(goal, count)?;
+        let mut owned = count;
+        if matches!(purpose, Purpose::Quota(_)) && self.layout.ratio() == 1 {
+            let block_bytes = self.layout.super_.block_bytes;
+            places = hidden::in_order_of_quotas(places, blocks, block_bytes);
+        }
         if self.layout.options.extents() {
             let (extents, _) = build_extents::extents(&runs, &places)?;
             let nodes = build_extents::nodes(extents.len() as u64, self.layout.super_.block_bytes);
             // Where mke2fs puts them: just before the file, if they have room there.
             let before = places.first().map_or(goal, |first| first.0.saturating_sub(1));
-            places.extend(self.blocks.take_from(before, nodes)?);
+            let ratio = self.layout.ratio();
+            owned += nodes * ratio;
+            let of_nodes = self.blocks.take_from(before, nodes * ratio)?;
+            // What the last cluster has beyond the file's end is no node's.
+            places = cut(places, blocks.into());
+            places.extend(firsts(&of_nodes, ratio));
         }
-        self.hidden.push(Hidden { purpose, inode, blocks, places });
+        self.hidden.push(Hidden { purpose, inode, blocks, size_bytes: None, owned, places });
         Some(())
     }
 
@@ -661,10 +529,14 @@ impl<'a> Placing<'a> {
         let first = self.runs.len();
         self.blocks.needed = self.blocks.needed.saturating_sub(placed.blocks);
         if self.layout.options.extents() {
-            self.blocks.take(placed.data, &mut self.runs)?;
-            let nodes = self.nodes(node, placed.data, first)?;
-            self.blocks.take(nodes, &mut self.runs)?;
-            placed.blocks = placed.data + nodes;
+            let ratio = self.layout.ratio();
+            let data = self.data(node, placed)?;
+            let nodes = self.nodes(&data, first)?;
+            let mut of_nodes = vec![];
+            self.blocks.take(nodes * ratio, &mut of_nodes)?;
+            self.runs.extend(firsts(&of_nodes, ratio));
+            let owned: u64 = clusters(&data, ratio).iter().map(|run| run.1 * ratio).sum();
+            placed.blocks = owned + nodes * ratio;
         } else {
             self.blocks.take(placed.blocks, &mut self.runs)?;
         }
@@ -676,15 +548,29 @@ impl<'a> Placing<'a> {
         Some(())
     }
 
-    /// Nodes that the map of a node needs whose data is in the runs from `first` on.
-    fn nodes(&self, node: &Node, data: u64, first: usize) -> Option<u64> {
-        let block_bytes = self.layout.super_.block_bytes;
+    /// Takes the blocks for what a node holds; which blocks of the file those are.
+    fn data(&mut self, node: &Node, placed: &Placed) -> Option<Vec<(u32, u32)>> {
         let runs = match &node.what {
-            What::Directory => vec![(0, narrow(data))],
-            what => data_runs(what, block_bytes),
+            _ if placed.is_inside => vec![],
+            What::Directory => vec![(0, narrow(placed.data))],
+            what => data_runs(what, self.layout.super_.block_bytes),
         };
-        let (extents, _) = build_extents::extents(&runs, self.runs.get(first..)?)?;
-        Some(build_extents::nodes(extents.len() as u64, block_bytes))
+        let ratio = self.layout.ratio();
+        if ratio == 1 {
+            self.blocks.take(placed.data, &mut self.runs)?;
+            return Some(runs);
+        }
+        let touched = clusters(&runs, ratio);
+        let mut taken = vec![];
+        self.blocks.take(touched.iter().map(|run| run.1 * ratio).sum(), &mut taken)?;
+        self.runs.extend(within(&runs, &touched, &taken, ratio)?);
+        Some(runs)
+    }
+
+    /// Nodes that a map needs whose data is in the runs from `first` on.
+    fn nodes(&self, data: &[(u32, u32)], first: usize) -> Option<u64> {
+        let (extents, _) = build_extents::extents(data, self.runs.get(first..)?)?;
+        Some(build_extents::nodes(extents.len() as u64, self.layout.super_.block_bytes))
     }
 
     /// The block with these attributes.
@@ -696,8 +582,9 @@ impl<'a> Placing<'a> {
             return Some(shared.at);
         }
         let mut runs = vec![];
-        self.blocks.needed = self.blocks.needed.saturating_sub(1);
-        self.blocks.take(1, &mut runs)?;
+        let ratio = self.layout.ratio();
+        self.blocks.needed = self.blocks.needed.saturating_sub(ratio);
+        self.blocks.take(ratio, &mut runs)?;
         let (at, _) = *runs.first()?;
         self.open.insert(attributes, self.shared.len());
         self.shared.push(Shared { attributes: attributes.to_vec(), at, owners: 1 });

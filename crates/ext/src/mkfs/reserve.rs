@@ -19,7 +19,7 @@ pub(super) const INODE: u32 = 7;
 pub(super) fn top(layout: &Layout) -> crate::Result<Vec<u8>> {
     let mut top = vec![0; layout.block_len()];
     let first = u64::from(layout.super_.descriptor_blocks());
-    let table = u64::from(layout.super_.first_data_block) + 1;
+    let table = layout.copies_at(0) + 1;
     for nth in first..first + u64::from(layout.super_.reserved_descriptor_blocks) {
         let at = index(nth % layout.fan_out() * 4);
         if let Some(field) = top.get_mut(at..).and_then(|rest| rest.get_mut(..4)) {
@@ -34,10 +34,12 @@ pub(super) fn blocks(layout: &Layout) -> crate::Result<Vec<u8>> {
     let super_ = &layout.super_;
     let backups: Vec<u64> = (1..super_.groups)
         .filter(|group| super_.has_superblock(GroupNumber(*group)))
-        .map(|group| super_.group_start(GroupNumber(group)).0)
+        .map(|group| u64::from(group) * u64::from(super_.blocks_per_group))
         .collect();
     let mut bytes = vec![];
-    let first = 1 + u64::from(super_.descriptor_blocks());
+    // Linux and e2fsck look for a copy as far behind the start of its group as the block is behind
+    // block 0, also where group 0 begins elsewhere than the others.
+    let first = layout.copies_at(0) + 1 + u64::from(super_.descriptor_blocks());
     for nth in first..first + u64::from(super_.reserved_descriptor_blocks) {
         let start = bytes.len();
         for backup in &backups {
@@ -48,12 +50,13 @@ pub(super) fn blocks(layout: &Layout) -> crate::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Blocks that the reserve's map owns: its top, its blocks in group 0 and all their copies.
+/// Blocks that the reserve's map owns: its top, its blocks in group 0 and all their copies, each
+/// counted as a cluster.
 fn owned(layout: &Layout) -> u64 {
     let super_ = &layout.super_;
     let copies = (0..super_.groups).filter(|group| super_.has_superblock(GroupNumber(*group)));
     let copies = copies.count() as u64;
-    1 + copies * u64::from(super_.reserved_descriptor_blocks)
+    (1 + copies * u64::from(super_.reserved_descriptor_blocks)) * layout.ratio()
 }
 
 /// The inode that owns it, as a file beyond any that could be; the top of its map lies at `top`.

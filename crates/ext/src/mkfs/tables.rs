@@ -26,6 +26,18 @@ impl Space {
         Self { free: BTreeMap::from([(first, end)]) }
     }
 
+    /// The same in clusters of so many blocks: those of which all blocks are free.
+    fn in_clusters(mut self, ratio: u64) -> Self {
+        if ratio > 1 {
+            let whole = |(start, end): (u64, u64)| {
+                let (start, end) = (start.next_multiple_of(ratio), end / ratio * ratio);
+                (start < end).then_some((start, end))
+            };
+            self.free = self.free.into_iter().filter_map(whole).collect();
+        }
+        self
+    }
+
     /// Ranges that there are.
     pub(super) fn ranges(&self) -> u64 {
         self.free.len() as u64
@@ -132,7 +144,8 @@ pub(super) fn place(layout: &Layout) -> Result<(Vec<Tables>, Space)> {
         (_, false) => (0..super_.groups).try_for_each(|group| placing.flex(group)),
     };
     placed.ok_or(Error::NoTables)?;
-    Ok((placing.all, placing.space))
+    // Tables lie at any block, and share clusters with what is before or behind them.
+    Ok((placing.all, placing.space.in_clusters(layout.ratio())))
 }
 
 struct Placing<'a> {

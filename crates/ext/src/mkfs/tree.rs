@@ -82,6 +82,15 @@ pub trait Contents: Sync {
 }
 
 impl What {
+    /// Where a file of this length has data, in bytes.
+    pub(super) fn data_within(&self, size_bytes: u64) -> impl Iterator<Item = (u64, u64)> {
+        let data = match self {
+            Self::File { data, .. } => &data[..],
+            _ => &[],
+        };
+        data.iter().map(move |(start, end)| (*start, (*end).min(size_bytes)))
+    }
+
     /// The kind.
     pub fn kind(&self) -> Kind {
         match self {

@@ -15,14 +15,15 @@ use draconis_device::{Disk, Group, Ticket, Write};
 use draconis_exchange::heap::{Block, Private};
 use zerocopy::IntoBytes;
 
+use super::hidden::{self, Purpose};
 use super::plan::{self, Placed, Plan};
 use super::tree::{Contents, NodeId, What};
-use super::{Error, Result, groups, reserve};
+use super::{Error, Result, groups, inside, reserve};
 use crate::dir::build::Style;
 use crate::format::dirent::BlockWriter;
 use crate::format::inode::{POINTERS, device_pointers, flags, target_pointers};
 use crate::format::xattr::encode_block;
-use crate::format::{leaf, superblock, xattr};
+use crate::format::{leaf, quota, superblock, xattr};
 use crate::map::build::{Built, Part};
 use crate::units::{index, narrow};
 use crate::{FileId, FsBlock};
@@ -71,9 +72,16 @@ pub fn write(plan: &Plan<'_>, contents: &dyn Contents, target: &Target<'_>) -> R
 /// Writes the hidden files; returns their maps.
 fn write_hidden(plan: &Plan<'_>, writer: &Writer<'_>) -> Result<Vec<Built>> {
     let layout = &plan.layout;
+    if plan.guard != 0 {
+        writer.blocks(plan.guard, &hidden::guard(layout))?;
+    }
     let too_few = || Error::Misuse("the plan gave out too few blocks".into());
     let mut maps = vec![];
     for hidden in &plan.hidden {
+        let bytes = match hidden.purpose {
+            Purpose::Quota(kind) => quota::build(kind, &hidden::usage(plan, kind)),
+            Purpose::Journal(_) | Purpose::Orphans => vec![],
+        };
         let built = hidden.map(layout).ok_or_else(too_few)?;
         for part in &built.parts {
             let (at, from, blocks) = match part {
@@ -86,7 +94,7 @@ fn write_hidden(plan: &Plan<'_>, writer: &Writer<'_>) -> Result<Vec<Built>> {
             let mut zeros_from = at;
             for nth in 0..blocks {
                 let place = at + u64::from(nth);
-                if let Some(bytes) = hidden.block(layout, from + nth, place) {
+                if let Some(bytes) = hidden.block(layout, &bytes, from + nth, place) {
                     writer.zeros(zeros_from, place)?;
                     writer.blocks(place, &bytes)?;
                     zeros_from = place + 1;
@@ -190,12 +198,24 @@ enum Fill {
 }
 
 /// What is known of an inode once its contents are mapped.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 pub(super) struct Mapped {
     pub(super) pointers: [u32; POINTERS],
     pub(super) size_bytes: u64,
     /// Of its flags, those that say how.
     pub(super) flags: u32,
+    /// What the attribute of contents inside the inode has; `None` if they are not there.
+    pub(super) value: Option<Vec<u8>>,
+}
+
+impl Mapped {
+    /// Contents that are inside of the inode.
+    fn put_inside(&mut self, bytes: &[u8]) {
+        let (pointers, value) = inside::parts(bytes);
+        (self.pointers, self.value) = (pointers, Some(value.to_vec()));
+        self.size_bytes = bytes.len() as u64;
+        self.flags = flags::INLINE_DATA;
+    }
 }
 
 /// Writes what files, directories and links hold; returns how each placed inode was mapped.
@@ -232,10 +252,10 @@ fn write_contents(
         done
     });
     done?;
-    let producer = producer.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut producer = producer.into_inner().unwrap_or_else(PoisonError::into_inner);
     match producer.broken {
         true => return Err(Error::Misuse("the plan gave out too few blocks".into())),
-        false => write_in_order(plan, contents, writer, producer.later)?,
+        false => write_in_order(plan, contents, writer, producer.later, &mut producer.mapped)?,
     }
     Ok(producer.mapped)
 }
@@ -246,8 +266,15 @@ struct Later {
     node: u32,
     at_bytes: u64,
     len_bytes: u64,
-    /// On the disk, in blocks.
-    at: u64,
+    to: To,
+}
+
+/// Where it goes.
+enum To {
+    /// To this block of the disk.
+    Block(u64),
+    /// Into the inode of what was mapped as this.
+    Inode(usize),
 }
 
 fn write_in_order(
@@ -255,6 +282,7 @@ fn write_in_order(
     contents: &dyn Contents,
     writer: &Writer<'_>,
     mut later: Vec<Later>,
+    mapped: &mut [Mapped],
 ) -> Result<()> {
     let block_bytes = u64::from(writer.block_bytes);
     later.sort_unstable_by_key(|run| (run.source, run.at_bytes));
@@ -262,16 +290,35 @@ fn write_in_order(
     let mut held = 0;
     let mut before = None;
     for run in later {
+        let read = |at_bytes: u64, room: &mut [u8]| {
+            contents
+                .read(run.source, at_bytes, room)
+                .map_err(|error| Error::Source { path: plan.tree.path(NodeId(run.node)), error })
+        };
+        let at = match run.to {
+            To::Block(at) => at,
+            To::Inode(nth) => {
+                let mut bytes = vec![0; index(run.len_bytes)];
+                let what = &plan.tree.node(NodeId(run.node)).what;
+                for (start, end) in what.data_within(run.len_bytes) {
+                    if let Some(room) = bytes.get_mut(index(start)..index(end)) {
+                        read(start, room)?;
+                    }
+                }
+                if let Some(mapped) = mapped.get_mut(nth) {
+                    mapped.put_inside(&bytes);
+                }
+                continue;
+            }
+        };
         let mut done = 0;
         while done < run.len_bytes {
             let len = (run.len_bytes - done).min(REQUEST_BYTES);
             let mut memory = Private::new(index(len.next_multiple_of(block_bytes)));
             let Some(room) = memory.get_mut(..index(len)) else { break };
-            contents
-                .read(run.source, run.at_bytes + done, room)
-                .map_err(|error| Error::Source { path: plan.tree.path(NodeId(run.node)), error })?;
+            read(run.at_bytes + done, room)?;
             held += memory.len() as u64;
-            let at_bytes = run.at * block_bytes + done;
+            let at_bytes = at * block_bytes + done;
             batch.push(Write { at_bytes, block: memory.into() });
             done += len;
             if held >= BATCH_BYTES {
@@ -415,12 +462,34 @@ impl<'a> Producer<'a> {
         }
     }
 
+    /// Has the contents of one put into its inode.
+    fn put_inside(&mut self, placed: &Placed, mapped: &mut Mapped) {
+        let id = NodeId(placed.node);
+        match &self.plan.tree.node(id).what {
+            What::Directory => {
+                let names = plan::names_of(self.plan.tree, id, &self.plan.inodes);
+                let parent = self.plan.inodes.get(index(placed.parent.into())).copied();
+                let filetype = self.plan.style.shape.filetype;
+                mapped.put_inside(&inside::directory(parent.unwrap_or(0), &names, filetype));
+            }
+            What::File { source, size_bytes, .. } => self.later.push(Later {
+                source: *source,
+                node: placed.node,
+                at_bytes: 0,
+                len_bytes: *size_bytes,
+                to: To::Inode(self.mapped.len()),
+            }),
+            _ => {}
+        }
+    }
+
     /// Maps one, and queues its parts; `None` if it has fewer blocks than it needs.
     fn map(&mut self, placed: &Placed) -> Option<Mapped> {
         let block_bytes = self.plan.layout.super_.block_bytes;
         let mapping = if self.plan.layout.options.extents() { flags::EXTENTS } else { 0 };
         let mut mapped = Mapped::default();
         match &self.plan.tree.node(NodeId(placed.node)).what {
+            _ if placed.is_inside => self.put_inside(placed, &mut mapped),
             What::Directory => {
                 let (bytes, indexed) = directory_bytes(self.plan, placed);
                 let blocks = narrow(bytes.len() as u64 / u64::from(block_bytes));
@@ -489,7 +558,7 @@ impl<'a> Producer<'a> {
                     let What::File { source, .. } = self.plan.tree.node(NodeId(node)).what else {
                         continue;
                     };
-                    self.later.push(Later { source, node, at_bytes, len_bytes, at });
+                    self.later.push(Later { source, node, at_bytes, len_bytes, to: To::Block(at) });
                 }
                 what => self.parts.push_back((at, blocks.into(), what)),
             }

@@ -34,6 +34,9 @@ use crate::{Error, FileBlock, FileId, FsBlock, InodeNumber, Result};
 
 /// Blocks that one more name can take at most: a leaf, two nodes, and indirect blocks.
 pub(crate) const NAME_BLOCKS: u64 = 8;
+/// Those of them that are the directory's own: of a tree, and of a list, which may become one.
+const TREE_BLOCKS: u64 = 3;
+const LIST_BLOCKS: u64 = 2;
 /// Blocks of names that one hash may fill.
 const MOST_BLOCKS: usize = 4096;
 /// Names put in before a tree has had all the splits that it can need.
@@ -547,6 +550,23 @@ impl Transaction<'_> {
         block.push(own.0, Kind::Directory, b".");
         block.push(parent.0, Kind::Directory, b"..");
         block.finish()
+    }
+
+    /// Blocks that a name which goes there may take at most, each of which can lie in a cluster of
+    /// its own. What is left of the cluster that a directory ends in is the directory's already.
+    pub(crate) fn blocks_of_name(&self, dir: InodeNumber, place: &Place) -> Result<u64> {
+        let ratio = u64::from(self.cluster_blocks());
+        match place {
+            Place::Behind | Place::Leaf(_) if ratio > 1 => {
+                let node = self.directory(dir)?;
+                let count = self.volume.directory_blocks(&node);
+                let left = u64::from(count).next_multiple_of(ratio) - u64::from(count);
+                let own = if matches!(place, Place::Leaf(_)) { TREE_BLOCKS } else { LIST_BLOCKS };
+                let clusters = own.saturating_sub(left).div_ceil(ratio);
+                Ok(clusters + self.nodes_needed(dir, count)?)
+            }
+            place => Ok(place.needs()),
+        }
     }
 
     /// Refuses what needs more blocks than are left; each may take a cluster of its own.

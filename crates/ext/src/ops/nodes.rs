@@ -149,7 +149,7 @@ impl Transaction<'_> {
             self.one_more_directory(&parent)?;
         }
         let birth = self.plan_inode(&parent, new)?;
-        let needs = place.needs() + birth.blocks(new.kind);
+        let needs = self.blocks_of_name(dir, &place)? + birth.blocks(new.kind);
         let entries = self.entries_needed(birth.owner(new.uid))?;
         self.need(needs + entries, new.uid)?;
         let place = if self.begin(Operation::Create { dir, is_directory: is_dir })? {
@@ -329,9 +329,8 @@ impl Transaction<'_> {
         }
         let Err(place) = self.seek_free(&parent, name)? else { return Err(Error::Exists) };
         self.may_belong(&node, &parent)?;
-        if place.needs() > 0 {
-            self.need_blocks(place.needs(), self.is_privileged(parent.owner().0))?;
-        }
+        let needs = self.blocks_of_name(dir, &place)?;
+        self.need(needs, parent.owner().0)?;
         self.put_in(dir, place, name, inode, node.kind)?;
         if self.writer.unnamed.remove(&inode.0) {
             // Its first name. On disk it is dead, as any new inode is.

@@ -2,6 +2,7 @@
 
 use super::{Changes, Error, Result, Work, seed_of};
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
+use crate::format::quota::Kind;
 use crate::format::superblock::{CHECKSUM_CRC32C, RawSuperblock, Superblock};
 
 /// Of `s_log_groups_per_flex`, where groups were not flexible before: sixteen.
@@ -80,7 +81,54 @@ pub(super) fn change(
         }
         feature.set(raw, on);
     }
+    let has = |feature: Feature| feature.is_in(raw);
+    let orphans = Feature::C(Compatible::ORPHAN_FILE);
+    if has(orphans) && !has(Feature::C(Compatible::HAS_JOURNAL)) {
+        let what = "-O: the file of orphans needs a journal: ^orphan_file with ^has_journal";
+        return Err(Error::Misuse(what.to_owned()));
+    }
+    let had = super_.compatible.contains(Compatible::ORPHAN_FILE);
+    work.hidden.orphans = (has(orphans) != had).then(|| has(orphans));
+    work.hidden.quotas = quotas(raw, super_, changes)?;
     Ok(())
+}
+
+/// Whose quotas are to be counted, where that changes.
+fn quotas(
+    raw: &mut RawSuperblock,
+    super_: &Superblock,
+    changes: &Changes,
+) -> Result<Option<[bool; 3]>> {
+    let feature = Feature::R(ReadOnlyCompatible::QUOTA);
+    let has_projects = Feature::R(ReadOnlyCompatible::PROJECT).is_in(raw);
+    let had = super_.read_only_compatible.contains(ReadOnlyCompatible::QUOTA);
+    let there = super_.quotas.map(|inode| had && inode != 0);
+    let mut wanted = match (had, feature.is_in(raw)) {
+        (false, true) => [true, true, has_projects],
+        (true, false) => [false; 3],
+        (true, true) if has_projects => {
+            let [users, groups, _] = there;
+            [users, groups, true]
+        }
+        _ => there,
+    };
+    let [users, groups, projects] = &mut wanted;
+    for (kind, is_wanted) in &changes.quotas {
+        match kind {
+            Kind::User => *users = *is_wanted,
+            Kind::Group => *groups = *is_wanted,
+            Kind::Project => *projects = *is_wanted,
+        }
+    }
+    if *projects && !has_projects {
+        return Err(Error::Misuse("-Q prjquota: needs project (-O)".to_owned()));
+    }
+    if wanted != there && super_.incompatible.contains(Incompatible::EA_INODE) {
+        let what = "-O quota: values of attributes in inodes (ea_inode) are not counted here";
+        return Err(Error::Unsupported(what.to_owned()));
+    }
+    feature.set(raw, wanted.contains(&true));
+    Ok((wanted != there).then_some(wanted))
 }
 
 fn add(
@@ -130,6 +178,9 @@ fn add(
                 raw.s_log_groups_per_flex = FLEX_GROUPS_LOG;
             }
         }
+        Feature::I(Incompatible::MMP) => work.guard = Some(true),
+        Feature::R(ReadOnlyCompatible::PROJECT) if super_.inode_bytes >= 256 => {}
+        Feature::R(ReadOnlyCompatible::QUOTA) | Feature::C(Compatible::ORPHAN_FILE) => {}
         Feature::I(Incompatible::EA_INODE) if super_.inode_bytes >= 128 => {}
         Feature::I(Incompatible::CSUM_SEED) => {
             needs(Feature::R(ReadOnlyCompatible::METADATA_CSUM), "metadata_csum")?;
@@ -159,15 +210,12 @@ fn remove(
                 let what = "-O ^has_journal: the journal is on another device; use tune2fs";
                 return Err(Error::Unsupported(what.to_owned()));
             }
-            if Feature::C(Compatible::ORPHAN_FILE).is_in(raw) {
-                let what = "-O ^has_journal: the file of orphans needs it; \
-                            tune2fs -O ^orphan_file first";
-                return Err(Error::Unsupported(what.to_owned()));
-            }
             Feature::C(Compatible::FAST_COMMIT).set(raw, false);
             work.journal = Some(false);
         }
-        Feature::R(ReadOnlyCompatible::READONLY) => {}
+        Feature::R(ReadOnlyCompatible::READONLY | ReadOnlyCompatible::QUOTA)
+        | Feature::C(Compatible::ORPHAN_FILE) => {}
+        Feature::I(Incompatible::MMP) => work.guard = Some(false),
         Feature::C(Compatible::DIR_INDEX) => work.lists = true,
         Feature::R(ReadOnlyCompatible::METADATA_CSUM) => {
             // Groups that were never initialised keep saying so.

@@ -2,6 +2,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod features;
 mod trees;
 
 use std::path::Path;
@@ -75,11 +76,17 @@ fn parse(arguments: &str) -> Options {
                         "num_backup_sb" => options.backups = value.parse().unwrap(),
                         "resize" => options.resize_blocks = Some(value.parse().unwrap()),
                         "packed_meta_blocks" => options.packed = true,
+                        "mmp_update_interval" => options.mmp_interval = value.parse().unwrap(),
+                        "quotatype" => {
+                            let kinds = ["usrquota", "grpquota", "prjquota"];
+                            options.quotas = kinds.map(|kind| value.contains(kind));
+                        }
                         other => panic!("{other}"),
                     }
                 }
             }
             "-b" => options.block_bytes = Some(value.parse().unwrap()),
+            "-C" => options.cluster_bytes = Some(value.parse().unwrap()),
             "-I" => options.inode_bytes = value.parse().unwrap(),
             "-i" => options.inodes = Inodes::PerBytes(value.parse().unwrap()),
             "-N" => options.inodes = Inodes::Count(value.parse().unwrap()),
@@ -164,11 +171,20 @@ fn same_as_mke2fs(arguments: &str, size: u64) {
     }
 }
 
+/// What volumes say differently: how much was written, which host guards them, sums over that.
+const OWN: [&str; 6] = [
+    "Lifetime writes:",
+    "Checksum:",
+    "    mmp_update_",
+    "    mmp_node_name:",
+    "    mmp_device_name:",
+    "    checksum:",
+];
+
 /// What dumpe2fs says, without how much was written to make the volume, and the sum over that.
 fn dump(image: &Image) -> String {
     let shown = run("dumpe2fs", &[image.path()]).unwrap();
-    let is_own =
-        |line: &&str| !line.starts_with("Lifetime writes:") && !line.starts_with("Checksum:");
+    let is_own = |line: &&str| !OWN.iter().any(|own| line.starts_with(own));
     shown.lines().filter(is_own).map(|line| format!("{line}\n")).collect()
 }
 
@@ -179,6 +195,10 @@ fn bytes_of(image: &Image) -> Vec<u8> {
     for at in (0..bytes.len() - 1024).step_by(1024) {
         if bytes[at + 56..at + 58] == magic && bytes[at + 0x68..at + 0x78] == uuid(UUID) {
             bytes[at + 0x178..at + 0x180].fill(0);
+            bytes[at + 0x3FC..at + 0x400].fill(0);
+        }
+        if bytes[at..at + 4] == *b"PMM\0" {
+            bytes[at + 8..at + 112].fill(0);
             bytes[at + 0x3FC..at + 0x400].fill(0);
         }
     }
@@ -373,6 +393,13 @@ fn what_makes_no_sense_is_said_and_nothing_panics() {
         ("-t ext4 -J size=5", 8192),
         ("-t ext4 -E resize=1000", 8192),
         ("-t ext4", u64::MAX >> 20),
+        ("-t ext4 -C 16384", 65536),
+        ("-t ext4 -O bigalloc -C 3000", 65536),
+        ("-t ext4 -O bigalloc -b 4096 -C 2048", 65536),
+        ("-O bigalloc", 65536),
+        ("-t ext4 -O inline_data -I 128", 65536),
+        ("-t ext4 -O mmp -E mmp_update_interval=301", 65536),
+        ("-t ext4 -I 128 -E quotatype=prjquota", 65536),
     ] {
         let layout = Layout::new(&parse(arguments), size.saturating_mul(1024));
         assert!(layout.is_err(), "{arguments} {size}");
@@ -482,6 +509,9 @@ fn volumes_of_every_kind_are_changed_by_the_kernel() {
         "-t ext4 -b 1024 -O ^metadata_csum,uninit_bg",
         "-t ext4 -b 2048 -O meta_bg,^resize_inode,^has_journal",
         "-t ext4 -b 4096 -O sparse_super2,^flex_bg",
+        "-t ext4 -b 1024 -O bigalloc,inline_data,orphan_file",
+        "-t ext4 -b 4096 -O bigalloc,^has_journal,^flex_bg -C 16384",
+        "-t ext4 -b 2048 -O mmp,uninit_bg,^metadata_csum -E mmp_update_interval=1",
     ] {
         let mut made = Made::new();
         made.full(NodeId::ROOT, "there", 3 << 20);
@@ -596,6 +626,10 @@ fn any_size_is_laid_out_as_mke2fs_s() {
             1 => arguments += "-O ^resize_inode,^sparse_super ",
             2 if is_ext4 => arguments += "-O meta_bg,^resize_inode,orphan_file ",
             3 if is_ext4 => arguments += "-O sparse_super2,^metadata_csum,uninit_bg ",
+            4 if is_ext4 && random.below(2) == 0 => arguments += "-O mmp,quota ",
+            4 if is_ext4 => {
+                arguments += &format!("-O bigalloc,quota -b 4096 -C {} ", 4096 << random.below(6));
+            }
             _ => {}
         }
         if is_ext4 && random.below(3) == 0 {
@@ -627,16 +661,28 @@ fn no_options_and_no_size_make_a_panic() {
             flex_groups: random.below(40) as u32,
             resize_blocks: (random.below(3) == 0).then(|| wild(&mut random)),
             backups: random.below(4) as u32,
+            cluster_bytes: (random.below(9) == 0).then(|| 1 << random.below(32)),
             ..parse(
-                ["", "-t ext3", "-t ext4", "-t ext4 -O sparse_super2,meta_bg,^resize_inode"]
-                    [random.below(4) as usize],
+                [
+                    "",
+                    "-t ext3",
+                    "-t ext4",
+                    "-t ext4 -O sparse_super2,meta_bg,^resize_inode",
+                    "-t ext4 -O bigalloc,quota,mmp,inline_data",
+                ][random.below(5) as usize],
             )
         };
         let size = wild(&mut random);
         let Ok(layout) = Layout::new(&options, size) else { continue };
         let super_ = layout.superblock();
         assert!(super_.len_bytes() <= size && super_.free_blocks < super_.blocks);
-        assert!(super_.inodes >= 11 && super_.overhead() + super_.free_blocks == super_.blocks);
+        assert!(super_.inodes >= 11);
+        let all = super_.overhead() + super_.free_blocks;
+        assert!(if super_.cluster_blocks > 1 {
+            all <= super_.blocks
+        } else {
+            all == super_.blocks
+        });
         if super_.groups < 5000 {
             let mut tree = root();
             let _ = Plan::new(layout, &mut tree);

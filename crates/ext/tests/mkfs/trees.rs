@@ -46,7 +46,7 @@ impl Contents for InOrder {
 
 #[test]
 fn contents_in_their_order_make_the_same_volume() {
-    for arguments in ["-b 1024", "-t ext4 -b 4096"] {
+    for arguments in ["-b 1024", "-t ext4 -b 4096", "-t ext4 -b 1024 -O inline_data,bigalloc"] {
         let mut images = vec![];
         for in_order in [false, true] {
             let (mut tree, made) = split(made(8, 1024));
@@ -329,6 +329,19 @@ fn trees_on_ext4_with_little_of_it() {
 fn trees_on_ext4_with_descriptors_spread_and_tables_packed() {
     populate("-t ext4 -b 1024 -G 4 -O meta_bg,^resize_inode,^extra_isize", 9);
     populate("-t ext4 -b 4096 -E packed_meta_blocks -O ^has_journal", 10);
+}
+
+#[test]
+fn trees_in_clusters_and_counted_by_quotas() {
+    populate("-t ext4 -b 1024 -i 4096 -O bigalloc -C 4096", 11);
+    populate("-t ext4 -b 4096 -i 8192 -O bigalloc,quota,project", 12);
+    populate("-t ext3 -b 1024 -O quota", 13);
+}
+
+#[test]
+fn trees_inside_of_their_inodes() {
+    populate("-t ext4 -b 1024 -O inline_data,quota", 14);
+    populate("-t ext4 -b 4096 -I 1024 -i 8192 -O inline_data,bigalloc,mmp", 15);
 }
 
 #[test]

@@ -286,6 +286,11 @@ impl Transaction<'_> {
         Ok(self.volume.super_.group_start(crate::GroupNumber(group)).0)
     }
 
+    /// Nodes that the tree of a file may need if it gets extents at file block `at`.
+    pub(crate) fn nodes_needed(&self, inode: InodeNumber, at: u32) -> Result<u64> {
+        Ok(self.path_to(inode, at)?.needs())
+    }
+
     /// Sees to it that the nodes which a change of a leaf may need can be had.
     fn have_nodes(&self, path: &Path) -> Result<()> {
         let clusters = self.available_for_trees() / u64::from(self.cluster_blocks());

@@ -29,7 +29,10 @@ impl<'a> Cursor<'a> {
     pub(super) fn start(&mut self) {
         self.next = 0;
         self.left = self.space.free_in(0, self.layout.super_.blocks);
-        self.spare = if self.layout.options.extents() { self.space.ranges() } else { 0 };
+        self.spare = match self.layout.options.extents() {
+            true => self.space.ranges() * self.layout.ratio(),
+            false => 0,
+        };
     }
 
     /// Takes blocks out of turn.

@@ -72,13 +72,15 @@ impl Transaction<'_> {
                 if is_dir && from_dir != to_dir {
                     self.one_more_directory(&target)?;
                 }
-                self.need(place.needs() + of_whiteout, target.owner().0)?;
+                let needs = self.blocks_of_name(to_dir, &place)?;
+                self.need(needs + of_whiteout, target.owner().0)?;
                 self.begin(Operation::Move(Move { inode: moved, from: from_dir, to: to_dir }))?;
                 let Err(place) = self.seek(&*self.directory(to_dir)?, to)? else {
                     return Err(Error::Exists);
                 };
                 // A batch that was ended may have taken some of it.
-                self.need(place.needs() + of_whiteout, target.owner().0)?;
+                let needs = self.blocks_of_name(to_dir, &place)?;
+                self.need(needs + of_whiteout, target.owner().0)?;
                 let whiteout = self.take_whiteout(from_dir, whiteout)?;
                 self.put_in(to_dir, place, to, moved, node.kind)?;
                 self.finish_move((from_dir, from), to_dir, &node, whiteout)

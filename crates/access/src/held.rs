@@ -1,0 +1,91 @@
+//! A volume that a tool has to itself, also where other hosts can reach it (`mmp`).
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use draconis_device::Disk;
+use draconis_exchange::contract::Time;
+use draconis_ext::{Claim, Claiming};
+
+use crate::image::refused;
+
+/// A host signs every five minutes at the least often, and is waited for twice.
+const CLAIM_WAIT: Duration = Duration::from_secs(900);
+
+/// A volume that a tool has to itself: where other hosts can reach it (`mmp`), it is said to be in
+/// use until this is dropped.
+#[must_use]
+#[derive(Debug)]
+pub struct Held {
+    claim: Option<Claim>,
+    now: Time,
+}
+
+impl Held {
+    /// For what gives nothing back.
+    pub fn lent(&self) -> Option<Claim> {
+        self.claim.as_ref().map(Claim::lent)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(claim) = &self.claim
+            && let Err(error) = claim.release(self.now)
+        {
+            log::error!("other hosts still see the volume in use: {error}");
+        }
+    }
+}
+
+/// Does `work` with what claiming a volume needs, which may have to wait.
+fn claiming<T>(image: &Path, now: Time, work: impl FnOnce(&Claiming<'_>) -> T) -> T {
+    let wait = |time: Duration| {
+        let shown = image.display();
+        log::info!("{shown}: waits {} s for signs of other hosts (mmp)", time.as_secs());
+        std::thread::sleep(time);
+    };
+    work(&Claiming {
+        now,
+        chance: RandomState::new().build_hasher().finish() as u32,
+        node: "draconis",
+        wait: &wait,
+        most_wait: CLAIM_WAIT,
+    })
+}
+
+/// Claims a volume that is to be changed, where other hosts can reach it.
+///
+/// # Errors
+/// Another host uses it, or what the disk says.
+pub fn hold(image: &Path, disk: &Arc<dyn Disk>, now: Time) -> anyhow::Result<Held> {
+    let claim = claiming(image, now, |how| Claim::for_tool(disk, how));
+    let claim = claim.map_err(|error| refused(image, &**disk, error.into()))?;
+    Ok(Held { claim, now })
+}
+
+/// Puts in place what a volume that is to be changed as a whole has waiting, and claims it.
+///
+/// # Errors
+/// As [`hold`]; what waits cannot be put in place.
+pub fn settle(image: &Path, disk: &Arc<dyn Disk>, now: Time) -> anyhow::Result<Held> {
+    let settled = claiming(image, now, |how| draconis_ext::settle(disk, how));
+    let (was_pending, claim) = settled.map_err(|error| refused(image, &**disk, error.into()))?;
+    let held = Held { claim, now };
+    if was_pending {
+        let shown = image.display();
+        log::info!("{shown}: what its journal held, or an unfinished change, is in place now");
+    }
+    Ok(held)
+}
+
+/// Says that no host uses a volume, whatever a tool that was cut off left there.
+///
+/// # Errors
+/// What the disk says.
+pub fn clear(image: &Path, disk: &Arc<dyn Disk>, now: Time) -> anyhow::Result<()> {
+    claiming(image, now, |how| draconis_ext::clear_claim(disk, how))
+        .map_err(|error| refused(image, &**disk, error.into()))
+}

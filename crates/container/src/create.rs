@@ -1,0 +1,340 @@
+//! New disk images, whole. What is to be written is tried on a draft, which notes where; then each
+//! unit of the disk that holds something has its place in the file, tables follow, and what says that
+//! the file is an image comes last.
+//!
+//! ```text
+//!   file   | head | units of the disk, in their order .. | tables |
+//! ```
+//! Law 1: until [`NewImage::finish`] has returned the file is no image: its head is zeros.
+//! Law 2: the file reads as zeros before, and what is never written takes no room in it.
+//! Law 3: where units lie follows from which are drafted, not from the order in which they are written:
+//! the same disk makes the same file.
+//! Law 4: what was taken, settled and durable of the file is so of the disk inside.
+
+mod qcow2;
+mod vhdx;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use draconis_device::{
+    ChainBounds, Disk, Error as DiskError, Extent, Group, Pending, Properties, ReadAnswer, Refused,
+    Ticket, Urgency, Write,
+};
+use draconis_exchange::heap::Block;
+
+/// What is written of a file at its end.
+type Piece = (u64, Vec<u8>);
+
+/// How a new file holds a disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NewFormat {
+    /// QEMU's, of version 3.
+    Qcow2,
+    /// Hyper-V's, which grows with what is written.
+    Vhdx,
+}
+
+impl NewFormat {
+    const fn unit_bytes(self) -> u64 {
+        match self {
+            Self::Qcow2 => qcow2::CLUSTER_BYTES,
+            Self::Vhdx => vhdx::BLOCK_BYTES,
+        }
+    }
+
+    const fn first_bytes(self) -> u64 {
+        match self {
+            Self::Qcow2 => qcow2::CLUSTER_BYTES,
+            Self::Vhdx => vhdx::FIRST_BYTES,
+        }
+    }
+
+    /// The most that a file with a disk of `len_bytes` can have.
+    pub const fn most_bytes(self, len_bytes: u64) -> u64 {
+        let unit = self.unit_bytes();
+        let units = len_bytes.div_ceil(unit);
+        // Tables have eight bytes for each unit, and two, each rounded up.
+        let tables = units.saturating_mul(16).div_ceil(unit).saturating_add(16);
+        units.saturating_add(tables).saturating_mul(unit).saturating_add(self.first_bytes())
+    }
+
+    /// The longest disk that is made.
+    pub const fn longest_bytes(self) -> u64 {
+        match self {
+            Self::Qcow2 => qcow2::LONGEST_BYTES,
+            Self::Vhdx => vhdx::LONGEST_BYTES,
+        }
+    }
+}
+
+/// Where the units of the disk are.
+struct Places {
+    /// By the number of a unit that holds something.
+    units: BTreeMap<u64, u64>,
+    /// The first byte that nothing has.
+    end: u64,
+}
+
+/// A disk that keeps nothing of what is written but where that was.
+pub struct Draft {
+    format: NewFormat,
+    properties: Properties,
+    units: Mutex<BTreeSet<u64>>,
+    tickets: AtomicU64,
+}
+
+impl Draft {
+    /// A draft of an image of a disk of `len_bytes` in `file`.
+    pub fn new(file: &dyn Disk, format: NewFormat, len_bytes: u64) -> Self {
+        let properties = Properties { len_bytes, ..file.properties() };
+        Self { format, properties, units: Mutex::default(), tickets: AtomicU64::new(0) }
+    }
+}
+
+impl Disk for Draft {
+    fn properties(&self) -> Properties {
+        self.properties
+    }
+
+    fn read(&self, at: Extent, into: Block, _: Urgency) -> Pending<ReadAnswer> {
+        let error = DiskError::Short { extent: at, got_bytes: 0 };
+        Pending::ready(Err(Refused { goods: Some(into), error }))
+    }
+
+    fn submit_chain(
+        &self,
+        chain: Vec<Group>,
+        _: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        if let Err(error) = self.properties.check_chain(&chain) {
+            return Err(Refused { goods: Some(chain), error });
+        }
+        let unit = self.format.unit_bytes();
+        let mut units = self.units.lock().unwrap_or_else(PoisonError::into_inner);
+        for write in chain.iter().flat_map(|group| &group.writes) {
+            let end = write.at_bytes + write.block.len() as u64;
+            units.extend(write.at_bytes / unit..end.div_ceil(unit));
+        }
+        drop(units);
+        let count = chain.len() as u64;
+        let given = self.tickets.fetch_add(count, Ordering::Relaxed);
+        Ok((given + 1..=given + count).map(Ticket).collect())
+    }
+
+    fn settle(&self, _: Ticket) -> Result<(), DiskError> {
+        Ok(())
+    }
+
+    fn wait(&self, _: Ticket) -> Result<(), DiskError> {
+        Ok(())
+    }
+}
+
+/// A disk in an image that is being made.
+pub struct NewImage<'a> {
+    file: &'a dyn Disk,
+    format: NewFormat,
+    len_bytes: u64,
+    identity: [u8; 16],
+    places: Mutex<Places>,
+}
+
+impl<'a> NewImage<'a> {
+    /// Begins an image of the disk of `draft` in `file`, which reads as zeros and has at least
+    /// [`NewFormat::most_bytes`]. What formats want to be different in each image follows from
+    /// `identity`.
+    pub fn new(file: &'a dyn Disk, draft: &Draft, identity: [u8; 16]) -> Result<Self, DiskError> {
+        let (format, len_bytes) = (draft.format, draft.properties.len_bytes);
+        let needed = Extent::new(0, format.most_bytes(len_bytes));
+        if needed.len_bytes > file.properties().len_bytes || len_bytes > format.longest_bytes() {
+            return Err(DiskError::Short { extent: needed, got_bytes: 0 });
+        }
+        let drafted = draft.units.lock().unwrap_or_else(PoisonError::into_inner);
+        let places = (format.first_bytes()..).step_by(format.unit_bytes() as usize);
+        let units: BTreeMap<u64, u64> = drafted.iter().copied().zip(places).collect();
+        let end = format.first_bytes() + units.len() as u64 * format.unit_bytes();
+        let places = Mutex::new(Places { units, end });
+        Ok(Self { file, format, len_bytes, identity, places })
+    }
+
+    /// Writes the tables, and when these are durable the head; the bytes that the file needs.
+    ///
+    /// # Errors
+    /// What the disk of the file says.
+    pub fn finish(&self) -> Result<u64, DiskError> {
+        let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let (tables, head, end) = match self.format {
+            NewFormat::Qcow2 => qcow2::tables(&places, self.len_bytes),
+            NewFormat::Vhdx => vhdx::tables(&places, self.len_bytes, self.identity),
+        };
+        for pieces in [tables, head] {
+            let mut last = None;
+            for (at_bytes, bytes) in pieces {
+                let mut block = Block::private(bytes.len());
+                block.copy_in(0, &bytes);
+                let group = Group { writes: vec![Write { at_bytes, block }] };
+                let ticket = self.file.submit(group, &[]).map_err(|refused| refused.error)?;
+                last = Some(ticket);
+            }
+            if let Some(ticket) = last {
+                self.file.wait(ticket)?;
+            }
+        }
+        Ok(end)
+    }
+
+    /// The same write where its units are in the file.
+    fn placed(&self, places: &mut Places, write: Write) -> Vec<Write> {
+        let unit = self.format.unit_bytes();
+        let Write { at_bytes, block } = write;
+        let len = block.len() as u64;
+        let mut parts: Vec<(u64, u64, u64)> = vec![];
+        let mut done = 0;
+        while done < len {
+            let at = at_bytes + done;
+            let here = (unit - at % unit).min(len - done);
+            let Places { units, end } = &mut *places;
+            let place = units.entry(at / unit).or_insert_with(|| {
+                *end += unit;
+                *end - unit
+            });
+            let to = *place + at % unit;
+            match parts.last_mut() {
+                Some((start, _, count)) if *start + *count == to => *count += here,
+                _ => parts.push((to, done, here)),
+            }
+            done += here;
+        }
+        if let [(to, _, _)] = parts[..] {
+            return vec![Write { at_bytes: to, block }];
+        }
+        let part = |(to, from, count): (u64, u64, u64)| {
+            let mut bytes = vec![0; count as usize];
+            block.copy_out(from as usize, &mut bytes);
+            let mut piece = Block::private(bytes.len());
+            piece.copy_in(0, &bytes);
+            Write { at_bytes: to, block: piece }
+        };
+        parts.into_iter().map(part).collect()
+    }
+}
+
+impl Disk for NewImage<'_> {
+    fn properties(&self) -> Properties {
+        Properties { len_bytes: self.len_bytes, ..self.file.properties() }
+    }
+
+    fn chain_bounds(&self) -> ChainBounds {
+        self.file.chain_bounds()
+    }
+
+    /// Only for what was written with one write, or not at all.
+    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
+        let unit = self.format.unit_bytes();
+        let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_in_one = at.start_bytes % unit + at.len_bytes <= unit;
+        match places.units.get(&(at.start_bytes / unit)) {
+            Some(place) if is_in_one => {
+                let start = *place + at.start_bytes % unit;
+                self.file.read(Extent::new(start, at.len_bytes), into, urgency)
+            }
+            _ => {
+                let error = DiskError::Short { extent: at, got_bytes: 0 };
+                Pending::ready(Err(Refused { goods: Some(into), error }))
+            }
+        }
+    }
+
+    fn submit_chain(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        if let Err(error) = self.properties().check_chain(&chain) {
+            return Err(Refused { goods: Some(chain), error });
+        }
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = |group: Group| Group {
+            writes: group.writes.into_iter().flat_map(|it| self.placed(&mut places, it)).collect(),
+        };
+        let chain = chain.into_iter().map(place).collect();
+        drop(places);
+        self.file.submit_chain(chain, after)
+    }
+
+    fn settle(&self, ticket: Ticket) -> Result<(), DiskError> {
+        self.file.settle(ticket)
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<(), DiskError> {
+        self.file.wait(ticket)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use draconis_device::MemoryDisk;
+
+    use super::*;
+
+    const LEN: u64 = 40 << 20;
+    /// Where something is written, and how much: parts of units, and several at once.
+    const WRITES: [(u64, usize); 5] =
+        [(LEN - 4096, 4096), (1024, 512), (3 << 20, 300 << 10), (9 << 20, 2 << 20), (0, 1024)];
+
+    fn write(disk: &dyn Disk) {
+        for (nth, (at_bytes, len)) in WRITES.into_iter().enumerate() {
+            let mut block = Block::private(len);
+            block.copy_in(0, &vec![nth as u8 + 1; len]);
+            let group = Group { writes: vec![Write { at_bytes, block }] };
+            let ticket = disk.submit(group, &[]).unwrap();
+            disk.wait(ticket).unwrap();
+        }
+    }
+
+    fn bytes(disk: &dyn Disk, at: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        let block = disk.read_now(Extent::new(at, len as u64), Block::private(len)).unwrap();
+        block.copy_out(0, &mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn what_was_written_is_read_and_there_is_no_image_before_the_end() {
+        for format in [NewFormat::Qcow2, NewFormat::Vhdx] {
+            let file = Arc::new(MemoryDisk::new(vec![0; format.most_bytes(LEN) as usize], 512));
+            let draft = Draft::new(&*file, format, LEN);
+            write(&draft);
+            let image = NewImage::new(&*file, &draft, [7; 16]).unwrap();
+            write(&image);
+            assert_eq!(crate::open(file.clone(), &[]).unwrap().format, None);
+            let end = image.finish().unwrap();
+            assert!(end <= format.most_bytes(LEN) && end < 20 << 20, "{end}");
+            drop(image);
+            let opened = crate::open(file, &[]).unwrap();
+            assert!(opened.format.is_some());
+            assert_eq!(opened.disk.properties().len_bytes, LEN);
+            let mut expected = vec![0; LEN as usize];
+            for (nth, (at, len)) in WRITES.into_iter().enumerate() {
+                expected[at as usize..at as usize + len].fill(nth as u8 + 1);
+            }
+            for at in (0..LEN).step_by(1 << 20) {
+                let found = bytes(&*opened.disk, at, 1 << 20);
+                assert!(found == expected[at as usize..at as usize + (1 << 20)], "{format:?} {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_no_image_holds_is_refused() {
+        let file = MemoryDisk::new(vec![0; 1 << 20], 512);
+        for format in [NewFormat::Qcow2, NewFormat::Vhdx] {
+            let draft = Draft::new(&file, format, LEN);
+            assert!(NewImage::new(&file, &draft, [0; 16]).is_err());
+        }
+    }
+}

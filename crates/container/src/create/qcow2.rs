@@ -1,0 +1,89 @@
+//! The tables of a new qcow2 image, after `docs/interop/qcow2.rst` of QEMU.
+//!
+//! ```text
+//!   | head | clusters of the disk .. | second tables .. | first table | counts .. | table of counts |
+//! ```
+
+use super::{Piece, Places};
+
+pub(super) const CLUSTER_BYTES: u64 = 64 << 10;
+/// As QEMU's first tables have at most 32 MiB.
+pub(super) const LONGEST_BYTES: u64 = (4 << 20) * ENTRIES * CLUSTER_BYTES;
+
+const CLUSTER_BITS: u32 = 16;
+/// Entries of a table that has a cluster.
+const ENTRIES: u64 = CLUSTER_BYTES / 8;
+/// Counts of 16 bits that a cluster has.
+const COUNTS: u64 = CLUSTER_BYTES / 2;
+const COUNTS_BITS_LOG: u32 = 4;
+const HEAD_BYTES: u32 = 104;
+/// Nothing else has this cluster.
+const COPIED: u64 = 1 << 63;
+
+/// The tables, the head, and where the file ends.
+pub(super) fn tables(places: &Places, len_bytes: u64) -> (Vec<Piece>, Vec<Piece>, u64) {
+    let mut pieces: Vec<Piece> = vec![];
+    let mut end = places.end;
+    let mut first: Vec<u64> = vec![];
+    let tables = len_bytes.div_ceil(CLUSTER_BYTES).div_ceil(ENTRIES);
+    for from in (0..tables).map(|nth| nth * ENTRIES) {
+        let units = from..from + ENTRIES;
+        if places.units.range(units.clone()).next().is_none() {
+            first.push(0);
+            continue;
+        }
+        let entry = |nth: u64| places.units.get(&nth).map_or(0, |place| place | COPIED);
+        first.push(end | COPIED);
+        pieces.push((end, clusters(units.map(entry))));
+        end += CLUSTER_BYTES;
+    }
+    let first_at = end;
+    let entries = first.len() as u64;
+    let bytes = clusters(first.into_iter());
+    end += bytes.len() as u64;
+    pieces.push((first_at, bytes));
+
+    // Counts of all clusters, those of the counts among them.
+    let counts_at = end;
+    let (mut blocks, mut of_table) = (1, 1);
+    loop {
+        let all = counts_at / CLUSTER_BYTES + blocks + of_table;
+        let needed = (all.div_ceil(COUNTS), all.div_ceil(COUNTS).div_ceil(ENTRIES));
+        if needed == (blocks, of_table) {
+            break;
+        }
+        // Neither becomes less: there are only more clusters to count.
+        (blocks, of_table) = (needed.0.max(blocks), needed.1.max(of_table));
+    }
+    let table_at = counts_at + blocks * CLUSTER_BYTES;
+    end = table_at + of_table * CLUSTER_BYTES;
+    let mut counts: Vec<u8> = (0..end / CLUSTER_BYTES).flat_map(|_| 1u16.to_be_bytes()).collect();
+    counts.resize((blocks * CLUSTER_BYTES) as usize, 0);
+    pieces.push((counts_at, counts));
+    let of_blocks = (0..blocks).map(|nth| counts_at + nth * CLUSTER_BYTES);
+    let mut bytes = clusters(of_blocks);
+    bytes.resize((of_table * CLUSTER_BYTES) as usize, 0);
+    pieces.push((table_at, bytes));
+
+    let mut head = vec![];
+    let mut word = |value: u32| head.extend(value.to_be_bytes());
+    let long = |value: u64| [(value >> 32) as u32, value as u32];
+    let fields = [[0x5146_49FB, 3], [0, 0], [0, CLUSTER_BITS], long(len_bytes)];
+    fields.into_iter().flatten().for_each(&mut word);
+    // Not encrypted.
+    [0, entries as u32].into_iter().for_each(&mut word);
+    [long(first_at), long(table_at)].into_iter().flatten().for_each(&mut word);
+    // No snapshots, no features.
+    [of_table as u32, 0, 0, 0].into_iter().for_each(&mut word);
+    [0; 6].into_iter().for_each(&mut word);
+    [COUNTS_BITS_LOG, HEAD_BYTES].into_iter().for_each(&mut word);
+    head.resize(CLUSTER_BYTES as usize, 0);
+    (pieces, vec![(0, head)], end)
+}
+
+/// Entries of a table, as whole clusters.
+fn clusters(entries: impl Iterator<Item = u64>) -> Vec<u8> {
+    let mut bytes: Vec<u8> = entries.flat_map(u64::to_be_bytes).collect();
+    bytes.resize((bytes.len() as u64).next_multiple_of(CLUSTER_BYTES) as usize, 0);
+    bytes
+}

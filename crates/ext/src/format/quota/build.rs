@@ -1,0 +1,101 @@
+//! A whole file of quotas, of what owners have.
+
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "counts blocks of a file that is in memory, and levels of a tree"
+)]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use zerocopy::FromBytes;
+
+use super::{
+    BLOCK_BYTES, ENTRIES, Kind, LEVELS, ROOT, RawEntries, RawHeader, Usage, VERSION, reference,
+    set_reference,
+};
+use crate::units::{index, narrow};
+
+/// How long one may have more than the soft limit: a week, as Linux has it.
+const GRACE_SECONDS: u32 = 7 * 24 * 60 * 60;
+
+/// Bytes of a file with entries of these ids, and of nobody else.
+pub(crate) fn file_bytes(ids: &BTreeSet<u32>) -> u64 {
+    let nodes = |level: u32| {
+        let above: BTreeSet<u32> = ids.iter().map(|id| id >> (8 * (LEVELS - level))).collect();
+        above.len() as u64
+    };
+    let entries = (ids.len() as u64).div_ceil(ENTRIES as u64);
+    (2 + (1..LEVELS).map(nodes).sum::<u64>() + entries) * u64::from(BLOCK_BYTES)
+}
+
+/// A whole file of what these have; nobody has a limit.
+pub(crate) fn build(kind: Kind, all: &BTreeMap<u32, Usage>) -> Vec<u8> {
+    let block = index(BLOCK_BYTES.into());
+    // The header and the root.
+    let mut bytes = vec![0; 2 * block];
+    let mut room = 0;
+    for (id, usage) in all {
+        let mut node = ROOT;
+        for level in 0..LEVELS {
+            let is_last = level + 1 == LEVELS;
+            let next = narrow((bytes.len() / block) as u64);
+            let Some(there) = bytes.chunks_exact_mut(block).nth(index(node.into())) else { break };
+            let below = match reference(there, *id, level) {
+                0 if is_last && room != 0 => room,
+                0 => next,
+                there => there,
+            };
+            set_reference(there, *id, level, below);
+            if below == next {
+                bytes.resize(bytes.len() + block, 0);
+            }
+            node = below;
+        }
+        let entries = bytes.chunks_exact_mut(block).nth(index(node.into()));
+        if let Some(Ok(entries)) = entries.map(RawEntries::view_mut) {
+            room = if entries.add(*id, *usage) { node } else { 0 };
+        }
+    }
+    let blocks = narrow((bytes.len() / block) as u64);
+    if let Ok((raw, _)) = RawHeader::mut_from_prefix(&mut bytes) {
+        raw.dqh_magic.set(kind.magic());
+        raw.dqh_version.set(VERSION);
+        raw.dqi_bgrace.set(GRACE_SECONDS);
+        raw.dqi_igrace.set(GRACE_SECONDS);
+        raw.dqi_blocks.set(blocks);
+        raw.dqi_free_entry.set(room);
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Header;
+    use super::*;
+
+    #[test]
+    fn a_file_is_built_as_long_as_was_counted_and_has_everyone() {
+        let sparse = (0..40).map(|nth: u32| nth.wrapping_mul(0x0103_0507));
+        let sets: [Vec<u32>; 4] =
+            [vec![0], (0..600).collect(), vec![0, 255, 256, 65_536, u32::MAX], sparse.collect()];
+        for ids in sets {
+            let of = |id: u32| Usage { inodes: 1, bytes: i64::from(id) };
+            let all: BTreeMap<u32, Usage> = ids.iter().map(|id| (*id, of(*id))).collect();
+            let bytes = build(Kind::Group, &all);
+            assert_eq!(bytes.len() as u64, file_bytes(&all.keys().copied().collect()));
+            let header = Header::check(&bytes, Kind::Group, bytes.len() as u64).unwrap();
+            let block = |nth: u32| bytes.chunks_exact(1024).nth(nth as usize).unwrap();
+            for id in ids {
+                let node = (0..LEVELS).fold(ROOT, |node, level| {
+                    header.leads_to(reference(block(node), id, level)).unwrap().unwrap()
+                });
+                let entries = RawEntries::view(block(node)).unwrap();
+                let entry = &entries.entries[entries.find(id).unwrap()];
+                assert_eq!((entry.dqb_curinodes.get(), entry.dqb_curspace.get()), (1, id.into()));
+            }
+            let has_room = header.room != 0
+                && RawEntries::view(block(header.room)).unwrap().has_room().unwrap();
+            assert_eq!(has_room, !all.len().is_multiple_of(ENTRIES));
+        }
+    }
+}

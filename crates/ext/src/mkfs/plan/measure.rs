@@ -1,0 +1,270 @@
+//! What a tree needs before anything is placed: blocks, inodes, and which contents have room in
+//! their inodes.
+
+use std::collections::{BTreeSet, HashMap};
+
+use super::super::layout::Layout;
+use super::super::tree::{NodeId, Tree, What};
+use super::super::{Error, Result, inside};
+use super::pieces::clusters;
+use super::{MOST_SHARERS, Placed, data_runs, directory_of, style};
+use crate::dir::build::Style;
+use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
+use crate::format::quota::{self, Kind as Quota};
+use crate::format::xattr::{NewAttribute, block_room, body_room};
+use crate::units::{index, narrow};
+
+/// Names that one inode can have.
+const MOST_LINKS: u32 = 65_000;
+
+/// What a tree needs before anything is placed.
+#[derive(Clone)]
+pub(super) struct Needs {
+    pub(super) placed: Vec<Placed>,
+    pub(super) blocks: u64,
+    /// Of files that are not in the tree.
+    pub(super) inodes: u32,
+    /// Bytes of files that are made of what is in the tree.
+    pub(super) quotas: Vec<(Quota, u64)>,
+}
+
+impl Needs {
+    /// Blocks of files that no name leads to.
+    pub(super) fn hidden_blocks(&self, layout: &Layout) -> u64 {
+        let quotas =
+            self.quotas.iter().map(|(_, bytes)| layout.file_blocks(layout.blocks_of(*bytes)));
+        layout.hidden_blocks().saturating_add(quotas.sum())
+    }
+}
+
+/// Walks the tree and counts what it needs.
+pub(super) fn measure(layout: &Layout, tree: &Tree) -> Result<Needs> {
+    let mut walk = Measure {
+        layout,
+        tree,
+        style: style(layout),
+        lost_found: tree.lookup(NodeId::ROOT, b"lost+found"),
+        needs: Needs { placed: vec![], blocks: 0, inodes: 0, quotas: vec![] },
+        seen: vec![None; tree.len()],
+        shared: HashMap::new(),
+        owners: Default::default(),
+    };
+    walk.add(NodeId::ROOT, NodeId::ROOT, 2)?;
+    if let Some(id) = walk.lost_found {
+        walk.add(id, NodeId::ROOT, 2)?;
+    }
+    if layout.options.compatible.contains(Compatible::ORPHAN_FILE) {
+        walk.needs.inodes += 1;
+    }
+    let mut stack = vec![(NodeId::ROOT, NodeId::ROOT)];
+    while let Some((dir, parent)) = stack.pop() {
+        let below = walk.directory(dir, parent)?;
+        stack.extend(below.into_iter().rev().map(|id| (id, dir)));
+    }
+    let [users, groups] = &walk.owners;
+    let projects = BTreeSet::from([0]);
+    for kind in layout.options.quota_kinds() {
+        let ids = match kind {
+            Quota::User => users,
+            Quota::Group => groups,
+            Quota::Project => &projects,
+        };
+        walk.needs.quotas.push((kind, quota::file_bytes(ids)));
+        walk.needs.inodes += u32::from(kind == Quota::Project);
+    }
+    Ok(walk.needs)
+}
+
+struct Measure<'a> {
+    layout: &'a Layout,
+    tree: &'a Tree,
+    style: Style,
+    lost_found: Option<NodeId>,
+    needs: Needs,
+    /// By the number of a node, where among the placed it is.
+    seen: Vec<Option<usize>>,
+    /// Attributes in blocks of their own, and how many inodes have them.
+    shared: HashMap<&'a [NewAttribute], u32>,
+    /// Users and groups that have something.
+    owners: [BTreeSet<u32>; 2],
+}
+
+impl<'a> Measure<'a> {
+    /// Counts a directory with all that is in it but directories, which are returned.
+    fn directory(&mut self, dir: NodeId, parent: NodeId) -> Result<Vec<NodeId>> {
+        if self.seen(dir).is_none() {
+            self.add(dir, parent, 2)?;
+        }
+        let mut below = vec![];
+        let tree = self.tree;
+        for (_, id) in tree.names(dir) {
+            if matches!(tree.node(id).what, What::Directory) {
+                below.push(id);
+            } else if self.seen(id).is_some() {
+                self.more_links(id, 1)?;
+            } else {
+                self.add(id, dir, 1)?;
+            }
+        }
+        self.more_links(dir, below.len())?;
+        Ok(below)
+    }
+
+    fn seen(&self, id: NodeId) -> Option<usize> {
+        self.seen.get(index(id.0.into())).copied().flatten()
+    }
+
+    fn more_links(&mut self, id: NodeId, more: usize) -> Result<()> {
+        let Some(placed) = self.seen(id).and_then(|nth| self.needs.placed.get_mut(nth)) else {
+            return Ok(());
+        };
+        placed.links = placed.links.saturating_add(narrow(more as u64));
+        let countless = self.layout.options.read_only_compatible;
+        let is_countless = matches!(self.tree.node(id).what, What::Directory)
+            && countless.contains(ReadOnlyCompatible::DIR_NLINK);
+        match placed.links > MOST_LINKS && !is_countless {
+            true => Err(unfit(self.tree, id, "65000 links to a file or directory are possible")),
+            false => Ok(()),
+        }
+    }
+
+    fn add(&mut self, id: NodeId, parent: NodeId, links: u32) -> Result<()> {
+        if let Some(seen) = self.seen.get_mut(index(id.0.into())) {
+            *seen = Some(self.needs.placed.len());
+        }
+        let node = self.tree.node(id);
+        let [users, groups] = &mut self.owners;
+        users.insert(node.uid);
+        groups.insert(node.gid);
+        let in_body = self.attributes(id)?;
+        let (data, blocks) = self.contents(id)?;
+        let is_inside = self.is_inside(id, in_body);
+        let (data, blocks) = if is_inside { (0, 0) } else { (data, blocks) };
+        self.needs.blocks += blocks;
+        self.needs.placed.push(Placed {
+            node: id.0,
+            parent: parent.0,
+            links,
+            data,
+            blocks,
+            in_body,
+            is_inside,
+            ..Placed::default()
+        });
+        Ok(())
+    }
+
+    /// Counts the block that attributes beyond the inode's room need; how many it has room for.
+    fn attributes(&mut self, id: NodeId) -> Result<u32> {
+        let tree = self.tree;
+        let all = &tree.node(id).attributes[..];
+        if all.is_empty() {
+            return Ok(0);
+        }
+        if !self.layout.options.compatible.contains(Compatible::EXT_ATTR) {
+            return Err(unfit(tree, id, "extended attributes need the feature ext_attr (-O)"));
+        }
+        let fits = |list: &[NewAttribute], room: usize| {
+            list.iter().map(NewAttribute::room_bytes).fold(0, usize::saturating_add) <= room
+        };
+        let body = body_room(self.layout.super_.inode_bytes);
+        let mut in_body = all.len();
+        while !all.get(..in_body).is_some_and(|list| fits(list, body)) {
+            in_body -= 1;
+        }
+        let rest = all.get(in_body..).unwrap_or_default();
+        if !fits(rest, block_room(self.layout.super_.block_bytes)) {
+            return Err(unfit(tree, id, "its extended attributes do not fit in one block"));
+        }
+        if !rest.is_empty() {
+            let owners = self.shared.entry(rest).or_insert(0);
+            self.needs.blocks +=
+                u64::from(owners.is_multiple_of(MOST_SHARERS)) * self.layout.ratio();
+            *owners += 1;
+        }
+        Ok(narrow(in_body as u64))
+    }
+
+    /// Blocks for what a node holds, and with those of its map.
+    fn contents(&self, id: NodeId) -> Result<(u64, u64)> {
+        let what = &self.tree.node(id).what;
+        let block_bytes = self.layout.super_.block_bytes;
+        let runs = match what {
+            What::Directory => vec![(0, self.directory_blocks(id))],
+            What::Symlink(target) if target.is_empty() => {
+                return Err(unfit(self.tree, id, "a symbolic link without a target"));
+            }
+            What::Symlink(target) if target.len() >= self.layout.block_len() => {
+                return Err(unfit(self.tree, id, "the target is longer than a block"));
+            }
+            What::File { size_bytes, .. } if *size_bytes > self.most_bytes() => {
+                return Err(unfit(self.tree, id, "too long for blocks of this size (-b)"));
+            }
+            what => data_runs(what, block_bytes),
+        };
+        let data: u64 = runs.iter().map(|run| u64::from(run.1)).sum();
+        let ratio = self.layout.ratio();
+        let owned = clusters(&runs, ratio).iter().map(|run| run.1 * ratio).sum::<u64>();
+        let blocks = owned + self.layout.map_blocks(&runs) * ratio;
+        let huge = self.layout.options.read_only_compatible.contains(ReadOnlyCompatible::HUGE_FILE);
+        let bits = if huge { 48 } else { 32 };
+        // `i_blocks` counts sectors; one block may come for attributes.
+        if (blocks + ratio) * u64::from(block_bytes / 512) >= 1 << bits {
+            let what = "more data than an inode can count; the feature huge_file helps (-O)";
+            return Err(unfit(self.tree, id, what));
+        }
+        Ok((data, blocks))
+    }
+
+    /// Whether the contents of a node are in its inode, with all its attributes.
+    fn is_inside(&self, id: NodeId, in_body: u32) -> bool {
+        let node = self.tree.node(id);
+        let has_feature = self.layout.options.incompatible.contains(Incompatible::INLINE_DATA);
+        let are_attributes_inside = in_body == narrow(node.attributes.len() as u64);
+        if !has_feature || !are_attributes_inside {
+            return false;
+        }
+        let len = match &node.what {
+            // These two e2fsck and others expect in blocks.
+            What::Directory if id == NodeId::ROOT || Some(id) == self.lost_found => return false,
+            What::Directory => {
+                let names = self.tree.names(id).map(|(name, _)| name.len());
+                inside::directory_bytes(names)
+            }
+            What::File { size_bytes, .. } => *size_bytes,
+            // Linux makes no targets there, and e2fsck does not count them in quotas.
+            _ => return false,
+        };
+        let taken = node.attributes.iter().map(NewAttribute::room_bytes).sum();
+        let room = body_room(self.layout.super_.inode_bytes).saturating_sub(taken);
+        inside::room_bytes(len) <= room as u64
+    }
+
+    /// How long a file can be.
+    fn most_bytes(&self) -> u64 {
+        let block_bytes = self.layout.super_.block_bytes;
+        // The last number of a block of a file is kept for the end.
+        let numbers = (u64::from(block_bytes) << 32) - u64::from(block_bytes);
+        match self.layout.options.extents() {
+            true => numbers,
+            false => {
+                let reach = crate::map::pointers::reach_blocks(block_bytes);
+                (reach * u64::from(block_bytes)).min(numbers + u64::from(block_bytes) - 1)
+            }
+        }
+    }
+
+    fn directory_blocks(&self, id: NodeId) -> u32 {
+        let built = directory_of(self.tree, id, (0, 0), &[], self.style);
+        let blocks = built.bytes.len() / self.layout.block_len().max(1);
+        let least = match Some(id) == self.lost_found && !built.indexed {
+            true => self.layout.lost_found_blocks(),
+            false => 1,
+        };
+        narrow((blocks as u64).max(least))
+    }
+}
+
+fn unfit(tree: &Tree, id: NodeId, what: &str) -> Error {
+    Error::Tree { path: tree.path(id), what: what.to_owned() }
+}

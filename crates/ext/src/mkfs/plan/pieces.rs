@@ -1,0 +1,116 @@
+//! Runs of files in clusters: a block of a file lies in its cluster where it would lie in one of
+//! the file.
+//!
+//! ```text
+//!   file      | . . d d | d . . . |    (4 blocks of a cluster)
+//!   touched   |    0    |    1    |
+//!   taken     |   96    |   104   | ─▶ d d at 98, d at 104
+//! ```
+
+use super::Blocks;
+
+/// The clusters of a file that its runs lie in: the first, and how many; rising.
+pub(super) fn clusters(runs: &[(u32, u32)], ratio: u64) -> Vec<Blocks> {
+    let mut all: Vec<Blocks> = vec![];
+    for (from, blocks) in runs.iter().filter(|run| run.1 > 0) {
+        let (from, end) = (u64::from(*from), u64::from(*from) + u64::from(*blocks));
+        let (first, end) = (from / ratio, end.div_ceil(ratio));
+        match all.last_mut() {
+            Some(last) if last.0 + last.1 >= first => last.1 = end - last.0,
+            _ => all.push((first, end - first)),
+        }
+    }
+    all
+}
+
+/// Where the blocks of the runs are, whose clusters are `touched` and lie in `taken`.
+pub(super) fn within(
+    runs: &[(u32, u32)],
+    touched: &[Blocks],
+    taken: &[Blocks],
+    ratio: u64,
+) -> Option<Vec<Blocks>> {
+    // By the block of the file at which it begins: a stretch of whole clusters.
+    let mut stretches: Vec<(u64, Blocks)> = vec![];
+    let mut taken = taken.iter().copied();
+    let mut place = (0, 0);
+    for (first, count) in touched {
+        let (mut at, mut blocks) = (first * ratio, count * ratio);
+        while blocks > 0 {
+            if place.1 == 0 {
+                place = taken.next()?;
+                continue;
+            }
+            let here = blocks.min(place.1);
+            stretches.push((at, (place.0, here)));
+            place = (place.0 + here, place.1 - here);
+            (at, blocks) = (at + here, blocks - here);
+        }
+    }
+    let mut found = vec![];
+    let mut nth = 0;
+    for (from, blocks) in runs {
+        let (mut from, end) = (u64::from(*from), u64::from(*from) + u64::from(*blocks));
+        while from < end {
+            let (at, (start, count)) = *stretches.get(nth)?;
+            if from >= at + count {
+                nth += 1;
+                continue;
+            }
+            let here = (at + count).min(end) - from;
+            found.push((start + from.checked_sub(at)?, here));
+            from += here;
+        }
+    }
+    Some(found)
+}
+
+/// The first block of each cluster.
+pub(super) fn firsts(taken: &[Blocks], ratio: u64) -> impl Iterator<Item = Blocks> {
+    let starts = taken.iter().flat_map(move |(start, count)| {
+        (0..count / ratio).map(move |nth| (start + nth * ratio, 1))
+    });
+    // Neighbours are one run where a block is a cluster.
+    let merges = ratio == 1;
+    let whole = taken.iter().copied().filter(move |_| merges);
+    whole.chain(starts.filter(move |_| !merges))
+}
+
+/// The first `blocks` of some.
+pub(super) fn cut(places: Vec<Blocks>, mut blocks: u64) -> Vec<Blocks> {
+    let mut kept = vec![];
+    for (start, count) in places {
+        let here = count.min(blocks);
+        if here > 0 {
+            kept.push((start, here));
+        }
+        blocks -= here;
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_lie_in_clusters_as_in_the_file() {
+        let runs = [(2, 3), (5, 1), (17, 2), (30, 4)];
+        let touched = clusters(&runs, 4);
+        assert_eq!(touched, [(0, 2), (4, 1), (7, 2)]);
+        let taken = [(96, 4), (104, 4), (200, 12)];
+        let found = within(&runs, &touched, &taken, 4).unwrap();
+        let expected = [(98, 2), (104, 1), (105, 1), (201, 2), (206, 4)];
+        assert_eq!(found, expected);
+        assert_eq!(within(&runs, &touched, &taken[..2], 4), None);
+        assert!(clusters(&[], 4).is_empty());
+    }
+
+    #[test]
+    fn nodes_have_clusters_of_their_own() {
+        let firsts = |taken: &[Blocks], ratio| super::firsts(taken, ratio).collect::<Vec<_>>();
+        assert_eq!(firsts(&[(8, 8), (32, 4)], 4), [(8, 1), (12, 1), (32, 1)]);
+        assert_eq!(firsts(&[(8, 8)], 1), [(8, 8)]);
+        assert_eq!(cut(vec![(8, 8), (32, 4), (64, 4)], 10), [(8, 8), (32, 2)]);
+    }
+}

@@ -1,0 +1,139 @@
+//! Volumes with clusters, filled by us and by the kernel: as much fits.
+
+mod common;
+
+use std::fs;
+use std::sync::Arc;
+
+use common::storm::writing;
+use common::{Image, run};
+use draconis_device::{FileDisk, FileOptions};
+use draconis_exchange::contract::Kind;
+use draconis_ext::{NewNode, Options, Volume};
+
+const FILE: NewNode<'static> =
+    NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+
+/// The same directories each time.
+fn with_seed<'a>(arguments: &[&'a str]) -> Vec<&'a str> {
+    let mut all = arguments.to_vec();
+    all.extend(["-E", "hash_seed=01234567-89ab-cdef-0123-456789abcdef"]);
+    all
+}
+
+fn name_of(nth: u64) -> String {
+    format!("{nth}{}", "n".repeat(150))
+}
+
+/// Of two sizes, the second is that of all but the first file.
+fn size_of(sizes: &[usize], nth: u64) -> usize {
+    match sizes {
+        [first, rest] => *(if nth == 0 { first } else { rest }),
+        sizes => sizes[nth as usize % sizes.len()],
+    }
+}
+
+/// What fitted: files, their bytes, and free blocks then.
+type Fitted = (u64, u64, u64);
+
+fn by_us(image: &Image, sizes: &[usize], step: usize) -> Fitted {
+    let file = fs::OpenOptions::new().read(true).write(true).open(&image.path).unwrap();
+    let options = FileOptions { write: true, direct: false, uring: false };
+    let disk = Arc::new(FileDisk::from_fd(file.into(), options).unwrap());
+    let volume = Volume::open_for_writing(disk, Options::default(), writing()).unwrap();
+    let (mut files, mut bytes) = (0, 0);
+    'full: loop {
+        let name = name_of(files);
+        let Ok(node) = volume.create(volume.root(), name.as_bytes(), &FILE) else { break };
+        let size = size_of(sizes, files);
+        files += 1;
+        let mut at = 0;
+        while at < size {
+            let len = step.min(size - at);
+            match volume.write(node, at as u64, &vec![7; len]) {
+                Ok(written) if written == len => {}
+                other => {
+                    bytes += other.unwrap_or(0) as u64;
+                    match sizes {
+                        // The rest is filled with names.
+                        [_, 0] => break,
+                        _ => break 'full,
+                    }
+                }
+            }
+            (at, bytes) = (at + len, bytes + len as u64);
+        }
+    }
+    volume.sync().unwrap();
+    let free = volume.space().free_blocks;
+    volume.close().unwrap();
+    (files, bytes, free)
+}
+
+fn by_the_kernel(image: &Image, sizes: &[usize], step: usize) -> Option<Fitted> {
+    use std::io::Write;
+    let mount = image.mount_writable()?;
+    let (mut files, mut bytes) = (0, 0);
+    'full: loop {
+        let Ok(mut file) = fs::File::create(mount.path().join(name_of(files))) else {
+            break;
+        };
+        let size = size_of(sizes, files);
+        files += 1;
+        let mut at = 0;
+        while at < size {
+            let len = step.min(size - at);
+            match file.write(&vec![7; len]) {
+                Ok(written) if written == len => {}
+                other => {
+                    bytes += other.unwrap_or(0) as u64;
+                    match sizes {
+                        // The rest is filled with names.
+                        [_, 0] => break,
+                        _ => break 'full,
+                    }
+                }
+            }
+            (at, bytes) = (at + len, bytes + len as u64);
+        }
+    }
+    rustix::fs::sync();
+    let free = rustix::fs::statvfs(mount.path()).unwrap().f_bfree;
+    Some((files, bytes, free))
+}
+
+#[test]
+fn as_much_fits_as_with_the_kernel() {
+    for arguments in [
+        &["-t", "ext4", "-b", "1024", "-C", "16384", "-N", "3000", "-O", "bigalloc"][..],
+        &["-t", "ext4", "-b", "4096", "-C", "16384", "-N", "3000", "-O", "bigalloc"],
+        &["-t", "ext4", "-b", "1024", "-C", "16384", "-N", "3000", "-O", "bigalloc,^has_journal"],
+    ] {
+        for (sizes, step) in [
+            (&[100usize][..], 100),
+            (&[20_000], 20_000),
+            (&[100, 5000, 40_000, 17_000, 0], 1000),
+            (&[1 << 30], 1000),
+            (&[1 << 30], 1 << 20),
+            (&[19 << 20, 0], 1000),
+        ] {
+            let Some(image) = Image::make(None, "20M", &with_seed(arguments)) else { return };
+            let copy = Image::of(&fs::read(&image.path).unwrap());
+            let ours = by_us(&copy, sizes, step);
+            assert!(run("e2fsck", &["-fn", copy.path()]).is_some());
+            let Some(theirs) = by_the_kernel(&image, sizes, step) else { return };
+            let what = format!("{arguments:?} {sizes:?} {step}: {ours:?} {theirs:?}");
+            eprintln!("{what}");
+            // The kernel does not take a part of a large write, and its names use the last block of
+            // the directory's cluster. Where that grows one of both has a cluster more for files.
+            let one = (step as u64).max(2 * 16_384);
+            assert!(ours.1 + one >= theirs.1, "{what}");
+            assert!(ours.2 <= theirs.2 + 16, "{what}");
+            if sizes.last() == Some(&0) && sizes.len() == 2 {
+                assert!(ours.0 * 2 >= theirs.0, "{what}");
+            } else {
+                assert!(ours.0.abs_diff(theirs.0) <= 2, "{what}");
+            }
+        }
+    }
+}
