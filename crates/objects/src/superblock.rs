@@ -22,8 +22,9 @@ use crate::{Error, LayoutKind, Profile, Result};
 const MAGIC: u64 = u64::from_le_bytes(*b"DracoObj");
 /// 2: tables of frames tell what differs from line to line. 3: so do leaves and runs, and the
 /// log layout has a stream for them. 4: short values are in the index, and checkpoints have two
-/// copies; a store of version 3 is one of version 4 without them. 5: objects may have names.
-const VERSION: u32 = 5;
+/// copies; a store of version 3 is one of version 4 without them. 5: objects may have names. 6: objects
+/// may be over others.
+const VERSION: u32 = 6;
 const VERSION_WITHOUT_COPIES: u32 = 3;
 /// Encoded length with its sum.
 const LEN: usize = 128;
