@@ -94,6 +94,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         create(&arguments.image, size)?;
     }
     let name = Name::of(&arguments.image);
+    if name.as_ref().is_some_and(Name::is_snapshot) && !options.read_only {
+        options.read_only = true;
+        told_notes(&[format!("read-only: {} is a snapshot", arguments.image.display())]);
+    }
     let file = name.as_ref().map_or(&arguments.image, |name| &name.store);
     let (volume, disk) = (absolute(file)?, name.as_ref().map(|name| name.name.clone()));
     let directory = Directory::open().context("cannot keep a manager's socket")?;

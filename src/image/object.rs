@@ -23,7 +23,7 @@ use draconis_device::{
     OpenedFile, Pending, Properties, ReadAnswer, Refused, Ticket, Urgency, claim,
 };
 use draconis_exchange::heap::Block;
-use draconis_objects::{Group, Hint, ObjectDisk, ObjectId, OpenOptions, Store};
+use draconis_objects::{Group, Hint, ObjectDisk, ObjectId, OpenOptions, SNAPSHOT_MARK, Store};
 use rustix::io::Errno;
 
 use crate::commands::store::opened::tell;
@@ -66,9 +66,19 @@ impl Name {
 
     /// Opens the store to be changed, alone.
     pub fn alone(self) -> anyhow::Result<Unopened> {
+        if self.is_snapshot() {
+            bail!(
+                "{self} is a snapshot, and read-only; draconis store clone {self} NEW makes a disk of it"
+            );
+        }
         let missing = || format!("{}: no such file", self.store.display());
         let file = super::alone(&self.store)?.with_context(missing)?;
         self.opened(file, true)
+    }
+
+    /// Whether that is what a disk was, and does not change.
+    pub fn is_snapshot(&self) -> bool {
+        self.name.as_bytes().contains(&SNAPSHOT_MARK)
     }
 
     fn opened(self, file: File, write: bool) -> anyhow::Result<Unopened> {
@@ -160,7 +170,8 @@ impl InStore {
 
     /// The disk as it is now.
     pub fn disk(&self) -> anyhow::Result<Arc<dyn Disk>> {
-        let disk = self.held.store.disk(self.object()?);
+        self.object()?;
+        let disk = self.held.store.disk_named(self.of.name.as_bytes());
         let disk = disk.map_err(|error| tell(&self.of.store, error))?;
         Ok(Arc::new(DiskOfStore { disk, _held: self.held.clone() }))
     }

@@ -378,11 +378,15 @@ impl Core {
                     plan.frees = true;
                 }
                 Op::Delete { id } => {
-                    let parent = plan.changing(&index, &*self.io, id)?.parent;
+                    let mut parent = plan.changing(&index, &*self.io, id)?.parent;
                     plan.objects.insert(id, None);
-                    if let Some(parent) = parent {
-                        let record = plan.existing(&index, &*self.io, parent)?;
+                    while let Some(below) = parent.take() {
+                        let record = plan.existing(&index, &*self.io, below)?;
                         record.children = record.children.saturating_sub(1);
+                        if record.is_leaving && record.children == 0 {
+                            parent = record.parent;
+                            plan.objects.insert(below, None);
+                        }
                     }
                     plan.frees = true;
                 }
@@ -525,14 +529,19 @@ impl Core {
     }
 
     fn delete(&mut self, id: ObjectId) -> Result<()> {
-        let record = self.record(id)?;
-        // What is empty may have zeros that hide what it is or was over.
-        self.pair(extent_key(id, 0), Entry::Hole(u64::MAX))?;
-        self.pair(object_key(id), Entry::Gone)?;
-        if let Some(parent) = record.parent {
-            let record = self.record(parent)?;
-            let children = record.children.saturating_sub(1);
-            self.set_object(parent, ObjectRecord { children, ..record })?;
+        let mut next = Some(id);
+        while let Some(id) = next.take() {
+            let record = self.record(id)?;
+            // What is empty may have zeros that hide what it is or was over.
+            self.pair(extent_key(id, 0), Entry::Hole(u64::MAX))?;
+            self.pair(object_key(id), Entry::Gone)?;
+            if let Some(parent) = record.parent {
+                let record = self.record(parent)?;
+                let children = record.children.saturating_sub(1);
+                self.set_object(parent, ObjectRecord { children, ..record })?;
+                // What was removed was there for this one alone.
+                next = Some(parent).filter(|_| record.is_leaving && children == 0);
+            }
         }
         Ok(())
     }

@@ -14,6 +14,7 @@
 use smallvec::SmallVec;
 
 use crate::codec::{Reader, narrow, put_varint};
+use crate::hooks::{Omission, is_left_out};
 use crate::{Hint, ObjectId, Result};
 
 /// Sorts as bytes do.
@@ -184,7 +185,10 @@ impl ObjectRecord {
 
     /// What stands for `len` bytes that were given up.
     pub fn hole(&self, len: u64) -> Entry {
-        if self.parent.is_some() { Entry::Zeros(len) } else { Entry::Hole(len) }
+        match self.parent.is_some() && !is_left_out(Omission::ForkZeros) {
+            true => Entry::Zeros(len),
+            false => Entry::Hole(len),
+        }
     }
 }
 

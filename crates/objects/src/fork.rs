@@ -43,8 +43,8 @@ pub(crate) enum Into {
 impl ObjectRecord {
     /// A record for one that is over this one, which is `id`.
     pub fn forked(&mut self, id: ObjectId) -> Result<Self> {
-        if self.is_value {
-            return Err(Error::Misuse("a value of a key is not forked"));
+        if self.is_value || self.is_leaving {
+            return Err(Error::Misuse("a value of a key, or what was removed, is not forked"));
         }
         self.children =
             self.children.checked_add(1).ok_or(Error::Misuse("too many objects over one"))?;

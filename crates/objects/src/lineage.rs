@@ -171,33 +171,35 @@ impl Store {
         let family = Family::read(self)?;
         family.is_new(&name)?;
         let id = family.id(disk)?;
-        let new = self.new_object();
-        let goes_on = new.id();
         let mut group = Group::new();
-        group.fork(new, id);
-        group.name(&name, id);
-        for other in family.names_of(id) {
-            group.name(&other, goes_on);
-        }
+        let goes_on = keep(&mut group, &family, self, id, &name);
         self.moving(id, goes_on, || self.submit_and_wait(group))
     }
 
-    /// Makes a disk that has what a snapshot has.
+    /// Makes a disk that has what a snapshot has, or another disk: that gets a snapshot of its own
+    /// then, with the name of the new one.
     ///
     /// # Errors
     /// As [`Store::take_snapshot`].
-    pub fn clone_snapshot(self: &Arc<Self>, snapshot: &[u8], disk: &[u8]) -> Result<()> {
+    pub fn clone_disk(self: &Arc<Self>, of: &[u8], disk: &[u8]) -> Result<()> {
         let _alone = self.lineage.lock();
         self.finish_removals()?;
         let family = Family::read(self)?;
         family.is_new(disk)?;
-        if !is_snapshot(snapshot) || is_snapshot(disk) {
-            return Err(Error::Disk("a clone is a disk, and made of a snapshot".into()));
+        if is_snapshot(disk) {
+            return Err(Error::Disk("a clone is a disk, and has a name without @".into()));
         }
+        let id = family.id(of)?;
         let mut group = Group::new();
-        let id = group.fork(self.new_object(), family.id(snapshot)?);
-        group.name(disk, id);
-        self.submit_and_wait(group)
+        let mut goes_on = id;
+        if !is_snapshot(of) {
+            let snapshot = snapshot_name(of, disk)?;
+            family.is_new(&snapshot)?;
+            goes_on = keep(&mut group, &family, self, id, &snapshot);
+        }
+        let new = group.fork(self.new_object(), id);
+        group.name(disk, new);
+        self.moving(id, goes_on, || self.submit_and_wait(group))
     }
 
     /// Makes a disk what it was when the snapshot was taken. What it had since is gone; later
@@ -386,6 +388,20 @@ impl Store {
         let ticket = self.submit(group, &[]).map_err(|refused| refused.error)?;
         self.wait(ticket)
     }
+}
+
+/// Has what an object has kept under a name: the object that goes on with its other names.
+fn keep(
+    group: &mut Group,
+    family: &Family,
+    store: &Store,
+    id: ObjectId,
+    snapshot: &[u8],
+) -> ObjectId {
+    let goes_on = group.fork(store.new_object(), id);
+    group.name(snapshot, id);
+    family.names_of(id).iter().for_each(|name| group.name(name, goes_on));
+    goes_on
 }
 
 /// How many an object is over.

@@ -109,9 +109,12 @@ fn act(store: &Arc<Store>, dice: &mut Random, model: &mut Shown, nth: u64) {
             change(&open, dice, model.get_mut(&name).unwrap());
         }
         7 => {
-            let Some(name) = snapshot else { return };
-            store.clone_snapshot(name.as_bytes(), format!("c{nth}").as_bytes()).unwrap();
+            let Some(name) = (if dice.below(3) == 0 { disk } else { snapshot }) else { return };
+            store.clone_disk(name.as_bytes(), format!("c{nth}").as_bytes()).unwrap();
             model.insert(format!("c{nth}"), model[&name].clone());
+            if !name.contains('@') {
+                model.insert(format!("{name}@c{nth}"), model[&name].clone());
+            }
         }
         8 => {
             let Some(name) = snapshot else { return };
