@@ -138,6 +138,8 @@ pub fn change_disk<T>(
         clock: Arc::new(move || time.unwrap_or_else(clock)),
         dirty_bytes: DIRTY_BYTES,
         atime: AccessTimes::Never,
+        // Of disks that is one in a store: files stay as dense as they came.
+        discard: disk.properties().discards,
     };
     let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing)
         .map_err(|error| image::refused(image, &*disk, error.into()))?;

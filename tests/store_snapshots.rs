@@ -198,3 +198,93 @@ fn a_bucket_has_snapshots() {
     same("vol", "image");
     place.ok(&format!("store check {address}"));
 }
+
+#[test]
+fn a_mount_in_a_full_store_says_no_space_and_goes_on() {
+    if !fuse("a full store under a mount") {
+        return;
+    }
+    let place = Place::new();
+    // Longer than the store.
+    place.ok("store rm s#vol");
+    place.ok("format -t ext2 s#vol 400M");
+    let at = place.draconis.mount(&place.draconis.path("s#vol"), "a", "rw");
+    let mut dice = draconis_device::Random::new(7);
+    let noise: Vec<u8> = (0..(1 << 20) / 8).flat_map(|_| dice.next_u64().to_le_bytes()).collect();
+    for round in 0..3 {
+        let mut whole = 0;
+        let full = (0..400).find_map(|nth| {
+            let done = std::fs::write(at.join(format!("{nth}")), &noise);
+            whole += usize::from(done.is_ok());
+            done.err()
+        });
+        let errno = full.map(|error| error.raw_os_error());
+        assert_eq!(errno, Some(Some(rustix::io::Errno::NOSPC.raw_os_error())), "round {round}");
+        // What was answered for is there, and what gives up is taken.
+        let synced = std::fs::File::open(&at).unwrap();
+        synced.sync_all().unwrap();
+        assert!(whole > 20, "{whole} files in round {round}");
+        for nth in 0..whole {
+            assert!(std::fs::read(at.join(format!("{nth}"))).unwrap() == noise, "{nth}");
+        }
+        for entry in std::fs::read_dir(&at).unwrap().flatten() {
+            if entry.file_name() != "lost+found" {
+                std::fs::remove_file(entry.path()).unwrap();
+            }
+        }
+        synced.sync_all().unwrap();
+    }
+    let status = place.draconis.status();
+    assert_eq!(status["mounts"][0]["worker"]["failure"], serde_json::Value::Null, "{status}");
+    place.ok("umount a");
+    // What was freed was given back.
+    assert!(place.own("vol") < 4 << 20, "{}", place.own("vol"));
+    place.judge(&[]);
+    place.ok("check s#vol");
+}
+
+#[test]
+fn what_a_volume_frees_goes_back_to_its_store() {
+    let place = Place::new();
+    std::fs::write(place.draconis.path("large"), vec![7; 20 << 20]).unwrap();
+    let empty = place.own("vol");
+    place.ok("put large s#vol:/");
+    assert!(place.own("vol") > empty + (20 << 20));
+    place.ok("rm s#vol:/large");
+    assert!(place.own("vol") < empty + (1 << 20), "{}", place.own("vol"));
+    place.judge(&["vol"]);
+    // Below a snapshot it stays what it was.
+    place.ok("put large s#vol:/");
+    place.ok("store snapshot s#vol kept");
+    place.ok("rm s#vol:/large");
+    place.judge(&["vol", "vol@kept"]);
+    place.ok("get s#vol@kept:/large again");
+    let [large, again] = ["large", "again"].map(|name| std::fs::read(place.draconis.path(name)));
+    assert!(large.unwrap() == again.unwrap());
+    if !fuse("discards of mounts") {
+        return;
+    }
+    for (options, is_less) in [("rw", true), ("rw,nodiscard", false)] {
+        let at = place.draconis.mount(&place.draconis.path("s#vol"), "a", options);
+        std::fs::write(at.join("file"), vec![9; 10 << 20]).unwrap();
+        std::fs::File::open(&at).unwrap().sync_all().unwrap();
+        std::fs::remove_file(at.join("file")).unwrap();
+        place.ok("umount a");
+        assert_eq!(place.own("vol") < 5 << 20, is_less, "{options}: {}", place.own("vol"));
+    }
+    // Files are given back to the file system below where that is asked for.
+    let image = place.draconis.path("image");
+    place.ok("format -t ext4 image 64M");
+    let blocks = || std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&image).unwrap());
+    for (options, is_less) in [("rw", false), ("rw,discard", true)] {
+        let at = place.draconis.mount(&image, "a", options);
+        std::fs::write(at.join("file"), vec![9; 20 << 20]).unwrap();
+        std::fs::File::open(&at).unwrap().sync_all().unwrap();
+        std::fs::remove_file(at.join("file")).unwrap();
+        place.ok("umount a");
+        assert_eq!(blocks() * 512 < 15 << 20, is_less, "{options}: {}", blocks());
+        if tool("discards of files", "e2fsck") {
+            check(&image);
+        }
+    }
+}

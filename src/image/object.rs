@@ -304,6 +304,10 @@ impl Disk for DiskOfStore {
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), DiskError> {
         self.disk.discard(extents, after)
     }
+
+    fn reserve(&self, bytes: u64) -> Result<u64, DiskError> {
+        self.disk.reserve(bytes)
+    }
 }
 
 #[cfg(test)]

@@ -131,6 +131,7 @@ pub fn settle(disk: &Arc<dyn Disk>, now: Time) -> crate::Result<bool> {
             clock: Arc::new(move || now),
             dirty_bytes: 16 << 20,
             atime: AccessTimes::Never,
+            discard: false,
         };
         Volume::open_for_writing(disk.clone(), Options::default(), writing)?.close()?;
     }

@@ -354,7 +354,12 @@ fn writing() -> Writing {
         seconds: seconds.fetch_add(1, Ordering::Relaxed).try_into().unwrap_or(i64::MAX),
         nanoseconds: 1,
     };
-    Writing { clock: Arc::new(clock), dirty_bytes: 1 << 20, atime: AccessTimes::Never }
+    Writing {
+        clock: Arc::new(clock),
+        dirty_bytes: 1 << 20,
+        atime: AccessTimes::Never,
+        discard: true,
+    }
 }
 
 #[cfg(test)]

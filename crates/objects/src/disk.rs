@@ -11,7 +11,9 @@
 //! durable together; a disk must not.
 //! Law 3: the disk is as long as the object was when it was opened.
 //! Law 4: what is discarded is a hole: it reads as zeros and takes no room.
-//! Law 5: a disk may become that of another object that shows the same, between its requests.
+//! Law 5: room that was kept for a disk is there when it writes; what it did not write is given
+//! back with it.
+//! Law 6: a disk may become that of another object that shows the same, between its requests.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -48,6 +50,8 @@ pub(crate) type Place = RwLock<ObjectId>;
 #[derive(Debug, Default)]
 struct Given {
     last: u64,
+    /// Bytes that room is kept for in the store.
+    kept_bytes: u64,
     /// The last disk ticket of each of the store's, for those that may not be durable yet.
     open: VecDeque<(DiskTicket, Ticket)>,
 }
@@ -120,6 +124,14 @@ impl ObjectDisk {
         *self.place.read()
     }
 
+    /// So many bytes of what is kept are not needed any more.
+    fn use_up(&self, given: &mut Given, bytes: u64) {
+        let used = bytes.min(given.kept_bytes);
+        given.kept_bytes = given.kept_bytes.saturating_sub(used);
+        let mut all = self.store.kept_bytes.lock();
+        *all = all.saturating_sub(used);
+    }
+
     fn fill(&self, at: Extent, into: &mut [u8]) -> std::result::Result<(), DiskError> {
         let id = self.place.read();
         let got =
@@ -160,6 +172,13 @@ fn said(what: &'static str, extent: Extent, error: Error) -> DiskError {
     };
     log::warn!("{what} {extent} of an object: {error}");
     DiskError::Io { what, extent, errno }
+}
+
+impl Drop for ObjectDisk {
+    fn drop(&mut self) {
+        let mut given = std::mem::take(&mut *self.given.lock());
+        self.use_up(&mut given, u64::MAX);
+    }
 }
 
 impl Disk for ObjectDisk {
@@ -211,8 +230,12 @@ impl Disk for ObjectDisk {
         if let Some(error) = after.iter().find_map(|&ticket| given.check(ticket).err()) {
             return Err(Refused { goods: Some(chain), error });
         }
+        let bytes = group.len_bytes() as u64;
         match self.store.submit(group, &[]) {
-            Ok(ticket) => Ok(given.name(chain.len(), ticket)),
+            Ok(ticket) => {
+                self.use_up(&mut given, bytes);
+                Ok(given.name(chain.len(), ticket))
+            }
             Err(refused) => {
                 let first = chain.iter().flat_map(|group| &group.writes).next();
                 let extent = first.map_or(Extent::new(0, 0), |write| {
@@ -239,6 +262,23 @@ impl Disk for ObjectDisk {
         self.store.wait(stored).map_err(|error| said("flush", whole, error))?;
         self.given.lock().is_durable(stored);
         Ok(())
+    }
+
+    fn reserve(&self, bytes: u64) -> std::result::Result<u64, DiskError> {
+        if self.properties.read_only {
+            return Err(DiskError::ReadOnly);
+        }
+        let mut given = self.given.lock();
+        if bytes > given.kept_bytes {
+            // Held meanwhile: what others keep counts.
+            let mut all = self.store.kept_bytes.lock();
+            let kept = all.saturating_sub(given.kept_bytes).saturating_add(bytes);
+            self.store
+                .with_core(|core| core.keep_room(kept))
+                .map_err(|error| said("keep room for", Extent::new(0, bytes), error))?;
+            (*all, given.kept_bytes) = (kept, bytes);
+        }
+        Ok(given.kept_bytes)
     }
 
     fn discard(

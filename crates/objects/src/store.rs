@@ -122,6 +122,8 @@ pub struct Store {
     flushed: Condvar,
     /// Objects that are open as disks.
     pub(crate) open: Mutex<Vec<Weak<Place>>>,
+    /// Bytes that room is kept for, of all disks.
+    pub(crate) kept_bytes: Mutex<u64>,
     /// Held by who changes which objects are over which.
     pub(crate) lineage: Mutex<()>,
 }
@@ -173,6 +175,7 @@ impl Store {
             core: RwLock::new(core),
             io,
             open: Mutex::default(),
+            kept_bytes: Mutex::default(),
             lineage: Mutex::default(),
             flusher: Mutex::default(),
             flushed: Condvar::new(),

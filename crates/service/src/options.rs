@@ -65,6 +65,9 @@ pub struct MountOptions {
     pub block_device: Option<bool>,
     /// Whether another worker takes over from one that died.
     pub restart: bool,
+    /// Whether the disk is told what is free; if not said, where that is in a store.
+    #[serde(default)]
+    pub discard: Option<bool>,
     /// Change a mount that is there.
     pub remount: bool,
 }
@@ -115,6 +118,7 @@ impl Default for MountOptions {
             minix_df: false,
             block_device: None,
             restart: true,
+            discard: None,
             remount: false,
         }
     }
@@ -335,6 +339,8 @@ impl MountOptions {
             "norestart" => self.restart = false,
             "minixdf" => self.minix_df = true,
             "bsddf" => self.minix_df = false,
+            "discard" => self.discard = Some(true),
+            "nodiscard" => self.discard = Some(false),
             "fuseblk" => self.block_device = Some(true),
             "nofuseblk" => self.block_device = Some(false),
             "remount" => self.remount = true,
