@@ -40,6 +40,7 @@ Options for -o, separated by commas:
                        or as any other (continue)
   data=ordered         of a journal: contents are on the disk before what leads to them;
                        writeback is taken and done as ordered, journal is refused
+  discard, nodiscard   tell the disk what is free (discard in stores, else nodiscard)
   grpid                new files have the group of their directory
   minixdf              df counts what can never be a file's, too
   fsname=, subtype=    what /proc/mounts shows as source and type

@@ -222,7 +222,9 @@ fn record(
     let disk = if protocol == Protocol::Atomic { disk.atomic_against_power_cuts() } else { disk };
     let disk = Arc::new(RecordDisk::new(disk));
     let on: Arc<dyn Disk> = match protocol {
-        Protocol::Store => on_store::open(disk.clone()).map_err(anyhow::Error::msg)?,
+        Protocol::Store => {
+            on_store::open_keeping(disk.clone(), seed).map_err(anyhow::Error::msg)?
+        }
         _ => disk.clone(),
     };
     let volume = Volume::open_for_writing(on, small(), writing())?;

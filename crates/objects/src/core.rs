@@ -646,7 +646,9 @@ impl Core {
     }
 
     fn stream_of(&self, kind: Kind) -> usize {
-        self.layout.stream_of(kind, self.usual_bytes < TRICKLE_BYTES)
+        let stream = self.layout.stream_of(kind, self.usual_bytes < TRICKLE_BYTES);
+        // Layouts of others were asked before, but not for all.
+        stream.min(self.streams.len().saturating_sub(1))
     }
 
     /// Payloads as long as this begin at a multiple of it.

@@ -102,7 +102,7 @@ mod hooks;
 mod io;
 pub mod kv;
 mod layer;
-mod layout;
+pub mod layout;
 mod leaf;
 mod lineage;
 mod memory;

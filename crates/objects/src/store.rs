@@ -34,15 +34,18 @@ pub enum LayoutKind {
     Cow,
     /// For buckets, where a request takes long and has a price.
     Bucket,
+    /// One that was registered by this number: see [`crate::layout::register`].
+    Other(u16),
 }
 
 impl fmt::Display for LayoutKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Log => "log",
-            Self::Cow => "cow",
-            Self::Bucket => "bucket",
-        })
+        match self {
+            Self::Log => f.write_str("log"),
+            Self::Cow => f.write_str("cow"),
+            Self::Bucket => f.write_str("bucket"),
+            Self::Other(number) => write!(f, "number {number}"),
+        }
     }
 }
 

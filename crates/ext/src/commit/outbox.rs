@@ -169,9 +169,11 @@ impl Outbox {
         let needed = needed();
         // More than that, so that not each change asks.
         let asked = self.disk.reserve(needed.saturating_add(AHEAD_BYTES));
-        let kept = asked.or_else(|_| self.disk.reserve(needed)).map_err(|error| match error.is_of_space() {
-            true => Error::NoSpace,
-            false => Error::Io(error),
+        let kept = asked.or_else(|_| self.disk.reserve(needed)).map_err(|error| {
+            match error.is_of_space() {
+                true => Error::NoSpace,
+                false => Error::Io(error),
+            }
         })?;
         self.kept_bytes.store(kept, Ordering::Relaxed);
         Ok(())
