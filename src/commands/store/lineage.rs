@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn disks_and_snapshots_are_named_behind_the_last_hash() {
-        let named = |text: &str| text.parse::<InStore>().map(|it| (it.store, it.name()));
+        let named = |text: &str| text.parse::<InStore>().map(|it| (it.store.clone(), it.name()));
         assert_eq!(named("a#b#vol@s.1"), Ok(("a#b".into(), "vol@s.1".into())));
         assert_eq!(named("s3://bucket/p#vol"), Ok(("s3://bucket/p".into(), "vol".into())));
         for wrong in ["vol", "#vol", "s#", "s#vol@", "s#@x", "s#vol@a@b", "s#17", "s#a b"] {

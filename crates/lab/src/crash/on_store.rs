@@ -144,8 +144,8 @@ impl Disk for Kept {
         after: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<DiskGroup>>> {
         if let Err(error) = self.change_snapshots() {
-            log::error!("snapshots: {error}");
-            return Err(Refused { goods: Some(chain), error: DiskError::Gone });
+            let error = DiskError::Elsewhere(format!("snapshots: {error}").into());
+            return Err(Refused { goods: Some(chain), error });
         }
         self.disk.submit_chain(chain, after)
     }
