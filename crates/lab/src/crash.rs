@@ -400,7 +400,7 @@ mod tests {
     #[test]
     fn no_state_of_a_volume_in_a_store_has_anything_wrong() {
         for seed in 1..=2 {
-            let short = CrashArguments { seed, steps: 20, subsets: 3, e2fsck_every: 60, ..few() };
+            let short = CrashArguments { seed, steps: 4, subsets: 1, e2fsck_every: 60, ..few() };
             run(&CrashArguments { store: true, ..short }).unwrap();
         }
     }

@@ -106,7 +106,7 @@ impl Kept {
     fn change_snapshots(&self) -> draconis_objects::Result<()> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.chains += 1;
-        if !state.dice.once_in(12) {
+        if !state.dice.once_in(30) {
             return Ok(());
         }
         let new = format!("n{}", state.chains);
