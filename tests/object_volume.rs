@@ -23,7 +23,12 @@ impl Contents for Nothing {
 
 fn writing() -> Writing {
     let clock = || Time { seconds: 1_800_000_000, nanoseconds: 0 };
-    Writing { clock: Arc::new(clock), dirty_bytes: 256 << 10, atime: AccessTimes::Never }
+    Writing {
+        clock: Arc::new(clock),
+        dirty_bytes: 256 << 10,
+        atime: AccessTimes::Never,
+        discard: true,
+    }
 }
 
 fn open(disk: Arc<dyn Disk>) -> Arc<Store> {

@@ -68,7 +68,7 @@ fn a_disk_is_made_listed_made_longer_and_removed() {
     let place = Place::new();
     assert_eq!(place.ok("store disk s vol 8M"), "s#vol: 8.0 MiB\n");
     assert_eq!(place.ok("store disk s vol 16M"), "s#vol: 16.0 MiB, was 8.0 MiB\n");
-    assert_eq!(place.ok("store ls s"), "1\t16777216\tvol\n");
+    assert_eq!(place.ok("store ls s"), "1\t16777216\t0\tvol\n");
     let listed: serde_json::Value = serde_json::from_str(&place.ok("store ls --json s")).unwrap();
     assert_eq!(listed[0]["names"], serde_json::json!(["vol"]));
     let said = place.fails("store disk s vol 4M");
@@ -173,7 +173,8 @@ fn a_raw_image_goes_in_and_comes_out_with_its_holes() {
     place.ok("store put s vol other.img");
     place.judge("vol");
     same(&place.path("other.img"), &place.path("judged.img"));
-    assert_eq!(place.ok("store ls s"), format!("1\t{}\tvol\n", 24 << 20));
+    let listed = place.ok("store ls s");
+    assert!(listed.starts_with(&format!("1\t{}\t", 24 << 20)) && listed.ends_with("\tvol\n"));
 }
 
 #[test]
@@ -203,7 +204,7 @@ fn a_full_store_says_so_and_what_was_there_stays() {
     let noise: Vec<u8> = (0..25 << 20).flat_map(|_| dice.next_u64().to_le_bytes()).collect();
     std::fs::write(place.path("large"), noise).unwrap();
     let said = place.fails("put large s#vol:/");
-    assert!(said.contains("No space left"), "{said}");
+    assert!(said.contains("the store is full") && said.contains("are free"), "{said}");
     assert_eq!(place.ok("cat s#vol:/small"), "kept");
     place.judge("vol");
 }

@@ -175,8 +175,12 @@ fn an_ext4_volume_lives_on_a_disk_of_the_process() {
     let process = place.start();
     let (disk, number) = attach(&process, "vol");
     let clock = || draconis_exchange::contract::Time { seconds: 1_700_000_000, nanoseconds: 0 };
-    let writing =
-        Writing { clock: Arc::new(clock), dirty_bytes: 1 << 20, atime: AccessTimes::Never };
+    let writing = Writing {
+        clock: Arc::new(clock),
+        dirty_bytes: 1 << 20,
+        atime: AccessTimes::Never,
+        discard: true,
+    };
     let volume = Volume::open_for_writing(Arc::new(disk), Options::default(), writing).unwrap();
     let new = draconis_ext::NewNode {
         kind: draconis_exchange::contract::Kind::File,

@@ -46,7 +46,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
     let clock = || Time { seconds: 1_700_000_000, nanoseconds: 0 };
     let writing =
-        Writing { clock: Arc::new(clock), dirty_bytes: 1 << 20, atime: AccessTimes::Never };
+        Writing { clock: Arc::new(clock), dirty_bytes: 1 << 20, atime: AccessTimes::Never, discard: true };
     if let Ok(volume) = Volume::open_for_writing(disk, small, writing) {
         look(&volume);
         let _ = volume.close();

@@ -42,6 +42,7 @@ Options for -o, separated by commas:
                        or as any other (continue)
   data=ordered         of a journal: contents are on the disk before what leads to them;
                        writeback is taken and done as ordered, journal is refused
+  discard, nodiscard   tell the disk what is free (discard in stores, else nodiscard)
   grpid                new files have the group of their directory
   minixdf              df counts what can never be a file's, too
   fsname=, subtype=    what /proc/mounts shows as source and type
@@ -96,6 +97,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         create(&arguments.image, size)?;
     }
     let name = Name::of(&arguments.image);
+    if name.as_ref().is_some_and(Name::is_snapshot) && !options.read_only {
+        options.read_only = true;
+        told_notes(&[format!("read-only: {} is a snapshot", arguments.image.display())]);
+    }
     let file = name.as_ref().map_or(&arguments.image, |name| &name.store);
     let (volume, disk) = (absolute(file)?, name.as_ref().map(|name| name.name.clone()));
     let directory = Directory::open().context("cannot keep a manager's socket")?;

@@ -13,25 +13,29 @@
 mod append;
 pub mod bucket;
 mod check;
+mod clone;
 mod create;
 mod disk;
 mod get;
 mod grow;
 mod info;
+mod lineage;
 mod ls;
 pub mod opened;
 mod probe;
 mod profile;
 mod put;
 mod rm;
+mod rollback;
 mod salvage;
 mod shrink;
+mod snapshot;
 pub mod stream;
 
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use draconis_objects::{ObjectId, Store};
 
@@ -59,6 +63,9 @@ pub enum Command {
     Info(info::Arguments),
     Check(check::Arguments),
     Disk(disk::Arguments),
+    Snapshot(snapshot::Arguments),
+    Clone(clone::Arguments),
+    Rollback(rollback::Arguments),
     Ls(ls::Arguments),
     Put(put::Arguments),
     Get(get::Arguments),
@@ -83,6 +90,9 @@ fn run_command(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Info(arguments) => info::run(arguments)?,
         Command::Check(arguments) => return Ok(check::run(arguments)),
         Command::Disk(arguments) => disk::run(arguments)?,
+        Command::Snapshot(arguments) => snapshot::run(arguments)?,
+        Command::Clone(arguments) => clone::run(arguments)?,
+        Command::Rollback(arguments) => rollback::run(arguments)?,
         Command::Ls(arguments) => ls::run(arguments)?,
         Command::Put(arguments) => put::run(arguments)?,
         Command::Get(arguments) => get::run(arguments)?,
@@ -108,12 +118,30 @@ impl std::str::FromStr for Object {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.parse() {
             Ok(number) => Ok(Self::Number(number)),
-            Err(_) => object::disk_name(text).map(Self::Name),
+            Err(_) => match text.split_once('@') {
+                None => object::disk_name(text).map(Self::Name),
+                Some((disk, snapshot)) => {
+                    object::disk_name(disk)?;
+                    object::disk_name(snapshot)?;
+                    Ok(Self::Name(text.to_owned()))
+                }
+            },
         }
     }
 }
 
 impl Object {
+    /// Refuses a snapshot, which does not change.
+    fn is_to_change(&self, device: &Path) -> anyhow::Result<()> {
+        match self {
+            Self::Name(name) if name.contains('@') => {
+                let shown = format!("{}#{name}", device.display());
+                bail!("{shown} is a snapshot; draconis store clone {shown} NEW makes a disk of it")
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The object that a name leads to; a number is taken as it is.
     fn find(&self, store: &Store, device: &Path) -> anyhow::Result<ObjectId> {
         let name = match self {

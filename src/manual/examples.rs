@@ -321,6 +321,27 @@ pub const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
             "draconis store disk things.store vol 16M\ndraconis format -t ext2 things.store#vol\ndraconis put notes.txt things.store#vol:/",
         )],
     ),
+    (
+        "draconis-store-snapshot",
+        &[(
+            "Keep a disk as it is, and look into what was kept",
+            "draconis store disk things.store kept 16M\ndraconis format -t ext2 things.store#kept\ndraconis store snapshot things.store#kept monday\ndraconis ls things.store#kept@monday",
+        )],
+    ),
+    (
+        "draconis-store-clone",
+        &[(
+            "Make a second disk of what one has",
+            "draconis store disk things.store one 16M\ndraconis store clone things.store#one two",
+        )],
+    ),
+    (
+        "draconis-store-rollback",
+        &[(
+            "Make a disk what it was",
+            "draconis store disk things.store back 16M\ndraconis store snapshot things.store#back before\ndraconis store rollback things.store#back before",
+        )],
+    ),
     ("draconis-store-ls", &[("List objects, as JSON", "draconis store ls --json things.store")]),
     (
         "draconis-store-put",

@@ -55,7 +55,9 @@ pub fn missing(message: String) -> anyhow::Error {
 /// The errno of an error of a store.
 pub fn of_store(error: &objects::Error) -> Errno {
     match error {
-        objects::Error::Misuse(_) | objects::Error::NotAStore(_) => Errno::INVAL,
+        objects::Error::Misuse(_) | objects::Error::NotAStore(_) | objects::Error::Disk(_) => {
+            Errno::INVAL
+        }
         objects::Error::NoObject(_) => Errno::NOENT,
         objects::Error::NoSpace { .. } => Errno::NOSPC,
         objects::Error::Corrupt { .. } => Errno::UCLEAN,

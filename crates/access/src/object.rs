@@ -17,13 +17,13 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use draconis_device::{
     ChainBounds, Claim, Disk, Error as DiskError, Extent, FileOptions, Group as DiskGroup,
     OpenedFile, Pending, Properties, ReadAnswer, Refused, Ticket, Urgency, claim,
 };
 use draconis_exchange::heap::Block;
-use draconis_objects::{Group, Hint, ObjectDisk, ObjectId, OpenOptions, Store};
+use draconis_objects::{Group, Hint, ObjectDisk, ObjectId, OpenOptions, SNAPSHOT_MARK, Store};
 use rustix::io::Errno;
 
 use crate::error::{busy, missing};
@@ -72,9 +72,19 @@ impl Name {
 
     /// Opens the store to be changed, alone.
     pub fn alone(self) -> anyhow::Result<Unopened> {
+        if self.is_snapshot() {
+            bail!(
+                "{self} is a snapshot, and read-only; draconis store clone {self} NEW makes a disk of it"
+            );
+        }
         let none = || missing(format!("{}: no such file", self.store.display()));
         let file = image::alone(&self.store)?.ok_or_else(none)?;
         self.opened(file, true)
+    }
+
+    /// Whether that is what a disk was, and does not change.
+    pub fn is_snapshot(&self) -> bool {
+        self.name.as_bytes().contains(&SNAPSHOT_MARK)
     }
 
     fn opened(self, file: File, write: bool) -> anyhow::Result<Unopened> {
@@ -166,7 +176,8 @@ impl InStore {
 
     /// The disk as it is now.
     pub fn disk(&self) -> anyhow::Result<Arc<dyn Disk>> {
-        let disk = self.held.store.disk(self.object()?);
+        self.object()?;
+        let disk = self.held.store.disk_named(self.of.name.as_bytes());
         let disk = disk.map_err(|error| tell(&self.of.store, error))?;
         Ok(Arc::new(DiskOfStore { disk, _held: self.held.clone() }))
     }
@@ -293,6 +304,10 @@ impl Disk for DiskOfStore {
 
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), DiskError> {
         self.disk.discard(extents, after)
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<u64, DiskError> {
+        self.disk.reserve(bytes)
     }
 }
 

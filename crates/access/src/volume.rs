@@ -469,7 +469,13 @@ pub fn changeable(
 ) -> anyhow::Result<(draconis_ext::Volume, Held)> {
     let disk = part_for_writing(disk, options).with_context(|| image.display().to_string())?.disk;
     let held = held::hold(image, &disk, clock())?;
-    let writing = Writing { clock, dirty_bytes: DIRTY_BYTES, atime: AccessTimes::Never };
+    let writing = Writing {
+        clock,
+        dirty_bytes: DIRTY_BYTES,
+        atime: AccessTimes::Never,
+        // Of disks that is one in a store: files stay as dense as they came.
+        discard: disk.properties().discards,
+    };
     let opened =
         draconis_ext::Volume::open_claimed(disk.clone(), Options::default(), writing, held.lent());
     let volume = opened.map_err(|error| image::refused(image, &*disk, error.into()))?;

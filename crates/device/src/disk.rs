@@ -215,6 +215,14 @@ pub enum Error {
     Elsewhere(Arc<str>),
 }
 
+impl Error {
+    /// Whether there was no room for what was to be written.
+    pub fn is_of_space(&self) -> bool {
+        use rustix::io::Errno;
+        matches!(self, Self::Io { errno: Errno::NOSPC | Errno::DQUOT, .. })
+    }
+}
+
 /// A refusal that returns what was given.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
@@ -343,6 +351,17 @@ pub trait Disk: Send + Sync {
         Ok(())
     }
 
+    /// Has room kept for `bytes` of writes that are yet to be submitted: a disk that takes room
+    /// as it is written may have less than it is long. Each chain that is taken uses its bytes of
+    /// that up. Returns for how many bytes room is kept now: `u64::MAX` where that is no question.
+    ///
+    /// # Errors
+    /// There is no room for so many: what was kept before is.
+    fn reserve(&self, bytes: u64) -> Result<u64, Error> {
+        let _ = bytes;
+        Ok(u64::MAX)
+    }
+
     /// Takes one group that follows those in `after`: a chain of one.
     ///
     /// # Errors
@@ -411,6 +430,10 @@ impl<D: Disk + ?Sized> Disk for Arc<D> {
 
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
         (**self).discard(extents, after)
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<u64, Error> {
+        (**self).reserve(bytes)
     }
 }
 

@@ -127,6 +127,10 @@ impl<D: Disk> Disk for RecordDisk<D> {
         Ok(())
     }
 
+    fn reserve(&self, bytes: u64) -> Result<u64, Error> {
+        self.disk.reserve(bytes)
+    }
+
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
         // Held over both: it stands before the groups that it leaves alone.
         let mut events = self.lock();

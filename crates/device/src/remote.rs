@@ -29,6 +29,7 @@ use crate::{Error, Extent};
 /// What the contract says of an error.
 fn refusal(error: &Error) -> Refusal {
     match error {
+        Error::Io { errno: rustix::io::Errno::NOSPC, .. } => Refusal::NoSpace,
         Error::Io { .. } | Error::Short { .. } | Error::Elsewhere(_) => Refusal::Io,
         Error::OutOfRange { .. } | Error::Misaligned { .. } => Refusal::Invalid,
         // Of a disk that said that it could be written, this means that it stopped.

@@ -94,6 +94,10 @@ impl Disk for View {
         self.disk.wait(ticket)
     }
 
+    fn reserve(&self, bytes: u64) -> Result<u64, Error> {
+        self.disk.reserve(bytes)
+    }
+
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
         self.properties().check_extents(extents)?;
         let there =

@@ -52,6 +52,8 @@ const SHORT_INODES: u64 = 16;
 const CHAIN_BYTES: u64 = 4 << 20;
 /// Blocks of metadata that stay in the overlay after they were written, in bytes.
 const KEPT_BYTES: usize = 32 << 20;
+/// Blocks that a disk which takes room as it is written has to have beside contents.
+const SPARE_BLOCKS: u64 = 256;
 /// Changed metadata that ends a batch, in bytes.
 const BATCH_BYTES: usize = 8 << 20;
 
@@ -227,12 +229,34 @@ impl Volume {
         });
     }
 
+    /// Sees that the disk has room for `bytes` more contents, and for what leads to them: what is
+    /// answered for must not be refused later.
+    fn have_room(&self, bytes: u64) -> Result<()> {
+        let Some(writing) = self.writing.as_ref().filter(|writing| writing.outbox.is_thin()) else {
+            return Ok(());
+        };
+        let block = u64::from(self.super_.block_bytes);
+        let metadata = writing.gate.read().batch.blocks.len() as u64;
+        let waiting = (metadata + self.store.overlay.read().dirty_contents as u64) * block;
+        // An operation changes few blocks of metadata; as many are left for what gives up.
+        writing.outbox.have_room(waiting + bytes + bytes / 64 + SPARE_BLOCKS * block)
+    }
+
     /// Tries a change again once what was freed may be given out, and once the last users of
     /// what has no name have gone, if that is soon.
     pub(crate) fn transact_with_room<T>(
         &self,
+        bytes: u64,
         mut change: impl FnMut(&mut Transaction<'_>) -> Result<T>,
     ) -> Result<T> {
+        if let Err(error) = self.have_room(bytes) {
+            // What was given up may be room once that is durable.
+            self.transact(|tx| tx.end_batch())?;
+            if let (Error::NoSpace, Some(ticket)) = (&error, self.outbox()?.last()?) {
+                self.wait(ticket)?;
+            }
+            self.have_room(bytes)?;
+        }
         for _ in 0..ROOM_TRIES {
             match self.transact(&mut change) {
                 Err(Error::NoSpace) => {}
@@ -324,6 +348,7 @@ impl Volume {
         }
         if and_wait {
             let (landed, freed) = writing.outbox.known();
+            self.discard(&freed);
             self.landed(landed, &freed);
         }
         Ok(())
@@ -332,8 +357,19 @@ impl Volume {
     /// Waits, with no lock held.
     fn wait(&self, ticket: Ticket) -> Result<()> {
         let (landed, freed) = self.or_stop(self.outbox()?.wait(ticket))?;
+        self.discard(&freed);
         self.landed(landed, &freed);
         Ok(())
+    }
+
+    /// Tells the disk what is free for good. It is not given out yet, so that no write to it was
+    /// sent.
+    fn discard(&self, freed: &[Freed]) {
+        let Some(writing) = self.writing.as_ref().filter(|writing| writing.discard) else { return };
+        if let Err(error) = writing.outbox.discard(freed) {
+            // A hint that was not taken.
+            log::debug!("what is free stays where it is: {error}");
+        }
     }
 
     /// Waits until readers of the disk see the oldest chain that was sent, or all of them.

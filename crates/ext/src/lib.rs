@@ -44,6 +44,7 @@
 //!     clock: Arc::new(|| Time { seconds: 1_700_000_000, nanoseconds: 0 }),
 //!     dirty_bytes: 8 << 20,
 //!     atime: AccessTimes::Relative,
+//!     discard: false,
 //! };
 //! let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing)?;
 //! let file = NewNode {

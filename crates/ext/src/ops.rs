@@ -47,6 +47,8 @@ pub struct Writing {
     pub dirty_bytes: u64,
     /// When reading is written down.
     pub atime: AccessTimes,
+    /// Whether the disk is told which blocks are free, once they are for good.
+    pub discard: bool,
 }
 
 /// What is to be made.
@@ -185,7 +187,7 @@ impl Volume {
     /// [`Error::NoSpace`], [`Error::LinkLimit`] for one directory too many,
     /// [`Error::ReadOnly`], and what damage and devices answer.
     pub fn create(&self, dir: InodeNumber, name: &[u8], new: &NewNode<'_>) -> Result<InodeNumber> {
-        self.transact_with_room(|tx| tx.create(dir, name, new))
+        self.transact_with_room(0, |tx| tx.create(dir, name, new))
     }
 
     /// Makes a file without a name, in the group of `dir` and with what it hands down. It
@@ -194,7 +196,7 @@ impl Volume {
     /// # Errors
     /// As [`Volume::create`].
     pub fn create_unnamed(&self, dir: InodeNumber, new: &NewNode<'_>) -> Result<InodeNumber> {
-        self.transact_with_room(|tx| tx.create_unnamed(dir, new))
+        self.transact_with_room(0, |tx| tx.create_unnamed(dir, new))
     }
 
     /// Whether `inode` may be opened for `access`, as Linux decides it by the inode's flags.
@@ -219,7 +221,7 @@ impl Volume {
     /// # Errors
     /// As [`Volume::create`]; [`Error::LinkLimit`]; [`Error::NotPermitted`] for a directory.
     pub fn link(&self, inode: InodeNumber, dir: InodeNumber, name: &[u8]) -> Result<()> {
-        self.transact_with_room(|tx| tx.link(inode, dir, name))
+        self.transact_with_room(0, |tx| tx.link(inode, dir, name))
     }
 
     /// Takes a name away from something that is not a directory.
@@ -252,7 +254,7 @@ impl Volume {
         to: &[u8],
         how: Renaming,
     ) -> Result<()> {
-        self.transact_with_room(|tx| tx.rename((from_dir, from), (to_dir, to), how, None))
+        self.transact_with_room(0, |tx| tx.rename((from_dir, from), (to_dir, to), how, None))
     }
 
     /// Moves a name and leaves a whiteout under the old one.
@@ -268,7 +270,9 @@ impl Volume {
         how: Renaming,
         whiteout: Whiteout,
     ) -> Result<()> {
-        self.transact_with_room(|tx| tx.rename((from_dir, from), (to_dir, to), how, Some(whiteout)))
+        self.transact_with_room(0, |tx| {
+            tx.rename((from_dir, from), (to_dir, to), how, Some(whiteout))
+        })
     }
 
     /// Writes `bytes` at `offset` and says how many were taken: fewer only if space ran
@@ -306,7 +310,7 @@ impl Volume {
         inode: InodeNumber,
         change: &AttributeChange,
     ) -> Result<Attributes> {
-        self.transact_with_room(|tx| {
+        self.transact_with_room(0, |tx| {
             tx.set_attributes(inode, change)?;
             Ok(tx.volume.attributes_of(&*tx.node(inode)?))
         })
@@ -327,7 +331,7 @@ impl Volume {
         how: XattrSet,
         clear_setgid: bool,
     ) -> Result<()> {
-        self.transact_with_room(|tx| tx.set_xattr(inode, name, value, how, clear_setgid))
+        self.transact_with_room(0, |tx| tx.set_xattr(inode, name, value, how, clear_setgid))
     }
 
     /// Removes an extended attribute.

@@ -38,7 +38,7 @@ pub(crate) fn plain_disk(block_bytes: u32, len_bytes: usize) -> MemoryDisk {
 
 pub(crate) fn writing() -> Writing {
     let clock = Arc::new(|| Time { seconds: 1_700_000_000, nanoseconds: 0 });
-    Writing { clock, dirty_bytes: 8 << 20, atime: AccessTimes::Never }
+    Writing { clock, dirty_bytes: 8 << 20, atime: AccessTimes::Never, discard: true }
 }
 
 /// The volume on it, to be changed.

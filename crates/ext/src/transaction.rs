@@ -55,6 +55,8 @@ pub(crate) struct WriteSide {
     pub(crate) dirty_limit: u64,
     pub(crate) clock: Arc<dyn Fn() -> Time + Send + Sync>,
     pub(crate) accesses: Accesses,
+    /// Whether the disk is told what was freed.
+    pub(crate) discard: bool,
     /// Whether [`Writer::stopped`] says why nothing is written.
     stopped: Arc<AtomicBool>,
     /// What is told when something changes while nothing waits to be committed.
@@ -77,6 +79,7 @@ impl WriteSide {
             dirty_limit: writing.dirty_bytes,
             clock: writing.clock,
             accesses: Accesses::new(writing.atime),
+            discard: writing.discard,
             on_first_change: Mutex::default(),
             on_no_room: OnceLock::new(),
             witness: OnceLock::new(),

@@ -136,6 +136,7 @@ pub fn settle(disk: &Arc<dyn Disk>, how: &Claiming<'_>) -> crate::Result<(bool, 
             clock: Arc::new(move || now),
             dirty_bytes: 16 << 20,
             atime: AccessTimes::Never,
+            discard: false,
         };
         let lent = claim.as_ref().map(Claim::lent);
         let recovered = Volume::open_claimed(disk.clone(), Options::default(), writing, lent)

@@ -109,7 +109,7 @@ fn line(seed: u64) -> String {
     let now = time.clone();
     let clock = move || Time { seconds: now.load(Ordering::Relaxed), nanoseconds: 7 };
     let atime = [AccessTimes::Relative, AccessTimes::Strict, AccessTimes::Never][seed as usize % 3];
-    let writing = Writing { clock: Arc::new(clock), dirty_bytes: 2 << 20, atime };
+    let writing = Writing { clock: Arc::new(clock), dirty_bytes: 2 << 20, atime, discard: true };
     let mut storm = Storm::with(disk.clone(), Options::default(), writing).unwrap();
     storm.calm = seed.is_multiple_of(2);
     let mut random = Random::new(seed ^ 0xC4A1);

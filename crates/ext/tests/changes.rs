@@ -19,7 +19,12 @@ use draconis_ext::{
 
 fn writing() -> Writing {
     let clock = || Time { seconds: 1_700_000_000, nanoseconds: 5 };
-    Writing { clock: Arc::new(clock), dirty_bytes: 8 << 20, atime: AccessTimes::Relative }
+    Writing {
+        clock: Arc::new(clock),
+        dirty_bytes: 8 << 20,
+        atime: AccessTimes::Relative,
+        discard: false,
+    }
 }
 
 const FILE: NewNode<'_> =

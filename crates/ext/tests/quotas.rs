@@ -19,8 +19,12 @@ const ALL_KINDS: &str = "quotatype=usrquota:grpquota:prjquota";
 fn open(disk: &Arc<MemoryDisk>) -> Result<Volume> {
     let seconds = AtomicI64::new(1_700_000_000);
     let clock = move || Time { seconds: seconds.fetch_add(1, Ordering::Relaxed), nanoseconds: 0 };
-    let writing =
-        Writing { clock: Arc::new(clock), dirty_bytes: 8 << 20, atime: AccessTimes::Never };
+    let writing = Writing {
+        clock: Arc::new(clock),
+        dirty_bytes: 8 << 20,
+        atime: AccessTimes::Never,
+        discard: false,
+    };
     Volume::open_for_writing(disk.clone(), Options::default(), writing)
 }
 

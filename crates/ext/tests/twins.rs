@@ -23,8 +23,12 @@ use rustix::fs::{FallocateFlags, XattrFlags};
 fn open(disk: &Arc<MemoryDisk>) -> Volume {
     let seconds = AtomicI64::new(1_700_000_000);
     let clock = move || Time { seconds: seconds.fetch_add(1, Ordering::Relaxed), nanoseconds: 9 };
-    let writing =
-        Writing { clock: Arc::new(clock), dirty_bytes: 8 << 20, atime: AccessTimes::Never };
+    let writing = Writing {
+        clock: Arc::new(clock),
+        dirty_bytes: 8 << 20,
+        atime: AccessTimes::Never,
+        discard: false,
+    };
     Volume::open_for_writing(disk.clone(), Options::default(), writing).unwrap()
 }
 

@@ -19,7 +19,12 @@ fn writing() -> Writing {
     let seconds = AtomicI64::new(1_700_000_000);
     let clock =
         move || Time { seconds: seconds.fetch_add(1, Ordering::Relaxed), nanoseconds: 123_456_789 };
-    Writing { clock: Arc::new(clock), dirty_bytes: 8 << 20, atime: AccessTimes::Never }
+    Writing {
+        clock: Arc::new(clock),
+        dirty_bytes: 8 << 20,
+        atime: AccessTimes::Never,
+        discard: true,
+    }
 }
 
 fn open(disk: &Arc<MemoryDisk>) -> Volume {

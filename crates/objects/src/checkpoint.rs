@@ -321,10 +321,12 @@ impl Core {
                 let (from, to) = (at + resume, at + entry.covers());
                 let mut stopped_at = None;
                 let walked =
-                    index.resolve(&*io, id, (from, to), &mut hint, &mut |offset, dead| {
-                        segments.kill(dead.at + u64::from(dead.skip), dead.len, false);
+                    index.resolve(&*io, id, (from, to), &mut hint, &mut |offset, hidden| {
+                        if let Entry::Data(dead) = &hidden {
+                            segments.kill(dead.at + u64::from(dead.skip), dead.len, false);
+                        }
                         if left == 0 {
-                            stopped_at = Some(offset + u64::from(dead.len));
+                            stopped_at = Some(offset + hidden.covers());
                             return ControlFlow::Break(());
                         }
                         left -= 1;

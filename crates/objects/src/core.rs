@@ -261,7 +261,7 @@ impl Core {
         if self.is_torn { self.check_running() } else { Ok(()) }
     }
 
-    fn check_running(&self) -> Result<()> {
+    pub fn check_running(&self) -> Result<()> {
         match &self.stopped {
             None => Ok(()),
             Some(Error::Device(error)) => Err(Error::Stopped(error.clone())),
@@ -285,9 +285,20 @@ impl Core {
             return Err(Error::Misuse("a ticket that was never given out"));
         }
         let plan = self.plan(group)?;
-        self.make_room(plan.needed_bytes, plan.frees)?;
+        let room = (plan.needed_bytes, plan.frees);
+        self.change(room, group.bytes.len() as u64, |core| core.apply(group))
+    }
+
+    /// Does something as one group that needs so many bytes, or only gives up, and brings so many.
+    pub fn change(
+        &mut self,
+        (needed_bytes, frees): (u64, bool),
+        brought_bytes: u64,
+        apply: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<Ticket> {
+        self.make_room(needed_bytes, frees)?;
         // From here on whatever fails ends the store: half a group may be in the commit.
-        match self.apply(group) {
+        match apply(self) {
             Ok(()) => {}
             Err(error) => {
                 self.is_torn = true;
@@ -297,12 +308,12 @@ impl Core {
         // A group that changes nothing is as durable as what was before it.
         let ticket = Ticket(self.batch.seq - u64::from(self.is_batch_empty()));
         self.counters.groups += 1;
-        self.counters.payload_bytes += group.bytes.len() as u64;
+        self.counters.payload_bytes += brought_bytes;
         let worked = match self.batch.bytes >= self.commit_limit() {
             true => self.commit(),
             false => Ok(()),
         }
-        .and_then(|()| self.work(group.bytes.len() as u64 + 64));
+        .and_then(|()| self.work(brought_bytes + 64));
         match worked {
             Ok(()) => Ok(ticket),
             Err(error) => Err(self.stop(error)),
@@ -318,10 +329,16 @@ impl Core {
             plan.needed_bytes += 96;
             match *op {
                 Op::Create { id, hint } => {
-                    plan.objects.insert(id, Some(ObjectRecord { len: 0, hint, is_value: false }));
+                    plan.objects.insert(id, Some(ObjectRecord::new(hint)));
+                }
+                Op::Fork { id, parent } => {
+                    self.check_depth(parent)?;
+                    let parent_record = plan.existing(&index, &*self.io, parent)?;
+                    let record = parent_record.forked(parent)?;
+                    plan.objects.insert(id, Some(record));
                 }
                 Op::Write { id, at, len, .. } => {
-                    let record = plan.existing(&index, &*self.io, id)?;
+                    let record = plan.changing(&index, &*self.io, id)?;
                     let end = at
                         .checked_add(len as u64)
                         .filter(|&end| end < u64::MAX)
@@ -330,7 +347,7 @@ impl Core {
                     plan.add(len, per_piece, self.payload_max());
                 }
                 Op::Append { id, len, .. } => {
-                    let record = plan.existing(&index, &*self.io, id)?;
+                    let record = plan.changing(&index, &*self.io, id)?;
                     record.len = record
                         .len
                         .checked_add(len as u64)
@@ -339,7 +356,7 @@ impl Core {
                     plan.add(len, per_piece, self.payload_max());
                 }
                 Op::Truncate { id, len } => {
-                    let record = plan.existing(&index, &*self.io, id)?;
+                    let record = plan.changing(&index, &*self.io, id)?;
                     if len == u64::MAX {
                         return Err(Error::Misuse("an object that would be too long"));
                     }
@@ -347,7 +364,7 @@ impl Core {
                     plan.frees = true;
                 }
                 Op::Punch { id, .. } => {
-                    plan.existing(&index, &*self.io, id)?;
+                    plan.changing(&index, &*self.io, id)?;
                     plan.frees = true;
                 }
                 Op::Name { name_len, id, .. } => {
@@ -361,8 +378,16 @@ impl Core {
                     plan.frees = true;
                 }
                 Op::Delete { id } => {
-                    plan.existing(&index, &*self.io, id)?;
+                    let mut parent = plan.changing(&index, &*self.io, id)?.parent;
                     plan.objects.insert(id, None);
+                    while let Some(below) = parent.take() {
+                        let record = plan.existing(&index, &*self.io, below)?;
+                        record.children = record.children.saturating_sub(1);
+                        if record.is_leaving && record.children == 0 {
+                            parent = record.parent;
+                            plan.objects.insert(below, None);
+                        }
+                    }
                     plan.frees = true;
                 }
                 Op::Put { key_len, value_len, .. } => {
@@ -413,8 +438,12 @@ impl Core {
     fn apply(&mut self, group: &Group) -> Result<()> {
         for op in &group.ops {
             match *op {
-                Op::Create { id, hint } => {
-                    self.set_object(id, ObjectRecord { len: 0, hint, is_value: false })?;
+                Op::Create { id, hint } => self.set_object(id, ObjectRecord::new(hint))?,
+                Op::Fork { id, parent } => {
+                    let mut record = self.record(parent)?;
+                    let new = record.forked(parent)?;
+                    self.set_object(parent, record)?;
+                    self.set_object(id, new)?;
                 }
                 Op::Write { id, at, from, len } => {
                     let record = self.record(id)?;
@@ -427,7 +456,7 @@ impl Core {
                 Op::Truncate { id, len } => {
                     let record = self.record(id)?;
                     if len < record.len {
-                        self.pair(extent_key(id, len), Entry::Hole(u64::MAX - len))?;
+                        self.pair(extent_key(id, len), record.hole(u64::MAX - len))?;
                     }
                     self.set_object(id, ObjectRecord { len, ..record })?;
                 }
@@ -435,7 +464,7 @@ impl Core {
                     let record = self.record(id)?;
                     let len = record.len.saturating_sub(at).min(len);
                     if len > 0 {
-                        self.pair(extent_key(id, at), Entry::Hole(len))?;
+                        self.pair(extent_key(id, at), record.hole(len))?;
                     }
                 }
                 Op::Name { name, name_len, id } => {
@@ -463,15 +492,21 @@ impl Core {
         Ok(())
     }
 
-    fn record(&self, id: ObjectId) -> Result<ObjectRecord> {
+    pub fn record(&self, id: ObjectId) -> Result<ObjectRecord> {
         self.index().object(&*self.io, id)?.ok_or(Error::NoObject(id))
     }
 
-    fn set_object(&mut self, id: ObjectId, record: ObjectRecord) -> Result<()> {
+    pub fn set_object(&mut self, id: ObjectId, record: ObjectRecord) -> Result<()> {
         self.pair(object_key(id), Entry::Object(record))
     }
 
-    fn write(&mut self, id: ObjectId, record: ObjectRecord, at: u64, bytes: &[u8]) -> Result<()> {
+    pub fn write(
+        &mut self,
+        id: ObjectId,
+        record: ObjectRecord,
+        at: u64,
+        bytes: &[u8],
+    ) -> Result<()> {
         let mut offset = at;
         // Payloads begin on multiples of their longest, so that what is written again with the
         // same bounds replaces whole ones.
@@ -494,11 +529,21 @@ impl Core {
     }
 
     fn delete(&mut self, id: ObjectId) -> Result<()> {
-        let record = self.record(id)?;
-        if record.len > 0 {
+        let mut next = Some(id);
+        while let Some(id) = next.take() {
+            let record = self.record(id)?;
+            // What is empty may have zeros that hide what it is or was over.
             self.pair(extent_key(id, 0), Entry::Hole(u64::MAX))?;
+            self.pair(object_key(id), Entry::Gone)?;
+            if let Some(parent) = record.parent {
+                let record = self.record(parent)?;
+                let children = record.children.saturating_sub(1);
+                self.set_object(parent, ObjectRecord { children, ..record })?;
+                // What was removed was there for this one alone.
+                next = Some(parent).filter(|_| record.is_leaving && children == 0);
+            }
         }
-        self.pair(object_key(id), Entry::Gone)
+        Ok(())
     }
 
     fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
@@ -520,7 +565,7 @@ impl Core {
         }
         let id = ObjectId(self.next_id);
         self.next_id += 1;
-        let record = ObjectRecord { len: 0, hint: Hint::Unknown, is_value: true };
+        let record = ObjectRecord { is_value: true, ..ObjectRecord::new(Hint::Unknown) };
         self.write(id, record, 0, value)?;
         self.links += 1;
         self.pair(key, Entry::Link(id, value.len() as u64))
@@ -601,7 +646,9 @@ impl Core {
     }
 
     fn stream_of(&self, kind: Kind) -> usize {
-        self.layout.stream_of(kind, self.usual_bytes < TRICKLE_BYTES)
+        let stream = self.layout.stream_of(kind, self.usual_bytes < TRICKLE_BYTES);
+        // Layouts of others were asked before, but not for all.
+        stream.min(self.streams.len().saturating_sub(1))
     }
 
     /// Payloads as long as this begin at a multiple of it.
@@ -914,6 +961,19 @@ impl Plan {
         entry.as_mut().ok_or(Error::NoObject(id))
     }
 
+    /// The same, to be changed: what others are over shows through them.
+    fn changing(
+        &mut self,
+        index: &Index<'_>,
+        nodes: &dyn Nodes,
+        id: ObjectId,
+    ) -> Result<&mut ObjectRecord> {
+        match self.existing(index, nodes, id)? {
+            record if record.children == 0 => Ok(record),
+            _ => Err(Error::Misuse("an object that others are over does not change")),
+        }
+    }
+
     fn add(&mut self, len: usize, per_piece: usize, payload_max: usize) {
         let pieces = len.div_ceil(PIECE as usize) + 1;
         let payloads = len.div_ceil(payload_max) + 1;
@@ -967,8 +1027,10 @@ pub(crate) fn live_parts(
     match named(key) {
         Some(Named::Extent(id, at)) => {
             let end = at + u64::from(stored.len);
-            let _ = index.resolve(nodes, id, (at, end), hint, &mut |offset, data| {
-                if within(&data) {
+            let _ = index.resolve(nodes, id, (at, end), hint, &mut |offset, entry| {
+                if let Entry::Data(data) = entry
+                    && within(&data)
+                {
                     parts.push((extent_key(id, offset), data));
                 }
                 std::ops::ControlFlow::Continue(())

@@ -11,6 +11,9 @@
 //! durable together; a disk must not.
 //! Law 3: the disk is as long as the object was when it was opened.
 //! Law 4: what is discarded is a hole: it reads as zeros and takes no room.
+//! Law 5: room that was kept for a disk is there when it writes; what it did not write is given
+//! back with it.
+//! Law 6: a disk may become that of another object that shows the same, between its requests.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,7 +22,7 @@ use draconis_device::{
     Atomic, Disk, Error as DiskError, Extent, Group as DiskGroup, Pending, Properties, ReadAnswer,
     Refused, Ticket as DiskTicket, Urgency,
 };
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
 
 use crate::{Error, Group, ObjectId, Result, Store, Ticket};
@@ -35,15 +38,20 @@ const BEST_IO_BYTES: u32 = crate::entry::PAYLOAD_MAX as u32;
 #[derive(Debug)]
 pub struct ObjectDisk {
     store: Arc<Store>,
-    id: ObjectId,
+    place: Arc<Place>,
     properties: Properties,
     given: Mutex<Given>,
 }
+
+/// The object that a disk is of: read by each request as long as it lasts.
+pub(crate) type Place = RwLock<ObjectId>;
 
 /// Tickets that were given out.
 #[derive(Debug, Default)]
 struct Given {
     last: u64,
+    /// Bytes that room is kept for in the store.
+    kept_bytes: u64,
     /// The last disk ticket of each of the store's, for those that may not be durable yet.
     open: VecDeque<(DiskTicket, Ticket)>,
 }
@@ -80,22 +88,26 @@ impl Given {
 
 impl Store {
     /// The object as a disk of the length that it has now, whose groups are atomic against
-    /// power cuts. It must not be changed by others meanwhile.
+    /// power cuts. It must not be changed by others meanwhile. One that others are over is
+    /// read-only.
     ///
     /// # Errors
     /// [`Error::NoObject`], or what reading the index gave.
     pub fn disk(self: &Arc<Self>, id: ObjectId) -> Result<ObjectDisk> {
-        let len = self.len(id)?;
+        let record = self.object_record(id)?.ok_or(Error::NoObject(id))?;
+        let (len, is_read_only) = (record.len, self.is_read_only() || record.children > 0);
         let properties = Properties {
             len_bytes: len.saturating_sub(len.checked_rem(u64::from(SECTOR_BYTES)).unwrap_or(0)),
             sector_bytes: SECTOR_BYTES,
             best_io_bytes: BEST_IO_BYTES,
             rotational: self.is_rotational(),
-            read_only: self.is_read_only(),
+            read_only: is_read_only,
             atomic: Atomic::AgainstPowerCut,
-            discards: !self.is_read_only(),
+            discards: !is_read_only,
         };
-        Ok(ObjectDisk { store: self.clone(), id, properties, given: Mutex::default() })
+        let place = Arc::new(RwLock::new(id));
+        self.open.lock().push(Arc::downgrade(&place));
+        Ok(ObjectDisk { store: self.clone(), place, properties, given: Mutex::default() })
     }
 }
 
@@ -109,30 +121,37 @@ impl ObjectDisk {
 
     /// The object.
     pub fn id(&self) -> ObjectId {
-        self.id
+        *self.place.read()
+    }
+
+    /// So many bytes of what is kept are not needed any more.
+    fn use_up(&self, given: &mut Given, bytes: u64) {
+        let used = bytes.min(given.kept_bytes);
+        given.kept_bytes = given.kept_bytes.saturating_sub(used);
+        let mut all = self.store.kept_bytes.lock();
+        *all = all.saturating_sub(used);
     }
 
     fn fill(&self, at: Extent, into: &mut [u8]) -> std::result::Result<(), DiskError> {
-        let got = self
-            .store
-            .read(self.id, at.start_bytes, into)
-            .map_err(|error| said("read", at, error))?;
+        let id = self.place.read();
+        let got =
+            self.store.read(*id, at.start_bytes, into).map_err(|error| said("read", at, error))?;
         if (got as u64) < at.len_bytes {
             return Err(DiskError::Short { extent: at, got_bytes: got as u64 });
         }
         Ok(())
     }
 
-    fn group_of(&self, chain: &[DiskGroup]) -> Group {
+    fn group_of(id: ObjectId, chain: &[DiskGroup]) -> Group {
         let mut group = Group::new();
         for write in chain.iter().flat_map(|group| &group.writes) {
             match write.block.bytes() {
-                Some(bytes) => group.write(self.id, write.at_bytes, bytes),
+                Some(bytes) => group.write(id, write.at_bytes, bytes),
                 // Shared memory may change while it is read: from a copy.
                 None => {
                     let mut bytes = vec![0; write.block.len()];
                     write.block.copy_out(0, &mut bytes);
-                    group.write(self.id, write.at_bytes, &bytes);
+                    group.write(id, write.at_bytes, &bytes);
                 }
             }
         }
@@ -148,11 +167,18 @@ fn said(what: &'static str, extent: Extent, error: Error) -> DiskError {
         Error::NoObject(_) => return DiskError::Gone,
         Error::NoSpace { .. } => Errno::NOSPC,
         Error::Corrupt { .. } => Errno::BADMSG,
-        Error::NotAStore(_) => Errno::IO,
+        Error::NotAStore(_) | Error::Disk(_) => Errno::IO,
         Error::Misuse(_) => Errno::INVAL,
     };
     log::warn!("{what} {extent} of an object: {error}");
     DiskError::Io { what, extent, errno }
+}
+
+impl Drop for ObjectDisk {
+    fn drop(&mut self) {
+        let mut given = std::mem::take(&mut *self.given.lock());
+        self.use_up(&mut given, u64::MAX);
+    }
 }
 
 impl Disk for ObjectDisk {
@@ -196,15 +222,20 @@ impl Disk for ObjectDisk {
         if let Err(error) = checked {
             return Err(Refused { goods: Some(chain), error });
         }
-        let group = self.group_of(&chain);
+        let id = self.place.read();
+        let group = Self::group_of(*id, &chain);
         // Held over both: tickets ascend as the store takes groups. Groups of a store follow
         // each other anyway, so `after` has only to be checked.
         let mut given = self.given.lock();
         if let Some(error) = after.iter().find_map(|&ticket| given.check(ticket).err()) {
             return Err(Refused { goods: Some(chain), error });
         }
+        let bytes = group.len_bytes() as u64;
         match self.store.submit(group, &[]) {
-            Ok(ticket) => Ok(given.name(chain.len(), ticket)),
+            Ok(ticket) => {
+                self.use_up(&mut given, bytes);
+                Ok(given.name(chain.len(), ticket))
+            }
             Err(refused) => {
                 let first = chain.iter().flat_map(|group| &group.writes).next();
                 let extent = first.map_or(Extent::new(0, 0), |write| {
@@ -233,12 +264,30 @@ impl Disk for ObjectDisk {
         Ok(())
     }
 
+    fn reserve(&self, bytes: u64) -> std::result::Result<u64, DiskError> {
+        if self.properties.read_only {
+            return Err(DiskError::ReadOnly);
+        }
+        let mut given = self.given.lock();
+        if bytes > given.kept_bytes {
+            // Held meanwhile: what others keep counts.
+            let mut all = self.store.kept_bytes.lock();
+            let kept = all.saturating_sub(given.kept_bytes).saturating_add(bytes);
+            self.store
+                .with_core(|core| core.keep_room(kept))
+                .map_err(|error| said("keep room for", Extent::new(0, bytes), error))?;
+            (*all, given.kept_bytes) = (kept, bytes);
+        }
+        Ok(given.kept_bytes)
+    }
+
     fn discard(
         &self,
         extents: &[Extent],
         after: &[DiskTicket],
     ) -> std::result::Result<(), DiskError> {
         self.properties.check_extents(extents)?;
+        let id = self.place.read();
         // Groups of a store follow each other, so that the holes are there only once what is
         // in `after` is.
         let given = self.given.lock();
@@ -249,7 +298,7 @@ impl Disk for ObjectDisk {
         let mut group = Group::new();
         let sector = u64::from(SECTOR_BYTES);
         for whole in extents.iter().filter_map(|extent| extent.whole_units(sector)) {
-            group.punch(self.id, whole.start_bytes, whole.len_bytes);
+            group.punch(*id, whole.start_bytes, whole.len_bytes);
         }
         if group.is_empty() {
             return Ok(());

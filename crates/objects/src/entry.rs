@@ -14,6 +14,7 @@
 use smallvec::SmallVec;
 
 use crate::codec::{Reader, narrow, put_varint};
+use crate::hooks::{Omission, is_left_out};
 use crate::{Hint, ObjectId, Result};
 
 /// Sorts as bytes do.
@@ -68,6 +69,10 @@ pub(crate) fn name_key(of: &[u8]) -> Key {
     key.extend_from_slice(of);
     key
 }
+
+/// Flags of an object, beside its hint.
+const VALUE_FLAG: u8 = 0x80;
+const LEAVING: u8 = 0x40;
 
 /// Behind the keys of all names.
 pub(crate) const BEHIND_NAMES: &[u8] = &[NAME.wrapping_add(1)];
@@ -140,8 +145,11 @@ pub(crate) enum Entry {
     /// Bytes of an object from the key's offset on, or the value of a key.
     Data(Data),
     /// Nothing of the object from the key's offset on, for so many bytes (to the end of
-    /// numbers: `u64::MAX - offset`): hides what older layers have there.
+    /// numbers: `u64::MAX - offset`): hides what older layers have there, and no more.
     Hole(u64),
+    /// Zeros of the object for so many bytes: as a hole, and what lies below it in the object that
+    /// it is over is not shown either. It stays in the tree.
+    Zeros(u64),
     /// Hides what older layers have under the key.
     Gone,
     /// An object.
@@ -161,6 +169,27 @@ pub(crate) struct ObjectRecord {
     pub hint: Hint,
     /// Holds a value of the kv: not listed.
     pub is_value: bool,
+    /// Where it has nothing of its own it shows what this one has.
+    pub parent: Option<ObjectId>,
+    /// Objects that are over it; it does not change while there is one.
+    pub children: u32,
+    /// Was removed, and is there for what the only one over it shows of it: not listed.
+    pub is_leaving: bool,
+}
+
+impl ObjectRecord {
+    /// An empty object by itself.
+    pub fn new(hint: Hint) -> Self {
+        Self { len: 0, hint, is_value: false, parent: None, children: 0, is_leaving: false }
+    }
+
+    /// What stands for `len` bytes that were given up.
+    pub fn hole(&self, len: u64) -> Entry {
+        match self.parent.is_some() && !is_left_out(Omission::ForkZeros) {
+            true => Entry::Zeros(len),
+            false => Entry::Hole(len),
+        }
+    }
 }
 
 impl Entry {
@@ -168,9 +197,14 @@ impl Entry {
     pub fn covers(&self) -> u64 {
         match self {
             Self::Data(data) => u64::from(data.len),
-            Self::Hole(len) => *len,
+            Self::Hole(len) | Self::Zeros(len) => *len,
             _ => 0,
         }
+    }
+
+    /// Whether it is something of an object, and not only the absence of what is older.
+    pub fn is_own(&self) -> bool {
+        matches!(self, Self::Data(_) | Self::Zeros(_))
     }
 
     /// What a name leads to.
@@ -193,6 +227,7 @@ impl Entry {
         match self {
             Self::Data(data) => Self::Data(data.part(narrow(from), narrow(len))),
             Self::Hole(_) => Self::Hole(len),
+            Self::Zeros(_) => Self::Zeros(len),
             other => other.clone(),
         }
     }
@@ -219,14 +254,26 @@ impl Entry {
             }
             Self::Gone => into.push(3),
             Self::Object(record) => {
-                into.push(4);
+                // Most are by themselves.
+                let is_alone =
+                    record.parent.is_none() && record.children == 0 && !record.is_leaving;
+                into.push(if is_alone { 4 } else { 7 });
                 put_varint(into, record.len);
                 let hint = match record.hint {
                     Hint::Unknown => 0,
                     Hint::Hot => 1,
                     Hint::Cold => 2,
                 };
-                into.push(hint | u8::from(record.is_value) << 7);
+                let leaving = if record.is_leaving { LEAVING } else { 0 };
+                into.push(hint | leaving | if record.is_value { VALUE_FLAG } else { 0 });
+                if !is_alone {
+                    put_varint(into, record.parent.map_or(0, |parent| parent.0.saturating_add(1)));
+                    put_varint(into, u64::from(record.children));
+                }
+            }
+            Self::Zeros(len) => {
+                into.push(8);
+                put_varint(into, *len);
             }
             Self::Link(id, len) => {
                 into.push(5);
@@ -252,11 +299,16 @@ impl Entry {
                 }
                 return reader.bytes(pieces(stored as usize).saturating_mul(8)).map(|_| ());
             }
-            2 => 1,
+            2 | 8 => 1,
             3 => 0,
             4 => {
                 reader.varint()?;
                 return reader.u8().map(|_| ());
+            }
+            7 => {
+                reader.varint()?;
+                reader.u8()?;
+                2
             }
             6 => return reader.sized().map(|_| ()),
             _ => 2,
@@ -288,17 +340,29 @@ impl Entry {
             }
             2 => Self::Hole(reader.varint()?),
             3 => Self::Gone,
-            4 => {
+            kind @ (4 | 7) => {
                 let len = reader.varint()?;
                 let flags = reader.u8()?;
-                let hint = match flags & 0x7f {
+                let hint = match flags & !(VALUE_FLAG | LEAVING) {
                     0 => Hint::Unknown,
                     1 => Hint::Hot,
                     2 => Hint::Cold,
                     _ => return Err(reader.corrupt("a hint that is not known")),
                 };
-                Self::Object(ObjectRecord { len, hint, is_value: flags & 0x80 != 0 })
+                let (parent, children) = match kind {
+                    4 => (0, 0),
+                    _ => (reader.varint()?, reader.varint_u32()?),
+                };
+                Self::Object(ObjectRecord {
+                    len,
+                    hint,
+                    is_value: flags & VALUE_FLAG != 0,
+                    parent: parent.checked_sub(1).map(ObjectId),
+                    children,
+                    is_leaving: flags & LEAVING != 0,
+                })
             }
+            8 => Self::Zeros(reader.varint()?),
             5 => Self::Link(ObjectId(reader.varint()?), reader.varint()?),
             6 => match reader.sized()? {
                 value if value.len() <= SHORT_MAX => Self::Short(SmallVec::from_slice(value)),
@@ -358,7 +422,7 @@ pub(crate) fn fits(key: &[u8], entry: &Entry) -> bool {
         Some(Named::Object(_)) => matches!(entry, Entry::Object(_) | Entry::Gone),
         Some(Named::Extent(_, at)) => match entry {
             Entry::Data(data) => data.len > 0 && at.checked_add(u64::from(data.len)).is_some(),
-            Entry::Hole(len) => *len > 0 && at.checked_add(*len).is_some(),
+            Entry::Hole(len) | Entry::Zeros(len) => *len > 0 && at.checked_add(*len).is_some(),
             _ => false,
         },
         Some(Named::Value(_)) => {
@@ -427,7 +491,7 @@ mod tests {
     #[test]
     fn entries_come_back() {
         let id = ObjectId(77);
-        let record = ObjectRecord { len: 1 << 40, hint: Hint::Hot, is_value: true };
+        let record = ObjectRecord { len: 1 << 40, is_value: true, ..ObjectRecord::new(Hint::Hot) };
         let all = [
             (extent_key(id, 5), Entry::Data(data(9000))),
             (extent_key(id, 5), Entry::Data(data(9000).part(4100, 200))),

@@ -13,6 +13,9 @@ pub enum Error {
     /// There is no such object.
     #[error("there is no object {0}")]
     NoObject(ObjectId),
+    /// A disk by a name, and why that cannot be done with it.
+    #[error("{0}")]
+    Disk(String),
     /// The store has no room for the group. Nothing of it was done.
     #[error(
         "the store is full: {needed_bytes} bytes are needed with their entries, {free_bytes} are free beside {kept_bytes} that deleting, cleaning and checkpoints need; delete something or make the store larger"

@@ -40,6 +40,7 @@ pub enum Hint {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Op {
     Create { id: ObjectId, hint: Hint },
+    Fork { id: ObjectId, parent: ObjectId },
     Write { id: ObjectId, at: u64, from: usize, len: usize },
     Append { id: ObjectId, from: usize, len: usize },
     Truncate { id: ObjectId, len: u64 },
@@ -83,6 +84,14 @@ impl Group {
     /// Creates an empty object.
     pub fn create(&mut self, new: NewObject, hint: Hint) -> ObjectId {
         self.ops.push(Op::Create { id: new.0, hint });
+        new.0
+    }
+
+    /// Creates an object over another one: it shows what that shows wherever nothing else was
+    /// written to it, and costs as much as an empty one. The other one does not change as long as
+    /// there is one over it, and is not deleted.
+    pub fn fork(&mut self, new: NewObject, parent: ObjectId) -> ObjectId {
+        self.ops.push(Op::Fork { id: new.0, parent });
         new.0
     }
 

@@ -26,6 +26,8 @@ pub enum Omission {
     Wipe,
     /// What a frame's header says of the commits before it.
     DurableMark,
+    /// What is given up of an object over another does not show that one's bytes.
+    ForkZeros,
     /// The sum of a frame's header and table.
     FrameSum,
     /// The sums of payloads.

@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 use crate::checkpoint::Chunks;
 use crate::core::Core;
-use crate::entry::{Data, Entry, Key, Named, extent_key, named};
+use crate::entry::{Entry, Key, Named, extent_key, named};
 use crate::layer::{Fold, Layer};
 use crate::leaf::Edit;
 use crate::tree::{Found, Nodes, Ptr, Tree};
@@ -301,7 +301,7 @@ impl Core {
 struct Rest {
     id: ObjectId,
     at: u64,
-    data: Data,
+    entry: Entry,
 }
 
 /// The edits that bring `pairs` pairs of a layer into the tree, and where to go on.
@@ -330,7 +330,7 @@ fn edits(
         };
         let (a, b) = (start + resume, start + entry.covers());
         // One that ends before this interval is done with; another may reach in.
-        let ends = |rest: &Rest| rest.at + u64::from(rest.data.len) <= a;
+        let ends = |rest: &Rest| rest.at + rest.entry.covers() <= a;
         if rest.as_ref().is_some_and(|rest| rest.id != id || ends(rest)) {
             flush(&mut out, &mut rest);
         }
@@ -339,32 +339,32 @@ fn edits(
         }
         // What begins before and reaches in: a rest, or an interval of the tree.
         let before = match rest.take() {
-            Some(rest) => Some((rest.at, rest.data)),
+            Some(rest) => Some((rest.at, rest.entry)),
             None => match tree.before(nodes, &extent_key(id, a), &mut hint)? {
-                Some((key, Entry::Data(data))) => match named(&key) {
+                Some((key, before)) => match named(&key) {
                     Some(Named::Extent(of, at))
-                        if of == id && at >= handled.1 && at + u64::from(data.len) > a =>
+                        if of == id && at >= handled.1 && at + before.covers() > a =>
                     {
-                        Some((at, data))
+                        Some((at, before))
                     }
                     _ => None,
                 },
-                _ => None,
+                None => None,
             },
         };
-        if let Some((at, data)) = before {
-            let end = at + u64::from(data.len);
+        if let Some((at, before)) = before {
+            let end = at + before.covers();
             if at < a {
-                let kept = data.part(0, (a.min(end) - at) as u32);
-                out.push((extent_key(id, at), Some(Entry::Data(kept))));
+                out.push((extent_key(id, at), Some(before.part(0, a.min(end) - at))));
             }
             if end > b {
-                let data = data.part((b - at) as u32, (end - b) as u32);
-                rest = Some(Rest { id, at: b, data });
+                rest = Some(Rest { id, at: b, entry: before.part(b - at, end - b) });
             }
         }
-        if let Entry::Data(data) = entry {
-            out.push((extent_key(id, a), Some(Entry::Data(data.clone()))));
+        // Zeros stay, as payloads do; a hole only takes away.
+        let place = out.len();
+        if entry.is_own() {
+            out.push((extent_key(id, a), Some(entry.part(a - start, b - a))));
         }
         // What begins inside.
         let mut from = a;
@@ -375,17 +375,17 @@ fn edits(
                 _ => break,
             };
             let end = at + inside.covers();
-            if at != a || !matches!(entry, Entry::Data(_)) {
+            if at != a || !entry.is_own() {
                 out.push((key, None));
             }
-            if end > b
-                && let Entry::Data(data) = inside
-            {
-                let data = data.part((b - at) as u32, (end - b) as u32);
-                rest = Some(Rest { id, at: b, data });
+            if end > b {
+                rest = Some(Rest { id, at: b, entry: inside.part(b - at, end - b) });
             }
             from = end.max(at + 1);
-            if left == 0 && from < b && matches!(entry, Entry::Hole(_)) {
+            if left == 0 && from < b && !matches!(entry, Entry::Data(_)) {
+                if entry.is_own() {
+                    out[place].1 = Some(entry.part(a - start, from - a));
+                }
                 stopped = true;
                 break;
             }
@@ -413,8 +413,8 @@ fn edits(
 }
 
 fn flush(out: &mut Vec<Edit>, rest: &mut Option<Rest>) {
-    if let Some(Rest { id, at, data }) = rest.take() {
+    if let Some(Rest { id, at, entry }) = rest.take() {
         let key: Key = extent_key(id, at);
-        out.push((key, Some(Entry::Data(data))));
+        out.push((key, Some(entry)));
     }
 }

@@ -30,7 +30,7 @@ use crate::frame::{HEADER, Header, missing};
 use crate::hooks::{Omission, is_left_out};
 use crate::io::Io;
 use crate::layer::{Active, Layer, Lost, weight};
-use crate::layout::layout;
+use crate::layout::{Site, layout};
 use crate::merge::merge_pairs;
 use crate::segment::Segments;
 use crate::store::{CreateOptions, OpenOptions};
@@ -61,15 +61,20 @@ impl Found {
 }
 
 /// An empty core over a disk; everything in it is to be filled in.
-fn empty_core(disk: Arc<dyn Disk>, superblock: Superblock, cache_bytes: u64) -> Core {
+fn empty_core(disk: Arc<dyn Disk>, superblock: Superblock, cache_bytes: u64) -> Result<Core> {
     let geometry = superblock.geometry;
     let profile = superblock.profile;
     let summer = superblock.summer();
     let capacity = u64::from(geometry.segments).saturating_mul(u64::from(geometry.segment_bytes));
     let token = Arc::new(Token);
-    Core {
+    let site = Site {
+        page_bytes: profile.page_bytes,
+        segment_bytes: profile.segment_bytes,
+        capacity_bytes: capacity,
+    };
+    Ok(Core {
         io: Arc::new(Io::new(disk, geometry, summer, cache_bytes)),
-        layout: layout(profile.layout, profile.page_bytes, profile.segment_bytes, capacity),
+        layout: layout(profile.layout, &site)?,
         tag: low_half(crate::codec::mix(summer.0)),
         superblock,
         active: Active::default(),
@@ -115,7 +120,7 @@ fn empty_core(disk: Arc<dyn Disk>, superblock: Superblock, cache_bytes: u64) -> 
         is_resized: false,
         stopped: None,
         is_torn: false,
-    }
+    })
 }
 
 /// Makes an empty store.
@@ -136,13 +141,14 @@ pub(crate) fn create(disk: Arc<dyn Disk>, options: &CreateOptions) -> Result<()>
         checkpoint: Ptr { at: 0, len: 0, sum: 0 },
         twin: None,
     };
+    // A layout that does not fit is refused before anything is written.
+    let mut core = empty_core(disk.clone(), superblock, 1 << 20)?;
     // What was there must not be found if this ends before its time.
     let group = draconis_device::Group { writes: wipe(&*disk) };
     if !group.writes.is_empty() && !is_left_out(Omission::Wipe) {
         let ticket = disk.submit(group, &[]).map_err(|refused| Error::Device(refused.error))?;
         disk.wait(ticket)?;
     }
-    let mut core = empty_core(disk, superblock, 1 << 20);
     for _ in 0..core.layout.streams() {
         let places = core.segments.take(0).zip(core.segments.take(0));
         let (segment, next) = places.ok_or(Error::Misuse("the disk is too small for a store"))?;
@@ -179,7 +185,7 @@ pub(crate) fn open_what_is_left(
     if agree < 2 {
         log::warn!("only {agree} of four superblocks is the newest");
     }
-    let mut core = empty_core(disk, superblock, options.cache_bytes);
+    let mut core = empty_core(disk, superblock, options.cache_bytes)?;
     let blob = read_blob(&core)?;
     load(&mut core, &blob, lost)?;
     match replay(&mut core, &blob) {

@@ -12,7 +12,8 @@ use draconis_device::Disk;
 use crate::core::Core;
 use crate::cursor::Cursor;
 use crate::entry::{
-    BEHIND_NAMES, Data, Entry, Key, Named, PIECE, name_key, named, object_key, value_key,
+    BEHIND_NAMES, Data, Entry, Key, Named, ObjectRecord, PIECE, name_key, named, object_key,
+    value_key,
 };
 use crate::recover::open_what_is_left;
 use crate::store::OpenOptions;
@@ -122,7 +123,7 @@ impl Work<'_> {
             }
             match (named(&key), entry) {
                 (Some(Named::Object(id)), Entry::Object(record)) if !record.is_value => {
-                    self.object(id, record.len)?;
+                    self.object(id, &record)?;
                 }
                 (Some(Named::Value(key)), Entry::Data(data)) => match io.value(&data) {
                     Ok(value) => self.put(key, &value)?,
@@ -183,8 +184,10 @@ impl Work<'_> {
             id,
             (at, to),
             &mut None,
-            &mut |offset, data| {
-                parts.push((offset, data));
+            &mut |offset, entry| {
+                if let Entry::Data(data) = entry {
+                    parts.push((offset, data));
+                }
                 std::ops::ControlFlow::Continue(())
             },
         )?;
@@ -206,16 +209,40 @@ impl Work<'_> {
         Ok(value)
     }
 
-    fn object(&mut self, id: ObjectId, len: u64) -> Result<()> {
+    fn object(&mut self, id: ObjectId, record: &ObjectRecord) -> Result<()> {
+        let len = record.len;
         // Its number may not be the next one: nothing else is made meanwhile.
-        self.group.create(self.into.numbered(id), crate::Hint::Unknown);
+        match record.parent {
+            // That has the smaller number, and was brought before.
+            Some(parent) => {
+                self.submit()?;
+                if self.into.object_record(parent)?.is_some() {
+                    self.group.fork(self.into.numbered(id), parent);
+                } else {
+                    let text = format!("object {id}: what it shared with object {parent}");
+                    self.done.lose(format!("{text}, which is not there, is zeros now"));
+                    self.group.create(self.into.numbered(id), crate::Hint::Unknown);
+                }
+            }
+            None => {
+                self.group.create(self.into.numbered(id), crate::Hint::Unknown);
+            }
+        }
         self.group.truncate(id, len);
         self.done.objects = self.done.objects.saturating_add(1);
         let mut at = 0u64;
         // Behind the last byte that is anywhere there is nothing but a hole.
-        while let Some((first, _)) = self.next_part(id, at, len) {
+        while let Some((first, part_len, is_zeros)) = self.next_part(id, at, len) {
             at = first;
-            let end = at.saturating_add(READ_BYTES).min(len);
+            if is_zeros {
+                self.group.punch(id, at, part_len);
+                self.brought(0)?;
+                at = at.saturating_add(part_len);
+                continue;
+            }
+            // What is over another is brought by what it has itself.
+            let together = if record.parent.is_some() { part_len } else { READ_BYTES };
+            let end = at.saturating_add(together).min(len);
             let mut bytes = vec![0; crate::codec::index(end.saturating_sub(at))];
             match self.read(id, at, &mut bytes) {
                 Ok(()) => {
@@ -230,21 +257,24 @@ impl Work<'_> {
     }
 
     /// Where the next bytes are that are somewhere, or may be.
-    fn next_part(&self, id: ObjectId, from: u64, len: u64) -> Option<(u64, u64)> {
+    fn next_part(&self, id: ObjectId, from: u64, len: u64) -> Option<(u64, u64, bool)> {
         let mut found = None;
         let looked = self.view.index().resolve(
             &*self.core.io,
             id,
             (from, len),
             &mut None,
-            &mut |offset, data| {
-                found = Some((offset, u64::from(data.len)));
+            &mut |offset, entry| {
+                found = Some((offset, entry.covers(), !matches!(entry, Entry::Data(_))));
                 std::ops::ControlFlow::Break(())
             },
         );
         match looked {
             Ok(_) => found,
-            Err(_) => (from < len).then_some((from, len.saturating_sub(from))),
+            // Some of it may be there.
+            Err(_) => {
+                (from < len).then_some((from, len.saturating_sub(from).min(READ_BYTES), false))
+            }
         }
     }
 

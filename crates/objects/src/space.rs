@@ -151,6 +151,13 @@ impl Core {
         Err(self.no_space(needed_bytes))
     }
 
+    /// Sees that so many bytes fit that come in any pieces.
+    pub fn keep_room(&mut self, bytes: u64) -> Result<()> {
+        self.check_running()?;
+        // With their entries, and what is lost at the ends of commits.
+        self.make_room(bytes.saturating_add(bytes / 8).saturating_add(self.segment_bytes()), false)
+    }
+
     fn look_for_room(&mut self, needed: usize, needed_bytes: u64, frees: bool) -> Result<()> {
         if self.is_crowded(needed_bytes) || !frees && !self.fits(needed_bytes) {
             // What was overwritten may not be counted yet.

@@ -7,14 +7,15 @@
 )]
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use draconis_device::Disk;
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::core::{Core, Counters};
 use crate::cursor::Cursor;
-use crate::entry::{Data, Entry, Named, named, object_key};
+use crate::disk::Place;
+use crate::entry::{Data, Entry, Named, ObjectRecord, named, object_key};
 use crate::io::{CacheInfo, Io};
 use crate::view::View;
 use crate::{Error, Group, NewObject, ObjectId, Refused, Result};
@@ -33,15 +34,18 @@ pub enum LayoutKind {
     Cow,
     /// For buckets, where a request takes long and has a price.
     Bucket,
+    /// One that was registered by this number: see [`crate::layout::register`].
+    Other(u16),
 }
 
 impl fmt::Display for LayoutKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Log => "log",
-            Self::Cow => "cow",
-            Self::Bucket => "bucket",
-        })
+        match self {
+            Self::Log => f.write_str("log"),
+            Self::Cow => f.write_str("cow"),
+            Self::Bucket => f.write_str("bucket"),
+            Self::Other(number) => write!(f, "number {number}"),
+        }
     }
 }
 
@@ -119,6 +123,12 @@ pub struct Store {
     io: Arc<Io>,
     flusher: Mutex<Flusher>,
     flushed: Condvar,
+    /// Objects that are open as disks.
+    pub(crate) open: Mutex<Vec<Weak<Place>>>,
+    /// Bytes that room is kept for, of all disks.
+    pub(crate) kept_bytes: Mutex<u64>,
+    /// Held by who changes which objects are over which.
+    pub(crate) lineage: Mutex<()>,
 }
 
 /// Who waits for the disk.
@@ -132,7 +142,7 @@ struct Flusher {
 pub struct Snapshot {
     view: Arc<View>,
     io: Arc<Io>,
-    store: std::sync::Weak<Store>,
+    store: Weak<Store>,
 }
 
 impl fmt::Debug for Store {
@@ -167,6 +177,9 @@ impl Store {
         Ok(Arc::new(Self {
             core: RwLock::new(core),
             io,
+            open: Mutex::default(),
+            kept_bytes: Mutex::default(),
+            lineage: Mutex::default(),
             flusher: Mutex::default(),
             flushed: Condvar::new(),
         }))
@@ -317,7 +330,7 @@ impl Store {
     /// # Errors
     /// [`Error::NoObject`]; [`Error::Corrupt`] rather than a byte that was not written.
     pub fn read(&self, id: ObjectId, at: u64, into: &mut [u8]) -> Result<usize> {
-        let mut parts: Vec<(u64, Data)> = vec![];
+        let parts: Vec<(u64, Data)>;
         let len;
         // The view is held until all is read: it keeps segments from being used again.
         let _view;
@@ -327,11 +340,7 @@ impl Store {
             let index = core.index();
             let record = index.object(&*self.io, id)?.ok_or(Error::NoObject(id))?;
             len = record.len.saturating_sub(at).min(into.len() as u64);
-            let _ =
-                index.resolve(&*self.io, id, (at, at + len), &mut None, &mut |offset, data| {
-                    parts.push((offset, data));
-                    std::ops::ControlFlow::Continue(())
-                })?;
+            parts = index.shown(&*self.io, (id, &record), (at, at + len))?;
             _view = core.view.clone();
         }
         let mut together = self.read_together(&parts).into_iter();
@@ -401,6 +410,17 @@ impl Store {
         drop(core);
         let entry = view.index().get(&*self.io, key)?;
         Ok((entry, view))
+    }
+
+    /// Does something to the whole state.
+    pub(crate) fn with_core<T>(&self, act: impl FnOnce(&mut Core) -> Result<T>) -> Result<T> {
+        act(&mut self.core.write())
+    }
+
+    pub(crate) fn object_record(&self, id: ObjectId) -> Result<Option<ObjectRecord>> {
+        let core = self.core.read();
+        core.check_whole()?;
+        core.index().object(&*self.io, id)
     }
 
     /// Length of an object in bytes.
@@ -512,11 +532,7 @@ impl Snapshot {
         let index = self.view.index();
         let record = index.object(&*self.io, id)?.ok_or(Error::NoObject(id))?;
         let len = record.len.saturating_sub(at).min(into.len() as u64);
-        let mut parts = vec![];
-        let _ = index.resolve(&*self.io, id, (at, at + len), &mut None, &mut |offset, data| {
-            parts.push((offset, data));
-            std::ops::ControlFlow::Continue(())
-        })?;
+        let parts = index.shown(&*self.io, (id, &record), (at, at + len))?;
         fill(at, &mut into[..len as usize], parts, |data, into| self.read_data(data, into))
     }
 
@@ -562,6 +578,7 @@ impl Snapshot {
             let Some(Named::Object(id)) = named(&key) else { break };
             if let Entry::Object(record) = entry
                 && !record.is_value
+                && !record.is_leaving
             {
                 out.push((id, record.len));
             }

@@ -15,15 +15,17 @@ use draconis_exchange::heap::Block;
 
 use crate::codec::{Reader, Summer, index};
 use crate::hooks::{Omission, is_left_out};
+use crate::layout::{kind_of, number_of};
 use crate::tree::Ptr;
-use crate::{Error, LayoutKind, Profile, Result};
+use crate::{Error, Profile, Result};
 
 /// "DracoObj", as little-endian bytes.
 const MAGIC: u64 = u64::from_le_bytes(*b"DracoObj");
 /// 2: tables of frames tell what differs from line to line. 3: so do leaves and runs, and the
 /// log layout has a stream for them. 4: short values are in the index, and checkpoints have two
-/// copies; a store of version 3 is one of version 4 without them. 5: objects may have names.
-const VERSION: u32 = 5;
+/// copies; a store of version 3 is one of version 4 without them. 5: objects may have names. 6: objects
+/// may be over others.
+const VERSION: u32 = 6;
 const VERSION_WITHOUT_COPIES: u32 = 3;
 /// Encoded length with its sum.
 const LEN: usize = 128;
@@ -162,11 +164,7 @@ impl Superblock {
         let mut out = Vec::with_capacity(LEN);
         out.extend_from_slice(&MAGIC.to_le_bytes());
         out.extend_from_slice(&VERSION.to_le_bytes());
-        let layout: u32 = match self.profile.layout {
-            LayoutKind::Log => 1,
-            LayoutKind::Cow => 2,
-            LayoutKind::Bucket => 3,
-        };
+        let layout = number_of(self.profile.layout);
         out.extend_from_slice(&layout.to_le_bytes());
         out.extend_from_slice(&self.id.to_le_bytes());
         out.extend_from_slice(&self.generation.to_le_bytes());
@@ -208,12 +206,9 @@ impl Superblock {
                 "version {version} is not known here (this program knows {VERSION})"
             )));
         }
-        let layout = match reader.u32()? {
-            1 => LayoutKind::Log,
-            2 => LayoutKind::Cow,
-            3 => LayoutKind::Bucket,
-            _ => return Err(Error::NotAStore("its layout is not known here".to_owned())),
-        };
+        let layout = kind_of(reader.u32()?);
+        let layout =
+            layout.ok_or_else(|| Error::NotAStore("its layout is not known here".to_owned()))?;
         let id = u128::from(reader.u64()?) | u128::from(reader.u64()?) << 64;
         let (generation, incarnation) = (reader.u64()?, reader.u64()?);
         let log_incarnation = reader.u64()?;
@@ -346,6 +341,7 @@ fn read_copy(disk: &dyn Disk, at: u64) -> Result<Superblock> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::LayoutKind;
     use draconis_device::{Group, MemoryDisk};
 
     fn superblock(disk_bytes: u64) -> Superblock {

@@ -240,7 +240,7 @@ mod tests {
 
     fn all() -> Vec<Item> {
         let id = ObjectId(77);
-        let record = ObjectRecord { len: 9, hint: Hint::Cold, is_value: false };
+        let record = ObjectRecord { len: 9, ..ObjectRecord::new(Hint::Cold) };
         let long = vec![7; 300];
         vec![
             Item::Pair(5, extent_key(id, 0), data(4096, 4096)),

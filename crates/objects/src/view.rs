@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::codec::narrow;
-use crate::entry::{Data, Entry, Named, extent_key, named, object_key};
+use crate::entry::{Data, Entry, Named, ObjectRecord, extent_key, named, object_key};
 use crate::layer::{Layer, Sorted, intervals};
 use crate::tree::{Found, Nodes, Tree};
-use crate::{ObjectId, Result};
+use crate::{Error, ObjectId, Result};
 
 /// Held by those who may still read what a checkpoint did away with.
 #[derive(Debug, Default)]
@@ -40,8 +39,12 @@ impl View {
     }
 }
 
-/// Hears of each payload of an interval, with the object's offset; may end the walk.
-pub(crate) type Take<'t> = dyn FnMut(u64, Data) -> ControlFlow<()> + 't;
+/// Hears of what an object has of its own in an interval, payloads and zeros, with its offset;
+/// may end the walk.
+pub(crate) type Take<'t> = dyn FnMut(u64, Entry) -> ControlFlow<()> + 't;
+
+/// The most objects over each other: a read may ask each of them.
+pub(crate) const DEPTH_MAX: usize = 1000;
 
 impl Index<'_> {
     fn split(&self) -> Option<(&dyn Sorted, Index<'_>)> {
@@ -72,7 +75,7 @@ impl Index<'_> {
         }
     }
 
-    /// The payloads of `[from, to)` of an object, in order.
+    /// What an object has of its own of `[from, to)`, in order.
     pub fn resolve(
         &self,
         nodes: &dyn Nodes,
@@ -100,12 +103,9 @@ impl Index<'_> {
             if start > done && below.resolve(nodes, id, (done, start), hint, take)?.is_break() {
                 return Ok(ControlFlow::Break(()));
             }
-            if let Entry::Data(data) = entry
-                && take(
-                    start,
-                    data.part(narrow(start.saturating_sub(at)), narrow(end.saturating_sub(start))),
-                )
-                .is_break()
+            if entry.is_own()
+                && take(start, entry.part(start.saturating_sub(at), end.saturating_sub(start)))
+                    .is_break()
             {
                 return Ok(ControlFlow::Break(()));
             }
@@ -114,12 +114,62 @@ impl Index<'_> {
         below.resolve(nodes, id, (done, to), hint, take)
     }
 
-    /// An object's record.
-    pub fn object(
+    /// The payloads that an object shows of `[from, to)`, in order: its own, and where it has
+    /// nothing those of what it is over.
+    pub fn shown(
+        &self,
+        nodes: &dyn Nodes,
+        (id, record): (ObjectId, &ObjectRecord),
+        (from, to): (u64, u64),
+    ) -> Result<Vec<(u64, Data)>> {
+        let mut parts: Vec<(u64, Data)> = vec![];
+        let mut gaps = vec![(from, to.min(record.len))];
+        let (mut id, mut parent) = (id, record.parent);
+        for depth in 0.. {
+            let mut rest: Vec<(u64, u64)> = vec![];
+            for (from, to) in gaps {
+                let mut done = from;
+                let _ = self.resolve(nodes, id, (from, to), &mut None, &mut |at, entry| {
+                    if parent.is_some() && at > done {
+                        rest.push((done, at));
+                    }
+                    done = at.saturating_add(entry.covers());
+                    if let Entry::Data(data) = entry {
+                        parts.push((at, data));
+                    }
+                    ControlFlow::Continue(())
+                })?;
+                if parent.is_some() && done < to {
+                    rest.push((done, to));
+                }
+            }
+            let Some(below) = parent.filter(|_| !rest.is_empty()) else { break };
+            let record = self.below(nodes, id, below, depth)?;
+            rest.iter_mut().for_each(|(_, to)| *to = record.len.min(*to));
+            (id, parent, gaps) = (below, record.parent, rest);
+        }
+        parts.sort_by_key(|(at, _)| *at);
+        Ok(parts)
+    }
+
+    /// The record of what an object is over, which is the `depth`th.
+    pub fn below(
         &self,
         nodes: &dyn Nodes,
         id: ObjectId,
-    ) -> Result<Option<crate::entry::ObjectRecord>> {
+        below: ObjectId,
+        depth: usize,
+    ) -> Result<ObjectRecord> {
+        let wrong = |what| Error::Corrupt { what, at_bytes: 0 };
+        // What is below was there before, so this ends even on a disk that lies.
+        if below >= id || depth >= DEPTH_MAX {
+            return Err(wrong("objects over each other in a circle, or too many"));
+        }
+        self.object(nodes, below)?.ok_or(wrong("an object over one that is not there"))
+    }
+
+    /// An object's record.
+    pub fn object(&self, nodes: &dyn Nodes, id: ObjectId) -> Result<Option<ObjectRecord>> {
         match self.get(nodes, &object_key(id))? {
             Some(Entry::Object(record)) => Ok(Some(record)),
             _ => Ok(None),
@@ -136,12 +186,11 @@ fn resolve_tree(
     take: &mut Take<'_>,
 ) -> Result<ControlFlow<()>> {
     let mut give = |at: u64, entry: &Entry| {
-        let Entry::Data(data) = entry else { return ControlFlow::Continue(()) };
-        let (start, end) = (at.max(from), at.saturating_add(u64::from(data.len)).min(to));
-        if start >= end {
+        let (start, end) = (at.max(from), at.saturating_add(entry.covers()).min(to));
+        if start >= end || !entry.is_own() {
             return ControlFlow::Continue(());
         }
-        take(start, data.part(narrow(start.saturating_sub(at)), narrow(end.saturating_sub(start))))
+        take(start, entry.part(start.saturating_sub(at), end.saturating_sub(start)))
     };
     let mut key = extent_key(id, from);
     if let Some((key, entry)) = tree.before(nodes, &key, hint)?

@@ -40,7 +40,7 @@ fn quiet() {
 /// Where the campaign is to find an omission.
 type Find = fn(Settings) -> Option<Violation>;
 
-const ALL: [(Omission, Find); 14] = [
+const ALL: [(Omission, Find); 15] = [
     (Omission::Flush, cuts),
     (Omission::SuperblockAfterFrames, cuts),
     (Omission::Barrier, cuts),
@@ -49,6 +49,7 @@ const ALL: [(Omission, Find); 14] = [
     (Omission::WholeCommits, cuts),
     (Omission::VerifiedReplay, cuts),
     (Omission::Incarnation, cuts),
+    (Omission::ForkZeros, cuts),
     (Omission::Wipe, makings),
     (Omission::FrameSum, damages),
     (Omission::DurableMark, damages),

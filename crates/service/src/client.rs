@@ -52,6 +52,11 @@ impl Directory {
         self.0.join("keepers")
     }
 
+    /// Where those have their addresses who have stores.
+    pub(crate) fn stores(&self) -> PathBuf {
+        self.0.join("stores")
+    }
+
     /// The address of a keeper.
     pub(crate) fn keeper(&self, id: u64) -> PathBuf {
         self.keepers().join(format!("{id}.sock"))

@@ -43,7 +43,8 @@ pub(crate) fn plan(plan: &mut Plan) {
 }
 
 /// Serves the file behind `fd`, open for writing, to the worker of `session` from lane
-/// `first` on, until the worker closes or dies.
+/// `first` on, until the worker closes or dies. What the worker discards it gives up only if
+/// `discards` is set.
 ///
 /// # Errors
 /// What the system says of the descriptor, or when it has no thread left.
@@ -51,9 +52,11 @@ pub(crate) fn serve_disk(
     fd: OwnedFd,
     session: &Arc<Session>,
     first: u32,
+    discards: bool,
 ) -> std::io::Result<DiskService> {
     let how = FileOptions { write: true, direct: true, uring: false };
-    let file = Arc::new(OpenedFile::new(fd, how)?.start());
+    let file = OpenedFile::new(fd, how)?;
+    let file = Arc::new(if discards { file.discarding() } else { file }.start());
     let (served, last) = (Arc::downgrade(&file), Arc::new(OnceLock::new()));
     let (told, mark) = (last.clone(), Arc::new(AtomicU64::new(0)));
     let marking = mark.clone();
@@ -141,8 +144,8 @@ pub(crate) struct SplitDisk {
 
 impl Disk for SplitDisk {
     fn properties(&self) -> Properties {
-        let Properties { read_only, atomic, .. } = self.writes.properties();
-        Properties { read_only, atomic, ..self.reads.properties() }
+        let Properties { read_only, atomic, discards, .. } = self.writes.properties();
+        Properties { read_only, atomic, discards, ..self.reads.properties() }
     }
 
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
@@ -176,6 +179,10 @@ impl Disk for SplitDisk {
 
     fn wait(&self, ticket: Ticket) -> Result<(), Error> {
         self.writes.wait(ticket)
+    }
+
+    fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
+        self.writes.discard(extents, after)
     }
 }
 
@@ -215,7 +222,7 @@ mod tests {
         let (offer, socket) = offer(&all).unwrap();
         // Both ends of the session live here: each is the other's peer.
         let host = offer.start(pidfd_open(getpid(), PidfdFlags::empty()).unwrap());
-        let service = serve_disk(writable.into(), &host, 1).unwrap();
+        let service = serve_disk(writable.into(), &host, 1, false).unwrap();
         let guest = accept(&socket, Instant::now() + Duration::from_secs(10)).unwrap();
         let how = FileOptions { write: false, direct: true, uring: false };
         let reads = FileDisk::open(file.path(), how).unwrap();

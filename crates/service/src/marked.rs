@@ -56,6 +56,10 @@ impl<D: Disk> Disk for Marked<D> {
         Ok(tickets)
     }
 
+    fn reserve(&self, bytes: u64) -> Result<u64, Error> {
+        self.disk.reserve(bytes)
+    }
+
     fn settle(&self, ticket: Ticket) -> Result<(), Error> {
         self.disk.settle(ticket)
     }

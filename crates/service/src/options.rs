@@ -68,6 +68,9 @@ pub struct MountOptions {
     pub block_device: Option<bool>,
     /// Whether another worker takes over from one that died.
     pub restart: bool,
+    /// Whether the disk is told what is free; if not said, where that is in a store.
+    #[serde(default)]
+    pub discard: Option<bool>,
     /// Change a mount that is there.
     pub remount: bool,
 }
@@ -119,6 +122,7 @@ impl Default for MountOptions {
             minix_df: false,
             block_device: None,
             restart: true,
+            discard: None,
             remount: false,
         }
     }
@@ -216,7 +220,6 @@ const WITHOUT_EFFECT: &[&str] = &[
     "nombcache",
     "no_mbcache",
     "inlinecrypt",
-    "nodiscard",
     "no_default_opts",
     "noload",
     "nonempty",
@@ -254,7 +257,6 @@ const REFUSED: &[(&str, &str)] = &[
     ("usrquota", NO_LIMITS),
     ("grpquota", NO_LIMITS),
     ("prjquota", NO_LIMITS),
-    ("discard", "freed blocks are not discarded; run fstrim on the file system below"),
     ("journal_dev", "a journal on another device is not written; see tune2fs -j"),
     ("journal_path", "a journal on another device is not written; see tune2fs -j"),
     ("max_dir_size_kb", "directories have no limit; leave the option out"),
@@ -339,6 +341,8 @@ impl MountOptions {
             "norestart" => self.restart = false,
             "minixdf" => self.minix_df = true,
             "bsddf" => self.minix_df = false,
+            "discard" => self.discard = Some(true),
+            "nodiscard" => self.discard = Some(false),
             "fuseblk" => self.block_device = Some(true),
             "nofuseblk" => self.block_device = Some(false),
             "remount" => self.remount = true,

@@ -217,7 +217,9 @@ impl Worker {
             Source::File { image, disk } => {
                 let session = given(image.as_fd())?;
                 let disk = disk.as_ref().map(|disk| {
-                    disk::serve_disk(disk.try_clone()?, &session, DISK_LANE).map(Service::Own)
+                    let discards = start.options.discard == Some(true);
+                    disk::serve_disk(disk.try_clone()?, &session, DISK_LANE, discards)
+                        .map(Service::Own)
                 });
                 (session, disk.unwrap_or(Ok(Service::None)))
             }

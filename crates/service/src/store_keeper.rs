@@ -27,8 +27,9 @@ use draconis_exchange::descriptors;
 use rustix::net::RecvFlags;
 use serde::{Deserialize, Serialize};
 
+use crate::client::Directory;
 use crate::protocol::is_own;
-use crate::store_process::{Attached, StoreProcess};
+use crate::store_process::{Attached, Change, StoreProcess};
 
 /// How long one that was started waits for the first keeper.
 const FIRST_WAIT: Duration = Duration::from_secs(10);
@@ -48,6 +49,8 @@ enum Ask {
     Hello,
     /// Serve a disk to the process whose pidfd comes along.
     Attach { disk: String, read_only: bool },
+    /// Change which disks and snapshots there are.
+    Change { change: Change },
     /// Wait until that has ended; the mark of the last chain that was taken.
     Ended { number: u64 },
 }
@@ -190,6 +193,27 @@ impl StoreDisk {
     pub(crate) fn resume(connection: OwnedFd, known: Known) -> Self {
         let Known { disk, read_only } = known;
         Self { store: connection.into(), disk, read_only }
+    }
+}
+
+/// Has `store` changed by the process that has it, because some of its disks are mounted; says
+/// whether there is one.
+///
+/// # Errors
+/// A sentence for the user.
+pub fn change(directory: &Directory, store: &Path, change: &Change) -> Result<bool, String> {
+    let Ok(store) = UnixStream::connect(socket_of(&directory.stores(), store)?) else {
+        return Ok(false);
+    };
+    // One that is just ending does not answer: then it is nobody's.
+    if send(&store, &Ask::Hello, &[]).is_err() || receive::<Answer>(&store).is_err() {
+        return Ok(false);
+    }
+    let gone = |_| GONE.to_string();
+    send(&store, &Ask::Change { change: change.clone() }, &[]).map_err(gone)?;
+    match receive(&store).map_err(gone)?.0 {
+        Answer::Number(_) => Ok(true),
+        Answer::Refused(why) => Err(why),
     }
 }
 
@@ -351,6 +375,9 @@ fn serve(process: &Result<StoreProcess, String>, keeper: &UnixStream) {
                 (Ask::Attach { disk, read_only }, Some(guest)) => {
                     let attached = process.attach(&disk, read_only, guest.as_fd());
                     attached.map(|it| (it.number, Some(it.socket))).map_err(refused)
+                }
+                (Ask::Change { change }, None) => {
+                    process.change(&change).map(|()| (0, None)).map_err(refused)
                 }
                 (Ask::Ended { number }, None) => {
                     process.ended(number).map(|mark| (mark, None)).map_err(refused)

@@ -7,6 +7,7 @@
 //!     │── name, socket of a session ──────────▶│ finds the object
 //!     │                       worker ══ disk contract ══▶ a thread for each lane
 //!     │── number ─────────────────────────────▶│ the mark of the last chain taken, once it ended
+//!     │── snapshot, clone, .. ────────────────▶│ a thread changes the store; asked until it is done
 //! ```
 //!
 //! Law 1: the process has the store's descriptor, its control socket and its sessions, and no
@@ -18,8 +19,10 @@
 //! what comes from a worker is the disk contract, and one worker's breach ends that worker's
 //! session alone.
 
+mod change;
 mod serving;
 
+pub use change::Change;
 pub use serving::run;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -49,13 +52,15 @@ const PATIENCE: Duration = Duration::MAX;
 const MEMORY_BYTES: u64 = 2 << 30;
 
 /// The longest message, in bytes.
-const MESSAGE_BYTES: usize = 512;
+const MESSAGE_BYTES: usize = 2048;
 // The first byte of what the starter says.
 const OPEN: u8 = b'o';
 const OPEN_READ_ONLY: u8 = b'r';
 const ATTACH: u8 = b'a';
 const ATTACH_READ_ONLY: u8 = b'b';
 const ENDED: u8 = b'e';
+const CHANGE: u8 = b'c';
+const CHANGED: u8 = b'd';
 // The first byte of each answer: a number follows, or a sentence.
 const DONE: u8 = 0;
 const REFUSED: u8 = 1;
@@ -160,6 +165,22 @@ impl StoreProcess {
     /// [`StoreError::Refused`] if it still is, after a while.
     pub fn ended(&self, number: u64) -> Result<u64, StoreError> {
         self.ask(&[&[ENDED], &number.to_le_bytes()[..]].concat(), &[])
+    }
+
+    /// Has it change which disks and snapshots there are, and waits until that is durable.
+    ///
+    /// # Errors
+    /// [`StoreError::Refused`] for what is in use, not there, or does not fit.
+    pub fn change(&self, change: &Change) -> Result<(), StoreError> {
+        let text = serde_json::to_vec(change).map_err(std::io::Error::from)?;
+        let question = [&[CHANGE], &text[..]].concat();
+        if question.len() > MESSAGE_BYTES {
+            return Err(StoreError::Refused("no disk has so long a name".into()));
+        }
+        let number = self.ask(&question, &[])?;
+        // Others may ask between: what it takes may be long.
+        while self.ask(&[&[CHANGED], &number.to_le_bytes()[..]].concat(), &[])? != 0 {}
+        Ok(())
     }
 
     /// Asks, and waits for the number that is the answer.

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use draconis_container::signature::Held;
-use draconis_device::{Disk, PartitionError};
+use draconis_device::{Atomic, Disk, PartitionError, Properties};
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{AccessTimes, Attributes, Kind, Node, Refusal, Space, Time};
 use draconis_ext::{Claim, Claiming, InodeNumber, Options, Volume, Writing};
@@ -128,6 +128,11 @@ pub(crate) fn open_in_use(
     })
 }
 
+/// Whether a disk takes room as it is written, in a store: those are atomic.
+fn is_in_store(disk: &Properties) -> bool {
+    disk.discards && disk.atomic == Atomic::AgainstPowerCut
+}
+
 fn open_with(
     disk: Arc<dyn Disk>,
     options: &MountOptions,
@@ -145,6 +150,7 @@ fn open_with(
         clock: Arc::new(now),
         dirty_bytes: options.dirty_bytes,
         atime: options.access_times,
+        discard: options.discard.unwrap_or_else(|| is_in_store(&disk.properties())),
     };
     if !options.ignore_errors && was_clean.is_none() {
         let mut tree = open_part(disk.clone(), options)?;

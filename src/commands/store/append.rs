@@ -26,6 +26,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let device = &arguments.device;
+    arguments.object.is_to_change(device)?;
     let (mut from, len) = source(arguments.file.as_deref())?;
     let store = writable(device)?;
     let id = arguments.object.find(&store, device)?;

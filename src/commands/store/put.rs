@@ -9,6 +9,7 @@ use draconis_objects::{Error, Group, Hint, ObjectId};
 use super::Object;
 use super::opened::{close, tell, writable};
 use super::stream::{GROUP_BYTES, LOT_BYTES, source, take, write};
+use crate::image::object;
 use crate::progress::{Progress, When};
 
 /// Put a file into a store as an object, or in place of one.
@@ -62,7 +63,7 @@ impl std::str::FromStr for ObjectName {
             "new" => Ok(Self::New),
             _ => Ok(match text.parse()? {
                 Object::Number(number) => Self::Number(number),
-                Object::Name(name) => Self::Name(name),
+                Object::Name(name) => Self::Name(object::disk_name(&name)?),
             }),
         }
     }

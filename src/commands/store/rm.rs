@@ -1,51 +1,101 @@
 //! `draconis store rm`
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use anyhow::bail;
 use clap::Args;
 use draconis_objects::{Error, Group, ObjectId};
+use draconis_service::store_process::Change;
 
 use super::Object;
+use super::lineage::{self, InStore};
 use super::opened::{close, tell, writable};
 
-/// Remove objects, all at once.
+/// Remove objects, all at once; or disks and snapshots.
+///
+/// A disk that has snapshots is removed with them, by -r. A snapshot that several disks or
+/// snapshots are over is not: all but one of those have to go first.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// What is not there is no error.
     #[arg(short, long)]
     force: bool,
-    /// The file or block device.
+    /// Disks with their snapshots.
+    #[arg(short, long)]
+    recursive: bool,
+    /// The file or block device; or a disk or snapshot in it, as STORE#NAME or
+    /// STORE#NAME@SNAPSHOT.
+    #[arg(value_name = "STORE")]
     device: PathBuf,
-    /// The numbers of the objects, or the names of disks.
-    #[arg(value_name = "OBJECT", required = true)]
+    /// The numbers of the objects, or the names of disks and snapshots.
+    #[arg(value_name = "OBJECT")]
     objects: Vec<Object>,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let device = &arguments.device;
+    let Arguments { device, objects, .. } = arguments;
+    if !objects.is_empty() {
+        return remove(arguments, device, objects);
+    }
+    match InStore::parse(device.as_os_str()) {
+        Ok(one) if !device.exists() => remove(arguments, &one.store, &[Object::Name(one.name())]),
+        _ => bail!("{}: say which objects; draconis store ls lists them", device.display()),
+    }
+}
+
+fn remove(arguments: &Arguments, device: &Path, objects: &[Object]) -> anyhow::Result<()> {
+    // A disk by its name: perhaps others of its store are mounted.
+    if let [Object::Name(name)] = objects {
+        let change = Change::Remove { name: name.clone(), with_snapshots: arguments.recursive };
+        let done = lineage::change(device, &change);
+        let is_missing = |error: &anyhow::Error| {
+            let text = error.to_string();
+            text.contains(" has no disk ") || text.contains(" has no snapshot ")
+        };
+        return match done {
+            Err(error) if arguments.force && is_missing(&error) => Ok(()),
+            done => done,
+        };
+    }
     let store = writable(device)?;
-    let mut objects: Vec<ObjectId> = vec![];
-    for object in &arguments.objects {
+    let mut ids: Vec<ObjectId> = vec![];
+    for object in objects {
         match object.find(&store, device) {
-            Ok(id) => objects.push(id),
+            Ok(id) => ids.push(id),
             Err(_) if arguments.force && matches!(object, Object::Name(_)) => {}
             Err(error) => return Err(error),
         }
     }
-    objects.sort_unstable();
-    objects.dedup();
+    ids.sort_unstable();
+    ids.dedup();
+    let say = |error| tell(device, error);
+    let disks = store.disks().map_err(say)?;
     let mut group = Group::new();
-    let names = store.names().map_err(|error| tell(device, error))?;
-    for (name, _) in names.iter().filter(|(_, id)| objects.binary_search(id).is_ok()) {
-        group.unname(name);
-    }
-    for id in objects {
+    for id in ids {
+        let names = disks.iter().filter(|disk| disk.id == id);
+        let names: Vec<&[u8]> = names.map(|disk| disk.name.as_slice()).collect();
+        let is_of_others = disks.iter().any(|disk| disk.over.as_deref() == names.first().copied());
+        let has_snapshots = |name: &&[u8]| {
+            name.contains(&b'@')
+                || disks.iter().any(|disk| {
+                    disk.name.strip_prefix(*name).is_some_and(|rest| rest.starts_with(b"@"))
+                })
+        };
+        if let Some(name) =
+            names.iter().find(|name| is_of_others && !names.is_empty() || has_snapshots(name))
+        {
+            store.remove_disk(name, arguments.recursive).map_err(say)?;
+            continue;
+        }
         match store.len(id) {
-            Ok(_) => group.delete(id),
+            Ok(_) => {
+                names.iter().for_each(|name| group.unname(name));
+                group.delete(id);
+            }
             Err(Error::NoObject(_)) if arguments.force => {}
-            Err(error) => return Err(tell(device, error)),
+            Err(error) => return Err(say(error)),
         }
     }
-    store.submit(group, &[]).map_err(|refused| tell(device, refused.error))?;
+    store.submit(group, &[]).map_err(|refused| say(refused.error))?;
     close(&store, device)
 }

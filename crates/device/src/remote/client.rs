@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use draconis_exchange::channel::{Client, Lost};
 use draconis_exchange::contract::disk::{
-    self, AFTER_MAX, ENDS_MAX, Read, Settle, Submit, WRITES_MAX, Wait,
+    self, AFTER_MAX, Discard, ENDS_MAX, EXTENTS_MAX, Read, Reserve, Settle, Submit, WRITES_MAX,
+    Wait,
 };
 use draconis_exchange::contract::{List, Refusal};
 use draconis_exchange::heap::Block;
@@ -104,8 +105,7 @@ fn properties(told: &disk::DiskProperties) -> Option<Properties> {
             2 => Atomic::AgainstPowerCut,
             _ => Atomic::None,
         },
-        // The contract has no word for it.
-        discards: false,
+        discards: told.discards,
     })
 }
 
@@ -168,6 +168,33 @@ impl Disk for RemoteDisk {
         let mut lane = self.shared.lanes.lend(Need::Long)?;
         let answer = lane.call(Wait { ticket: ticket.0 });
         answered(answer.map(|reply| reply.map(drop).map_err(|nak| nak.why)), ticket)
+    }
+
+    fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
+        let properties = &self.shared.properties;
+        properties.check_extents(extents)?;
+        if !properties.discards {
+            return Ok(());
+        }
+        // What is durable with the last one is with all of them.
+        let last = after.iter().max().copied();
+        for some in extents.chunks(EXTENTS_MAX) {
+            let extents = list(some.iter().map(|it| (it.start_bytes, it.len_bytes)).collect());
+            let mut lane = self.shared.lanes.lend(Need::Now)?;
+            let answer = lane.call(Discard { extents, after: last.map(|ticket| ticket.0) });
+            let answer = answer.map(|reply| reply.map(drop).map_err(|nak| nak.why));
+            answered(answer, last.unwrap_or(Ticket(0)))?;
+        }
+        Ok(())
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<u64, Error> {
+        let mut lane = self.shared.lanes.lend(Need::Now)?;
+        match lane.call(Reserve { bytes }) {
+            Ok(Ok(ack)) => Ok(ack.bytes),
+            Ok(Err(nak)) => Err(error(nak.why, "reserve", Extent::new(0, bytes))),
+            Err(_) => Err(Error::Gone),
+        }
     }
 }
 

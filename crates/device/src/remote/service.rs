@@ -115,6 +115,7 @@ impl DiskServer for Lane<'_> {
                 Atomic::None | Atomic::AgainstDeath => 1,
                 Atomic::AgainstPowerCut => 2,
             },
+            discards: ours.discards && !ours.read_only,
             chain_groups_max: bounds.groups as u32,
             chain_writes_max: bounds.writes as u32,
             chain_bytes_max: bounds.bytes,
@@ -158,6 +159,22 @@ impl DiskServer for Lane<'_> {
 
     fn wait(&self, request: &mut Wait) -> Result<(), Refusal> {
         self.service.wait(request.ticket)
+    }
+
+    fn discard(&self, request: &mut disk::Discard) -> Result<(), Refusal> {
+        let Service { disk, tickets, .. } = self.service;
+        if disk.properties().read_only {
+            return Err(Refusal::ReadOnly);
+        }
+        let extents: Vec<_> =
+            request.extents.iter().map(|&(at, len)| Extent::new(at, len)).collect();
+        let after: Vec<u64> = request.after.into_iter().collect();
+        let after = tickets.lock().unwrap_or_else(PoisonError::into_inner).find_all(&after)?;
+        disk.discard(&extents, &after).map_err(|error| refusal(&error))
+    }
+
+    fn reserve(&self, request: &mut disk::Reserve) -> Result<u64, Refusal> {
+        self.service.disk.reserve(request.bytes).map_err(|error| refusal(&error))
     }
 }
 

@@ -14,6 +14,9 @@ pub const ENDS_MAX: usize = 16;
 /// Most tickets in one `Submit`; a chain that follows more names them in several parts.
 pub const AFTER_MAX: usize = 16;
 
+/// Most extents in one `Discard`.
+pub const EXTENTS_MAX: usize = 64;
+
 /// What a disk says of itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DiskProperties {
@@ -29,6 +32,8 @@ pub struct DiskProperties {
     pub read_only: bool,
     /// What groups survive: 0 nothing, 1 the client's death, 2 a power cut.
     pub atomic: u32,
+    /// Whether `Discard` does anything.
+    pub discards: bool,
     /// Most groups of one chain.
     pub chain_groups_max: u32,
     /// Most writes of all groups of one chain.
@@ -89,6 +94,19 @@ crate::contract! {
             call wait: Wait { ticket: u64 }
                 -> AckWait {} => Ready
                  | NakWait why Refusal => Ready, or ReadOnly;
+
+            /// Says that bytes are not needed any more once the group `after` is durable, if one
+            /// is named: first byte and length in turns. A hint, which groups that are submitted
+            /// later are not touched by.
+            call discard: Discard { extents: List<(u64, u64), EXTENTS_MAX>, after: Option<u64> }
+                -> AckDiscard {} => Ready
+                 | NakDiscard why Refusal => Ready;
+
+            /// Has room kept for `bytes` of writes that are yet to be submitted; answers for how
+            /// many it is.
+            call reserve: Reserve { bytes: u64 }
+                -> AckReserve { bytes: u64 } => Ready
+                 | NakReserve why Refusal => Ready;
 
             tell close: Close {} => Done;
         }

@@ -350,7 +350,7 @@ records! {
     Caller { uid: u32, gid: u32 }
     DiskProperties {
         len_bytes: u64, sector_bytes: u32, best_io_bytes: u32, rotational: bool, read_only: bool,
-        atomic: u32, chain_groups_max: u32, chain_writes_max: u32, chain_bytes_max: u64
+        atomic: u32, discards: bool, chain_groups_max: u32, chain_writes_max: u32, chain_bytes_max: u64
     }
     Mounted { space: Space, read_only: bool }
     NotMounted { why: Refusal, said_bytes: u32 }

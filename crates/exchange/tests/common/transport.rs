@@ -73,6 +73,12 @@ impl DiskServer for Refuser {
     fn read(&self, _: &mut disk::Read) -> Result<(), Refusal> {
         Err(Refusal::Io)
     }
+    fn discard(&self, _: &mut disk::Discard) -> Result<(), Refusal> {
+        Err(Refusal::Io)
+    }
+    fn reserve(&self, _: &mut disk::Reserve) -> Result<u64, Refusal> {
+        Err(Refusal::Io)
+    }
 }
 
 impl VolumeServer for Refuser {

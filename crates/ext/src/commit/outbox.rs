@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use draconis_device::{ChainBounds, Disk, Group, Terms, Ticket, Write};
+use draconis_device::{ChainBounds, Disk, Extent, Group, Terms, Ticket, Write};
 use draconis_exchange::heap::{Block, Piece};
 use parking_lot::{Mutex, MutexGuard};
 
@@ -26,6 +26,9 @@ use crate::{Error, Result};
 
 /// The largest write, in bytes.
 const WRITE_BYTES: usize = 1 << 20;
+
+/// Room that is asked for beside what is needed, in bytes.
+const AHEAD_BYTES: u64 = 4 << 20;
 
 /// What a chain follows; each is more than the one before.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
@@ -87,6 +90,10 @@ pub(crate) struct Outbox {
     waiting: AtomicBool,
     /// Bytes that were sealed and that readers of the disk may not see yet.
     flying_bytes: AtomicU64,
+    /// Bytes that were sealed and not sent.
+    unsent_bytes: AtomicU64,
+    /// Bytes that the disk keeps room for; changed by who has `sent`.
+    kept_bytes: AtomicU64,
     sent: Mutex<Sent>,
 }
 
@@ -119,8 +126,12 @@ impl Sent {
 
 impl Outbox {
     pub(crate) fn new(disk: Arc<dyn Disk>, block_bytes: u32) -> Self {
+        // Most disks have room for all that they are long.
+        let kept_bytes = AtomicU64::new(disk.reserve(0).unwrap_or(0));
         Self {
             disk,
+            kept_bytes,
+            unsent_bytes: AtomicU64::new(0),
             block_bytes: index(block_bytes.into()),
             queue: Mutex::default(),
             waiting: AtomicBool::new(false),
@@ -136,13 +147,43 @@ impl Outbox {
 
     /// [`Outbox::seal`] of all changes up to `number`.
     pub(crate) fn seal_changes(&self, chain: Sealed, number: u64) -> u64 {
-        self.flying_bytes.fetch_add(self.bytes_of(&chain), Ordering::Relaxed);
+        let bytes = self.bytes_of(&chain);
+        self.flying_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.unsent_bytes.fetch_add(bytes, Ordering::Relaxed);
         let mut queue = self.queue.lock();
         queue.sealed = queue.sealed.saturating_add(1);
         let sealed = queue.sealed;
         queue.chains.push_back((sealed, number, chain));
         self.waiting.store(true, Ordering::Release);
         sealed
+    }
+
+    /// Sees that the disk has room for so many bytes beside those that are sealed.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]; what made the disk fail.
+    pub(crate) fn have_room(&self, bytes: u64) -> Result<()> {
+        let needed = || bytes.saturating_add(self.unsent_bytes.load(Ordering::Relaxed));
+        if self.kept_bytes.load(Ordering::Relaxed) >= needed() {
+            return Ok(());
+        }
+        let _sent = self.sent()?;
+        let needed = needed();
+        // More than that, so that not each change asks.
+        let asked = self.disk.reserve(needed.saturating_add(AHEAD_BYTES));
+        let kept = asked.or_else(|_| self.disk.reserve(needed)).map_err(|error| {
+            match error.is_of_space() {
+                true => Error::NoSpace,
+                false => Error::Io(error),
+            }
+        })?;
+        self.kept_bytes.store(kept, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether the disk takes room as it is written.
+    pub(crate) fn is_thin(&self) -> bool {
+        self.kept_bytes.load(Ordering::Relaxed) != u64::MAX
     }
 
     fn bytes_of(&self, chain: &Sealed) -> u64 {
@@ -202,6 +243,11 @@ impl Outbox {
         let durable =
             and_wait.then(|| chain.needed.unwrap_or(chain.stages.len().saturating_sub(1)));
         let tickets = self.submit(groups, after, Terms { mark: number, durable })?;
+        self.unsent_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        let kept = self.kept_bytes.load(Ordering::Relaxed);
+        if kept != u64::MAX {
+            self.kept_bytes.store(kept.saturating_sub(bytes), Ordering::Relaxed);
+        }
         let last = tickets.last().copied().ok_or(Error::Misuse("a chain without a ticket"))?;
         if let Some(needed) = chain.needed {
             sent.needed = tickets.get(needed).copied().or(Some(last));
@@ -352,6 +398,28 @@ impl Outbox {
         let count = sent.frozen.partition_point(|(frozen, _)| *frozen <= ticket);
         let freed = sent.frozen.drain(..count).map(|(_, freed)| freed).collect();
         (self.landed(sent, ticket), freed)
+    }
+
+    /// Says that blocks are not needed any more: the freeing is durable.
+    ///
+    /// # Errors
+    /// What the disk says.
+    pub(crate) fn discard(&self, freed: &[Freed]) -> Result<()> {
+        let mut blocks: Vec<(u64, u32)> =
+            freed.iter().flat_map(|freed| freed.blocks.iter().copied()).collect();
+        blocks.sort_unstable();
+        let len = self.block_bytes as u64;
+        let mut extents: Vec<Extent> = Vec::new();
+        for (first, count) in blocks {
+            let (start, bytes) = (first.saturating_mul(len), u64::from(count).saturating_mul(len));
+            match extents.last_mut() {
+                Some(last) if last.end_bytes() == Some(start) => {
+                    last.len_bytes = last.len_bytes.saturating_add(bytes);
+                }
+                _ => extents.push(Extent::new(start, bytes)),
+            }
+        }
+        if extents.is_empty() { Ok(()) } else { Ok(self.disk.discard(&extents, &[])?) }
     }
 
     fn landed(&self, sent: &mut Sent, last: Ticket) -> Vec<Flight> {

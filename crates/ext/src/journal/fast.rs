@@ -74,8 +74,12 @@ pub(super) fn carry_out(
     let scratch = Arc::new(Scratch::new(disk, block_bytes, index(most)));
     let seconds = super_.dates.written;
     let clock = move || Time { seconds: seconds.into(), nanoseconds: 0 };
-    let writing =
-        Writing { clock: Arc::new(clock), dirty_bytes: 64 << 20, atime: AccessTimes::Never };
+    let writing = Writing {
+        clock: Arc::new(clock),
+        dirty_bytes: 64 << 20,
+        atime: AccessTimes::Never,
+        discard: false,
+    };
     let volume = Volume::for_recovery(scratch.clone(), SMALL, writing, super_)?;
     let all = |each: &mut dyn FnMut(Record) -> Result<()>| {
         let mut left = counting.count();

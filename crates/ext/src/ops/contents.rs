@@ -84,7 +84,7 @@ impl Volume {
             let part = rest.get(..WRITE_BYTES - skew).unwrap_or(rest);
             let lent = lent.map(|lent| lent.slice(done..done + part.len()));
             let write = |tx: &mut Transaction<'_>| tx.write(number, at, part, lent.as_ref());
-            let taken = match self.transact_with_room(write) {
+            let taken = match self.transact_with_room(part.len() as u64, write) {
                 Ok(taken) => taken,
                 Err(Error::NoSpace) if done > 0 => return Ok(done),
                 Err(error) => return Err(error),
@@ -112,7 +112,7 @@ impl Volume {
         let end = offset.checked_add(len).filter(|end| *end <= self.most_bytes_of(&inode));
         let end = end.ok_or(Error::TooLarge)?;
         if how == Reserve::PunchHole {
-            return self.transact_with_room(|tx| tx.clear(number, offset, end, false));
+            return self.transact_with_room(0, |tx| tx.clear(number, offset, end, false));
         }
         let keep = matches!(how, Reserve::KeepSize | Reserve::ZeroRange { keep_size: true });
         if keep && !inode.has_extents() {
@@ -124,7 +124,7 @@ impl Volume {
             }
         }
         if matches!(how, Reserve::ZeroRange { .. }) {
-            self.transact_with_room(|tx| tx.clear(number, offset, end, true))?;
+            self.transact_with_room(0, |tx| tx.clear(number, offset, end, true))?;
         }
         let bytes = u64::from(self.super_.block_bytes);
         let before = self.transact(|tx| Ok(tx.file(number)?.size_bytes))?;
@@ -134,7 +134,7 @@ impl Volume {
         while at < last {
             let step = last.min(at + narrow(RESERVE_BYTES / bytes));
             // The length comes along: a commit between two steps leaves nothing behind it.
-            let reserved = self.transact_with_room(|tx| {
+            let reserved = self.transact_with_room(0, |tx| {
                 let reserved_to = tx.reserve(number, at, step)?;
                 let inode = tx.file(number)?;
                 let reached = end.min(u64::from(reserved_to) * bytes);

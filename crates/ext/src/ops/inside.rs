@@ -31,7 +31,7 @@ impl Volume {
         if !self.inode(number)?.is_inline() {
             return Ok(());
         }
-        self.transact_with_room(|tx| {
+        self.transact_with_room(0, |tx| {
             let inode = tx.file(number)?;
             tx.move_out(&inode, u64::MAX).map(drop)
         })

@@ -31,7 +31,12 @@ pub struct Outcome {
 pub fn writing() -> Writing {
     let seconds = AtomicI64::new(1_700_000_000);
     let clock = move || Time { seconds: seconds.fetch_add(1, Ordering::Relaxed), nanoseconds: 7 };
-    Writing { clock: Arc::new(clock), dirty_bytes: 256 << 10, atime: AccessTimes::Strict }
+    Writing {
+        clock: Arc::new(clock),
+        dirty_bytes: 256 << 10,
+        atime: AccessTimes::Strict,
+        discard: true,
+    }
 }
 
 /// A volume, and names of it.

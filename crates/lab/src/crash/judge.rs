@@ -85,6 +85,9 @@ impl<'a> Judge<'a> {
             Protocol::Store => {
                 let damage = || on_store::damage(crash.disk.clone());
                 violations.extend(sampled.then(damage).flatten().map(Violation::Unreadable));
+                if sampled {
+                    violations.extend(snapshots(crash.disk.to_bytes()));
+                }
                 match on_store::open(crash.disk.clone()) {
                     Ok(disk) => disk,
                     Err(why) => {
@@ -269,6 +272,19 @@ fn all_that_is_wrong(disk: &Arc<dyn Disk>) -> draconis_ext::Result<Vec<Complaint
         volume.close()?;
     }
     complaints(disk, |_| true)
+}
+
+/// What is wrong with snapshots in a store: the volume in each is as a power cut would leave it.
+fn snapshots(store: Vec<u8>) -> Option<Violation> {
+    let clones = match on_store::clones(Arc::new(MemoryDisk::new(store, 512))) {
+        Ok(clones) => clones,
+        Err(why) => return Some(Violation::Unreadable(why)),
+    };
+    clones.iter().find_map(|disk| match all_that_is_wrong(disk) {
+        Ok(none) if none.is_empty() => None,
+        Ok(wrong) => Some(Violation::Wrong(wrong)),
+        Err(error) => Some(Violation::Unreadable(format!("a snapshot: {error}"))),
+    })
 }
 
 fn leave_a_file(volume: &Volume) -> draconis_ext::Result<()> {

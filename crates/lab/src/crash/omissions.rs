@@ -26,10 +26,12 @@ pub(super) enum Omission {
     Sum,
     /// What a sync answers for is durable.
     Sync,
+    /// What is discarded is free for good.
+    Discard,
 }
 
 impl Omission {
-    pub(super) const ALL: [Self; 7] = [
+    pub(super) const ALL: [Self; 8] = [
         Self::Flush,
         Self::Ordered,
         Self::Tail,
@@ -37,6 +39,7 @@ impl Omission {
         Self::Revokes,
         Self::Sum,
         Self::Sync,
+        Self::Discard,
     ];
 
     /// Leaves it out of what was recorded; how often.
@@ -56,8 +59,30 @@ impl Omission {
                 events.retain(|event| !matches!(event, Event::Durable(_)));
                 before - events.len()
             }
+            Self::Discard => early_discards(events),
         }
     }
+}
+
+/// What is discarded is discarded before the groups that were waited for.
+fn early_discards(events: &mut Vec<Event>) -> usize {
+    let mut count = 0;
+    for nth in 0..events.len() {
+        if !matches!(events[nth], Event::Discard { .. }) {
+            continue;
+        }
+        let group = |event: &Event| matches!(event, Event::Group { .. });
+        let durable = events[..nth].iter().rposition(|event| matches!(event, Event::Durable(_)));
+        let Some(durable) = durable else { continue };
+        let before = events[..durable].iter().rposition(|event| !group(event));
+        let mut event = events.remove(nth);
+        if let Event::Discard { after, .. } = &mut event {
+            after.clear();
+        }
+        events.insert(before.map_or(0, |at| at + 1), event);
+        count += 1;
+    }
+    count
 }
 
 /// What a block of the log is.

@@ -4,17 +4,24 @@
 //!   workload ── Volume ── object ── Store ── recorder ── memory
 //!   a state of the memory ──▶ Store::open ──▶ object ──▶ judged as a disk that is atomic
 //! ```
+//! While the workload runs, snapshots of the disk are taken, cloned and removed between its chains.
+//!
 //! Law: the store is opened for each state as it is after a power cut, and checked where e2fsck
 //! is asked, too.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context;
-use draconis_device::{Disk, Extent, MemoryDisk};
+use draconis_device::{
+    Disk, Error as DiskError, Extent, Group as DiskGroup, MemoryDisk, Pending, Properties, Random,
+    ReadAnswer, Refused, Ticket, Urgency,
+};
 use draconis_exchange::heap::Block;
 use draconis_ext::mkfs;
 use draconis_objects::check::CheckOptions;
-use draconis_objects::{CreateOptions, Group, Hint, LayoutKind, OpenOptions, Profile, Store};
+use draconis_objects::{
+    CreateOptions, Error, Group, Hint, LayoutKind, ObjectDisk, OpenOptions, Profile, Store,
+};
 
 use super::{Shape, make};
 
@@ -37,7 +44,7 @@ pub(super) fn fresh(seed: u64) -> anyhow::Result<(String, Vec<u8>)> {
     let layout = if (seed / 4).is_multiple_of(2) { LayoutKind::Cow } else { LayoutKind::Log };
     // Small segments and little room: they are cleaned while the workload runs.
     let profile = Profile { layout, page_bytes: 4096, segment_bytes: 64 << 10, queue_depth: 4 };
-    let disk = Arc::new(MemoryDisk::new(vec![0; volume.len() * 3 / 2 + (4 << 20)], 512));
+    let disk = Arc::new(MemoryDisk::new(vec![0; volume.len() * 2 + (4 << 20)], 512));
     Store::create(disk.clone(), &CreateOptions { profile, id: u128::from(seed) + 1 })?;
     let store = opened(disk.clone())?;
     let mut group = Group::new();
@@ -68,6 +75,112 @@ pub(super) fn open(disk: Arc<dyn Disk>) -> Result<Arc<dyn Disk>, String> {
     let store = opened(disk).map_err(said)?;
     let id = store.named(NAME).map_err(said)?.ok_or("the volume's disk is not there")?;
     Ok(Arc::new(store.disk(id).map_err(said)?))
+}
+
+/// The volume's disk, of which snapshots are taken, cloned and removed between its chains.
+pub(super) fn open_keeping(disk: Arc<dyn Disk>, seed: u64) -> Result<Arc<dyn Disk>, String> {
+    let said = |error: draconis_objects::Error| format!("the store: {error}");
+    let store = opened(disk).map_err(said)?;
+    let disk = store.disk_named(NAME).map_err(said)?;
+    let state = Mutex::new(Keeping { dice: Random::new(seed ^ 0x5A9), chains: 0 });
+    Ok(Arc::new(Kept { disk, store, state }))
+}
+
+/// A disk between whose chains its snapshots change.
+struct Kept {
+    disk: ObjectDisk,
+    store: Arc<Store>,
+    state: Mutex<Keeping>,
+}
+
+struct Keeping {
+    dice: Random,
+    chains: u64,
+}
+
+/// Snapshots and clones that stand at once.
+const KEPT_MOST: usize = 4;
+
+impl Kept {
+    /// Takes, clones or removes one, now and then.
+    fn change_snapshots(&self) -> draconis_objects::Result<()> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.chains += 1;
+        if !state.dice.once_in(30) {
+            return Ok(());
+        }
+        let new = format!("n{}", state.chains);
+        let disks = self.store.disks()?;
+        let all: Vec<Vec<u8>> = disks.into_iter().map(|disk| disk.name).collect();
+        let others: Vec<&Vec<u8>> = all.iter().filter(|name| *name != NAME).collect();
+        let any = others.get(state.dice.below(others.len().max(1) as u64) as usize);
+        let done = match (any, state.dice.below(3)) {
+            (Some(any), 0) if others.len() < KEPT_MOST => {
+                self.store.clone_disk(any, new.as_bytes())
+            }
+            (Some(any), _) if others.len() >= KEPT_MOST => self.store.remove_disk(any, true),
+            _ => self.store.take_snapshot(NAME, new.as_bytes()),
+        };
+        match done {
+            // What has clones stays, and in a full store all does.
+            Err(Error::Disk(_) | Error::NoSpace { .. }) => Ok(()),
+            done => done,
+        }
+    }
+}
+
+impl Disk for Kept {
+    fn properties(&self) -> Properties {
+        self.disk.properties()
+    }
+
+    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
+        self.disk.read(at, into, urgency)
+    }
+
+    fn submit_chain(
+        &self,
+        chain: Vec<DiskGroup>,
+        after: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<DiskGroup>>> {
+        if let Err(error) = self.change_snapshots() {
+            let error = DiskError::Elsewhere(format!("snapshots: {error}").into());
+            return Err(Refused { goods: Some(chain), error });
+        }
+        self.disk.submit_chain(chain, after)
+    }
+
+    fn settle(&self, ticket: Ticket) -> Result<(), DiskError> {
+        self.disk.settle(ticket)
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<(), DiskError> {
+        self.disk.wait(ticket)
+    }
+
+    fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), DiskError> {
+        self.disk.discard(extents, after)
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<u64, DiskError> {
+        self.disk.reserve(bytes)
+    }
+}
+
+/// Clones of all snapshots in a store.
+pub(super) fn clones(disk: Arc<dyn Disk>) -> Result<Vec<Arc<dyn Disk>>, String> {
+    let said = |error: draconis_objects::Error| format!("the store: {error}");
+    let store = opened(disk).map_err(said)?;
+    let mut clones: Vec<Arc<dyn Disk>> = vec![];
+    for snapshot in store.disks().map_err(said)?.iter().filter(|disk| disk.name.contains(&b'@')) {
+        let name = format!("judged{}", snapshot.id);
+        match store.clone_disk(&snapshot.name, name.as_bytes()) {
+            Ok(()) => clones.push(Arc::new(store.disk_named(name.as_bytes()).map_err(said)?)),
+            Err(Error::NoSpace { .. }) => {}
+            Err(error) => return Err(said(error)),
+        }
+    }
+    Ok(clones)
 }
 
 /// What is wrong with the store itself.

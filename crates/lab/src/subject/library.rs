@@ -88,7 +88,8 @@ impl Library {
         let how = FileOptions { write: true, direct: true, uring: true };
         let disk = Arc::new(FileDisk::open(&self.dir.path().join("image"), how)?);
         let atime = AccessTimes::Relative;
-        let writing = Writing { clock: Arc::new(now), dirty_bytes: DIRTY_BYTES, atime };
+        let writing =
+            Writing { clock: Arc::new(now), dirty_bytes: DIRTY_BYTES, atime, discard: false };
         let volume = Volume::open_for_writing(disk, self.options, writing)?;
         *self.volume.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(volume));
         Ok(())

@@ -1,5 +1,7 @@
 //! The first walk: the index itself, what it says is alive, and which owner it says.
 
+use std::collections::BTreeMap;
+
 use super::Check;
 use super::report::{Finding, Of, What, finding};
 use super::walk::{Map, Seen};
@@ -40,6 +42,7 @@ impl Check<'_> {
                 self.count(at, data.len, 32, of.map(Of::Object));
             }
             Seen::Payload(name, data) => self.payload(&map, &mut owners, name, data),
+            Seen::Zeros(id, at) => self.zeros(&map, &mut owners, id, at),
             Seen::Object(id, record) => self.object(&mut owners, id, record),
             Seen::Short(len) => {
                 self.report.keys = self.report.keys.saturating_add(1);
@@ -48,6 +51,7 @@ impl Check<'_> {
             Seen::Link(key, id, len) => self.link(&map, &mut owners, key, id, len),
             Seen::Name(name, id) => self.name(&map, name, id),
         });
+        self.forks(&map, &owners);
         self.values(owners);
     }
 
@@ -131,7 +135,52 @@ impl Check<'_> {
         }
     }
 
+    fn zeros(&mut self, map: &Map, owners: &mut Owners, id: ObjectId, at: u64) {
+        if self.is_whole && owners.record(map, id) == Some(None) {
+            let text = format!("has zeros at {at}, but is not there");
+            self.add(What::NoObject, text, None, Some(Of::Object(id)));
+        }
+    }
+
+    /// What is over another was made after it, and each knows how many are over it.
+    fn forks(&mut self, map: &Map, owners: &Owners) {
+        if !self.report.is_complete || !self.is_whole {
+            return;
+        }
+        let mut over: BTreeMap<ObjectId, u32> = BTreeMap::new();
+        for (id, record) in &owners.forks {
+            let Some(parent) = record.parent else { continue };
+            let count = over.entry(parent).or_default();
+            *count = count.saturating_add(1);
+            let text = match map.index().object(&*map.io, parent) {
+                Ok(None) => format!("is over object {parent}, which is not there"),
+                Ok(Some(record)) if record.is_value => {
+                    format!("is over object {parent}, a value")
+                }
+                Ok(Some(_)) if parent >= *id => format!("is over object {parent}, a later one"),
+                _ => continue,
+            };
+            self.add(What::Lineage, text, None, Some(Of::Object(*id)));
+        }
+        for (id, record) in &owners.forks {
+            let is = over.get(id).copied().unwrap_or(0);
+            let text = match (record.children, record.is_leaving) {
+                (counted, _) if counted != is => {
+                    format!("{counted} objects are counted over it, {is} are")
+                }
+                (counted, true) if counted != 1 => {
+                    format!("was removed, and {counted} objects are over it")
+                }
+                _ => continue,
+            };
+            self.add(What::Lineage, text, None, Some(Of::Object(*id)));
+        }
+    }
+
     fn object(&mut self, owners: &mut Owners, id: ObjectId, record: ObjectRecord) {
+        if record.parent.is_some() || record.children > 0 || record.is_leaving {
+            owners.forks.push((id, record));
+        }
         if record.is_value {
             owners.values.push(id);
         } else {
@@ -209,6 +258,8 @@ struct Owners {
     values: Vec<ObjectId>,
     /// Objects that keys lead to.
     links: Vec<ObjectId>,
+    /// Objects over others, or under them.
+    forks: Vec<(ObjectId, ObjectRecord)>,
 }
 
 impl Owners {

@@ -36,6 +36,8 @@ pub enum What {
     NoKey,
     /// An object whose number will be given out again.
     Number,
+    /// An object over one that is not there, or not as many over it as it says.
+    Lineage,
     /// A count.
     Count,
 }
@@ -58,6 +60,7 @@ impl What {
             Self::NoValue => "no-value",
             Self::NoKey => "no-key",
             Self::Number => "number",
+            Self::Lineage => "lineage",
             Self::Count => "count",
         }
     }

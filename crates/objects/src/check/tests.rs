@@ -83,8 +83,8 @@ fn data_of(core: &Core, id: u64) -> Data {
     let mut found = None;
     let _ = core
         .index()
-        .resolve(&*core.io, ObjectId(id), (8192, u64::MAX), &mut None, &mut |_, data| {
-            found = Some(data);
+        .resolve(&*core.io, ObjectId(id), (8192, u64::MAX), &mut None, &mut |_, entry| {
+            found = if let Entry::Data(data) = entry { Some(data) } else { None };
             std::ops::ControlFlow::Break(())
         })
         .unwrap();
@@ -264,7 +264,7 @@ fn two_with_the_same_bytes() {
         let data = data_of(core, 2);
         let to = extent_key(ObjectId(4), 1 << 20);
         core.pair(to, Entry::Data(data)).unwrap();
-        let record = ObjectRecord { len: 2 << 20, hint: Hint::Cold, is_value: false };
+        let record = ObjectRecord { len: 2 << 20, ..ObjectRecord::new(Hint::Cold) };
         core.pair(object_key(ObjectId(4)), Entry::Object(record)).unwrap();
     });
     assert_eq!(whats(&report), [What::Count, What::Shared]);
@@ -319,7 +319,7 @@ fn values_and_their_keys() {
 fn a_long_value_that_is_not_there_is_an_error_for_who_asks() {
     let disk = made(LayoutKind::Cow);
     let mut core = crate::recover::open(disk.clone(), &OpenOptions::default()).unwrap();
-    let endless = ObjectRecord { len: 1 << 60, hint: Hint::Cold, is_value: true };
+    let endless = ObjectRecord { len: 1 << 60, is_value: true, ..ObjectRecord::new(Hint::Cold) };
     core.pair(object_key(ObjectId(4)), Entry::Object(endless)).unwrap();
     let links = [(&b"lost"[..], 99, 5), (b"other", 2, 5), (b"endless", 4, 1 << 60)];
     for (name, id, len) in links {
@@ -341,7 +341,7 @@ fn a_long_value_that_is_not_there_is_an_error_for_who_asks() {
 #[test]
 fn a_number_that_comes_again() {
     let report = plant(|core| {
-        let record = ObjectRecord { len: 0, hint: Hint::Cold, is_value: false };
+        let record = ObjectRecord { len: 0, ..ObjectRecord::new(Hint::Cold) };
         core.pair(object_key(ObjectId(5000)), Entry::Object(record)).unwrap();
     });
     assert_eq!(whats(&report), [What::Number]);

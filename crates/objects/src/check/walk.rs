@@ -26,6 +26,8 @@ pub(super) enum Seen<'w> {
     Live(Option<ObjectId>, &'w Data),
     /// A payload that is read: of an object with its offset, or of a key.
     Payload(Named<'w>, &'w Data),
+    /// Zeros of an object over another, and where.
+    Zeros(ObjectId, u64),
     /// An object.
     Object(ObjectId, ObjectRecord),
     /// A key whose value is an object.
@@ -179,6 +181,10 @@ impl Map {
                     see(Seen::Payload(Named::Extent(id, from), &part));
                 });
             }
+            (Some(Named::Extent(id, at)), Entry::Zeros(len)) if self.is_known(key) => {
+                let all = (at, at.saturating_add(*len));
+                rests(&self.full[0], id, all, &mut |from, _| see(Seen::Zeros(id, from)));
+            }
             _ => {
                 let hash = hash(key);
                 if let Entry::Data(data) = entry
@@ -209,6 +215,7 @@ fn owner(key: &[u8]) -> Option<ObjectId> {
 fn show(key: &[u8], entry: &Entry, see: &mut dyn FnMut(Seen<'_>)) {
     match (named(key), entry) {
         (Some(name), Entry::Data(data)) => see(Seen::Payload(name, data)),
+        (Some(Named::Extent(id, at)), Entry::Zeros(_)) => see(Seen::Zeros(id, at)),
         (Some(Named::Object(id)), Entry::Object(record)) => see(Seen::Object(id, *record)),
         (Some(Named::Value(name)), Entry::Link(id, len)) => see(Seen::Link(name, *id, *len)),
         (Some(Named::Value(_)), Entry::Short(value)) => see(Seen::Short(value.len())),

@@ -1,13 +1,9 @@
 //! For flash: what dies together lies together, so that segments become empty by themselves.
 
-use super::{Kind, Layout};
+use super::{Kind, Layout, Site};
 use crate::Hint;
 
-pub(super) struct Cow {
-    pub page_bytes: u32,
-    pub segment_bytes: u32,
-    pub capacity: u64,
-}
+pub(super) struct Cow(pub Site);
 
 const TRICKLE: usize = 0;
 const HOT: usize = 1;
@@ -16,6 +12,10 @@ const MOVED: usize = 3;
 const NODES: usize = 4;
 
 impl Layout for Cow {
+    fn site(&self) -> &Site {
+        &self.0
+    }
+
     fn streams(&self) -> usize {
         5
     }
@@ -25,14 +25,18 @@ impl Layout for Cow {
             Kind::Node => NODES,
             Kind::Brief => HOT,
             // Young, and moved only because its neighbours died even sooner: it will follow.
-            Kind::Moved { age } if age < self.capacity / 4 => HOT,
+            Kind::Moved { age } if age < self.0.capacity_bytes / 4 => HOT,
             Kind::Moved { .. } => MOVED,
             // One request for a commit with a waiter.
             Kind::Written { .. } if is_trickle => TRICKLE,
             Kind::Written { hint: Hint::Hot, .. } => HOT,
             Kind::Written { hint: Hint::Cold, .. } => COLD,
             // What was replaced soon will be replaced soon again (SepBIT).
-            Kind::Written { replaced_after: Some(bytes), .. } if bytes < self.capacity / 4 => HOT,
+            Kind::Written { replaced_after: Some(bytes), .. }
+                if bytes < self.0.capacity_bytes / 4 =>
+            {
+                HOT
+            }
             Kind::Written { .. } => COLD,
         }
     }
@@ -46,7 +50,7 @@ impl Layout for Cow {
     }
 
     fn frame_bytes(&self) -> usize {
-        (1 << 20).min(self.segment_bytes as usize)
+        self.0.at_most(1 << 20, 1)
     }
 
     fn aligns(&self) -> bool {
@@ -72,14 +76,10 @@ impl Layout for Cow {
     }
 
     fn node_bytes(&self) -> usize {
-        (self.page_bytes.max(4096) as usize).min(self.segment_bytes as usize / 8)
+        self.0.at_most(self.0.page_bytes.max(4096) as usize, 8)
     }
 
     fn chunk_bytes(&self) -> usize {
-        (64 << 10).min(self.segment_bytes as usize / 8)
-    }
-
-    fn log_bytes(&self) -> u64 {
-        super::log_bytes(self.segment_bytes, self.capacity, 24 << 20)
+        self.0.at_most(64 << 10, 8)
     }
 }

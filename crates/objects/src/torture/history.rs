@@ -18,6 +18,8 @@ pub struct Contents {
     pub keys: BTreeMap<Arc<[u8]>, Arc<[u8]>>,
     /// The largest name that an object had up to here.
     pub last_id: u64,
+    /// Objects that are over others: over which. No reader sees it.
+    pub over: BTreeMap<ObjectId, ObjectId>,
 }
 
 impl Contents {
@@ -37,6 +39,28 @@ impl Contents {
         Ok(contents)
     }
 
+    /// How many objects are over one.
+    pub fn forks(&self, id: ObjectId) -> usize {
+        self.over.values().filter(|below| **below == id).count()
+    }
+
+    /// An object was removed, and what is over it goes on as `child`, maybe under its number.
+    pub fn join(&mut self, id: ObjectId, child: ObjectId, now: ObjectId) {
+        let below = self.over.remove(&id);
+        if now != child {
+            if let Some(bytes) = self.objects.remove(&child) {
+                self.objects.insert(now, bytes);
+            }
+            self.over.remove(&child);
+            let children = self.over.values_mut().filter(|below| **below == child);
+            children.for_each(|below| *below = now);
+        }
+        match below {
+            Some(below) => self.over.insert(now, below),
+            None => self.over.remove(&now),
+        };
+    }
+
     /// Bytes of objects, keys and values.
     pub fn len_bytes(&self) -> u64 {
         let objects: usize = self.objects.values().map(|bytes| bytes.len()).sum();
@@ -46,7 +70,9 @@ impl Contents {
 
     /// Bytes that must be somewhere: zeros may be holes.
     fn stored_bytes(&self) -> u64 {
-        let all = self.objects.values().chain(self.keys.values());
+        // What is over another may have nothing of its own.
+        let alone = self.objects.iter().filter(|(id, _)| !self.over.contains_key(id));
+        let all = alone.map(|(_, bytes)| bytes).chain(self.keys.values());
         all.map(|bytes| bytes.iter().filter(|byte| **byte != 0).count() as u64).sum()
     }
 

@@ -192,7 +192,7 @@ pub(super) fn live_on(store: &Arc<Store>, before: &Contents) -> Result<Contents,
     group.append(id, &payload);
     after.objects.insert(id, payload.clone().into());
     after.last_id = id.0;
-    if let Some((id, bytes)) = before.objects.iter().next() {
+    if let Some((id, bytes)) = before.objects.iter().find(|(id, _)| before.forks(**id) == 0) {
         let mut bytes = bytes.to_vec();
         group.write(*id, 3, &payload[..70]);
         bytes.resize(bytes.len().max(73), 0);
@@ -208,7 +208,7 @@ pub(super) fn live_on(store: &Arc<Store>, before: &Contents) -> Result<Contents,
                 // Giving up always works.
                 let mut group = Group::new();
                 after = before.clone();
-                for id in before.objects.keys() {
+                for id in before.objects.keys().rev() {
                     group.delete(*id);
                     after.objects.remove(id);
                 }
@@ -227,7 +227,8 @@ pub(super) fn live_on(store: &Arc<Store>, before: &Contents) -> Result<Contents,
 /// Deletes everything: all space must be free then.
 fn empty(store: &Arc<Store>, contents: &Contents) -> Result<(), Violation> {
     let mut group = Group::new();
-    contents.objects.keys().for_each(|id| group.delete(*id));
+    // What is over another has the larger number.
+    contents.objects.keys().rev().for_each(|id| group.delete(*id));
     contents.keys.keys().for_each(|key| group.remove(key));
     store.submit(group, &[]).map_err(|refused| said("delete all")(refused.error))?;
     // The second one no longer has what the first did away with.

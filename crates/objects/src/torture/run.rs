@@ -74,6 +74,10 @@ pub(super) struct Actor<D: Disk + 'static> {
     /// None for the moment in which it is opened again.
     store: Option<Arc<Store>>,
     slots: BTreeMap<u8, ObjectId>,
+    /// Names of slots whose objects are over others, or under them.
+    names: BTreeMap<u8, Vec<u8>>,
+    /// A removal was refused halfway, for lack of room: of this one, over which is that.
+    half: Option<(ObjectId, u8)>,
     now: Contents,
     history: History,
     /// Of each group, with how many groups there are with it.
@@ -160,6 +164,8 @@ impl<D: Disk + 'static> Actor<D> {
             disk,
             store: Some(store),
             slots: BTreeMap::new(),
+            names: BTreeMap::new(),
+            half: None,
             now: Contents::default(),
             history: History::new(Contents::default()),
             tickets: vec![],
@@ -240,9 +246,73 @@ impl<D: Disk + 'static> Actor<D> {
                 None => self.kept = Some((self.store().snapshot(), self.now.clone())),
                 Some((snapshot, was)) => compare(&snapshot, &was)?,
             },
+            Step::Join(slot) => self.join(*slot)?,
             Step::Reopen => self.reopen()?,
         }
         Ok(())
+    }
+
+    /// Removes what one other is over, and what was left of the last time.
+    fn join(&mut self, slot: u8) -> Result<(), Stop> {
+        if let Some((id, child)) = self.half.take() {
+            let done = self.store().remove_disk(b"nothing@here", false);
+            let is_tried = matches!(done, Err(Error::Disk(_)));
+            let done = if is_tried { Ok(()) } else { done };
+            return self.joined(id, child, done);
+        }
+        let Some(&id) = self.slots.get(&slot) else { return Ok(()) };
+        if self.now.forks(id) != 1 {
+            return Ok(());
+        }
+        let child = self.slots.iter().find(|(_, child)| self.now.over.get(*child) == Some(&id));
+        let (Some((&child, _)), Some(name)) = (child, self.names.remove(&slot)) else {
+            return Ok(());
+        };
+        self.slots.remove(&slot);
+        self.now.objects.remove(&id);
+        self.history.push(self.now.clone());
+        let done = self.store().remove_disk(&name, false);
+        if let Err(Error::NoSpace { .. }) = &done
+            && self.store().named(&name).map_err(failed("names"))?.is_some()
+        {
+            return Err(Stop::Broken(Violation("a removal is refused for lack of room".into())));
+        }
+        self.joined(id, child, done)
+    }
+
+    fn joined(&mut self, id: ObjectId, child: u8, done: crate::Result<()>) -> Result<(), Stop> {
+        let was = self.slots[&child];
+        let joined = |now| {
+            let mut next = self.now.clone();
+            next.join(id, was, now);
+            next
+        };
+        match done {
+            Ok(()) => {
+                let now = self.store().named(&self.names[&child]).map_err(failed("names"))?;
+                let now = now.ok_or_else(|| {
+                    Stop::Broken(Violation("what was over a removed object lost its name".into()))
+                })?;
+                self.now = joined(now);
+                self.slots.insert(child, now);
+                self.history.push(self.now.clone());
+                self.was_waited_for(self.history.groups());
+                self.look()
+            }
+            Err(Error::NoSpace { .. }) => {
+                self.full += 1;
+                self.half = Some((id, child));
+                self.was_waited_for(self.history.groups());
+                self.make_room()
+            }
+            Err(error) => {
+                // It may be there all the same, either way.
+                let (one, other) = (joined(was), joined(id));
+                self.history.push(one);
+                self.history.push(other);
+                Err(Stop::Failed("remove", error))
+            }
+        }
     }
 
     fn was_waited_for(&mut self, groups: usize) {
@@ -296,6 +366,7 @@ impl<D: Disk + 'static> Actor<D> {
 
     fn group(&mut self, ops: &[Op]) -> Result<(), Stop> {
         let (mut slots, mut next, mut group) = (self.slots.clone(), self.now.clone(), Group::new());
+        let names = self.names.clone();
         let mut only_frees = true;
         for op in ops {
             only_frees &= matches!(op, Op::Truncate(..) | Op::Delete(_) | Op::Remove(_));
@@ -323,6 +394,7 @@ impl<D: Disk + 'static> Actor<D> {
                 Ok(())
             }
             Err(refused) => {
+                self.names = names;
                 let info = self.store().info();
                 let broken = |error: Error| {
                     let held =
@@ -359,7 +431,12 @@ impl<D: Disk + 'static> Actor<D> {
     /// Gives something up, which always works.
     fn make_room(&mut self) -> Result<(), Stop> {
         self.kept = None;
-        let ops: Vec<Op> = match self.slots.keys().nth(self.dice.below(4) as usize) {
+        let half = self.half.map(|(_, slot)| slot);
+        let free = self
+            .slots
+            .iter()
+            .filter(|(slot, id)| self.now.forks(**id) == 0 && half != Some(**slot));
+        let ops: Vec<Op> = match free.map(|(slot, _)| slot).nth(self.dice.below(4) as usize) {
             Some(&slot) => vec![Op::Delete(slot)],
             None => (0..200).map(Op::Remove).collect(),
         };
@@ -373,6 +450,11 @@ impl<D: Disk + 'static> Actor<D> {
         slots: &mut BTreeMap<u8, ObjectId>,
         next: &mut Contents,
     ) {
+        // What others are over does not change; nor does what waits to be joined, by its number.
+        let half = self.half.map(|(_, slot)| slot);
+        let is_fixed = |slots: &BTreeMap<u8, ObjectId>, next: &Contents, slot: u8| {
+            slots.get(&slot).is_none_or(|&id| next.forks(id) > 0)
+        };
         let change = |next: &mut Contents, id: ObjectId, change: &dyn Fn(&mut Vec<u8>)| {
             let mut bytes = next.objects.get(&id).map_or_else(Vec::new, |bytes| bytes.to_vec());
             change(&mut bytes);
@@ -386,7 +468,7 @@ impl<D: Disk + 'static> Actor<D> {
                 next.objects.insert(id, vec![].into());
                 next.last_id = next.last_id.max(id.0);
             }
-            Op::Write(slot, at, len) => {
+            Op::Write(slot, at, len) if !is_fixed(slots, next, slot) => {
                 let Some(&id) = slots.get(&slot) else { return };
                 let payload = self.payload(len);
                 group.write(id, at, &payload);
@@ -396,18 +478,18 @@ impl<D: Disk + 'static> Actor<D> {
                     bytes[at as usize..end].copy_from_slice(&payload);
                 });
             }
-            Op::Append(slot, len) => {
+            Op::Append(slot, len) if !is_fixed(slots, next, slot) => {
                 let Some(&id) = slots.get(&slot) else { return };
                 let payload = self.payload(len);
                 group.append(id, &payload);
                 change(next, id, &|bytes| bytes.extend_from_slice(&payload));
             }
-            Op::Truncate(slot, len) => {
+            Op::Truncate(slot, len) if !is_fixed(slots, next, slot) => {
                 let Some(&id) = slots.get(&slot) else { return };
                 group.truncate(id, len);
                 change(next, id, &|bytes| bytes.resize(len as usize, 0));
             }
-            Op::Punch(slot, at, len) => {
+            Op::Punch(slot, at, len) if !is_fixed(slots, next, slot) => {
                 let Some(&id) = slots.get(&slot) else { return };
                 group.punch(id, at, len);
                 change(next, id, &|bytes| {
@@ -415,10 +497,26 @@ impl<D: Disk + 'static> Actor<D> {
                     bytes[(at as usize).min(end)..end].fill(0);
                 });
             }
-            Op::Delete(slot) => {
+            Op::Delete(slot) if !is_fixed(slots, next, slot) && half != Some(slot) => {
                 let Some(id) = slots.remove(&slot) else { return };
                 group.delete(id);
                 next.objects.remove(&id);
+                next.over.remove(&id);
+                if let Some(name) = self.names.remove(&slot) {
+                    group.unname(&name);
+                }
+            }
+            Op::Fork(slot, new) if slots.contains_key(&slot) && !slots.contains_key(&new) => {
+                let below = slots[&slot];
+                let id = group.fork(self.store().new_object(), below);
+                for (slot, id) in [(slot, below), (new, id)] {
+                    let name = self.names.entry(slot).or_insert_with(|| format!("{id}@").into());
+                    group.name(name, id);
+                }
+                slots.insert(new, id);
+                next.objects.insert(id, next.objects[&below].clone());
+                next.over.insert(id, below);
+                next.last_id = next.last_id.max(id.0);
             }
             Op::Put(key, len) => {
                 let payload = self.payload(len);
@@ -429,7 +527,7 @@ impl<D: Disk + 'static> Actor<D> {
                 group.remove(&key_of(key));
                 next.keys.remove(&key_of(key)[..]);
             }
-            Op::Create(_) => {}
+            _ => {}
         }
     }
 

@@ -79,8 +79,10 @@ pub enum Op {
     Truncate(u8, u64),
     /// Makes a hole of so many bytes at a byte.
     Punch(u8, u64, u64),
-    /// Deletes it.
+    /// Deletes it, if no other is over it.
     Delete(u8),
+    /// Makes an object over that of the first slot, for the second one.
+    Fork(u8, u8),
     /// Gives a key a value of so many bytes.
     Put(u16, u32),
     /// Takes a key away.
@@ -100,6 +102,8 @@ pub enum Step {
     Checkpoint,
     /// Keeps a snapshot, or compares and drops the one that is kept.
     Snapshot,
+    /// Removes the object of a slot that one other is over.
+    Join(u8),
     /// Drops the store and opens it again.
     Reopen,
 }
@@ -230,9 +234,10 @@ fn step(
         return if dice.once_in(3) { Step::WaitOlder(dice.below(8) as usize) } else { Step::Wait };
     }
     if dice.once_in(rare) {
-        return match dice.below(3) {
+        return match dice.below(5) {
             0 => Step::Checkpoint,
             1 => Step::Snapshot,
+            2 | 3 => Step::Join(dice.below(12) as u8),
             _ => Step::Reopen,
         };
     }
@@ -248,7 +253,8 @@ fn step(
     };
     let ops = (0..1 + dice.below(4)).map(|_| {
         let (slot, key) = (dice.below(12) as u8, dice.below(keys) as u16);
-        match dice.below(13) {
+        match dice.below(14) {
+            13 => Op::Fork(slot, dice.below(12) as u8),
             0 | 1 => Op::Create(slot),
             2 => Op::Write(slot, dice.below(u64::from(shape.page_bytes) * 4), len(dice)),
             3 | 4 => Op::Write(slot, dice.below(64) * 512, len(dice)),

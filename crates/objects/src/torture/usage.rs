@@ -1,5 +1,5 @@
 //! What people do with a store, for long: load, load again, overwrite, delete, fill to the brim,
-//! empty, keep a snapshot, open again, be killed.
+//! empty, keep snapshots, clone, roll back, open again, be killed.
 //!
 //! ```text
 //!   seed ─▶ act ── groups ──▶ store          what it holds, beside it in memory
@@ -12,6 +12,8 @@
 //! Law 3: after a kill or a power cut in the middle of an act there is some prefix of its
 //! groups, with all that were waited for.
 //! Law 4: a seed makes a run.
+
+mod disks;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::RangeFull;
@@ -71,6 +73,8 @@ enum Act {
     FillObjects { len: u32 },
     /// Writes into objects, appends, truncates.
     ChangeObjects { times: u32 },
+    /// Makes disks, writes to them, keeps them as they are, clones, rolls back and removes them.
+    Disks { times: u32 },
     /// Everything is deleted, so many in a group.
     Empty { lot: u32 },
     /// Keeps a snapshot, or compares and drops the one that is kept.
@@ -81,11 +85,12 @@ enum Act {
     Checkpoint,
 }
 
-/// Keys, or objects by their numbers, and what they hold.
+/// Keys, objects by their numbers, disks and snapshots by their names, and what they hold.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 enum Name {
     Key(Arc<[u8]>),
     Object(ObjectId),
+    Disk(Arc<[u8]>),
 }
 
 type Held = BTreeMap<Name, Arc<[u8]>>;
@@ -154,6 +159,7 @@ fn failed(doing: &str, error: &Error) -> Violation {
 fn hash_of(name: &Name, bytes: &[u8]) -> u64 {
     let of = match name {
         Name::Key(key) => XxHash3_64::oneshot(key),
+        Name::Disk(name) => XxHash3_64::oneshot_with_seed(1, name),
         Name::Object(id) => crate::codec::mix(id.0),
     };
     crate::codec::mix(of ^ XxHash3_64::oneshot(bytes).rotate_left(9))
@@ -171,7 +177,15 @@ fn key_of(number: u32) -> Name {
 fn read_all(store: &Arc<Store>) -> Result<Held, Violation> {
     let said = |error: Error| failed("reading all", &error);
     let mut held = Held::new();
+    let disks = store.disks().map_err(said)?;
+    for disk in &disks {
+        let bytes = read_object(store, disk.id, disk.len).map_err(said)?;
+        held.insert(Name::Disk(disk.name.as_slice().into()), bytes);
+    }
     for (id, len) in store.list().map_err(said)? {
+        if disks.iter().any(|disk| disk.id == id) {
+            continue;
+        }
         held.insert(Name::Object(id), read_object(store, id, len).map_err(said)?);
     }
     for pair in Kv::new(store.clone()).scan::<RangeFull>(&..) {
@@ -250,7 +264,8 @@ impl User {
             .below(keys_max.min(u64::from(self.shape.disk_bytes as u32 / (len + 60))))
             as u32;
         let first = dice.below(keys_max) as u32;
-        match dice.below(24) {
+        match dice.below(27) {
+            24..=26 => Act::Disks { times: 1 + dice.below(40) as u32 },
             0..=3 => Act::Load { first: if dice.once_in(2) { 0 } else { first }, keys, len, lot },
             4..=6 => Act::LoadAgain,
             7 | 8 => Act::Overwrite { keys: keys.min(3000), len: len * 2 + 1 },
@@ -325,6 +340,11 @@ impl User {
             Act::ChangeObjects { times } => {
                 for _ in 0..times {
                     self.change_object()?;
+                }
+            }
+            Act::Disks { times } => {
+                for nth in 0..times {
+                    self.change_disks(nth)?;
                 }
             }
             Act::Empty { lot } => {
@@ -460,6 +480,9 @@ impl User {
     }
 
     fn delete_all(&mut self, names: Vec<Name>, lot: u32) -> Result<(), Violation> {
+        let (disks, names): (Vec<Name>, Vec<Name>) =
+            names.into_iter().partition(|name| matches!(name, Name::Disk(_)));
+        self.remove_disks(disks)?;
         for names in names.chunks(lot.max(1) as usize) {
             let delete = || {
                 let mut group = Group::new();
@@ -467,6 +490,7 @@ impl User {
                     match name {
                         Name::Key(key) => group.remove(key),
                         Name::Object(id) => group.delete(*id),
+                        Name::Disk(_) => {}
                     }
                 }
                 group

@@ -11,12 +11,12 @@ use draconis_device::{FileOptions, OpenedFile, serve};
 use draconis_exchange::channel::process::{Session, accept_as_host};
 use draconis_exchange::contract::disk;
 use draconis_exchange::descriptors;
-use draconis_objects::{ObjectDisk, ObjectId, OpenOptions, Store};
+use draconis_objects::{ObjectDisk, OpenOptions, SNAPSHOT_MARK, Store};
 use rustix::net::RecvFlags;
 
 use super::{
-    ATTACH, ATTACH_READ_ONLY, DONE, ENDED, LANES, MESSAGE_BYTES, OPEN, OPEN_READ_ONLY, PATIENCE,
-    REFUSED,
+    ATTACH, ATTACH_READ_ONLY, CHANGE, CHANGED, Change, DONE, ENDED, LANES, MESSAGE_BYTES, OPEN,
+    OPEN_READ_ONLY, PATIENCE, REFUSED,
 };
 use crate::marked::Marked;
 use crate::sandbox::{Profile, close_others, confine};
@@ -25,6 +25,8 @@ use crate::sandbox::{Profile, close_others, confine};
 const HELLO_WAIT: Duration = Duration::from_secs(10);
 /// How long a disk may take to end whose worker is dead.
 const END_WAIT: Duration = Duration::from_secs(20);
+/// How long one question waits for a change: others have to be answered between.
+const CHANGE_WAIT: Duration = Duration::from_millis(200);
 /// Disks that are served at once: each takes threads and memory.
 const DISKS_MAX: usize = 64;
 
@@ -61,7 +63,7 @@ pub fn run(memory_limit_bytes: Option<u64>) -> Result<(), String> {
             return Ok(());
         }
     };
-    let serving = Serving { store, disks: Arc::default() };
+    let serving = Serving { store, disks: Arc::default(), changes: Arc::default() };
     answer(&control, Ok(0));
     while let Some((question, fds)) = receive(&control) {
         answer(&control, serving.asked(&question, fds));
@@ -98,6 +100,14 @@ fn answer(control: &OwnedFd, answer: Result<u64, String>) {
 struct Serving {
     store: Arc<Store>,
     disks: Arc<Disks>,
+    changes: Arc<Changes>,
+}
+
+/// Changes that were asked for and not told of: what came of them, once they ended.
+#[derive(Default)]
+struct Changes {
+    all: Mutex<BTreeMap<u64, Option<Result<(), String>>>>,
+    ended: Condvar,
 }
 
 #[derive(Default)]
@@ -108,7 +118,7 @@ struct Disks {
 
 /// A disk that was attached.
 struct Served {
-    object: ObjectId,
+    name: Vec<u8>,
     read_only: bool,
     mark: Arc<AtomicU64>,
     has_ended: bool,
@@ -124,15 +134,21 @@ impl Serving {
                 let number = number.try_into().map_err(|_| UNKNOWN)?;
                 self.ended(u64::from_le_bytes(number))
             }
+            (Some((&CHANGE, text)), None, true) => self.change(text),
+            (Some((&CHANGED, number)), None, true) => {
+                let number = number.try_into().map_err(|_| UNKNOWN)?;
+                self.changed(u64::from_le_bytes(number))
+            }
             _ => Err(UNKNOWN.into()),
         }
     }
 
     fn attach(&self, name: &[u8], read_only: bool, socket: &OwnedFd) -> Result<u64, String> {
         let shown = name.escape_ascii();
-        let object = self.store.named(name).map_err(|error| error.to_string())?;
-        let object = object.ok_or_else(|| format!("the store has no disk {shown}"))?;
-        let disk = self.store.disk(object).map_err(|error| error.to_string())?;
+        if name.contains(&SNAPSHOT_MARK) && !read_only {
+            return Err(format!("{shown} is a snapshot, and read-only: mount it with -o ro"));
+        }
+        let disk = self.store.disk_named(name).map_err(|error| error.to_string())?;
         let disk = if read_only { disk.read_only() } else { disk };
         let until = Instant::now() + HELLO_WAIT;
         let session = accept_as_host(socket, until).map_err(|error| error.to_string())?;
@@ -143,7 +159,7 @@ impl Serving {
             return Err(format!("{DISKS_MAX} disks of the store are in use: unmount one first"));
         }
         let is_shared = |other: &Served| other.read_only && read_only;
-        if living.any(|other| other.object == object && !is_shared(other)) {
+        if living.any(|other| other.name == name && !is_shared(other)) {
             return Err(format!("the disk {shown} is in use; unmount it first"));
         }
         let number = disks.last_key_value().map_or(0, |(last, _)| *last) + 1;
@@ -157,8 +173,41 @@ impl Serving {
         });
         // It ends by itself, and says so.
         drop(thread.map_err(|error| error.to_string())?);
-        disks.insert(number, Served { object, read_only, mark, has_ended: false });
+        disks.insert(number, Served { name: name.to_vec(), read_only, mark, has_ended: false });
         Ok(number)
+    }
+
+    /// Begins a change; its number.
+    fn change(&self, text: &[u8]) -> Result<u64, String> {
+        let change: Change = serde_json::from_slice(text).map_err(|_| UNKNOWN)?;
+        let mut all = lock(&self.changes.all);
+        let number = all.last_key_value().map_or(0, |(last, _)| *last) + 1;
+        let (store, changes) = (self.store.clone(), self.changes.clone());
+        let thread = std::thread::Builder::new().name("change".into()).spawn(move || {
+            let done = change.carry_out(&store).map_err(|error| error.to_string());
+            // Nobody waits any more where it is not there.
+            if let Some(change) = lock(&changes.all).get_mut(&number) {
+                *change = Some(done);
+            }
+            changes.ended.notify_all();
+        });
+        drop(thread.map_err(|error| error.to_string())?);
+        all.insert(number, None);
+        Ok(number)
+    }
+
+    /// 0 once a change is done, which is forgotten then; 1 as long as it goes on.
+    fn changed(&self, number: u64) -> Result<u64, String> {
+        let goes_on = |all: &mut BTreeMap<u64, Option<Result<(), String>>>| {
+            matches!(all.get(&number), Some(None))
+        };
+        let waited =
+            self.changes.ended.wait_timeout_while(lock(&self.changes.all), CHANGE_WAIT, goes_on);
+        let (mut all, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        if timeout.timed_out() {
+            return Ok(1);
+        }
+        all.remove(&number).flatten().unwrap_or_else(|| Err(UNKNOWN.into())).map(|()| 0)
     }
 
     /// The mark of a disk that is served no more; it is forgotten then.

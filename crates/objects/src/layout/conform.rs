@@ -1,0 +1,243 @@
+//! What every layout does, as checks that any of them can be put to.
+//!
+//! ```
+//! use draconis_objects::LayoutKind;
+//! use draconis_objects::layout::conform;
+//!
+//! conform::all(LayoutKind::Log);
+//! ```
+//!
+//! A layout of others is registered first: see [`super::register`]. A check panics, saying what was
+//! wrong. That stores keep their promises at power cuts is not for here: no layout can break them.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "checks for tests, on stores that they make themselves"
+)]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use draconis_device::{Disk, MemoryDisk, Random};
+
+use super::{Kind, Site};
+use crate::check::CheckOptions;
+use crate::kv::Kv;
+use crate::{CreateOptions, Error, Group, Hint, LayoutKind, ObjectId, OpenOptions, Profile, Store};
+
+/// The name of a check, and the check.
+pub type Check = (&'static str, fn(LayoutKind));
+
+/// Every check.
+pub const CHECKS: [Check; 4] = [
+    ("its sizes fit each other", its_sizes_fit_each_other),
+    ("what has less alive is worth more", what_has_less_alive_is_worth_more),
+    ("a store is used for long", a_store_is_used_for_long),
+    ("a full store is emptied", a_full_store_is_emptied),
+];
+
+/// Puts a layout to every check.
+///
+/// # Panics
+/// If it does not do what every layout does.
+pub fn all(kind: LayoutKind) {
+    for (name, check) in CHECKS {
+        log::debug!("conform: {name}");
+        check(kind);
+    }
+}
+
+fn must<T>(done: crate::Result<T>, what: &str) -> T {
+    done.unwrap_or_else(|error| panic!("{what}: {error}"))
+}
+
+/// Every page from 512 bytes to 64 KiB, segments from 16 pages to 64 MiB, stores of 256 to a
+/// million segments.
+fn its_sizes_fit_each_other(kind: LayoutKind) {
+    for page_bytes in (9..=16).map(|bits| 1u32 << bits) {
+        let segments = (14..=26).map(|bits| 1u32 << bits);
+        for segment_bytes in segments.filter(|&len| len >= page_bytes * 16) {
+            for capacity_bytes in (8..=20).map(|bits| u64::from(segment_bytes) << bits) {
+                let site = Site { page_bytes, segment_bytes, capacity_bytes };
+                let layout = must(super::layout(kind, &site), "a layout");
+                if let Err(what) = super::fits(&*layout) {
+                    panic!("{what}: {site:?}");
+                }
+                assert_eq!(*layout.site(), site, "a layout is of another site");
+                let hot = Kind::Written { hint: Hint::Hot, replaced_after: Some(0) };
+                let cold = Kind::Written { hint: Hint::Cold, replaced_after: None };
+                let apart = layout.stream_of(hot, true) != layout.stream_of(cold, true);
+                assert!(!apart, "a commit with a waiter waits for two places: {site:?}");
+            }
+        }
+    }
+}
+
+fn what_has_less_alive_is_worth_more(kind: LayoutKind) {
+    let len = 1u64 << 20;
+    let site = Site { page_bytes: 4096, segment_bytes: 1 << 20, capacity_bytes: len << 10 };
+    let layout = must(super::layout(kind, &site), "a layout");
+    for age in [1, 1 << 12, 1 << 24, 1 << 40] {
+        let worths: Vec<f64> =
+            (0..=64).map(|part| layout.worth(part * len / 64, len, age)).collect();
+        assert!(worths.iter().all(|worth| worth.is_finite()), "a worth is no number: {worths:?}");
+        let descends = worths.iter().zip(worths.iter().skip(1)).all(|(more, less)| more >= less);
+        assert!(descends, "more alive is worth more, at age {age}: {worths:?}");
+        assert!(worths[0] > worths[64], "nothing alive is worth as much as all, at age {age}");
+    }
+}
+
+const DISK_BYTES: usize = 12 << 20;
+const SEGMENT_BYTES: u32 = 64 << 10;
+
+struct Used {
+    disk: Arc<dyn Disk>,
+    store: Arc<Store>,
+    dice: Random,
+    objects: BTreeMap<ObjectId, Vec<u8>>,
+    values: BTreeMap<Vec<u8>, Vec<u8>>,
+}
+
+impl Used {
+    fn new(kind: LayoutKind) -> Self {
+        let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(vec![0xEE; DISK_BYTES], 512));
+        let profile = Profile {
+            layout: kind,
+            page_bytes: 4096,
+            segment_bytes: SEGMENT_BYTES,
+            queue_depth: 8,
+        };
+        must(Store::create(disk.clone(), &CreateOptions { profile, id: 7 }), "create");
+        let store = must(Self::open(&disk), "open");
+        let (objects, values) = (BTreeMap::new(), BTreeMap::new());
+        Self { disk, store, dice: Random::new(5), objects, values }
+    }
+
+    fn open(disk: &Arc<dyn Disk>) -> crate::Result<Arc<Store>> {
+        Store::open(disk.clone(), &OpenOptions { cache_bytes: 256 << 10, read_only: false })
+    }
+
+    fn bytes(&mut self, most: u64) -> Vec<u8> {
+        let mut bytes = vec![0; 1 + self.dice.below(most) as usize];
+        self.dice.fill(&mut bytes);
+        bytes
+    }
+
+    /// A new object, a change of one or its end, as one group; whether there was room.
+    fn change(&mut self, is_growing: bool) -> bool {
+        let mut group = Group::new();
+        let any = self.dice.below(self.objects.len().max(1) as u64) as usize;
+        let old = self.objects.keys().nth(any).copied();
+        let done = match (old, self.dice.below(6)) {
+            (Some(id), 0) if !is_growing => {
+                group.delete(id);
+                (id, None)
+            }
+            (Some(id), 1..) if !is_growing || self.dice.below(2) == 0 => {
+                let at = self.dice.below(20_000) as usize;
+                let part = self.bytes(9000);
+                group.write(id, at as u64, &part);
+                let mut bytes = self.objects.get(&id).cloned().unwrap_or_default();
+                let end = at + part.len();
+                bytes.resize(bytes.len().max(end), 0);
+                bytes[at..end].copy_from_slice(&part);
+                (id, Some(bytes))
+            }
+            _ => {
+                let hint = [Hint::Unknown, Hint::Hot, Hint::Cold][self.dice.below(3) as usize];
+                let id = group.create(self.store.new_object(), hint);
+                let bytes = self.bytes(60_000);
+                group.append(id, &bytes);
+                (id, Some(bytes))
+            }
+        };
+        match self.store.submit(group, &[]).map_err(|refused| refused.error) {
+            Ok(ticket) => {
+                if self.dice.below(20) == 0 {
+                    must(self.store.wait(ticket), "wait");
+                }
+                match done {
+                    (id, Some(bytes)) => self.objects.insert(id, bytes),
+                    (id, None) => self.objects.remove(&id),
+                };
+                true
+            }
+            Err(Error::NoSpace { .. }) => false,
+            Err(error) => panic!("submit: {error}"),
+        }
+    }
+
+    fn put(&mut self) {
+        let key = self.dice.below(400).to_be_bytes().to_vec();
+        let value = self.bytes(300);
+        match Kv::new(self.store.clone()).put(&key, &value) {
+            Ok(_) => drop(self.values.insert(key, value)),
+            Err(Error::NoSpace { .. }) => {}
+            Err(error) => panic!("put: {error}"),
+        }
+    }
+
+    /// All is read, the store is checked, and opened again.
+    fn look(&mut self) {
+        must(self.store.sync(), "sync");
+        for (id, bytes) in &self.objects {
+            let mut have = vec![0; bytes.len() + 1];
+            let len = must(self.store.read(*id, 0, &mut have), "read");
+            assert!(have[..len] == bytes[..], "object {id} has other bytes");
+        }
+        let kv = Kv::new(self.store.clone());
+        for (key, value) in &self.values {
+            let have = must(kv.get(key), "get");
+            assert!(have.as_ref() == Some(value), "a key has another value");
+        }
+        let report = Store::check(self.disk.clone(), &CheckOptions::default(), &mut |_, _| {});
+        let report = must(report, "check");
+        assert!(report.is_clean(), "{:?}", report.damage);
+    }
+
+    fn reopen(self) -> Self {
+        let Self { disk, store, .. } = self;
+        drop(store);
+        let store = must(Self::open(&disk), "open again");
+        Self { disk, store, ..self }
+    }
+}
+
+/// Far more is written than there is room for, so that segments are cleaned.
+fn a_store_is_used_for_long(kind: LayoutKind) {
+    let mut used = Used::new(kind);
+    let mut cleaned = 0;
+    for _ in 0..6 {
+        for _ in 0..600 {
+            used.change(used.objects.len() < 60);
+            used.put();
+        }
+        used.look();
+        cleaned += used.store.info().counters.cleaned;
+        used = used.reopen();
+        used.look();
+    }
+    assert!(cleaned > 0, "no segment was cleaned");
+}
+
+fn a_full_store_is_emptied(kind: LayoutKind) {
+    let mut used = Used::new(kind);
+    for _ in 0..2 {
+        while used.change(true) {}
+        used.look();
+        used = used.reopen();
+        while let Some((&id, _)) = used.objects.iter().next() {
+            let mut group = Group::new();
+            group.delete(id);
+            let done = used.store.submit(group, &[]).map_err(|refused| refused.error);
+            must(done, "deleting on a full store");
+            used.objects.remove(&id);
+        }
+        (0..3).for_each(|_| must(used.store.checkpoint(), "checkpoint"));
+        let held = used.store.info().used_bytes;
+        assert!(held < u64::from(SEGMENT_BYTES) * 4, "{held} bytes are held of nothing");
+    }
+    used.look();
+}

@@ -1,0 +1,276 @@
+//! Snapshots, clones and rollbacks of disks beside a model: any order, while disks are open, with
+//! the full check after each step, and at power cuts in the middle of each.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use draconis_device::{
+    CrashOptions, Crashes, Disk, Extent, Group as DiskGroup, MemoryDisk, RecordDisk, Write,
+};
+use draconis_exchange::heap::{Block, Private};
+use draconis_objects::check::CheckOptions;
+use draconis_objects::torture::Random;
+use draconis_objects::{
+    CreateOptions, Error, Group, Hint, LayoutKind, ObjectDisk, OpenOptions, Profile, Store,
+};
+
+const LEN: usize = 256 << 10;
+
+fn create(disk: Arc<dyn Disk>, layout: LayoutKind) -> Arc<Store> {
+    let profile = Profile { layout, page_bytes: 512, segment_bytes: 32 << 10, queue_depth: 8 };
+    Store::create(disk.clone(), &CreateOptions { profile, id: 1 }).unwrap();
+    open(disk)
+}
+
+fn open(disk: Arc<dyn Disk>) -> Arc<Store> {
+    Store::open(disk, &OpenOptions { cache_bytes: 256 << 10, read_only: false }).unwrap()
+}
+
+fn memory(len: usize) -> MemoryDisk {
+    MemoryDisk::new(vec![0; len], 512)
+}
+
+fn make(store: &Store, name: &str) {
+    let mut group = Group::new();
+    let id = group.create(store.new_object(), Hint::Unknown);
+    group.truncate(id, LEN as u64);
+    group.name(name.as_bytes(), id);
+    store.submit(group, &[]).unwrap();
+}
+
+fn check(disk: Arc<dyn Disk>) {
+    let report = Store::check(disk, &CheckOptions::default(), &mut |_, _| {}).unwrap();
+    assert!(report.is_clean(), "{:?}", report.damage);
+}
+
+/// What each name shows.
+type Shown = BTreeMap<String, Vec<u8>>;
+
+fn shown(store: &Arc<Store>) -> Shown {
+    let disks = store.disks().unwrap();
+    let named = disks.iter().map(|disk| {
+        let mut bytes = vec![0xA5; disk.len as usize];
+        assert_eq!(store.read(disk.id, 0, &mut bytes).unwrap(), bytes.len());
+        (String::from_utf8(disk.name.clone()).unwrap(), bytes)
+    });
+    named.collect()
+}
+
+fn same(is: &Shown, should: &Shown) {
+    let names = |shown: &Shown| shown.keys().cloned().collect::<Vec<_>>();
+    assert_eq!(names(is), names(should));
+    for (name, bytes) in should {
+        let wrong = is[name].iter().zip(bytes).position(|(a, b)| a != b);
+        assert_eq!((wrong, is[name].len()), (None, bytes.len()), "{name}");
+    }
+}
+
+/// A disk that is written, or some of it discarded.
+fn change(disk: &ObjectDisk, dice: &mut Random, bytes: &mut [u8]) {
+    let sectors = LEN as u64 / 512;
+    for _ in 0..1 + dice.below(12) {
+        let at = dice.below(sectors);
+        let most = if dice.below(8) == 0 { 100 } else { 12 };
+        let len = (1 + dice.below(most)).min(sectors - at);
+        let (from, len) = ((at * 512) as usize, (len * 512) as usize);
+        if dice.below(4) == 0 {
+            disk.discard(&[Extent::new(from as u64, len as u64)], &[]).unwrap();
+            bytes[from..from + len].fill(0);
+            continue;
+        }
+        dice.fill(&mut bytes[from..from + len]);
+        let mut block = Private::unset(len);
+        block.copy_from_slice(&bytes[from..from + len]);
+        let write = Write { at_bytes: from as u64, block: Block::from(block) };
+        disk.submit(DiskGroup { writes: vec![write] }, &[]).unwrap();
+    }
+}
+
+/// One thing that a user does, of a store and of its model. What may not be is refused.
+fn act(store: &Arc<Store>, dice: &mut Random, model: &mut Shown, nth: u64) {
+    let pick = |dice: &mut Random, snapshots: bool| {
+        let names: Vec<String> =
+            model.keys().filter(|name| name.contains('@') == snapshots).cloned().collect();
+        (!names.is_empty()).then(|| names[dice.below(names.len() as u64) as usize].clone())
+    };
+    let (disk, snapshot) = (pick(dice, false), pick(dice, true));
+    match dice.below(12) {
+        0..=4 => {
+            let Some(name) = disk else { return make_one(store, model, nth) };
+            let disk = store.disk_named(name.as_bytes()).unwrap();
+            change(&disk, dice, model.get_mut(&name).unwrap());
+        }
+        5 | 6 => {
+            let Some(name) = disk else { return };
+            let open = store.disk_named(name.as_bytes()).unwrap();
+            store.take_snapshot(name.as_bytes(), format!("s{nth}").as_bytes()).unwrap();
+            model.insert(format!("{name}@s{nth}"), model[&name].clone());
+            // It goes on while it is open.
+            change(&open, dice, model.get_mut(&name).unwrap());
+        }
+        7 => {
+            let Some(name) = (if dice.below(3) == 0 { disk } else { snapshot }) else { return };
+            store.clone_disk(name.as_bytes(), format!("c{nth}").as_bytes()).unwrap();
+            model.insert(format!("c{nth}"), model[&name].clone());
+            if !name.contains('@') {
+                model.insert(format!("{name}@c{nth}"), model[&name].clone());
+            }
+        }
+        8 => {
+            let Some(name) = snapshot else { return };
+            let (disk, snapshot) = name.split_once('@').unwrap();
+            store.roll_back(disk.as_bytes(), snapshot.as_bytes()).unwrap();
+            let bytes = model[&name].clone();
+            model.insert(disk.to_owned(), bytes);
+        }
+        9 | 10 => {
+            let Some(name) = snapshot else { return };
+            // Disks that are open are written meanwhile, or become another object.
+            let held: Vec<ObjectDisk> = model
+                .keys()
+                .filter(|name| !name.contains('@'))
+                .map(|name| store.disk_named(name.as_bytes()).unwrap())
+                .collect();
+            match store.remove_disk(name.as_bytes(), false) {
+                Ok(()) => drop(model.remove(&name)),
+                Err(Error::Disk(why)) => assert!(why.contains(" are over "), "{why}"),
+                Err(error) => panic!("{error}"),
+            }
+            drop(held);
+        }
+        _ => {
+            let Some(name) = disk else { return make_one(store, model, nth) };
+            let of = format!("{name}@");
+            let has_snapshots = model.keys().any(|name| name.starts_with(&of));
+            match store.remove_disk(name.as_bytes(), dice.below(2) == 0) {
+                Ok(()) => model.retain(|other, _| *other != name && !other.starts_with(&of)),
+                Err(Error::Disk(why)) => {
+                    assert!(has_snapshots && (why.contains("snapshots") || why.contains("clone")));
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+}
+
+fn make_one(store: &Store, model: &mut Shown, nth: u64) {
+    make(store, &format!("d{nth}"));
+    model.insert(format!("d{nth}"), vec![0; LEN]);
+}
+
+#[test]
+fn any_order_of_snapshots_clones_rollbacks_and_removals_shows_what_a_model_does() {
+    for seed in 0..6 {
+        let dice = &mut Random::new(seed);
+        let layout = if seed % 2 == 0 { LayoutKind::Cow } else { LayoutKind::Log };
+        let disk: Arc<dyn Disk> = Arc::new(memory(24 << 20));
+        let mut store = create(disk.clone(), layout);
+        let mut model = Shown::new();
+        make_one(&store, &mut model, 1_000);
+        for nth in 0..150 {
+            act(&store, dice, &mut model, nth);
+            if model.len() > 12 {
+                let name = model.keys().find(|name| !name.contains('@')).unwrap().clone();
+                let clones = store.remove_disk(name.as_bytes(), true).is_err();
+                let of = format!("{name}@");
+                model.retain(|other, _| clones || *other != name && !other.starts_with(&of));
+            }
+            same(&shown(&store), &model);
+            match dice.below(6) {
+                // Layers into the tree, by checkpoints of their own.
+                0 => (0..4).for_each(|_| store.checkpoint().unwrap()),
+                1 => {
+                    drop(store);
+                    store = open(disk.clone());
+                    same(&shown(&store), &model);
+                }
+                _ => {}
+            }
+            store.sync().unwrap();
+            check(disk.clone());
+        }
+        // All is given back: clones first.
+        while !model.is_empty() {
+            let disks: Vec<String> =
+                model.keys().filter(|name| !name.contains('@')).cloned().collect();
+            let gone = disks.iter().find(|name| store.remove_disk(name.as_bytes(), true).is_ok());
+            let name = gone.expect("one has no clones");
+            let of = format!("{name}@");
+            model.retain(|other, _| other != name && !other.starts_with(&of));
+            same(&shown(&store), &model);
+        }
+        (0..3).for_each(|_| store.checkpoint().unwrap());
+        assert!(store.info().used_bytes < 64 << 10, "{:?}", store.info());
+    }
+}
+
+#[test]
+fn a_power_cut_in_the_middle_shows_what_was_before_or_behind() {
+    for seed in 0..12 {
+        let dice = &mut Random::new(seed ^ 0xC07);
+        let recorded = Arc::new(RecordDisk::new(memory(4 << 20)));
+        let store = create(recorded.clone(), LayoutKind::Cow);
+        let mut model = Shown::new();
+        make_one(&store, &mut model, 1_000);
+        for nth in 0..10 + seed * 3 {
+            act(&store, dice, &mut model, nth);
+        }
+        store.sync().unwrap();
+        for nth in 100..112 {
+            let before = model.clone();
+            let mut image = vec![];
+            let all = Extent::new(0, 4 << 20);
+            let block = recorded.read_now(all, Block::private(4 << 20)).unwrap();
+            image.extend_from_slice(&block.into_private());
+            recorded.take();
+            // Of what is written to disks any group may be the last.
+            let name = model.keys().rfind(|name| name.contains('@')).cloned();
+            match (name, nth % 3) {
+                (Some(name), 0) => {
+                    if store.remove_disk(name.as_bytes(), false).is_ok() {
+                        model.remove(&name);
+                    }
+                }
+                (Some(name), 1) => {
+                    let (disk, snapshot) = name.split_once('@').unwrap();
+                    let done = store.roll_back(disk.as_bytes(), snapshot.as_bytes());
+                    if done.is_ok() {
+                        let bytes = model[&name].clone();
+                        model.insert(disk.to_owned(), bytes);
+                    }
+                }
+                _ => {
+                    let name = model.keys().find(|name| !name.contains('@')).cloned();
+                    let Some(name) = name else { break };
+                    store.take_snapshot(name.as_bytes(), format!("s{nth}").as_bytes()).unwrap();
+                    model.insert(format!("{name}@s{nth}"), model[&name].clone());
+                }
+            }
+            recorded.mark(1);
+            let options = CrashOptions { seed, subsets: 4, exhaustive_sectors: 0 };
+            for crash in Crashes::new(image, recorded.take(), options) {
+                check(crash.disk.clone());
+                let after = open(crash.disk.clone());
+                let is = shown(&after);
+                let is_before = is == before && crash.marks().is_empty();
+                if !is_before {
+                    same(&is, &model);
+                }
+                // What was cut short goes on.
+                let any = is.keys().find(|name| !name.contains('@')).unwrap();
+                after.take_snapshot(any.as_bytes(), b"after").unwrap();
+                let mut expected = is.clone();
+                expected.insert(format!("{any}@after"), is[any].clone());
+                same(&shown(&after), &expected);
+                drop(after);
+                check(crash.disk.clone());
+            }
+            // Something between, durable.
+            if let Some(name) = model.keys().find(|name| !name.contains('@')).cloned() {
+                let disk = store.disk_named(name.as_bytes()).unwrap();
+                change(&disk, dice, model.get_mut(&name).unwrap());
+            }
+            store.sync().unwrap();
+        }
+    }
+}

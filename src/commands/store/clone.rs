@@ -1,0 +1,28 @@
+//! `draconis store clone`
+
+use clap::Args;
+use draconis_service::store_process::Change;
+
+use super::lineage::{InStore, change, commit_mounted};
+use crate::image::object::disk_name;
+
+/// Make a disk that has what another one has, or had.
+///
+/// The two share what neither changes. Of a disk a snapshot is made for that, STORE#NAME@NEW.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// The disk or snapshot, as STORE#NAME or STORE#NAME@SNAPSHOT.
+    #[arg(value_name = "STORE#NAME[@SNAPSHOT]")]
+    of: InStore,
+    /// What the new disk is called.
+    #[arg(value_name = "NEW", value_parser = disk_name)]
+    disk: String,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let Arguments { of, disk } = arguments;
+    if of.snapshot.is_none() {
+        commit_mounted(of)?;
+    }
+    change(&of.store, &Change::Clone { of: of.name(), disk: disk.clone() })
+}

@@ -1,0 +1,33 @@
+//! `draconis store snapshot`
+
+use anyhow::bail;
+use clap::Args;
+use draconis_service::store_process::Change;
+
+use super::lineage::{InStore, change, commit_mounted};
+use crate::image::object::disk_name;
+
+/// Keep a disk as it is now.
+///
+/// STORE#NAME@SNAPSHOT is read-only: every command that takes an IMAGE reads it, and mount mounts
+/// it with -o ro. It takes no room until the disk is changed. The disk may be mounted: what was
+/// written to it is committed first.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// The disk, as STORE#NAME.
+    #[arg(value_name = "STORE#NAME")]
+    disk: InStore,
+    /// What the snapshot is called.
+    #[arg(value_parser = disk_name)]
+    snapshot: String,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let Arguments { disk, snapshot } = arguments;
+    if disk.snapshot.is_some() {
+        bail!("{disk} is a snapshot; draconis store clone {disk} NEW makes a disk of it");
+    }
+    commit_mounted(disk)?;
+    let (name, snapshot) = (disk.disk.clone(), snapshot.clone());
+    change(&disk.store, &Change::Snapshot { disk: name, snapshot })
+}
