@@ -178,7 +178,9 @@ impl Disk for RemoteDisk {
         }
         // What is durable with the last one is with all of them.
         let last = after.iter().max().copied();
-        for some in extents.chunks(EXTENTS_MAX) {
+        // Of none at all the ticket is asked about, as of some.
+        let none: Option<&[Extent]> = extents.is_empty().then_some(&[]);
+        for some in extents.chunks(EXTENTS_MAX).chain(none) {
             let extents = list(some.iter().map(|it| (it.start_bytes, it.len_bytes)).collect());
             let mut lane = self.shared.lanes.lend(Need::Now)?;
             let answer = lane.call(Discard { extents, after: last.map(|ticket| ticket.0) });
