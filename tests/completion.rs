@@ -83,7 +83,7 @@ fn bash_offers_options_then_files_then_paths_in_images() {
     let options = offers("draconis ls -");
     assert!(options.contains(&"--json".to_string()) && options.contains(&"-R".to_string()));
     assert_eq!(offers("draconis tar --sparse "), ["always", "auto", "never"]);
-    assert_eq!(offers("draconis store c"), ["check", "create"]);
+    assert_eq!(offers("draconis store c"), ["check", "clone", "create"]);
 
     // Files of this machine, also after options and other words.
     assert_eq!(offers("draconis ls d"), ["directory", "disk.img"]);

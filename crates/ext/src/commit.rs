@@ -140,7 +140,7 @@ impl Volume {
     /// As [`Volume::commit`].
     pub fn sync_inode(&self, inode: InodeNumber, data_only: bool) -> Result<()> {
         if data_only
-            && self.transact_and_send(|tx| tx.contents_ahead(inode), true)?
+            && self.transact(|tx| tx.contents_ahead(inode))?
             && let Some(ticket) = self.outbox()?.last()?
         {
             return self.wait(ticket);

@@ -240,8 +240,7 @@ impl Outbox {
             After::Needed => sent.needed(),
             After::Everything => sent.last,
         };
-        let durable =
-            and_wait.then(|| chain.needed.unwrap_or(chain.stages.len().saturating_sub(1)));
+        let durable = chain.needed.filter(|_| and_wait);
         let tickets = self.submit(groups, after, Terms { mark: number, durable })?;
         self.unsent_bytes.fetch_sub(bytes, Ordering::Relaxed);
         let kept = self.kept_bytes.load(Ordering::Relaxed);
@@ -252,8 +251,9 @@ impl Outbox {
         if let Some(needed) = chain.needed {
             sent.needed = tickets.get(needed).copied().or(Some(last));
         }
-        let durable = durable.and_then(|place| tickets.get(place).copied());
-        sent.durable = sent.durable.max(durable);
+        if durable.is_some() {
+            sent.durable = sent.durable.max(sent.needed);
+        }
         sent.last = Some(last);
         if !chain.freed.is_empty() {
             sent.frozen.push_back((last, chain.freed));
@@ -381,9 +381,7 @@ impl Outbox {
     /// # Errors
     /// What made the disk fail.
     pub(crate) fn wait(&self, ticket: Ticket) -> Result<(Vec<Flight>, Vec<Freed>)> {
-        if self.sent.lock().durable < Some(ticket) {
-            self.disk.wait(ticket)?;
-        }
+        self.disk.wait(ticket)?;
         Ok(self.durable(&mut self.sent.lock(), ticket))
     }
 
