@@ -8,7 +8,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use common::volume::check;
-use common::{Draconis, eventually, fuse, have, is_root, mke2fs, mounts_below, skipped, tool};
+use common::{
+    Draconis, eventually, fuse, have, is_root, mke2fs, mounts_below, skipped, stop, tool,
+};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// What the kernel says of a mount whose server is gone.
@@ -55,7 +57,7 @@ fn a_mount_whose_worker_is_killed_stays_dead_in_its_place() {
     let open = std::fs::File::open(at.join("large")).unwrap();
     // A reader that waits: the worker is stopped, then killed.
     let worker = draconis.status()["mounts"][0]["worker_pid"].clone();
-    kill(&worker, Signal::STOP);
+    stop(worker.as_i64().unwrap());
     let reader = std::thread::spawn(move || {
         std::os::unix::fs::FileExt::read_at(&open, &mut [0; 1], 2 << 20)
     });
@@ -124,7 +126,7 @@ fn a_hung_worker_is_killed_by_the_deadline() {
     }
     let draconis = Draconis::new();
     let at = draconis.mount(&small(&draconis, "a.img"), "at", "ro,deadline=1,norestart");
-    kill(&draconis.status()["mounts"][0]["worker_pid"], Signal::STOP);
+    stop(draconis.status()["mounts"][0]["worker_pid"].as_i64().unwrap());
     std::fs::read(at.join("large")).unwrap_err();
     assert!(dead(&draconis).contains("did not answer for 1 s"));
     // Written after the mount is shown as dead: the two have no order.
@@ -169,7 +171,7 @@ fn a_hung_worker_does_not_keep_its_mount_from_being_taken_away() {
     // No deadline comes for as long as this test runs.
     for options in ["rw,deadline=100000", "ro,deadline=100000"] {
         let at = draconis.mount(&image, "at", options);
-        kill(&draconis.status()["mounts"][0]["worker_pid"], Signal::STOP);
+        stop(draconis.status()["mounts"][0]["worker_pid"].as_i64().unwrap());
         draconis.ok(["umount".as_ref(), "-f".as_ref(), at.as_os_str()]);
         assert!(mounts_below(&at).is_empty());
         check(&image);

@@ -378,6 +378,22 @@ pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
+/// Stops a process, and waits until each of its threads has: one that runs on another CPU answers a
+/// request or two after the signal was sent.
+pub fn stop(pid: i64) {
+    let process = rustix::process::Pid::from_raw(pid as i32).unwrap();
+    rustix::process::kill_process(process, rustix::process::Signal::STOP).unwrap();
+    let is_stopped = |thread: std::fs::DirEntry| {
+        // Behind the name, which may hold anything but a closing bracket at its end.
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with('T'))
+    };
+    eventually("every thread has stopped", || {
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        threads.flatten().all(is_stopped)
+    });
+}
+
 /// A tree as sources are: 2,400 files in 60 directories, most of them short, 24 MiB in all.
 pub fn tree_of_sources(top: &Path) {
     let mut random = Random::new(60);
