@@ -10,7 +10,7 @@
 //!
 //! Law 1: nothing here confines the process, prints, or ends it: who calls may do that.
 //! Law 2: every failure has an errno, and says what it is about.
-//! Law 3: a volume or store that was closed answers EBADF, whoever still holds a part of it.
+//! Law 3: a volume or store that was closed answers EBADF, also to those that hold a part of it.
 //!
 //! This crate does not know FUSE, the command line and buckets.
 

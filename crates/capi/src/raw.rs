@@ -63,7 +63,7 @@ impl Room {
             return Err(none(what));
         }
         let at = self.0.cast::<u8>();
-        // SAFETY: the caller promises room for so many bytes, that nobody else uses for the call.
+        // SAFETY: the caller promises room for so many bytes, which no other thread uses for the call.
         // What was never written is not looked at before it is.
         unsafe {
             at.write_bytes(0, len);

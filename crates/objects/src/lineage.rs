@@ -350,7 +350,7 @@ impl Store {
             is_joined = self.with_core(|core| core.join((parent, child), into, &over, &names))?;
         }
         if !is_joined {
-            // What was written meanwhile: nobody writes now.
+            // What was written meanwhile: there is no writer now.
             let goes_on = if into == Into::Child { child } else { parent };
             self.moving(child, goes_on, || {
                 all()?;
@@ -360,7 +360,7 @@ impl Store {
         self.sync()
     }
 
-    /// Does something while nobody reads or writes the disks of an object; after it they are
+    /// Does something while the disks of an object have no reader and no writer; after it they are
     /// those of another one.
     fn moving(&self, id: ObjectId, to: ObjectId, act: impl FnOnce() -> Result<()>) -> Result<()> {
         let open = self.open_places(id);
