@@ -205,7 +205,7 @@ pub fn change(directory: &Directory, store: &Path, change: &Change) -> Result<bo
     let Ok(store) = UnixStream::connect(socket_of(&directory.stores(), store)?) else {
         return Ok(false);
     };
-    // One that is just ending does not answer: then it is nobody's.
+    // One that is just ending does not answer: then it has no owner.
     if send(&store, &Ask::Hello, &[]).is_err() || receive::<Answer>(&store).is_err() {
         return Ok(false);
     }

@@ -32,7 +32,7 @@ pub(super) fn interval(raw: &mut RawSuperblock, changes: &Changes) -> Result<()>
     Ok(())
 }
 
-/// Takes a block for it, and has that say that nobody uses the volume.
+/// Takes a block for it, and has that say that no host uses the volume.
 pub(super) fn add(rework: &mut Rework<'_>) -> Result<()> {
     let block = rework.take_one()?;
     let super_ = &rework.to_be.super_;

@@ -1,7 +1,7 @@
 //! Files that no name leads to: the file of orphans and the files of quotas, added and dropped.
 //!
 //! Law: what owners have is counted from all inodes before anything is changed; the files of quotas
-//! and the file of orphans count for nobody.
+//! and the file of orphans count for no owner.
 
 #![allow(
     clippy::arithmetic_side_effects,

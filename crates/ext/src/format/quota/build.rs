@@ -18,7 +18,7 @@ use crate::units::{index, narrow};
 /// How long one may have more than the soft limit: a week, as Linux has it.
 const GRACE_SECONDS: u32 = 7 * 24 * 60 * 60;
 
-/// Bytes of a file with entries of these ids, and of nobody else.
+/// Bytes of a file with entries of these ids, and of no others.
 pub(crate) fn file_bytes(ids: &BTreeSet<u32>) -> u64 {
     let nodes = |level: u32| {
         let above: BTreeSet<u32> = ids.iter().map(|id| id >> (8 * (LEVELS - level))).collect();
@@ -28,7 +28,7 @@ pub(crate) fn file_bytes(ids: &BTreeSet<u32>) -> u64 {
     (2 + (1..LEVELS).map(nodes).sum::<u64>() + entries) * u64::from(BLOCK_BYTES)
 }
 
-/// A whole file of what these have; nobody has a limit.
+/// A whole file of what these have; none has a limit.
 pub(crate) fn build(kind: Kind, all: &BTreeMap<u32, Usage>) -> Vec<u8> {
     let block = index(BLOCK_BYTES.into());
     // The header and the root.
