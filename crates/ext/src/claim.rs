@@ -5,7 +5,7 @@
 //!   a number ─ wait ─▶ the same: left over ─────┘          └──▶ another: in use
 //!                 └──▶ another: in use
 //!   ours ─▶ another own number every interval ─▶ .. ─▶ clean      a mount
-//!        └▶ "checked", which no host takes over─────▶ .. ─▶ clean      a tool, which does not count
+//!        └▶ "checked", which no host takes over ─────▶ .. ─▶ clean      a tool, which does not count
 //! ```
 //! Law 1: nothing else of the volume is written before the claim stands.
 //! Law 2: who finds another's number, or cannot write its own, writes no more.
@@ -102,7 +102,7 @@ impl Claim {
         Ok(Some(claim))
     }
 
-    /// Claims it for a tool, as e2fsck and tune2fs do: nothing is to be renewed, and no host takes the
+    /// Claims it for a tool, as e2fsck and tune2fs do: nothing is to be renewed; no host takes the
     /// volume before it is given back, also if the tool dies.
     ///
     /// # Errors
@@ -254,7 +254,7 @@ pub(crate) fn is_held_by_tool(disk: &dyn Disk, super_: &Superblock) -> Result<bo
     Ok(mmp::read(&bytes, super_.checksum_seed)?.sequence == CHECKED)
 }
 
-/// Says that no host uses the volume on `disk`, against what was said there: for one that a tool left
+/// Says that no host uses the volume on `disk`, whatever it says itself: for one that a tool left
 /// when it was cut off.
 ///
 /// # Errors
