@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use draconis_exchange::heap::Block;
 use rustix::io::Errno;
 
-pub use self::claim::{Claim, claim};
+pub use self::claim::{Claim, claim, claim_at_once};
 use self::direct::go_direct;
 pub use self::told::written_unit_bytes;
 use self::told::{can_discard, len_bytes};

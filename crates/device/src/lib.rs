@@ -69,7 +69,9 @@ mod writer;
 pub use crash::{Crash, CrashDisk, CrashOptions, Crashes, Cut};
 pub use disk::*;
 pub use fault::{Fault, FaultDisk, Hits};
-pub use file::{Claim, FileDisk, FileOptions, OpenedFile, claim, written_unit_bytes};
+pub use file::{
+    Claim, FileDisk, FileOptions, OpenedFile, claim, claim_at_once, written_unit_bytes,
+};
 pub use memory::MemoryDisk;
 pub use partition::{Partition, PartitionError, partition, partitions};
 pub use pending::{Answer, Pending, Promise, pending};

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use draconis_device::{Claim, claim};
+use draconis_device::{Claim, claim_at_once};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -210,7 +210,7 @@ fn guard(volume: &Path) -> Result<Option<OwnedFd>, NotOpened> {
 }
 
 fn claim_alone(volume: &Path, fd: &OwnedFd) -> Result<(), NotOpened> {
-    claim(fd, Claim::Alone).map_err(|errno| match errno {
+    claim_at_once(fd, Claim::Alone).map_err(|errno| match errno {
         Errno::WOULDBLOCK => {
             NotOpened::InUse(format!("{} is in use by another mount or tool", volume.display()))
         }

@@ -22,7 +22,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use draconis_device::{Claim, claim};
+use draconis_device::{Claim, claim_at_once};
 use draconis_exchange::descriptors;
 use rustix::net::RecvFlags;
 use serde::{Deserialize, Serialize};
@@ -102,7 +102,7 @@ impl StoreDisk {
         let until = Instant::now() + FREE_WAIT;
         let store = loop {
             let found = match UnixStream::connect(&socket) {
-                Err(_) if claim(&file, Claim::Alone).is_ok() => {
+                Err(_) if claim_at_once(&file, Claim::Alone).is_ok() => {
                     let cannot = |error| {
                         format!("cannot start a process for the store: {}", sentence(&error))
                     };
