@@ -13,6 +13,12 @@ pub fn size(text: &str) -> Result<u64, String> {
         .ok_or_else(|| "not a size such as 4096, 64K or 1G".to_string())
 }
 
+/// A UUID as it is written everywhere.
+pub fn uuid(bytes: [u8; 16]) -> String {
+    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+}
+
 /// A number of things: `1 directory`, `2 directories`.
 pub fn counted(n: u64, one: &str, many: &str) -> String {
     format!("{n} {}", if n == 1 { one } else { many })
@@ -79,6 +85,11 @@ impl Clock {
         self.format(time, "%Y-%m-%d %H:%M:%S.%9f %z")
     }
 
+    /// `Fri Nov 20 23:36:01 2026`, as the C library writes it.
+    pub fn of_c(&self, time: Time) -> String {
+        self.format(time, "%a %b %e %H:%M:%S %Y")
+    }
+
     fn format(&self, time: Time, format: &str) -> String {
         match Timestamp::new(time.seconds, time.nanoseconds as i32) {
             Ok(stamp) => stamp.to_zoned(self.0.clone()).strftime(format).to_string(),
@@ -113,6 +124,17 @@ pub fn time(text: &str) -> Result<Time, String> {
         seconds: i64::try_from(nanoseconds.div_euclid(1_000_000_000)).map_err(|_| wrong(()))?,
         nanoseconds: u32::try_from(nanoseconds.rem_euclid(1_000_000_000)).map_err(|_| wrong(()))?,
     })
+}
+
+/// A time of this machine's zone in digits alone, as tune2fs takes it: `20261120`, and two more for
+/// each of hours, minutes and seconds.
+pub fn time_in_digits(text: &str) -> Option<Time> {
+    if !matches!(text.len(), 8 | 10 | 12 | 14) || !text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let local = civil::DateTime::strptime("%Y%m%d%H%M%S", format!("{text:0<14}")).ok()?;
+    let stamp = local.to_zoned(TimeZone::system()).ok()?.timestamp();
+    Some(Time { seconds: stamp.as_second(), nanoseconds: 0 })
 }
 
 /// Standard output, which shows names as they are, or harmlessly on a terminal: a name on a

@@ -601,7 +601,7 @@ fn volumes_are_tuned_as_by_tune2fs() {
         (&["-J", "device=x"], "size=MIB"),
         (&["-i", "x"], "30d"),
         (&["-Q", "users"], "usrquota"),
-        (&["-E", "stride=4"], "clear_mmp"),
+        (&["-E", "offset=4"], "clear_mmp"),
         (&["-E", "clear_mmp"], "mmp"),
     ] {
         let said = image.draconis.fails([&["tune"][..], options, &[path]].concat());

@@ -10,7 +10,7 @@ use draconis_ext::{Info, Volume};
 use serde::Serialize;
 
 use crate::image::{self, Place};
-use crate::text::{Clock, Output, bytes, counted, printable};
+use crate::text::{Clock, Output, bytes, counted, printable, uuid};
 
 /// Show what kind of volume an image holds.
 #[derive(Debug, Args)]
@@ -197,9 +197,4 @@ fn state(facts: &Facts) -> String {
         "not clean" => "not clean: it was not unmounted; e2fsck -p settles that".to_string(),
         state => state.to_string(),
     }
-}
-
-fn uuid(bytes: [u8; 16]) -> String {
-    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
 }

@@ -1,23 +1,31 @@
 //! `draconis tune`
 //!
 //! ```text
-//!   image ──alone──▶ confined ──▶ settled ──▶ tuned
+//!   image ──alone──▶ confined ──▶ settled ──▶ tuned ──▶ listed (-l)
 //! ```
 
+mod listing;
+
 use std::ffi::OsString;
+use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueEnum};
 use draconis_access::uuid::{self, Identities};
+use draconis_device::Disk;
+use draconis_exchange::contract::Time;
 use draconis_ext::format::quota::Kind;
-use draconis_ext::tune::{Changes, Error, Reserved, tune};
+use draconis_ext::tune::{Changes, Error, Reserved, superblock, tune};
 use draconis_service::volume::part_for_writing;
 
 use crate::change;
 use crate::image::{self, Place};
+use crate::text::{Clock, Output};
+use listing::Owners;
 
 /// What the kernel does about damage.
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -30,12 +38,15 @@ enum Behaviour {
 /// Change what a volume says of itself: label, identity, reserve, features, journal.
 ///
 /// Options are spelled as by tune2fs. Without any, a change of the volume that was cut off is
-/// ended. `draconis info` shows what there is.
+/// ended. With -l alone the volume is only read; `draconis info` says the same in short.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
     place: Place,
+    /// List what the superblock says, row by row as `tune2fs -l` does.
+    #[arg(short = 'l')]
+    list: bool,
     /// Label, at most 16 bytes.
     #[arg(short = 'L', value_name = "LABEL")]
     label: Option<OsString>,
@@ -61,8 +72,25 @@ pub struct Arguments {
     /// The journal: `size=` in MiB.
     #[arg(short = 'J', value_name = "size=MIB")]
     journal_options: Option<String>,
-    /// More options, with commas between them: mmp_update_interval=SECONDS, how often a host says
-    /// that it uses the volume (mmp); clear_mmp, no host does, whatever a tool that was cut off left.
+    /// User who may take the reserved blocks.
+    #[arg(short = 'u', value_name = "USER")]
+    reserved_user: Option<String>,
+    /// Group that may.
+    #[arg(short = 'g', value_name = "GROUP")]
+    reserved_group: Option<String>,
+    /// Mount options that the volume asks for by itself, with commas between them; with a `^` no
+    /// longer: acl, user_xattr, journal_data_ordered, nobarrier, discard, …
+    #[arg(short = 'o', value_name = "[^]OPTION,..", value_delimiter = ',')]
+    mount_options: Vec<String>,
+    /// Directory where it was mounted last.
+    #[arg(short = 'M', value_name = "DIR")]
+    last_mounted: Option<OsString>,
+    /// More options, with commas between them.
+    ///
+    /// mmp_update_interval=SECONDS, how often a host says that it uses the volume (mmp); clear_mmp,
+    /// no host does, despite what a tool that was cut off left; stride=BLOCKS, stripe_width=BLOCKS,
+    /// of the disks below; hash_alg=legacy|half_md4|tea, of new directory indexes; mount_opts=TEXT,
+    /// for the kernel; force_fsck, look at all of it next time; [^]test_fs.
     #[arg(short = 'E', value_name = "OPTIONS", value_delimiter = ',')]
     extended: Vec<String>,
     /// What the kernel does about damage.
@@ -71,6 +99,12 @@ pub struct Arguments {
     /// Mounts after which the volume is to be checked; 0 or -1: never.
     #[arg(short = 'c', value_name = "MOUNTS", allow_hyphen_values = true)]
     most_mounts: Option<i32>,
+    /// How often it was mounted since the last check.
+    #[arg(short = 'C', value_name = "MOUNTS")]
+    mounts: Option<u16>,
+    /// When it was checked last: now, YYYYMMDD[HH[MM[SS]]], or a time such as 2026-11-20 23:36.
+    #[arg(short = 'T', value_name = "TIME")]
+    checked: Option<String>,
     /// Time after which the volume is to be checked: days, or with d, w, m; 0: never.
     #[arg(short = 'i', value_name = "TIME")]
     interval: Option<String>,
@@ -79,25 +113,49 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let shown = arguments.image.display();
+    let owners = Owners::new();
+    let clock = Clock::new();
     let now = change::now()?;
-    let changes = changes(arguments)?;
+    let changes = changes(arguments, &owners, now)?;
+    let clears = arguments.extended.iter().any(|option| option == "clear_mmp");
+    let disk = match arguments.list && !clears && changes.is_nothing() {
+        true => image::disk(&arguments.image, &arguments.place, None)?,
+        false => changed(arguments, &changes, clears, now)?,
+    };
+    if arguments.list {
+        let raw = superblock(&*disk);
+        let raw = raw.map_err(|error| image::refused(&arguments.image, &*disk, error.into()))?;
+        let mut out = Output::new();
+        listing::write(&raw, &owners, &clock, &mut out)?;
+        out.flush()?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Changes the volume; the disk that it is on.
+fn changed(
+    arguments: &Arguments,
+    changes: &Changes,
+    clears: bool,
+    now: Time,
+) -> anyhow::Result<Arc<dyn Disk>> {
+    let shown = arguments.image.display();
     let opened = image::writable(&arguments.image)?;
     image::confine()?;
     let part = part_for_writing(opened.start()?, &arguments.place.options());
     let disk = part.with_context(|| shown.to_string())?.disk;
-    if arguments.extended.iter().any(|option| option == "clear_mmp") {
+    if clears {
         image::clear(&arguments.image, &disk, now)?;
     }
     let _held = image::settle(&arguments.image, &disk, now)?;
-    tune(&*disk, &changes, now).map_err(|error| match error {
+    tune(&*disk, changes, now).map_err(|error| match error {
         Error::Volume(error) => image::refused(&arguments.image, &*disk, error.into()),
         error => anyhow::Error::from(error).context(shown.to_string()),
     })?;
-    Ok(ExitCode::SUCCESS)
+    Ok(disk)
 }
 
-fn changes(arguments: &Arguments) -> anyhow::Result<Changes> {
+fn changes(arguments: &Arguments, owners: &Owners, now: Time) -> anyhow::Result<Changes> {
     let mut identities = Identities::new(None);
     let uuid = match arguments.uuid.as_deref() {
         None => None,
@@ -130,7 +188,13 @@ fn changes(arguments: &Arguments) -> anyhow::Result<Changes> {
             .filter(|it| *it <= 0x7FFF)
             .with_context(|| format!("-c {mounts}: -1 to 32767 mounts are possible")),
     });
-    Ok(Changes {
+    let user = |text: &String| {
+        owners.user_number(text).with_context(|| format!("-u {text}: there is no such user"))
+    };
+    let group = |text: &String| {
+        owners.group_number(text).with_context(|| format!("-g {text}: there is no such group"))
+    };
+    let mut changes = Changes {
         label: arguments.label.as_ref().map(|label| label.as_bytes().to_vec()),
         uuid,
         reserved,
@@ -139,10 +203,18 @@ fn changes(arguments: &Arguments) -> anyhow::Result<Changes> {
         interval_seconds: arguments.interval.as_deref().map(interval).transpose()?,
         features,
         quotas: arguments.quotas.iter().map(|word| quota(word)).collect::<anyhow::Result<_>>()?,
-        mmp_interval: mmp_interval(&arguments.extended)?,
+        mounts: arguments.mounts,
+        checked: arguments.checked.as_deref().map(|text| checked(text, now)).transpose()?,
+        reserved_user: arguments.reserved_user.as_ref().map(user).transpose()?,
+        reserved_group: arguments.reserved_group.as_ref().map(group).transpose()?,
+        last_mounted: arguments.last_mounted.as_ref().map(|path| path.as_bytes().to_vec()),
+        mount_options: arguments.mount_options.clone(),
         journal_mib: arguments.journal_options.as_deref().map(size).transpose()?,
         hash_seed: identities.uuid(),
-    })
+        ..Changes::default()
+    };
+    extended(&arguments.extended, &mut changes)?;
+    Ok(changes)
 }
 
 /// A kind of quotas, and whether they are counted.
@@ -157,21 +229,57 @@ fn quota(word: &str) -> anyhow::Result<(Kind, bool)> {
     Ok((kind, is_counted))
 }
 
-/// Of `-E`, how often a host says that it uses the volume.
-fn mmp_interval(options: &[String]) -> anyhow::Result<Option<u16>> {
-    let mut interval = None;
+/// What `-E` asks for.
+fn extended(options: &[String], changes: &mut Changes) -> anyhow::Result<()> {
     for option in options {
-        match option.split_once('=') {
-            None if option == "clear_mmp" => {}
-            Some(("mmp_update_interval", seconds)) => {
-                let seconds = seconds.parse::<u16>();
-                interval =
+        let number = |text: &str| {
+            text.parse::<u32>().with_context(|| format!("-E {option}: a number is needed"))
+        };
+        match option.split_once('=').unwrap_or((option, "")) {
+            ("clear_mmp", "") => {}
+            ("force_fsck", "") => changes.is_to_be_checked = true,
+            ("test_fs", "") => changes.is_for_tests = Some(true),
+            ("^test_fs", "") => changes.is_for_tests = Some(false),
+            ("mmp_update_interval", text) => {
+                let seconds = u16::try_from(number(text)?);
+                changes.mmp_interval =
                     Some(seconds.with_context(|| format!("-E {option}: seconds are needed"))?);
             }
-            _ => bail!("-E {option}: mmp_update_interval=SECONDS and clear_mmp are possible"),
+            ("stride", text) => {
+                let blocks = u16::try_from(number(text)?);
+                changes.raid_stride =
+                    Some(blocks.with_context(|| format!("-E {option}: at most 65535 blocks"))?);
+            }
+            ("stripe_width" | "stripe-width", text) => {
+                changes.raid_stripe_blocks = Some(number(text)?);
+            }
+            ("mount_opts", text) => changes.mount_options_text = Some(text.as_bytes().to_vec()),
+            ("hash_alg", text) => {
+                let known = ["legacy", "half_md4", "tea"];
+                let at = known.iter().position(|name| *name == text);
+                let at = at.with_context(|| format!("-E {option}: legacy, half_md4 or tea"))?;
+                changes.hash_algorithm = Some(at as u8);
+            }
+            _ => bail!(
+                "-E {option}: mmp_update_interval=, clear_mmp, stride=, stripe_width=, hash_alg=, \
+                 mount_opts=, force_fsck and [^]test_fs are possible"
+            ),
         }
     }
-    Ok(interval)
+    Ok(())
+}
+
+/// When a volume was checked, in seconds.
+fn checked(text: &str, now: Time) -> anyhow::Result<u64> {
+    let time = match text {
+        "now" => now,
+        text => crate::text::time_in_digits(text)
+            .map_or_else(|| crate::text::time(text), Ok)
+            .map_err(|_| {
+                anyhow!("-T {text}: now, YYYYMMDD[HH[MM[SS]]] or a time such as 2026-11-20 23:36")
+            })?,
+    };
+    u64::try_from(time.seconds).with_context(|| format!("-T {text}: a time since 1970 is needed"))
 }
 
 /// Days, or with a letter weeks or months, in seconds.

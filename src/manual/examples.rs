@@ -283,6 +283,7 @@ pub const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
                 "draconis tune -L data -U random disk.img",
             ),
             ("Reserve nothing, and add a journal", "draconis tune -m 0 -j disk.img"),
+            ("List what the superblock says", "draconis tune -l disk.img"),
         ],
     ),
     (

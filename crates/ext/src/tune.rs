@@ -16,6 +16,7 @@
 )]
 
 mod features;
+mod fields;
 mod guard;
 mod hidden;
 mod journal;
@@ -30,7 +31,6 @@ use crate::commit::seconds_of;
 use crate::format::checksum::Checksum;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::group::flags;
-use crate::format::inode::low32;
 use crate::format::quota::Kind;
 use crate::format::superblock::{OFFSET_BYTES, RawSuperblock, Superblock};
 use crate::redo::{Redo, SECTOR_BYTES, read_raw};
@@ -38,6 +38,7 @@ use crate::rework::Rework;
 use crate::units::{index, narrow};
 pub use crate::whole::{Error, Result};
 use crate::whole::{ToBe, Whole};
+pub use fields::MOUNT_OPTIONS;
 use hidden::Hidden;
 
 /// The largest part that can be reserved, in millionths.
@@ -68,8 +69,32 @@ pub struct Changes {
     pub errors: Option<u16>,
     /// After how many mounts the volume is to be checked; 0 never.
     pub most_mounts: Option<u16>,
+    /// How often it was mounted since the last check.
+    pub mounts: Option<u16>,
     /// After how many seconds it is to be checked; 0 never.
     pub interval_seconds: Option<u32>,
+    /// When it was checked last, in seconds since 1970.
+    pub checked: Option<u64>,
+    /// The user that may take what is reserved.
+    pub reserved_user: Option<u32>,
+    /// The group that may.
+    pub reserved_group: Option<u32>,
+    /// Where it was mounted last, at most 64 bytes.
+    pub last_mounted: Option<Vec<u8>>,
+    /// Options of [`MOUNT_OPTIONS`] that mounts of it have by themselves: `name`, `^name`.
+    pub mount_options: Vec<String>,
+    /// The same as text that only the kernel reads, at most 64 bytes.
+    pub mount_options_text: Option<Vec<u8>>,
+    /// Blocks of one disk of a stripe.
+    pub raid_stride: Option<u16>,
+    /// Blocks of a stripe.
+    pub raid_stripe_blocks: Option<u32>,
+    /// How new indexes of directories hash: 0 legacy, 1 half_md4, 2 tea.
+    pub hash_algorithm: Option<u8>,
+    /// Whether it is said to be damaged, so that the next `e2fsck` looks at all of it.
+    pub is_to_be_checked: bool,
+    /// Whether it is for trying out what is not for daily use.
+    pub is_for_tests: Option<bool>,
     /// Features as `tune2fs -O` spells them: `name`, `^name`.
     pub features: Vec<String>,
     /// MiB of a new journal; usual if it is left out.
@@ -80,6 +105,13 @@ pub struct Changes {
     pub mmp_interval: Option<u16>,
     /// What a new index of directories is seeded with.
     pub hash_seed: [u8; 16],
+}
+
+impl Changes {
+    /// Whether there is nothing to do.
+    pub fn is_nothing(&self) -> bool {
+        *self == Self { hash_seed: self.hash_seed, ..Self::default() }
+    }
 }
 
 /// What there is to do.
@@ -94,6 +126,14 @@ struct Work {
     hidden: Hidden,
     /// Directories lose their indexes.
     lists: bool,
+}
+
+/// The superblock as it is on `disk`, unchecked.
+///
+/// # Errors
+/// [`crate::Error::NotExt`]; what the device says.
+pub fn superblock(disk: &dyn Disk) -> crate::Result<RawSuperblock> {
+    read_raw(disk)
 }
 
 /// Changes the volume on `disk`, which is not in use and [`crate::settle`]d, and waits until that
@@ -112,7 +152,7 @@ pub fn tune(disk: &dyn Disk, changes: &Changes, now: Time) -> Result<()> {
         return Err(Error::Unsupported(what.to_owned()));
     }
     let mut raw = old.clone();
-    fields(&mut raw, &super_, changes)?;
+    fields::change(&mut raw, &super_, changes)?;
     let mut work = Work::default();
     features::change(&mut raw, &super_, changes, &mut work)?;
     identity(&mut raw, &super_, changes, &mut work)?;
@@ -144,52 +184,6 @@ pub fn tune(disk: &dyn Disk, changes: &Changes, now: Time) -> Result<()> {
     let log_blocks = tried.log_blocks() + LOG_MARGIN;
     let (redo, raw) = task.rework(Redo::new(disk, new.block_bytes, vec![]), log_blocks)?;
     Ok(redo.commit(&raw)?)
-}
-
-/// Fields that stand by themselves.
-fn fields(raw: &mut RawSuperblock, super_: &Superblock, changes: &Changes) -> Result<()> {
-    if let Some(label) = &changes.label {
-        let mut field = [0; 16];
-        if label.len() > field.len() || label.contains(&0) {
-            return Err(Error::Misuse("-L: a label has at most 16 bytes, none of them NUL".into()));
-        }
-        field.iter_mut().zip(label).for_each(|(to, byte)| *to = *byte);
-        raw.s_volume_name = field;
-    }
-    let reserved = match changes.reserved {
-        None => None,
-        Some(Reserved::Ppm(ppm)) if ppm > MOST_RESERVED_PPM => {
-            return Err(Error::Misuse("-m: at most 50 percent can be reserved".into()));
-        }
-        Some(Reserved::Ppm(ppm)) => {
-            let blocks = u128::from(super_.blocks) * u128::from(ppm) / 1_000_000;
-            u64::try_from(blocks).ok()
-        }
-        Some(Reserved::Blocks(blocks)) if blocks > super_.blocks / 2 => {
-            let most = super_.blocks / 2;
-            return Err(Error::Misuse(format!("-r: at most {most} blocks can be reserved")));
-        }
-        Some(Reserved::Blocks(blocks)) => Some(blocks),
-    };
-    if let Some(blocks) = reserved {
-        raw.s_r_blocks_count_lo = low32(blocks).into();
-        if super_.incompatible.contains(Incompatible::SIXTY_FOUR_BIT) {
-            raw.s_r_blocks_count_hi = low32(blocks >> 32).into();
-        }
-    }
-    match changes.errors {
-        None => {}
-        Some(errors @ 1..=3) => raw.s_errors = errors.into(),
-        Some(_) => return Err(Error::Misuse("-e: continue, remount-ro or panic".into())),
-    }
-    if let Some(mounts) = changes.most_mounts {
-        // Linux: all ones are never, too.
-        raw.s_max_mnt_count = if mounts == 0 { u16::MAX } else { mounts }.into();
-    }
-    if let Some(seconds) = changes.interval_seconds {
-        raw.s_checkinterval = seconds.into();
-    }
-    Ok(())
 }
 
 /// The identity, by which everything is sealed unless the superblock says otherwise.

@@ -24,9 +24,12 @@ pub const MAGIC: u16 = 0xEF53;
 /// Of `s_flags`: names are hashed as signed characters.
 pub const FLAG_SIGNED_HASH: u32 = 1;
 const FLAG_UNSIGNED_HASH: u32 = 2;
+/// Of `s_flags`: for trying out what is not for daily use.
+pub const FLAG_TEST: u32 = 4;
 /// Of `s_state`: unmounted properly.
 pub const STATE_CLEAN: u16 = 1;
-const STATE_ERRORS: u16 = 2;
+/// Of `s_state`: damage was found and left.
+pub const STATE_ERRORS: u16 = 2;
 /// What is wrong with a superblock that is not as it was sealed.
 pub(crate) const WRONG_CHECKSUM: &str = "superblock: checksum";
 /// Of `s_checksum_type`: the only one there is.
@@ -103,7 +106,16 @@ pub struct RawSuperblock {
     pub s_kbytes_written: U64,
     pub s_snapshot: [U32; 5],
     pub s_error_count: U32,
-    pub s_error_details: [u8; 104],
+    pub s_first_error_time: U32,
+    pub s_first_error_ino: U32,
+    pub s_first_error_block: U64,
+    pub s_first_error_func: [u8; 32],
+    pub s_first_error_line: U32,
+    pub s_last_error_time: U32,
+    pub s_last_error_ino: U32,
+    pub s_last_error_line: U32,
+    pub s_last_error_block: U64,
+    pub s_last_error_func: [u8; 32],
     pub s_mount_opts: [u8; 64],
     pub s_usr_quota_inum: U32,
     pub s_grp_quota_inum: U32,

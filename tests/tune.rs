@@ -1,0 +1,149 @@
+//! `draconis tune` beside `tune2fs`: what it lists, and what it changes.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::volume::check;
+use common::{Draconis, mke2fs};
+
+/// What `tune2fs -l` says, without the line that names its version.
+fn theirs(image: &Path) -> String {
+    let output = Command::new("tune2fs").arg("-l").arg(image).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.split_once('\n').unwrap().1.to_owned()
+}
+
+/// What is listed is what `tune2fs` lists.
+fn same_listing(draconis: &Draconis, image: &Path) -> String {
+    let ours = draconis.ok(["tune", "-l", image.to_str().unwrap()]);
+    assert_eq!(ours, theirs(image));
+    ours
+}
+
+fn made(draconis: &Draconis, name: &str, arguments: &[&str]) -> PathBuf {
+    let image = draconis.path(name);
+    mke2fs(&image, None, arguments, "64M");
+    image
+}
+
+#[test]
+fn every_volume_is_listed_as_tune2fs_lists_it() {
+    let draconis = Draconis::new();
+    let odd = "bigalloc,casefold,encrypt,orphan_file,metadata_csum_seed,project,quota,mmp";
+    for arguments in [
+        &["-t", "ext2"][..],
+        &["-t", "ext2", "-r", "0"],
+        &["-t", "ext3", "-O", "^dir_index", "-L", "sixteen-letters-", "-M", "/a"],
+        &["-t", "ext4", "-O", odd, "-E", "stride=4,stripe_width=16"],
+        &["-t", "ext4", "-O", "meta_bg,^resize_inode,uninit_bg,^metadata_csum", "-b", "4096"],
+    ] {
+        let image = made(&draconis, "listed", arguments);
+        same_listing(&draconis, &image);
+        let aged = Command::new("tune2fs").args(["-c", "30", "-i", "40d"]).arg(&image).output();
+        assert!(aged.unwrap().status.success());
+        let listed = same_listing(&draconis, &image);
+        assert!(listed.contains("(1 month, 1 week, 3 days)"), "{listed}");
+    }
+}
+
+#[test]
+fn odd_fields_are_listed_as_tune2fs_lists_them() {
+    let draconis = Draconis::new();
+    let image = made(&draconis, "odd", &["-t", "ext4"]);
+    for field in [
+        "flags 0",
+        "flags 7",
+        "flags 8",
+        "state 2",
+        "state 7",
+        "errors 7",
+        "default_mount_opts 0xffff",
+        "kbytes_written 8191",
+        "kbytes_written 9216",
+        "kbytes_written 900000000",
+        "kbytes_written 90000000000000",
+        "jnl_backup_type 3",
+        "checkinterval 3459661",
+        "creator_os 1",
+        "creator_os 9",
+        "last_orphan 12",
+        "journal_uuid 0fc63daf-8483-4772-8e79-3d69d8477de4",
+        "journal_dev 0x0801",
+        "first_meta_bg 3",
+        "max_mnt_count 40000",
+        "first_error_time 20200102030405",
+        "last_error_time 20210102030405",
+        "error_count 2",
+        "mount_opts foo,bar",
+        "def_resuid 33",
+        "def_resgid 7777",
+        "snapshot_inum 3",
+    ] {
+        let request = format!("set_super_value {field}");
+        let set = Command::new("debugfs").args(["-w", "-R", &request]).arg(&image).output();
+        assert!(set.expect("debugfs of e2fsprogs is needed").status.success());
+        same_listing(&draconis, &image);
+    }
+}
+
+#[test]
+fn fields_are_changed_as_tune2fs_changes_them() {
+    let draconis = Draconis::new();
+    for line in [
+        "-C 7 -c 20 -M /mnt -T 20200102",
+        "-T 202001020304 -u www-data -g 7",
+        "-u 33 -g daemon -o ^acl,journal_data_writeback,debug",
+        "-o discard,nodelalloc -E stride=8,stripe_width=32,hash_alg=tea",
+        "-E force_fsck",
+        "-E test_fs -L label -m 7.5 -e panic",
+        "-E mount_opts=acl",
+        "-o journal_data",
+        "-r 99 -i 3w",
+    ] {
+        let image = made(&draconis, "ours", &["-t", "ext4"]);
+        let twin = draconis.path("theirs");
+        std::fs::copy(&image, &twin).unwrap();
+        let theirs = Command::new("tune2fs").args(line.split(' ')).arg(&twin).output().unwrap();
+        assert!(theirs.status.success(), "{line}");
+        draconis.ok(["tune"].into_iter().chain(line.split(' ')).chain([image.to_str().unwrap()]));
+        // When it was written differs, and so does the sum of it all.
+        let seen = |image: &Path| {
+            let listed = same_listing(&draconis, image);
+            let lines = listed.lines().filter(|line| {
+                !line.starts_with("Last write time") && !line.starts_with("Checksum:")
+            });
+            lines.map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(seen(&image), seen(&twin), "{line}");
+        if !line.contains("force_fsck") {
+            check(&image);
+        }
+    }
+}
+
+#[test]
+fn listing_beside_a_change_shows_what_changed_and_listing_alone_changes_nothing() {
+    let draconis = Draconis::new();
+    let image = made(&draconis, "listed", &["-t", "ext4"]);
+    let before = std::fs::read(&image).unwrap();
+    let path = image.to_str().unwrap();
+    draconis.ok(["tune", "-l", path]);
+    assert!(std::fs::read(&image).unwrap() == before);
+    let listed = draconis.ok(["tune", "-l", "-C", "9", path]);
+    assert!(listed.contains("Mount count:              9\n"), "{listed}");
+    for (options, why) in [
+        (&["-o", "foo"][..], "user_xattr"),
+        (&["-T", "x"], "YYYYMMDD"),
+        (&["-u", "70000"], "65535"),
+        (&["-g", "no such group"], "no such group"),
+        (&["-E", "stride=x"], "a number"),
+        (&["-E", "hash_alg=md5"], "half_md4"),
+        (&["-M", &"x".repeat(65)], "64 bytes"),
+    ] {
+        let said = draconis.fails([&["tune"][..], options, &[path]].concat());
+        assert!(said.contains(why), "{said}");
+    }
+    check(&image);
+}
