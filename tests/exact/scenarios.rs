@@ -43,7 +43,7 @@ pub fn run(pair: &Pair, verdict: &mut Verdict, is_chosen: impl Fn(&str) -> bool)
         }
         let [ours, theirs] = [&pair.ours, &pair.theirs].map(|top| {
             let dir = top.join(format!("scenario{i}"));
-            std::fs::create_dir(&dir).unwrap();
+            std::fs::create_dir_all(&dir).unwrap();
             scenario(&dir)
         });
         let case = Case {
