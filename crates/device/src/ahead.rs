@@ -5,13 +5,13 @@
 //! A thread takes neighbours together: one large request, scattered into their blocks,
 //! wakes its waiter once.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 
 use draconis_exchange::heap::Block;
 
-pub(crate) use crate::elevator::{Elevator, Request};
+use crate::elevator::{Elevator, Request};
 use crate::raw::RawFile;
+use crate::readers::{Readers, Reads};
 use crate::uring::Ring;
 use crate::{Extent, Pending, ReadAnswer, pending};
 
@@ -21,7 +21,7 @@ pub(crate) enum Ahead {
     /// Up to a ring's depth in flight.
     Uring(Ring),
     /// A few threads that read.
-    Threads(Readers),
+    Threads(Readers<RawFile>),
 }
 
 impl Ahead {
@@ -32,7 +32,7 @@ impl Ahead {
                 Err(error) => log::info!("no io_uring here ({error}): a thread reads ahead"),
             }
         }
-        Self::Threads(Readers::start(file))
+        Self::Threads(Readers::new(file, READERS))
     }
 
     pub(crate) fn uses_uring(&self) -> bool {
@@ -50,127 +50,26 @@ impl Ahead {
     }
 }
 
-/// Threads that read: as many requests as these are in flight at once.
+/// As many requests as these are in flight at once.
 const READERS: usize = 4;
 
-/// A few threads that read what the elevator says.
-#[derive(Debug)]
-pub(crate) struct Readers {
-    shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
-}
-
-#[derive(Debug)]
-struct Shared {
-    file: Arc<RawFile>,
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    elevator: Elevator,
-    closing: bool,
-    /// Threads that sleep.
-    sleeping: u64,
-    /// Those of them that were told to wake.
-    waking: u64,
-}
-
-impl State {
-    /// Whether another thread would find something to do.
-    fn wants_more(&self, threads: u64) -> bool {
-        let awake = threads - self.sleeping + self.waking;
-        self.sleeping > self.waking && awake < self.elevator.runs()
-    }
-}
-
-impl Readers {
-    fn start(file: Arc<RawFile>) -> Self {
-        let state = Mutex::new(State::default());
-        let shared = Arc::new(Shared { file, state, changed: Condvar::new() });
-        let start = |_| {
-            let mine = shared.clone();
-            let thread = std::thread::Builder::new().name("disk-ahead".into());
-            thread.spawn(move || mine.serve()).ok()
-        };
-        let threads: Vec<_> = (0..READERS).filter_map(start).collect();
-        if threads.is_empty() {
-            log::warn!("no thread to read ahead with: every read is waited for");
-        }
-        Self { shared, threads }
+/// One request for all neighbours where that is possible; each for itself where it is not, or
+/// if it failed: then some may still succeed.
+impl Reads for RawFile {
+    fn take(elevator: &mut Elevator) -> Vec<Request> {
+        elevator.pop_run()
     }
 
-    fn read(&self, request: Request) {
-        if self.threads.is_empty() {
-            self.shared.answer(request);
-            return;
-        }
-        let mut state = self.shared.lock();
-        state.elevator.push(request);
-        // Waking costs a system call: one thread for all that it can take in one go.
-        if state.wants_more(self.threads.len() as u64) {
-            state.waking += 1;
-            drop(state);
-            self.shared.changed.notify_one();
-        }
-    }
-}
-
-impl Drop for Readers {
-    fn drop(&mut self) {
-        self.shared.lock().closing = true;
-        self.shared.changed.notify_all();
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn shares(elevator: &Elevator) -> u64 {
+        elevator.runs()
     }
 
-    fn answer(&self, request: Request) {
-        request.promise.keep(self.file.read(request.at, request.into));
-    }
-
-    /// One request for all where that is possible; each for itself where it is not, or
-    /// if it failed: then some may still succeed.
-    fn answer_run(&self, mut run: Vec<Request>) {
+    fn answer(&self, mut run: Vec<Request>) {
         let start_bytes = run.first().map_or(0, |first| first.at.start_bytes);
         let together = run.len() > 1
-            && self.file.read_scattered(start_bytes, run.iter_mut().map(|it| &mut it.into));
-        for request in run {
-            if together {
-                request.promise.keep(Ok(request.into));
-            } else {
-                self.answer(request);
-            }
-        }
-    }
-
-    fn serve(&self) {
-        let mut state = self.lock();
-        // Closing breaks the promises that still wait: they have no waiter any more.
-        while !state.closing {
-            let run = state.elevator.pop_run();
-            match run.is_empty() {
-                false => {
-                    drop(state);
-                    self.answer_run(run);
-                    state = self.lock();
-                }
-                true => {
-                    state.sleeping += 1;
-                    state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-                    state.sleeping -= 1;
-                    // A thread may wake without having been told: then another one sleeps
-                    // on, and is told again by the next request.
-                    state.waking = state.waking.saturating_sub(1);
-                }
-            }
+            && self.read_scattered(start_bytes, run.iter_mut().map(|it| &mut it.into));
+        for Request { at, into, promise } in run {
+            promise.keep(if together { Ok(into) } else { self.read(at, into) });
         }
     }
 }

@@ -50,6 +50,11 @@ impl Elevator {
         Some(request)
     }
 
+    /// How many requests wait.
+    pub(crate) fn len(&self) -> u64 {
+        self.waiting.len() as u64
+    }
+
     /// How many runs what waits would make, at the least.
     pub(crate) fn runs(&self) -> u64 {
         self.waiting_bytes.div_ceil(RUN_BYTES)

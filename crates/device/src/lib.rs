@@ -56,6 +56,7 @@ mod partition;
 mod pending;
 mod random;
 mod raw;
+mod readers;
 mod record;
 mod remote;
 pub mod sim;

@@ -1,7 +1,6 @@
 //! The asking side: a disk whose requests go over lanes.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 use std::time::Duration;
 
 use draconis_exchange::channel::{Client, Lost};
@@ -14,7 +13,8 @@ use draconis_exchange::heap::Block;
 
 use super::error;
 use super::lanes::{Lane, Lanes, Need};
-use crate::ahead::{Elevator, Request};
+use crate::elevator::{Elevator, Request};
+use crate::readers::{Readers, Reads};
 use crate::{
     Atomic, ChainBounds, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused,
     Terms, Ticket, Urgency, Write, pending,
@@ -36,7 +36,7 @@ const ROOM_LOOKS: u32 = 10_000;
 /// no more than half of the lanes.
 pub struct RemoteDisk {
     shared: Arc<Shared>,
-    readers: Vec<JoinHandle<()>>,
+    readers: Readers<Shared>,
 }
 
 struct Shared {
@@ -44,14 +44,6 @@ struct Shared {
     bounds: ChainBounds,
     lanes: Lanes,
     blocks: Option<Blocks>,
-    ahead: Mutex<Ahead>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct Ahead {
-    elevator: Elevator,
-    closing: bool,
 }
 
 impl RemoteDisk {
@@ -77,15 +69,8 @@ impl RemoteDisk {
             writes: told.chain_writes_max as usize,
             bytes: told.chain_bytes_max,
         };
-        let (ahead, changed) = (Mutex::default(), Condvar::new());
-        let shared = Arc::new(Shared { properties, bounds, lanes, blocks, ahead, changed });
-        let reader = |_| {
-            let shared = shared.clone();
-            let name = std::thread::Builder::new().name("disk-ahead".into());
-            name.spawn(move || shared.read_ahead()).ok()
-        };
-        // Fewer threads read less at once; without any, every read is waited for.
-        let readers = (0..readers).filter_map(reader).collect();
+        let shared = Arc::new(Shared { properties, bounds, lanes, blocks });
+        let readers = Readers::new(shared.clone(), readers);
         Ok(Self { shared, readers })
     }
 }
@@ -118,12 +103,11 @@ impl Disk for RemoteDisk {
         if let Err(error) = self.shared.properties.check(at, into.len()) {
             return Pending::ready(Err(Refused { goods: Some(into), error }));
         }
-        if urgency == Urgency::Now || self.readers.is_empty() {
+        if urgency == Urgency::Now {
             return Pending::ready(self.shared.read(at, into, Need::Now));
         }
         let (promise, answer) = pending();
-        self.shared.lock().elevator.push(Request { at, into, promise });
-        self.shared.changed.notify_one();
+        self.readers.read(Request { at, into, promise });
         answer
     }
 
@@ -210,12 +194,18 @@ fn answered(answer: Result<Result<(), Refusal>, Lost>, ticket: Ticket) -> Result
     }
 }
 
-impl Drop for RemoteDisk {
-    fn drop(&mut self) {
-        self.shared.lock().closing = true;
-        self.shared.changed.notify_all();
-        for reader in self.readers.drain(..) {
-            let _ = reader.join();
+impl Reads for Shared {
+    fn take(elevator: &mut Elevator) -> Vec<Request> {
+        elevator.pop().into_iter().collect()
+    }
+
+    fn shares(elevator: &Elevator) -> u64 {
+        elevator.len()
+    }
+
+    fn answer(&self, requests: Vec<Request>) {
+        for Request { at, into, promise } in requests {
+            promise.keep(self.read(at, into, Need::Ahead));
         }
     }
 }
@@ -235,28 +225,6 @@ impl From<Error> for Failed {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Ahead> {
-        self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// What each reader does until the disk is dropped.
-    fn read_ahead(&self) {
-        let mut ahead = self.lock();
-        // Closing breaks the promises that still wait: no waiter can be left.
-        while !ahead.closing {
-            match ahead.elevator.pop() {
-                Some(Request { at, into, promise }) => {
-                    drop(ahead);
-                    promise.keep(self.read(at, into, Need::Ahead));
-                    ahead = self.lock();
-                }
-                None => {
-                    ahead = self.changed.wait(ahead).unwrap_or_else(PoisonError::into_inner);
-                }
-            }
-        }
-    }
-
     fn read(&self, at: Extent, mut into: Block, need: Need) -> ReadAnswer {
         let urgent = need == Need::Now;
         let mut lane = match self.lanes.lend(need) {

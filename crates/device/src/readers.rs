@@ -1,0 +1,207 @@
+//! Threads that serve what waits in an [`Elevator`], started as there is something for them.
+//!
+//! Most disks are open for a moment, or have all they read waited for: those have no thread.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use crate::elevator::{Elevator, Request};
+
+/// What a thread does with the requests that it takes.
+pub(crate) trait Reads: Send + Sync + 'static {
+    /// What one thread takes in one go; nothing if there is nothing.
+    fn take(elevator: &mut Elevator) -> Vec<Request>;
+
+    /// How many threads would find something to take, at the least.
+    fn shares(elevator: &Elevator) -> u64;
+
+    /// Reads, and keeps the promises.
+    fn answer(&self, requests: Vec<Request>);
+}
+
+/// Up to so many threads as requests are to be in flight at once.
+#[derive(Debug)]
+pub(crate) struct Readers<R> {
+    shared: Arc<Shared<R>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    most: u64,
+}
+
+#[derive(Debug)]
+struct Shared<R> {
+    reads: Arc<R>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    elevator: Elevator,
+    closing: bool,
+    started: u64,
+    /// Threads that sleep.
+    sleeping: u64,
+    /// Those of them that were told to wake.
+    waking: u64,
+}
+
+/// What is to be done about a request that came.
+enum Next {
+    /// Enough threads are awake.
+    Nothing,
+    Wake,
+    Start,
+}
+
+impl State {
+    /// Waking costs a system call, starting more: one thread for all that it can take in one go.
+    fn next(&mut self, shares: u64, most: u64) -> Next {
+        let awake = self.started - self.sleeping + self.waking;
+        if awake >= shares {
+            Next::Nothing
+        } else if self.sleeping > self.waking {
+            self.waking += 1;
+            Next::Wake
+        } else if self.started < most {
+            self.started += 1;
+            Next::Start
+        } else {
+            Next::Nothing
+        }
+    }
+}
+
+impl<R: Reads> Readers<R> {
+    pub(crate) fn new(reads: Arc<R>, most: usize) -> Self {
+        let shared = Shared { reads, state: Mutex::default(), changed: Condvar::new() };
+        Self { shared: Arc::new(shared), threads: Mutex::default(), most: most as u64 }
+    }
+
+    pub(crate) fn read(&self, request: Request) {
+        let mut state = self.shared.lock();
+        state.elevator.push(request);
+        let shares = R::shares(&state.elevator);
+        let next = state.next(shares, self.most);
+        drop(state);
+        match next {
+            Next::Nothing => {}
+            Next::Wake => self.shared.changed.notify_one(),
+            Next::Start => self.start(),
+        }
+    }
+
+    /// Starts a thread that is counted already.
+    fn start(&self) {
+        let shared = self.shared.clone();
+        let thread = std::thread::Builder::new().name("disk-ahead".into());
+        match thread.spawn(move || shared.serve()) {
+            Ok(thread) => {
+                self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
+            }
+            Err(error) => {
+                let mut state = self.shared.lock();
+                state.started -= 1;
+                if state.started == 0 {
+                    log::warn!("no thread to read ahead with ({error}): every read is waited for");
+                    drop(self.shared.serve_until_empty(state));
+                }
+            }
+        }
+    }
+}
+
+impl<R> Drop for Readers<R> {
+    fn drop(&mut self) {
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner).closing = true;
+        self.shared.changed.notify_all();
+        let threads = self.threads.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for thread in threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl<R: Reads> Shared<R> {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Answers what there is; the lock, with nothing to do.
+    fn serve_until_empty<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        // Closing breaks the promises that still wait: they have no waiter any more.
+        while !state.closing {
+            let requests = R::take(&mut state.elevator);
+            if requests.is_empty() {
+                break;
+            }
+            drop(state);
+            self.reads.answer(requests);
+            state = self.lock();
+        }
+        state
+    }
+
+    fn serve(&self) {
+        let mut state = self.serve_until_empty(self.lock());
+        while !state.closing {
+            state.sleeping += 1;
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.sleeping -= 1;
+            // A thread may wake without having been told: then another one sleeps
+            // on, and is told again by the next request.
+            state.waking = state.waking.saturating_sub(1);
+            state = self.serve_until_empty(state);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::thread::ThreadId;
+
+    use draconis_exchange::heap::Block;
+
+    use super::*;
+    use crate::{Extent, pending};
+
+    /// Reads nothing, and remembers who did.
+    #[derive(Debug, Default)]
+    struct Noting(Mutex<BTreeSet<String>>);
+
+    impl Reads for Noting {
+        fn take(elevator: &mut Elevator) -> Vec<Request> {
+            elevator.pop().into_iter().collect()
+        }
+
+        fn shares(_: &Elevator) -> u64 {
+            u64::MAX
+        }
+
+        fn answer(&self, requests: Vec<Request>) {
+            let id: ThreadId = std::thread::current().id();
+            self.0.lock().unwrap().insert(format!("{id:?}"));
+            requests.into_iter().for_each(|request| request.promise.keep(Ok(request.into)));
+        }
+    }
+
+    #[test]
+    fn threads_are_started_as_requests_come_and_no_more_than_wanted() {
+        let noting = Arc::new(Noting::default());
+        let readers = Readers::new(noting.clone(), 3);
+        assert_eq!(readers.threads.lock().unwrap().len(), 0);
+        let answers: Vec<_> = (0..100)
+            .map(|i| {
+                let (promise, answer) = pending();
+                let at = Extent::new(i * 512, 512);
+                readers.read(Request { at, into: Block::private(512), promise });
+                answer
+            })
+            .collect();
+        answers.into_iter().for_each(|answer| drop(answer.wait().unwrap().unwrap()));
+        assert!((1..=3).contains(&readers.threads.lock().unwrap().len()));
+        assert!(noting.0.lock().unwrap().len() <= 3);
+        drop(readers);
+        assert_eq!(Arc::strong_count(&noting), 1, "all threads ended");
+    }
+}
