@@ -30,6 +30,7 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::claimed::Source;
 use crate::disk::{self, DiskService};
+use crate::options::MountOptions;
 use crate::protocol::WorkerStatus;
 use crate::recorder::Start;
 use crate::sandbox::Confinement;
@@ -118,6 +119,27 @@ impl Service {
     }
 }
 
+/// A worker that has not looked at its volume yet. Dropped, it ends.
+pub(crate) struct Ready(Worker);
+
+impl Ready {
+    /// Has it open the volume.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub(crate) fn open(self, start: &Start) -> Result<Worker, StartError> {
+        let Self(mut worker) = self;
+        // An error ends it.
+        worker.mount(start).map(|()| worker)
+    }
+
+    /// Whether it has ended by itself or was killed.
+    pub(crate) fn is_gone(&mut self) -> bool {
+        let ended = self.0.child.as_mut().map(Child::try_wait);
+        !matches!(ended, Some(Ok(None)))
+    }
+}
+
 /// Why there is no worker.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -183,6 +205,18 @@ impl Worker {
         log: BorrowedFd<'_>,
         start: &Start,
     ) -> Result<Self, StartError> {
+        Self::prepare(source, log, &start.options)?.open(start)
+    }
+
+    /// Starts a process that confines itself, and looks at the volume once it is to open it.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub(crate) fn prepare(
+        source: &Source,
+        log: BorrowedFd<'_>,
+        options: &MountOptions,
+    ) -> Result<Ready, StartError> {
         let (control, theirs) = UnixStream::pair()?;
         let (session, session_theirs) =
             offer(&plan(matches!(source, Source::File { disk: Some(_), .. })))
@@ -191,7 +225,7 @@ impl Worker {
             .arg("worker")
             .args(matches!(source, Source::Store(_)).then_some("--remote"))
             .arg("--memory")
-            .arg((start.options.memory_limit_bytes() * 8).to_string())
+            .arg((options.memory_limit_bytes() * 8).to_string())
             .env_clear()
             .envs(omission::environment())
             // Huge pages for its caches: in a virtual machine a page fault costs as much as
@@ -217,7 +251,7 @@ impl Worker {
             Source::File { image, disk } => {
                 let session = given(image.as_fd())?;
                 let disk = disk.as_ref().map(|disk| {
-                    let discards = start.options.discard == Some(true);
+                    let discards = options.discard == Some(true);
                     disk::serve_disk(disk.try_clone()?, &session, DISK_LANE, discards)
                         .map(Service::Own)
                 });
@@ -252,14 +286,7 @@ impl Worker {
         };
         // An error here ends the worker, too.
         worker.disk = disk?;
-        match worker.mount(start) {
-            Ok(()) => Ok(worker),
-            Err(error) => {
-                worker.kill();
-                worker.reap();
-                Err(error)
-            }
-        }
+        Ok(Ready(worker))
     }
 
     fn mount(&mut self, start: &Start) -> Result<(), StartError> {

@@ -5,7 +5,8 @@
 //!        │                          └─ the last change that was taken
 //!        └── next worker: the same volume, the same log, the same connection
 //! ```
-//! Law 1: a worker is started once the one before it is gone, with all that it could do.
+//! Law 1: a worker looks at the volume once the one before it is gone, with all that it could do;
+//! one that waits for that has confined itself, and seen nothing.
 //! Law 2: what is in the log is not looked at here, but for the requests that were in hand.
 //! Law 3: a request that two workers died over is refused to the third. Workers that die too
 //! often are not followed by another. Those that others kill do not count.
@@ -20,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::claimed::Source;
 use crate::oplog;
 use crate::options::MountOptions;
-use crate::process::{StartError, Worker};
+use crate::process::{Ready, StartError, Worker};
 use crate::recorder::Start;
 
 /// More deaths than this within [`DEATHS_WITHIN`] are the end.
@@ -43,6 +44,16 @@ pub(super) struct Lives {
     /// How many died over a request.
     died_over: HashMap<u64, u32>,
     refused: Vec<u64>,
+    next: Next,
+}
+
+/// The worker that would follow.
+enum Next {
+    /// It is started when it is needed.
+    None,
+    Waits(Box<Ready>),
+    /// It ended before it was needed, as the one after it might.
+    Gone,
 }
 
 /// What is to be known of them by another program that goes on with them.
@@ -63,14 +74,15 @@ impl Lives {
     pub(super) fn new(source: Source, options: MountOptions) -> std::io::Result<Self> {
         let log = oplog::memory()?;
         let (deaths, died_over, refused) = (VecDeque::new(), HashMap::new(), vec![]);
-        Ok(Self { source, log, options, epoch: 0, taken: (0, 0), deaths, died_over, refused })
+        let (epoch, taken, next) = (0, (0, 0), Next::None);
+        Ok(Self { source, log, options, epoch, taken, deaths, died_over, refused, next })
     }
 
     /// Those that another program has had until now.
     pub(super) fn resume(source: Source, log: Shared, past: Past) -> Self {
         let Past { options, epoch, taken, died_over, refused } = past;
         let (deaths, died_over) = (VecDeque::new(), died_over.into_iter().collect());
-        Self { source, log, options, epoch, taken, deaths, died_over, refused }
+        Self { source, log, options, epoch, taken, deaths, died_over, refused, next: Next::None }
     }
 
     pub(super) fn past(&self) -> Past {
@@ -84,7 +96,8 @@ impl Lives {
     }
 
     /// Gives the volume back.
-    pub(super) fn give_back(self) {
+    pub(super) fn give_back(mut self) {
+        self.stand_down();
         if let Source::Store(disk) = self.source {
             disk.give_back();
         }
@@ -98,7 +111,36 @@ impl Lives {
         self.log.as_fd()
     }
 
-    /// Starts the next worker; of a mount that is `read_only` by now, though it was not.
+    /// Has a process wait for its turn, if another may follow. Where the disk is in a store it would
+    /// be the disk's second user, so there is none.
+    pub(super) fn stand_by(&mut self) {
+        let is_file = matches!(self.source, Source::File { .. });
+        match &mut self.next {
+            Next::None if self.options.restart && is_file => {}
+            Next::None | Next::Gone => return,
+            Next::Waits(ready) => {
+                if ready.is_gone() {
+                    log::warn!("the process that would follow a worker has ended");
+                    self.next = Next::Gone;
+                }
+                return;
+            }
+        }
+        self.next = match Worker::prepare(&self.source, self.log.as_fd(), &self.options) {
+            Ok(ready) => Next::Waits(Box::new(ready)),
+            Err(error) => {
+                log::warn!("no process waits to follow a worker: {error}");
+                Next::Gone
+            }
+        };
+    }
+
+    /// Ends the process that waits for its turn.
+    pub(super) fn stand_down(&mut self) {
+        self.next = Next::None;
+    }
+
+    /// Has the next worker open the volume; of a mount that is `read_only` by now, though it was not.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -112,6 +154,13 @@ impl Lives {
             closed: read_only && !self.options.read_only,
             refused: self.refused.clone(),
         };
+        if let Next::Waits(ready) = std::mem::replace(&mut self.next, Next::None) {
+            match ready.open(&start) {
+                // It was killed while it waited.
+                Err(StartError::Lost(why)) => log::warn!("{why}"),
+                opened => return opened,
+            }
+        }
         Worker::start(&self.source, self.log.as_fd(), &start)
     }
 

@@ -4,6 +4,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use super::handover::Wish;
+use super::lives::Lives;
 use super::starting::Held;
 use super::{Ask, CLOSE_WAIT, Keeper, Mount, Phase, lock};
 use crate::process::Worker;
@@ -60,7 +61,7 @@ impl Keeper {
     ) -> Option<String> {
         let at = mount.mount_point.display();
         loop {
-            let (why, deaths) = match self.watch(mount, &mut worker, asked) {
+            let (why, deaths) = match self.watch(mount, &mut worker, &mut held.lives, asked) {
                 End::Over { why } => return why,
                 End::Death { why, .. } if !mount.may_go_on() => return Some(why),
                 End::Death { why, was_killed } => {
@@ -75,6 +76,7 @@ impl Keeper {
                     let taken = worker.end();
                     wait_for_death(asked);
                     held.lives.died(taken, true);
+                    held.lives.stand_down();
                     let why = self.become_other(mount, held, &wish);
                     log::error!("{at}: {why}");
                     // Who asked may have gone.
@@ -88,6 +90,7 @@ impl Keeper {
             };
             mount.is_served_by(&mut worker, asks);
             held.give(&worker, mount);
+            held.lives.stand_by();
             let status = &mut lock(&mount.state).status;
             status.restarts += deaths;
             log::info!("{at}: process {} has taken over", status.worker_pid);
@@ -95,7 +98,13 @@ impl Keeper {
     }
 
     /// Asks the worker how it is until it ends.
-    fn watch(&self, mount: &Mount, worker: &mut Worker, asked: &Receiver<Ask>) -> End {
+    fn watch(
+        &self,
+        mount: &Mount,
+        worker: &mut Worker,
+        lives: &mut Lives,
+        asked: &Receiver<Ask>,
+    ) -> End {
         let deadline = Duration::from_secs(mount.options.deadline_s.max(1));
         let mut hung = None;
         let mut closed = false;
@@ -132,7 +141,12 @@ impl Keeper {
                     None
                 }
                 Ok(Ask::Refresh(waiting)) => Some(waiting),
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                    if !closed {
+                        lives.stand_by();
+                    }
+                    None
+                }
             };
             if hung.is_some() || closed {
                 continue;
