@@ -61,7 +61,9 @@ impl Keeper {
     ) -> Option<String> {
         let at = mount.mount_point.display();
         loop {
-            let (why, deaths) = match self.watch(mount, &mut worker, &mut held.lives, asked) {
+            let end = self.watch(mount, &mut worker, &mut held.lives, asked);
+            let began = Instant::now();
+            let (why, deaths) = match end {
                 End::Over { why } => return why,
                 End::Death { why, .. } if !mount.may_go_on() => return Some(why),
                 End::Death { why, was_killed } => {
@@ -84,16 +86,23 @@ impl Keeper {
                     (why, 0)
                 }
             };
+            let ended = began.elapsed();
             worker = match held.lives.next(lock(&mount.state).status.read_only) {
                 Ok(worker) => worker,
                 Err(error) => return Some(format!("{why}; none could take over: {error}")),
             };
             mount.is_served_by(&mut worker, asks);
             held.give(&worker, mount);
+            let pid = worker.pid();
+            lock(&mount.state).status.restarts += deaths;
+            // Beside the error, for who reads that.
+            log::warn!(
+                "{at}: process {pid} has taken over within {:.1} ms, {:.1} of them until the one \
+                 before it had ended with all that it wrote",
+                began.elapsed().as_secs_f64() * 1e3,
+                ended.as_secs_f64() * 1e3
+            );
             held.lives.stand_by();
-            let status = &mut lock(&mount.state).status;
-            status.restarts += deaths;
-            log::info!("{at}: process {} has taken over", status.worker_pid);
         }
     }
 
