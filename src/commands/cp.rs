@@ -52,7 +52,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     } else {
         Keep::Contents { maker: Maker::new(None), now: change::now()? }
     };
-    if let (Some(one), Some(other)) = (Name::of(from), Name::of(&dest.image))
+    if let (Some(one), Some(other)) = (image::in_store(from)?, image::in_store(&dest.image)?)
         && one.name != other.name
         && is_same_file(&one.store, &other.store)?
     {
@@ -87,7 +87,7 @@ fn within_store(
     keep: Keep,
 ) -> anyhow::Result<ExitCode> {
     let (dest, _) = arguments.targets.split_last().context("nothing to copy")?;
-    let store = to.alone()?;
+    let store = image::alone_in(to)?;
     image::confine()?;
     let store = store.open()?;
     let shown = from.to_string();
@@ -102,6 +102,13 @@ fn within_store(
 
 fn is_same_file(one: &Path, other: &Path) -> anyhow::Result<bool> {
     use std::os::unix::fs::MetadataExt;
+    let is_address = |path: &Path| crate::bucket::address(path).is_some();
+    let names = [image::in_store(one)?, image::in_store(other)?];
+    let stores = [(one, &names[0]), (other, &names[1])]
+        .map(|(path, name)| name.as_ref().map_or(path, |name| &name.store));
+    if stores.into_iter().any(is_address) {
+        return Ok(stores[0] == stores[1]);
+    }
     let identity = |path: &Path| -> anyhow::Result<(u64, u64, u64)> {
         let object = Name::of(path);
         let path = object.as_ref().map_or(path, |object| &object.store);

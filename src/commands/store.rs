@@ -11,7 +11,6 @@
 //! that is written to again costs a commit of the file system's journal.
 
 mod append;
-pub mod bucket;
 mod check;
 mod clone;
 mod create;
@@ -49,8 +48,6 @@ use crate::image::object;
 /// did before; readers disturb none.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    #[command(flatten)]
-    bucket: bucket::Options,
     #[command(subcommand)]
     command: Command,
 }
@@ -77,14 +74,7 @@ pub enum Command {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    bucket::begin(&arguments.bucket);
-    let done = run_command(&arguments.command);
-    bucket::end();
-    done
-}
-
-fn run_command(command: &Command) -> anyhow::Result<ExitCode> {
-    match command {
+    match &arguments.command {
         Command::Probe(arguments) => probe::run(arguments)?,
         Command::Create(arguments) => create::run(arguments)?,
         Command::Info(arguments) => info::run(arguments)?,

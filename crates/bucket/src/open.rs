@@ -51,6 +51,13 @@ pub struct Options {
     pub who: String,
     /// A number that no other writer has; chance is an argument.
     pub token: u128,
+    /// Where the writer sits: a place that has one writer that stays at most, so that who comes to
+    /// it knows that the one before is gone.
+    pub seat: String,
+    /// It stays for long, as a mount does: others do not end its epoch without being told to.
+    pub stays: bool,
+    /// The epoch of a writer that stays is ended all the same.
+    pub takes_over: bool,
     /// Where what was read is kept, and how many bytes of it at most.
     pub cache: Option<(PathBuf, u64)>,
 }
@@ -64,6 +71,9 @@ impl Default for Options {
             lanes: 16,
             who: "a writer without a name".to_owned(),
             token: 0,
+            seat: String::new(),
+            stays: false,
+            takes_over: false,
             cache: None,
         }
     }
@@ -78,7 +88,7 @@ impl Options {
         let cache = self.cache.as_ref().map(|(dir, most_bytes)| {
             Cache::open(dir, *most_bytes, opened.root.id).map_err(elsewhere)
         });
-        let pace = Pace { commit: self.commit, lanes: self.lanes };
+        let pace = Pace { commit: self.commit, lanes: self.lanes, stays: self.stays };
         Ok(BucketDisk::new(bucket, pace, opened, cache.transpose()?))
     }
 }

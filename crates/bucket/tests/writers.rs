@@ -310,3 +310,48 @@ fn hostile_objects_are_none() {
         assert!(said.contains("damaged"), "{said}");
     }
 }
+
+fn staying(
+    memory: &Memory,
+    token: u128,
+    seat: &str,
+    takes_over: bool,
+) -> Result<BucketDisk, Error> {
+    let engine = Arc::new(memory.client(Faults::default()));
+    let who = format!("the one at {seat}");
+    let how = Options { stays: true, seat: seat.to_owned(), takes_over, ..options(&who, token) };
+    BucketDisk::open(engine, "memory", &how)
+}
+
+#[test]
+fn who_stays_is_left_alone_until_it_goes_or_is_taken_over() {
+    let memory = Memory::default();
+    drop(made(&memory));
+    let first = staying(&memory, 2, "home", false).unwrap();
+    write(&first, 100, 1).unwrap();
+    // Neither one that stays nor one that comes for a moment ends its epoch.
+    for refused in [staying(&memory, 3, "abroad", false), opened(&memory, "a visitor", 4)] {
+        let said = refused.err().expect("it is refused").to_string();
+        assert!(said.contains("memory is mounted by the one at home; unmount it there"), "{said}");
+        assert!(said.contains("--take-over"), "{said}");
+    }
+    write(&first, 101, 2).unwrap();
+    // It went by itself: all may come.
+    drop(first);
+    write(&opened(&memory, "a visitor", 5).unwrap(), 102, 3).unwrap();
+    let second = staying(&memory, 6, "abroad", false).unwrap();
+    write(&second, 103, 4).unwrap();
+    // Dead, or out of reach: who is told to ends its epoch, and it does no harm.
+    let third = staying(&memory, 7, "home", true).unwrap();
+    let said = write(&second, 103, 5).unwrap_err().to_string();
+    assert!(said.contains("was taken over by the one at home"), "{said}");
+    drop(second);
+    let refused = opened(&memory, "a visitor", 8).err().expect("the third is there");
+    assert!(refused.to_string().contains("mounted by the one at home"), "{refused}");
+    // Who comes to the same seat knows that it is free.
+    let fourth = staying(&memory, 9, "home", false).unwrap();
+    write(&third, 104, 6).unwrap_err();
+    for (sector, byte) in [(100, 1), (101, 2), (102, 3), (103, 4), (104, 0)] {
+        assert_eq!(read(&fourth, sector), Ok(byte), "{sector}");
+    }
+}

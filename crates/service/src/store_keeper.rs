@@ -6,11 +6,13 @@
 //!   worker ══ disk contract ══════════════════════════════════════════════╝
 //! ```
 //! The first mount of a disk in a store starts it, the others find it by its socket: its name is
-//! the device and inode number of the store.
+//! the device and inode number of the store, or two numbers that its address has.
 //!
-//! Law 1: it has the claim on the store, and looks at no byte of it.
+//! Law 1: it has the claim on the store, and looks at no byte of it. Of a store that is elsewhere it
+//! has the disk, with the network and the credentials, and serves that to the store process.
 //! Law 2: it ends with the last keeper that is connected, and gives the claim up last.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::net::Shutdown;
@@ -28,6 +30,7 @@ use rustix::net::RecvFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::client::Directory;
+use crate::elsewhere::{Elsewhere, Means, Opening, address, identity, seat_of, stand_in};
 use crate::protocol::is_own;
 use crate::store_process::{Attached, Change, StoreProcess};
 
@@ -40,7 +43,7 @@ const TRY_EVERY: Duration = Duration::from_millis(5);
 /// How long a store may take to be closed.
 const CLOSE_WAIT: Duration = Duration::from_secs(60);
 /// The longest message, in bytes.
-const MESSAGE_BYTES: usize = 4096;
+const MESSAGE_BYTES: usize = 16 << 10;
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -53,6 +56,16 @@ enum Ask {
     Change { change: Change },
     /// Wait until that has ended; the mark of the last chain that was taken.
     Ended { number: u64 },
+    /// Say what ended all writing, if something did.
+    Failure,
+}
+
+/// What one is started with, beside its socket and its claim.
+#[derive(Serialize, Deserialize)]
+enum Start {
+    /// The store in the file that the claim is on.
+    File,
+    Elsewhere(Opening),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -68,6 +81,7 @@ pub(crate) struct StoreDisk {
     store: UnixStream,
     disk: String,
     pub(crate) read_only: bool,
+    is_elsewhere: bool,
 }
 
 /// What is to be known of one by another program that goes on with it.
@@ -75,11 +89,13 @@ pub(crate) struct StoreDisk {
 pub(crate) struct Known {
     disk: String,
     read_only: bool,
+    #[serde(default)]
+    is_elsewhere: bool,
 }
 
 impl StoreDisk {
-    /// Finds who has `store`, or starts one; `sockets` is where they have their addresses. With it
-    /// comes why it is read-only, if that was not asked for.
+    /// Finds who has `store`, or starts one, with `means` if that is elsewhere; `sockets` is where
+    /// they have their addresses. With it comes why it is read-only, if that was not asked for.
     ///
     /// # Errors
     /// A sentence for the user.
@@ -88,46 +104,15 @@ impl StoreDisk {
         store: &Path,
         disk: &str,
         read_only: bool,
+        means: Option<&Means>,
     ) -> Result<(Self, Option<String>), String> {
-        let shown = store.display();
-        let socket = socket_of(sockets, store)?;
-        let writable = File::options().read(true).write(true).open(store);
-        let note = match &writable {
-            Err(error) if !read_only => Some(format!("read-only: {shown}: {}", sentence(error))),
-            _ => None,
+        let (wanted, note) = match address(store) {
+            Some(address) => (Wanted::elsewhere(sockets, address, read_only, means)?, None),
+            None => Wanted::file(sockets, store, read_only)?,
         };
-        let read_only = read_only || note.is_some();
-        let file = writable.or_else(|_| File::open(store));
-        let file = file.map_err(|error| format!("{shown}: {}", sentence(&error)))?;
-        let until = Instant::now() + FREE_WAIT;
-        let store = loop {
-            let found = match UnixStream::connect(&socket) {
-                Err(_) if claim_at_once(&file, Claim::Alone).is_ok() => {
-                    let cannot = |error| {
-                        format!("cannot start a process for the store: {}", sentence(&error))
-                    };
-                    // It has the claim from now on.
-                    let file = file.try_clone().map_err(cannot)?;
-                    Some(start(&socket, file).map_err(cannot)?)
-                }
-                found => found.ok(),
-            };
-            // One that is just ending does not answer.
-            if let Some(found) = found
-                && send(&found, &Ask::Hello, &[]).is_ok()
-                && let Ok((answer, _)) = receive(&found)
-            {
-                match answer {
-                    Answer::Number(_) => break found,
-                    Answer::Refused(why) => return Err(format!("{shown}: {why}")),
-                }
-            }
-            if Instant::now() > until {
-                return Err(format!("{shown} is in use by another mount or tool"));
-            }
-            std::thread::sleep(TRY_EVERY);
-        };
-        Ok((Self { store, disk: disk.into(), read_only }, note))
+        let (read_only, is_elsewhere) = (read_only || note.is_some(), address(store).is_some());
+        let store = wanted.find_or_start(store)?;
+        Ok((Self { store, disk: disk.into(), read_only, is_elsewhere }, note))
     }
 
     /// Has it served to the process that `guest` is a pidfd of.
@@ -151,6 +136,15 @@ impl StoreDisk {
         Ok(self.ask(&Ask::Ended { number }, &[])?.0)
     }
 
+    /// What ended all writing to a store that is elsewhere, if something did: over the contracts
+    /// goes only that it was.
+    pub(crate) fn failure(&self) -> Option<String> {
+        if !self.is_elsewhere {
+            return None;
+        }
+        self.ask(&Ask::Failure, &[]).err()
+    }
+
     fn ask(&self, ask: &Ask, fds: &[BorrowedFd<'_>]) -> Result<(u64, Option<OwnedFd>), String> {
         let gone = |_| GONE.to_string();
         send(&self.store, ask, fds).map_err(gone)?;
@@ -164,7 +158,9 @@ impl StoreDisk {
     /// Gives it back; if no other mount has a disk of that store, it is free then.
     pub(crate) fn give_back(self) {
         let done = self.store.shutdown(Shutdown::Write);
-        let done = done.and_then(|()| self.store.set_read_timeout(Some(CLOSE_WAIT)));
+        // What is still to be sent elsewhere has bounds of its own.
+        let wait = (!self.is_elsewhere).then_some(CLOSE_WAIT);
+        let done = done.and_then(|()| self.store.set_read_timeout(wait));
         // The end is the answer.
         if let Err(error) = done.and_then(|()| (&self.store).read(&mut [0])) {
             log::warn!("the process that has the store does not end: {error}");
@@ -176,13 +172,15 @@ impl StoreDisk {
     /// # Errors
     /// When there is no descriptor left.
     pub(crate) fn try_clone(&self) -> std::io::Result<Self> {
-        let (disk, read_only) = (self.disk.clone(), self.read_only);
-        Ok(Self { store: self.store.try_clone()?, disk, read_only })
+        let Self { disk, read_only, is_elsewhere, .. } = self;
+        let (disk, read_only, is_elsewhere) = (disk.clone(), *read_only, *is_elsewhere);
+        Ok(Self { store: self.store.try_clone()?, disk, read_only, is_elsewhere })
     }
 
     /// What another program needs beside [`StoreDisk::connection`] to go on with it.
     pub(crate) fn known(&self) -> Known {
-        Known { disk: self.disk.clone(), read_only: self.read_only }
+        let Self { disk, read_only, is_elsewhere, .. } = self;
+        Known { disk: disk.clone(), read_only: *read_only, is_elsewhere: *is_elsewhere }
     }
 
     pub(crate) fn connection(&self) -> BorrowedFd<'_> {
@@ -191,8 +189,121 @@ impl StoreDisk {
 
     /// The one that another program has had until now.
     pub(crate) fn resume(connection: OwnedFd, known: Known) -> Self {
-        let Known { disk, read_only } = known;
-        Self { store: connection.into(), disk, read_only }
+        let Known { disk, read_only, is_elsewhere } = known;
+        Self { store: connection.into(), disk, read_only, is_elsewhere }
+    }
+}
+
+/// What a store keeper is found by, and started with.
+struct Wanted {
+    socket: PathBuf,
+    /// The store, or what stands for its address: to be claimed.
+    claim: File,
+    start: Start,
+    environment: Option<BTreeMap<String, String>>,
+}
+
+impl Wanted {
+    /// Of the store in a file; why it is read-only, if that was not asked for.
+    fn file(
+        sockets: &Path,
+        store: &Path,
+        read_only: bool,
+    ) -> Result<(Self, Option<String>), String> {
+        let shown = store.display();
+        let socket = socket_of(sockets, store)?;
+        let writable = File::options().read(true).write(true).open(store);
+        let note = match &writable {
+            Err(error) if !read_only => Some(format!("read-only: {shown}: {}", sentence(error))),
+            _ => None,
+        };
+        let file = writable.or_else(|_| File::open(store));
+        let claim = file.map_err(|error| format!("{shown}: {}", sentence(&error)))?;
+        Ok((Self { socket, claim, start: Start::File, environment: None }, note))
+    }
+
+    /// Of a store at an address. One that is read has a store keeper of its own, which takes the
+    /// store over from no other, unless there is one that changes it here.
+    fn elsewhere(
+        sockets: &Path,
+        address: &str,
+        read_only: bool,
+        means: Option<&Means>,
+    ) -> Result<Self, String> {
+        let means = means.ok_or_else(|| format!("{address}: it is not said how to open it"))?;
+        let writers = socket_of(sockets, Path::new(address))?;
+        let is_read = read_only && UnixStream::connect(&writers).is_err();
+        let name = if is_read { format!("{address} to read") } else { address.to_owned() };
+        let claim = stand_in(sockets, &name)
+            .map_err(|error| format!("{address}: no claim can be made: {}", sentence(&error)))?;
+        let socket = if is_read { socket_of_address(sockets, &name) } else { writers };
+        let start = Start::Elsewhere(Opening {
+            address: address.to_owned(),
+            read_only: is_read,
+            stays: true,
+            seat: seat_of(sockets),
+            settings: means.settings.clone(),
+        });
+        Ok(Self { socket, claim, start, environment: Some(means.environment.clone()) })
+    }
+
+    /// The one who has the store, asked whether it is open.
+    fn find_or_start(self, store: &Path) -> Result<UnixStream, String> {
+        let shown = store.display();
+        let until = Instant::now() + FREE_WAIT;
+        loop {
+            let found = match UnixStream::connect(&self.socket) {
+                Err(_) if claim_at_once(&self.claim, Claim::Alone).is_ok() => {
+                    // It has the claim from now on.
+                    let started = self.start().map_err(|error| {
+                        format!("cannot start a process for the store: {}", sentence(&error))
+                    });
+                    Some(started?)
+                }
+                found => found.ok(),
+            };
+            // One that is just ending does not answer.
+            if let Some(found) = found
+                && send(&found, &Ask::Hello, &[]).is_ok()
+                && let Ok((answer, _)) = receive(&found)
+            {
+                match answer {
+                    Answer::Number(_) => return Ok(found),
+                    // It names the address itself.
+                    Answer::Refused(why) if address(store).is_some() => return Err(why),
+                    Answer::Refused(why) => return Err(format!("{shown}: {why}")),
+                }
+            }
+            if Instant::now() > until {
+                return Err(format!("{shown} is in use by another mount or tool"));
+            }
+            std::thread::sleep(TRY_EVERY);
+        }
+    }
+
+    /// Starts the process that has the store, which is claimed; a connection with it.
+    fn start(&self) -> std::io::Result<UnixStream> {
+        if let Some(dir) = self.socket.parent() {
+            std::fs::create_dir_all(dir)?;
+        }
+        // Who had the claim before is gone.
+        let _ = std::fs::remove_file(&self.socket);
+        let listener = UnixListener::bind(&self.socket)?;
+        let (ours, theirs) = UnixStream::pair()?;
+        let mut command = Command::new("/proc/self/exe");
+        if let Some(environment) = &self.environment {
+            command.env_clear().envs(environment);
+        }
+        let mut child = command
+            .arg("store-keeper")
+            .current_dir("/")
+            .process_group(0)
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::null())
+            .spawn()?;
+        std::thread::spawn(move || child.wait());
+        send(&ours, &self.start, &[listener.as_fd(), self.claim.as_fd()])?;
+        UnixStream::connect(&self.socket)
     }
 }
 
@@ -228,25 +339,9 @@ fn socket_of(sockets: &Path, store: &Path) -> Result<PathBuf, String> {
     Ok(sockets.join(format!("{device}-{inode}.sock")))
 }
 
-/// Starts the process that has `store`, which is claimed; a connection with it.
-fn start(socket: &Path, store: File) -> std::io::Result<UnixStream> {
-    if let Some(dir) = socket.parent() {
-        std::fs::create_dir_all(dir)?;
-    }
-    // Who had the claim before is gone.
-    let _ = std::fs::remove_file(socket);
-    let listener = UnixListener::bind(socket)?;
-    let (ours, theirs) = UnixStream::pair()?;
-    let mut child = Command::new("/proc/self/exe")
-        .arg("store-keeper")
-        .current_dir("/")
-        .process_group(0)
-        .stdin(Stdio::from(OwnedFd::from(theirs)))
-        .stdout(Stdio::null())
-        .spawn()?;
-    std::thread::spawn(move || child.wait());
-    descriptors::send(&ours, b"s", &[listener.as_fd(), store.as_fd()])?;
-    UnixStream::connect(socket)
+fn socket_of_address(sockets: &Path, address: &str) -> PathBuf {
+    let (one, other) = identity(address);
+    sockets.join(format!("{one}-{other}.sock"))
 }
 
 fn send(socket: &UnixStream, what: &impl Serialize, fds: &[BorrowedFd<'_>]) -> std::io::Result<()> {
@@ -321,19 +416,28 @@ impl Connected {
 ///
 /// # Errors
 /// A sentence, when something other than a keeper started the process.
-pub fn run() -> Result<(), String> {
+pub fn run(elsewhere: &dyn Elsewhere) -> Result<(), String> {
     let by_hand = || "a store keeper is started by a keeper; see draconis-mount(1)".to_string();
     let stdin = std::io::stdin().as_fd().try_clone_to_owned().map_err(|_| by_hand())?;
-    let got = descriptors::receive(&stdin, &mut [0], RecvFlags::empty()).map_err(|_| by_hand())?;
-    let [listener, store]: [OwnedFd; 2] = got.fds.try_into().map_err(|_| by_hand())?;
+    let (start, fds): (Start, _) = receive(&UnixStream::from(stdin)).map_err(|_| by_hand())?;
+    let [listener, store]: [OwnedFd; 2] = fds.try_into().map_err(|_| by_hand())?;
     let listener = UnixListener::from(listener);
     let socket = listener.local_addr().map_err(|error| error.to_string())?;
-    let flags = rustix::fs::fcntl_getfl(&store).map_err(|errno| errno.to_string())?;
-    let read_only = !flags.contains(rustix::fs::OFlags::RDWR);
-    let given = store.try_clone().map_err(|error| error.to_string())?;
-    let process = StoreProcess::start(Path::new("/proc/self/exe"), given, read_only);
+    let program = Path::new("/proc/self/exe");
+    let process = match start {
+        Start::File => {
+            let flags = rustix::fs::fcntl_getfl(&store).map_err(|errno| errno.to_string())?;
+            let read_only = !flags.contains(rustix::fs::OFlags::RDWR);
+            let given = store.try_clone().map_err(|error| error.to_string())?;
+            StoreProcess::start(program, given, read_only).map_err(|error| error.to_string())
+        }
+        Start::Elsewhere(opening) => elsewhere.open(&opening).and_then(|disk| {
+            let started = StoreProcess::start_on(program, disk);
+            started.map_err(|error| format!("{}: {error}", opening.address))
+        }),
+    };
     // What it is refused for, each keeper is told.
-    let process = Arc::new(process.map_err(|error| error.to_string()));
+    let process = Arc::new(process);
     let connected = Arc::new(Connected::default());
     let (serving, counted) = (process.clone(), connected.clone());
     std::thread::spawn(move || {
@@ -372,6 +476,7 @@ fn serve(process: &Result<StoreProcess, String>, keeper: &UnixStream) {
             let refused = |error: crate::store_process::StoreError| error.to_string();
             match (ask, fds.first()) {
                 (Ask::Hello, None) => Ok((0, None)),
+                (Ask::Failure, None) => process.failure().map_or(Ok((0, None)), Err),
                 (Ask::Attach { disk, read_only }, Some(guest)) => {
                     let attached = process.attach(&disk, read_only, guest.as_fd());
                     attached.map(|it| (it.number, Some(it.socket))).map_err(refused)

@@ -8,7 +8,7 @@ pub use draconis_access::stores::{close, disk, is_dense, length, missing, tell};
 use draconis_device::Disk;
 use draconis_objects::Store;
 
-use super::bucket;
+use crate::bucket;
 
 /// Opens a store to be changed, alone.
 pub fn writable(device: &Path) -> anyhow::Result<Arc<Store>> {
