@@ -10,6 +10,7 @@ use draconis_exchange::contract::Kind;
 use draconis_ext::{Follow, InodeNumber, Options, Volume};
 use draconis_service::volume::part;
 
+use crate::bucket;
 use crate::change::{self, Maker};
 use crate::graft::Graft;
 use crate::image::object::Name;
@@ -102,12 +103,14 @@ fn within_store(
 
 fn is_same_file(one: &Path, other: &Path) -> anyhow::Result<bool> {
     use std::os::unix::fs::MetadataExt;
-    let is_address = |path: &Path| crate::bucket::address(path).is_some();
-    let names = [image::in_store(one)?, image::in_store(other)?];
-    let stores = [(one, &names[0]), (other, &names[1])]
-        .map(|(path, name)| name.as_ref().map_or(path, |name| &name.store));
-    if stores.into_iter().any(is_address) {
-        return Ok(stores[0] == stores[1]);
+    // Of disks, too, the store is what counts.
+    let address = |path: &Path| {
+        let address = bucket::address(path)?;
+        Some(bucket::normal(address.rsplit_once('#').map_or(address, |(store, _)| store)))
+    };
+    let addresses = [address(one), address(other)];
+    if addresses.iter().any(Option::is_some) {
+        return Ok(addresses[0] == addresses[1]);
     }
     let identity = |path: &Path| -> anyhow::Result<(u64, u64, u64)> {
         let object = Name::of(path);

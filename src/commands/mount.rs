@@ -72,7 +72,7 @@ pub struct Arguments {
     /// Make IMAGE, an empty volume of this size, first.
     #[arg(long, value_name = "SIZE")]
     create: Option<String>,
-    /// The file or block device; `-o remount` does without.
+    /// The file or block device, or STORE#NAME; `-o remount` does without.
     image: PathBuf,
     /// The directory.
     dir: Option<PathBuf>,

@@ -64,7 +64,10 @@ impl Name {
         let file = File::open(&self.store).with_context(|| shown.to_string())?;
         match claim(&file, Claim::Shared) {
             Err(Errno::WOULDBLOCK) => {
-                return Err(busy(format!("{shown} is in use; wait until who changes it is done")));
+                return Err(busy(format!(
+                    "{shown} is in use: unmount its disks if some are mounted (draconis status), or wait until \
+                 the command that changes it is done"
+                )));
             }
             claimed => claimed?,
         }

@@ -36,6 +36,8 @@ pub(crate) struct Epoch {
     pub number: u32,
     /// What its object says while it is ours.
     text: Bytes,
+    /// Whether it is kept for long.
+    stays: bool,
 }
 
 impl Epoch {
@@ -83,7 +85,7 @@ impl Epoch {
             }
             let roots = list(bucket, "root")?;
             names = list(bucket, "")?;
-            let mine = Self { number, text };
+            let mine = Self { number, text, stays: options.stays };
             // To take another one then would be answered in kind, without end.
             return match youngest(&names) == number {
                 true => Ok((mine, [roots, names])),
@@ -124,9 +126,12 @@ impl Epoch {
             String::from_utf8_lossy(&text).lines().next().map(str::to_owned)
         });
         let who = who.as_deref().unwrap_or("another writer");
+        let step = match self.stays {
+            true => "; unmount it, and mount it with --take-over to take it over in turn",
+            false => ": run this again, and it takes over in turn",
+        };
         elsewhere(format!(
-            "{} was taken over by {who}; what was not durable by then is not in it: run this again, \
-             and it takes over in turn",
+            "{} was taken over by {who}; what was not durable by then is not in it{step}",
             bucket.address
         ))
     }

@@ -11,7 +11,9 @@
 //! is missing; of those before as many as the root says; of all others none.
 //! Law 3: a list is no moment. The root is of a list before that of the objects, so what it leads to
 //! is in that; a newer one may lead to what is not.
-//! Law 4: readers write nothing and end no epoch. If there is another root afterwards, they list
+//! Law 4: who stays writes a root at once. Until one is written, objects that an ended writer sends
+//! late, and is told that they are not durable, count for who opens the disk next.
+//! Law 5: readers write nothing and end no epoch. If there is another root afterwards, they list
 //! again: what the first one led to may have been written over.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -154,7 +156,11 @@ impl BucketDisk {
             trouble => bucket.error("reading", &Name::Root(newest).key(), &trouble),
         })?;
         let opened = counted(&names, newest, root, Some(epoch));
-        options.disk(bucket, opened)
+        let disk = options.disk(bucket, opened)?;
+        if options.stays {
+            disk.write_root()?;
+        }
+        Ok(disk)
     }
 
     /// Opens the disk in a bucket to read it as it is now, while others may write it.

@@ -2,9 +2,13 @@
 //! bucket that does not keep its promises gets no store.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use draconis_bucket::{BucketDisk, Engine, Faults, Memory, Options, Promises};
+use bytes::Bytes;
+use draconis_bucket::{
+    Answer, BucketDisk, Engine, Faults, Listed, Memory, Options, Promises, Trouble,
+};
 use draconis_device::{Disk, Error, Extent, Group, Write};
 use draconis_exchange::heap::Block;
 

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use draconis_device::{
     ChainBounds, Claim, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused,
-    RemoteDisk, Terms, Ticket, Urgency, claim_at_once, serve,
+    RemoteDisk, Terms, Ticket, Urgency, claim, serve,
 };
 use draconis_exchange::channel::process::{Plan, Session, accept, offer};
 use draconis_exchange::contract::disk;
@@ -139,7 +139,8 @@ pub fn seat(directory: &Directory) -> String {
 pub fn claim_beside(directory: &Directory, address: &str) -> Result<File, String> {
     let cannot = |error| format!("{address}: {}", crate::sentence(&error));
     let file = stand_in(&directory.stores(), address).map_err(cannot)?;
-    match claim_at_once(&file, Claim::Shared) {
+    // One that has just ended may still be about to go.
+    match claim(&file, Claim::Shared) {
         Err(rustix::io::Errno::WOULDBLOCK) => {
             Err(format!("{address} is in use: disks in it are mounted here; unmount them first"))
         }
@@ -406,6 +407,8 @@ impl Disk for Telling {
 
 #[cfg(test)]
 mod tests {
+    use draconis_device::claim_at_once;
+
     use super::*;
 
     #[test]

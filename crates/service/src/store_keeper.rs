@@ -32,7 +32,7 @@ use serde::{Deserialize, Serialize};
 use crate::client::Directory;
 use crate::elsewhere::{Elsewhere, Means, Opening, address, identity, seat_of, stand_in};
 use crate::protocol::is_own;
-use crate::store_process::{Attached, Change, StoreProcess};
+use crate::store_process::{Attached, Change, Listed, StoreProcess, receive_list};
 
 /// How long one that was started waits for the first keeper.
 const FIRST_WAIT: Duration = Duration::from_secs(10);
@@ -58,6 +58,8 @@ enum Ask {
     Ended { number: u64 },
     /// Say what ended all writing, if something did.
     Failure,
+    /// Have what the store has written into the pipe that comes along.
+    List,
 }
 
 /// What one is started with, beside its socket and its claim.
@@ -157,14 +159,8 @@ impl StoreDisk {
 
     /// Gives it back; if no other mount has a disk of that store, it is free then.
     pub(crate) fn give_back(self) {
-        let done = self.store.shutdown(Shutdown::Write);
         // What is still to be sent elsewhere has bounds of its own.
-        let wait = (!self.is_elsewhere).then_some(CLOSE_WAIT);
-        let done = done.and_then(|()| self.store.set_read_timeout(wait));
-        // The end is the answer.
-        if let Err(error) = done.and_then(|()| (&self.store).read(&mut [0])) {
-            log::warn!("the process that has the store does not end: {error}");
-        }
+        wait_for_end(&self.store, (!self.is_elsewhere).then_some(CLOSE_WAIT));
     }
 
     /// The same over the same connection: the two do not ask at the same time.
@@ -267,12 +263,15 @@ impl Wanted {
                 && send(&found, &Ask::Hello, &[]).is_ok()
                 && let Ok((answer, _)) = receive(&found)
             {
-                match answer {
+                let why = match answer {
                     Answer::Number(_) => return Ok(found),
-                    // It names the address itself.
-                    Answer::Refused(why) if address(store).is_some() => return Err(why),
-                    Answer::Refused(why) => return Err(format!("{shown}: {why}")),
-                }
+                    Answer::Refused(why) => why,
+                };
+                // Who hears of it may want to use the store at once.
+                wait_for_end(&found, Some(CLOSE_WAIT));
+                // What is elsewhere names its address itself.
+                let is_named = address(store).is_some();
+                return Err(if is_named { why } else { format!("{shown}: {why}") });
             }
             if Instant::now() > until {
                 return Err(format!("{shown} is in use by another mount or tool"));
@@ -313,22 +312,54 @@ impl Wanted {
 /// # Errors
 /// A sentence for the user.
 pub fn change(directory: &Directory, store: &Path, change: &Change) -> Result<bool, String> {
+    let Some(store) = owner(directory, store)? else { return Ok(false) };
+    ask_owner(&store, &Ask::Change { change: change.clone() }, &[])?;
+    Ok(true)
+}
+
+/// What `store` has, said by the process that has it, because some of its disks are mounted; none
+/// if there is no such process.
+///
+/// # Errors
+/// A sentence for the user.
+pub fn list(directory: &Directory, store: &Path) -> Result<Option<Vec<Listed>>, String> {
+    let Some(store) = owner(directory, store)? else { return Ok(None) };
+    let pipe = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC);
+    let (read, write) = pipe.map_err(|errno| sentence(&errno.into()))?;
+    ask_owner(&store, &Ask::List, &[write.as_fd()])?;
+    drop(write);
+    receive_list(read).map(Some)
+}
+
+/// A connection with the one who has `store`, if it is open.
+fn owner(directory: &Directory, store: &Path) -> Result<Option<UnixStream>, String> {
     let Ok(store) = UnixStream::connect(socket_of(&directory.stores(), store)?) else {
-        return Ok(false);
+        return Ok(None);
     };
-    // One that is just ending does not answer: then it has no owner.
-    if send(&store, &Ask::Hello, &[]).is_err() || receive::<Answer>(&store).is_err() {
-        return Ok(false);
-    }
+    // One that is just ending does not answer: then the store has no owner.
+    let is_open = send(&store, &Ask::Hello, &[]).is_ok() && receive::<Answer>(&store).is_ok();
+    Ok(is_open.then_some(store))
+}
+
+fn ask_owner(store: &UnixStream, ask: &Ask, fds: &[BorrowedFd<'_>]) -> Result<(), String> {
     let gone = |_| GONE.to_string();
-    send(&store, &Ask::Change { change: change.clone() }, &[]).map_err(gone)?;
-    match receive(&store).map_err(gone)?.0 {
-        Answer::Number(_) => Ok(true),
+    send(store, ask, fds).map_err(gone)?;
+    match receive(store).map_err(gone)?.0 {
+        Answer::Number(_) => Ok(()),
         Answer::Refused(why) => Err(why),
     }
 }
 
 const GONE: &str = "the process that serves the store is gone";
+
+/// Leaves a store keeper; if no other is connected with it, it has ended then.
+fn wait_for_end(mut store: &UnixStream, wait: Option<Duration>) {
+    let left = store.shutdown(Shutdown::Write).and_then(|()| store.set_read_timeout(wait));
+    // The end is the answer.
+    if let Err(error) = left.and_then(|()| store.read(&mut [0])) {
+        log::warn!("the process that has the store does not end: {error}");
+    }
+}
 
 fn sentence(error: &std::io::Error) -> String {
     crate::sentence(error)
@@ -480,6 +511,9 @@ fn serve(process: &Result<StoreProcess, String>, keeper: &UnixStream) {
                 (Ask::Attach { disk, read_only }, Some(guest)) => {
                     let attached = process.attach(&disk, read_only, guest.as_fd());
                     attached.map(|it| (it.number, Some(it.socket))).map_err(refused)
+                }
+                (Ask::List, Some(pipe)) => {
+                    process.list(pipe.as_fd()).map(|()| (0, None)).map_err(refused)
                 }
                 (Ask::Change { change }, None) => {
                     process.change(&change).map(|()| (0, None)).map_err(refused)

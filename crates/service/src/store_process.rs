@@ -9,6 +9,7 @@
 //!     │                       worker ══ disk contract ══▶ a thread for each lane
 //!     │── number ─────────────────────────────▶│ the mark of the last chain taken, once it ended
 //!     │── snapshot, clone, .. ────────────────▶│ a thread changes the store; asked until it is done
+//!     │── a pipe ─────────────────────────────▶│ a thread writes what there is into it
 //! ```
 //!
 //! Law 1: the process has the store's descriptor or session, its control socket and its sessions,
@@ -21,9 +22,12 @@
 //! session alone.
 
 mod change;
+mod listing;
 mod serving;
 
 pub use change::Change;
+pub(crate) use listing::receive as receive_list;
+pub use listing::{Listed, list};
 pub use serving::run;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -66,6 +70,7 @@ const ATTACH_READ_ONLY: u8 = b'b';
 const ENDED: u8 = b'e';
 const CHANGE: u8 = b'c';
 const CHANGED: u8 = b'd';
+const LIST: u8 = b'l';
 // The first byte of each answer: a number follows, or a sentence.
 const DONE: u8 = 0;
 const REFUSED: u8 = 1;
@@ -218,6 +223,14 @@ impl StoreProcess {
         // Others may ask between: what it takes may be long.
         while self.ask(&[&[CHANGED], &number.to_le_bytes()[..]].concat(), &[])? != 0 {}
         Ok(())
+    }
+
+    /// Has it write what the store has into a pipe.
+    ///
+    /// # Errors
+    /// As [`StoreProcess::attach`].
+    pub fn list(&self, into: BorrowedFd<'_>) -> Result<(), StoreError> {
+        self.ask(&[LIST], &[into]).map(drop)
     }
 
     /// Asks, and waits for the number that is the answer.

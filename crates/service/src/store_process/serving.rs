@@ -15,8 +15,8 @@ use draconis_objects::{ObjectDisk, OpenOptions, SNAPSHOT_MARK, Store};
 use rustix::net::RecvFlags;
 
 use super::{
-    ATTACH, ATTACH_READ_ONLY, CHANGE, CHANGED, Change, DONE, ENDED, LANES, MESSAGE_BYTES, OPEN,
-    OPEN_READ_ONLY, OPEN_SERVED, PATIENCE, REFUSED, disk_of,
+    ATTACH, ATTACH_READ_ONLY, CHANGE, CHANGED, Change, DONE, ENDED, LANES, LIST, MESSAGE_BYTES,
+    OPEN, OPEN_READ_ONLY, OPEN_SERVED, PATIENCE, REFUSED, disk_of,
 };
 use crate::marked::Marked;
 use crate::sandbox::{Profile, close_others, confine};
@@ -164,6 +164,10 @@ impl Serving {
             (Some((&ENDED, number)), None, true) => {
                 let number = number.try_into().map_err(|_| UNKNOWN)?;
                 self.ended(u64::from_le_bytes(number))
+            }
+            (Some((&LIST, [])), Some(pipe), true) => {
+                super::listing::send(&self.store, pipe).map_err(|error| error.to_string())?;
+                Ok(0)
             }
             (Some((&CHANGE, text)), None, true) => self.change(text),
             (Some((&CHANGED, number)), None, true) => {
