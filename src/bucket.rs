@@ -165,13 +165,14 @@ pub fn deadline_s() -> u64 {
 }
 
 /// What a mount needs of this process.
-pub fn means() -> anyhow::Result<Means> {
+pub fn means() -> anyhow::Result<Box<Means>> {
     let settings = Settings { options: said(), process: None };
     // What is no text is no setting of ours.
     let all = std::env::vars_os();
     let environment =
         all.filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-    Ok(Means { settings: serde_json::to_string(&settings)?, environment: environment.collect() })
+    let environment = environment.collect();
+    Ok(Box::new(Means { settings: serde_json::to_string(&settings)?, environment }))
 }
 
 /// Buckets, for the processes that serve what is in them.

@@ -45,7 +45,7 @@ fn moved(place: &Place) {
         place.unmount(&at);
         let _ = std::fs::remove_dir_all(place.draconis.path(&format!("cache-{kind}")));
         // Another machine, without a cache.
-        let other = place.from_afar();
+        let other = place.other_machine();
         let at = other.mount(kind, "there", &[]);
         same(&seen, &look(&at.join("tree"), LOST));
         write_durably(&at.join("from afar"), b"hello").unwrap();
@@ -108,7 +108,7 @@ fn two_at_once(place: &Place) {
     place.ok(&["store", "create", &place.address, "--size", "256M"]);
     place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);
     place.ok(&["format", "-t", "ext2", &place.disk("two"), "16M"]);
-    let other = place.from_afar();
+    let other = place.other_machine();
     let at = place.mount("vol", "at", &[]);
     write_durably(&at.join("first"), b"1").unwrap();
     let there = other.draconis.make_dir("there");
@@ -124,7 +124,7 @@ fn two_at_once(place: &Place) {
     // Here it is known who has it.
     let said = place.fails(&["mkdir", &format!("{}:/dir", place.disk("two"))]);
     assert!(said.contains("disks in it are mounted here"), "{said}");
-    // Who only reads is in no way, here and there.
+    // Who only reads disturbs none, here and there.
     assert_eq!(place.ok(&["cat", &format!("{}:/first", place.disk("vol"))]), "1");
     let read = other.mount("vol", "read", &["-o", "ro"]);
     assert_eq!(std::fs::read(read.join("first")).unwrap(), b"1");
@@ -188,6 +188,36 @@ fn killed(place: &Place) {
         eventually("it is unmounted", || mounts_below(&at).is_empty());
         place.judge("vol");
     }
+}
+
+/// A worker that dies, and another program, go on with the mount.
+fn followed(place: &Place) {
+    place.ok(&["store", "create", &place.address, "--size", "256M"]);
+    place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);
+    let at = place.mount("vol", "at", &[]);
+    for round in 0..4u8 {
+        std::fs::write(at.join(format!("file {round}")), [round; 9000]).unwrap();
+        if round % 2 == 0 {
+            let pid = place.draconis.status()["mounts"][0]["worker_pid"].as_i64().unwrap();
+            kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
+        } else {
+            place.ok(&["upgrade"]);
+        }
+        for before in 0..=round {
+            let bytes = std::fs::read(at.join(format!("file {before}"))).unwrap();
+            assert_eq!(bytes, [before; 9000]);
+        }
+    }
+    // Beside it, by the process that has the store.
+    place.ok(&["store", "snapshot", &place.disk("vol"), "now"]);
+    place.ok(&["store", "clone", &place.disk("vol@now"), "copy"]);
+    assert!(place.ok(&["store", "ls", &place.address]).contains("\tcopy\n"));
+    let copy = place.mount("copy", "copy", &[]);
+    assert_eq!(std::fs::read(copy.join("file 3")).unwrap(), [3; 9000]);
+    place.unmount(&copy);
+    place.unmount(&at);
+    place.judge("vol");
+    place.judge("copy");
 }
 
 /// Without the server what was read can be read; what is written waits for it.
@@ -281,6 +311,20 @@ fn a_killed_store_keeper_loses_nothing_in_a_directory() {
 fn a_killed_store_keeper_loses_nothing_on_a_server() {
     if fuse("killing store keepers") {
         Place::server().iter().for_each(killed);
+    }
+}
+
+#[test]
+fn a_mount_in_a_directory_goes_on_by_others() {
+    if fuse("killing workers of buckets") {
+        followed(&Place::directory());
+    }
+}
+
+#[test]
+fn a_mount_on_a_server_goes_on_by_others() {
+    if fuse("killing workers of buckets") {
+        Place::server().iter().for_each(followed);
     }
 }
 

@@ -71,7 +71,7 @@ impl Place {
     }
 
     /// The same place, seen from another machine: nothing is known there of what this one has.
-    pub fn from_afar(&self) -> Self {
+    pub fn other_machine(&self) -> Self {
         let Self { address, environment, .. } = self;
         let draconis = Draconis::new();
         let (address, environment) = (address.clone(), environment.clone());

@@ -315,6 +315,66 @@ fn hostile_objects_are_none() {
     }
 }
 
+/// A bucket that can be out of reach.
+struct Distant(Memory, Arc<AtomicBool>);
+
+impl Distant {
+    fn answer<T>(&self, request: impl FnOnce(&Memory) -> Answer<T>) -> Answer<T> {
+        match self.1.load(Ordering::SeqCst) {
+            true => Err(Trouble::Passing("no route to it".to_owned())),
+            false => request(&self.0),
+        }
+    }
+}
+
+impl Engine for Distant {
+    fn put(&self, key: &str, bytes: Bytes) -> Answer<()> {
+        self.answer(|bucket| bucket.put(key, bytes))
+    }
+
+    fn create(&self, key: &str, bytes: Bytes) -> Answer<()> {
+        self.answer(|bucket| bucket.create(key, bytes))
+    }
+
+    fn get(&self, key: &str, range: Option<(u64, u64)>) -> Answer<Bytes> {
+        self.answer(|bucket| bucket.get(key, range))
+    }
+
+    fn head(&self, key: &str) -> Answer<u64> {
+        self.answer(|bucket| bucket.head(key))
+    }
+
+    fn delete(&self, key: &str) -> Answer<()> {
+        self.answer(|bucket| bucket.delete(key))
+    }
+
+    fn list(&self, folder: &str) -> Answer<Vec<Listed>> {
+        self.answer(|bucket| bucket.list(folder))
+    }
+}
+
+#[test]
+fn a_bucket_out_of_reach_is_waited_for_once_and_used_when_it_is_back() {
+    let memory = Memory::default();
+    write(&made(&memory), 100, 1).unwrap();
+    let away = Arc::new(AtomicBool::new(false));
+    let engine = Arc::new(Distant(memory.client(Faults::default()), away.clone()));
+    let how = Options { deadline: Duration::from_millis(20), ..options("", 0) };
+    let reader = BucketDisk::open_to_read(engine, "memory", &how).unwrap();
+    away.store(true, Ordering::SeqCst);
+    let again = |reader: &BucketDisk| {
+        let before = reader.requests().again;
+        (read(reader, 100).is_ok(), reader.requests().again - before)
+    };
+    let (_, tries) = again(&reader);
+    assert!(tries > 0, "the first one waits for it");
+    assert_eq!(again(&reader), (false, 0));
+    away.store(false, Ordering::SeqCst);
+    assert_eq!(again(&reader), (true, 0));
+    away.store(true, Ordering::SeqCst);
+    assert!(again(&reader).1 > 0, "it was back");
+}
+
 fn staying(
     memory: &Memory,
     token: u128,

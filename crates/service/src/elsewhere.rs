@@ -427,7 +427,7 @@ mod tests {
         let other = stand_in(dir.path(), "s3://b/p").unwrap();
         claim_at_once(&mount, Claim::Alone).unwrap();
         claim_at_once(&other, Claim::Shared).unwrap_err();
-        claim_at_once(&stand_in(dir.path(), "s3://b/q").unwrap(), Claim::Shared).unwrap();
+        claim_at_once(stand_in(dir.path(), "s3://b/q").unwrap(), Claim::Shared).unwrap();
         drop(mount);
         claim_at_once(&other, Claim::Shared).unwrap();
     }

@@ -35,7 +35,7 @@ pub enum Request {
         replace: bool,
         /// If the volume is an address: what opening it takes.
         #[serde(default)]
-        means: Option<Means>,
+        means: Option<Box<Means>>,
     },
     /// Let a mount be written, or not.
     Remount {
