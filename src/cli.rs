@@ -4,11 +4,12 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
+use crate::bucket;
 use crate::commands::{
-    cat, check, chmod, chown, complete_path, completions, cp, format, get, grow, info, keeper, kv,
-    lab, ln, ls, manpages, mkdir, mount, mv, put, rm, serve, set_label, shrink, stat, status,
-    store, store_keeper, store_process, tar, touch, tree, truncate, tune, umount, untar, upgrade,
-    worker,
+    cat, check, chmod, chown, complete_path, completions, cp, disk_process, format, get, grow,
+    info, keeper, kv, lab, ln, ls, manpages, mkdir, mount, mv, put, rm, serve, set_label, shrink,
+    stat, status, store, store_keeper, store_process, tar, touch, tree, truncate, tune, umount,
+    untar, upgrade, worker,
 };
 
 /// Version and build.
@@ -19,14 +20,18 @@ const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("DRACONIS_BU
 #[command(name = "draconis", version, long_version = VERSION)]
 #[command(max_term_width = 100, propagate_version = true)]
 #[command(
-    after_help = "IMAGE is a file, a block device, or STORE#NAME, a disk in a store; IMAGE:/path is \
-    something in it.\n\
+    after_help = "IMAGE is a file, a block device, or STORE#NAME, a disk in a store (a file, a device, \
+    s3://BUCKET/PREFIX, gs://.., az://.. or file:///DIR); IMAGE:/path is something in it.\n\
     Exit status: 0 done, 1 something failed, 2 the command line makes no sense."
 )]
 pub struct Cli {
     /// Say more: once what is done, twice everything.
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
+
+    /// What is said of buckets.
+    #[command(flatten)]
+    pub bucket: bucket::Options,
 
     /// What to do.
     #[command(subcommand)]
@@ -77,6 +82,8 @@ pub enum Command {
     #[command(hide = true)]
     Keeper(keeper::Arguments),
     #[command(hide = true)]
+    DiskProcess(disk_process::Arguments),
+    #[command(hide = true)]
     StoreKeeper(store_keeper::Arguments),
     #[command(hide = true)]
     StoreProcess(store_process::Arguments),
@@ -124,6 +131,7 @@ impl Command {
             Self::Manpages(arguments) => manpages::run(&arguments, Cli::command()),
             Self::CompletePath(arguments) => complete_path::run(&arguments),
             Self::Keeper(arguments) => keeper::run(&arguments),
+            Self::DiskProcess(_) => disk_process::run(),
             Self::StoreKeeper(_) => store_keeper::run(),
             Self::StoreProcess(arguments) => store_process::run(&arguments),
             Self::Worker(arguments) => worker::run(&arguments),

@@ -7,6 +7,7 @@ pub mod chown;
 pub mod complete_path;
 pub mod completions;
 pub mod cp;
+pub mod disk_process;
 pub mod format;
 pub mod get;
 pub mod grow;

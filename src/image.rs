@@ -9,13 +9,12 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use clap::Args;
-pub use draconis_access::image::{
-    Opened, alone, claim_alone, file_of, held, len_bytes, readable, refused, writable,
-};
+use draconis_access::image as by_path;
+pub use draconis_access::image::{Opened, alone, claim_alone, file_of, held, len_bytes, refused};
 use draconis_access::image::{opened, readable_file, usable};
 pub use draconis_access::names::{Listed, Listing};
 pub use draconis_access::object;
-use draconis_access::object::Name;
+use draconis_access::object::{Name, Unopened};
 use draconis_device::{Claim, Disk, claim};
 use draconis_ext::{Follow, InodeNumber, Volume};
 use draconis_service::options::MountOptions;
@@ -24,6 +23,7 @@ use draconis_service::volume::{self, VolumeTree};
 use packed::packed;
 use rustix::io::Errno;
 
+use crate::bucket;
 use crate::change::tell;
 use crate::say;
 use crate::target::Target;
@@ -56,6 +56,53 @@ impl Place {
     }
 }
 
+/// The disk in a store that an image is, if it is one: of a file, or in a bucket.
+pub fn in_store(image: &Path) -> anyhow::Result<Option<Name>> {
+    // A file of that name is that file.
+    let Some(address) =
+        bucket::address(image).filter(|_| std::fs::symlink_metadata(image).is_err())
+    else {
+        return Ok(Name::of(image));
+    };
+    match address.rsplit_once('#') {
+        Some((store, name)) if !name.is_empty() => {
+            Ok(Some(Name { store: bucket::normal(store).into(), name: name.to_owned() }))
+        }
+        _ => bail!("{address} is a store; {address}#NAME is a disk in it, store ls lists them"),
+    }
+}
+
+/// Opens the store of a disk to be changed, alone.
+pub fn alone_in(name: Name) -> anyhow::Result<Unopened> {
+    name.may_be_opened(true)?;
+    let Some(address) = bucket::address(&name.store) else { return name.alone() };
+    let (disk, claim) = bucket::served(address, true)?;
+    name.served(disk, true, claim)
+}
+
+/// Opens the store of a disk to be read, beside others who do.
+fn shared_in(name: Name) -> anyhow::Result<Unopened> {
+    let Some(address) = bucket::address(&name.store) else { return name.shared() };
+    let (disk, claim) = bucket::served(address, false)?;
+    name.served(disk, false, claim)
+}
+
+/// Opens an image that must be there, to be changed, alone.
+pub fn writable(image: &Path) -> anyhow::Result<Opened> {
+    match in_store(image)? {
+        Some(name) => alone_in(name).map(Opened::InStore),
+        None => by_path::writable(image),
+    }
+}
+
+/// Opens an image that is only read beside one that is changed.
+pub fn readable(image: &Path) -> anyhow::Result<Opened> {
+    match in_store(image)? {
+        Some(name) => shared_in(name).map(Opened::InStore),
+        None => by_path::readable(image),
+    }
+}
+
 /// Opens the volume in `image` and confines this process to reading it.
 pub fn open(
     image: &Path,
@@ -79,8 +126,8 @@ pub fn disk(
         Some(beneath) => Profile::Extractor { beneath },
         None => Profile::Reader,
     };
-    if let Some(name) = Name::of(image) {
-        let store = name.shared()?;
+    if let Some(name) = in_store(image)? {
+        let store = shared_in(name)?;
         sandbox::confine(&profile, None)?;
         let part = volume::part(store.start()?, &[], &place.options());
         return Ok(part.with_context(|| shown.to_string())?.disk);

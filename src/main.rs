@@ -1,6 +1,7 @@
 //! The `draconis` command.
 #![forbid(unsafe_code)]
 
+mod bucket;
 mod change;
 mod cli;
 mod commands;
@@ -30,7 +31,10 @@ fn main() -> ExitCode {
     let arguments = mount_helper::command_line(std::env::args_os());
     let cli = cli::Cli::parse_from(arguments);
     logging::start(cli.verbose);
-    match cli.command.run() {
+    bucket::begin(&cli.bucket);
+    let done = cli.command.run();
+    bucket::end();
+    match done {
         Ok(code) => code,
         // As a program that the signal ended: the reader has seen enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::from(128 + 13),

@@ -95,9 +95,10 @@ fn escaped(line: &str) -> String {
 fn synopsis(command: &Command) -> String {
     let mut words = vec![command.get_bin_name().unwrap_or(command.get_name()).to_owned()];
     let everywhere = ["help", "version", "verbose"];
+    let is_everywhere =
+        |one: &Arg| everywhere.contains(&one.get_id().as_str()) || one.is_hide_short_help_set();
     let options = command.get_opts().chain(command.get_arguments().filter(|one| is_flag(one)));
-    let mut options: Vec<&Arg> =
-        options.filter(|one| !everywhere.contains(&one.get_id().as_str())).collect();
+    let mut options: Vec<&Arg> = options.filter(|one| !is_everywhere(one)).collect();
     // Flags first, and what has a short name before what has none.
     options.sort_by_key(|one| (!is_flag(one), one.get_short().is_none()));
     options.dedup_by_key(|one| one.get_id().clone());

@@ -6,6 +6,9 @@ use std::path::PathBuf;
 
 pub use draconis_access::names::join;
 
+/// What an address in a bucket begins with.
+const SCHEMES: &[&str] = &["s3", "gs", "az", "file"];
+
 /// An image and a path in its volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
@@ -16,14 +19,21 @@ pub struct Target {
 }
 
 impl Target {
-    /// Splits at the first `:/`, so that an image may have colons in its name and a path too.
+    /// Splits at the first `:/`, so that an image may have colons in its name and a path too; of an
+    /// address in a bucket at the next.
     fn parse(text: &OsStr) -> Self {
         let bytes = text.as_bytes();
-        let (image, path) = match bytes.windows(2).position(|pair| pair == b":/") {
-            Some(colon) => (&bytes[..colon], &bytes[colon + 1..]),
-            // `IMAGE:` is the root, too, as with scp.
-            None => (bytes.strip_suffix(b":").unwrap_or(bytes), &b"/"[..]),
+        let is_of = |scheme: &&&str| {
+            bytes.strip_prefix(scheme.as_bytes()).is_some_and(|rest| rest.starts_with(b"://"))
         };
+        let skip = SCHEMES.iter().find(is_of).map_or(0, |scheme| scheme.len() + 1);
+        let rest = bytes.get(skip..).unwrap_or_default();
+        let (image, path) = match rest.windows(2).position(|pair| pair == b":/") {
+            Some(colon) => bytes.split_at(skip + colon),
+            // `IMAGE:` is the root, too, as with scp.
+            None => (bytes.strip_suffix(b":").unwrap_or(bytes), &b":/"[..]),
+        };
+        let path = path.get(1..).unwrap_or_default();
         Self { image: OsString::from_vec(image.to_vec()).into(), path: path.to_vec() }
     }
 
@@ -65,6 +75,12 @@ mod tests {
             ("disk.img:/", "disk.img", "/", ""),
             ("a:b/c.img:/etc/x:/y/", "a:b/c.img", "/etc/x:/y/", "y"),
             ("/dev/sda1:/home", "/dev/sda1", "/home", "home"),
+            ("s3://b/p#v", "s3://b/p#v", "/", ""),
+            ("s3://b/p#v:", "s3://b/p#v", "/", ""),
+            ("s3://b/p#v@s:/x/y:/z", "s3://b/p#v@s", "/x/y:/z", "z"),
+            ("file:///dir/b#v:/x", "file:///dir/b#v", "/x", "x"),
+            ("s3:/x", "s3", "/x", "x"),
+            ("other://x", "other", "//x", "x"),
         ] {
             let target = Target::from(OsString::from(text));
             assert_eq!(target.image, PathBuf::from(image));

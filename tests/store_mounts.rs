@@ -65,7 +65,13 @@ fn disks_of_one_store_are_mounted_beside_each_other() {
     let said = draconis.fails(["mount".as_ref(), names[0].as_os_str(), three.as_os_str()]);
     assert!(said.contains("s#one is already mounted on"), "{said}");
     let said = draconis.fails(["ls".as_ref(), names[0].as_os_str()]);
-    assert!(said.contains("in use"), "{said}");
+    assert!(said.contains("in use: unmount its disks"), "{said}");
+    // What there is the process says that has it.
+    let listed = draconis.ok(["store".as_ref(), "ls".as_ref(), store.as_os_str()]);
+    assert!(listed.contains("\tone\n") && listed.contains("\ttwo\n"), "{listed}");
+    let listed = draconis.ok(["store", "ls", "--json", store.to_str().unwrap()]);
+    let listed: Value = serde_json::from_str(&listed).unwrap();
+    assert_eq!(listed[1]["len_bytes"], 32 << 20, "{listed}");
     let missing = format!("{}#three", store.display());
     let said = draconis.fails(["mount".as_ref(), missing.as_ref(), three.as_os_str()]);
     assert!(said.contains("no disk three"), "{said}");

@@ -10,6 +10,7 @@ use draconis_exchange::contract::Kind;
 use draconis_ext::{Follow, InodeNumber, Options, Volume};
 use draconis_service::volume::part;
 
+use crate::bucket;
 use crate::change::{self, Maker};
 use crate::graft::Graft;
 use crate::image::object::Name;
@@ -52,7 +53,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     } else {
         Keep::Contents { maker: Maker::new(None), now: change::now()? }
     };
-    if let (Some(one), Some(other)) = (Name::of(from), Name::of(&dest.image))
+    if let (Some(one), Some(other)) = (image::in_store(from)?, image::in_store(&dest.image)?)
         && one.name != other.name
         && is_same_file(&one.store, &other.store)?
     {
@@ -87,7 +88,7 @@ fn within_store(
     keep: Keep,
 ) -> anyhow::Result<ExitCode> {
     let (dest, _) = arguments.targets.split_last().context("nothing to copy")?;
-    let store = to.alone()?;
+    let store = image::alone_in(to)?;
     image::confine()?;
     let store = store.open()?;
     let shown = from.to_string();
@@ -102,6 +103,15 @@ fn within_store(
 
 fn is_same_file(one: &Path, other: &Path) -> anyhow::Result<bool> {
     use std::os::unix::fs::MetadataExt;
+    // Of disks, too, the store is what counts.
+    let address = |path: &Path| {
+        let address = bucket::address(path)?;
+        Some(bucket::normal(address.rsplit_once('#').map_or(address, |(store, _)| store)))
+    };
+    let addresses = [address(one), address(other)];
+    if addresses.iter().any(Option::is_some) {
+        return Ok(addresses[0] == addresses[1]);
+    }
     let identity = |path: &Path| -> anyhow::Result<(u64, u64, u64)> {
         let object = Name::of(path);
         let path = object.as_ref().map_or(path, |object| &object.store);

@@ -186,10 +186,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let shown = image.display();
     let (mut options, root_owner) = options(arguments)?;
     // With a tree to read it keeps the power to open that.
-    let opened = Base::open(image, || match arguments.from.is_empty() {
+    let confine = || match arguments.from.is_empty() {
         true => image::confine(),
         false => Ok(()),
-    })?;
+    };
+    let opened = match image::in_store(image)? {
+        Some(name) => Base::in_store(image::alone_in(name)?, confine)?,
+        None => Base::open(image, confine)?,
+    };
     if let (Some(what), false) = (opened.held()?, arguments.force) {
         bail!("{shown} holds {what}; --force overwrites it");
     }

@@ -21,7 +21,7 @@ use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
 use super::format;
-use crate::image::object::{InStore, Name};
+use crate::image::object::InStore;
 use crate::image::{self, Place};
 use crate::progress::{Progress, When};
 use crate::{change, text};
@@ -99,8 +99,8 @@ impl Base {
     /// Opens it, alone. Who looks at a store is confined before that.
     fn open(arguments: &Arguments) -> anyhow::Result<Self> {
         let shown = arguments.image.display();
-        if let Some(name) = Name::of(&arguments.image) {
-            let store = name.alone()?;
+        if let Some(name) = image::in_store(&arguments.image)? {
+            let store = image::alone_in(name)?;
             image::confine()?;
             return store.open().map(Self::InStore);
         }

@@ -13,14 +13,11 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use draconis_objects::kv::{Batch, Kv};
 
-use crate::commands::store::bucket;
 use crate::commands::store::opened::tell;
 
 /// Keep keys and their values in a store.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    #[command(flatten)]
-    bucket: bucket::Options,
     #[command(subcommand)]
     command: Command,
 }
@@ -37,14 +34,7 @@ pub enum Command {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    bucket::begin(&arguments.bucket);
-    let done = run_command(&arguments.command);
-    bucket::end();
-    done
-}
-
-fn run_command(command: &Command) -> anyhow::Result<ExitCode> {
-    match command {
+    match &arguments.command {
         Command::Put(arguments) => put::run(arguments)?,
         Command::Get(arguments) => get::run(arguments)?,
         Command::Del(arguments) => del::run(arguments)?,

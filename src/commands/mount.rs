@@ -13,6 +13,7 @@ use draconis_service::protocol::{Reply, Request};
 
 use super::format;
 use crate::image::object::Name;
+use crate::{bucket, image};
 
 const MOUNT_OPTIONS: &str = "\
 Options for -o, separated by commas:
@@ -71,7 +72,7 @@ pub struct Arguments {
     /// Make IMAGE, an empty volume of this size, first.
     #[arg(long, value_name = "SIZE")]
     create: Option<String>,
-    /// The file or block device; `-o remount` does without.
+    /// The file or block device, or STORE#NAME; `-o remount` does without.
     image: PathBuf,
     /// The directory.
     dir: Option<PathBuf>,
@@ -96,17 +97,26 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if let Some(size) = &arguments.create {
         create(&arguments.image, size)?;
     }
-    let name = Name::of(&arguments.image);
+    let name = image::in_store(&arguments.image)?;
     if name.as_ref().is_some_and(Name::is_snapshot) && !options.read_only {
         options.read_only = true;
         told_notes(&[format!("read-only: {} is a snapshot", arguments.image.display())]);
     }
     let file = name.as_ref().map_or(&arguments.image, |name| &name.store);
-    let (volume, disk) = (absolute(file)?, name.as_ref().map(|name| name.name.clone()));
+    let disk = name.as_ref().map(|name| name.name.clone());
+    let (volume, means) = match bucket::address(file) {
+        Some(_) => (file.clone(), Some(bucket::means()?)),
+        None => (absolute(file)?, None),
+    };
+    if means.is_some() {
+        // A worker that waits for a bucket does not hang: to send something and to ask whether that
+        // counts may each take as long as requests are tried again.
+        options.deadline_s = options.deadline_s.max(bucket::deadline_s() * 2 + 30);
+    }
     let directory = Directory::open().context("cannot keep a manager's socket")?;
     let replace = arguments.replace;
     let at = mount_point.clone();
-    let request = Request::Mount { volume, disk, mount_point, options, replace };
+    let request = Request::Mount { volume, disk, mount_point, options, replace, means };
     if arguments.foreground {
         return foreground(&directory, at, &request);
     }

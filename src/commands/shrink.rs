@@ -18,7 +18,7 @@ use draconis_ext::shrink::{Error, Shrinking, Target};
 use draconis_service::volume::{Part, part_for_writing};
 
 use super::format;
-use crate::image::object::{InStore, Name};
+use crate::image::object::InStore;
 use crate::image::{self, Place};
 use crate::progress::{Progress, When};
 use crate::{change, text};
@@ -107,8 +107,8 @@ impl Base {
     /// Opens it, alone, and confines this process before anything in it is looked at.
     fn open(arguments: &Arguments) -> anyhow::Result<(Self, Arc<dyn Disk>)> {
         let shown = arguments.image.display();
-        if let Some(name) = Name::of(&arguments.image) {
-            let store = name.alone()?;
+        if let Some(name) = image::in_store(&arguments.image)? {
+            let store = image::alone_in(name)?;
             image::confine()?;
             let store = store.open()?;
             let disk = store.disk()?;

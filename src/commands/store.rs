@@ -11,7 +11,6 @@
 //! that is written to again costs a commit of the file system's journal.
 
 mod append;
-pub mod bucket;
 mod check;
 mod clone;
 mod create;
@@ -46,11 +45,9 @@ use crate::image::object;
 /// A bucket is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///DIRECTORY.
 /// Credentials and endpoints come from the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
 /// AWS_REGION, AWS_ENDPOINT_URL and so on. Who changes a store in a bucket takes it over from who
-/// did before; readers disturb none.
+/// did before, unless that is a mount, which --take-over ends; readers disturb none.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    #[command(flatten)]
-    bucket: bucket::Options,
     #[command(subcommand)]
     command: Command,
 }
@@ -77,14 +74,7 @@ pub enum Command {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    bucket::begin(&arguments.bucket);
-    let done = run_command(&arguments.command);
-    bucket::end();
-    done
-}
-
-fn run_command(command: &Command) -> anyhow::Result<ExitCode> {
-    match command {
+    match &arguments.command {
         Command::Probe(arguments) => probe::run(arguments)?,
         Command::Create(arguments) => create::run(arguments)?,
         Command::Info(arguments) => info::run(arguments)?,

@@ -5,11 +5,13 @@ use std::process::ExitCode;
 use clap::Args;
 use draconis_service::store_keeper;
 
+use crate::bucket::Buckets;
+
 /// Be the keeper of a store: started by that of a mount, never by hand.
 #[derive(Debug, Args)]
 pub struct Arguments {}
 
 pub fn run() -> anyhow::Result<ExitCode> {
-    store_keeper::run().map_err(anyhow::Error::msg)?;
+    store_keeper::run(&Buckets).map_err(anyhow::Error::msg)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -317,10 +317,16 @@ pub const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
     ("draconis-store-check", &[("Check a store", "draconis store check things.store")]),
     (
         "draconis-store-disk",
-        &[(
-            "Make a disk of 16 MiB, and a volume on it",
-            "draconis store disk things.store vol 16M\ndraconis format -t ext2 things.store#vol\ndraconis put notes.txt things.store#vol:/",
-        )],
+        &[
+            (
+                "Make a disk of 16 MiB, and a volume on it",
+                "draconis store disk things.store vol 16M\ndraconis format -t ext2 things.store#vol\ndraconis put notes.txt things.store#vol:/",
+            ),
+            (
+                "The same in a bucket that is a directory",
+                "draconis store create file://$PWD/bucket --size 64M\ndraconis store disk file://$PWD/bucket vol 16M\ndraconis format -t ext2 file://$PWD/bucket#vol\ndraconis put notes.txt file://$PWD/bucket#vol:/",
+            ),
+        ],
     ),
     (
         "draconis-store-snapshot",

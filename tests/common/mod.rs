@@ -1,6 +1,7 @@
 //! What the tests of the program share: images, mounts, and ways to compare trees.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod bucket;
 mod skipped;
 pub mod volume;
 

@@ -17,7 +17,7 @@ use draconis_ext::mkfs::{self, Contents, Plan, Target};
 
 use crate::error::missing;
 use crate::image;
-use crate::object::{InStore, Name};
+use crate::object::{InStore, Name, Unopened};
 use crate::say::bytes;
 
 /// Files beyond this are written past the page cache.
@@ -44,7 +44,17 @@ impl Base {
         confine: impl FnOnce() -> anyhow::Result<()>,
     ) -> anyhow::Result<Self> {
         let Some(name) = Name::of(image) else { return Ok(Self::File(image::alone(image)?)) };
-        let store = name.alone()?;
+        Self::in_store(name.alone()?, confine)
+    }
+
+    /// The same in a store that is open, to be changed.
+    ///
+    /// # Errors
+    /// What the store is refused for.
+    pub fn in_store(
+        store: Unopened,
+        confine: impl FnOnce() -> anyhow::Result<()>,
+    ) -> anyhow::Result<Self> {
         confine()?;
         Ok(Self::InStore(store.open()?))
     }

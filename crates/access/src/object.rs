@@ -24,6 +24,7 @@ use draconis_device::{
 };
 use draconis_exchange::heap::Block;
 use draconis_objects::{Group, Hint, ObjectDisk, ObjectId, OpenOptions, SNAPSHOT_MARK, Store};
+use draconis_service::elsewhere::Served;
 use rustix::io::Errno;
 
 use crate::error::{busy, missing};
@@ -63,7 +64,10 @@ impl Name {
         let file = File::open(&self.store).with_context(|| shown.to_string())?;
         match claim(&file, Claim::Shared) {
             Err(Errno::WOULDBLOCK) => {
-                return Err(busy(format!("{shown} is in use; wait until who changes it is done")));
+                return Err(busy(format!(
+                    "{shown} is in use: unmount its disks if some are mounted (draconis status), or wait until \
+                 the command that changes it is done"
+                )));
             }
             claimed => claimed?,
         }
@@ -72,11 +76,7 @@ impl Name {
 
     /// Opens the store to be changed, alone.
     pub fn alone(self) -> anyhow::Result<Unopened> {
-        if self.is_snapshot() {
-            bail!(
-                "{self} is a snapshot, and read-only; draconis store clone {self} NEW makes a disk of it"
-            );
-        }
+        self.may_be_opened(true)?;
         let none = || missing(format!("{}: no such file", self.store.display()));
         let file = image::alone(&self.store)?.ok_or_else(none)?;
         self.opened(file, true)
@@ -93,7 +93,29 @@ impl Name {
         let options = FileOptions { write, direct: write, uring: false };
         let file = OpenedFile::new(file.into(), options);
         let file = file.with_context(|| self.store.display().to_string())?;
-        Ok(Unopened { file, of: self, write })
+        Ok(Unopened { below: Below::File(file), of: self, write, claim: None })
+    }
+
+    /// Of a store that is in no file: its disk, which another process has, and what is claimed for
+    /// as long as it is used.
+    pub fn served(
+        self,
+        disk: Served,
+        write: bool,
+        claim: Option<File>,
+    ) -> anyhow::Result<Unopened> {
+        self.may_be_opened(write)?;
+        Ok(Unopened { below: Below::Served(disk), of: self, write, claim })
+    }
+
+    /// Refuses to change a snapshot.
+    pub fn may_be_opened(&self, write: bool) -> anyhow::Result<()> {
+        if write && self.is_snapshot() {
+            bail!(
+                "{self} is a snapshot, and read-only; draconis store clone {self} NEW makes a disk of it"
+            );
+        }
+        Ok(())
     }
 }
 
@@ -130,18 +152,31 @@ pub fn disk_name(text: &str) -> Result<String, String> {
 
 /// A disk of a store that is open and claimed, and was not looked at.
 pub struct Unopened {
-    file: OpenedFile,
+    below: Below,
     of: Name,
     write: bool,
+    claim: Option<File>,
+}
+
+/// What a store is on.
+enum Below {
+    File(OpenedFile),
+    /// A disk that another process has.
+    Served(Served),
 }
 
 impl Unopened {
     /// Opens the store; who is to be confined is, by now.
     pub fn open(self) -> anyhow::Result<InStore> {
         let options = OpenOptions { read_only: !self.write, ..OpenOptions::default() };
-        let store = Store::open(Arc::new(self.file.start()), &options)
-            .map_err(|error| tell(&self.of.store, error))?;
-        let held = Held { store, path: self.of.store.clone() };
+        let below: Arc<dyn Disk> = match self.below {
+            Below::File(file) => Arc::new(file.start()),
+            Below::Served(disk) => {
+                disk.start().with_context(|| self.of.store.display().to_string())?
+            }
+        };
+        let store = Store::open(below, &options).map_err(|error| tell(&self.of.store, error))?;
+        let held = Held { store, path: self.of.store.clone(), _claim: self.claim };
         Ok(InStore { held: Arc::new(held), of: self.of })
     }
 
@@ -254,6 +289,8 @@ impl InStore {
 struct Held {
     store: Arc<Store>,
     path: PathBuf,
+    /// Given up last.
+    _claim: Option<File>,
 }
 
 impl Drop for Held {

@@ -60,7 +60,10 @@ pub fn shared(device: &Path, uring: bool) -> anyhow::Result<Arc<dyn Disk>> {
     };
     match claim(&file, Claim::Shared) {
         Err(Errno::WOULDBLOCK) => {
-            return Err(busy(format!("{shown} is in use; wait until who changes it is done")));
+            return Err(busy(format!(
+                "{shown} is in use: unmount its disks if some are mounted (draconis status), or wait until \
+                 the command that changes it is done"
+            )));
         }
         claimed => claimed?,
     }

@@ -86,6 +86,7 @@ impl BucketDisk {
             roots: VecDeque::new(),
             dead: dead.into_iter().map(|key| (key, 0)).collect(),
             error: None,
+            is_closed: false,
         };
         let shared = Shared {
             lanes: Lanes::new(pace.lanes),
@@ -174,8 +175,16 @@ impl BucketDisk {
             while state.sent < state.next && state.error.is_none() {
                 self.shared.changed.wait(&mut state);
             }
+            if std::mem::replace(&mut state.is_closed, true) {
+                return;
+            }
         }
         self.shared.lanes.end();
+        // After a failure it may be another's, and what is there was not all that was written.
+        let is_whole = self.shared.state.lock().error.is_none();
+        if self.shared.pace.stays && !self.shared.is_read_only && is_whole {
+            self.shared.epoch.give_back(&self.shared.bucket);
+        }
     }
 
     fn sectors_of(extent: Extent) -> Run {

@@ -9,6 +9,9 @@
 //! Law 2: an epoch is ended by making its object empty, before anything is listed. Objects of ended
 //! epochs stay until there are many: a writer that listed long ago finds that its number is taken.
 //! Law 3: who finds a younger epoch than its own has lost it: the youngest has nothing to find.
+//! Law 4: a writer that stays says so in its epoch, and empties that itself when it is done. As long
+//! as it did not it is there, or dead: another writer ends it only if it is told to, or sits where
+//! that one sat, which is gone from there then.
 
 use std::collections::BTreeMap;
 
@@ -24,6 +27,8 @@ use crate::steady::Steady;
 const ATTEMPTS: usize = 50;
 /// Ended epochs whose objects stay.
 const KEPT: u32 = 16;
+/// Before the seat of a writer that stays, on the third line of its epoch.
+const STAYS: &str = "stays at ";
 
 /// An epoch of ours.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -31,6 +36,8 @@ pub(crate) struct Epoch {
     pub number: u32,
     /// What its object says while it is ours.
     text: Bytes,
+    /// Whether it is kept for long.
+    stays: bool,
 }
 
 impl Epoch {
@@ -41,11 +48,16 @@ impl Epoch {
         options: &Options,
         mut names: BTreeMap<Name, u64>,
     ) -> Result<(Self, [BTreeMap<Name, u64>; 2]), Error> {
-        let text = Bytes::from(format!("{}\n{:032x}\n", options.who, options.token));
+        let mut text = format!("{}\n{:032x}\n", options.who, options.token);
+        if options.stays {
+            text += &format!("{STAYS}{}\n", options.seat);
+        }
+        let text = Bytes::from(text);
         let said = |doing, epoch: u32, trouble: &Trouble| {
             bucket.error(doing, &Name::Epoch(epoch).key(), trouble)
         };
         for _ in 0..ATTEMPTS {
+            may_end(bucket, options, &names)?;
             let number = youngest(&names).checked_add(1);
             let number = number.ok_or_else(|| elsewhere("all epochs are used up".to_owned()))?;
             match bucket.create(&Name::Epoch(number).key(), &text) {
@@ -73,7 +85,7 @@ impl Epoch {
             }
             let roots = list(bucket, "root")?;
             names = list(bucket, "")?;
-            let mine = Self { number, text };
+            let mine = Self { number, text, stays: options.stays };
             // To take another one then would be answered in kind, without end.
             return match youngest(&names) == number {
                 true => Ok((mine, [roots, names])),
@@ -94,6 +106,15 @@ impl Epoch {
         }
     }
 
+    /// Says that the one who stays here goes. What fails is no harm: the next one is told that
+    /// the epoch was not ended.
+    pub fn give_back(&self, bucket: &Steady) {
+        let key = Name::Epoch(self.number).key();
+        if let Err(trouble) = bucket.put(&key, &Bytes::new()) {
+            log::warn!("{}", bucket.error("ending", &key, &trouble));
+        }
+    }
+
     /// What a writer is told whose epoch is over.
     pub fn ended(&self, bucket: &Steady) -> Error {
         // One that is found may be ended before it is read: then there is another.
@@ -105,11 +126,43 @@ impl Epoch {
             String::from_utf8_lossy(&text).lines().next().map(str::to_owned)
         });
         let who = who.as_deref().unwrap_or("another writer");
+        let step = match self.stays {
+            true => "; unmount it, and mount it with --take-over to take it over in turn",
+            false => ": run this again, and it takes over in turn",
+        };
         elsewhere(format!(
-            "{} was taken over by {who}; what was not durable by then is not in it: run this again, \
-             and it takes over in turn",
+            "{} was taken over by {who}; what was not durable by then is not in it{step}",
             bucket.address
         ))
+    }
+}
+
+/// Whether the epochs that are there may be ended.
+fn may_end(bucket: &Steady, options: &Options, names: &BTreeMap<Name, u64>) -> Result<(), Error> {
+    let last = names.iter().rev().find_map(|(name, len_bytes)| match name {
+        Name::Epoch(_) if *len_bytes > 0 => Some(name.key()),
+        _ => None,
+    });
+    let Some(key) = last.filter(|_| !options.takes_over) else { return Ok(()) };
+    let text = match bucket.get(&key, None) {
+        Ok(text) => text,
+        // Ended since it was listed.
+        Err(Trouble::Missing) => return Ok(()),
+        Err(trouble) => return Err(bucket.error("asking for", &key, &trouble)),
+    };
+    let text = String::from_utf8_lossy(&text);
+    let mut lines = text.lines();
+    let (who, seat) = (lines.next(), lines.nth(1).and_then(|line| line.strip_prefix(STAYS)));
+    match (who, seat) {
+        (Some(who), Some(seat)) if seat != options.seat => {
+            let address = &bucket.address;
+            let who: String = who.chars().filter(|c| !c.is_control()).collect();
+            Err(elsewhere(format!(
+                "{address} is mounted by {who}; unmount it there first. If that machine is gone, \
+                 --take-over ends its mounts: what they were not told is durable is lost"
+            )))
+        }
+        _ => Ok(()),
     }
 }
 

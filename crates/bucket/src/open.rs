@@ -11,7 +11,9 @@
 //! is missing; of those before as many as the root says; of all others none.
 //! Law 3: a list is no moment. The root is of a list before that of the objects, so what it leads to
 //! is in that; a newer one may lead to what is not.
-//! Law 4: readers write nothing and end no epoch. If there is another root afterwards, they list
+//! Law 4: who stays writes a root at once. Until one is written, objects that an ended writer sends
+//! late, and is told that they are not durable, count for who opens the disk next.
+//! Law 5: readers write nothing and end no epoch. If there is another root afterwards, they list
 //! again: what the first one led to may have been written over.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -51,6 +53,13 @@ pub struct Options {
     pub who: String,
     /// A number that no other writer has; chance is an argument.
     pub token: u128,
+    /// Where the writer sits: a place that has one writer that stays at most, so that who comes to
+    /// it knows that the one before is gone.
+    pub seat: String,
+    /// It stays for long, as a mount does: others do not end its epoch without being told to.
+    pub stays: bool,
+    /// The epoch of a writer that stays is ended all the same.
+    pub takes_over: bool,
     /// Where what was read is kept, and how many bytes of it at most.
     pub cache: Option<(PathBuf, u64)>,
 }
@@ -64,6 +73,9 @@ impl Default for Options {
             lanes: 16,
             who: "a writer without a name".to_owned(),
             token: 0,
+            seat: String::new(),
+            stays: false,
+            takes_over: false,
             cache: None,
         }
     }
@@ -78,7 +90,7 @@ impl Options {
         let cache = self.cache.as_ref().map(|(dir, most_bytes)| {
             Cache::open(dir, *most_bytes, opened.root.id).map_err(elsewhere)
         });
-        let pace = Pace { commit: self.commit, lanes: self.lanes };
+        let pace = Pace { commit: self.commit, lanes: self.lanes, stays: self.stays };
         Ok(BucketDisk::new(bucket, pace, opened, cache.transpose()?))
     }
 }
@@ -144,7 +156,11 @@ impl BucketDisk {
             trouble => bucket.error("reading", &Name::Root(newest).key(), &trouble),
         })?;
         let opened = counted(&names, newest, root, Some(epoch));
-        options.disk(bucket, opened)
+        let disk = options.disk(bucket, opened)?;
+        if options.stays {
+            disk.write_root()?;
+        }
+        Ok(disk)
     }
 
     /// Opens the disk in a bucket to read it as it is now, while others may write it.

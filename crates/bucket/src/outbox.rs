@@ -32,6 +32,8 @@ pub(crate) struct Pace {
     /// What is waited for is not sent sooner after what was sent before.
     pub commit: Duration,
     pub lanes: usize,
+    /// The epoch is given back at the end.
+    pub stays: bool,
 }
 
 /// A disk, for all who work for it.
@@ -79,6 +81,7 @@ pub(crate) struct State {
     /// Objects that nothing leads to from the object with the number on.
     pub dead: Vec<(Arc<str>, u64)>,
     pub error: Option<Error>,
+    pub is_closed: bool,
 }
 
 /// An object that is being filled.

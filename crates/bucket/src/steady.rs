@@ -4,6 +4,8 @@
 //! anything was ever answered, a shorter one: an address that is wrong is told soon.
 //! Law 2: an answer may be lost and its effect not. What is written twice is the same both times,
 //! and who creates what is there looks whether it is its own.
+//! Law 3: a bucket that could not be reached until a deadline is asked once for each request, until
+//! it answers again: what takes several requests does not wait as many times.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -62,6 +64,8 @@ pub(crate) struct Steady {
     pause: Duration,
     counts: Arc<Counts>,
     has_answered: Arc<AtomicBool>,
+    /// It was tried until a deadline, and nothing was answered since.
+    is_away: Arc<AtomicBool>,
 }
 
 impl Steady {
@@ -78,6 +82,7 @@ impl Steady {
             pause,
             counts: Arc::default(),
             has_answered: Arc::default(),
+            is_away: Arc::default(),
         }
     }
 
@@ -165,12 +170,17 @@ impl Steady {
             let answer = request();
             if !matches!(answer, Err(Trouble::Passing(_))) {
                 self.has_answered.store(true, Ordering::Relaxed);
+                self.is_away.store(false, Ordering::Relaxed);
                 return answer;
             }
             let has_answered = self.has_answered.load(Ordering::Relaxed);
             let first = self.deadline.min(FIRST_ANSWER);
             let deadline = if has_answered { self.deadline } else { first };
             if begun.elapsed() + pause > deadline {
+                self.is_away.store(true, Ordering::Relaxed);
+                return answer;
+            }
+            if self.is_away.load(Ordering::Relaxed) {
                 return answer;
             }
             self.counts.again.fetch_add(1, Ordering::Relaxed);

@@ -2,9 +2,13 @@
 //! bucket that does not keep its promises gets no store.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use draconis_bucket::{BucketDisk, Engine, Faults, Memory, Options, Promises};
+use bytes::Bytes;
+use draconis_bucket::{
+    Answer, BucketDisk, Engine, Faults, Listed, Memory, Options, Promises, Trouble,
+};
 use draconis_device::{Disk, Error, Extent, Group, Write};
 use draconis_exchange::heap::Block;
 
@@ -308,5 +312,110 @@ fn hostile_objects_are_none() {
         memory.put(&root, bytes.into()).unwrap();
         let said = opened(&memory, "", 2).err().expect("the root is damaged").to_string();
         assert!(said.contains("damaged"), "{said}");
+    }
+}
+
+/// A bucket that can be out of reach.
+struct Distant(Memory, Arc<AtomicBool>);
+
+impl Distant {
+    fn answer<T>(&self, request: impl FnOnce(&Memory) -> Answer<T>) -> Answer<T> {
+        match self.1.load(Ordering::SeqCst) {
+            true => Err(Trouble::Passing("no route to it".to_owned())),
+            false => request(&self.0),
+        }
+    }
+}
+
+impl Engine for Distant {
+    fn put(&self, key: &str, bytes: Bytes) -> Answer<()> {
+        self.answer(|bucket| bucket.put(key, bytes))
+    }
+
+    fn create(&self, key: &str, bytes: Bytes) -> Answer<()> {
+        self.answer(|bucket| bucket.create(key, bytes))
+    }
+
+    fn get(&self, key: &str, range: Option<(u64, u64)>) -> Answer<Bytes> {
+        self.answer(|bucket| bucket.get(key, range))
+    }
+
+    fn head(&self, key: &str) -> Answer<u64> {
+        self.answer(|bucket| bucket.head(key))
+    }
+
+    fn delete(&self, key: &str) -> Answer<()> {
+        self.answer(|bucket| bucket.delete(key))
+    }
+
+    fn list(&self, folder: &str) -> Answer<Vec<Listed>> {
+        self.answer(|bucket| bucket.list(folder))
+    }
+}
+
+#[test]
+fn a_bucket_out_of_reach_is_waited_for_once_and_used_when_it_is_back() {
+    let memory = Memory::default();
+    write(&made(&memory), 100, 1).unwrap();
+    let away = Arc::new(AtomicBool::new(false));
+    let engine = Arc::new(Distant(memory.client(Faults::default()), away.clone()));
+    let how = Options { deadline: Duration::from_millis(20), ..options("", 0) };
+    let reader = BucketDisk::open_to_read(engine, "memory", &how).unwrap();
+    away.store(true, Ordering::SeqCst);
+    let again = |reader: &BucketDisk| {
+        let before = reader.requests().again;
+        (read(reader, 100).is_ok(), reader.requests().again - before)
+    };
+    let (_, tries) = again(&reader);
+    assert!(tries > 0, "the first one waits for it");
+    assert_eq!(again(&reader), (false, 0));
+    away.store(false, Ordering::SeqCst);
+    assert_eq!(again(&reader), (true, 0));
+    away.store(true, Ordering::SeqCst);
+    assert!(again(&reader).1 > 0, "it was back");
+}
+
+fn staying(
+    memory: &Memory,
+    token: u128,
+    seat: &str,
+    takes_over: bool,
+) -> Result<BucketDisk, Error> {
+    let engine = Arc::new(memory.client(Faults::default()));
+    let who = format!("the one at {seat}");
+    let how = Options { stays: true, seat: seat.to_owned(), takes_over, ..options(&who, token) };
+    BucketDisk::open(engine, "memory", &how)
+}
+
+#[test]
+fn who_stays_is_left_alone_until_it_goes_or_is_taken_over() {
+    let memory = Memory::default();
+    drop(made(&memory));
+    let first = staying(&memory, 2, "home", false).unwrap();
+    write(&first, 100, 1).unwrap();
+    // Neither one that stays nor one that comes for a moment ends its epoch.
+    for refused in [staying(&memory, 3, "abroad", false), opened(&memory, "a visitor", 4)] {
+        let said = refused.err().expect("it is refused").to_string();
+        assert!(said.contains("memory is mounted by the one at home; unmount it there"), "{said}");
+        assert!(said.contains("--take-over"), "{said}");
+    }
+    write(&first, 101, 2).unwrap();
+    // It went by itself: all may come.
+    drop(first);
+    write(&opened(&memory, "a visitor", 5).unwrap(), 102, 3).unwrap();
+    let second = staying(&memory, 6, "abroad", false).unwrap();
+    write(&second, 103, 4).unwrap();
+    // Dead, or out of reach: who is told to ends its epoch, and it does no harm.
+    let third = staying(&memory, 7, "home", true).unwrap();
+    let said = write(&second, 103, 5).unwrap_err().to_string();
+    assert!(said.contains("was taken over by the one at home"), "{said}");
+    drop(second);
+    let refused = opened(&memory, "a visitor", 8).err().expect("the third is there");
+    assert!(refused.to_string().contains("mounted by the one at home"), "{refused}");
+    // Who comes to the same seat knows that it is free.
+    let fourth = staying(&memory, 9, "home", false).unwrap();
+    write(&third, 104, 6).unwrap_err();
+    for (sector, byte) in [(100, 1), (101, 2), (102, 3), (103, 4), (104, 0)] {
+        assert_eq!(read(&fourth, sector), Ok(byte), "{sector}");
     }
 }

@@ -11,6 +11,7 @@ use draconis_device::{Claim, claim_at_once};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::elsewhere::{self, Means};
 use crate::store_keeper::StoreDisk;
 
 /// How often it is tried again while the volume is in use.
@@ -83,14 +84,16 @@ impl From<String> for NotOpened {
 }
 
 impl Claimed {
-    /// A disk in a store: `sockets` is where those have theirs who have stores.
+    /// A disk in a store: `sockets` is where those have theirs who have stores. One that is
+    /// elsewhere needs `means`.
     pub(crate) fn in_store(
         sockets: &Path,
         store: &Path,
         disk: &str,
         read_only: bool,
+        means: Option<&Means>,
     ) -> Result<Self, String> {
-        let (disk, note) = StoreDisk::open(sockets, store, disk, read_only)?;
+        let (disk, note) = StoreDisk::open(sockets, store, disk, read_only, means)?;
         let keep = Keep { backing: None, guard: None };
         Ok(Self { source: Source::Store(disk), note, keep })
     }
@@ -173,11 +176,14 @@ impl Keep {
     }
 }
 
-/// Device and inode number of a volume, or the device's own number.
+/// Device and inode number of a volume, or the device's own number; of an address those that it has.
 ///
 /// # Errors
 /// A sentence for the user.
 pub(crate) fn identity(volume: &Path) -> Result<(u64, u64), String> {
+    if let Some(address) = elsewhere::address(volume) {
+        return Ok(elsewhere::identity(address));
+    }
     let stat = rustix::fs::stat(volume).map_err(|errno| said(volume, errno))?;
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::BlockDevice => Ok((stat.st_rdev, u64::MAX)),

@@ -9,13 +9,15 @@
 //! ```
 //!
 //! This crate knows ext and the contracts. It does not know FUSE: the one who puts the program
-//! together passes a [`front::Front`] and a [`worker::Serve`].
+//! together passes a [`front::Front`] and a [`worker::Serve`]; nor any network: it passes an
+//! [`elsewhere::Elsewhere`], too.
 #![deny(unsafe_code)]
 
 mod claimed;
 pub mod client;
 mod connection;
 mod disk;
+pub mod elsewhere;
 pub mod front;
 mod holders;
 pub mod keeper;

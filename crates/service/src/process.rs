@@ -102,7 +102,8 @@ impl Service {
     fn failure(&self) -> Option<String> {
         match self {
             Self::Own(disk) => disk.failure(),
-            Self::None | Self::Store(..) => None,
+            Self::Store(disk, _) => disk.failure(),
+            Self::None => None,
         }
     }
 

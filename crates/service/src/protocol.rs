@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::elsewhere::Means;
 use crate::options::MountOptions;
 use crate::sandbox::Confinement;
 
@@ -20,7 +21,7 @@ const LINE_MAX_BYTES: u64 = 1 << 20;
 pub enum Request {
     /// Mount a volume.
     Mount {
-        /// The file or device, as an absolute path.
+        /// The file or device, as an absolute path; or an address of something elsewhere.
         volume: PathBuf,
         /// If that is a store: which of its disks.
         #[serde(default)]
@@ -32,6 +33,9 @@ pub enum Request {
         /// A dead mount of ours on that directory is cleared first.
         #[serde(default)]
         replace: bool,
+        /// If the volume is an address: what opening it takes.
+        #[serde(default)]
+        means: Option<Box<Means>>,
     },
     /// Let a mount be written, or not.
     Remount {

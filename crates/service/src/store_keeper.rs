@@ -6,41 +6,38 @@
 //!   worker ══ disk contract ══════════════════════════════════════════════╝
 //! ```
 //! The first mount of a disk in a store starts it, the others find it by its socket: its name is
-//! the device and inode number of the store.
+//! the device and inode number of the store, or two numbers that its address has.
 //!
-//! Law 1: it has the claim on the store, and looks at no byte of it.
+//! Law 1: it has the claim on the store, and looks at no byte of it. Of a store that is elsewhere it
+//! has the disk, with the network and the credentials, and serves that to the store process.
 //! Law 2: it ends with the last keeper that is connected, and gives the claim up last.
 
-use std::fs::File;
+mod finding;
+
 use std::io::Read;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use draconis_device::{Claim, claim_at_once};
 use draconis_exchange::descriptors;
 use rustix::net::RecvFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::client::Directory;
+use crate::elsewhere::{Elsewhere, Means, Opening, address, identity};
 use crate::protocol::is_own;
-use crate::store_process::{Attached, Change, StoreProcess};
+use crate::store_process::{Attached, Change, Listed, StoreProcess, receive_list};
+use finding::Wanted;
 
 /// How long one that was started waits for the first keeper.
 const FIRST_WAIT: Duration = Duration::from_secs(10);
-/// How long a store may take to be free whose last mount is just ending.
-const FREE_WAIT: Duration = Duration::from_secs(10);
-/// How often it is tried again meanwhile.
-const TRY_EVERY: Duration = Duration::from_millis(5);
 /// How long a store may take to be closed.
 const CLOSE_WAIT: Duration = Duration::from_secs(60);
 /// The longest message, in bytes.
-const MESSAGE_BYTES: usize = 4096;
+const MESSAGE_BYTES: usize = 16 << 10;
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -53,6 +50,18 @@ enum Ask {
     Change { change: Change },
     /// Wait until that has ended; the mark of the last chain that was taken.
     Ended { number: u64 },
+    /// Say what ended all writing, if something did.
+    Failure,
+    /// Have what the store has written into the pipe that comes along.
+    List,
+}
+
+/// What one is started with, beside its socket and its claim.
+#[derive(Serialize, Deserialize)]
+enum Start {
+    /// The store in the file that the claim is on.
+    File,
+    Elsewhere(Opening),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -68,6 +77,7 @@ pub(crate) struct StoreDisk {
     store: UnixStream,
     disk: String,
     pub(crate) read_only: bool,
+    is_elsewhere: bool,
 }
 
 /// What is to be known of one by another program that goes on with it.
@@ -75,11 +85,13 @@ pub(crate) struct StoreDisk {
 pub(crate) struct Known {
     disk: String,
     read_only: bool,
+    #[serde(default)]
+    is_elsewhere: bool,
 }
 
 impl StoreDisk {
-    /// Finds who has `store`, or starts one; `sockets` is where they have their addresses. With it
-    /// comes why it is read-only, if that was not asked for.
+    /// Finds who has `store`, or starts one, with `means` if that is elsewhere; `sockets` is where
+    /// they have their addresses. With it comes why it is read-only, if that was not asked for.
     ///
     /// # Errors
     /// A sentence for the user.
@@ -88,46 +100,15 @@ impl StoreDisk {
         store: &Path,
         disk: &str,
         read_only: bool,
+        means: Option<&Means>,
     ) -> Result<(Self, Option<String>), String> {
-        let shown = store.display();
-        let socket = socket_of(sockets, store)?;
-        let writable = File::options().read(true).write(true).open(store);
-        let note = match &writable {
-            Err(error) if !read_only => Some(format!("read-only: {shown}: {}", sentence(error))),
-            _ => None,
+        let (wanted, note) = match address(store) {
+            Some(address) => (Wanted::elsewhere(sockets, address, read_only, means)?, None),
+            None => Wanted::file(sockets, store, read_only)?,
         };
-        let read_only = read_only || note.is_some();
-        let file = writable.or_else(|_| File::open(store));
-        let file = file.map_err(|error| format!("{shown}: {}", sentence(&error)))?;
-        let until = Instant::now() + FREE_WAIT;
-        let store = loop {
-            let found = match UnixStream::connect(&socket) {
-                Err(_) if claim_at_once(&file, Claim::Alone).is_ok() => {
-                    let cannot = |error| {
-                        format!("cannot start a process for the store: {}", sentence(&error))
-                    };
-                    // It has the claim from now on.
-                    let file = file.try_clone().map_err(cannot)?;
-                    Some(start(&socket, file).map_err(cannot)?)
-                }
-                found => found.ok(),
-            };
-            // One that is just ending does not answer.
-            if let Some(found) = found
-                && send(&found, &Ask::Hello, &[]).is_ok()
-                && let Ok((answer, _)) = receive(&found)
-            {
-                match answer {
-                    Answer::Number(_) => break found,
-                    Answer::Refused(why) => return Err(format!("{shown}: {why}")),
-                }
-            }
-            if Instant::now() > until {
-                return Err(format!("{shown} is in use by another mount or tool"));
-            }
-            std::thread::sleep(TRY_EVERY);
-        };
-        Ok((Self { store, disk: disk.into(), read_only }, note))
+        let (read_only, is_elsewhere) = (read_only || note.is_some(), address(store).is_some());
+        let store = wanted.find_or_start(store)?;
+        Ok((Self { store, disk: disk.into(), read_only, is_elsewhere }, note))
     }
 
     /// Has it served to the process that `guest` is a pidfd of.
@@ -151,6 +132,15 @@ impl StoreDisk {
         Ok(self.ask(&Ask::Ended { number }, &[])?.0)
     }
 
+    /// What ended all writing to a store that is elsewhere, if something did: over the contracts
+    /// goes only that it was.
+    pub(crate) fn failure(&self) -> Option<String> {
+        if !self.is_elsewhere {
+            return None;
+        }
+        self.ask(&Ask::Failure, &[]).err()
+    }
+
     fn ask(&self, ask: &Ask, fds: &[BorrowedFd<'_>]) -> Result<(u64, Option<OwnedFd>), String> {
         let gone = |_| GONE.to_string();
         send(&self.store, ask, fds).map_err(gone)?;
@@ -163,12 +153,8 @@ impl StoreDisk {
 
     /// Gives it back; if no other mount has a disk of that store, it is free then.
     pub(crate) fn give_back(self) {
-        let done = self.store.shutdown(Shutdown::Write);
-        let done = done.and_then(|()| self.store.set_read_timeout(Some(CLOSE_WAIT)));
-        // The end is the answer.
-        if let Err(error) = done.and_then(|()| (&self.store).read(&mut [0])) {
-            log::warn!("the process that has the store does not end: {error}");
-        }
+        // What is still to be sent elsewhere has bounds of its own.
+        wait_for_end(&self.store, (!self.is_elsewhere).then_some(CLOSE_WAIT));
     }
 
     /// The same over the same connection: the two do not ask at the same time.
@@ -176,13 +162,15 @@ impl StoreDisk {
     /// # Errors
     /// When there is no descriptor left.
     pub(crate) fn try_clone(&self) -> std::io::Result<Self> {
-        let (disk, read_only) = (self.disk.clone(), self.read_only);
-        Ok(Self { store: self.store.try_clone()?, disk, read_only })
+        let Self { disk, read_only, is_elsewhere, .. } = self;
+        let (disk, read_only, is_elsewhere) = (disk.clone(), *read_only, *is_elsewhere);
+        Ok(Self { store: self.store.try_clone()?, disk, read_only, is_elsewhere })
     }
 
     /// What another program needs beside [`StoreDisk::connection`] to go on with it.
     pub(crate) fn known(&self) -> Known {
-        Known { disk: self.disk.clone(), read_only: self.read_only }
+        let Self { disk, read_only, is_elsewhere, .. } = self;
+        Known { disk: disk.clone(), read_only: *read_only, is_elsewhere: *is_elsewhere }
     }
 
     pub(crate) fn connection(&self) -> BorrowedFd<'_> {
@@ -191,8 +179,8 @@ impl StoreDisk {
 
     /// The one that another program has had until now.
     pub(crate) fn resume(connection: OwnedFd, known: Known) -> Self {
-        let Known { disk, read_only } = known;
-        Self { store: connection.into(), disk, read_only }
+        let Known { disk, read_only, is_elsewhere } = known;
+        Self { store: connection.into(), disk, read_only, is_elsewhere }
     }
 }
 
@@ -202,22 +190,54 @@ impl StoreDisk {
 /// # Errors
 /// A sentence for the user.
 pub fn change(directory: &Directory, store: &Path, change: &Change) -> Result<bool, String> {
+    let Some(store) = owner(directory, store)? else { return Ok(false) };
+    ask_owner(&store, &Ask::Change { change: change.clone() }, &[])?;
+    Ok(true)
+}
+
+/// What `store` has, said by the process that has it, because some of its disks are mounted; none
+/// if there is no such process.
+///
+/// # Errors
+/// A sentence for the user.
+pub fn list(directory: &Directory, store: &Path) -> Result<Option<Vec<Listed>>, String> {
+    let Some(store) = owner(directory, store)? else { return Ok(None) };
+    let pipe = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC);
+    let (read, write) = pipe.map_err(|errno| sentence(&errno.into()))?;
+    ask_owner(&store, &Ask::List, &[write.as_fd()])?;
+    drop(write);
+    receive_list(read).map(Some)
+}
+
+/// A connection with the one who has `store`, if it is open.
+fn owner(directory: &Directory, store: &Path) -> Result<Option<UnixStream>, String> {
     let Ok(store) = UnixStream::connect(socket_of(&directory.stores(), store)?) else {
-        return Ok(false);
+        return Ok(None);
     };
-    // One that is just ending does not answer: then it has no owner.
-    if send(&store, &Ask::Hello, &[]).is_err() || receive::<Answer>(&store).is_err() {
-        return Ok(false);
-    }
+    // One that is just ending does not answer: then the store has no owner.
+    let is_open = send(&store, &Ask::Hello, &[]).is_ok() && receive::<Answer>(&store).is_ok();
+    Ok(is_open.then_some(store))
+}
+
+fn ask_owner(store: &UnixStream, ask: &Ask, fds: &[BorrowedFd<'_>]) -> Result<(), String> {
     let gone = |_| GONE.to_string();
-    send(&store, &Ask::Change { change: change.clone() }, &[]).map_err(gone)?;
-    match receive(&store).map_err(gone)?.0 {
-        Answer::Number(_) => Ok(true),
+    send(store, ask, fds).map_err(gone)?;
+    match receive(store).map_err(gone)?.0 {
+        Answer::Number(_) => Ok(()),
         Answer::Refused(why) => Err(why),
     }
 }
 
 const GONE: &str = "the process that serves the store is gone";
+
+/// Leaves a store keeper; if no other is connected with it, it has ended then.
+fn wait_for_end(mut store: &UnixStream, wait: Option<Duration>) {
+    let left = store.shutdown(Shutdown::Write).and_then(|()| store.set_read_timeout(wait));
+    // The end is the answer.
+    if let Err(error) = left.and_then(|()| store.read(&mut [0])) {
+        log::warn!("the process that has the store does not end: {error}");
+    }
+}
 
 fn sentence(error: &std::io::Error) -> String {
     crate::sentence(error)
@@ -228,25 +248,9 @@ fn socket_of(sockets: &Path, store: &Path) -> Result<PathBuf, String> {
     Ok(sockets.join(format!("{device}-{inode}.sock")))
 }
 
-/// Starts the process that has `store`, which is claimed; a connection with it.
-fn start(socket: &Path, store: File) -> std::io::Result<UnixStream> {
-    if let Some(dir) = socket.parent() {
-        std::fs::create_dir_all(dir)?;
-    }
-    // Who had the claim before is gone.
-    let _ = std::fs::remove_file(socket);
-    let listener = UnixListener::bind(socket)?;
-    let (ours, theirs) = UnixStream::pair()?;
-    let mut child = Command::new("/proc/self/exe")
-        .arg("store-keeper")
-        .current_dir("/")
-        .process_group(0)
-        .stdin(Stdio::from(OwnedFd::from(theirs)))
-        .stdout(Stdio::null())
-        .spawn()?;
-    std::thread::spawn(move || child.wait());
-    descriptors::send(&ours, b"s", &[listener.as_fd(), store.as_fd()])?;
-    UnixStream::connect(socket)
+fn socket_of_address(sockets: &Path, address: &str) -> PathBuf {
+    let (one, other) = identity(address);
+    sockets.join(format!("{one}-{other}.sock"))
 }
 
 fn send(socket: &UnixStream, what: &impl Serialize, fds: &[BorrowedFd<'_>]) -> std::io::Result<()> {
@@ -321,19 +325,28 @@ impl Connected {
 ///
 /// # Errors
 /// A sentence, when something other than a keeper started the process.
-pub fn run() -> Result<(), String> {
+pub fn run(elsewhere: &dyn Elsewhere) -> Result<(), String> {
     let by_hand = || "a store keeper is started by a keeper; see draconis-mount(1)".to_string();
     let stdin = std::io::stdin().as_fd().try_clone_to_owned().map_err(|_| by_hand())?;
-    let got = descriptors::receive(&stdin, &mut [0], RecvFlags::empty()).map_err(|_| by_hand())?;
-    let [listener, store]: [OwnedFd; 2] = got.fds.try_into().map_err(|_| by_hand())?;
+    let (start, fds): (Start, _) = receive(&UnixStream::from(stdin)).map_err(|_| by_hand())?;
+    let [listener, store]: [OwnedFd; 2] = fds.try_into().map_err(|_| by_hand())?;
     let listener = UnixListener::from(listener);
     let socket = listener.local_addr().map_err(|error| error.to_string())?;
-    let flags = rustix::fs::fcntl_getfl(&store).map_err(|errno| errno.to_string())?;
-    let read_only = !flags.contains(rustix::fs::OFlags::RDWR);
-    let given = store.try_clone().map_err(|error| error.to_string())?;
-    let process = StoreProcess::start(Path::new("/proc/self/exe"), given, read_only);
+    let program = Path::new("/proc/self/exe");
+    let process = match start {
+        Start::File => {
+            let flags = rustix::fs::fcntl_getfl(&store).map_err(|errno| errno.to_string())?;
+            let read_only = !flags.contains(rustix::fs::OFlags::RDWR);
+            let given = store.try_clone().map_err(|error| error.to_string())?;
+            StoreProcess::start(program, given, read_only).map_err(|error| error.to_string())
+        }
+        Start::Elsewhere(opening) => elsewhere.open(&opening).and_then(|disk| {
+            let started = StoreProcess::start_on(program, disk);
+            started.map_err(|error| format!("{}: {error}", opening.address))
+        }),
+    };
     // What it is refused for, each keeper is told.
-    let process = Arc::new(process.map_err(|error| error.to_string()));
+    let process = Arc::new(process);
     let connected = Arc::new(Connected::default());
     let (serving, counted) = (process.clone(), connected.clone());
     std::thread::spawn(move || {
@@ -372,9 +385,13 @@ fn serve(process: &Result<StoreProcess, String>, keeper: &UnixStream) {
             let refused = |error: crate::store_process::StoreError| error.to_string();
             match (ask, fds.first()) {
                 (Ask::Hello, None) => Ok((0, None)),
+                (Ask::Failure, None) => process.failure().map_or(Ok((0, None)), Err),
                 (Ask::Attach { disk, read_only }, Some(guest)) => {
                     let attached = process.attach(&disk, read_only, guest.as_fd());
                     attached.map(|it| (it.number, Some(it.socket))).map_err(refused)
+                }
+                (Ask::List, Some(pipe)) => {
+                    process.list(pipe.as_fd()).map(|()| (0, None)).map_err(refused)
                 }
                 (Ask::Change { change }, None) => {
                     process.change(&change).map(|()| (0, None)).map_err(refused)

@@ -3,15 +3,17 @@
 //! ```text
 //!   starter                               store process
 //!     │── spawn, control socket as its fd 0 ──▶│
-//!     │── the store's descriptor ─────────────▶│ confines itself, opens the store
+//!     │── the store's descriptor, or a session │
+//!     │   of the disk that it is on ──────────▶│ confines itself, opens the store
 //!     │── name, socket of a session ──────────▶│ finds the object
 //!     │                       worker ══ disk contract ══▶ a thread for each lane
 //!     │── number ─────────────────────────────▶│ the mark of the last chain taken, once it ended
 //!     │── snapshot, clone, .. ────────────────▶│ a thread changes the store; asked until it is done
+//!     │── a pipe ─────────────────────────────▶│ a thread writes what there is into it
 //! ```
 //!
-//! Law 1: the process has the store's descriptor, its control socket and its sessions, and no
-//! other power. It is confined before a byte of the store is read.
+//! Law 1: the process has the store's descriptor or session, its control socket and its sessions,
+//! and no other power. It is confined before a byte of the store is read.
 //! Law 2: a disk that is written has one session; a second one is refused.
 //! Law 3: it ends when its starter does and no disk is served any more; then all is in a
 //! checkpoint.
@@ -20,9 +22,12 @@
 //! session alone.
 
 mod change;
+mod listing;
 mod serving;
 
 pub use change::Change;
+pub(crate) use listing::receive as receive_list;
+pub use listing::{Listed, list};
 pub use serving::run;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -32,7 +37,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use draconis_device::RemoteDisk;
+use draconis_device::{Disk, RemoteDisk};
 use draconis_exchange::channel::process::{Plan, Session, introduce};
 use draconis_exchange::contract::disk;
 use draconis_exchange::descriptors;
@@ -42,9 +47,12 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair}
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 
 use crate::disk::{LANES, plan as add_disk};
+use crate::elsewhere::Hosted;
 
 /// How long opening a store, or a disk in it, may take.
 const OPEN_WAIT: Duration = Duration::from_secs(60);
+/// The same of a store that is elsewhere: as long as several requests may take that are tried again.
+const OPEN_FAR_WAIT: Duration = Duration::from_secs(600);
 /// How long either side of a disk waits for the other, which is alive: as long as a disk may
 /// take. A death is noticed at once.
 const PATIENCE: Duration = Duration::MAX;
@@ -56,11 +64,13 @@ const MESSAGE_BYTES: usize = 2048;
 // The first byte of what the starter says.
 const OPEN: u8 = b'o';
 const OPEN_READ_ONLY: u8 = b'r';
+const OPEN_SERVED: u8 = b's';
 const ATTACH: u8 = b'a';
 const ATTACH_READ_ONLY: u8 = b'b';
 const ENDED: u8 = b'e';
 const CHANGE: u8 = b'c';
 const CHANGED: u8 = b'd';
+const LIST: u8 = b'l';
 // The first byte of each answer: a number follows, or a sentence.
 const DONE: u8 = 0;
 const REFUSED: u8 = 1;
@@ -85,6 +95,10 @@ pub struct StoreProcess {
     pidfd: OwnedFd,
     /// One question at a time.
     control: Mutex<OwnedFd>,
+    /// The disk below a store that is in no file here.
+    below: Mutex<Option<Hosted>>,
+    /// How long an answer may take.
+    patience: Duration,
 }
 
 /// A disk that the process serves, for the worker to be told of.
@@ -103,6 +117,30 @@ impl StoreProcess {
     /// # Errors
     /// See [`StoreError`]; what the store is refused for.
     pub fn start(program: &Path, store: OwnedFd, read_only: bool) -> Result<Self, StoreError> {
+        let process = Self::spawn(program, OPEN_WAIT)?;
+        let how = if read_only { OPEN_READ_ONLY } else { OPEN };
+        process.ask(&[how], &[store.as_fd()])?;
+        Ok(process)
+    }
+
+    /// The same for a store on `disk`, which this process serves to that one.
+    ///
+    /// # Errors
+    /// As [`StoreProcess::start`].
+    pub fn start_on(program: &Path, disk: Arc<dyn Disk>) -> Result<Self, StoreError> {
+        let mut process = Self::spawn(program, OPEN_FAR_WAIT)?;
+        let (hosted, socket) = Hosted::new(disk, process.pidfd.try_clone()?)?;
+        process.below = Mutex::new(Some(hosted));
+        if let Err(error) = process.ask(&[OPEN_SERVED], &[socket.as_fd()]) {
+            process.kill();
+            // Who hears of it may want to use the disk at once.
+            process.close()?;
+            return Err(error);
+        }
+        Ok(process)
+    }
+
+    fn spawn(program: &Path, patience: Duration) -> Result<Self, StoreError> {
         let (control, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .map_err(std::io::Error::from)?;
@@ -118,10 +156,14 @@ impl StoreProcess {
         let pid = Pid::from_raw(child.id().cast_signed())
             .ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotFound))?;
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(std::io::Error::from)?;
-        let process = Self { child, pidfd, control: Mutex::new(control) };
-        let how = if read_only { OPEN_READ_ONLY } else { OPEN };
-        process.ask(&[how], &[store.as_fd()])?;
-        Ok(process)
+        let (control, below) = (Mutex::new(control), Mutex::default());
+        Ok(Self { child, pidfd, control, below, patience })
+    }
+
+    /// What ended all writing of the disk below, if that is served here and something did.
+    pub fn failure(&self) -> Option<String> {
+        let below = self.below.lock().unwrap_or_else(PoisonError::into_inner);
+        below.as_ref().and_then(Hosted::failure)
     }
 
     /// Its process number.
@@ -183,11 +225,19 @@ impl StoreProcess {
         Ok(())
     }
 
+    /// Has it write what the store has into a pipe.
+    ///
+    /// # Errors
+    /// As [`StoreProcess::attach`].
+    pub fn list(&self, into: BorrowedFd<'_>) -> Result<(), StoreError> {
+        self.ask(&[LIST], &[into]).map(drop)
+    }
+
     /// Asks, and waits for the number that is the answer.
     fn ask(&self, question: &[u8], fds: &[BorrowedFd<'_>]) -> Result<u64, StoreError> {
         let control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
         descriptors::send(&*control, question, fds).map_err(|_| StoreError::Gone)?;
-        let timeout = OPEN_WAIT.try_into().ok();
+        let timeout = self.patience.try_into().ok();
         let mut ready = [PollFd::new(&*control, PollFlags::IN)];
         if !matches!(poll(&mut ready, timeout.as_ref()), Ok(1)) {
             return Err(StoreError::Gone);
@@ -215,7 +265,7 @@ impl StoreProcess {
     }
 
     /// Tells it that there will be no more disks, and waits until it has ended: when none is
-    /// served any more.
+    /// served any more. The disk below is closed then, too.
     ///
     /// # Errors
     /// What the system says.
@@ -224,6 +274,10 @@ impl StoreProcess {
         // It may have ended by itself.
         let _ = rustix::net::shutdown(&*control, rustix::net::Shutdown::Both);
         poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], None)?;
+        let below = self.below.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(below) = below {
+            below.join();
+        }
         Ok(())
     }
 

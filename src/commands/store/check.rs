@@ -9,8 +9,8 @@ use draconis_objects::Store;
 use draconis_objects::check::{CheckOptions, Finding, Of, Report};
 use serde::Serialize;
 
-use super::bucket;
 use super::opened::{shared, tell};
+use crate::bucket;
 use crate::image;
 use crate::progress::{Progress, When};
 use crate::text::{self, printable};
@@ -46,12 +46,19 @@ pub fn run(arguments: &Arguments) -> ExitCode {
 }
 
 fn try_check(arguments: &Arguments) -> anyhow::Result<bool> {
-    // A sandbox cannot see what goes through a ring.
-    let disk = shared(&arguments.device, false)?;
-    // A bucket is asked over the network.
-    if bucket::address(&arguments.device).is_none() {
-        image::confine()?;
-    }
+    let disk = match bucket::address(&arguments.device) {
+        Some(address) => {
+            let (served, _) = bucket::served(address, false)?;
+            image::confine()?;
+            served.start()?
+        }
+        None => {
+            // A sandbox cannot see what goes through a ring.
+            let disk = shared(&arguments.device, false)?;
+            image::confine()?;
+            disk
+        }
+    };
     let mut bar: Option<Progress> = None;
     let mut told = 0;
     let report = Store::check(disk, &CheckOptions::default(), &mut |done, total| {

@@ -9,8 +9,8 @@ use clap::{Args, ValueEnum};
 use draconis_access::making;
 use draconis_objects::{LayoutKind, Profile};
 
-use super::bucket;
 use super::profile::{Given, tell_profile};
+use crate::bucket;
 use crate::image;
 use crate::progress::{Progress, When};
 use crate::text::{self, size};

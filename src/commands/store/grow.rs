@@ -7,8 +7,8 @@ use anyhow::{Context, bail};
 use clap::Args;
 use draconis_objects::Store;
 
-use super::bucket;
 use super::opened::{disk, is_dense, length, missing, tell};
+use crate::bucket;
 use crate::image;
 use crate::text::{self, size};
 

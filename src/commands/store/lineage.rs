@@ -12,8 +12,8 @@ use draconis_service::protocol::{Reply, Request};
 use draconis_service::store_keeper;
 use draconis_service::store_process::Change;
 
-use super::bucket;
 use super::opened::{close, tell, writable};
+use crate::bucket;
 use crate::image::object::disk_name;
 
 /// A disk or a snapshot on the command line: STORE#DISK, STORE#DISK@SNAPSHOT.
@@ -72,9 +72,11 @@ impl std::str::FromStr for InStore {
 /// Carries a change out; it is durable then.
 pub fn change(store: &Path, change: &Change) -> anyhow::Result<()> {
     let shown = store.display();
-    if bucket::address(store).is_none() && store.exists() {
+    let by_name = bucket::address(store).map(|address| PathBuf::from(bucket::normal(address)));
+    if by_name.is_some() || store.exists() {
         let directory = Directory::open().context("cannot look for who has the store")?;
-        let done = store_keeper::change(&directory, store, change);
+        let named = by_name.as_deref().unwrap_or(store);
+        let done = store_keeper::change(&directory, named, change);
         if done.map_err(|why| anyhow!("{shown}: {why}"))? {
             return Ok(());
         }
@@ -86,7 +88,13 @@ pub fn change(store: &Path, change: &Change) -> anyhow::Result<()> {
 
 /// Has what was written to a disk that is mounted committed, so that a snapshot has it.
 pub fn commit_mounted(disk: &InStore) -> anyhow::Result<()> {
-    let Ok(store) = disk.store.canonicalize() else { return Ok(()) };
+    let store = match bucket::address(&disk.store) {
+        Some(address) => PathBuf::from(bucket::normal(address)),
+        None => match disk.store.canonicalize() {
+            Ok(store) => store,
+            Err(_) => return Ok(()),
+        },
+    };
     let mut name = store.into_os_string();
     name.push("#");
     name.push(&disk.disk);

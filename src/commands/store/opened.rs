@@ -1,14 +1,18 @@
 //! An open store: in a file, on a device, or in a bucket.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use anyhow::anyhow;
 use draconis_access::stores;
 pub use draconis_access::stores::{close, disk, is_dense, length, missing, tell};
 use draconis_device::Disk;
 use draconis_objects::Store;
+use draconis_service::client::Directory;
+use draconis_service::store_keeper;
+use draconis_service::store_process::Listed;
 
-use super::bucket;
+use crate::bucket;
 
 /// Opens a store to be changed, alone.
 pub fn writable(device: &Path) -> anyhow::Result<Arc<Store>> {
@@ -29,4 +33,16 @@ pub fn shared(device: &Path, uring: bool) -> anyhow::Result<Arc<dyn Disk>> {
         Some(address) => bucket::readable(address),
         None => stores::shared(device, uring),
     }
+}
+
+/// What the store has, if the process says so that has it because some of its disks are mounted.
+pub fn listed_by_owner(device: &Path) -> anyhow::Result<Option<Vec<Listed>>> {
+    let named = bucket::address(device).map(|address| PathBuf::from(bucket::normal(address)));
+    // Who cannot have such a directory has mounted nothing.
+    let Ok(directory) = Directory::open() else { return Ok(None) };
+    if named.is_none() && !std::fs::metadata(device).is_ok_and(|found| !found.is_dir()) {
+        return Ok(None);
+    }
+    let listed = store_keeper::list(&directory, named.as_deref().unwrap_or(device));
+    listed.map_err(|why| anyhow!("{}: {why}", device.display()))
 }

@@ -15,9 +15,9 @@ use serde::Serialize;
 use super::create::Bars;
 use super::opened::missing;
 use super::profile::{Chosen, tell_profile};
-use crate::image;
 use crate::progress::When;
 use crate::text::{self, size};
+use crate::{bucket, image};
 
 /// Measure a disk, and say which store suits it.
 ///
@@ -43,7 +43,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let device = &arguments.device;
-    super::bucket::refuse(
+    bucket::refuse(
         device,
         "a bucket is not measured; draconis store create asks it whether it keeps its promises",
     )?;

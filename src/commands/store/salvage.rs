@@ -12,8 +12,8 @@ use draconis_access::uuid::Identities;
 use draconis_device::Disk;
 use draconis_objects::{CreateOptions, OpenOptions, Store};
 
-use super::bucket;
 use super::opened::{close, disk, shared, tell};
+use crate::bucket;
 use crate::image;
 use crate::text;
 

@@ -6,8 +6,8 @@ use anyhow::{Context, anyhow};
 use clap::Args;
 use draconis_objects::Store;
 
-use super::bucket;
 use super::opened::{disk, length, missing, tell};
+use crate::bucket;
 use crate::image;
 use crate::text::{self, size};
 

@@ -12,6 +12,7 @@ use super::lives::Lives;
 use super::{Keeper, Mount, MountState, Phase, SERVE_WAIT, lock};
 use crate::claimed::{Claimed, Keep, identity, said};
 use crate::connection;
+use crate::elsewhere::Means;
 use crate::options::MountOptions;
 use crate::process::{StartError, Worker};
 use crate::protocol::{MountStatus, volume_name};
@@ -52,6 +53,7 @@ impl Keeper {
         mount_point: PathBuf,
         options: MountOptions,
         replace: bool,
+        means: Option<&Means>,
     ) -> Result<Vec<String>, String> {
         let identity = identity(&file)?;
         let volume = volume_name(&file, disk.as_deref());
@@ -64,7 +66,7 @@ impl Keeper {
         let cleared = if replace { self.clear(&mount.mount_point) } else { Ok(()) };
         let started = cleared
             .and_then(|()| check_mount_point(&mount.mount_point))
-            .and_then(|()| self.claim(&mount))
+            .and_then(|()| self.claim(&mount, means))
             .and_then(|claimed| self.start(&mount, claimed));
         if started.is_err() {
             lock(&mount.state).phase = Phase::Ended { why: None, dead: false };
@@ -74,7 +76,7 @@ impl Keeper {
     }
 
     /// Opens the volume, which no other mount and no tool has then.
-    fn claim(&self, mount: &Mount) -> Result<Claimed, String> {
+    fn claim(&self, mount: &Mount, means: Option<&Means>) -> Result<Claimed, String> {
         let Mount { file, disk, options, .. } = mount;
         let Some(disk) = disk else {
             return Claimed::open(file, options.read_only, GIVE_BACK_WAIT);
@@ -83,7 +85,7 @@ impl Keeper {
         // Beside that of the keepers.
         let run = socket.as_pathname().and_then(Path::parent).and_then(Path::parent);
         let stores = run.ok_or("a keeper is started by the manager")?.join("stores");
-        Claimed::in_store(&stores, file, disk, options.read_only)
+        Claimed::in_store(&stores, file, disk, options.read_only, means)
     }
 
     /// Makes `mount` the one that is kept here.

@@ -7,16 +7,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use draconis_device::{FileOptions, OpenedFile, serve};
-use draconis_exchange::channel::process::{Session, accept_as_host};
+use draconis_device::{Disk, FileOptions, OpenedFile, serve};
+use draconis_exchange::channel::process::{Session, accept, accept_as_host};
 use draconis_exchange::contract::disk;
 use draconis_exchange::descriptors;
 use draconis_objects::{ObjectDisk, OpenOptions, SNAPSHOT_MARK, Store};
 use rustix::net::RecvFlags;
 
 use super::{
-    ATTACH, ATTACH_READ_ONLY, CHANGE, CHANGED, Change, DONE, ENDED, LANES, MESSAGE_BYTES, OPEN,
-    OPEN_READ_ONLY, PATIENCE, REFUSED,
+    ATTACH, ATTACH_READ_ONLY, CHANGE, CHANGED, Change, DONE, ENDED, LANES, LIST, MESSAGE_BYTES,
+    OPEN, OPEN_READ_ONLY, OPEN_SERVED, PATIENCE, REFUSED, disk_of,
 };
 use crate::marked::Marked;
 use crate::sandbox::{Profile, close_others, confine};
@@ -40,23 +40,23 @@ pub fn run(memory_limit_bytes: Option<u64>) -> Result<(), String> {
     let control = control.map_err(|error| error.to_string())?;
     let not_started = "a process of a store is started by a store keeper; see draconis-mount(1)";
     let (how, mut fds) = receive(&control).ok_or(not_started)?;
-    let read_only = match how[..] {
-        [OPEN] => false,
-        [OPEN_READ_ONLY] => true,
-        _ => return Err(not_started.into()),
-    };
     let (Some(store), true) = (fds.pop(), fds.is_empty()) else { return Err(not_started.into()) };
     close_others(&[control.as_fd(), store.as_fd()]);
     std::panic::set_hook(Box::new(|panic| {
         let _ = writeln!(std::io::stderr(), "draconis: store {}: {panic}", std::process::id());
         std::process::exit(70);
     }));
-    // io_uring stays outside: the filter cannot see what goes through a ring.
-    let options = FileOptions { write: !read_only, direct: true, uring: false };
-    let file = OpenedFile::new(store, options).map_err(|error| error.to_string())?;
+    let below = match how[..] {
+        [OPEN] => Below::file(store, true)?,
+        [OPEN_READ_ONLY] => Below::file(store, false)?,
+        [OPEN_SERVED] => {
+            let session = accept(&store, Instant::now() + HELLO_WAIT);
+            Below::Served(session.map_err(|lost| lost.to_string())?)
+        }
+        _ => return Err(not_started.into()),
+    };
     confine(&Profile::Store, memory_limit_bytes).map_err(|error| error.to_string())?;
-    let options = OpenOptions { read_only, ..OpenOptions::default() };
-    let store = match Store::open(Arc::new(file.start()), &options) {
+    let store = match below.open() {
         Ok(store) => store,
         Err(error) => {
             answer(&control, Err(error.to_string()));
@@ -70,6 +70,37 @@ pub fn run(memory_limit_bytes: Option<u64>) -> Result<(), String> {
     }
     serving.close();
     Ok(())
+}
+
+/// What the store is on.
+enum Below {
+    File {
+        file: OpenedFile,
+        read_only: bool,
+    },
+    /// A disk that the starter has.
+    Served(Arc<Session>),
+}
+
+impl Below {
+    fn file(store: OwnedFd, write: bool) -> Result<Self, String> {
+        // io_uring stays outside: the filter cannot see what goes through a ring.
+        let options = FileOptions { write, direct: true, uring: false };
+        let file = OpenedFile::new(store, options).map_err(|error| error.to_string())?;
+        Ok(Self::File { file, read_only: !write })
+    }
+
+    fn open(self) -> Result<Arc<Store>, draconis_objects::Error> {
+        let (disk, read_only): (Arc<dyn Disk>, bool) = match self {
+            Self::File { file, read_only } => (Arc::new(file.start()), read_only),
+            Self::Served(session) => {
+                let disk = disk_of(&session)?;
+                let read_only = disk.properties().read_only;
+                (Arc::new(disk), read_only)
+            }
+        };
+        Store::open(disk, &OpenOptions { read_only, ..OpenOptions::default() })
+    }
 }
 
 /// One whole message; none when the other end is gone.
@@ -133,6 +164,10 @@ impl Serving {
             (Some((&ENDED, number)), None, true) => {
                 let number = number.try_into().map_err(|_| UNKNOWN)?;
                 self.ended(u64::from_le_bytes(number))
+            }
+            (Some((&LIST, [])), Some(pipe), true) => {
+                super::listing::send(&self.store, pipe).map_err(|error| error.to_string())?;
+                Ok(0)
             }
             (Some((&CHANGE, text)), None, true) => self.change(text),
             (Some((&CHANGED, number)), None, true) => {

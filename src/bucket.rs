@@ -1,0 +1,270 @@
+//! Buckets: how what is in one is opened, and what that took.
+//!
+//! ```text
+//!   store, kv ── in this process ──▶ bucket
+//!   a command on a volume, confined ══ disk process ──▶ bucket
+//!   mounts ══ store process, confined ══ store keeper ──▶ bucket
+//! ```
+//!
+//! Law 1: who changes a store in a bucket takes it over from who did before, but for mounts: those
+//! are ended by who is told to, alone. Who reads it is not noticed.
+//! Law 2: what a command asked of a bucket is counted until all is done.
+//! Law 3: who looks at a volume has no network.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use anyhow::{anyhow, bail};
+use clap::Args;
+use draconis_access::uuid::Identities;
+use draconis_bucket::{BucketDisk, Cloud, Requests};
+use draconis_device::Disk;
+use draconis_objects::{LayoutKind, Profile};
+use draconis_service::client::Directory;
+use draconis_service::elsewhere::{self, Elsewhere, Means, Opening, Served};
+use serde::{Deserialize, Serialize};
+
+use crate::text;
+
+/// What is said of buckets on the command line.
+#[derive(Clone, Debug, Args, Serialize, Deserialize)]
+pub struct Options {
+    /// Send what is waited for at least so many milliseconds after what was sent before: what
+    /// comes between goes with it.
+    #[arg(long, global = true, value_name = "MS", default_value_t = 50)]
+    #[arg(help_heading = "In buckets", hide_short_help = true)]
+    commit_ms: u64,
+    /// Try requests that are refused or not answered again, for so many seconds.
+    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 60)]
+    #[arg(help_heading = "In buckets", hide_short_help = true)]
+    deadline: u64,
+    /// Keep what is read in a directory, up to SIZE bytes (K, M, G, T allowed).
+    #[arg(long, global = true, value_name = "DIR,SIZE", value_parser = cache)]
+    #[arg(help_heading = "In buckets", hide_short_help = true)]
+    cache: Option<(PathBuf, u64)>,
+    /// Say at the end, on standard error, what was asked of the bucket.
+    #[arg(long, global = true)]
+    #[arg(help_heading = "In buckets", hide_short_help = true)]
+    stats: bool,
+    /// Change what another machine has mounted: its mounts are read-only from then on.
+    #[arg(long, global = true)]
+    #[arg(help_heading = "In buckets", hide_short_help = true)]
+    take_over: bool,
+}
+
+/// What one process says of a bucket to the one that opens it.
+#[derive(Serialize, Deserialize)]
+struct Settings {
+    options: Options,
+    /// Whose it is; none if it is that process's own.
+    process: Option<u32>,
+}
+
+/// What this process was told.
+static TOLD: OnceLock<Options> = OnceLock::new();
+/// What it opened.
+static OPENED: Mutex<Vec<Used>> = Mutex::new(vec![]);
+
+/// A disk in a bucket, in use.
+struct Used {
+    disk: Arc<BucketDisk>,
+    stats: bool,
+    /// Keeps it from being mounted here meanwhile.
+    _claim: Option<std::fs::File>,
+}
+
+/// Keeps what the command line says, until [`end`].
+pub fn begin(options: &Options) {
+    let _ = TOLD.set(options.clone());
+}
+
+/// Ends what was opened, and says what it took if that was asked for.
+pub fn end() {
+    let opened = std::mem::take(&mut *OPENED.lock().unwrap_or_else(PoisonError::into_inner));
+    for Used { disk, stats, .. } in opened {
+        disk.close();
+        if stats {
+            eprintln!("{}", told(&disk.requests(), disk.held()));
+        }
+    }
+}
+
+fn told(requests: &Requests, (objects, bytes): (u64, u64)) -> String {
+    let Requests { puts, gets, heads, lists, deletes, again, .. } = requests;
+    format!(
+        "requests: {puts} PUT, {gets} GET, {heads} HEAD, {lists} LIST, {deletes} DELETE; {again} of \
+         them again; {} sent, {} received; the bucket has {bytes} in {}",
+        text::bytes(requests.sent_bytes),
+        text::bytes(requests.received_bytes),
+        text::counted(objects, "object", "objects"),
+        bytes = text::bytes(bytes),
+    )
+}
+
+/// Parses a directory and a size for clap.
+fn cache(text: &str) -> Result<(PathBuf, u64), String> {
+    let (dir, most) = text.rsplit_once(',').ok_or("a directory, a comma and a size")?;
+    // Who opens it may be in another directory.
+    let dir = std::path::absolute(dir).map_err(|error| error.to_string())?;
+    Ok((dir, text::size(most)?))
+}
+
+/// The address, if it is one of a bucket.
+pub fn address(device: &Path) -> Option<&str> {
+    elsewhere::address(device)
+}
+
+/// An address as it is the same however it is written.
+pub fn normal(address: &str) -> String {
+    match address.strip_prefix("file://").map(|path| Path::new(path).canonicalize()) {
+        Some(Ok(path)) => format!("file://{}", path.display()),
+        _ => address.trim_end_matches('/').to_owned(),
+    }
+}
+
+/// Opens the disk in a bucket to change it, and takes it over.
+pub fn writable(address: &str) -> anyhow::Result<Arc<BucketDisk>> {
+    let claim = claim(address)?;
+    let disk = BucketDisk::open(engine(address, false)?, address, &own_options());
+    Ok(kept(disk.map_err(|error| anyhow!("{error}"))?, claim))
+}
+
+/// Opens the disk in a bucket to read it, while others may change it.
+pub fn readable(address: &str) -> anyhow::Result<Arc<dyn Disk>> {
+    let disk = BucketDisk::open_to_read(engine(address, false)?, address, &own_options());
+    Ok(kept(disk.map_err(|error| anyhow!("{error}"))?, None))
+}
+
+/// Makes a disk in a bucket.
+pub fn made(address: &str, len_bytes: u64, over: bool) -> anyhow::Result<Arc<BucketDisk>> {
+    let engine = engine(address, true)?;
+    let claim = claim(address)?;
+    let disk = BucketDisk::create(engine, address, len_bytes, over, &own_options());
+    Ok(kept(disk.map_err(|error| anyhow!("{error}"))?, claim))
+}
+
+/// The disk in a bucket, in a process of its own: this one can be confined before it is looked at.
+pub fn served(address: &str, write: bool) -> anyhow::Result<(Served, Option<std::fs::File>)> {
+    let claim = if write { claim(address)? } else { None };
+    let settings = Settings { options: said(), process: Some(std::process::id()) };
+    let opening = Opening {
+        address: address.to_owned(),
+        read_only: !write,
+        stays: false,
+        seat: seat(),
+        settings: serde_json::to_string(&settings)?,
+    };
+    let served = Served::open(Path::new("/proc/self/exe"), &opening);
+    Ok((served.map_err(|why| anyhow!("{why}"))?, claim))
+}
+
+/// How long a request is tried again, in seconds.
+pub fn deadline_s() -> u64 {
+    said().deadline
+}
+
+/// What a mount needs of this process.
+pub fn means() -> anyhow::Result<Box<Means>> {
+    let settings = Settings { options: said(), process: None };
+    // What is no text is no setting of ours.
+    let all = std::env::vars_os();
+    let environment =
+        all.filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    let environment = environment.collect();
+    Ok(Box::new(Means { settings: serde_json::to_string(&settings)?, environment }))
+}
+
+/// Buckets, for the processes that serve what is in them.
+pub struct Buckets;
+
+impl Elsewhere for Buckets {
+    fn open(&self, opening: &Opening) -> Result<Arc<dyn Disk>, String> {
+        let Opening { address, read_only, stays, seat, settings } = opening;
+        let Settings { options, process } = serde_json::from_str(settings)
+            .map_err(|error| format!("{address}: what is said of it makes no sense: {error}"))?;
+        let stats = options.stats;
+        let process = process.unwrap_or_else(std::process::id);
+        let how = draconis_bucket::Options {
+            stays: *stays,
+            seat: seat.clone(),
+            ..of_bucket(options, process)
+        };
+        let engine = Arc::new(Cloud::at(address, false)?);
+        let disk = match read_only {
+            true => BucketDisk::open_to_read(engine, address, &how),
+            false => BucketDisk::open(engine, address, &how),
+        };
+        let disk = Arc::new(disk.map_err(|error| error.to_string())?);
+        let used = Used { disk: disk.clone(), stats, _claim: None };
+        OPENED.lock().unwrap_or_else(PoisonError::into_inner).push(used);
+        Ok(disk)
+    }
+}
+
+/// What suits all buckets.
+pub fn profile(len_bytes: u64) -> (Profile, Vec<String>) {
+    let segment_bytes = (1u64 << (len_bytes / 128).max(1).ilog2()).clamp(64 << 10, 16 << 20) as u32;
+    let profile =
+        Profile { layout: LayoutKind::Bucket, page_bytes: 512, segment_bytes, queue_depth: 16 };
+    (profile, vec!["layout bucket: requests take long and have a price".to_owned()])
+}
+
+/// Refuses a bucket where there is nothing that could be done with one.
+pub fn refuse(device: &Path, why: &str) -> anyhow::Result<()> {
+    match address(device) {
+        Some(address) => bail!("{address}: {why}"),
+        None => Ok(()),
+    }
+}
+
+fn engine(address: &str, makes: bool) -> anyhow::Result<Arc<Cloud>> {
+    Ok(Arc::new(Cloud::at(address, makes).map_err(|why| anyhow!("{why}"))?))
+}
+
+fn kept(disk: BucketDisk, claim: Option<std::fs::File>) -> Arc<BucketDisk> {
+    let disk = Arc::new(disk);
+    let used = Used { disk: disk.clone(), stats: said().stats, _claim: claim };
+    OPENED.lock().unwrap_or_else(PoisonError::into_inner).push(used);
+    disk
+}
+
+/// Sees that nothing at an address is mounted here.
+fn claim(address: &str) -> anyhow::Result<Option<std::fs::File>> {
+    // Who cannot have such a directory has mounted nothing.
+    let Ok(directory) = Directory::open() else { return Ok(None) };
+    Ok(Some(elsewhere::claim_beside(&directory, &normal(address)).map_err(|why| anyhow!("{why}"))?))
+}
+
+fn seat() -> String {
+    Directory::open().map(|directory| elsewhere::seat(&directory)).unwrap_or_default()
+}
+
+/// What the command line says.
+fn said() -> Options {
+    let defaults =
+        Options { commit_ms: 50, deadline: 60, cache: None, stats: false, take_over: false };
+    TOLD.get().cloned().unwrap_or(defaults)
+}
+
+fn own_options() -> draconis_bucket::Options {
+    draconis_bucket::Options { seat: seat(), ..of_bucket(said(), std::process::id()) }
+}
+
+fn of_bucket(options: Options, process: u32) -> draconis_bucket::Options {
+    let names = rustix::system::uname();
+    let Options { commit_ms, deadline, cache, take_over, .. } = options;
+    draconis_bucket::Options {
+        who: format!(
+            "{}, process {process}, at {:.0}",
+            names.nodename().to_string_lossy(),
+            jiff::Timestamp::now()
+        ),
+        token: u128::from_le_bytes(Identities::new(None).uuid()),
+        commit: Duration::from_millis(commit_ms),
+        deadline: Duration::from_secs(deadline),
+        cache,
+        takes_over: take_over,
+        ..draconis_bucket::Options::default()
+    }
+}

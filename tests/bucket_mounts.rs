@@ -1,0 +1,336 @@
+//! Volumes in buckets: by every command, mounted on one machine and then on another, by two at once,
+//! by processes that die, without the server; in a directory, and on versitygw where there is one.
+
+mod common;
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
+
+use common::bucket::Place;
+use common::volume::shell;
+use common::{Without, eventually, fuse, look, mounts_below, same, tree_of_sources};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// What an archive brings back.
+const LOST: Without = Without { what_a_copy_loses: true, fractions: true };
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// Writes, and returns once it is durable.
+fn write_durably(at: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let file = File::create(at)?;
+    file.write_all_at(bytes, 0)?;
+    file.sync_all()
+}
+
+/// What is unpacked on one machine is there on another, which has nothing of it.
+fn moved(place: &Place) {
+    place.ok(&["store", "create", &place.address, "--size", "1G"]);
+    let tree = place.draconis.make_dir("tree");
+    tree_of_sources(&tree);
+    let archive = place.draconis.path("tree.tar");
+    let packed =
+        Command::new("tar").arg("-C").arg(&tree).arg("-cf").arg(&archive).arg(".").status();
+    assert!(packed.unwrap().success());
+    let seen = look(&tree, LOST);
+    for kind in ["ext2", "ext4"] {
+        place.ok(&["format", "-t", kind, &place.disk(kind), "128M"]);
+        let cache = format!("{},64M", place.draconis.path(&format!("cache-{kind}")).display());
+        let at = place.mount(kind, "at", &["--cache", &cache]);
+        shell(&format!("mkdir tree; tar -C tree -xf {}", archive.display()), &at);
+        place.unmount(&at);
+        let _ = std::fs::remove_dir_all(place.draconis.path(&format!("cache-{kind}")));
+        // Another machine, without a cache.
+        let other = place.other_machine();
+        let at = other.mount(kind, "there", &[]);
+        same(&seen, &look(&at.join("tree"), LOST));
+        write_durably(&at.join("from afar"), b"hello").unwrap();
+        other.unmount(&at);
+        place.judge(kind);
+        assert_eq!(place.ok(&["cat", &format!("{}:/from afar", place.disk(kind))]), "hello");
+    }
+    let out = place.draconis.path("out");
+    place.ok(&["get", "-r", &format!("{}:/", place.disk("ext2")), text(&out)]);
+    assert!(out.join("from afar").exists());
+}
+
+/// Every command takes such an image.
+fn commands(place: &Place) {
+    place.ok(&["store", "create", &place.address, "--size", "256M"]);
+    let (one, two) = (place.disk("one"), place.disk("two"));
+    let said = place.fails(&["ls", &place.address]);
+    assert!(said.contains("is a store; ") && said.contains("#NAME is a disk in it"), "{said}");
+    let said = place.fails(&["ls", &one]);
+    assert!(said.contains("has no disk one") && said.contains("store disk"), "{said}");
+    place.ok(&["format", "-t", "ext4", "-L", "first", &one, "32M"]);
+    place.ok(&["store", "disk", &place.address, "two", "16M"]);
+    let tree = place.draconis.make_dir("tree");
+    std::fs::create_dir(tree.join("dir")).unwrap();
+    std::fs::write(tree.join("dir/file"), vec![7; 70_000]).unwrap();
+    place.ok(&["format", "-t", "ext2", "--from", text(&tree), "--force", &two]);
+    let said = place.fails(&["format", &two]);
+    assert!(said.contains("--force overwrites it"), "{said}");
+    place.ok(&["put", "-r", text(&tree.join("dir")), &format!("{one}:/")]);
+    place.ok(&["mkdir", &format!("{one}:/made")]);
+    place.ok(&["cp", "-r", &format!("{two}:/dir"), &format!("{one}:/made/")]);
+    place.ok(&["mv", &format!("{one}:/made/dir/file"), &format!("{one}:/made/moved")]);
+    place.ok(&["chmod", "600", &format!("{one}:/made/moved")]);
+    place.ok(&["ln", "-s", "moved", &format!("{one}:/made/link")]);
+    place.ok(&["truncate", "-s", "5", &format!("{one}:/dir/file")]);
+    assert_eq!(place.ok(&["cat", &format!("{one}:/dir/file")]), "\u{7}\u{7}\u{7}\u{7}\u{7}");
+    assert_eq!(place.ok(&["ls", &format!("{one}:/made")]), "dir\nlink\nmoved\n");
+    assert!(place.ok(&["stat", &format!("{one}:/made/moved")]).contains("70000"));
+    assert!(place.ok(&["tree", &one]).contains("moved"));
+    assert!(place.ok(&["info", &one]).contains("first"));
+    place.ok(&["rm", "-r", &format!("{one}:/dir")]);
+    place.ok(&["tune", "-L", "second", &one]);
+    place.ok(&["grow", &one, "48M"]);
+    place.ok(&["shrink", &one, "24M"]);
+    place.judge("one");
+    place.judge("two");
+    place.ok(&["store", "snapshot", &one, "kept"]);
+    place.ok(&["rm", &format!("{one}:/made/moved")]);
+    assert!(place.ok(&["ls", &format!("{one}@kept:/made")]).contains("moved"));
+    let said = place.fails(&["rm", &format!("{one}@kept:/made/moved")]);
+    assert!(said.contains("is a snapshot, and read-only"), "{said}");
+    let output = place.run(&["ls", "--stats", &one]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("requests: 0 PUT, ") && said.contains(" GET, "), "{said}");
+}
+
+/// The second machine is refused by the name of the first, or takes over; then the first one is
+/// told, and harms nothing.
+fn two_at_once(place: &Place) {
+    place.ok(&["store", "create", &place.address, "--size", "256M"]);
+    place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);
+    place.ok(&["format", "-t", "ext2", &place.disk("two"), "16M"]);
+    let other = place.other_machine();
+    let at = place.mount("vol", "at", &[]);
+    write_durably(&at.join("first"), b"1").unwrap();
+    let there = other.draconis.make_dir("there");
+    for refused in [
+        &["mount", &other.disk("vol"), text(&there)][..],
+        &["mount", &other.disk("two"), text(&there)],
+        &["mkdir", &format!("{}:/dir", other.disk("two"))],
+        &["kv", "put", &other.address, "key", "value"],
+    ] {
+        let said = other.fails(refused);
+        assert!(said.contains(" is mounted by ") && said.contains("--take-over"), "{said}");
+    }
+    // Here it is known who has it.
+    let said = place.fails(&["mkdir", &format!("{}:/dir", place.disk("two"))]);
+    assert!(said.contains("disks in it are mounted here"), "{said}");
+    // Who only reads disturbs none, here and there.
+    assert_eq!(place.ok(&["cat", &format!("{}:/first", place.disk("vol"))]), "1");
+    let read = other.mount("vol", "read", &["-o", "ro"]);
+    assert_eq!(std::fs::read(read.join("first")).unwrap(), b"1");
+    other.unmount(&read);
+    write_durably(&at.join("second"), b"2").unwrap();
+
+    let there = other.mount("vol", "there", &["--take-over"]);
+    assert_eq!(std::fs::read(there.join("second")).unwrap(), b"2");
+    write_durably(&there.join("third"), b"3").unwrap();
+    write_durably(&at.join("lost"), b"4").unwrap_err();
+    eventually("the first one says why", || {
+        let status = place.draconis.status();
+        let why = status["mounts"][0]["disk"].as_str().unwrap_or_default().to_owned();
+        status["mounts"][0]["read_only"] == true && why.contains("was taken over by ")
+    });
+    std::fs::write(at.join("lost too"), "4").unwrap_err();
+    assert_eq!(std::fs::read(at.join("first")).unwrap(), b"1");
+    let said = place.fails(&["umount", text(&at)]);
+    assert!(said.contains("was taken over by "), "{said}");
+    write_durably(&there.join("fourth"), b"4").unwrap();
+    other.unmount(&there);
+    // It went by itself, so there is nothing to take over.
+    let at = place.mount("vol", "at", &[]);
+    let names = ["first", "second", "third", "fourth"];
+    for (nth, name) in (b'1'..).zip(names) {
+        assert_eq!(std::fs::read(at.join(name)).unwrap(), [nth], "{name}");
+    }
+    assert!(!at.join("lost").exists() && !at.join("lost too").exists());
+    place.unmount(&at);
+    place.judge("vol");
+}
+
+/// The process that runs `command` for those who have this runtime directory.
+fn process_of(place: &Place, command: &str) -> Pid {
+    let run = place.draconis.path("run");
+    let is_it = |pid: &i32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        line.split(|&byte| byte == 0).nth(1) == Some(command.as_bytes())
+            && String::from_utf8_lossy(&environment).contains(text(&run))
+    };
+    let names = std::fs::read_dir("/proc").unwrap().flatten();
+    let mut pids = names.filter_map(|name| name.file_name().to_str()?.parse().ok());
+    Pid::from_raw(pids.find(is_it).expect("it runs")).unwrap()
+}
+
+/// A store keeper that is killed takes its mounts along, and nothing that was synced; the same
+/// machine mounts the volume again without being told to take over.
+fn killed(place: &Place) {
+    place.ok(&["store", "create", &place.address, "--size", "256M"]);
+    place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);
+    for round in 0..3 {
+        let at = place.mount("vol", "at", &["-o", "commit=1000"]);
+        for before in 0..round {
+            assert_eq!(std::fs::read(at.join(format!("kept {before}"))).unwrap(), [before]);
+        }
+        write_durably(&at.join(format!("kept {round}")), &[round]).unwrap();
+        kill_process(process_of(place, "store-keeper"), Signal::KILL).unwrap();
+        write_durably(&at.join("lost"), b"x").unwrap_err();
+        let _ = place.run(&["umount", "-f", text(&at)]);
+        eventually("it is unmounted", || mounts_below(&at).is_empty());
+        place.judge("vol");
+    }
+}
+
+/// A worker that dies, and another program, go on with the mount.
+fn followed(place: &Place) {
+    place.ok(&["store", "create", &place.address, "--size", "256M"]);
+    place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);
+    let at = place.mount("vol", "at", &[]);
+    for round in 0..4u8 {
+        std::fs::write(at.join(format!("file {round}")), [round; 9000]).unwrap();
+        if round % 2 == 0 {
+            let pid = place.draconis.status()["mounts"][0]["worker_pid"].as_i64().unwrap();
+            kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
+        } else {
+            place.ok(&["upgrade"]);
+        }
+        for before in 0..=round {
+            let bytes = std::fs::read(at.join(format!("file {before}"))).unwrap();
+            assert_eq!(bytes, [before; 9000]);
+        }
+    }
+    // Beside it, by the process that has the store.
+    place.ok(&["store", "snapshot", &place.disk("vol"), "now"]);
+    place.ok(&["store", "clone", &place.disk("vol@now"), "copy"]);
+    assert!(place.ok(&["store", "ls", &place.address]).contains("\tcopy\n"));
+    let copy = place.mount("copy", "copy", &[]);
+    assert_eq!(std::fs::read(copy.join("file 3")).unwrap(), [3; 9000]);
+    place.unmount(&copy);
+    place.unmount(&at);
+    place.judge("vol");
+    place.judge("copy");
+}
+
+/// Without the server what was read can be read; what is written waits for it.
+fn without_server(mut place: Place) {
+    place.ok(&["store", "create", &place.address, "--size", "256M"]);
+    place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);
+    let bytes: Vec<u8> = (0..900_000u32).map(|at| (at.wrapping_mul(at) >> 9) as u8).collect();
+    let at = place.mount("vol", "at", &[]);
+    write_durably(&at.join("file"), &bytes).unwrap();
+    write_durably(&at.join("not read"), &bytes).unwrap();
+    assert!(std::fs::read(at.join("file")).unwrap() == bytes);
+    let start = place.stop_server();
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| write_durably(&at.join("waits"), b"for it"));
+        assert!(std::fs::read(at.join("file")).unwrap() == bytes);
+        start(&mut place);
+        writer.join().unwrap().unwrap();
+    });
+    place.unmount(&at);
+    place.judge("vol");
+
+    // It never comes back: that is told, and nothing is said to be durable that is not.
+    let at = place.mount("vol", "at", &["--deadline", "1"]);
+    assert_eq!(std::fs::read(at.join("waits")).unwrap(), b"for it");
+    let start = place.stop_server();
+    // What no cache has is an error, and the mount lives.
+    std::fs::read(at.join("not read")).unwrap_err();
+    assert_eq!(std::fs::read(at.join("waits")).unwrap(), b"for it");
+    write_durably(&at.join("lost"), b"x").unwrap_err();
+    eventually("it says why", || {
+        let status = place.draconis.status();
+        let why = status["mounts"][0]["disk"].as_str().unwrap_or_default().to_owned();
+        why.contains(&place.address) && why.contains("see that the bucket can be reached")
+    });
+    assert_eq!(std::fs::read(at.join("waits")).unwrap(), b"for it");
+    place.fails(&["umount", text(&at)]);
+    start(&mut place);
+    // It did not say that it goes, but it sat here.
+    let at = place.mount("vol", "at", &[]);
+    assert!(std::fs::read(at.join("file")).unwrap() == bytes);
+    place.unmount(&at);
+    place.judge("vol");
+}
+
+#[test]
+fn a_volume_in_a_directory_moves_from_machine_to_machine() {
+    if fuse("mounts of buckets") {
+        moved(&Place::directory());
+    }
+}
+
+#[test]
+fn a_volume_on_a_server_moves_from_machine_to_machine() {
+    if fuse("mounts of buckets") {
+        Place::server().iter().for_each(moved);
+    }
+}
+
+#[test]
+fn commands_take_volumes_in_a_directory() {
+    commands(&Place::directory());
+}
+
+#[test]
+fn commands_take_volumes_on_a_server() {
+    Place::server().iter().for_each(commands);
+}
+
+#[test]
+fn two_machines_mount_a_volume_in_a_directory() {
+    if fuse("mounts of buckets") {
+        two_at_once(&Place::directory());
+    }
+}
+
+#[test]
+fn two_machines_mount_a_volume_on_a_server() {
+    if fuse("mounts of buckets") {
+        Place::server().iter().for_each(two_at_once);
+    }
+}
+
+#[test]
+fn a_killed_store_keeper_loses_nothing_in_a_directory() {
+    if fuse("killing store keepers") {
+        killed(&Place::directory());
+    }
+}
+
+#[test]
+fn a_killed_store_keeper_loses_nothing_on_a_server() {
+    if fuse("killing store keepers") {
+        Place::server().iter().for_each(killed);
+    }
+}
+
+#[test]
+fn a_mount_in_a_directory_goes_on_by_others() {
+    if fuse("killing workers of buckets") {
+        followed(&Place::directory());
+    }
+}
+
+#[test]
+fn a_mount_on_a_server_goes_on_by_others() {
+    if fuse("killing workers of buckets") {
+        Place::server().iter().for_each(followed);
+    }
+}
+
+#[test]
+fn a_mount_lives_without_its_server_for_a_while() {
+    if fuse("mounts of buckets") {
+        Place::server().into_iter().for_each(without_server);
+    }
+}

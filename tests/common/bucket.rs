@@ -1,0 +1,157 @@
+//! Somewhere to put a store: a directory, or a bucket of versitygw where the machine has that.
+
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use super::{Draconis, eventually, skipped, tool};
+
+/// Somewhere to put a store, and what commands need to get there.
+pub struct Place {
+    pub draconis: Draconis,
+    pub address: String,
+    environment: Vec<(&'static str, String)>,
+    server: Option<Server>,
+}
+
+/// Ends with the test.
+struct Server {
+    child: Child,
+    root: PathBuf,
+    port: u16,
+}
+
+impl Server {
+    /// Starts versitygw for a directory.
+    fn start(root: PathBuf, port: u16) -> Option<Self> {
+        let mut command = Command::new(versitygw()?);
+        command.args(["--access", "access", "--secret", "secret-of-a-test", "--quiet", "--port"]);
+        command.arg(format!("127.0.0.1:{port}")).arg("posix").arg(&root);
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let server = Self { child, root, port };
+        eventually("versitygw answers", || TcpStream::connect(("127.0.0.1", port)).is_ok());
+        Some(server)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Place {
+    pub fn directory() -> Self {
+        let draconis = Draconis::new();
+        let address = format!("file://{}", draconis.path("bucket").display());
+        Self { draconis, address, environment: vec![], server: None }
+    }
+
+    /// A bucket of versitygw; none where there is no such program.
+    pub fn server() -> Option<Self> {
+        if versitygw().is_none() {
+            skipped("buckets of a real server: versitygw is not there (tools/packages test)");
+            return None;
+        }
+        let draconis = Draconis::new();
+        let root = draconis.make_dir("served");
+        std::fs::create_dir(root.join("bucket")).unwrap();
+        // Free a moment ago; no other is told of it.
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let server = Server::start(root, port);
+        let environment = vec![
+            ("AWS_ACCESS_KEY_ID", "access".to_owned()),
+            ("AWS_SECRET_ACCESS_KEY", "secret-of-a-test".to_owned()),
+            ("AWS_REGION", "us-east-1".to_owned()),
+            ("AWS_ENDPOINT_URL", format!("http://127.0.0.1:{port}")),
+        ];
+        let address = "s3://bucket/a/prefix".to_owned();
+        Some(Self { draconis, address, environment, server })
+    }
+
+    /// The same place, seen from another machine: nothing is known there of what this one has.
+    pub fn other_machine(&self) -> Self {
+        let Self { address, environment, .. } = self;
+        let draconis = Draconis::new();
+        let (address, environment) = (address.clone(), environment.clone());
+        Self { draconis, address, environment, server: None }
+    }
+
+    /// Ends the server; what it has been sent it has.
+    pub fn stop_server(&mut self) -> impl FnOnce(&mut Self) + use<> {
+        let server = self.server.take().expect("a place with a server");
+        let (root, port) = (server.root.clone(), server.port);
+        drop(server);
+        move |place| place.server = Server::start(root, port)
+    }
+
+    /// A disk in the store.
+    pub fn disk(&self, name: &str) -> String {
+        format!("{}#{name}", self.address)
+    }
+
+    /// Mounts a disk on a directory of that name, with more arguments.
+    pub fn mount(&self, disk: &str, at: &str, more: &[&str]) -> PathBuf {
+        let (disk, at) = (self.disk(disk), self.draconis.make_dir(at));
+        let arguments = [&["mount"], more, &[&disk, at.to_str().unwrap()]].concat();
+        self.ok(&arguments);
+        at
+    }
+
+    pub fn unmount(&self, at: &Path) {
+        // Another test's child may hold our files between its fork and its exec.
+        eventually("it is not busy", || {
+            let output = self.run(&["umount", at.to_str().unwrap()]);
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success() || said.contains("busy"), "{said}");
+            output.status.success()
+        });
+    }
+
+    /// What all checks say of a volume, e2fsck last.
+    pub fn judge(&self, disk: &str) {
+        self.ok(&["check", &self.disk(disk)]);
+        let image = self.draconis.path("judged.img");
+        self.ok(&["store", "get", &self.address, disk, image.to_str().unwrap()]);
+        if tool("volumes in buckets", "e2fsck") {
+            super::volume::check(&image);
+        }
+        self.ok(&["store", "check", &self.address]);
+    }
+
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = self.draconis.command();
+        command.envs(self.environment.iter().cloned()).args(arguments);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    pub fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
+    }
+
+    pub fn ok(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{arguments:?}: {said}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    pub fn fails(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {said}");
+        said
+    }
+}
+
+/// Where `tools/packages test` puts it, or where the PATH has it.
+fn versitygw() -> Option<PathBuf> {
+    let home = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or(home);
+    let built = cache.map(|cache| cache.join("draconis/bin/versitygw"));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut all = std::env::split_paths(&path).map(|dir| dir.join("versitygw")).chain(built);
+    all.find(|program| program.is_file())
+}
