@@ -123,7 +123,7 @@ impl<'c> Check<'c> {
         report: Report,
         progress: Progress<'c>,
     ) -> Self {
-        let segments = core.superblock.geometry.segments as usize;
+        let segments = core.checkpoints.superblock.geometry.segments as usize;
         let map = Arc::new(Map::new(&mut core));
         Self {
             map,
@@ -134,7 +134,7 @@ impl<'c> Check<'c> {
             weights: vec![0; segments],
             done_bytes: 0,
             is_whole: true,
-            total_bytes: core.segments.live(),
+            total_bytes: core.log.segments.live(),
             core,
         }
     }

@@ -54,13 +54,13 @@ impl ObjectRecord {
 
 impl Core {
     /// Whether there may be one more over an object.
-    pub fn check_depth(&self, id: ObjectId) -> Result<()> {
-        let index = self.index();
+    pub fn check_depth(&self, id: ObjectId, nodes: &dyn Nodes) -> Result<()> {
+        let index = self.levels.index();
         let mut below = Some(id);
         for _ in 1..DEPTH_MAX {
             let Some(id) = below else { return Ok(()) };
             // What is not there is made by the same group, or refused there.
-            below = index.object(&*self.io, id)?.and_then(|record| record.parent);
+            below = index.object(nodes, id)?.and_then(|record| record.parent);
         }
         Err(Error::Misuse("a thousand objects are over each other: remove snapshots"))
     }
@@ -250,26 +250,36 @@ impl Core {
     ) -> Result<(Own, Option<u64>)> {
         let mut own: Own = vec![];
         let (mut taken, mut next) = (0, None);
-        let _ = self.index().resolve(&*self.io, id, bounds, &mut None, &mut |at, entry| {
-            if let Entry::Data(data) = &entry {
-                taken += u64::from(data.len);
-            }
-            let end = at + entry.covers();
-            own.push((at, entry));
-            if own.len() >= entries || taken >= bytes {
-                next = Some(end);
-                return ControlFlow::Break(());
-            }
-            ControlFlow::Continue(())
-        })?;
+        let _ = self.levels.index().resolve(
+            &*self.log.io,
+            id,
+            bounds,
+            &mut None,
+            &mut |at, entry| {
+                if let Entry::Data(data) = &entry {
+                    taken += u64::from(data.len);
+                }
+                let end = at + entry.covers();
+                own.push((at, entry));
+                if own.len() >= entries || taken >= bytes {
+                    next = Some(end);
+                    return ControlFlow::Break(());
+                }
+                ControlFlow::Continue(())
+            },
+        )?;
         Ok((own, next))
     }
 
     /// Where an object has nothing of its own within bounds, and up to where that was looked for.
     fn gaps(&self, id: ObjectId, (from, to): (u64, u64)) -> Result<(Vec<(u64, u64)>, u64)> {
         let (mut gaps, mut done) = (vec![], from);
-        let walked =
-            self.index().resolve(&*self.io, id, (from, to), &mut None, &mut |at, entry| {
+        let walked = self.levels.index().resolve(
+            &*self.log.io,
+            id,
+            (from, to),
+            &mut None,
+            &mut |at, entry| {
                 if at > done {
                     gaps.push((done, at));
                 }
@@ -278,7 +288,8 @@ impl Core {
                     true => ControlFlow::Continue(()),
                     false => ControlFlow::Break(()),
                 }
-            })?;
+            },
+        )?;
         if walked.is_break() {
             return Ok((gaps, done));
         }
@@ -290,11 +301,11 @@ impl Core {
 
     fn bytes_of(&self, data: &Data) -> Result<Vec<u8>> {
         let (skip, len) = (data.skip as usize, data.len as usize);
-        if let Some(stored) = self.in_frames(data.at, data.stored as usize) {
+        if let Some(stored) = self.log.in_frames(data.at, data.stored as usize) {
             return Ok(stored.get(skip..skip + len).unwrap_or_default().to_vec());
         }
         let mut bytes = vec![0; len];
-        self.io.read_data(data, &mut bytes)?;
+        self.log.io.read_data(data, &mut bytes)?;
         Ok(bytes)
     }
 }

@@ -85,12 +85,14 @@
     )
 )]
 
+mod blob;
 pub mod check;
 mod checkpoint;
 mod clean;
 mod codec;
 mod core;
 mod count;
+mod counting;
 mod cursor;
 mod disk;
 mod entry;
@@ -99,19 +101,23 @@ mod fork;
 mod frame;
 mod group;
 mod hooks;
+mod index;
 mod io;
 pub mod kv;
 mod layer;
 pub mod layout;
 mod leaf;
 mod lineage;
+mod log;
 mod memory;
 mod merge;
 mod names;
+mod node;
 pub mod probe;
 mod reading;
 mod recover;
 mod resize;
+mod run;
 mod salvage;
 mod segment;
 mod space;
@@ -121,9 +127,10 @@ mod table;
 #[cfg(feature = "torture")]
 pub mod torture;
 mod tree;
+mod upkeep;
 mod view;
 
-pub use crate::core::Counters;
+pub use crate::log::Counters;
 pub use count::KvCount;
 pub use disk::ObjectDisk;
 pub use error::{Error, Refused, Result};

@@ -17,20 +17,22 @@
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
-    clippy::cast_possible_wrap,
-    clippy::cast_sign_loss,
     clippy::indexing_slicing,
     reason = "sequence numbers, counts and places are this process's own; what was decoded was bounded there"
 )]
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use crate::checkpoint::Chunks;
-use crate::core::Core;
 use crate::entry::{Entry, Key, Named, extent_key, named};
+use crate::index::Levels;
+use crate::io::Io;
 use crate::layer::{Fold, Layer};
 use crate::leaf::Edit;
-use crate::tree::{Found, Nodes, Ptr, Tree};
+use crate::log::Log;
+use crate::run::Chunks;
+use crate::tree::{Found, Nodes, Tree};
+use crate::upkeep::{Debt, Patience, Step, look};
 use crate::{Error, ObjectId, Result};
 
 /// Runs on the disk that begin to be merged, however few pairs they have: opening a store
@@ -40,15 +42,8 @@ const RUNS: usize = 32;
 const RUN_BYTES: u64 = 24 << 20;
 /// Runs that are written as one when their layers are folded.
 const TIER: usize = 8;
-/// Pairs of one step.
-const STEP: usize = 64;
 /// Pairs of one step that ends where its last leaf does.
 const STEP_MAX: usize = 4096;
-
-/// Pairs that one group folds, at most, and one for so many bytes of its own: a group of a
-/// thousand pairs brings more than these.
-const FOLDED_AT_ONCE: u64 = 1024;
-const FOLDED_FOR_BYTES: u64 = 16;
 
 /// Runs on their way into the tree.
 pub(crate) struct Merging {
@@ -59,10 +54,9 @@ pub(crate) struct Merging {
     next: usize,
     /// Where in the next pair's interval.
     resume: u64,
-    /// Bytes that were paid, times pairs; less than none where a step went on.
-    credit: i64,
+    pub debt: Debt,
     /// Bytes of the log that are written while it is merged.
-    span: u64,
+    pub span: u64,
 }
 
 /// Two layers of runs on their way to become one.
@@ -71,9 +65,16 @@ pub(crate) struct Folding {
     /// The runs whose layers they are.
     older: usize,
     newer: usize,
-    credit: u64,
+    pub debt: Debt,
     /// The result on the disk, if it is written.
     pub chunks: Option<Chunks>,
+}
+
+impl Folding {
+    /// Pairs that are to be looked at.
+    pub fn pairs(&self) -> u64 {
+        self.fold.pairs() as u64
+    }
 }
 
 /// Pairs in runs after which they are merged.
@@ -84,21 +85,20 @@ pub(crate) fn merge_pairs(capacity: u64, cache_bytes: u64) -> usize {
     often.max(usual).clamp(64, 1 << 20).min((cache_bytes >> 8).max(4096)) as usize
 }
 
-impl Core {
+impl Levels {
     fn merged_runs(&self) -> usize {
         self.merging.as_ref().map_or(0, |merging| merging.runs)
     }
 
     /// Sees what is to be folded or merged next. Called when there is a run more, and when
     /// something was done.
-    pub fn plan_merge(&mut self) {
+    pub fn plan_merge(&mut self, log: &Log) {
         let merged = self.merged_runs();
         if self.merging.is_none() && self.to_merge == 0 {
             let layers = self.runs.iter().filter_map(|run| run.layer.as_ref());
             let pairs: usize = layers.map(|layer| layer.pairs.len()).sum();
-            let chunks = self.runs.iter().flat_map(|run| &run.chunks);
-            let bytes: u64 = chunks.map(|chunk| u64::from(chunk.len)).sum();
-            if pairs >= self.merge_pairs || self.runs.len() >= RUNS || bytes >= RUN_BYTES {
+            let is_much = self.runs.len() >= RUNS || self.run_bytes() >= RUN_BYTES;
+            if pairs >= self.merge_pairs || is_much {
                 self.to_merge = self.runs.len();
             }
         }
@@ -114,7 +114,7 @@ impl Core {
         drop(newest);
         match (newer, older) {
             (Some(newer), Some(older)) => self.plan_fold(older, newer, to),
-            _ if self.to_merge > 0 => self.start_merge(),
+            _ if self.to_merge > 0 => self.start_merge(log),
             _ => {}
         }
     }
@@ -132,7 +132,7 @@ impl Core {
             fold: Fold::new(new.clone(), old.clone()),
             older,
             newer,
-            credit: 0,
+            debt: Debt::default(),
             chunks: is_written.then(Chunks::default),
         });
     }
@@ -153,71 +153,44 @@ impl Core {
         }
     }
 
-    fn start_merge(&mut self) {
+    fn start_merge(&mut self, log: &Log) {
         let runs = std::mem::take(&mut self.to_merge);
         let Some(layer) = self.runs.first_mut().and_then(|run| run.layer.take()) else { return };
-        let since = self.logged_bytes - std::mem::replace(&mut self.merged_at, self.logged_bytes);
+        let logged = log.logged_bytes();
+        let since = logged.saturating_sub(std::mem::replace(&mut self.merged_at, logged));
         // Done before as many pairs came again, and before as many runs did.
-        let log_bytes = self.layout.log_bytes();
+        let log_bytes = log.layout.log_bytes();
         let span = (since / 2).clamp(log_bytes, log_bytes * (RUNS as u64 / 4));
-        self.merging = Some(Merging { layer, runs, next: 0, resume: 0, credit: 0, span });
+        let debt = Debt::default();
+        self.merging = Some(Merging { layer, runs, next: 0, resume: 0, debt, span });
         self.refresh();
     }
 
-    /// Folds and merges what `bytes` of the log pay for.
-    pub fn merge_some(&mut self, bytes: u64) -> Result<()> {
-        let has_room = self.segments.free() > self.floor();
-        if let Some(folding) = &mut self.folding {
-            // Done long before the next run comes.
-            let span = self.layout.log_bytes() / 16;
-            folding.credit += bytes * (folding.fold.pairs() as u64 + 1);
-            let pairs = folding.credit / span.max(1);
-            let is_due = pairs >= STEP as u64 || pairs as usize >= folding.fold.pairs();
-            if is_due && has_room {
-                // About a chunk: no caller pays for many at once.
-                let pairs = pairs.min(FOLDED_AT_ONCE + bytes / FOLDED_FOR_BYTES);
-                folding.credit -= pairs * span.max(1);
-                self.fold_step(pairs as usize + 1)?;
-            }
-        }
-        let Some(merging) = &mut self.merging else { return Ok(()) };
-        merging.credit += (bytes * (merging.layer.pairs.len() as u64 + 1)) as i64;
-        let pairs = merging.credit.max(0) as u64 / merging.span;
-        if !has_room || (pairs < STEP as u64 && (pairs as usize) < merging.layer.pairs.len()) {
-            return Ok(());
-        }
-        self.merge_step(pairs as usize + 1)
+    /// Whether folding and merging are so far behind that all of it is due: opening a store reads
+    /// all runs.
+    pub fn is_behind(&self) -> bool {
+        self.runs.len() >= 2 * RUNS
     }
 
-    /// Folds and merges at once, where that fell behind: opening a store reads all runs.
-    pub fn catch_up(&mut self) -> Result<()> {
-        while self.runs.len() >= 2 * RUNS
-            && (self.folding.is_some() || self.merging.is_some())
-            && self.segments.free() > self.floor()
-        {
-            self.fold_step(1024)?;
-            self.merge_step(self.merged_at_once())?;
-        }
-        Ok(())
-    }
-
+    /// Merges all there is, at once.
     #[cfg(test)]
-    pub fn merge_all(&mut self) -> Result<()> {
+    pub fn merge_all(&mut self, log: &mut Log) -> Result<()> {
         self.to_merge = self.runs.len();
-        self.plan_merge();
+        self.plan_merge(log);
         while self.folding.is_some() || self.merging.is_some() {
-            self.fold_step(1024)?;
-            self.merge_step(256)?;
+            self.fold(log, 1024)?;
+            let _ = self.merge(log, 256, Patience::Waits)?;
         }
         Ok(())
     }
 
-    pub fn fold_step(&mut self, pairs: usize) -> Result<()> {
+    /// Goes on folding by so many pairs.
+    pub fn fold(&mut self, log: &mut Log, pairs: usize) -> Result<()> {
         let Some(mut folding) = self.folding.take() else { return Ok(()) };
         // What is hidden was counted when the newer run was.
         let is_done = folding.fold.step(pairs, &mut |_| {});
         if let Some(chunks) = &mut folding.chunks {
-            chunks.feed(self, folding.fold.done())?;
+            chunks.feed(log, folding.fold.done())?;
         }
         if !is_done {
             self.folding = Some(folding);
@@ -230,29 +203,32 @@ impl Core {
             let end = (older + 1..self.runs.len())
                 .find(|&run| self.runs[run].layer.is_some())
                 .unwrap_or(self.runs.len());
-            let chunks = chunks.finish(self)?;
+            let chunks = chunks.finish(log)?;
             self.to_merge = self.to_merge.saturating_sub(end - older - 1);
-            let others = self.runs.drain(older + 1..end).flat_map(|run| run.chunks);
-            let others: Vec<Ptr> = others.collect();
             let old = std::mem::replace(&mut self.runs[older].chunks, chunks);
-            for ptr in old.into_iter().chain(others) {
-                self.segments.kill(ptr.at, ptr.len, false);
-            }
+            let others = self.runs.drain(older + 1..end).flat_map(|run| run.chunks);
+            log.forget(old.into_iter().chain(others));
         }
         self.runs[older].layer = Some(Arc::new(layer));
         self.refresh();
-        self.plan_merge();
+        self.plan_merge(log);
         Ok(())
     }
 
     /// Where a step of `pairs` pairs from `next` on ends: it takes along what goes into its
     /// last leaf, which would be written for each step again.
-    fn end_of_leaf(&self, all: &[(Key, Entry)], next: usize, pairs: usize) -> Result<usize> {
+    fn end_of_leaf(
+        &self,
+        nodes: &dyn Nodes,
+        all: &[(Key, Entry)],
+        next: usize,
+        pairs: usize,
+    ) -> Result<usize> {
         let mut end = all.len().min(next + pairs);
         let Some((key, _)) = end.checked_sub(1).and_then(|last| all.get(last)) else {
             return Ok(end);
         };
-        if let Some((_, upper)) = self.tree.place_of_leaf(&*self.io, key)? {
+        if let Some((_, upper)) = self.tree.place_of_leaf(nodes, key)? {
             let most = all.len().min(next + STEP_MAX);
             let is_within =
                 |(key, _): &(Key, Entry)| upper.as_ref().is_none_or(|upper| key < upper);
@@ -263,37 +239,42 @@ impl Core {
         Ok(end)
     }
 
-    pub fn merge_step(&mut self, pairs: usize) -> Result<()> {
-        let Some(merging) = &self.merging else { return Ok(()) };
+    /// Goes on merging by so many pairs, or some more.
+    pub fn merge(&mut self, log: &mut Log, pairs: usize, patience: Patience) -> Result<Step> {
+        let Some(merging) = &self.merging else { return Ok(Step::Continue(0)) };
         let layer = merging.layer.clone();
-        let to = self.end_of_leaf(&layer.pairs, merging.next, pairs)?;
-        self.load_leaves(&layer.pairs[merging.next..to], |_| false)?;
-        let from = (merging.next, merging.resume);
-        let pairs = pairs.max(to - merging.next);
-        let (edits, next, resume) = edits(&layer, from, pairs, &self.tree, &*self.io)?;
-        let mut tree = std::mem::take(&mut self.tree);
-        let applied = tree.apply(self, &edits);
-        self.tree = tree;
-        applied?;
+        let (next, resume) = (merging.next, merging.resume);
+        let io: Arc<Io> = log.io.clone();
+        let end = |nodes: &dyn Nodes| self.end_of_leaf(nodes, &layer.pairs, next, pairs);
+        let to = match look(&io, patience, end)? {
+            ControlFlow::Continue(to) => to,
+            ControlFlow::Break(wish) => return Ok(Step::Break(wish)),
+        };
+        if let Some(wish) = self.ask_leaves(log, &layer.pairs[next..to], |_| false, patience)? {
+            return Ok(Step::Break(wish));
+        }
+        let pairs = pairs.max(to - next);
+        let edits = |nodes: &dyn Nodes| edits(&layer, (next, resume), pairs, &self.tree, nodes);
+        let (edits, next, resume) = match look(&io, patience, edits)? {
+            ControlFlow::Continue(edits) => edits,
+            ControlFlow::Break(wish) => return Ok(Step::Break(wish)),
+        };
+        self.tree.apply(log, &edits)?;
         if let Some(merging) = &mut self.merging {
             (merging.next, merging.resume) = (next, resume);
-            merging.credit -= pairs as i64 * merging.span as i64;
+            merging.debt.did(pairs as u64);
         }
         if next == layer.pairs.len() {
             let merged = self.merging.take().map_or(0, |merging| merging.runs);
-            for run in self.runs.drain(..merged) {
-                for ptr in run.chunks {
-                    self.segments.kill(ptr.at, ptr.len, false);
-                }
-            }
+            log.forget(self.runs.drain(..merged).flat_map(|run| run.chunks));
             if let Some(folding) = &mut self.folding {
                 folding.older -= merged;
                 folding.newer -= merged;
             }
-            self.plan_merge();
+            self.plan_merge(log);
         }
         self.refresh();
-        Ok(())
+        Ok(Step::Continue(pairs as u64))
     }
 }
 

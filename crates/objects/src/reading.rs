@@ -14,7 +14,7 @@
 
 use std::collections::VecDeque;
 
-use draconis_device::{Extent, Pending, ReadAnswer, Urgency};
+use draconis_device::{Extent, Pending, ReadAnswer, Refused, Urgency};
 use draconis_exchange::heap::Private;
 
 use crate::io::Io;
@@ -33,6 +33,8 @@ pub(crate) struct Reading {
     depth: usize,
     held: Option<(u32, Private)>,
     ahead: VecDeque<Ahead>,
+    /// Bytes that are read by themselves.
+    apart: Option<Ahead>,
 }
 
 /// Bytes on their way.
@@ -49,15 +51,50 @@ impl Reading {
         let end = used.next_multiple_of(io.geometry.page_bytes);
         let window = window as u32;
         let ahead = VecDeque::new();
-        let mut reading = Self { start, used, end, window, depth, held: None, ahead };
+        let mut reading = Self { start, used, end, window, depth, held: None, ahead, apart: None };
         reading.ask(io, 0);
         reading
     }
 
-    /// Whether the bytes before `to` must be waited for.
+    /// Whether what was asked for before byte `to` of the disk must be waited for.
     pub fn waits(&self, to: u64) -> bool {
-        let first = self.ahead.front();
-        first.is_some_and(|ahead| to > self.start + u64::from(ahead.at) && !ahead.read.is_ready())
+        let asked = self.ahead.iter().take_while(|ahead| to > self.start + u64::from(ahead.at));
+        asked.chain(&self.apart).any(|ahead| !ahead.read.is_ready())
+    }
+
+    /// Waits for what was asked for before byte `to` of the disk.
+    pub fn wait(&mut self, to: u64) {
+        let start = self.start;
+        let asked = self.ahead.iter_mut().take_while(|ahead| to > start + u64::from(ahead.at));
+        for ahead in asked.chain(&mut self.apart) {
+            let gone = || Err(Refused { goods: None, error: draconis_device::Error::Gone });
+            let read = std::mem::replace(&mut ahead.read, Pending::ready(gone()));
+            ahead.read = Pending::ready(read.wait().unwrap_or_else(gone));
+        }
+    }
+
+    /// `len` bytes from byte `from` of the segment on, by themselves where what is held has not
+    /// all of them; they are asked for the first time.
+    pub fn apart(&mut self, io: &Io, from: u32, len: usize) -> Result<Option<Vec<u8>>> {
+        let page = io.geometry.page_bytes;
+        let first = from - from % page;
+        let whole = ((from - first) + len as u32).next_multiple_of(page);
+        if let Some(asked) = self.apart.take() {
+            let bytes = match asked.read.wait() {
+                Some(Ok(block)) => block.into_private(),
+                // Once more, for an error that says it all.
+                _ => io.direct(self.start + u64::from(first), whole as usize)?,
+            };
+            let skip = (from - first) as usize;
+            return Ok(bytes.get(skip..skip + len).map(<[u8]>::to_vec));
+        }
+        if self.holds(from, len) {
+            return self.get(io, from, len).map(|bytes| Some(bytes.to_vec()));
+        }
+        let extent = Extent::new(self.start + u64::from(first), u64::from(whole));
+        let read = io.disk.read(extent, Private::unset(whole as usize).into(), Urgency::Ahead);
+        self.apart = Some(Ahead { at: first, len: whole, read });
+        Ok(None)
     }
 
     /// Asks for `len` bytes from byte `from` on; says whether it had already.

@@ -17,27 +17,30 @@
 //! tried to open the store before had: what is left of lost commits, and of lost attempts to
 //! open, can never be taken for new ones.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use draconis_device::Disk;
 
-use crate::checkpoint::{Blob, Place, Run, read_chunk};
+use crate::blob::Blob;
+use crate::checkpoint::Checkpoints;
 use crate::codec::{index, low_half, narrow};
-use crate::core::{Batch, Core, Counters, Stream};
+use crate::core::Core;
 use crate::entry::{Entry, Key, Named, named};
 use crate::frame::{HEADER, Header, missing};
 use crate::hooks::{Omission, is_left_out};
+use crate::index::Levels;
 use crate::io::Io;
 use crate::layer::{Active, Layer, Lost, weight};
 use crate::layout::{Site, layout};
+use crate::log::{Log, Place, Stream};
 use crate::merge::merge_pairs;
+use crate::run::{Run, read_chunk};
 use crate::segment::Segments;
 use crate::store::{CreateOptions, OpenOptions};
 use crate::superblock::{Geometry, Superblock, wipe};
 use crate::table::{Item, Items};
 use crate::tree::{Child, Ptr, Tree};
-use crate::view::{Token, View};
 use crate::{Error, Result};
 
 /// How far behind a hole frames are looked for that say it should not be there.
@@ -66,61 +69,17 @@ fn empty_core(disk: Arc<dyn Disk>, superblock: Superblock, cache_bytes: u64) -> 
     let profile = superblock.profile;
     let summer = superblock.summer();
     let capacity = u64::from(geometry.segments).saturating_mul(u64::from(geometry.segment_bytes));
-    let token = Arc::new(Token);
     let site = Site {
         page_bytes: profile.page_bytes,
         segment_bytes: profile.segment_bytes,
         capacity_bytes: capacity,
     };
-    Ok(Core {
-        io: Arc::new(Io::new(disk, geometry, summer, cache_bytes)),
-        layout: layout(profile.layout, &site)?,
-        tag: low_half(crate::codec::mix(summer.0)),
-        superblock,
-        active: Active::default(),
-        log_layers: vec![],
-        counting: None,
-        runs: vec![],
-        folding: None,
-        merging: None,
-        to_merge: 0,
-        merge_pairs: merge_pairs(capacity, cache_bytes),
-        worked_bytes: 0,
-        logged_bytes: 0,
-        merged_at: 0,
-        tree: Tree::default(),
-        view: Arc::new(View { token: token.clone(), ..View::default() }),
-        segments: Segments::new(geometry),
-        streams: vec![],
-        cleaning: None,
-        cleaning_debt: 0,
-        paid_bytes: 0,
-        spent_64ths: 64,
-        spent_before: (0, 0),
-        cleaned_since: HashSet::new(),
-        cleaned_before: HashSet::new(),
-        token,
-        epochs: VecDeque::new(),
-        batch: Batch::numbered(1),
-        commits: VecDeque::new(),
-        durable: 0,
-        barrier: 0,
-        unflushed_bytes: 0,
-        last_disk: None,
-        durable_disk: None,
-        usual_bytes: 0,
-        log_bytes: 0,
-        checkpoint: None,
-        checkpoint_ptrs: vec![],
-        clock: 0,
-        next_id: 1,
-        links: 0,
-        counters: Counters::default(),
-        full: None,
-        is_resized: false,
-        stopped: None,
-        is_torn: false,
-    })
+    let layout = layout(profile.layout, &site)?;
+    let io = Io::new(disk, geometry, summer, cache_bytes);
+    let mut log = Log::new(io, layout, low_half(crate::codec::mix(summer.0)));
+    log.incarnation = superblock.incarnation;
+    let levels = Levels { merge_pairs: merge_pairs(capacity, cache_bytes), ..Levels::default() };
+    Ok(Core::new(log, levels, Checkpoints::new(superblock)))
 }
 
 /// Makes an empty store.
@@ -149,13 +108,12 @@ pub(crate) fn create(disk: Arc<dyn Disk>, options: &CreateOptions) -> Result<()>
         let ticket = disk.submit(group, &[]).map_err(|refused| Error::Device(refused.error))?;
         disk.wait(ticket)?;
     }
-    for _ in 0..core.layout.streams() {
-        let places = core.segments.take(0).zip(core.segments.take(0));
+    for _ in 0..core.log.layout.streams() {
+        let places = core.log.segments.take(0).zip(core.log.segments.take(0));
         let (segment, next) = places.ok_or(Error::Misuse("the disk is too small for a store"))?;
-        core.streams.push(Stream { segment, pos: 0, next, frame: None });
+        core.log.streams.push(Stream::at((segment, 0, next)));
     }
-    core.write_image()?;
-    core.complete_checkpoint(true)
+    core.write_image()
 }
 
 /// Opens a store; writes nothing if that is asked for.
@@ -193,25 +151,27 @@ pub(crate) fn open_what_is_left(
         Err(error @ Error::Corrupt { .. }) => lost.push(Loss { error, is_needed: true }),
         Err(error) => return Err(error),
     }
-    core.refresh();
+    core.levels.refresh();
     if options.read_only || !lost.is_empty() {
         core.stopped = Some(Error::Misuse("the store is open for reading only"));
         return Ok(core);
     }
     if !is_left_out(Omission::Incarnation) {
-        core.superblock.incarnation = core.superblock.incarnation.saturating_add(1);
-        core.write_superblock(true)?;
+        core.checkpoints.superblock.incarnation =
+            core.checkpoints.superblock.incarnation.saturating_add(1);
+        let ticket = core.checkpoints.write_superblock(&mut core.log)?;
+        core.log.io.disk.wait(ticket)?;
     }
-    core.superblock.log_incarnation = core.superblock.incarnation;
+    core.checkpoints.superblock.log_incarnation = core.checkpoints.superblock.incarnation;
+    core.log.incarnation = core.checkpoints.superblock.incarnation;
     core.write_image()?;
-    core.complete_checkpoint(true)?;
     Ok(core)
 }
 
 /// What the checkpoint says, by one of its copies.
 fn read_blob(core: &Core) -> Result<Blob> {
-    let read = |ptr: Ptr| Blob::decode(&core.io.read_ptr(ptr)?, ptr.at);
-    let Superblock { checkpoint, twin, .. } = core.superblock;
+    let read = |ptr: Ptr| Blob::decode(&core.log.io.read_ptr(ptr)?, ptr.at);
+    let Superblock { checkpoint, twin, .. } = core.checkpoints.superblock;
     read(checkpoint).or_else(|error| {
         log::warn!("the checkpoint's first copy: {error}");
         read(twin.ok_or(error)?)
@@ -224,7 +184,7 @@ fn read_layer(core: &Core, chunks: &[Ptr], losses: &mut Vec<Loss>) -> Result<Lay
     for chunk in chunks {
         let before = pairs.len();
         let read =
-            core.io.read_ptr(*chunk).and_then(|bytes| read_chunk(&bytes, chunk.at, &mut pairs));
+            core.log.io.read_ptr(*chunk).and_then(|bytes| read_chunk(&bytes, chunk.at, &mut pairs));
         match read {
             Ok(()) => {
                 let first = pairs.get(before).map(|(key, _)| key.clone());
@@ -246,64 +206,69 @@ fn read_layer(core: &Core, chunks: &[Ptr], losses: &mut Vec<Loss>) -> Result<Lay
 fn read_table(core: &Core, blob: &Blob) -> Result<Segments> {
     let mut table = vec![];
     for chunk in &blob.table {
-        table.extend(core.io.read_ptr(*chunk)?);
+        table.extend(core.log.io.read_ptr(*chunk)?);
     }
-    Segments::decode(core.superblock.geometry, &table, core.superblock.checkpoint.at)
+    Segments::decode(
+        core.checkpoints.superblock.geometry,
+        &table,
+        core.checkpoints.superblock.checkpoint.at,
+    )
 }
 
 fn load(core: &mut Core, blob: &Blob, lost: &mut Vec<Loss>) -> Result<()> {
-    let checkpoint = core.superblock.checkpoint;
+    let checkpoint = core.checkpoints.superblock.checkpoint;
     match read_table(core, blob) {
-        Ok(table) => core.segments = table,
+        Ok(table) => core.log.segments = table,
         // Readers do without.
         Err(error) => lost.push(Loss { error, is_needed: false }),
     }
     // The table was written before itself.
-    let copies = [vec![checkpoint], core.superblock.twin.into_iter().collect()].concat();
-    core.checkpoint_ptrs = [blob.table.clone(), copies.clone(), blob.image.clone()].concat();
+    let copies =
+        [vec![checkpoint], core.checkpoints.superblock.twin.into_iter().collect()].concat();
+    core.checkpoints.ptrs = [blob.table.clone(), copies.clone(), blob.image.clone()].concat();
     for ptr in [blob.table.clone(), copies].concat() {
-        core.segments.add(ptr.at, ptr.len, blob.clock, false);
+        core.log.segments.add(ptr.at, ptr.len, blob.clock, false);
     }
     let before = lost.len();
     for chunks in &blob.runs {
         let layer = Some(Arc::new(read_layer(core, chunks, lost)?));
-        core.runs.push(Run { layer, chunks: chunks.clone() });
+        core.levels.runs.push(Run { layer, chunks: chunks.clone() });
         // What a part hid that is lost must not be seen: then each stays as it is.
         if lost.len() == before {
-            core.fold_runs();
+            core.levels.fold_runs();
         }
     }
     let mut image = read_layer(core, &blob.image, lost)?;
     if !image.lost.is_empty() {
         let lost = std::mem::take(&mut image.lost);
-        core.log_layers.push(Arc::new(Layer::without(vec![], 0, lost)));
+        core.levels.log_layers.push(Arc::new(Layer::without(vec![], 0, lost)));
     }
-    core.active = Active { map: image.pairs.into_iter().collect(), bytes: image.bytes };
-    core.tree = Tree { root: blob.root.map(Child::Disk) };
-    (core.clock, core.next_id, core.links) = (blob.clock, blob.next_id.max(1), blob.links);
-    if blob.places.len() != core.layout.streams() {
+    core.levels.active = Active { map: image.pairs.into_iter().collect(), bytes: image.bytes };
+    core.levels.tree = Tree { root: blob.root.map(Child::Disk) };
+    (core.log.clock, core.next_id, core.links) = (blob.clock, blob.next_id.max(1), blob.links);
+    if blob.places.len() != core.log.layout.streams() {
         return Err(Error::Corrupt { what: "the number of streams", at_bytes: checkpoint.at });
     }
-    let geometry = core.superblock.geometry;
+    let geometry = core.checkpoints.superblock.geometry;
     for &(segment, pos, next) in &blob.places {
         if segment >= geometry.segments || next >= geometry.segments || pos > geometry.segment_bytes
         {
             return Err(Error::Corrupt { what: "where a stream stood", at_bytes: checkpoint.at });
         }
-        core.segments.reopen(segment);
-        core.segments.reopen(next);
-        core.streams.push(Stream { segment, pos, next, frame: None });
+        core.log.segments.reopen(segment);
+        core.log.segments.reopen(next);
+        core.log.streams.push(Stream::at((segment, pos, next)));
     }
-    core.batch.seq = blob.seq.saturating_add(1);
+    core.log.batch.seq = blob.seq.saturating_add(1);
     Ok(())
 }
 
 /// Reads the frames of one stream from where the checkpoint left it.
 fn scan(core: &Core, stream: usize, place: Place, out: &mut Vec<Found>) -> Result<u64> {
-    let geometry = core.superblock.geometry;
+    let geometry = core.checkpoints.superblock.geometry;
     let (mut segment, mut pos, mut next) = place;
-    let read_bytes = core.layout.log_read_bytes();
-    let mut seq = core.batch.seq;
+    let read_bytes = core.log.layout.log_read_bytes();
+    let mut seq = core.log.batch.seq;
     let mut durable = 0;
     // A stream cannot go through more segments than there are.
     for _ in 0..=geometry.segments {
@@ -324,7 +289,7 @@ fn scan(core: &Core, stream: usize, place: Place, out: &mut Vec<Found>) -> Resul
             out.push(Found { header, stream, segment, table });
         }
         // Something behind the hole may know that it should not be one.
-        let reach = narrow((LOOK_BYTES as usize).max(core.layout.frame_bytes()) as u64);
+        let reach = narrow((LOOK_BYTES as usize).max(core.log.layout.frame_bytes()) as u64);
         let reach = reach.saturating_add(geometry.page_bytes.saturating_mul(2));
         let end = pos.saturating_add(reach).min(geometry.segment_bytes);
         let mut look = pos.saturating_add(geometry.page_bytes);
@@ -339,7 +304,7 @@ fn scan(core: &Core, stream: usize, place: Place, out: &mut Vec<Found>) -> Resul
         if out.len() == before && pos == 0 {
             // A frame that was all of its segment took the link to the next one with it. Where
             // the stream most likely went is known: to what was free behind it.
-            for next in core.segments.free_behind(segment).take(LOOK_SEGMENTS) {
+            for next in core.log.segments.free_behind(segment).take(LOOK_SEGMENTS) {
                 let header = frame_at(core, geometry.start_of(next), 0, 0, &mut None)?;
                 let later = header.map(|(header, _)| header).filter(|header| header.seq >= seq);
                 durable = durable.max(later.map_or(0, |header| header.durable));
@@ -359,7 +324,7 @@ fn frame_at(
     read_bytes: usize,
     window: &mut Option<(u32, draconis_exchange::heap::Private)>,
 ) -> Result<Option<(Header, Vec<u8>)>> {
-    let geometry = core.superblock.geometry;
+    let geometry = core.checkpoints.superblock.geometry;
     let at = start.saturating_add(u64::from(pos));
     let room = geometry.segment_bytes.saturating_sub(pos) as usize;
     let mut wanted = (geometry.page_bytes as usize).max(HEADER);
@@ -371,12 +336,14 @@ fn frame_at(
         if !is_held {
             let len =
                 wanted.max(read_bytes).min(room).next_multiple_of(geometry.page_bytes as usize);
-            *window = Some((pos, core.io.direct(at, len)?));
+            *window = Some((pos, core.log.io.direct(at, len)?));
         }
         let Some((from, bytes)) = window.as_ref() else { return Ok(None) };
         let bytes = bytes.get(pos.saturating_sub(*from) as usize..).unwrap_or_default();
-        let Some(header) = Header::peek(bytes, at, core.tag, room as u64) else { return Ok(None) };
-        let is_ours = header.incarnation == core.superblock.log_incarnation
+        let Some(header) = Header::peek(bytes, at, core.log.tag, room as u64) else {
+            return Ok(None);
+        };
+        let is_ours = header.incarnation == core.checkpoints.superblock.log_incarnation
             && (header.len).is_multiple_of(geometry.page_bytes);
         if !is_ours {
             return Ok(None);
@@ -386,16 +353,18 @@ fn frame_at(
             wanted = end;
             continue;
         };
-        return Ok(header.is_whole(bytes, table, core.io.summer).then(|| (header, table.to_vec())));
+        return Ok(header
+            .is_whole(bytes, table, core.log.io.summer)
+            .then(|| (header, table.to_vec())));
     }
     Ok(None)
 }
 
 /// Whether every payload of a frame is what it was.
 fn has_payloads(core: &Core, found: &Found) -> Result<bool> {
-    let page = core.superblock.geometry.page_bytes as usize;
+    let page = core.checkpoints.superblock.geometry.page_bytes as usize;
     let bytes =
-        core.io.direct(found.header.at, (found.header.len as usize).next_multiple_of(page))?;
+        core.log.io.direct(found.header.at, (found.header.len as usize).next_multiple_of(page))?;
     for item in found.items() {
         let Ok(item) = item else { return Ok(false) };
         if let Item::Pair(_, _, Entry::Data(data)) = item {
@@ -404,7 +373,7 @@ fn has_payloads(core: &Core, found: &Found) -> Result<bool> {
                 .checked_sub(found.header.at)
                 .and_then(|from| bytes.get(index(from)..)?.get(..data.stored as usize));
             let Some(stored) = within else { return Ok(false) };
-            if core.io.verify(&data, stored).is_err() {
+            if core.log.io.verify(&data, stored).is_err() {
                 return Ok(false);
             }
         }
@@ -448,23 +417,22 @@ fn replay(core: &mut Core, blob: &Blob) -> Result<()> {
     }
     if seq < durable {
         let at = commits.values().flatten().map(|frame| frame.header.at).next();
-        return Err(missing(at.unwrap_or(core.superblock.checkpoint.at)));
+        return Err(missing(at.unwrap_or(core.checkpoints.superblock.checkpoint.at)));
     }
-    core.batch.seq = seq.saturating_add(1);
-    core.durable = seq;
-    core.barrier = seq;
+    core.log.batch.seq = seq.saturating_add(1);
+    core.log.sent.found(seq);
     // What nothing leads to, and no stream stands in, is free.
     let standing: HashSet<u32> =
-        core.streams.iter().flat_map(|stream| [stream.segment, stream.next]).collect();
-    for number in 0..core.superblock.geometry.segments {
-        let Some(segment) = core.segments.all.get(number as usize) else { continue };
+        core.log.streams.iter().flat_map(|stream| [stream.segment, stream.next]).collect();
+    for number in 0..core.checkpoints.superblock.geometry.segments {
+        let Some(segment) = core.log.segments.all.get(number as usize) else { continue };
         if segment.live == 0
             && !standing.contains(&number)
             && segment.state != crate::segment::State::Free
         {
-            core.segments.release(number);
+            core.log.segments.release(number);
         } else if standing.contains(&number) {
-            core.segments.reopen(number);
+            core.log.segments.reopen(number);
         }
     }
     Ok(())
@@ -483,27 +451,27 @@ fn accept(core: &mut Core, frames: Vec<Found>) -> Result<()> {
                 pairs.push((order, key, entry));
             }
         }
-        let Some(stream) = core.streams.get_mut(frame.stream) else { continue };
+        let Some(stream) = core.log.streams.get_mut(frame.stream) else { continue };
         if stream.segment != frame.segment {
-            core.segments.close(stream.segment, core.clock);
-            core.segments.reopen(frame.segment);
+            core.log.segments.close(stream.segment, core.log.clock);
+            core.log.segments.reopen(frame.segment);
             stream.segment = frame.segment;
         }
-        let begin = core.superblock.geometry.start_of(frame.segment);
+        let begin = core.checkpoints.superblock.geometry.start_of(frame.segment);
         let within = narrow(frame.header.at.saturating_sub(begin));
         stream.pos = within.saturating_add(frame.header.len);
         stream.next = frame.header.next_segment;
-        core.segments.reopen(stream.next);
+        core.log.segments.reopen(stream.next);
         let (end, seq) = (stream.pos, frame.header.seq);
-        core.segments.set(frame.segment, |segment| {
+        core.log.segments.set(frame.segment, |segment| {
             (segment.used, segment.last_seq) = (segment.used.max(end), seq);
         });
     }
     pairs.sort_by_key(|(order, ..)| *order);
     for (_, key, entry) in pairs {
         if let Entry::Data(data) = &entry {
-            core.clock = core.clock.saturating_add(u64::from(data.stored));
-            core.segments.add(data.at, data.stored, core.clock, true);
+            core.log.clock = core.log.clock.saturating_add(u64::from(data.stored));
+            core.log.segments.add(data.at, data.stored, core.log.clock, true);
         }
         match (named(&key), &entry) {
             (Some(Named::Object(id)), Entry::Object(_)) => {
@@ -512,7 +480,7 @@ fn accept(core: &mut Core, frames: Vec<Found>) -> Result<()> {
             (_, Entry::Link(..)) => core.links = core.links.saturating_add(1),
             _ => {}
         }
-        core.set(key, entry);
+        core.levels.set(&mut core.log.segments, key, entry);
     }
     Ok(())
 }

@@ -23,6 +23,7 @@ use crate::core::Core;
 use crate::segment::State;
 use crate::store::OpenOptions;
 use crate::superblock::Geometry;
+use crate::upkeep::Patience;
 use crate::{Error, Result, Store};
 
 /// Segments that are cleaned between checkpoints to have some free.
@@ -40,14 +41,14 @@ impl Store {
             return Err(Error::Misuse("a store cannot be longer than its disk"));
         }
         let mut core = crate::recover::open(disk, &OpenOptions::default())?;
-        let old = core.superblock.geometry;
-        let new = old.resized(&core.superblock.profile, len_bytes)?;
+        let old = core.checkpoints.superblock.geometry;
+        let new = old.resized(&core.checkpoints.superblock.profile, len_bytes)?;
         if new.segments < old.segments {
             core.move_below(new)?;
         }
-        core.superblock.geometry = new;
-        core.is_resized = true;
-        core.segments.resize(new);
+        core.checkpoints.superblock.geometry = new;
+        core.checkpoints.is_resized = true;
+        core.log.segments.resize(new);
         core.checkpoint_now()
     }
 }
@@ -55,24 +56,26 @@ impl Store {
 impl Core {
     /// Moves all that lies behind the end of `new` to before it.
     fn move_below(&mut self, new: Geometry) -> Result<()> {
-        let old = std::mem::replace(&mut self.superblock.geometry, new);
+        let old = std::mem::replace(&mut self.checkpoints.superblock.geometry, new);
         let fits = self.fits(0);
-        let full = self.no_space(self.segments.held());
-        self.superblock.geometry = old;
+        let full = self.no_space(self.log.segments.held());
+        self.checkpoints.superblock.geometry = old;
         if !fits {
             return Err(full);
         }
         self.merge_now()?;
         self.checkpoint_now()?;
         self.clear_below(new.segments)?;
-        self.segments.withhold(new.segments);
-        if self.segments.free() <= self.floor() {
+        self.log.segments.withhold(new.segments);
+        if self.log.segments.free() <= self.floor() {
             self.find_room(self.floor() + 1)?;
         }
         // Streams go on before the end: nothing is in their log that only they lead to.
-        for stream in 0..self.streams.len() {
-            while self.streams[stream].segment.max(self.streams[stream].next) >= new.segments {
-                self.next_segment(stream)?;
+        for stream in 0..self.log.streams.len() {
+            while self.log.streams[stream].segment.max(self.log.streams[stream].next)
+                >= new.segments
+            {
+                self.log.next_segment(stream)?;
             }
         }
         self.checkpoint_now()?;
@@ -85,7 +88,8 @@ impl Core {
             self.checkpoint_now()?;
             self.checkpoint_now()?;
         }
-        let behind = (new.segments..old.segments).zip(&self.segments.all[new.segments as usize..]);
+        let behind =
+            (new.segments..old.segments).zip(&self.log.segments.all[new.segments as usize..]);
         match behind.into_iter().find(|(_, segment)| segment.live > 0) {
             None => Ok(()),
             Some((number, _)) => Err(Error::Corrupt {
@@ -100,14 +104,14 @@ impl Core {
     fn clear_below(&mut self, end: u32) -> Result<()> {
         let needed = self.floor() + 1;
         for _ in 0..end {
-            if self.segments.free_below(end) >= needed {
+            if self.log.segments.free_below(end) >= needed {
                 break;
             }
-            if self.segments.free() <= self.due() + 2 {
+            if self.log.segments.free() <= self.due() + 2 {
                 self.find_room(self.due() + 3)?;
             }
-            let room = self.segments.free().saturating_sub(self.due() + 1).min(CLEARED_AT_ONCE);
-            let below = self.segments.all[..end as usize].iter().zip(0..);
+            let room = self.log.segments.free().saturating_sub(self.due() + 1).min(CLEARED_AT_ONCE);
+            let below = self.log.segments.all[..end as usize].iter().zip(0..);
             let mut closed: Vec<(i64, u32)> = below
                 .filter(|(it, _)| it.state == State::Closed && it.live > 0 && !it.is_bad)
                 .map(|(it, number)| (it.held(), number))
@@ -127,24 +131,21 @@ impl Core {
     }
 
     fn empty(&mut self, number: u32) -> Result<()> {
-        let segment = self.segments.all[number as usize];
+        let segment = self.log.segments.all[number as usize];
         if segment.state != State::Closed || segment.live == 0 || segment.is_bad {
             return Ok(());
         }
-        if self.segments.free() <= self.due() + 2 {
+        if self.log.segments.free() <= self.due() + 2 {
             self.find_room(self.due() + 3)?;
         }
-        if self.segments.free() <= self.due() + 1 {
-            return Err(self.no_space(u64::from(self.superblock.geometry.segment_bytes)));
+        if self.log.segments.free() <= self.due() + 1 {
+            return Err(
+                self.no_space(u64::from(self.checkpoints.superblock.geometry.segment_bytes))
+            );
         }
-        while self.cleaning.is_some() {
-            self.clean_step()?;
-        }
-        self.begin_cleaning(number)?;
-        while self.cleaning.is_some() {
-            self.clean_step()?;
-        }
-        Ok(())
+        self.finish_cleaning()?;
+        let _ = self.begin_cleaning(number, Patience::Waits)?;
+        self.finish_cleaning()
     }
 }
 

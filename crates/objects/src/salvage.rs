@@ -66,13 +66,13 @@ impl Store {
         let options = OpenOptions { read_only: true, ..OpenOptions::default() };
         let mut losses = vec![];
         let mut core = open_what_is_left(from, &options, &mut losses)?;
-        core.seal_layer();
+        core.levels.seal(&mut core.log.segments);
         let mut done = Salvaged::default();
         for loss in losses {
             done.lose(format!("what is newer than the rest, or hidden by it: {}", loss.error));
         }
         let mut work =
-            Work { view: core.view.clone(), core, into: self, group: Group::new(), done };
+            Work { view: core.levels.view.clone(), core, into: self, group: Group::new(), done };
         work.all()?;
         work.submit()?;
         self.sync()?;
@@ -103,7 +103,7 @@ impl Work<'_> {
     }
 
     fn pairs(&mut self, bounds: (&[u8], &[u8]), what: &str) -> Result<()> {
-        let (view, io) = (self.view.clone(), self.core.io.clone());
+        let (view, io) = (self.view.clone(), self.core.log.io.clone());
         let mut cursor = Cursor::at(&view, &*io, bounds)?;
         let mut last = "the beginning".to_owned();
         let mut is_lost = false;
@@ -180,7 +180,7 @@ impl Work<'_> {
         let to = at.saturating_add(into.len() as u64);
         let mut parts: Vec<(u64, Data)> = vec![];
         let _ = self.view.index().resolve(
-            &*self.core.io,
+            &*self.core.log.io,
             id,
             (at, to),
             &mut None,
@@ -191,20 +191,21 @@ impl Work<'_> {
                 std::ops::ControlFlow::Continue(())
             },
         )?;
-        crate::store::fill(at, into, parts, |data, into| self.core.io.read_data(data, into))?;
+        crate::store::fill(at, into, parts, |data, into| self.core.log.io.read_data(data, into))?;
         Ok(())
     }
 
     /// A value that is an object.
     fn long(&self, id: ObjectId, len: u64) -> Result<Vec<u8>> {
-        let record = self.view.index().object(&*self.core.io, id)?.ok_or(Error::NoObject(id))?;
+        let record =
+            self.view.index().object(&*self.core.log.io, id)?.ok_or(Error::NoObject(id))?;
         if record.len != len {
             return Err(Error::Corrupt {
                 what: "a key whose long value is not there",
                 at_bytes: 0,
             });
         }
-        let mut value = crate::kv::room_for(len, self.core.io.geometry.disk_bytes)?;
+        let mut value = crate::kv::room_for(len, self.core.log.io.geometry.disk_bytes)?;
         self.read(id, 0, &mut value)?;
         Ok(value)
     }
@@ -260,7 +261,7 @@ impl Work<'_> {
     fn next_part(&self, id: ObjectId, from: u64, len: u64) -> Option<(u64, u64, bool)> {
         let mut found = None;
         let looked = self.view.index().resolve(
-            &*self.core.io,
+            &*self.core.log.io,
             id,
             (from, len),
             &mut None,

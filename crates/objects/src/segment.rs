@@ -13,6 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::codec::{Reader, narrow, put_varint};
+use crate::entry::Data;
 use crate::superblock::Geometry;
 use crate::tree::Ptr;
 use crate::{Error, Result};
@@ -214,6 +215,11 @@ impl Segments {
                 "killed twice at {at}"
             );
         });
+    }
+
+    /// Nothing leads to what this entry's data shows any more.
+    pub fn kill_data(&mut self, data: &Data, is_log: bool) {
+        self.kill(data.at.saturating_add(u64::from(data.skip)), data.len, is_log);
     }
 
     /// When what is at `at` was written, about.

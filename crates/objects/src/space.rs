@@ -16,6 +16,7 @@
 )]
 
 use crate::core::Core;
+use crate::upkeep::Patience;
 use crate::{Error, Result};
 
 /// Checkpoints after which nothing was gained in vain.
@@ -32,21 +33,19 @@ pub(crate) struct Full {
 
 impl Core {
     fn segment_bytes(&self) -> u64 {
-        u64::from(self.superblock.geometry.segment_bytes)
+        u64::from(self.checkpoints.superblock.geometry.segment_bytes)
     }
 
     /// Segments that a checkpoint may take after a whole log: for the log's commit, for nodes,
     /// for a run with what leads to it.
     fn upkeep(&self) -> usize {
-        3 + self.layout.log_bytes().div_ceil(self.segment_bytes()) as usize
+        3 + self.log.layout.log_bytes().div_ceil(self.segment_bytes()) as usize
     }
 
     /// Those that it would take now: what the cleaner moved is in the log, too.
     pub fn due(&self) -> usize {
-        let counting = self.counting.iter().map(|counting| counting.layer.bytes);
-        let layers = self.log_layers.iter().map(|layer| layer.bytes).chain(counting);
         // On the disk a pair takes at most half of what it takes in memory.
-        let run_bytes = (self.active.bytes + layers.sum::<usize>()) as u64 / 2;
+        let run_bytes = self.levels.unwritten_bytes() as u64 / 2;
         3 + run_bytes.div_ceil(self.segment_bytes()) as usize
     }
 
@@ -60,21 +59,21 @@ impl Core {
     pub fn floor(&self) -> usize {
         // Cleaning that many together gains more than the pages of the checkpoint after it, even
         // where a sixteenth of each is dead.
-        let page_bytes = u64::from(self.superblock.geometry.page_bytes);
+        let page_bytes = u64::from(self.checkpoints.superblock.geometry.page_bytes);
         self.upkeep() + 4 + (page_bytes * 64).div_ceil(self.segment_bytes()) as usize
     }
 
     /// Free segments that groups which only add may not use.
     pub fn kept(&self) -> usize {
         // A store of few segments has none to spare for what comes in bursts.
-        let few = self.superblock.geometry.segments as usize / 8 + 2;
-        self.floor() + (self.streams.len() + 3).min(few)
+        let few = self.checkpoints.superblock.geometry.segments as usize / 8 + 2;
+        self.floor() + (self.log.streams.len() + 3).min(few)
     }
 
     /// The cleaner begins when fewer segments are free: what `make_room` asks for, and what
     /// is filled until a checkpoint frees what was cleaned.
     pub fn low(&self) -> usize {
-        let filled = (self.layout.log_bytes() * 2).div_ceil(self.segment_bytes());
+        let filled = (self.log.layout.log_bytes() * 2).div_ceil(self.segment_bytes());
         // It keeps up with what is written when an eighth is missing; as much again is for
         // what comes in bursts: long commits, merged runs.
         (self.kept() + 2 + filled as usize) * 8 / 7 + 1
@@ -82,38 +81,37 @@ impl Core {
 
     /// Bytes that groups can fill.
     pub fn capacity_bytes(&self) -> u64 {
-        let segments = self.superblock.geometry.segments as usize;
+        let segments = self.checkpoints.superblock.geometry.segments as usize;
         // Each stream has a segment that it fills and one that it fills next.
-        let kept = self.streams.len() * 2 + self.kept();
+        let kept = self.log.streams.len() * 2 + self.kept();
         // Segments have ends that nothing fits into, and cleaning has to gain something.
         segments.saturating_sub(kept) as u64 * self.segment_bytes() / 16 * 15
     }
 
     /// Bytes that merging writes before it gives back what it merged.
     fn merge_bytes(&self) -> u64 {
-        let chunks = self.runs.iter().flat_map(|run| &run.chunks);
-        let runs: u64 = chunks.map(|chunk| u64::from(chunk.len)).sum();
-        runs + self.log_bytes
+        self.levels.run_bytes() + self.log.bytes
     }
 
     /// Whether so many bytes more leave enough for merging.
     pub fn fits(&self, needed_bytes: u64) -> bool {
-        let (bytes, capacity) = (self.segments.held() + needed_bytes, self.capacity_bytes());
+        let (bytes, capacity) = (self.log.segments.held() + needed_bytes, self.capacity_bytes());
         // Runs are held, too: mostly it is clear without going through them.
-        bytes * 2 + self.log_bytes <= capacity || bytes + self.merge_bytes() <= capacity
+        bytes * 2 + self.log.bytes <= capacity || bytes + self.merge_bytes() <= capacity
     }
 
     /// Segments that a group of so many bytes takes: at the end of each less is left than its
     /// next payload is long.
     fn taken_by(&self, bytes: u64) -> usize {
-        let gap = self.payload_max() as u64 + u64::from(self.superblock.geometry.page_bytes) * 2;
+        let gap = self.log.payload_max() as u64
+            + u64::from(self.checkpoints.superblock.geometry.page_bytes) * 2;
         let usable = self.segment_bytes().saturating_sub(gap).max(self.segment_bytes() / 4);
         bytes.div_ceil(usable) as usize
     }
 
     /// Bytes of segments that groups cannot fill.
     fn kept_bytes(&self) -> u64 {
-        let geometry = &self.superblock.geometry;
+        let geometry = &self.checkpoints.superblock.geometry;
         (u64::from(geometry.segments) * self.segment_bytes()).saturating_sub(self.capacity_bytes())
     }
 
@@ -125,7 +123,7 @@ impl Core {
             true => !self.is_crowded(needed_bytes),
             false => self.fits(needed_bytes),
         };
-        if self.segments.free() >= needed && is_roomy {
+        if self.log.segments.free() >= needed && is_roomy {
             return Ok(());
         }
         self.release();
@@ -139,8 +137,8 @@ impl Core {
         // What gives up goes on as long as its checkpoint has room: a snapshot may keep what
         // was given up.
         let is_enough = match frees {
-            true => self.segments.free() + self.floor() > needed + self.due(),
-            false => self.segments.free() >= needed && self.fits(needed_bytes),
+            true => self.log.segments.free() + self.floor() > needed + self.due(),
+            false => self.log.segments.free() >= needed && self.fits(needed_bytes),
         };
         if is_enough {
             return Ok(());
@@ -174,44 +172,44 @@ impl Core {
     }
 
     pub fn no_space(&self, needed_bytes: u64) -> Error {
-        let held = self.segments.held() + self.merge_bytes();
+        let held = self.log.segments.held() + self.merge_bytes();
         let by_bytes = self.capacity_bytes().saturating_sub(held);
         // Not more than what was tried to be found.
-        let segments = self.segments.free().saturating_sub(self.kept()) as u64;
+        let segments = self.log.segments.free().saturating_sub(self.kept()) as u64;
         let free_bytes = by_bytes.min(segments * self.segment_bytes() / 4 * 3);
         Error::NoSpace { needed_bytes, free_bytes, kept_bytes: self.kept_bytes() }
     }
 
     fn standing(&self, needed_bytes: u64) -> Full {
-        let (groups, free) = (self.counters.groups, self.segments.free());
-        Full { needed_bytes, groups, free, epochs: self.epochs.len() }
+        let (groups, free) = (self.log.counters.groups, self.log.segments.free());
+        Full { needed_bytes, groups, free, epochs: self.checkpoints.epochs.len() }
     }
 
     /// Looks for free segments until there are `needed`, or no more can be had: cleaning moves
     /// what is alive together, merging does away with what runs hide, and a checkpoint frees what
     /// came of both. Each needs a little room itself.
     pub fn find_room(&mut self, needed: usize) -> Result<()> {
-        let (start, mut in_vain) = (self.segments.free(), 0);
+        let (start, mut in_vain) = (self.log.segments.free(), 0);
         let mut best = start;
         let (mut is_counted, mut is_merged) = (false, false);
         loop {
-            self.complete_checkpoint(false)?;
-            if self.segments.free() >= needed {
+            self.release();
+            if self.log.segments.free() >= needed {
                 return Ok(());
             }
-            if self.checkpoint.is_some() {
-                self.complete_checkpoint(true)?;
+            if self.checkpoints.written.is_some() {
+                let _ = self.complete_checkpoint(Patience::Waits)?;
                 continue;
             }
             // What was given up since the last checkpoint is not known to be dead. Where
             // that is little it is tried last.
-            if !is_counted && self.log_bytes >= self.layout.log_bytes() / 4 {
+            if !is_counted && self.log.bytes >= self.log.layout.log_bytes() / 4 {
                 is_counted = true;
                 self.checkpoint_now()?;
                 continue;
             }
             // While a snapshot keeps what was given up, cleaning only uses up what is left.
-            if !self.epochs.is_empty() {
+            if !self.checkpoints.epochs.is_empty() {
                 if is_counted {
                     return Ok(());
                 }
@@ -230,17 +228,17 @@ impl Core {
             }
             // A waiter does not pay for more than is missing, and for what the checkpoint takes
             // that gives it, unless that gains nothing.
-            let waiting = self.cleaned_since.len() + self.cleaned_before.len();
-            let missing = needed + self.due() - self.segments.free();
+            let waiting = self.cleaner.since.len() + self.cleaner.before.len();
+            let missing = needed + self.due() - self.log.segments.free();
             let is_enough = in_vain < IN_VAIN / 2 && waiting >= missing;
-            let can_clean = self.segments.free() > self.due() + 1;
+            let can_clean = self.log.segments.free() > self.due() + 1;
             let is_due = is_enough
-                || self.segments.has_empty()
+                || self.log.segments.has_empty()
                 || !can_clean
-                || (self.cleaning.is_none() && !self.choose()?);
+                || (self.cleaner.cleaning.is_none() && !self.clean_best()?);
             if is_due {
                 // The last try: what was given up may not be known to be dead.
-                if waiting == 0 && !self.segments.has_empty() {
+                if waiting == 0 && !self.log.segments.has_empty() {
                     in_vain = IN_VAIN;
                     if is_counted {
                         continue;
@@ -249,56 +247,62 @@ impl Core {
                 }
                 self.checkpoint_now()?;
                 in_vain += 1;
-                if self.segments.free() > best {
-                    (best, in_vain) = (self.segments.free(), 0);
-                } else if self.segments.free() + 1 < start {
+                if self.log.segments.free() > best {
+                    (best, in_vain) = (self.log.segments.free(), 0);
+                } else if self.log.segments.free() + 1 < start {
                     // It costs more than it gains.
                     return Ok(());
                 }
                 continue;
             }
-            while self.cleaning.is_some() {
-                self.clean_step()?;
-            }
+            self.finish_cleaning()?;
         }
+    }
+
+    /// Begins to clean what is worth most; says whether anything is worth it.
+    fn clean_best(&mut self) -> Result<bool> {
+        let Some(number) = self.best_to_clean() else { return Ok(false) };
+        let _ = self.begin_cleaning(number, Patience::Waits)?;
+        Ok(true)
     }
 
     /// Makes all runs part of the tree, as far as there is room for that.
     pub fn merge_now(&mut self) -> Result<()> {
         let mut is_begun = false;
         loop {
-            if self.folding.is_none() && self.merging.is_none() {
-                if is_begun || self.runs.is_empty() {
+            if self.levels.folding.is_none() && self.levels.merging.is_none() {
+                if is_begun || self.levels.runs.is_empty() {
                     return Ok(());
                 }
                 is_begun = true;
-                self.to_merge = self.runs.len();
-                self.plan_merge();
+                self.levels.to_merge = self.levels.runs.len();
+                self.levels.plan_merge(&self.log);
                 continue;
             }
-            if self.segments.free() <= self.due() {
+            if self.log.segments.free() <= self.due() {
                 self.checkpoint_now()?;
-                let (free, can_clean) = (self.segments.free(), self.epochs.is_empty());
-                if free <= self.due() + 1 && can_clean && self.choose()? {
-                    while self.cleaning.is_some() {
-                        self.clean_step()?;
-                    }
+                let (free, can_clean) =
+                    (self.log.segments.free(), self.checkpoints.epochs.is_empty());
+                if free <= self.due() + 1 && can_clean && self.clean_best()? {
+                    self.finish_cleaning()?;
                     self.checkpoint_now()?;
                 }
-                if self.segments.free() <= self.due() {
+                if self.log.segments.free() <= self.due() {
                     return Ok(());
                 }
             }
-            self.fold_step(1024)?;
-            self.merge_step(self.merged_at_once())?;
+            self.levels.fold(&mut self.log, 1024)?;
+            let pairs = self.merged_at_once();
+            let _ = self.levels.merge(&mut self.log, pairs, Patience::Waits)?;
         }
     }
 
     /// Pairs that a step of merging may bring into the tree: each may change a leaf of its own,
     /// and what leads to it.
     pub fn merged_at_once(&self) -> usize {
-        let room = self.segments.free().saturating_sub(self.due()) as u64 * self.segment_bytes();
-        let pages = room / u64::from(self.superblock.geometry.page_bytes);
+        let room =
+            self.log.segments.free().saturating_sub(self.due()) as u64 * self.segment_bytes();
+        let pages = room / u64::from(self.checkpoints.superblock.geometry.page_bytes);
         (pages as usize / 4).clamp(1, 256)
     }
 }

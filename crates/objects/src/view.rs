@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::entry::{Data, Entry, Named, ObjectRecord, extent_key, named, object_key};
+use crate::entry::{Data, Entry, Key, Named, ObjectRecord, extent_key, named, object_key};
 use crate::layer::{Layer, Sorted, intervals};
 use crate::tree::{Found, Nodes, Tree};
 use crate::{Error, ObjectId, Result};
@@ -166,6 +166,40 @@ impl Index<'_> {
             return Err(wrong("objects over each other in a circle, or too many"));
         }
         self.object(nodes, below)?.ok_or(wrong("an object over one that is not there"))
+    }
+
+    /// What is alive of a payload that was stored with this key: what the key, or the interval
+    /// that begins with it, leads to in it now.
+    pub fn live_parts(
+        &self,
+        nodes: &dyn Nodes,
+        key: &[u8],
+        stored: &Data,
+    ) -> Result<Vec<(Key, Data)>> {
+        let within = |data: &Data| data.at >= stored.at && data.end() <= stored.end();
+        let mut parts = vec![];
+        match named(key) {
+            Some(Named::Extent(id, at)) => {
+                let end = at.saturating_add(u64::from(stored.len));
+                let _ = self.resolve(nodes, id, (at, end), &mut None, &mut |offset, entry| {
+                    if let Entry::Data(data) = entry
+                        && within(&data)
+                    {
+                        parts.push((extent_key(id, offset), data));
+                    }
+                    ControlFlow::Continue(())
+                })?;
+            }
+            Some(Named::Value(_)) => {
+                if let Some(Entry::Data(data)) = self.get(nodes, key)?
+                    && within(&data)
+                {
+                    parts.push((Key::from_slice(key), data));
+                }
+            }
+            _ => {}
+        }
+        Ok(parts)
     }
 
     /// An object's record.

@@ -6,8 +6,8 @@ use crate::segment::State;
 
 impl Check<'_> {
     pub(super) fn compare_counts(&mut self) {
-        let geometry = self.core.superblock.geometry;
-        let segments = self.core.segments.all.clone();
+        let geometry = self.core.checkpoints.superblock.geometry;
+        let segments = self.core.log.segments.all.clone();
         let counts = std::mem::take(&mut self.counts);
         for ((number, segment), counted) in (0..geometry.segments).zip(segments).zip(counts) {
             let at = Some(geometry.start_of(number));
