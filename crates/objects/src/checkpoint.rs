@@ -184,10 +184,11 @@ impl Core {
         };
         if !is_left_out(Omission::FreeAfterCheckpoint) {
             let is_durable = self.log.sent.durable_ticket >= Some(written.ticket);
-            if !is_durable && patience == Patience::Asks {
-                return Ok(Some(Wish::Durable(written.ticket)));
+            match patience {
+                _ if is_durable => {}
+                Patience::Asks => return Ok(Some(Wish::Durable(written.ticket))),
+                Patience::Waits => self.log.io.disk.wait(written.ticket)?,
             }
-            self.log.io.disk.wait(written.ticket)?;
         }
         if let Some(written) = self.checkpoints.written.take() {
             let old = self.levels.renew_token();

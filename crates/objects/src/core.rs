@@ -113,6 +113,9 @@ impl Core {
         if after.iter().any(|ticket| ticket.0 > self.log.batch.seq) {
             return Err(Error::Misuse("a ticket that was never given out"));
         }
+        if let Some(wish) = self.ask_links(group, patience)? {
+            return Ok(ControlFlow::Break(wish));
+        }
         let room = match look(&self.log.io, patience, |nodes| self.plan(group, nodes))? {
             ControlFlow::Continue(plan) => plan.room(),
             ControlFlow::Break(wish) => return Ok(ControlFlow::Break(wish)),

@@ -100,7 +100,7 @@ impl Levels {
             return Ok(None);
         }
         let to = all.len().min(counting.next + AHEAD);
-        let next = &all[counting.ahead..to];
+        let next = all[counting.ahead..to].iter().map(|(key, _)| key);
         let is_known = |key: &Key| {
             let hash = crate::layer::hash(key);
             older.iter().any(|layer| layer.get(key, hash).is_some())
@@ -110,28 +110,6 @@ impl Levels {
             counting.ahead = to;
         }
         Ok(wish)
-    }
-
-    /// Has the leaves in memory that these pairs will be looked up in, or says which are not.
-    pub fn ask_leaves(
-        &self,
-        log: &Log,
-        pairs: &[(Key, Entry)],
-        is_known: impl Fn(&Key) -> bool,
-        patience: Patience,
-    ) -> Result<Option<Wish>> {
-        let io = &*log.io;
-        let far = look(io, patience, |nodes| self.far_leaves((io, nodes), pairs, &is_known))?;
-        let far = match far {
-            ControlFlow::Break(wish) => return Ok(Some(wish)),
-            ControlFlow::Continue(far) => far,
-        };
-        match patience {
-            Patience::Asks if !far.is_empty() => return Ok(Some(Wish::Nodes(far))),
-            Patience::Waits if far.len() > 1 => io.load_ahead(&far),
-            _ => {}
-        }
-        Ok(None)
     }
 
     /// The layer that was counted is a run.
@@ -157,6 +135,7 @@ impl Counting {
         let io = log.io.clone();
         let mut dead: Vec<Data> = vec![];
         let (mut left, mut hint) = (pairs, None);
+        let before = (self.next, self.resume);
         let mut wish = None;
         while left > 0 && !self.is_done() {
             let known = dead.len();
@@ -175,7 +154,10 @@ impl Counting {
         }
         dead.iter().for_each(|dead| log.segments.kill_data(dead, false));
         self.chunks.feed(log, &self.layer.pairs[..self.next])?;
-        Ok(wish.map_or(Step::Continue(pairs as u64), Step::Break))
+        Ok(match wish {
+            Some(wish) if (self.next, self.resume) == before => Step::Break(wish),
+            _ => Step::Continue((pairs - left) as u64),
+        })
     }
 
     /// What the next pair hides; where in its interval to go on, if that is much.

@@ -16,6 +16,7 @@
     reason = "counts and places are this process's own; what was decoded was bounded there"
 )]
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use crate::Result;
@@ -29,6 +30,7 @@ use crate::merge::{Folding, Merging};
 use crate::run::Run;
 use crate::segment::Segments;
 use crate::tree::{Nodes, Ptr, Tree};
+use crate::upkeep::{Patience, Wish, look};
 use crate::view::{Index, Token, View};
 
 /// All that leads somewhere.
@@ -126,29 +128,33 @@ impl Levels {
         (self.active.map.len() + layers) as u64
     }
 
+    /// What layers have of a key that is no interval's.
+    pub fn layered(&self, key: &Key) -> Option<&Entry> {
+        self.active.map.get(key).or_else(|| {
+            let hash = crate::layer::hash(key);
+            self.view.layers.iter().find_map(|layer| layer.get(key, hash))
+        })
+    }
+
     /// What memory knows a key to have that is no interval's.
     pub fn remembered(&self, io: &Io, key: &Key) -> Option<Entry> {
-        if let Some(entry) = self.active.map.get(key) {
-            return Some(entry.clone());
-        }
-        let hash = crate::layer::hash(key);
-        match self.view.layers.iter().find_map(|layer| layer.get(key, hash)) {
+        match self.layered(key) {
             Some(entry) => Some(entry.clone()),
             None => self.tree.get(&InMemory::of(io), key).ok().flatten(),
         }
     }
 
-    /// The leaves that are not in memory and that these pairs, sorted by key, will be looked up
-    /// in: one by one each would be waited for. `is_known` says which keys are answered without.
-    pub fn far_leaves(
+    /// The leaves that are not in memory and that these keys, which are sorted, will be looked up
+    /// in: one by one each would be waited for. `is_known` says which are answered without.
+    fn far_leaves<'k>(
         &self,
         (io, nodes): (&Io, &dyn Nodes),
-        pairs: &[(Key, Entry)],
+        keys: impl Iterator<Item = &'k Key>,
         is_known: impl Fn(&Key) -> bool,
     ) -> Result<Vec<Ptr>> {
         let mut wanted: Vec<Ptr> = vec![];
         let mut upper: Option<Key> = Some(Key::new());
-        for (key, _) in pairs {
+        for key in keys {
             let Some(bound) = &upper else { break };
             if key < bound {
                 continue;
@@ -162,6 +168,28 @@ impl Levels {
             }
         }
         Ok(wanted)
+    }
+
+    /// Has the leaves in memory that these sorted keys will be looked up in, or says which are not.
+    pub fn ask_leaves<'k>(
+        &self,
+        log: &Log,
+        keys: impl Iterator<Item = &'k Key> + Clone,
+        is_known: impl Fn(&Key) -> bool,
+        patience: Patience,
+    ) -> Result<Option<Wish>> {
+        let io = &*log.io;
+        let far = look(io, patience, |nodes| self.far_leaves((io, nodes), keys, &is_known))?;
+        let far = match far {
+            ControlFlow::Break(wish) => return Ok(Some(wish)),
+            ControlFlow::Continue(far) => far,
+        };
+        match patience {
+            Patience::Asks if !far.is_empty() => return Ok(Some(Wish::Nodes(far))),
+            Patience::Waits if far.len() > 1 => io.load_ahead(&far),
+            _ => {}
+        }
+        Ok(None)
     }
 
     /// The parts of all runs, and of those that are being written.

@@ -338,6 +338,12 @@ impl Io {
         *self.ahead.write() = self.loaded(ptrs);
     }
 
+    /// The same, beside what was loaded last.
+    pub fn load_more_ahead(&self, ptrs: &[Ptr]) {
+        let more = self.loaded(ptrs);
+        self.ahead.write().extend(more);
+    }
+
     /// Nodes from the disk by their sums. What cannot be read is found out when it is needed.
     fn loaded(&self, ptrs: &[Ptr]) -> Loaded {
         let mut loaded = Loaded::new();

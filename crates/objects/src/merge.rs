@@ -250,7 +250,8 @@ impl Levels {
             ControlFlow::Continue(to) => to,
             ControlFlow::Break(wish) => return Ok(Step::Break(wish)),
         };
-        if let Some(wish) = self.ask_leaves(log, &layer.pairs[next..to], |_| false, patience)? {
+        let keys = layer.pairs[next..to].iter().map(|(key, _)| key);
+        if let Some(wish) = self.ask_leaves(log, keys, |_| false, patience)? {
             return Ok(Step::Break(wish));
         }
         let pairs = pairs.max(to - next);

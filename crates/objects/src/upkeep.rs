@@ -69,10 +69,11 @@ pub(crate) enum Granted {
 }
 
 impl Wish {
-    /// Fulfils it, which may take long. What fails is found out by the step, for an error that
-    /// says it all.
-    pub fn fulfil(self, io: &Io) -> Option<Granted> {
+    /// Fulfils it, which may take long; what was read for those before stays if `is_further`. What
+    /// fails is found out by the step, for an error that says it all.
+    pub fn fulfil(self, io: &Io, is_further: bool) -> Option<Granted> {
         match self {
+            Self::Nodes(nodes) if is_further => io.load_more_ahead(&nodes),
             Self::Nodes(nodes) => io.load_ahead(&nodes),
             Self::Bytes(reading, to) => reading.lock().wait(to),
             Self::Settled(ticket) => {
@@ -376,7 +377,6 @@ impl Core {
             || levels.folding.is_some()
             || levels.merging.is_some()
             || self.cleaner.cleaning.is_some()
-            || self.checkpoints.written.is_some()
     }
 
     /// The next step of the checkpoint that is on its way, till it is durable.

@@ -4,9 +4,10 @@
 use std::collections::HashMap;
 
 use crate::core::Core;
-use crate::entry::{KEY_MAX, NAME_MAX, ObjectRecord, PIECE, name_key, value_key};
+use crate::entry::{KEY_MAX, Key, NAME_MAX, ObjectRecord, PIECE, name_key, value_key};
 use crate::group::Op;
 use crate::tree::Nodes;
+use crate::upkeep::{Patience, Wish};
 use crate::view::Index;
 use crate::{Error, Group, ObjectId, Result};
 
@@ -138,15 +139,13 @@ impl Core {
                     }
                     plan.frees = true;
                 }
-                Op::Put { key, key_len, value_len, .. } => {
+                Op::Put { key_len, value_len, .. } => {
                     self.check_key(key_len)?;
-                    self.see_link(group, (key, key_len), nodes)?;
                     plan.needed_bytes += key_len as u64 * 2;
                     plan.add(value_len, per_piece, self.log.payload_max());
                 }
-                Op::Remove { key, key_len } => {
+                Op::Remove { key_len, .. } => {
                     self.check_key(key_len)?;
-                    self.see_link(group, (key, key_len), nodes)?;
                     plan.needed_bytes += key_len as u64 * 2;
                     plan.frees = true;
                 }
@@ -174,12 +173,23 @@ impl Core {
         Ok(())
     }
 
-    /// Has in memory what says whether a key's value is an object: that goes with it.
-    fn see_link(&self, group: &Group, (key, len): (usize, usize), nodes: &dyn Nodes) -> Result<()> {
-        if self.links > 0 || self.is_scarce() {
-            let key = value_key(&group.bytes[key..key + len]);
-            self.levels.index().get(nodes, &key)?;
+    /// The leaves that say whether keys of a group have values that are objects, which go with
+    /// them, or are there at all, if they are not in memory.
+    pub(super) fn ask_links(&self, group: &Group, patience: Patience) -> Result<Option<Wish>> {
+        let (has_links, is_scarce) = (self.links > 0, self.is_scarce());
+        if !has_links && !is_scarce {
+            return Ok(None);
         }
-        Ok(())
+        let key_of = |op: &Op| match *op {
+            Op::Put { key, key_len, .. } if has_links => Some((key, key_len)),
+            Op::Remove { key, key_len } => Some((key, key_len)),
+            _ => None,
+        };
+        let asked = group.ops.iter().filter_map(key_of);
+        let mut keys: Vec<Key> =
+            asked.map(|(key, len)| value_key(&group.bytes[key..key + len])).collect();
+        keys.sort_unstable();
+        let is_known = |key: &Key| self.levels.layered(key).is_some();
+        self.levels.ask_leaves(&self.log, keys.iter(), is_known, patience)
     }
 }

@@ -68,7 +68,7 @@ impl Store {
                 }
                 ControlFlow::Break(wish) => {
                     drop(core);
-                    wish.fulfil(&self.io);
+                    wish.fulfil(&self.io, wishes > 0);
                     wishes = wishes.saturating_add(1);
                 }
             }
@@ -105,8 +105,8 @@ impl Store {
                 Err(error) => return Err(core.stop(error)),
             };
             drop(core);
+            let granted = wish.fulfil(&self.io, wishes > 0);
             wishes = wishes.saturating_add(1);
-            let granted = wish.fulfil(&self.io);
             core = self.core.write();
             if let Some(granted) = granted {
                 core.log.sent.grant(granted);
