@@ -22,13 +22,13 @@ mod plan;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use crate::checkpoint::Checkpoints;
-use crate::clean::Cleaner;
 use crate::index::Levels;
+use crate::index::view::View;
 use crate::log::Log;
+use crate::recovery::checkpoint::Checkpoints;
 use crate::space::Full;
+use crate::space::clean::Cleaner;
 use crate::upkeep::{Patience, Upkeep, Wish, look};
-use crate::view::View;
 use crate::{Error, Group, Result, Ticket};
 
 /// The state of a store. Everything here is under one lock.

@@ -24,11 +24,11 @@ use smallvec::SmallVec;
 
 use crate::codec::Summer;
 use crate::entry::{Data, PIECE};
-use crate::frame::Done;
 use crate::hooks::{Omission, is_left_out};
+use crate::index::tree::{Loaded, Node, Nodes, Ptr};
+use crate::log::frame::Done;
 use crate::memory::Memory;
-use crate::superblock::Geometry;
-use crate::tree::{Loaded, Node, Nodes, Ptr};
+use crate::recovery::superblock::Geometry;
 use crate::{Error, Result};
 
 /// Reads longer than this are not remembered.

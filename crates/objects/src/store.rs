@@ -18,10 +18,10 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use crate::core::Core;
 use crate::disk::Place;
 use crate::entry::{Data, Entry, ObjectRecord};
+use crate::index::view::View;
 use crate::io::{CacheInfo, Io};
 use crate::log::Counters;
 use crate::upkeep::Paid;
-use crate::view::View;
 use crate::{Error, Group, NewObject, ObjectId, Refused, Result};
 
 pub use self::snapshot::Snapshot;
@@ -155,7 +155,7 @@ impl Store {
     /// # Errors
     /// [`Error::Misuse`] where the profile does not fit the disk; what the disk says.
     pub fn create(disk: Arc<dyn Disk>, options: &CreateOptions) -> Result<()> {
-        crate::recover::create(disk, options)
+        crate::recovery::create(disk, options)
     }
 
     /// Opens the store on `disk`, after whatever happened to it.
@@ -164,7 +164,7 @@ impl Store {
     /// [`Error::NotAStore`], or [`Error::Corrupt`] where the disk lost or changed what it
     /// had; never for what a power cut left.
     pub fn open(disk: Arc<dyn Disk>, options: &OpenOptions) -> Result<Arc<Self>> {
-        let core = crate::recover::open(disk, options)?;
+        let core = crate::recovery::open(disk, options)?;
         let io = core.log.io.clone();
         Ok(Arc::new(Self {
             core: RwLock::new(core),
@@ -182,7 +182,7 @@ impl Store {
     /// # Errors
     /// [`Error::NotAStore`], or what the disk says.
     pub fn measures(disk: &dyn Disk) -> Result<(u64, Profile)> {
-        let (superblock, _) = crate::superblock::Superblock::find(disk)?;
+        let (superblock, _) = crate::recovery::superblock::Superblock::find(disk)?;
         Ok((superblock.geometry.disk_bytes, superblock.profile))
     }
 

@@ -34,10 +34,10 @@ use parking_lot::Mutex;
 
 use crate::Result;
 use crate::core::Core;
-use crate::counting::AHEAD;
+use crate::index::counting::AHEAD;
+use crate::index::tree::{Nodes, Ptr};
 use crate::io::{InMemory, Io};
-use crate::reading::Reading;
-use crate::tree::{Nodes, Ptr};
+use crate::space::reading::Reading;
 
 /// Pairs of one step of folding and merging.
 const STEP: u64 = 64;

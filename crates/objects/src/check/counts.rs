@@ -2,7 +2,7 @@
 
 use super::Check;
 use super::report::{What, finding};
-use crate::segment::State;
+use crate::space::segment::State;
 
 impl Check<'_> {
     pub(super) fn compare_counts(&mut self) {

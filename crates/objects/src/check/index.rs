@@ -7,7 +7,7 @@ use super::report::{Finding, Of, What, finding};
 use super::walk::{Map, Seen};
 use crate::ObjectId;
 use crate::entry::{Data, Named, ObjectRecord};
-use crate::tree::Ptr;
+use crate::index::tree::Ptr;
 
 impl Check<'_> {
     /// Runs, tables and checkpoint: everything but nodes and payloads.

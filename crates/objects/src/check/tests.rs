@@ -5,9 +5,9 @@ use draconis_exchange::heap::Block;
 
 use super::*;
 use crate::entry::{Data, Entry, Key, ObjectRecord, extent_key, object_key, value_key};
+use crate::index::tree::{Child, Inner, Node, Nodes};
 use crate::kv::{Batch, Kv};
-use crate::superblock::Superblock;
-use crate::tree::{Child, Inner, Node, Nodes};
+use crate::recovery::superblock::Superblock;
 use crate::upkeep::Patience;
 use crate::{CreateOptions, Group, Hint, LayoutKind, ObjectId, Profile};
 
@@ -33,7 +33,7 @@ fn made(layout: LayoutKind) -> Arc<dyn Disk> {
     kv.write(batch).unwrap();
     // All of it in the tree, and something over it.
     store.checkpoint().unwrap();
-    let mut core = crate::recover::open(disk.clone(), &OpenOptions::default()).unwrap();
+    let mut core = crate::recovery::open(disk.clone(), &OpenOptions::default()).unwrap();
     drop(store);
     core.checkpoint_now().unwrap();
     core.levels.merge_all(&mut core.log).unwrap();
@@ -64,7 +64,7 @@ fn whats(report: &Report) -> Vec<What> {
 /// Spoils a store from the inside, so that its next checkpoint writes it down.
 fn plant(spoil: impl FnOnce(&mut Core)) -> Report {
     let disk = made(LayoutKind::Cow);
-    let mut core = crate::recover::open(disk.clone(), &OpenOptions::default()).unwrap();
+    let mut core = crate::recovery::open(disk.clone(), &OpenOptions::default()).unwrap();
     spoil(&mut core);
     core.checkpoint_now().unwrap();
     drop(core);
@@ -113,7 +113,7 @@ fn little_memory_gives_the_same_report() {
     let disk = made(LayoutKind::Log);
     let id = {
         let options = OpenOptions { read_only: true, ..OpenOptions::default() };
-        let core = crate::recover::open(disk.clone(), &options).unwrap();
+        let core = crate::recovery::open(disk.clone(), &options).unwrap();
         data_of(&core, 2).at
     };
     flip(&disk, id);
@@ -134,7 +134,7 @@ fn little_memory_gives_the_same_report() {
 fn rot_is_named_with_its_owner() {
     let disk = made(LayoutKind::Cow);
     let options = OpenOptions { read_only: true, ..OpenOptions::default() };
-    let core = crate::recover::open(disk.clone(), &options).unwrap();
+    let core = crate::recovery::open(disk.clone(), &options).unwrap();
     let of_object = data_of(&core, 3).at;
     let key = value_key(&7u32.to_be_bytes());
     let Some(Entry::Data(of_key)) = core.levels.index().get(&*core.log.io, &key).unwrap() else {
@@ -154,7 +154,7 @@ fn rot_is_named_with_its_owner() {
 fn a_node_that_is_not_what_it_was() {
     let disk = made(LayoutKind::Cow);
     let options = OpenOptions { read_only: true, ..OpenOptions::default() };
-    let core = crate::recover::open(disk.clone(), &options).unwrap();
+    let core = crate::recovery::open(disk.clone(), &options).unwrap();
     let Some(Child::Disk(root)) = core.levels.tree.root else { panic!("a root on the disk") };
     flip(&disk, root.at + 5);
     let report = check(&disk);
@@ -321,7 +321,7 @@ fn values_and_their_keys() {
 #[test]
 fn a_long_value_that_is_not_there_is_an_error_for_who_asks() {
     let disk = made(LayoutKind::Cow);
-    let mut core = crate::recover::open(disk.clone(), &OpenOptions::default()).unwrap();
+    let mut core = crate::recovery::open(disk.clone(), &OpenOptions::default()).unwrap();
     let endless = ObjectRecord { len: 1 << 60, is_value: true, ..ObjectRecord::new(Hint::Cold) };
     core.pair(object_key(ObjectId(4)), Entry::Object(endless)).unwrap();
     let links = [(&b"lost"[..], 99, 5), (b"other", 2, 5), (b"endless", 4, 1 << 60)];

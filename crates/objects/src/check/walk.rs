@@ -7,10 +7,10 @@ use super::report::{Finding, What, finding};
 use crate::codec::{Reader, narrow};
 use crate::core::Core;
 use crate::entry::{Data, Entry, Key, Named, ObjectRecord, named};
+use crate::index::layer::{Layer, Sorted, hash, intervals};
+use crate::index::tree::{Child, Inner, Node, Nodes, Ptr, Tree};
+use crate::index::view::Index;
 use crate::io::Io;
-use crate::layer::{Layer, Sorted, hash, intervals};
-use crate::tree::{Child, Inner, Node, Nodes, Ptr, Tree};
-use crate::view::Index;
 use crate::{Error, ObjectId};
 
 /// Leaves that are asked for together.

@@ -1,14 +1,18 @@
 //! What a group would do, and whether it can: looked at before anything is done.
-#![allow(clippy::arithmetic_side_effects, reason = "lengths of what is in memory")]
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    reason = "lengths of what is in memory, and places in it"
+)]
 
 use std::collections::HashMap;
 
 use crate::core::Core;
 use crate::entry::{KEY_MAX, Key, NAME_MAX, ObjectRecord, PIECE, name_key, value_key};
 use crate::group::Op;
-use crate::tree::Nodes;
+use crate::index::tree::Nodes;
+use crate::index::view::Index;
 use crate::upkeep::{Patience, Wish};
-use crate::view::Index;
 use crate::{Error, Group, ObjectId, Result};
 
 fn check_name(len: usize) -> Result<()> {

@@ -3,6 +3,12 @@
 //! Law 1: the first frames of a long commit may go ahead; its last one goes last, and says that
 //! it is the last.
 //! Law 2: what frames say is durable was waited for, or is by the order that the disk was given.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::indexing_slicing,
+    reason = "sequence numbers, counts and places are this process's own; streams are numbered by their layout"
+)]
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,8 +17,8 @@ use draconis_device::{Group, Ticket, Write};
 use draconis_exchange::heap::{Block, Private};
 
 use super::Log;
-use crate::frame::{Done, Header};
 use crate::hooks::{Omission, barrier_bytes, is_left_out};
+use crate::log::frame::{Done, Header};
 use crate::upkeep::Granted;
 use crate::{Error, Result};
 

@@ -1,9 +1,15 @@
 //! The places that are being filled: a segment and an open frame for each stream.
 //!
 //! Law: a stream knows where it goes on before it gets there, and each of its frames says so.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::indexing_slicing,
+    reason = "sequence numbers, counts and places are this process's own; streams are numbered by their layout"
+)]
 
 use super::Log;
-use crate::frame::Frame;
+use crate::log::frame::Frame;
 use crate::{Error, Result};
 
 /// Where a stream stood: segment, position in it, the segment after it.

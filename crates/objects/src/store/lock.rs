@@ -12,10 +12,10 @@ use parking_lot::RwLockWriteGuard;
 use super::Store;
 use crate::Result;
 use crate::core::Core;
+use crate::index::tree::{Loaded, Nodes};
+use crate::index::view::{Index, View};
 use crate::io::InMemory;
-use crate::tree::{Loaded, Nodes};
 use crate::upkeep::{Patience, Share, Step, Wish};
-use crate::view::{Index, View};
 
 /// Wishes in turn before what is missing is read under the lock: others may drive out what was read
 /// for one, or change what it was read for.

@@ -15,8 +15,8 @@ use draconis_exchange::heap::Block;
 
 use crate::codec::{Reader, Summer, index};
 use crate::hooks::{Omission, is_left_out};
+use crate::index::tree::Ptr;
 use crate::layout::{kind_of, number_of};
-use crate::tree::Ptr;
 use crate::{Error, Profile, Result};
 
 /// "DracoObj", as little-endian bytes.

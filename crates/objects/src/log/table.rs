@@ -279,7 +279,7 @@ mod tests {
                 )
             })
             .collect();
-        assert!(table(&pairs).len() <= 4096 - crate::frame::HEADER, "{}", table(&pairs).len());
+        assert!(table(&pairs).len() <= 4096 - crate::log::frame::HEADER, "{}", table(&pairs).len());
     }
 
     #[test]

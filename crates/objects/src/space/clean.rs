@@ -20,16 +20,16 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::core::Core;
 use crate::entry::{Data, Entry, Key};
-use crate::frame::{HEADER, Header};
 use crate::hooks::{Omission, is_left_out};
 use crate::index::Levels;
+use crate::index::tree::{Node, Ptr};
 use crate::io::Io;
 use crate::layout::Kind;
 use crate::log::Log;
-use crate::reading::Reading;
-use crate::segment::{Segment, State};
-use crate::table::{Item, Items};
-use crate::tree::{Node, Ptr};
+use crate::log::frame::{HEADER, Header};
+use crate::log::table::{Item, Items};
+use crate::space::reading::Reading;
+use crate::space::segment::{Segment, State};
 use crate::upkeep::{Patience, Step, Wish, look};
 use crate::{Error, Result};
 

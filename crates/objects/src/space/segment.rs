@@ -14,8 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::codec::{Reader, narrow, put_varint};
 use crate::entry::Data;
-use crate::superblock::Geometry;
-use crate::tree::Ptr;
+use crate::index::tree::Ptr;
+use crate::recovery::superblock::Geometry;
 use crate::{Error, Result};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

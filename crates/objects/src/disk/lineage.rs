@@ -19,8 +19,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::disk::Place;
+use crate::disk::fork::{Into, own_bytes};
 use crate::entry::ObjectRecord;
-use crate::fork::{Into, own_bytes};
 use crate::{Error, Group, ObjectDisk, ObjectId, Result, Store};
 
 /// Between the name of a disk and that of its snapshot.

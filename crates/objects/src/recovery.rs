@@ -17,30 +17,36 @@
 //! tried to open the store before had: what is left of lost commits, and of lost attempts to
 //! open, can never be taken for new ones.
 
+pub(crate) mod blob;
+pub(crate) mod checkpoint;
+mod resize;
+pub(crate) mod salvage;
+pub(crate) mod superblock;
+
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use draconis_device::Disk;
 
-use crate::blob::Blob;
-use crate::checkpoint::Checkpoints;
 use crate::codec::{index, low_half, narrow};
 use crate::core::Core;
 use crate::entry::{Entry, Key, Named, named};
-use crate::frame::{HEADER, Header, missing};
 use crate::hooks::{Omission, is_left_out};
 use crate::index::Levels;
+use crate::index::layer::{Active, Layer, Lost, weight};
+use crate::index::merge::merge_pairs;
+use crate::index::run::{Run, read_chunk};
+use crate::index::tree::{Child, Ptr, Tree};
 use crate::io::Io;
-use crate::layer::{Active, Layer, Lost, weight};
 use crate::layout::{Site, layout};
+use crate::log::frame::{HEADER, Header, missing};
+use crate::log::table::{Item, Items};
 use crate::log::{Log, Place, Stream};
-use crate::merge::merge_pairs;
-use crate::run::{Run, read_chunk};
-use crate::segment::Segments;
+use crate::recovery::blob::Blob;
+use crate::recovery::checkpoint::Checkpoints;
+use crate::recovery::superblock::{Geometry, Superblock, wipe};
+use crate::space::segment::Segments;
 use crate::store::{CreateOptions, OpenOptions};
-use crate::superblock::{Geometry, Superblock, wipe};
-use crate::table::{Item, Items};
-use crate::tree::{Child, Ptr, Tree};
 use crate::{Error, Result};
 
 /// How far behind a hole frames are looked for that say it should not be there.
@@ -428,7 +434,7 @@ fn replay(core: &mut Core, blob: &Blob) -> Result<()> {
         let Some(segment) = core.log.segments.all.get(number as usize) else { continue };
         if segment.live == 0
             && !standing.contains(&number)
-            && segment.state != crate::segment::State::Free
+            && segment.state != crate::space::segment::State::Free
         {
             core.log.segments.release(number);
         } else if standing.contains(&number) {

@@ -20,8 +20,8 @@ use std::ops::ControlFlow;
 
 use crate::core::Core;
 use crate::entry::{Data, Entry, ObjectRecord, extent_key, object_key};
-use crate::tree::Nodes;
-use crate::view::{DEPTH_MAX, Index};
+use crate::index::tree::Nodes;
+use crate::index::view::{DEPTH_MAX, Index};
 use crate::{Error, ObjectId, Result};
 
 /// What is moved by one group, in bytes and in entries.

@@ -4,7 +4,7 @@ use super::*;
 use crate::ObjectId;
 use crate::codec::mix;
 use crate::entry::value_key;
-use crate::leaf::Edit;
+use crate::index::leaf::Edit;
 
 /// Nodes in a map, by a number that is never used again.
 #[derive(Default)]

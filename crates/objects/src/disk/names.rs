@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use crate::cursor::Cursor;
 use crate::entry::{BEHIND_NAMES, Named, name_key, named};
+use crate::index::cursor::Cursor;
 use crate::{Error, ObjectId, Result, Store};
 
 impl Store {

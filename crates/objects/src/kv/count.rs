@@ -1,8 +1,8 @@
 //! How much the kv holds: from the index alone, values are not read.
 
 use crate::Result;
-use crate::cursor::Cursor;
 use crate::entry::{Entry, Named, named, value_key};
+use crate::index::cursor::Cursor;
 use crate::kv::Kv;
 
 /// What the kv holds.

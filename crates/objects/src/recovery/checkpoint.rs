@@ -24,18 +24,18 @@ use std::sync::Arc;
 
 use draconis_device::{Extent, Group as DiskGroup, Ticket as DiskTicket};
 
-use crate::blob::Blob;
 use crate::core::Core;
-use crate::counting::AHEAD;
 use crate::hooks::{Omission, is_left_out};
-use crate::layer::Layer;
+use crate::index::counting::AHEAD;
+use crate::index::layer::Layer;
+use crate::index::run::Chunks;
+use crate::index::tree::Ptr;
+use crate::index::view::Token;
 use crate::layout::Kind;
 use crate::log::{Log, Place};
-use crate::run::Chunks;
-use crate::superblock::Superblock;
-use crate::tree::Ptr;
+use crate::recovery::blob::Blob;
+use crate::recovery::superblock::Superblock;
 use crate::upkeep::{Patience, Step, Wish};
-use crate::view::Token;
 use crate::{Error, Result};
 
 /// What the disk has to begin from, and what waits for that.

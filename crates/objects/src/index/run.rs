@@ -16,9 +16,9 @@ use std::sync::Arc;
 use crate::Result;
 use crate::codec::Reader;
 use crate::entry::{Entry, Key, put_key_behind, read_pair_behind, unfolded_max};
-use crate::layer::Layer;
+use crate::index::layer::Layer;
+use crate::index::tree::Ptr;
 use crate::log::Log;
-use crate::tree::Ptr;
 
 /// A counted layer, in memory and on the disk.
 pub(crate) struct Run {

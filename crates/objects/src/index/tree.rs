@@ -18,9 +18,12 @@ mod tests;
 use std::sync::Arc;
 
 use crate::entry::{Entry, Key};
-use crate::leaf::Leaf;
-pub(crate) use crate::node::{Child, Inner, LEVELS_MAX, Loaded, Node, Nodes, NodesMut, Ptr};
+use crate::index::leaf::Leaf;
+pub(crate) use crate::index::node::{Child, Inner, LEVELS_MAX, Loaded, Node, Nodes, NodesMut, Ptr};
 use crate::{Error, Result};
+
+/// The first key that something may have, and the first that it may not have.
+type Bounds = (Key, Option<Key>);
 
 /// The tree, as of one moment.
 #[derive(Clone, Debug, Default)]
@@ -113,7 +116,7 @@ impl Tree {
         nodes: &dyn Nodes,
         key: &[u8],
         is_before: bool,
-    ) -> (Result<Option<Arc<Node>>>, (Key, Option<Key>)) {
+    ) -> (Result<Option<Arc<Node>>>, Bounds) {
         let (mut lower, mut upper) = (Key::new(), None);
         let node = self.walk(nodes, key, is_before, &mut |inner, index| {
             lower = inner.children[index].0.clone();
@@ -131,7 +134,7 @@ impl Tree {
 
     /// What keys the node may have that cannot be read on the way to the leaf of `key`, or of
     /// what is just before it: the first, and the first that it may not have.
-    pub fn unreadable(&self, nodes: &dyn Nodes, key: &[u8], is_before: bool) -> (Key, Option<Key>) {
+    pub fn unreadable(&self, nodes: &dyn Nodes, key: &[u8], is_before: bool) -> Bounds {
         // Ends where it fails, which it does.
         self.walk_within(nodes, key, is_before).1
     }

@@ -10,14 +10,14 @@ use std::sync::Arc;
 use draconis_device::Disk;
 
 use crate::core::Core;
-use crate::cursor::Cursor;
 use crate::entry::{
     BEHIND_NAMES, Data, Entry, Key, Named, ObjectRecord, PIECE, name_key, named, object_key,
     value_key,
 };
-use crate::recover::open_what_is_left;
+use crate::index::cursor::Cursor;
+use crate::index::view::View;
+use crate::recovery::open_what_is_left;
 use crate::store::OpenOptions;
-use crate::view::View;
 use crate::{Error, Group, NewObject, ObjectId, Result, Store};
 
 /// What is gathered for one group, in bytes.

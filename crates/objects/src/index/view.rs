@@ -6,8 +6,8 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::entry::{Data, Entry, Key, Named, ObjectRecord, extent_key, named, object_key};
-use crate::layer::{Layer, Sorted, intervals};
-use crate::tree::{Found, Nodes, Tree};
+use crate::index::layer::{Layer, Sorted, intervals};
+use crate::index::tree::{Found, Nodes, Tree};
 use crate::{Error, ObjectId, Result};
 
 /// Held by those who may still read what a checkpoint did away with.
@@ -57,7 +57,7 @@ impl Index<'_> {
 
     /// What a key leads to: what hides something is `None`. Not for intervals.
     pub fn get(&self, nodes: &dyn Nodes, key: &[u8]) -> Result<Option<Entry>> {
-        let hash = crate::layer::hash(key);
+        let hash = crate::index::layer::hash(key);
         let mut found = self.top.and_then(|top| top.get(key, hash));
         for layer in self.layers {
             if found.is_some() {

@@ -20,9 +20,9 @@ use std::sync::Arc;
 use draconis_device::Disk;
 
 use crate::core::Core;
-use crate::segment::State;
+use crate::recovery::superblock::Geometry;
+use crate::space::segment::State;
 use crate::store::OpenOptions;
-use crate::superblock::Geometry;
 use crate::upkeep::Patience;
 use crate::{Error, Result, Store};
 
@@ -40,7 +40,7 @@ impl Store {
         if len_bytes > disk.properties().len_bytes {
             return Err(Error::Misuse("a store cannot be longer than its disk"));
         }
-        let mut core = crate::recover::open(disk, &OpenOptions::default())?;
+        let mut core = crate::recovery::open(disk, &OpenOptions::default())?;
         let old = core.checkpoints.superblock.geometry;
         let new = old.resized(&core.checkpoints.superblock.profile, len_bytes)?;
         if new.segments < old.segments {

@@ -14,13 +14,13 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::entry::{Data, Entry, Key, Named, named};
+use crate::index::layer::{Layer, Sorted};
+use crate::index::run::{Chunks, Run};
+use crate::index::tree::{Found, Nodes};
+use crate::index::view::Index;
 use crate::index::{Levels, fold_log};
-use crate::layer::{Layer, Sorted};
 use crate::log::{Log, Place};
-use crate::run::{Chunks, Run};
-use crate::tree::{Found, Nodes};
 use crate::upkeep::{Debt, Patience, Step, Wish, look};
-use crate::view::Index;
 
 /// Pairs whose leaves are asked for together.
 pub(crate) const AHEAD: usize = 64;
@@ -102,7 +102,7 @@ impl Levels {
         let to = all.len().min(counting.next + AHEAD);
         let next = all[counting.ahead..to].iter().map(|(key, _)| key);
         let is_known = |key: &Key| {
-            let hash = crate::layer::hash(key);
+            let hash = crate::index::layer::hash(key);
             older.iter().any(|layer| layer.get(key, hash).is_some())
         };
         let wish = self.ask_leaves(log, next, is_known, patience)?;
@@ -205,7 +205,7 @@ fn point(
     if !matches!(named(key), Some(Named::Value(_))) {
         return Ok(None);
     }
-    let hash = crate::layer::hash(key);
+    let hash = crate::index::layer::hash(key);
     if let Some(entry) = index.layers.iter().find_map(|layer| layer.get(key, hash)) {
         return Ok(Some(entry.clone()));
     }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use super::{Child, Inner, Node, NodesMut, Ptr, Tree};
 use crate::entry::Key;
-use crate::leaf::{Edit, Pairs};
+use crate::index::leaf::{Edit, Pairs};
 use crate::{Error, Result};
 
 impl Tree {

@@ -2,8 +2,8 @@
 
 use crate::Result;
 use crate::codec::{Reader, put_varint};
+use crate::index::tree::Ptr;
 use crate::log::Place;
-use crate::tree::Ptr;
 
 /// What the blob says.
 #[derive(Clone, PartialEq, Debug, Default)]

@@ -214,7 +214,7 @@ mod tests {
 
     use super::*;
     use crate::codec::{Summer, mix};
-    use crate::superblock::Geometry;
+    use crate::recovery::superblock::Geometry;
     use crate::{LayoutKind, Profile};
 
     const SEGMENT: usize = 256 << 10;

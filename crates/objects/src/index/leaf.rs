@@ -311,7 +311,7 @@ mod tests {
     use crate::ObjectId;
     use crate::codec::mix;
     use crate::entry::value_key;
-    use crate::tree::Node;
+    use crate::index::tree::Node;
 
     fn read(bytes: &[u8]) -> Node {
         Node::decode(bytes, 0).unwrap()

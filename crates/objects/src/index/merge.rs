@@ -26,12 +26,12 @@ use std::sync::Arc;
 
 use crate::entry::{Entry, Key, Named, extent_key, named};
 use crate::index::Levels;
+use crate::index::layer::{Fold, Layer};
+use crate::index::leaf::Edit;
+use crate::index::run::Chunks;
+use crate::index::tree::{Found, Nodes, Tree};
 use crate::io::Io;
-use crate::layer::{Fold, Layer};
-use crate::leaf::Edit;
 use crate::log::Log;
-use crate::run::Chunks;
-use crate::tree::{Found, Nodes, Tree};
 use crate::upkeep::{Debt, Patience, Step, look};
 use crate::{Error, ObjectId, Result};
 

@@ -6,10 +6,10 @@
 use std::sync::Arc;
 
 use crate::entry::{Entry, Key};
-use crate::layer::{Layer, Lost};
-use crate::leaf::Pairs;
-use crate::tree::{Found, Loaded, Node, Nodes, Ptr, Tree};
-use crate::view::View;
+use crate::index::layer::{Layer, Lost};
+use crate::index::leaf::Pairs;
+use crate::index::tree::{Found, Loaded, Node, Nodes, Ptr, Tree};
+use crate::index::view::View;
 use crate::{Error, Result};
 
 /// A place in a view that does not change.

@@ -20,7 +20,7 @@ use crate::Error;
 use crate::codec::{Reader, Summer};
 use crate::entry::Entry;
 use crate::hooks::{Omission, is_left_out};
-use crate::table::Table;
+use crate::log::table::Table;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"DrFr");
 pub(crate) const HEADER: usize = 72;
@@ -270,7 +270,7 @@ mod tests {
     use super::*;
     use crate::ObjectId;
     use crate::entry::{extent_key, value_key};
-    use crate::table::Items;
+    use crate::log::table::Items;
 
     fn header(seq: u64) -> Header {
         Header {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use crate::Result;
 use crate::codec::{Reader, put_varint};
 use crate::entry::{Key, put_key};
-use crate::leaf::Leaf;
+use crate::index::leaf::Leaf;
 
 /// Where something on the disk is, and what its sum must be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
