@@ -26,8 +26,8 @@ use crate::index::Levels;
 use crate::index::view::View;
 use crate::log::Log;
 use crate::recovery::checkpoint::Checkpoints;
-use crate::space::Full;
 use crate::space::clean::Cleaner;
+use crate::space::{Full, Reserve};
 use crate::upkeep::{Patience, Upkeep, Wish, look};
 use crate::{Error, Group, Result, Ticket};
 
@@ -38,6 +38,7 @@ pub(crate) struct Core {
     pub cleaner: Cleaner,
     pub checkpoints: Checkpoints,
     pub upkeep: Upkeep,
+    pub reserve: Reserve,
 
     pub next_id: u64,
     /// Values that are objects.
@@ -54,12 +55,14 @@ impl Core {
     /// Of a store of which nothing was read yet.
     pub fn new(log: Log, mut levels: Levels, checkpoints: Checkpoints) -> Self {
         levels.view = Arc::new(View { token: levels.token.clone(), ..View::default() });
+        let reserve = Reserve::of(&checkpoints.superblock.geometry, &*log.layout);
         Self {
             log,
             levels,
             cleaner: Cleaner::default(),
             checkpoints,
             upkeep: Upkeep::default(),
+            reserve,
             next_id: 1,
             links: 0,
             full: None,

@@ -13,12 +13,14 @@
 
 pub(crate) mod counting;
 pub(crate) mod cursor;
+mod fold;
 pub(crate) mod layer;
 pub(crate) mod leaf;
 mod levels;
 pub(crate) mod merge;
 pub(crate) mod node;
 pub(crate) mod run;
+mod touched;
 pub(crate) mod tree;
 pub(crate) mod view;
 

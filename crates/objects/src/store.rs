@@ -328,13 +328,16 @@ impl Store {
             return if matches!(error, Error::Misuse(_)) { Ok(()) } else { Err(stopped(error)) };
         }
         // What is on its way first, then all that came since.
-        let count = |core: &mut Core, patience| core.next_of_checkpoint(patience);
-        self.drive(self.core.write(), count)?;
+        let core = self.core.write();
+        let under_way = u64::from(core.levels.counting.is_some());
+        let first = core.log.counters.checkpoints + under_way;
+        self.drive(core, |core, patience| core.next_to_checkpoint(first, patience))?;
         let mut core = self.core.write();
         if let Err(error) = core.begin_checkpoint() {
             return Err(core.stop(error));
         }
-        self.drive(core, count)
+        let next = core.log.counters.checkpoints + 1;
+        self.drive(core, |core, patience| core.next_to_checkpoint(next, patience))
     }
 
     /// Reads from byte `at` of an object; returns how many bytes there were. Holes read as

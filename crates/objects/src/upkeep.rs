@@ -203,7 +203,7 @@ impl Core {
 
     /// What is owed for what was written.
     pub fn owe(&mut self, paid: Paid) {
-        let log_bytes = self.log.layout.log_bytes();
+        let log_bytes = self.reserve.log_bytes;
         let levels = &mut self.levels;
         if let Some(counting) = &mut levels.counting {
             // Each with what it hides.
@@ -233,7 +233,7 @@ impl Core {
 
     /// Whether a checkpoint is due.
     fn is_log_long(&self) -> bool {
-        self.log.bytes + self.log.batch.bytes as u64 >= self.log.layout.log_bytes()
+        self.log.bytes + self.log.batch.bytes as u64 >= self.reserve.log_bytes
     }
 
     /// Whether folding and merging leave enough to write into.
@@ -379,13 +379,16 @@ impl Core {
             || self.cleaner.cleaning.is_some()
     }
 
-    /// The next step of the checkpoint that is on its way, till it is durable.
-    pub fn next_of_checkpoint(&mut self, patience: Patience) -> Result<Option<Step>> {
+    /// The next step to checkpoint number `wanted` of this opening, till it is durable. Others may
+    /// begin more meanwhile: this ends all the same.
+    pub fn next_to_checkpoint(&mut self, wanted: u64, patience: Patience) -> Result<Option<Step>> {
         self.check_running()?;
-        if self.levels.counting.is_some() {
+        let written = self.log.counters.checkpoints;
+        if written < wanted && self.levels.counting.is_some() {
             return self.count_on(AHEAD, patience).map(Some);
         }
-        if self.checkpoints.written.is_none() {
+        // What is written completes what was before it.
+        if written != wanted || self.checkpoints.written.is_none() {
             return Ok(None);
         }
         let wish = self.complete_checkpoint(patience)?;
@@ -403,5 +406,34 @@ impl Core {
             true => self.finish_checkpoint(patience),
             false => Ok(step),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_of_a_work_is_owed_once_its_span_came() {
+        for (work, span, step) in [(1u64, 1u64 << 20, 64u64), (1 << 20, 12 << 20, 100), (7, 5, 1)] {
+            let (mut debt, mut done, mut came) = (Debt::default(), 0, 0);
+            while came < span {
+                debt.grow(step, work, span);
+                came += step;
+                let due = debt.due();
+                debt.did(due);
+                done += due;
+                // Not ahead of what came, and never more than a unit behind.
+                let fair = came as f64 * work as f64 / span as f64;
+                assert!(done as f64 <= fair + 0.001 && done as f64 > fair - 1.001, "{done} {fair}");
+            }
+            assert!(done + 1 >= work, "{done} of {work}");
+        }
+        let mut ahead = Debt::default();
+        ahead.did(10);
+        ahead.grow(5, 10, 10);
+        assert_eq!(ahead.due(), 0);
+        ahead.grow(6, 10, 10);
+        assert_eq!(ahead.due(), 1);
     }
 }

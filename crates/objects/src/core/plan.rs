@@ -180,8 +180,8 @@ impl Core {
     /// The leaves that say whether keys of a group have values that are objects, which go with
     /// them, or are there at all, if they are not in memory.
     pub(super) fn ask_links(&self, group: &Group, patience: Patience) -> Result<Option<Wish>> {
-        let (has_links, is_scarce) = (self.links > 0, self.is_scarce());
-        if !has_links && !is_scarce {
+        let has_links = self.links > 0;
+        if !has_links && !self.is_scarce() {
             return Ok(None);
         }
         let key_of = |op: &Op| match *op {

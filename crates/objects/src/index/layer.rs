@@ -16,13 +16,13 @@
     reason = "entries were held against `fits` when they were decoded, so their ends do not overflow, and slots are masked"
 )]
 
-use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use crate::codec::mix;
-use crate::entry::{Data, Entry, Key, Named, PIECE, extent_key, named};
+use super::fold::Fold;
+use super::touched::Touched;
+use crate::entry::{Data, Entry, Key, Named, extent_key, named};
 use crate::{Error, ObjectId, Result};
 
 /// The layer that takes changes.
@@ -157,83 +157,6 @@ impl Lost {
     }
 }
 
-/// Which parts of objects a layer's intervals touch; may say more than there is.
-#[derive(Debug, Default)]
-struct Touched {
-    /// A bit for each piece of an object that hashes to it.
-    bits: Vec<u64>,
-    /// Pieces that were added.
-    pieces: usize,
-    /// Those that touch very much.
-    wide: Vec<(ObjectId, u64, u64)>,
-}
-
-/// Pieces of an interval that are noted one by one.
-const NARROW: u64 = 64;
-/// Pieces that are asked for one by one: for more, the layer is searched.
-const ASKED: u64 = 3;
-/// Wide intervals that are gone through.
-const WIDE: usize = 16;
-
-fn pieces(from: u64, to: u64) -> std::ops::Range<u64> {
-    from / u64::from(PIECE)..to.div_ceil(u64::from(PIECE))
-}
-
-impl Touched {
-    /// For so many pieces, at 16 bits for each.
-    fn sized(pieces: usize) -> Self {
-        let words = if pieces == 0 { 0 } else { (pieces / 4).next_power_of_two() };
-        Self { bits: vec![0; words], pieces: 0, wide: vec![] }
-    }
-
-    fn of(pairs: &[(Key, Entry)]) -> Self {
-        let narrow = |(key, entry): &(Key, Entry)| match named(key) {
-            Some(Named::Extent(_, at)) => {
-                let pieces = pieces(at, at + entry.covers());
-                (pieces.end - pieces.start).min(NARROW) as usize
-            }
-            _ => 0,
-        };
-        let mut touched = Self::sized(pairs.iter().map(narrow).sum());
-        pairs.iter().for_each(|(key, entry)| touched.add(key, entry));
-        touched
-    }
-
-    fn bit(&self, id: ObjectId, piece: u64) -> (usize, u64) {
-        let hash = mix(id.0.rotate_left(40) ^ piece);
-        ((hash >> 6) as usize & (self.bits.len() - 1), 1 << (hash & 63))
-    }
-
-    fn add(&mut self, key: &[u8], entry: &Entry) {
-        let Some(Named::Extent(id, at)) = named(key) else { return };
-        let (from, to) = (at, at + entry.covers());
-        let pieces = pieces(from, to);
-        let count = pieces.end - pieces.start;
-        if count > NARROW || self.bits.is_empty() {
-            self.wide.push((id, from, to));
-            return;
-        }
-        self.pieces += count as usize;
-        for piece in pieces {
-            let (word, bit) = self.bit(id, piece);
-            self.bits[word] |= bit;
-        }
-    }
-
-    fn may(&self, id: ObjectId, from: u64, to: u64) -> bool {
-        let mut pieces = pieces(from, to);
-        if self.wide.len() > WIDE || pieces.end - pieces.start > ASKED {
-            return true;
-        }
-        self.wide.iter().any(|&(of, start, end)| of == id && start < to && from < end)
-            || !self.bits.is_empty()
-                && pieces.any(|piece| {
-                    let (word, bit) = self.bit(id, piece);
-                    self.bits[word] & bit != 0
-                })
-    }
-}
-
 /// Indices that fit a slot.
 const SLOTTED: usize = (1 << 24) - 1;
 
@@ -302,7 +225,20 @@ impl Layer {
         Self { lost, ..Self::new(pairs, bytes) }
     }
 
-    fn push(&mut self, pair: (Key, Entry)) {
+    /// An empty one with room for both of these, which are folded into it.
+    pub(super) fn for_both(newer: &Self, older: &Self) -> Self {
+        // An interval may hide the middle of another: then there is one more.
+        let most = older.pairs.len() + newer.pairs.len() * 2;
+        Self {
+            pairs: Vec::with_capacity(older.pairs.len() + newer.pairs.len()),
+            bytes: 0,
+            slots: slots_for(most),
+            touched: Touched::sized(newer.touched.pieces + older.touched.pieces),
+            lost: [&newer.lost[..], &older.lost].concat(),
+        }
+    }
+
+    pub(super) fn push(&mut self, pair: (Key, Entry)) {
         take_slot(&mut self.slots, &pair.0, self.pairs.len());
         self.touched.add(&pair.0, &pair.1);
         self.bytes += weight(&pair.0, &pair.1);
@@ -320,144 +256,6 @@ impl Layer {
         while !fold.step(usize::MAX, dead) {}
         fold.finish()
     }
-}
-
-/// Two layers on their way to become one, a few pairs at a time.
-#[derive(Debug)]
-pub(crate) struct Fold {
-    newer: Arc<Layer>,
-    older: Arc<Layer>,
-    /// The next pair of each.
-    new: usize,
-    old: usize,
-    /// What is left of the older one's interval that `old` is at.
-    rest: Option<(Key, Entry)>,
-    into: Layer,
-}
-
-impl Fold {
-    pub fn new(newer: Arc<Layer>, older: Arc<Layer>) -> Self {
-        // An interval may hide the middle of another: then there is one more.
-        let most = older.pairs.len() + newer.pairs.len() * 2;
-        let into = Layer {
-            pairs: Vec::with_capacity(older.pairs.len() + newer.pairs.len()),
-            bytes: 0,
-            slots: slots_for(most),
-            touched: Touched::sized(newer.touched.pieces + older.touched.pieces),
-            lost: [&newer.lost[..], &older.lost].concat(),
-        };
-        Self { newer, older, new: 0, old: 0, rest: None, into }
-    }
-
-    /// Pairs that are to be looked at.
-    pub fn pairs(&self) -> usize {
-        self.newer.pairs.len() + self.older.pairs.len()
-    }
-
-    /// Goes on by so many pairs; says whether all are done.
-    pub fn step(&mut self, pairs: usize, dead: &mut dyn FnMut(&Data)) -> bool {
-        for _ in 0..pairs {
-            let old = self.rest.as_ref().or_else(|| self.older.pairs.get(self.old));
-            let new = self.newer.pairs.get(self.new);
-            let side = match (old, new) {
-                (None, None) => return true,
-                (Some(_), None) => Side::Old,
-                (None, Some(_)) => Side::New,
-                (Some(old), Some(new)) => side(old, new),
-            };
-            match side {
-                Side::New => {
-                    self.into.push(self.newer.pairs[self.new].clone());
-                    self.new += 1;
-                }
-                Side::Old => {
-                    let pair = self.take_old();
-                    self.into.push(pair);
-                }
-                Side::Hidden => {
-                    if let (_, Entry::Data(data)) = self.take_old() {
-                        dead(&data);
-                    }
-                }
-                Side::Before(len) => {
-                    let (before, behind) = divided(self.take_old(), len);
-                    self.into.push(before);
-                    self.rest = Some(behind);
-                    self.old -= 1;
-                }
-                Side::HiddenBefore(len) => {
-                    let (hidden, behind) = divided(self.take_old(), len);
-                    if let (_, Entry::Data(data)) = hidden {
-                        dead(&data);
-                    }
-                    self.rest = Some(behind);
-                    self.old -= 1;
-                }
-            }
-        }
-        false
-    }
-
-    fn take_old(&mut self) -> (Key, Entry) {
-        let pair = self.rest.take().unwrap_or_else(|| self.older.pairs[self.old].clone());
-        self.old += 1;
-        pair
-    }
-
-    /// What is folded so far.
-    pub fn done(&self) -> &[(Key, Entry)] {
-        &self.into.pairs
-    }
-
-    /// All as one; [`Fold::step`] has said that it is done.
-    pub fn finish(mut self) -> Layer {
-        let pairs = &mut self.into.pairs;
-        if pairs.len() < pairs.capacity() / 4 * 3 {
-            pairs.shrink_to_fit();
-        }
-        self.into
-    }
-}
-
-/// What is next, where an older and a newer layer go on.
-enum Side {
-    New,
-    Old,
-    /// The older one, which the newer one hides.
-    Hidden,
-    /// So much of the older one, which the newer one does not hide.
-    Before(u64),
-    /// So much of the older one, which the newer one hides.
-    HiddenBefore(u64),
-}
-
-fn side(old: &(Key, Entry), new: &(Key, Entry)) -> Side {
-    match (named(&old.0), named(&new.0)) {
-        (Some(Named::Extent(of, from)), Some(Named::Extent(id, at))) if of == id => {
-            let (to, end) = (from + old.1.covers(), at + new.1.covers());
-            match () {
-                () if to <= at => Side::Old,
-                () if end <= from => Side::New,
-                () if from < at => Side::Before(at - from),
-                () if to <= end => Side::Hidden,
-                () => Side::HiddenBefore(end - from),
-            }
-        }
-        _ => match old.0.cmp(&new.0) {
-            Ordering::Less => Side::Old,
-            Ordering::Equal => Side::Hidden,
-            Ordering::Greater => Side::New,
-        },
-    }
-}
-
-/// The first `len` bytes of an interval, and what is behind them.
-fn divided((key, entry): (Key, Entry), len: u64) -> ((Key, Entry), (Key, Entry)) {
-    let Some(Named::Extent(id, at)) = named(&key) else {
-        return ((key.clone(), entry.clone()), (key, entry));
-    };
-    let behind = (extent_key(id, at + len), entry.part(len, entry.covers() - len));
-    ((key, entry.part(0, len)), behind)
 }
 
 fn slots_for(pairs: usize) -> Vec<u32> {

@@ -26,7 +26,8 @@ use std::sync::Arc;
 
 use crate::entry::{Entry, Key, Named, extent_key, named};
 use crate::index::Levels;
-use crate::index::layer::{Fold, Layer};
+use crate::index::fold::Fold;
+use crate::index::layer::Layer;
 use crate::index::leaf::Edit;
 use crate::index::run::Chunks;
 use crate::index::tree::{Found, Nodes, Tree};

@@ -227,7 +227,7 @@ impl Core {
 
     /// Completes a checkpoint that was written so long ago that the disk has it by now.
     pub fn complete_old_checkpoint(&mut self, patience: Patience) -> Result<Option<Step>> {
-        let age = self.log.layout.log_bytes() / 8;
+        let age = self.reserve.log_bytes / 8;
         let is_old = self.checkpoints.written.as_ref().is_some_and(|written| {
             self.log.sent.durable_ticket >= Some(written.ticket)
                 || self.log.counters.written_bytes - written.written_bytes > age

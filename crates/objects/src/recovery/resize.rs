@@ -46,7 +46,7 @@ impl Store {
         if new.segments < old.segments {
             core.move_below(new)?;
         }
-        core.checkpoints.superblock.geometry = new;
+        core.set_geometry(new);
         core.checkpoints.is_resized = true;
         core.log.segments.resize(new);
         core.checkpoint_now()
@@ -56,10 +56,10 @@ impl Store {
 impl Core {
     /// Moves all that lies behind the end of `new` to before it.
     fn move_below(&mut self, new: Geometry) -> Result<()> {
-        let old = std::mem::replace(&mut self.checkpoints.superblock.geometry, new);
+        let old = self.set_geometry(new);
         let fits = self.fits(0);
         let full = self.no_space(self.log.segments.held());
-        self.checkpoints.superblock.geometry = old;
+        self.set_geometry(old);
         if !fits {
             return Err(full);
         }

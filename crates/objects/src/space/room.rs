@@ -16,6 +16,8 @@
 )]
 
 use crate::core::Core;
+use crate::layout::Layout;
+use crate::recovery::superblock::Geometry;
 use crate::upkeep::Patience;
 use crate::{Error, Result};
 
@@ -31,18 +33,49 @@ pub(crate) struct Full {
     epochs: usize,
 }
 
+/// What is kept free for what: the same as long as a store has its length.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reserve {
+    floor: usize,
+    kept: usize,
+    low: usize,
+    capacity_bytes: u64,
+    /// Bytes of log after which a checkpoint is due.
+    pub log_bytes: u64,
+}
+
+impl Reserve {
+    /// Of a store in so many segments.
+    pub fn of(geometry: &Geometry, layout: &dyn Layout) -> Self {
+        let (segment_bytes, log_bytes) = (u64::from(geometry.segment_bytes), layout.log_bytes());
+        let segments = geometry.segments as usize;
+        // What a checkpoint may take after a whole log: for the log's commit, for nodes, for a
+        // run with what leads to it.
+        let upkeep = 3 + log_bytes.div_ceil(segment_bytes) as usize;
+        // Cleaning that many together gains more than the pages of the checkpoint after it, even
+        // where a sixteenth of each is dead.
+        let pages = (u64::from(geometry.page_bytes) * 64).div_ceil(segment_bytes) as usize;
+        let floor = upkeep + 4 + pages;
+        // A store of few segments has none to spare for what comes in bursts.
+        let kept = floor + (layout.streams() + 3).min(segments / 8 + 2);
+        // What `make_room` asks for, and what is filled until a checkpoint frees what was
+        // cleaned. The cleaner keeps up with what is written when an eighth is missing; as much
+        // again is for what comes in bursts: long commits, merged runs.
+        let filled = (log_bytes * 2).div_ceil(segment_bytes) as usize;
+        let low = (kept + 2 + filled) * 8 / 7 + 1;
+        // Each stream has a segment that it fills and one that it fills next. Segments have ends
+        // that nothing fits into, and cleaning has to gain something.
+        let filled = segments.saturating_sub(layout.streams() * 2 + kept) as u64;
+        Self { floor, kept, low, capacity_bytes: filled * segment_bytes / 16 * 15, log_bytes }
+    }
+}
+
 impl Core {
     fn segment_bytes(&self) -> u64 {
         u64::from(self.checkpoints.superblock.geometry.segment_bytes)
     }
 
-    /// Segments that a checkpoint may take after a whole log: for the log's commit, for nodes,
-    /// for a run with what leads to it.
-    fn upkeep(&self) -> usize {
-        3 + self.log.layout.log_bytes().div_ceil(self.segment_bytes()) as usize
-    }
-
-    /// Those that it would take now: what the cleaner moved is in the log, too.
+    /// Segments that a checkpoint would take now: what the cleaner moved is in the log, too.
     pub fn due(&self) -> usize {
         // On the disk a pair takes at most half of what it takes in memory.
         let run_bytes = self.levels.unwritten_bytes() as u64 / 2;
@@ -57,35 +90,28 @@ impl Core {
 
     /// Free segments that only what gives up, the cleaner and checkpoints may use.
     pub fn floor(&self) -> usize {
-        // Cleaning that many together gains more than the pages of the checkpoint after it, even
-        // where a sixteenth of each is dead.
-        let page_bytes = u64::from(self.checkpoints.superblock.geometry.page_bytes);
-        self.upkeep() + 4 + (page_bytes * 64).div_ceil(self.segment_bytes()) as usize
+        self.reserve.floor
     }
 
     /// Free segments that groups which only add may not use.
     pub fn kept(&self) -> usize {
-        // A store of few segments has none to spare for what comes in bursts.
-        let few = self.checkpoints.superblock.geometry.segments as usize / 8 + 2;
-        self.floor() + (self.log.streams.len() + 3).min(few)
+        self.reserve.kept
     }
 
-    /// The cleaner begins when fewer segments are free: what `make_room` asks for, and what
-    /// is filled until a checkpoint frees what was cleaned.
+    /// The cleaner begins when fewer segments are free.
     pub fn low(&self) -> usize {
-        let filled = (self.log.layout.log_bytes() * 2).div_ceil(self.segment_bytes());
-        // It keeps up with what is written when an eighth is missing; as much again is for
-        // what comes in bursts: long commits, merged runs.
-        (self.kept() + 2 + filled as usize) * 8 / 7 + 1
+        self.reserve.low
     }
 
     /// Bytes that groups can fill.
     pub fn capacity_bytes(&self) -> u64 {
-        let segments = self.checkpoints.superblock.geometry.segments as usize;
-        // Each stream has a segment that it fills and one that it fills next.
-        let kept = self.log.streams.len() * 2 + self.kept();
-        // Segments have ends that nothing fits into, and cleaning has to gain something.
-        segments.saturating_sub(kept) as u64 * self.segment_bytes() / 16 * 15
+        self.reserve.capacity_bytes
+    }
+
+    /// The store has this length from now on; yields the one that it had.
+    pub fn set_geometry(&mut self, geometry: Geometry) -> Geometry {
+        self.reserve = Reserve::of(&geometry, &*self.log.layout);
+        std::mem::replace(&mut self.checkpoints.superblock.geometry, geometry)
     }
 
     /// Bytes that merging writes before it gives back what it merged.
@@ -203,7 +229,7 @@ impl Core {
             }
             // What was given up since the last checkpoint is not known to be dead. Where
             // that is little it is tried last.
-            if !is_counted && self.log.bytes >= self.log.layout.log_bytes() / 4 {
+            if !is_counted && self.log.bytes >= self.reserve.log_bytes / 4 {
                 is_counted = true;
                 self.checkpoint_now()?;
                 continue;
