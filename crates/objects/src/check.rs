@@ -34,7 +34,7 @@ pub use self::report::{Finding, Of, Report, What};
 use self::superblocks::superblocks;
 use self::walk::Map;
 use crate::core::Core;
-use crate::recover::Loss;
+use crate::recovery::Loss;
 use crate::store::OpenOptions;
 use crate::{Error, Result, Store};
 
@@ -72,7 +72,7 @@ impl Store {
         // Small: the walk goes through everything once.
         let how = OpenOptions { cache_bytes: 16 << 20, read_only: true };
         let mut lost = vec![];
-        let core = match crate::recover::open_what_is_left(disk.clone(), &how, &mut lost) {
+        let core = match crate::recovery::open_what_is_left(disk.clone(), &how, &mut lost) {
             Ok(core) => core,
             Err(Error::Corrupt { what, at_bytes }) => {
                 report.add(options, finding(What::Open, what.to_owned(), Some(at_bytes), None));
@@ -123,7 +123,7 @@ impl<'c> Check<'c> {
         report: Report,
         progress: Progress<'c>,
     ) -> Self {
-        let segments = core.superblock.geometry.segments as usize;
+        let segments = core.checkpoints.superblock.geometry.segments as usize;
         let map = Arc::new(Map::new(&mut core));
         Self {
             map,
@@ -134,7 +134,7 @@ impl<'c> Check<'c> {
             weights: vec![0; segments],
             done_bytes: 0,
             is_whole: true,
-            total_bytes: core.segments.live(),
+            total_bytes: core.log.segments.live(),
             core,
         }
     }

@@ -15,6 +15,10 @@
 //! back with it.
 //! Law 6: a disk may become that of another object that shows the same, between its requests.
 
+mod fork;
+pub(crate) mod lineage;
+mod names;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 

@@ -12,6 +12,7 @@
     reason = "requests lie on the disk: `Geometry::holds` was asked of every address before it is read"
 )]
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,11 +24,11 @@ use smallvec::SmallVec;
 
 use crate::codec::Summer;
 use crate::entry::{Data, PIECE};
-use crate::frame::Done;
 use crate::hooks::{Omission, is_left_out};
+use crate::index::tree::{Loaded, Node, Nodes, Ptr};
+use crate::log::frame::Done;
 use crate::memory::Memory;
-use crate::superblock::Geometry;
-use crate::tree::{Loaded, Node, Nodes, Ptr};
+use crate::recovery::superblock::Geometry;
 use crate::{Error, Result};
 
 /// Reads longer than this are not remembered.
@@ -110,18 +111,31 @@ impl Io {
         recent.extend(frames.iter().map(|frame| (frame.at, frame.clone())));
     }
 
-    /// Frames were given to the disk as `ticket`. Waits if very much was.
+    /// Frames were given to the disk as `ticket`. Waits only where far more was than
+    /// [`Io::throttle`] leaves.
     pub fn handed_over(&self, ticket: DiskTicket, frames: Vec<Arc<Done>>) -> Result<()> {
         let mut queue = self.queue.lock();
         queue.bytes += frames.iter().map(|frame| frame.len).sum::<usize>();
         queue.written.extend(frames.into_iter().map(|frame| (ticket, frame)));
-        while queue.bytes > RECENT_MAX
+        while queue.bytes > RECENT_MAX * 4
             && let Some((ticket, _)) = queue.written.front()
         {
             self.disk.settle(*ticket)?;
             self.drop_first(&mut queue);
         }
         Ok(())
+    }
+
+    /// Waits until not much is on its way to the disk. Nobody waits for who does.
+    pub fn throttle(&self) -> Result<()> {
+        loop {
+            let queue = self.queue.lock();
+            let first = queue.written.front().map(|(ticket, _)| *ticket);
+            let Some(ticket) = first.filter(|_| queue.bytes > RECENT_MAX) else { return Ok(()) };
+            drop(queue);
+            self.disk.settle(ticket)?;
+            self.settled(ticket);
+        }
     }
 
     /// Everything up to `ticket` can be read from the disk.
@@ -324,6 +338,12 @@ impl Io {
         *self.ahead.write() = self.loaded(ptrs);
     }
 
+    /// The same, beside what was loaded last.
+    pub fn load_more_ahead(&self, ptrs: &[Ptr]) {
+        let more = self.loaded(ptrs);
+        self.ahead.write().extend(more);
+    }
+
     /// Nodes from the disk by their sums. What cannot be read is found out when it is needed.
     fn loaded(&self, ptrs: &[Ptr]) -> Loaded {
         let mut loaded = Loaded::new();
@@ -442,9 +462,25 @@ impl Io {
         self.memory.forget_node(ptr);
     }
 
-    /// A node, if it is in memory.
-    pub fn remembered(&self, ptr: Ptr) -> Option<Arc<Node>> {
-        self.memory.node(ptr).or_else(|| self.fresh.read().get(&ptr.sum).cloned())
+    /// A node, if it is in memory, for who uses it.
+    fn near(&self, ptr: Ptr) -> Option<Arc<Node>> {
+        if let Some(node) = self.memory.node(ptr) {
+            self.hits.fetch_add(1, Ordering::Relaxed);
+            return Some(node);
+        }
+        if let Some(node) = self.fresh.read().get(&ptr.sum) {
+            return Some(node.clone());
+        }
+        let node = self.ahead.read().get(&ptr.sum)?.clone();
+        self.memory.keep_node(ptr, node.clone());
+        Some(node)
+    }
+
+    /// Whether a node is in memory.
+    pub fn has_node(&self, ptr: Ptr) -> bool {
+        self.memory.node(ptr).is_some()
+            || self.fresh.read().contains_key(&ptr.sum)
+            || self.ahead.read().contains_key(&ptr.sum)
     }
 
     /// Every frame can be read from `recent` now, or from the disk.
@@ -456,9 +492,45 @@ impl Io {
     }
 }
 
+/// Nodes that are in memory: others are not read, and the first of them is kept.
+pub(crate) struct InMemory<'a> {
+    io: &'a Io,
+    /// What was read before, for who looks again.
+    read: Option<&'a Loaded>,
+    missing: Cell<Option<Ptr>>,
+}
+
+impl<'a> InMemory<'a> {
+    pub fn of(io: &'a Io) -> Self {
+        Self { io, read: None, missing: Cell::new(None) }
+    }
+
+    /// The same, and what was read.
+    pub fn and(io: &'a Io, read: &'a Loaded) -> Self {
+        Self { read: Some(read), ..Self::of(io) }
+    }
+
+    /// What was asked for first that is not there.
+    pub fn missing(&self) -> Option<Ptr> {
+        self.missing.get()
+    }
+}
+
+impl Nodes for InMemory<'_> {
+    fn load(&self, ptr: Ptr) -> Result<Arc<Node>> {
+        if let Some(node) = self.read.and_then(|read| read.get(&ptr.sum)) {
+            return Ok(node.clone());
+        }
+        self.io.near(ptr).ok_or_else(|| {
+            self.missing.set(self.missing.get().or(Some(ptr)));
+            Error::Misuse("a node that is not in memory")
+        })
+    }
+}
+
 impl Nodes for Io {
     fn load_together(&self, ptrs: &[Ptr]) -> Loaded {
-        let is_far = |ptr: &Ptr| self.remembered(*ptr).is_none();
+        let is_far = |ptr: &Ptr| !self.has_node(*ptr);
         if !ptrs.first().is_some_and(is_far) {
             return Loaded::new();
         }
@@ -473,16 +545,8 @@ impl Nodes for Io {
     }
 
     fn load(&self, ptr: Ptr) -> Result<Arc<Node>> {
-        if let Some(node) = self.memory.node(ptr) {
-            self.hits.fetch_add(1, Ordering::Relaxed);
+        if let Some(node) = self.near(ptr) {
             return Ok(node);
-        }
-        if let Some(node) = self.fresh.read().get(&ptr.sum) {
-            return Ok(node.clone());
-        }
-        if let Some(node) = self.ahead.read().get(&ptr.sum) {
-            self.memory.keep_node(ptr, node.clone());
-            return Ok(node.clone());
         }
         // What is made of the bytes is kept, and their pages only for their neighbours.
         let bytes = self.read_ptr_near(ptr, self.memory.is_roomy())?;

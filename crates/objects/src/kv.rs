@@ -9,12 +9,14 @@
 //! is no compaction: what is overwritten makes segments empty, and the cleaner works as much
 //! as is written.
 
+pub(crate) mod count;
+
 use std::collections::VecDeque;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
-use crate::cursor::Cursor;
 use crate::entry::{Data, Entry, Key, Named, named, value_key};
+use crate::index::cursor::Cursor;
 use crate::store::Snapshot;
 use crate::{Error, Group, Refused, Result, Store, Ticket};
 

@@ -86,49 +86,33 @@
 )]
 
 pub mod check;
-mod checkpoint;
-mod clean;
 mod codec;
 mod core;
-mod count;
-mod cursor;
 mod disk;
 mod entry;
 mod error;
-mod fork;
-mod frame;
 mod group;
 mod hooks;
+mod index;
 mod io;
 pub mod kv;
-mod layer;
 pub mod layout;
-mod leaf;
-mod lineage;
+mod log;
 mod memory;
-mod merge;
-mod names;
 pub mod probe;
-mod reading;
-mod recover;
-mod resize;
-mod salvage;
-mod segment;
+mod recovery;
 mod space;
 mod store;
-mod superblock;
-mod table;
 #[cfg(feature = "torture")]
 pub mod torture;
-mod tree;
-mod view;
+mod upkeep;
 
-pub use crate::core::Counters;
-pub use count::KvCount;
+pub use crate::log::Counters;
 pub use disk::ObjectDisk;
+pub use disk::lineage::{DiskInfo, SNAPSHOT_MARK};
 pub use error::{Error, Refused, Result};
 pub use group::{Group, Hint, NewObject, ObjectId};
 pub use io::CacheInfo;
-pub use lineage::{DiskInfo, SNAPSHOT_MARK};
-pub use salvage::Salvaged;
+pub use kv::count::KvCount;
+pub use recovery::salvage::Salvaged;
 pub use store::{CreateOptions, Info, LayoutKind, OpenOptions, Profile, Snapshot, Store, Ticket};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{OptionsBuilder, Weighter};
 
-use crate::tree::{Node, Ptr};
+use crate::index::tree::{Node, Ptr};
 
 /// A page by its number, or a node by its sum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -138,7 +138,7 @@ impl Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tree::Inner;
+    use crate::index::tree::Inner;
 
     #[test]
     fn both_kinds_share_one_limit_and_are_not_mistaken() {

@@ -6,19 +6,25 @@
     reason = "sequence numbers, counts and places are this process's own; what was decoded was bounded there"
 )]
 
+mod lock;
+mod snapshot;
+
 use std::fmt;
 use std::sync::{Arc, Weak};
 
 use draconis_device::Disk;
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use crate::core::{Core, Counters};
-use crate::cursor::Cursor;
+use crate::core::Core;
 use crate::disk::Place;
-use crate::entry::{Data, Entry, Named, ObjectRecord, named, object_key};
+use crate::entry::{Data, Entry, ObjectRecord};
+use crate::index::view::View;
 use crate::io::{CacheInfo, Io};
-use crate::view::View;
+use crate::log::Counters;
+use crate::upkeep::Paid;
 use crate::{Error, Group, NewObject, ObjectId, Refused, Result};
+
+pub use self::snapshot::Snapshot;
 
 /// The name of a submitted group. Tickets ascend with the groups, but groups that become
 /// durable together may share one. A store that is opened again gives out new ones.
@@ -137,23 +143,9 @@ struct Flusher {
     is_busy: bool,
 }
 
-/// A store as it was at one moment. It keeps what it shows from being freed.
-#[derive(Clone)]
-pub struct Snapshot {
-    view: Arc<View>,
-    io: Arc<Io>,
-    store: Weak<Store>,
-}
-
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Store").finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Snapshot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Snapshot").finish_non_exhaustive()
     }
 }
 
@@ -163,7 +155,7 @@ impl Store {
     /// # Errors
     /// [`Error::Misuse`] where the profile does not fit the disk; what the disk says.
     pub fn create(disk: Arc<dyn Disk>, options: &CreateOptions) -> Result<()> {
-        crate::recover::create(disk, options)
+        crate::recovery::create(disk, options)
     }
 
     /// Opens the store on `disk`, after whatever happened to it.
@@ -172,8 +164,8 @@ impl Store {
     /// [`Error::NotAStore`], or [`Error::Corrupt`] where the disk lost or changed what it
     /// had; never for what a power cut left.
     pub fn open(disk: Arc<dyn Disk>, options: &OpenOptions) -> Result<Arc<Self>> {
-        let core = crate::recover::open(disk, options)?;
-        let io = core.io.clone();
+        let core = crate::recovery::open(disk, options)?;
+        let io = core.log.io.clone();
         Ok(Arc::new(Self {
             core: RwLock::new(core),
             io,
@@ -190,7 +182,7 @@ impl Store {
     /// # Errors
     /// [`Error::NotAStore`], or what the disk says.
     pub fn measures(disk: &dyn Disk) -> Result<(u64, Profile)> {
-        let (superblock, _) = crate::superblock::Superblock::find(disk)?;
+        let (superblock, _) = crate::recovery::superblock::Superblock::find(disk)?;
         Ok((superblock.geometry.disk_bytes, superblock.profile))
     }
 
@@ -223,7 +215,22 @@ impl Store {
     }
 
     pub(crate) fn submit_ref(&self, group: &Group, after: &[Ticket]) -> Result<Ticket> {
-        self.core.write().submit(group, after)
+        self.change(group.bytes.len() as u64, |core, patience| core.submit(group, after, patience))
+    }
+
+    /// Does upkeep that is due anyway as if `bytes` more had been written, so that the next writers
+    /// find less to do: for who has time, or a thread. Says whether something is left under way.
+    /// Others read and write meanwhile.
+    ///
+    /// # Errors
+    /// What the disk said; then the store takes no more groups.
+    pub fn upkeep(&self, bytes: u64) -> Result<bool> {
+        let mut core = self.core.write();
+        core.check_running()?;
+        core.owe_for_written();
+        core.owe(Paid::bytes(bytes));
+        self.work(core, bytes)?;
+        Ok(self.core.read().is_working())
     }
 
     /// Returns once the group is durable, with everything before it. Those who wait
@@ -235,10 +242,10 @@ impl Store {
         loop {
             {
                 let core = self.core.read();
-                if core.durable >= ticket.0 {
+                if core.log.sent.durable >= ticket.0 {
                     return Ok(());
                 }
-                if ticket.0 > core.batch.seq - u64::from(core.is_batch_empty()) {
+                if ticket.0 > core.log.batch.seq - u64::from(core.log.is_batch_empty()) {
                     return Err(Error::Misuse("a ticket that was never given out"));
                 }
                 if let Some(error) = &core.stopped {
@@ -250,7 +257,7 @@ impl Store {
                 self.flushed.wait(&mut flusher);
                 continue;
             }
-            if self.core.read().durable >= ticket.0 {
+            if self.core.read().log.sent.durable >= ticket.0 {
                 return Ok(());
             }
             flusher.is_busy = true;
@@ -266,12 +273,12 @@ impl Store {
     fn flush_for(&self, ticket: Ticket) -> Result<()> {
         let (seq, disk_ticket) = {
             let mut core = self.core.write();
-            if core.batch.seq == ticket.0
-                && let Err(error) = core.commit()
+            if core.log.batch.seq == ticket.0
+                && let Err(error) = core.log.commit()
             {
                 return Err(core.stop(error));
             }
-            match core.commits.back() {
+            match core.log.sent.commits.back() {
                 Some(&last) => last,
                 None => return Ok(()),
             }
@@ -282,7 +289,7 @@ impl Store {
         };
         let mut core = self.core.write();
         match waited {
-            Ok(()) => core.is_durable(seq),
+            Ok(()) => core.log.is_durable(seq),
             Err(error) => return Err(core.stop(error.into())),
         }
         Ok(())
@@ -298,14 +305,14 @@ impl Store {
             if core.stopped.is_some() && core.is_read_only() {
                 return Ok(());
             }
-            Ticket(core.batch.seq)
+            Ticket(core.log.batch.seq)
         };
         self.wait_all(ticket)
     }
 
     fn wait_all(&self, ticket: Ticket) -> Result<()> {
         // An empty commit has no frames and never becomes durable by itself.
-        let is_empty = self.core.read().is_batch_empty();
+        let is_empty = self.core.read().log.is_batch_empty();
         match (is_empty, ticket.0) {
             (true, seq) => self.wait(Ticket(seq - 1)),
             (false, _) => self.wait(ticket),
@@ -317,11 +324,20 @@ impl Store {
     /// # Errors
     /// As [`Store::wait`].
     pub fn checkpoint(&self) -> Result<()> {
-        let mut core = self.core.write();
-        if let Some(error) = &core.stopped {
-            return if core.is_read_only() { Ok(()) } else { Err(stopped(error)) };
+        if let Some(error) = &self.core.read().stopped {
+            return if matches!(error, Error::Misuse(_)) { Ok(()) } else { Err(stopped(error)) };
         }
-        core.checkpoint_now().map_err(|error| core.stop(error))
+        // What is on its way first, then all that came since.
+        let core = self.core.write();
+        let under_way = u64::from(core.levels.counting.is_some());
+        let first = core.log.counters.checkpoints + under_way;
+        self.drive(core, |core, patience| core.next_to_checkpoint(first, patience))?;
+        let mut core = self.core.write();
+        if let Err(error) = core.begin_checkpoint() {
+            return Err(core.stop(error));
+        }
+        let next = core.log.counters.checkpoints + 1;
+        self.drive(core, |core, patience| core.next_to_checkpoint(next, patience))
     }
 
     /// Reads from byte `at` of an object; returns how many bytes there were. Holes read as
@@ -330,19 +346,13 @@ impl Store {
     /// # Errors
     /// [`Error::NoObject`]; [`Error::Corrupt`] rather than a byte that was not written.
     pub fn read(&self, id: ObjectId, at: u64, into: &mut [u8]) -> Result<usize> {
-        let parts: Vec<(u64, Data)>;
-        let len;
+        let wanted = into.len() as u64;
         // The view is held until all is read: it keeps segments from being used again.
-        let _view;
-        {
-            let core = self.core.read();
-            core.check_whole()?;
-            let index = core.index();
-            let record = index.object(&*self.io, id)?.ok_or(Error::NoObject(id))?;
-            len = record.len.saturating_sub(at).min(into.len() as u64);
-            parts = index.shown(&*self.io, (id, &record), (at, at + len))?;
-            _view = core.view.clone();
-        }
+        let ((parts, len), _view) = self.look(|index, nodes| {
+            let record = index.object(nodes, id)?.ok_or(Error::NoObject(id))?;
+            let len = record.len.saturating_sub(at).min(wanted);
+            Ok((index.shown(nodes, (id, &record), (at, at + len))?, len))
+        })?;
         let mut together = self.read_together(&parts).into_iter();
         fill(at, &mut into[..len as usize], parts, |data, into| match together.next().flatten() {
             Some(bytes) => {
@@ -363,7 +373,8 @@ impl Store {
         let mut wanted: Vec<usize> = vec![];
         {
             let core = self.core.read();
-            let in_frames = |data: &Data| core.in_frames(data.at, data.stored as usize).is_some();
+            let in_frames =
+                |data: &Data| core.log.in_frames(data.at, data.stored as usize).is_some();
             wanted.extend((0..parts.len()).filter(|&nth| {
                 let data = &parts[nth].1;
                 is_short(data) && !in_frames(data)
@@ -381,7 +392,7 @@ impl Store {
     pub(crate) fn read_data(&self, data: &Data, into: &mut [u8]) -> Result<()> {
         {
             let core = self.core.read();
-            if let Some(stored) = core.in_frames(data.at, data.stored as usize) {
+            if let Some(stored) = core.log.in_frames(data.at, data.stored as usize) {
                 into.copy_from_slice(&stored[data.skip as usize..][..data.len as usize]);
                 return Ok(());
             }
@@ -392,7 +403,7 @@ impl Store {
     pub(crate) fn value_of(&self, data: &Data) -> Result<Vec<u8>> {
         {
             let core = self.core.read();
-            if let Some(stored) = core.in_frames(data.at, data.stored as usize) {
+            if let Some(stored) = core.log.in_frames(data.at, data.stored as usize) {
                 return Ok(stored[data.skip as usize..][..data.len as usize].to_vec());
             }
         }
@@ -403,24 +414,17 @@ impl Store {
     pub(crate) fn find_key(&self, key: &[u8]) -> Result<(Option<Entry>, Arc<View>)> {
         let core = self.core.read();
         core.check_whole()?;
-        if let Some(entry) = core.active.map.get(key) {
-            return Ok((Some(entry.clone()), core.view.clone()));
+        if let Some(entry) = core.levels.active.map.get(key) {
+            return Ok((Some(entry.clone()), core.levels.view.clone()));
         }
-        let view = core.view.clone();
+        let view = core.levels.view.clone();
         drop(core);
         let entry = view.index().get(&*self.io, key)?;
         Ok((entry, view))
     }
 
-    /// Does something to the whole state.
-    pub(crate) fn with_core<T>(&self, act: impl FnOnce(&mut Core) -> Result<T>) -> Result<T> {
-        act(&mut self.core.write())
-    }
-
     pub(crate) fn object_record(&self, id: ObjectId) -> Result<Option<ObjectRecord>> {
-        let core = self.core.read();
-        core.check_whole()?;
-        core.index().object(&*self.io, id)
+        Ok(self.look(|index, nodes| index.object(nodes, id))?.0)
     }
 
     /// Length of an object in bytes.
@@ -428,9 +432,7 @@ impl Store {
     /// # Errors
     /// [`Error::NoObject`], or what reading the index gave.
     pub fn len(&self, id: ObjectId) -> Result<u64> {
-        let core = self.core.read();
-        core.check_whole()?;
-        Ok(core.index().object(&*self.io, id)?.ok_or(Error::NoObject(id))?.len)
+        Ok(self.object_record(id)?.ok_or(Error::NoObject(id))?.len)
     }
 
     /// All objects in order of their names, with their lengths.
@@ -444,11 +446,12 @@ impl Store {
     /// The store as it is now. Changes go on; what the snapshot shows does not.
     pub fn snapshot(self: &Arc<Self>) -> Snapshot {
         let mut core = self.core.write();
-        // Half a group stays where it is not seen.
-        if !core.is_torn {
-            core.seal_layer();
+        core.seal();
+        Snapshot {
+            view: core.levels.view.clone(),
+            io: self.io.clone(),
+            store: Arc::downgrade(self),
         }
-        Snapshot { view: core.view.clone(), io: self.io.clone(), store: Arc::downgrade(self) }
     }
 
     /// Whether the store was opened for reading.
@@ -469,18 +472,18 @@ impl Store {
     /// Sizes and counts.
     pub fn info(&self) -> Info {
         let core = self.core.read();
-        let superblock = &core.superblock;
+        let superblock = &core.checkpoints.superblock;
         Info {
             id: superblock.id,
             profile: superblock.profile,
             disk_bytes: superblock.geometry.disk_bytes,
             capacity_bytes: core.capacity_bytes(),
-            used_bytes: core.segments.held(),
+            used_bytes: core.log.segments.held(),
             segments: superblock.geometry.segments,
-            free_segments: core.segments.free() as u32,
+            free_segments: core.log.segments.free() as u32,
             incarnation: superblock.incarnation,
-            pending_keys: core.pending_keys(),
-            counters: core.counters,
+            pending_keys: core.levels.pending_keys(),
+            counters: core.log.counters,
             cache: self.io.info(),
         }
     }
@@ -492,7 +495,7 @@ impl Drop for Store {
     fn drop(&mut self) {
         let core = self.core.get_mut();
         if core.stopped.is_none() {
-            let _ = core.commit();
+            let _ = core.log.commit();
         }
     }
 }
@@ -521,78 +524,6 @@ pub(crate) fn fill(
     }
     into[done..].fill(0);
     Ok(into.len())
-}
-
-impl Snapshot {
-    /// As [`Store::read`].
-    ///
-    /// # Errors
-    /// As [`Store::read`].
-    pub fn read(&self, id: ObjectId, at: u64, into: &mut [u8]) -> Result<usize> {
-        let index = self.view.index();
-        let record = index.object(&*self.io, id)?.ok_or(Error::NoObject(id))?;
-        let len = record.len.saturating_sub(at).min(into.len() as u64);
-        let parts = index.shown(&*self.io, (id, &record), (at, at + len))?;
-        fill(at, &mut into[..len as usize], parts, |data, into| self.read_data(data, into))
-    }
-
-    /// Copies a payload that the index led to.
-    pub(crate) fn read_data(&self, data: &Data, into: &mut [u8]) -> Result<()> {
-        match self.store.upgrade() {
-            Some(store) => store.read_data(data, into),
-            None => self.io.read_data(data, into),
-        }
-    }
-
-    /// Payloads that the index led to: what the disk has is asked for together.
-    pub(crate) fn read_many(&self, all: &[&Data]) -> Vec<Result<Vec<u8>>> {
-        let mut found = self.io.read_far(all);
-        let answers = all.iter().zip(&mut found).map(|(data, far)| match far.take() {
-            Some(value) => Ok(value),
-            // In memory, or not what was expected: once more, for an error that says it all.
-            None => {
-                let mut value = vec![0; data.len as usize];
-                self.read_data(data, &mut value).map(|()| value)
-            }
-        });
-        answers.collect()
-    }
-
-    /// As [`Store::len`].
-    ///
-    /// # Errors
-    /// As [`Store::len`].
-    pub fn len(&self, id: ObjectId) -> Result<u64> {
-        Ok(self.view.index().object(&*self.io, id)?.ok_or(Error::NoObject(id))?.len)
-    }
-
-    /// As [`Store::list`].
-    ///
-    /// # Errors
-    /// As [`Store::list`].
-    pub fn list(&self) -> Result<Vec<(ObjectId, u64)>> {
-        let mut out = vec![];
-        let all = (object_key(ObjectId(0)), object_key(ObjectId(u64::MAX)));
-        let mut cursor = Cursor::at(&self.view, &*self.io, (&all.0, &all.1))?;
-        while let Some((key, entry)) = cursor.next(&self.view, &*self.io)? {
-            let Some(Named::Object(id)) = named(&key) else { break };
-            if let Entry::Object(record) = entry
-                && !record.is_value
-                && !record.is_leaving
-            {
-                out.push((id, record.len));
-            }
-        }
-        Ok(out)
-    }
-
-    pub(crate) fn view(&self) -> &View {
-        &self.view
-    }
-
-    pub(crate) fn io(&self) -> &Io {
-        &self.io
-    }
 }
 
 #[cfg(test)]

@@ -2,12 +2,12 @@
 
 use super::Check;
 use super::report::{What, finding};
-use crate::segment::State;
+use crate::space::segment::State;
 
 impl Check<'_> {
     pub(super) fn compare_counts(&mut self) {
-        let geometry = self.core.superblock.geometry;
-        let segments = self.core.segments.all.clone();
+        let geometry = self.core.checkpoints.superblock.geometry;
+        let segments = self.core.log.segments.all.clone();
         let counts = std::mem::take(&mut self.counts);
         for ((number, segment), counted) in (0..geometry.segments).zip(segments).zip(counts) {
             let at = Some(geometry.start_of(number));

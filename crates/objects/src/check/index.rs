@@ -7,13 +7,13 @@ use super::report::{Finding, Of, What, finding};
 use super::walk::{Map, Seen};
 use crate::ObjectId;
 use crate::entry::{Data, Named, ObjectRecord};
-use crate::tree::Ptr;
+use crate::index::tree::Ptr;
 
 impl Check<'_> {
     /// Runs, tables and checkpoint: everything but nodes and payloads.
     pub(super) fn chunks(&self) -> Vec<Ptr> {
-        let runs = self.core.runs.iter().flat_map(|run| run.chunks.iter().copied());
-        runs.chain(self.core.checkpoint_ptrs.iter().copied()).collect()
+        let runs = self.core.levels.runs.iter().flat_map(|run| run.chunks.iter().copied());
+        runs.chain(self.core.checkpoints.ptrs.iter().copied()).collect()
     }
 
     /// Looks at the index, counts, and asks who owns what.
@@ -21,7 +21,7 @@ impl Check<'_> {
         for ptr in self.chunks() {
             // They were read when the store was opened, but perhaps not all.
             if self.is_whole
-                && let Err(error) = self.core.io.read_ptr(ptr)
+                && let Err(error) = self.core.log.io.read_ptr(ptr)
             {
                 self.broken(finding(
                     What::Node,
@@ -73,7 +73,7 @@ impl Check<'_> {
         if len == 0 {
             return;
         }
-        let geometry = self.core.superblock.geometry;
+        let geometry = self.core.checkpoints.superblock.geometry;
         let Some(segment) = geometry.segment_of(at).filter(|_| geometry.holds(at, u64::from(len)))
         else {
             return self.add(
@@ -99,7 +99,7 @@ impl Check<'_> {
     fn payload(&mut self, map: &Map, owners: &mut Owners, name: Named<'_>, data: &Data) {
         let bytes = &mut self.report.payload_bytes;
         *bytes = bytes.saturating_add(u64::from(data.len));
-        let geometry = self.core.superblock.geometry;
+        let geometry = self.core.checkpoints.superblock.geometry;
         let of = match name {
             Named::Object(id) | Named::Extent(id, _) => Of::Object(id),
             Named::Value(key) => Of::Key(key.to_vec()),
@@ -109,7 +109,7 @@ impl Check<'_> {
         if let Some(segment) = segment {
             let end = data.end().saturating_sub(geometry.start_of(segment));
             let used =
-                self.core.segments.all.get(segment as usize).map_or(0, |segment| segment.used);
+                self.core.log.segments.all.get(segment as usize).map_or(0, |segment| segment.used);
             if end > u64::from(used) && self.is_whole {
                 let text = "bytes behind what was written in their segment".to_owned();
                 self.add(What::Unused, text, Some(data.at), Some(of.clone()));

@@ -30,7 +30,7 @@ impl Check<'_> {
     /// Gathers payloads for as many segments as fit, and reads them in disk order.
     pub(super) fn look_at_payloads(&mut self) {
         let map = self.map.clone();
-        let geometry = self.core.superblock.geometry;
+        let geometry = self.core.checkpoints.superblock.geometry;
         let mut first = 0;
         while first < geometry.segments {
             let mut end = first;
@@ -51,7 +51,7 @@ impl Check<'_> {
     }
 
     fn window(&mut self, map: &Map, window: Range<u64>) {
-        let geometry = self.core.superblock.geometry;
+        let geometry = self.core.checkpoints.superblock.geometry;
         let span = |at: u64, len: u32, of| Span { from: at, to: at + u64::from(len), of };
         let mut spans: Vec<Span> = vec![];
         let mut payloads: Vec<Payload> = vec![];
@@ -100,7 +100,8 @@ impl Check<'_> {
 
     /// Reads and verifies payloads, in the order in which they lie.
     fn read(&mut self, payloads: &[Payload]) {
-        let depth = self.core.superblock.profile.queue_depth.clamp(1, REQUESTS_MAX) as usize;
+        let depth =
+            self.core.checkpoints.superblock.profile.queue_depth.clamp(1, REQUESTS_MAX) as usize;
         let mut flying: VecDeque<(u64, &[Payload], Pending<ReadAnswer>)> = VecDeque::new();
         let mut rest = payloads;
         while !rest.is_empty() || !flying.is_empty() {
@@ -108,7 +109,7 @@ impl Check<'_> {
                 let (extent, count) = self.request(rest);
                 let (these, others) = rest.split_at(count);
                 let block = Block::from(Private::unset(extent.len_bytes as usize));
-                let answer = self.core.io.disk.read(extent, block, Urgency::Ahead);
+                let answer = self.core.log.io.disk.read(extent, block, Urgency::Ahead);
                 flying.push_back((extent.start_bytes, these, answer));
                 rest = others;
             }
@@ -124,7 +125,7 @@ impl Check<'_> {
 
     /// The request that brings the first of `payloads`, and how many it brings.
     fn request(&self, payloads: &[Payload]) -> (Extent, usize) {
-        let page = u64::from(self.core.superblock.geometry.page_bytes);
+        let page = u64::from(self.core.checkpoints.superblock.geometry.page_bytes);
         let start = payloads[0].data.at / page * page;
         let mut end = start;
         let mut count = 0;
@@ -146,7 +147,7 @@ impl Check<'_> {
         if data.stored == 0 {
             return;
         }
-        let io = self.core.io.clone();
+        let io = self.core.log.io.clone();
         let verified = match bytes {
             Some(bytes) => {
                 let from = (data.at - start) as usize;
@@ -154,7 +155,7 @@ impl Check<'_> {
             }
             // The request failed: perhaps not because of this one.
             None => {
-                let page = u64::from(self.core.superblock.geometry.page_bytes);
+                let page = u64::from(self.core.checkpoints.superblock.geometry.page_bytes);
                 let first = data.at / page * page;
                 let len = (data.end() - first).next_multiple_of(page);
                 io.direct(first, len as usize).and_then(|bytes| {

@@ -7,8 +7,8 @@ use crate::core::Core;
 
 /// All four copies are the newest one, or the one before it.
 pub(super) fn superblocks(core: &Core, report: &mut Report, options: &CheckOptions) {
-    let newest = &core.superblock;
-    for (copy, (at, found)) in newest.copies(&*core.io.disk).into_iter().enumerate() {
+    let newest = &core.checkpoints.superblock;
+    for (copy, (at, found)) in newest.copies(&*core.log.io.disk).into_iter().enumerate() {
         let name = format!("copy {copy} of the superblock");
         let found = match found {
             Ok(found) => found,

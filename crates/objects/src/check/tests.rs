@@ -5,9 +5,10 @@ use draconis_exchange::heap::Block;
 
 use super::*;
 use crate::entry::{Data, Entry, Key, ObjectRecord, extent_key, object_key, value_key};
+use crate::index::tree::{Child, Inner, Node, Nodes};
 use crate::kv::{Batch, Kv};
-use crate::superblock::Superblock;
-use crate::tree::{Child, Inner, Node, Nodes};
+use crate::recovery::superblock::Superblock;
+use crate::upkeep::Patience;
 use crate::{CreateOptions, Group, Hint, LayoutKind, ObjectId, Profile};
 
 const LONG: usize = 200_000;
@@ -32,17 +33,17 @@ fn made(layout: LayoutKind) -> Arc<dyn Disk> {
     kv.write(batch).unwrap();
     // All of it in the tree, and something over it.
     store.checkpoint().unwrap();
-    let mut core = crate::recover::open(disk.clone(), &OpenOptions::default()).unwrap();
+    let mut core = crate::recovery::open(disk.clone(), &OpenOptions::default()).unwrap();
     drop(store);
     core.checkpoint_now().unwrap();
-    core.merge_all().unwrap();
+    core.levels.merge_all(&mut core.log).unwrap();
     core.checkpoint_now().unwrap();
     let mut group = Group::new();
     group.write(ObjectId(1), 100, &[77; 5000]);
-    core.submit(&group, &[]).unwrap();
+    let _ = core.submit(&group, &[], Patience::Waits).unwrap();
     core.checkpoint_now().unwrap();
-    core.submit(&group, &[]).unwrap();
-    core.commit().unwrap();
+    let _ = core.submit(&group, &[], Patience::Waits).unwrap();
+    core.log.commit().unwrap();
     disk
 }
 
@@ -63,7 +64,7 @@ fn whats(report: &Report) -> Vec<What> {
 /// Spoils a store from the inside, so that its next checkpoint writes it down.
 fn plant(spoil: impl FnOnce(&mut Core)) -> Report {
     let disk = made(LayoutKind::Cow);
-    let mut core = crate::recover::open(disk.clone(), &OpenOptions::default()).unwrap();
+    let mut core = crate::recovery::open(disk.clone(), &OpenOptions::default()).unwrap();
     spoil(&mut core);
     core.checkpoint_now().unwrap();
     drop(core);
@@ -82,8 +83,9 @@ fn flip(disk: &Arc<dyn Disk>, at: u64) {
 fn data_of(core: &Core, id: u64) -> Data {
     let mut found = None;
     let _ = core
+        .levels
         .index()
-        .resolve(&*core.io, ObjectId(id), (8192, u64::MAX), &mut None, &mut |_, entry| {
+        .resolve(&*core.log.io, ObjectId(id), (8192, u64::MAX), &mut None, &mut |_, entry| {
             found = if let Entry::Data(data) = entry { Some(data) } else { None };
             std::ops::ControlFlow::Break(())
         })
@@ -111,7 +113,7 @@ fn little_memory_gives_the_same_report() {
     let disk = made(LayoutKind::Log);
     let id = {
         let options = OpenOptions { read_only: true, ..OpenOptions::default() };
-        let core = crate::recover::open(disk.clone(), &options).unwrap();
+        let core = crate::recovery::open(disk.clone(), &options).unwrap();
         data_of(&core, 2).at
     };
     flip(&disk, id);
@@ -132,10 +134,10 @@ fn little_memory_gives_the_same_report() {
 fn rot_is_named_with_its_owner() {
     let disk = made(LayoutKind::Cow);
     let options = OpenOptions { read_only: true, ..OpenOptions::default() };
-    let core = crate::recover::open(disk.clone(), &options).unwrap();
+    let core = crate::recovery::open(disk.clone(), &options).unwrap();
     let of_object = data_of(&core, 3).at;
     let key = value_key(&7u32.to_be_bytes());
-    let Some(Entry::Data(of_key)) = core.index().get(&*core.io, &key).unwrap() else {
+    let Some(Entry::Data(of_key)) = core.levels.index().get(&*core.log.io, &key).unwrap() else {
         panic!("a value")
     };
     flip(&disk, of_object);
@@ -152,8 +154,8 @@ fn rot_is_named_with_its_owner() {
 fn a_node_that_is_not_what_it_was() {
     let disk = made(LayoutKind::Cow);
     let options = OpenOptions { read_only: true, ..OpenOptions::default() };
-    let core = crate::recover::open(disk.clone(), &options).unwrap();
-    let Some(Child::Disk(root)) = core.tree.root else { panic!("a root on the disk") };
+    let core = crate::recovery::open(disk.clone(), &options).unwrap();
+    let Some(Child::Disk(root)) = core.levels.tree.root else { panic!("a root on the disk") };
     flip(&disk, root.at + 5);
     let report = check(&disk);
     assert_eq!(whats(&report), [What::Node]);
@@ -163,20 +165,20 @@ fn a_node_that_is_not_what_it_was() {
 #[test]
 fn a_node_in_the_wrong_place() {
     let report = plant(|core| {
-        let Some(Child::Disk(root)) = core.tree.root.clone() else { panic!("a root") };
-        let node = core.io.load(root).unwrap();
+        let Some(Child::Disk(root)) = core.levels.tree.root.clone() else { panic!("a root") };
+        let node = core.log.io.load(root).unwrap();
         let Node::Inner(inner) = &*node else { panic!("an inner node") };
         let mut children = inner.children.clone();
         let (first, second) = (children[0].1.clone(), children[1].1.clone());
         (children[0].1, children[1].1) = (second, first);
         let inner = Inner { level: inner.level, children };
-        core.tree.root = Some(Child::Changed(Arc::new(inner)));
+        core.levels.tree.root = Some(Child::Changed(Arc::new(inner)));
     });
     assert!(whats(&report).contains(&What::Order), "{report:#?}");
     let report = plant(|core| {
-        let Some(Child::Disk(root)) = core.tree.root.clone() else { panic!("a root") };
+        let Some(Child::Disk(root)) = core.levels.tree.root.clone() else { panic!("a root") };
         let children = vec![(Key::new(), Child::Disk(root))];
-        core.tree.root = Some(Child::Changed(Arc::new(Inner { level: 9, children })));
+        core.levels.tree.root = Some(Child::Changed(Arc::new(Inner { level: 9, children })));
     });
     assert_eq!(whats(&report), [What::Order]);
 }
@@ -230,7 +232,8 @@ fn bytes_of_no_object() {
     let report = plant(|core| {
         let payload = [1; 600];
         let key = extent_key(ObjectId(900), 0);
-        core.payload(key, &payload, crate::layout::Kind::Moved { age: 0 }, None).unwrap();
+        let kind = crate::layout::Kind::Moved { age: 0 };
+        core.levels.put(&mut core.log, key, &payload, (kind, None)).unwrap();
     });
     assert_eq!(whats(&report), [What::NoObject]);
     assert_eq!(report.damage[0].of, Some(Of::Object(ObjectId(900))));
@@ -251,7 +254,7 @@ fn a_name_of_no_object() {
 #[test]
 fn bytes_behind_the_end() {
     let report = plant(|core| {
-        let record = core.index().object(&*core.io, ObjectId(2)).unwrap().unwrap();
+        let record = core.levels.index().object(&*core.log.io, ObjectId(2)).unwrap().unwrap();
         let short = Entry::Object(ObjectRecord { len: 39_999, ..record });
         core.pair(object_key(ObjectId(2)), short).unwrap();
     });
@@ -282,10 +285,10 @@ fn addresses_that_cannot_be() {
 #[test]
 fn a_free_segment_that_holds_something() {
     let report = plant(|core| {
-        let segment = core.segments.geometry.segment_of(data_of(core, 3).at).unwrap();
-        let live = core.segments.all[segment as usize].live;
-        core.segments.kill(core.segments.geometry.start_of(segment), live as u32, false);
-        core.segments.release(segment);
+        let segment = core.log.segments.geometry.segment_of(data_of(core, 3).at).unwrap();
+        let live = core.log.segments.all[segment as usize].live;
+        core.log.segments.kill(core.log.segments.geometry.start_of(segment), live as u32, false);
+        core.log.segments.release(segment);
     });
     assert!(whats(&report).contains(&What::Unused), "{report:#?}");
 }
@@ -294,7 +297,7 @@ fn a_free_segment_that_holds_something() {
 fn counts_that_are_wrong() {
     let report = plant(|core| {
         let at = data_of(core, 2).at;
-        core.segments.add(at, 11, 0, false);
+        core.log.segments.add(at, 11, 0, false);
     });
     assert_eq!(whats(&report), [What::Count]);
     let report = plant(|core| core.links -= 1);
@@ -318,7 +321,7 @@ fn values_and_their_keys() {
 #[test]
 fn a_long_value_that_is_not_there_is_an_error_for_who_asks() {
     let disk = made(LayoutKind::Cow);
-    let mut core = crate::recover::open(disk.clone(), &OpenOptions::default()).unwrap();
+    let mut core = crate::recovery::open(disk.clone(), &OpenOptions::default()).unwrap();
     let endless = ObjectRecord { len: 1 << 60, is_value: true, ..ObjectRecord::new(Hint::Cold) };
     core.pair(object_key(ObjectId(4)), Entry::Object(endless)).unwrap();
     let links = [(&b"lost"[..], 99, 5), (b"other", 2, 5), (b"endless", 4, 1 << 60)];

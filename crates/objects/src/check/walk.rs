@@ -7,10 +7,10 @@ use super::report::{Finding, What, finding};
 use crate::codec::{Reader, narrow};
 use crate::core::Core;
 use crate::entry::{Data, Entry, Key, Named, ObjectRecord, named};
+use crate::index::layer::{Layer, Sorted, hash, intervals};
+use crate::index::tree::{Child, Inner, Node, Nodes, Ptr, Tree};
+use crate::index::view::Index;
 use crate::io::Io;
-use crate::layer::{Layer, Sorted, hash, intervals};
-use crate::tree::{Child, Inner, Node, Nodes, Ptr, Tree};
-use crate::view::Index;
 use crate::{Error, ObjectId};
 
 /// Leaves that are asked for together.
@@ -53,12 +53,12 @@ pub(super) struct Map {
 impl Map {
     pub(super) fn new(core: &mut Core) -> Self {
         let mut counted = Arc::new(Layer::default());
-        for newer in core.counted_layers().iter().rev() {
+        for newer in core.levels.counted_layers().iter().rev() {
             counted = Arc::new(Layer::fold(newer, &counted, &mut |_| {}));
         }
-        let log = Arc::new(core.active.seal());
+        let log = Arc::new(core.levels.active.seal());
         let full = [Arc::new(Layer::fold(&log, &counted, &mut |_| {}))];
-        Self { io: core.io.clone(), tree: core.tree.clone(), counted, log, full }
+        Self { io: core.log.io.clone(), tree: core.levels.tree.clone(), counted, log, full }
     }
 
     pub(super) fn index(&self) -> Index<'_> {

@@ -1,0 +1,199 @@
+//! What a group does: payloads and entries into the commit, entries into the active layer.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::indexing_slicing,
+    reason = "places in a group of this process's own, which was looked at before"
+)]
+
+use crate::core::Core;
+use crate::entry::{
+    Entry, Key, ObjectRecord, SHORT_MAX, extent_key, name_key, object_key, value_key,
+};
+use crate::group::Op;
+use crate::layout::Kind;
+use crate::{Error, Group, Hint, ObjectId, Result};
+
+impl Core {
+    pub(super) fn apply(&mut self, group: &Group) -> Result<()> {
+        for op in &group.ops {
+            match *op {
+                Op::Create { id, hint } => self.set_object(id, ObjectRecord::new(hint))?,
+                Op::Fork { id, parent } => {
+                    let mut record = self.record(parent)?;
+                    let new = record.forked(parent)?;
+                    self.set_object(parent, record)?;
+                    self.set_object(id, new)?;
+                }
+                Op::Write { id, at, from, len } => {
+                    let record = self.record(id)?;
+                    self.write(id, record, at, &group.bytes[from..from + len])?;
+                }
+                Op::Append { id, from, len } => {
+                    let record = self.record(id)?;
+                    self.write(id, record, record.len, &group.bytes[from..from + len])?;
+                }
+                Op::Truncate { id, len } => {
+                    let record = self.record(id)?;
+                    if len < record.len {
+                        self.pair(extent_key(id, len), record.hole(u64::MAX - len))?;
+                    }
+                    self.set_object(id, ObjectRecord { len, ..record })?;
+                }
+                Op::Punch { id, at, len } => {
+                    let record = self.record(id)?;
+                    let len = record.len.saturating_sub(at).min(len);
+                    if len > 0 {
+                        self.pair(extent_key(id, at), record.hole(len))?;
+                    }
+                }
+                Op::Name { name, name_len, id } => {
+                    self.record(id)?;
+                    let key = name_key(&group.bytes[name..name + name_len]);
+                    self.pair(key, Entry::naming(id))?;
+                }
+                Op::Unname { name, name_len } => {
+                    let key = name_key(&group.bytes[name..name + name_len]);
+                    if self.levels.index().get(&*self.log.io, &key)?.is_some() {
+                        self.pair(key, Entry::Gone)?;
+                    }
+                }
+                Op::Delete { id } => self.delete(id)?,
+                Op::Put { key, key_len, value, value_len } => {
+                    let key = &group.bytes[key..key + key_len];
+                    self.put(key, &group.bytes[value..value + value_len])?;
+                }
+                Op::Remove { key, key_len } => {
+                    let key = value_key(&group.bytes[key..key + key_len]);
+                    self.remove(key)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub fn record(&self, id: ObjectId) -> Result<ObjectRecord> {
+        self.levels.index().object(&*self.log.io, id)?.ok_or(Error::NoObject(id))
+    }
+
+    pub fn set_object(&mut self, id: ObjectId, record: ObjectRecord) -> Result<()> {
+        self.pair(object_key(id), Entry::Object(record))
+    }
+
+    pub fn write(
+        &mut self,
+        id: ObjectId,
+        record: ObjectRecord,
+        at: u64,
+        bytes: &[u8],
+    ) -> Result<()> {
+        let mut offset = at;
+        // Payloads begin on multiples of their longest, so that what is written again with the
+        // same bounds replaces whole ones.
+        let step = self.log.payload_max() as u64;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let len = (step - offset % step).min(rest.len() as u64) as usize;
+            let (payload, others) = rest.split_at(len);
+            let key = extent_key(id, offset);
+            let replaced_after = self.age_of(&key);
+            let kind = Kind::Written { hint: record.hint, replaced_after };
+            self.levels.put(&mut self.log, key, payload, (kind, None))?;
+            offset += len as u64;
+            rest = others;
+        }
+        let len = record.len.max(at + bytes.len() as u64);
+        if len != record.len {
+            self.set_object(id, ObjectRecord { len, ..record })?;
+        }
+        Ok(())
+    }
+
+    fn delete(&mut self, id: ObjectId) -> Result<()> {
+        let mut next = Some(id);
+        while let Some(id) = next.take() {
+            let record = self.record(id)?;
+            // What is empty may have zeros that hide what it is or was over.
+            self.pair(extent_key(id, 0), Entry::Hole(u64::MAX))?;
+            self.pair(object_key(id), Entry::Gone)?;
+            if let Some(parent) = record.parent {
+                let record = self.record(parent)?;
+                let children = record.children.saturating_sub(1);
+                self.set_object(parent, ObjectRecord { children, ..record })?;
+                // What was removed was there for this one alone.
+                next = Some(parent).filter(|_| record.is_leaving && children == 0);
+            }
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        let key = value_key(key);
+        self.unlink(&key)?;
+        if value.len() <= SHORT_MAX {
+            // It comes as often as what it replaces was moved: time goes on by it.
+            self.log.clock += value.len() as u64;
+            return self.pair(key, Entry::Short(value.into()));
+        }
+        if value.len() <= self.log.payload_max() {
+            let replaced_after = self.age_of(&key);
+            let kind = Kind::Written { hint: Hint::Unknown, replaced_after };
+            return self.levels.put(&mut self.log, key, value, (kind, None));
+        }
+        let id = ObjectId(self.next_id);
+        self.next_id += 1;
+        let record = ObjectRecord { is_value: true, ..ObjectRecord::new(Hint::Unknown) };
+        self.write(id, record, 0, value)?;
+        self.links += 1;
+        self.pair(key, Entry::Link(id, value.len() as u64))
+    }
+
+    fn remove(&mut self, key: Key) -> Result<()> {
+        // Where there is little room nothing is written for what is not there.
+        if self.is_scarce() && self.levels.index().get(&*self.log.io, &key)?.is_none() {
+            return Ok(());
+        }
+        self.unlink(&key)?;
+        self.pair(key, Entry::Gone)
+    }
+
+    /// Deletes the object that holds the key's value, if one does.
+    fn unlink(&mut self, key: &Key) -> Result<()> {
+        if self.links == 0 {
+            return Ok(());
+        }
+        if let Some(Entry::Link(id, _)) = self.levels.index().get(&*self.log.io, key)? {
+            self.links -= 1;
+            self.delete(id)?;
+        }
+        Ok(())
+    }
+
+    /// How long ago what is under the key was written, as far as memory knows.
+    fn age_of(&self, key: &Key) -> Option<u64> {
+        // Where there is room enough, it matters little what lies together.
+        if !self.log.layout.parts_by_age()
+            || self.log.segments.free() > self.log.segments.all.len() / 2
+        {
+            return None;
+        }
+        match self.levels.remembered(&self.log.io, key)? {
+            Entry::Data(data) => {
+                Some(self.log.clock.saturating_sub(self.log.segments.stamp_of(data.at)))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether there is little room.
+    pub(super) fn is_scarce(&self) -> bool {
+        self.log.segments.free() < self.low()
+    }
+
+    /// Puts an entry without a payload into the commit, and has its key lead to it.
+    pub fn pair(&mut self, key: Key, entry: Entry) -> Result<()> {
+        self.log.pair(&key, &entry)?;
+        self.levels.set(&mut self.log.segments, key, entry);
+        Ok(())
+    }
+}

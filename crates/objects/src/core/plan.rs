@@ -1,0 +1,199 @@
+//! What a group would do, and whether it can: looked at before anything is done.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    reason = "lengths of what is in memory, and places in it"
+)]
+
+use std::collections::HashMap;
+
+use crate::core::Core;
+use crate::entry::{KEY_MAX, Key, NAME_MAX, ObjectRecord, PIECE, name_key, value_key};
+use crate::group::Op;
+use crate::index::tree::Nodes;
+use crate::index::view::Index;
+use crate::upkeep::{Patience, Wish};
+use crate::{Error, Group, ObjectId, Result};
+
+fn check_name(len: usize) -> Result<()> {
+    match len {
+        1..=NAME_MAX => Ok(()),
+        _ => Err(Error::Misuse("a name has 1 to 255 bytes")),
+    }
+}
+
+/// What a group needs.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    objects: HashMap<ObjectId, Option<ObjectRecord>>,
+    needed_bytes: u64,
+    frees: bool,
+}
+
+impl Plan {
+    /// How much it needs, and whether it only gives up.
+    pub fn room(&self) -> (u64, bool) {
+        (self.needed_bytes, self.frees)
+    }
+
+    fn existing(
+        &mut self,
+        index: &Index<'_>,
+        nodes: &dyn Nodes,
+        id: ObjectId,
+    ) -> Result<&mut ObjectRecord> {
+        let entry = match self.objects.entry(id) {
+            std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
+            std::collections::hash_map::Entry::Vacant(entry) => {
+                entry.insert(index.object(nodes, id)?)
+            }
+        };
+        entry.as_mut().ok_or(Error::NoObject(id))
+    }
+
+    /// The same, to be changed: what others are over shows through them.
+    fn changing(
+        &mut self,
+        index: &Index<'_>,
+        nodes: &dyn Nodes,
+        id: ObjectId,
+    ) -> Result<&mut ObjectRecord> {
+        match self.existing(index, nodes, id)? {
+            record if record.children == 0 => Ok(record),
+            _ => Err(Error::Misuse("an object that others are over does not change")),
+        }
+    }
+
+    fn add(&mut self, len: usize, per_piece: usize, payload_max: usize) {
+        let pieces = len.div_ceil(PIECE as usize) + 1;
+        let payloads = len.div_ceil(payload_max) + 1;
+        self.needed_bytes += (len + pieces * per_piece + payloads * 96) as u64;
+    }
+}
+
+impl Core {
+    /// Looks at what a group would do, and whether it can.
+    pub(super) fn plan(&self, group: &Group, nodes: &dyn Nodes) -> Result<Plan> {
+        let mut plan = Plan::default();
+        let index = self.levels.index();
+        let per_piece = 8;
+        for op in &group.ops {
+            plan.needed_bytes += 96;
+            match *op {
+                Op::Create { id, hint } => {
+                    plan.objects.insert(id, Some(ObjectRecord::new(hint)));
+                }
+                Op::Fork { id, parent } => {
+                    self.check_depth(parent, nodes)?;
+                    let parent_record = plan.existing(&index, nodes, parent)?;
+                    let record = parent_record.forked(parent)?;
+                    plan.objects.insert(id, Some(record));
+                }
+                Op::Write { id, at, len, .. } => {
+                    let record = plan.changing(&index, nodes, id)?;
+                    let end = at
+                        .checked_add(len as u64)
+                        .filter(|&end| end < u64::MAX)
+                        .ok_or(Error::Misuse("an object that would be too long"))?;
+                    record.len = record.len.max(end);
+                    plan.add(len, per_piece, self.log.payload_max());
+                }
+                Op::Append { id, len, .. } => {
+                    let record = plan.changing(&index, nodes, id)?;
+                    record.len = record
+                        .len
+                        .checked_add(len as u64)
+                        .filter(|&end| end < u64::MAX)
+                        .ok_or(Error::Misuse("an object that would be too long"))?;
+                    plan.add(len, per_piece, self.log.payload_max());
+                }
+                Op::Truncate { id, len } => {
+                    let record = plan.changing(&index, nodes, id)?;
+                    if len == u64::MAX {
+                        return Err(Error::Misuse("an object that would be too long"));
+                    }
+                    record.len = len;
+                    plan.frees = true;
+                }
+                Op::Punch { id, .. } => {
+                    plan.changing(&index, nodes, id)?;
+                    plan.frees = true;
+                }
+                Op::Name { name_len, id, .. } => {
+                    check_name(name_len)?;
+                    plan.existing(&index, nodes, id)?;
+                    plan.needed_bytes += name_len as u64 * 2;
+                }
+                Op::Unname { name, name_len } => {
+                    check_name(name_len)?;
+                    index.get(nodes, &name_key(&group.bytes[name..name + name_len]))?;
+                    plan.needed_bytes += name_len as u64 * 2;
+                    plan.frees = true;
+                }
+                Op::Delete { id } => {
+                    let mut parent = plan.changing(&index, nodes, id)?.parent;
+                    plan.objects.insert(id, None);
+                    while let Some(below) = parent.take() {
+                        let record = plan.existing(&index, nodes, below)?;
+                        record.children = record.children.saturating_sub(1);
+                        if record.is_leaving && record.children == 0 {
+                            parent = record.parent;
+                            plan.objects.insert(below, None);
+                        }
+                    }
+                    plan.frees = true;
+                }
+                Op::Put { key_len, value_len, .. } => {
+                    self.check_key(key_len)?;
+                    plan.needed_bytes += key_len as u64 * 2;
+                    plan.add(value_len, per_piece, self.log.payload_max());
+                }
+                Op::Remove { key_len, .. } => {
+                    self.check_key(key_len)?;
+                    plan.needed_bytes += key_len as u64 * 2;
+                    plan.frees = true;
+                }
+            }
+        }
+        // Something that only frees may use what is kept for that.
+        plan.frees &= group.bytes.len() <= 4096 + KEY_MAX
+            && group.ops.iter().all(|op| {
+                matches!(
+                    op,
+                    Op::Truncate { .. }
+                        | Op::Punch { .. }
+                        | Op::Delete { .. }
+                        | Op::Remove { .. }
+                        | Op::Unname { .. }
+                )
+            });
+        Ok(plan)
+    }
+
+    fn check_key(&self, len: usize) -> Result<()> {
+        if len > KEY_MAX || len > self.checkpoints.superblock.geometry.segment_bytes as usize / 32 {
+            return Err(Error::Misuse("a key that is too long"));
+        }
+        Ok(())
+    }
+
+    /// The leaves that say whether keys of a group have values that are objects, which go with
+    /// them, or are there at all, if they are not in memory.
+    pub(super) fn ask_links(&self, group: &Group, patience: Patience) -> Result<Option<Wish>> {
+        let has_links = self.links > 0;
+        if !has_links && !self.is_scarce() {
+            return Ok(None);
+        }
+        let key_of = |op: &Op| match *op {
+            Op::Put { key, key_len, .. } if has_links => Some((key, key_len)),
+            Op::Remove { key, key_len } => Some((key, key_len)),
+            _ => None,
+        };
+        let asked = group.ops.iter().filter_map(key_of);
+        let mut keys: Vec<Key> =
+            asked.map(|(key, len)| value_key(&group.bytes[key..key + len])).collect();
+        keys.sort_unstable();
+        let is_known = |key: &Key| self.levels.layered(key).is_some();
+        self.levels.ask_leaves(&self.log, keys.iter(), is_known, patience)
+    }
+}

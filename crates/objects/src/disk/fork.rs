@@ -1,0 +1,336 @@
+//! Objects over objects: how one becomes part of the one that it is over, or that is over it.
+//!
+//! ```text
+//!   disk ──▶ snapshot ──▶ older snapshot         who has nothing of its own asks the next
+//!   clone ─────▲
+//! ```
+//!
+//! Law 1: each byte has one owner: what is shared is in the object below, and what is over it has
+//! nothing there. So what is alive follows from the index as ever: what an entry leads to.
+//! Law 2: an object that others are over does not change, and was there before them.
+//! Law 3: what an object gives up over another is zeros that stay in the tree.
+//! Law 4: moving what an object has to its neighbour is a group for each piece, and after each
+//! of them everybody reads what was read before.
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "offsets of entries were held against `fits`, so their ends do not overflow"
+)]
+
+use std::ops::ControlFlow;
+
+use crate::core::Core;
+use crate::entry::{Data, Entry, ObjectRecord, extent_key, object_key};
+use crate::index::tree::Nodes;
+use crate::index::view::{DEPTH_MAX, Index};
+use crate::{Error, ObjectId, Result};
+
+/// What is moved by one group, in bytes and in entries.
+const MOVED_BYTES: u64 = 1 << 20;
+const MOVED_ENTRIES: usize = 256;
+
+/// What an object has of its own: where, and what.
+type Own = Vec<(u64, Entry)>;
+
+/// Which of the two that are over each other goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Into {
+    /// The one above gets what it shows of the one below.
+    Child,
+    /// The one below gets what the one above has.
+    Parent,
+}
+
+impl ObjectRecord {
+    /// A record for one that is over this one, which is `id`.
+    pub fn forked(&mut self, id: ObjectId) -> Result<Self> {
+        if self.is_value || self.is_leaving {
+            return Err(Error::Misuse("a value of a key, or what was removed, is not forked"));
+        }
+        self.children =
+            self.children.checked_add(1).ok_or(Error::Misuse("too many objects over one"))?;
+        Ok(Self { len: self.len, parent: Some(id), ..Self::new(self.hint) })
+    }
+}
+
+impl Core {
+    /// Whether there may be one more over an object.
+    pub fn check_depth(&self, id: ObjectId, nodes: &dyn Nodes) -> Result<()> {
+        let index = self.levels.index();
+        let mut below = Some(id);
+        for _ in 1..DEPTH_MAX {
+            let Some(id) = below else { return Ok(()) };
+            // What is not there is made by the same group, or refused there.
+            below = index.object(nodes, id)?.and_then(|record| record.parent);
+        }
+        Err(Error::Misuse("a thousand objects are over each other: remove snapshots"))
+    }
+
+    /// Takes from `parent`, from byte `at` on, what the only one over it does not show. Returns
+    /// where to go on.
+    pub fn drop_hidden(
+        &mut self,
+        parent: ObjectId,
+        child: ObjectId,
+        at: u64,
+    ) -> Result<Option<u64>> {
+        self.check_running()?;
+        self.check_leaving(parent, child)?;
+        let (hiding, next) = self.own(child, (at, u64::MAX), u64::MAX, MOVED_ENTRIES)?;
+        let mut hidden: Vec<(u64, u64)> = vec![];
+        for (at, entry) in hiding {
+            let end = at + entry.covers();
+            if !self.own(parent, (at, end), u64::MAX, 1)?.0.is_empty() {
+                hidden.push((at, end));
+            }
+        }
+        if !hidden.is_empty() {
+            self.change((hidden.len() as u64 * 96, true), 0, |core| {
+                hidden.into_iter().try_for_each(|(at, end)| {
+                    core.pair(extent_key(parent, at), Entry::Hole(end - at))
+                })
+            })?;
+        }
+        Ok(next)
+    }
+
+    /// Moves a piece of what `parent`, from byte `at` on, still has to its child, or the other
+    /// way round. Returns where to go on.
+    pub fn move_own(
+        &mut self,
+        parent: ObjectId,
+        child: ObjectId,
+        into: Into,
+        at: u64,
+    ) -> Result<Option<u64>> {
+        self.check_running()?;
+        let below = self.check_leaving(parent, child)?.parent;
+        let (from, to) = match into {
+            Into::Child => (parent, child),
+            Into::Parent => (child, parent),
+        };
+        let (mut own, mut next) = self.own(from, (at, u64::MAX), MOVED_BYTES, MOVED_ENTRIES)?;
+        let mut moved: Vec<(u64, Piece)> = vec![];
+        let mut bytes = 0;
+        let mut done = 0;
+        for (at, entry) in &mut own {
+            let end = *at + entry.covers();
+            let (shown, reached) = match into {
+                Into::Child => self.gaps(child, (*at, end))?,
+                Into::Parent => (vec![(*at, end)], end),
+            };
+            for (from, to) in shown {
+                let (at, entry) = (*at, &*entry);
+                let piece = match entry.part(from - at, to - from) {
+                    Entry::Data(data) => Piece::Bytes(self.bytes_of(&data)?),
+                    // Where nothing is below, what is not there is zeros.
+                    _ if below.is_none() => Piece::Hole(to - from),
+                    _ => Piece::Zeros(to - from),
+                };
+                bytes += piece.bytes().len() as u64;
+                moved.push((from, piece));
+            }
+            done += 1;
+            if reached < end {
+                // Much is over one stretch of zeros: the rest of it by the next group.
+                (*entry, next) = (entry.part(0, reached - *at), Some(reached));
+                break;
+            }
+        }
+        own.truncate(done);
+        if own.is_empty() {
+            return Ok(None);
+        }
+        let room = bytes + bytes / 64 + (moved.len() as u64 + 1) * 192;
+        self.change((room, bytes == 0), bytes, |core| {
+            for (at, piece) in &moved {
+                match piece {
+                    Piece::Bytes(bytes) => {
+                        let record = core.record(to)?;
+                        core.write(to, record, *at, bytes)?;
+                    }
+                    Piece::Zeros(len) => core.pair(extent_key(to, *at), Entry::Zeros(*len))?,
+                    Piece::Hole(len) if into == Into::Parent => {
+                        core.pair(extent_key(to, *at), Entry::Hole(*len))?;
+                    }
+                    Piece::Hole(_) => {}
+                }
+            }
+            for (at, entry) in &own {
+                core.pair(extent_key(from, *at), Entry::Hole(entry.covers()))?;
+            }
+            Ok(())
+        })?;
+        Ok(next)
+    }
+
+    /// Has the parent as long as the child, so that it can take what that has.
+    pub fn lengthen(&mut self, parent: ObjectId, child: ObjectId) -> Result<()> {
+        self.check_running()?;
+        let record = self.check_leaving(parent, child)?;
+        let len = self.record(child)?.len.max(record.len);
+        if len > record.len {
+            let set = |core: &mut Self| core.set_object(parent, ObjectRecord { len, ..record });
+            self.change((96, true), 0, set)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the one that has nothing of its own any more; the other one is in its place. `over`
+    /// are those that are over the child, `names` those that lead to it. Says whether that was so.
+    pub fn join(
+        &mut self,
+        (parent, child): (ObjectId, ObjectId),
+        into: Into,
+        over: &[ObjectId],
+        names: &[Vec<u8>],
+    ) -> Result<bool> {
+        self.check_running()?;
+        let below = self.check_leaving(parent, child)?;
+        let above = self.record(child)?;
+        let (ends, goes_on) = match into {
+            Into::Child => (parent, child),
+            Into::Parent => (child, parent),
+        };
+        if !self.own(ends, (0, u64::MAX), u64::MAX, 1)?.0.is_empty() {
+            return Ok(false);
+        }
+        if above.children as usize != over.len() && into == Into::Parent {
+            return Err(Error::Misuse("not all that are over an object are known"));
+        }
+        let needed = 192 * (over.len() + names.len() + 4) as u64;
+        self.change((needed, true), 0, |core| {
+            core.pair(extent_key(ends, 0), Entry::Hole(u64::MAX))?;
+            core.pair(object_key(ends), Entry::Gone)?;
+            let record = ObjectRecord { parent: below.parent, ..above };
+            core.set_object(goes_on, record)?;
+            if into == Into::Parent {
+                for &id in over {
+                    let record = core.record(id)?;
+                    core.set_object(id, ObjectRecord { parent: Some(parent), ..record })?;
+                }
+                for name in names {
+                    core.pair(crate::entry::name_key(name), Entry::naming(parent))?;
+                }
+            }
+            Ok(())
+        })?;
+        Ok(true)
+    }
+
+    /// Marks an object that was removed and that one is over; its name goes with it.
+    pub fn remove_below(&mut self, id: ObjectId, name: &[u8]) -> Result<crate::Ticket> {
+        self.check_running()?;
+        let record = self.record(id)?;
+        if record.children != 1 {
+            return Err(Error::Misuse("only what one object is over is joined with it"));
+        }
+        self.change((512, true), 0, |core| {
+            core.set_object(id, ObjectRecord { is_leaving: true, ..record })?;
+            core.pair(crate::entry::name_key(name), Entry::Gone)
+        })
+    }
+
+    fn check_leaving(&self, parent: ObjectId, child: ObjectId) -> Result<ObjectRecord> {
+        let record = self.record(parent)?;
+        let is_over = self.record(child)?.parent == Some(parent);
+        if !record.is_leaving || record.children != 1 || !is_over {
+            return Err(Error::Misuse("only what was removed is joined with what is over it"));
+        }
+        Ok(record)
+    }
+
+    /// What an object has of its own within `bounds`, so many bytes and entries of it, and where
+    /// there may be more.
+    fn own(
+        &self,
+        id: ObjectId,
+        bounds: (u64, u64),
+        bytes: u64,
+        entries: usize,
+    ) -> Result<(Own, Option<u64>)> {
+        let mut own: Own = vec![];
+        let (mut taken, mut next) = (0, None);
+        let _ = self.levels.index().resolve(
+            &*self.log.io,
+            id,
+            bounds,
+            &mut None,
+            &mut |at, entry| {
+                if let Entry::Data(data) = &entry {
+                    taken += u64::from(data.len);
+                }
+                let end = at + entry.covers();
+                own.push((at, entry));
+                if own.len() >= entries || taken >= bytes {
+                    next = Some(end);
+                    return ControlFlow::Break(());
+                }
+                ControlFlow::Continue(())
+            },
+        )?;
+        Ok((own, next))
+    }
+
+    /// Where an object has nothing of its own within bounds, and up to where that was looked for.
+    fn gaps(&self, id: ObjectId, (from, to): (u64, u64)) -> Result<(Vec<(u64, u64)>, u64)> {
+        let (mut gaps, mut done) = (vec![], from);
+        let walked = self.levels.index().resolve(
+            &*self.log.io,
+            id,
+            (from, to),
+            &mut None,
+            &mut |at, entry| {
+                if at > done {
+                    gaps.push((done, at));
+                }
+                done = at + entry.covers();
+                match gaps.len() < MOVED_ENTRIES {
+                    true => ControlFlow::Continue(()),
+                    false => ControlFlow::Break(()),
+                }
+            },
+        )?;
+        if walked.is_break() {
+            return Ok((gaps, done));
+        }
+        if done < to {
+            gaps.push((done, to));
+        }
+        Ok((gaps, to))
+    }
+
+    fn bytes_of(&self, data: &Data) -> Result<Vec<u8>> {
+        let (skip, len) = (data.skip as usize, data.len as usize);
+        if let Some(stored) = self.log.in_frames(data.at, data.stored as usize) {
+            return Ok(stored.get(skip..skip + len).unwrap_or_default().to_vec());
+        }
+        let mut bytes = vec![0; len];
+        self.log.io.read_data(data, &mut bytes)?;
+        Ok(bytes)
+    }
+}
+
+/// A piece on its way from one object to another.
+enum Piece {
+    Bytes(Vec<u8>),
+    Zeros(u64),
+    Hole(u64),
+}
+
+impl Piece {
+    fn bytes(&self) -> &[u8] {
+        if let Self::Bytes(bytes) = self { bytes } else { &[] }
+    }
+}
+
+/// Bytes of payloads that an object has of its own.
+pub(crate) fn own_bytes(index: &Index<'_>, nodes: &dyn Nodes, id: ObjectId) -> Result<u64> {
+    let mut bytes = 0;
+    let _ = index.resolve(nodes, id, (0, u64::MAX), &mut None, &mut |_, entry| {
+        if let Entry::Data(data) = entry {
+            bytes += u64::from(data.len);
+        }
+        ControlFlow::Continue(())
+    })?;
+    Ok(bytes)
+}

@@ -1,0 +1,216 @@
+//! A layer of the log becomes a run: what it hides in older runs and in the tree is dead from then
+//! on.
+//!
+//! Law: what a pair hides is looked for once, when the pair is counted, and is what the index
+//! below the layer has there: nothing else says what is dead.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    reason = "places in layers of this process's own"
+)]
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use crate::Result;
+use crate::entry::{Data, Entry, Key, Named, named};
+use crate::index::layer::{Layer, Sorted};
+use crate::index::run::{Chunks, Run};
+use crate::index::tree::{Found, Nodes};
+use crate::index::view::Index;
+use crate::index::{Levels, fold_log};
+use crate::log::{Log, Place};
+use crate::upkeep::{Debt, Patience, Step, Wish, look};
+
+/// Pairs whose leaves are asked for together.
+pub(crate) const AHEAD: usize = 64;
+
+/// A layer on its way to become a run.
+pub(crate) struct Counting {
+    pub layer: Arc<Layer>,
+    /// The last commit that is in it, and where the streams stood then.
+    pub seq: u64,
+    pub places: Vec<Place>,
+    /// The next pair, and where in its interval.
+    next: usize,
+    resume: u64,
+    /// The first pair whose leaf was not asked for.
+    ahead: usize,
+    pub debt: Debt,
+    pub chunks: Chunks,
+}
+
+impl Counting {
+    /// Whether all pairs are counted.
+    pub fn is_done(&self) -> bool {
+        self.next == self.layer.pairs.len()
+    }
+}
+
+impl Levels {
+    /// Seals the log so far, to be counted.
+    pub fn begin_counting(&mut self, log: &mut Log) {
+        let mut layer = Arc::new(self.active.seal());
+        while let Some(older) = self.log_layers.pop() {
+            layer = match (layer.pairs.is_empty(), older.pairs.is_empty()) {
+                (true, _) => older,
+                (_, true) => layer,
+                _ => Arc::new(fold_log(&mut log.segments, &layer, &older)),
+            };
+        }
+        self.counting = Some(Counting {
+            layer,
+            seq: log.batch.seq - 1,
+            places: log.places(),
+            next: 0,
+            resume: 0,
+            ahead: 0,
+            debt: Debt::default(),
+            chunks: Chunks::default(),
+        });
+        self.refresh();
+    }
+
+    /// Counts so many pairs, at most [`AHEAD`].
+    pub fn count(&mut self, log: &mut Log, pairs: usize, patience: Patience) -> Result<Step> {
+        let Some(mut counting) = self.counting.take() else { return Ok(Step::Continue(0)) };
+        let older = self.counted_layers();
+        let below = Index { top: None, layers: &older, tree: &self.tree };
+        let counted = self.ask_ahead(log, &mut counting, &older, pairs, patience).and_then(
+            |asked| match asked {
+                Some(wish) => Ok(Step::Break(wish)),
+                None => counting.count(log, &below, pairs, patience),
+            },
+        );
+        self.counting = Some(counting);
+        counted
+    }
+
+    /// What leaves the next pairs are looked up in, if they are not in memory.
+    fn ask_ahead(
+        &self,
+        log: &Log,
+        counting: &mut Counting,
+        older: &[Arc<Layer>],
+        pairs: usize,
+        patience: Patience,
+    ) -> Result<Option<Wish>> {
+        let all = &counting.layer.pairs;
+        if counting.ahead >= all.len().min(counting.next + pairs) {
+            return Ok(None);
+        }
+        let to = all.len().min(counting.next + AHEAD);
+        let next = all[counting.ahead..to].iter().map(|(key, _)| key);
+        let is_known = |key: &Key| {
+            let hash = crate::index::layer::hash(key);
+            older.iter().any(|layer| layer.get(key, hash).is_some())
+        };
+        let wish = self.ask_leaves(log, next, is_known, patience)?;
+        if wish.is_none() {
+            counting.ahead = to;
+        }
+        Ok(wish)
+    }
+
+    /// The layer that was counted is a run.
+    pub fn finish_counting(&mut self, log: &mut Log) -> Result<Option<(u64, Vec<Place>)>> {
+        let Some(counting) = self.counting.take() else { return Ok(None) };
+        if !counting.layer.pairs.is_empty() {
+            let chunks = counting.chunks.finish(log)?;
+            self.runs.push(Run { layer: Some(counting.layer), chunks });
+        }
+        Ok(Some((counting.seq, counting.places)))
+    }
+}
+
+impl Counting {
+    /// Counts so many pairs over what is `below`.
+    fn count(
+        &mut self,
+        log: &mut Log,
+        below: &Index<'_>,
+        pairs: usize,
+        patience: Patience,
+    ) -> Result<Step> {
+        let io = log.io.clone();
+        let mut dead: Vec<Data> = vec![];
+        let (mut left, mut hint) = (pairs, None);
+        let before = (self.next, self.resume);
+        let mut wish = None;
+        while left > 0 && !self.is_done() {
+            let known = dead.len();
+            let looked = look(&io, patience, |nodes| {
+                self.hidden(below, nodes, &mut left, &mut hint, &mut dead)
+            })?;
+            match looked {
+                ControlFlow::Continue(None) => (self.next, self.resume) = (self.next + 1, 0),
+                ControlFlow::Continue(Some(resume)) => self.resume = resume,
+                ControlFlow::Break(missing) => {
+                    dead.truncate(known);
+                    wish = Some(missing);
+                    break;
+                }
+            }
+        }
+        dead.iter().for_each(|dead| log.segments.kill_data(dead, false));
+        self.chunks.feed(log, &self.layer.pairs[..self.next])?;
+        Ok(match wish {
+            Some(wish) if (self.next, self.resume) == before => Step::Break(wish),
+            _ => Step::Continue((pairs - left) as u64),
+        })
+    }
+
+    /// What the next pair hides; where in its interval to go on, if that is much.
+    fn hidden(
+        &self,
+        below: &Index<'_>,
+        nodes: &dyn Nodes,
+        left: &mut usize,
+        hint: &mut Option<Found>,
+        dead: &mut Vec<Data>,
+    ) -> Result<Option<u64>> {
+        let Some((key, entry)) = self.layer.pairs.get(self.next) else { return Ok(None) };
+        *left = left.saturating_sub(1);
+        let Some(Named::Extent(id, at)) = named(key) else {
+            if let Some(Entry::Data(data)) = point(below, nodes, key, hint)? {
+                dead.push(data);
+            }
+            return Ok(None);
+        };
+        let (from, to) = (at + self.resume, at + entry.covers());
+        let mut stopped_at = None;
+        let _ = below.resolve(nodes, id, (from, to), hint, &mut |offset, hidden| {
+            let end = offset + hidden.covers();
+            if let Entry::Data(data) = hidden {
+                dead.push(data);
+            }
+            if *left == 0 {
+                stopped_at = Some(end - at);
+                return ControlFlow::Break(());
+            }
+            *left -= 1;
+            ControlFlow::Continue(())
+        })?;
+        Ok(stopped_at)
+    }
+}
+
+/// What an exact key leads to, with a hint for the tree.
+fn point(
+    index: &Index<'_>,
+    nodes: &dyn Nodes,
+    key: &Key,
+    hint: &mut Option<Found>,
+) -> Result<Option<Entry>> {
+    if !matches!(named(key), Some(Named::Value(_))) {
+        return Ok(None);
+    }
+    let hash = crate::index::layer::hash(key);
+    if let Some(entry) = index.layers.iter().find_map(|layer| layer.get(key, hash)) {
+        return Ok(Some(entry.clone()));
+    }
+    match index.tree.at_or_after(nodes, key, hint)? {
+        Some((found, entry)) if found == *key => Ok(Some(entry)),
+        _ => Ok(None),
+    }
+}

@@ -1,0 +1,247 @@
+//! Pairs one after the other, from either end.
+//!
+//! A cursor stands in every layer and in the tree; of what it stands at, the first is next,
+//! and of one key the newest counts. Not for intervals.
+
+use std::sync::Arc;
+
+use crate::entry::{Entry, Key};
+use crate::index::layer::{Layer, Lost};
+use crate::index::leaf::Pairs;
+use crate::index::tree::{Found, Loaded, Node, Nodes, Ptr, Tree};
+use crate::index::view::View;
+use crate::{Error, Result};
+
+/// A place in a view that does not change.
+#[derive(Debug)]
+pub(crate) struct Cursor {
+    is_front: bool,
+    /// In each layer: pairs before the place.
+    layers: Vec<usize>,
+    /// The leaf of the place; none where the tree ends.
+    leaf: Option<Stand>,
+    /// Leaves behind this one, which were read with it: the more, the longer it goes on.
+    ahead: Loaded,
+    together: usize,
+    /// What layers lost within the bounds and was not told yet.
+    lost: Vec<Lost>,
+    /// The same, told or not.
+    unsure: Vec<Lost>,
+    /// A leaf that cannot be read, and where the tree goes on behind it.
+    broken: Option<(Error, Option<Key>)>,
+}
+
+/// The most leaves that are asked for together.
+const TOGETHER_MAX: usize = 32;
+
+/// A place in a leaf.
+#[derive(Debug)]
+struct Stand {
+    found: Found,
+    pairs: Pairs,
+    /// Pairs before the place.
+    place: usize,
+}
+
+impl Cursor {
+    /// A cursor before the first pair at `from` or behind it; of what is damaged it tells what
+    /// may be before `to`.
+    pub fn at(view: &View, nodes: &dyn Nodes, (from, to): (&[u8], &[u8])) -> Result<Self> {
+        Self::new(view, nodes, (from, to), true)
+    }
+
+    /// A cursor behind the last pair before `to`, which goes backwards, down to `from`.
+    pub fn before(view: &View, nodes: &dyn Nodes, (from, to): (&[u8], &[u8])) -> Result<Self> {
+        Self::new(view, nodes, (from, to), false)
+    }
+
+    fn new(
+        view: &View,
+        nodes: &dyn Nodes,
+        (from, to): (&[u8], &[u8]),
+        is_front: bool,
+    ) -> Result<Self> {
+        let start = if is_front { from } else { to };
+        let layers = view.layers.iter().map(|layer| layer.seek(start)).collect();
+        let lost = view.layers.iter().flat_map(|layer| &layer.lost);
+        let lost: Vec<Lost> = lost.filter(|lost| lost.touches(from, to)).cloned().collect();
+        let mut cursor = Self {
+            is_front,
+            layers,
+            leaf: None,
+            ahead: Loaded::new(),
+            together: 1,
+            unsure: lost.clone(),
+            lost,
+            broken: None,
+        };
+        cursor.enter(&view.tree, nodes, start);
+        cursor.settle(&view.tree, nodes);
+        Ok(cursor)
+    }
+
+    /// Goes to the leaf of `key`, or of what is before it.
+    fn enter(&mut self, tree: &Tree, nodes: &dyn Nodes, key: &[u8]) {
+        let nodes = &WithAhead { nodes, ahead: &self.ahead };
+        let found = match self.is_front {
+            true => tree.leaf_of(nodes, key),
+            false => tree.leaf_before(nodes, key),
+        };
+        match found.and_then(|found| stand(found, key)) {
+            Ok(leaf) => self.leaf = leaf,
+            Err(error) => {
+                self.leaf = None;
+                let (lower, upper) = tree.unreadable(nodes, key, !self.is_front);
+                let next = match self.is_front {
+                    true => upper,
+                    false => {
+                        Some(lower).filter(|lower| !lower.is_empty() && lower.as_slice() < key)
+                    }
+                };
+                self.broken = Some((error, next));
+            }
+        }
+    }
+
+    /// The next pair that nothing hides, in the view that the cursor was made for.
+    pub fn next(&mut self, view: &View, nodes: &dyn Nodes) -> Result<Option<(Key, Entry)>> {
+        loop {
+            if let Some((error, next)) = self.broken.take() {
+                if let Some(next) = next {
+                    self.enter(&view.tree, nodes, &next);
+                    self.settle(&view.tree, nodes);
+                }
+                return Err(error);
+            }
+            let mut best: Option<(&[u8], Option<&Entry>)> = None;
+            for (layer, &place) in view.layers.iter().zip(&self.layers) {
+                if let Some((key, entry)) = at(layer, place, self.is_front)
+                    && best.is_none_or(|(have, _)| self.is_sooner(key, have))
+                {
+                    best = Some((key, Some(entry)));
+                }
+            }
+            if let Some(key) = self.tree_key()
+                && best.is_none_or(|(have, _)| self.is_sooner(key, have))
+            {
+                best = Some((key, None));
+            }
+            let is_passed = |lost: &Lost| match (best, self.is_front) {
+                (None, _) => true,
+                (Some((key, _)), true) => key > lost.behind.as_slice(),
+                (Some((key, _)), false) => {
+                    lost.before.as_ref().is_none_or(|before| key < before.as_slice())
+                }
+            };
+            if let Some(nth) = self.lost.iter().position(is_passed) {
+                return Err(self.lost.swap_remove(nth).error());
+            }
+            let Some((key, entry)) = best else { return Ok(None) };
+            let entry = match (entry, &self.leaf) {
+                (Some(entry), _) => entry.clone(),
+                (None, Some(Stand { pairs, place, .. })) => {
+                    pairs.entry(place.saturating_sub(usize::from(!self.is_front)))?
+                }
+                (None, None) => return Ok(None),
+            };
+            let key = Key::from_slice(key);
+            self.go_on(view, nodes, &key);
+            // What was lost may have hidden it.
+            let is_sure = !self.unsure.iter().any(|lost| lost.touches(&key, &key));
+            if is_sure && !matches!(entry, Entry::Gone) {
+                return Ok(Some((key, entry)));
+            }
+        }
+    }
+
+    fn is_sooner(&self, key: &[u8], than: &[u8]) -> bool {
+        if self.is_front { key < than } else { key > than }
+    }
+
+    /// Leaves `key` behind, wherever it is.
+    fn go_on(&mut self, view: &View, nodes: &dyn Nodes, key: &[u8]) {
+        let is_front = self.is_front;
+        let step = |place: &mut usize| {
+            *place = if is_front { place.saturating_add(1) } else { place.saturating_sub(1) };
+        };
+        for (layer, place) in view.layers.iter().zip(&mut self.layers) {
+            if at(layer, *place, is_front).is_some_and(|(have, _)| have == key) {
+                step(place);
+            }
+        }
+        if self.tree_key() == Some(key)
+            && let Some(stand) = &mut self.leaf
+        {
+            step(&mut stand.place);
+            self.settle(&view.tree, nodes);
+        }
+    }
+
+    fn tree_key(&self) -> Option<&[u8]> {
+        let Stand { pairs, place, .. } = self.leaf.as_ref()?;
+        Some(pairs.key(place.saturating_sub(usize::from(!self.is_front))))
+    }
+
+    /// Reads what comes from the leaf of `key` on, if that is not there.
+    fn look_ahead(&mut self, tree: &Tree, nodes: &dyn Nodes, key: &[u8]) {
+        // What cannot be read is found out when it is needed.
+        let next = tree.leaves_from(nodes, key, !self.is_front, TOGETHER_MAX).unwrap_or_default();
+        if next.first().is_some_and(|next| !self.ahead.contains_key(&next.sum)) {
+            self.together = self.together.saturating_mul(2).min(TOGETHER_MAX);
+            self.ahead = nodes.load_together(next.get(..self.together).unwrap_or(&next));
+        }
+    }
+
+    /// Goes to the next leaf where this one is at its end.
+    fn settle(&mut self, tree: &Tree, nodes: &dyn Nodes) {
+        while let Some(Stand { found, pairs, place }) = &self.leaf {
+            let is_over = if self.is_front { *place == pairs.len() } else { *place == 0 };
+            if !is_over {
+                break;
+            }
+            let (lower, upper) = (found.lower().clone(), found.upper().cloned());
+            let key = match (self.is_front, upper) {
+                (true, Some(upper)) => upper,
+                (false, _) if !lower.is_empty() => lower.clone(),
+                _ => {
+                    self.leaf = None;
+                    break;
+                }
+            };
+            self.look_ahead(tree, nodes, &key);
+            self.enter(tree, nodes, &key);
+            // A leaf without one before it is the first.
+            let is_last = |next: &Stand| !self.is_front && *next.found.lower() >= lower;
+            if self.leaf.as_ref().is_some_and(is_last) {
+                self.leaf = None;
+            }
+        }
+    }
+}
+
+/// Nodes, some of which are here.
+struct WithAhead<'a> {
+    nodes: &'a dyn Nodes,
+    ahead: &'a Loaded,
+}
+
+impl Nodes for WithAhead<'_> {
+    fn load(&self, ptr: Ptr) -> Result<Arc<Node>> {
+        match self.ahead.get(&ptr.sum) {
+            Some(node) => Ok(node.clone()),
+            None => self.nodes.load(ptr),
+        }
+    }
+}
+
+fn stand(found: Option<Found>, key: &[u8]) -> Result<Option<Stand>> {
+    let Some(found) = found else { return Ok(None) };
+    let pairs = found.leaf().unfold()?;
+    let place = pairs.seek(key);
+    Ok(Some(Stand { found, pairs, place }))
+}
+
+fn at(layer: &Layer, place: usize, is_front: bool) -> Option<(&[u8], &Entry)> {
+    let index = if is_front { place } else { place.checked_sub(1)? };
+    layer.pairs.get(index).map(|(key, entry)| (key.as_slice(), entry))
+}

@@ -1,0 +1,383 @@
+//! Leaves of the tree: sorted pairs, as they are on the disk.
+//!
+//! ```text
+//!   what differs from the key before, entry · ..      whole keys of every eighth pair
+//!   ^ mark            ^ mark                          ^ its key
+//! ```
+//!
+//! A leaf stays folded in memory, so that half as much of it holds the same index: a key is
+//! found by halving between marks, and then one pair after the other. A reader that goes through
+//! all, or changes some, unfolds it.
+//!
+//! Law: every pair was read once when the leaf was, so reading it again cannot fail.
+
+use crate::Result;
+use crate::codec::{Reader, narrow, put_varint};
+use crate::entry::{Entry, Key, put_key_behind, read_key_behind, read_pair_behind, unfolded_max};
+
+/// Pairs from one mark to the next.
+const STRIDE: usize = 8;
+
+/// A pair whose key is there as a whole.
+#[derive(Clone, Copy, Debug)]
+struct Mark {
+    /// Where the pair begins.
+    pair: u32,
+    /// Where its key begins.
+    key: u32,
+}
+
+/// Pairs, folded.
+#[derive(Debug)]
+pub(crate) struct Leaf {
+    /// The pairs, then the keys of those that are marked.
+    bytes: Box<[u8]>,
+    marks: Box<[Mark]>,
+    count: u32,
+    at: u64,
+}
+
+impl Leaf {
+    /// Reads `count` pairs, all that `reader` has left of `bytes`; `at` is for complaints.
+    pub fn decode(reader: &mut Reader<'_>, bytes: &[u8], count: usize, at: u64) -> Result<Self> {
+        let begin = reader.pos();
+        let (mut key, mut unfolded) = (Key::new(), 0usize);
+        let mut marks = Vec::with_capacity(count.div_ceil(STRIDE));
+        let mut keys = vec![];
+        for index in 0..count {
+            let pair = narrow(reader.pos().saturating_sub(begin) as u64);
+            let entry = read_pair_behind(reader, &mut key)?;
+            if matches!(entry, Entry::Gone | Entry::Hole(_)) {
+                return Err(reader.corrupt("an entry that hides another"));
+            }
+            unfolded = unfolded.saturating_add(key.len());
+            if unfolded > unfolded_max(bytes.len()) {
+                return Err(reader.corrupt("a leaf's length"));
+            }
+            if index.is_multiple_of(STRIDE) {
+                marks.push(Mark { pair, key: narrow(keys.len() as u64) });
+                keys.extend_from_slice(&key);
+            }
+        }
+        let pairs = bytes.get(begin..reader.pos()).unwrap_or_default();
+        let behind = narrow(pairs.len() as u64);
+        marks.iter_mut().for_each(|mark| mark.key = mark.key.saturating_add(behind));
+        let bytes = [pairs, &keys].concat().into();
+        Ok(Self { bytes, marks: marks.into(), count: narrow(count as u64), at })
+    }
+
+    /// As it is on the disk.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = vec![0];
+        put_varint(&mut bytes, u64::from(self.count));
+        bytes.extend_from_slice(self.pairs());
+        bytes
+    }
+
+    pub fn len(&self) -> usize {
+        self.count as usize
+    }
+
+    /// Memory that it takes, about.
+    pub fn weight(&self) -> u64 {
+        self.bytes.len().saturating_add(size_of_val(&*self.marks)).saturating_add(96) as u64
+    }
+
+    fn pairs(&self) -> &[u8] {
+        let end = self.marks.first().map_or(0, |mark| mark.key as usize);
+        self.bytes.get(..end).unwrap_or_default()
+    }
+
+    fn key_of(&self, mark: usize) -> &[u8] {
+        let to = self
+            .marks
+            .get(mark.saturating_add(1))
+            .map_or(self.bytes.len(), |next| next.key as usize);
+        let from = self.marks.get(mark).map_or(to, |mark| mark.key as usize);
+        self.bytes.get(from..to).unwrap_or_default()
+    }
+
+    pub fn first_key(&self) -> &[u8] {
+        self.key_of(0)
+    }
+
+    /// All pairs, in order.
+    pub fn walk(&self) -> Walk<'_> {
+        self.walk_from(0)
+    }
+
+    fn walk_from(&self, mark: usize) -> Walk<'_> {
+        let pair = self.marks.get(mark).map_or(usize::MAX, |mark| mark.pair as usize);
+        let reader = Reader::new(self.pairs().get(pair..).unwrap_or_default(), self.at);
+        Walk { reader, key: Key::new(), first: Some(self.key_of(mark)) }
+    }
+
+    /// Walks from the last mark that `is_before` holds for, which it does up to some key; from
+    /// the first if there is none.
+    fn walk_near(&self, is_before: impl Fn(&[u8]) -> bool) -> Walk<'_> {
+        let (mut low, mut high) = (0, self.marks.len());
+        while low < high {
+            let middle = usize::midpoint(low, high);
+            if is_before(self.key_of(middle)) {
+                low = middle.saturating_add(1);
+            } else {
+                high = middle;
+            }
+        }
+        self.walk_from(low.saturating_sub(1))
+    }
+
+    fn entry(&self, bytes: &[u8]) -> Result<Entry> {
+        Entry::decode(&mut Reader::new(bytes, self.at))
+    }
+
+    /// What is under the key.
+    pub fn get(&self, key: &[u8]) -> Result<Option<Entry>> {
+        let found = self.at_or_after(key)?;
+        Ok(found.filter(|(have, _)| have.as_slice() == key).map(|(_, entry)| entry))
+    }
+
+    /// The first pair at `key` or behind it.
+    pub fn at_or_after(&self, key: &[u8]) -> Result<Option<(Key, Entry)>> {
+        let mut walk = self.walk_near(|mark| mark <= key);
+        while let Some((have, entry)) = walk.next()? {
+            if have >= key {
+                return Ok(Some((Key::from_slice(have), self.entry(entry)?)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The last pair before `key`.
+    pub fn before(&self, key: &[u8]) -> Result<Option<(Key, Entry)>> {
+        let mut walk = self.walk_near(|mark| mark < key);
+        let mut last: Option<(Key, &[u8])> = None;
+        while let Some((have, entry)) = walk.next()? {
+            if have >= key {
+                break;
+            }
+            last = Some((Key::from_slice(have), entry));
+        }
+        last.map(|(key, entry)| Ok((key, self.entry(entry)?))).transpose()
+    }
+
+    /// All pairs with whole keys.
+    pub fn unfold(&self) -> Result<Pairs> {
+        let mut pairs = Pairs::default();
+        pairs.merge(self, &[])?;
+        Ok(pairs)
+    }
+}
+
+/// Pairs of a leaf one after the other.
+pub(crate) struct Walk<'a> {
+    reader: Reader<'a>,
+    key: Key,
+    /// The key of the first pair, which is not read from what was before it.
+    first: Option<&'a [u8]>,
+}
+
+impl<'a> Walk<'a> {
+    /// The next pair: its key, and its entry as bytes.
+    pub fn next(&mut self) -> Result<Option<(&[u8], &'a [u8])>> {
+        if self.reader.is_done() {
+            return Ok(None);
+        }
+        match self.first.take() {
+            Some(first) => {
+                self.reader.varint()?;
+                self.reader.sized()?;
+                self.key = Key::from_slice(first);
+            }
+            None => read_key_behind(&mut self.reader, &mut self.key)?,
+        }
+        let rest = self.reader.rest();
+        let from = self.reader.pos();
+        Entry::pass(&mut self.reader)?;
+        let entry = rest.get(..self.reader.pos().saturating_sub(from)).unwrap_or_default();
+        Ok(Some((&self.key, entry)))
+    }
+}
+
+/// A change of one pair: its entry, or none to take it away.
+pub(crate) type Edit = (Key, Option<Entry>);
+
+/// Encoded pairs, in order, to be found by their number.
+#[derive(Debug, Default)]
+pub(crate) struct Pairs {
+    bytes: Vec<u8>,
+    /// Where the key of each begins and ends; its entry is behind it.
+    places: Vec<(u32, u32)>,
+}
+
+impl Pairs {
+    fn push(&mut self, key: &[u8], entry: impl FnOnce(&mut Vec<u8>)) {
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(key);
+        self.places.push((narrow(start as u64), narrow(self.bytes.len() as u64)));
+        entry(&mut self.bytes);
+    }
+
+    pub fn push_edits<'a>(&mut self, edits: impl IntoIterator<Item = &'a Edit>) {
+        for (key, entry) in edits {
+            if let Some(entry) = entry {
+                self.push(key, |into| entry.encode(into));
+            }
+        }
+    }
+
+    /// Adds a leaf's pairs with edits.
+    pub fn merge(&mut self, leaf: &Leaf, edits: &[Edit]) -> Result<()> {
+        let room = leaf.bytes.len().saturating_mul(2);
+        self.bytes.reserve(room.saturating_add(edits.len().saturating_mul(64)));
+        self.places.reserve(leaf.len().saturating_add(edits.len()));
+        let mut edits = edits.iter().peekable();
+        let mut walk = leaf.walk();
+        while let Some((key, entry)) = walk.next()? {
+            while let Some(edit) = edits.next_if(|(edit, _)| edit.as_slice() < key) {
+                self.push_edits([edit]);
+            }
+            match edits.next_if(|(edit, _)| edit.as_slice() == key) {
+                Some(edit) => self.push_edits([edit]),
+                None => self.push(key, |into| into.extend_from_slice(entry)),
+            }
+        }
+        self.push_edits(edits);
+        Ok(())
+    }
+
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Bytes of all, unfolded.
+    pub fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    pub fn key(&self, index: usize) -> &[u8] {
+        let (from, to) = self.place(index);
+        self.bytes.get(from..to).unwrap_or_default()
+    }
+
+    fn place(&self, index: usize) -> (usize, usize) {
+        self.places.get(index).map_or((0, 0), |&(from, to)| (from as usize, to as usize))
+    }
+
+    pub fn entry(&self, index: usize) -> Result<Entry> {
+        Entry::decode(&mut Reader::new(self.raw_entry(index), 0))
+    }
+
+    fn raw_entry(&self, index: usize) -> &[u8] {
+        self.bytes.get(self.place(index).1..self.end(index)).unwrap_or_default()
+    }
+
+    /// Where a pair begins in all bytes.
+    pub fn start(&self, index: usize) -> usize {
+        self.place(index).0
+    }
+
+    /// Where it ends.
+    pub fn end(&self, index: usize) -> usize {
+        self.places.get(index.saturating_add(1)).map_or(self.bytes.len(), |next| next.0 as usize)
+    }
+
+    /// The number of the first pair at `key` or behind it.
+    pub fn seek(&self, key: &[u8]) -> usize {
+        let key_at = |from: u32, to: u32| self.bytes.get(from as usize..to as usize);
+        self.places.partition_point(|&(from, to)| key_at(from, to).unwrap_or_default() < key)
+    }
+
+    /// Some of them as a leaf on the disk.
+    pub fn encode(&self, which: std::ops::Range<usize>) -> Vec<u8> {
+        let mut bytes = vec![0];
+        put_varint(&mut bytes, which.len() as u64);
+        let mut previous: &[u8] = &[];
+        for index in which {
+            let key = self.key(index);
+            put_key_behind(&mut bytes, previous, key);
+            bytes.extend_from_slice(self.raw_entry(index));
+            previous = key;
+        }
+        bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::ObjectId;
+    use crate::codec::mix;
+    use crate::entry::value_key;
+    use crate::index::tree::Node;
+
+    fn read(bytes: &[u8]) -> Node {
+        Node::decode(bytes, 0).unwrap()
+    }
+
+    #[test]
+    fn every_key_is_found_from_every_place_as_in_a_map() {
+        for count in (1..=3 * STRIDE).chain([100, 301]) {
+            let mut random = count as u64;
+            let mut model = BTreeMap::new();
+            while model.len() < count {
+                random = mix(random);
+                // Neighbours with much in common, of any length.
+                let name = format!("{:b}", random % 2048 + 1);
+                model
+                    .insert(value_key(name.as_bytes()), Entry::Link(ObjectId(random), random % 99));
+            }
+            let edits: Vec<Edit> =
+                model.iter().map(|(key, entry)| (key.clone(), Some(entry.clone()))).collect();
+            let mut pairs = Pairs::default();
+            pairs.push_edits(&edits);
+            let bytes = pairs.encode(0..pairs.len());
+            let node = read(&bytes);
+            let Node::Leaf(leaf) = &node else { panic!("a leaf") };
+            assert_eq!(leaf.encode(), bytes);
+            assert_eq!((leaf.len(), leaf.first_key()), (count, pairs.key(0)));
+            let unfolded = leaf.unfold().unwrap();
+            let own = |(key, entry): (&Key, &Entry)| (key.clone(), entry.clone());
+            for number in 0..2049 {
+                let mut key = value_key(format!("{number:b}").as_bytes());
+                for _ in 0..2 {
+                    assert_eq!(leaf.get(&key).unwrap(), model.get(&key).cloned());
+                    let after = model.range(key.clone()..).next().map(own);
+                    assert_eq!(leaf.at_or_after(&key).unwrap(), after);
+                    let before = model.range(..key.clone()).next_back().map(own);
+                    assert_eq!(leaf.before(&key).unwrap(), before);
+                    let place = unfolded.seek(&key);
+                    assert_eq!(place, model.range(..key.clone()).count());
+                    if let Some((key, entry)) = after {
+                        assert_eq!(unfolded.key(place), key.as_slice());
+                        assert_eq!(unfolded.entry(place).unwrap(), entry);
+                    }
+                    key.push(0);
+                }
+            }
+            assert_eq!(leaf.at_or_after(&[]).unwrap(), model.first_key_value().map(own));
+            assert_eq!(leaf.before(&[255]).unwrap(), model.last_key_value().map(own));
+        }
+    }
+
+    #[test]
+    fn a_leaf_in_memory_takes_little_more_than_on_the_disk() {
+        let entry = Entry::Link(ObjectId(1), 500);
+        let edits: Vec<Edit> = (0..200)
+            .map(|n| {
+                (
+                    value_key(format!("a long name that all have {n:06}").as_bytes()),
+                    Some(entry.clone()),
+                )
+            })
+            .collect();
+        let mut pairs = Pairs::default();
+        pairs.push_edits(&edits);
+        let bytes = pairs.encode(0..200);
+        let weight = read(&bytes).weight() as usize;
+        assert!(pairs.bytes() > bytes.len() * 4, "{} {}", pairs.bytes(), bytes.len());
+        assert!(weight < bytes.len() * 2, "{weight} {}", bytes.len());
+    }
+}

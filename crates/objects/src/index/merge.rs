@@ -1,0 +1,403 @@
+//! Runs become one, and part of the tree, a few pairs with every change.
+//!
+//! ```text
+//!   run run run run ── folded, two at a time ──▶ one layer ── merged ──▶ tree
+//! ```
+//!
+//! Small runs are folded as they come, so that few layers are asked; where a layer stands
+//! for many runs on the disk it is written as one. Once there are many pairs all runs are
+//! folded, and what they became is merged: the more pairs, the fewer nodes are written for
+//! each.
+//!
+//! Law 1: until all is merged the runs stay above the tree, and hide in it what they did
+//! before and what came of them: a reader sees no difference, and a crash in the middle
+//! begins anew with the same result.
+//! Law 2: a run that is replaced is free only when a checkpoint does without it, as
+//! everything is.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::indexing_slicing,
+    reason = "sequence numbers, counts and places are this process's own; what was decoded was bounded there"
+)]
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use crate::entry::{Entry, Key, Named, extent_key, named};
+use crate::index::Levels;
+use crate::index::fold::Fold;
+use crate::index::layer::Layer;
+use crate::index::leaf::Edit;
+use crate::index::run::Chunks;
+use crate::index::tree::{Found, Nodes, Tree};
+use crate::io::Io;
+use crate::log::Log;
+use crate::upkeep::{Debt, Patience, Step, look};
+use crate::{Error, ObjectId, Result};
+
+/// Runs on the disk that begin to be merged, however few pairs they have: opening a store
+/// reads all of them.
+const RUNS: usize = 32;
+/// Bytes of runs on the disk that begin to be merged, for the same reason.
+const RUN_BYTES: u64 = 24 << 20;
+/// Runs that are written as one when their layers are folded.
+const TIER: usize = 8;
+/// Pairs of one step that ends where its last leaf does.
+const STEP_MAX: usize = 4096;
+
+/// Runs on their way into the tree.
+pub(crate) struct Merging {
+    /// All of them as one.
+    pub layer: Arc<Layer>,
+    /// How many of the oldest runs it has.
+    pub runs: usize,
+    next: usize,
+    /// Where in the next pair's interval.
+    resume: u64,
+    pub debt: Debt,
+    /// Bytes of the log that are written while it is merged.
+    pub span: u64,
+}
+
+/// Two layers of runs on their way to become one.
+pub(crate) struct Folding {
+    fold: Fold,
+    /// The runs whose layers they are.
+    older: usize,
+    newer: usize,
+    pub debt: Debt,
+    /// The result on the disk, if it is written.
+    pub chunks: Option<Chunks>,
+}
+
+impl Folding {
+    /// Pairs that are to be looked at.
+    pub fn pairs(&self) -> u64 {
+        self.fold.pairs() as u64
+    }
+}
+
+/// Pairs in runs after which they are merged.
+pub(crate) fn merge_pairs(capacity: u64, cache_bytes: u64) -> usize {
+    // A small store merges often, as a large one does in its time.
+    let often = capacity >> 13;
+    let usual = capacity.saturating_sub(64 << 20) >> 10;
+    often.max(usual).clamp(64, 1 << 20).min((cache_bytes >> 8).max(4096)) as usize
+}
+
+impl Levels {
+    fn merged_runs(&self) -> usize {
+        self.merging.as_ref().map_or(0, |merging| merging.runs)
+    }
+
+    /// Sees what is to be folded or merged next. Called when there is a run more, and when
+    /// something was done.
+    pub fn plan_merge(&mut self, log: &Log) {
+        let merged = self.merged_runs();
+        if self.merging.is_none() && self.to_merge == 0 {
+            let layers = self.runs.iter().filter_map(|run| run.layer.as_ref());
+            let pairs: usize = layers.map(|layer| layer.pairs.len()).sum();
+            let is_much = self.runs.len() >= RUNS || self.run_bytes() >= RUN_BYTES;
+            if pairs >= self.merge_pairs || is_much {
+                self.to_merge = self.runs.len();
+            }
+        }
+        if self.folding.is_some() {
+            return;
+        }
+        let (from, to) = match self.to_merge {
+            0 => (merged, self.runs.len()),
+            runs => (0, runs),
+        };
+        let mut newest = (from..to).rev().filter(|&run| self.runs[run].layer.is_some());
+        let (newer, older) = (newest.next(), newest.next());
+        drop(newest);
+        match (newer, older) {
+            (Some(newer), Some(older)) => self.plan_fold(older, newer, to),
+            _ if self.to_merge > 0 => self.start_merge(log),
+            _ => {}
+        }
+    }
+
+    fn plan_fold(&mut self, older: usize, newer: usize, end: usize) {
+        let (Some(new), Some(old)) = (&self.runs[newer].layer, &self.runs[older].layer) else {
+            return;
+        };
+        // Sizes double from new to old, unless all are to be one.
+        if self.to_merge == 0 && new.pairs.len() * 2 < old.pairs.len() {
+            return;
+        }
+        let is_written = self.to_merge == 0 && end - older >= TIER;
+        self.folding = Some(Folding {
+            fold: Fold::new(new.clone(), old.clone()),
+            older,
+            newer,
+            debt: Debt::default(),
+            chunks: is_written.then(Chunks::default),
+        });
+    }
+
+    /// Folds the layers of runs that were just read, so that few are asked; nothing is written.
+    pub fn fold_runs(&mut self) {
+        loop {
+            let mut newest = self.runs.iter_mut().rev().filter(|run| run.layer.is_some());
+            let (Some(newer), Some(older)) = (newest.next(), newest.next()) else { return };
+            let (Some(new), Some(old)) = (&newer.layer, &older.layer) else { return };
+            if new.pairs.len() * 2 < old.pairs.len() {
+                return;
+            }
+            let mut fold = Fold::new(new.clone(), old.clone());
+            while !fold.step(usize::MAX, &mut |_| {}) {}
+            newer.layer = None;
+            older.layer = Some(Arc::new(fold.finish()));
+        }
+    }
+
+    fn start_merge(&mut self, log: &Log) {
+        let runs = std::mem::take(&mut self.to_merge);
+        let Some(layer) = self.runs.first_mut().and_then(|run| run.layer.take()) else { return };
+        let logged = log.logged_bytes();
+        let since = logged.saturating_sub(std::mem::replace(&mut self.merged_at, logged));
+        // Done before as many pairs came again, and before as many runs did.
+        let log_bytes = log.layout.log_bytes();
+        let span = (since / 2).clamp(log_bytes, log_bytes * (RUNS as u64 / 4));
+        let debt = Debt::default();
+        self.merging = Some(Merging { layer, runs, next: 0, resume: 0, debt, span });
+        self.refresh();
+    }
+
+    /// Whether folding and merging are so far behind that all of it is due: opening a store reads
+    /// all runs.
+    pub fn is_behind(&self) -> bool {
+        self.runs.len() >= 2 * RUNS
+    }
+
+    /// Merges all there is, at once.
+    #[cfg(test)]
+    pub fn merge_all(&mut self, log: &mut Log) -> Result<()> {
+        self.to_merge = self.runs.len();
+        self.plan_merge(log);
+        while self.folding.is_some() || self.merging.is_some() {
+            self.fold(log, 1024)?;
+            let _ = self.merge(log, 256, Patience::Waits)?;
+        }
+        Ok(())
+    }
+
+    /// Goes on folding by so many pairs.
+    pub fn fold(&mut self, log: &mut Log, pairs: usize) -> Result<()> {
+        let Some(mut folding) = self.folding.take() else { return Ok(()) };
+        // What is hidden was counted when the newer run was.
+        let is_done = folding.fold.step(pairs, &mut |_| {});
+        if let Some(chunks) = &mut folding.chunks {
+            chunks.feed(log, folding.fold.done())?;
+        }
+        if !is_done {
+            self.folding = Some(folding);
+            return Ok(());
+        }
+        let Folding { fold, older, newer, chunks, .. } = folding;
+        let layer = fold.finish();
+        self.runs[newer].layer = None;
+        if let Some(chunks) = chunks {
+            let end = (older + 1..self.runs.len())
+                .find(|&run| self.runs[run].layer.is_some())
+                .unwrap_or(self.runs.len());
+            let chunks = chunks.finish(log)?;
+            self.to_merge = self.to_merge.saturating_sub(end - older - 1);
+            let old = std::mem::replace(&mut self.runs[older].chunks, chunks);
+            let others = self.runs.drain(older + 1..end).flat_map(|run| run.chunks);
+            log.forget(old.into_iter().chain(others));
+        }
+        self.runs[older].layer = Some(Arc::new(layer));
+        self.refresh();
+        self.plan_merge(log);
+        Ok(())
+    }
+
+    /// Where a step of `pairs` pairs from `next` on ends: it takes along what goes into its
+    /// last leaf, which would be written for each step again.
+    fn end_of_leaf(
+        &self,
+        nodes: &dyn Nodes,
+        all: &[(Key, Entry)],
+        next: usize,
+        pairs: usize,
+    ) -> Result<usize> {
+        let mut end = all.len().min(next + pairs);
+        let Some((key, _)) = end.checked_sub(1).and_then(|last| all.get(last)) else {
+            return Ok(end);
+        };
+        if let Some((_, upper)) = self.tree.place_of_leaf(nodes, key)? {
+            let most = all.len().min(next + STEP_MAX);
+            let is_within =
+                |(key, _): &(Key, Entry)| upper.as_ref().is_none_or(|upper| key < upper);
+            while end < most && is_within(&all[end]) {
+                end += 1;
+            }
+        }
+        Ok(end)
+    }
+
+    /// Goes on merging by so many pairs, or some more.
+    pub fn merge(&mut self, log: &mut Log, pairs: usize, patience: Patience) -> Result<Step> {
+        let Some(merging) = &self.merging else { return Ok(Step::Continue(0)) };
+        let layer = merging.layer.clone();
+        let (next, resume) = (merging.next, merging.resume);
+        let io: Arc<Io> = log.io.clone();
+        let end = |nodes: &dyn Nodes| self.end_of_leaf(nodes, &layer.pairs, next, pairs);
+        let to = match look(&io, patience, end)? {
+            ControlFlow::Continue(to) => to,
+            ControlFlow::Break(wish) => return Ok(Step::Break(wish)),
+        };
+        let keys = layer.pairs[next..to].iter().map(|(key, _)| key);
+        if let Some(wish) = self.ask_leaves(log, keys, |_| false, patience)? {
+            return Ok(Step::Break(wish));
+        }
+        let pairs = pairs.max(to - next);
+        let edits = |nodes: &dyn Nodes| edits(&layer, (next, resume), pairs, &self.tree, nodes);
+        let (edits, next, resume) = match look(&io, patience, edits)? {
+            ControlFlow::Continue(edits) => edits,
+            ControlFlow::Break(wish) => return Ok(Step::Break(wish)),
+        };
+        self.tree.apply(log, &edits)?;
+        if let Some(merging) = &mut self.merging {
+            (merging.next, merging.resume) = (next, resume);
+            merging.debt.did(pairs as u64);
+        }
+        if next == layer.pairs.len() {
+            let merged = self.merging.take().map_or(0, |merging| merging.runs);
+            log.forget(self.runs.drain(..merged).flat_map(|run| run.chunks));
+            if let Some(folding) = &mut self.folding {
+                folding.older -= merged;
+                folding.newer -= merged;
+            }
+            self.plan_merge(log);
+        }
+        self.refresh();
+        Ok(Step::Continue(pairs as u64))
+    }
+}
+
+/// What is left of an interval of the tree behind one that hid its middle.
+struct Rest {
+    id: ObjectId,
+    at: u64,
+    entry: Entry,
+}
+
+/// The edits that bring `pairs` pairs of a layer into the tree, and where to go on.
+fn edits(
+    layer: &Layer,
+    (mut next, mut resume): (usize, u64),
+    pairs: usize,
+    tree: &Tree,
+    nodes: &dyn Nodes,
+) -> Result<(Vec<Edit>, usize, u64)> {
+    let mut out: Vec<Edit> = vec![];
+    let mut rest: Option<Rest> = None;
+    // Intervals of the tree that begin before this offset are done with.
+    let mut handled: (ObjectId, u64) = (ObjectId(0), 0);
+    let mut hint: Option<Found> = None;
+    let mut left = pairs;
+    while left > 0 {
+        let Some((key, entry)) = layer.pairs.get(next) else { break };
+        left -= 1;
+        let Some(Named::Extent(id, start)) = named(key) else {
+            flush(&mut out, &mut rest);
+            let edit = (!matches!(entry, Entry::Gone)).then(|| entry.clone());
+            out.push((key.clone(), edit));
+            (next, resume) = (next + 1, 0);
+            continue;
+        };
+        let (a, b) = (start + resume, start + entry.covers());
+        // One that ends before this interval is done with; another may reach in.
+        let ends = |rest: &Rest| rest.at + rest.entry.covers() <= a;
+        if rest.as_ref().is_some_and(|rest| rest.id != id || ends(rest)) {
+            flush(&mut out, &mut rest);
+        }
+        if handled.0 != id {
+            handled = (id, 0);
+        }
+        // What begins before and reaches in: a rest, or an interval of the tree.
+        let before = match rest.take() {
+            Some(rest) => Some((rest.at, rest.entry)),
+            None => match tree.before(nodes, &extent_key(id, a), &mut hint)? {
+                Some((key, before)) => match named(&key) {
+                    Some(Named::Extent(of, at))
+                        if of == id && at >= handled.1 && at + before.covers() > a =>
+                    {
+                        Some((at, before))
+                    }
+                    _ => None,
+                },
+                None => None,
+            },
+        };
+        if let Some((at, before)) = before {
+            let end = at + before.covers();
+            if at < a {
+                out.push((extent_key(id, at), Some(before.part(0, a.min(end) - at))));
+            }
+            if end > b {
+                rest = Some(Rest { id, at: b, entry: before.part(b - at, end - b) });
+            }
+        }
+        // Zeros stay, as payloads do; a hole only takes away.
+        let place = out.len();
+        if entry.is_own() {
+            out.push((extent_key(id, a), Some(entry.part(a - start, b - a))));
+        }
+        // What begins inside.
+        let mut from = a;
+        let mut stopped = false;
+        while let Some((key, inside)) = tree.at_or_after(nodes, &extent_key(id, from), &mut hint)? {
+            let at = match named(&key) {
+                Some(Named::Extent(of, at)) if of == id && at < b => at,
+                _ => break,
+            };
+            let end = at + inside.covers();
+            if at != a || !entry.is_own() {
+                out.push((key, None));
+            }
+            if end > b {
+                rest = Some(Rest { id, at: b, entry: inside.part(b - at, end - b) });
+            }
+            from = end.max(at + 1);
+            if left == 0 && from < b && !matches!(entry, Entry::Data(_)) {
+                if entry.is_own() {
+                    out[place].1 = Some(entry.part(a - start, from - a));
+                }
+                stopped = true;
+                break;
+            }
+            left = left.saturating_sub(1);
+        }
+        handled.1 = handled.1.max(from.min(b)).max(a);
+        if stopped {
+            resume = from - start;
+            break;
+        }
+        handled.1 = b;
+        (next, resume) = (next + 1, 0);
+    }
+    flush(&mut out, &mut rest);
+    if !out.is_sorted_by(|(a, _), (b, _)| a < b) {
+        // Only a tree or a run that was not made here has intervals that overlap.
+        let at = out.iter().find_map(|(_, entry)| match entry {
+            Some(Entry::Data(data)) => Some(data.at),
+            _ => None,
+        });
+        let what = "payloads that overlap";
+        return Err(Error::Corrupt { what, at_bytes: at.unwrap_or(0) });
+    }
+    Ok((out, next, resume))
+}
+
+fn flush(out: &mut Vec<Edit>, rest: &mut Option<Rest>) {
+    if let Some(Rest { id, at, entry }) = rest.take() {
+        let key: Key = extent_key(id, at);
+        out.push((key, Some(entry)));
+    }
+}

@@ -1,0 +1,188 @@
+//! Nodes of the tree: leaves, and inner nodes with the sums of their children.
+//!
+//! ```text
+//!   inner   key, where the child is, its sum · ..     a child has the keys from its key on
+//!   leaf    what differs from the key before, entry · ..
+//! ```
+//!
+//! Law: a node on the disk never changes, and is not empty.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::Result;
+use crate::codec::{Reader, put_varint};
+use crate::entry::{Key, put_key};
+use crate::index::leaf::Leaf;
+
+/// Where something on the disk is, and what its sum must be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Ptr {
+    pub at: u64,
+    pub len: u32,
+    pub sum: u64,
+}
+
+impl Ptr {
+    pub fn encode(&self, into: &mut Vec<u8>) {
+        put_varint(into, self.at);
+        put_varint(into, u64::from(self.len));
+        into.extend_from_slice(&self.sum.to_le_bytes());
+    }
+
+    pub fn decode(reader: &mut Reader<'_>) -> Result<Self> {
+        Ok(Self { at: reader.varint()?, len: reader.varint_u32()?, sum: reader.u64()? })
+    }
+}
+
+/// No tree is deeper; a disk that says so is damaged.
+pub(crate) const LEVELS_MAX: u8 = 24;
+
+/// A node as it was on the disk.
+#[derive(Debug)]
+pub(crate) enum Node {
+    Leaf(Leaf),
+    Inner(Inner),
+}
+
+/// Children, each with the first key that it may have.
+#[derive(Clone, Debug)]
+pub(crate) struct Inner {
+    pub level: u8,
+    pub children: Vec<(Key, Child)>,
+}
+
+impl Inner {
+    /// The child that has `key`.
+    pub fn child_of(&self, key: &[u8]) -> usize {
+        self.children.partition_point(|(first, _)| first.as_slice() <= key).saturating_sub(1)
+    }
+
+    /// The child that has what is just before `key`.
+    pub fn child_before(&self, key: &[u8]) -> usize {
+        self.children.partition_point(|(first, _)| first.as_slice() < key).saturating_sub(1)
+    }
+
+    pub fn encode(&self) -> Option<Vec<u8>> {
+        let mut out = vec![self.level];
+        put_varint(&mut out, self.children.len() as u64);
+        for (key, child) in &self.children {
+            put_key(&mut out, key);
+            let Child::Disk(ptr) = child else { return None };
+            ptr.encode(&mut out);
+        }
+        Some(out)
+    }
+}
+
+/// A node on the disk, or an inner one that changed.
+#[derive(Clone, Debug)]
+pub(crate) enum Child {
+    Disk(Ptr),
+    Changed(Arc<Inner>),
+}
+
+impl Child {
+    pub fn on_disk(&self) -> Option<Ptr> {
+        match self {
+            Self::Disk(ptr) => Some(*ptr),
+            Self::Changed(_) => None,
+        }
+    }
+}
+
+impl Node {
+    /// Reads a node, whole; `at` is for complaints.
+    pub fn decode(bytes: &[u8], at: u64) -> Result<Self> {
+        let mut reader = Reader::new(bytes, at);
+        let level = reader.u8()?;
+        if level > LEVELS_MAX {
+            return Err(reader.corrupt("a tree that is too deep"));
+        }
+        let count = reader.varint_u32()? as usize;
+        // A pair takes two bytes at least.
+        if count == 0 || count > bytes.len() / 2 {
+            return Err(reader.corrupt("a node's count"));
+        }
+        if level == 0 {
+            return Ok(Self::Leaf(Leaf::decode(&mut reader, bytes, count, at)?));
+        }
+        let mut children: Vec<(Key, Child)> = Vec::with_capacity(count);
+        for _ in 0..count {
+            let key = Key::from_slice(reader.sized()?);
+            if children.last().is_some_and(|(previous, _)| *previous >= key) {
+                return Err(reader.corrupt("children that are out of order"));
+            }
+            children.push((key, Child::Disk(Ptr::decode(&mut reader)?)));
+        }
+        Ok(Self::Inner(Inner { level, children }))
+    }
+
+    /// Memory that the node takes, about.
+    pub fn weight(&self) -> u64 {
+        match self {
+            Self::Leaf(leaf) => leaf.weight(),
+            Self::Inner(inner) => {
+                (inner.children.len() as u64).saturating_mul(72).saturating_add(96)
+            }
+        }
+    }
+
+    /// The first key, as its parent may know it or later.
+    pub fn first_key(&self) -> &[u8] {
+        match self {
+            Self::Leaf(leaf) => leaf.first_key(),
+            Self::Inner(inner) => inner.children.first().map_or(&[], |(key, _)| key),
+        }
+    }
+
+    pub fn level(&self) -> u8 {
+        match self {
+            Self::Leaf(_) => 0,
+            Self::Inner(inner) => inner.level,
+        }
+    }
+}
+
+/// Nodes by their sums.
+pub(crate) type Loaded = HashMap<u64, Arc<Node>>;
+
+/// Where nodes come from.
+pub(crate) trait Nodes {
+    /// A node, its sum verified.
+    fn load(&self, ptr: Ptr) -> Result<Arc<Node>>;
+    /// Nodes that will be needed next, read together if the first has to be read.
+    fn load_together(&self, _: &[Ptr]) -> Loaded {
+        Loaded::new()
+    }
+}
+
+/// Where nodes go to.
+pub(crate) trait NodesMut: Nodes {
+    /// Stores a node.
+    fn write(&mut self, bytes: Vec<u8>) -> Result<Ptr>;
+    /// Nothing leads to the node any more.
+    fn kill(&mut self, ptr: Ptr);
+    /// Nodes are about so large.
+    fn node_bytes(&self) -> usize;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::mix;
+
+    #[test]
+    fn any_bytes_are_refused_or_read_without_a_panic() {
+        let mut random = 9u64;
+        for _ in 0..20_000 {
+            random = mix(random);
+            let len = random as usize % 60;
+            let bytes: Vec<u8> = (0..len).map(|i| (mix(random ^ i as u64) % 7) as u8).collect();
+            if let Ok(Node::Leaf(leaf)) = Node::decode(&bytes, 0) {
+                assert_eq!(leaf.unfold().unwrap().len(), leaf.len());
+                assert!(leaf.get(leaf.first_key()).unwrap().is_some());
+            }
+        }
+    }
+}

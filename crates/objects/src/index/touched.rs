@@ -1,0 +1,90 @@
+//! Which parts of objects the intervals of a layer touch: so that most layers are not searched.
+//!
+//! Law: it may say more than there is, never less.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::indexing_slicing,
+    reason = "entries were held against `fits` when they were decoded, so their ends do not overflow, and bits are masked"
+)]
+
+use crate::ObjectId;
+use crate::codec::mix;
+use crate::entry::{Entry, Key, Named, PIECE, named};
+
+/// Which parts of objects a layer's intervals touch; may say more than there is.
+#[derive(Debug, Default)]
+pub(super) struct Touched {
+    /// A bit for each piece of an object that hashes to it.
+    bits: Vec<u64>,
+    /// Pieces that were added.
+    pub(super) pieces: usize,
+    /// Those that touch very much.
+    wide: Vec<(ObjectId, u64, u64)>,
+}
+
+/// Pieces of an interval that are noted one by one.
+const NARROW: u64 = 64;
+/// Pieces that are asked for one by one: for more, the layer is searched.
+const ASKED: u64 = 3;
+/// Wide intervals that are gone through.
+const WIDE: usize = 16;
+
+fn pieces(from: u64, to: u64) -> std::ops::Range<u64> {
+    from / u64::from(PIECE)..to.div_ceil(u64::from(PIECE))
+}
+
+impl Touched {
+    /// For so many pieces, at 16 bits for each.
+    pub(super) fn sized(pieces: usize) -> Self {
+        let words = if pieces == 0 { 0 } else { (pieces / 4).next_power_of_two() };
+        Self { bits: vec![0; words], pieces: 0, wide: vec![] }
+    }
+
+    pub(super) fn of(pairs: &[(Key, Entry)]) -> Self {
+        let narrow = |(key, entry): &(Key, Entry)| match named(key) {
+            Some(Named::Extent(_, at)) => {
+                let pieces = pieces(at, at + entry.covers());
+                (pieces.end - pieces.start).min(NARROW) as usize
+            }
+            _ => 0,
+        };
+        let mut touched = Self::sized(pairs.iter().map(narrow).sum());
+        pairs.iter().for_each(|(key, entry)| touched.add(key, entry));
+        touched
+    }
+
+    fn bit(&self, id: ObjectId, piece: u64) -> (usize, u64) {
+        let hash = mix(id.0.rotate_left(40) ^ piece);
+        ((hash >> 6) as usize & (self.bits.len() - 1), 1 << (hash & 63))
+    }
+
+    pub(super) fn add(&mut self, key: &[u8], entry: &Entry) {
+        let Some(Named::Extent(id, at)) = named(key) else { return };
+        let (from, to) = (at, at + entry.covers());
+        let pieces = pieces(from, to);
+        let count = pieces.end - pieces.start;
+        if count > NARROW || self.bits.is_empty() {
+            self.wide.push((id, from, to));
+            return;
+        }
+        self.pieces += count as usize;
+        for piece in pieces {
+            let (word, bit) = self.bit(id, piece);
+            self.bits[word] |= bit;
+        }
+    }
+
+    pub(super) fn may(&self, id: ObjectId, from: u64, to: u64) -> bool {
+        let mut pieces = pieces(from, to);
+        if self.wide.len() > WIDE || pieces.end - pieces.start > ASKED {
+            return true;
+        }
+        self.wide.iter().any(|&(of, start, end)| of == id && start < to && from < end)
+            || !self.bits.is_empty()
+                && pieces.any(|piece| {
+                    let (word, bit) = self.bit(id, piece);
+                    self.bits[word] & bit != 0
+                })
+    }
+}

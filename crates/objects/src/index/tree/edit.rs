@@ -1,0 +1,255 @@
+//! How the tree changes: what changes is written elsewhere, and the path to it is one that changed.
+//!
+//! Law: what is replaced is dead once what replaces it is there, and a failure leaves the tree as
+//! it was.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    reason = "decoding bounds what it reads, and no node is empty: places are found in the node itself"
+)]
+
+use std::sync::Arc;
+
+use super::{Child, Inner, Node, NodesMut, Ptr, Tree};
+use crate::entry::Key;
+use crate::index::leaf::{Edit, Pairs};
+use crate::{Error, Result};
+
+impl Tree {
+    /// Applies edits, sorted by key, each key once.
+    pub fn apply(&mut self, nodes: &mut dyn NodesMut, edits: &[Edit]) -> Result<()> {
+        if edits.is_empty() {
+            return Ok(());
+        }
+        let mut children = match self.root.take() {
+            Some(root) => apply_to(nodes, root.clone(), &Key::new(), edits)
+                .inspect_err(|_| self.root = Some(root))?,
+            None => {
+                let mut pairs = Pairs::default();
+                pairs.push_edits(edits);
+                write_leaves(nodes, &Key::new(), &pairs)?
+            }
+        };
+        let mut level = children.first().map_or(0, |(.., level)| *level);
+        while children.len() > 1 {
+            level += 1;
+            let list = children.into_iter().map(|(key, child, _)| (key, child)).collect();
+            children = split_inner(nodes, level, list);
+        }
+        self.root = children.pop().map(|(_, child, _)| child);
+        // A root with one child is one level too many.
+        while let Some(Child::Changed(inner)) = &self.root
+            && let [(_, only)] = inner.children.as_slice()
+        {
+            self.root = Some(only.clone());
+        }
+        Ok(())
+    }
+
+    /// Writes all inner nodes that changed; returns where the root is then.
+    pub fn write_changed(&mut self, nodes: &mut dyn NodesMut) -> Result<Option<Ptr>> {
+        let Some(root) = &self.root else { return Ok(None) };
+        let ptr = write_child(nodes, root)?;
+        self.root = Some(Child::Disk(ptr));
+        Ok(Some(ptr))
+    }
+
+    /// Writes the node at `at` that begins with `key` and belongs to the tree elsewhere. The path
+    /// to it becomes one that changed; an inner node is not written before the next checkpoint.
+    pub fn move_node(&mut self, nodes: &mut dyn NodesMut, key: &[u8], at: u64) -> Result<()> {
+        let Some(root) = self.root.take() else { return Ok(()) };
+        let moved = moved(nodes, root.clone(), key, at).inspect_err(|_| self.root = Some(root))?;
+        self.root = Some(moved);
+        Ok(())
+    }
+}
+
+/// Children that take a child's place, with their level.
+type Replaced = Vec<(Key, Child, u8)>;
+
+/// What takes the child's place once `edits`, all within it, are applied.
+fn apply_to(
+    nodes: &mut dyn NodesMut,
+    child: Child,
+    lower: &Key,
+    edits: &[Edit],
+) -> Result<Replaced> {
+    let (mut inner, old) = match child {
+        Child::Changed(inner) => (inner, None),
+        Child::Disk(ptr) => {
+            let node = nodes.load(ptr)?;
+            match &*node {
+                Node::Leaf(leaf) => {
+                    let mut pairs = Pairs::default();
+                    pairs.merge(leaf, edits)?;
+                    let leaves = write_leaves(nodes, lower, &pairs)?;
+                    nodes.kill(ptr);
+                    return Ok(leaves);
+                }
+                Node::Inner(inner) => (Arc::new(inner.clone()), Some(ptr)),
+            }
+        }
+    };
+    let level = inner.level;
+    let mut children: Vec<(Key, Child)> = Vec::with_capacity(inner.children.len() + 4);
+    let inner = Arc::make_mut(&mut inner);
+    let mut rest = edits;
+    let old_children = std::mem::take(&mut inner.children);
+    let mut bounds: Vec<Key> = old_children.iter().skip(1).map(|(key, _)| key.clone()).collect();
+    bounds.reverse();
+    for (key, child) in old_children {
+        let count = match bounds.pop() {
+            Some(upper) => rest.partition_point(|(key, _)| *key < upper),
+            None => rest.len(),
+        };
+        let (mine, others) = rest.split_at(count);
+        rest = others;
+        if mine.is_empty() {
+            children.push((key, child));
+            continue;
+        }
+        let mut new = apply_to(nodes, child, &key, mine)?;
+        if level == 1 {
+            absorb(nodes, &mut children, &mut new)?;
+        }
+        children.extend(new.into_iter().map(|(key, child, _)| (key, child)));
+    }
+    if let Some(old) = old {
+        nodes.kill(old);
+    }
+    // The first child answers for all that is before it.
+    if let Some(first) = children.first_mut() {
+        first.0 = lower.clone();
+    }
+    Ok(split_inner(nodes, level, children))
+}
+
+/// Joins a small new leaf with the leaf before it, if both fit into one.
+fn absorb(
+    nodes: &mut dyn NodesMut,
+    before: &mut Vec<(Key, Child)>,
+    new: &mut Replaced,
+) -> Result<()> {
+    let limit = nodes.node_bytes();
+    let [(_, Child::Disk(small), _)] = new.as_slice() else { return Ok(()) };
+    let small = *small;
+    let Some((_, Child::Disk(left))) = before.last() else { return Ok(()) };
+    let left = *left;
+    if small.len as usize > limit / 3 || (small.len + left.len) as usize > limit {
+        return Ok(());
+    }
+    let mut pairs = Pairs::default();
+    for ptr in [left, small] {
+        let node = nodes.load(ptr)?;
+        let Node::Leaf(leaf) = &*node else { return Ok(()) };
+        pairs.merge(leaf, &[])?;
+    }
+    let Some((key, _)) = before.pop() else { return Ok(()) };
+    *new = write_leaves(nodes, &key, &pairs)?;
+    nodes.kill(left);
+    nodes.kill(small);
+    Ok(())
+}
+
+/// Writes pairs as leaves of about the same length.
+fn write_leaves(nodes: &mut dyn NodesMut, lower: &Key, pairs: &Pairs) -> Result<Replaced> {
+    let (count, total) = (pairs.len(), pairs.bytes());
+    let leaves = total.div_ceil(nodes.node_bytes().saturating_sub(8).max(1)).max(1);
+    let share = total.div_ceil(leaves);
+    let mut out: Replaced = vec![];
+    let mut start = 0;
+    while start < count {
+        let from = pairs.start(start);
+        let mut end = start + 1;
+        while end < count && usize::midpoint(pairs.end(end - 1), pairs.end(end)) - from < share {
+            end += 1;
+        }
+        let key = match start {
+            0 => lower.clone(),
+            _ => separator(pairs.key(start - 1), pairs.key(start)),
+        };
+        out.push((key, Child::Disk(nodes.write(pairs.encode(start..end))?), 0));
+        start = end;
+    }
+    Ok(out)
+}
+
+/// The shortest key that is behind `left` and not behind `right`.
+fn separator(left: &[u8], right: &[u8]) -> Key {
+    let common = left.iter().zip(right).take_while(|(a, b)| a == b).count();
+    Key::from_slice(&right[..(common + 1).min(right.len())])
+}
+
+/// Children as inner nodes of `level` that are not too long.
+fn split_inner(nodes: &dyn NodesMut, level: u8, children: Vec<(Key, Child)>) -> Replaced {
+    if children.is_empty() {
+        return vec![];
+    }
+    let weigh = |key: &Key| key.len() + 20;
+    let total: usize = children.iter().map(|(key, _)| weigh(key)).sum();
+    let parts = total.div_ceil(nodes.node_bytes()).min(children.len() / 2).max(1);
+    let share = total.div_ceil(parts);
+    let mut out: Replaced = vec![];
+    let mut part: Vec<(Key, Child)> = vec![];
+    let mut len = 0;
+    for (key, child) in children {
+        if part.len() >= 2 && len + weigh(&key) / 2 >= share {
+            out.push(inner(level, std::mem::take(&mut part)));
+            len = 0;
+        }
+        len += weigh(&key);
+        part.push((key, child));
+    }
+    out.push(inner(level, part));
+    out
+}
+
+fn inner(level: u8, children: Vec<(Key, Child)>) -> (Key, Child, u8) {
+    (children[0].0.clone(), Child::Changed(Arc::new(Inner { level, children })), level)
+}
+
+fn write_child(nodes: &mut dyn NodesMut, child: &Child) -> Result<Ptr> {
+    let inner = match child {
+        Child::Disk(ptr) => return Ok(*ptr),
+        Child::Changed(inner) => inner,
+    };
+    let mut written =
+        Inner { level: inner.level, children: Vec::with_capacity(inner.children.len()) };
+    for (key, child) in &inner.children {
+        written.children.push((key.clone(), Child::Disk(write_child(nodes, child)?)));
+    }
+    // All children are on the disk now.
+    let bytes = written.encode().ok_or(Error::Misuse("a child that was not written"))?;
+    nodes.write(bytes)
+}
+
+fn moved(nodes: &mut dyn NodesMut, child: Child, key: &[u8], at: u64) -> Result<Child> {
+    let (mut inner, old) = match child {
+        Child::Changed(inner) => (inner, None),
+        Child::Disk(ptr) => {
+            let node = nodes.load(ptr)?;
+            match &*node {
+                Node::Leaf(leaf) => {
+                    let new = nodes.write(leaf.encode())?;
+                    nodes.kill(ptr);
+                    return Ok(Child::Disk(new));
+                }
+                Node::Inner(inner) => {
+                    let changed = Arc::new(inner.clone());
+                    if ptr.at == at {
+                        nodes.kill(ptr);
+                        return Ok(Child::Changed(changed));
+                    }
+                    (changed, Some(ptr))
+                }
+            }
+        }
+    };
+    let index = inner.child_of(key);
+    let below = inner.children[index].1.clone();
+    Arc::make_mut(&mut inner).children[index].1 = moved(nodes, below, key, at)?;
+    if let Some(old) = old {
+        nodes.kill(old);
+    }
+    Ok(Child::Changed(inner))
+}

@@ -1,0 +1,250 @@
+//! The store as of one moment: layers over the tree, newest first.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::entry::{Data, Entry, Key, Named, ObjectRecord, extent_key, named, object_key};
+use crate::index::layer::{Layer, Sorted, intervals};
+use crate::index::tree::{Found, Nodes, Tree};
+use crate::{Error, ObjectId, Result};
+
+/// Held by those who may still read what a checkpoint did away with.
+#[derive(Debug, Default)]
+pub(crate) struct Token;
+
+/// Layers and tree that change no more.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct View {
+    /// Newest first.
+    pub layers: Vec<Arc<Layer>>,
+    pub tree: Tree,
+    /// Only held.
+    #[expect(dead_code)]
+    pub token: Arc<Token>,
+}
+
+/// What is looked through, newest first: maybe the active layer, and a view.
+#[derive(Clone, Copy)]
+pub(crate) struct Index<'a> {
+    pub top: Option<&'a dyn Sorted>,
+    pub layers: &'a [Arc<Layer>],
+    pub tree: &'a Tree,
+}
+
+impl View {
+    pub fn index(&self) -> Index<'_> {
+        Index { top: None, layers: &self.layers, tree: &self.tree }
+    }
+}
+
+/// Hears of what an object has of its own in an interval, payloads and zeros, with its offset;
+/// may end the walk.
+pub(crate) type Take<'t> = dyn FnMut(u64, Entry) -> ControlFlow<()> + 't;
+
+/// The most objects over each other: a read may ask each of them.
+pub(crate) const DEPTH_MAX: usize = 1000;
+
+impl Index<'_> {
+    fn split(&self) -> Option<(&dyn Sorted, Index<'_>)> {
+        if let Some(top) = self.top {
+            return Some((top, Index { top: None, ..*self }));
+        }
+        let (first, rest) = self.layers.split_first()?;
+        Some((&**first, Index { top: None, layers: rest, tree: self.tree }))
+    }
+
+    /// What a key leads to: what hides something is `None`. Not for intervals.
+    pub fn get(&self, nodes: &dyn Nodes, key: &[u8]) -> Result<Option<Entry>> {
+        let hash = crate::index::layer::hash(key);
+        let mut found = self.top.and_then(|top| top.get(key, hash));
+        for layer in self.layers {
+            if found.is_some() {
+                break;
+            }
+            found = layer.get(key, hash);
+            if found.is_none() && !layer.lost.is_empty() {
+                layer.check(key, key)?;
+            }
+        }
+        match found {
+            Some(Entry::Gone) => Ok(None),
+            Some(entry) => Ok(Some(entry.clone())),
+            None => self.tree.get(nodes, key),
+        }
+    }
+
+    /// What an object has of its own of `[from, to)`, in order.
+    pub fn resolve(
+        &self,
+        nodes: &dyn Nodes,
+        id: ObjectId,
+        (from, to): (u64, u64),
+        hint: &mut Option<Found>,
+        take: &mut Take<'_>,
+    ) -> Result<ControlFlow<()>> {
+        if from >= to {
+            return Ok(ControlFlow::Continue(()));
+        }
+        let Some((top, below)) = self.split() else {
+            return resolve_tree(self.tree, nodes, id, (from, to), hint, take);
+        };
+        if !top.may_touch(id, from, to) {
+            return below.resolve(nodes, id, (from, to), hint, take);
+        }
+        // An interval of what is lost may have begun anywhere before.
+        top.check(&extent_key(id, 0), &extent_key(id, to))?;
+        let mut found: SmallVec<[(u64, &Entry); 4]> = SmallVec::new();
+        intervals(top, id, from, to, &mut |at, entry| found.push((at, entry)));
+        let mut done = from;
+        for (at, entry) in found {
+            let (start, end) = (at.max(from), at.saturating_add(entry.covers()).min(to));
+            if start > done && below.resolve(nodes, id, (done, start), hint, take)?.is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+            if entry.is_own()
+                && take(start, entry.part(start.saturating_sub(at), end.saturating_sub(start)))
+                    .is_break()
+            {
+                return Ok(ControlFlow::Break(()));
+            }
+            done = end;
+        }
+        below.resolve(nodes, id, (done, to), hint, take)
+    }
+
+    /// The payloads that an object shows of `[from, to)`, in order: its own, and where it has
+    /// nothing those of what it is over.
+    pub fn shown(
+        &self,
+        nodes: &dyn Nodes,
+        (id, record): (ObjectId, &ObjectRecord),
+        (from, to): (u64, u64),
+    ) -> Result<Vec<(u64, Data)>> {
+        let mut parts: Vec<(u64, Data)> = vec![];
+        let mut gaps = vec![(from, to.min(record.len))];
+        let (mut id, mut parent) = (id, record.parent);
+        for depth in 0.. {
+            let mut rest: Vec<(u64, u64)> = vec![];
+            for (from, to) in gaps {
+                let mut done = from;
+                let _ = self.resolve(nodes, id, (from, to), &mut None, &mut |at, entry| {
+                    if parent.is_some() && at > done {
+                        rest.push((done, at));
+                    }
+                    done = at.saturating_add(entry.covers());
+                    if let Entry::Data(data) = entry {
+                        parts.push((at, data));
+                    }
+                    ControlFlow::Continue(())
+                })?;
+                if parent.is_some() && done < to {
+                    rest.push((done, to));
+                }
+            }
+            let Some(below) = parent.filter(|_| !rest.is_empty()) else { break };
+            let record = self.below(nodes, id, below, depth)?;
+            rest.iter_mut().for_each(|(_, to)| *to = record.len.min(*to));
+            (id, parent, gaps) = (below, record.parent, rest);
+        }
+        parts.sort_by_key(|(at, _)| *at);
+        Ok(parts)
+    }
+
+    /// The record of what an object is over, which is the `depth`th.
+    pub fn below(
+        &self,
+        nodes: &dyn Nodes,
+        id: ObjectId,
+        below: ObjectId,
+        depth: usize,
+    ) -> Result<ObjectRecord> {
+        let wrong = |what| Error::Corrupt { what, at_bytes: 0 };
+        // What is below was there before, so this ends even on a disk that lies.
+        if below >= id || depth >= DEPTH_MAX {
+            return Err(wrong("objects over each other in a circle, or too many"));
+        }
+        self.object(nodes, below)?.ok_or(wrong("an object over one that is not there"))
+    }
+
+    /// What is alive of a payload that was stored with this key: what the key, or the interval
+    /// that begins with it, leads to in it now.
+    pub fn live_parts(
+        &self,
+        nodes: &dyn Nodes,
+        key: &[u8],
+        stored: &Data,
+    ) -> Result<Vec<(Key, Data)>> {
+        let within = |data: &Data| data.at >= stored.at && data.end() <= stored.end();
+        let mut parts = vec![];
+        match named(key) {
+            Some(Named::Extent(id, at)) => {
+                let end = at.saturating_add(u64::from(stored.len));
+                let _ = self.resolve(nodes, id, (at, end), &mut None, &mut |offset, entry| {
+                    if let Entry::Data(data) = entry
+                        && within(&data)
+                    {
+                        parts.push((extent_key(id, offset), data));
+                    }
+                    ControlFlow::Continue(())
+                })?;
+            }
+            Some(Named::Value(_)) => {
+                if let Some(Entry::Data(data)) = self.get(nodes, key)?
+                    && within(&data)
+                {
+                    parts.push((Key::from_slice(key), data));
+                }
+            }
+            _ => {}
+        }
+        Ok(parts)
+    }
+
+    /// An object's record.
+    pub fn object(&self, nodes: &dyn Nodes, id: ObjectId) -> Result<Option<ObjectRecord>> {
+        match self.get(nodes, &object_key(id))? {
+            Some(Entry::Object(record)) => Ok(Some(record)),
+            _ => Ok(None),
+        }
+    }
+}
+
+fn resolve_tree(
+    tree: &Tree,
+    nodes: &dyn Nodes,
+    id: ObjectId,
+    (from, to): (u64, u64),
+    hint: &mut Option<Found>,
+    take: &mut Take<'_>,
+) -> Result<ControlFlow<()>> {
+    let mut give = |at: u64, entry: &Entry| {
+        let (start, end) = (at.max(from), at.saturating_add(entry.covers()).min(to));
+        if start >= end || !entry.is_own() {
+            return ControlFlow::Continue(());
+        }
+        take(start, entry.part(start.saturating_sub(at), end.saturating_sub(start)))
+    };
+    let mut key = extent_key(id, from);
+    if let Some((key, entry)) = tree.before(nodes, &key, hint)?
+        && let Some(Named::Extent(of, at)) = named(&key)
+        && of == id
+        && give(at, &entry).is_break()
+    {
+        return Ok(ControlFlow::Break(()));
+    }
+    while let Some((found, entry)) = tree.at_or_after(nodes, &key, hint)? {
+        match named(&found) {
+            Some(Named::Extent(of, at)) if of == id && at < to => {
+                if give(at, &entry).is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
+                let Some(behind) = at.checked_add(entry.covers().max(1)) else { break };
+                key = extent_key(id, behind);
+            }
+            _ => break,
+        }
+    }
+    Ok(ControlFlow::Continue(()))
+}

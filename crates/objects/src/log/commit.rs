@@ -1,0 +1,194 @@
+//! The open commit, and what the disk was given of those before it.
+//!
+//! Law 1: the first frames of a long commit may go ahead; its last one goes last, and says that
+//! it is the last.
+//! Law 2: what frames say is durable was waited for, or is by the order that the disk was given.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::indexing_slicing,
+    reason = "sequence numbers, counts and places are this process's own; streams are numbered by their layout"
+)]
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use draconis_device::{Group, Ticket, Write};
+use draconis_exchange::heap::{Block, Private};
+
+use super::Log;
+use crate::hooks::{Omission, barrier_bytes, is_left_out};
+use crate::log::frame::{Done, Header};
+use crate::upkeep::Granted;
+use crate::{Error, Result};
+
+/// The commit that takes groups.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    pub seq: u64,
+    /// Items so far.
+    order: u64,
+    /// Frames that were numbered so far.
+    parts: u32,
+    pub(super) done: Vec<Done>,
+    pub bytes: usize,
+    /// The commit's first frames, given to the disk already.
+    early: Option<Ticket>,
+    pub(super) early_bytes: u64,
+}
+
+impl Batch {
+    /// An empty commit.
+    pub fn numbered(seq: u64) -> Self {
+        Self { seq, ..Self::default() }
+    }
+
+    pub(super) fn next_order(&mut self) -> u64 {
+        self.order += 1;
+        self.order
+    }
+}
+
+/// What the disk was given.
+#[derive(Debug, Default)]
+pub(crate) struct Sent {
+    /// Commits that may not be durable yet, oldest first.
+    pub commits: VecDeque<(u64, Ticket)>,
+    pub durable: u64,
+    /// Commits up to here are durable before anything else is written.
+    pub barrier: u64,
+    unflushed_bytes: u64,
+    pub last: Option<Ticket>,
+    /// What the disk said is durable, and what it said that reads see.
+    pub durable_ticket: Option<Ticket>,
+    settled: Option<Ticket>,
+}
+
+impl Sent {
+    /// All commits up to `seq` were found on the disk.
+    pub fn found(&mut self, seq: u64) {
+        (self.durable, self.barrier) = (seq, seq);
+    }
+
+    /// The write that reads have to see before they see all of commit `seq`.
+    pub fn unsettled(&self, seq: u64) -> Option<Ticket> {
+        let ticket = self.commits.iter().find(|(of, _)| *of >= seq)?.1;
+        (self.settled < Some(ticket)).then_some(ticket)
+    }
+
+    /// The disk did what was wished for.
+    pub fn grant(&mut self, granted: Granted) {
+        match granted {
+            Granted::Settled(ticket) => self.settled = self.settled.max(Some(ticket)),
+            Granted::Durable(ticket) => {
+                self.durable_ticket = self.durable_ticket.max(Some(ticket));
+            }
+        }
+    }
+}
+
+impl Log {
+    /// Gives the first frames of a long commit to the disk.
+    pub(super) fn early(&mut self) -> Result<()> {
+        let waiting: usize = self.batch.done.iter().map(|done| done.len).sum();
+        if waiting < self.commit_limit().saturating_mul(4) {
+            return Ok(());
+        }
+        // One frame stays: the last one says that it is the last.
+        let kept = self.batch.done.pop();
+        let frames = std::mem::take(&mut self.batch.done);
+        self.batch.early_bytes += waiting as u64;
+        let ticket = self.hand_over(frames, false, &[])?;
+        self.batch.early = Some(ticket);
+        self.batch.done.extend(kept);
+        Ok(())
+    }
+
+    /// Gives the commit to the disk; returns at once.
+    pub fn commit(&mut self) -> Result<()> {
+        for stream in 0..self.streams.len() {
+            self.finish_frame(stream);
+        }
+        if self.batch.done.is_empty() {
+            return Ok(());
+        }
+        let frames = std::mem::take(&mut self.batch.done);
+        let len: usize =
+            frames.iter().map(|done| done.len).sum::<usize>() + self.batch.early_bytes as usize;
+        // A long commit's first frames are durable before its last: it need not be
+        // verified when the store is opened.
+        let mut after: Vec<Ticket> = vec![];
+        if self.batch.early_bytes > barrier_bytes() {
+            after.extend(self.batch.early);
+        }
+        if self.sent.unflushed_bytes > barrier_bytes() {
+            after.extend(self.sent.last.filter(|_| !is_left_out(Omission::Barrier)));
+            self.sent.unflushed_bytes = 0;
+            self.sent.barrier = self.batch.seq - 1;
+        }
+        let ticket = self.hand_over(frames, true, &after)?;
+        self.sent.unflushed_bytes += len as u64;
+        self.bytes += len as u64;
+        self.usual_bytes = (self.usual_bytes * 7 + self.batch.bytes) / 8;
+        self.counters.commits += 1;
+        self.sent.commits.push_back((self.batch.seq, ticket));
+        self.batch = Batch::numbered(self.batch.seq + 1);
+        self.io.all_handed_over();
+        Ok(())
+    }
+
+    fn hand_over(&mut self, frames: Vec<Done>, is_end: bool, after: &[Ticket]) -> Result<Ticket> {
+        let count = frames.len();
+        let mut writes = Vec::with_capacity(count);
+        let mut places = Vec::with_capacity(count);
+        for (index, mut frame) in frames.into_iter().enumerate() {
+            let header = Header {
+                incarnation: self.incarnation,
+                at: 0,
+                seq: self.batch.seq,
+                durable: if is_left_out(Omission::DurableMark) {
+                    0
+                } else {
+                    self.sent.durable.max(self.sent.barrier)
+                },
+                len: 0,
+                table_at: 0,
+                table_len: 0,
+                part: self.batch.parts,
+                is_last: is_end && index + 1 == count,
+                next_segment: frame.next_segment,
+            };
+            self.batch.parts += 1;
+            frame.stamp(header, self.tag, self.io.summer);
+            // As large as the frame's own, which was used before: new memory is cleared page
+            // by page, and that takes longer than copying.
+            let mut memory = Private::unset(frame.capacity());
+            memory.shorten(frame.len);
+            memory.copy_from_slice(frame.bytes());
+            self.counters.written_bytes += frame.len as u64;
+            writes.push(Write { at_bytes: frame.at, block: Block::from(memory) });
+            places.push(Arc::new(frame));
+        }
+        self.io.remember(&places);
+        let ticket = self
+            .io
+            .disk
+            .submit(Group { writes }, after)
+            .map_err(|refused| Error::Device(refused.error))?;
+        self.sent.last = Some(ticket);
+        self.io.handed_over(ticket, places)?;
+        Ok(ticket)
+    }
+
+    /// Commits up to `seq` are durable.
+    pub fn is_durable(&mut self, seq: u64) {
+        self.sent.durable = self.sent.durable.max(seq);
+        while let Some(&(first, ticket)) = self.sent.commits.front()
+            && first <= seq
+        {
+            self.io.settled(ticket);
+            self.sent.durable_ticket = self.sent.durable_ticket.max(Some(ticket));
+            self.sent.commits.pop_front();
+        }
+    }
+}

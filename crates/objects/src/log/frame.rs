@@ -1,0 +1,331 @@
+//! Frames: what is written at once, and describes itself.
+//!
+//! ```text
+//!   | header | payload | payload | .. | table |      whole pages; the table may lie in the
+//!                                                    gap before the first aligned payload
+//! ```
+//!
+//! A commit is one or more frames, in any streams, with one number. Its items have an
+//! order of their own across its frames.
+//!
+//! Law 1: the header's sum covers header and table; payloads have theirs in the table.
+//! Law 2: a frame names its place, its store and its incarnation: what lay there before is
+//! never taken for it.
+//! Law 3: `durable` is true when the frame is: every commit up to it was durable before the
+//! frame was given to the disk. Only later ones can have holes after a power cut.
+
+use draconis_exchange::heap::Private;
+
+use crate::Error;
+use crate::codec::{Reader, Summer};
+use crate::entry::Entry;
+use crate::hooks::{Omission, is_left_out};
+use crate::log::table::Table;
+
+const MAGIC: u32 = u32::from_le_bytes(*b"DrFr");
+pub(crate) const HEADER: usize = 72;
+/// Marks the last part of a commit.
+const LAST: u32 = 1 << 31;
+
+/// What the header says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Header {
+    pub incarnation: u64,
+    /// First byte on the disk.
+    pub at: u64,
+    /// The commit.
+    pub seq: u64,
+    /// All commits up to this one are durable.
+    pub durable: u64,
+    /// Bytes, whole pages.
+    pub len: u32,
+    pub table_at: u32,
+    pub table_len: u32,
+    /// Which of the commit's frames.
+    pub part: u32,
+    /// Whether the commit has no more frames.
+    pub is_last: bool,
+    /// Where the stream goes on after this segment.
+    pub next_segment: u32,
+}
+
+impl Header {
+    pub fn encode(&self, store: u32, table: &[u8], summer: Summer) -> [u8; HEADER] {
+        let mut out = Vec::with_capacity(HEADER);
+        out.extend_from_slice(&MAGIC.to_le_bytes());
+        out.extend_from_slice(&store.to_le_bytes());
+        for word in [self.incarnation, self.at, self.seq, self.durable] {
+            out.extend_from_slice(&word.to_le_bytes());
+        }
+        let part = self.part | if self.is_last { LAST } else { 0 };
+        for word in [self.len, self.table_at, self.table_len, part, self.next_segment, 0] {
+            out.extend_from_slice(&word.to_le_bytes());
+        }
+        let sum = summer.sum(self.at, &out) ^ summer.sum(self.at.wrapping_add(1), table);
+        out.extend_from_slice(&sum.to_le_bytes());
+        let mut header = [0; HEADER];
+        header.copy_from_slice(&out);
+        header
+    }
+
+    /// Reads a header without its table: `None` if it is not one of this store at `at`, of
+    /// at most `room` bytes.
+    pub fn peek(bytes: &[u8], at: u64, store: u32, room: u64) -> Option<Self> {
+        let mut reader = Reader::new(bytes.get(..HEADER)?, at);
+        let mine = reader.u32().ok()? == MAGIC && reader.u32().ok()? == store;
+        if !mine {
+            return None;
+        }
+        let mut word = || reader.u64().ok();
+        let (incarnation, place, seq, durable) = (word()?, word()?, word()?, word()?);
+        let mut half = || reader.u32().ok();
+        let (len, table_at, table_len, part) = (half()?, half()?, half()?, half()?);
+        let next_segment = half()?;
+        let table_end = u64::from(table_at).saturating_add(u64::from(table_len));
+        let is_sane = place == at
+            && len as usize >= HEADER
+            && u64::from(len) <= room
+            && table_at as usize >= HEADER
+            && table_end <= u64::from(len);
+        is_sane.then_some(Self {
+            incarnation,
+            at,
+            seq,
+            durable,
+            len,
+            table_at,
+            table_len,
+            part: part & !LAST,
+            is_last: part & LAST != 0,
+            next_segment,
+        })
+    }
+
+    /// Whether header and table are what was written.
+    pub fn is_whole(&self, header: &[u8], table: &[u8], summer: Summer) -> bool {
+        let Some(bytes) = header.get(..HEADER) else { return false };
+        let Some((told, sum)) = bytes.split_last_chunk() else { return false };
+        let expected = summer.sum(self.at, told) ^ summer.sum(self.at.wrapping_add(1), table);
+        u64::from_le_bytes(*sum) == expected || is_left_out(Omission::FrameSum)
+    }
+}
+
+/// A frame that is being filled.
+#[derive(Debug)]
+pub(crate) struct Frame {
+    /// First byte on the disk.
+    pub at: u64,
+    bytes: Private,
+    /// End of the last payload.
+    used: usize,
+    /// Where the gap before the first aligned payload begins and ends.
+    gap: (usize, usize),
+    table: Table,
+}
+
+#[allow(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::indexing_slicing,
+    reason = "builds in a buffer of its own: `holds` was asked before anything is put"
+)]
+impl Frame {
+    /// An empty frame of at most `capacity` bytes.
+    pub fn new(at: u64, capacity: usize) -> Self {
+        Self {
+            at,
+            bytes: Private::unset(capacity),
+            used: HEADER,
+            gap: (HEADER, HEADER),
+            table: Table::new(at),
+        }
+    }
+
+    /// The shortest frame that has a payload of `payload` bytes and a line of `line` bytes in
+    /// its table. What is as long as `align`, if that is more than a byte, begins at a multiple
+    /// of it.
+    pub fn least(payload: usize, line: usize, align: usize, page: usize) -> usize {
+        match align > 1 && payload >= align {
+            true if line <= align - HEADER => align + payload,
+            true => align + payload + line,
+            false => HEADER + payload + line,
+        }
+        .next_multiple_of(page)
+    }
+
+    /// Whether a payload of `payload` bytes and a line of `line` bytes still find room.
+    pub fn holds(&self, payload: usize, line: usize, align: usize) -> bool {
+        let table = self.table.bytes.len() + line;
+        let begin = if payload >= align { self.used.next_multiple_of(align) } else { self.used };
+        let gap = match self.gap.1 - self.gap.0 {
+            0 => begin - self.used,
+            gap => gap,
+        };
+        let end = begin + payload + if table <= gap { 0 } else { table };
+        end <= self.bytes.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.table.bytes.is_empty()
+    }
+
+    /// Puts a payload, at a multiple of `align` if it is as long. The caller saw that the
+    /// frame [holds](Frame::holds) it.
+    pub fn put(&mut self, payload: &[u8], align: usize) -> u64 {
+        if payload.len() >= align && !self.used.is_multiple_of(align) {
+            let aligned = self.used.next_multiple_of(align);
+            if self.gap.0 == self.gap.1 {
+                self.gap = (self.used, aligned);
+            }
+            self.bytes[self.used..aligned].fill(0);
+            self.used = aligned;
+        }
+        let at = self.used;
+        self.bytes[at..at + payload.len()].copy_from_slice(payload);
+        self.used += payload.len();
+        self.at + at as u64
+    }
+
+    pub fn pair(&mut self, order: u64, key: &[u8], entry: &Entry) {
+        self.table.pair(order, key, entry);
+    }
+
+    /// Notes a payload that is a node, or a chunk.
+    pub fn note(&mut self, is_node: bool, at: u64, len: u32) {
+        self.table.note(is_node, at, len);
+    }
+
+    /// What lies at a byte of the disk, if the frame has it.
+    pub fn get(&self, at: u64, len: usize) -> Option<&[u8]> {
+        let from = usize::try_from(at.checked_sub(self.at)?).ok()?;
+        self.bytes.get(from..from.checked_add(len)?).filter(|_| from + len <= self.used)
+    }
+
+    /// Ends the frame: puts the table, pads to whole pages. The header comes with
+    /// [`Done::stamp`]. The stream goes on in `next_segment` after this one.
+    pub fn finish(mut self, page: usize, next_segment: u32) -> Done {
+        let table_len = self.table.bytes.len();
+        let table_at = if table_len <= self.gap.1 - self.gap.0 { self.gap.0 } else { self.used };
+        self.bytes[table_at..table_at + table_len].copy_from_slice(&self.table.bytes);
+        let end = self.used.max(table_at + table_len);
+        let len = end.next_multiple_of(page);
+        self.bytes[end..len].fill(0);
+        Done {
+            at: self.at,
+            bytes: self.bytes,
+            len,
+            table_at: table_at as u32,
+            table_len: table_len as u32,
+            next_segment,
+        }
+    }
+}
+
+/// A frame that takes no more.
+#[derive(Debug)]
+pub(crate) struct Done {
+    pub at: u64,
+    bytes: Private,
+    pub len: usize,
+    table_at: u32,
+    table_len: u32,
+    pub next_segment: u32,
+}
+
+#[allow(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::indexing_slicing,
+    reason = "built here: header, payloads and table lie in the buffer"
+)]
+impl Done {
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
+    /// Bytes that it could have had.
+    pub fn capacity(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Puts the header; `header` has place and sizes from here.
+    pub fn stamp(&mut self, mut header: Header, store: u32, summer: Summer) {
+        header.at = self.at;
+        header.len = self.len as u32;
+        header.table_at = self.table_at;
+        header.table_len = self.table_len;
+        let table = self.table_at as usize..(self.table_at + self.table_len) as usize;
+        let encoded = header.encode(store, &self.bytes[table], summer);
+        self.bytes[..HEADER].copy_from_slice(&encoded);
+    }
+}
+
+/// Complains about a frame that must be there.
+pub(crate) fn missing(at: u64) -> Error {
+    Error::Corrupt { what: "the log: a frame that was durable is gone", at_bytes: at }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ObjectId;
+    use crate::entry::{extent_key, value_key};
+    use crate::log::table::Items;
+
+    fn header(seq: u64) -> Header {
+        Header {
+            incarnation: 3,
+            at: 0,
+            seq,
+            durable: seq - 1,
+            len: 0,
+            table_at: 0,
+            table_len: 0,
+            part: 0,
+            is_last: true,
+            next_segment: 9,
+        }
+    }
+
+    #[test]
+    fn a_frame_comes_back_and_every_flipped_bit_of_header_and_table_is_seen() {
+        let summer = Summer(5);
+        let mut frame = Frame::new(1 << 20, 64 << 10);
+        let small = frame.put(b"small", 4096);
+        frame.pair(0, &value_key(b"k"), &Entry::Gone);
+        let large = frame.put(&[7; 8192], 4096);
+        assert!(large.is_multiple_of(4096) && small < large);
+        frame.pair(1, &extent_key(ObjectId(1), 0), &Entry::Hole(9));
+        frame.note(true, large, 8192);
+        assert_eq!(frame.get(small, 5), Some(&b"small"[..]));
+        let mut done = frame.finish(4096, 9);
+        // The table lies in the gap: one page for all but the large payload.
+        assert_eq!(done.len, 3 * 4096);
+        done.stamp(header(8), 11, summer);
+        let bytes = done.bytes().to_vec();
+        let back = Header::peek(&bytes, 1 << 20, 11, 1 << 20).unwrap();
+        let table =
+            |bytes: &[u8]| bytes[back.table_at as usize..][..back.table_len as usize].to_vec();
+        assert!(back.is_whole(&bytes, &table(&bytes), summer));
+        let items: Vec<_> = Items::new(&table(&bytes), back.at, back.table_at)
+            .map(|item| format!("{:?}", item.unwrap()))
+            .collect();
+        assert_eq!(items.len(), 3);
+        assert!(items[2].contains(&format!("at: {large}")), "{items:?}");
+        assert_eq!(Header::peek(&bytes, 1 << 21, 11, 1 << 20), None);
+        assert_eq!(Header::peek(&bytes, 1 << 20, 12, 1 << 20), None);
+        let covered =
+            (0..HEADER).chain(back.table_at as usize..(back.table_at + back.table_len) as usize);
+        for byte in covered {
+            let mut bytes = bytes.clone();
+            bytes[byte] ^= 4;
+            let is_whole = Header::peek(&bytes, 1 << 20, 11, 1 << 20).is_some_and(|header| {
+                let end = (header.table_at + header.table_len) as usize;
+                bytes
+                    .get(header.table_at as usize..end)
+                    .is_some_and(|table| header.is_whole(&bytes, table, summer))
+            });
+            assert!(!is_whole, "byte {byte}");
+        }
+    }
+}

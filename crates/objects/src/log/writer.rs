@@ -1,0 +1,224 @@
+//! Everything that a store writes with: payloads, entries and nodes go into frames.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::indexing_slicing,
+    reason = "sequence numbers, counts and places are this process's own; streams are numbered by their layout"
+)]
+
+use std::sync::Arc;
+
+use super::commit::{Batch, Sent};
+use super::stream::Stream;
+use crate::Result;
+use crate::entry::{Data, Entry, Key, PAYLOAD_MAX, PIECE};
+use crate::hooks::commit_bytes;
+use crate::index::tree::{Node, Nodes, NodesMut, Ptr};
+use crate::io::Io;
+use crate::layout::{Kind, Layout};
+use crate::log::table::Table;
+use crate::space::segment::Segments;
+
+/// Commits shorter than this are a trickle.
+const TRICKLE_BYTES: usize = 32 << 10;
+
+/// Everything that a store writes with.
+pub(crate) struct Log {
+    pub io: Arc<Io>,
+    pub layout: Box<dyn Layout>,
+    pub segments: Segments,
+    pub streams: Vec<Stream>,
+    pub batch: Batch,
+    pub sent: Sent,
+    /// What frames say of whose they are: of the store, and of which opening of it.
+    pub tag: u32,
+    pub incarnation: u64,
+    /// A moving average of a commit's bytes.
+    pub usual_bytes: usize,
+    /// Bytes of log since the last checkpoint began.
+    pub bytes: u64,
+    /// Payload that groups brought so far, in bytes: how time is told here.
+    pub clock: u64,
+    pub counters: Counters,
+}
+
+/// What a store did since it was opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counters {
+    /// Groups taken.
+    pub groups: u64,
+    /// Payload that groups brought, in bytes.
+    pub payload_bytes: u64,
+    /// Payload that the cleaner moved, in bytes.
+    pub moved_bytes: u64,
+    /// Nodes, runs and checkpoints, in bytes.
+    pub index_bytes: u64,
+    /// Everything given to the disk, in bytes.
+    pub written_bytes: u64,
+    /// Commits given to the disk.
+    pub commits: u64,
+    /// Checkpoints written.
+    pub checkpoints: u64,
+    /// Segments cleaned.
+    pub cleaned: u64,
+}
+
+impl Log {
+    /// What writes into a store that is new, or was found.
+    pub fn new(io: Io, layout: Box<dyn Layout>, tag: u32) -> Self {
+        Self {
+            segments: Segments::new(io.geometry),
+            io: Arc::new(io),
+            layout,
+            streams: vec![],
+            batch: Batch::numbered(1),
+            sent: Sent::default(),
+            tag,
+            incarnation: 0,
+            usual_bytes: 0,
+            bytes: 0,
+            clock: 0,
+            counters: Counters::default(),
+        }
+    }
+
+    /// Whether the open commit would write nothing.
+    pub fn is_batch_empty(&self) -> bool {
+        self.batch.bytes == 0
+    }
+
+    /// A commit without a waiter is handed over when it has so many bytes.
+    pub fn commit_limit(&self) -> usize {
+        commit_bytes().min(self.layout.commit_bytes())
+    }
+
+    /// The longest payload of one entry.
+    pub fn payload_max(&self) -> usize {
+        let quarter = self.segments.geometry.segment_bytes as usize / 4;
+        PAYLOAD_MAX.min(quarter - quarter % PIECE as usize).max(PIECE as usize / 4)
+    }
+
+    /// Everything that the disk was given, and what the open commit will give it.
+    pub fn written_bytes(&self) -> u64 {
+        let open = (self.batch.bytes as u64).saturating_sub(self.batch.early_bytes);
+        self.counters.written_bytes + open
+    }
+
+    /// The same without nodes, runs and checkpoints.
+    pub fn logged_bytes(&self) -> u64 {
+        self.written_bytes().saturating_sub(self.counters.index_bytes)
+    }
+
+    /// Puts a payload and its entry, which is returned, into the commit; `stamp` is when it was
+    /// written first.
+    pub fn payload(
+        &mut self,
+        key: &Key,
+        payload: &[u8],
+        kind: Kind,
+        stamp: Option<u64>,
+    ) -> Result<Entry> {
+        let align = self.alignment();
+        let stream = self.stream_of(kind);
+        let order = self.batch.next_order();
+        let summer = self.io.summer;
+        let line = Table::most(key.len(), payload.len());
+        let frame = self.frame_for(stream, payload.len(), line)?;
+        let at = frame.put(payload, align);
+        let sums = (at..)
+            .step_by(PIECE as usize)
+            .zip(payload.chunks(PIECE as usize))
+            .map(|(at, piece)| summer.sum(at, piece))
+            .collect();
+        let len = payload.len() as u32;
+        let entry = Entry::Data(Data { at, stored: len, skip: 0, len, sums });
+        frame.pair(order, key, &entry);
+        self.batch.bytes += payload.len() + line;
+        if stamp.is_none() {
+            self.clock += u64::from(len);
+        }
+        self.segments.add(at, len, stamp.unwrap_or(self.clock), true);
+        self.early()?;
+        Ok(entry)
+    }
+
+    /// Puts an entry without a payload into the commit.
+    pub fn pair(&mut self, key: &Key, entry: &Entry) -> Result<()> {
+        let order = self.batch.next_order();
+        let short = match entry {
+            Entry::Short(value) => value.len(),
+            _ => 0,
+        };
+        let line = Table::most(key.len(), 0) + short;
+        self.frame_for(0, 0, line)?.pair(order, key, entry);
+        self.batch.bytes += line;
+        Ok(())
+    }
+
+    /// Stores something that is not of the log: a node, or else what the next one replaces.
+    pub fn store(&mut self, bytes: &[u8], is_node: bool) -> Result<Ptr> {
+        self.store_in(if is_node { Kind::Node } else { Kind::Brief }, bytes, is_node)
+    }
+
+    /// The same, where what is of `kind` lies.
+    pub fn store_in(&mut self, kind: Kind, bytes: &[u8], is_node: bool) -> Result<Ptr> {
+        let align = self.alignment();
+        let stream = self.stream_of(kind);
+        let frame = self.frame_for(stream, bytes.len(), Table::most(0, 0))?;
+        let at = frame.put(bytes, align);
+        let len = bytes.len() as u32;
+        frame.note(is_node, at, len);
+        self.batch.bytes += bytes.len() + 16;
+        self.segments.add(at, len, self.clock, false);
+        self.counters.index_bytes += u64::from(len);
+        self.early()?;
+        Ok(Ptr { at, len, sum: self.io.summer.sum(at, bytes) })
+    }
+
+    /// Nothing leads any more to what was stored.
+    pub fn forget(&mut self, ptrs: impl IntoIterator<Item = Ptr>) {
+        for ptr in ptrs {
+            self.segments.kill(ptr.at, ptr.len, false);
+        }
+    }
+
+    /// Stores bytes in as many parts as the layout wants.
+    pub fn store_parts(&mut self, bytes: &[u8]) -> Result<Vec<Ptr>> {
+        bytes.chunks(self.layout.chunk_bytes()).map(|part| self.store(part, false)).collect()
+    }
+
+    fn stream_of(&self, kind: Kind) -> usize {
+        let stream = self.layout.stream_of(kind, self.usual_bytes < TRICKLE_BYTES);
+        // Layouts of others were asked before, but not for all.
+        stream.min(self.streams.len().saturating_sub(1))
+    }
+
+    /// Payloads as long as this begin at a multiple of it.
+    pub(super) fn alignment(&self) -> usize {
+        if self.layout.aligns() { self.segments.geometry.page_bytes as usize } else { 1 }
+    }
+}
+
+impl Nodes for Log {
+    fn load(&self, ptr: Ptr) -> Result<Arc<Node>> {
+        self.io.load(ptr)
+    }
+}
+
+impl NodesMut for Log {
+    fn write(&mut self, bytes: Vec<u8>) -> Result<Ptr> {
+        let ptr = self.store(&bytes, true)?;
+        self.io.offer_node(ptr, Arc::new(Node::decode(&bytes, ptr.at)?));
+        Ok(ptr)
+    }
+
+    fn kill(&mut self, ptr: Ptr) {
+        // A snapshot that still needs it reads it again.
+        self.io.forget_node(ptr);
+        self.segments.kill(ptr.at, ptr.len, false);
+    }
+
+    fn node_bytes(&self) -> usize {
+        self.layout.node_bytes()
+    }
+}

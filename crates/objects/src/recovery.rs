@@ -1,0 +1,246 @@
+//! Opening a store, after whatever happened to it.
+//!
+//! ```text
+//!   superblock ─▶ checkpoint ─▶ runs, image ─▶ the log behind it, commit by commit
+//! ```
+//!
+//! Damage costs what it is in: a reader goes without the parts of runs that cannot be read, and
+//! of the checkpoint there are two copies. A writer would lose more by building on that.
+//!
+//! What is read: the checkpoint, and at most the log since it; nothing of the tree.
+//!
+//! Law: before anything else is written a new incarnation is durable, which no one who
+//! tried to open the store before had: what is left of lost commits, and of lost attempts to
+//! open, can never be taken for new ones.
+
+pub(crate) mod blob;
+pub(crate) mod checkpoint;
+mod replay;
+mod resize;
+pub(crate) mod salvage;
+pub(crate) mod superblock;
+
+use std::sync::Arc;
+
+use draconis_device::Disk;
+
+use self::replay::replay;
+
+use crate::codec::low_half;
+use crate::core::Core;
+use crate::entry::{Entry, Key};
+use crate::hooks::{Omission, is_left_out};
+use crate::index::Levels;
+use crate::index::layer::{Active, Layer, Lost, weight};
+use crate::index::merge::merge_pairs;
+use crate::index::run::{Run, read_chunk};
+use crate::index::tree::{Child, Ptr, Tree};
+use crate::io::Io;
+use crate::layout::{Site, layout};
+use crate::log::{Log, Stream};
+use crate::recovery::blob::Blob;
+use crate::recovery::checkpoint::Checkpoints;
+use crate::recovery::superblock::{Geometry, Superblock, wipe};
+use crate::space::segment::Segments;
+use crate::store::{CreateOptions, OpenOptions};
+use crate::{Error, Result};
+
+/// An empty core over a disk; everything in it is to be filled in.
+fn empty_core(disk: Arc<dyn Disk>, superblock: Superblock, cache_bytes: u64) -> Result<Core> {
+    let geometry = superblock.geometry;
+    let profile = superblock.profile;
+    let summer = superblock.summer();
+    let capacity = u64::from(geometry.segments).saturating_mul(u64::from(geometry.segment_bytes));
+    let site = Site {
+        page_bytes: profile.page_bytes,
+        segment_bytes: profile.segment_bytes,
+        capacity_bytes: capacity,
+    };
+    let layout = layout(profile.layout, &site)?;
+    let io = Io::new(disk, geometry, summer, cache_bytes);
+    let mut log = Log::new(io, layout, low_half(crate::codec::mix(summer.0)));
+    log.incarnation = superblock.incarnation;
+    let levels = Levels { merge_pairs: merge_pairs(capacity, cache_bytes), ..Levels::default() };
+    Ok(Core::new(log, levels, Checkpoints::new(superblock)))
+}
+
+/// Makes an empty store.
+pub(crate) fn create(disk: Arc<dyn Disk>, options: &CreateOptions) -> Result<()> {
+    let properties = disk.properties();
+    let profile = options.profile;
+    if profile.page_bytes < properties.sector_bytes {
+        return Err(Error::Misuse("a page is at least one sector of the disk"));
+    }
+    let geometry = Geometry::of(&profile, properties.len_bytes)?;
+    let superblock = Superblock {
+        id: options.id,
+        generation: 0,
+        incarnation: 1,
+        log_incarnation: 1,
+        profile,
+        geometry,
+        checkpoint: Ptr { at: 0, len: 0, sum: 0 },
+        twin: None,
+    };
+    // A layout that does not fit is refused before anything is written.
+    let mut core = empty_core(disk.clone(), superblock, 1 << 20)?;
+    // What was there must not be found if this ends before its time.
+    let group = draconis_device::Group { writes: wipe(&*disk) };
+    if !group.writes.is_empty() && !is_left_out(Omission::Wipe) {
+        let ticket = disk.submit(group, &[]).map_err(|refused| Error::Device(refused.error))?;
+        disk.wait(ticket)?;
+    }
+    for _ in 0..core.log.layout.streams() {
+        let places = core.log.segments.take(0).zip(core.log.segments.take(0));
+        let (segment, next) = places.ok_or(Error::Misuse("the disk is too small for a store"))?;
+        core.log.streams.push(Stream::at((segment, 0, next)));
+    }
+    core.write_image()
+}
+
+/// Opens a store; writes nothing if that is asked for.
+pub(crate) fn open(disk: Arc<dyn Disk>, options: &OpenOptions) -> Result<Core> {
+    let mut lost = vec![];
+    let core = open_what_is_left(disk, options, &mut lost)?;
+    lost.retain(|lost| lost.is_needed || !options.read_only);
+    lost.into_iter().next().map_or(Ok(core), |lost| Err(lost.error))
+}
+
+/// Something that could not be read while a store was opened.
+#[derive(Clone, Debug)]
+pub(crate) struct Loss {
+    pub error: Error,
+    /// Whether readers cannot know what is missing.
+    pub is_needed: bool,
+}
+
+/// Opens a store as far as it can be read; writes nothing if that is asked for, or if something
+/// was lost.
+pub(crate) fn open_what_is_left(
+    disk: Arc<dyn Disk>,
+    options: &OpenOptions,
+    lost: &mut Vec<Loss>,
+) -> Result<Core> {
+    let (superblock, agree) = Superblock::find(&*disk)?;
+    if agree < 2 {
+        log::warn!("only {agree} of four superblocks is the newest");
+    }
+    let mut core = empty_core(disk, superblock, options.cache_bytes)?;
+    let blob = read_blob(&core)?;
+    load(&mut core, &blob, lost)?;
+    match replay(&mut core, &blob) {
+        Ok(()) => {}
+        Err(error @ Error::Corrupt { .. }) => lost.push(Loss { error, is_needed: true }),
+        Err(error) => return Err(error),
+    }
+    core.levels.refresh();
+    if options.read_only || !lost.is_empty() {
+        core.stopped = Some(Error::Misuse("the store is open for reading only"));
+        return Ok(core);
+    }
+    if !is_left_out(Omission::Incarnation) {
+        core.checkpoints.superblock.incarnation =
+            core.checkpoints.superblock.incarnation.saturating_add(1);
+        let ticket = core.checkpoints.write_superblock(&mut core.log)?;
+        core.log.io.disk.wait(ticket)?;
+    }
+    core.checkpoints.superblock.log_incarnation = core.checkpoints.superblock.incarnation;
+    core.log.incarnation = core.checkpoints.superblock.incarnation;
+    core.write_image()?;
+    Ok(core)
+}
+
+/// What the checkpoint says, by one of its copies.
+fn read_blob(core: &Core) -> Result<Blob> {
+    let read = |ptr: Ptr| Blob::decode(&core.log.io.read_ptr(ptr)?, ptr.at);
+    let Superblock { checkpoint, twin, .. } = core.checkpoints.superblock;
+    read(checkpoint).or_else(|error| {
+        log::warn!("the checkpoint's first copy: {error}");
+        read(twin.ok_or(error)?)
+    })
+}
+
+fn read_layer(core: &Core, chunks: &[Ptr], losses: &mut Vec<Loss>) -> Result<Layer> {
+    let mut pairs: Vec<(Key, Entry)> = vec![];
+    let mut lost: Vec<Lost> = vec![];
+    for chunk in chunks {
+        let before = pairs.len();
+        let read =
+            core.log.io.read_ptr(*chunk).and_then(|bytes| read_chunk(&bytes, chunk.at, &mut pairs));
+        match read {
+            Ok(()) => {
+                let first = pairs.get(before).map(|(key, _)| key.clone());
+                let open = lost.iter_mut().filter(|lost| lost.before.is_none());
+                open.for_each(|lost| lost.before.clone_from(&first));
+            }
+            Err(error) => {
+                pairs.truncate(before);
+                let behind = pairs.last().map(|(key, _)| key.clone()).unwrap_or_default();
+                lost.push(Lost { behind, before: None, at: chunk.at });
+                losses.push(Loss { error, is_needed: false });
+            }
+        }
+    }
+    let bytes = pairs.iter().map(|(key, entry)| weight(key, entry)).sum();
+    Ok(Layer::without(pairs, bytes, lost))
+}
+
+fn read_table(core: &Core, blob: &Blob) -> Result<Segments> {
+    let mut table = vec![];
+    for chunk in &blob.table {
+        table.extend(core.log.io.read_ptr(*chunk)?);
+    }
+    Segments::decode(
+        core.checkpoints.superblock.geometry,
+        &table,
+        core.checkpoints.superblock.checkpoint.at,
+    )
+}
+
+fn load(core: &mut Core, blob: &Blob, lost: &mut Vec<Loss>) -> Result<()> {
+    let checkpoint = core.checkpoints.superblock.checkpoint;
+    match read_table(core, blob) {
+        Ok(table) => core.log.segments = table,
+        // Readers do without.
+        Err(error) => lost.push(Loss { error, is_needed: false }),
+    }
+    // The table was written before itself.
+    let copies =
+        [vec![checkpoint], core.checkpoints.superblock.twin.into_iter().collect()].concat();
+    core.checkpoints.ptrs = [blob.table.clone(), copies.clone(), blob.image.clone()].concat();
+    for ptr in [blob.table.clone(), copies].concat() {
+        core.log.segments.add(ptr.at, ptr.len, blob.clock, false);
+    }
+    let before = lost.len();
+    for chunks in &blob.runs {
+        let layer = Some(Arc::new(read_layer(core, chunks, lost)?));
+        core.levels.runs.push(Run { layer, chunks: chunks.clone() });
+        // What a part hid that is lost must not be seen: then each stays as it is.
+        if lost.len() == before {
+            core.levels.fold_runs();
+        }
+    }
+    let mut image = read_layer(core, &blob.image, lost)?;
+    if !image.lost.is_empty() {
+        let lost = std::mem::take(&mut image.lost);
+        core.levels.log_layers.push(Arc::new(Layer::without(vec![], 0, lost)));
+    }
+    core.levels.active = Active { map: image.pairs.into_iter().collect(), bytes: image.bytes };
+    core.levels.tree = Tree { root: blob.root.map(Child::Disk) };
+    (core.log.clock, core.next_id, core.links) = (blob.clock, blob.next_id.max(1), blob.links);
+    if blob.places.len() != core.log.layout.streams() {
+        return Err(Error::Corrupt { what: "the number of streams", at_bytes: checkpoint.at });
+    }
+    let geometry = core.checkpoints.superblock.geometry;
+    for &(segment, pos, next) in &blob.places {
+        if segment >= geometry.segments || next >= geometry.segments || pos > geometry.segment_bytes
+        {
+            return Err(Error::Corrupt { what: "where a stream stood", at_bytes: checkpoint.at });
+        }
+        core.log.segments.reopen(segment);
+        core.log.segments.reopen(next);
+        core.log.streams.push(Stream::at((segment, pos, next)));
+    }
+    core.log.batch.seq = blob.seq.saturating_add(1);
+    Ok(())
+}

@@ -1,0 +1,100 @@
+//! What a checkpoint leads to, as bytes.
+
+use crate::Result;
+use crate::codec::{Reader, put_varint};
+use crate::index::tree::Ptr;
+use crate::log::Place;
+
+/// What the blob says.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(crate) struct Blob {
+    /// The last commit that runs and image have.
+    pub seq: u64,
+    /// The commit that the blob is in: durable.
+    pub own_seq: u64,
+    pub clock: u64,
+    pub next_id: u64,
+    pub links: u64,
+    pub root: Option<Ptr>,
+    pub runs: Vec<Vec<Ptr>>,
+    pub image: Vec<Ptr>,
+    pub places: Vec<Place>,
+    pub table: Vec<Ptr>,
+}
+
+fn put_ptrs(out: &mut Vec<u8>, ptrs: &[Ptr]) {
+    put_varint(out, ptrs.len() as u64);
+    ptrs.iter().for_each(|ptr| ptr.encode(out));
+}
+
+fn read_ptrs(reader: &mut Reader<'_>) -> Result<Vec<Ptr>> {
+    (0..reader.varint_u32()?).map(|_| Ptr::decode(reader)).collect()
+}
+
+impl Blob {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = vec![];
+        for number in [self.seq, self.own_seq, self.clock, self.next_id, self.links] {
+            put_varint(&mut out, number);
+        }
+        put_ptrs(&mut out, self.root.as_slice());
+        put_varint(&mut out, self.runs.len() as u64);
+        self.runs.iter().for_each(|run| put_ptrs(&mut out, run));
+        put_ptrs(&mut out, &self.image);
+        put_varint(&mut out, self.places.len() as u64);
+        for (segment, pos, next) in &self.places {
+            for number in [segment, pos, next] {
+                put_varint(&mut out, u64::from(*number));
+            }
+        }
+        put_ptrs(&mut out, &self.table);
+        out
+    }
+
+    pub fn decode(bytes: &[u8], at: u64) -> Result<Self> {
+        let mut reader = Reader::new(bytes, at);
+        let reader = &mut reader;
+        let [seq, own_seq, clock, next_id, links] = [
+            reader.varint()?,
+            reader.varint()?,
+            reader.varint()?,
+            reader.varint()?,
+            reader.varint()?,
+        ];
+        let root = read_ptrs(reader)?.first().copied();
+        let runs = (0..reader.varint_u32()?).map(|_| read_ptrs(reader)).collect::<Result<_>>()?;
+        let image = read_ptrs(reader)?;
+        let places = (0..reader.varint_u32()?)
+            .map(|_| Ok((reader.varint_u32()?, reader.varint_u32()?, reader.varint_u32()?)))
+            .collect::<Result<_>>()?;
+        let table = read_ptrs(reader)?;
+        Ok(Self { seq, own_seq, clock, next_id, links, root, runs, image, places, table })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_blob_comes_back() {
+        let ptr = |at| Ptr { at, len: 9, sum: at * 7 };
+        let blob = Blob {
+            seq: 1,
+            own_seq: 2,
+            clock: 3,
+            next_id: 4,
+            links: 5,
+            root: Some(ptr(6)),
+            runs: vec![vec![ptr(1), ptr(2)], vec![]],
+            image: vec![ptr(8)],
+            places: vec![(1, 2, 3), (4, 5, 6)],
+            table: vec![ptr(9)],
+        };
+        let bytes = blob.encode();
+        assert_eq!(Blob::decode(&bytes, 0), Ok(blob));
+        for len in 0..bytes.len() {
+            assert!(Blob::decode(&bytes[..len], 0).is_err());
+        }
+    }
+}

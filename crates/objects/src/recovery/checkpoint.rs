@@ -1,0 +1,249 @@
+//! Checkpoints: what recovery begins from.
+//!
+//! ```text
+//!   superblock ─▶ blob, twice ─▶ tree's root · runs · image · table of segments · where streams stood
+//! ```
+//!
+//! The layer of the log so far is sealed; what it hides is counted, a few pairs with every
+//! change; then it is written as a *run*, sorted and compact, together with whatever inner
+//! nodes changed. Order comes from the disk: frames, then two superblocks, then the others.
+//!
+//! Law 1: the *image* is a log in another form: not counted, written when a store is opened
+//! after an accident, and replayed before the log behind it.
+//! Law 2: the table of segments counts what this checkpoint leads to and nothing else: a store
+//! that is opened from it knows of nothing else.
+//! Law 3: what a checkpoint does away with is free once the checkpoint is durable and
+//! everybody who might read it has gone.
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "sequence numbers, counts and places are this process's own; what was decoded was bounded there"
+)]
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
+
+use draconis_device::{Extent, Group as DiskGroup, Ticket as DiskTicket};
+
+use crate::core::Core;
+use crate::hooks::{Omission, is_left_out};
+use crate::index::counting::AHEAD;
+use crate::index::layer::Layer;
+use crate::index::run::Chunks;
+use crate::index::tree::Ptr;
+use crate::index::view::Token;
+use crate::layout::Kind;
+use crate::log::{Log, Place};
+use crate::recovery::blob::Blob;
+use crate::recovery::superblock::Superblock;
+use crate::upkeep::{Patience, Step, Wish};
+use crate::{Error, Result};
+
+/// What the disk has to begin from, and what waits for that.
+pub(crate) struct Checkpoints {
+    pub superblock: Superblock,
+    /// The newest one, while it may not be durable.
+    pub written: Option<Written>,
+    /// Where it lies.
+    pub ptrs: Vec<Ptr>,
+    /// Segments that wait until those who hold the token let it go; oldest first.
+    pub epochs: VecDeque<(Arc<Token>, Vec<u32>)>,
+    /// The next superblock is the first of another length.
+    pub is_resized: bool,
+}
+
+/// A checkpoint that the disk has, durable or not.
+#[derive(Debug)]
+pub(crate) struct Written {
+    ticket: DiskTicket,
+    pub emptied: Vec<u32>,
+    /// Segments that were cleaned before it began.
+    pub cleaned: HashSet<u32>,
+    /// Bytes that the disk was given before it.
+    written_bytes: u64,
+}
+
+impl Checkpoints {
+    /// Of a store that this leads to.
+    pub fn new(superblock: Superblock) -> Self {
+        let epochs = VecDeque::new();
+        Self { superblock, written: None, ptrs: vec![], epochs, is_resized: false }
+    }
+
+    /// Writes all copies of the superblock behind everything that was written.
+    pub fn write_superblock(&mut self, log: &mut Log) -> Result<DiskTicket> {
+        self.superblock.generation += 1;
+        // Where the store ends from now on there is none yet: till there is, all is as it was.
+        let pairs = if self.is_resized { [1, 0] } else { [0, 1] };
+        let chain = pairs.map(|pair| DiskGroup { writes: self.superblock.writes(pair) });
+        let is_ordered = !is_left_out(Omission::SuperblockAfterFrames);
+        let after: Vec<DiskTicket> = log.sent.last.into_iter().filter(|_| is_ordered).collect();
+        let disk = &log.io.disk;
+        let tickets = disk
+            .submit_chain(chain.into(), &after)
+            .map_err(|refused| Error::Device(refused.error))?;
+        // The second pair is written behind a flush that made the first durable.
+        let ticket = *tickets.last().ok_or(Error::Device(draconis_device::Error::Gone))?;
+        log.sent.last = Some(ticket);
+        Ok(ticket)
+    }
+}
+
+impl Core {
+    /// Seals the log so far. Counting it goes on with every change.
+    pub fn begin_checkpoint(&mut self) -> Result<Step> {
+        self.finish_counting()?;
+        self.log.commit()?;
+        self.levels.begin_counting(&mut self.log);
+        self.log.segments.begin();
+        self.cleaner.before.extend(self.cleaner.since.drain());
+        self.log.bytes = 0;
+        Ok(Step::Continue(0))
+    }
+
+    /// Counts all and writes the checkpoint that is on its way, if one is.
+    pub fn finish_counting(&mut self) -> Result<()> {
+        while self.levels.counting.is_some() {
+            let _ = self.count_on(AHEAD, Patience::Waits)?;
+        }
+        Ok(())
+    }
+
+    /// Writes what is left of the run, and all that leads to it.
+    pub fn finish_checkpoint(&mut self, patience: Patience) -> Result<Step> {
+        if let Some(wish) = self.complete_checkpoint(patience)? {
+            return Ok(Step::Break(wish));
+        }
+        if let Some((seq, places)) = self.levels.finish_counting(&mut self.log)? {
+            self.write_checkpoint(seq, places, vec![])?;
+            self.levels.plan_merge(&self.log);
+            self.levels.refresh();
+        }
+        Ok(Step::Continue(0))
+    }
+
+    /// A store that was opened writes what it replayed, uncounted.
+    pub fn write_image(&mut self) -> Result<()> {
+        self.log.segments.begin();
+        let places = self.log.places();
+        let seq = self.log.batch.seq - 1;
+        let pairs = self.levels.active.map.iter().map(|(key, entry)| (key.clone(), entry.clone()));
+        let layer = Layer::new(pairs.collect(), 0);
+        let mut chunks = Chunks::default();
+        chunks.feed(&mut self.log, &layer.pairs)?;
+        let image = chunks.finish(&mut self.log)?;
+        self.write_checkpoint(seq, places, image)?;
+        self.log.bytes = 0;
+        self.complete_checkpoint(Patience::Waits).map(drop)
+    }
+
+    fn write_checkpoint(&mut self, seq: u64, places: Vec<Place>, image: Vec<Ptr>) -> Result<()> {
+        let (log, levels) = (&mut self.log, &mut self.levels);
+        let root = levels.tree.write_changed(log)?;
+        log.forget(std::mem::take(&mut self.checkpoints.ptrs));
+        let emptied = log.segments.empty(seq);
+        // A run that is being written as one is led to by a later checkpoint.
+        let folding = levels.folding.iter().filter_map(|folding| folding.chunks.as_ref());
+        let unled: Vec<Ptr> = folding.flat_map(|chunks| chunks.stored.iter().copied()).collect();
+        let table = log.segments.encode(&unled);
+        let table = log.store_parts(&table)?;
+        let blob = Blob {
+            seq,
+            own_seq: log.batch.seq,
+            clock: log.clock,
+            next_id: self.next_id,
+            links: self.links,
+            root,
+            runs: levels.runs.iter().map(|run| run.chunks.clone()).collect(),
+            image: image.clone(),
+            places,
+            table: table.clone(),
+        };
+        let bytes = blob.encode();
+        // In a commit of its own number: `own_seq` is the one that is open now.
+        let checkpoint = log.store(&bytes, false)?;
+        // All hangs on it, so there are two, in two places where there are two.
+        let twin = log.store_in(Kind::Node, &bytes, false)?;
+        log.commit()?;
+        let superblock = &mut self.checkpoints.superblock;
+        (superblock.checkpoint, superblock.twin) = (checkpoint, Some(twin));
+        let ticket = self.checkpoints.write_superblock(log)?;
+        log.sent.barrier = log.sent.barrier.max(blob.own_seq);
+        self.checkpoints.ptrs = [table, vec![checkpoint, twin], image].concat();
+        let written_bytes = log.counters.written_bytes;
+        let cleaned = std::mem::take(&mut self.cleaner.before);
+        self.checkpoints.written = Some(Written { ticket, emptied, cleaned, written_bytes });
+        log.counters.checkpoints += 1;
+        Ok(())
+    }
+
+    /// Frees what the last checkpoint did away with, once that is durable.
+    pub fn complete_checkpoint(&mut self, patience: Patience) -> Result<Option<Wish>> {
+        let Some(written) = &self.checkpoints.written else {
+            self.release();
+            return Ok(None);
+        };
+        if !is_left_out(Omission::FreeAfterCheckpoint) {
+            let is_durable = self.log.sent.durable_ticket >= Some(written.ticket);
+            match patience {
+                _ if is_durable => {}
+                Patience::Asks => return Ok(Some(Wish::Durable(written.ticket))),
+                Patience::Waits => self.log.io.disk.wait(written.ticket)?,
+            }
+        }
+        if let Some(written) = self.checkpoints.written.take() {
+            let old = self.levels.renew_token();
+            self.checkpoints.epochs.push_back((old, written.emptied));
+        }
+        self.release();
+        Ok(None)
+    }
+
+    /// Frees segments that have no reader any more.
+    pub fn release(&mut self) {
+        while let Some((token, _)) = self.checkpoints.epochs.front()
+            && Arc::strong_count(token) == 1
+        {
+            let Some((_, emptied)) = self.checkpoints.epochs.pop_front() else { break };
+            let log = &mut self.log;
+            let geometry = log.segments.geometry;
+            let len = u64::from(geometry.segment_bytes);
+            let extents: Vec<Extent> = emptied
+                .iter()
+                .map(|&segment| Extent::new(geometry.start_of(segment), len))
+                .collect();
+            for (&segment, extent) in emptied.iter().zip(&extents) {
+                log.io.forget(extent.start_bytes, len);
+                log.segments.release(segment);
+                // Others will write there: what was read of it is no longer true.
+                self.cleaner.cleaning.take_if(|cleaning| cleaning.segment == segment);
+            }
+            // Only a hint; that it fails changes nothing.
+            if !extents.is_empty() && log.io.disk.properties().discards {
+                let after: Vec<DiskTicket> = log.sent.last.into_iter().collect();
+                let _ = log.io.disk.discard(&extents, &after);
+            }
+        }
+    }
+
+    /// Completes a checkpoint that was written so long ago that the disk has it by now.
+    pub fn complete_old_checkpoint(&mut self, patience: Patience) -> Result<Option<Step>> {
+        let age = self.reserve.log_bytes / 8;
+        let is_old = self.checkpoints.written.as_ref().is_some_and(|written| {
+            self.log.sent.durable_ticket >= Some(written.ticket)
+                || self.log.counters.written_bytes - written.written_bytes > age
+        });
+        if is_old {
+            let wish = self.complete_checkpoint(patience)?;
+            return Ok(Some(wish.map_or(Step::Continue(0), Step::Break)));
+        }
+        self.release();
+        Ok(None)
+    }
+
+    /// A whole checkpoint, now, durable.
+    pub fn checkpoint_now(&mut self) -> Result<()> {
+        let _ = self.begin_checkpoint()?;
+        self.finish_counting()?;
+        self.complete_checkpoint(Patience::Waits).map(drop)
+    }
+}

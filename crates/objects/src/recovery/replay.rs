@@ -1,0 +1,261 @@
+//! The log behind a checkpoint, commit by commit.
+//!
+//! Law 1: commits count as long as none is missing. What is behind a hole was never acknowledged,
+//! unless a frame says that it was durable: then the disk lost it, and that is an error, not a
+//! shorter store.
+//! Law 2: what may have holes is verified, payloads too.
+
+use std::collections::{BTreeMap, HashSet};
+
+use draconis_exchange::heap::Private;
+
+use crate::Result;
+use crate::codec::{index, narrow};
+use crate::core::Core;
+use crate::entry::{Entry, Key, Named, named};
+use crate::hooks::{Omission, is_left_out};
+use crate::log::Place;
+use crate::log::frame::{HEADER, Header, missing};
+use crate::log::table::{Item, Items};
+use crate::recovery::blob::Blob;
+use crate::space::segment::State;
+
+/// How far behind a hole frames are looked for that say it should not be there.
+const LOOK_BYTES: u32 = 1 << 20;
+
+/// Segments in which they are looked for where a whole segment may be lost.
+const LOOK_SEGMENTS: usize = 8;
+
+/// A frame of the log.
+struct Found {
+    header: Header,
+    stream: usize,
+    segment: u32,
+    table: Vec<u8>,
+}
+
+impl Found {
+    fn items(&self) -> Items<'_> {
+        Items::new(&self.table, self.header.at, self.header.table_at)
+    }
+}
+
+/// Reads the frames of one stream from where the checkpoint left it.
+fn scan(core: &Core, stream: usize, place: Place, out: &mut Vec<Found>) -> Result<u64> {
+    let geometry = core.checkpoints.superblock.geometry;
+    let (mut segment, mut pos, mut next) = place;
+    let read_bytes = core.log.layout.log_read_bytes();
+    let mut seq = core.log.batch.seq;
+    let mut durable = 0;
+    // A stream cannot go through more segments than there are.
+    for _ in 0..=geometry.segments {
+        let start = geometry.start_of(segment);
+        let mut window: Option<(u32, Private)> = None;
+        let before = out.len();
+        while pos < geometry.segment_bytes {
+            let Some((header, table)) = frame_at(core, start, pos, read_bytes, &mut window)? else {
+                break;
+            };
+            if header.seq < seq || header.next_segment >= geometry.segments {
+                break;
+            }
+            seq = header.seq;
+            durable = durable.max(header.durable);
+            next = header.next_segment;
+            pos = pos.saturating_add(header.len);
+            out.push(Found { header, stream, segment, table });
+        }
+        // Something behind the hole may know that it should not be one.
+        let reach = narrow((LOOK_BYTES as usize).max(core.log.layout.frame_bytes()) as u64);
+        let reach = reach.saturating_add(geometry.page_bytes.saturating_mul(2));
+        let end = pos.saturating_add(reach).min(geometry.segment_bytes);
+        let mut look = pos.saturating_add(geometry.page_bytes);
+        while look < end {
+            if let Some((header, _)) = frame_at(core, start, look, read_bytes, &mut window)?
+                && header.seq >= seq
+            {
+                durable = durable.max(header.durable);
+            }
+            look = look.saturating_add(geometry.page_bytes);
+        }
+        if out.len() == before && pos == 0 {
+            // A frame that was all of its segment took the link to the next one with it. Where
+            // the stream most likely went is known: to what was free behind it.
+            for next in core.log.segments.free_behind(segment).take(LOOK_SEGMENTS) {
+                let header = frame_at(core, geometry.start_of(next), 0, 0, &mut None)?;
+                let later = header.map(|(header, _)| header).filter(|header| header.seq >= seq);
+                durable = durable.max(later.map_or(0, |header| header.durable));
+            }
+            break;
+        }
+        (segment, pos) = (next, 0);
+    }
+    Ok(durable)
+}
+
+/// The frame at a place, if a whole one of this incarnation is there.
+fn frame_at(
+    core: &Core,
+    start: u64,
+    pos: u32,
+    read_bytes: usize,
+    window: &mut Option<(u32, Private)>,
+) -> Result<Option<(Header, Vec<u8>)>> {
+    let geometry = core.checkpoints.superblock.geometry;
+    let at = start.saturating_add(u64::from(pos));
+    let room = geometry.segment_bytes.saturating_sub(pos) as usize;
+    let mut wanted = (geometry.page_bytes as usize).max(HEADER);
+    for _ in 0..2 {
+        let is_held = window.as_ref().is_some_and(|(from, bytes)| {
+            let skip = pos.checked_sub(*from);
+            skip.is_some_and(|skip| bytes.len() >= (skip as usize).saturating_add(wanted.min(room)))
+        });
+        if !is_held {
+            let len =
+                wanted.max(read_bytes).min(room).next_multiple_of(geometry.page_bytes as usize);
+            *window = Some((pos, core.log.io.direct(at, len)?));
+        }
+        let Some((from, bytes)) = window.as_ref() else { return Ok(None) };
+        let bytes = bytes.get(pos.saturating_sub(*from) as usize..).unwrap_or_default();
+        let Some(header) = Header::peek(bytes, at, core.log.tag, room as u64) else {
+            return Ok(None);
+        };
+        let is_ours = header.incarnation == core.checkpoints.superblock.log_incarnation
+            && (header.len).is_multiple_of(geometry.page_bytes);
+        if !is_ours {
+            return Ok(None);
+        }
+        let end = header.table_at.saturating_add(header.table_len) as usize;
+        let Some(table) = bytes.get(header.table_at as usize..end) else {
+            wanted = end;
+            continue;
+        };
+        return Ok(header
+            .is_whole(bytes, table, core.log.io.summer)
+            .then(|| (header, table.to_vec())));
+    }
+    Ok(None)
+}
+
+/// Whether every payload of a frame is what it was.
+fn has_payloads(core: &Core, found: &Found) -> Result<bool> {
+    let page = core.checkpoints.superblock.geometry.page_bytes as usize;
+    let bytes =
+        core.log.io.direct(found.header.at, (found.header.len as usize).next_multiple_of(page))?;
+    for item in found.items() {
+        let Ok(item) = item else { return Ok(false) };
+        if let Item::Pair(_, _, Entry::Data(data)) = item {
+            let within = data
+                .at
+                .checked_sub(found.header.at)
+                .and_then(|from| bytes.get(index(from)..)?.get(..data.stored as usize));
+            let Some(stored) = within else { return Ok(false) };
+            if core.log.io.verify(&data, stored).is_err() {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
+}
+
+/// Replays what came behind the checkpoint.
+pub(super) fn replay(core: &mut Core, blob: &Blob) -> Result<()> {
+    let mut found: Vec<Found> = vec![];
+    let mut durable = blob.own_seq;
+    for (stream, place) in blob.places.iter().enumerate() {
+        durable = durable.max(scan(core, stream, *place, &mut found)?);
+    }
+    let mut commits: BTreeMap<u64, Vec<Found>> = BTreeMap::new();
+    for frame in found {
+        if frame.header.seq > blob.seq {
+            commits.entry(frame.header.seq).or_default().push(frame);
+        }
+    }
+    let mut seq = blob.seq;
+    while let Some(mut frames) =
+        commits.remove(&seq.saturating_add(1)).or_else(|| behind_a_gap(&mut commits))
+    {
+        frames.sort_by_key(|frame| frame.header.part);
+        let is_numbered = frames.iter().zip(0..).all(|(frame, part)| frame.header.part == part);
+        let is_ended = frames.last().is_some_and(|frame| frame.header.is_last);
+        if (!is_numbered || !is_ended) && !is_left_out(Omission::WholeCommits) {
+            break;
+        }
+        if seq >= durable && !is_left_out(Omission::VerifiedReplay) {
+            let mut is_whole = true;
+            for frame in &frames {
+                is_whole &= has_payloads(core, frame)?;
+            }
+            if !is_whole {
+                break;
+            }
+        }
+        accept(core, frames)?;
+        seq = seq.saturating_add(1);
+    }
+    if seq < durable {
+        let at = commits.values().flatten().map(|frame| frame.header.at).next();
+        return Err(missing(at.unwrap_or(core.checkpoints.superblock.checkpoint.at)));
+    }
+    core.log.batch.seq = seq.saturating_add(1);
+    core.log.sent.found(seq);
+    // What nothing leads to, and no stream stands in, is free.
+    let standing: HashSet<u32> =
+        core.log.streams.iter().flat_map(|stream| [stream.segment, stream.next]).collect();
+    for number in 0..core.checkpoints.superblock.geometry.segments {
+        let Some(segment) = core.log.segments.all.get(number as usize) else { continue };
+        if segment.live == 0 && !standing.contains(&number) && segment.state != State::Free {
+            core.log.segments.release(number);
+        } else if standing.contains(&number) {
+            core.log.segments.reopen(number);
+        }
+    }
+    Ok(())
+}
+
+/// The next commit, if the one before it may be missing.
+fn behind_a_gap(commits: &mut BTreeMap<u64, Vec<Found>>) -> Option<Vec<Found>> {
+    is_left_out(Omission::NoGaps).then(|| commits.pop_first())?.map(|(_, frames)| frames)
+}
+
+fn accept(core: &mut Core, frames: Vec<Found>) -> Result<()> {
+    let mut pairs: Vec<(u64, Key, Entry)> = vec![];
+    for frame in &frames {
+        for item in frame.items() {
+            if let Item::Pair(order, key, entry) = item? {
+                pairs.push((order, key, entry));
+            }
+        }
+        let Some(stream) = core.log.streams.get_mut(frame.stream) else { continue };
+        if stream.segment != frame.segment {
+            core.log.segments.close(stream.segment, core.log.clock);
+            core.log.segments.reopen(frame.segment);
+            stream.segment = frame.segment;
+        }
+        let begin = core.checkpoints.superblock.geometry.start_of(frame.segment);
+        let within = narrow(frame.header.at.saturating_sub(begin));
+        stream.pos = within.saturating_add(frame.header.len);
+        stream.next = frame.header.next_segment;
+        core.log.segments.reopen(stream.next);
+        let (end, seq) = (stream.pos, frame.header.seq);
+        core.log.segments.set(frame.segment, |segment| {
+            (segment.used, segment.last_seq) = (segment.used.max(end), seq);
+        });
+    }
+    pairs.sort_by_key(|(order, ..)| *order);
+    for (_, key, entry) in pairs {
+        if let Entry::Data(data) = &entry {
+            core.log.clock = core.log.clock.saturating_add(u64::from(data.stored));
+            core.log.segments.add(data.at, data.stored, core.log.clock, true);
+        }
+        match (named(&key), &entry) {
+            (Some(Named::Object(id)), Entry::Object(_)) => {
+                core.next_id = core.next_id.max(id.0.saturating_add(1))
+            }
+            (_, Entry::Link(..)) => core.links = core.links.saturating_add(1),
+            _ => {}
+        }
+        core.levels.set(&mut core.log.segments, key, entry);
+    }
+    Ok(())
+}

@@ -1,0 +1,219 @@
+//! Stores become larger, and smaller.
+//!
+//! ```text
+//!   grow     | segments ............ | 2 | 3 |  ──▶  | segments ............ ....... | 2 | 3 |
+//!   shrink   what lies behind the new end is moved, then as above, the other way round
+//! ```
+//!
+//! Law 1: the first copies of the superblock make the difference: those at the new end are
+//! written before, and mean nothing until then. Those at the old end are never written again.
+//! Law 2: segments begin where they began; nothing is moved to grow.
+//! Law 3: what does not fit is refused before anything is moved.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    reason = "counts of this process's own"
+)]
+
+use std::sync::Arc;
+
+use draconis_device::Disk;
+
+use crate::core::Core;
+use crate::recovery::superblock::Geometry;
+use crate::space::segment::State;
+use crate::store::OpenOptions;
+use crate::upkeep::Patience;
+use crate::{Error, Result, Store};
+
+/// Segments that are cleaned between checkpoints to have some free.
+const CLEARED_AT_ONCE: usize = 8;
+
+impl Store {
+    /// Gives the store on `disk`, which is not open, the length `len_bytes`: more, up to what the
+    /// disk has, or less. Of a disk that is larger the rest is left alone.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] where what it holds does not fit, [`Error::Misuse`] where no store
+    /// would; what opening and writing gave.
+    pub fn resize(disk: Arc<dyn Disk>, len_bytes: u64) -> Result<()> {
+        if len_bytes > disk.properties().len_bytes {
+            return Err(Error::Misuse("a store cannot be longer than its disk"));
+        }
+        let mut core = crate::recovery::open(disk, &OpenOptions::default())?;
+        let old = core.checkpoints.superblock.geometry;
+        let new = old.resized(&core.checkpoints.superblock.profile, len_bytes)?;
+        if new.segments < old.segments {
+            core.move_below(new)?;
+        }
+        core.set_geometry(new);
+        core.checkpoints.is_resized = true;
+        core.log.segments.resize(new);
+        core.checkpoint_now()
+    }
+}
+
+impl Core {
+    /// Moves all that lies behind the end of `new` to before it.
+    fn move_below(&mut self, new: Geometry) -> Result<()> {
+        let old = self.set_geometry(new);
+        let fits = self.fits(0);
+        let full = self.no_space(self.log.segments.held());
+        self.set_geometry(old);
+        if !fits {
+            return Err(full);
+        }
+        self.merge_now()?;
+        self.checkpoint_now()?;
+        self.clear_below(new.segments)?;
+        self.log.segments.withhold(new.segments);
+        if self.log.segments.free() <= self.floor() {
+            self.find_room(self.floor() + 1)?;
+        }
+        // Streams go on before the end: nothing is in their log that only they lead to.
+        for stream in 0..self.log.streams.len() {
+            while self.log.streams[stream].segment.max(self.log.streams[stream].next)
+                >= new.segments
+            {
+                self.log.next_segment(stream)?;
+            }
+        }
+        self.checkpoint_now()?;
+        // Nothing is moved behind the end, so each segment is cleaned once; what was given up
+        // meanwhile is known after a checkpoint.
+        for _ in 0..2 {
+            for number in new.segments..old.segments {
+                self.empty(number)?;
+            }
+            self.checkpoint_now()?;
+            self.checkpoint_now()?;
+        }
+        let behind =
+            (new.segments..old.segments).zip(&self.log.segments.all[new.segments as usize..]);
+        match behind.into_iter().find(|(_, segment)| segment.live > 0) {
+            None => Ok(()),
+            Some((number, _)) => Err(Error::Corrupt {
+                what: "a segment that cannot be moved",
+                at_bytes: old.start_of(number),
+            }),
+        }
+    }
+
+    /// Has some segments before `end` free, while those behind it may still be taken: what is
+    /// moved later has to go there, and moving needs room.
+    fn clear_below(&mut self, end: u32) -> Result<()> {
+        let needed = self.floor() + 1;
+        for _ in 0..end {
+            if self.log.segments.free_below(end) >= needed {
+                break;
+            }
+            if self.log.segments.free() <= self.due() + 2 {
+                self.find_room(self.due() + 3)?;
+            }
+            let room = self.log.segments.free().saturating_sub(self.due() + 1).min(CLEARED_AT_ONCE);
+            let below = self.log.segments.all[..end as usize].iter().zip(0..);
+            let mut closed: Vec<(i64, u32)> = below
+                .filter(|(it, _)| it.state == State::Closed && it.live > 0 && !it.is_bad)
+                .map(|(it, number)| (it.held(), number))
+                .collect();
+            closed.sort_unstable();
+            if room == 0 || closed.is_empty() {
+                break;
+            }
+            for (_, number) in closed.into_iter().take(room) {
+                self.empty(number)?;
+            }
+            // What was cleaned is free after the second.
+            self.checkpoint_now()?;
+            self.checkpoint_now()?;
+        }
+        Ok(())
+    }
+
+    fn empty(&mut self, number: u32) -> Result<()> {
+        let segment = self.log.segments.all[number as usize];
+        if segment.state != State::Closed || segment.live == 0 || segment.is_bad {
+            return Ok(());
+        }
+        if self.log.segments.free() <= self.due() + 2 {
+            self.find_room(self.due() + 3)?;
+        }
+        if self.log.segments.free() <= self.due() + 1 {
+            return Err(
+                self.no_space(u64::from(self.checkpoints.superblock.geometry.segment_bytes))
+            );
+        }
+        self.finish_cleaning()?;
+        let _ = self.begin_cleaning(number, Patience::Waits)?;
+        self.finish_cleaning()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use draconis_device::{CrashOptions, Crashes, MemoryDisk, Random, RecordDisk};
+
+    use super::*;
+    use crate::check::CheckOptions;
+    use crate::kv::Kv;
+    use crate::{CreateOptions, LayoutKind, Profile};
+
+    type Keys = BTreeMap<Vec<u8>, Vec<u8>>;
+
+    fn look(disk: &Arc<dyn Disk>, keys: &Keys) -> u64 {
+        let report = Store::check(disk.clone(), &CheckOptions::default(), &mut |_, _| {}).unwrap();
+        assert!(report.is_clean(), "{:?}", report.damage);
+        let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+        let store = Store::open(disk.clone(), &options).unwrap();
+        let kv = Kv::new(store.clone());
+        let all: Keys = kv.scan::<std::ops::RangeFull>(&..).map(Result::unwrap).collect();
+        assert!(all == *keys, "{} keys, {} should be there", all.len(), keys.len());
+        store.info().disk_bytes
+    }
+
+    fn put(disk: &Arc<dyn Disk>, keys: &mut Keys, random: &mut Random, count: u64) {
+        let store = Store::open(disk.clone(), &OpenOptions::default()).unwrap();
+        let kv = Kv::new(store.clone());
+        for _ in 0..count {
+            let (key, len) = (random.below(3000).to_be_bytes(), random.below(2000) as usize);
+            let mut value = vec![0; len];
+            random.fill(&mut value);
+            kv.put(&key, &value).unwrap();
+            keys.insert(key.to_vec(), value);
+        }
+        store.sync().unwrap();
+    }
+
+    #[test]
+    fn stores_grow_and_shrink_and_keep_all_wherever_power_is_cut() {
+        for (layout, seed) in [(LayoutKind::Cow, 1), (LayoutKind::Log, 2)] {
+            let memory = MemoryDisk::new(vec![0x55; 24 << 20], 512);
+            let recorded = Arc::new(RecordDisk::new(memory));
+            let disk: Arc<dyn Disk> = recorded.clone();
+            let profile =
+                Profile { layout, page_bytes: 4096, segment_bytes: 64 << 10, queue_depth: 4 };
+            Store::create(disk.clone(), &CreateOptions { profile, id: seed.into() }).unwrap();
+            let (mut keys, mut random) = (Keys::new(), Random::new(seed));
+            put(&disk, &mut keys, &mut random, 4000);
+            for len in [9 << 20, 17 << 20, (7 << 20) + 512, 24 << 20, 8 << 20] {
+                let before = look(&disk, &keys);
+                recorded.take();
+                let image = crate::torture::bytes_of(&*disk);
+                Store::resize(disk.clone(), len).unwrap();
+                assert_eq!(look(&disk, &keys), len);
+                let options = CrashOptions { seed, subsets: 1, exhaustive_sectors: 0 };
+                for crash in Crashes::new(image, recorded.take(), options).step_by(29) {
+                    let found = look(&(crash.disk as Arc<dyn Disk>), &keys);
+                    assert!([before, len].contains(&found), "{found}");
+                }
+                put(&disk, &mut keys, &mut random, 1500);
+            }
+            let before = look(&disk, &keys);
+            let refused = Store::resize(disk.clone(), 4 << 20);
+            assert!(matches!(refused, Err(Error::NoSpace { .. })), "{refused:?}");
+            assert_eq!(look(&disk, &keys), before);
+        }
+    }
+}

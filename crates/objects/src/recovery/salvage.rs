@@ -1,0 +1,324 @@
+//! What can be read of a damaged store, brought into another.
+//!
+//! Law 1: what is brought is what was written: verified when it is read. What cannot be told
+//! from damage is left out and named.
+//! Law 2: of an object everything is brought but the pieces that cannot be read: they are holes,
+//! and named. A value is brought whole or not at all.
+
+use std::sync::Arc;
+
+use draconis_device::Disk;
+
+use crate::core::Core;
+use crate::entry::{
+    BEHIND_NAMES, Data, Entry, Key, Named, ObjectRecord, PIECE, name_key, named, object_key,
+    value_key,
+};
+use crate::index::cursor::Cursor;
+use crate::index::view::View;
+use crate::recovery::open_what_is_left;
+use crate::store::OpenOptions;
+use crate::{Error, Group, NewObject, ObjectId, Result, Store};
+
+/// What is gathered for one group, in bytes.
+const GROUP_BYTES: usize = 1 << 20;
+/// What is read of an object at once, in bytes; where that fails, by pieces.
+const READ_BYTES: u64 = 1 << 20;
+
+/// What a salvage brought, and what it did not.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Salvaged {
+    /// Objects, whole or in part.
+    pub objects: u64,
+    /// Keys with their values.
+    pub keys: u64,
+    /// Names of objects.
+    pub names: u64,
+    /// Bytes of both.
+    pub bytes: u64,
+    /// What is lost, in words; nothing if all was brought.
+    pub lost: Vec<String>,
+    /// What is lost and was not kept in words.
+    pub more: u64,
+}
+
+/// Losses that are named.
+const NAMED: usize = 10_000;
+
+impl Salvaged {
+    fn lose(&mut self, what: String) {
+        if self.lost.len() < NAMED {
+            self.lost.push(what);
+        } else {
+            self.more = self.more.saturating_add(1);
+        }
+    }
+}
+
+impl Store {
+    /// Brings into this store, which is to be empty, what can be read of the one on `from`.
+    /// Objects keep their numbers.
+    ///
+    /// # Errors
+    /// [`Error::NotAStore`] or [`Error::Corrupt`] where not even the checkpoint can be read;
+    /// what this store says.
+    pub fn salvage(&self, from: Arc<dyn Disk>) -> Result<Salvaged> {
+        let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+        let mut losses = vec![];
+        let mut core = open_what_is_left(from, &options, &mut losses)?;
+        core.levels.seal(&mut core.log.segments);
+        let mut done = Salvaged::default();
+        for loss in losses {
+            done.lose(format!("what is newer than the rest, or hidden by it: {}", loss.error));
+        }
+        let mut work =
+            Work { view: core.levels.view.clone(), core, into: self, group: Group::new(), done };
+        work.all()?;
+        work.submit()?;
+        self.sync()?;
+        Ok(work.done)
+    }
+
+    /// An object with this number; the next ones have larger ones.
+    fn numbered(&self, id: ObjectId) -> NewObject {
+        self.raise_numbers(id);
+        NewObject(id)
+    }
+}
+
+struct Work<'s> {
+    core: Core,
+    view: Arc<View>,
+    into: &'s Store,
+    group: Group,
+    done: Salvaged,
+}
+
+impl Work<'_> {
+    fn all(&mut self) -> Result<()> {
+        let objects = (object_key(ObjectId(0)), object_key(ObjectId(u64::MAX)));
+        self.pairs((&objects.0, &objects.1), "objects")?;
+        self.pairs((&value_key(&[]), &name_key(&[])), "keys")?;
+        self.pairs((&name_key(&[]), BEHIND_NAMES), "names")
+    }
+
+    fn pairs(&mut self, bounds: (&[u8], &[u8]), what: &str) -> Result<()> {
+        let (view, io) = (self.view.clone(), self.core.log.io.clone());
+        let mut cursor = Cursor::at(&view, &*io, bounds)?;
+        let mut last = "the beginning".to_owned();
+        let mut is_lost = false;
+        loop {
+            let next = match cursor.next(&view, &*io) {
+                Ok(next) => next.filter(|(key, _)| key.as_slice() < bounds.1),
+                Err(error) => {
+                    self.done.lose(format!("{what} behind {last}: {error}"));
+                    is_lost = true;
+                    continue;
+                }
+            };
+            let Some((key, entry)) = next else { break };
+            let name = told(&key);
+            if std::mem::take(&mut is_lost) {
+                self.done.lose(format!("{what} up to {name}: as above"));
+            }
+            match (named(&key), entry) {
+                (Some(Named::Object(id)), Entry::Object(record)) if !record.is_value => {
+                    self.object(id, &record)?;
+                }
+                (Some(Named::Value(key)), Entry::Data(data)) => match io.value(&data) {
+                    Ok(value) => self.put(key, &value)?,
+                    Err(error) => self.done.lose(format!("{name}: {error}")),
+                },
+                (Some(Named::Value(key)), Entry::Short(value)) => self.put(key, &value)?,
+                (Some(Named::Value(key)), Entry::Link(id, len)) => match self.long(id, len) {
+                    Ok(value) => self.put(key, &value)?,
+                    Err(error) => self.done.lose(format!("{name}: {error}")),
+                },
+                (Some(Named::Name(name)), entry) => self.name(name, &entry)?,
+                _ => {}
+            }
+            last = name;
+        }
+        Ok(())
+    }
+
+    /// A name is brought with its object.
+    fn name(&mut self, name: &[u8], entry: &Entry) -> Result<()> {
+        let Some(id) = entry.named_object() else { return Ok(()) };
+        self.submit()?;
+        match self.into.len(id) {
+            Ok(_) => {
+                self.group.name(name, id);
+                self.done.names = self.done.names.saturating_add(1);
+            }
+            Err(Error::NoObject(_)) => {
+                self.done.lose(format!("name {}: object {id} is not there", name.escape_ascii()));
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.group.put(key, value);
+        self.done.keys = self.done.keys.saturating_add(1);
+        self.brought(value.len())
+    }
+
+    fn brought(&mut self, bytes: usize) -> Result<()> {
+        self.done.bytes = self.done.bytes.saturating_add(bytes as u64);
+        if self.group.len_bytes() >= GROUP_BYTES { self.submit() } else { Ok(()) }
+    }
+
+    fn submit(&mut self) -> Result<()> {
+        let group = std::mem::take(&mut self.group);
+        self.into.submit(group, &[]).map(drop).map_err(|refused| refused.error)
+    }
+
+    /// Reads from a byte of an object on; all of `into` is there.
+    fn read(&self, id: ObjectId, at: u64, into: &mut [u8]) -> Result<()> {
+        let to = at.saturating_add(into.len() as u64);
+        let mut parts: Vec<(u64, Data)> = vec![];
+        let _ = self.view.index().resolve(
+            &*self.core.log.io,
+            id,
+            (at, to),
+            &mut None,
+            &mut |offset, entry| {
+                if let Entry::Data(data) = entry {
+                    parts.push((offset, data));
+                }
+                std::ops::ControlFlow::Continue(())
+            },
+        )?;
+        crate::store::fill(at, into, parts, |data, into| self.core.log.io.read_data(data, into))?;
+        Ok(())
+    }
+
+    /// A value that is an object.
+    fn long(&self, id: ObjectId, len: u64) -> Result<Vec<u8>> {
+        let record =
+            self.view.index().object(&*self.core.log.io, id)?.ok_or(Error::NoObject(id))?;
+        if record.len != len {
+            return Err(Error::Corrupt {
+                what: "a key whose long value is not there",
+                at_bytes: 0,
+            });
+        }
+        let mut value = crate::kv::room_for(len, self.core.log.io.geometry.disk_bytes)?;
+        self.read(id, 0, &mut value)?;
+        Ok(value)
+    }
+
+    fn object(&mut self, id: ObjectId, record: &ObjectRecord) -> Result<()> {
+        let len = record.len;
+        // Its number may not be the next one: nothing else is made meanwhile.
+        match record.parent {
+            // That has the smaller number, and was brought before.
+            Some(parent) => {
+                self.submit()?;
+                if self.into.object_record(parent)?.is_some() {
+                    self.group.fork(self.into.numbered(id), parent);
+                } else {
+                    let text = format!("object {id}: what it shared with object {parent}");
+                    self.done.lose(format!("{text}, which is not there, is zeros now"));
+                    self.group.create(self.into.numbered(id), crate::Hint::Unknown);
+                }
+            }
+            None => {
+                self.group.create(self.into.numbered(id), crate::Hint::Unknown);
+            }
+        }
+        self.group.truncate(id, len);
+        self.done.objects = self.done.objects.saturating_add(1);
+        let mut at = 0u64;
+        // Behind the last byte that is anywhere there is nothing but a hole.
+        while let Some((first, part_len, is_zeros)) = self.next_part(id, at, len) {
+            at = first;
+            if is_zeros {
+                self.group.punch(id, at, part_len);
+                self.brought(0)?;
+                at = at.saturating_add(part_len);
+                continue;
+            }
+            // What is over another is brought by what it has itself.
+            let together = if record.parent.is_some() { part_len } else { READ_BYTES };
+            let end = at.saturating_add(together).min(len);
+            let mut bytes = vec![0; crate::codec::index(end.saturating_sub(at))];
+            match self.read(id, at, &mut bytes) {
+                Ok(()) => {
+                    self.group.write(id, at, &bytes);
+                    self.brought(bytes.len())?;
+                }
+                Err(_) => self.pieces(id, at, end)?,
+            }
+            at = end;
+        }
+        Ok(())
+    }
+
+    /// Where the next bytes are that are somewhere, or may be.
+    fn next_part(&self, id: ObjectId, from: u64, len: u64) -> Option<(u64, u64, bool)> {
+        let mut found = None;
+        let looked = self.view.index().resolve(
+            &*self.core.log.io,
+            id,
+            (from, len),
+            &mut None,
+            &mut |offset, entry| {
+                found = Some((offset, entry.covers(), !matches!(entry, Entry::Data(_))));
+                std::ops::ControlFlow::Break(())
+            },
+        );
+        match looked {
+            Ok(_) => found,
+            // Some of it may be there.
+            Err(_) => {
+                (from < len).then_some((from, len.saturating_sub(from).min(READ_BYTES), false))
+            }
+        }
+    }
+
+    /// Brings a part of an object by pieces, as far as each can be read.
+    fn pieces(&mut self, id: ObjectId, from: u64, to: u64) -> Result<()> {
+        let piece = u64::from(PIECE);
+        let mut lost: Option<(u64, u64, Error)> = None;
+        let mut at = from;
+        while at < to {
+            let end = at.saturating_add(1).next_multiple_of(piece).min(to);
+            let mut bytes = vec![0; crate::codec::index(end.saturating_sub(at))];
+            match self.read(id, at, &mut bytes) {
+                Ok(()) => {
+                    self.group.write(id, at, &bytes);
+                    self.brought(bytes.len())?;
+                }
+                Err(error) => match &mut lost {
+                    Some((_, behind, _)) if *behind == at => *behind = end,
+                    _ => {
+                        if let Some(before) = lost.replace((at, end, error)) {
+                            self.lose_part(id, before);
+                        }
+                    }
+                },
+            }
+            at = end;
+        }
+        if let Some(lost) = lost {
+            self.lose_part(id, lost);
+        }
+        Ok(())
+    }
+
+    fn lose_part(&mut self, id: ObjectId, (from, to, error): (u64, u64, Error)) {
+        self.done.lose(format!("object {id}: bytes {from} to {to} are zeros now: {error}"));
+    }
+}
+
+fn told(key: &Key) -> String {
+    match named(key) {
+        Some(Named::Object(id)) => format!("object {id}"),
+        Some(Named::Value(key)) => format!("key {}", key.escape_ascii()),
+        Some(Named::Name(name)) => format!("name {}", name.escape_ascii()),
+        _ => "something else".to_owned(),
+    }
+}

@@ -1,0 +1,403 @@
+//! What a store is, and where its checkpoint lies: four copies.
+//!
+//! ```text
+//!   | 0 | 1 | segment 0 | segment 1 | .. | segment n-1 | 2 | 3 |
+//! ```
+//!
+//! Law 1: copies 0 and 1 are written together, 2 and 3 together once those are durable. So
+//! two copies of one generation are whole at any moment.
+//! Law 2: a copy lies within one sector of 512 bytes: it is whole or old.
+//! Law 3: the newest copy is believed; everything it leads to was durable before it was
+//! written.
+
+use draconis_device::{Disk, Extent, Urgency};
+use draconis_exchange::heap::Block;
+
+use crate::codec::{Reader, Summer, index};
+use crate::hooks::{Omission, is_left_out};
+use crate::index::tree::Ptr;
+use crate::layout::{kind_of, number_of};
+use crate::{Error, Profile, Result};
+
+/// "DracoObj", as little-endian bytes.
+const MAGIC: u64 = u64::from_le_bytes(*b"DracoObj");
+/// 2: tables of frames tell what differs from line to line. 3: so do leaves and runs, and the
+/// log layout has a stream for them. 4: short values are in the index, and checkpoints have two
+/// copies; a store of version 3 is one of version 4 without them. 5: objects may have names. 6: objects
+/// may be over others.
+const VERSION: u32 = 6;
+const VERSION_WITHOUT_COPIES: u32 = 3;
+/// Encoded length with its sum.
+const LEN: usize = 128;
+/// Copies have at least so much between their starts, in bytes.
+const COPY_BYTES_MIN: u32 = 4096;
+/// The fewest segments.
+const SEGMENTS_MIN: u32 = 24;
+/// The smallest segment, in pages.
+pub(crate) const SEGMENT_PAGES_MIN: u32 = 4;
+
+/// Where things are on a disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Geometry {
+    pub disk_bytes: u64,
+    pub page_bytes: u32,
+    pub segment_bytes: u32,
+    pub segments: u32,
+    /// First byte of segment 0.
+    pub first_byte: u64,
+}
+
+impl Geometry {
+    /// The geometry that `profile` gives on a disk; says what does not fit.
+    pub fn of(profile: &Profile, disk_bytes: u64) -> Result<Self> {
+        let page = profile.page_bytes;
+        let segment = profile.segment_bytes;
+        if !page.is_power_of_two() || !(512..=1 << 20).contains(&page) {
+            return Err(Error::Misuse("a page is a power of two from 512 bytes to 1 MiB"));
+        }
+        if !segment.is_multiple_of(page)
+            || segment < page.saturating_mul(SEGMENT_PAGES_MIN)
+            || segment > 1 << 30
+        {
+            return Err(Error::Misuse(
+                "a segment is at least four pages, whole ones, and at most 1 GiB",
+            ));
+        }
+        let copies = u64::from(page.max(COPY_BYTES_MIN)) * 2;
+        // Segments begin where discards like it, but small stores have no room for that.
+        let align = u64::from(segment.min(1 << 20)).next_power_of_two().min(disk_bytes / 64);
+        let first_byte = match align {
+            0 => copies,
+            _ => copies.next_multiple_of(align.next_multiple_of(u64::from(page))),
+        };
+        let usable = whole_pages(disk_bytes, page)
+            .checked_sub(first_byte.saturating_add(copies))
+            .ok_or(Error::Misuse("the disk is too small for a store"))?;
+        let segments = usable.checked_div(u64::from(segment)).unwrap_or(0);
+        if segments < u64::from(SEGMENTS_MIN) {
+            return Err(Error::Misuse("the disk is too small: a store needs 24 segments"));
+        }
+        let segments = u32::try_from(segments)
+            .map_err(|_| Error::Misuse("too many segments: choose larger ones"))?;
+        Ok(Self { disk_bytes, page_bytes: page, segment_bytes: segment, segments, first_byte })
+    }
+
+    /// The same with segments from a byte on; none if that cannot be.
+    fn beginning_at(self, first_byte: u64) -> Option<Self> {
+        let copies = self.copies();
+        let page = u64::from(self.page_bytes);
+        let least = copies[1].saturating_mul(2);
+        let is_sane = first_byte >= least
+            && first_byte <= least.max(1 << 20)
+            && first_byte.checked_rem(page) == Some(0);
+        let usable = copies[2].checked_sub(first_byte).filter(|_| is_sane)?;
+        let segments = usable.checked_div(u64::from(self.segment_bytes))?;
+        let segments = u32::try_from(segments).ok().filter(|segments| *segments >= SEGMENTS_MIN)?;
+        Some(Self { first_byte, segments, ..self })
+    }
+
+    /// The same on a disk of another length.
+    pub fn resized(&self, profile: &Profile, disk_bytes: u64) -> Result<Self> {
+        Self::of(profile, disk_bytes)?
+            .beginning_at(self.first_byte)
+            .ok_or(Error::Misuse("the disk is too small: a store needs 24 segments"))
+    }
+
+    pub fn start_of(&self, segment: u32) -> u64 {
+        let behind = u64::from(segment).saturating_mul(u64::from(self.segment_bytes));
+        self.first_byte.saturating_add(behind)
+    }
+
+    /// The segment that holds a byte.
+    pub fn segment_of(&self, at: u64) -> Option<u32> {
+        let behind = at.checked_sub(self.first_byte)?;
+        let segment = behind.checked_div(u64::from(self.segment_bytes))?;
+        u32::try_from(segment).ok().filter(|segment| *segment < self.segments)
+    }
+
+    /// Whether `[at, at + len)` lies in one segment.
+    pub fn holds(&self, at: u64, len: u64) -> bool {
+        let Some(end) = at.checked_add(len.max(1)) else { return false };
+        self.segment_of(at).is_some()
+            && self.segment_of(at) == self.segment_of(end.saturating_sub(1))
+    }
+
+    fn copies(&self) -> [u64; 4] {
+        let stride = u64::from(self.page_bytes.max(COPY_BYTES_MIN));
+        let end = whole_pages(self.disk_bytes, self.page_bytes);
+        let before_end = |copies| end.saturating_sub(stride.saturating_mul(copies));
+        [0, stride, before_end(2), before_end(1)]
+    }
+}
+
+/// The part of `len_bytes` that is whole pages.
+fn whole_pages(len_bytes: u64, page_bytes: u32) -> u64 {
+    let rest = len_bytes.checked_rem(u64::from(page_bytes)).unwrap_or(0);
+    len_bytes.saturating_sub(rest)
+}
+
+/// What the newest copy says.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Superblock {
+    pub id: u128,
+    pub generation: u64,
+    /// Counts how often opening began of the store for writing.
+    pub incarnation: u64,
+    /// The incarnation that wrote the log behind the checkpoint.
+    pub log_incarnation: u64,
+    pub profile: Profile,
+    pub geometry: Geometry,
+    pub checkpoint: Ptr,
+    /// Its other copy; stores of older programs have none.
+    pub twin: Option<Ptr>,
+}
+
+impl Superblock {
+    /// Guards everything in the store but the superblocks.
+    pub fn summer(&self) -> Summer {
+        let half = |id: u128| u64::try_from(id & u128::from(u64::MAX)).unwrap_or_default();
+        let (low, high) = (half(self.id), half(self.id >> 64));
+        Summer(crate::codec::mix(low) ^ crate::codec::mix(high ^ 1))
+    }
+
+    fn encode(&self, at: u64) -> Vec<u8> {
+        let mut out = Vec::with_capacity(LEN);
+        out.extend_from_slice(&MAGIC.to_le_bytes());
+        out.extend_from_slice(&VERSION.to_le_bytes());
+        let layout = number_of(self.profile.layout);
+        out.extend_from_slice(&layout.to_le_bytes());
+        out.extend_from_slice(&self.id.to_le_bytes());
+        out.extend_from_slice(&self.generation.to_le_bytes());
+        out.extend_from_slice(&self.incarnation.to_le_bytes());
+        out.extend_from_slice(&self.log_incarnation.to_le_bytes());
+        out.extend_from_slice(&self.geometry.disk_bytes.to_le_bytes());
+        out.extend_from_slice(&self.profile.page_bytes.to_le_bytes());
+        out.extend_from_slice(&self.profile.segment_bytes.to_le_bytes());
+        out.extend_from_slice(&self.profile.queue_depth.to_le_bytes());
+        out.extend_from_slice(&self.checkpoint.len.to_le_bytes());
+        out.extend_from_slice(&self.checkpoint.at.to_le_bytes());
+        out.extend_from_slice(&self.checkpoint.sum.to_le_bytes());
+        // As long as the first.
+        let (twin_at, twin_sum) = self.twin.map_or((0, 0), |twin| (twin.at, twin.sum));
+        out.extend_from_slice(&twin_at.to_le_bytes());
+        out.extend_from_slice(&twin_sum.to_le_bytes());
+        out.extend_from_slice(&self.geometry.first_byte.to_le_bytes());
+        out.resize(LEN - 8, 0);
+        let sum = Summer(MAGIC).sum(at, &out);
+        out.extend_from_slice(&sum.to_le_bytes());
+        out
+    }
+
+    fn decode(bytes: &[u8], at: u64, disk_bytes: u64) -> Result<Self> {
+        let not = |why: &str| Error::NotAStore(why.to_owned());
+        let bytes = bytes.get(..LEN).ok_or_else(|| not("the disk is too small"))?;
+        let mut reader = Reader::new(bytes, at);
+        if reader.u64()? != MAGIC {
+            return Err(not("no superblock"));
+        }
+        let (told, sum) = bytes.split_last_chunk().ok_or_else(|| not("the disk is too small"))?;
+        let is_whole = Summer(MAGIC).sum(at, told) == u64::from_le_bytes(*sum);
+        if !is_whole && !is_left_out(Omission::SuperblockSum) {
+            return Err(Error::Corrupt { what: "a superblock's sum", at_bytes: at });
+        }
+        let version = reader.u32()?;
+        if !(VERSION_WITHOUT_COPIES..=VERSION).contains(&version) {
+            return Err(Error::NotAStore(format!(
+                "version {version} is not known here (this program knows {VERSION})"
+            )));
+        }
+        let layout = kind_of(reader.u32()?);
+        let layout =
+            layout.ok_or_else(|| Error::NotAStore("its layout is not known here".to_owned()))?;
+        let id = u128::from(reader.u64()?) | u128::from(reader.u64()?) << 64;
+        let (generation, incarnation) = (reader.u64()?, reader.u64()?);
+        let log_incarnation = reader.u64()?;
+        let made_for = reader.u64()?;
+        let profile = Profile {
+            layout,
+            page_bytes: reader.u32()?,
+            segment_bytes: reader.u32()?,
+            queue_depth: reader.u32()?,
+        };
+        let len = reader.u32()?;
+        let checkpoint = Ptr { at: reader.u64()?, len, sum: reader.u64()? };
+        let (at, sum) = (reader.u64()?, reader.u64()?);
+        let twin = (at > 0).then_some(Ptr { at, len, sum });
+        if made_for > disk_bytes {
+            return Err(Error::NotAStore(format!(
+                "the store was made for {made_for} bytes, the disk has {disk_bytes}"
+            )));
+        }
+        let wrong = Error::Corrupt { what: "a superblock's sizes", at_bytes: at };
+        let mut geometry = Geometry::of(&profile, made_for).map_err(|_| wrong.clone())?;
+        // Where segments begin stays as it was when the store was made, whatever it grew to.
+        let first_byte = reader.u64()?;
+        if version != VERSION_WITHOUT_COPIES {
+            geometry = geometry.beginning_at(first_byte).ok_or(wrong)?;
+        }
+        Ok(Self {
+            id,
+            generation,
+            incarnation,
+            log_incarnation,
+            profile,
+            geometry,
+            checkpoint,
+            twin,
+        })
+    }
+
+    /// The writes of one pair of copies.
+    pub fn writes(&self, pair: usize) -> Vec<draconis_device::Write> {
+        let page = self.geometry.page_bytes as usize;
+        let copies = self.geometry.copies().into_iter();
+        copies
+            .skip(pair.saturating_mul(2))
+            .take(2)
+            .map(|at_bytes| {
+                let mut block = Block::private(page);
+                block.copy_in(0, &self.encode(at_bytes));
+                draconis_device::Write { at_bytes, block }
+            })
+            .collect()
+    }
+
+    /// What each of the four copies says, and where it is.
+    pub fn copies(&self, disk: &dyn Disk) -> [(u64, Result<Self>); 4] {
+        self.geometry.copies().map(|at| (at, read_copy(disk, at)))
+    }
+
+    /// The newest copy on a disk, and how many copies agree with it.
+    ///
+    /// # Errors
+    /// [`Error::NotAStore`] where no copy is, [`Error::Corrupt`] where none is whole, what
+    /// the disk says where it cannot be read.
+    pub fn find(disk: &dyn Disk) -> Result<(Self, usize)> {
+        let properties = disk.properties();
+        let mut found: Vec<Self> = vec![];
+        let mut why = Error::NotAStore("no superblock".to_owned());
+        let take = |at: u64, found: &mut Vec<Self>, why: &mut Error| match read_copy(disk, at) {
+            Ok(copy) if copy.geometry.copies().contains(&at) => found.push(copy),
+            Ok(_) => {}
+            Err(Error::NotAStore(text)) if text == "no superblock" => {}
+            Err(error) => *why = error,
+        };
+        take(0, &mut found, &mut why);
+        // The first copy says where the others are. Without it each page size is tried.
+        let places = match found.first() {
+            Some(copy) => copy.geometry.copies()[1..].to_vec(),
+            None => everywhere(properties.len_bytes),
+        };
+        places.into_iter().for_each(|at| take(at, &mut found, &mut why));
+        let Some(newest) = found.iter().max_by_key(|copy| copy.generation).cloned() else {
+            return Err(why);
+        };
+        let agree = found.iter().filter(|copy| **copy == newest).count();
+        Ok((newest, agree))
+    }
+}
+
+/// Where copies but the first can be, with pages of any size.
+fn everywhere(disk_bytes: u64) -> Vec<u64> {
+    let places = (12..=20).flat_map(|shift| {
+        let stride = 1u64 << shift;
+        let end = whole_pages(disk_bytes, 4096);
+        [Some(stride), end.checked_sub(stride.saturating_mul(2)), end.checked_sub(stride)]
+    });
+    places.flatten().collect()
+}
+
+/// Writes that make copies belong to no store, whichever they were of, and with whatever pages;
+/// nothing else is touched, so a store that keeps one of them is still whole.
+pub(crate) fn wipe(disk: &dyn Disk) -> Vec<draconis_device::Write> {
+    let properties = disk.properties();
+    let len = properties.sector_bytes.max(512) as usize;
+    let mut places = everywhere(properties.len_bytes);
+    places.push(0);
+    places.sort_unstable();
+    places.dedup();
+    places.retain(|at| read_copy(disk, *at).is_ok());
+    let zeros = |at_bytes| draconis_device::Write { at_bytes, block: Block::private(len) };
+    places.into_iter().map(zeros).collect()
+}
+
+fn read_copy(disk: &dyn Disk, at: u64) -> Result<Superblock> {
+    let properties = disk.properties();
+    let len = u64::from(properties.sector_bytes.max(512));
+    if at.checked_add(len).is_none_or(|end| end > properties.len_bytes) {
+        return Err(Error::NotAStore("no superblock".to_owned()));
+    }
+    let block = disk
+        .read(Extent::new(at, len), Block::private(index(len)), Urgency::Now)
+        .wait()
+        .unwrap_or(Err(draconis_device::Refused {
+            goods: None,
+            error: draconis_device::Error::Gone,
+        }))
+        .map_err(|refused| Error::Device(refused.error))?;
+    Superblock::decode(&block.into_private(), at, properties.len_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::LayoutKind;
+    use draconis_device::{Group, MemoryDisk};
+
+    fn superblock(disk_bytes: u64) -> Superblock {
+        let profile = Profile {
+            layout: LayoutKind::Cow,
+            page_bytes: 4096,
+            segment_bytes: 16 << 10,
+            queue_depth: 8,
+        };
+        Superblock {
+            id: 0x1234_5678_9abc_def0_1122_3344_5566_7788,
+            generation: 5,
+            incarnation: 2,
+            log_incarnation: 1,
+            profile,
+            geometry: Geometry::of(&profile, disk_bytes).unwrap(),
+            checkpoint: Ptr { at: 9 << 10, len: 77, sum: 0xfeed },
+            twin: Some(Ptr { at: 99 << 10, len: 77, sum: 0xbeef }),
+        }
+    }
+
+    #[test]
+    fn the_newest_copy_is_found_and_agreement_counted() {
+        let disk = MemoryDisk::new(vec![0; 1 << 20], 512);
+        let mut superblock = superblock(1 << 20);
+        for pair in 0..2 {
+            disk.submit(Group { writes: superblock.writes(pair) }, &[]).unwrap();
+        }
+        assert_eq!(Superblock::find(&disk).unwrap(), (superblock.clone(), 4));
+        superblock.generation = 6;
+        disk.submit(Group { writes: superblock.writes(0) }, &[]).unwrap();
+        assert_eq!(Superblock::find(&disk).unwrap(), (superblock.clone(), 2));
+        // Both copies at the start are lost: the old ones at the end still serve.
+        let mut zeros = superblock.writes(0);
+        zeros.iter_mut().for_each(|write| write.block = Block::private(4096));
+        disk.submit(Group { writes: zeros }, &[]).unwrap();
+        assert_eq!(Superblock::find(&disk).unwrap().0.generation, 5);
+    }
+
+    #[test]
+    fn a_disk_without_a_store_says_so() {
+        let disk = MemoryDisk::new(vec![0; 1 << 20], 512);
+        assert!(matches!(Superblock::find(&disk), Err(Error::NotAStore(_))));
+    }
+
+    #[test]
+    fn every_byte_is_in_one_segment_at_most() {
+        let geometry = superblock(1 << 20).geometry;
+        assert!(geometry.segments >= 24);
+        for segment in 0..geometry.segments {
+            let start = geometry.start_of(segment);
+            assert_eq!(geometry.segment_of(start), Some(segment));
+            assert!(geometry.holds(start, 16 << 10));
+            assert!(!geometry.holds(start + 1, 16 << 10));
+        }
+        assert_eq!(geometry.segment_of(geometry.start_of(geometry.segments)), None);
+        assert!(geometry.start_of(geometry.segments) <= (1 << 20) - 8192);
+    }
+}

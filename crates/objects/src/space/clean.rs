@@ -1,0 +1,370 @@
+//! Segments become free: what is alive in one is written elsewhere.
+//!
+//! Law 1: a moved payload is a change like any other: in the log, with the same key. It was
+//! verified first; what is rotten stays where it is.
+//! Law 2: what is alive is what the index leads to when it is looked at, and nothing else: no count
+//! is asked.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::indexing_slicing,
+    reason = "sequence numbers, counts and places are this process's own; what was decoded was bounded there"
+)]
+
+use std::collections::HashSet;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::core::Core;
+use crate::entry::{Data, Entry, Key};
+use crate::hooks::{Omission, is_left_out};
+use crate::index::Levels;
+use crate::index::tree::{Node, Ptr};
+use crate::io::Io;
+use crate::layout::Kind;
+use crate::log::Log;
+use crate::log::frame::{HEADER, Header};
+use crate::log::table::{Item, Items};
+use crate::space::reading::Reading;
+use crate::space::segment::{Segment, State};
+use crate::upkeep::{Patience, Step, Wish, look};
+use crate::{Error, Result};
+
+/// Something in a frame that may be alive.
+#[derive(Debug)]
+enum Candidate {
+    Payload(Key, Data),
+    Node { at: u64, len: u32 },
+    Chunk { at: u64, len: u32 },
+}
+
+impl Candidate {
+    fn len(&self) -> u64 {
+        match self {
+            Self::Payload(_, data) => u64::from(data.stored) + 64,
+            Self::Node { len, .. } | Self::Chunk { len, .. } => u64::from(*len) + 64,
+        }
+    }
+}
+
+/// Which segment is cleaned, and which were since when.
+#[derive(Default)]
+pub(crate) struct Cleaner {
+    pub cleaning: Option<Cleaning>,
+    /// Segments that were cleaned since the last checkpoint: what is left in them waits for it.
+    pub since: HashSet<u32>,
+    /// Those that were cleaned before the checkpoint that is being counted began.
+    pub before: HashSet<u32>,
+}
+
+/// The segment that is being cleaned.
+pub(crate) struct Cleaning {
+    pub segment: u32,
+    /// Where it begins on the disk.
+    start: u64,
+    /// The next frame.
+    pos: u32,
+    used: u32,
+    /// What cleaning it gains, in bytes.
+    pub dead: u64,
+    stamp: u64,
+    /// Shared with who waits for it.
+    reading: Arc<Mutex<Reading>>,
+    /// Up to where on the disk the next step needs it.
+    needed: u64,
+    /// Whether frames are read whole, since a jump takes longer than what it passes over.
+    is_whole: bool,
+    /// What is left of the frame, last first.
+    candidates: Vec<Candidate>,
+}
+
+impl Cleaning {
+    /// Where in the segment a byte of the disk is.
+    fn place(&self, at: u64) -> Result<u32> {
+        let gone = Error::Corrupt { what: "an item outside of its segment", at_bytes: at };
+        at.checked_sub(self.start).and_then(|at| u32::try_from(at).ok()).ok_or(gone)
+    }
+
+    /// Asks for bytes of the segment; says whether they had been asked for.
+    fn want(&mut self, io: &Io, reading: &mut Reading, from: u32, len: usize) -> bool {
+        self.needed = self.start + u64::from(from) + len as u64;
+        reading.want(io, from, len)
+    }
+}
+
+impl Cleaner {
+    /// What the next step would wait for, if it would.
+    pub fn waits_for(&self) -> Option<Wish> {
+        let cleaning = self.cleaning.as_ref()?;
+        let waits = cleaning.reading.try_lock().is_none_or(|it| it.waits(cleaning.needed));
+        waits.then(|| Wish::Bytes(cleaning.reading.clone(), cleaning.needed))
+    }
+
+    /// Looks at the next thing in the segment; how many bytes of it that were.
+    fn step(&mut self, log: &mut Log, levels: &mut Levels, patience: Patience) -> Result<Step> {
+        let Some(mut cleaning) = self.cleaning.take() else { return Ok(Step::Continue(0)) };
+        if cleaning.candidates.is_empty() && cleaning.pos >= cleaning.used {
+            self.since.insert(cleaning.segment);
+            log.counters.cleaned += 1;
+            return Ok(Step::Continue(64));
+        }
+        // Who holds it waits for the disk: `waits_for` was asked before, or this has to wait, too.
+        let reading = cleaning.reading.clone();
+        let mut reading = reading.lock();
+        let done = match cleaning.candidates.pop() {
+            None => cleaning.next_frame(log, &mut reading).map(Step::Continue),
+            Some(candidate) => {
+                let moved =
+                    cleaning.move_candidate(log, levels, &mut reading, &candidate, patience);
+                match moved {
+                    Ok(Moved::Done) => Ok(Step::Continue(candidate.len())),
+                    Ok(Moved::Asked) => {
+                        cleaning.candidates.push(candidate);
+                        Ok(Step::Continue(64))
+                    }
+                    Ok(Moved::Wants(wish)) => {
+                        cleaning.candidates.push(candidate);
+                        Ok(Step::Break(wish))
+                    }
+                    Err(error) => Err(error),
+                }
+            }
+        };
+        match done {
+            Ok(step) => {
+                self.cleaning = Some(cleaning);
+                Ok(step)
+            }
+            Err(Error::Corrupt { what, at_bytes }) => {
+                let segment = cleaning.segment;
+                log::warn!("segment {segment} is left as it is: {what} at byte {at_bytes}");
+                log.segments.set(segment, |segment| segment.is_bad = true);
+                Ok(Step::Continue(64))
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// What became of a candidate.
+enum Moved {
+    Done,
+    /// Its bytes were asked for.
+    Asked,
+    Wants(Wish),
+}
+
+impl Cleaning {
+    /// Reads what is in the next frame; how many bytes of it are nothing that can be alive.
+    fn next_frame(&mut self, log: &Log, reading: &mut MutexGuard<'_, Reading>) -> Result<u64> {
+        let io = &*log.io;
+        let page = log.segments.geometry.page_bytes as usize;
+        let (start, pos) = (self.start, self.pos);
+        let at = start + u64::from(pos);
+        let room = (self.used - pos) as usize;
+        let gone = Error::Corrupt { what: "a frame", at_bytes: at };
+        if !self.want(io, reading, pos, page.min(room)) {
+            return Ok(64);
+        }
+        let first = reading.get(io, pos, page.min(room))?;
+        let header = Header::peek(first, at, log.tag, room as u64).ok_or(gone.clone())?;
+        let first = first[..HEADER].to_vec();
+        if self.is_whole {
+            if !self.want(io, reading, pos, header.len as usize) {
+                return Ok(64);
+            }
+            reading.get(io, pos, header.len as usize)?;
+        }
+        let (table_at, table_len) = (pos + header.table_at, header.table_len as usize);
+        // The table of a long frame is behind its payloads, which are read as they are needed.
+        let Some(table) = reading.apart(io, table_at, table_len)? else { return Ok(64) };
+        if !header.is_whole(&first, &table, io.summer) {
+            return Err(gone);
+        }
+        let mut in_items = 0;
+        for item in Items::new(&table, header.at, header.table_at) {
+            let candidate = match item? {
+                Item::Pair(_, key, Entry::Data(data)) => Candidate::Payload(key, data),
+                Item::Pair(..) => continue,
+                Item::Node { at, len } => Candidate::Node { at, len },
+                Item::Chunk { at, len } => Candidate::Chunk { at, len },
+            };
+            in_items += candidate.len();
+            self.candidates.push(candidate);
+        }
+        self.candidates.reverse();
+        self.pos += header.len;
+        self.needed = start + u64::from(self.pos);
+        Ok(u64::from(header.len).saturating_sub(in_items) + 64)
+    }
+
+    /// Moves what is alive of a candidate.
+    fn move_candidate(
+        &mut self,
+        log: &mut Log,
+        levels: &mut Levels,
+        reading: &mut MutexGuard<'_, Reading>,
+        candidate: &Candidate,
+        patience: Patience,
+    ) -> Result<Moved> {
+        let io = log.io.clone();
+        match candidate {
+            Candidate::Payload(key, stored) => {
+                let alive =
+                    look(&io, patience, |nodes| levels.index().live_parts(nodes, key, stored))?;
+                let parts = match alive {
+                    ControlFlow::Continue(parts) => parts,
+                    ControlFlow::Break(wish) => return Ok(Moved::Wants(wish)),
+                };
+                // At once: parts that are asked for one by one drive each other out for ever.
+                if let (Some((_, first)), Some((_, last))) = (parts.first(), parts.last()) {
+                    let (from, to) = (self.place(first.at)?, self.place(last.end())?);
+                    if !self.want(&io, reading, from, to.saturating_sub(from) as usize) {
+                        return Ok(Moved::Asked);
+                    }
+                }
+                for (key, part) in parts {
+                    let bytes = reading.get(&io, self.place(part.at)?, part.stored as usize)?;
+                    io.verify(&part, bytes)?;
+                    let alive = &bytes[part.skip as usize..][..part.len as usize];
+                    let kind = Kind::Moved { age: log.clock.saturating_sub(self.stamp) };
+                    log.counters.moved_bytes += u64::from(part.len);
+                    levels.put(log, key, alive, (kind, Some(self.stamp)))?;
+                }
+            }
+            Candidate::Node { at, len } => {
+                if !self.want(&io, reading, self.place(*at)?, *len as usize) {
+                    return Ok(Moved::Asked);
+                }
+                let bytes = reading.get(&io, self.place(*at)?, *len as usize)?;
+                let node = Node::decode(bytes, *at)?;
+                let (key, level) = (Key::from_slice(node.first_key()), node.level());
+                let found =
+                    look(&io, patience, |nodes| levels.tree.has_node(nodes, &key, level, *at))?;
+                match found {
+                    ControlFlow::Break(wish) => return Ok(Moved::Wants(wish)),
+                    ControlFlow::Continue(false) => {}
+                    ControlFlow::Continue(true) => {
+                        levels.tree.move_node(log, &key, *at)?;
+                        levels.refresh();
+                    }
+                }
+            }
+            Candidate::Chunk { at, len } => {
+                let Some(old) = levels.chunks_mut().find(|ptr| ptr.at == *at).copied() else {
+                    return Ok(Moved::Done);
+                };
+                if !self.want(&io, reading, self.place(*at)?, *len as usize) {
+                    return Ok(Moved::Asked);
+                }
+                let bytes = reading.get(&io, self.place(*at)?, *len as usize)?;
+                if io.summer.sum(*at, bytes) != old.sum && !is_left_out(Omission::NodeSum) {
+                    return Err(Error::Corrupt { what: "a node's sum", at_bytes: *at });
+                }
+                let new: Ptr = log.store(bytes, false)?;
+                log.forget([old]);
+                levels.chunks_mut().filter(|ptr| **ptr == old).for_each(|ptr| *ptr = new);
+            }
+        }
+        Ok(Moved::Done)
+    }
+}
+
+impl Core {
+    /// Segments that are free after a checkpoint or two.
+    pub fn coming(&self) -> usize {
+        let emptied = self.checkpoints.written.as_ref().map_or(0, |written| written.emptied.len());
+        emptied + self.cleaner.since.len() + self.cleaner.before.len()
+    }
+
+    /// Whether what is left in a segment only waits for a checkpoint.
+    fn is_cleaned(&self, segment: u32) -> bool {
+        let written = self.checkpoints.written.as_ref().map(|written| &written.cleaned);
+        [Some(&self.cleaner.since), Some(&self.cleaner.before), written]
+            .into_iter()
+            .flatten()
+            .any(|cleaned| cleaned.contains(&segment))
+    }
+
+    /// The segment that is worth most, if one is worth anything: of all, or without those of
+    /// the index that still have much of it.
+    fn best(&self, all: bool) -> Option<u32> {
+        let len = u64::from(self.log.segments.geometry.segment_bytes);
+        let worth = |(number, segment): (u32, &Segment)| {
+            let used = segment.held() as u64;
+            let is_candidate = segment.state == State::Closed
+                && number < self.log.segments.end
+                && !segment.is_bad
+                && segment.live > 0
+                && (all || !segment.is_index || used < len / 16)
+                && !self.is_cleaned(number);
+            let age = self.log.clock.saturating_sub(segment.closed).max(1);
+            (is_candidate && used < len - len / 64)
+                .then(|| (self.log.layout.worth(used, len, age), number))
+        };
+        let worths = (0..).zip(&self.log.segments.all).filter_map(worth);
+        Some(worths.max_by(|(a, _), (b, _)| a.total_cmp(b))?.1)
+    }
+
+    /// The segment that is worth most, if one is worth anything.
+    pub fn best_to_clean(&self) -> Option<u32> {
+        // A merge takes one leaf after the other, as they were written: it empties their
+        // segments by itself, and the one that it has half emptied would look best.
+        let all = self.levels.merging.is_none() || self.log.segments.free() <= self.kept();
+        self.best(all).or_else(|| self.best(true))
+    }
+
+    /// Begins to clean a segment.
+    pub fn begin_cleaning(&mut self, number: u32, patience: Patience) -> Result<Step> {
+        let geometry = self.log.segments.geometry;
+        let len = u64::from(geometry.segment_bytes);
+        let segment = self.log.segments.all[number as usize];
+        if segment.last_seq == self.log.batch.seq {
+            // Its last frames are not even given to the disk.
+            self.log.commit()?;
+        }
+        if let Some(ticket) = self.log.sent.unsettled(segment.last_seq) {
+            if patience == Patience::Asks {
+                return Ok(Step::Break(Wish::Settled(ticket)));
+            }
+            self.log.io.disk.settle(ticket)?;
+        }
+        let live = segment.held() as u64;
+        let layout = &self.log.layout;
+        // Where little is alive the cleaner jumps; what it passes over is not read.
+        let is_dense = live * layout.jumps_from() > u64::from(segment.used);
+        let depth = if is_dense { layout.reads_ahead() } else { 0 };
+        let start = geometry.start_of(number);
+        let window = layout.read_bytes();
+        let reading = Reading::new(&self.log.io, start, segment.used, window, depth);
+        self.cleaner.cleaning = Some(Cleaning {
+            segment: number,
+            start,
+            reading: Arc::new(Mutex::new(reading)),
+            needed: start + 1,
+            is_whole: is_dense && window >= layout.frame_bytes(),
+            pos: 0,
+            used: segment.used,
+            dead: len.saturating_sub(live).max(len / 32),
+            stamp: segment.stamp,
+            candidates: vec![],
+        });
+        Ok(Step::Continue(0))
+    }
+
+    /// Does the next step of cleaning.
+    pub fn clean(&mut self, patience: Patience) -> Result<Step> {
+        self.cleaner.step(&mut self.log, &mut self.levels, patience)
+    }
+
+    /// Cleans the segment that is being cleaned to its end.
+    pub fn finish_cleaning(&mut self) -> Result<()> {
+        while self.cleaner.cleaning.is_some() {
+            let _ = self.clean(Patience::Waits)?;
+        }
+        Ok(())
+    }
+}

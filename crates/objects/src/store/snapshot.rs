@@ -1,0 +1,97 @@
+//! A store as it was at one moment.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use super::{Store, fill};
+use crate::entry::{Data, Entry, Named, named, object_key};
+use crate::index::cursor::Cursor;
+use crate::index::view::View;
+use crate::io::Io;
+use crate::{Error, ObjectId, Result};
+
+/// A store as it was at one moment. It keeps what it shows from being freed.
+#[derive(Clone)]
+pub struct Snapshot {
+    pub(super) view: Arc<View>,
+    pub(super) io: Arc<Io>,
+    pub(super) store: Weak<Store>,
+}
+
+impl fmt::Debug for Snapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Snapshot").finish_non_exhaustive()
+    }
+}
+
+impl Snapshot {
+    /// As [`Store::read`].
+    ///
+    /// # Errors
+    /// As [`Store::read`].
+    pub fn read(&self, id: ObjectId, at: u64, into: &mut [u8]) -> Result<usize> {
+        let index = self.view.index();
+        let record = index.object(&*self.io, id)?.ok_or(Error::NoObject(id))?;
+        let len = record.len.saturating_sub(at).min(into.len() as u64);
+        let parts = index.shown(&*self.io, (id, &record), (at, at + len))?;
+        fill(at, &mut into[..len as usize], parts, |data, into| self.read_data(data, into))
+    }
+
+    /// Copies a payload that the index led to.
+    pub(crate) fn read_data(&self, data: &Data, into: &mut [u8]) -> Result<()> {
+        match self.store.upgrade() {
+            Some(store) => store.read_data(data, into),
+            None => self.io.read_data(data, into),
+        }
+    }
+
+    /// Payloads that the index led to: what the disk has is asked for together.
+    pub(crate) fn read_many(&self, all: &[&Data]) -> Vec<Result<Vec<u8>>> {
+        let mut found = self.io.read_far(all);
+        let answers = all.iter().zip(&mut found).map(|(data, far)| match far.take() {
+            Some(value) => Ok(value),
+            // In memory, or not what was expected: once more, for an error that says it all.
+            None => {
+                let mut value = vec![0; data.len as usize];
+                self.read_data(data, &mut value).map(|()| value)
+            }
+        });
+        answers.collect()
+    }
+
+    /// As [`Store::len`].
+    ///
+    /// # Errors
+    /// As [`Store::len`].
+    pub fn len(&self, id: ObjectId) -> Result<u64> {
+        Ok(self.view.index().object(&*self.io, id)?.ok_or(Error::NoObject(id))?.len)
+    }
+
+    /// As [`Store::list`].
+    ///
+    /// # Errors
+    /// As [`Store::list`].
+    pub fn list(&self) -> Result<Vec<(ObjectId, u64)>> {
+        let mut out = vec![];
+        let all = (object_key(ObjectId(0)), object_key(ObjectId(u64::MAX)));
+        let mut cursor = Cursor::at(&self.view, &*self.io, (&all.0, &all.1))?;
+        while let Some((key, entry)) = cursor.next(&self.view, &*self.io)? {
+            let Some(Named::Object(id)) = named(&key) else { break };
+            if let Entry::Object(record) = entry
+                && !record.is_value
+                && !record.is_leaving
+            {
+                out.push((id, record.len));
+            }
+        }
+        Ok(out)
+    }
+
+    pub(crate) fn view(&self) -> &View {
+        &self.view
+    }
+
+    pub(crate) fn io(&self) -> &Io {
+        &self.io
+    }
+}

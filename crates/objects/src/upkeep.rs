@@ -1,0 +1,439 @@
+//! Upkeep: what is due, in which order, and how much of it a change does.
+//!
+//! Everything is reckoned in one unit, bytes that the disk took: that is what uses up segments and
+//! makes logs long. Each work is spread over so many of them that it is done before more of its
+//! kind comes, and every change does its share, so that none waits for much:
+//!
+//! | work | done while so many bytes came | which |
+//! |---|---|---|
+//! | count a sealed log | half a log: then half a log's time is left to write the run | all |
+//! | fold two runs | a sixteenth: long before the next run comes | the log's |
+//! | merge runs | half of what came since the last merge began, one log to eight | the log's |
+//! | clean a segment | as much as it gains, or less, the more is missing | all but moved |
+//! | begin a checkpoint | a log | the log's |
+//!
+//! Where what work itself writes would pay for that same work it does not count: a merge that its
+//! own nodes pay for goes on till all is merged, and so would cleaning by what it moves.
+//!
+//! Law 1: a step changes things in memory and hands writes over. What it has to read or wait for
+//! first is a wish, which the caller fulfils without the lock; only after some in vain it waits.
+//! Law 2: what is owed stays owed: a change that leaves a step to the next one pays all the same.
+//! Law 3: who has time may pay for what others will write: nothing is done that is not due then.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "counts of this process's own"
+)]
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use draconis_device::Ticket;
+use parking_lot::Mutex;
+
+use crate::Result;
+use crate::core::Core;
+use crate::index::counting::AHEAD;
+use crate::index::tree::{Nodes, Ptr};
+use crate::io::{InMemory, Io};
+use crate::space::reading::Reading;
+
+/// Pairs of one step of folding and merging.
+const STEP: u64 = 64;
+/// Pairs that one change folds, at most, and one for so many bytes of its own: a group of a
+/// thousand pairs brings more than these.
+const FOLDED_AT_ONCE: u64 = 1024;
+const FOLDED_FOR_BYTES: u64 = 16;
+/// What one change looks at when it cleans, at most, if it is short.
+const CLEANED_AT_ONCE: u64 = 96 << 10;
+/// What may be owed before a change waits for what the cleaner reads.
+const OWED_MAX: u64 = 1 << 20;
+
+/// Something that a step needs of the disk.
+pub(crate) enum Wish {
+    /// Nodes of the index.
+    Nodes(Vec<Ptr>),
+    /// What the cleaner reads, up to this byte of the disk.
+    Bytes(Arc<Mutex<Reading>>, u64),
+    /// Writes that reads are to see.
+    Settled(Ticket),
+    /// Writes that are to be durable.
+    Durable(Ticket),
+}
+
+/// What the disk said of a wish.
+pub(crate) enum Granted {
+    Settled(Ticket),
+    Durable(Ticket),
+}
+
+impl Wish {
+    /// Fulfils it, which may take long; what was read for those before stays if `is_further`. What
+    /// fails is found out by the step, for an error that says it all.
+    pub fn fulfil(self, io: &Io, is_further: bool) -> Option<Granted> {
+        match self {
+            Self::Nodes(nodes) if is_further => io.load_more_ahead(&nodes),
+            Self::Nodes(nodes) => io.load_ahead(&nodes),
+            Self::Bytes(reading, to) => reading.lock().wait(to),
+            Self::Settled(ticket) => {
+                return io.disk.settle(ticket).ok().map(|()| Granted::Settled(ticket));
+            }
+            Self::Durable(ticket) => {
+                return io.disk.wait(ticket).ok().map(|()| Granted::Durable(ticket));
+            }
+        }
+        None
+    }
+}
+
+/// What a step did, in its own measure, or what it needs first.
+pub(crate) type Step = ControlFlow<Wish, u64>;
+
+/// What a step does about what is not in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Patience {
+    /// Asks for it.
+    Asks,
+    /// Waits for it.
+    Waits,
+}
+
+/// Looks something up in the index, as patience is.
+pub(crate) fn look<T>(
+    io: &Io,
+    patience: Patience,
+    act: impl FnOnce(&dyn Nodes) -> Result<T>,
+) -> Result<ControlFlow<Wish, T>> {
+    if patience == Patience::Waits {
+        return act(io).map(ControlFlow::Continue);
+    }
+    let nodes = InMemory::of(io);
+    let done = act(&nodes);
+    match nodes.missing() {
+        Some(ptr) => Ok(ControlFlow::Break(Wish::Nodes(vec![ptr]))),
+        None => done.map(ControlFlow::Continue),
+    }
+}
+
+/// What is owed of a work, in its own measure.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(crate) struct Debt(f64);
+
+impl Debt {
+    /// `bytes` came of the `span` in which all of `work` is to be done.
+    pub fn grow(&mut self, bytes: u64, work: u64, span: u64) {
+        self.0 += bytes as f64 * work as f64 / span.max(1) as f64;
+    }
+
+    pub fn due(self) -> u64 {
+        self.0 as u64
+    }
+
+    /// So much was done: more than was due, where a step went on to a good end.
+    pub fn did(&mut self, work: u64) {
+        self.0 -= work as f64;
+    }
+}
+
+/// What was written, as it counts for each work.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Paid {
+    all: u64,
+    log: u64,
+    but_moved: u64,
+}
+
+impl Paid {
+    fn since(self, before: Self) -> Self {
+        Self {
+            all: self.all.saturating_sub(before.all),
+            log: self.log.saturating_sub(before.log),
+            but_moved: self.but_moved.saturating_sub(before.but_moved),
+        }
+    }
+
+    /// As if so much had been written.
+    pub fn bytes(bytes: u64) -> Self {
+        Self { all: bytes, log: bytes, but_moved: bytes }
+    }
+}
+
+/// What is owed, and what was paid for.
+#[derive(Debug, Default)]
+pub(crate) struct Upkeep {
+    /// What was written when it was paid for last.
+    seen: Paid,
+    /// Bytes that the cleaner is to look at.
+    pub cleaning: Debt,
+}
+
+/// What one change does, at most.
+#[derive(Debug)]
+pub(crate) struct Share {
+    folds: u64,
+    cleans: u64,
+    /// How often it waits for what the cleaner reads.
+    waits: u64,
+    /// Whether it may begin a checkpoint: in a small store that makes the next one due.
+    begins: bool,
+}
+
+impl Share {
+    /// Of a change that brought so many bytes.
+    pub fn of(bytes: u64) -> Self {
+        Self {
+            folds: FOLDED_AT_ONCE + bytes / FOLDED_FOR_BYTES,
+            cleans: (bytes * 16).max(CLEANED_AT_ONCE),
+            waits: bytes / 8192 + 1,
+            begins: true,
+        }
+    }
+}
+
+impl Core {
+    /// Sees what was written since, and what is owed for it.
+    pub fn owe_for_written(&mut self) {
+        let (all, log) = (self.log.written_bytes(), self.log.logged_bytes());
+        let but_moved = all.saturating_sub(self.log.counters.moved_bytes);
+        let now = Paid { all, log, but_moved };
+        let before = std::mem::replace(&mut self.upkeep.seen, now);
+        self.owe(now.since(before));
+    }
+
+    /// What is owed for what was written.
+    pub fn owe(&mut self, paid: Paid) {
+        let log_bytes = self.reserve.log_bytes;
+        let levels = &mut self.levels;
+        if let Some(counting) = &mut levels.counting {
+            // Each with what it hides.
+            let all = counting.layer.pairs.len() as u64 * 2 + 1;
+            counting.debt.grow(paid.all, all, log_bytes / 2);
+        }
+        if let Some(folding) = &mut levels.folding {
+            folding.debt.grow(paid.log, folding.pairs() + 1, log_bytes / 16);
+        }
+        if let Some(merging) = &mut levels.merging {
+            merging.debt.grow(paid.log, merging.layer.pairs.len() as u64 + 1, merging.span);
+        }
+        if let Some(cleaning) = &self.cleaner.cleaning {
+            let segment_bytes = u64::from(self.log.segments.geometry.segment_bytes);
+            let span = cleaning.dead * 64 / self.haste();
+            self.upkeep.cleaning.grow(paid.but_moved, segment_bytes, span);
+        }
+    }
+
+    /// How much is cleaned for a byte, in 64ths: one is freed for each that is written where an
+    /// eighth of what should be free is missing; the more is missing the more.
+    fn haste(&self) -> u64 {
+        let low = self.low() as u64;
+        let missing = low.saturating_sub((self.log.segments.free() + self.coming()) as u64);
+        (missing * 64 * 8 / low.max(1)).clamp(8, 4 * 64)
+    }
+
+    /// Whether a checkpoint is due.
+    fn is_log_long(&self) -> bool {
+        self.log.bytes + self.log.batch.bytes as u64 >= self.reserve.log_bytes
+    }
+
+    /// Whether folding and merging leave enough to write into.
+    fn has_room(&self) -> bool {
+        self.log.segments.free() > self.floor()
+    }
+
+    /// Does the next step that is due, if one is and it is within the share.
+    pub fn next_step(&mut self, share: &mut Share, patience: Patience) -> Result<Option<Step>> {
+        if self.stopped.is_some() {
+            return Ok(None);
+        }
+        if let Some(step) = self.complete_old_checkpoint(patience)? {
+            return Ok(Some(step));
+        }
+        if let Some(step) = self.next_count(patience)? {
+            return Ok(Some(step));
+        }
+        if let Some(step) = self.next_fold(share)? {
+            return Ok(Some(step));
+        }
+        if let Some(step) = self.next_merge(patience)? {
+            return Ok(Some(step));
+        }
+        if let Some(step) = self.next_clean(share, patience)? {
+            return Ok(Some(step));
+        }
+        if self.is_log_long() && self.levels.counting.is_none() {
+            return self.begin_within(share);
+        }
+        Ok(None)
+    }
+
+    fn begin_within(&mut self, share: &mut Share) -> Result<Option<Step>> {
+        match std::mem::take(&mut share.begins) {
+            true => self.begin_checkpoint().map(Some),
+            false => Ok(None),
+        }
+    }
+
+    fn next_count(&mut self, patience: Patience) -> Result<Option<Step>> {
+        let Some(counting) = &self.levels.counting else { return Ok(None) };
+        let (due, all) = (counting.debt.due(), counting.layer.pairs.len() as u64 * 2 + 1);
+        // In small lots, to use what is loaded; all of it before the next begins.
+        let is_late = self.is_log_long();
+        if !counting.is_done() && !is_late && due < all.min(16) {
+            return Ok(None);
+        }
+        let pairs = if is_late { AHEAD } else { AHEAD.min(due as usize + 1) };
+        self.count_on(pairs, patience).map(Some)
+    }
+
+    fn next_fold(&mut self, share: &mut Share) -> Result<Option<Step>> {
+        let (is_behind, has_room) = (self.levels.is_behind(), self.has_room());
+        let Some(folding) = &mut self.levels.folding else { return Ok(None) };
+        let due = folding.debt.due();
+        let pairs = match is_behind {
+            true => FOLDED_AT_ONCE,
+            false if due >= STEP || due >= folding.pairs() => due.min(share.folds),
+            false => 0,
+        };
+        if !has_room || pairs == 0 {
+            return Ok(None);
+        }
+        folding.debt.did(pairs);
+        share.folds = share.folds.saturating_sub(pairs);
+        self.levels.fold(&mut self.log, pairs as usize + 1)?;
+        Ok(Some(Step::Continue(pairs)))
+    }
+
+    fn next_merge(&mut self, patience: Patience) -> Result<Option<Step>> {
+        let Some(merging) = &self.levels.merging else { return Ok(None) };
+        let due = merging.debt.due();
+        let pairs = match self.levels.is_behind() {
+            true => self.merged_at_once(),
+            false if due >= STEP || due >= merging.layer.pairs.len() as u64 => due as usize + 1,
+            false => 0,
+        };
+        if !self.has_room() || pairs == 0 {
+            return Ok(None);
+        }
+        self.levels.merge(&mut self.log, pairs, patience).map(Some)
+    }
+
+    fn next_clean(&mut self, share: &mut Share, patience: Patience) -> Result<Option<Step>> {
+        let (free, low) = (self.log.segments.free(), self.low());
+        let is_idle = self.levels.counting.is_none() && self.checkpoints.written.is_none();
+        if free + self.coming() >= low && self.cleaner.cleaning.is_none() {
+            self.upkeep.cleaning = Debt::default();
+            // What was cleaned is free after a checkpoint.
+            if free < low * 3 / 4 && is_idle && !self.cleaner.since.is_empty() {
+                return self.begin_within(share);
+            }
+            return Ok(None);
+        }
+        if free <= self.floor() {
+            // Only what is emptied helps, and that is for who looks for room.
+            return Ok(None);
+        }
+        if self.cleaner.cleaning.is_none() {
+            if !self.checkpoints.epochs.is_empty() {
+                // A snapshot keeps what was given up: cleaning would only use up what is left.
+                return Ok(None);
+            }
+            if let Some(number) = self.best_to_clean() {
+                return self.begin_cleaning(number, patience).map(Some);
+            }
+            // What was emptied is free after a checkpoint.
+            if self.log.segments.has_empty() && is_idle {
+                return self.begin_within(share);
+            }
+            return Ok(None);
+        }
+        let due = self.upkeep.cleaning.due();
+        if due == 0 || share.cleans == 0 {
+            return Ok(None);
+        }
+        let patience = match self.cleaner.waits_for() {
+            // Later, if it does not matter much.
+            Some(_) if due < OWED_MAX || share.waits + due / (OWED_MAX * 4) == 0 => {
+                return Ok(None);
+            }
+            Some(wish) if patience == Patience::Asks => {
+                share.waits = share.waits.saturating_sub(1);
+                return Ok(Some(Step::Break(wish)));
+            }
+            _ => patience,
+        };
+        let step = self.clean(patience)?;
+        if let Step::Continue(bytes) = step {
+            self.upkeep.cleaning.did(bytes);
+            share.cleans = share.cleans.saturating_sub(bytes);
+        }
+        Ok(Some(step))
+    }
+
+    /// Whether there is work under way.
+    pub fn is_working(&self) -> bool {
+        let levels = &self.levels;
+        levels.counting.is_some()
+            || levels.folding.is_some()
+            || levels.merging.is_some()
+            || self.cleaner.cleaning.is_some()
+    }
+
+    /// The next step to checkpoint number `wanted` of this opening, till it is durable. Others may
+    /// begin more meanwhile: this ends all the same.
+    pub fn next_to_checkpoint(&mut self, wanted: u64, patience: Patience) -> Result<Option<Step>> {
+        self.check_running()?;
+        let written = self.log.counters.checkpoints;
+        if written < wanted && self.levels.counting.is_some() {
+            return self.count_on(AHEAD, patience).map(Some);
+        }
+        // What is written completes what was before it.
+        if written != wanted || self.checkpoints.written.is_none() {
+            return Ok(None);
+        }
+        let wish = self.complete_checkpoint(patience)?;
+        Ok(Some(wish.map_or(Step::Continue(0), Step::Break)))
+    }
+
+    /// Counts so many pairs, and writes the checkpoint once all are counted.
+    pub fn count_on(&mut self, pairs: usize, patience: Patience) -> Result<Step> {
+        let step = self.levels.count(&mut self.log, pairs, patience)?;
+        let Some(counting) = &mut self.levels.counting else { return Ok(step) };
+        if let Step::Continue(pairs) = step {
+            counting.debt.did(pairs);
+        }
+        match counting.is_done() && step.is_continue() {
+            true => self.finish_checkpoint(patience),
+            false => Ok(step),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_of_a_work_is_owed_once_its_span_came() {
+        for (work, span, step) in [(1u64, 1u64 << 20, 64u64), (1 << 20, 12 << 20, 100), (7, 5, 1)] {
+            let (mut debt, mut done, mut came) = (Debt::default(), 0, 0);
+            while came < span {
+                debt.grow(step, work, span);
+                came += step;
+                let due = debt.due();
+                debt.did(due);
+                done += due;
+                // Not ahead of what came, and never more than a unit behind.
+                let fair = came as f64 * work as f64 / span as f64;
+                assert!(done as f64 <= fair + 0.001 && done as f64 > fair - 1.001, "{done} {fair}");
+            }
+            assert!(done + 1 >= work, "{done} of {work}");
+        }
+        let mut ahead = Debt::default();
+        ahead.did(10);
+        ahead.grow(5, 10, 10);
+        assert_eq!(ahead.due(), 0);
+        ahead.grow(6, 10, 10);
+        assert_eq!(ahead.due(), 1);
+    }
+}

@@ -1,0 +1,221 @@
+//! While somebody waits for the disk, the state of the store is not held: others read and write.
+//!
+//! The disk asks whenever it is waited for, and no answer is there before.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock, Weak};
+
+use draconis_device::{
+    Answer, ChainBounds, Disk, Error, Extent, Group as DiskGroup, MemoryDisk, Pending, Properties,
+    ReadAnswer, Refused, Ticket, Urgency,
+};
+use draconis_exchange::heap::Block;
+use draconis_objects::check::CheckOptions;
+use draconis_objects::kv::{Batch, Kv};
+use draconis_objects::torture::Random;
+use draconis_objects::{CreateOptions, Group, Hint, LayoutKind, OpenOptions, Profile, Store};
+
+/// Sees who waits for the disk while the store is held.
+struct Watch {
+    disk: MemoryDisk,
+    seen: Arc<Seen>,
+}
+
+#[derive(Default)]
+struct Seen {
+    store: OnceLock<Weak<Store>>,
+    is_watching: AtomicBool,
+    waited: AtomicUsize,
+    held: AtomicUsize,
+}
+
+impl std::fmt::Debug for Seen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Seen").finish_non_exhaustive()
+    }
+}
+
+impl Seen {
+    fn waits(&self, what: &str) {
+        if !self.is_watching.load(SeqCst) {
+            return;
+        }
+        let Some(store) = self.store.get().and_then(Weak::upgrade) else { return };
+        self.waited.fetch_add(1, SeqCst);
+        if store.is_held() {
+            self.held.fetch_add(1, SeqCst);
+            println!("{what} is waited for under the lock");
+        }
+    }
+}
+
+/// An answer that nobody has until it was waited for.
+#[derive(Debug)]
+struct Late {
+    answer: Pending<ReadAnswer>,
+    seen: Arc<Seen>,
+}
+
+impl Answer<ReadAnswer> for Late {
+    fn is_ready(&self) -> bool {
+        false
+    }
+
+    fn wait(self: Box<Self>) -> Option<ReadAnswer> {
+        self.seen.waits("a read");
+        self.answer.wait()
+    }
+}
+
+impl Disk for Watch {
+    fn properties(&self) -> Properties {
+        self.disk.properties()
+    }
+
+    fn chain_bounds(&self) -> ChainBounds {
+        self.disk.chain_bounds()
+    }
+
+    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
+        Pending::run(Late { answer: self.disk.read(at, into, urgency), seen: self.seen.clone() })
+    }
+
+    fn submit_chain(
+        &self,
+        chain: Vec<DiskGroup>,
+        after: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<DiskGroup>>> {
+        self.disk.submit_chain(chain, after)
+    }
+
+    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+        self.seen.waits("what reads see");
+        self.disk.settle(ticket)
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+        self.seen.waits("what is durable");
+        self.disk.wait(ticket)
+    }
+}
+
+fn profile(layout: LayoutKind) -> Profile {
+    Profile { layout, page_bytes: 4096, segment_bytes: 128 << 10, queue_depth: 4 }
+}
+
+/// Writes, reads, deletes and waits, over a store that is much larger than its memory.
+fn use_store(store: &Arc<Store>, random: &mut Random, rounds: u64) {
+    let kv = Kv::new(store.clone());
+    let key = |random: &mut Random| random.below(60_000).to_be_bytes();
+    let mut group = Group::new();
+    let object = group.create(store.new_object(), Hint::Unknown);
+    store.submit(group, &[]).unwrap();
+    for round in 0..rounds {
+        let mut batch = Batch::new();
+        for _ in 0..200 {
+            let mut value = vec![0; random.below(120) as usize];
+            random.fill(&mut value);
+            batch.put(&key(random), &value);
+            batch.delete(&key(random));
+        }
+        let ticket = kv.write(batch).unwrap();
+        let mut group = Group::new();
+        group.write(object, random.below(4 << 20), &[round as u8; 9000]);
+        store.submit(group, &[]).unwrap();
+        for _ in 0..20 {
+            kv.get(&key(random)).unwrap();
+            let mut into = vec![0; 20_000];
+            store.read(object, random.below(4 << 20), &mut into).unwrap();
+        }
+        if round % 16 == 0 {
+            store.wait(ticket).unwrap();
+        }
+        if round % 64 == 0 {
+            store.upkeep(256 << 10).unwrap();
+        }
+        if round % 128 == 0 {
+            store.checkpoint().unwrap();
+        }
+    }
+}
+
+/// Uses a store of so many bytes: how often the disk was waited for, how often of that under the
+/// lock, and how many segments were cleaned.
+fn watched(layout: LayoutKind, len: usize, seed: u64) -> (usize, usize, u64) {
+    let seen = Arc::new(Seen::default());
+    let disk = MemoryDisk::new(vec![0; len], 512);
+    let disk: Arc<dyn Disk> = Arc::new(Watch { disk, seen: seen.clone() });
+    let options = CreateOptions { profile: profile(layout), id: seed.into() };
+    Store::create(disk.clone(), &options).unwrap();
+    let options = OpenOptions { cache_bytes: 256 << 10, read_only: false };
+    let store = Store::open(disk.clone(), &options).unwrap();
+    seen.store.set(Arc::downgrade(&store)).unwrap();
+    seen.is_watching.store(true, SeqCst);
+    use_store(&store, &mut Random::new(seed), 1000);
+    seen.is_watching.store(false, SeqCst);
+    let counters = store.info().counters;
+    let (waited, held) = (seen.waited.load(SeqCst), seen.held.load(SeqCst));
+    println!("{layout}, {len} bytes: waited {waited} times, {held} held; {counters:?}");
+    assert!(counters.checkpoints > 20 && waited > 1000, "{waited}, {counters:?}");
+    store.sync().unwrap();
+    drop(store);
+    let report = Store::check(disk, &CheckOptions::default(), &mut |_, _| {}).unwrap();
+    assert!(report.is_clean(), "{:?}", report.damage);
+    (waited, held, counters.cleaned)
+}
+
+#[test]
+fn who_waits_for_the_disk_holds_nothing() {
+    for (layout, seed) in [(LayoutKind::Cow, 1), (LayoutKind::Log, 2)] {
+        let (_, held, _) = watched(layout, 96 << 20, seed);
+        assert_eq!(held, 0, "{layout}");
+    }
+}
+
+/// Where room has to be looked for, that is done under the lock, and little else.
+#[test]
+fn little_is_waited_for_under_the_lock_while_segments_are_cleaned() {
+    let (waited, held, cleaned) = watched(LayoutKind::Cow, 40 << 20, 1);
+    assert!(cleaned > 50 && held < waited / 100, "{waited} {held} {cleaned}");
+}
+
+/// One thread has time, and does what would be due anyway; others write, read and wait.
+#[test]
+fn a_thread_may_do_the_upkeep() {
+    let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(vec![0; 64 << 20], 512));
+    let options = CreateOptions { profile: profile(LayoutKind::Cow), id: 3 };
+    Store::create(disk.clone(), &options).unwrap();
+    let options = OpenOptions { cache_bytes: 1 << 20, read_only: false };
+    let store = Store::open(disk.clone(), &options).unwrap();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(SeqCst) {
+                if !store.upkeep(64 << 10).unwrap() {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        let writers: Vec<_> = (10..12)
+            .map(|seed| {
+                let store = &store;
+                scope.spawn(move || use_store(store, &mut Random::new(seed), 500))
+            })
+            .collect();
+        let ended: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
+        is_over.store(true, SeqCst);
+        ended.into_iter().for_each(|ended| ended.unwrap());
+    });
+    // With nobody writing it comes to an end: then nothing is left that the next writer finds.
+    for _ in 0..100_000 {
+        if !store.upkeep(1 << 20).unwrap() {
+            break;
+        }
+    }
+    let is_left = store.upkeep(0).unwrap();
+    assert!(!is_left);
+    store.sync().unwrap();
+    drop(store);
+    let report = Store::check(disk, &CheckOptions::default(), &mut |_, _| {}).unwrap();
+    assert!(report.is_clean(), "{:?}", report.damage);
+}
